@@ -276,14 +276,22 @@ def from_submission(request: sampler_pb2.SubmitVerdictsRequest) -> SentAnswer:
         written=tuple(request.written),
         inference=request.inference,
         node_verdict=decode_enum(_NODE_VERDICTS, request.node_verdict, "node_verdict", ""),
-        intermediates=tuple(dict.fromkeys(text.strip() for text in request.intermediates)),
+        intermediates=_conclusions(request),
         alternatives=tuple(dict.fromkeys(tuple(dict.fromkeys(one.premise_ids)) for one in request.alternatives)),
     )
 
 
 def from_amendment(request: sampler_pb2.AmendVerdictsRequest) -> SentAnswer:
     """What an amendment changes of an answer."""
-    return SentAnswer(verdicts=from_verdicts(request.verdicts), additions=from_verdicts(request.additions))
+    return SentAnswer(
+        verdicts=from_verdicts(request.verdicts),
+        additions=from_verdicts(request.additions),
+        intermediates=_conclusions(request),
+    )
+
+
+def _conclusions(request: sampler_pb2.SubmitVerdictsRequest | sampler_pb2.AmendVerdictsRequest) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(text.strip() for text in request.intermediates))
 
 
 def from_state(state: sampler_pb2.TaskState) -> TaskState | None:

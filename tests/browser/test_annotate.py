@@ -118,7 +118,7 @@ async def test_a_written_intermediate_becomes_a_node_with_candidates_of_its_own(
 
 async def test_a_judged_node_is_reopened_by_its_author_alone_and_the_rest_stays(bench: Any) -> None:
     async with bench() as at:
-        run_id = await at.run(["hypothesis 0", "hypothesis 1"], max_depth=0)
+        run_id = await at.run(["hypothesis 0", "hypothesis 1"], max_depth=1)
         page = await at.window("ann")
         await shown(page, "hypothesis 0")
         await page.keyboard.press("1")
@@ -130,11 +130,18 @@ async def test_a_judged_node_is_reopened_by_its_author_alone_and_the_rest_stays(
         await page.get_by_role("button", name="Reopen", exact=True).press("Enter")
         answers = page.get_by_role("region", name="Answers")
         await answers.get_by_role("group").nth(1).get_by_role("button", name="explains").press("Enter")
+        await answers.get_by_label("Add an intermediate conclusion").fill("so it is")
         await answers.get_by_role("button", name="Save the change").press("Enter")
         await page.get_by_text("Changed. Pairs and exports follow").wait_for()
         [answer] = [one async for task in at.people.list_tasks(run_id) for one in task.answers]
         said = [one.judgement.name for one in answer.verdicts]
         assert said == ["EXPLAINS", "EXPLAINS", "DOES_NOT_EXPLAIN", "DOES_NOT_EXPLAIN"]
+
+        async def grown() -> bool:
+            root, *below = (await judged(at, run_id)).nodes
+            return (len(root.accepted), len(below)) == (3, 3) and "so it is" in {node.text for node in below}
+
+        await eventually(grown)
         other = await at.window("bob")
         words = {"run": run_id, "answer": answer.answer_id, "verdicts": {answer.verdicts[0].premise_id: "refuses"}}
         sent = """async (words) => {

@@ -664,15 +664,27 @@ class BlockingPeopleClient(Renamed):
         return run(self._awaiting.undo(annotator, run_id, count=count, request_id=request_id))
 
     def amend(
-        self, answer_id: str, verdicts: Ticks, annotator: str, *, additions: Ticks = (), request_id: str = ""
+        self,
+        answer_id: str,
+        verdicts: Ticks,
+        annotator: str,
+        *,
+        additions: Ticks = (),
+        intermediates: Sequence[str] = (),
+        request_id: str = "",
     ) -> str:
-        """Replaces the given verdicts of an answer, and adds premises to it, as `submit` does.
+        """Replaces the given verdicts of an answer, and adds premises and conclusions to it, as `submit` does.
 
-        Returns the id of the answer that is valid from now on.
+        The run's tree grows below what is accepted now. Returns the id of the answer that is valid from now on.
         """
         return run(
             self._awaiting.amend(
-                answer_id, given(verdicts), annotator, additions=given(additions), request_id=request_id
+                answer_id,
+                given(verdicts),
+                annotator,
+                additions=given(additions),
+                intermediates=given(intermediates),
+                request_id=request_id,
             )
         )
 

@@ -130,11 +130,18 @@ class PeopleClient(Renamed):
         return list((await self.channel.unary(self._stub.UndoVerdicts, request)).answer_ids)
 
     async def amend(
-        self, answer_id: str, verdicts: Ticks, annotator: str, *, additions: Ticks = (), request_id: str = ""
+        self,
+        answer_id: str,
+        verdicts: Ticks,
+        annotator: str,
+        *,
+        additions: Ticks = (),
+        intermediates: Sequence[str] = (),
+        request_id: str = "",
     ) -> str:
-        """Replaces the given verdicts of an answer, and adds premises to it, as `submit` does.
+        """Replaces the given verdicts of an answer, and adds premises and conclusions to it, as `submit` does.
 
-        Returns the id of the answer that is valid from now on.
+        The run's tree grows below what is accepted now. Returns the id of the answer that is valid from now on.
         """
         request = sampler_pb2.AmendVerdictsRequest(
             answer_id=answer_id,
@@ -142,6 +149,7 @@ class PeopleClient(Renamed):
             annotator=annotator,
             request_id=request_id or _request_id(),
             additions=_verdicts(additions, "additions"),
+            intermediates=intermediates,
         )
         return str((await self.channel.unary(self._stub.AmendVerdicts, request)).answer_id)
 

@@ -93,6 +93,7 @@ class AmendBody(Body):
     run: str
     answer: str
     verdicts: dict[str, Word]
+    intermediates: list[str] = []
     request: str = ""
 
 
@@ -238,7 +239,10 @@ async def amend(call: Call) -> Any:
     if not call.person.may("adjudicator") and not await _is_own(call, body):
         raise PermissionDenied(f"answer {body.answer} is not by {name}; its author or an adjudicator changes it")
     verdicts = {premise_id: _VERDICTS[word] for premise_id, word in body.verdicts.items()}
-    return {"answer": await call.client.people.amend(body.answer, verdicts, name, request_id=body.request)}
+    made = await call.client.people.amend(
+        body.answer, verdicts, name, intermediates=body.intermediates, request_id=body.request
+    )
+    return {"answer": made}
 
 
 async def _is_own(call: Call, body: AmendBody) -> bool:

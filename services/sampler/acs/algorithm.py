@@ -12,6 +12,8 @@ The result is defined breadth-first per tree, so neither batching nor concurrenc
 - a premise that an oracle adds, because it is missing among the candidates, is accepted in every tree of the run that
   asks this query, after the candidates. Where it is the query or an ancestor it is left out, as a candidate is.
   The same holds for an intermediate conclusion that people write, but it is no premise: no pair comes of it;
+- what people accept of a judged node later explains it from then on, and is expanded like all else. The level in work
+  goes back to the one below that node; what was judged stays judged, and no text is expanded twice;
 - whether a refusal is kept is decided by what the run knows of the premises up to its rank, and up to rank k at least.
   A tree that looks further, because it dropped ancestors, changes nothing for the others.
 
@@ -101,7 +103,7 @@ class RetrievedPremise:
 
 @dataclass(frozen=True)
 class Node:
-    """A query in a tree. Ordinals count from 0, the root, in breadth-first order; the root's parent is -1.
+    """A query in a tree. Ordinals count from 0, the root, as nodes are found, parents first; the root's parent is -1.
 
     An intermediate that people wrote has an author instead of a premise id.
     """
@@ -148,6 +150,16 @@ class Result:
     version: str = ""
 
 
+@dataclass(frozen=True)
+class Growth:
+    """A judged node's result with what was accepted later, the nodes below that, and the level in work from then on."""
+
+    ordinal: int
+    result: Result
+    nodes: tuple[Node, ...]
+    depth: int
+
+
 @dataclass
 class Tree:
     """One hypothesis and the nodes found below it so far. `depth` is the level in work.
@@ -177,21 +189,48 @@ class Tree:
 
     def next_level(self, rules: Rules) -> list[Node]:
         """The nodes of the next level, given that the current one is judged. Empty when the tree is finished."""
-        if self.depth >= rules.max_depth:
-            return []
+        level = [node for node in self.nodes if node.depth == self.depth]
+        return self._children([(node, self.results[node.ordinal]) for node in level], rules)
+
+    def growth(self, ordinal: int, accepted: Sequence[AcceptedPremise], rules: Rules) -> Growth | None:
+        """The effect of what was accepted after a node was judged; None if it is not judged, or nothing is new."""
+        before = self.results.get(ordinal)
+        if before is None:
+            return None
+        node, known = self.nodes[ordinal], {premise.text for premise in before.accepted}
+        excluded = {node.text, *self.path(node), *known}
+        no_leaves = {one.text for one in accepted if not one.leaf}
+        kept = (replace(one, leaf=one.leaf and one.text not in no_leaves) for one in before.accepted)
+        result = replace(before, accepted=(*kept, *(one for one in accepted if one.text not in excluded)))
+        if result == before:
+            return None
+        if node.depth >= self.depth:  # the level below opens once this one is judged
+            return Growth(ordinal, result, (), self.depth)
+        nodes = self._children([(node, result)], rules)
+        return Growth(ordinal, result, tuple(nodes), min(self.depth, node.depth + 1) if nodes else self.depth)
+
+    def grow(self, growth: Growth) -> None:
+        """Takes a growth in."""
+        self.results[growth.ordinal] = growth.result
+        self.nodes.extend(growth.nodes)
+        self.depth = growth.depth
+
+    @property
+    def deeper(self) -> bool:
+        """Whether nodes stand below the level in work: those of a tree that has grown."""
+        return any(node.depth > self.depth for node in self.nodes)
+
+    def _children(self, parents: Iterable[tuple[Node, Result]], rules: Rules) -> list[Node]:
         visited = {node.text for node in self.nodes}
         room = rules.max_nodes_per_tree - len(self.nodes) if rules.max_nodes_per_tree else None
         found: list[Node] = []
-        for parent in self.nodes:
-            if parent.depth != self.depth:
-                continue
-            for premise in self.results[parent.ordinal].accepted:
+        for parent, result in parents:
+            for premise in result.accepted if parent.depth < rules.max_depth else ():
                 if premise.leaf or premise.text in visited or (room is not None and len(found) >= room):
                     continue
                 visited.add(premise.text)
                 ordinal = len(self.nodes) + len(found)
-                depth = self.depth + 1
-                found.append(Node(ordinal, premise.text, premise.id, parent.ordinal, depth, premise.author))
+                found.append(Node(ordinal, premise.text, premise.id, parent.ordinal, parent.depth + 1, premise.author))
         return found
 
 

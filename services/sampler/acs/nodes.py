@@ -51,6 +51,16 @@ class NodeAnswer:
 
 
 @dataclass(frozen=True)
+class Amendment:
+    """What explains a judged node after people have changed their minds, by the revision of its task."""
+
+    node_id: str
+    accepted: tuple[AcceptedPremise, ...]
+    task_id: str
+    revision: int
+
+
+@dataclass(frozen=True)
 class NodeRound:
     """A node in one round of retrieval; a run that is not conditioned has one round a node.
 

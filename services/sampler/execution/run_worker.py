@@ -5,6 +5,8 @@
                          ▲                      │ abstained, missing, unseen: skipped, never a negative
                          └── conditioned nodes, after new acceptances ◀──┘
 
+What people accept of judged nodes later is looked for now and then; the tree grows below it.
+
 While the oracle judges some waves, the encoder works on others, and a tree goes on as soon as its own level is judged.
 Everything that a worker holds is also in Redis: another one that takes the run over starts from there and repeats no
 recorded question. `acs` defines what answers mean, and why neither waves nor their order change the result.
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from aeenc import errors
@@ -21,7 +24,7 @@ from aeenc.oracle import Candidate, Task
 from services.kit.concurrency import cancel_all, observe_failure
 from services.kit.logs import get
 from services.sampler.acs.algorithm import Node, Outcome, RetrievedPremise, Tree, affordable
-from services.sampler.acs.nodes import NodeAnswer, NodeRound
+from services.sampler.acs.nodes import Amendment, NodeAnswer, NodeRound
 from services.sampler.execution.retrieval import Retrieval
 from services.sampler.oracles.answers import UnansweredTask, WithdrawnTask
 from services.sampler.oracles.budgets import OracleBudgets
@@ -35,6 +38,7 @@ log = get(__name__)
 T = TypeVar("T")
 
 REDIS_PAUSE_S = 0.5
+LOOK_S = 1.0  # between two looks for what people have amended
 CALL_BYTES = 1024 * 1024  # an oracle's server may accept no more than gRPC's default of 4 MiB
 WAVES = 4  # the nodes in work make at least this many waves, so that some are judged while others are encoded
 WAVES_AT_ENCODER = 2  # with this many, a small wave waits to grow: the encoder always has a next one
@@ -76,10 +80,15 @@ class RunWorker:
         self._progressed = asyncio.Event()  # something was stored or retrieved, or a wave has ended
         self._unanswered: list[tuple[NodeRound, UnansweredTask]] = []
         self._refused_by_budget = False
+        self._amended: Sequence[Amendment] = ()
 
     async def work(self) -> None:
         """Judges nodes until none is left or the budget is spent. Raises RunFailed or RunStopped."""
         waves: set[asyncio.Task[None]] = set()
+        looking = []
+        if self._oracle.asks_people:
+            self._amended = await self._patiently(lambda: self._oracle.amended(self._run.id))
+            looking = [asyncio.create_task(self._look_for_amendments())]
         try:
             while True:
                 self._progressed.clear()
@@ -88,6 +97,7 @@ class RunWorker:
                     ended.result()
                 await self._give_up(idle=not waves)
                 await self._read_trees()
+                await self._grow()
                 await self._advance()
                 while nodes := self._next_wave():
                     wave = asyncio.create_task(self._run_wave(nodes))
@@ -100,7 +110,35 @@ class RunWorker:
                 elif self._open_trees or self._all_read:
                     return
         finally:
-            await cancel_all(waves)
+            await cancel_all([*waves, *looking])
+
+    async def _look_for_amendments(self) -> None:
+        """Looks now and then for what people have accepted of judged nodes since."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                self._amended = await self._oracle.amended(self._run.id)
+            except errors.AeencError as error:
+                log.warning("trees do not grow for now", run=self._run.id, reason=error.message)
+            if self._amended:
+                self._progressed.set()
+
+    async def _grow(self) -> None:
+        """Lets the trees grow below what was accepted later. One whose node is not stored yet grows another time."""
+        amended, self._amended = self._amended, ()
+        for one in amended:
+            index, ordinal = map(int, one.node_id.split("-"))
+            tree = self._open_trees.get(index)
+            if tree is None:
+                [tree] = await self._patiently(partial(self._nodes.trees, self._run.id, [index]))
+            if ordinal not in tree.results:
+                continue
+            if growth := tree.growth(ordinal, one.accepted, self._rules):
+                await self._write(partial(self._nodes.grow, self._run.id, self._lease.owner, index, growth))
+                tree.grow(growth)
+                if self._all_read or index <= self._last_index:  # else it is read in its turn
+                    self._open_trees[index] = tree
+            await self._patiently(partial(self._oracle.grown, self._run.id, one))
 
     async def _read_trees(self) -> None:
         room = self._max_nodes - len(self._open_trees)
@@ -276,10 +314,12 @@ class RunWorker:
     async def _advance(self) -> None:
         """Opens the next level of each tree whose level is judged, and closes the trees that have none."""
         while ready := [tree for tree in self._open_trees.values() if not tree.pending()]:
-            steps = [TreeAdvance(tree.index, tree.depth, tuple(tree.next_level(self._rules))) for tree in ready]
+            steps = [
+                TreeAdvance(tree.index, tree.depth, tuple(tree.next_level(self._rules)), tree.deeper) for tree in ready
+            ]
             await self._store_levels(steps)
             for tree, step in zip(ready, steps, strict=True):
-                if not step.nodes:
+                if step.finishes:
                     del self._open_trees[tree.index]
                 tree.nodes.extend(step.nodes)
                 tree.depth += 1

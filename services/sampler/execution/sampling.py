@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -16,10 +16,11 @@ from services.sampler.execution import tree_export
 from services.sampler.execution.labels import RunLabels
 from services.sampler.execution.retrieval import Retrieval
 from services.sampler.execution.runner import Runner
+from services.sampler.oracles.gateway import Gateway
 from services.sampler.records.node_store import NodeStore
 from services.sampler.records.pair_log import IMPORT, PairLog
 from services.sampler.records.run_store import RunStore
-from services.sampler.records.runs import Hypothesis, Pair, PairSign, Run, RunConfig, RunEvent, RunProgress
+from services.sampler.records.runs import Hypothesis, Pair, PairSign, Run, RunConfig, RunEvent, RunProgress, RunState
 from services.store.life_cycles import LIVE
 from services.store.requests import Request
 
@@ -38,13 +39,13 @@ class Sampling:
         retrieval: Retrieval,
         labels: RunLabels,
         runner: Runner,
-        oracles: Collection[str],
+        oracles: Mapping[str, Gateway],
         limits: Limits,
         max_hypotheses: int,
     ) -> None:
         self._store, self._nodes, self._log = store, nodes, log
         self._retrieval, self._labels, self._runner = retrieval, labels, runner
-        self.oracles = sorted(oracles)
+        self._oracles, self.oracles = oracles, sorted(oracles)
         self.limits = limits
         self.max_hypotheses = max_hypotheses
 
@@ -124,10 +125,17 @@ class Sampling:
     async def resume(self, run_id: str, request_id: str) -> Run:
         """Continues a run. One that is live stays as it is: if its sampler is gone, another takes it over.
 
+        A run that has succeeded goes on where people have accepted more since: its trees grow below that.
+
         A retry of a request that has resumed the run before finds it as it is now, even if it has ended again.
         """
         request = Request(request_id, "ResumeRun", {"run_id": run_id})
-        answer = await self._store.transition(run_id, ("FAILED", "CANCELLED"), "PENDING", request=request)
+        oracle = self._oracles.get((await self._store.get(run_id)).config.oracle)
+        grows = oracle is not None and bool(await oracle.amended(run_id))
+        resumable: list[RunState] = ["FAILED", "CANCELLED"]
+        if grows:
+            resumable.append("SUCCEEDED")
+        answer = await self._store.transition(run_id, resumable, "PENDING", request=request)
         if answer == "SUCCEEDED":
             raise errors.FailedPrecondition(f"run {run_id} has succeeded; start a new run")
         self._runner.wake()

@@ -27,7 +27,7 @@ from aeenc.oracle import Task
 from aeenc.oracles.client import OracleClient
 from aeenc.transport.channel import Channel
 from services.kit.logs import get
-from services.sampler.acs.nodes import NodeAnswer
+from services.sampler.acs.nodes import Amendment, NodeAnswer
 from services.sampler.oracles.answers import UnansweredTask, WithdrawnTask, read_answers
 from services.sampler.oracles.breaker import Breaker, BreakerDown
 from services.sampler.records.runs import Run
@@ -85,6 +85,12 @@ class Gateway(Protocol):
 
     async def send_back(self, run: Run) -> None:
         """Withdraws the tasks that nobody has begun and that another than the run's version has retrieved."""
+
+    async def amended(self, run_id: str) -> Sequence[Amendment]:
+        """The judged nodes of a run of which people have changed what explains them, until `grown` says it is done."""
+
+    async def grown(self, run_id: str, amendment: Amendment) -> None:
+        """Notes that the run's tree has what was amended."""
 
     def describe(self, reason: str) -> str:
         """The message of a run that failed because of this oracle."""
@@ -167,6 +173,13 @@ class OracleGateway:
 
     async def send_back(self, run: Run) -> None:
         """Does nothing: what a remote oracle has been asked it answers."""
+
+    async def amended(self, run_id: str) -> Sequence[Amendment]:  # noqa: ARG002 -- the protocol's
+        """None: a remote oracle does not change its mind."""
+        return ()
+
+    async def grown(self, run_id: str, amendment: Amendment) -> None:
+        """Does nothing: there are no amendments."""
 
     async def judge(self, run_id: str, tasks: Sequence[Task]) -> list[NodeAnswer | UnansweredTask]:
         """Puts at most `batch_tasks` tasks before the oracle. Raises OracleFailed when it is down or refuses us.

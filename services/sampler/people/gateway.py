@@ -20,13 +20,13 @@ from aeenc.oracle import Task
 from aeenc.oracles.client import Answer as OracleAnswer
 from services.kit.concurrency import cancel_all
 from services.kit.logs import get
-from services.sampler.acs.nodes import NodeAnswer
+from services.sampler.acs.nodes import Amendment, NodeAnswer
 from services.sampler.oracles.answers import Addition, WithdrawnTask, read_answers, with_additions
 from services.sampler.people import steps
 from services.sampler.people.decisions import verdict_of
 from services.sampler.people.queue import TaskQueue, Wanted
 from services.sampler.people.task_store import TaskStore
-from services.sampler.people.tasks import TaskRecord, VerdictKind, task_name
+from services.sampler.people.tasks import TaskRecord, VerdictKind, explaining, task_name
 from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Run
 from services.sampler.settings import QueueSettings
@@ -67,6 +67,18 @@ class PeopleGateway:
         """Withdraws the tasks that nobody has begun and that another than the run's version has retrieved."""
         if await self._queue.send_back(run, Wanted(run.id)):
             self.wake()
+
+    async def amended(self, run_id: str) -> list[Amendment]:
+        """The judged nodes of a run of which people have changed what explains them, until `grown` says it is done."""
+        return [
+            Amendment(record.node_id, explaining(record), record.task.task_id, record.revision)
+            for record in await self._tasks.amended(run_id)
+            if not record.conflicts
+        ]
+
+    async def grown(self, run_id: str, amendment: Amendment) -> None:
+        """Notes that the run's tree has what was amended."""
+        await self._tasks.grown(run_id, amendment.task_id, amendment.revision)
 
     async def judge(self, run_id: str, tasks: Sequence[Task]) -> list[NodeAnswer | WithdrawnTask]:
         """Puts tasks before people and waits until each is withdrawn, or decided and can no longer be taken back."""

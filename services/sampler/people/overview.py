@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from services.sampler.acs.algorithm import ADDED, AcceptedPremise, Node, Tree
+from services.sampler.acs.algorithm import AcceptedPremise, Node, Tree
 from services.sampler.people.controls import ControlItems, Qualification
 from services.sampler.people.task_store import TaskStore
-from services.sampler.people.tasks import NodeVerdict, TaskRecord, TaskState, VerdictKind, check_annotator, parts_of
+from services.sampler.people.tasks import NodeVerdict, TaskRecord, TaskState, check_annotator, explaining, parts_of
 from services.sampler.records.node_store import NodeStore
 from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Run
@@ -142,9 +142,18 @@ class Overview:
         ids = await self._tasks.asking(run_id, [node.text for node in tree.nodes])
         found, at = await self._tasks.read_many(run_id, sorted({one for one in ids if one}))
         by_id = {record.task.task_id: record for record in found}
-        nodes = tuple(_node(tree, node, by_id.get(one), at) for node, one in zip(tree.nodes, ids, strict=True))
-        finished = await self._nodes.is_finished(run_id, tree.index)
-        return TreeNow(run_id, hypothesis_id, tree.index, nodes, finished, run.generation, tree.question, tree.answer)
+        nodes = [_node(tree, node, by_id.get(one), at) for node, one in zip(tree.nodes, ids, strict=True)]
+        nodes.sort(key=lambda now: now.node.depth)  # a tree that has grown has its last nodes higher up
+        return TreeNow(
+            run_id,
+            hypothesis_id,
+            tree.index,
+            tuple(nodes),
+            finished=await self._nodes.is_finished(run_id, tree.index),
+            generation=run.generation,
+            question=tree.question,
+            answer=tree.answer,
+        )
 
     async def watch_tree(self, run_id: str, hypothesis_id: str) -> AsyncIterator[TreeNow]:
         """The tree now and whenever it has changed, until its run has ended."""
@@ -233,7 +242,7 @@ def _node(tree: Tree, node: Node, record: TaskRecord | None, at: float) -> NodeN
     result = tree.results.get(node.ordinal)
     accepted = result.accepted if result else ()
     if record is not None and record.decision:
-        accepted = _as_decided(accepted, record)
+        accepted = explaining(record, accepted)
     holders = () if record is None else tuple(lease.annotator for lease in record.held(at))
     decided = record.answers if record is not None and record.state in ("DECIDED", "SETTLED") else ()
     state: NodeState
@@ -257,21 +266,6 @@ def _node(tree: Tree, node: Node, record: TaskRecord | None, at: float) -> NodeN
         verdicts=tuple(answer.node_verdict for answer in decided if answer.node_verdict),
         version=(result.version if result else "") or (record.task.model_version if record else ""),
     )
-
-
-def _as_decided(accepted: Sequence[AcceptedPremise], record: TaskRecord) -> tuple[AcceptedPremise, ...]:
-    """What explains a node as people see it now: later amendments included."""
-    holding = {premise.id or premise.text: premise for premise in accepted}
-    for candidate in record.candidates:
-        kind = record.decision.get(candidate.id)
-        if kind is not None and kind.accepts:
-            leaf = kind is VerdictKind.LEAF
-            holding[candidate.id] = AcceptedPremise(candidate.id, candidate.text, candidate.rank, leaf)
-        elif kind is not None:
-            holding.pop(candidate.id, None)
-    said = {premise.text for premise in holding.values()}
-    new = [one for one in record.intermediates if one.text not in said]
-    return (*holding.values(), *(AcceptedPremise("", one.text, ADDED, leaf=False, author=one.author) for one in new))
 
 
 def _brief(record: TaskRecord) -> _Brief:

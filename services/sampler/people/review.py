@@ -142,12 +142,15 @@ class Review:
     async def amend(
         self, answer_id: str, sent: SentAnswer, annotator: str, request_id: str, *, others: bool = True
     ) -> str:
-        """Replaces single verdicts of an answer or adds to it, and so do the pairs that the run has made of it."""
+        """Replaces single verdicts of an answer or adds to it, and so do the pairs that the run has made of it.
+
+        The run's worker then lets the tree grow below what is accepted now.
+        """
         check_annotator(annotator)
         check_words(sent)
         run_id, task_id = parts_of(answer_id, "answer")
         run = await self._runs.get(run_id)
-        said = _said((*sent.verdicts, *sent.additions), annotator)
+        said = _said((*sent.verdicts, *sent.additions), annotator, sent.intermediates)
         request = ("amend", answer_id, request_id) if request_id else ()
         if (before := (await self._tasks.read(run_id, task_id)).record) is not None:
             await self._await_commit(run, before)
@@ -342,9 +345,10 @@ class Review:
                 return
 
 
-def _said(verdicts: SentVerdicts, who: str) -> str:
+def _said(verdicts: SentVerdicts, who: str, further: Sequence[str] = ()) -> str:
     """Tells two calls under one request id apart."""
-    told = [(premise_id, verdict.judgement, verdict.leaf, verdict.grade) for premise_id, verdict in verdicts]
+    told: list[object] = [(key, verdict.judgement, verdict.leaf, verdict.grade) for key, verdict in verdicts]
+    told += further
     return f"verdicts {digest(repr(told))[:12]} of {who!r}"
 
 

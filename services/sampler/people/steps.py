@@ -194,8 +194,9 @@ def amend(
     said = read_verdicts((*record.task.candidates, *answer.added), sent.verdicts)
     said |= read_verdicts(sent.added, sent.additions, "additions")
     chosen = said.kinds
-    if not chosen:
+    if not chosen and not sent.intermediates:
         raise errors.InvalidArgument.field("verdicts", "is empty; give those that change")
+    check_intermediates(record.task, sent.intermediates)
     if decided := [premise_id for premise_id in chosen if premise_id in record.adjudicated]:
         raise errors.FailedPrecondition(
             f"{decided} of task {record.task.task_id!r} were decided by {record.adjudicator}, which stands above every "
@@ -212,6 +213,7 @@ def amend(
             one for one in answer.alternatives if all(chosen.get(key, VerdictKind.LEAF).accepts for key in one)
         ),
         added=tuple({one.id: one for one in (*answer.added, *sent.added)}.values()),
+        intermediates=tuple(dict.fromkeys((*answer.intermediates, *sent.intermediates))),
         at=at,
         by=annotator,
     )

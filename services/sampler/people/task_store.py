@@ -30,6 +30,7 @@ from services.sampler.people.steps import Change
 from services.sampler.people.tasks import TaskRecord
 from services.sampler.records.keys import TaskKeys
 from services.sampler.records.runs import Run
+from services.sampler.records.task_scripts import DONE, PUT, WRITE
 from services.store.durability import settled
 from services.store.formats import NewerFormat, check_format
 from services.store.life_cycles import digest
@@ -45,81 +46,6 @@ EVENTS_KEPT = 100_000  # of all queues together, or a few more; about 150 bytes 
 # A task's place orders the queue: what was taken back comes first, then what others have begun, then what is new, then
 # what was given back.
 _BACK, _BEGUN, _FIRST = 10**7, 10**9, 10**12
-
-
-_APPEND = """
-local function append(key, ...)
-  local last = redis.call('XREVRANGE', key, '+', '-', 'COUNT', 1)[1]
-  local number = last and tonumber(string.match(last[1], '^%d+')) + 1 or 1
-  redis.call('XADD', key, string.format('%d-0', number), 'format_version', 1, ...)
-end
--- an event of a run's queue, and of all, of which so many are kept
-local function note(of_run, of_all, kept, event, run, task, annotator, at)
-  for _, key in ipairs({of_run, of_all}) do
-    append(key, 'event', event, 'run', run, 'task', task, 'annotator', annotator, 'at', at)
-  end
-  redis.call('XTRIM', of_all, 'MAXLEN', '~', kept)
-end
--- a task has its place in a sorted set, or none
-local function place(key, score, task)
-  if score ~= '' then redis.call('ZADD', key, score, task) else redis.call('ZREM', key, task) end
-end
-"""
-
-# KEYS: task, index, waiting, events, all events, run, asked
-# ARGV: task id, run id, task, record, now, whether people may take it, how many events of all are kept, query
-_PUT = (
-    _APPEND
-    + """
-if redis.call('EXISTS', KEYS[6]) == 0 then return 0 end
-if ARGV[6] == '1' then redis.call('HSET', KEYS[7], ARGV[8], ARGV[1]) end
-if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
-local number = redis.call('RPUSH', KEYS[2], ARGV[1])
-redis.call('HSET', KEYS[1], 'format_version', 1, 'task', ARGV[3], 'record', ARGV[4], 'revision', 0, 'place', number)
-if ARGV[6] == '1' then
-  redis.call('ZADD', KEYS[3], number, ARGV[1])
-  note(KEYS[4], KEYS[5], ARGV[7], 'QUEUED', ARGV[2], ARGV[1], '', ARGV[5])
-end
-return 1
-"""
-)
-
-# KEYS: task, waiting, leases, decided, verdicts, events, all events, pace, the person's answers, request, corrections
-# ARGV: revision, record, plan (JSON, see `TaskStore.write`)
-_WRITE = (
-    _APPEND
-    + """
-if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[1] then return 0 end
-local plan = cjson.decode(ARGV[3])
-redis.call('HSET', KEYS[1], 'revision', ARGV[1] + 1, 'record', ARGV[2])
-if plan.asks ~= '' then redis.call('HSET', KEYS[1], 'task', plan.asks) end
-place(KEYS[2], plan.waiting, plan.task)
-for _, lease in ipairs(plan.leases) do redis.call('ZADD', KEYS[3], lease[2], lease[1]) end
-for _, lease in ipairs(plan.ended) do redis.call('ZREM', KEYS[3], lease) end
-place(KEYS[4], plan.decided, plan.task)
-for _, entry in ipairs(plan.log) do append(KEYS[5], 'task', plan.task, 'entry', entry) end
-for _, event in ipairs(plan.events) do
-  note(KEYS[6], KEYS[7], plan.events_kept, event[1], plan.run, plan.task, event[2], plan.at)
-end
-if plan.elapsed_ms ~= '' then
-  redis.call('HINCRBY', KEYS[8], 'answers', 1)
-  redis.call('HINCRBY', KEYS[8], 'elapsed_ms', plan.elapsed_ms)
-end
-if plan.undone ~= '' and plan.answered ~= '' then
-  redis.call('LINSERT', KEYS[9], 'BEFORE', plan.undone, plan.answered)
-elseif plan.answered ~= '' then
-  redis.call('RPUSH', KEYS[9], plan.answered)
-end
-if plan.undone ~= '' then redis.call('LREM', KEYS[9], -1, plan.undone) end
-if plan.corrects ~= '' then redis.call('HSET', KEYS[11], plan.run .. '.' .. plan.task, plan.corrects) end
-if plan.request ~= '' then redis.call('SET', KEYS[10], plan.request, 'EX', plan.request_ttl_s) end
-return 1
-"""
-)
-
-
-# KEYS: corrections.  ARGV: task, what it says
-_CORRECTED = "if redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then redis.call('HDEL', KEYS[1], ARGV[1]) end"
 
 
 @dataclass(frozen=True)
@@ -173,9 +99,9 @@ class TaskStore:
     def __init__(self, redis: Redis, keys: TaskKeys) -> None:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
         self._keys = keys
-        self._put: Any = redis.register_script(_PUT)
-        self._write: Any = redis.register_script(_WRITE)
-        self._corrected: Any = redis.register_script(_CORRECTED)
+        self._put: Any = redis.register_script(PUT)
+        self._write: Any = redis.register_script(WRITE)
+        self._done: Any = redis.register_script(DONE)
 
     async def put(self, new: Sequence[TaskRecord]) -> None:
         """Queues tasks; those that exist stay as they are, and those of a run that was deleted are left out."""
@@ -280,6 +206,7 @@ class TaskStore:
                     keys.answered_by(run_id, change.person),
                     keys.request(*request),
                     keys.corrections,
+                    keys.amended(run_id),
                 ],
                 args=[after.revision, after.to_json(), json.dumps(plan)],
             )
@@ -334,7 +261,18 @@ class TaskStore:
     async def corrected(self, one: Correction) -> None:
         """Notes that the pairs of a change, and of those before it, are in the log; a later change stays noted."""
         async with unavailable_if_down(f"note the correction of task {one.task_id} of run {one.run_id}"):
-            await self._corrected(keys=[self._keys.corrections], args=[f"{one.run_id}.{one.task_id}", one.to_json()])
+            await self._done(keys=[self._keys.corrections], args=[f"{one.run_id}.{one.task_id}", one.to_json()])
+
+    async def amended(self, run_id: str) -> list[TaskRecord]:
+        """The settled tasks of a run that people have changed, until `grown` says that their trees have it."""
+        async with unavailable_if_down(f"read the amended tasks of run {run_id}"):
+            ids = await self._redis.hkeys(self._keys.amended(run_id))
+        return (await self.read_many(run_id, ids))[0] if ids else []
+
+    async def grown(self, run_id: str, task_id: str, revision: int) -> None:
+        """Notes that the run's tree has what was changed up to a revision of a task; a later change stays noted."""
+        async with unavailable_if_down(f"note the growth by task {task_id} of run {run_id}"):
+            await self._done(keys=[self._keys.amended(run_id)], args=[task_id, revision])
 
     async def waiting(self, run_id: str) -> list[str]:
         """The tasks that somebody may take, best first."""
@@ -431,8 +369,8 @@ class TaskStore:
             yield [*(keys.task(run_id, one) for one in ids), *(keys.answered_by(run_id, one) for one in sorted(new))]
             if len(ids) < READ:
                 break
-        parts = (keys.index, keys.waiting, keys.leases, keys.decided, keys.verdicts, keys.events, keys.asked)
-        yield [part(run_id) for part in parts]
+        work = (keys.waiting, keys.leases, keys.decided, keys.amended)
+        yield [part(run_id) for part in (keys.index, *work, keys.verdicts, keys.events, keys.asked)]
 
     async def _now_s(self) -> float:
         seconds, microseconds = await self._redis.time()

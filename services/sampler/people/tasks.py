@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from aeenc import errors
 from aeenc.oracle import Candidate, Task
-from services.sampler.acs.algorithm import Intermediate
+from services.sampler.acs.algorithm import ADDED, AcceptedPremise, Intermediate
 from services.store.formats import check_format, known_fields, unknown_fields
 
 FORMAT_VERSION = 1
@@ -224,6 +224,21 @@ def from_json(task: Task, text: str, place: int, revision: int) -> TaskRecord:
     for name in ("conflicts", "corrected"):
         stored[name] = tuple(stored[name])
     return TaskRecord(task.run_id, task, **stored, place=place, revision=revision, further=further)
+
+
+def explaining(record: TaskRecord, before: Sequence[AcceptedPremise] = ()) -> tuple[AcceptedPremise, ...]:
+    """What explains a task's query by the decision as it is now, after what explained it before."""
+    holding = {premise.id or premise.text: premise for premise in before}
+    for candidate in record.candidates:
+        kind = record.decision.get(candidate.id)
+        if kind is not None and kind.accepts:
+            leaf = kind is VerdictKind.LEAF
+            holding[candidate.id] = AcceptedPremise(candidate.id, candidate.text, candidate.rank, leaf)
+        elif kind is not None:
+            holding.pop(candidate.id, None)
+    said = {premise.text for premise in holding.values()}
+    new = [one for one in record.intermediates if one.text not in said]
+    return (*holding.values(), *(AcceptedPremise("", one.text, ADDED, leaf=False, author=one.author) for one in new))
 
 
 def task_name(query: str, candidates: Sequence[Candidate]) -> str:

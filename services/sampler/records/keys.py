@@ -91,6 +91,10 @@ class TaskKeys:
         """The tasks whose decision can still be taken back, by the millisecond of the decision (sorted set)."""
         return f"{self._run}{run_id}:tasks:decided"
 
+    def amended(self, run_id: str) -> str:
+        """The settled tasks that people have changed, whose trees may not have it yet, by revision (hash)."""
+        return f"{self._run}{run_id}:tasks:amended"
+
     def verdicts(self, run_id: str) -> str:
         """The verdict log: every answer, undo, amendment and adjudication (stream, ids `<seq>-0`)."""
         return f"{self._run}{run_id}:verdicts"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Literal, Self
 
@@ -19,6 +19,7 @@ from services.sampler.acs.algorithm import (
     ADDED,
     ROOT,
     AcceptedPremise,
+    Growth,
     Intermediate,
     Known,
     Node,
@@ -69,22 +70,39 @@ return 'OK'
 """
 )
 
-# KEYS: run, lease, tree, events, open.  ARGV: owner, now, tree index, its depth, then ordinal and node by turns
+# KEYS: run, lease, tree, events, open
+# ARGV: owner, now, tree index, its depth, whether nodes stand below, then ordinal and node by turns
 _ADVANCE = (
     EMIT
     + _FENCE
     + """
 if (redis.call('HGET', KEYS[3], 'depth') or '0') ~= ARGV[4] then return 'DONE' end
 if not redis.call('ZSCORE', KEYS[5], ARGV[3]) then return 'DONE' end
-if #ARGV == 4 then
+if #ARGV == 5 and ARGV[5] == '0' then
   redis.call('ZREM', KEYS[5], ARGV[3])
   redis.call('HINCRBY', KEYS[1], 'trees_done', 1)
   emit(KEYS[1], KEYS[4], ARGV[2])
   return 'OK'
 end
 redis.call('HSET', KEYS[3], 'depth', ARGV[4] + 1)
-for i = 5, #ARGV, 2 do redis.call('HSET', KEYS[3], 'n:' .. ARGV[i], ARGV[i + 1]) end
-redis.call('HINCRBY', KEYS[1], 'nodes_pending', (#ARGV - 4) / 2)
+for i = 6, #ARGV, 2 do redis.call('HSET', KEYS[3], 'n:' .. ARGV[i], ARGV[i + 1]) end
+redis.call('HINCRBY', KEYS[1], 'nodes_pending', (#ARGV - 5) / 2)
+return 'OK'
+"""
+)
+
+# KEYS: run, lease, tree, events, open
+# ARGV: owner, now, tree index, its depth, ordinal of the node, its result, then ordinal and node by turns
+_GROW = (
+    EMIT
+    + _FENCE
+    + """
+if redis.call('HGET', KEYS[3], 'r:' .. ARGV[5]) == ARGV[6] then return 'DONE' end
+redis.call('HSET', KEYS[3], 'r:' .. ARGV[5], ARGV[6], 'depth', ARGV[4])
+for i = 7, #ARGV, 2 do redis.call('HSET', KEYS[3], 'n:' .. ARGV[i], ARGV[i + 1]) end
+redis.call('HINCRBY', KEYS[1], 'nodes_pending', (#ARGV - 6) / 2)
+if redis.call('ZADD', KEYS[5], ARGV[3], ARGV[3]) == 1 then redis.call('HINCRBY', KEYS[1], 'trees_done', -1) end
+emit(KEYS[1], KEYS[4], ARGV[2])
 return 'OK'
 """
 )
@@ -129,11 +147,17 @@ class NodeCommit:
 
 @dataclass(frozen=True)
 class TreeAdvance:
-    """The next level of a tree whose level `depth` is judged; no nodes: the tree is finished."""
+    """The next level of a tree whose level `depth` is judged; without nodes and deeper ones, the tree is finished."""
 
     tree: int
     depth: int
     nodes: tuple[Node, ...]
+    deeper: bool = False
+
+    @property
+    def finishes(self) -> bool:
+        """Whether that was the last level."""
+        return not self.nodes and not self.deeper
 
 
 class NodeStore:
@@ -144,6 +168,7 @@ class NodeStore:
         self._keys = keys
         self._commit: Any = redis.register_script(_COMMIT)
         self._advance: Any = redis.register_script(_ADVANCE)
+        self._grow: Any = redis.register_script(_GROW)
 
     async def open_trees(self, run_id: str, after: int, limit: int) -> list[Tree]:
         """The first unfinished trees with an index above `after`, in order."""
@@ -210,10 +235,16 @@ class NodeStore:
         events, unfinished = self._keys.events(run_id), self._keys.open(run_id)
         calls: list[tuple[list[str], list[Any]]] = []
         for step in trees:
-            level = [text for node in step.nodes for text in (node.ordinal, _node_json(node))]
             keys = [*self._tree_keys(run_id, step.tree), events, unfinished]
-            calls.append((keys, [owner, now(), step.tree, step.depth, *level]))
+            calls.append((keys, [owner, now(), step.tree, step.depth, int(step.deeper), *_by_ordinal(step.nodes)]))
         return await self._run(f"store the frontier of run {run_id}", self._advance, calls)
+
+    async def grow(self, run_id: str, owner: str, tree: int, growth: Growth) -> list[Written]:
+        """Stores what was accepted of a judged node later, with the nodes below. A finished tree is open again."""
+        keys = [*self._tree_keys(run_id, tree), self._keys.events(run_id), self._keys.open(run_id)]
+        node = [growth.ordinal, _result_json(growth.result)]
+        arguments = [owner, now(), tree, growth.depth, *node, *_by_ordinal(growth.nodes)]
+        return await self._run(f"store the growth of run {run_id}", self._grow, [(keys, arguments)])
 
     async def keys_of(self, run_id: str, record: Mapping[str, str]) -> AsyncIterator[list[str]]:
         """The keys of a run's trees and of what it knows, in parts."""
@@ -275,6 +306,10 @@ def _commit_arguments(node: NodeCommit) -> list[Any]:
         int(node.result is not None and node.result.failed),
         *(pair.to_json() for pair in node.pairs),
     ]
+
+
+def _by_ordinal(nodes: Iterable[Node]) -> list[Any]:
+    return [text for node in nodes for text in (node.ordinal, _node_json(node))]
 
 
 def _node_json(node: Node) -> str:

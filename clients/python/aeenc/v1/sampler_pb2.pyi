@@ -550,18 +550,20 @@ class UndoVerdictsResponse(_message.Message):
     def __init__(self, answer_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AmendVerdictsRequest(_message.Message):
-    __slots__ = ("answer_id", "verdicts", "annotator", "request_id", "additions")
+    __slots__ = ("answer_id", "verdicts", "annotator", "request_id", "additions", "intermediates")
     ANSWER_ID_FIELD_NUMBER: _ClassVar[int]
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
     ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ADDITIONS_FIELD_NUMBER: _ClassVar[int]
+    INTERMEDIATES_FIELD_NUMBER: _ClassVar[int]
     answer_id: str
     verdicts: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
     annotator: str
     request_id: str
     additions: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
-    def __init__(self, answer_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., annotator: _Optional[str] = ..., request_id: _Optional[str] = ..., additions: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ...) -> None: ...
+    intermediates: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, answer_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., annotator: _Optional[str] = ..., request_id: _Optional[str] = ..., additions: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., intermediates: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AmendVerdictsResponse(_message.Message):
     __slots__ = ("answer_id",)

@@ -22,11 +22,11 @@ export function Reopen({ run, all, close }: { run: string; all: boolean; close: 
   }
   useEffect(() => void load(), [path]);
 
-  async function amend(answer: TaskAnswer, verdicts: Record<string, Word>): Promise<void> {
+  async function amend(answer: TaskAnswer, verdicts: Record<string, Word>, intermediates: string[]): Promise<void> {
     try {
-      await call("/api/amend", { run, answer: answer.answer_id, verdicts, request: fresh() });
+      await call("/api/amend", { run, answer: answer.answer_id, verdicts, intermediates, request: fresh() });
       setOpened("");
-      setTold("Changed. Pairs and exports follow; what was judged below stays.");
+      setTold("Changed. Pairs and exports follow, and the tree grows below what is accepted now; what was judged stays.");
       await load();
     } catch (error) {
       setTold((error as Error).message);
@@ -43,7 +43,7 @@ export function Reopen({ run, all, close }: { run: string; all: boolean; close: 
           <li key={answer.answer_id}>
             {task.task.query} {all && <span class="quiet">{answer.annotator}</span>}{" "}
             <button type="button" aria-expanded={opened === answer.answer_id} onClick={() => setOpened(opened === answer.answer_id ? "" : answer.answer_id)}>Reopen</button>
-            {opened === answer.answer_id && <Verdicts task={task} answer={answer} save={(verdicts) => amend(answer, verdicts)} />}
+            {opened === answer.answer_id && <Verdicts task={task} answer={answer} save={(verdicts, intermediates) => amend(answer, verdicts, intermediates)} />}
           </li>
         ))}
       </ul>
@@ -51,8 +51,10 @@ export function Reopen({ run, all, close }: { run: string; all: boolean; close: 
   );
 }
 
-function Verdicts({ task, answer, save }: Given & { save: (verdicts: Record<string, Word>) => void }) {
+function Verdicts({ task, answer, save }: Given & { save: (verdicts: Record<string, Word>, intermediates: string[]) => void }) {
   const [changed, setChanged] = useState<Record<string, Word>>({});
+  const [conclusion, setConclusion] = useState("");
+  const intermediates = [conclusion.trim()].filter(Boolean);
   const texts = new Map([...task.task.candidates, ...answer.additions].map((one) => [one.premise_id, one.text]));
   const judged: Record<string, Word> = { does_not_explain: "refuses", abstain: "abstains" };
   return <>
@@ -69,6 +71,8 @@ function Verdicts({ task, answer, save }: Given & { save: (verdicts: Record<stri
         );
       })}
     </ul>
-    <button type="button" class="primary" disabled={Object.keys(changed).length === 0} onClick={() => save(changed)}>Save the change</button>
+    {answer.intermediates.map((text) => <p key={text}>Intermediate conclusion: {text}</p>)}
+    <p><label>Add an intermediate conclusion <input value={conclusion} maxLength={1024} onInput={(event) => setConclusion(event.currentTarget.value)} /></label></p>
+    <button type="button" class="primary" disabled={Object.keys(changed).length + intermediates.length === 0} onClick={() => save(changed, intermediates)}>Save the change</button>
   </>;
 }

@@ -1,0 +1,181 @@
+"""What people accept of a judged node later: the tree grows below it, whatever has happened to the run meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import aeenc
+from aeenc import errors, values
+from aeenc.oracle import EXPLAINS, Verdict
+from services.sampler.acs.algorithm import AcceptedPremise, Growth, Node, Result, Rules, Tree
+from support.waiting import eventually
+from support.worlds.sampler_world import QUEUE, SamplerWorld, at_work, pairs, take
+
+
+def premise(name: str, *, leaf: bool = False) -> AcceptedPremise:
+    """An accepted premise with a text of its own."""
+    return AcceptedPremise(name, f"text {name}", 1, leaf)
+
+
+def judged(depth: int) -> Tree:
+    """root ─ a ─ b: all judged down to b, and b's level or the one of a in work."""
+    nodes = [Node(0, "root"), Node(1, "text a", "a", 0, 1), Node(2, "text b", "b", 1, 2)]
+    results = {0: Result((premise("a"), premise("l", leaf=True))), 1: Result((premise("b"),)), 2: Result()}
+    return Tree(0, "h", nodes[: depth + 1], {n: results[n] for n in range(depth + 1)}, depth)
+
+
+def test_a_node_grows_below_the_root_and_the_level_in_work_goes_back():
+    tree, rules = judged(2), Rules(max_depth=3)
+    growth = tree.growth(0, [premise("a"), premise("c"), premise("d", leaf=True)], rules)
+    assert growth == Growth(
+        0,
+        Result((premise("a"), premise("l", leaf=True), premise("c"), premise("d", leaf=True))),
+        (Node(3, "text c", "c", 0, 1),),
+        1,
+    )
+    tree.grow(growth)
+    assert ([node.text for node in tree.pending()], tree.deeper) == (["text c"], True)
+    assert tree.growth(0, [premise("c")], rules) is None, "once is enough"
+    tree.results[3] = Result((premise("b"), premise("e")))
+    assert [node.text for node in tree.next_level(rules)] == ["text e"], "b was expanded under a"
+
+
+def test_a_leaf_that_is_none_any_more_is_expanded_and_limits_hold():
+    tree = judged(2)
+    growth = tree.growth(0, [premise("l")], Rules())
+    assert growth is not None
+    assert [node.text for node in growth.nodes] == ["text l"]
+    assert growth.result.accepted == (premise("a"), premise("l"))
+    deepest = tree.growth(2, [premise("c")], Rules(max_depth=2))
+    assert deepest is not None
+    assert (deepest.nodes, deepest.depth) == ((), 2)
+    full = tree.growth(0, [premise("c")], Rules(max_nodes_per_tree=3))
+    assert full is not None
+    assert (full.nodes, full.depth) == ((), 2)
+
+
+def test_the_level_in_work_opens_what_was_accepted_meanwhile_by_itself():
+    tree = judged(0)
+    growth = tree.growth(0, [premise("c"), AcceptedPremise("r", "root", 1, leaf=False)], Rules())
+    assert growth is not None
+    assert (growth.nodes, growth.depth) == ((), 0)
+    tree.grow(growth)
+    assert [node.text for node in tree.next_level(Rules())] == ["text a", "text c"]
+    assert Tree(0, "h", [Node(0, "root")]).growth(0, [premise("c")], Rules()) is None, "not judged yet"
+
+
+async def tree_of(people: aeenc.PeopleClient, run_id: str) -> dict[str, str]:
+    """The texts of the first tree's nodes, each with its state."""
+    found = await people.get_tree(run_id, "tree-0")
+    return {node.text: node.state.name for node in found.nodes}
+
+
+async def answer_of(people: aeenc.PeopleClient, run_id: str, query: str) -> values.TaskAnswer:
+    """The only answer to a query."""
+    [answer] = [one async for task in people.list_tasks(run_id) if task.task.query == query for one in task.answers]
+    return answer
+
+
+async def waits(people: aeenc.PeopleClient, run_id: str, query: str) -> None:
+    """Returns once a query waits for people."""
+
+    async def there() -> bool:
+        return (await tree_of(people, run_id)).get(query) == "OPEN"
+
+    await eventually(there)
+
+
+async def settled(people: aeenc.PeopleClient, run_id: str, query: str) -> None:
+    """Returns once the run has recorded what was said of a query."""
+
+    async def there() -> bool:
+        return (await tree_of(people, run_id)).get(query) == "JUDGED"
+
+    await eventually(there)
+
+
+async def test_an_amended_node_gets_the_children_that_it_lacked(world: SamplerWorld):
+    async with at_work(world, 2, run={"max_depth": 2}, undo_s=0.0) as (people, sampler, run_id):
+        root = await take(people, "ann")
+        assert root.task.query == "hypothesis 0"
+        first, second = (one for one in root.task.candidates[:2])
+        await people.submit(root, {first.premise_id: Verdict(EXPLAINS)})
+        await waits(people, run_id, first.text)
+        [child] = await people.lease("ann", run_id=run_id, hypothesis_id="tree-0")
+        await people.submit(child, [])
+        await settled(people, run_id, first.text)
+        answer = await answer_of(people, run_id, "hypothesis 0")
+        changed = await people.amend(
+            answer.answer_id, {second.premise_id: Verdict(EXPLAINS)}, "ann", intermediates=["so it is"]
+        )
+        await waits(people, run_id, second.text)
+        await waits(people, run_id, "so it is")
+        assert (await tree_of(people, run_id))[first.text] == "JUDGED", "what was judged stays judged"
+        for _ in range(2):
+            [child] = await people.lease("ann", run_id=run_id, hypothesis_id="tree-0")
+            await people.submit(child, {child.task.candidates[0].premise_id: Verdict(EXPLAINS, leaf=True)})
+        await people.submit(await take(people, "ann"), [])  # the other tree, and the run ends
+        run = await asyncio.wait_for(sampler.wait(run_id), 40)
+        assert (run.state.name, run.progress.trees_done, run.progress.nodes_pending) == ("SUCCEEDED", 2, 0)
+        assert run.progress.nodes_judged == 5
+        [(_, record)] = [one async for one in sampler.export_trees(run_id)]
+        assert "so it is" in str(record)
+        assert changed.split(".")[-1] == "2"
+        signs = {(pair.query, pair.premise): pair.sign.name for pair in await pairs(sampler, run_id)}
+        assert signs["hypothesis 0", second.text] == "POSITIVE"
+
+
+async def test_what_stands_deeper_is_judged_before_or_after_what_has_grown(world: SamplerWorld):
+    async with at_work(world, 1, run={"max_depth": 2}, undo_s=0.0) as (people, sampler, run_id):
+        root = await take(people, "ann")
+        first, second = (one for one in root.task.candidates[:2])
+        await people.submit(root, {first.premise_id: Verdict(EXPLAINS)})
+        await waits(people, run_id, first.text)
+        child = await take(people, "ann")
+        below = next(one for one in child.task.candidates if one.text != second.text)
+        await people.submit(child, {below.premise_id: Verdict(EXPLAINS)})
+        await waits(people, run_id, below.text)
+        answer = await answer_of(people, run_id, "hypothesis 0")
+        await people.amend(answer.answer_id, {second.premise_id: Verdict(EXPLAINS)}, "ann")
+        await waits(people, run_id, second.text)
+        leases = {one.task.query: one for one in await people.lease("ann", max_tasks=2)}
+        await people.submit(leases[second.text], [])
+        await settled(people, run_id, second.text)
+        assert not (await people.get_tree(run_id, "tree-0")).finished, "a node waits further down"
+        await people.submit(leases[below.text], [])
+        run = await asyncio.wait_for(sampler.wait(run_id), 40)
+        assert (run.state.name, run.progress.trees_done, run.progress.nodes_judged) == ("SUCCEEDED", 1, 4)
+
+
+async def test_a_run_that_has_succeeded_goes_on_where_more_was_accepted_since(world: SamplerWorld):
+    async with at_work(world, 1, run={"max_depth": 1}, undo_s=0.0) as (people, sampler, run_id):
+        root = await take(people, "ann")
+        await people.submit(root, [])
+        await asyncio.wait_for(sampler.wait(run_id), 40)
+        with pytest.raises(errors.FailedPrecondition, match="has succeeded; start a new run"):
+            await sampler.resume(run_id)
+        second = root.task.candidates[1]
+        answer = await answer_of(people, run_id, "hypothesis 0")
+        await people.amend(answer.answer_id, {second.premise_id: Verdict(EXPLAINS)}, "ann")
+        await sampler.resume(run_id)
+        await waits(people, run_id, second.text)
+        await people.submit(await take(people, "ann"), [])
+        run = await asyncio.wait_for(sampler.wait(run_id), 40)
+        assert (run.state.name, run.progress.trees_done, run.progress.nodes_judged) == ("SUCCEEDED", 1, 2)
+        with pytest.raises(errors.FailedPrecondition, match="has succeeded"):
+            await sampler.resume(run_id)
+
+
+async def test_the_next_sampler_lets_a_tree_grow_whose_sampler_has_died(world: SamplerWorld):
+    async with at_work(world, 2, run={"max_depth": 1}, undo_s=0.0) as (people, sampler, run_id):
+        root = await take(people, "ann")
+        await people.submit(root, [])
+        await settled(people, run_id, "hypothesis 0")
+        second = root.task.candidates[1]
+        answer = await answer_of(people, run_id, "hypothesis 0")
+        await people.amend(answer.answer_id, {second.premise_id: Verdict(EXPLAINS)}, "ann")
+    async with world.sampler(queues={"team": {**QUEUE, "undo_s": 0.0}}) as sampler:
+        people = aeenc.PeopleClient(sampler.channel)
+        await waits(people, run_id, second.text)
