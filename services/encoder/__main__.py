@@ -11,6 +11,7 @@ from services.encoder.batching.batcher import Batcher
 from services.encoder.batching.breaker import Breaker
 from services.encoder.batching.encoder import Encoder
 from services.encoder.metrics import EncoderMetrics
+from services.encoder.rollout.calibration import FASTEST
 from services.encoder.rollout.candidates import CandidateLoader
 from services.encoder.rollout.follower import Follower, FollowerOptions
 from services.encoder.rollout.history import SwapHistory
@@ -100,9 +101,11 @@ def _options(settings: EncoderSettings) -> tuple[LoadOptions, str]:
     placement = providers_of(device)  # with torch, of cross-encoders only
     precision = settings.precision.removeprefix("prefer-")
     options = LoadOptions(settings.model_bytes, precision, placement.providers, torch_device)
+    if precision == FASTEST and (torch_device or options.on_gpu):
+        precision = "auto"
     if precision == "auto":
         options = replace(options, precision=FLOAT16 if options.on_gpu else FLOAT32)
-    else:
+    elif precision != FASTEST:
         options = replace(options, strict=precision == settings.precision)
     check_runtime(options)
     return options, reason or placement.reason

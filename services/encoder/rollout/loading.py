@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc.errors import AeencError, DataLoss, FailedPrecondition
+from services.encoder.rollout.calibration import FASTEST, fastest
 from services.encoder.runtime.model import (
     CROSS_ENCODERS,
     FLOAT16,
@@ -62,8 +63,9 @@ _MODELS = {INT8: ("model.int8.onnx", "probes.int8.npy"), FLOAT16: ("model.fp16.o
 class LoadOptions:
     """The largest model file in bytes, the precision of queries, and the device.
 
-    `strict`: a version that cannot be computed in that precision here is not served under a label. With a
-    `torch_device`, encoders run in torch there. Cross-encoders never do: their weights are in their ONNX file.
+    Precision FASTEST measures int8 against single precision when a version is loaded. `strict`: a version that cannot
+    be computed in that precision here is not served under a label. With a `torch_device`, encoders run in torch there.
+    Cross-encoders never do: their weights are in their ONNX file.
     """
 
     max_file_bytes: int
@@ -140,31 +142,40 @@ def load_steps(
     yield
     runners: dict[str, Runner] = {FLOAT32: runner}
     reason = ""
-    if options.precision in _MODELS:
+    low_precision = _low_precision_of(options)
+    if low_precision:
         try:
-            low = _low_precision(artifact, description, tokenization, options)
-            runners = {options.precision: low, FLOAT32: runner}
+            low = _low_precision(artifact, description, tokenization, options, low_precision)
+            runners = {low_precision: low, FLOAT32: runner}
         except AeencError as error:
             reason = error.message
+    if options.precision == FASTEST and len(runners) > 1:
+        yield
+        runners, reason = yield from fastest(runners, _probe_tokens(artifact, tokenization))
     return Model(description, tokenization, runners, reason)
 
 
+def _low_precision_of(options: LoadOptions) -> str:
+    """The precision to load beside single precision; empty: none."""
+    return INT8 if options.precision == FASTEST else options.precision if options.precision in _MODELS else ""
+
+
 def _low_precision(
-    artifact: Artifact, description: Description, tokenization: Tokenization, options: LoadOptions
+    artifact: Artifact, description: Description, tokenization: Tokenization, options: LoadOptions, precision: str
 ) -> Runner:
-    """Opens the runner of the precision set for this encoder. Raises the reason to fall back to single precision."""
-    model, probes = _MODELS[options.precision]
-    if options.torch_device and options.precision == INT8:
+    """Opens the runner of a lower precision. Raises the reason to fall back to single precision."""
+    model, probes = _MODELS[precision]
+    if options.torch_device and precision == INT8:
         raise FailedPrecondition("the torch runtime has no int8; use onnxruntime for it")
     if model not in artifact.files and not options.torch_device:
-        measured = artifact.meta.get("int8" if options.precision == INT8 else "fp16", {}).get("reason", "")
+        measured = artifact.meta.get("int8" if precision == INT8 else "fp16", {}).get("reason", "")
         raise FailedPrecondition(f"checkpoint {artifact.id} has no {model}{f': {measured}' if measured else ''}")
-    if options.precision == INT8 and not description.int8_passed:
+    if precision == INT8 and not description.int8_passed:
         raise FailedPrecondition(f"checkpoint {artifact.id} has an int8 model that did not pass the trainer's gate")
-    if options.precision == FLOAT16 and not options.on_gpu:
+    if precision == FLOAT16 and not options.on_gpu:
         raise FailedPrecondition("half precision is for a GPU; this encoder has none")
     session = _session(artifact, model, options)
-    if options.precision == INT8:
+    if precision == INT8:
         runner: Runner = SingleRunner(session, dim=description.dim)
     else:
         runner = PaddedRunner(session, pad_id=description.pad_id, dim=description.dim)
@@ -214,8 +225,8 @@ def _check_files(artifact: Artifact, max_file_bytes: int) -> None:
 def model_bytes(artifact: Artifact, options: LoadOptions) -> int:
     """Returns the size of the model files that loading opens, about what the model takes in memory."""
     names = ["model.safetensors"] if options.torch_device else ["model.onnx"]
-    if options.precision in _MODELS and not options.torch_device:
-        names.append(_MODELS[options.precision][0])
+    if (low := _low_precision_of(options)) and not options.torch_device:
+        names.append(_MODELS[low][0])
     return sum(artifact.files[name].size_bytes for name in names if name in artifact.files)
 
 
@@ -261,15 +272,20 @@ def _check_vectors(
     artifact: Artifact, description: Description, tokenization: Tokenization, runner: Runner, expected_file: str
 ) -> None:
     """Compares the probes' vectors by cosine. Raises FailedPrecondition when one differs, DataLoss for bad probes."""
-    texts = [str(text) for text in _read_probes(artifact.file("probes.json"), "texts")]
-    expected = _expected(artifact, expected_file, (len(texts), description.dim))
-    vectors = _in_twos(runner, tokenization.texts(texts, truncate=True).tokens)
+    tokens = _probe_tokens(artifact, tokenization)
+    expected = _expected(artifact, expected_file, (len(tokens), description.dim))
+    vectors = _in_twos(runner, tokens)
     worst = float(np.einsum("nd,nd->n", vectors, expected).min())
     if not worst >= MIN_COSINE:
         raise FailedPrecondition(
             f"checkpoint {description.version} gives other vectors here than at export: cosine {worst:.4f} to its "
             f"probes ({expected_file}), {MIN_COSINE} is needed"
         )
+
+
+def _probe_tokens(artifact: Artifact, tokenization: Tokenization) -> Sequence[Tokens]:
+    texts = [str(text) for text in _read_probes(artifact.file("probes.json"), "texts")]
+    return tokenization.texts(texts, truncate=True).tokens
 
 
 def _check_scores(artifact: Artifact, description: Description, tokenization: Tokenization, runner: Runner) -> None:

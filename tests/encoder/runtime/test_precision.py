@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Generator, Sequence
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from aeenc import errors
 from aeenc.v1 import types_pb2
-from services.encoder.runtime.runners import SingleRunner
+from services.encoder.rollout import calibration
+from services.encoder.runtime.runners import PaddedRunner, SingleRunner, Tokens
 from services.store.artifacts import ArtifactStore
 from services.store.registry import Registry
 from support.models.tiny_checkpoints import TinyCheckpoint, register, write_tiny_checkpoint
@@ -49,6 +54,51 @@ async def test_an_encoder_that_is_not_set_to_int8_does_not_load_it(serve, space,
         assert (await client.encode(["sun"])).precision == "float32"
         with pytest.raises(errors.FailedPrecondition, match=r"is not computed in int8 here.*float32"):
             await client.encode(["sun"], precision="int8")
+
+
+@pytest.mark.parametrize(("int8_s", "first"), [(0.5, "int8"), (0.9, "float32")])
+async def test_the_fastest_precision_is_measured_when_a_version_is_loaded(
+    serve, space, registry, artifact_store, monkeypatch, int8_s, first
+) -> None:
+    seconds = {SingleRunner: int8_s, PaddedRunner: 1.0}
+    monkeypatch.setattr(calibration, "_seconds", lambda runner, tokens: seconds[type(runner)])
+    await publish(registry, artifact_store, space, int8=PASSED)
+    async with serve(precision="fastest") as (_, client):
+        assert (await client.encode(["sun"])).precision == first
+        other = "float32" if first == "int8" else "int8"
+        assert (await client.encode(["sun"], precision=other)).precision == other
+        (tuned,) = [version for version in (await client.info()).versions if not version.premise_encoder]
+        assert tuned.precisions[0].name == first.upper()
+        assert "texts a second: " in tuned.precision_reason
+        base = next(version for version in (await client.info()).versions if version.premise_encoder)
+        assert "has no model.int8.onnx" in base.precision_reason
+
+
+def test_each_runner_computes_all_texts_in_its_turn() -> None:
+    turns: list[tuple[str, int]] = []
+
+    class Fake:
+        pads, width = False, 1
+
+        def __init__(self, name: str, pause_s: float) -> None:
+            self.name, self.pause_s = name, pause_s
+
+        def run(self, batch: Sequence[Tokens]) -> NDArray[np.float32]:
+            turns.append((self.name, len(batch)))
+            time.sleep(self.pause_s)
+            return np.ones((len(batch), 1), dtype=np.float32)
+
+    runners = {"int8": Fake("int8", 0.001), "float32": Fake("float32", 0.004)}
+    found: list[tuple[dict[str, Fake], str]] = []
+
+    def steps() -> Generator[None, None, None]:
+        found.append((yield from calibration.fastest(runners, [Tokens([1] * n) for n in range(1, 11)])))
+
+    assert len(list(steps())) == 2 * calibration.ROUNDS, "loading may stop between any two"
+    [(ordered, said)] = found
+    assert list(ordered) == ["int8", "float32"]
+    assert turns[:4] == [("int8", 8), ("int8", 2), ("float32", 8), ("float32", 2)]
+    assert "int8" in said
 
 
 def nothing(path, meta) -> None:

@@ -43,7 +43,9 @@ class LoadedVersion:
     precisions: tuple[Precision, ...] = ()
     """The precisions available here. The first is the default for queries."""
     precision_reason: str = ""
-    """Why it computes in FLOAT32 although this encoder is set to a lower precision. Empty otherwise."""
+    """Why it computes in FLOAT32 although this encoder is set to a lower precision, or what an encoder has measured
+    that is set to the fastest one. Empty otherwise.
+    """
 
     @classmethod
     def from_message(cls, message: encoder_pb2.LoadedVersion) -> LoadedVersion:

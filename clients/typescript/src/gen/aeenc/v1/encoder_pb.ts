@@ -433,7 +433,8 @@ export type LoadedVersion = Message<"aeenc.v1.LoadedVersion"> & {
   precisions: Precision[];
 
   /**
-   * Why it computes in FLOAT32 although this encoder is set to a lower precision. Empty otherwise.
+   * Why it computes in FLOAT32 although this encoder is set to a lower precision, or what an encoder has measured that
+   * is set to the fastest one. Empty otherwise.
    *
    * @generated from field: string precision_reason = 8;
    */
