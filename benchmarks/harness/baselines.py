@@ -112,6 +112,11 @@ class Echo:
         assert self._process.stdout is not None
         self.target = f"127.0.0.1:{self._process.stdout.readline().strip()}"
 
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
     async def __aenter__(self) -> Echo:
         self._channel = grpc.aio.insecure_channel(self.target)
         self._call = self._channel.unary_unary(self.METHOD)
