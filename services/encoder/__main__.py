@@ -96,11 +96,11 @@ def _options(settings: EncoderSettings) -> tuple[LoadOptions, str]:
     """Returns how models are loaded, and why that is not on the CUDA that was installed."""
     torch_device = reason = ""
     if settings.runtime == "torch":
-        torch_device, reason = torch_device_of(settings.device)
-    device = settings.device if not torch_device else "auto" if torch_device == "cuda" else "cpu"
-    placement = providers_of(device)  # with torch, of cross-encoders only
+        torch_device, reason = torch_device_of(settings.device, settings.gpu_bytes)
+    device = settings.device if not torch_device else "auto" if torch_device != "cpu" else "cpu"
+    placement = providers_of(device, settings.gpu_bytes)  # with torch, of cross-encoders only
     precision = settings.precision.removeprefix("prefer-")
-    options = LoadOptions(settings.model_bytes, precision, placement.providers, torch_device)
+    options = LoadOptions(settings.model_bytes, precision, placement, torch_device)
     if precision == FASTEST and (torch_device or options.on_gpu):
         precision = "auto"
     if precision == "auto":
@@ -112,8 +112,8 @@ def _options(settings: EncoderSettings) -> tuple[LoadOptions, str]:
 
 
 def _name_of(options: LoadOptions) -> str:
-    where = f"torch/{options.torch_device}" if options.torch_device else f"onnxruntime/{options.providers[0]}"
-    are_apart = options.torch_device == "cuda" and CUDA not in options.providers
+    where = f"torch/{options.torch_device}" if options.torch_device else f"onnxruntime/{options.placement.providers[0]}"
+    are_apart = options.torch_device not in ("", "cpu") and CUDA not in options.placement.providers
     return f"{where}/{options.precision}" + (f", cross-encoders onnxruntime/{CPU}" if are_apart else "")
 
 

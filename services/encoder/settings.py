@@ -22,7 +22,12 @@ class EncoderSettings(RedisSettings):
     space_id: str = Field(
         "", description="the one space to serve; empty: the registry's default and every other with a label"
     )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where models run; auto: CUDA where it works")
+    device: str = Field(
+        "auto",
+        pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$",
+        description="where models run: `auto` (CUDA where it works), `cpu`, `cuda`, or `cuda:N`, that card",
+    )
+    gpu_bytes: int = Field(0, ge=0, description="most memory of the GPU that this encoder takes, in bytes; 0: no limit")
     runtime: Literal["onnxruntime", "torch"] = Field(
         "onnxruntime", description="what computes encoders; torch needs the extra encoder-torch"
     )

@@ -32,7 +32,7 @@ from services.encoder.runtime.model import (
     Tokenization,
     TokenizerCache,
 )
-from services.encoder.runtime.onnx_session import CUDA, check_onnx, inputs_of, open_session
+from services.encoder.runtime.onnx_session import CUDA, Placement, check_onnx, inputs_of, open_session
 from services.encoder.runtime.runners import PaddedRunner, PairRunner, Runner, Session, SingleRunner, Tokens
 from services.encoder.runtime.torch_session import open_torch_session
 from services.store.artifacts import Artifact
@@ -70,14 +70,14 @@ class LoadOptions:
 
     max_file_bytes: int
     precision: str
-    providers: Sequence[str]
+    placement: Placement
     torch_device: str = ""
     strict: bool = False
 
     @property
     def on_gpu(self) -> bool:
         """Whether encoders run on a GPU."""
-        return self.torch_device == "cuda" if self.torch_device else CUDA in self.providers
+        return self.torch_device.startswith("cuda") if self.torch_device else CUDA in self.placement.providers
 
 
 def check_runtime(options: LoadOptions) -> None:
@@ -188,12 +188,12 @@ def _session(artifact: Artifact, model: str, options: LoadOptions) -> Session:
     """Opens one model file of an encoder, or its safetensors in torch."""
     if options.torch_device:
         return open_torch_session(artifact, options.torch_device, half=model == _MODELS[FLOAT16][0])
-    session: Session = open_session(_scanned(artifact, model), options.providers, _EMBEDDING)
+    session: Session = open_session(_scanned(artifact, model), options.placement, _EMBEDDING)
     return session
 
 
 def _pair_runner(artifact: Artifact, description: Description, options: LoadOptions) -> Runner:
-    session = open_session(_scanned(artifact, "model.onnx"), options.providers, _SCORE, {_SEGMENTS})
+    session = open_session(_scanned(artifact, "model.onnx"), options.placement, _SCORE, {_SEGMENTS})
     runner = PairRunner(session, pad_id=description.pad_id, segmented=_SEGMENTS in inputs_of(session))
     _warm(runner, description)
     return runner

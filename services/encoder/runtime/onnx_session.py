@@ -6,7 +6,7 @@ It needs no `onnx` package, which a serving image lacks, and leaves the validati
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ import onnxruntime as ort
 from aeenc.errors import DataLoss, FailedPrecondition
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+DEVICES = Path("/dev")
 _SLOWER_FUSIONS = ["SkipLayerNormFusion"]  # on a CPU the fused kernel is slower than the two that it replaces
 
 # A model of one Identity operator, y = x, of one float: ir_version 8, opset 17.
@@ -43,45 +44,66 @@ VALUES_A_BYTE = 2  # of the densest type, which has four bits
 
 
 class Placement(NamedTuple):
-    """Where a runtime computes, and why not with the CUDA that its build has."""
+    """Where a runtime computes, and why not on a GPU that is there. `cuda` are the options of CUDA's provider."""
 
-    providers: list[str]
+    providers: Sequence[str]
     reason: str = ""
+    cuda: Mapping[str, str] = {}
+
+    def options(self) -> list[dict[str, str]]:
+        """The options of each provider."""
+        return [dict(self.cuda) if provider == CUDA else {} for provider in self.providers]
 
 
-def providers_of(device: str) -> Placement:
-    """Returns onnxruntime's execution providers for `auto`, `cpu` or `cuda`, the preferred one first.
+def providers_of(device: str, gpu_bytes: int = 0) -> Placement:
+    """Returns onnxruntime's execution providers for `auto`, `cpu`, `cuda` or `cuda:N`, the preferred one first.
 
     It opens a session to see: without a working driver, a build with CUDA computes on the CPU and says nothing. Raises
-    FailedPrecondition for `cuda` when sessions would not be there.
+    FailedPrecondition for `cuda` when sessions would not be there. `gpu_bytes` bounds their memory (0: no bound).
     """
     has_cuda = CUDA in ort.get_available_providers()
-    if device == "cpu" or (device == "auto" and not has_cuda):
+    if device == "cpu":
         return Placement([CPU])
+    if device == "auto" and not has_cuda:
+        unused = "has a GPU, and this onnxruntime has no CUDA; install the extra encoder-gpu"
+        return Placement([CPU], f"this machine {unused}, or set AEENC_ENCODER_DEVICE=cpu" if _has_gpu() else "")
     if not has_cuda:
         raise FailedPrecondition(
-            "AEENC_ENCODER_DEVICE=cuda, but this onnxruntime has no CUDA; install the extra encoder-gpu"
+            f"AEENC_ENCODER_DEVICE={device}, but this onnxruntime has no CUDA; install the extra encoder-gpu"
         )
     ort.preload_dlls()  # the CUDA libraries that were installed as wheels
-    if _opens_with_cuda():
-        return Placement([CUDA, CPU])
+    cuda = {"device_id": device.partition(":")[2] or "0"}
+    if gpu_bytes:
+        cuda["gpu_mem_limit"] = str(gpu_bytes)
+    placement = Placement([CUDA, CPU], cuda=cuda)
+    if _opens_with_cuda(placement):
+        return placement
     reason = "this onnxruntime has CUDA and its sessions are on the CPU; repair the driver or the CUDA libraries"
-    if device == "cuda":
-        raise FailedPrecondition(f"AEENC_ENCODER_DEVICE=cuda, but {reason}")
+    if device != "auto":
+        also = f", or name another card than {cuda['device_id']}" if ":" in device else ""
+        raise FailedPrecondition(f"AEENC_ENCODER_DEVICE={device}, but {reason}{also}")
     return Placement([CPU], f"{reason}, or set AEENC_ENCODER_DEVICE=cpu")
 
 
-def _opens_with_cuda() -> bool:
+def _has_gpu() -> bool:
+    """Whether the driver of NVIDIA shows a card to this process."""
+    return any(DEVICES.glob("nvidia[0-9]*"))
+
+
+def _opens_with_cuda(placement: Placement) -> bool:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     try:
-        return CUDA in ort.InferenceSession(_IDENTITY, options, providers=[CUDA, CPU]).get_providers()
+        session = ort.InferenceSession(
+            _IDENTITY, options, providers=list(placement.providers), provider_options=placement.options()
+        )
+        return CUDA in session.get_providers()
     except Exception:  # noqa: BLE001 -- the runtime raises its own unexported classes
         return False
 
 
 def open_session(
-    path: Path, providers: Sequence[str], output: str, optional_inputs: Iterable[str] = ()
+    path: Path, placement: Placement, output: str, optional_inputs: Iterable[str] = ()
 ) -> ort.InferenceSession:
     """Opens a model file with the inputs `input_ids` and `attention_mask` and the named output.
 
@@ -95,9 +117,12 @@ def open_session(
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.enable_cpu_mem_arena = False  # lengths vary; an arena would grow to the sum of all shapes and stay
     options.log_severity_level = 3
-    slower = _SLOWER_FUSIONS if list(providers) == [CPU] else []
+    providers = list(placement.providers)
+    slower = _SLOWER_FUSIONS if providers == [CPU] else []
     try:
-        session = ort.InferenceSession(path, options, providers=list(providers), disabled_optimizers=slower)
+        session = ort.InferenceSession(
+            path, options, providers=providers, provider_options=placement.options(), disabled_optimizers=slower
+        )
     except Exception as error:  # the runtime raises its own unexported classes
         raise DataLoss(f"{path} is refused by onnxruntime: {str(error)[:200]}") from error
     if providers[0] not in session.get_providers():

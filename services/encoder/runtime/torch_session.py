@@ -20,20 +20,31 @@ WEIGHTS = "model.safetensors"
 INSTALL = "install the extra encoder-torch"
 
 
-def torch_device_of(device: str) -> tuple[str, str]:
-    """Resolves `auto`, `cpu` or `cuda`, and says why `auto` is not the CUDA that this torch was built with.
+def torch_device_of(device: str, gpu_bytes: int = 0) -> tuple[str, str]:
+    """Resolves `auto`, `cpu`, `cuda` or `cuda:N`, and says why `auto` is not the CUDA that this torch was built with.
 
-    Raises FailedPrecondition without torch, or for `cuda` without CUDA.
+    Raises FailedPrecondition without torch, or for `cuda` without CUDA or that card. `gpu_bytes` bounds the memory that
+    this process takes of it (0: no bound).
     """
     try:
         import torch
     except ImportError as error:
         raise FailedPrecondition(f"AEENC_ENCODER_RUNTIME=torch, but torch is not installed; {INSTALL}") from error
     torch.set_num_threads(1)  # several workers run in parallel, each with its own batch
-    if device == "cuda" and not torch.cuda.is_available():
-        raise FailedPrecondition("AEENC_ENCODER_DEVICE=cuda, but this torch has no CUDA; install a build with CUDA")
-    if device == "cpu" or torch.cuda.is_available():
-        return ("cpu" if device == "cpu" else "cuda"), ""
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise FailedPrecondition(
+            f"AEENC_ENCODER_DEVICE={device}, but this torch has no CUDA; install a build with CUDA"
+        )
+    if device == "cpu":
+        return "cpu", ""
+    if torch.cuda.is_available():
+        number, cards = int(device.partition(":")[2] or 0), torch.cuda.device_count()
+        if number >= cards:
+            raise FailedPrecondition(f"AEENC_ENCODER_DEVICE={device}, but there are {cards} cards, from cuda:0 on")
+        if gpu_bytes:
+            whole = torch.cuda.get_device_properties(number).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, gpu_bytes / whole), number)
+        return ("cuda" if device == "auto" else device), ""
     if torch.version.cuda is None:
         return "cpu", ""
     return "cpu", "this torch has CUDA and finds no device; repair the driver, or set AEENC_ENCODER_DEVICE=cpu"
@@ -66,7 +77,9 @@ class TorchSession:
         if outputs not in (None, ["sentence_embedding"]):
             raise ValueError(f"the torch runtime has no outputs {outputs}")
         ids, mask = (torch.from_numpy(feeds[name]).to(self._device) for name in ("input_ids", "attention_mask"))
-        precision = torch.autocast(self._device, torch.float16) if self._half else contextlib.nullcontext()
+        precision = (
+            torch.autocast(self._device.partition(":")[0], torch.float16) if self._half else contextlib.nullcontext()
+        )
         with torch.inference_mode():
             with precision:
                 hidden = self._model.hidden(ids, mask)

@@ -16,13 +16,14 @@ from aeenc import errors
 from services.encoder.rollout import candidates, loading
 from services.encoder.rollout.candidates import CandidateLoader
 from services.encoder.rollout.loading import LoadOptions
+from services.encoder.runtime.onnx_session import Placement
 from services.encoder.runtime.thread_priority import CANDIDATE
 from support.waiting import until
 
 
 @pytest.fixture
 def made(registry, artifact_store):
-    return CandidateLoader(registry, artifact_store, LoadOptions(2**30, "float32", ["CPUExecutionProvider"]))
+    return CandidateLoader(registry, artifact_store, LoadOptions(2**30, "float32", Placement(["CPUExecutionProvider"])))
 
 
 def load(made, checkpoint, *, beside=True):

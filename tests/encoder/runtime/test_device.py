@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import onnxruntime
 import pytest
+from pydantic import ValidationError
 
 from aeenc import errors
 from aeenc.v1 import types_pb2
-from services.encoder.runtime import onnx_session
+from services.encoder.runtime import onnx_session, torch_session
 from services.encoder.runtime.onnx_session import CPU, CUDA
+from services.encoder.settings import EncoderSettings
 from support.models.tiny_checkpoints import register
 
 pytestmark = pytest.mark.filterwarnings("ignore:Specified provider")
@@ -46,7 +51,9 @@ async def test_a_candidate_whose_session_is_not_where_it_was_asked_for_is_refuse
     artifact_store, tiny_checkpoint, broken_driver
 ) -> None:
     with pytest.raises(errors.FailedPrecondition, match="CUDAExecutionProvider"):
-        onnx_session.open_session(tiny_checkpoint.artifact.file("model.onnx"), [CUDA, CPU], "sentence_embedding")
+        onnx_session.open_session(
+            tiny_checkpoint.artifact.file("model.onnx"), onnx_session.Placement([CUDA, CPU]), "sentence_embedding"
+        )
 
 
 async def test_an_encoder_without_any_cuda_has_nothing_to_say(serve, registry, tiny_checkpoint) -> None:
@@ -56,3 +63,81 @@ async def test_an_encoder_without_any_cuda_has_nothing_to_say(serve, registry, t
     async with serve(device="auto") as (server, client):
         assert (await client.info()).runtime_reason == ""
         assert server.readiness.state == "SERVING"
+
+
+async def test_an_encoder_whose_build_cannot_use_the_gpu_that_is_there_says_so(
+    serve, registry, tiny_checkpoint, monkeypatch, tmp_path
+) -> None:
+    if CUDA in onnxruntime.get_available_providers():
+        pytest.skip("this onnxruntime has CUDA")
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr(onnx_session, "DEVICES", tmp_path)
+    await register(registry, tiny_checkpoint, label="stable")
+    async with serve(device="auto") as (server, client):
+        assert "install the extra encoder-gpu" in (await client.info()).runtime_reason
+        assert server.readiness.state == "DEGRADED"
+    async with serve(device="cpu") as (server, client):
+        assert (await client.info()).runtime_reason == ""
+
+
+class Card:
+    """Sessions as onnxruntime makes them on a machine with two cards. `opened` has the options of each."""
+
+    def __init__(self) -> None:
+        self.opened: list[dict[str, str]] = []
+
+    def __call__(self, _model: object, _options: object, **given: Any) -> Any:
+        asked = dict(zip(given["providers"], given["provider_options"], strict=True))
+        if int(asked[CUDA]["device_id"]) > 1:
+            raise RuntimeError("invalid device ordinal")
+        self.opened.append(asked[CUDA])
+        return SimpleNamespace(get_providers=lambda: list(asked))
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Card:
+    """A build of onnxruntime with CUDA, and two cards."""
+    made = Card()
+    monkeypatch.setattr(onnx_session.ort, "get_available_providers", lambda: [CUDA, CPU])
+    monkeypatch.setattr(onnx_session.ort, "preload_dlls", lambda: None)
+    monkeypatch.setattr(onnx_session.ort, "InferenceSession", made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("device", "gpu_bytes", "options"),
+    [
+        ("cuda", 0, {"device_id": "0"}),
+        ("auto", 0, {"device_id": "0"}),
+        ("cuda:1", 2**30, {"device_id": "1", "gpu_mem_limit": str(2**30)}),
+    ],
+)
+def test_a_process_takes_the_card_that_is_named_and_no_more_of_it_than_it_may(card, device, gpu_bytes, options) -> None:
+    placement = onnx_session.providers_of(device, gpu_bytes)
+    assert (placement.providers, placement.options()) == ([CUDA, CPU], [options, {}])
+    assert card.opened == [options]
+
+
+def test_a_card_that_is_not_there_is_refused_by_name(card) -> None:
+    with pytest.raises(errors.FailedPrecondition, match=r"AEENC_ENCODER_DEVICE=cuda:2, but .* another card than 2"):
+        onnx_session.providers_of("cuda:2")
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:1;2"])
+def test_a_device_that_nobody_knows_is_refused_before_anything_starts(device) -> None:
+    with pytest.raises(ValidationError, match="device"):
+        EncoderSettings(device=device)
+
+
+@pytest.mark.parametrize(("device", "taken"), [("auto", "cuda"), ("cuda", "cuda"), ("cuda:1", "cuda:1")])
+def test_torch_takes_the_card_that_is_named(monkeypatch, device, taken) -> None:
+    torch = pytest.importorskip("torch")
+    shares: list[tuple[float, int]] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=4 * 2**30))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: shares.append(given))
+    assert torch_session.torch_device_of(device, 2**30) == (taken, "")
+    assert shares == [(0.25, 1 if device == "cuda:1" else 0)]
+    with pytest.raises(errors.FailedPrecondition, match="there are 2 cards"):
+        torch_session.torch_device_of("cuda:2")

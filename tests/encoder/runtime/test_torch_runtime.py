@@ -14,7 +14,7 @@ import pytest
 from aeenc import errors
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
 from services.encoder.rollout.loading import LoadOptions, load_model
-from services.encoder.runtime.onnx_session import CPU
+from services.encoder.runtime.onnx_session import CPU, Placement
 from services.store.artifacts import Artifact, ArtifactStore
 from services.store.registry import Registry
 from support.models.tiny_base_models import write_sentence_model
@@ -76,7 +76,7 @@ async def test_torch_has_no_int8_and_says_so(serve, registry: Registry, checkpoi
 
 
 def load_in_torch(checkpoint: TinyCheckpoint, precision: str = "float32") -> Any:
-    options = LoadOptions(2**30, precision, [CPU], torch_device="cpu")
+    options = LoadOptions(2**30, precision, Placement([CPU]), torch_device="cpu")
     return load_model(checkpoint.artifact, options, space_id=checkpoint.space_id, dim=32)
 
 
@@ -134,11 +134,12 @@ import sys
 from pathlib import Path
 from services.encoder.__main__ import build
 from services.encoder.rollout.loading import LoadOptions, load_model
+from services.encoder.runtime.onnx_session import Placement
 from services.encoder.settings import EncoderSettings
 from services.store.artifacts import ArtifactStore
 build(EncoderSettings(port=0, metrics_port=0))
 artifact = ArtifactStore(Path({str(artifact_store.root)!r})).open("checkpoints", {tiny_checkpoint.version!r})
-options = LoadOptions(2**30, "float32", ["CPUExecutionProvider"])
+options = LoadOptions(2**30, "float32", Placement(["CPUExecutionProvider"]))
 load_model(artifact, options, space_id={tiny_checkpoint.space_id!r}, dim=32)
 heavy = sorted({{"torch", "transformers", "safetensors"}} & set(sys.modules))
 assert not heavy, heavy

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from services.encoder.rollout.loading import LoadOptions, load_model
-from services.encoder.runtime.onnx_session import CPU
+from services.encoder.runtime.onnx_session import CPU, Placement
 from services.store.artifacts import Artifact, ArtifactStore
 from services.trainer.models.space import SpaceSpec
 
@@ -63,7 +63,7 @@ def exported(tmp_path: Path, directory: Path, **options: Any) -> Any:
     request = {"max_tokens": 48, "query_prefix": "", "premise_prefix": "", "base_model": "tiny", **options}
     store = ArtifactStore(tmp_path / "artifacts")
     artifact = store.open("checkpoints", export_pretrained(store, {"directory": str(directory), **request}))
-    load = LoadOptions(2**30, "float32", [CPU])
+    load = LoadOptions(2**30, "float32", Placement([CPU]))
     return artifact, load_model(artifact, load, space_id=artifact.meta["space_id"], dim=32)
 
 

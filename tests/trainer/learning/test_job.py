@@ -18,7 +18,7 @@ from safetensors.torch import save
 from aeenc.errors import FailedPrecondition, NotFound
 from services.corpus.generation import PremiseRecord, folder_of
 from services.encoder.rollout.loading import LoadOptions, load_model
-from services.encoder.runtime.onnx_session import CPU
+from services.encoder.runtime.onnx_session import CPU, Placement
 from services.store.formats import NewerFormat
 from services.trainer.data.training_set import JudgedPair
 from services.trainer.evaluation.protocol import EvaluationQuery
@@ -60,7 +60,7 @@ def trained(files: JobFiles) -> dict[str, np.ndarray]:
 def test_a_job_learns_and_leaves_a_checkpoint_that_the_encoder_accepts(space: Space, make_job: MakeJob):
     version = run(make_job(epochs=4))
     artifact = space.store.open("checkpoints", version)
-    model = load_model(artifact, LoadOptions(2**30, "float32", [CPU]), space_id=space.space_id, dim=32)
+    model = load_model(artifact, LoadOptions(2**30, "float32", Placement([CPU])), space_id=space.space_id, dim=32)
     assert model.version == version
     metrics = json.loads(artifact.file("metrics.json").read_bytes())
     assert metrics["after"]["strict"]["MAP"] > metrics["before"]["strict"]["MAP"] + 0.05

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from aeenc.errors import InvalidArgument
 from services.encoder.rollout.loading import LoadOptions, load_model
-from services.encoder.runtime.onnx_session import CPU
+from services.encoder.runtime.onnx_session import CPU, Placement
 from services.trainer.data.training_set import JudgedPair
 from services.trainer.jobs.files import ComputeOptions, JobFiles
 from services.trainer.jobs.job import Loss
@@ -228,7 +228,7 @@ def test_a_job_leaves_a_pair_that_the_encoder_accepts_in_a_space_of_its_own(spac
     inputs = load(files)
     assert premise.meta["space_id"] == space_id_of(premise.path, inputs.spec)
     for artifact in artifacts:
-        options = LoadOptions(2**30, "float32", [CPU])
+        options = LoadOptions(2**30, "float32", Placement([CPU]))
         assert load_model(artifact, options, space_id=query.meta["space_id"], dim=32).version == artifact.id
     metrics = json.loads(query.file("metrics.json").read_bytes())
     assert metrics["after"]["strict"]["MAP"] > metrics["before"]["strict"]["MAP"] + 0.05
