@@ -77,7 +77,7 @@ def chart_schema() -> str:
     names = {settings.service: set(settings.model_fields) for settings in SERVICES}
     names["fleet"] = set.intersection(*names.values())
     for client in ("gateway", "workbench"):
-        names[client] = _fields(ROOT / "clients" / client / f"aeenc_{client}" / "settings.py")
+        names[client] = client_settings(client)
     lists = {name: sorted(one.upper() for one in fields - SET_BY_CHART) for name, fields in names.items()}
     lists["oracle"] = sorted(set(OracleSettings.model_fields) - {"token"} | {"tokenSecret"})
     lists["queue"] = sorted(QueueSettings.model_fields)
@@ -87,8 +87,9 @@ def chart_schema() -> str:
     return json.dumps(schema, indent=2) + "\n"
 
 
-def _fields(path: Path) -> set[str]:
-    """The fields of the settings class in a file whose imports need not be installed."""
+def client_settings(client: str) -> set[str]:
+    """The fields of the settings class of gateway or workbench, whose imports need not be installed."""
+    path = ROOT / "clients" / client / f"aeenc_{client}" / "settings.py"
     [settings] = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
     return {
         field.target.id

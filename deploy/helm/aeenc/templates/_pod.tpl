@@ -105,6 +105,15 @@ timeoutSeconds: 5
 {{- end -}}
 {{- end -}}
 
+{{/* Whether the process lives. The gateway's /health asks an encoder, whose absence is no reason to restart it. */}}
+{{- define "aeenc.alive" -}}
+{{- if hasPrefix "/" .probe -}}
+tcpSocket: {port: http}
+{{- else -}}
+{{ include "aeenc.check" . }}
+{{- end -}}
+{{- end -}}
+
 {{- define "aeenc.workload" -}}
 {{- $root := .root -}}
 {{- $v := $root.Values -}}
@@ -190,7 +199,7 @@ spec:
             - {name: metrics, containerPort: {{ include "aeenc.metricsPort" .component }}}
             {{- end }}
           startupProbe: # the first start exports the base model; an encoder waits for that
-            {{- include "aeenc.check" . | nindent 12 }}
+            {{- include "aeenc.alive" . | nindent 12 }}
             periodSeconds: 5
             failureThreshold: 180
           readinessProbe:
@@ -198,7 +207,7 @@ spec:
             periodSeconds: 10
             failureThreshold: 2
           livenessProbe: # five minutes: a lost GPU comes back with the process alone
-            {{- include "aeenc.check" . | nindent 12 }}
+            {{- include "aeenc.alive" . | nindent 12 }}
             periodSeconds: 20
             failureThreshold: 15
           lifecycle:
