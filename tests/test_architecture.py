@@ -274,3 +274,5 @@ def test_the_page_of_settings_is_what_the_settings_say():
     from tools import settings_doc
 
     assert settings_doc.PATH.read_text(encoding="utf-8") == settings_doc.render(), "run python -m tools.settings_doc"
+    schema = settings_doc.CHART.read_text(encoding="utf-8")
+    assert schema == settings_doc.chart_schema(), "run python -m tools.settings_doc"

@@ -18,6 +18,7 @@ compile --excludes requirements/exclude.txt \
     --extra cli --extra encoder-cpu --extra index-cpu --extra index-milvus --extra index-lemmas --extra index-tune --extra sampler --extra trainer --extra tracing --extra local --extra reports --extra dev \
     --output-file requirements/cpu.lock "$@" \
     pyproject.toml clients/python/pyproject.toml requirements/install.in
+compile --output-file requirements/chart.lock "$@" requirements/chart.in
 compile --output-file requirements/docs.lock "$@" requirements/docs.in
 compile --output-file requirements/protoc.lock "$@" requirements/protoc.in
 compile --output-file requirements/release.lock "$@" requirements/release.in

@@ -30,6 +30,7 @@ from tools.pinned_venv import ROOT, PinnedVenv, SetupError, relative
 LOCK = ROOT / "requirements" / "release.lock"
 VERSIONED = ROOT / "clients" / "python" / "aeenc" / "__init__.py"
 NPM = Path("clients", "typescript")
+CHART = ROOT / "deploy" / "helm" / "aeenc" / "Chart.yaml"
 _VERSION = re.compile(r'^__version__ = "([^"]+)"$', re.MULTILINE)
 
 
@@ -79,9 +80,10 @@ def outdated() -> dict[Path, str]:
         (r'(?m)^version = "[^"]+"$', f'version = "{number}"'),
         (r'"(aeenc(?:\[[\w-]+\])?)>=[\w.]+,<[\w.]+"', rf'"\1>={major}.{minor},<{above}"'),
         (r'("name": "aeenc",\s+"version": )"[^"]+"', rf'\1"{number}"'),
+        (r"(?m)^(version|appVersion): [\w.]+$", rf"\1: {number}"),
     )
     found = {}
-    for path in [*projects(ROOT), *(ROOT / NPM / name for name in ("package.json", "package-lock.json"))]:
+    for path in [*projects(ROOT), *(ROOT / NPM / name for name in ("package.json", "package-lock.json")), CHART]:
         text = fresh = path.read_text(encoding="utf-8")
         for pattern, replacement in rules:
             fresh = re.sub(pattern, replacement, fresh)

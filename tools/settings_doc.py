@@ -1,7 +1,12 @@
-"""`python -m tools.settings_doc`: writes docs/settings.md from the settings classes; a test proves it is fresh."""
+"""`python -m tools.settings_doc`: writes from the settings classes; a test proves that all is fresh.
+
+docs/settings.md, and in the schema of the Helm chart's values the names that its `settings` may have.
+"""
 
 from __future__ import annotations
 
+import ast
+import json
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -16,9 +21,25 @@ from services.kit.settings import ServiceSettings
 from services.sampler.settings import OracleSettings, QueueSettings, SamplerSettings
 from services.trainer.settings import TrainerSettings
 
-PATH = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
+ROOT = Path(__file__).resolve().parents[1]
+PATH = ROOT / "docs" / "settings.md"
+CHART = ROOT / "deploy" / "helm" / "aeenc" / "values.schema.json"
 SERVICES: tuple[type[ServiceSettings], ...] = (EncoderSettings, IndexSettings, SamplerSettings, TrainerSettings)
-OF_THIS_MACHINE = {"workers", "threads", "build_threads"}  # their default is the number of CPU cores
+OF_THIS_MACHINE = {
+    "workers",
+    "threads",
+    "build_threads",
+}  # their default is the number of CPU cores
+# What the chart itself sets, from values of its own, or what a pod has no use for.
+SET_BY_CHART = {
+    *("host", "port", "metrics_port", "instance", "drain_s", "log_file", "log_file_bytes", "state_dir", "namespace"),
+    *("token", "admin_token", "tokens_file", "allow_insecure", "peer_token", "peer_admin_token", "peer_ca", "ca"),
+    *("tls_cert", "tls_key", "tls_client_ca", "artifacts_dir", "artifacts_url", "artifacts_cache_bytes"),
+    *("redis_url", "redis_password", "redis_password_file", "redis_sentinel_password", "redis_ca", "redis_cert"),
+    *("redis_key", "queued_tokens", "oracles", "queues", "url", "oidc_client_secret_file", "link", "print_links"),
+    *("encoder", "index", "sampler", "trainer"),
+    *("encoder_target", "index_target", "sampler_target", "trainer_target"),
+}
 
 HEAD = """# Settings
 
@@ -49,6 +70,32 @@ def render() -> str:
     parts += ["## A queue in `AEENC_SAMPLER_QUEUES`", "A JSON object by name, each with these fields.\n"]
     parts += [_table(QueueSettings, set(QueueSettings.model_fields), upper=False)]
     return "\n".join([*parts, COMMAND_LINE, *_variables(), ""])
+
+
+def chart_schema() -> str:
+    """The schema of the chart's values, with the settings of today."""
+    names = {settings.service: set(settings.model_fields) for settings in SERVICES}
+    names["fleet"] = set.intersection(*names.values())
+    for client in ("gateway", "workbench"):
+        names[client] = client_settings(client)
+    lists = {name: sorted(one.upper() for one in fields - SET_BY_CHART) for name, fields in names.items()}
+    lists["oracle"] = sorted(set(OracleSettings.model_fields) - {"token"} | {"tokenSecret"})
+    lists["queue"] = sorted(QueueSettings.model_fields)
+    schema = json.loads(CHART.read_text(encoding="utf-8"))
+    for name, listed in lists.items():
+        schema["definitions"][f"{name}Name"] = {"enum": listed}
+    return json.dumps(schema, indent=2) + "\n"
+
+
+def client_settings(client: str) -> set[str]:
+    """The fields of the settings class of gateway or workbench, whose imports need not be installed."""
+    path = ROOT / "clients" / client / f"aeenc_{client}" / "settings.py"
+    [settings] = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
+    return {
+        field.target.id
+        for field in settings.body
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+    }
 
 
 def _table(settings: type[BaseModel], names: set[str], *, upper: bool = True) -> str:
@@ -90,3 +137,4 @@ def _default(name: str, field: FieldInfo) -> str:
 
 if __name__ == "__main__":
     PATH.write_text(render(), encoding="utf-8")
+    CHART.write_text(chart_schema(), encoding="utf-8")

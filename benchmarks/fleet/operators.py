@@ -1,6 +1,6 @@
-"""Measures two promises to operators: batches fill a GPU, and traces cost little.
+"""Measures promises to operators: batches fill a GPU, traces cost little, and the Helm chart works without a cluster.
 
-    python -m benchmarks.fleet.operators [--only batches|tracing] [--rounds 40] [--seconds 1]
+    python -m benchmarks.fleet.operators [--only batches|tracing|chart] [--rounds 40] [--seconds 1]
 
 Two indexes and two encoders over one space and one corpus, which differ in tracing alone. Rounds take turns between
 them, so that a busy machine slows both. The receiver of the spans reads nothing: in operation it has its own machine.
@@ -256,7 +256,21 @@ async def batches(rows: Rows, rounds: int, seconds: float) -> None:
     rows.at_most(name, made(0), "batches", 2, made(CPU_BATCH_ITEMS))
 
 
-PARTS: dict[str, Callable[..., object]] = {"batches": batches, "tracing": tracing}
+async def chart(rows: Rows, rounds: int, seconds: float) -> None:
+    """The Helm chart for its sets of values, by its tests: rendered, checked, and each pod's command started."""
+    del rounds, seconds
+    from support.chart_pods import SETS, rendered, workloads
+
+    pods = sum(len(workloads(rendered(name))) for name in SETS)
+    command = ["make", "--no-print-directory", "test-chart"]
+    done = await asyncio.to_thread(subprocess.run, command, check=False)
+    name = f"chart renders for {len(SETS)} value sets, validates, and each of {pods} pods' commands answers healthy"
+    rows.add(name, "no" if done.returncode else "yes", "", "yes", not done.returncode)
+
+
+# The chart is measured by its name alone: it installs 390 MB.
+PARTS: dict[str, Callable[..., object]] = {"batches": batches, "tracing": tracing, "chart": chart}
+BY_NAME = {"chart"}
 
 
 def main() -> None:
@@ -268,7 +282,7 @@ def main() -> None:
     given = parser.parse_args()
     rows = Rows("operators")
     for name, part in PARTS.items():
-        if given.only in {None, name}:
+        if given.only == name or (given.only is None and name not in BY_NAME):
             run(part(rows, given.rounds, given.seconds))
     rows.finish()
 

@@ -65,3 +65,4 @@ def test_another_version_in_a_pyproject_is_outdated(monkeypatch: pytest.MonkeyPa
     assert 'version = "1.4.2"' in texts["clients/mcp/pyproject.toml"]
     assert texts["clients/typescript/package-lock.json"].count('"version": "1.4.2"') == 2
     assert '"version": "1.4.2"' in texts["clients/typescript/package.json"]
+    assert "\nversion: 1.4.2\nappVersion: 1.4.2\n" in texts["deploy/helm/aeenc/Chart.yaml"]

@@ -1,0 +1,60 @@
+"""The values of the Helm chart beside their schema, without Helm; `make test-chart` renders them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "deploy" / "helm" / "aeenc"
+SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
+EXAMPLES = sorted((CHART / "examples").glob("*.yaml"))
+KINDS = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int, "number": (int, float)}
+
+
+def offences(value: Any, schema: dict[str, Any], path: str = "values") -> Iterator[str]:
+    """What of a value its schema refuses, by the keywords that say which names and kinds there are."""
+    while "$ref" in schema:
+        schema = SCHEMA["definitions"][schema["$ref"].removeprefix("#/definitions/")]
+    if "enum" in schema and value not in schema["enum"]:
+        yield f"{path}: {value!r} is none of {schema['enum']}"
+    if "type" in schema and (
+        not isinstance(value, KINDS[schema["type"]]) or (isinstance(value, bool) != (schema["type"] == "boolean"))
+    ):
+        yield f"{path}: {value!r} is no {schema['type']}"
+    elif isinstance(value, str) and not re.search(schema.get("pattern", ""), value):
+        yield f"{path}: {value!r} does not match {schema['pattern']}"
+    elif isinstance(value, dict):
+        others = schema.get("additionalProperties", {})
+        for name, one in value.items():
+            yield from offences(name, schema.get("propertyNames", {}), f"{path}.{name}")
+            known = schema.get("properties", {}).get(name, others)
+            if known is False:
+                yield f"{path}.{name}: there is no such value"
+            elif known is not True:
+                yield from offences(one, known, f"{path}.{name}")
+
+
+@pytest.mark.parametrize("file", [CHART / "values.yaml", *EXAMPLES], ids=lambda path: path.stem)
+def test_the_values_keep_their_schema(file: Path):
+    assert not list(offences(yaml.safe_load(file.read_text()), SCHEMA))
+
+
+def test_a_setting_that_no_service_has_is_refused_by_name():
+    wrong = {"encoder": {"settings": {"WORKERZ": 2}, "pools": {"cpu": {"enabled": "yes"}}}, "encodr": {}}
+    found = [one.split(": ")[0] for one in offences(wrong, SCHEMA)]
+    assert found == ["values.encoder.settings.WORKERZ", "values.encoder.pools.cpu.enabled", "values.encodr"]
+
+
+def test_what_the_chart_shows_in_grafana_and_prometheus_is_what_deploy_has():
+    for name, original in {"alerts.yml": "prometheus/alerts.yml", "aeenc.json": "grafana/aeenc.json"}.items():
+        link = CHART / "files" / name
+        assert link.is_symlink()
+        assert link.resolve() == (ROOT / "deploy" / original).resolve()
+        assert link.read_text()
