@@ -21,4 +21,4 @@ def test_the_index_alone_is_changed_and_every_variable_is_a_setting():
 def test_the_image_of_the_variant_has_both_faiss_and_the_client():
     variant = OVER["index"]["build"]["args"]["VARIANT"]
     dockerfile = (ROOT / "Dockerfile").read_text()
-    assert f'[ "$VARIANT" = {variant} ]; then root=".[index-cpu,index-milvus,tracing]";' in dockerfile
+    assert f'[ "$VARIANT" = {variant} ]; then root=".[index-cpu,index-milvus,$EXTRAS]";' in dockerfile
