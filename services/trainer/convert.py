@@ -24,6 +24,7 @@ from services.trainer.evaluation.protocol import EvaluationQuery, Ranks
 from services.trainer.evaluation.tree_level import GoldTree, TreeLevel
 from services.trainer.garbage.collection import Garbage
 from services.trainer.jobs.job import (
+    PROTOTYPES,
     Batching,
     Candidates,
     Job,
@@ -49,6 +50,7 @@ _LOSSES: dict[int, Loss] = {
     trainer_pb2.LOSS_GIST: "GIST",
     trainer_pb2.LOSS_NLI_CLASSIFICATION: "NLI_CLASSIFICATION",
     trainer_pb2.LOSS_REGRESSION: "REGRESSION",
+    trainer_pb2.LOSS_ANALOGY: "ANALOGY",
 }
 _MODES: dict[int, Mode] = {
     trainer_pb2.MODE_UNSPECIFIED: "SINGLE",
@@ -144,6 +146,7 @@ def from_config(message: trainer_pb2.JobConfig) -> tuple[JobConfig, list[tuple[s
         candidates=decode_enum(_CANDIDATES, message.candidates, "config.candidates", ""),
         negatives=decode_enum(_NEGATIVES, message.negatives, "config.negatives", "RETRIEVED"),
         own_text=own_text,
+        prototypes=message.prototypes or PROTOTYPES,
     )
     return config, [(query.text, list(query.gold)) for query in _queries(message.validation)]
 

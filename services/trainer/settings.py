@@ -40,7 +40,7 @@ class TrainerSettings(RedisSettings):
     data_sets: dict[str, Path] = Field(
         default_factory=dict,
         description="data sets by the name that jobs use: directories of trees or of rated facts, JSON lines; "
-        "nli:PATH for inferences whose premise is the query",
+        "nli:PATH for inferences whose premise is the query, analogy:PATH for answer selection",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="where jobs compute; auto: on a GPU where there is one"

@@ -822,6 +822,7 @@ class BlockingTrainerClient(Renamed):
         targets: TargetsName | int | None = None,
         candidates: Mode | int | None = None,
         negatives: NegativesName | int | None = None,
+        prototypes: int = 0,
         seed: int = 0,
         note: str = "",
         idempotency_key: str = "",
@@ -844,7 +845,8 @@ class BlockingTrainerClient(Renamed):
         `guide_version` and `guide_margin`, a cosine, of loss gist. With mode cross_encoder, `targets` are binary or the
         grades of judged premises; `candidates` is the mode of Retrieve whose first 200 premises it learns to re-rank
         (default: what encoders rank first), and `negatives` (retrieved, random or none) is what it draws besides
-        refused premises. `seed` is that of all randomness; `note` is kept with the checkpoint.
+        refused premises. `prototypes` is the number of correct pairs of a class that loss analogy compares with
+        (default: 30). `seed` is that of all randomness; `note` is kept with the checkpoint.
 
         Makes an idempotency key where none is given. Raises InvalidArgument for an option out of range, NotFound for an
         unknown corpus, run, data set or version, FailedPrecondition (NO_POSITIVES) where nothing explains, and
@@ -878,6 +880,7 @@ class BlockingTrainerClient(Renamed):
                 targets=targets,
                 candidates=candidates,
                 negatives=negatives,
+                prototypes=prototypes,
                 seed=seed,
                 note=note,
                 idempotency_key=idempotency_key,

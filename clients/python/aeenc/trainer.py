@@ -31,6 +31,7 @@ LossName = Literal[
     "gist",
     "nli_classification",
     "regression",
+    "analogy",
 ]
 TargetsName = Literal["binary", "grades"]
 NegativesName = Literal["retrieved", "random", "none"]
@@ -96,6 +97,7 @@ class TrainerClient(Renamed):
         targets: TargetsName | int | None = None,
         candidates: Mode | int | None = None,
         negatives: NegativesName | int | None = None,
+        prototypes: int = 0,
         seed: int = 0,
         note: str = "",
         idempotency_key: str = "",
@@ -118,7 +120,8 @@ class TrainerClient(Renamed):
         `guide_version` and `guide_margin`, a cosine, of loss gist. With mode cross_encoder, `targets` are binary or the
         grades of judged premises; `candidates` is the mode of Retrieve whose first 200 premises it learns to re-rank
         (default: what encoders rank first), and `negatives` (retrieved, random or none) is what it draws besides
-        refused premises. `seed` is that of all randomness; `note` is kept with the checkpoint.
+        refused premises. `prototypes` is the number of correct pairs of a class that loss analogy compares with
+        (default: 30). `seed` is that of all randomness; `note` is kept with the checkpoint.
 
         Makes an idempotency key where none is given. Raises InvalidArgument for an option out of range, NotFound for an
         unknown corpus, run, data set or version, FailedPrecondition (NO_POSITIVES) where nothing explains, and
@@ -137,6 +140,7 @@ class TrainerClient(Renamed):
             margin=margin,
             regularization=regularization,
             refused_weight=refused_weight,
+            prototypes=prototypes,
             seed=seed,
             validation=[gold_query(query) for query in validation],
             split=split,

@@ -8,6 +8,9 @@ natural language inference apart; the hypothesis of the last is our query.
 A data set of kind `nli` (`nli:PATH`) is natural language inference the other way round, as sentence encoders are
 trained on it: the premise is the anchor, entailed hypotheses explain it, those that contradict it are refused, neutral
 ones are neither. It has the lines of SNLI and MultiNLI, labels by name or by number, or AllNLI's triplets and pairs.
+
+A data set of kind `analogy` (`analogy:PATH`) is answer selection, a directory or a file as `aeenc.evaluation.answers`
+reads them: right answers explain a question, wrong ones are refused, and questions have a class.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from typing import Any
 
 from aeenc.calls.retrieval import Mode
 from aeenc.errors import FailedPrecondition, InvalidArgument, NotFound
-from aeenc.evaluation import RatedDataset
+from aeenc.evaluation import AnswerDataset, RatedDataset
 from aeenc.evaluation.graded import MAX_GRADE, check_grade
 from aeenc.index import IndexClient
 from aeenc.sampler import SamplerClient
@@ -34,7 +37,7 @@ _LABELS: dict[str, Sign] = {"entailment": "POSITIVE", "neutral": "NEGATIVE", "co
 _SIGNS: dict[str, Sign] = {"positive": "POSITIVE", "negative": "NEGATIVE", "skipped": "SKIPPED"}
 _SAMPLER_SIGNS: dict[int, Sign] = {1: "POSITIVE", 2: "NEGATIVE", 3: "SKIPPED"}  # of a Pair message
 _NO_LABEL = "-"  # SNLI's annotators did not agree
-_NLI = "nli:"  # before the path of a data set of this kind
+_NLI, _ANALOGY = "nli:", "analogy:"  # before the path of a data set of this kind
 _NLI_SIGNS: dict[str | int, Sign] = {
     "entailment": "POSITIVE",
     "neutral": "NEUTRAL",
@@ -58,8 +61,9 @@ class DataSets:
     """The data sets of one deployment, by name. Reading one takes seconds: do it off the event loop."""
 
     def __init__(self, paths: Mapping[str, Path], text_bytes: int) -> None:
-        self._paths = {name: Path(str(path).removeprefix(_NLI)) for name, path in paths.items()}
+        self._paths = {name: Path(str(path).removeprefix(_NLI).removeprefix(_ANALOGY)) for name, path in paths.items()}
         self._nli = {name for name, path in paths.items() if str(path).startswith(_NLI)}
+        self._analogy = {name for name, path in paths.items() if str(path).startswith(_ANALOGY)}
         self._text_bytes = text_bytes
 
     def check(self, names: Sequence[str], split: str) -> None:
@@ -77,8 +81,14 @@ class DataSets:
                 continue
             if not split:
                 raise InvalidArgument.field("config.split", f"is empty; data set {name!r} has several splits")
-            if split not in (splits := RatedDataset.splits_in(path) or Dataset.splits_in(path)):
+            if split not in (splits := self._splits(name)):
                 raise InvalidArgument.field("config.split", f"is {split!r}; data set {name!r} has {', '.join(splits)}")
+
+    def _splits(self, name: str) -> tuple[str, ...]:
+        path = self._paths[name]
+        if name in self._analogy:
+            return AnswerDataset.splits_in(path)
+        return RatedDataset.splits_in(path) or Dataset.splits_in(path)
 
     def read(self, names: Sequence[str], split: str) -> tuple[list[JudgedPair], set[str]]:
         """Reads all pairs of data sets, in their order, and the texts that stand only in trees of other splits.
@@ -91,6 +101,10 @@ class DataSets:
             path = self._paths[name]
             if name in self._nli:
                 pairs.extend(self._inferences(path))
+            elif name in self._analogy:
+                questions = AnswerDataset.load(path)
+                pairs.extend(self._answered(path, questions, split if path.is_dir() else ""))
+                held_out |= _foreign_questions(questions, split)
             elif RatedDataset.splits_in(path):
                 rated = RatedDataset.load(path)
                 pairs.extend(_rated(rated, split))
@@ -110,6 +124,16 @@ class DataSets:
         if skipped := len(found) - len(agreed):
             log.info("skipped lines without a label", path=str(path), lines=skipped, pairs=len(agreed))
         return agreed
+
+    def _answered(self, path: Path, dataset: AnswerDataset, split: str) -> Iterator[JudgedPair]:
+        for question in dataset.questions(split):
+            for answer, right in question.answers.items():
+                if max(len(question.text.encode()), len(answer.encode())) > self._text_bytes:
+                    raise InvalidArgument(
+                        f"{path}: question {question.text[:80]!r} has a text over {self._text_bytes} bytes; shorten it"
+                    )
+                sign: Sign = "POSITIVE" if right else "NEGATIVE"
+                yield JudgedPair(question.text, "", answer, sign, split, split, question_class=question.question_class)
 
     def _lines(
         self, path: Path, pairs_of: Callable[[Mapping[str, Any]], list[JudgedPair]], forms: str
@@ -202,6 +226,13 @@ def _rated(dataset: RatedDataset, split: str) -> Iterator[JudgedPair]:
 def _foreign_queries(dataset: RatedDataset, split: str) -> set[str]:
     own = {query for query, _ in dataset.queries(split)}
     return {query for other in dataset.splits for query, _ in dataset.queries(other)} - own
+
+
+def _foreign_questions(dataset: AnswerDataset, split: str) -> set[str]:
+    if split not in dataset.splits:  # a file alone
+        return set()
+    own = {question.text for question in dataset.questions(split)}
+    return {question.text for other in dataset.splits for question in dataset.questions(other)} - own
 
 
 def _foreign(dataset: Dataset, split: str) -> set[str]:

@@ -33,7 +33,8 @@ class JudgedPair:
     """A pair as training needs it. `split` is that of the query's trees, `premise_split` that of the premise's.
 
     They are empty if unknown: a run knows the trees of its hypotheses, not those of the premises that it finds. `grade`
-    is that of a positive pair, above 0; 0 if none was told.
+    is that of a positive pair, above 0; 0 if none was told. `question_class` is that of a question and its answers;
+    empty for none.
     """
 
     query: str
@@ -43,6 +44,7 @@ class JudgedPair:
     split: str = ""
     premise_split: str = ""
     grade: float = 0.0
+    question_class: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Example:
     """One query with the ordinals of its positive and refused premises, and the `grades` of the positive ones.
 
     `excluded` premises are neither positive nor negative, and `neutral` ones are among them; `contradicted` are refused
-    ones that contradict the query.
+    ones that contradict the query. `question_class` is the last one told of the query; empty for none.
     """
 
     query: str
@@ -60,6 +62,7 @@ class Example:
     contradicted: Ordinals
     grades: NDArray[np.float64]
     neutral: Ordinals
+    question_class: str = ""
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,7 @@ def build_training_set(
     outside: dict[str, int] = {}
     judged: dict[str, dict[int, set[Sign]]] = defaultdict(lambda: defaultdict(set))
     grades: dict[tuple[str, int], float] = {}
+    classes: dict[str, str] = {}
     dropped = 0
     for pair in pairs:
         text, own, ordinal = pair.premise, by_text.get(pair.query), by_text.get(pair.premise)
@@ -140,6 +144,8 @@ def build_training_set(
         if ordinal is None:
             ordinal = outside.setdefault(text, len(premises) + len(outside))
         judged[pair.query][ordinal].add(pair.sign)
+        if pair.question_class:
+            classes[pair.query] = pair.question_class
         if pair.grade:
             grades[pair.query, ordinal] = max(pair.grade, grades.get((pair.query, ordinal), 0.0))
     examples = []
@@ -148,7 +154,7 @@ def build_training_set(
         if own is not None:
             signs[own] = {"NEGATIVE" if own_text == "NEGATIVE" else "SKIPPED"}
         own_grades = {ordinal: grades.get((query, ordinal), 1.0) for ordinal in signs}
-        example = _example(query, signs, own_grades)
+        example = _example(query, signs, own_grades, classes.get(query, ""))
         dropped += sum("POSITIVE" in found and bool(REFUSED & found) for found in signs.values())
         if len(example.positives) or len(example.refused) or len(example.neutral):
             examples.append(example)
@@ -167,7 +173,7 @@ def _known(by_id: dict[str, int], pair: JudgedPair) -> int:
     return ordinal
 
 
-def _example(query: str, signs: dict[int, set[Sign]], grades: dict[int, float]) -> Example:
+def _example(query: str, signs: dict[int, set[Sign]], grades: dict[int, float], question_class: str) -> Example:
     def where(holds: Callable[[set[Sign]], bool]) -> Ordinals:
         return np.array([n for n, found in signs.items() if holds(found)], dtype=np.int64)
 
@@ -178,4 +184,4 @@ def _example(query: str, signs: dict[int, set[Sign]], grades: dict[int, float]) 
     excluded = np.array(sorted(undecided), dtype=np.int64)
     neutral = where(lambda found: found == {"NEUTRAL"})
     own_grades = np.array([grades[int(n)] for n in positives])
-    return Example(query, positives, refused, excluded, contradicted, own_grades, neutral)
+    return Example(query, positives, refused, excluded, contradicted, own_grades, neutral, question_class)

@@ -29,6 +29,7 @@ INPUTS = ("pairs.jsonl", "held_out.jsonl", "validation.jsonl")
 CANDIDATES = "candidates.jsonl"  # of a job that re-ranks what the index retrieves
 HASHES = "inputs.json"
 EPOCH_STATE = "epoch.safetensors"
+PAIR_FIELDS = 6  # of every line of pairs.jsonl; further ones only where they are set
 
 Precision = Literal["float32", "bfloat16"]
 
@@ -84,9 +85,7 @@ class JobFiles:
         candidates: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         """Writes the inputs; their hashes come last and mark them complete."""
-        # Without a grade, a line is one that the release before reads, too.
-        fields = (list(astuple(pair)) for pair in pairs)
-        self._write_lines("pairs.jsonl", (one if one[-1] else one[:-1] for one in fields))
+        self._write_lines("pairs.jsonl", map(_pair_line, pairs))
         self._write_lines("held_out.jsonl", sorted(held_out))
         self._write_lines("validation.jsonl", ([query.text, list(query.gold)] for query in validation))
         if candidates is not None:
@@ -190,3 +189,11 @@ class JobFiles:
                     yield json.loads(line)
                 except ValueError as error:
                     raise DataLoss(f"{path} cannot be read at line {number} ({error}); start a new job") from error
+
+
+def _pair_line(pair: JudgedPair) -> list[Any]:
+    """Writes a pair without the last fields that it lacks: the release before reads a line without them, too."""
+    fields = list(astuple(pair))
+    while len(fields) > PAIR_FIELDS and not fields[-1]:
+        fields.pop()
+    return fields

@@ -25,6 +25,7 @@ Loss = Literal[
     "GIST",
     "NLI_CLASSIFICATION",
     "REGRESSION",
+    "ANALOGY",
 ]
 Batching = Literal["QUERIES", "ITEMS"]
 Mode = Literal["SINGLE", "SIAMESE", "DUAL", "CROSS_ENCODER"]
@@ -53,8 +54,10 @@ _DEFAULTS: dict[Loss, LossDefaults] = {
     "GIST": LossDefaults(),
     "NLI_CLASSIFICATION": LossDefaults(learning_rate=2e-5),
     "REGRESSION": LossDefaults(),
+    "ANALOGY": LossDefaults(),
 }
 _BY_QUERY: tuple[Loss, ...] = ("FULL_CORPUS_SOFTMAX", "SUPERVISED_CONTRASTIVE")  # with either batching
+PROTOTYPES = 30  # of each class of questions
 ITEMS_LEARNING_RATE = 2e-5  # lower: an epoch has many times as many steps
 
 
@@ -98,6 +101,7 @@ class JobConfig:
     candidates: Candidates = ""
     negatives: Negatives = "RETRIEVED"
     own_text: OwnText = "EXCLUDED"
+    prototypes: int = PROTOTYPES
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
@@ -107,7 +111,7 @@ class JobConfig:
 
     def to_record(self) -> dict[str, Any]:
         """Returns the fields; the latest ones only where they are set, as the release before does not know them."""
-        latest = {"targets": "BINARY", "candidates": "", "negatives": "RETRIEVED"}
+        latest = {"targets": "BINARY", "candidates": "", "negatives": "RETRIEVED", "prototypes": PROTOTYPES}
         return {name: value for name, value in asdict(self).items() if latest.get(name) != value}
 
     def fingerprint(self, validation: Sequence[tuple[str, Sequence[str]]]) -> str:
@@ -176,7 +180,7 @@ class JobEvent:
 def config_json(config: JobConfig) -> str:
     """Writes a configuration as JSON."""
     record = config.to_record()
-    version = CONFIG_VERSION if record.keys() & {"targets", "candidates", "negatives"} else 1
+    version = CONFIG_VERSION if record.keys() & {"targets", "candidates", "negatives", "prototypes"} else 1
     return json.dumps({"format_version": version, **record})
 
 

@@ -131,6 +131,7 @@ class TrainingJobs:
         _within("refused_weight", config.refused_weight, 1e-3, 1000.0)
         _within("hard_negatives", config.hard_negatives, 0, 64)
         _within("guide_margin", config.guide_margin, -1.0, 1.0)
+        _within("prototypes", config.prototypes, 1, 10_000)
         _within("accumulation", config.accumulation, 1, config.batch_size)
         _within("initial_share", config.initial_share, 0.0, 1.0)
         if validation:

@@ -138,6 +138,19 @@ def test_inferences_have_their_premise_as_anchor(tmp_path: Path):
         '{"anchor": "a", "negative": "b"}',
         '{"query": "a", "premise": "b", "sign": "positive"}',
         "[]",
+        "7",
+        "null",
+        "nonsense",
+        '{"gold_label": "entailment", "sentence1": "a", "sent',
+        '{"gold_label": "entailment", "sentence1": "a", "sentence2": "b"}{}',
+        '{"gold_label": null, "sentence1": "a", "sentence2": "b"}',
+        '{"gold_label": "entailment", "sentence1": null, "sentence2": "b"}',
+        '{"premise": "a", "hypothesis": "b"}',
+        '{"premise": "a", "hypothesis": "b", "label": 0.5}',
+        '{"premise": "a", "hypothesis": "b", "label": NaN}',
+        '{"anchor": "", "positive": "b"}',
+        '{"anchor": "half a character: \\ud800", "positive": "b"}',
+        "[" * 100_000,
     ],
 )
 def test_a_line_that_is_no_inference_is_named(tmp_path: Path, line: str):
@@ -232,3 +245,39 @@ def test_names_are_checked_before_a_job_starts(tmp_path: Path):
     with pytest.raises(InvalidArgument, match=r"config.split: is 'tset'; data set 'gold' has train, dev, test"):
         sets.check(["gold"], "tset")
     sets.check(["gold"], "train")
+
+
+ANSWERED = [
+    {"question": "who sings", "answer": "the wren sings", "label": 1},
+    {"question": "who sings", "answer": "a song is long", "label": 0},
+    {"question": "why", "answer": "because", "label": 1, "class": "reason"},
+]
+
+
+def test_answer_selection_is_a_data_set_with_the_classes_of_its_questions(tmp_path: Path):
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ANSWERED))
+    other = {"question": "who flies", "answer": "the wren sings", "label": 0}
+    (tmp_path / "dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (other, ANSWERED[0])))
+    sets = DataSets({"folder": Path(f"analogy:{tmp_path}"), "file": Path(f"analogy:{tmp_path / 'train.jsonl'}")}, 1024)
+    with pytest.raises(InvalidArgument, match="data set 'folder' has dev, train"):
+        sets.check(["folder"], "test")
+    sets.check(["folder", "file"], "train")
+    found = [(pair.query, pair.premise, pair.sign, pair.question_class) for pair in sets.read(["file"], "")[0]]
+    assert found == [
+        ("who sings", "the wren sings", "POSITIVE", "who"),
+        ("who sings", "a song is long", "NEGATIVE", "who"),
+        ("why", "because", "POSITIVE", "reason"),
+    ]
+    pairs, held_out = sets.read(["folder"], "train")
+    assert [(pair.query, pair.premise, pair.sign, pair.question_class) for pair in pairs] == found
+    assert {pair.split for pair in pairs} == {"train"}
+    assert held_out == {"who flies"}
+    built = build_training_set(pairs, [], "train", held_out)
+    assert [example.question_class for example in built.examples] == ["who", "reason"]
+
+
+def test_an_answer_that_is_too_long_is_named(tmp_path: Path):
+    path = tmp_path / "train.jsonl"
+    path.write_text(json.dumps({"question": "who", "answer": "x" * 65, "label": 1}) + "\n")
+    with pytest.raises(InvalidArgument, match="question 'who' has a text over 64 bytes"):
+        DataSets({"set": Path(f"analogy:{path}")}, 64).read(["set"], "")

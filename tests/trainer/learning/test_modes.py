@@ -28,7 +28,7 @@ from services.trainer.models.space import space_id_of
 from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, VALIDATION, MakeJob, Space, killed_after
 
 PAIRED = ["SIAMESE", "DUAL"]
-LOSSES = get_args(Loss)[1:-1]  # all but FULL_CORPUS_SOFTMAX and REGRESSION
+LOSSES = get_args(Loss)[1:-2]  # all but FULL_CORPUS_SOFTMAX, REGRESSION, and ANALOGY, which needs classes
 
 
 def load(files: JobFiles) -> JobInputs:

@@ -1,5 +1,6 @@
 """The evaluation that docs/evaluation.md defines: metrics from ranks, TREC files, the paired test. Pure numpy."""
 
+from aeenc.evaluation.answers import AnswerDataset, Question, question_class
 from aeenc.evaluation.graded import (
     Gain,
     GradedMetrics,
@@ -34,9 +35,11 @@ from aeenc.evaluation.trec import (
 
 __all__ = [
     "UNRANKED",
+    "AnswerDataset",
     "Gain",
     "GradedMetrics",
     "Metrics",
+    "Question",
     "RatedDataset",
     "RatedQuery",
     "RatedSet",
@@ -52,6 +55,7 @@ __all__ = [
     "oracle_ndcg",
     "paired_randomisation_test",
     "query_id",
+    "question_class",
     "ranks_of",
     "read_grades",
     "read_qrels",

@@ -43,6 +43,10 @@ class Loss(Choice):
     """Squared error of a cross-encoder's score against 1 for an explanation (see `targets`) and 0 otherwise. The
     default of mode CROSS_ENCODER, and the only choice there.
     """
+    ANALOGY = 9
+    """Brings the shift from a question to its answer close to those of other correct pairs of its class, and keeps it
+    away from those of wrong ones (Diallo et al. 2019). Learns only from questions that a data set gives a class.
+    """
 
 
 class Batching(Choice):
@@ -55,7 +59,7 @@ class Batching(Choice):
     ITEMS = 2
     """Items in random order, as in the papers: a query is encoded as often as it has items. An item is a triplet
     (TRIPLET_MARGIN), a positive pair (MULTIPLE_NEGATIVES_RANKING, GIST), a pair (PAIRWISE_CONTRASTIVE,
-    NLI_CLASSIFICATION) or a query (all others).
+    NLI_CLASSIFICATION), a quadruple (ANALOGY) or a query (all others).
     """
 
 
@@ -169,7 +173,7 @@ class JobConfig:
     temperature: float = 0.0
     """The temperature of the losses that have one. Default (0): 0.03 with FULL_CORPUS_SOFTMAX, otherwise 0.05."""
     margin: float | None = None
-    """Margin m. Default: 0.1 with TRIPLET_MARGIN, 0.5 with PAIRWISE_CONTRASTIVE."""
+    """Margin m. Default: 0.1 with TRIPLET_MARGIN and ANALOGY, 0.5 with PAIRWISE_CONTRASTIVE."""
     regularization: float | None = None
     """Weight of the regularisation towards the pre-trained encoder. Default: 0.1 with TRIPLET_MARGIN and
     PAIRWISE_CONTRASTIVE, otherwise 0.
@@ -233,6 +237,10 @@ class JobConfig:
     """The premises that REGRESSION draws as negatives, besides those that were refused. Default: RETRIEVED."""
     own_text: OwnText = OwnText.UNSPECIFIED
     """What the query's own text is to the query. Mode SIAMESE refuses NEGATIVE. Default: EXCLUDED."""
+    prototypes: int = 0
+    """The number of correct pairs of each class of questions, drawn at random, that the quadruples of ANALOGY compare
+    with; 1 to 10,000. Default (0): 30.
+    """
 
     @classmethod
     def from_message(cls, message: trainer_pb2.JobConfig) -> JobConfig:
@@ -267,6 +275,7 @@ class JobConfig:
             candidates=RetrieveMode(message.candidates),
             negatives=Negatives(message.negatives),
             own_text=OwnText(message.own_text),
+            prototypes=message.prototypes,
         )
 
 

@@ -117,6 +117,28 @@ class Gist:
         return MultipleNegativesRanking(self.temperature)(scores, positive, masked | (guide > threshold))
 
 
+@dataclass(frozen=True)
+class Analogy:
+    """y d^2 + (1 - y) max(0, m - d)^2 of both shifts of a : b :: c : d (Diallo et al. 2019; decision 35).
+
+    d1 = 1 - cos(a - b, c - d) compares how each question differs from its answer, d2 = 1 - cos(a - c, b - d) how the
+    pairs differ from each other. A shift of length 0 has cosine 0 and no gradient.
+    """
+
+    margin: float
+
+    def __call__(self, first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor], holds: Tensor) -> Tensor:
+        """Pairs (a, b) and (c, d) of vectors (q, dim), and whether each analogy holds, boolean (q,).
+
+        Returns the mean over quadruples of the sum over both shifts.
+        """
+        (a, b), (c, d) = first, second
+        cosines = torch.stack([functional.cosine_similarity(a - b, c - d), functional.cosine_similarity(a - c, b - d)])
+        distances = 1 - cosines  # (2, q)
+        apart = torch.clamp(self.margin - distances, min=0)
+        return torch.where(holds, distances.square(), apart.square()).sum(dim=0).mean()
+
+
 class NliClassification(nn.Module):
     """Softmax over a linear layer of (u, v, |u - v|) (Reimers and Gurevych 2019).
 

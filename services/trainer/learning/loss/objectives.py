@@ -17,6 +17,7 @@ from aeenc.errors import FailedPrecondition, InvalidArgument
 from services.trainer.data.training_set import TrainingSet
 from services.trainer.jobs.job import JobConfig, Loss, why_not
 from services.trainer.learning.devices import free_bytes
+from services.trainer.learning.loss.analogy_objective import AnalogyObjective
 from services.trainer.learning.loss.losses import FullCorpusSoftmax
 from services.trainer.learning.loss.objective import Objective, Premises, Queries, Units
 from services.trainer.learning.loss.pair_objectives import (
@@ -100,8 +101,9 @@ _BUILD: dict[Loss, Build] = {
     "SUPERVISED_CONTRASTIVE": SupConObjective,
     "MULTIPLE_NEGATIVES_RANKING": RankingObjective,
     "NLI_CLASSIFICATION": NliObjective,
+    "ANALOGY": AnalogyObjective,
 }
-_NEEDS_REFUSED: tuple[Loss, ...] = ("TRIPLET_MARGIN", "PAIRWISE_CONTRASTIVE", "NLI_CLASSIFICATION")
+_NEEDS_REFUSED: tuple[Loss, ...] = ("TRIPLET_MARGIN", "PAIRWISE_CONTRASTIVE", "NLI_CLASSIFICATION", "ANALOGY")
 
 
 def check_training_set(training_set: TrainingSet, config: JobConfig) -> None:
@@ -133,6 +135,11 @@ def build_objective(
     if config.loss == "GIST":
         return RankingObjective(training_set, queries, premises, config, guide)
     objective = _BUILD[config.loss](training_set, queries, premises, config)
+    if not objective.size and config.loss == "ANALOGY":
+        raise FailedPrecondition(
+            "no class of questions has two with a correct answer, which ANALOGY needs; add a data set of kind analogy",
+            reason="NO_POSITIVES",
+        )
     if not objective.size:
         raise FailedPrecondition(
             f"no query has both a positive and a refused premise, which {config.loss} needs; sample with "

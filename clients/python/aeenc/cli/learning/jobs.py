@@ -35,6 +35,7 @@ class Loss(StrEnum):
     GIST = "gist"
     NLI_CLASSIFICATION = "nli-classification"
     REGRESSION = "regression"
+    ANALOGY = "analogy"
 
 
 class Batching(StrEnum):
@@ -182,6 +183,9 @@ def train(
         NegativesName | None,
         typer.Option(show_default="retrieved", help="What a cross-encoder draws besides refused premises."),
     ] = None,
+    prototypes: Annotated[
+        int, typer.Option(min=0, help="Correct pairs of a class that loss analogy compares with; 0: 30.")
+    ] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
     base_version: Annotated[str, typer.Option(show_default="the pre-trained", help="Start from this checkpoint.")] = "",
     wait: Annotated[bool, typer.Option(help="Follow the job to its end.")] = True,
@@ -216,6 +220,7 @@ def train(
             targets=targets,
             candidates=candidates,
             negatives=negatives,
+            prototypes=prototypes,
             seed=seed,
             split=TRAINING_SPLIT,
         )

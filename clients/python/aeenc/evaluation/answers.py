@@ -1,0 +1,275 @@
+"""Reads answer selection: questions with right and wrong candidate sentences, in the layouts of WikiQA and TrecQA.
+
+    DIR/WikiQA-<split>.tsv     a header with QuestionID, Question, Sentence and Label; cells are never quoted
+    DIR/<split>.xml            TrecQA's lines: <QApairs id='…'>, and in it <question>, <positive>, <negative>, each on a
+                               line of its own; the first line inside is the sentence, words parted by tabs
+    DIR/<split>.jsonl, .json   {"question", "answer" or "sentence", "label"} a line, or a list of these; "class" may
+                               name the class of the question
+
+Splits are train, train-all, dev and test, in capitals too. A file alone is read in the same way and has one split.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aeenc.errors import InvalidArgument, NotFound
+
+CLASSES = ("who", "when", "where")
+Classify = Callable[[str], str]
+_SPLIT = re.compile(r"(?:wikiqa-)?(train|train-all|dev|test)", re.IGNORECASE)
+_WIKIQA = ("QuestionID", "Question", "Sentence", "Label")
+_OPENING = re.compile(r"<QApairs id=(['\"])(.+)\1>")
+_TAGS = {"<question>": "</question>", "<positive>": "</positive>", "<negative>": "</negative>"}
+_CLOSING = "</QApairs>"
+_HALF = re.compile("[\ud800-\udfff]")  # of a character outside the basic plane, which JSON can hold
+
+
+def question_class(question: str) -> str:
+    """Returns who, when or where if the question begins with that word; empty for any other question."""
+    first = question.split(maxsplit=1)[:1]
+    return first[0].lower() if first and first[0].lower() in CLASSES else ""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question, its class (empty for none), and its candidate answers by text: whether each is right."""
+
+    text: str
+    question_class: str
+    answers: dict[str, bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One question with one candidate, or with none, and where it stands in its file."""
+
+    place: str
+    question_id: str
+    question: str
+    answer: str
+    right: bool
+    question_class: str = ""
+
+
+class AnswerDataset:
+    """Questions of all splits, compared by text. Read with `AnswerDataset.load`."""
+
+    def __init__(self, questions: Mapping[str, tuple[Question, ...]]) -> None:
+        self._questions = questions
+
+    @classmethod
+    def load(cls, path: Path | str, classify: Classify = question_class) -> AnswerDataset:
+        """Reads all splits of a directory, or a file as the split "".
+
+        `classify` gives the class of a question whose file names none. Of equal answers to a question, a right one
+        counts. Raises NotFound for another layout, InvalidArgument naming file and line.
+        """
+        root = Path(path)
+        files = {"": root} if root.is_file() else _files(root)
+        if not files:
+            raise NotFound(f"{root} has no WikiQA-<split>.tsv and no <split>.xml, .jsonl or .json of a known split")
+        return cls({split: tuple(_questions(file, classify)) for split, file in files.items()})
+
+    @staticmethod
+    def splits_in(folder: Path | str) -> tuple[str, ...]:
+        """Lists the splits of a directory without reading them; none for another layout."""
+        return tuple(_files(Path(folder)))
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits present, by name."""
+        return tuple(self._questions)
+
+    def questions(self, split: str) -> tuple[Question, ...]:
+        """Lists the distinct questions of a split in file order. Raises NotFound for an unknown split."""
+        if split not in self._questions:
+            raise NotFound(f"there is no split {split!r}; there are {', '.join(self.splits)}")
+        return self._questions[split]
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """Finds the file of each split. Raises InvalidArgument for a split with two."""
+    found: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        named = _SPLIT.fullmatch(path.stem)
+        if named and path.suffix in _READERS and path.is_file():
+            first = found.setdefault(named[1].lower(), path)
+            if first != path:
+                raise InvalidArgument(f"{path} and {first.name} are both of split {named[1].lower()!r}; keep one")
+    return found
+
+
+def _questions(path: Path, classify: Classify) -> list[Question]:
+    reader = _READERS.get(path.suffix)
+    if reader is None:
+        raise InvalidArgument(f"{path} ends in none of {', '.join(_READERS)}; rename it")
+    found: dict[str, Question] = {}
+    ids: dict[str, str] = {}
+    for row in reader(path):
+        if ids.setdefault(row.question_id, row.question) != row.question:
+            raise InvalidArgument(f"{row.place}: question {row.question_id} has another text in an earlier line")
+        name = row.question_class or classify(row.question)
+        question = found.setdefault(row.question, Question(row.question, name))
+        if question.question_class != name:
+            raise InvalidArgument(f"{row.place}: the question has class {question.question_class!r} in an earlier line")
+        if row.answer:
+            question.answers[row.answer] = row.right or question.answers.get(row.answer, False)
+    if not found:
+        raise InvalidArgument(f"{path}:1: no question; give the whole file")
+    return list(found.values())
+
+
+def _tsv(path: Path) -> Iterator[_Row]:
+    """Yields the rows of WikiQA."""
+    table = csv.reader((line for _, line in _lines(path)), delimiter="\t", quoting=csv.QUOTE_NONE)
+    header = next(table, [])
+    missing = [name for name in _WIKIQA if header.count(name) != 1]
+    if missing:
+        raise InvalidArgument(f"{path}:1: the header needs a column {missing[0]}, once")
+    columns = [header.index(name) for name in _WIKIQA]
+    for row in table:
+        place = f"{path}:{table.line_num}"
+        if len(row) != len(header):
+            raise InvalidArgument(f"{place}: {len(row)} cells; the header has {len(header)}")
+        question_id, question, answer, label = (row[column].strip() for column in columns)
+        if not question_id:
+            raise InvalidArgument(f"{place}: QuestionID is empty; complete or remove the row")
+        yield _Row(
+            place,
+            question_id,
+            _words(place, "Question", question),
+            _words(place, "Sentence", answer),
+            _label(place, "Label", label),
+        )
+
+
+class _TrecQa:
+    """Reads TrecQA's lines. They are no XML: words such as `<num>` and `&` stand there as they are."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines, self._place = _lines(path), f"{path}:1"
+
+    def rows(self) -> Iterator[_Row]:
+        """Yields each question without a candidate, then with its candidates."""
+        seen: set[str] = set()
+        for told in filter(None, self._told()):
+            opened = _OPENING.fullmatch(told)
+            if opened is None:
+                raise InvalidArgument(f"{self._place}: {told[:80]!r} stands outside <QApairs id='…'>")
+            if opened[2] in seen:
+                raise InvalidArgument(f"{self._place}: question {opened[2]} stands in an earlier block, too; keep one")
+            seen.add(opened[2])
+            yield from self._block(opened[2])
+
+    def _told(self) -> Iterator[str]:
+        """Yields the lines, stripped, and notes where they stand."""
+        for place, line in self._lines:
+            self._place = place
+            yield line.strip()
+
+    def _block(self, question_id: str) -> Iterator[_Row]:
+        question = ""
+        for told in filter(None, self._told()):
+            if told == _CLOSING and question:
+                return
+            if told == _CLOSING:
+                raise InvalidArgument(f"{self._place}: question {question_id} has no <question>")
+            if told not in _TAGS:
+                raise InvalidArgument(f"{self._place}: {told[:80]!r} is none of {', '.join(_TAGS)} and {_CLOSING}")
+            if bool(question) == (told == "<question>"):
+                needed = "has a second <question>" if question else f"has {told} before <question>"
+                raise InvalidArgument(f"{self._place}: question {question_id} {needed}; give it once, first")
+            words = self._sentence(told)
+            if told == "<question>":
+                question, words = words, ""
+            yield _Row(self._place, question_id, question, words, right=told == "<positive>")
+        raise InvalidArgument(f"{self._place}: the file ends within question {question_id}; give the whole file")
+
+    def _sentence(self, tag: str) -> str:
+        """Reads the first line up to a closing tag; further ones have parts of speech."""
+        first: str | None = None
+        for told in self._told():
+            if told == _TAGS[tag]:
+                return _words(self._place, tag, first or "")
+            if told in {*_TAGS, *_TAGS.values(), _CLOSING} or _OPENING.fullmatch(told):
+                raise InvalidArgument(f"{self._place}: {told} stands where {_TAGS[tag]} is missing; complete the block")
+            first = told if first is None else first
+        raise InvalidArgument(f"{self._place}: the file ends within {tag}; give the whole file")
+
+
+def _jsonl(path: Path) -> Iterator[_Row]:
+    for place, line in _lines(path):
+        if line.strip():
+            yield _record(place, _parsed(place, line))
+
+
+def _json(path: Path) -> Iterator[_Row]:
+    records = _parsed(f"{path}", "".join(line for _, line in _lines(path)))
+    if not isinstance(records, list):
+        raise InvalidArgument(f"{path}:1: not a list; write a list of objects, or end the file's name in .jsonl")
+    for number, record in enumerate(records):
+        yield _record(f"{path}: [{number}]", record)
+
+
+_READERS: dict[str, Callable[[Path], Iterator[_Row]]] = {
+    ".tsv": _tsv,
+    ".xml": lambda path: _TrecQa(path).rows(),
+    ".jsonl": _jsonl,
+    ".json": _json,
+}
+
+
+def _parsed(place: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        where = place if error.lineno == 1 and ":" in place else f"{place}:{error.lineno}"
+        raise InvalidArgument(f"{where}: not JSON ({error.msg}, column {error.colno})") from None
+    except RecursionError:
+        raise InvalidArgument(f"{place}: not JSON (nested too deeply)") from None
+
+
+def _record(place: str, record: Any) -> _Row:
+    if not isinstance(record, dict):
+        raise InvalidArgument(f"{place}: {str(record)[:80]!r} is no object; write question, answer and label")
+    if ("answer" in record) == ("sentence" in record):
+        raise InvalidArgument(f"{place}: give answer or sentence, one of both")
+    name = record.get("class", "")
+    if not isinstance(name, str):
+        raise InvalidArgument(f"{place}: class is {str(name)[:80]!r}; write a string")
+    question = _words(place, "question", record.get("question"))
+    answer = _words(place, "answer", record.get("answer", record.get("sentence")))
+    return _Row(place, question, question, answer, _label(place, "label", record.get("label")), name)
+
+
+def _words(place: str, name: str, value: Any) -> str:
+    if not isinstance(value, str) or not (text := " ".join(value.split())) or _HALF.search(text):
+        raise InvalidArgument(f"{place}: {name} is {str(value)[:80]!r}; write words")
+    return text
+
+
+def _label(place: str, name: str, value: Any) -> bool:
+    if isinstance(value, float) or str(value) not in {"0", "1", "False", "True"}:
+        raise InvalidArgument(f"{place}: {name} is {str(value)[:80]!r}; write 0 or 1")
+    return str(value) in {"1", "True"}
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Yields place and text of each line. Raises InvalidArgument for a line that is not UTF-8 or has a NUL."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            place = f"{path}:{number}"
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise InvalidArgument(f"{place}: byte {error.start + 1} is not UTF-8; save the file as UTF-8") from None
+            if "\0" in text:
+                raise InvalidArgument(f"{place}: a NUL; the file is damaged, or not UTF-8")
+            yield place, text
