@@ -1,9 +1,10 @@
-"""Measures two promises to operators: batches fill a GPU, and traces cost little.
+"""Measures promises to operators: batches fill a GPU, callers find new encoders, and traces cost little.
 
-    python -m benchmarks.fleet.operators [--only batches|tracing] [--rounds 40] [--seconds 1]
+    python -m benchmarks.fleet.operators [--only batches|dns|tracing] [--rounds 40] [--seconds 1]
 
-Two indexes and two encoders over one space and one corpus, which differ in tracing alone. Rounds take turns between
-them, so that a busy machine slows both. The receiver of the spans reads nothing: in operation it has its own machine.
+For tracing, two indexes and two encoders over one space and one corpus differ in tracing alone. Rounds take turns
+between them, so that a busy machine slows both. The receiver of the spans reads nothing: in operation it has its own
+machine.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import numpy as np
 from aeenc import Channel, IndexClient
 from aeenc.v1 import index_pb2, types_pb2
 from aeenc.vectors import to_proto
+from benchmarks.fleet.name_lookups import dns
 from benchmarks.harness.baselines import run
 from benchmarks.harness.checkpoints import STORE, base_checkpoint, row_of
 from benchmarks.harness.load import without_collector
@@ -256,7 +258,7 @@ async def batches(rows: Rows, rounds: int, seconds: float) -> None:
     rows.at_most(name, made(0), "batches", 2, made(CPU_BATCH_ITEMS))
 
 
-PARTS: dict[str, Callable[..., object]] = {"batches": batches, "tracing": tracing}
+PARTS: dict[str, Callable[..., object]] = {"batches": batches, "dns": dns, "tracing": tracing}
 
 
 def main() -> None:
