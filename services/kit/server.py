@@ -2,7 +2,7 @@
 
     bind, NOT_SERVING -> start hooks load, then say SERVING -> tune the interpreter -> answer calls
                                                                                           | SIGTERM, or a failed hook
-                stop hooks in reverse <- cancel tasks <- finish calls in flight <- DRAINING, NOT_SERVING
+stop hooks in reverse <- cancel tasks <- finish calls in flight <- delay <- DRAINING, NOT_SERVING
 
 It knows no service: each `__main__` adds its servicers and hooks.
 """
@@ -154,6 +154,7 @@ class GrpcServer:
         self._endpoint: MetricsEndpoint | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: asyncio.Future[None] | None = None
+        self._is_closing = False
 
     def add(self, register: Callable[[Any, Any], None], servicer: Any, name: str, *, admin: bool = False) -> None:
         """Adds a servicer by its generated `add_…_to_server` under its full name, such as `aeenc.v1.EncoderService`."""
@@ -194,6 +195,7 @@ class GrpcServer:
             ("grpc.keepalive_time_ms", ping_ms),  # grpc's default is two hours
             ("grpc.keepalive_timeout_ms", ping_ms),
             ("grpc.http2.ping_timeout_ms", ping_ms),  # the default is a minute
+            *self._ageing(),
         ]
         self._server = grpc.aio.server(interceptors=[self._interceptor], options=options)
         for register, servicer in self._servicers:
@@ -204,20 +206,34 @@ class GrpcServer:
         self.port = self._bind()
         self._accepting = await grpcio_workarounds.start(self._server)
 
+    def _ageing(self) -> list[tuple[str, int]]:
+        """Options by which connections end: no new calls on an old one, and those in flight go on for the grace.
+
+        Callers look their names up when a connection ends. grpc spreads the ages by a tenth, so that not all end at
+        once.
+        """
+        age_s, grace_s = self.settings.connection_age_s, self.settings.connection_grace_s
+        if not age_s:
+            return []
+        grace = [("grpc.max_connection_age_grace_ms", round(grace_s * 1000))] if grace_s else []
+        return [("grpc.max_connection_age_ms", round(age_s * 1000)), *grace]
+
     async def _keep_open(self) -> None:
         """Opens again when grpc ends by itself (`grpcio_workarounds`)."""
         while await grpcio_workarounds.end_of(self._accepting):
-            if self.readiness.state == "DRAINING":
+            if self._is_closing:
                 return
             log.error("the gRPC server ended by itself; opening another")
             with contextlib.suppress(Exception):  # raises again what ended it
                 await self._server.stop(0)
             await self._open()
 
-    async def stop(self, grace_s: float | None = None) -> None:
-        """Says NOT_SERVING, finishes what is in flight within `grace_s`, then runs the stop hooks."""
+    async def stop(self, grace_s: float | None = None, *, delay_s: float = 0.0) -> None:
+        """Says NOT_SERVING, takes calls for `delay_s`, finishes them within `grace_s`, then runs the stop hooks."""
         self.readiness.draining()
         await self._set_health()
+        await asyncio.sleep(delay_s)
+        self._is_closing = True
         if self._server is not None:
             await self._server.stop(self.settings.drain_s if grace_s is None else grace_s)
         await cancel_all(list(self._tasks))
@@ -237,8 +253,9 @@ class GrpcServer:
         both: list[asyncio.Future[Any]] = [waiting, self._failure]
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
-        log.info("draining", seconds=self.settings.drain_s)
-        await self.stop()
+        delay_s = 0.0 if self._failure.done() else self.settings.drain_delay_s
+        log.info("draining", delay_s=delay_s, seconds=self.settings.drain_s)
+        await self.stop(delay_s=delay_s)
         if self._failure.done():
             self._failure.result()
         log.info("stopped")

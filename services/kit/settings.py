@@ -77,7 +77,18 @@ class ServiceSettings(BaseSettings):
         ge=0.1,
         description="seconds without a word after which a caller is pinged, and then without an answer given up",
     )
-    drain_s: float = Field(10.0, ge=0, description="seconds that calls in flight may take after SIGTERM")
+    connection_age_s: float = Field(
+        30.0,
+        ge=0,
+        description="seconds, give or take a tenth, after which callers connect again, and find new replicas; 0: never",
+    )
+    connection_grace_s: float = Field(
+        0.0, ge=0, description="seconds that calls on such an old connection may still take; 0: without limit"
+    )
+    drain_delay_s: float = Field(
+        0.0, ge=0, description="seconds after SIGTERM in which new calls are still taken, while health says NOT_SERVING"
+    )
+    drain_s: float = Field(10.0, ge=0, description="seconds that calls in flight may take after that")
     log_format: Literal["console", "json"] = Field("console", description="for a terminal, or one JSON object a line")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
     log_file: Path | None = Field(None, description="file for the log in place of stderr")

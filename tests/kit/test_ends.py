@@ -1,0 +1,147 @@
+"""The ends of connections and of services: ageing, and the delay before a drain."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from aeenc import Channel, EncoderClient, errors
+from aeenc.v1 import encoder_pb2_grpc
+from services.kit.server import GrpcServer
+from services.kit.settings import ServiceSettings
+from support.waiting import eventually, until
+from support.worlds.index_world import HashedEncoder
+
+OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
+
+
+class Settings(ServiceSettings):
+    service = "test"
+
+
+def build(**fields: Any) -> tuple[GrpcServer, HashedEncoder]:
+    server, servicer = GrpcServer(Settings(log_level="warning", **fields)), HashedEncoder()
+    server.add(encoder_pb2_grpc.add_EncoderServiceServicer_to_server, servicer, "aeenc.v1.EncoderService")
+    server.on_start(_ready(server))
+    return server, servicer
+
+
+def _ready(server: GrpcServer) -> Any:
+    async def ready() -> None:
+        server.readiness.serving()
+
+    return ready
+
+
+@pytest.fixture
+async def slow_call() -> AsyncIterator[Any]:
+    """Starts a server with the settings given, and a call of a second that begins at once."""
+    servers: list[GrpcServer] = []
+    channels: list[Channel] = []
+
+    async def started(**fields: Any) -> asyncio.Future[Any]:
+        server, servicer = build(**fields)
+        servicer.pause_s = 1.0
+        servers.append(server)
+        await server.start()
+        channels.append(Channel(f"127.0.0.1:{server.port}", timeout_s=5, retry=False))
+        return asyncio.ensure_future(EncoderClient(channels[0]).encode(["ice"]))
+
+    yield started
+    for channel in channels:
+        await channel.close()
+    for server in servers:
+        await server.stop(0)
+
+
+async def test_connections_end_at_their_age_and_not_all_at_once() -> None:
+    server, _ = build(connection_age_s=1.0)
+    async with server:
+        channels = [grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", OWN_CONNECTION) for _ in range(12)]
+
+        async def age(channel: grpc.aio.Channel) -> float:
+            await channel.channel_ready()
+            begun = time.monotonic()
+            await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+            return time.monotonic() - begun
+
+        ages = await asyncio.wait_for(asyncio.gather(*map(age, channels)), 10)
+        await asyncio.gather(*(channel.close() for channel in channels))
+    assert min(ages) > 0.8
+    assert max(ages) - min(ages) > 0.03, "they must not all connect again at the same moment"
+
+
+async def test_without_an_age_connections_stay() -> None:
+    server, _ = build(connection_age_s=0)
+    async with server, grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", OWN_CONNECTION) as channel:
+        await channel.channel_ready()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(channel.wait_for_state_change(grpc.ChannelConnectivity.READY), 1.5)
+
+
+async def test_a_call_in_flight_outlasts_its_connection(slow_call) -> None:
+    answer = await (await slow_call(connection_age_s=0.2))
+    assert answer.vectors.shape == (1, 32)
+
+
+async def test_a_grace_ends_calls_on_an_old_connection(slow_call) -> None:
+    with pytest.raises(errors.Unavailable):
+        await (await slow_call(connection_age_s=0.2, connection_grace_s=0.1))
+
+
+async def test_callers_notice_nothing_of_connections_that_end() -> None:
+    server, servicer = build(connection_age_s=0.1)
+    async with server:
+        channel = Channel(f"127.0.0.1:{server.port}", timeout_s=5, retry=False)
+        client, end = EncoderClient(channel), time.monotonic() + 1.5
+        while time.monotonic() < end:
+            await asyncio.gather(*(client.encode(["ice"]) for _ in range(8)))
+        assert len(servicer.requests) > 100
+        await channel.close()
+
+
+async def test_a_delayed_drain_is_unhealthy_at_once_and_still_takes_calls_of_new_callers() -> None:
+    server, _ = build(drain_delay_s=1.5, drain_s=1.0)
+    serving = asyncio.ensure_future(server.serve_until_signal())
+    await until(lambda: server.readiness.healthy)
+    target = f"127.0.0.1:{server.port}"
+    begun = time.monotonic()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await until(lambda: not server.readiness.healthy)
+    async with grpc.aio.insecure_channel(target, OWN_CONNECTION) as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check
+
+        async def is_unhealthy() -> bool:
+            answer = await check(health_pb2.HealthCheckRequest(), timeout=1)
+            return bool(answer.status == health_pb2.HealthCheckResponse.NOT_SERVING)
+
+        await eventually(is_unhealthy)
+    assert time.monotonic() - begun < 1.0, "health must not wait for the delay"
+    channel = Channel(target, timeout_s=1, retry=False)
+    assert (await EncoderClient(channel).encode(["ice"])).vectors.shape == (1, 32)
+    await channel.close()
+    await asyncio.wait_for(serving, 5)
+    assert time.monotonic() - begun > 1.4
+    gone = Channel(target, timeout_s=1, retry=False)
+    with pytest.raises(errors.Unavailable, match="no service answers"):
+        await EncoderClient(gone).encode(["ice"])
+    await gone.close()
+
+
+async def test_a_failed_start_waits_for_no_delay() -> None:
+    server, _ = build(drain_delay_s=60.0)
+
+    async def fail() -> None:
+        raise errors.FailedPrecondition("the model is not there")
+
+    server.on_start(fail)
+    with pytest.raises(errors.FailedPrecondition, match="not there"):
+        await asyncio.wait_for(server.serve_until_signal(), 5)
