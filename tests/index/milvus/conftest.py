@@ -35,7 +35,6 @@ def start(encoder, milvus, prefix, tmp_path):
                 "milvus_prefix": prefix,
                 "milvus_timeout_s": 2.0,
                 "milvus_refresh_s": 0.1,
-                "milvus_lease_s": 0.6,
                 "artifacts_dir": tmp_path / "unused",
                 "encoder_target": encoder.target,
                 "encode_timeout_s": 1.0,

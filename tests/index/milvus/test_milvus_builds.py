@@ -34,9 +34,9 @@ async def writer(milvus, prefix) -> AsyncIterator[GenerationWriter]:
 async def test_what_a_killed_build_left_is_swept_and_a_living_build_is_not(start, writer, collections, encoder):
     writer.append([Draft("a", "ice is cold")], vector_of("ice is cold")[None, :])
     [left] = collections()
-    async with start() as index:
+    async with start(milvus_lease_s=2.0) as index:
         assert not (await index.client.info()).corpora
-        encoder.servicer.pause_s = 0.02
+        encoder.servicer.pause_s = 0.05  # so that the build takes twice as long
         premises = [premise(f"p{n}", f"fact {n}") for n in range(600)]
         slow = asyncio.ensure_future(index.client.build("science", premises, activate=False))
         await until(lambda: left not in collections(), timeout_s=20)
