@@ -51,6 +51,7 @@ def to_score_call(request: encoder_pb2.ScoreRequest, deadline_s: float | None, r
         selection=_selection(request.model, "", request_id),
         truncate=decode_enum(_TRUNCATES, request.truncate, "truncate", False),
         deadline_s=deadline_s,
+        first_of_ensemble=request.first_of_ensemble,
     )
 
 
@@ -74,6 +75,7 @@ def to_score_response(result: CallResult) -> encoder_pb2.ScoreResponse:
         model_version=result.model_version,
         timings=_timings(result),
         truncated=result.truncated,
+        ensemble=result.ensemble,
     )
 
 
@@ -83,7 +85,7 @@ def to_versions(versions: Versions) -> list[encoder_pb2.LoadedVersion]:
         encoder_pb2.LoadedVersion(
             version=version,
             space_id=model.space_id,
-            labels=sorted(name for (_, name), here in versions.labels.items() if here.version == version),
+            labels=sorted(name for (_, name), here in versions.labels.items() if version in here.versions),
             premise_encoder=version in versions.premise_versions.values(),
             in_flight=versions.in_flight[model],
             model_type=_MODEL_TYPES[model.model_type],

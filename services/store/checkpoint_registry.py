@@ -23,12 +23,15 @@ from services.store.requests import REQUEST_TTL_S, Request, Requests, text_of
 # space are encoded by is needed, too: encoders load it with the label.
 _BURY = """
 local row = redis.call('GET', KEYS[1])
+local function names(versions)
+  return string.find('+' .. (versions or '') .. '+', '+' .. ARGV[1] .. '+', 1, true)
+end
 if not row then return '?' end
 for _, member in ipairs(redis.call('SMEMBERS', KEYS[3])) do
   local space, name = string.match(member, '^(.-) (.*)$')
   local label = redis.call('HMGET', ARGV[2] .. 'label:' .. space .. ':' .. name, 'version', 'previous')
-  if label[1] == ARGV[1] then return "label '" .. name .. "' of space " .. space .. ' names it' end
-  if label[2] == ARGV[1] then return "label '" .. name .. "' of space " .. space .. ' goes back to it' end
+  if names(label[1]) then return "label '" .. name .. "' of space " .. space .. ' names it' end
+  if names(label[2]) then return "label '" .. name .. "' of space " .. space .. ' goes back to it' end
   if redis.call('GET', ARGV[2] .. 'space:' .. space) == ARGV[1] then
     return 'it encodes the premises of space ' .. space .. ", which label '" .. name .. "' opens"
   end

@@ -24,7 +24,7 @@ from services.kit.tracing import traceparent
 from services.store.checkpoint_registry import CheckpointRegistry
 from services.store.formats import check_format
 from services.store.redis import MAX_BLOCK_S, unavailable_if_down
-from services.store.registry_rows import FORMAT_VERSION, CheckpointRow, LabelRow, RolloutRow, read_all, rollout_of
+from services.store.registry_rows import LABEL_FORMAT, CheckpointRow, LabelRow, RolloutRow, read_all, rollout_of
 from services.store.requests import REQUEST_TTL_S, Request, text_of
 
 __all__ = ["CheckpointRow", "LabelRow", "Registry", "RolloutRow"]
@@ -42,6 +42,7 @@ DELETED_TTL_S = 86_400
 # traceparent or ''
 # Answers {0, revision, version} at another revision, {-1, format_version, name} for a row of a newer release, {-2}
 # for a deleted version.
+# An ensemble, versions joined by +, gives its row format 2: releases that know none refuse it rather than take a part.
 # A move of `stable` takes `previous` along, so that the way back is always loaded. A deleted label that is set again
 # continues from its last revision: an encoder that missed the deletion sees that it has moved.
 _MOVE = """
@@ -50,7 +51,8 @@ local function move(key, name, version, share, last)
   local revision = (tonumber(row[1] or last) or 0) + 1
   local previous = row[2]
   if previous == version then previous = row[3] end
-  redis.call('HSET', key, 'format_version', 1, 'space_id', ARGV[4], 'name', name, 'version', version,
+  local format = string.find(version .. (previous or ''), '+', 1, true) and 2 or 1
+  redis.call('HSET', key, 'format_version', format, 'space_id', ARGV[4], 'name', name, 'version', version,
     'revision', revision, 'previous', previous or '', 'moved_at', ARGV[3], 'share', share,
     'traced', revision .. ' ' .. ARGV[11])
   redis.call('SADD', KEYS[2], ARGV[4] .. ' ' .. name)
@@ -68,9 +70,11 @@ end
 if ARGV[8] ~= '' and redis.call('HEXISTS', KEYS[6], 'version') == 1 then return {1, 0, ''} end
 for key, name in pairs({[KEYS[1]] = ARGV[5], [KEYS[4]] = 'previous'}) do
   local found = tonumber(redis.call('HGET', key, 'format_version') or 1)
-  if found > 1 then return {-1, found, name} end
+  if found > 2 then return {-1, found, name} end
 end
-if redis.call('ZSCORE', KEYS[7], ARGV[1]) then return {-2, 0, ''} end
+for version in string.gmatch(ARGV[1], '[^+]+') do
+  if redis.call('ZSCORE', KEYS[7], version) then return {-2, 0, version} end
+end
 local current = redis.call('HMGET', KEYS[1], 'revision', 'version', 'share')
 local revision = tonumber(current[1] or 0)
 if tonumber(ARGV[2]) >= 0 and revision ~= tonumber(ARGV[2]) then return {0, revision, current[2] or ''} end
@@ -86,7 +90,7 @@ return done(move(KEYS[1], ARGV[5], ARGV[1], share, redis.call('GET', KEYS[5]) or
 _DELETE = """
 local revision = redis.call('HGET', KEYS[1], 'revision')
 local format = tonumber(redis.call('HGET', KEYS[1], 'format_version') or 1)
-if format > 1 then return -format end
+if format > 2 then return -format end
 if tonumber(ARGV[5]) >= 0 and tonumber(revision or 0) ~= tonumber(ARGV[5]) then return tostring(revision or 0) end
 if redis.call('DEL', KEYS[1]) == 0 then return 0 end
 redis.call('SET', KEYS[5], revision, 'EX', ARGV[4])
@@ -159,11 +163,11 @@ class Registry(CheckpointRegistry):
         request: Request | None = None,
         answer: str = "",
     ) -> LabelRow:
-        """Points a label at a version; when `stable` moves, `previous` follows. Repeating a move changes nothing.
+        """Points a label at a version, or an ensemble of versions joined by +; when `stable` moves, `previous` follows.
 
-        In the same step it notes the `request`, if that has an id, with the row and what else its `answer` has.
-        Without `share` the label keeps its share, at first 0. A new share is a move, too. Raises Aborted when the
-        label is not at `expected_revision` (0: the label must not exist).
+        Repeating a move changes nothing. In the same step it notes the `request`, if that has an id, with the row and
+        what else its `answer` has. Without `share` the label keeps its share, at first 0. A new share is a move, too.
+        Raises Aborted when the label is not at `expected_revision` (0: the label must not exist).
         """
         keys = [
             self._label_key(space_id, name),
@@ -182,9 +186,9 @@ class Registry(CheckpointRegistry):
         async with unavailable_if_down(f"move label {name}"):
             moved, revision, current = await self._in_turn(space_id, self._move, keys, arguments)
         if moved == -2:
-            raise errors.NotFound(f"checkpoint {version} is deleted; ListCheckpoints names all")
+            raise errors.NotFound(f"checkpoint {current} is deleted; ListCheckpoints names all")
         if moved < 0:
-            check_format({"format_version": revision}, FORMAT_VERSION, f"label {current!r} of space {space_id}")
+            check_format({"format_version": revision}, LABEL_FORMAT, f"label {current!r} of space {space_id}")
         if not moved:
             raise errors.Aborted(
                 f"label {name!r} is at revision {revision} ({current or 'unset'}), not {expected}; read it and retry"
@@ -245,7 +249,7 @@ class Registry(CheckpointRegistry):
         if isinstance(answer, str):
             raise errors.Aborted(f"label {name!r} is at revision {answer}, not {expected}; read it and retry")
         if answer < 0:
-            check_format({"format_version": -answer}, FORMAT_VERSION, f"label {name!r} of space {space_id}")
+            check_format({"format_version": -answer}, LABEL_FORMAT, f"label {name!r} of space {space_id}")
         if not answer:
             raise errors.NotFound(f"there is no label {name!r} in space {space_id}; list the labels")
 

@@ -18,6 +18,8 @@ T = TypeVar("T")
 R = TypeVar("R", "CheckpointRow", "RolloutRow")
 
 FORMAT_VERSION = 1
+LABEL_FORMAT = 2  # of a label that names or has named an ensemble; the others stay at 1, for earlier releases
+TOGETHER = "+"  # between the versions of an ensemble
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,10 @@ class CheckpointRow:
 
 @dataclass(frozen=True)
 class LabelRow:
-    """A movable name for a checkpoint in one space. `share`, 0 to 1: of the calls that name no model, for `canary`."""
+    """A movable name for a checkpoint in one space, or for an ensemble of cross-encoders: versions joined by +.
+
+    `share`, 0 to 1: of the calls that name no model, for `canary`.
+    """
 
     space_id: str
     name: str
@@ -62,6 +67,11 @@ class LabelRow:
     share: float = 0.0
     traceparent: str = ""  # of the call that moved it
 
+    @property
+    def versions(self) -> list[str]:
+        """The version, or those of the ensemble."""
+        return self.version.split(TOGETHER)
+
     @classmethod
     def of_hash(cls, row: dict[str, str]) -> LabelRow:
         """Reads the hash that the registry's scripts write; earlier releases wrote no share.
@@ -70,7 +80,7 @@ class LabelRow:
         """
         what = f"label {row.get('name', '')!r} of space {row.get('space_id', '')}"
         with _data_loss_unless_readable(what):
-            check_format(row, FORMAT_VERSION, what)
+            check_format(row, LABEL_FORMAT, what)
             revision, _, traced = row.get("traced", "").partition(" ")
             return cls(
                 space_id=row["space_id"],
@@ -86,7 +96,8 @@ class LabelRow:
 
     def to_hash(self) -> dict[str, str]:
         """Writes what `of_hash` reads."""
-        row = {"format_version": FORMAT_VERSION, **asdict(self), "moved_at": self.moved_at.isoformat()}
+        version = LABEL_FORMAT if TOGETHER in self.version + self.previous else FORMAT_VERSION
+        row = {"format_version": version, **asdict(self), "moved_at": self.moved_at.isoformat()}
         row["traced"] = f"{self.revision} {row.pop('traceparent')}"
         return {name: str(value) for name, value in row.items()}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from support.models.tiny_checkpoints import (
     write_tiny_checkpoint,
     write_tiny_cross_encoder_checkpoint,
 )
+from support.waiting import eventually
 
 CROSS = "cross-encoder"
 
@@ -102,6 +104,63 @@ async def test_a_cross_encoder_is_swapped_and_a_bad_one_refused(serve, copied, c
         assert (await registry.await_rollout(row, 20))[0].ok
         assert (await client.score("sun", ["moon"])).model_version == other.version
         assert server.readiness.state == "SERVING"
+
+
+async def test_a_label_of_an_ensemble_loads_all_and_scores_by_one_only_for_who_asks(
+    serve, copied, cross, artifact_store, registry
+) -> None:
+    other = write_tiny_cross_encoder_checkpoint(artifact_store, seed=6)
+    bad = copied(other.artifact, other_scores)
+    both = [cross.version, other.version]
+    await register(registry, other)
+    await register(registry, bad)
+    async with serve(poll_s=30) as (_, client):
+        row = await registry.set_label(CROSS, "pair", "+".join(both))
+        assert (await registry.await_rollout(row, 20))[0].ok
+        with pytest.raises(errors.FailedPrecondition, match=f"ensemble of {both[0]}, {both[1]}; score by one"):
+            await client.score("sun", ["moon"], label="pair")
+        first = await client.score("sun", ["moon"], label="pair", first_of_ensemble=True)
+        assert (first.model_version, list(first.ensemble)) == (cross.version, both)
+        second = await client.score("sun", ["moon"], version=other.version, first_of_ensemble=True)
+        assert (second.model_version, second.ensemble) == (other.version, ())
+        assert second.scores[0] != first.scores[0]
+        info = await client.info()
+        labels = {one.version: list(one.labels) for one in info.versions if one.version in both}
+        assert labels == {cross.version: ["pair", "stable"], other.version: ["pair"]}
+        assert "+".join(both) in {label.version for label in info.labels}
+        row = await registry.set_label(CROSS, "pair", f"{cross.version}+{bad.version}")
+        (rollout,) = await registry.await_rollout(row, 20)
+        assert not rollout.ok
+        assert list((await client.score("sun", ["moon"], label="pair", first_of_ensemble=True)).ensemble) == both
+        row = await registry.set_label(CROSS, "pair", cross.version)
+        assert (await registry.await_rollout(row, 20))[0].ok
+        assert (await client.score("sun", ["moon"], label="pair", first_of_ensemble=True)).ensemble == ()
+        await eventually(partial(is_dropped, client, other.version))
+
+
+async def is_dropped(client, version: str) -> bool:
+    return version not in {one.version for one in (await client.info()).versions}
+
+
+async def test_a_restart_without_the_registry_serves_the_ensemble_of_the_last_run(
+    serve, cross, artifact_store, registry, monkeypatch
+) -> None:
+    other = write_tiny_cross_encoder_checkpoint(artifact_store, seed=6)
+    await register(registry, other)
+    await registry.set_label(CROSS, "stable", f"{cross.version}+{other.version}")
+    async with serve() as (_, client):
+        before = await client.score("sun", ["moon"], first_of_ensemble=True)
+        assert before.ensemble == (cross.version, other.version)
+
+    async def away(*_: object, **__: object) -> None:
+        raise errors.Unavailable("Redis is away")
+
+    for name in ("last_event", "labels", "label", "default_space"):
+        monkeypatch.setattr(Registry, name, away)
+    async with serve() as (server, client):
+        after = await client.score("sun", ["moon"], first_of_ensemble=True)
+        assert (after.ensemble, after.scores) == (before.ensemble, before.scores)
+        assert server.readiness.state == "DEGRADED"
 
 
 async def test_a_bad_cross_encoder_alone_does_not_keep_texts_from_being_encoded(

@@ -172,16 +172,24 @@ class BlockingEncoderClient:
         label: str | None = None,
         version: str | None = None,
         truncate: bool = False,
+        first_of_ensemble: bool = False,
         timeout_s: float | None = None,
     ) -> Scored:
         """Scores premises against a query with a cross-encoder, by default the one that label `stable` names.
 
-        A pair too long for the model is an error unless `truncate`, which cuts the premise. Raises Unimplemented when
-        no cross-encoder has been published.
+        A pair too long for the model is an error unless `truncate`, which cuts the premise. A label that names several
+        versions is refused unless `first_of_ensemble`; `ensemble` of the answer then has all of them. Raises
+        Unimplemented when no cross-encoder has been published.
         """
         return run(
             self._awaiting.score(
-                query, given(premises), label=label, version=version, truncate=truncate, timeout_s=timeout_s
+                query,
+                given(premises),
+                label=label,
+                version=version,
+                truncate=truncate,
+                first_of_ensemble=first_of_ensemble,
+                timeout_s=timeout_s,
             )
         )
 
@@ -989,7 +997,7 @@ class BlockingRegistryClient(Renamed):
 
     def publish(
         self,
-        version: str,
+        version: str | Sequence[str],
         *,
         label: str = "stable",
         wait_s: float = 0.0,
@@ -1000,6 +1008,8 @@ class BlockingRegistryClient(Renamed):
     ) -> values.Publication:
         """Points a label at a checkpoint; with `wait_s`, returns when every live encoder serves it or time is up.
 
+        Several versions of cross-encoders are an ensemble, as in `set_label`; they are compared with nothing.
+
         A version that was trained with a premise encoder becomes `stable` together with its generation (`generation` of
         the answer) or not at all: the call fails when an encoder does not serve it in time.
         `share`, for label `canary` only, is its part of the calls that name no model, 0 to 1; None: unchanged.
@@ -1007,7 +1017,7 @@ class BlockingRegistryClient(Renamed):
         """
         return run(
             self._awaiting.publish(
-                version,
+                given(version),
                 label=label,
                 wait_s=wait_s,
                 force=force,
@@ -1020,16 +1030,19 @@ class BlockingRegistryClient(Renamed):
     def set_label(
         self,
         label: str,
-        version: str,
+        version: str | Sequence[str],
         *,
         expected_revision: int | None = None,
         share: float | None = None,
         request_id: str = "",
     ) -> values.Label:
-        """Points a label at a version; `share` as in `publish`."""
+        """Points a label at a version; `share` as in `publish`.
+
+        Several versions, a sequence or joined by +, are an ensemble of cross-encoders that re-ranks by sum of ranks.
+        """
         return run(
             self._awaiting.set_label(
-                label, version, expected_revision=expected_revision, share=share, request_id=request_id
+                label, given(version), expected_revision=expected_revision, share=share, request_id=request_id
             )
         )
 

@@ -122,12 +122,14 @@ class EncoderClient:
         label: str | None = None,
         version: str | None = None,
         truncate: bool = False,
+        first_of_ensemble: bool = False,
         timeout_s: float | None = None,
     ) -> Scored:
         """Scores premises against a query with a cross-encoder, by default the one that label `stable` names.
 
-        A pair too long for the model is an error unless `truncate`, which cuts the premise. Raises Unimplemented when
-        no cross-encoder has been published.
+        A pair too long for the model is an error unless `truncate`, which cuts the premise. A label that names several
+        versions is refused unless `first_of_ensemble`; `ensemble` of the answer then has all of them. Raises
+        Unimplemented when no cross-encoder has been published.
         """
         refuse_single_text(premises, "premises")
         request = encoder_pb2.ScoreRequest(
@@ -135,6 +137,7 @@ class EncoderClient:
             premises=premises,
             model=selector(label, version),
             truncate=types_pb2.TRUNCATE_END if truncate else types_pb2.TRUNCATE_ERROR,
+            first_of_ensemble=first_of_ensemble,
         )
         response = await self.channel.unary(self._stub.Score, request, timeout_s=timeout_s, hedge=True)
         return Scored(
@@ -142,6 +145,7 @@ class EncoderClient:
             model_version=response.model_version,
             timings=values.Timings.from_message(response.timings),
             truncated=response.truncated,
+            ensemble=tuple(response.ensemble),
         )
 
     async def info(self) -> values.EncoderInfo:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from google.protobuf import duration_pb2
 
@@ -27,7 +27,7 @@ class RegistryClient(Renamed):
 
     async def publish(
         self,
-        version: str,
+        version: str | Sequence[str],
         *,
         label: str = "stable",
         wait_s: float = 0.0,
@@ -38,13 +38,15 @@ class RegistryClient(Renamed):
     ) -> values.Publication:
         """Points a label at a checkpoint; with `wait_s`, returns when every live encoder serves it or time is up.
 
+        Several versions of cross-encoders are an ensemble, as in `set_label`; they are compared with nothing.
+
         A version that was trained with a premise encoder becomes `stable` together with its generation (`generation` of
         the answer) or not at all: the call fails when an encoder does not serve it in time.
         `share`, for label `canary` only, is its part of the calls that name no model, 0 to 1; None: unchanged.
         When the label moves again meanwhile, the answer comes at once, incomplete and with the label as it is now.
         """
         request = registry_pb2.PublishRequest(
-            version=version,
+            version=_together(version),
             label=label,
             expected_revision=expected_revision,
             force=force,
@@ -58,16 +60,19 @@ class RegistryClient(Renamed):
     async def set_label(
         self,
         label: str,
-        version: str,
+        version: str | Sequence[str],
         *,
         expected_revision: int | None = None,
         share: float | None = None,
         request_id: str = "",
     ) -> values.Label:
-        """Points a label at a version; `share` as in `publish`."""
+        """Points a label at a version; `share` as in `publish`.
+
+        Several versions, a sequence or joined by +, are an ensemble of cross-encoders that re-ranks by sum of ranks.
+        """
         request = registry_pb2.SetLabelRequest(
             label=label,
-            version=version,
+            version=_together(version),
             expected_revision=expected_revision,
             share=share,
             request_id=request_id or uuid.uuid4().hex,
@@ -119,6 +124,10 @@ class RegistryClient(Renamed):
         """Says, for each live encoder, the revision of the label it serves, or why it does not."""
         request = registry_pb2.ListRolloutsRequest(label=label, space_id=space_id)
         return values.Rollouts.from_message(await self.channel.unary(self._stub.ListRollouts, request))
+
+
+def _together(version: str | Sequence[str]) -> str:
+    return version if isinstance(version, str) else "+".join(version)
 
 
 def _duration(seconds: float) -> duration_pb2.Duration | None:

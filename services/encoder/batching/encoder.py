@@ -13,12 +13,12 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aeenc.errors import AeencError, InvalidArgument
+from aeenc.errors import AeencError, FailedPrecondition, InvalidArgument
 from services.encoder.batching.admission import Admission
 from services.encoder.batching.batcher import Batcher, CallRows
 from services.encoder.batching.breaker import Breaker
@@ -54,18 +54,22 @@ class EncodeCall:
 
 @dataclass(frozen=True)
 class ScoreCall:
-    """A query and the premises to score against it."""
+    """A query and the premises to score against it; `first_of_ensemble` by the first version of a label's several."""
 
     query: str
     premises: Sequence[str]
     selection: Selection = field(default_factory=Selection)
     truncate: bool = False
     deadline_s: float | None = None
+    first_of_ensemble: bool = False
 
 
 @dataclass(frozen=True)
 class CallResult:
-    """Rows (n, width) of one version, the tokens they were computed from, and the time of each step in seconds."""
+    """Rows (n, width) of one version, the tokens they were computed from, and the time of each step in seconds.
+
+    `ensemble` has the versions of the label that was asked for, where there are several; this one is the first.
+    """
 
     rows: NDArray[np.float32]
     model_version: str
@@ -77,6 +81,7 @@ class CallResult:
     tokenize_s: float
     queue_s: float
     compute_s: float
+    ensemble: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -125,11 +130,19 @@ class Encoder:
         return await self._run(prepared, started, call.deadline_s)
 
     async def score(self, call: ScoreCall) -> CallResult:
-        """Scores premises against a query with one cross-encoder."""
+        """Scores premises against a query with one cross-encoder.
+
+        Raises FailedPrecondition for a label that names an ensemble, unless its first version is asked for.
+        """
         started = time.monotonic()
         check_texts([call.query], self._limits, "query")
         check_texts(call.premises, self._limits, "premises")
-        model = self._versions.resolve_cross_encoder(call.selection)
+        model, ensemble = self._versions.resolve_cross_encoder(call.selection)
+        if ensemble and not call.first_of_ensemble:
+            raise FailedPrecondition(
+                f"the label names an ensemble of {', '.join(ensemble)}; score by one of these versions, or rank by "
+                "all of them with rerank in IndexService.Retrieve"
+            )
         prepared = _PreparedCall(
             model,
             FLOAT32,
@@ -137,7 +150,7 @@ class Encoder:
             _estimate(call.premises, model) + len(call.premises) * _estimate([call.query], model),
             sum(map(len, call.premises)) + len(call.premises) * len(call.query),
         )
-        return await self._run(prepared, started, call.deadline_s)
+        return replace(await self._run(prepared, started, call.deadline_s), ensemble=ensemble)
 
     async def close(self) -> None:
         """Stops the worker and tokenizer threads."""

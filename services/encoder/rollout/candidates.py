@@ -25,13 +25,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from aeenc import errors
-from services.encoder.rollout.history import SavedSpace, SwapHistory
+from services.encoder.rollout.history import SavedLabel, SavedSpace, SwapHistory
 from services.encoder.rollout.loading import LoadOptions, Steps, check_place, load_steps, model_bytes
 from services.encoder.rollout.versions import STABLE, Versions
 from services.encoder.runtime.model import CROSS_ENCODERS, Model, TokenizerCache
 from services.encoder.runtime.thread_priority import CANDIDATE, lower_priority, run_when_idle
 from services.store.artifacts import ArtifactStore
 from services.store.registry import LabelRow, Registry
+from services.store.registry_rows import TOGETHER
 
 E = TypeVar("E", bound=Exception)
 
@@ -256,6 +257,10 @@ class Spaces:
         with contextlib.suppress(errors.AeencError):
             self._versions.open_space(space_id, await self._load(space_id, version))
 
+    async def models(self, space_id: str, version: str) -> list[Model]:
+        """Returns the model of a label's version, or those of its ensemble. Raises the reason to refuse one."""
+        return [await self.model(space_id, one) for one in version.split(TOGETHER)]
+
     async def model(self, space_id: str, version: str) -> Model:
         """Returns a version of a space, loaded already or now. Raises the reason to refuse it."""
         dim = self._dim(space_id)
@@ -264,17 +269,19 @@ class Spaces:
         self._loader.check_precision(model)
         return model
 
-    def loaded(self, space_id: str, version: str) -> Model | None:
-        """Returns a version that can serve a label of a space without a load; None when there is none."""
-        model = self._versions.models.get(version)
-        if model is None:
-            return None
+    def loaded(self, space_id: str, version: str) -> list[Model]:
+        """Returns what can serve a label's version, or its ensemble, without a load; empty when there is none."""
+        models = [self._versions.models.get(one) for one in version.split(TOGETHER)]
+        here = [model for model in models if model is not None]
+        if len(here) < len(models):
+            return []
         try:
-            check_place(model.description, space_id, self._dim(space_id))
-            self._loader.check_precision(model)
+            for model in here:
+                check_place(model.description, space_id, self._dim(space_id))
+                self._loader.check_precision(model)
         except errors.AeencError:
-            return None
-        return model
+            return []
+        return here
 
     async def restore(self, saved: SavedSpace, *, default: bool) -> None:
         """Opens a space as it was served last, without the registry."""
@@ -282,13 +289,15 @@ class Spaces:
         premises = await self._loader.load_known(saved.space_id, saved.premise_version, digest, None)
         self._versions.open_space(saved.space_id, premises, default=default)
 
-    async def restore_model(self, space_id: str, version: str, manifest_sha256: str) -> Model:
-        """Returns a version of a space as it was served last, without the registry."""
-        dim = self._dim(space_id)
-        model = self._versions.models.get(version)
-        model = model or await self._loader.load_known(space_id, version, manifest_sha256, dim)
-        self._loader.check_precision(model)
-        return model
+    async def restore_models(self, label: SavedLabel) -> list[Model]:
+        """Returns the version or the ensemble of a label as it was served last, without the registry."""
+        dim, models = self._dim(label.space_id), []
+        for version, digest in zip(label.version.split(TOGETHER), label.manifest_sha256.split(TOGETHER), strict=True):
+            model = self._versions.models.get(version)
+            model = model or await self._loader.load_known(label.space_id, version, digest, dim)
+            self._loader.check_precision(model)
+            models.append(model)
+        return models
 
     def _dim(self, space_id: str) -> int | None:
         """Returns the dimension of a space; None for cross-encoders."""

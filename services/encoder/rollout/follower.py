@@ -80,7 +80,7 @@ class Follower:
         self._spaces = Spaces(registry, loader, versions, history)
         self._tasks: set[asyncio.Task[None]] = set()
         self._applying = asyncio.Lock()  # from reading a row to serving it: an older row never follows a newer one
-        self._loading: tuple[LabelRow, asyncio.Task[Model]] | None = None
+        self._loading: tuple[LabelRow, asyncio.Task[list[Model]]] | None = None
         self._wake, self._retry_failed = asyncio.Event(), False
         self._stable: LabelRow | None = None  # as read last
         self._elsewhere: list[str] = []  # the other spaces with a `stable`
@@ -173,7 +173,7 @@ class Follower:
         if opened is not None:
             row, model = opened
             self._history.record(row, time.monotonic() - started)
-            self._serve((row.space_id, row.name), model, ServedLabel(row.version, row.revision, row.share))
+            self._serve((row.space_id, row.name), [model], ServedLabel(row.version, row.revision, row.share))
         space_id = self._versions.space_id
         rows = await self._rows()
         for other in sorted({row.space_id for row in rows} - {space_id, CROSS_ENCODERS}):
@@ -210,10 +210,10 @@ class Follower:
                 if latest is None or latest.version != loading.version:
                     task.cancel()
             for row in sorted(rows, key=self._urgency):
-                model = self._spaces.loaded(row.space_id, row.version)
-                if model is not None and not self._is_served(row):
+                models = self._spaces.loaded(row.space_id, row.version)
+                if models and not self._is_served(row):
                     with _span_of(row):
-                        await self._conclude(row, model, "", 0.0)
+                        await self._conclude(row, models, "", 0.0)
             if self._versions.complete and (self._versions.space_id, STABLE) in named:
                 self._withdraw_all_but(rows)
                 if self._stable is not None:  # otherwise the first round says when it is ready
@@ -233,7 +233,7 @@ class Follower:
 
     def _urgency(self, row: LabelRow) -> tuple[bool, bool]:
         """Sorts loaded versions first, then `stable`: a rollback never waits for another load."""
-        return row.version not in self._versions.models, row.name != STABLE
+        return not set(row.versions) <= set(self._versions.models), row.name != STABLE
 
     def _nothing_to_follow(self, why: str) -> None:
         """Keeps serving: an empty registry takes no version away."""
@@ -272,7 +272,7 @@ class Follower:
                 continue
             if self._versions.complete:  # the label has moved to a loaded version meanwhile
                 return
-            self._serve(key, model, ServedLabel(version, FALLEN_BACK))
+            self._serve(key, [model], ServedLabel(version, FALLEN_BACK))
             return
 
     async def _patiently(self, load: asyncio.Future[Any]) -> None:
@@ -319,18 +319,19 @@ class Follower:
     async def _try(self, row: LabelRow) -> LabelRow | None:
         """Tries to serve a label's version; returns its row where the label has moved meanwhile."""
         started = time.monotonic()
-        model, failure = None, ""
+        models: list[Model] = []
+        failure = ""
         try:
-            model = await self._load(row)
+            models = await self._load(row)
         except errors.AeencError as error:
             failure = error.message
         async with self._applying:
             latest = await self._registry.label(row.space_id, row.name)
             if latest is None:
                 return None
-            if latest.version == row.version and (model is not None or failure):
+            if latest.version == row.version and (models or failure):
                 if not self._is_served(latest):
-                    await self._conclude(latest, model, failure, time.monotonic() - started)
+                    await self._conclude(latest, models, failure, time.monotonic() - started)
                 return None
         if latest.version != row.version:
             failure = failure or f"overtaken by revision {latest.revision} ({latest.version})"
@@ -339,30 +340,30 @@ class Follower:
             await self._acknowledge(row, ok=False, reason=failure)
         return latest
 
-    async def _load(self, row: LabelRow) -> Model | None:
-        """Returns the row's model, loaded already or now; None when the label moved away meanwhile."""
-        task = asyncio.ensure_future(self._spaces.model(row.space_id, row.version))
+    async def _load(self, row: LabelRow) -> list[Model]:
+        """Returns the row's models, loaded already or now; empty when the label moved away meanwhile."""
+        task = asyncio.ensure_future(self._spaces.models(row.space_id, row.version))
         self._loading = (row, task)
         try:
             await self._patiently(task)
         finally:
             self._loading = None
-        return None if task.cancelled() else task.result()
+        return [] if task.cancelled() else task.result()
 
-    async def _conclude(self, row: LabelRow, model: Model | None, failure: str, duration_s: float) -> None:
-        """Serves a model under a label, or keeps what is served; records and acknowledges either."""
+    async def _conclude(self, row: LabelRow, models: list[Model], failure: str, duration_s: float) -> None:
+        """Serves models under a label, or keeps what is served; records and acknowledges either."""
         key = (row.space_id, row.name)
         self._history.record(row, duration_s, failure)
-        if model is None:
+        if not models:
             self._failed[key] = (row.revision, row.version)
             tracing.failed()
         else:
-            self._serve(key, model, ServedLabel(row.version, row.revision, row.share))
+            self._serve(key, models, ServedLabel(row.version, row.revision, row.share))
             self._failed.pop(key, None)
-        await self._acknowledge(row, ok=model is not None, reason=failure)
+        await self._acknowledge(row, ok=bool(models), reason=failure)
 
-    def _serve(self, key: LabelKey, model: Model, label: ServedLabel) -> None:
-        self._versions.serve(key, model, label)
+    def _serve(self, key: LabelKey, models: list[Model], label: ServedLabel) -> None:
+        self._versions.serve(key, models, label)
         self._metrics.serves(*key, label.version, label.revision)
 
     def _drop_unnamed(self) -> None:
@@ -404,12 +405,12 @@ class Follower:
     async def _restore_labels(self, labels: Iterable[SavedLabel]) -> None:
         for label in labels:
             try:
-                model = await self._spaces.restore_model(label.space_id, label.version, label.manifest_sha256)
+                models = await self._spaces.restore_models(label)
             except errors.AeencError as error:
                 log.exception("a saved label cannot be served", label=label.name, reason=error.message)
                 continue
             served = ServedLabel(label.version, label.revision, label.share)
-            self._serve((label.space_id, label.name), model, served)
+            self._serve((label.space_id, label.name), models, served)
 
 
 def _span_of(row: LabelRow) -> AbstractContextManager[tracing.Span]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 from aeenc.errors import DataLoss
 from services.encoder.metrics import EncoderMetrics
-from services.encoder.rollout.versions import LabelKey, Versions
+from services.encoder.rollout.versions import LabelKey, ServedLabel, Versions
 from services.kit.logs import get
 from services.store.files import atomic_write
 from services.store.registry import LabelRow
+from services.store.registry_rows import TOGETHER
 
 log = get(__name__)
 
@@ -69,7 +70,7 @@ class SwapHistory:
 
 
 class SavedLabel(NamedTuple):
-    """A label as it was served, with the digest that its checkpoint's manifest must have."""
+    """A label as it was served, with the digest that its checkpoint's manifest must have; an ensemble's joined by +."""
 
     space_id: str
     name: str
@@ -98,12 +99,16 @@ class SavedState(NamedTuple):
         """Describes what is served."""
         digests = {version: model.description.manifest_sha256 for version, model in versions.models.items()}
         labels = tuple(
-            SavedLabel(space_id, name, here.version, here.revision, here.share, digests[here.version])
+            SavedLabel(space_id, name, here.version, here.revision, here.share, _digests_of(here, digests))
             for (space_id, name), here in sorted(versions.labels.items())
         )
         default_first = sorted(versions.premise_versions.items(), key=lambda one: (one[0] != versions.space_id, one[0]))
         spaces = tuple(SavedSpace(space_id, version, digests[version]) for space_id, version in default_first)
         return cls(spaces, labels)
+
+
+def _digests_of(label: ServedLabel, digests: Mapping[str, str]) -> str:
+    return TOGETHER.join(digests[version] for version in label.versions)
 
 
 class StateFile:

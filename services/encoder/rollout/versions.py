@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from aeenc.errors import FailedPrecondition, SpaceMismatch, Unavailable, Unimplemented, VersionNotLoaded
 from services.encoder.runtime.model import CROSS_ENCODERS, Model
+from services.store.registry_rows import TOGETHER
 
 STABLE, CANARY = "stable", "canary"
 LabelKey = tuple[str, str]  # space and label
@@ -23,9 +24,14 @@ LabelKey = tuple[str, str]  # space and label
 class ServedLabel:
     """A label as this process serves it. `share`: the part of calls without a model that `canary` gets."""
 
-    version: str
+    version: str  # those of an ensemble joined by +
     revision: int
     share: float = 0.0
+
+    @property
+    def versions(self) -> list[str]:
+        """The version, or those of the ensemble."""
+        return self.version.split(TOGETHER)
 
 
 @dataclass(frozen=True)
@@ -99,14 +105,21 @@ class Versions:
             return self.models[self.premise_versions[space_id]]
         return self._named(space_id, selection)
 
-    def resolve_cross_encoder(self, selection: Selection) -> Model:
-        """Returns the cross-encoder for a Score. Raises Unimplemented without any, VersionNotLoaded for another."""
+    def resolve_cross_encoder(self, selection: Selection) -> tuple[Model, Sequence[str]]:
+        """Returns the cross-encoder for a Score, and all versions of its label where these are several.
+
+        Raises Unimplemented without any, VersionNotLoaded for another.
+        """
         if (CROSS_ENCODERS, STABLE) not in self.labels:
             raise Unimplemented(
                 "no cross-encoder is published here; name one in AEENC_TRAINER_CROSS_ENCODER, or rank by the scores of "
                 "IndexService.Retrieve"
             )
-        return self._named(CROSS_ENCODERS, selection)
+        model = self._named(CROSS_ENCODERS, selection)
+        if selection.version:
+            return model, ()
+        here = self.labels[CROSS_ENCODERS, self._label(CROSS_ENCODERS, selection)].versions
+        return model, here if len(here) > 1 else ()
 
     def _named(self, space_id: str, selection: Selection) -> Model:
         if selection.version:
@@ -117,12 +130,15 @@ class Versions:
                     f"version {selection.version!r} is not loaded ({loaded} are); point a label at it"
                 )
             return model
-        label = selection.label or (CANARY if self._is_canary(space_id, selection.routing_key) else STABLE)
+        label = self._label(space_id, selection)
         here = self.labels.get((space_id, label))
         if here is None:
             named = ", ".join(sorted(name for space, name in self.labels if space == space_id))
             raise VersionNotLoaded(f"label {label!r} names nothing here (there are {named})")
-        return self.models[here.version]
+        return self.models[here.versions[0]]
+
+    def _label(self, space_id: str, selection: Selection) -> str:
+        return selection.label or (CANARY if self._is_canary(space_id, selection.routing_key) else STABLE)
 
     def _is_canary(self, space_id: str, routing_key: str) -> bool:
         """Whether the canary gets a call. Every encoder decides the same for one key."""
@@ -143,9 +159,9 @@ class Versions:
             if not self.in_flight[model]:
                 del self.in_flight[model]
 
-    def serve(self, key: LabelKey, model: Model, label: ServedLabel) -> None:
-        """Serves a model under a label. The second assignment is the swap."""
-        self._models[label.version] = model
+    def serve(self, key: LabelKey, models: Sequence[Model], label: ServedLabel) -> None:
+        """Serves the models of a label's versions. The assignment to the label is the swap."""
+        self._models |= {model.version: model for model in models}
         self._labels[key] = label
 
     def failing(self, versions: Collection[str]) -> str:
@@ -183,7 +199,7 @@ class Versions:
 
     def drop_unnamed(self) -> list[Model]:
         """Drops every version that neither a label nor a space names, and returns the models."""
-        named = {here.version for here in self._labels.values()} | set(self._premise_versions.values())
+        named = set(self._premise_versions.values()).union(*(here.versions for here in self._labels.values()))
         dropped = [self._models.pop(version) for version in set(self._models) - named]
         for model in dropped:
             self._failing.pop(model.version, None)

@@ -8,6 +8,7 @@ each caller's texts go out again alone, so that a bad text fails only its own ca
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -198,7 +199,7 @@ def _fail(batch: Sequence[_EncodeRequest], error: Exception) -> None:
 
 
 class Reranker:
-    """Re-ranks by the encoder's Score: one cross-encoder whatever encoded the texts, or an ensemble by version."""
+    """Re-ranks by the encoder's Score: by what label `stable` names, or by versions; several are an ensemble."""
 
     def __init__(self, client: EncoderClient, *, timeout_s: float = 10.0) -> None:
         self._client, self._timeout_s = client, timeout_s
@@ -215,36 +216,60 @@ class Reranker:
 
         `premises` has the texts of `hits`. With a rerank_weight, the score is the hit's own plus so much of the
         cross-encoder's; with 0 it is the cross-encoder's; of an ensemble it is minus the sum of ranks. Raises what
-        Score raises, Unavailable naming the encoder, FailedPrecondition when the cross-encoder changed meanwhile.
+        Score raises, Unavailable naming the encoder, FailedPrecondition when the cross-encoder changed meanwhile, or
+        for a rerank_weight where the label names an ensemble.
         """
-        timeout_s = self._timeout_s if left_s is None else min(self._timeout_s, left_s * ANSWER_SHARE)
+        deadline = time.monotonic() + (math.inf if left_s is None else left_s * ANSWER_SHARE)
+        scored = await self._score(query.texts, premises, query.rerank_versions or (None,), deadline)
+        ensemble = next((part.ensemble for parts in scored for part in parts), ())
+        if ensemble and query.rerank_weight:
+            raise errors.FailedPrecondition(
+                f"label 'stable' names an ensemble of {', '.join(ensemble)}, which ranks by its sum of ranks alone; "
+                "set rerank_weight to 0"
+            )
+        if ensemble:
+            scored += await self._score(query.texts, premises, ensemble[1:], deadline)
+        versions = list(dict.fromkeys(part.model_version for parts in scored for part in parts))
+        if len(versions) > len(ensemble or query.rerank_versions or (None,)):
+            raise errors.FailedPrecondition(
+                f"the cross-encoder changed from {' to '.join(sorted(versions))} meanwhile; ask again"
+            )
+        reranked = [_reranked(one, scored[row :: len(hits)], query) for row, one in enumerate(hits)]
+        return reranked, "+".join(versions)
+
+    async def _score(
+        self,
+        texts: Sequence[str],
+        premises: Sequence[Sequence[str]],
+        models: Sequence[str | None],
+        deadline: float,
+    ) -> list[list[Scored]]:
+        """Scores each text's premises by each model, in parts; in the order of the models, then of the texts."""
+        timeout_s = min(self._timeout_s, deadline - time.monotonic())
         turn = asyncio.Semaphore(CALLS_AT_ONCE)
 
         async def score(text: str, part: Sequence[str], version: str | None) -> Scored:
             async with turn:
                 return await self._client.score(
-                    text, part, version=version, truncate=True, timeout_s=max(timeout_s, 0.001)
+                    text,
+                    part,
+                    version=version,
+                    truncate=True,
+                    first_of_ensemble=version is None,
+                    timeout_s=max(timeout_s, 0.001),
                 )
 
-        models = query.rerank_versions or (None,)
         calls = [
             [score(text, own[start : start + PAIRS_A_CALL], model) for start in range(0, len(own), PAIRS_A_CALL)]
             for model in models
-            for text, own in zip(query.texts, premises, strict=True)
+            for text, own in zip(texts, premises, strict=True)
         ]
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [[group.create_task(call) for call in each] for each in calls]
         except* errors.AeencError as failed:
             raise _naming_target(failed, self._client.channel.target) from None
-        scored = [[task.result() for task in each] for each in tasks]
-        versions = list(dict.fromkeys(part.model_version for each in scored for part in each))
-        if len(versions) > len(models):
-            raise errors.FailedPrecondition(
-                f"the cross-encoder changed from {' to '.join(sorted(versions))} meanwhile; ask again"
-            )
-        reranked = [_reranked(one, scored[row :: len(hits)], query) for row, one in enumerate(hits)]
-        return reranked, "+".join(versions)
+        return [[task.result() for task in each] for each in tasks]
 
 
 def _reranked(hits: SearchHits, models: Sequence[Sequence[Scored]], query: TextQuery) -> SearchHits:

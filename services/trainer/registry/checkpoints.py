@@ -62,14 +62,14 @@ class Checkpoints:
 
     async def labels_of(self, version: str) -> list[str]:
         """Returns the names of the labels that point at a version."""
-        return [label.name for label in await self._registry.labels(readable=True) if label.version == version]
+        return [label.name for label in await self._registry.labels(readable=True) if version in label.versions]
 
     async def page(self, limit: int, start: int) -> tuple[list[tuple[CheckpointRow, list[str]]], int]:
         """Lists checkpoints with their labels from a position on, newest first, and the next position (0: the end)."""
         rows = await self._registry.checkpoints(readable=True)
         labels = await self._registry.labels(readable=True)
         page = [
-            (row, [label.name for label in labels if label.version == row.version])
+            (row, [label.name for label in labels if row.version in label.versions])
             for row in rows[start : start + limit]
         ]
         return page, start + limit if len(rows) > start + limit else 0

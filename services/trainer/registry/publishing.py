@@ -21,8 +21,9 @@ from services.kit.logs import get
 from services.kit.tracing import span
 from services.store.formats import known_fields
 from services.store.registry import CheckpointRow, LabelRow, Registry, RolloutRow
+from services.store.registry_rows import TOGETHER
 from services.store.requests import Request
-from services.trainer.registry.checkpoints import Checkpoints
+from services.trainer.registry.checkpoints import CROSS_ENCODER, Checkpoints
 from services.trainer.registry.operator_models import STABLE, PretrainedSpace
 from services.trainer.registry.quality_gate import Comparison, QualityGate, Verdict
 from services.trainer.registry.tandem_publishing import TandemActivation, TandemPublisher
@@ -33,6 +34,7 @@ log = get(__name__)
 PREVIOUS = "previous"
 CANARY = "canary"
 MAX_WAIT_S = 60.0
+ENSEMBLE = 8  # cross-encoders that rank together; the index takes no more in one call
 _LABEL = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -116,7 +118,7 @@ class Publisher:
 
     async def _move(self, move: _Move) -> tuple[LabelRow, Verdict]:
         """Compares a version unless the move is forced, then points the label at it."""
-        row = await self._checkpoints.get(move.version)
+        row = await self._named(move.version, move.label)
         with span("publish", links=[row.traceparent], label=move.label, version=move.version):
             return await self._move_to(row, move)
 
@@ -132,7 +134,7 @@ class Publisher:
             request=move.request,
             answer=_answer(gate),
         )
-        if moved.revision != compared:
+        if moved.revision != compared and TOGETHER not in move.version:
             await self._gate.note(move.version, row.space_id, move.label, gate, force=move.force)
         log.info("published", label=move.label, version=move.version, revision=moved.revision, gate=gate)
         return moved, gate
@@ -159,6 +161,8 @@ class Publisher:
         """Returns the revision of the space's label that the version was compared with, None where it was not."""
         if move.force:
             return None, Verdict(not_compared="it was forced")
+        if TOGETHER in move.version:
+            return None, Verdict(not_compared="an ensemble has no validation of its own")
         return await self._gate.compare(move.version, space_id, move.label)
 
     async def set_label(
@@ -169,7 +173,7 @@ class Publisher:
         share: float | None = None,
         request_id: str = "",
     ) -> LabelRow:
-        """Points a label at a version, without the gate."""
+        """Points a label at a version or an ensemble, without the gate."""
         name = _movable(label)
         _check_share(name, share)
         asked = {"label": name, "version": version, "expected_revision": expected_revision, "share": share}
@@ -177,7 +181,7 @@ class Publisher:
         async with self._turn:
             if record := await self._registry.requests.answer(request):
                 return LabelRow.of_hash(record)
-            row = await self._checkpoints.get(version)
+            row = await self._named(version, name)
             return await self._registry.set_label(
                 row.space_id, name, version, expected_revision=expected_revision, share=share, request=request
             )
@@ -244,6 +248,14 @@ class Publisher:
         row = await self._label(_checked(label or STABLE), space_id)
         return row, await self._registry.rollouts(row.space_id, row.name)
 
+    async def _named(self, version: str, label: str) -> CheckpointRow:
+        """Returns the checkpoint that a label shall name, or the first of an ensemble, after checking all of it."""
+        versions = version.split(TOGETHER)
+        rows = [await self._checkpoints.get(one) for one in versions]
+        if len(rows) > 1:
+            _check_ensemble(rows, label)
+        return rows[0]
+
     async def _label(self, name: str, space_id: str) -> LabelRow:
         row = await self._registry.label(self._of(space_id), name)
         if row is None:
@@ -299,6 +311,22 @@ def _movable(label: str) -> str:
     if label == PREVIOUS:
         raise errors.InvalidArgument.field("label", "is 'previous', which follows 'stable' by itself")
     return _checked(label)
+
+
+def _check_ensemble(rows: Sequence[CheckpointRow], label: str) -> None:
+    """Raises InvalidArgument unless a label can name these checkpoints together."""
+    versions = [row.version for row in rows]
+    if len(set(versions)) < len(versions) or len(versions) > ENSEMBLE:
+        raise errors.InvalidArgument.field(
+            "version", f"names {', '.join(versions)}; give at most {ENSEMBLE} different versions"
+        )
+    if label == CANARY:
+        raise errors.InvalidArgument.field("label", "is 'canary', whose share is of calls to one version; take another")
+    for row in rows:
+        if row.space_id != CROSS_ENCODER:
+            raise errors.InvalidArgument.field(
+                "version", f"names {row.version} among several; only cross-encoders rank together, name it alone"
+            )
 
 
 def _check_share(label: str, share: float | None) -> None:

@@ -64,7 +64,9 @@ class QualityGate:
         if candidate is None:
             return serving.revision, Verdict(not_compared="it was trained without validation queries")
         best = await self._registry.best_published(space_id, label, _measure_of(candidate))
-        names = {serving.version: "serving", **({best: "best published"} if best and best != serving.version else {})}
+        names = dict.fromkeys(serving.versions, "serving")
+        if best:
+            names.setdefault(best, "best published")
         comparisons = [
             await self._test(version, candidate, theirs, name) for theirs, name in names.items() if theirs != version
         ]

@@ -47,14 +47,14 @@ async def test_an_encoder_that_meets_a_label_of_the_next_major_release_serves_on
 
     async def check(client: Any) -> None:
         await eventually(lambda: says(client, "label 'canary'"))
-        assert await says(client, "format_version 2")
+        assert await says(client, "format_version 3")
         assert (await client.encode(["sun"])).model_version == tiny_checkpoint.version
 
     async with serve() as (_, client):
         await client.encode(["sun"])
         await registry.set_label(TINY_SPACE, "canary", tiny_checkpoint.version)
         key = f"{key_prefix(namespace)}label:{TINY_SPACE}:canary"
-        await redis.hset(key, "format_version", 2)
+        await redis.hset(key, "format_version", 3)
         await check(client)
     async with serve() as (_, client):
         await check(client)

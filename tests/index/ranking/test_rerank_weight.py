@@ -84,6 +84,20 @@ async def test_an_ensemble_ranks_by_the_sum_of_ranks_and_ties_by_insertion(built
         assert [(hit.id, hit.score) for hit in anew] == [(one, -total[one]) for one in expected]
 
 
+async def test_a_label_that_names_an_ensemble_ranks_as_its_versions_do(built, encoder):
+    by_versions = await built.client.retrieve("science", [TEXT, "ice"], k=4, rerank=10, rerank_versions=VERSIONS)
+    encoder.servicer.cross_ensemble = VERSIONS
+    by_label = await built.client.retrieve("science", [TEXT, "ice"], k=4, rerank=10)
+    assert by_label.rerank_version == "x-a+x-e+x-t"
+    assert [[(hit.id, hit.score) for hit in hits] for hits in by_label.results] == [
+        [(hit.id, hit.score) for hit in hits] for hits in by_versions.results
+    ]
+    alone = await built.client.retrieve("science", [TEXT], k=4, rerank=10, rerank_versions=["x-a"])
+    assert alone.rerank_version == "x-a"
+    weighted = built.client.retrieve("science", [TEXT], k=4, rerank=10, rerank_weight=0.5)
+    await raises(errors.FailedPrecondition, weighted, "x-a, x-e, x-t", "rerank_weight to 0")
+
+
 async def test_one_version_scores_as_itself(built):
     first = (await built.client.retrieve("science", [TEXT], k=5))[0]
     found = await built.client.retrieve("science", [TEXT], k=5, rerank=5, rerank_versions=["x-t"], rerank_weight=2.0)

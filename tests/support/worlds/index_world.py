@@ -48,6 +48,7 @@ class HashedEncoder(encoder_pb2_grpc.EncoderServiceServicer):
         self.requests: list[Any] = []
         self.score_requests: list[Any] = []
         self.cross_version = "x00000000000000aa"
+        self.cross_ensemble: Sequence[str] = ()  # what the label names instead
         self.request_ids: list[str] = []
         self.batches: list[int] = []  # the numbers of the batches that came in streams
         self.tokens: set[str] = set()
@@ -111,10 +112,11 @@ class HashedEncoder(encoder_pb2_grpc.EncoderServiceServicer):
         self.score_requests.append(request)
         if self.fail:
             await context.abort(*self.fail)
-        version = request.model.version or self.cross_version
-        letter = request.model.version[-1:] or "e"
+        ensemble = self.cross_ensemble if request.first_of_ensemble and not request.model.version else ()
+        version = request.model.version or next(iter(ensemble), self.cross_version)
+        letter = version[-1] if request.model.version or ensemble else "e"
         scores = [float(premise.count(letter)) for premise in request.premises]
-        return encoder_pb2.ScoreResponse(scores=scores, model_version=version)
+        return encoder_pb2.ScoreResponse(scores=scores, model_version=version, ensemble=ensemble)
 
 
 async def _abort(context: Any, error: errors.AeencError) -> None:

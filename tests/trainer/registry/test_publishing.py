@@ -16,7 +16,7 @@ import pytest
 from aeenc import Channel, RegistryClient, TrainerClient, errors
 from aeenc.v1 import registry_pb2, registry_pb2_grpc
 from services.store.registry import Registry, RolloutRow
-from services.trainer.registry.checkpoints import Checkpoints
+from services.trainer.registry.checkpoints import CROSS_ENCODER, Checkpoints
 from support.worlds.trainer_world import Space, serve_trainer
 
 
@@ -29,11 +29,17 @@ class World:
     checkpoints: Checkpoints
 
     async def checkpoint(
-        self, name: str, precisions: list[float] | None, base_version: str = "", before: Any = None, reranks: str = ""
+        self,
+        name: str,
+        precisions: list[float] | None,
+        base_version: str = "",
+        before: Any = None,
+        reranks: str = "",
+        space_id: str = "",
     ) -> str:
         """Registers a checkpoint of nothing but its metrics; the registry looks no further."""
         meta = {
-            "space_id": self.space.space_id,
+            "space_id": space_id or self.space.space_id,
             "pretrained": False,
             "base_version": base_version,
             "job_id": name,
@@ -118,6 +124,42 @@ async def test_rollback_points_back_and_again_forth(world: World):
     }
     assert (await world.registry.rollback()).label.version == world.space.version
     assert (await world.registry.rollback()).label.version == good
+
+
+async def test_a_label_names_an_ensemble_of_cross_encoders(world: World):
+    good, bad, worse = [
+        await world.checkpoint(name, precisions, reranks="q1", space_id=CROSS_ENCODER)
+        for name, precisions in (("good", GOOD), ("bad", BAD), ("worse", [one / 2 for one in BAD]))
+    ]
+    moved = await world.registry.publish([good, bad])
+    assert (moved.label.version, moved.label.space_id) == (f"{good}+{bad}", CROSS_ENCODER)
+    assert moved.gate.not_compared == "an ensemble has no validation of its own"
+    listed = {one.name: one.version async for one in world.registry.list_labels(space_id=CROSS_ENCODER)}
+    assert listed == {"stable": f"{good}+{bad}"}
+    named = {one.version: list(one.labels) async for one in world.trainer.list_checkpoints()}
+    assert (named[good], named[bad], named[worse]) == (["stable"], ["stable"], [])
+    with pytest.raises(errors.FailedPrecondition, match=f"serving {good}"):
+        await world.registry.publish(worse)
+    assert (await world.registry.set_label("stable", f"{bad}+{worse}")).version == f"{bad}+{worse}"
+    assert (await world.registry.rollback(space_id=CROSS_ENCODER)).label.version == f"{good}+{bad}"
+
+
+async def test_an_ensemble_that_makes_no_sense_is_refused_by_name_and_moves_nothing(world: World):
+    query = await world.checkpoint("query", GOOD)
+    one, other = [await world.checkpoint(name, GOOD, space_id=CROSS_ENCODER) for name in ("one", "other")]
+    for label, versions, words in (
+        ("pair", [query, world.space.version], f"{query} among several; only cross-encoders"),
+        ("pair", [one, query], f"{query} among several; only cross-encoders"),
+        ("pair", [one, one], "at most 8 different"),
+        ("pair", [*[one] * 8, other], "at most 8 different"),
+        ("canary", [one, other], "label: is 'canary'"),
+    ):
+        for move in (world.registry.set_label(label, versions), world.registry.publish(versions, label=label)):
+            with pytest.raises(errors.InvalidArgument, match=words):
+                await move
+    with pytest.raises(errors.NotFound, match="'q-none'"):
+        await world.registry.set_label("pair", [one, "q-none"])
+    assert {label.name async for label in world.registry.list_labels()} == {"stable"}
 
 
 async def test_labels_are_listed_page_by_page(world: World):

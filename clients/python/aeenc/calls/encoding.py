@@ -63,12 +63,16 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Scored:
-    """A cross-encoder's `scores` (n,) of premises, float32, larger is better; `truncated` pairs were cut."""
+    """A cross-encoder's `scores` (n,) of premises, float32, larger is better; `truncated` pairs were cut.
+
+    `ensemble` has all versions that the label names together, this one first; empty for a label of one version.
+    """
 
     scores: NDArray[np.float32]
     model_version: str
     timings: values.Timings
     truncated: int
+    ensemble: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

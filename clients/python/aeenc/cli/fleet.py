@@ -166,7 +166,8 @@ def publish(
 ) -> None:
     """Points a label at a checkpoint and waits until every live encoder serves it.
 
-    A checkpoint of mode siamese or dual becomes `stable` as one with its generation, or not at all.
+    A checkpoint of mode siamese or dual becomes `stable` as one with its generation, or not at all. Several
+    cross-encoders, V1+V2, re-rank together.
     """
     with client(context) as connected:
         _reach_registry(connected)

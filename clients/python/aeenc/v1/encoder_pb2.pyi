@@ -92,28 +92,32 @@ class EncodeStreamResponse(_message.Message):
     def __init__(self, batch: _Optional[_Union[EncodeResponse, _Mapping]] = ..., batch_seq: _Optional[int] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("query", "premises", "model", "truncate")
+    __slots__ = ("query", "premises", "model", "truncate", "first_of_ensemble")
     QUERY_FIELD_NUMBER: _ClassVar[int]
     PREMISES_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TRUNCATE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_OF_ENSEMBLE_FIELD_NUMBER: _ClassVar[int]
     query: str
     premises: _containers.RepeatedScalarFieldContainer[str]
     model: _types_pb2.ModelSelector
     truncate: _types_pb2.Truncate
-    def __init__(self, query: _Optional[str] = ..., premises: _Optional[_Iterable[str]] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., truncate: _Optional[_Union[_types_pb2.Truncate, str]] = ...) -> None: ...
+    first_of_ensemble: bool
+    def __init__(self, query: _Optional[str] = ..., premises: _Optional[_Iterable[str]] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., truncate: _Optional[_Union[_types_pb2.Truncate, str]] = ..., first_of_ensemble: bool = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
-    __slots__ = ("scores", "model_version", "timings", "truncated")
+    __slots__ = ("scores", "model_version", "timings", "truncated", "ensemble")
     SCORES_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    ENSEMBLE_FIELD_NUMBER: _ClassVar[int]
     scores: _containers.RepeatedScalarFieldContainer[float]
     model_version: str
     timings: _types_pb2.Timings
     truncated: int
-    def __init__(self, scores: _Optional[_Iterable[float]] = ..., model_version: _Optional[str] = ..., timings: _Optional[_Union[_types_pb2.Timings, _Mapping]] = ..., truncated: _Optional[int] = ...) -> None: ...
+    ensemble: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, scores: _Optional[_Iterable[float]] = ..., model_version: _Optional[str] = ..., timings: _Optional[_Union[_types_pb2.Timings, _Mapping]] = ..., truncated: _Optional[int] = ..., ensemble: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EncoderServiceGetInfoRequest(_message.Message):
     __slots__ = ()

@@ -88,7 +88,9 @@ class EncoderServiceServicer(object):
     def Score(self, request, context):
         """Scores premises against a query with a cross-encoder.
 
-        Fails as Encode does, and with UNIMPLEMENTED when no cross-encoder has been published.
+        Fails as Encode does, and with:
+        - UNIMPLEMENTED: no cross-encoder has been published.
+        - FAILED_PRECONDITION: the label names several, without `first_of_ensemble`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -79,6 +79,7 @@ class RegistryAdminServiceServicer(object):
         After a failure, the old encoders and the old generation keep serving.
 
         Fails with:
+        - INVALID_ARGUMENT: an ensemble that SetLabel refuses.
         - NOT_FOUND: unknown version.
         - FAILED_PRECONDITION (QUALITY_GATE): the validation MAP is worse than the serving one's, or than that of the best
         version published under the label, beyond noise, without `force`.
@@ -97,6 +98,7 @@ class RegistryAdminServiceServicer(object):
         """Points a label at a version.
 
         Fails with:
+        - INVALID_ARGUMENT: an ensemble of more than 8 versions, of one twice, of query encoders, or for label `canary`.
         - NOT_FOUND: unknown version.
         - ABORTED: `expected_revision` is not the label's revision.
         - ALREADY_EXISTS: the request id was used with other content.

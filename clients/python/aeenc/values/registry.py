@@ -21,11 +21,11 @@ class Label:
     name: str = ""
     """Its name."""
     version: str = ""
-    """The version it names."""
+    """The version it names, or those of an ensemble of cross-encoders, joined by `+`."""
     revision: int = 0
     """The number of moves so far. The newest state has the highest number."""
     previous_version: str = ""
-    """The version it named before. Empty: none."""
+    """The version or ensemble that it named before. Empty: none."""
     moved_at: datetime = EPOCH
     """When it moved."""
     share: float = 0.0

@@ -373,7 +373,8 @@ export type RetrieveRequest = Message<"aeenc.v1.RetrieveRequest"> & {
 
   /**
    * The cross-encoders that re-rank, 1 to 8 versions that labels name at the moment. Several re-rank by the sum of the
-   * ranks that they give, ties by insertion order. Empty: the cross-encoder that label `stable` names.
+   * ranks that they give, ties by insertion order. Empty: the cross-encoder or the ensemble
+   * that label `stable` names. FAILED_PRECONDITION: that is an ensemble, with `rerank_weight`.
    *
    * INVALID_ARGUMENT: more than 8, one twice, without `rerank`, or several with `rerank_weight`.
    *

@@ -23,7 +23,7 @@ export const file_aeenc_v1_registry: GenFile = /*@__PURE__*/
  */
 export type PublishRequest = Message<"aeenc.v1.PublishRequest"> & {
   /**
-   * Its version.
+   * Its version, or an ensemble as in SetLabel, which is compared with nothing.
    *
    * @generated from field: string version = 1;
    */
@@ -220,7 +220,7 @@ export type SetLabelRequest = Message<"aeenc.v1.SetLabelRequest"> & {
   label: string;
 
   /**
-   * The version.
+   * The version. Several cross-encoders, joined by `+`, are an ensemble: Retrieve re-ranks by their sum of ranks.
    *
    * @generated from field: string version = 2;
    */
@@ -509,7 +509,7 @@ export type Label = Message<"aeenc.v1.Label"> & {
   name: string;
 
   /**
-   * The version it names.
+   * The version it names, or those of an ensemble of cross-encoders, joined by `+`.
    *
    * @generated from field: string version = 3;
    */
@@ -523,7 +523,7 @@ export type Label = Message<"aeenc.v1.Label"> & {
   revision: bigint;
 
   /**
-   * The version it named before. Empty: none.
+   * The version or ensemble that it named before. Empty: none.
    *
    * @generated from field: string previous_version = 5;
    */
@@ -670,6 +670,7 @@ export const RegistryAdminService: GenService<{
    * After a failure, the old encoders and the old generation keep serving.
    *
    * Fails with:
+   * - INVALID_ARGUMENT: an ensemble that SetLabel refuses.
    * - NOT_FOUND: unknown version.
    * - FAILED_PRECONDITION (QUALITY_GATE): the validation MAP is worse than the serving one's, or than that of the best
    *   version published under the label, beyond noise, without `force`.
@@ -691,6 +692,7 @@ export const RegistryAdminService: GenService<{
    * Points a label at a version.
    *
    * Fails with:
+   * - INVALID_ARGUMENT: an ensemble of more than 8 versions, of one twice, of query encoders, or for label `canary`.
    * - NOT_FOUND: unknown version.
    * - ABORTED: `expected_revision` is not the label's revision.
    * - ALREADY_EXISTS: the request id was used with other content.
