@@ -14,6 +14,7 @@ from opentelemetry.util._once import Once
 
 import aeenc
 from aeenc import errors
+from aeenc.transport import tracing as sdk_tracing
 from aeenc.v1 import sampler_pb2, trainer_pb2, types_pb2
 from services.index.ranking.encoding import EncodeKey, QueryEncoder
 from services.kit import logs, tracing
@@ -38,10 +39,12 @@ async def receiver(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TraceReceiv
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
     monkeypatch.setattr(trace, "_TRACER_PROVIDER_SET_ONCE", Once())
     monkeypatch.setattr(tracing, "_tracer", trace.ProxyTracer("aeenc"))
+    sdk_tracing._tracer.cache_clear()
     async with TraceReceiver().running() as receiver:
         end = tracing.configure(receiver.endpoint, 1.0, service="test", instance="test-1", version=aeenc.__version__)
         yield receiver
         await asyncio.to_thread(end)
+    sdk_tracing._tracer.cache_clear()
 
 
 @pytest.fixture
