@@ -38,7 +38,7 @@ setup: ## make .venv from the lock (TORCH='…' chooses the build of torch, UV=0
 demo: setup ## the whole loop on the sample, or on DATA=dir in EntailmentBank's layout
 	@$(BIN)/aeenc demo $(if $(DATA),--data "$(DATA)")
 
-test: setup ## the default suite: no network, no GPU, WORKERS=3 processes side by side
+test: setup ## the default suite: no network, no GPU, WORKERS=4 processes side by side
 	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-reference: setup ## compare with the published figures (needs data/entailmentbank or AEENC_TEST_DATA; minutes)
