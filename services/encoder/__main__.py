@@ -72,7 +72,7 @@ def build(settings: EncoderSettings) -> GrpcServer:
     batcher = Batcher(
         workers=settings.workers,
         batch_items=settings.batch_items or (0 if options.on_gpu else CPU_BATCH_ITEMS),
-        batch_tokens=settings.batch_tokens or (GPU_BATCH_TOKENS if options.on_gpu else CPU_BATCH_TOKENS),
+        batch_tokens=options.batch_tokens,
         stuck_s=settings.stuck_s,
         cost=cost,
         metrics=metrics,
@@ -108,7 +108,8 @@ def _options(settings: EncoderSettings) -> tuple[LoadOptions, str]:
     elif precision != FASTEST:
         options = replace(options, strict=precision == settings.precision)
     check_runtime(options)
-    return options, reason or placement.reason
+    tokens = settings.batch_tokens or (GPU_BATCH_TOKENS if options.on_gpu else CPU_BATCH_TOKENS)
+    return replace(options, batch_tokens=tokens), reason or placement.reason
 
 
 def _name_of(options: LoadOptions) -> str:
