@@ -237,20 +237,34 @@ class TaskQueue:
         lease_s = await self.lease_s(run.config.oracle) * (taken + 1)  # a person judges one after the other
         numbered = (*request, str(taken)) if request else ()
         async with self._picking:
-            while True:
-                overtaken = False
-                for chunk in _chunks(await self._candidates(run, annotator, taken, only)):
-                    found, at = await self._tasks.read_many(run.id, chunk)
-                    for record in found:
-                        if not record.open_to(annotator, at):
-                            continue
-                        lease_id = f"{run.id}.{record.task.task_id}.{uuid.uuid4().hex[:12]}"
-                        change = steps.lease(record, annotator, lease_id, at, lease_s)
-                        if await self._tasks.write(change, run.config.oracle, at, numbered, content):
-                            return await self._leased(change.record.leases[-1], change.record, at)
-                        overtaken = True
-                if not overtaken:
-                    return None
+            picked = await self._pick(run, annotator, taken, numbered, content, only, lease_s)
+        return await self._leased(*picked) if picked else None
+
+    async def _pick(
+        self,
+        run: Run,
+        annotator: str,
+        taken: int,
+        request: tuple[str, ...],
+        content: str,
+        only: frozenset[str] | None,
+        lease_s: float,
+    ) -> tuple[Lease, TaskRecord, float] | None:
+        """The lease of the best task, the task, and the time."""
+        while True:
+            overtaken = False
+            for chunk in _chunks(await self._candidates(run, annotator, taken, only)):
+                found, at = await self._tasks.read_many(run.id, chunk)
+                for record in found:
+                    if not record.open_to(annotator, at):
+                        continue
+                    lease_id = f"{run.id}.{record.task.task_id}.{uuid.uuid4().hex[:12]}"
+                    change = steps.lease(record, annotator, lease_id, at, lease_s)
+                    if await self._tasks.write(change, run.config.oracle, at, request, content):
+                        return change.record.leases[-1], change.record, at
+                    overtaken = True
+            if not overtaken:
+                return None
 
     async def _leased(self, lease: Lease, record: TaskRecord, at: float) -> LeasedTask:
         tree = record.node_id.partition("-")[0]
