@@ -34,8 +34,7 @@ from benchmarks.harness.baselines import run
 from benchmarks.harness.checkpoints import STORE, base_checkpoint, row_of
 from benchmarks.harness.load import without_collector
 from benchmarks.harness.rows import Rows
-from services.encoder.__main__ import CPU_BATCH_ITEMS, GPU_BATCH_TOKENS
-from services.encoder.batching.queues import Item, Queues
+from services.encoder.batching.queues import CPU_BATCH_ITEMS, GPU_BATCH_TOKENS, Item, Queues
 from services.encoder.runtime.runners import Tokens
 from services.store.artifacts import ArtifactStore
 from services.store.redis import connect

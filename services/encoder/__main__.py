@@ -10,6 +10,7 @@ from services.encoder.batching.admission import Admission, CostModel
 from services.encoder.batching.batcher import Batcher
 from services.encoder.batching.breaker import Breaker
 from services.encoder.batching.encoder import Encoder
+from services.encoder.batching.queues import CPU_BATCH_ITEMS, CPU_BATCH_TOKENS, GPU_BATCH_TOKENS
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.rollout.calibration import FASTEST
 from services.encoder.rollout.candidates import CandidateLoader
@@ -30,9 +31,6 @@ from services.store.redis import connect
 from services.store.registry import Registry
 
 log = get(__name__)
-
-CPU_BATCH_ITEMS = 32
-CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 256, 16_384
 
 
 def build(settings: EncoderSettings) -> GrpcServer:
