@@ -23,6 +23,7 @@ from services.store.registry import Registry
 from services.trainer.registry.checkpoints import Checkpoints
 from support.models.tiny_checkpoints import register, write_tiny_checkpoint, write_tiny_cross_encoder_checkpoint
 from support.servers.trace_receiver import TraceReceiver
+from support.waiting import eventually
 from support.worlds.light_fleet import LightFleet, light_fleet
 from support.worlds.trainer_world import FACTS, PAIRS, SIGNS
 
@@ -50,7 +51,14 @@ async def receiver(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TraceReceiv
 @pytest.fixture
 async def fleet(receiver: TraceReceiver, light_fleet: LightFleet, registry: Registry) -> LightFleet:
     """All four services, recorded, with a cross-encoder."""
-    await register(registry, write_tiny_cross_encoder_checkpoint(light_fleet.store), label="stable")
+    made = write_tiny_cross_encoder_checkpoint(light_fleet.store)
+    await register(registry, made, label="stable")
+
+    async def loaded() -> bool:
+        info = await light_fleet.client.encoder.info()
+        return made.version in {one.version for one in info.versions}
+
+    await eventually(loaded)
     return light_fleet
 
 
