@@ -26,7 +26,7 @@ BENCH := $(shell grep -ls '__main__' benchmarks/*/$(NAME).py)
 PYTEST := $(PY) -m pytest $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-reference test-crash test-demo test-sdk test-integrations test-browser test-chart test-soak conformance check format bench table1 textgraphs nli figure3 own-text proto release docs up down lock clean
+.PHONY: help setup demo test test-reference test-crash test-demo test-sdk test-integrations test-browser test-chart test-soak conformance check format bench table1 textgraphs nli analogy figure3 own-text proto release docs up down lock clean
 
 help: ## show this list
 	@echo "AE-Enc services. Targets:"
@@ -38,7 +38,7 @@ setup: ## make .venv from the lock (TORCH='…' chooses the build of torch, UV=0
 demo: setup ## the whole loop on the sample, or on DATA=dir in EntailmentBank's layout
 	@$(BIN)/aeenc demo $(if $(DATA),--data "$(DATA)")
 
-test: setup ## the default suite: no network, no GPU, WORKERS=3 processes side by side
+test: setup ## the default suite: no network, no GPU, WORKERS=4 processes side by side
 	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-reference: setup ## compare with the published figures (needs data/entailmentbank or AEENC_TEST_DATA; minutes)
@@ -101,6 +101,9 @@ textgraphs: setup ## graded re-ranking beside the paper's figures: DATA=dir of T
 nli: setup ## four losses on natural language inference: DATA=dir with dev.jsonl or train.jsonl, and test.jsonl (ARGS='--seeds 1')
 	@test -n "$(DATA)" || { echo "make nli DATA=dir with dev.jsonl or train.jsonl, and test.jsonl"; exit 2; }
 	@$(PY) -m benchmarks.seeds.nli "$(DATA)" $(ARGS)
+
+analogy: setup ## answer selection by analogy beside the paper's Table 1: DATA=dir of WikiQA or TrecQA (ARGS='--vectors FILE')
+	@$(PY) -m benchmarks.seeds.analogy $(if $(DATA),"$(DATA)",data/sample/answers --epochs 1) $(ARGS)
 
 figure3: setup ## the paper's Figure 3 into docs/results
 	@$(PY) benchmarks/tables/figure3.py $(ARGS)

@@ -1,5 +1,7 @@
 """A transformer with pooling and normalisation, in torch, for the trainer and the encoder. Importing it imports torch.
 
+A recurrent encoder over word vectors (`services.bigru`) may stand in its place.
+
 Where a model has a linear layer between pooling and normalisation (sentence-T5), that layer is part of the transformer:
 it is trained with it and kept among its tensors. Weights come only from safetensors, code only from the installed
 transformers.
@@ -8,6 +10,7 @@ transformers.
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from aeenc.errors import DataLoss, FailedPrecondition
+from services.bigru import MODEL_TYPE, BiGru, BiGruConfig
 
 # These take a finished additive mask (batch, 1, length, length), which makes a smaller graph. All others get the mask
 # of the tokens and make their own: ModernBERT (layers with a window) and DeBERTa need that.
@@ -77,6 +81,8 @@ def load_transformer(
     the pooling, where model.safetensors does not hold it. Raises FailedPrecondition for an architecture that the
     installed transformers lack, DataLoss for weights that do not fit config.json.
     """
+    if (recurrent := _recurrent(directory, weights)) is not None:
+        return recurrent
     from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding
     from transformers.utils.logging import disable_progress_bar, set_verbosity_error
@@ -119,6 +125,24 @@ def load_transformer(
             if name in told["missing_keys"]:
                 parameter.zero_()  # transformers fills them at random; nothing here reads them
     _add_dense(model, _tensors(dense, "linear.") if dense else _tensors(directory / "model.safetensors", f"{DENSE}."))
+    return model.eval()
+
+
+def _recurrent(directory: Path, weights: Mapping[str, Tensor] | None) -> nn.Module | None:
+    """Loads a recurrent encoder; None if config.json names another architecture or cannot be read."""
+    try:
+        record = json.loads((directory / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(record, dict) or record.get("model_type") != MODEL_TYPE:
+        return None
+    model = BiGru(BiGruConfig.from_dict(record))
+    given = dict(weights) if weights is not None else _tensors(directory / "model.safetensors", "")
+    own = model.state_dict()
+    _check_names(
+        directory, own.keys() - given.keys(), [n for n in own.keys() & given if own[n].shape != given[n].shape]
+    )
+    model.load_state_dict({name: given[name] for name in own})
     return model.eval()
 
 

@@ -1,6 +1,6 @@
-"""Measures promises to operators: full batches on a GPU, new encoders found, cheap traces, a chart that works.
+"""Measures promises to operators: full batches on a GPU, new encoders found, workers, cheap traces, a working chart.
 
-    python -m benchmarks.fleet.operators [--only batches|dns|tracing|chart] [--rounds 40] [--seconds 1]
+    python -m benchmarks.fleet.operators [--only batches|dns|tracing|workers|chart] [--rounds 40] [--seconds 1]
 
 For tracing, two indexes and two encoders over one space and one corpus differ in tracing alone. Rounds take turns
 between them, so that a busy machine slows both. The receiver of the spans reads nothing: in operation it has its own
@@ -28,13 +28,13 @@ import numpy as np
 from aeenc import Channel, IndexClient
 from aeenc.v1 import index_pb2, types_pb2
 from aeenc.vectors import to_proto
+from benchmarks.fleet.index_workers import workers
 from benchmarks.fleet.name_lookups import dns
 from benchmarks.harness.baselines import run
 from benchmarks.harness.checkpoints import STORE, base_checkpoint, row_of
 from benchmarks.harness.load import without_collector
 from benchmarks.harness.rows import Rows
-from services.encoder.__main__ import CPU_BATCH_ITEMS, GPU_BATCH_TOKENS
-from services.encoder.batching.queues import Item, Queues
+from services.encoder.batching.queues import CPU_BATCH_ITEMS, GPU_BATCH_TOKENS, Item, Queues
 from services.encoder.runtime.runners import Tokens
 from services.store.artifacts import ArtifactStore
 from services.store.redis import connect
@@ -271,7 +271,13 @@ async def chart(rows: Rows, rounds: int, seconds: float) -> None:
 
 
 # The chart is measured by its name alone: it installs 390 MB.
-PARTS: dict[str, Callable[..., object]] = {"batches": batches, "dns": dns, "tracing": tracing, "chart": chart}
+PARTS: dict[str, Callable[..., object]] = {
+    "batches": batches,
+    "dns": dns,
+    "tracing": tracing,
+    "workers": workers,
+    "chart": chart,
+}
 BY_NAME = {"chart"}
 
 

@@ -51,6 +51,8 @@ from support.worlds.sampler_world import FakeIndex, serving
 PARTS = ("page", "first", "times", "kills")
 PEOPLE, KILLS, NAMESPACE = 20, 10, "workbench"
 RETRY_S, LOOK_S = 0.3, 0.12  # of the page
+SETTLE_S = 1.0  # from opening the page to asking for a task
+CHILD_S = 10.0  # after which a node is taken to have no child
 TEAM = {"undo_s": 0.5, "min_lease_s": 2.0, "first_lease_s": 2.0}
 PAGE = Path(sys.modules["aeenc_workbench"].__file__ or "").parent / "page"
 FIRST_LOAD_BYTES, NEXT_MS, CHILDREN_MS, FIRST_S = 250_000, 150.0, 500.0, 60.0
@@ -261,6 +263,7 @@ async def _person(
     rng, tree = random.Random(name), ""
     events = asyncio.Event()
     following = asyncio.create_task(_follow(browsers, name, events))
+    await asyncio.sleep(SETTLE_S)
     for _ in range(answers):
         begun = time.monotonic()
         found = await browsers.lease(name, run_id=run_id, hypothesis=tree) if tree else []
@@ -277,8 +280,9 @@ async def _person(
         tree, begun = lease.hypothesis_id, time.monotonic()
         body = {"run": run_id, "task": lease.task.task_id, "request": uuid.uuid4().hex}
         await browsers.call(name, "/api/settle", body)
-        while time.monotonic() < begun + 10:
-            await asyncio.wait_for(events.wait(), 10)
+        while (left_s := begun + CHILD_S - time.monotonic()) > 0:
+            with contextlib.suppress(TimeoutError):  # nothing happens any more: this node has no child
+                await asyncio.wait_for(events.wait(), left_s)
             await asyncio.sleep(LOOK_S)
             events.clear()
             if child := await browsers.lease(name, run_id=run_id, hypothesis=tree):

@@ -1,7 +1,12 @@
-"""Graded re-ranking: metrics against others, the rated sample by one command, and cross-encoders over I-BM25.
+"""What the three further papers ask for: graded re-ranking, natural language inference, answer selection by analogy.
 
-Needs EntailmentBank (AEENC_BENCH_DATA). `--only` picks rows; training takes most of an hour on a laptop, and is found
-again by the next run.
+By default: the metrics of graded relevance against others, each sample by one command, and tests that are counted.
+
+    make bench NAME=seeds                                     minutes; needs no data
+    make bench NAME=seeds ARGS='--only crashes'               jobs killed by SIGKILL at random moments: most of an hour
+    make bench NAME=seeds ARGS='--only tuning reranking'      hours; EntailmentBank (AEENC_BENCH_DATA)
+
+A finished training is found again by the next run. `make nli DATA=dir` measures the four losses.
 """
 
 from __future__ import annotations
@@ -10,8 +15,11 @@ import argparse
 import math
 import subprocess
 import sys
+import tempfile
 from itertools import permutations
 from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree as ET
 
 import numpy as np
 
@@ -23,6 +31,74 @@ from services.index.lexical.tuning import measured_on, tune
 from services.index.values import LexicalSettings
 
 SAMPLE = ROOT / "data" / "sample" / "textgraphs"
+ANSWERS = ROOT / "data" / "sample" / "answers"
+KINDS = 20  # of damage
+
+
+class Tests(NamedTuple):
+    """Tests that show one thing: a function, a part of their names, and how many there must be at least."""
+
+    shows: str
+    function: str
+    named: str = ""
+    least: int = 1
+
+
+_ANSWERS = "tests/aeenc/evaluation/test_answers.py::test_damage_is_named_with_file_and_line"
+_JOBS = "tests/trainer/learning/test_job.py::test_a_job_that_was_killed_ends_with_the_same_weights_to_the_bit"
+_SAME = "the same weights to the bit"
+READERS = (
+    Tests(
+        "TextGraphs: kinds of damage named",
+        "tests/aeenc/evaluation/test_textgraphs.py::test_damage_is_named_with_file_and_place",
+        "",
+        KINDS,
+    ),
+    Tests(
+        "NLI: kinds of damage named",
+        "tests/trainer/data/test_pair_sources.py::test_a_line_that_is_no_inference_is_named",
+        "",
+        KINDS,
+    ),
+    Tests("WikiQA: kinds of damage named", _ANSWERS, "train.tsv", KINDS),
+    Tests("TrecQA: kinds of damage named", _ANSWERS, "train.xml", KINDS),
+)
+LOSSES = (
+    Tests(
+        "analogy: the loss is that of a loop in float64, to 1e-6",
+        "tests/trainer/learning/test_analogy.py::test_the_loss_is_the_plain_formula",
+        "",
+        2,
+    ),
+)
+RESUMED = (
+    Tests(
+        "A, cross-encoder: killed, resumed, and " + _SAME,
+        "tests/trainer/learning/test_reranking.py::test_a_killed_job_ends_with_the_weights_of_one_that_was_left_alone",
+    ),
+    Tests("B, softmax: killed, resumed, and " + _SAME, _JOBS, "NLI_CLASSIFICATION"),
+    Tests("B, ranking: killed, resumed, and " + _SAME, _JOBS, "MULTIPLE_NEGATIVES_RANKING"),
+    Tests("B, GIST: killed, resumed, and " + _SAME, _JOBS, "GIST"),
+    Tests(
+        "C, transformer: killed, resumed, and " + _SAME,
+        "tests/trainer/learning/test_analogy.py::test_a_job_that_was_killed_ends_with_the_same_weights_to_the_bit",
+    ),
+    Tests(
+        "C, BiGRU: killed, resumed, and " + _SAME,
+        "tests/trainer/models/test_word_vectors.py::test_analogies_train_it_and_leave_the_word_vectors_alone",
+    ),
+)
+_KILLED = "tests/trainer/jobs/test_killed_jobs.py::test_jobs_killed_at_random_moments_end_with_the_same_weights"
+CRASHES = tuple(
+    Tests(f"{paper}: SIGKILL at random moments, and {_SAME}", f"{_KILLED}[{named}]", named)
+    for paper, named in (
+        ("A", "REGRESSION-CROSS_ENCODER"),
+        ("B", "NLI_CLASSIFICATION-SINGLE"),
+        ("C", "ANALOGY-SIAMESE"),
+    )
+)
+BRIEF = ("metrics", "readers", "losses", "resumed", "sample", "answers")
+LONG = ("crashes", "tuning", "reranking")
 RANKINGS = 1000
 ROUNDS = 10_000
 
@@ -66,11 +142,42 @@ def _by_force(ranks: list[int], grades: list[float]) -> bool:
     return found == (own / ideal, best / ideal)
 
 
+def tested(rows: Rows, wanted: tuple[Tests, ...], *options: str) -> None:
+    """Runs tests in one process, and counts for each row those that passed."""
+    functions = dict.fromkeys(one.function for one in wanted)
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "passed.xml"
+        arguments = ["-q", "-p", "no:cacheprovider", "--show-capture=no", f"--junit-xml={path}", *options, *functions]
+        subprocess.run([sys.executable, "-m", "pytest", *arguments], cwd=ROOT, check=False)
+        cases = list(ET.parse(path).iter("testcase")) if path.is_file() else []
+    for one in wanted:
+        name = one.function.split("::")[1].partition("[")[0]
+        module = one.function.partition("::")[0].removesuffix(".py").replace("/", ".")
+        ran = [
+            case
+            for case in cases
+            if case.get("classname") == module
+            and (case.get("name") or "").partition("[")[0] == name
+            and one.named in (case.get("name") or "")
+        ]
+        passed = sum(not len(case) for case in ran)  # a failure, an error or a skip is an element within
+        rows.add(
+            one.shows, passed, "tests", f"≥ {one.least}, of {len(ran)} all", passed == len(ran) and passed >= one.least
+        )
+
+
 def sample(rows: Rows) -> None:
     """The whole of it on the rated sample by one command."""
     command = [sys.executable, "-m", "benchmarks.seeds.textgraphs", str(SAMPLE), "--epochs", "1", "--seeds", "2"]
     ended = subprocess.run(command, cwd=ROOT, check=False)
     rows.add("make textgraphs DATA=data/sample/textgraphs", ended.returncode, "status", "= 0", not ended.returncode)
+
+
+def answers(rows: Rows) -> None:
+    """Answer selection by averaged words, a BiGRU and a transformer, on the sample by one command."""
+    command = [sys.executable, "-m", "benchmarks.seeds.analogy", str(ANSWERS), "--epochs", "1"]
+    ended = subprocess.run(command, cwd=ROOT, check=False)
+    rows.add("make analogy, on the sample", ended.returncode, "status", "= 0", not ended.returncode)
 
 
 def tuning(rows: Rows, trials: int) -> None:
@@ -116,17 +223,24 @@ def _interval(differences: np.ndarray[tuple[int], np.dtype[np.float64]]) -> str:
 def main() -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=["metrics", "sample", "tuning", "reranking"])
+    parser.add_argument("--only", nargs="+", choices=[*BRIEF, *LONG], default=BRIEF)
     parser.add_argument("--queries", type=int, default=0, help="dev queries to re-rank, drawn; 0: all")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--items", type=int, default=0, help="training queries of an epoch; 0: all")
     parser.add_argument("--trials", type=int, default=60)
     given = parser.parse_args()
-    rows, wanted = Rows(Path(__file__).stem), given.only or ["metrics", "sample", "tuning", "reranking"]
+    rows, wanted = Rows(Path(__file__).stem), given.only
     if "metrics" in wanted:
         metrics(rows)
     if "sample" in wanted:
         sample(rows)
+    for part, tests in {"readers": READERS, "losses": LOSSES, "resumed": RESUMED}.items():
+        if part in wanted:
+            tested(rows, tests)
+    if "answers" in wanted:
+        answers(rows)
+    if "crashes" in wanted:
+        tested(rows, CRASHES, "-m", "crash", "--timeout", "1800")
     if {"tuning", "reranking"} & {*wanted}:
         check_there()
     if "tuning" in wanted:

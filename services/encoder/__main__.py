@@ -10,6 +10,7 @@ from services.encoder.batching.admission import Admission, CostModel
 from services.encoder.batching.batcher import Batcher
 from services.encoder.batching.breaker import Breaker
 from services.encoder.batching.encoder import Encoder
+from services.encoder.batching.queues import CPU_BATCH_ITEMS, CPU_BATCH_TOKENS, GPU_BATCH_TOKENS
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.rollout.calibration import FASTEST
 from services.encoder.rollout.candidates import CandidateLoader
@@ -30,9 +31,6 @@ from services.store.redis import connect
 from services.store.registry import Registry
 
 log = get(__name__)
-
-CPU_BATCH_ITEMS = 32
-CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 256, 16_384
 
 
 def build(settings: EncoderSettings) -> GrpcServer:
@@ -72,7 +70,7 @@ def build(settings: EncoderSettings) -> GrpcServer:
     batcher = Batcher(
         workers=settings.workers,
         batch_items=settings.batch_items or (0 if options.on_gpu else CPU_BATCH_ITEMS),
-        batch_tokens=settings.batch_tokens or (GPU_BATCH_TOKENS if options.on_gpu else CPU_BATCH_TOKENS),
+        batch_tokens=options.batch_tokens,
         stuck_s=settings.stuck_s,
         cost=cost,
         metrics=metrics,
@@ -108,7 +106,8 @@ def _options(settings: EncoderSettings) -> tuple[LoadOptions, str]:
     elif precision != FASTEST:
         options = replace(options, strict=precision == settings.precision)
     check_runtime(options)
-    return options, reason or placement.reason
+    tokens = settings.batch_tokens or (GPU_BATCH_TOKENS if options.on_gpu else CPU_BATCH_TOKENS)
+    return replace(options, batch_tokens=tokens), reason or placement.reason
 
 
 def _name_of(options: LoadOptions) -> str:

@@ -23,7 +23,8 @@ from services.index.servicer import IndexAdminServicer, IndexServicer
 from services.index.settings import IndexSettings
 from services.index.values import Backend, BuildOptions
 from services.kit.readiness import Readiness
-from services.kit.server import GrpcServer, run
+from services.kit.server import GrpcServer
+from services.kit.workers import run_workers
 from services.store.objects import open_store
 
 
@@ -167,4 +168,4 @@ def _build_options(settings: IndexSettings) -> BuildOptions:
 
 
 if __name__ == "__main__":
-    run(lambda: build(IndexSettings.from_command_line()))
+    run_workers("services.index", build, IndexSettings)

@@ -32,6 +32,9 @@ class IndexSettings(ServiceSettings):
         "127.0.0.1:50051",
         description="the encoders, for Retrieve and for builds: host:port,host:port or dns:///name:port",
     )
+    serving_processes: int = Field(
+        1, ge=1, le=64, description="processes that serve on the port, each with the other limits for itself"
+    )
     k_max: int = Field(1000, ge=1, le=10_000, description="largest k of a search")
     max_queued: int = Field(4096, ge=1, description="most query vectors waiting before calls are refused")
     encode_timeout_s: float = Field(10.0, gt=0, description="most seconds that Retrieve waits for the encoder")
@@ -129,9 +132,23 @@ class IndexSettings(ServiceSettings):
     def _check_backend(self) -> Self:
         if self.backend == "milvus" and not self.milvus_uri:
             raise ValueError("AEENC_INDEX_BACKEND=milvus needs AEENC_INDEX_MILVUS_URI; name the Milvus")
+        if self.serving_processes > 1 and self.backend == "milvus":
+            raise ValueError(
+                "AEENC_INDEX_SERVING_PROCESSES is for the backend faiss; start several indexes before a Milvus"
+            )
+        if self.serving_processes > 1 and self.host.startswith("unix:"):
+            raise ValueError(
+                f"AEENC_INDEX_SERVING_PROCESSES is {self.serving_processes}, and they cannot share {self.host}; give "
+                "AEENC_INDEX_HOST an IP"
+            )
         if self.bm25_words == "lemmas" and find_spec("simplemma") is None:
             raise ValueError("AEENC_INDEX_BM25_WORDS=lemmas needs simplemma; install the extra index-lemmas")
         return self
+
+    @property
+    def worker_processes(self) -> int:
+        """How many processes serve on the port."""
+        return self.serving_processes
 
     @property
     def engines(self) -> EngineOptions:

@@ -31,11 +31,12 @@ from prometheus_client import CollectorRegistry, Gauge, start_http_server
 import aeenc
 from aeenc import errors
 from aeenc.v1 import types_pb2
-from services.kit import grpcio_workarounds, logs, tracing
+from services.kit import logs, tracing
+from services.kit.calls import grpcio_workarounds
+from services.kit.calls.interceptors import CallInterceptor, RpcMetrics
 from services.kit.concurrency import cancel_all
 from services.kit.convert import to_timestamp
 from services.kit.credentials.gate import Gate
-from services.kit.interceptors import CallInterceptor, RpcMetrics
 from services.kit.limits import Limits
 from services.kit.readiness import Readiness, State
 from services.kit.settings import ServiceSettings
@@ -191,7 +192,7 @@ class GrpcServer:
         ping_ms = round(self.settings.ping_s * 1000)
         options = [
             ("grpc.max_receive_message_length", self.settings.message_bytes),
-            ("grpc.so_reuseport", 0),
+            ("grpc.so_reuseport", int(self.settings.shares_port)),
             ("grpc.keepalive_time_ms", ping_ms),  # grpc's default is two hours
             ("grpc.keepalive_timeout_ms", ping_ms),
             ("grpc.http2.ping_timeout_ms", ping_ms),  # the default is a minute
@@ -276,9 +277,7 @@ class GrpcServer:
             files = Certificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca, prefix_of(settings))
             return int(self._server.add_secure_port(address, files.credentials()))
         except RuntimeError as error:
-            raise errors.Unavailable(
-                f"cannot listen on {settings.address}; another process has the port: choose one with --port"
-            ) from error
+            raise port_taken(settings) from error
 
     async def _load(self) -> None:
         try:
@@ -341,6 +340,13 @@ def check_exposure(settings: ServiceSettings) -> None:
     raise errors.InvalidArgument(
         f"{prefix}HOST={settings.host} is reachable from other machines and no token is set; set {prefix}TOKEN or "
         f"{prefix}TOKENS_FILE, or {prefix}ALLOW_INSECURE=true if you mean it"
+    )
+
+
+def port_taken(settings: ServiceSettings) -> errors.Unavailable:
+    """Makes the error of a service whose port another one has."""
+    return errors.Unavailable(
+        f"cannot listen on {settings.address}; another process has the port: choose one with --port"
     )
 
 

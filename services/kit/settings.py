@@ -124,6 +124,16 @@ class ServiceSettings(BaseSettings):
         """The address to bind."""
         return self.host if self.host.startswith("unix:") else f"{self.host}:{self.port}"
 
+    @property
+    def worker_processes(self) -> int:
+        """How many processes serve on the port (`services.kit.workers`)."""
+        return 1
+
+    @property
+    def shares_port(self) -> bool:
+        """Whether several processes serve on the port."""
+        return self.worker_processes > 1
+
     def peer(self, *, admin: bool = False) -> dict[str, Any]:
         """Options of `aeenc.Channel` for calls to other services; they wait for one that restarts."""
         token = (self.peer_admin_token or self.peer_token) if admin else self.peer_token

@@ -60,7 +60,7 @@ async def test_a_watch_goes_on_without_a_service_and_shows_it_once_it_is_there(a
 
         assert (await seen())["error"]["status"] == "UNAVAILABLE"
         async with world.sampler(port=port):
-            while "error" in (found := await seen()):
+            while "error" in (found := await seen()) or found["state"] == "STARTING":
                 pass
             assert found["state"] == "SERVING"
         process.send_signal(signal.SIGINT)

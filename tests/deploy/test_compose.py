@@ -250,7 +250,8 @@ def test_the_workbench_has_variables_that_it_knows_and_starts_without_printing_l
     known = set(re.findall(r"^    (\w+): .* = Field\(", source, re.MULTILINE))
     asked = {name.removeprefix("AEENC_WORKBENCH_").lower() for name in service["environment"]}
     assert asked < known
-    assert service["environment"]["AEENC_WORKBENCH_TOKEN"].startswith("${AEENC_TOKEN:?")
+    assert service["environment"]["AEENC_WORKBENCH_TOKEN"].startswith("${AEENC_ADMIN_TOKEN:?"), "its admins publish"
+    assert {"sampler", "index", "trainer"} <= asked
     assert service["command"] == ["aeenc-workbench", "--no-print-links"], "whoever reads the log could sign in"
 
 

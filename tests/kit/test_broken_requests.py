@@ -17,8 +17,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from aeenc import errors
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, trainer_pb2, trainer_pb2_grpc
 from services.encoder.servicer import ordered
+from services.kit.calls.grpcio_workarounds import RequestStream
 from services.kit.concurrency import observe_failure
-from services.kit.grpcio_workarounds import RequestStream
 from services.kit.server import GrpcServer
 from services.kit.settings import ServiceSettings
 

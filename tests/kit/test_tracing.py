@@ -14,6 +14,7 @@ from opentelemetry.util._once import Once
 
 import aeenc
 from aeenc import errors
+from aeenc.transport import tracing as sdk_tracing
 from aeenc.v1 import sampler_pb2, trainer_pb2, types_pb2
 from services.index.ranking.encoding import EncodeKey, QueryEncoder
 from services.kit import logs, tracing
@@ -22,6 +23,7 @@ from services.store.registry import Registry
 from services.trainer.registry.checkpoints import Checkpoints
 from support.models.tiny_checkpoints import register, write_tiny_checkpoint, write_tiny_cross_encoder_checkpoint
 from support.servers.trace_receiver import TraceReceiver
+from support.waiting import eventually
 from support.worlds.light_fleet import LightFleet, light_fleet
 from support.worlds.trainer_world import FACTS, PAIRS, SIGNS
 
@@ -38,16 +40,25 @@ async def receiver(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TraceReceiv
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
     monkeypatch.setattr(trace, "_TRACER_PROVIDER_SET_ONCE", Once())
     monkeypatch.setattr(tracing, "_tracer", trace.ProxyTracer("aeenc"))
+    sdk_tracing._tracer.cache_clear()
     async with TraceReceiver().running() as receiver:
         end = tracing.configure(receiver.endpoint, 1.0, service="test", instance="test-1", version=aeenc.__version__)
         yield receiver
         await asyncio.to_thread(end)
+    sdk_tracing._tracer.cache_clear()
 
 
 @pytest.fixture
 async def fleet(receiver: TraceReceiver, light_fleet: LightFleet, registry: Registry) -> LightFleet:
     """All four services, recorded, with a cross-encoder."""
-    await register(registry, write_tiny_cross_encoder_checkpoint(light_fleet.store), label="stable")
+    made = write_tiny_cross_encoder_checkpoint(light_fleet.store)
+    await register(registry, made, label="stable")
+
+    async def loaded() -> bool:
+        info = await light_fleet.client.encoder.info()
+        return made.version in {one.version for one in info.versions}
+
+    await eventually(loaded)
     return light_fleet
 
 

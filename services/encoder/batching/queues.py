@@ -22,6 +22,9 @@ from services.encoder.runtime.runners import Runner, Tokens
 
 Lane = Literal["interactive", "bulk"]
 LANES: tuple[Lane, ...] = ("interactive", "bulk")
+# Of a batch by default: more texts keep a CPU's other workers waiting, and a GPU needs many tokens to be busy.
+CPU_BATCH_ITEMS = 32
+CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 256, 16_384
 WINDOW_BATCHES = 8
 BULK_TURN = 8
 WELL_FILLED = 0.35  # of the token budget: a batch this full is closed before a longer text

@@ -65,7 +65,7 @@ class LoadOptions:
 
     Precision FASTEST measures int8 against single precision when a version is loaded. `strict`: a version that cannot
     be computed in that precision here is not served under a label. With a `torch_device`, encoders run in torch there.
-    Cross-encoders never do: their weights are in their ONNX file.
+    Cross-encoders never do: their weights are in their ONNX file. `batch_tokens` is the most padded tokens in a batch.
     """
 
     max_file_bytes: int
@@ -73,6 +73,7 @@ class LoadOptions:
     placement: Placement
     torch_device: str = ""
     strict: bool = False
+    batch_tokens: int = 0
 
     @property
     def on_gpu(self) -> bool:
@@ -136,7 +137,7 @@ def load_steps(
     session = _session(artifact, "model.onnx", options)
     yield
     runner = PaddedRunner(session, pad_id=description.pad_id, dim=description.dim)
-    _warm(runner, description)
+    _warm(runner, description, options)
     yield
     _check_vectors(artifact, description, tokenization, runner, "probes.npy")
     yield
@@ -179,7 +180,7 @@ def _low_precision(
         runner: Runner = SingleRunner(session, dim=description.dim)
     else:
         runner = PaddedRunner(session, pad_id=description.pad_id, dim=description.dim)
-    _warm(runner, description)
+    _warm(runner, description, options)
     _check_vectors(artifact, description, tokenization, runner, probes)
     return runner
 
@@ -195,7 +196,7 @@ def _session(artifact: Artifact, model: str, options: LoadOptions) -> Session:
 def _pair_runner(artifact: Artifact, description: Description, options: LoadOptions) -> Runner:
     session = open_session(_scanned(artifact, "model.onnx"), options.placement, _SCORE, {_SEGMENTS})
     runner = PairRunner(session, pad_id=description.pad_id, segmented=_SEGMENTS in inputs_of(session))
-    _warm(runner, description)
+    _warm(runner, description, options)
     return runner
 
 
@@ -253,16 +254,23 @@ def _scanned(artifact: Artifact, name: str) -> Path:
     return path
 
 
-def _warm(runner: Runner, description: Description) -> None:
-    """Runs texts of each magnitude up to the longest, so no caller pays for first allocations. Checks the width."""
-    shorter = [length for length in WARM_LENGTHS if length < description.max_tokens]
-    for length in (*shorter, description.max_tokens):
+def _warm(runner: Runner, description: Description, options: LoadOptions) -> None:
+    """Runs texts of each magnitude up to the longest, so no caller pays for first allocations. Checks the width.
+
+    On a GPU, whose memory then stays reserved, it also runs the largest batch.
+    """
+    longest = description.max_tokens
+    shapes = [(1, length) for length in WARM_LENGTHS if length < longest] + [(1, longest)]
+    if options.on_gpu and options.batch_tokens >= 2 * longest:
+        shapes.append((options.batch_tokens // longest, longest))
+    for texts, length in shapes:
         tokens = Tokens([description.pad_id + 1] * length, [0] * length)
         try:
-            rows = runner.run([tokens])
+            rows = runner.run([tokens] * texts)
         except Exception as error:
-            raise DataLoss(f"checkpoint {description.version} fails at {length} tokens: {str(error)[:200]}") from error
-        if rows.shape != (1, runner.width):
+            asked = f"{texts} x {length} tokens" if texts > 1 else f"{length} tokens"
+            raise DataLoss(f"checkpoint {description.version} fails at {asked}: {str(error)[:200]}") from error
+        if rows.shape != (texts, runner.width):
             raise DataLoss(
                 f"checkpoint {description.version} gives {rows.shape[-1]} dimensions, its manifest says {runner.width}"
             )

@@ -72,7 +72,7 @@ def providers_of(device: str, gpu_bytes: int = 0) -> Placement:
             f"AEENC_ENCODER_DEVICE={device}, but this onnxruntime has no CUDA; install the extra encoder-gpu"
         )
     ort.preload_dlls()  # the CUDA libraries that were installed as wheels
-    cuda = {"device_id": device.partition(":")[2] or "0"}
+    cuda = {"device_id": device.partition(":")[2] or "0", "use_tf32": "0"}  # single precision is meant: no TF32
     if gpu_bytes:
         cuda["gpu_mem_limit"] = str(gpu_bytes)
     placement = Placement([CUDA, CPU], cuda=cuda)

@@ -147,7 +147,7 @@ class TaskQueue:
         With a lease, its task, too, if `who` holds it (empty: anybody). Gives the tasks, which a dry run leaves alone.
         """
         only = await self._only(run, wanted)
-        ids = dict.fromkeys(await self._tasks.waiting(run.id))
+        ids = dict.fromkeys(await self._tasks.waiting(run.id, only))
         held = parts_of(lease_id, "lease")[1] if lease_id else ""
         if held:
             ids[held] = None
@@ -237,20 +237,34 @@ class TaskQueue:
         lease_s = await self.lease_s(run.config.oracle) * (taken + 1)  # a person judges one after the other
         numbered = (*request, str(taken)) if request else ()
         async with self._picking:
-            while True:
-                overtaken = False
-                for chunk in _chunks(await self._candidates(run, annotator, taken, only)):
-                    found, at = await self._tasks.read_many(run.id, chunk)
-                    for record in found:
-                        if not record.open_to(annotator, at):
-                            continue
-                        lease_id = f"{run.id}.{record.task.task_id}.{uuid.uuid4().hex[:12]}"
-                        change = steps.lease(record, annotator, lease_id, at, lease_s)
-                        if await self._tasks.write(change, run.config.oracle, at, numbered, content):
-                            return await self._leased(change.record.leases[-1], change.record, at)
-                        overtaken = True
-                if not overtaken:
-                    return None
+            picked = await self._pick(run, annotator, taken, numbered, content, only, lease_s)
+        return await self._leased(*picked) if picked else None
+
+    async def _pick(
+        self,
+        run: Run,
+        annotator: str,
+        taken: int,
+        request: tuple[str, ...],
+        content: str,
+        only: frozenset[str] | None,
+        lease_s: float,
+    ) -> tuple[Lease, TaskRecord, float] | None:
+        """The lease of the best task, the task, and the time."""
+        while True:
+            overtaken = False
+            for chunk in _chunks(await self._candidates(run, annotator, taken, only)):
+                found, at = await self._tasks.read_many(run.id, chunk)
+                for record in found:
+                    if not record.open_to(annotator, at):
+                        continue
+                    lease_id = f"{run.id}.{record.task.task_id}.{uuid.uuid4().hex[:12]}"
+                    change = steps.lease(record, annotator, lease_id, at, lease_s)
+                    if await self._tasks.write(change, run.config.oracle, at, request, content):
+                        return change.record.leases[-1], change.record, at
+                    overtaken = True
+            if not overtaken:
+                return None
 
     async def _leased(self, lease: Lease, record: TaskRecord, at: float) -> LeasedTask:
         tree = record.node_id.partition("-")[0]
@@ -262,15 +276,16 @@ class TaskQueue:
 
         Among tasks that somebody has asked for (`only`), a control item would be known as one. Raises NotQualified.
         """
-        waiting = await self._tasks.waiting(run.id)
+        waiting = await self._tasks.waiting(run.id, only)
         if not waiting:
             return []
+        qualifies = await self._qualifies(run, annotator, only)
+        if only is not None:
+            return waiting
         answered = await self._tasks.answered_by(run.id, annotator)
         done = {parts_of(answer_id, "answer")[1] for answer_id in answered}
-        if await self._qualifies(run, annotator, only):
+        if qualifies:
             return await self._controls.left(run, done, qualifying=True)
-        if only is not None:
-            return [task_id for task_id in waiting if task_id in only]
         new = [task_id for task_id in waiting if task_id not in done]
         share = self._queues[run.config.oracle].control_share
         if not new or _chance(run.id, annotator, len(answered) + taken) >= share:
@@ -302,5 +317,8 @@ def _chance(*parts: object) -> float:
 
 
 def _chunks(ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    for start in range(0, len(ids), READ):
-        yield ids[start : start + READ]
+    """Parts of ids, the first of one alone, which mostly is open, and each twice as long as the one before."""
+    start, most = 0, 1
+    while start < len(ids):
+        yield ids[start : start + most]
+        start, most = start + most, min(2 * most, READ)

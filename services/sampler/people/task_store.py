@@ -17,7 +17,7 @@ import contextlib
 import itertools
 import json
 import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -274,11 +274,17 @@ class TaskStore:
         async with unavailable_if_down(f"note the growth by task {task_id} of run {run_id}"):
             await self._done(keys=[self._keys.amended(run_id)], args=[task_id, revision])
 
-    async def waiting(self, run_id: str) -> list[str]:
-        """The tasks that somebody may take, best first."""
+    async def waiting(self, run_id: str, only: Collection[str] | None = None) -> list[str]:
+        """The tasks that somebody may take, best first; of these alone, if some are named."""
+        key = self._keys.waiting(run_id)
         async with unavailable_if_down(f"read the queue of run {run_id}"):
-            found: list[str] = await self._redis.zrange(self._keys.waiting(run_id), 0, -1)
-            return found
+            if only is None:
+                found: list[str] = await self._redis.zrange(key, 0, -1)
+                return found
+            named = sorted(only)
+            scores = await self._redis.zmscore(key, named) if named else []
+        placed = sorted((score, task_id) for score, task_id in zip(scores, named, strict=True) if score is not None)
+        return [task_id for _, task_id in placed]
 
     async def overdue(self, run_id: str) -> list[str]:
         """The tasks of the leases whose time is over."""

@@ -37,6 +37,8 @@ from services.store.formats import check_format
 from services.store.life_cycles import digest, now
 from services.store.redis import unavailable_if_down
 
+PLACED_RUNS = 8  # whose hypotheses' places are kept
+
 # OK: stored. DONE: it was stored before. LOST: another sampler has the run. STOPPED: the run was cancelled.
 Written = Literal["OK", "DONE", "LOST", "STOPPED"]
 
@@ -169,6 +171,7 @@ class NodeStore:
         self._commit: Any = redis.register_script(_COMMIT)
         self._advance: Any = redis.register_script(_ADVANCE)
         self._grow: Any = redis.register_script(_GROW)
+        self._places: dict[str, Mapping[str, int]] = {}  # by run, of its hypotheses
 
     async def open_trees(self, run_id: str, after: int, limit: int) -> list[Tree]:
         """The first unfinished trees with an index above `after`, in order."""
@@ -184,20 +187,34 @@ class NodeStore:
                 pipe.lindex(self._keys.hypotheses(run_id), index)
                 pipe.hgetall(self._keys.tree(run_id, index))
             rows = await pipe.execute()
-        return [_tree(index, rows[2 * n], rows[2 * n + 1]) for n, index in enumerate(indexes)]
+        found = zip(indexes, rows[::2], rows[1::2], strict=True)
+        return [_tree(index, row, record) for index, row, record in found if row]  # none of a run that was deleted
 
     async def tree_of(self, run_id: str, hypothesis_id: str) -> Tree:
         """The tree of a hypothesis. Raises NotFound."""
+        places = self._places.get(run_id, {})
+        if hypothesis_id not in places:
+            places = await self._read_places(run_id)
+        trees = await self.trees(run_id, [places[hypothesis_id]]) if hypothesis_id in places else []
+        if not trees:
+            raise errors.NotFound(f"run {run_id} has no hypothesis {hypothesis_id!r}")
+        return trees[0]
+
+    async def _read_places(self, run_id: str) -> Mapping[str, int]:
+        """The place of each hypothesis of a run, which never changes; kept for the last few runs."""
+        places: dict[str, int] = {}
         for start in itertools.count(0, CHUNK):
-            async with unavailable_if_down(f"look hypothesis {hypothesis_id!r} of run {run_id} up"):
+            async with unavailable_if_down(f"look the hypotheses of run {run_id} up"):
                 rows = await self._redis.lrange(self._keys.hypotheses(run_id), start, start + CHUNK - 1)
-            for position, row in enumerate(rows, start):
-                if _row(row, 1)[0] == hypothesis_id:
-                    [tree] = await self.trees(run_id, [position])
-                    return tree
+            for place, row in enumerate(rows, start):
+                places.setdefault(_row(row, 1)[0], place)
             if len(rows) < CHUNK:
                 break
-        raise errors.NotFound(f"run {run_id} has no hypothesis {hypothesis_id!r}")
+        self._places.pop(run_id, None)
+        while len(self._places) >= PLACED_RUNS:
+            del self._places[next(iter(self._places))]
+        self._places[run_id] = places
+        return places
 
     async def hypothesis(self, run_id: str, tree: int) -> Hypothesis:
         """The hypothesis at the root of a tree; an empty one of a run that was deleted meanwhile."""

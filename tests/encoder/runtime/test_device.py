@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from aeenc import errors
 from aeenc.v1 import types_pb2
+from services.encoder.rollout import loading
 from services.encoder.runtime import onnx_session, torch_session
 from services.encoder.runtime.onnx_session import CPU, CUDA
 from services.encoder.settings import EncoderSettings
@@ -107,9 +108,9 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
 @pytest.mark.parametrize(
     ("device", "gpu_bytes", "options"),
     [
-        ("cuda", 0, {"device_id": "0"}),
-        ("auto", 0, {"device_id": "0"}),
-        ("cuda:1", 2**30, {"device_id": "1", "gpu_mem_limit": str(2**30)}),
+        ("cuda", 0, {"device_id": "0", "use_tf32": "0"}),
+        ("auto", 0, {"device_id": "0", "use_tf32": "0"}),
+        ("cuda:1", 2**30, {"device_id": "1", "use_tf32": "0", "gpu_mem_limit": str(2**30)}),
     ],
 )
 def test_a_process_takes_the_card_that_is_named_and_no_more_of_it_than_it_may(card, device, gpu_bytes, options) -> None:
@@ -141,3 +142,29 @@ def test_torch_takes_the_card_that_is_named(monkeypatch, device, taken) -> None:
     assert shares == [(0.25, 1 if device == "cuda:1" else 0)]
     with pytest.raises(errors.FailedPrecondition, match="there are 2 cards"):
         torch_session.torch_device_of("cuda:2")
+
+
+class WatchedSession:
+    """A session on the CPU that keeps the shapes it was given."""
+
+    def __init__(self, session: Any, shapes: list[tuple[int, ...]]) -> None:
+        self._session, self._shapes = session, shapes
+
+    def run(self, outputs: Any, feeds: dict[str, Any]) -> Any:
+        self._shapes.append(feeds["input_ids"].shape)
+        return self._session.run(outputs, feeds)
+
+
+@pytest.mark.parametrize(("providers", "texts"), [([CUDA, CPU], 4), ([CPU], 1)])
+def test_on_a_gpu_a_version_is_tried_with_the_largest_batch(tiny_checkpoint, monkeypatch, providers, texts) -> None:
+    shapes: list[tuple[int, ...]] = []
+
+    def opened(path, _placement, *names):
+        return WatchedSession(onnx_session.open_session(path, onnx_session.Placement([CPU]), *names), shapes)
+
+    monkeypatch.setattr(loading, "open_session", opened)
+    longest = int(tiny_checkpoint.artifact.meta["max_tokens"])
+    placement = onnx_session.Placement(providers)
+    options = loading.LoadOptions(2**30, "float32", placement, batch_tokens=5 * longest - 1)
+    loading.load_model(tiny_checkpoint.artifact, options, space_id=tiny_checkpoint.space_id, dim=32)
+    assert max(rows for rows, length in shapes if length == longest) == texts

@@ -148,7 +148,7 @@ async def test_a_sweep_at_the_start_of_one_index_leaves_the_builds_of_another_al
 
 async def test_a_build_without_an_encoder_names_it(index, encoder):
     await encoder.stop()
-    await raises(errors.Unavailable, index.client.build("science", facts()), encoder.target)
+    await raises(errors.Unavailable, index.client.build("science", facts(), resume_s=0), encoder.target)
     assert files_of(index.store) == {}
 
 
@@ -174,7 +174,7 @@ async def test_a_full_disk_is_unavailable_and_leaves_what_was_there(index, monke
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(vectors.VectorFile, "append", full)
-    await raises(errors.Unavailable, index.client.build("science", facts()), "disk is full")
+    await raises(errors.Unavailable, index.client.build("science", facts(), resume_s=0), "disk is full")
     assert files_of(index.store) == files
     assert (await index.client.info()).corpora[0].active.id == before.id
 

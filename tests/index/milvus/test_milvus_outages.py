@@ -29,7 +29,7 @@ async def test_a_milvus_that_goes_and_comes_back_is_named_meanwhile_and_needs_no
         before = await index.client.search("science", TWO, space_id=SPACE)
         server.stop()
         await raises(errors.Unavailable, index.client.search("science", TWO, space_id=SPACE), server.uri, "start it")
-        await raises(errors.Unavailable, index.client.build("science", facts()[:3]), server.uri)
+        await raises(errors.Unavailable, index.client.build("science", facts()[:3], resume_s=0), server.uri)
         await until(lambda: index.readiness.state == "DEGRADED", timeout_s=10)
         assert server.uri in index.readiness.reason
         info = await index.client.info()

@@ -152,9 +152,12 @@ class ReplicatedRedis:
 
     @staticmethod
     def _replicas(node: RedisNode) -> int:
+        """How many replicas are online and answer."""
         with contextlib.suppress(redis.RedisError), node.client() as client:
             told = client.info("replication")
-            return sum(told[f"slave{number}"]["state"] == "online" for number in range(int(told["connected_slaves"])))
+            online = sum(told[f"slave{number}"]["state"] == "online" for number in range(int(told["connected_slaves"])))
+            client.publish("in-step", "")  # one that loads what it was sent is online, and answers later
+            return min(online, int(client.wait(online, 100)))
         return -1
 
     @staticmethod

@@ -94,7 +94,8 @@ class People:
             for task in tasks:
                 texts = {c.premise_id: c.text for c in task.task.candidates}
                 verdicts = {i: _truth(task.task.query, texts[i]) for i in task.conflicts}
-                with contextlib.suppress(errors.NotFound):
+                # Somebody may have undone their answer, and another have answered since.
+                with contextlib.suppress(errors.NotFound, errors.InvalidArgument):
                     await self.client.adjudicate(self.run_id, task.task.task_id, verdicts, name)
                     self.ledger.counts["adjudicated"] += 1
             await asyncio.sleep(WAIT_S)

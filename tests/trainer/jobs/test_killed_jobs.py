@@ -6,12 +6,13 @@ import random
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
 from services.trainer.jobs.files import ComputeOptions, JobFiles
 from services.trainer.processes.child import MODULE
-from support.worlds.trainer_world import MakeJob, Space
+from support.worlds.trainer_world import PAIRS, MakeJob, Space
 
 JOBS = 3
 MOST_KILLS = 20
@@ -38,6 +39,7 @@ def weights_of(space: Space, files: JobFiles) -> list[str]:
         ("TRIPLET_MARGIN", "SIAMESE"),
         ("PAIRWISE_CONTRASTIVE", "DUAL"),
         ("REGRESSION", "CROSS_ENCODER"),
+        ("ANALOGY", "SIAMESE"),
     ],
 )
 def test_jobs_killed_at_random_moments_end_with_the_same_weights(space: Space, make_job: MakeJob, loss: str, mode: str):
@@ -47,6 +49,7 @@ def test_jobs_killed_at_random_moments_end_with_the_same_weights(space: Space, m
         "epochs": 20,
         "regularization": 0.1,
         "means": ComputeOptions(threads=2, int8=False),
+        "pairs": [replace(pair, question_class="who") for pair in PAIRS],  # of which only analogies learn
     }
     whole = make_job(**options)
     begun = time.monotonic()

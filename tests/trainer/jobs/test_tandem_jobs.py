@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from aeenc import AsyncClient, IndexClient, RegistryClient, TrainerClient, errors
+from aeenc.evaluation import AnswerDataset
 from aeenc.v1 import trainer_pb2
 from services.encoder.__main__ import build as build_encoder
 from services.encoder.settings import EncoderSettings
@@ -24,6 +25,7 @@ from support.worlds.tandem_world import PREMISES
 from support.worlds.trainer_world import PAIRS, VALIDATION, Space, serve_trainer
 
 CORPUS = "tandem-science"
+ANSWERS = Path(__file__).parents[3] / "data" / "sample" / "answers"
 SIAMESE = {"mode": trainer_pb2.MODE_SIAMESE, "loss": trainer_pb2.LOSS_MULTIPLE_NEGATIVES_RANKING}
 
 
@@ -46,6 +48,7 @@ async def world(space: Space, redis_url: str, namespace: str, tmp_path: Path) ->
     lines = [{"query": one.query, "premise": one.premise, "sign": one.sign.lower()} for one in PAIRS]
     data = tmp_path / "pairs.jsonl"
     data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    data_sets = {"pairs": data} | {name: Path(f"analogy:{ANSWERS / name}") for name in ("wikiqa", "trecqa")}
     common = {"port": 0, "artifacts_dir": space.store.root}
     options = {"redis_url": redis_url, "namespace": namespace, "state_dir": tmp_path / "e", "workers": 1, "poll_s": 0.2}
     async with AsyncExitStack() as stack:
@@ -54,7 +57,7 @@ async def world(space: Space, redis_url: str, namespace: str, tmp_path: Path) ->
         index = await stack.enter_async_context(build_index(IndexSettings(**common, **targets)))
         targets["index_target"] = f"127.0.0.1:{index.port}"
         _, trainer = await stack.enter_async_context(
-            serve_trainer(space, redis_url, namespace, tmp_path / "t", **targets, data_sets={"pairs": data})
+            serve_trainer(space, redis_url, namespace, tmp_path / "t", **targets, data_sets=data_sets)
         )
         client = await stack.enter_async_context(AsyncClient(index=targets["index_target"]))
         await until(lambda: encoder.readiness.healthy and index.readiness.healthy)
@@ -104,3 +107,25 @@ async def test_a_job_leaves_a_tandem_that_is_published_as_one(
     report = await world.trainer.evaluate(CORPUS, gold)
     assert report.model_version == job.version
     assert report.strict.map == pytest.approx(checkpoint.validation_map, abs=1e-3), "as the job measured it"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+async def test_a_job_learns_from_questions_and_answers_and_its_encoder_serves(world: World):
+    sets = {name: AnswerDataset.load(ANSWERS / name).questions("train") for name in ("wikiqa", "trecqa")}
+    options = {"data_sets": list(sets), "split": "train", "validation": (), "loss": "analogy", "prototypes": 5}
+    job = await world.trainer.wait((await world.start(**options)).id)
+    assert (job.state, job.error) == (trainer_pb2.JOB_STATE_SUCCEEDED, "")
+    assert (job.config.prototypes, job.config.split) == (5, "train")
+    asked = [question for questions in sets.values() for question in questions]
+    told = [right for question in asked for right in question.answers.values()]
+    assert (job.progress.positives, job.progress.negatives) == (told.count(True), told.count(False))
+    assert job.progress.skipped == sum(not question.question_class for question in asked) == 2
+    await world.registry.publish(job.version, wait_s=20, force=True)
+    found = await world.index.retrieve(CORPUS, [asked[0].text], k=5)
+    assert found.model_version == job.version
+
+
+async def test_prototypes_out_of_range_are_refused(world: World):
+    with pytest.raises(errors.InvalidArgument, match=r"config.prototypes: is 10001; give 1 to 10000"):
+        await world.start(data_sets=["wikiqa"], split="train", validation=(), loss="analogy", prototypes=10_001)

@@ -9,18 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from aeenc.errors import FailedPrecondition
 from services.trainer.data.training_set import JudgedPair, TrainingSet
-from services.trainer.jobs.files import JobFiles
+from services.trainer.jobs.files import ComputeOptions, JobFiles
 from services.trainer.learning.devices import prepare_torch
 from services.trainer.learning.inputs import JobInputs
+from services.trainer.learning.job import run_job
 from services.trainer.learning.loop.ranks import Rank
 from services.trainer.learning.loop.training import Learner, Training
 from services.trainer.learning.loss.analogy_objective import quadruples
 from services.trainer.learning.loss.losses import Analogy
 from services.trainer.learning.query_encoder import QueryEncoder
-from support.worlds.trainer_world import FACTS, QUERIES, MakeJob
+from support.worlds.trainer_world import FACTS, QUERIES, MakeJob, Space, killed_after
 
 CLASSES = ("who", "when")
 # Two classes of twelve questions; each has one correct answer and two wrong ones.
@@ -189,3 +191,22 @@ def test_parts_of_a_batch_add_up_to_its_gradient(make_job: MakeJob, batching: st
     scale = float(gradients[0].abs().max())
     assert scale > 1e-4
     assert all(torch.allclose(one, other, atol=1e-4 * scale) for one, other in pairwise(gradients))
+
+
+def test_a_job_that_was_killed_ends_with_the_same_weights_to_the_bit(space: Space, make_job: MakeJob):
+    options = {"pairs": QUESTIONS, "loss": "ANALOGY", "mode": "SIAMESE", "batching": "ITEMS", "validation": []}
+    options |= {"epochs": 3, "prototypes": 3, "items_per_epoch": 40, "means": ComputeOptions(threads=2)}
+
+    def trained(files: JobFiles) -> dict[str, Any]:
+        run_job(files)
+        result = files.result()
+        assert result is not None
+        return load_file(space.store.open("checkpoints", result["version"]).file("model.safetensors"))
+
+    whole, files = trained(make_job(**options)), make_job(**options)
+    with killed_after(2):
+        trained(files)
+    resumed = trained(files)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    pretrained = load_file(space.store.open("checkpoints", space.version).file("model.safetensors"))
+    assert any(not torch.equal(whole[name], pretrained[name]) for name in whole)

@@ -115,7 +115,9 @@ def test_a_second_model_of_an_architecture_is_exported_as_if_it_were_the_first(
     assert export._architecture(other) != export._architecture(first) == export._architecture(second)
 
 
-@pytest.mark.parametrize("loss", ["FULL_CORPUS_SOFTMAX", "TRIPLET_MARGIN", "GIST", "NLI_CLASSIFICATION"])
+@pytest.mark.parametrize(
+    "loss", ["FULL_CORPUS_SOFTMAX", "TRIPLET_MARGIN", "GIST", "MULTIPLE_NEGATIVES_RANKING", "NLI_CLASSIFICATION"]
+)
 def test_a_job_that_was_killed_ends_with_the_same_weights_to_the_bit(space: Space, make_job: MakeJob, loss: str):
     options = {"epochs": 3, "loss": loss, "regularization": 0.1, "validation": []}  # the last epoch is kept
     options |= {"batching": "ITEMS", "items_per_epoch": 40, "accumulation": 2, "means": ComputeOptions(threads=2)}

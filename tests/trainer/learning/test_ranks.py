@@ -65,10 +65,11 @@ def test_two_processes_learn_what_one_learns(make_job: MakeJob, mode: str):
     options["pairs"] = [*PAIRS, *uneven]
     one = weights_after(make_job(**options, means=ComputeOptions(processes=1)))
     two = weights_after(make_job(**options, means=ComputeOptions(threads=2, processes=2)))
-    again = weights_after(make_job(**options, means=ComputeOptions(threads=2, processes=2)))
     apart = max(float((one[name] - two[name]).abs().max()) for name in one)
     assert apart < 1e-4, "the same gradient, but for the order of a sum"
-    assert all(torch.equal(two[name], again[name]) for name in two)
+    if mode == "DUAL":  # the others' encoder is one of its two
+        again = weights_after(make_job(**options, means=ComputeOptions(threads=2, processes=2)))
+        assert all(torch.equal(two[name], again[name]) for name in two)
 
 
 @pytest.mark.slow

@@ -1,5 +1,13 @@
 """The evaluation that docs/evaluation.md defines: metrics from ranks, TREC files, the paired test. Pure numpy."""
 
+from aeenc.evaluation.analogies import (
+    SelectionMetrics,
+    analogy_scores,
+    answer_ranks,
+    draw_prototypes,
+    selection_metrics,
+    shifts,
+)
 from aeenc.evaluation.answers import AnswerDataset, Question, question_class
 from aeenc.evaluation.graded import (
     Gain,
@@ -44,7 +52,11 @@ __all__ = [
     "RatedQuery",
     "RatedSet",
     "Run",
+    "SelectionMetrics",
+    "analogy_scores",
+    "answer_ranks",
     "average_precision",
+    "draw_prototypes",
     "fuse",
     "graded_metrics_of",
     "graded_ndcg",
@@ -62,6 +74,8 @@ __all__ = [
     "read_run",
     "read_textgraphs",
     "recall_by_grade",
+    "selection_metrics",
+    "shifts",
     "write_fused",
     "write_qrels",
     "write_run",

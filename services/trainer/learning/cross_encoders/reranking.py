@@ -160,15 +160,18 @@ class RerankingInputs(JobInputs):
         from transformers import AutoConfig, AutoModelForSequenceClassification
 
         directory = self._begun_with.path
-        transformer = load_transformer(directory, attention="eager")
-        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False, num_labels=1)
+        transformer: Any = load_transformer(directory, attention="eager")
+        kind = transformer.config.model_type
         classifier: Any = AutoModelForSequenceClassification
         torch.manual_seed(self.plan.config.seed % 2**63)
         try:
+            config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False, num_labels=1)
             model: nn.Module = classifier.from_config(config, attn_implementation="eager", dtype=torch.float32)
             inner = getattr(model, str(model.base_model_prefix))
         except (ValueError, AttributeError) as error:
-            raise FailedPrecondition(f"a {config.model_type} cannot become a cross-encoder: {error}") from error
+            raise FailedPrecondition(
+                f"model type {kind} cannot become a cross-encoder; build the corpus with a base model such as BERT"
+            ) from error
         weights = {name: one for name, one in transformer.state_dict().items() if "pooler" not in name or one.any()}
         missing, unexpected = inner.load_state_dict(weights, strict=False)
         if other := [name for name in (*missing, *unexpected) if "pooler" not in name]:

@@ -23,10 +23,10 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from aeenc import errors
 from aeenc.transport import status
+from services.kit.calls.grpcio_workarounds import RequestStream
 from services.kit.convert import REQUEST_ID_KEY, begin_request, named_fields, request_id
 from services.kit.credentials.gate import ADMITTED, Caller, Gate, caller
 from services.kit.credentials.roles import REFLECTION_PREFIX, Role, role_for
-from services.kit.grpcio_workarounds import RequestStream
 from services.kit.logs import get
 from services.kit.readiness import Readiness
 from services.kit.tracing import Span, begin_call, end_call

@@ -1,0 +1,177 @@
+"""A base model of word vectors: its file, its encoder, and the way of a checkpoint from there to what serves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from aeenc.errors import DataLoss, FailedPrecondition, InvalidArgument
+from services.bigru import BiGru, BiGruConfig
+from services.corpus.generation import PremiseRecord
+from services.encoder.rollout.loading import LoadOptions, load_model
+from services.encoder.runtime.onnx_session import CPU, Placement
+from services.trainer.jobs.files import JobFiles, TrainingPlan
+from services.trainer.jobs.job import JobConfig
+from services.trainer.learning.devices import prepare_torch
+from services.trainer.learning.job import run_job
+from services.trainer.models.word_vectors import WordVectors, write_base_model
+from services.transformer import PooledTransformer, load_transformer
+from support.models.base_model_vectors import TEXTS, exported, least_cosine, ours
+from support.models.tiny_checkpoints import DIM, WORDS
+from support.worlds.trainer_world import FACTS, PAIRS, Space, export_space, killed_after
+
+
+def vectors_file(path: Path, header: str = "", words: list[str] = WORDS) -> Path:
+    draw = np.random.default_rng(0)
+    rows = [f"{word} {' '.join(f'{value:.4f}' for value in draw.normal(size=6))}" for word in words]
+    path.write_text(header + "\n".join(rows) + "\n")
+    return path
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return write_base_model(WordVectors.read(vectors_file(tmp_path / "words.vec")), tmp_path / "base", dim=DIM)
+
+
+def test_files_with_and_without_a_header_are_the_same(tmp_path: Path):
+    plain = WordVectors.read(vectors_file(tmp_path / "glove.txt"))
+    headed = WordVectors.read(vectors_file(tmp_path / "wiki.vec", f"{len(WORDS)} 6\n"))
+    assert plain.words == headed.words == list(dict.fromkeys(WORDS))
+    assert np.array_equal(plain.vectors, headed.vectors)
+    assert WordVectors.read(tmp_path / "wiki.vec", most=3).words == plain.words[:3]
+
+
+def test_a_word_of_glove_may_have_spaces_and_the_first_of_equal_words_counts(tmp_path: Path):
+    path = tmp_path / "words.txt"
+    path.write_text("sun 1 2\n. . 3 4\nsun 5 6\nÄpfel 7 8\n")
+    found = WordVectors.read(path)
+    assert (found.words, found.vectors.tolist()) == (["sun", ". .", "Äpfel"], [[1, 2], [3, 4], [7, 8]])
+    assert not found.lowercase
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", ":1: no word"),
+        (b"2 0\n", ":1: 0 values a word"),
+        (b"sun 1 2\nmoon 1\n", ":2: not a word and 2 numbers"),
+        (b"sun 1 2\nmoon 1 x\n", ":2: not a word and 2 numbers"),
+        (b"sun 1 2\nmoon 1 nan\n", ":2: not a word and 2 numbers"),
+        (b"sun 1 2\n\n 1 2\n", ":3: not a word and 2 numbers"),
+        (b"sun\n", ":1: not a word and 0 numbers"),
+        (b"2 2\nsun \x00\x00\x80\x3f\xff", ":2: byte"),
+    ],
+)
+def test_damage_is_named_with_file_and_line(tmp_path: Path, data: bytes, said: str):
+    path = tmp_path / "words.vec"
+    path.write_bytes(data)
+    with pytest.raises(InvalidArgument) as caught:
+        WordVectors.read(path)
+    assert caught.value.message.startswith(f"{path}{said}")
+
+
+def test_the_command_writes_the_same_base_model(tmp_path: Path, base: Path):
+    command = [sys.executable, "-m", "services.trainer.models.word_vectors"]
+    arguments = [str(tmp_path / "words.vec"), str(tmp_path / "again"), "--dim", str(DIM)]
+    subprocess.run([*command, *arguments], check=True)
+    for name in ("config.json", "tokenizer.json", "model.safetensors", "1_Pooling/config.json"):
+        assert (tmp_path / "again" / name).read_bytes() == (base / name).read_bytes()
+    broken = subprocess.run([*command, str(base / "config.json"), "x"], check=False, capture_output=True, text=True)
+    assert broken.returncode == 1
+    assert broken.stderr.startswith(f"{base / 'config.json'}:1: not a word")
+
+
+def test_the_encoder_is_the_bidirectional_gru_of_torch():
+    torch.manual_seed(0)
+    model = BiGru(BiGruConfig(vocab_size=20, word_size=6, hidden_size=8)).eval()
+    whole = torch.nn.GRU(6, 4, batch_first=True, bidirectional=True)
+    for one, suffix in ((model.forwards, ""), (model.backwards, "_reverse")):
+        for name, weight in one.named_parameters():
+            getattr(whole, f"{name}{suffix}").data.copy_(weight)
+    ids = torch.randint(1, 20, (3, 7))
+    lengths = [7, 4, 1]
+    mask = (torch.arange(7)[None] < torch.tensor(lengths)[:, None]).long()
+    found = model(ids, mask).last_hidden_state
+    packed = torch.nn.utils.rnn.pack_padded_sequence(model.words(ids), torch.tensor(lengths), batch_first=True)
+    expected, _ = torch.nn.utils.rnn.pad_packed_sequence(whole(packed)[0], batch_first=True)
+    for row, length in enumerate(lengths):
+        assert torch.allclose(found[row, :length], expected[row, :length], atol=1e-6)
+    pooled = PooledTransformer(model, "max")(ids, mask)
+    assert torch.allclose(pooled[1], torch.nn.functional.normalize(expected[1, :4].amax(0), dim=0), atol=1e-6)
+
+
+def test_its_checkpoint_is_served_as_any_other_in_both_runtimes(tmp_path: Path, base: Path):
+    artifact, model = exported(tmp_path, base)
+    assert (artifact.meta["pooling"], artifact.meta["dim"]) == ("max", DIM)
+    tokens = model.tokenization.texts(TEXTS, truncate=True).tokens
+    assert least_cosine(model.runners["float32"].run(tokens), ours(base)) >= 0.99999
+    assert least_cosine(np.concatenate([model.runners["float32"].run([one]) for one in tokens]), ours(base)) >= 0.99999
+    in_torch = LoadOptions(2**30, "float32", Placement([CPU]), torch_device="cpu")
+    other = load_model(artifact, in_torch, space_id=artifact.meta["space_id"], dim=DIM)
+    assert least_cosine(other.runners["float32"].run(tokens), ours(base)) >= 0.99999
+
+
+def test_files_that_do_not_fit_are_named(tmp_path: Path, base: Path):
+    weights = load_file(base / "model.safetensors")
+    save_file({name: one for name, one in weights.items() if "forwards" not in name}, base / "model.safetensors")
+    with pytest.raises(DataLoss, match=r"model\.safetensors does not fit its config\.json: forwards"):
+        load_transformer(base)
+    save_file(weights, base / "model.safetensors")
+    config = json.loads((base / "config.json").read_bytes())
+    (base / "config.json").write_text(json.dumps({**config, "word_size": 7}))
+    with pytest.raises(DataLoss, match="does not fit"):
+        load_transformer(base)
+    del config["word_size"]
+    (base / "config.json").write_text(json.dumps(config))
+    with pytest.raises(FailedPrecondition, match="is incomplete"):
+        load_transformer(base)
+    with pytest.raises(FailedPrecondition, match="hidden_size is 7; give an even one"):
+        BiGru(BiGruConfig(vocab_size=3, word_size=2, hidden_size=7))
+
+
+@pytest.fixture
+def recurrent(tmp_path: Path, base: Path) -> Space:
+    return export_space(tmp_path, base)
+
+
+def job(tmp_path: Path, space: Space, name: str, **fields: Any) -> JobFiles:
+    """A job of analogies over FACTS in the space of word vectors."""
+    generation = space.build(f"c-{name}", [PremiseRecord(f"f{n}", text) for n, text in enumerate(FACTS)])
+    options = {"loss": "ANALOGY", "mode": "SIAMESE", "batching": "ITEMS", "batch_size": 8, "learning_rate": 1e-3}
+    config = JobConfig(f"c-{name}", ("r",), base_version=space.version, **{**options, "items_per_epoch": 40, **fields})
+    files = JobFiles(tmp_path / name)
+    files.write_plan(TrainingPlan(name, config, generation, str(space.store.root)))
+    files.write_inputs([type(one)(one.query, "", one.premise, one.sign, question_class="who") for one in PAIRS], [])
+    return files
+
+
+def test_analogies_train_it_and_leave_the_word_vectors_alone(tmp_path: Path, recurrent: Space):
+    prepare_torch(1)
+    whole, killed = (job(tmp_path, recurrent, name) for name in ("whole", "killed"))
+    run_job(whole)
+    with killed_after(2):
+        run_job(killed)
+    run_job(killed)
+    first, *trained = (
+        load_file(recurrent.store.open("checkpoints", version).file("model.safetensors"))
+        for version in (recurrent.version, *(files.result()["version"] for files in (whole, killed)))
+    )
+    assert torch.equal(first["words.weight"], trained[0]["words.weight"])
+    assert not torch.equal(first["forwards.weight_ih_l0"], trained[0]["forwards.weight_ih_l0"])
+    assert all(torch.equal(trained[0][name], trained[1][name]) for name in first), "killed, and the same to the bit"
+    artifact = recurrent.store.open("checkpoints", whole.result()["version"])
+    load_model(artifact, LoadOptions(2**30, "float32", Placement([CPU])), space_id=artifact.meta["space_id"], dim=DIM)
+
+
+def test_it_cannot_become_a_cross_encoder(tmp_path: Path, recurrent: Space):
+    files = job(tmp_path, recurrent, "crossed", loss="REGRESSION", mode="CROSS_ENCODER", batching="QUERIES")
+    with pytest.raises(FailedPrecondition, match="model type aeenc-bigru cannot become a cross-encoder; build"):
+        run_job(files)
