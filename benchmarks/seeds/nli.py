@@ -1,6 +1,7 @@
 """Training on natural language inference: four losses, by how well the entailed hypotheses of an anchor are found.
 
     make nli DATA=../shared/data/snli           DIR/train.jsonl, or else dev.jsonl, trains; DIR/test.jsonl is asked
+    make nli DATA=… ARGS='--sts sts-test.tsv'   also Spearman's rho of cosines with scores (benchmarks/seeds/similarity)
 
 Lines as the trainer's kind `nli` takes them. Siamese, through the RPCs of its own fleet; jobs have idempotency keys.
 The candidates are the distinct hypotheses of the test split, the queries its premises that entail one. The
@@ -13,13 +14,15 @@ import argparse
 import json
 import os
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aeenc
 from aeenc import values
 from benchmarks.harness.rows import ROOT, Rows
+from benchmarks.seeds.similarity import ScoredPair, read_pairs, spearman
 from services.launcher.fleet import Fleet, Options
 from services.trainer.data.pair_sources import DataSets
 from services.trainer.data.training_set import JudgedPair
@@ -49,20 +52,32 @@ def entailed(pairs: list[JudgedPair]) -> dict[str, list[str]]:
     return found
 
 
+class Quality(NamedTuple):
+    """The strict MAP of the test split, and Spearman's rho where there is a file to measure it on."""
+
+    map: float
+    rho: float | None
+
+
 class Measured:
     """A running fleet with the corpus of the test split's hypotheses."""
 
-    def __init__(self, client: aeenc.Client, gold: Mapping[str, list[str]], items: int) -> None:
-        self._client, self._gold, self._items = client, list(gold.items()), items
+    def __init__(
+        self, client: aeenc.Client, gold: Mapping[str, list[str]], items: int, similar: Sequence[ScoredPair]
+    ) -> None:
+        self._client, self._gold, self._items, self._similar = client, list(gold.items()), items, similar
 
-    def quality(self, version: str | None = None, generation: str = "") -> values.RetrievalMetrics:
-        """Strict metrics of a version over a generation; by default what serves."""
+    def quality(self, version: str | None = None, generation: str = "") -> Quality:
+        """Strict MAP of a version over a generation, and its rho; by default of what serves."""
         report = self._client.trainer.evaluate(
             CORPUS, self._gold, version=version, generation=generation, strict_only=True, timeout_s=3600
         )
-        return report.strict
+        encode = partial(self._client.encoder.encode, version=version, truncate=True)
+        return Quality(
+            report.strict.map, spearman(self._similar, lambda texts: encode(texts).vectors) if self._similar else None
+        )
 
-    def trained(self, name: str, seed: int, epochs: int) -> values.RetrievalMetrics:
+    def trained(self, name: str, seed: int, epochs: int) -> Quality:
         """Trains a row with a seed, unless that was done before, and measures it."""
         job = self._client.trainer.start_job(
             corpus=CORPUS,
@@ -84,6 +99,12 @@ class Measured:
         return self.quality(ended.version, tandem.generation)
 
 
+def note(rows: Rows, name: str, found: Sequence[float], before: float) -> None:
+    """Adds the mean of the seeds, with their standard deviation."""
+    spread = statistics.stdev(found) if len(found) > 1 else 0.0
+    rows.note(f"{name}, mean of {len(found)} seeds (± {spread:.4f})", statistics.mean(found), "", before)
+
+
 def main() -> None:
     """Runs the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -92,11 +113,13 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(LOSSES), default=list(LOSSES))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--sts", type=Path, help="pairs of sentences with people's scores: TSV or lines of JSON")
     parser.add_argument("--items", type=int, default=0, help="training pairs of an epoch; 0: all")
     given = parser.parse_args()
     training = next((path for name in ("train", "dev") if (path := given.data / f"{name}.jsonl").is_file()), None)
     if training is None or not (given.data / "test.jsonl").is_file():
         raise SystemExit(f"{given.data} needs train.jsonl or dev.jsonl, and test.jsonl")
+    similar = read_pairs(given.sts) if given.sts else []
     pairs = inferences(given.data / "test.jsonl")
     texts = list(dict.fromkeys(pair.premise for pair in pairs))
     os.environ["AEENC_TRAINER_DATA_SETS"] = json.dumps({"nli": f"nli:{training.resolve()}"})
@@ -112,15 +135,14 @@ def main() -> None:
         ) as client:
             if CORPUS not in {found.corpus for found in client.index.info().corpora}:
                 client.index.build(CORPUS, [values.Premise(id=f"h{n}", text=text) for n, text in enumerate(texts)])
-            measured = Measured(client, entailed(pairs), given.items)
+            measured = Measured(client, entailed(pairs), given.items, similar)
             before = measured.quality()
-            rows.note("untrained: MAP", before.map, "", before.hit_at_10)
+            rows.note("untrained: MAP", before.map, "", before.rho)
             for name in given.only:
-                found = [measured.trained(name, seed, given.epochs).map for seed in range(given.seeds)]
-                spread = statistics.stdev(found) if len(found) > 1 else 0.0
-                rows.note(
-                    f"{name}: MAP, mean of {len(found)} seeds (± {spread:.4f})", statistics.mean(found), "", before.map
-                )
+                found = [measured.trained(name, seed, given.epochs) for seed in range(given.seeds)]
+                note(rows, f"{name}: MAP", [one.map for one in found], before.map)
+                if before.rho is not None:
+                    note(rows, f"{name}: Spearman", [one.rho for one in found], before.rho)
     finally:
         fleet.down()
     rows.finish()

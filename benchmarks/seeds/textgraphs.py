@@ -41,6 +41,7 @@ from services.launcher.fleet import Fleet, Options
 HOME = ROOT / ".aeenc" / "bench" / "textgraphs"
 LENGTH = 200
 TEXTS = 16  # a call
+RELEVANT = 0.5  # between the targets of a binary cross-encoder
 PICTURE_LENGTHS = (1, 2, 5, 10, 20, 50, 100, 200)
 PAPER = {
     "TF-IDF": ".5130",
@@ -64,7 +65,11 @@ class Ladder:
 
     def retrieved(self, *, by: Sequence[str] = ()) -> Orders:
         """The first 200 of iterative BM25, re-ranked by cross-encoders if some are named."""
-        found: Orders = {}
+        return {query: list(scores) for query, scores in self.scored(by=by).items()}
+
+    def scored(self, *, by: Sequence[str] = ()) -> dict[str, dict[str, float]]:
+        """As `retrieved`, with the score of each premise, best first."""
+        found: dict[str, dict[str, float]] = {}
         texts = list(self.gold)
         for start in range(0, len(texts), TEXTS):
             part = texts[start : start + TEXTS]
@@ -77,7 +82,7 @@ class Ladder:
                 rerank_versions=by,
                 timeout_s=1800,
             )
-            found |= {text: [hit.text for hit in hits] for text, hits in zip(part, answer, strict=True)}
+            found |= {text: {hit.text: hit.score for hit in hits} for text, hits in zip(part, answer, strict=True)}
         return found
 
     def tf_idf(self) -> Orders:
@@ -93,16 +98,23 @@ class Ladder:
             found[query] = [texts[n] for n in order[:LENGTH]]
         return found
 
+    @property
+    def graded(self) -> bool:
+        """Whether people rated the premises, and did not only accept or refuse them."""
+        return isinstance(self.dataset, RatedDataset)
+
     def train(self, seed: int, **fields: object) -> str:
-        """The version of a regression cross-encoder over the first 200, trained unless it was before."""
-        graded = isinstance(self.dataset, RatedDataset)
+        """The version of a regression cross-encoder over the first 200, trained unless it was before.
+
+        Its targets are the ratings where there are some.
+        """
         told = json.dumps(fields, sort_keys=True)
+        fields = {"targets": "grades" if self.graded else "binary", **fields}
         job = self.client.trainer.start_job(
             corpus=self.corpus,
             data_sets=["own"],
             split=TRAINING_SPLIT,
             mode="cross_encoder",
-            targets="grades" if graded else "binary",
             candidates="iterative_lexical",
             seed=seed,
             idempotency_key=f"seeds-{seed}-{self.corpus}-{told}",
@@ -121,6 +133,16 @@ class Ladder:
                     raise SystemExit(f"the encoder does not serve {version}")
 
 
+def two_stages(relevant: Mapping[str, Mapping[str, float]], rated: Mapping[str, Mapping[str, float]]) -> Orders:
+    """Premises that the first stage calls relevant (from .5 on), by the second stage's rating; then the others."""
+    found: Orders = {}
+    for query, first in relevant.items():
+        taken = [text for text, score in first.items() if score >= RELEVANT]
+        left = [text for text, score in first.items() if score < RELEVANT]
+        found[query] = sorted(taken, key=lambda text: -rated[query][text]) + left
+    return found
+
+
 def fused(systems: Sequence[Orders]) -> Orders:
     """Orders each query's premises by the sum of their ranks."""
     runs = [
@@ -128,6 +150,22 @@ def fused(systems: Sequence[Orders]) -> Orders:
         for system in systems
     ]
     return {query: [text for text, _ in ranked] for query, ranked in fuse(runs).items()}
+
+
+def variants(running: Ladder, epochs: int, version: str) -> dict[str, Orders]:
+    """What the paper tried in vain, with seed 0: other negatives, and two stages, beside cross-encoder 0, `version`."""
+    found = {}
+    for negatives in ("none", "random"):
+        if negatives == "none" and not running.graded:
+            continue  # without irrelevant ones there is nothing to tell apart
+        trained = running.train(0, epochs=epochs, negatives=negatives)
+        running.serve([version, trained])
+        found[f"cross-encoder 0, negatives {negatives}"] = running.retrieved(by=[trained])
+    if running.graded:
+        relevant = running.train(0, epochs=epochs, targets="binary")
+        running.serve([version, relevant])
+        found["two stages"] = two_stages(running.scored(by=[relevant]), running.scored(by=[version]))
+    return found
 
 
 def ranks_in(orders: Orders, gold: Gold) -> list[list[int]]:
@@ -206,6 +244,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="cross-encoders of the ensemble")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--only", choices=["words", "all"], default="all")
+    parser.add_argument("--variants", action="store_true", help="also other negatives, and two stages on ratings")
     given = parser.parse_args()
     with ladder(given.data, given.split, most=given.queries) as running:
         first = running.retrieved()
@@ -215,6 +254,8 @@ def main() -> None:
             running.serve(versions)
             systems |= {f"cross-encoder {n}": running.retrieved(by=[one]) for n, one in enumerate(versions)}
             systems[f"ensemble of {len(versions)}"] = running.retrieved(by=versions)
+            if given.variants:
+                systems |= variants(running, given.epochs, versions[0])
         gold = running.gold
     print(f"\n{given.data}, {given.split}: {len(gold)} queries, the first {LENGTH} premises")
     print(f"{'system':<26} {'NDCG':>7} {'NDCG exp':>9} {'oracle':>7} {'MAP':>7}  paper (dev)")

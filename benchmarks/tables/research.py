@@ -37,6 +37,8 @@ HOME = ROOT / ".aeenc" / "bench" / "research"
 VALIDATION = "dev"
 PUBLISH_S = 60.0
 CROSS_ENCODERS = "cross-encoder"  # their space
+NLI = "nli"  # the data set of row `nli-first`
+INFERENCES = DATA.resolve().parent / "snli" / "dev.jsonl"
 GOLD = "gold"  # the trainer's name of the data set, and the sampler's of the oracle
 EVALUATE_S = 6 * 3600.0
 
@@ -104,18 +106,15 @@ class Research:
     def train(self, key: str, fields: Mapping[str, Any]) -> values.Job:
         """The job of a key, started unless it was before, to its end; one that fails is resumed once.
 
-        It trains against the pre-trained encoder's vectors, whatever served last. Raises Unfinished for one that fails
-        again, and for one that somebody cancels meanwhile; asked for anew, that goes on.
+        It trains against the vectors of its base, by default the pre-trained encoder's, whatever served last. Raises
+        Unfinished for one that fails again, and for one that somebody cancels meanwhile; asked for anew, that goes on.
         """
         _check_known(fields)
-        self._search_in(self.client.trainer.info().default_space_id)
-        job = self.client.trainer.start_job(
-            validation=validation_of(self.dataset, VALIDATION),
-            corpus=self.corpus,
-            split=TRAINING_SPLIT,
-            idempotency_key=self._key(key, fields),
-            **fields,
-        )
+        base = fields.get("base_version")
+        trainer = self.client.trainer
+        self._search_in(trainer.get_checkpoint(base).space_id if base else trainer.info().default_space_id)
+        of_gold = {"split": TRAINING_SPLIT, "validation": validation_of(self.dataset, VALIDATION)}
+        job = trainer.start_job(corpus=self.corpus, idempotency_key=self._key(key, fields), **{**of_gold, **fields})
         if job.state == values.JobState.CANCELLED:
             self.client.trainer.resume(job.id)
         job = self.client.trainer.wait(job.id, on_progress=_Told(key))
@@ -191,7 +190,8 @@ def research(
 ) -> Iterator[Research]:
     """A fleet over the data in `directory`; `settings` are the trainer's. It ends with the block, its state stays."""
     dataset = Dataset.load(directory)
-    chosen = {"base_model": base_model, "data_sets": json.dumps({GOLD: str(directory.resolve())}), **settings}
+    data_sets = {GOLD: str(directory.resolve()), **({NLI: f"nli:{INFERENCES}"} if INFERENCES.is_file() else {})}
+    chosen = {"base_model": base_model, "data_sets": json.dumps(data_sets), **settings}
     fleet = Fleet(
         home / (base_model.replace("/", "--") + ("" if directory == DATA else f"-{directory.resolve().name}"))
     )
