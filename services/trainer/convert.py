@@ -67,6 +67,7 @@ _TARGETS: dict[int, Targets] = {
     trainer_pb2.TARGETS_UNSPECIFIED: "BINARY",
     trainer_pb2.TARGETS_BINARY: "BINARY",
     trainer_pb2.TARGETS_GRADES: "GRADES",
+    trainer_pb2.TARGETS_GRADE_DISTRIBUTION: "GRADE_DISTRIBUTION",
 }
 _NEGATIVES: dict[int, Negatives] = {
     trainer_pb2.NEGATIVES_UNSPECIFIED: "RETRIEVED",

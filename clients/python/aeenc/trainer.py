@@ -33,7 +33,7 @@ LossName = Literal[
     "regression",
     "analogy",
 ]
-TargetsName = Literal["binary", "grades"]
+TargetsName = Literal["binary", "grades", "grade_distribution"]
 NegativesName = Literal["retrieved", "random", "none"]
 BatchingName = Literal["queries", "items"]
 Gold = types_pb2.GoldQuery | tuple[str, Sequence[str] | Mapping[str, float]]
@@ -117,11 +117,12 @@ class TrainerClient(Renamed):
         `initial_share`, the share of the initial weights in the result, 0 to 1; `own_text`, what the query's own text
         is to it (default: excluded); `refused_weight` of a refused pair
         beside an unjudged premise (default: 1); `hard_negatives`, 0 to 64 refused premises a positive;
-        `guide_version` and `guide_margin`, a cosine, of loss gist. With mode cross_encoder, `targets` are binary or the
-        grades of judged premises; `candidates` is the mode of Retrieve whose first 200 premises it learns to re-rank
-        (default: what encoders rank first), and `negatives` (retrieved, random or none) is what it draws besides
-        refused premises. `prototypes` is the number of correct pairs of a class that loss analogy compares with
-        (default: 30). `seed` is that of all randomness; `note` is kept with the checkpoint.
+        `guide_version` and `guide_margin`, a cosine, of loss gist. With mode cross_encoder, `targets` are binary, the
+        grades of judged premises, or a distribution over these (default: binary); `candidates` is the mode of Retrieve
+        whose first 200 premises it learns to re-rank (default: what encoders rank first), and `negatives` (retrieved,
+        random or none) is what it draws besides refused premises. `prototypes` is the number of correct pairs of a
+        class that loss analogy compares with (default: 30). `seed` is that of all randomness; `note` is kept with the
+        checkpoint.
 
         Makes an idempotency key where none is given. Raises InvalidArgument for an option out of range, NotFound for an
         unknown corpus, run, data set or version, FailedPrecondition (NO_POSITIVES) where nothing explains, and

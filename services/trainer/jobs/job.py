@@ -29,7 +29,7 @@ Loss = Literal[
 ]
 Batching = Literal["QUERIES", "ITEMS"]
 Mode = Literal["SINGLE", "SIAMESE", "DUAL", "CROSS_ENCODER"]
-Targets = Literal["BINARY", "GRADES"]
+Targets = Literal["BINARY", "GRADES", "GRADE_DISTRIBUTION"]
 Negatives = Literal["RETRIEVED", "RANDOM", "NONE"]
 Candidates = Literal["", "DENSE", "LEXICAL", "HYBRID", "ITERATIVE_LEXICAL"]
 LIVE: tuple[JobState, ...] = ("PENDING", "RUNNING")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -140,6 +141,62 @@ def test_grades_are_what_the_score_comes_close_to(make_job: MakeJob):
         pair: told[pair] for pair in drawn if pair in told
     }
     assert len({*drawn.values()}) > 3
+
+
+GRADED = [replace(pair, grade=(0.5, 2.0, 6.0)[n % 3] if pair.sign == "POSITIVE" else 0) for n, pair in enumerate(PAIRS)]
+DISTRIBUTION = {**CROSS, "targets": "GRADE_DISTRIBUTION", "pairs": GRADED}
+
+
+def test_a_distribution_over_grades_is_learned_by_cross_entropy_and_scores_its_expected_value(make_job: MakeJob):
+    inputs = load(make_job(**DISTRIBUTION))
+    encoders, objective = inputs.encoders(), inputs.objective()
+    encoders.query.eval()
+    objective.batches(np.random.default_rng(1), 8)
+    units = np.arange(6)
+    whole, first, second = (
+        float(objective.loss(encoders, part, units).detach()) for part in (units, units[:2], units[2:])
+    )
+    assert whole == pytest.approx(first + second, rel=1e-5)
+    grades, errors, targets = [0.0, 0.5, 2.0, 6.0], [], set()
+    for unit in units:
+        for ordinal, wanted in objective._drawn[unit]:
+            pair = (inputs.training_set.examples[objective._owners[unit]].query, FACTS[ordinal])
+            tensors = inputs.pair_batches.tensors([pair])
+            with torch.inference_mode():
+                logits = encoders.query.logits(**tensors)[0].double().tolist()
+                score = float(encoders.query(**tensors)[0])
+            shares = [math.exp(logit) / sum(map(math.exp, logits)) for logit in logits]
+            errors.append(-math.log(shares[grades.index(wanted)]))
+            targets.add(wanted)
+            assert score == pytest.approx(sum(map(math.prod, zip(shares, grades, strict=True))), abs=1e-5)
+    assert targets == {*grades}
+    assert whole == pytest.approx(sum(errors) / len(errors), abs=1e-6)
+
+
+def test_a_distribution_over_grades_is_published_with_its_grades_and_scores_as_trained(make_job: MakeJob, space: Space):
+    import onnxruntime
+
+    files = make_job(epochs=1, **DISTRIBUTION)
+    prepare_torch(1)
+    run_job(files)
+    result = files.result()
+    assert result is not None
+    artifact = space.store.open("checkpoints", str(result["version"]))
+    config = json.loads(artifact.file("config.json").read_bytes())
+    assert config["id2label"] == {"0": "0.0", "1": "0.5", "2": "2.0", "3": "6.0"}
+    inputs = load(files)
+    tensors = inputs.pair_batches.tensors([(QUERIES[n], FACTS[n]) for n in range(4)])
+    with torch.inference_mode():
+        trained = inputs.scorer(files.directory).eval()(**tensors).numpy()
+    session = onnxruntime.InferenceSession(artifact.file("model.onnx"), providers=["CPUExecutionProvider"])
+    served = session.run(["score"], {name: tensor.numpy() for name, tensor in tensors.items()})[0]
+    assert served == pytest.approx(trained, abs=1e-4)
+
+
+def test_a_distribution_over_too_many_grades_is_refused(make_job: MakeJob, monkeypatch):
+    monkeypatch.setattr(reranking, "GRADES", 3)
+    with pytest.raises(FailedPrecondition, match="has 4 different grades, 0 included; a distribution takes at most 3"):
+        run_job(make_job(**DISTRIBUTION))
 
 
 def candidates_of(length: int) -> dict[str, list[str]]:

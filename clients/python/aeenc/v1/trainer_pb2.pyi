@@ -43,6 +43,7 @@ class Targets(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TARGETS_UNSPECIFIED: _ClassVar[Targets]
     TARGETS_BINARY: _ClassVar[Targets]
     TARGETS_GRADES: _ClassVar[Targets]
+    TARGETS_GRADE_DISTRIBUTION: _ClassVar[Targets]
 
 class Negatives(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -80,6 +81,7 @@ LOSS_ANALOGY: Loss
 TARGETS_UNSPECIFIED: Targets
 TARGETS_BINARY: Targets
 TARGETS_GRADES: Targets
+TARGETS_GRADE_DISTRIBUTION: Targets
 NEGATIVES_UNSPECIFIED: Negatives
 NEGATIVES_RETRIEVED: Negatives
 NEGATIVES_RANDOM: Negatives

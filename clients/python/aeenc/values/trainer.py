@@ -92,6 +92,10 @@ class Targets(Choice):
     """The grade of a judged premise (1 if none was told), 0 for any other. Draws as many explanations of a query as
     negatives.
     """
+    GRADE_DISTRIBUTION = 3
+    """A distribution over the grades that the training data has, 0 included; at most 100. The score is its expected
+    value. Trains by cross-entropy, and draws as TARGETS_GRADES.
+    """
 
 
 class Negatives(Choice):

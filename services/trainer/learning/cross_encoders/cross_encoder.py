@@ -1,7 +1,7 @@
 """Loads a published cross-encoder, and writes one as a checkpoint: an ONNX model from a query and a premise to a score.
 
-The score is the raw logit, without the sigmoid that some libraries apply: it would keep the ranking, but near 0 and 1
-round different scores to the same number.
+The score of a model with one label is the raw logit, without the sigmoid that some libraries apply: it would keep the
+ranking, but near 0 and 1 round different scores to the same number.
 """
 
 from __future__ import annotations
@@ -35,17 +35,21 @@ Pair = tuple[str, str]
 
 
 class PairScorer(nn.Module):
-    """A cross-encoder from token ids of pairs to logits. `forward` is exactly what is exported."""
+    """A cross-encoder from token ids of pairs to scores. `forward` is exactly what is exported."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
-        """Computes logits (batch,) of int64 (batch, length) tensors; `token_type_ids` only if the model has types."""
+    def logits(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+        """Computes (batch, labels) of int64 (batch, length) tensors; `token_type_ids` only if the model has types."""
         types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        logits: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask, **types).logits  # (batch, 1)
-        return logits[:, 0]
+        logits: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask, **types).logits
+        return logits
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+        """Computes scores (batch,): the logits of a model with one label."""
+        return self.logits(input_ids, attention_mask, token_type_ids)[:, 0]
 
 
 class PairBatches:

@@ -1,4 +1,7 @@
-"""Regression of a cross-encoder: scores of positive pairs towards 1, of others towards 0."""
+"""Regression of a cross-encoder: scores of positive pairs towards 1 or a grade, of others towards 0.
+
+Or a distribution over the grades, by cross-entropy; the score is then its expected value.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,24 @@ class TrainedScorer(PairScorer):
         return self.model
 
 
+class GradeScorer(TrainedScorer):
+    """A cross-encoder whose labels are grades, ascending. Its score is their expected value."""
+
+    def __init__(self, model: nn.Module, grades: Sequence[float]) -> None:
+        super().__init__(model)
+        self.grades: Tensor
+        self.register_buffer("grades", torch.tensor(grades, dtype=torch.float32))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+        """Computes expected grades (batch,)."""
+        return self.logits(input_ids, attention_mask, token_type_ids).softmax(dim=1) @ self.grades
+
+
 class RegressionObjective:
-    """The mean squared error. A unit is a query with positives and negatives; an epoch draws some of both."""
+    """The mean squared error; of a distribution over grades, the mean cross-entropy.
+
+    A unit is a query with positives and negatives; an epoch draws some of both.
+    """
 
     head: nn.Module | None = None
 
@@ -39,16 +58,16 @@ class RegressionObjective:
         text_of: Callable[[int], str],
         batches: PairBatches,
         config: JobConfig,
-        score: Callable[[TrainedScorer, Sequence[Pair]], Tensor],
+        logits: Callable[[TrainedScorer, Sequence[Pair]], Tensor],
     ) -> None:
-        """`negatives[n]` are the ordinals that example n may draw; `score` computes logits (pairs,) with a gradient."""
+        """`negatives[n]` are ordinals that example n may draw; `logits` computes (pairs, labels) with a gradient."""
         self._examples, self._negatives = training_set.examples, negatives
         owners = [n for n, one in enumerate(self._examples) if len(one.positives) and len(negatives[n])]
         self.size, self.skipped = len(owners), len(self._examples) - len(owners)
         self._owners = np.array(owners, dtype=np.int64)
         lengths = np.array([len(example.query) for example in self._examples], dtype=np.int64)
         self._units = Units(self._owners, lengths, "QUERIES")
-        self._text_of, self._batches, self._config, self._score = text_of, batches, config, score
+        self._text_of, self._batches, self._config, self._logits = text_of, batches, config, logits
         self._drawn: list[list[tuple[int, float]]] = []
 
     def batches(self, generator: np.random.Generator, batch_size: int) -> list[NDArray[np.int64]]:
@@ -61,7 +80,7 @@ class RegressionObjective:
     def _draw(self, generator: np.random.Generator, n: int) -> list[tuple[int, float]]:
         """Draws premises of an example, each with the score that it should get."""
         example, most = self._examples[n], self._config.hard_negatives
-        graded = self._config.targets == "GRADES"
+        graded = self._config.targets != "BINARY"
         places = generator.permutation(len(example.positives))[: most if graded else POSITIVES]
         targets = example.grades if graded else np.ones(len(example.positives))
         drawn = [(int(example.positives[place]), float(targets[place])) for place in places]
@@ -70,13 +89,20 @@ class RegressionObjective:
     def loss(
         self, encoders: Encoders[TrainedScorer], units: NDArray[np.int64], whole: NDArray[np.int64] | None = None
     ) -> Tensor:
-        """Computes the mean squared error over the pairs of a batch."""
+        """Computes the mean over the pairs of a batch."""
         pairs: list[Pair] = []
         wanted: list[float] = []
         for unit in units:
             query = self._examples[self._owners[unit]].query
             pairs += [(query, self._text_of(ordinal)) for ordinal, _ in self._drawn[unit]]
             wanted += [target for _, target in self._drawn[unit]]
-        scores = self._score(encoders.query, pairs)
-        errors = (scores - torch.tensor(wanted, device=scores.device)) ** 2
+        errors = errors_of(encoders.query, self._logits(encoders.query, pairs), wanted)
         return errors.mean() if whole is None else errors.sum() / sum(len(self._drawn[unit]) for unit in whole)
+
+
+def errors_of(scorer: TrainedScorer, logits: Tensor, wanted: Sequence[float]) -> Tensor:
+    """Computes errors (pairs,) of logits (pairs, labels); each of `wanted` is among the grades of a distribution."""
+    targets = torch.tensor(wanted, device=logits.device)
+    if isinstance(scorer, GradeScorer):
+        return nn.functional.cross_entropy(logits, torch.searchsorted(scorer.grades, targets), reduction="none")
+    return (logits[:, 0] - targets) ** 2

@@ -26,7 +26,11 @@ from services.trainer.evaluation.protocol import GoldStandard, Ranks, Report
 from services.trainer.evaluation.ranking import CLOSE, gold_ranks
 from services.trainer.jobs.job import why_not
 from services.trainer.learning.cross_encoders.cross_encoder import Pair, PairBatches, pair_batches
-from services.trainer.learning.cross_encoders.regression_objective import RegressionObjective, TrainedScorer
+from services.trainer.learning.cross_encoders.regression_objective import (
+    GradeScorer,
+    RegressionObjective,
+    TrainedScorer,
+)
 from services.trainer.learning.inputs import JobInputs, open_checkpoint
 from services.trainer.learning.loop.epoch_state import BEST
 from services.trainer.learning.query_encoder import Encoders
@@ -38,6 +42,7 @@ RERANKED = 20  # premises that the validation re-ranks
 WEIGHT = 0.2  # of the score, added to the cosine in the validation
 PAIRS = 128  # per call of the model
 QUERIES = 128  # per block of scores
+GRADES = 100  # at most, of a distribution
 
 
 class RerankingInputs(JobInputs):
@@ -57,7 +62,8 @@ class RerankingInputs(JobInputs):
         model = self._new_model()
         if kept is not None:
             model.load_state_dict(load_file(kept / BEST))
-        return TrainedScorer(model).to(self.device)
+        scorer = GradeScorer(model, self._grades) if self._grades else TrainedScorer(model)
+        return scorer.to(self.device)
 
     def objective(self) -> RegressionObjective:
         """Builds the regression on judged pairs; negatives are refused premises and those that encoders rank first.
@@ -68,7 +74,7 @@ class RerankingInputs(JobInputs):
             raise InvalidArgument.field("config.loss", why)
         texts = [*(premise.text for premise in self.generation.premises), *self.training_set.outside]
         objective = RegressionObjective(
-            self.training_set, self._negatives(), texts.__getitem__, self.pair_batches, self.plan.config, self._scores
+            self.training_set, self._negatives(), texts.__getitem__, self.pair_batches, self.plan.config, self._logits
         )
         if not objective.size:
             raise FailedPrecondition(
@@ -151,6 +157,19 @@ class RerankingInputs(JobInputs):
             row[: len(ids)] = [ordinal[premise_id] for premise_id in ids]
         return found
 
+    @cached_property
+    def _grades(self) -> list[float]:
+        """The labels of a distribution over grades, ascending; none for other targets. Raises FailedPrecondition."""
+        if self.plan.config.targets != "GRADE_DISTRIBUTION":
+            return []
+        grades = sorted({0.0, *(float(one) for example in self.training_set.examples for one in example.grades)})
+        if len(grades) > GRADES:
+            raise FailedPrecondition(
+                f"the training data has {len(grades):,} different grades, 0 included; a distribution takes at most "
+                f"{GRADES}: choose targets GRADES"
+            )
+        return grades
+
     @property
     def _begun_with(self) -> Artifact:
         return open_checkpoint(self.store, self.generation.premise_version)
@@ -163,9 +182,11 @@ class RerankingInputs(JobInputs):
         transformer: Any = load_transformer(directory, attention="eager")
         kind = transformer.config.model_type
         classifier: Any = AutoModelForSequenceClassification
+        names = [str(grade) for grade in self._grades] or ["LABEL_0"]  # as transformers calls a single one
+        labels = {"id2label": dict(enumerate(names)), "label2id": {name: n for n, name in enumerate(names)}}
         torch.manual_seed(self.plan.config.seed % 2**63)
         try:
-            config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False, num_labels=1)
+            config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False, **labels)
             model: nn.Module = classifier.from_config(config, attn_implementation="eager", dtype=torch.float32)
             inner = getattr(model, str(model.base_model_prefix))
         except (ValueError, AttributeError) as error:
@@ -181,11 +202,11 @@ class RerankingInputs(JobInputs):
             )
         return model
 
-    def _scores(self, scorer: TrainedScorer, pairs: Sequence[Pair]) -> Tensor:
-        """Scores pairs with a gradient, in the job's precision."""
+    def _logits(self, scorer: TrainedScorer, pairs: Sequence[Pair]) -> Tensor:
+        """Computes logits (pairs, labels) with a gradient, in the job's precision."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
-            scores: Tensor = scorer(**self._tensors(pairs))
-        return scores.float()
+            logits = scorer.logits(**self._tensors(pairs))
+        return logits.float()
 
     def _tensors(self, pairs: Sequence[Pair]) -> dict[str, Tensor]:
         return {name: one.to(self.device) for name, one in self.pair_batches.tensors(pairs).items()}

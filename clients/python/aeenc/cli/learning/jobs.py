@@ -173,7 +173,7 @@ def train(
     guide_margin: Annotated[float | None, typer.Option(help="How far below the positive GIST's negatives are.")] = None,
     targets: Annotated[
         TargetsName | None,
-        typer.Option(show_default="binary", help="A cross-encoder's score comes close to 1, or to a premise's grade."),
+        typer.Option(show_default="binary", help="What a cross-encoder learns: 1, a grade, or shares of all grades."),
     ] = None,
     candidates: Annotated[
         RetrieveMode | None,
