@@ -47,7 +47,12 @@ async def hosts(serve, tmp_path: Path) -> AsyncIterator[tuple[Any, Any]]:
         serve(artifacts_url=url, artifacts_dir=tmp_path / "one", instance="one") as one,
         serve(artifacts_url=url, artifacts_dir=tmp_path / "two", instance="two") as two,
     ):
-        await one.client.build("science", facts())
+        built = (await one.client.build("science", facts())).id
+
+        async def know_each_other() -> bool:
+            return all([len((await each.client.activate("science", built)).replicas) == 2 for each in (one, two)])
+
+        await eventually(know_each_other)
         yield one, two
 
 
