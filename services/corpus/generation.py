@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
+from services.corpus.arrays import map_array
 from services.corpus.premises import PREMISES, PremiseRecord, Premises, write_premises
 from services.store.artifacts import Artifact, ArtifactStore, Hold
 
@@ -128,7 +129,7 @@ def open_generation(
     meta = artifact.meta
     try:
         premises = Premises.open(artifact)
-        vectors = np.load(artifact.file(VECTORS), mmap_mode="r", allow_pickle=False)
+        vectors = map_array(artifact.file(VECTORS))
         expected = (meta["premises"], meta["dim"])
         stored = np.dtype({"float32": np.float32, "float16": np.float16}[meta.get("storage", "float32")])
         stamp = (meta["space_id"], meta["premise_version"])

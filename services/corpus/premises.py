@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
+from services.corpus.arrays import map_array
 from services.store.artifacts import Artifact
 
 PREMISES = "premises.jsonl"
@@ -93,9 +94,7 @@ class Tables:
     @classmethod
     def open(cls, artifact: Artifact) -> Tables:
         """Memory-maps the tables of an artifact. Raises DataLoss, or ValueError, KeyError, TypeError for damage."""
-        starts, ids, texts, splits = (
-            np.load(artifact.file(name), mmap_mode="r", allow_pickle=False) for name in (STARTS, IDS, TEXTS, SPLITS)
-        )
+        starts, ids, texts, splits = (map_array(artifact.file(name)) for name in (STARTS, IDS, TEXTS, SPLITS))
         split_sets = [[str(name) for name in names] for names in json.loads(artifact.file(SPLIT_SETS).read_bytes())]
         return cls(starts, ids, texts, splits, split_sets)
 

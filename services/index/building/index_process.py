@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
+from services.corpus.arrays import map_array
 from services.corpus.premises import PREMISES, PremiseRecord
 from services.index.dense.approximate import INDEX_FILE, ApproximateIndex, IndexPlan, read_proposer
 from services.index.dense.exact import FAISS, FlatIndex
@@ -135,7 +136,7 @@ def _ask(process: subprocess.Popen[bytes], request: dict[str, Any]) -> IndexPlan
 
 def index_vectors(path: Path, engine: Engine, recall: float, largest_norm: float) -> IndexPlan:
     """Indexes `path`/vectors.npy into `path`/index.faiss and finds the least effort that reaches `recall`."""
-    vectors = np.load(path / "vectors.npy", mmap_mode="r", allow_pickle=False)
+    vectors = map_array(path / "vectors.npy")
     flat = FlatIndex(vectors, largest_norm=largest_norm)
     plan = IndexPlan(engine, 0, 0, 0.0, recall, 0)
     if engine == "ivf":

@@ -22,6 +22,7 @@ import Stemmer
 from numpy.typing import NDArray
 
 from aeenc import errors
+from services.corpus.arrays import map_array
 from services.index.values import LexicalSettings, SearchHits
 from services.store.artifacts import Artifact
 from services.store.formats import check_format, known_fields
@@ -74,9 +75,7 @@ class LexicalIndex:
         settings = _read_settings(artifact)
         try:
             vocabulary = Vocabulary(artifact.file(words))
-            weights, ordinals, starts = (
-                np.load(artifact.file(name), mmap_mode="r", allow_pickle=False) for name in ARRAYS.values()
-            )
+            weights, ordinals, starts = (map_array(artifact.file(name)) for name in ARRAYS.values())
             whole = len(weights) == len(ordinals) == starts[-1] and len(starts) == len(vocabulary) + 1
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise errors.DataLoss(

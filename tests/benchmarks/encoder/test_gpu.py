@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks.encoder import gpu
-from benchmarks.encoder.gpu_encoders import ours, ours_in_onnxruntime, plain_torch
+from benchmarks.encoder.gpu_encoders import ours, plain_torch
 from benchmarks.encoder.made_model import make_model, make_texts
 from benchmarks.harness import rows
 
@@ -33,7 +33,7 @@ async def test_each_encoder_gives_the_vectors_of_the_texts_in_their_order(model:
     texts = [text for some in make_texts(0.002).values() for text in some]
     expected = await ours(model, "cpu", half=False)(texts)
     assert len(np.unique(expected.round(4), axis=0)) == len(texts)
-    for encode in (ours(model, "cpu"), plain_torch(model, "cpu"), ours_in_onnxruntime(model, "cpu", half=False)):
+    for encode in (ours(model, "cpu"), plain_torch(model, "cpu")):
         np.testing.assert_allclose(await encode(texts), expected, atol=5e-3)
 
 

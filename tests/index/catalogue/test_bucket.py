@@ -47,7 +47,12 @@ async def hosts(serve, tmp_path: Path) -> AsyncIterator[tuple[Any, Any]]:
         serve(artifacts_url=url, artifacts_dir=tmp_path / "one", instance="one") as one,
         serve(artifacts_url=url, artifacts_dir=tmp_path / "two", instance="two") as two,
     ):
-        await one.client.build("science", facts())
+        built = (await one.client.build("science", facts())).id
+
+        async def know_each_other() -> bool:
+            return all([len((await each.client.activate("science", built)).replicas) == 2 for each in (one, two)])
+
+        await eventually(know_each_other)
         yield one, two
 
 
@@ -112,9 +117,14 @@ async def test_a_host_that_has_signed_off_is_not_waited_for(serve, hosts, tmp_pa
     url = f"file://{tmp_path / 'bucket'}"
     generation = (await one.client.build("science", facts()[:3], activate=False)).id
     async with serve(artifacts_url=url, artifacts_dir=tmp_path / "three", instance="three"):
-        assert len((await one.client.activate("science", generation)).replicas) == 3
+
+        async def three_serve() -> bool:
+            return len((await one.client.activate("science", generation)).replicas) == 3
+
+        await eventually(three_serve)
     begun = time.monotonic()
-    assert len((await one.client.activate("science", generation)).replicas) == 2
+    replicas = (await one.client.activate("science", generation)).replicas
+    assert "three" not in {replica.instance for replica in replicas}
     assert time.monotonic() - begun < 4, "REPLICA_WAIT_S is 5 s"
 
 

@@ -65,16 +65,18 @@ async def connections(index: ServiceProcess) -> AsyncIterator[list[index_pb2_grp
         await channel.close()
 
 
-async def both_serve(index: ServiceProcess, stubs: list[index_pb2_grpc.IndexServiceStub]) -> None:
-    """Waits until both workers answer searches: health is that of the one that was asked."""
+async def both_serve(index: ServiceProcess) -> None:
+    """Waits until both workers answer searches: a connection stays with the worker that was there when it was made."""
     await index.ready()
 
     async def serve() -> bool:
-        answers = [await stub.GetInfo(index_pb2.IndexServiceGetInfoRequest(), wait_for_ready=True) for stub in stubs]
+        request = index_pb2.IndexServiceGetInfoRequest()
+        async with connections(index) as stubs:
+            answers = [await stub.GetInfo(request, wait_for_ready=True) for stub in stubs]
         ready = {one.service.instance for one in answers if one.service.state == 2}  # SERVING
         return ready == {"index-0", "index-1"}
 
-    await eventually(serve)
+    await eventually(serve, 60.0)
 
 
 async def served(stubs: list[index_pb2_grpc.IndexServiceStub]) -> list[str]:
@@ -97,12 +99,13 @@ def workers_of(index: ServiceProcess) -> list[psutil.Process]:
 async def test_what_one_worker_activates_all_serve_when_the_answer_comes_and_each_counts_its_own_calls(
     index: ServiceProcess, metrics_port: int
 ) -> None:
-    async with index.running(), connections(index) as stubs:
-        await both_serve(index, stubs)
+    async with index.running():
+        await both_serve(index)
         client = IndexClient(Channel(index.target))
-        for number in range(3, 8):
-            built = await client.build("science", facts()[:number])
-            assert set(await served(stubs)) == {built.id}
+        async with connections(index) as stubs:
+            for number in range(3, 8):
+                built = await client.build("science", facts()[:number])
+                assert set(await served(stubs)) == {built.id}
         await client.channel.close()
         counts = [await asyncio.to_thread(counted, port) for port in (metrics_port, metrics_port + 1)]
         assert sum(counts) == 5 * CONNECTIONS
