@@ -163,12 +163,12 @@ def variants(running: Ladder, epochs: int, version: str) -> dict[str, Orders]:
             continue  # without irrelevant ones there is nothing to tell apart
         trained = running.train(0, epochs=epochs, negatives=negatives)
         running.serve([version, trained])
-        found[f"cross-encoder 0, negatives {negatives}"] = running.retrieved(by=[trained])
+        found[f"seed 0, negatives {negatives}"] = running.retrieved(by=[trained])
     if running.graded:
         relevant = running.train(0, epochs=epochs, targets="binary")
         shares = running.train(0, epochs=epochs, targets="grade_distribution")
         running.serve([version, relevant, shares])
-        found["cross-encoder 0, distribution"] = running.retrieved(by=[shares])
+        found["seed 0, distribution"] = running.retrieved(by=[shares])
         first = running.scored(by=[relevant])
         found["two stages"] = two_stages(first, running.scored(by=[version]))
         found["two stages, distribution"] = two_stages(first, running.scored(by=[shares]))
