@@ -13,7 +13,7 @@ from onnx import numpy_helper
 from aeenc import errors
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Task, ask
 from aeenc.oracles.model import ModelOracle
-from support.models.tiny_cross_encoders import classifier_logits, write_tiny_classifier
+from support.models.tiny_cross_encoders import PAIRS, classifier_logits, shared_cross_encoder, write_tiny_classifier
 
 NLI = {"0": "CONTRADICTION", "1": "ENTAILMENT", "2": "NEUTRAL"}
 TEXTS = ["a magnet attracts iron", "ice can melt", "the sun is a star with more heat than the moon", "sun", "a plant"]
@@ -126,10 +126,8 @@ def test_without_its_extra_it_says_what_to_install(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_the_trainer_is_such_a_directory(tmp_path: Path):
-    from support.models.tiny_cross_encoders import PAIRS, export_tiny_cross_encoder
-
-    exported = export_tiny_cross_encoder(tmp_path)
+def test_a_checkpoint_of_the_trainer_is_such_a_directory(tmp_path_factory: pytest.TempPathFactory):
+    exported = shared_cross_encoder(tmp_path_factory)
     oracle = ModelOracle(exported.artifact.path)
     for (query, premise), score in zip(PAIRS, exported.scores(PAIRS), strict=True):
         expected = 1 / (1 + math.exp(-float(np.ravel(score)[0])))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.models.tiny_cross_encoders import Exported, export_tiny_cross_encoder
+from support.models.tiny_cross_encoders import Exported, shared_cross_encoder
 from support.worlds.job_bench import bench
 from support.worlds.trainer_world import corpus, make_job, space, world
 
@@ -12,4 +12,4 @@ __all__ = ["bench", "corpus", "make_job", "space", "world"]
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     """A tiny cross-encoder and its checkpoint."""
-    return export_tiny_cross_encoder(tmp_path_factory.mktemp("cross"))
+    return shared_cross_encoder(tmp_path_factory)

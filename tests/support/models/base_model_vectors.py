@@ -63,8 +63,13 @@ def exported(tmp_path: Path, directory: Path, **options: Any) -> Any:
     request = {"max_tokens": 48, "query_prefix": "", "premise_prefix": "", "base_model": "tiny", **options}
     store = ArtifactStore(tmp_path / "artifacts")
     artifact = store.open("checkpoints", export_pretrained(store, {"directory": str(directory), **request}))
+    return artifact, served(artifact)
+
+
+def served(artifact: Artifact) -> Any:
+    """What the encoder makes of a checkpoint."""
     load = LoadOptions(2**30, "float32", Placement([CPU]))
-    return artifact, load_model(artifact, load, space_id=artifact.meta["space_id"], dim=32)
+    return load_model(artifact, load, space_id=artifact.meta["space_id"], dim=32)
 
 
 def try_one_step(artifact: Artifact) -> None:

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, processors
 
 from services.store.artifacts import Artifact, ArtifactStore
+from support.made_once import made_once
 from support.models.tiny_checkpoints import DIM, tiny_tokenizer
 
 MAX_TOKENS = 64
@@ -102,6 +104,12 @@ def export_tiny_cross_encoder(root: Path, **options: Any) -> Exported:
     store = ArtifactStore(root / "artifacts")
     version = export_cross_encoder(store, {"directory": str(directory), "base_model": "tiny"})
     return Exported(directory, store.open("checkpoints", version))
+
+
+def shared_cross_encoder(factory: pytest.TempPathFactory) -> Exported:
+    """A copy of the one that all processes of a run share."""
+    root, version = made_once(factory, "cross", lambda path: export_tiny_cross_encoder(path).artifact.id)
+    return Exported(root / "model", ArtifactStore(root / "artifacts").open("checkpoints", version))
 
 
 def reference(directory: Path, pairs: list[tuple[str, str]]) -> Any:

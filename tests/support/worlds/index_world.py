@@ -7,6 +7,7 @@ import hashlib
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -170,12 +171,13 @@ def facts() -> list[types_pb2.Premise]:
 
 
 def files_of(store: ArtifactStore) -> dict[Path, bytes]:
-    """Every file of the store but locks and the records of live replicas."""
-    return {
-        path: path.read_bytes()
-        for path in sorted(store.root.rglob("*"))
-        if path.is_file() and path.suffix != ".lock" and path.parent != store.root / "replicas"
-    }
+    """Every file of the store but locks and the records of live replicas; one that goes meanwhile is left out."""
+    found = {}
+    for path in sorted(store.root.rglob("*")):
+        if path.is_file() and path.suffix != ".lock" and path.parent != store.root / "replicas":
+            with suppress(FileNotFoundError):
+                found[path] = path.read_bytes()
+    return found
 
 
 PREMISES = [premise(f"p{n}", f"fact {n}") for n in range(60)]

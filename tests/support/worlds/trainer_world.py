@@ -38,6 +38,7 @@ from services.trainer.jobs.files import ComputeOptions, JobFiles, TrainingPlan
 from services.trainer.jobs.job import JobConfig
 from services.trainer.learning.loop import training
 from services.trainer.settings import TrainerSettings
+from support.made_once import made_once
 from support.models.tiny_base_models import write_tiny_base
 from support.models.tiny_checkpoints import WORDS
 
@@ -113,8 +114,9 @@ class Space:
 
 @pytest.fixture(scope="session")
 def space(tmp_path_factory: pytest.TempPathFactory) -> Space:
-    """The tiny space; shared by all tests, which keep apart by corpus."""
-    return make_space(tmp_path_factory.mktemp("space"))
+    """The tiny space; shared by all tests of a process, which keep apart by corpus."""
+    root, version = made_once(tmp_path_factory, "space", lambda path: make_space(path).version)
+    return space_in(root, root / "base", version)
 
 
 def make_space(root: Path, dropout: float = 0.1) -> Space:
@@ -126,11 +128,20 @@ def export_space(root: Path, base: Path, pooling: str = "") -> Space:
     """Exports a base model's directory into a store of its own."""
     from services.trainer.learning.checkpoint.export import export_pretrained
 
+    version = export_pretrained(ArtifactStore(root / "artifacts"), _request(root, base, pooling))
+    return space_in(root, base, version, pooling)
+
+
+def space_in(root: Path, base: Path, version: str, pooling: str = "") -> Space:
+    """The space that was exported into a folder."""
     store = ArtifactStore(root / "artifacts")
+    space_id = store.open("checkpoints", version).meta["space_id"]
+    return Space(store, base, _request(root, base, pooling), version, space_id)
+
+
+def _request(root: Path, base: Path, pooling: str) -> dict[str, Any]:
     options = {"max_tokens": 64, "query_prefix": "", "premise_prefix": "", "pooling": pooling}
-    request = {"artifacts_dir": str(store.root), "directory": str(base), "base_model": str(base), **options}
-    version = export_pretrained(store, request)
-    return Space(store, base, request, version, store.open("checkpoints", version).meta["space_id"])
+    return {"artifacts_dir": str(root / "artifacts"), "directory": str(base), "base_model": str(base), **options}
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from services.trainer.models.space import space_id_of
 from support.models.base_model_vectors import (
     TEXTS,
     by_transformers,
-    exported,
     least_cosine,
     ours,
+    served,
     spec_of,
     theirs,
     try_one_step,
@@ -79,30 +79,33 @@ MODELS = {
 }
 
 
+@pytest.fixture(scope="module", params=MODELS)
+def published(request: pytest.FixtureRequest) -> Published:
+    """Each model of the table."""
+    return MODELS[request.param]
+
+
+@pytest.fixture(scope="module")
+def space(published: Published, tmp_path_factory: pytest.TempPathFactory) -> Space:
+    """The space of a model, which the fixtures of jobs take."""
+    root = tmp_path_factory.mktemp("published")
+    return export_space(root, published.write(root / "base"), published.pooling)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_a_model_of_the_table_is_exported_served_by_both_runtimes_and_trained(tmp_path: Path, name: str) -> None:
+def test_a_model_of_the_table_is_exported_and_served_by_both_runtimes(published: Published, space: Space) -> None:
     from services.encoder.runtime.torch_session import open_torch_session
 
-    published = MODELS[name]
-    directory = published.write(tmp_path / "base")
-    artifact, model = exported(tmp_path, directory, pooling=published.pooling)
-    assert artifact.meta["space_id"] == space_id_of(directory, spec_of(directory, pooling=published.pooling))
-    expected = published.expected(directory)
+    artifact = space.store.open("checkpoints", space.version)
+    assert space.space_id == space_id_of(space.base, spec_of(space.base, pooling=published.pooling, max_tokens=64))
+    expected = published.expected(space.base)
+    model = served(artifact)
     tokens = model.tokenization.texts(TEXTS, truncate=True).tokens
     np.testing.assert_allclose(model.runners["float32"].run(tokens), expected, atol=1e-4)
     session = open_torch_session(artifact, "cpu")
     for text, vector in zip(tokens, expected, strict=True):
         feeds = {"input_ids": np.array([text.ids]), "attention_mask": np.ones((1, len(text.ids)), dtype=np.int64)}
         np.testing.assert_allclose(session.run(None, feeds)[0][0], vector, atol=1e-4)
-    try_one_step(artifact)
-
-
-@pytest.fixture(scope="module", params=[name for name in MODELS if name != "dpr-context"])
-def space(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Space:
-    """The space of each model, which the fixtures of jobs take."""
-    published, root = MODELS[request.param], tmp_path_factory.mktemp(request.param)
-    return export_space(root, published.write(root / "base"), published.pooling)
 
 
 @pytest.mark.slow
