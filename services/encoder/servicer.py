@@ -60,9 +60,10 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             yield response
 
     async def Score(self, request: encoder_pb2.ScoreRequest, context: Any) -> encoder_pb2.ScoreResponse:
-        result = await self._encoder.score(convert.to_score_call(request, deadline_s(context), request_id(context)))
+        call = convert.to_score_call(request, deadline_s(context), request_id(context))
+        result = await self._encoder.score(call)
         caller().spend(result.tokens)
-        return convert.to_score_response(result)
+        return convert.to_score_response(result, request.kind)
 
     async def GetInfo(self, request: Any, context: Any) -> encoder_pb2.EncoderServiceGetInfoResponse:
         premise = self._versions.models.get(self._versions.premise_version)

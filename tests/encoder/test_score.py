@@ -187,3 +187,68 @@ async def test_a_loaded_version_of_the_wrong_kind_is_not_served_by_another_space
             assert "has none" in rollout.reason
         assert (await client.encode(["sun"])).model_version == pretrained.version
         assert (await client.score("sun", ["moon"])).model_version == cross.version
+
+
+PROTOTYPES = [("the sun is a star", "sun"), ("ice can melt", "water"), ("a plant is food", "leaf")]
+PREMISES = ["moon", "a rabbit can eat the leaf of a plant", "the earth can move"]
+
+
+async def test_an_analogy_scores_by_the_nearest_shift_of_the_prototypes(serve, pretrained) -> None:
+    async with serve() as (_, client):
+        found = await client.score_by_analogy("the moon is cold", PREMISES, PROTOTYPES)
+        queries = await client.encode(["the moon is cold", *(query for query, _ in PROTOTYPES)], precision="float32")
+        premises = await client.encode([*PREMISES, *(premise for _, premise in PROTOTYPES)], role="premise")
+        expected = []
+        for premise in premises.vectors[:3].astype(float):
+            own = queries.vectors[0] - premise
+            known = [queries.vectors[n + 1] - premises.vectors[n + 3] for n in range(3)]
+            expected.append(max(own @ one / np.linalg.norm(own) / np.linalg.norm(one) for one in known))
+        np.testing.assert_allclose(found.scores, expected, atol=1e-5)
+        assert (found.model_version, found.truncated, found.ensemble) == (queries.model_version, 0, ())
+        assert found.timings.total.total_seconds() > 0
+
+
+async def test_an_analogy_without_prototypes_or_with_too_long_texts_is_refused_by_name(serve, pretrained) -> None:
+    async with serve(max_items=6) as (_, client):
+        for query, premises, prototypes, message in (
+            ("sun", ["moon"], [], "prototypes: is empty"),
+            ("sun", [], PROTOTYPES, "premises: is empty"),
+            ("sun", ["moon"] * 4, PROTOTYPES, "prototypes: has 3 pairs, and 4 premises .* together they may be 6"),
+            (" ", ["moon"], PROTOTYPES, r"queries\[0\]: is empty"),
+            ("sun", ["moon", "star " * 80], PROTOTYPES, r"premises\[1\]: \d+ tokens"),
+            ("sun", ["moon"], [("sun", "star " * 80)], r"premises\[1\]: \d+ tokens"),
+        ):
+            with pytest.raises(errors.InvalidArgument, match=message):
+                await client.score_by_analogy(query, premises, prototypes)
+        cut = await client.score_by_analogy("sun", ["moon", "star " * 80], PROTOTYPES, truncate=True)
+        assert cut.truncated == 1
+        with pytest.raises(errors.VersionNotLoaded):
+            await client.score_by_analogy("sun", ["moon"], PROTOTYPES, version="q0")
+        with pytest.raises(errors.SpaceMismatch):
+            await client.score_by_analogy("sun", ["moon"], PROTOTYPES, space_id="s0")
+
+
+@pytest.mark.parametrize(
+    "fields", [{"space_id": "s0"}, {"prototypes": [encoder_pb2.Prototype(query="sun", premise="star")]}, {"kind": 9}]
+)
+async def test_a_field_of_another_kind_of_score_is_refused(serve, cross, fields: dict) -> None:
+    async with serve() as (_, client):
+        request = encoder_pb2.ScoreRequest(query="sun", premises=["moon"], **fields)
+        with pytest.raises(errors.InvalidArgument, match=next(iter(fields))):
+            await client.channel.unary(client._stub.Score, request)
+
+
+async def test_scores_of_a_release_without_analogies_are_not_taken_for_them(serve, cross, monkeypatch) -> None:
+    async with serve() as (_, client):
+        asked = client.channel.unary
+
+        async def older(method, request, **options):
+            for name in ("kind", "prototypes", "space_id"):
+                request.ClearField(name)
+            answer = await asked(method, request, **options)
+            answer.ClearField("kind")
+            return answer
+
+        monkeypatch.setattr(client.channel, "unary", older)
+        with pytest.raises(errors.Unimplemented, match="does not score by analogy"):
+            await client.score_by_analogy("sun", ["moon"], PROTOTYPES)

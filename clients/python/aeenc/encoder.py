@@ -11,6 +11,7 @@ from aeenc import values
 from aeenc.calls.bulk import BATCH, PATIENCE_S, WINDOW, BulkEncoder
 from aeenc.calls.encoding import Encoded, EncodeOptions, Lane, Precision, Role, Scored, refuse_single_text, selector
 from aeenc.calls.inputs import each
+from aeenc.errors import Unimplemented
 from aeenc.transport.channel import Channel
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, types_pb2
 
@@ -140,18 +141,56 @@ class EncoderClient:
             first_of_ensemble=first_of_ensemble,
         )
         response = await self.channel.unary(self._stub.Score, request, timeout_s=timeout_s, hedge=True)
-        return Scored(
-            scores=np.asarray(response.scores, dtype=np.float32),
-            model_version=response.model_version,
-            timings=values.Timings.from_message(response.timings),
-            truncated=response.truncated,
-            ensemble=tuple(response.ensemble),
+        return _scored(response)
+
+    async def score_by_analogy(
+        self,
+        query: str,
+        premises: Sequence[str],
+        prototypes: Sequence[tuple[str, str]],
+        *,
+        label: str | None = None,
+        version: str | None = None,
+        space_id: str = "",
+        truncate: bool = False,
+        timeout_s: float | None = None,
+    ) -> Scored:
+        """Scores premises by how near (query - premise) is to that of the nearest prototype, a cosine.
+
+        `prototypes` are right pairs (query, premise) of the query's kind, such as those that
+        `aeenc.evaluation.draw_prototypes` draws of its class. By a query encoder, by default the one that label
+        `stable` names. A text too long for it is an error unless `truncate`. Raises Unimplemented where the encoder's
+        release does not score by analogy.
+        """
+        refuse_single_text(premises, "premises")
+        request = encoder_pb2.ScoreRequest(
+            query=query,
+            premises=premises,
+            model=selector(label, version),
+            truncate=types_pb2.TRUNCATE_END if truncate else types_pb2.TRUNCATE_ERROR,
+            kind=encoder_pb2.SCORE_KIND_ANALOGY,
+            prototypes=[encoder_pb2.Prototype(query=one, premise=other) for one, other in prototypes],
+            space_id=space_id,
         )
+        response = await self.channel.unary(self._stub.Score, request, timeout_s=timeout_s, hedge=True)
+        if response.kind != encoder_pb2.SCORE_KIND_ANALOGY:
+            raise Unimplemented("the encoder's release does not score by analogy; update it")
+        return _scored(response)
 
     async def info(self) -> values.EncoderInfo:
         """Gets the encoder's versions, labels, limits, state and last swaps."""
         response = await self.channel.unary(self._stub.GetInfo, encoder_pb2.EncoderServiceGetInfoRequest())
         return values.EncoderInfo.from_message(response)
+
+
+def _scored(response: encoder_pb2.ScoreResponse) -> Scored:
+    return Scored(
+        scores=np.asarray(response.scores, dtype=np.float32),
+        model_version=response.model_version,
+        timings=values.Timings.from_message(response.timings),
+        truncated=response.truncated,
+        ensemble=tuple(response.ensemble),
+    )
 
 
 async def _batches(texts: Iterable[str] | AsyncIterable[str], size: int) -> AsyncIterator[list[str]]:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc.errors import AeencError, FailedPrecondition, InvalidArgument
+from aeenc.evaluation.analogies import analogy_scores, shifts
 from services.encoder.batching.admission import Admission
 from services.encoder.batching.batcher import Batcher, CallRows
 from services.encoder.batching.breaker import Breaker
@@ -39,7 +40,8 @@ MAX_KEY_BYTES = 256
 class EncodeCall:
     """Texts and how to encode them. `deadline_s` counts from now; None means no limit.
 
-    `patient`: a batch of a stream, which waits a while for room instead of being refused at once.
+    `patient`: a batch of a stream, which waits a while for room instead of being refused at once. `name` is what
+    errors call the texts.
     """
 
     texts: Sequence[str]
@@ -50,6 +52,7 @@ class EncodeCall:
     lane: Lane = "interactive"
     deadline_s: float | None = None
     patient: bool = False
+    name: str = "texts"
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,18 @@ class ScoreCall:
     truncate: bool = False
     deadline_s: float | None = None
     first_of_ensemble: bool = False
+
+
+@dataclass(frozen=True)
+class AnalogyCall:
+    """A query and the premises to score against it by analogy with `prototypes`, pairs of a query and a premise."""
+
+    query: str
+    premises: Sequence[str]
+    prototypes: Sequence[tuple[str, str]]
+    selection: Selection = field(default_factory=Selection)
+    truncate: bool = False
+    deadline_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -110,7 +125,7 @@ class Encoder:
     async def encode(self, call: EncodeCall) -> CallResult:
         """Encodes texts as queries or premises."""
         started = time.monotonic()
-        check_texts(call.texts, self._limits)
+        check_texts(call.texts, self._limits, call.name)
         if call.role not in {"query", "premise"}:
             raise InvalidArgument.field("role", "is unspecified; use ROLE_QUERY or ROLE_PREMISE")
         if len(call.selection.routing_key.encode()) > MAX_KEY_BYTES:
@@ -121,7 +136,7 @@ class Encoder:
         prepared = _PreparedCall(
             model,
             model.choose(call.precision, call.role),
-            lambda: model.tokenization.texts(texts, truncate=call.truncate),
+            lambda: model.tokenization.texts(texts, truncate=call.truncate, name=call.name),
             _estimate(texts, model),
             sum(map(len, texts)),
             call.lane,
@@ -129,11 +144,13 @@ class Encoder:
         )
         return await self._run(prepared, started, call.deadline_s)
 
-    async def score(self, call: ScoreCall) -> CallResult:
-        """Scores premises against a query with one cross-encoder.
+    async def score(self, call: ScoreCall | AnalogyCall) -> CallResult:
+        """Scores premises against a query with one cross-encoder, or by analogy with prototypes.
 
         Raises FailedPrecondition for a label that names an ensemble, unless its first version is asked for.
         """
+        if isinstance(call, AnalogyCall):
+            return await self._by_analogy(call)
         started = time.monotonic()
         check_texts([call.query], self._limits, "query")
         check_texts(call.premises, self._limits, "premises")
@@ -157,6 +174,52 @@ class Encoder:
         await self._breaker.close()
         await self._batcher.close()
         self._tokenizers.shutdown(wait=False, cancel_futures=True)
+
+    async def _by_analogy(self, call: AnalogyCall) -> CallResult:
+        """Scores premises by how much they differ from a query as those of prototypes do from theirs, in float32.
+
+        Errors count the prototypes' texts behind the query and behind the premises.
+        """
+        started = time.monotonic()
+        check_texts(call.premises, self._limits, "premises")
+        if not call.prototypes:
+            raise InvalidArgument.field("prototypes", "is empty; give pairs of the query's kind that are right")
+        if len(call.premises) + len(call.prototypes) > self._limits.items:
+            raise InvalidArgument.field(
+                "prototypes",
+                f"has {len(call.prototypes):,} pairs, and {len(call.premises):,} premises are asked for; together they "
+                f"may be {self._limits.items:,}",
+            )
+        queries = [call.query, *(query for query, _ in call.prototypes)]
+        premises = [*call.premises, *(premise for _, premise in call.prototypes)]
+        first = await self.encode(
+            EncodeCall(
+                queries, "query", call.selection, call.truncate, FLOAT32, deadline_s=call.deadline_s, name="queries"
+            )
+        )
+        left = None if call.deadline_s is None else started + call.deadline_s - time.monotonic()
+        second = await self.encode(
+            EncodeCall(
+                premises,
+                "premise",
+                Selection(space_id=first.space_id),
+                call.truncate,
+                deadline_s=left,
+                name="premises",
+            )
+        )
+        count = len(call.premises)
+        scores = analogy_scores(shifts(first.rows[1:], second.rows[count:]), first.rows[0], second.rows[:count])
+        return replace(
+            first,
+            rows=scores[:, None].astype(np.float32),
+            truncated=first.truncated + second.truncated,
+            tokens=first.tokens + second.tokens,
+            total_s=time.monotonic() - started,
+            tokenize_s=first.tokenize_s + second.tokenize_s,
+            queue_s=first.queue_s + second.queue_s,
+            compute_s=first.compute_s + second.compute_s,
+        )
 
     async def _run(self, prepared: _PreparedCall, started: float, deadline_s: float | None) -> CallResult:
         """Admits by the estimate, before any other work; tokenizes, admits by the count, and computes."""

@@ -103,10 +103,10 @@ class Tokenization:
     def __init__(self, tokenizer: Tokenizer, max_tokens: int) -> None:
         self._tokenizer, self.max_tokens = tokenizer, max_tokens
 
-    def texts(self, texts: Sequence[str], *, truncate: bool) -> TokenBatch:
+    def texts(self, texts: Sequence[str], *, truncate: bool, name: str = "texts") -> TokenBatch:
         """Tokenizes with special tokens. Raises InvalidArgument naming each text over the limit unless `truncate`."""
         encodings = self._tokenizer.encode_batch_fast(list(texts))
-        return self._cut([Tokens(encoding.ids) for encoding in encodings], "texts", truncate)
+        return self._cut([Tokens(encoding.ids) for encoding in encodings], name, truncate)
 
     def pairs(self, query: str, premises: Sequence[str], *, truncate: bool) -> TokenBatch:
         """Tokenizes the query with each premise; `truncate` cuts the premise.

@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file aeenc/v1/encoder.proto.
  */
 export const file_aeenc_v1_encoder: GenFile = /*@__PURE__*/
-  fileDesc("ChZhZWVuYy92MS9lbmNvZGVyLnByb3RvEghhZWVuYy52MSL3AQoNRW5jb2RlUmVxdWVzdBINCgV0ZXh0cxgBIAMoCRIcCgRyb2xlGAIgASgOMg4uYWVlbmMudjEuUm9sZRImCgVtb2RlbBgDIAEoCzIXLmFlZW5jLnYxLk1vZGVsU2VsZWN0b3ISJAoIdHJ1bmNhdGUYBCABKA4yEi5hZWVuYy52MS5UcnVuY2F0ZRIQCghzcGFjZV9pZBgFIAEoCRIcCgRsYW5lGAYgASgOMg4uYWVlbmMudjEuTGFuZRImCglwcmVjaXNpb24YByABKA4yEy5hZWVuYy52MS5QcmVjaXNpb24SEwoLcm91dGluZ19rZXkYCCABKAki0gEKDkVuY29kZVJlc3BvbnNlEigKCmVtYmVkZGluZ3MYASABKAsyFC5hZWVuYy52MS5FbWJlZGRpbmdzEhUKDW1vZGVsX3ZlcnNpb24YAiABKAkSEAoIc3BhY2VfaWQYAyABKAkSIgoHdGltaW5ncxgEIAEoCzIRLmFlZW5jLnYxLlRpbWluZ3MSEQoJdHJ1bmNhdGVkGAUgASgNEiYKCXByZWNpc2lvbhgGIAEoDjITLmFlZW5jLnYxLlByZWNpc2lvbhIOCgZ0b2tlbnMYByABKA0iUAoTRW5jb2RlU3RyZWFtUmVxdWVzdBImCgViYXRjaBgBIAEoCzIXLmFlZW5jLnYxLkVuY29kZVJlcXVlc3QSEQoJYmF0Y2hfc2VxGAIgASgEIlIKFEVuY29kZVN0cmVhbVJlc3BvbnNlEicKBWJhdGNoGAEgASgLMhguYWVlbmMudjEuRW5jb2RlUmVzcG9uc2USEQoJYmF0Y2hfc2VxGAIgASgEIpgBCgxTY29yZVJlcXVlc3QSDQoFcXVlcnkYASABKAkSEAoIcHJlbWlzZXMYAiADKAkSJgoFbW9kZWwYAyABKAsyFy5hZWVuYy52MS5Nb2RlbFNlbGVjdG9yEiQKCHRydW5jYXRlGAQgASgOMhIuYWVlbmMudjEuVHJ1bmNhdGUSGQoRZmlyc3Rfb2ZfZW5zZW1ibGUYBSABKAgifwoNU2NvcmVSZXNwb25zZRIOCgZzY29yZXMYASADKAISFQoNbW9kZWxfdmVyc2lvbhgCIAEoCRIiCgd0aW1pbmdzGAMgASgLMhEuYWVlbmMudjEuVGltaW5ncxIRCgl0cnVuY2F0ZWQYBCABKA0SEAoIZW5zZW1ibGUYBSADKAkiHgocRW5jb2RlclNlcnZpY2VHZXRJbmZvUmVxdWVzdCKQAgodRW5jb2RlclNlcnZpY2VHZXRJbmZvUmVzcG9uc2USJgoHc2VydmljZRgBIAEoCzIVLmFlZW5jLnYxLlNlcnZpY2VJbmZvEhgKEGRlZmF1bHRfc3BhY2VfaWQYAiABKAkSCwoDZGltGAMgASgNEikKCHZlcnNpb25zGAQgAygLMhcuYWVlbmMudjEuTG9hZGVkVmVyc2lvbhImCgZsYWJlbHMYBSADKAsyFi5hZWVuYy52MS5BcHBsaWVkTGFiZWwSJAoFc3dhcHMYBiADKAsyFS5hZWVuYy52MS5Td2FwT3V0Y29tZRIPCgdydW50aW1lGAcgASgJEhYKDnJ1bnRpbWVfcmVhc29uGAggASgJItoBCg1Mb2FkZWRWZXJzaW9uEg8KB3ZlcnNpb24YASABKAkSEAoIc3BhY2VfaWQYAiABKAkSDgoGbGFiZWxzGAMgAygJEhcKD3ByZW1pc2VfZW5jb2RlchgEIAEoCBIRCglpbl9mbGlnaHQYBSABKA0SJwoKbW9kZWxfdHlwZRgGIAEoDjITLmFlZW5jLnYxLk1vZGVsVHlwZRInCgpwcmVjaXNpb25zGAcgAygOMhMuYWVlbmMudjEuUHJlY2lzaW9uEhgKEHByZWNpc2lvbl9yZWFzb24YCCABKAkiYQoMQXBwbGllZExhYmVsEhAKCHNwYWNlX2lkGAEgASgJEg0KBWxhYmVsGAIgASgJEg8KB3ZlcnNpb24YAyABKAkSEAoIcmV2aXNpb24YBCABKAQSDQoFc2hhcmUYBSABKAEiywEKC1N3YXBPdXRjb21lEg0KBWxhYmVsGAEgASgJEg8KB3ZlcnNpb24YAiABKAkSEAoIcmV2aXNpb24YAyABKAQSCgoCb2sYBCABKAgSDgoGcmVhc29uGAUgASgJEi8KC2ZpbmlzaGVkX2F0GAYgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIrCghkdXJhdGlvbhgHIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIQCghzcGFjZV9pZBgIIAEoCSpBCgRMYW5lEhQKEExBTkVfVU5TUEVDSUZJRUQQABIUChBMQU5FX0lOVEVSQUNUSVZFEAESDQoJTEFORV9CVUxLEAIqZgoJTW9kZWxUeXBlEhoKFk1PREVMX1RZUEVfVU5TUEVDSUZJRUQQABIfChtNT0RFTF9UWVBFX1NFTlRFTkNFX0VOQ09ERVIQARIcChhNT0RFTF9UWVBFX0NST1NTX0VOQ09ERVIQAio+CgRSb2xlEhQKEFJPTEVfVU5TUEVDSUZJRUQQABIOCgpST0xFX1FVRVJZEAESEAoMUk9MRV9QUkVNSVNFEAIytgIKDkVuY29kZXJTZXJ2aWNlEjsKBkVuY29kZRIXLmFlZW5jLnYxLkVuY29kZVJlcXVlc3QaGC5hZWVuYy52MS5FbmNvZGVSZXNwb25zZRJRCgxFbmNvZGVTdHJlYW0SHS5hZWVuYy52MS5FbmNvZGVTdHJlYW1SZXF1ZXN0Gh4uYWVlbmMudjEuRW5jb2RlU3RyZWFtUmVzcG9uc2UoATABEjgKBVNjb3JlEhYuYWVlbmMudjEuU2NvcmVSZXF1ZXN0GhcuYWVlbmMudjEuU2NvcmVSZXNwb25zZRJaCgdHZXRJbmZvEiYuYWVlbmMudjEuRW5jb2RlclNlcnZpY2VHZXRJbmZvUmVxdWVzdBonLmFlZW5jLnYxLkVuY29kZXJTZXJ2aWNlR2V0SW5mb1Jlc3BvbnNlYgZwcm90bzM", [file_aeenc_v1_types, file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("ChZhZWVuYy92MS9lbmNvZGVyLnByb3RvEghhZWVuYy52MSL3AQoNRW5jb2RlUmVxdWVzdBINCgV0ZXh0cxgBIAMoCRIcCgRyb2xlGAIgASgOMg4uYWVlbmMudjEuUm9sZRImCgVtb2RlbBgDIAEoCzIXLmFlZW5jLnYxLk1vZGVsU2VsZWN0b3ISJAoIdHJ1bmNhdGUYBCABKA4yEi5hZWVuYy52MS5UcnVuY2F0ZRIQCghzcGFjZV9pZBgFIAEoCRIcCgRsYW5lGAYgASgOMg4uYWVlbmMudjEuTGFuZRImCglwcmVjaXNpb24YByABKA4yEy5hZWVuYy52MS5QcmVjaXNpb24SEwoLcm91dGluZ19rZXkYCCABKAki0gEKDkVuY29kZVJlc3BvbnNlEigKCmVtYmVkZGluZ3MYASABKAsyFC5hZWVuYy52MS5FbWJlZGRpbmdzEhUKDW1vZGVsX3ZlcnNpb24YAiABKAkSEAoIc3BhY2VfaWQYAyABKAkSIgoHdGltaW5ncxgEIAEoCzIRLmFlZW5jLnYxLlRpbWluZ3MSEQoJdHJ1bmNhdGVkGAUgASgNEiYKCXByZWNpc2lvbhgGIAEoDjITLmFlZW5jLnYxLlByZWNpc2lvbhIOCgZ0b2tlbnMYByABKA0iUAoTRW5jb2RlU3RyZWFtUmVxdWVzdBImCgViYXRjaBgBIAEoCzIXLmFlZW5jLnYxLkVuY29kZVJlcXVlc3QSEQoJYmF0Y2hfc2VxGAIgASgEIlIKFEVuY29kZVN0cmVhbVJlc3BvbnNlEicKBWJhdGNoGAEgASgLMhguYWVlbmMudjEuRW5jb2RlUmVzcG9uc2USEQoJYmF0Y2hfc2VxGAIgASgEIvYBCgxTY29yZVJlcXVlc3QSDQoFcXVlcnkYASABKAkSEAoIcHJlbWlzZXMYAiADKAkSJgoFbW9kZWwYAyABKAsyFy5hZWVuYy52MS5Nb2RlbFNlbGVjdG9yEiQKCHRydW5jYXRlGAQgASgOMhIuYWVlbmMudjEuVHJ1bmNhdGUSGQoRZmlyc3Rfb2ZfZW5zZW1ibGUYBSABKAgSIQoEa2luZBgGIAEoDjITLmFlZW5jLnYxLlNjb3JlS2luZBInCgpwcm90b3R5cGVzGAcgAygLMhMuYWVlbmMudjEuUHJvdG90eXBlEhAKCHNwYWNlX2lkGAggASgJIisKCVByb3RvdHlwZRINCgVxdWVyeRgBIAEoCRIPCgdwcmVtaXNlGAIgASgJIqIBCg1TY29yZVJlc3BvbnNlEg4KBnNjb3JlcxgBIAMoAhIVCg1tb2RlbF92ZXJzaW9uGAIgASgJEiIKB3RpbWluZ3MYAyABKAsyES5hZWVuYy52MS5UaW1pbmdzEhEKCXRydW5jYXRlZBgEIAEoDRIQCghlbnNlbWJsZRgFIAMoCRIhCgRraW5kGAYgASgOMhMuYWVlbmMudjEuU2NvcmVLaW5kIh4KHEVuY29kZXJTZXJ2aWNlR2V0SW5mb1JlcXVlc3QikAIKHUVuY29kZXJTZXJ2aWNlR2V0SW5mb1Jlc3BvbnNlEiYKB3NlcnZpY2UYASABKAsyFS5hZWVuYy52MS5TZXJ2aWNlSW5mbxIYChBkZWZhdWx0X3NwYWNlX2lkGAIgASgJEgsKA2RpbRgDIAEoDRIpCgh2ZXJzaW9ucxgEIAMoCzIXLmFlZW5jLnYxLkxvYWRlZFZlcnNpb24SJgoGbGFiZWxzGAUgAygLMhYuYWVlbmMudjEuQXBwbGllZExhYmVsEiQKBXN3YXBzGAYgAygLMhUuYWVlbmMudjEuU3dhcE91dGNvbWUSDwoHcnVudGltZRgHIAEoCRIWCg5ydW50aW1lX3JlYXNvbhgIIAEoCSLaAQoNTG9hZGVkVmVyc2lvbhIPCgd2ZXJzaW9uGAEgASgJEhAKCHNwYWNlX2lkGAIgASgJEg4KBmxhYmVscxgDIAMoCRIXCg9wcmVtaXNlX2VuY29kZXIYBCABKAgSEQoJaW5fZmxpZ2h0GAUgASgNEicKCm1vZGVsX3R5cGUYBiABKA4yEy5hZWVuYy52MS5Nb2RlbFR5cGUSJwoKcHJlY2lzaW9ucxgHIAMoDjITLmFlZW5jLnYxLlByZWNpc2lvbhIYChBwcmVjaXNpb25fcmVhc29uGAggASgJImEKDEFwcGxpZWRMYWJlbBIQCghzcGFjZV9pZBgBIAEoCRINCgVsYWJlbBgCIAEoCRIPCgd2ZXJzaW9uGAMgASgJEhAKCHJldmlzaW9uGAQgASgEEg0KBXNoYXJlGAUgASgBIssBCgtTd2FwT3V0Y29tZRINCgVsYWJlbBgBIAEoCRIPCgd2ZXJzaW9uGAIgASgJEhAKCHJldmlzaW9uGAMgASgEEgoKAm9rGAQgASgIEg4KBnJlYXNvbhgFIAEoCRIvCgtmaW5pc2hlZF9hdBgGIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASKwoIZHVyYXRpb24YByABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEAoIc3BhY2VfaWQYCCABKAkqXQoJU2NvcmVLaW5kEhoKFlNDT1JFX0tJTkRfVU5TUEVDSUZJRUQQABIcChhTQ09SRV9LSU5EX0NST1NTX0VOQ09ERVIQARIWChJTQ09SRV9LSU5EX0FOQUxPR1kQAipBCgRMYW5lEhQKEExBTkVfVU5TUEVDSUZJRUQQABIUChBMQU5FX0lOVEVSQUNUSVZFEAESDQoJTEFORV9CVUxLEAIqZgoJTW9kZWxUeXBlEhoKFk1PREVMX1RZUEVfVU5TUEVDSUZJRUQQABIfChtNT0RFTF9UWVBFX1NFTlRFTkNFX0VOQ09ERVIQARIcChhNT0RFTF9UWVBFX0NST1NTX0VOQ09ERVIQAio+CgRSb2xlEhQKEFJPTEVfVU5TUEVDSUZJRUQQABIOCgpST0xFX1FVRVJZEAESEAoMUk9MRV9QUkVNSVNFEAIytgIKDkVuY29kZXJTZXJ2aWNlEjsKBkVuY29kZRIXLmFlZW5jLnYxLkVuY29kZVJlcXVlc3QaGC5hZWVuYy52MS5FbmNvZGVSZXNwb25zZRJRCgxFbmNvZGVTdHJlYW0SHS5hZWVuYy52MS5FbmNvZGVTdHJlYW1SZXF1ZXN0Gh4uYWVlbmMudjEuRW5jb2RlU3RyZWFtUmVzcG9uc2UoATABEjgKBVNjb3JlEhYuYWVlbmMudjEuU2NvcmVSZXF1ZXN0GhcuYWVlbmMudjEuU2NvcmVSZXNwb25zZRJaCgdHZXRJbmZvEiYuYWVlbmMudjEuRW5jb2RlclNlcnZpY2VHZXRJbmZvUmVxdWVzdBonLmFlZW5jLnYxLkVuY29kZXJTZXJ2aWNlR2V0SW5mb1Jlc3BvbnNlYgZwcm90bzM", [file_aeenc_v1_types, file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * A batch of texts to embed.
@@ -229,14 +229,15 @@ export type ScoreRequest = Message<"aeenc.v1.ScoreRequest"> & {
   premises: string[];
 
   /**
-   * The cross-encoder. Default: label `stable` of space `cross-encoder`.
+   * The cross-encoder; with SCORE_KIND_ANALOGY the query encoder. Default: label `stable`.
    *
    * @generated from field: aeenc.v1.ModelSelector model = 3;
    */
   model?: ModelSelector | undefined;
 
   /**
-   * How to treat a pair that is too long for the model. END truncates the premise. Default: ERROR.
+   * How to treat a pair that is too long for the model. END truncates the premise; with SCORE_KIND_ANALOGY, each text
+   * that is too long. Default: ERROR.
    *
    * @generated from field: aeenc.v1.Truncate truncate = 4;
    */
@@ -249,6 +250,28 @@ export type ScoreRequest = Message<"aeenc.v1.ScoreRequest"> & {
    * @generated from field: bool first_of_ensemble = 5;
    */
   firstOfEnsemble: boolean;
+
+  /**
+   * What a score is. Default: CROSS_ENCODER.
+   *
+   * @generated from field: aeenc.v1.ScoreKind kind = 6;
+   */
+  kind: ScoreKind;
+
+  /**
+   * Pairs of the query's kind, such as those of its class; with SCORE_KIND_ANALOGY at least one. With the premises at
+   * most `Limits.items`.
+   *
+   * @generated from field: repeated aeenc.v1.Prototype prototypes = 7;
+   */
+  prototypes: Prototype[];
+
+  /**
+   * The space of the query encoder; for SCORE_KIND_ANALOGY. Default: the encoder's default space, which GetInfo names.
+   *
+   * @generated from field: string space_id = 8;
+   */
+  spaceId: string;
 };
 
 /**
@@ -257,6 +280,34 @@ export type ScoreRequest = Message<"aeenc.v1.ScoreRequest"> & {
  */
 export const ScoreRequestSchema: GenMessage<ScoreRequest> = /*@__PURE__*/
   messageDesc(file_aeenc_v1_encoder, 4);
+
+/**
+ * A query and a premise that explains it, as an example for other queries.
+ *
+ * @generated from message aeenc.v1.Prototype
+ */
+export type Prototype = Message<"aeenc.v1.Prototype"> & {
+  /**
+   * The query.
+   *
+   * @generated from field: string query = 1;
+   */
+  query: string;
+
+  /**
+   * The premise.
+   *
+   * @generated from field: string premise = 2;
+   */
+  premise: string;
+};
+
+/**
+ * Describes the message aeenc.v1.Prototype.
+ * Use `create(PrototypeSchema)` to create a new message.
+ */
+export const PrototypeSchema: GenMessage<Prototype> = /*@__PURE__*/
+  messageDesc(file_aeenc_v1_encoder, 5);
 
 /**
  * The scores of a batch of premises.
@@ -272,7 +323,7 @@ export type ScoreResponse = Message<"aeenc.v1.ScoreResponse"> & {
   scores: number[];
 
   /**
-   * The cross-encoder that computed all of them.
+   * The cross-encoder that computed all of them, or the query encoder.
    *
    * @generated from field: string model_version = 2;
    */
@@ -286,7 +337,7 @@ export type ScoreResponse = Message<"aeenc.v1.ScoreResponse"> & {
   timings?: Timings | undefined;
 
   /**
-   * The number of pairs that were truncated.
+   * The number of pairs that were truncated; with SCORE_KIND_ANALOGY, of texts.
    *
    * @generated from field: uint32 truncated = 4;
    */
@@ -298,6 +349,13 @@ export type ScoreResponse = Message<"aeenc.v1.ScoreResponse"> & {
    * @generated from field: repeated string ensemble = 5;
    */
   ensemble: string[];
+
+  /**
+   * What the scores are. Unspecified: those of a cross-encoder, from a release that knows no other kind.
+   *
+   * @generated from field: aeenc.v1.ScoreKind kind = 6;
+   */
+  kind: ScoreKind;
 };
 
 /**
@@ -305,7 +363,7 @@ export type ScoreResponse = Message<"aeenc.v1.ScoreResponse"> & {
  * Use `create(ScoreResponseSchema)` to create a new message.
  */
 export const ScoreResponseSchema: GenMessage<ScoreResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_encoder, 5);
+  messageDesc(file_aeenc_v1_encoder, 6);
 
 /**
  * Requests information about the encoder.
@@ -320,7 +378,7 @@ export type EncoderServiceGetInfoRequest = Message<"aeenc.v1.EncoderServiceGetIn
  * Use `create(EncoderServiceGetInfoRequestSchema)` to create a new message.
  */
 export const EncoderServiceGetInfoRequestSchema: GenMessage<EncoderServiceGetInfoRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_encoder, 6);
+  messageDesc(file_aeenc_v1_encoder, 7);
 
 /**
  * Describes this encoder process.
@@ -390,7 +448,7 @@ export type EncoderServiceGetInfoResponse = Message<"aeenc.v1.EncoderServiceGetI
  * Use `create(EncoderServiceGetInfoResponseSchema)` to create a new message.
  */
 export const EncoderServiceGetInfoResponseSchema: GenMessage<EncoderServiceGetInfoResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_encoder, 7);
+  messageDesc(file_aeenc_v1_encoder, 8);
 
 /**
  * A version that is loaded.
@@ -461,7 +519,7 @@ export type LoadedVersion = Message<"aeenc.v1.LoadedVersion"> & {
  * Use `create(LoadedVersionSchema)` to create a new message.
  */
 export const LoadedVersionSchema: GenMessage<LoadedVersion> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_encoder, 8);
+  messageDesc(file_aeenc_v1_encoder, 9);
 
 /**
  * A label as this process last applied it.
@@ -510,7 +568,7 @@ export type AppliedLabel = Message<"aeenc.v1.AppliedLabel"> & {
  * Use `create(AppliedLabelSchema)` to create a new message.
  */
 export const AppliedLabelSchema: GenMessage<AppliedLabel> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_encoder, 9);
+  messageDesc(file_aeenc_v1_encoder, 10);
 
 /**
  * The outcome of one attempt to serve a version.
@@ -580,7 +638,42 @@ export type SwapOutcome = Message<"aeenc.v1.SwapOutcome"> & {
  * Use `create(SwapOutcomeSchema)` to create a new message.
  */
 export const SwapOutcomeSchema: GenMessage<SwapOutcome> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_encoder, 10);
+  messageDesc(file_aeenc_v1_encoder, 11);
+
+/**
+ * What a score of a premise is.
+ *
+ * @generated from enum aeenc.v1.ScoreKind
+ */
+export enum ScoreKind {
+  /**
+   * The default.
+   *
+   * @generated from enum value: SCORE_KIND_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * What a cross-encoder makes of query and premise, read together.
+   *
+   * @generated from enum value: SCORE_KIND_CROSS_ENCODER = 1;
+   */
+  CROSS_ENCODER = 1,
+
+  /**
+   * The highest cosine of (query - premise) with (query - premise) of a prototype, -1 to 1, by a query encoder and the
+   * premise encoder of its space (Diallo et al. 2019).
+   *
+   * @generated from enum value: SCORE_KIND_ANALOGY = 2;
+   */
+  ANALOGY = 2,
+}
+
+/**
+ * Describes the enum aeenc.v1.ScoreKind.
+ */
+export const ScoreKindSchema: GenEnum<ScoreKind> = /*@__PURE__*/
+  enumDesc(file_aeenc_v1_encoder, 0);
 
 /**
  * The queue in which texts wait. While both queues have work, bulk gets one batch in eight.
@@ -614,7 +707,7 @@ export enum Lane {
  * Describes the enum aeenc.v1.Lane.
  */
 export const LaneSchema: GenEnum<Lane> = /*@__PURE__*/
-  enumDesc(file_aeenc_v1_encoder, 0);
+  enumDesc(file_aeenc_v1_encoder, 1);
 
 /**
  * The kind of output that a loaded version computes.
@@ -648,7 +741,7 @@ export enum ModelType {
  * Describes the enum aeenc.v1.ModelType.
  */
 export const ModelTypeSchema: GenEnum<ModelType> = /*@__PURE__*/
-  enumDesc(file_aeenc_v1_encoder, 1);
+  enumDesc(file_aeenc_v1_encoder, 2);
 
 /**
  * The side of the space that a text belongs to.
@@ -682,7 +775,7 @@ export enum Role {
  * Describes the enum aeenc.v1.Role.
  */
 export const RoleSchema: GenEnum<Role> = /*@__PURE__*/
-  enumDesc(file_aeenc_v1_encoder, 2);
+  enumDesc(file_aeenc_v1_encoder, 3);
 
 /**
  * Turns texts into unit vectors. A batch never mixes versions, and every response names the version it came from.
@@ -721,10 +814,11 @@ export const EncoderService: GenService<{
     output: typeof EncodeStreamResponseSchema;
   },
   /**
-   * Scores premises against a query with a cross-encoder.
+   * Scores premises against a query with a cross-encoder, or by analogy with pairs that the caller gives.
    *
    * Fails as Encode does, and with:
    * - UNIMPLEMENTED: no cross-encoder has been published.
+   * - INVALID_ARGUMENT: SCORE_KIND_ANALOGY without prototypes, or prototypes or a space with another kind.
    * - FAILED_PRECONDITION: the label names several, without `first_of_ensemble`.
    *
    * @generated from rpc aeenc.v1.EncoderService.Score
