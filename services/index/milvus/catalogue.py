@@ -1,6 +1,6 @@
-"""The corpora and generations in a Milvus, which generation is active, and the switch: an alias for each corpus.
+"""The corpora and generations in a Milvus, which generation is active, and the switch of it.
 
-    every refresh_s ──► Sweeper ──► read records and aliases ──► CatalogueSnapshot ──► searches (one call each)
+    every refresh_s ──► Sweeper ──► read records and switches ──► CatalogueSnapshot ──► searches (one call each)
                            └──► drop what builds and deletions left that have been silent for lease_s
 
 Searches use the last snapshot, so `refresh_s` is how soon a process sees an activation by another one. The same round
@@ -18,8 +18,9 @@ from aeenc import errors
 from services.index.catalogue.catalogue import check_expected, check_inactive, check_known, none_active
 from services.index.catalogue.requests import RequestKind, RequestNote, check_same
 from services.index.milvus.generation import GenerationCollection, MilvusGeneration, check
-from services.index.milvus.link import MilvusLink, MilvusNotFound
+from services.index.milvus.link import MilvusLink
 from services.index.milvus.records import Records, StoredGeneration
+from services.index.milvus.switches import Switches
 from services.index.values import Activation, ReplicaState
 from services.kit import logs
 from services.kit.concurrency import cancel_all, finish
@@ -32,10 +33,11 @@ LOOKS = 4  # within the time after which a silent build is swept
 
 @dataclass(frozen=True)
 class CatalogueSnapshot:
-    """The generations of each corpus by id, oldest first, and the id of each active one."""
+    """The generations of each corpus by id, oldest first, the id of each active one, and the number of its switch."""
 
     generations: Mapping[str, Mapping[str, StoredGeneration]] = field(default_factory=dict)
     active: Mapping[str, str] = field(default_factory=dict)
+    switches: Mapping[str, int] = field(default_factory=dict)
 
 
 class MilvusCatalogue:
@@ -44,12 +46,13 @@ class MilvusCatalogue:
     def __init__(self, link: MilvusLink, records: Records) -> None:
         self._link = link
         self._records = records
+        self._switches = Switches(link, records.prefix, records.name)
         self._seen: CatalogueSnapshot | None = None
         self._begun = self._taken = 0  # reads and switches; one that began earlier must not replace a later one
         self._switching = asyncio.Lock()
 
     async def refresh(self) -> None:
-        """Reads all records and aliases. Raises Unavailable when Milvus is away; then the last snapshot stays."""
+        """Reads all records and switches. Raises Unavailable when Milvus is away; then the last snapshot stays."""
         self._begun += 1
         mine = self._begun
         seen = await self._link.read(self._read)
@@ -87,25 +90,30 @@ class MilvusCatalogue:
     async def activate(
         self, corpus: str, generation_id: str, *, expected: str | None = None, request_id: str = ""
     ) -> Activation:
-        """Checks a generation, then points the corpus's alias to it.
+        """Checks a generation, then makes the corpus's next switch, to it.
 
         `expected` is the id that the caller believes active ("" for none). Raises NotFound, Aborted when another one is
-        active, DataLoss for a generation that changed since it was written. Milvus has no compare-and-set, so between
-        processes the comparison is not atomic.
+        active, DataLoss for a generation that changed since it was written. Of processes that expect the same one, the
+        first succeeds.
         """
         async with self._switching:
             await self.refresh()
             stored = _named(self._known(corpus), corpus, generation_id)
-            previous = self.active_id(corpus)
-            note = RequestNote({"generation": generation_id, "expected_generation": expected}, previous or "")
-            before = await self._noted(corpus, "activate", request_id, note)
-            if before is not None and (before.done or previous == generation_id):
+            asked = RequestNote({"generation": generation_id, "expected_generation": expected})
+            before = await self._noted(corpus, "activate", request_id, asked)
+            if before is not None and (before.done or self.active_id(corpus) == generation_id):
                 return Activation(stored.artifact, before.previous or None)
-            check_expected(corpus, previous, expected)
+            check_expected(corpus, self.active_id(corpus), expected)
             await self._link.read(check, MilvusGeneration.of(stored, self._link), stored, LOAD_S)
-            await finish(
-                asyncio.create_task(self._move(corpus, stored, request_id, note))
-            )  # a cancelled call moves both or none
+            moved = False
+            while not moved:
+                await self.refresh()  # the check may have taken minutes
+                previous = self.active_id(corpus)
+                check_expected(corpus, previous, expected)
+                note = replace(asked, previous=previous or "")
+                moving = asyncio.create_task(self._move(corpus, stored, request_id, note))
+                await finish(moving)  # a cancelled call makes the switch and notes it, or does neither
+                moved = moving.result()
         log.info("activated", corpus=corpus, generation=generation_id, previous=previous or "")
         return Activation(stored.artifact, previous)
 
@@ -126,7 +134,7 @@ class MilvusCatalogue:
                 return ()
             stored = _named(self._known(corpus), corpus, generation_id)
             check_inactive(corpus, generation_id, self.active_id(corpus))
-            await finish(asyncio.create_task(self._remove(corpus, stored.collection, request_id, note)))
+            await finish(asyncio.create_task(self._remove(corpus, stored, request_id, note)))
         return ()
 
     async def _noted(self, corpus: str, kind: RequestKind, request_id: str, note: RequestNote) -> RequestNote | None:
@@ -136,19 +144,27 @@ class MilvusCatalogue:
             check_same(request_id, before.asked, note.asked)
         return before
 
-    async def _move(self, corpus: str, stored: StoredGeneration, request_id: str, note: RequestNote) -> None:
-        """Moves the alias, and what this process knows of it."""
-        await self._link.write(self._records.put_note, corpus, "activate", request_id, note)
-        await self._link.write(self._point, corpus, stored.collection)
+    async def _move(self, corpus: str, stored: StoredGeneration, request_id: str, note: RequestNote) -> bool:
+        """Makes the switch, also in what this process knows. Returns False if another process was faster."""
         seen = self._seen or CatalogueSnapshot()
-        self._seen = CatalogueSnapshot(seen.generations, {**seen.active, corpus: stored.artifact.id})
+        number = seen.switches.get(corpus, 0) + 1
+        await self._link.write(self._records.put_note, corpus, "activate", request_id, note)
+        if not await self._link.write(self._switches.make, corpus, number, stored.collection):
+            return False
+        active, switches = {**seen.active, corpus: stored.artifact.id}, {**seen.switches, corpus: number}
+        self._seen = CatalogueSnapshot(seen.generations, active, switches)
         self._begun += 1
         self._taken = self._begun
         await self._link.write(self._records.put_note, corpus, "activate", request_id, replace(note, done=True))
+        try:
+            await self._link.write(self._switches.spend, corpus, number)
+        except errors.AeencError as error:
+            log.warning("earlier switches are left to the next one", corpus=corpus, reason=error.message)
+        return True
 
-    async def _remove(self, corpus: str, collection: str, request_id: str, note: RequestNote) -> None:
+    async def _remove(self, corpus: str, stored: StoredGeneration, request_id: str, note: RequestNote) -> None:
         await self._link.write(self._records.put_note, corpus, "delete", request_id, note)
-        await self._link.write(self._drop, collection)
+        await self._link.write(self._drop, stored)
         await self._link.write(self._records.put_note, corpus, "delete", request_id, replace(note, done=True))
         await self.refresh()
 
@@ -170,34 +186,32 @@ class MilvusCatalogue:
         self._known(corpus)
 
     def _read(self) -> CatalogueSnapshot:
+        last = self._switches.last()  # before the records, so that a generation that came meanwhile is in them
         generations: dict[str, dict[str, StoredGeneration]] = {}
-        for (
-            stored
-        ) in self._records.all().generations:  # oldest first: of two with the same content the older one counts
+        for stored in self._records.all().generations:  # oldest first: of two with the same content the older counts
             generations.setdefault(stored.corpus, {}).setdefault(stored.artifact.id, stored)
-        active: dict[str, str] = {}
-        for corpus, by_id in generations.items():
-            pointed = self._pointed(corpus)
-            active.update((corpus, one) for one, stored in by_id.items() if stored.collection == pointed)
-        return CatalogueSnapshot(generations, active)
+        active = {
+            corpus: one
+            for corpus, switch in last.items()
+            for one, stored in generations.get(corpus, {}).items()
+            if stored.collection == switch.collection
+        }
+        return CatalogueSnapshot(generations, active, {corpus: switch.number for corpus, switch in last.items()})
 
-    def _pointed(self, corpus: str) -> str | None:
-        try:
-            return str(self._link.call("describe_alias", alias=self._alias(corpus))["collection_name"])
-        except MilvusNotFound:
-            return None
-
-    def _point(self, corpus: str, collection: str) -> None:
-        method = "create_alias" if self._pointed(corpus) is None else "alter_alias"
-        self._link.call(method, collection_name=collection, alias=self._alias(corpus))
-
-    def _drop(self, collection: str) -> None:
+    def _drop(self, stored: StoredGeneration) -> None:
+        collection = stored.collection
         self._records.put_unfinished("dropping", collection, 0)  # from now on it does not exist
+        last = self._switches.last().get(stored.corpus)
+        if last is not None and last.collection == collection:  # another process has just activated it
+            self._records.put_generation(stored)
+            check_inactive(stored.corpus, stored.artifact.id, stored.artifact.id)
+        self.remove(collection)
+
+    def remove(self, collection: str) -> None:
+        """Removes a collection that is no generation, and its row. It blocks."""
+        self._switches.release(collection)
         GenerationCollection(self._link, collection, 0).drop()
         self._records.remove(collection)
-
-    def _alias(self, corpus: str) -> str:
-        return f"{self._records.prefix}_active_{corpus.encode().hex()}"  # Milvus allows no dots and dashes in names
 
     def _active(self, seen: CatalogueSnapshot, corpus: str) -> MilvusGeneration | None:
         active = seen.active.get(corpus)
@@ -258,8 +272,7 @@ class Sweeper:
             # Milvus has no compare-and-set, so milliseconds stay: a build that was silent all this time and commits
             # between this look and the drop is lost. The lease is long: only a suspended process is so silent.
             if now - since >= self._lease_s and self._records.beat_of(name) == self._seen[name][0]:
-                GenerationCollection(self._link, name, 0).drop()
-                self._records.remove(name)
+                self._catalogue.remove(name)
                 log.warning("removed what a killed build or deletion left", collection=name)
 
     async def _keep(self) -> None:

@@ -2,7 +2,7 @@
 
 A generation is a row of kind `generation`; one upsert of that row is its commit. Before, a row of kind `building` names
 its collection, and one of kind `dropping` once it is being deleted, so that the leavings of a killed process can be
-found. Aliases of Milvus, not rows, say which generation is active. Every method blocks.
+found. Aliases of Milvus, not rows, say which generation is active (switches.py). Every method blocks.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ class Records:
     def __init__(self, link: MilvusLink, prefix: str) -> None:
         self._link = link
         self.prefix = prefix
-        self._name = f"{prefix}_records"
+        self.name = f"{prefix}_records"
         self._writing = threading.Lock()  # milvus-lite allows one writer per collection
 
     def _open(self) -> None:
         """Creates the collection if it does not exist, and loads it."""
-        if not self._link.call("has_collection", collection_name=self._name):
+        if not self._link.call("has_collection", collection_name=self.name):
             schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
             schema.add_field("key", DataType.VARCHAR, is_primary=True, max_length=_KEY_BYTES)
             schema.add_field("kind", DataType.VARCHAR, max_length=16)
@@ -81,12 +81,12 @@ class Records:
             index.add_index("unused", index_type="FLAT", metric_type="IP")
             self._link.call(
                 "create_collection",
-                collection_name=self._name,
+                collection_name=self.name,
                 schema=schema,
                 index_params=index,
                 consistency_level="Strong",
             )
-        self._link.call("load_collection", collection_name=self._name)
+        self._link.call("load_collection", collection_name=self.name)
 
     def all(self) -> RecordSnapshot:
         """Reads the rows of all collections. Raises DataLoss for one that cannot be read."""
@@ -179,10 +179,10 @@ class Records:
 
     def _call(self, method: str, /, **arguments: Any) -> Any:
         try:
-            return self._link.call(method, collection_name=self._name, **arguments)
+            return self._link.call(method, collection_name=self.name, **arguments)
         except (MilvusNotFound, MilvusNotLoaded):  # the very first call, or Milvus was emptied or restarted
             self._open()
-            return self._link.call(method, collection_name=self._name, **arguments)
+            return self._link.call(method, collection_name=self.name, **arguments)
 
 
 def artifact_of(
