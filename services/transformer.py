@@ -44,6 +44,10 @@ class PooledTransformer(nn.Module):
         """Returns unit vectors (batch, dim) of `input_ids` (batch, length), int64; `attention_mask` is 1 at tokens."""
         return self.pool(self.hidden(input_ids, attention_mask), attention_mask)
 
+    def pooled(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Returns the vectors (batch, dim) before they are normalised."""
+        return self.pool(self.hidden(input_ids, attention_mask), attention_mask, normalize=False)
+
     def hidden(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Returns the last layer's vectors of all tokens, (batch, length, dim)."""
         mask = attention_mask
@@ -54,8 +58,8 @@ class PooledTransformer(nn.Module):
         hidden: Tensor = self.transformer(input_ids=input_ids, attention_mask=mask, **segments).last_hidden_state
         return hidden
 
-    def pool(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
-        """Pools the vectors of tokens to one unit vector for each text, (batch, dim)."""
+    def pool(self, hidden: Tensor, attention_mask: Tensor, *, normalize: bool = True) -> Tensor:
+        """Pools the vectors of tokens to one for each text, (batch, dim); a unit vector unless told otherwise."""
         kept = attention_mask.unsqueeze(-1).to(hidden.dtype)
         if self.pooling == "cls":
             pooled = hidden[:, 0]
@@ -65,7 +69,7 @@ class PooledTransformer(nn.Module):
             pooled = (hidden * kept).sum(1) / kept.sum(1).clamp(min=1e-9)
         if hasattr(self.transformer, DENSE):
             pooled = getattr(self.transformer, DENSE)(pooled)
-        return nn.functional.normalize(pooled, dim=1)
+        return nn.functional.normalize(pooled, dim=1) if normalize else pooled
 
 
 def load_transformer(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.nn.functional import normalize
 
 from aeenc.errors import InvalidArgument
 from services.encoder.rollout.loading import LoadOptions, load_model
@@ -23,6 +24,7 @@ from services.trainer.learning.loop.epoch_state import BEST, BEST_PREMISES
 from services.trainer.learning.loop.ranks import Rank
 from services.trainer.learning.loop.training import Learner, Training
 from services.trainer.learning.loss.objectives import ordinals_of
+from services.trainer.learning.loss.pair_objectives import classified
 from services.trainer.learning.query_encoder import Encoders, QueryEncoder
 from services.trainer.models.space import space_id_of
 from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, VALIDATION, MakeJob, Space, killed_after
@@ -45,6 +47,35 @@ def test_a_neutral_premise_is_encoded_by_the_encoder_that_learns(make_job: MakeJ
     assert len(named) == len(neutral)
     assert named <= set(ordinals_of(inputs.training_set).tolist())
     assert torch.isfinite(objective.loss(inputs.encoders(), np.arange(objective.size)))
+
+
+@pytest.mark.parametrize(("mode", "normalized"), [("SIAMESE", False), ("SINGLE", True)])
+def test_inferences_are_classified_by_vectors_as_pooled_unless_premises_are_frozen(
+    make_job: MakeJob, mode: str, normalized: bool
+):
+    """Unit vectors are so short that the layer hardly learns at the rate of an encoder."""
+    inputs = load(make_job(mode=mode, loss="NLI_CLASSIFICATION", batching="ITEMS", regularization=0.0))
+    encoders, objective = inputs.encoders(), inputs.objective()
+    encoders.query.eval()
+    pairs, classes = classified(inputs.training_set, neutral=True)
+    texts = [[inputs.training_set.examples[row].query for row in pairs[:, 0]], [FACTS[row] for row in pairs[:, 1]]]
+    sides = [encoders.query.pooled(*inputs.batches.pad(inputs.batches.ids(t, ""), inputs.device)) for t in texts]
+    assert max(float(side.detach().norm(dim=1).sub(1).abs().max()) for side in sides) > 0.1
+    if normalized:
+        sides = [normalize(side, dim=1) for side in sides]
+    expected = objective.head(*sides, torch.from_numpy(classes))
+    found = objective.loss(encoders, np.arange(objective.size))
+    assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-4)
+
+
+def test_inferences_are_regularised_by_the_drift_of_unit_vectors(make_job: MakeJob):
+    losses = []
+    for weight in (0.0, 0.5):
+        inputs = load(make_job(mode="SIAMESE", loss="NLI_CLASSIFICATION", regularization=weight))
+        encoders, objective = inputs.encoders(), inputs.objective()
+        encoders.query.eval()
+        losses.append(float(objective.loss(encoders, np.arange(objective.size)).detach()))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5), "an untrained encoder has not moved"
 
 
 @pytest.mark.parametrize("mode", PAIRED)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional
 
 from services.trainer.data.training_set import TrainingSet
 from services.trainer.jobs.files import Precision
@@ -104,17 +105,18 @@ class Queries:
         """The length of each query, in tokens."""
         return np.array([len(ids) for ids in self._ids], dtype=np.int64)
 
-    def encode(self, encoder: QueryEncoder, rows: Sequence[int]) -> Tensor:
-        """Encodes queries to vectors (rows, dim), float32, with a gradient."""
+    def encode(self, encoder: QueryEncoder, rows: Sequence[int], *, normalize: bool = True) -> Tensor:
+        """Encodes queries to vectors (rows, dim), float32, with a gradient; unit vectors unless told otherwise."""
+        call = encoder if normalize else encoder.pooled
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._half):
-            vectors: Tensor = encoder(*self._batches.pad([self._ids[row] for row in rows], self._device))
+            vectors: Tensor = call(*self._batches.pad([self._ids[row] for row in rows], self._device))
         return vectors.float()
 
     def drift_penalty(self, vectors: Tensor, rows: Sequence[int]) -> Tensor:
-        """Computes the weighted drift of queries from their pre-trained vectors, a scalar."""
+        """Computes the weighted drift of queries' unit vectors from their pre-trained ones, a scalar."""
         if self._pretrained is None:
             return torch.zeros((), device=self._device)
-        return self._weight * drift(vectors, self._pretrained[list(rows)])
+        return self._weight * drift(functional.normalize(vectors, dim=1), self._pretrained[list(rows)])
 
 
 class Premises:
@@ -123,9 +125,11 @@ class Premises:
     def __init__(self, vectors: Tensor) -> None:
         self.vectors = vectors
 
-    def encode(self, encoders: Encoders[QueryEncoder], ordinals: NDArray[np.int64]) -> Tensor:
-        """Looks up vectors (ordinals, dim), without a gradient."""
-        del encoders
+    def encode(
+        self, encoders: Encoders[QueryEncoder], ordinals: NDArray[np.int64], *, normalize: bool = True
+    ) -> Tensor:
+        """Looks up unit vectors (ordinals, dim), without a gradient."""
+        del encoders, normalize
         return self.vectors[torch.from_numpy(ordinals)]
 
     def drift_penalty(self, vectors: Tensor, ordinals: NDArray[np.int64]) -> Tensor:
@@ -155,9 +159,12 @@ class TrainedPremises(Premises):
         self._ids = dict(zip(used.tolist(), batches.ids([texts[n] for n in used.tolist()], prefix), strict=True))
         self._batches, self._weight, self._half = batches, weight, precision == "bfloat16"
 
-    def encode(self, encoders: Encoders[QueryEncoder], ordinals: NDArray[np.int64]) -> Tensor:
+    def encode(
+        self, encoders: Encoders[QueryEncoder], ordinals: NDArray[np.int64], *, normalize: bool = True
+    ) -> Tensor:
         """Encodes vectors (ordinals, dim), float32, with a gradient; texts of similar length together."""
         assert encoders.premise is not None
+        call = encoders.premise if normalize else encoders.premise.pooled
         device = self.vectors.device
         ids = [self._ids[ordinal] for ordinal in ordinals.tolist()]
         order = np.argsort([len(one) for one in ids], kind="stable")
@@ -165,11 +172,11 @@ class TrainedPremises(Premises):
         for start in range(0, len(order), ENCODE_BATCH):
             part = [ids[n] for n in order[start : start + ENCODE_BATCH]]
             with torch.autocast(device.type, torch.bfloat16, enabled=self._half):
-                parts.append(encoders.premise(*self._batches.pad(part, device)).float())
+                parts.append(call(*self._batches.pad(part, device)).float())
         return torch.cat(parts)[torch.from_numpy(np.argsort(order))]
 
     def drift_penalty(self, vectors: Tensor, ordinals: NDArray[np.int64]) -> Tensor:
         """Computes the premise terms of Eq. 2; 0 without premises."""
         if not (self._weight and len(ordinals)):
             return torch.zeros((), device=self.vectors.device)
-        return self._weight * drift(vectors, self.vectors[torch.from_numpy(ordinals)])
+        return self._weight * drift(functional.normalize(vectors, dim=1), self.vectors[torch.from_numpy(ordinals)])

@@ -23,7 +23,7 @@ from services.trainer.learning.loss.losses import (
     SupervisedContrastive,
     TripletMargin,
 )
-from services.trainer.learning.loss.objective import Premises, Queries, Units
+from services.trainer.learning.loss.objective import Premises, Queries, TrainedPremises, Units
 from services.trainer.learning.query_encoder import Encoders, QueryEncoder
 
 Numbers = NDArray[np.int64]
@@ -31,7 +31,8 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Batch:
-    """Distinct queries (q, dim) and candidate premises (c, dim) of a batch, and their cosines (q, c).
+    """Distinct queries (q, dim) and candidate premises (c, dim) of a batch, and their dot products (q, c): cosines of
+    unit vectors.
 
     `examples` (q,) and `candidates` (c,) are their numbers; `rows` and `columns` locate each item's own.
     """
@@ -49,6 +50,7 @@ class PairObjective(ABC):
     """A loss over items of one kind: rows of an example and one or more ordinals, ordered by example."""
 
     head: nn.Module | None = None
+    normalize = True  # whether the loss is over unit vectors
 
     def __init__(
         self,
@@ -91,8 +93,8 @@ class PairObjective(ABC):
         candidates, columns = np.unique(items[:, 1:], return_inverse=True)
         absent = int((candidates < 0).sum())  # they sort first
         candidates, columns = candidates[absent:], columns.reshape(len(items), -1) - absent
-        vectors = self._queries.encode(encoders.query, examples.tolist())
-        premises = self._premises.encode(encoders, candidates)
+        vectors = self._queries.encode(encoders.query, examples.tolist(), normalize=self.normalize)
+        premises = self._premises.encode(encoders, candidates, normalize=self.normalize)
         batch = Batch(vectors, premises, vectors @ premises.T, examples, candidates, rows, columns)
         return batch, self._queries.drift_penalty(vectors, examples.tolist()) + self._premises_penalty(batch)
 
@@ -148,11 +150,16 @@ class ContrastiveObjective(PairObjective):
 
 
 class NliObjective(PairObjective):
-    """Items are pairs with a class: entailment (positive), neutral (so judged, or refused), contradiction."""
+    """Items are pairs with a class: entailment (positive), neutral (so judged, or refused), contradiction.
+
+    Vectors are not normalised, as published: the layer learns little from unit vectors at an encoder's learning rate.
+    Frozen premises are kept as unit vectors, so that in mode SINGLE queries are normalised, too.
+    """
 
     def __init__(self, training_set: TrainingSet, queries: Queries, premises: Premises, config: JobConfig) -> None:
         items, self._classes = classified(training_set, neutral=True)
         super().__init__(items, training_set, queries, premises, config)
+        self.normalize = not isinstance(premises, TrainedPremises)
         torch.manual_seed(config.seed % 2**63)
         self.head = self._loss = NliClassification(premises.vectors.shape[1]).to(premises.vectors.device)
 
