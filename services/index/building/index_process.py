@@ -248,10 +248,11 @@ def main() -> None:
     sys.stdout.write(json.dumps(plan.to_meta()) + "\n")
 
 
-def texts_of(path: Path) -> list[str]:
+def texts_of(path: Path) -> Iterator[str]:
     """Reads the premises' texts in order of insertion."""
     with (path / PREMISES).open("rb") as lines:
-        return [PremiseRecord.of_line(line).text for line in lines]
+        for line in lines:
+            yield PremiseRecord.of_line(line).text
 
 
 def _end_with_input() -> None:

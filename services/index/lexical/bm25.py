@@ -1,4 +1,4 @@
-"""BM25 over the premises of a generation: built by bm25s, stored with the generation, read through memory maps.
+"""BM25 over the premises of a generation: stored with the generation, read through memory maps.
 
 Words are English: stop words are left out, the others stemmed, or as the settings say. A premise's weight for a term
 is its share of the BM25 score (Lucene's variant). A query's score is the sum over its terms in the order of the
@@ -9,31 +9,33 @@ runs it in one.
 from __future__ import annotations
 
 import json
+import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache, cached_property, lru_cache
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
-import bm25s
 import numpy as np
-import Stemmer
 from numpy.typing import NDArray
 
 from aeenc import errors
 from services.corpus.arrays import map_array
+from services.index.lexical.weights import weights_of
+from services.index.lexical.words import WordCounts, words_of
 from services.index.values import LexicalSettings, SearchHits
 from services.store.artifacts import Artifact
 from services.store.formats import check_format, known_fields
 
-STOP_WORDS = "en"
-STEMS = "english"  # Snowball's; on EntailmentBank they lift MAP from .445 to .463
 COVERED = 0.2  # weight of a word that a query shares with a premise accepted for it (docs/experiments/retrieval.md)
 WORDS = "lexical.words.txt"
 SETTINGS = "lexical.settings.json"  # only where they are not the defaults
 # Beside such settings the words have another name: the release before would rank by wrong weights, and so sees none.
 WORDS_OF_SETTINGS = "lexical.settings.words.txt"
+BLOCK_TEXTS = 65_536
 ARRAYS = {"data": "lexical.weights.npy", "indices": "lexical.ordinals.npy", "indptr": "lexical.terms.npy"}
 FORMAT_VERSION = 1  # of the settings' file
 _END = b"\n"  # of each word; no word contains one
@@ -54,7 +56,7 @@ class LexicalIndex:
     vocabulary: Mapping[str, int] = field(repr=False)
     weights: NDArray[np.float32]
     ordinals: NDArray[np.int32]
-    starts: NDArray[np.int32]
+    starts: NDArray[np.int64]
     rows: int
     settings: LexicalSettings = field(default_factory=LexicalSettings)
 
@@ -62,9 +64,10 @@ class LexicalIndex:
     def of(cls, texts: Sequence[str], settings: LexicalSettings | None = None) -> LexicalIndex:
         """Indexes texts in memory."""
         settings = settings or LexicalSettings()
-        built, vocabulary = _build(texts, settings)
-        weights, ordinals, starts = (built.scores[name] for name in ARRAYS)
-        return cls(vocabulary, weights, ordinals, starts, len(texts), settings)
+        blocks = _blocks(texts, settings.words)
+        found = weights_of(blocks, settings, lambda _, shape, kind: np.zeros(shape, kind))
+        vocabulary = {word: number for number, word in enumerate(found.words)}
+        return cls(vocabulary, found.data, found.indices, found.indptr, len(texts), settings)
 
     @classmethod
     def open(cls, artifact: Artifact, rows: int) -> LexicalIndex | None:
@@ -170,16 +173,25 @@ class LexicalIndex:
         return np.log1p((self.rows - containing + 0.5) / (containing + 0.5)).astype(np.float32)
 
 
-def write_lexical(path: Path, texts: Sequence[str], settings: LexicalSettings | None = None) -> None:
-    """Indexes texts and writes the files into the directory `path`. Equal texts and settings give equal bytes."""
+def write_lexical(path: Path, texts: Iterable[str], settings: LexicalSettings | None = None) -> None:
+    """Indexes texts and writes the files into the directory `path`. Equal texts and settings give equal bytes.
+
+    Texts are read as a stream; the weights are written through a memory map.
+    """
     settings = settings or LexicalSettings()
-    built, vocabulary = _build(texts, settings)
+
+    def mapped(name: str, shape: tuple[int, ...], kind: Any) -> NDArray[Any]:
+        if not math.prod(shape):  # nothing to map
+            np.save(path / ARRAYS[name], np.zeros(shape, kind), allow_pickle=False)
+            return np.zeros(shape, kind)
+        made: NDArray[Any] = np.lib.format.open_memmap(path / ARRAYS[name], "w+", kind, shape, version=(1, 0))
+        return made
+
+    written = weights_of(_blocks(texts, settings.words), settings, mapped)
     is_default = settings == LexicalSettings()
     if not is_default:
         (path / SETTINGS).write_text(json.dumps({"format_version": FORMAT_VERSION, **asdict(settings)}) + "\n")
-    Vocabulary.write(path / (WORDS if is_default else WORDS_OF_SETTINGS), list(vocabulary))
-    for name, file in ARRAYS.items():
-        np.save(path / file, built.scores[name], allow_pickle=False)
+    Vocabulary.write(path / (WORDS if is_default else WORDS_OF_SETTINGS), written.words)
 
 
 def _read_settings(artifact: Artifact) -> LexicalSettings:
@@ -193,13 +205,12 @@ def _read_settings(artifact: Artifact) -> LexicalSettings:
         raise errors.DataLoss(f"{artifact.path / SETTINGS} cannot be read ({error}); build again") from error
 
 
-def _build(texts: Sequence[str], settings: LexicalSettings) -> tuple[bm25s.BM25, dict[str, int]]:
-    words = words_of(texts, settings.words)
-    vocabulary = {word: n for n, word in enumerate(sorted({word for line in words for word in line}))} or {"": 0}
-    index = bm25s.BM25(k1=settings.k1, b=settings.b, method="lucene")
-    ids = [[vocabulary[word] for word in line] for line in words]
-    index.index((ids, vocabulary), create_empty_token=False, show_progress=False)
-    return index, vocabulary
+def _blocks(texts: Iterable[str], kind: str) -> list[WordCounts]:
+    """Counts the words of texts, a block at a time: the texts themselves may be too many for the memory."""
+    left, found = iter(texts), list[WordCounts]()
+    while block := list(islice(left, BLOCK_TEXTS)):
+        found.append(WordCounts.of(block, kind))
+    return found
 
 
 def weighted_words(text: str, accepted: Sequence[str] = (), kind: str = "stems") -> dict[str, float]:
@@ -212,33 +223,6 @@ def weighted_words(text: str, accepted: Sequence[str] = (), kind: str = "stems")
         counts.update(words)
         texts.update(set(words))
     return {word: count * (COVERED if texts[word] > 1 else 1.0) for word, count in counts.items()}
-
-
-def words_of(texts: Sequence[str], kind: str = "stems") -> list[list[str]]:
-    """Splits texts into their words in lower case: their stems, their lemmas, or the words themselves.
-
-    Raises FailedPrecondition for lemmas where simplemma is not installed.
-    """
-    stemmer = Stemmer.Stemmer(STEMS) if kind == "stems" else None  # a new one: two threads must not share it
-    found: list[list[str]] = bm25s.tokenize(
-        list(texts), stopwords=STOP_WORDS, stemmer=stemmer, return_ids=False, show_progress=False
-    )
-    if kind != "lemmas":
-        return found
-    lemmatize = lemmatizer()
-    return [[lemmatize(word) for word in line] for line in found]
-
-
-@cache
-def lemmatizer() -> Callable[[str], str]:
-    """Returns what turns a word into its lemma. Raises FailedPrecondition where simplemma is not installed."""
-    try:
-        from simplemma import lemmatize
-    except ModuleNotFoundError as error:
-        raise errors.FailedPrecondition(
-            "lemmas need simplemma; install aeenc-services with the extra index-lemmas"
-        ) from error
-    return lru_cache(maxsize=100_000)(lambda word: str(lemmatize(word, lang="en")).lower())
 
 
 def best(scores: NDArray[np.float32], k: int, allowed: NDArray[np.bool_] | None) -> SearchHits:

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.index.dense.exact import UNIT_ROUNDOFF
-from services.index.lexical.bm25 import LexicalIndex, words_of
+from services.index.lexical.bm25 import LexicalIndex
+from services.index.lexical.words import words_of
 from services.index.milvus.generation import Candidates
 from services.index.values import SearchHits
 

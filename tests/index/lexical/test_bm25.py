@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import bm25s
 import numpy as np
 import pytest
 
@@ -18,9 +19,9 @@ from services.index.lexical.bm25 import (
     LexicalIndex,
     Vocabulary,
     best,
-    words_of,
     write_lexical,
 )
+from services.index.lexical.words import words_of
 from services.index.ranking.fusion import fuse
 from services.index.values import LexicalSettings
 from services.store.artifacts import ArtifactStore
@@ -48,6 +49,27 @@ def opened(artifact_store: ArtifactStore):
         return LexicalIndex.open(artifact, len(texts))
 
     return make
+
+
+@pytest.mark.parametrize("settings", [LexicalSettings(), LexicalSettings(k1=0.9, b=0.4), LexicalSettings(k1=0, b=1)])
+@pytest.mark.parametrize("texts", [TEXTS, [*TEXTS, *TEXTS[::-1], "ice " * 40], ["", "…"]])
+def test_weights_are_those_of_bm25s_to_the_bit_however_the_texts_are_cut_into_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: list[str], settings: LexicalSettings
+):
+    documents = words_of(texts)
+    vocabulary = {word: n for n, word in enumerate(sorted({word for line in documents for word in line}))} or {"": 0}
+    theirs = bm25s.BM25(k1=settings.k1, b=settings.b, method="lucene")
+    ids = [[vocabulary[word] for word in line] for line in documents]
+    with np.errstate(invalid="ignore"):
+        theirs.index((ids, vocabulary), create_empty_token=False, show_progress=False)
+    for number, size in enumerate((2, 3, 1000)):
+        monkeypatch.setattr("services.index.lexical.bm25.BLOCK_TEXTS", size)
+        path = tmp_path / str(number)
+        path.mkdir()
+        write_lexical(path, iter(texts), settings)
+        for name, file in ARRAYS.items():
+            ours = np.load(path / file)
+            assert ours.tobytes() == theirs.scores[name].astype(ours.dtype).tobytes()
 
 
 def by_the_book(query: str, texts: list[str]) -> np.ndarray:

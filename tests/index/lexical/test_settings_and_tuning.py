@@ -17,9 +17,10 @@ from aeenc.cli.main import app
 from aeenc.errors import DataLoss, FailedPrecondition
 from aeenc.evaluation import RatedDataset
 from aeenc.trees import Dataset
-from services.index.lexical import bm25
-from services.index.lexical.bm25 import SETTINGS, WORDS, LexicalIndex, words_of, write_lexical
+from services.index.lexical import words
+from services.index.lexical.bm25 import SETTINGS, WORDS, LexicalIndex, write_lexical
 from services.index.lexical.tuning import Measured, measured_on, tune
+from services.index.lexical.words import words_of
 from services.index.values import LexicalSettings
 from services.store.artifacts import ArtifactStore
 
@@ -123,7 +124,7 @@ def test_lemmas_are_words_of_the_dictionary():
 
 def test_lemmas_without_their_library_name_the_extra(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "simplemma", None)
-    bm25.lemmatizer.cache_clear()
+    words.lemmatizer.cache_clear()
     with pytest.raises(FailedPrecondition, match="index-lemmas"):
         words_of(["mice"], "lemmas")
 
