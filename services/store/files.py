@@ -19,6 +19,9 @@ class Documents(Protocol):
     def read(self, key: str) -> bytes | None:
         """Returns the content; None when there is none."""
 
+    def read_part(self, key: str, start: int, end: int) -> bytes | None:
+        """Returns some bytes of the content, fewer where it ends; None when there is none."""
+
     def write(self, key: str, content: bytes, *, durable: bool = True) -> None:
         """Replaces the content. What is not `durable` may be lost with the power."""
 
@@ -42,6 +45,15 @@ class DocumentFiles:
         """Returns the content; None when there is none."""
         try:
             return (self._root / key).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def read_part(self, key: str, start: int, end: int) -> bytes | None:
+        """Returns some bytes of the content, fewer where it ends; None when there is none."""
+        try:
+            with (self._root / key).open("rb") as file:
+                file.seek(start)
+                return file.read(end - start)
         except FileNotFoundError:
             return None
 

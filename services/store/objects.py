@@ -78,6 +78,14 @@ class Bucket:
             return None
         return content
 
+    def read_part(self, key: str, start: int, end: int) -> bytes | None:
+        """Returns some bytes of an object, fewer where it ends; None when there is none."""
+        try:
+            content: bytes = self._asked(key, lambda: self._files.cat_file(f"{self._root}/{key}", start, end))
+        except FileNotFoundError:
+            return None
+        return content
+
     def write(self, key: str, content: bytes, *, durable: bool = True) -> None:  # noqa: ARG002 -- an object always is
         """Writes a small object as a whole."""
         self._asked(key, lambda: self._files.pipe_file(f"{self._root}/{key}", content))

@@ -93,27 +93,36 @@ class Folding:
 
     def _check(self, premise: PremiseRecord) -> None:
         where = f"premises[{self.received}]"
-        for name, one in (("id", premise.id), *(("aliases", alias) for alias in premise.aliases)):
-            if not one or len(one.encode()) > ID_BYTES:
-                shown = f"{one[:40]!r}… has {len(one.encode()):,} bytes" if one else "is empty"
-                raise errors.InvalidArgument.field(f"{where}.{name}", f"{shown}; give 1 to {ID_BYTES} bytes")
+        check_premise(premise, where, self._limits)
+        for name, one in _ids_of(premise):
             if one in self._ids:
                 raise errors.InvalidArgument.field(
                     f"{where}.{name}", f"{one!r} is taken by an earlier premise; give each premise its own id"
                 )
-        own = (premise.id, *premise.aliases)
-        if len(set(own)) != len(own):
-            raise errors.InvalidArgument.field(f"{where}.aliases", f"{premise.id!r} names an id twice; name it once")
-        if not premise.text.strip():
-            raise errors.InvalidArgument.field(f"{where}.text", f"is empty (id {premise.id!r}); give a sentence")
-        if len(premise.text.encode()) > self._limits.text_bytes:
-            problem = (
-                f"{len(premise.text.encode()):,} bytes (id {premise.id!r}), the limit is {self._limits.text_bytes:,}"
-            )
-            violation = errors.FieldViolation(f"{where}.text", problem)
-            raise errors.TooLarge(f"{where}.text: {problem}; shorten it", violations=[violation])
-        if any(not split or len(split.encode()) > SPLIT_BYTES for split in premise.splits):
-            raise errors.InvalidArgument.field(f"{where}.splits", f"a split has 1 to {SPLIT_BYTES} bytes; name it so")
+
+
+def check_premise(premise: PremiseRecord, where: str, limits: Limits) -> None:
+    """Raises InvalidArgument for a premise that no build takes, TooLarge for one that is too long."""
+    for name, one in _ids_of(premise):
+        if not one or len(one.encode()) > ID_BYTES:
+            shown = f"{one[:40]!r}… has {len(one.encode()):,} bytes" if one else "is empty"
+            raise errors.InvalidArgument.field(f"{where}.{name}", f"{shown}; give 1 to {ID_BYTES} bytes")
+    own = (premise.id, *premise.aliases)
+    if len(set(own)) != len(own):
+        raise errors.InvalidArgument.field(f"{where}.aliases", f"{premise.id!r} names an id twice; name it once")
+    if not premise.text.strip():
+        raise errors.InvalidArgument.field(f"{where}.text", f"is empty (id {premise.id!r}); give a sentence")
+    if len(premise.text.encode()) > limits.text_bytes:
+        problem = f"{len(premise.text.encode()):,} bytes (id {premise.id!r}), the limit is {limits.text_bytes:,}"
+        violation = errors.FieldViolation(f"{where}.text", problem)
+        raise errors.TooLarge(f"{where}.text: {problem}; shorten it", violations=[violation])
+    if any(not split or len(split.encode()) > SPLIT_BYTES for split in premise.splits):
+        raise errors.InvalidArgument.field(f"{where}.splits", f"a split has 1 to {SPLIT_BYTES} bytes; name it so")
+
+
+def _ids_of(premise: PremiseRecord) -> list[tuple[str, str]]:
+    """All ids of a premise, each with the name of its field."""
+    return [("id", premise.id), *(("aliases", alias) for alias in premise.aliases)]
 
 
 def normalized(text: str) -> str:

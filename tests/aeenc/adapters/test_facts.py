@@ -14,7 +14,7 @@ import pytest
 from pyarrow import parquet
 
 from aeenc.adapters import facts
-from aeenc.adapters.facts import STDIN, read_facts
+from aeenc.adapters.facts import STDIN, path_of, read_facts
 from aeenc.calls.inputs import begins_again
 from aeenc.errors import FailedPrecondition, InvalidArgument
 
@@ -101,6 +101,50 @@ def test_parquet_files_saved_datasets_and_directories_give_the_same_facts(tmp_pa
     saved = save_arrow(tmp_path / "saved", TABLE.slice(0, 1), TABLE.slice(1, 1))
     for source in (tmp_path / "facts.parquet", tmp_path / "hub", saved):
         assert pairs(source) == SAME, source
+
+
+@pytest.mark.parametrize("size_bytes", [1, 7, 40, 10_000])
+@pytest.mark.parametrize("name", ["facts.jsonl", "facts.txt", "facts.parquet", "facts.csv", "hub"])
+def test_parts_hold_each_fact_once_and_in_order_wherever_they_are_cut(tmp_path: Path, name: str, size_bytes: int):
+    texts = [f"fact {'é' * (n % 5)} {n}" for n in range(30)]
+    path = tmp_path / name
+    table = pa.table({"id": [f"f{n}" for n in range(30)], "text": texts})
+    if name == "hub":
+        path.mkdir()
+        for n in range(3):
+            parquet.write_table(table.slice(10 * n, 10), path / f"{n}.parquet", row_group_size=4)
+    elif path.suffix == ".parquet":
+        parquet.write_table(table, path, row_group_size=4)
+    elif path.suffix == ".csv":
+        path.write_text("id,text\n" + "".join(f"f{n},{text}\n" for n, text in enumerate(texts)))
+    else:
+        lines = [json.dumps({"id": f"f{n}", "text": t}) if name == "facts.jsonl" else t for n, t in enumerate(texts)]
+        path.write_text("\ufeff" + "\n\n".join(lines), encoding="utf-8")  # without an end of the last line
+    parts = list(read_facts(path).parts(size_bytes))
+    assert [text for part in parts for _, _, text in part.lines()] == texts
+    assert [fact.text for fact in read_facts(path)] == texts
+    cut = {"facts.csv": 1, "hub": 9, "facts.parquet": 8}.get(name, 20)
+    assert len(parts) >= cut or size_bytes > 1
+
+
+def test_a_malformed_fact_of_a_part_is_named_by_its_first_byte(tmp_path: Path) -> None:
+    path = tmp_path / "facts.jsonl"
+    path.write_text('{"text": "ice"}\n{"text": "fire"}\nnonsense\n')
+    with pytest.raises(InvalidArgument, match=r"facts\.jsonl: byte 33: not JSON"):
+        list(list(read_facts(path).parts(20))[1].lines())
+
+
+def test_a_url_names_a_source_in_an_object_store(tmp_path: Path) -> None:
+    (tmp_path / "facts.jsonl").write_text("".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in SAME))
+    parquet.write_table(TABLE, tmp_path / "facts.parquet")
+    for name in ("facts.jsonl", "facts.parquet", ""):
+        url = f"file://{tmp_path}/{name}"
+        assert [(fact.id, fact.text) for fact in read_facts(path_of(url))] == SAME
+        parts = list(read_facts(path_of(url)).parts(20))
+        assert [(i, text) for part in parts for _, i, text in part.lines()] == SAME
+    assert path_of("a/b") == Path("a/b")
+    with pytest.raises(FailedPrecondition, match=r"nosuch://x.*package of your store"):
+        path_of("nosuch://x")
 
 
 def test_numbers_are_ids_in_a_table_and_columns_can_be_chosen(tmp_path: Path) -> None:

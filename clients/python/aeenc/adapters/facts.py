@@ -21,9 +21,10 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, BinaryIO, Literal, cast, get_args
 
 from aeenc import values
 from aeenc.errors import FailedPrecondition, InvalidArgument
@@ -42,6 +43,14 @@ Record = tuple[str, dict[str, Any]]  # where it stands, and its columns
 
 
 @dataclass(frozen=True)
+class Part:
+    """A part of a file: the lines that begin from byte `start` to `end`, or row groups of Parquet by number."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
 class Facts:
     """The facts of a file or directory, read anew at each pass. A column that is "" is the first known one."""
 
@@ -49,12 +58,12 @@ class Facts:
     format: Format
     id_column: str = ""
     text_column: str = ""
+    part: Part | None = None  # of one file; else all of it
 
     def __iter__(self) -> Iterator[values.Premise]:
         """Yields the facts in order. Raises InvalidArgument naming file and line."""
         texts: dict[bytes, bytes] = {}  # by id, both as digests: the facts themselves may be too many
-        for place, columns in self._records():
-            fact_id, text = self._fact(place, columns)
+        for place, fact_id, text in self.lines():
             key, digest = _digest(fact_id), _digest(text)
             if key not in texts:
                 texts[key] = digest
@@ -64,18 +73,40 @@ class Facts:
         if not texts:
             raise InvalidArgument(f"{self.path}:1: holds no facts; write one a line")
 
+    def lines(self) -> Iterator[tuple[str, str, str]]:
+        """Yields place, id and text of each fact, repeated or not. Raises InvalidArgument naming file and line."""
+        for place, columns in self._records():
+            yield place, *self._fact(place, columns)
+
+    def parts(self, size_bytes: int) -> Iterator[Facts]:
+        """Cuts the facts into parts of about so many bytes, in order: lines, row groups of Parquet, else files."""
+        for file in _files_of(self.path, self.format):
+            whole = replace(self, path=file)
+            if self.format in {"txt", "jsonl"}:
+                size = file.stat().st_size
+                cuts = [*range(0, size, size_bytes), size]
+            elif self.format == "parquet":
+                cuts = _row_groups(file, size_bytes)
+            else:
+                cuts = []
+            if len(cuts) < 3:
+                yield whole
+            else:
+                yield from (replace(whole, part=Part(*part)) for part in pairwise(cuts))
+
     def _records(self) -> Iterator[Record]:
         match self.format:
             case "txt":
-                return ((place, {"text": line.strip()}) for place, line in _full_lines(self.path))
+                return ((place, {"text": line.strip()}) for place, line in _full_lines(self.path, self.part))
             case "jsonl":
-                return ((place, _columns(place, _parsed(place, line))) for place, line in _full_lines(self.path))
+                lines = _full_lines(self.path, self.part)
+                return ((place, _columns(place, _parsed(place, line))) for place, line in lines)
             case "json":
                 return _listed(self.path)
             case "csv" | "tsv":
                 return _separated(self.path, _DELIMITERS[self.format])
             case "parquet" | "arrow":
-                return _tables(self.path, self.format)
+                return _tables(self.path, self.format, self.part)
 
     def _fact(self, place: str, columns: dict[str, Any]) -> tuple[str, str]:
         """Returns id and text of a record."""
@@ -95,6 +126,22 @@ class Facts:
         if not isinstance(fact_id, str) or not fact_id:
             raise InvalidArgument(f"{place}: `{id_name}` must be a string that is not empty")
         return fact_id, text
+
+
+def path_of(text: str) -> Path:
+    """The path of a source: of this machine, or of an object store by its URL (s3://…), which needs universal-pathlib.
+
+    Raises FailedPrecondition where that or the store's own package is not installed.
+    """
+    if "://" not in text:
+        return Path(text)
+    try:
+        from upath import UPath
+
+        return cast("Path", UPath(text))  # it does what a path does
+    except (ImportError, ValueError) as error:
+        remedy = "pip install 'aeenc[corpus]' and the package of your store (s3fs, gcsfs, adlfs)"
+        raise FailedPrecondition(f"{text} cannot be read ({error}); {remedy}") from None
 
 
 def read_facts(
@@ -122,19 +169,33 @@ def _format_of(path: Path) -> Format:
     return "parquet"
 
 
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Yields (place, line) of a text file, lines with their ends. Raises InvalidArgument for what is not UTF-8."""
+def _lines(path: Path, part: Part | None = None) -> Iterator[tuple[str, str]]:
+    """Yields (place, line) of a text file, lines with their ends. Raises InvalidArgument for what is not UTF-8.
+
+    A part's lines are named by the byte where they begin.
+    """
     with sys.stdin.buffer if path == STDIN else path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            place = f"{path}:{number}"
+        for number, (start, line) in enumerate(_raw_lines(file, part), start=1):
+            place = f"{path}: byte {start:,}" if part and part.start else f"{path}:{number}"
             try:
-                yield place, line.removeprefix(_BOM if number == 1 else b"").decode("utf-8")
+                yield place, line.removeprefix(b"" if start else _BOM).decode("utf-8")
             except UnicodeDecodeError:
                 raise InvalidArgument(f"{place}: not UTF-8; save the file as UTF-8") from None
 
 
-def _full_lines(path: Path) -> Iterator[tuple[str, str]]:
-    return ((place, line) for place, line in _lines(path) if line.strip())
+def _raw_lines(file: BinaryIO, part: Part | None) -> Iterator[tuple[int, bytes]]:
+    """Yields the lines that begin in a part, each with the byte where it begins."""
+    start = 0
+    if part is not None and part.start:
+        file.seek(part.start - 1)
+        start = part.start - 1 + len(file.readline())  # the rest of a line that began before
+    while (part is None or start < part.end) and (line := file.readline()):
+        yield start, line
+        start += len(line)
+
+
+def _full_lines(path: Path, part: Part | None = None) -> Iterator[tuple[str, str]]:
+    return ((place, line) for place, line in _lines(path, part) if line.strip())
 
 
 def _parsed(place: str, content: str, line: Callable[[json.JSONDecodeError], str] = lambda _: "") -> object:
@@ -183,27 +244,58 @@ def _separated(path: Path, delimiter: str) -> Iterator[Record]:
         raise InvalidArgument(f"{path}:{reader.line_num}: {error}; see RFC 4180 for quotes") from None
 
 
-def _tables(path: Path, kind: Format) -> Iterator[Record]:
+def _tables(path: Path, kind: Format, part: Part | None) -> Iterator[Record]:
     """Reads Parquet files or the Arrow files of a saved dataset, BATCH_ROWS rows of a Parquet file at a time."""
-    try:
-        import pyarrow as pa
-        from pyarrow import ipc, parquet
-    except ModuleNotFoundError:
-        remedy = "install it with: pip install 'aeenc[corpus]'"
-        raise FailedPrecondition(f"{path}: Parquet and Arrow need pyarrow; {remedy}") from None
+    pa = _pyarrow(path)
     for file in _files_of(path, kind):
         number = 0
         try:
             with file.open("rb") as source:
-                opened = parquet.ParquetFile(source) if kind == "parquet" else ipc.open_stream(source)
-                for batch in opened.iter_batches(BATCH_ROWS) if kind == "parquet" else opened:
+                for batch in _batches(pa, source, kind, part):
                     names = batch.schema.names
                     wanted = [name for name in names if _is_plain(batch.schema.field(name).type, pa.types)]
                     for row in batch.select(wanted).to_pylist():
                         number += 1
-                        yield f"{file}: row {number}", row
+                        yield f"{file}: row {number}" + (f" of group {part.start}" if part else ""), row
         except pa.ArrowException as error:
             raise InvalidArgument(f"{file}: not {kind.capitalize()} ({str(error).splitlines()[0]})") from None
+
+
+def _batches(pa: Any, source: BinaryIO, kind: Format, part: Part | None) -> Iterable[Any]:
+    if kind == "arrow":
+        return pa.ipc.open_stream(source)  # type: ignore[no-any-return]
+    opened = pa.parquet.ParquetFile(source)
+    groups = range(opened.num_row_groups) if part is None else range(part.start, part.end)
+    return opened.iter_batches(BATCH_ROWS, row_groups=list(groups))  # type: ignore[no-any-return]
+
+
+def _row_groups(file: Path, size_bytes: int) -> list[int]:
+    """Cuts the row groups of a Parquet file into parts of about so many bytes: where each begins, and the end."""
+    pa = _pyarrow(file)
+    try:
+        with file.open("rb") as source:
+            found = pa.parquet.ParquetFile(source).metadata
+            sizes = [found.row_group(n).total_byte_size for n in range(found.num_row_groups)]
+    except pa.ArrowException as error:
+        raise InvalidArgument(f"{file}: not Parquet ({str(error).splitlines()[0]})") from None
+    cuts, held = [0], 0
+    for number, size in enumerate(sizes):
+        if held and held + size > size_bytes:
+            cuts.append(number)
+            held = 0
+        held += size
+    return [*cuts, len(sizes)]
+
+
+def _pyarrow(path: Path) -> Any:
+    try:
+        import pyarrow as pa
+        import pyarrow.ipc
+        import pyarrow.parquet
+    except ModuleNotFoundError:
+        remedy = "install it with: pip install 'aeenc[corpus]'"
+        raise FailedPrecondition(f"{path}: Parquet and Arrow need pyarrow; {remedy}") from None
+    return pa
 
 
 def _is_plain(kind: Any, types: Any) -> bool:
@@ -212,7 +304,7 @@ def _is_plain(kind: Any, types: Any) -> bool:
 
 
 def _files_of(path: Path, kind: Format) -> list[Path]:
-    if not path.is_dir():
+    if path == STDIN or not path.is_dir():
         return [path]
     if kind == "parquet":
         found = sorted(path.rglob("*.parquet"))

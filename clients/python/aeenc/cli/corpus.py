@@ -6,16 +6,17 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from aeenc import Client, Retrieved, values
-from aeenc.adapters.facts import IDS, TEXTS, Format, read_facts
+from aeenc.adapters.facts import IDS, TEXTS, Facts, Format, path_of, read_facts
 from aeenc.calls.inputs import begins_again
 from aeenc.cli.output import Output, output_of, table
-from aeenc.cli.targets import client
+from aeenc.cli.targets import client, targets_of
 from aeenc.errors import DataLoss, InvalidArgument
 from aeenc.evaluation import RatedDataset
 from aeenc.exports import judgements_of
@@ -23,6 +24,7 @@ from aeenc.index import BuildStage
 from aeenc.trees import Dataset
 
 Source = Dataset | RatedDataset
+_ENGINES = "aeenc.build_engines"
 PREMISE_FILES = "premises."  # how their names begin in a generation
 Prior = Annotated[float, typer.Option(min=0, max=1, help="Share of what explained similar hypotheses.")]
 NegativeFeedback = Annotated[
@@ -128,9 +130,10 @@ def build(
     name: Annotated[str, typer.Argument(help="The corpus; created when it does not exist.")],
     data: Annotated[Path | None, typer.Option(help="Directory in EntailmentBank's layout.")] = None,
     facts: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            metavar="PATH", help="One fact a line; or .jsonl, .csv, .tsv, .json, .parquet, a dataset's directory, or -."
+            metavar="PATH|URL",
+            help="One fact a line; or .jsonl, .csv, .tsv, .json, .parquet, a dataset's directory, or -.",
         ),
     ] = None,
     file_format: Annotated[
@@ -146,13 +149,70 @@ def build(
     space_id: Annotated[
         str, typer.Option("--space", show_default="the encoder's own", help="The space of its vectors.")
     ] = "",
+    engine: Annotated[
+        str, typer.Option(show_default="one stream", help="ray: by many processes; needs the extra index-ray.")
+    ] = "",
+    ray_address: Annotated[
+        str, typer.Option("--ray", show_default="processes here", help="With --engine ray: the cluster's address.")
+    ] = "",
+    workers: Annotated[
+        int, typer.Option(min=0, show_default="one a core", help="With --engine ray: how many processes here.")
+    ] = 0,
+    work: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR|URL",
+            show_default="beside the artifacts",
+            help="With --engine ray: what is finished is kept here; a build of the same input goes on with it.",
+        ),
+    ] = "",
 ) -> None:
     """Builds a new generation of a corpus; the one that serves goes on until the new one is complete."""
-    source = read_source(data, facts, file_format=file_format, id_column=id_column, text_column=text_column)
+    path = None if facts is None else path_of(facts)
+    source = read_source(data, path, file_format=file_format, id_column=id_column, text_column=text_column)
     out = output_of(context)
     with client(context) as connected:
-        built = build_shown(out, connected, name, source, activate=activate, space_id=space_id)
+        if engine:
+            options = {"address": ray_address, "workers": workers, "work": work}
+            options |= {"activate": activate, "space_id": space_id, "targets": targets_of(context)}
+            built = _build_elsewhere(out, connected, name, source, engine, **options)
+        elif ray_address or workers or work:
+            raise InvalidArgument("--ray, --workers and --work go with --engine ray")
+        else:
+            built = build_shown(out, connected, name, source, activate=activate, space_id=space_id)
     out.result(asdict(built))
+
+
+def _build_elsewhere(
+    out: Output, client: Client, name: str, source: object, engine: str, **options: Any
+) -> CorpusBuild:
+    """Builds by an engine that another distribution brings under the entry-point group `aeenc.build_engines`."""
+    found = {point.name: point for point in entry_points(group=_ENGINES)}
+    if engine not in found:
+        known = ", ".join(sorted(found)) or "none; install aeenc-services[index-ray]"
+        raise InvalidArgument(f"--engine {engine}: no such engine; known: {known}")
+    if not isinstance(source, Facts):
+        raise InvalidArgument(f"--engine {engine} reads --facts PATH, not --data or standard input")
+    started = time.monotonic()
+    with out.progress(f"building {name}", "facts") as report:
+        build_by: Callable[..., Any] = found[engine].load()
+        built = build_by(
+            client,
+            options.pop("targets"),
+            name,
+            source,
+            **options,
+            on_progress=lambda stage, done, total: report(done, total, f"{name}: {stage}"),
+        )
+    seconds = time.monotonic() - started
+    return CorpusBuild(
+        corpus=name,
+        generation=built.artifact.id,
+        premises=built.premises,
+        active=options["activate"],
+        seconds=round(seconds, 3),
+        facts_per_s=round(built.facts / seconds, 1),
+    )
 
 
 def read_source(

@@ -1,0 +1,1 @@
+"""Builds of a generation by many processes."""

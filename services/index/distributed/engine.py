@@ -1,0 +1,112 @@
+"""A distributed build from its plan to a generation: stage after stage, each by as many processes as there are.
+
+    read parts ──► fold partitions ──► encode shards ──► publish (this process)
+
+What is finished is found again by a build of the same plan, so that a killed process costs the tasks that it was at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Protocol
+
+from aeenc.errors import InvalidArgument
+from services.index.distributed import stages
+from services.index.distributed.plan import Plan
+from services.index.distributed.publishing import check_versions, publish
+from services.index.distributed.stages import Encoders
+from services.index.distributed.work import Work
+from services.index.values import EngineOptions, LexicalSettings
+from services.store.artifacts import Artifact, ArtifactStore
+
+Task = Callable[..., dict[str, Any]]
+OnProgress = Callable[[str, int, int], None]  # what is done, premises or tasks so far, all
+
+
+class Processes(Protocol):
+    """What runs tasks, somewhere."""
+
+    def run(
+        self, task: Task, plan: Plan, url: str, arguments: Mapping[int, tuple[Any, ...]]
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Runs `task(plan, work, number, *arguments)` for each number; yields results as they come.
+
+        Raises the errors of tasks.
+        """
+
+
+@dataclass(frozen=True)
+class Built:
+    """A finished generation: of so many facts, of which so many shards were encoded now."""
+
+    artifact: Artifact
+    facts: int
+    premises: int
+    shards_encoded: int
+
+
+def build(
+    plan: Plan,
+    url: str,
+    processes: Processes,
+    encoders: Encoders,
+    store: ArtifactStore,
+    engines: EngineOptions,
+    lexical: LexicalSettings,
+    on_progress: OnProgress = lambda *_: None,
+) -> Built:
+    """Builds a generation, which is not active, and removes the work below `url`.
+
+    Raises InvalidArgument for bad facts, what the encoder raises, Unavailable when processes keep dying.
+    """
+    work = Work(url)
+    run = _Stages(plan, work, processes, on_progress)
+    parts = run.all(stages.READ, stages.read, [()] * len(plan.parts))
+    first_shards = plan.first_shards([part["count"] for part in parts])
+    by_partition = [_ranges(parts, name, plan.partitions) for name in (stages.FACTS, stages.IDS)]
+    folds = [(*(columns[number] for columns in by_partition), first_shards) for number in range(plan.partitions)]
+    partitions = run.all(stages.FOLD, stages.fold, folds)
+    premises = sum(partition["count"] for partition in partitions)
+    if not premises:
+        raise InvalidArgument(f"{plan.parts[0].path}: holds no facts; write one a line")
+    ranges = _ranges(partitions, stages.PREMISES, first_shards[-1])
+    shards = run.all(stages.ENCODE, stages.encode, [(one, encoders) for one in ranges], premises)
+    check_versions(work, shards, run.newest)
+    on_progress("indexing", premises, premises)
+    artifact = publish(plan, work, shards, store, engines, lexical)
+    work.remove(stages.STAGES)
+    return Built(artifact, sum(part["count"] for part in parts), premises, run.ran)
+
+
+class _Stages:
+    """Runs stages. `ran` and `newest` tell of the last: how many tasks ran now, and the version of the newest."""
+
+    def __init__(self, plan: Plan, work: Work, processes: Processes, on_progress: OnProgress) -> None:
+        self.ran = 0
+        self.newest = ""
+        self._plan, self._work, self._processes, self._on_progress = plan, work, processes, on_progress
+
+    def all(self, stage: str, task: Task, arguments: Sequence[tuple[Any, ...]], total: int = 0) -> list[dict[str, Any]]:
+        """Returns the records of all tasks of a stage, and runs those that have none. `total` counts premises."""
+        found = {n: record for n in range(len(arguments)) if (record := self._work.record(stage, n)) is not None}
+        missing = {number: arguments[number] for number in range(len(arguments)) if number not in found}
+        self.ran = len(missing)
+
+        def report() -> None:
+            done = sum(record["count"] for record in found.values()) if total else len(found)
+            self._on_progress(stage, done, total or len(arguments))
+
+        report()
+        for number, record in self._processes.run(task, self._plan, self._work.url, missing):
+            found[number] = record
+            self.newest = record.get("version", self.newest)
+            report()
+        return [found[number] for number in range(len(arguments))]
+
+
+def _ranges(records: Sequence[Mapping[str, Any]], name: str, count: int) -> list[list[tuple[int, int]]]:
+    """Turns the ends that each record has under a name into the ranges of each of `count` consumers."""
+    by_record = [list(pairwise(record[name])) for record in records]
+    return [[ranges[number] for ranges in by_record] for number in range(count)]

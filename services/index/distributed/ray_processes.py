@@ -1,0 +1,122 @@
+"""Tasks on Ray: on the processes of a cluster by its address, or on some of this machine, over loopback alone.
+
+Usage statistics and the dashboard are off. Ray pickles what its processes send each other; we store nothing of that.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from aeenc import errors
+from services.index.distributed.engine import Task
+from services.index.distributed.plan import Plan
+from services.index.distributed.work import Work
+
+ATTEMPTS = 10  # of a task whose process dies
+AHEAD = 2  # tasks for each process that wait for it
+OBJECTS_BYTES = 100 * 1024 * 1024  # of Ray's shared memory: results are small
+LOOPBACK = "127.0.0.1"
+
+
+class RayProcesses:
+    """The processes of a Ray cluster that `connected` has opened."""
+
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
+        self._attempt = ray.remote(num_cpus=1, max_retries=ATTEMPTS)(_attempt)
+
+    def run(
+        self, task: Task, plan: Plan, url: str, arguments: Mapping[int, tuple[Any, ...]]
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Runs a task for each number; yields results as they come.
+
+        Raises its error, and Unavailable for a task whose process died ten times.
+        """
+        ray, waiting = self._ray, iter(arguments.items())
+        running: dict[Any, int] = {}
+        plan_once = ray.put(plan)
+        room = max(1, int(ray.cluster_resources().get("CPU", 1))) * (1 + AHEAD)
+        try:
+            while True:
+                for number, given in waiting:
+                    running[self._attempt.remote(task, plan_once, url, number, given)] = number
+                    if len(running) >= room:
+                        break
+                if not running:
+                    return
+                for done in ray.wait(list(running))[0]:
+                    number = running.pop(done)
+                    yield number, self._result(done, task, number)
+        finally:
+            for left in running:
+                ray.cancel(left, force=True)
+
+    def _result(self, done: Any, task: Task, number: int) -> dict[str, Any]:
+        try:
+            answer: dict[str, Any] = self._ray.get(done)
+        except (self._ray.exceptions.WorkerCrashedError, self._ray.exceptions.RayError) as error:
+            raise errors.Unavailable(
+                f"task {task.__name__} {number} failed {ATTEMPTS + 1} times or its machine is gone "
+                f"({type(error).__name__}: {str(error).splitlines()[0]}); build again: what is finished is kept"
+            ) from error
+        if "error" in answer:
+            name, message, reason = answer["error"]
+            raise getattr(errors, name)(message, reason=reason)
+        return answer
+
+
+def _attempt(task: Task, plan: Plan, url: str, number: int, given: tuple[Any, ...]) -> dict[str, Any]:
+    """Runs in Ray's process. An error that a caller may get is an answer: trying again would not help."""
+    try:
+        return task(plan, Work(url), number, *given)
+    except errors.AeencError as error:
+        return {"error": (type(error).__name__, error.message, error.reason)}
+
+
+@contextmanager
+def connected(address: str = "", workers: int = 0) -> Iterator[RayProcesses]:
+    """Opens a cluster by its address, or starts `workers` processes here (0: one a core) and ends them.
+
+    Raises FailedPrecondition where Ray is not installed, Unavailable where the cluster does not answer.
+    """
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    try:
+        ray: Any = importlib.import_module("ray")  # typed in parts only
+    except ModuleNotFoundError:
+        raise errors.FailedPrecondition("--engine ray needs Ray; install aeenc-services[index-ray]") from None
+    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
+    folder = "" if address else tempfile.mkdtemp(prefix="aeenc-ray-")
+    try:
+        try:
+            if address:
+                ray.init(address=address, log_to_driver=False, logging_level="error")
+            else:
+                _stay_on_loopback()
+                ray.init(num_cpus=workers or None, object_store_memory=OBJECTS_BYTES, _temp_dir=folder, **quiet)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            said = str(error).splitlines()[0]
+            raise errors.Unavailable(
+                f"Ray does not answer at {address or 'this machine'} ({said}); start it"
+            ) from error
+        yield RayProcesses(ray)
+    finally:
+        ray.shutdown()
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _stay_on_loopback() -> None:
+    """Makes Ray's own processes listen on loopback, as Ray does by itself on macOS and Windows alone."""
+    constants: Any = importlib.import_module("ray._private.ray_constants")
+    services: Any = importlib.import_module("ray._private.services")
+    constants.ENABLE_RAY_CLUSTER = False
+    if services.get_node_ip_address() != LOOPBACK:
+        raise errors.FailedPrecondition(
+            "this release of Ray would listen on all addresses; install one that fits the extra index-ray"
+        )

@@ -1,0 +1,149 @@
+"""The tasks of a distributed build. Each reads what others have finished, and may run anywhere, again and again.
+
+    read   part of the input ──► its facts by partition, digests of their ids by partition
+    fold   partition of all parts ──► its premises by shard; duplicates are folded, ids used twice are refused
+    encode shard of all partitions ──► its premises in order of insertion, and their vectors
+
+No task holds more than one part, partition or shard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aeenc.errors import InvalidArgument
+from aeenc.transport.targets import Targets
+from services.corpus.generation import PremiseRecord, Storage
+from services.corpus.inner_products import norms_of
+from services.index.building.folding import Draft, Folding, check_premise, normalized
+from services.index.building.vectors import BatchEncoder
+from services.index.distributed.plan import POSITION_BITS, Plan
+from services.index.distributed.work import Range, Work
+from services.kit.limits import Limits
+
+READ, FOLD, ENCODE = STAGES = ("read", "fold", "encode")
+FACTS, IDS, PREMISES, VECTORS = "facts", "ids", "premises", "vectors"
+DTYPES: dict[Storage, str] = {"float32": "<f4", "float16": "<f2"}
+_ID_WORDS = 5  # of a fact's row of numbers: 2 of its id's digest, 2 of its text's, its position
+
+
+@dataclass(frozen=True)
+class Encoders:
+    """How a task reaches the encoders: their addresses and credentials, batches, and patience in seconds."""
+
+    targets: Targets
+    batch: int = 128
+    window: int = 4
+    patience_s: float = 120.0
+
+
+def read(plan: Plan, work: Work, number: int) -> dict[str, Any]:
+    """Reads a part. Raises InvalidArgument naming file and line."""
+    limits = Limits(text_bytes=plan.text_bytes)
+    facts: list[list[str]] = [[] for _ in range(plan.partitions)]
+    ids: list[list[bytes]] = [[] for _ in range(plan.partitions)]
+    count = 0
+    for place, fact_id, text in plan.parts[number].lines():
+        check_premise(PremiseRecord(fact_id, text), place, limits)
+        position = number << POSITION_BITS | count
+        key = normalized(text) if plan.sameness == "NORMALIZED" else text
+        facts[_hashed(key) % plan.partitions].append(json.dumps([position, fact_id, text], ensure_ascii=False) + "\n")
+        row = _digest(fact_id) + _digest(text) + position.to_bytes(8, "little")
+        ids[_hashed(fact_id) % plan.partitions].append(row)
+        count += 1
+    lines, rows = ["".join(one).encode() for one in facts], [b"".join(one) for one in ids]
+    record = {FACTS: _ends(lines), IDS: _ends(rows), "count": count}
+    return work.finish(READ, number, {FACTS: b"".join(lines), IDS: b"".join(rows)}, record)
+
+
+def fold(
+    plan: Plan, work: Work, number: int, facts: Sequence[Range], ids: Sequence[Range], first_shards: Sequence[int]
+) -> dict[str, Any]:
+    """Folds a partition, whose facts and ids are these ranges of each part's. Raises InvalidArgument naming a fact."""
+    _check_ids(plan, b"".join(work.slices(READ, IDS, ids)))
+    folding = Folding(Limits(text_bytes=plan.text_bytes), plan.sameness)
+    texts: dict[str, str] = {}
+    positions: list[int] = []
+    for part in work.slices(READ, FACTS, facts):
+        for line in part.splitlines():
+            position, fact_id, text = json.loads(line)
+            if texts.setdefault(fact_id, text) is not text:
+                continue  # repeated under its id
+            folding.add([PremiseRecord(fact_id, text)])
+            if len(folding.drafts) > len(positions):
+                positions.append(position)
+    shards: list[list[str]] = [[] for _ in range(first_shards[-1])]
+    for position, draft in zip(positions, folding.drafts, strict=True):
+        part_number, row = position >> POSITION_BITS, position & (1 << POSITION_BITS) - 1
+        shard = first_shards[part_number] + row // plan.shard_facts
+        found = [position, draft.id, draft.text, draft.aliases]
+        shards[shard].append(json.dumps(found, ensure_ascii=False) + "\n")
+    lines = ["".join(one).encode() for one in shards]
+    return work.finish(FOLD, number, {PREMISES: b"".join(lines)}, {PREMISES: _ends(lines), "count": len(positions)})
+
+
+def encode(plan: Plan, work: Work, number: int, premises: Sequence[Range], encoders: Encoders) -> dict[str, Any]:
+    """Encodes a shard, whose premises are these ranges of each partition's. Raises what BatchEncoder raises."""
+    found = [json.loads(line) for part in work.slices(FOLD, PREMISES, premises) for line in part.splitlines()]
+    found.sort(key=lambda one: int(one[0]))
+    drafts = [Draft(premise_id, text, aliases) for _, premise_id, text, aliases in found]
+    lines = "".join(draft.record().to_line() for draft in drafts).encode()
+    record: dict[str, Any] = {"count": len(drafts)}
+    vectors = np.empty((0, 0), np.float32)
+    if drafts:
+        vectors, record["space_id"], record["version"] = asyncio.run(_encoded(plan, drafts, encoders))
+    stored = np.ascontiguousarray(vectors, dtype=DTYPES[plan.storage])
+    record |= {"dim": stored.shape[1], "largest_norm": float(norms_of(stored).max(initial=0.0)) if drafts else 0.0}
+    return work.finish(ENCODE, number, {PREMISES: lines, VECTORS: stored.tobytes()}, record)
+
+
+async def _encoded(plan: Plan, drafts: Sequence[Draft], encoders: Encoders) -> tuple[NDArray[np.float32], str, str]:
+    """The vectors of premises, their space, and the version that made them."""
+    channel = encoders.targets.channel("encoder")
+    batches = BatchEncoder(channel, space_id=plan.space_id, window=encoders.window, patience_s=encoders.patience_s)
+    rows = []
+    try:
+        for start in range(0, len(drafts), encoders.batch):
+            while batches.is_full:
+                rows.append(await batches.take(None))
+            batches.put(drafts[start : start + encoders.batch])
+        while not batches.is_empty:
+            rows.append(await batches.take(None))
+    finally:
+        await batches.close()
+        await channel.close()
+    return np.concatenate(rows), batches.space_id, batches.version
+
+
+def _check_ids(plan: Plan, rows: bytes) -> None:
+    """Raises InvalidArgument for an id with two texts."""
+    table = np.frombuffer(rows, "<u8").reshape(-1, _ID_WORDS)
+    table = table[np.lexsort((table[:, 4], table[:, 1], table[:, 0]))]
+    same_id = (table[1:, :2] == table[:-1, :2]).all(axis=1)
+    wrong = np.flatnonzero(same_id & (table[1:, 2:4] != table[:-1, 2:4]).any(axis=1))
+    if len(wrong):
+        first = min((int(table[row + 1, 4]), int(table[row, 4])) for row in wrong.tolist())
+        raise InvalidArgument(
+            f"{plan.place(first[0])}: its id is that of another text at {plan.place(first[1])}; give each text its own"
+        )
+
+
+def _ends(contents: Sequence[bytes]) -> list[int]:
+    """Where each of some contents ends when they stand one behind the other, and 0 in front."""
+    return np.cumsum([0, *map(len, contents)]).tolist()  # type: ignore[no-any-return]
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def _hashed(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
