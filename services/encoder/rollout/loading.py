@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc.errors import AeencError, DataLoss, FailedPrecondition
+from services.corpus.arrays import map_array
 from services.encoder.rollout.calibration import FASTEST, fastest
 from services.encoder.runtime.model import (
     CROSS_ENCODERS,
@@ -329,7 +330,7 @@ def _read_probes(path: Path, key: str) -> list[Any]:
 def _expected(artifact: Artifact, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     path = artifact.file(name)
     try:
-        expected = np.asarray(np.load(path, allow_pickle=False), dtype=np.float32)
+        expected = np.array(map_array(path), dtype=np.float32)
     except (ValueError, TypeError, OSError) as error:
         raise DataLoss(f"{path} cannot be read ({error}); publish the checkpoint again") from error
     if expected.shape != shape:
