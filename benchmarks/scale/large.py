@@ -1,0 +1,178 @@
+"""Ten million premises on one machine: built by Ray with float16 and IVF, searched over gRPC, beside bare FAISS.
+
+Vectors are those of real facts, over and over, each time with other noise; queries are real hypotheses. The encoder
+makes the vectors up, so the time of the stage that encodes is told apart from the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from aeenc import AsyncClient
+from benchmarks.harness.checkpoints import STORE, base_checkpoint, embedded
+from benchmarks.harness.entailmentbank import entailmentbank
+from benchmarks.harness.rows import Rows
+from benchmarks.index.fleet import IndexFleet, running_index
+from benchmarks.index.stand_in_encoder import SPACE, StandInEncoder
+from benchmarks.scale.distributed import GIB, anonymous_bytes, opened, run_build
+from services.corpus.generation import Generation
+from services.index.dense.approximate import INDEX_FILE
+from services.index.dense.exact import FlatIndex
+from services.store.artifacts import ArtifactStore
+
+Matrix = NDArray[np.float32]
+CORPUS = "large"
+NOISE = 0.5  # length of a row's noise beside its fact's 1: a row and its fact have a cosine of .89
+NOISES = 65_536  # distinct ones; a prime number of facts makes few pairs of rows share both
+K, CALLERS, LOAD_S = 10, 64, 20.0
+BARE = 400  # queries
+SETTINGS = {"engine": "ivf", "storage": "float16"}
+
+
+class Cloud:
+    """Vectors of premises by their ordinal: a real fact's plus noise, of unit length."""
+
+    def __init__(self) -> None:
+        base, dataset = base_checkpoint(ArtifactStore(STORE)), entailmentbank()
+        self.queries = embedded(base, [one.text for one in dataset.queries("dev")])
+        self._facts = embedded(base, [candidate.text for candidate in dataset.candidates()])
+        noise = np.random.default_rng(3).standard_normal((NOISES, self._facts.shape[1]), np.float32)
+        self._noise = NOISE * noise / np.linalg.norm(noise, axis=1, keepdims=True)
+        self.seconds = 0.0
+
+    def embed(self, texts: Sequence[str]) -> Matrix:
+        """The vectors of texts that end with an ordinal."""
+        started = time.perf_counter()
+        ordinals = np.array([int(text.rpartition(" ")[2]) for text in texts])
+        rows = self._facts[ordinals % len(self._facts)] + self._noise[ordinals * 31 % NOISES]
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+        self.seconds += time.perf_counter() - started
+        return rows
+
+
+def write_premises(path: Path, count: int) -> None:
+    """Writes a corpus of `count` lines."""
+    with path.open("w") as file:
+        for n in range(count):
+            file.write(json.dumps({"id": f"p{n}", "text": f"premise about as long as facts are, number {n}"}) + "\n")
+
+
+async def large(rows: Rows, home: Path, count: int) -> None:
+    """Builds and measures."""
+    cloud = await asyncio.to_thread(Cloud)
+    facts = home / "large.jsonl"
+    write_premises(facts, count)
+    name = f"{count:,} x {cloud.queries.shape[1]} float16"
+    async with StandInEncoder(cloud.embed) as encoder:
+        encoder.encoded = _Nothing()
+        async with running_index(home / "large", encoder_target=encoder.target, **SETTINGS) as index:
+            environment = {"AEENC_INDEX_ARTIFACTS_DIR": str(index.artifacts_dir)}
+            environment |= {f"AEENC_INDEX_{key.upper()}": value for key, value in SETTINGS.items()}
+            targets = {"encoder": encoder.target, "index": index.process.target}
+            found, watch = await asyncio.to_thread(run_build, targets, environment, facts, CORPUS, lambda _: False)
+        minutes = (found["seconds"] - cloud.seconds) / 60
+        rows.at_most(f"{name}: built, but for the making of vectors", round(minutes, 1), "min", 60, found["seconds"])
+        sizes = {kind: round(size / GIB, 2) for kind, size in watch.largest.items()}
+        rows.note(f"{name}: anonymous memory of building, largest", max(sizes.values()), "GiB", sizes)
+        generation = opened(index.artifacts_dir, CORPUS, found["generation"])
+        bare, truth, kept = await asyncio.to_thread(_bare, generation, cloud.queries)
+        async with (
+            running_index(home / "large", encoder_target=encoder.target, environment={"OMP_NUM_THREADS": "1"}) as index,
+            AsyncClient(index=index.process.target) as client,
+        ):
+            await _served(rows, name, index, client, cloud.queries, bare, truth, kept)
+
+
+async def _served(
+    rows: Rows,
+    name: str,
+    index: IndexFleet,
+    client: AsyncClient,
+    queries: Matrix,
+    bare: float,
+    truth: list[NDArray[np.int64]],
+    kept: float,
+) -> None:
+    rows.at_most(f"{name}: open, from the start to SERVING", round(index.process.starting_s, 1), "s", 10)
+    recall = await _recall(client, queries, truth)
+    rows.at_least(f"{name}: recall@10, real queries", round(recall, 4), "", 0.98)
+    rows.at_least(f"{name}: recall@10 over bare FAISS", round(recall / kept, 3), "x", 0.9, round(kept, 4))
+    for callers in (1, CALLERS):
+        rate = await _rate(client, queries, callers)
+        rows.at_least(f"{name}: searches a second, {callers} callers, over bare FAISS", rate / bare, "x", 0.9, rate)
+    rows.note(f"{name}: by words, milliseconds a call", await _words_ms(client), "ms")
+    anonymous = await asyncio.to_thread(anonymous_bytes, index.process.pid)
+    rows.at_most(f"{name}: anonymous memory of the index", round(anonymous / GIB, 2), "GiB", 2)
+
+
+def _bare(generation: Generation, queries: Matrix) -> tuple[float, list[NDArray[np.int64]], float]:
+    """Searches a second of FAISS alone at the generation's settings, one thread; the truth; and its recall@10."""
+    faiss.omp_set_num_threads(1)
+    plan = generation.artifact.meta["index"]
+    index = faiss.read_index(str(generation.artifact.file(INDEX_FILE)))
+    parameters = faiss.SearchParametersIVF(nprobe=plan["breadth"])  # type: ignore[call-arg]
+    found: list[NDArray[np.int64]] = []
+    started = 0.0
+    for number in range(-CALLERS, BARE):  # the first ones warm
+        if number == 0:
+            started, found = time.perf_counter(), []
+        query = queries[number % len(queries)]
+        _, (proposed,) = index.search(query[None], 2 * K + plan["candidates"], params=parameters)
+        near = np.sort(proposed[proposed >= 0])
+        scores = generation.vectors[near].astype(np.float32) @ query
+        found.append(near[np.argsort(-scores, kind="stable")[:K]])
+    rate = BARE / (time.perf_counter() - started)
+    flat = FlatIndex(generation.vectors, largest_norm=generation.artifact.meta["largest_norm"])
+    truth = [one.ordinals for one in flat.nearest(queries, K)]
+    hits = [len(np.intersect1d(found[n], truth[n % len(truth)])) for n in range(BARE)]
+    return rate, truth, sum(hits) / K / BARE
+
+
+async def _recall(client: AsyncClient, queries: Matrix, truth: list[NDArray[np.int64]]) -> float:
+    hits = 0
+    for start in range(0, len(queries), CALLERS):
+        part = slice(start, start + CALLERS)
+        answer = await client.index.search(CORPUS, queries[part], space_id=SPACE, k=K)
+        for ids, true in zip(answer.ids, truth[part], strict=True):
+            hits += len({f"p{n}" for n in true.tolist()} & set(ids))
+    return hits / K / len(queries)
+
+
+async def _rate(client: AsyncClient, queries: Matrix, callers: int) -> float:
+    """Queries a second of callers that wait for their answers."""
+    begun, done = time.monotonic(), 0
+
+    async def caller(number: int) -> None:
+        nonlocal done
+        while time.monotonic() - begun < LOAD_S:
+            number = (number + callers) % len(queries)
+            await client.index.search(CORPUS, queries[number : number + 1], space_id=SPACE, k=K)
+            done += 1
+
+    await asyncio.gather(*(caller(number) for number in range(callers)))
+    return done / (time.monotonic() - begun)
+
+
+async def _words_ms(client: AsyncClient) -> float:
+    """The median of calls by texts, one at a time."""
+    taken = []
+    for n in range(20):
+        started = time.perf_counter()
+        await client.index.retrieve(CORPUS, [f"which premise is number {n * 7919}?"], k=K, mode="lexical", timeout_s=60)
+        taken.append(time.perf_counter() - started)
+    return round(float(np.median(taken)) * 1000, 1)
+
+
+class _Nothing:
+    """Stands for the counts of what was encoded, which would be too many."""
+
+    def update(self, texts: Sequence[str]) -> None:
+        """Forgets them."""
