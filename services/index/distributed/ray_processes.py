@@ -90,25 +90,36 @@ def connected(address: str = "", workers: int = 0) -> Iterator[RayProcesses]:
         ray: Any = importlib.import_module("ray")  # typed in parts only
     except ModuleNotFoundError:
         raise errors.FailedPrecondition("--engine ray needs Ray; install aeenc-services[index-ray]") from None
-    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
+    quiet = {"log_to_driver": False, "logging_level": "error"}
     folder = "" if address else tempfile.mkdtemp(prefix="aeenc-ray-")
     try:
         try:
             if address:
-                ray.init(address=address, log_to_driver=False, logging_level="error")
+                ray.init(address=address, **quiet)
             else:
                 _stay_on_loopback()
-                ray.init(num_cpus=workers or None, object_store_memory=OBJECTS_BYTES, _temp_dir=folder, **quiet)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+                _start(ray, num_cpus=workers or None, _temp_dir=folder, include_dashboard=False, **quiet)
+        except errors.AeencError:
+            raise
+        except Exception as error:  # where its processes do not start in time, Ray raises a plain one
             said = str(error).splitlines()[0]
             raise errors.Unavailable(
-                f"Ray does not answer at {address or 'this machine'} ({said}); start it"
+                f"Ray does not answer at {address or 'this machine'} ({said}); start it, or try again"
             ) from error
         yield RayProcesses(ray)
     finally:
         ray.shutdown()
         if folder:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start(ray: Any, **options: Any) -> None:
+    """Starts Ray's processes here; once more if they are not up in the 30 s that Ray allows, as on a busy machine."""
+    try:
+        ray.init(object_store_memory=OBJECTS_BYTES, **options)
+    except Exception:  # noqa: BLE001 - a plain one, as above
+        ray.shutdown()
+        ray.init(object_store_memory=OBJECTS_BYTES, **options)
 
 
 def _stay_on_loopback() -> None:

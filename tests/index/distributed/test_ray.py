@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from aeenc.adapters.facts import read_facts
-from aeenc.errors import InvalidArgument
+from aeenc.errors import InvalidArgument, Unavailable
 from aeenc.transport.targets import Targets
 from services.index.distributed.engine import build
 from services.index.distributed.plan import Plan
@@ -100,3 +100,25 @@ async def test_an_error_of_a_task_is_the_callers(encoder: Any, artifact_store: A
 
     with pytest.raises(InvalidArgument, match=r"facts\.jsonl:2: not JSON"):
         await asyncio.to_thread(run)
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_start_that_ray_gives_up_is_tried_once_more(monkeypatch: pytest.MonkeyPatch, failures: int):
+    ray = pytest.importorskip("ray")
+    left, folders = [failures], list[str]()
+
+    def init(**options: Any) -> None:
+        folders.append(options["_temp_dir"])
+        left[0] -= 1
+        if left[0] >= 0:
+            raise Exception("The current node timed out during startup.")  # noqa: TRY002 - as Ray does
+
+    monkeypatch.setattr(ray, "init", init)
+    if failures == 1:
+        with connected(workers=1):
+            assert Path(folders[1]).is_dir()
+    else:
+        with pytest.raises(Unavailable, match=r"this machine .*timed out"), connected(workers=1):
+            raise AssertionError("it did not start")
+    assert len(folders) == 2
+    assert not Path(folders[1]).exists()
