@@ -20,9 +20,9 @@ from benchmarks.index.sizing import clustered
 from services.index.building.folding import Draft
 from services.index.lexical.bm25 import weighted_words
 from services.index.milvus.generation import MilvusGeneration
+from services.index.milvus.ledger.records import Records
 from services.index.milvus.link import MilvusAddress, MilvusLink
-from services.index.milvus.records import Records
-from services.index.milvus.retrieval import search_collection, search_words
+from services.index.milvus.searching import search_collection, search_words
 from services.index.milvus.writer import GenerationWriter
 from services.index.values import Scope
 from support.servers.milvus_server import MilvusServer

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,7 @@ WORDS_OF_SETTINGS = "lexical.settings.words.txt"
 BLOCK_TEXTS = 65_536
 ARRAYS = {"data": "lexical.weights.npy", "indices": "lexical.ordinals.npy", "indptr": "lexical.terms.npy"}
 FORMAT_VERSION = 1  # of the settings' file
+Word = TypeVar("Word", int, str)  # a term of a vocabulary, or the word itself
 _END = b"\n"  # of each word; no word contains one
 
 
@@ -111,47 +112,26 @@ class LexicalIndex:
         return self.scores(own) / (self._lengths * np.float32(length))
 
     def iterate(self, terms: Terms, k: int, allowed: NDArray[np.bool_] | None) -> SearchHits:
-        """Finds the k best by iterative BM25 (Chia et al. 2020), scored by cosine with the query of their round.
-
-        Each round takes the closest premises, `growth` times as many as before, and adds their words to the query. Each
-        term keeps the larger weight; new ones are divided by `first_scale`, and by `downscale` more each round. A first
-        scale of 1 takes the first premise's words in full, which costs quality (MAP .467, not .474, without stems).
-        """
+        """Finds the k best by iterative BM25, scored by cosine with the query of their round (see GrowingQuery)."""
         terms = self._as_document(terms)
-        query = np.zeros(len(self.starts) - 1, np.float32)
-        query[terms.ids] = terms.weights
+        query = GrowingQuery(dict(zip(terms.ids.tolist(), terms.weights.tolist(), strict=True)), k, self.settings)
         open_ = np.ones(self.rows, dtype=bool) if allowed is None else allowed.copy()
-        ordinals: list[NDArray[np.int64]] = []
-        scores: list[NDArray[np.float32]] = []
-        taken, size, scale = 0, 1.0, self.settings.first_scale
-        while taken < k:
-            known = np.flatnonzero(query)
-            found = best(self.scores(Terms(known, query[known])) / self._lengths, min(int(size), k - taken), open_)
-            if not len(found.ordinals):
-                break
-            ordinals.append(found.ordinals)
-            scores.append(found.scores)
+        while query.size:
+            known = sorted(query.weights)
+            grown = Terms(np.array(known, np.int64), np.array([query.weights[term] for term in known], np.float32))
+            found = best(self.scores(grown) / self._lengths, query.size, open_)
             open_[found.ordinals] = False
-            for ordinal in found.ordinals.tolist():
-                words, weights = self.row(ordinal)
-                query[words] = np.maximum(query[words], weights / scale)
-            taken, size = taken + len(found.ordinals), size * self.settings.growth
-            scale *= self.settings.downscale
-        if not ordinals:
-            return SearchHits(np.empty(0, np.int64), np.empty(0, np.float32))
-        return SearchHits(np.concatenate(ordinals), np.concatenate(scores))
+            query.take(found, map(self.row, found.ordinals.tolist()))
+        return query.hits
 
     def _as_document(self, terms: Terms) -> Terms:
-        """Gives terms the weights that they would have in a text of average length."""
-        return Terms(
-            terms.ids, self._rarity[terms.ids] * terms.weights / (terms.weights + np.float32(self.settings.k1))
-        )
+        return Terms(terms.ids, document_weights(terms.weights, self._containing[terms.ids], self.rows, self.settings))
 
-    def row(self, ordinal: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The terms of a premise and their weights."""
+    def row(self, ordinal: int) -> tuple[list[int], NDArray[np.float32]]:
+        """The terms of a premise in rising order, and their weights."""
         order, starts = self._by_premise
         part = order[starts[ordinal] : starts[ordinal + 1]]
-        return np.searchsorted(self.starts, part, side="right") - 1, self.weights[part]
+        return (np.searchsorted(self.starts, part, side="right") - 1).tolist(), self.weights[part]
 
     @cached_property
     def _by_premise(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -167,10 +147,62 @@ class LexicalIndex:
         return np.where(squares > 0, np.sqrt(squares), 1.0).astype(np.float32)
 
     @cached_property
-    def _rarity(self) -> NDArray[np.float32]:
-        """Lucene's inverse document frequency of each term."""
-        containing = np.diff(self.starts)
-        return np.log1p((self.rows - containing + 0.5) / (containing + 0.5)).astype(np.float32)
+    def _containing(self) -> NDArray[np.int64]:
+        """The number of premises that contain each term."""
+        return np.diff(self.starts)
+
+    def frequencies(self) -> Iterator[tuple[str, int]]:
+        """The words of the premises, each with the number of premises that contain it."""
+        return ((word, count) for word, count in zip(self.vocabulary, self._containing.tolist(), strict=True) if count)
+
+
+def document_weights(
+    counts: NDArray[np.float32], containing: NDArray[np.int64], rows: int, settings: LexicalSettings
+) -> NDArray[np.float32]:
+    """Gives words (n,) the weights that they would have in a text of average length.
+
+    `containing` says how many of the `rows` premises contain each; their rarity is Lucene's.
+    """
+    rarity = np.log1p((rows - containing + 0.5) / (containing + 0.5)).astype(np.float32)
+    return rarity * counts / (counts + np.float32(settings.k1))
+
+
+class GrowingQuery(Generic[Word]):
+    """The query of iterative BM25 (Chia et al. 2020), and the premises that its rounds have taken.
+
+    Each round takes the closest premises, `growth` times as many as before, and adds their words to the query. Each
+    word keeps the larger weight; new ones are divided by `first_scale`, and by `downscale` more each round. A first
+    scale of 1 takes the first premise's words in full, which costs quality (MAP .467, not .474, without stems).
+    """
+
+    def __init__(self, weights: dict[Word, float], k: int, settings: LexicalSettings) -> None:
+        self.weights: dict[Word, float] = weights
+        self._k, self._settings = k, settings
+        self._size, self._scale = 1.0, settings.first_scale
+        self._ordinals = np.empty(0, np.int64)
+        self._scores = np.empty(0, np.float32)
+        self._is_over = False
+
+    @property
+    def size(self) -> int:
+        """How many premises the next round takes; 0 after the last."""
+        return 0 if self._is_over else min(int(self._size), self._k - len(self._ordinals))
+
+    @property
+    def hits(self) -> SearchHits:
+        """What was taken, in the order of the rounds."""
+        return SearchHits(self._ordinals, self._scores)
+
+    def take(self, found: SearchHits, premises: Iterable[tuple[Iterable[Word], NDArray[np.float32]]]) -> None:
+        """Takes a round's premises: the best ones, and the words of each with their weights."""
+        self._is_over = not len(found.ordinals)
+        self._ordinals = np.concatenate([self._ordinals, found.ordinals])
+        self._scores = np.concatenate([self._scores, found.scores])
+        for words, weights in premises:
+            for word, weight in zip(words, (weights / self._scale).tolist(), strict=True):
+                self.weights[word] = max(self.weights.get(word, 0.0), weight)
+        self._size *= self._settings.growth
+        self._scale *= self._settings.downscale
 
 
 def write_lexical(path: Path, texts: Iterable[str], settings: LexicalSettings | None = None) -> None:

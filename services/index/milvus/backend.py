@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from aeenc import errors
 from aeenc.transport.channel import Channel
 from services.index.milvus.builder import MilvusBuilder, MilvusBuildOptions
 from services.index.milvus.catalogue import MilvusCatalogue, Sweeper
+from services.index.milvus.ledger.explanations import ExplanationTables
+from services.index.milvus.ledger.records import Records
 from services.index.milvus.link import MilvusAddress, MilvusLink
-from services.index.milvus.records import Records
+from services.index.milvus.prior import MilvusExplanations
 from services.index.milvus.retrieval import MilvusRetrieval
 from services.index.milvus.schema import K_MOST, TEXT_BYTES
 from services.index.ranking.encoding import QueryEncoder, Reranker
 from services.index.settings import IndexSettings
-from services.index.values import Backend, BuildOptions, Explanation, LexicalSettings, ReplicaState
+from services.index.values import Backend, BuildOptions, LexicalSettings
 
 
 def open_backend(
@@ -32,8 +34,16 @@ def open_backend(
     link = MilvusLink(address, timeout_s=settings.milvus_timeout_s, threads=settings.milvus_threads, on_state=on_state)
     records = Records(link, settings.milvus_prefix)
     catalogue = MilvusCatalogue(link, records)
+    explanations = MilvusExplanations(link, catalogue, ExplanationTables(link, records))
     retrieval = MilvusRetrieval(
-        catalogue, link, encoder, reranker, settings.limits, max_queued=settings.max_queued, pool=settings.k_max
+        catalogue,
+        link,
+        encoder,
+        reranker,
+        explanations,
+        settings.limits,
+        max_queued=settings.max_queued,
+        pool=settings.k_max,
     )
     builds = MilvusBuildOptions(settings.milvus_engine, settings.milvus_patience_s, settings.milvus_lease_s)
     builder = MilvusBuilder(link, records, catalogue, encoders, settings.limits, options, builds)
@@ -43,7 +53,7 @@ def open_backend(
         await sweeper.close()
         await link.close()
 
-    return Backend(catalogue, retrieval, builder, NoExplanations(), sweeper.start, close)
+    return Backend(catalogue, retrieval, builder, explanations, sweeper.start, close)
 
 
 def _check(settings: IndexSettings) -> None:
@@ -59,20 +69,3 @@ def _check(settings: IndexSettings) -> None:
         )
     if settings.k_max >= K_MOST:
         raise errors.InvalidArgument(f"AEENC_INDEX_K_MAX={settings.k_max} is not below {K_MOST:,}; lower it")
-
-
-class NoExplanations:
-    """Refuses explanations: the prior that learns from them does not exist in this back end."""
-
-    async def put(
-        self,
-        corpus: str,
-        explanations: Iterable[Explanation],  # noqa: ARG002
-        *,
-        replace: bool,  # noqa: ARG002
-    ) -> tuple[int, tuple[ReplicaState, ...]]:
-        """Raises Unimplemented."""
-        raise errors.Unimplemented(
-            f"PutExplanations is not in the back end milvus, which has no prior to learn from those of {corpus!r}; use "
-            "AEENC_INDEX_BACKEND=faiss"
-        )

@@ -24,8 +24,8 @@ from services.index.building.journal import FinishedBuild, StreamedPremises
 from services.index.building.vectors import BatchEncoder
 from services.index.milvus.catalogue import MilvusCatalogue
 from services.index.milvus.generation import MilvusGeneration
+from services.index.milvus.ledger.records import Records
 from services.index.milvus.link import MilvusLink
-from services.index.milvus.records import Records
 from services.index.milvus.writer import GenerationWriter
 from services.index.values import BuildOptions, BuildProgress, BuildSpec
 from services.kit import logs
@@ -87,7 +87,7 @@ class MilvusBuilder(BuildFlow[MilvusCatalogue]):
         if base is not None:
             records = await self._all_of(base)
             await asyncio.to_thread(folding.start_from, records, spec.delete_ids)
-        writer = GenerationWriter(self._link, self._records, spec.corpus, self._milvus.engine)
+        writer = GenerationWriter(self._link, self._records, spec.corpus, self._milvus.engine, self._options.lexical)
         facts = base.generation if base else None
         space_id, version = (facts.space_id, facts.premise_version) if facts else (spec.space_id, "")
         batches = self._batches(spec, space_id, version)

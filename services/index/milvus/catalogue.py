@@ -18,9 +18,10 @@ from aeenc import errors
 from services.index.catalogue.catalogue import check_expected, check_inactive, check_known, none_active
 from services.index.catalogue.requests import RequestKind, RequestNote, check_same
 from services.index.milvus.generation import GenerationCollection, MilvusGeneration, check
+from services.index.milvus.ledger.explanations import ExplanationTables
+from services.index.milvus.ledger.records import Records, StoredGeneration
+from services.index.milvus.ledger.switches import Switch, Switches
 from services.index.milvus.link import MilvusLink
-from services.index.milvus.records import Records, StoredGeneration
-from services.index.milvus.switches import Switches
 from services.index.values import Activation, ReplicaState
 from services.kit import logs
 from services.kit.concurrency import cancel_all, finish
@@ -33,11 +34,15 @@ LOOKS = 4  # within the time after which a silent build is swept
 
 @dataclass(frozen=True)
 class CatalogueSnapshot:
-    """The generations of each corpus by id, oldest first, the id of each active one, and the number of its switch."""
+    """The generations of each corpus by id, oldest first, the id of each active one, and the number of its switch.
+
+    `explained` has the last switch of each corpus's explanations.
+    """
 
     generations: Mapping[str, Mapping[str, StoredGeneration]] = field(default_factory=dict)
     active: Mapping[str, str] = field(default_factory=dict)
     switches: Mapping[str, int] = field(default_factory=dict)
+    explained: Mapping[str, Switch] = field(default_factory=dict)
 
 
 class MilvusCatalogue:
@@ -46,7 +51,8 @@ class MilvusCatalogue:
     def __init__(self, link: MilvusLink, records: Records) -> None:
         self._link = link
         self._records = records
-        self._switches = Switches(link, records.prefix, records.name)
+        self._switches = Switches(link, records.prefix, records.name, "active")
+        self._explanations = ExplanationTables(link, records)
         self._seen: CatalogueSnapshot | None = None
         self._begun = self._taken = 0  # reads and switches; one that began earlier must not replace a later one
         self._switching = asyncio.Lock()
@@ -71,6 +77,10 @@ class MilvusCatalogue:
     def active_id(self, corpus: str) -> str | None:
         """The id of the active generation as last seen; None when there is none."""
         return (self._seen or CatalogueSnapshot()).active.get(corpus)
+
+    def explained(self, corpus: str) -> Switch | None:
+        """The last switch of a corpus's explanations, as last seen."""
+        return (self._seen or CatalogueSnapshot()).explained.get(corpus)
 
     async def resolve(self, corpus: str, generation_id: str = "") -> MilvusGeneration:
         """Finds the named generation, by default the active one.
@@ -152,7 +162,7 @@ class MilvusCatalogue:
         if not await self._link.write(self._switches.make, corpus, number, stored.collection):
             return False
         active, switches = {**seen.active, corpus: stored.artifact.id}, {**seen.switches, corpus: number}
-        self._seen = CatalogueSnapshot(seen.generations, active, switches)
+        self._seen = replace(seen, active=active, switches=switches)
         self._begun += 1
         self._taken = self._begun
         await self._link.write(self._records.put_note, corpus, "activate", request_id, replace(note, done=True))
@@ -182,11 +192,14 @@ class MilvusCatalogue:
         return stored.artifact
 
     async def check_known(self, corpus: str) -> None:
-        """Raises NotFound for a corpus without any generation."""
+        """Raises NotFound for a corpus without any generation, also in Milvus."""
+        if corpus not in (self._seen or CatalogueSnapshot()).generations:
+            await self.refresh()
         self._known(corpus)
 
     def _read(self) -> CatalogueSnapshot:
         last = self._switches.last()  # before the records, so that a generation that came meanwhile is in them
+        explained = self._explanations.last()
         generations: dict[str, dict[str, StoredGeneration]] = {}
         for stored in self._records.all().generations:  # oldest first: of two with the same content the older counts
             generations.setdefault(stored.corpus, {}).setdefault(stored.artifact.id, stored)
@@ -196,7 +209,8 @@ class MilvusCatalogue:
             for one, stored in generations.get(corpus, {}).items()
             if stored.collection == switch.collection
         }
-        return CatalogueSnapshot(generations, active, {corpus: switch.number for corpus, switch in last.items()})
+        numbers = {corpus: switch.number for corpus, switch in last.items()}
+        return CatalogueSnapshot(generations, active, numbers, explained)
 
     def _drop(self, stored: StoredGeneration) -> None:
         collection = stored.collection
@@ -208,7 +222,13 @@ class MilvusCatalogue:
         self.remove(collection)
 
     def remove(self, collection: str) -> None:
-        """Removes a collection that is no generation, and its row. It blocks."""
+        """Removes a collection that is no generation, and its row; of explanations that count, the row alone.
+
+        It blocks.
+        """
+        if any(switch.collection == collection for switch in self._explanations.last().values()):
+            self._records.remove(collection)
+            return
         self._switches.release(collection)
         GenerationCollection(self._link, collection, 0).drop()
         self._records.remove(collection)

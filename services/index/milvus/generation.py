@@ -22,13 +22,17 @@ from services.corpus.generation import PremiseRecord
 from services.corpus.inner_products import norms_of
 from services.index.catalogue.served import check_found
 from services.index.milvus import schema
+from services.index.milvus.ledger.records import StoredGeneration
+from services.index.milvus.ledger.tables import Table
 from services.index.milvus.link import MilvusLink, MilvusNotFound, MilvusNotLoaded
-from services.index.milvus.records import StoredGeneration
+from services.index.values import LexicalSettings
 from services.kit import logs
 from services.store.artifacts import Artifact
+from services.store.formats import known_fields
 
 log = logs.get(__name__)
 FLAT, HNSW, WORDS = "milvus-flat", "milvus-hnsw", "milvus-words"
+KEY, COUNT = "key", "count"  # of the table of frequencies
 _INDEXES: dict[str, tuple[str, dict[str, int]]] = {
     FLAT: ("FLAT", {}),
     HNSW: ("HNSW", {"M": 32, "efConstruction": 200}),
@@ -38,6 +42,7 @@ _EF = 256  # breadth of an HNSW search, at least the number of results
 _POLL_S = (0.05, 2.0)  # first and longest pause while Milvus indexes and loads
 _ANSWER_BYTES = 16 * 1024 * 1024  # of one search; a cluster refuses over 64 MiB
 _ROW_BYTES = 512  # of a premise without its vector, roughly
+_KEYS_AT_ONCE = 1000
 PROBES = 32
 NORM_TOLERANCE = 1e-3
 
@@ -59,7 +64,8 @@ class GenerationCollection:
     """One collection by name. Every method blocks.
 
     The words of a generation have a collection of their own, `words`, since their weights are known only at the end of
-    a build. Its `dim` is 0: its vectors are sparse.
+    a build. Its `dim` is 0: its vectors are sparse, one of the weights and one of length 1. The table `frequencies`
+    says in how many premises a word is.
     """
 
     def __init__(self, link: MilvusLink, name: str, dim: int, engine: str = FLAT) -> None:
@@ -71,8 +77,12 @@ class GenerationCollection:
     @property
     def words(self) -> GenerationCollection:
         """The collection of the same premises by words; one without any word is not in it."""
-        prefix, _, unique = self.name.rpartition("_g_")
-        return GenerationCollection(self._link, f"{prefix}_w_{unique}", 0, WORDS)
+        return GenerationCollection(self._link, self._sibling("w"), 0, WORDS)
+
+    @property
+    def frequencies(self) -> Table:
+        """The number of premises that contain each word, by its digest."""
+        return Table(self._link, self._sibling("f"), {KEY: schema.KEY_CHARS, COUNT: 0})
 
     def create(self) -> None:
         """Creates the collection without an index, so that indexing does not slow down writing."""
@@ -90,7 +100,8 @@ class GenerationCollection:
         self._call("flush", timeout_s=patience_s)
         index = MilvusClient.prepare_index_params()
         kind, params = _INDEXES[self.engine]
-        index.add_index(schema.VECTOR, index_name=schema.VECTOR, index_type=kind, metric_type="IP", params=params)
+        for name in self._vector_fields:
+            index.add_index(name, index_name=name, index_type=kind, metric_type="IP", params=params)
         self._call("create_index", index_params=index, timeout_s=patience_s)
         self._index_names(patience_s)
         self._wait("index", self._is_indexed, end)
@@ -110,8 +121,9 @@ class GenerationCollection:
             self._wait("load", self._is_loaded, time.monotonic() + patience_s)
 
     def drop(self) -> None:
-        """Drops the collection if it exists, after that of its words."""
+        """Drops the collection if it exists, after those of its words."""
         if self.engine != WORDS:
+            self.frequencies.drop()
             self.words.drop()
         try:
             if self._call("has_collection"):
@@ -135,6 +147,22 @@ class GenerationCollection:
         found = map(schema.to_record, rows)
         by_name = {name: record for record in found for name in (record.id, *record.aliases)}
         return {one: by_name[one] for one in ids if one in by_name}
+
+    def ordinals(self, ids: Sequence[str]) -> dict[str, int]:
+        """Finds the ordinals of the premises with one of the ids or aliases, by each of these."""
+        rows = self._rows(schema.with_any_id(ids), [schema.ORDINAL, schema.IDS], len(ids))
+        by_name = {name: int(row[schema.ORDINAL]) for row in rows for name in row[schema.IDS]}
+        return {one: by_name[one] for one in ids if one in by_name}
+
+    def containing(self, words: Iterable[str]) -> dict[str, int]:
+        """Reads how many premises contain each word; it leaves out words that none contains."""
+        by_key = {schema.key_of(word): word for word in words}
+        keys, found = list(by_key), dict[str, int]()
+        for start in range(0, len(keys), _KEYS_AT_ONCE):
+            quoted = ", ".join(f'"{key}"' for key in keys[start : start + _KEYS_AT_ONCE])
+            rows = self.frequencies.find(f"{KEY} in [{quoted}]", _KEYS_AT_ONCE)
+            found |= {by_key[row[KEY]]: int(row[COUNT]) for row in rows}
+        return found
 
     def whole(self, ordinals: Sequence[int]) -> list[tuple[PremiseRecord, NDArray[np.float32]]]:
         """Reads premises with their vectors (dim,), in order of their ordinals, including all writes so far."""
@@ -171,12 +199,13 @@ class GenerationCollection:
         width: int,
         expression: str,
         *,
+        field: str = schema.VECTOR,
         breadth: int = 0,
         timeout_s: float | None = None,
     ) -> list[Candidates]:
         """Asks for at most `width` premises for each query (dim,) or sparse, by inner product as Milvus computes it.
 
-        `breadth` is that of an HNSW search; 0 takes the default.
+        Milvus compares with the vectors of `field`. `breadth` is that of an HNSW search; 0 takes the default.
         """
         found: list[Candidates] = []
         at_once = max(1, _ANSWER_BYTES // (width * (self.dim * 4 + _ROW_BYTES)))
@@ -184,7 +213,7 @@ class GenerationCollection:
             hits = self._read(
                 "search",
                 data=list(queries[start : start + at_once]),
-                anns_field=schema.VECTOR,
+                anns_field=field,
                 filter=expression,
                 limit=width,
                 output_fields=schema.FOUND_FIELDS,
@@ -194,6 +223,14 @@ class GenerationCollection:
             )
             found += [self._candidates(one) for one in hits]
         return found
+
+    @property
+    def _vector_fields(self) -> list[str]:
+        return [schema.VECTOR, schema.UNIT] if self.engine == WORDS else [schema.VECTOR]
+
+    def _sibling(self, kind: str) -> str:
+        prefix, _, unique = self.name.rpartition("_g_")
+        return f"{prefix}_{kind}_{unique}"
 
     def _index_names(self, patience_s: float) -> None:
         """Indexes the fields that filters use. milvus-lite cannot, and scans."""
@@ -230,10 +267,11 @@ class GenerationCollection:
         return sorted(rows, key=lambda row: int(row[schema.ORDINAL]))
 
     def _is_indexed(self) -> bool:
-        state = self._call("describe_index", index_name=schema.VECTOR) or {}
-        if state.get("state") == "Failed":
-            raise errors.Unavailable(f"Milvus cannot index {self.name}: {state.get('index_state_fail_reason')}")
-        return state.get("state") == "Finished" and not int(state.get("pending_index_rows") or 0)
+        states = [self._call("describe_index", index_name=name) or {} for name in self._vector_fields]
+        for state in states:
+            if state.get("state") == "Failed":
+                raise errors.Unavailable(f"Milvus cannot index {self.name}: {state.get('index_state_fail_reason')}")
+        return all(one.get("state") == "Finished" and not int(one.get("pending_index_rows") or 0) for one in states)
 
     def _is_loaded(self) -> bool:
         return bool(self._call("get_load_state").get("state") == LoadState.Loaded)
@@ -328,6 +366,16 @@ class MilvusGeneration:
         return int(worded)
 
     @property
+    def lexical(self) -> LexicalSettings:
+        """How it ranks in rounds. Raises FailedPrecondition for a generation of a release that had no rounds."""
+        if (rounds := self.generation.artifact.meta.get("rounds")) is None:
+            raise errors.FailedPrecondition(
+                f"generation {self.id} of corpus {self.generation.corpus!r} has no frequencies of words, which mode "
+                "ITERATIVE_LEXICAL needs; build it again with this version, or use another mode"
+            )
+        return LexicalSettings(**known_fields(LexicalSettings, rounds))
+
+    @property
     def is_exact(self) -> bool:
         """Whether Milvus compares a query with every premise."""
         return self.collection.engine == FLAT
@@ -384,7 +432,8 @@ def check(served: MilvusGeneration, stored: StoredGeneration, patience_s: float)
 
 
 def _check_words(served: MilvusGeneration, patience_s: float) -> None:
-    if not served.generation.artifact.meta.get("words"):
+    meta = served.generation.artifact.meta
+    if not meta.get("words"):
         return
     words = served.collection.words
     words.load(patience_s)
@@ -392,6 +441,13 @@ def _check_words(served: MilvusGeneration, patience_s: float) -> None:
         raise errors.DataLoss(
             f"generation {served.id} has the words of {count:,} premises in Milvus, its record says "
             f"{served.worded:,}; build it again"
+        )
+    if "vocabulary" not in meta:  # of a release that ranked in no rounds
+        return
+    if (count := served.collection.frequencies.count()) != meta["vocabulary"]:
+        raise errors.DataLoss(
+            f"generation {served.id} has the frequencies of {count:,} words in Milvus, its record says "
+            f"{meta['vocabulary']:,}; build it again"
         )
 
 

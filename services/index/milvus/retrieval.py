@@ -1,12 +1,10 @@
-"""Search and Retrieve on a Milvus: the same checks and answers as on files, from one call of Milvus.
+"""Search and Retrieve on a Milvus: the same checks, stages and answers as on files.
 
-    vectors, words ──► Milvus: k + slack candidates with vectors ──► scored again ──► out of reach? ──► SearchHits
-                           ▲                                                               │ no
-                           └───────────────────── four times as many ◄─────────────────────┘
+    texts ─┬─ encode ──► vectors less feedback ──► Milvus ─┬─► fuse ──► prior ──► cross-encoder ──► k hits
+           └─ words ─────────────────────────────► Milvus ─┘   (each stage only where the query asks for it)
 
-Milvus proposes by float32 products. The candidates' vectors come along and are scored again as those of a flat index
-(dense/exact.py) or of BM25 (words.py) are, so that answers are the same to the bit wherever they are computed. An
-approximate index is asked once, and its answer is never exact.
+What Milvus proposes is scored again (searching.py), so that answers are the same to the bit wherever they are computed.
+An approximate index is asked once, and its answer is never exact.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,16 +22,16 @@ from numpy.typing import NDArray
 from aeenc import errors
 from services.corpus.generation import PremiseRecord
 from services.corpus.inner_products import exact_scores
-from services.index.dense.exact import is_out_of_reach, rounding_bound
 from services.index.lexical.bm25 import weighted_words
-from services.index.milvus import schema
 from services.index.milvus.catalogue import MilvusCatalogue
-from services.index.milvus.generation import NORM_TOLERANCE, Candidates, GenerationCollection, MilvusGeneration
+from services.index.milvus.generation import MilvusGeneration
 from services.index.milvus.link import MilvusLink, MilvusNotFound
-from services.index.milvus.schema import K_MOST
-from services.index.milvus.words import best_by_words, lexical_scores, sparse_query
+from services.index.milvus.prior import MilvusExplanations, MilvusPrior
+from services.index.milvus.searching import AskedText, RescoredHits, search_collection, search_in_rounds, search_words
+from services.index.milvus.words import lexical_scores
 from services.index.ranking.encoding import EncodeKey, QueryEncoder, QueryVectors, Reranker
 from services.index.ranking.fusion import fuse, rocchio_feedback
+from services.index.ranking.prior import with_bonus
 from services.index.ranking.ranker import EXPLAINED, FEEDBACK
 from services.index.ranking.validation import (
     check_accepted,
@@ -55,10 +53,7 @@ from services.index.values import (
 from services.kit.limits import Limits
 
 IDS_AT_ONCE = 1000  # of accepted premises, whose vectors come along
-SLACK = 8  # candidates beyond k in the first attempt; each brings its vector along
 T = TypeVar("T")
-Propose = Callable[[Sequence[Any], int], Sequence[Candidates]]
-Rank = Callable[[Any, Candidates, int, int], tuple[SearchHits, bool]]
 
 
 @dataclass(frozen=True)
@@ -96,6 +91,7 @@ class _RankCall:
     served: MilvusGeneration
     query: TextQuery
     accepted: Sequence[_AcceptedPremises]
+    prior: MilvusPrior | None
     clock: _Deadline
 
     def widths(self, k: int) -> list[int]:
@@ -122,6 +118,7 @@ class MilvusRetrieval:
         link: MilvusLink,
         encoder: QueryEncoder,
         reranker: Reranker,
+        explanations: MilvusExplanations,
         limits: Limits,
         *,
         max_queued: int = 4096,
@@ -129,7 +126,7 @@ class MilvusRetrieval:
     ) -> None:
         self._catalogue = catalogue
         self._link = link
-        self._encoder, self._reranker = encoder, reranker
+        self._encoder, self._reranker, self._explanations = encoder, reranker, explanations
         self._limits, self._pool = limits, pool
         self._queue = QueueLimit(max_queued, "queries are at Milvus")
 
@@ -160,7 +157,6 @@ class MilvusRetrieval:
     async def retrieve(self, query: TextQuery, *, deadline_s: float | None = None) -> RetrievalResult:
         """Finds the premises that best explain each text. Raises what `search` and the encoder raise."""
         started, clock = time.perf_counter(), _Deadline(deadline_s)
-        check_implemented(query)
         check_text_query(query, self._limits)
         result = await self._in_generation(query.scope, lambda served: self._retrieve(served, query, clock))
         return replace(result, total_s=time.perf_counter() - started)
@@ -182,10 +178,13 @@ class MilvusRetrieval:
             return await answer(await self._catalogue.resolve(scope.corpus, scope.generation))
 
     async def _retrieve(self, served: MilvusGeneration, query: TextQuery, clock: _Deadline) -> RetrievalResult:
-        call = _RankCall(served, query, await self._accepted(served, query), clock)
+        prior = await self._explanations.prior(served) if query.prior else None
+        call = _RankCall(served, query, await self._accepted(served, query), prior, clock)
         depth = query.rerank or query.scope.k
-        if query.mode in WITHOUT_ENCODER:
-            result = await self._by_words(call, depth)
+        if query.mode == "ITERATIVE_LEXICAL":
+            result = await self._in_rounds(call, depth)
+        elif query.mode in WITHOUT_ENCODER:
+            result = await self._with_prior(call, await self._by_words(call, self._depth(call, depth)), depth)
         else:
             asked_at = time.perf_counter()
             encoded = await self._encode(call)
@@ -213,8 +212,26 @@ class MilvusRetrieval:
         return replace(encoded, vectors=vectors)
 
     async def _by_vectors(self, call: _RankCall, vectors: NDArray[np.float32], k: int) -> RetrievalResult:
-        """Ranks the k best by vectors (n, dim), or by vectors and words."""
-        return await (self._hybrid if call.query.mode == "HYBRID" else self._dense)(call, vectors, k)
+        """Ranks the k best by vectors (n, dim), or by vectors and words; then by the prior."""
+        by = self._hybrid if call.query.mode == "HYBRID" else self._dense
+        return await self._with_prior(call, await by(call, vectors, self._depth(call, k)), k)
+
+    def _depth(self, call: _RankCall, k: int) -> int:
+        return self._pool if call.prior else k
+
+    async def _with_prior(self, call: _RankCall, result: RetrievalResult, k: int) -> RetrievalResult:
+        """Ranks the pool again by its scores and the prior."""
+        if (prior := call.prior) is None:
+            return result
+        query = call.query
+
+        def work(_left_s: float | None, _has_left: Callable[[], bool]) -> list[SearchHits]:
+            bonuses = prior.bonuses(query.texts, [one.ordinals for one in result.hits])
+            pairs = zip(result.hits, bonuses, strict=True)
+            return [with_bonus(pool, bonus, query.prior, k) for pool, bonus in pairs]
+
+        hits, compute_s = await self._ask(len(result.hits), call.clock.left_s, work)
+        return replace(result, hits=hits, compute_s=result.compute_s + compute_s)
 
     async def _dense(self, call: _RankCall, vectors: NDArray[np.float32], k: int) -> RetrievalResult:
         result = await self._search_each(call.served, call.query.scope, vectors, call.widths(k), call.clock)
@@ -231,6 +248,20 @@ class MilvusRetrieval:
         rescored, compute_s = await self._ask(len(words), call.clock.left_s, work)
         found = served.with_premises(rescored.premises)
         return call.left(RetrievalResult(rescored.hits, found, compute_s, 0.0, compute_s), k)
+
+    async def _in_rounds(self, call: _RankCall, k: int) -> RetrievalResult:
+        query = call.query
+        texts = [
+            AskedText(weighted_words(text, own.texts), text if query.drop_self else None, own.ids)
+            for text, own in zip(query.texts, call.accepted, strict=True)
+        ]
+
+        def work(left_s: float | None, has_left: Callable[[], bool]) -> RescoredHits:
+            return search_in_rounds(call.served, query.scope, texts, k, left_s, has_left)
+
+        rescored, compute_s = await self._ask(len(texts), call.clock.left_s, work)
+        found = call.served.with_premises(rescored.premises)
+        return RetrievalResult(rescored.hits, found, compute_s, 0.0, compute_s)
 
     async def _hybrid(self, call: _RankCall, vectors: NDArray[np.float32], k: int) -> RetrievalResult:
         """Ranks the best by vectors and the best by words by the fusion of both scores."""
@@ -340,77 +371,6 @@ class MilvusRetrieval:
         return answer, time.perf_counter() - started
 
 
-def check_implemented(query: TextQuery) -> None:
-    """Refuses the options that this back end does not have; the error names what to use instead."""
-    if query.mode == "ITERATIVE_LEXICAL":
-        raise errors.Unimplemented(
-            f"mode {query.mode} is not in the back end milvus; use RETRIEVE_MODE_LEXICAL, or AEENC_INDEX_BACKEND=faiss"
-        )
-    if query.prior:
-        raise errors.Unimplemented(f"prior {query.prior:g} is not in the back end milvus; set it to 0")
-
-
-def search_collection(
-    served: MilvusGeneration,
-    scope: Scope,
-    vectors: NDArray[np.float32],
-    k: int,
-    deadline_s: float | None,
-    breadth: int = 0,
-    has_left: Callable[[], bool] = lambda: False,
-) -> RescoredHits:
-    """Searches one collection. It blocks on Milvus and computes: run it in a thread.
-
-    It stops between two questions to Milvus once `has_left` says that the caller has gone.
-    """
-    propose = _proposer(served, served.collection, scope, deadline_s, breadth, has_left)
-    return rescore(vectors, k, propose, is_exact=served.is_exact)
-
-
-def search_words(
-    served: MilvusGeneration,
-    scope: Scope,
-    words: Sequence[Mapping[str, float]],
-    k: int,
-    deadline_s: float | None,
-    has_left: Callable[[], bool] = lambda: False,
-) -> RescoredHits:
-    """Searches one collection by weighted words, as `search_collection` does by vectors.
-
-    Raises FailedPrecondition for a generation without a lexical index.
-    """
-    asked = [row for row, one in enumerate(words) if one] if served.worded else []
-    ask = _proposer(served, served.collection.words, scope, deadline_s, 0, has_left)
-
-    def propose(queries: Sequence[Any], width: int) -> Sequence[Candidates]:
-        return ask([sparse_query(one) for one in queries], width)
-
-    found = rescore([words[row] for row in asked], k, propose, is_exact=True, rank=best_by_words)
-    hits = [SearchHits(np.empty(0, np.int64), np.empty(0, np.float32))] * len(words)
-    for row, one in zip(asked, found.hits, strict=True):
-        hits[row] = one
-    return replace(found, hits=hits)
-
-
-def _proposer(
-    served: MilvusGeneration,
-    collection: GenerationCollection,
-    scope: Scope,
-    deadline_s: float | None,
-    breadth: int,
-    has_left: Callable[[], bool],
-) -> Propose:
-    expression = schema.allowed(scope.splits, scope.exclude_ids)
-    timeout_s = None if deadline_s is None else max(min(deadline_s, served.link.timeout_s), 0.001)
-
-    def propose(queries: Sequence[Any], width: int) -> Sequence[Candidates]:
-        if has_left():
-            raise errors.Cancelled("the caller has gone; ask again")
-        return collection.candidates(queries, width, expression, breadth=breadth, timeout_s=timeout_s)
-
-    return propose
-
-
 def _fused(
     call: _RankCall,
     words: Mapping[str, float],
@@ -438,49 +398,3 @@ def _without(hits: SearchHits, text: str | None, ids: frozenset[str], premises: 
     """Keeps the best k, less the premise that is the query's own text and those accepted for it."""
     records = [premises[ordinal] for ordinal in hits.ordinals.tolist()]
     return hits.where(np.array([one.text != text and one.id not in ids for one in records], dtype=bool), k)
-
-
-@dataclass(frozen=True)
-class RescoredHits:
-    """The hits of each query, their premises by ordinal, and whether they are proven exact."""
-
-    hits: list[SearchHits]
-    premises: dict[int, PremiseRecord]
-    exact: bool
-
-
-def rescore(
-    queries: Sequence[Any] | NDArray[np.float32], k: int, propose: Propose, *, is_exact: bool, rank: Rank | None = None
-) -> RescoredHits:
-    """Finds the best k premises of each query. `propose` asks Milvus for that many candidates of some queries.
-
-    `rank` scores them again, by default by vectors (dim,). `is_exact` says that Milvus compares a query with every
-    premise: only then do more candidates help.
-    """
-    results: dict[int, SearchHits] = {}
-    premises: dict[int, PremiseRecord] = {}
-    pending, width, exact = list(range(len(queries))), min(k + SLACK, K_MOST), is_exact
-    while pending:
-        proposed = propose([queries[row] for row in pending], width)
-        for row, candidates in zip(pending, proposed, strict=True):
-            hits, is_final = (rank or _rescored)(queries[row], candidates, k, width)
-            is_last_attempt = not is_exact or width == K_MOST
-            if is_final or is_last_attempt:
-                exact = exact and is_final
-                results[row] = replace(hits, exact=is_exact and is_final)
-                wanted = set(hits.ordinals.tolist())
-                pairs = zip(candidates.ordinals.tolist(), candidates.records, strict=True)
-                premises |= {ordinal: record for ordinal, record in pairs if ordinal in wanted}
-        pending = [row for row in pending if row not in results]
-        width = min(width * 4, K_MOST)
-    return RescoredHits([results[row] for row in range(len(queries))], premises, exact)
-
-
-def _rescored(query: NDArray[np.float32], candidates: Candidates, k: int, width: int) -> tuple[SearchHits, bool]:
-    """Ranks the candidates, and says whether nothing outside them can be among the best k."""
-    scores = exact_scores(candidates.vectors, query.astype(np.float64))
-    hits = SearchHits.best(candidates.ordinals, scores, k)
-    if len(scores) < width:  # there are no more premises
-        return hits, True
-    ceiling = float(candidates.raw.min()) + rounding_bound(query[None], 1.0 + NORM_TOLERANCE)
-    return hits, bool(is_out_of_reach(ceiling, hits.scores[-1:])[0])

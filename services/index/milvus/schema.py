@@ -20,6 +20,7 @@ from services.corpus.generation import PremiseRecord
 from services.index.building.folding import ID_BYTES, SPLIT_BYTES
 
 ORDINAL, VECTOR, TEXT = "ordinal", "vector", "text"
+UNIT = "unit"  # the sparse vector scaled to length 1
 IDS, SPLITS = "ids", "splits"  # the id comes first, then its aliases
 ID_KEYS, SPLIT_KEYS = "id_keys", "split_keys"
 RECORD_FIELDS = [ORDINAL, TEXT, IDS, SPLITS]
@@ -28,7 +29,7 @@ TEXT_BYTES = 65_535  # the longest string that Milvus stores
 NAMES_MOST = 4_096  # the most elements of an array in Milvus
 K_MOST = 16_384  # the most results that Milvus returns for a query
 DIM_MOST = 32_768
-_KEY_CHARS = 32
+KEY_CHARS = 32
 _UNSPLIT = "-"  # stands for "no split at all"; not a digest
 
 
@@ -40,8 +41,9 @@ def generation_schema(dim: int) -> CollectionSchema:
         schema.add_field(VECTOR, DataType.FLOAT_VECTOR, dim=dim)
     else:
         schema.add_field(VECTOR, DataType.SPARSE_FLOAT_VECTOR)
+        schema.add_field(UNIT, DataType.SPARSE_FLOAT_VECTOR)
     schema.add_field(TEXT, DataType.VARCHAR, max_length=TEXT_BYTES)
-    for name, size in ((IDS, ID_BYTES), (SPLITS, SPLIT_BYTES), (ID_KEYS, _KEY_CHARS), (SPLIT_KEYS, _KEY_CHARS)):
+    for name, size in ((IDS, ID_BYTES), (SPLITS, SPLIT_BYTES), (ID_KEYS, KEY_CHARS), (SPLIT_KEYS, KEY_CHARS)):
         schema.add_field(name, DataType.ARRAY, element_type=DataType.VARCHAR, max_capacity=NAMES_MOST, max_length=size)
     return schema
 
@@ -61,8 +63,8 @@ def to_row(ordinal: int, record: PremiseRecord, vector: NDArray[np.float32] | di
         TEXT: record.text,
         IDS: ids,
         SPLITS: list(record.splits),
-        ID_KEYS: [_key(one) for one in ids],
-        SPLIT_KEYS: [_key(one) for one in record.splits] or [_UNSPLIT],
+        ID_KEYS: [key_of(one) for one in ids],
+        SPLIT_KEYS: [key_of(one) for one in record.splits] or [_UNSPLIT],
     }
 
 
@@ -74,7 +76,7 @@ def to_record(row: Mapping[str, Any]) -> PremiseRecord:
 
 def with_any_id(ids: Iterable[str]) -> str:
     """Selects the premises with one of the ids or aliases."""
-    return _any_of(ID_KEYS, map(_key, ids))
+    return _any_of(ID_KEYS, map(key_of, ids))
 
 
 def with_ordinals(ordinals: Iterable[int]) -> str:
@@ -89,7 +91,7 @@ def between(start: int, end: int) -> str:
 
 def allowed(splits: Iterable[str], exclude_ids: Iterable[str]) -> str:
     """Selects what a search may return: premises with one of `splits` or no split, and none of `exclude_ids`."""
-    wanted, unwanted = sorted({*map(_key, splits)}), sorted({*map(_key, exclude_ids)})
+    wanted, unwanted = sorted({*map(key_of, splits)}), sorted({*map(key_of, exclude_ids)})
     parts = [_any_of(SPLIT_KEYS, [_UNSPLIT, *wanted])] if wanted else []
     parts += [f"not {_any_of(ID_KEYS, unwanted)}"] if unwanted else []
     return " and ".join(parts)
@@ -100,5 +102,6 @@ def _any_of(field: str, keys: Iterable[str]) -> str:
     return f"array_contains_any({field}, [{quoted}])"
 
 
-def _key(name: str) -> str:
-    return hashlib.sha256(name.encode()).hexdigest()[:_KEY_CHARS]
+def key_of(name: str) -> str:
+    """The digest that stands for a name."""
+    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:KEY_CHARS]

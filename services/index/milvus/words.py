@@ -1,39 +1,77 @@
-"""BM25 in a Milvus: the weights that files keep, as one sparse vector for each premise.
+"""BM25 in a Milvus: the weights that files keep, as sparse vectors of each premise.
 
     query words ──► Milvus: k + slack candidates, scored a little too high ──► weights added up as files add them
 
-A word's dimension is a hash, so that no vocabulary has to be read. Words that share a dimension make Milvus's score
-too high, never too low: it proposes, and the final score counts a weight only where the premise's text has the word.
-Milvus's own BM25 splits words in another way. This module has no connection to Milvus.
+Iterative BM25 ranks by cosine: Milvus proposes by weights that are scaled to length 1. A word's dimension is a hash, so
+that no vocabulary has to be read. Words that share a dimension make Milvus's score too high, never too low: it
+proposes, and the final score counts a weight only where the premise's text has the word. Milvus's own BM25 splits words
+in another way. This module has no connection to Milvus.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.index.dense.exact import UNIT_ROUNDOFF
-from services.index.lexical.bm25 import LexicalIndex
+from services.index.lexical.bm25 import GrowingQuery, LexicalIndex, document_weights
 from services.index.lexical.words import words_of
 from services.index.milvus.generation import Candidates
-from services.index.values import SearchHits
+from services.index.values import LexicalSettings, SearchHits
 
 DIMENSIONS = 2**32 - 1  # of a sparse vector in Milvus
 
 
-def sparse_vectors(texts: Sequence[str]) -> Iterator[dict[int, float]]:
-    """Makes the vector of each text; an empty one for a text without words."""
-    index = LexicalIndex.of(texts)
+class PremiseVectors(NamedTuple):
+    """The weights of a premise's words by dimension, and the same scaled to length 1; empty for one without words."""
+
+    weights: dict[int, float]
+    unit: dict[int, float]
+
+
+@dataclass(frozen=True, eq=False)
+class PremiseWords:
+    """The words of a premise in rising order, and their weights (words,)."""
+
+    words: Sequence[str]
+    weights: NDArray[np.float32]
+
+    def score(self, query: Mapping[str, float]) -> np.float32:
+        """Scores the premise by the weighted words of a query, to the bit as `LexicalIndex.scores` does."""
+        total = np.float32(0)
+        for word, weight in zip(self.words, self.weights, strict=True):
+            if (share := query.get(word)) is not None:
+                total += np.float32(share) * weight
+        return total
+
+    def cosine(self, query: Mapping[str, float]) -> np.float32:
+        """The same over the length of the premise's weights, as `LexicalIndex.iterate` does."""
+        return self.score(query) / length_of(self.weights)
+
+
+def length_of(weights: NDArray[np.float32]) -> np.float32:
+    """The Euclidean length of weights (words,), summed in their order; 1 where there are none."""
+    return np.float32(math.sqrt(sum(one * one for one in weights.tolist())) or 1.0)
+
+
+def sparse_vectors(index: LexicalIndex) -> Iterator[PremiseVectors]:
+    """Makes the vectors of each premise of an index."""
     vocabulary = list(index.vocabulary)
-    for ordinal in range(len(texts)):
+    for ordinal in range(index.rows):
         terms, weights = index.row(ordinal)
-        words = {vocabulary[term]: weight for term, weight in zip(terms.tolist(), weights.tolist(), strict=True)}
-        yield _vector(words)
+        words = [vocabulary[term] for term in terms]
+        plain, unit = (
+            _vector(dict(zip(words, one.tolist(), strict=True))) for one in (weights, weights / length_of(weights))
+        )
+        yield PremiseVectors(plain, unit)
 
 
 def sparse_query(weighted: Mapping[str, float]) -> dict[int, float]:
@@ -44,31 +82,91 @@ def sparse_query(weighted: Mapping[str, float]) -> dict[int, float]:
     return dict(vector)
 
 
+def premise_words(texts: Sequence[str], vectors: Sequence[Mapping[int, float]]) -> list[PremiseWords]:
+    """Reads the words of premises from their texts, and the weights from their vectors."""
+    found = []
+    for words, vector in zip(words_of(texts), vectors, strict=True):
+        places = _places(words)
+        rising = sorted(places)
+        found.append(PremiseWords(rising, np.array([vector[places[word]] for word in rising], np.float32)))
+    return found
+
+
 def lexical_scores(
     weighted: Mapping[str, float], texts: Sequence[str], vectors: Sequence[Mapping[int, float]]
 ) -> NDArray[np.float32]:
-    """Scores premises (n,) by their texts and vectors, to the bit as `LexicalIndex.scores` does."""
-    scores = np.zeros(len(texts), np.float32)
-    rising = sorted(weighted)
-    for row, (words, vector) in enumerate(zip(words_of(texts), vectors, strict=True)):
-        places = _places(words)
-        for word in rising:
-            if word in places:
-                scores[row] += np.float32(weighted[word]) * np.float32(vector[places[word]])
-    return scores
+    """Scores premises (n,) by their texts and vectors."""
+    return np.array([one.score(weighted) for one in premise_words(texts, vectors)], np.float32)
 
 
 def best_by_words(weighted: Mapping[str, float], candidates: Candidates, k: int, width: int) -> tuple[SearchHits, bool]:
     """Ranks the candidates, and says whether nothing outside them can be among the best k."""
     scores = lexical_scores(weighted, [one.text for one in candidates.records], candidates.vectors)
-    found = scores > 0
-    hits = SearchHits.best(candidates.ordinals[found], scores[found], k)
+    return best_of(candidates, scores, scores > 0, k, width, len(weighted))
+
+
+def best_of(
+    candidates: Candidates, scores: NDArray[np.float32], open_: NDArray[np.bool_], k: int, width: int, words: int
+) -> tuple[SearchHits, bool]:
+    """Ranks those candidates that are open, whose `scores` (n,) add up the weights of at most `words` words.
+
+    It says whether nothing outside the candidates can be among the best k.
+    """
+    hits = SearchHits.best(candidates.ordinals[open_], scores[open_], k)
     if len(scores) < width:  # no more premises have a word of the query
         return hits, True
     # all products are positive: each of the two float32 sums is off by at most this share
-    ceiling = float(candidates.raw.min()) * (1.0 + 4 * (len(weighted) + 4) * UNIT_ROUNDOFF)
+    ceiling = float(candidates.raw.min()) * (1.0 + 4 * (words + 4) * UNIT_ROUNDOFF)
     last = float(np.nextafter(hits.scores[-1], np.float32(-np.inf))) if len(hits.scores) == k else 0.0
     return hits, ceiling < last
+
+
+class RoundsOfText:
+    """The rounds of iterative BM25 for one text: what its query has grown to, and the premises that are closed to it.
+
+    Closed are those that a round took, the premise that is the text itself (`own_text`), and those of `closed_ids`.
+    """
+
+    def __init__(self, query: GrowingQuery[str], own_text: str | None, closed_ids: frozenset[str]) -> None:
+        self.query = query
+        self._own_text, self._closed_ids = own_text, closed_ids
+        self._taken: set[int] = set()
+        self._words: dict[int, PremiseWords] = {}  # of all candidates so far
+
+    @property
+    def width(self) -> int:
+        """How many premises to ask for, so that those of the next round are among them."""
+        return self.query.size + len(self._taken) + len(self._closed_ids) + (self._own_text is not None)
+
+    def rank(self, candidates: Candidates, width: int) -> tuple[SearchHits, bool]:
+        """Ranks a round's candidates, and says whether nothing outside them can be among its premises."""
+        ordinals = candidates.ordinals.tolist()
+        new = [place for place, ordinal in enumerate(ordinals) if ordinal not in self._words]
+        read = premise_words([candidates.records[n].text for n in new], [candidates.vectors[n] for n in new])
+        self._words |= {ordinals[n]: one for n, one in zip(new, read, strict=True)}
+        query = self.query.weights
+        scores = np.array([self._words[ordinal].cosine(query) for ordinal in ordinals], np.float32)
+        open_ = [
+            ordinal not in self._taken and one.text != self._own_text and one.id not in self._closed_ids
+            for ordinal, one in zip(ordinals, candidates.records, strict=True)
+        ]
+        return best_of(candidates, scores, (scores > 0) & np.array(open_, bool), self.query.size, width, len(query))
+
+    def take(self, found: SearchHits) -> None:
+        """Takes a round's premises."""
+        taken = found.ordinals.tolist()
+        self._taken.update(taken)
+        self.query.take(found, ((self._words[one].words, self._words[one].weights) for one in taken))
+
+
+def growing_query(
+    weighted: Mapping[str, float], containing: Mapping[str, int], rows: int, k: int, settings: LexicalSettings
+) -> GrowingQuery[str]:
+    """Begins the rounds of a text by those of its weighted words that premises contain; `containing` counts them."""
+    words = [word for word in weighted if word in containing]
+    counts = np.array([weighted[word] for word in words], np.float32)
+    weights = document_weights(counts, np.array([containing[word] for word in words], np.int64), rows, settings)
+    return GrowingQuery(dict(zip(words, weights.tolist(), strict=True)), k, settings)
 
 
 def _vector(weights: Mapping[str, float]) -> dict[int, float]:

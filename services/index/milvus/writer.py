@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,25 +20,32 @@ from numpy.typing import NDArray
 from aeenc import errors
 from services.corpus.generation import generation_meta
 from services.index.building.folding import Draft
+from services.index.lexical.bm25 import LexicalIndex
 from services.index.milvus import schema
-from services.index.milvus.generation import FLAT, HNSW, GenerationCollection, digest_of, probed_ordinals
+from services.index.milvus.generation import COUNT, FLAT, HNSW, KEY, GenerationCollection, digest_of, probed_ordinals
+from services.index.milvus.ledger.records import Records, StoredGeneration, artifact_of
+from services.index.milvus.ledger.tables import Table
 from services.index.milvus.link import MilvusLink
-from services.index.milvus.records import Records, StoredGeneration, artifact_of
 from services.index.milvus.words import sparse_vectors
+from services.index.values import LexicalSettings
 from services.store.artifacts import FileEntry
 
 FLAT_UP_TO = 250_000  # premises, with the engine `auto`
 _UPSERT_ROWS = 256
+_TABLE_ROWS = 10_000
 
 
 class GenerationWriter:
-    """Writes one generation of `corpus`. `engine` is `flat`, `hnsw` or `auto`."""
+    """Writes one generation of `corpus`. `engine` is `flat`, `hnsw` or `auto`; words are ranked as `lexical` says."""
 
-    def __init__(self, link: MilvusLink, records: Records, corpus: str, engine: str) -> None:
+    def __init__(
+        self, link: MilvusLink, records: Records, corpus: str, engine: str, lexical: LexicalSettings | None = None
+    ) -> None:
         self.rows = 0
         self.is_committed = False
         self._link, self._records = link, records
         self._corpus, self._engine = corpus, engine
+        self._lexical = lexical or LexicalSettings()
         self._name = f"{records.prefix}_g_{uuid.uuid4().hex}"
         self._collection: GenerationCollection | None = None
         self._beat = 0
@@ -72,8 +80,11 @@ class GenerationWriter:
         collection.seal(patience_s)
         if self._write_again(collection, drafts):
             collection.flush(patience_s)
-        worded = self._write_words(collection.words, drafts, patience_s)
-        stored = self._described(collection, drafts, space_id, version, worded)
+        index = LexicalIndex.of([draft.text for draft in drafts], self._lexical)
+        worded = self._write_words(collection.words, index, drafts, patience_s)
+        vocabulary = self._write_frequencies(collection.frequencies, index, patience_s)
+        words = {"words": worded, "vocabulary": vocabulary, "rounds": self._rounds()}
+        stored = self._described(collection, drafts, space_id, version, words)
         same = [
             one
             for one in self._records.all().generations
@@ -99,13 +110,14 @@ class GenerationWriter:
             self._collection.drop()
             self._records.remove(self._name)
 
-    def _write_words(self, words: GenerationCollection, drafts: Sequence[Draft], patience_s: float) -> int:
+    def _write_words(
+        self, words: GenerationCollection, index: LexicalIndex, drafts: Sequence[Draft], patience_s: float
+    ) -> int:
         """Writes the premises that have words; returns how many. Their weights depend on all texts, hence only now."""
-        vectors = sparse_vectors([draft.text for draft in drafts])
         rows = (
-            schema.to_row(ordinal, draft.record(), vector)
-            for ordinal, (draft, vector) in enumerate(zip(drafts, vectors, strict=True))
-            if vector
+            {**schema.to_row(ordinal, draft.record(), vectors.weights), schema.UNIT: vectors.unit}
+            for ordinal, (draft, vectors) in enumerate(zip(drafts, sparse_vectors(index), strict=True))
+            if vectors.weights
         )
         written = 0
         while part := list(islice(rows, _UPSERT_ROWS)):
@@ -117,8 +129,30 @@ class GenerationWriter:
             words.seal(patience_s)
         return written
 
+    def _write_frequencies(self, table: Table, index: LexicalIndex, patience_s: float) -> int:
+        """Writes in how many premises each word is; returns the number of words."""
+        rows = ({KEY: schema.key_of(word), COUNT: count} for word, count in index.frequencies())
+        written = 0
+        while part := list(islice(rows, _TABLE_ROWS)):
+            if not written:
+                table.open()
+            table.put(part)
+            written += len(part)
+        if written:
+            table.flush(patience_s)
+        return written
+
+    def _rounds(self) -> dict[str, float]:
+        settings = self._lexical
+        return {name: getattr(settings, name) for name in ("first_scale", "downscale", "growth")}
+
     def _described(
-        self, collection: GenerationCollection, drafts: Sequence[Draft], space_id: str, version: str, worded: int
+        self,
+        collection: GenerationCollection,
+        drafts: Sequence[Draft],
+        space_id: str,
+        version: str,
+        words: Mapping[str, Any],
     ) -> StoredGeneration:
         """Makes the record of what is in Milvus. Raises Unavailable unless that equals what was sent."""
         ordinals = probed_ordinals(self.rows)
@@ -126,8 +160,9 @@ class GenerationWriter:
         sent = [drafts[ordinal].record() for ordinal in ordinals]
         if (count := collection.count()) != self.rows or [record for record, _ in found] != sent:
             raise errors.Unavailable(f"Milvus has {count:,} of {self.rows:,} premises, or different ones; build again")
-        if worded and (count := collection.words.count()) != worded:
-            raise errors.Unavailable(f"Milvus has the words of {count:,} of {worded:,} premises; build again")
+        for name, table in (("words", collection.words), ("vocabulary", collection.frequencies)):
+            if words[name] and (count := table.count()) != words[name]:
+                raise errors.Unavailable(f"Milvus has {count:,} of {words[name]:,} rows of {table.name}; build again")
         lines, size_bytes = hashlib.sha256(), 0
         for draft in drafts:
             line = draft.record().to_line().encode()
@@ -140,7 +175,7 @@ class GenerationWriter:
         facts = generation_meta(
             corpus=self._corpus, space_id=space_id, premise_version=version, dim=collection.dim, premises=self.rows
         )
-        meta = {**facts, "engine": collection.engine, "words": worded}
+        meta = {**facts, "engine": collection.engine, **words}
         probes = {ordinal: digest_of(record, vector) for ordinal, (record, vector) in zip(ordinals, found, strict=True)}
         artifact = artifact_of(self._name, meta, files, datetime.now(UTC))
         return StoredGeneration(self._name, self._corpus, artifact, probes)

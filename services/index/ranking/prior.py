@@ -25,7 +25,8 @@ from services.corpus.generation import Generation, folder_of
 from services.corpus.moves import Move
 from services.index.catalogue.catalogue import Catalogue
 from services.index.lexical.bm25 import LexicalIndex
-from services.index.values import Explanation, ReplicaState
+from services.index.ranking.fusion import scaled
+from services.index.values import Explanation, ReplicaState, SearchHits
 from services.kit.concurrency import finish
 from services.store.artifacts import ArtifactStore
 from services.store.formats import check_format
@@ -39,39 +40,67 @@ OPEN = 8  # priors kept in memory
 
 
 @dataclass(frozen=True, eq=False)
-class Prior:
-    """A corpus's explanations for one generation: those of hypothesis n are `ordinals[starts[n]:starts[n + 1]]`."""
+class Hypotheses:
+    """The hypotheses that were explained, by their words: `explanations[n]` is that of hypothesis n of `index`."""
 
-    hypotheses: LexicalIndex
+    explanations: Sequence[Explanation]
+    index: LexicalIndex
     by_text: Mapping[str, list[int]]
-    starts: NDArray[np.int64]
-    ordinals: NDArray[np.int64]
-    rows: int
+
+    @classmethod
+    def of(cls, explanations: Sequence[Explanation]) -> Hypotheses:
+        """Prepares explanations. It takes a while: use a thread."""
+        texts = [each.text for each in explanations]
+        by_text: dict[str, list[int]] = {}
+        for n, text in enumerate(texts):
+            by_text.setdefault(_folded(text), []).append(n)
+        return cls(explanations, LexicalIndex.of(texts), by_text)
+
+    def nearest(self, text: str) -> list[tuple[int, np.float32]]:
+        """The hypotheses nearest to a text, nearest first, each with its similarity."""
+        near = self.index.similarities(text)
+        near[self.by_text.get(_folded(text), [])] = 0
+        nearest = np.argsort(-near, kind="stable")[:NEAREST]
+        return [(n, near[n]) for n in nearest[near[nearest] > 0].tolist()]
+
+
+@dataclass(frozen=True, eq=False)
+class Prior:
+    """A corpus's explanations for one generation: the premises of hypothesis n are the ordinals `explained[n]`."""
+
+    hypotheses: Hypotheses
+    explained: Sequence[Sequence[int]]
 
     @classmethod
     def of(cls, explanations: Sequence[Explanation], generation: Generation) -> Prior:
         """Prepares explanations; skips ids that the generation does not have. It takes a while: use a thread."""
         known = generation.ordinal_by_id
-        found = [sorted({known[one] for one in each.premise_ids if one in known}) for each in explanations]
-        starts = np.zeros(len(found) + 1, np.int64)
-        np.cumsum([len(one) for one in found], out=starts[1:])
-        texts = [each.text for each in explanations]
-        by_text: dict[str, list[int]] = {}
-        for n, text in enumerate(texts):
-            by_text.setdefault(_folded(text), []).append(n)
-        ordinals = np.array([ordinal for one in found for ordinal in one], np.int64)
-        return cls(LexicalIndex.of(texts), by_text, starts, ordinals, len(generation.premises))
+        explained = [sorted({known[one] for one in each.premise_ids if one in known}) for each in explanations]
+        return cls(Hypotheses.of(explanations), explained)
 
-    def bonus(self, text: str) -> NDArray[np.float32]:
-        """Scores each premise (rows,) from 0 to 1 by how often it explained the nearest hypotheses."""
-        near = self.hypotheses.similarities(text)
-        near[self.by_text.get(_folded(text), [])] = 0
-        nearest = np.argsort(-near, kind="stable")[:NEAREST]
-        total = np.zeros(self.rows, np.float32)
-        for n in nearest[near[nearest] > 0].tolist():
-            total[self.ordinals[self.starts[n] : self.starts[n + 1]]] += near[n]
-        most = float(total.max(initial=0.0))
-        return total / np.float32(most) if most else total
+    def bonus(self, text: str, ordinals: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Scores premises (n,) from 0 to 1 by how often each explained the nearest hypotheses."""
+        return bonus_of([(self.explained[n], near) for n, near in self.hypotheses.nearest(text)], ordinals)
+
+
+def bonus_of(nearest: Iterable[tuple[Iterable[int], np.float32]], ordinals: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Scores premises (n,) by the near hypotheses that they explained: their similarities, over those of the best.
+
+    `nearest` has the ordinals that explained each hypothesis, and its similarity. The best may be none of `ordinals`.
+    """
+    total: dict[int, np.float32] = {}
+    for explained, near in nearest:
+        for ordinal in explained:
+            total[ordinal] = total.get(ordinal, np.float32(0)) + near
+    most = max(total.values(), default=np.float32(1))
+    return np.array([total.get(ordinal, np.float32(0)) / most for ordinal in ordinals.tolist()], np.float32)
+
+
+def with_bonus(pool: SearchHits, bonus: NDArray[np.float32], share: float, k: int) -> SearchHits:
+    """Ranks a pool again by the weighted sum of its scores, scaled to 0 to 1, and the prior's bonus (n,)."""
+    weight = np.float32(share)
+    scores = (1 - weight) * scaled(pool.scores) + weight * bonus
+    return SearchHits.best(pool.ordinals, scores, k, exact=pool.exact)
 
 
 class Explanations:
@@ -111,11 +140,7 @@ class Explanations:
             return known
         async with self._turn(generation.corpus):
             explanations = await self._get(generation.corpus)
-            if not explanations:
-                raise errors.FailedPrecondition(
-                    f"corpus {generation.corpus!r} has no explanations for the prior to learn from; put some with "
-                    "PutExplanations, or set prior to 0"
-                )
+            check_explained(generation.corpus, explanations)
             self._priors[key] = await asyncio.to_thread(Prior.of, explanations, generation)
             while len(self._priors) > OPEN:
                 self._priors.popitem(last=False)
@@ -137,10 +162,7 @@ class Explanations:
         while True:
             with moving(self._store, corpus, alone=True):
                 number, before = self._latest(corpus)
-                joined: dict[str, dict[str, None]] = {}
-                for one in (*([] if replace else _explanations(before, corpus)), *added):
-                    joined.setdefault(one.text, {}).update(dict.fromkeys(one.premise_ids))
-                now = [Explanation(text, tuple(ids)) for text, ids in joined.items()]
+                now = joined([] if replace else _explanations(before, corpus), added)
                 if self._write(corpus, number + 1, now):
                     return now, note_change(self._store, corpus, "explain", "")
 
@@ -180,6 +202,23 @@ class Explanations:
             if old <= number - KEPT:
                 self._store.bucket.remove(_key(corpus, old))
         return True
+
+
+def joined(before: Iterable[Explanation], added: Iterable[Explanation]) -> list[Explanation]:
+    """Joins explanations; a hypothesis that stands twice keeps the premises of both."""
+    found: dict[str, dict[str, None]] = {}
+    for one in (*before, *added):
+        found.setdefault(one.text, {}).update(dict.fromkeys(one.premise_ids))
+    return [Explanation(text, tuple(ids)) for text, ids in found.items()]
+
+
+def check_explained(corpus: str, explanations: Sequence[Explanation]) -> None:
+    """Raises FailedPrecondition when there are no explanations to learn from."""
+    if not explanations:
+        raise errors.FailedPrecondition(
+            f"corpus {corpus!r} has no explanations for the prior to learn from; put some with PutExplanations, or set "
+            "prior to 0"
+        )
 
 
 def _key(corpus: str, number: int) -> str:

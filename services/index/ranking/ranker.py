@@ -25,8 +25,8 @@ from services.index.dense.batcher import SearchBatcher
 from services.index.lexical.bm25 import LexicalIndex, best
 from services.index.lexical.executor import LexicalExecutor
 from services.index.ranking.encoding import EncodeKey, QueryEncoder, QueryVectors, Reranker
-from services.index.ranking.fusion import fuse, rocchio_feedback, scaled
-from services.index.ranking.prior import Prior
+from services.index.ranking.fusion import fuse, rocchio_feedback
+from services.index.ranking.prior import Prior, with_bonus
 from services.index.ranking.validation import check_accepted, check_vectors
 from services.index.values import WITHOUT_ENCODER, SearchHits, Selection, TextQuery
 
@@ -216,12 +216,11 @@ class Ranker:
         """Re-ranks the pool by the weighted sum of its scores, scaled to 0 to 1, and the prior's bonus for the text."""
         if call.prior is None:
             return ranked
-        prior, share = call.prior, np.float32(call.query.prior)
+        prior, query = call.prior, call.query
 
         def work(row: int) -> SearchHits:
             pool = ranked.hits[row]
-            scores = (1 - share) * scaled(pool.scores) + share * prior.bonus(call.query.texts[row])[pool.ordinals]
-            return SearchHits.best(pool.ordinals, scores, k, exact=pool.exact)
+            return with_bonus(pool, prior.bonus(query.texts[row], pool.ordinals), query.prior, k)
 
         return await self._in_executor(call, ranked, work)
 

@@ -16,8 +16,8 @@ from support.worlds.index_world import FACTS, SPACE, VERSION, facts, premise, ra
 need_milvus()
 
 from services.index.milvus.catalogue import MilvusCatalogue, Sweeper  # noqa: E402
+from services.index.milvus.ledger.records import Records  # noqa: E402
 from services.index.milvus.link import MilvusAddress, MilvusLink  # noqa: E402
-from services.index.milvus.records import Records  # noqa: E402
 from services.index.milvus.writer import GenerationWriter  # noqa: E402
 
 TWO = vector_of("ice melts")[None, :]

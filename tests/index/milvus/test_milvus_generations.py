@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from aeenc import errors
-from aeenc.v1 import index_pb2
 from services.index.__main__ import build
 from services.index.settings import IndexSettings
 from support.servers.milvus_server import need_milvus
@@ -19,7 +18,7 @@ from support.worlds.index_world import FACTS, SPACE, facts, raises, vector_of
 
 need_milvus()
 
-from services.index.milvus import retrieval as retrieval_module  # noqa: E402
+from services.index.milvus import searching as searching_module  # noqa: E402
 from services.index.milvus.generation import GenerationCollection  # noqa: E402
 from services.index.milvus.retrieval import MilvusRetrieval  # noqa: E402
 
@@ -110,7 +109,7 @@ async def test_nothing_is_asked_of_milvus_for_a_caller_who_has_left(start, monke
         await index.client.build("science", facts())
         monkeypatch.setattr(GenerationCollection, "candidates", held_up)
         monkeypatch.setattr(MilvusRetrieval, "_search", noted)
-        monkeypatch.setattr(retrieval_module, "is_out_of_reach", lambda *_: [False])  # so that it asks for more
+        monkeypatch.setattr(searching_module, "is_out_of_reach", lambda *_: [False])  # so that it asks for more
         call = asyncio.ensure_future(index.client.search("science", TWO, space_id=SPACE, k=1))
         await until(lambda: bool(asked))
         call.cancel()
@@ -118,18 +117,6 @@ async def test_nothing_is_asked_of_milvus_for_a_caller_who_has_left(start, monke
         go_on.set()
         await asyncio.wait([asyncio.ensure_future(asyncio.sleep(0.2))])
         assert len(asked) == 1
-
-
-async def test_what_this_back_end_lacks_names_the_back_end(start):
-    async with start() as index:
-        await index.client.build("science", facts())
-        for field, word in (
-            ({"mode": index_pb2.RETRIEVE_MODE_ITERATIVE_LEXICAL}, "ITERATIVE_LEXICAL"),
-            ({"prior": 0.1}, "prior"),
-        ):
-            request = index_pb2.RetrieveRequest(corpus="science", texts=["ice"], k=3, **field)
-            call = index.client.channel.unary(index.client._stub.Retrieve, request)
-            await raises(errors.Unimplemented, call, word, "milvus")
 
 
 async def test_an_approximate_index_says_so_and_still_scores_exactly(start):

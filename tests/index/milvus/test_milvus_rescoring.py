@@ -9,8 +9,8 @@ need_milvus()
 
 from services.corpus.generation import PremiseRecord  # noqa: E402
 from services.index.milvus.generation import Candidates  # noqa: E402
-from services.index.milvus.retrieval import rescore  # noqa: E402
 from services.index.milvus.schema import K_MOST, NAMES_MOST, allowed, to_record, to_row, with_any_id  # noqa: E402
+from services.index.milvus.searching import rescore  # noqa: E402
 
 
 class Rough:

@@ -13,9 +13,9 @@ from support.worlds.index_world import SPACE, facts, premise, vector_of
 
 need_milvus()
 
-from services.index.milvus import switches as switches_module  # noqa: E402
-from services.index.milvus.records import Records  # noqa: E402
-from services.index.milvus.switches import KEPT, Switches  # noqa: E402
+from services.index.milvus.ledger import switches as switches_module  # noqa: E402
+from services.index.milvus.ledger.records import Records  # noqa: E402
+from services.index.milvus.ledger.switches import KEPT, Switches  # noqa: E402
 
 TWO = vector_of("ice melts")[None, :]
 ROUNDS = 12

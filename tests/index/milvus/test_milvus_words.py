@@ -10,19 +10,31 @@ import pytest
 
 from aeenc import errors
 from support.servers.milvus_server import need_milvus
-from support.worlds.index_world import premise, raises
+from support.worlds.index_world import facts, premise, raises
 
 need_milvus()
 
 from services.corpus.generation import PremiseRecord  # noqa: E402
 from services.index.lexical.bm25 import LexicalIndex, best, weighted_words  # noqa: E402
-from services.index.milvus import words  # noqa: E402
+from services.index.milvus import words, writer  # noqa: E402
 from services.index.milvus.generation import FLAT, Candidates, MilvusGeneration  # noqa: E402
+from services.index.milvus.ledger.records import StoredGeneration, artifact_of  # noqa: E402
 from services.index.milvus.link import MilvusAddress, MilvusLink  # noqa: E402
-from services.index.milvus.records import StoredGeneration, artifact_of  # noqa: E402
-from services.index.milvus.retrieval import rescore, search_words  # noqa: E402
-from services.index.milvus.words import best_by_words, sparse_query, sparse_vectors  # noqa: E402
-from services.index.values import Scope  # noqa: E402
+from services.index.milvus.searching import (  # noqa: E402
+    AskedText,
+    rescore,
+    search_in_rounds,
+    search_words,
+    take_rounds,
+)
+from services.index.milvus.words import (  # noqa: E402
+    RoundsOfText,
+    best_by_words,
+    growing_query,
+    sparse_query,
+    sparse_vectors,
+)
+from services.index.values import LexicalSettings, Scope  # noqa: E402
 
 NOUNS = ["ice", "magnet", "iron", "water", "heat", "plant", "sun", "moon", "stone", "bird"]
 QUERIES = ["a magnet attracts iron and iron", "sun water zebra", "the", "ice"]
@@ -36,14 +48,18 @@ def some_texts(count: int) -> list[str]:
 class SparseMilvus:
     """A Milvus that scores sparse vectors in float32 and returns only premises with a dimension of the query."""
 
-    def __init__(self, texts: list[str]) -> None:
-        self.texts, self.vectors = texts, list(sparse_vectors(texts))
+    def __init__(self, index: LexicalIndex, texts: list[str]) -> None:
+        made = list(sparse_vectors(index))
+        self.texts, self.vectors, self.units = texts, [one.weights for one in made], [one.unit for one in made]
 
     def __call__(self, queries: Any, width: int) -> list[Candidates]:
-        return [self._of(sparse_query(query), width) for query in queries]
+        return [self._of(sparse_query(query), width, self.vectors) for query in queries]
 
-    def _of(self, query: dict[int, float], width: int) -> Candidates:
-        raw = np.array([sum(np.float32(w) * one.get(d, 0.0) for d, w in query.items()) for one in self.vectors])
+    def in_rounds(self, rounds: Any, width: int) -> list[Candidates]:
+        return [self._of(sparse_query(one.query.weights), width, self.units) for one in rounds]
+
+    def _of(self, query: dict[int, float], width: int, compared: list[dict[int, float]]) -> Candidates:
+        raw = np.array([sum(np.float32(w) * one.get(d, 0.0) for d, w in query.items()) for one in compared])
         order = np.argsort(-raw, kind="stable")[:width]
         order = order[raw[order] > 0]
         records = [PremiseRecord(f"p{n}", self.texts[n]) for n in order]
@@ -55,7 +71,8 @@ class SparseMilvus:
 def test_lists_are_those_of_files_however_many_words_share_a_dimension(monkeypatch, dimensions):
     monkeypatch.setattr(words, "DIMENSIONS", dimensions)
     texts = some_texts(400)
-    milvus, index = SparseMilvus(texts), LexicalIndex.of(texts)
+    index = LexicalIndex.of(texts)
+    milvus = SparseMilvus(index, texts)
     assert [not one for one in milvus.vectors] == [False] * 400 + [True] * 2
     for k in (1, 7, 500):
         asked = [weighted_words(text, ["iron is a stone"]) for text in QUERIES]
@@ -67,6 +84,29 @@ def test_lists_are_those_of_files_however_many_words_share_a_dimension(monkeypat
             assert hits.scores.tobytes() == expected.scores.tobytes()
 
 
+@pytest.mark.parametrize("dimensions", [words.DIMENSIONS, 23, 12])
+def test_rounds_are_those_of_files_however_many_words_share_a_dimension(monkeypatch, dimensions):
+    monkeypatch.setattr(words, "DIMENSIONS", dimensions)
+    texts = list(dict.fromkeys(some_texts(120)))
+    index = LexicalIndex.of(texts)
+    milvus, containing = SparseMilvus(index, texts), dict(index.frequencies())
+    asked = [weighted_words(text, ["iron is a stone"]) for text in [*QUERIES, texts[3]]]
+    closed = [(None, frozenset[str]())] * 3 + [(None, frozenset({"p1", "p7"})), (texts[3], frozenset({"p9"}))]
+    for k in (1, 12, 200):
+        rounds = [
+            RoundsOfText(growing_query(one, containing, len(texts), k, LexicalSettings()), *out)
+            for one, out in zip(asked, closed, strict=True)
+        ]
+        found = take_rounds(rounds, milvus.in_rounds)
+        assert found.exact
+        for text, hits, (own, ids) in zip([*QUERIES, texts[3]], found.hits, closed, strict=True):
+            open_ = np.array([one != own and f"p{n}" not in ids for n, one in enumerate(texts)])
+            expected = index.iterate(index.terms(text, ["iron is a stone"]), k, open_)
+            assert hits.ordinals.tolist() == expected.ordinals.tolist()
+            assert hits.scores.tobytes() == expected.scores.tobytes()
+            assert {*found.premises} >= {*hits.ordinals.tolist()}
+
+
 async def test_words_and_both_find_what_files_find_also_beyond_the_pool(serve, start):
     texts = list(dict.fromkeys(some_texts(120)))
     premises = [premise(f"p{n}", text, ["dev"] if n % 3 else ["train"]) for n, text in enumerate(texts)]
@@ -74,7 +114,7 @@ async def test_words_and_both_find_what_files_find_also_beyond_the_pool(serve, s
         for index in (files, milvus):
             await index.client.build("science", premises)
         for more in ({}, {"splits": ["dev"], "exclude": ["p4"]}, {"accepted": [["p1"], ["p2", "p5"], [], []]}):
-            for mode in ("lexical", "hybrid"):
+            for mode in ("lexical", "iterative_lexical", "hybrid"):
                 answers = [
                     await index.client.retrieve("science", [texts[0], *QUERIES[:3]], k=9, mode=mode, **more)
                     for index in (files, milvus)
@@ -88,11 +128,12 @@ async def test_a_generation_without_any_word_is_built_and_found_by_vectors_alone
     async with start() as index:
         await index.client.build("signs", [premise("a", "?!"), premise("b", "the")])
         assert len((await index.client.retrieve("signs", ["ice"], k=2))[0]) == 2
-        worded = await index.client.retrieve("signs", ["ice", "the"], k=2, mode="lexical")
-        assert [len(hits) for hits in worded] == [0, 0]
+        for mode in ("lexical", "iterative_lexical"):
+            worded = await index.client.retrieve("signs", ["ice", "the"], k=2, mode=mode)
+            assert [len(hits) for hits in worded] == [0, 0]
         [[hit, _]] = await index.client.retrieve("signs", ["?!"], k=2, mode="hybrid", drop_self=False)
         assert hit.id == "a"
-    assert not [name for name in raw.list_collections() if name.startswith(f"{prefix}_w_")]
+    assert not [name for name in raw.list_collections() if name.startswith((f"{prefix}_w_", f"{prefix}_f_"))]
 
 
 @pytest.mark.slow
@@ -107,6 +148,11 @@ async def test_a_generation_whose_words_are_lost_is_not_activated_and_goes_with_
         ]
         raw.delete(lost, filter="ordinal >= 0")
         await raises(errors.DataLoss, index.client.activate("science", second.id), "the words of 0 premises")
+        third = await index.client.build("science", [premise("c", "fire is not hot")], activate=False)
+        for counted in [name for name in raw.list_collections() if name.startswith(f"{prefix}_f_")]:
+            raw.delete(counted, filter="count == 1")
+        await raises(errors.DataLoss, index.client.activate("science", third.id), "the frequencies of 0 words")
+        await index.client.delete("science", third.id)
         assert [one.active.id for one in (await index.client.info()).corpora] == [first.id]
         await index.client.delete("science", second.id)
         assert [name for name in raw.list_collections() if name.startswith(f"{prefix}_w_")] == [
@@ -114,9 +160,34 @@ async def test_a_generation_whose_words_are_lost_is_not_activated_and_goes_with_
         ]
 
 
-def test_a_generation_of_a_release_without_words_asks_to_be_built_again():
-    meta = {"space_id": "s", "premise_version": "v", "dim": 2, "premises": 1, "engine": FLAT}
+def of_release(**meta: Any) -> MilvusGeneration:
+    meta = {"space_id": "s", "premise_version": "v", "dim": 2, "premises": 1, "engine": FLAT, **meta}
     artifact = artifact_of("c", meta, {}, datetime.now(UTC))
-    served = MilvusGeneration.of(StoredGeneration("c", "science", artifact, {}), MilvusLink(MilvusAddress("none")))
+    return MilvusGeneration.of(StoredGeneration("c", "science", artifact, {}), MilvusLink(MilvusAddress("none")))
+
+
+def test_a_generation_of_a_release_without_words_or_rounds_asks_to_be_built_again():
     with pytest.raises(errors.FailedPrecondition, match="build it again"):
-        search_words(served, Scope("science", 3), [{"ice": 1.0}], 3, None)
+        search_words(of_release(), Scope("science", 3), [{"ice": 1.0}], 3, None)
+    for meta, said in (({}, "no lexical index"), ({"words": 1}, "no frequencies of words")):
+        with pytest.raises(errors.FailedPrecondition, match=f"{said}.*build it again"):
+            search_in_rounds(of_release(**meta), Scope("science", 3), [AskedText({"ice": 1.0})], 3, None)
+
+
+async def test_a_generation_of_a_release_without_rounds_serves_the_other_modes(start, raw, prefix, monkeypatch):
+    def of_before(name: str, meta: dict[str, Any], *rest: Any) -> Any:
+        return artifact_of(name, {key: meta[key] for key in meta if key not in ("vocabulary", "rounds")}, *rest)
+
+    async with start() as index:
+        with monkeypatch.context() as patched:
+            patched.setattr(writer, "artifact_of", of_before)
+            old = await index.client.build("science", facts(), activate=False)
+        [counted] = [name for name in raw.list_collections() if name.startswith(f"{prefix}_f_")]
+        raw.drop_collection(counted)
+        await index.client.activate("science", old.id)
+        for mode in ("dense", "lexical", "hybrid"):
+            assert (await index.client.retrieve("science", ["a magnet"], mode=mode))[0]
+        rounds = index.client.retrieve("science", ["a magnet"], mode="iterative_lexical")
+        await raises(errors.FailedPrecondition, rounds, "ITERATIVE_LEXICAL", "build it again")
+        assert (await index.client.build("science", facts())).id != old.id
+        assert (await index.client.retrieve("science", ["a magnet"], mode="iterative_lexical"))[0]

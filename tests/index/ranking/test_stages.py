@@ -22,6 +22,7 @@ EXPLAINED = [
     ("a nail of iron sticks to a magnet", ["f1", "f2"]),
     ("frogs hunt insects", ["f8"]),
 ]
+ALL = np.arange(10)
 
 
 @pytest.fixture
@@ -88,7 +89,7 @@ async def test_negative_feedback_looks_at_the_ranking_that_words_and_prior_made(
     served = open_generation(built.store, "science", (await built.client.info()).corpora[0].active.id)
     lexical = LexicalIndex.of(FACTS[:10])
     fused = fuse(served.vectors @ query, lexical.scores(lexical.terms(text)), 0.5)
-    bonus = Prior.of([Explanation(one, tuple(ids)) for one, ids in explained], served).bonus(text)
+    bonus = Prior.of([Explanation(one, tuple(ids)) for one, ids in explained], served).bonus(text, ALL)
     expected = 0.5 * (fused - fused.min()) / np.ptp(fused) + 0.5 * bonus
     assert [hit.id for hit in found] == [f"f{n}" for n in np.argsort(-expected, kind="stable")]
 
@@ -115,7 +116,7 @@ async def test_the_prior_lifts_what_explained_similar_hypotheses(built):
     assert {hit.id for hit in plain} == {hit.id for hit in lifted}
     assert lifted[0].id == "f1", "both similar hypotheses were explained by it"
     served = open_generation(built.store, "science", (await built.client.info()).corpora[0].active.id)
-    bonus = Prior.of([Explanation(one, tuple(ids)) for one, ids in EXPLAINED], served).bonus(text)
+    bonus = Prior.of([Explanation(one, tuple(ids)) for one, ids in EXPLAINED], served).bonus(text, ALL)
     cosines = served.vectors @ vector_of(text, encoder_pb2.ROLE_QUERY)
     expected = 0.1 * (cosines - cosines.min()) / np.ptp(cosines) + 0.9 * bonus
     assert [hit.id for hit in lifted] == [f"f{n}" for n in np.argsort(-expected, kind="stable")]

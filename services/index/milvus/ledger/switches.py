@@ -1,7 +1,8 @@
-"""Which generation of a corpus is active: the aliases of the corpus have numbers, and the highest one counts.
+"""Which collection of a corpus counts: the aliases of the corpus have numbers, and the highest one decides.
 
-    PREFIX_active_CORPUS_7 ──► the collection of the active generation
-    PREFIX_active_CORPUS_6 ──► the records: this number is spent, and nobody can take it again
+    PREFIX_active_CORPUS_7 ────► the collection of the active generation
+    PREFIX_active_CORPUS_6 ────► the records: this number is spent, and nobody can take it again
+    PREFIX_explained_CORPUS_3 ─► the table of the corpus's explanations
 
 Milvus changes rows and aliases without a condition, but makes an alias only where there is none. So a switch is the
 making of the next number: of two processes that saw the same one, one makes it, and the other looks again. An alias
@@ -14,6 +15,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Literal
 
 from services.index.milvus.link import MilvusLink, MilvusNotFound
 
@@ -23,18 +25,19 @@ LOOKS = 5  # at aliases that others remove meanwhile
 
 @dataclass(frozen=True)
 class Switch:
-    """The last switch of a corpus: its number, and the collection that is active since."""
+    """The last switch of a corpus: its number, and the collection that counts since."""
 
     number: int
     collection: str
 
 
 class Switches:
-    """The aliases of all corpora under a prefix. `spent` is the collection that spent numbers point to."""
+    """The aliases of one kind of all corpora. `spent` is the collection that spent numbers point to."""
 
-    def __init__(self, link: MilvusLink, prefix: str, spent: str) -> None:
-        self._link, self._prefix, self._spent = link, prefix, spent
-        self._pattern = re.compile(rf"{re.escape(prefix)}_active_((?:[0-9a-f]{{2}})+)(?:_(\d+))?")
+    def __init__(self, link: MilvusLink, prefix: str, spent: str, kind: Literal["active", "explained"]) -> None:
+        self._link, self._spent = link, spent
+        self._start = f"{prefix}_{kind}_"
+        self._pattern = re.compile(rf"{re.escape(self._start)}((?:[0-9a-f]{{2}})+)(?:_(\d+))?")
 
     def last(self) -> Mapping[str, Switch]:
         """Finds the last switch of each corpus."""
@@ -91,4 +94,4 @@ class Switches:
 
     def _alias(self, corpus: str, number: int) -> str:
         name = corpus.encode().hex()  # Milvus allows no dots and dashes in names
-        return f"{self._prefix}_active_{name}" + (f"_{number}" if number else "")
+        return f"{self._start}{name}" + (f"_{number}" if number else "")

@@ -2,7 +2,8 @@
 
 A generation is a row of kind `generation`; one upsert of that row is its commit. Before, a row of kind `building` names
 its collection, and one of kind `dropping` once it is being deleted, so that the leavings of a killed process can be
-found. Aliases of Milvus, not rows, say which generation is active (switches.py). Every method blocks.
+found; a row of kind `explaining` does so for a table of explanations. Aliases of Milvus, not rows, say which generation
+is active and which explanations count (switches.py). Every method blocks.
 """
 
 from __future__ import annotations
@@ -10,23 +11,23 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
-
-from pymilvus import DataType, MilvusClient
+from typing import Any, Literal, TypeVar
 
 from aeenc import errors
 from services.index.building.journal import FinishedBuild
 from services.index.catalogue.requests import RequestKind, RequestNote
+from services.index.milvus.ledger.tables import Table
 from services.index.milvus.link import MilvusLink, MilvusNotFound, MilvusNotLoaded
-from services.index.milvus.schema import K_MOST, TEXT_BYTES
+from services.index.milvus.schema import TEXT_BYTES
 from services.store.artifacts import Artifact, FileEntry
 
 FORMAT_VERSION = 1
-Kind = Literal["building", "generation", "dropping"]
+Kind = Literal["building", "generation", "dropping", "explaining"]
+T = TypeVar("T")
 _KEY_BYTES = 255
 
 
@@ -64,33 +65,14 @@ class Records:
     """Reads and writes the rows; the collection's name starts with `prefix`."""
 
     def __init__(self, link: MilvusLink, prefix: str) -> None:
-        self._link = link
         self.prefix = prefix
         self.name = f"{prefix}_records"
+        self._table = Table(link, self.name, {"key": _KEY_BYTES, "kind": 16, "body": TEXT_BYTES})
         self._writing = threading.Lock()  # milvus-lite allows one writer per collection
-
-    def _open(self) -> None:
-        """Creates the collection if it does not exist, and loads it."""
-        if not self._link.call("has_collection", collection_name=self.name):
-            schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
-            schema.add_field("key", DataType.VARCHAR, is_primary=True, max_length=_KEY_BYTES)
-            schema.add_field("kind", DataType.VARCHAR, max_length=16)
-            schema.add_field("body", DataType.VARCHAR, max_length=TEXT_BYTES)
-            schema.add_field("unused", DataType.FLOAT_VECTOR, dim=2)  # Milvus wants a vector in each collection
-            index = MilvusClient.prepare_index_params()
-            index.add_index("unused", index_type="FLAT", metric_type="IP")
-            self._link.call(
-                "create_collection",
-                collection_name=self.name,
-                schema=schema,
-                index_params=index,
-                consistency_level="Strong",
-            )
-        self._link.call("load_collection", collection_name=self.name)
 
     def all(self) -> RecordSnapshot:
         """Reads the rows of all collections. Raises DataLoss for one that cannot be read."""
-        rows = self._query('kind in ["building", "generation", "dropping"]')
+        rows = self._query('kind in ["building", "generation", "dropping", "explaining"]')
         generations = [_stored(row["key"], _body(row)) for row in rows if row["kind"] == "generation"]
         unfinished = [
             UnfinishedCollection(row["key"], int(_body(row)["beat"])) for row in rows if row["kind"] != "generation"
@@ -125,7 +107,7 @@ class Records:
     def remove(self, collection: str) -> None:
         """Removes the row of a collection."""
         with self._writing:
-            self._call("delete", ids=[collection])
+            self._opened(lambda: self._table.delete([collection]))
 
     def finished(self, corpus: str, request_id: str) -> FinishedBuild | None:
         """Finds what a request built; None when it has not finished."""
@@ -164,25 +146,21 @@ class Records:
 
     def _put(self, key: str, kind: str, body: Mapping[str, Any]) -> None:
         text = json.dumps({"format_version": FORMAT_VERSION, **body}, sort_keys=True)
-        row = {"key": key, "kind": kind, "body": text, "unused": [1.0, 0.0]}
         with self._writing:
-            self._call("upsert", data=[row])
+            self._opened(lambda: self._table.put([{"key": key, "kind": kind, "body": text}]))
 
     def _by_key(self, key: str) -> list[Mapping[str, Any]]:
         return self._query(f'key in ["{key}"]')
 
     def _query(self, expression: str) -> list[Mapping[str, Any]]:
-        fields = ["key", "kind", "body"]
-        return list(
-            self._call("query", filter=expression, output_fields=fields, limit=K_MOST, consistency_level="Strong")
-        )
+        return self._opened(lambda: self._table.find(expression))
 
-    def _call(self, method: str, /, **arguments: Any) -> Any:
+    def _opened(self, work: Callable[[], T]) -> T:
         try:
-            return self._link.call(method, collection_name=self.name, **arguments)
+            return work()
         except (MilvusNotFound, MilvusNotLoaded):  # the very first call, or Milvus was emptied or restarted
-            self._open()
-            return self._link.call(method, collection_name=self.name, **arguments)
+            self._table.open()
+            return work()
 
 
 def artifact_of(
