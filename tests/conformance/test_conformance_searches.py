@@ -10,6 +10,8 @@ from aeenc.v1 import index_pb2
 from services.corpus.inner_products import exact_scores
 from services.index.lexical.bm25 import LexicalIndex, best
 from services.index.ranking.fusion import fuse
+from services.index.ranking.prior import Hypotheses, bonus_of, with_bonus
+from services.index.values import Explanation, SearchHits
 from support.subject import TOLERANCE
 from support.worlds.index_world import FACTS, facts, premise, raises
 
@@ -151,28 +153,65 @@ async def test_texts_are_answered_with_premises_and_never_with_themselves(subjec
     assert all(by_id[hit.id] == hit.text for hits in dropped for hit in hits)
 
 
-async def test_words_alone_and_beside_vectors_rank_as_their_formulas_say(subject):
+MODES = ["dense", "lexical", "iterative_lexical", "hybrid"]
+
+
+async def ranked(subject, matrix: np.ndarray, mode: str, text: str) -> SearchHits:
+    """All facts that a mode ranks for a text, as its formula says."""
+    lexical = LexicalIndex.of(FACTS)
+    if mode == "iterative_lexical":
+        return lexical.iterate(lexical.terms(text), len(FACTS), None)
+    words = lexical.scores(lexical.terms(text))
+    if mode == "lexical":
+        return best(words, len(FACTS), None)
+    [query] = await subject.encode([text], role="query")
+    cosines = exact_scores(matrix, query.astype(np.float64))
+    return SearchHits.best(np.arange(len(FACTS)), cosines if mode == "dense" else fuse(cosines, words, 0.2), len(FACTS))
+
+
+async def answered(subject, call):
+    """What the server answers; skips the test where it says that it has no such mode or stage."""
+    try:
+        return await call
+    except errors.Unimplemented as error:
+        assert not subject.encoder, "both back ends have all modes"
+        pytest.skip(error.message)
+
+
+def is_list(subject, hits, expected: SearchHits, mode: str) -> None:
+    """Asserts that a list is the expected one, to the precision with which vectors are known."""
+    is_known = subject.is_hashed or mode.endswith("lexical")
+    assert len(hits) == len(expected.ordinals) > 0
+    np.testing.assert_allclose([hit.score for hit in hits], expected.scores, atol=1e-6 if is_known else TOLERANCE)
+    if is_known:
+        assert [hit.id for hit in hits] == [f"f{n}" for n in expected.ordinals]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_each_mode_ranks_as_its_formula_says(subject, mode):
     corpus, _, matrix = await science(subject)
     texts = ["ice cools a magnet", "iron and water"]
-    queries = await subject.encode(texts, role="query")
-    lexical = LexicalIndex.of(FACTS)
-    for mode in ("lexical", "hybrid"):
-        try:
-            answer = await subject.index.retrieve(corpus, texts, k=5, mode=mode)
-        except errors.Unimplemented:
-            assert not subject.encoder, "both back ends have this mode"
-            pytest.skip(f"the server has no mode {mode}")
-        for text, query, hits in zip(texts, queries, answer, strict=True):
-            words = lexical.scores(lexical.terms(text))
-            scores = words if mode == "lexical" else fuse(exact_scores(matrix, query.astype(np.float64)), words, 0.2)
-            expected = best(scores, 5, None)
-            assert len(hits) == len(expected.ordinals) > 0
-            is_known = subject.is_hashed or mode == "lexical"
-            np.testing.assert_allclose(
-                [hit.score for hit in hits], expected.scores, atol=1e-6 if is_known else TOLERANCE
-            )
-            if is_known:
-                assert [hit.id for hit in hits] == [f"f{n}" for n in expected.ordinals]
+    answer = await answered(subject, subject.index.retrieve(corpus, texts, k=5, mode=mode))
+    for text, hits in zip(texts, answer, strict=True):
+        is_list(subject, hits, (await ranked(subject, matrix, mode, text)).first(5), mode)
+
+
+async def test_the_prior_adds_what_explained_similar_hypotheses_to_each_mode(subject):
+    corpus, _, matrix = await science(subject)
+    explained = [("magnets attract iron nails", ("f0", "f1", "gone")), ("the iron pole melts", ("f1", "f6"))]
+    assert await answered(subject, subject.index.put_explanations(corpus, explained)) == 2
+    prior = Hypotheses.of([Explanation(*one) for one in explained])
+    for mode in MODES:
+        text, share = "a magnet and a pole of iron", 0.4
+        call = subject.index.retrieve(corpus, [text], k=5, mode=mode, prior=share)
+        if mode == "iterative_lexical":
+            await raises(errors.InvalidArgument, call, "rounds")
+            continue
+        [hits] = await answered(subject, call)
+        pool = await ranked(subject, matrix, mode, text)
+        near = [({int(one[1:]) for one in explained[n][1] if one != "gone"}, each) for n, each in prior.nearest(text)]
+        is_list(subject, hits, with_bonus(pool, bonus_of(near, pool.ordinals), share, 5), mode)
+    assert await subject.index.put_explanations(corpus, [("frogs hunt", ("f8",))], replace=True) == 1
 
 
 async def test_wrong_questions_get_a_status_and_a_message_that_helps_and_the_service_goes_on(subject):
@@ -214,6 +253,7 @@ async def test_wrong_questions_get_a_status_and_a_message_that_helps_and_the_ser
     [
         {"mode": index_pb2.RETRIEVE_MODE_LEXICAL},
         {"mode": index_pb2.RETRIEVE_MODE_HYBRID},
+        {"mode": index_pb2.RETRIEVE_MODE_ITERATIVE_LEXICAL},
         {"rerank": 5},
         {"prior": 0.1},
         {"negative_feedback": 0.1},

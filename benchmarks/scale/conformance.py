@@ -1,0 +1,111 @@
+"""The same corpus on files and in a Milvus, asked the same in every mode: equal ids, and the largest gap of scores.
+
+Texts, splits, explanations and accepted premises are EntailmentBank's; vectors are made up from the words of each text.
+Both answer over gRPC, the one on Milvus from a milvus-lite of its own. Needs milvus-lite.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aeenc import Channel, IndexClient
+from aeenc.trees import Dataset
+from aeenc.v1 import types_pb2
+from benchmarks.harness.rows import Rows
+from services.index.__main__ import build
+from services.index.settings import IndexSettings
+from support.servers.milvus_server import MilvusServer
+from support.waiting import until
+from support.worlds.index_world import RunningEncoder
+
+CORPUS, K, AT_ONCE = "conformance", 20, 4
+MODES = ("dense", "lexical", "iterative_lexical", "hybrid")
+PRIOR, FEEDBACK, SPLITS = 0.2, 0.3, ("train",)
+CALL_S = 1800.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options of a call, by name; `has_accepted` adds each text's first gold premise."""
+
+    options: Mapping[str, Any]
+    has_accepted: bool
+
+    @property
+    def name(self) -> str:
+        """The options in words."""
+        return ", ".join([*(f"{key} {value}" for key, value in self.options.items()), "accepted" * self.has_accepted])
+
+
+def combinations() -> Iterator[Asked]:
+    """Every combination that the contract allows."""
+    for mode, prior, feedback, accepted, splits in itertools.product(MODES, *[(False, True)] * 4):
+        if (prior and mode == "iterative_lexical") or (feedback and mode.endswith("lexical")):
+            continue
+        chosen = {"prior": PRIOR * prior, "negative_feedback": FEEDBACK * feedback, "splits": SPLITS * splits}
+        yield Asked({"mode": mode, **{key: value for key, value in chosen.items() if value}}, accepted)
+
+
+async def conformance(rows: Rows, home: Path, dataset: Dataset, queries: int) -> None:
+    """Builds both, explains both, asks both."""
+    encoder, milvus = RunningEncoder(), MilvusServer(home / "milvus")
+    lite = {"backend": "milvus", "milvus_uri": milvus.uri, "milvus_timeout_s": CALL_S}
+    async with AsyncExitStack() as stack:
+        await encoder.server.start()
+        stack.push_async_callback(encoder.stop)
+        milvus.start()
+        stack.callback(milvus.stop)
+        clients = []
+        for settings in ({"artifacts_dir": home / "artifacts"}, lite):
+            running = build(IndexSettings(port=0, encoder_target=encoder.target, **settings))
+            await stack.enter_async_context(running)
+            await until(lambda server=running: server.readiness.answers, timeout_s=60)  # type: ignore[misc]
+            channel = Channel(f"127.0.0.1:{running.port}", timeout_s=CALL_S)
+            clients.append(IndexClient(channel))
+            stack.push_async_callback(channel.close)
+        for client in clients:
+            await _fill(client, dataset)
+        await _compare(rows, clients, dataset, queries)
+
+
+async def _fill(client: IndexClient, dataset: Dataset) -> None:
+    candidates = dataset.candidates()
+    await client.build(
+        CORPUS,
+        [types_pb2.Premise(id=one.id, text=one.text, aliases=one.aliases, splits=one.splits) for one in candidates],
+    )
+    ids = {one.text: one.id for one in candidates}
+    gold = [(query.text, [ids[one] for one in query.gold]) for query in dataset.queries("train")]
+    await client.put_explanations(CORPUS, gold, replace=True)
+
+
+async def _compare(rows: Rows, clients: Sequence[IndexClient], dataset: Dataset, count: int) -> None:
+    """Asks both for every combination: lists with other ids, and the largest difference of scores."""
+    known = dataset.queries("dev")
+    chosen = known[:: max(1, len(known) // count)][:count]
+    ids = {one.text: one.id for one in dataset.candidates()}
+    differing, largest, lists = 0, 0.0, 0
+    for asked in combinations():
+        started = time.monotonic()
+        for start in range(0, len(chosen), AT_ONCE):
+            part = chosen[start : start + AT_ONCE]
+            more = {"accepted": [[ids[one.gold[0]]] for one in part]} if asked.has_accepted else {}
+            texts = [one.text for one in part]
+            answers = [await one.retrieve(CORPUS, texts, k=K, **asked.options, **more) for one in clients]
+            for mine, theirs in zip(*answers, strict=True):
+                lists += 1
+                if [hit.id for hit in mine] != [hit.id for hit in theirs]:
+                    differing += 1
+                    continue
+                largest = max([largest, *(abs(a.score - b.score) for a, b in zip(mine, theirs, strict=True))])
+        print(f"      {asked.name}: {time.monotonic() - started:.0f} s", file=sys.stderr)
+    name = f"{len(ids):,} premises, {len(list(combinations()))} combinations, {lists:,} lists of {K} on milvus-lite"
+    rows.at_most(f"{name}: other ids than on files", differing, "", 0, lists)
+    rows.at_most(f"{name}: largest difference of scores", largest, "", 1e-6)
