@@ -22,7 +22,7 @@ from services.index.lexical.bm25 import weighted_words
 from services.index.milvus.generation import MilvusGeneration
 from services.index.milvus.ledger.records import Records
 from services.index.milvus.link import MilvusAddress, MilvusLink
-from services.index.milvus.searching import search_collection, search_words
+from services.index.milvus.searching import AskedText, search_collection, search_in_rounds, search_words
 from services.index.milvus.writer import GenerationWriter
 from services.index.values import Scope
 from support.servers.milvus_server import MilvusServer
@@ -38,18 +38,19 @@ def main() -> None:
     """Builds each size and searches it."""
     rows = Rows("milvus")
     with tempfile.TemporaryDirectory() as directory:
-        server = MilvusServer(Path(directory) / "data")
+        data = Path(directory) / "data"
+        server = MilvusServer(data)
         server.start()
         try:
             for size in SIZES:
-                measure(rows, server.uri, size)
+                measure(rows, server.uri, data, size)
         finally:
             server.stop()
     rows.finish()
 
 
-def measure(rows: Rows, uri: str, size: int) -> None:
-    """One corpus of `size` premises."""
+def measure(rows: Rows, uri: str, data: Path, size: int) -> None:
+    """One corpus of `size` premises, in a milvus-lite that keeps its files in `data`."""
     link = MilvusLink(MilvusAddress(uri), timeout_s=60.0)
     writer = GenerationWriter(link, Records(link, f"bench{size}"), "bench", "flat")
     vectors, queries = clustered(size, seed=3), clustered(64, seed=4)
@@ -60,10 +61,13 @@ def measure(rows: Rows, uri: str, size: int) -> None:
         writer.append(drafts[start : start + 1024], vectors[start : start + 1024])
     rows.note(f"{size:,}: writing", size / (time.perf_counter() - started), "1/s")
     rows.note(f"{size:,}: writing, of one core of the index", size / (time.process_time() - own), "1/s")
+    before = sum(file.stat().st_size for file in data.rglob("*") if file.is_file())
     started, own = time.perf_counter(), time.process_time()
     stored = writer.commit(drafts, "s", "q", 600.0)
     rows.note(f"{size:,}: the commit, with the words", time.perf_counter() - started, "s")
     rows.note(f"{size:,}: the commit, processor time of the index", time.process_time() - own, "s")
+    grown = sum(file.stat().st_size for file in data.rglob("*") if file.is_file()) - before
+    rows.note(f"{size:,}: what the commit adds on milvus-lite's disk", grown / size, "B")
     served = MilvusGeneration.of(stored, link)
     excluded = tuple(f"p{n}" for n in range(100))
     for name, scope, batch in (
@@ -84,6 +88,14 @@ def measure(rows: Rows, uri: str, size: int) -> None:
     ):
         asked_words = [words[turn : turn + batch] for turn in range(ROUNDS)] if batch == 1 else [words] * ROUNDS
         calls = [partial(search_words, served, scope, each, k, None) for each in asked_words]
+        note(rows, f"{size:,}: {name}", calls, batch)
+    texts_asked = [AskedText(each) for each in words]
+    singly = [texts_asked[turn : turn + 1] for turn in range(ROUNDS)]
+    for name, asked_texts, batch in (
+        ("one query in rounds", singly, 1),
+        ("64 queries in rounds", [texts_asked] * ROUNDS, 64),
+    ):
+        calls = [partial(search_in_rounds, served, Scope("bench", K), each, K, None) for each in asked_texts]
         note(rows, f"{size:,}: {name}", calls, batch)
 
 

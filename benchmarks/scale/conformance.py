@@ -41,16 +41,21 @@ class Asked:
     @property
     def name(self) -> str:
         """The options in words."""
-        return ", ".join([*(f"{key} {value}" for key, value in self.options.items()), "accepted" * self.has_accepted])
+        chosen = [f"{key} {value}" for key, value in self.options.items()]
+        return ", ".join([*chosen, "accepted"] if self.has_accepted else chosen)
 
 
 def combinations() -> Iterator[Asked]:
     """Every combination that the contract allows."""
-    for mode, prior, feedback, accepted, splits in itertools.product(MODES, *[(False, True)] * 4):
-        if (prior and mode == "iterative_lexical") or (feedback and mode.endswith("lexical")):
-            continue
-        chosen = {"prior": PRIOR * prior, "negative_feedback": FEEDBACK * feedback, "splits": SPLITS * splits}
-        yield Asked({"mode": mode, **{key: value for key, value in chosen.items() if value}}, accepted)
+    for mode in MODES:
+        for prior, feedback, in_split, has_accepted in itertools.product((False, True), repeat=4):
+            if (prior and mode == "iterative_lexical") or (feedback and mode.endswith("lexical")):
+                continue
+            options: dict[str, Any] = {"mode": mode}
+            options |= {"prior": PRIOR} if prior else {}
+            options |= {"negative_feedback": FEEDBACK} if feedback else {}
+            options |= {"splits": SPLITS} if in_split else {}
+            yield Asked(options, has_accepted)
 
 
 async def conformance(rows: Rows, home: Path, dataset: Dataset, queries: int) -> None:
