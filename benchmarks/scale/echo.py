@@ -4,8 +4,8 @@
 
 It registers the contract's servicer by the generated code, so that it parses each request and serialises each answer,
 as any server does. `bare` is grpc.aio's own server with no interceptor; `kit` is the one that our services share, with
-admission, metrics, logs and traces. Both run on uvloop and tune the interpreter as a service does. ANSWER is a file with
-the answer in bytes.
+admission, metrics, logs and traces. Both run on uvloop and tune the interpreter as a service does. ANSWER is a file
+with the answer in bytes.
 """
 
 from __future__ import annotations
