@@ -36,13 +36,16 @@ def embed(texts: list[str]) -> np.ndarray:
 
 
 class Callers:
-    """Processes that call one target."""
+    """Processes that call one target, each with so many callers on so many connections."""
 
-    def __init__(self, target: str, requests: Path) -> None:
-        command = [sys.executable, "-m", "benchmarks.fleet.search_caller", target, str(requests)]
+    def __init__(
+        self, target: str, requests: Path, *, processes: int = CALLING, callers: int = 32, connections: int = 16
+    ) -> None:
+        numbers = [str(callers), str(connections)]
+        command = [sys.executable, "-m", "benchmarks.fleet.search_caller", target, str(requests), *numbers]
         pipe = subprocess.PIPE
         self._processes = [
-            subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT) for _ in range(CALLING)
+            subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT) for _ in range(processes)
         ]
 
     async def rate(self, seconds: float) -> float:

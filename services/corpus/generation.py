@@ -7,7 +7,7 @@ says, float16). Everything else that a search engine needs belongs to the index.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -58,6 +58,10 @@ class Generation:
     def id(self) -> str:
         """The generation's id."""
         return self.artifact.id
+
+    def ids_of(self, ordinals: Iterable[int]) -> list[str]:
+        """Returns the ids of premises by their ordinals."""
+        return self.premises.ids_of(ordinals)
 
     @property
     def ordinal_by_id(self) -> Mapping[str, int]:

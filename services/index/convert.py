@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from google.protobuf import timestamp_pb2
+from google.protobuf.message import Message
 
 from aeenc import errors, vectors
 from aeenc.calls.encoding import precision_name
@@ -33,7 +34,6 @@ from services.kit.convert import decode_enum, request_id, to_duration
 from services.kit.limits import Limits, check_texts
 from services.store.artifacts import Artifact
 
-T = TypeVar("T")
 _MODES: dict[int, Mode] = {
     index_pb2.RETRIEVE_MODE_DENSE: "DENSE",
     index_pb2.RETRIEVE_MODE_LEXICAL: "LEXICAL",
@@ -54,7 +54,7 @@ def to_scope(request: index_pb2.SearchRequest | index_pb2.RetrieveRequest) -> Sc
         corpus=request.corpus,
         k=request.k,
         exclude_ids=tuple(request.exclude_ids),
-        splits=tuple(request.filter.any_split),
+        splits=tuple(request.filter.any_split) if request.HasField("filter") else (),
         generation=request.generation,
     )
 
@@ -97,18 +97,18 @@ def to_text_query(request: index_pb2.RetrieveRequest, context: Any) -> TextQuery
     )
 
 
-def to_search_response(answer: RetrievalResult) -> index_pb2.SearchResponse:
-    """Converts the answer to Search."""
-    premises = answer.served.generation.premises
+def to_search_response(answer: RetrievalResult, timed: bool) -> index_pb2.SearchResponse:
+    """Converts the answer to Search, with its timings where they were asked for."""
+    generation = answer.served.generation
     return index_pb2.SearchResponse(
         results=[
-            index_pb2.Hits(premise_ids=[premises[n].id for n in one.ordinals.tolist()], scores=one.scores.tolist())
+            index_pb2.Hits(premise_ids=generation.ids_of(one.ordinals.tolist()), scores=one.scores.tolist())
             for one in answer.hits
         ],
-        generation=answer.served.id,
-        space_id=answer.served.generation.space_id,
+        generation=generation.id,
+        space_id=generation.space_id,
         exact=answer.exact,
-        timings=_timings(answer),
+        timings=_timings(answer) if timed else None,
         unknown_splits=answer.unknown_splits,
     )
 
@@ -135,19 +135,21 @@ def to_retrieve_response(answer: RetrievalResult) -> index_pb2.RetrieveResponse:
     )
 
 
-async def answer_within(limits: Limits, items: int, make: Callable[..., T], *arguments: Any) -> T:
-    """Makes an answer, a large one off the event loop. Raises TooLarge for one over the size of a unary call."""
+async def answer_within(limits: Limits, items: int, make: Callable[..., Message], *arguments: Any) -> bytes:
+    """Makes and serialises an answer, a large one off the event loop, once: its size is known only then.
 
-    def checked() -> T:
-        answer = make(*arguments)
-        if answer.ByteSize() > limits.message_bytes:  # type: ignore[attr-defined]
-            raise errors.TooLarge(
-                f"the answer has {answer.ByteSize():,} bytes, "  # type: ignore[attr-defined]
-                f"the limit is {limits.message_bytes:,}; ask for fewer at once or for a smaller k"
-            )
-        return answer
-
-    return checked() if items <= HITS_ON_LOOP else await asyncio.to_thread(checked)
+    Raises TooLarge for one over the size of a unary call.
+    """
+    if items > HITS_ON_LOOP:
+        answer = await asyncio.to_thread(lambda: make(*arguments).SerializeToString())
+    else:
+        answer = make(*arguments).SerializeToString()
+    if len(answer) > limits.message_bytes:
+        raise errors.TooLarge(
+            f"the answer has {len(answer):,} bytes, the limit is {limits.message_bytes:,}; "
+            "ask for fewer at once or for a smaller k"
+        )
+    return answer
 
 
 def to_premise(record: PremiseRecord) -> types_pb2.Premise:

@@ -1,4 +1,4 @@
-"""The index's calls: convert, delegate, convert back."""
+"""The index's calls: convert, delegate, convert back. Answers that may be large leave as bytes, serialised once."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class IndexServicer(index_pb2_grpc.IndexServiceServicer):
         self._listing = Listing(catalogue, limits)
         self._limits = limits
 
-    async def Search(self, request: index_pb2.SearchRequest, context: Any) -> index_pb2.SearchResponse:
+    async def Search(self, request: index_pb2.SearchRequest, context: Any) -> bytes:
         query = convert.to_vector_query(request)
         answer = await self._retrieval.search(query, deadline_s=deadline_s(context))
         items = len(query.vectors) * query.scope.k
-        return await convert.answer_within(self._limits, items, convert.to_search_response, answer)
+        return await convert.answer_within(self._limits, items, convert.to_search_response, answer, request.timings)
 
-    async def Retrieve(self, request: index_pb2.RetrieveRequest, context: Any) -> index_pb2.RetrieveResponse:
+    async def Retrieve(self, request: index_pb2.RetrieveRequest, context: Any) -> bytes:
         query = convert.to_text_query(request, context)
         answer = await self._retrieval.retrieve(query, deadline_s=deadline_s(context))
         return await convert.answer_within(
             self._limits, len(query.texts) * query.scope.k, convert.to_retrieve_response, answer
         )
 
-    async def GetPremises(self, request: index_pb2.GetPremisesRequest, _context: Any) -> index_pb2.GetPremisesResponse:
+    async def GetPremises(self, request: index_pb2.GetPremisesRequest, _context: Any) -> bytes:
         check_count(len(request.ids), self._limits, "ids")
         served = await self._catalogue.resolve(request.corpus, request.generation)
         found = await served.find(request.ids)

@@ -46,6 +46,8 @@ class SearchHits:
 
     def first(self, k: int) -> SearchHits:
         """Keeps the first k hits."""
+        if len(self.ordinals) <= k:
+            return self
         return SearchHits(self.ordinals[:k], self.scores[:k], self.exact)
 
     def where(self, mask: NDArray[np.bool_], k: int) -> SearchHits:
@@ -322,6 +324,7 @@ class GenerationFacts(Protocol):
     def dim(self) -> int: ...
     @property
     def premises(self) -> PremiseLookup: ...
+    def ids_of(self, ordinals: Iterable[int], /) -> list[str]: ...
 
 
 class GenerationView(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+import random
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from datetime import datetime
@@ -21,6 +21,7 @@ T = TypeVar("T")
 REQUEST_ID_KEY = "x-request-id"
 REQUEST_ID_CHARS_MAX = 64
 _NAMING = {"corpus", "generation", "label", "version", "annotator"}
+_random = random.Random()  # noqa: S311 -- names, no secrets; asking the system for each costs as much as a whole call
 _request_id: ContextVar[str] = ContextVar("request_id", default="")  # of the call; each call is a task of its own
 
 
@@ -33,7 +34,7 @@ def deadline_s(context: Any) -> float | None:
 def begin_request(metadata: Mapping[str, Any]) -> str:
     """Chooses the call's one id, for log, servicer and answer: the caller's `x-request-id`, or a fresh one."""
     sent = str(metadata.get(REQUEST_ID_KEY) or "")[:REQUEST_ID_CHARS_MAX]
-    chosen = sent if sent.isascii() and sent.isprintable() and sent.strip() else uuid.uuid4().hex
+    chosen = sent if sent.isascii() and sent.isprintable() and sent.strip() else f"{_random.getrandbits(128):032x}"
     _request_id.set(chosen)
     return chosen
 

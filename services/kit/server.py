@@ -25,7 +25,7 @@ from typing import Any, get_args
 import grpc
 import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 import aeenc
@@ -33,7 +33,8 @@ from aeenc import errors
 from aeenc.v1 import types_pb2
 from services.kit import logs, tracing
 from services.kit.calls import grpcio_workarounds
-from services.kit.calls.interceptors import CallInterceptor, RpcMetrics
+from services.kit.calls.interceptors import CallHandlers
+from services.kit.calls.metrics import RpcMetrics
 from services.kit.concurrency import cancel_all
 from services.kit.convert import to_timestamp
 from services.kit.credentials.gate import Gate
@@ -149,7 +150,7 @@ class GrpcServer:
         state = Gauge("aeenc_state", "1 for the state that GetInfo reports", ["state"], registry=self.metrics)
         for name in get_args(State):
             state.labels(name).set_function(partial(self.readiness.is_in, name))
-        self._interceptor = CallInterceptor(self.gate, self.readiness, RpcMetrics(self.metrics))
+        self._calls = RpcMetrics(self.metrics)
         self._server: Any = None
         self._accepting: set[asyncio.Task[Any]] = set()
         self._endpoint: MetricsEndpoint | None = None
@@ -198,12 +199,15 @@ class GrpcServer:
             ("grpc.http2.ping_timeout_ms", ping_ms),  # the default is a minute
             *self._ageing(),
         ]
-        self._server = grpc.aio.server(interceptors=[self._interceptor], options=options)
+        handlers = CallHandlers(self.gate, self.readiness, self._calls)
         for register, servicer in self._servicers:
-            register(servicer, self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+            register(servicer, handlers)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, handlers)
         names = [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME]
-        reflection.enable_server_reflection(names, self._server)
+        reflected = reflection.aio.ReflectionServicer(names)
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflected, handlers)
+        self._server = grpc.aio.server(options=options)
+        self._server.add_generic_rpc_handlers((handlers,))
         self.port = self._bind()
         self._accepting = await grpcio_workarounds.start(self._server)
 

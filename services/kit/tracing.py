@@ -25,6 +25,7 @@ __all__ = ["Context", "Span"]
 TRACEPARENT = "traceparent"
 _W3C = TraceContextTextMapPropagator()
 _tracer = trace.get_tracer("aeenc")  # finds the provider once there is one
+_receivers: list[str] = []
 # Failures that are the service's, not the caller's.
 _FAULTS = {"INTERNAL", "UNAVAILABLE", "DATA_LOSS", "DEADLINE_EXCEEDED", "UNKNOWN"}
 
@@ -55,11 +56,14 @@ def configure(endpoint: str, share: float, *, service: str, instance: str, versi
     )
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
     trace.set_tracer_provider(provider)
+    _receivers.append(endpoint)
     return provider.shutdown
 
 
 def begin_call(method: str, metadata: Mapping[str, Any]) -> Span:
     """Begins the span of a call, within the caller's trace if it sent one. The task that answers is inside it."""
+    if not _receivers and TRACEPARENT not in metadata:
+        return trace.INVALID_SPAN  # nobody records, and there is no trace to go on with
     parent = _W3C.extract(metadata) if TRACEPARENT in metadata else None
     span = _tracer.start_span(method[1:], parent, SpanKind.SERVER)
     if span.get_span_context().is_valid:

@@ -45,6 +45,24 @@ def test_premises_are_a_sequence_in_the_order_of_insertion(premises: Premises) -
             premises[outside]
 
 
+def test_ids_are_read_without_the_rest_of_their_lines(
+    artifact_store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["p1", "", "é 1", 'with "quotes"', "back\\slash", "new\nline", '", "text": "', "p7"]
+    premises = Premises.open(
+        write(artifact_store, [PremiseRecord(name, f"text of {n}") for n, name in enumerate(names)])
+    )
+    assert premises.ids_of(range(len(names))) == names
+    assert premises.ids_of([7, 0, 7]) == ["p7", "p1", "p7"]
+
+    def refuse(_line: bytes) -> PremiseRecord:
+        raise AssertionError("a whole line was decoded")
+
+    again = Premises.open(write(artifact_store))
+    monkeypatch.setattr(PremiseRecord, "of_line", refuse)
+    assert again.ids_of(range(5)) == [record.id for record in RECORDS]
+
+
 def test_ids_aliases_and_texts_find_their_premise_and_nothing_else(premises: Premises) -> None:
     assert dict(premises.ordinal_by_id) == {"p1": 0, "p2": 1, "p7": 1, "p8": 1, "p3": 2, "p4": 3, "p5": 4}
     assert dict(premises.ordinal_by_text) == {record.text: n for n, record in enumerate(RECORDS)}

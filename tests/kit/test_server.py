@@ -17,10 +17,12 @@ import pytest
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from prometheus_client import CollectorRegistry
 from pydantic_settings import SettingsConfigDict
 
 from aeenc import Channel, EncoderClient, errors, vectors
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
+from services.kit.calls.metrics import RpcMetrics
 from services.kit.convert import request_id
 from services.kit.server import GrpcServer
 from services.kit.settings import ServiceSettings
@@ -407,3 +409,19 @@ def test_a_wrong_setting_stops_the_start_with_its_name(
         Settings.from_command_line([])
     assert caught.value.code == 2
     assert "AEENC_TEST_PORT" in capsys.readouterr().err
+
+
+def test_calls_are_counted_by_method_code_and_caller_and_timed_by_method() -> None:
+    registry = CollectorRegistry()
+    metrics = RpcMetrics(registry)
+    for code, elapsed_s, caller in [("OK", 0.001, ""), ("OK", 0.0011, "ann"), ("INTERNAL", 100.0, "ann")]:
+        metrics.observe("/a.B/C", code, elapsed_s, caller)
+    of = registry.get_sample_value
+    bounds = {le: of("aeenc_rpc_seconds_bucket", {"method": "/a.B/C", "le": le}) for le in ("0.001", "0.0025", "60.0")}
+    assert bounds == {"0.001": 1, "0.0025": 2, "60.0": 2}
+    assert of("aeenc_rpc_seconds_bucket", {"method": "/a.B/C", "le": "+Inf"}) == 3
+    assert of("aeenc_rpc_seconds_count", {"method": "/a.B/C"}) == 3
+    assert of("aeenc_rpc_seconds_sum", {"method": "/a.B/C"}) == pytest.approx(100.0021)
+    assert of("aeenc_rpc_total", {"method": "/a.B/C", "code": "OK"}) == 2
+    assert of("aeenc_caller_calls_total", {"caller": "ann", "code": "OK"}) == 1
+    assert of("aeenc_caller_calls_total", {"caller": "ann", "code": "INTERNAL"}) == 1

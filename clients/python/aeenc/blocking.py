@@ -249,11 +249,13 @@ class BlockingIndexClient(Renamed):
         exact: bool = False,
         nprobe: int = 0,
         ef_search: int = 0,
+        timings: bool = False,
         timeout_s: float | None = None,
     ) -> SearchResult:
         """Finds the k nearest premises of each row of `queries` (n, dim), which belong to `space_id`.
 
         `exact` searches exactly with any engine; `nprobe` and `ef_search` tune approximate ones (0: as built).
+        `timings` asks how long each part took.
         """
         return run(
             self._awaiting.search(
@@ -267,6 +269,7 @@ class BlockingIndexClient(Renamed):
                 exact=exact,
                 nprobe=nprobe,
                 ef_search=ef_search,
+                timings=timings,
                 timeout_s=timeout_s,
             )
         )

@@ -65,11 +65,13 @@ class IndexClient(Renamed):
         exact: bool = False,
         nprobe: int = 0,
         ef_search: int = 0,
+        timings: bool = False,
         timeout_s: float | None = None,
     ) -> SearchResult:
         """Finds the k nearest premises of each row of `queries` (n, dim), which belong to `space_id`.
 
         `exact` searches exactly with any engine; `nprobe` and `ef_search` tune approximate ones (0: as built).
+        `timings` asks how long each part took.
         """
         request = index_pb2.SearchRequest(
             corpus=corpus,
@@ -80,6 +82,7 @@ class IndexClient(Renamed):
             filter=_filter(splits),
             generation=generation,
             params=index_pb2.SearchParams(exact=exact, nprobe=nprobe, ef_search=ef_search),
+            timings=timings,
         )
         response = await self.channel.unary(self._stub.Search, request, timeout_s=timeout_s, hedge=True)
         return SearchResult(
@@ -88,6 +91,7 @@ class IndexClient(Renamed):
             generation=response.generation,
             space_id=response.space_id,
             exact=response.exact,
+            timings=values.Timings.from_message(response.timings) if timings else None,
         )
 
     async def retrieve(

@@ -38,11 +38,10 @@ def from_proto(message: types_pb2.Embeddings) -> NDArray[np.float32]:
         raise InvalidArgument.field(
             "vectors.dtype", f"{message.dtype} is unknown; use D_TYPE_FLOAT32 or D_TYPE_FLOAT16"
         )
-    expected = message.rows * message.dim * dtype.itemsize
-    if len(message.data) != expected:
+    data, rows, dim = message.data, message.rows, message.dim  # each reading of `data` makes a copy
+    expected = rows * dim * dtype.itemsize
+    if len(data) != expected:
         raise InvalidArgument.field(
-            "vectors.data",
-            f"{len(message.data)} bytes; {message.rows} rows x {message.dim} dim of {dtype} need {expected}",
+            "vectors.data", f"{len(data)} bytes; {rows} rows x {dim} dim of {dtype} need {expected}"
         )
-    matrix = np.frombuffer(message.data, dtype=dtype).reshape(message.rows, message.dim)
-    return np.asarray(matrix, dtype=np.float32)
+    return np.asarray(np.ndarray((rows, dim), dtype, data), dtype=np.float32)

@@ -6,7 +6,7 @@ It is immutable, so callers share it without a lock. The catalogue decides which
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,9 +55,9 @@ class ServedGeneration:
         excluded = (ordinals.get(premise_id) for premise_id in exclude_ids)
         return Selection(frozenset(splits), frozenset(ordinal for ordinal in excluded if ordinal is not None))
 
-    def unknown(self, splits: Iterable[str]) -> tuple[str, ...]:
+    def unknown(self, splits: Collection[str]) -> tuple[str, ...]:
         """Lists the splits that no premise has, sorted."""
-        return tuple(sorted(set(splits) - self.generation.premises.splits))
+        return tuple(sorted(set(splits) - self.generation.premises.splits)) if splits else ()
 
     def allowed(self, selection: Selection) -> NDArray[np.bool_] | None:
         """Turns a selection into a mask over ordinals (premises,); None allows all."""

@@ -1,13 +1,13 @@
 """Exact search over a matrix of premise vectors: the same to the bit whatever the batch, the threads or the back end.
 
-    queries ── proposer ──► candidates + ceiling ── float64 re-scoring ──► k best ── out of reach? ──► SearchHits
-                  ▲                                                                      │ no
-                  └────────────── more candidates; in the end, all rows ◄────────────────┘
+    queries ── proposer ──► candidates ± error ── float64 re-scoring ──► k best ── others out of reach? ──► SearchHits
+                  ▲                                                                       │ no
+                  └────────────── more candidates; in the end, all rows ◄─────────────────┘
 
-A proposer names candidates by numbers that are cheap and slightly wrong. Each candidate is scored again in float64 by a
-kernel that sees one row at a time, rounded to float32, and ordered by (score descending, ordinal ascending): ties go to
-the premise inserted first. Proposers are FAISS (here) and integers of eight bits (int8.py). This module has no locks
-and no threads; the batcher calls it from one thread.
+A proposer names candidates by numbers that are cheap and wrong by no more than it says. Each candidate that can be
+among the best is scored again in float64 by a kernel that sees one row at a time, rounded to float32, and ordered by
+(score descending, ordinal ascending): ties go to the premise inserted first. Proposers are FAISS (here) and integers of
+eight bits (int8.py). This module has no locks and no threads; the batcher calls it from one thread.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class FlatIndex:
             if not len(pending) or width >= available:
                 continue
             proposed = proposer.propose(queries[pending], width, allowed)
-            ordinals, scores = self._best(queries[pending], proposed.ordinals, wanted)
+            ordinals, scores = self._best(queries[pending], proposed, wanted)
             final = is_out_of_reach(proposed.ceiling, scores[:, -1])
             results |= {int(pending[n]): SearchHits(ordinals[n], scores[n]) for n in np.flatnonzero(final)}
             pending = pending[~final]
@@ -135,17 +135,26 @@ class FlatIndex:
         return SearchHits.best(ordinals, scores, wanted)
 
     def _best(
-        self, queries: NDArray[np.float32], candidates: NDArray[np.int64], wanted: int
+        self, queries: NDArray[np.float32], proposed: Proposal, wanted: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Ordinals and exact scores (n, wanted) of the best `candidates` (n, width) of each query, as in `rescore`."""
-        scores = np.empty(candidates.shape, dtype=np.float32)
-        exact_queries = queries.astype(np.float64)
-        step = max(1, CACHED_ROWS // candidates.shape[1])
-        for start in range(0, len(queries), step):
-            part = slice(start, start + step)
-            scores[part] = exact_scores(self.vectors[candidates[part]], exact_queries[part])
+        """Ordinals and exact scores (n, wanted) of the best candidates of each query, as in `rescore`."""
+        candidates, possible = proposed.ordinals, proposed.possible(wanted)
+        scores = np.full(candidates.shape, -np.inf, dtype=np.float32)
+        # All queries in one go: this thread gives the interpreter away in each call of numpy, and waits to get it back.
+        scores[possible] = self._scores(candidates[possible], queries.astype(np.float64), np.nonzero(possible)[0])
         order = np.lexsort((candidates, -scores), axis=1)[:, :wanted]
-        return np.take_along_axis(candidates, order, axis=1), np.take_along_axis(scores, order, axis=1)
+        rows = np.arange(len(queries))[:, None]
+        return candidates[rows, order], scores[rows, order]
+
+    def _scores(
+        self, ordinals: NDArray[np.int64], queries: NDArray[np.float64], of: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """Exact scores (m,) of the rows `ordinals` (m,), each with the query that `of` (m,) names."""
+        scores = np.empty(len(ordinals), dtype=np.float32)
+        for start in range(0, len(ordinals), CACHED_ROWS):
+            part = slice(start, start + CACHED_ROWS)
+            scores[part] = exact_scores(self.vectors[ordinals[part], None], queries[of[part]])[:, 0]
+        return scores
 
 
 def _blocks(vectors: NDArray[Any]) -> Iterator[NDArray[Any]]:
@@ -158,13 +167,32 @@ def _ordinals_of(rows: int, allowed: NDArray[np.bool_] | None) -> NDArray[np.int
 
 @dataclass(frozen=True)
 class Proposal:
-    """Candidates for the nearest rows: `ordinals` (n, width), in no order.
+    """Candidates for the nearest rows, best first: `ordinals` (n, width) and their proposed `scores` (n, width).
 
-    No other row has an exact score above `ceiling` (n,).
+    In exact arithmetic, the score of a candidate differs from the proposed one by at most `error` (n,), and that of any
+    other row is at most `ceiling` (n,).
     """
 
     ordinals: NDArray[np.int64]
-    ceiling: NDArray[np.floating]
+    scores: NDArray[np.floating]
+    error: NDArray[np.float64]
+
+    @property
+    def ceiling(self) -> NDArray[np.float64]:
+        """What no other row scores above."""
+        ceiling: NDArray[np.float64] = self.scores[:, -1] + self.error
+        return ceiling
+
+    def possible(self, wanted: int) -> NDArray[np.bool_]:
+        """Which candidates (n, width) can be among the best `wanted`, for each query: these and no others.
+
+        So many score at least as the last of them, less its error. What cannot reach that, rounded as scores are, is
+        out of the list, whatever its ordinal.
+        """
+        least = (self.scores[:, wanted - 1] - self.error).astype(np.float32)
+        most = (self.scores + self.error[:, None]).astype(np.float32)
+        possible: NDArray[np.bool_] = most >= least[:, None]
+        return possible
 
 
 class Proposer(Protocol):
@@ -185,7 +213,7 @@ class FaissProposer:
     def propose(self, queries: NDArray[np.float32], width: int, allowed: NDArray[np.bool_] | None) -> Proposal:
         """Proposes by float32 products, whose last bits depend on the batch. Sets a process-wide FAISS variable."""
         raw, ordinals = self._search(np.ascontiguousarray(queries, dtype=np.float32), width, selector_of(allowed))
-        return Proposal(ordinals, raw[:, -1] + rounding_bound(queries, self._largest_norm))
+        return Proposal(ordinals, raw, rounding_bound(queries, self._largest_norm))
 
     def _search(
         self, queries: NDArray[np.float32], width: int, selector: Any

@@ -42,6 +42,7 @@ CONSTANT_BYTES = 128 * 1024**2  # of codes in one model; protobuf takes 2 GiB, a
 KEPT_FROM_BYTES = 32 * 1024**2  # of codes; fewer are made anew each time, in some tenths of a second
 KIND, FOLDER = "codes", "codes"
 CHECKED_ROWS = 64
+LAYOUT = 2  # of the model: kept codes with another one are made again
 _OUT_OF_REACH = np.float32(-1e30)
 
 
@@ -83,27 +84,29 @@ class Int8Proposer:
             _best_of(session, queries, min(width, part.stop - part.start), bias[part])
             for session, part in zip(self._sessions, self._parts, strict=True)
         ]
-        scores = np.concatenate([one["scores"] for one in found], axis=1)
-        ordinals = np.concatenate(
-            [one["ordinals"] + part.start for one, part in zip(found, self._parts, strict=True)], axis=1
-        )
-        if scores.shape[1] > width:
-            best = np.argpartition(scores, -width, axis=1)[:, -width:]
+        scores, ordinals = found[0]["scores"], found[0]["ordinals"]
+        if len(found) > 1:
+            scores = np.concatenate([one["scores"] for one in found], axis=1)
+            starts = zip(found, self._parts, strict=True)
+            ordinals = np.concatenate([one["ordinals"] + part.start for one, part in starts], axis=1)
+            best = np.argsort(-scores, axis=1)[:, :width]
             scores, ordinals = (np.take_along_axis(of, best, axis=1) for of in (scores, ordinals))
         error, length = (found[0][name][:, 0].astype(np.float64) for name in ("query_error", "length"))
-        return Proposal(ordinals, scores.min(axis=1) + error * self._by_error + length * self._by_length)
+        return Proposal(ordinals, scores, error * self._by_error + length * self._by_length)
 
 
 def _best_of(
     session: ort.InferenceSession, queries: NDArray[np.float32], width: int, bias: NDArray[np.float32]
 ) -> dict[str, NDArray[Any]]:
-    """The best rows of one block for each query, and what rounding the queries cost; bounded in memory."""
+    """The best rows of one block for each query, best first, and what rounding the queries cost; bounded in memory."""
     feeds, names = {"width": np.array([width]), "bias": bias}, ("ordinals", "scores", "query_error", "length")
     at_once = max(1, SCORES_AT_ONCE // len(bias))
     parts = [
         session.run(names, {**feeds, "queries": queries[start : start + at_once]})
         for start in range(0, len(queries), at_once)
     ]
+    if len(parts) == 1:
+        return dict(zip(names, parts[0], strict=True))
     return {name: np.concatenate(of) for name, of in zip(names, zip(*parts, strict=True), strict=True)}
 
 
@@ -202,7 +205,7 @@ def drop_codes(store: ArtifactStore, corpus: str, kept: Collection[str]) -> None
 @cache
 def processor_key() -> str:
     """Names what the layout of packed codes depends on: onnxruntime, and what this processor can do."""
-    known = f"{ort.__version__} {platform.machine()}"
+    known = f"{ort.__version__} {platform.machine()} {LAYOUT}"
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         known += next((line for line in lines if line.startswith(("flags", "Features"))), "")
@@ -296,7 +299,7 @@ def _model(codes: NDArray[np.int8], scales: NDArray[np.float32]) -> bytes:
         node("Add", ["rounded", "zero_float"], ["shifted"]),
         node("Cast", ["shifted"], ["codes"], to=TensorProto.UINT8),
         node("MatMulIntegerToFloat", fused, ["products"], domain="com.microsoft"),
-        node("TopK", ["products", "width"], ["picked", "ordinals"], sorted=0),
+        node("TopK", ["products", "width"], ["picked", "ordinals"]),
         node("Mul", ["picked", "unit"], ["scores"]),
         node("Mul", ["rounded", "unit"], ["near"]),
         node("Sub", ["queries", "near"], ["off"]),

@@ -309,6 +309,10 @@ class MilvusFacts:
     corpus: str
     premises: Mapping[int, PremiseRecord] = field(default_factory=dict)
 
+    def ids_of(self, ordinals: Iterable[int]) -> list[str]:
+        """Returns the ids of premises of the answer by their ordinals."""
+        return [self.premises[ordinal].id for ordinal in ordinals]
+
     @property
     def id(self) -> str:
         """The generation's id."""

@@ -1,4 +1,4 @@
-"""The steps around every call. One interceptor wraps the handler of each method, so that their order stands here.
+"""The steps around every call. They wrap the handler of each method in one place, so that their order stands here.
 
     call -> gate -> message -> request id -> readiness -> corpora -> handler -> answer -.
              |                     |             |           |          | raises errors   +-> metrics, log, audit
@@ -13,17 +13,19 @@ import asyncio
 import contextlib
 import errno
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import structlog
 from google.protobuf.message import Message
-from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from aeenc import errors
 from aeenc.transport import status
 from services.kit.calls.grpcio_workarounds import RequestStream
+from services.kit.calls.metrics import RpcMetrics
 from services.kit.convert import REQUEST_ID_KEY, begin_request, named_fields, request_id
 from services.kit.credentials.gate import ADMITTED, Caller, Gate, caller
 from services.kit.credentials.roles import REFLECTION_PREFIX, Role, role_for
@@ -38,45 +40,34 @@ ABOUT_CHARS = 256  # of each name in a line of the audit trail
 _DISK_FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 # Answered in every state and without credentials: a load balancer has none.
 _OPEN_PREFIXES = ("/grpc.health.v1.",)
+_METADATA: ContextVar[Mapping[str, Any]] = ContextVar("metadata")  # of the call in work; converting it takes a while
 _ARITY = {False: "unary", True: "stream"}
-_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
-class RpcMetrics:
-    """Counts and times calls by method and status code, and counts them by caller."""
+@dataclass(frozen=True)
+class Method:
+    """What is known of a method before it is called."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._seconds = Histogram(
-            "aeenc_rpc_seconds", "Duration of calls", ["method"], registry=registry, buckets=_BUCKETS_S
-        )
-        self._total = Counter("aeenc_rpc", "Calls by outcome", ["method", "code"], registry=registry)
-        self._callers = Counter("aeenc_caller_calls", "Calls by caller", ["caller", "code"], registry=registry)
-        # Looking children up by label costs as much as counting.
-        self._ok: dict[tuple[str, str], tuple[Histogram, Counter, Counter]] = {}
+    name: str  # /package.Service/Rpc
+    changes: bool  # whether it changes something, and is audited
+    always_answers: bool  # also while the service is not ready
+    sends_stream: bool
 
-    def observe(self, method: str, code: str, elapsed_s: float, caller: str = "") -> None:
-        """Records one finished call. `caller` is empty where no credential is needed or none was valid."""
-        if code != "OK":
-            self._seconds.labels(method).observe(elapsed_s)
-            self._total.labels(method, code).inc()
-            self._callers.labels(caller, code).inc()
-            return
-        if (method, caller) not in self._ok:
-            own = self._seconds.labels(method), self._total.labels(method, code), self._callers.labels(caller, code)
-            self._ok[method, caller] = own
-        seconds, total, calls = self._ok[method, caller]
-        seconds.observe(elapsed_s)
-        total.inc()
-        calls.inc()
+    @classmethod
+    def of(cls, name: str, handler: Any) -> Method:
+        """Describes the method of a handler."""
+        always = name.endswith("/GetInfo") or name.startswith(REFLECTION_PREFIX)
+        return cls(name, role_for(name) > Role.READ, always, handler.request_streaming)
 
 
 class Call:
     """A call in work: its method, who makes it, and what it is about, for the audit trail."""
 
-    def __init__(self, method: str, caller: Caller, request_id: str, span: Span) -> None:
+    __slots__ = ("about", "caller", "method", "request_id", "span", "started")
+
+    def __init__(self, method: Method, caller: Caller, request_id: str, span: Span) -> None:
         self.method, self.caller, self.request_id, self.span = method, caller, request_id, span
         self.started = time.perf_counter()
-        self.changes = role_for(method) > Role.READ
         self.about: dict[str, str] = {}
 
     def look(self, message: Any) -> None:
@@ -84,38 +75,50 @@ class Call:
 
         Raises PermissionDenied for a corpus that is not open to the caller.
         """
-        if not isinstance(message, Message) or not (self.caller.corpora or self.changes):
+        if not (self.caller.corpora or self.method.changes) or not isinstance(message, Message):
             return
         named = list(named_fields(message))
         self.about |= {name: value[:ABOUT_CHARS] for name, value in named if value}
         self.caller.check_corpora(value for name, value in named if name == "corpus")
 
 
-class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps every handler of a server."""
+class CallHandlers(grpc.GenericRpcHandler):
+    """The handlers of a server, each wrapped. Servicers are added to it as to a server.
+
+    It takes the place of an interceptor of grpc, which would be two more coroutines for each call.
+    """
 
     def __init__(self, gate: Gate, readiness: Readiness, metrics: RpcMetrics) -> None:
         self._gate = gate
         self._readiness = readiness
         self._metrics = metrics
+        self._added: list[grpc.GenericRpcHandler] = []
         self._wrapped: dict[str, tuple[Any, Any]] = {}  # by method: for those who may call it, and for others
 
-    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        """Replaces a method's handler, once, by one that runs it between admission and bookkeeping.
+    def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
+        """Adds the handlers of a service."""
+        self._added += handlers
 
-        Who may not call it gets another, which refuses the call without parsing what was sent.
+    def add_registered_method_handlers(self, _service: str, _handlers: Mapping[str, Any]) -> None:
+        """Does nothing: generated code adds the same handlers by `add_generic_rpc_handlers`."""
+
+    def service(self, handler_call_details: Any) -> Any:
+        """Finds the handler of a call, which runs between admission and bookkeeping.
+
+        Who may not call the method gets another, which refuses the call without parsing what was sent.
         """
         method = str(handler_call_details.method)
         wrapped = self._wrapped.get(method)
         if wrapped is None:
-            handler = await continuation(handler_call_details)
-            if handler is None:
-                return handler
+            found = (added.service(handler_call_details) for added in self._added)
+            if (handler := next(filter(None, found), None)) is None:
+                return None
             wrapped = self._wrapped[method] = self._wrap(method, handler)
         for_callers, for_others = wrapped
         if method.startswith(_OPEN_PREFIXES):
             return for_callers
         metadata = dict(handler_call_details.invocation_metadata or ())
+        _METADATA.set(metadata)
         try:  # the handler runs in the same context, and finds there who calls
             ADMITTED.set(self._gate.admit(method, str(metadata.get("authorization", ""))))
         except errors.AeencError as error:
@@ -128,31 +131,30 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         wrap = self._wrap_streaming if handler.response_streaming else self._wrap_unary
         make = getattr(grpc, f"{kind}_rpc_method_handler")
         inner = getattr(handler, kind)
-        called = _pass_through(inner) if method.startswith(_OPEN_PREFIXES) else wrap(method, inner)
+        called = _pass_through(inner) if method.startswith(_OPEN_PREFIXES) else wrap(Method.of(method, handler), inner)
         decode = _make_decoder(handler.request_deserializer, streaming=handler.request_streaming)
-        answer = handler.response_serializer
+        answer = _make_encoder(handler.response_serializer)
         return make(called, decode, answer), make(called, None, answer)
 
-    def _wrap_unary(self, method: str, inner: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_unary(self, method: Method, inner: Callable[..., Any]) -> Callable[..., Any]:
         async def answer(request: Any, context: Any) -> Any:
             call = self._begin(method, context)
-            if isinstance(request, AsyncIterator):
+            if method.sends_stream:
                 request = RequestStream(request, call.look, confirm=lambda: context.send_initial_metadata(()))
             try:
                 self._admit(call, request)
                 response = await inner(request, context)
             except BaseException as error:  # noqa: BLE001 -- every outcome becomes a status, and cancellation goes on
                 return await self._fail(call, error, request, context)
-            # Counted once the answer is on its way.
-            asyncio.get_running_loop().call_soon(self._end, call, "OK")
+            self._end(call, "OK")
             return response
 
         return answer
 
-    def _wrap_streaming(self, method: str, inner: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_streaming(self, method: Method, inner: Callable[..., Any]) -> Callable[..., Any]:
         async def answer(request: Any, context: Any) -> AsyncIterator[Any]:
             call = self._begin(method, context)
-            if isinstance(request, AsyncIterator):
+            if method.sends_stream:
                 request = RequestStream(request, call.look)
             try:
                 self._admit(call, request)
@@ -168,12 +170,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
         return answer
 
-    def _begin(self, method: str, context: Any) -> Call:
-        metadata = dict(context.invocation_metadata() or ())
+    def _begin(self, method: Method, context: Any) -> Call:
+        metadata = _METADATA.get()
         request_id = begin_request(metadata)
         context.set_trailing_metadata(((REQUEST_ID_KEY, request_id),))
         bound = {"traceparent": str(metadata["traceparent"])[:64]} if "traceparent" in metadata else {}
-        call = Call(method, caller(), request_id, begin_call(method, metadata))
+        call = Call(method, caller(), request_id, begin_call(method.name, metadata))
         if call.caller.name:
             bound["caller"] = call.caller.name
         structlog.contextvars.bind_contextvars(request_id=request_id, **bound)
@@ -183,20 +185,19 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if isinstance(ADMITTED.get(), errors.AeencError):
             # No local name: it would tie the error to this frame, in a circle.
             raise ADMITTED.get()  # type: ignore[misc]
-        is_open = call.method.endswith("/GetInfo") or call.method.startswith(REFLECTION_PREFIX)
-        if not self._readiness.answers and not is_open:
+        if not self._readiness.answers and not call.method.always_answers:
             raise errors.Unavailable(f"the service is not ready: {self._readiness.reason}", retry_after_s=0.25)
         if isinstance(request, errors.AeencError):
             raise request
-        if not isinstance(request, AsyncIterator):
+        if not call.method.sends_stream:
             call.look(request)
 
     def _end(self, call: Call, code: str) -> None:
         elapsed_s = time.perf_counter() - call.started
-        self._metrics.observe(call.method, code, elapsed_s, call.caller.name)
-        log.debug("call", method=call.method, code=code, elapsed_ms=round(elapsed_s * 1e3, 2))
-        if call.changes and call.caller.name:
-            log.info("audit", method=call.method, code=code, **call.about)
+        self._metrics.observe(call.method.name, code, elapsed_s, call.caller.name)
+        log.debug("call", method=call.method.name, code=code, elapsed_ms=round(elapsed_s * 1e3, 2))
+        if call.method.changes and call.caller.name:
+            log.info("audit", method=call.method.name, code=code, **call.about)
         end_call(call.span, code, call.request_id)
 
     async def _fail(self, call: Call, error: BaseException, request: Any, context: Any) -> None:
@@ -210,11 +211,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             raise error
         known = to_public_error(error, request_id(context))
         if known.code == "INTERNAL":
-            log.error("call failed", method=call.method, exc_info=error)
+            log.error("call failed", method=call.method.name, exc_info=error)
         elif self._readiness.answers and known.code in {"UNAVAILABLE", "DATA_LOSS"}:
-            log.warning("call refused", method=call.method, code=known.code, message=known.message)
+            log.warning("call refused", method=call.method.name, code=known.code, message=known.message)
         self._end(call, known.code)
-        if isinstance(request, AsyncIterator):
+        if call.method.sends_stream:
             await _linger(request)
         named = (REQUEST_ID_KEY, request_id(context))
         context.set_trailing_metadata((named, (status.DETAILS_KEY, status.details_of(known))))
@@ -250,6 +251,15 @@ def _make_decoder(decode: Callable[[bytes], Any], *, streaming: bool) -> Callabl
             return known
 
     return decode_or_refuse
+
+
+def _make_encoder(encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    """Wraps `encode`: a handler may have serialised its answer already, to know the size or off the event loop."""
+
+    def encode_once(answer: Any) -> bytes:
+        return answer if isinstance(answer, bytes) else encode(answer)
+
+    return encode_once
 
 
 async def _linger(requests: AsyncIterator[Any]) -> None:

@@ -12,7 +12,7 @@ from services.corpus.inner_products import exact_products
 from services.corpus.premises import PremiseRecord, Premises
 from services.index.catalogue.served import ServedGeneration
 from services.index.dense.batcher import SearchBatcher
-from services.index.dense.exact import FlatIndex
+from services.index.dense.exact import FlatIndex, Proposal
 from services.index.values import ALL, Selection
 
 
@@ -187,3 +187,35 @@ def test_a_scan_in_slices_finds_what_one_scan_finds_to_the_bit():
             for mine, whole in zip(found, index.nearest(queries, k, allowed), strict=True):
                 assert mine.ordinals.tolist() == whole.ordinals.tolist()
                 assert mine.scores.tobytes() == whole.scores.tobytes()
+
+
+def test_no_candidate_is_left_out_that_can_be_among_the_best_and_the_others_are_not_scored() -> None:
+    proposed = Proposal(
+        ordinals=np.array([[9, 8, 7, 6, 5], [4, 3, 2, 1, 0]]),
+        scores=np.array([[0.9, 0.8, 0.7, 0.5, 0.49], [0.9, 0.9, 0.9, 0.9, 0.2]], dtype=np.float32),
+        error=np.array([0.1, 0.0]),
+    )
+    assert proposed.possible(2).tolist() == [[True, True, True, False, False], [True, True, True, True, False]]
+    assert proposed.ceiling == pytest.approx([0.59, 0.2])
+
+
+def test_candidates_within_the_error_are_scored_and_ties_still_go_to_the_lower_ordinal() -> None:
+    matrix, scored = crowded(), []
+
+    class Wrong:
+        """Proposes by products that are wrong by up to `error`, in the order of the wrong ones."""
+
+        def propose(self, queries: NDArray[np.float32], width: int, _allowed: object) -> Proposal:
+            noise = np.random.default_rng(5).uniform(-0.02, 0.02, size=(len(queries), len(matrix)))
+            products = np.einsum("qj,ij->qi", queries.astype(np.float64), matrix.astype(np.float64)) + noise
+            ordinals = np.argsort(-products, axis=1)[:, :width]
+            scores = np.take_along_axis(products, ordinals, axis=1)
+            return Proposal(ordinals, scores, np.full(len(queries), 0.0201))
+
+    index = FlatIndex(matrix, coarse=Wrong())
+    usual = index._scores
+    index._scores = lambda rows, *others: scored.append(len(rows)) or usual(rows, *others)  # type: ignore[method-assign]
+    queries = np.concatenate([matrix[::150], unit(np.random.default_rng(6).normal(size=(20, matrix.shape[1])))])
+    for query, found in zip(queries, index.nearest(queries, 5), strict=True):
+        assert_same(found, brute_force(matrix, query, 5))
+    assert scored[0] < len(queries) * 37, "those out of reach were scored, too"

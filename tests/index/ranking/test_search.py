@@ -6,8 +6,8 @@ import grpc
 import numpy as np
 import pytest
 
-from aeenc import errors
-from aeenc.v1 import encoder_pb2, index_pb2, types_pb2
+from aeenc import errors, vectors
+from aeenc.v1 import encoder_pb2, index_pb2, index_pb2_grpc, types_pb2
 from support.waiting import until
 from support.worlds.index_world import DIM, FACTS, SPACE, VERSION, facts, premise, raises, vector_of
 
@@ -26,6 +26,22 @@ async def test_a_corpus_is_built_searched_and_retrieved_from(index):
     retrieved = await index.client.retrieve("science", ["what melts ice", "what is iron"], k=2)
     assert [hits[0].text for hits in retrieved] == ["heat melts ice", "iron is a kind of metal"]
     assert (retrieved.model_version, retrieved.generation) == (VERSION, generation.id)
+
+
+async def test_a_search_tells_its_times_where_it_is_asked_to(index):
+    await index.client.build("science", facts())
+    silent = await index.client.search("science", query(FACTS[6]), space_id=SPACE, k=3)
+    timed = await index.client.search("science", query(FACTS[6]), space_id=SPACE, k=3, timings=True)
+    assert silent.timings is None
+    request = index_pb2.SearchRequest(
+        corpus="science", vectors=vectors.to_proto(query(FACTS[6])), space_id=SPACE, k=3, timings=False
+    )
+    sent = await index_pb2_grpc.IndexServiceStub(index.client.channel.grpc).Search(request)
+    assert not sent.HasField("timings"), "what nobody asked for costs time"
+    assert timed.timings is not None
+    assert timed.timings.total >= timed.timings.queue + timed.timings.compute
+    assert timed.timings.compute.total_seconds() > 0
+    assert timed.ids == silent.ids
 
 
 async def test_answers_over_the_wire_equal_a_brute_force_whatever_the_batch(index):

@@ -63,13 +63,17 @@ class Hit:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The premises found for each vector, best first: `ids[i]` with `scores[i]` (float32)."""
+    """The premises found for each vector, best first: `ids[i]` with `scores[i]` (float32).
+
+    `timings` are there where the call asked for them.
+    """
 
     ids: list[list[str]]
     scores: list[NDArray[np.float32]]
     generation: str
     space_id: str
     exact: bool
+    timings: values.Timings | None = None
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ ACK_LEVEL_DURABLE: AckLevel
 ACK_LEVEL_SEARCHABLE: AckLevel
 
 class SearchRequest(_message.Message):
-    __slots__ = ("corpus", "vectors", "space_id", "k", "exclude_ids", "filter", "generation", "params")
+    __slots__ = ("corpus", "vectors", "space_id", "k", "exclude_ids", "filter", "generation", "params", "timings")
     CORPUS_FIELD_NUMBER: _ClassVar[int]
     VECTORS_FIELD_NUMBER: _ClassVar[int]
     SPACE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +70,7 @@ class SearchRequest(_message.Message):
     FILTER_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
     corpus: str
     vectors: _types_pb2.Embeddings
     space_id: str
@@ -78,7 +79,8 @@ class SearchRequest(_message.Message):
     filter: PremiseFilter
     generation: str
     params: SearchParams
-    def __init__(self, corpus: _Optional[str] = ..., vectors: _Optional[_Union[_types_pb2.Embeddings, _Mapping]] = ..., space_id: _Optional[str] = ..., k: _Optional[int] = ..., exclude_ids: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[PremiseFilter, _Mapping]] = ..., generation: _Optional[str] = ..., params: _Optional[_Union[SearchParams, _Mapping]] = ...) -> None: ...
+    timings: bool
+    def __init__(self, corpus: _Optional[str] = ..., vectors: _Optional[_Union[_types_pb2.Embeddings, _Mapping]] = ..., space_id: _Optional[str] = ..., k: _Optional[int] = ..., exclude_ids: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[PremiseFilter, _Mapping]] = ..., generation: _Optional[str] = ..., params: _Optional[_Union[SearchParams, _Mapping]] = ..., timings: bool = ...) -> None: ...
 
 class SearchResponse(_message.Message):
     __slots__ = ("results", "generation", "space_id", "exact", "timings", "unknown_splits")
