@@ -19,8 +19,9 @@ from services.trainer.jobs.job import JobConfig
 from services.trainer.learning.loop.training import MAX_GRADIENT_NORM, WEIGHT_DECAY, Learner
 from services.trainer.learning.loss.objective import Premises, Queries
 from services.trainer.learning.loss.objectives import CorpusObjective
-from services.trainer.learning.query_encoder import Encoders, TextBatches, load_encoder, pad_id_of
+from services.trainer.learning.query_encoder import Encoders, TextBatches, load_encoder
 from services.trainer.models.space import SpaceSpec
+from services.trainer.models.tokens import pad_id_of
 
 WARM_UP = 5  # steps
 

@@ -3,6 +3,7 @@
     make bench NAME=scale ARGS='--only quick'     2 M facts by Ray with an encoder that makes vectors up; workers killed
     make bench NAME=scale ARGS='--only minilm'    50,000 facts by Ray with MiniLM, and from a stream
     make bench NAME=scale ARGS='--only large'     10 M premises in float16 with IVF, beside bare FAISS: an hour, 30 GB
+    make bench NAME=scale ARGS='--only start'     `aeenc up` in an empty home until all services serve, two minutes
 
 Facts are made of EntailmentBank's by a seed, some repeated, some with the text of another. All stays on loopback.
 """
@@ -18,8 +19,9 @@ from benchmarks.harness.entailmentbank import entailmentbank
 from benchmarks.harness.rows import Rows
 from benchmarks.scale.distributed import minilm, quick
 from benchmarks.scale.large import large
+from benchmarks.scale.start import start
 
-PARTS = ("quick", "minilm", "large")
+PARTS = ("quick", "minilm", "large", "start")
 
 
 def main() -> None:
@@ -30,8 +32,14 @@ def main() -> None:
     parser.add_argument("--compared", type=int, default=200_000, help="of the part quick, also built from a stream")
     parser.add_argument("--encoded", type=int, default=50_000, help="of the part minilm")
     parser.add_argument("--rows", type=int, default=10_000_000, help="of the part large")
+    parser.add_argument("--starts", type=int, default=3, help="of the part start")
     given = parser.parse_args()
     rows = Rows("scale")
+    if "start" in given.only:
+        with tempfile.TemporaryDirectory(prefix="aeenc-bench-") as scratch:
+            start(rows, Path(scratch), given.starts)
+    if set(given.only) == {"start"}:
+        rows.finish()
     sources = [candidate.text for candidate in entailmentbank().candidates()]
     with tempfile.TemporaryDirectory(prefix="aeenc-bench-") as scratch:
         if "quick" in given.only:
