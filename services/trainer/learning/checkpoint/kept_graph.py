@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from services.corpus.arrays import map_array
 from services.store.artifacts import ArtifactStore
 from services.trainer.learning.checkpoint.probes import PROBES, pretrained_meta, spec_of, write_probes
 from services.trainer.learning.checkpoint.quantization import vectors_alone
@@ -45,7 +46,7 @@ def export_kept(store: ArtifactStore, request: Mapping[str, Any]) -> str:
         (writer.path / "model.onnx").write_bytes(with_weights(GRAPH.read_bytes(), weights))
         (writer.path / "model.safetensors").write_bytes(save(weights))
         vectors = vectors_alone(writer.path / "model.onnx", Tokens(directory, spec).ids(PROBES, ""))
-        write_probes(writer.path, directory, vectors, np.load(EXPECTED, allow_pickle=False))
+        write_probes(writer.path, directory, vectors, map_array(EXPECTED))
         meta = pretrained_meta(directory, spec, request["base_model"])
         return writer.commit({**spec.to_meta(), **meta}, id_prefix="q").id
 
