@@ -69,7 +69,10 @@ class Uv:
 
     def _pip_install(self, *arguments: str, shown: bool) -> str:
         command = [str(self._program), "--color", "never", "pip", "install", "--python", str(self._python), *arguments]
-        return _run(command, self._environment, shown=shown)
+        environment = dict(self._environment)
+        if "--require-hashes" in arguments:  # exact already; uv refuses a constraint without a hash beside it
+            environment.pop("UV_CONSTRAINT", None)
+        return _run(command, environment, shown=shown)
 
 
 def pip_options(python: Path) -> dict[str, str]:

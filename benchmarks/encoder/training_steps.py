@@ -17,10 +17,12 @@ from services.trainer.data.training_set import Example, TrainingSet
 from services.trainer.jobs.files import Precision
 from services.trainer.jobs.job import JobConfig
 from services.trainer.learning.loop.training import MAX_GRADIENT_NORM, WEIGHT_DECAY, Learner
+from services.trainer.learning.loss.frozen_vectors import FrozenVectors
 from services.trainer.learning.loss.objective import Premises, Queries
 from services.trainer.learning.loss.objectives import CorpusObjective
-from services.trainer.learning.query_encoder import Encoders, TextBatches, load_encoder, pad_id_of
+from services.trainer.learning.query_encoder import Encoders, TextBatches, load_encoder
 from services.trainer.models.space import SpaceSpec
+from services.trainer.models.tokens import pad_id_of
 
 WARM_UP = 5  # steps
 
@@ -51,7 +53,7 @@ def seconds_a_step(
     objective = CorpusObjective(
         data,
         Queries(data, batches, "", device, pretrained=None, weight=0.0, precision=precision),
-        Premises(vectors.to(device)),
+        Premises(FrozenVectors(vectors.numpy(), device=device)),
         JobConfig("made-up", (), batch_size=batch_size),
     )
     learner = Learner(encoders, objective).train()

@@ -45,7 +45,7 @@ INTERCEPTORS = "services/kit/calls/interceptors.py"
 ADMISSION = f"{ENCODER}/batching/admission.py"
 ADMISSION_TEST = "encoder/batching/test_admission.py"
 LOSSES = f"{TRAINER}/learning/loss/losses.py"
-LOSSES_TEST = "trainer/learning/test_losses.py"
+LOSSES_TEST = "trainer/learning/loss/test_losses.py"
 
 BREAKS = (
     Break(

@@ -9,16 +9,12 @@ is not charged for its evaluation. `--triplets 1000` makes it shorter. Needs Ent
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,34 +23,17 @@ import numpy as np
 from aeenc.trees import Dataset
 from benchmarks.harness.checkpoints import base_checkpoint
 from benchmarks.harness.entailmentbank import entailmentbank
-from benchmarks.harness.rows import ROOT, Rows
+from benchmarks.harness.rows import Rows
 from benchmarks.trainer.fleet import STORE, build_corpus
-from services.store.artifacts import Artifact, ArtifactStore
-from services.trainer.data.training_set import JudgedPair
-from services.trainer.evaluation.protocol import EvaluationQuery, evaluate
-from services.trainer.jobs.files import ComputeOptions, JobFiles, TrainingPlan
+from benchmarks.trainer.race import HOME, Speed, Triplet, dev_queries, gold_triplets, ours, pairs_of, with_packages
+from services.store.artifacts import ArtifactStore
+from services.trainer.evaluation.protocol import evaluate
 from services.trainer.jobs.job import JobConfig, defaults_of
 from services.trainer.models.base_model import DEFAULT_NAME, find_base_model
 
 SEED = 7
 BATCH = 32
 BAR = 10.0
-HOME = ROOT / ".aeenc" / "bench" / "trainer" / "speed"
-PACKAGES = {  # import name: what to install where it is missing; their extra `train` without torch
-    "sentence_transformers": "sentence-transformers==6.2.0",
-    "accelerate": "accelerate==1.15.0",
-    "datasets": "datasets==5.2.0",
-    "dill": "dill==0.4.1",
-    "multiprocess": "multiprocess==0.70.19",
-    "pandas": "pandas==3.1.1",
-    "pyarrow": "pyarrow==26.0.1",
-    "requests": "requests==2.34.2",
-    "xxhash": "xxhash==4.1.0",
-}
-POLL_S = 0.05
-
-Triplet = tuple[str, str, str]
-
 # Their trainer as its documentation shows it, with the batch, margin and regime of the row.
 _THEIRS = """
 import json, sys, time
@@ -84,27 +63,13 @@ print(json.dumps({"seconds": seconds}))
 """
 
 
-@dataclass(frozen=True)
-class Speed:
-    """Seconds to a dev MAP, and the MAP."""
-
-    seconds: float
-    map: float
-
-
-def gold_triplets(dataset: Dataset, count: int, seed: int) -> list[Triplet]:
-    """A random part of the distinct gold triplets of train."""
-    triplets = sorted(set(dataset.distractor_triplets("train")))
-    return random.Random(seed).sample(triplets, min(count, len(triplets)))
-
-
 def theirs(dataset: Dataset, model: Path, triplets: Sequence[Triplet], **recipe: Any) -> Speed:
     """sentence-transformers' trainer to its end; premises are encoded anew, since it moves them, too."""
     output = HOME / "theirs"
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir(parents=True)
     candidates = [candidate.text for candidate in dataset.candidates()]
-    queries = _dev(dataset)
+    queries = dev_queries(dataset)
     request = {
         "model": str(model),
         "triplets": triplets,
@@ -115,68 +80,10 @@ def theirs(dataset: Dataset, model: Path, triplets: Sequence[Triplet], **recipe:
     }
     (output / "request.json").write_text(json.dumps(request))
     command = [sys.executable, "-c", _THEIRS, str(output / "request.json")]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=_with_packages())
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=with_packages())
     vectors, premises = (np.load(output / f"{name}.npy") for name in ("queries", "premises"))
     report = evaluate(queries, vectors, premises, {text: n for n, text in enumerate(candidates)})
     return Speed(json.loads(done.stdout.splitlines()[-1])["seconds"], report.strict.map)
-
-
-def ours(
-    store: ArtifactStore,
-    base: Artifact,
-    generation: str,
-    dataset: Dataset,
-    triplets: Sequence[Triplet],
-    goal: float,
-    *,
-    threads: int,
-    config: JobConfig,
-) -> Speed:
-    """A job's process, up to the first epoch whose dev MAP is the goal; or to its end, where none is."""
-    files = JobFiles(HOME / "ours")
-    shutil.rmtree(files.directory, ignore_errors=True)
-    files.directory.mkdir(parents=True)
-    config = replace(config, data_sets=("triplets",), base_version=base.id, split="train")
-    means = ComputeOptions(threads=threads, int8=False, precision="auto")
-    files.write_plan(TrainingPlan("speed", config, generation, str(store.root), means))
-    pairs = [
-        JudgedPair(query, "", premise, sign, "train")
-        for query, positive, negative in triplets
-        for premise, sign in ((positive, "POSITIVE"), (negative, "NEGATIVE"))
-    ]
-    files.write_inputs(dict.fromkeys(pairs), _dev(dataset))
-    started = time.perf_counter()
-    command = [sys.executable, "-m", "services.trainer.learning", "job", str(files.directory)]
-    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE)
-    reached = Speed(float("inf"), 0.0)
-    while process.poll() is None and reached.map < goal:
-        time.sleep(POLL_S)
-        progress = files.progress() or {}
-        found = float(progress.get("best_validation_map", 0.0))
-        if found > reached.map:
-            reached = Speed(time.perf_counter() - started, found)
-    process.kill()
-    process.wait()
-    if process.stdin is not None:
-        process.stdin.close()
-    return reached
-
-
-def _dev(dataset: Dataset) -> list[EvaluationQuery]:
-    return [EvaluationQuery(query.text, tuple(query.gold)) for query in dataset.queries("dev")]
-
-
-def _with_packages() -> dict[str, str]:
-    """The environment in which their trainer runs; what it needs beyond ours lies in a folder of its own."""
-    folder = HOME.parent / "packages"
-    there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    missing = [
-        wanted for name, wanted in PACKAGES.items() if name not in there and importlib.util.find_spec(name) is None
-    ]
-    if missing:
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *missing]
-        subprocess.run(command, check=True)
-    return {**os.environ, "PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"}
 
 
 def main() -> None:
@@ -225,7 +132,7 @@ def main() -> None:
         seed=SEED,
         items_per_epoch=arguments.our_steps * BATCH,
     )
-    we = ours(store, base, generation, dataset, triplets, they.map, threads=threads, config=config)
+    we = ours(store, base, generation, dataset, pairs_of(triplets), they.map, threads=threads, config=config)
     rows.note("ours, at the first epoch that is as good", we.map, "MAP", f"{we.seconds:.1f} s")
     ratio = they.seconds / we.seconds if we.map >= they.map else 0.0  # else it was never reached
     rows.at_least("their time to their dev MAP / ours", ratio, "x", BAR, f"{they.seconds:.0f} s")

@@ -75,3 +75,14 @@ def test_a_uv_that_does_not_run_is_an_error_of_uv(venv: PinnedVenv) -> None:
     venv.python.with_name("uv").chmod(0o644)
     with pytest.raises(UvError, match="does not run"):
         uv.install("six")
+
+
+def test_a_constraint_of_pip_holds_for_what_is_resolved_and_does_not_keep_uv_from_installing_a_lock(
+    venv: PinnedVenv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tools.uv.pip_options", lambda _: {"constraint": "/etc/constraints.txt"})
+    venv.python.with_name("uv").write_text(f'#!/bin/sh\necho "$UV_CONSTRAINT:" >> {venv.path}/told\n')
+    uv = Uv(venv.python.with_name("uv"), venv.python)
+    uv.install("--no-deps", "--require-hashes", "-r", "a.lock")
+    uv.install("torch==2.13.0")
+    assert (venv.path / "told").read_text().split() == [":", "/etc/constraints.txt:"]

@@ -7,15 +7,16 @@ its own explanation.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aeenc.errors import FailedPrecondition
-from services.corpus.generation import PremiseRecord
+from services.corpus.generation import PremiseRecord, Premises
 
 OwnText = Literal["EXCLUDED", "NEGATIVE"]
 # CONTRADICTED is refused, too; natural language inference separates it from merely unrelated premises. NEUTRAL is
@@ -120,21 +121,20 @@ def build_training_set(
     is a premise at all, whatever was judged. Raises FailedPrecondition for a pair without a
     text whose id the generation lacks.
     """
-    by_id = {key: n for n, premise in enumerate(premises) for key in (*premise.aliases, premise.id)}
-    by_text = {premise.text: n for n, premise in enumerate(premises)}
-    allowed = {"facts", split}
-    excluded = np.array([bool(split and p.splits) and not allowed & set(p.splits) for p in premises], dtype=bool)
+    known = premises if isinstance(premises, Premises) else Premises.of(premises)
+    ordinal_of = lru_cache(maxsize=None)(known.ordinal_by_text.get)  # the pairs' texts; no table of all premises
+    excluded = ~known.with_any(frozenset({"facts", split})) if split else np.zeros(len(known), dtype=bool)
     outside: dict[str, int] = {}
     judged: dict[str, dict[int, set[Sign]]] = defaultdict(lambda: defaultdict(set))
     grades: dict[tuple[str, int], float] = {}
     classes: dict[str, str] = {}
     dropped = 0
     for pair in pairs:
-        text, own, ordinal = pair.premise, by_text.get(pair.query), by_text.get(pair.premise)
+        text, own, ordinal = pair.premise, ordinal_of(pair.query), ordinal_of(pair.premise)
         if ordinal is None and not text:
-            ordinal = _known(by_id, pair)
-            text = premises[ordinal].text
-        in_other_splits = any(known is not None and excluded[known] for known in (own, ordinal))
+            ordinal = _known(known.ordinal_by_id, pair)
+            text = known[ordinal].text
+        in_other_splits = any(one is not None and excluded[one] for one in (own, ordinal))
         is_held_out = (pair.query in held_out and pair.split != split) or (
             text in held_out and pair.premise_split != split
         )
@@ -150,7 +150,8 @@ def build_training_set(
             grades[pair.query, ordinal] = max(pair.grade, grades.get((pair.query, ordinal), 0.0))
     examples = []
     for query, signs in judged.items():
-        own = by_text.get(query, outside.get(query))
+        own = ordinal_of(query)
+        own = outside.get(query) if own is None else own
         if own is not None:
             signs[own] = {"NEGATIVE" if own_text == "NEGATIVE" else "SKIPPED"}
         own_grades = {ordinal: grades.get((query, ordinal), 1.0) for ordinal in signs}
@@ -158,11 +159,17 @@ def build_training_set(
         dropped += sum("POSITIVE" in found and bool(REFUSED & found) for found in signs.values())
         if len(example.positives) or len(example.refused) or len(example.neutral):
             examples.append(example)
-    unsplit = np.array([bool(split) and not p.splits and p.text in held_out for p in premises], dtype=bool)
-    return TrainingSet(examples, list(outside), excluded | unsplit, dropped)
+    excluded[_without_splits(known, held_out if split else ())] = True
+    return TrainingSet(examples, list(outside), excluded, dropped)
 
 
-def _known(by_id: dict[str, int], pair: JudgedPair) -> int:
+def _without_splits(premises: Premises, texts: Iterable[str]) -> list[int]:
+    """Lists the premises among some texts whose splits are unknown."""
+    found = (premises.ordinal_by_text.get(text) for text in texts)
+    return [ordinal for ordinal in found if ordinal is not None and not premises[ordinal].splits]
+
+
+def _known(by_id: Mapping[str, int], pair: JudgedPair) -> int:
     ordinal = by_id.get(pair.premise_id)
     if ordinal is None:
         raise FailedPrecondition(

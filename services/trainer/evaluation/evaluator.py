@@ -219,7 +219,7 @@ class Evaluator:
 
 
 def _of_vectors(queries: Sequence[EvaluationQuery], rows: Sequence[NDArray[np.float32]], opened: Generation) -> Report:
-    return evaluate(queries, np.concatenate(rows), opened.float32(), opened.ordinal_by_text)
+    return evaluate(queries, np.concatenate(rows), opened.vectors, opened.ordinal_by_text)
 
 
 def _check_trees(trees: Sequence[GoldTree], opened: Generation) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from aeenc.errors import DataLoss, InvalidArgument
 from aeenc.evaluation import GradedMetrics, Metrics, average_precision, graded_metrics_of, metrics_of
-from services.trainer.evaluation.ranking import gold_ranks
+from services.trainer.evaluation.ranking import Matrix, gold_ranks, ranks_without
 
 Ordinals = NDArray[np.int64]
 Ranks = NDArray[np.int64]
@@ -160,7 +160,7 @@ def gold_ordinals(queries: Sequence[EvaluationQuery], ordinal_by_text: Mapping[s
 def evaluate(
     queries: Sequence[EvaluationQuery],
     query_vectors: NDArray[np.float32],
-    premise_vectors: NDArray[np.float32],
+    premise_vectors: Matrix,
     ordinal_by_text: Mapping[str, int],
 ) -> Report:
     """Ranks all premises for each distinct query and reports both protocols.
@@ -172,5 +172,6 @@ def evaluate(
     if not np.isfinite(query_vectors).all():
         raise DataLoss("a query vector is not finite; evaluate another checkpoint")
     paper = gold_ranks(query_vectors, premise_vectors, standard.gold, [None] * len(queries))
-    strict = gold_ranks(query_vectors, premise_vectors, standard.kept, standard.own)
+    each = zip(paper, standard.gold, standard.own, query_vectors, strict=True)
+    strict = [ranks_without(ranks, gold, own, query, premise_vectors) for ranks, gold, own, query in each]
     return Report.of(standard, strict, paper, candidates=len(premise_vectors))

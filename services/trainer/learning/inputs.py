@@ -20,11 +20,13 @@ from services.store.artifacts import Artifact, ArtifactStore
 from services.store.objects import open_store
 from services.trainer.data.training_set import TrainingSet, build_training_set
 from services.trainer.evaluation.protocol import EvaluationQuery, Report, evaluate, merge_queries
+from services.trainer.evaluation.ranking import Matrix
 from services.trainer.jobs.files import JobFiles, Precision, TrainingPlan
 from services.trainer.learning.checkpoint.quantization import Trial
 from services.trainer.learning.devices import device_of, precision_of
 from services.trainer.learning.loop.epoch_state import BEST, BEST_PREMISES
 from services.trainer.learning.loop.ranks import Rank
+from services.trainer.learning.loss.frozen_vectors import FrozenVectors
 from services.trainer.learning.loss.objective import Objective, Premises, Queries, TrainedPremises
 from services.trainer.learning.loss.objectives import build_objective, check_training_set, ordinals_of
 from services.trainer.learning.query_encoder import Encoders, QueryEncoder, TextBatches, encode, load_encoder
@@ -93,10 +95,9 @@ class JobInputs:
     def objective(self) -> Objective:
         """Builds the loss on the data; encodes premises outside the generation once, by the premise encoder."""
         config, training_set = self.plan.config, self.training_set
-        vectors = [self.generation.float32()]
-        if training_set.outside:
-            vectors.append(self._frozen("", training_set.outside, self.spec.premise_prefix))
-        premises = self._premises(torch.from_numpy(np.concatenate(vectors)).to(self.device))
+        texts = training_set.outside
+        outside = self._frozen("", texts, self.spec.premise_prefix) if texts else None
+        premises = self._premises(FrozenVectors(self.generation.vectors, outside, self.device))
         queries = Queries(
             training_set,
             self.batches,
@@ -109,15 +110,15 @@ class JobInputs:
         guide = self._queries_by(config.guide_version) if config.loss == "GIST" else None
         return build_objective(training_set, queries, premises, config, guide)
 
-    def corpus(self, encoders: Encoders[Any]) -> NDArray[np.float32]:
+    def corpus(self, encoders: Encoders[Any]) -> Matrix:
         """Returns the vectors (n, dim) of all premises: the generation's, or by the trained premise encoder."""
         if encoders.premise is None:
-            return self.generation.float32()
+            return self.generation.vectors
         texts = [premise.text for premise in self.generation.premises]
         vectors: NDArray[np.float32] = encode(encoders.premise, self.batches, texts, self.spec.premise_prefix)
         return vectors
 
-    def evaluate(self, encoders: Encoders[Any], corpus: NDArray[np.float32] | None = None) -> Report | None:
+    def evaluate(self, encoders: Encoders[Any], corpus: Matrix | None = None) -> Report | None:
         """Measures the quality on the gold queries, against `corpus` or the encoders' own; None without queries."""
         if not self.validation:
             return None
@@ -126,15 +127,15 @@ class JobInputs:
         premises = self.corpus(encoders) if corpus is None else corpus
         return evaluate(self.validation, vectors, premises, self.generation.ordinal_by_text)
 
-    def trial(self, corpus: NDArray[np.float32]) -> Trial | None:
+    def trial(self, corpus: Matrix) -> Trial | None:
         """Returns the data of the int8 gate; None if int8 is off or there are no gold queries."""
         if not (self.plan.means.int8 and self.validation):
             return None
         ids = self.batches.ids([query.text for query in self.validation], self.spec.query_prefix)
         return Trial(self.validation, ids, corpus, self.generation.ordinal_by_text)
 
-    def _premises(self, vectors: Tensor) -> Premises:
-        """Builds the mode's premises from vectors (n + outside, dim) of the initial space."""
+    def _premises(self, vectors: FrozenVectors) -> Premises:
+        """Builds the mode's premises from vectors of the initial space."""
         config = self.plan.config
         if config.mode == "SINGLE":
             return Premises(vectors)

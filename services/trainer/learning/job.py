@@ -98,7 +98,7 @@ def _export(
     """Writes checkpoints: the `version` of the query encoder and, in a new space, the `premise_version`."""
     before = inputs.evaluate(Encoders(inputs.encoder()))  # as served: on the existing vectors
     best = inputs.encoders(files.directory)
-    corpus = inputs.corpus(best) if inputs.validation else inputs.generation.float32()
+    corpus = inputs.corpus(best) if inputs.validation else inputs.generation.vectors
     after = inputs.evaluate(best, corpus)
     meta = _meta(inputs, objective, state, failure)
     of_query = {"metrics": _metrics(inputs, before, after), "trial": inputs.trial(corpus)}

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from aeenc.errors import DataLoss
 from services.trainer.models.sentence_layout import dense_file
 from services.trainer.models.space import SpaceSpec
+from services.trainer.models.tokens import Tokens
 from services.transformer import DENSE, PooledTransformer, load_transformer
 
 ENCODE_BATCH = 64
@@ -58,18 +57,12 @@ class Encoders(Generic[ModelT]):
         return None if self.premise is self.query else self.premise
 
 
-class TextBatches:
+class TextBatches(Tokens):
     """A checkpoint's tokenizer: turns texts into token ids, cut at the model's maximum, and ids into padded tensors."""
 
     def __init__(self, directory: Path, spec: SpaceSpec, pad_id: int) -> None:
-        self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-        self._tokenizer.no_padding()
-        self._tokenizer.enable_truncation(spec.max_tokens)
+        super().__init__(directory, spec)
         self._pad_id = pad_id
-
-    def ids(self, texts: Sequence[str], prefix: str) -> list[list[int]]:
-        """Returns the token ids of each text with its role's prefix."""
-        return [encoding.ids for encoding in self._tokenizer.encode_batch([prefix + text for text in texts])]
 
     def pad(self, ids: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
         """Returns `input_ids` and `attention_mask`, (batch, longest) each."""
@@ -94,11 +87,6 @@ def load_encoder(directory: Path, spec: SpaceSpec, weights: Mapping[str, Tensor]
     if dense and (layer is None or layer.weight.shape != (spec.dim, transformer.config.hidden_size)):
         raise DataLoss(f"{dense} does not fit the config.json beside it and that of its transformer; restore it")
     return QueryEncoder(transformer, spec)
-
-
-def pad_id_of(directory: Path) -> int:
-    """Reads the padding token's id from config.json."""
-    return int(json.loads((directory / "config.json").read_bytes()).get("pad_token_id") or 0)
 
 
 @torch.inference_mode()

@@ -12,6 +12,7 @@ from services.encoder.rollout.loading import LoadOptions, load_model
 from services.encoder.runtime.onnx_session import CPU, Placement
 from services.store.artifacts import Artifact, ArtifactStore
 from services.trainer.models.space import SpaceSpec
+from services.trainer.models.tokens import pad_id_of
 
 TEXTS = [
     "sun",
@@ -27,7 +28,7 @@ def spec_of(directory: Path, **options: Any) -> SpaceSpec:
 
 
 def ours(directory: Path, texts: list[str] = TEXTS, prefix: str = "", **options: Any) -> Any:
-    from services.trainer.learning.query_encoder import TextBatches, encode, load_encoder, pad_id_of
+    from services.trainer.learning.query_encoder import TextBatches, encode, load_encoder
 
     spec = spec_of(directory, **options)
     return encode(load_encoder(directory, spec), TextBatches(directory, spec, pad_id_of(directory)), texts, prefix)

@@ -13,6 +13,7 @@ from aeenc.trees import Dataset
 from services.store.artifacts import Artifact, ArtifactStore
 from services.trainer.evaluation.protocol import EvaluationQuery, Report, evaluate
 from services.trainer.learning.checkpoint.export import export_pretrained
+from services.trainer.learning.checkpoint.kept_graph import export_kept
 from services.trainer.learning.checkpoint.quantization import int8_gate, quantize, vectors_alone
 from services.trainer.learning.query_encoder import TextBatches
 from services.trainer.models.base_model import DEFAULT_NAME, find_base_model
@@ -83,6 +84,18 @@ def test_untrained_minilm_as_int8_passes_the_gate(
     gate = int8_gate(queries, fp32, int8, premises, ordinals)
     assert gate.passed, gate
     assert (gate.cosine_mean, gate.cosine_min) == (pytest.approx(0.995, abs=0.002), pytest.approx(0.989, abs=0.01))
+
+
+@pytest.mark.timeout(600)
+def test_the_kept_graph_of_minilm_gives_the_bytes_of_a_new_export(tmp_path: Path) -> None:
+    options = {"base_model": DEFAULT_NAME, "max_tokens": 256, "query_prefix": "", "premise_prefix": ""}
+    kept = ArtifactStore(tmp_path / "kept")
+    version = export_kept(kept, {"directory": str(find_base_model(DEFAULT_NAME)), **options})
+    traced = export_minilm(ArtifactStore(tmp_path / "traced"))
+    for name in ("model.onnx", "model.safetensors"):
+        same = kept.open("checkpoints", version).file(name).read_bytes() == traced.file(name).read_bytes()
+        assert same, f"{name} differs; run `python -m tools.kept_graph`"
+    assert version == traced.id
 
 
 def export_minilm(store: ArtifactStore) -> Artifact:

@@ -378,17 +378,6 @@ def test_a_state_of_the_next_major_release_is_never_taken_for_damaged_though_its
     assert (files.directory / FILE).read_bytes() == newer
 
 
-def test_a_step_over_more_premises_than_memory_holds_is_refused_by_name(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("services.trainer.learning.loss.objectives.free_bytes", lambda device: 10_000)
-    with pytest.raises(FailedPrecondition, match=r"over 48 premises needs .* GB of memory, .* lower `batch") as no:
-        run_job(make_job())
-    assert no.value.reason == "NO_MEMORY"
-    monkeypatch.setattr("services.trainer.learning.loss.objectives.free_bytes", lambda device: None)
-    trained(make_job(epochs=1))
-
-
 def test_the_memory_left_on_this_machine_is_told():
     assert (free_bytes(torch.device("cpu")) or 0) > 10_000_000
 

@@ -7,35 +7,24 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
 from services.store.artifacts import Artifact, ArtifactStore
+from services.trainer.learning.checkpoint.probes import PROBES, pretrained_meta, spec_of, write_probes
 from services.trainer.learning.checkpoint.quantization import Trial, add_fp16, add_int8, vectors_alone
-from services.trainer.learning.query_encoder import QueryEncoder, TextBatches, encode, load_encoder, pad_id_of
-from services.trainer.models.space import SpaceSpec, space_id_of
+from services.trainer.learning.query_encoder import QueryEncoder, TextBatches, encode, load_encoder
+from services.trainer.models.space import space_id_of
 from services.trainer.registry.checkpoints import FOLDER
 
 OPSET = 18
-MAX_DIFFERENCE = 1e-4  # between onnxruntime and torch, per component of a unit vector
-
-# Sixteen texts of one to several dozen words, so that loading a checkpoint probes every length bucket.
-_CLAUSES = (
-    "magnetism",
-    "an iron nail is attracted by a magnet",
-    "if an object is made of a magnetic metal then it is pulled towards a magnet",
-    "the sun is a star; it gives light and heat to the planets that travel around it",
-)
 _traced: dict[tuple[Any, ...], torch.onnx.ONNXProgram] = {}  # the last graph of this process, by architecture
-PROBES = tuple("; ".join([clause] * times) for clause in _CLAUSES for times in (1, 2, 3, 5))
 
 
 def write_checkpoint(
@@ -62,11 +51,8 @@ def write_checkpoint(
         (writer.path / "model.onnx").write_bytes(model)
         weights = {name: tensor.contiguous() for name, tensor in encoder.transformer.state_dict().items()}
         (writer.path / "model.safetensors").write_bytes(save(weights))
-        for name in ("config.json", "tokenizer.json"):
-            shutil.copyfile(directory / name, writer.path / name)
-        vectors = _probe(writer.path / "model.onnx", encoder, batches)
-        (writer.path / "probes.json").write_text(json.dumps({"texts": list(PROBES)}))
-        np.save(writer.path / "probes.npy", vectors, allow_pickle=False)
+        vectors = vectors_alone(writer.path / "model.onnx", batches.ids(PROBES, ""))
+        write_probes(writer.path, directory, vectors, encode(encoder, batches, PROBES, ""))
         if metrics is not None:
             (writer.path / "metrics.json").write_text(json.dumps(metrics))
         int8 = {} if trial is None else {"int8": add_int8(writer.path, trial, batches.ids(PROBES, ""))}
@@ -133,38 +119,14 @@ def _trace(
     return program
 
 
-def _probe(path: Path, encoder: QueryEncoder, batches: TextBatches) -> Any:
-    """Encodes each probe alone with onnxruntime, (16, dim): the reference for the encoder service."""
-    vectors = vectors_alone(path, batches.ids(PROBES, ""))
-    difference = float(np.abs(vectors - encode(encoder, batches, PROBES, "")).max())
-    if not difference <= MAX_DIFFERENCE:
-        raise ValueError(f"the exported model differs from the trained one by {difference:.2g}; it is not published")
-    return vectors
-
-
 def export_pretrained(store: ArtifactStore, request: dict[str, Any]) -> str:
     """Writes a base model's directory as a checkpoint and returns its version.
 
     It is the premise encoder of its space and the first query encoder.
     """
     directory = Path(request["directory"])
-    spec = SpaceSpec.of(
-        directory,
-        max_tokens=request["max_tokens"],
-        query_prefix=request["query_prefix"],
-        premise_prefix=request["premise_prefix"],
-        pooling=request.get("pooling", ""),
-    )
-    encoder = load_encoder(directory, spec)
-    pad_id = pad_id_of(directory)
-    meta = {
-        "space_id": space_id_of(directory, spec),
-        "pretrained": True,
-        "pad_id": pad_id,
-        "base_version": "",
-        "job_id": "",
-        "validation_map": 0.0,
-        "lineage": {"base_model": request["base_model"]},
-    }
-    batches = TextBatches(directory, spec, pad_id)
-    return write_checkpoint(store, encoder, batches, directory, meta, fp16=request.get("fp16", False)).id
+    spec = spec_of(directory, request)
+    meta = pretrained_meta(directory, spec, request["base_model"])
+    batches = TextBatches(directory, spec, meta["pad_id"])
+    encoder, fp16 = load_encoder(directory, spec), request.get("fp16", False)
+    return write_checkpoint(store, encoder, batches, directory, meta, fp16=fp16).id

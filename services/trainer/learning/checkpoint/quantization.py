@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.trainer.evaluation.protocol import EvaluationQuery, evaluate
+from services.trainer.evaluation.ranking import Matrix
 
 FILE = "model.int8.onnx"
 PROBES_FILE = "probes.int8.npy"
@@ -63,7 +64,7 @@ class Trial:
 
     queries: Sequence[EvaluationQuery]
     ids: Sequence[Sequence[int]]
-    premises: NDArray[np.float32]
+    premises: Matrix
     ordinal_by_text: Mapping[str, int]
 
 
@@ -131,7 +132,7 @@ def int8_gate(
     queries: Sequence[EvaluationQuery],
     fp32_vectors: NDArray[np.float32],
     int8_vectors: NDArray[np.float32],
-    premises: NDArray[np.float32],
+    premises: Matrix,
     ordinal_by_text: Mapping[str, int],
 ) -> Int8Gate:
     """Compares unit vectors (q, dim) of the same distinct queries over premises (n, dim): strict MAP and cosines."""

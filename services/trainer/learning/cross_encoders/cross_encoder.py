@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from aeenc.errors import FailedPrecondition
 from services.store.artifacts import Artifact, ArtifactStore
 from services.store.files import sha256_of
-from services.trainer.learning.checkpoint.export import PROBES, onnx_bytes
-from services.trainer.learning.query_encoder import pad_id_of
+from services.trainer.learning.checkpoint.export import onnx_bytes
+from services.trainer.learning.checkpoint.probes import PROBES
 from services.trainer.models.base_model import check_labels
+from services.trainer.models.tokens import pad_id_of
 from services.trainer.registry.checkpoints import CROSS_ENCODER, FOLDER
 
 MAX_TOKENS = 512

@@ -23,7 +23,7 @@ from services.corpus.inner_products import exact_scores
 from services.store.artifacts import Artifact
 from services.trainer.data.training_set import CANDIDATES
 from services.trainer.evaluation.protocol import GoldStandard, Ranks, Report
-from services.trainer.evaluation.ranking import CLOSE, gold_ranks
+from services.trainer.evaluation.ranking import CLOSE, Matrix, gold_ranks
 from services.trainer.jobs.job import why_not
 from services.trainer.learning.cross_encoders.cross_encoder import Pair, PairBatches, pair_batches
 from services.trainer.learning.cross_encoders.regression_objective import (
@@ -85,7 +85,7 @@ class RerankingInputs(JobInputs):
             )
         return objective
 
-    def evaluate(self, encoders: Encoders[TrainedScorer], corpus: NDArray[np.float32] | None = None) -> Report | None:
+    def evaluate(self, encoders: Encoders[TrainedScorer], corpus: Matrix | None = None) -> Report | None:
         """Measures the strict quality of the first ranking, its first premises re-ranked by cosine and score."""
         if not self.validation:
             return None

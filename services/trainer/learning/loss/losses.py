@@ -6,14 +6,13 @@ formula depends on that.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-NOTHING = float("-inf")  # a logit that takes no part
+NOTHING = float("-inf")  # the logit of what takes no part
 
 # Classes of natural language inference, premise to hypothesis.
 ENTAILMENT, NEUTRAL, CONTRADICTION = range(3)
@@ -21,24 +20,22 @@ ENTAILMENT, NEUTRAL, CONTRADICTION = range(3)
 
 @dataclass(frozen=True)
 class FullCorpusSoftmax:
-    """Softmax of each positive against every premise that may count as a negative.
+    """Softmax of each positive against every premise that may count as a negative; siblings are none.
 
-    Excluded premises (own text, other splits, undecided) are not negatives, and neither are sibling positives. Refused
-    ones weigh `refused_weight` times an unjudged one.
+    The negatives of a query come as one number: `CorpusNegatives` sums them up block by block.
     """
 
     temperature: float
-    refused_weight: float = 1.0
 
-    def __call__(self, scores: Tensor, positives: Tensor, excluded: Tensor, refused: Tensor) -> Tensor:
-        """Scores (batch, n) are cosines, the rest boolean (batch, n); a scalar, each query weighing the same."""
-        logits = scores / self.temperature
-        negatives = logits + refused.to(logits.dtype) * math.log(self.refused_weight)
-        negatives = negatives.masked_fill(positives | excluded, NOTHING)
-        against = torch.logsumexp(negatives, dim=1, keepdim=True)  # (batch, 1)
-        # -log(e^p / (e^p + sum of negatives)) = softplus(logsumexp(negatives) - p)
-        each = functional.softplus(against - logits) * positives
-        return (each.sum(dim=1) / positives.sum(dim=1)).mean()
+    def __call__(self, cosines: Tensor, rows: Tensor, against: Tensor) -> Tensor:
+        """Computes a scalar in which each query weighs the same.
+
+        Cosines (p,) of positive pairs and the query of each, `rows` (p,), int64; `against` (batch,) is the log of the
+        sum of e^(cosine / temperature) over a query's negatives.
+        """
+        each = functional.softplus(against[rows] - cosines / self.temperature)  # -log(e^p / (e^p + sum of negatives))
+        shares = 1 / torch.bincount(rows, minlength=len(against)).to(each.dtype)
+        return (each * shares[rows]).sum() / len(against)
 
 
 @dataclass(frozen=True)

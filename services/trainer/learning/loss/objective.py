@@ -17,6 +17,7 @@ from torch.nn import functional
 from services.trainer.data.training_set import TrainingSet
 from services.trainer.jobs.files import Precision
 from services.trainer.jobs.job import Batching
+from services.trainer.learning.loss.frozen_vectors import FrozenVectors
 from services.trainer.learning.loss.losses import drift
 from services.trainer.learning.query_encoder import ENCODE_BATCH, Encoders, QueryEncoder, TextBatches
 
@@ -120,9 +121,9 @@ class Queries:
 
 
 class Premises:
-    """Frozen premise vectors (n + outside, dim) by ordinal, as mode SINGLE uses them."""
+    """Frozen premise vectors by ordinal, as mode SINGLE uses them."""
 
-    def __init__(self, vectors: Tensor) -> None:
+    def __init__(self, vectors: FrozenVectors) -> None:
         self.vectors = vectors
 
     def encode(
@@ -130,7 +131,7 @@ class Premises:
     ) -> Tensor:
         """Looks up unit vectors (ordinals, dim), without a gradient."""
         del encoders, normalize
-        return self.vectors[torch.from_numpy(ordinals)]
+        return self.vectors.rows(ordinals)
 
     def drift_penalty(self, vectors: Tensor, ordinals: NDArray[np.int64]) -> Tensor:
         """Returns 0: frozen premises do not drift."""
@@ -147,7 +148,7 @@ class TrainedPremises(Premises):
 
     def __init__(
         self,
-        vectors: Tensor,
+        vectors: FrozenVectors,
         texts: Sequence[str],
         used: NDArray[np.int64],
         batches: TextBatches,
@@ -179,4 +180,4 @@ class TrainedPremises(Premises):
         """Computes the premise terms of Eq. 2; 0 without premises."""
         if not (self._weight and len(ordinals)):
             return torch.zeros((), device=self.vectors.device)
-        return self._weight * drift(functional.normalize(vectors, dim=1), self.vectors[torch.from_numpy(ordinals)])
+        return self._weight * drift(functional.normalize(vectors, dim=1), self.vectors.rows(ordinals))

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from aeenc.errors import FailedPrecondition, InvalidArgument
 from services.trainer.data.training_set import TrainingSet
 from services.trainer.jobs.job import JobConfig, Loss, why_not
-from services.trainer.learning.devices import free_bytes
 from services.trainer.learning.loss.analogy_objective import AnalogyObjective
+from services.trainer.learning.loss.corpus_negatives import CorpusNegatives, Roles, cells_of
 from services.trainer.learning.loss.losses import FullCorpusSoftmax
 from services.trainer.learning.loss.objective import Objective, Premises, Queries, Units
 from services.trainer.learning.loss.pair_objectives import (
@@ -29,30 +29,25 @@ from services.trainer.learning.loss.pair_objectives import (
 )
 from services.trainer.learning.query_encoder import Encoders, QueryEncoder
 
-BYTES_A_SCORE = 36  # of all arrays of a step with an entry for each query and premise; 33 measured on a CPU
-
 
 class CorpusObjective:
     """Full-corpus softmax: every premise that a query may learn from is a negative in every step.
 
-    A unit is a query that has a positive.
+    A unit is a query that has a positive. Premises must be frozen; those outside the generation are negatives only
+    where they were refused.
     """
 
     head: nn.Module | None = None
 
     def __init__(self, training_set: TrainingSet, queries: Queries, premises: Premises, config: JobConfig) -> None:
-        """Premises must be frozen. Raises FailedPrecondition if a step does not fit into memory."""
-        vectors = premises.vectors
-        check_memory(vectors, config)
         self._examples = [n for n, example in enumerate(training_set.examples) if len(example.positives)]
         self.size, self.skipped = len(self._examples), len(training_set.examples) - len(self._examples)
         self._training_set, self._queries, self._config = training_set, queries, config
         self._units = Units(np.array(self._examples, dtype=np.int64), queries.lengths, "QUERIES")
-        self._premises = vectors.T.contiguous()  # (dim, n + outside)
-        never = np.ones(vectors.shape[0], dtype=bool)  # premises outside the generation are never negatives
+        never = np.ones(len(premises.vectors), dtype=bool)
         never[: len(training_set.excluded)] = training_set.excluded
-        self._never = torch.from_numpy(never).to(vectors.device)
-        self._loss = FullCorpusSoftmax(config.temperature, config.refused_weight)
+        self._negatives = CorpusNegatives(premises.vectors, never, config.temperature, config.refused_weight)
+        self._loss = FullCorpusSoftmax(config.temperature)
 
     def batches(self, generator: np.random.Generator, batch_size: int) -> list[NDArray[np.int64]]:
         """Batches queries of similar lengths."""
@@ -62,34 +57,17 @@ class CorpusObjective:
         self, encoders: Encoders[QueryEncoder], units: NDArray[np.int64], whole: NDArray[np.int64] | None = None
     ) -> Tensor:
         """Computes the softmax loss and the penalty."""
-        rows = [self._examples[unit] for unit in units]
-        vectors = self._queries.encode(encoders.query, rows)
-        scores = vectors @ self._premises  # (batch, n + outside)
-        positives = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
-        refused = torch.zeros_like(positives)
-        excluded = self._never.repeat(len(rows), 1)
-        for row, number in enumerate(rows):
-            example = self._training_set.examples[number]
-            positives[row, torch.from_numpy(example.positives)] = True
-            refused[row, torch.from_numpy(example.refused)] = True
-            excluded[row, torch.from_numpy(example.excluded)] = True
-            excluded[row, torch.from_numpy(example.refused)] = False
-        loss = self._loss(scores, positives, excluded, refused) + self._queries.drift_penalty(vectors, rows)
-        return loss if whole is None else loss * (len(units) / len(whole))
-
-
-def check_memory(vectors: Tensor, config: JobConfig) -> None:
-    """Raises FailedPrecondition, naming sizes and remedies, if a step over all premise vectors does not fit."""
-    rows = -(-config.batch_size // config.accumulation)
-    needed = rows * len(vectors) * BYTES_A_SCORE + vectors.nbytes  # and the matrix a second time, transposed
-    free = free_bytes(vectors.device)
-    if free is not None and needed > free:
-        raise FailedPrecondition(
-            f"FULL_CORPUS_SOFTMAX with {rows:,} queries at a time over {len(vectors):,} premises needs "
-            f"{needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free; lower `batch_size`, raise `accumulation`, "
-            "or use MULTIPLE_NEGATIVES_RANKING",
-            reason="NO_MEMORY",
+        numbers = [self._examples[unit] for unit in units]
+        vectors = self._queries.encode(encoders.query, numbers)
+        examples = [self._training_set.examples[number] for number in numbers]
+        positives, excluded, refused = (
+            cells_of([getattr(example, kind) for example in examples]) for kind in ("positives", "excluded", "refused")
         )
+        against = self._negatives.log_sum(vectors, Roles(np.concatenate([positives, excluded]), refused))
+        rows = torch.from_numpy(positives[:, 0].copy()).to(vectors.device)
+        cosines = (vectors[rows] * self._negatives.premises.rows(positives[:, 1])).sum(dim=1)
+        loss = self._loss(cosines, rows, against) + self._queries.drift_penalty(vectors, numbers)
+        return loss if whole is None else loss * (len(units) / len(whole))
 
 
 Build = Callable[[TrainingSet, Queries, Premises, JobConfig], Objective]

@@ -161,7 +161,7 @@ class NliObjective(PairObjective):
         super().__init__(items, training_set, queries, premises, config)
         self.normalize = not isinstance(premises, TrainedPremises)
         torch.manual_seed(config.seed % 2**63)
-        self.head = self._loss = NliClassification(premises.vectors.shape[1]).to(premises.vectors.device)
+        self.head = self._loss = NliClassification(premises.vectors.dim).to(premises.vectors.device)
 
     def _terms(self, encoders: Encoders[QueryEncoder], units: Numbers) -> tuple[Tensor, Tensor]:
         items = self._units.items(units)
@@ -228,9 +228,7 @@ class RankingObjective(PairObjective):
         masked = self._marked(batch, "positives", "excluded")[rows]
         if self._guide is None:
             return MultipleNegativesRanking(self._config.temperature)(batch.scores[rows], own, masked), penalty
-        known = self._premises.vectors[
-            torch.from_numpy(batch.candidates)
-        ]  # frozen, also while the premise encoder is trained
+        known = self._premises.vectors.rows(batch.candidates)  # frozen, also while the premise encoder is trained
         guide = (self._guide[torch.from_numpy(batch.examples)] @ known.T)[rows]
         loss = Gist(self._config.temperature, self._config.guide_margin)
         return loss(batch.scores[rows], guide, own, masked), penalty

@@ -17,7 +17,7 @@ from services.store.artifacts import Artifact
 from services.trainer.evaluation.protocol import EvaluationQuery, evaluate
 from services.trainer.jobs.files import JobFiles
 from services.trainer.learning.checkpoint import quantization
-from services.trainer.learning.checkpoint.export import PROBES
+from services.trainer.learning.checkpoint.probes import PROBES
 from services.trainer.learning.checkpoint.quantization import (
     Int8Gate,
     Recipe,

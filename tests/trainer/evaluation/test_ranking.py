@@ -1,0 +1,46 @@
+"""Ranks counted in blocks of premises are those of a full sort, ties and float16 included."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from services.corpus.inner_products import exact_scores
+from services.trainer.evaluation import ranking
+from services.trainer.evaluation.ranking import gold_ranks, ranks_without
+
+RNG = np.random.default_rng(3)
+QUERIES, PREMISES, DIM = 9, 50, 8
+
+
+def unit(*shape: int) -> NDArray[np.float32]:
+    drawn = RNG.standard_normal(shape)
+    return (drawn / np.linalg.norm(drawn, axis=1, keepdims=True)).astype(np.float32)
+
+
+def sorted_ranks(
+    query: NDArray[np.float32], premises: NDArray[np.float32], gold: list[int], own: int | None
+) -> list[int]:
+    scores = exact_scores(premises, query.astype(np.float64))
+    order = [n for n in np.lexsort((np.arange(len(scores)), -scores)).tolist() if n != own]
+    return [order.index(one) + 1 for one in gold]
+
+
+@pytest.mark.parametrize("block", [1, 7, 4096])
+@pytest.mark.parametrize("stored", [np.float32, np.float16])
+def test_ranks_in_blocks_are_those_of_a_full_sort(monkeypatch: pytest.MonkeyPatch, block: int, stored: type) -> None:
+    monkeypatch.setattr(ranking, "BLOCK_PREMISES", block)
+    monkeypatch.setattr(ranking, "BLOCK_QUERIES", 4)
+    queries, premises = unit(QUERIES, DIM), unit(PREMISES, DIM).astype(stored)
+    premises[[30, 49]] = premises[4]  # equal rows tie, also across blocks
+    whole = premises.astype(np.float32)
+    gold = [np.array([4, 30, 49, n]) for n in range(5, 5 + QUERIES)]
+    owns = [None, 30, *range(7)]  # a gold one, and others
+    kept = [ordinals[ordinals != (-1 if own is None else own)] for ordinals, own in zip(gold, owns, strict=True)]
+    paper = gold_ranks(queries, premises, gold, [None] * QUERIES)
+    strict = gold_ranks(queries, premises, kept, owns)
+    for n, own in enumerate(owns):
+        assert paper[n].tolist() == sorted_ranks(queries[n], whole, gold[n].tolist(), None)
+        assert strict[n].tolist() == sorted_ranks(queries[n], whole, kept[n].tolist(), own)
+        assert ranks_without(paper[n], gold[n], own, queries[n], premises).tolist() == strict[n].tolist()
