@@ -3,6 +3,7 @@
     make bench NAME=scale ARGS='--only quick'     2 M facts by Ray with an encoder that makes vectors up; workers killed
     make bench NAME=scale ARGS='--only minilm'    50,000 facts by Ray with MiniLM, and from a stream
     make bench NAME=scale ARGS='--only large'     10 M premises in float16 with IVF, beside bare FAISS: an hour, 30 GB
+    make bench NAME=scale ARGS='--only encoder'   what the encoder chooses on this CPU, beside each choice by hand
 
 Facts are made of EntailmentBank's by a seed, some repeated, some with the text of another. All stays on loopback.
 """
@@ -18,8 +19,9 @@ from benchmarks.harness.entailmentbank import entailmentbank
 from benchmarks.harness.rows import Rows
 from benchmarks.scale.distributed import minilm, quick
 from benchmarks.scale.large import large
+from benchmarks.scale.precisions import precisions
 
-PARTS = ("quick", "minilm", "large")
+PARTS = ("quick", "minilm", "large", "encoder")
 
 
 def main() -> None:
@@ -30,6 +32,7 @@ def main() -> None:
     parser.add_argument("--compared", type=int, default=200_000, help="of the part quick, also built from a stream")
     parser.add_argument("--encoded", type=int, default=50_000, help="of the part minilm")
     parser.add_argument("--rows", type=int, default=10_000_000, help="of the part large")
+    parser.add_argument("--texts", type=int, default=2048, help="of the part encoder, in a pass")
     given = parser.parse_args()
     rows = Rows("scale")
     sources = [candidate.text for candidate in entailmentbank().candidates()]
@@ -40,6 +43,8 @@ def main() -> None:
             minilm(rows, Path(scratch), sources, given.encoded)
         if "large" in given.only:
             asyncio.run(large(rows, Path(scratch), given.rows))
+        if "encoder" in given.only:
+            asyncio.run(precisions(rows, given.texts))
     rows.finish()
 
 
