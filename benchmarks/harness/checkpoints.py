@@ -104,7 +104,7 @@ def int8_checkpoint(store: ArtifactStore, base: Artifact) -> Artifact:
         return {"int8": add_int8(folder, trial, [encoding.ids for encoding in tokenizer.encode_batch(probes)])}
 
     files = ("model.onnx", "tokenizer.json", "config.json", "probes.json", "probes.npy")
-    return _made_once(store, base, "int8", files, write)
+    return _made_once(store, base, "int8-rowwise", files, write)
 
 
 def _made_once(

@@ -12,7 +12,7 @@ from services.encoder.batching.breaker import Breaker
 from services.encoder.batching.encoder import Encoder
 from services.encoder.batching.queues import CPU_BATCH_ITEMS, CPU_BATCH_TOKENS, GPU_BATCH_TOKENS
 from services.encoder.metrics import EncoderMetrics
-from services.encoder.rollout.calibration import FASTEST
+from services.encoder.rollout.calibration import AUTO
 from services.encoder.rollout.candidates import CandidateLoader
 from services.encoder.rollout.follower import Follower, FollowerOptions
 from services.encoder.rollout.history import SwapHistory
@@ -98,13 +98,11 @@ def _options(settings: EncoderSettings) -> tuple[LoadOptions, str]:
     device = settings.device if not torch_device else "auto" if torch_device != "cpu" else "cpu"
     placement = providers_of(device, settings.gpu_bytes)  # with torch, of cross-encoders only
     precision = settings.precision.removeprefix("prefer-")
-    options = LoadOptions(settings.model_bytes, precision, placement, torch_device)
-    if precision == FASTEST and (torch_device or options.on_gpu):
-        precision = "auto"
-    if precision == "auto":
-        options = replace(options, precision=FLOAT16 if options.on_gpu else FLOAT32)
-    elif precision != FASTEST:
+    options = LoadOptions(settings.model_bytes, precision, placement, torch_device, workers=settings.workers)
+    if precision != AUTO:
         options = replace(options, strict=precision == settings.precision)
+    elif torch_device or options.on_gpu:
+        options = replace(options, precision=FLOAT16 if options.on_gpu else FLOAT32)
     check_runtime(options)
     tokens = settings.batch_tokens or (GPU_BATCH_TOKENS if options.on_gpu else CPU_BATCH_TOKENS)
     return replace(options, batch_tokens=tokens), reason or placement.reason

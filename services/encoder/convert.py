@@ -19,6 +19,7 @@ _PRECISIONS = {
     types_pb2.PRECISION_FLOAT32: "float32",
     types_pb2.PRECISION_FLOAT16: "float16",
     types_pb2.PRECISION_INT8: "int8",
+    types_pb2.PRECISION_BFLOAT16: "bfloat16",
 }
 _TRUNCATES = {types_pb2.TRUNCATE_ERROR: False, types_pb2.TRUNCATE_END: True}
 _BY_ANALOGY = {encoder_pb2.SCORE_KIND_CROSS_ENCODER: False, encoder_pb2.SCORE_KIND_ANALOGY: True}

@@ -54,13 +54,19 @@ class EncoderMetrics:
             ["space", "label", "version"],
             registry=registry,
         )
+        self._precision = Gauge(
+            "aeenc_encoder_precision",
+            "1 for the precision in which the version that a label serves computes queries here",
+            ["space", "label", "precision"],
+            registry=registry,
+        )
         self._runtime = Gauge(
             "aeenc_encoder_runtime",
             "1 for what computes here, 0 when it is a fall-back",
             ["runtime"],
             registry=registry,
         )
-        self._served: dict[tuple[str, str], str] = {}
+        self._served: dict[tuple[str, str], tuple[str, str]] = {}
 
     def batch(self, *, items: int, tokens: int, computed: int, seconds: float) -> None:
         """Records one computed batch; `computed` counts the tokens of its texts and the padding."""
@@ -77,15 +83,18 @@ class EncoderMetrics:
         """Shows what computes here; `handicap` says why it is not what it could be."""
         self._runtime.labels(runtime).set(0 if handicap else 1)
 
-    def serves(self, space_id: str, label: str, version: str, revision: int) -> None:
-        """Shows the version that a label serves, and no longer the one before."""
-        if self._served.get((space_id, label)) != version:
+    def serves(self, space_id: str, label: str, version: str, revision: int, precision: str) -> None:
+        """Shows the version that a label serves and the precision of its queries, and no longer the one before."""
+        if self._served.get((space_id, label)) != (version, precision):
             self.unserved(space_id, label)
-        self._served[space_id, label] = version
+        self._served[space_id, label] = version, precision
         self._serving.labels(space_id, label, version).set(revision)
+        self._precision.labels(space_id, label, precision).set(1)
 
     def unserved(self, space_id: str, label: str) -> None:
         """Records that a label no longer serves here."""
-        version = self._served.pop((space_id, label), None)
-        if version is not None:
+        served = self._served.pop((space_id, label), None)
+        if served is not None:
+            version, precision = served
             self._serving.remove(space_id, label, version)
+            self._precision.remove(space_id, label, precision)

@@ -38,11 +38,13 @@ class EncoderSettings(RedisSettings):
     batch_tokens: int = Field(0, ge=0, description="most padded tokens in one batch; 0: 256 on a CPU, 16384 on a GPU")
     queued_tokens: int = Field(32_768, ge=1024, description="most tokens admitted at once, a quarter of them bulk")
     stuck_s: float = Field(60.0, gt=0, description="how long one batch may take before its worker is replaced")
-    precision: Literal["auto", "fastest", "float32", "float16", "int8", "prefer-float16", "prefer-int8"] = Field(
+    precision: Literal[
+        "auto", "float32", "bfloat16", "float16", "int8", "prefer-bfloat16", "prefer-float16", "prefer-int8"
+    ] = Field(
         "auto",
-        description="how exactly queries are computed; auto: float32 on a CPU, prefer-float16 on a GPU; fastest: on a "
-        "CPU int8 where a version has passed the gate and is faster here, which is measured when it is loaded; "
-        "prefer: float32 for a version that cannot be computed so, which is refused otherwise",
+        description="how exactly queries are computed; auto: on a CPU the fastest of float32, bfloat16 (extra "
+        "encoder-openvino) and int8 (where a version passed the gate), measured when it is loaded; on a GPU "
+        "prefer-float16; prefer: float32 for a version that cannot be computed so, which is refused otherwise",
     )
     poll_s: float = Field(30.0, gt=0, description="how often labels are read again without an event")
     load_s: float = Field(120.0, gt=0, description="how long loading one checkpoint may take")

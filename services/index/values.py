@@ -21,7 +21,7 @@ from aeenc import errors
 from services.corpus.generation import PremiseRecord, Storage
 from services.store.artifacts import Artifact
 
-Precision = Literal["float32", "float16", "int8"]
+Precision = Literal["float32", "float16", "int8", "bfloat16"]
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,12 @@ const MODES: Record<Mode, RetrieveMode> = {
   iterative_lexical: RetrieveMode.ITERATIVE_LEXICAL,
 };
 const METHODS = { min_max: FusionMethod.MIN_MAX, reciprocal_rank: FusionMethod.RECIPROCAL_RANK };
-const PRECISIONS = { float32: Precision.FLOAT32, float16: Precision.FLOAT16, int8: Precision.INT8 };
+const PRECISIONS = {
+  float32: Precision.FLOAT32,
+  float16: Precision.FLOAT16,
+  int8: Precision.INT8,
+  bfloat16: Precision.BFLOAT16,
+};
 
 /** Options of one call. */
 export interface CallOptions {

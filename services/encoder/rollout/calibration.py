@@ -1,6 +1,6 @@
-"""Which precision computes faster on this CPU: measured with a version's probes, in short steps, when it is loaded.
+"""Which precision computes fastest on this CPU: measured with a version's probes, in short steps, when it is loaded.
 
-With VNNI, int8 is 2 to 3 times as fast as single precision; on other CPUs it depends, so nobody has to know.
+int8 is fast with VNNI or AMX, bfloat16 with AVX-512 BF16 or AMX, and on other CPUs it depends, so nobody has to know.
 """
 
 from __future__ import annotations
@@ -9,38 +9,65 @@ import statistics
 import time
 from collections.abc import Generator, Mapping, Sequence
 
-from services.encoder.runtime.model import FLOAT32, INT8
+from services.encoder.runtime.model import FLOAT32
 from services.encoder.runtime.runners import Runner, Tokens
 
-FASTEST = "fastest"
-FASTER = 1.2  # int8 serves from so many times float32's speed on: below, there is little to gain
-ROUNDS, BATCH_TEXTS = 5, 8
+AUTO = "auto"
+GAIN = 1.03  # a lower precision serves from so many times float32's speed on: below, it may be chance
+ROUNDS, BATCH_TOKENS = 5, 256
+
+Rates = dict[str, float]  # texts a second on one core, by precision
 
 
-def fastest(
-    runners: Mapping[str, Runner], tokens: Sequence[Tokens]
-) -> Generator[None, None, tuple[dict[str, Runner], str]]:
-    """Puts the runner first that computes the probes faster here, and says what was measured.
+class Calibration:
+    """Speeds of precisions, measured once for all models of the same sizes, so that swaps stay quick and agree."""
 
-    The runners take turns, so that other work on this machine slows them alike.
-    """
+    def __init__(self) -> None:
+        self._known: dict[object, Rates] = {}
+
+    def rates(
+        self, sizes: object, runners: Mapping[str, Runner], tokens: Sequence[Tokens]
+    ) -> Generator[None, None, Rates]:
+        """Returns the speed of each runner for texts; `sizes` tells models of different cost apart."""
+        key = (sizes, tuple(runners))
+        if key not in self._known:
+            self._known[key] = yield from measured(runners, tokens)
+        return self._known[key]
+
+
+def measured(runners: Mapping[str, Runner], tokens: Sequence[Tokens]) -> Generator[None, None, Rates]:
+    """Measures runners in turns, so that other work on this machine slows them alike."""
     seconds: dict[str, list[float]] = {name: [] for name in runners}
     for _ in range(ROUNDS):
         for name, runner in runners.items():
             seconds[name].append(_seconds(runner, tokens))
             yield
-    rates = {name: len(tokens) / statistics.median(took) for name, took in seconds.items()}
-    ratio = statistics.median(b / a for a, b in zip(seconds[INT8], seconds[FLOAT32], strict=True))
-    first = INT8 if ratio >= FASTER else FLOAT32
-    ordered = {name: runners[name] for name in sorted(runners, key=lambda name: name != first)}
-    said = ", ".join(f"{name} {rate:,.0f}" for name, rate in rates.items())
-    return ordered, f"measured here on one core, texts a second: {said}; int8 serves from {FASTER} times float32"
+    return {name: len(tokens) / statistics.median(took) for name, took in seconds.items()}
+
+
+def fastest(rates: Rates) -> str:
+    """Returns the precision to serve."""
+    best = max(rates, key=lambda name: rates[name])
+    return best if rates[best] >= GAIN * rates[FLOAT32] else FLOAT32
+
+
+def told(rates: Rates) -> str:
+    """Says in words what was measured."""
+    figures = ", ".join(f"{name} {rate:,.0f}" for name, rate in rates.items())
+    return f"measured here on one core, texts a second: {figures}"
 
 
 def _seconds(runner: Runner, tokens: Sequence[Tokens]) -> float:
-    """The time that a runner takes for texts, in batches of similar length."""
-    ordered = sorted(tokens, key=lambda one: len(one.ids))
-    begun = time.perf_counter()
-    for start in range(0, len(ordered), BATCH_TEXTS):
-        runner.run(ordered[start : start + BATCH_TEXTS])
-    return time.perf_counter() - begun
+    """The processor time that a runner takes for texts, in batches of similar length as they are served.
+
+    All runners compute in the thread that calls them; its time passes only while it has a processor.
+    """
+    batches: list[list[Tokens]] = [[]]
+    for one in sorted(tokens, key=lambda one: len(one.ids)):
+        if batches[-1] and len(one.ids) * (len(batches[-1]) + 1) > BATCH_TOKENS:
+            batches.append([])
+        batches[-1].append(one)
+    begun = time.thread_time()
+    for batch in batches:
+        runner.run(batch)
+    return time.thread_time() - begun

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from aeenc import errors
+from services.encoder.rollout.calibration import Calibration
 from services.encoder.rollout.history import SavedLabel, SavedSpace, SwapHistory
 from services.encoder.rollout.loading import LoadOptions, Steps, check_place, load_steps, model_bytes
 from services.encoder.rollout.versions import STABLE, Versions
@@ -62,7 +63,7 @@ class CandidateLoader:
     ) -> None:
         self._registry, self._store, self._options = registry, store, options
         self._load_s, self._memory = load_s, Memory(loaded_bytes or memory_bytes() // 2)
-        self._tokenizers = TokenizerCache()
+        self._tokenizers, self._calibration = TokenizerCache(), Calibration()
         self._threads: set[threading.Thread] = set()
 
     async def load(self, space_id: str, version: str, dim: int | None, *, beside: bool = False) -> Model:
@@ -119,7 +120,14 @@ class CandidateLoader:
     def _steps(self, space_id: str, version: str, manifest_sha256: str, dim: int | None) -> Steps:
         artifact = self._store.open(FOLDER, version, expected_manifest_sha256=manifest_sha256, verify="size")
         reserved = self._memory.reserve(version, model_bytes(artifact, self._options))
-        model = yield from load_steps(artifact, self._options, space_id=space_id, dim=dim, tokenizers=self._tokenizers)
+        model = yield from load_steps(
+            artifact,
+            self._options,
+            space_id=space_id,
+            dim=dim,
+            tokenizers=self._tokenizers,
+            calibration=self._calibration,
+        )
         model.reserved = reserved
         return model
 

@@ -364,7 +364,9 @@ class Follower:
 
     def _serve(self, key: LabelKey, models: list[Model], label: ServedLabel) -> None:
         self._versions.serve(key, models, label)
-        self._metrics.serves(*key, label.version, label.revision)
+        precision, reason = models[0].choose("", "query"), models[0].precision_reason
+        self._metrics.serves(*key, label.version, label.revision, precision)
+        log.info("queries are computed", label=key[1], version=label.version, precision=precision, reason=reason)
 
     def _drop_unnamed(self) -> None:
         """Drops versions that nothing names; their memory goes when their last call has ended."""

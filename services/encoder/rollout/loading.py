@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 
 from aeenc.errors import AeencError, DataLoss, FailedPrecondition
 from services.corpus.arrays import map_array
-from services.encoder.rollout.calibration import FASTEST, fastest
+from services.encoder.rollout.calibration import AUTO, Calibration, fastest, told
 from services.encoder.runtime.model import (
+    BFLOAT16,
     CROSS_ENCODERS,
     FLOAT16,
     FLOAT32,
@@ -34,6 +35,7 @@ from services.encoder.runtime.model import (
     TokenizerCache,
 )
 from services.encoder.runtime.onnx_session import CUDA, Placement, check_onnx, inputs_of, open_session
+from services.encoder.runtime.openvino_session import OpenvinoSession, bfloat16_refusal
 from services.encoder.runtime.runners import PaddedRunner, PairRunner, Runner, Session, SingleRunner, Tokens
 from services.encoder.runtime.torch_session import open_torch_session
 from services.store.artifacts import Artifact
@@ -57,16 +59,22 @@ FILES = {
 }
 Steps = Generator[None, None, Model]
 _EMBEDDING, _SCORE, _SEGMENTS = "sentence_embedding", "score", "token_type_ids"
-_MODELS = {INT8: ("model.int8.onnx", "probes.int8.npy"), FLOAT16: ("model.fp16.onnx", "probes.npy")}
+_MODELS = {
+    INT8: ("model.int8.onnx", "probes.int8.npy"),
+    BFLOAT16: ("model.onnx", "probes.npy"),
+    FLOAT16: ("model.fp16.onnx", "probes.npy"),
+}
+_BATCHED_RECIPES = {"rowwise", "blockwise"}  # of int8, whose vectors do not depend on the batch
 
 
 @dataclass(frozen=True)
 class LoadOptions:
     """The largest model file in bytes, the precision of queries, and the device.
 
-    Precision FASTEST measures int8 against single precision when a version is loaded. `strict`: a version that cannot
-    be computed in that precision here is not served under a label. With a `torch_device`, encoders run in torch there.
-    Cross-encoders never do: their weights are in their ONNX file. `batch_tokens` is the most padded tokens in a batch.
+    Precision AUTO measures what a version has on this CPU when it is loaded. `strict`: a version that cannot be
+    computed in that precision here is not served under a label. With a `torch_device`, encoders run in torch there.
+    Cross-encoders never do: their weights are in their ONNX file. `batch_tokens` is the most padded tokens in a batch,
+    `workers` the number of threads that compute.
     """
 
     max_file_bytes: int
@@ -75,6 +83,7 @@ class LoadOptions:
     torch_device: str = ""
     strict: bool = False
     batch_tokens: int = 0
+    workers: int = 1
 
     @property
     def on_gpu(self) -> bool:
@@ -86,10 +95,13 @@ def check_runtime(options: LoadOptions) -> None:
     """Raises FailedPrecondition for a precision asked for by name that this runtime can give no version."""
     if not options.strict:
         return
-    if options.torch_device and options.precision == INT8:
+    if options.torch_device and options.precision in {INT8, BFLOAT16}:
         raise FailedPrecondition(
-            "AEENC_ENCODER_PRECISION=int8, but the torch runtime has no int8; use onnxruntime for it"
+            f"AEENC_ENCODER_PRECISION={options.precision}, but the torch runtime has no {options.precision}; use "
+            "onnxruntime for it"
         )
+    if options.precision == BFLOAT16 and (reason := _bfloat16_refusal(options)):
+        raise FailedPrecondition(f"AEENC_ENCODER_PRECISION=bfloat16, but {reason}")
     if options.precision == FLOAT16 and not options.on_gpu:
         raise FailedPrecondition("AEENC_ENCODER_PRECISION=float16, but half precision is for a GPU; set prefer-float16")
 
@@ -119,8 +131,9 @@ def load_steps(
     space_id: str,
     dim: int | None,
     tokenizers: TokenizerCache | None = None,
+    calibration: Calibration | None = None,
 ) -> Steps:
-    """Checks, loads and warms a checkpoint, step by step. `tokenizers` avoids reading one twice.
+    """Checks, loads and warms a checkpoint, step by step. `tokenizers` and `calibration` avoid doing things twice.
 
     Raises DataLoss or FailedPrecondition naming the wrong file or value.
     """
@@ -135,6 +148,26 @@ def load_steps(
         yield
         _check_scores(artifact, description, tokenization, pairs)
         return Model(description, tokenization, {FLOAT32: pairs})
+    runners, refused = yield from open_runners(artifact, description, tokenization, options)
+    first, reasons = list(runners)[-1], list(refused.values())
+    if options.precision == AUTO and len(runners) > 1:
+        sizes = tuple(entry.size_bytes for name, entry in artifact.files.items() if name.endswith(".onnx"))
+        tokens = probe_tokens(artifact, tokenization)
+        rates = yield from (calibration or Calibration()).rates(sizes, runners, tokens)
+        first = fastest(rates)
+        reasons.insert(0, told(rates))
+    runners = {name: runners[name] for name in (first, FLOAT32)}  # what does not serve is not kept in memory
+    return Model(description, tokenization, runners, "; ".join(reasons))
+
+
+def open_runners(
+    artifact: Artifact, description: Description, tokenization: Tokenization, options: LoadOptions
+) -> Generator[None, None, tuple[dict[str, Runner], dict[str, str]]]:
+    """Opens, warms and checks a verified encoder in single precision and in the lower ones that the options name.
+
+    Returns the runners, single precision first, and why each other precision was refused. Raises DataLoss or
+    FailedPrecondition for single precision.
+    """
     session = _session(artifact, "model.onnx", options)
     yield
     runner = PaddedRunner(session, pad_id=description.pad_id, dim=description.dim)
@@ -143,23 +176,23 @@ def load_steps(
     _check_vectors(artifact, description, tokenization, runner, "probes.npy")
     yield
     runners: dict[str, Runner] = {FLOAT32: runner}
-    reason = ""
-    low_precision = _low_precision_of(options)
-    if low_precision:
+    refused: dict[str, str] = {}
+    for precision in _lower_precisions(options):
         try:
-            low = _low_precision(artifact, description, tokenization, options, low_precision)
-            runners = {low_precision: low, FLOAT32: runner}
+            runners[precision] = _low_precision(artifact, description, tokenization, options, precision)
         except AeencError as error:
-            reason = error.message
-    if options.precision == FASTEST and len(runners) > 1:
+            refused[precision] = error.message
         yield
-        runners, reason = yield from fastest(runners, _probe_tokens(artifact, tokenization))
-    return Model(description, tokenization, runners, reason)
+    return runners, refused
 
 
-def _low_precision_of(options: LoadOptions) -> str:
-    """The precision to load beside single precision; empty: none."""
-    return INT8 if options.precision == FASTEST else options.precision if options.precision in _MODELS else ""
+def _lower_precisions(options: LoadOptions) -> Sequence[str]:
+    """The precisions to load beside single precision."""
+    return [INT8, BFLOAT16] if options.precision == AUTO else [one for one in _MODELS if one == options.precision]
+
+
+def _bfloat16_refusal(options: LoadOptions) -> str:
+    return "bfloat16 is for a CPU; use float16 on a GPU" if options.on_gpu else bfloat16_refusal()
 
 
 def _low_precision(
@@ -167,8 +200,10 @@ def _low_precision(
 ) -> Runner:
     """Opens the runner of a lower precision. Raises the reason to fall back to single precision."""
     model, probes = _MODELS[precision]
-    if options.torch_device and precision == INT8:
-        raise FailedPrecondition("the torch runtime has no int8; use onnxruntime for it")
+    if options.torch_device and precision in {INT8, BFLOAT16}:
+        raise FailedPrecondition(f"the torch runtime has no {precision}; use onnxruntime for it")
+    if precision == BFLOAT16 and (reason := _bfloat16_refusal(options)):
+        raise FailedPrecondition(reason)
     if model not in artifact.files and not options.torch_device:
         measured = artifact.meta.get("int8" if precision == INT8 else "fp16", {}).get("reason", "")
         raise FailedPrecondition(f"checkpoint {artifact.id} has no {model}{f': {measured}' if measured else ''}")
@@ -176,8 +211,11 @@ def _low_precision(
         raise FailedPrecondition(f"checkpoint {artifact.id} has an int8 model that did not pass the trainer's gate")
     if precision == FLOAT16 and not options.on_gpu:
         raise FailedPrecondition("half precision is for a GPU; this encoder has none")
-    session = _session(artifact, model, options)
-    if precision == INT8:
+    if precision == BFLOAT16:
+        session: Session = OpenvinoSession(_scanned(artifact, model), options.workers)
+    else:
+        session = _session(artifact, model, options)
+    if precision == INT8 and description.int8_recipe not in _BATCHED_RECIPES:
         runner: Runner = SingleRunner(session, dim=description.dim)
     else:
         runner = PaddedRunner(session, pad_id=description.pad_id, dim=description.dim)
@@ -227,9 +265,11 @@ def _check_files(artifact: Artifact, max_file_bytes: int) -> None:
 def model_bytes(artifact: Artifact, options: LoadOptions) -> int:
     """Returns the size of the model files that loading opens, about what the model takes in memory."""
     names = ["model.safetensors"] if options.torch_device else ["model.onnx"]
-    if (low := _low_precision_of(options)) and not options.torch_device:
-        names.append(_MODELS[low][0])
-    return sum(artifact.files[name].size_bytes for name in names if name in artifact.files)
+    lower = [] if options.torch_device else _lower_precisions(options)
+    names += [_MODELS[precision][0] for precision in lower if precision != BFLOAT16]
+    halves = ["model.onnx"] * options.workers if BFLOAT16 in lower and not _bfloat16_refusal(options) else []
+    sizes = {name: entry.size_bytes for name, entry in artifact.files.items()}
+    return sum(sizes.get(name, 0) for name in names) + sum(sizes.get(name, 0) // 2 for name in halves)
 
 
 def _hash(artifact: Artifact) -> Generator[None, None, None]:
@@ -281,7 +321,7 @@ def _check_vectors(
     artifact: Artifact, description: Description, tokenization: Tokenization, runner: Runner, expected_file: str
 ) -> None:
     """Compares the probes' vectors by cosine. Raises FailedPrecondition when one differs, DataLoss for bad probes."""
-    tokens = _probe_tokens(artifact, tokenization)
+    tokens = probe_tokens(artifact, tokenization)
     expected = _expected(artifact, expected_file, (len(tokens), description.dim))
     vectors = _in_twos(runner, tokens)
     worst = float(np.einsum("nd,nd->n", vectors, expected).min())
@@ -292,7 +332,8 @@ def _check_vectors(
         )
 
 
-def _probe_tokens(artifact: Artifact, tokenization: Tokenization) -> Sequence[Tokens]:
+def probe_tokens(artifact: Artifact, tokenization: Tokenization) -> Sequence[Tokens]:
+    """Returns the tokens of an encoder's probes. Raises DataLoss."""
     texts = [str(text) for text in _read_probes(artifact.file("probes.json"), "texts")]
     return tokenization.texts(texts, truncate=True).tokens
 

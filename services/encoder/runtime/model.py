@@ -15,7 +15,7 @@ from services.store.artifacts import Artifact
 
 ModelType = Literal["sentence-encoder", "cross-encoder"]
 CROSS_ENCODERS = "cross-encoder"  # stands for a space in the registry's labels; cross-encoders have none
-FLOAT32, FLOAT16, INT8 = "float32", "float16", "int8"
+FLOAT32, FLOAT16, BFLOAT16, INT8 = "float32", "float16", "bfloat16", "int8"
 _META = ("space_id", "dim", "max_tokens", "pad_id", "query_prefix", "premise_prefix")
 _TOKENIZER_FILE = "tokenizer.json"
 _CACHED_TOKENIZERS = 4
@@ -34,6 +34,7 @@ class Description:
     pad_id: int
     prefixes: Mapping[str, str]
     int8_passed: bool
+    int8_recipe: str
 
     @classmethod
     def of(cls, artifact: Artifact) -> Description:
@@ -54,6 +55,7 @@ class Description:
                 pad_id=int(meta["pad_id"]),
                 prefixes={"query": str(meta["query_prefix"]), "premise": str(meta["premise_prefix"])},
                 int8_passed=bool(meta.get("int8", {}).get("passed", False)),
+                int8_recipe=str(meta.get("int8", {}).get("recipe", "")),
             )
         except (TypeError, ValueError, AttributeError) as error:
             raise DataLoss(f"{artifact.path} has a manifest with wrong values ({error}); publish it again") from error
@@ -144,8 +146,8 @@ class Tokenization:
 class Model:
     """A checkpoint ready to serve. `runners` are by precision, the default one first.
 
-    `precision_reason` says why the precision set for this encoder is not among them. `reserved` is
-    whatever must live as long as the model does.
+    `precision_reason` says why the precision set for this encoder is not among them, or what `auto` has measured.
+    `reserved` is whatever must live as long as the model does.
     """
 
     def __init__(

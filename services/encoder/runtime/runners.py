@@ -57,8 +57,8 @@ class PaddedRunner:
 class SingleRunner:
     """Unit vectors (n, dim), each text in a run of its own, without padding.
 
-    Dynamic quantization takes the scale of its activations from the whole run, so in a batch a text's int8 vector
-    would depend on its neighbours.
+    For int8 files of the former recipe `dynamic`: it takes the scale of its activations from the whole run, so in a
+    batch a text's vector would depend on its neighbours.
     """
 
     pads = False

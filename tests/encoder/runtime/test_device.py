@@ -35,7 +35,7 @@ async def test_auto_falls_back_from_a_cuda_that_does_not_work_and_says_so_everyw
     async with serve(device="auto") as (server, client):
         assert (await client.encode(["sun"])).model_version == tiny_checkpoint.version
         info = await client.info()
-        assert info.runtime == f"onnxruntime/{CPU}/float32"
+        assert info.runtime == f"onnxruntime/{CPU}/auto"
         assert "CUDA" in info.runtime_reason
         assert info.service.state == types_pb2.SERVICE_STATE_DEGRADED
         assert info.service.state_reason == info.runtime_reason

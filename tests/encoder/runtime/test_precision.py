@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from prometheus_client import generate_latest
 
 from aeenc import errors
 from aeenc.v1 import types_pb2
-from services.encoder.rollout import calibration
-from services.encoder.runtime.runners import PaddedRunner, SingleRunner, Tokens
+from services.encoder.rollout import calibration, loading
+from services.encoder.runtime.runners import SingleRunner, Tokens
 from services.store.artifacts import ArtifactStore
 from services.store.registry import Registry
 from support.models.tiny_checkpoints import TinyCheckpoint, register, write_tiny_checkpoint
 
-PASSED = {"passed": True, "map_loss": 0.0, "cosine_mean": 0.995, "cosine_min": 0.98, "queries": 3, "reason": ""}
+PASSED = {
+    "passed": True,
+    "map_loss": 0.0,
+    "cosine_mean": 0.995,
+    "cosine_min": 0.98,
+    "queries": 3,
+    "reason": "",
+    "recipe": "rowwise",
+}
 
 
 @pytest.fixture
@@ -48,57 +57,89 @@ async def test_queries_get_int8_where_the_encoder_is_set_to_it_and_the_gate_was_
         assert list(tuned.precisions) == [types_pb2.PRECISION_INT8, types_pb2.PRECISION_FLOAT32]
 
 
-async def test_an_encoder_that_is_not_set_to_int8_does_not_load_it(serve, space, registry, artifact_store) -> None:
+async def test_an_encoder_that_is_set_to_float32_does_not_load_int8(serve, space, registry, artifact_store) -> None:
     await publish(registry, artifact_store, space, int8=PASSED)
-    async with serve() as (_, client):
+    async with serve(precision="float32") as (_, client):
         assert (await client.encode(["sun"])).precision == "float32"
         with pytest.raises(errors.FailedPrecondition, match=r"is not computed in int8 here.*float32"):
             await client.encode(["sun"], precision="int8")
 
 
-@pytest.mark.parametrize(("int8_s", "first"), [(0.5, "int8"), (0.9, "float32")])
-async def test_the_fastest_precision_is_measured_when_a_version_is_loaded(
+def pretend(monkeypatch, **seconds: float) -> None:
+    """Sets what calibration measures for a precision, by the order of its runners."""
+    took = iter(list(seconds.values()) * calibration.ROUNDS)
+    monkeypatch.setattr(calibration, "_seconds", lambda runner, tokens: next(took))
+
+
+@pytest.mark.parametrize(("int8_s", "first"), [(0.5, "int8"), (0.99, "float32"), (2.0, "float32")])
+async def test_by_default_the_fastest_precision_is_measured_when_a_version_is_loaded(
     serve, space, registry, artifact_store, monkeypatch, int8_s, first
 ) -> None:
-    seconds = {SingleRunner: int8_s, PaddedRunner: 1.0}
-    monkeypatch.setattr(calibration, "_seconds", lambda runner, tokens: seconds[type(runner)])
-    await publish(registry, artifact_store, space, int8=PASSED)
-    async with serve(precision="fastest") as (_, client):
+    monkeypatch.setattr(loading, "bfloat16_refusal", lambda: "there is none")
+    pretend(monkeypatch, float32=1.0, int8=int8_s)
+    tuned = await publish(registry, artifact_store, space, int8=PASSED)
+    async with serve() as (server, client):
         assert (await client.encode(["sun"])).precision == first
-        other = "float32" if first == "int8" else "int8"
-        assert (await client.encode(["sun"], precision=other)).precision == other
-        (tuned,) = [version for version in (await client.info()).versions if not version.premise_encoder]
-        assert tuned.precisions[0].name == first.upper()
-        assert "texts a second: " in tuned.precision_reason
-        base = next(version for version in (await client.info()).versions if version.premise_encoder)
-        assert "has no model.int8.onnx" in base.precision_reason
+        assert (await client.encode(["sun"], precision="float32")).precision == "float32"
+        versions = {version.version: version for version in (await client.info()).versions}
+        shown = versions[tuned.version]
+        assert shown.precisions[0].name == first.upper()
+        assert shown.precision_reason.startswith("measured here on one core, texts a second: float32 16, int8 ")
+        assert shown.precision_reason.endswith("there is none")
+        assert "has no model.int8.onnx" in versions[space.version].precision_reason
+        told = generate_latest(server.metrics).decode()
+        assert f'label="stable",precision="{first}",space="{space.space_id}"}} 1.0' in told
 
 
-def test_each_runner_computes_all_texts_in_its_turn() -> None:
+async def test_an_int8_that_fails_the_golden_check_here_is_not_measured(
+    serve, copied, space, registry, artifact_store
+) -> None:
+    tuned = write_tiny_checkpoint(artifact_store, seed=3, base_version=space.version, int8=PASSED)
+    tuned = copied(tuned.artifact, wrong_probes)
+    await register(registry, tuned, label="stable")
+    async with serve() as (_, client):
+        assert (await client.encode(["sun"])).precision == "float32"
+        (shown,) = [one for one in (await client.info()).versions if one.version == tuned.version]
+        assert [one.name for one in shown.precisions] == ["FLOAT32"]
+        assert "other vectors here than at export" in shown.precision_reason
+
+
+def rates_of(calibrated: calibration.Calibration, runners, sizes: object = 1) -> tuple[dict[str, float], int]:
+    """What is measured, and the number of steps in which loading may stop."""
+    steps = calibrated.rates(sizes, runners, [Tokens([1] * length) for length in range(20, 30)])
+    taken = 0
+    while True:
+        try:
+            next(steps)
+            taken += 1
+        except StopIteration as end:
+            return end.value, taken
+
+
+def test_runners_take_turns_in_short_steps_once_for_models_of_one_size() -> None:
     turns: list[tuple[str, int]] = []
 
     class Fake:
-        pads, width = False, 1
+        pads, width = True, 1
 
-        def __init__(self, name: str, pause_s: float) -> None:
-            self.name, self.pause_s = name, pause_s
+        def __init__(self, name: str, busy_s: float) -> None:
+            self.name, self.busy_s = name, busy_s
 
         def run(self, batch: Sequence[Tokens]) -> NDArray[np.float32]:
             turns.append((self.name, len(batch)))
-            time.sleep(self.pause_s)
+            until = time.thread_time() + self.busy_s
+            while time.thread_time() < until:
+                pass
             return np.ones((len(batch), 1), dtype=np.float32)
 
-    runners = {"int8": Fake("int8", 0.001), "float32": Fake("float32", 0.004)}
-    found: list[tuple[dict[str, Fake], str]] = []
-
-    def steps() -> Generator[None, None, None]:
-        found.append((yield from calibration.fastest(runners, [Tokens([1] * n) for n in range(1, 11)])))
-
-    assert len(list(steps())) == 2 * calibration.ROUNDS, "loading may stop between any two"
-    [(ordered, said)] = found
-    assert list(ordered) == ["int8", "float32"]
-    assert turns[:4] == [("int8", 8), ("int8", 2), ("float32", 8), ("float32", 2)]
-    assert "int8" in said
+    runners = {"float32": Fake("float32", 0.004), "int8": Fake("int8", 0.001)}
+    calibrated = calibration.Calibration()
+    rates, taken = rates_of(calibrated, runners)
+    assert taken == 2 * calibration.ROUNDS
+    assert turns[:4] == [("float32", 9), ("float32", 1), ("int8", 9), ("int8", 1)], "batches of 256 tokens, as served"
+    assert calibration.fastest(rates) == "int8"
+    assert rates_of(calibrated, runners) == (rates, 0)
+    assert rates_of(calibrated, runners, sizes=2)[1] == taken
 
 
 def nothing(path, meta) -> None:
@@ -157,10 +198,10 @@ async def test_half_precision_asked_for_by_name_stops_the_start_without_a_gpu(se
             pass
 
 
-async def test_int8_is_computed_one_text_a_run_so_that_neighbours_cannot_matter(
+async def test_int8_of_the_former_recipe_is_computed_one_text_a_run_so_that_neighbours_cannot_matter(
     serve, space, registry, artifact_store, monkeypatch
 ) -> None:
-    await publish(registry, artifact_store, space, int8=PASSED)
+    await publish(registry, artifact_store, space, int8={**PASSED, "recipe": "dynamic"})
     shapes = []
     original = SingleRunner.__init__
 

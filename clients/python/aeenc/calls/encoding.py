@@ -17,7 +17,7 @@ from aeenc.errors import InvalidArgument
 from aeenc.v1 import encoder_pb2, types_pb2
 
 Role = Literal["query", "premise"]
-Precision = Literal["float32", "float16", "int8"]
+Precision = Literal["float32", "float16", "int8", "bfloat16"]
 Lane = Literal["interactive", "bulk"]
 
 _ROLES = {"query": encoder_pb2.ROLE_QUERY, "premise": encoder_pb2.ROLE_PREMISE}
@@ -26,6 +26,7 @@ _PRECISIONS: dict[str | None, types_pb2.Precision | None] = {
     None: None,
     "float32": types_pb2.PRECISION_FLOAT32,
     "float16": types_pb2.PRECISION_FLOAT16,
+    "bfloat16": types_pb2.PRECISION_BFLOAT16,
     "int8": types_pb2.PRECISION_INT8,
 }
 _PRECISION_NAMES = {number: name for name, number in _PRECISIONS.items() if name is not None}

@@ -373,7 +373,7 @@ def retrieve(
     rerank: Rerank = 0,
     rerank_weight: RerankWeight = 0.0,
     precision: Annotated[
-        Literal["float32", "float16", "int8"] | None,
+        Literal["float32", "float16", "int8", "bfloat16"] | None,
         typer.Option(show_default="the encoder's", help="How exactly to encode the texts."),
     ] = None,
     routing_key: Annotated[str, typer.Option(help="Calls with one key get the same side of a canary rollout.")] = "",

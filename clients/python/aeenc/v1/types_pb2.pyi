@@ -51,6 +51,7 @@ class Precision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PRECISION_FLOAT32: _ClassVar[Precision]
     PRECISION_FLOAT16: _ClassVar[Precision]
     PRECISION_INT8: _ClassVar[Precision]
+    PRECISION_BFLOAT16: _ClassVar[Precision]
 
 class ServiceState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -90,6 +91,7 @@ PRECISION_UNSPECIFIED: Precision
 PRECISION_FLOAT32: Precision
 PRECISION_FLOAT16: Precision
 PRECISION_INT8: Precision
+PRECISION_BFLOAT16: Precision
 SERVICE_STATE_UNSPECIFIED: ServiceState
 SERVICE_STATE_STARTING: ServiceState
 SERVICE_STATE_SERVING: ServiceState

@@ -44,7 +44,7 @@ class LoadedVersion:
     """The precisions available here. The first is the default for queries."""
     precision_reason: str = ""
     """Why it computes in FLOAT32 although this encoder is set to a lower precision, or what an encoder has measured
-    that is set to the fastest one. Empty otherwise.
+    that is set to choose by itself, and why it could not measure others. Empty otherwise.
     """
 
     @classmethod

@@ -89,6 +89,8 @@ class Precision(Choice):
     """Matrix products with weights and activations in 8 bits. Only checkpoints that passed the trainer's gate have
     it.
     """
+    BFLOAT16 = 4
+    """The upper half of single precision, on a CPU that multiplies it in hardware."""
 
 
 class OwnText(Choice):

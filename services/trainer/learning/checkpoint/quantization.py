@@ -1,15 +1,13 @@
 """int8 and fp16 beside fp32: reduces an exported model, and keeps the result only if it passes a gate.
 
 int8 is gated by strict MAP and cosines on judged queries, fp16 by cosines of the probes. Callers may choose either;
-premises, sampling, training and evaluation use fp32. Dynamic quantisation takes its activation scale from the whole
-batch, so everything here runs one unpadded text at a time, and the encoder must do the same.
+premises, sampling, training and evaluation use fp32. Neither recipe of int8 lets a text's neighbours change its vector.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-import tempfile
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,10 +27,10 @@ MAX_MAP_LOSS = 0.002
 MIN_COSINE_MEAN = 0.99
 MIN_COSINE = 0.95
 
-Recipe = Literal["dynamic", "blockwise"]
-# The fastest first. `dynamic` has one activation scale for each matrix product, `blockwise` one for 128 numbers: it is
-# several times closer to fp32 and takes about two thirds more time (docs/experiments/encoder.md).
-RECIPES: tuple[Recipe, ...] = ("dynamic", "blockwise")
+Recipe = Literal["rowwise", "blockwise"]
+# The fastest first. `rowwise` has one activation scale for each token, `blockwise` one for 128 numbers of it: that is
+# closer to fp32 and takes about half more time (docs/experiments/encoder.md).
+RECIPES: tuple[Recipe, ...] = ("rowwise", "blockwise")
 BLOCK = 128
 # onnxruntime's fused kernel is slower on a CPU than the two operators that it replaces.
 DISABLED_OPTIMIZERS = ["SkipLayerNormFusion"]
@@ -102,30 +100,27 @@ def _try(
     return gate
 
 
-def quantize(fp32_path: Path, int8_path: Path, recipe: Recipe = "dynamic") -> None:
+def quantize(fp32_path: Path, int8_path: Path, recipe: Recipe = "rowwise") -> None:
     """Writes the int8 form of an exported model, whole or not at all. The same input gives the same bytes.
 
-    Weights of matrix products become int8, per output channel (`dynamic`) or per block; the rest stays fp32.
+    Weights of matrix products become int8, per output channel (`rowwise`) or per block; the rest stays fp32.
     """
     import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
-    # The library leaves temporary files beside its input.
-    with tempfile.TemporaryDirectory(dir=int8_path.parent, prefix=".quantize-") as scratch, _quiet():
-        source, target = Path(scratch) / "fp32.onnx", Path(scratch) / "int8.onnx"
-        source.write_bytes(fp32_path.read_bytes())
-        if recipe == "dynamic":
-            quantize_dynamic(
-                source, target, per_channel=True, op_types_to_quantize=["MatMul"], weight_type=QuantType.QInt8
-            )
-        else:
-            quantizer = MatMulNBitsQuantizer(
-                onnx.load(source), bits=8, block_size=BLOCK, is_symmetric=True, accuracy_level=4
-            )
+    from services.trainer.learning.checkpoint.rowwise import quantize_rows
+
+    model = onnx.load(fp32_path)
+    if recipe == "rowwise":
+        quantize_rows(model)
+    else:
+        with _quiet():
+            quantizer = MatMulNBitsQuantizer(model, bits=8, block_size=BLOCK, is_symmetric=True, accuracy_level=4)
             quantizer.process()
-            onnx.save(quantizer.model.model, target)
-        target.rename(int8_path)
+        model = quantizer.model.model
+    partial = int8_path.with_name(f".{int8_path.name}")
+    partial.write_bytes(model.SerializeToString())
+    partial.rename(int8_path)
 
 
 def int8_gate(

@@ -12,7 +12,8 @@ import onnx
 import pytest
 
 from services.corpus.generation import open_generation
-from services.encoder.runtime.onnx_session import check_onnx
+from services.encoder.runtime.onnx_session import CPU, Placement, check_onnx, open_session
+from services.encoder.runtime.runners import PaddedRunner, Tokens
 from services.store.artifacts import Artifact
 from services.trainer.evaluation.protocol import EvaluationQuery, evaluate
 from services.trainer.jobs.files import JobFiles
@@ -91,7 +92,7 @@ def test_a_vector_that_is_not_finite_fails_instead_of_ending_the_job():
     assert "not finite" in found.reason
 
 
-@pytest.mark.parametrize("recipe", ["dynamic", "blockwise"])
+@pytest.mark.parametrize("recipe", ["rowwise", "blockwise"])
 def test_quantising_twice_gives_the_same_bytes_and_leaves_nothing_else(space: Space, tmp_path: Path, recipe: Recipe):
     source = space.store.open("checkpoints", space.version).file("model.onnx")
     for name in ("a", "b"):
@@ -101,7 +102,28 @@ def test_quantising_twice_gives_the_same_bytes_and_leaves_nothing_else(space: Sp
     assert data == (tmp_path / "b").read_bytes()
     check_onnx(memoryview(data), "a")
     operators = {node.op_type for node in onnx.load_from_string(data).graph.node}
-    assert operators & {"MatMulInteger", "MatMulNBits"}
+    assert operators & {"MatMulIntegerToFloat", "MatMulNBits"}
+
+
+@pytest.mark.parametrize("recipe", ["rowwise", "blockwise"])
+def test_neighbours_and_padding_do_not_change_a_vector(space: Space, tmp_path: Path, recipe: Recipe):
+    artifact = space.store.open("checkpoints", space.version)
+    quantize(artifact.file("model.onnx"), tmp_path / "int8", recipe)
+    ids = TextBatches(artifact.path, SpaceSpec.of_meta(artifact.meta), 0).ids(PROBES, "")
+    runner = PaddedRunner(open_session(tmp_path / "int8", Placement([CPU]), "sentence_embedding"), pad_id=0, dim=32)
+    together = runner.run([Tokens(one) for one in ids])
+    assert np.einsum("nd,nd->n", together, vectors_alone(tmp_path / "int8", ids)).min() >= 0.999999
+
+
+def test_no_pair_of_products_leaves_16_bits_so_processors_without_vnni_do_not_saturate(space: Space, tmp_path: Path):
+    quantize(space.store.open("checkpoints", space.version).file("model.onnx"), tmp_path / "int8")
+    model = onnx.load(tmp_path / "int8")
+    tensors = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    products = [node for node in model.graph.node if node.op_type == "MatMulIntegerToFloat"]
+    assert products
+    for node in products:
+        weight = tensors[node.input[1]].astype(np.int32)
+        assert 255 * np.abs(weight).max() * 2 <= np.iinfo(np.int16).max
 
 
 def checkpoint(space: Space, files: JobFiles) -> Artifact:
@@ -131,7 +153,7 @@ def test_a_model_that_passes_is_in_the_checkpoint_with_its_probes_and_figures(sp
     artifact = checkpoint(space, files)
     meta = artifact.meta["int8"]
     assert set(meta) == {"passed", "map_loss", "cosine_mean", "cosine_min", "queries", "reason", "recipe"}
-    assert (meta["passed"], meta["queries"], meta["reason"], meta["recipe"]) == (True, 8, "", "dynamic")
+    assert (meta["passed"], meta["queries"], meta["reason"], meta["recipe"]) == (True, 8, "", "rowwise")
     assert set(artifact.files) >= INT8_FILES
     spec = SpaceSpec.of_meta(artifact.meta)
     batches = TextBatches(artifact.path, spec, 0)
@@ -154,7 +176,7 @@ def test_a_model_that_passes_is_in_the_checkpoint_with_its_probes_and_figures(sp
 
 
 def test_a_model_that_fails_is_left_out_and_the_manifest_says_why(space: Space, make_job: MakeJob, monkeypatch):
-    monkeypatch.setattr(quantization, "quantize", spoil("dynamic", "blockwise"))
+    monkeypatch.setattr(quantization, "quantize", spoil("rowwise", "blockwise"))
     artifact = checkpoint(space, make_job(epochs=1))
     meta = artifact.meta["int8"]
     assert meta["passed"] is False
@@ -174,7 +196,7 @@ def tried(space: Space, tmp_path: Path) -> Callable[[], dict[str, Any]]:
 
 
 def test_where_the_fast_recipe_fails_the_finer_one_is_tried(tried, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(quantization, "quantize", spoil("dynamic"))
+    monkeypatch.setattr(quantization, "quantize", spoil("rowwise"))
     meta = tried()
     assert (meta["passed"], meta["reason"], meta["recipe"]) == (True, "", "blockwise")
     assert {path.name for path in tmp_path.iterdir()} == {"model.onnx", *INT8_FILES}

@@ -507,7 +507,7 @@ export type LoadedVersion = Message<"aeenc.v1.LoadedVersion"> & {
 
   /**
    * Why it computes in FLOAT32 although this encoder is set to a lower precision, or what an encoder has measured that
-   * is set to the fastest one. Empty otherwise.
+   * is set to choose by itself, and why it could not measure others. Empty otherwise.
    *
    * @generated from field: string precision_reason = 8;
    */
