@@ -7,6 +7,8 @@
     search       calls of Search for each core-second of the server, beside an echo's
     encoder      what the encoder chooses on this CPU, beside each choice by hand
     start        `aeenc up` in an empty home until all services serve; two minutes
+    training     steps of a job over 1 M premises: memory, time a premise; 5 GB of disk
+    rival        `ours` beside sentence-transformers' trainer; half an hour
 
 Facts are made of EntailmentBank's by a seed, some repeated, some with the text of another. All stays on loopback.
 """
@@ -26,13 +28,20 @@ from benchmarks.scale.conformance import conformance
 from benchmarks.scale.distributed import minilm, quick
 from benchmarks.scale.large import large
 from benchmarks.scale.precisions import precisions
+from benchmarks.scale.rival import LOSSES, rival
 from benchmarks.scale.search import ROUNDS, search
 from benchmarks.scale.start import start
+from benchmarks.scale.training import training
 
 
 def texts() -> list[str]:
     """The facts that others are made of."""
     return [candidate.text for candidate in entailmentbank().candidates()]
+
+
+def queries() -> list[str]:
+    """The queries of train."""
+    return [query.text for query in entailmentbank().queries("train")]
 
 
 PARTS: dict[str, Callable[[Rows, Path, Any], None]] = {
@@ -43,6 +52,10 @@ PARTS: dict[str, Callable[[Rows, Path, Any], None]] = {
     "search": lambda rows, home, given: asyncio.run(search(rows, home, given.rounds)),
     "encoder": lambda rows, _, given: asyncio.run(precisions(rows, given.texts)),
     "start": lambda rows, home, given: start(rows, home, given.starts),
+    "training": lambda rows, home, given: training(rows, home, queries(), given.premises, given.steps),
+    "rival": lambda rows, _, given: rival(
+        rows, entailmentbank(), given.epochs, given.items, given.threads, given.against
+    ),
 }
 
 
@@ -58,6 +71,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of the part search")
     parser.add_argument("--texts", type=int, default=2048, help="of the part encoder, in a pass")
     parser.add_argument("--starts", type=int, default=3, help="of the part start")
+    parser.add_argument("--premises", type=int, default=1_000_000, help="of the part training")
+    parser.add_argument("--steps", type=int, default=6, help="of the part training")
+    parser.add_argument("--epochs", type=int, default=5, help="of ours in the part rival")
+    parser.add_argument("--threads", type=int, default=2, help="of both in the part rival")
+    parser.add_argument("--items", type=int, default=0, help="queries an epoch of ours in the part rival; 0: all")
+    parser.add_argument("--against", nargs="+", choices=LOSSES, default=LOSSES, help="losses in the part rival")
     given = parser.parse_args()
     rows = Rows("scale")
     for name, part in PARTS.items():
