@@ -15,6 +15,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count
 from typing import NamedTuple
 
@@ -39,27 +40,29 @@ class PremiseVectors(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PremiseWords:
-    """The words of a premise in rising order, and their weights (words,)."""
+    """The words of a premise, and the weight of each, which is a float32."""
 
-    words: Sequence[str]
-    weights: NDArray[np.float32]
+    weights: Mapping[str, float]
 
     def score(self, query: Mapping[str, float]) -> np.float32:
         """Scores the premise by the weighted words of a query, to the bit as `LexicalIndex.scores` does."""
         total = np.float32(0)
-        for word, weight in zip(self.words, self.weights, strict=True):
-            if (share := query.get(word)) is not None:
-                total += np.float32(share) * weight
+        for word in sorted(self.weights.keys() & query.keys()):
+            total += np.float32(query[word]) * np.float32(self.weights[word])
         return total
 
     def cosine(self, query: Mapping[str, float]) -> np.float32:
         """The same over the length of the premise's weights, as `LexicalIndex.iterate` does."""
-        return self.score(query) / length_of(self.weights)
+        return self.score(query) / self._length
+
+    @cached_property
+    def _length(self) -> np.float32:
+        return length_of([self.weights[word] for word in sorted(self.weights)])
 
 
-def length_of(weights: NDArray[np.float32]) -> np.float32:
-    """The Euclidean length of weights (words,), summed in their order; 1 where there are none."""
-    return np.float32(math.sqrt(sum(one * one for one in weights.tolist())) or 1.0)
+def length_of(weights: Sequence[float]) -> np.float32:
+    """The Euclidean length of the weights of words in rising order; 1 where there are none."""
+    return np.float32(math.sqrt(sum(one * one for one in weights)) or 1.0)
 
 
 def sparse_vectors(index: LexicalIndex) -> Iterator[PremiseVectors]:
@@ -67,11 +70,8 @@ def sparse_vectors(index: LexicalIndex) -> Iterator[PremiseVectors]:
     vocabulary = list(index.vocabulary)
     for ordinal in range(index.rows):
         terms, weights = index.row(ordinal)
-        words = [vocabulary[term] for term in terms]
-        plain, unit = (
-            _vector(dict(zip(words, one.tolist(), strict=True))) for one in (weights, weights / length_of(weights))
-        )
-        yield PremiseVectors(plain, unit)
+        words, unit = [vocabulary[term] for term in terms], weights / length_of(weights.tolist())
+        yield PremiseVectors(*(_vector(dict(zip(words, one.tolist(), strict=True))) for one in (weights, unit)))
 
 
 def sparse_query(weighted: Mapping[str, float]) -> dict[int, float]:
@@ -84,12 +84,10 @@ def sparse_query(weighted: Mapping[str, float]) -> dict[int, float]:
 
 def premise_words(texts: Sequence[str], vectors: Sequence[Mapping[int, float]]) -> list[PremiseWords]:
     """Reads the words of premises from their texts, and the weights from their vectors."""
-    found = []
-    for words, vector in zip(words_of(texts), vectors, strict=True):
-        places = _places(words)
-        rising = sorted(places)
-        found.append(PremiseWords(rising, np.array([vector[places[word]] for word in rising], np.float32)))
-    return found
+    return [
+        PremiseWords({word: vector[place] for word, place in _places(words).items()})
+        for words, vector in zip(words_of(texts), vectors, strict=True)
+    ]
 
 
 def lexical_scores(
@@ -156,7 +154,8 @@ class RoundsOfText:
         """Takes a round's premises."""
         taken = found.ordinals.tolist()
         self._taken.update(taken)
-        self.query.take(found, ((self._words[one].words, self._words[one].weights) for one in taken))
+        weights = [self._words[one].weights for one in taken]
+        self.query.take(found, ((one.keys(), np.fromiter(one.values(), np.float32)) for one in weights))
 
 
 def growing_query(

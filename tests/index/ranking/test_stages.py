@@ -116,12 +116,14 @@ async def test_the_prior_lifts_what_explained_similar_hypotheses(built):
     assert {hit.id for hit in plain} == {hit.id for hit in lifted}
     assert lifted[0].id == "f1", "both similar hypotheses were explained by it"
     served = open_generation(built.store, "science", (await built.client.info()).corpora[0].active.id)
-    bonus = Prior.of([Explanation(one, tuple(ids)) for one, ids in EXPLAINED], served).bonus(text, ALL)
+    prior = Prior.of([Explanation(one, tuple(ids)) for one, ids in EXPLAINED], served)
+    bonus = prior.bonus(text, ALL)
     cosines = served.vectors @ vector_of(text, encoder_pb2.ROLE_QUERY)
     expected = 0.1 * (cosines - cosines.min()) / np.ptp(cosines) + 0.9 * bonus
     assert [hit.id for hit in lifted] == [f"f{n}" for n in np.argsort(-expected, kind="stable")]
     np.testing.assert_allclose([hit.score for hit in lifted], sorted(expected, reverse=True), atol=1e-5)
     assert (bonus.max(), bonus[8]) == (1.0, 0.0)
+    assert prior.bonus(text, ALL[2:]).tolist() == bonus[2:].tolist(), "a bonus does not depend on the pool"
 
 
 async def test_the_prior_never_learns_from_the_query_itself(built):
