@@ -176,7 +176,7 @@ BREAKS = (
     Break(
         "a service that is not ready refuses",
         INTERCEPTORS,
-        "if not self._readiness.answers and not is_open:",
+        "if not self._readiness.answers and not call.method.always_answers:",
         "if False:",
         "kit/test_server.py::test_health_says_not_serving_until_the_service_is_ready_and_calls_are_refused_with_the_"
         "reason",

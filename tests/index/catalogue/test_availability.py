@@ -148,6 +148,27 @@ async def test_exact_searches_of_a_large_corpus_let_others_have_their_turn():
     assert index.order == [(True, 6), (False, 6), (True, 6), (True, 6)]
 
 
+async def test_the_loop_does_not_wait_for_further_queries_while_no_batch_can_begin():
+    index, batcher, vectors, rounds = Sliced(), SearchBatcher(), np.ones((1, 4), np.float32), []
+    served, turn = SimpleNamespace(index=index, allowed=lambda _: None), batcher._wake
+    batcher._wake = lambda loop: rounds.append(1) or turn(loop)
+    index.go_on.clear()
+    batcher.start()
+    try:
+        first = asyncio.ensure_future(batcher.search(served, vectors, 1, ALL))
+        assert await asyncio.to_thread(index.entered.wait, 20)
+        rounds.clear()
+        others = [asyncio.ensure_future(batcher.search(served, vectors, 1, ALL)) for _ in range(3)]
+        await asyncio.sleep(0.02)
+        assert rounds == [], "a thread that computes can begin nothing"
+        index.go_on.set()
+        await asyncio.gather(first, *others)
+    finally:
+        index.go_on.set()
+        await asyncio.to_thread(batcher.close)
+    assert index.order == [(False, 1), (False, 3)]
+
+
 @pytest.mark.parametrize("end", ["cancelled", "deadline", "shutdown"])
 async def test_nobody_scans_on_for_a_caller_who_has_left(end, monkeypatch):
     index, batcher, vectors = Sliced(), SearchBatcher(), np.ones((100, 4), np.float32)
