@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from aeenc.trees import Dataset
 from benchmarks.harness.rows import ROOT
@@ -69,7 +70,7 @@ def ours(
     threads: int,
     config: JobConfig,
 ) -> Speed:
-    """A job's process, up to the first epoch whose dev MAP is the goal; or to its end, where none is."""
+    """A job's process, up to the first epoch whose dev MAP is the goal; or to its last one, where none is."""
     files = JobFiles(HOME / "ours")
     shutil.rmtree(files.directory, ignore_errors=True)
     files.directory.mkdir(parents=True)
@@ -80,8 +81,8 @@ def ours(
     started = time.perf_counter()
     command = [sys.executable, "-m", "services.trainer.learning", "job", str(files.directory)]
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE)
-    reached = Speed(float("inf"), 0.0)
-    while process.poll() is None and reached.map < goal:
+    reached, progress = Speed(float("inf"), 0.0), dict[str, Any]()
+    while process.poll() is None and reached.map < goal and progress.get("phase") != "exporting":
         time.sleep(POLL_S)
         progress = files.progress() or {}
         found = float(progress.get("best_validation_map", 0.0))
