@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--compared", type=int, default=200_000, help="of the part quick, also built from a stream")
     parser.add_argument("--encoded", type=int, default=50_000, help="of the part minilm")
     parser.add_argument("--rows", type=int, default=10_000_000, help="of the part large")
-    parser.add_argument("--texts", type=int, default=2048, help="of the part encoder, in a pass")
+    parser.add_argument("--texts", type=int, default=1024, help="of the part encoder, in a pass")
     given = parser.parse_args()
     rows = Rows("scale")
     sources = [candidate.text for candidate in entailmentbank().candidates()]
