@@ -28,7 +28,7 @@ from services.store.artifacts import ArtifactStore
 from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.learning.checkpoint.quantization import int8_gate
 
-ROUNDS, CONNECTIONS, TOGETHER = 5, 4, 256
+ROUNDS, CONNECTIONS, TOGETHER = 12, 4, 256
 FAST = {"avx512_vnni", "avx_vnni", "amx_int8", "avx512_bf16", "amx_bf16"}
 CPUINFO = Path("/proc/cpuinfo")
 
@@ -50,10 +50,12 @@ async def precisions(rows: Rows, count: int) -> None:
             fleet = await stack.enter_async_context(running_encoder(store, base, gated, precision=name))
             clients[name] = [fleet.client(retry=True) for _ in range(CONNECTIONS)]
             await closed_loop(clients[name], texts[:512], callers=8, size=32, role="query")
+        order = list(clients)
         for _ in range(ROUNDS):
             rates["bare"].append(max(bare.rates(texts).values()))
-            for name, callers in clients.items():
-                rates[name].append(await closed_loop(callers, texts, callers=8, size=32, role="query"))
+            for name in order:
+                rates[name].append(await closed_loop(clients[name], texts, callers=8, size=32, role="query"))
+            order.reverse()  # none always runs after the same other
         [chosen] = [one for one in (await clients["auto"][0].info()).versions if not one.premise_encoder]
         _speeds(rows, rates, by_hand)
         rows.note("encoder: auto chose", chosen.precisions[0].name.lower(), "", chosen.precision_reason)

@@ -36,13 +36,20 @@ class Calibration:
 
 
 def measured(runners: Mapping[str, Runner], tokens: Sequence[Tokens]) -> Generator[None, None, Rates]:
-    """Measures runners in turns, so that other work on this machine slows them alike."""
+    """Measures runners in turns, so that other work on this machine slows them alike.
+
+    They compute one batch as it is served, of the shortest texts, since facts and queries are short.
+    """
+    batch: list[Tokens] = []
+    for one in sorted(tokens, key=lambda one: len(one.ids)):
+        if not batch or len(one.ids) * (len(batch) + 1) <= BATCH_TOKENS:
+            batch.append(one)
     seconds: dict[str, list[float]] = {name: [] for name in runners}
     for _ in range(ROUNDS):
         for name, runner in runners.items():
-            seconds[name].append(_seconds(runner, tokens))
+            seconds[name].append(_seconds(runner, batch))
             yield
-    return {name: len(tokens) / statistics.median(took) for name, took in seconds.items()}
+    return {name: len(batch) / statistics.median(took) for name, took in seconds.items()}
 
 
 def fastest(rates: Rates) -> str:
@@ -57,17 +64,11 @@ def told(rates: Rates) -> str:
     return f"measured here on one core, texts a second: {figures}"
 
 
-def _seconds(runner: Runner, tokens: Sequence[Tokens]) -> float:
-    """The processor time that a runner takes for texts, in batches of similar length as they are served.
+def _seconds(runner: Runner, batch: Sequence[Tokens]) -> float:
+    """The processor time that a runner takes for a batch.
 
     All runners compute in the thread that calls them; its time passes only while it has a processor.
     """
-    batches: list[list[Tokens]] = [[]]
-    for one in sorted(tokens, key=lambda one: len(one.ids)):
-        if batches[-1] and len(one.ids) * (len(batches[-1]) + 1) > BATCH_TOKENS:
-            batches.append([])
-        batches[-1].append(one)
     begun = time.thread_time()
-    for batch in batches:
-        runner.run(batch)
+    runner.run(batch)
     return time.thread_time() - begun

@@ -68,7 +68,7 @@ async def test_an_encoder_that_is_set_to_float32_does_not_load_int8(serve, space
 def pretend(monkeypatch, **seconds: float) -> None:
     """Sets what calibration measures for a precision, by the order of its runners."""
     took = iter(list(seconds.values()) * calibration.ROUNDS)
-    monkeypatch.setattr(calibration, "_seconds", lambda runner, tokens: next(took))
+    monkeypatch.setattr(calibration, "_seconds", lambda runner, batch: next(took))
 
 
 @pytest.mark.parametrize(("int8_s", "first"), [(0.5, "int8"), (0.99, "float32"), (2.0, "float32")])
@@ -84,7 +84,7 @@ async def test_by_default_the_fastest_precision_is_measured_when_a_version_is_lo
         versions = {version.version: version for version in (await client.info()).versions}
         shown = versions[tuned.version]
         assert shown.precisions[0].name == first.upper()
-        assert shown.precision_reason.startswith("measured here on one core, texts a second: float32 16, int8 ")
+        assert shown.precision_reason.startswith("measured here on one core, texts a second: float32 11, int8 ")
         assert shown.precision_reason.endswith("there is none")
         assert "has no model.int8.onnx" in versions[space.version].precision_reason
         told = generate_latest(server.metrics).decode()
@@ -136,7 +136,7 @@ def test_runners_take_turns_in_short_steps_once_for_models_of_one_size() -> None
     calibrated = calibration.Calibration()
     rates, taken = rates_of(calibrated, runners)
     assert taken == 2 * calibration.ROUNDS
-    assert turns[:4] == [("float32", 9), ("float32", 1), ("int8", 9), ("int8", 1)], "batches of 256 tokens, as served"
+    assert turns[:3] == [("float32", 9), ("int8", 9), ("float32", 9)], "the shortest that fill a batch of 256 tokens"
     assert calibration.fastest(rates) == "int8"
     assert rates_of(calibrated, runners) == (rates, 0)
     assert rates_of(calibrated, runners, sizes=2)[1] == taken
