@@ -51,7 +51,11 @@ class Prior:
     @classmethod
     def of(cls, explanations: Sequence[Explanation], generation: Generation) -> Prior:
         """Prepares explanations; skips ids that the generation does not have. It takes a while: use a thread."""
-        known = generation.ordinal_by_id
+        return cls.over(explanations, generation.ordinal_by_id, len(generation.premises))
+
+    @classmethod
+    def over(cls, explanations: Sequence[Explanation], known: Mapping[str, int], rows: int) -> Prior:
+        """Prepares explanations over so many premises, whose ordinals `known` has by id."""
         found = [sorted({known[one] for one in each.premise_ids if one in known}) for each in explanations]
         starts = np.zeros(len(found) + 1, np.int64)
         np.cumsum([len(one) for one in found], out=starts[1:])
@@ -60,7 +64,7 @@ class Prior:
         for n, text in enumerate(texts):
             by_text.setdefault(_folded(text), []).append(n)
         ordinals = np.array([ordinal for one in found for ordinal in one], np.int64)
-        return cls(LexicalIndex.of(texts), by_text, starts, ordinals, len(generation.premises))
+        return cls(LexicalIndex.of(texts), by_text, starts, ordinals, rows)
 
     def bonus(self, text: str) -> NDArray[np.float32]:
         """Scores each premise (rows,) from 0 to 1 by how often it explained the nearest hypotheses."""

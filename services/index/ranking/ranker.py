@@ -25,7 +25,7 @@ from services.index.dense.batcher import SearchBatcher
 from services.index.lexical.bm25 import LexicalIndex, best
 from services.index.lexical.executor import LexicalExecutor
 from services.index.ranking.encoding import EncodeKey, QueryEncoder, QueryVectors, Reranker
-from services.index.ranking.fusion import fuse, rocchio_feedback, scaled
+from services.index.ranking.fusion import add_bonus, fuse_hits, rocchio_feedback
 from services.index.ranking.prior import Prior
 from services.index.ranking.validation import check_accepted, check_vectors
 from services.index.values import WITHOUT_ENCODER, SearchHits, Selection, TextQuery
@@ -202,26 +202,23 @@ class Ranker:
         def work(row: int) -> SearchHits:
             mine = _without(allowed, call.left_out[row], call.served.index.rows)
             scores = lexical.scores(lexical.terms(query.texts[row], call.accepted_texts(row)))
-            near = dense.hits[row]
-            added = np.setdiff1d(best(scores, self._pool, mine).ordinals, near.ordinals)
-            cosines = exact_scores(call.served.index.vectors[added], vectors[row].astype(np.float64))
-            ordinals = np.concatenate([near.ordinals, added])
-            cosines = np.concatenate([near.scores, cosines])
-            fused = fuse(cosines, scores[ordinals], query.lexical_weight, query.fusion)
-            return SearchHits.best(ordinals, fused, k, exact=near.exact)
+            by_words = best(scores, self._pool, mine)
+
+            def cosines_of(added: NDArray[np.int64]) -> NDArray[np.float32]:
+                return exact_scores(call.served.index.vectors[added], vectors[row].astype(np.float64))
+
+            return fuse_hits(dense.hits[row], by_words, scores, cosines_of, query.lexical_weight, query.fusion, k)
 
         return await self._in_executor(call, dense, work)
 
     async def _with_prior(self, call: RankCall, ranked: Ranking, k: int) -> Ranking:
-        """Re-ranks the pool by the weighted sum of its scores, scaled to 0 to 1, and the prior's bonus for the text."""
+        """Re-ranks the pool with the prior's bonus for the text."""
         if call.prior is None:
             return ranked
-        prior, share = call.prior, np.float32(call.query.prior)
+        prior, query = call.prior, call.query
 
         def work(row: int) -> SearchHits:
-            pool = ranked.hits[row]
-            scores = (1 - share) * scaled(pool.scores) + share * prior.bonus(call.query.texts[row])[pool.ordinals]
-            return SearchHits.best(pool.ordinals, scores, k, exact=pool.exact)
+            return add_bonus(ranked.hits[row], prior.bonus(query.texts[row]), query.prior, k)
 
         return await self._in_executor(call, ranked, work)
 
