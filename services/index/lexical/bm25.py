@@ -143,9 +143,7 @@ class LexicalIndex:
 
     def _as_document(self, terms: Terms) -> Terms:
         """Gives terms the weights that they would have in a text of average length."""
-        return Terms(
-            terms.ids, self._rarity[terms.ids] * terms.weights / (terms.weights + np.float32(self.settings.k1))
-        )
+        return Terms(terms.ids, self.rarity[terms.ids] * terms.weights / (terms.weights + np.float32(self.settings.k1)))
 
     def row(self, ordinal: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The terms of a premise and their weights."""
@@ -167,7 +165,7 @@ class LexicalIndex:
         return np.where(squares > 0, np.sqrt(squares), 1.0).astype(np.float32)
 
     @cached_property
-    def _rarity(self) -> NDArray[np.float32]:
+    def rarity(self) -> NDArray[np.float32]:
         """Lucene's inverse document frequency of each term."""
         containing = np.diff(self.starts)
         return np.log1p((self.rows - containing + 0.5) / (containing + 0.5)).astype(np.float32)

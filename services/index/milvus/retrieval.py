@@ -348,6 +348,8 @@ def check_implemented(query: TextQuery) -> None:
         )
     if query.prior:
         raise errors.Unimplemented(f"prior {query.prior:g} is not in the back end milvus; set it to 0")
+    if query.features:
+        raise errors.Unimplemented("features of a fusion are not in the back end milvus; leave them out")
 
 
 def search_collection(

@@ -1,7 +1,7 @@
 """Ranks premises for texts in every mode: by vectors, by words, or by both; then by the prior and the cross-encoder.
 
-    texts ─┬─ encode ──► vectors less feedback ──► batcher ─┬─► fuse ──► prior ──► cross-encoder ──► k hits
-           └─ BM25 (executor) ──────────────────────────────┘   (each stage only where the query asks for it)
+    texts ─┬─ encode ──► vectors less feedback ──► batcher ─┬─► fuse ──► prior ──► features ──► cross-encoder ──► k hits
+           └─ BM25 (executor) ──────────────────────────────┘         (each stage only where the query asks for it)
 
 The caller's label names the query encoder in the space of the generation, so that a corpus of another space needs no
 other call. Later stages score the best `pool` premises of each first ranking. The pool does not depend on k, so that a
@@ -25,6 +25,7 @@ from services.index.dense.batcher import SearchBatcher
 from services.index.lexical.bm25 import LexicalIndex, best
 from services.index.lexical.executor import LexicalExecutor
 from services.index.ranking.encoding import EncodeKey, QueryEncoder, QueryVectors, Reranker
+from services.index.ranking.features import DEPTH, features_of, order_by
 from services.index.ranking.fusion import add_bonus, fuse_hits, rocchio_feedback
 from services.index.ranking.prior import Prior
 from services.index.ranking.validation import check_accepted, check_vectors
@@ -129,7 +130,9 @@ class Ranker:
                 first = await self._by_vectors(call, vectors, FEEDBACK)
                 ordinals = [one.ordinals.tolist() for one in first.hits]
                 vectors = await asyncio.to_thread(_turned, call.served, vectors, ordinals, query.negative_feedback)
-            ranked = await self._by_vectors(call, vectors, k)
+            ranked = await self._by_vectors(call, vectors, max(k, DEPTH) if query.features else k)
+            if query.features:
+                ranked = await self._by_features(call, encoded.vectors, ranked, k)
             ranked = replace(
                 ranked,
                 queue_s=first.queue_s + ranked.queue_s,
@@ -219,6 +222,20 @@ class Ranker:
 
         def work(row: int) -> SearchHits:
             return add_bonus(ranked.hits[row], prior.bonus(query.texts[row]), query.prior, k)
+
+        return await self._in_executor(call, ranked, work)
+
+    async def _by_features(self, call: RankCall, vectors: NDArray[np.float32], ranked: Ranking, k: int) -> Ranking:
+        """Orders the best premises anew by the weighted sum of their features."""
+        lexical, allowed, query = lexical_of(call.served), call.served.allowed(call.selection), call.query
+
+        def work(row: int) -> SearchHits:
+            hits = ranked.hits[row]
+            mine = _without(allowed, call.left_out[row], call.served.index.rows)
+            terms = lexical.terms(query.texts[row], call.accepted_texts(row))
+            near = call.served.index.vectors[hits.ordinals[:DEPTH]]
+            found = features_of(terms, vectors[row], hits.first(DEPTH), near, lexical, mine)
+            return order_by(hits, found, query.features, k)
 
         return await self._in_executor(call, ranked, work)
 

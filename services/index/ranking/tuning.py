@@ -2,6 +2,7 @@
 
     folds ──► a job each ──► label `fold` ──► vectors of the held-out queries ──┐
           └─► explanations of the others ──► a prior each ──────────────────────┴─► OutOfFold ◄── optuna's weights
+                                                                                       └─► features ──► their weights
 
 The arithmetic is that of the ranker (fusion.py), over exact cosines, so that what is tuned is what is served. Weights
 tuned on queries that the encoder was trained on would trust it too much. The first trials are the encoder alone and
@@ -28,6 +29,7 @@ from aeenc.evaluation import UNRANKED, average_precision
 from aeenc.evaluation.metrics import Ranks
 from aeenc.trees import HELD_OUT, Dataset
 from services.index.lexical.bm25 import LexicalIndex, best
+from services.index.ranking.features import DEPTH, features_of, fit, order_by
 from services.index.ranking.fusion import add_bonus, fuse_hits, rocchio_feedback
 from services.index.ranking.prior import Prior
 from services.index.values import Explanation, SearchHits
@@ -63,6 +65,41 @@ class HeldOut:
     gold: Sequence[Sequence[int]]
     vectors: NDArray[np.float32]
     prior: Prior
+
+    def __iter__(self) -> Iterator[tuple[str, Sequence[int], NDArray[np.float32]]]:
+        """Yields text, gold premises and vector of each query."""
+        yield from zip(self.texts, self.gold, self.vectors, strict=True)
+
+
+def drawn(folds: Sequence[HeldOut], most: int, seed: int) -> list[HeldOut]:
+    """Draws at most so many queries of all folds; 0: all."""
+    sizes = [len(fold.texts) for fold in folds]
+    if not most or sum(sizes) <= most:
+        return [*folds]
+    chosen = np.sort(np.random.default_rng(seed).permutation(sum(sizes))[:most])
+    found = []
+    for fold, start in zip(folds, np.cumsum([0, *sizes]).tolist(), strict=False):
+        rows = [n - start for n in chosen.tolist() if start <= n < start + len(fold.texts)]
+        texts, gold = [fold.texts[n] for n in rows], [fold.gold[n] for n in rows]
+        found.append(HeldOut(texts, gold, fold.vectors[rows], fold.prior))
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """A query's ranking, the features of its first premises, and its gold premises."""
+
+    hits: SearchHits
+    features: NDArray[np.float64]
+    gold: Sequence[int]
+
+
+@dataclass(frozen=True, eq=False)
+class LearnedOrder:
+    """Weights by feature, and the average precision of each query by weights that its fold had no part in."""
+
+    features: Mapping[str, float]
+    average_precisions: NDArray[np.float64]
 
 
 class OutOfFold:
@@ -101,6 +138,35 @@ class OutOfFold:
                     vectors = rocchio_feedback(vectors, turned, weights.negative_feedback)
                 yield from self._ranked(rows, vectors, weights)
             at += len(fold.texts)
+
+    def learn(self, weights: Weights) -> LearnedOrder:
+        """Fits the weights of features on all queries, and measures them where each fold's are fitted on the others."""
+        examples = list(self.examples(weights))
+        least = min((len(one.features) for one in examples), default=0)  # corpora of fewer premises than DEPTH
+        found = [one.features[:least] for one in examples]
+        gold = [np.isin(one.hits.ordinals[:least], one.gold) for one in examples]
+        folds = np.repeat(np.arange(len(self._folds)), [len(fold.texts) for fold in self._folds])
+        measured = np.zeros(len(examples))
+        for fold in range(len(self._folds)):
+            others = np.flatnonzero(folds != fold).tolist()
+            learned = fit([found[n] for n in others], [gold[n] for n in others])
+            for n in np.flatnonzero(folds == fold).tolist():
+                ordered = order_by(examples[n].hits, examples[n].features, learned, POOL)
+                measured[n] = average_precision(_ranks(examples[n].gold, ordered))
+        return LearnedOrder(fit(found, gold), measured)
+
+    def examples(self, weights: Weights) -> Iterator[Example]:
+        """Yields the ranking of each query with the features of its first premises."""
+        asked = [(text, own, vector) for fold in self._folds for text, own, vector in fold]
+        for (text, gold, vector), words, hits in zip(asked, self._by_words, self.rankings(weights), strict=True):
+            allowed = None
+            if words.own >= 0:
+                allowed = np.ones(len(self._premises), dtype=bool)
+                allowed[words.own] = False
+            first = hits.first(DEPTH)
+            near = self._premises[first.ordinals]
+            found = features_of(self._lexical.terms(text), vector, first, near, self._lexical, allowed)
+            yield Example(hits, found, gold)
 
     def _ranked(self, rows: range, vectors: NDArray[np.float32], weights: Weights) -> Iterator[SearchHits]:
         cosines = vectors @ self._premises.T
@@ -246,6 +312,7 @@ def command(
     pretrained: Annotated[
         bool, typer.Option("--pretrained", help="Train nothing: tune for the pre-trained encoder.")
     ] = False,
+    queries: Annotated[int, typer.Option(min=0, help="At most so many queries for the trials, drawn; 0: all.")] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Of all draws.")] = 0,
 ) -> None:
     """Trains an encoder without each fold and tunes the weights of Retrieve on the queries that it has not seen.
@@ -281,16 +348,23 @@ def command(
             report(n, len(data), name)
         premises = encoded(connected, texts, role="premise", space_id=connected.trainer.info().default_space_id)
     measured = OutOfFold(texts, premises, held_out)
-    found = tune(measured.value, trials=trials, seed=seed)
+    found = tune(OutOfFold(texts, premises, drawn(held_out, queries, seed)).value, trials=trials, seed=seed)
+    learned = measured.learn(found.weights)
     weights = asdict(found.weights)
-    values = {"tuned": found.value, "published": found.published, "alone": found.alone}
-    result = {"queries": len(measured.queries), "weights": weights, "map": values}
+    values = {
+        "alone": measured.value(Weights()),
+        "published": measured.value(PUBLISHED),
+        "tuned": measured.value(found.weights),
+        "with features": float(learned.average_precisions.mean()),
+    }
+    result = {"queries": len(measured.queries), "weights": weights, "features": learned.features, "map": values}
     rows = [(name, f"{value:.4f}") for name, value in values.items()]
     options = " ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in weights.items())
+    features = json.dumps({name: round(weight, 4) for name, weight in learned.features.items()})
     out.result(
         result,
         table([f"MAP of {len(measured.queries):,} held-out queries", ""], rows, right=1),
-        f"--mode hybrid {options}",
+        f"--mode hybrid {options} --features '{features}'",
     )
 
 

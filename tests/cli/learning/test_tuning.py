@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from aeenc.trees import HELD_OUT, Dataset
+from services.index.ranking.features import NAMES
 from support.worlds.light_fleet import LightFleet, light_fleet
 
 __all__ = ["light_fleet"]
@@ -40,6 +41,16 @@ async def test_weights_are_tuned_on_the_held_out_queries_of_all_folds(aeenc, lig
     assert result["queries"] == sum(len(fold.queries(HELD_OUT)) for fold in folds)
     assert result["map"]["tuned"] >= max(result["map"]["alone"], result["map"]["published"])
     assert set(result["weights"]) == {"lexical_weight", "prior", "negative_feedback"}
+    assert set(result["features"]) == set(NAMES)
+    words = ("--data", SAMPLE, "--mode", "hybrid", "--protocol", "strict", "--features", json.dumps(result["features"]))
+    evaluated = await aeenc(*targets, "--json", "evaluate", *words)
+    assert evaluated.code == 0, evaluated.stderr
+
+
+@pytest.mark.parametrize("words", [("--mode", "hybrid", "--features", "words"), ("--features", '{"rank": 1}')])
+async def test_features_that_cannot_be_used_are_refused_before_anything_is_asked(aeenc, words):
+    ended = await aeenc("--json", "evaluate", "--data", SAMPLE, *words)
+    assert (ended.code, "--features" in ended.error["message"]) == (2, True)
 
 
 async def test_a_folder_without_folds_is_refused_with_the_command_that_writes_them(aeenc, tmp_path):

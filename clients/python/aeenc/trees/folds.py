@@ -30,7 +30,7 @@ def folds_of(trees: Sequence[Tree], number: int, seed: int = 0) -> list[list[int
     fold with the fewest queries. Raises
     InvalidArgument where fewer than two folds are asked for, or more than there are groups of connected trees.
     """
-    groups = _connected(trees)
+    groups = connected(trees)
     if not 2 <= number <= len(groups):
         raise InvalidArgument(
             f"the number of folds must be between 2 and {len(groups)}, the groups of trees that share no query; "
@@ -77,7 +77,7 @@ def _name(record: Mapping[str, Any]) -> tuple[str, str]:
     return record["id"], record["hypothesis"]
 
 
-def _connected(trees: Sequence[Tree]) -> list[list[int]]:
+def connected(trees: Sequence[Tree]) -> list[list[int]]:
     """Groups the places of trees that are connected by a query, in order of their first tree."""
     queries = {query for tree in trees for query in _queries(tree)}
     group = list(range(len(trees)))
