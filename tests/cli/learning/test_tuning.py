@@ -42,9 +42,15 @@ async def test_weights_are_tuned_on_the_held_out_queries_of_all_folds(aeenc, lig
     assert result["map"]["tuned"] >= max(result["map"]["alone"], result["map"]["published"])
     assert set(result["weights"]) == {"lexical_weight", "prior", "negative_feedback"}
     assert set(result["features"]) == set(NAMES)
-    words = ("--data", SAMPLE, "--mode", "hybrid", "--protocol", "strict", "--features", json.dumps(result["features"]))
-    evaluated = await aeenc(*targets, "--json", "evaluate", *words)
-    assert evaluated.code == 0, evaluated.stderr
+
+    async def measured(**features: float) -> float:
+        words = ("--data", SAMPLE, "--mode", "hybrid", "--protocol", "strict", "--no-trees")
+        ended = await aeenc(*targets, "--json", "evaluate", *words, "--features", json.dumps(features))
+        assert ended.code == 0, ended.stderr
+        return float(_result(ended.stdout)["strict"]["MAP"])
+
+    as_it_was, reversed_ = await measured(rank=1.0), await measured(rank=-1.0)
+    assert as_it_was == await measured() > reversed_
 
 
 @pytest.mark.parametrize("words", [("--mode", "hybrid", "--features", "words"), ("--features", '{"rank": 1}')])
