@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import aeenc
@@ -186,11 +187,20 @@ class _Told:
 
 @contextmanager
 def research(
-    base_model: str = DEFAULT_NAME, *, directory: Path = DATA, home: Path = HOME, **settings: object
+    base_model: str = DEFAULT_NAME,
+    *,
+    directory: Path = DATA,
+    home: Path = HOME,
+    further: Mapping[str, Path] = MappingProxyType({}),
+    **settings: object,
 ) -> Iterator[Research]:
-    """A fleet over the data in `directory`; `settings` are the trainer's. It ends with the block, its state stays."""
+    """A fleet over the data in `directory`; `settings` are the trainer's. It ends with the block, its state stays.
+
+    `further` data sets are the trainer's, too.
+    """
     dataset = Dataset.load(directory)
     data_sets = {GOLD: str(directory.resolve()), **({NLI: f"nli:{INFERENCES}"} if INFERENCES.is_file() else {})}
+    data_sets |= {name: str(path.resolve()) for name, path in further.items()}
     chosen = {"base_model": base_model, "data_sets": json.dumps(data_sets), **settings}
     fleet = Fleet(
         home / (base_model.replace("/", "--") + ("" if directory == DATA else f"-{directory.resolve().name}"))

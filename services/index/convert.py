@@ -91,6 +91,7 @@ def to_text_query(request: index_pb2.RetrieveRequest, context: Any) -> TextQuery
         negative_feedback=request.negative_feedback,
         fusion=decode_enum(_FUSIONS, request.fusion.method, "fusion.method", "min_max"),
         lexical_weight=request.fusion.lexical_weight if request.fusion.HasField("lexical_weight") else LEXICAL_WEIGHT,
+        features=dict(request.fusion.features),
         precision=precision_name(request.precision),
         routing_key=request.routing_key,
         request_id=request_id(context),

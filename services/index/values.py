@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -118,8 +118,8 @@ class TextQuery:
     none), those of `rerank_versions` do together; `rerank_weight` is the weight of its score beside that of the first
     ranking (0: its score alone decides).
     `prior` and `negative_feedback`, both from 0 to 1, weigh the explanatory-power prior and what the best premises of a
-    first ranking have in common. `precision`, `routing_key` and `request_id` go to the encoder; empty ones leave it the
-    choice.
+    first ranking have in common. `features` are weights by name, whose sum orders the best of mode HYBRID anew.
+    `precision`, `routing_key` and `request_id` go to the encoder; empty ones leave it the choice.
     """
 
     texts: tuple[str, ...]
@@ -137,6 +137,7 @@ class TextQuery:
     negative_feedback: float = 0.0
     lexical_weight: float = LEXICAL_WEIGHT
     fusion: FusionMethod = "min_max"
+    features: Mapping[str, float] = field(default_factory=dict)
     precision: Precision | None = None
     routing_key: str = ""
     request_id: str = ""

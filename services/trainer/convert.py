@@ -359,7 +359,9 @@ def _retrieval(message: trainer_pb2.RetrievalOptions) -> Retrieval:
     if message.HasField("fusion"):
         weight = message.fusion.lexical_weight if message.fusion.HasField("lexical_weight") else None
         fusion = Fusion(
-            decode_enum(_FUSION_METHODS, message.fusion.method, "config.retrieval.fusion.method", "min_max"), weight
+            decode_enum(_FUSION_METHODS, message.fusion.method, "config.retrieval.fusion.method", "min_max"),
+            weight,
+            dict(message.fusion.features),
         )
     return Retrieval(
         mode=decode_enum(_RETRIEVE_MODES, message.mode, "config.retrieval.mode", "dense"),

@@ -7,7 +7,7 @@ import json
 from dataclasses import replace
 
 from aeenc.oracle import EXPLAINS, REFUSES
-from aeenc.trees import Dataset, read_trees
+from aeenc.trees import HELD_OUT, Dataset, read_trees
 from aeenc.v1 import oracle_pb2, sampler_pb2
 from support.worlds.sampler_world import SamplerWorld, at_work, take
 
@@ -131,6 +131,14 @@ async def test_gold_trees_are_exported_without_any_service(aeenc, trees, tmp_pat
     again = await aeenc("--json", "export", "trees", "--data", trees, "--to", tmp_path / "svg", "--as", "svg")
     assert (again.code, ended.json["trees"]) == (4, 3)
     assert (await aeenc("export", "beir", "--to", tmp_path / "none")).code == 2
+
+
+async def test_folds_are_written_with_what_the_trainer_is_to_be_told(aeenc, trees, tmp_path):
+    words = ("--data", trees, "--to", tmp_path / "folds", "--folds", 2)
+    told = (await aeenc("--json", "export", "folds", *words)).json
+    assert set(told["folds"]) == {"fold-0", "fold-1"}
+    held_out = [Dataset.load(path).trees(HELD_OUT) for path in told["folds"].values()]
+    assert sum(map(len, held_out)) == len(Dataset.load(trees).trees("train"))
 
 
 async def test_a_run_in_beirs_layout_has_the_corpus_of_its_index(aeenc, world, fleet, trees, tmp_path):

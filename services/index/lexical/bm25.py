@@ -121,17 +121,18 @@ class LexicalIndex:
             grown = Terms(np.array(known, np.int64), np.array([query.weights[term] for term in known], np.float32))
             found = best(self.scores(grown) / self._lengths, query.size, open_)
             open_[found.ordinals] = False
-            query.take(found, map(self.row, found.ordinals.tolist()))
+            rows = map(self.row, found.ordinals.tolist())
+            query.take(found, ((ids.tolist(), weights) for ids, weights in rows))
         return query.hits
 
     def _as_document(self, terms: Terms) -> Terms:
         return Terms(terms.ids, document_weights(terms.weights, self._containing[terms.ids], self.rows, self.settings))
 
-    def row(self, ordinal: int) -> tuple[list[int], NDArray[np.float32]]:
+    def row(self, ordinal: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The terms of a premise in rising order, and their weights."""
         order, starts = self._by_premise
         part = order[starts[ordinal] : starts[ordinal + 1]]
-        return (np.searchsorted(self.starts, part, side="right") - 1).tolist(), self.weights[part]
+        return np.searchsorted(self.starts, part, side="right") - 1, self.weights[part]
 
     @cached_property
     def _by_premise(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -151,9 +152,19 @@ class LexicalIndex:
         """The number of premises that contain each term."""
         return np.diff(self.starts)
 
+    @cached_property
+    def rarity(self) -> NDArray[np.float32]:
+        """Lucene's inverse document frequency of each term."""
+        return rarity_of(self._containing, self.rows)
+
     def frequencies(self) -> Iterator[tuple[str, int]]:
         """The words of the premises, each with the number of premises that contain it."""
         return ((word, count) for word, count in zip(self.vocabulary, self._containing.tolist(), strict=True) if count)
+
+
+def rarity_of(containing: NDArray[np.int64], rows: int) -> NDArray[np.float32]:
+    """Lucene's inverse document frequency of words (n,) that `containing` of the `rows` premises contain."""
+    return np.log1p((rows - containing + 0.5) / (containing + 0.5)).astype(np.float32)
 
 
 def document_weights(
@@ -161,10 +172,9 @@ def document_weights(
 ) -> NDArray[np.float32]:
     """Gives words (n,) the weights that they would have in a text of average length.
 
-    `containing` says how many of the `rows` premises contain each; their rarity is Lucene's.
+    `containing` says how many of the `rows` premises contain each.
     """
-    rarity = np.log1p((rows - containing + 0.5) / (containing + 0.5)).astype(np.float32)
-    return rarity * counts / (counts + np.float32(settings.k1))
+    return rarity_of(containing, rows) * counts / (counts + np.float32(settings.k1))
 
 
 class GrowingQuery(Generic[Word]):

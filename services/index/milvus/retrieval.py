@@ -155,9 +155,14 @@ class MilvusRetrieval:
         return replace(result, total_s=time.perf_counter() - started)
 
     async def retrieve(self, query: TextQuery, *, deadline_s: float | None = None) -> RetrievalResult:
-        """Finds the premises that best explain each text. Raises what `search` and the encoder raise."""
+        """Finds the premises that best explain each text.
+
+        Raises what `search` and the encoder raise, Unimplemented for features of a fusion.
+        """
         started, clock = time.perf_counter(), _Deadline(deadline_s)
         check_text_query(query, self._limits)
+        if query.features:
+            raise errors.Unimplemented("features of a fusion are not in the back end milvus; leave them out")
         result = await self._in_generation(query.scope, lambda served: self._retrieve(served, query, clock))
         return replace(result, total_s=time.perf_counter() - started)
 

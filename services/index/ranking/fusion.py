@@ -6,13 +6,13 @@ which costs quality here (docs/evaluation.md).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from services.index.values import FusionMethod
+from services.index.values import FusionMethod, SearchHits
 
 RANK_OFFSET = 60  # of reciprocal ranks, as in the paper
 
@@ -24,6 +24,26 @@ def fuse(
     normalise = scaled if method == "min_max" else _by_rank
     both = (1.0 - lexical_weight) * normalise(dense) + lexical_weight * normalise(lexical)
     return both.astype(np.float32)
+
+
+def fuse_hits(
+    near: SearchHits,
+    by_words: SearchHits,
+    lexical: NDArray[np.float32],
+    cosines_of: Callable[[NDArray[np.int64]], NDArray[np.float32]],
+    lexical_weight: float,
+    method: FusionMethod,
+    k: int,
+) -> SearchHits:
+    """Combines the best premises by vectors and by words; `lexical` are the word scores of all premises (rows,).
+
+    `cosines_of` scores the premises that only the words have found.
+    """
+    added = np.setdiff1d(by_words.ordinals, near.ordinals)
+    ordinals = np.concatenate([near.ordinals, added])
+    cosines = np.concatenate([near.scores, cosines_of(added)])
+    fused = fuse(cosines, lexical[ordinals], lexical_weight, method)
+    return SearchHits.best(ordinals, fused, k, exact=near.exact)
 
 
 def scaled(scores: NDArray[np.float32]) -> NDArray[np.float64]:

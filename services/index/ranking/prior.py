@@ -74,7 +74,11 @@ class Prior:
     @classmethod
     def of(cls, explanations: Sequence[Explanation], generation: Generation) -> Prior:
         """Prepares explanations; skips ids that the generation does not have. It takes a while: use a thread."""
-        known = generation.ordinal_by_id
+        return cls.over(explanations, generation.ordinal_by_id)
+
+    @classmethod
+    def over(cls, explanations: Sequence[Explanation], known: Mapping[str, int]) -> Prior:
+        """Prepares explanations over the premises whose ordinals `known` has by id."""
         explained = [sorted({known[one] for one in each.premise_ids if one in known}) for each in explanations]
         return cls(Hypotheses.of(explanations), explained)
 

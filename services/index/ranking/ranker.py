@@ -1,7 +1,7 @@
 """Ranks premises for texts in every mode: by vectors, by words, or by both; then by the prior and the cross-encoder.
 
-    texts ─┬─ encode ──► vectors less feedback ──► batcher ─┬─► fuse ──► prior ──► cross-encoder ──► k hits
-           └─ BM25 (executor) ──────────────────────────────┘   (each stage only where the query asks for it)
+    texts ─┬─ encode ──► vectors less feedback ──► batcher ─┬─► fuse ──► prior ──► features ──► cross-encoder ──► k hits
+           └─ BM25 (executor) ──────────────────────────────┘         (each stage only where the query asks for it)
 
 The caller's label names the query encoder in the space of the generation, so that a corpus of another space needs no
 other call. Later stages score the best `pool` premises of each first ranking. The pool does not depend on k, so that a
@@ -25,7 +25,8 @@ from services.index.dense.batcher import SearchBatcher
 from services.index.lexical.bm25 import LexicalIndex, best
 from services.index.lexical.executor import LexicalExecutor
 from services.index.ranking.encoding import EncodeKey, QueryEncoder, QueryVectors, Reranker
-from services.index.ranking.fusion import fuse, rocchio_feedback
+from services.index.ranking.features import DEPTH, features_of, order_by
+from services.index.ranking.fusion import fuse_hits, rocchio_feedback
 from services.index.ranking.prior import Prior, with_bonus
 from services.index.ranking.validation import check_accepted, check_vectors
 from services.index.values import WITHOUT_ENCODER, SearchHits, Selection, TextQuery
@@ -129,7 +130,9 @@ class Ranker:
                 first = await self._by_vectors(call, vectors, FEEDBACK)
                 ordinals = [one.ordinals.tolist() for one in first.hits]
                 vectors = await asyncio.to_thread(_turned, call.served, vectors, ordinals, query.negative_feedback)
-            ranked = await self._by_vectors(call, vectors, k)
+            ranked = await self._by_vectors(call, vectors, max(k, DEPTH) if query.features else k)
+            if query.features:
+                ranked = await self._by_features(call, encoded.vectors, ranked, k)
             ranked = replace(
                 ranked,
                 queue_s=first.queue_s + ranked.queue_s,
@@ -202,18 +205,17 @@ class Ranker:
         def work(row: int) -> SearchHits:
             mine = _without(allowed, call.left_out[row], call.served.index.rows)
             scores = lexical.scores(lexical.terms(query.texts[row], call.accepted_texts(row)))
-            near = dense.hits[row]
-            added = np.setdiff1d(best(scores, self._pool, mine).ordinals, near.ordinals)
-            cosines = exact_scores(call.served.index.vectors[added], vectors[row].astype(np.float64))
-            ordinals = np.concatenate([near.ordinals, added])
-            cosines = np.concatenate([near.scores, cosines])
-            fused = fuse(cosines, scores[ordinals], query.lexical_weight, query.fusion)
-            return SearchHits.best(ordinals, fused, k, exact=near.exact)
+            by_words = best(scores, self._pool, mine)
+
+            def cosines_of(added: NDArray[np.int64]) -> NDArray[np.float32]:
+                return exact_scores(call.served.index.vectors[added], vectors[row].astype(np.float64))
+
+            return fuse_hits(dense.hits[row], by_words, scores, cosines_of, query.lexical_weight, query.fusion, k)
 
         return await self._in_executor(call, dense, work)
 
     async def _with_prior(self, call: RankCall, ranked: Ranking, k: int) -> Ranking:
-        """Re-ranks the pool by the weighted sum of its scores, scaled to 0 to 1, and the prior's bonus for the text."""
+        """Re-ranks the pool with the prior's bonus for the text."""
         if call.prior is None:
             return ranked
         prior, query = call.prior, call.query
@@ -221,6 +223,20 @@ class Ranker:
         def work(row: int) -> SearchHits:
             pool = ranked.hits[row]
             return with_bonus(pool, prior.bonus(query.texts[row], pool.ordinals), query.prior, k)
+
+        return await self._in_executor(call, ranked, work)
+
+    async def _by_features(self, call: RankCall, vectors: NDArray[np.float32], ranked: Ranking, k: int) -> Ranking:
+        """Orders the best premises anew by the weighted sum of their features."""
+        lexical, allowed, query = lexical_of(call.served), call.served.allowed(call.selection), call.query
+
+        def work(row: int) -> SearchHits:
+            hits = ranked.hits[row]
+            mine = _without(allowed, call.left_out[row], call.served.index.rows)
+            terms = lexical.terms(query.texts[row], call.accepted_texts(row))
+            near = call.served.index.vectors[hits.ordinals[:DEPTH]]
+            found = features_of(terms, vectors[row], hits.first(DEPTH), near, lexical, mine)
+            return order_by(hits, found, query.features, k)
 
         return await self._in_executor(call, ranked, work)
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
+from services.index.ranking.features import NAMES as FEATURES
 from services.index.values import WITHOUT_ENCODER, GenerationView, Scope, TextQuery, VectorQuery
 from services.kit.limits import Limits, check_count, check_k, check_texts
 
@@ -95,6 +96,7 @@ def check_text_query(query: TextQuery, limits: Limits) -> None:
         raise errors.InvalidArgument.field(
             "negative_feedback", f"changes vectors, and mode {query.mode} has none; use DENSE or HYBRID, or 0"
         )
+    _check_features(query)
     _check_reranking(query, limits)
     if query.accepted and len(query.accepted) != len(query.texts):
         raise errors.InvalidArgument.field(
@@ -110,6 +112,18 @@ def check_accepted(served: GenerationView, text: int, unknown: Sequence[str]) ->
         raise errors.InvalidArgument.field(
             f"accepted[{text}].premise_ids",
             f"{unknown[0]!r} is not a premise of generation {served.id}; send ids that Retrieve returned",
+        )
+
+
+def _check_features(query: TextQuery) -> None:
+    for name, weight in query.features.items():
+        if name not in FEATURES:
+            raise errors.InvalidArgument.field("fusion.features", f"has {name!r}; known are {', '.join(FEATURES)}")
+        if not math.isfinite(weight):
+            raise errors.InvalidArgument.field("fusion.features", f"{name} is {weight:g}; give a finite weight")
+    if query.features and query.mode != "HYBRID":
+        raise errors.InvalidArgument.field(
+            "fusion.features", f"order what mode HYBRID finds, and the mode is {query.mode}; use HYBRID, or none"
         )
 
 

@@ -5,8 +5,8 @@ Opens no connection; `aeenc.index` calls.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -42,14 +42,21 @@ def mode_number(mode: str) -> index_pb2.RetrieveMode:
 
 @dataclass(frozen=True)
 class Fusion:
-    """The fusion of both rankings in mode hybrid. `lexical_weight` is BM25's share, 0 to 1; None: the index's."""
+    """The fusion of both rankings in mode hybrid. `lexical_weight` is BM25's share, 0 to 1; None: the index's.
+
+    `features` orders the first 100 premises anew by named features times these weights, as `aeenc tune-retrieval`
+    finds them.
+    """
 
     method: FusionMethod = "min_max"
     lexical_weight: float | None = None
+    features: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def to_proto(self) -> index_pb2.Fusion:
         """Converts to the message."""
-        return index_pb2.Fusion(method=_METHODS[self.method], lexical_weight=self.lexical_weight)
+        return index_pb2.Fusion(
+            method=_METHODS[self.method], lexical_weight=self.lexical_weight, features=self.features
+        )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`aeenc data fetch`, `export` and `import`: public data sets by name, records of runs as files, and pairs from files.
+"""`aeenc data fetch`, `export` and `import`: public data sets, what runs recorded as files, folds, pairs from files.
 
 Each file of a public data set is checked against the git blob id of a fixed commit.
 """
@@ -24,7 +24,7 @@ from aeenc.cli.targets import client
 from aeenc.errors import AlreadyExists, DataLoss, InvalidArgument, Unavailable
 from aeenc.evaluation import RatedDataset, read_textgraphs
 from aeenc.exports.whole import whole_file, whole_folder
-from aeenc.trees import Dataset, Tree, draw, to_dot, to_svg, tree_from_record, write_trees
+from aeenc.trees import Dataset, Tree, draw, to_dot, to_svg, tree_from_record, write_folds, write_trees
 
 ENTAILMENTBANK = (
     "https://raw.githubusercontent.com/allenai/entailment_bank/daac2fdb7ab52ec3ef8f2953f59288c1edd7c2f0/"
@@ -230,6 +230,26 @@ def export_trees(
         raise InvalidArgument(f"no tree was found for {', '.join(unknown)}; a run has none where nothing was accepted")
     _write(to, form, chosen)
     output_of(context).result({"to": str(to), "trees": len(chosen)})
+
+
+def export_folds(
+    context: typer.Context,
+    data: Annotated[Path, typer.Option(help="Directory in EntailmentBank's layout.")],
+    to: Annotated[Path, typer.Option(help="A folder for the folds; it must not exist.")],
+    split: Split = "train",
+    folds: Annotated[int, typer.Option(min=2, help="How many.")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draw.")] = 0,
+) -> None:
+    """Writes directories that each hold back other trees of a split as split `held-out`, to tune without leakage.
+
+    Trees that share a query stay together.
+    """
+    dataset = Dataset.load(data)
+    with whole_folder(to) as folder:
+        names = [path.name for path in write_folds(dataset, folder, split=split, number=folds, seed=seed)]
+    paths = {name: str((to / name).resolve()) for name in names}
+    out = output_of(context)
+    out.result({"to": str(to), "folds": paths}, f"AEENC_TRAINER_DATA_SETS={json.dumps(paths)}")
 
 
 def import_pairs(

@@ -51,12 +51,13 @@ _GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
         {"build": corpus.build, "explain": corpus.explain, "verify": corpus.verify, "repair": corpus.repair},
     ),
     "export": (
-        "What runs have recorded, as files.",
+        "What runs have recorded, and folds of a data set, as files.",
         {
             "pairs": data.export_pairs,
             "triplets": data.export_triplets,
             "beir": data.export_beir,
             "trees": data.export_trees,
+            "folds": data.export_folds,
         },
     ),
     "import": ("Judgements made elsewhere.", {"pairs": data.import_pairs}),
@@ -96,7 +97,9 @@ INTERRUPTED = 130
 # Commands of other distributions. A user who has only the SDK is told where they come from.
 _SERVICES = ("the services", "pip install 'aeenc-services[one-machine]'")
 _ELSEWHERE = {
-    **dict.fromkeys(("backup", "demo", "doctor", "down", "restore", "token", "tune", "up"), _SERVICES),
+    **dict.fromkeys(
+        ("backup", "demo", "doctor", "down", "restore", "token", "tune", "tune-retrieval", "up"), _SERVICES
+    ),
     "workbench": ("the workbench", "pip install aeenc-workbench"),
 }
 _COMPLETION = "_AEENC_COMPLETE"

@@ -3,10 +3,12 @@
 from aeenc.trees.dataset import FACTS, Candidate, Dataset, GoldQuery
 from aeenc.trees.drawing import draw, to_dot, to_svg
 from aeenc.trees.files import read_trees, record_from_tree, tree_from_record, write_trees
+from aeenc.trees.folds import HELD_OUT, folds_of, write_folds
 from aeenc.trees.tree import ROOT, Step, Tree
 
 __all__ = [
     "FACTS",
+    "HELD_OUT",
     "ROOT",
     "Candidate",
     "Dataset",
@@ -14,10 +16,12 @@ __all__ = [
     "Step",
     "Tree",
     "draw",
+    "folds_of",
     "read_trees",
     "record_from_tree",
     "to_dot",
     "to_svg",
     "tree_from_record",
+    "write_folds",
     "write_trees",
 ]

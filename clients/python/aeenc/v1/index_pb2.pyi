@@ -165,12 +165,21 @@ class RetrieveRequest(_message.Message):
     def __init__(self, corpus: _Optional[str] = ..., texts: _Optional[_Iterable[str]] = ..., k: _Optional[int] = ..., mode: _Optional[_Union[RetrieveMode, str]] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., accepted: _Optional[_Iterable[_Union[AcceptedPremises, _Mapping]]] = ..., rerank: _Optional[int] = ..., prior: _Optional[float] = ..., drop_self: bool = ..., exclude_ids: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[PremiseFilter, _Mapping]] = ..., generation: _Optional[str] = ..., truncate: _Optional[_Union[_types_pb2.Truncate, str]] = ..., precision: _Optional[_Union[_types_pb2.Precision, str]] = ..., routing_key: _Optional[str] = ..., fusion: _Optional[_Union[Fusion, _Mapping]] = ..., negative_feedback: _Optional[float] = ..., rerank_weight: _Optional[float] = ..., rerank_versions: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Fusion(_message.Message):
-    __slots__ = ("method", "lexical_weight")
+    __slots__ = ("method", "lexical_weight", "features")
+    class FeaturesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     METHOD_FIELD_NUMBER: _ClassVar[int]
     LEXICAL_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     method: FusionMethod
     lexical_weight: float
-    def __init__(self, method: _Optional[_Union[FusionMethod, str]] = ..., lexical_weight: _Optional[float] = ...) -> None: ...
+    features: _containers.ScalarMap[str, float]
+    def __init__(self, method: _Optional[_Union[FusionMethod, str]] = ..., lexical_weight: _Optional[float] = ..., features: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class AcceptedPremises(_message.Message):
     __slots__ = ("premise_ids",)

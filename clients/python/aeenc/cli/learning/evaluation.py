@@ -7,6 +7,7 @@ TREC runs and need no service.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,13 +101,25 @@ def training_of(dataset: Source, split: str) -> list[Gold]:
 
 
 def retrieval_of(
-    mode: Mode | None, lexical_weight: float | None, fusion: FusionMethod, **options: Any
+    mode: Mode | None, lexical_weight: float | None, fusion: FusionMethod, features: str = "", **options: Any
 ) -> Retrieval | None:
-    """Builds the options of Retrieve; None when none is set, which evaluates the encoder by all its cosines."""
+    """Builds the options of Retrieve; None when none is set, which evaluates the encoder by all its cosines.
+
+    `features` are weights by name, in JSON. Raises InvalidArgument for another text.
+    """
     if mode is None and not any(options.values()):
         return None
-    chosen = Fusion(fusion, lexical_weight) if mode == "hybrid" else None
+    chosen = Fusion(fusion, lexical_weight, _weights(features)) if mode == "hybrid" else None
     return Retrieval(mode or "dense", chosen, **options)
+
+
+def _weights(features: str) -> dict[str, float]:
+    try:
+        return {str(name): float(weight) for name, weight in json.loads(features or "{}").items()}
+    except (ValueError, TypeError, AttributeError):
+        raise InvalidArgument(
+            f"--features is {features[:80]!r}; give an object of weights by name, as `aeenc tune-retrieval` prints it"
+        ) from None
 
 
 def evaluate(
@@ -132,6 +145,9 @@ def evaluate(
         float | None, typer.Option(min=0, max=1, show_default="the index's", help="BM25's share in mode hybrid.")
     ] = None,
     fusion: Annotated[FusionMethod, typer.Option(help="Of mode hybrid.")] = "min_max",
+    features: Annotated[
+        str, typer.Option(metavar="JSON", help="Weights of features that order what mode hybrid finds anew.")
+    ] = "",
     prior: Prior = 0.0,
     negative_feedback: NegativeFeedback = 0.0,
     rerank: Rerank = 0,
@@ -150,12 +166,15 @@ def evaluate(
         mode,
         lexical_weight,
         fusion,
+        features,
         prior=prior,
         negative_feedback=negative_feedback,
         rerank=rerank,
         rerank_weight=rerank_weight,
         conditioned=conditioned,
     )
+    if features and mode != "hybrid":
+        raise InvalidArgument("--features order what mode hybrid finds; add --mode hybrid, or leave them out")
     if conditioned and run is not None:
         raise InvalidArgument("--run has no conditioned form; leave --conditioned or --run out")
     dataset = load_data(data)

@@ -1,0 +1,249 @@
+"""Quality after honest tuning: `make bench NAME=quality`.
+
+    make bench NAME=quality ARGS='--only pretrained'   trains nothing: weights for the encoder as it comes; minutes
+    make bench NAME=quality ARGS='--only ours'         five encoders without a fold each, three with all; hours
+    make bench NAME=quality ARGS='--only latency'      what each stage adds to one query; a minute
+
+Weights are tuned on train, out of fold (docs/decisions/0043-weights-are-tuned-out-of-fold.md), no epoch is chosen, and
+dev is measured once, through Retrieve, with the weights found. The weights that were chosen on dev stand beside it.
+Needs EntailmentBank in `data/entailmentbank` or in AEENC_BENCH_DATA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aeenc import Fusion, Retrieval
+from aeenc.cli.learning.evaluation import explain_training
+from aeenc.cli.learning.jobs import TRAINING_SPLIT, validation_of
+from aeenc.evaluation import UNRANKED, average_precision, paired_randomisation_test
+from aeenc.trees import Dataset
+from aeenc.trees.folds import connected
+from benchmarks.harness.rows import Rows
+from benchmarks.tables.folds import Folds, folds
+from benchmarks.tables.research import EVALUATE_S, Research
+from benchmarks.tables.table_rows import FULL
+from services.index.ranking.features import NAMES
+from services.index.ranking.tuning import HeldOut, OutOfFold, Weights, drawn, encoded, held_out_of, tune
+
+PARTS = ("pretrained", "ours", "latency")
+SPLIT = "dev"
+TRIALS = 40
+QUERIES = 800  # of the trials
+CALLS, WARM = 200, 20  # of the latency
+SEEDS = (0, 1, 2)
+# What needs more than this script trains, with the bars of the rows.
+UNMEASURED = (
+    ("any base, frozen index alone: strict MAP; unseen queries", "≥ 0.595; 0.575"),
+    ("full pipeline, any base: strict MAP", "≥ 0.635"),
+    ("AllCorrect@25 over dense alone, out-of-fold trees", "≥ +0.02"),
+    ("p95 of the full pipeline, one query, ms", "≤ 150"),
+)
+OURS_ROWS = (
+    ("MiniLM, frozen index alone: strict MAP; unseen queries", "≥ 0.58; 0.565"),
+    ("full pipeline, MiniLM: strict MAP; unseen queries", "≥ 0.62; 0.612"),
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The average precision of each query of a split, strict, and which queries training has not seen."""
+
+    average_precisions: NDArray[np.float64]
+    unseen: NDArray[np.bool_]
+
+    @property
+    def map(self) -> float:
+        """Over all queries."""
+        return float(self.average_precisions.mean())
+
+    @property
+    def unseen_map(self) -> float:
+        """Over unseen queries."""
+        return float(self.average_precisions[self.unseen].mean())
+
+
+def measure(research: Research, split: str, retrieval: Retrieval | None) -> Measured:
+    """Evaluates the version that `stable` names, by the protocol's own RPC."""
+    if retrieval is not None and retrieval.prior:
+        explain_training(research.client, research.corpus, research.dataset)
+    queries = validation_of(research.dataset, split)
+    report = research.client.trainer.evaluate(
+        research.corpus, queries, retrieval=retrieval, strict_only=True, ranks=True, timeout_s=EVALUATE_S
+    )
+    found = [[rank or UNRANKED for rank in one.strict] for one in report.ranks if one.strict]
+    learned = {query.text for query in research.dataset.queries(TRAINING_SPLIT)}
+    asked = [text for text, gold in queries if any(one != text for one in gold)]
+    return Measured(
+        np.array([average_precision(np.array(ranks)) for ranks in found]),
+        np.array([text not in learned for text in asked]),
+    )
+
+
+def p_by_tree(dataset: Dataset, split: str, first: Measured, second: Measured) -> float:
+    """The paired randomisation test over groups of trees that share a query, whose queries are not independent."""
+    trees = dataset.trees(split)
+    group_of = {
+        trees[at].texts[label]: n
+        for n, group in enumerate(connected(trees))
+        for at in group
+        for label in trees[at].children
+    }
+    asked = [text for text, gold in validation_of(dataset, split) if any(one != text for one in gold)]
+    groups = np.array([group_of[text] for text in asked])
+    differences = np.bincount(groups, first.average_precisions - second.average_precisions)
+    return paired_randomisation_test(differences, np.zeros_like(differences))
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What was found on the held-out queries of train: weights, weights of features, and the MAP of each way."""
+
+    weights: Weights
+    features: Mapping[str, float]
+    alone: float
+    tuned: float
+    ordered: float
+
+
+def tune_out_of_fold(running: Folds, versions: Sequence[str]) -> Tuned:
+    """Tunes on the held-out queries of all folds, encoded by a version each."""
+    texts = [one.text for one in running.whole.dataset.candidates()]
+    client = running.whole.client
+    held_out: list[HeldOut] = []
+    for directory, version in zip(running.directories.values(), versions, strict=True):
+        held_out.append(held_out_of(client, Dataset.load(directory), texts, version))
+    space_id = client.trainer.info().default_space_id
+    premises = encoded(client, texts, role="premise", space_id=space_id)
+    found = tune(OutOfFold(texts, premises, drawn(held_out, QUERIES, 0)).value, trials=TRIALS, seed=0)
+    whole = OutOfFold(texts, premises, held_out)
+    learned = whole.learn(found.weights)
+    ordered = float(learned.average_precisions.mean())
+    return Tuned(found.weights, learned.features, whole.value(Weights()), whole.value(found.weights), ordered)
+
+
+def retrieval_of(weights: Weights, features: Mapping[str, float] = MappingProxyType({})) -> Retrieval:
+    """Mode hybrid with some weights."""
+    told = asdict(weights)
+    return Retrieval("hybrid", Fusion(lexical_weight=told.pop("lexical_weight"), features=dict(features)), **told)
+
+
+def tell(rows: Rows, name: str, found: Tuned) -> None:
+    """Adds what the tuning found on train: each way over the one before."""
+    told = ", ".join(f"{key} {value:g}" for key, value in asdict(found.weights).items())
+    print(f"{name}: {told}; features {json.dumps(dict(found.features))}", flush=True)
+    rows.at_least(f"{name}: held-out MAP of train, weights", found.tuned, "", found.alone, found.alone)
+    rows.at_least(f"{name}: held-out MAP of train, features", found.ordered, "", found.tuned, found.tuned)
+
+
+def ways(found: Tuned) -> list[Retrieval | None]:
+    """What dev is measured with: the encoder alone, the weights chosen on dev, those of train, and features as well."""
+    return [None, FULL, retrieval_of(found.weights), retrieval_of(found.weights, found.features)]
+
+
+def compare(rows: Rows, name: str, dataset: Dataset, measured: Sequence[Measured]) -> None:
+    """Adds the figures of dev for `ways`: all and unseen queries, each beside the encoder alone, p by tree."""
+    alone, chosen, tuned, ordered = measured
+    for way, one in ((f"weights of {SPLIT}", chosen), ("weights", tuned), ("features", ordered)):
+        rows.at_least(f"{name}, {way}: {SPLIT} MAP", one.map, "", alone.map, alone.map)
+        rows.at_least(f"{name}, {way}: unseen queries", one.unseen_map, "", alone.unseen_map, alone.unseen_map)
+    rows.at_most(f"{name}: p by tree, features over weights", p_by_tree(dataset, SPLIT, ordered, tuned), "", 0.05)
+
+
+def pretrained(rows: Rows, running: Folds) -> None:
+    """The encoder as it comes: no encoder is trained."""
+    research = running.whole
+    version = research.pretrained()
+    research.serve(version)
+    found = tune_out_of_fold(running, [version] * len(running.directories))
+    tell(rows, "pre-trained", found)
+    compare(rows, "pre-trained", research.dataset, [measure(research, SPLIT, way) for way in ways(found)])
+
+
+def ours(rows: Rows, running: Folds) -> None:
+    """The recipe `ours`: weights by encoders that have not seen a fold, three seeds that have seen all of train."""
+    research = running.whole
+    found = tune_out_of_fold(running, [running.version_without(name) for name in running.directories])
+    tell(rows, "ours", found)
+    by_seed = []
+    for seed in SEEDS:
+        research.serve(running.version(seed))
+        by_seed.append([measure(research, SPLIT, way) for way in ways(found)])
+    measured = [_mean(seeds) for seeds in zip(*by_seed, strict=True)]
+    compare(rows, "ours, three seeds", research.dataset, measured)
+    alone, ordered = measured[0], measured[-1]
+    rows.at_least("MiniLM, frozen index alone: strict MAP", alone.map, "", 0.58)
+    rows.at_least("MiniLM, frozen index alone: unseen queries", alone.unseen_map, "", 0.565)
+    rows.at_least("full pipeline, MiniLM: strict MAP", ordered.map, "", 0.62)
+    rows.at_least("full pipeline, MiniLM: unseen queries", ordered.unseen_map, "", 0.612)
+
+
+def latency(rows: Rows, running: Folds) -> None:
+    """What a stage adds to one query at a time, in turn: milliseconds of the whole call of Retrieve, from here."""
+    research = running.whole
+    research.serve(research.pretrained())
+    explain_training(research.client, research.corpus, research.dataset)
+    ordered = replace(FULL, fusion=Fusion(lexical_weight=0.15, features=dict.fromkeys(NAMES, 1.0)))
+    timed: dict[str, tuple[Retrieval, list[float]]] = {
+        name: (way, [])
+        for name, way in (
+            ("dense", Retrieval("dense")),
+            ("hybrid", Retrieval("hybrid", FULL.fusion)),
+            ("hybrid, prior, feedback", FULL),
+            ("the same, features", ordered),
+        )
+    }
+    texts = [text for text, _ in validation_of(research.dataset, SPLIT)][:CALLS]
+    for n, text in enumerate([*texts[:WARM], *texts]):
+        for way, found in timed.values():
+            started = time.perf_counter()
+            research.client.index.retrieve(
+                research.corpus,
+                [text],
+                mode=way.mode,
+                fusion=way.fusion,
+                prior=way.prior,
+                negative_feedback=way.negative_feedback,
+                truncate=True,
+            )
+            if n >= WARM:
+                found.append(1000 * (time.perf_counter() - started))
+    baseline = 0.0
+    for name, (_, found) in timed.items():
+        median, p95 = np.percentile(found, [50, 95]).tolist()
+        rows.add(f"one query, {name}: median", median, "ms", "reported", True, baseline or None)
+        rows.at_most(f"one query, {name}: p95", p95, "ms", 150.0)
+        baseline = median
+
+
+def _mean(seeds: Sequence[Measured]) -> Measured:
+    return Measured(np.mean([one.average_precisions for one in seeds], axis=0), seeds[0].unseen)
+
+
+def main() -> None:
+    """Measures the parts; what none of them measures is said."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    given = parser.parse_args()
+    rows = Rows("quality")
+    measures: dict[str, Any] = {"pretrained": pretrained, "ours": ours, "latency": latency}
+    with folds() as running:
+        for part in given.only:
+            measures[part](rows, running)
+    unmeasured = [*UNMEASURED, *(OURS_ROWS if "ours" not in given.only else ())]
+    for row, bar in unmeasured:
+        rows.add(row, "not measured", "", bar, False)
+    rows.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Folds of a split: directories that each hold back a part of its trees, to train without them and to tune on them.
+
+    DIR ──► OUT/fold-0 … fold-4, each with split `train` less its fold, the fold as `held-out`, other splits as they are
+
+Trees that share a query, or where one has another's query as a premise, are in one fold. Facts are shared by most
+trees and tie none together: they are candidates for every query anyway.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aeenc.errors import InvalidArgument
+from aeenc.trees.dataset import FACTS_FILE, Dataset
+from aeenc.trees.tree import Tree
+
+HELD_OUT = "held-out"
+
+
+def folds_of(trees: Sequence[Tree], number: int, seed: int = 0) -> list[list[int]]:
+    """Deals trees into folds of nearly as many queries each; lists the places of each fold's trees, ascending.
+
+    Connected trees are dealt together, the largest groups first and equal ones in an order drawn from the seed, to the
+    fold with the fewest queries. Raises
+    InvalidArgument where fewer than two folds are asked for, or more than there are groups of connected trees.
+    """
+    groups = connected(trees)
+    if not 2 <= number <= len(groups):
+        raise InvalidArgument(
+            f"the number of folds must be between 2 and {len(groups)}, the groups of trees that share no query; "
+            f"got {number}"
+        )
+    folds: list[list[int]] = [[] for _ in range(number)]
+    sizes = [0] * number
+    queries = [len({query for at in group for query in _queries(trees[at])}) for group in groups]
+    drawn = np.random.default_rng(seed).permutation(len(groups)).tolist()
+    for n in sorted(drawn, key=lambda n: -queries[n]):
+        least = sizes.index(min(sizes))
+        folds[least] += groups[n]
+        sizes[least] += queries[n]
+    return [sorted(fold) for fold in folds]
+
+
+def write_folds(dataset: Dataset, to: Path, *, split: str = "train", number: int = 5, seed: int = 0) -> list[Path]:
+    """Writes a directory in EntailmentBank's layout for each fold of a split; returns them in order.
+
+    `to` must exist. In each, the split has the trees of the other folds, and split `held-out` those of the fold.
+    """
+    folds = folds_of(dataset.trees(split), number, seed)
+    written = [to / f"fold-{n}" for n in range(number)]
+    for directory, fold in zip(written, folds, strict=True):
+        held_out = {_name(dataset.trees(split)[at].record) for at in fold}
+        for task in ("task_1", "task_2"):
+            for path in sorted((dataset.directory / "dataset" / task).glob("*.jsonl")):
+                lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+                target = directory / "dataset" / task / path.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if path.stem == split:
+                    own = [line for line in lines if line.strip() and _name(json.loads(line)) in held_out]
+                    target.with_stem(HELD_OUT).write_text("".join(own), encoding="utf-8")
+                    lines = [line for line in lines if line.strip() and _name(json.loads(line)) not in held_out]
+                target.write_text("".join(lines), encoding="utf-8")
+        if (facts := dataset.directory / FACTS_FILE).is_file():
+            (directory / FACTS_FILE).parent.mkdir(parents=True)
+            shutil.copyfile(facts, directory / FACTS_FILE)
+    return written
+
+
+def _name(record: Mapping[str, Any]) -> tuple[str, str]:
+    """Tells a tree from others: ids repeat, and those of one id and one hypothesis are connected."""
+    return record["id"], record["hypothesis"]
+
+
+def connected(trees: Sequence[Tree]) -> list[list[int]]:
+    """Groups the places of trees that are connected by a query, in order of their first tree."""
+    queries = {query for tree in trees for query in _queries(tree)}
+    group = list(range(len(trees)))
+
+    def root(at: int) -> int:
+        while group[at] != at:
+            group[at] = group[group[at]]
+            at = group[at]
+        return at
+
+    first: dict[str, int] = {}
+    for at, tree in enumerate(trees):
+        for text in queries & set(tree.texts.values()):
+            one, other = sorted((root(at), root(first.setdefault(text, at))))
+            group[other] = one
+    members: dict[int, list[int]] = {}
+    for at in range(len(trees)):
+        members.setdefault(root(at), []).append(at)
+    return list(members.values())
+
+
+def _queries(tree: Tree) -> set[str]:
+    return {tree.texts[label] for label in tree.children}

@@ -1,0 +1,192 @@
+"""Features of the first premises of a ranking: the premises of an explanation fit together.
+
+What one premise explains of the query, no other has to: told one premise of an explanation, BM25 finds the others twice
+as well (docs/evaluation.md). Nobody tells, and the first premise is often wrong; so each of the first PARTNERS is
+taken for right with a probability by its score, and a premise gets the mean of its scores given each of the others.
+The weighted sum of all features orders the first DEPTH premises anew. Weights are found by `aeenc tune-retrieval`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aeenc.errors import InvalidArgument
+from services.index.lexical.bm25 import COVERED, LexicalIndex, Terms
+from services.index.ranking.fusion import scaled
+from services.index.values import SearchHits
+
+DEPTH = 100  # premises that are ordered anew
+PARTNERS = 20
+TEMPERATURE = 0.08  # of the partners' probabilities; their scores lie within 0 and 1
+EXPLAINED = 0.5  # share of a premise's vector that a query loses to it, as to one that was accepted
+NOT_FOUND = 3 * DEPTH  # the rank of what iterative BM25 does not have among its first DEPTH
+
+NAMES = (
+    "first",  # the score of the first ranking
+    "rank",  # minus the logarithm of its rank there
+    "iterative",  # minus the logarithm of its rank in iterative BM25
+    "query_covered",  # the share of the query's words that it has, by their rarity
+    "premise_covered",  # the share of its words that the query has, by their rarity
+    "length",  # the number of its distinct words
+    "words_given_others",  # the share of the best BM25 score for the query less what another premise says
+    "left_by_others",  # the share of the query's words that it has and another premise does not, by their rarity
+    "vectors_given_others",  # the cosine with the query less half of another premise's vector
+)
+
+
+def features_of(
+    terms: Terms,
+    vector: NDArray[np.float32],
+    first: SearchHits,
+    vectors: NDArray[np.float32],
+    lexical: LexicalIndex,
+    allowed: NDArray[np.bool_] | None,
+) -> NDArray[np.float64]:
+    """Computes the features (n, len(NAMES)) of the n first premises of a ranking, whose scores lie within 0 and 1.
+
+    `vector` (dim,) is the query's and `vectors` (n, dim) theirs; iterative BM25 finds only what is `allowed`.
+    """
+    n = len(first.ordinals)
+    words = _PremiseWords(terms, first.ordinals, lexical)
+    probability = np.exp((first.scores[:PARTNERS].astype(np.float64) - first.scores[:1]) / TEMPERATURE)
+    iterative = dict.fromkeys(first.ordinals.tolist(), NOT_FOUND)
+    iterative |= {one: at for at, one in enumerate(lexical.iterate(terms, DEPTH, allowed).ordinals.tolist(), start=1)}
+    covered = words.has @ words.wanted
+    columns = [
+        first.scores,
+        -np.log(np.arange(1, n + 1)),
+        -np.log([iterative[one] for one in first.ordinals.tolist()]),
+        covered / (words.wanted.sum() or 1.0),
+        covered / np.maximum(words.rarity, 1e-6),
+        words.lengths,
+        _mean_given_others(words.given(PARTNERS), probability, share_of_best=True),
+        _mean_given_others(words.left(PARTNERS) / (words.wanted.sum() or 1.0), probability),
+        _mean_given_others(_cosines_given(vector, vectors, PARTNERS), probability),
+    ]
+    return np.stack([np.asarray(column, np.float64) for column in columns], axis=1)
+
+
+def order_by(first: SearchHits, features: NDArray[np.float64], weights: Mapping[str, float], k: int) -> SearchHits:
+    """Orders the first hits anew by the weighted sum of their features (n, …); the k best of all.
+
+    Their scores then lie between 1 and the least that one of them had, so that the others follow.
+    """
+    n = len(features)
+    sums = features @ np.array([weights.get(name, 0.0) for name in NAMES])
+    least = float(first.scores[n - 1]) if n else 0.0
+    scores = np.concatenate([least + (1.0 - least) * scaled(sums.astype(np.float32)), first.scores[n:]])
+    return SearchHits.best(first.ordinals, scores, k, exact=first.exact)
+
+
+class _PremiseWords:
+    """The words of premises, over those that the query or one of the first PARTNERS has, in columns.
+
+    `weights` (n, words) are BM25's, `has` (n, words) says which they have; `query` (words,) are the query's own, 1 or
+    less where something accepted has them, and `wanted` (words,) the same by rarity. `rarity` and `lengths` (n,) sum up
+    all words of a premise.
+    """
+
+    def __init__(self, terms: Terms, ordinals: NDArray[np.int64], lexical: LexicalIndex) -> None:
+        rows = [lexical.row(ordinal) for ordinal in ordinals.tolist()]
+        known = np.unique(np.concatenate([terms.ids, *(ids for ids, _ in rows[:PARTNERS])]))
+        self.weights = np.zeros((len(rows), len(known)))
+        for at, (ids, weights) in enumerate(rows):
+            places = np.searchsorted(known, ids)
+            shared = known[np.minimum(places, len(known) - 1)] == ids if len(known) else np.zeros(len(ids), bool)
+            self.weights[at, places[shared]] = weights[shared]
+        self.has = (self.weights > 0).astype(np.float64)
+        self.query = np.zeros(len(known))
+        self.query[np.searchsorted(known, terms.ids)] = np.minimum(terms.weights, 1.0)
+        self.wanted = self.query * lexical.rarity[known]
+        self.rarity = np.array([float(lexical.rarity[ids].sum()) for ids, _ in rows])
+        self.lengths = np.array([len(ids) for ids, _ in rows])
+
+    def given(self, partners: int) -> NDArray[np.float64]:
+        """The BM25 score of each premise for the query and each of the first premises (n, partners).
+
+        A word that query and premise share counts less, as one that was accepted.
+        """
+        other = self.has[:partners]
+        joined = np.where((self.query > 0) & (other > 0), 2 * COVERED, np.maximum(self.query, other))
+        return np.asarray(self.weights @ joined.T, np.float64)
+
+    def left(self, partners: int) -> NDArray[np.float64]:
+        """The rarity of the query's words that each premise has and each of the first does not (n, partners)."""
+        return np.asarray((self.has * self.wanted) @ (1.0 - self.has[:partners]).T, np.float64)
+
+
+def _cosines_given(vector: NDArray[np.float32], vectors: NDArray[np.float32], partners: int) -> NDArray[np.float64]:
+    """The cosine of each premise with the query less what each of the first premises explains (n, partners)."""
+    rows = vectors.astype(np.float64)
+    left = vector.astype(np.float64) - EXPLAINED * rows[:partners]
+    lengths = np.maximum(np.linalg.norm(left, axis=1, keepdims=True), 1e-9)
+    return np.asarray(rows @ (left / lengths).T, np.float64)
+
+
+def _mean_given_others(
+    scores: NDArray[np.float64], probability: NDArray[np.float64], *, share_of_best: bool = False
+) -> NDArray[np.float64]:
+    """The mean of each row over its partners by their probability, without itself: (n,)."""
+    itself = np.eye(*scores.shape) > 0
+    others = np.where(itself, 0.0, scores)
+    if share_of_best:
+        others = others / np.maximum(others.max(axis=0, keepdims=True), 1e-6)
+    weights = np.where(itself, 0.0, probability)
+    return np.asarray((weights * others).sum(axis=1) / np.maximum(weights.sum(axis=1), 1e-9))
+
+
+def fit(features: Sequence[NDArray[np.float64]], gold: Sequence[NDArray[np.bool_]]) -> dict[str, float]:
+    """Finds the weights under which the gold premises of many queries are likeliest, by Newton's method.
+
+    Softmax over the premises of a query (ListNet with binary relevance), features at unit variance, a small ridge. All
+    queries have as many premises; those without a gold one teach nothing. Raises InvalidArgument where all are such.
+    """
+    if not any(own.any() for own in gold):
+        raise InvalidArgument(f"none of {len(gold)} queries has a gold premise among its first; name other queries")
+    rows = np.stack(features)
+    wanted = np.stack(gold).astype(np.float64)
+    rows, wanted = rows[wanted.any(axis=1)], wanted[wanted.any(axis=1)]
+    rows = rows - rows.mean(axis=1, keepdims=True)
+    scale = rows.std(axis=(0, 1))
+    scale[scale == 0] = 1.0
+    weights = _newton(rows / scale, wanted / wanted.sum(axis=1, keepdims=True)) / scale
+    return dict(zip(NAMES, weights.tolist(), strict=True))
+
+
+RIDGE = 1e-3
+STEPS = 50
+
+
+def _newton(rows: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Maximises the mean log likelihood of `wanted` (q, n), a distribution each, over weights of `rows` (q, n, f)."""
+    queries, _, size = rows.shape
+    weights = np.zeros(size)
+
+    def likelihood(tried: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        sums = rows @ tried
+        sums -= sums.max(axis=1, keepdims=True)
+        exponents = np.exp(sums)
+        total = exponents.sum(axis=1, keepdims=True)
+        value = float((wanted * (sums - np.log(total))).sum()) / queries - RIDGE * float(tried @ tried)
+        return value, exponents / total
+
+    target = np.einsum("qn,qnf->f", wanted, rows) / queries
+    value, shares = likelihood(weights)
+    for _ in range(STEPS):
+        mean = np.matmul(shares[:, None, :], rows)[:, 0]
+        gradient = target - mean.mean(axis=0) - 2 * RIDGE * weights
+        spread = (rows * np.sqrt(shares)[..., None]).reshape(-1, size)
+        curvature = (spread.T @ spread - mean.T @ mean) / queries + 2 * RIDGE * np.eye(size)
+        step = np.linalg.solve(curvature, gradient)
+        before, share = value, 1.0
+        value, shares = likelihood(weights + step)
+        while value < before and share > 1e-4:  # a full step from afar goes too far
+            share /= 2
+            value, shares = likelihood(weights + share * step)
+        weights = weights + share * step
+        if value - before < 1e-9:
+            break
+    return weights

@@ -1,0 +1,75 @@
+"""Folds of a split: what stays together, what is held back, and that nothing is lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from aeenc.errors import InvalidArgument
+from aeenc.trees import HELD_OUT, Dataset, Tree, folds_of, tree_from_record, write_folds
+
+
+def _record(name: str, hypothesis: str, *leaves: str) -> dict[str, str]:
+    context = " ".join(f"sent{n}: {leaf}" for n, leaf in enumerate(leaves, start=1))
+    proof = " & ".join(f"sent{n}" for n in range(1, len(leaves) + 1)) + " -> hypothesis; "
+    return {"id": name, "hypothesis": hypothesis, "context": context, "proof": proof}
+
+
+RECORDS = [
+    _record("a", "ice melts", "ice is a solid", "heat melts solids"),
+    _record("b", "snow melts", "snow is a solid", "heat melts solids"),  # shares a fact with a
+    _record("a", "ice melts", "ice is cold", "warmth ends cold"),  # a's hypothesis again
+    _record("c", "rivers rise", "ice melts", "melted ice flows"),  # a's hypothesis is its premise
+    _record("d", "birds fly", "birds have wings", "wings lift"),
+    _record("e", "fish swim", "fish have fins", "fins push"),
+]
+
+
+def _trees() -> list[Tree]:
+    return [tree_from_record(record) for record in RECORDS]
+
+
+def _directory(path: Path) -> Dataset:
+    for task in ("task_1", "task_2"):
+        folder = path / "dataset" / task
+        folder.mkdir(parents=True)
+        (folder / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
+        (folder / "dev.jsonl").write_text(json.dumps(_record("f", "salt dissolves", "salt is a solid")) + "\n")
+    return Dataset.load(path)
+
+
+def test_trees_that_share_a_query_are_in_one_fold_and_those_that_share_a_fact_need_not_be() -> None:
+    folds = folds_of(_trees(), 4)
+    assert sorted(at for fold in folds for at in fold) == list(range(len(RECORDS)))
+    (with_ice,) = [fold for fold in folds if 0 in fold]
+    assert with_ice == [0, 2, 3]
+
+
+def test_a_seed_gives_the_same_folds_again() -> None:
+    assert folds_of(_trees(), 2, seed=3) == folds_of(_trees(), 2, seed=3)
+
+
+@pytest.mark.parametrize("number", [1, 5])
+def test_a_number_of_folds_that_cannot_be_made_is_refused_with_the_groups_there_are(number: int) -> None:
+    with pytest.raises(InvalidArgument, match=f"between 2 and 4.*got {number}"):
+        folds_of(_trees(), number)
+
+
+def test_each_tree_is_held_out_once_and_never_trained_on_beside_it(tmp_path: Path) -> None:
+    data = _directory(tmp_path / "data")
+    (tmp_path / "folds").mkdir()
+    held_out = []
+    for path in write_folds(data, tmp_path / "folds", number=2):
+        fold = Dataset.load(path)
+        queries = {split: {query.text for query in fold.queries(split)} for split in fold.splits}
+        assert not queries["train"] & queries[HELD_OUT]
+        assert fold.trees("dev") == data.trees("dev")
+        assert {one.text for one in fold.candidates()} == {one.text for one in data.candidates()}
+        task_2 = (path / "dataset" / "task_2" / f"{HELD_OUT}.jsonl").read_text()
+        assert task_2 == (path / "dataset" / "task_1" / f"{HELD_OUT}.jsonl").read_text()
+        held_out += [tree.record["context"] for tree in fold.trees(HELD_OUT)]
+        trained = [tree.record["context"] for tree in fold.trees("train")]
+        assert len(trained) + len(fold.trees(HELD_OUT)) == len(RECORDS)
+    assert sorted(held_out) == sorted(record["context"] for record in RECORDS)

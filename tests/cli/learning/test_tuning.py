@@ -1,0 +1,64 @@
+"""`aeenc tune-retrieval` from folds to options, beside all four services."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aeenc.trees import HELD_OUT, Dataset
+from services.index.ranking.features import NAMES
+from support.worlds.light_fleet import LightFleet, light_fleet
+
+__all__ = ["light_fleet"]
+SAMPLE = Path(__file__).parents[3] / "data" / "sample"
+
+
+def _result(stdout: str) -> Any:
+    """The result among what the services of this process log."""
+    [line] = [line for line in stdout.splitlines() if line.startswith("{")]
+    return json.loads(line)
+
+
+async def test_weights_are_tuned_on_the_held_out_queries_of_all_folds(aeenc, light_fleet: LightFleet, tmp_path):
+    pytest.importorskip("optuna")
+    client = light_fleet.client
+    targets = [
+        word
+        for name in ("encoder", "index", "sampler", "trainer")
+        for word in (f"--{name}", getattr(client, name).channel.target)
+    ]
+    written = (
+        await aeenc("--json", "export", "folds", "--data", SAMPLE, "--to", tmp_path / "folds", "--folds", 2)
+    ).json
+    tune = (*targets, "--json", "tune-retrieval", tmp_path / "folds", "--pretrained", "--trials", 3)
+    ended = await aeenc(*tune)
+    assert ended.code == 0, ended.stderr
+    result = _result(ended.stdout)
+    folds = [Dataset.load(path) for path in written["folds"].values()]
+    assert result["queries"] == sum(len(fold.queries(HELD_OUT)) for fold in folds)
+    assert result["map"]["tuned"] >= max(result["map"]["alone"], result["map"]["published"])
+    assert set(result["weights"]) == {"lexical_weight", "prior", "negative_feedback"}
+    assert set(result["features"]) == set(NAMES)
+
+    async def measured(**features: float) -> float:
+        words = ("--data", SAMPLE, "--mode", "hybrid", "--protocol", "strict", "--no-trees")
+        ended = await aeenc(*targets, "--json", "evaluate", *words, "--features", json.dumps(features))
+        assert ended.code == 0, ended.stderr
+        return float(_result(ended.stdout)["strict"]["MAP"])
+
+    as_it_was, reversed_ = await measured(rank=1.0), await measured(rank=-1.0)
+    assert as_it_was == await measured() > reversed_
+
+
+@pytest.mark.parametrize("words", [("--mode", "hybrid", "--features", "words"), ("--features", '{"rank": 1}')])
+async def test_features_that_cannot_be_used_are_refused_before_anything_is_asked(aeenc, words):
+    ended = await aeenc("--json", "evaluate", "--data", SAMPLE, *words)
+    assert (ended.code, "--features" in ended.error["message"]) == (2, True)
+
+
+async def test_a_folder_without_folds_is_refused_with_the_command_that_writes_them(aeenc, tmp_path):
+    ended = await aeenc("--json", "tune-retrieval", tmp_path)
+    assert (ended.code, "aeenc export folds" in ended.error["message"]) == (2, True)

@@ -1,0 +1,142 @@
+"""Features of the first premises: what they are by definition, how weights are found, what Retrieve does with them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from aeenc import Fusion, errors
+from services.index.lexical.bm25 import COVERED, LexicalIndex, Terms
+from services.index.ranking.features import EXPLAINED, NAMES, TEMPERATURE, features_of, fit, order_by
+from services.index.values import SearchHits
+from support.worlds.index_world import FACTS, facts, raises
+
+LEXICAL = LexicalIndex.of(FACTS)
+TEXT = "iron conducts electricity near a magnet"
+GENERATOR = np.random.default_rng(5)
+
+
+def _unit(rows: int) -> np.ndarray:
+    vectors = GENERATOR.normal(size=(rows, 16)).astype(np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+VECTORS, QUERY = _unit(len(FACTS)), _unit(1)[0]
+FIRST = SearchHits(np.array([2, 0, 1, 4]), np.array([1.0, 0.9, 0.5, 0.2], np.float32))
+
+
+def _features() -> np.ndarray:
+    return features_of(LEXICAL.terms(TEXT), QUERY, FIRST, VECTORS[FIRST.ordinals], LEXICAL, None)
+
+
+def _column(name: str) -> np.ndarray:
+    return _features()[:, NAMES.index(name)]
+
+
+def _probability(at: int) -> float:
+    return float(np.exp((FIRST.scores[at] - FIRST.scores[0]) / TEMPERATURE))
+
+
+def test_words_given_others_is_the_mean_of_bm25_with_each_other_premise_told() -> None:
+    asked = set(LEXICAL.terms(TEXT).ids.tolist())
+    expected = []
+    for own in FIRST.ordinals:
+        total = weight = 0.0
+        for at, other in enumerate(FIRST.ordinals):
+            told = set(LEXICAL.row(int(other))[0].tolist())
+            joined = sorted(asked | told)
+            weights = [2 * COVERED if term in asked & told else 1.0 for term in joined]
+            scores = LEXICAL.scores(Terms(np.array(joined), np.array(weights, np.float32)))
+            others = [scores[n] for n in FIRST.ordinals if n != other]
+            if own != other:
+                total += _probability(at) * scores[own] / max(others)
+                weight += _probability(at)
+        expected.append(total / weight)
+    np.testing.assert_allclose(_column("words_given_others"), expected, rtol=1e-5)
+
+
+def test_vectors_given_others_is_the_mean_of_cosines_with_each_other_premise_taken_off() -> None:
+    expected = []
+    for own in FIRST.ordinals:
+        others = [(at, other) for at, other in enumerate(FIRST.ordinals) if other != own]
+        left = [QUERY - EXPLAINED * VECTORS[other] for _, other in others]
+        cosines = [float(VECTORS[own] @ one / np.linalg.norm(one)) for one in left]
+        expected.append(np.average(cosines, weights=[_probability(at) for at, _ in others]))
+    np.testing.assert_allclose(_column("vectors_given_others"), expected, rtol=1e-5)
+
+
+def test_shares_of_words_are_by_rarity_and_a_premise_without_a_word_of_the_query_has_none() -> None:
+    covered, shares = _column("query_covered"), _column("premise_covered")
+    assert covered[3] == shares[3] == 0  # the star
+    assert 0 < covered[0] < 1
+    assert 0 < shares[0] <= 1 + 1e-6
+    np.testing.assert_array_equal(_column("first"), FIRST.scores)
+    np.testing.assert_allclose(_column("rank"), -np.log([1, 2, 3, 4]))
+
+
+def test_left_by_others_counts_the_querys_words_that_another_premise_does_not_have() -> None:
+    wanted = LEXICAL.terms(TEXT).ids
+    rows = [set(LEXICAL.row(int(own))[0].tolist()) & set(wanted.tolist()) for own in FIRST.ordinals]
+    expected = []
+    for at, own in enumerate(rows):
+        others = [n for n in range(len(rows)) if n != at]
+        left = [sum(float(LEXICAL.rarity[term]) for term in own - rows[n]) for n in others]
+        expected.append(np.average(left, weights=[_probability(n) for n in others]))
+    np.testing.assert_allclose(_column("left_by_others"), expected / LEXICAL.rarity[wanted].sum(), rtol=1e-5)
+
+
+def test_one_premise_alone_has_features_too() -> None:
+    found = features_of(LEXICAL.terms("zebra"), QUERY, FIRST.first(1), VECTORS[[2]], LEXICAL, None)
+    assert np.isfinite(found).all()
+
+
+def test_the_weights_found_are_those_of_the_highest_likelihood() -> None:
+    rows = GENERATOR.normal(size=(60, 8, len(NAMES)))
+    hidden = np.linspace(-1, 1, len(NAMES))
+    gold = np.zeros((60, 8), bool)
+    gold[np.arange(60), (rows @ hidden + GENERATOR.gumbel(size=(60, 8))).argmax(axis=1)] = True
+    found = fit(list(rows), list(gold))
+    weights = np.array([found[name] for name in NAMES])
+    assert np.corrcoef(weights, hidden)[0, 1] > 0.9
+
+    def likelihood(tried: np.ndarray) -> float:
+        sums = rows @ tried
+        scaled = tried * (rows - rows.mean(axis=1, keepdims=True)).std(axis=(0, 1))
+        return float(np.mean(sums[gold] - np.log(np.exp(sums).sum(axis=1)))) - 1e-3 * float(scaled @ scaled)
+
+    for n in range(len(NAMES)):
+        for step in (-0.02, 0.02):
+            assert likelihood(weights + step * np.eye(len(NAMES))[n]) < likelihood(weights)
+
+
+def test_what_is_ordered_anew_stays_before_what_follows() -> None:
+    hits = SearchHits(np.arange(6), np.array([1, 0.8, 0.6, 0.5, 0.5, 0.1], np.float32))
+    features = np.zeros((3, len(NAMES)))
+    features[:, 0] = [1, 2, 3]
+    ordered = order_by(hits, features, {"first": 1.0}, 6)
+    assert ordered.ordinals.tolist() == [2, 1, 0, 3, 4, 5]
+    assert ordered.scores[0] == 1
+    assert (np.diff(ordered.scores) <= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("mode", "features", "named"),
+    [
+        ("hybrid", {"wrods": 1.0}, "'wrods'; known are first, rank, iterative"),
+        ("hybrid", {"rank": float("nan")}, "rank is nan"),
+        ("dense", {"rank": 1.0}, "use HYBRID"),
+    ],
+)
+async def test_features_that_cannot_be_are_refused(index, mode: str, features: dict[str, float], named: str) -> None:
+    await index.client.build("science", facts())
+    asked = index.client.retrieve("science", ["ice"], mode=mode, fusion=Fusion(features=features))
+    await raises(errors.InvalidArgument, asked, named)
+
+
+async def test_a_longer_list_by_features_begins_with_the_shorter_one(index) -> None:
+    await index.client.build("science", facts())
+    fusion = Fusion(features={"words_given_others": 1.0, "vectors_given_others": 1.0})
+    short, long = [
+        (await index.client.retrieve("science", [TEXT], k=k, mode="hybrid", fusion=fusion))[0] for k in (2, 8)
+    ]
+    assert [hit.id for hit in long][:2] == [hit.id for hit in short]

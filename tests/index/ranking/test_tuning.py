@@ -1,0 +1,112 @@
+"""`aeenc tune-retrieval`: what is tuned is what Retrieve answers, out of fold, and never worse than where it began."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from aeenc import Fusion
+from aeenc.v1 import encoder_pb2
+from services.index.ranking.features import order_by
+from services.index.ranking.prior import Prior
+from services.index.ranking.tuning import PUBLISHED, HeldOut, OutOfFold, Weights, drawn, tune
+from services.index.values import Explanation
+from support.worlds.index_world import FACTS, facts, vector_of
+
+EXPLAINED = [
+    ("magnets pull iron nails", ["f0", "f1"]),
+    ("a nail of iron sticks to a magnet", ["f1", "f2"]),
+    ("frogs hunt insects", ["f8"]),
+]
+TEXTS = ["metal conducts electricity and heat", FACTS[0], "frogs"]
+
+
+def _folds(number: int) -> list[HeldOut]:
+    known = {f"f{n}": n for n in range(len(FACTS))}
+    prior = Prior.over([Explanation(text, tuple(ids)) for text, ids in EXPLAINED], known)
+    vectors = np.array([vector_of(text, encoder_pb2.ROLE_QUERY) for text in TEXTS])
+    return [
+        HeldOut(TEXTS[n::number], [[1], [2], [8]][n::number], vectors[n::number].astype(np.float32), prior)
+        for n in range(number)
+    ]
+
+
+def _measured(folds: int = 1) -> OutOfFold:
+    premises = np.array([vector_of(text) for text in FACTS], np.float32)
+    return OutOfFold(FACTS, premises, _folds(folds))
+
+
+@pytest.mark.parametrize(
+    "weights", [Weights(), Weights(0.3), Weights(0.3, 0.4), Weights(0.3, 0.4, 0.5), Weights(negative_feedback=0.5)]
+)
+async def test_what_is_tuned_is_what_retrieve_answers(index, weights: Weights) -> None:
+    await index.client.build("science", facts())
+    await index.client.put_explanations("science", EXPLAINED)
+    answered = await index.client.retrieve(
+        "science",
+        TEXTS,
+        k=len(FACTS),
+        mode="hybrid",
+        fusion=Fusion(lexical_weight=weights.lexical_weight),
+        prior=weights.prior,
+        negative_feedback=weights.negative_feedback,
+    )
+    for hits, ranked in zip(answered.results, _measured().rankings(weights), strict=True):
+        assert [hit.id for hit in hits] == [f"f{n}" for n in ranked.ordinals]
+
+
+async def test_what_is_learned_is_what_retrieve_orders_by(index) -> None:
+    await index.client.build("science", facts())
+    await index.client.put_explanations("science", EXPLAINED)
+    weights, measured = Weights(0.3, 0.4, 0.5), _measured(3)
+    features = measured.learn(weights).features
+    answered = await index.client.retrieve(
+        "science",
+        TEXTS,
+        k=4,
+        mode="hybrid",
+        fusion=Fusion(lexical_weight=weights.lexical_weight, features=features),
+        prior=weights.prior,
+        negative_feedback=weights.negative_feedback,
+    )
+    for hits, own in zip(answered.results, measured.examples(weights), strict=True):
+        ordered = order_by(own.hits, own.features, features, 4)
+        assert [hit.id for hit in hits] == [f"f{n}" for n in ordered.ordinals]
+        np.testing.assert_allclose([hit.score for hit in hits], ordered.scores, atol=1e-5)
+
+
+def test_queries_are_the_same_in_any_number_of_folds() -> None:
+    one, three = _measured(), _measured(3)
+    assert one.queries == three.queries
+    weights = Weights(0.2, 0.1, 0.3)
+    np.testing.assert_array_equal(one.average_precisions(weights), three.average_precisions(weights))
+
+
+def test_drawn_queries_keep_their_gold_and_their_fold() -> None:
+    whole = _folds(3)
+    some = drawn(whole, 2, seed=1)
+    assert sum(len(fold.texts) for fold in some) == 2
+    for fold, part in zip(whole, some, strict=True):
+        for text, gold, vector in part:
+            at = list(fold.texts).index(text)
+            assert gold == fold.gold[at]
+            np.testing.assert_array_equal(vector, fold.vectors[at])
+    assert [fold.texts for fold in drawn(whole, 0, seed=1)] == [fold.texts for fold in whole]
+
+
+def _peaked_at(best: Weights) -> Callable[[Weights], float]:
+    def value(tried: Weights) -> float:
+        return 1 - abs(tried.lexical_weight - best.lexical_weight) - abs(tried.prior - best.prior)
+
+    return value
+
+
+def test_the_weights_found_are_never_worse_than_those_it_begins_with() -> None:
+    pytest.importorskip("optuna")
+    value = _peaked_at(Weights(0.15, 0.07))  # where PUBLISHED is
+    found = tune(value, trials=3, seed=0)
+    assert found.value == found.published == value(PUBLISHED) == 1
+    assert found.alone == value(Weights())
+    assert tune(value, trials=5, seed=1) == tune(value, trials=5, seed=1)
