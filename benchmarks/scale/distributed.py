@@ -208,7 +208,9 @@ def minilm(rows: Rows, home: Path, sources: list[str], count: int) -> None:
         streamed = _streamed(chosen, environment, facts)
         other = opened(fleet.artifacts, "stream", streamed)
         same = [one == two for one, two in zip(generation.premises, other.premises, strict=True)]
-        cosines = np.einsum("nd,nd->n", generation.vectors[:].astype(np.float64), other.vectors[:].astype(np.float64))
+        ours, theirs = (one.vectors[:].astype(np.float64) for one in (generation, other))  # of unit length to 6e-7
+        lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
+        cosines = np.einsum("nd,nd->n", ours, theirs) / lengths
         rows.add(f"{name} and from a stream: ids, ordinals and texts", all(same), "", "equal", all(same), len(same))
         rows.at_least(f"{name} and from a stream: least cosine", float(cosines.min()), "", 0.999999)
     finally:
