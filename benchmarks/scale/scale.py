@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--compared", type=int, default=200_000, help="of the part quick, also built from a stream")
     parser.add_argument("--encoded", type=int, default=50_000, help="of the part minilm")
     parser.add_argument("--rows", type=int, default=10_000_000, help="of the part large")
-    parser.add_argument("--queries", type=int, default=24, help="of the part conformance")
+    parser.add_argument("--queries", type=int, default=8, help="of the part conformance")
     given = parser.parse_args()
     rows = Rows("scale")
     sources = [candidate.text for candidate in entailmentbank().candidates()]
