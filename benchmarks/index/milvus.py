@@ -38,19 +38,18 @@ def main() -> None:
     """Builds each size and searches it."""
     rows = Rows("milvus")
     with tempfile.TemporaryDirectory() as directory:
-        data = Path(directory) / "data"
-        server = MilvusServer(data)
+        server = MilvusServer(Path(directory) / "data")
         server.start()
         try:
             for size in SIZES:
-                measure(rows, server.uri, data, size)
+                measure(rows, server.uri, size)
         finally:
             server.stop()
     rows.finish()
 
 
-def measure(rows: Rows, uri: str, data: Path, size: int) -> None:
-    """One corpus of `size` premises, in a milvus-lite that keeps its files in `data`."""
+def measure(rows: Rows, uri: str, size: int) -> None:
+    """One corpus of `size` premises."""
     link = MilvusLink(MilvusAddress(uri), timeout_s=60.0)
     writer = GenerationWriter(link, Records(link, f"bench{size}"), "bench", "flat")
     vectors, queries = clustered(size, seed=3), clustered(64, seed=4)
@@ -61,13 +60,10 @@ def measure(rows: Rows, uri: str, data: Path, size: int) -> None:
         writer.append(drafts[start : start + 1024], vectors[start : start + 1024])
     rows.note(f"{size:,}: writing", size / (time.perf_counter() - started), "1/s")
     rows.note(f"{size:,}: writing, of one core of the index", size / (time.process_time() - own), "1/s")
-    before = sum(file.stat().st_size for file in data.rglob("*") if file.is_file())
     started, own = time.perf_counter(), time.process_time()
     stored = writer.commit(drafts, "s", "q", 600.0)
     rows.note(f"{size:,}: the commit, with the words", time.perf_counter() - started, "s")
     rows.note(f"{size:,}: the commit, processor time of the index", time.process_time() - own, "s")
-    grown = sum(file.stat().st_size for file in data.rglob("*") if file.is_file()) - before
-    rows.note(f"{size:,}: what the commit adds on milvus-lite's disk", grown / size, "B")
     served = MilvusGeneration.of(stored, link)
     excluded = tuple(f"p{n}" for n in range(100))
     for name, scope, batch in (
