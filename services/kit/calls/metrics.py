@@ -33,21 +33,31 @@ class RpcMetrics(Collector):
         outcomes.within[bisect_left(_BOUNDS_S, elapsed_s)] += 1
         outcomes.seconds += elapsed_s
 
+    def describe(self) -> Iterable[Metric]:
+        """Returns the metrics without a sample."""
+        return _families()
+
     def collect(self) -> Iterator[Metric]:
         """Yields the metrics as they stand."""
         known = list(self._outcomes.items())
-        seconds = HistogramMetricFamily("aeenc_rpc_seconds", "Duration of calls", labels=["method"])
+        seconds, total, callers = _families()
         for method, of in _summed((key[0], one) for key, one in known).items():
             bounds = zip(_BOUNDS_S, accumulate(of.within), strict=False)
             buckets = [*((str(bound), count) for bound, count in bounds), ("+Inf", sum(of.within))]
             seconds.add_metric([method], buckets, of.seconds)
-        total = CounterMetricFamily("aeenc_rpc", "Calls by outcome", labels=["method", "code"])
         for names, of in _summed((key[:2], one) for key, one in known).items():
             total.add_metric(names, sum(of.within))
-        callers = CounterMetricFamily("aeenc_caller_calls", "Calls by caller", labels=["caller", "code"])
         for names, of in _summed(((key[2], key[1]), one) for key, one in known).items():
             callers.add_metric(names, sum(of.within))
         yield from (seconds, total, callers)
+
+
+def _families() -> tuple[HistogramMetricFamily, CounterMetricFamily, CounterMetricFamily]:
+    return (
+        HistogramMetricFamily("aeenc_rpc_seconds", "Duration of calls", labels=["method"]),
+        CounterMetricFamily("aeenc_rpc", "Calls by outcome", labels=["method", "code"]),
+        CounterMetricFamily("aeenc_caller_calls", "Calls by caller", labels=["caller", "code"]),
+    )
 
 
 class _Outcomes:
