@@ -413,10 +413,10 @@ FINDINGS = {
     ),
     28: Finding(
         "a step over a million premises allocated gigabytes and died",
-        "a step that memory does not hold is refused by name",
+        "a step holds scores over a block of premises, never over all",
         _of(
-            "trainer/learning/test_job.py",
-            "test_a_step_over_more_premises_than_memory_holds_is_refused_by_name",
+            "trainer/learning/loss/test_corpus_negatives.py",
+            "test_a_step_never_holds_scores_over_more_than_a_block_of_premises",
         ),
     ),
     29: Finding(

@@ -133,3 +133,19 @@ def test_the_same_batch_gives_the_same_bits() -> None:
         assert queries.grad is not None
         results.append(queries.grad.numpy().tobytes())
     assert results[0] == results[1]
+
+
+def test_a_step_never_holds_scores_over_more_than_a_block_of_premises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frozen_vectors, "BLOCK_ROWS", 7)
+    held, mask_block = [], CorpusNegatives._mask
+
+    def recorded(self: CorpusNegatives, scores: Tensor, *rest: object) -> None:
+        held.append(scores.shape[1])
+        mask_block(self, scores, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(CorpusNegatives, "_mask", recorded)
+    case = Case(4)
+    queries = torch.from_numpy(case.queries).requires_grad_()
+    case.blocked(queries, in_parts(case.premises)).backward()
+    assert max(held) == 7
+    assert sum(held) == ALL, "and the backward pass computes none again"
