@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--compared", type=int, default=200_000, help="of the part quick, also built from a stream")
     parser.add_argument("--encoded", type=int, default=50_000, help="of the part minilm")
     parser.add_argument("--rows", type=int, default=10_000_000, help="of the part large")
-    parser.add_argument("--queries", type=int, default=24, help="of the part conformance")
+    parser.add_argument("--queries", type=int, default=8, help="of the part conformance")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of the part search")
     parser.add_argument("--texts", type=int, default=2048, help="of the part encoder, in a pass")
     parser.add_argument("--starts", type=int, default=3, help="of the part start")
