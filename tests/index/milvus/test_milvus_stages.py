@@ -72,6 +72,8 @@ async def test_what_a_milvus_does_not_have_is_refused_by_name(start):
         rounds = index.client.retrieve("science", ["ice"], mode="iterative_lexical")
         await raises(errors.Unimplemented, rounds, "ITERATIVE_LEXICAL", "RETRIEVE_MODE_LEXICAL")
         await raises(errors.Unimplemented, index.client.retrieve("science", ["ice"], prior=0.1), "prior 0.1")
+        ordered = index.client.retrieve("science", ["ice"], mode="hybrid", fusion=Fusion(features={"rank": 1.0}))
+        await raises(errors.Unimplemented, ordered, "features")
         explained = index.client.put_explanations("science", [("ice melts", ["f6"])])
         await raises(errors.Unimplemented, explained, "PutExplanations", "AEENC_INDEX_BACKEND=faiss")
         await raises(errors.NotFound, index.client.put_explanations("nonsense", [("ice", ["f6"])]), "nonsense")
