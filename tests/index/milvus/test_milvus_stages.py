@@ -70,6 +70,8 @@ async def test_an_accepted_premise_that_is_not_there_is_refused_by_name(start):
 async def test_what_a_milvus_does_not_have_is_refused_by_name(start):
     async with start(milvus_engine="hnsw") as index:
         await index.client.build("science", named())
+        ordered = index.client.retrieve("science", ["ice"], mode="hybrid", fusion=Fusion(features={"rank": 1.0}))
+        await raises(errors.Unimplemented, ordered, "features")
         query = np.stack([vector_of("ice")])
         exact = index.client.search("science", query, space_id=SPACE, exact=True)
         await raises(errors.Unimplemented, exact, "params.exact", "MILVUS_ENGINE=flat")
