@@ -6,6 +6,7 @@ It imports openvino on first use: the extra encoder-openvino is never a must.
 from __future__ import annotations
 
 import queue
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,18 @@ _OPTIONS = {
 }
 
 
+def _imported() -> Any:
+    """Imports openvino without the telemetry of its converter, which nothing here uses. Raises ImportError."""
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    import openvino
+
+    return openvino
+
+
 def bfloat16_refusal() -> str:
     """Returns why this process has no bfloat16 on the CPU; empty where it has."""
     try:
-        import openvino
+        openvino = _imported()
     except ImportError:
         return "bfloat16 on a CPU needs OpenVINO, which is not installed; install the extra encoder-openvino"
     if "BF16" not in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
@@ -41,8 +50,7 @@ class OpenvinoSession:
     """
 
     def __init__(self, path: Path, copies: int) -> None:
-        import openvino
-
+        openvino = _imported()
         self._idle: queue.SimpleQueue[Any] = queue.SimpleQueue()
         try:
             core = openvino.Core()

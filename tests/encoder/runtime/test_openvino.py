@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 import time
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -17,7 +19,22 @@ from services.store.registry import Registry
 from support.models.tiny_checkpoints import DIM, TinyCheckpoint, register
 
 needs_bfloat16 = pytest.mark.skipif(bool(bfloat16_refusal()), reason=bfloat16_refusal())
+needs_openvino = pytest.mark.skipif(not find_spec("openvino"), reason="install the extra encoder-openvino")
 TEXTS = [Tokens([2, *range(5, 5 + length), 3]) for length in (1, 3, 7, 12)]
+
+
+ASKED = """
+import sys
+from services.encoder.runtime.openvino_session import bfloat16_refusal
+bfloat16_refusal()
+print("openvino" in sys.modules, sys.modules.get("openvino_telemetry"))
+"""
+
+
+@needs_openvino
+def test_openvinos_telemetry_is_never_loaded() -> None:
+    told = subprocess.run([sys.executable, "-c", ASKED], capture_output=True, text=True, check=True).stdout
+    assert told.split() == ["True", "None"]
 
 
 async def test_bfloat16_asked_for_by_name_stops_the_start_without_openvino(serve, monkeypatch) -> None:
