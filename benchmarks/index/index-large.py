@@ -26,6 +26,7 @@ from benchmarks.harness.baselines import run
 from benchmarks.harness.checkpoints import STORE, base_checkpoint, embedded
 from benchmarks.harness.entailmentbank import entailmentbank
 from benchmarks.harness.rows import Rows
+from benchmarks.index import searching
 from benchmarks.index.fleet import IndexFleet, running_index
 from benchmarks.index.stand_in_encoder import SPACE, StandInEncoder
 from services.corpus.generation import VECTORS, folder_of
@@ -102,8 +103,13 @@ async def large(rows: Rows, count: int) -> None:
             scans = await asyncio.to_thread(_scan_rate, flat.vectors, queries)
             async with running_ivf(root, encoder.target) as index, AsyncClient(index=index.process.target) as client:
                 rows.at_most(f"{name}: start to SERVING", index.process.starting_s, "s", 3)
-                rows.at_least(f"{name}: recall@10, real queries", await _recall(client, queries, truth), "", 0.98)
-                rate = await _rate(client, queries)
+                rows.at_least(
+                    f"{name}: recall@10, real queries",
+                    await searching.recall(client, CORPUS, queries, truth, K),
+                    "",
+                    0.98,
+                )
+                rate = await searching.rate(client, CORPUS, queries, K, CALLERS, LOAD_S)
                 bar = 20 if count >= MILLION else 0  # a short scan is hard to beat
                 rows.at_least(f"{name}: {CALLERS} callers over a single exact scan", rate / scans, "x", bar, scans)
                 rows.note(f"{name}: queries a second, {CALLERS} callers", rate, "1/s")
@@ -122,31 +128,6 @@ def _scan_rate(matrix: Matrix, queries: Matrix) -> float:
     for n in range(SCANS):
         faiss.knn(queries[n : n + 1], matrix, K, metric=faiss.METRIC_INNER_PRODUCT)
     return SCANS / (time.perf_counter() - started)
-
-
-async def _recall(client: AsyncClient, queries: Matrix, truth: list[NDArray[np.int64]]) -> float:
-    hits = 0
-    for start in range(0, len(queries), CALLERS):
-        part = slice(start, start + CALLERS)
-        answer = await client.index.search(CORPUS, queries[part], space_id=SPACE, k=K)
-        for ids, true in zip(answer.ids, truth[part], strict=True):
-            hits += len({f"p{n}" for n in true.tolist()} & set(ids))
-    return hits / K / len(queries)
-
-
-async def _rate(client: AsyncClient, queries: Matrix) -> float:
-    """Queries a second of callers that wait for their answers."""
-    begun, done = time.monotonic(), 0
-
-    async def caller(number: int) -> None:
-        nonlocal done
-        while time.monotonic() - begun < LOAD_S:
-            number = (number + CALLERS) % len(queries)
-            await client.index.search(CORPUS, queries[number : number + 1], space_id=SPACE, k=K)
-            done += 1
-
-    await asyncio.gather(*(caller(number) for number in range(CALLERS)))
-    return done / (time.monotonic() - begun)
 
 
 async def main(count: int) -> None:

@@ -20,8 +20,9 @@ from aeenc import AsyncClient
 from benchmarks.harness.checkpoints import STORE, base_checkpoint, embedded
 from benchmarks.harness.entailmentbank import entailmentbank
 from benchmarks.harness.rows import Rows
+from benchmarks.index import searching
 from benchmarks.index.fleet import IndexFleet, running_index
-from benchmarks.index.stand_in_encoder import SPACE, StandInEncoder
+from benchmarks.index.stand_in_encoder import StandInEncoder
 from benchmarks.scale.distributed import GIB, anonymous_bytes, opened, run_build
 from services.corpus.generation import Generation
 from services.index.dense.approximate import INDEX_FILE
@@ -102,11 +103,11 @@ async def _served(
     kept: float,
 ) -> None:
     rows.at_most(f"{name}: open, from the start to SERVING", round(index.process.starting_s, 1), "s", 10)
-    recall = await _recall(client, queries, truth)
+    recall = await searching.recall(client, CORPUS, queries, truth, K)
     rows.at_least(f"{name}: recall@10, real queries", round(recall, 4), "", 0.98)
     rows.at_least(f"{name}: recall@10 over bare FAISS", round(recall / kept, 3), "x", 0.9, round(kept, 4))
     for callers in (1, CALLERS):
-        rate = await _rate(client, queries, callers)
+        rate = await searching.rate(client, CORPUS, queries, K, callers, LOAD_S)
         rows.at_least(f"{name}: searches a second, {callers} callers, over bare FAISS", rate / bare, "x", 0.9, rate)
     rows.note(f"{name}: by words, milliseconds a call", await _words_ms(client), "ms")
     anonymous = await asyncio.to_thread(anonymous_bytes, index.process.pid)
@@ -134,31 +135,6 @@ def _bare(generation: Generation, queries: Matrix) -> tuple[float, list[NDArray[
     truth = [one.ordinals for one in flat.nearest(queries, K)]
     hits = [len(np.intersect1d(found[n], truth[n % len(truth)])) for n in range(BARE)]
     return rate, truth, sum(hits) / K / BARE
-
-
-async def _recall(client: AsyncClient, queries: Matrix, truth: list[NDArray[np.int64]]) -> float:
-    hits = 0
-    for start in range(0, len(queries), CALLERS):
-        part = slice(start, start + CALLERS)
-        answer = await client.index.search(CORPUS, queries[part], space_id=SPACE, k=K)
-        for ids, true in zip(answer.ids, truth[part], strict=True):
-            hits += len({f"p{n}" for n in true.tolist()} & set(ids))
-    return hits / K / len(queries)
-
-
-async def _rate(client: AsyncClient, queries: Matrix, callers: int) -> float:
-    """Queries a second of callers that wait for their answers."""
-    begun, done = time.monotonic(), 0
-
-    async def caller(number: int) -> None:
-        nonlocal done
-        while time.monotonic() - begun < LOAD_S:
-            number = (number + callers) % len(queries)
-            await client.index.search(CORPUS, queries[number : number + 1], space_id=SPACE, k=K)
-            done += 1
-
-    await asyncio.gather(*(caller(number) for number in range(callers)))
-    return done / (time.monotonic() - begun)
 
 
 async def _words_ms(client: AsyncClient) -> float:

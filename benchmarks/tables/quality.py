@@ -119,7 +119,7 @@ def p_by_tree(dataset: Dataset, split: str, first: Measured, second: Measured) -
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was found on the held-out queries of train: weights, weights of features, and the MAP of each way."""
+    """The weights found on the held-out queries of train, those of features too, and the MAP of each way."""
 
     weights: Weights
     features: Mapping[str, float]
@@ -159,7 +159,7 @@ def tell(rows: Rows, name: str, found: Tuned) -> None:
 
 
 def ways(found: Tuned) -> list[Retrieval | None]:
-    """What dev is measured with: the encoder alone, the weights chosen on dev, those of train, and features as well."""
+    """Lists how dev is measured: the encoder alone, weights of dev, weights tuned on train, and with features."""
     return [None, FULL, retrieval_of(found.weights), retrieval_of(found.weights, found.features)]
 
 
@@ -203,7 +203,7 @@ def ours(rows: Rows, running: Folds) -> None:
 
 
 def latency(rows: Rows, running: Folds) -> None:
-    """What a stage adds to one query at a time, in turn: milliseconds of the whole call of Retrieve, from here."""
+    """Times Retrieve for one query at a time, in milliseconds at the caller, with each stage in turn."""
     research = running.whole
     research.serve(research.pretrained())
     explain_training(research.client, research.corpus, research.dataset)

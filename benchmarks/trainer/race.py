@@ -1,4 +1,4 @@
-"""What races sentence-transformers' trainer: a job's process of ours, and the environment in which theirs runs."""
+"""Races our trainer against sentence-transformers': runs our job's process, and theirs in its own environment."""
 
 from __future__ import annotations
 

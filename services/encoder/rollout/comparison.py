@@ -1,4 +1,4 @@
-"""What this CPU does with a checkpoint in each precision: `python -m services.encoder.rollout.comparison ARTIFACTS`.
+"""Measures each precision of a checkpoint on this CPU: `python -m services.encoder.rollout.comparison ARTIFACTS`.
 
 It takes the checkpoint that has most precisions, makes the checks of a load, and prints JSON for `aeenc doctor --cpu`.
 """

@@ -179,7 +179,7 @@ class Proposal:
 
     @property
     def ceiling(self) -> NDArray[np.float64]:
-        """What no other row scores above."""
+        """The highest score that a row outside the candidates can have."""
         ceiling: NDArray[np.float64] = self.scores[:, -1] + self.error
         return ceiling
 

@@ -200,7 +200,7 @@ class GrowingQuery(Generic[Word]):
 
     @property
     def hits(self) -> SearchHits:
-        """What was taken, in the order of the rounds."""
+        """The premises taken so far, in the order of the rounds."""
         return SearchHits(self._ordinals, self._scores)
 
     def take(self, found: SearchHits, premises: Iterable[tuple[Iterable[Word], NDArray[np.float32]]]) -> None:

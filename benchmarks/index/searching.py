@@ -1,0 +1,45 @@
+"""Searches of a served corpus whose premises are p0, p1 …: how many of the true nearest they find, and how fast."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aeenc import AsyncClient
+from benchmarks.index.stand_in_encoder import SPACE
+
+AT_ONCE = 64  # queries in a call
+
+
+async def recall(
+    client: AsyncClient, corpus: str, queries: NDArray[np.float32], truth: Sequence[NDArray[np.int64]], k: int
+) -> float:
+    """The share of the true k nearest (ordinals for each query) that are found."""
+    hits = 0
+    for start in range(0, len(queries), AT_ONCE):
+        part = slice(start, start + AT_ONCE)
+        answer = await client.index.search(corpus, queries[part], space_id=SPACE, k=k)
+        for ids, true in zip(answer.ids, truth[part], strict=True):
+            hits += len({f"p{n}" for n in true.tolist()} & set(ids))
+    return hits / k / len(queries)
+
+
+async def rate(
+    client: AsyncClient, corpus: str, queries: NDArray[np.float32], k: int, callers: int, seconds: float
+) -> float:
+    """Queries a second of callers that wait for their answers, one query a call."""
+    begun, done = time.monotonic(), 0
+
+    async def caller(number: int) -> None:
+        nonlocal done
+        while time.monotonic() - begun < seconds:
+            number = (number + callers) % len(queries)
+            await client.index.search(corpus, queries[number : number + 1], space_id=SPACE, k=k)
+            done += 1
+
+    await asyncio.gather(*(caller(number) for number in range(callers)))
+    return done / (time.monotonic() - begun)
