@@ -10,6 +10,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -17,10 +18,10 @@ import numpy as np
 
 from benchmarks.harness.rows import Rows
 from benchmarks.index.sizing import clustered
-from services.index.building.folding import Draft
+from services.corpus.generation import PremiseRecord, generation_meta
 from services.index.lexical.bm25 import weighted_words
 from services.index.milvus.generation import MilvusGeneration
-from services.index.milvus.ledger.records import Records
+from services.index.milvus.ledger.records import Records, artifact_of
 from services.index.milvus.link import MilvusAddress, MilvusLink
 from services.index.milvus.searching import AskedText, search_collection, search_in_rounds, search_words
 from services.index.milvus.writer import GenerationWriter
@@ -54,14 +55,18 @@ def measure(rows: Rows, uri: str, size: int) -> None:
     writer = GenerationWriter(link, Records(link, f"bench{size}"), "bench", "flat")
     vectors, queries = clustered(size, seed=3), clustered(64, seed=4)
     texts = worded(size, seed=3)
-    drafts = [Draft(f"p{n}", text, [], ["facts"]) for n, text in enumerate(texts)]
+    premises = [PremiseRecord(f"p{n}", text, (), ("facts",)) for n, text in enumerate(texts)]
     started, own = time.perf_counter(), time.process_time()
     for start in range(0, size, 1024):
-        writer.append(drafts[start : start + 1024], vectors[start : start + 1024])
+        writer.append(premises[start : start + 1024], vectors[start : start + 1024])
     rows.note(f"{size:,}: writing", size / (time.perf_counter() - started), "1/s")
     rows.note(f"{size:,}: writing, of one core of the index", size / (time.process_time() - own), "1/s")
     started, own = time.perf_counter(), time.process_time()
-    stored = writer.commit(drafts, "s", "q", 600.0)
+    engine = writer.seal(premises, 600.0)
+    meta = generation_meta(
+        corpus="bench", space_id="s", premise_version="q", dim=vectors.shape[1], premises=size, **engine
+    )
+    stored = writer.commit(artifact_of("bench", meta, {}, datetime.now(UTC)))
     rows.note(f"{size:,}: the commit, with the words", time.perf_counter() - started, "s")
     rows.note(f"{size:,}: the commit, processor time of the index", time.process_time() - own, "s")
     served = MilvusGeneration.of(stored, link)

@@ -5,8 +5,8 @@
                     └──────────► Journal ◄─────────┘  with a request id: what a retry need not send again
 
 A build works in a hidden directory; nothing of it can be seen before its commit. A build that fails or is cancelled is
-removed, unless it has a request id: then a call with the same id continues it. BuildFlow holds what both back ends do
-alike, the preconditions among it; Builder is that of files.
+removed, unless it has a request id: then a call with the same id continues it. BuildFlow is the course on both back
+ends, up to premises and vectors on disk; Builder is that of files, milvus/builder.py that of a Milvus.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,8 +24,8 @@ from weakref import WeakValueDictionary
 from aeenc import errors
 from aeenc.transport.channel import Channel
 from services.corpus.generation import (
-    Generation,
     PremiseRecord,
+    Storage,
     check_corpus_name,
     folder_of,
     generation_meta,
@@ -35,7 +35,7 @@ from services.corpus.generation import (
 from services.index.building.folding import Folding
 from services.index.building.index_process import index_generation
 from services.index.building.journal import FinishedBuild, FinishedBuilds, Journal, StreamedPremises, sweep_abandoned
-from services.index.building.pipeline import BuildPipeline
+from services.index.building.pipeline import Base, BuildPipeline
 from services.index.building.vectors import BatchEncoder, finish_in_thread
 from services.index.catalogue.catalogue import Catalogue
 from services.index.catalogue.requests import check_same, sweep_notes
@@ -54,17 +54,32 @@ _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class BuildFlow(ABC, Generic[Store]):
-    """The course of a build on any back end: preconditions, turns, retries, activation.
+    """The course of a build on any back end: preconditions, turns, retries, premises and vectors on disk, activation.
 
-    Several builds may run at once; two calls with one request id take turns.
+    Several builds may run at once; two calls with one request id take turns. `storage` is that of new vectors.
     """
 
-    def __init__(self, catalogue: Store, encoders: Channel, limits: Limits, options: BuildOptions) -> None:
+    def __init__(
+        self,
+        store: ArtifactStore,
+        catalogue: Store,
+        encoders: Channel,
+        limits: Limits,
+        options: BuildOptions,
+        storage: Storage,
+    ) -> None:
+        self._store = store
         self._catalogue = catalogue
         self._encoders = encoders
         self._limits = limits
         self._options = options
+        self._storage: Storage = storage
         self._turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+
+    async def sweep(self) -> None:
+        """Removes unfinished builds that nobody has continued for a long time, and old notes of requests."""
+        await asyncio.to_thread(sweep_abandoned, self._store, self._options.keep_s)
+        await asyncio.to_thread(sweep_notes, self._store, self._options.request_keep_s)
 
     async def build(
         self, spec: BuildSpec, chunks: AsyncIterator[Sequence[PremiseRecord]]
@@ -80,31 +95,118 @@ class BuildFlow(ABC, Generic[Store]):
         own = asyncio.Lock()
         turn = self._turns.setdefault((spec.corpus, spec.request_id), own) if spec.request_id else own
         async with turn:
-            found = await self._built_before(spec) if spec.request_id else None
-            last = None
-            if found is not None:
-                built, last = found
-                await check_asked_again(spec, built, chunks)
-            else:
-                async with aclosing(self._build_anew(spec, chunks)) as steps:
-                    async for last in steps:
-                        yield last
-            assert last is not None
-            yield await self._activated(spec, last)
+            with disk_full_is_unavailable():
+                async with aclosing(self._build_or_find(spec, chunks)) as steps:
+                    async for progress in steps:
+                        yield progress
+
+    async def _build_or_find(
+        self, spec: BuildSpec, chunks: AsyncIterator[Sequence[PremiseRecord]]
+    ) -> AsyncGenerator[BuildProgress, None]:
+        found = await self._built_before(spec) if spec.request_id else None
+        last = None
+        if found is not None:
+            built, last = found
+            await check_asked_again(spec, built, chunks)
+        else:
+            async with aclosing(self._build_anew(spec, chunks)) as steps:
+                async for last in steps:
+                    yield last
+        assert last is not None
+        yield await self._activated(spec, last)
 
     @abstractmethod
     async def _built_before(self, spec: BuildSpec) -> tuple[FinishedBuild, BuildProgress] | None:
         """Finds what the request built before; None when nothing, or when that was deleted or damaged since."""
 
     @abstractmethod
-    def _build_anew(
-        self, spec: BuildSpec, chunks: AsyncIterator[Sequence[PremiseRecord]]
-    ) -> AsyncGenerator[BuildProgress, None]:
-        """Builds the generation; the last progress names it."""
+    async def _base(self, spec: BuildSpec) -> Base | None:
+        """Opens the base generation; None when the request names none. Raises NotFound for an unknown one."""
+
+    @abstractmethod
+    async def _commit(self, spec: BuildSpec, pipeline: BuildPipeline) -> Artifact:
+        """Indexes what the pipeline has written and commits it. Then nothing of the journal need be kept."""
 
     @abstractmethod
     async def _note_activated(self, spec: BuildSpec) -> None:
         """Records durably that the request has activated what it built."""
+
+    async def _build_anew(
+        self, spec: BuildSpec, chunks: AsyncIterator[Sequence[PremiseRecord]]
+    ) -> AsyncGenerator[BuildProgress, None]:
+        """Builds the generation; the last progress names it."""
+        await self.sweep()
+        base = await self._base(spec)
+        folding = Folding(self._limits, spec.sameness)
+        if base is not None:
+            check_base(spec.base_generation, base.space_id, spec.space_id)
+            await asyncio.to_thread(folding.start_from, base.premises, spec.delete_ids)
+        journal = Journal(self._store, spec.corpus, spec.request_id, spec.fingerprint()) if spec.request_id else None
+        pipeline = BuildPipeline(
+            folding, partial(self._batches, spec), base, journal, self._options.sync_s, self._storage, spec.space_id
+        )
+        try:
+            await pipeline.open(self._store, folder_of(spec.corpus), spec.resume_from)
+            async with aclosing(self._steps(pipeline, chunks)) as steps:
+                async for progress in steps:
+                    yield progress
+            committing = asyncio.create_task(self._written(spec, pipeline))
+            async with aclosing(while_indexing(committing, _progress(pipeline))) as reports:
+                async for progress in reports:
+                    yield progress
+            artifact = committing.result()
+        except errors.InvalidArgument:
+            pipeline.keep = False
+            raise
+        finally:
+            await pipeline.close()
+        yield BuildProgress(folding.received, len(folding.drafts), "DURABLE", folding.received, artifact)
+
+    async def _steps(
+        self, pipeline: BuildPipeline, chunks: AsyncIterator[Sequence[PremiseRecord]]
+    ) -> AsyncGenerator[BuildProgress, None]:
+        """Receives, encodes and writes all premises."""
+        batch, last = self._options.batch, _progress(pipeline)
+        if pipeline.durable:
+            yield last
+        try:
+            async with aclosing(with_pauses(chunks, self._options.sync_s)) as received:
+                async for chunk in received:
+                    await pipeline.receive(chunk)
+                    async for _ in pipeline.advance(batch):
+                        yield _progress(pipeline)
+                    await pipeline.sync_if_due()
+                    if last != (last := _progress(pipeline)):
+                        yield last
+            # A vanished caller looks like a finished stream. Send progress: the send fails if they are gone.
+            yield _progress(pipeline)
+            async for _ in pipeline.drain(batch):
+                yield _progress(pipeline)
+        except errors.FailedPrecondition:  # the encoder's; the premises are still good
+            await pipeline.forget_vectors()
+            raise
+
+    async def _written(self, spec: BuildSpec, pipeline: BuildPipeline) -> Artifact:
+        """Completes the files of premises and vectors, then commits."""
+        if pipeline.file is None:
+            raise errors.InvalidArgument.field("premises", "are missing; stream at least one premise")
+        await finish_in_thread(pipeline.file.finish)
+        drafts = pipeline.folding.drafts
+        await finish_in_thread(write_premises, pipeline.writer.path, (draft.record() for draft in drafts))
+        return await self._commit(spec, pipeline)
+
+    def _meta(self, spec: BuildSpec, pipeline: BuildPipeline, engine: Mapping[str, Any]) -> dict[str, Any]:
+        assert pipeline.file is not None
+        return generation_meta(
+            corpus=spec.corpus,
+            space_id=pipeline.batches.space_id,
+            premise_version=pipeline.batches.version,
+            dim=pipeline.file.dim,
+            premises=pipeline.file.rows,
+            largest_norm=pipeline.file.largest_norm,
+            storage=pipeline.file.storage,
+            **engine,
+        )
 
     def _batches(self, spec: BuildSpec, space_id: str, version: str) -> BatchEncoder:
         """Makes an encoder. It gives up early enough for the caller to learn the encoder's reason."""
@@ -189,23 +291,8 @@ class Builder(BuildFlow[Catalogue]):
     def __init__(
         self, store: ArtifactStore, catalogue: Catalogue, encoders: Channel, limits: Limits, options: BuildOptions
     ) -> None:
-        super().__init__(catalogue, encoders, limits, options)
-        self._store = store
+        super().__init__(store, catalogue, encoders, limits, options, options.engines.storage)
         self._finished = FinishedBuilds(store)
-
-    async def sweep(self) -> None:
-        """Removes unfinished builds that nobody has continued for a long time, and old notes of requests."""
-        await asyncio.to_thread(sweep_abandoned, self._store, self._options.keep_s)
-        await asyncio.to_thread(sweep_notes, self._store, self._options.request_keep_s)
-
-    async def build(
-        self, spec: BuildSpec, chunks: AsyncIterator[Sequence[PremiseRecord]]
-    ) -> AsyncGenerator[BuildProgress, None]:
-        """Builds as BuildFlow does; a full disk raises Unavailable with its remedy."""
-        with disk_full_is_unavailable():
-            async with aclosing(super().build(spec, chunks)) as steps:
-                async for progress in steps:
-                    yield progress
 
     async def _built_before(self, spec: BuildSpec) -> tuple[FinishedBuild, BuildProgress] | None:
         finished = await asyncio.to_thread(self._finished.get, spec.corpus, spec.request_id)
@@ -222,74 +309,16 @@ class Builder(BuildFlow[Catalogue]):
     async def _note_activated(self, spec: BuildSpec) -> None:
         await run_in_thread(self._finished.mark_activated, spec.corpus, spec.request_id)
 
-    async def _build_anew(
-        self, spec: BuildSpec, chunks: AsyncIterator[Sequence[PremiseRecord]]
-    ) -> AsyncGenerator[BuildProgress, None]:
-        await self.sweep()
-        base = await self._open_base(spec)
-        folding = Folding(self._limits, spec.sameness)
-        if base is not None:
-            await asyncio.to_thread(folding.start_from, base.premises, spec.delete_ids)
-        journal = Journal(self._store, spec.corpus, spec.request_id, spec.fingerprint()) if spec.request_id else None
-        options = self._options
-        pipeline = BuildPipeline(
-            folding, partial(self._batches, spec), base, journal, options.sync_s, options.engines.storage, spec.space_id
-        )
-        try:
-            await pipeline.open(self._store, folder_of(spec.corpus), spec.resume_from)
-            async with aclosing(self._steps(pipeline, chunks)) as steps:
-                async for progress in steps:
-                    yield progress
-            committing = asyncio.create_task(self._commit(spec, pipeline, folding))
-            async with aclosing(while_indexing(committing, _progress(pipeline))) as reports:
-                async for progress in reports:
-                    yield progress
-            artifact = committing.result()
-        except errors.InvalidArgument:
-            pipeline.keep = False
-            raise
-        finally:
-            await pipeline.close()
-        yield BuildProgress(folding.received, len(folding.drafts), "DURABLE", folding.received, artifact)
-
-    async def _steps(
-        self, pipeline: BuildPipeline, chunks: AsyncIterator[Sequence[PremiseRecord]]
-    ) -> AsyncGenerator[BuildProgress, None]:
-        """Receives, encodes and writes all premises."""
-        batch, last = self._options.batch, _progress(pipeline)
-        if pipeline.durable:
-            yield last
-        try:
-            async with aclosing(with_pauses(chunks, self._options.sync_s)) as received:
-                async for chunk in received:
-                    await pipeline.receive(chunk)
-                    async for _ in pipeline.advance(batch):
-                        yield _progress(pipeline)
-                    await pipeline.sync_if_due()
-                    if last != (last := _progress(pipeline)):
-                        yield last
-            # A vanished caller looks like a finished stream. Send progress: the send fails if they are gone.
-            yield _progress(pipeline)
-            async for _ in pipeline.drain(batch):
-                yield _progress(pipeline)
-        except errors.FailedPrecondition:  # the encoder's; the premises are still good
-            await pipeline.forget_vectors()
-            raise
-
-    async def _open_base(self, spec: BuildSpec) -> Generation | None:
+    async def _base(self, spec: BuildSpec) -> Base | None:
         if not spec.base_generation:
             return None
         await self._catalogue.resolve(spec.corpus, spec.base_generation)  # raises NotFound for an unknown one
         # by hash: a new generation must not copy a damaged vector
         base = await asyncio.to_thread(open_generation, self._store, spec.corpus, spec.base_generation, verify="full")
-        check_base(spec.base_generation, base.space_id, spec.space_id)
-        return base
+        return Base(base.premises, base.vectors, base.space_id, base.premise_version)
 
-    async def _commit(self, spec: BuildSpec, pipeline: BuildPipeline, folding: Folding) -> Artifact:
-        if pipeline.file is None:
-            raise errors.InvalidArgument.field("premises", "are missing; stream at least one premise")
-        await finish_in_thread(pipeline.file.finish)
-        await finish_in_thread(write_premises, pipeline.writer.path, (draft.record() for draft in folding.drafts))
+    async def _commit(self, spec: BuildSpec, pipeline: BuildPipeline) -> Artifact:
+        assert pipeline.file is not None
         engine = await index_generation(
             pipeline.writer.path,
             self._options.engines,
@@ -298,7 +327,7 @@ class Builder(BuildFlow[Catalogue]):
             self._options.lexical,
         )
         if engine["engine"] == "flat":
-            texts = (draft.text for draft in folding.drafts)
+            texts = (draft.text for draft in pipeline.folding.drafts)
             await finish_in_thread(write_lexical, pipeline.writer.path, texts, self._options.lexical)
         publishing = asyncio.create_task(self._publish(spec, pipeline, engine))
         await finish(publishing)  # a cancelled call publishes on disk and in memory or not at all
@@ -312,24 +341,12 @@ class Builder(BuildFlow[Catalogue]):
         return artifact
 
     def _write(self, spec: BuildSpec, pipeline: BuildPipeline, engine: dict[str, Any]) -> Artifact:
-        assert pipeline.file is not None
-        meta = generation_meta(
-            corpus=spec.corpus,
-            space_id=pipeline.batches.space_id,
-            premise_version=pipeline.batches.version,
-            dim=pipeline.file.dim,
-            premises=pipeline.file.rows,
-            largest_norm=pipeline.file.largest_norm,
-            storage=pipeline.file.storage,
-            **engine,
-        )
-
         def announce(generation_id: str) -> None:
             # before it can be seen: no kill leaves a generation that its request does not know
             asked = {**spec.fingerprint(), **pipeline.streamed}
             self._finished.put(spec.corpus, spec.request_id, FinishedBuild(generation_id, activated=False, asked=asked))
 
-        artifact = pipeline.writer.commit(meta, id_prefix="g", announce=announce)
+        artifact = pipeline.writer.commit(self._meta(spec, pipeline, engine), id_prefix="g", announce=announce)
         return self._store.push(folder_of(spec.corpus), artifact.id)
 
 

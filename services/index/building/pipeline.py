@@ -8,15 +8,26 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from services.corpus.generation import KIND, VECTORS, Generation, PremiseRecord, Storage
+from services.corpus.generation import KIND, VECTORS, PremiseRecord, Storage
 from services.index.building.folding import Draft, Folding
 from services.index.building.journal import Journal
-from services.index.building.vectors import BatchEncoder, VectorFile, finish_in_thread
+from services.index.building.vectors import BatchEncoder, VectorFile, VectorLookup, finish_in_thread
 from services.store.artifacts import ArtifactStore, ArtifactWriter
+
+
+@dataclass(frozen=True, eq=False)
+class Base:
+    """A generation that a build changes: its premises, and their vectors by ordinal."""
+
+    premises: Sequence[PremiseRecord]
+    vectors: VectorLookup
+    space_id: str
+    premise_version: str
 
 
 class BuildPipeline:
@@ -31,7 +42,7 @@ class BuildPipeline:
         self,
         folding: Folding,
         batches: Callable[[str, str], BatchEncoder],
-        base: Generation | None,
+        base: Base | None,
         journal: Journal | None,
         sync_s: float,
         storage: Storage = "float32",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from aeenc import Client
 from aeenc.adapters.facts import Facts
@@ -37,9 +38,16 @@ def build_on_ray(
     all processes see, or a URL; by default it lies among the artifacts. A build of the same input goes on in it.
     """
     settings = IndexSettings()
-    if settings.backend != "faiss":
-        raise InvalidArgument("--engine ray builds into files; for AEENC_INDEX_BACKEND=milvus build without it")
-    plan = Plan.of(corpus, facts, text_bytes=settings.text_bytes, storage=settings.engines.storage, space_id=space_id)
+    storage, into_milvus = settings.engines.storage, None
+    if settings.backend == "milvus":
+        try:
+            from services.index.milvus.backend import loading_of
+        except ModuleNotFoundError as error:
+            raise InvalidArgument(
+                f"AEENC_INDEX_BACKEND=milvus needs {error.name}; install aeenc-services with the extra index-milvus"
+            ) from error
+        storage, into_milvus = "float32", partial(loading_of, settings, corpus)
+    plan = Plan.of(corpus, facts, text_bytes=settings.text_bytes, storage=storage, space_id=space_id)
     root = settings.artifacts_url or str(settings.artifacts_dir.resolve())
     serving = {one.corpus: one.active.id for one in client.index.info().corpora}.get(corpus, "")
     with connected(address, workers) as processes:
@@ -52,6 +60,7 @@ def build_on_ray(
             settings.engines,
             settings.lexical,
             on_progress,
+            into_milvus,
         )
     client.index.verify(corpus, built.artifact.id)
     if activate:

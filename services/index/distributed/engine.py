@@ -7,10 +7,12 @@ What is finished is found again by a build of the same plan, so that a killed pr
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aeenc.errors import InvalidArgument
 from services.index.distributed import stages
@@ -20,6 +22,9 @@ from services.index.distributed.stages import Encoders
 from services.index.distributed.work import Work
 from services.index.values import EngineOptions, LexicalSettings
 from services.store.artifacts import Artifact, ArtifactStore
+
+if TYPE_CHECKING:
+    from services.index.milvus.writer import Loading
 
 Task = Callable[..., dict[str, Any]]
 OnProgress = Callable[[str, int, int], None]  # what is done, premises or tasks so far, all
@@ -56,8 +61,11 @@ def build(
     engines: EngineOptions,
     lexical: LexicalSettings,
     on_progress: OnProgress = lambda *_: None,
+    into_milvus: Callable[[], AbstractAsyncContextManager[Loading]] | None = None,
 ) -> Built:
     """Builds a generation, which is not active, and removes the work below `url`.
+
+    It is indexed on files unless `into_milvus` opens a way into a Milvus.
 
     Raises InvalidArgument for bad facts, what the encoder raises, Unavailable when processes keep dying.
     """
@@ -75,7 +83,12 @@ def build(
     shards = run.all(stages.ENCODE, stages.encode, [(one, encoders) for one in ranges], premises)
     check_versions(work, shards, run.newest)
     on_progress("indexing", premises, premises)
-    artifact = publish(plan, work, shards, store, engines, lexical)
+
+    async def published() -> Artifact:
+        async with into_milvus() if into_milvus else nullcontext() as milvus:
+            return await publish(plan, work, shards, store, engines, lexical, milvus)
+
+    artifact = asyncio.run(published())
     work.remove(stages.STAGES)
     return Built(artifact, sum(part["count"] for part in parts), premises, run.ran)
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from aeenc.errors import FailedPrecondition
-from services.corpus.generation import KIND, VECTORS, PremiseRecord, folder_of, generation_meta, write_premises
+from services.corpus.arrays import map_array
+from services.corpus.generation import (
+    KIND,
+    VECTORS,
+    PremiseRecord,
+    Premises,
+    folder_of,
+    generation_meta,
+    write_premises,
+)
 from services.index.building.index_process import index_generation, texts_of
 from services.index.building.vectors import VectorFile
 from services.index.distributed import stages
@@ -19,6 +27,9 @@ from services.index.distributed.work import Work
 from services.index.lexical.bm25 import write_lexical
 from services.index.values import EngineOptions, LexicalSettings
 from services.store.artifacts import Artifact, ArtifactStore
+
+if TYPE_CHECKING:
+    from services.index.milvus.writer import Loading  # its client is an extra of its own
 
 Record = Mapping[str, Any]
 
@@ -37,15 +48,16 @@ def check_versions(work: Work, shards: Sequence[Record], newest: str) -> None:
     )
 
 
-def publish(
+async def publish(
     plan: Plan,
     work: Work,
     shards: Sequence[Record],
     store: ArtifactStore,
     engines: EngineOptions,
     lexical: LexicalSettings,
+    milvus: Loading | None,
 ) -> Artifact:
-    """Writes the generation, a shard at a time, indexes it and makes it visible, not active.
+    """Writes the generation, a shard at a time, indexes it on files or in Milvus, and makes it visible, not active.
 
     Raises DataLoss for a shard that differs from its record; the next build makes that one again.
     """
@@ -65,9 +77,12 @@ def publish(
             vectors.append(np.frombuffer(content, stages.DTYPES[plan.storage]).reshape(shard["count"], -1))
         vectors.finish()
         write_premises(writer.path, premises())
-        engine = asyncio.run(index_generation(writer.path, engines, vectors.rows, vectors.largest_norm, lexical))
-        if engine["engine"] == "flat":
-            write_lexical(writer.path, texts_of(writer.path), lexical)
+        if milvus is None:
+            engine = await index_generation(writer.path, engines, vectors.rows, vectors.largest_norm, lexical)
+            if engine["engine"] == "flat":
+                write_lexical(writer.path, texts_of(writer.path), lexical)
+        else:
+            engine = await milvus.send(Premises.of(premises()), map_array(writer.path / VECTORS))
         meta = generation_meta(
             corpus=plan.corpus,
             space_id=first["space_id"],
@@ -78,4 +93,5 @@ def publish(
             storage=vectors.storage,
             **engine,
         )
-        return store.push(folder, writer.commit(meta, id_prefix="g").id)
+        artifact = store.push(folder, writer.commit(meta, id_prefix="g").id)
+    return artifact if milvus is None else (await milvus.commit(artifact)).artifact

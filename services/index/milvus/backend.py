@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from aeenc import errors
 from aeenc.transport.channel import Channel
-from services.index.milvus.builder import MilvusBuilder, MilvusBuildOptions
+from services.index.milvus.builder import MilvusBuilder
 from services.index.milvus.catalogue import MilvusCatalogue, Sweeper
 from services.index.milvus.ledger.explanations import ExplanationTables
 from services.index.milvus.ledger.records import Records
@@ -14,9 +15,11 @@ from services.index.milvus.link import MilvusAddress, MilvusLink
 from services.index.milvus.prior import MilvusExplanations
 from services.index.milvus.retrieval import MilvusRetrieval
 from services.index.milvus.schema import K_MOST, TEXT_BYTES
+from services.index.milvus.writer import Loading, MilvusBuildOptions, loading
 from services.index.ranking.encoding import QueryEncoder, Reranker
 from services.index.settings import IndexSettings
 from services.index.values import Backend, BuildOptions, LexicalSettings
+from services.store.objects import open_store
 
 
 def open_backend(
@@ -30,10 +33,10 @@ def open_backend(
 ) -> Backend:
     """Makes the back end; it connects when it is loaded. Raises InvalidArgument for limits beyond those of Milvus."""
     _check(settings)
-    address = MilvusAddress(settings.milvus_uri, settings.milvus_token, settings.milvus_database)
-    link = MilvusLink(address, timeout_s=settings.milvus_timeout_s, threads=settings.milvus_threads, on_state=on_state)
+    link = _link(settings, on_state)
     records = Records(link, settings.milvus_prefix)
-    catalogue = MilvusCatalogue(link, records)
+    store = open_store(settings.artifacts_dir, settings.artifacts_url, settings.artifacts_cache_bytes)
+    catalogue = MilvusCatalogue(link, records, store)
     explanations = MilvusExplanations(link, catalogue, ExplanationTables(link, records))
     retrieval = MilvusRetrieval(
         catalogue,
@@ -45,15 +48,41 @@ def open_backend(
         max_queued=settings.max_queued,
         pool=settings.k_max,
     )
-    builds = MilvusBuildOptions(settings.milvus_engine, settings.milvus_patience_s, settings.milvus_lease_s)
-    builder = MilvusBuilder(link, records, catalogue, encoders, settings.limits, options, builds)
+    milvus = _build_options(settings)
+    builder = MilvusBuilder(store, link, records, catalogue, encoders, settings.limits, options, milvus)
     sweeper = Sweeper(link, records, catalogue, refresh_s=settings.milvus_refresh_s, lease_s=settings.milvus_lease_s)
+
+    async def load() -> None:
+        await builder.sweep()
+        await sweeper.start()
 
     async def close() -> None:
         await sweeper.close()
         await link.close()
 
-    return Backend(catalogue, retrieval, builder, explanations, sweeper.start, close)
+    return Backend(catalogue, retrieval, builder, explanations, load, close)
+
+
+@asynccontextmanager
+async def loading_of(settings: IndexSettings, corpus: str) -> AsyncIterator[Loading]:
+    """Opens the way into Milvus for a generation that another process than an index has built."""
+    _check(settings)
+    link = _link(settings, lambda _: None)
+    try:
+        records = Records(link, settings.milvus_prefix)
+        async with loading(link, records, corpus, _build_options(settings), settings.lexical) as under_way:
+            yield under_way
+    finally:
+        await link.close()
+
+
+def _link(settings: IndexSettings, on_state: Callable[[str], None]) -> MilvusLink:
+    address = MilvusAddress(settings.milvus_uri, settings.milvus_token, settings.milvus_database)
+    return MilvusLink(address, timeout_s=settings.milvus_timeout_s, threads=settings.milvus_threads, on_state=on_state)
+
+
+def _build_options(settings: IndexSettings) -> MilvusBuildOptions:
+    return MilvusBuildOptions(settings.milvus_engine, settings.milvus_patience_s, settings.milvus_lease_s)
 
 
 def _check(settings: IndexSettings) -> None:

@@ -12,9 +12,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from aeenc import errors
+from services.corpus.generation import folder_of
 from services.index.catalogue.catalogue import check_expected, check_inactive, check_known, none_active
 from services.index.catalogue.requests import RequestKind, RequestNote, check_same
 from services.index.milvus.generation import GenerationCollection, MilvusGeneration, check
@@ -25,7 +27,7 @@ from services.index.milvus.link import MilvusLink
 from services.index.values import Activation, ReplicaState
 from services.kit import logs
 from services.kit.concurrency import cancel_all, finish
-from services.store.artifacts import Artifact
+from services.store.artifacts import Artifact, ArtifactStore
 
 log = logs.get(__name__)
 LOAD_S = 600.0  # most seconds that an activation waits for Milvus to load a generation
@@ -46,11 +48,12 @@ class CatalogueSnapshot:
 
 
 class MilvusCatalogue:
-    """The generations of all corpora in one Milvus under one prefix."""
+    """The generations of all corpora in one Milvus under one prefix; `store` has their files."""
 
-    def __init__(self, link: MilvusLink, records: Records) -> None:
+    def __init__(self, link: MilvusLink, records: Records, store: ArtifactStore) -> None:
         self._link = link
         self._records = records
+        self._store = store
         self._switches = Switches(link, records.prefix, records.name, "active")
         self._explanations = ExplanationTables(link, records)
         self._seen: CatalogueSnapshot | None = None
@@ -175,6 +178,8 @@ class MilvusCatalogue:
     async def _remove(self, corpus: str, stored: StoredGeneration, request_id: str, note: RequestNote) -> None:
         await self._link.write(self._records.put_note, corpus, "delete", request_id, note)
         await self._link.write(self._drop, stored)
+        with suppress(errors.NotFound):  # of an earlier release, or of a host without this directory
+            await asyncio.to_thread(self._store.delete, folder_of(corpus), stored.artifact.id)
         await self._link.write(self._records.put_note, corpus, "delete", request_id, replace(note, done=True))
         await self.refresh()
 

@@ -1,16 +1,17 @@
-"""Writes one generation to Milvus: premises in order of insertion, then their words, then a check, then the commit.
+"""Writes one generation to Milvus: premises in the order of insertion, their words, a check, the commit.
 
-Its row of kind `building` comes first and goes last, so that what a killed process leaves is found and swept. Every
-method blocks: call it in a thread.
+Its row of kind `building` comes first and goes last, so that what a killed process leaves is found and swept. The
+methods of GenerationWriter block; `loading` calls them in threads.
 """
 
 from __future__ import annotations
 
-import hashlib
+import asyncio
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -18,19 +19,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
-from services.corpus.generation import generation_meta
-from services.index.building.folding import Draft
+from services.corpus.generation import PremiseRecord
 from services.index.lexical.bm25 import LexicalIndex
 from services.index.milvus import schema
 from services.index.milvus.generation import COUNT, FLAT, HNSW, KEY, GenerationCollection, digest_of, probed_ordinals
-from services.index.milvus.ledger.records import Records, StoredGeneration, artifact_of
+from services.index.milvus.ledger.records import Records, StoredGeneration
 from services.index.milvus.ledger.tables import Table
 from services.index.milvus.link import MilvusLink
 from services.index.milvus.words import sparse_vectors
 from services.index.values import LexicalSettings
-from services.store.artifacts import FileEntry
+from services.kit.concurrency import cancel_all
+from services.store.artifacts import Artifact
 
 FLAT_UP_TO = 250_000  # premises, with the engine `auto`
+BLOCK = 4096  # premises between two looks at whether the build was cancelled
+BEATS = 4  # within the time after which a silent build is swept
 _UPSERT_ROWS = 256
 _TABLE_ROWS = 10_000
 
@@ -48,11 +51,10 @@ class GenerationWriter:
         self._lexical = lexical or LexicalSettings()
         self._name = f"{records.prefix}_g_{uuid.uuid4().hex}"
         self._collection: GenerationCollection | None = None
+        self._probes: Mapping[int, str] = {}
         self._beat = 0
         self._is_over = False
         self._row = threading.Lock()  # a late beat must not restore the row of a build
-        self._vectors = hashlib.sha256()
-        self._written: list[tuple[int, int]] = []  # for each premise, its number of aliases and splits in Milvus
 
     def beat(self) -> None:
         """Shows that this build is alive, as long as it is."""
@@ -61,37 +63,43 @@ class GenerationWriter:
                 self._beat += 1
                 self._records.put_unfinished("building", self._name, self._beat)
 
-    def append(self, drafts: Sequence[Draft], vectors: NDArray[np.float32]) -> None:
+    def append(self, premises: Sequence[PremiseRecord], vectors: NDArray[np.float32]) -> None:
         """Writes the next premises with their vectors (n, dim)."""
         if self._collection is None:
             self.beat()
             self._collection = GenerationCollection(self._link, self._name, _checked(vectors.shape[1]))
             self._collection.create()
-        self._upsert(self.rows, drafts, vectors)
-        self._vectors.update(vectors.astype("<f4").tobytes())
-        self._written += map(_size, drafts)
-        self.rows += len(drafts)
+        self._upsert(self.rows, premises, vectors)
+        self.rows += len(premises)
 
-    def commit(self, drafts: Sequence[Draft], space_id: str, version: str, patience_s: float) -> StoredGeneration:
-        """Seals, adds late aliases and splits, checks and commits, unless the same generation exists already."""
+    def seal(self, premises: Sequence[PremiseRecord], patience_s: float) -> dict[str, Any]:
+        """Indexes all premises, which were appended in this order, writes their words, and checks what is in Milvus.
+
+        Returns what a manifest says of the engine. Raises Unavailable unless Milvus has what was sent.
+        """
         collection = self._collection
         assert collection is not None
         collection.engine = self._chosen()
         collection.seal(patience_s)
-        if self._write_again(collection, drafts):
-            collection.flush(patience_s)
-        index = LexicalIndex.of([draft.text for draft in drafts], self._lexical)
-        worded = self._write_words(collection.words, index, drafts, patience_s)
+        index = LexicalIndex.of([premise.text for premise in premises], self._lexical)
+        worded = self._write_words(collection.words, index, premises, patience_s)
         vocabulary = self._write_frequencies(collection.frequencies, index, patience_s)
-        words = {"words": worded, "vocabulary": vocabulary, "rounds": self._rounds()}
-        stored = self._described(collection, drafts, space_id, version, words)
-        same = [
-            one
-            for one in self._records.all().generations
-            if (one.corpus, one.artifact.id) == (self._corpus, stored.artifact.id)
-        ]
-        if same:
-            return same[0]
+        self._check(collection, premises)
+        for table, rows in ((collection.words, worded), (collection.frequencies, vocabulary)):
+            if rows and (count := table.count()) != rows:
+                raise errors.Unavailable(f"Milvus has {count:,} of {rows:,} rows of {table.name}; build again")
+        rounds = {name: getattr(self._lexical, name) for name in ("first_scale", "downscale", "growth")}
+        return {"engine": collection.engine, "words": worded, "vocabulary": vocabulary, "rounds": rounds}
+
+    def commit(self, artifact: Artifact) -> StoredGeneration:
+        """Commits what was sealed under its manifest, unless the same generation exists already.
+
+        Raises Aborted for a build that was swept.
+        """
+        for one in self._records.all().generations:
+            if (one.corpus, one.artifact.id) == (self._corpus, artifact.id):
+                return one
+        stored = StoredGeneration(self._name, self._corpus, artifact, self._probes)
         with self._row:
             if not self._records.is_building(self._name):
                 raise errors.Aborted(
@@ -111,12 +119,12 @@ class GenerationWriter:
             self._records.remove(self._name)
 
     def _write_words(
-        self, words: GenerationCollection, index: LexicalIndex, drafts: Sequence[Draft], patience_s: float
+        self, words: GenerationCollection, index: LexicalIndex, premises: Sequence[PremiseRecord], patience_s: float
     ) -> int:
         """Writes the premises that have words; returns how many. Their weights depend on all texts, hence only now."""
         rows = (
-            {**schema.to_row(ordinal, draft.record(), vectors.weights), schema.UNIT: vectors.unit}
-            for ordinal, (draft, vectors) in enumerate(zip(drafts, sparse_vectors(index), strict=True))
+            {**schema.to_row(ordinal, premise, vectors.weights), schema.UNIT: vectors.unit}
+            for ordinal, (premise, vectors) in enumerate(zip(premises, sparse_vectors(index), strict=True))
             if vectors.weights
         )
         written = 0
@@ -142,84 +150,79 @@ class GenerationWriter:
             table.flush(patience_s)
         return written
 
-    def _rounds(self) -> dict[str, float]:
-        settings = self._lexical
-        return {name: getattr(settings, name) for name in ("first_scale", "downscale", "growth")}
-
-    def _described(
-        self,
-        collection: GenerationCollection,
-        drafts: Sequence[Draft],
-        space_id: str,
-        version: str,
-        words: Mapping[str, Any],
-    ) -> StoredGeneration:
-        """Makes the record of what is in Milvus. Raises Unavailable unless that equals what was sent."""
+    def _check(self, collection: GenerationCollection, premises: Sequence[PremiseRecord]) -> None:
+        """Raises Unavailable unless Milvus has as many premises, and some of them as sent; keeps their digests."""
         ordinals = probed_ordinals(self.rows)
         found = collection.whole(ordinals)
-        sent = [drafts[ordinal].record() for ordinal in ordinals]
+        sent = [premises[ordinal] for ordinal in ordinals]
         if (count := collection.count()) != self.rows or [record for record, _ in found] != sent:
             raise errors.Unavailable(f"Milvus has {count:,} of {self.rows:,} premises, or different ones; build again")
-        for name, table in (("words", collection.words), ("vocabulary", collection.frequencies)):
-            if words[name] and (count := table.count()) != words[name]:
-                raise errors.Unavailable(f"Milvus has {count:,} of {words[name]:,} rows of {table.name}; build again")
-        lines, size_bytes = hashlib.sha256(), 0
-        for draft in drafts:
-            line = draft.record().to_line().encode()
-            lines.update(line)
-            size_bytes += len(line)
-        files = {
-            "premises": FileEntry(lines.hexdigest(), size_bytes),
-            "vectors": FileEntry(self._vectors.hexdigest(), self.rows * collection.dim * 4),
+        self._probes = {
+            ordinal: digest_of(record, vector) for ordinal, (record, vector) in zip(ordinals, found, strict=True)
         }
-        facts = generation_meta(
-            corpus=self._corpus, space_id=space_id, premise_version=version, dim=collection.dim, premises=self.rows
-        )
-        meta = {**facts, "engine": collection.engine, **words}
-        probes = {ordinal: digest_of(record, vector) for ordinal, (record, vector) in zip(ordinals, found, strict=True)}
-        artifact = artifact_of(self._name, meta, files, datetime.now(UTC))
-        return StoredGeneration(self._name, self._corpus, artifact, probes)
 
     def _chosen(self) -> str:
         if self._engine == "auto":
             return FLAT if self.rows <= FLAT_UP_TO else HNSW
         return FLAT if self._engine == "flat" else HNSW
 
-    def _write_again(self, collection: GenerationCollection, drafts: Sequence[Draft]) -> bool:
-        """Writes premises again that got an alias or a split after they were written; their vectors stay.
-
-        Vectors can be read only once sealed. Returns whether there were any.
-        """
-        late = [
-            n for n, (draft, written) in enumerate(zip(drafts, self._written, strict=True)) if _size(draft) != written
-        ]
-        for part in _parts(late):
-            self._upsert_rows(part, [drafts[ordinal] for ordinal in part], collection[part])
-        return bool(late)
-
-    def _upsert(self, start: int, drafts: Sequence[Draft], vectors: NDArray[np.float32]) -> None:
-        for part in _parts(range(len(drafts))):
-            ordinals = [start + position for position in part]
-            self._upsert_rows(ordinals, [drafts[position] for position in part], vectors[part])
-
-    def _upsert_rows(self, ordinals: Sequence[int], drafts: Sequence[Draft], vectors: NDArray[np.float32]) -> None:
+    def _upsert(self, start: int, premises: Sequence[PremiseRecord], vectors: NDArray[np.float32]) -> None:
         assert self._collection is not None
-        self._collection.upsert(
-            [
-                schema.to_row(ordinal, draft.record(), vector)
-                for ordinal, draft, vector in zip(ordinals, drafts, vectors, strict=True)
-            ]
-        )
+        for at in range(0, len(premises), _UPSERT_ROWS):
+            part = slice(at, at + _UPSERT_ROWS)
+            numbered = enumerate(zip(premises[part], vectors[part], strict=True), start=start + at)
+            self._collection.upsert([schema.to_row(ordinal, premise, row) for ordinal, (premise, row) in numbered])
 
 
-def _size(draft: Draft) -> tuple[int, int]:
-    """Counts aliases and splits. A draft only ever gains them, so a new count means a change."""
-    return len(draft.aliases), len(draft.splits)
+@dataclass(frozen=True)
+class MilvusBuildOptions:
+    """How builds use Milvus: the engine, its time to index and load, and the silence after which a build is dead."""
+
+    engine: str = "auto"
+    patience_s: float = 3600.0
+    lease_s: float = 60.0
 
 
-def _parts(positions: Sequence[int]) -> Iterator[list[int]]:
-    for start in range(0, len(positions), _UPSERT_ROWS):
-        yield list(positions[start : start + _UPSERT_ROWS])
+class Loading:
+    """A generation on its way into Milvus, from files: `send` all of it, `commit` it under its manifest."""
+
+    def __init__(self, link: MilvusLink, writer: GenerationWriter, patience_s: float) -> None:
+        self._link, self._writer, self._patience_s = link, writer, patience_s
+
+    async def send(self, premises: Sequence[PremiseRecord], vectors: NDArray[np.float32]) -> dict[str, Any]:
+        """Writes all premises with their vectors (n, dim), and indexes them; returns what the manifest says of it."""
+        for start in range(0, len(premises), BLOCK):
+            part = slice(start, start + BLOCK)
+            await self._link.write(self._writer.append, premises[part], vectors[part])
+        return await self._link.write(self._writer.seal, premises, self._patience_s)
+
+    async def commit(self, artifact: Artifact) -> StoredGeneration:
+        """Makes the generation visible. Raises Aborted for one that was swept meanwhile."""
+        return await self._link.write(self._writer.commit, artifact)
+
+
+@asynccontextmanager
+async def loading(
+    link: MilvusLink, records: Records, corpus: str, options: MilvusBuildOptions, lexical: LexicalSettings
+) -> AsyncIterator[Loading]:
+    """Shows meanwhile that the build is alive, and at the end removes what was not committed."""
+    writer = GenerationWriter(link, records, corpus, options.engine, lexical)
+
+    async def beat() -> None:
+        while True:
+            await asyncio.sleep(options.lease_s / BEATS)
+            if writer.rows:
+                with suppress(errors.Unavailable, errors.Overloaded):
+                    await link.write(writer.beat)
+
+    beating = asyncio.ensure_future(beat())
+    try:
+        yield Loading(link, writer, options.patience_s)
+    finally:
+        await cancel_all([beating])
+        if not writer.is_committed:
+            with suppress(errors.Unavailable, errors.Overloaded):  # then the sweeper removes it
+                await link.write(writer.abandon)
 
 
 def _checked(dim: int) -> int:

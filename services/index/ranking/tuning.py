@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -96,10 +96,10 @@ class Example:
 
 @dataclass(frozen=True, eq=False)
 class LearnedOrder:
-    """Weights by feature, and the average precision of each query by weights that its fold had no part in."""
+    """Weights by feature, and the ranking of each query by weights that its fold had no part in."""
 
     features: Mapping[str, float]
-    average_precisions: NDArray[np.float64]
+    rankings: Sequence[SearchHits]
 
 
 class OutOfFold:
@@ -117,12 +117,12 @@ class OutOfFold:
 
     def value(self, weights: Weights) -> float:
         """Strict MAP over all queries."""
-        return float(self.average_precisions(weights).mean())
+        return float(self.average_precisions(self.rankings(weights)).mean())
 
-    def average_precisions(self, weights: Weights) -> NDArray[np.float64]:
-        """The average precision of each query, strict: a query does not find its own text."""
+    def average_precisions(self, rankings: Iterable[SearchHits]) -> NDArray[np.float64]:
+        """The average precision of each query in its ranking, strict: a query does not find its own text."""
         gold = [own for fold in self._folds for own in fold.gold]
-        ranks = (_ranks(own, hits) for own, hits in zip(gold, self.rankings(weights), strict=True))
+        ranks = (_ranks(own, hits) for own, hits in zip(gold, rankings, strict=True))
         return np.array([average_precision(own) for own in ranks])
 
     def rankings(self, weights: Weights) -> Iterator[SearchHits]:
@@ -140,20 +140,19 @@ class OutOfFold:
             at += len(fold.texts)
 
     def learn(self, weights: Weights) -> LearnedOrder:
-        """Fits the weights of features on all queries, and measures them where each fold's are fitted on the others."""
+        """Fits the weights of features on all queries, and ranks those of each fold by weights fitted on the others."""
         examples = list(self.examples(weights))
         least = min((len(one.features) for one in examples), default=0)  # corpora of fewer premises than DEPTH
         found = [one.features[:least] for one in examples]
         gold = [np.isin(one.hits.ordinals[:least], one.gold) for one in examples]
         folds = np.repeat(np.arange(len(self._folds)), [len(fold.texts) for fold in self._folds])
-        measured = np.zeros(len(examples))
+        rankings = [one.hits for one in examples]
         for fold in range(len(self._folds)):
             others = np.flatnonzero(folds != fold).tolist()
             learned = fit([found[n] for n in others], [gold[n] for n in others])
             for n in np.flatnonzero(folds == fold).tolist():
-                ordered = order_by(examples[n].hits, examples[n].features, learned, POOL)
-                measured[n] = average_precision(_ranks(examples[n].gold, ordered))
-        return LearnedOrder(fit(found, gold), measured)
+                rankings[n] = order_by(examples[n].hits, examples[n].features, learned, POOL)
+        return LearnedOrder(fit(found, gold), rankings)
 
     def examples(self, weights: Weights) -> Iterator[Example]:
         """Yields the ranking of each query with the features of its first premises."""
@@ -355,7 +354,7 @@ def command(
         "alone": measured.value(Weights()),
         "published": measured.value(PUBLISHED),
         "tuned": measured.value(found.weights),
-        "with features": float(learned.average_precisions.mean()),
+        "with features": float(measured.average_precisions(learned.rankings).mean()),
     }
     result = {"queries": len(measured.queries), "weights": weights, "features": learned.features, "map": values}
     rows = [(name, f"{value:.4f}") for name, value in values.items()]

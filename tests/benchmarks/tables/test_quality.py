@@ -9,8 +9,9 @@ import numpy as np
 
 from aeenc.evaluation import paired_randomisation_test
 from aeenc.trees import Dataset
-from benchmarks.tables.quality import Measured, p_by_tree, retrieval_of
+from benchmarks.tables.quality import Measured, p_by_tree, retrieval_of, share_of_whole_trees
 from services.index.ranking.tuning import Weights
+from services.index.values import SearchHits
 
 
 def _dataset(path: Path) -> Dataset:
@@ -39,3 +40,13 @@ def test_weights_and_features_become_options_of_retrieve() -> None:
     assert (made.mode, made.prior, made.negative_feedback) == ("hybrid", 0.1, 0.3)
     assert made.fusion is not None
     assert (made.fusion.lexical_weight, made.fusion.features) == (0.2, {"rank": 1.0})
+
+
+def test_a_tree_is_whole_if_all_its_leaves_are_among_the_first_25_of_its_hypothesis(tmp_path: Path) -> None:
+    trees = _dataset(tmp_path).trees("dev")
+    texts = [f"leaf {n}" for n in range(1, 12)] + [f"other {n}" for n in range(20)]
+    in_order = np.arange(len(texts))
+    scores = np.linspace(1.0, 0.0, len(texts), dtype=np.float32)
+    found, missed = SearchHits(in_order, scores), SearchHits(in_order[::-1].copy(), scores)
+    assert share_of_whole_trees(trees, {"the top": found}, texts) == 1.0
+    assert share_of_whole_trees(trees, {"the top": missed}, texts) == 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from aeenc import AsyncClient
 from services.index.__main__ import build
 from services.index.settings import IndexSettings
 from services.kit.readiness import Readiness
+from services.store.artifacts import ArtifactStore
 from support.waiting import until
 
 
@@ -22,7 +24,13 @@ def prefix() -> str:
 
 
 @pytest.fixture
-def start(encoder, milvus, prefix, tmp_path):
+def store(tmp_path: Path) -> ArtifactStore:
+    """Where builds are under way, and where the files of generations stay."""
+    return ArtifactStore(tmp_path / "artifacts")
+
+
+@pytest.fixture
+def start(encoder, milvus, prefix, store):
     """`async with start(**settings) as index`: an index process's worth on Milvus; several share one prefix."""
 
     @asynccontextmanager
@@ -35,7 +43,7 @@ def start(encoder, milvus, prefix, tmp_path):
                 "milvus_prefix": prefix,
                 "milvus_timeout_s": 2.0,
                 "milvus_refresh_s": 0.1,
-                "artifacts_dir": tmp_path / "unused",
+                "artifacts_dir": store.root,
                 "encoder_target": encoder.target,
                 "encode_timeout_s": 1.0,
                 "build_encode_timeout_s": 1.0,

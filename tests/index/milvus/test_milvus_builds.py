@@ -2,13 +2,14 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
 
 from aeenc import errors
-from services.index.building.folding import Draft
+from services.corpus.generation import PremiseRecord, generation_meta
 from support.servers.milvus_server import need_milvus
 from support.waiting import until
 from support.worlds.index_world import FACTS, SPACE, VERSION, facts, premise, raises, vector_of
@@ -16,7 +17,7 @@ from support.worlds.index_world import FACTS, SPACE, VERSION, facts, premise, ra
 need_milvus()
 
 from services.index.milvus.catalogue import MilvusCatalogue, Sweeper  # noqa: E402
-from services.index.milvus.ledger.records import Records  # noqa: E402
+from services.index.milvus.ledger.records import Records, StoredGeneration, artifact_of  # noqa: E402
 from services.index.milvus.link import MilvusAddress, MilvusLink  # noqa: E402
 from services.index.milvus.writer import GenerationWriter  # noqa: E402
 
@@ -31,8 +32,17 @@ async def writer(milvus, prefix) -> AsyncIterator[GenerationWriter]:
     await link.close()
 
 
+def committed(writer: GenerationWriter, premises: Sequence[PremiseRecord]) -> StoredGeneration:
+    """Seals and commits under a manifest without files."""
+    engine = writer.seal(premises, 20.0)
+    meta = generation_meta(
+        corpus="science", space_id=SPACE, premise_version=VERSION, dim=TWO.shape[1], premises=len(premises), **engine
+    )
+    return writer.commit(artifact_of(writer._name, meta, {}, datetime.now(UTC)))
+
+
 async def test_what_a_killed_build_left_is_swept_and_a_living_build_is_not(start, writer, collections, encoder):
-    writer.append([Draft("a", "ice is cold")], vector_of("ice is cold")[None, :])
+    writer.append([PremiseRecord("a", "ice is cold")], vector_of("ice is cold")[None, :])
     [left] = collections()
     async with start(milvus_lease_s=2.0) as index:
         assert not (await index.client.info()).corpora
@@ -52,22 +62,18 @@ async def test_builds_that_fail_are_given_up_or_repeat_another_leave_no_collecti
         many = [premise(f"p{n}", f"fact {n}") for n in range(600)]
         await raises(errors.InvalidArgument, index.client.build("science", [*many, many[0]]), "'p0'")
         assert len(collections()) == 1
-        seen: list[int] = []
-        call = asyncio.ensure_future(
-            index.client.build("science", many, on_progress=lambda _, encoded: seen.append(encoded))
-        )
-        await until(lambda: any(seen), timeout_s=20)
-        assert len(collections()) == 2
+        call = asyncio.ensure_future(index.client.build("science", many))
+        await until(lambda: len(collections()) == 2, timeout_s=20)
         call.cancel()
         await until(lambda: len(collections()) == 1, timeout_s=20)
 
 
 async def test_a_build_that_was_swept_is_not_committed_and_a_late_sign_of_life_brings_nothing_back(writer, collections):
-    drafts = [Draft("a", "ice is cold")]
-    writer.append(drafts, vector_of("ice is cold")[None, :])
+    premises = [PremiseRecord("a", "ice is cold")]
+    writer.append(premises, vector_of("ice is cold")[None, :])
     writer._records.remove(writer._name)
     with pytest.raises(errors.Aborted, match="swept"):
-        writer.commit(drafts, SPACE, VERSION, 20.0)
+        committed(writer, premises)
     writer.abandon()
     writer.beat()
     seen = writer._records.all()
@@ -75,23 +81,23 @@ async def test_a_build_that_was_swept_is_not_committed_and_a_late_sign_of_life_b
 
 
 async def test_a_sign_of_life_after_the_commit_does_not_undo_it(writer):
-    drafts = [Draft("a", "ice is cold")]
-    writer.append(drafts, vector_of("ice is cold")[None, :])
-    stored = writer.commit(drafts, SPACE, VERSION, 20.0)
+    premises = [PremiseRecord("a", "ice is cold")]
+    writer.append(premises, vector_of("ice is cold")[None, :])
+    stored = committed(writer, premises)
     writer.beat()
     assert [one.artifact.id for one in writer._records.all().generations] == [stored.artifact.id]
 
 
-async def test_a_build_that_commits_while_the_sweeper_is_at_work_stays(writer, collections, monkeypatch):
-    drafts, records = [Draft("a", "ice is cold")], writer._records
-    writer.append(drafts, vector_of("ice is cold")[None, :])
-    sweeper = Sweeper(writer._link, records, MilvusCatalogue(writer._link, records), refresh_s=1.0, lease_s=0.0)
+async def test_a_build_that_commits_while_the_sweeper_is_at_work_stays(writer, collections, store, monkeypatch):
+    premises, records = [PremiseRecord("a", "ice is cold")], writer._records
+    writer.append(premises, vector_of("ice is cold")[None, :])
+    sweeper = Sweeper(writer._link, records, MilvusCatalogue(writer._link, records, store), refresh_s=1.0, lease_s=0.0)
     read = records.all
 
     def read_and_commit():
         seen = read()
         monkeypatch.setattr(records, "all", read)
-        writer.commit(drafts, SPACE, VERSION, 20.0)
+        committed(writer, premises)
         return seen
 
     monkeypatch.setattr(records, "all", read_and_commit)
@@ -99,9 +105,9 @@ async def test_a_build_that_commits_while_the_sweeper_is_at_work_stays(writer, c
     assert len(read().generations) == len(collections()) == 1
 
 
-async def test_what_was_read_before_a_commit_does_not_replace_what_was_read_after_it(writer, monkeypatch):
+async def test_what_was_read_before_a_commit_does_not_replace_what_was_read_after_it(writer, store, monkeypatch):
     link, records = writer._link, writer._records
-    catalogue, go_on, read = MilvusCatalogue(link, records), threading.Event(), MilvusCatalogue._read
+    catalogue, go_on, read = MilvusCatalogue(link, records, store), threading.Event(), MilvusCatalogue._read
 
     def slow(self):
         seen = read(self)
@@ -112,9 +118,9 @@ async def test_what_was_read_before_a_commit_does_not_replace_what_was_read_afte
     early = asyncio.ensure_future(catalogue.refresh())
     await asyncio.sleep(0.3)  # it has read by now
     monkeypatch.setattr(MilvusCatalogue, "_read", read)
-    drafts = [Draft("a", "ice is cold")]
-    await asyncio.to_thread(writer.append, drafts, vector_of("ice is cold")[None, :])
-    stored = await asyncio.to_thread(writer.commit, drafts, SPACE, VERSION, 20.0)
+    premises = [PremiseRecord("a", "ice is cold")]
+    await asyncio.to_thread(writer.append, premises, vector_of("ice is cold")[None, :])
+    stored = await asyncio.to_thread(committed, writer, premises)
     await catalogue.activate("science", stored.artifact.id)
     go_on.set()
     await early
@@ -126,11 +132,11 @@ async def test_writing_a_batch_twice_doubles_nothing(start, writer, monkeypatch)
     monkeypatch.setattr(
         MilvusLink, "call", lambda self, method, **more: called.append(method) or call(self, method, **more)
     )
-    drafts = [Draft(f"p{n}", text) for n, text in enumerate(FACTS)]
+    premises = [PremiseRecord(f"p{n}", text) for n, text in enumerate(FACTS)]
     vectors = np.stack([vector_of(text) for text in FACTS])
-    writer.append(drafts, vectors)
-    writer._upsert(0, drafts, vectors)  # the answer to the first was lost, say
-    stored = writer.commit(drafts, SPACE, VERSION, 20.0)
+    writer.append(premises, vectors)
+    writer._upsert(0, premises, vectors)  # the answer to the first was lost, say
+    stored = committed(writer, premises)
     assert writer.is_committed
     assert "insert" not in called, "a cluster would keep both rows; milvus-lite keeps one of them"
     async with start() as index:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from aeenc import Fusion, errors
-from aeenc.v1 import index_pb2
 from support.worlds.index_world import FACTS, SPACE, facts, premise, raises, vector_of
 
 TEXTS = [FACTS[3], "what pulls nails", "ice"]
@@ -79,19 +78,9 @@ async def test_what_a_milvus_does_not_have_is_refused_by_name(start):
         assert (len(found.ids[0]), found.exact) == (10, False)
 
 
-async def test_builds_fold_similar_texts_and_keep_nothing_to_resume_from(start):
+async def test_builds_fold_similar_texts(start):
     async with start() as index:
         similar = [premise("a", "Ice is cold."), premise("b", "ice is  cold"), premise("c", "fire is hot")]
         assert (await index.client.build("science", similar, fold_similar=True)).premises == 2
         [found] = await index.client.get_premises("science", ["b"])
         assert (found.id, list(found.aliases)) == ("a", ["b"])
-
-        async def requests():
-            header = index_pb2.BuildHeader(corpus="science", request_id="r", resume_from=2)
-            yield index_pb2.BuildGenerationRequest(header=header)
-
-        async def resumed():
-            stream = index.client._admin_channel.stream(index.client._admin.BuildGeneration, requests(), timeout_s=10)
-            return [one async for one in stream]
-
-        await raises(errors.FailedPrecondition, resumed(), "resume_from is 2", "milvus")

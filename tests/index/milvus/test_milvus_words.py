@@ -16,7 +16,7 @@ need_milvus()
 
 from services.corpus.generation import PremiseRecord  # noqa: E402
 from services.index.lexical.bm25 import LexicalIndex, best, weighted_words  # noqa: E402
-from services.index.milvus import words, writer  # noqa: E402
+from services.index.milvus import words  # noqa: E402
 from services.index.milvus.generation import FLAT, Candidates, MilvusGeneration  # noqa: E402
 from services.index.milvus.ledger.records import StoredGeneration, artifact_of  # noqa: E402
 from services.index.milvus.link import MilvusAddress, MilvusLink  # noqa: E402
@@ -34,6 +34,7 @@ from services.index.milvus.words import (  # noqa: E402
     sparse_query,
     sparse_vectors,
 )
+from services.index.milvus.writer import GenerationWriter  # noqa: E402
 from services.index.values import LexicalSettings, Scope  # noqa: E402
 
 NOUNS = ["ice", "magnet", "iron", "water", "heat", "plant", "sun", "moon", "stone", "bird"]
@@ -175,12 +176,14 @@ def test_a_generation_of_a_release_without_words_or_rounds_asks_to_be_built_agai
 
 
 async def test_a_generation_of_a_release_without_rounds_serves_the_other_modes(start, raw, prefix, monkeypatch):
-    def of_before(name: str, meta: dict[str, Any], *rest: Any) -> Any:
-        return artifact_of(name, {key: meta[key] for key in meta if key not in ("vocabulary", "rounds")}, *rest)
+    seal = GenerationWriter.seal
+
+    def of_before(*arguments: Any) -> dict[str, Any]:
+        return {key: value for key, value in seal(*arguments).items() if key not in ("vocabulary", "rounds")}
 
     async with start() as index:
         with monkeypatch.context() as patched:
-            patched.setattr(writer, "artifact_of", of_before)
+            patched.setattr(GenerationWriter, "seal", of_before)
             old = await index.client.build("science", facts(), activate=False)
         [counted] = [name for name in raw.list_collections() if name.startswith(f"{prefix}_f_")]
         raw.drop_collection(counted)

@@ -35,8 +35,8 @@ _KEY_BYTES = 255
 class StoredGeneration:
     """A finished generation: the collection that holds it, and its manifest as an artifact.
 
-    The artifact's files `premises` (lines as in `premises.jsonl`) and `vectors` (float32, row by row) do not exist as
-    files: they are digests and sizes of what was written. `probes` has the digests of some rows by ordinal.
+    The artifact's files lie in the artifact store; those of earlier releases, `premises` and `vectors`, do not exist.
+    `probes` has the digests of some rows by ordinal.
     """
 
     collection: str

@@ -1,0 +1,51 @@
+"""Generations in a Milvus have files, too: a build goes on from them, and the trainer reads them."""
+
+import numpy as np
+import pytest
+
+from aeenc import errors
+from services.corpus.generation import open_generation
+from support.servers.milvus_server import need_milvus
+from support.worlds.index_world import PREMISES, broken_build, facts, premise, raises, vector_of, works
+
+need_milvus()
+
+SYNC = {"build_sync_s": 0.01, "build_encode_timeout_s": 10.0}
+
+
+async def test_a_build_goes_on_after_a_restart_and_encodes_nothing_twice(start, store, encoder, collections):
+    async with start(**SYNC) as index:
+        report = await broken_build(index)
+        assert not collections(), "nothing is in Milvus before all is encoded"
+    encoder.servicer.encoded_premises.clear()
+    async with start(**SYNC) as index:
+        assert (await index.client.build("science", PREMISES, request_id="r")).premises == 60
+        listed = [(one.id, one.text) async for one in index.client.list_premises("science")]
+        assert listed == [(one.id, one.text) for one in PREMISES]
+        assert not set(encoder.servicer.encoded_premises) & {one.text for one in PREMISES[: report.encoded]}
+        assert not works(store)
+
+
+async def test_a_delta_takes_over_the_vectors_that_milvus_has(start, store, encoder):
+    async with start(**SYNC) as index:
+        base = (await index.client.build("science", PREMISES[:30])).id
+        encoder.servicer.encoded_premises.clear()
+        more = [premise("n", "a new fact")]
+        built = await index.client.build("science", more, base_generation=base, delete_ids=["p3"])
+        assert encoder.servicer.encoded_premises == ["a new fact"]
+        files = open_generation(store, "science", built.id)
+        np.testing.assert_allclose(files.vectors[-2], vector_of(PREMISES[29].text), atol=1e-6)
+
+
+async def test_the_trainer_reads_the_files_of_a_generation_until_it_is_deleted(start, store):
+    async with start() as index:
+        first = await index.client.build("science", facts())
+        files = open_generation(store, "science", first.id, verify="full")
+        assert [files.premises[n].id for n in range(3)] == ["f0", "f1", "f2"]
+        np.testing.assert_allclose(files.vectors[1], vector_of(files.premises[1].text), atol=1e-6)
+        second = await index.client.build("science", PREMISES)
+        await index.client.delete("science", first.id)
+        with pytest.raises(errors.NotFound):
+            open_generation(store, "science", first.id)
+        assert open_generation(store, "science", second.id).dim == files.dim
+        await raises(errors.NotFound, index.client.delete("science", first.id), first.id)
