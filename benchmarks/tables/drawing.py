@@ -79,3 +79,19 @@ def draw_distributions(
     figure.tight_layout()
     figure.savefig(path, dpi=DPI)
     plt.close(figure)
+
+
+def draw_stages(points: Mapping[str, tuple[float, float]], quality: str, path: Path) -> None:
+    """What each stage costs and gains: (median milliseconds of one query, quality) by name, in order."""
+    figure, axis = plt.subplots(figsize=(6, 3.4))
+    axis.plot(*zip(*points.values(), strict=True), "o-", color=OURS)
+    for name, at in points.items():
+        axis.annotate(name, at, xytext=(6, -11), textcoords="offset points", fontsize=8)
+    axis.set_xlabel("milliseconds, median of one query")
+    axis.set_ylabel(quality)
+    axis.set_xlim(0, 1.25 * max(ms for ms, _ in points.values()))
+    axis.margins(y=0.15)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=DPI)
+    plt.close(figure)
