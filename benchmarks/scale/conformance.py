@@ -19,6 +19,7 @@ from aeenc import Channel, IndexClient
 from aeenc.trees import Dataset
 from aeenc.v1 import types_pb2
 from benchmarks.harness.rows import Rows
+from benchmarks.tables.table_rows import ORDERED
 from services.index.__main__ import build
 from services.index.settings import IndexSettings
 from support.servers.milvus_server import MilvusServer
@@ -48,13 +49,16 @@ class Asked:
 def combinations() -> Iterator[Asked]:
     """Every combination that the contract allows."""
     for mode in MODES:
-        for prior, feedback, in_split, has_accepted in itertools.product((False, True), repeat=4):
+        for prior, feedback, in_split, has_accepted, has_features in itertools.product((False, True), repeat=5):
             if (prior and mode == "iterative_lexical") or (feedback and mode.endswith("lexical")):
+                continue
+            if has_features and mode != "hybrid":
                 continue
             options: dict[str, Any] = {"mode": mode}
             options |= {"prior": PRIOR} if prior else {}
             options |= {"negative_feedback": FEEDBACK} if feedback else {}
             options |= {"splits": SPLITS} if in_split else {}
+            options |= {"fusion": ORDERED.fusion} if has_features else {}
             yield Asked(options, has_accepted)
 
 

@@ -1,7 +1,7 @@
 """Search and Retrieve on a Milvus: the same checks, stages and answers as on files.
 
-    texts ─┬─ encode ──► vectors less feedback ──► Milvus ─┬─► fuse ──► prior ──► cross-encoder ──► k hits
-           └─ words ─────────────────────────────► Milvus ─┘   (each stage only where the query asks for it)
+    texts ─┬─ encode ──► vectors less feedback ──► Milvus ─┬─► fuse ──► prior ──► features ──► cross-encoder ──► k hits
+           └─ words ─────────────────────────────► Milvus ─┘      (each stage only where the query asks for it)
 
 What Milvus proposes is scored again (searching.py), so that answers are the same to the bit wherever they are computed.
 An approximate index is asked once, and its answer is never exact.
@@ -27,9 +27,17 @@ from services.index.milvus.catalogue import MilvusCatalogue
 from services.index.milvus.generation import MilvusGeneration
 from services.index.milvus.link import MilvusLink, MilvusNotFound
 from services.index.milvus.prior import MilvusExplanations, MilvusPrior
-from services.index.milvus.searching import AskedText, RescoredHits, search_collection, search_in_rounds, search_words
+from services.index.milvus.searching import (
+    AskedText,
+    RescoredHits,
+    search_collection,
+    search_in_rounds,
+    search_words,
+    words_of_first,
+)
 from services.index.milvus.words import lexical_scores
 from services.index.ranking.encoding import EncodeKey, QueryEncoder, QueryVectors, Reranker
+from services.index.ranking.features import DEPTH, features_of, order_by
 from services.index.ranking.fusion import fuse, rocchio_feedback
 from services.index.ranking.prior import with_bonus
 from services.index.ranking.ranker import EXPLAINED, FEEDBACK
@@ -99,6 +107,14 @@ class _RankCall:
         own_texts = int(self.query.drop_self)  # texts are distinct: one premise at most is the query's own
         return [k + own_texts + len(own.ids) for own in self.accepted]
 
+    def asked_texts(self) -> list[AskedText]:
+        """The texts as iterative BM25 ranks for them."""
+        drop = self.query.drop_self
+        return [
+            AskedText(weighted_words(text, own.texts), text if drop else None, own.ids)
+            for text, own in zip(self.query.texts, self.accepted, strict=True)
+        ]
+
     def left(self, result: RetrievalResult, k: int) -> RetrievalResult:
         """Keeps the best k of each list, less the premise that is the text itself and those accepted for it."""
         premises = result.served.generation.premises
@@ -157,12 +173,10 @@ class MilvusRetrieval:
     async def retrieve(self, query: TextQuery, *, deadline_s: float | None = None) -> RetrievalResult:
         """Finds the premises that best explain each text.
 
-        Raises what `search` and the encoder raise, Unimplemented for features of a fusion.
+        Raises what `search` and the encoder raise.
         """
         started, clock = time.perf_counter(), _Deadline(deadline_s)
         check_text_query(query, self._limits)
-        if query.features:
-            raise errors.Unimplemented("features of a fusion are not in the back end milvus; leave them out")
         result = await self._in_generation(query.scope, lambda served: self._retrieve(served, query, clock))
         return replace(result, total_s=time.perf_counter() - started)
 
@@ -200,7 +214,9 @@ class MilvusRetrieval:
                     await self._link.read(served.collection.__getitem__, one.ordinals.tolist()) for one in first.hits
                 ]
                 vectors = rocchio_feedback(vectors, best, query.negative_feedback)
-            result = await self._by_vectors(call, vectors, depth)
+            result = await self._by_vectors(call, vectors, max(depth, DEPTH) if query.features else depth)
+            if query.features:
+                result = await self._by_features(call, encoded.vectors, result, depth)
             result = replace(result, encode_s=encode_s, version=encoded.version)
         return await self._reranked(call, result) if query.rerank else result
 
@@ -255,11 +271,7 @@ class MilvusRetrieval:
         return call.left(RetrievalResult(rescored.hits, found, compute_s, 0.0, compute_s), k)
 
     async def _in_rounds(self, call: _RankCall, k: int) -> RetrievalResult:
-        query = call.query
-        texts = [
-            AskedText(weighted_words(text, own.texts), text if query.drop_self else None, own.ids)
-            for text, own in zip(query.texts, call.accepted, strict=True)
-        ]
+        query, texts = call.query, call.asked_texts()
 
         def work(left_s: float | None, has_left: Callable[[], bool]) -> RescoredHits:
             return search_in_rounds(call.served, query.scope, texts, k, left_s, has_left)
@@ -288,6 +300,28 @@ class MilvusRetrieval:
             for ordinal in one.ordinals.tolist()
         }
         return RetrievalResult(hits, call.served.with_premises(premises), compute_s, 0.0, compute_s)
+
+    async def _by_features(
+        self, call: _RankCall, vectors: NDArray[np.float32], result: RetrievalResult, k: int
+    ) -> RetrievalResult:
+        """Orders the best premises anew by the weighted sum of their features."""
+        query, served, texts = call.query, call.served, call.asked_texts()
+
+        def work(left_s: float | None, has_left: Callable[[], bool]) -> list[SearchHits]:
+            rounds = search_in_rounds(served, query.scope, texts, DEPTH, left_s, has_left).hits
+            ordered = []
+            for text, vector, one, iterative in zip(texts, vectors, result.hits, rounds, strict=True):
+                first = one.first(DEPTH)
+                if not len(first.ordinals):
+                    ordered.append(one)
+                    continue
+                words = words_of_first(served, text.words, first, iterative)
+                found = features_of(first, words, vector, served.collection[first.ordinals.tolist()])
+                ordered.append(order_by(one, found, query.features, k))
+            return ordered
+
+        hits, compute_s = await self._ask(len(texts), call.clock.left_s, work)
+        return replace(result, hits=hits, compute_s=result.compute_s + compute_s)
 
     async def _reranked(self, call: _RankCall, result: RetrievalResult) -> RetrievalResult:
         premises = result.served.generation.premises

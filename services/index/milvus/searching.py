@@ -21,10 +21,12 @@ from aeenc import errors
 from services.corpus.generation import PremiseRecord
 from services.corpus.inner_products import exact_scores
 from services.index.dense.exact import is_out_of_reach, rounding_bound
+from services.index.lexical.bm25 import Terms, rarity_of
 from services.index.milvus import schema
 from services.index.milvus.generation import NORM_TOLERANCE, Candidates, GenerationCollection, MilvusGeneration
 from services.index.milvus.schema import K_MOST
-from services.index.milvus.words import RoundsOfText, best_by_words, growing_query, sparse_query
+from services.index.milvus.words import RoundsOfText, best_by_words, growing_query, premise_words, sparse_query
+from services.index.ranking.features import FirstWords
 from services.index.values import Scope, SearchHits
 
 SLACK = 8  # candidates beyond k in the first attempt; each brings its vector along
@@ -122,6 +124,27 @@ def search_in_rounds(
         return ask([sparse_query(one.query.weights) for one in asked], width)
 
     return take_rounds(rounds, propose)
+
+
+def words_of_first(
+    served: MilvusGeneration, weighted: Mapping[str, float], first: SearchHits, iterative: SearchHits
+) -> FirstWords:
+    """Reads the words of a query's first premises, by their numbers among all words of query and premises."""
+    found = served.collection.words.sparse(first.ordinals.tolist()) if served.worded else {}
+    read = premise_words([record.text for record, _ in found.values()], [sparse for _, sparse in found.values()])
+    weights = {ordinal: one.weights for ordinal, one in zip(found, read, strict=True)}
+    named = {*weighted, *(word for own in weights.values() for word in own)}
+    containing = served.collection.containing(named) if served.worded else {}
+    term = {word: number for number, word in enumerate(sorted(containing))}
+    counts = np.array([containing[word] for word in term], np.int64)
+
+    def numbered(own: Mapping[str, float]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        known = sorted(own.keys() & term.keys())
+        return np.array([term[word] for word in known], np.int64), np.array([own[word] for word in known], np.float32)
+
+    rows = [numbered(weights.get(ordinal, {})) for ordinal in first.ordinals.tolist()]
+    rarity = rarity_of(counts, served.rows)
+    return FirstWords(Terms(*numbered(weighted)), rows, rarity, iterative.ordinals.tolist())
 
 
 def take_rounds(rounds: Sequence[RoundsOfText], propose: Propose) -> RescoredHits:

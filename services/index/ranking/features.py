@@ -9,6 +9,7 @@ The weighted sum of all features orders the first DEPTH premises anew. Weights a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,33 +38,50 @@ NAMES = (
 )
 
 
+@dataclass(frozen=True, eq=False)
+class FirstWords:
+    """The words of a query and of the n first premises of its ranking, as terms: numbers that rise with the words.
+
+    `rows` are the terms of each premise with BM25's weights, `rarity` is by term, `iterative` the first DEPTH ordinals
+    of iterative BM25.
+    """
+
+    query: Terms
+    rows: Sequence[tuple[NDArray[np.int64], NDArray[np.float32]]]
+    rarity: NDArray[np.float32]
+    iterative: Sequence[int]
+
+    @classmethod
+    def of(
+        cls, terms: Terms, first: SearchHits, lexical: LexicalIndex, allowed: NDArray[np.bool_] | None
+    ) -> FirstWords:
+        """Reads them from an index; iterative BM25 finds only what is `allowed`."""
+        rows = [lexical.row(ordinal) for ordinal in first.ordinals.tolist()]
+        return cls(terms, rows, lexical.rarity, lexical.iterate(terms, DEPTH, allowed).ordinals.tolist())
+
+
 def features_of(
-    terms: Terms,
-    vector: NDArray[np.float32],
-    first: SearchHits,
-    vectors: NDArray[np.float32],
-    lexical: LexicalIndex,
-    allowed: NDArray[np.bool_] | None,
+    first: SearchHits, words: FirstWords, vector: NDArray[np.float32], vectors: NDArray[np.float32]
 ) -> NDArray[np.float64]:
     """Computes the features (n, len(NAMES)) of the n first premises of a ranking, whose scores lie within 0 and 1.
 
-    `vector` (dim,) is the query's and `vectors` (n, dim) theirs; iterative BM25 finds only what is `allowed`.
+    `vector` (dim,) is the query's and `vectors` (n, dim) theirs.
     """
     n = len(first.ordinals)
-    words = _PremiseWords(terms, first.ordinals, lexical)
+    shared = _SharedWords(words)
     probability = np.exp((first.scores[:PARTNERS].astype(np.float64) - first.scores[:1]) / TEMPERATURE)
     iterative = dict.fromkeys(first.ordinals.tolist(), NOT_FOUND)
-    iterative |= {one: at for at, one in enumerate(lexical.iterate(terms, DEPTH, allowed).ordinals.tolist(), start=1)}
-    covered = words.has @ words.wanted
+    iterative |= {one: at for at, one in enumerate(words.iterative, start=1)}
+    covered = shared.has @ shared.wanted
     columns = [
         first.scores,
         -np.log(np.arange(1, n + 1)),
         -np.log([iterative[one] for one in first.ordinals.tolist()]),
-        covered / (words.wanted.sum() or 1.0),
-        covered / np.maximum(words.rarity, 1e-6),
-        words.lengths,
-        _mean_given_others(words.given(PARTNERS), probability, share_of_best=True),
-        _mean_given_others(words.left(PARTNERS) / (words.wanted.sum() or 1.0), probability),
+        covered / (shared.wanted.sum() or 1.0),
+        covered / np.maximum(shared.rarity, 1e-6),
+        shared.lengths,
+        _mean_given_others(shared.given(PARTNERS), probability, share_of_best=True),
+        _mean_given_others(shared.left(PARTNERS) / (shared.wanted.sum() or 1.0), probability),
         _mean_given_others(_cosines_given(vector, vectors, PARTNERS), probability),
     ]
     return np.stack([np.asarray(column, np.float64) for column in columns], axis=1)
@@ -81,7 +99,7 @@ def order_by(first: SearchHits, features: NDArray[np.float64], weights: Mapping[
     return SearchHits.best(first.ordinals, scores, k, exact=first.exact)
 
 
-class _PremiseWords:
+class _SharedWords:
     """The words of premises, over those that the query or one of the first PARTNERS has, in columns.
 
     `weights` (n, words) are BM25's, `has` (n, words) says which they have; `query` (words,) are the query's own, 1 or
@@ -89,8 +107,8 @@ class _PremiseWords:
     all words of a premise.
     """
 
-    def __init__(self, terms: Terms, ordinals: NDArray[np.int64], lexical: LexicalIndex) -> None:
-        rows = [lexical.row(ordinal) for ordinal in ordinals.tolist()]
+    def __init__(self, words: FirstWords) -> None:
+        terms, rows = words.query, words.rows
         known = np.unique(np.concatenate([terms.ids, *(ids for ids, _ in rows[:PARTNERS])]))
         self.weights = np.zeros((len(rows), len(known)))
         for at, (ids, weights) in enumerate(rows):
@@ -100,8 +118,8 @@ class _PremiseWords:
         self.has = (self.weights > 0).astype(np.float64)
         self.query = np.zeros(len(known))
         self.query[np.searchsorted(known, terms.ids)] = np.minimum(terms.weights, 1.0)
-        self.wanted = self.query * lexical.rarity[known]
-        self.rarity = np.array([float(lexical.rarity[ids].sum()) for ids, _ in rows])
+        self.wanted = self.query * words.rarity[known]
+        self.rarity = np.array([float(words.rarity[ids].sum()) for ids, _ in rows])
         self.lengths = np.array([len(ids) for ids, _ in rows])
 
     def given(self, partners: int) -> NDArray[np.float64]:

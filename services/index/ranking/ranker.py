@@ -25,7 +25,7 @@ from services.index.dense.batcher import SearchBatcher
 from services.index.lexical.bm25 import LexicalIndex, best
 from services.index.lexical.executor import LexicalExecutor
 from services.index.ranking.encoding import EncodeKey, QueryEncoder, QueryVectors, Reranker
-from services.index.ranking.features import DEPTH, features_of, order_by
+from services.index.ranking.features import DEPTH, FirstWords, features_of, order_by
 from services.index.ranking.fusion import fuse_hits, rocchio_feedback
 from services.index.ranking.prior import Prior, with_bonus
 from services.index.ranking.validation import check_accepted, check_vectors
@@ -235,7 +235,8 @@ class Ranker:
             mine = _without(allowed, call.left_out[row], call.served.index.rows)
             terms = lexical.terms(query.texts[row], call.accepted_texts(row))
             near = call.served.index.vectors[hits.ordinals[:DEPTH]]
-            found = features_of(terms, vectors[row], hits.first(DEPTH), near, lexical, mine)
+            first = hits.first(DEPTH)
+            found = features_of(first, FirstWords.of(terms, first, lexical, mine), vectors[row], near)
             return order_by(hits, found, query.features, k)
 
         return await self._in_executor(call, ranked, work)

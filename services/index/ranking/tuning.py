@@ -29,7 +29,7 @@ from aeenc.evaluation import UNRANKED, average_precision
 from aeenc.evaluation.metrics import Ranks
 from aeenc.trees import HELD_OUT, Dataset
 from services.index.lexical.bm25 import LexicalIndex, best
-from services.index.ranking.features import DEPTH, features_of, fit, order_by
+from services.index.ranking.features import DEPTH, FirstWords, features_of, fit, order_by
 from services.index.ranking.fusion import fuse_hits, rocchio_feedback
 from services.index.ranking.prior import Prior, with_bonus
 from services.index.values import Explanation, SearchHits
@@ -164,7 +164,8 @@ class OutOfFold:
                 allowed[words.own] = False
             first = hits.first(DEPTH)
             near = self._premises[first.ordinals]
-            found = features_of(self._lexical.terms(text), vector, first, near, self._lexical, allowed)
+            own_words = FirstWords.of(self._lexical.terms(text), first, self._lexical, allowed)
+            found = features_of(first, own_words, vector, near)
             yield Example(hits, found, gold)
 
     def _ranked(self, rows: range, vectors: NDArray[np.float32], weights: Weights) -> Iterator[SearchHits]:

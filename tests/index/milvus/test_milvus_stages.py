@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from aeenc import Fusion, errors
+from services.index.ranking.features import NAMES
 from support.worlds.index_world import FACTS, SPACE, facts, premise, raises, vector_of
 
 TEXTS = [FACTS[3], "what pulls nails", "ice"]
 ACCEPTED = [["f4"], ["also-f0", "f3", "f0"], []]
+ORDERED = Fusion(features={name: 0.3 + 0.1 * n for n, name in enumerate(NAMES)})
 
 
 def named() -> list[Any]:
@@ -34,8 +36,10 @@ def named() -> list[Any]:
             "rerank": 7,
         },
         {"mode": "iterative_lexical", "accepted": ACCEPTED, "rerank": 7},
+        {"mode": "hybrid", "fusion": ORDERED},
+        {"mode": "hybrid", "fusion": ORDERED, "accepted": ACCEPTED, "splits": ["dev"], "negative_feedback": 0.4},
     ],
-    ids=["accepted", "rerank", "weighted", "both", "restricted", "hybrid", "rounds"],
+    ids=["accepted", "rerank", "weighted", "both", "restricted", "hybrid", "rounds", "features", "features of some"],
 )
 async def test_conditioned_and_re_ranked_answers_are_those_of_files_to_the_bit(start, serve, encoder, more):
     answers = []
@@ -69,8 +73,6 @@ async def test_an_accepted_premise_that_is_not_there_is_refused_by_name(start):
 async def test_what_a_milvus_does_not_have_is_refused_by_name(start):
     async with start(milvus_engine="hnsw") as index:
         await index.client.build("science", named())
-        ordered = index.client.retrieve("science", ["ice"], mode="hybrid", fusion=Fusion(features={"rank": 1.0}))
-        await raises(errors.Unimplemented, ordered, "features")
         query = np.stack([vector_of("ice")])
         exact = index.client.search("science", query, space_id=SPACE, exact=True)
         await raises(errors.Unimplemented, exact, "params.exact", "MILVUS_ENGINE=flat")

@@ -7,7 +7,7 @@ import pytest
 
 from aeenc import Fusion, errors
 from services.index.lexical.bm25 import COVERED, LexicalIndex, Terms
-from services.index.ranking.features import EXPLAINED, NAMES, TEMPERATURE, features_of, fit, order_by
+from services.index.ranking.features import EXPLAINED, NAMES, TEMPERATURE, FirstWords, features_of, fit, order_by
 from services.index.values import SearchHits
 from support.worlds.index_world import FACTS, facts, raises
 
@@ -26,7 +26,8 @@ FIRST = SearchHits(np.array([2, 0, 1, 4]), np.array([1.0, 0.9, 0.5, 0.2], np.flo
 
 
 def _features() -> np.ndarray:
-    return features_of(LEXICAL.terms(TEXT), QUERY, FIRST, VECTORS[FIRST.ordinals], LEXICAL, None)
+    words = FirstWords.of(LEXICAL.terms(TEXT), FIRST, LEXICAL, None)
+    return features_of(FIRST, words, QUERY, VECTORS[FIRST.ordinals])
 
 
 def _column(name: str) -> np.ndarray:
@@ -86,7 +87,9 @@ def test_left_by_others_counts_the_querys_words_that_another_premise_does_not_ha
 
 
 def test_one_premise_alone_has_features_too() -> None:
-    found = features_of(LEXICAL.terms("zebra"), QUERY, FIRST.first(1), VECTORS[[2]], LEXICAL, None)
+    one = FIRST.first(1)
+    words = FirstWords.of(LEXICAL.terms("zebra"), one, LEXICAL, None)
+    found = features_of(one, words, QUERY, VECTORS[[2]])
     assert np.isfinite(found).all()
 
 
