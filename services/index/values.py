@@ -118,7 +118,7 @@ class TextQuery:
     none), those of `rerank_versions` do together; `rerank_weight` is the weight of its score beside that of the first
     ranking (0: its score alone decides).
     `prior` and `negative_feedback`, both from 0 to 1, weigh the explanatory-power prior and what the best premises of a
-    first ranking have in common. `features` are weights by name, whose sum orders the best of mode HYBRID anew.
+    first ranking have in common. `features` are weights by name, whose sum orders the best anew.
     `precision`, `routing_key` and `request_id` go to the encoder; empty ones leave it the choice.
     """
 

@@ -308,14 +308,16 @@ class MilvusRetrieval:
         query, served, texts = call.query, call.served, call.asked_texts()
 
         def work(left_s: float | None, has_left: Callable[[], bool]) -> list[SearchHits]:
-            rounds = search_in_rounds(served, query.scope, texts, DEPTH, left_s, has_left).hits
+            rounds: Sequence[SearchHits | None] = [None] * len(texts)
+            if query.mode == "HYBRID":
+                rounds = search_in_rounds(served, query.scope, texts, DEPTH, left_s, has_left).hits
             ordered = []
             for text, vector, one, iterative in zip(texts, vectors, result.hits, rounds, strict=True):
                 first = one.first(DEPTH)
                 if not len(first.ordinals):
                     ordered.append(one)
                     continue
-                words = words_of_first(served, text.words, first, iterative)
+                words = None if iterative is None else words_of_first(served, text.words, first, iterative)
                 found = features_of(first, words, vector, served.collection[first.ordinals.tolist()])
                 ordered.append(order_by(one, found, query.features, k))
             return ordered

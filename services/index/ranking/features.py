@@ -37,6 +37,9 @@ NAMES = (
     "vectors_given_others",  # the cosine with the query less half of another premise's vector
 )
 
+# Those that need no words: mode DENSE has them too.
+VECTOR_NAMES = ("first", "rank", "vectors_given_others")
+
 
 @dataclass(frozen=True, eq=False)
 class FirstWords:
@@ -61,30 +64,37 @@ class FirstWords:
 
 
 def features_of(
-    first: SearchHits, words: FirstWords, vector: NDArray[np.float32], vectors: NDArray[np.float32]
+    first: SearchHits, words: FirstWords | None, vector: NDArray[np.float32], vectors: NDArray[np.float32]
 ) -> NDArray[np.float64]:
     """Computes the features (n, len(NAMES)) of the n first premises of a ranking, whose scores lie within 0 and 1.
 
-    `vector` (dim,) is the query's and `vectors` (n, dim) theirs.
+    `vector` (dim,) is the query's and `vectors` (n, dim) theirs. Without `words`, features of words are 0.
     """
     n = len(first.ordinals)
-    shared = _SharedWords(words)
     probability = np.exp((first.scores[:PARTNERS].astype(np.float64) - first.scores[:1]) / TEMPERATURE)
+    columns = {
+        "first": first.scores,
+        "rank": -np.log(np.arange(1, n + 1)),
+        "vectors_given_others": _mean_given_others(_cosines_given(vector, vectors, PARTNERS), probability),
+    }
+    if words is not None:
+        columns |= _of_words(first, words, probability)
+    return np.stack([np.asarray(columns.get(name, np.zeros(n)), np.float64) for name in NAMES], axis=1)
+
+
+def _of_words(first: SearchHits, words: FirstWords, probability: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+    shared = _SharedWords(words)
     iterative = dict.fromkeys(first.ordinals.tolist(), NOT_FOUND)
     iterative |= {one: at for at, one in enumerate(words.iterative, start=1)}
     covered = shared.has @ shared.wanted
-    columns = [
-        first.scores,
-        -np.log(np.arange(1, n + 1)),
-        -np.log([iterative[one] for one in first.ordinals.tolist()]),
-        covered / (shared.wanted.sum() or 1.0),
-        covered / np.maximum(shared.rarity, 1e-6),
-        shared.lengths,
-        _mean_given_others(shared.given(PARTNERS), probability, share_of_best=True),
-        _mean_given_others(shared.left(PARTNERS) / (shared.wanted.sum() or 1.0), probability),
-        _mean_given_others(_cosines_given(vector, vectors, PARTNERS), probability),
-    ]
-    return np.stack([np.asarray(column, np.float64) for column in columns], axis=1)
+    return {
+        "iterative": -np.log([iterative[one] for one in first.ordinals.tolist()]),
+        "query_covered": covered / (shared.wanted.sum() or 1.0),
+        "premise_covered": covered / np.maximum(shared.rarity, 1e-6),
+        "length": shared.lengths,
+        "words_given_others": _mean_given_others(shared.given(PARTNERS), probability, share_of_best=True),
+        "left_by_others": _mean_given_others(shared.left(PARTNERS) / (shared.wanted.sum() or 1.0), probability),
+    }
 
 
 def order_by(first: SearchHits, features: NDArray[np.float64], weights: Mapping[str, float], k: int) -> SearchHits:
@@ -156,22 +166,25 @@ def _mean_given_others(
     return np.asarray((weights * others).sum(axis=1) / np.maximum(weights.sum(axis=1), 1e-9))
 
 
-def fit(features: Sequence[NDArray[np.float64]], gold: Sequence[NDArray[np.bool_]]) -> dict[str, float]:
-    """Finds the weights under which the gold premises of many queries are likeliest, by Newton's method.
+def fit(
+    features: Sequence[NDArray[np.float64]], gold: Sequence[NDArray[np.bool_]], names: Sequence[str] = NAMES
+) -> dict[str, float]:
+    """Finds the weights of some features under which the gold premises of many queries are likeliest.
 
-    Softmax over the premises of a query (ListNet with binary relevance), features at unit variance, a small ridge. All
-    queries have as many premises; those without a gold one teach nothing. Raises InvalidArgument where all are such.
+    By Newton's method on a softmax over the premises of a query (ListNet with binary relevance), features at unit
+    variance, a small ridge. All queries have as many premises; those without a gold one teach nothing. Raises
+    InvalidArgument where all are such.
     """
     if not any(own.any() for own in gold):
         raise InvalidArgument(f"none of {len(gold)} queries has a gold premise among its first; name other queries")
-    rows = np.stack(features)
+    rows = np.stack(features)[..., [NAMES.index(name) for name in names]]
     wanted = np.stack(gold).astype(np.float64)
     rows, wanted = rows[wanted.any(axis=1)], wanted[wanted.any(axis=1)]
     rows = rows - rows.mean(axis=1, keepdims=True)
     scale = rows.std(axis=(0, 1))
     scale[scale == 0] = 1.0
     weights = _newton(rows / scale, wanted / wanted.sum(axis=1, keepdims=True)) / scale
-    return dict(zip(NAMES, weights.tolist(), strict=True))
+    return dict(zip(names, weights.tolist(), strict=True))
 
 
 RIDGE = 1e-3

@@ -228,15 +228,20 @@ class Ranker:
 
     async def _by_features(self, call: RankCall, vectors: NDArray[np.float32], ranked: Ranking, k: int) -> Ranking:
         """Orders the best premises anew by the weighted sum of their features."""
-        lexical, allowed, query = lexical_of(call.served), call.served.allowed(call.selection), call.query
+        allowed, query = call.served.allowed(call.selection), call.query
+        lexical = lexical_of(call.served) if query.mode == "HYBRID" else None
+
+        def words_of(row: int, first: SearchHits) -> FirstWords | None:
+            if lexical is None:
+                return None
+            mine = _without(allowed, call.left_out[row], call.served.index.rows)
+            return FirstWords.of(lexical.terms(query.texts[row], call.accepted_texts(row)), first, lexical, mine)
 
         def work(row: int) -> SearchHits:
             hits = ranked.hits[row]
-            mine = _without(allowed, call.left_out[row], call.served.index.rows)
-            terms = lexical.terms(query.texts[row], call.accepted_texts(row))
-            near = call.served.index.vectors[hits.ordinals[:DEPTH]]
             first = hits.first(DEPTH)
-            found = features_of(first, FirstWords.of(terms, first, lexical, mine), vectors[row], near)
+            near = call.served.index.vectors[first.ordinals]
+            found = features_of(first, words_of(row, first), vectors[row], near)
             return order_by(hits, found, query.features, k)
 
         return await self._in_executor(call, ranked, work)

@@ -14,10 +14,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import typer
@@ -29,7 +29,7 @@ from aeenc.evaluation import UNRANKED, average_precision
 from aeenc.evaluation.metrics import Ranks
 from aeenc.trees import HELD_OUT, Dataset
 from services.index.lexical.bm25 import LexicalIndex, best
-from services.index.ranking.features import DEPTH, FirstWords, features_of, fit, order_by
+from services.index.ranking.features import DEPTH, NAMES, VECTOR_NAMES, FirstWords, features_of, fit, order_by
 from services.index.ranking.fusion import fuse_hits, rocchio_feedback
 from services.index.ranking.prior import Prior, with_bonus
 from services.index.values import Explanation, SearchHits
@@ -42,12 +42,16 @@ FEEDBACK = 5
 TRAINED = "train"  # the split of a fold that its encoder learns from
 LABEL = "fold"
 PUBLISH_S = 120.0
+LEXICAL_MOST = 0.5
 BLOCK = 256  # queries whose cosines are in memory together
+
+
+TunedMode = Literal["hybrid", "dense"]
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The options of Retrieve in mode hybrid that are tuned, each from 0 to 1."""
+    """The options of Retrieve that are tuned, each from 0 to 1; mode dense has no lexical weight."""
 
     lexical_weight: float = 0.0
     prior: float = 0.0
@@ -139,9 +143,9 @@ class OutOfFold:
                 yield from self._ranked(rows, vectors, weights)
             at += len(fold.texts)
 
-    def learn(self, weights: Weights) -> LearnedOrder:
+    def learn(self, weights: Weights, names: Sequence[str] = NAMES) -> LearnedOrder:
         """Fits the weights of features on all queries, and ranks those of each fold by weights fitted on the others."""
-        examples = list(self.examples(weights))
+        examples = list(self.examples(weights, with_words=not set(names) <= set(VECTOR_NAMES)))
         least = min((len(one.features) for one in examples), default=0)  # corpora of fewer premises than DEPTH
         found = [one.features[:least] for one in examples]
         gold = [np.isin(one.hits.ordinals[:least], one.gold) for one in examples]
@@ -149,12 +153,12 @@ class OutOfFold:
         rankings = [one.hits for one in examples]
         for fold in range(len(self._folds)):
             others = np.flatnonzero(folds != fold).tolist()
-            learned = fit([found[n] for n in others], [gold[n] for n in others])
+            learned = fit([found[n] for n in others], [gold[n] for n in others], names)
             for n in np.flatnonzero(folds == fold).tolist():
                 rankings[n] = order_by(examples[n].hits, examples[n].features, learned, POOL)
-        return LearnedOrder(fit(found, gold), rankings)
+        return LearnedOrder(fit(found, gold, names), rankings)
 
-    def examples(self, weights: Weights) -> Iterator[Example]:
+    def examples(self, weights: Weights, *, with_words: bool = True) -> Iterator[Example]:
         """Yields the ranking of each query with the features of its first premises."""
         asked = [(text, own, vector) for fold in self._folds for text, own, vector in fold]
         for (text, gold, vector), words, hits in zip(asked, self._by_words, self.rankings(weights), strict=True):
@@ -164,7 +168,9 @@ class OutOfFold:
                 allowed[words.own] = False
             first = hits.first(DEPTH)
             near = self._premises[first.ordinals]
-            own_words = FirstWords.of(self._lexical.terms(text), first, self._lexical, allowed)
+            own_words = None
+            if with_words:
+                own_words = FirstWords.of(self._lexical.terms(text), first, self._lexical, allowed)
             found = features_of(first, own_words, vector, near)
             yield Example(hits, found, gold)
 
@@ -234,14 +240,17 @@ class TunedWeights:
     published: float
 
 
-def tune(value: Callable[[Weights], float], *, trials: int, seed: int) -> TunedWeights:
-    """Searches for the best weights by optuna's tree-structured Parzen estimator. Equal seeds give equal results."""
+def tune(value: Callable[[Weights], float], *, trials: int, seed: int, lexical: float = LEXICAL_MOST) -> TunedWeights:
+    """Searches for the best weights by optuna's tree-structured Parzen estimator. Equal seeds give equal results.
+
+    `lexical` is the largest share of BM25 that is tried; 0: mode dense.
+    """
     import optuna
 
     def propose(trial: optuna.Trial) -> float:
         return value(
             Weights(
-                lexical_weight=trial.suggest_float("lexical_weight", 0.0, 0.5, step=0.01),
+                lexical_weight=trial.suggest_float("lexical_weight", 0.0, lexical, step=0.01),
                 prior=trial.suggest_float("prior", 0.0, 0.3, step=0.01),
                 negative_feedback=trial.suggest_float("negative_feedback", 0.0, 0.3, step=0.01),
             )
@@ -249,7 +258,7 @@ def tune(value: Callable[[Weights], float], *, trials: int, seed: int) -> TunedW
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
-    for known in (Weights(), PUBLISHED):
+    for known in (Weights(), replace(PUBLISHED, lexical_weight=min(PUBLISHED.lexical_weight, lexical))):
         study.enqueue_trial(asdict(known))
     study.optimize(propose, n_trials=trials)
     first = [float(trial.value or 0.0) for trial in study.trials[:2]]
@@ -312,6 +321,7 @@ def command(
     pretrained: Annotated[
         bool, typer.Option("--pretrained", help="Train nothing: tune for the pre-trained encoder.")
     ] = False,
+    mode: Annotated[TunedMode, typer.Option(help="Of Retrieve; dense needs no words.")] = "hybrid",
     queries: Annotated[int, typer.Option(min=0, help="At most so many queries for the trials, drawn; 0: all.")] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Of all draws.")] = 0,
 ) -> None:
@@ -348,23 +358,26 @@ def command(
             report(n, len(data), name)
         premises = encoded(connected, texts, role="premise", space_id=connected.trainer.info().default_space_id)
     measured = OutOfFold(texts, premises, held_out)
-    found = tune(OutOfFold(texts, premises, drawn(held_out, queries, seed)).value, trials=trials, seed=seed)
-    learned = measured.learn(found.weights)
+    lexical, names = (0.0, VECTOR_NAMES) if mode == "dense" else (LEXICAL_MOST, NAMES)
+    tried = OutOfFold(texts, premises, drawn(held_out, queries, seed)).value
+    found = tune(tried, trials=trials, seed=seed, lexical=lexical)
+    learned = measured.learn(found.weights, names)
     weights = asdict(found.weights)
     values = {
         "alone": measured.value(Weights()),
-        "published": measured.value(PUBLISHED),
+        "published": measured.value(replace(PUBLISHED, lexical_weight=min(PUBLISHED.lexical_weight, lexical))),
         "tuned": measured.value(found.weights),
         "with features": float(measured.average_precisions(learned.rankings).mean()),
     }
     result = {"queries": len(measured.queries), "weights": weights, "features": learned.features, "map": values}
     rows = [(name, f"{value:.4f}") for name, value in values.items()]
-    options = " ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in weights.items())
+    told = {name: value for name, value in weights.items() if mode == "hybrid" or name != "lexical_weight"}
+    options = " ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in told.items())
     features = json.dumps({name: round(weight, 4) for name, weight in learned.features.items()})
     out.result(
         result,
         table([f"MAP of {len(measured.queries):,} held-out queries", ""], rows, right=1),
-        f"--mode hybrid {options} --features '{features}'",
+        f"--mode {mode} {options} --features '{features}'",
     )
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from aeenc import errors
 from services.index.ranking.features import NAMES as FEATURES
+from services.index.ranking.features import VECTOR_NAMES as VECTOR_FEATURES
 from services.index.values import WITHOUT_ENCODER, GenerationView, Scope, TextQuery, VectorQuery
 from services.kit.limits import Limits, check_count, check_k, check_texts
 
@@ -116,14 +117,17 @@ def check_accepted(served: GenerationView, text: int, unknown: Sequence[str]) ->
 
 
 def _check_features(query: TextQuery) -> None:
+    known = VECTOR_FEATURES if query.mode == "DENSE" else FEATURES
     for name, weight in query.features.items():
-        if name not in FEATURES:
-            raise errors.InvalidArgument.field("fusion.features", f"has {name!r}; known are {', '.join(FEATURES)}")
+        if name not in known:
+            raise errors.InvalidArgument.field(
+                "fusion.features", f"has {name!r}; mode {query.mode} has {', '.join(known)}"
+            )
         if not math.isfinite(weight):
             raise errors.InvalidArgument.field("fusion.features", f"{name} is {weight:g}; give a finite weight")
-    if query.features and query.mode != "HYBRID":
+    if query.features and query.mode in WITHOUT_ENCODER:
         raise errors.InvalidArgument.field(
-            "fusion.features", f"order what mode HYBRID finds, and the mode is {query.mode}; use HYBRID, or none"
+            "fusion.features", f"order what DENSE and HYBRID find, and the mode is {query.mode}; use those, or none"
         )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aeenc import Fusion, errors
-from services.index.ranking.features import NAMES
+from services.index.ranking.features import NAMES, VECTOR_NAMES
 from support.worlds.index_world import FACTS, SPACE, facts, premise, raises, vector_of
 
 TEXTS = [FACTS[3], "what pulls nails", "ice"]
@@ -37,9 +37,21 @@ def named() -> list[Any]:
         },
         {"mode": "iterative_lexical", "accepted": ACCEPTED, "rerank": 7},
         {"mode": "hybrid", "fusion": ORDERED},
+        {"fusion": Fusion(features=dict.fromkeys(VECTOR_NAMES, 0.5)), "accepted": ACCEPTED},
         {"mode": "hybrid", "fusion": ORDERED, "accepted": ACCEPTED, "splits": ["dev"], "negative_feedback": 0.4},
     ],
-    ids=["accepted", "rerank", "weighted", "both", "restricted", "hybrid", "rounds", "features", "features of some"],
+    ids=[
+        "accepted",
+        "rerank",
+        "weighted",
+        "both",
+        "restricted",
+        "hybrid",
+        "rounds",
+        "features",
+        "features of vectors",
+        "features of some",
+    ],
 )
 async def test_conditioned_and_re_ranked_answers_are_those_of_files_to_the_bit(start, serve, encoder, more):
     answers = []

@@ -7,7 +7,16 @@ import pytest
 
 from aeenc import Fusion, errors
 from services.index.lexical.bm25 import COVERED, LexicalIndex, Terms
-from services.index.ranking.features import EXPLAINED, NAMES, TEMPERATURE, FirstWords, features_of, fit, order_by
+from services.index.ranking.features import (
+    EXPLAINED,
+    NAMES,
+    TEMPERATURE,
+    VECTOR_NAMES,
+    FirstWords,
+    features_of,
+    fit,
+    order_by,
+)
 from services.index.values import SearchHits
 from support.worlds.index_world import FACTS, facts, raises
 
@@ -125,9 +134,10 @@ def test_what_is_ordered_anew_stays_before_what_follows() -> None:
 @pytest.mark.parametrize(
     ("mode", "features", "named"),
     [
-        ("hybrid", {"wrods": 1.0}, "'wrods'; known are first, rank, iterative"),
+        ("hybrid", {"wrods": 1.0}, "'wrods'; mode HYBRID has first, rank, iterative"),
         ("hybrid", {"rank": float("nan")}, "rank is nan"),
-        ("dense", {"rank": 1.0}, "use HYBRID"),
+        ("dense", {"length": 1.0}, "'length'; mode DENSE has first, rank, vectors_given_others"),
+        ("lexical", {"rank": 1.0}, "DENSE and HYBRID"),
     ],
 )
 async def test_features_that_cannot_be_are_refused(index, mode: str, features: dict[str, float], named: str) -> None:
@@ -143,3 +153,11 @@ async def test_a_longer_list_by_features_begins_with_the_shorter_one(index) -> N
         (await index.client.retrieve("science", [TEXT], k=k, mode="hybrid", fusion=fusion))[0] for k in (2, 8)
     ]
     assert [hit.id for hit in long][:2] == [hit.id for hit in short]
+
+
+def test_weights_of_some_features_are_fitted_without_the_others() -> None:
+    rows = GENERATOR.normal(size=(40, 8, len(NAMES)))
+    gold = rows[..., NAMES.index("rank")] == rows[..., NAMES.index("rank")].max(axis=1, keepdims=True)
+    found = fit(list(rows), list(gold), VECTOR_NAMES)
+    assert tuple(found) == VECTOR_NAMES
+    assert found["rank"] > 10 * abs(found["first"])

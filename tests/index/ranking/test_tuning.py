@@ -9,7 +9,7 @@ import pytest
 
 from aeenc import Fusion
 from aeenc.v1 import encoder_pb2
-from services.index.ranking.features import order_by
+from services.index.ranking.features import VECTOR_NAMES, order_by
 from services.index.ranking.prior import Prior
 from services.index.ranking.tuning import PUBLISHED, HeldOut, OutOfFold, Weights, drawn, tune
 from services.index.values import Explanation
@@ -72,6 +72,18 @@ async def test_what_is_learned_is_what_retrieve_orders_by(index) -> None:
         negative_feedback=weights.negative_feedback,
     )
     for hits, own in zip(answered.results, measured.examples(weights), strict=True):
+        ordered = order_by(own.hits, own.features, features, 4)
+        assert [hit.id for hit in hits] == [f"f{n}" for n in ordered.ordinals]
+        np.testing.assert_allclose([hit.score for hit in hits], ordered.scores, atol=1e-5)
+
+
+async def test_what_is_learned_of_vectors_alone_is_what_mode_dense_orders_by(index) -> None:
+    await index.client.build("science", facts())
+    measured = _measured(3)
+    features = measured.learn(Weights(), VECTOR_NAMES).features
+    assert tuple(features) == VECTOR_NAMES
+    answered = await index.client.retrieve("science", TEXTS, k=4, fusion=Fusion(features=features))
+    for hits, own in zip(answered.results, measured.examples(Weights(), with_words=False), strict=True):
         ordered = order_by(own.hits, own.features, features, 4)
         assert [hit.id for hit in hits] == [f"f{n}" for n in ordered.ordinals]
         np.testing.assert_allclose([hit.score for hit in hits], ordered.scores, atol=1e-5)

@@ -45,7 +45,7 @@ class Fusion:
     """The fusion of both rankings in mode hybrid. `lexical_weight` is BM25's share, 0 to 1; None: the index's.
 
     `features` orders the first 100 premises anew by named features times these weights, as `aeenc tune-retrieval`
-    finds them.
+    finds them; mode dense takes `first`, `rank` and `vectors_given_others`.
     """
 
     method: FusionMethod = "min_max"

@@ -109,7 +109,7 @@ def retrieval_of(
     """
     if mode is None and not any(options.values()):
         return None
-    chosen = Fusion(fusion, lexical_weight, _weights(features)) if mode == "hybrid" else None
+    chosen = Fusion(fusion, lexical_weight, _weights(features)) if mode == "hybrid" or features else None
     return Retrieval(mode or "dense", chosen, **options)
 
 
@@ -146,7 +146,7 @@ def evaluate(
     ] = None,
     fusion: Annotated[FusionMethod, typer.Option(help="Of mode hybrid.")] = "min_max",
     features: Annotated[
-        str, typer.Option(metavar="JSON", help="Weights of features that order what mode hybrid finds anew.")
+        str, typer.Option(metavar="JSON", help="Weights of features that order what modes hybrid and dense find anew.")
     ] = "",
     prior: Prior = 0.0,
     negative_feedback: NegativeFeedback = 0.0,
@@ -173,8 +173,8 @@ def evaluate(
         rerank_weight=rerank_weight,
         conditioned=conditioned,
     )
-    if features and mode != "hybrid":
-        raise InvalidArgument("--features order what mode hybrid finds; add --mode hybrid, or leave them out")
+    if features and mode not in {"hybrid", "dense"}:
+        raise InvalidArgument("--features order what modes hybrid and dense find; add --mode hybrid, or leave them out")
     if conditioned and run is not None:
         raise InvalidArgument("--run has no conditioned form; leave --conditioned or --run out")
     dataset = load_data(data)
