@@ -56,6 +56,18 @@ async def test_json_is_taken_wherever_it_stands_but_not_from_the_texts(aeenc, fl
     assert found.json["results"][0]["text"] == "--json"
 
 
+async def test_features_order_what_was_found_anew(aeenc, fleet, facts):
+    await aeenc(*fleet.options, "corpus", "build", "science", "--facts", facts)
+    words = (*fleet.options, "--json", "retrieve", "science", "heat melts frozen ice", "-k", 50)
+    for mode in ("dense", "hybrid"):
+        found = await aeenc(*words, "--mode", mode, "--features", '{"rank": 1}')
+        turned = await aeenc(*words, "--mode", mode, "--features", '{"rank": -1}')
+        first, last = ([hit["id"] for hit in one.json["results"][0]["premises"]] for one in (found, turned))
+        assert first == last[::-1]
+    refused = await aeenc(*words, "--mode", "lexical", "--features", '{"rank": 1}')
+    assert (refused.code, "--mode hybrid" in refused.error["message"]) == (2, True)
+
+
 async def test_a_weight_adds_the_cross_encoders_score_to_the_first_one(aeenc, fleet, facts):
     await aeenc(*fleet.options, "corpus", "build", "science", "--facts", facts)
     words = (*fleet.options, "--json", "retrieve", "science", "heat melts frozen ice", "-k", 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -15,6 +16,7 @@ import typer
 from aeenc import Client, Retrieved, values
 from aeenc.adapters.facts import IDS, TEXTS, Facts, Format, path_of, read_facts
 from aeenc.calls.inputs import begins_again
+from aeenc.calls.retrieval import Fusion, FusionMethod, Mode
 from aeenc.cli.output import Output, output_of, table
 from aeenc.cli.targets import client, targets_of
 from aeenc.errors import DataLoss, InvalidArgument
@@ -33,6 +35,14 @@ NegativeFeedback = Annotated[
 Rerank = Annotated[int, typer.Option(min=0, help="Let a cross-encoder order so many premises anew.")]
 RerankWeight = Annotated[
     float, typer.Option(min=0, help="Its score's weight beside the first ranking's; 0: its score alone.")
+]
+
+LexicalWeight = Annotated[
+    float | None, typer.Option(min=0, max=1, show_default="the index's", help="BM25's share in mode hybrid.")
+]
+Features = Annotated[
+    str,
+    typer.Option(metavar="JSON", help="Order what modes hybrid and dense find anew, by weights of features by name."),
 ]
 
 
@@ -346,6 +356,24 @@ def check_model(label: str | None, version: str | None) -> None:
         raise InvalidArgument("--label and --version both name the query encoder; give one")
 
 
+def fusion_of(
+    mode: Mode | None, lexical_weight: float | None, features: str, method: FusionMethod = "min_max"
+) -> Fusion | None:
+    """Builds the fusion of a mode; None for one that has none. `features` are weights by name, in JSON.
+
+    Raises InvalidArgument for another text, and for features of a mode that has none.
+    """
+    if features and mode not in {"hybrid", "dense"}:
+        raise InvalidArgument("--features order what modes hybrid and dense find; add --mode hybrid, or leave them out")
+    try:
+        weights = {str(name): float(weight) for name, weight in json.loads(features or "{}").items()}
+    except (ValueError, TypeError, AttributeError):
+        raise InvalidArgument(
+            f"--features is {features[:80]!r}; give an object of weights by name, as `aeenc tune-retrieval` prints it"
+        ) from None
+    return Fusion(method, lexical_weight, weights) if mode == "hybrid" or weights else None
+
+
 def check_splits(client: Client, corpus: str, generation: str, splits: Sequence[str]) -> None:
     """Raises InvalidArgument for a split that no premise of a generation has. Reads all its premises."""
     known = {split for one in client.index.list_premises(corpus, generation=generation) for split in one.splits}
@@ -368,6 +396,8 @@ def retrieve(
         Literal["dense", "lexical", "hybrid", "iterative_lexical"],
         typer.Option(help="By encoder, by words, or by both."),
     ] = "dense",
+    lexical_weight: LexicalWeight = None,
+    features: Features = "",
     prior: Prior = 0.0,
     negative_feedback: NegativeFeedback = 0.0,
     rerank: Rerank = 0,
@@ -380,6 +410,7 @@ def retrieve(
 ) -> None:
     """Finds the premises that best explain each text."""
     check_model(label, version)
+    fusion = fusion_of(mode, lexical_weight, features)
     with client(context) as connected:
         found: Retrieved = connected.index.retrieve(
             name,
@@ -388,6 +419,7 @@ def retrieve(
             label=label,
             version=version,
             mode=mode,
+            fusion=fusion,
             prior=prior,
             negative_feedback=negative_feedback,
             rerank=rerank,

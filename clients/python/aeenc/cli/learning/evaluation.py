@@ -7,7 +7,6 @@ TREC runs and need no service.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,10 @@ import numpy as np
 import typer
 
 from aeenc import Client, Retrieval
-from aeenc.calls.retrieval import Fusion, FusionMethod, Mode
+from aeenc.calls.retrieval import FusionMethod, Mode
 from aeenc.cli.corpus import (
+    Features,
+    LexicalWeight,
     NegativeFeedback,
     Prior,
     Rerank,
@@ -28,6 +29,7 @@ from aeenc.cli.corpus import (
     check_model,
     corpus_name,
     ensure_corpus,
+    fusion_of,
     load_data,
 )
 from aeenc.cli.learning.jobs import TRAINING_SPLIT, Gold, gold_of
@@ -105,21 +107,11 @@ def retrieval_of(
 ) -> Retrieval | None:
     """Builds the options of Retrieve; None when none is set, which evaluates the encoder by all its cosines.
 
-    `features` are weights by name, in JSON. Raises InvalidArgument for another text.
+    `features` are weights by name, in JSON. Raises InvalidArgument for another text, and without a mode that has them.
     """
-    if mode is None and not any(options.values()):
+    if mode is None and not features and not any(options.values()):
         return None
-    chosen = Fusion(fusion, lexical_weight, _weights(features)) if mode == "hybrid" or features else None
-    return Retrieval(mode or "dense", chosen, **options)
-
-
-def _weights(features: str) -> dict[str, float]:
-    try:
-        return {str(name): float(weight) for name, weight in json.loads(features or "{}").items()}
-    except (ValueError, TypeError, AttributeError):
-        raise InvalidArgument(
-            f"--features is {features[:80]!r}; give an object of weights by name, as `aeenc tune-retrieval` prints it"
-        ) from None
+    return Retrieval(mode or "dense", fusion_of(mode, lexical_weight, features, fusion), **options)
 
 
 def evaluate(
@@ -141,13 +133,9 @@ def evaluate(
         Mode | None,
         typer.Option(show_default="the encoder's cosines with all premises", help="Evaluate what Retrieve answers."),
     ] = None,
-    lexical_weight: Annotated[
-        float | None, typer.Option(min=0, max=1, show_default="the index's", help="BM25's share in mode hybrid.")
-    ] = None,
+    lexical_weight: LexicalWeight = None,
     fusion: Annotated[FusionMethod, typer.Option(help="Of mode hybrid.")] = "min_max",
-    features: Annotated[
-        str, typer.Option(metavar="JSON", help="Weights of features that order what modes hybrid and dense find anew.")
-    ] = "",
+    features: Features = "",
     prior: Prior = 0.0,
     negative_feedback: NegativeFeedback = 0.0,
     rerank: Rerank = 0,
@@ -173,8 +161,6 @@ def evaluate(
         rerank_weight=rerank_weight,
         conditioned=conditioned,
     )
-    if features and mode not in {"hybrid", "dense"}:
-        raise InvalidArgument("--features order what modes hybrid and dense find; add --mode hybrid, or leave them out")
     if conditioned and run is not None:
         raise InvalidArgument("--run has no conditioned form; leave --conditioned or --run out")
     dataset = load_data(data)
