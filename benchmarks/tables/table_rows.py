@@ -93,6 +93,7 @@ ORDERED = Retrieval(
     prior=0.04,
     negative_feedback=0.11,
 )
+VECTORS = Retrieval("dense", Fusion(features={"first": 3.34, "rank": 0.82, "vectors_given_others": 7.03}))  # the same
 RERANKED = replace(FULL, rerank=20, rerank_weight=0.2)
 
 Measure = Callable[[Research, str, int], dict[str, Any]]

@@ -37,6 +37,7 @@ KEPT = 4  # numbers in a bucket
 FORMAT_VERSION = 1
 NEAREST = 40  # hypotheses that count
 OPEN = 8  # priors kept in memory
+Near = Sequence[tuple[int, np.float32]]  # hypotheses, nearest first, each with its similarity
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +57,7 @@ class Hypotheses:
             by_text.setdefault(_folded(text), []).append(n)
         return cls(explanations, LexicalIndex.of(texts), by_text)
 
-    def nearest(self, text: str) -> list[tuple[int, np.float32]]:
+    def nearest(self, text: str) -> Near:
         """The hypotheses nearest to a text, nearest first, each with its similarity."""
         near = self.index.similarities(text)
         near[self.by_text.get(_folded(text), [])] = 0
@@ -84,7 +85,11 @@ class Prior:
 
     def bonus(self, text: str, ordinals: NDArray[np.int64]) -> NDArray[np.float32]:
         """Scores premises (n,) from 0 to 1 by how often each explained the nearest hypotheses."""
-        return bonus_of([(self.explained[n], near) for n, near in self.hypotheses.nearest(text)], ordinals)
+        return self.bonus_by(self.hypotheses.nearest(text), ordinals)
+
+    def bonus_by(self, nearest: Near, ordinals: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The same by hypotheses that were found before."""
+        return bonus_of([(self.explained[n], near) for n, near in nearest], ordinals)
 
 
 def bonus_of(nearest: Iterable[tuple[Iterable[int], np.float32]], ordinals: NDArray[np.int64]) -> NDArray[np.float32]:

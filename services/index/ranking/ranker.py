@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +27,11 @@ from services.index.lexical.executor import LexicalExecutor
 from services.index.ranking.encoding import EncodeKey, QueryEncoder, QueryVectors, Reranker
 from services.index.ranking.features import DEPTH, FirstWords, features_of, order_by
 from services.index.ranking.fusion import fuse_hits, rocchio_feedback
-from services.index.ranking.prior import Prior, with_bonus
+from services.index.ranking.prior import Near, Prior, with_bonus
 from services.index.ranking.validation import check_accepted, check_vectors
 from services.index.values import WITHOUT_ENCODER, SearchHits, Selection, TextQuery
 
+KEPT_SCORES = 4_000_000  # by words, of all texts of a call together; beyond that, they are computed twice
 FEEDBACK = 5  # premises that negative feedback looks at
 EXPLAINED = 0.5  # share of the accepted premises' mean that a query's vector loses (docs/experiments/retrieval.md)
 
@@ -48,6 +49,17 @@ class Ranking:
 
 
 @dataclass(frozen=True)
+class SharedScores:
+    """What both rankings of a text have in common where negative feedback makes two, by the text's place.
+
+    By words: the scores of all premises (rows,) and the best of them. The hypotheses near to the text.
+    """
+
+    words: dict[int, tuple[NDArray[np.float32], SearchHits]] = field(default_factory=dict)
+    near: dict[int, Near] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class RankCall:
     """One call: the query, the premises to rank and, for each text, the ordinals `accepted` and `left_out`."""
 
@@ -58,6 +70,7 @@ class RankCall:
     left_out: list[list[int]]
     prior: Prior | None
     deadline: float | None  # on the clock of time.monotonic()
+    shared: SharedScores = field(default_factory=SharedScores)
 
     @classmethod
     def of(
@@ -201,11 +214,20 @@ class Ranker:
     async def _hybrid(self, call: RankCall, vectors: NDArray[np.float32], k: int) -> Ranking:
         lexical, allowed, query = lexical_of(call.served), call.served.allowed(call.selection), call.query
         dense = await self._dense(call, vectors, self._pool)
+        comes_again = query.negative_feedback and len(query.texts) * call.served.index.rows <= KEPT_SCORES
 
-        def work(row: int) -> SearchHits:
+        def words_of(row: int) -> tuple[NDArray[np.float32], SearchHits]:
+            if row in call.shared.words:
+                return call.shared.words.pop(row)
             mine = _without(allowed, call.left_out[row], call.served.index.rows)
             scores = lexical.scores(lexical.terms(query.texts[row], call.accepted_texts(row)))
-            by_words = best(scores, self._pool, mine)
+            found = scores, best(scores, self._pool, mine)
+            if comes_again:
+                call.shared.words[row] = found
+            return found
+
+        def work(row: int) -> SearchHits:
+            scores, by_words = words_of(row)
 
             def cosines_of(added: NDArray[np.int64]) -> NDArray[np.float32]:
                 return exact_scores(call.served.index.vectors[added], vectors[row].astype(np.float64))
@@ -221,8 +243,10 @@ class Ranker:
         prior, query = call.prior, call.query
 
         def work(row: int) -> SearchHits:
-            pool = ranked.hits[row]
-            return with_bonus(pool, prior.bonus(query.texts[row], pool.ordinals), query.prior, k)
+            pool, near = ranked.hits[row], call.shared.near.get(row)
+            if near is None:
+                near = call.shared.near[row] = prior.hypotheses.nearest(query.texts[row])
+            return with_bonus(pool, prior.bonus_by(near, pool.ordinals), query.prior, k)
 
         return await self._in_executor(call, ranked, work)
 

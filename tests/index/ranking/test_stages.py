@@ -12,8 +12,9 @@ from aeenc import Fusion, errors
 from aeenc.v1 import encoder_pb2, index_pb2
 from services.corpus.generation import open_generation
 from services.index.lexical.bm25 import LexicalIndex
+from services.index.ranking import ranker
 from services.index.ranking.fusion import fuse
-from services.index.ranking.prior import FILE, Prior
+from services.index.ranking.prior import FILE, Hypotheses, Prior
 from services.index.values import Explanation
 from support.worlds.index_world import FACTS, facts, premise, raises, vector_of
 
@@ -287,3 +288,19 @@ async def test_an_encoder_that_is_too_slow_ends_in_time_and_callers_who_left_are
     asked = [text for request in encoder.servicer.requests for text in request.texts]
     assert {f"ice {n}" for n in range(6)} <= set(asked)
     assert not {f"ice {n}" for n in range(6, 12)} & set(asked)
+
+
+@pytest.mark.parametrize("kept", [10**6, 0])
+async def test_two_rankings_of_a_text_share_what_no_vector_changes(
+    index, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    await index.client.build("science", facts())
+    await index.client.put_explanations("science", [(FACTS[0], ["f1"])])
+    counted: list[str] = []
+    for kind, name in ((LexicalIndex, "scores"), (Hypotheses, "nearest")):
+        call = getattr(kind, name)
+        monkeypatch.setattr(kind, name, lambda *given, call=call, name=name: counted.append(name) or call(*given))
+    monkeypatch.setattr(ranker, "KEPT_SCORES", kept)
+    await index.client.retrieve("science", ["iron", "ice"], mode="hybrid", prior=0.2, negative_feedback=0.3)
+    # the hypotheses nearest to a text are found by words, too
+    assert (counted.count("nearest"), counted.count("scores") - 2) == (2, 2 if kept else 4)
