@@ -46,6 +46,8 @@ def test_a_task_travels_whole():
 async def served(oracle: aeenc.Oracle, **options: Any) -> AsyncIterator[OracleClient]:
     server = await oracle.start("127.0.0.1:0", **options)
     channel = Channel(f"127.0.0.1:{server.port}", token=options.get("token"), timeout_s=5)
+    # Connections are shared in a process: one may still take the port for that of a server that an earlier test ended.
+    await asyncio.wait_for(channel.grpc.channel_ready(), 5)
     yield OracleClient(channel)
     await channel.close()
     await server.stop(0)
