@@ -82,7 +82,7 @@ def draw_distributions(
 
 
 def draw_stages(points: Mapping[str, tuple[float, float]], quality: str, path: Path) -> None:
-    """What each way to retrieve costs and gains: (median milliseconds of one query, quality) by name."""
+    """Draws the cost and quality of each way to retrieve: (median milliseconds of one query, quality) by name."""
     figure, axis = plt.subplots(figsize=(6, 3.4))
     axis.plot(*zip(*points.values(), strict=True), "o", color=OURS)
     for name, at in points.items():

@@ -108,12 +108,6 @@ class GenerationCollection:
         self._call("load_collection", timeout_s=patience_s)
         self._wait("load", self._is_loaded, end)
 
-    def flush(self, patience_s: float) -> None:
-        """Flushes what was written after sealing, and waits until it is indexed as well."""
-        end = time.monotonic() + patience_s
-        self._call("flush", timeout_s=patience_s)
-        self._wait("index", self._is_indexed, end)
-
     def load(self, patience_s: float) -> None:
         """Loads the collection again, for example after a restart of Milvus."""
         if not self._is_loaded():

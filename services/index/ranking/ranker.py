@@ -50,9 +50,9 @@ class Ranking:
 
 @dataclass(frozen=True)
 class SharedScores:
-    """What both rankings of a text have in common where negative feedback makes two, by the text's place.
+    """Results that no vector changes, by the text's place: negative feedback ranks twice and computes them once.
 
-    By words: the scores of all premises (rows,) and the best of them. The hypotheses near to the text.
+    `words` has the scores of all premises by words (rows,) and the best of them, `near` the nearest hypotheses.
     """
 
     words: dict[int, tuple[NDArray[np.float32], SearchHits]] = field(default_factory=dict)
