@@ -11,6 +11,7 @@ from services.encoder.batching.encoder import AnalogyCall, CallResult, EncodeCal
 from services.encoder.batching.queues import Lane
 from services.encoder.rollout.history import Swap
 from services.encoder.rollout.versions import Selection, Versions
+from services.encoder.runtime.model import FLOAT32
 from services.kit.convert import decode_enum, to_duration, to_timestamp
 
 _ROLES = {encoder_pb2.ROLE_QUERY: "query", encoder_pb2.ROLE_PREMISE: "premise"}
@@ -51,7 +52,10 @@ def to_score_call(
 ) -> ScoreCall | AnalogyCall:
     """Converts a Score request. Raises InvalidArgument for a field that its kind has not."""
     truncate = decode_enum(_TRUNCATES, request.truncate, "truncate", False)
+    precision = decode_enum(_PRECISIONS, request.precision, "precision", "")
     if decode_enum(_BY_ANALOGY, request.kind, "kind", False):
+        if precision not in {"", FLOAT32}:
+            raise InvalidArgument.field("precision", f"is {precision}, but analogies are float32; leave it unset")
         return AnalogyCall(
             query=request.query,
             premises=request.premises,
@@ -68,6 +72,7 @@ def to_score_call(
         premises=request.premises,
         selection=_selection(request.model, "", request_id),
         truncate=truncate,
+        precision=precision,
         deadline_s=deadline_s,
         first_of_ensemble=request.first_of_ensemble,
     )
@@ -95,6 +100,7 @@ def to_score_response(result: CallResult, kind: encoder_pb2.ScoreKind) -> encode
         truncated=result.truncated,
         ensemble=result.ensemble,
         kind=kind or encoder_pb2.SCORE_KIND_CROSS_ENCODER,
+        precision=_TO_PRECISION[result.precision],
     )
 
 

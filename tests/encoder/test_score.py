@@ -10,6 +10,7 @@ import pytest
 
 from aeenc import errors
 from aeenc.v1 import encoder_pb2
+from aeenc.v1.types_pb2 import Precision
 from services.store.artifacts import ArtifactStore
 from services.store.registry import Registry
 from support.models.tiny_checkpoints import (
@@ -23,6 +24,7 @@ from support.models.tiny_checkpoints import (
 from support.waiting import eventually
 
 CROSS = "cross-encoder"
+INT8 = {"passed": True, "recipe": "rowwise"}
 
 
 @pytest.fixture
@@ -189,6 +191,63 @@ async def test_a_loaded_version_of_the_wrong_kind_is_not_served_by_another_space
         assert (await client.score("sun", ["moon"])).model_version == cross.version
 
 
+@pytest.mark.parametrize("precision", ["int8", "prefer-int8"])
+async def test_pairs_are_scored_in_int8_where_the_version_has_it_and_in_float32_on_request(
+    serve, pretrained, artifact_store, registry, precision
+) -> None:
+    quantized = write_tiny_cross_encoder_checkpoint(artifact_store, int8=INT8)
+    await register(registry, quantized, label="stable")
+    texts = write_tiny_checkpoint(artifact_store, seed=4, base_version=pretrained.version, int8=INT8)
+    await register(registry, texts, label="stable")
+    query, premise = PAIRS[1]
+    int8, float32 = (float(np.load(quantized.artifact.file(name))[1]) for name in ("probes.int8.npy", "probes.npy"))
+    assert int8 != float32
+    async with serve(precision=precision) as (_, client):
+        found = await client.score(query, [premise])
+        assert (found.precision, found.scores[0]) == ("int8", pytest.approx(int8, abs=1e-5))
+        exact = await client.score(query, [premise], precision="float32")
+        assert (exact.precision, exact.scores[0]) == ("float32", pytest.approx(float32, abs=1e-5))
+        with pytest.raises(errors.FailedPrecondition, match="not computed in bfloat16 here"):
+            await client.score(query, [premise], precision="bfloat16")
+        (own,) = [one for one in (await client.info()).versions if one.version == quantized.version]
+        assert [Precision.Name(one) for one in own.precisions] == ["PRECISION_INT8", "PRECISION_FLOAT32"]
+    async with serve(precision="float32") as (_, client):
+        assert (await client.score(query, [premise])).precision == "float32"
+
+
+def other_int8_scores(path, meta) -> None:
+    np.save(path / "probes.int8.npy", np.load(path / "probes.int8.npy") + 1)
+
+
+def failed_the_gate(path, meta) -> None:
+    meta["int8"] = {"passed": False, "recipe": "rowwise", "reason": "MAP falls"}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [(other_int8_scores, "off by 1.0000 from its probes"), (failed_the_gate, "did not pass the trainer's gate")],
+)
+async def test_an_int8_model_of_pairs_that_does_not_hold_is_left_for_float32(
+    serve, copied, pretrained, artifact_store, registry, change, reason
+) -> None:
+    quantized = write_tiny_cross_encoder_checkpoint(artifact_store, int8=INT8)
+    changed = copied(quantized.artifact, change)
+    await register(registry, changed, label="stable")
+    async with serve(precision="prefer-int8") as (_, client):
+        assert (await client.score("sun", ["moon"])).precision == "float32"
+        (own,) = [one for one in (await client.info()).versions if one.version == changed.version]
+        assert reason in own.precision_reason
+
+
+async def test_a_cross_encoder_without_int8_serves_where_int8_is_asked_for_by_name(
+    serve, cross, pretrained, artifact_store, registry
+) -> None:
+    texts = write_tiny_checkpoint(artifact_store, seed=4, base_version=pretrained.version, int8=INT8)
+    await register(registry, texts, label="stable")
+    async with serve(precision="int8") as (_, client):
+        assert (await client.score("sun", ["moon"])).precision == "float32"
+
+
 PROTOTYPES = [("the sun is a star", "sun"), ("ice can melt", "water"), ("a plant is food", "leaf")]
 PREMISES = ["moon", "a rabbit can eat the leaf of a plant", "the earth can move"]
 
@@ -220,6 +279,15 @@ async def test_an_analogy_without_prototypes_or_with_too_long_texts_is_refused_b
         ):
             with pytest.raises(errors.InvalidArgument, match=message):
                 await client.score_by_analogy(query, premises, prototypes)
+        request = encoder_pb2.ScoreRequest(
+            query="sun",
+            premises=["moon"],
+            kind=encoder_pb2.SCORE_KIND_ANALOGY,
+            prototypes=[encoder_pb2.Prototype(query=one, premise=other) for one, other in PROTOTYPES],
+            precision=Precision.PRECISION_INT8,
+        )
+        with pytest.raises(errors.InvalidArgument, match="precision: is int8, but analogies are float32"):
+            await client.channel.unary(client._stub.Score, request)
         cut = await client.score_by_analogy("sun", ["moon", "star " * 80], PROTOTYPES, truncate=True)
         assert cut.truncated == 1
         with pytest.raises(errors.VersionNotLoaded):

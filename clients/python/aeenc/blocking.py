@@ -173,13 +173,14 @@ class BlockingEncoderClient:
         version: str | None = None,
         truncate: bool = False,
         first_of_ensemble: bool = False,
+        precision: Precision | None = None,
         timeout_s: float | None = None,
     ) -> Scored:
         """Scores premises against a query with a cross-encoder, by default the one that label `stable` names.
 
         A pair too long for the model is an error unless `truncate`, which cuts the premise. A label that names several
-        versions is refused unless `first_of_ensemble`; `ensemble` of the answer then has all of them. Raises
-        Unimplemented when no cross-encoder has been published.
+        versions is refused unless `first_of_ensemble`; `ensemble` of the answer then has all of them. `precision` is
+        the encoder's choice unless given. Raises Unimplemented when no cross-encoder has been published.
         """
         return run(
             self._awaiting.score(
@@ -189,6 +190,7 @@ class BlockingEncoderClient:
                 version=version,
                 truncate=truncate,
                 first_of_ensemble=first_of_ensemble,
+                precision=precision,
                 timeout_s=timeout_s,
             )
         )

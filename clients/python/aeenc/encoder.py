@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 
-import numpy as np
-
 from aeenc import values
 from aeenc.calls.bulk import BATCH, PATIENCE_S, WINDOW, BulkEncoder
-from aeenc.calls.encoding import Encoded, EncodeOptions, Lane, Precision, Role, Scored, refuse_single_text, selector
+from aeenc.calls.encoding import (
+    Encoded,
+    EncodeOptions,
+    Lane,
+    Precision,
+    Role,
+    Scored,
+    precision_number,
+    refuse_single_text,
+    selector,
+)
 from aeenc.calls.inputs import each
 from aeenc.errors import Unimplemented
 from aeenc.transport.channel import Channel
@@ -124,13 +132,14 @@ class EncoderClient:
         version: str | None = None,
         truncate: bool = False,
         first_of_ensemble: bool = False,
+        precision: Precision | None = None,
         timeout_s: float | None = None,
     ) -> Scored:
         """Scores premises against a query with a cross-encoder, by default the one that label `stable` names.
 
         A pair too long for the model is an error unless `truncate`, which cuts the premise. A label that names several
-        versions is refused unless `first_of_ensemble`; `ensemble` of the answer then has all of them. Raises
-        Unimplemented when no cross-encoder has been published.
+        versions is refused unless `first_of_ensemble`; `ensemble` of the answer then has all of them. `precision` is
+        the encoder's choice unless given. Raises Unimplemented when no cross-encoder has been published.
         """
         refuse_single_text(premises, "premises")
         request = encoder_pb2.ScoreRequest(
@@ -139,9 +148,10 @@ class EncoderClient:
             model=selector(label, version),
             truncate=types_pb2.TRUNCATE_END if truncate else types_pb2.TRUNCATE_ERROR,
             first_of_ensemble=first_of_ensemble,
+            precision=precision_number(precision),
         )
         response = await self.channel.unary(self._stub.Score, request, timeout_s=timeout_s, hedge=True)
-        return _scored(response)
+        return Scored.of(response)
 
     async def score_by_analogy(
         self,
@@ -175,22 +185,12 @@ class EncoderClient:
         response = await self.channel.unary(self._stub.Score, request, timeout_s=timeout_s, hedge=True)
         if response.kind != encoder_pb2.SCORE_KIND_ANALOGY:
             raise Unimplemented("the encoder's release does not score by analogy; update it")
-        return _scored(response)
+        return Scored.of(response)
 
     async def info(self) -> values.EncoderInfo:
         """Gets the encoder's versions, labels, limits, state and last swaps."""
         response = await self.channel.unary(self._stub.GetInfo, encoder_pb2.EncoderServiceGetInfoRequest())
         return values.EncoderInfo.from_message(response)
-
-
-def _scored(response: encoder_pb2.ScoreResponse) -> Scored:
-    return Scored(
-        scores=np.asarray(response.scores, dtype=np.float32),
-        model_version=response.model_version,
-        timings=values.Timings.from_message(response.timings),
-        truncated=response.truncated,
-        ensemble=tuple(response.ensemble),
-    )
 
 
 async def _batches(texts: Iterable[str] | AsyncIterable[str], size: int) -> AsyncIterator[list[str]]:

@@ -63,6 +63,7 @@ class ScoreCall:
     premises: Sequence[str]
     selection: Selection = field(default_factory=Selection)
     truncate: bool = False
+    precision: str = ""
     deadline_s: float | None = None
     first_of_ensemble: bool = False
 
@@ -162,7 +163,7 @@ class Encoder:
             )
         prepared = _PreparedCall(
             model,
-            FLOAT32,
+            model.choose(call.precision, "query"),
             lambda: model.tokenization.pairs(call.query, call.premises, truncate=call.truncate),
             _estimate(call.premises, model) + len(call.premises) * _estimate([call.query], model),
             sum(map(len, call.premises)) + len(call.premises) * len(call.query),

@@ -32,7 +32,7 @@ def compare(artifact: Artifact) -> list[dict[str, Any]]:
     tokenization = Tokenization(TokenizerCache().of(artifact), description.max_tokens)
     options = LoadOptions(sys.maxsize, AUTO, Placement([CPU]))
     runners, refused = _all(open_runners(artifact, description, tokenization, options))
-    tokens = probe_tokens(artifact, tokenization)
+    tokens = probe_tokens(artifact, description, tokenization)
     rates = _all(measured(runners, tokens))
     vectors = {name: np.concatenate([runner.run([one]) for one in tokens]) for name, runner in runners.items()}
     rows = []

@@ -143,16 +143,11 @@ def load_steps(
     yield from _hash(artifact)
     tokenization = Tokenization((tokenizers or TokenizerCache()).of(artifact), description.max_tokens)
     yield
-    if description.model_type == "cross-encoder":
-        pairs = _pair_runner(artifact, description, options)
-        yield
-        _check_scores(artifact, description, tokenization, pairs)
-        return Model(description, tokenization, {FLOAT32: pairs})
     runners, refused = yield from open_runners(artifact, description, tokenization, options)
     first, reasons = list(runners)[-1], list(refused.values())
     if options.precision == AUTO and len(runners) > 1:
         sizes = tuple(entry.size_bytes for name, entry in artifact.files.items() if name.endswith(".onnx"))
-        tokens = probe_tokens(artifact, tokenization)
+        tokens = probe_tokens(artifact, description, tokenization)
         rates = yield from (calibration or Calibration()).rates(sizes, runners, tokens)
         first = fastest(rates)
         reasons.insert(0, told(rates))
@@ -163,21 +158,20 @@ def load_steps(
 def open_runners(
     artifact: Artifact, description: Description, tokenization: Tokenization, options: LoadOptions
 ) -> Generator[None, None, tuple[dict[str, Runner], dict[str, str]]]:
-    """Opens, warms and checks a verified encoder in single precision and in the lower ones that the options name.
+    """Opens, warms and checks a verified model in single precision and in the lower ones that the options name.
 
     Returns the runners, single precision first, and why each other precision was refused. Raises DataLoss or
     FailedPrecondition for single precision.
     """
-    session = _session(artifact, "model.onnx", options)
+    runner = _runner(artifact, description, options, FLOAT32)
     yield
-    runner = PaddedRunner(session, pad_id=description.pad_id, dim=description.dim)
     _warm(runner, description, options)
     yield
-    _check_vectors(artifact, description, tokenization, runner, "probes.npy")
+    _check_probes(artifact, description, tokenization, runner, "probes.npy")
     yield
     runners: dict[str, Runner] = {FLOAT32: runner}
     refused: dict[str, str] = {}
-    for precision in _lower_precisions(options):
+    for precision in _lower_precisions(options, description.model_type):
         try:
             runners[precision] = _low_precision(artifact, description, tokenization, options, precision)
         except AeencError as error:
@@ -186,8 +180,10 @@ def open_runners(
     return runners, refused
 
 
-def _lower_precisions(options: LoadOptions) -> Sequence[str]:
-    """The precisions to load beside single precision."""
+def _lower_precisions(options: LoadOptions, model_type: str) -> Sequence[str]:
+    """The precisions to load beside single precision; a cross-encoder may have int8 on a CPU."""
+    if model_type == "cross-encoder":
+        return [INT8] if options.precision in {AUTO, INT8} and CUDA not in options.placement.providers else []
     return [INT8, BFLOAT16] if options.precision == AUTO else [one for one in _MODELS if one == options.precision]
 
 
@@ -200,43 +196,39 @@ def _low_precision(
 ) -> Runner:
     """Opens the runner of a lower precision. Raises the reason to fall back to single precision."""
     model, probes = _MODELS[precision]
-    if options.torch_device and precision in {INT8, BFLOAT16}:
+    in_torch = options.torch_device and description.model_type != "cross-encoder"
+    if in_torch and precision in {INT8, BFLOAT16}:
         raise FailedPrecondition(f"the torch runtime has no {precision}; use onnxruntime for it")
     if precision == BFLOAT16 and (reason := _bfloat16_refusal(options)):
         raise FailedPrecondition(reason)
-    if model not in artifact.files and not options.torch_device:
+    if model not in artifact.files and not in_torch:
         measured = artifact.meta.get("int8" if precision == INT8 else "fp16", {}).get("reason", "")
         raise FailedPrecondition(f"checkpoint {artifact.id} has no {model}{f': {measured}' if measured else ''}")
     if precision == INT8 and not description.int8_passed:
         raise FailedPrecondition(f"checkpoint {artifact.id} has an int8 model that did not pass the trainer's gate")
     if precision == FLOAT16 and not options.on_gpu:
         raise FailedPrecondition("half precision is for a GPU; this encoder has none")
-    if precision == BFLOAT16:
-        session: Session = OpenvinoSession(_scanned(artifact, model), options.workers)
-    else:
-        session = _session(artifact, model, options)
-    if precision == INT8 and description.int8_recipe not in _BATCHED_RECIPES:
-        runner: Runner = SingleRunner(session, dim=description.dim)
-    else:
-        runner = PaddedRunner(session, pad_id=description.pad_id, dim=description.dim)
+    runner = _runner(artifact, description, options, precision)
     _warm(runner, description, options)
-    _check_vectors(artifact, description, tokenization, runner, probes)
+    _check_probes(artifact, description, tokenization, runner, probes)
     return runner
 
 
-def _session(artifact: Artifact, model: str, options: LoadOptions) -> Session:
-    """Opens one model file of an encoder, or its safetensors in torch."""
+def _runner(artifact: Artifact, description: Description, options: LoadOptions, precision: str) -> Runner:
+    """Opens the runner of a precision."""
+    model = "model.onnx" if precision == FLOAT32 else _MODELS[precision][0]
+    if description.model_type == "cross-encoder":
+        pairs = open_session(_scanned(artifact, model), options.placement, _SCORE, {_SEGMENTS})
+        return PairRunner(pairs, pad_id=description.pad_id, segmented=_SEGMENTS in inputs_of(pairs))
     if options.torch_device:
-        return open_torch_session(artifact, options.torch_device, half=model == _MODELS[FLOAT16][0])
-    session: Session = open_session(_scanned(artifact, model), options.placement, _EMBEDDING)
-    return session
-
-
-def _pair_runner(artifact: Artifact, description: Description, options: LoadOptions) -> Runner:
-    session = open_session(_scanned(artifact, "model.onnx"), options.placement, _SCORE, {_SEGMENTS})
-    runner = PairRunner(session, pad_id=description.pad_id, segmented=_SEGMENTS in inputs_of(session))
-    _warm(runner, description, options)
-    return runner
+        session: Session = open_torch_session(artifact, options.torch_device, half=precision == FLOAT16)
+    elif precision == BFLOAT16:
+        session = OpenvinoSession(_scanned(artifact, model), options.workers)
+    else:
+        session = open_session(_scanned(artifact, model), options.placement, _EMBEDDING)
+    if precision == INT8 and description.int8_recipe not in _BATCHED_RECIPES:
+        return SingleRunner(session, dim=description.dim)
+    return PaddedRunner(session, pad_id=description.pad_id, dim=description.dim)
 
 
 def check_place(description: Description, space_id: str, dim: int | None) -> None:
@@ -264,8 +256,10 @@ def _check_files(artifact: Artifact, max_file_bytes: int) -> None:
 
 def model_bytes(artifact: Artifact, options: LoadOptions) -> int:
     """Returns the size of the model files that loading opens, about what the model takes in memory."""
-    names = ["model.safetensors"] if options.torch_device else ["model.onnx"]
-    lower = [] if options.torch_device else _lower_precisions(options)
+    model_type = str(artifact.meta.get("model_type", ""))
+    in_torch = options.torch_device and model_type != "cross-encoder"
+    names = ["model.safetensors"] if in_torch else ["model.onnx"]
+    lower = [] if in_torch else _lower_precisions(options, model_type)
     names += [_MODELS[precision][0] for precision in lower if precision != BFLOAT16]
     halves = ["model.onnx"] * options.workers if BFLOAT16 in lower and not _bfloat16_refusal(options) else []
     sizes = {name: entry.size_bytes for name, entry in artifact.files.items()}
@@ -317,11 +311,20 @@ def _warm(runner: Runner, description: Description, options: LoadOptions) -> Non
             )
 
 
-def _check_vectors(
+def _check_probes(
     artifact: Artifact, description: Description, tokenization: Tokenization, runner: Runner, expected_file: str
 ) -> None:
-    """Compares the probes' vectors by cosine. Raises FailedPrecondition when one differs, DataLoss for bad probes."""
-    tokens = probe_tokens(artifact, tokenization)
+    """Compares the probes' outputs. Raises FailedPrecondition when one differs, DataLoss for bad probes."""
+    tokens = probe_tokens(artifact, description, tokenization)
+    if description.model_type == "cross-encoder":
+        _check_scores(artifact, description, tokens, runner, expected_file)
+    else:
+        _check_vectors(artifact, description, tokens, runner, expected_file)
+
+
+def _check_vectors(
+    artifact: Artifact, description: Description, tokens: Sequence[Tokens], runner: Runner, expected_file: str
+) -> None:
     expected = _expected(artifact, expected_file, (len(tokens), description.dim))
     vectors = _in_twos(runner, tokens)
     worst = float(np.einsum("nd,nd->n", vectors, expected).min())
@@ -332,22 +335,25 @@ def _check_vectors(
         )
 
 
-def probe_tokens(artifact: Artifact, tokenization: Tokenization) -> Sequence[Tokens]:
-    """Returns the tokens of an encoder's probes. Raises DataLoss."""
-    texts = [str(text) for text in _read_probes(artifact.file("probes.json"), "texts")]
-    return tokenization.texts(texts, truncate=True).tokens
+def probe_tokens(artifact: Artifact, description: Description, tokenization: Tokenization) -> Sequence[Tokens]:
+    """Returns the tokens of a model's probes: texts, or pairs. Raises DataLoss."""
+    path = artifact.file("probes.json")
+    if description.model_type != "cross-encoder":
+        return tokenization.texts([str(text) for text in _read_probes(path, "texts")], truncate=True).tokens
+    pairs = [(str(query), str(premise)) for query, premise in _read_probes(path, "pairs")]
+    return [tokenization.pairs(query, [premise], truncate=True).tokens[0] for query, premise in pairs]
 
 
-def _check_scores(artifact: Artifact, description: Description, tokenization: Tokenization, runner: Runner) -> None:
-    """Compares the probes' scores. Raises FailedPrecondition when one differs, DataLoss for bad probes."""
-    pairs = [(str(query), str(premise)) for query, premise in _read_probes(artifact.file("probes.json"), "pairs")]
-    expected = _expected(artifact, "probes.npy", (len(pairs),))
-    scores = np.concatenate([runner.run(tokenization.pairs(q, [p], truncate=True).tokens) for q, p in pairs])[:, 0]
+def _check_scores(
+    artifact: Artifact, description: Description, tokens: Sequence[Tokens], runner: Runner, expected_file: str
+) -> None:
+    expected = _expected(artifact, expected_file, (len(tokens),))
+    scores = np.concatenate([runner.run([pair]) for pair in tokens])[:, 0]
     worst = float(np.abs(scores - expected).max())
     if not worst <= SCORE_TOLERANCE:
         raise FailedPrecondition(
-            f"cross-encoder {description.version} gives other scores here than at export: off by {worst:.4f}, "
-            f"{SCORE_TOLERANCE} is allowed"
+            f"cross-encoder {description.version} gives other scores here than at export: off by {worst:.4f} "
+            f"from its probes ({expected_file}), {SCORE_TOLERANCE} is allowed"
         )
 
 

@@ -8,6 +8,7 @@ each caller's texts go out again alone, so that a bad text fails only its own ca
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import time
 from collections import deque
@@ -220,7 +221,8 @@ class Reranker:
         for a rerank_weight where the label names an ensemble.
         """
         deadline = time.monotonic() + (math.inf if left_s is None else left_s * ANSWER_SHARE)
-        scored = await self._score(query.texts, premises, query.rerank_versions or (None,), deadline)
+        score = functools.partial(self._score, query, premises, deadline)
+        scored = await score(query.rerank_versions or (None,))
         ensemble = next((part.ensemble for parts in scored for part in parts), ())
         if ensemble and query.rerank_weight:
             raise errors.FailedPrecondition(
@@ -228,7 +230,7 @@ class Reranker:
                 "set rerank_weight to 0"
             )
         if ensemble:
-            scored += await self._score(query.texts, premises, ensemble[1:], deadline)
+            scored += await score(ensemble[1:])
         versions = list(dict.fromkeys(part.model_version for parts in scored for part in parts))
         if len(versions) > len(ensemble or query.rerank_versions or (None,)):
             raise errors.FailedPrecondition(
@@ -238,14 +240,14 @@ class Reranker:
         return reranked, "+".join(versions)
 
     async def _score(
-        self,
-        texts: Sequence[str],
-        premises: Sequence[Sequence[str]],
-        models: Sequence[str | None],
-        deadline: float,
+        self, query: TextQuery, premises: Sequence[Sequence[str]], deadline: float, models: Sequence[str | None]
     ) -> list[list[Scored]]:
-        """Scores each text's premises by each model, in parts; in the order of the models, then of the texts."""
+        """Scores each text's premises by each model, in parts; in the order of the models, then of the texts.
+
+        A precision of queries below single is not asked of pairs: a cross-encoder may lack it.
+        """
         timeout_s = min(self._timeout_s, deadline - time.monotonic())
+        precision: Precision | None = "float32" if query.precision == "float32" else None
         turn = asyncio.Semaphore(CALLS_AT_ONCE)
 
         async def score(text: str, part: Sequence[str], version: str | None) -> Scored:
@@ -256,13 +258,14 @@ class Reranker:
                     version=version,
                     truncate=True,
                     first_of_ensemble=version is None,
+                    precision=precision,
                     timeout_s=max(timeout_s, 0.001),
                 )
 
         calls = [
             [score(text, own[start : start + PAIRS_A_CALL], model) for start in range(0, len(own), PAIRS_A_CALL)]
             for model in models
-            for text, own in zip(texts, premises, strict=True)
+            for text, own in zip(query.texts, premises, strict=True)
         ]
         try:
             async with asyncio.TaskGroup() as group:

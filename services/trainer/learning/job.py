@@ -126,7 +126,8 @@ def _export_cross_encoder(
         metrics["reranks"] = inputs.base.id
     config: Any = scorer.model.config
     config_json = json.dumps(config.to_dict(), indent=1)
-    written = write_cross_encoder(inputs.store, scorer, inputs.pair_batches, config_json, meta, metrics)
+    trial = inputs.pair_trial(after)
+    written = write_cross_encoder(inputs.store, scorer, inputs.pair_batches, config_json, meta, metrics, trial)
     return {"version": written.id}
 
 

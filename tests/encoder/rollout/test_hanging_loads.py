@@ -129,7 +129,7 @@ async def test_a_start_serves_stable_while_another_label_still_loads(serve, tune
 
 async def test_a_candidate_that_would_not_fit_beside_the_serving_versions_is_refused(serve, tuned, registry) -> None:
     size = tuned[0].artifact.files["model.onnx"].size_bytes
-    async with serve(poll_s=30, loaded_bytes=size * 5 // 2) as (_, client):
+    async with serve(poll_s=30, precision="float32", loaded_bytes=size * 5 // 2) as (_, client):
         row = await registry.set_label(TINY_SPACE, "canary", tuned[1].version)
         (rollout,) = await registry.await_rollout(row, 10)
         assert not rollout.ok
@@ -140,7 +140,7 @@ async def test_a_candidate_that_would_not_fit_beside_the_serving_versions_is_ref
 
 async def test_memory_of_a_version_that_is_gone_is_free_for_the_next(serve, tuned, registry) -> None:
     size = tuned[0].artifact.files["model.onnx"].size_bytes
-    async with serve(poll_s=30, loaded_bytes=size * 7 // 2) as (_, client):
+    async with serve(poll_s=30, precision="float32", loaded_bytes=size * 7 // 2) as (_, client):
         for checkpoint in (tuned[1], tuned[2], tuned[0]):
 
             async def room() -> bool:

@@ -47,6 +47,12 @@ async def test_a_weighted_re_ranking_adds_the_cross_encoders_score_to_the_one_be
     assert found.rerank_version == encoder.servicer.cross_version
 
 
+@pytest.mark.parametrize(("asked", "told"), [(None, 0), ("float32", 1), ("int8", 0)])
+async def test_single_precision_holds_for_pairs_too_and_a_lower_one_for_texts_alone(built, encoder, asked, told):
+    await built.client.retrieve("science", [TEXT], k=3, rerank=5, precision=asked)
+    assert {request.precision for request in encoder.servicer.score_requests} == {told}
+
+
 async def test_each_weight_has_an_order_of_its_own_and_none_is_the_cross_encoders(built):
     first = (await built.client.retrieve("science", [TEXT], k=10))[0]
     orders = []

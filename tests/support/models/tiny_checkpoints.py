@@ -133,29 +133,43 @@ PAIRS = [
 ]
 
 
-def write_tiny_cross_encoder_checkpoint(store: ArtifactStore, *, seed: int = 5) -> TinyCheckpoint:
-    """Commits a checkpoint of the tiny cross-encoder."""
+def write_tiny_cross_encoder_checkpoint(
+    store: ArtifactStore, *, seed: int = 5, int8: dict[str, Any] | None = None
+) -> TinyCheckpoint:
+    """Commits a checkpoint of the tiny cross-encoder.
+
+    With `int8` it has a stand-in for an int8 model too, of other weights, and these figures in its manifest.
+    """
     import onnxruntime
 
     tokenizer = tiny_tokenizer()
+
+    def scores_of(model: bytes) -> Any:
+        session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+        scores = []
+        for query, premise in PAIRS:
+            encoding = tokenizer.encode(query, premise)
+            feeds = {
+                "input_ids": np.array([encoding.ids]),
+                "attention_mask": np.array([encoding.attention_mask]),
+                "token_type_ids": np.array([encoding.type_ids]),
+            }
+            scores.append(session.run(None, feeds)[0][0])
+        return np.array(scores, dtype=np.float32)
+
     model = tiny_cross_encoder(tokenizer.get_vocab_size(), seed)
-    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    scores = []
-    for query, premise in PAIRS:
-        encoding = tokenizer.encode(query, premise)
-        feeds = {
-            "input_ids": np.array([encoding.ids]),
-            "attention_mask": np.array([encoding.attention_mask]),
-            "token_type_ids": np.array([encoding.type_ids]),
-        }
-        scores.append(session.run(None, feeds)[0][0])
     own = {"model_type": "cross-encoder", "space_id": "cross-encoder", "pretrained": False, "dim": 1}
     meta = {**META, **own, "lineage": {"seed": seed}}
     with store.writer("checkpoint", "checkpoints") as writer:
         (writer.path / "model.onnx").write_bytes(model)
         tokenizer.save(str(writer.path / "tokenizer.json"))
         (writer.path / "probes.json").write_text(json.dumps({"pairs": PAIRS}))
-        np.save(writer.path / "probes.npy", np.array(scores, dtype=np.float32), allow_pickle=False)
+        np.save(writer.path / "probes.npy", scores_of(model), allow_pickle=False)
+        if int8 is not None:
+            meta["int8"] = int8
+            low = tiny_cross_encoder(tokenizer.get_vocab_size(), seed + 1)
+            (writer.path / "model.int8.onnx").write_bytes(low)
+            np.save(writer.path / "probes.int8.npy", scores_of(low), allow_pickle=False)
         artifact = writer.commit(meta, id_prefix="x")
     return TinyCheckpoint(artifact, artifact.id, "cross-encoder")
 

@@ -66,7 +66,8 @@ class Encoded:
 class Scored:
     """A cross-encoder's `scores` (n,) of premises, float32, larger is better; `truncated` pairs were cut.
 
-    `ensemble` has all versions that the label names together, this one first; empty for a label of one version.
+    `ensemble` has all versions that the label names together, this one first; empty for a label of one version. They
+    were computed in `precision` ("" when the encoder does not say).
     """
 
     scores: NDArray[np.float32]
@@ -74,6 +75,19 @@ class Scored:
     timings: values.Timings
     truncated: int
     ensemble: tuple[str, ...] = ()
+    precision: str = ""
+
+    @classmethod
+    def of(cls, response: encoder_pb2.ScoreResponse) -> Scored:
+        """Reads the encoder's answer."""
+        return cls(
+            scores=np.asarray(response.scores, dtype=np.float32),
+            model_version=response.model_version,
+            timings=values.Timings.from_message(response.timings),
+            truncated=response.truncated,
+            ensemble=tuple(response.ensemble),
+            precision=_PRECISION_NAMES.get(response.precision, ""),
+        )
 
 
 @dataclass(frozen=True)

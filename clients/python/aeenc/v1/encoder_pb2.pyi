@@ -101,7 +101,7 @@ class EncodeStreamResponse(_message.Message):
     def __init__(self, batch: _Optional[_Union[EncodeResponse, _Mapping]] = ..., batch_seq: _Optional[int] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("query", "premises", "model", "truncate", "first_of_ensemble", "kind", "prototypes", "space_id")
+    __slots__ = ("query", "premises", "model", "truncate", "first_of_ensemble", "kind", "prototypes", "space_id", "precision")
     QUERY_FIELD_NUMBER: _ClassVar[int]
     PREMISES_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +110,7 @@ class ScoreRequest(_message.Message):
     KIND_FIELD_NUMBER: _ClassVar[int]
     PROTOTYPES_FIELD_NUMBER: _ClassVar[int]
     SPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
     query: str
     premises: _containers.RepeatedScalarFieldContainer[str]
     model: _types_pb2.ModelSelector
@@ -118,7 +119,8 @@ class ScoreRequest(_message.Message):
     kind: ScoreKind
     prototypes: _containers.RepeatedCompositeFieldContainer[Prototype]
     space_id: str
-    def __init__(self, query: _Optional[str] = ..., premises: _Optional[_Iterable[str]] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., truncate: _Optional[_Union[_types_pb2.Truncate, str]] = ..., first_of_ensemble: bool = ..., kind: _Optional[_Union[ScoreKind, str]] = ..., prototypes: _Optional[_Iterable[_Union[Prototype, _Mapping]]] = ..., space_id: _Optional[str] = ...) -> None: ...
+    precision: _types_pb2.Precision
+    def __init__(self, query: _Optional[str] = ..., premises: _Optional[_Iterable[str]] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., truncate: _Optional[_Union[_types_pb2.Truncate, str]] = ..., first_of_ensemble: bool = ..., kind: _Optional[_Union[ScoreKind, str]] = ..., prototypes: _Optional[_Iterable[_Union[Prototype, _Mapping]]] = ..., space_id: _Optional[str] = ..., precision: _Optional[_Union[_types_pb2.Precision, str]] = ...) -> None: ...
 
 class Prototype(_message.Message):
     __slots__ = ("query", "premise")
@@ -129,20 +131,22 @@ class Prototype(_message.Message):
     def __init__(self, query: _Optional[str] = ..., premise: _Optional[str] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
-    __slots__ = ("scores", "model_version", "timings", "truncated", "ensemble", "kind")
+    __slots__ = ("scores", "model_version", "timings", "truncated", "ensemble", "kind", "precision")
     SCORES_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     TRUNCATED_FIELD_NUMBER: _ClassVar[int]
     ENSEMBLE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
     scores: _containers.RepeatedScalarFieldContainer[float]
     model_version: str
     timings: _types_pb2.Timings
     truncated: int
     ensemble: _containers.RepeatedScalarFieldContainer[str]
     kind: ScoreKind
-    def __init__(self, scores: _Optional[_Iterable[float]] = ..., model_version: _Optional[str] = ..., timings: _Optional[_Union[_types_pb2.Timings, _Mapping]] = ..., truncated: _Optional[int] = ..., ensemble: _Optional[_Iterable[str]] = ..., kind: _Optional[_Union[ScoreKind, str]] = ...) -> None: ...
+    precision: _types_pb2.Precision
+    def __init__(self, scores: _Optional[_Iterable[float]] = ..., model_version: _Optional[str] = ..., timings: _Optional[_Union[_types_pb2.Timings, _Mapping]] = ..., truncated: _Optional[int] = ..., ensemble: _Optional[_Iterable[str]] = ..., kind: _Optional[_Union[ScoreKind, str]] = ..., precision: _Optional[_Union[_types_pb2.Precision, str]] = ...) -> None: ...
 
 class EncoderServiceGetInfoRequest(_message.Message):
     __slots__ = ()

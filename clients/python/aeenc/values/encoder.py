@@ -41,7 +41,7 @@ class LoadedVersion:
     model_type: ModelType = ModelType.UNSPECIFIED
     """The kind of output it computes."""
     precisions: tuple[Precision, ...] = ()
-    """The precisions available here. The first is the default for queries."""
+    """The precisions available here. The first is the default for queries, and for pairs."""
     precision_reason: str = ""
     """Why it computes in FLOAT32 although this encoder is set to a lower precision, or what an encoder has measured
     that is set to choose by itself, and why it could not measure others. Empty otherwise.

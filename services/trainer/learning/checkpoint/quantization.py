@@ -9,17 +9,20 @@ from __future__ import annotations
 import logging
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.trainer.evaluation.protocol import EvaluationQuery, evaluate
 from services.trainer.evaluation.ranking import Matrix
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
 
 FILE = "model.int8.onnx"
 PROBES_FILE = "probes.int8.npy"
@@ -67,37 +70,40 @@ class Trial:
 
 
 def add_int8(directory: Path, trial: Trial, probe_ids: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Adds an int8 model and its probe vectors beside `model.onnx` if a recipe passes; returns the gate's figures.
+    """Adds an encoder's int8 model and its probe vectors if they pass, as `add_gated` does."""
+    expected = vectors_alone(directory / "model.onnx", trial.ids)
 
-    Tries slower recipes as long as none passes. Never raises for int8's sake: the fp32 model alone is a whole
-    checkpoint.
+    def gate(path: Path) -> Int8Gate:
+        found = vectors_alone(path, trial.ids)
+        measured = int8_gate(trial.queries, expected, found, trial.premises, trial.ordinal_by_text)
+        if measured.passed:
+            np.save(directory / PROBES_FILE, vectors_alone(path, probe_ids), allow_pickle=False)
+        return measured
+
+    return add_gated(directory, gate, len(trial.queries))
+
+
+def add_gated(directory: Path, gate_of: Callable[[Path], Int8Gate], queries: int) -> dict[str, Any]:
+    """Adds an int8 model beside `model.onnx` if a recipe passes its gate, which writes the probes' outputs then.
+
+    Returns the gate's figures. Tries slower recipes as long as none passes. Never raises for int8's sake: the fp32
+    model alone is a whole checkpoint.
     """
     meta: dict[str, Any] = {}
-    expected = vectors_alone(directory / "model.onnx", trial.ids)
     for recipe in RECIPES:
         try:
-            gate = _try(directory, recipe, trial, expected, probe_ids)
+            quantize(directory / "model.onnx", directory / FILE, recipe)
+            gate = gate_of(directory / FILE)
         except Exception as error:  # noqa: BLE001 - the fp32 checkpoint is published whatever fails here
             traceback.print_exc(file=sys.stderr)
             reason = f"the quantisation failed ({type(error).__name__}); the trainer's log has it"
-            gate = Int8Gate(False, None, None, None, len(trial.queries), reason)
+            gate = Int8Gate(False, None, None, None, queries, reason)
         meta = gate.to_meta(recipe)
         if gate.passed:
             return meta
         for name in (FILE, PROBES_FILE):
             (directory / name).unlink(missing_ok=True)
     return meta
-
-
-def _try(
-    directory: Path, recipe: Recipe, trial: Trial, expected: NDArray[np.float32], probe_ids: Sequence[Sequence[int]]
-) -> Int8Gate:
-    quantize(directory / "model.onnx", directory / FILE, recipe)
-    found = vectors_alone(directory / FILE, trial.ids)
-    gate = int8_gate(trial.queries, expected, found, trial.premises, trial.ordinal_by_text)
-    if gate.passed:
-        np.save(directory / PROBES_FILE, vectors_alone(directory / FILE, probe_ids), allow_pickle=False)
-    return gate
 
 
 def quantize(fp32_path: Path, int8_path: Path, recipe: Recipe = "rowwise") -> None:
@@ -149,19 +155,24 @@ def int8_gate(
 
 def vectors_alone(path: Path, ids: Sequence[Sequence[int]]) -> NDArray[np.float32]:
     """Encodes each text alone and unpadded with onnxruntime on the CPU, (n, dim)."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1  # the same sums in the same order on every machine with this CPU
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(
-        path, options, providers=["CPUExecutionProvider"], disabled_optimizers=DISABLED_OPTIMIZERS
-    )
+    session = session_of(path, threads=1)  # the same sums in the same order on every machine with this CPU
     rows = []
     for tokens in ids:
         feeds = {"input_ids": np.array([tokens]), "attention_mask": np.ones((1, len(tokens)), dtype=np.int64)}
         rows.append(session.run(["sentence_embedding"], feeds)[0][0])
     return np.stack(rows)
+
+
+def session_of(path: Path, threads: int) -> InferenceSession:
+    """Opens an exported model on the CPU, as the encoder service does."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(
+        path, options, providers=["CPUExecutionProvider"], disabled_optimizers=DISABLED_OPTIMIZERS
+    )
 
 
 @contextmanager

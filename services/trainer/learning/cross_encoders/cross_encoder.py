@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 from torch import Tensor, nn
 
@@ -22,6 +24,13 @@ from services.store.artifacts import Artifact, ArtifactStore
 from services.store.files import sha256_of
 from services.trainer.learning.checkpoint.export import onnx_bytes
 from services.trainer.learning.checkpoint.probes import PROBES
+from services.trainer.learning.checkpoint.quantization import (
+    MAX_MAP_LOSS,
+    PROBES_FILE,
+    Int8Gate,
+    add_gated,
+    session_of,
+)
 from services.trainer.models.base_model import check_labels
 from services.trainer.models.tokens import pad_id_of
 from services.trainer.registry.checkpoints import CROSS_ENCODER, FOLDER
@@ -29,6 +38,7 @@ from services.trainer.registry.checkpoints import CROSS_ENCODER, FOLDER
 MAX_TOKENS = 512
 MIN_TOKENS = 8
 MAX_WEIGHTS_BYTES = 1_900_000_000  # an ONNX file, tensors included, must stay below 2 GiB
+TOGETHER = 32  # pairs of the int8 gate, scored at once
 MAX_DIFFERENCE = 1e-4  # between onnxruntime and torch, of scores up to 1; relative beyond
 EXAMPLES = 3
 
@@ -84,6 +94,49 @@ class PairBatches:
         return {**tensors, "token_type_ids": padded("type_ids", 0)} if self.typed else tensors
 
 
+@dataclass(frozen=True)
+class PairTrial:
+    """The data of the int8 gate: `pairs` of so many `queries`, fp32's strict MAP, and that of scores (pairs,).
+
+    The recipes and the bound on MAP are those of encoders; scores have no cosine to compare.
+    """
+
+    pairs: Sequence[Pair]
+    queries: int
+    fp32_map: float
+    map_of: Callable[[NDArray[np.float32]], float]
+
+    def add_int8(self, directory: Path, batches: PairBatches, probes: Sequence[Pair]) -> dict[str, Any]:
+        """Adds an int8 model and its probes' scores if they pass, as `add_gated` does."""
+
+        def gate(path: Path) -> Int8Gate:
+            measured = self._gate(_scored(path, batches, self.pairs, TOGETHER))
+            if measured.passed:
+                np.save(directory / PROBES_FILE, _scored(path, batches, probes, 1), allow_pickle=False)
+            return measured
+
+        return add_gated(directory, gate, self.queries)
+
+    def _gate(self, scores: NDArray[np.float32]) -> Int8Gate:
+        if not np.isfinite(scores).all():
+            return Int8Gate(False, None, None, None, self.queries, "a score of the int8 model is not finite")
+        loss = self.fp32_map - self.map_of(scores)
+        reason = f"MAP falls by {loss:.4f}, more than {MAX_MAP_LOSS:g}" if loss > MAX_MAP_LOSS else ""
+        return Int8Gate(not reason, loss, None, None, self.queries, reason)
+
+
+def _scored(path: Path, batches: PairBatches, pairs: Sequence[Pair], together: int) -> NDArray[np.float32]:
+    """Scores pairs (pairs,) by an exported model, those of similar length together, on this process's threads."""
+    session = session_of(path, torch.get_num_threads())
+    order = sorted(range(len(pairs)), key=lambda n: sum(map(len, pairs[n])))
+    scores = np.empty(len(pairs), dtype=np.float32)
+    for start in range(0, len(order), together):
+        part = order[start : start + together]
+        feeds = {name: one.numpy() for name, one in batches.tensors([pairs[n] for n in part]).items()}
+        scores[part] = session.run(["score"], feeds)[0]
+    return scores
+
+
 def export_cross_encoder(store: ArtifactStore, request: dict[str, Any]) -> str:
     """Writes a cross-encoder's directory as a checkpoint and returns its version.
 
@@ -114,9 +167,11 @@ def write_cross_encoder(
     config: str,
     meta: Mapping[str, Any],
     metrics: Mapping[str, Any] | None = None,
+    trial: PairTrial | None = None,
 ) -> Artifact:
     """Commits the checkpoint of a cross-encoder; `config` is the text of its config.json.
 
+    With a `trial`, the meta key `int8` holds the gate's figures, and an int8 model that passed is among the files.
     Raises ValueError if onnxruntime computes something other than torch.
     """
     scorer = scorer.to("cpu").eval()
@@ -140,7 +195,8 @@ def write_cross_encoder(
         np.save(writer.path / "probes.npy", scores, allow_pickle=False)
         if metrics is not None:
             (writer.path / "metrics.json").write_text(json.dumps(metrics))
-        return writer.commit({**meta, **of_pairs}, id_prefix="x")
+        int8 = {} if trial is None else {"int8": trial.add_int8(writer.path, batches, probes)}
+        return writer.commit({**meta, **of_pairs, **int8}, id_prefix="x")
 
 
 def pair_batches(directory: Path, model: nn.Module) -> PairBatches:

@@ -25,7 +25,7 @@ from services.trainer.data.training_set import CANDIDATES
 from services.trainer.evaluation.protocol import GoldStandard, Ranks, Report
 from services.trainer.evaluation.ranking import CLOSE, Matrix, gold_ranks
 from services.trainer.jobs.job import why_not
-from services.trainer.learning.cross_encoders.cross_encoder import Pair, PairBatches, pair_batches
+from services.trainer.learning.cross_encoders.cross_encoder import Pair, PairBatches, PairTrial, pair_batches
 from services.trainer.learning.cross_encoders.regression_objective import (
     GradeScorer,
     RegressionObjective,
@@ -90,11 +90,30 @@ class RerankingInputs(JobInputs):
         if not self.validation:
             return None
         del corpus  # always the generation's
-        first, pairs = self._first, []
-        for query, ordinals in zip(self.validation, first.ordinals, strict=True):
-            pairs += [(query.text, self.generation.premises[int(n)].text) for n in ordinals[ordinals != NONE]]
+        return self._reranked(self._scored(encoders.query, self._pairs))
+
+    def pair_trial(self, after: Report | None) -> PairTrial | None:
+        """Returns the data of the int8 gate, `after` by fp32; None if int8 is off or there are no gold queries."""
+        if not (self.plan.means.int8 and after):
+            return None
+        return PairTrial(
+            self._pairs, len(self.validation), after.strict.map, lambda scores: self._reranked(scores).strict.map
+        )
+
+    @cached_property
+    def _pairs(self) -> list[Pair]:
+        """The pairs of validation queries with their first premises."""
+        return [
+            (query.text, self.generation.premises[int(n)].text)
+            for query, ordinals in zip(self.validation, self._first.ordinals, strict=True)
+            for n in ordinals[ordinals != NONE]
+        ]
+
+    def _reranked(self, found: NDArray[np.float32]) -> Report:
+        """Reports on the first premises in the order of the scores (pairs,) of `_pairs`."""
+        first = self._first
         scores = np.full(first.ordinals.shape, -np.inf, dtype=np.float32)
-        scores[first.ordinals != NONE] = self._scored(encoders.query, pairs)
+        scores[first.ordinals != NONE] = found
         weighted = scores if self.candidates else first.cosines + WEIGHT * scores
         order = np.argsort(-weighted, axis=1, kind="stable")
         reranked = np.take_along_axis(first.ordinals, order, axis=1)
