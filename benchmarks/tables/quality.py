@@ -282,17 +282,19 @@ def larger(rows: Rows, base_model: str, seeds: Sequence[int]) -> None:
 def latency(rows: Rows, running: Folds) -> None:
     """Times Retrieve for one query at a time, in milliseconds at the caller, and measures the MAP, stage by stage.
 
-    The cross-encoder has learned from BRIEF queries alone: what it does takes as long as what a better one does, but is
-    not worth measuring.
+    The cross-encoder has learned from BRIEF queries alone, and its int8 gate asks as many of dev: what it does takes as
+    long as what a better one does, but is not worth measuring.
     """
     research = running.whole
-    scorer = research.train("latency", {**RERANKER, "epochs": 1, "items_per_epoch": BRIEF, "validation": []}).version
+    judged = validation_of(research.dataset, SPLIT)
+    brief = {**RERANKER, "epochs": 1, "items_per_epoch": BRIEF, "validation": judged[:BRIEF]}
+    scorer = research.train("latency", brief).version
     research.serve(running.version(0))
     research.score_with(str(scorer))
     quality = {name: measure(research, SPLIT, way).map for name, way in STAGES.items()}
     ways = {**STAGES, "all that, a cross-encoder over 20": replace(ORDERED, rerank=20, rerank_weight=0.2)}
     timed: dict[str, list[float]] = {name: [] for name in ways}
-    texts = [text for text, _ in validation_of(research.dataset, SPLIT)][:CALLS]
+    texts = [text for text, _ in judged[:CALLS]]
     for n, text in enumerate([*texts[:WARM], *texts]):
         for name, way in ways.items():
             started = time.perf_counter()
