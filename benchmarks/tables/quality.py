@@ -36,7 +36,7 @@ from benchmarks.harness.entailmentbank import entailmentbank
 from benchmarks.harness.rows import Rows
 from benchmarks.tables.drawing import draw_stages
 from benchmarks.tables.folds import Folds, folds
-from benchmarks.tables.own_text import KEPT, RULES, queries_of, scored
+from benchmarks.tables.own_text import EXCLUDED, KEPT, RULES, SYSTEMS, queries_of, scored
 from benchmarks.tables.research import EVALUATE_S, Research, at_hand
 from benchmarks.tables.table_records import RESULTS
 from benchmarks.tables.table_rows import FULL, ORDERED, OURS, RERANKER, VECTORS
@@ -316,11 +316,13 @@ def paper(rows: Rows) -> None:
     """The paper's jump in MAP, and Figure 3, as far as they have been measured and kept."""
     dataset, kept = entailmentbank(), RESULTS / f"own-text-{SPLIT}.json"
     systems = json.loads(kept.read_bytes())["systems"] if kept.is_file() else {}
-    learnt = {name: queries_of(dataset, SPLIT, ranks) for name, ranks in systems.items() if "TML, NEGATIVE" in name}
-    for name, queries in learnt.items():
-        rows.at_least(f"the paper's jump: {name}, f", scored(queries, RULES[KEPT])["f"], "", 0.4)
-    if not learnt:
-        rows.add("the paper's jump: one TML encoder, dense, f", "not measured", "", "≥ 0.4", False)
+    found = {name: scored(queries_of(dataset, SPLIT, ranks), RULES[KEPT]) for name, ranks in systems.items()}
+    excluded = found.get(EXCLUDED, {"Hit@10": 1.0})["Hit@10"]
+    for name, one in found.items():
+        rows.note(f"the paper's jump, {name}: f", one["f"], "", f"Hit@10 {one['Hit@10']:.3f}")
+    explained = [name for name, one in found.items() if one["f"] >= 0.4 and one["Hit@10"] >= excluded - 0.01]
+    told = ", ".join(explained) or f"none of {len(found)} explains it"
+    rows.add("the paper's jump", told, "", "f ≥ 0.4, or all refuted", bool(explained) or set(found) == set(SYSTEMS))
     kept = RESULTS / f"figure3-{SPLIT}.json"
     figure = json.loads(kept.read_bytes()) if kept.is_file() else {"systems": {}}
     for kind, pairs in (("TP", 984), ("FN", 266), ("FP", 8963)):
