@@ -46,6 +46,8 @@ def build(settings: TrainerSettings) -> GrpcServer:
     options = {name: getattr(settings, name) for name in names}
     if settings.fp16:
         options["fp16"] = True
+    if settings.premise_precision != "float32":
+        options["premise_precision"] = settings.premise_precision
     exports = ModelExports(checkpoints.store, settings.state_dir)
     space = PretrainedSpace(checkpoints, registry, exports, settings.base_model, options)
     cross_encoder = CrossEncoder(checkpoints, registry, exports, settings.cross_encoder)

@@ -37,6 +37,11 @@ class TrainerSettings(RedisSettings):
     max_tokens: int = Field(256, ge=8, description="longest text that the base model sees, in tokens")
     query_prefix: str = Field("", description="put before every query, where the base model wants one")
     premise_prefix: str = Field("", description="put before every premise, where the base model wants one")
+    premise_precision: Literal["float32", "int8"] = Field(
+        "float32",
+        description="how exactly the base model encodes premises; int8: faster on a CPU, in a space of its own, which "
+        "the torch runtime cannot serve",
+    )
     data_sets: dict[str, Path] = Field(
         default_factory=dict,
         description="data sets by the name that jobs use: directories of trees or of rated facts, JSON lines; "

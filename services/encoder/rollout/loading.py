@@ -144,14 +144,20 @@ def load_steps(
     tokenization = Tokenization((tokenizers or TokenizerCache()).of(artifact), description.max_tokens)
     yield
     runners, refused = yield from open_runners(artifact, description, tokenization, options)
-    first, reasons = list(runners)[-1], list(refused.values())
+    of_premises = description.premise_precision
+    if of_premises not in runners:
+        raise FailedPrecondition(
+            f"premises of space {space_id} are {of_premises}, which this encoder cannot compute: {refused[of_premises]}"
+        )
+    asked = [FLOAT32, *_asked(options, description)]
+    first, reasons = [name for name in asked if name in runners][-1], list(refused.values())
     if options.precision == AUTO and len(runners) > 1:
         sizes = tuple(entry.size_bytes for name, entry in artifact.files.items() if name.endswith(".onnx"))
         tokens = probe_tokens(artifact, description, tokenization)
         rates = yield from (calibration or Calibration()).rates(sizes, runners, tokens)
         first = fastest(rates)
         reasons.insert(0, told(rates))
-    runners = {name: runners[name] for name in (first, FLOAT32)}  # what does not serve is not kept in memory
+    runners = {name: runners[name] for name in (first, FLOAT32, of_premises)}  # what does not serve takes no memory
     return Model(description, tokenization, runners, "; ".join(reasons))
 
 
@@ -171,7 +177,7 @@ def open_runners(
     yield
     runners: dict[str, Runner] = {FLOAT32: runner}
     refused: dict[str, str] = {}
-    for precision in _lower_precisions(options, description.model_type):
+    for precision in _lower_precisions(options, description):
         try:
             runners[precision] = _low_precision(artifact, description, tokenization, options, precision)
         except AeencError as error:
@@ -180,9 +186,15 @@ def open_runners(
     return runners, refused
 
 
-def _lower_precisions(options: LoadOptions, model_type: str) -> Sequence[str]:
-    """The precisions to load beside single precision; a cross-encoder may have int8 on a CPU."""
-    if model_type == "cross-encoder":
+def _lower_precisions(options: LoadOptions, description: Description) -> Sequence[str]:
+    """The precisions to load beside single precision: those asked for, and that of the space's premises."""
+    needed = {description.premise_precision} - {FLOAT32}
+    return list(dict.fromkeys([*_asked(options, description), *needed]))
+
+
+def _asked(options: LoadOptions, description: Description) -> Sequence[str]:
+    """The lower precisions that the options name; a cross-encoder may have int8 on a CPU."""
+    if description.model_type == "cross-encoder":
         return [INT8] if options.precision in {AUTO, INT8} and CUDA not in options.placement.providers else []
     return [INT8, BFLOAT16] if options.precision == AUTO else [one for one in _MODELS if one == options.precision]
 
@@ -256,10 +268,10 @@ def _check_files(artifact: Artifact, max_file_bytes: int) -> None:
 
 def model_bytes(artifact: Artifact, options: LoadOptions) -> int:
     """Returns the size of the model files that loading opens, about what the model takes in memory."""
-    model_type = str(artifact.meta.get("model_type", ""))
-    in_torch = options.torch_device and model_type != "cross-encoder"
+    description = Description.of(artifact)
+    in_torch = options.torch_device and description.model_type != "cross-encoder"
     names = ["model.safetensors"] if in_torch else ["model.onnx"]
-    lower = [] if in_torch else _lower_precisions(options, model_type)
+    lower = [] if in_torch else _lower_precisions(options, description)
     names += [_MODELS[precision][0] for precision in lower if precision != BFLOAT16]
     halves = ["model.onnx"] * options.workers if BFLOAT16 in lower and not _bfloat16_refusal(options) else []
     sizes = {name: entry.size_bytes for name, entry in artifact.files.items()}

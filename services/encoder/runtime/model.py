@@ -35,12 +35,19 @@ class Description:
     prefixes: Mapping[str, str]
     int8_passed: bool
     int8_recipe: str
+    premise_precision: str = FLOAT32  # of a space's pre-trained encoder; others encode premises in float32, if at all
 
     @classmethod
     def of(cls, artifact: Artifact) -> Description:
         """Reads a manifest. Raises DataLoss unless it is a checkpoint's."""
         meta: Mapping[str, Any] = artifact.meta
         missing = [name for name in _META if name not in meta]
+        of_premises = str(meta.get("premise_precision", FLOAT32))
+        if of_premises not in {FLOAT32, INT8}:
+            raise FailedPrecondition(
+                f"checkpoint {artifact.id} is of a space with premises in {of_premises}, which this release does not "
+                "know; update the encoder"
+            )
         if artifact.kind != "checkpoint" or missing:
             lacks = ", ".join(missing) or "kind"
             raise DataLoss(f"{artifact.path} is not a checkpoint (missing {lacks}); publish it again")
@@ -56,6 +63,7 @@ class Description:
                 prefixes={"query": str(meta["query_prefix"]), "premise": str(meta["premise_prefix"])},
                 int8_passed=bool(meta.get("int8", {}).get("passed", False)),
                 int8_recipe=str(meta.get("int8", {}).get("recipe", "")),
+                premise_precision=of_premises if meta.get("pretrained") else FLOAT32,
             )
         except (TypeError, ValueError, AttributeError) as error:
             raise DataLoss(f"{artifact.path} has a manifest with wrong values ({error}); publish it again") from error
@@ -170,14 +178,15 @@ class Model:
     def choose(self, precision: str, role: str) -> str:
         """Returns the precision for a call that asks for `precision` ("": the default).
 
-        Premises are always float32. Raises FailedPrecondition for a precision that is not loaded.
+        Premises have that of their space. Raises FailedPrecondition for a precision that is not loaded.
         """
         if role == "premise":
-            if precision not in {"", FLOAT32}:
+            own = self.description.premise_precision
+            if precision not in {"", own}:
                 raise InvalidArgument.field(
-                    "precision", f"is {precision}, but premises are always float32; leave it unset"
+                    "precision", f"is {precision}, but premises of this space are always {own}; leave it unset"
                 )
-            return FLOAT32
+            return own
         if not precision:
             return next(iter(self.runners))
         if precision not in self.runners:

@@ -266,8 +266,9 @@ def tune(value: Callable[[Weights], float], *, trials: int, seed: int, lexical: 
 
 
 def encoded(client: Client, texts: Sequence[str], **options: Any) -> NDArray[np.float32]:
-    """Encodes texts (n, dim) by the encoder; what is too long for the model is cut."""
-    parts = client.encoder.encode_all(texts, truncate=True, precision="float32", **options)
+    """Encodes texts (n, dim): queries in float32, premises as their space does; cuts what is too long."""
+    precision = None if options.get("role") == "premise" else "float32"
+    parts = client.encoder.encode_all(texts, truncate=True, precision=precision, **options)
     return np.concatenate([part.vectors for part in parts])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from services.trainer.data.training_set import TrainingSet, build_training_set
 from services.trainer.evaluation.protocol import EvaluationQuery, Report, evaluate, merge_queries
 from services.trainer.evaluation.ranking import Matrix
 from services.trainer.jobs.files import JobFiles, Precision, TrainingPlan
-from services.trainer.learning.checkpoint.quantization import Trial
+from services.trainer.learning.checkpoint.quantization import FILE as INT8_FILE
+from services.trainer.learning.checkpoint.quantization import Trial, vectors_alone
 from services.trainer.learning.devices import device_of, precision_of
 from services.trainer.learning.loop.epoch_state import BEST, BEST_PREMISES
 from services.trainer.learning.loop.ranks import Rank
@@ -68,6 +69,8 @@ class JobInputs:
         )
         check_training_set(training_set, plan.config)
         spec = SpaceSpec.of_meta(base.meta)
+        if plan.config.mode in {"SIAMESE", "DUAL"}:  # what encodes premises in the new space is trained in torch
+            spec = replace(spec, premise_precision="float32")
         batches = TextBatches(base.path, spec, base.meta["pad_id"])
         device = device_of(plan.means.device, rank.number)
         validation = merge_queries(files.validation())
@@ -96,7 +99,7 @@ class JobInputs:
         """Builds the loss on the data; encodes premises outside the generation once, by the premise encoder."""
         config, training_set = self.plan.config, self.training_set
         texts = training_set.outside
-        outside = self._frozen("", texts, self.spec.premise_prefix) if texts else None
+        outside = self._outside(texts) if texts else None
         premises = self._premises(FrozenVectors(self.generation.vectors, outside, self.device))
         queries = Queries(
             training_set,
@@ -143,6 +146,13 @@ class JobInputs:
         used = ordinals_of(self.training_set)
         prefix, precision = self.spec.premise_prefix, self.precision
         return TrainedPremises(vectors, texts, used, self.batches, prefix, config.regularization, precision)
+
+    def _outside(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Encodes premises (n, dim) that the generation lacks, as the space encodes its own."""
+        if self.spec.premise_precision == "float32":
+            return self._frozen("", texts, self.spec.premise_prefix)
+        encoder = open_checkpoint(self.store, self.generation.premise_version)
+        return vectors_alone(encoder.file(INT8_FILE), self.batches.ids(texts, self.spec.premise_prefix))
 
     def _queries_by(self, version: str) -> Tensor:
         texts = [example.query for example in self.training_set.examples]

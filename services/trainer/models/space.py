@@ -27,9 +27,16 @@ _ELEMENTS = {
 }
 
 
+PremisePrecision = Literal["float32", "int8"]
+
+
 @dataclass(frozen=True)
 class SpaceSpec:
-    """How an encoder turns a text into a vector, besides its tensors and its tokenizer."""
+    """How an encoder turns a text into a vector, besides its tensors and its tokenizer.
+
+    `premise_precision` is that of the space's premises, part of its identity; a spec of float32 does not name it, so
+    that spaces from before there was a choice keep their ids.
+    """
 
     dim: int
     max_tokens: int
@@ -38,6 +45,7 @@ class SpaceSpec:
     query_prefix: str = ""
     premise_prefix: str = ""
     truncation_side: str = "right"
+    premise_precision: PremisePrecision = "float32"
 
     @classmethod
     def of(
@@ -48,6 +56,7 @@ class SpaceSpec:
         query_prefix: str,
         premise_prefix: str,
         pooling: Pooling | Literal[""] = "",
+        premise_precision: PremisePrecision = "float32",
     ) -> SpaceSpec:
         """Reads a base model's directory. Vectors are always normalised, with or without a Normalize module.
 
@@ -61,16 +70,21 @@ class SpaceSpec:
             pooling=layout.pooling,
             query_prefix=query_prefix or layout.query_prompt,
             premise_prefix=premise_prefix or layout.premise_prompt,
+            premise_precision=premise_precision,
         )
 
     @classmethod
     def of_meta(cls, meta: Any) -> SpaceSpec:
         """Reads the spec from a checkpoint's meta."""
-        return cls(**{name: meta[name] for name in cls.__dataclass_fields__})
+        named = {"premise_precision": "float32", **meta}
+        return cls(**{name: named[name] for name in cls.__dataclass_fields__})
 
     def to_meta(self) -> dict[str, Any]:
         """Returns the spec as part of a checkpoint's meta."""
-        return asdict(self)
+        meta = asdict(self)
+        if self.premise_precision == "float32":
+            del meta["premise_precision"]
+        return meta
 
 
 def space_id_of(directory: Path, spec: SpaceSpec) -> str:

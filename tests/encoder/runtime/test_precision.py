@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 
@@ -16,7 +17,8 @@ from services.encoder.rollout import calibration, loading
 from services.encoder.runtime.runners import SingleRunner, Tokens
 from services.store.artifacts import ArtifactStore
 from services.store.registry import Registry
-from support.models.tiny_checkpoints import TinyCheckpoint, register, write_tiny_checkpoint
+from support.models.tiny_checkpoints import PROBES, TinyCheckpoint, register, write_tiny_checkpoint
+from support.waiting import eventually
 
 PASSED = {
     "passed": True,
@@ -51,7 +53,7 @@ async def test_queries_get_int8_where_the_encoder_is_set_to_it_and_the_gate_was_
         assert not np.allclose(default.vectors, exact.vectors)
         premise = await client.encode(["sun"], role="premise")
         assert premise.precision == "float32"
-        with pytest.raises(errors.InvalidArgument, match="premises are always float32"):
+        with pytest.raises(errors.InvalidArgument, match="premises of this space are always float32"):
             await client.encode(["sun"], role="premise", precision="int8")
         (tuned,) = [version for version in (await client.info()).versions if not version.premise_encoder]
         assert list(tuned.precisions) == [types_pb2.PRECISION_INT8, types_pb2.PRECISION_FLOAT32]
@@ -63,6 +65,67 @@ async def test_an_encoder_that_is_set_to_float32_does_not_load_int8(serve, space
         assert (await client.encode(["sun"])).precision == "float32"
         with pytest.raises(errors.FailedPrecondition, match=r"is not computed in int8 here.*float32"):
             await client.encode(["sun"], precision="int8")
+
+
+def of_int8_premises(path, meta) -> None:
+    meta["premise_precision"] = "int8"
+
+
+@pytest.mark.parametrize(("precision", "of_queries"), [("float32", "float32"), ("int8", "int8")])
+async def test_premises_are_int8_in_a_space_of_them_whatever_queries_are(
+    serve, copied, artifact_store, registry, precision, of_queries
+) -> None:
+    base = copied(write_tiny_checkpoint(artifact_store, seed=3, int8=PASSED).artifact, of_int8_premises)
+    await register(registry, base, label="stable")
+    async with serve(precision=precision) as (_, client):
+        found = await client.encode(PROBES, role="premise")
+        assert found.precision == "int8"
+        np.testing.assert_allclose(found.vectors, np.load(base.artifact.file("probes.int8.npy")), atol=1e-5)
+        assert (await client.encode(["sun"])).precision == of_queries
+        with pytest.raises(errors.InvalidArgument, match="is float32, but premises of this space are always int8"):
+            await client.encode(["sun"], role="premise", precision="float32")
+
+
+async def test_a_query_encoder_of_such_a_space_needs_no_int8_of_its_own(
+    serve, copied, artifact_store, registry
+) -> None:
+    base = copied(write_tiny_checkpoint(artifact_store, seed=3, int8=PASSED).artifact, of_int8_premises)
+    tuned = write_tiny_checkpoint(artifact_store, seed=4, base_version=base.version)
+    await register(registry, base)
+    await register(registry, copied(tuned.artifact, of_int8_premises), label="stable")
+    async with serve(precision="float32") as (_, client):
+        assert (await client.encode(["sun"])).precision == "float32"
+        assert (await client.encode(["sun"], role="premise")).precision == "int8"
+
+
+def of_unknown_premises(path, meta) -> None:
+    meta["premise_precision"] = "int4"
+
+
+def without_its_int8(path, meta) -> None:
+    of_int8_premises(path, meta)
+    (path / "model.int8.onnx").unlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (without_its_int8, "premises of space .* are int8, which this encoder cannot compute: .* has no model.int8"),
+        (of_unknown_premises, "premises in int4, which this release does not know; update the encoder"),
+    ],
+)
+async def test_a_space_whose_premises_cannot_be_computed_here_is_not_served(
+    serve, copied, artifact_store, registry, change, reason
+) -> None:
+    base = copied(write_tiny_checkpoint(artifact_store, seed=3, int8=PASSED).artifact, change)
+    await register(registry, base, label="stable")
+    async with serve(wait=False) as (_, client):
+
+        async def refused() -> bool:
+            swaps = (await client.info()).swaps
+            return any(re.search(reason, swap.reason) for swap in swaps)
+
+        await eventually(refused)
 
 
 def pretend(monkeypatch, **seconds: float) -> None:

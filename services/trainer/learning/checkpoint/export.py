@@ -18,7 +18,13 @@ from torch import Tensor, nn
 
 from services.store.artifacts import Artifact, ArtifactStore
 from services.trainer.learning.checkpoint.probes import PROBES, pretrained_meta, spec_of, write_probes
-from services.trainer.learning.checkpoint.quantization import Trial, add_fp16, add_int8, vectors_alone
+from services.trainer.learning.checkpoint.quantization import (
+    Trial,
+    add_fp16,
+    add_int8,
+    add_int8_of_premises,
+    vectors_alone,
+)
 from services.trainer.learning.query_encoder import QueryEncoder, TextBatches, encode, load_encoder
 from services.trainer.models.space import space_id_of
 from services.trainer.registry.checkpoints import FOLDER
@@ -56,6 +62,8 @@ def write_checkpoint(
         if metrics is not None:
             (writer.path / "metrics.json").write_text(json.dumps(metrics))
         int8 = {} if trial is None else {"int8": add_int8(writer.path, trial, batches.ids(PROBES, ""))}
+        if meta["pretrained"] and encoder.spec.premise_precision == "int8":
+            int8 = add_int8_of_premises(writer.path, batches.ids(PROBES, ""), vectors)
         half = {"fp16": add_fp16(writer.path, batches.ids(PROBES, ""), vectors)} if fp16 else {}
         space = {} if "space_id" in meta else {"space_id": space_id_of(writer.path, encoder.spec)}
         return writer.commit({**encoder.spec.to_meta(), **meta, **space, **int8, **half}, id_prefix="q")

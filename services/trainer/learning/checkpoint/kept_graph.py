@@ -15,7 +15,7 @@ import numpy as np
 from services.corpus.arrays import map_array
 from services.store.artifacts import ArtifactStore
 from services.trainer.learning.checkpoint.probes import PROBES, pretrained_meta, spec_of, write_probes
-from services.trainer.learning.checkpoint.quantization import vectors_alone
+from services.trainer.learning.checkpoint.quantization import add_int8_of_premises, vectors_alone
 from services.trainer.models.base_model import DEFAULT_NAME
 from services.trainer.models.tokens import Tokens
 from services.trainer.registry.checkpoints import FOLDER
@@ -45,9 +45,12 @@ def export_kept(store: ArtifactStore, request: Mapping[str, Any]) -> str:
     with store.writer("checkpoint", FOLDER) as writer:
         (writer.path / "model.onnx").write_bytes(with_weights(GRAPH.read_bytes(), weights))
         (writer.path / "model.safetensors").write_bytes(save(weights))
-        vectors = vectors_alone(writer.path / "model.onnx", Tokens(directory, spec).ids(PROBES, ""))
+        ids = Tokens(directory, spec).ids(PROBES, "")
+        vectors = vectors_alone(writer.path / "model.onnx", ids)
         write_probes(writer.path, directory, vectors, map_array(EXPECTED))
         meta = pretrained_meta(directory, spec, request["base_model"])
+        if spec.premise_precision == "int8":
+            meta |= add_int8_of_premises(writer.path, ids, vectors)
         return writer.commit({**spec.to_meta(), **meta}, id_prefix="q").id
 
 

@@ -48,6 +48,7 @@ def spec_of(directory: Path, request: Mapping[str, Any]) -> SpaceSpec:
         query_prefix=request["query_prefix"],
         premise_prefix=request["premise_prefix"],
         pooling=request.get("pooling", ""),
+        premise_precision=request.get("premise_precision", "float32"),
     )
 
 

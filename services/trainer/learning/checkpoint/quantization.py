@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aeenc.errors import FailedPrecondition
 from services.trainer.evaluation.protocol import EvaluationQuery, evaluate
 from services.trainer.evaluation.ranking import Matrix
 
@@ -83,6 +85,28 @@ def add_int8(directory: Path, trial: Trial, probe_ids: Sequence[Sequence[int]]) 
     return add_gated(directory, gate, len(trial.queries))
 
 
+def add_int8_of_premises(
+    directory: Path, probe_ids: Sequence[Sequence[int]], expected: NDArray[np.float32]
+) -> dict[str, Any]:
+    """Adds the int8 model that is to encode a space's premises, and its probe vectors; returns the gate's figures.
+
+    Nobody has judged anything in a new space, so the gate has cosines alone: of the probes to fp32's `expected`. Raises
+    FailedPrecondition where no recipe passes.
+    """
+
+    def gate(path: Path) -> Int8Gate:
+        vectors = vectors_alone(path, probe_ids)
+        np.save(directory / PROBES_FILE, vectors, allow_pickle=False)
+        return int8_gate((), expected, vectors)
+
+    meta = add_gated(directory, gate, 0)
+    if not meta["passed"]:
+        raise FailedPrecondition(
+            f"premises cannot be int8 with this base model: {meta['reason']}; unset AEENC_TRAINER_PREMISE_PRECISION"
+        )
+    return {"int8": meta}
+
+
 def add_gated(directory: Path, gate_of: Callable[[Path], Int8Gate], queries: int) -> dict[str, Any]:
     """Adds an int8 model beside `model.onnx` if a recipe passes its gate, which writes the probes' outputs then.
 
@@ -133,20 +157,26 @@ def int8_gate(
     queries: Sequence[EvaluationQuery],
     fp32_vectors: NDArray[np.float32],
     int8_vectors: NDArray[np.float32],
-    premises: Matrix,
-    ordinal_by_text: Mapping[str, int],
+    premises: Matrix | None = None,
+    ordinal_by_text: Mapping[str, int] = MappingProxyType({}),
 ) -> Int8Gate:
-    """Compares unit vectors (q, dim) of the same distinct queries over premises (n, dim): strict MAP and cosines."""
+    """Compares unit vectors (q, dim) of the same distinct texts: cosines, and the strict MAP of queries over premises.
+
+    Without premises (n, dim) it compares the cosines alone.
+    """
     if not np.isfinite(int8_vectors).all():
         return Int8Gate(False, None, None, None, len(queries), "a vector of the int8 model is not finite")
-    before, after = (
-        evaluate(queries, vectors, premises, ordinal_by_text).strict.map for vectors in (fp32_vectors, int8_vectors)
-    )
+    loss = None
+    if premises is not None:
+        before, after = (
+            evaluate(queries, vectors, premises, ordinal_by_text).strict.map for vectors in (fp32_vectors, int8_vectors)
+        )
+        loss = before - after
     norms = np.linalg.norm(fp32_vectors, axis=1) * np.linalg.norm(int8_vectors, axis=1)
     cosines = np.einsum("qd,qd->q", fp32_vectors, int8_vectors) / np.maximum(norms, 1e-12)
-    loss, mean, least = before - after, float(cosines.mean()), float(cosines.min())
+    mean, least = float(cosines.mean()), float(cosines.min())
     reasons = [
-        *([f"MAP falls by {loss:.4f}, more than {MAX_MAP_LOSS:g}"] if loss > MAX_MAP_LOSS else []),
+        *([f"MAP falls by {loss:.4f}, more than {MAX_MAP_LOSS:g}"] if loss is not None and loss > MAX_MAP_LOSS else []),
         *([f"the mean cosine to fp32 is {mean:.4f}, below {MIN_COSINE_MEAN:g}"] if mean < MIN_COSINE_MEAN else []),
         *([f"the least cosine to fp32 is {least:.4f}, below {MIN_COSINE:g}"] if least < MIN_COSINE else []),
     ]

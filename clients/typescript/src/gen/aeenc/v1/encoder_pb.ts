@@ -67,7 +67,8 @@ export type EncodeRequest = Message<"aeenc.v1.EncodeRequest"> & {
   lane: Lane;
 
   /**
-   * The precision to compute at. Default: this encoder's setting, which GetInfo names. Premises always use FLOAT32.
+   * The precision to compute at. Default: this encoder's setting, which GetInfo names. Premises have that of their
+   * space: FLOAT32, or INT8 where the trainer made the space so.
    *
    * @generated from field: aeenc.v1.Precision precision = 7;
    */
