@@ -1,9 +1,11 @@
 """The resources that a corpus of some size needs, computed from measured constants.
 
-Arithmetic only; `sizing.py` measures.
-A machine has 16 cores and 64 GiB, of which three quarters are planned with. Building and searching a graph are taken to
-slow down with the logarithm of its rows beyond those measured. Milvus has a graph for each segment and asks all of
-them; a segment is of 1 GiB, which is its default and was not measured.
+Arithmetic only; `sizing.py` measures, and `index-large.py` at a million.
+A machine has 16 cores and 64 GiB, of which three quarters are planned with. On files an index process searches as
+`AEENC_INDEX_ENGINE=auto` chooses: exactly up to 250,000 premises, else by IVF, whose lists grow with the root of the
+rows, and with them what a search reads and a build compares. Building and searching a graph in Milvus are taken to slow
+down with the logarithm of its rows beyond those measured. Milvus has a graph for each segment and asks all of them; a
+segment is of 1 GiB, which is its default and was not measured.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ from dataclasses import dataclass
 
 DIM = 384
 CORES, USABLE_BYTES = 16, 0.75 * 64 * 2**30
-SEGMENT_BYTES = 2**30
+SEGMENT_ROWS = 2**30 / (DIM * 4)
 SIZES = {"16 k": 16_000, "1 M": 10**6, "10 M": 10**7, "100 M": 10**8, "1 B": 10**9}
-FLAT_UP_TO = 250_000  # premises; above, a graph
-ONE_PROCESS_UP_TO = 5_000_000  # premises in the Python objects of one index process
+FLAT_UP_TO = 250_000  # premises; above, IVF
+ONE_PROCESS_UP_TO = 20_000_000  # premises whose vectors, in float32, fit into the memory of one machine
+LISTED_ROWS = 10**6  # of the measured IVF
 
 COLUMNS = (
     "premises",
@@ -29,7 +32,7 @@ COLUMNS = (
     "indexing, core-hours",
     "sending, core-hours",
     "machines",
-    "queries a second",
+    "calls a second",
 )
 
 
@@ -40,6 +43,12 @@ class Constants:
     encoded_per_s: float  # premises, fp32
     flat_bytes: float
     flat_rows_scanned_per_s: float  # of one core, in batches of 64
+    flat_calls_per_s: float  # over gRPC, 64 callers, at `flat_rows`
+    flat_rows: int
+    ivf_bytes: float  # resident, vectors, words and ids included, at LISTED_ROWS as what follows
+    ivf_disk_bytes: float
+    ivf_rows_built_per_s: float  # of one core: streamed, folded, indexed, hashed
+    ivf_calls_per_s: float  # over gRPC, 64 callers
     graph_bytes: float
     graph_rows_built_per_s: float
     graph_queries_per_s: float  # at `graph_rows`
@@ -70,42 +79,50 @@ class Plan:
 
 def plan(name: str, rows: int, constants: Constants) -> Plan:
     """The plan of a size."""
-    is_flat = rows <= FLAT_UP_TO
-    on_files = rows <= ONE_PROCESS_UP_TO
-    vector_bytes = constants.flat_bytes if is_flat else constants.graph_bytes
-    search_bytes = rows * (vector_bytes + (constants.served_bytes if on_files else 0.0))
-    machines = max(1, math.ceil(search_bytes / USABLE_BYTES))
+    if rows <= FLAT_UP_TO:
+        engine, search, disk = "flat", constants.flat_bytes + constants.served_bytes, constants.flat_bytes
+        index_core_s = 0.0
+    elif rows <= ONE_PROCESS_UP_TO:
+        engine, search, disk = "ivf", constants.ivf_bytes, constants.ivf_disk_bytes
+        index_core_s = rows / constants.ivf_rows_built_per_s * _more_lists(rows)
+    else:
+        engine, search, disk = "hnsw", constants.graph_bytes, constants.graph_bytes + DIM * 4
+        index_core_s = rows / constants.graph_rows_built_per_s * _slower(constants)
+    machines = max(1, math.ceil(rows * search / USABLE_BYTES))
     return Plan(
         name,
         rows,
-        "faiss" if on_files else "milvus",
-        "flat" if is_flat else "hnsw",
-        search_bytes,
-        rows * (vector_bytes + (0 if is_flat else DIM * 4) + constants.stored_bytes),
+        "milvus" if engine == "hnsw" else "files",
+        engine,
+        rows * search,
+        rows * (disk + constants.stored_bytes),
         rows * constants.folding_bytes,
         rows / constants.encoded_per_s,
-        0.0 if is_flat else rows / constants.graph_rows_built_per_s * _slower(_graph_rows(rows, on_files), constants),
-        0.0 if on_files else rows / constants.upserted_per_s,
+        index_core_s,
+        rows / constants.upserted_per_s if engine == "hnsw" else 0.0,
         machines,
-        _queries_per_s(rows, machines, on_files, constants),
+        _calls_per_s(rows, machines, engine, constants),
     )
 
 
-def _queries_per_s(rows: int, machines: int, on_files: bool, constants: Constants) -> float:
-    """One search thread on files; all cores in Milvus, where every query goes to every segment of every machine."""
-    if rows <= FLAT_UP_TO:
-        return constants.flat_rows_scanned_per_s / rows
-    graph_rows = _graph_rows(rows, on_files)
-    one_graph = constants.graph_queries_per_s / _slower(graph_rows, constants)
-    return one_graph if on_files else one_graph * CORES / math.ceil(rows / machines / graph_rows)
+def _calls_per_s(rows: int, machines: int, engine: str, constants: Constants) -> float:
+    """Over gRPC, of an index process on files; of Milvus itself, where a query goes to all segments of all machines."""
+    scanned_s = 1 / constants.flat_rows_scanned_per_s
+    around_s = 1 / constants.flat_calls_per_s - constants.flat_rows * scanned_s
+    if engine == "flat":
+        return 1 / (around_s + rows * scanned_s)
+    if engine == "ivf":
+        return 1 / (around_s + (1 / constants.ivf_calls_per_s - around_s) * _more_lists(rows))
+    one_graph = constants.graph_queries_per_s / _slower(constants)
+    return one_graph * CORES / math.ceil(rows / machines / SEGMENT_ROWS)
 
 
-def _graph_rows(rows: int, on_files: bool) -> float:
-    return rows if on_files else min(rows, SEGMENT_BYTES / (DIM * 4))
+def _more_lists(rows: int) -> float:
+    return math.sqrt(rows / LISTED_ROWS)
 
 
-def _slower(graph_rows: float, constants: Constants) -> float:
-    return math.log(graph_rows) / math.log(constants.graph_rows)
+def _slower(constants: Constants) -> float:
+    return math.log(SEGMENT_ROWS) / math.log(constants.graph_rows)
 
 
 def table(constants: Constants) -> str:
