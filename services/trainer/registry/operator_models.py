@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -55,7 +55,7 @@ class ModelExports:
         path = self._state_dir / f"{command}.json"
         done = path.with_suffix(".result")
         request = {"artifacts_dir": str(self._store.root.resolve()), **inputs, **source}
-        if (known := self._remembered(path, done, source)) and await is_intact(self._store, known):
+        if (known := self._remembered(path, done, source, inputs)) and await is_intact(self._store, known):
             return known
         log.info("exporting", model=model)
         done.unlink(missing_ok=True)
@@ -70,12 +70,12 @@ class ModelExports:
             raise errors.FailedPrecondition(f"cannot export the {model}: {result['error']}")
         return str(result["version"])
 
-    def _remembered(self, path: Path, done: Path, source: dict[str, Any]) -> str:
+    def _remembered(self, path: Path, done: Path, source: dict[str, Any], inputs: Collection[str]) -> str:
         """The version that an earlier start made of the same source; empty if none did."""
         if not (path.is_file() and done.is_file()):
             return ""
         request = json.loads(path.read_bytes())
-        if any(request.get(name) != value for name, value in source.items()):
+        if {name: value for name, value in request.items() if name not in {"artifacts_dir", *inputs}} != source:
             return ""
         return str(json.loads(done.read_bytes()).get("version", ""))
 

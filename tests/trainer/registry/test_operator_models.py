@@ -235,3 +235,23 @@ async def test_a_checkpoint_of_a_newer_release_is_left_alone_and_not_used(tmp_pa
     with pytest.raises(NewerFormat, match="format_version 2"):
         await ModelExports(store, tmp_path).version("pretrained", "base model", {})
     assert manifest.is_file(), "a newer release may want it"
+
+
+@pytest.mark.parametrize("changed", [{}, {"premise_precision": "int8", "pooling": "cls"}])
+async def test_a_setting_that_is_taken_back_or_changed_exports_the_model_again(
+    space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, str]
+):
+    source = {"base_model": "b", "premise_precision": "int8"}
+    request = {"artifacts_dir": "elsewhere", "directory": "moved", **source}
+    (tmp_path / "pretrained.json").write_text(json.dumps(request))
+    (tmp_path / "pretrained.result").write_text(json.dumps({"version": space.version}))
+    exports = ModelExports(space.store, tmp_path)
+    assert await exports.version("pretrained", "base model", source, directory="here") == space.version
+    started = RuntimeError("a child exports")
+
+    async def start(*_: str) -> None:
+        raise started
+
+    monkeypatch.setattr("services.trainer.registry.operator_models.Child.start", start)
+    with pytest.raises(RuntimeError, match="a child exports"):
+        await exports.version("pretrained", "base model", {"base_model": "b", **changed}, directory="here")
