@@ -24,6 +24,7 @@ import typer
 from numpy.typing import NDArray
 
 from aeenc import Client
+from aeenc.calls.encoding import Precision
 from aeenc.errors import FailedPrecondition, InvalidArgument
 from aeenc.evaluation import UNRANKED, average_precision
 from aeenc.evaluation.metrics import Ranks
@@ -267,7 +268,7 @@ def tune(value: Callable[[Weights], float], *, trials: int, seed: int, lexical: 
 
 def encoded(client: Client, texts: Sequence[str], **options: Any) -> NDArray[np.float32]:
     """Encodes texts (n, dim): queries in float32, premises as their space does; cuts what is too long."""
-    precision = None if options.get("role") == "premise" else "float32"
+    precision: Precision | None = None if options.get("role") == "premise" else "float32"
     parts = client.encoder.encode_all(texts, truncate=True, precision=precision, **options)
     return np.concatenate([part.vectors for part in parts])
 
