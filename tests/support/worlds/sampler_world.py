@@ -205,12 +205,18 @@ class FakeRegistry(registry_pb2_grpc.RegistryAdminServiceServicer):
 
 @asynccontextmanager
 async def serving(register: Callable[[Any, Any], None], servicer: Any, port: int = 0) -> AsyncIterator[int]:
-    """Serves a fake on a free port of the loopback."""
+    """Serves a fake on a free port of the loopback, once this process has reached it.
+
+    Connections are shared in a process: one may still take the port for that of a server that an earlier test ended.
+    """
     server = grpc.aio.server()
     register(servicer, server)
     bound = server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     try:
+        channel = aeenc.Channel(f"127.0.0.1:{bound}")
+        await asyncio.wait_for(channel.grpc.channel_ready(), 5)
+        await channel.close()
         yield bound
     finally:
         await server.stop(0)
