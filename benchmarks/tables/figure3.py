@@ -21,12 +21,11 @@ from numpy.typing import NDArray
 from aeenc.errors import AeencError
 from aeenc.trees import Tree
 from benchmarks.harness.entailmentbank import entailmentbank, need_split
-from benchmarks.harness.rows import ROOT
 from benchmarks.tables.drawing import draw_distributions
 from benchmarks.tables.research import Research, Unfinished, research
+from benchmarks.tables.table_records import RESULTS
 from benchmarks.tables.table_rows import FAITHFUL, ROUNDS, TML, K, version_of
 
-RESULTS = ROOT / "docs" / "results"
 MEASURES = ("token overlap", "cosine")
 KINDS = ("TP", "FN", "FP")
 TEXTS = 256  # a call

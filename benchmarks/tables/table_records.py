@@ -1,8 +1,12 @@
-"""The results of Table 1: one JSON file a row and seed, which names the candidates that it was measured among."""
+"""The results of Table 1: one JSON file a row and seed, which names the candidates that it was measured among.
+
+They and all pages lie in docs/results, or in the folder that AEENC_BENCH_RESULTS names.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +17,7 @@ from aeenc.cli.corpus import corpus_name
 from aeenc.trees import Dataset
 from benchmarks.harness.rows import ROOT
 
-RESULTS = ROOT / "docs" / "results"
+RESULTS = Path(os.environ.get("AEENC_BENCH_RESULTS") or ROOT / "docs" / "results")
 FORMAT_VERSION = 1
 
 

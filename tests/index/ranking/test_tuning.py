@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from aeenc import Fusion
 from aeenc.v1 import encoder_pb2
 from services.index.ranking.features import VECTOR_NAMES, order_by
 from services.index.ranking.prior import Prior
-from services.index.ranking.tuning import PUBLISHED, HeldOut, OutOfFold, Weights, drawn, tune
+from services.index.ranking.tuning import PUBLISHED, HeldOut, OutOfFold, Weights, drawn, encoded, tune
 from services.index.values import Explanation
 from support.worlds.index_world import FACTS, facts, vector_of
 
@@ -124,3 +126,16 @@ def test_the_weights_found_are_never_worse_than_those_it_begins_with() -> None:
     assert found.value == found.published == value(PUBLISHED) == 1
     assert found.alone == value(Weights())
     assert tune(value, trials=5, seed=1) == tune(value, trials=5, seed=1)
+
+
+@pytest.mark.parametrize(("role", "precision"), [("premise", None), ("query", "float32")])
+def test_queries_are_encoded_in_float32_and_premises_as_their_space_says(role: str, precision: str | None):
+    asked: list[dict[str, Any]] = []
+
+    def encode_all(texts: list[str], **options: Any) -> list[SimpleNamespace]:
+        asked.append(options)
+        return [SimpleNamespace(vectors=np.zeros((len(texts), 2), np.float32))]
+
+    client: Any = SimpleNamespace(encoder=SimpleNamespace(encode_all=encode_all))
+    assert encoded(client, TEXTS, role=role).shape == (3, 2)
+    assert [options["precision"] for options in asked] == [precision]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,6 +125,10 @@ class Retrieval:
     rerank_weight: float = 0.0
     rerank_versions: tuple[str, ...] = ()
 
+    def options(self) -> dict[str, Any]:
+        """Returns the keyword arguments of `retrieve`; `conditioned` belongs to evaluations alone."""
+        return {name: value for name, value in vars(self).items() if name != "conditioned"}
+
     def to_proto(self) -> trainer_pb2.RetrievalOptions:
         """Converts to the message of an evaluation."""
         return trainer_pb2.RetrievalOptions(
@@ -195,14 +199,8 @@ async def _ask(
             k=k,
             label=None if version else call.label,
             version=version,
-            mode=call.retrieval.mode,
-            fusion=call.retrieval.fusion,
             accepted=accepted[start : start + together],
-            prior=call.retrieval.prior,
-            negative_feedback=call.retrieval.negative_feedback,
-            rerank=call.retrieval.rerank,
-            rerank_weight=call.retrieval.rerank_weight,
-            rerank_versions=call.retrieval.rerank_versions,
+            **call.retrieval.options(),
             drop_self=call.drop_self,
             generation=call.generation,
             truncate=True,
