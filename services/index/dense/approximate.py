@@ -1,7 +1,9 @@
 """Search in large corpora: a FAISS index proposes candidates, and the generation's own vectors score them exactly.
 
+    queries ── lists, by integers, or a graph ──► FAISS: candidates ──► FlatIndex.nearest_among ──► SearchHits
+
 A search may overlook premises, as rarely as the manifest says; scores and their order are those of an exact search.
-Queries run one at a time: in a batch FAISS sums in another order, and near ties would change which lists are visited.
+What a query finds does not depend on the others of its batch.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from numpy.typing import NDArray
 
 from aeenc import errors
 from services.corpus.generation import Generation
-from services.index.dense.exact import ALWAYS_SCAN, FAISS, FlatIndex, flat_over, selector_of
+from services.corpus.inner_products import exact_scores
+from services.index.dense.exact import FAISS, FlatIndex, flat_over, selector_of
 from services.index.dense.int8 import Int8Proposer, KeptCodes
 from services.index.values import DEFAULT_EFFORT, Effort, Engine, SearchHits
 from services.store.files import sha256_of
@@ -56,17 +59,62 @@ class IndexPlan:
         return asdict(self)
 
 
+class IvfProposer:
+    """Proposes from the lists of an IVF index. Which lists a query visits, integers say, for a whole batch at once.
+
+    FAISS would read all centroids in float32 for each query: at ten million premises 25 MB, most of a search
+    (docs/experiments/retrieval.md). Integers are exact, so a query visits the same lists in any batch.
+    """
+
+    def __init__(self, index: Any) -> None:
+        self._index = index  # owns the centroids
+        centroids = FAISS.downcast_index(index.quantizer)
+        self._centroids = FAISS.rev_swig_ptr(centroids.get_xb(), index.nlist * index.d).reshape(index.nlist, index.d)
+        self._codes = Int8Proposer(self._centroids)
+        self.widest = int(index.nlist)
+
+    def propose(
+        self, queries: NDArray[np.float32], width: int, breadth: int, selector: Any
+    ) -> Iterator[NDArray[np.int64]]:
+        """Yields at most `width` ordinals for each query (n, dim), from the `breadth` lists that are nearest to it."""
+        visited = np.ascontiguousarray(self._codes.propose(queries, breadth, None).ordinals, dtype=np.int64)
+        parameters = FAISS.SearchParametersIVF(nprobe=breadth, sel=selector)
+        for query, lists in zip(queries, visited, strict=True):
+            scores = exact_scores(self._centroids[lists], query.astype(np.float64))
+            raw, ordinals = np.empty(width, dtype=np.float32), np.empty(width, dtype=np.int64)
+            pointers = [FAISS.swig_ptr(array) for array in (query, lists, scores, raw, ordinals)]
+            # one query a call: in a batch FAISS sums in another order
+            self._index.search_preassigned_c(1, pointers[0], width, *pointers[1:], False, parameters)
+            yield ordinals
+
+
+class GraphProposer:
+    """Proposes by walking the graph of an HNSW index."""
+
+    def __init__(self, index: Any) -> None:
+        self._index = index
+        self.widest = WIDEST_SEARCH
+
+    def propose(
+        self, queries: NDArray[np.float32], width: int, breadth: int, selector: Any
+    ) -> Iterator[NDArray[np.int64]]:
+        """Yields at most `width` ordinals for each query (n, dim), found by a search of this breadth."""
+        parameters = FAISS.SearchParametersHNSW(efSearch=breadth, sel=selector)
+        for query in queries:
+            yield self._index.search(query[None], width, params=parameters)[1][0]
+
+
 class ApproximateIndex:
     """Searches by a FAISS index over the vectors of `flat`, which answers where a scan is requested or cheaper."""
 
     exact = False
 
-    def __init__(self, flat: FlatIndex, proposer: Any, plan: IndexPlan) -> None:
+    def __init__(self, flat: FlatIndex, proposer: IvfProposer | GraphProposer, plan: IndexPlan) -> None:
         self.flat = flat
         self.vectors, self.rows, self.dim = flat.vectors, flat.rows, flat.dim
         self.plan = plan
         self._proposer = proposer
-        self._widest = min(plan.lists or WIDEST_SEARCH, self.rows)
+        self._widest = min(proposer.widest, self.rows)
 
     def nearest(
         self,
@@ -83,8 +131,20 @@ class ApproximateIndex:
         asked = (effort.nprobe if self.plan.lists else effort.ef_search) or self.plan.breadth
         breadth = min(asked * self.rows // available, self._widest)  # allowed rows lie farther apart the fewer they are
         selector = selector_of(allowed)
-        FAISS.cvar.distance_compute_blas_threshold = ALWAYS_SCAN  # for the centroids, whatever the last search set
-        return [self._nearest(query, k, breadth, selector, allowed) for query in queries]
+        width = min(2 * k + self.plan.candidates, self.rows)
+        results: dict[int, SearchHits] = {}
+        pending = np.arange(len(queries))
+        while len(pending):
+            proposed = self._proposer.propose(queries[pending], width, breadth, selector)
+            for row, candidates in zip(pending.tolist(), proposed, strict=True):
+                ordinals = candidates[(candidates >= 0) & (candidates < self.rows)]
+                if len(ordinals) >= k:
+                    results[row] = replace(self.flat.nearest_among(queries[row], ordinals, k), exact=False)
+                elif breadth >= self._widest:
+                    results[row] = self.flat.nearest(queries[row : row + 1], k, allowed)[0]
+            pending = np.array([row for row in pending.tolist() if row not in results], dtype=np.int64)
+            breadth = min(breadth * 4, self._widest)
+        return [results[row] for row in range(len(queries))]
 
     def steps(
         self,
@@ -99,29 +159,6 @@ class ApproximateIndex:
             yield from self.flat.scan(queries, k, allowed, at_once)
         else:
             yield self.nearest(queries, k, allowed, effort)
-
-    def _nearest(
-        self,
-        query: NDArray[np.float32],
-        k: int,
-        breadth: int,
-        selector: Any,
-        allowed: NDArray[np.bool_] | None,
-    ) -> SearchHits:
-        width = min(2 * k + self.plan.candidates, self.rows)
-        while True:
-            _, (proposed,) = self._proposer.search(query[None], width, params=self._parameters(breadth, selector))
-            ordinals = proposed[(proposed >= 0) & (proposed < self.rows)]
-            if len(ordinals) >= k:
-                return replace(self.flat.rescore(query, ordinals, k), exact=False)
-            if breadth >= self._widest:
-                return self.flat.nearest(query[None], k, allowed)[0]
-            breadth = min(breadth * 4, self._widest)
-
-    def _parameters(self, breadth: int, selector: Any) -> Any:
-        if self.plan.lists:
-            return FAISS.SearchParametersIVF(nprobe=breadth, sel=selector)
-        return FAISS.SearchParametersHNSW(efSearch=breadth, sel=selector)
 
 
 SearchIndex = FlatIndex | ApproximateIndex
@@ -148,7 +185,7 @@ def open_index(generation: Generation, kept: KeptCodes | None = None) -> SearchI
     return ApproximateIndex(flat, read_proposer(path, flat, plan), plan)
 
 
-def read_proposer(path: Path, flat: FlatIndex, plan: IndexPlan) -> Any:
+def read_proposer(path: Path, flat: FlatIndex, plan: IndexPlan) -> IvfProposer | GraphProposer:
     """Reads a FAISS index over the vectors of `flat`. Raises DataLoss when the file holds anything else."""
     FAISS.set_deserialization_vector_byte_limit(path.stat().st_size)
     try:
@@ -165,4 +202,5 @@ def read_proposer(path: Path, flat: FlatIndex, plan: IndexPlan) -> Any:
         storage = flat_over(flat.vectors)
         index.storage, index.own_fields = storage, False
         index.referenced_objects = [storage]  # keeps it alive as long as the index
-    return index
+        return GraphProposer(index)
+    return IvfProposer(index)

@@ -16,7 +16,7 @@ from services.corpus.premises import PremiseRecord, Premises
 from services.index.building import index_process
 from services.index.catalogue.served import ServedGeneration
 from services.index.dense import approximate
-from services.index.dense.approximate import ApproximateIndex, IndexPlan, read_proposer
+from services.index.dense.approximate import ApproximateIndex, IndexPlan, IvfProposer, read_proposer
 from services.index.dense.batcher import SearchBatcher
 from services.index.dense.exact import FlatIndex
 from services.index.values import ALL, Effort, EngineOptions, Selection
@@ -46,6 +46,13 @@ def indexed(path: Path, engine: Any, recall: float = 0.97, dtype: Any = np.float
     plan = index_process.index_vectors(path, engine, recall, 1.001)
     flat = FlatIndex(np.load(path / "vectors.npy", mmap_mode="r"), largest_norm=1.001)
     return ApproximateIndex(flat, read_proposer(path / "index.faiss", flat, plan), plan)
+
+
+def indexed_in(lists: int, *, breadth: int) -> ApproximateIndex:
+    plan = IndexPlan("ivf", breadth, 50, 0.0, 0.0, 0, lists=lists)
+    return ApproximateIndex(
+        FlatIndex(MATRIX, largest_norm=1.001), IvfProposer(index_process.train_ivf(MATRIX, lists)), plan
+    )
 
 
 @pytest.fixture(scope="module", params=["ivf", "hnsw", "ivf-float16", "hnsw-float16"])
@@ -107,12 +114,21 @@ async def test_concurrent_mixed_batches_give_each_query_the_answer_that_it_gets_
             assert found.scores.tobytes() == expected.scores.tobytes()
 
 
-def test_centroids_are_compared_the_same_way_whatever_was_searched_before() -> None:
-    flat = FlatIndex(MATRIX, largest_norm=1.001)
-    index = ApproximateIndex(flat, index_process.train_ivf(MATRIX, 16), IndexPlan("ivf", 2, 50, 0.0, 0.0, 0, lists=16))
+def test_the_lists_that_a_query_visits_do_not_depend_on_its_batch_or_on_what_was_searched_before() -> None:
+    index = indexed_in(16, breadth=2)
+    alone = [index.nearest(query[None], 10)[0] for query in QUERIES]
     faiss.cvar.distance_compute_blas_threshold = 1  # as a large flat batch leaves it
-    index.nearest(QUERIES[:1], 10)
-    assert faiss.cvar.distance_compute_blas_threshold > ROWS, "one query at a time, in one order of summation"
+    for together, one in zip(index.nearest(QUERIES, 10), alone, strict=True):
+        assert together.ordinals.tolist() == one.ordinals.tolist()
+        assert together.scores.tobytes() == one.scores.tobytes()
+
+
+def test_lists_chosen_by_integers_hold_what_those_chosen_by_faiss_hold() -> None:
+    index = index_process.train_ivf(MATRIX, 32)
+    _, wanted = index.search(QUERIES, 60, params=faiss.SearchParametersIVF(nprobe=4))  # type: ignore[call-arg]
+    found = IvfProposer(index).propose(QUERIES, 60, 4, None)
+    shares = [len(np.intersect1d(mine, theirs)) / 60 for mine, theirs in zip(found, wanted, strict=True)]
+    assert np.mean(shares) > 0.97
 
 
 @pytest.mark.parametrize("scan_rows", [0, 20_000], ids=["by-the-index", "by-a-scan"])

@@ -219,3 +219,17 @@ def test_candidates_within_the_error_are_scored_and_ties_still_go_to_the_lower_o
     for query, found in zip(queries, index.nearest(queries, 5), strict=True):
         assert_same(found, brute_force(matrix, query, 5))
     assert scored[0] < len(queries) * 37, "those out of reach were scored, too"
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_the_nearest_among_some_rows_are_exact_and_ties_go_to_the_lower_ordinal(dtype: type) -> None:
+    rng = np.random.default_rng(8)
+    matrix = rng.normal(size=(900, 48)).astype(dtype)
+    matrix[600:] = matrix[:300]  # each row of the first third has a twin
+    index, query = FlatIndex(matrix), rng.normal(size=48).astype(np.float32)
+    among = rng.permutation(900)[:700]
+    found = index.nearest_among(query, among, 12)
+    wanted = index.rescore(query, np.sort(among), 12)
+    assert found.ordinals.tolist() == wanted.ordinals.tolist()
+    assert found.scores.tobytes() == wanted.scores.tobytes()
+    assert any(a + 600 == b for a, b in zip(found.ordinals, found.ordinals[1:], strict=False)), "no twins were found"
