@@ -24,6 +24,7 @@ from benchmarks.index import searching
 from benchmarks.index.fleet import IndexFleet, running_index
 from benchmarks.index.stand_in_encoder import StandInEncoder
 from benchmarks.scale.distributed import GIB, anonymous_bytes, opened, run_build
+from benchmarks.scale.other_engines import beside
 from services.corpus.generation import Generation
 from services.index.dense.approximate import INDEX_FILE
 from services.index.dense.exact import FlatIndex
@@ -66,8 +67,8 @@ def write_premises(path: Path, count: int) -> None:
             file.write(json.dumps({"id": f"p{n}", "text": f"premise about as long as facts are, number {n}"}) + "\n")
 
 
-async def large(rows: Rows, home: Path, count: int) -> None:
-    """Builds and measures."""
+async def large(rows: Rows, home: Path, count: int, *, others: bool = False) -> None:
+    """Builds and measures; with `others`, other engines over the same vectors, too."""
     cloud = await asyncio.to_thread(Cloud)
     facts = home / "large.jsonl"
     write_premises(facts, count)
@@ -90,6 +91,9 @@ async def large(rows: Rows, home: Path, count: int) -> None:
             AsyncClient(index=index.process.target) as client,
         ):
             await _served(rows, name, index, client, cloud.queries, bare, truth, kept)
+        rows.note(f"{name}: bare FAISS, searches a second; recall@10", bare, "1/s", round(kept, 4))
+        if others:
+            await asyncio.to_thread(beside, rows, name, home, generation.vectors, cloud.queries, truth, kept)
 
 
 async def _served(
@@ -120,21 +124,22 @@ def _bare(generation: Generation, queries: Matrix) -> tuple[float, list[NDArray[
     plan = generation.artifact.meta["index"]
     index = faiss.read_index(str(generation.artifact.file(INDEX_FILE)))
     parameters = faiss.SearchParametersIVF(nprobe=plan["breadth"])  # type: ignore[call-arg]
-    found: list[NDArray[np.int64]] = []
-    started = 0.0
-    for number in range(-CALLERS, BARE):  # the first ones warm
-        if number == 0:
-            started, found = time.perf_counter(), []
-        query = queries[number % len(queries)]
+
+    def search(query: Matrix) -> NDArray[np.int64]:
         _, (proposed,) = index.search(query[None], 2 * K + plan["candidates"], params=parameters)
         near = np.sort(proposed[proposed >= 0])
         scores = generation.vectors[near].astype(np.float32) @ query
-        found.append(near[np.argsort(-scores, kind="stable")[:K]])
+        return near[np.argsort(-scores, kind="stable")[:K]]
+
+    found = [search(query) for query in queries]  # the served index has met them all, too, before it is timed
+    started = time.perf_counter()
+    for number in range(BARE):
+        search(queries[number % len(queries)])
     rate = BARE / (time.perf_counter() - started)
     flat = FlatIndex(generation.vectors, largest_norm=generation.artifact.meta["largest_norm"])
     truth = [one.ordinals for one in flat.nearest(queries, K)]
-    hits = [len(np.intersect1d(found[n], truth[n % len(truth)])) for n in range(BARE)]
-    return rate, truth, sum(hits) / K / BARE
+    hits = [len(np.intersect1d(mine, true)) for mine, true in zip(found, truth, strict=True)]
+    return rate, truth, sum(hits) / K / len(hits)
 
 
 async def _words_ms(client: AsyncClient) -> float:

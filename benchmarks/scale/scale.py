@@ -47,7 +47,7 @@ def queries() -> list[str]:
 PARTS: dict[str, Callable[[Rows, Path, Any], None]] = {
     "quick": lambda rows, home, given: asyncio.run(quick(rows, home, texts(), given.facts, given.compared)),
     "minilm": lambda rows, home, given: minilm(rows, home, texts(), given.encoded),
-    "large": lambda rows, home, given: asyncio.run(large(rows, home, given.rows)),
+    "large": lambda rows, home, given: asyncio.run(large(rows, home, given.rows, others=given.others)),
     "conformance": lambda rows, home, given: asyncio.run(conformance(rows, home, entailmentbank(), given.queries)),
     "search": lambda rows, home, given: asyncio.run(search(rows, home, given.rounds)),
     "encoder": lambda rows, _, given: asyncio.run(precisions(rows, given.texts)),
@@ -67,6 +67,7 @@ def main() -> None:
     parser.add_argument("--compared", type=int, default=200_000, help="of the part quick, also built from a stream")
     parser.add_argument("--encoded", type=int, default=50_000, help="of the part minilm")
     parser.add_argument("--rows", type=int, default=10_000_000, help="of the part large")
+    parser.add_argument("--others", action="store_true", help="usearch and milvus-lite in the part large, too")
     parser.add_argument("--queries", type=int, default=8, help="of the part conformance")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of the part search")
     parser.add_argument("--texts", type=int, default=2048, help="of the part encoder, in a pass")

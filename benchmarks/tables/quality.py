@@ -281,7 +281,7 @@ def larger(rows: Rows, base_model: str, seeds: Sequence[int]) -> None:
     with folds(base_model) as running:
         alone, vectors, ordered = by_seeds(running, LARGER, seeds, (None, VECTORS, ORDERED))
         dataset = running.whole.dataset
-    base = f"{Path(base_model).name}, {len(seeds)} seed(s)"
+    base = f"{Path(base_model).name}, seed {', '.join(map(str, seeds))}"
     for way, one in (("cosine", alone), ("features of vectors", vectors)):
         name = f"{base}, frozen index alone, {way}"
         rows.at_least(f"{name}: strict MAP", one.map, "", 0.595, alone.map)
@@ -393,11 +393,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--base", help="measure the recipe from this base model, and nothing else")
-    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="of --base")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="of --base")
     given = parser.parse_args()
     rows = Rows("quality-base" if given.base else "quality")
     if given.base:
-        larger(rows, given.base, range(given.seeds))
+        larger(rows, given.base, given.seeds)
         rows.finish()
         return
     measures: dict[str, Any] = {"pretrained": pretrained, "ours": ours, "latency": latency}

@@ -5,6 +5,7 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from aeenc.trees import Dataset
 from benchmarks.harness import entailmentbank
 from benchmarks.tables import table1, table_records
 from benchmarks.tables.table_records import Candidates, candidates_of, records
-from benchmarks.tables.table_rows import BY_NAME, PRINTED
+from benchmarks.tables.table_rows import BY_NAME, PRINTED, TEMPERATURES, tuned
 from benchmarks.tables.table_text import MeasuredRow, deeper_metrics, markdown
 
 
@@ -178,3 +179,30 @@ def test_all_results_of_this_repository_name_their_candidates():
         assert record["candidates"] == record["report"]["candidates"], file
     for folder in {file.parent.name for file in files}:
         assert candidates_of(folder.removeprefix("table1-")), "all are among the same"
+
+
+def test_the_temperature_of_a_loss_is_that_of_its_best_first_seed_on_dev():
+    asked: list[tuple[str, float, int]] = []
+
+    class Fake:
+        def train(self, key, fields):
+            asked.append((key, fields["temperature"], fields["seed"]))
+            reached = {0.03: 0.4, 0.05: 0.6, 0.1: 0.5}[fields["temperature"]]
+            return SimpleNamespace(
+                progress=SimpleNamespace(best_validation_map=reached), version=f"{key} at {fields['temperature']}"
+            )
+
+        def serve(self, version):
+            self.served = version
+
+        def evaluate(self, split, *, retrieval=None):
+            return {"strict": {"MAP": 0.61}}
+
+    research = Fake()
+    report = tuned("gist", {"loss": "LOSS_GIST"})(research, "dev", 2)
+    assert {(key, seed) for key, _, seed in asked[:-1]} == {("table1-gist-0", 0)}
+    assert [temperature for _, temperature, _ in asked[:-1]] == list(TEMPERATURES)
+    assert asked[-1] == ("table1-gist-2", 0.05, 2)
+    assert research.served == "table1-gist-2 at 0.05"
+    assert report["temperature"] == 0.05
+    assert report["dev_by_temperature"] == {0.03: 0.4, 0.05: 0.6, 0.1: 0.5}
