@@ -1,9 +1,9 @@
 """The resources that a corpus of some size needs, computed from measured constants.
 
-Arithmetic only; `sizing.py` measures, and `index-large.py` at a million.
+Arithmetic only; `sizing.py` measures, `index-large.py` at a million, and the part `large` of `scale.py` at ten.
 A machine has 16 cores and 64 GiB, of which three quarters are planned with. On files an index process searches as
-`AEENC_INDEX_ENGINE=auto` chooses: exactly up to 250,000 premises, else by IVF, whose lists grow with the root of the
-rows, and with them what a search reads and a build compares. Building and searching a graph in Milvus are taken to slow
+`AEENC_INDEX_ENGINE=auto` chooses: exactly up to 250,000 premises, else by IVF, whose cost between and beyond the sizes
+measured is taken to grow by a power of the rows. Building and searching a graph in Milvus are taken to slow
 down with the logarithm of its rows beyond those measured. Milvus has a graph for each segment and asks all of them; a
 segment is of 1 GiB, which is its default and was not measured.
 """
@@ -11,6 +11,7 @@ segment is of 1 GiB, which is its default and was not measured.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 DIM = 384
@@ -19,7 +20,6 @@ SEGMENT_ROWS = 2**30 / (DIM * 4)
 SIZES = {"16 k": 16_000, "1 M": 10**6, "10 M": 10**7, "100 M": 10**8, "1 B": 10**9}
 FLAT_UP_TO = 250_000  # premises; above, IVF
 ONE_PROCESS_UP_TO = 20_000_000  # premises whose vectors, in float32, fit into the memory of one machine
-LISTED_ROWS = 10**6  # of the measured IVF
 
 COLUMNS = (
     "premises",
@@ -45,10 +45,10 @@ class Constants:
     flat_rows_scanned_per_s: float  # of one core, in batches of 64
     flat_calls_per_s: float  # over gRPC, 64 callers, at `flat_rows`
     flat_rows: int
-    ivf_bytes: float  # resident, vectors, words and ids included, at LISTED_ROWS as what follows
+    ivf_bytes: float  # resident, vectors, words and ids included
     ivf_disk_bytes: float
-    ivf_rows_built_per_s: float  # of one core: streamed, folded, indexed, hashed
-    ivf_calls_per_s: float  # over gRPC, 64 callers
+    ivf_rows_built_per_s: Mapping[int, float]  # of one core, by rows: read, folded, indexed, hashed
+    ivf_calls_per_s: Mapping[int, float]  # over gRPC, 64 callers, by rows
     graph_bytes: float
     graph_rows_built_per_s: float
     graph_queries_per_s: float  # at `graph_rows`
@@ -84,7 +84,7 @@ def plan(name: str, rows: int, constants: Constants) -> Plan:
         index_core_s = 0.0
     elif rows <= ONE_PROCESS_UP_TO:
         engine, search, disk = "ivf", constants.ivf_bytes, constants.ivf_disk_bytes
-        index_core_s = rows / constants.ivf_rows_built_per_s * _more_lists(rows)
+        index_core_s = rows / _at(rows, constants.ivf_rows_built_per_s)
     else:
         engine, search, disk = "hnsw", constants.graph_bytes, constants.graph_bytes + DIM * 4
         index_core_s = rows / constants.graph_rows_built_per_s * _slower(constants)
@@ -108,17 +108,18 @@ def plan(name: str, rows: int, constants: Constants) -> Plan:
 def _calls_per_s(rows: int, machines: int, engine: str, constants: Constants) -> float:
     """Over gRPC, of an index process on files; of Milvus itself, where a query goes to all segments of all machines."""
     scanned_s = 1 / constants.flat_rows_scanned_per_s
-    around_s = 1 / constants.flat_calls_per_s - constants.flat_rows * scanned_s
     if engine == "flat":
-        return 1 / (around_s + rows * scanned_s)
+        return 1 / (1 / constants.flat_calls_per_s + (rows - constants.flat_rows) * scanned_s)
     if engine == "ivf":
-        return 1 / (around_s + (1 / constants.ivf_calls_per_s - around_s) * _more_lists(rows))
+        return _at(rows, constants.ivf_calls_per_s)
     one_graph = constants.graph_queries_per_s / _slower(constants)
     return one_graph * CORES / math.ceil(rows / machines / SEGMENT_ROWS)
 
 
-def _more_lists(rows: int) -> float:
-    return math.sqrt(rows / LISTED_ROWS)
+def _at(rows: int, measured: Mapping[int, float]) -> float:
+    """What was measured at two sizes, at a third: by a power of the rows."""
+    (small, first), (large, second) = sorted(measured.items())
+    return first * (rows / small) ** (math.log(second / first) / math.log(large / small))
 
 
 def _slower(constants: Constants) -> float:

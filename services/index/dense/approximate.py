@@ -67,9 +67,8 @@ class IvfProposer:
     """
 
     def __init__(self, index: Any) -> None:
-        self._index = index  # owns the centroids
-        centroids = FAISS.downcast_index(index.quantizer)
-        self._centroids = FAISS.rev_swig_ptr(centroids.get_xb(), index.nlist * index.d).reshape(index.nlist, index.d)
+        self._index = index
+        self._centroids = index.quantizer.reconstruct_n(0, index.nlist)
         self._codes = Int8Proposer(self._centroids)
         self.widest = int(index.nlist)
 
