@@ -117,7 +117,7 @@ def _calls_per_s(rows: int, machines: int, engine: str, constants: Constants) ->
 
 
 def _at(rows: int, measured: Mapping[int, float]) -> float:
-    """What was measured at two sizes, at a third: by a power of the rows."""
+    """Estimates a figure at `rows` from those measured at two sizes, as a power of the rows."""
     (small, first), (large, second) = sorted(measured.items())
     return first * (rows / small) ** (math.log(second / first) / math.log(large / small))
 

@@ -24,7 +24,7 @@ from benchmarks.index import searching
 from benchmarks.index.fleet import IndexFleet, running_index
 from benchmarks.index.stand_in_encoder import StandInEncoder
 from benchmarks.scale.distributed import GIB, anonymous_bytes, opened, run_build
-from benchmarks.scale.other_engines import beside
+from benchmarks.scale.other_engines import K, Task, beside
 from services.corpus.generation import Generation
 from services.index.dense.approximate import INDEX_FILE
 from services.index.dense.exact import FlatIndex
@@ -34,8 +34,7 @@ Matrix = NDArray[np.float32]
 CORPUS = "large"
 NOISE = 0.5  # length of a row's noise beside its fact's 1: a row and its fact have a cosine of .89
 NOISES = 65_536  # distinct ones; a prime number of facts makes few pairs of rows share both
-K, CALLERS, LOAD_S = 10, 64, 20.0
-BARE = 400  # queries
+CALLERS, LOAD_S = 64, 20.0
 SETTINGS = {"engine": "ivf", "storage": "float16"}
 
 
@@ -85,15 +84,15 @@ async def large(rows: Rows, home: Path, count: int, *, others: bool = False) -> 
         sizes = {kind: round(size / GIB, 2) for kind, size in watch.largest.items()}
         rows.note(f"{name}: anonymous memory of building, largest", max(sizes.values()), "GiB", sizes)
         generation = opened(index.artifacts_dir, CORPUS, found["generation"])
-        bare, truth, kept = await asyncio.to_thread(_bare, generation, cloud.queries)
+        task, bare, kept = await asyncio.to_thread(_bare, generation, cloud.queries)
         async with (
             running_index(home / "large", encoder_target=encoder.target, environment={"OMP_NUM_THREADS": "1"}) as index,
             AsyncClient(index=index.process.target) as client,
         ):
-            await _served(rows, name, index, client, cloud.queries, bare, truth, kept)
+            await _served(rows, name, index, client, task, bare, kept)
         rows.note(f"{name}: bare FAISS, searches a second; recall@10", bare, "1/s", round(kept, 4))
         if others:
-            await asyncio.to_thread(beside, rows, name, home, generation.vectors, cloud.queries, truth, kept)
+            await asyncio.to_thread(beside, rows, name, home, task, kept)
 
 
 async def _served(
@@ -101,25 +100,24 @@ async def _served(
     name: str,
     index: IndexFleet,
     client: AsyncClient,
-    queries: Matrix,
+    task: Task,
     bare: float,
-    truth: list[NDArray[np.int64]],
     kept: float,
 ) -> None:
     rows.at_most(f"{name}: open, from the start to SERVING", round(index.process.starting_s, 1), "s", 10)
-    recall = await searching.recall(client, CORPUS, queries, truth, K)
+    recall = await searching.recall(client, CORPUS, task.queries, task.truth, K)
     rows.at_least(f"{name}: recall@10, real queries", round(recall, 4), "", 0.98)
     rows.at_least(f"{name}: recall@10 over bare FAISS", round(recall / kept, 3), "x", 0.9, round(kept, 4))
     for callers in (1, CALLERS):
-        rate = await searching.rate(client, CORPUS, queries, K, callers, LOAD_S)
+        rate = await searching.rate(client, CORPUS, task.queries, K, callers, LOAD_S)
         rows.at_least(f"{name}: searches a second, {callers} callers, over bare FAISS", rate / bare, "x", 0.9, rate)
     rows.note(f"{name}: by words, milliseconds a call", await _words_ms(client), "ms")
     anonymous = await asyncio.to_thread(anonymous_bytes, index.process.pid)
     rows.at_most(f"{name}: anonymous memory of the index", round(anonymous / GIB, 2), "GiB", 2)
 
 
-def _bare(generation: Generation, queries: Matrix) -> tuple[float, list[NDArray[np.int64]], float]:
-    """Searches a second of FAISS alone at the generation's settings, one thread; the truth; and its recall@10."""
+def _bare(generation: Generation, queries: Matrix) -> tuple[Task, float, float]:
+    """The task; FAISS alone at it, at the generation's settings, one thread: searches a second, and recall@10."""
     faiss.omp_set_num_threads(1)
     plan = generation.artifact.meta["index"]
     index = faiss.read_index(str(generation.artifact.file(INDEX_FILE)))
@@ -131,15 +129,10 @@ def _bare(generation: Generation, queries: Matrix) -> tuple[float, list[NDArray[
         scores = generation.vectors[near].astype(np.float32) @ query
         return near[np.argsort(-scores, kind="stable")[:K]]
 
-    found = [search(query) for query in queries]  # the served index has met them all, too, before it is timed
-    started = time.perf_counter()
-    for number in range(BARE):
-        search(queries[number % len(queries)])
-    rate = BARE / (time.perf_counter() - started)
     flat = FlatIndex(generation.vectors, largest_norm=generation.artifact.meta["largest_norm"])
-    truth = [one.ordinals for one in flat.nearest(queries, K)]
-    hits = [len(np.intersect1d(mine, true)) for mine, true in zip(found, truth, strict=True)]
-    return rate, truth, sum(hits) / K / len(hits)
+    task = Task(generation.vectors, queries, [one.ordinals for one in flat.nearest(queries, K)])
+    kept = task.recall(search)  # meets all pages, as the served index does before it is timed
+    return task, task.rate(search), kept
 
 
 async def _words_ms(client: AsyncClient) -> float:

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from aeenc import errors
 from services.corpus.generation import Generation
-from services.corpus.inner_products import exact_scores
 from services.index.dense.exact import FAISS, FlatIndex, flat_over, selector_of
 from services.index.dense.int8 import Int8Proposer, KeptCodes
 from services.index.values import DEFAULT_EFFORT, Effort, Engine, SearchHits
@@ -79,7 +78,7 @@ class IvfProposer:
         visited = np.ascontiguousarray(self._codes.propose(queries, breadth, None).ordinals, dtype=np.int64)
         parameters = FAISS.SearchParametersIVF(nprobe=breadth, sel=selector)
         for query, lists in zip(queries, visited, strict=True):
-            scores = exact_scores(self._centroids[lists], query.astype(np.float64))
+            scores = self._centroids[lists] @ query  # alone, so always summed in the same order
             raw, ordinals = np.empty(width, dtype=np.float32), np.empty(width, dtype=np.int64)
             pointers = [FAISS.swig_ptr(array) for array in (query, lists, scores, raw, ordinals)]
             # one query a call: in a batch FAISS sums in another order
