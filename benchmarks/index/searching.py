@@ -29,16 +29,22 @@ async def recall(
 
 
 async def rate(
-    client: AsyncClient, corpus: str, queries: NDArray[np.float32], k: int, callers: int, seconds: float
+    client: AsyncClient,
+    corpus: str,
+    queries: NDArray[np.float32],
+    k: int,
+    callers: int,
+    seconds: float,
+    exclude: Sequence[str] = (),
 ) -> float:
-    """Queries a second of callers that wait for their answers, one query a call."""
+    """Queries a second of callers that wait for their answers, one query a call, some ids excluded."""
     begun, done = time.monotonic(), 0
 
     async def caller(number: int) -> None:
         nonlocal done
         while time.monotonic() - begun < seconds:
             number = (number + callers) % len(queries)
-            await client.index.search(corpus, queries[number : number + 1], space_id=SPACE, k=k)
+            await client.index.search(corpus, queries[number : number + 1], space_id=SPACE, k=k, exclude=exclude)
             done += 1
 
     await asyncio.gather(*(caller(number) for number in range(callers)))

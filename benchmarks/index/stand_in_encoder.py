@@ -34,7 +34,7 @@ def hashed(texts: Sequence[str]) -> Matrix:
 
 
 class StandInEncoder(encoder_pb2_grpc.EncoderServiceServicer):
-    """Answers EncodeStream with `embed`, after `pause_s` a batch; `encoded` counts how often each text was encoded.
+    """Answers Encode and EncodeStream with `embed`, after `pause_s`; `encoded` counts how often each was encoded.
 
     Used by `async with`.
     """
@@ -54,12 +54,15 @@ class StandInEncoder(encoder_pb2_grpc.EncoderServiceServicer):
     async def __aexit__(self, *_: object) -> None:
         await self._server.stop(0)
 
-    async def EncodeStream(self, request_iterator: Any, _context: Any) -> Any:
+    async def Encode(self, request: encoder_pb2.EncodeRequest, _context: Any) -> encoder_pb2.EncodeResponse:
+        """The vectors of the texts."""
+        await asyncio.sleep(self._pause_s)
+        self.encoded.update(request.texts)
+        embeddings = vectors.to_proto(self._embed(request.texts))
+        return encoder_pb2.EncodeResponse(embeddings=embeddings, model_version=VERSION, space_id=SPACE)
+
+    async def EncodeStream(self, request_iterator: Any, context: Any) -> Any:
         """One answer a batch, in order."""
         async for request in request_iterator:
-            await asyncio.sleep(self._pause_s)
-            texts = request.batch.texts
-            self.encoded.update(texts)
-            embeddings = vectors.to_proto(self._embed(texts))
-            batch = encoder_pb2.EncodeResponse(embeddings=embeddings, model_version=VERSION, space_id=SPACE)
+            batch = await self.Encode(request.batch, context)
             yield encoder_pb2.EncodeStreamResponse(batch=batch, batch_seq=request.batch_seq)

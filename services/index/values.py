@@ -9,7 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -49,6 +59,10 @@ class SearchHits:
         if len(self.ordinals) <= k:
             return self
         return SearchHits(self.ordinals[:k], self.scores[:k], self.exact)
+
+    def without(self, ordinals: Collection[int], k: int) -> SearchHits:
+        """Keeps the first k of the hits that are not among `ordinals`."""
+        return self.where(~np.isin(self.ordinals, list(ordinals)), k)
 
     def where(self, mask: NDArray[np.bool_], k: int) -> SearchHits:
         """Keeps the first k of the hits that `mask` (n,) marks."""

@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import faiss
@@ -34,6 +34,7 @@ log = logs.get(__name__)
 
 BATCH_QUERIES = 64  # also the slice of a large call, so that it cannot hold up small ones
 MULTIPLIED_ROWS = 64_000_000  # rows times queries of a batch of an exact engine: a second or less at 384 dimensions
+EXCLUDED_AFTERWARDS = 64  # premises: so few cost less as further hits than as a mask, and then nobody scans alone
 CALM_ROUNDS = 8  # rounds of an idle loop take microseconds; an arriving call takes several
 
 
@@ -165,16 +166,20 @@ class SearchBatcher:
         Raises Overloaded when the queue is full, DeadlineExceeded when the time ran out before the search began or
         between two slices. A cancelled caller's work is dropped; the batch of the others goes on.
         """
+        excluded = selection.excluded if len(selection.excluded) <= EXCLUDED_AFTERWARDS else frozenset[int]()
+        if excluded:
+            selection = replace(selection, excluded=frozenset())
         deadline = None if deadline_s is None else time.monotonic() + deadline_s
         answer: asyncio.Future[SearchOutcome] = asyncio.get_running_loop().create_future()
-        search = _PendingSearch(served, queries, k, selection, effort, deadline, answer)
+        search = _PendingSearch(served, queries, k + len(excluded), selection, effort, deadline, answer)
         with self._changed:
             if self._closed:
                 raise errors.Unavailable("the index is shutting down; ask another one")
             self._queue.add(len(queries))
             self._pending.append(search)
         self._wake_soon(answer.get_loop())
-        return await answer
+        outcome = await answer
+        return replace(outcome, hits=[one.without(excluded, k) for one in outcome.hits]) if excluded else outcome
 
     def _wake_soon(self, loop: asyncio.AbstractEventLoop) -> None:
         """Lets the thread go on once the loop has handled the calls that are arriving, so that they join the batch."""

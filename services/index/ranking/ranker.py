@@ -197,7 +197,7 @@ class Ranker:
             ranked = replace(
                 ranked, queue_s=ranked.queue_s + outcome.queue_s, compute_s=ranked.compute_s + outcome.compute_s
             )
-        hits = [found[row].where(~np.isin(found[row].ordinals, out), k) for row, out in enumerate(call.left_out)]
+        hits = [found[row].without(out, k) for row, out in enumerate(call.left_out)]
         return replace(ranked, hits=hits)
 
     async def _by_words(self, call: RankCall, k: int) -> Ranking:

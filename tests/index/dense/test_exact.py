@@ -11,7 +11,7 @@ from aeenc import errors
 from services.corpus.inner_products import exact_products
 from services.corpus.premises import PremiseRecord, Premises
 from services.index.catalogue.served import ServedGeneration
-from services.index.dense.batcher import SearchBatcher
+from services.index.dense.batcher import EXCLUDED_AFTERWARDS, SearchBatcher
 from services.index.dense.exact import FlatIndex, Proposal
 from services.index.values import ALL, Selection
 
@@ -118,6 +118,20 @@ async def test_a_selection_leaves_out_and_the_rest_stays_exact(batcher: SearchBa
         outcome = await batcher.search(served, matrix[:rows], 20, selection)
         for query, found in zip(matrix[:rows], outcome.hits, strict=True):
             assert_same(found, brute_force(matrix, query, 20, allowed))
+
+
+@pytest.mark.parametrize("excluded", [3, EXCLUDED_AFTERWARDS + 1])
+async def test_excluded_premises_leave_the_rest_exact_and_a_few_share_a_scan(batcher: SearchBatcher, excluded: int):
+    matrix = crowded(1000)
+    served = served_of(matrix)
+    nearest = [brute_force(matrix, query, 2 * excluded)[0] for query in matrix[:12]]
+    selections = [Selection(excluded=frozenset(own[::2].tolist())) for own in nearest]
+    outcomes = await asyncio.gather(
+        *(batcher.search(served, matrix[n : n + 1], 20, selection) for n, selection in enumerate(selections))
+    )
+    for query, selection, outcome in zip(matrix, selections, outcomes, strict=False):
+        assert_same(outcome.hits[0], brute_force(matrix, query, 20, served.allowed(selection)))
+    assert (batcher.batches == 1) == (excluded <= EXCLUDED_AFTERWARDS)
 
 
 async def test_fewer_allowed_premises_than_k_give_a_shorter_list(batcher: SearchBatcher):
