@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aeenc import errors
 from aeenc.encoder import EncoderClient
 from aeenc.transport.channel import Channel
 from aeenc.v1 import index_pb2_grpc
@@ -20,7 +19,7 @@ from services.index.ranking.prior import Explanations
 from services.index.ranking.ranker import Ranker
 from services.index.ranking.retrieval import Retrieval
 from services.index.servicer import IndexAdminServicer, IndexServicer
-from services.index.settings import IndexSettings
+from services.index.settings import IndexSettings, milvus_lacks
 from services.index.values import Backend, BuildOptions
 from services.kit.readiness import Readiness
 from services.kit.server import GrpcServer
@@ -143,9 +142,7 @@ def _on_milvus(
     try:
         from services.index.milvus.backend import open_backend
     except ModuleNotFoundError as error:
-        raise errors.InvalidArgument(
-            f"AEENC_INDEX_BACKEND=milvus needs {error.name}; install aeenc-services with the extra index-milvus"
-        ) from error
+        raise milvus_lacks(error) from error
     state, reranker = health.source("milvus"), _reranker(settings, channel)
     return open_backend(settings, encoder, reranker, channel, _build_options(settings), on_state=state)
 

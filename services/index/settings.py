@@ -177,3 +177,10 @@ class IndexSettings(ServiceSettings):
             k=self.k_max,
             queued_items=self.max_queued,
         )
+
+
+def milvus_lacks(error: ModuleNotFoundError) -> InvalidArgument:
+    """Makes the error of a process that shall use a Milvus without its client."""
+    return InvalidArgument(
+        f"AEENC_INDEX_BACKEND=milvus needs {error.name}; install aeenc-services with the extra index-milvus"
+    )

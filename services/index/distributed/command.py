@@ -7,13 +7,12 @@ from functools import partial
 
 from aeenc import Client
 from aeenc.adapters.facts import Facts
-from aeenc.errors import InvalidArgument
 from aeenc.transport.targets import Targets
 from services.index.distributed.engine import Built, build
 from services.index.distributed.plan import Plan
 from services.index.distributed.ray_processes import connected
 from services.index.distributed.stages import Encoders
-from services.index.settings import IndexSettings
+from services.index.settings import IndexSettings, milvus_lacks
 from services.store.objects import open_store
 
 FOLDER = "builds"  # among the artifacts: the work of builds that are not finished
@@ -43,9 +42,7 @@ def build_on_ray(
         try:
             from services.index.milvus.backend import loading_of
         except ModuleNotFoundError as error:
-            raise InvalidArgument(
-                f"AEENC_INDEX_BACKEND=milvus needs {error.name}; install aeenc-services with the extra index-milvus"
-            ) from error
+            raise milvus_lacks(error) from error
         storage, into_milvus = "float32", partial(loading_of, settings, corpus)
     plan = Plan.of(corpus, facts, text_bytes=settings.text_bytes, storage=storage, space_id=space_id)
     root = settings.artifacts_url or str(settings.artifacts_dir.resolve())

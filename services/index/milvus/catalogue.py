@@ -144,6 +144,8 @@ class MilvusCatalogue:
             before = await self._noted(corpus, "delete", request_id, note)
             ids = (self._seen or CatalogueSnapshot()).generations.get(corpus, {})
             if before is not None and (before.done or generation_id not in ids):
+                if not before.done:  # the process ended between Milvus and the files
+                    await self._remove_files(corpus, generation_id, request_id, note)
                 return ()
             stored = _named(self._known(corpus), corpus, generation_id)
             check_inactive(corpus, generation_id, self.active_id(corpus))
@@ -178,10 +180,13 @@ class MilvusCatalogue:
     async def _remove(self, corpus: str, stored: StoredGeneration, request_id: str, note: RequestNote) -> None:
         await self._link.write(self._records.put_note, corpus, "delete", request_id, note)
         await self._link.write(self._drop, stored)
-        with suppress(errors.NotFound):  # of an earlier release, or of a host without this directory
-            await asyncio.to_thread(self._store.delete, folder_of(corpus), stored.artifact.id)
-        await self._link.write(self._records.put_note, corpus, "delete", request_id, replace(note, done=True))
+        await self._remove_files(corpus, stored.artifact.id, request_id, note)
         await self.refresh()
+
+    async def _remove_files(self, corpus: str, generation_id: str, request_id: str, note: RequestNote) -> None:
+        with suppress(errors.NotFound):  # of an earlier release, or of a host without this directory
+            await asyncio.to_thread(self._store.delete, folder_of(corpus), generation_id)
+        await self._link.write(self._records.put_note, corpus, "delete", request_id, replace(note, done=True))
 
     async def verify(self, corpus: str, generation_id: str) -> Artifact:
         """Counts and probes a generation ("": the active one) as an activation does.
