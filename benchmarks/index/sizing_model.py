@@ -30,7 +30,7 @@ COLUMNS = (
     "memory of the building process",
     "encoding, core-hours",
     "indexing, core-hours",
-    "sending, core-hours",
+    "making rows for Milvus, core-hours",
     "machines",
     "calls a second",
 )

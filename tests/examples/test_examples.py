@@ -70,7 +70,7 @@ async def test_ten_lines_of_python_are_an_oracle(tmp_path: Path):
     assert len(code) <= 10
     port = free_port(set())
     moved = tmp_path / "oracle.py"
-    moved.write_text(source.replace("127.0.0.1:50055", f"127.0.0.1:{port}"))
+    moved.write_text(source.replace("127.0.0.1:50056", f"127.0.0.1:{port}"))
     with running([sys.executable, str(moved)]):
         [answer] = await ask(f"127.0.0.1:{port}")
     assert answer.annotator == "mine"
