@@ -62,6 +62,8 @@ class SearchHits:
 
     def without(self, ordinals: Collection[int], k: int) -> SearchHits:
         """Keeps the first k of the hits that are not among `ordinals`."""
+        if not ordinals:
+            return self.first(k)
         return self.where(~np.isin(self.ordinals, list(ordinals)), k)
 
     def where(self, mask: NDArray[np.bool_], k: int) -> SearchHits:

@@ -213,6 +213,7 @@ class Catalogue:
             await self.check_known(corpus)
             await self._follow(corpus)
             check_inactive(corpus, generation_id, self.active_id(corpus))
+            await asyncio.to_thread(self._store.check_exists, folder_of(corpus), generation_id)
             removed = asyncio.create_task(self._remove(corpus, generation_id, request_id, note))
             await finish(removed)
         return await self.reached(corpus, removed.result())
@@ -284,9 +285,16 @@ class Catalogue:
         if before is not None and before.id != served.id:
             self._pin(corpus, before)  # callers that pinned it can go on
         self._active[corpus] = served
-        self._followed[corpus] = move.number
+        self._advance(corpus, move.number)
         self._damaged.pop(corpus, None)
         self._tell()
+
+    def _advance(self, corpus: str, number: int) -> None:
+        """Takes note of a move, and tells those who follow: moves of others may lie between it and the last one."""
+        if number > self._followed.get(corpus, -1):
+            self._followed[corpus] = number
+            for listener in self._followers:
+                listener(corpus)
 
     async def _remove(self, corpus: str, generation_id: str, request_id: str, note: RequestNote) -> Move:
         await asyncio.to_thread(self._notes.put, corpus, "delete", request_id, note)
@@ -296,7 +304,7 @@ class Catalogue:
         if not left:
             self._corpora.discard(corpus)
         if corpus in self._followed or not left:
-            self._followed[corpus] = max(move.number, self._followed.get(corpus, 0))
+            self._advance(corpus, move.number)
         await asyncio.to_thread(self._notes.put, corpus, "delete", request_id, replace(note, done=True))
         return move
 
@@ -334,10 +342,7 @@ class Catalogue:
             if not look.ids and not look.move.number:
                 return  # nobody knows it
             await self._serve(corpus, look, is_checked=not is_new)
-            if look.move.number > self._followed.get(corpus, -1):
-                self._followed[corpus] = look.move.number
-                for listener in self._followers:
-                    listener(corpus)
+            self._advance(corpus, look.move.number)
             if look.has_deleted:
                 await asyncio.to_thread(self._sweep, corpus)
         except (errors.AeencError, OSError) as error:

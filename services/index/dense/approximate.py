@@ -123,9 +123,10 @@ class ApproximateIndex:
     ) -> list[SearchHits]:
         """Finds k near rows of each query (n, dim), not always the nearest; fewer if fewer are `allowed` (rows,)."""
         available = self.rows if allowed is None else int(np.count_nonzero(allowed))
-        is_selective = allowed is not None and available <= SCAN_ROWS
-        if effort.exact or is_selective or available <= k:
+        if effort.exact or available <= k:
             return self.flat.nearest(queries, k, allowed)
+        if allowed is not None and available <= SCAN_ROWS:
+            return [*self.flat.nearest_among(queries, np.flatnonzero(allowed), k)]
         asked = (effort.nprobe if self.plan.lists else effort.ef_search) or self.plan.breadth
         breadth = min(asked * self.rows // available, self._widest)  # allowed rows lie farther apart the fewer they are
         selector = selector_of(allowed)
@@ -137,7 +138,8 @@ class ApproximateIndex:
             for row, candidates in zip(pending.tolist(), proposed, strict=True):
                 ordinals = candidates[(candidates >= 0) & (candidates < self.rows)]
                 if len(ordinals) >= k:
-                    results[row] = replace(self.flat.nearest_among(queries[row], ordinals, k), exact=False)
+                    (found,) = self.flat.nearest_among(queries[row : row + 1], ordinals, k)
+                    results[row] = replace(found, exact=False)
                 elif breadth >= self._widest:
                     results[row] = self.flat.nearest(queries[row : row + 1], k, allowed)[0]
             pending = np.array([row for row in pending.tolist() if row not in results], dtype=np.int64)

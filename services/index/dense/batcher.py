@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from aeenc import errors
 from services.index.dense.approximate import SearchIndex
+from services.index.dense.exact import COARSE_UP_TO
 from services.index.values import DEFAULT_EFFORT, Effort, QueueLimit, SearchHits, Selection
 from services.kit import logs
 
@@ -62,12 +63,17 @@ class _PendingSearch:
     k: int
     selection: Selection
     effort: Effort
+    excluded: frozenset[int]  # left out of the k hits afterwards
     deadline: float | None
     answer: asyncio.Future[SearchOutcome]
     queued_at: float = field(default_factory=time.perf_counter)
     started_at: float | None = None
     compute_s: float = 0.0
     hits: list[SearchHits] = field(default_factory=list)
+
+    def kept(self, hits: SearchHits) -> SearchHits:
+        """What the caller gets of the hits of a batch, which may have found more."""
+        return hits.first(self.k).without(self.excluded, self.k - len(self.excluded))
 
     def shares_scan_with(self, other: _PendingSearch) -> bool:
         """Whether one scan can serve both: same rows, selection and effort, k of the same magnitude.
@@ -166,20 +172,20 @@ class SearchBatcher:
         Raises Overloaded when the queue is full, DeadlineExceeded when the time ran out before the search began or
         between two slices. A cancelled caller's work is dropped; the batch of the others goes on.
         """
-        excluded = selection.excluded if len(selection.excluded) <= EXCLUDED_AFTERWARDS else frozenset[int]()
-        if excluded:
-            selection = replace(selection, excluded=frozenset())
+        excluded, width = frozenset[int](), k
+        if len(selection.excluded) <= EXCLUDED_AFTERWARDS and not k <= COARSE_UP_TO < k + len(selection.excluded):
+            excluded, width = selection.excluded, k + len(selection.excluded)
+            selection = replace(selection, excluded=frozenset()) if excluded else selection
         deadline = None if deadline_s is None else time.monotonic() + deadline_s
         answer: asyncio.Future[SearchOutcome] = asyncio.get_running_loop().create_future()
-        search = _PendingSearch(served, queries, k + len(excluded), selection, effort, deadline, answer)
+        search = _PendingSearch(served, queries, width, selection, effort, excluded, deadline, answer)
         with self._changed:
             if self._closed:
                 raise errors.Unavailable("the index is shutting down; ask another one")
             self._queue.add(len(queries))
             self._pending.append(search)
         self._wake_soon(answer.get_loop())
-        outcome = await answer
-        return replace(outcome, hits=[one.without(excluded, k) for one in outcome.hits]) if excluded else outcome
+        return await answer
 
     def _wake_soon(self, loop: asyncio.AbstractEventLoop) -> None:
         """Lets the thread go on once the loop has handled the calls that are arriving, so that they join the batch."""
@@ -297,7 +303,7 @@ class SearchBatcher:
         done: list[tuple[_PendingSearch, SearchOutcome | Exception]] = []
         start = 0
         for search, count in batch.parts:
-            search.hits += [one.first(search.k) for one in hits[start : start + count]]
+            search.hits += map(search.kept, hits[start : start + count])
             start += count
             search.compute_s += batch.compute_s
             assert search.started_at is not None

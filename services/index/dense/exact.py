@@ -115,11 +115,11 @@ class FlatIndex:
             ]
         yield best
 
-    def nearest_among(self, query: NDArray[np.float32], ordinals: NDArray[np.int64], k: int) -> SearchHits:
-        """Finds the k nearest of some rows to one query (dim,), exactly."""
+    def nearest_among(self, queries: NDArray[np.float32], ordinals: NDArray[np.int64], k: int) -> Iterator[SearchHits]:
+        """Finds the k nearest of some rows to each query (n, dim), exactly."""
         among = np.sort(ordinals)  # ties go to the lower ordinal
-        (found,) = FlatIndex(self.vectors[among], largest_norm=self.largest_norm).nearest(query[None], k)
-        return SearchHits(among[found.ordinals], found.scores)
+        for found in FlatIndex(self.vectors[among], largest_norm=self.largest_norm).nearest(queries, k):
+            yield SearchHits(among[found.ordinals], found.scores)
 
     def _attempts(self, wanted: int) -> Iterator[tuple[Proposer, int]]:
         """Yields who proposes how many candidates, for as long as a list is not final."""

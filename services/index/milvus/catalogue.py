@@ -121,6 +121,7 @@ class MilvusCatalogue:
             moved = False
             while not moved:
                 await self.refresh()  # the check may have taken minutes
+                _named(self._known(corpus), corpus, generation_id)
                 previous = self.active_id(corpus)
                 check_expected(corpus, previous, expected)
                 note = replace(asked, previous=previous or "")
@@ -144,8 +145,6 @@ class MilvusCatalogue:
             before = await self._noted(corpus, "delete", request_id, note)
             ids = (self._seen or CatalogueSnapshot()).generations.get(corpus, {})
             if before is not None and (before.done or generation_id not in ids):
-                if not before.done:  # the process ended between Milvus and the files
-                    await self._remove_files(corpus, generation_id, request_id, note)
                 return ()
             stored = _named(self._known(corpus), corpus, generation_id)
             check_inactive(corpus, generation_id, self.active_id(corpus))
@@ -180,13 +179,10 @@ class MilvusCatalogue:
     async def _remove(self, corpus: str, stored: StoredGeneration, request_id: str, note: RequestNote) -> None:
         await self._link.write(self._records.put_note, corpus, "delete", request_id, note)
         await self._link.write(self._drop, stored)
-        await self._remove_files(corpus, stored.artifact.id, request_id, note)
-        await self.refresh()
-
-    async def _remove_files(self, corpus: str, generation_id: str, request_id: str, note: RequestNote) -> None:
         with suppress(errors.NotFound):  # of an earlier release, or of a host without this directory
-            await asyncio.to_thread(self._store.delete, folder_of(corpus), generation_id)
+            await asyncio.to_thread(self._store.delete, folder_of(corpus), stored.artifact.id)
         await self._link.write(self._records.put_note, corpus, "delete", request_id, replace(note, done=True))
+        await self.refresh()
 
     async def verify(self, corpus: str, generation_id: str) -> Artifact:
         """Counts and probes a generation ("": the active one) as an activation does.

@@ -139,7 +139,9 @@ class QueryEncoder:
     async def _send(self, key: EncodeKey, queue: _Queue) -> None:
         while batch := _next(queue.waiting):
             await self._encode(key, batch)
-        if not queue.waiting and len(queue.senders) <= 1 and self._queues.get(key) is queue:
+        # At once: until the loop runs the task's callbacks, a new text would rely on this task.
+        queue.senders.discard(asyncio.current_task())
+        if not queue.senders and self._queues.get(key) is queue:
             del self._queues[key]
 
     async def _encode(self, key: EncodeKey, batch: list[_EncodeRequest]) -> None:

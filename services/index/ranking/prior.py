@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,6 +120,7 @@ class Explanations:
         catalogue.on_followed(self.forget)
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._known: dict[str, list[Explanation]] = {}
+        self._forgotten = Counter[str]()  # times, by corpus
         self._priors: OrderedDict[tuple[str, str], Prior] = OrderedDict()
 
     async def put(
@@ -137,6 +138,7 @@ class Explanations:
 
     def forget(self, corpus: str) -> None:
         """Reads the explanations again when they are next needed: another process may have changed them."""
+        self._forgotten[corpus] += 1
         self._known.pop(corpus, None)
         for key in [key for key in self._priors if key[0] == corpus]:
             del self._priors[key]
@@ -148,12 +150,17 @@ class Explanations:
             self._priors.move_to_end(key)
             return known
         async with self._turn(generation.corpus):
+            if (known := self._priors.get(key)) is not None:  # made while this call waited
+                return known
+            times = self._forgotten[generation.corpus]
             explanations = await self._get(generation.corpus)
             check_explained(generation.corpus, explanations)
-            self._priors[key] = await asyncio.to_thread(Prior.of, explanations, generation)
+            made = await asyncio.to_thread(Prior.of, explanations, generation)
+            if times == self._forgotten[generation.corpus]:  # else it is of the explanations before, and not kept
+                self._priors[key] = made
             while len(self._priors) > OPEN:
                 self._priors.popitem(last=False)
-            return self._priors[key]
+            return made
 
     def _turn(self, corpus: str) -> asyncio.Lock:
         """The lock of a corpus: a large one holds up no other."""
@@ -176,10 +183,13 @@ class Explanations:
                     return now, note_change(self._store, corpus, "explain", "")
 
     async def _get(self, corpus: str) -> list[Explanation]:
-        if corpus not in self._known:
-            _, content = await asyncio.to_thread(self._latest, corpus)
-            self._known[corpus] = _explanations(content, corpus)
-        return self._known[corpus]
+        if (known := self._known.get(corpus)) is not None:
+            return known
+        times = self._forgotten[corpus]
+        found = await asyncio.to_thread(lambda: _explanations(self._latest(corpus)[1], corpus))
+        if times == self._forgotten[corpus]:
+            self._known[corpus] = found
+        return found
 
     def _latest(self, corpus: str) -> tuple[int, bytes | None]:
         """Reads the explanations and their number. In a bucket each number is created once, so that of two hosts that

@@ -29,7 +29,7 @@ from services.index.ranking.features import DEPTH, FirstWords, features_of, orde
 from services.index.ranking.fusion import fuse_hits, rocchio_feedback
 from services.index.ranking.prior import Near, Prior, with_bonus
 from services.index.ranking.validation import check_accepted, check_vectors
-from services.index.values import WITHOUT_ENCODER, SearchHits, Selection, TextQuery
+from services.index.values import ALL, WITHOUT_ENCODER, SearchHits, Selection, TextQuery
 
 KEPT_SCORES = 4_000_000  # by words, of all texts of a call together; beyond that, they are computed twice
 FEEDBACK = 5  # premises that negative feedback looks at
@@ -201,7 +201,7 @@ class Ranker:
         return replace(ranked, hits=hits)
 
     async def _by_words(self, call: RankCall, k: int) -> Ranking:
-        lexical, allowed = lexical_of(call.served), call.served.allowed(call.selection)
+        lexical, allowed = lexical_of(call.served), await _allowed(call)
         is_iterative = call.query.mode == "ITERATIVE_LEXICAL"
 
         def work(row: int) -> SearchHits:
@@ -212,7 +212,7 @@ class Ranker:
         return await self._in_executor(call, Ranking([]), work)
 
     async def _hybrid(self, call: RankCall, vectors: NDArray[np.float32], k: int) -> Ranking:
-        lexical, allowed, query = lexical_of(call.served), call.served.allowed(call.selection), call.query
+        lexical, allowed, query = lexical_of(call.served), await _allowed(call), call.query
         dense = await self._dense(call, vectors, self._pool)
         comes_again = query.negative_feedback and len(query.texts) * call.served.index.rows <= KEPT_SCORES
 
@@ -252,7 +252,7 @@ class Ranker:
 
     async def _by_features(self, call: RankCall, vectors: NDArray[np.float32], ranked: Ranking, k: int) -> Ranking:
         """Orders the best premises anew by the weighted sum of their features."""
-        allowed, query = call.served.allowed(call.selection), call.query
+        allowed, query = await _allowed(call), call.query
         lexical = lexical_of(call.served) if query.mode == "HYBRID" else None
 
         def words_of(row: int, first: SearchHits) -> FirstWords | None:
@@ -281,6 +281,11 @@ class Ranker:
         hits, version = await self._reranker.rerank(call.query, ranked.hits, texts, left_s=call.left_s)
         encode_s = ranked.encode_s + time.perf_counter() - started
         return replace(ranked, hits=hits, encode_s=encode_s, reranked_by=version)
+
+
+async def _allowed(call: RankCall) -> NDArray[np.bool_] | None:
+    """The premises (rows,) that a call may return; None: all. A mask of a large corpus takes milliseconds."""
+    return None if call.selection == ALL else await asyncio.to_thread(call.served.allowed, call.selection)
 
 
 def _turned(

@@ -63,7 +63,8 @@ class Retrieval:
         served = await self._catalogue.resolve(query.scope.corpus, query.scope.generation)
         prior = await self._explanations.prior(served.generation) if query.prior else None
         selection = await select(served, query.scope)
-        call = await _off_loop(len(query.texts), lambda: RankCall.of(query, served, selection, deadline, prior))
+        looked_up = len(query.texts) + sum(map(len, query.accepted))
+        call = await _off_loop(looked_up, lambda: RankCall.of(query, served, selection, deadline, prior))
         ranked = await self._ranker.rank(call)
         return RetrievalResult(
             ranked.hits,

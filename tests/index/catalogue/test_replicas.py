@@ -150,6 +150,17 @@ async def test_explanations_that_one_replica_was_given_the_other_uses_and_adds_t
         assert await one.client.put_explanations("science", [("a pole melts", ["f6"])]) == 2
 
 
+async def test_explanations_that_another_replica_was_given_survive_an_activation_before_the_next_look(serve):
+    async with serve(replica_wait_s=0.1) as one, serve(look_s=NEVER) as two:
+        await one.client.build("science", facts()[:8])
+        second = (await one.client.build("science", facts(), activate=False)).id
+        await one.client.put_explanations("science", [("a pole melts", ["f5"])])
+        assert (await two.client.retrieve("science", ["the pole"], prior=1.0))[0][0].id == "f5"
+        await one.client.put_explanations("science", [("a pole melts", ["f6"])], replace=True)
+        await two.client.activate("science", second)
+        assert (await two.client.retrieve("science", ["the pole"], prior=1.0))[0][0].id == "f6"
+
+
 async def test_a_replica_whose_store_is_away_serves_what_it_has_and_follows_again_when_it_is_back(serve, tmp_path):
     async with serve(look_s=0.05) as one:
         first = (await one.client.build("science", facts())).id

@@ -73,6 +73,12 @@ async def test_a_deletion_sent_again_gets_the_same_answer_and_deletes_nothing_el
         assert len([one async for one in index.client.list_generations("science")]) == 2, "what was built since stays"
 
 
+async def test_a_deletion_of_nothing_is_refused_as_often_as_it_is_sent(index):
+    await two_generations(index)
+    for _ in range(2):
+        await raises(errors.NotFound, delete(index, "g0123456789abcdef"), "g0123456789abcdef")
+
+
 @pytest.mark.parametrize(
     ("changes", "word"),
     [

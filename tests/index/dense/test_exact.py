@@ -242,7 +242,7 @@ def test_the_nearest_among_some_rows_are_exact_and_ties_go_to_the_lower_ordinal(
     matrix[600:] = matrix[:300]  # each row of the first third has a twin
     index, query = FlatIndex(matrix), rng.normal(size=48).astype(np.float32)
     among = rng.permutation(900)[:700]
-    found = index.nearest_among(query, among, 12)
+    (found,) = index.nearest_among(query[None], among, 12)
     wanted = index.rescore(query, np.sort(among), 12)
     assert found.ordinals.tolist() == wanted.ordinals.tolist()
     assert found.scores.tobytes() == wanted.scores.tobytes()

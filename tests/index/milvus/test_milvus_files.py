@@ -5,7 +5,6 @@ import pytest
 
 from aeenc import errors
 from services.corpus.generation import open_generation
-from services.store.artifacts import ArtifactStore
 from support.servers.milvus_server import need_milvus
 from support.worlds.index_world import PREMISES, broken_build, facts, premise, raises, vector_of, works
 
@@ -36,24 +35,6 @@ async def test_a_delta_takes_over_the_vectors_that_milvus_has(start, store, enco
         assert encoder.servicer.encoded_premises == ["a new fact"]
         files = open_generation(store, "science", built.id)
         np.testing.assert_allclose(files.vectors[-2], vector_of(PREMISES[29].text), atol=1e-6)
-
-
-async def test_a_deletion_that_was_broken_off_takes_the_files_when_it_is_asked_for_again(start, store, monkeypatch):
-    async with start() as index:
-        first = await index.client.build("science", facts())
-        await index.client.build("science", PREMISES)
-
-        def killed(*_: object) -> None:
-            raise RuntimeError("the process ends")
-
-        monkeypatch.setattr(ArtifactStore, "delete", killed)
-        with pytest.raises(errors.AeencError, match="internal"):
-            await index.client.delete("science", first.id, request_id="r")
-        monkeypatch.undo()
-        assert open_generation(store, "science", first.id).dim
-        await index.client.delete("science", first.id, request_id="r")
-        with pytest.raises(errors.NotFound):
-            open_generation(store, "science", first.id)
 
 
 async def test_the_trainer_reads_the_files_of_a_generation_until_it_is_deleted(start, store):

@@ -10,7 +10,7 @@ need_milvus()
 from services.corpus.generation import PremiseRecord  # noqa: E402
 from services.index.milvus.generation import Candidates  # noqa: E402
 from services.index.milvus.schema import K_MOST, NAMES_MOST, allowed, to_record, to_row, with_any_id  # noqa: E402
-from services.index.milvus.searching import rescore  # noqa: E402
+from services.index.milvus.searching import TOGETHER, rescore  # noqa: E402
 
 
 class Rough:
@@ -59,6 +59,19 @@ def test_lists_are_those_of_a_brute_force_in_float64(k):
         assert one.ordinals.tolist() == order.tolist()
         assert one.scores.tobytes() == exact[order].tobytes()
         assert {rescored.premises[n].id for n in order} == {f"p{n}" for n in order}
+
+
+def test_candidates_of_a_large_call_are_held_a_few_queries_at_a_time():
+    matrix = unit(np.random.default_rng(2).normal(size=(300, 33)))
+    rough, asked = Rough(matrix), []
+
+    def propose(queries, width):
+        asked.append(len(queries))
+        return rough(queries, width)
+
+    rescored = rescore(matrix[: 2 * TOGETHER + 5], 3, propose, is_exact=True)
+    assert asked == [TOGETHER, TOGETHER, 5]
+    assert [one.ordinals[0] for one in rescored.hits] == [*range(2 * TOGETHER + 5)]
 
 
 def test_only_queries_that_need_it_are_asked_again_and_more_than_milvus_gives_is_said_to_be_inexact():

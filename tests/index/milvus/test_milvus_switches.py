@@ -13,6 +13,7 @@ from support.worlds.index_world import SPACE, facts, premise, vector_of
 
 need_milvus()
 
+from services.index.milvus import catalogue as catalogue_module  # noqa: E402
 from services.index.milvus.ledger import switches as switches_module  # noqa: E402
 from services.index.milvus.ledger.records import Records  # noqa: E402
 from services.index.milvus.ledger.switches import KEPT, Switches  # noqa: E402
@@ -130,6 +131,21 @@ async def test_a_generation_that_is_activated_while_it_is_deleted_stays(start, m
             await one.client.delete("science", second)
         await one.client.activate("science", second, expected=second)
         assert (await one.client.search("science", TWO, space_id=SPACE)).generation == second
+
+
+async def test_a_generation_that_is_deleted_while_it_is_checked_is_not_activated(start, monkeypatch):
+    async with start() as one, start() as other:
+        first, second = await built(one, 2)
+        checked, loop = catalogue_module.check, asyncio.get_running_loop()
+
+        def slow(*arguments: Any) -> None:
+            checked(*arguments)
+            asyncio.run_coroutine_threadsafe(other.client.delete("science", second), loop).result(20)
+
+        monkeypatch.setattr(catalogue_module, "check", slow)
+        with pytest.raises(errors.NotFound, match=second):
+            await one.client.activate("science", second)
+        assert (await one.client.search("science", TWO, space_id=SPACE)).generation == first
 
 
 async def test_a_failure_that_leaves_no_alias_is_not_taken_for_a_faster_process(start, monkeypatch):

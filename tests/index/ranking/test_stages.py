@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import grpc
 import numpy as np
@@ -13,10 +14,11 @@ from aeenc.v1 import encoder_pb2, index_pb2
 from services.corpus.generation import open_generation
 from services.index.lexical.bm25 import LexicalIndex
 from services.index.ranking import ranker
+from services.index.ranking.encoding import WINDOW, EncodeKey, QueryEncoder, QueryVectors
 from services.index.ranking.fusion import fuse
 from services.index.ranking.prior import FILE, Hypotheses, Prior
 from services.index.values import Explanation
-from support.worlds.index_world import FACTS, facts, premise, raises, vector_of
+from support.worlds.index_world import FACTS, SPACE, facts, premise, raises, vector_of
 
 EXPLAINED = [
     ("magnets pull iron nails", ["f0", "f1", "gone"]),
@@ -161,6 +163,23 @@ async def test_explanations_outlive_the_process_and_are_joined_or_replaced(serve
         assert await first(index) == "f9"
 
 
+async def test_a_prior_is_made_once_for_all_who_wait_and_not_kept_if_explanations_changed_meanwhile(built, monkeypatch):
+    await built.client.put_explanations("science", EXPLAINED)
+    [explanations] = (one._explanations for _, one in built.server._servicers if hasattr(one, "_explanations"))
+    loop, make, made = asyncio.get_running_loop(), Prior.of, []
+
+    def slow(*arguments):
+        made.append(arguments)
+        if len(made) == 1:
+            loop.call_soon_threadsafe(explanations.forget, "science")
+        time.sleep(0.05)  # in a thread
+        return make(*arguments)
+
+    monkeypatch.setattr(Prior, "of", staticmethod(slow))
+    await asyncio.gather(*(built.client.retrieve("science", ["ice"], prior=0.5) for _ in range(8)))
+    assert len(made) == 2
+
+
 async def test_explanations_are_put_again_after_a_passing_refusal_unless_they_come_from_an_iterator(built, monkeypatch):
     [servicer] = (one for _, one in built.server._servicers if hasattr(one, "_explanations"))
     put, refusals = servicer._explanations.put, []
@@ -246,6 +265,30 @@ async def test_texts_of_concurrent_calls_go_to_the_encoder_together_and_come_bac
     assert [one[0][0].text for one in found] == [FACTS[n % 10] for n in range(64)]
     assert len(encoder.servicer.requests) < 32  # a dozen on an idle machine
     assert sum(len(request.texts) for request in encoder.servicer.requests) == 64
+
+
+async def test_a_text_that_comes_just_as_all_calls_to_the_encoder_have_ended_is_encoded():
+    ended = asyncio.Event()
+
+    class Encoder(QueryEncoder):
+        async def _encode(self, _key, batch):
+            await ended.wait()
+            for asked in batch:
+                asked.answer.set_result(QueryVectors(np.zeros((1, 2), np.float32), "q", SPACE))
+
+    encoder, key = Encoder(None), EncodeKey(SPACE)  # type: ignore[arg-type]
+
+    async def twice():
+        await encoder.encode(["ice"], key)
+        return await encoder.encode(["ice"], key, left_s=2.0)
+
+    calls = [asyncio.create_task(twice())]
+    for _ in range(WINDOW - 1):
+        await asyncio.sleep(0.01)  # so that it goes out alone
+        calls.append(asyncio.create_task(encoder.encode(["ice"], key)))
+    await asyncio.sleep(0.01)
+    ended.set()
+    assert [one.version for one in await asyncio.gather(*calls)] == ["q"] * WINDOW
 
 
 async def test_calls_for_other_versions_or_routes_are_never_encoded_together(built, encoder):
