@@ -47,6 +47,7 @@ Hook = Callable[[], Awaitable[None]]
 
 COLLECT_AFTER = 700  # new objects: a pass of 3 ms
 COLLECT_OLDER = 500  # passes over new objects between two over older ones, which are calls in flight: 70 ms
+REOPEN_S = 1.0  # between attempts
 SWITCH_S = 0.0005  # between threads; Python's default is ten times that
 
 
@@ -231,7 +232,19 @@ class GrpcServer:
             log.error("the gRPC server ended by itself; opening another")
             with contextlib.suppress(Exception):  # raises again what ended it
                 await self._server.stop(0)
-            await self._open()
+            await self._open_again()
+
+    async def _open_again(self) -> None:
+        """Opens until it succeeds: certificates may be half replaced just now, or somebody may have the port."""
+        port = self.port
+        while not self._is_closing:
+            try:
+                await self._open()
+                return
+            except errors.AeencError as error:
+                log.warning("the gRPC server cannot open again; trying on", reason=error.message)
+                self.port = port
+                await asyncio.sleep(REOPEN_S)
 
     async def stop(self, grace_s: float | None = None, *, delay_s: float = 0.0) -> None:
         """Says NOT_SERVING, takes calls for `delay_s`, finishes them within `grace_s`, then runs the stop hooks."""

@@ -86,8 +86,11 @@ class Hold:
     def __init__(self, path: Path) -> None:
         self._manifest = path / MANIFEST
         self._descriptor = os.open(self._manifest, os.O_RDONLY)
-        with contextlib.suppress(BlockingIOError):  # it is being removed: what is opened next is not there
+        self.is_locked = True
+        try:
             fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:  # it is being removed: what is opened next is not there
+            self.is_locked = False
 
     def stands(self) -> bool:
         """Whether the artifact still stands at its place: not deleted, nor replaced because it was damaged."""

@@ -42,6 +42,7 @@ log = get(__name__)
 T = TypeVar("T")
 
 TRIES, BACKOFF_S = 3, 0.2
+JUDGED_S = 0.01  # somebody is just finding out whether a copy may go
 BLOCK_BYTES = 4 * 1024 * 1024
 UNFINISHED_AFTER = timedelta(days=1)  # files without a manifest that nobody has touched for so long belong to nobody
 
@@ -238,8 +239,9 @@ class CachedStore(ArtifactStore):
         for _ in range(TRIES):  # somebody may evict it before it is held
             self._provide(folder, artifact_id)
             with contextlib.suppress(errors.NotFound):
-                if (hold := super().hold(folder, artifact_id)).stands():
+                if (hold := super().hold(folder, artifact_id)).is_locked and hold.stands():
                     return hold
+            time.sleep(JUDGED_S)
         return super().hold(folder, artifact_id)
 
     def check_exists(self, folder: str, artifact_id: str) -> None:

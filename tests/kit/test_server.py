@@ -22,6 +22,7 @@ from pydantic_settings import SettingsConfigDict
 
 from aeenc import Channel, EncoderClient, errors, vectors
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
+from services.kit import server as server_module
 from services.kit.calls.metrics import RpcMetrics
 from services.kit.convert import request_id
 from services.kit.server import GrpcServer
@@ -363,6 +364,22 @@ async def test_a_drain_finishes_what_is_in_flight_and_refuses_what_is_new() -> N
     await stopping
     with pytest.raises(errors.Unavailable, match="is it running"):
         await EncoderClient(Channel(f"127.0.0.1:{server.port}")).encode(["a"], timeout_s=0.3)
+
+
+async def test_a_server_that_ended_by_itself_is_opened_until_that_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "REOPEN_S", 0.01)
+    running, _ = build()  # not started: grpc ends the process if a server is stopped twice
+    running.port, refused = 7, [1, 2]
+
+    async def half_replaced() -> None:
+        assert running.port == 7, "callers know this one"
+        if refused:
+            running.port = 0
+            raise errors.InvalidArgument(f"the certificate has another key ({refused.pop()})")
+
+    monkeypatch.setattr(running, "_open", half_replaced)
+    await running._open_again()
+    assert not refused
 
 
 async def test_a_port_that_is_taken_is_named() -> None:

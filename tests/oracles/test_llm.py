@@ -11,6 +11,7 @@ from aeenc import errors
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Task, ask
 from aeenc.oracles.ledger import Budget
 from aeenc.oracles.llm import TEMPLATE, LanguageModelOracle, read_key
+from services.launcher.processes import free_port
 from support.servers.model_endpoint import ABSTAINING, KEY, ModelEndpoint
 
 TEXTS = ["a nail is made of iron", "ice can melt", "iron is a metal"]
@@ -134,6 +135,18 @@ async def test_the_budget_holds_over_restarts_and_what_it_does_not_allow_is_not_
     assert usage.cost <= (budget.cost or 0)
     assert decided == len(endpoint.sent) < 32
     assert abstained == 32 - decided
+
+
+@pytest.mark.parametrize("fault", ["away", "unauthorized"])
+async def test_a_call_that_the_endpoint_has_not_worked_on_costs_nothing(tmp_path: Path, fault: str) -> None:
+    with ModelEndpoint(fault=lambda number: fault).served() as endpoint:
+        url = endpoint.url if fault != "away" else f"http://127.0.0.1:{free_port(set())}/v1"
+        oracle = LanguageModelOracle(url, "m", key=KEY, cache=tmp_path / "cache", budget=Budget(tokens=6000))
+        for _ in range(8):
+            with pytest.raises((errors.Unavailable, errors.FailedPrecondition)):
+                await ask(oracle, task())
+        assert oracle.usage.prompt_tokens + oracle.usage.answer_tokens == 0
+        await oracle.close()
 
 
 def test_what_cannot_work_is_refused_with_the_remedy(tmp_path: Path) -> None:

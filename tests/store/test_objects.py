@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -198,6 +199,17 @@ def test_the_cache_keeps_its_bound_and_what_is_held_or_nowhere_else(host: Any):
     assert here == {held.id, unpushed.id, newest.id}
     assert two.open(FOLDER, oldest.id).id == oldest.id, "what was evicted is fetched again"
     assert hold.stands()
+
+
+def test_a_hold_waits_while_another_process_judges_the_copy(host: Any, monkeypatch: pytest.MonkeyPatch):
+    store = host("one")
+    artifact = commit(store, a="1")
+    judging = (artifact.path / MANIFEST).open("r+b")
+    fcntl.flock(judging, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    monkeypatch.setattr(objects.time, "sleep", lambda _: judging.close())
+    held = store.hold(FOLDER, artifact.id)
+    assert held.is_locked
+    assert not objects._unheld(artifact.path)
 
 
 def test_a_deleted_artifact_is_gone_everywhere_but_from_other_caches(host: Any, remote: Path):

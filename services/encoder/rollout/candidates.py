@@ -231,13 +231,17 @@ class Spaces:
         self._failed: dict[str, str] = {}  # space -> the premise encoder that failed here
 
     async def open_default(self, space_id: str, version: str, *, retry_failed: bool) -> tuple[LabelRow, Model] | None:
-        """Makes a space the default. Raises the failure when nothing else serves.
+        """Makes a space the default, once its `stable` can be served. Raises the failure when nothing else serves.
 
-        Returns the model to serve at once under its `stable`, when that is not served yet and can be.
+        Returns the model to serve at once under its `stable`, when that is not served yet.
         """
         if (self._versions.space_id, self._versions.premise_version) == (space_id, version):
             return None
         if self._failed.get(space_id) == version and self._versions.complete and not retry_failed:
+            return None
+        row = await self._registry.label(space_id, STABLE)
+        is_served = (space_id, STABLE) in self._versions.labels
+        if row is None and not is_served and self._versions.complete:
             return None
         try:
             premises = await self._load(space_id, version)
@@ -246,12 +250,16 @@ class Spaces:
                 raise
             return None
         stable = None
-        row = await self._registry.label(space_id, STABLE)
-        if row is not None and (space_id, STABLE) not in self._versions.labels:
+        if row is not None and not is_served:
             with contextlib.suppress(errors.AeencError):  # the same round follows the label and records the failure
-                stable = premises if row.version == version else None
-                stable = stable or await self._loader.load(space_id, row.version, premises.dim)
-                self._loader.check_precision(stable)
+                found = premises if row.version == version else None
+                found = found or await self._loader.load(
+                    space_id, row.version, premises.dim, beside=self._versions.complete
+                )
+                self._loader.check_precision(found)
+                stable = found
+            if stable is None and self._versions.complete:
+                return None
         self._versions.open_space(space_id, premises, default=True)
         return None if row is None or stable is None else (row, stable)
 

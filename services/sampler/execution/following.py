@@ -48,7 +48,8 @@ class Following:
         newer = replace(run, current_version=version)
         if version != run.version and not dry_run:
             await self._labels.hold(newer)
-            await self._store.follow(run_id, version)
+            if not await self._store.follow(run_id, version):  # it has ended meanwhile
+                await self._labels.drop(run_id)
             log.info("run follows its label", run=run_id, version=version, before=run.version)
         return newer
 

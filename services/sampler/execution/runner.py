@@ -245,5 +245,5 @@ class Runner:
                 break
             except errors.Unavailable:
                 await asyncio.sleep(self._poll_s)
-        if ended == "OK":  # else a successor uses the label
+        if ended in {"OK", state}:  # the second by an attempt whose answer was lost; else a successor uses the label
             await self._labels.drop(run.id)

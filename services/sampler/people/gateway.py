@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -35,6 +36,7 @@ from services.store.formats import NewerFormat
 log = get(__name__)
 
 POLL_S = 0.25
+RECHECK_S = 5.0
 AWAY_PAUSE_S = 1.0
 
 Waiting = tuple[Task, "asyncio.Future[TaskRecord]"]
@@ -51,6 +53,7 @@ class PeopleGateway:
         self.last_answer_at = 0.0  # never read: people leave no task unanswered for good
         self._runs, self._tasks, self._queue = runs, tasks, queue
         self._known: dict[str, Run] = {}
+        self._rechecked: dict[str, float] = {}  # when, by run
         self._new: dict[tuple[str, str], Waiting] = {}
         self._waiting: dict[tuple[str, str], Waiting] = {}
         self._serving: asyncio.Task[None] | None = None
@@ -202,6 +205,16 @@ class PeopleGateway:
                 record, _ = await self._tasks.apply(run, name, settle)
                 if record.settled or record.withdrawn:
                     self._resolve(record)
+        if time.monotonic() - self._rechecked.get(run.id, 0.0) >= RECHECK_S:
+            self._rechecked[run.id] = time.monotonic()
+            await self._recheck(run.id)
+
+    async def _recheck(self, run_id: str) -> None:
+        """Hands out what was settled by a write whose answer was lost, or by another sampler: it is due no longer."""
+        names = [name for of_run, name in self._waiting if of_run == run_id]
+        for record in (await self._tasks.read_many(run_id, names))[0] if names else ():
+            if record.settled or record.withdrawn == "DONE":
+                self._resolve(record)
 
     def _resolve(self, record: TaskRecord) -> None:
         _, future = self._waiting.pop((record.run_id, record.task.task_id), (None, None))

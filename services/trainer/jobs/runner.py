@@ -226,6 +226,8 @@ class JobRunner:
             files.forget_result()
             await self._prepare(job, files)
             result = await self._run_child(job, files)
+        if result.get("transient"):
+            raise errors.Unavailable(str(result["error"]))
         version, premise_version = str(result.get("version", "")), str(result.get("premise_version", ""))
         for made in _checkpoints_in(result):
             row = await self._patiently(lambda made=made: self._checkpoints.register(made))  # type: ignore[misc]

@@ -7,6 +7,7 @@ own label, removed once the generation is built. Nothing that serves changes.
 from __future__ import annotations
 
 import asyncio
+import uuid
 
 from aeenc import errors
 from aeenc.index import IndexClient
@@ -47,7 +48,7 @@ class TandemBuilder:
         if (known := await self._tandems.get(version)) is not None:
             return known
         await self._registry.set_space(space_id, premise_version)
-        name = f"{LABEL}{job.id}"
+        name = f"{LABEL}{job.id}-{uuid.uuid4().hex[:8]}"  # of this attempt: one that is overtaken removes its own
         try:  # a label that was asked for may be set even if its answer does not arrive
             label = await self._registry.set_label(space_id, name, version)
             await await_all(self._registry, label, self._patience_s)
@@ -75,7 +76,7 @@ class TandemBuilder:
     async def sweep(self) -> None:
         """Removes labels of jobs that ended while no trainer worked on them."""
         for row in await self._registry.labels(readable=True):
-            if row.name.startswith(LABEL) and await self._has_ended(row.name.removeprefix(LABEL)):
+            if row.name.startswith(LABEL) and await self._has_ended(row.name.removeprefix(LABEL).partition("-")[0]):
                 await self._close(row.space_id, row.name)
 
     async def _has_ended(self, job_id: str) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from aeenc.errors import AeencError
+from aeenc.errors import AeencError, DeadlineExceeded, Overloaded, Unavailable
 from services.store.artifacts import ArtifactStore
 from services.store.files import atomic_write
 from services.trainer.jobs.files import JobFiles
@@ -48,6 +48,8 @@ def _job(files: JobFiles) -> None:
 
     try:
         run_job(files)
+    except (Unavailable, Overloaded, DeadlineExceeded) as error:  # the trainer tries again later
+        files.write_result({"error": error.message, "transient": True})
     except AeencError as error:
         files.write_result({"error": error.message})
     except (Diverged, ValueError) as error:

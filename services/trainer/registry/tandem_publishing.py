@@ -115,6 +115,8 @@ class TandemPublisher:
                     await self._check_unmoved(before.space_id, compared)
                 await self._registry.requests.record(request, {"to": tandem.generation, "answer": answer})
                 await finish(asyncio.create_task(self._activate(tandem.corpus, tandem.generation, before.generation)))
+                if compared is not None:
+                    await self._check_still_unmoved(tandem, before, compared)
             except BaseException:
                 if moving.exception() is None:
                     await finish(asyncio.create_task(self._undo(tandem, named, moving.result())))
@@ -180,6 +182,16 @@ class TandemPublisher:
                 f"label 'stable' of space {space_id} is at revision {now} ({version}), no longer at {revision}, with "
                 "which the tandem was compared; publish it again"
             )
+
+    async def _check_still_unmoved(self, tandem: Tandem, before: ActiveGeneration, revision: int) -> None:
+        """As `_check_unmoved` after the activation, which it takes back: a label may have moved at the same time."""
+        try:
+            await self._check_unmoved(before.space_id, revision)
+        except errors.Aborted:
+            if before.generation:
+                going_back = self._activate(tandem.corpus, before.generation, tandem.generation)
+                await finish(asyncio.create_task(going_back))
+            raise
 
     async def _activate(self, corpus: str, generation: str, expected: str) -> None:
         """Moves the pointer. If the answer is lost, the active generation decides whether that failed."""

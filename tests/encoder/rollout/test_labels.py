@@ -226,6 +226,29 @@ async def test_a_bad_premise_encoder_of_a_new_default_space_disturbs_nothing(
         await until(lambda: server.readiness.state == "SERVING")
 
 
+@pytest.mark.parametrize("poison", [None, True], ids=["no label yet", "damaged"])
+async def test_a_new_default_space_waits_until_its_stable_can_be_served(
+    serve, tuned, registry, artifact_store, poison
+) -> None:
+    elsewhere = "s" + "1" * 16
+    async with serve() as (server, client):
+        premises = write_tiny_checkpoint(artifact_store, seed=8, space_id=elsewhere)
+        await register(registry, premises)  # names its space the default
+        if poison:
+            bad = write_tiny_checkpoint(
+                artifact_store, seed=9, space_id=elsewhere, base_version=premises.version, poison=True
+            )
+            await register(registry, bad)
+            row = await registry.set_label(elsewhere, "stable", bad.version)
+            assert not (await registry.await_rollout(row, 20))[0].ok
+        await asyncio.sleep(0.6)
+        assert (await client.encode(["sun"])).model_version == tuned[0].version
+        assert server.readiness.healthy
+        row = await registry.set_label(elsewhere, "stable", premises.version)
+        assert (await registry.await_rollout(row, 20))[0].ok
+        assert (await client.encode(["sun"])).model_version == premises.version
+
+
 async def test_a_dropped_model_is_really_gone(serve, tuned, registry) -> None:
     import gc
     import weakref

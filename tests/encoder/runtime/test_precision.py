@@ -18,7 +18,7 @@ from services.encoder.runtime.runners import SingleRunner, Tokens
 from services.store.artifacts import ArtifactStore
 from services.store.registry import Registry
 from support.models.tiny_checkpoints import PROBES, TinyCheckpoint, register, write_tiny_checkpoint
-from support.waiting import eventually
+from support.waiting import eventually, until
 
 PASSED = {
     "passed": True,
@@ -253,6 +253,14 @@ async def test_a_candidate_without_the_precision_asked_for_by_name_is_refused_an
         assert "has no model.int8.onnx" in rollout.reason
         answer = await client.encode(["sun"])
         assert (answer.model_version, answer.precision) == (good.version, "int8")
+
+
+async def test_a_start_refuses_a_version_without_the_precision_asked_for_by_name(serve, space, registry):
+    await registry.set_label(space.space_id, "stable", space.version)
+    async with serve(precision="int8", wait=False) as (server, client):
+        await until(lambda: "cannot be computed in int8 here" in server.readiness.reason)
+        with pytest.raises(errors.Unavailable):
+            await client.encode(["sun"], timeout_s=1.0)
 
 
 async def test_half_precision_asked_for_by_name_stops_the_start_without_a_gpu(serve) -> None:

@@ -11,7 +11,7 @@ import aeenc
 from aeenc import errors
 from aeenc.oracle import ABSTAINS, BAD_FACT, EXPLAINS, IRRELEVANT, REFUSES, Verdict
 from aeenc.v1 import sampler_pb2
-from services.sampler.people import steps
+from services.sampler.people import gateway, steps
 from services.sampler.people.controls import read_controls
 from services.sampler.people.task_store import TaskStore
 from services.sampler.records.keys import TaskKeys
@@ -174,6 +174,21 @@ async def test_what_was_settled_for_a_sampler_that_died_is_found_by_the_next(wor
     await redis.aclose()
     async with world.sampler(queues={"team": {**QUEUE, "undo_s": NEVER}}) as sampler:
         run = await asyncio.wait_for(sampler.wait(run_id), 40)
+        assert (run.state, run.progress.negatives) == (sampler_pb2.RUN_STATE_SUCCEEDED, 4)
+
+
+async def test_what_another_sampler_has_settled_is_found_by_one_that_waits_for_it(world: SamplerWorld, monkeypatch):
+    monkeypatch.setattr(gateway, "RECHECK_S", 0.2)
+    async with at_work(world, 1, undo_s=NEVER) as (people, sampler, run_id):
+        lease = await take(people, "ann")
+        await people.submit(lease, [])
+        redis = connect(world.settings["redis_url"])
+        store = TaskStore(redis, TaskKeys(world.settings["namespace"]))
+        read = await store.read(run_id, lease.task.task_id)
+        assert read.record is not None
+        assert await store.write(steps.settle(read.record, read.at, 0.0, "0-0"), "team", read.at)
+        await redis.aclose()
+        run = await asyncio.wait_for(sampler.wait(run_id), 20)
         assert (run.state, run.progress.negatives) == (sampler_pb2.RUN_STATE_SUCCEEDED, 4)
 
 

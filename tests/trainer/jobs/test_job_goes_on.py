@@ -19,6 +19,8 @@ from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs import runner
 from services.trainer.jobs.files import JobFiles
 from services.trainer.jobs.job import Job
+from services.trainer.learning import __main__ as child
+from services.trainer.learning import job as job_module
 from services.trainer.registry.checkpoints import Checkpoints
 from support.waiting import eventually, until
 from support.worlds.job_bench import Bench, StandInServices, starting
@@ -31,6 +33,15 @@ if (directory / "asked").exists():
 else:
     (directory / "asked").touch()
     os.kill(os.getpid(), int(sys.argv[2]))
+"""
+
+
+CANNOT_REACH_THE_STORE_ONCE = """
+import json, pathlib, sys
+directory = pathlib.Path(sys.argv[1])
+result = {"version": "v1"} if (directory / "asked").exists() else {"error": "it is away", "transient": True}
+(directory / "asked").touch()
+(directory / "result.json").write_text(json.dumps(result))
 """
 
 
@@ -49,6 +60,23 @@ async def test_a_job_whose_process_was_asked_to_end_goes_on_instead_of_failing(b
     states = [event.job.state async for event in bench.store.watch(bench.job.id, 0)]
     assert "FAILED" not in states
     assert len(children) == 2
+
+
+async def test_a_job_whose_process_could_not_reach_the_store_is_tried_again(bench: Bench, monkeypatch):
+    children = starting(monkeypatch, CANNOT_REACH_THE_STORE_ONCE)
+    bench.runner.start()
+    assert (await bench.until("SUCCEEDED")).version == "v1"
+    assert "FAILED" not in [event.job.state async for event in bench.store.watch(bench.job.id, 0)]
+    assert len(children) == 2
+
+
+def test_a_process_says_that_what_is_away_may_come_back(tmp_path: Path, monkeypatch):
+    def away(_: JobFiles) -> None:
+        raise errors.Unavailable("the bucket does not answer")
+
+    monkeypatch.setattr(job_module, "run_job", away)
+    child._job(JobFiles(tmp_path))
+    assert JobFiles(tmp_path).result() == {"error": "the bucket does not answer", "transient": True}
 
 
 async def test_a_trainer_that_drains_lets_go_of_its_job_and_begins_none(bench: Bench, monkeypatch):

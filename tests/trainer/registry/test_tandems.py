@@ -191,6 +191,25 @@ async def test_a_tandem_does_not_replace_what_it_was_not_compared_with_unless_fo
     assert await world.served() == (tandem.version, tandem.generation)
 
 
+async def test_a_tandem_goes_back_if_a_better_version_is_published_while_it_is_activated(
+    world: TandemWorld, pairs: list[TandemCheckpoints], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tandem = await world.tandem(pairs[0])
+    better = write_tiny_checkpoint(world.space.store, seed=7).version
+    await world.checkpoints.register(better)
+    activate = TandemPublisher._activate
+
+    async def overtaken(self: TandemPublisher, *arguments: str) -> None:
+        monkeypatch.setattr(TandemPublisher, "_activate", activate)
+        assert (await world.registry.publish(better, wait_s=20)).complete
+        await activate(self, *arguments)
+
+    monkeypatch.setattr(TandemPublisher, "_activate", overtaken)
+    with pytest.raises(errors.Aborted, match="publish it again"):
+        await world.registry.publish(tandem.version, wait_s=20)
+    await unmoved(world, pairs[0], (better, world.base))
+
+
 async def test_a_way_back_that_nobody_went_is_refused_and_a_repeated_one_goes_back_once(
     world: TandemWorld, pairs: list[TandemCheckpoints]
 ) -> None:

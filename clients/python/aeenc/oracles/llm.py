@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from aeenc.errors import FailedPrecondition, InvalidArgument, Unavailable
+from aeenc.errors import AeencError, FailedPrecondition, InvalidArgument, Unavailable
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Oracle, Task, Verdict
 from aeenc.oracles.ledger import Budget, Ledger, Usage
 
@@ -49,6 +49,7 @@ Give every number exactly one verdict: "explains", "does_not_explain", or "canno
 _VERDICTS = {"explains": EXPLAINS, "does_not_explain": REFUSES, "cannot_say": ABSTAINS}
 _FIELDS = {"query", "path", "accepted", "candidates"}
 _MISCONFIGURED = {401, 403, 404}
+_NOTHING_SENT = {"ConnectError", "ConnectTimeout", "PoolTimeout"}  # of httpx, beneath the client's own errors
 _TRANSIENT = {408, 409, 429, 500, 502, 503, 504}
 _NONSENSE = object()  # stands for an answer that cannot even be parsed
 
@@ -142,6 +143,9 @@ class LanguageModelOracle(Oracle):
             try:
                 response = await self._complete(prompt, schema, limit, number)
                 told = _used(response, *told) if response is not None else (0, 0)
+            except _Unbilled as unbilled:
+                told = 0, 0
+                raise unbilled.error from None
             finally:
                 self._ledger.spend((most_prompt, limit), told)
         if response is None:
@@ -169,13 +173,17 @@ class LanguageModelOracle(Oracle):
             except failures.APIStatusError as error:  # its text may quote the key: only the status is passed on
                 status = error.status_code
                 pause_s = _pause_s(error, attempt)
-            except failures.APIConnectionError:
-                raise Unavailable("the model's endpoint cannot be reached, or is too slow; try later") from None
+            except failures.APIConnectionError as error:
+                away = Unavailable("the model's endpoint cannot be reached, or is too slow; try later")
+                raise (_Unbilled(away) if type(error.__cause__).__name__ in _NOTHING_SENT else away) from None
             except (failures.APIError, ValueError, TypeError, AttributeError):  # an answer that is no completion
                 return _NONSENSE
             if status in _MISCONFIGURED:
-                raise FailedPrecondition(
-                    f"the endpoint answers {status} for model {self._model!r}; check the key, the address and the model"
+                raise _Unbilled(
+                    FailedPrecondition(
+                        f"the endpoint answers {status} for model {self._model!r}; check the key, the address and the "
+                        "model"
+                    )
                 )
             if status not in _TRANSIENT:
                 break
@@ -183,6 +191,13 @@ class LanguageModelOracle(Oracle):
                 await asyncio.sleep(pause_s)
         log.warning("the endpoint answers %d; the oracle abstains", status)
         return None
+
+
+class _Unbilled(Exception):
+    """The endpoint has not worked on a call, which therefore costs nothing."""
+
+    def __init__(self, error: AeencError) -> None:
+        self.error = error
 
 
 def _schema(count: int) -> dict[str, Any]:
