@@ -115,7 +115,8 @@ def build_training_set(
     """Builds the training set of pairs over a generation's premises.
 
     With a `split`, a text that stands only in trees of other splits is never learned from, as query or as premise;
-    neither is a text of `held_out`, except where trees of the split itself have it. A pair judged both positive and
+    neither is a text of `held_out`, except where trees of the split itself have it. A query of a run that is a premise
+    without splits may have been found by the run, and counts as held out, too. A pair judged both positive and
     refused, in different runs or by different annotators, is excluded. Of several grades of a pair the highest counts;
     a positive pair without one has grade 1. With `own_text` NEGATIVE, a query's own text is a refused premise where it
     is a premise at all, whatever was judged. Raises FailedPrecondition for a pair without a
@@ -135,7 +136,9 @@ def build_training_set(
             ordinal = _known(known.ordinal_by_id, pair)
             text = known[ordinal].text
         in_other_splits = any(one is not None and excluded[one] for one in (own, ordinal))
-        is_held_out = (pair.query in held_out and pair.split != split) or (
+        # A run also asks about premises that it has found, whose trees it does not know: then their own splits count.
+        is_found = own is not None and not known[own].splits and pair.premise_split != split
+        is_held_out = (pair.query in held_out and (pair.split != split or is_found)) or (
             text in held_out and pair.premise_split != split
         )
         if in_other_splits or (split and is_held_out) or text == pair.query:
