@@ -23,6 +23,7 @@ from services.encoder.runtime.onnx_session import CPU, CUDA, providers_of
 from services.encoder.runtime.torch_session import torch_device_of
 from services.encoder.servicer import EncoderServicer
 from services.encoder.settings import EncoderSettings
+from services.kit.credentials.gate import caller
 from services.kit.limits import Limits
 from services.kit.logs import get
 from services.kit.server import GrpcServer, run
@@ -76,7 +77,8 @@ def build(settings: EncoderSettings) -> GrpcServer:
         metrics=metrics,
     )
     breaker = Breaker(versions, batcher, follower.show_readiness)
-    encoder = Encoder(versions, batcher, Admission(settings.queued_tokens, cost, metrics), breaker, limits)
+    admission = Admission(settings.queued_tokens, cost, metrics)
+    encoder = Encoder(versions, batcher, admission, breaker, limits, lambda tokens: caller().spend(tokens))
     servicer = EncoderServicer(server, encoder, versions, history, limits, (runtime, handicap))
     server.add(encoder_pb2_grpc.add_EncoderServiceServicer_to_server, servicer, "aeenc.v1.EncoderService")
 

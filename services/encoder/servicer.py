@@ -41,7 +41,6 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
 
     async def Encode(self, request: encoder_pb2.EncodeRequest, context: Any) -> encoder_pb2.EncodeResponse:
         result = await self._encoder.encode(convert.to_call(request, deadline_s(context), request_id(context)))
-        caller().spend(result.tokens)
         return convert.to_response(result)
 
     async def EncodeStream(
@@ -53,7 +52,6 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             await asyncio.sleep(caller().wait_s())
             call = convert.to_call(request.batch, deadline_s(context), key, lane="bulk")
             result = await self._encoder.encode(call)
-            caller().spend(result.tokens)
             return encoder_pb2.EncodeStreamResponse(batch=convert.to_response(result), batch_seq=request.batch_seq)
 
         async for response in ordered(request_iterator, answer, window=STREAM_WINDOW):
@@ -62,7 +60,6 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
     async def Score(self, request: encoder_pb2.ScoreRequest, context: Any) -> encoder_pb2.ScoreResponse:
         call = convert.to_score_call(request, deadline_s(context), request_id(context))
         result = await self._encoder.score(call)
-        caller().spend(result.tokens)
         return convert.to_score_response(result, request.kind)
 
     async def GetInfo(self, request: Any, context: Any) -> encoder_pb2.EncoderServiceGetInfoResponse:

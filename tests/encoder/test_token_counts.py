@@ -8,8 +8,9 @@ import threading
 import numpy as np
 import pytest
 
-from aeenc import errors
+from aeenc import Channel, EncoderClient, errors
 from services.encoder.runtime.runners import PaddedRunner
+from services.kit.credentials.credential_file import Credential, HashedToken, hash_of, render
 from support.models.tiny_checkpoints import register
 from support.waiting import until
 
@@ -75,3 +76,22 @@ async def test_a_call_larger_than_a_lane_is_computed_in_parts_that_fit(
         assert max(watched.queued) <= 768
         np.testing.assert_allclose(answer.vectors, np.stack([alone[n % 7] for n in range(50)]), atol=1e-5)
         assert answer.model_version == tiny_checkpoint.version
+
+
+async def test_a_call_whose_caller_gives_up_is_charged_all_the_same(
+    serve, registry, tiny_checkpoint, watched, tmp_path
+) -> None:
+    await register(registry, tiny_checkpoint, label="stable")
+    lab = Credential(name="lab", role="read", hashes=[HashedToken(sha256=hash_of("lab"))], tokens_per_s=100.0)
+    (tmp_path / "tokens.toml").write_text(render(lab))
+    async with serve(tokens_file=tmp_path / "tokens.toml") as (server, _):
+        client = EncoderClient(Channel(f"127.0.0.1:{server.port}", token="lab"))
+        await client.encode(["sun"])
+        watched.go.clear()
+        watched.server = server
+        with pytest.raises(errors.DeadlineExceeded):
+            await client.encode([LETTERS] * 5, timeout_s=0.3)  # 310 tokens, three seconds of the quota
+        watched.go.set()
+        with pytest.raises(errors.Overloaded, match="quota"):
+            await client.encode(["sun"], timeout_s=0.3)
+        await client.channel.close()

@@ -117,9 +117,17 @@ class Encoder:
     """Encodes and scores with the loaded versions."""
 
     def __init__(
-        self, versions: Versions, batcher: Batcher, admission: Admission, breaker: Breaker, limits: Limits
+        self,
+        versions: Versions,
+        batcher: Batcher,
+        admission: Admission,
+        breaker: Breaker,
+        limits: Limits,
+        on_admitted: Callable[[int], None] = lambda _: None,
     ) -> None:
+        """`on_admitted` gets the tokens of a call once it is admitted, also if nobody waits for its end."""
         self._versions, self._batcher, self._breaker = versions, batcher, breaker
+        self._on_admitted = on_admitted
         self._admission, self._limits = admission, limits
         self._tokenizers = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
 
@@ -235,6 +243,7 @@ class Encoder:
                 tokenized_at = time.monotonic()
                 count = sum(len(tokens.ids) for tokens in tokenized.tokens)
                 await hold.resize(count, deadline)
+                self._on_admitted(count)
                 counted_at = time.monotonic()
                 computed = await self._compute(prepared, tokenized.tokens, deadline)
         return CallResult(
