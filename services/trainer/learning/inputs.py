@@ -16,7 +16,7 @@ from torch import Tensor
 
 from aeenc.errors import NotFound
 from services.corpus.generation import Generation, open_generation
-from services.store.artifacts import Artifact, ArtifactStore
+from services.store.artifacts import Artifact, ArtifactStore, Hold
 from services.store.objects import open_store
 from services.trainer.data.training_set import TrainingSet, build_training_set
 from services.trainer.evaluation.protocol import EvaluationQuery, Report, evaluate, merge_queries
@@ -50,6 +50,7 @@ class JobInputs:
     device: torch.device
     held_out: frozenset[str] = frozenset()
     candidates: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    held: Sequence[Hold] = ()  # of checkpoints that are read again in the end: a cache evicts what nobody holds
 
     @classmethod
     def load(cls, files: JobFiles, rank: Rank) -> JobInputs:
@@ -60,10 +61,13 @@ class JobInputs:
         """
         plan = files.plan()
         store = open_store(Path(plan.artifacts_dir), plan.artifacts_url)
+        held = [hold_checkpoint(store, plan.config.base_version)]
         base = open_checkpoint(store, plan.config.base_version)
         corpus = plan.config.corpus
         with _named(f"generation {plan.generation} of corpus {corpus!r}"):
             generation = open_generation(store, corpus, plan.generation)
+        if plan.config.mode == "CROSS_ENCODER":  # begins and ends with its layout
+            held.append(hold_checkpoint(store, generation.premise_version))
         training_set = build_training_set(
             files.pairs(), generation.premises, plan.config.split, files.held_out(), own_text=plan.config.own_text
         )
@@ -76,7 +80,9 @@ class JobInputs:
         validation = merge_queries(files.validation())
         held_out = frozenset(files.held_out())
         candidates = files.candidates() if plan.config.candidates else {}
-        return cls(plan, store, base, generation, training_set, validation, spec, batches, device, held_out, candidates)
+        return cls(
+            plan, store, base, generation, training_set, validation, spec, batches, device, held_out, candidates, held
+        )
 
     @property
     def precision(self) -> Precision:
@@ -170,6 +176,12 @@ def open_checkpoint(store: ArtifactStore, version: str) -> Artifact:
     """Opens a checkpoint that the job needs. Raises NotFound with the remedy if it has been deleted."""
     with _named(f"checkpoint {version}"):
         return store.open(FOLDER, version)
+
+
+def hold_checkpoint(store: ArtifactStore, version: str) -> Hold:
+    """Keeps the files of a checkpoint that the job needs, as long as what it returns lives. Raises as above."""
+    with _named(f"checkpoint {version}"):
+        return store.hold(FOLDER, version)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+from services.store import objects
 from services.store.objects import open_store
 from services.trainer.learning.inputs import JobInputs
 from services.trainer.learning.loop.ranks import Rank
@@ -33,6 +34,7 @@ def test_a_jobs_process_finds_its_inputs_in_the_bucket(space: Space, corpus: str
     files.write_plan(replace(plan, artifacts_dir=str(tmp_path / "empty"), artifacts_url=store.url))
     try:
         inputs = JobInputs.load(files, Rank())
+        assert not objects._unheld(inputs.base.path), "the cache may evict it before the job ends"
     finally:
         shutil.rmtree(tmp_path / "empty")
     assert (inputs.base.id, inputs.generation.id) == (space.version, plan.generation)
