@@ -26,6 +26,7 @@ from services.corpus.active import latest_move, moving, note_change, read_active
 from services.corpus.generation import folder_of, is_corpus_name, open_generation
 from services.corpus.inner_products import norms_of
 from services.corpus.moves import Move
+from services.index.catalogue.checks import check_expected, check_inactive, check_known, none_active, unreadable
 from services.index.catalogue.replicas import Followed, Replicas
 from services.index.catalogue.requests import RequestKind, RequestNote, RequestNotes, check_same
 from services.index.catalogue.served import ServedGeneration
@@ -465,40 +466,3 @@ class Catalogue:
         reasons = [f"corpus {corpus!r}: {error.message}" for corpus, error in sorted(self._damaged.items())]
         for listener in self._listeners:
             listener("; ".join(reasons))
-
-
-def unreadable(error: OSError) -> errors.DataLoss:
-    """The error for files that the disk does not give out."""
-    return errors.DataLoss(
-        f"{error.filename or 'a file'} cannot be read ({error.strerror or error}); mend the disk or the permissions "
-        "and start again, or activate another generation"
-    )
-
-
-def check_known(corpus: str, known: Collection[str]) -> None:
-    """Raises NotFound for a corpus that is not among the known ones."""
-    if corpus not in known:
-        names = ", ".join(sorted(known)[:10]) or "none yet"
-        raise errors.NotFound(f"corpus {corpus!r} is unknown (known: {names}); build it with BuildGeneration")
-
-
-def check_expected(corpus: str, active: str | None, expected: str | None) -> None:
-    """Raises Aborted when a generation other than the expected one is active ("": none; None: any may be)."""
-    if expected is not None and expected != (active or ""):
-        raise errors.Aborted(
-            f"corpus {corpus!r} has {active or 'no generation'} active, expected {expected or 'none'}; "
-            "call ListGenerations again before you activate"
-        )
-
-
-def check_inactive(corpus: str, generation_id: str, active: str | None) -> None:
-    """Raises FailedPrecondition for the active generation."""
-    if generation_id == active:
-        raise errors.FailedPrecondition(
-            f"generation {generation_id} is the active one of corpus {corpus!r}; activate another one first"
-        )
-
-
-def none_active(corpus: str) -> errors.NotFound:
-    """The error for a corpus without an active generation."""
-    return errors.NotFound(f"corpus {corpus!r} has no active generation; activate one that ListGenerations shows")

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from aeenc import errors
 from services.corpus.generation import folder_of
-from services.index.catalogue.catalogue import check_expected, check_inactive, check_known, none_active
+from services.index.catalogue.checks import check_expected, check_inactive, check_known, none_active
 from services.index.catalogue.requests import RequestKind, RequestNote, check_same
 from services.index.milvus.generation import GenerationCollection, MilvusGeneration, check
 from services.index.milvus.ledger.explanations import ExplanationTables

@@ -1,0 +1,44 @@
+"""What a catalogue refuses, on files and on a Milvus: each with the corpus, the generation and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from aeenc import errors
+
+
+def unreadable(error: OSError) -> errors.DataLoss:
+    """The error for files that the disk does not give out."""
+    return errors.DataLoss(
+        f"{error.filename or 'a file'} cannot be read ({error.strerror or error}); mend the disk or the permissions "
+        "and start again, or activate another generation"
+    )
+
+
+def check_known(corpus: str, known: Collection[str]) -> None:
+    """Raises NotFound for a corpus that is not among the known ones."""
+    if corpus not in known:
+        names = ", ".join(sorted(known)[:10]) or "none yet"
+        raise errors.NotFound(f"corpus {corpus!r} is unknown (known: {names}); build it with BuildGeneration")
+
+
+def check_expected(corpus: str, active: str | None, expected: str | None) -> None:
+    """Raises Aborted when a generation other than the expected one is active ("": none; None: any may be)."""
+    if expected is not None and expected != (active or ""):
+        raise errors.Aborted(
+            f"corpus {corpus!r} has {active or 'no generation'} active, expected {expected or 'none'}; "
+            "call ListGenerations again before you activate"
+        )
+
+
+def check_inactive(corpus: str, generation_id: str, active: str | None) -> None:
+    """Raises FailedPrecondition for the active generation."""
+    if generation_id == active:
+        raise errors.FailedPrecondition(
+            f"generation {generation_id} is the active one of corpus {corpus!r}; activate another one first"
+        )
+
+
+def none_active(corpus: str) -> errors.NotFound:
+    """The error for a corpus without an active generation."""
+    return errors.NotFound(f"corpus {corpus!r} has no active generation; activate one that ListGenerations shows")
