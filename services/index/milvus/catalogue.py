@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from pymilvus.exceptions import MilvusException
+
 from aeenc import errors
 from services.corpus.generation import folder_of
 from services.index.catalogue.checks import check_expected, check_inactive, check_known, none_active
@@ -172,8 +174,8 @@ class MilvusCatalogue:
         await self._link.write(self._records.put_note, corpus, "activate", request_id, replace(note, done=True))
         try:
             await self._link.write(self._switches.spend, corpus, number)
-        except errors.AeencError as error:
-            log.warning("earlier switches are left to the next one", corpus=corpus, reason=error.message)
+        except (errors.AeencError, MilvusException) as error:  # the switch is made, whatever becomes of earlier ones
+            log.warning("earlier switches are left to the next one", corpus=corpus, reason=str(error))
         return True
 
     async def _remove(self, corpus: str, stored: StoredGeneration, request_id: str, note: RequestNote) -> None:

@@ -13,6 +13,8 @@ from support.worlds.index_world import SPACE, facts, premise, vector_of
 
 need_milvus()
 
+from pymilvus.exceptions import MilvusException  # noqa: E402
+
 from services.index.milvus import catalogue as catalogue_module  # noqa: E402
 from services.index.milvus.ledger import switches as switches_module  # noqa: E402
 from services.index.milvus.ledger.records import Records  # noqa: E402
@@ -146,6 +148,18 @@ async def test_a_generation_that_is_deleted_while_it_is_checked_is_not_activated
         with pytest.raises(errors.NotFound, match=second):
             await one.client.activate("science", second)
         assert (await one.client.search("science", TWO, space_id=SPACE)).generation == first
+
+
+async def test_an_activation_stands_if_milvus_cannot_spend_the_switches_before(start, monkeypatch):
+    async with start() as index:
+        first, second = await built(index, 2)
+
+        def broken(*_: Any) -> None:
+            raise MilvusException(1, "[Errno 2] No such file or directory: aliases.json.tmp")  # milvus-lite, at times
+
+        monkeypatch.setattr(Switches, "spend", broken)
+        await index.client.activate("science", second, expected=first)
+        assert (await index.client.search("science", TWO, space_id=SPACE)).generation == second
 
 
 async def test_a_failure_that_leaves_no_alias_is_not_taken_for_a_faster_process(start, monkeypatch):
