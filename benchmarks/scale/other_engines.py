@@ -30,7 +30,7 @@ Search = Callable[[NDArray[np.float32]], NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class Task:
-    """What every engine is given: `vectors` (rows, dim), `queries` (n, dim), and the true K nearest of each query."""
+    """The task of every engine: search `vectors` (rows, dim) for `queries` (n, dim). `truth` has their K nearest."""
 
     vectors: NDArray[np.float16]
     queries: NDArray[np.float32]

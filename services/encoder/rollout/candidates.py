@@ -249,19 +249,22 @@ class Spaces:
             if not self._versions.complete:
                 raise
             return None
-        stable = None
-        if row is not None and not is_served:
-            with contextlib.suppress(errors.AeencError):  # the same round follows the label and records the failure
-                found = premises if row.version == version else None
-                found = found or await self._loader.load(
-                    space_id, row.version, premises.dim, beside=self._versions.complete
-                )
-                self._loader.check_precision(found)
-                stable = found
-            if stable is None and self._versions.complete:
-                return None
+        stable = None if row is None or is_served else await self._stable(row, premises)
+        if stable is None and not is_served and self._versions.complete:
+            return None
         self._versions.open_space(space_id, premises, default=True)
         return None if row is None or stable is None else (row, stable)
+
+    async def _stable(self, row: LabelRow, premises: Model) -> Model | None:
+        """Loads what `stable` names; None if it cannot be served: the same round follows the label and records why."""
+        with contextlib.suppress(errors.AeencError):
+            model = premises
+            if row.version != premises.version:
+                beside = self._versions.complete
+                model = await self._loader.load(row.space_id, row.version, premises.dim, beside=beside)
+            self._loader.check_precision(model)
+            return model
+        return None
 
     async def open(self, space_id: str, *, retry_failed: bool) -> None:
         """Serves the premises of another space. A failure is recorded, and the space's labels are then refused."""

@@ -1,4 +1,4 @@
-"""What a catalogue refuses, on files and on a Milvus: each with the corpus, the generation and the remedy."""
+"""Checks and errors that both catalogues share. Each message names the corpus, the generation and the remedy."""
 
 from __future__ import annotations
 

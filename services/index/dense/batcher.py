@@ -72,8 +72,8 @@ class _PendingSearch:
     hits: list[SearchHits] = field(default_factory=list)
 
     def kept(self, hits: SearchHits) -> SearchHits:
-        """What the caller gets of the hits of a batch, which may have found more."""
-        return hits.first(self.k).without(self.excluded, self.k - len(self.excluded))
+        """Leaves the caller's hits of those that the batch has found."""
+        return hits.without(self.excluded, self.k - len(self.excluded))
 
     def shares_scan_with(self, other: _PendingSearch) -> bool:
         """Whether one scan can serve both: same rows, selection and effort, k of the same magnitude.
@@ -106,6 +106,14 @@ def _steps_of(parts: Sequence[tuple[_PendingSearch, int]]) -> Iterator[list[Sear
     queries = np.concatenate([one.queries[len(one.hits) : len(one.hits) + count] for one, count in parts])
     allowed = first.served.allowed(first.selection)
     yield from first.served.index.steps(queries, max(one.k for one, _ in parts), allowed, first.effort)
+
+
+def _apart(selection: Selection, k: int) -> tuple[Selection, frozenset[int]]:
+    """Takes a few excluded premises off a selection, which then has no mask: they are found as well, and left out."""
+    few, wider = selection.excluded, k + len(selection.excluded)
+    if not few or len(few) > EXCLUDED_AFTERWARDS or k <= COARSE_UP_TO < wider:
+        return selection, frozenset()
+    return replace(selection, excluded=frozenset()), few
 
 
 def _same(one: object, other: object) -> bool:
@@ -172,13 +180,10 @@ class SearchBatcher:
         Raises Overloaded when the queue is full, DeadlineExceeded when the time ran out before the search began or
         between two slices. A cancelled caller's work is dropped; the batch of the others goes on.
         """
-        excluded, width = frozenset[int](), k
-        if len(selection.excluded) <= EXCLUDED_AFTERWARDS and not k <= COARSE_UP_TO < k + len(selection.excluded):
-            excluded, width = selection.excluded, k + len(selection.excluded)
-            selection = replace(selection, excluded=frozenset()) if excluded else selection
+        selection, excluded = _apart(selection, k)
         deadline = None if deadline_s is None else time.monotonic() + deadline_s
         answer: asyncio.Future[SearchOutcome] = asyncio.get_running_loop().create_future()
-        search = _PendingSearch(served, queries, width, selection, effort, excluded, deadline, answer)
+        search = _PendingSearch(served, queries, k + len(excluded), selection, effort, excluded, deadline, answer)
         with self._changed:
             if self._closed:
                 raise errors.Unavailable("the index is shutting down; ask another one")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -196,12 +196,12 @@ class GenerationCollection:
         field: str = schema.VECTOR,
         breadth: int = 0,
         timeout_s: float | None = None,
-    ) -> list[Candidates]:
-        """Asks for at most `width` premises for each query (dim,) or sparse, by inner product as Milvus computes it.
+    ) -> Iterator[Candidates]:
+        """Yields at most `width` premises for each query (dim,) or sparse, by inner product as Milvus computes it.
 
-        Milvus compares with the vectors of `field`. `breadth` is that of an HNSW search; 0 takes the default.
+        Milvus compares with the vectors of `field`. `breadth` is that of an HNSW search; 0 takes the default. Only one
+        answer of Milvus is in memory, with its premises' vectors.
         """
-        found: list[Candidates] = []
         at_once = max(1, _ANSWER_BYTES // (width * (self.dim * 4 + _ROW_BYTES)))
         for start in range(0, len(queries), at_once):
             hits = self._read(
@@ -215,8 +215,7 @@ class GenerationCollection:
                 consistency_level="Bounded",
                 timeout_s=timeout_s,
             )
-            found += [self._candidates(one) for one in hits]
-        return found
+            yield from map(self._candidates, hits)
 
     @property
     def _vector_fields(self) -> list[str]:

@@ -10,7 +10,7 @@ index (dense/exact.py) or of BM25 (words.py) are. All functions block on Milvus 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,10 +29,9 @@ from services.index.milvus.words import RoundsOfText, best_by_words, growing_que
 from services.index.ranking.features import FirstWords
 from services.index.values import Scope, SearchHits
 
-TOGETHER = 32  # queries whose candidates are in memory at once: a thousand candidates of each are 50 MB of vectors
 SLACK = 8  # candidates beyond k in the first attempt; each brings its vector along
 NOTHING = SearchHits(np.empty(0, np.int64), np.empty(0, np.float32))
-Propose = Callable[[Sequence[Any], int], Sequence[Candidates]]
+Propose = Callable[[Sequence[Any], int], Iterable[Candidates]]
 Rank = Callable[[Any, Candidates, int, int], tuple[SearchHits, bool]]
 
 
@@ -89,7 +88,7 @@ def search_words(
     asked = [row for row, one in enumerate(words) if one] if served.worded else []
     ask = _proposer(served, served.collection.words, scope, deadline_s, 0, has_left)
 
-    def propose(queries: Sequence[Any], width: int) -> Sequence[Candidates]:
+    def propose(queries: Sequence[Any], width: int) -> Iterable[Candidates]:
         return ask([sparse_query(one) for one in queries], width)
 
     found = rescore([words[row] for row in asked], k, propose, is_exact=True, rank=best_by_words)
@@ -121,7 +120,7 @@ def search_in_rounds(
     ]
     ask = _proposer(served, served.collection.words, scope, deadline_s, 0, has_left, field=schema.UNIT)
 
-    def propose(asked: Sequence[RoundsOfText], width: int) -> Sequence[Candidates]:
+    def propose(asked: Sequence[RoundsOfText], width: int) -> Iterable[Candidates]:
         return ask([sparse_query(one.query.weights) for one in asked], width)
 
     return take_rounds(rounds, propose)
@@ -179,7 +178,7 @@ def _proposer(
     expression = schema.allowed(scope.splits, scope.exclude_ids)
     timeout_s = None if deadline_s is None else max(min(deadline_s, served.link.timeout_s), 0.001)
 
-    def propose(queries: Sequence[Any], width: int) -> Sequence[Candidates]:
+    def propose(queries: Sequence[Any], width: int) -> Iterable[Candidates]:
         if has_left():
             raise errors.Cancelled("the caller has gone; ask again")
         return collection.candidates(queries, width, expression, field=field, breadth=breadth, timeout_s=timeout_s)
@@ -199,7 +198,8 @@ def rescore(
     premises: dict[int, PremiseRecord] = {}
     pending, width, exact = list(range(len(queries))), min(k + SLACK, K_MOST), is_exact
     while pending:
-        for row, candidates in _proposed(queries, pending, propose, width):
+        proposed = propose([queries[row] for row in pending], width)
+        for row, candidates in zip(pending, proposed, strict=True):
             hits, is_final = (rank or _rescored)(queries[row], candidates, k, width)
             is_last_attempt = not is_exact or width == K_MOST
             if is_final or is_last_attempt:
@@ -211,15 +211,6 @@ def rescore(
         pending = [row for row in pending if row not in results]
         width = min(width * 4, K_MOST)
     return RescoredHits([results[row] for row in range(len(queries))], premises, exact)
-
-
-def _proposed(
-    queries: Sequence[Any] | NDArray[np.float32], pending: Sequence[int], propose: Propose, width: int
-) -> Iterator[tuple[int, Candidates]]:
-    """Yields candidates by the place of their query; it holds those of a few queries at a time, with their vectors."""
-    for start in range(0, len(pending), TOGETHER):
-        part = pending[start : start + TOGETHER]
-        yield from zip(part, propose([queries[row] for row in part], width), strict=True)
 
 
 def _rescored(query: NDArray[np.float32], candidates: Candidates, k: int, width: int) -> tuple[SearchHits, bool]:

@@ -48,9 +48,10 @@ class Following:
         newer = replace(run, current_version=version)
         if version != run.version and not dry_run:
             await self._labels.hold(newer)
-            if not await self._store.follow(run_id, version):  # it has ended meanwhile
+            if await self._store.follow(run_id, version):
+                log.info("run follows its label", run=run_id, version=version, before=run.version)
+            else:  # it has ended meanwhile
                 await self._labels.drop(run_id)
-            log.info("run follows its label", run=run_id, version=version, before=run.version)
         return newer
 
     async def keep_up(self, run_id: str, oracle: Gateway) -> None:

@@ -53,7 +53,6 @@ class PeopleGateway:
         self.last_answer_at = 0.0  # never read: people leave no task unanswered for good
         self._runs, self._tasks, self._queue = runs, tasks, queue
         self._known: dict[str, Run] = {}
-        self._rechecked: dict[str, float] = {}  # when, by run
         self._new: dict[tuple[str, str], Waiting] = {}
         self._waiting: dict[tuple[str, str], Waiting] = {}
         self._serving: asyncio.Task[None] | None = None
@@ -124,13 +123,18 @@ class PeopleGateway:
 
     async def _serve(self) -> None:
         """Queues what is new and looks for what is decided, for all callers of `judge` together."""
+        checked_at = time.monotonic()
         while self._new or self._waiting:
+            if is_due := time.monotonic() - checked_at >= RECHECK_S:
+                checked_at = time.monotonic()
             try:
                 await self._put_new()
                 for run_id in {run_id for run_id, _ in (*self._new, *self._waiting)}:
                     try:
                         await self._take_over(run_id)
                         await self._look(await self._run(run_id))
+                        if is_due:
+                            await self._recheck(run_id)
                     except NewerFormat as error:
                         self._leave(run_id, error)
             except errors.Unavailable as error:
@@ -205,9 +209,6 @@ class PeopleGateway:
                 record, _ = await self._tasks.apply(run, name, settle)
                 if record.settled or record.withdrawn:
                     self._resolve(record)
-        if time.monotonic() - self._rechecked.get(run.id, 0.0) >= RECHECK_S:
-            self._rechecked[run.id] = time.monotonic()
-            await self._recheck(run.id)
 
     async def _recheck(self, run_id: str) -> None:
         """Hands out what was settled by a write whose answer was lost, or by another sampler: it is due no longer."""

@@ -136,9 +136,7 @@ def build_training_set(
             ordinal = _known(known.ordinal_by_id, pair)
             text = known[ordinal].text
         in_other_splits = any(one is not None and excluded[one] for one in (own, ordinal))
-        # A run also asks about premises that it has found, whose trees it does not know: then their own splits count.
-        is_found = own is not None and not known[own].splits and pair.premise_split != split
-        is_held_out = (pair.query in held_out and (pair.split != split or is_found)) or (
+        is_held_out = (pair.query in held_out and (pair.split != split or _may_be_found(pair, own, known, split))) or (
             text in held_out and pair.premise_split != split
         )
         if in_other_splits or (split and is_held_out) or text == pair.query:
@@ -164,6 +162,11 @@ def build_training_set(
             examples.append(example)
     excluded[_without_splits(known, held_out if split else ())] = True
     return TrainingSet(examples, list(outside), excluded, dropped)
+
+
+def _may_be_found(pair: JudgedPair, own: int | None, premises: Premises, split: str) -> bool:
+    """Whether a run may have found the query as a premise, so that nothing tells that trees of the split have it."""
+    return own is not None and pair.premise_split != split and not premises[own].splits
 
 
 def _without_splits(premises: Premises, texts: Iterable[str]) -> list[int]:

@@ -1,5 +1,7 @@
 """From Milvus's candidates to final lists: the same as a brute force in float64, however rough the first scores."""
 
+import weakref
+
 import numpy as np
 import pytest
 
@@ -8,9 +10,10 @@ from support.servers.milvus_server import need_milvus
 need_milvus()
 
 from services.corpus.generation import PremiseRecord  # noqa: E402
-from services.index.milvus.generation import Candidates  # noqa: E402
+from services.index.milvus import generation  # noqa: E402
+from services.index.milvus.generation import Candidates, GenerationCollection  # noqa: E402
 from services.index.milvus.schema import K_MOST, NAMES_MOST, allowed, to_record, to_row, with_any_id  # noqa: E402
-from services.index.milvus.searching import TOGETHER, rescore  # noqa: E402
+from services.index.milvus.searching import rescore  # noqa: E402
 
 
 class Rough:
@@ -61,17 +64,26 @@ def test_lists_are_those_of_a_brute_force_in_float64(k):
         assert {rescored.premises[n].id for n in order} == {f"p{n}" for n in order}
 
 
-def test_candidates_of_a_large_call_are_held_a_few_queries_at_a_time():
-    matrix = unit(np.random.default_rng(2).normal(size=(300, 33)))
-    rough, asked = Rough(matrix), []
+def test_a_large_call_holds_one_answer_of_milvus_at_a_time(monkeypatch):
+    collection, answers, most = GenerationCollection(None, "aeenc_g_0", 33), [], []
 
-    def propose(queries, width):
-        asked.append(len(queries))
-        return rough(queries, width)
+    class Hit(dict):
+        """One that can be counted."""
 
-    rescored = rescore(matrix[: 2 * TOGETHER + 5], 3, propose, is_exact=True)
-    assert asked == [TOGETHER, TOGETHER, 5]
-    assert [one.ordinals[0] for one in rescored.hits] == [*range(2 * TOGETHER + 5)]
+    def read(_method, *, data, **_):
+        most.append(sum(answer() is not None for answer in answers))
+        hits = [Hit() for _ in data]
+        answers.extend(map(weakref.ref, hits))
+        return hits
+
+    monkeypatch.setattr(generation, "_ANSWER_BYTES", 1)  # one query an answer
+    monkeypatch.setattr(collection, "_read", read)
+    monkeypatch.setattr(collection, "_search_params", lambda *_: {})
+    monkeypatch.setattr(collection, "_candidates", lambda hit: hit)
+    for _ in collection.candidates(np.zeros((20, 33), np.float32), 3, ""):
+        pass
+    assert len(answers) == 20
+    assert max(most) <= 2, "the one that is looked at, and the one before"
 
 
 def test_only_queries_that_need_it_are_asked_again_and_more_than_milvus_gives_is_said_to_be_inexact():

@@ -162,16 +162,21 @@ async def test_a_conflict_holds_its_node_back_until_somebody_decides(world: Samp
         assert found == dict(zip(ids, told, strict=True))
 
 
+async def settle_elsewhere(world: SamplerWorld, run_id: str, task_id: str) -> None:
+    """Settles a decided task as another sampler does."""
+    redis = connect(world.settings["redis_url"])
+    store = TaskStore(redis, TaskKeys(world.settings["namespace"]))
+    read = await store.read(run_id, task_id)
+    assert read.record is not None
+    assert await store.write(steps.settle(read.record, read.at, 0.0, "0-0"), "team", read.at)
+    await redis.aclose()
+
+
 async def test_what_was_settled_for_a_sampler_that_died_is_found_by_the_next(world: SamplerWorld):
     async with at_work(world, 1, undo_s=NEVER) as (people, _, run_id):
         lease = await take(people, "ann")
         await people.submit(lease, [])
-    redis = connect(world.settings["redis_url"])
-    store = TaskStore(redis, TaskKeys(world.settings["namespace"]))
-    read = await store.read(run_id, lease.task.task_id)
-    assert read.record is not None
-    assert await store.write(steps.settle(read.record, read.at, 0.0, "0-0"), "team", read.at)
-    await redis.aclose()
+    await settle_elsewhere(world, run_id, lease.task.task_id)
     async with world.sampler(queues={"team": {**QUEUE, "undo_s": NEVER}}) as sampler:
         run = await asyncio.wait_for(sampler.wait(run_id), 40)
         assert (run.state, run.progress.negatives) == (sampler_pb2.RUN_STATE_SUCCEEDED, 4)
@@ -182,12 +187,7 @@ async def test_what_another_sampler_has_settled_is_found_by_one_that_waits_for_i
     async with at_work(world, 1, undo_s=NEVER) as (people, sampler, run_id):
         lease = await take(people, "ann")
         await people.submit(lease, [])
-        redis = connect(world.settings["redis_url"])
-        store = TaskStore(redis, TaskKeys(world.settings["namespace"]))
-        read = await store.read(run_id, lease.task.task_id)
-        assert read.record is not None
-        assert await store.write(steps.settle(read.record, read.at, 0.0, "0-0"), "team", read.at)
-        await redis.aclose()
+        await settle_elsewhere(world, run_id, lease.task.task_id)
         run = await asyncio.wait_for(sampler.wait(run_id), 20)
         assert (run.state, run.progress.negatives) == (sampler_pb2.RUN_STATE_SUCCEEDED, 4)
 

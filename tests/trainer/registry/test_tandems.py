@@ -19,6 +19,7 @@ from services.store.registry import LabelRow, Registry, RolloutRow
 from services.store.requests import Request, Requests
 from services.trainer.registry import tandem_publishing
 from services.trainer.registry.tandem_publishing import TandemPublisher
+from services.trainer.registry.tandems import Tandem
 from support.models.tiny_checkpoints import write_tiny_checkpoint
 from support.waiting import eventually, until
 from support.worlds.tandem_world import PREMISES, TandemCheckpoints, TandemWorld, make_pair, pairs, tandem_space, world
@@ -168,12 +169,17 @@ async def test_a_tandem_that_is_measurably_worse_is_refused(world: TandemWorld) 
     await unmoved(world, made, before)
 
 
+async def tandem_and_better(world: TandemWorld, pairs: list[TandemCheckpoints]) -> tuple[Tandem, str]:
+    """Makes a tandem, and a version of the space before that `stable` may come to name meanwhile."""
+    better = write_tiny_checkpoint(world.space.store, seed=7).version
+    await world.checkpoints.register(better)
+    return await world.tandem(pairs[0]), better
+
+
 async def test_a_tandem_does_not_replace_what_it_was_not_compared_with_unless_forced(
     world: TandemWorld, pairs: list[TandemCheckpoints], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tandem = await world.tandem(pairs[0])
-    better = write_tiny_checkpoint(world.space.store, seed=7).version
-    await world.checkpoints.register(better)
+    tandem, better = await tandem_and_better(world, pairs)
     wait = tandem_publishing.await_all
 
     async def overtaken(rows: Registry, row: LabelRow, timeout_s: float) -> list[RolloutRow]:
@@ -194,9 +200,7 @@ async def test_a_tandem_does_not_replace_what_it_was_not_compared_with_unless_fo
 async def test_a_tandem_goes_back_if_a_better_version_is_published_while_it_is_activated(
     world: TandemWorld, pairs: list[TandemCheckpoints], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tandem = await world.tandem(pairs[0])
-    better = write_tiny_checkpoint(world.space.store, seed=7).version
-    await world.checkpoints.register(better)
+    tandem, better = await tandem_and_better(world, pairs)
     activate = TandemPublisher._activate
 
     async def overtaken(self: TandemPublisher, *arguments: str) -> None:

@@ -1,0 +1,48 @@
+"""Following a label to newer versions: a run that ends meanwhile keeps no label of its own."""
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+
+from services.sampler.execution.following import Following
+
+
+@dataclass(frozen=True)
+class StandInRun:
+    id: str = "r"
+    ended: bool = False
+    version: str = "v1"
+    current_version: str = "v1"
+    generation: str = "g"
+    config: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(version="", corpus="science"))
+
+
+class StandIns:
+    """The store, the retrieval and the labels; `done` is what was asked of them."""
+
+    def __init__(self, goes_on: bool) -> None:
+        self.goes_on, self.done = goes_on, []
+
+    async def get(self, _run_id):
+        return StandInRun()
+
+    async def resolve(self, *_):
+        return "v2", ""
+
+    async def hold(self, newer):
+        self.done.append(f"hold {newer.current_version}")
+
+    async def follow(self, _run_id, version):
+        self.done.append(f"follow {version}")
+        return self.goes_on
+
+    async def drop(self, run_id):
+        self.done.append(f"drop {run_id}")
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+async def test_the_label_of_a_run_that_ended_while_it_followed_is_dropped(goes_on: bool):
+    world = StandIns(goes_on)
+    await Following(world, world, world).follow("r")  # type: ignore[arg-type]
+    assert world.done == ["hold v2", "follow v2", *([] if goes_on else ["drop r"])]
