@@ -46,7 +46,7 @@ HEAD = """# Settings
 
 Written by `python -m tools.settings_doc` from the settings classes. A setting is an environment variable
 `AEENC_<SERVICE>_<NAME>` or a flag (`python -m services.encoder --metrics-port 9051`); flags win. A wrong value stops
-the start with its name and status 2.
+the start with its name and status 2; a misspelt name is ignored, and the log's first lines say so.
 """
 
 

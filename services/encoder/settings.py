@@ -42,10 +42,8 @@ class EncoderSettings(RedisSettings):
         "auto", "float32", "bfloat16", "float16", "int8", "prefer-bfloat16", "prefer-float16", "prefer-int8"
     ] = Field(
         "auto",
-        description="how exactly queries are computed; auto: on a CPU the fastest of float32, bfloat16 (extra "
-        "encoder-openvino) and int8 (where a version passed the gate), measured when it is loaded; on a GPU "
-        "prefer-float16; prefer: float32 for a version that cannot be computed so, which is refused otherwise; "
-        "a cross-encoder: int8 where it has it, else float32",
+        description="precision of queries and pairs; auto: on a CPU the fastest that passed its check, on a GPU "
+        "prefer-float16; prefer-…: float32 for a version without it; see docs/operations.md",
     )
     poll_s: float = Field(30.0, gt=0, description="how often labels are read again without an event")
     load_s: float = Field(120.0, gt=0, description="how long loading one checkpoint may take")

@@ -6,7 +6,9 @@ stops the start with its name.
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import socket
 import sys
 from collections.abc import Iterator
@@ -17,6 +19,9 @@ from pydantic import Field, FilePath, SecretStr, ValidationError, field_validato
 from pydantic_settings import BaseSettings, CliSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from aeenc.transport.channel import PATIENT
+
+# What Kubernetes sets for a service `aeenc-encoder`: AEENC_ENCODER_SERVICE_HOST, AEENC_ENCODER_PORT_50051_TCP …
+_SERVICE_LINK = re.compile(r"_(SERVICE_(HOST|PORT\w*)|PORT_\d+_\w+)$")
 
 
 def usable_cores(root: Path = Path("/")) -> int:
@@ -159,13 +164,27 @@ class ServiceSettings(BaseSettings):
             cls, cli_parse_args=sys.argv[1:] if arguments is None else arguments, cli_kebab_case=True
         )
         try:
-            return cls(_cli_settings_source=flags)
+            settings = cls(_cli_settings_source=flags)
         except ValidationError as error:
             prefix = cls.model_config.get("env_prefix", "")
             for problem in error.errors():
                 name = str(problem["loc"][0]) if problem["loc"] else "settings"
                 sys.stderr.write(f"{prefix}{name.upper()} (--{name.replace('_', '-')}): {problem['msg']}\n")
             raise SystemExit(2) from None
+        for line in cls._misspelt():
+            sys.stderr.write(f"{line}\n")
+        return settings
+
+    @classmethod
+    def _misspelt(cls) -> Iterator[str]:
+        """Names variables with this service's prefix that are no setting: they may belong to another release."""
+        prefix = cls.model_config.get("env_prefix", "")
+        names = [f"{prefix}{name.upper()}" for name in cls.model_fields]
+        for given in sorted(name for name in os.environ if name.startswith(prefix) and prefix):
+            if given.split("__")[0] in names or _SERVICE_LINK.search(given):
+                continue
+            near = difflib.get_close_matches(given, names, 1)
+            yield f"{given} is no setting and is ignored" + (f"; did you mean {near[0]}?" if near else "")
 
 
 class RedisSettings(ServiceSettings):

@@ -64,7 +64,7 @@ class TrainerSettings(RedisSettings):
         0.0, ge=0, description="seconds that checkpoints are kept which nothing names; 0: for ever"
     )
     checkpoints_kept: int = Field(
-        0, ge=0, description="checkpoints that are kept, the newest; older ones that something names stay, too; 0: all"
+        0, ge=0, description="how many of the newest checkpoints to keep; older ones in use are kept, too; 0: all"
     )
     grace_s: float = Field(
         600.0, ge=0, description="seconds from the deletion of a checkpoint to the removal of its files"

@@ -428,6 +428,17 @@ def test_a_wrong_setting_stops_the_start_with_its_name(
     assert "AEENC_TEST_PORT" in capsys.readouterr().err
 
 
+def test_a_misspelt_setting_is_named_with_the_nearest_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AEENC_TEST_DRIAN_S", "3")
+    monkeypatch.setenv("AEENC_TEST_SERVICE_PORT_GRPC", "50051")  # what Kubernetes tells of a service `aeenc-test`
+    assert Settings.from_command_line([]).drain_s == Settings.model_fields["drain_s"].default
+    assert capsys.readouterr().err == (
+        "AEENC_TEST_DRIAN_S is no setting and is ignored; did you mean AEENC_TEST_DRAIN_S?\n"
+    )
+
+
 def test_calls_are_counted_by_method_code_and_caller_and_timed_by_method() -> None:
     registry = CollectorRegistry()
     metrics = RpcMetrics(registry)
