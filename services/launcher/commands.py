@@ -170,7 +170,7 @@ def register(app: typer.Typer) -> None:
 def _parse_oracle(text: str) -> tuple[str, str]:
     name, equals, target = text.partition("=")
     if not equals or not name or ":" not in target:
-        raise InvalidArgument(f"--oracle {text!r} is not NAME=HOST:PORT, such as mine=127.0.0.1:50055")
+        raise InvalidArgument(f"--oracle {text!r} is not NAME=HOST:PORT, such as mine=127.0.0.1:50060")
     return name, target
 
 

@@ -14,6 +14,7 @@ import itertools
 import json
 import math
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -110,6 +111,37 @@ class SwapWatch:
                 self.first_answer_at.setdefault(answer.model_version, time.monotonic())
 
 
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Lets SIGTERM and SIGHUP end the block as Ctrl-C does, so that it cleans up; what nohup ignores stays ignored."""
+
+    def end(number: int, _: object) -> None:
+        for one in deadly:  # a terminal that closes sends several, and the clean-up must not end
+            signal.signal(one, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    deadly = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    for number in deadly:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in deadly:
+            signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def _stopped_at_the_end(fleet: Fleet, narrator: Narrator) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        try:
+            with narrator.step("stop", "stopping everything"):
+                fleet.down()
+        finally:
+            fleet.down()  # also when the terminal is gone to which a step is told
+
+
 def run_demo(directory: Path, home: Path, out: Output, epochs: int) -> dict[str, Any]:
     """Runs the loop over a data set, from an empty home, and returns the report. Stops everything at the end."""
     started = time.monotonic()
@@ -119,7 +151,7 @@ def run_demo(directory: Path, home: Path, out: Output, epochs: int) -> dict[str,
     fleet = Fleet(home / "fleet")
     fleet.down()
     shutil.rmtree(fleet.home)
-    try:
+    with _ended_by_signals(), _stopped_at_the_end(fleet, narrator):
         with narrator.step("start", "starting Redis, trainer, encoder, index, sampler and a gold oracle"):
             options = Options(base_port=0, gold_trees=str(directory.resolve()), gold_split="train")
             targets = fleet.up(options, lambda text: out.note(f"  {text}"))
@@ -127,9 +159,6 @@ def run_demo(directory: Path, home: Path, out: Output, epochs: int) -> dict[str,
         encoder, index, sampler, trainer = addresses.values()  # no TLS here, whatever AEENC_CA says
         with aeenc.connect(encoder=encoder, index=index, sampler=sampler, trainer=trainer, ca="") as client:
             report = _loop(client, addresses, fleet, dataset, validation, narrator, epochs)
-    finally:
-        with narrator.step("stop", "stopping everything"):
-            fleet.down()
     seconds = {**narrator.seconds, "total": round(time.monotonic() - started, 1)}
     report = {"data": str(directory), **report, "seconds": seconds}
     path = home / "report.json"

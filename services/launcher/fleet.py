@@ -18,7 +18,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -90,6 +90,11 @@ def read_token(file: str) -> str:
     return token
 
 
+def _check_free(name: str, target: str) -> None:
+    if not becomes_free(target):
+        raise errors.FailedPrecondition(f"{target} ({name}) is taken by another process; end it or choose --base-port")
+
+
 class Fleet:
     """The processes of one home directory. `token` and `admin_token`: what callers of the services must send."""
 
@@ -126,11 +131,7 @@ class Fleet:
             self._check_version()
             if (self.artifacts / RESTORING).exists():
                 raise errors.FailedPrecondition(f"a restore of {self.home} broke off; run it again with --force")
-            running = self.running()
-            if affected := self._affected(options) & set(running):
-                say(f"stopping {', '.join(sorted(affected))} to start again with other options")
-                self._end({name: running.pop(name) for name in affected})
-            targets = self._choose_targets(options, running)
+            running, targets = self._make_way(options, say)
             names = ["redis", *SERVICES, *options.optional]
             url = options.redis_url
             for name in names:
@@ -146,10 +147,27 @@ class Fleet:
             asyncio.run(self._await_serving(running, targets, say))
         return targets
 
+    def _make_way(self, options: Options, say: Say) -> tuple[dict[str, ProcessId], dict[str, str]]:
+        """Ends what is to start again with other options. Returns what still runs, and the targets.
+
+        Raises FailedPrecondition, and ends nothing, when a port is taken.
+        """
+        running, last = self.running(), self.targets()
+        ending = {name: running.pop(name) for name in self._affected(options) & set(running)}
+        released = {last[name] for name in ending if name in last}
+        targets = self._choose_targets(options, running, released)
+        if ending:
+            say(f"stopping {', '.join(sorted(ending))} to start again with other options")
+            self._end(ending)
+        for name, target in targets.items():
+            if target in released:
+                _check_free(name, target)
+        return running, targets
+
     @property
     def credentials(self) -> str:
         """A fingerprint of the tokens; empty without."""
-        return fingerprint(self._token, str(self._admin_token)) if self._token else ""
+        return fingerprint(self._token or "", self._admin_token) if self._admin_token else ""
 
     def _affected(self, options: Options) -> set[str]:
         """Returns the processes whose options have changed since the last `up`."""
@@ -209,15 +227,15 @@ class Fleet:
             trees = str(Path(options.gold_trees).resolve())
             command = [sys.executable, "-m", "aeenc.cli.main", "oracle", "gold", "--trees", trees]
             command += ["--split", options.gold_split, "--address", targets["gold"]]
-            return processes.start(command, {"AEENC_ORACLE_TOKEN": self._token} if self._token else {}, log)
+            return processes.start(command, {"AEENC_ORACLE_TOKEN": self._token or ""}, log)  # never the user's oracle's
         if name == "workbench":
             command = [sys.executable, "-m", "aeenc_workbench", "--no-print-links", *self._workbench(targets)]
             for service in ("sampler", "index", "trainer"):
                 command += [f"--{service}", targets[service]]
             if options.gold_trees and "dev" in Dataset.splits_in(options.gold_trees):  # these measure what it trains
                 command += ["--gold", str(Path(options.gold_trees).resolve())]
-            token = {"AEENC_WORKBENCH_TOKEN": self._token} if self._token else {}
-            return processes.start(command, {"AEENC_CA": "", **token}, log)
+            tokens = {"AEENC_WORKBENCH_TOKEN": self._token or "", "AEENC_ADMIN_TOKEN": self._admin_token or ""}
+            return processes.start(command, {"AEENC_CA": "", **tokens}, log)
         settings = self._settings(name, options, targets, redis_url)
         environment = {f"AEENC_{name.upper()}_{key.upper()}": value for key, value in settings.items()}
         if name == "index":
@@ -251,9 +269,10 @@ class Fleet:
             settings["oracles"] = json.dumps(self._oracles(options, targets))
             if options.people:  # else AEENC_SAMPLER_QUEUES applies, if it is set
                 settings["queues"] = json.dumps({name: {"overlap": n} for name, n in options.people.items()})
-        if self._token and self._admin_token:
-            settings |= {"token": self._token, "admin_token": self._admin_token}
-            settings |= {"peer_token": self._token, "peer_admin_token": self._admin_token}
+        if self._token:
+            settings |= {"token": self._token, "peer_token": self._token}
+        if self._admin_token:
+            settings |= {"admin_token": self._admin_token, "peer_admin_token": self._admin_token}
         if options.tokens_file:
             settings["tokens_file"] = options.tokens_file
         return settings
@@ -269,19 +288,22 @@ class Fleet:
             named.setdefault("local", {"target": f"{LOCALHOST}:{options.base_port + _OFFSETS['gold']}"})
         return named
 
-    def _choose_targets(self, options: Options, running: dict[str, ProcessId]) -> dict[str, str]:
-        """Chooses the addresses: those of the last `up` if possible, because callers may still use them."""
+    def _choose_targets(
+        self, options: Options, running: dict[str, ProcessId], released: Collection[str]
+    ) -> dict[str, str]:
+        """Chooses the addresses: those of the last `up` if possible, because callers may still use them.
+
+        `released` are free before anything starts.
+        """
         last, targets = self.targets(), {}
         for name in [name for name in _OFFSETS if name in {*SERVICES, *options.optional}]:
             if name in running:
                 targets[name] = last[name]
             elif options.base_port:
                 targets[name] = f"{LOCALHOST}:{options.base_port + _OFFSETS[name]}"
-                if not becomes_free(targets[name]):
-                    raise errors.FailedPrecondition(
-                        f"{targets[name]} ({name}) is taken by another process; end it or choose --base-port"
-                    )
-            elif name in last and becomes_free(last[name]):
+                if targets[name] not in released:
+                    _check_free(name, targets[name])
+            elif name in last and (last[name] in released or becomes_free(last[name])):
                 targets[name] = last[name]
             else:
                 targets[name] = f"{LOCALHOST}:{free_port(set(targets.values()))}"
@@ -350,7 +372,7 @@ class Fleet:
             "options": {**last.get("options", {}), **asdict(options)},
             "processes": {name: [process.pid, process.started] for name, process in running.items()},
         }
-        atomic_write(self._file, json.dumps(record, indent=1).encode())
+        atomic_write(self._file, json.dumps(record, indent=1).encode(), mode=0o600)  # of redis_url: a password
 
     @contextmanager
     def locked(self) -> Iterator[None]:

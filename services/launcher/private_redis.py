@@ -56,9 +56,9 @@ def find_redis_server() -> str:
 
 
 def start_private_redis(directory: Path, *, start_new_session: bool = False) -> PrivateRedis:
-    """Starts a server that keeps its data in `directory`, and waits until it answers.
+    """Starts a server that keeps its data in `directory`, and waits until it has loaded them, however long that takes.
 
-    Raises Unavailable when it does not answer in time; its log is in the directory.
+    Raises Unavailable when it ends or does not answer in time; its log is in the directory.
     """
     directory.mkdir(parents=True, exist_ok=True)
     socket = directory.resolve() / "redis.sock"
@@ -116,6 +116,8 @@ def _await_answer(process: subprocess.Popen[bytes], socket: Path, directory: Pat
             try:
                 if client.ping():
                     return
-            except redis.RedisError:
+            except redis.RedisError as error:
+                if isinstance(error, redis.BusyLoadingError):
+                    deadline = time.monotonic() + START_TIMEOUT_S
                 time.sleep(0.02)
     raise errors.Unavailable(f"redis-server did not start; {directory / 'redis.log'} says why")

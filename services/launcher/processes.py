@@ -70,17 +70,15 @@ def start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> 
     return identity or ProcessId(process.pid, -1)  # -1: it has ended already; no process has this identity
 
 
-def end(processes: Sequence[ProcessId], timeout_s: float) -> list[ProcessId]:
-    """Asks processes to end, waits, and kills the rest. Returns the killed ones."""
+def end(processes: Sequence[ProcessId], timeout_s: float) -> None:
+    """Asks processes to end, waits, and kills the rest."""
     for process in processes:
         process.signal(signal.SIGTERM)
     deadline = time.monotonic() + timeout_s
     while any(process.alive for process in processes) and time.monotonic() < deadline:
         time.sleep(POLL_S)
-    stubborn = [process for process in processes if process.alive]
-    for process in stubborn:
+    for process in processes:
         process.signal(signal.SIGKILL)
-    return stubborn
 
 
 def tail(log: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import stat
 import uuid
 from datetime import UTC, datetime
 from pathlib import Path
@@ -89,16 +90,40 @@ class DocumentFiles:
         return found
 
 
-def atomic_write(path: Path, data: bytes) -> None:
-    """Replaces a file as a whole, durably: a reader, or a crash, finds the old content or the new."""
+def atomic_write(path: Path, data: bytes, *, mode: int | None = None) -> None:
+    """Replaces a file as a whole, durably: a reader, or a crash, finds the old content or the new.
+
+    The file keeps its owner and permissions as far as this process may set them; `mode` sets others.
+    """
     make_directory(path.parent)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
+        old = _stat(path)
+        new_mode = 0o666 if mode is None else mode
+        temporary.touch(new_mode if old is None else 0o600)  # at no time may more people read it than in the end
         write_and_sync(temporary, data)
+        if old is not None:
+            _keep_permissions(temporary, old, mode)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     sync_directory(path.parent)
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
+
+
+def _keep_permissions(path: Path, old: os.stat_result, mode: int | None) -> None:
+    with contextlib.suppress(OSError):  # no member of the group, or a file system without owners
+        os.chown(path, -1, old.st_gid)
+    with contextlib.suppress(OSError):
+        path.chmod(stat.S_IMODE(old.st_mode) if mode is None else mode)
+    with contextlib.suppress(OSError):  # not root
+        os.chown(path, old.st_uid, -1)
 
 
 def make_directory(path: Path) -> None:

@@ -1,15 +1,20 @@
-"""The demo as a test: its promises on the sample, and on the real data where they are at hand."""
+"""The demo as a test: its promises on the sample, and on the real data where they are at hand; and its end."""
 
 from __future__ import annotations
 
 import json
+import os
+import pty
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from services.launcher.fleet import Fleet
 from support.real_data import ENTAILMENTBANK, without_test
 
 
@@ -49,3 +54,42 @@ def test_entailmentbank_reaches_its_marks_within_eight_minutes(tmp_path: Path):
     assert report["after"]["strict"]["MAP"] >= 0.520
     assert report["after"]["strict"]["Hit@10"] >= 0.75
     assert report["seconds"]["total"] <= 480
+
+
+# A demo whose fleet is one process that does not end by itself, and that waits for ever once this has started.
+WAITING_DEMO = """
+import os, sys, time
+from pathlib import Path
+from aeenc.cli.output import Output
+from services.launcher import demo, processes
+from services.launcher.fleet import Fleet, Options
+
+def up(fleet, options, say):
+    started = processes.start(["sleep", "60"], {}, Path(sys.argv[1]) / "log")
+    fleet._write(options, {}, {"index": started}, "")
+    time.sleep(600)
+
+os.close(os.open(os.ttyname(0), os.O_RDWR))  # makes it the terminal whose end ends this process
+Fleet.up = up
+demo.run_demo(demo.Path(sys.argv[2]), Path(sys.argv[1]), Output(as_json=False), 1)
+"""
+SAMPLE = Path(__file__).parents[2] / "data" / "sample"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_demo_that_a_signal_or_its_closing_terminal_ends_leaves_no_process(tmp_path: Path, number: signal.Signals):
+    ours, terminal = pty.openpty()
+    command = [sys.executable, "-c", WAITING_DEMO, str(tmp_path), str(SAMPLE)]
+    with subprocess.Popen(
+        command, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True
+    ) as demonstration:
+        os.close(terminal)
+        while not (running := Fleet(tmp_path / "fleet").running()):
+            assert demonstration.poll() is None, os.read(ours, 65536).decode()
+            time.sleep(0.02)
+        if number == signal.SIGTERM:
+            demonstration.terminate()
+            assert demonstration.wait(10) == 128 + number
+        os.close(ours)  # the kernel sends SIGHUP, and what is still written to the terminal fails
+        demonstration.wait(10)
+    assert not running["index"].alive

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import redis
 
 from aeenc import errors
+from services.launcher import private_redis, processes
 from services.launcher.fleet import Fleet, Options
 from services.launcher.private_redis import start_private_redis
+from services.launcher.processes import ProcessId, free_port, is_taken
+
+LISTENS = "import socket, sys, time; one = socket.create_server(('127.0.0.1', int(sys.argv[1]))); time.sleep(60)"
 
 
 def test_a_taken_port_is_named_with_the_remedy(tmp_path: Path):
@@ -21,6 +28,48 @@ def test_a_taken_port_is_named_with_the_remedy(tmp_path: Path):
         with pytest.raises(errors.FailedPrecondition, match=rf"127.0.0.1:{port} \(encoder\).*--base-port"):
             Fleet(tmp_path).up(Options(base_port=port))
     assert Fleet(tmp_path).running() == {}
+
+
+@pytest.fixture
+def listener(tmp_path: Path) -> Iterator[Callable[[int], ProcessId]]:
+    """Starts a process that listens at a port, and ends it at last."""
+    started: list[ProcessId] = []
+
+    def start(port: int) -> ProcessId:
+        started.append(processes.start([sys.executable, "-c", LISTENS, str(port)], {}, tmp_path / "listener.log"))
+        while not is_taken(f"127.0.0.1:{port}"):
+            assert started[-1].alive
+            time.sleep(0.01)
+        return started[-1]
+
+    yield start
+    processes.end(started, 5)
+
+
+def test_a_taken_port_ends_nothing_of_a_fleet_that_runs_elsewhere(
+    tmp_path: Path, listener: Callable[[int], ProcessId], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(processes, "RELEASE_S", 0.1)
+    fleet, port = Fleet(tmp_path), free_port(set())
+    running = {"encoder": listener(port)}
+    fleet._write(Options(base_port=0), {"encoder": f"127.0.0.1:{port}"}, running, "")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        with pytest.raises(errors.FailedPrecondition, match=f"{taken}.*--base-port"):
+            fleet.up(Options(base_port=taken))
+    assert fleet.running() == running
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_the_ports_of_what_starts_again_are_not_taken(
+    tmp_path: Path, listener: Callable[[int], ProcessId], is_given: bool
+):
+    fleet, port = Fleet(tmp_path), free_port(set())
+    process = listener(port)
+    options = Options(base_port=port if is_given else 0)
+    fleet._write(options, {"encoder": f"127.0.0.1:{port}"}, {"encoder": process}, "")
+    running, targets = fleet._make_way(replace(options, redis_url="redis://elsewhere"), lambda _: None)
+    assert (running, targets["encoder"], process.alive) == ({}, f"127.0.0.1:{port}", False)
 
 
 def test_a_home_of_another_format_is_left_alone(tmp_path: Path):
@@ -71,6 +120,21 @@ def test_a_redis_that_does_not_answer_is_ended_and_leaves_no_zombie(tmp_path: Pa
     with pytest.raises(errors.Unavailable, match=r"redis-server did not start; .*redis\.log says why"):
         start_private_redis(tmp_path / "redis")
     assert is_gone(int(told.read_text()))
+
+
+def test_a_redis_that_loads_for_longer_than_a_start_may_take_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    full = start_private_redis(tmp_path)
+    with redis.Redis.from_url(full.url) as client, client.pipeline(transaction=False) as pipe:
+        for number in range(8000):
+            pipe.set(f"key-{number}", number)
+        pipe.execute()
+    full.stop()
+    monkeypatch.setattr(private_redis, "START_TIMEOUT_S", 0.5)
+    monkeypatch.setitem(private_redis.REWRITE_AT, "key-load-delay", "100")  # microseconds; it answers LOADING meanwhile
+    loaded = start_private_redis(tmp_path)
+    with redis.Redis.from_url(loaded.url) as client:
+        assert client.dbsize() == 8000
+    loaded.stop()
 
 
 def test_a_redis_of_a_fleet_leaves_no_zombie_when_it_ends(tmp_path: Path):

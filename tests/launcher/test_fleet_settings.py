@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,9 +13,12 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from aeenc.cli.main import app
+from aeenc.oracle import Task
+from aeenc.oracles.remote import RemoteOracle
 from services.launcher import processes
 from services.launcher.fleet import Fleet, Options
 from services.launcher.private_redis import start_private_redis
+from services.launcher.processes import LOCALHOST, free_port, is_taken
 from services.store.redis import connect
 from support.waiting import until
 
@@ -139,6 +143,52 @@ def test_named_credentials_go_to_every_service_beside_the_tokens_and_are_kept(tm
         assert "tokens_file" not in fleet._settings(service, Options(), TARGETS, "redis://127.0.0.1:1/0")
     fleet._write(Options(tokens_file="/run/tokens.toml"), TARGETS, {}, "")
     assert fleet.options() == Options(tokens_file="/run/tokens.toml")
+
+
+def test_an_admin_token_alone_goes_to_every_service_and_another_one_restarts_them(tmp_path: Path):
+    fleet = Fleet(tmp_path, admin_token="admin")
+    for service in ("encoder", "index", "sampler", "trainer"):
+        told = fleet._settings(service, Options(), TARGETS, "redis://127.0.0.1:1/0")
+        assert (told["admin_token"], told["peer_admin_token"]) == ("admin", "admin")
+        assert not {"token", "peer_token"} & set(told)
+    fleets = [Fleet(tmp_path), fleet, Fleet(tmp_path, admin_token="other"), Fleet(tmp_path, token="admin")]
+    assert len({one.credentials for one in fleets}) == len(fleets)
+
+
+@pytest.mark.parametrize("token", [None, "common"])
+async def test_the_gold_oracle_wants_the_token_of_the_fleet_and_never_that_of_an_oracle_of_yours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str | None
+):
+    monkeypatch.setenv("AEENC_ORACLE_TOKEN", "of-yours")
+    fleet, options = Fleet(tmp_path, token=token), Options(gold_trees=str(SAMPLE))
+    targets = {**TARGETS, "gold": f"{LOCALHOST}:{free_port(set())}"}
+    gold = fleet._start("gold", options, targets, "")
+    try:
+        await until(lambda: is_taken(targets["gold"]))
+        oracle = RemoteOracle(**fleet._oracles(options, targets)["gold"])  # as the sampler is told
+        assert await oracle.judge(Task("t", "r", "no query of these trees", (), (), ())) == {}
+        await oracle.close()
+    finally:
+        processes.end([gold], 5)
+
+
+def test_the_workbench_sends_no_tokens_but_the_fleets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    given: list[tuple[str, str]] = []
+    names = ("AEENC_WORKBENCH_TOKEN", "AEENC_ADMIN_TOKEN")
+    monkeypatch.setattr(processes, "start", lambda _, told, __: given.append((told[names[0]], told[names[1]])))
+    for name in names:
+        monkeypatch.setenv(name, "of-another-deployment")
+    for tokens in ({}, {"token": "common"}, {"token": "common", "admin_token": "admin"}):
+        Fleet(tmp_path, **tokens)._start("workbench", Options(), TARGETS, "")
+    assert given == [("", ""), ("common", "common"), ("common", "admin")]
+
+
+def test_only_its_owner_reads_the_record_of_a_fleet_which_may_have_a_password(tmp_path: Path):
+    record = tmp_path / "fleet.json"
+    for _ in range(2):
+        Fleet(tmp_path)._write(Options(redis_url="redis://:secret@db:6379/0"), TARGETS, {}, "")
+        assert stat.S_IMODE(record.stat().st_mode) == 0o600
+        record.chmod(0o644)  # as an earlier release has made it
 
 
 async def test_the_log_of_a_private_redis_stays_bounded_by_its_data(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +115,19 @@ def test_up_with_named_credentials_wants_the_tokens_of_the_services_too(file: Pa
     result = aeenc("--token", "common", "up", "--tokens", file, "--home", file.parent / "home")
     assert result.exit_code == 2
     assert "--tokens needs --token and --admin-token" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640])
+def test_the_permissions_of_the_file_stay_whatever_the_umask(file: Path, mode: int) -> None:
+    made("new", "lab", "--role", "read", "--file", file)
+    file.chmod(mode)
+    owner = (os.getuid(), 1234 if os.getuid() == 0 else os.getgid())
+    os.chown(file, *owner)
+    for umask in (0o022, 0o077):
+        before = os.umask(umask)
+        try:
+            made("rotate", "lab", "--file", file)
+        finally:
+            os.umask(before)
+        found = file.stat()
+        assert (stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid) == (mode, *owner)

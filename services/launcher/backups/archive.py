@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import tarfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -33,29 +34,43 @@ _BLOCK_BYTES = 1024 * 1024
 
 
 class BackupWriter:
-    """A backup in the making, `contents` of which are added one by one."""
+    """A backup in the making, `files` of which are added one by one."""
 
-    def __init__(self, place: Path, tar: tarfile.TarFile | None) -> None:
-        self._place, self._tar = place, tar
+    def __init__(self, target: Path, place: Path, tar: tarfile.TarFile | None) -> None:
+        self._target, self._place, self._tar = target, place, tar
+        self._stopped = threading.Event()
         self.files: dict[str, FileEntry] = {}
 
     def add(self, name: str, source: IO[bytes], size_bytes: int) -> FileEntry:
-        """Copies so many bytes under a name; zeros stand for those that a shrinking source no longer has."""
-        measured = _Measured(source, size_bytes)
-        if self._tar is not None:
-            info = tarfile.TarInfo(name)
-            info.size = size_bytes
-            self._tar.addfile(info, measured)
-        else:
-            path = self._place / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("xb") as file:
-                shutil.copyfileobj(measured, file, _BLOCK_BYTES)
-                file.flush()
-                os.fsync(file.fileno())
+        """Copies so many bytes under a name; zeros stand for those that a shrinking source no longer has.
+
+        Raises the source's OSError when it cannot be read to its end: its file does not belong to the backup, which
+        takes others all the same. Raises FailedPrecondition when the backup cannot be written, Cancelled after `stop`.
+        """
+        measured = _Measured(source, size_bytes, self._stopped)
+        with _writing(self._target):
+            if self._tar is not None:
+                info = tarfile.TarInfo(name)
+                info.size = size_bytes
+                self._tar.addfile(info, measured)
+            else:
+                self._add_file(self._place / name, measured)
+        if measured.error is not None:
+            raise measured.error
         entry = FileEntry(measured.digest.hexdigest(), size_bytes)
         self.files[name] = entry
         return entry
+
+    def _add_file(self, path: Path, measured: _Measured) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("xb") as file:
+            shutil.copyfileobj(measured, file, _BLOCK_BYTES)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def stop(self) -> None:
+        """Ends an `add` that works in another thread, and all later ones."""
+        self._stopped.set()
 
     def add_bytes(self, name: str, data: bytes) -> None:
         """Adds a small file."""
@@ -73,7 +88,7 @@ def new_backup(target: Path) -> Iterator[BackupWriter]:
     """Makes a backup, which is there under its name when the block ends, and not before.
 
     What a killed one has left is removed. Raises AlreadyExists when something stands there, FailedPrecondition while
-    another process makes the same one.
+    another process makes the same one, and when it cannot be written.
     """
     target = target.absolute()
     make_directory(target.parent)
@@ -87,17 +102,8 @@ def new_backup(target: Path) -> Iterator[BackupWriter]:
             raise errors.AlreadyExists(f"{target} exists and is not empty; name a new place for the backup")
         _remove(place)
         try:
-            if target.suffix == TAR:
-                with place.open("xb") as file:
-                    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
-                        yield BackupWriter(place, tar)
-                    file.flush()
-                    os.fsync(file.fileno())
-            else:
-                place.mkdir()
-                yield BackupWriter(place, None)
-                for folder in [place, *(path for path in place.rglob("*") if path.is_dir())]:
-                    sync_directory(folder)
+            with _new_tar(target, place) if target.suffix == TAR else _new_folder(target, place) as writer:
+                yield writer
             place.rename(target)
         except BaseException:
             _remove(place)
@@ -105,6 +111,40 @@ def new_backup(target: Path) -> Iterator[BackupWriter]:
         finally:
             Path(lock.name).unlink(missing_ok=True)
     sync_directory(target.parent)
+
+
+@contextmanager
+def _new_folder(target: Path, place: Path) -> Iterator[BackupWriter]:
+    place.mkdir()
+    yield BackupWriter(target, place, None)
+    with _writing(target):
+        for folder in [place, *(path for path in place.rglob("*") if path.is_dir())]:
+            sync_directory(folder)
+
+
+@contextmanager
+def _new_tar(target: Path, place: Path) -> Iterator[BackupWriter]:
+    file = place.open("xb")
+    try:
+        with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            yield BackupWriter(target, place, tar)
+            with _writing(target):
+                tar.close()
+                file.flush()
+                os.fsync(file.fileno())
+    finally:
+        with contextlib.suppress(OSError):  # it tries once more to write what has failed already
+            file.close()
+
+
+@contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise errors.FailedPrecondition(
+            f"{target} cannot be written ({error.strerror}); make room, or name another place"
+        ) from error
 
 
 class Backup:
@@ -171,15 +211,23 @@ class Backup:
 
 
 class _Measured:
-    """Reads exactly so many bytes of a file, and hashes them."""
+    """Reads exactly so many bytes of a file, zeros after an `error` of the file, and hashes them."""
 
-    def __init__(self, source: IO[bytes], size_bytes: int) -> None:
-        self._source, self._left = source, size_bytes
+    def __init__(self, source: IO[bytes], size_bytes: int, stopped: threading.Event) -> None:
+        self._source, self._left, self._stopped = source, size_bytes, stopped
         self.digest = hashlib.sha256()
+        self.error: OSError | None = None
 
     def read(self, size: int = _BLOCK_BYTES, /) -> bytes:
-        wanted = min(self._left, size)
-        data = self._source.read(wanted).ljust(wanted, b"\0")
+        if self._stopped.is_set():
+            raise errors.Cancelled("the backup was stopped; make it again")
+        wanted, data = min(self._left, size), b""
+        if self.error is None:
+            try:
+                data = self._source.read(wanted)
+            except OSError as error:
+                self.error = error
+        data = data.ljust(wanted, b"\0")
         self._left -= wanted
         self.digest.update(data)
         return data

@@ -17,12 +17,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from redis.asyncio import Redis
 
 import aeenc
 from services.corpus.generation import folder_of
-from services.launcher.backups.archive import new_backup
+from services.launcher.backups.archive import BackupWriter, new_backup
 from services.launcher.backups.keys import Captured, capture, pattern
 from services.launcher.backups.store_files import (
     CHECKPOINTS,
@@ -59,12 +60,12 @@ async def make_backup(redis: Redis, store: ArtifactStore, target: Path, namespac
         held: dict[str, HeldArtifact] = {}
         say("reading the keys of Redis")
         records, captured, capture_s = await _one_moment(redis, store, held, pattern(namespace))
-        await asyncio.to_thread(copy_builds, store, backup)
+        unread = await _in_thread(backup, copy_builds, store, backup)
         await asyncio.to_thread(hold_all, store, held)
         say(f"copying {len(held):,} artifacts")
-        damaged = [*records.damaged, *_missing(records, captured, held)]
+        damaged = [*records.damaged, *_missing(records, captured, held), *unread]
         for name in sorted(held):
-            damaged += await asyncio.to_thread(held[name].copy, backup)
+            damaged += await _in_thread(backup, held[name].copy, backup)
         for name, data in records.files.items():
             backup.add_bytes(name, data)
         backup.add_bytes(KEYS, "".join(key.to_line() for key in captured.keys).encode())
@@ -81,6 +82,17 @@ async def make_backup(redis: Redis, store: ArtifactStore, target: Path, namespac
         backup.finish(said)
     size = sum(one.size_bytes for one in backup.files.values())
     return Made(len(captured.keys), len(held), len(records.active), size, capture_s, tuple(damaged))
+
+
+async def _in_thread(backup: BackupWriter, work: Callable[..., list[str]], *arguments: Any) -> list[str]:
+    """Runs what adds to a backup in a thread. When cancelled, it ends the thread first: nobody adds any more."""
+    working = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        backup.stop()
+        await asyncio.gather(working, return_exceptions=True)
+        raise
 
 
 async def _one_moment(

@@ -59,8 +59,10 @@ def check(backup: Backup) -> None:
     known_missing = "\n".join(backup.manifest["damaged"])
     for name, digest in named.items():
         entry = backup.files.get(name)
-        is_known = f"{name.removeprefix(f'{ARTIFACTS}/').removesuffix(f'/{MANIFEST}')} has no files" in known_missing
-        if (entry is None and not is_known) or (entry and digest and entry.sha256 != digest):
+        manifest = name.removeprefix(f"{ARTIFACTS}/")
+        lacks = (f"{manifest.removesuffix(f'/{MANIFEST}')} has no files", f"{manifest} cannot be read")
+        is_known = any(lack in known_missing for lack in lacks)
+        if not is_known and (entry is None or (digest and entry.sha256 != digest)):
             raise errors.DataLoss(f"{backup.source}/{name} is not what the keys name; take another backup")
 
 

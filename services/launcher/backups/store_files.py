@@ -48,27 +48,25 @@ class HeldArtifact:
 
     def copy(self, backup: BackupWriter) -> list[str]:
         """Copies the files that the manifest names. Returns those that differ from it."""
-        files = self._files()
-        damaged = [] if files else [f"{self.name}/{MANIFEST} cannot be read"]
-        for name, sha256 in files.items():
+        files, damaged = self._files(), []
+        for name, sha256 in [*files.items(), (MANIFEST, "")]:
             try:
                 with self._open(name) as file:
                     size = os.fstat(file.fileno()).st_size
                     copied = backup.add(f"{ARTIFACTS}/{self.name}/{name}", file, size)
-                if copied.sha256 != sha256:
-                    damaged.append(f"{self.name}/{name} does not have the sha256 of its manifest")
             except OSError as error:
                 damaged.append(f"{self.name}/{name} cannot be read ({error.strerror})")
-        with self._open(MANIFEST) as file:
-            backup.add(f"{ARTIFACTS}/{self.name}/{MANIFEST}", file, os.fstat(file.fileno()).st_size)
-        return damaged
+            else:
+                if sha256 and copied.sha256 != sha256:
+                    damaged.append(f"{self.name}/{name} does not have the sha256 of its manifest")
+        return damaged if files or damaged else [f"{self.name}/{MANIFEST} cannot be read"]
 
     def _files(self) -> dict[str, str]:
         """The hash of each file, as the manifest says; of nothing when it cannot be read."""
         try:
             with self._open(MANIFEST) as file:
                 return {name: entry["sha256"] for name, entry in json.load(file)["files"].items() if "/" not in name}
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return {}
 
     def _open(self, name: str) -> IO[bytes]:
@@ -131,13 +129,23 @@ def _small_files(folder: Path) -> Iterator[Path]:
             yield entry
 
 
-def copy_builds(store: ArtifactStore, backup: BackupWriter) -> None:
-    """Copies the journals of unfinished builds: first what says how much counts, then what only grows."""
+def copy_builds(store: ArtifactStore, backup: BackupWriter) -> list[str]:
+    """Copies the journals of unfinished builds: first what says how much counts, then what only grows.
+
+    Returns those that cannot be read.
+    """
+    damaged = []
     for corpus in corpora(store):
         folder = store.root / folder_of(corpus)
         for journal in sorted(folder.glob(f"{BUILD}*")):
             files = [path for path in journal.rglob("*") if path.is_file() and not path.name.startswith(".")]
             for path in sorted(files, key=lambda path: path.name != "progress.json"):
-                with contextlib.suppress(FileNotFoundError), path.open("rb") as file:  # the build has just finished
-                    name = f"{ARTIFACTS}/{folder_of(corpus)}/{path.relative_to(folder)}"
-                    backup.add(name, file, os.fstat(file.fileno()).st_size)
+                name = f"{folder_of(corpus)}/{path.relative_to(folder)}"
+                try:
+                    with path.open("rb") as file:
+                        backup.add(f"{ARTIFACTS}/{name}", file, os.fstat(file.fileno()).st_size)
+                except FileNotFoundError:
+                    continue  # the build has just finished
+                except OSError as error:
+                    damaged.append(f"{name} cannot be read ({error.strerror})")
+    return damaged
