@@ -1,7 +1,7 @@
 """An oracle of your own: it accepts a premise that shares two uncommon words with the query. A stand-in for a model.
 
-python examples/own_oracle.py 127.0.0.1:50056
-aeenc up --oracle mine=127.0.0.1:50056
+python examples/own_oracle.py 127.0.0.1:50060
+aeenc up --oracle mine=127.0.0.1:50060
 aeenc sample science --data data/sample --oracle mine
 
 Without `aeenc up`, name it in the sampler's AEENC_SAMPLER_ORACLES (README.md beside this file).
@@ -35,4 +35,4 @@ class SharedWords(aeenc.Oracle):
 
 
 if __name__ == "__main__":
-    SharedWords().serve(sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:50056")
+    SharedWords().serve(sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:50060")

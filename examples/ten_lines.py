@@ -12,4 +12,4 @@ class MyOracle(aeenc.Oracle):
         return [candidate.id for candidate in task.candidates if "iron" in candidate.text]
 
 
-MyOracle().serve("127.0.0.1:50056")
+MyOracle().serve("127.0.0.1:50060")

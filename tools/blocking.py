@@ -40,7 +40,6 @@ def generated() -> str:
     types += ["from collections.abc import Iterator", "from typing import Self"]
     imports = ["from functools import cached_property", "from typing import TYPE_CHECKING"]
     imports += [f"from aeenc.{ROOT_MODULE} import {ROOT_CLASS}"]
-    imports += ["from aeenc.calls.renamed import Renamed"]
     imports += ["from aeenc.transport.sync import LOOP, Caller, given, run"]
     imports += ["if TYPE_CHECKING:  # to load all clients takes long enough to be worth waiting for the first use"]
     imports += [f"    {line}" for line in types if not line.endswith(f" {ROOT_CLASS}")]
@@ -111,8 +110,7 @@ def _face(module: _Module) -> str:
     name = "Client" if is_root else f"Blocking{module.client.name}"
     start = _root_start(module) if is_root else _start(module)
     doc = _docstring(module.client, "    ")
-    bases = "(Renamed)" if any(ast.unparse(base) == "Renamed" for base in module.client.bases) else ""
-    return f"class {name}{bases}:\n{doc}\n\n" + "\n\n".join([start, *public])
+    return f"class {name}:\n{doc}\n\n" + "\n\n".join([start, *public])
 
 
 def _start(module: _Module) -> str:

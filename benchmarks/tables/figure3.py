@@ -14,6 +14,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from benchmarks.harness.entailmentbank import entailmentbank, need_split
 from benchmarks.tables.drawing import draw_distributions
 from benchmarks.tables.research import Research, Unfinished, research
 from benchmarks.tables.table_records import RESULTS
-from benchmarks.tables.table_rows import FAITHFUL, ROUNDS, TML, K, version_of
+from benchmarks.tables.table_rows import FAITHFUL, ROUNDS, TML, K, best_trained, version_of
 
 MEASURES = ("token overlap", "cosine")
 KINDS = ("TP", "FN", "FP")
@@ -35,20 +36,37 @@ Kinds = dict[str, NDArray[np.float64]]
 Pair = tuple[str, str]
 
 
-def untrained(running: Research) -> str:
-    """The version of the pre-trained encoder."""
-    return running.pretrained()
+@dataclass(frozen=True)
+class Encoder:
+    """A version, and the round of its loop; 0: it has none."""
+
+    version: str
+    round: int = 0
 
 
-def gold_tuned(running: Research) -> str:
-    """The version of row `tml-single`."""
-    return version_of(running, "tml-single", {**FAITHFUL, "loss": TML}, 0)
+@dataclass(frozen=True)
+class Measured:
+    """An encoder, and the cosines of the pairs by it."""
+
+    encoder: Encoder
+    cosines: Kinds
 
 
-def iterative(running: Research) -> str:
-    """The best version of row `ae-enc-iterative`."""
+def untrained(running: Research) -> Encoder:
+    """The pre-trained encoder."""
+    return Encoder(running.pretrained())
+
+
+def gold_tuned(running: Research) -> Encoder:
+    """The encoder of row `tml-single`."""
+    return Encoder(version_of(running, "tml-single", {**FAITHFUL, "loss": TML}, 0))
+
+
+def iterative(running: Research) -> Encoder:
+    """The encoder of row `ae-enc-iterative`: that of the best trained round on dev."""
     job = {**FAITHFUL, "loss": TML, "seed": 0}
-    return running.loop("ae-enc-iterative-0", rounds=ROUNDS, run={"k": K}, job=job).best.version
+    best = best_trained(running.loop("ae-enc-iterative-0", rounds=ROUNDS, run={"k": K}, job=job), ROUNDS)
+    return Encoder(best.version, best.number)
 
 
 SYSTEMS = {"untrained": untrained, "tuned on gold": gold_tuned, "iterative AE-Enc": iterative}
@@ -117,7 +135,7 @@ def vectors_of(running: Research, texts: Sequence[str], role: str, version: str)
     return found
 
 
-def page(overlaps: Kinds, systems: Mapping[str, Kinds], reasons: Mapping[str, str], split: str) -> str:
+def page(overlaps: Kinds, systems: Mapping[str, Measured], reasons: Mapping[str, str], split: str) -> str:
     """The Markdown page."""
     counts = ", ".join(f"{len(values):,} {kind}" for kind, values in overlaps.items())
     about = (
@@ -136,7 +154,10 @@ def page(overlaps: Kinds, systems: Mapping[str, Kinds], reasons: Mapping[str, st
         "| of the same pairs | TP | FN | FP | FP - FN |",
         "|---|---|---|---|---|",
     ]
-    rows = {"token overlap": overlaps, **{f"cosine, {name}": values for name, values in systems.items()}}
+    rows = {"token overlap": overlaps}
+    for name, one in systems.items():
+        chosen = f", best round on dev (round {one.encoder.round})" if one.encoder.round else ""
+        rows[f"cosine, {name}{chosen}"] = one.cosines
     for title, values in rows.items():
         means = {kind: float(values[kind].mean()) for kind in KINDS}
         cells = [*means.values(), means["FP"] - means["FN"]]
@@ -148,22 +169,21 @@ def page(overlaps: Kinds, systems: Mapping[str, Kinds], reasons: Mapping[str, st
     return "\n".join(lines).rstrip() + "\n"
 
 
-def measure_all(names: Sequence[str], split: str) -> tuple[Kinds, dict[str, Kinds], dict[str, str], dict[str, str]]:
-    """The overlaps of the pairs; by encoder, their cosines and its version; and why the others have none."""
-    systems, versions, reasons = {}, {}, {}
+def measure_all(names: Sequence[str], split: str) -> tuple[Kinds, dict[str, Measured], dict[str, str]]:
+    """The overlaps of the pairs; what was measured by name; and why the others were not."""
+    systems, reasons = {}, {}
     with research() as running:
         pairs = pairs_of(running, split)
         overlaps = {kind: np.array([overlap(pair) for pair in own]) for kind, own in pairs.items()}
         for name in names:
             try:
-                version = SYSTEMS[name](running)
-                systems[name] = cosines(running, version, pairs)
-                versions[name] = version
+                encoder = SYSTEMS[name](running)
+                systems[name] = Measured(encoder, cosines(running, encoder.version, pairs))
                 print(f"{name}: measured", flush=True)
             except (Unfinished, AeencError) as error:
                 reasons[name] = str(error)
                 print(f"{name} is not measured: {error}", flush=True)
-    return overlaps, systems, versions, reasons
+    return overlaps, systems, reasons
 
 
 def summary(values: Kinds) -> dict[str, dict[str, float]]:
@@ -178,18 +198,18 @@ def main() -> None:
     parser.add_argument("--split", default="dev")
     options = parser.parse_args()
     need_split(entailmentbank(), options.split)
-    overlaps, systems, versions, reasons = measure_all(options.only or list(SYSTEMS), options.split)
+    overlaps, systems, reasons = measure_all(options.only or list(SYSTEMS), options.split)
     if not systems:
         sys.exit(f"nothing was measured; docs/results/figure3-{options.split}.* stay as they were")
     RESULTS.mkdir(parents=True, exist_ok=True)
-    drawn = {name: {"token overlap": overlaps, "cosine": values} for name, values in systems.items()}
+    drawn = {name: {"token overlap": overlaps, "cosine": one.cosines} for name, one in systems.items()}
     draw_distributions(drawn, MEASURES, RESULTS / f"figure3-{options.split}.png")
     record = {
         "format_version": 2,
         "split": options.split,
         "k": K,
         "token overlap": summary(overlaps),
-        "systems": {name: {"version": versions[name], "cosine": summary(values)} for name, values in systems.items()},
+        "systems": {name: {**asdict(one.encoder), "cosine": summary(one.cosines)} for name, one in systems.items()},
     }
     (RESULTS / f"figure3-{options.split}.json").write_text(json.dumps(record, indent=1) + "\n")
     (RESULTS / f"figure3-{options.split}.md").write_text(page(overlaps, systems, reasons, options.split))

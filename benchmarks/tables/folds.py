@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from aeenc.cli.corpus import ensure_corpus
-from aeenc.exports.whole import whole_folder
+from aeenc.files.whole import whole_folder
 from aeenc.trees import Dataset, write_folds
 from benchmarks.harness.entailmentbank import entailmentbank
 from benchmarks.tables.research import HOME, Research, research

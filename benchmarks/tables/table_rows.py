@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from aeenc import Fusion, Retrieval
+from aeenc.loop import Loop, Round
 from aeenc.trees import Dataset
 from benchmarks.tables.research import GOLD, INFERENCES, NLI, Research, Unfinished
 from benchmarks.tables.untrained import bm25, iterative_bm25, tf_idf
@@ -191,6 +192,14 @@ def version_of(research: Research, name: str, fields: Mapping[str, Any], seed: i
     return str(research.train(f"table1-{name}-{seed}", {**fields, "seed": seed}).version)
 
 
+def best_trained(loop: Loop, rounds: int) -> Round:
+    """The best on dev of a loop's first so many rounds, not the encoder that it began with.
+
+    Another row may have gone on with the same loop.
+    """
+    return max(loop.rounds[1 : rounds + 1], key=lambda one: one.validation_map)
+
+
 def looped(loop: str, rounds: int, fields: Mapping[str, Any], later_run: Mapping[str, Any] | None = None) -> Measure:
     """Rounds of sampling and training; the row is the best of them on dev, the others stand beside it."""
 
@@ -198,8 +207,7 @@ def looped(loop: str, rounds: int, fields: Mapping[str, Any], later_run: Mapping
         done = research.loop(
             f"{loop}-{seed}", rounds=rounds, run={"k": K}, job={**fields, "seed": seed}, later_run=later_run
         )
-        trained = done.rounds[1 : rounds + 1]  # another row may have gone on with the same loop
-        best = max(trained, key=lambda one: one.validation_map)
+        best = best_trained(done, rounds)
         research.serve(best.version)
         by_round = {one.number: one.report for one in done.rounds[: rounds + 1]}
         return {**research.evaluate(split), "best_round": best.number, "dev_by_round": by_round}

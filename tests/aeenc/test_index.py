@@ -1,5 +1,6 @@
 """What the SDK asks an index for, seen by an index that breaks off."""
 
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from aeenc import IndexClient, errors
 from aeenc import index as index_module
+from aeenc.transport import status
 from aeenc.transport.channel import Channel
 from aeenc.v1 import index_pb2, index_pb2_grpc
 from aeenc.values import Premise
@@ -19,6 +21,7 @@ class BreaksOff(index_pb2_grpc.IndexAdminServiceServicer):
     """Has made four premises durable when its first call breaks off."""
 
     def __init__(self) -> None:
+        self.trouble: errors.AeencError = errors.Unavailable("restarting")
         self.headers: list[index_pb2.BuildHeader] = []
         self.premises: list[list[str]] = []
 
@@ -27,7 +30,8 @@ class BreaksOff(index_pb2_grpc.IndexAdminServiceServicer):
         self.premises.append([one.id async for request in requests for one in request.chunk.premises])
         if len(self.headers) == 1:
             yield index_pb2.BuildGenerationResponse(received=10, durable=4)
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "restarting")
+            trailer = ((status.DETAILS_KEY, status.details_of(self.trouble)),)
+            await context.abort(status.code_of(self.trouble), status.message_of(self.trouble), trailer)
         yield index_pb2.BuildGenerationResponse(generation=index_pb2.Generation(id="g1"))
 
 
@@ -53,6 +57,20 @@ async def test_a_build_goes_on_by_itself_under_a_request_id_of_its_own(served: t
     assert index.premises[1] == [one.id for one in PREMISES[4:]]
     await client.build("science", PREMISES)
     assert index.headers[2].request_id != first.request_id, "another build has another id"
+
+
+async def test_a_build_over_a_quota_goes_on_when_the_index_says_unless_that_is_too_late(
+    served: tuple[BreaksOff, IndexClient],
+) -> None:
+    index, client = served
+    index.trouble = errors.Overloaded("over the quota", retry_after_s=0.3)
+    started = time.monotonic()
+    assert (await client.build("science", PREMISES)).id == "g1"
+    assert time.monotonic() - started > 0.25
+    index.headers.clear()
+    with pytest.raises(errors.Overloaded, match="over the quota"):
+        await client.build("science", PREMISES, resume_s=0.2)
+    assert len(index.headers) == 1
 
 
 async def test_a_build_from_an_iterator_is_not_repeated_since_the_iterator_cannot_begin_again(

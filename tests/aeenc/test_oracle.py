@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 
 import aeenc
 from aeenc import Channel, errors
-from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN, Candidate, Task, Verdict
+from aeenc.oracle import ABSTAINS, BAD_FACT, EXPLAINS, REFUSES, UNSEEN, Candidate, Task, Verdict
 from aeenc.oracles.client import Answer, OracleClient
+from aeenc.oracles.composite import CompositeOracle
 from aeenc.v1 import index_pb2_grpc
 from support.waiting import reached
 from support.worlds.sampler_world import FakeIndex, FakeOracle, SamplerWorld, finish, serving
@@ -99,13 +101,15 @@ async def test_several_tasks_of_one_call_are_answered_in_their_order() -> None:
 
 
 async def test_a_mapping_may_say_more_and_what_it_leaves_out_is_unseen() -> None:
+    whole = Verdict(EXPLAINS, leaf=True, grade=0.5, annotator="ada", remark=BAD_FACT)
+
     class Careful(aeenc.Oracle):
         def judge(self, task: Task) -> dict[str, Any]:
-            return {"p1": Verdict(EXPLAINS, leaf=True, grade=0.5)} if task.query == "leaf" else {"p2": ABSTAINS}
+            return {"p1": whole} if task.query == "leaf" else {"p2": ABSTAINS}
 
     async with served(Careful()) as client:
         leaf, abstained = await client.judge("r1", [task("leaf", task_id="t1"), task(task_id="t2")])
-    assert dict(leaf.verdicts) == {"p1": Verdict(EXPLAINS, leaf=True, grade=0.5), "p2": Verdict(UNSEEN)}
+    assert dict(leaf.verdicts) == {"p1": whole, "p2": Verdict(UNSEEN)}
     assert judgements(abstained) == {"p1": UNSEEN, "p2": ABSTAINS}
 
 
@@ -141,6 +145,47 @@ async def test_a_judge_that_raises_is_unavailable_without_internals_and_the_serv
         with pytest.raises(errors.Unavailable):  # never a part of the answers: a missing one is no refusal
             await client.judge("r1", [task(task_id="t1"), task("bad", task_id="t2")])
         assert judgements((await client.judge("r1", [task()]))[0])["p1"] == EXPLAINS
+
+
+async def test_a_task_that_fails_ends_the_others_of_its_call_which_are_asked_again_together() -> None:
+    begun, ended = asyncio.Event(), []
+
+    class Failing(aeenc.Oracle):
+        async def judge(self, task: Task) -> list[str]:
+            if task.task_id == "t1":
+                await begun.wait()
+                raise errors.Unavailable("out of order")
+            begun.set()
+            try:
+                await asyncio.sleep(0.3)
+                ended.append("judged")
+            except asyncio.CancelledError:
+                ended.append("cancelled")
+                raise
+            return []
+
+    async with served(Failing()) as client:
+        with pytest.raises(errors.Unavailable, match="out of order"):
+            await client.judge("r1", [task(task_id="t1"), task(task_id="t2")])
+        assert ended == ["cancelled"], "the others have ended before the error is told"
+
+
+async def test_an_oracle_judges_as_many_tasks_at_once_as_it_has_workers_also_inside_another() -> None:
+    at_once = [0]
+
+    class Careful(aeenc.Oracle):
+        workers = 1
+
+        def judge(self, task: Task) -> list[str]:
+            at_once.append(at_once[-1] + 1)
+            time.sleep(0.02)
+            at_once.append(at_once[-1] - 1)
+            return [c.id for c in task.candidates]
+
+    composite = CompositeOracle([Careful(), WordOracle()])
+    async with served(composite) as client:
+        await client.judge("r1", [task(task_id=f"t{n}") for n in range(8)])
+    assert (len(at_once), max(at_once)) == (17, 1)
 
 
 async def test_an_error_of_ours_keeps_its_class() -> None:

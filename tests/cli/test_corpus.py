@@ -1,5 +1,6 @@
 """Building and retrieving through the command line: what programs get, what people see, which files are refused."""
 
+import json
 from contextlib import contextmanager
 
 import pytest
@@ -147,6 +148,25 @@ async def test_a_generation_whose_premises_are_damaged_is_repaired_from_those_gi
     assert (mended.code, mended.json["generation"], mended.json["active"]) == (0, built, True), mended.stderr
     assert (await aeenc(*fleet.options, "corpus", "verify", "science", "--generation", built)).code == 0
     assert (await aeenc(*fleet.options, "corpus", "verify", "science", "--generation", "g0")).code == 2
+
+
+async def test_repair_takes_facts_as_build_does(aeenc, fleet, tmp_path, artifact_store):
+    rows = "".join(json.dumps({"nr": f"c{n}", "claim": text}) + "\n" for n, text in enumerate(FACTS))
+    (tmp_path / "facts.jsonl").write_text(rows)
+    columns = ("--format", "jsonl", "--id-column", "nr", "--text-column", "claim")
+    built = await aeenc(*fleet.options, "--json", "corpus", "build", "science", "--facts", "-", *columns, typed=rows)
+    for source, typed in (("-", rows), (f"file://{tmp_path}/facts.jsonl", "")):
+        flip(artifact_store, built.json["generation"], "premises.jsonl")
+        words = (*fleet.options, "--json", "corpus", "repair", "science", "--facts", source, *columns)
+        mended = await aeenc(*words, typed=typed)
+        assert (mended.code, mended.json["generation"]) == (0, built.json["generation"]), mended.stderr
+
+
+async def test_half_a_character_in_a_fact_is_named_by_file_and_line(aeenc, fleet, tmp_path):
+    path = tmp_path / "facts.jsonl"
+    path.write_text('{"text": "ice is cold"}\n{"text": "fire \\ud83d"}\n')
+    refused = await aeenc(*fleet.options, "--json", "corpus", "build", "science", "--facts", path)
+    assert (refused.code, refused.error["message"].startswith(f"{path}:2: `text`")) == (2, True)
 
 
 async def test_exactly_one_source_is_wanted(aeenc, fleet, facts, trees):

@@ -1,5 +1,6 @@
 """Exit codes and error lines: each class of failure has one code, one line for people and one object for programs."""
 
+import json
 import signal
 import socket
 import subprocess
@@ -84,6 +85,24 @@ async def test_wrong_use_is_exit_code_2(aeenc, fleet, tmp_path):
         assert (ended.code, ended.stdout) == (2, ""), words
         assert ended.stderr
         assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--json", "retrieve"), "Missing argument"),
+        (("retrieve", "science", "ice", "-k", "many", "--json"), "'-k'"),
+        (("--json", "--timeout", "soon", "status"), "'--timeout'"),
+        (("--json", "nonsense"), "No such command 'nonsense'"),
+        (("--json", "corpus", "mend"), "No such command 'mend'"),
+        (("--json",), "Missing command"),
+    ],
+)
+async def test_wrong_use_is_one_object_for_a_program(aeenc, words, said):
+    ended = await aeenc(*words)
+    assert (ended.code, ended.stdout) == (2, "")
+    error = json.loads(ended.stderr)["error"]
+    assert (error["status"], said in error["message"]) == ("INVALID_ARGUMENT", True), error
 
 
 async def test_a_malformed_tree_is_named_by_file_and_line(aeenc, trees):

@@ -11,14 +11,17 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console, RenderableType
 
 import aeenc as sdk
-from aeenc.cli.terminal import HELP, JudgingSession
+from aeenc.cli.terminal import END, ESCAPE, HELP, JudgingSession, Keys
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN
 from aeenc.v1 import sampler_pb2
+from services.kit.credentials.credential_file import Credential, HashedToken, hash_of, render
+from services.sampler.__main__ import build
 from support.waiting import eventually
 from support.worlds.sampler_world import SamplerWorld, nearest
 
@@ -52,7 +55,7 @@ async def queued(world: SamplerWorld, count: int = 2, **queue: object) -> AsyncI
 
 
 async def judge(
-    target: str, run_id: str, keys: str, name: str = "ann", *, index: str = "127.0.0.1:1"
+    target: str, run_id: str, keys: str, name: str = "ann", *, index: str = "127.0.0.1:1", token: str | None = None
 ) -> tuple[int, list[str]]:
     """Types keys at a session without waiting; the answers given and the screens shown."""
     screens: list[str] = []
@@ -63,7 +66,7 @@ async def judge(
         screens.append(console.export_text())
 
     def work() -> int:
-        with sdk.connect(sampler=target, index=index) as client:
+        with sdk.connect(sampler=target, index=index, token=token) as client:
             return JudgingSession(client, name, run_id, Typed(keys), show, wait=False).work()  # type: ignore[arg-type]
 
     return await asyncio.to_thread(work), screens
@@ -87,6 +90,24 @@ async def test_keys_tick_confirm_and_leave_what_was_not_shown_unseen(world: Samp
         assert "Which of these explain: hypothesis 0" in screens[0]
         assert HELP.split()[0] in screens[0]
         assert "page 2 of 2" in "".join(screens)
+
+
+def test_keys_that_send_several_bytes_are_none_of_the_digits_in_them():
+    reader, writer = os.pipe()
+    sequences = {"page down": "\x1b[6~", "F5": "\x1b[15~", "up": "\x1b[A", "F1": "\x1bOP", "F1 of a console": "\x1b[[A"}
+    os.write(writer, "".join(f"{sequence}2" for sequence in sequences.values()).encode() + "é\x1bq\x1b".encode())
+    os.close(writer)
+    keys = Keys(reader)
+    read = [keys.key() for _ in range(2 * len(sequences) + 5)]
+    os.close(reader)
+    assert read == [*[None, "2"] * len(sequences), "é", ESCAPE, "q", ESCAPE, END]
+
+
+async def test_a_sign_that_counts_as_a_digit_elsewhere_ticks_nothing(world: SamplerWorld):
+    async with queued(world, 1) as (sampler, run_id):
+        keys = "²1" + "/ice\n²\n" + "\n"
+        answered, _ = await judge(sampler.channel.target, run_id, keys, index=world.settings["index_target"])
+        assert (answered, await said(sampler, run_id)) == (1, ["+--------..."])
 
 
 async def test_what_a_search_finds_and_what_a_person_writes_goes_with_the_answer(aeenc, world: SamplerWorld):
@@ -232,7 +253,7 @@ async def test_a_person_judges_in_a_real_terminal(world: SamplerWorld):
         shown = ""
         while "Which of these explain" not in shown:
             shown += (await asyncio.to_thread(os.read, parent, 4096)).decode()
-        os.write(parent, b"2\r")
+        os.write(parent, b"\x1b[6~2\r")  # PageDown ticks nothing
         draining = asyncio.create_task(asyncio.to_thread(_drain, parent))
         output, _ = await asyncio.to_thread(process.communicate)
         await draining
@@ -306,3 +327,20 @@ async def test_a_task_is_closed_at_the_terminal_and_by_a_command(world: SamplerW
         found = [pair async for pair in sampler.list_pairs(run_id)]
         undecided = Counter(pair.query == waiting.task.query for pair in found if pair.reason == "undecided")
         assert undecided == {True: 12, False: 3}, "nobody has seen the candidates of the second page"
+
+
+async def test_who_may_not_close_a_task_judges_it_instead(world: SamplerWorld, tmp_path: Path):
+    people = (Credential(name=n, role=n, hashes=(HashedToken(sha256=hash_of(n)),)) for n in ("annotate", "admin"))
+    (tmp_path / "tokens.toml").write_text("".join(map(render, people)), encoding="utf-8")
+    settings = world.configure(queues={"team": QUEUE}, tokens_file=tmp_path / "tokens.toml")
+    async with build(settings) as server, sdk.AsyncClient(sampler=f"127.0.0.1:{server.port}", token="admin") as client:
+        run = await client.sampler.start_run([("t", "hypothesis 0")], corpus="science", oracle="team", k=4, max_depth=0)
+
+        async def waits() -> bool:
+            return bool([task async for task in client.people.list_tasks(run.id)])
+
+        await eventually(waits)
+        target = client.sampler.channel.target
+        answered, screens = await judge(target, run.id, "2c" + "1\n", "annotate", token="annotate")
+        assert "Not closed: " in "".join(screens)
+        assert (answered, await said(client.sampler, run.id)) == (1, ["++--"]), "what was ticked before is kept"

@@ -23,7 +23,8 @@ from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Task, Verdict
 from aeenc.oracle import ask as ask_here
 from aeenc.oracles.client import Answer, OracleClient
 from aeenc.v1 import types_pb2
-from services.launcher.fleet import Fleet, Options
+from services.launcher import fleet as launched
+from services.launcher.fleet import BASE_PORT, Fleet, Options
 from services.launcher.processes import free_port
 from support.models.tiny_base_models import write_tiny_base
 from support.waiting import reached
@@ -32,6 +33,10 @@ from tools import protos
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DOCS = EXAMPLES.parent / "docs"
+OWN_ORACLE = re.compile(
+    r"(?:--oracle |such as |serve\(|start\(|oracle\.(?:js|py) |\"target\": |address\b.* = |Default: )"
+    r"\S*?[\w.]:(\d{4,5})"
+)
 TEXTS = ["a nail is made of iron", "iron is a kind of metal", "the moon is round", "a magnet can attract iron", ""]
 TASK = Task(
     "t",
@@ -70,11 +75,22 @@ async def test_ten_lines_of_python_are_an_oracle(tmp_path: Path):
     assert len(code) <= 10
     port = free_port(set())
     moved = tmp_path / "oracle.py"
-    moved.write_text(source.replace("127.0.0.1:50056", f"127.0.0.1:{port}"))
+    moved.write_text(source.replace("127.0.0.1:50060", f"127.0.0.1:{port}"))
     with running([sys.executable, str(moved)]):
         [answer] = await ask(f"127.0.0.1:{port}")
     assert answer.annotator == "mine"
     assert [verdict.judgement for _, verdict in answer.verdicts] == [EXPLAINS, EXPLAINS, REFUSES, EXPLAINS, REFUSES]
+
+
+def test_every_oracle_of_ones_own_that_is_shown_has_a_port_that_no_part_of_a_fleet_takes():
+    root = EXAMPLES.parent
+    shown = [root / "README.md", *DOCS.glob("*.md"), root / "services/launcher/commands.py", *EXAMPLES.rglob("*.*")]
+    shown += [path for name in ("python", "typescript") for path in (root / "clients" / name).glob("*.md")]
+    shown += [root / "clients/python/aeenc/oracle.py", *(root / "clients/typescript").glob("[es]*/*.ts")]
+    ports = {path: OWN_ORACLE.findall(path.read_text(encoding="utf-8")) for path in shown if path.is_file()}
+    taken = {str(BASE_PORT + offset) for offset in launched._OFFSETS.values()}
+    assert sum(len(found) for found in ports.values()) > 15
+    assert {path.name: found for path, found in ports.items() if taken & set(found)} == {}
 
 
 async def expected() -> dict[str, int]:

@@ -9,9 +9,9 @@ import pytest
 
 import aeenc
 from aeenc import Channel, errors
-from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN, Candidate, Task, Verdict, ask
+from aeenc.oracle import ABSTAINS, EXPLAINS, IRRELEVANT, REFUSES, UNSEEN, Candidate, Task, Verdict, ask
 from aeenc.oracles.client import OracleClient
-from aeenc.oracles.composite import Audited, CompositeOracle
+from aeenc.oracles.composite import AuditCounts, CompositeOracle
 from aeenc.oracles.remote import RemoteOracle
 from support.waiting import reached
 
@@ -76,7 +76,7 @@ async def test_an_audit_takes_back_what_it_contradicts_and_writes_it_down(tmp_pa
         "d": (REFUSES, "person"),
     }
     assert person.asked == [["a", "b", "c", "d"]]
-    assert oracle.audited == {"model": Audited(agreed=1, disagreed=1)}
+    assert oracle.audited == {"model": AuditCounts(agreed=1, disagreed=1)}
     lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
     assert [(line["premise_id"], line["decision"], line["audit"]) for line in lines] == [
         ("a", "refuses", "refuses"),
@@ -119,13 +119,20 @@ def test_a_composite_of_one_or_an_impossible_share_is_refused(stages: int, audit
 
 
 async def test_a_remote_oracle_is_a_stage_and_every_verdict_travels_with_its_name():
-    person = await Scripted("ada", {"b": REFUSES}).start(token="secret")
+    class Person(aeenc.Oracle):
+        name = "ada"
+
+        def judge(self, task: Task) -> dict[str, Verdict]:
+            return {"b": Verdict(REFUSES, remark=IRRELEVANT)}
+
+    person = await Person().start(token="secret")
     remote = RemoteOracle(f"127.0.0.1:{person.port}", token="secret", timeout_s=10)
     served = await CompositeOracle([Scripted("gold", {"a": EXPLAINS}), remote]).start()
     client = OracleClient(Channel(f"127.0.0.1:{served.port}", timeout_s=10))
     [answer] = await reached(lambda: client.judge("run", [task("a", "b", "c")]))
     assert answer.annotator == "composite"
     assert said(dict(answer.verdicts)) == {"a": (EXPLAINS, "gold"), "b": (REFUSES, "ada"), "c": (UNSEEN, "ada")}
+    assert dict(answer.verdicts)["b"].remark == IRRELEVANT
     await client.channel.close()
     await remote.close()
     await served.stop(0)

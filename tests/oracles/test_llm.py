@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from aeenc import errors
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Task, ask
-from aeenc.oracles.ledger import Budget
+from aeenc.oracles.ledger import Budget, Usage
 from aeenc.oracles.llm import TEMPLATE, LanguageModelOracle, read_key
 from services.launcher.processes import free_port
 from support.servers.model_endpoint import ABSTAINING, KEY, ModelEndpoint
@@ -81,6 +82,55 @@ async def test_a_wrong_key_or_model_fails_by_name_and_the_key_is_in_no_error_and
     assert KEY not in caplog.text
 
 
+@pytest.mark.parametrize("unsupported", ["max_tokens", "max_completion_tokens"])
+async def test_an_answer_is_limited_by_the_name_that_the_endpoint_knows(unsupported: str) -> None:
+    with ModelEndpoint(unsupported=unsupported).served() as endpoint:
+        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY, candidates=1)
+        for number in range(2):
+            verdicts = await ask(oracle, task(f"nail {number} is made of iron", "ice can melt", "iron is a metal"))
+            assert [verdict.judgement for verdict in verdicts.values()] == [EXPLAINS, REFUSES, EXPLAINS]
+        answered = [sent for sent in endpoint.sent if not sent.fault]
+        assert all({"max_tokens", "max_completion_tokens"} & sent.request.keys() for sent in answered)
+        assert oracle.usage.calls == len(answered) == 4, "a refused call is none, and what is known is not asked"
+        assert not any(sent.fault for sent in endpoint.sent[-1:]), "the name is learnt once"
+        await oracle.close()
+
+
+async def test_an_endpoint_that_refuses_every_request_fails_by_its_code_and_not_its_text() -> None:
+    with ModelEndpoint(fault=lambda number: "bad request", code="unsupported_value").served() as endpoint:
+        oracle = LanguageModelOracle(endpoint.url, "the-model", key=KEY)
+        with pytest.raises(errors.FailedPrecondition, match=r"400 \(unsupported_value\) .*'the-model'") as raised:
+            await ask(oracle, task())
+        assert KEY not in raised.value.message
+        assert oracle.usage.calls == 0
+        await oracle.close()
+
+
+async def test_a_request_refused_after_a_valid_answer_abstains() -> None:
+    with ModelEndpoint(fault=lambda number: "bad request" if number else "").served() as endpoint:
+        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY)
+        assert (await ask(oracle, task()))["p1"].judgement == EXPLAINS
+        assert (await ask(oracle, task("iron rusts")))["p1"].judgement == ABSTAINS
+        await oracle.close()
+
+
+async def test_a_prompt_that_the_endpoint_filters_abstains_even_if_it_is_the_first() -> None:
+    with ModelEndpoint(fault=lambda number: "bad request", code="content_filter").served() as endpoint:
+        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY)
+        assert (await ask(oracle, task()))["p1"].judgement == ABSTAINS
+        await oracle.close()
+
+
+async def test_a_prompt_that_fails_ends_the_others_of_its_task_before_they_are_paid_for() -> None:
+    with ModelEndpoint(fault=lambda number: "" if number else "unauthorized").served() as endpoint:
+        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY, candidates=1, concurrency=1)
+        with pytest.raises(errors.FailedPrecondition, match="answers 401"):
+            await ask(oracle, task(*(f"fact {n}" for n in range(8))))
+        await asyncio.sleep(0.1)
+        assert len(endpoint.sent) <= 2, "the one that failed, and the one that took its place"
+        await oracle.close()
+
+
 async def test_samples_that_disagree_abstain_on_that_premise_alone() -> None:
     def verdict(text: str, number: int) -> str:
         return "explains" if "iron" in text or (number == 1 and "ice" in text) else "does_not_explain"
@@ -145,7 +195,7 @@ async def test_a_call_that_the_endpoint_has_not_worked_on_costs_nothing(tmp_path
         for _ in range(8):
             with pytest.raises((errors.Unavailable, errors.FailedPrecondition)):
                 await ask(oracle, task())
-        assert oracle.usage.prompt_tokens + oracle.usage.answer_tokens == 0
+        assert oracle.usage == Usage(0, 0, 0, 0.0)
         await oracle.close()
 
 

@@ -19,7 +19,7 @@ from services.launcher.processes import free_port
 from tools.pinned_venv import ROOT, PinnedVenv
 
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
-ORACLE = "127.0.0.1:50056"
+ORACLE = "127.0.0.1:50060"
 EXECUTE = """
 import sys, nbformat, nbclient
 notebook = nbformat.read(sys.argv[1], 4)

@@ -10,8 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from aeenc import Fusion
 from aeenc.calls.encoding import Precision
-from aeenc.calls.retrieval import Mode, Retrieved
+from aeenc.calls.retrieval import FusionMethod, Mode, Retrieved
 from aeenc.errors import AeencError
 from aeenc_gateway.embeddings import json_response
 from aeenc_gateway.fleet import Fleet
@@ -22,6 +23,16 @@ LINES = "application/x-ndjson"
 TOGETHER = 16  # queries of one call while lines are written
 
 Count = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class FusionOptions(BaseModel):
+    """How the words' ranking and the encoder's become one, and in which order its first premises come."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    method: FusionMethod = Field("min_max", description="By scaled scores, or by ranks.")
+    lexical_weight: float | None = Field(None, description="The share of words, 0 to 1. Default: the index's.")
+    features: dict[str, float] = Field({}, description="Weights of features that order the first premises anew.")
 
 
 class RetrieveRequest(BaseModel):
@@ -37,6 +48,9 @@ class RetrieveRequest(BaseModel):
     queries: list[str] | None = Field(None, description="Queries, in place of `query`.")
     k: Annotated[int, Field(ge=1, lt=2**31)] = Field(10, description="Premises for each query.")
     mode: Mode = Field("dense", description="dense: by the encoder; lexical: by words (BM25); hybrid: by both.")
+    fusion: FusionOptions | None = Field(
+        None, description="How mode hybrid joins both rankings; the order of the first."
+    )
     label: str | None = Field(None, description="The label of the query encoder. Default: as the encoder chooses.")
     version: str | None = Field(None, description="A version of the query encoder, in place of a label.")
     accepted: list[list[str]] = Field([], description="Ids of premises accepted so far, one list for each query.")
@@ -45,6 +59,7 @@ class RetrieveRequest(BaseModel):
     generation: str = Field("", description="The generation to search. Default: the active one.")
     rerank: Count = Field(0, description="How many premises a cross-encoder ranks again, at least k. 0: none.")
     rerank_weight: float = Field(0.0, description="The weight of its score beside the first one. 0: its score alone.")
+    rerank_versions: list[str] = Field([], description="Several cross-encoders, which rank by the sum of their ranks.")
     prior: float = Field(0.0, description="The share of premises that explained similar hypotheses, 0 to 1.")
     negative_feedback: float = Field(0.0, description="The share of the best premises' direction taken off, 0 to 1.")
     drop_self: bool = Field(True, description="Whether to drop a premise whose text is the query's.")
@@ -65,7 +80,8 @@ class RetrieveRequest(BaseModel):
 
     def options(self) -> dict[str, Any]:
         """The arguments of `IndexClient.retrieve` but for the texts."""
-        return {name: value for name, value in self if name not in {"query", "queries"}}
+        fusion = Fusion(**dict(self.fusion)) if self.fusion else None
+        return {**{name: value for name, value in self if name not in {"query", "queries"}}, "fusion": fusion}
 
 
 class Premise(BaseModel):

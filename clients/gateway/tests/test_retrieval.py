@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from aeenc_gateway.retrieval import RetrieveRequest
 
+import aeenc
 from aeenc import connect_async, errors
+from aeenc.adapters.premises import OPTIONS
 from aeenc.transport.targets import Targets
 
 QUERY = "a magnet attracts an iron nail"
@@ -38,6 +41,16 @@ async def test_options_reach_the_index(http):
     assert lexical["model_version"] == ""
 
 
+async def test_every_option_of_the_client_is_one_of_the_route(before, double):
+    assert set(RetrieveRequest.model_fields) >= OPTIONS - {"timeout_s"}
+    fusion = {"method": "reciprocal_rank", "lexical_weight": 0.25, "features": {"first": 2.5}}
+    body = {"corpus": "science", "query": QUERY, "mode": "hybrid", "fusion": fusion, "rerank": 10}
+    await before.post("/v1/retrieve", json={**body, "rerank_versions": ["x1", "x2"]})
+    (asked,) = double.requests
+    assert asked.fusion == aeenc.Fusion("reciprocal_rank", 0.25, {"first": 2.5}).to_proto()
+    assert list(asked.rerank_versions) == ["x1", "x2"]
+
+
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
@@ -48,6 +61,7 @@ async def test_options_reach_the_index(http):
         ({"corpus": "science", "query": QUERY, "k": 10**30}, 400, "k: "),
         ({"corpus": "science", "query": QUERY, "k": 5000}, 400, "k: is 5000; give 1 to 1,000"),
         ({"corpus": "science", "query": QUERY, "mode": "sparse"}, 400, "mode: "),
+        ({"corpus": "science", "query": QUERY, "fusion": {"weight": 1}}, 400, "fusion.weight: Extra inputs"),
         ({"corpus": "science", "query": QUERY, "top_k": 3}, 400, "top_k: Extra inputs are not permitted"),
         ({"corpus": "science", "query": QUERY, "label": "nothing"}, 412, "'nothing'"),
         ({"corpus": "science", "queries": []}, 400, "empty"),

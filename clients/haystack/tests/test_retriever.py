@@ -67,12 +67,14 @@ async def test_it_is_a_part_of_pipelines_blocking_and_awaited(retriever):
 
 def test_a_pipeline_is_written_and_read_again(monkeypatch):
     monkeypatch.setenv("MY_TOKEN", "secret-word")
-    token, fusion = Secret.from_env_var("MY_TOKEN"), aeenc.Fusion("reciprocal_rank", 0.9)
+    token, fusion = Secret.from_env_var("MY_TOKEN"), aeenc.Fusion("reciprocal_rank", 0.9, {"first": 1.0})
     written = pipeline_of(Pipeline, AeencRetriever("science", token=token, k=2, mode="hybrid", fusion=fusion)).dumps()
     assert "secret-word" not in written
     answer = Pipeline.loads(written).run({"retriever": {"query": "heat melts"}}, include_outputs_from={"retriever"})
     best, _ = answer["retriever"]["documents"]
     assert best.content == "heat melts ice"
+    given = AeencRetriever("science", fusion=fusion).to_dict()["init_parameters"]["fusion"]
+    assert aeenc.Fusion(**given) == fusion
 
 
 def test_a_token_in_plain_text_is_never_written():

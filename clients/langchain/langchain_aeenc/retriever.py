@@ -48,6 +48,7 @@ class AeencRetriever(BaseRetriever):
     negative_feedback: float = 0.0
     rerank: int = 0
     rerank_weight: float = 0.0
+    rerank_versions: Sequence[str] = ()
     drop_self: bool = True
     exclude: Sequence[str] = ()
     splits: Sequence[str] = ()

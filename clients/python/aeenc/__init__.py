@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # what is loaded when it is first used, for editors and type 
     from aeenc.transport.channel import PATIENT, Channel, Retry
 
     connect = Client  # client = aeenc.connect()
-    connect_async = AsyncClient  # inside a running event loop
+    connect_async = AsyncClient
 
 __version__ = "0.1.0"
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from aeenc.calls.renamed import Renamed
 from aeenc.client import AsyncClient
 from aeenc.transport.sync import LOOP, Caller, given, run
 
@@ -47,9 +46,9 @@ if TYPE_CHECKING:  # to load all clients takes long enough to be worth waiting f
 class BlockingEncoderClient:
     """Calls EncoderService. Raises the classes of `aeenc.errors`.
 
-    Options of all calls: `label` or `version` names the query encoder (default: label `stable`); `precision` is that of
-    the computation (default: the encoder's setting); texts of the `lane` "bulk" let interactive ones go first; while
-    label `canary` has a share, calls with the same `routing_key` get the same version.
+    Options of the encode calls: `label` or `version` names the query encoder (default: label `stable`); `precision` is
+    that of the computation (default: the encoder's setting); texts of the `lane` "bulk" let interactive ones go first;
+    while label `canary` has a share, calls with the same `routing_key` get the same version.
     """
 
     def __init__(self, awaiting: EncoderClient) -> None:
@@ -232,7 +231,7 @@ class BlockingEncoderClient:
         return run(self._awaiting.info())
 
 
-class BlockingIndexClient(Renamed):
+class BlockingIndexClient:
     """Calls IndexService and IndexAdminService. Raises the classes of `aeenc.errors`."""
 
     def __init__(self, awaiting: IndexClient) -> None:
@@ -301,16 +300,24 @@ class BlockingIndexClient(Renamed):
         routing_key: str = "",
         timeout_s: float | None = None,
     ) -> Retrieved:
-        """Finds the k premises that best explain each text. `splits` restricts to premises of these splits.
+        """Finds the k premises that best explain each text, k from 1 to 1,000.
+
+        `label` or `version` names the query encoder (default: label `stable`), `generation` what is searched (default:
+        the active one). `exclude` are ids never to return, `splits` restricts to premises of these splits or of none;
+        `drop_self` leaves out a premise whose text is the query's. A text too long for the model is refused unless
+        `truncate` cuts it.
 
         `mode` matches texts by the encoder, by words, or by both, combined by `fusion`. With `accepted` (ids by text),
         retrieval seeks premises for what the accepted ones leave unexplained. `prior` is the share, from 0 to 1, of
         premises that explained similar hypotheses (`put_explanations`). A cross-encoder re-ranks the first `rerank`
         premises, at least k, by its score alone or, with `rerank_weight`, by their first score plus this weight times
         its own; of `rerank_versions`, 1 to 8 that labels name, several re-rank by the sum of their ranks.
-        `negative_feedback` is the share of the five best premises' common direction that is taken off the
-        query for a second ranking; 0.1 is a good start.
-        `precision` and `routing_key` are those of the encoder's calls.
+        `negative_feedback` subtracts this share of the mean vector of the five best premises from the query and ranks
+        again; 0.1 is a good start. `precision` and `routing_key` are those of the encoder's calls.
+
+        Raises NotFound for an unknown corpus or generation, VersionNotLoaded for a label or version that no encoder
+        serves, InvalidArgument for an option out of range, FailedPrecondition where the corpus lacks what the mode
+        needs, such as words or explanations.
         """
         return run(
             self._awaiting.retrieve(
@@ -351,7 +358,10 @@ class BlockingIndexClient(Renamed):
         drop_self: bool = True,
         accepted: Sequence[Sequence[str]] = (),
     ) -> Rankings:
-        """Ranks the first k premises for any number of texts, by as many calls of Retrieve as it takes."""
+        """Ranks the first k premises for any number of texts, by as many calls of Retrieve as it takes.
+
+        One version and one generation answer them all, also where a label moves or a generation is activated meanwhile.
+        """
         return run(
             self._awaiting.rankings(
                 corpus,
@@ -402,10 +412,10 @@ class BlockingIndexClient(Renamed):
         `fold_similar` merges texts that differ only in case, white space, punctuation or Unicode form into the first of
         them. `space_id` is the space of the premises' vectors (default: the encoder's own).
 
-        The index keeps the premises that it has acknowledged as durable. While it is away or makes no progress, this
-        call resumes after them for up to `resume_s`, unless `premises` is an iterator, which cannot begin again. With a
-        `request_id` of yours, another call with the same id and premises resumes, too. Raises Unavailable with the
-        encoder's reason when the encoder does not serve, within half of the time that is left.
+        The index keeps the premises that it has acknowledged as durable. While it is away, full, or without progress,
+        this call resumes after them for up to `resume_s`, unless `premises` is an iterator, which cannot begin again.
+        With a `request_id` of yours, another call with the same id and premises resumes, too. Raises Unavailable with
+        the encoder's reason when the encoder does not serve, within half of the time that is left.
         """
         with Caller() as caller:
             return caller.run(
@@ -475,7 +485,7 @@ class BlockingIndexClient(Renamed):
         return run(self._awaiting.info())
 
 
-class BlockingSamplerClient(Renamed):
+class BlockingSamplerClient:
     """Calls SamplerService, and SamplerAdminService through `admin` (default: the same channel).
 
     Raises the classes of `aeenc.errors`.
@@ -492,14 +502,14 @@ class BlockingSamplerClient(Renamed):
         oracle: str = "",
         k: int | None = None,
         max_depth: int | None = None,
-        max_judgements: int = 0,
-        max_nodes_per_tree: int = 0,
-        max_negatives_per_query: int = 0,
+        max_judgements: int | None = None,
+        max_nodes_per_tree: int | None = None,
+        max_negatives_per_query: int | None = None,
         collect: CollectName | int | None = None,
         negative_filter: values.NegativeFilter | sampler_pb2.NegativeFilter | Mapping[str, Any] | None = None,
-        conditioned: bool = False,
-        live: bool = False,
-        split: str = "",
+        conditioned: bool | None = None,
+        live: bool | None = None,
+        split: str | None = None,
         label: str | None = None,
         version: str | None = None,
         idempotency_key: str = "",
@@ -512,18 +522,19 @@ class BlockingSamplerClient(Renamed):
 
         `k` candidates a node are judged, 1 to 1,000 (default: 20), down to `max_depth` (default: 8; the root has 0).
         `max_judgements` limits the verdicts of the whole run, `max_nodes_per_tree` the judged nodes of a tree, and
-        `max_negatives_per_query` the refused pairs that are kept, best-scored first; 0: no limit.
+        `max_negatives_per_query` the refused pairs that are kept, best-scored first (default: 0, no limit).
         `collect` says which pairs to record (default: both). `negative_filter` drops refused candidates that may
         explain the query after all: `min_rank`, `max_rank`, `absolute_margin`, `relative_margin`, `rewordings`.
-        `conditioned` retrieves again with what was accepted, until nothing new is accepted. `split` is the
-        hypotheses' own: the oracle never sees premises that occur only in trees of other splits.
-        `label` or `version` names the query encoder (default: label `stable`), which is resolved once; a `live` run
-        follows its label, and retrieves what nobody has begun to judge again by each version that it moves to.
+        `conditioned` retrieves again with what was accepted, until nothing new is accepted. `split` is the split of the
+        hypotheses; premises that occur only in trees of other splits are never shown to the oracle. `label` or
+        `version` names the query encoder (default: label `stable`), which is resolved once. A `live` run follows its
+        label: when it moves, tasks that nobody has begun are retrieved again with the new version.
 
         Makes an idempotency key where none is given, and repeats the call under it unless `hypotheses` is an iterator,
-        which cannot begin again. `config` is a whole configuration; options given beside it win.
-        Raises InvalidArgument for an option out of range or an unknown oracle, NotFound for an unknown corpus,
-        AlreadyExists for a key used with another configuration.
+        which cannot begin again. `config` is a whole configuration, such as an earlier run's, whose key is left out;
+        options given beside it win. Raises InvalidArgument for an option out of range, an unknown oracle or a
+        hypothesis of another form, NotFound for an unknown corpus, AlreadyExists for a key used with another
+        configuration.
         """
         with Caller() as caller:
             return caller.run(
@@ -616,7 +627,7 @@ class BlockingSamplerClient(Renamed):
         return run(self._awaiting.info())
 
 
-class BlockingPeopleClient(Renamed):
+class BlockingPeopleClient:
     """Calls the part of SamplerService that people use. Raises the classes of `aeenc.errors`.
 
     Verdicts are the ids of premises that explain, or a mapping from id to a judgement or Verdict. Every call is safe to
@@ -829,7 +840,7 @@ class BlockingPeopleClient(Renamed):
             yield from caller.iterate(self._awaiting.watch(run_id, from_seq=from_seq, from_now=from_now))
 
 
-class BlockingTrainerClient(Renamed):
+class BlockingTrainerClient:
     """Calls TrainerService, and TrainerAdminService through `admin` (default: the same channel).
 
     Raises the classes of `aeenc.errors`.
@@ -879,14 +890,15 @@ class BlockingTrainerClient(Renamed):
         queries as (text, premise texts), and keeps the best epoch by strict MAP; without them it keeps the last.
 
         `mode` says which encoders to train (default: single), `loss` the objective (default: full_corpus_softmax;
-        regression with mode cross_encoder). 0 and None leave an option to the trainer:
-        `epochs`, 1 to 100 (default: 3), of `items_per_epoch` queries or items (default: all); `batch_size`, 1 to 1,024
-        queries or items a step, which `batching` tells apart (default: 32 queries), computed in `accumulation` parts;
-        `learning_rate` (default: 1e-4) and `temperature` (default: 0.03 or 0.05, by loss); `margin`, a cosine, of the
-        losses triplet_margin and pairwise_contrastive; `regularization`, the weight towards the pre-trained encoder;
-        `initial_share`, the share of the initial weights in the result, 0 to 1; `own_text`, what the query's own text
-        is to it (default: excluded); `refused_weight` of a refused pair
-        beside an unjudged premise (default: 1); `hard_negatives`, 0 to 64 refused premises a positive;
+        regression with mode cross_encoder). 0 and None leave an option to the trainer: `epochs`, 1 to 100 (default: 3),
+        of `items_per_epoch` queries or items (default: all); `batch_size`, 1 to 1,024 queries or items a step, which
+        `batching` tells apart (default: 32 queries; 32 items in modes siamese and dual; 8 queries in mode
+        cross_encoder), computed in `accumulation` parts; `learning_rate` (default: 1e-4, of most losses over items and
+        of nli_classification 2e-5) and `temperature` (default: 0.03 or 0.05, by loss); `margin`, a cosine, of the
+        losses triplet_margin, pairwise_contrastive and analogy; `regularization`, the weight towards the pre-trained
+        encoder; `initial_share`, the share of the initial weights in the result, 0 to 1; `own_text`, what the query's
+        own text is to it (default: excluded); `refused_weight` of a refused pair beside an unjudged premise (default:
+        1); `hard_negatives`, 0 to 64 refused premises a positive (default: 1; 6 a query in mode cross_encoder);
         `guide_version` and `guide_margin`, a cosine, of loss gist. With mode cross_encoder, `targets` are binary, the
         grades of judged premises, or a distribution over these (default: binary); `candidates` is the mode of Retrieve
         whose first 200 premises it learns to re-rank (default: what encoders rank first), and `negatives` (retrieved,
@@ -992,6 +1004,8 @@ class BlockingTrainerClient(Renamed):
         With `retrieval`, evaluates the index's answers instead. `training` (gold queries) splits the report into parts
         seen in training and not; `trees` adds the quality over whole trees; `ranks` adds each gold premise's rank.
         Queries whose premises have grades (a mapping, 0 to 100) add graded metrics.
+
+        Repeats the call where the trainer is away or full, unless an input is an iterator, which cannot begin again.
         """
         with Caller() as caller:
             return caller.run(
@@ -1024,7 +1038,7 @@ class BlockingTrainerClient(Renamed):
         return run(self._awaiting.info())
 
 
-class BlockingRegistryClient(Renamed):
+class BlockingRegistryClient:
     """Calls RegistryAdminService; the channel carries the admin credential. Raises the classes of `aeenc.errors`.
 
     Calls that move a label make a `request_id` where none is given: a repeated call must not move it twice.
@@ -1129,12 +1143,15 @@ class BlockingRegistryClient(Renamed):
 class Client:
     """The clients of the four services, of human queues and of the registry. Connects at the first call.
 
+    An awaiting client belongs to the event loop in which it is made or, made outside of any, to that of its first call.
+    In another loop its calls raise FailedPrecondition.
+
     What is None comes from the environment (AEENC_INDEX, AEENC_TOKEN, AEENC_TIMEOUT_S, …), else from
     `.aeenc/fleet.json` of a local fleet, else it is the default: the ports 50051 to 50054 of this machine, 60 s.
     `token` is the credential of all calls, `admin_token` of those that change what is served (default: `token`).
     `timeout_s` is the deadline of a call, its retries included. `retry` says when a call is made again that failed with
     UNAVAILABLE or RESOURCE_EXHAUSTED; by default a service that is away is given up after 4 s. False: never.
-    Raises InvalidArgument for a malformed fleet file, timeout or address, and for half a key pair.
+    Raises InvalidArgument for a malformed fleet file, timeout or address, for half a key pair, or one without `ca`.
     """
 
     def __init__(

@@ -24,12 +24,15 @@ if TYPE_CHECKING:  # a service's client is loaded when it is first used
 class AsyncClient:
     """The clients of the four services, of human queues and of the registry. Connects at the first call.
 
+    An awaiting client belongs to the event loop in which it is made or, made outside of any, to that of its first call.
+    In another loop its calls raise FailedPrecondition.
+
     What is None comes from the environment (AEENC_INDEX, AEENC_TOKEN, AEENC_TIMEOUT_S, …), else from
     `.aeenc/fleet.json` of a local fleet, else it is the default: the ports 50051 to 50054 of this machine, 60 s.
     `token` is the credential of all calls, `admin_token` of those that change what is served (default: `token`).
     `timeout_s` is the deadline of a call, its retries included. `retry` says when a call is made again that failed with
     UNAVAILABLE or RESOURCE_EXHAUSTED; by default a service that is away is given up after 4 s. False: never.
-    Raises InvalidArgument for a malformed fleet file, timeout or address, and for half a key pair.
+    Raises InvalidArgument for a malformed fleet file, timeout or address, for half a key pair, or one without `ca`.
     """
 
     def __init__(

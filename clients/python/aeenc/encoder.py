@@ -29,9 +29,9 @@ __all__ = ["Encoded", "EncoderClient", "Scored", "refuse_single_text", "selector
 class EncoderClient:
     """Calls EncoderService. Raises the classes of `aeenc.errors`.
 
-    Options of all calls: `label` or `version` names the query encoder (default: label `stable`); `precision` is that of
-    the computation (default: the encoder's setting); texts of the `lane` "bulk" let interactive ones go first; while
-    label `canary` has a share, calls with the same `routing_key` get the same version.
+    Options of the encode calls: `label` or `version` names the query encoder (default: label `stable`); `precision` is
+    that of the computation (default: the encoder's setting); texts of the `lane` "bulk" let interactive ones go first;
+    while label `canary` has a share, calls with the same `routing_key` get the same version.
     """
 
     def __init__(self, channel: Channel) -> None:

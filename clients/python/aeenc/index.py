@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors, values, vectors
-from aeenc.calls.encoding import Precision, precision_number, refuse_single_text, selector
+from aeenc.calls.encoding import Precision, precision_number, refuse_single_text, refuse_single_texts, selector
 from aeenc.calls.inputs import Items, begins_again, chunks, each
-from aeenc.calls.renamed import Renamed
 from aeenc.calls.retrieval import (
     Fusion,
     Hit,
@@ -43,7 +42,7 @@ _STAGES: dict[int, BuildStage] = {
 }
 
 
-class IndexClient(Renamed):
+class IndexClient:
     """Calls IndexService and IndexAdminService. Raises the classes of `aeenc.errors`."""
 
     def __init__(self, channel: Channel, admin: Channel | None = None) -> None:
@@ -73,6 +72,7 @@ class IndexClient(Renamed):
         `exact` searches exactly with any engine; `nprobe` and `ef_search` tune approximate ones (0: as built).
         `timings` asks how long each part took.
         """
+        refuse_single_texts(exclude=exclude, splits=splits)
         request = index_pb2.SearchRequest(
             corpus=corpus,
             vectors=vectors.to_proto(queries),
@@ -119,18 +119,30 @@ class IndexClient(Renamed):
         routing_key: str = "",
         timeout_s: float | None = None,
     ) -> Retrieved:
-        """Finds the k premises that best explain each text. `splits` restricts to premises of these splits.
+        """Finds the k premises that best explain each text, k from 1 to 1,000.
+
+        `label` or `version` names the query encoder (default: label `stable`), `generation` what is searched (default:
+        the active one). `exclude` are ids never to return, `splits` restricts to premises of these splits or of none;
+        `drop_self` leaves out a premise whose text is the query's. A text too long for the model is refused unless
+        `truncate` cuts it.
 
         `mode` matches texts by the encoder, by words, or by both, combined by `fusion`. With `accepted` (ids by text),
         retrieval seeks premises for what the accepted ones leave unexplained. `prior` is the share, from 0 to 1, of
         premises that explained similar hypotheses (`put_explanations`). A cross-encoder re-ranks the first `rerank`
         premises, at least k, by its score alone or, with `rerank_weight`, by their first score plus this weight times
         its own; of `rerank_versions`, 1 to 8 that labels name, several re-rank by the sum of their ranks.
-        `negative_feedback` is the share of the five best premises' common direction that is taken off the
-        query for a second ranking; 0.1 is a good start.
-        `precision` and `routing_key` are those of the encoder's calls.
+        `negative_feedback` subtracts this share of the mean vector of the five best premises from the query and ranks
+        again; 0.1 is a good start. `precision` and `routing_key` are those of the encoder's calls.
+
+        Raises NotFound for an unknown corpus or generation, VersionNotLoaded for a label or version that no encoder
+        serves, InvalidArgument for an option out of range, FailedPrecondition where the corpus lacks what the mode
+        needs, such as words or explanations.
         """
-        refuse_single_text(texts)
+        refuse_single_texts(
+            texts=texts, accepted=accepted, rerank_versions=rerank_versions, exclude=exclude, splits=splits
+        )
+        for number, ids in enumerate(accepted):
+            refuse_single_text(ids, f"accepted[{number}]")
         request = index_pb2.RetrieveRequest(
             corpus=corpus,
             texts=texts,
@@ -176,12 +188,16 @@ class IndexClient(Renamed):
         drop_self: bool = True,
         accepted: Sequence[Sequence[str]] = (),
     ) -> Rankings:
-        """Ranks the first k premises for any number of texts, by as many calls of Retrieve as it takes."""
+        """Ranks the first k premises for any number of texts, by as many calls of Retrieve as it takes.
+
+        One version and one generation answer them all, also where a label moves or a generation is activated meanwhile.
+        """
         call = RankingCall(corpus, retrieval or Retrieval(), label, version, generation, drop_self)
         return await rank(self.retrieve, call, texts, k, accepted)
 
     async def get_premises(self, corpus: str, ids: Sequence[str], *, generation: str = "") -> list[values.Premise]:
         """Looks premises up by id or alias, in the order of `ids`."""
+        refuse_single_text(ids, "ids")
         request = index_pb2.GetPremisesRequest(corpus=corpus, ids=ids, generation=generation)
         response = await self.channel.unary(self._stub.GetPremises, request, hedge=True)
         return [values.Premise.from_message(premise) for premise in response.premises]
@@ -221,11 +237,12 @@ class IndexClient(Renamed):
         `fold_similar` merges texts that differ only in case, white space, punctuation or Unicode form into the first of
         them. `space_id` is the space of the premises' vectors (default: the encoder's own).
 
-        The index keeps the premises that it has acknowledged as durable. While it is away or makes no progress, this
-        call resumes after them for up to `resume_s`, unless `premises` is an iterator, which cannot begin again. With a
-        `request_id` of yours, another call with the same id and premises resumes, too. Raises Unavailable with the
-        encoder's reason when the encoder does not serve, within half of the time that is left.
+        The index keeps the premises that it has acknowledged as durable. While it is away, full, or without progress,
+        this call resumes after them for up to `resume_s`, unless `premises` is an iterator, which cannot begin again.
+        With a `request_id` of yours, another call with the same id and premises resumes, too. Raises Unavailable with
+        the encoder's reason when the encoder does not serve, within half of the time that is left.
         """
+        refuse_single_text(delete_ids, "delete_ids")
         can_resume = begins_again(premises)
         header = index_pb2.BuildHeader(
             corpus=corpus,
@@ -259,13 +276,13 @@ class IndexClient(Renamed):
                     if progress.HasField("generation"):
                         generation = progress.generation
                 return values.Generation.from_message(generation)
-            except errors.Unavailable:
-                now = time.monotonic()
+            except (errors.Unavailable, errors.Overloaded) as error:
+                now, asked_s = time.monotonic(), error.retry_after_s or 0.0
                 if reached > before or not stuck_since:
                     stuck_since = heard_at
-                if not can_resume or now - stuck_since >= min(resume_s, deadline - now):
+                if not can_resume or max(now - stuck_since, asked_s) >= min(resume_s, deadline - now):
                     raise  # the reason, rather than let the time run out
-            await asyncio.sleep(RESUME_EVERY_S)
+            await asyncio.sleep(max(RESUME_EVERY_S, asked_s))
 
     async def activate(
         self, corpus: str, generation: str, *, expected: str | None = None, request_id: str = ""
@@ -368,6 +385,11 @@ async def _explanation_requests(
     header: index_pb2.ExplanationsHeader, explanations: Items[tuple[str, Sequence[str]]]
 ) -> AsyncIterator[index_pb2.PutExplanationsRequest]:
     yield index_pb2.PutExplanationsRequest(header=header)
-    messages = (index_pb2.Explanation(text=text, premise_ids=ids) async for text, ids in each(explanations))
+    messages = (_explanation(text, ids) async for text, ids in each(explanations))
     async for chunk in chunks(messages, CHUNK_ITEMS, CHUNK_BYTES):
         yield index_pb2.PutExplanationsRequest(chunk=index_pb2.ExplanationChunk(explanations=chunk))
+
+
+def _explanation(text: str, premise_ids: Sequence[str]) -> index_pb2.Explanation:
+    refuse_single_text(premise_ids, "premise_ids")
+    return index_pb2.Explanation(text=text, premise_ids=premise_ids)

@@ -25,7 +25,7 @@ from aeenc import errors, values
 from aeenc.blocking import Client
 from aeenc.v1 import sampler_pb2, trainer_pb2
 
-__all__ = ["STABLE", "Gold", "Journal", "Loop", "LoopPlan", "Round"]
+__all__ = ["STABLE", "Gold", "Journal", "Loop", "LoopPlan", "RolloutIncomplete", "Round", "WorkEndedBadly"]
 
 FORMAT_VERSION = 1
 STABLE = "stable"
@@ -33,6 +33,14 @@ PUBLISH_S = 60.0
 
 Gold = tuple[str, Sequence[str]]
 Say = Callable[[str], None]
+
+
+class WorkEndedBadly(errors.Aborted):
+    """A run or a job of a round failed again, or somebody cancelled it."""
+
+
+class RolloutIncomplete(errors.DeadlineExceeded):
+    """Not every encoder serves what a round has published."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +170,8 @@ class Loop:
     def go(self) -> list[Round]:
         """Finishes all rounds and returns them, round 0 first. Raises as the services do.
 
-        Raises Aborted when a run or a job ends badly. A loop that had ended before moves no label.
+        Raises WorkEndedBadly for a run or a job, RolloutIncomplete for what was published. A loop that had ended before
+        moves no label.
         """
         rounds = self._journal.rounds
         if not rounds:
@@ -290,7 +299,7 @@ class Loop:
         published = self._client.registry.publish(version, label=label, wait_s=PUBLISH_S, force=force)
         if not published.complete:
             reasons = "; ".join(rollout.reason for rollout in published.rollouts if not rollout.ok)
-            raise errors.DeadlineExceeded(f"not every encoder serves {version}: {reasons or 'none has answered'}")
+            raise RolloutIncomplete(f"not every encoder serves {version}: {reasons or 'none has answered'}")
 
     def _measure(self, now: Round, *, label: str | None = None, version: str | None = None) -> None:
         plan = self._plan
@@ -307,7 +316,7 @@ def _succeeded(
     """Waits for a run or job and returns it; resumes once one that fails.
 
     `known`: an earlier start of the loop began it. If it was cancelled since, starting the loop again resumes it.
-    Raises Aborted when it fails again, or when somebody cancels it meanwhile.
+    Raises WorkEndedBadly when it fails again, or when somebody cancels it meanwhile.
     """
     if known and look(work_id).state == ends.cancelled:
         client.resume(work_id)
@@ -316,11 +325,11 @@ def _succeeded(
         client.resume(work_id)
         work = client.wait(work_id)
     if work.state == ends.cancelled:
-        raise errors.Aborted(
+        raise WorkEndedBadly(
             f"{name} was cancelled; start the loop again to resume it, with another journal to begin anew"
         )
     if work.state != ends.succeeded:
-        raise errors.Aborted(f"{name} has not succeeded: {work.error}")
+        raise WorkEndedBadly(f"{name} has not succeeded: {work.error}")
     return work
 
 

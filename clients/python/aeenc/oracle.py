@@ -4,7 +4,7 @@
         def judge(self, task):
             return [c.id for c in task.candidates if my_model.explains(c.text, task.query)]
 
-    MyOracle().serve("127.0.0.1:50055")
+    MyOracle().serve("127.0.0.1:50060")
 
 `judge` runs in a thread (or as a coroutine, if it is one), several tasks at a time. An exception in it, and an answer
 that names no candidates of the task, reach the sampler as UNAVAILABLE, and the task is tried again; they never count as
@@ -21,11 +21,12 @@ import logging
 import secrets
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -39,6 +40,8 @@ ABSTAINS = oracle_pb2.JUDGEMENT_ABSTAIN
 UNSEEN = oracle_pb2.JUDGEMENT_UNSEEN
 NO_REMARK, IRRELEVANT = oracle_pb2.REMARK_UNSPECIFIED, oracle_pb2.REMARK_IRRELEVANT
 BAD_FACT = oracle_pb2.REMARK_BAD_FACT
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -97,12 +100,26 @@ class Verdict:
     annotator: str = ""
     remark: oracle_pb2.Remark = NO_REMARK
 
+    def to_proto(self, premise_id: str) -> oracle_pb2.Verdict:
+        """Converts to the message about a candidate."""
+        return oracle_pb2.Verdict(
+            premise_id=premise_id,
+            judgement=self.judgement,
+            leaf=self.leaf,
+            grade=self.grade,
+            annotator=self.annotator,
+            remark=self.remark,
+        )
+
 
 Verdicts = Iterable[str] | Mapping[str, "Verdict | oracle_pb2.Judgement"]
 
 
 class Oracle:
-    """Base class of an oracle. Override `judge`; `name` goes into the pair log as the annotator."""
+    """Base class of an oracle. Override `judge`; `name` goes into the pair log as the annotator.
+
+    A `judge` that is no coroutine function runs in at most `workers` threads, also inside another oracle.
+    """
 
     name = "oracle"
     workers = 4
@@ -120,9 +137,13 @@ class Oracle:
         """Returns the message to send for a task; override it to inspect or spoil the message in a test."""
         return answer
 
+    @cached_property
+    def _judge_threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self.workers, thread_name_prefix="oracle")
+
     def serve(
         self,
-        address: str = "127.0.0.1:50055",
+        address: str = "127.0.0.1:50060",
         *,
         token: str | None = None,
         allow_insecure: bool = False,
@@ -189,12 +210,11 @@ class _Servicer(oracle_pb2_grpc.OracleServiceServicer):
     def __init__(self, oracle: Oracle, token: str | None) -> None:
         self._oracle = oracle
         self._token = token
-        self._threads = ThreadPoolExecutor(oracle.workers, thread_name_prefix="oracle")
 
     async def Judge(self, request: oracle_pb2.JudgeRequest, context: Any) -> oracle_pb2.JudgeResponse:
         try:
             self._authenticate(context)
-            answers = await asyncio.gather(*(self._answer(request.run_id, task) for task in request.tasks))
+            answers = await all_of(self._answer(request.run_id, task) for task in request.tasks)
         except Exception as error:  # noqa: BLE001 -- whatever a user's judge raises must reach the sampler as a status
             known = error if isinstance(error, errors.AeencError) else _unavailable(error)
             trailer = ((status.DETAILS_KEY, status.details_of(known)),)
@@ -218,11 +238,11 @@ class _Servicer(oracle_pb2_grpc.OracleServiceServicer):
             candidates=tuple(_candidate(candidate) for candidate in message.candidates),
             model_version=message.model_version,
         )
-        verdicts = await ask(self._oracle, task, self._threads)
+        verdicts = await ask(self._oracle, task)
         answer = oracle_pb2.OracleAnswer(
             task_id=task.task_id,
             annotator=self._oracle.name,
-            verdicts=[_verdict(premise_id, verdict) for premise_id, verdict in verdicts.items()],
+            verdicts=[verdict.to_proto(premise_id) for premise_id, verdict in verdicts.items()],
         )
         return self._oracle.sent(task, answer)
 
@@ -231,7 +251,22 @@ def _candidate(message: oracle_pb2.Candidate) -> Candidate:
     return Candidate(id=message.premise_id, text=message.text, rank=message.rank, score=message.score)
 
 
-async def ask(oracle: Oracle, task: Task, threads: ThreadPoolExecutor | None = None) -> dict[str, Verdict]:
+async def all_of(parts: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Runs coroutines at once and returns their results in order. The first error ends the others, then it is raised.
+
+    A caller who asks again, as the sampler does, thus never pays for a part twice at the same time.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(part) for part in parts]
+    except ExceptionGroup as failed:
+        first = failed.exceptions[0]
+    else:
+        return [task.result() for task in tasks]
+    raise first  # outside of `except`, so that the group is not its context
+
+
+async def ask(oracle: Oracle, task: Task) -> dict[str, Verdict]:
     """Asks an oracle of this process for verdicts on all candidates of a task, by id.
 
     Raises as its `judge` does, and Unavailable for an answer that is not about these candidates: to take what is left
@@ -241,6 +276,7 @@ async def ask(oracle: Oracle, task: Task, threads: ThreadPoolExecutor | None = N
     if inspect.iscoroutinefunction(judge):
         answer = await judge(task)
     else:
+        threads = oracle._judge_threads  # noqa: SLF001 -- private, since a subclass may have a field of any public name
         answer = await asyncio.get_running_loop().run_in_executor(threads, judge, task)
     if isinstance(answer, str | bytes) or not isinstance(answer, Iterable):
         raise _wrong(oracle, f"is {type(answer).__name__} {_short(answer)}; return a list of ids, or a mapping from id")
@@ -288,16 +324,6 @@ def _wrong(oracle: Oracle, problem: str) -> errors.Unavailable:
 def _short(value: object) -> str:
     shown = repr(value)
     return shown if len(shown) <= 60 else f"{shown[:59]}…"
-
-
-def _verdict(premise_id: str, verdict: Verdict) -> oracle_pb2.Verdict:
-    return oracle_pb2.Verdict(
-        premise_id=premise_id,
-        judgement=verdict.judgement,
-        leaf=verdict.leaf,
-        grade=verdict.grade,
-        annotator=verdict.annotator,
-    )
 
 
 def _credentials(cert: Path | str, key: Path | str) -> grpc.ServerCredentials:

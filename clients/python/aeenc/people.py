@@ -12,15 +12,13 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Literal
 
-from google.protobuf.duration_pb2 import Duration
-
 from aeenc import values
 from aeenc.calls.encoding import refuse_single_text
 from aeenc.calls.inputs import enum_value
-from aeenc.calls.renamed import Renamed
 from aeenc.oracle import EXPLAINS, Verdict
 from aeenc.transport.channel import Channel
 from aeenc.v1 import oracle_pb2, sampler_pb2, sampler_pb2_grpc
+from aeenc.values.reading import duration
 
 Ticks = Iterable[str] | Mapping[str, "Verdict | oracle_pb2.Judgement"]
 StateName = Literal["waiting", "decided", "conflict", "settled", "withdrawn"]
@@ -28,7 +26,7 @@ NodeVerdictName = Literal["complete", "premise_missing", "not_explainable"]
 PAGE = 200
 
 
-class PeopleClient(Renamed):
+class PeopleClient:
     """Calls the part of SamplerService that people use. Raises the classes of `aeenc.errors`.
 
     Verdicts are the ids of premises that explain, or a mapping from id to a judgement or Verdict. Every call is safe to
@@ -110,7 +108,7 @@ class PeopleClient(Renamed):
             lease_id=lease.lease_id,
             verdicts=_verdicts(verdicts),
             seen_upto=lowest if seen_upto is None else seen_upto,
-            elapsed=None if elapsed_s is None else _duration(elapsed_s),
+            elapsed=None if elapsed_s is None else duration(elapsed_s),
             client_seq=client_seq or random.getrandbits(63),
             note=note,
             additions=_verdicts(additions, "additions"),
@@ -301,25 +299,9 @@ class PeopleClient(Renamed):
 def _verdicts(ticks: Ticks, name: str = "verdicts") -> list[oracle_pb2.Verdict]:
     refuse_single_text(ticks, name)
     given = ticks if isinstance(ticks, Mapping) else dict.fromkeys(ticks, EXPLAINS)
-    messages = []
-    for premise_id, given_verdict in given.items():
-        verdict = given_verdict if isinstance(given_verdict, Verdict) else Verdict(given_verdict)
-        messages.append(
-            oracle_pb2.Verdict(
-                premise_id=premise_id,
-                judgement=verdict.judgement,
-                leaf=verdict.leaf,
-                grade=verdict.grade,
-                remark=verdict.remark,
-            )
-        )
-    return messages
-
-
-def _duration(seconds: float) -> Duration:
-    duration = Duration()
-    duration.FromNanoseconds(int(seconds * 1e9))
-    return duration
+    return [
+        (one if isinstance(one, Verdict) else Verdict(one)).to_proto(premise_id) for premise_id, one in given.items()
+    ]
 
 
 def _request_id() -> str:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncIterator, Sequence
 
-from google.protobuf import duration_pb2
-
 from aeenc import values
-from aeenc.calls.renamed import Renamed
 from aeenc.transport.channel import Channel
 from aeenc.v1 import registry_pb2, registry_pb2_grpc
+from aeenc.values.reading import duration
 
 WAIT_MARGIN_S = 15.0  # a generation is checked by hash before it is activated
 
 
-class RegistryClient(Renamed):
+class RegistryClient:
     """Calls RegistryAdminService; the channel carries the admin credential. Raises the classes of `aeenc.errors`.
 
     Calls that move a label make a `request_id` where none is given: a repeated call must not move it twice.
@@ -50,7 +48,7 @@ class RegistryClient(Renamed):
             label=label,
             expected_revision=expected_revision,
             force=force,
-            wait=_duration(wait_s),
+            wait=duration(max(wait_s, 0.0)),
             share=share,
             request_id=request_id or uuid.uuid4().hex,
         )
@@ -104,7 +102,7 @@ class RegistryClient(Renamed):
             label=label,
             space_id=space_id,
             expected_revision=expected_revision,
-            wait=_duration(wait_s),
+            wait=duration(max(wait_s, 0.0)),
             request_id=request_id or uuid.uuid4().hex,
             corpus=corpus,
         )
@@ -128,11 +126,3 @@ class RegistryClient(Renamed):
 
 def _together(version: str | Sequence[str]) -> str:
     return version if isinstance(version, str) else "+".join(version)
-
-
-def _duration(seconds: float) -> duration_pb2.Duration | None:
-    if seconds <= 0:
-        return None
-    duration = duration_pb2.Duration()
-    duration.FromNanoseconds(int(seconds * 1e9))
-    return duration

@@ -8,15 +8,14 @@ from typing import Any, Literal
 
 from aeenc import values
 from aeenc.calls.encoding import selector
-from aeenc.calls.inputs import begins_again, chunks, each, enum_value
-from aeenc.calls.renamed import Renamed
+from aeenc.calls.inputs import CHUNK_BYTES, begins_again, chunks, each, enum_value
 from aeenc.calls.waiting import wait_for_end
+from aeenc.errors import InvalidArgument
 from aeenc.transport.channel import Channel
 from aeenc.v1 import sampler_pb2, sampler_pb2_grpc, types_pb2
 
 CHUNK_HYPOTHESES = 512
 CHUNK_PAIRS = 1024
-CHUNK_BYTES = 2 * 1024 * 1024
 SignName = Literal["positive", "negative", "skipped"]
 CollectName = Literal["both", "positives_only"]
 Root = tuple[str, str] | tuple[str, str, str, str] | sampler_pb2.Hypothesis
@@ -24,7 +23,7 @@ ROOT_FIELDS = ("id", "text", "question", "answer")
 _END_STATES = (sampler_pb2.RUN_STATE_SUCCEEDED, sampler_pb2.RUN_STATE_FAILED, sampler_pb2.RUN_STATE_CANCELLED)
 
 
-class SamplerClient(Renamed):
+class SamplerClient:
     """Calls SamplerService, and SamplerAdminService through `admin` (default: the same channel).
 
     Raises the classes of `aeenc.errors`.
@@ -44,14 +43,14 @@ class SamplerClient(Renamed):
         oracle: str = "",
         k: int | None = None,
         max_depth: int | None = None,
-        max_judgements: int = 0,
-        max_nodes_per_tree: int = 0,
-        max_negatives_per_query: int = 0,
+        max_judgements: int | None = None,
+        max_nodes_per_tree: int | None = None,
+        max_negatives_per_query: int | None = None,
         collect: CollectName | int | None = None,
         negative_filter: values.NegativeFilter | sampler_pb2.NegativeFilter | Mapping[str, Any] | None = None,
-        conditioned: bool = False,
-        live: bool = False,
-        split: str = "",
+        conditioned: bool | None = None,
+        live: bool | None = None,
+        split: str | None = None,
         label: str | None = None,
         version: str | None = None,
         idempotency_key: str = "",
@@ -64,23 +63,25 @@ class SamplerClient(Renamed):
 
         `k` candidates a node are judged, 1 to 1,000 (default: 20), down to `max_depth` (default: 8; the root has 0).
         `max_judgements` limits the verdicts of the whole run, `max_nodes_per_tree` the judged nodes of a tree, and
-        `max_negatives_per_query` the refused pairs that are kept, best-scored first; 0: no limit.
+        `max_negatives_per_query` the refused pairs that are kept, best-scored first (default: 0, no limit).
         `collect` says which pairs to record (default: both). `negative_filter` drops refused candidates that may
         explain the query after all: `min_rank`, `max_rank`, `absolute_margin`, `relative_margin`, `rewordings`.
-        `conditioned` retrieves again with what was accepted, until nothing new is accepted. `split` is the
-        hypotheses' own: the oracle never sees premises that occur only in trees of other splits.
-        `label` or `version` names the query encoder (default: label `stable`), which is resolved once; a `live` run
-        follows its label, and retrieves what nobody has begun to judge again by each version that it moves to.
+        `conditioned` retrieves again with what was accepted, until nothing new is accepted. `split` is the split of the
+        hypotheses; premises that occur only in trees of other splits are never shown to the oracle. `label` or
+        `version` names the query encoder (default: label `stable`), which is resolved once. A `live` run follows its
+        label: when it moves, tasks that nobody has begun are retrieved again with the new version.
 
         Makes an idempotency key where none is given, and repeats the call under it unless `hypotheses` is an iterator,
-        which cannot begin again. `config` is a whole configuration; options given beside it win.
-        Raises InvalidArgument for an option out of range or an unknown oracle, NotFound for an unknown corpus,
-        AlreadyExists for a key used with another configuration.
+        which cannot begin again. `config` is a whole configuration, such as an earlier run's, whose key is left out;
+        options given beside it win. Raises InvalidArgument for an option out of range, an unknown oracle or a
+        hypothesis of another form, NotFound for an unknown corpus, AlreadyExists for a key used with another
+        configuration.
         """
-        options = sampler_pb2.RunConfig(
-            corpus=corpus,
-            oracle=oracle,
-            idempotency_key=idempotency_key,
+        keyed = _with_options(
+            sampler_pb2.RunConfig() if config is None else _message(config),
+            corpus=corpus or None,
+            oracle=oracle or None,
+            idempotency_key=idempotency_key or uuid.uuid4().hex,
             k=k,
             max_depth=max_depth,
             max_judgements=max_judgements,
@@ -91,25 +92,18 @@ class SamplerClient(Renamed):
             live=live,
             max_negatives_per_query=max_negatives_per_query,
             max_nodes_per_tree=max_nodes_per_tree,
-            negative_filter=negative_filter if isinstance(negative_filter, Mapping) else _message(negative_filter),
+            negative_filter=_message(negative_filter),
         )
-        keyed = sampler_pb2.RunConfig()
-        if config is not None:
-            keyed.CopyFrom(_message(config))
-        keyed.MergeFrom(options)
-        keyed.idempotency_key = keyed.idempotency_key or uuid.uuid4().hex
 
         async def requests() -> AsyncIterator[sampler_pb2.StartRunRequest]:
             message = sampler_pb2.StartRunRequest(config=keyed)
-            async for hypothesis in each(hypotheses):
-                if len(message.hypotheses) >= CHUNK_HYPOTHESES:
-                    yield message
-                    message = sampler_pb2.StartRunRequest()
-                if isinstance(hypothesis, sampler_pb2.Hypothesis):
-                    message.hypotheses.append(hypothesis)
-                else:
-                    message.hypotheses.add(**dict(zip(ROOT_FIELDS, hypothesis, strict=False)))
-            yield message
+            messages = (_hypothesis(root) async for root in each(hypotheses))
+            async for chunk in chunks(messages, CHUNK_HYPOTHESES, CHUNK_BYTES):
+                message.hypotheses.extend(chunk)
+                yield message
+                message = sampler_pb2.StartRunRequest()
+            if message.HasField("config"):
+                yield message  # without a hypothesis, which is the service's to refuse
 
         response: sampler_pb2.StartRunResponse = await self.channel.send_stream(
             self._stub.StartRun, requests, timeout_s=timeout_s, retry=begins_again(hypotheses)
@@ -221,6 +215,28 @@ class SamplerClient(Renamed):
         return values.SamplerInfo.from_message(response)
 
 
+def _with_options(config: sampler_pb2.RunConfig, **options: Any) -> sampler_pb2.RunConfig:
+    """Makes a configuration in which each option that is given (not None) replaces the field of its name."""
+    given = {name: value for name, value in options.items() if value is not None}
+    changed = sampler_pb2.RunConfig()
+    changed.CopyFrom(config)
+    for name in given:
+        changed.ClearField(name)  # merging alone would keep what a zero, a False or a filter's empty field replaces
+    changed.MergeFrom(sampler_pb2.RunConfig(**given))
+    return changed
+
+
+def _hypothesis(root: Any) -> sampler_pb2.Hypothesis:
+    """Returns the message of a Root. Raises InvalidArgument for what the caller's types should have kept out."""
+    if isinstance(root, sampler_pb2.Hypothesis):
+        return root
+    if isinstance(root, str) or len(root) not in {2, len(ROOT_FIELDS)}:
+        raise InvalidArgument.field(
+            "hypotheses", f"has {repr(root)[:80]}; give (id, text) or (id, text, question, answer)"
+        )
+    return sampler_pb2.Hypothesis(**dict(zip(ROOT_FIELDS, root, strict=False)))
+
+
 def _message(given: Any) -> Any:
-    """Returns the message of a value; what is a message already, or None, stays as it is."""
+    """Returns the message of a value; what has none, or is one already, stays as it is."""
     return given.to_message() if hasattr(given, "to_message") else given

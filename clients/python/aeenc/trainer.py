@@ -7,9 +7,8 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Ma
 from typing import Any, Literal
 
 from aeenc import values
-from aeenc.calls.encoding import selector
-from aeenc.calls.inputs import Items, each, enum_value
-from aeenc.calls.renamed import Renamed
+from aeenc.calls.encoding import refuse_single_text, refuse_single_texts, selector
+from aeenc.calls.inputs import CHUNK_BYTES, Items, begins_again, chunks, each, enum_value
 from aeenc.calls.retrieval import Mode, Retrieval
 from aeenc.calls.waiting import wait_for_end
 from aeenc.transport.channel import Channel
@@ -40,10 +39,14 @@ Gold = types_pb2.GoldQuery | tuple[str, Sequence[str] | Mapping[str, float]]
 
 
 def gold_query(query: Gold) -> types_pb2.GoldQuery:
-    """Makes a gold query from its message, from (text, premise texts), or from (text, grades by premise text)."""
+    """Makes a gold query from its message, from (text, premise texts), or from (text, grades by premise text).
+
+    Raises InvalidArgument for one string in place of the premises.
+    """
     if isinstance(query, types_pb2.GoldQuery):
         return query
     text, premises = query
+    refuse_single_text(premises, "premises")
     grades = premises.values() if isinstance(premises, Mapping) else ()
     return types_pb2.GoldQuery(text=text, premises=premises, grades=grades)
 
@@ -56,7 +59,7 @@ def gold_tree(tree: Tree) -> trainer_pb2.GoldTree:
     return trainer_pb2.GoldTree(hypothesis=tree.hypothesis, intermediates=inner, leaves=leaves)
 
 
-class TrainerClient(Renamed):
+class TrainerClient:
     """Calls TrainerService, and TrainerAdminService through `admin` (default: the same channel).
 
     Raises the classes of `aeenc.errors`.
@@ -109,14 +112,15 @@ class TrainerClient(Renamed):
         queries as (text, premise texts), and keeps the best epoch by strict MAP; without them it keeps the last.
 
         `mode` says which encoders to train (default: single), `loss` the objective (default: full_corpus_softmax;
-        regression with mode cross_encoder). 0 and None leave an option to the trainer:
-        `epochs`, 1 to 100 (default: 3), of `items_per_epoch` queries or items (default: all); `batch_size`, 1 to 1,024
-        queries or items a step, which `batching` tells apart (default: 32 queries), computed in `accumulation` parts;
-        `learning_rate` (default: 1e-4) and `temperature` (default: 0.03 or 0.05, by loss); `margin`, a cosine, of the
-        losses triplet_margin and pairwise_contrastive; `regularization`, the weight towards the pre-trained encoder;
-        `initial_share`, the share of the initial weights in the result, 0 to 1; `own_text`, what the query's own text
-        is to it (default: excluded); `refused_weight` of a refused pair
-        beside an unjudged premise (default: 1); `hard_negatives`, 0 to 64 refused premises a positive;
+        regression with mode cross_encoder). 0 and None leave an option to the trainer: `epochs`, 1 to 100 (default: 3),
+        of `items_per_epoch` queries or items (default: all); `batch_size`, 1 to 1,024 queries or items a step, which
+        `batching` tells apart (default: 32 queries; 32 items in modes siamese and dual; 8 queries in mode
+        cross_encoder), computed in `accumulation` parts; `learning_rate` (default: 1e-4, of most losses over items and
+        of nli_classification 2e-5) and `temperature` (default: 0.03 or 0.05, by loss); `margin`, a cosine, of the
+        losses triplet_margin, pairwise_contrastive and analogy; `regularization`, the weight towards the pre-trained
+        encoder; `initial_share`, the share of the initial weights in the result, 0 to 1; `own_text`, what the query's
+        own text is to it (default: excluded); `refused_weight` of a refused pair beside an unjudged premise (default:
+        1); `hard_negatives`, 0 to 64 refused premises a positive (default: 1; 6 a query in mode cross_encoder);
         `guide_version` and `guide_margin`, a cosine, of loss gist. With mode cross_encoder, `targets` are binary, the
         grades of judged premises, or a distribution over these (default: binary); `candidates` is the mode of Retrieve
         whose first 200 premises it learns to re-rank (default: what encoders rank first), and `negatives` (retrieved,
@@ -128,6 +132,7 @@ class TrainerClient(Renamed):
         unknown corpus, run, data set or version, FailedPrecondition (NO_POSITIVES) where nothing explains, and
         AlreadyExists for a key used with another configuration.
         """
+        refuse_single_texts(run_ids=run_ids, data_sets=data_sets)
         config = trainer_pb2.JobConfig(
             corpus=corpus,
             run_ids=run_ids,
@@ -237,6 +242,8 @@ class TrainerClient(Renamed):
         With `retrieval`, evaluates the index's answers instead. `training` (gold queries) splits the report into parts
         seen in training and not; `trees` adds the quality over whole trees; `ranks` adds each gold premise's rank.
         Queries whose premises have grades (a mapping, 0 to 100) add graded metrics.
+
+        Repeats the call where the trainer is away or full, unless an input is an iterator, which cannot begin again.
         """
         config = trainer_pb2.EvaluateConfig(
             corpus=corpus,
@@ -250,6 +257,7 @@ class TrainerClient(Renamed):
             self._stub.Evaluate,
             lambda: _evaluate_requests(config, _evaluate_items(queries, training, trees)),
             timeout_s=timeout_s,
+            retry=all(map(begins_again, (queries, training, trees))),
         )
         return values.EvaluationReport.from_message(response.report)
 
@@ -272,24 +280,25 @@ class TrainerClient(Renamed):
 
 async def _evaluate_items(
     queries: Items[Gold], training: Items[Gold], trees: Items[Tree]
-) -> AsyncIterator[tuple[str, Any]]:
+) -> AsyncIterator[trainer_pb2.EvaluateRequest]:
+    """Yields a message for each item."""
     async for query in each(queries):
-        yield "queries", gold_query(query)
+        yield trainer_pb2.EvaluateRequest(queries=[gold_query(query)])
     async for query in each(training):
-        yield "training", gold_query(query)
+        yield trainer_pb2.EvaluateRequest(training=[gold_query(query)])
     async for tree in each(trees):
-        yield "trees", gold_tree(tree)
+        yield trainer_pb2.EvaluateRequest(trees=[gold_tree(tree)])
 
 
 async def _evaluate_requests(
-    config: trainer_pb2.EvaluateConfig, items: AsyncIterator[tuple[str, Any]]
+    config: trainer_pb2.EvaluateConfig, items: AsyncIterator[trainer_pb2.EvaluateRequest]
 ) -> AsyncIterator[trainer_pb2.EvaluateRequest]:
+    """Yields messages of many items each, the first with the configuration."""
     message = trainer_pb2.EvaluateRequest(config=config)
-    count = 0
-    async for name, item in items:
-        if count == CHUNK_QUERIES:
-            yield message
-            message, count = trainer_pb2.EvaluateRequest(), 0
-        getattr(message, name).append(item)
-        count += 1
-    yield message
+    async for chunk in chunks(items, CHUNK_QUERIES, CHUNK_BYTES):
+        for item in chunk:
+            message.MergeFrom(item)
+        yield message
+        message = trainer_pb2.EvaluateRequest()
+    if message.HasField("config"):
+        yield message  # without a query, which is the service's to refuse

@@ -1,6 +1,6 @@
 // An oracle: two uncommon words shared with the query explain, one abstains, none refuses. The rule of own_oracle.py.
 //
-//   node build/examples/oracle.js 127.0.0.1:50055
+//   node build/examples/oracle.js 127.0.0.1:50060
 //
 // Port 0 takes a free one. AEENC_ORACLE_TOKEN is what callers must send.
 

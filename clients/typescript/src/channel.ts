@@ -97,11 +97,22 @@ export class Channel implements Transport {
   }
 }
 
-/** Gives a call that changes something its own `request_id`, so that repeating it changes nothing twice. */
+/** Gives a call that changes something an id of its own, so that repeating it changes nothing twice: its `request_id`,
+ * or the `idempotency_key` of its `config`. */
 function withRequestId<I extends DescMessage>(schema: I, input: MessageInitShape<I>): MessageInitShape<I> {
-  const takesOne = schema.fields.some((field) => field.name === "request_id");
-  const given = (input as { requestId?: string }).requestId;
-  return takesOne && !given ? ({ ...input, requestId: randomUUID() } as MessageInitShape<I>) : input;
+  const { requestId, config } = input as { requestId?: string; config?: { idempotencyKey?: string } };
+  if (hasField(schema, "request_id") && !requestId) {
+    return { ...input, requestId: randomUUID() } as MessageInitShape<I>;
+  }
+  const configured = schema.fields.find((field) => field.name === "config")?.message;
+  if (configured && hasField(configured, "idempotency_key") && config && !config.idempotencyKey) {
+    return { ...input, config: { ...config, idempotencyKey: randomUUID() } } as MessageInitShape<I>;
+  }
+  return input;
+}
+
+function hasField(schema: DescMessage, name: string): boolean {
+  return schema.fields.some((field) => field.name === name);
 }
 
 async function* translated<T>(messages: AsyncIterable<T>, translate: (error: unknown) => AeencError): AsyncIterable<T> {

@@ -47,8 +47,9 @@ export interface RetrieveOptions extends CallOptions {
   /** The number of premises per text. Default: 10. */
   k?: number;
   mode?: Mode;
-  /** How mode `hybrid` combines both rankings; `lexicalWeight` is BM25's share, 0 to 1. */
-  fusion?: { method?: keyof typeof METHODS; lexicalWeight?: number };
+  /** How mode `hybrid` combines both rankings; `lexicalWeight` is BM25's share, 0 to 1. `features` are weights by
+   * which the first 100 premises are ordered anew, as `aeenc tune-retrieval` finds them. */
+  fusion?: { method?: keyof typeof METHODS; lexicalWeight?: number; features?: Readonly<Record<string, number>> };
   /** The query encoder by label. Default: `stable`. */
   label?: string;
   /** The query encoder by version, instead of `label`. */
@@ -62,6 +63,8 @@ export interface RetrieveOptions extends CallOptions {
   /** How many of the first premises a cross-encoder re-ranks, at least `k`. */
   rerank?: number;
   rerankWeight?: number;
+  /** Several cross-encoders, by version; they rank by the sum of their ranks. */
+  rerankVersions?: readonly string[];
   /** Whether to drop a premise whose text is the query's. Default: true. */
   dropSelf?: boolean;
   /** Ids never to return. */
@@ -158,7 +161,11 @@ export class Client {
         k,
         mode: MODES[mode],
         ...(fusion && {
-          fusion: { method: METHODS[fusion.method ?? "min_max"], lexicalWeight: fusion.lexicalWeight },
+          fusion: {
+            method: METHODS[fusion.method ?? "min_max"],
+            lexicalWeight: fusion.lexicalWeight,
+            features: { ...fusion.features },
+          },
         }),
         accepted: accepted.map((premiseIds) => ({ premiseIds: [...premiseIds] })),
         ...(version ? { model: { selector: { case: "version" as const, value: version } } } : {}),
@@ -167,6 +174,7 @@ export class Client {
         negativeFeedback: options.negativeFeedback,
         rerank: options.rerank,
         rerankWeight: options.rerankWeight,
+        rerankVersions: [...(options.rerankVersions ?? [])],
         dropSelf: options.dropSelf,
         excludeIds: [...(options.exclude ?? [])],
         ...(options.splits?.length ? { filter: { anySplit: [...options.splits] } } : {}),

@@ -68,7 +68,7 @@ export interface Oracle {
 }
 
 export interface OracleOptions {
-  /** `host:port`; port 0 takes a free one. Default: 127.0.0.1:50055. */
+  /** `host:port`; port 0 takes a free one. Default: 127.0.0.1:50060. */
   address?: string;
   /** What callers must send. Needed beyond loopback, unless `allowInsecure`. */
   token?: string;
@@ -88,7 +88,7 @@ export interface OracleServer {
 
 /** Serves an oracle. Throws INVALID_ARGUMENT for an open address without a token, UNAVAILABLE for a taken port. */
 export async function serveOracle(oracle: Oracle, options: OracleOptions = {}): Promise<OracleServer> {
-  const { address = "127.0.0.1:50055", token, cert, key } = options;
+  const { address = "127.0.0.1:50060", token, cert, key } = options;
   const colon = address.lastIndexOf(":");
   const host = address.slice(0, colon).replace(/^\[|\]$/g, "");
   if (!token && !options.allowInsecure && !isLoopback(host)) {

@@ -9,6 +9,7 @@ import { connectNodeAdapter } from "@connectrpc/connect-node";
 import { AeencError, connect, serveOracle, type Client } from "aeenc";
 import { IndexAdminService, IndexService } from "aeenc/v1/index";
 import { RunState, SamplerService } from "aeenc/v1/sampler";
+import { TrainerService } from "aeenc/v1/trainer";
 
 const failsWith = (code: string) => (error: unknown) => error instanceof AeencError && error.code === code;
 
@@ -18,6 +19,7 @@ describe("before a server that fails on demand", () => {
   let calls: HandlerContext[] = [];
   let failures: ConnectError[] = [];
   const requestIds: string[] = [];
+  const jobKeys: string[] = [];
   const froms: bigint[] = [];
 
   function note(context: HandlerContext): void {
@@ -43,6 +45,13 @@ describe("before a server that fails on demand", () => {
             return {};
           },
         });
+        router.service(TrainerService, {
+          startJob({ config }, context) {
+            jobKeys.push(config?.idempotencyKey ?? "");
+            note(context);
+            return { job: { id: "j", config } };
+          },
+        });
         router.service(SamplerService, {
           async *watchRun({ fromSeq }) {
             froms.push(fromSeq);
@@ -55,7 +64,7 @@ describe("before a server that fails on demand", () => {
     server = createServer(handler);
     await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
     const target = `127.0.0.1:${(server.address() as AddressInfo).port}`;
-    client = connect({ index: target, sampler: target, token: "common", adminToken: "admin" });
+    client = connect({ index: target, sampler: target, trainer: target, token: "common", adminToken: "admin" });
   });
 
   after(() => {
@@ -89,6 +98,21 @@ describe("before a server that fails on demand", () => {
     assert.ok(requestIds[0]);
     assert.equal(requestIds[0], requestIds[1]);
     assert.equal(calls[0].requestHeader.get("authorization"), "Bearer admin");
+  });
+
+  test("a training job is started once, under a key of its own, unless the caller names one", async () => {
+    failures = [new ConnectError("starts", Code.Unavailable)];
+    const config = { corpus: "science", runIds: ["r"] };
+    const { job } = await client.trainer.startJob({ config });
+    assert.equal(jobKeys.length, 2);
+    assert.ok(jobKeys[0]);
+    assert.equal(jobKeys[0], jobKeys[1]);
+    assert.deepEqual([job?.config?.corpus, job?.config?.runIds], ["science", ["r"]]);
+    await client.trainer.startJob({ config });
+    assert.ok(!["", jobKeys[0]].includes(jobKeys[2]), "another call is another job");
+    await client.trainer.startJob({ config: { ...config, idempotencyKey: "mine" } });
+    assert.equal(jobKeys[3], "mine");
+    assert.equal("idempotencyKey" in config, false, "the caller's message stays as it is");
   });
 
   test("a deadline ends a call and says so", async () => {

@@ -1,4 +1,4 @@
-"""Runs: waited for across restarts of the sampler, listed page by page, and by the methods' former names."""
+"""Runs: waited for across restarts of the sampler, and listed page by page."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import grpc
 import pytest
 
 import aeenc
-from aeenc import Channel, Retry, SamplerClient, blocking, errors
-from aeenc.calls.renamed import FORMER
+from aeenc import Channel, Retry, SamplerClient, errors
+from aeenc.transport import status
 from aeenc.v1 import sampler_pb2, sampler_pb2_grpc
+from support.relay import Relay
 
 
 class Runs(sampler_pb2_grpc.SamplerServiceServicer):
@@ -73,6 +74,83 @@ async def test_a_sampler_that_is_away_from_the_beginning_is_not_waited_for() -> 
     await channel.close()
 
 
+class Refusing(Runs):
+    """Refuses to be watched some `times`; then the run ends, and is seen to."""
+
+    def __init__(self, refusal: errors.AeencError, times: int) -> None:
+        super().__init__(sampler_pb2.RUN_STATE_RUNNING)
+        self.watches = 0
+        self._refusal, self._times = refusal, times
+
+    async def WatchRun(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        self.watches += 1
+        if self.watches <= self._times:
+            trailer = ((status.DETAILS_KEY, status.details_of(self._refusal)),)
+            await context.abort(status.code_of(self._refusal), status.message_of(self._refusal), trailer)
+        self.state = sampler_pb2.RUN_STATE_SUCCEEDED
+        yield sampler_pb2.WatchRunResponse(seq=1, run=sampler_pb2.Run(id=request.run_id, state=self.state))
+
+
+@pytest.mark.parametrize(
+    ("refusal", "times", "least_s"),
+    [(errors.Overloaded("over the quota", retry_after_s=0.5), 1, 0.4), (errors.Unavailable("starting"), 4, 1.0)],
+    ids=["as long as asked", "ever longer"],
+)
+async def test_a_watch_that_is_refused_is_begun_again_after_a_pause(
+    refusal: errors.AeencError, times: int, least_s: float
+) -> None:
+    runs = Refusing(refusal, times)
+    server, port = await served(runs, "127.0.0.1:0")
+    channel = Channel(f"127.0.0.1:{port}", timeout_s=5)
+    started = time.monotonic()
+    assert (await SamplerClient(channel).wait("r")).state == sampler_pb2.RUN_STATE_SUCCEEDED
+    assert time.monotonic() - started > least_s
+    assert runs.watches == times + 1
+    await channel.close()
+    await server.stop(0)
+
+
+async def test_a_run_is_asked_after_when_nothing_is_heard_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aeenc.calls.waiting.SILENT_S", 0.2)
+    runs = Runs(sampler_pb2.RUN_STATE_RUNNING)
+    server, port = await served(runs, "127.0.0.1:0")
+    channel = Channel(f"127.0.0.1:{port}", timeout_s=5)
+    waiting = asyncio.ensure_future(SamplerClient(channel).wait("r"))
+    await runs.watched.wait()
+    runs.state = sampler_pb2.RUN_STATE_SUCCEEDED
+    assert (await asyncio.wait_for(waiting, 4)).state == sampler_pb2.RUN_STATE_SUCCEEDED
+    await channel.close()
+    await server.stop(0)
+
+
+async def test_a_timeout_of_the_callers_own_is_raised() -> None:
+    def on_progress(run: Any) -> None:
+        raise TimeoutError("mine")
+
+    server, port = await served(Refusing(errors.Unavailable("never"), 0), "127.0.0.1:0")
+    channel = Channel(f"127.0.0.1:{port}", timeout_s=5)
+    with pytest.raises(TimeoutError, match="mine"):
+        await SamplerClient(channel).wait("r", on_progress=on_progress)
+    await channel.close()
+    await server.stop(0)
+
+
+async def test_a_watch_ends_when_its_host_vanishes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aeenc.transport.channel.KEEPALIVE_S", 0.2)
+    monkeypatch.setattr("aeenc.transport.channel.KEEPALIVE_TIMEOUT_S", 0.2)
+    runs = Runs(sampler_pb2.RUN_STATE_RUNNING)
+    server, port = await served(runs, "127.0.0.1:0")
+    async with Relay(f"127.0.0.1:{port}") as relay:
+        channel = Channel(relay.address, timeout_s=5)
+        step = asyncio.ensure_future(anext(SamplerClient(channel).watch("r")))
+        await runs.watched.wait()
+        relay.silence()
+        with pytest.raises(errors.Unavailable, match=relay.address):
+            await asyncio.wait_for(step, 4)
+        await channel.close()
+    await server.stop(0)
+
+
 async def test_a_list_asks_for_a_page_when_it_comes_to_it() -> None:
     runs = Runs(sampler_pb2.RUN_STATE_SUCCEEDED)
     server, port = await served(runs, "127.0.0.1:0")
@@ -84,31 +162,3 @@ async def test_a_list_asks_for_a_page_when_it_comes_to_it() -> None:
         assert [run.id async for run in listing] == ["r2"]
         assert runs.pages == [2, 2]
     await server.stop(0)
-
-
-async def test_a_former_name_warns_and_does_what_it_did() -> None:
-    server, port = await served(Runs(sampler_pb2.RUN_STATE_SUCCEEDED), "127.0.0.1:0")
-
-    def blocking() -> list[str]:
-        with aeenc.connect(sampler=f"127.0.0.1:{port}") as client:
-            with pytest.warns(DeprecationWarning, match=r"BlockingSamplerClient.runs is now list_runs") as warned:
-                runs: Any = client.sampler.runs()  # type: ignore[attr-defined]
-            assert warned[0].filename == __file__
-            assert [run.id for run in client.sampler.list_runs()] == [run.id for run in runs]
-            return [run.id for run in runs]
-
-    async with aeenc.AsyncClient(sampler=f"127.0.0.1:{port}") as client:
-        old: Any = client.sampler
-        with pytest.warns(DeprecationWarning, match="SamplerClient.run is now get_run"):
-            assert (await old.run("r")).id == "r"
-        with pytest.warns(DeprecationWarning, match="SamplerClient.runs is now list_runs"):
-            assert [run.id for run in await old.runs()] == await asyncio.to_thread(blocking) == ["r0", "r1", "r2"]
-        with pytest.raises(AttributeError, match="'SamplerClient' object has no attribute 'rnu'"):
-            _ = old.rnu
-    await server.stop(0)
-
-
-@pytest.mark.parametrize("name", FORMER)
-def test_every_former_name_has_a_successor_in_both_clients(name: str) -> None:
-    for client in (getattr(aeenc, name), getattr(blocking, f"Blocking{name}")):
-        assert all(hasattr(client, new) and not hasattr(client, old) for old, new in FORMER[name].items())

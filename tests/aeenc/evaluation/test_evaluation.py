@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import ir_measures
@@ -127,6 +128,64 @@ def test_two_runs_are_compared_by_a_paired_test(tmp_path: Path):
     assert set(same["p"].values()) == {1.0}
     shown = CliRunner().invoke(app, words[1:]).stdout
     assert "better.run" in shown
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_query(tmp_path: Path):
+    run, qrels = written(tmp_path, *world(3))
+    words = ["--json", "compare", str(run), str(run), "--qrels", str(qrels), "--rounds", "100"]
+    without = CliRunner().invoke(app, words).stdout
+    for path in (run, qrels):
+        path.write_text("\ufeff" + path.read_text(encoding="utf-8"), encoding="utf-8")
+    assert CliRunner().invoke(app, words).stdout == without
+
+
+def test_a_run_that_is_not_utf_8_is_named_with_its_line(tmp_path: Path):
+    run, qrels = written(tmp_path, *world(3))
+    run.write_bytes(b"q Q0 caf\xe9 1 0.5 tag\n")
+    ended = CliRunner().invoke(app, ["--json", "compare", str(run), str(run), "--qrels", str(qrels)])
+    told = f"{run}:1: byte 9 is not UTF-8; save the file as UTF-8"
+    assert (ended.exit_code, json.loads(ended.stderr)["error"]["message"]) == (2, told)
+
+
+def test_a_file_that_breaks_off_while_it_is_written_leaves_the_old_one(tmp_path: Path):
+    def broken(parts):
+        yield parts[0]
+        raise InvalidArgument("the index has gone")
+
+    rankings, gold = world(3)
+    old = {path.name: path.read_bytes() for path in written(tmp_path, rankings, gold)}
+    for write in (
+        lambda: write_run(tmp_path / "run", broken(rankings[::-1]), "test"),
+        lambda: write_qrels(tmp_path / "qrels", broken(gold[::-1])),
+    ):
+        with pytest.raises(InvalidArgument, match="has gone"):
+            write()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == old
+
+
+def test_a_run_is_written_through_a_link_and_into_a_pipe(tmp_path: Path):
+    rankings = [("query", [("p", 1.0)])]
+    run, link = tmp_path / "run", tmp_path / "link"
+    run.touch()
+    link.symlink_to(run)
+    write_run(link, rankings, "test")
+    assert (link.is_symlink(), read_run(run)) == (True, {query_id("query"): {"p": 1}})
+    reader, writer = os.pipe()
+    write_run(Path(f"/dev/fd/{writer}"), rankings, "test")
+    assert os.read(reader, 1000) == run.read_bytes()
+    os.close(reader)
+    os.close(writer)
+
+
+def test_compare_says_what_a_run_leaves_unanswered(tmp_path: Path):
+    rankings, gold = world(3)
+    run, qrels = written(tmp_path, rankings, gold)
+    less = tmp_path / "less.run"
+    write_run(less, rankings[:-1], "less")
+    ended = CliRunner().invoke(app, ["--json", "compare", str(run), str(less), "--qrels", str(qrels)])
+    assert json.loads(ended.stdout)["answered"] == {"first": 40, "second": 39}
+    [note] = ended.stderr.splitlines()
+    assert json.loads(note)["note"].startswith(f"{less} answers 39 of the 40 queries of {qrels}")
 
 
 def test_runs_of_other_queries_than_the_qrels_are_refused(tmp_path: Path):

@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
-from aeenc import PATIENT, Channel, EncoderClient, IndexClient, Retry, errors, vectors
+from aeenc import PATIENT, AsyncClient, Channel, EncoderClient, IndexClient, Retry, connect_async, errors, vectors
 from aeenc.transport import status
 from aeenc.transport.status import _all_subclasses
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, index_pb2, index_pb2_grpc
@@ -316,6 +316,32 @@ async def test_a_deadline_that_passes_says_how_long_it_was() -> None:
 async def test_half_a_key_pair_is_refused_before_anything_is_sent() -> None:
     with pytest.raises(errors.InvalidArgument, match="cert and key belong together"):
         Channel("127.0.0.1:1", ca="ca.pem", cert="cert.pem")
+
+
+async def test_a_key_pair_without_an_authority_is_refused_rather_than_sent_in_clear(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(errors.InvalidArgument, match=r"^cert: needs TLS, .*give ca, too .*or AEENC_CA"):
+        Channel("127.0.0.1:1", cert="cert.pem", key="key.pem", token="secret")
+    monkeypatch.setenv("AEENC_CERT", "cert.pem")
+    monkeypatch.setenv("AEENC_KEY", "key.pem")
+    with pytest.raises(errors.InvalidArgument, match="cert: needs TLS"):
+        connect_async()
+
+
+def test_a_connection_belongs_to_the_event_loop_of_its_first_use() -> None:
+    client = connect_async(encoder="127.0.0.1:1", timeout_s=0.1)
+
+    async def call(client: AsyncClient) -> None:
+        await client.encoder.encode(["a"])
+
+    with pytest.raises(errors.Unavailable, match="no service answers"):
+        asyncio.run(call(client))
+    told = "the connection to 127.0.0.1:1 belongs to another event loop; connect in the coroutine that calls"
+    for same in (client, client.with_options(timeout_s=0.2)):
+        with pytest.raises(errors.FailedPrecondition, match=told):
+            asyncio.run(call(same))
+    asyncio.run(client.close())
 
 
 async def test_a_message_that_could_not_be_sent_any_more_is_unavailable_and_no_internal_error() -> None:

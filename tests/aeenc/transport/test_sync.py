@@ -437,3 +437,49 @@ def test_use_after_a_fork_raises_and_says_what_to_do(script: str, told: str) -> 
 def test_connecting_after_a_fork_works() -> None:
     ended = run(FORK_BEFORE_USE)
     assert ended.returncode == 7, ended.stderr
+
+
+# A loop thread that ended with the program answers nobody: who waited for it would never end.
+LEFT_OVER = """
+import aeenc
+pairs = aeenc.connect(sampler={target!r}, timeout_s=5).sampler.list_pairs("r")
+assert next(pairs).query == "q0"
+"""
+
+LEFT_BY_AN_ERROR = """
+import aeenc
+
+def follow():
+    events = aeenc.connect(sampler={target!r}, timeout_s=5).sampler.watch("r")
+    for seq, run in events:
+        raise KeyError("mine")  # the traceback keeps the iterator
+
+follow()
+"""
+
+CLOSED_TOO_LATE = """
+import aeenc
+
+class Holder:
+    def __init__(self):
+        self.client = aeenc.connect(sampler={target!r}, timeout_s=5)
+        self.client.sampler.get_run("r")
+
+    def __del__(self):
+        self.client.close()
+
+holder = Holder()
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "told"),
+    [(LEFT_OVER, 0, ""), (LEFT_BY_AN_ERROR, 1, "KeyError: 'mine'"), (CLOSED_TOO_LATE, 0, "the program is ending")],
+    ids=["left over", "left by an error", "closed too late"],
+)
+def test_a_program_ends_with_its_iterators_and_clients_still_open(
+    served: tuple[Servicer, str], script: str, code: int, told: str
+) -> None:
+    ended = run(script.format(target=served[1]))
+    assert ended.returncode == code, ended.stderr
+    assert told in ended.stderr

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from aeenc.loop import Round
 from aeenc.trees import Tree
 from aeenc.trees.tree import ROOT, Step
 from benchmarks.harness import entailmentbank
@@ -54,7 +55,7 @@ def test_where_no_encoder_can_be_measured_each_reason_is_told_and_nothing_is_wri
 def test_an_encoder_that_cannot_be_measured_is_told_beside_the_others(results, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["figure3"])
     monkeypatch.setattr(figure3, "pairs_of", lambda *_: PAIRS)
-    monkeypatch.setattr(figure3, "SYSTEMS", {"untrained": lambda _: "q0", "tuned on gold": fails})
+    monkeypatch.setattr(figure3, "SYSTEMS", {"untrained": lambda _: figure3.Encoder("q0"), "tuned on gold": fails})
     by_kind = {"TP": np.array([0.5]), "FN": np.array([0.25]), "FP": np.array([0.75])}
     monkeypatch.setattr(figure3, "cosines", lambda *_: by_kind)
     figure3.main()
@@ -98,6 +99,22 @@ def test_cosines_are_of_the_same_pairs_query_by_query(monkeypatch):
     found = figure3.cosines(running, "q7", {"TP": [("a", "b")], "FN": [("b", "c"), ("a", "c")], "FP": []})
     assert {kind: values.tolist() for kind, values in found.items()} == {"TP": [0.6], "FN": [0.8, 0.0], "FP": []}
     assert served == ["q7"]
+
+
+def test_the_best_trained_round_is_measured_even_where_the_loop_began_better_and_it_is_told(results, monkeypatch):
+    maps = [0.5, 0.3, 0.4, 0.2, 0.1, 0.6]
+    rounds = [Round(n, version=f"q{n}", validation_map=found, report={"strict": {}}) for n, found in enumerate(maps)]
+    running = SimpleNamespace(loop=lambda *_, **__: SimpleNamespace(rounds=rounds, best=rounds[0]))
+    monkeypatch.setattr(sys, "argv", ["figure3", "--only", "iterative AE-Enc"])
+    monkeypatch.setattr(figure3, "research", lambda: nullcontext(running))
+    monkeypatch.setattr(figure3, "pairs_of", lambda *_: PAIRS)
+    monkeypatch.setattr(figure3, "cosines", lambda *_: {kind: np.array([0.5]) for kind in PAIRS})
+    figure3.main()
+    record = json.loads((results / "figure3-dev.json").read_bytes())["systems"]["iterative AE-Enc"]
+    assert (record["version"], record["round"]) == ("q2", 2), "the sixth belongs to another row"
+    assert (
+        "| cosine, iterative AE-Enc, best round on dev (round 2) | 0.500 |" in (results / "figure3-dev.md").read_text()
+    )
 
 
 def test_a_table_without_rows_is_drawn_empty(tmp_path):

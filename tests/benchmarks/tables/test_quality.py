@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from aeenc.evaluation import paired_randomisation_test
 from aeenc.trees import Dataset
+from benchmarks.harness import rows
+from benchmarks.harness.rows import Rows
+from benchmarks.tables import figure3, quality
+from benchmarks.tables.own_text import EXCLUDED, SYSTEMS
 from benchmarks.tables.quality import Measured, p_by_tree, retrieval_of, share_of_whole_trees
 from services.index.ranking.tuning import Weights
 from services.index.values import SearchHits
@@ -50,3 +58,92 @@ def test_a_tree_is_whole_if_all_its_leaves_are_among_the_first_25_of_its_hypothe
     found, missed = SearchHits(in_order, scores), SearchHits(in_order[::-1].copy(), scores)
     assert share_of_whole_trees(trees, {"the top": found}, texts) == 1.0
     assert share_of_whole_trees(trees, {"the top": missed}, texts) == 0.0
+
+
+@pytest.fixture
+def bench(monkeypatch, tmp_path):
+    """Runs the benchmark with parts that measure nothing but their names; returns the exit status."""
+    monkeypatch.setattr(rows, "RESULTS", tmp_path)
+    monkeypatch.setattr(quality, "folds", lambda: nullcontext("running"))
+    for part in ("pretrained", "latency"):
+        monkeypatch.setattr(quality, part, lambda to, _, name=part: to.note(name, 1.0, ""))
+    monkeypatch.setattr(quality, "larger", lambda to, base, seeds: to.note(f"{base}, seeds {seeds}", 1.0, ""))
+
+    def run(*words: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["quality", *words])
+        with pytest.raises(SystemExit) as end:
+            quality.main()
+        return int(str(end.value.code))
+
+    return run
+
+
+def _kept(folder: Path) -> set[str]:
+    return {one["row"] for path in folder.glob("quality*.json") for one in json.loads(path.read_bytes())}
+
+
+def test_a_part_keeps_the_rows_of_the_parts_that_ran_before(bench, tmp_path: Path) -> None:
+    assert (bench("--only", "pretrained"), bench("--only", "latency")) == (0, 0)
+    assert {"pretrained", "latency"} <= _kept(tmp_path)
+
+
+def test_a_base_model_and_its_seeds_keep_the_rows_of_others(bench, tmp_path: Path) -> None:
+    for base, seed in (("org/one", "0"), ("org/one", "1"), ("org/two", "0")):
+        bench("--base", base, "--seeds", seed)
+    assert {"org/one, seeds [0]", "org/one, seeds [1]", "org/two, seeds [0]"} <= _kept(tmp_path)
+
+
+@pytest.fixture
+def paper(monkeypatch, tmp_path):
+    """`paper(found)` over a tree of ten queries whose first 20 premises are all there are; its rows by name."""
+    monkeypatch.setattr(rows, "RESULTS", tmp_path)
+    monkeypatch.setattr(quality, "RESULTS", tmp_path)
+    dataset = _dataset(tmp_path)
+    texts = [one.text for one in dataset.candidates()]
+    hits = [[SimpleNamespace(text=text) for text in texts]] * 10
+    index = SimpleNamespace(rankings=lambda *_, **__: SimpleNamespace(results=hits))
+    whole = SimpleNamespace(
+        dataset=dataset,
+        corpus="c",
+        client=SimpleNamespace(index=index),
+        pretrained=lambda: "q0",
+        serve=lambda _: None,
+    )
+    monkeypatch.setattr(quality, "PAIRS", {"TP": 20, "FN": 0, "FP": 0})
+
+    def run(found=None, kept=(20, 0, 0)):
+        overlap = {kind: {"pairs": count} for kind, count in zip(quality.PAIRS, kept, strict=True)}
+        (tmp_path / "figure3-dev.json").write_text(json.dumps({"token overlap": overlap, "systems": {}}))
+        (tmp_path / "own-text-dev.json").write_text(json.dumps({"systems": found or {}}))
+        monkeypatch.setattr(quality, "scored", lambda ranks, _: ranks)
+        monkeypatch.setattr(quality, "queries_of", lambda *given: given[-1])
+        quality.paper(Rows("quality"), SimpleNamespace(whole=whole))
+        return {one["row"]: one for one in json.loads((tmp_path / "quality.json").read_bytes())}
+
+    return run
+
+
+def test_the_pairs_of_figure_3_are_made_anew_and_must_be_those_that_are_kept(paper, monkeypatch) -> None:
+    def oks(**options: object) -> list[bool]:
+        return [paper(**options)[f"Figure 3: {kind}"]["ok"] for kind in ("TP", "FN", "FP")]
+
+    assert oks() == [True, True, True]
+    assert oks(kept=(19, 1, 0)) == [False, False, True]
+    monkeypatch.setattr(
+        figure3, "related_of", lambda trees: {f"node {n}": set() for n in range(10)} | {"the top": set()}
+    )
+    assert oks() == [True, True, False]
+
+
+def test_the_papers_jump_is_refuted_only_by_a_table_of_all_encoders_without_one_that_explains_it(paper) -> None:
+    def row(found):
+        return next(one for name, one in paper(found).items() if name.startswith("the paper's jump: "))
+
+    refuting = {name: {"f": 0.1, "Hit@10": 0.7} for name in SYSTEMS}
+    assert (row(refuting)["value"], row(refuting)["ok"]) == ("refuted", True)
+    missing = {name: one for name, one in refuting.items() if name != "untrained"}
+    assert (row(missing)["value"], row(missing)["ok"]) == ("open", False)
+    worse = {**refuting, "untrained": {"f": 0.5, "Hit@10": 0.6}}
+    assert (row(worse)["value"], row(worse)["ok"]) == ("open", False)
+    explaining = {EXCLUDED: refuting[EXCLUDED], "untrained": {"f": 0.5, "Hit@10": 0.7}}
+    assert (row(explaining)["value"], row(explaining)["ok"]) == ("untrained", True)

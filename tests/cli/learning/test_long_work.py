@@ -1,11 +1,12 @@
 """Runs, jobs, labels and evaluations through the command line: what is asked for, what is told, how it ends."""
 
 import json
+import shutil
 
 import pytest
 from google.protobuf import timestamp_pb2
 
-from aeenc import errors, values
+from aeenc import AsyncClient, errors, values
 from aeenc.cli.corpus import corpus_name
 from aeenc.cli.learning.reports import report_dict
 from aeenc.cli.learning.runs import hypotheses_of
@@ -257,6 +258,27 @@ async def test_an_evaluation_builds_its_corpus_once_and_prints_both_protocols(ae
     assert len(fleet.encoder.encoded_premises) == encoded
     for words in ("strict", "paper", "Hit@50", "0.550"):
         assert words in shown.stdout
+
+
+async def test_data_that_were_split_anew_get_premises_with_the_new_splits(aeenc, fleet, trees, tmp_path):
+    split_anew = shutil.copytree(trees, tmp_path / "split-anew")
+    task_1 = split_anew / "dataset" / "task_1"
+    (task_1 / "dev.jsonl").rename(task_1 / "test.jsonl")
+    (task_1 / "train.jsonl").rename(task_1 / "dev.jsonl")
+    name = corpus_name(Dataset.load(trees))
+    assert corpus_name(Dataset.load(split_anew)) == name
+    used = []
+    for data, split in ((trees, "dev"), (split_anew, "test"), (trees, "dev"), (split_anew, "test")):
+        ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", data, "--split", split)
+        assert ended.code == 0, ended.stderr
+        used.append(fleet.trainer.asked[-1].config.corpus)
+        assert ended.json["corpus"] == used[-1]
+    assert (used[0], used[:2]) == (name, used[2:])
+    async with AsyncClient(index=fleet.index) as client:
+        for data, corpus in ((trees, used[0]), (split_anew, used[1])):
+            found = {one.text: set(one.splits) async for one in client.index.list_premises(corpus)}
+            assert found == {one.text: set(one.splits) for one in Dataset.load(data).candidates()}
+            assert len([one async for one in client.index.list_generations(corpus)]) == 1, "each is built once"
 
 
 async def test_an_evaluation_on_a_named_corpus_builds_nothing(aeenc, fleet, trees):

@@ -1,5 +1,7 @@
 """`aeenc loop`: what the services are asked for, what is told after each round, and how it goes on."""
 
+import pytest
+
 from aeenc.v1 import sampler_pb2, trainer_pb2
 from support.worlds.loop_world import CountingServices, all_three
 from support.worlds.sampler_world import serving
@@ -43,3 +45,18 @@ async def test_wrong_words_of_a_loop_are_named(aeenc, trees):
     for words in (("--collect", "nothing"), ("--batching", "nothing")):
         ended = await aeenc("loop", "science", "--data", trees, *words)
         assert (ended.code, "'nothing'" in ended.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ({"failures": 5}, "run r0 of round 1 has not succeeded"),
+        ({"cancelled": {"j1"}}, "job j1 of round 1 was cancelled"),
+        ({"behind": True}, "not every encoder serves q1"),
+    ],
+)
+async def test_a_round_that_ends_badly_is_exit_code_5(aeenc, trees, state, said):
+    async with serving(all_three, CountingServices(**state)) as port:
+        where = ("--sampler", f"127.0.0.1:{port}", "--trainer", f"127.0.0.1:{port}")
+        ended = await aeenc(*where, "--json", "loop", "science", "--data", trees)
+    assert (ended.code, said in ended.error["message"]) == (5, True), ended.stderr

@@ -35,6 +35,24 @@ async def test_a_label_that_moves_meanwhile_does_not_mix_versions(built, encoder
     assert asked[1].version == found.model_version
 
 
+@pytest.mark.parametrize("rerank", [0, 4])
+async def test_an_activation_meanwhile_does_not_mix_generations(built, monkeypatch, rerank):
+    monkeypatch.setattr(calls, "TEXTS", 2)
+    retrieve, answers = built.client.retrieve, []
+
+    async def retrieve_then_activate(*args, **options):
+        answers.append(await retrieve(*args, **options))
+        if len(answers) == 1:
+            await built.client.build("science", facts()[:5])
+        return answers[-1]
+
+    monkeypatch.setattr(built.client, "retrieve", retrieve_then_activate)
+    found = await built.client.rankings("science", ["ice", "sun", "iron"], k=8, retrieval=Retrieval(rerank=rerank))
+    assert {answer.generation for answer in answers} == {found.generation}
+    assert [len(hits) for hits in found.results] == [8, 8, 8], "the generation activated meanwhile holds five premises"
+    assert (await retrieve("science", ["ice"])).generation != found.generation
+
+
 async def test_a_re_ranked_head_is_followed_by_the_others_in_their_order(built, encoder):
     text = "a star that heats the ice"
     first = (await built.client.retrieve("science", [text], k=10))[0]

@@ -45,7 +45,8 @@ BODIES = {
     "null": b"null",
 }
 FAULTS = (*STATUSES, *CONTENTS, *FINISHES, *BODIES, "refusal", "hang", "hang up")
-ABSTAINING = tuple(fault for fault in FAULTS if fault not in {"unauthorized", "not found", "hang", "hang up"})
+FAILING = ("bad request", "unauthorized", "not found", "hang", "hang up")  # the task, rather than abstaining
+ABSTAINING = tuple(fault for fault in FAULTS if fault not in FAILING)
 
 
 @dataclass
@@ -60,11 +61,16 @@ class Sent:
 
 @dataclass
 class ModelEndpoint:
-    """`fault` names the fault of the answer with this number, counted from 0; "" makes it whole."""
+    """`fault` names the fault of the answer with this number, counted from 0; "" makes it whole.
+
+    A request with the field `unsupported` is refused, and a bad request with `code` as the error's code.
+    """
 
     fault: Callable[[int], str] = lambda number: ""
     verdict: Callable[[str, int], str] = lambda text, number: "explains" if "iron" in text else "does_not_explain"
     hang_s: float = 0.5
+    unsupported: str = ""
+    code: str = ""
     url: str = ""
     sent: list[Sent] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -95,14 +101,19 @@ def _handler(endpoint: ModelEndpoint) -> type[BaseHTTPRequestHandler]:
             asked = {number: json.loads(text) for number, text in _NUMBERED.findall(prompt)}
             with endpoint.lock:
                 number = len(endpoint.sent)
-                fault = endpoint.fault(number)
+                fault = "unsupported" if endpoint.unsupported in request else endpoint.fault(number)
                 verdicts = {one: endpoint.verdict(text, number) for one, text in asked.items()}
                 refused = [text for one, text in asked.items() if verdicts[one] == "does_not_explain"]
-                tokens = 0 if fault in STATUSES else len(prompt) // 4 + 4 * len(asked)
+                tokens = 0 if fault in {*STATUSES, "unsupported"} else len(prompt) // 4 + 4 * len(asked)
                 endpoint.sent.append(Sent(fault, refused, tokens, request))
             if fault in STATUSES:
                 said = f"Incorrect API key provided: {self.headers['authorization']}"
-                self._answer(json.dumps({"error": {"message": said}}).encode(), STATUSES[fault])
+                error = {"message": said, "code": endpoint.code or None, "param": KEY}
+                self._answer(json.dumps({"error": error}).encode(), STATUSES[fault])
+            elif fault == "unsupported":
+                said = f"Unsupported parameter: '{endpoint.unsupported}' is not supported with this model."
+                error = {"message": said, "code": "unsupported_parameter", "param": endpoint.unsupported}
+                self._answer(json.dumps({"error": error}).encode(), 400)
             elif fault in BODIES:
                 self._answer(BODIES[fault])
             elif fault == "hang up":

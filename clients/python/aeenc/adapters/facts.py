@@ -28,6 +28,8 @@ from typing import Any, BinaryIO, Literal, cast, get_args
 
 from aeenc import values
 from aeenc.errors import FailedPrecondition, InvalidArgument
+from aeenc.files.lines import HALF, decoded
+from aeenc.trees import content_id
 
 Format = Literal["txt", "jsonl", "csv", "tsv", "json", "parquet", "arrow"]
 TEXTS = ("text", "fact", "premise", "sentence", "passage", "content")
@@ -37,7 +39,6 @@ HUGGING_FACE = "state.json"  # names the files of a dataset that was saved to di
 _SUFFIXES: dict[str, Format] = {f".{name}": name for name in get_args(Format)} | {".ndjson": "jsonl"}
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 BATCH_ROWS = 4096
-_BOM = b"\xef\xbb\xbf"
 
 Record = tuple[str, dict[str, Any]]  # where it stands, and its columns
 
@@ -117,14 +118,16 @@ class Facts:
             raise InvalidArgument(f"{place}: `{text_name}` must be there; it has {there}: choose by --text-column")
         if not isinstance(text, str) or not text.strip():
             raise InvalidArgument(f"{place}: `{text_name}` must be a string that is not empty")
+        _refuse_half(place, text_name, text)
         id_name = self.id_column or next((name for name in IDS if name in columns), "")
         if not id_name:
-            return f"text-{hashlib.sha256(text.encode()).hexdigest()[:16]}", text
+            return content_id(text), text
         fact_id = columns.get(id_name)
         if isinstance(fact_id, int) and self.format in {"parquet", "arrow"}:  # a column of numbers is one throughout
             fact_id = str(fact_id)
         if not isinstance(fact_id, str) or not fact_id:
             raise InvalidArgument(f"{place}: `{id_name}` must be a string that is not empty")
+        _refuse_half(place, id_name, fact_id)
         return fact_id, text
 
 
@@ -177,10 +180,7 @@ def _lines(path: Path, part: Part | None = None) -> Iterator[tuple[str, str]]:
     with sys.stdin.buffer if path == STDIN else path.open("rb") as file:
         for number, (start, line) in enumerate(_raw_lines(file, part), start=1):
             place = f"{path}: byte {start:,}" if part and part.start else f"{path}:{number}"
-            try:
-                yield place, line.removeprefix(b"" if start else _BOM).decode("utf-8")
-            except UnicodeDecodeError:
-                raise InvalidArgument(f"{place}: not UTF-8; save the file as UTF-8") from None
+            yield place, decoded(place, line, first=not start)
 
 
 def _raw_lines(file: BinaryIO, part: Part | None) -> Iterator[tuple[int, bytes]]:
@@ -317,6 +317,13 @@ def _files_of(path: Path, kind: Format) -> list[Path]:
     if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
         raise InvalidArgument(f"{path / HUGGING_FACE}: `_data_files` must list file names; save the dataset again")
     return [path / str(name) for name in names]
+
+
+def _refuse_half(place: str, name: str, text: str) -> None:
+    """Raises InvalidArgument for a text that cannot be sent."""
+    if half := HALF.search(text):
+        escape = half[0].encode("ascii", "backslashreplace").decode()
+        raise InvalidArgument(f"{place}: `{name}` has half a character ({escape}); write both halves, or the character")
 
 
 def _digest(text: str) -> bytes:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
-from aeenc.calls.encoding import Precision
+from aeenc.calls.encoding import Precision, refuse_single_text
 from aeenc.calls.retrieval import Fusion, Mode, Retrieved
 from aeenc.errors import InvalidArgument
 from aeenc.index import IndexClient
@@ -124,8 +124,7 @@ def known(options: Mapping[str, Any]) -> dict[str, Any]:
     if unknown := sorted(options.keys() - OPTIONS):
         raise InvalidArgument.field(unknown[0], f"is no option of retrieve; there are {', '.join(sorted(OPTIONS))}")
     for name in ("accepted", "exclude", "splits"):
-        if isinstance(options.get(name), str):
-            raise InvalidArgument.field(name, f"is one string ({options[name][:40]!r}); give a list of strings")
+        refuse_single_text(options.get(name), name)
     return dict(options)
 
 

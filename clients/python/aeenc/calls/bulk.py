@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,7 @@ from aeenc import errors
 from aeenc.calls.encoding import Encoded, EncodeOptions
 from aeenc.calls.inputs import each
 from aeenc.transport.addresses import Address
-from aeenc.transport.channel import MAX_BACKOFF_S, Channel
+from aeenc.transport.channel import Channel, pause_s
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
 
 BATCH = 128  # texts
@@ -35,7 +34,6 @@ PATIENCE_S = 120.0
 STALL_SHARE = 0.25  # of the patience that one encoder may be silent while another answers
 LOOK_UP_EVERY_S = 30.0
 CLOSE_S = 1.0
-FIRST_PAUSE_S = 0.1
 MAX_CRASHES = 2  # internal errors that may end streams at a batch before it counts as their cause
 _PASSING = (errors.Unavailable, errors.Overloaded, errors.Cancelled, errors.DeadlineExceeded)
 
@@ -286,7 +284,7 @@ class BulkStream:
             self._queue.give_back(self._sent)
             self._sent.clear()
             self._failures += 1
-            await asyncio.sleep(self._pause_s(trouble))
+            await asyncio.sleep(pause_s(self._failures, trouble))
 
     async def _converse(self) -> None:
         limit = asyncio.timeout(None)
@@ -346,12 +344,6 @@ class BulkStream:
         first.crashes += 1
         if type(error) is not errors.AeencError or first.crashes > MAX_CRASHES:  # a connection may also end as INTERNAL
             self._queue.answered(self._sent.popleft(), error)
-
-    def _pause_s(self, error: errors.AeencError) -> float:
-        pause_s: float = min(FIRST_PAUSE_S * 2.0 ** min(self._failures - 1, 10), MAX_BACKOFF_S)
-        if error.retry_after_s is not None:
-            pause_s = max(error.retry_after_s, 0.01)
-        return pause_s * random.uniform(0.8, 1.2)  # noqa: S311 -- spreads callers out, protects nothing
 
 
 def _alike(first: Encoded, answer: Encoded) -> Encoded:

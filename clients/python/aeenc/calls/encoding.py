@@ -128,6 +128,12 @@ def refuse_single_text(texts: object, field: str = "texts") -> None:
         raise InvalidArgument.field(field, f"is one string ({texts[:40]!r}); give a list of strings")
 
 
+def refuse_single_texts(**lists: object) -> None:
+    """Raises InvalidArgument, naming the option, for one string in place of any of these lists."""
+    for field, texts in lists.items():
+        refuse_single_text(texts, field)
+
+
 def selector(label: str | None, version: str | None) -> types_pb2.ModelSelector | None:
     """Names a model by version or label; None where neither is given."""
     if version:

@@ -10,6 +10,8 @@ from google.protobuf.message import Message
 
 from aeenc.errors import InvalidArgument
 
+CHUNK_BYTES = 2 * 1024 * 1024  # of one message; services accept 4 MiB
+
 T = TypeVar("T")
 MessageT = TypeVar("MessageT", bound=Message)
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors, values
+from aeenc.calls.encoding import refuse_single_text
 from aeenc.v1 import index_pb2, trainer_pb2
 
 TEXTS = 16  # a call of a ranking, so that its answer stays well below a message's limit
@@ -130,7 +131,8 @@ class Retrieval:
         return {name: value for name, value in vars(self).items() if name != "conditioned"}
 
     def to_proto(self) -> trainer_pb2.RetrievalOptions:
-        """Converts to the message of an evaluation."""
+        """Converts to the message of an evaluation. Raises InvalidArgument for one string as `rerank_versions`."""
+        refuse_single_text(self.rerank_versions, "rerank_versions")
         return trainer_pb2.RetrievalOptions(
             mode=f"RETRIEVE_MODE_{self.mode.upper()}",
             fusion=self.fusion.to_proto() if self.fusion else None,
@@ -145,11 +147,15 @@ class Retrieval:
 
 @dataclass(frozen=True)
 class Rankings:
-    """The premises ranked for each text, best first, by one query encoder and one cross-encoder ("": none)."""
+    """The premises ranked for each text, best first, by one query encoder and one cross-encoder ("": none).
+
+    All are of one `generation`, the active one at the first call unless the caller names another.
+    """
 
     results: list[list[Hit]]
     model_version: str
     rerank_version: str
+    generation: str = ""
 
 
 @dataclass(frozen=True)
@@ -176,10 +182,10 @@ async def rank(
         return await _ask(retrieve, call, texts, k, TEXTS, accepted)
     plain = replace(call, retrieval=replace(call.retrieval, rerank=0, rerank_weight=0.0, rerank_versions=()))
     first = await _ask(retrieve, plain, texts, k, TEXTS, accepted)
-    pinned = replace(call, version=first.model_version or call.version)
+    pinned = replace(call, version=first.model_version or call.version, generation=first.generation)
     anew = await _ask(retrieve, pinned, texts, n, max(1, PAIRS // n), accepted)
     results = [_continued(head, whole)[:k] for head, whole in zip(anew.results, first.results, strict=True)]
-    return Rankings(results, first.model_version, anew.rerank_version)
+    return Rankings(results, first.model_version, anew.rerank_version, first.generation)
 
 
 async def _ask(
@@ -191,7 +197,7 @@ async def _ask(
     accepted: Sequence[Sequence[str]],
 ) -> Rankings:
     results: list[list[Hit]] = []
-    version, reranked_by = call.version, ""
+    version, generation, reranked_by = call.version, call.generation, ""
     for start in range(0, len(texts), together):
         answer = await retrieve(
             call.corpus,
@@ -202,19 +208,20 @@ async def _ask(
             accepted=accepted[start : start + together],
             **call.retrieval.options(),
             drop_self=call.drop_self,
-            generation=call.generation,
+            generation=generation,
             truncate=True,
             precision="float32",
             timeout_s=TIMEOUT_S,
         )
-        version = answer.model_version or version  # the version that answered first answers all
+        # the version and the generation that answered first answer all
+        version, generation = answer.model_version or version, answer.generation or generation
         if reranked_by and answer.rerank_version != reranked_by:
             raise errors.FailedPrecondition(
                 f"the cross-encoder changed from {reranked_by} to {answer.rerank_version} meanwhile; ask again"
             )
         reranked_by = answer.rerank_version
         results += answer.results
-    return Rankings(results, version or "", reranked_by)
+    return Rankings(results, version or "", reranked_by, generation)
 
 
 def _continued(head: list[Hit], whole: list[Hit]) -> list[Hit]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from typing import TYPE_CHECKING, TypeVar
 
 from aeenc import errors
+from aeenc.transport.channel import pause_s
 
 if TYPE_CHECKING:
     from aeenc.values import Job, Run
 
+SILENT_S = 600.0  # without an event, after which the state is asked for; a lost connection is noticed before
 Work = TypeVar("Work", "Run", "Job")
 
 
@@ -20,14 +22,30 @@ async def wait_for_end(
     end_states: Container[int],
     on_progress: Callable[[Work], None] | None,
 ) -> Work:
-    """Follows events until the work is in one of `end_states`; `watch` starts them at a sequence number."""
-    seq = 0
+    """Follows events until the work is in one of `end_states`; `watch` starts them at a sequence number.
+
+    A service that restarts or refuses to be watched for now is watched again, after a pause.
+    """
+    loop = asyncio.get_running_loop()
+    seq, in_vain = 0, 0
     while True:
-        with contextlib.suppress(errors.Unavailable):  # the service restarts; `get` waits for it
-            async for event_seq, work in watch(seq + 1):
-                seq = event_seq
-                if on_progress is not None:
-                    on_progress(work)
+        before = seq
+        refusal: errors.AeencError | None = None
+        try:
+            async with asyncio.timeout(SILENT_S) as silence:
+                async for event_seq, work in watch(seq + 1):
+                    silence.reschedule(loop.time() + SILENT_S)
+                    seq = event_seq
+                    if on_progress is not None:
+                        on_progress(work)
+        except (errors.Unavailable, errors.Overloaded) as error:
+            refusal = error
+        except TimeoutError:
+            if not silence.expired():  # what `on_progress` raised
+                raise
+        in_vain = 0 if seq > before else in_vain + 1
+        if refusal is not None or in_vain:
+            await asyncio.sleep(pause_s(in_vain, refusal))
         work = await get()
         if work.state in end_states:
             return work

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -44,6 +44,21 @@ Features = Annotated[
     str,
     typer.Option(metavar="JSON", help="Order what modes hybrid and dense find anew, by weights of features by name."),
 ]
+Data = Annotated[Path | None, typer.Option(help="Directory in EntailmentBank's layout.")]
+FactsPath = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH|URL",
+        help="One fact a line; or .jsonl, .csv, .tsv, .json, .parquet, a dataset's directory, or -.",
+    ),
+]
+FileFormat = Annotated[
+    Format | None, typer.Option("--format", show_default="by the suffix; of -, txt", help="That of --facts.")
+]
+IdColumn = Annotated[
+    str, typer.Option(show_default=f"the first of {', '.join(IDS)}", help="The column of --facts with the ids.")
+]
+TextColumn = Annotated[str, typer.Option(show_default=f"the first of {', '.join(TEXTS)}", help="That with the facts.")]
 
 
 @dataclass(frozen=True)
@@ -127,34 +142,34 @@ def corpus_name(dataset: Source) -> str:
 
 
 def ensure_corpus(client: Client, dataset: Source, on_progress: Callable[[int, int], None] | None = None) -> str:
-    """Builds the corpus of a dataset's candidates unless it serves in the trainer's space; returns its name."""
+    """Builds the corpus of a dataset's candidates unless it serves in the trainer's space; returns its name.
+
+    Where one with these texts serves already, and has them in other splits, the name gets a hash of the splits.
+    """
     name, space_id = corpus_name(dataset), client.trainer.info().default_space_id
     serving = {found.corpus for found in client.index.info().corpora if found.active.space_id == space_id}
+    splits = {candidate.text: sorted(candidate.splits) for candidate in dataset.candidates()}
+    if name in serving and not _has_splits(client, name, splits):
+        name += f"-{hashlib.sha256(json.dumps(splits).encode()).hexdigest()[:8]}"
     if name not in serving:
         build_corpus(client, name, dataset, on_progress)
     return name
 
 
+def _has_splits(client: Client, corpus: str, splits: Mapping[str, Sequence[str]]) -> bool:
+    """Tells whether the premises of a corpus that have these texts stand in these splits, and in no others."""
+    known = {premise.text: sorted(premise.splits) for premise in client.index.list_premises(corpus)}
+    return all(known.get(text, own) == own for text, own in splits.items())
+
+
 def build(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="The corpus; created when it does not exist.")],
-    data: Annotated[Path | None, typer.Option(help="Directory in EntailmentBank's layout.")] = None,
-    facts: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH|URL",
-            help="One fact a line; or .jsonl, .csv, .tsv, .json, .parquet, a dataset's directory, or -.",
-        ),
-    ] = None,
-    file_format: Annotated[
-        Format | None, typer.Option("--format", show_default="by the suffix; of -, txt", help="That of --facts.")
-    ] = None,
-    id_column: Annotated[
-        str, typer.Option(show_default=f"the first of {', '.join(IDS)}", help="The column of --facts with the ids.")
-    ] = "",
-    text_column: Annotated[
-        str, typer.Option(show_default=f"the first of {', '.join(TEXTS)}", help="That with the facts.")
-    ] = "",
+    data: Data = None,
+    facts: FactsPath = None,
+    file_format: FileFormat = None,
+    id_column: IdColumn = "",
+    text_column: TextColumn = "",
     activate: Annotated[bool, typer.Option(help="Let searches see it once it is finished.")] = True,
     space_id: Annotated[
         str, typer.Option("--space", show_default="the encoder's own", help="The space of its vectors.")
@@ -178,8 +193,7 @@ def build(
     ] = "",
 ) -> None:
     """Builds a new generation of a corpus; the one that serves goes on until the new one is complete."""
-    path = None if facts is None else path_of(facts)
-    source = read_source(data, path, file_format=file_format, id_column=id_column, text_column=text_column)
+    source = read_source(data, facts, file_format=file_format, id_column=id_column, text_column=text_column)
     out = output_of(context)
     with client(context) as connected:
         if engine:
@@ -227,7 +241,7 @@ def _build_elsewhere(
 
 def read_source(
     data: Path | None,
-    facts: Path | None,
+    facts: str | None,
     *,
     file_format: Format | None = None,
     id_column: str = "",
@@ -237,7 +251,7 @@ def read_source(
     if data is not None and facts is None:
         return load_data(data)
     if facts is not None and data is None:
-        return read_facts(facts, file_format=file_format, id_column=id_column, text_column=text_column)
+        return read_facts(path_of(facts), file_format=file_format, id_column=id_column, text_column=text_column)
     raise InvalidArgument("give either --data DIR or --facts FILE")
 
 
@@ -281,21 +295,27 @@ def repair(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="The corpus.")],
     generation: Generation = "",
-    data: Annotated[Path | None, typer.Option(help="Its premises: a directory in EntailmentBank's layout.")] = None,
-    facts: Annotated[Path | None, typer.Option(help="Its premises: a file as `corpus build` takes it.")] = None,
+    data: Data = None,
+    facts: FactsPath = None,
+    file_format: FileFormat = None,
+    id_column: IdColumn = "",
+    text_column: TextColumn = "",
 ) -> None:
     """Builds a damaged generation again, and activates it where the damaged one was active.
 
     The premises are those of --data or --facts, else those of the generation itself, as long as they are sound. A sound
     generation is left alone.
     """
+    source = None
+    if data is not None or facts is not None:
+        source = read_source(data, facts, file_format=file_format, id_column=id_column, text_column=text_column)
     out = output_of(context)
     with client(context) as connected:
         try:
             sound = connected.index.verify(name, generation)
         except DataLoss as damage:
             out.note(f"damaged: {damage.message}")
-            out.result(_repair(out, connected, name, generation, damage, data, facts))
+            out.result(_repair(out, connected, name, generation, damage, source))
         else:
             out.result({"corpus": name, "damaged": "", "generation": sound.id, "active": sound.active})
 
@@ -306,13 +326,12 @@ def _repair(
     name: str,
     generation: str,
     damage: DataLoss,
-    data: Path | None,
-    facts: Path | None,
+    source: Source | Iterable[values.Premise] | None,
 ) -> dict[str, Any]:
     known = damage.metadata
     damaged = known.get("generation", generation)
-    given = data is not None or facts is not None
-    source = read_source(data, facts) if given else _premises_of_damaged(client, name, damaged, damage)
+    if source is None:
+        source = _premises_of_damaged(client, name, damaged, damage)
     serving = {one.corpus: one.active.id for one in client.index.info().corpora}.get(name, "")
     built = build_shown(out, client, name, source, activate=False, space_id=known.get("space_id", ""))
     active = known.get("active") == "true" or damaged in {"", serving}

@@ -23,7 +23,7 @@ from aeenc.cli.output import output_of
 from aeenc.cli.targets import client
 from aeenc.errors import AlreadyExists, DataLoss, InvalidArgument, Unavailable
 from aeenc.evaluation import RatedDataset, read_textgraphs
-from aeenc.exports.whole import whole_file, whole_folder
+from aeenc.files.whole import whole_file, whole_folder
 from aeenc.trees import Dataset, Tree, draw, to_dot, to_svg, tree_from_record, write_folds, write_trees
 
 ENTAILMENTBANK = (
@@ -280,7 +280,6 @@ def _pairs(connected: Client, runs: list[str]) -> Iterator[values.Pair]:
 
 def _write(to: Path, form: Form, trees: list[Tree]) -> None:
     if form is Form.JSONL:
-        to.parent.mkdir(parents=True, exist_ok=True)
         write_trees(to, trees)
     elif form is Form.TEXT:
         with whole_file(to) as file:

@@ -7,7 +7,8 @@ Commands are functions of the modules beside this one. Other distributions add c
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,6 +19,7 @@ from typer.core import TyperGroup
 from aeenc import __version__, errors
 from aeenc.cli import corpus, data, fleet, llm, oracle, output, people, targets, terminal
 from aeenc.cli.learning import evaluation, jobs, loop, runs
+from aeenc.loop import RolloutIncomplete, WorkEndedBadly
 
 EXIT_CODES = """Exit codes:
 
@@ -84,7 +86,7 @@ _LISTS: dict[str, tuple[Callable[[typer.Context], None], dict[str, Callable[...,
 }
 # code -> classes of errors; the first that fits decides
 _EXIT_CODES: dict[int, tuple[type[errors.AeencError], ...]] = {
-    5: (output.EndedBadly, errors.DataLoss),
+    5: (output.EndedBadly, WorkEndedBadly, RolloutIncomplete, errors.DataLoss),
     2: (
         *(errors.InvalidArgument, errors.NotFound, errors.Unauthenticated, errors.PermissionDenied),
         errors.VersionNotLoaded,  # no encoder has the label or version of the arguments
@@ -103,6 +105,7 @@ _ELSEWHERE = {
     "workbench": ("the workbench", "pip install aeenc-workbench"),
 }
 _COMPLETION = "_AEENC_COMPLETE"
+_WRONG_WORDS: Any = typer.BadParameter.__base__  # of all wrong use; typer has no public name for it
 _WRONG_PATH = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 
 
@@ -118,7 +121,9 @@ class Commands(TyperGroup):
         end = args.index("--") if "--" in args else len(args)
         if "--json" in args[:end]:
             args = ["--json", *(word for word in args[:end] if word != "--json"), *args[end:]]
-        return super().parse_args(ctx, args)
+            output.remember(ctx, output.Output(as_json=True))  # another option may be wrong
+        with _failures_told(ctx):
+            return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] in _ELSEWHERE and args[0] not in self.commands:
@@ -127,16 +132,27 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _failures_told(ctx):
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
-        except errors.AeencError as error:
-            failure = error
-        except _WRONG_PATH as error:
-            failure = errors.InvalidArgument(f"{error.filename}: {error.strerror}")
-        output.output_of(ctx).error(failure)
-        raise typer.Exit(exit_code_of(failure))
+
+
+@contextmanager
+def _failures_told(ctx: Any) -> Iterator[None]:
+    try:
+        yield
+        return
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except errors.AeencError as error:
+        failure = error
+    except _WRONG_PATH as error:
+        failure = errors.InvalidArgument(f"{error.filename}: {error.strerror}")
+    except _WRONG_WORDS as error:
+        if not output.output_of(ctx).as_json:
+            raise  # typer shows it beside the usage
+        failure = errors.InvalidArgument(error.format_message() or "Missing command.")
+    output.output_of(ctx).error(failure)
+    raise typer.Exit(exit_code_of(failure))
 
 
 def _version(wanted: bool) -> None:

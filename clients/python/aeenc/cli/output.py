@@ -129,11 +129,8 @@ def lasted_s(started: datetime, ended: datetime | None) -> float | None:
     return (ended - started).total_seconds() if ended is not None else None
 
 
-def metrics_table(before: Mapping[str, Any], after: Mapping[str, Any] | None = None) -> Table:
-    """Makes a table of both protocols of one report, or of two with the change; `report_dict` makes the reports."""
-    if after is None:
-        rows = [[name, *(f"{before[protocol][name]:.3f}" for protocol in PROTOCOLS)] for name in METRICS]
-        return table(["metric", *PROTOCOLS], rows, right=len(PROTOCOLS))
+def metrics_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:
+    """Makes a table of both protocols of two reports, with the change; `report_dict` makes the reports."""
     columns = ["metric", *(f"{protocol} {what}" for protocol in PROTOCOLS for what in ("before", "after", "change"))]
     rows = []
     for name in METRICS:

@@ -38,6 +38,8 @@ from aeenc.errors import FailedPrecondition
 from aeenc.oracle import ABSTAINS, EXPLAINS, Verdict
 
 END = ""  # the input is closed
+ESCAPE = "\x1b"
+SEQUENCE_S = 0.02  # within this, the rest of a key follows that sends several bytes
 
 
 class Keys:
@@ -45,16 +47,38 @@ class Keys:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self._kept: bytes | None = None  # what stood behind an Escape
 
     def key(self, timeout_s: float | None = None) -> str | None:
-        """Waits for the next key; None when none comes in time, END when none can come."""
-        ready, _, _ = select.select([self._descriptor], [], [], timeout_s)
-        if not ready:
+        """Waits for the next key; None when none comes in time, or an arrow or the like; END when none can come."""
+        read = self._byte(timeout_s)
+        if read is None or (read == ESCAPE.encode() and self._skips_sequence()):
             return None
-        read = os.read(self._descriptor, 1)
         if read and read[0] >= 0xC0:  # the first byte of a letter in UTF-8 says how many follow
             read += os.read(self._descriptor, 1 if read[0] < 0xE0 else 2 if read[0] < 0xF0 else 3)
         return "\n" if read == b"\r" else read.decode("utf-8", "replace")
+
+    def _byte(self, timeout_s: float | None) -> bytes | None:
+        """Waits for the next byte; None when none comes in time, empty when none can come."""
+        if self._kept is not None:
+            kept, self._kept = self._kept, None
+            return kept
+        ready, _, _ = select.select([self._descriptor], [], [], timeout_s)
+        return os.read(self._descriptor, 1) if ready else None
+
+    def _skips_sequence(self) -> bool:
+        """Skips the rest of what arrows, PageDown or F5 send: `[` or `O`, then bytes up to a letter or `~`.
+
+        False for the key Escape, which comes alone.
+        """
+        self._kept = self._byte(SEQUENCE_S)
+        if self._kept not in {b"[", b"O"}:
+            return False
+        self._kept = None
+        while byte := self._byte(SEQUENCE_S):
+            if b"@" <= byte <= b"~" and byte != b"[":  # a Linux console sends ESC [ [ A for F1
+                break
+        return True
 
 
 @contextmanager
@@ -93,7 +117,7 @@ ASKS = {
     "i": "A conclusion that explains this and needs an explanation itself",
 }
 BACKSPACE = {"\x7f", "\b"}
-ESCAPE = "\x1b"
+DIGITS = frozenset("123456789")  # str.isdigit has others, such as ²
 
 Show = Callable[[RenderableType], None]
 
@@ -248,8 +272,7 @@ class JudgingSession:
             if key == "s":
                 self._await(lambda: self._people.release(screen.lease.lease_id, "skipped"))
                 return ""
-            if key == "c":
-                self._close(screen)
+            if key == "c" and self._close(screen):
                 return ""
             if key in {"\n", " "}:
                 self._submit(screen, screen.verdicts() if key == "\n" else screen.abstentions())
@@ -258,7 +281,7 @@ class JudgingSession:
                 self._typed(screen, key, typed)
             elif key in {"n", "p"}:
                 screen.turn(1 if key == "n" else -1)
-            elif key is not None and key.isdigit() and key != "0":
+            elif key in DIGITS:
                 screen.toggle(int(key), leaf=leaf)
             leaf = key == "l"
 
@@ -312,7 +335,7 @@ class JudgingSession:
             key = self._keys.key()
             if key in {"\n", ESCAPE, END}:
                 return
-            if key and key.isdigit() and 0 < int(key) <= len(hits):
+            if key in DIGITS and int(key) <= len(hits):
                 hit = hits[int(key) - 1]
                 if screen.added.pop(hit.id, None) is None:
                     screen.added[hit.id] = hit.text
@@ -337,8 +360,8 @@ class JudgingSession:
         else:
             self._past.append(screen)
 
-    def _close(self, screen: Screen) -> None:
-        """Lets the answers of others decide the task, as many as there are."""
+    def _close(self, screen: Screen) -> bool:
+        """Lets the answers of others decide the task, as many as there are; False where it was not closed."""
         task, request_id = screen.lease.task, uuid.uuid4().hex
         try:
             self._await(
@@ -347,8 +370,10 @@ class JudgingSession:
                 )
             )
             self._await(lambda: self._people.release(screen.lease.lease_id, "closed"))
-        except errors.FailedPrecondition as error:
+        except (errors.FailedPrecondition, errors.NotFound, errors.PermissionDenied) as error:
             self._note = f"Not closed: {error.message}"
+            return False
+        return True
 
     def _again(self, screen: Screen) -> list[Screen]:
         """Has a task retrieved again by a newer encoder, and leases it as it comes back, ticked as it was."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from aeenc.errors import InvalidArgument, NotFound
+from aeenc.files.lines import HALF, text_lines
 
 CLASSES = ("who", "when", "where")
 Classify = Callable[[str], str]
@@ -28,7 +29,6 @@ _WIKIQA = ("QuestionID", "Question", "Sentence", "Label")
 _OPENING = re.compile(r"<QApairs id=(['\"])(.+)\1>")
 _TAGS = {"<question>": "</question>", "<positive>": "</positive>", "<negative>": "</negative>"}
 _CLOSING = "</QApairs>"
-_HALF = re.compile("[\ud800-\udfff]")  # of a character outside the basic plane, which JSON can hold
 
 
 def question_class(question: str) -> str:
@@ -128,7 +128,7 @@ def _questions(path: Path, classify: Classify) -> list[Question]:
 
 def _tsv(path: Path) -> Iterator[_Row]:
     """Yields the rows of WikiQA."""
-    table = csv.reader((line for _, line in _lines(path)), delimiter="\t", quoting=csv.QUOTE_NONE)
+    table = csv.reader((line for _, line in text_lines(path)), delimiter="\t", quoting=csv.QUOTE_NONE)
     header = next(table, [])
     missing = [name for name in _WIKIQA if header.count(name) != 1]
     if missing:
@@ -154,7 +154,7 @@ class _TrecQa:
     """Reads TrecQA's lines. They are no XML: words such as `<num>` and `&` stand there as they are."""
 
     def __init__(self, path: Path) -> None:
-        self._lines, self._place = _lines(path), f"{path}:1"
+        self._lines, self._place = text_lines(path), f"{path}:1"
 
     def rows(self) -> Iterator[_Row]:
         """Yields each question without a candidate, then with its candidates."""
@@ -205,13 +205,13 @@ class _TrecQa:
 
 
 def _jsonl(path: Path) -> Iterator[_Row]:
-    for place, line in _lines(path):
+    for place, line in text_lines(path):
         if line.strip():
             yield _record(place, _parsed(place, line))
 
 
 def _json(path: Path) -> Iterator[_Row]:
-    records = _parsed(f"{path}", "".join(line for _, line in _lines(path)))
+    records = _parsed(f"{path}", "".join(line for _, line in text_lines(path)))
     if not isinstance(records, list):
         raise InvalidArgument(f"{path}:1: not a list; write a list of objects, or end the file's name in .jsonl")
     for number, record in enumerate(records):
@@ -250,7 +250,7 @@ def _record(place: str, record: Any) -> _Row:
 
 
 def _words(place: str, name: str, value: Any) -> str:
-    if not isinstance(value, str) or not (text := " ".join(value.split())) or _HALF.search(text):
+    if not isinstance(value, str) or not (text := " ".join(value.split())) or HALF.search(text):
         raise InvalidArgument(f"{place}: {name} is {str(value)[:80]!r}; write words")
     return text
 
@@ -259,17 +259,3 @@ def _label(place: str, name: str, value: Any) -> bool:
     if isinstance(value, float) or str(value) not in {"0", "1", "False", "True"}:
         raise InvalidArgument(f"{place}: {name} is {str(value)[:80]!r}; write 0 or 1")
     return str(value) in {"1", "True"}
-
-
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Yields place and text of each line. Raises InvalidArgument for a line that is not UTF-8 or has a NUL."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            place = f"{path}:{number}"
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise InvalidArgument(f"{place}: byte {error.start + 1} is not UTF-8; save the file as UTF-8") from None
-            if "\0" in text:
-                raise InvalidArgument(f"{place}: a NUL; the file is damaged, or not UTF-8")
-            yield place, text

@@ -6,7 +6,6 @@ that does not fall is lowered to the next smaller float32.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
@@ -16,13 +15,16 @@ import numpy as np
 from aeenc.errors import InvalidArgument
 from aeenc.evaluation.graded import check_grade, grade_text
 from aeenc.evaluation.metrics import UNRANKED, Ranks
+from aeenc.files.lines import text_lines
+from aeenc.files.whole import whole_file
+from aeenc.trees import content_id
 
 Run = dict[str, dict[str, int]]  # query id -> document id -> rank, from 1
 
 
 def query_id(text: str) -> str:
     """Returns the id of a query, from its text: the same in every file of every system."""
-    return f"q-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return content_id(text, "q")
 
 
 def document_id(name: str) -> str:
@@ -72,7 +74,7 @@ def write_qrels(path: Path, gold: Iterable[tuple[str, Sequence[str] | Mapping[st
 
     Grades are written as they are; trec_eval itself reads whole ones only.
     """
-    with path.open("w", encoding="utf-8") as file:
+    with whole_file(path) as file:
         for text, premises in gold:
             grades = premises if isinstance(premises, Mapping) else dict.fromkeys(premises, 1)
             file.writelines(
@@ -83,11 +85,11 @@ def write_qrels(path: Path, gold: Iterable[tuple[str, Sequence[str] | Mapping[st
 def read_run(path: Path) -> Run:
     """Reads a run by its scores, ties by the rank written. Raises InvalidArgument with file and line."""
     found: dict[str, list[tuple[float, int, str]]] = {}
-    for number, fields in _lines(path, 6):
+    for place, fields in _lines(path, 6):
         try:
             found.setdefault(fields[0], []).append((-float(fields[4]), int(fields[3]), fields[2]))
         except ValueError:
-            raise InvalidArgument(f"{path}:{number}: rank and score must be numbers; pass a TREC run file") from None
+            raise InvalidArgument(f"{place}: rank and score must be numbers; pass a TREC run file") from None
     run: Run = {}
     for query, hits in found.items():
         ranks: dict[str, int] = {}
@@ -103,17 +105,17 @@ def read_grades(path: Path) -> dict[str, dict[str, float]]:
     Raises InvalidArgument with file and line.
     """
     rated: dict[str, dict[str, float]] = {}
-    for number, (query, _, name, written) in _lines(path, 4):
+    for place, (query, _, name, written) in _lines(path, 4):
         try:
             grade = check_grade(max(float(written), 0.0))
         except ValueError:
-            raise InvalidArgument(f"{path}:{number}: the relevance must be a number; pass a TREC qrels file") from None
+            raise InvalidArgument(f"{place}: the relevance must be a number; pass a TREC qrels file") from None
         except InvalidArgument as error:
-            raise InvalidArgument(f"{path}:{number}: {error.message}") from None
+            raise InvalidArgument(f"{place}: {error.message}") from None
         grades = rated.setdefault(query, {})
         if grades.setdefault(name, grade) != grade:
             raise InvalidArgument(
-                f"{path}:{number}: {name} has grade {grade:g}, and {grades[name]:g} in an earlier line; keep one"
+                f"{place}: {name} has grade {grade:g}, and {grades[name]:g} in an earlier line; keep one"
             )
     judged = {query: grades for query, grades in rated.items() if any(grades.values())}
     if not judged:
@@ -135,7 +137,7 @@ def ranks_of(run: Run, gold: Mapping[str, Iterable[str]]) -> list[Ranks]:
 
 
 def _write_ranked(path: Path, rankings: Iterable[tuple[str, Sequence[tuple[str, float]]]], tag: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
+    with whole_file(path) as file:
         for query, hits in rankings:
             last = np.float32(np.inf)
             for rank, (name, score) in enumerate(hits, start=1):
@@ -143,10 +145,10 @@ def _write_ranked(path: Path, rankings: Iterable[tuple[str, Sequence[tuple[str, 
                 file.write(f"{query} Q0 {name} {rank} {last:.9g} {tag}\n")
 
 
-def _lines(path: Path, columns: int) -> Iterator[tuple[int, list[str]]]:
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+def _lines(path: Path, columns: int) -> Iterator[tuple[str, list[str]]]:
+    for place, line in text_lines(path):
         fields = line.split()
         if fields and len(fields) != columns:
-            raise InvalidArgument(f"{path}:{number}: {len(fields)} columns; a TREC file has {columns}")
+            raise InvalidArgument(f"{place}: {len(fields)} columns; a TREC file has {columns}")
         if fields:
-            yield number, fields
+            yield place, fields

@@ -10,7 +10,6 @@ same text has the same id in every export.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -20,8 +19,8 @@ from pathlib import Path
 from aeenc import values
 from aeenc.errors import InvalidArgument
 from aeenc.exports.judgements import Judgements, judgements_of
-from aeenc.exports.whole import whole_folder
-from aeenc.trees import Dataset
+from aeenc.files.whole import whole_folder
+from aeenc.trees import Dataset, content_id
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ def write_beir(
         ):
 
             def add(premise_id: str, text: str) -> str:
-                name = premise_id if re.fullmatch(r"\S+", premise_id) else f"text-{_hash(text)}"
+                name = premise_id if re.fullmatch(r"\S+", premise_id) else content_id(text)
                 if name not in known:
                     known.add(name)
                     corpus.write(json.dumps({"_id": name, "title": "", "text": text}, ensure_ascii=False) + "\n")
@@ -107,7 +106,7 @@ def write_beir(
                 add(premise_id, text)
             qrels.write("query-id\tcorpus-id\tscore\n")
             for query, judged in by_query.items():
-                query_id = f"query-{_hash(query)}"
+                query_id = content_id(query, "query")
                 queries.write(json.dumps({"_id": query_id, "text": query}, ensure_ascii=False) + "\n")
                 for plain, side in ((1, judged.positives), (0, judged.negatives)):
                     for text, premise_id in side.items():
@@ -117,7 +116,3 @@ def write_beir(
                 explains += len(judged.positives)
                 refused += len(judged.negatives)
     return Beir(len(known), len(by_query), explains, refused, conflicts)
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

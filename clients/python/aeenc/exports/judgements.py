@@ -15,7 +15,7 @@ from pathlib import Path
 
 from aeenc import values
 from aeenc.evaluation.graded import check_grade
-from aeenc.exports.whole import whole_file
+from aeenc.files.whole import whole_file
 
 FORMAT_VERSION = 1
 

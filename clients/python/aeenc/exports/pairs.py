@@ -21,7 +21,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from aeenc import values
 from aeenc.errors import InvalidArgument
-from aeenc.exports.whole import whole_file
+from aeenc.files.lines import text_lines
+from aeenc.files.whole import whole_file
 from aeenc.values.reading import timestamp
 
 FORMAT_VERSION = 1
@@ -100,18 +101,15 @@ def write_pairs(path: Path | str, pairs: Iterable[values.Pair]) -> int:
 
 def read_pairs(path: Path | str) -> Iterator[values.Pair]:
     """Reads a file of pairs line by line. Raises InvalidArgument whose message starts with `file:line:`."""
-    with Path(path).open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                yield pair_of(json.loads(line.decode("utf-8")))
-            except InvalidArgument as error:
-                raise InvalidArgument(f"{path}:{number}: {error.message}") from None
-            except UnicodeDecodeError:
-                raise InvalidArgument(f"{path}:{number}: not UTF-8; save the file as UTF-8") from None
-            except ValueError as error:
-                raise InvalidArgument(f"{path}:{number}: not JSON ({error})") from None
+    for place, line in text_lines(path):
+        if not line.strip():
+            continue
+        try:
+            yield pair_of(json.loads(line))
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{place}: {error.message}") from None
+        except ValueError as error:
+            raise InvalidArgument(f"{place}: not JSON ({error})") from None
 
 
 def _text(record: dict[str, Any], name: str) -> str:

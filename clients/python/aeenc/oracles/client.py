@@ -51,7 +51,7 @@ class OracleClient:
 
 def _answer(answer: oracle_pb2.OracleAnswer) -> Answer:
     verdicts = (
-        (v.premise_id, Verdict(v.judgement, v.leaf, v.grade if v.HasField("grade") else None, v.annotator))
+        (v.premise_id, Verdict(v.judgement, v.leaf, v.grade if v.HasField("grade") else None, v.annotator, v.remark))
         for v in answer.verdicts
     )
     return Answer(answer.task_id, tuple(verdicts), answer.annotator, answer.note)

@@ -31,9 +31,6 @@ class AuditCounts:
     disagreed: int
 
 
-Audited = AuditCounts  # the name before
-
-
 class CompositeOracle(Oracle):
     """Asks `stages` one after another about candidates that are still undecided (abstained or unseen).
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from aeenc.errors import InvalidArgument
-from aeenc.exports.whole import whole_file
+from aeenc.files.whole import whole_file
 from aeenc.trees import ROOT, Dataset, Tree
 
 _WORD = re.compile(r"[^\W\d_]{4,}")  # short words are mostly articles, prepositions, forms of "be"

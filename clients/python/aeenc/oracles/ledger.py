@@ -109,14 +109,14 @@ class Ledger:
             self._reserved[1] += answer_tokens
             return True
 
-    def spend(self, reserved: tuple[int, int], used: tuple[int, int]) -> None:
-        """Gives a reservation back and stores what the call has used; both are tokens of prompt and answer."""
+    def spend(self, reserved: tuple[int, int], used: tuple[int, int], *, calls: int) -> None:
+        """Gives a reservation back and stores what was used, both tokens of prompt and answer, by `calls` answers."""
         with self._lock:
             self._reserved = [held - given for held, given in zip(self._reserved, reserved, strict=True)]
             self._file.execute(
-                "UPDATE spent SET calls = calls + 1, prompt_tokens = prompt_tokens + ?, "
+                "UPDATE spent SET calls = calls + ?, prompt_tokens = prompt_tokens + ?, "
                 "answer_tokens = answer_tokens + ?",
-                used,
+                (calls, *used),
             )
 
     def close(self) -> None:

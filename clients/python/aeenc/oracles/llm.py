@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from aeenc.errors import AeencError, FailedPrecondition, InvalidArgument, Unavailable
-from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Oracle, Task, Verdict
+from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Oracle, Task, Verdict, all_of
 from aeenc.oracles.ledger import Budget, Ledger, Usage
 
 CANDIDATES = 10  # in one prompt: models lose track of long lists
@@ -49,6 +50,9 @@ Give every number exactly one verdict: "explains", "does_not_explain", or "canno
 _VERDICTS = {"explains": EXPLAINS, "does_not_explain": REFUSES, "cannot_say": ABSTAINS}
 _FIELDS = {"query", "path", "accepted", "candidates"}
 _MISCONFIGURED = {401, 403, 404}
+_MALFORMED = {400, 422}
+_ABOUT_THE_PROMPT = {"content_filter", "content_policy_violation", "context_length_exceeded"}  # codes of a 400
+_NAME = re.compile(r"[a-z_]{1,40}")
 _NOTHING_SENT = {"ConnectError", "ConnectTimeout", "PoolTimeout"}  # of httpx, beneath the client's own errors
 _TRANSIENT = {408, 409, 429, 500, 502, 503, 504}
 _NONSENSE = object()  # stands for an answer that cannot even be parsed
@@ -92,6 +96,8 @@ class LanguageModelOracle(Oracle):
         self._budget = budget or Budget()
         self._ledger = Ledger(cache, self._budget)
         self._free = asyncio.Semaphore(concurrency)
+        self._limit_name = "max_tokens"  # first, since an endpoint that does not know the newer name may ignore it
+        self._has_answered = False
         self._client, self._failures = _open(base_url, key, timeout_s)
 
     @property
@@ -102,7 +108,7 @@ class LanguageModelOracle(Oracle):
     async def judge(self, task: Task) -> dict[str, Verdict]:
         """Returns a verdict on each candidate. Raises Unavailable when the endpoint cannot be reached."""
         groups = [task.candidates[at : at + self._size] for at in range(0, len(task.candidates), self._size)]
-        judged = await asyncio.gather(*(self._judge(task, group) for group in groups))
+        judged = await all_of(self._judge(task, group) for group in groups)
         return {premise_id: verdict for verdicts in judged for premise_id, verdict in verdicts.items()}
 
     async def close(self) -> None:
@@ -112,7 +118,7 @@ class LanguageModelOracle(Oracle):
 
     async def _judge(self, task: Task, candidates: Sequence[Candidate]) -> dict[str, Verdict]:
         prompt = self._prompt(task, candidates)
-        answers = await asyncio.gather(*(self._sample(prompt, len(candidates), n) for n in range(self._samples)))
+        answers = await all_of(self._sample(prompt, len(candidates), n) for n in range(self._samples))
         valid = [answer for answer in answers if answer is not None]
         if len(valid) < self._samples:
             return {candidate.id: Verdict(ABSTAINS) for candidate in candidates}
@@ -132,6 +138,7 @@ class LanguageModelOracle(Oracle):
         asked = json.dumps([FORMAT_VERSION, self._model, self._temperature, number, count, prompt])
         known = self._ledger.answer(asked)
         if known is not None:
+            self._has_answered = True
             return known
         limit = ANSWER_TOKENS * (count + 1)
         schema = _schema(count)
@@ -139,7 +146,7 @@ class LanguageModelOracle(Oracle):
         async with self._free:
             if not self._ledger.reserve(most_prompt, limit):
                 return None
-            told = most_prompt, limit  # a call that is cut off may be charged for all the same
+            response, told = None, (most_prompt, limit)  # a call that is cut off may be charged for all the same
             try:
                 response = await self._complete(prompt, schema, limit, number)
                 told = _used(response, *told) if response is not None else (0, 0)
@@ -147,13 +154,14 @@ class LanguageModelOracle(Oracle):
                 told = 0, 0
                 raise unbilled.error from None
             finally:
-                self._ledger.spend((most_prompt, limit), told)
+                self._ledger.spend((most_prompt, limit), told, calls=int(response is not None))
         if response is None:
             return None
         verdicts = _verdicts(response, count)
         if verdicts is None:
             log.warning("the model's answer to %d candidates is not valid; the oracle abstains", count)
             return None
+        self._has_answered = True
         self._ledger.keep(asked, verdicts)
         return verdicts
 
@@ -161,36 +169,46 @@ class LanguageModelOracle(Oracle):
         """Calls the endpoint; None when it refuses. Asks again after a rate limit or a failure that it reports."""
         failures = self._failures
         for attempt in range(ATTEMPTS):
+            limit_name = self._limit_name
             try:
                 return await self._client.chat.completions.create(
                     model=self._model,
                     messages=[{"role": "user", "content": prompt}],
                     response_format={"type": "json_schema", "json_schema": schema},
                     temperature=self._temperature,
-                    max_tokens=limit,
                     seed=number,
+                    **{limit_name: limit},
                 )
-            except failures.APIStatusError as error:  # its text may quote the key: only the status is passed on
-                status = error.status_code
+            except failures.APIStatusError as error:  # its text may quote the key: only status and code are passed on
+                status, code = error.status_code, _code(error)
                 pause_s = _pause_s(error, attempt)
+                knows_newer = status in _MALFORMED and limit_name == "max_tokens" and limit_name in str(error.body)
             except failures.APIConnectionError as error:
                 away = Unavailable("the model's endpoint cannot be reached, or is too slow; try later")
                 raise (_Unbilled(away) if type(error.__cause__).__name__ in _NOTHING_SENT else away) from None
             except (failures.APIError, ValueError, TypeError, AttributeError):  # an answer that is no completion
                 return _NONSENSE
-            if status in _MISCONFIGURED:
-                raise _Unbilled(
-                    FailedPrecondition(
-                        f"the endpoint answers {status} for model {self._model!r}; check the key, the address and the "
-                        "model"
-                    )
-                )
+            if knows_newer:
+                self._limit_name = "max_completion_tokens"
+                continue
+            self._refuse_misconfigured(status, code)
             if status not in _TRANSIENT:
                 break
             if attempt < ATTEMPTS - 1:
                 await asyncio.sleep(pause_s)
         log.warning("the endpoint answers %d; the oracle abstains", status)
         return None
+
+    def _refuse_misconfigured(self, status: int, code: str) -> None:
+        """Raises FailedPrecondition, unbilled, for a status that every call would get."""
+        if status in _MISCONFIGURED:
+            remedy = "check the key, the address and the model"
+        elif status in _MALFORMED and not self._has_answered and code not in _ABOUT_THE_PROMPT:
+            remedy = f"check that it takes a JSON schema, a seed and temperature {self._temperature:g}"
+        else:
+            return
+        said = f"{status} ({code})" if code else str(status)
+        raise _Unbilled(FailedPrecondition(f"the endpoint answers {said} for model {self._model!r}; {remedy}"))
 
 
 class _Unbilled(Exception):
@@ -273,6 +291,12 @@ def _open(base_url: str, key: str, timeout_s: float) -> tuple[Any, Any]:
         ) from None
     # No retries of its own: they would spend what the budget does not know of.
     return openai.AsyncOpenAI(base_url=base_url, api_key=key or "none", timeout=timeout_s, max_retries=0), openai
+
+
+def _code(error: Any) -> str:
+    """The endpoint's error code; empty unless it looks like a name, since anything else may quote the key."""
+    code = getattr(error, "code", None)
+    return code if isinstance(code, str) and _NAME.fullmatch(code) else ""
 
 
 def _pause_s(error: Any, attempt: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from aeenc.errors import Unavailable
@@ -40,8 +41,7 @@ class RemoteOracle(Oracle):
         for premise_id, verdict in mine[0].verdicts:
             if premise_id in verdicts:
                 twice.add(premise_id)
-            who = verdict.annotator or mine[0].annotator
-            verdicts[premise_id] = Verdict(verdict.judgement, verdict.leaf, verdict.grade, who)
+            verdicts[premise_id] = replace(verdict, annotator=verdict.annotator or mine[0].annotator)
         return {name: verdict for name, verdict in verdicts.items() if name not in twice}
 
     async def close(self) -> None:

@@ -36,11 +36,6 @@ def split(target: str) -> list[str]:
     return [scheme + part for part in dict.fromkeys(parts)]
 
 
-def is_dynamic(target: str) -> bool:
-    """Whether the servers of a target may change."""
-    return any(part.startswith(_DNS) for part in split(target))
-
-
 async def resolve(target: str) -> list[Address]:
     """Looks up the servers of a target now. Raises Unavailable when a DNS name cannot be resolved."""
     found: list[Address] = []

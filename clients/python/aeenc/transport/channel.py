@@ -14,10 +14,12 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
+from grpc.aio import AioRpcError
 
 from aeenc import errors
 from aeenc.transport import status
@@ -31,6 +33,8 @@ _Metadata = list[tuple[str, str]]
 MESSAGE_BYTES = 64 * 1024 * 1024  # the most that we accept; GetInfo says what a service accepts
 MAX_BACKOFF_S = 2.0
 LAST_ATTEMPT_S = 1.0  # an attempt with less time that ends by its deadline hides the refusal before it
+KEEPALIVE_S = 330.0  # of silence during a call, then a ping; servers refuse more than one in five minutes
+KEEPALIVE_TIMEOUT_S = 60.0  # for its answer, before the connection counts as lost
 HEDGE_SHARE = 1 / 3  # of a call's time: the most that passes before a silent server is given up
 AWAY = "AWAY"  # reason of the Unavailable that says: nothing answers at the target
 _RETRYABLE = (errors.Unavailable, errors.Overloaded)
@@ -71,7 +75,8 @@ class Channel:
     certificate; the server's must bear `tls_name`, by default the target's host. `timeout_s` is the default deadline of
     a call. `retry` says when a failed call is made again; with False every failure is raised at once. `remedy` ends the
     error of a target at which nothing answers.
-    Raises InvalidArgument for half a key pair or an empty address.
+    A connection belongs to the event loop in which it is made or, made outside of any, to that of its first use.
+    Raises InvalidArgument for half a key pair, for a pair without `ca`, and for an empty address.
     """
 
     def __init__(
@@ -89,6 +94,12 @@ class Channel:
     ) -> None:
         if (cert is None) != (key is None):
             raise errors.InvalidArgument("cert and key belong together; give both or neither")
+        if cert and not ca:
+            raise errors.InvalidArgument.field(
+                "cert",
+                "needs TLS, and TLS needs ca, the certificate of the servers' authority; give ca, too (or AEENC_CA), "
+                "or leave out cert and key (or AEENC_CERT and AEENC_KEY)",
+            )
         self.target = target
         self.timeout_s = timeout_s
         self._retry = _policy(retry)
@@ -105,15 +116,6 @@ class Channel:
             "retry": retry,
             "remedy": remedy,
         }
-        options: list[tuple[str, str | int]] = [
-            ("grpc.max_receive_message_length", MESSAGE_BYTES),
-            ("grpc.service_config", _ROUND_ROBIN),
-            ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.min_reconnect_backoff_ms", 100),
-            ("grpc.max_reconnect_backoff_ms", 2000),
-        ]
-        if tls_name:
-            options.append(("grpc.ssl_target_name_override", tls_name))
         credentials: grpc.ChannelCredentials | None = None
         if ca:
             credentials = grpc.ssl_channel_credentials(
@@ -121,13 +123,12 @@ class Channel:
                 Path(key).read_bytes() if key else None,
                 Path(cert).read_bytes() if cert else None,
             )
-        channels = [
-            grpc.aio.secure_channel(part, credentials, options=options)
-            if credentials is not None
-            else grpc.aio.insecure_channel(part, options=options)
-            for part in split(target)
-        ]
-        self.grpc: Any = channels[0] if len(channels) == 1 else SpreadChannel(channels)
+        self._line = _Line(split(target), credentials, tls_name)  # as `_closed`, one for all views
+
+    @property
+    def grpc(self) -> Any:
+        """The gRPC channel, for stubs."""
+        return self._line.channel
 
     def with_options(
         self, *, timeout_s: float | None = None, retry: Retry | bool | None = None, token: str | None = None
@@ -151,7 +152,7 @@ class Channel:
     def metadata(self, request_id: str = "") -> _Metadata:
         """Makes the metadata of one call: the credential, and the request id, by default a new one.
 
-        Raises FailedPrecondition where no call can be made any more: after `close`, or after a fork.
+        Raises FailedPrecondition where no call can be made: after `close`, after a fork, and in another event loop.
         """
         self._refuse_unusable()
         return [*self._metadata, (status.REQUEST_ID_KEY, request_id or f"{random.getrandbits(128):032x}")]
@@ -226,17 +227,17 @@ class Channel:
             except asyncio.CancelledError:
                 self._refuse_closed()
                 raise
-            except grpc.aio.AioRpcError as rpc_error:
+            except AioRpcError as rpc_error:
                 error = self._translate(rpc_error, metadata, budget_s)
                 if refusal is not None and left_s < LAST_ATTEMPT_S and isinstance(error, errors.DeadlineExceeded):
                     raise refusal from None  # the last attempt had no time to say why
-                refusal, pause_s = error, _pause_s(error, number)
+                refusal, wait_s = error, pause_s(number, error)
                 away_since = (away_since or begun) if error.reason == AWAY else None
                 give_up = min(deadline, (away_since or math.inf) + self._retry.away_s)
                 is_last = not retry or number + 1 == self._retry.attempts
-                if is_last or not isinstance(error, _RETRYABLE) or time.monotonic() + pause_s > give_up:
+                if is_last or not isinstance(error, _RETRYABLE) or time.monotonic() + wait_s > give_up:
                     raise error from None
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(wait_s)
         raise AssertionError("unreachable")
 
     async def stream(
@@ -253,7 +254,7 @@ class Channel:
             try:
                 async for response in call:
                     yield response
-            except grpc.aio.AioRpcError as rpc_error:
+            except AioRpcError as rpc_error:
                 raise self._translate(rpc_error, metadata, timeout_s) from None
             except asyncio.CancelledError:
                 if sent is not None:
@@ -284,7 +285,7 @@ class Channel:
             call = method(metadata=metadata)
             try:
                 yield call
-            except grpc.aio.AioRpcError as rpc_error:
+            except AioRpcError as rpc_error:
                 raise self._translate(rpc_error, metadata) from None
             except asyncio.CancelledError:
                 self._refuse_closed()
@@ -304,7 +305,7 @@ class Channel:
     async def close(self) -> None:
         """Closes the connection. Calls in flight and later ones raise FailedPrecondition."""
         self._closed.set()
-        await self.grpc.close()
+        await self._line.close()
 
     def _refuse_unusable(self) -> None:
         self._refuse_closed()
@@ -313,6 +314,7 @@ class Channel:
                 f"the connection to {self.target} was opened in process {self._pid} before the fork; start worker "
                 "processes with the spawn method, or connect after the fork"
             )
+        self._line.refuse_other_loop()
 
     def _refuse_closed(self) -> None:
         """Raises FailedPrecondition once the connection is closed, unless it is the task that is being cancelled."""
@@ -321,7 +323,7 @@ class Channel:
             raise errors.FailedPrecondition(f"the connection to {self.target} is closed; connect again") from None
 
     def _translate(
-        self, rpc_error: grpc.aio.AioRpcError, metadata: _Metadata, budget_s: float | None = None
+        self, rpc_error: AioRpcError, metadata: _Metadata, budget_s: float | None = None
     ) -> errors.AeencError:
         """Makes the error of a call; also where no answer came, the service's log may have it under the request id."""
         error = status.from_rpc_error(rpc_error)
@@ -347,6 +349,58 @@ class Channel:
         if isinstance(error, errors.DeadlineExceeded) and budget_s:
             return errors.DeadlineExceeded(f"{self.target} did not answer within {budget_s:.3g} s; allow more time")
         return error
+
+
+class _Line:
+    """What a connection and its views share: a gRPC channel, and the event loop that it belongs to once it is open."""
+
+    def __init__(self, targets: list[str], credentials: grpc.ChannelCredentials | None, tls_name: str) -> None:
+        self._targets, self._credentials = targets, credentials
+        self._options: list[tuple[str, str | int]] = [
+            ("grpc.max_receive_message_length", MESSAGE_BYTES),
+            ("grpc.service_config", _ROUND_ROBIN),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 2000),
+            ("grpc.keepalive_time_ms", round(KEEPALIVE_S * 1000)),
+            ("grpc.keepalive_timeout_ms", round(KEEPALIVE_TIMEOUT_S * 1000)),
+            ("grpc.http2.ping_timeout_ms", round(KEEPALIVE_TIMEOUT_S * 1000)),  # else a shorter one has no effect
+            ("grpc.http2.max_pings_without_data", 0),  # no limit: a watch may be silent for hours
+        ]
+        if tls_name:
+            self._options.append(("grpc.ssl_target_name_override", tls_name))
+        self._loop: asyncio.AbstractEventLoop | None = None
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            pass  # made outside of any event loop, the channel waits for its first use
+        else:
+            _ = self.channel
+
+    @cached_property
+    def channel(self) -> Any:
+        """The gRPC channel; one for each server of a list."""
+        channels = [self._opened(target) for target in self._targets]
+        self._loop = getattr(channels[0], "_loop", None)  # grpc's choice where no loop runs
+        return channels[0] if len(channels) == 1 else SpreadChannel(channels)
+
+    def _opened(self, target: str) -> grpc.aio.Channel:
+        if self._credentials is not None:
+            return grpc.aio.secure_channel(target, self._credentials, options=self._options)
+        return grpc.aio.insecure_channel(target, options=self._options)
+
+    def refuse_other_loop(self) -> None:
+        """Raises FailedPrecondition where another event loop runs than that of the channel."""
+        if self._loop is not None and self._loop is not asyncio.get_running_loop():
+            raise errors.FailedPrecondition(
+                f"the connection to {', '.join(self._targets)} belongs to another event loop; connect in the coroutine "
+                "that calls, once for each asyncio.run, or use the blocking aeenc.connect()"
+            )
+
+    async def close(self) -> None:
+        """Closes the channel, if it has been opened."""
+        if "channel" in vars(self):
+            await self.channel.close()
 
 
 class _Sent:
@@ -381,12 +435,13 @@ def _credential(token: str | None) -> _Metadata:
     return [("authorization", f"Bearer {token}")] if token else []
 
 
-def _is_ours(rpc_error: grpc.aio.AioRpcError) -> bool:
+def _is_ours(rpc_error: AioRpcError) -> bool:
     return any(key == status.DETAILS_KEY for key, _ in rpc_error.trailing_metadata() or ())
 
 
-def _pause_s(error: errors.AeencError, attempt: int) -> float:
+def pause_s(attempt: int, error: errors.AeencError | None = None) -> float:
+    """Returns how long to wait after the attempt of a number, counted from 0: as long as the error asks, if it does."""
     backoff_s: float = min(0.05 * 2.0 ** min(attempt, 10), MAX_BACKOFF_S)
-    if error.retry_after_s is not None:
+    if error is not None and error.retry_after_s is not None:
         backoff_s = max(error.retry_after_s, 0.01)
     return backoff_s * random.uniform(0.8, 1.2)  # noqa: S311 -- spreads callers out, protects nothing

@@ -1,12 +1,14 @@
 """Errors on the wire: `aeenc.errors` classes to gRPC statuses with `google.rpc` details, and back.
 
 Both directions live here, so that a service and its caller cannot disagree. Status message and details together stay
-under 4 KiB, because HTTP/2 stacks drop larger trailers: the message is cut, and only the first violations travel.
+under 4 KiB as they are encoded, because HTTP/2 stacks drop larger trailers: the message is cut, and only the first
+violations travel.
 """
 
 from __future__ import annotations
 
 import contextlib
+from itertools import accumulate, takewhile
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
@@ -18,8 +20,10 @@ from aeenc import errors
 DETAILS_KEY = "grpc-status-details-bin"
 REQUEST_ID_KEY = "x-request-id"  # sent by the caller, and returned with an error
 DOMAIN = "aeenc"
+TRAILER_BYTES = 4096
+MESSAGE_BYTES = 2400  # of them for the message, in the status and in the details: 1,000 letters, or 180 in Chinese
+FRAMING_BYTES = 256  # of the details, for what wraps their parts
 MAX_VIOLATIONS = 16
-MAX_MESSAGE_CHARS = 1000
 MAX_VIOLATION_CHARS = 120
 
 
@@ -40,30 +44,49 @@ def code_of(error: errors.AeencError) -> grpc.StatusCode:
 
 def message_of(error: errors.AeencError) -> str:
     """Returns the error's message, cut to fit into a trailer."""
-    if len(error.message) <= MAX_MESSAGE_CHARS:
+    if _sent_bytes(error.message) <= MESSAGE_BYTES:
         return error.message
-    return error.message[: MAX_MESSAGE_CHARS - 1] + "…"
+    sizes = accumulate(map(_sent_bytes, error.message), initial=_sent_bytes("…"))
+    kept = sum(1 for _ in takewhile(lambda size: size <= MESSAGE_BYTES, sizes)) - 1
+    return error.message[:kept] + "…"
+
+
+def _sent_bytes(text: str) -> float:
+    """Returns the bytes of a message in the trailers: percent-encoded in the status, in base64 in its details."""
+    data = text.encode()
+    return sum(1 if 0x20 <= byte <= 0x7E and byte != ord("%") else 3 for byte in data) + len(data) * 4 / 3
 
 
 def details_of(error: errors.AeencError) -> bytes:
     """Serialises the `google.rpc.Status` for the trailer `grpc-status-details-bin`."""
-    status = status_pb2.Status(code=code_of(error).value[0], message=message_of(error))
+    message = message_of(error)
+    status = status_pb2.Status(code=code_of(error).value[0], message=message)
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata)
-    if len(error.violations) > MAX_VIOLATIONS:
+    left_bytes = (TRAILER_BYTES - _sent_bytes(message)) * 3 / 4  # base64
+    bad = _violations_of(error, room_bytes=left_bytes - info.ByteSize() - FRAMING_BYTES)
+    if len(bad.field_violations) < len(error.violations):
         info.metadata["violations"] = str(len(error.violations))
     _pack(status, info)
-    if error.violations:
-        bad = error_details_pb2.BadRequest()
-        for violation in error.violations[:MAX_VIOLATIONS]:
-            bad.field_violations.add(
-                field=violation.field[:MAX_VIOLATION_CHARS], description=violation.description[:MAX_VIOLATION_CHARS]
-            )
+    if bad.field_violations:
         _pack(status, bad)
     if error.retry_after_s is not None:
         delay = duration_pb2.Duration()
         delay.FromNanoseconds(int(error.retry_after_s * 1e9))
         _pack(status, error_details_pb2.RetryInfo(retry_delay=delay))
     return bytes(status.SerializeToString())
+
+
+def _violations_of(error: errors.AeencError, *, room_bytes: float) -> error_details_pb2.BadRequest:
+    """Makes the message of the first violations, as many as fit."""
+    bad = error_details_pb2.BadRequest()
+    for violation in error.violations[:MAX_VIOLATIONS]:
+        bad.field_violations.add(
+            field=violation.field[:MAX_VIOLATION_CHARS], description=violation.description[:MAX_VIOLATION_CHARS]
+        )
+        if bad.ByteSize() > room_bytes:
+            del bad.field_violations[-1]
+            break
+    return bad
 
 
 def _pack(status: status_pb2.Status, detail: object) -> None:

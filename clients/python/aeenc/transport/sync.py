@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
@@ -45,6 +46,8 @@ class _Loop:
                 f"the AE-Enc client was used in process {self._pid} before the fork; start worker processes with "
                 "the spawn method, or connect after the fork"
             )
+        if sys.is_finalizing():  # the thread has ended
+            raise FailedPrecondition("the program is ending; close clients and iterators before its last line")
         with self._lock:
             if self._loop is None:
                 self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
@@ -53,7 +56,7 @@ class _Loop:
             return self._loop
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Starts a coroutine. Raises FailedPrecondition after a fork, and on the loop's own thread."""
+        """Starts a coroutine. Raises FailedPrecondition after a fork, on the loop's own thread, and as Python ends."""
         try:
             loop = self.get()
             self._refuse_own_thread()
@@ -123,7 +126,8 @@ class Caller:
                 except StopAsyncIteration:
                     return
         finally:
-            LOOP.run(_close(iterator, turn))
+            if not sys.is_finalizing():  # else the process takes its connections with it
+                LOOP.run(_close(iterator, turn))
 
     def each(self, items: Iterable[T]) -> Iterable[T] | AsyncIterable[T]:
         """Lends an iterable to the call, which goes through it bit by bit in the caller's thread."""

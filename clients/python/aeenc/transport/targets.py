@@ -60,7 +60,7 @@ class Targets:
     def channel(self, service: str, *, retry: Retry | bool = True, admin: bool = False) -> Channel:
         """Opens a connection to a service of SERVICES, with the admin credential if there is one and `admin` is set.
 
-        Raises InvalidArgument for half a key pair.
+        Raises InvalidArgument for half a key pair, or one without `ca`.
         """
         return Channel(
             getattr(self, service),

@@ -1,6 +1,6 @@
 """Entailment trees: values, EntailmentBank files, directories of them, drawings."""
 
-from aeenc.trees.dataset import FACTS, Candidate, Dataset, GoldQuery
+from aeenc.trees.dataset import FACTS, Candidate, Dataset, GoldQuery, content_id
 from aeenc.trees.drawing import draw, to_dot, to_svg
 from aeenc.trees.files import read_trees, record_from_tree, tree_from_record, write_trees
 from aeenc.trees.folds import HELD_OUT, folds_of, write_folds
@@ -15,6 +15,7 @@ __all__ = [
     "GoldQuery",
     "Step",
     "Tree",
+    "content_id",
     "draw",
     "folds_of",
     "read_trees",

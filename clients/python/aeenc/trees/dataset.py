@@ -100,7 +100,7 @@ class Dataset:
         for split in self.splits:
             for tree in self.trees(split):
                 for text in _premise_texts(tree):
-                    ids.setdefault(text, [_content_id(text)])
+                    ids.setdefault(text, [content_id(text)])
                     splits.setdefault(text, {})[split] = None
         for split in self.splits:  # a hypothesis that is also a fact belongs to its split as well
             for tree in self.trees(split):
@@ -147,8 +147,9 @@ def _premise_texts(tree: Tree) -> Iterator[str]:
             yield tree.texts[child]
 
 
-def _content_id(text: str) -> str:
-    return f"text-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+def content_id(text: str, kind: str = "text") -> str:
+    """Returns the id of a text that has none of its own, the same in every file: `kind` and a hash of the text."""
+    return f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def _read_facts(path: Path) -> dict[str, str]:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from aeenc.errors import InvalidTree
+from aeenc.files.whole import whole_file
 from aeenc.trees.tree import ROOT, Step, Tree
 
 _REQUIRED = ("id", "hypothesis", "context", "proof")
@@ -70,15 +70,8 @@ def read_trees(path: Path | str) -> list[Tree]:
 
 def write_trees(path: Path | str, trees: Iterable[Tree]) -> None:
     """Writes a tree file; a reader sees the whole old one or the whole new one."""
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            for tree in trees:
-                file.write(json.dumps(record_from_tree(tree)) + "\n")
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole_file(path) as file:
+        file.writelines(json.dumps(record_from_tree(tree)) + "\n" for tree in trees)
 
 
 def _tree_from_line(line: bytes) -> Tree:

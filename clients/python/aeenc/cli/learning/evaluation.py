@@ -34,11 +34,12 @@ from aeenc.cli.corpus import (
 )
 from aeenc.cli.learning.jobs import TRAINING_SPLIT, Gold, gold_of
 from aeenc.cli.learning.reports import recall_table, report_dict, report_tables
-from aeenc.cli.output import output_of, table
+from aeenc.cli.output import Output, output_of, table
 from aeenc.cli.targets import client
 from aeenc.errors import FailedPrecondition, InvalidArgument
 from aeenc.evaluation import (
     Gain,
+    Run,
     average_precision,
     graded_ndcg,
     is_graded,
@@ -180,7 +181,7 @@ def evaluate(
                 facts = dataset if own else None
                 generation = generation_for(connected, corpus, version, facts, lambda n, total: report(n, total, ""))
             elif own:
-                ensure_corpus(connected, dataset, lambda encoded, total: report(encoded, total, ""))
+                corpus = ensure_corpus(connected, dataset, lambda encoded, total: report(encoded, total, ""))
         if own and prior:
             explain_training(connected, corpus, dataset)
         measured = report_dict(
@@ -294,10 +295,12 @@ def compare(
     """Compares two systems: metrics of both, and p of a paired randomisation test, two-sided, over queries."""
     rated = read_grades(qrels)
     gold = {query: [name for name, grade in grades.items() if grade] for query, grades in rated.items()}
-    runs = [read_run(path) for path in (first, second)]
-    for path, run in zip((first, second), runs, strict=True):
-        if not set(run) & set(gold):
-            raise InvalidArgument(f"{path} answers no query of {qrels}; give runs and qrels of one split")
+    paths = {"first": first, "second": second}
+    runs = [read_run(path) for path in paths.values()]
+    out = output_of(context)
+    answered = {
+        side: answers(out, path, run, gold, qrels) for (side, path), run in zip(paths.items(), runs, strict=True)
+    }
     ranks = [ranks_of(run, gold) for run in runs]
     metrics = [metrics_of(own).to_dict() for own in ranks]
     values = {name: [[value(one) for one in own] for own in ranks] for name, value in _PER_QUERY.items()}
@@ -323,16 +326,27 @@ def compare(
         )
         for name in metrics[0]
     ]
-    result: dict[str, Any] = {"queries": len(gold), "first": metrics[0], "second": metrics[1], "p": p_values}
+    result: dict[str, Any] = {"queries": len(gold), "answered": answered}
+    result |= {"first": metrics[0], "second": metrics[1], "p": p_values}
     shown = [table(["metric", first.name, second.name, "change", "p"], rows, right=4)]
     if recalls:
-        for side, path, recall in zip(("first", "second"), (first, second), recalls, strict=True):
+        for (side, path), recall in zip(paths.items(), recalls, strict=True):
             by_grade = {
                 grade_text(grade): dict(zip(map(str, LENGTHS), row, strict=True)) for grade, row in recall.items()
             }
             result.setdefault("recall_by_grade", {})[side] = by_grade
             shown.append(recall_table(f"{path.name}: recall of grade", by_grade))
-    output_of(context).result(result, *shown, f"{len(gold):,} queries; MAP and NDCG over what the runs hold")
+    out.result(result, *shown, f"{len(gold):,} queries; MAP and NDCG over what the runs hold")
+
+
+def answers(out: Output, path: Path, run: Run, gold: Mapping[str, object], qrels: Path) -> int:
+    """Counts the queries that a run answers, and notes where it leaves some out. Raises InvalidArgument for none."""
+    count = len(run.keys() & gold)
+    if not count:
+        raise InvalidArgument(f"{path} answers no query of {qrels}; give runs and qrels of one split")
+    if count < len(gold):
+        out.note(f"{path} answers {count:,} of the {len(gold):,} queries of {qrels}; the others count as not found")
+    return count
 
 
 def fuse(

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Table
 
-from aeenc.cli.learning.jobs import TRAINING_SPLIT, Loss, validation_of
+from aeenc.cli.learning.jobs import TRAINING_SPLIT, Batching, Loss, validation_of
 from aeenc.cli.learning.reports import report_dict
 from aeenc.cli.learning.runs import hypotheses_of
 from aeenc.cli.output import output_of, table
 from aeenc.cli.targets import client
-from aeenc.errors import InvalidArgument
 from aeenc.loop import STABLE, Journal, Loop, LoopPlan, Round
 from aeenc.transport.targets import home
 from aeenc.trees import Dataset
@@ -55,11 +54,8 @@ def loop(
     split: Annotated[str, typer.Option(help="The split of --data to validate on.")] = "dev",
     k: Annotated[int, typer.Option("-k", min=1, help="Candidates a node.")] = 20,
     collect: Annotated[
-        str,
-        typer.Option(
-            help="`both`, `positives-only`, or `positives-later`: only positives from round 2 on, as in section 3.2 "
-            "of the paper."
-        ),
+        Literal["both", "positives-only", "positives-later"],
+        typer.Option(help="Verdicts kept; `positives-later`: only positives from round 2 on, as in the paper's 3.2."),
     ] = "both",
     restart: Annotated[
         bool, typer.Option(help="Train from the pre-trained encoder, not from the last round's.")
@@ -80,7 +76,9 @@ def loop(
     temperature: Annotated[float, typer.Option(min=0, help="Of the softmax; 0: the service's default.")] = 0.0,
     margin: Annotated[float | None, typer.Option(help="Of losses with one.")] = None,
     regularization: Annotated[float | None, typer.Option(help="Weight towards the pre-trained encoder.")] = None,
-    batching: Annotated[str, typer.Option(help="`queries` or `items` a step; empty: the service's default.")] = "",
+    batching: Annotated[
+        Batching | None, typer.Option(show_default="the service's", help="The unit of a step of the optimiser.")
+    ] = None,
     items_per_epoch: Annotated[int, typer.Option(min=0, help="Of batching by items; 0: all.")] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
 ) -> None:
@@ -89,11 +87,7 @@ def loop(
     A round's encoder is published when it is better than those before, or when a further round samples with it. A run
     or job that was cancelled meanwhile ends the command; given again, it resumes it.
     """
-    if collect not in COLLECT:
-        raise InvalidArgument(f"--collect {collect!r}: give {', '.join(f'`{name}`' for name in COLLECT)}")
     first, later = COLLECT[collect]
-    if batching not in {"", "queries", "items"}:
-        raise InvalidArgument(f"--batching {batching!r}: give `queries` or `items`")
     dataset = Dataset.load(data)
     fields = {
         "loss": f"LOSS_{loss.value.upper().replace('-', '_')}",
@@ -102,7 +96,7 @@ def loop(
         "batch_size": batch_size,
         "learning_rate": learning_rate,
         "temperature": temperature,
-        "batching": f"BATCHING_{batching.upper()}" if batching else "",
+        "batching": f"BATCHING_{batching.name}" if batching else "",
         "items_per_epoch": items_per_epoch,
         "seed": seed,
         "split": TRAINING_SPLIT,

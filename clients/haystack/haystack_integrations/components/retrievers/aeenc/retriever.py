@@ -75,7 +75,7 @@ class AeencRetriever:
         """Writes the component for a pipeline's file. A token is written as the name of its variable, or refused."""
         options = dict(self._options)
         if fusion := options.get("fusion"):
-            options["fusion"] = {"method": fusion.method, "lexical_weight": fusion.lexical_weight}
+            options["fusion"] = {**vars(fusion), "features": dict(fusion.features)}
         token = self._given["token"]
         given = {**self._given, "token": token.to_dict() if isinstance(token, Secret) else None}
         return default_to_dict(self, **given, **options)

@@ -14,8 +14,16 @@ from aeenc.errors import AlreadyExists
 
 @contextmanager
 def whole_file(path: Path | str) -> Iterator[TextIO]:
-    """Opens a text file to write; it replaces the old one when the block ends without an error."""
+    """Opens a text file to write; it replaces the old one when the block ends without an error.
+
+    A pipe or a device (`/dev/stdout`) is written as it is; of a link, the file behind it is replaced.
+    """
     target = Path(path)
+    if target.exists() and not target.is_file():
+        with target.open("w", encoding="utf-8", newline="\n") as file:
+            yield file
+        return
+    target = target.resolve()
     temporary = _beside(target)
     try:
         with temporary.open("w", encoding="utf-8", newline="\n") as file:

@@ -1,0 +1,1 @@
+"""Text files: read line by line, and written whole or not at all."""

@@ -1,0 +1,102 @@
+"""Inputs of callers: one string where a list belongs is refused, and long inputs are cut into messages by size."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aeenc import Channel, IndexClient, Retrieval, TrainerClient, errors
+from aeenc.trees import Step, Tree
+from aeenc.v1 import index_pb2, index_pb2_grpc, trainer_pb2, trainer_pb2_grpc
+from support.worlds.sampler_world import serving
+
+Call = Callable[[Channel, Any], Awaitable[object]]
+VECTORS = np.ones((1, 2), np.float32)
+MESSAGE_BYTES = 4 * 1024 * 1024  # the most that a service accepts, unless its settings say otherwise
+
+
+def searched(channel: Channel, **options: Any) -> Awaitable[object]:
+    return IndexClient(channel).search("science", VECTORS, space_id="s", **options)
+
+
+def retrieved(channel: Channel, **options: Any) -> Awaitable[object]:
+    return IndexClient(channel).retrieve("science", ["iron"], **options)
+
+
+def explained(channel: Channel, ids: Any) -> Awaitable[object]:
+    return IndexClient(channel).put_explanations("science", [("iron", ids)])
+
+
+def trained(channel: Channel, **options: Any) -> Awaitable[object]:
+    return TrainerClient(channel).start_job(corpus="science", **options)
+
+
+def evaluated(channel: Channel, versions: Any) -> Awaitable[object]:
+    retrieval = Retrieval(rerank=20, rerank_versions=versions)
+    return TrainerClient(channel).evaluate("science", [("iron", ["a metal"])], retrieval=retrieval)
+
+
+LISTS: list[tuple[str, Call]] = [
+    ("exclude", lambda channel, given: searched(channel, exclude=given)),
+    ("splits", lambda channel, given: searched(channel, splits=given)),
+    ("exclude", lambda channel, given: retrieved(channel, exclude=given)),
+    ("splits", lambda channel, given: retrieved(channel, splits=given)),
+    ("accepted", lambda channel, given: retrieved(channel, accepted=given)),
+    (r"accepted\[0\]", lambda channel, given: retrieved(channel, accepted=[given])),
+    ("rerank_versions", lambda channel, given: retrieved(channel, rerank_versions=given)),
+    ("rerank_versions", evaluated),
+    ("texts", lambda channel, given: IndexClient(channel).rankings("science", given)),
+    ("ids", lambda channel, given: IndexClient(channel).get_premises("science", given)),
+    ("delete_ids", lambda channel, given: IndexClient(channel).build("c", [], delete_ids=given)),
+    ("premise_ids", explained),
+    ("run_ids", lambda channel, given: trained(channel, run_ids=given)),
+    ("data_sets", lambda channel, given: trained(channel, data_sets=given)),
+    ("premises", lambda channel, given: trained(channel, validation=[("iron", given)])),
+]
+
+
+class Explanations(index_pb2_grpc.IndexAdminServiceServicer):
+    """Reads all that it is sent."""
+
+    async def PutExplanations(self, requests: AsyncIterator[Any], context: Any) -> index_pb2.PutExplanationsResponse:
+        return index_pb2.PutExplanationsResponse(total_size=len([request async for request in requests]))
+
+
+@pytest.mark.parametrize(("field", "call"), LISTS, ids=[f"{number}-{name}" for number, (name, _) in enumerate(LISTS)])
+async def test_one_string_in_place_of_a_list_is_refused_and_named(field: str, call: Call) -> None:
+    async with serving(index_pb2_grpc.add_IndexAdminServiceServicer_to_server, Explanations()) as port:
+        channel = Channel(f"127.0.0.1:{port}", timeout_s=5)
+        with pytest.raises(errors.InvalidArgument, match=rf"{field}: is one string \('p17'\); give a list of strings"):
+            await call(channel, "p17")
+        await channel.close()
+
+
+class Evaluations(trainer_pb2_grpc.TrainerServiceServicer):
+    """Keeps the messages of an evaluation."""
+
+    def __init__(self) -> None:
+        self.messages: list[trainer_pb2.EvaluateRequest] = []
+
+    async def Evaluate(self, requests: AsyncIterator[Any], context: Any) -> trainer_pb2.EvaluateResponse:
+        self.messages = [message async for message in requests]
+        return trainer_pb2.EvaluateResponse()
+
+
+async def test_long_gold_queries_and_trees_travel_in_messages_that_a_service_accepts() -> None:
+    trainer = Evaluations()
+    queries = [(f"query {n} {'ice' * 3_400}", ["ice floats"]) for n in range(600)]
+    tree = Tree("t", "ice floats", {"sent1": "ice is light"}, (Step(("sent1",), "hypothesis", "ice floats"),))
+    async with serving(trainer_pb2_grpc.add_TrainerServiceServicer_to_server, trainer) as port:
+        channel = Channel(f"127.0.0.1:{port}", timeout_s=5)
+        await TrainerClient(channel).evaluate("science", queries, training=queries[:3], trees=[tree], version="q1")
+        await channel.close()
+    first, *others = trainer.messages
+    assert (first.config.corpus, first.config.model.version) == ("science", "q1")
+    assert not any(message.HasField("config") for message in others)
+    assert max(message.ByteSize() for message in trainer.messages) < MESSAGE_BYTES
+    assert [query.text for message in trainer.messages for query in message.queries] == [text for text, _ in queries]
+    assert [len(message.training) for message in trainer.messages][-1] == 3
+    assert [tree.hypothesis for message in trainer.messages for tree in message.trees] == ["ice floats"]

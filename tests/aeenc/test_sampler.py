@@ -1,0 +1,112 @@
+"""What the SDK asks a sampler for when a run is started: configuration, key and hypotheses."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from aeenc import Channel, SamplerClient, errors, values
+from aeenc.v1 import sampler_pb2, sampler_pb2_grpc
+from support.worlds.sampler_world import serving
+
+ROOTS = [("t", "ice floats")]
+MESSAGE_BYTES = 4 * 1024 * 1024  # the most that a service accepts, unless its settings say otherwise
+
+
+class Starts(sampler_pb2_grpc.SamplerServiceServicer):
+    """Keeps the messages that start runs; a run tells its whole configuration, as a sampler's does."""
+
+    def __init__(self) -> None:
+        self.messages: list[sampler_pb2.StartRunRequest] = []
+
+    async def StartRun(self, requests: AsyncIterator[Any], context: Any) -> sampler_pb2.StartRunResponse:
+        sent = [message async for message in requests]
+        self.messages += sent
+        return sampler_pb2.StartRunResponse(run=sampler_pb2.Run(id="r", config=sent[0].config))
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[tuple[Starts, SamplerClient]]:
+    servicer = Starts()
+    async with serving(sampler_pb2_grpc.add_SamplerServiceServicer_to_server, servicer) as port:
+        client = SamplerClient(Channel(f"127.0.0.1:{port}", timeout_s=5))
+        yield servicer, client
+        await client.channel.close()
+
+
+async def test_a_run_with_the_configuration_of_another_is_a_run_of_its_own(
+    served: tuple[Starts, SamplerClient],
+) -> None:
+    client = served[1]
+    first = await client.start_run(ROOTS, corpus="science", oracle="gold", k=7, idempotency_key="first")
+    again = await client.start_run(ROOTS, config=first.config)
+    assert (again.config.corpus, again.config.oracle, again.config.k) == ("science", "gold", 7)
+    assert again.config.idempotency_key not in {"first", ""}
+    assert (await client.start_run(ROOTS, config=first.config, idempotency_key="mine")).config.idempotency_key == "mine"
+
+
+EARLIER = values.RunConfig(
+    corpus="science",
+    oracle="gold",
+    k=7,
+    max_depth=2,
+    max_judgements=9,
+    max_nodes_per_tree=9,
+    max_negatives_per_query=9,
+    split="train",
+    conditioned=True,
+    live=True,
+    model=values.ModelSelector(label="canary"),
+    negative_filter=values.NegativeFilter(min_rank=3, rewordings=True),
+)
+
+
+@pytest.mark.parametrize(
+    ("option", "given"),
+    [
+        ("corpus", "other"),
+        ("k", 3),
+        ("max_depth", 0),
+        ("max_judgements", 0),
+        ("max_nodes_per_tree", 0),
+        ("max_negatives_per_query", 0),
+        ("split", ""),
+        ("conditioned", False),
+        ("live", False),
+    ],
+)
+async def test_an_option_wins_over_the_configuration_beside_it_and_the_rest_stays(
+    served: tuple[Starts, SamplerClient], option: str, given: Any
+) -> None:
+    run = await served[1].start_run(ROOTS, config=EARLIER, **{option: given})
+    expected = replace(EARLIER, idempotency_key=run.config.idempotency_key, **{option: given})
+    assert run.config == expected
+
+
+@pytest.mark.parametrize("given", [{"max_rank": 50}, values.NegativeFilter(max_rank=50)], ids=["mapping", "value"])
+async def test_a_filter_replaces_that_of_the_configuration(served: tuple[Starts, SamplerClient], given: Any) -> None:
+    run = await served[1].start_run(ROOTS, config=EARLIER, negative_filter=given)
+    assert run.config.negative_filter == values.NegativeFilter(max_rank=50)
+
+
+@pytest.mark.parametrize("root", ["Iron is a metal", ("t",), ("t", "ice floats", "why?"), ("t", "a", "b", "c", "d")])
+async def test_a_hypothesis_that_is_no_id_and_text_is_named_and_nothing_starts(
+    served: tuple[Starts, SamplerClient], root: Any
+) -> None:
+    with pytest.raises(errors.InvalidArgument, match=r"hypotheses: .*give \(id, text\)") as raised:
+        await served[1].start_run([*ROOTS, root], corpus="science", oracle="gold")
+    assert repr(root) in raised.value.message
+    assert served[0].messages == []
+
+
+async def test_long_hypotheses_travel_in_messages_that_a_service_accepts(served: tuple[Starts, SamplerClient]) -> None:
+    roots = [(f"t{n}", "ice" * 3_400) for n in range(600)]
+    await served[1].start_run(roots, corpus="science", oracle="gold")
+    first, *others = served[0].messages
+    assert first.config.corpus == "science"
+    assert not any(message.HasField("config") for message in others)
+    assert max(message.ByteSize() for message in served[0].messages) < MESSAGE_BYTES
+    assert [root.id for message in served[0].messages for root in message.hypotheses] == [name for name, _ in roots]
