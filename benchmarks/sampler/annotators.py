@@ -5,7 +5,8 @@
           └── `live`: the next stage retrieves by the encoder just trained; `static`: by the pre-trained one ◀─┘
 
 Each arm reads the same number of candidates a stage, and trains the same job on all its pairs so far. `searching` is
-`live`, and a person who lacks a premise searches for two of its words: they know it, so this is an upper bound. People
+`live`, and a person who lacks a premise that they were not shown searches for two of its words, and reads what that
+finds up to the premise: they know it, so this is an upper bound. It is compared with `live` over its own orders. People
 miss one gold premise in ten, and accept one near hit in a hundred. After each stage the encoder is measured: candidates
 to read for each completed tree among 200 trees that nobody has judged, and strict MAP and Hit@50 on dev.
 
@@ -131,7 +132,10 @@ def _words(text: str) -> list[str]:
 
 
 def judge(node: Node, hits: Hits, chance: random.Random, judged: Judged, world: World | None = None) -> None:
-    """One person reads a node's candidates until they have accepted all that explains it, or to the end."""
+    """One person reads a node's candidates until they have accepted all that explains it, or to the end.
+
+    With a world, they then search for each premise that was not among them, and read up to it, or to the end.
+    """
     accepted: set[str] = set()
     for rank, (premise_id, text) in enumerate(hits, start=1):
         judged.read += 1
@@ -143,11 +147,14 @@ def judge(node: Node, hits: Hits, chance: random.Random, judged: Judged, world: 
         if accepted == node.gold:
             break
     if world is not None:
-        for missing in sorted(node.gold - accepted):
+        shown = {text for _, text in hits}
+        for missing in sorted(node.gold - accepted - shown):
             for premise_id, text in world.search(missing):
+                judged.read += 1
                 if text == missing:
                     _note(judged, node, premise_id, text, rank=0, explains=True)
                     accepted.add(text)
+                    break
     judged.gold += len(node.gold)
     judged.found += len(accepted)
 
@@ -195,7 +202,8 @@ def stages(
         assert position <= NEXT_FROM, "people have reached the trees that nobody is to judge"
         judged.trees = position
         # The first stage of `static` and `live` is the same, and so are its pairs, run and job.
-        told = "both" if stage == 1 and arm != "searching" else arm
+        # Searching cost no reading once: what was measured then has another key.
+        told = {"searching": "searching-read"}.get(arm, "both" if stage == 1 else arm)
         key = f"annotators-{order}-{seed}-{told}-{stage}"
         pairs = list(judged.pairs.values())
         imported = running.client.sampler.import_pairs(running.corpus, pairs, request_id=f"{key}-{running.corpus}")
@@ -249,7 +257,9 @@ def draw(curves: Mapping[str, Mapping[int, Sequence[Mapping[str, float]]]], path
     for axis, (name, label) in zip(axes, shown, strict=True):
         for arm, by_stage in curves.items():
             at = [stage * STAGE_READ for stage in by_stage]
-            axis.plot(at, [mean(found, name) for found in by_stage.values()], "o-", color=COLOURS[arm], label=arm)
+            means = [mean(found, name) for found in by_stage.values()]
+            told = f"{arm} ({len(next(iter(by_stage.values())))} runs)"
+            axis.plot(at, means, "o-", color=COLOURS[arm], label=told)
             for place, found in zip(at, by_stage.values(), strict=True):
                 values_of = [one[name] for one in found]
                 axis.plot([place] * len(found), values_of, ".", color=COLOURS[arm], alpha=0.35, markersize=4)
@@ -264,29 +274,38 @@ def draw(curves: Mapping[str, Mapping[int, Sequence[Mapping[str, float]]]], path
 
 def report(curves: Mapping[str, Mapping[int, Sequence[Mapping[str, float]]]], rows: Rows) -> None:
     """A row for each arm and figure after the last stage, beside the pre-trained encoder's."""
-    start = curves["untrained"][0]
+    start = curves["untrained"][0]  # of the same orders and seeds, in the same order, as each arm's runs
     units = {"read_per_completed": "premises", "completed": "share", "MAP": "MAP", "Hit@50": "share", "found": "share"}
     for arm in ("static", "live", "searching"):
         if STAGES in curves.get(arm, {}):
             last = curves[arm][STAGES]
             for name, unit in units.items():
-                baseline = mean(start, name) if name in start[0] else None
+                baseline = mean(start[: len(last)], name) if name in start[0] else None
                 rows.note(
                     f"{arm}: {name} after {STAGES * STAGE_READ:,} read ({len(last)} runs)",
                     mean(last, name),
                     unit,
                     baseline,
                 )
-    if {"static", "live"} <= curves.keys() and STAGES in curves["static"]:
-        for name in ("read_per_completed", "MAP"):
-            by_run = zip(curves["live"][STAGES], curves["static"][STAGES], strict=True)
-            gains = [live[name] - static[name] for live, static in by_run]
-            spread = statistics.stdev(gains) if len(gains) > 1 else 0.0
-            rows.note(
-                f"live less static: {name}, mean (standard deviation)",
-                f"{statistics.fmean(gains):+.4g} ({spread:.2g})",
-                "",
-            )
+    for arm, other in (("live", "static"), ("searching", "live")):
+        if all(STAGES in curves.get(one, {}) for one in (arm, other)):
+            compare(arm, curves[arm][STAGES], other, curves[other][STAGES], rows)
+
+
+def compare(
+    arm: str, runs: Sequence[Mapping[str, float]], other: str, others: Sequence[Mapping[str, float]], rows: Rows
+) -> None:
+    """A row for each gain of an arm over another, whose first runs are of the same orders and seeds."""
+    others = others[: len(runs)]
+    for name in ("read_per_completed", "MAP", "Hit@50", "found"):
+        gains = [one[name] - before[name] for one, before in zip(runs, others, strict=True)]
+        spread = statistics.stdev(gains) if len(gains) > 1 else 0.0
+        rows.note(
+            f"{arm} less {other}: {name}, mean (standard deviation) of {len(gains)} runs",
+            f"{statistics.fmean(gains):+.4g} ({spread:.2g})",
+            "",
+            mean(others, name),
+        )
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from aeenc.trees import Dataset
 from benchmarks.harness.checkpoints import base_checkpoint
 from benchmarks.harness.rows import ROOT, Rows
 from benchmarks.trainer.fleet import STORE, build_corpus
-from benchmarks.trainer.race import HOME, dev_queries, gold_triplets, ours, with_packages
+from benchmarks.trainer.race import HOME, dev_queries, gold_triplets, has_bfloat16, ours, with_packages
 from services.store.artifacts import ArtifactStore
 from services.trainer.data.training_set import JudgedPair
 from services.trainer.jobs.job import JobConfig, defaults_of
@@ -140,19 +140,10 @@ def _theirs(
         "budget_s": budget_s,
         "tried_steps": 3,
         "seed": SEED,
-        "bf16": _has_bfloat16(),
+        "bf16": has_bfloat16(),
     }
     (output / "request.json").write_text(json.dumps(request))
     command = [sys.executable, "-c", _THEIRS, str(output / "request.json")]
     environment = {**with_packages(), "OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"seconds"')]
-
-
-def _has_bfloat16() -> bool:
-    """Whether jobs of ours choose bfloat16 on this CPU: then theirs get it, too."""
-    import torch
-
-    from services.trainer.learning.devices import precision_of
-
-    return precision_of("auto", torch.device("cpu")) == "bfloat16"

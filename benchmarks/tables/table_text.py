@@ -32,6 +32,12 @@ class MeasuredRow:
     paper: Mapping[str, float]
     reason: str = ""
 
+    @property
+    def told(self) -> str:
+        """The title, with the rounds that dev has chosen where there were several."""
+        chosen = best_rounds(self.reports)
+        return f"{self.title} ({chosen})" if chosen else self.title
+
     def values(self, protocol: str, metric: str) -> list[float]:
         """The figure of each seed."""
         return [report[protocol][metric] for report in self.reports if metric in report.get(protocol, {})]
@@ -43,6 +49,15 @@ def deeper_metrics(ranks: Sequence[Sequence[int]]) -> dict[str, float]:
     return {f"NDCG@{k}": float(np.mean([ndcg(own, k) for own in found])) for k in DEPTHS} | {
         f"Hit@{k}": hit(found, k) for k in DEPTHS
     }
+
+
+def best_rounds(reports: Sequence[Mapping[str, Any]]) -> str:
+    """`best of 4 rounds on dev: 1, 2` for the reports of two seeds; empty: no loop, or one of a single round."""
+    loops = [one for one in reports if len(one.get("dev_by_round", ())) > 2]  # round 0 is the untrained encoder
+    if not loops:
+        return ""
+    best = ", ".join(str(one["best_round"]) for one in loops)
+    return f"best of {len(loops[0]['dev_by_round']) - 1} rounds on dev: {best}"
 
 
 def shown(values: Sequence[float]) -> str:
@@ -73,7 +88,7 @@ def _table(title: str, rows: Sequence[MeasuredRow], protocol: str, *, source: st
     lines = [f"## {title}", "", f"| {' | '.join(['system', '`NAME`', *METRICS])} |", f"|{'---|' * (len(METRICS) + 2)}"]
     for row in rows:
         if row.reports:
-            lines.append(_line([row.title, row.name, *(shown(row.values(protocol, name)) for name in METRICS)]))
+            lines.append(_line([row.told, row.name, *(shown(row.values(protocol, name)) for name in METRICS)]))
         if source and row.paper:
             lines.append(_line([f"*{row.title}, as printed*", "", *(_short(row.paper[name]) for name in METRICS)]))
     return [*lines, "", *([f"Paper: {source}.", ""] if source else [])]
@@ -92,7 +107,7 @@ def _harder(rows: Sequence[MeasuredRow]) -> list[str]:
             continue
         figures = [[one["strict"]["MAP"] for one in unseen if "strict" in one]]
         figures += [[one[name] for one in trees] for name in ("Recall@25", "AllCorrect@25")]
-        lines.append(_line([row.title, row.name, shown(row.values("strict", "MAP")), *map(shown, figures)]))
+        lines.append(_line([row.told, row.name, shown(row.values("strict", "MAP")), *map(shown, figures)]))
     return [*lines, ""]
 
 

@@ -100,6 +100,15 @@ def dev_queries(dataset: Dataset) -> list[EvaluationQuery]:
     return [EvaluationQuery(query.text, tuple(query.gold)) for query in dataset.queries("dev")]
 
 
+def has_bfloat16() -> bool:
+    """Whether our jobs choose bfloat16 on this CPU: then their trainer gets it, too."""
+    import torch
+
+    from services.trainer.learning.devices import precision_of
+
+    return precision_of("auto", torch.device("cpu")) == "bfloat16"
+
+
 def with_packages() -> dict[str, str]:
     """The environment in which their trainer runs; what it needs beyond ours lies in a folder of its own."""
     folder = HOME.parent / "packages"

@@ -1,9 +1,9 @@
 """Wall time to the dev MAP at which sentence-transformers' TripletLoss ends: `make bench NAME=trainer-speed`.
 
 Both trainers get the same 10,000 gold triplets of train, start from the same MiniLM and run on the same machine, one
-after the other. Times are whole processes: imports, loading and, with ours, validation included; sentence-transformers
-is not charged for its evaluation. `--triplets 1000` makes it shorter. Needs EntailmentBank in
-`data/entailmentbank`, and the packages index for their trainer.
+after the other, in bfloat16 where it has instructions for that. Times are whole processes: imports, loading and, with
+ours, validation included; sentence-transformers is not charged for its evaluation. `--triplets 1000` makes it shorter.
+Needs EntailmentBank in `data/entailmentbank`, and the packages index for their trainer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,17 @@ from benchmarks.harness.checkpoints import base_checkpoint
 from benchmarks.harness.entailmentbank import entailmentbank
 from benchmarks.harness.rows import Rows
 from benchmarks.trainer.fleet import STORE, build_corpus
-from benchmarks.trainer.race import HOME, Speed, Triplet, dev_queries, gold_triplets, ours, pairs_of, with_packages
+from benchmarks.trainer.race import (
+    HOME,
+    Speed,
+    Triplet,
+    dev_queries,
+    gold_triplets,
+    has_bfloat16,
+    ours,
+    pairs_of,
+    with_packages,
+)
 from services.store.artifacts import ArtifactStore
 from services.trainer.evaluation.protocol import evaluate
 from services.trainer.jobs.job import JobConfig, defaults_of
@@ -50,7 +60,7 @@ loss = losses.TripletLoss(model, losses.TripletDistanceMetric.COSINE, request["m
 arguments = SentenceTransformerTrainingArguments(
     output_dir=request["output"], num_train_epochs=request["epochs"], per_device_train_batch_size=request["batch_size"],
     learning_rate=request["learning_rate"], warmup_steps=0.1, seed=request["seed"], save_strategy="no",
-    report_to=[], disable_tqdm=True, use_cpu=True,
+    report_to=[], disable_tqdm=True, use_cpu=True, bf16=request["bf16"],
 )
 data = Dataset.from_dict({"anchor": columns[0], "positive": columns[1], "negative": columns[2]})
 SentenceTransformerTrainer(model=model, args=arguments, train_dataset=data, loss=loss).train()
@@ -76,6 +86,7 @@ def theirs(dataset: Dataset, model: Path, triplets: Sequence[Triplet], **recipe:
         "queries": [query.text for query in queries],
         "premises": candidates,
         "output": str(output),
+        "bf16": has_bfloat16(),
         **recipe,
     }
     (output / "request.json").write_text(json.dumps(request))

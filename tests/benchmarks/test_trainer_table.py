@@ -33,9 +33,18 @@ def bench(monkeypatch, capsys, tmp_path):
     return run
 
 
-def keep(row: str, split: str, figure: float, *, seed: int = 0, candidates: Candidates = FIRST) -> None:
-    metrics = dict.fromkeys(METRICS, figure)
-    report = {"strict": metrics, "paper": metrics, "candidates": candidates.count}
+def keep(
+    row: str,
+    split: str,
+    figure: float,
+    *,
+    seed: int = 0,
+    candidates: Candidates = FIRST,
+    paper: float | None = None,
+    **told: object,
+) -> None:
+    strict, own = (dict.fromkeys(METRICS, one) for one in (figure, figure if paper is None else paper))
+    report = {"strict": strict, "paper": own, "candidates": candidates.count, **told}
     write(Record(row, seed, candidates, report), split)
 
 
@@ -69,3 +78,33 @@ def test_means_are_never_over_results_among_different_candidates(bench, tmp_path
     bench("--corpus", SECOND.corpus)
     written = json.loads((tmp_path / "trainer-table.json").read_bytes())
     assert [one["value"] for one in written if one["row"] == "our query encoder alone, strict: MAP"] == [0.75]
+
+
+def row_of(tmp_path, begins: str):
+    written = json.loads((tmp_path / "trainer-table.json").read_bytes())
+    [row] = [one for one in written if one["row"].startswith(begins)]
+    return row
+
+
+def test_regularisation_is_compared_by_strict_map_and_only_over_the_same_seeds(bench, tmp_path):
+    for seed in (0, 1):
+        keep("ae-enc", "dev", 0.75, seed=seed, paper=0.25)
+    keep("ae-enc-no-reg", "dev", 0.5, paper=0.5)
+    bench()
+    name = "AE-Enc, one round without regularisation, strict: MAP"
+    row = row_of(tmp_path, name)
+    assert (row["row"], row["value"], row["bar"]) == (f"{name} (seeds 0; regularised: 0, 1)", 0.5, "none")
+    for figure, ok in ((0.5, True), (1.25, False)):
+        keep("ae-enc-no-reg", "dev", figure, seed=1, paper=0.5)
+        bench()
+        row = row_of(tmp_path, name)
+        assert (row["row"], row["bar"], row["ok"]) == (name, "< regularised", ok)
+
+
+def test_a_row_of_several_rounds_says_which_of_them_dev_has_chosen(bench, tmp_path):
+    by_round = {str(n): {} for n in range(5)}
+    for seed, best in ((0, 1), (1, 2)):
+        keep("ae-enc-iterative", "dev", 0.5, seed=seed, best_round=best, dev_by_round=by_round)
+    bench()
+    told = row_of(tmp_path, "faithful Iterative AE-Enc, paper: Hit@10")["baseline"]
+    assert told == "2 of 3 seeds, sd of MAP 0.0000, best of 4 rounds on dev: 1, 2"

@@ -43,7 +43,7 @@ FEEDBACK = 5
 TRAINED = "train"  # the split of a fold that its encoder learns from
 LABEL = "fold"
 PUBLISH_S = 120.0
-LEXICAL_MOST = 0.5
+LEXICAL_MOST, PRIOR_MOST = 0.5, 0.3
 BLOCK = 256  # queries whose cosines are in memory together
 
 
@@ -52,7 +52,7 @@ TunedMode = Literal["hybrid", "dense"]
 
 @dataclass(frozen=True)
 class Weights:
-    """The options of Retrieve that are tuned, each from 0 to 1; mode dense has no lexical weight."""
+    """The options of Retrieve that are tuned, each from 0 to 1; in mode dense, only the last."""
 
     lexical_weight: float = 0.0
     prior: float = 0.0
@@ -241,25 +241,34 @@ class TunedWeights:
     published: float
 
 
+def published(lexical: float) -> Weights:
+    """PUBLISHED, as far as `tune` may try it with the same `lexical`."""
+    if not lexical:
+        return replace(PUBLISHED, lexical_weight=0.0, prior=0.0)
+    return replace(PUBLISHED, lexical_weight=min(PUBLISHED.lexical_weight, lexical))
+
+
 def tune(value: Callable[[Weights], float], *, trials: int, seed: int, lexical: float = LEXICAL_MOST) -> TunedWeights:
     """Searches for the best weights by optuna's tree-structured Parzen estimator. Equal seeds give equal results.
 
-    `lexical` is the largest share of BM25 that is tried; 0: mode dense.
+    `lexical` is the largest share of BM25 that is tried; 0: mode dense, without the prior, which works by words, too.
     """
     import optuna
+
+    prior = PRIOR_MOST if lexical else 0.0
 
     def propose(trial: optuna.Trial) -> float:
         return value(
             Weights(
                 lexical_weight=trial.suggest_float("lexical_weight", 0.0, lexical, step=0.01),
-                prior=trial.suggest_float("prior", 0.0, 0.3, step=0.01),
+                prior=trial.suggest_float("prior", 0.0, prior, step=0.01),
                 negative_feedback=trial.suggest_float("negative_feedback", 0.0, 0.3, step=0.01),
             )
         )
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
-    for known in (Weights(), replace(PUBLISHED, lexical_weight=min(PUBLISHED.lexical_weight, lexical))):
+    for known in (Weights(), published(lexical)):
         study.enqueue_trial(asdict(known))
     study.optimize(propose, n_trials=trials)
     first = [float(trial.value or 0.0) for trial in study.trials[:2]]
@@ -367,13 +376,13 @@ def command(
     weights = asdict(found.weights)
     values = {
         "alone": measured.value(Weights()),
-        "published": measured.value(replace(PUBLISHED, lexical_weight=min(PUBLISHED.lexical_weight, lexical))),
+        "published": measured.value(published(lexical)),
         "tuned": measured.value(found.weights),
         "with features": float(measured.average_precisions(learned.rankings).mean()),
     }
     result = {"queries": len(measured.queries), "weights": weights, "features": learned.features, "map": values}
     rows = [(name, f"{value:.4f}") for name, value in values.items()]
-    told = {name: value for name, value in weights.items() if mode == "hybrid" or name != "lexical_weight"}
+    told = {name: value for name, value in weights.items() if mode == "hybrid" or name == "negative_feedback"}
     options = " ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in told.items())
     features = json.dumps({name: round(weight, 4) for name, weight in learned.features.items()})
     out.result(

@@ -152,6 +152,18 @@ def test_unseen_queries_and_whole_trees_stand_beside_the_whole():
     assert lines[-2:] == ["| A | a | .500 ± .000 | .375 ± .177 | .500 ± .000 | .125 ± .000 |", ""]
 
 
+def test_a_row_of_several_rounds_names_the_one_of_each_seed_that_dev_has_chosen():
+    def report(best: int, rounds: int) -> dict[str, object]:
+        by_round = {str(n): {} for n in range(rounds + 1)}
+        counts = {"queries": 2, "pairs": 3, "candidates": 4}
+        return {"strict": {"MAP": 0.5}, "best_round": best, "dev_by_round": by_round, **counts}
+
+    rows = [MeasuredRow("a", "A", [report(1, 4), report(2, 4)], {}), MeasuredRow("b", "B", [report(1, 1)], {})]
+    page = markdown(rows, "dev", "nobody")
+    assert page.count("| A (best of 4 rounds on dev: 1, 2) | a |") == 2
+    assert "| B | b | .500" in page
+
+
 def test_a_row_of_hours_is_measured_only_where_it_is_named(make, monkeypatch):
     asked = []
     monkeypatch.setattr(table1, "measure_all", lambda todo, *_: asked.append([row.name for row, _ in todo]) or {})

@@ -128,6 +128,20 @@ def test_the_weights_found_are_never_worse_than_those_it_begins_with() -> None:
     assert tune(value, trials=5, seed=1) == tune(value, trials=5, seed=1)
 
 
+def test_without_words_no_prior_is_tried_either() -> None:
+    pytest.importorskip("optuna")
+    tried: list[Weights] = []
+
+    def value(weights: Weights) -> float:
+        tried.append(weights)
+        return weights.prior + weights.negative_feedback
+
+    found = tune(value, trials=20, seed=0, lexical=0)
+    assert {(one.lexical_weight, one.prior) for one in tried} == {(0.0, 0.0)}
+    assert found.published == value(Weights(negative_feedback=PUBLISHED.negative_feedback))
+    assert found.weights.negative_feedback > PUBLISHED.negative_feedback
+
+
 @pytest.mark.parametrize(("role", "precision"), [("premise", None), ("query", "float32")])
 def test_queries_are_encoded_in_float32_and_premises_as_their_space_says(role: str, precision: str | None):
     asked: list[dict[str, Any]] = []
