@@ -14,6 +14,12 @@ from support.waiting import eventually
 from support.worlds.sampler_world import nearest
 
 pytestmark = pytest.mark.browser
+# Sends a body as the page would; gives the status.
+POST = """async ([path, body]) => {
+    const { csrf } = await (await fetch("/api/me")).json();
+    const headers = { "content-type": "application/json", "x-csrf-token": csrf };
+    return (await fetch(path, { method: "POST", headers, body: JSON.stringify(body) })).status;
+}"""
 
 
 async def shown(page: Any, query: str) -> None:
@@ -144,14 +150,9 @@ async def test_a_judged_node_is_reopened_by_its_author_alone_and_the_rest_stays(
         await eventually(grown)
         other = await at.window("bob")
         words = {"run": run_id, "answer": answer.answer_id, "verdicts": {answer.verdicts[0].premise_id: "refuses"}}
-        sent = """async (words) => {
-            const { csrf } = await (await fetch("/api/me")).json();
-            const headers = { "content-type": "application/json", "x-csrf-token": csrf };
-            return (await fetch("/api/amend", { method: "POST", headers, body: JSON.stringify(words) })).status;
-        }"""
-        assert await other.evaluate(sent, words) == 403
+        assert await other.evaluate(POST, ["/api/amend", words]) == 403
         admin = await at.window("root", "admin")  # may do what an adjudicator may
-        assert await admin.evaluate(sent, words) == 200
+        assert await admin.evaluate(POST, ["/api/amend", words]) == 200
 
 
 async def test_what_was_ticked_survives_a_reload_and_an_answer_can_be_taken_back(bench: Any) -> None:
@@ -166,12 +167,57 @@ async def test_what_was_ticked_survives_a_reload_and_an_answer_can_be_taken_back
         assert await pressed.get_attribute("aria-pressed") == "true"
         await page.keyboard.press("Control+Enter")
         await page.get_by_text("This tree grows as soon as your answer is final").wait_for()
+        announced = await page.get_by_role("status").all_inner_texts()
+        await page.wait_for_timeout(1500)
+        assert await page.get_by_role("status").all_inner_texts() == announced, "the countdown is read out each second"
         await page.keyboard.press("k")
         await shown(page, "hypothesis 1")
         await page.keyboard.press("u")
         await shown(page, "hypothesis 0")
         assert await pressed.get_attribute("aria-pressed") == "true"
         assert not any([task.answers async for task in at.people.list_tasks(run_id)])
+
+
+async def test_a_key_acts_once_and_only_on_what_is_in_sight(bench: Any) -> None:
+    async with bench() as at:
+        run_id = await at.run(["hypothesis 0", "hypothesis 1"], max_depth=0)
+        page = await at.window("ann")
+
+        async def answers() -> list[int]:
+            return [len(task.answers) async for task in at.people.list_tasks(run_id)]
+
+        await shown(page, "hypothesis 0")
+        await page.keyboard.down("Control")
+        await page.keyboard.down("Enter")
+        await shown(page, "hypothesis 1")
+        await page.keyboard.down("Enter")  # held down: it repeats
+        await page.keyboard.up("Control")
+        await page.wait_for_timeout(300)
+        assert await answers() == [1, 0]
+        await page.keyboard.press("o")
+        await page.get_by_role("button", name="Reopen", exact=True).click()
+        await page.get_by_role("button", name="explains").first.press("1")
+        await page.get_by_label("Add an intermediate conclusion").fill("so it is")
+        await page.keyboard.press("Control+Enter")
+        await page.keyboard.press("Escape")
+        await page.wait_for_timeout(300)
+        assert await page.locator(".candidates [aria-pressed=true]").count() == 0
+        assert await answers() == [1, 0]
+        await page.keyboard.press("Control+Enter")
+        await page.get_by_text("Submitted: “hypothesis 1”").wait_for()
+        sent = []
+
+        async def late(route: Any) -> None:
+            sent.append(route.request.url)
+            await asyncio.sleep(0.5)
+            await route.continue_()
+
+        await page.route("**/api/undo", late)
+        await page.get_by_role("button", name="Undo").wait_for()
+        await page.keyboard.press("u")
+        await page.keyboard.press("u")
+        await shown(page, "hypothesis 1")
+        assert (len(sent), await answers()) == (1, [1, 0])
 
 
 async def test_the_line_says_what_was_read_and_nothing_below_it_is_refused(bench: Any) -> None:
@@ -198,16 +244,22 @@ async def test_two_people_disagree_and_a_third_decides(bench: Any) -> None:
             await page.keyboard.press(key)
             await page.keyboard.press("Control+Enter")
             await page.get_by_text("Submitted").wait_for()
-        lead = await at.window("lead", "adjudicator")
-        await lead.get_by_role("link", name="Lead").click()
-        conflict = lead.get_by_role("region", name="Disputed: hypothesis 0")
+        late, lead = [await at.window(name, "adjudicator") for name in ("late", "lead")]
+        for window in (late, lead):
+            await window.get_by_role("link", name="Lead").click()
+            conflict = window.get_by_role("region", name="Disputed: hypothesis 0")
+            await conflict.get_by_role("button", name="Decide").wait_for()
         groups = conflict.get_by_role("group")
         await groups.nth(0).get_by_role("button", name="explains").click()
         await groups.nth(1).get_by_role("button", name="refuses").click()
         await conflict.get_by_role("button", name="Decide").click()
-        await lead.get_by_text("Nobody disagrees.").wait_for()
+        for window in (late, lead):
+            await window.get_by_text("Nobody disagrees.").wait_for()
         [task] = [one async for one in at.people.list_tasks(run_id)]
         assert (task.adjudicator, len(task.conflicts)) == ("lead", 0)
+        again = {"run": run_id, "task": task.task.task_id, "verdicts": {task.task.candidates[0].premise_id: "refuses"}}
+        assert await late.evaluate(POST, ["/api/adjudicate", again]) == 409, "a decision is replaced unseen"
+        assert await lead.evaluate(POST, ["/api/adjudicate", again]) == 200, "one's own decision can be changed"
         await page.goto(f"{at.url}/#lead")
         await page.reload()
         assert await page.get_by_role("link", name="Lead").count() == 0
@@ -264,12 +316,19 @@ async def test_a_sampler_that_is_restarted_loses_no_answer(bench: Any) -> None:
         await eventually(answered)
 
 
-async def test_a_new_task_appears_by_itself(bench: Any) -> None:
+async def test_a_new_task_appears_by_itself_after_a_refused_stream_and_takes_keys(bench: Any) -> None:
     async with bench() as at:
         page = await at.window("ann")
         await page.get_by_text("Nothing waits for you").wait_for()
+        await page.route("**/api/events", lambda route: route.fulfill(status=503), times=1)
+        async with page.expect_response(lambda answer: answer.status == 503):
+            await page.reload()
+        await page.get_by_text("Nothing waits for you").wait_for()
+        await page.keyboard.press("/")  # there is nothing to search for yet
         await at.run(["hypothesis 5"], max_depth=0)
         await shown(page, "hypothesis 5")
+        await page.keyboard.press("1")
+        assert await page.locator(".candidates [aria-pressed=true]").all_inner_texts() == ["Accept"]
 
 
 async def test_a_node_that_is_open_is_ranked_again_by_a_new_encoder(bench: Any) -> None:
@@ -308,6 +367,10 @@ async def test_remarks_and_grades_are_kept_and_the_question_is_in_sight(bench: A
         for key in ("1", "ArrowDown", "i", "ArrowDown", "b"):
             await page.keyboard.press(key)
         await page.get_by_role("spinbutton", name="grade").fill("2.5")
+        await page.keyboard.press("Escape")
+        await page.keyboard.press("4")
+        for text in ("1", ""):
+            await page.get_by_role("spinbutton", name="grade").nth(1).fill(text)
         pressed = page.locator(".remarks [aria-pressed=true]")
         assert await pressed.all_inner_texts() == ["true but irrelevant", "bad fact"]
         await page.reload()
@@ -321,7 +384,7 @@ async def test_remarks_and_grades_are_kept_and_the_question_is_in_sight(bench: A
             ("EXPLAINS", "UNSPECIFIED", 2.5),
             ("DOES_NOT_EXPLAIN", "IRRELEVANT", None),
             ("ABSTAIN", "BAD_FACT", None),
-            ("DOES_NOT_EXPLAIN", "UNSPECIFIED", None),
+            ("EXPLAINS", "UNSPECIFIED", None),
         ]
 
 
@@ -331,7 +394,7 @@ async def test_a_lead_reads_the_trail_and_takes_files_away(bench: Any) -> None:
         lease = (await at.people.lease("ann"))[0]
         await at.people.submit(lease, [lease.task.candidates[0].premise_id], note="because")
         await asyncio.wait_for(at.sampler.wait(run_id), 30)
-        other = await at.run(["hypothesis 1", "hypothesis 2"], max_depth=0)
+        other = await at.run(["hypothesis 1", "hypothesis 2", "hypothesis 3"], max_depth=0)
         page = await at.window("lead", "adjudicator")
         await page.get_by_role("link", name="Lead").click()
         await page.get_by_text("Nothing yet.").wait_for()
@@ -360,7 +423,25 @@ async def test_a_lead_reads_the_trail_and_takes_files_away(bench: Any) -> None:
         trail = page.get_by_role("region", name="Changes, the latest first")
         await trail.get_by_text("lunch").wait_for()
         assert await trail.get_by_text("bob").is_visible()
+        ended = page.get_by_role("row").filter(has_text=run_id)
+        assert await ended.get_by_role("link", name="trees").is_visible()
+        assert await ended.get_by_text("succeeded").is_visible()
+        await page.get_by_label("Run").select_option(run_id)
+        await trail.get_by_text("because").wait_for()
+        for lease in sorted(await at.people.lease("bob", run_id=other, max_tasks=2), key=lambda one: one.task.query):
+            await at.people.submit(lease, [])
         ann = await at.window("ann")
+        await page.get_by_role("link", name="Annotate").click()
+        await shown(page, "hypothesis 1")
+        for window, listed in ((page, "hypothesis 3 bob hypothesis 2 bob"), (ann, "")):
+            await window.keyboard.press("o")
+            answers = window.get_by_role("region", name="Answers")
+            if listed:
+                await answers.get_by_role("button", name="Reopen").nth(1).wait_for()
+                texts = await answers.get_by_role("listitem").all_inner_texts()
+                assert " ".join(texts).replace("Reopen", "").split() == listed.split()
+            await answers.get_by_label("Run").select_option(run_id)
+            await answers.get_by_role("listitem").filter(has_text="hypothesis 0").wait_for()
         refused = await ann.evaluate("async (run) => (await fetch(`/api/runs/${run}/changes`)).status", run_id)
         assert refused == 403
 

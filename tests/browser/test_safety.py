@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
+from aeenc_workbench.events import Events
 from aeenc_workbench.sign_in import Person
 
 pytestmark = pytest.mark.browser
@@ -77,6 +78,44 @@ async def test_a_session_cookie_is_strict_and_a_link_signs_in_once(bench: Any) -
         async with httpx.AsyncClient() as stranger:
             assert (await stranger.get(f"{at.url}/api/me")).status_code == 401
             assert (await stranger.get(f"{at.url}/api/events")).status_code == 401
+
+
+async def test_a_person_signs_out_and_a_session_that_ends_offers_the_way_in(bench: Any) -> None:
+    async with bench() as at:
+        await at.run(["hypothesis 0"], max_depth=0)
+        page = await at.window("ann")
+        await page.get_by_role("heading", level=1).filter(has_text="hypothesis 0").wait_for()
+        ended = {"status": 401, "body": json.dumps({"detail": "nobody is signed in", "reason": "OIDC"})}
+        await page.route("**/api/answer", lambda route: route.fulfill(**ended), times=1)
+        await page.keyboard.press("Control+Enter")
+        await page.get_by_role("link", name="Sign in").wait_for()
+        await page.reload()
+        copied = {one["name"]: one["value"] for one in await page.context.cookies()}
+        async with httpx.AsyncClient(base_url=at.url, cookies=copied) as http:
+            assert (await http.get("/api/me")).status_code == 200
+            await page.get_by_role("button", name="Sign out").click()
+            await page.get_by_role("alert").get_by_text("nobody is signed in").wait_for()
+            assert (await http.get("/api/me")).status_code == 401
+
+
+async def test_a_stream_that_its_browser_leaves_ends_what_it_follows() -> None:
+    ended = asyncio.Event()
+
+    async def following() -> AsyncGenerator[bytes, None]:
+        try:
+            yield b"one"
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    relayed = Events(cast("Any", None)).relay(following())
+    assert await anext(relayed) == b"one"
+    waiting = asyncio.ensure_future(anext(relayed))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert ended.is_set()
 
 
 async def test_nobody_answers_under_the_lease_of_somebody_else(bench: Any) -> None:
@@ -193,7 +232,7 @@ async def test_a_lease_that_is_over_is_said_and_the_answer_still_counts(bench: A
         assert [one.late for one in task.answers] == [True]
 
 
-async def test_a_slow_network_doubles_no_answer(bench: Any) -> None:
+async def test_a_slow_network_and_a_proxy_without_workbench_double_no_answer(bench: Any) -> None:
     async with bench() as at:
         run_id = await at.run(["hypothesis 0"], max_depth=0)
         page = await at.window("ann")
@@ -204,6 +243,7 @@ async def test_a_slow_network_doubles_no_answer(bench: Any) -> None:
             await route.continue_()
 
         await page.route("**/api/answer", late)
+        await page.route("**/api/answer", lambda route: route.fulfill(status=502), times=1)
         await page.keyboard.press("1")
         for _ in range(4):
             await page.keyboard.press("Control+Enter")

@@ -43,6 +43,7 @@ async def test_an_admin_trains_publishes_and_rolls_back_by_keyboard(
     registry = RegistryClient(world.trainer.channel)
     async with workbench(world, tmp_path) as (url, links):
         page = await open_window(browser, url, links, "lead", "admin")
+        await page.route("**/api/jobs/*/events", lambda route: route.fulfill(status=503), times=1)  # no trainer
         await press(page, page.get_by_role("link", name="Training"))
         await page.get_by_role("checkbox", name=world.run_id).focus()
         await page.keyboard.press("Space")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from aeenc import AsyncClient, oracle, values
-from aeenc.errors import PermissionDenied
+from aeenc.errors import Aborted, PermissionDenied
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Verdict
 from aeenc_workbench import downloads
 from aeenc_workbench.events import NO_STORE
@@ -175,6 +176,13 @@ async def queues(call: Call) -> Any:
     return await call.client.people.list_queues(call.person.name)
 
 
+async def runs(call: Call) -> Any:
+    """The latest runs that ask a queue, ended ones too, the latest first."""
+    names = {queue.name for queue in await call.client.people.list_queues()}
+    asking = (run async for run in call.client.sampler.list_runs() if run.config.oracle in names)
+    return [{"run_id": run.id, "queue": run.config.oracle, "state": run.state} for run in await first(asking)]
+
+
 async def lease(call: Call) -> Any:
     """The next task of the person, or null."""
     body = await call.body(LeaseBody)
@@ -311,9 +319,11 @@ async def tree(call: Call) -> Any:
 
 
 async def answers(call: Call) -> Any:
-    """The person's own answers in a run, the latest first."""
-    listed = call.client.people.list_answers(call.run, call.person.name, page_size=MAX_LISTED)
-    return await first(listed)
+    """The latest answers in a run, the latest first: a person's own, for an adjudicator those of all."""
+    if not call.person.may("adjudicator"):
+        return await first(call.client.people.list_answers(call.run, call.person.name, page_size=MAX_LISTED))
+    answered = [task async for task in call.client.people.list_tasks(call.run) if task.answers]
+    return heapq.nlargest(MAX_LISTED, answered, key=lambda task: max(answer.at for answer in task.answers))
 
 
 async def tasks(call: Call) -> Any:
@@ -326,9 +336,14 @@ async def tasks(call: Call) -> Any:
 
 
 async def adjudicate(call: Call) -> Any:
-    """Decides a conflict."""
+    """Decides a conflict, unless another adjudicator has done so since the page was read."""
     call.person.must_be("adjudicator")
     body = await call.body(TaskBody)
+    named = (task async for task in call.client.people.list_tasks(body.run) if task.task.task_id == body.task)
+    for task in await first(named, 1):
+        if not task.conflicts and task.adjudicator not in ("", call.person.name):
+            told = f"{task.adjudicator} has decided this task meanwhile; to decide it again: aeenc adjudicate"
+            raise Aborted(f"{told} {body.run} {body.task}", reason="DECIDED")
     verdicts = {premise_id: _VERDICTS[word] for premise_id, word in body.verdicts.items()}
     made = await call.client.people.adjudicate(body.run, body.task, verdicts, call.person.name, request_id=body.request)
     return {"answer": made}
@@ -369,6 +384,7 @@ async def events(call: Call) -> Any:
 _READS: dict[str, Handler] = {
     "/api/me": me,
     "/api/queues": queues,
+    "/api/runs": runs,
     "/api/corpora": corpora,
     "/api/events": events,
     "/api/runs/{run}/tree": tree,

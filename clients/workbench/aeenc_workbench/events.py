@@ -73,21 +73,20 @@ class Events:
     async def relay(self, events: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
         """Yields the events of another stream until it or all streams end."""
         stopped = asyncio.create_task(self._stopped.wait())
+        coming = asyncio.ensure_future(anext(events, None))
         try:
             while True:
-                coming = asyncio.ensure_future(anext(events, None))
                 await asyncio.wait({coming, stopped}, return_when=asyncio.FIRST_COMPLETED)
-                if not coming.done():
-                    coming.cancel()
-                    await asyncio.wait({coming})
-                    return
-                event = coming.result()
+                event = coming.result() if coming.done() else None
                 if event is None:
                     return
                 yield event
+                coming = asyncio.ensure_future(anext(events, None))
         finally:
+            coming.cancel()
             stopped.cancel()
-            await events.aclose()
+            await asyncio.gather(coming, stopped, return_exceptions=True)
+            await events.aclose()  # only now: a generator that still runs cannot be closed
 
     async def _follow(self) -> None:
         seq = 0

@@ -106,7 +106,7 @@ async def follow(call: Call) -> Any:
             async for seq, job in call.client.trainer.watch(job_id, from_seq=from_seq):
                 yield server_sent(job, seq)
         except AeencError:
-            return  # the trainer is away: the browser asks again from where it is
+            return  # the trainer is away: the browser asks again
 
     stream = call.request.app.state.events.relay(events())
     return StreamingResponse(stream, media_type="text/event-stream", headers=NO_STORE)

@@ -2,7 +2,7 @@
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { call, follow, fresh, freshSeq, Problem, type Hit, type Lease, type NodeVerdict, type Person, type Queue, type Remark, type Tree, type Word } from "./api";
 import { Candidates } from "./candidates";
-import { dropDraft, emptyDraft, folded, heldKey, loadDraft, saveDraft, sentGrades, sentVerdicts, sentWays, type Draft } from "./draft";
+import { accepts, dropDraft, emptyDraft, folded, heldKey, loadDraft, saveDraft, sentGrades, sentVerdicts, sentWays, type Draft } from "./draft";
 import { useRerank } from "./rerank";
 import { Reopen } from "./reopen";
 import { Search } from "./search";
@@ -28,7 +28,7 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
   const [stay, setStay] = useState(true);
   const [searching, setSearching] = useState(false);
   const [guideline, setGuideline] = useState(false);
-  const [reopening, setReopening] = useState(""); // the run whose answers are in sight
+  const [reopening, setReopening] = useState<string | null>(null); // the run whose answers are in sight; empty: any
   const [showScores, setShowScores] = useState(false);
   const [told, setTold] = useState("");
   const [grows, setGrows] = useState(false);
@@ -41,7 +41,7 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
   const latest = useRef<{ draft: Draft | null; focus: number }>({ draft: null, focus: 0 });
   const asking = useRef(false);
   const leaving = useRef(false); // "another tree" was pressed while a task was asked for
-  const working = useRef(false); // an answer is on its way
+  const working = useRef(false); // an answer is on its way, there or back
   const typed = useRef<string | null>(null); // what comes after "/" before the search is drawn
   const folds = useMemo(() => (lease ? folded(lease.task.candidates) : []), [lease]);
 
@@ -72,6 +72,7 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
     setLease(found);
     setFocus(0);
     setSearching(false);
+    typed.current = null;
     if (!found) {
       localStorage.removeItem(heldKey());
       replaceDraft(null);
@@ -213,12 +214,25 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
     setDraft((before) => ({ ...before, [list]: [...before[list].filter((one) => one !== text), text] }));
   }
 
-  async function submit(): Promise<void> {
-    const draft = latest.current.draft;
-    if (!lease || !draft || busy) return;
-    setBusy(true);
+  // One answer at a time is sent or taken back, however often somebody presses.
+  async function alone(work: () => Promise<void>): Promise<void> {
+    if (working.current) return;
     working.current = true;
+    setBusy(true);
     setTold("");
+    try {
+      await work();
+    } catch (error) {
+      setTold((error as Error).message);
+    } finally {
+      setBusy(false);
+      working.current = false;
+    }
+  }
+
+  const submit = (): Promise<void> => alone(async () => {
+    const draft = latest.current.draft;
+    if (!lease || !draft) return;
     const body = {
       lease: lease.lease_id, verdicts: sentVerdicts(draft, folds), grades: sentGrades(draft), remarks: draft.remarks, seen_upto: draft.seenUpto, note: draft.note,
       additions: Object.fromEntries(Object.entries(draft.additions).map(([id, one]) => [id, one.leaf ? "leaf" : "explains"])),
@@ -228,37 +242,33 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
     try {
       await call("/api/answer", body);
       const queue = queues.find((one) => one.runs.some((run) => run.run_id === lease.run_id));
-      setLast({ lease, draft, until: Date.now() + (queue?.undo ?? 0) * 1000, settled: false });
+      const until = Date.now() + (queue?.undo ?? 0) * 1000;
       dropDraft(lease.task.task_id);
       localStorage.removeItem(heldKey());
       await next();
+      setLast({ lease, draft, until, settled: false }); // only now can it be taken back: see `alone`
     } catch (error) {
       const answered = error instanceof Problem && ["TASK_ANSWERED", "LEASE_ANSWERED", "LEASE_RELEASED"].includes(error.reason);
-      setTold((error as Error).message);
-      if (answered) { localStorage.removeItem(heldKey()); await next(); }
-    } finally {
-      setBusy(false);
-      working.current = false;
+      if (!answered) throw error;
+      setTold(error.message);
+      localStorage.removeItem(heldKey());
+      await next();
     }
-  }
+  });
 
-  async function undo(): Promise<void> {
+  const undo = (): Promise<void> => alone(async () => {
     if (!last) return;
-    try {
-      await call("/api/undo", { run: last.lease.run_id, request: fresh() });
-      if (lease) await call("/api/release", { lease: lease.lease_id, reason: "undo" });
-      const again = await call<Lease | null>("/api/lease", { run: last.lease.run_id, task: last.lease.task.task_id, request: fresh() });
-      if (again) open(again, last.draft);
-      else { setTold("Taken back; somebody else has that task now."); await next(); }
-      setLast(null);
-    } catch (error) {
-      setTold((error as Error).message);
-    }
-  }
+    await call("/api/undo", { run: last.lease.run_id, request: fresh() });
+    setLast(null);
+    if (lease) await call("/api/release", { lease: lease.lease_id, reason: "undo" });
+    const again = await call<Lease | null>("/api/lease", { run: last.lease.run_id, task: last.lease.task.task_id, request: fresh() });
+    if (again) open(again, last.draft);
+    else { setTold("Taken back; somebody else has that task now."); await next(); }
+  });
 
   function reopen(): void {
-    const run = lease?.run_id ?? last?.lease.run_id ?? tree?.run_id ?? queues[0]?.runs[0]?.run_id ?? "";
-    setReopening((before) => (before ? "" : run));
+    const run = lease?.run_id ?? last?.lease.run_id ?? tree?.run_id ?? "";
+    setReopening((before) => (before === null ? run : null));
   }
 
   async function goOn(): Promise<void> {
@@ -279,18 +289,20 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
   // Before the next key can come: what is drawn is what keys act upon.
   useLayoutEffect(() => {
     function pressed(event: KeyboardEvent): void {
-      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); void submit(); return; }
+      if (reopening !== null && !["Escape", "o"].includes(event.key)) return; // keys are for what is in sight, not for the task behind it
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); if (!event.repeat) void submit(); return; }
       if (typed.current !== null && event.key.length === 1) { event.preventDefault(); typed.current += event.key; return; }
       const typing = event.target instanceof HTMLElement && event.target.matches("input:not([type=checkbox]), textarea, select");
-      if (event.key === "Escape") { setSearching(false); setGuideline(false); setReopening(""); (event.target as HTMLElement).blur?.(); return; }
-      if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+      if (event.key === "Escape") { typed.current = null; setSearching(false); setGuideline(false); setReopening(null); (event.target as HTMLElement).blur?.(); return; }
+      const heldDown = event.repeat && !event.key.startsWith("Arrow");
+      if (typing || heldDown || event.ctrlKey || event.metaKey || event.altKey) return;
       const { focus } = latest.current;
       const focused = folds[focus]?.head.premise_id;
       const does: Record<string, () => unknown> = {
         ArrowDown: () => look(Math.min(focus + 1, folds.length - 1)), ArrowUp: () => look(Math.max(focus - 1, 0)),
         a: () => focused && say(focused, "explains"), l: () => focused && say(focused, "leaf"), r: () => focused && say(focused, "refuses"),
         x: () => focused && say(focused, "abstains"), i: () => focused && mark(focused, "irrelevant"), b: () => focused && mark(focused, "bad_fact"), s: () => folds[focus] && change({ seenUpto: folds[focus]!.head.rank }),
-        "/": () => { typed.current = searching ? null : ""; setSearching(true); }, n: () => document.getElementById("note")?.focus(), e: rerank, u: undo, o: reopen, g: goOn, k: skip, "?": () => setGuideline((open) => !open),
+        "/": () => { if (lease) { typed.current = searching ? null : ""; setSearching(true); } }, n: () => document.getElementById("note")?.focus(), e: rerank, u: undo, o: reopen, g: goOn, k: skip, "?": () => setGuideline((open) => !open),
       };
       const page = Math.floor(focus / 9) * 9;
       const digit = /^[1-9]$/.test(event.key) ? folds[page + Number(event.key) - 1] : undefined;
@@ -303,7 +315,7 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
 
   const queue = queues.find((one) => one.runs.some((run) => run.run_id === lease?.run_id)) ?? queues[0];
   const growing = lease && draft ? [
-    ...lease.task.candidates.filter((one) => ["explains", "leaf"].includes(draft.verdicts[one.premise_id] ?? "")).map((one) => ({ text: one.text, leaf: draft.verdicts[one.premise_id] === "leaf" })),
+    ...lease.task.candidates.filter((one) => accepts(draft, one.premise_id)).map((one) => ({ text: one.text, leaf: draft.verdicts[one.premise_id] === "leaf" })),
     ...Object.values(draft.additions),
     ...draft.intermediates.map((text) => ({ text, leaf: false })),
   ] : [];
@@ -323,15 +335,15 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
         {told && <p class="problem" role="alert">{told} <button type="button" class="plain" onClick={() => setTold("")}>Dismiss</button></p>}
         {queue?.qualification.state === "open" && <p class="last" role="status">You qualify for {queue.name}: {queue.qualification.answered} of {queue.qualification.items} tasks answered. What you get first was judged before; afterwards you get the open ones.</p>}
         {last && (
-          <p class="last" role="status">
-            Submitted: “{last.lease.task.query}”.{" "}
-            {last.settled ? "The run goes on." : undoS > 0 ? <>
-              <button type="button" onClick={undo}>Undo <kbd>u</kbd> ({undoS} s)</button>
+          <p class="last">
+            <span role="status">Submitted: “{last.lease.task.query}”.{last.settled && " The run goes on."}</span>{" "}
+            {!last.settled && (undoS > 0 ? <>
+              <button type="button" disabled={busy} onClick={undo}>Undo <kbd>u</kbd> ({undoS} s)</button>
               <button type="button" onClick={goOn}>Go on now <kbd>g</kbd></button>
-            </> : "The run goes on with it."}
+            </> : "The run goes on with it.")}
           </p>
         )}
-        {reopening && <Reopen run={reopening} all={role !== "annotator"} close={() => setReopening("")} />}
+        {reopening !== null && <Reopen at={reopening} all={role !== "annotator"} close={() => setReopening(null)} />}
         {guideline && <section class="panel guideline" aria-label="Guideline"><h2>Guideline</h2><pre>{queue?.guideline || "This queue has no guideline."}</pre></section>}
         {!lease || !draft ? <p class="waiting" role="status">{grows ? <>This tree grows as soon as your answer is final. <button type="button" onClick={skip}>Another tree meanwhile <kbd>k</kbd></button></> : "Nothing waits for you at the moment. New tasks appear here by themselves."}</p> : <>
           {lease.task.path.length > 0 && <ol class="path" aria-label="Path from the hypothesis">{lease.task.path.map((text, n) => <li key={n}>{text}</li>)}</ol>}

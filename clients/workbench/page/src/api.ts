@@ -28,6 +28,7 @@ export interface Queue {
   name: string; overlap: number; undo: number; guideline: string; max_grade: number; total: Counts; runs: { run_id: string; counts: Counts }[];
   qualification: { items: number; answered: number; state: "unspecified" | "open" | "passed" | "failed" };
 }
+export interface QueuedRun { run_id: string; queue: string; state: string } // ended ones, too
 export interface Verdict { premise_id: string; judgement: string; leaf: boolean; grade: number | null; remark: string }
 export interface Change {
   seq: number; kind: string; task_id: string; person: string; at: string; answer: TaskAnswer | null; reason: string; overlap: number;
@@ -70,11 +71,15 @@ export class Problem extends Error {
 }
 
 const PAUSES_MS = [300, 800, 1500, 3000, 5000];
+const REOPEN_MS = 1000;
+const AWAY = [502, 503, 504]; // the workbench behind its proxy, or a service behind the workbench
 let csrf = "";
 let onConnection: (connected: boolean) => void = () => undefined;
+let onSignedOut: (problem: Problem) => void = () => undefined;
 
-export function watchConnection(told: (connected: boolean) => void): void {
+export function watchConnection(told: (connected: boolean) => void, signedOut: (problem: Problem) => void): void {
   onConnection = told;
+  onSignedOut = signedOut;
 }
 
 // Calls again while the workbench or a service is away, so that a lost connection loses no answer.
@@ -94,11 +99,13 @@ export async function call<T>(path: string, body?: object): Promise<T> {
       onConnection(true);
       return response.status === 204 ? (undefined as T) : ((await response.json()) as T);
     }
-    const away = response === undefined || response.status === 503 || response.status === 504;
+    const away = response === undefined || AWAY.includes(response.status);
     if (!away) {
       onConnection(true);
       const told = await response!.json().catch(() => ({})) as { detail?: string; reason?: string };
-      throw new Problem(response!.status, told.reason ?? "", told.detail ?? response!.statusText);
+      const problem = new Problem(response!.status, told.reason ?? "", told.detail ?? response!.statusText);
+      if (problem.status === 401) onSignedOut(problem);
+      throw problem;
     }
     onConnection(false);
     await new Promise((go) => setTimeout(go, PAUSES_MS[Math.min(attempt, PAUSES_MS.length - 1)]));
@@ -111,11 +118,26 @@ export async function signedIn(): Promise<Person> {
   return person;
 }
 
+// Follows a stream until the function that it returns is called. A browser connects again after a lost connection, but
+// never after an answer other than 200: then this opens the stream anew, once the workbench is there again.
+export function listen<T>(path: string, told: (event: T) => void, opened: () => void = () => undefined): () => void {
+  let source: EventSource;
+  let stopped = false;
+  function open(): void {
+    if (stopped) return;
+    source = new EventSource(path);
+    source.onmessage = (message) => told(JSON.parse(message.data as string) as T);
+    source.onopen = opened;
+    source.onerror = () => {
+      if (source.readyState === EventSource.CLOSED) setTimeout(() => void call("/api/me").catch(() => undefined).then(open), REOPEN_MS);
+    };
+  }
+  open();
+  return () => { stopped = true; source.close(); };
+}
+
 export function follow(told: (event: QueueEvent) => void): () => void {
-  const source = new EventSource("/api/events");
-  source.onmessage = (message) => told(JSON.parse(message.data as string) as QueueEvent);
-  source.onopen = () => told({ event: "connected", run: "", task: "" });
-  return () => source.close();
+  return listen("/api/events", told, () => told({ event: "connected", run: "", task: "" }));
 }
 
 export const fresh = (): string => crypto.randomUUID();

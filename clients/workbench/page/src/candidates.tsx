@@ -1,7 +1,7 @@
 // The candidates of a task, the verdict on each, and the line down to which they were looked at.
 import { useEffect, useRef } from "preact/hooks";
 import type { Lease, Remark, Word } from "./api";
-import { acceptedIn, type Draft, type Fold } from "./draft";
+import { acceptedIn, accepts, type Draft, type Fold } from "./draft";
 import { Marked } from "./marked";
 import { wording } from "./words";
 
@@ -33,6 +33,7 @@ export function Candidates({ lease, draft, folds, focus, moved, showScores, maxG
     <ol class="candidates" ref={list} aria-label="Candidates, best first">
       {folds.map(({ head, others }, index) => {
         const said = draft.verdicts[head.premise_id];
+        const accepted = accepts(draft, head.premise_id);
         const seen = head.rank <= draft.seenUpto;
         const isLine = seen && !(folds[index + 1] && folds[index + 1]!.head.rank <= draft.seenUpto);
         const state = said ?? (seen ? "unticked" : "unseen");
@@ -52,8 +53,8 @@ export function Candidates({ lease, draft, folds, focus, moved, showScores, maxG
                   <button type="button" key={remark} class="plain" aria-pressed={draft.remarks[head.premise_id] === remark} title={`${label} (${key})`} onClick={(event) => { event.stopPropagation(); look(index); mark(head.premise_id, remark); }}>{label}</button>
                 ))}
               </span>
-              {several && (said === "explains" || said === "leaf") && <label class="grade">way <select value={draft.ways[head.premise_id] ?? 0} onClick={(event) => event.stopPropagation()} onChange={(event) => setWay(head.premise_id, Number(event.currentTarget.value))}><option value="0">each</option>{[1, 2, 3, 4].map((way) => <option key={way} value={way}>{way}</option>)}</select></label>}
-              {maxGrade > 0 && (said === "explains" || said === "leaf") && <label class="grade">grade <input type="number" min="1" max={maxGrade} step="any" value={draft.grades[head.premise_id] ?? ""} onClick={(event) => event.stopPropagation()} onInput={(event) => grade(head.premise_id, event.currentTarget.valueAsNumber)} /></label>}
+              {several && accepted && <label class="grade">way <select value={draft.ways[head.premise_id] ?? 0} onClick={(event) => event.stopPropagation()} onChange={(event) => setWay(head.premise_id, Number(event.currentTarget.value))}><option value="0">each</option>{[1, 2, 3, 4].map((way) => <option key={way} value={way}>{way}</option>)}</select></label>}
+              {maxGrade > 0 && accepted && <label class="grade">grade <input type="number" min="1" max={maxGrade} step="any" value={draft.grades[head.premise_id] ?? ""} onClick={(event) => event.stopPropagation()} onInput={(event) => grade(head.premise_id, event.currentTarget.valueAsNumber)} /></label>}
               {showScores && <span class="score">{head.score.toFixed(3)}</span>}
               {above.has(wording(head.text)) && <span class="warning">says what is to be explained: a tree may not lead back to itself</span>}
               {others.length > 0 && <details class="others"><summary>{others.length} in other words</summary>{others.map((other) => <p key={other.premise_id}>{other.text}</p>)}</details>}

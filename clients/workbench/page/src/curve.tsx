@@ -1,27 +1,25 @@
 // The curve of a training job, drawn while its events arrive: the loss by step, and dev MAP after each epoch.
 import { useEffect, useState } from "preact/hooks";
-import type { Job } from "./api";
+import { listen, type Job } from "./api";
 
 interface Point { step: number; loss: number; epoch: number; map: number }
 
 const WIDTH = 560, HEIGHT = 180, LEFT = 48, RIGHT = 48, TOP = 10, BOTTOM = 24;
 export const ENDED = ["succeeded", "failed", "cancelled"];
 
-// The job as its stream tells it. A stream that breaks is taken up again where it was.
+// The job as its stream tells it. A stream that is opened anew begins with the first event, and so does the curve.
 export function useJob(started: Job): { job: Job; points: Point[] } {
   const [job, setJob] = useState(started);
   const [points, setPoints] = useState<Point[]>([]);
   useEffect(() => {
     setPoints([]);
-    const source = new EventSource(`/api/jobs/${encodeURIComponent(started.id)}/events`);
-    source.onmessage = (message) => {
-      const now = JSON.parse(message.data as string) as Job;
+    const stop = listen<Job>(`/api/jobs/${encodeURIComponent(started.id)}/events`, (now) => {
       const { steps_done: step, loss, epochs_done: epoch, validation_map: map } = now.progress;
       setJob(now);
       if (step > 0) setPoints((known) => [...known.filter((one) => one.step < step), { step, loss, epoch, map }]);
-      if (ENDED.includes(now.state)) source.close();
-    };
-    return () => source.close();
+      if (ENDED.includes(now.state)) stop();
+    });
+    return stop;
   }, [started.id]);
   return { job, points };
 }

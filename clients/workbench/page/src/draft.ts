@@ -76,16 +76,16 @@ export function folded(candidates: Candidate[]): Fold[] {
   return [...folds.values()];
 }
 
-const accepts = (draft: Draft, id: string): boolean => ["explains", "leaf"].includes(draft.verdicts[id] ?? "") || id in draft.additions;
+export const accepts = (draft: Draft, id: string): boolean => ["explains", "leaf"].includes(draft.verdicts[id] ?? "") || id in draft.additions;
 
 // What is accepted so far, by id.
 export function acceptedIn(draft: Draft): string[] {
   return [...new Set([...Object.keys(draft.verdicts), ...Object.keys(draft.additions)])].filter((id) => accepts(draft, id));
 }
 
-// Grades are sent of what explains.
+// Grades are sent of what explains; a field that was emptied again holds none.
 export function sentGrades(draft: Draft): Record<string, number> {
-  return Object.fromEntries(Object.entries(draft.grades).filter(([id]) => accepts(draft, id)));
+  return Object.fromEntries(Object.entries(draft.grades).filter(([id, grade]) => accepts(draft, id) && Number.isFinite(grade)));
 }
 
 // The sets of premises that each explain the query, where there is more than one.

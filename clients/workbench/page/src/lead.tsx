@@ -1,42 +1,59 @@
 // What a team lead looks at: queues, conflicts side by side, agreement, trees to download.
 import { useEffect, useState } from "preact/hooks";
-import { call, fresh, type Agreement, type Change, type Control, type Counts, type JudgedTask, type Queue, type Word } from "./api";
+import { call, follow, fresh, type Agreement, type Change, type Control, type Counts, type JudgedTask, type Queue, type QueuedRun, type Word } from "./api";
 
 const COLUMNS: [keyof Counts, string][] = [
   ["tasks", "Tasks"], ["waiting", "Wait"], ["leased", "In work"], ["decided", "Decided"], ["conflicts", "Disputed"], ["settled", "Done"], ["answers_hour", "Answers an hour"],
 ];
+const LOOK_MS = 300; // after an event, so that several make one look
+const COUNT_MS = 2000;
+const FIGURES_MS = 10_000; // agreement takes the sampler seconds
+const DISPUTES = ["conflict", "adjudicated", "amended", "undone", "lowered"]; // events after which other tasks are disputed
 const FILES: [string, string][] = [["trees", "trees"], ["pairs", "pairs"], ["triplets", "triplets"], ["beir", "BEIR, TREC"]];
 const SAID: Record<string, string> = { explains: "yes", does_not_explain: "no", abstain: "abstains", unseen: "unseen" };
 
 export function Lead({ queues, reloadQueues }: { queues: Queue[]; reloadQueues: () => void }) {
-  const runs = queues.flatMap((queue) => queue.runs.map((run) => run.run_id));
-  const [run, setRun] = useState(runs[0] ?? "");
+  const live = queues.flatMap((queue) => queue.runs.map((run) => run.run_id));
+  const [known, setKnown] = useState<QueuedRun[]>([]);
+  const ended = known.filter((one) => !live.includes(one.run_id));
+  const runs = [...live, ...ended.map((one) => one.run_id)];
+  const [run, setRun] = useState("");
   const [tasks, setTasks] = useState<JudgedTask[]>([]);
   const [agreed, setAgreed] = useState<Agreement | null>(null);
   const [changes, setChanges] = useState<Change[]>([]);
   const [told, setTold] = useState("");
 
-  async function load(): Promise<void> {
-    if (!run) return;
-    try {
-      setTasks(await call<JudgedTask[]>(`/api/runs/${run}/tasks?state=conflict`));
-      setChanges(await call<Change[]>(`/api/runs/${run}/changes`));
-      setAgreed(await call<Agreement>(`/api/runs/${run}/agreement`));
-    } catch (error) {
-      setTold((error as Error).message);
-    }
-  }
-  useEffect(() => { if (!run && runs[0]) setRun(runs[0]); }, [queues]);
-  useEffect(() => { void load(); }, [run]);
+  const of = <T,>(what: string): Promise<T> => call<T>(`/api/runs/${encodeURIComponent(run)}/${what}`);
+  const failed = (error: Error): void => setTold(error.message);
+  const loadDisputes = (): Promise<void> => of<JudgedTask[]>("tasks?state=conflict").then(setTasks).catch(failed);
+  const loadFigures = async (): Promise<void> => {
+    await of<Change[]>("changes").then(setChanges).catch(failed);
+    await of<Agreement>("agreement").then(setAgreed).catch(failed);
+  };
+  const load = (): Promise<void> => loadDisputes().then(loadFigures);
+  useEffect(() => { call<QueuedRun[]>("/api/runs").then(setKnown).catch(failed); }, [live.join()]);
+  useEffect(() => { if (!run && queues.length > 0 && runs[0]) setRun(runs[0]); }, [queues, known]); // live ones first
+  useEffect(() => {
+    if (!run) return undefined;
+    void load();
+    const looks = { counts: paced(reloadQueues, COUNT_MS), disputes: paced(loadDisputes, LOOK_MS), figures: paced(loadFigures, FIGURES_MS) };
+    const stop = follow((event) => {
+      looks.counts.ask();
+      if (event.run === run) looks.figures.ask();
+      if (event.event === "connected" || (event.run === run && DISPUTES.includes(event.event))) looks.disputes.ask();
+    });
+    return () => { stop(); Object.values(looks).forEach((look) => look.stop()); };
+  }, [run]);
 
   async function decide(task: JudgedTask, verdicts: Record<string, Word>): Promise<void> {
     try {
       await call("/api/adjudicate", { run, task: task.task.task_id, verdicts, request: fresh() });
-      await load();
-      reloadQueues();
+      setTold("");
     } catch (error) {
-      setTold((error as Error).message);
+      failed(error as Error);
     }
+    reloadQueues();
+    await load();
   }
 
   return (
@@ -50,9 +67,14 @@ export function Lead({ queues, reloadQueues }: { queues: Queue[]; reloadQueues: 
             <tr key={run_id}>
               <td>{queue.name}</td><td><code>{run_id}</code></td>
               {COLUMNS.map(([column]) => <td key={column} class="figure">{counts[column]}</td>)}
-              <td class="files">{FILES.map(([form, name]) => <a key={form} href={`/api/runs/${run_id}/download/${form}`} download>{name}</a>)}</td>
+              <td class="files"><Files run={run_id} /></td>
             </tr>
           )))}
+          {ended.map((one) => (
+            <tr key={one.run_id}>
+              <td>{one.queue}</td><td><code>{one.run_id}</code></td><td colSpan={COLUMNS.length} class="quiet">{one.state}</td><td class="files"><Files run={one.run_id} /></td>
+            </tr>
+          ))}
           {runs.length === 0 && <tr><td colSpan={10} class="quiet">No run waits for people. Start one: aeenc sample CORPUS --oracle QUEUE</td></tr>}
         </tbody>
       </table>
@@ -69,6 +91,19 @@ export function Lead({ queues, reloadQueues }: { queues: Queue[]; reloadQueues: 
       </>}
     </div>
   );
+}
+
+// Does something a while after it was asked for, once for all that ask meanwhile.
+function paced(does: () => unknown, pauseMs: number): { ask: () => void; stop: () => void } {
+  let due: ReturnType<typeof setTimeout> | undefined;
+  return {
+    ask: () => { due ??= setTimeout(() => { due = undefined; does(); }, pauseMs); },
+    stop: () => clearTimeout(due),
+  };
+}
+
+function Files({ run }: { run: string }) {
+  return <>{FILES.map(([form, name]) => <a key={form} href={`/api/runs/${encodeURIComponent(run)}/download/${form}`} download>{name}</a>)}</>;
 }
 
 function Conflict({ task, decide }: { task: JudgedTask; decide: (verdicts: Record<string, Word>) => void }) {

@@ -2,7 +2,7 @@
 import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { Annotate } from "./annotate";
-import { call, Problem, signedIn, watchConnection, type Person, type Queue } from "./api";
+import { call, signedIn, watchConnection, type Person, type Queue } from "./api";
 import { belongsTo } from "./draft";
 import { Lead } from "./lead";
 import { Playground } from "./playground";
@@ -23,9 +23,12 @@ function App() {
   const [connected, setConnected] = useState(true);
   const reloadQueues = (): void => { call<Queue[]>("/api/queues").then(setQueues).catch(() => undefined); };
 
+  // The call after it is refused, and that answer says how to sign in.
+  const signOut = (): void => { call("/sign-out", {}).then(() => call("/api/me")).catch((error: Error) => setRefused(error.message)); };
+
   useEffect(() => {
-    watchConnection(setConnected);
-    signedIn().then((who) => { belongsTo(who.name); setPerson(who); reloadQueues(); }).catch((error: Error) => { setProvider(error instanceof Problem && error.reason === "OIDC"); setRefused(error instanceof Problem ? error.message : String(error)); });
+    watchConnection(setConnected, (problem) => { setProvider(problem.reason === "OIDC"); setRefused(problem.message); });
+    signedIn().then((who) => { belongsTo(who.name); setPerson(who); reloadQueues(); }).catch((error: Error) => setRefused(error.message));
     const moved = (): void => setView(location.hash.slice(1) || "annotate");
     addEventListener("hashchange", moved);
     return () => removeEventListener("hashchange", moved);
@@ -40,7 +43,7 @@ function App() {
       <strong>AE-Enc</strong>
       <nav aria-label="Views">{views.map(([name, title]) => <a key={name} href={`#${name}`} aria-current={shown === name ? "page" : undefined}>{title}</a>)}</nav>
       {!connected && <span class="away" role="status">No connection. What you have ticked is kept; it goes on by itself.</span>}
-      <span class="person">{person.name}</span>
+      <span class="person">{person.name} <button type="button" class="plain" onClick={signOut}>Sign out</button></span>
     </header>
     <main>
       {shown === "lead" && <Lead queues={queues} reloadQueues={reloadQueues} />}

@@ -1,26 +1,31 @@
 // A person's answers in a run, to open one again: what is changed amends the answer, the rest stays as it was judged.
 import { useEffect, useState } from "preact/hooks";
-import { call, fresh, type JudgedTask, type TaskAnswer, type Word } from "./api";
+import { call, fresh, type JudgedTask, type QueuedRun, type TaskAnswer, type Word } from "./api";
 
 const WORDS: Word[] = ["explains", "leaf", "refuses", "abstains"];
 
 interface Given { task: JudgedTask; answer: TaskAnswer }
 
-// An adjudicator sees the answers of all, everybody else their own.
-export function Reopen({ run, all, close }: { run: string; all: boolean; close: () => void }) {
+// An adjudicator sees the answers of all (`all`), everybody else their own: at first those in the run `at`, or the latest.
+export function Reopen({ at, all, close }: { at: string; all: boolean; close: () => void }) {
+  const [run, setRun] = useState(at);
+  const [runs, setRuns] = useState<QueuedRun[]>([]);
   const [given, setGiven] = useState<Given[]>([]);
   const [opened, setOpened] = useState("");
   const [told, setTold] = useState("");
-  const path = `/api/runs/${encodeURIComponent(run)}/${all ? "tasks" : "answers"}`;
 
   async function load(): Promise<void> {
+    if (!run) return;
     try {
-      setGiven((await call<JudgedTask[]>(path)).flatMap((task) => task.answers.map((answer) => ({ task, answer }))));
+      setGiven((await call<JudgedTask[]>(`/api/runs/${encodeURIComponent(run)}/answers`)).flatMap((task) => task.answers.map((answer) => ({ task, answer }))));
     } catch (error) {
       setTold((error as Error).message);
     }
   }
-  useEffect(() => void load(), [path]);
+  useEffect(() => { setGiven([]); void load(); }, [run]);
+  useEffect(() => {
+    call<QueuedRun[]>("/api/runs").then((found) => { setRuns(found); setRun((before) => before || (found[0]?.run_id ?? "")); }).catch((error: Error) => setTold(error.message));
+  }, []);
 
   async function amend(answer: TaskAnswer, verdicts: Record<string, Word>, intermediates: string[]): Promise<void> {
     try {
@@ -36,6 +41,7 @@ export function Reopen({ run, all, close }: { run: string; all: boolean; close: 
   return (
     <section class="panel reopen" aria-label="Answers">
       <h2>{all ? "All answers" : "Your answers"} <button type="button" class="plain" onClick={close}>Close <kbd>Esc</kbd></button></h2>
+      {runs.length > 1 && <label>Run <select value={run} onChange={(event) => setRun(event.currentTarget.value)}>{runs.map((one) => <option key={one.run_id} value={one.run_id}>{one.run_id}, {one.state}</option>)}</select></label>}
       {told && <p role="status">{told}</p>}
       {given.length === 0 && <p class="quiet">There are none in this run yet.</p>}
       <ul>

@@ -1,7 +1,7 @@
 // Search of the corpus for what the candidates lack.
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { call, type Hit, type Lease } from "./api";
-import type { Draft } from "./draft";
+import { acceptedIn, type Draft } from "./draft";
 import { Marked } from "./marked";
 
 const MODES = ["hybrid", "dense", "lexical"] as const;
@@ -25,10 +25,9 @@ export function Search({ typed, lease, draft, add, write, close }: Props) {
   async function search(event?: Event): Promise<void> {
     event?.preventDefault();
     setProblem("");
-    const accepted = Object.keys(draft.verdicts).filter((id) => ["explains", "leaf"].includes(draft.verdicts[id]!));
     try {
       const exclude = lease.task.candidates.map((candidate) => candidate.premise_id);
-      const body = { run: lease.run_id, text, mode, accepted: conditioned ? accepted : [], exclude };
+      const body = { run: lease.run_id, text, mode, accepted: conditioned ? acceptedIn(draft) : [], exclude };
       setHits((await call<{ hits: Hit[] }>("/api/search", body)).hits);
     } catch (error) {
       setProblem((error as Error).message);
