@@ -55,7 +55,7 @@ class Ranks(RootModel[list[Rank]]):
 
 
 class Info(BaseModel):
-    """The encoder: `model_id` is the version of label `stable`."""
+    """The encoder: `model_id` is the version of label `stable`, `model_dtype` the precision of its queries."""
 
     model_id: str
     model_dtype: str
@@ -93,12 +93,12 @@ async def info(request: Request) -> Response:
     """Describes the encoder."""
     fleet: Fleet = request.app.state.fleet
     told = await fleet.encoder.info()
-    stable = [one.version for one in told.labels if (one.space_id, one.label) == (told.default_space_id, "stable")]
+    stable = [one for one in told.versions if one.space_id == told.default_space_id and "stable" in one.labels]
     limits = told.service.limits
     return json_response(
         {
-            "model_id": "".join(stable),
-            "model_dtype": told.runtime.rpartition("/")[2],
+            "model_id": "".join(one.version for one in stable),
+            "model_dtype": "".join(one.precisions[0].name.lower() for one in stable if one.precisions),
             "max_input_length": limits.tokens,
             "max_client_batch_size": limits.items,
             "version": told.service.software_version,
