@@ -7,7 +7,7 @@ import { after, before, describe, test } from "node:test";
 import { Code, ConnectError, type HandlerContext } from "@connectrpc/connect";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
 import { AeencError, connect, serveOracle, type Client } from "aeenc";
-import { IndexAdminService, IndexService } from "aeenc/v1/index";
+import { IndexAdminService, IndexService, type RetrieveRequest } from "aeenc/v1/index";
 import { RunState, SamplerService } from "aeenc/v1/sampler";
 import { TrainerService } from "aeenc/v1/trainer";
 
@@ -21,6 +21,7 @@ describe("before a server that fails on demand", () => {
   const requestIds: string[] = [];
   const jobKeys: string[] = [];
   const froms: bigint[] = [];
+  const asked: RetrieveRequest[] = [];
 
   function note(context: HandlerContext): void {
     calls.push(context);
@@ -32,7 +33,9 @@ describe("before a server that fails on demand", () => {
     const handler = connectNodeAdapter({
       routes(router) {
         router.service(IndexService, {
-          async retrieve({ texts }, context) {
+          async retrieve(request, context) {
+            const { texts } = request;
+            asked.push(request);
             note(context);
             if (texts[0] === "slow") await new Promise((resolve) => context.signal.addEventListener("abort", resolve));
             return { results: texts.map((text) => ({ premises: [{ id: "p", text, score: 0.5 }] })), generation: "g" };
@@ -70,6 +73,15 @@ describe("before a server that fails on demand", () => {
   after(() => {
     client.close();
     server.close();
+  });
+
+  test("features and several cross-encoders reach the index", async () => {
+    const fusion = { lexicalWeight: 0.25, features: { first: 3.5, rank: 0.5 } };
+    await client.retrieve("science", ["text"], { mode: "hybrid", fusion, rerank: 20, rerankVersions: ["x1", "x2"] });
+    const request = asked.at(-1);
+    assert.deepEqual(request?.fusion?.features, fusion.features);
+    assert.equal(request?.fusion?.lexicalWeight, 0.25);
+    assert.deepEqual(request?.rerankVersions, ["x1", "x2"]);
   });
 
   test("a transient failure is repeated under the same request id", async () => {

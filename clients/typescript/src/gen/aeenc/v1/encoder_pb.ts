@@ -76,7 +76,7 @@ export type EncodeRequest = Message<"aeenc.v1.EncodeRequest"> & {
 
   /**
    * A key of the caller's choice, such as a user id. While label `canary` has a share, calls with the same key take the
-   * same route. Default: the call's `x-request-id`. At most 256 bytes.
+   * same route. Default: the `x-request-id` of the call or the stream. At most 256 bytes.
    *
    * @generated from field: string routing_key = 8;
    */
@@ -805,10 +805,14 @@ export const EncoderService: GenService<{
    * Fails with:
    * - INVALID_ARGUMENT: no texts, an empty text, a text over a limit, or one too long for the model with
    *   TRUNCATE_ERROR.
+   * - FAILED_PRECONDITION: ROLE_PREMISE with a `model`.
    * - FAILED_PRECONDITION (VERSION_NOT_LOADED): no encoder holds the version or label.
+   * - FAILED_PRECONDITION (SPACE_MISMATCH): this encoder does not serve the space.
+   * - FAILED_PRECONDITION (PRECISION_NOT_LOADED): the version is not computed in that precision here.
    * - RESOURCE_EXHAUSTED, with RetryInfo: the queue is full. With texts of more tokens than their characters suggest
    *   this is said after they are counted.
    * - DEADLINE_EXCEEDED: the deadline has passed.
+   * - UNAVAILABLE: no version is loaded yet.
    *
    * @generated from rpc aeenc.v1.EncoderService.Encode
    */
@@ -820,7 +824,8 @@ export const EncoderService: GenService<{
   /**
    * Embeds an unbounded stream of batches. Responses come in order; the number of batches in flight is bounded.
    *
-   * Fails as Encode does. A failure ends the stream; earlier responses stay valid.
+   * Fails as Encode does, and with INVALID_ARGUMENT for a batch whose role, model, truncate or space is not that of the
+   * first. A failure ends the stream; earlier responses stay valid.
    *
    * @generated from rpc aeenc.v1.EncoderService.EncodeStream
    */

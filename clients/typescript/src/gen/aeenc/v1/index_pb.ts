@@ -345,7 +345,7 @@ export type RetrieveRequest = Message<"aeenc.v1.RetrieveRequest"> & {
 
   /**
    * A key of the caller's choice. While label `canary` has a share, calls with the same key take the same route.
-   * Default: the call's `x-request-id`.
+   * Default: none; then calls whose texts are encoded together take the same route.
    *
    * @generated from field: string routing_key = 15;
    */
@@ -886,7 +886,7 @@ export type BuildGenerationRequest = Message<"aeenc.v1.BuildGenerationRequest"> 
     case: "header";
   } | {
     /**
-     * Premises in insertion order. At most 1 MiB per message.
+     * Premises in insertion order. At most `Limits.message_bytes` per message.
      *
      * @generated from field: aeenc.v1.PremiseChunk chunk = 2;
      */
@@ -1003,7 +1003,7 @@ export type PutExplanationsRequest = Message<"aeenc.v1.PutExplanationsRequest"> 
     case: "header";
   } | {
     /**
-     * Explanations. At most 1 MiB and `Limits.items` per message.
+     * Explanations. At most `Limits.message_bytes` and `Limits.items` per message.
      *
      * @generated from field: aeenc.v1.ExplanationChunk chunk = 2;
      */
@@ -1449,14 +1449,14 @@ export type ListGenerationsRequest = Message<"aeenc.v1.ListGenerationsRequest"> 
   corpus: string;
 
   /**
-   * Maximum number of generations to return. 0: 100.
+   * Maximum number of generations to return. 0: 100. Above `Limits.items`: that limit.
    *
    * @generated from field: uint32 page_size = 2;
    */
   pageSize: number;
 
   /**
-   * The token of the previous page.
+   * The token of the previous page. Generations that are deleted meanwhile do not matter.
    *
    * @generated from field: string page_token = 3;
    */
@@ -1618,7 +1618,7 @@ export const DeleteGenerationResponseSchema: GenMessage<DeleteGenerationResponse
  */
 export enum RetrieveMode {
   /**
-   * The same as RETRIEVE_MODE_DENSE.
+   * The default of the field.
    *
    * @generated from enum value: RETRIEVE_MODE_UNSPECIFIED = 0;
    */
@@ -1834,7 +1834,8 @@ export const IndexService: GenService<{
    *
    * Fails as Search and EncoderService.Encode do, and with:
    * - UNAVAILABLE: no encoder responds.
-   * - FAILED_PRECONDITION: the mode needs words, and the generation was built without them.
+   * - FAILED_PRECONDITION: the mode needs words, and the generation was built without them; `prior` without any
+   *   explanations in the corpus; the cross-encoder has changed during the call.
    * - UNIMPLEMENTED: this build does not support the request.
    *
    * @generated from rpc aeenc.v1.IndexService.Retrieve
@@ -1860,8 +1861,8 @@ export const IndexService: GenService<{
    * Lists the premises of a generation in insertion order.
    *
    * Fails with:
-   * - INVALID_ARGUMENT: the token belongs to another generation.
-   * - NOT_FOUND: unknown corpus.
+   * - INVALID_ARGUMENT: the token belongs to another generation, or is malformed.
+   * - NOT_FOUND: unknown corpus or generation, or no active generation.
    *
    * @generated from rpc aeenc.v1.IndexService.ListPremises
    */
@@ -1913,8 +1914,11 @@ export const IndexAdminService: GenService<{
    *
    * Fails with:
    * - INVALID_ARGUMENT: a bad or duplicate premise, no premises, or a malformed header.
+   * - NOT_FOUND: unknown base generation.
    * - ALREADY_EXISTS: the `request_id` belongs to another build or to other premises.
    * - FAILED_PRECONDITION: `resume_from` skips premises that are not stored, or the encoder has changed.
+   * - FAILED_PRECONDITION (SPACE_MISMATCH): the base generation is of another space, or the encoder does not serve the
+   *   space.
    * - UNAVAILABLE: no encoder responds, the disk is full, or another process builds the same generation.
    *
    * A failed build leaves nothing behind that could be activated.
@@ -1949,7 +1953,9 @@ export const IndexAdminService: GenService<{
   /**
    * Lists the generations of a corpus, newest first.
    *
-   * Fails with NOT_FOUND for an unknown corpus.
+   * Fails with:
+   * - INVALID_ARGUMENT: a malformed token.
+   * - NOT_FOUND: unknown corpus.
    *
    * @generated from rpc aeenc.v1.IndexAdminService.ListGenerations
    */
@@ -1996,7 +2002,7 @@ export const IndexAdminService: GenService<{
    *
    * Fails with:
    * - NOT_FOUND: unknown corpus.
-   * - INVALID_ARGUMENT: an empty text, or one over the limit.
+   * - INVALID_ARGUMENT: an empty text, one over the limit, or more than 64 MiB in one call.
    *
    * A broken stream leaves the explanations unchanged.
    *

@@ -65,7 +65,8 @@ export type PublishRequest = Message<"aeenc.v1.PublishRequest"> & {
   requestId: string;
 
   /**
-   * For label `canary`: its share of the calls without a model, 0 to 1. Unset: unchanged, initially 0.
+   * For label `canary`: its share of the calls without a model, 0 to 1. 0 for a cross-encoder: all pairs of a ranking
+   * must go to one version. Unset: unchanged, initially 0.
    *
    * @generated from field: optional double share = 7;
    */
@@ -241,7 +242,8 @@ export type SetLabelRequest = Message<"aeenc.v1.SetLabelRequest"> & {
   requestId: string;
 
   /**
-   * For label `canary`: its share of the calls without a model, 0 to 1. Unset: unchanged, initially 0.
+   * For label `canary`: its share of the calls without a model, 0 to 1. 0 for a cross-encoder: all pairs of a ranking
+   * must go to one version. Unset: unchanged, initially 0.
    *
    * @generated from field: optional double share = 5;
    */
@@ -347,7 +349,7 @@ export type RollbackRequest = Message<"aeenc.v1.RollbackRequest"> & {
   expectedRevision?: bigint | undefined;
 
   /**
-   * The space. Default: the trainer's own.
+   * The space; that of cross-encoders is `cross-encoder`. Default: the trainer's own.
    *
    * @generated from field: string space_id = 3;
    */
@@ -368,8 +370,8 @@ export type RollbackRequest = Message<"aeenc.v1.RollbackRequest"> & {
   wait?: Duration | undefined;
 
   /**
-   * The corpus whose published generation is rolled back, together with its encoders. `label`, `space_id` and
-   * `expected_revision` are then ignored. Empty: moves only a label.
+   * The corpus whose published generation is rolled back, together with its encoders. `label` and `space_id` are then
+   * ignored, `expected_revision` is refused. Empty: moves only a label.
    *
    * @generated from field: string corpus = 6;
    */
@@ -432,7 +434,7 @@ export const RollbackResponseSchema: GenMessage<RollbackResponse> = /*@__PURE__*
  */
 export type ListLabelsRequest = Message<"aeenc.v1.ListLabelsRequest"> & {
   /**
-   * Only labels of this space. Empty: all.
+   * Only labels of this space; that of cross-encoders is `cross-encoder`. Empty: all.
    *
    * @generated from field: string space_id = 1;
    */
@@ -495,7 +497,7 @@ export const ListLabelsResponseSchema: GenMessage<ListLabelsResponse> = /*@__PUR
  */
 export type Label = Message<"aeenc.v1.Label"> & {
   /**
-   * The space in which it lives.
+   * The space in which it lives; that of cross-encoders is `cross-encoder`.
    *
    * @generated from field: string space_id = 1;
    */
@@ -565,7 +567,7 @@ export type ListRolloutsRequest = Message<"aeenc.v1.ListRolloutsRequest"> & {
   label: string;
 
   /**
-   * The space. Default: the trainer's own.
+   * The space; that of cross-encoders is `cross-encoder`. Default: the trainer's own.
    *
    * @generated from field: string space_id = 2;
    */
@@ -670,7 +672,7 @@ export const RegistryAdminService: GenService<{
    * After a failure, the old encoders and the old generation keep serving.
    *
    * Fails with:
-   * - INVALID_ARGUMENT: an ensemble that SetLabel refuses.
+   * - INVALID_ARGUMENT: a label, a share or an ensemble that SetLabel refuses.
    * - NOT_FOUND: unknown version.
    * - FAILED_PRECONDITION (QUALITY_GATE): the validation MAP is worse than the serving one's, or than that of the best
    *   version published under the label, beyond noise, without `force`.
@@ -692,7 +694,9 @@ export const RegistryAdminService: GenService<{
    * Points a label at a version.
    *
    * Fails with:
-   * - INVALID_ARGUMENT: an ensemble of more than 8 versions, of one twice, of query encoders, or for label `canary`.
+   * - INVALID_ARGUMENT: an ensemble of more than 8 versions, of one twice, of query encoders, or for label `canary`; a
+   *   malformed label, or `previous`; a share outside 0 to 1, for a label other than `canary`, or above 0 for a
+   *   cross-encoder.
    * - NOT_FOUND: unknown version.
    * - ABORTED: `expected_revision` is not the label's revision.
    * - ALREADY_EXISTS: the request id was used with other content.
@@ -725,6 +729,8 @@ export const RegistryAdminService: GenService<{
    * replaced, together with its encoders.
    *
    * Fails with:
+   * - INVALID_ARGUMENT: `expected_revision` with `corpus`; a malformed label, or `previous`.
+   * - NOT_FOUND: unknown label.
    * - FAILED_PRECONDITION: there is nothing to go back to.
    * - ABORTED: `expected_revision` is not the label's revision.
    * - ALREADY_EXISTS: the request id was used with other content.
@@ -754,7 +760,9 @@ export const RegistryAdminService: GenService<{
   /**
    * Lists, for each live encoder, the revision of a label that it serves, or why it does not.
    *
-   * Fails with NOT_FOUND for an unknown label.
+   * Fails with:
+   * - INVALID_ARGUMENT: a malformed label.
+   * - NOT_FOUND: unknown label.
    *
    * @generated from rpc aeenc.v1.RegistryAdminService.ListRollouts
    */

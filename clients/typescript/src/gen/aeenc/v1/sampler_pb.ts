@@ -891,14 +891,16 @@ export const ListPairsResponseSchema: GenMessage<ListPairsResponse> = /*@__PURE_
  */
 export type ImportPairsRequest = Message<"aeenc.v1.ImportPairsRequest"> & {
   /**
-   * The corpus of the premise ids.
+   * The corpus of the premise ids. Required, but not looked up: an import needs no index.
    *
    * @generated from field: string corpus = 1;
    */
   corpus: string;
 
   /**
-   * The pairs, at most `Limits.items`. Their seq and `Provenance.amended` are ignored, so leave out overruled pairs.
+   * The pairs, at most `Limits.items`. Texts have at most `Limits.text_bytes`; ids, names and reasons at most 1,024
+   * characters; longer notes are cut there. Their seq and `Provenance.amended` are ignored, so leave out overruled
+   * pairs.
    *
    * @generated from field: repeated aeenc.v1.Pair pairs = 2;
    */
@@ -1214,7 +1216,7 @@ export type ReleaseTaskRequest = Message<"aeenc.v1.ReleaseTaskRequest"> & {
   leaseId: string;
 
   /**
-   * The reason.
+   * The reason. Kept in the log. At most 1,024 characters; the rest is cut.
    *
    * @generated from field: string reason = 2;
    */
@@ -1265,6 +1267,7 @@ export type SubmitVerdictsRequest = Message<"aeenc.v1.SubmitVerdictsRequest"> & 
 
   /**
    * The lowest rank that the person looked at. Unticked candidates up to it are refused; those beyond are unseen.
+   * 0: none was looked at, so nothing is refused.
    *
    * @generated from field: uint32 seen_upto = 3;
    */
@@ -1278,14 +1281,16 @@ export type SubmitVerdictsRequest = Message<"aeenc.v1.SubmitVerdictsRequest"> & 
   elapsed?: Duration | undefined;
 
   /**
-   * Numbers the client's answers, so that the server recognises a retry.
+   * Numbers the client's answers, so that the server recognises a retry: the same lease and number get the same
+   * `answer_id` again. 0: no number; every further answer is refused (LEASE_ANSWERED).
    *
    * @generated from field: uint64 client_seq = 5;
    */
   clientSeq: bigint;
 
   /**
-   * A note on the task, kept with its pairs (`Provenance.note`). At most 1 KiB; the rest is cut.
+   * A note on the task, kept with its pairs (`Provenance.note`). At most 1,024 characters; the rest is
+   * cut.
    *
    * @generated from field: string note = 6;
    */
@@ -1300,15 +1305,15 @@ export type SubmitVerdictsRequest = Message<"aeenc.v1.SubmitVerdictsRequest"> & 
   additions: Verdict[];
 
   /**
-   * Facts in the person's words that no premise states, at most 64 of 1 KiB each. Suggestions: they are kept with the
-   * answer and become part of no tree, pair or corpus.
+   * Facts in the person's words that no premise states, at most 64 of 1,024 characters each. Suggestions: they are kept
+   * with the answer and become part of no tree, pair or corpus.
    *
    * @generated from field: repeated string written = 8;
    */
   written: string[];
 
   /**
-   * How the query follows from what explains it, in the person's words. At most 1 KiB.
+   * How the query follows from what explains it, in the person's words. At most 1,024 characters.
    *
    * @generated from field: string inference = 9;
    */
@@ -1323,7 +1328,8 @@ export type SubmitVerdictsRequest = Message<"aeenc.v1.SubmitVerdictsRequest"> & 
 
   /**
    * Intermediate conclusions in the person's words that explain the query and need an explanation themselves, at most 64
-   * of 1 KiB each. They become nodes of the tree and are retrieved for, but never premises of a corpus or pair.
+   * of 1,024 characters each. They become nodes of the tree and are retrieved for, but never premises of a corpus or
+   * pair.
    *
    * @generated from field: repeated string intermediates = 11;
    */
@@ -1632,7 +1638,7 @@ export type CloseTaskRequest = Message<"aeenc.v1.CloseTaskRequest"> & {
   adjudicator: string;
 
   /**
-   * Why. Kept in the log, at most 1 KiB. Empty: not said.
+   * Why. Kept in the log. At most 1,024 characters; the rest is cut. Empty: not said.
    *
    * @generated from field: string reason = 4;
    */
@@ -1912,7 +1918,8 @@ export type ListChangesRequest = Message<"aeenc.v1.ListChangesRequest"> & {
   taskId: string;
 
   /**
-   * Maximum number of changes to examine for a page. 0: 100.
+   * Maximum number of changes to examine for a page, at most 500. 0: 100. Of one task, a page may hold fewer changes,
+   * or none, even if it is not the last.
    *
    * @generated from field: uint32 page_size = 3;
    */
@@ -2661,7 +2668,8 @@ export type ListAnswersRequest = Message<"aeenc.v1.ListAnswersRequest"> & {
   annotator: string;
 
   /**
-   * Maximum number of answers to examine for a page. 0: 100. Control items are left out, so a page may hold fewer.
+   * Maximum number of answers to examine for a page, at most 500. 0: 100. Control items are left out, so a page may
+   * hold fewer.
    *
    * @generated from field: uint32 page_size = 3;
    */
@@ -2979,8 +2987,8 @@ export type ListTasksRequest = Message<"aeenc.v1.ListTasksRequest"> & {
   state: TaskState;
 
   /**
-   * Maximum number of tasks to examine for a page. 0: 100. With a state, a page may hold fewer tasks, or none, even if
-   * it is not the last.
+   * Maximum number of tasks to examine for a page, at most 500. 0: 100. With a state, a page may hold fewer tasks, or
+   * none, even if it is not the last.
    *
    * @generated from field: uint32 page_size = 3;
    */
@@ -3065,7 +3073,8 @@ export type JudgedTask = Message<"aeenc.v1.JudgedTask"> & {
   answers: TaskAnswer[];
 
   /**
-   * The verdict on each candidate. Empty while answers are missing. Candidates in conflict are left out.
+   * The verdict on each candidate, with the adjudicator's grade, else the mean of those given. Empty while answers are
+   * missing. Candidates in conflict are left out.
    *
    * @generated from field: repeated aeenc.v1.Verdict decision = 4;
    */
@@ -3852,6 +3861,8 @@ export const TaskStateSchema: GenEnum<TaskState> = /*@__PURE__*/
 /**
  * Retrieves candidates for each node, asks the oracle which of them explain it, and records the answers as pairs.
  *
+ * Calls that change a task fail with ABORTED, too, when too many people change it at once: try again.
+ *
  * @generated from service aeenc.v1.SamplerService
  */
 export const SamplerService: GenService<{
@@ -3925,12 +3936,13 @@ export const SamplerService: GenService<{
     output: typeof CancelRunResponseSchema;
   },
   /**
-   * Continues a run that was cancelled, failed or lost its sampler. The oracle is not asked again for what it has
+   * Continues a run that was cancelled, failed or lost its sampler, or that has succeeded and of which people have
+   * amended answers since: its trees grow below what is accepted now. The oracle is not asked again for what it has
    * answered.
    *
    * Fails with:
    * - NOT_FOUND: unknown run.
-   * - FAILED_PRECONDITION: the run has succeeded.
+   * - FAILED_PRECONDITION: the run has succeeded, and nothing was amended since.
    * - ALREADY_EXISTS: the request id was used for another run, or to stop one.
    *
    * @generated from rpc aeenc.v1.SamplerService.ResumeRun
@@ -3958,7 +3970,10 @@ export const SamplerService: GenService<{
    * Adds pairs that were judged elsewhere, as a separate run.
    *
    * Fails with:
-   * - INVALID_ARGUMENT: a pair without a query, premise or sign.
+   * - INVALID_ARGUMENT: no corpus, no pairs or too many, a pair without a query, premise or sign, a text, id or name
+   *   over its limit, a score or grade that is not finite, a time outside the years 1 to 9999, or a run that is no
+   *   import into this corpus. The message names the pair and the value.
+   * - NOT_FOUND: unknown run.
    * - ALREADY_EXISTS: the request id was used with another corpus, other pairs or another run.
    *
    * @generated from rpc aeenc.v1.SamplerService.ImportPairs
@@ -3985,7 +4000,8 @@ export const SamplerService: GenService<{
    *
    * Fails with:
    * - NOT_FOUND: unknown run, queue, hypothesis or task.
-   * - INVALID_ARGUMENT: a hypothesis or task without its run.
+   * - INVALID_ARGUMENT: a hypothesis or task without its run, too many tasks, or an empty or too long name.
+   * - FAILED_PRECONDITION (NOT_QUALIFIED): the person has not passed the queue's qualification round.
    * - ALREADY_EXISTS: the request id was used with other tasks wanted, or another number of them.
    *
    * @generated from rpc aeenc.v1.SamplerService.LeaseTask
@@ -4001,6 +4017,7 @@ export const SamplerService: GenService<{
    * Fails with:
    * - FAILED_PRECONDITION (LEASE_EXPIRED): the lease has ended.
    * - NOT_FOUND: unknown lease.
+   * - PERMISSION_DENIED: the lease is held by somebody else.
    *
    * @generated from rpc aeenc.v1.SamplerService.RenewLease
    */
@@ -4012,7 +4029,9 @@ export const SamplerService: GenService<{
   /**
    * Returns a task unanswered. It goes to the end of the queue. Releasing a lease that has ended is not an error.
    *
-   * Fails with NOT_FOUND for an unknown lease.
+   * Fails with:
+   * - NOT_FOUND: unknown lease.
+   * - PERMISSION_DENIED: the lease is held by somebody else.
    *
    * @generated from rpc aeenc.v1.SamplerService.ReleaseTask
    */
@@ -4032,6 +4051,8 @@ export const SamplerService: GenService<{
    * - FAILED_PRECONDITION (TASK_ANSWERED): the task was answered under another lease.
    * - FAILED_PRECONDITION (LEASE_ANSWERED): the lease was already answered.
    * - FAILED_PRECONDITION (LEASE_RELEASED): the task was returned.
+   * - FAILED_PRECONDITION (TASK_WITHDRAWN): the task was retrieved again after the lease had ended.
+   * - PERMISSION_DENIED: the lease is held by somebody else.
    *
    * @generated from rpc aeenc.v1.SamplerService.SubmitVerdicts
    */
@@ -4057,15 +4078,18 @@ export const SamplerService: GenService<{
     output: typeof UndoVerdictsResponseSchema;
   },
   /**
-   * Replaces single verdicts or adds premises; the log keeps the old answer. If the answer has become pairs of the run, adds pairs that
-   * replace them (`Provenance.amended`). The tree stays as it is.
+   * Replaces single verdicts, grades included, or adds premises; the log keeps the old answer. If the answer has become
+   * pairs of the run, adds pairs that replace them (`Provenance.amended`). The tree grows below what is accepted now: of
+   * a run that goes on within seconds, of one that has succeeded when it is resumed. What was judged stays judged.
    *
    * Fails with:
    * - NOT_FOUND: unknown answer, or an addition that the run's generation lacks.
    * - PERMISSION_DENIED: somebody else's answer, without the role to adjudicate.
    * - INVALID_ARGUMENT: unknown premise, or an addition as SubmitVerdicts refuses it.
-   * - FAILED_PRECONDITION: the answer was already amended or taken back.
+   * - FAILED_PRECONDITION: the answer was already amended or taken back, or the run ended before it recorded the node;
+   *   resume it first.
    * - FAILED_PRECONDITION (ADJUDICATED): an adjudicator has decided one of the candidates; adjudicate again.
+   * - UNAVAILABLE: the run is about to record the node; try again in a moment.
    * - ALREADY_EXISTS: the request id was used with other verdicts.
    *
    * @generated from rpc aeenc.v1.SamplerService.AmendVerdicts
@@ -4077,11 +4101,13 @@ export const SamplerService: GenService<{
   },
   /**
    * Resolves a conflict between annotators, or changes what an adjudicator has decided. If that has become pairs of the
-   * run, adds pairs that replace them.
+   * run, adds pairs that replace them. A grade given here stands above those of the annotators.
    *
    * Fails with:
-   * - NOT_FOUND: unknown conflict.
+   * - NOT_FOUND: unknown run or task, or a task without a conflict.
    * - INVALID_ARGUMENT: a candidate in conflict is missing, or there are no verdicts.
+   * - FAILED_PRECONDITION: the run ended before it recorded the node; resume it first.
+   * - UNAVAILABLE: the run is about to record the node; try again in a moment.
    * - ALREADY_EXISTS: the request id was used with other verdicts.
    *
    * @generated from rpc aeenc.v1.SamplerService.Adjudicate

@@ -76,7 +76,8 @@ export type JobConfig = Message<"aeenc.v1.JobConfig"> & {
   baseVersion: string;
 
   /**
-   * The objective. Default: FULL_CORPUS_SOFTMAX; in mode CROSS_ENCODER, REGRESSION.
+   * The objective. Default: FULL_CORPUS_SOFTMAX; in mode CROSS_ENCODER, REGRESSION. Modes SIAMESE and DUAL have no
+   * default: name one.
    *
    * @generated from field: aeenc.v1.Loss loss = 5;
    */
@@ -539,7 +540,7 @@ export const GetJobResponseSchema: GenMessage<GetJobResponse> = /*@__PURE__*/
  */
 export type ListJobsRequest = Message<"aeenc.v1.ListJobsRequest"> & {
   /**
-   * Maximum number of jobs to return. 0: 100.
+   * Maximum number of jobs to return. 0: 100. Above `Limits.items`: that limit.
    *
    * @generated from field: uint32 page_size = 1;
    */
@@ -1126,7 +1127,7 @@ export const EvaluateResponseSchema: GenMessage<EvaluateResponse> = /*@__PURE__*
   messageDesc(file_aeenc_v1_trainer, 25);
 
 /**
- * One immutable query-encoder version.
+ * One immutable version of a query encoder or a cross-encoder.
  *
  * @generated from message aeenc.v1.Checkpoint
  */
@@ -1139,7 +1140,7 @@ export type Checkpoint = Message<"aeenc.v1.Checkpoint"> & {
   version: string;
 
   /**
-   * The space of its vectors.
+   * The space of its vectors; `cross-encoder` for a cross-encoder, which has none.
    *
    * @generated from field: string space_id = 2;
    */
@@ -1272,14 +1273,14 @@ export const TandemSchema: GenMessage<Tandem> = /*@__PURE__*/
  */
 export type ListCheckpointsRequest = Message<"aeenc.v1.ListCheckpointsRequest"> & {
   /**
-   * Maximum number of checkpoints to return. 0: 100.
+   * Maximum number of checkpoints to return. 0: 100. Above `Limits.items`: that limit.
    *
    * @generated from field: uint32 page_size = 1;
    */
   pageSize: number;
 
   /**
-   * The token of the previous page.
+   * The token of the previous page. Checkpoints that are deleted meanwhile do not matter.
    *
    * @generated from field: string page_token = 2;
    */
@@ -1427,7 +1428,7 @@ export const TrainerServiceGetInfoResponseSchema: GenMessage<TrainerServiceGetIn
  */
 export enum Batching {
   /**
-   * The same as BATCHING_QUERIES.
+   * The default of the field, which depends on the mode.
    *
    * @generated from enum value: BATCHING_UNSPECIFIED = 0;
    */
@@ -1512,7 +1513,7 @@ export const ModeSchema: GenEnum<Mode> = /*@__PURE__*/
  */
 export enum Loss {
   /**
-   * The same as LOSS_FULL_CORPUS_SOFTMAX.
+   * The default of the field, which depends on the mode.
    *
    * @generated from enum value: LOSS_UNSPECIFIED = 0;
    */
@@ -1744,6 +1745,9 @@ export const TrainerService: GenService<{
    * Fails with:
    * - INVALID_ARGUMENT: an invalid setting, a validation premise outside the corpus, or a split that a data set lacks.
    * - NOT_FOUND: unknown corpus, run, data set or version.
+   * - FAILED_PRECONDITION: `base_version` or `guide_version` is a cross-encoder, a run is of another corpus or split,
+   *   or a data set's files are missing.
+   * - FAILED_PRECONDITION (SPACE_MISMATCH): `base_version` or `guide_version` is of another space than the corpus.
    * - FAILED_PRECONDITION (NO_POSITIVES): the job has only runs, and they contain no positive pair.
    * - ALREADY_EXISTS: the idempotency key was used with another configuration.
    * - UNAVAILABLE: the job cannot be stored.
@@ -1923,7 +1927,9 @@ export const TrainerAdminService: GenService<{
    * Removes what the trainer's settings no longer keep, by age and by number, and what killed processes have left, now
    * instead of within the next minute. Checkpoints that are in use stay.
    *
-   * Fails with UNAVAILABLE: the index does not respond, or another trainer is collecting.
+   * Fails with:
+   * - ALREADY_EXISTS: the request id was used with other content.
+   * - UNAVAILABLE: the index does not respond, or another trainer is collecting.
    *
    * @generated from rpc aeenc.v1.TrainerAdminService.CollectGarbage
    */

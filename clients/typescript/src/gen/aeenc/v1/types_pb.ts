@@ -501,13 +501,16 @@ export const ServiceInfoSchema: GenMessage<ServiceInfo> = /*@__PURE__*/
   messageDesc(file_aeenc_v1_types, 8);
 
 /**
- * Limits that a service enforces. A call beyond one fails with INVALID_ARGUMENT and names the limit.
+ * Limits that a service enforces. Unless a field says otherwise, a call beyond one fails with INVALID_ARGUMENT and
+ * names the limit.
  *
  * @generated from message aeenc.v1.Limits
  */
 export type Limits = Message<"aeenc.v1.Limits"> & {
   /**
-   * Maximum size of a unary request or response, in bytes. Default: 4 MiB.
+   * Maximum size of a message to the service and of a unary response, in bytes. Default: 4 MiB. gRPC itself refuses a
+   * larger message, with RESOURCE_EXHAUSTED and without details. A larger response of Search, Retrieve or GetPremises
+   * fails with INVALID_ARGUMENT.
    *
    * @generated from field: uint64 message_bytes = 1;
    */
