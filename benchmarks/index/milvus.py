@@ -33,6 +33,7 @@ K = 10
 SIZES = (2_000, 16_000)
 POOL = 1_000  # premises by words that HYBRID fuses
 VOCABULARY, WORDS = 8_000, (4, 16)  # words of the corpus; the fewest and, exclusive, the most of a premise
+PATIENCE_S = 600.0  # of Milvus, while it indexes
 
 
 def main() -> None:
@@ -62,11 +63,11 @@ def measure(rows: Rows, uri: str, size: int) -> None:
     rows.note(f"{size:,}: writing", size / (time.perf_counter() - started), "1/s")
     rows.note(f"{size:,}: writing, of one core of the index", size / (time.process_time() - own), "1/s")
     started, own = time.perf_counter(), time.process_time()
-    engine = writer.seal(premises, 600.0)
+    engine = writer.seal(premises, PATIENCE_S)
     meta = generation_meta(
         corpus="bench", space_id="s", premise_version="q", dim=vectors.shape[1], premises=size, **engine
     )
-    stored = writer.commit(artifact_of("bench", meta, {}, datetime.now(UTC)))
+    stored = writer.commit(artifact_of("bench", meta, {}, datetime.now(UTC)), PATIENCE_S)
     rows.note(f"{size:,}: the commit, with the words", time.perf_counter() - started, "s")
     rows.note(f"{size:,}: the commit, processor time of the index", time.process_time() - own, "s")
     served = MilvusGeneration.of(stored, link)

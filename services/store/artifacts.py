@@ -221,6 +221,10 @@ class ArtifactStore:
             raise errors.DataLoss(f"{directory / min(extra)} is not in the manifest; remove it")
         return artifact
 
+    def described(self, folder: str, artifact_id: str) -> Artifact:
+        """Opens an artifact to know what it is, not to read its files. Raises what `open` raises."""
+        return self.open(folder, artifact_id, verify="size")
+
     def push(self, folder: str, artifact_id: str) -> Artifact:
         """Makes a committed artifact durable for all who share the store: one in a shared directory is so already."""
         return self.open(folder, artifact_id, verify="size")
@@ -400,7 +404,11 @@ def read_manifest(path: Path, expected_sha256: str | None) -> Artifact:
     """Reads a manifest, which names plain files. Raises DataLoss, NewerFormat."""
     if path.is_symlink() or path.stat().st_size > MANIFEST_BYTES_MAX:
         raise errors.DataLoss(f"{path} is a link or over {MANIFEST_BYTES_MAX:,} bytes; restore it")
-    data = path.read_bytes()
+    return parse_manifest(path.read_bytes(), path, expected_sha256)
+
+
+def parse_manifest(data: bytes, path: Path, expected_sha256: str | None = None) -> Artifact:
+    """Turns the content of a manifest at `path` into the artifact that it describes. Raises as `read_manifest` does."""
     digest = hashlib.sha256(data).hexdigest()
     if expected_sha256 and digest != expected_sha256:
         raise errors.DataLoss(f"{path} has sha256 {digest[:12]}…, expected {expected_sha256[:12]}…; restore it")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import stat
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 _BLOCK_BYTES = 1024 * 1024
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class Documents(Protocol):
@@ -60,14 +62,7 @@ class DocumentFiles:
 
     def write(self, key: str, content: bytes, *, durable: bool = True) -> None:
         """Replaces the content. What is not `durable` may be lost with the power."""
-        path = self._root / key
-        if durable:
-            atomic_write(path, content)
-            return
-        make_directory(path.parent)
-        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-        temporary.write_bytes(content)
-        temporary.replace(path)
+        atomic_write(self._root / key, content, durable=durable)
 
     def remove(self, key: str) -> None:
         """Removes one that may be gone already."""
@@ -90,10 +85,11 @@ class DocumentFiles:
         return found
 
 
-def atomic_write(path: Path, data: bytes, *, mode: int | None = None) -> None:
+def atomic_write(path: Path, data: bytes, *, mode: int | None = None, durable: bool = True) -> None:
     """Replaces a file as a whole, durably: a reader, or a crash, finds the old content or the new.
 
-    The file keeps its owner and permissions as far as this process may set them; `mode` sets others.
+    What is not `durable` may be lost with the power. The file keeps its owner and permissions as far as this process
+    may set them; `mode` sets others.
     """
     make_directory(path.parent)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
@@ -101,13 +97,14 @@ def atomic_write(path: Path, data: bytes, *, mode: int | None = None) -> None:
         old = _stat(path)
         new_mode = 0o666 if mode is None else mode
         temporary.touch(new_mode if old is None else 0o600)  # at no time may more people read it than in the end
-        write_and_sync(temporary, data)
+        write_and_sync(temporary, data) if durable else temporary.write_bytes(data)
         if old is not None:
             _keep_permissions(temporary, old, mode)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    sync_directory(path.parent)
+    if durable:
+        sync_directory(path.parent)
 
 
 def _stat(path: Path) -> os.stat_result | None:

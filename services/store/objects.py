@@ -32,11 +32,12 @@ from services.store.artifacts import (
     ArtifactStore,
     FileEntry,
     Hold,
+    parse_manifest,
     read_manifest,
     remove_directory,
     same_content,
 )
-from services.store.files import atomic_write, make_directory, sync_directory, write_and_sync
+from services.store.files import DISK_FULL, atomic_write, make_directory, sync_directory, write_and_sync
 
 log = get(__name__)
 T = TypeVar("T")
@@ -44,6 +45,7 @@ T = TypeVar("T")
 TRIES, BACKOFF_S = 3, 0.2
 JUDGED_S = 0.01  # somebody is just finding out whether a copy may go
 BLOCK_BYTES = 4 * 1024 * 1024
+COPIES = ".copies"  # below the directory: a link to the manifest of each copy of what the bucket has, or had
 UNFINISHED_AFTER = timedelta(days=1)  # files without a manifest that nobody has touched for so long belong to nobody
 
 
@@ -108,6 +110,11 @@ class Bucket:
         with contextlib.suppress(FileNotFoundError):
             self._asked(key, lambda: self._files.rm_file(f"{self._root}/{key}"))
 
+    def remove_below(self, prefix: str) -> None:
+        """Removes all objects below a prefix, many by one request."""
+        with contextlib.suppress(FileNotFoundError):
+            self._asked(prefix, lambda: self._files.rm(f"{self._root}/{prefix}", recursive=True))
+
     def names(self, prefix: str) -> list[str]:
         """Lists the names directly below a prefix, of objects and of further prefixes, sorted."""
         try:
@@ -116,11 +123,16 @@ class Bucket:
             return []
         return sorted(path.rstrip("/").rpartition("/")[2] for path in found)
 
-    def sizes(self, prefix: str) -> dict[str, tuple[int, datetime]]:
-        """Lists the objects below a prefix: their size, and when they were written."""
-        found = self._asked(prefix, lambda: self._files.find(f"{self._root}/{prefix}", detail=True, refresh=True))
-        start = len(self._root) + 1
-        return {path[start:]: (int(info["size"]), _written_at(info)) for path, info in found.items()}
+    def sizes(self, prefix: str, beginning: str = "") -> dict[str, tuple[int, datetime]]:
+        """Lists the objects below a prefix, those whose names there begin so: size, and when they were written."""
+        below = f"{self._root}/{prefix}"
+        options = {"prefix": beginning} if beginning else {}  # what has no prefixes, such as a disk, takes no notice
+        found = self._asked(prefix, lambda: self._files.find(below, detail=True, refresh=True, **options))
+        return {
+            path[len(self._root) + 1 :]: (int(info["size"]), _written_at(info))
+            for path, info in found.items()
+            if path.startswith(f"{below}/{beginning}")
+        }
 
     def upload(self, source: Path, key: str, entry: FileEntry) -> None:
         """Copies a file, in parts where it is large. Raises DataLoss, and leaves no manifest, if it has changed."""
@@ -133,11 +145,14 @@ class Bucket:
         self._asked(key, upload)
 
     def download(self, key: str, target: Path, entry: FileEntry) -> None:
-        """Copies an object into a file, durably. Raises DataLoss for one that is not what the manifest says."""
+        """Copies an object into a file, durably.
+
+        Raises DataLoss for one that is not what the manifest says, Unavailable also when the disk is full.
+        """
 
         def download() -> None:
             opened = self._files.open(f"{self._root}/{key}", "rb", block_size=BLOCK_BYTES)
-            with opened as source, target.open("wb") as file:
+            with _on_disk(target), opened as source, target.open("wb") as file:
                 got = _copied(source, file)
                 file.flush()
                 os.fsync(file.fileno())
@@ -172,8 +187,8 @@ class Bucket:
 class CachedStore(ArtifactStore):
     """An artifact store whose artifacts lie in a bucket, and those in use also in a directory.
 
-    The directory is kept below `cache_bytes` (0: without limit): the artifacts that were not opened for longest go,
-    but for those that somebody holds, or that are not in the bucket.
+    The directory is kept below `cache_bytes` (0: without limit): the artifacts that were not opened for longest go, but
+    for those that somebody holds, or that never were in the bucket. What is gone from there stays a day after its use.
     """
 
     def __init__(self, root: Path, bucket: Bucket, cache_bytes: int = 0) -> None:
@@ -188,10 +203,12 @@ class CachedStore(ArtifactStore):
         key = f"{folder}/{artifact_id}"
         there = self.bucket.sizes(key)
         if f"{key}/{MANIFEST}" in there and self._adopt(artifact, key):
+            self._mark(artifact.path)
             return super().open(folder, artifact_id, verify="size")
         for name, entry in artifact.files.items():
             self.bucket.upload(artifact.path / name, f"{key}/{name}", entry)
         self.bucket.write(f"{key}/{MANIFEST}", (artifact.path / MANIFEST).read_bytes())
+        self._mark(artifact.path)
         log.info("uploaded", folder=folder, id=artifact_id, bytes=artifact.size_bytes)
         self._evict(keep=artifact_id)
         return artifact
@@ -234,6 +251,18 @@ class CachedStore(ArtifactStore):
         self._provide(folder, artifact_id)
         return super().open(folder, artifact_id, expected_manifest_sha256=expected_manifest_sha256, verify=verify)
 
+    def described(self, folder: str, artifact_id: str) -> Artifact:
+        """Describes an artifact as ArtifactStore does, by its manifest in the bucket where it is not here, or damaged.
+
+        It fetches nothing.
+        """
+        with contextlib.suppress(errors.NotFound, errors.DataLoss):
+            return super().open(folder, artifact_id, verify="size")
+        content = self.bucket.read(f"{folder}/{artifact_id}/{MANIFEST}")
+        if content is None:
+            raise self._missing(folder, artifact_id)
+        return parse_manifest(content, self.path(folder, artifact_id) / MANIFEST)
+
     def hold(self, folder: str, artifact_id: str) -> Hold:
         """Keeps the files of an artifact as ArtifactStore does, fetched first if it is not here."""
         for _ in range(TRIES):  # somebody may evict it before it is held
@@ -253,7 +282,7 @@ class CachedStore(ArtifactStore):
     def list(self, folder: str) -> list[str]:
         """Lists the ids of all artifacts of a folder in the bucket, sorted; while that is away, of the copies here."""
         try:
-            names = [key[len(folder) + 1 :].split("/") for key in self.bucket.sizes(folder)]
+            names = [key[len(folder) + 1 :].split("/") for key in self._objects(folder)]
         except errors.Unavailable:
             return super().list(folder)
         return sorted(name[0] for name in names if name[1:] == [MANIFEST])
@@ -274,6 +303,7 @@ class CachedStore(ArtifactStore):
             self.bucket.remove(one)
         with contextlib.suppress(errors.NotFound) if f"{key}/{MANIFEST}" in there else contextlib.nullcontext():
             super().delete(folder, artifact_id)
+        self._mark_of(self.path(folder, artifact_id)).unlink(missing_ok=True)
 
     @contextmanager
     def deleting(self, folder: str, artifact_id: str) -> Iterator[None]:
@@ -291,13 +321,18 @@ class CachedStore(ArtifactStore):
             self.delete(folder, artifact_id)
 
     def sweep(self, folder: str) -> bool:
-        """Removes what killed writers have left, here, and after a day in the bucket."""
+        """Removes what killed writers have left, here, and after a day in the bucket, unless that is away."""
+        try:
+            self._sweep_bucket(folder)
+        except errors.Unavailable as error:
+            log.warning("uploads that were never finished are not swept for now", folder=folder, reason=error.message)
+        return super().sweep(folder)
+
+    def _sweep_bucket(self, folder: str) -> None:
         finished: set[str] = set()
         left: dict[str, list[tuple[str, datetime]]] = {}
-        for key, (_, written_at) in self.bucket.sizes(folder).items():
+        for key, (_, written_at) in self._objects(folder).items():
             artifact = key.rpartition("/")[0]
-            if artifact.rpartition("/")[2].startswith("."):
-                continue  # the records of a corpus
             left.setdefault(artifact, []).append((key, written_at))
             if key.endswith(f"/{MANIFEST}"):
                 finished.add(artifact)
@@ -307,7 +342,14 @@ class CachedStore(ArtifactStore):
                 log.info("swept an upload that was never finished", url=self.bucket.url, key=artifact)
                 for key, _ in objects:
                     self.bucket.remove(key)
-        return super().sweep(folder)
+
+    def _objects(self, folder: str) -> dict[str, tuple[int, datetime]]:
+        """Lists the objects of a folder's artifacts. It reads no hidden ones: a build under way may have very many."""
+        letters = {name[0] for name in self.bucket.names(folder) if not name.startswith(".")}
+        found: dict[str, tuple[int, datetime]] = {}
+        for letter in sorted(letters):  # of generations one, "g"
+            found |= self.bucket.sizes(folder, letter)
+        return found
 
     def _is_here(self, folder: str, artifact_id: str) -> bool:
         return (self.path(folder, artifact_id) / MANIFEST).is_file()
@@ -319,13 +361,13 @@ class CachedStore(ArtifactStore):
                 os.utime(self.path(folder, artifact_id) / MANIFEST)  # its last use
             elif (manifest := self.bucket.read(f"{folder}/{artifact_id}/{MANIFEST}")) is not None:
                 self._fetch(folder, artifact_id, manifest)
-                self._evict(keep=artifact_id)
 
     def _fetch(self, folder: str, artifact_id: str, manifest: bytes) -> None:
         begun, key = time.monotonic(), f"{folder}/{artifact_id}"
         with self.writer("", folder) as writer:
             write_and_sync(writer.path / MANIFEST, manifest)
             artifact = read_manifest(writer.path / MANIFEST, None)
+            self._evict(room_bytes=artifact.size_bytes)
             for name, entry in artifact.files.items():
                 self.bucket.download(f"{key}/{name}", writer.path / name, entry)
             sync_directory(writer.path)
@@ -336,11 +378,12 @@ class CachedStore(ArtifactStore):
                 if not self._is_here(folder, artifact_id):  # otherwise another process was faster
                     raise
             sync_directory(target.parent)
+        self._mark(target)
         elapsed_s = round(time.monotonic() - begun, 3)
         log.info("downloaded", folder=folder, id=artifact_id, bytes=artifact.size_bytes, elapsed_s=elapsed_s)
 
-    def _evict(self, keep: str) -> None:
-        """Removes copies that were not used for longest until the directory is small enough."""
+    def _evict(self, *, keep: str = "", room_bytes: int = 0) -> None:
+        """Removes copies that were not used for longest until the directory is small enough, and has room for more."""
         if not self._cache_bytes:
             return
         copies = []
@@ -348,15 +391,37 @@ class CachedStore(ArtifactStore):
             with contextlib.suppress(OSError):
                 size = sum(entry.stat().st_size for entry in manifest.parent.iterdir())
                 copies.append((manifest.stat().st_mtime, size, manifest.parent))
-        used = sum(size for _, size, _ in copies)
-        for _, size, path in sorted(copies):
+        used = room_bytes + sum(size for _, size, _ in copies)
+        for opened_at, size, path in sorted(copies):
             if used <= self._cache_bytes:
                 return
-            key = path.relative_to(self.root).as_posix()
-            if path.name != keep and self.bucket.read(f"{key}/{MANIFEST}") is not None and _unheld(path):
+            if path.name != keep and self._may_go(path, opened_at) and _unheld(path):
                 remove_directory(path)
+                self._mark_of(path).unlink(missing_ok=True)
                 log.info("evicted from the cache", path=str(path), bytes=size)
                 used -= size
+
+    def _may_go(self, path: Path, opened_at: float) -> bool:
+        """Whether the bucket has an artifact; or had it, and nobody has opened the copy for long."""
+        if self.bucket.read(f"{path.relative_to(self.root).as_posix()}/{MANIFEST}") is not None:
+            return True
+        return opened_at < (datetime.now(UTC) - UNFINISHED_AFTER).timestamp() and self._is_marked(path)
+
+    def _mark(self, path: Path) -> None:
+        """Marks an artifact as a copy of one in the bucket; what has no mark may be the only one there is."""
+        mark = self._mark_of(path)
+        with contextlib.suppress(OSError):  # without a mark it only stays longer
+            make_directory(mark.parent)
+            mark.unlink(missing_ok=True)
+            os.link(path / MANIFEST, mark)  # holds for this very copy, not for one made later
+
+    def _is_marked(self, path: Path) -> bool:
+        with contextlib.suppress(OSError):
+            return self._mark_of(path).samefile(path / MANIFEST)
+        return False
+
+    def _mark_of(self, path: Path) -> Path:
+        return self.root / COPIES / path.relative_to(self.root)
 
 
 def _link_new(path: Path, content: bytes) -> None:
@@ -368,6 +433,20 @@ def _link_new(path: Path, content: bytes) -> None:
         os.link(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _on_disk(path: Path) -> Iterator[None]:
+    """Names the disk, and not the object store, as the reason when there is no room for a file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        raise errors.Unavailable(
+            f"the disk of {path} is full or a file-size limit is reached ({error.strerror}); free space there, or "
+            "lower ARTIFACTS_CACHE_BYTES"
+        ) from error
 
 
 def _unheld(path: Path) -> bool:

@@ -37,7 +37,12 @@ def test_artifacts_lie_in_s3_as_they_lie_in_a_directory(s3: subprocess.Popen[str
         (writer.path / "large").write_bytes(os.urandom(120_000_000))  # in parts
         written = writer.commit({}, id_prefix="q")
     one.push(FOLDER, written.id)
+    for number in range(3):
+        one.bucket.write(f"{FOLDER}/.build-x/part-{number}", b"1")
     assert two.list(FOLDER) == [written.id]
+    assert {key.split("/")[1] for key in two._objects(FOLDER)} == {written.id}
+    one.bucket.remove_below(f"{FOLDER}/.build-x")
+    assert set(one.bucket.names(FOLDER)) == {written.id}
     assert two.open(FOLDER, written.id).manifest_sha256 == written.manifest_sha256
 
     def move(number: int) -> str:

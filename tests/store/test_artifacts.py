@@ -308,7 +308,7 @@ FULL_DISK = """
 import errno, resource, signal, sys
 from pathlib import Path
 from services.store.artifacts import LOCK, ArtifactStore
-from services.store.files import atomic_write
+from services.store.files import DocumentFiles, atomic_write
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then the write fails with EFBIG, as with ENOSPC
 store, pointer = ArtifactStore(Path(sys.argv[1])), Path(sys.argv[1]) / "pointer"
@@ -320,7 +320,9 @@ def commit(size):
         for name in names:
             (writer.path / name).write_bytes(b"x" * size)
         writer.commit({})
-for fail in (lambda: commit(5000), lambda: commit(1), lambda: atomic_write(pointer, b"x" * 5000)):
+def put(durable):
+    DocumentFiles(pointer.parent).write(pointer.name, b"x" * 5000, durable=durable)
+for fail in (lambda: commit(5000), lambda: commit(1), lambda: put(True), lambda: put(False)):
     try:
         fail()
     except OSError as error:

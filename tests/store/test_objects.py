@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,6 +41,29 @@ def cut_off(store: CachedStore) -> None:
     """Lets nobody reach the bucket; a `file://` would be written past fsspec."""
     url, store.bucket = store.bucket.url, Bucket("memory://away")
     store.bucket.url, store.bucket._files = url.replace("file:", "memory:"), Away()
+
+
+class Counted:
+    """The file system of a bucket, which notes each request, and the objects that listings have read.
+
+    As that of an object store it lists by prefix.
+    """
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._files, self.requests, self.listed = bucket._files, list[str](), list[str]()
+        bucket._files = self
+
+    def __getattr__(self, name: str) -> Any:
+        def ask(path: str, *arguments: object, prefix: str = "", **options: object) -> Any:
+            self.requests.append(name)
+            found = getattr(self._files, name)(path, *arguments, **options)
+            if name == "find":
+                found = {key: info for key, info in found.items() if key.startswith(f"{path}/{prefix}")}
+            if name in {"find", "ls"}:
+                self.listed.extend(found)
+            return found
+
+        return ask
 
 
 @pytest.fixture
@@ -86,6 +111,18 @@ def test_what_one_host_has_pushed_another_opens(host: Any):
     found = two.open(FOLDER, written.id, expected_manifest_sha256=written.manifest_sha256)
     assert (found.file("a").read_text(), found.file("b").read_text()) == ("some", "more")
     assert found.path.is_relative_to(two.root)
+
+
+def test_a_listing_reads_nothing_of_a_build_under_way(host: Any):
+    one = host("one")
+    written = [pushed(one, a=text).id for text in ("some", "other")]
+    for number in range(500):
+        one.bucket.write(f"{FOLDER}/.build-x/part-{number:03}", b"1")
+    counted = Counted(one.bucket)
+    assert one.list(FOLDER) == sorted(written)
+    assert one.sweep(FOLDER)
+    assert not [key for key in counted.listed if "part-" in key]
+    assert len(counted.requests) <= 4
 
 
 def test_what_is_not_whole_in_the_bucket_does_not_exist_there(host: Any, remote: Path):
@@ -201,6 +238,66 @@ def test_the_cache_keeps_its_bound_and_what_is_held_or_nowhere_else(host: Any):
     assert hold.stands()
 
 
+def test_room_is_made_before_an_artifact_is_fetched(host: Any, monkeypatch: pytest.MonkeyPatch):
+    one = host("one")
+    oldest, older, newest = (pushed(one, a=name * 10_000) for name in "abc")
+    two, there = host("two", cache_bytes=25_000), []
+    for age, copy in enumerate((two.open(FOLDER, older.id), two.open(FOLDER, oldest.id))):
+        os.utime(copy.path / MANIFEST, (1000 - age, 1000 - age))
+    download = Bucket.download
+
+    def noted(*arguments: Any) -> None:
+        there.extend(path.name for path in (two.root / FOLDER).glob("q*"))
+        download(*arguments)
+
+    monkeypatch.setattr(Bucket, "download", noted)
+    assert two.open(FOLDER, newest.id)
+    assert there == [older.id]
+
+
+def test_a_copy_of_what_is_gone_from_the_bucket_goes_a_day_after_its_last_use(host: Any):
+    one, two = host("one"), host("two", cache_bytes=15_000)
+    gone, other, third = (pushed(one, a=name * 10_000) for name in "abc")
+    copy = two.open(FOLDER, gone.id).path
+    one.delete(FOLDER, gone.id)
+    two.open(FOLDER, other.id)
+    assert copy.exists(), "whoever has it may go on"
+    two_days_ago = (datetime.now(UTC) - timedelta(days=2)).timestamp()
+    os.utime(copy / MANIFEST, (two_days_ago, two_days_ago))
+    hold = ArtifactStore(two.root).hold(FOLDER, gone.id)
+    two.open(FOLDER, third.id)
+    assert copy.exists(), "somebody holds it"
+    del hold
+    two.open(FOLDER, other.id)
+    assert not copy.exists()
+
+
+def test_what_never_was_in_the_bucket_is_not_evicted_however_old(host: Any):
+    two = host("two", cache_bytes=15_000)
+    own = commit(ArtifactStore(two.root), a="a" * 10_000)  # from when the directory was the store
+    os.utime(own.path / MANIFEST, (1000, 1000))
+    two.open(FOLDER, pushed(host("one"), a="b" * 10_000).id)
+    assert own.path.exists()
+
+
+def test_a_full_disk_is_named_as_the_reason_and_not_asked_again(host: Any):
+    written, two = pushed(host("one"), a="a" * 100_000), host("two")
+    opened, files = [], two.bucket._files
+    two.bucket._files = SimpleNamespace(
+        cat_file=files.cat_file, open=lambda *args, **options: (opened.append(args), files.open(*args, **options))[1]
+    )
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))  # stands for the full disk
+    try:
+        with pytest.raises(errors.Unavailable, match=f"disk of {two.root}.*free space") as full:
+            two.open(FOLDER, written.id)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "credentials" not in full.value.message
+    assert len(opened) == 1
+    assert two.open(FOLDER, written.id).size_bytes == 100_000
+
+
 def test_a_hold_waits_while_another_process_judges_the_copy(host: Any, monkeypatch: pytest.MonkeyPatch):
     store = host("one")
     artifact = commit(store, a="1")
@@ -235,6 +332,14 @@ def test_an_upload_that_was_never_finished_is_swept_after_a_day(host: Any, remot
     one.sweep(FOLDER)
     assert not (remote / FOLDER / broken.id / "a").exists()
     assert host("two").open(FOLDER, whole.id)
+
+
+def test_while_the_bucket_is_away_what_was_left_here_is_swept(host: Any):
+    one = host("one")
+    (left := one.root / FOLDER / ".tmp-x").mkdir(parents=True)
+    cut_off(one)
+    assert one.sweep(FOLDER)
+    assert not left.exists()
 
 
 def test_the_records_of_a_corpus_are_no_unfinished_upload_however_old(host: Any, remote: Path):

@@ -25,7 +25,7 @@ def test_the_reference_has_a_heading_for_each_command_and_a_row_for_its_options(
     headings = {line.lstrip("# ").replace(" ", "-") for line in pages["cli.md"].splitlines() if line.startswith("#")}
     for (name,) in documented.commands(documented.get_command(documented.app), "aeenc"):
         assert name in headings
-    assert "| `--facts <path>` |" in pages["cli.md"]
+    assert "| `--data <path>` |" in pages["cli.md"]
 
 
 def test_every_public_name_is_handed_to_mkdocstrings(pages: dict[str, str]):

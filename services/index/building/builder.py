@@ -12,10 +12,9 @@ ends, up to premises and vectors on disk; Builder is that of files, milvus/build
 from __future__ import annotations
 
 import asyncio
-import errno
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -29,12 +28,14 @@ from services.corpus.generation import (
     check_corpus_name,
     folder_of,
     generation_meta,
+    is_corpus_name,
     open_generation,
     write_premises,
 )
+from services.index.building.finished import FinishedBuild, FinishedBuilds
 from services.index.building.folding import Folding
 from services.index.building.index_process import index_generation
-from services.index.building.journal import FinishedBuild, FinishedBuilds, Journal, StreamedPremises, sweep_abandoned
+from services.index.building.journal import Journal, StreamedPremises, remove_journal, sweep_abandoned
 from services.index.building.pipeline import Base, BuildPipeline
 from services.index.building.vectors import BatchEncoder, finish_in_thread
 from services.index.catalogue.catalogue import Catalogue
@@ -45,12 +46,12 @@ from services.kit import logs
 from services.kit.concurrency import cancel_all, finish, run_in_thread, with_pauses
 from services.kit.limits import Limits
 from services.store.artifacts import Artifact, ArtifactStore
+from services.store.files import DISK_FULL
 
 log = logs.get(__name__)
 Store = TypeVar("Store", bound=GenerationStore)
 REPORT_S = 2.0
 PATIENCE_SHARE = 0.5  # of its caller's time, that a build waits at most for an encoder
-_DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class BuildFlow(ABC, Generic[Store]):
@@ -77,7 +78,8 @@ class BuildFlow(ABC, Generic[Store]):
         self._turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     async def sweep(self) -> None:
-        """Removes unfinished builds that nobody has continued for a long time, and old notes of requests."""
+        """Removes what killed writers and deletions have left, builds that nobody has continued for long, old notes."""
+        await asyncio.to_thread(sweep_generations, self._store)
         await asyncio.to_thread(sweep_abandoned, self._store, self._options.keep_s)
         await asyncio.to_thread(sweep_notes, self._store, self._options.request_keep_s)
 
@@ -299,12 +301,19 @@ class Builder(BuildFlow[Catalogue]):
         if finished is None:
             return None
         try:
-            artifact = await asyncio.to_thread(self._store.open, folder_of(spec.corpus), finished.generation)
+            artifact = await finish_in_thread(self._complete, spec, finished.generation)
         except errors.DataLoss as error:
             log.warning("a finished build is damaged; building it again", corpus=spec.corpus, reason=error.message)
             return None
         count = int(artifact.meta["premises"])
         return finished, BuildProgress(count, count, "DURABLE", count, artifact, finished.activated)
+
+    def _complete(self, spec: BuildSpec, generation_id: str) -> Artifact:
+        """Opens what the request built, and does what the first call may not have come to: the upload, tidying up."""
+        self._store.open(folder_of(spec.corpus), generation_id)
+        artifact = self._store.push(folder_of(spec.corpus), generation_id)
+        remove_journal(self._store, spec.corpus, spec.request_id)
+        return artifact
 
     async def _note_activated(self, spec: BuildSpec) -> None:
         await run_in_thread(self._finished.mark_activated, spec.corpus, spec.request_id)
@@ -350,13 +359,20 @@ class Builder(BuildFlow[Catalogue]):
         return self._store.push(folder_of(spec.corpus), artifact.id)
 
 
+def sweep_generations(store: ArtifactStore) -> None:
+    """Removes what killed writers and deletions have left of the generations of every corpus; what is in use stays."""
+    for corpus in filter(is_corpus_name, store.folders("generations")):
+        with suppress(OSError):  # swept by another process, or not readable: that concerns its own corpus
+            store.sweep(folder_of(corpus))
+
+
 @contextmanager
 def disk_full_is_unavailable() -> Iterator[None]:
     """Turns a full disk into Unavailable with its remedy."""
     try:
         yield
     except OSError as error:
-        if error.errno not in _DISK_FULL:
+        if error.errno not in DISK_FULL:
             raise
         raise errors.Unavailable(
             f"the disk is full or a file-size limit is reached ({error.strerror}); free space and build again: with "

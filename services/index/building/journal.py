@@ -1,10 +1,11 @@
-"""What a build leaves on disk for its retries: the journal while it is unfinished, and a note once it has finished.
+"""The journal of a build: what it keeps on disk for its retries while it is unfinished (then see finished.py).
 
-A journal is a hidden directory in the corpus's folder, named after the request id:
+It is a hidden directory in the corpus's folder, named after the request id:
 
     premises.jsonl   the premises as streamed
     progress.json    the request, and how much is durable: counts, sizes, CRC-32s; always replaced as a whole
     generation/      the generation in the making, with its vectors
+    vectors.npy      another link to these, for the time in which a commit has taken `generation/` away (Milvus)
     lock             held by whoever builds
 
 Whatever lies beyond `progress.json` was never acknowledged and is cut off. Where the store has a bucket, a copy of all
@@ -16,9 +17,10 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import time
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -28,7 +30,7 @@ from typing import Any, BinaryIO
 from aeenc import errors
 from services.corpus.generation import PREMISES, VECTORS, PremiseRecord, Storage, folder_of
 from services.index.building.vectors import VectorFile, crc32_of
-from services.index.catalogue.requests import FOLDER, name_of
+from services.index.catalogue.requests import name_of
 from services.kit import logs
 from services.store.artifacts import ArtifactStore, remove_directory
 from services.store.files import atomic_write, make_directory, sync_directory
@@ -151,8 +153,7 @@ def _ahead(progress: bytes) -> tuple[int, int]:
 def remove_copy(bucket: Bucket, key: str) -> None:
     """Removes the copy of a journal, its progress first."""
     bucket.remove(f"{key}/{PROGRESS}")
-    for part in bucket.sizes(key):
-        bucket.remove(part)
+    bucket.remove_below(key)
 
 
 class Journal:
@@ -165,7 +166,7 @@ class Journal:
         self.kept = DurableState()
         self.premises: list[PremiseRecord] = []
         self._request = {"request_id": request_id, **fingerprint}
-        key = f"{folder_of(corpus)}/{PREFIX}{name_of(request_id)}"
+        key = key_of(corpus, request_id)
         self._directory = store.root / key
         self.generation = self._directory / GENERATION
         self._copy = JournalCopy(store.bucket, key, self._directory) if isinstance(store, CachedStore) else None
@@ -204,6 +205,7 @@ class Journal:
         for left in self.generation.iterdir():
             if left.name != VECTORS or not self.kept.rows:
                 left.unlink()  # from an interrupted commit
+        self._take_back_vectors()
 
     def vectors(self) -> VectorFile | None:
         """Opens the kept rows of vectors to append to them; None when there are none."""
@@ -222,6 +224,16 @@ class Journal:
             log.warning("kept vectors are damaged; encoding them again", path=str(self._directory), reason=str(error))
             self.kept = DurableState(self.kept.premises, self.kept.premises_bytes, self.kept.premises_crc32)
             return None
+
+    def keep_vectors(self) -> None:
+        """Keeps the vectors for a retry also while a commit takes the directory of the generation away."""
+        link = self._directory / VECTORS
+        link.unlink(missing_ok=True)
+        try:
+            os.link(self.generation / VECTORS, link)
+            sync_directory(self._directory)
+        except OSError as error:  # this file system has no links: a retry encodes again
+            log.warning("a build keeps no vectors beside its generation", path=str(link), reason=str(error))
 
     def unseen(self, chunk: Sequence[PremiseRecord]) -> Sequence[PremiseRecord]:
         """Returns the premises of a chunk that are not kept. Raises AlreadyExists for one unlike the kept one."""
@@ -307,6 +319,17 @@ class Journal:
     def _name(self) -> str:
         return repr(self._request["request_id"][:80])
 
+    def _take_back_vectors(self) -> None:
+        """Copies the vectors that `keep_vectors` kept, if a commit took the others: an artifact's never change."""
+        link, vectors = self._directory / VECTORS, self.generation / VECTORS
+        if self.kept.rows and link.exists() and not vectors.exists():
+            copy = vectors.with_suffix(".copy")
+            shutil.copyfile(link, copy)
+            with copy.open("rb") as file:
+                os.fsync(file.fileno())
+            copy.rename(vectors)
+            sync_directory(self.generation)
+
     def _take_over(self) -> None:
         """Reads what is kept. A damaged journal counts as absent; `open` refuses a caller who relies on it."""
         try:
@@ -331,13 +354,32 @@ def sweep_abandoned(store: ArtifactStore, older_than_s: float) -> None:
         with suppress(OSError):  # swept by another process, or not readable: that concerns its own corpus
             if time.time() - directory.stat().st_mtime < older_than_s:
                 continue
-            lock = _locked(directory, make=False)
-            if lock is not None:
-                with lock:
-                    remove_directory(directory)
+            if _remove_unlocked(directory):
                 log.info("swept an abandoned build", path=str(directory))
     if isinstance(store, CachedStore):
         _sweep_copies(store.bucket, datetime.now(UTC) - timedelta(seconds=older_than_s))
+
+
+def remove_journal(store: ArtifactStore, corpus: str, request_id: str) -> None:
+    """Removes what a finished build still keeps, and its copy, if there is any and nobody holds it."""
+    key = key_of(corpus, request_id)
+    if _remove_unlocked(store.root / key) and isinstance(store, CachedStore):
+        with suppress(errors.Unavailable):  # swept later
+            remove_copy(store.bucket, key)
+
+
+def _remove_unlocked(directory: Path) -> bool:
+    """Removes a journal. Returns False, and does nothing, when there is none or somebody builds."""
+    if (lock := _locked(directory, make=False)) is None:
+        return False
+    with lock:
+        remove_directory(directory)
+    return True
+
+
+def key_of(corpus: str, request_id: str) -> str:
+    """Names the journal of a request."""
+    return f"{folder_of(corpus)}/{PREFIX}{name_of(request_id)}"
 
 
 def _sweep_copies(bucket: Bucket, oldest: datetime) -> None:
@@ -391,75 +433,3 @@ def _locked(directory: Path, *, make: bool) -> BinaryIO | None:
             if os.path.samestat(os.fstat(lock.fileno()), (directory / LOCK).stat()):
                 closing.pop_all()
                 return lock
-
-
-@dataclass(frozen=True)
-class FinishedBuild:
-    """The generation that a request built, whether the request has activated it, and what it asked for.
-
-    `asked` is None in what an earlier version wrote.
-    """
-
-    generation: str
-    activated: bool
-    asked: Mapping[str, Any] | None = None
-
-
-class FinishedBuilds:
-    """Which request built which generation: one small document per request id in the corpus's folder.
-
-    So a retry gets the generation and not a second build.
-    """
-
-    def __init__(self, store: ArtifactStore) -> None:
-        self._store = store
-
-    def get(self, corpus: str, request_id: str) -> FinishedBuild | None:
-        """Finds what a request built; None when it has not finished, or when its generation was deleted since.
-
-        Raises DataLoss for a note that cannot be read, NewerFormat for one of a newer release.
-        """
-        if (record := self._read(corpus, request_id)) is None:
-            return None
-        try:
-            finished = FinishedBuild(str(record["generation"]), bool(record["activated"]), record.get("asked"))
-        except KeyError as error:
-            raise self._unreadable(corpus, request_id, error) from error
-        return finished if finished.generation in self._store.list(folder_of(corpus)) else None
-
-    def put(self, corpus: str, request_id: str, finished: FinishedBuild) -> None:
-        """Records durably what a request built. Without a request id it does nothing."""
-        if request_id:
-            record = {
-                "format_version": FORMAT_VERSION,
-                "request_id": request_id,
-                "generation": finished.generation,
-                "activated": finished.activated,
-                "asked": finished.asked,
-            }
-            self._store.documents.write(_note_key(corpus, request_id), json.dumps(record).encode())
-
-    def mark_activated(self, corpus: str, request_id: str) -> None:
-        """Records durably that a request has activated what it built. What a later release has added stays."""
-        if self.get(corpus, request_id) is not None and (record := self._read(corpus, request_id)) is not None:
-            content = json.dumps({**record, "activated": True}).encode()
-            self._store.documents.write(_note_key(corpus, request_id), content)
-
-    def _read(self, corpus: str, request_id: str) -> dict[str, Any] | None:
-        key = _note_key(corpus, request_id)
-        if (content := self._store.documents.read(key)) is None:
-            return None
-        try:
-            record: dict[str, Any] = json.loads(content)
-            check_format(record, FORMAT_VERSION, key)
-        except (ValueError, KeyError, TypeError) as error:
-            raise self._unreadable(corpus, request_id, error) from error
-        return record
-
-    def _unreadable(self, corpus: str, request_id: str, error: Exception) -> errors.DataLoss:
-        key = _note_key(corpus, request_id)
-        return errors.DataLoss(f"{key} cannot be read ({error}); remove it and build again")
-
-
-def _note_key(corpus: str, request_id: str) -> str:
-    return f"{folder_of(corpus)}/{FOLDER}/{name_of(request_id)}.json"

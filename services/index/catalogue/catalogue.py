@@ -43,6 +43,7 @@ SELF_QUERIES = 32
 NORM_TOLERANCE = 1e-3
 PINNED_BYTES = 8 * 1024**3
 SWEEP_S = 5.0  # between two tries to remove what readers have kept
+PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # before a move that could not be followed is tried again
 MOST_LOST = 0.1  # share of its own vectors that an approximate engine may overlook at most
 
 
@@ -58,6 +59,16 @@ class Look:
     ids: Sequence[str]
     has_deleted: bool
     is_replaced: bool
+
+
+@dataclass(frozen=True)
+class FailedOpening:
+    """A move whose generation could not be opened, and until when it is not tried again: a try may fetch gigabytes."""
+
+    move: int
+    error: Exception
+    pause_s: float
+    again_at: float  # by time.monotonic()
 
 
 class Catalogue:
@@ -80,6 +91,7 @@ class Catalogue:
         self._swept_at: dict[str, float] = {}
         self._followers: list[Callable[[str], None]] = []
         self._damaged: dict[str, errors.AeencError] = {}
+        self._failed: dict[str, FailedOpening] = {}
         self._corpora: set[str] = set()
         self._pinned: OrderedDict[tuple[str, str], ServedGeneration] = OrderedDict()
         self._opening: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
@@ -102,8 +114,8 @@ class Catalogue:
             try:
                 await asyncio.to_thread(self._sweep, corpus)
                 await self._follow(corpus, is_new=True)
-            except OSError as error:  # the disk cannot read it, or we may not
-                self._set_damaged(corpus, unreadable(error))
+            except (errors.AeencError, OSError) as error:  # the disk cannot read it, or we may not
+                self._set_damaged(corpus, unreadable(error) if isinstance(error, OSError) else error)
         with suppress(OSError):
             await self._report()
         self._tell()
@@ -369,11 +381,27 @@ class Catalogue:
             if self._damaged.pop(corpus, None) is not None:
                 self._tell()
         elif move.number >= self._followed.get(corpus, 0):  # else this process has moved on since the look
+            served = await self._opened(corpus, move, is_checked=is_checked)
+            self._swap(corpus, served, move)
+            log.info("follows", corpus=corpus, generation=served.id, previous=serving.id if serving else "")
+
+    async def _opened(self, corpus: str, move: Move, *, is_checked: bool) -> ServedGeneration:
+        """Opens and warms the generation of a move. Where that has failed, the next try waits, longer each time."""
+        failed = self._failed.get(corpus)
+        pause_s = PAUSE_S
+        if failed is not None and failed.move == move.number:
+            if time.monotonic() < failed.again_at:
+                raise failed.error.with_traceback(None)
+            pause_s = min(2 * failed.pause_s, LONGEST_PAUSE_S)
+        try:
             served = await asyncio.to_thread(self._open, corpus, move.generation, hashed=False)
             if is_checked:
                 await self._check_by_searching(served)
-            self._swap(corpus, served, move)
-            log.info("follows", corpus=corpus, generation=served.id, previous=serving.id if serving else "")
+        except (errors.AeencError, OSError) as error:
+            self._failed[corpus] = FailedOpening(move.number, error, pause_s, time.monotonic() + pause_s)
+            raise
+        self._failed.pop(corpus, None)
+        return served
 
     def _try_to_look(self, corpus: str) -> Look | errors.AeencError:
         """Looks at a corpus in the store, or tells why nobody can."""
@@ -438,7 +466,7 @@ class Catalogue:
         found = []
         for generation_id in self._store.list(folder_of(corpus)):
             try:
-                found.append(self._store.open(folder_of(corpus), generation_id, verify="size"))
+                found.append(self._store.described(folder_of(corpus), generation_id))
             except (errors.AeencError, OSError) as error:  # damaged, or deleted meanwhile: nobody can activate it
                 log.warning("generation left out of the list", corpus=corpus, reason=str(error))
         return sorted(found, key=lambda artifact: (artifact.created_at, artifact.id), reverse=True)

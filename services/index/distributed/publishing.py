@@ -26,6 +26,7 @@ from services.index.distributed.plan import Plan
 from services.index.distributed.work import Work
 from services.index.lexical.bm25 import write_lexical
 from services.index.values import EngineOptions, LexicalSettings
+from services.kit.concurrency import run_in_thread
 from services.store.artifacts import Artifact, ArtifactStore
 
 if TYPE_CHECKING:
@@ -93,5 +94,9 @@ async def publish(
             storage=vectors.storage,
             **engine,
         )
-        artifact = store.push(folder, writer.commit(meta, id_prefix="g").id)
+
+        def keep() -> Artifact:
+            return store.push(folder, writer.commit(meta, id_prefix="g").id)
+
+        artifact = await run_in_thread(keep)  # minutes, in which `milvus` must show that it is alive
     return artifact if milvus is None else (await milvus.commit(artifact)).artifact

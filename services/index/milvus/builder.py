@@ -19,7 +19,7 @@ from aeenc.transport.channel import Channel
 from services.corpus.arrays import map_array
 from services.corpus.generation import VECTORS, PremiseRecord, folder_of
 from services.index.building.builder import BuildFlow
-from services.index.building.journal import FinishedBuild
+from services.index.building.finished import FinishedBuild
 from services.index.building.pipeline import Base, BuildPipeline
 from services.index.milvus.catalogue import MilvusCatalogue
 from services.index.milvus.generation import MilvusGeneration
@@ -58,12 +58,14 @@ class MilvusBuilder(BuildFlow[MilvusCatalogue]):
         if built is None:
             return None
         try:
-            served = await self._catalogue.resolve(spec.corpus, built.generation)
+            artifact = await self._catalogue.verify(spec.corpus, built.generation)
         except errors.NotFound:
             return None
-        return built, BuildProgress(
-            served.rows, served.rows, "DURABLE", served.rows, served.generation.artifact, built.activated
-        )
+        except errors.DataLoss as error:
+            log.warning("a finished build is damaged; building it again", corpus=spec.corpus, reason=error.message)
+            return None
+        count = int(artifact.meta["premises"])
+        return built, BuildProgress(count, count, "DURABLE", count, artifact, built.activated)
 
     async def _note_activated(self, spec: BuildSpec) -> None:
         await self._link.write(self._records.mark_activated, spec.corpus, spec.request_id)
@@ -98,13 +100,14 @@ class MilvusBuilder(BuildFlow[MilvusCatalogue]):
     ) -> Artifact:
         artifact = await asyncio.to_thread(self._keep_files, spec, pipeline, engine)
         stored = await under_way.commit(artifact)
-        pipeline.keep = False
         built = FinishedBuild(artifact.id, activated=False, asked={**spec.fingerprint(), **pipeline.streamed})
         await self._link.write(self._records.put_finished, spec.corpus, spec.request_id, built)
+        pipeline.keep = False
         await self._catalogue.refresh()
         log.info("built", corpus=spec.corpus, generation=artifact.id, premises=artifact.meta["premises"])
         return stored.artifact
 
     def _keep_files(self, spec: BuildSpec, pipeline: BuildPipeline, engine: Mapping[str, Any]) -> Artifact:
+        pipeline.keep_vectors()  # Milvus may yet refuse
         artifact = pipeline.writer.commit(self._meta(spec, pipeline, engine), id_prefix="g")
         return self._store.push(folder_of(spec.corpus), artifact.id)

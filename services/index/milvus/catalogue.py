@@ -40,13 +40,15 @@ LOOKS = 4  # within the time after which a silent build is swept
 class CatalogueSnapshot:
     """The generations of each corpus by id, oldest first, the id of each active one, and the number of its switch.
 
-    `explained` has the last switch of each corpus's explanations.
+    `explained` has the last switch of each corpus's explanations. `unreadable` says why a record is left out: by corpus
+    and generation, as far as the record tells them, and by corpus and "" for that of the active generation.
     """
 
     generations: Mapping[str, Mapping[str, StoredGeneration]] = field(default_factory=dict)
     active: Mapping[str, str] = field(default_factory=dict)
     switches: Mapping[str, int] = field(default_factory=dict)
     explained: Mapping[str, Switch] = field(default_factory=dict)
+    unreadable: Mapping[tuple[str, str], errors.AeencError] = field(default_factory=dict)
 
 
 class MilvusCatalogue:
@@ -90,17 +92,13 @@ class MilvusCatalogue:
     async def resolve(self, corpus: str, generation_id: str = "") -> MilvusGeneration:
         """Finds the named generation, by default the active one.
 
-        Raises NotFound for an unknown corpus or generation, or if none is active; Unavailable before Milvus has
-        answered once.
+        Raises NotFound for an unknown corpus or generation, or if none is active; DataLoss or NewerFormat for one whose
+        record cannot be read; Unavailable before Milvus has answered once.
         """
         seen = self._seen
         if seen is None or (generation_id and generation_id not in seen.generations.get(corpus, {})):
             await self.refresh()
-        stored = self._known(corpus)
-        wanted = generation_id or self.active_id(corpus)
-        if not wanted:
-            raise none_active(corpus)
-        return MilvusGeneration.of(_named(stored, corpus, wanted), self._link)
+        return MilvusGeneration.of(self._named(corpus, generation_id or self.active_id(corpus)), self._link)
 
     async def activate(
         self, corpus: str, generation_id: str, *, expected: str | None = None, request_id: str = ""
@@ -113,7 +111,7 @@ class MilvusCatalogue:
         """
         async with self._switching:
             await self.refresh()
-            stored = _named(self._known(corpus), corpus, generation_id)
+            stored = self._named(corpus, generation_id)
             asked = RequestNote({"generation": generation_id, "expected_generation": expected})
             before = await self._noted(corpus, "activate", request_id, asked)
             if before is not None and (before.done or self.active_id(corpus) == generation_id):
@@ -123,7 +121,7 @@ class MilvusCatalogue:
             moved = False
             while not moved:
                 await self.refresh()  # the check may have taken minutes
-                _named(self._known(corpus), corpus, generation_id)
+                self._named(corpus, generation_id)
                 previous = self.active_id(corpus)
                 check_expected(corpus, previous, expected)
                 note = replace(asked, previous=previous or "")
@@ -148,7 +146,7 @@ class MilvusCatalogue:
             ids = (self._seen or CatalogueSnapshot()).generations.get(corpus, {})
             if before is not None and (before.done or generation_id not in ids):
                 return ()
-            stored = _named(self._known(corpus), corpus, generation_id)
+            stored = self._named(corpus, generation_id)
             check_inactive(corpus, generation_id, self.active_id(corpus))
             await finish(asyncio.create_task(self._remove(corpus, stored, request_id, note)))
         return ()
@@ -192,10 +190,7 @@ class MilvusCatalogue:
         Raises NotFound, DataLoss for one that has changed.
         """
         await self.refresh()
-        wanted = generation_id or self.active_id(corpus)
-        if not wanted:
-            raise none_active(corpus)
-        stored = _named(self._known(corpus), corpus, wanted)
+        stored = self._named(corpus, generation_id or self.active_id(corpus))
         await self._link.read(check, MilvusGeneration.of(stored, self._link), stored, LOAD_S)
         return stored.artifact
 
@@ -209,8 +204,12 @@ class MilvusCatalogue:
         last = self._switches.last()  # before the records, so that a generation that came meanwhile is in them
         explained = self._explanations.last()
         generations: dict[str, dict[str, StoredGeneration]] = {}
-        for stored in self._records.all().generations:  # oldest first: of two with the same content the older counts
-            generations.setdefault(stored.corpus, {}).setdefault(stored.artifact.id, stored)
+        records = self._records.all()
+        for stored in records.generations:  # oldest first
+            ids, switch = generations.setdefault(stored.corpus, {}), last.get(stored.corpus)
+            # of two with the same content the active one counts, or else the older
+            if stored.artifact.id not in ids or (switch and switch.collection == stored.collection):
+                ids[stored.artifact.id] = stored
         active = {
             corpus: one
             for corpus, switch in last.items()
@@ -218,7 +217,15 @@ class MilvusCatalogue:
             if stored.collection == switch.collection
         }
         numbers = {corpus: switch.number for corpus, switch in last.items()}
-        return CatalogueSnapshot(generations, active, numbers, explained)
+        unreadable: dict[tuple[str, str], errors.AeencError] = {
+            key: one.error
+            for one in records.unreadable
+            for key in (
+                (one.corpus, one.generation),
+                *((corpus, "") for corpus, switch in last.items() if switch.collection == one.collection),
+            )
+        }
+        return CatalogueSnapshot(generations, active, numbers, explained, unreadable)
 
     def _drop(self, stored: StoredGeneration) -> None:
         collection = stored.collection
@@ -246,15 +253,24 @@ class MilvusCatalogue:
         return None if active is None else MilvusGeneration.of(seen.generations[corpus][active], self._link)
 
     def _known(self, corpus: str) -> Mapping[str, StoredGeneration]:
-        generations = (self._seen or CatalogueSnapshot()).generations
-        check_known(corpus, generations)
-        return generations[corpus]
+        seen = self._seen or CatalogueSnapshot()
+        if corpus not in seen.generations:
+            for (name, _), error in seen.unreadable.items():
+                if name == corpus:
+                    raise type(error)(error.message)
+        check_known(corpus, seen.generations)
+        return seen.generations[corpus]
 
-
-def _named(stored: Mapping[str, StoredGeneration], corpus: str, generation_id: str) -> StoredGeneration:
-    if generation_id not in stored:
-        raise errors.NotFound(f"corpus {corpus!r} has no generation {generation_id!r}; ListGenerations shows them")
-    return stored[generation_id]
+    def _named(self, corpus: str, generation_id: str | None) -> StoredGeneration:
+        """Finds a generation in what was seen last. Without an id it raises why none is active."""
+        stored, wanted = self._known(corpus), generation_id or ""
+        if wanted in stored:
+            return stored[wanted]
+        if error := (self._seen or CatalogueSnapshot()).unreadable.get((corpus, wanted)):
+            raise type(error)(error.message)
+        if not wanted:
+            raise none_active(corpus)
+        raise errors.NotFound(f"corpus {corpus!r} has no generation {wanted!r}; ListGenerations shows them")
 
 
 class Sweeper:

@@ -410,6 +410,16 @@ def check(served: MilvusGeneration, stored: StoredGeneration, patience_s: float)
 
     It blocks. It does not read every row again: a billion rows would take hours.
     """
+    try:
+        _check_rows(served, stored, patience_s)
+    except MilvusNotFound as error:
+        raise errors.DataLoss(
+            f"generation {served.id} of corpus {stored.corpus!r} lacks its collection {stored.collection} in Milvus, "
+            "or that of its words; build it again"
+        ) from error
+
+
+def _check_rows(served: MilvusGeneration, stored: StoredGeneration, patience_s: float) -> None:
     collection, ordinals = served.collection, sorted(stored.probes)
     collection.load(patience_s)
     if (count := collection.count()) != served.rows:

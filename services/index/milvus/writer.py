@@ -22,15 +22,28 @@ from aeenc import errors
 from services.corpus.generation import PremiseRecord
 from services.index.lexical.bm25 import LexicalIndex
 from services.index.milvus import schema
-from services.index.milvus.generation import COUNT, FLAT, HNSW, KEY, GenerationCollection, digest_of, probed_ordinals
+from services.index.milvus.generation import (
+    COUNT,
+    FLAT,
+    HNSW,
+    KEY,
+    GenerationCollection,
+    MilvusGeneration,
+    check,
+    digest_of,
+    probed_ordinals,
+)
 from services.index.milvus.ledger.records import Records, StoredGeneration
+from services.index.milvus.ledger.switches import Switches
 from services.index.milvus.ledger.tables import Table
 from services.index.milvus.link import MilvusLink
 from services.index.milvus.words import sparse_vectors
 from services.index.values import LexicalSettings
+from services.kit import logs
 from services.kit.concurrency import cancel_all
 from services.store.artifacts import Artifact
 
+log = logs.get(__name__)
 FLAT_UP_TO = 250_000  # premises, with the engine `auto`
 BLOCK = 4096  # premises between two looks at whether the build was cancelled
 BEATS = 4  # within the time after which a silent build is swept
@@ -91,14 +104,29 @@ class GenerationWriter:
         rounds = {name: getattr(self._lexical, name) for name in ("first_scale", "downscale", "growth")}
         return {"engine": collection.engine, "words": worded, "vocabulary": vocabulary, "rounds": rounds}
 
-    def commit(self, artifact: Artifact) -> StoredGeneration:
-        """Commits what was sealed under its manifest, unless the same generation exists already.
+    def commit(self, artifact: Artifact, patience_s: float) -> StoredGeneration:
+        """Commits what was sealed under its manifest, unless the same generation stands already and is sound.
 
-        Raises Aborted for a build that was swept.
+        One that Milvus has damaged or lost gives way, also where it is active. Raises Aborted for a swept build.
         """
-        for one in self._records.all().generations:
-            if (one.corpus, one.artifact.id) == (self._corpus, artifact.id):
-                return one
+        known = self._records.all().generations
+        standing = [one for one in known if (one.corpus, one.artifact.id) == (self._corpus, artifact.id)]
+        damaged = [one for one in standing if not self._is_sound(one, patience_s)]
+        sound = [one for one in standing if one not in damaged]
+        stored = sound[0] if sound else self._commit_own(artifact)
+        for one in damaged:
+            self._replace(one, stored)
+        return stored
+
+    def _is_sound(self, stored: StoredGeneration, patience_s: float) -> bool:
+        try:
+            check(MilvusGeneration.of(stored, self._link), stored, patience_s)
+        except errors.DataLoss as error:
+            log.warning("a damaged generation is replaced", corpus=self._corpus, reason=error.message)
+            return False
+        return True
+
+    def _commit_own(self, artifact: Artifact) -> StoredGeneration:
         stored = StoredGeneration(self._name, self._corpus, artifact, self._probes)
         with self._row:
             if not self._records.is_building(self._name):
@@ -110,11 +138,19 @@ class GenerationWriter:
             self.is_committed = True
         return stored
 
+    def _replace(self, damaged: StoredGeneration, sound: StoredGeneration) -> None:
+        """Puts a sound generation in the place of a damaged one, which the sweeper drops. Repeating it does no harm."""
+        switches = Switches(self._link, self._records.prefix, self._records.name, "active")
+        while (last := switches.last().get(self._corpus)) and last.collection == damaged.collection:
+            switches.make(self._corpus, last.number + 1, sound.collection)
+        self._records.put_unfinished("dropping", damaged.collection, 0)
+
     def abandon(self) -> None:
         """Removes what was written."""
         with self._row:
             self._is_over = True
         if self._collection is not None:
+            self._records.put_unfinished("dropping", self._name, 0)  # its commit may have been made, the answer lost
             self._collection.drop()
             self._records.remove(self._name)
 
@@ -198,7 +234,7 @@ class Loading:
 
     async def commit(self, artifact: Artifact) -> StoredGeneration:
         """Makes the generation visible. Raises Aborted for one that was swept meanwhile."""
-        return await self._link.write(self._writer.commit, artifact)
+        return await self._link.write(self._writer.commit, artifact, self._patience_s)
 
 
 @asynccontextmanager

@@ -13,6 +13,7 @@ from aeenc.v1 import index_pb2
 from services.corpus.generation import PremiseRecord
 from services.index.building import journal
 from services.index.values import BuildSpec
+from services.store.objects import Bucket, CachedStore
 from support.waiting import until
 from support.worlds.index_world import PREMISES, VERSION, broken_build, files_of, premise, raises, works
 
@@ -58,6 +59,44 @@ async def test_a_build_goes_on_at_another_host_that_shares_a_bucket_alone(serve,
         assert await listed(index) == [(one.id, one.text) for one in PREMISES]
         assert not set(encoder.servicer.encoded_premises) & {one.text for one in PREMISES[: report.encoded]}
     assert not list(bucket.glob("generations/science/.build-*/*")), "the copy is gone"
+
+
+async def test_a_build_whose_upload_failed_is_uploaded_by_its_retry_and_not_encoded_again(
+    serve, encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def away(*_):
+        raise errors.Unavailable("the bucket is away")
+
+    bucket = tmp_path / "bucket"
+    async with serve(**SYNC, artifacts_url=f"file://{bucket}") as index:
+        monkeypatch.setattr(CachedStore, "push", away)
+        await raises(errors.Unavailable, build(index, resume_s=0), "away")
+        monkeypatch.undo()
+        encoder.servicer.encoded_premises.clear()
+        monkeypatch.setattr(Bucket, "sizes", away)
+        await raises(errors.Unavailable, build(index, resume_s=0, activate=False), "away")  # it is durable here alone
+        monkeypatch.undo()
+        generation = await build(index, resume_s=0)
+        assert (bucket / "generations/science" / generation.id / "manifest.json").exists()
+        assert await listed(index) == [(one.id, one.text) for one in PREMISES]
+        assert not encoder.servicer.encoded_premises
+        assert index.store.list("generations/science") == [generation.id]
+        assert not works(index.store)
+    assert not list(bucket.glob("generations/science/.build-*/*")), "the copy is gone"
+
+
+def test_the_copy_of_a_journal_is_removed_by_few_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store = CachedStore(tmp_path / "one", Bucket(f"file://{tmp_path / 'bucket'}"))
+    kept = journal.Journal(store, "science", "r", {})
+    kept.open(0)
+    for number in range(50):
+        kept.append([PremiseRecord(f"p{number}", "a fact")])
+        kept.sync(None, "", "")
+    asked, ask = [], Bucket._asked
+    monkeypatch.setattr(Bucket, "_asked", lambda self, key, call: (asked.append(key), ask(self, key, call))[1])
+    kept.close(keep=False)
+    assert len(asked) <= 3
+    assert not store.bucket.sizes("generations/science")
 
 
 async def test_a_copy_of_a_journal_in_which_two_hosts_have_written_counts_as_absent(serve, encoder, tmp_path: Path):

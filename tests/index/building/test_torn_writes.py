@@ -19,7 +19,8 @@ from aeenc import errors
 from aeenc.v1 import index_pb2
 from services.corpus.active import ACTIVE, read_active
 from services.corpus.generation import folder_of, open_generation
-from services.index.building.journal import FinishedBuilds, Journal
+from services.index.building.finished import FinishedBuilds
+from services.index.building.journal import Journal
 from services.index.values import BuildSpec
 from services.store.artifacts import ArtifactStore
 from support.torn_disk import State, TornDisk

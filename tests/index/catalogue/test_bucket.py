@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from aeenc import errors
+from services.index.catalogue import catalogue
 from services.index.ranking.prior import Explanations
 from services.index.values import Explanation
-from support.waiting import eventually
+from services.store.objects import Bucket
+from support.waiting import eventually, until
 from support.worlds.index_world import FACTS, facts, raises
 
 
@@ -37,6 +39,28 @@ async def test_an_index_with_an_empty_directory_serves_what_another_has_activate
             await raises(errors.NotFound, two.client.activate("science", second), second)
     async with serve(artifacts_url=url, artifacts_dir=tmp_path / "three") as three:
         assert (await three.client.retrieve("science", [FACTS[0]], k=2)).generation == first
+
+
+def cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets nobody reach any bucket."""
+
+    def away(bucket: Bucket, key: str, _ask: object) -> None:
+        raise errors.Unavailable(f"{bucket.url}/{key} cannot be reached")
+
+    monkeypatch.setattr(Bucket, "_asked", away)
+
+
+def count_downloads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Notes the key of each object that is fetched from now on."""
+    fetched: list[str] = []
+    download = Bucket.download
+
+    def noted(bucket: Bucket, key: str, *arguments: Any) -> None:
+        fetched.append(key)
+        download(bucket, key, *arguments)
+
+    monkeypatch.setattr(Bucket, "download", noted)
+    return fetched
 
 
 @pytest.fixture
@@ -128,12 +152,63 @@ async def test_a_host_that_has_signed_off_is_not_waited_for(serve, hosts, tmp_pa
     assert time.monotonic() - begun < 4, "REPLICA_WAIT_S is 5 s"
 
 
-async def test_an_index_that_restarts_while_the_bucket_is_away_serves_its_copies(serve, tmp_path: Path):
-    bucket = tmp_path / "bucket"
-    async with serve(artifacts_url=f"file://{bucket}", artifacts_dir=tmp_path / "one") as one:
+@pytest.fixture
+async def damaged(serve, tmp_path: Path) -> AsyncIterator[tuple[Any, Any, str, Path]]:
+    """Two indexes, of which the second looks often; a generation that the first has built, and its damaged object."""
+    url = f"file://{tmp_path / 'bucket'}"
+    async with (
+        serve(artifacts_url=url, artifacts_dir=tmp_path / "one", replica_wait_s=0.1) as one,
+        serve(artifacts_url=url, artifacts_dir=tmp_path / "two", look_s=0.02) as two,
+    ):
+        await one.client.build("science", facts()[:4])
+        built = (await one.client.build("science", facts(), activate=False)).id
+        vectors = tmp_path / "bucket/generations/science" / built / "vectors.npy"
+        vectors.write_bytes(vectors.read_bytes()[::-1])
+        yield one, two, built, vectors
+
+
+async def test_what_cannot_be_followed_is_not_fetched_at_every_look(damaged, monkeypatch):
+    one, two, built, vectors = damaged
+    monkeypatch.setattr(catalogue, "PAUSE_S", 3600.0)
+    fetched, looks, look = count_downloads(monkeypatch), [], catalogue.Catalogue._try_to_look
+    monkeypatch.setattr(catalogue.Catalogue, "_try_to_look", lambda *of: (looks.append(of), look(*of))[1])
+    await one.client.activate("science", built)
+    await until(lambda: vectors.name in two.server.readiness.reason)
+    seen = len(looks)
+    await until(lambda: len(looks) > seen + 10)
+    assert len([key for key in fetched if key.endswith(f"{built}/{vectors.name}")]) == 1
+    assert vectors.name in two.server.readiness.reason
+
+
+async def test_what_could_not_be_followed_is_followed_once_it_is_whole(damaged):
+    one, two, built, vectors = damaged
+    await one.client.activate("science", built)
+    await until(lambda: vectors.name in two.server.readiness.reason)
+    vectors.write_bytes(vectors.read_bytes()[::-1])
+
+    async def follows() -> bool:
+        return (await two.client.retrieve("science", [FACTS[0]], k=2)).generation == built
+
+    await eventually(follows)
+    assert not two.server.readiness.reason
+
+
+async def test_generations_are_listed_without_fetching_them(serve, monkeypatch, tmp_path: Path):
+    url = f"file://{tmp_path / 'bucket'}"
+    async with serve(artifacts_url=url, artifacts_dir=tmp_path / "one") as one:
+        built = [(await one.client.build("science", facts()[:count])).id for count in (3, 4, 5)]
+        async with serve(artifacts_url=url, artifacts_dir=tmp_path / "two") as two:
+            fetched = count_downloads(monkeypatch)
+            found = [(each.id, each.premises) async for each in two.client.list_generations("science")]
+    assert found == list(zip(reversed(built), (5, 4, 3), strict=True))
+    assert fetched == []
+
+
+async def test_an_index_that_restarts_while_the_bucket_is_away_serves_its_copies(serve, monkeypatch, tmp_path: Path):
+    settings = {"artifacts_url": f"file://{tmp_path / 'bucket'}", "artifacts_dir": tmp_path / "one"}
+    async with serve(**settings) as one:
         built = (await one.client.build("science", facts())).id
-    bucket.rename(tmp_path / "elsewhere")
-    bucket.write_text("neither folder nor store")
-    async with serve(artifacts_url=f"file://{bucket}", artifacts_dir=tmp_path / "one") as one:
+    cut_off(monkeypatch)
+    async with serve(**settings) as one:
         assert (await one.client.retrieve("science", [FACTS[0]], k=2)).generation == built
         await raises(errors.Unavailable, one.client.build("science", iter(facts()[:3])), "cannot be reached")

@@ -38,7 +38,7 @@ def committed(writer: GenerationWriter, premises: Sequence[PremiseRecord]) -> St
     meta = generation_meta(
         corpus="science", space_id=SPACE, premise_version=VERSION, dim=TWO.shape[1], premises=len(premises), **engine
     )
-    return writer.commit(artifact_of(writer._name, meta, {}, datetime.now(UTC)))
+    return writer.commit(artifact_of(writer._name, meta, {}, datetime.now(UTC)), 20.0)
 
 
 async def test_what_a_killed_build_left_is_swept_and_a_living_build_is_not(start, writer, collections, encoder):
@@ -66,6 +66,45 @@ async def test_builds_that_fail_are_given_up_or_repeat_another_leave_no_collecti
         await until(lambda: len(collections()) == 2, timeout_s=20)
         call.cancel()
         await until(lambda: len(collections()) == 1, timeout_s=20)
+
+
+@pytest.mark.parametrize("lost", ["rows", "rows of the active one", "collection"])
+async def test_a_generation_that_milvus_has_lost_is_there_again_after_its_next_build(start, raw, collections, lost):
+    async with start(milvus_lease_s=1.0) as index:
+        built = await index.client.build("science", facts(), activate="active" in lost, request_id="r")
+        [damaged] = collections()
+        raw.drop_collection(damaged) if lost == "collection" else raw.delete(damaged, ids=[9])
+        await raises(errors.DataLoss, index.client.verify("science", built.id), "build it again")
+        again = await index.client.build("science", facts(), activate=False, request_id="r")
+        assert again.id == built.id
+        await index.client.activate("science", built.id)
+        found = await index.client.search("science", TWO, space_id=SPACE, k=50)
+        assert sorted(found.ids[0]) == sorted(f"f{n}" for n in range(10))
+        assert [one.id async for one in index.client.list_generations("science")] == [built.id]
+        await until(lambda: damaged not in collections(), timeout_s=20)
+        await index.client.verify("science", built.id)
+
+
+async def test_a_commit_whose_answer_is_lost_leaves_no_generation_without_rows(start, collections, monkeypatch):
+    put = Records.put_generation
+
+    def away(*_):
+        raise errors.Unavailable("the answer is lost")
+
+    def put_and_lost(*arguments):
+        put(*arguments)
+        away()
+
+    async with start(milvus_lease_s=1.0) as index:
+        first = await index.client.build("science", facts()[:6])
+        monkeypatch.setattr(Records, "put_generation", put_and_lost)
+        monkeypatch.setattr(Records, "remove", away)
+        await raises(errors.Unavailable, index.client.build("science", facts(), resume_s=0), "answer is lost")
+        monkeypatch.undo()
+        assert [one.id async for one in index.client.list_generations("science")] == [first.id]
+        second = await index.client.build("science", facts())
+        await index.client.verify("science", second.id)
+        await until(lambda: len(collections()) == 2, timeout_s=20)
 
 
 async def test_a_build_that_was_swept_is_not_committed_and_a_late_sign_of_life_brings_nothing_back(writer, collections):

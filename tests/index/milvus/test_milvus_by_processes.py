@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from support.servers.milvus_server import need_milvus
 need_milvus()
 
 from services.index.milvus.backend import loading_of  # noqa: E402
-from services.index.milvus.writer import Loading  # noqa: E402
+from services.index.milvus.writer import GenerationWriter, Loading  # noqa: E402
 
 
 class Here:
@@ -41,8 +42,9 @@ def run(milvus: Any, prefix: str, encoder: Any, store: ArtifactStore, tmp_path: 
     path = tmp_path / "facts.jsonl"
     path.write_text("".join(json.dumps({"id": f"f{n}", "text": f"fact {n // 2} of all"}) + "\n" for n in range(90)))
 
-    async def built() -> Built:
-        settings = IndexSettings(backend="milvus", milvus_uri=milvus.uri, milvus_prefix=prefix, milvus_timeout_s=2.0)
+    async def built(**changes: Any) -> Built:
+        address = {"backend": "milvus", "milvus_uri": milvus.uri, "milvus_prefix": prefix}
+        settings = IndexSettings(**{**address, "milvus_timeout_s": 2.0, **changes})
         plan = Plan.of("science", read_facts(path), text_bytes=1000, storage="float32", shard_facts=20)
         encoders = Encoders(Targets(encoder=encoder.target), batch=8, patience_s=1.0)
         given = (plan, str(tmp_path / "work"), Here(), encoders, store, EngineOptions(), LexicalSettings())
@@ -66,6 +68,22 @@ async def test_an_index_serves_what_it_did_not_build(start: Any, run: Any) -> No
         await index.client.activate("science", found.artifact.id)
         hits = await index.client.retrieve("science", ["which fact is 17?"], mode="lexical")
         assert hits[0][0].text == "fact 17 of all"
+
+
+async def test_a_build_shows_that_it_is_alive_while_its_files_are_uploaded(
+    run: Any, collections: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive, push, beat = threading.Event(), ArtifactStore.push, GenerationWriter.beat
+
+    def slow(*arguments: Any) -> Any:
+        alive.clear()
+        assert alive.wait(5), "a sweeper takes it for dead"
+        return push(*arguments)
+
+    monkeypatch.setattr(ArtifactStore, "push", slow)
+    monkeypatch.setattr(GenerationWriter, "beat", lambda self: (beat(self), alive.set()))
+    await run(milvus_lease_s=0.5)
+    assert len(collections()) == 1
 
 
 async def test_a_build_that_milvus_refuses_goes_on_behind_its_shards(

@@ -10,6 +10,8 @@ from support.worlds.index_world import PREMISES, broken_build, facts, premise, r
 
 need_milvus()
 
+from services.index.milvus.writer import Loading  # noqa: E402
+
 SYNC = {"build_sync_s": 0.01, "build_encode_timeout_s": 10.0}
 
 
@@ -24,6 +26,34 @@ async def test_a_build_goes_on_after_a_restart_and_encodes_nothing_twice(start, 
         assert listed == [(one.id, one.text) for one in PREMISES]
         assert not set(encoder.servicer.encoded_premises) & {one.text for one in PREMISES[: report.encoded]}
         assert not works(store)
+
+
+async def test_what_milvus_does_not_commit_is_only_sent_again(start, store, encoder, collections, monkeypatch):
+    def swept(*_):
+        raise errors.Aborted("it was swept")
+
+    async with start(**SYNC | {"build_sync_s": 1e-6}) as index:
+        monkeypatch.setattr(Loading, "commit", swept)
+        await raises(errors.Aborted, index.client.build("science", PREMISES, request_id="r"), "swept")
+        monkeypatch.undo()
+        [written] = store.list("generations/science")
+        encoder.servicer.encoded_premises.clear()
+        assert (await index.client.build("science", PREMISES, request_id="r")).id == written
+        assert not encoder.servicer.encoded_premises
+        assert store.list("generations/science") == [written]
+        store.open("generations/science", written, verify="full")
+        assert len(collections()) == 1
+        assert not works(store)
+
+
+async def test_what_killed_writers_have_left_is_gone_after_the_next_start_and_what_others_write_is_not(start, store):
+    left = [store.root / f"generations/{name}" for name in ("science/.tmp-x", "science/.deleted-x", "other/.damaged-x")]
+    for path in left:
+        path.mkdir(parents=True)
+    with store.writer("generation", "generations/written") as writer:
+        async with start():
+            assert not any(path.exists() for path in left)
+            assert writer.path.exists()
 
 
 async def test_a_delta_takes_over_the_vectors_that_milvus_has(start, store, encoder):

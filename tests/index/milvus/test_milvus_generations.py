@@ -1,6 +1,7 @@
 """What is Milvus's own in the index: changed collections, several processes, approximate indexes, what is not there."""
 
 import asyncio
+import json
 import sys
 import threading
 import time
@@ -40,6 +41,27 @@ async def test_a_generation_that_was_changed_is_refused_and_the_active_one_keeps
         raw.delete(name, ids=[9])
         await raises(errors.DataLoss, index.client.activate("science", second.id), "9 premises", "10")
         assert (await index.client.search("science", TWO, space_id=SPACE)).generation == first.id
+
+
+@pytest.mark.parametrize("is_newer", [True, False])
+async def test_a_record_that_cannot_be_read_concerns_its_own_corpus_alone(start, raw, prefix, is_newer):
+    async with start() as index:
+        sound = await index.client.build("sound", facts())
+        other = await index.client.build("other", facts()[:6])
+    rows = raw.query(f"{prefix}_records", filter='kind in ["generation"]', output_fields=["*"], limit=9)
+    [row] = [row for row in rows if other.id in row["body"]]
+    body = json.dumps({**json.loads(row["body"]), "format_version": 2}) if is_newer else row["body"][1:]
+    raw.upsert(f"{prefix}_records", [{**row, "body": body}])
+    refused, words = (errors.FailedPrecondition, ["format_version 2"]) if is_newer else (errors.DataLoss, ["remove it"])
+    words.append(row["key"])
+    async with start() as index:
+        assert (await index.client.search("sound", TWO, space_id=SPACE)).generation == sound.id
+        await raises(refused, index.client.search("other", TWO, space_id=SPACE), *words)
+        await raises(refused, index.client.activate("other", other.id), *words)
+        built = await index.client.build("other", facts()[:4])
+        assert (await index.client.search("other", TWO, space_id=SPACE)).generation == built.id
+    [kept] = raw.query(f"{prefix}_records", filter=f'key in ["{row["key"]}"]', output_fields=["*"], limit=1)
+    assert kept["body"] == body, "another release may read it"
 
 
 async def test_an_activation_by_one_process_is_seen_by_the_others(start):

@@ -18,13 +18,16 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from aeenc import errors
-from services.index.building.journal import FinishedBuild
+from services.index.building.finished import FinishedBuild
 from services.index.catalogue.requests import RequestKind, RequestNote
 from services.index.milvus.ledger.tables import Table
 from services.index.milvus.link import MilvusLink, MilvusNotFound, MilvusNotLoaded
 from services.index.milvus.schema import TEXT_BYTES
+from services.kit import logs
 from services.store.artifacts import Artifact, FileEntry
+from services.store.formats import NewerFormat, check_format
 
+log = logs.get(__name__)
 FORMAT_VERSION = 1
 Kind = Literal["building", "generation", "dropping", "explaining"]
 T = TypeVar("T")
@@ -54,11 +57,22 @@ class UnfinishedCollection:
 
 
 @dataclass(frozen=True)
+class UnreadableRecord:
+    """A row that this release cannot read, why, and the corpus and generation of which it is ("": it does not tell)."""
+
+    collection: str
+    error: errors.DataLoss | NewerFormat
+    corpus: str
+    generation: str
+
+
+@dataclass(frozen=True)
 class RecordSnapshot:
     """All rows at one moment."""
 
     generations: Sequence[StoredGeneration]
     unfinished: Sequence[UnfinishedCollection]
+    unreadable: Sequence[UnreadableRecord]
 
 
 class Records:
@@ -69,15 +83,23 @@ class Records:
         self.name = f"{prefix}_records"
         self._table = Table(link, self.name, {"key": _KEY_BYTES, "kind": 16, "body": TEXT_BYTES})
         self._writing = threading.Lock()  # milvus-lite allows one writer per collection
+        self._reported: set[str] = set()
 
     def all(self) -> RecordSnapshot:
-        """Reads the rows of all collections. Raises DataLoss for one that cannot be read."""
-        rows = self._query('kind in ["building", "generation", "dropping", "explaining"]')
-        generations = [_stored(row["key"], _body(row)) for row in rows if row["kind"] == "generation"]
-        unfinished = [
-            UnfinishedCollection(row["key"], int(_body(row)["beat"])) for row in rows if row["kind"] != "generation"
-        ]
-        return RecordSnapshot(sorted(generations, key=_age), unfinished)
+        """Reads the rows of all collections. It reports those that cannot be read, once each, and leaves them alone."""
+        generations, unfinished, unreadable = [], [], []
+        for row in self._query('kind in ["building", "generation", "dropping", "explaining"]'):
+            try:
+                if row["kind"] == "generation":
+                    generations.append(_stored(row["key"], _body(row)))
+                else:
+                    unfinished.append(UnfinishedCollection(row["key"], _beat(row)))
+            except (errors.DataLoss, NewerFormat) as error:
+                unreadable.append(UnreadableRecord(row["key"], error, *_told(row)))
+                if row["key"] not in self._reported:
+                    self._reported.add(row["key"])
+                    log.warning("a record is left out", collection=row["key"], reason=error.message)
+        return RecordSnapshot(sorted(generations, key=_age), unfinished, unreadable)
 
     def is_building(self, collection: str) -> bool:
         """Whether the row of a build is still there; a sweeper removes that of a silent build."""
@@ -85,7 +107,7 @@ class Records:
 
     def beat_of(self, collection: str) -> int | None:
         """The beat of an unfinished collection as it is now; None when it is finished or gone."""
-        return next((int(_body(row)["beat"]) for row in self._by_key(collection) if row["kind"] != "generation"), None)
+        return next((_beat(row) for row in self._by_key(collection) if row["kind"] != "generation"), None)
 
     def put_unfinished(self, kind: Kind, collection: str, beat: int) -> None:
         """Records that a collection is being built or dropped."""
@@ -188,12 +210,31 @@ def _stored(collection: str, body: Mapping[str, Any]) -> StoredGeneration:
 def _body(row: Mapping[str, Any]) -> dict[str, Any]:
     try:
         body: dict[str, Any] = json.loads(row["body"])
-        version = body["format_version"]
+        check_format(body, FORMAT_VERSION, f"record {row['key']!r} in Milvus")
     except (KeyError, TypeError, ValueError) as error:
-        raise errors.DataLoss(f"record {row.get('key')!r} cannot be read ({error}); remove it from Milvus") from error
-    if version != FORMAT_VERSION:
-        raise errors.DataLoss(f"record {row['key']!r} has format_version {version}, this build reads {FORMAT_VERSION}")
+        raise _damaged(row, error) from error
     return body
+
+
+def _beat(row: Mapping[str, Any]) -> int:
+    body = _body(row)
+    try:
+        return int(body["beat"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damaged(row, error) from error
+
+
+def _damaged(row: Mapping[str, Any], error: Exception) -> errors.DataLoss:
+    return errors.DataLoss(f"record {row.get('key')!r} cannot be read ({error}); remove it from Milvus")
+
+
+def _told(row: Mapping[str, Any]) -> tuple[str, str]:
+    """The corpus and the generation that a row names, even if no more of it can be read."""
+    try:
+        body = json.loads(row["body"])
+        return str(body["corpus"]), str(body["id"])
+    except (KeyError, TypeError, ValueError):
+        return "", ""
 
 
 def _age(stored: StoredGeneration) -> tuple[datetime, str]:
