@@ -133,7 +133,7 @@ BREAKS = (
     Break(
         "an answer that is sent twice counts once",
         STEPS,
-        "if held.client_seq == seq:",
+        "if seq and held.client_seq == seq:",
         "if False:",
         "sampler/people/test_people_clients.py::test_thirty_two_people_lose_nothing_and_hold_nothing_twice",
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 
 from aeenc import vectors
 from aeenc.errors import InvalidArgument
@@ -23,6 +23,7 @@ _PRECISIONS = {
     types_pb2.PRECISION_BFLOAT16: "bfloat16",
 }
 _TRUNCATES = {types_pb2.TRUNCATE_ERROR: False, types_pb2.TRUNCATE_END: True}
+_SAME_IN_A_STREAM = ("role", "model", "truncate", "space_id")
 _BY_ANALOGY = {encoder_pb2.SCORE_KIND_CROSS_ENCODER: False, encoder_pb2.SCORE_KIND_ANALOGY: True}
 _TO_PRECISION = {name: value for value, name in _PRECISIONS.items()}
 _MODEL_TYPES = {
@@ -45,6 +46,24 @@ def to_call(
         deadline_s=deadline_s,
         patient=lane == "bulk",
     )
+
+
+async def alike(
+    requests: AsyncIterator[encoder_pb2.EncodeStreamRequest],
+) -> AsyncIterator[encoder_pb2.EncodeStreamRequest]:
+    """Yields the batches of a stream. Raises InvalidArgument for one that asks for something else than the first."""
+    first: encoder_pb2.EncodeRequest | None = None
+    async for request in requests:
+        first = first or request.batch
+        for name in _SAME_IN_A_STREAM:
+            now, before = getattr(request.batch, name), getattr(first, name)
+            if now != before:
+                now, before = (str(one).strip() or "unset" for one in (now, before))
+                raise InvalidArgument.field(
+                    f"batch.{name}",
+                    f"is {now} in batch {request.batch_seq}, but {before} in the first; send it in another stream",
+                )
+        yield request
 
 
 def to_score_call(

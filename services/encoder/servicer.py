@@ -54,7 +54,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             result = await self._encoder.encode(call)
             return encoder_pb2.EncodeStreamResponse(batch=convert.to_response(result), batch_seq=request.batch_seq)
 
-        async for response in ordered(request_iterator, answer, window=STREAM_WINDOW):
+        async for response in ordered(convert.alike(request_iterator), answer, window=STREAM_WINDOW):
             yield response
 
     async def Score(self, request: encoder_pb2.ScoreRequest, context: Any) -> encoder_pb2.ScoreResponse:

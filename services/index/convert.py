@@ -10,7 +10,7 @@ from google.protobuf import timestamp_pb2
 from google.protobuf.message import Message
 
 from aeenc import errors, vectors
-from aeenc.calls.encoding import precision_name
+from aeenc.calls.encoding import Precision
 from aeenc.v1 import index_pb2, types_pb2
 from services.corpus.generation import PremiseRecord
 from services.index.values import (
@@ -30,7 +30,7 @@ from services.index.values import (
     TextQuery,
     VectorQuery,
 )
-from services.kit.convert import decode_enum, request_id, to_duration
+from services.kit.convert import bounded, decode_enum, request_id, to_duration
 from services.kit.limits import Limits, check_texts
 from services.store.artifacts import Artifact
 
@@ -44,7 +44,15 @@ _FUSIONS: dict[int, FusionMethod] = {
     index_pb2.FUSION_METHOD_MIN_MAX: "min_max",
     index_pb2.FUSION_METHOD_RECIPROCAL_RANK: "reciprocal_rank",
 }
+_TRUNCATES = {types_pb2.TRUNCATE_ERROR: False, types_pb2.TRUNCATE_END: True}
+_PRECISIONS: dict[types_pb2.Precision, Precision | None] = {
+    types_pb2.PRECISION_FLOAT32: "float32",
+    types_pb2.PRECISION_FLOAT16: "float16",
+    types_pb2.PRECISION_INT8: "int8",
+    types_pb2.PRECISION_BFLOAT16: "bfloat16",
+}
 _SAMENESS: dict[int, Sameness] = {index_pb2.FOLDING_EXACT: "EXACT", index_pb2.FOLDING_NORMALIZED: "NORMALIZED"}
+EXPLANATIONS_BYTES = 64 * 1024 * 1024  # of one call, which memory holds at once
 HITS_ON_LOOP = 400  # about a millisecond of work, reading premises from disk included
 
 
@@ -81,7 +89,7 @@ def to_text_query(request: index_pb2.RetrieveRequest, context: Any) -> TextQuery
         label=request.model.label if chosen == "label" else None,
         version=request.model.version if chosen == "version" else None,
         drop_self=request.drop_self if request.HasField("drop_self") else True,
-        truncate=request.truncate == types_pb2.TRUNCATE_END,
+        truncate=decode_enum(_TRUNCATES, request.truncate, "truncate", False),
         mode=decode_enum(_MODES, request.mode, "mode", "DENSE"),
         accepted=tuple(tuple(one.premise_ids) for one in request.accepted),
         rerank=request.rerank,
@@ -92,7 +100,7 @@ def to_text_query(request: index_pb2.RetrieveRequest, context: Any) -> TextQuery
         fusion=decode_enum(_FUSIONS, request.fusion.method, "fusion.method", "min_max"),
         lexical_weight=request.fusion.lexical_weight if request.fusion.HasField("lexical_weight") else LEXICAL_WEIGHT,
         features=dict(request.fusion.features),
-        precision=precision_name(request.precision),
+        precision=decode_enum(_PRECISIONS, request.precision, "precision", None),
         routing_key=request.routing_key,
         request_id=request_id(context),
     )
@@ -228,10 +236,10 @@ async def to_build_spec(
 async def to_explanations(
     requests: AsyncIterator[index_pb2.PutExplanationsRequest], limits: Limits
 ) -> tuple[str, bool, list[Explanation]]:
-    """Reads the corpus, whether to replace, and the explanations. Raises InvalidArgument for a bad stream."""
+    """Reads the corpus, whether to replace, and the explanations. Raises InvalidArgument for a bad stream, TooLarge."""
     opened: index_pb2.ExplanationsHeader | None = None
     found: list[Explanation] = []
-    async for request in requests:
+    async for request in bounded(requests, EXPLANATIONS_BYTES, "explanations", "put them in several calls"):
         part = request.WhichOneof("part")
         if (part == "header") != (opened is None):
             raise errors.InvalidArgument.field(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from aeenc import errors
 
 E = TypeVar("E", bound=int)
 T = TypeVar("T")
+M = TypeVar("M", bound=Message)
 
 REQUEST_ID_KEY = "x-request-id"
 REQUEST_ID_CHARS_MAX = 64
@@ -60,6 +62,16 @@ def named_fields(message: Message) -> Iterator[tuple[str, str]]:
             yield from named_fields(getattr(message, field.name))
 
 
+async def bounded(requests: AsyncIterator[M], max_bytes: int, field: str, remedy: str) -> AsyncIterator[M]:
+    """Yields the messages of a stream. Raises TooLarge, naming `field`, when they have more than `max_bytes` in all."""
+    size_bytes = 0
+    async for request in requests:
+        size_bytes += request.ByteSize()
+        if size_bytes > max_bytes:
+            raise errors.TooLarge(f"{field}: more than {max_bytes / (1 << 20):,.3g} MiB in one call; {remedy}")
+        yield request
+
+
 def to_timestamp(at: datetime | None) -> Timestamp | None:
     """Converts a time; None stays unset."""
     if at is None:
@@ -78,8 +90,40 @@ def to_duration(seconds: float) -> Duration:
 def position_of(page_token: str) -> int:
     """Returns the number in a page token, 0 for an empty one. Raises InvalidArgument for a malformed one."""
     if page_token and not (page_token.isascii() and page_token.isdigit() and len(page_token) < 19):
-        raise errors.InvalidArgument.field("page_token", "is malformed; send back the token of the page before")
+        raise _malformed_token()
     return int(page_token or 0)
+
+
+def page_newest_first(
+    items: Iterable[T], place: Callable[[T], tuple[datetime, str]], page_size: int, page_token: str
+) -> tuple[list[T], str]:
+    """Returns a page of items, the newest first, and the next token ("": there is no further page).
+
+    `place` gives an item's time, with its zone, and its name. A token holds those of the last item of its page, so that
+    the next page begins behind it also when it is gone. Raises InvalidArgument for a malformed token.
+    """
+    left = sorted(items, key=place, reverse=True)
+    if page_token:
+        last = _place_in(page_token)
+        left = [item for item in left if place(item) < last]
+    page = left[:page_size]
+    if len(page) == len(left):
+        return page, ""
+    at, name = place(page[-1])
+    return page, f"{at.isoformat()} {name}"
+
+
+def _place_in(page_token: str) -> tuple[datetime, str]:
+    time, _, name = page_token.partition(" ")
+    with suppress(ValueError):
+        at = datetime.fromisoformat(time)
+        if name and at.tzinfo is not None:
+            return at, name
+    raise _malformed_token()
+
+
+def _malformed_token() -> errors.InvalidArgument:
+    return errors.InvalidArgument.field("page_token", "is malformed; send back the token of the page before")
 
 
 def decode_enum(values: Mapping[E, T], sent: E, field: str, unset: T) -> T:

@@ -10,7 +10,6 @@ from aeenc import errors
 from aeenc.oracle import Verdict
 from aeenc.v1 import oracle_pb2, sampler_pb2, types_pb2
 from services.kit.convert import decode_enum, to_duration, to_timestamp
-from services.kit.limits import Limits, check_count
 from services.sampler.acs.algorithm import ROOT, Rules
 from services.sampler.acs.negatives import NegativeFilter
 from services.sampler.execution.retention import OldRun
@@ -41,6 +40,7 @@ from services.sampler.records.runs import (
     RunProgress,
     parse_time,
 )
+from services.store.life_cycles import now
 
 DEFAULT_K = 20
 DEFAULT_MAX_DEPTH = 8
@@ -52,7 +52,6 @@ _SIGNS: dict[types_pb2.PairSign, PairSign | None] = {
     types_pb2.PAIR_SIGN_NEGATIVE: "NEGATIVE",
     types_pb2.PAIR_SIGN_SKIPPED: "SKIPPED",
 }
-
 
 _STATES: dict[sampler_pb2.TaskState, TaskState | None] = {
     sampler_pb2.TASK_STATE_WAITING: "WAITING",
@@ -223,38 +222,44 @@ def to_pair(pair: Pair) -> types_pb2.Pair:
     )
 
 
-def from_pairs(messages: Sequence[types_pb2.Pair], limits: Limits) -> list[Pair]:
-    """Pairs to import. Refuses those without query, premise or sign."""
-    check_count(len(messages), limits, "pairs")
-    pairs = []
-    for position, message in enumerate(messages):
-        sign = _SIGNS.get(message.sign)
-        field = "query" if not message.query else "premise" if not message.premise else "sign"
-        if sign is None or field != "sign":
-            raise errors.InvalidArgument.field(f"pairs[{position}].{field}", "is missing; a pair needs it")
-        origin = message.provenance
-        at = origin.judged_at.ToDatetime(tzinfo=UTC) if origin.HasField("judged_at") else datetime.now(UTC)
-        pairs.append(
-            Pair(
-                query=message.query,
-                premise_id=message.premise_id,
-                premise=message.premise,
-                sign=sign,
-                node_id=origin.node_id,
-                rank=origin.rank,
-                score=origin.score,
-                model_version=origin.model_version,
-                generation=origin.generation,
-                oracle=origin.oracle,
-                annotator=origin.annotator,
-                judged_at=at.isoformat(),
-                grade=origin.grade,
-                reason=message.reason,
-                note=origin.note[:MAX_NOTE],
-                source=decode_enum(_SOURCES, origin.source, f"pairs[{position}].provenance.source", ""),
-            )
-        )
-    return pairs
+def from_pairs(messages: Sequence[types_pb2.Pair]) -> list[Pair]:
+    """Pairs to import. Refuses those without a sign, and times that no calendar has."""
+    return [_from_pair(message, f"pairs[{position}]") for position, message in enumerate(messages)]
+
+
+def _from_pair(message: types_pb2.Pair, place: str) -> Pair:
+    sign = _SIGNS.get(message.sign)
+    if sign is None:
+        raise errors.InvalidArgument.field(f"{place}.sign", f"is {message.sign}; give POSITIVE, NEGATIVE or SKIPPED")
+    origin = message.provenance
+    return Pair(
+        query=message.query,
+        premise_id=message.premise_id,
+        premise=message.premise,
+        sign=sign,
+        node_id=origin.node_id,
+        rank=origin.rank,
+        score=origin.score,
+        model_version=origin.model_version,
+        generation=origin.generation,
+        oracle=origin.oracle,
+        annotator=origin.annotator,
+        judged_at=_judged_at(origin, f"{place}.provenance.judged_at"),
+        grade=origin.grade,
+        reason=message.reason,
+        note=origin.note[:MAX_NOTE],
+        source=decode_enum(_SOURCES, origin.source, f"{place}.provenance.source", ""),
+    )
+
+
+def _judged_at(origin: types_pb2.Provenance, field: str) -> str:
+    if not origin.HasField("judged_at"):
+        return now()
+    try:
+        return origin.judged_at.ToDatetime(tzinfo=UTC).isoformat()
+    except (OverflowError, ValueError):
+        problem = f"is {origin.judged_at.seconds} s after 1970; give a time in the years 1 to 9999, or leave it out"
+        raise errors.InvalidArgument.field(field, problem) from None
 
 
 def from_verdicts(messages: Iterable[oracle_pb2.Verdict]) -> SentVerdicts:
@@ -270,7 +275,7 @@ def from_submission(request: sampler_pb2.SubmitVerdictsRequest) -> SentAnswer:
     return SentAnswer(
         verdicts=from_verdicts(request.verdicts),
         seen_upto=request.seen_upto,
-        elapsed_s=request.elapsed.ToTimedelta().total_seconds() if request.HasField("elapsed") else None,
+        elapsed_s=request.elapsed.seconds + request.elapsed.nanos / 1e9 if request.HasField("elapsed") else None,
         note=request.note,
         additions=from_verdicts(request.additions),
         written=tuple(request.written),
@@ -323,7 +328,7 @@ def to_judged_task(record: TaskRecord, only: str = "") -> sampler_pb2.JudgedTask
         task=record.task.to_proto(),
         state=f"TASK_STATE_{record.state}",
         answers=[_to_answer(answer) for answer in record.answers if not only or answer.annotator == only],
-        decision=_verdicts(record.decision),
+        decision=_verdicts(record.decision, {one: record.grade(one) for one in record.decision}),
         conflicts=record.conflicts,
         adjudicator=record.adjudicator,
     )
@@ -358,7 +363,7 @@ def to_change(change: LoggedChange) -> sampler_pb2.TaskChange:
         at=to_timestamp(to_time(entry["at"])),
         answer=_to_answer(answer) if answer else None,
         former_answer_id=entry.get("supersedes", "") or (entry["answer_id"] if kind == "UNDO" else ""),
-        verdicts=[] if answer else _verdicts(kinds_of(entry.get("choices", {}))),
+        verdicts=[] if answer else _verdicts(kinds_of(entry.get("choices", {})), entry.get("grades")),
         reason=entry.get("reason", ""),
         overlap=entry.get("overlap", 0),
         model_version=entry.get("version", ""),
@@ -477,7 +482,7 @@ def to_event(event: TaskEvent) -> sampler_pb2.WatchTasksResponse:
 
 
 def _verdicts(
-    kinds: VerdictKinds, grades: Mapping[str, float] | None = None, remarks: Mapping[str, Remark] | None = None
+    kinds: VerdictKinds, grades: Mapping[str, float | None] | None = None, remarks: Mapping[str, Remark] | None = None
 ) -> list[oracle_pb2.Verdict]:
     verdicts = []
     for premise_id, kind in kinds.items():

@@ -18,6 +18,8 @@ class OracleSettings(BaseModel):
     """One oracle that runs may name."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    # A worker asks this of every oracle, too: 0 stands for `wave_nodes`.
+    open_tasks: ClassVar[int] = 0
 
     target: str = Field(description="where it listens: host:port, unix:path or dns:///name:port")
     token: str | None = Field(None, description="bearer token that it expects")
@@ -57,6 +59,9 @@ class QueueSettings(BaseModel):
     )
     policy: Literal["majority", "adjudicate"] = Field(
         "majority", description="when they differ: the greater number decides, or always an adjudicator"
+    )
+    open_tasks: int = Field(
+        1024, ge=1, le=4096, description="most nodes of a run in work at once, a task each; answers make room for more"
     )
     undo_s: float = Field(10.0, ge=0, description="seconds in which an answer can be taken back before its run goes on")
     first_lease_s: float = Field(600.0, gt=0, le=3600, description="lease time before anybody has answered")
@@ -104,7 +109,9 @@ class SamplerSettings(RedisSettings):
     queues: dict[str, QueueSettings] = Field(
         default_factory=dict, description="queues of people who judge, by the name that runs use as their oracle"
     )
-    wave_nodes: int = Field(256, ge=1, le=1024, description="most nodes of a run in work at once")
+    wave_nodes: int = Field(
+        256, ge=1, le=1024, description="most nodes of a run in work at once; of a queue: `open_tasks`"
+    )
     max_active_runs: int = Field(4, ge=1, description="runs worked on at once, but for those of queues; others wait")
     max_people_runs: int = Field(64, ge=1, description="runs of queues worked on at once; others wait")
     max_hypotheses: int = Field(100_000, ge=1, description="most hypotheses of one run")

@@ -20,6 +20,7 @@ R = TypeVar("R", "CheckpointRow", "RolloutRow")
 FORMAT_VERSION = 1
 LABEL_FORMAT = 2  # of a label that names or has named an ensemble; the others stay at 1, for earlier releases
 TOGETHER = "+"  # between the versions of an ensemble
+CROSS_ENCODERS = "cross-encoder"  # stands for a space in labels; cross-encoders have none
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ class CheckpointRow:
 class LabelRow:
     """A movable name for a checkpoint in one space, or for an ensemble of cross-encoders: versions joined by +.
 
-    `share`, 0 to 1: of the calls that name no model, for `canary`.
+    `share`, 0 to 1: of the calls that name no model, for `canary`; 0 for a cross-encoder, as all pairs of a ranking
+    must go to one.
     """
 
     space_id: str
@@ -74,7 +76,7 @@ class LabelRow:
 
     @classmethod
     def of_hash(cls, row: dict[str, str]) -> LabelRow:
-        """Reads the hash that the registry's scripts write; earlier releases wrote no share.
+        """Reads the hash that the registry's scripts write; earlier releases wrote no share, or one of a cross-encoder.
 
         Raises NewerFormat or DataLoss.
         """
@@ -89,7 +91,7 @@ class LabelRow:
                 revision=int(row["revision"]),
                 previous=row["previous"],
                 moved_at=datetime.fromisoformat(row["moved_at"]),
-                share=float(row.get("share", 0.0)),
+                share=0.0 if row["space_id"] == CROSS_ENCODERS else float(row.get("share", 0.0)),
                 # An earlier release that moves the label leaves the text of the move before.
                 traceparent=traced if revision == row["revision"] else "",
             )

@@ -26,7 +26,7 @@ from services.trainer.jobs.tandem_building import TandemBuilder
 from services.trainer.jobs.training_jobs import TrainingJobs
 from services.trainer.processes.child import Device
 from services.trainer.registry.checkpoints import Checkpoints
-from services.trainer.registry.operator_models import CrossEncoder, ModelExports, PretrainedSpace, once_redis_answers
+from services.trainer.registry.operator_models import CrossEncoder, ModelExports, PretrainedSpace
 from services.trainer.registry.publishing import Publisher
 from services.trainer.registry.tandem_publishing import TandemPublisher
 from services.trainer.registry.tandems import Tandems
@@ -79,6 +79,7 @@ def build(settings: TrainerSettings) -> GrpcServer:
         checkpoints,
         registry,
         deletion,
+        building,
         Leases(redis),
         Retention(settings.job_keep_s, settings.jobs_kept, settings.checkpoint_keep_s, settings.checkpoints_kept),
         jobs_dir=jobs_dir,
@@ -123,7 +124,6 @@ def build(settings: TrainerSettings) -> GrpcServer:
         await warn_unless_durable(redis)
         collection.start()  # first: what is being removed cannot be registered
         problems = [await space.ensure(), await cross_encoder.ensure()]
-        await once_redis_answers(building.sweep)
         runner.start("; ".join(filter(None, problems)))  # the runner's first look at Redis makes the service ready
         device.ask()
 

@@ -15,7 +15,7 @@ from aeenc.calls.retrieval import Mode as RetrieveMode
 from aeenc.evaluation import UNRANKED, GradedMetrics, Metrics
 from aeenc.evaluation.graded import LENGTHS, check_grade
 from aeenc.v1 import index_pb2, registry_pb2, trainer_pb2, types_pb2
-from services.kit.convert import decode_enum, to_timestamp
+from services.kit.convert import bounded, decode_enum, to_timestamp
 from services.store.registry import CheckpointRow, LabelRow, RolloutRow
 from services.trainer.data.training_set import OwnText
 from services.trainer.evaluation.evaluator import Evaluation, EvaluationSpec
@@ -41,7 +41,6 @@ from services.trainer.registry.quality_gate import Verdict
 from services.trainer.registry.tandems import Tandem
 
 _LOSSES: dict[int, Loss] = {
-    trainer_pb2.LOSS_UNSPECIFIED: "FULL_CORPUS_SOFTMAX",
     trainer_pb2.LOSS_FULL_CORPUS_SOFTMAX: "FULL_CORPUS_SOFTMAX",
     trainer_pb2.LOSS_TRIPLET_MARGIN: "TRIPLET_MARGIN",
     trainer_pb2.LOSS_PAIRWISE_CONTRASTIVE: "PAIRWISE_CONTRASTIVE",
@@ -53,7 +52,6 @@ _LOSSES: dict[int, Loss] = {
     trainer_pb2.LOSS_ANALOGY: "ANALOGY",
 }
 _MODES: dict[int, Mode] = {
-    trainer_pb2.MODE_UNSPECIFIED: "SINGLE",
     trainer_pb2.MODE_SINGLE: "SINGLE",
     trainer_pb2.MODE_SIAMESE: "SIAMESE",
     trainer_pb2.MODE_DUAL: "DUAL",
@@ -64,26 +62,22 @@ _BATCHINGS: dict[int, Batching] = {
     trainer_pb2.BATCHING_ITEMS: "ITEMS",
 }
 _TARGETS: dict[int, Targets] = {
-    trainer_pb2.TARGETS_UNSPECIFIED: "BINARY",
     trainer_pb2.TARGETS_BINARY: "BINARY",
     trainer_pb2.TARGETS_GRADES: "GRADES",
     trainer_pb2.TARGETS_GRADE_DISTRIBUTION: "GRADE_DISTRIBUTION",
 }
 _NEGATIVES: dict[int, Negatives] = {
-    trainer_pb2.NEGATIVES_UNSPECIFIED: "RETRIEVED",
     trainer_pb2.NEGATIVES_RETRIEVED: "RETRIEVED",
     trainer_pb2.NEGATIVES_RANDOM: "RANDOM",
     trainer_pb2.NEGATIVES_NONE: "NONE",
 }
 _CANDIDATES: dict[int, Candidates] = {
-    index_pb2.RETRIEVE_MODE_UNSPECIFIED: "",
     index_pb2.RETRIEVE_MODE_DENSE: "DENSE",
     index_pb2.RETRIEVE_MODE_LEXICAL: "LEXICAL",
     index_pb2.RETRIEVE_MODE_HYBRID: "HYBRID",
     index_pb2.RETRIEVE_MODE_ITERATIVE_LEXICAL: "ITERATIVE_LEXICAL",
 }
 _OWN_TEXTS: dict[int, OwnText] = {
-    types_pb2.OWN_TEXT_UNSPECIFIED: "EXCLUDED",
     types_pb2.OWN_TEXT_EXCLUDED: "EXCLUDED",
     types_pb2.OWN_TEXT_NEGATIVE: "NEGATIVE",
 }
@@ -101,21 +95,12 @@ _FUSION_METHODS: dict[int, FusionMethod] = {
 
 def from_config(message: trainer_pb2.JobConfig) -> tuple[JobConfig, list[tuple[str, list[str]]]]:
     """Reads a job's configuration, with the contract's defaults filled in, and its validation queries."""
-    loss, mode = _LOSSES.get(message.loss), _MODES.get(message.mode)
-    if mode is None:
-        raise errors.InvalidArgument.field("config.mode", f"is {message.mode}; give one of the enum Mode")
+    mode = decode_enum(_MODES, message.mode, "config.mode", "SINGLE")
     crossed = mode == "CROSS_ENCODER"
-    if crossed and not message.loss:
-        loss = "REGRESSION"
+    usual_loss: Loss = "REGRESSION" if crossed else "FULL_CORPUS_SOFTMAX"
+    loss = decode_enum(_LOSSES, message.loss, "config.loss", usual_loss)
     usual: Batching = "QUERIES" if mode == "SINGLE" or crossed else "ITEMS"
-    batching = _BATCHINGS.get(message.batching) if message.batching else usual
-    if loss is None:
-        raise errors.InvalidArgument.field("config.loss", f"is {message.loss}; give one of the enum Loss")
-    if batching is None:
-        raise errors.InvalidArgument.field("config.batching", f"is {message.batching}; give one of the enum Batching")
-    own_text = _OWN_TEXTS.get(message.own_text)
-    if own_text is None:
-        raise errors.InvalidArgument.field("config.own_text", f"is {message.own_text}; give one of the enum OwnText")
+    batching = decode_enum(_BATCHINGS, message.batching, "config.batching", usual)
     given = {name: _short(getattr(message, name)) for name in ("margin", "regularization") if message.HasField(name)}
     defaults = defaults_of(loss, batching)
     config = JobConfig(
@@ -146,7 +131,7 @@ def from_config(message: trainer_pb2.JobConfig) -> tuple[JobConfig, list[tuple[s
         targets=decode_enum(_TARGETS, message.targets, "config.targets", "BINARY"),
         candidates=decode_enum(_CANDIDATES, message.candidates, "config.candidates", ""),
         negatives=decode_enum(_NEGATIVES, message.negatives, "config.negatives", "RETRIEVED"),
-        own_text=own_text,
+        own_text=decode_enum(_OWN_TEXTS, message.own_text, "config.own_text", "EXCLUDED"),
         prototypes=message.prototypes or PROTOTYPES,
     )
     return config, [(query.text, list(query.gold)) for query in _queries(message.validation)]
@@ -255,9 +240,7 @@ async def from_evaluate_requests(
     queries: list[EvaluationQuery] = []
     training: list[EvaluationQuery] = []
     trees: list[GoldTree] = []
-    size_bytes = 0
-    async for request in requests:
-        size_bytes += request.ByteSize()
+    async for request in bounded(requests, max_bytes, "queries", "evaluate in parts"):
         if config is None:
             config = request.config
         elif request.HasField("config"):
@@ -265,9 +248,8 @@ async def from_evaluate_requests(
         queries.extend(_queries(request.queries))
         training.extend(_queries(request.training))
         trees.extend(GoldTree(one.hypothesis, tuple(one.intermediates), tuple(one.leaves)) for one in request.trees)
-        if max(len(queries), len(training), len(trees)) > max_queries or size_bytes > max_bytes:
-            limit = f"{max_queries:,} or {max_bytes:,} bytes"
-            raise errors.TooLarge(f"queries: more than {limit} in one evaluation; evaluate in parts")
+        if max(len(queries), len(training), len(trees)) > max_queries:
+            raise errors.TooLarge(f"queries: more than {max_queries:,} in one evaluation; evaluate in parts")
     if config is None or not queries:
         raise errors.InvalidArgument.field("queries", "is empty; give at least one gold query")
     return EvaluationSpec(

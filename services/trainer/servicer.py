@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from aeenc.v1 import registry_pb2, registry_pb2_grpc, trainer_pb2, trainer_pb2_grpc
-from services.kit.convert import position_of, to_timestamp
+from services.kit.convert import to_timestamp
 from services.kit.server import GrpcServer, to_service_info
 from services.trainer import convert
 from services.trainer.convert import from_evaluate_requests, to_report
@@ -71,13 +71,12 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
     async def ListCheckpoints(
         self, request: trainer_pb2.ListCheckpointsRequest, context: Any
     ) -> trainer_pb2.ListCheckpointsResponse:
-        page, after = await self._checkpoints.page(
-            min(request.page_size or PAGE, self._jobs.limits.items), position_of(request.page_token)
-        )
+        page_size = min(request.page_size or PAGE, self._jobs.limits.items)
+        page, token = await self._checkpoints.page(page_size, request.page_token)
         tandems = {tandem.version: tandem for tandem in await self._tandems.all()}
         return trainer_pb2.ListCheckpointsResponse(
             checkpoints=[convert.to_checkpoint(row, labels, tandems.get(row.version)) for row, labels in page],
-            next_page_token=str(after or ""),
+            next_page_token=token,
         )
 
     async def GetCheckpoint(
@@ -157,7 +156,10 @@ class RegistryAdminServicer(registry_pb2_grpc.RegistryAdminServiceServicer):
         wait_s = convert.seconds(request.wait)
         if request.corpus:
             publication = await self._publishing.rollback_corpus(
-                request.corpus, wait_s=wait_s, request_id=request.request_id
+                request.corpus,
+                expected_revision=convert.revision(request),
+                wait_s=wait_s,
+                request_id=request.request_id,
             )
         else:
             publication = await self._publishing.rollback(

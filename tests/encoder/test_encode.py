@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
 
 import grpc
 import numpy as np
 import pytest
 
 from aeenc import Channel, EncoderClient, errors
-from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
+from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, types_pb2
 from services.encoder.runtime.runners import PaddedRunner, Tokens
 from services.store.artifacts import ArtifactStore
 from services.store.registry import Registry
@@ -61,6 +62,36 @@ async def test_a_value_of_a_newer_proto_is_refused_by_name_instead_of_passed_ove
         with pytest.raises(grpc.aio.AioRpcError, match=f"{field}: 99 is unknown to this service") as caught:
             await stub.Encode(request)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("field", "other"),
+    [
+        ("role", encoder_pb2.ROLE_PREMISE),
+        ("model", types_pb2.ModelSelector(label="canary")),
+        ("truncate", types_pb2.TRUNCATE_END),
+        ("space_id", TINY_SPACE),
+    ],
+)
+async def test_a_batch_that_asks_for_something_else_than_the_first_ends_the_stream_after_the_answers_before_it(
+    serve, tuned, field, other
+) -> None:
+    usual = {"texts": ["sun"], "role": encoder_pb2.ROLE_QUERY}
+    answered: list[int] = []
+
+    async def requests() -> AsyncIterator[encoder_pb2.EncodeStreamRequest]:
+        for seq, change in enumerate(({}, {}, {field: other}, {}), 1):
+            yield encoder_pb2.EncodeStreamRequest(batch=encoder_pb2.EncodeRequest(**{**usual, **change}), batch_seq=seq)
+
+    async def encode(client: EncoderClient) -> None:
+        stub = encoder_pb2_grpc.EncoderServiceStub(client.channel.grpc)
+        async for response in client.channel.stream(stub.EncodeStream, requests()):
+            answered.append(response.batch_seq)  # noqa: PERF401 -- what came before the error counts
+
+    async with serve() as (_, client):
+        with pytest.raises(errors.InvalidArgument, match=rf"batch\.{field}: .*in batch 3.*another stream"):
+            await encode(client)
+    assert answered == [1, 2]
 
 
 @pytest.mark.parametrize(

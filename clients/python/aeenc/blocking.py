@@ -688,8 +688,10 @@ class BlockingPeopleClient:
         node_verdict: NodeVerdictName | int | None = None,
         client_seq: int = 0,
     ) -> values.SubmittedVerdicts:
-        """Answers a task. Other candidates are refused up to rank `seen_upto` (default: all) and unseen beyond.
+        """Answers a task. Other candidates are refused up to rank `seen_upto` and unseen beyond.
 
+        Without `seen_upto`, all others are refused, as if the person had looked at every candidate. For somebody who
+        stopped reading, give the rank of the last candidate that they looked at; 0: they looked at none.
         `note` is a remark to keep with the pairs. `additions` are premises of the corpus (ids) that explain the query
         and are missing among the candidates; `written` are facts that the corpus lacks, kept as suggestions.
         `intermediates` are conclusions in the person's words: they become nodes of the tree and are retrieved for.
@@ -1064,7 +1066,8 @@ class BlockingRegistryClient:
 
         A version that was trained with a premise encoder becomes `stable` together with its generation (`generation` of
         the answer) or not at all: the call fails when an encoder does not serve it in time.
-        `share`, for label `canary` only, is its part of the calls that name no model, 0 to 1; None: unchanged.
+        `share`, for label `canary` only, is its part of the calls that name no model, 0 to 1; None: unchanged. A
+        cross-encoder has none.
         When the label moves again meanwhile, the answer comes at once, incomplete and with the label as it is now.
         """
         return run(
@@ -1114,7 +1117,8 @@ class BlockingRegistryClient:
     ) -> values.Rollback:
         """Points a label back at its previous version; `space_id` names a space other than the trainer's own.
 
-        With `corpus`, takes back a publication that activated a generation of it, encoders and generation together.
+        With `corpus`, takes back a publication that activated a generation of it, encoders and generation together;
+        then `expected_revision`, which is a label's, is refused.
         """
         return run(
             self._awaiting.rollback(

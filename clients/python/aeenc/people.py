@@ -91,8 +91,10 @@ class PeopleClient:
         node_verdict: NodeVerdictName | int | None = None,
         client_seq: int = 0,
     ) -> values.SubmittedVerdicts:
-        """Answers a task. Other candidates are refused up to rank `seen_upto` (default: all) and unseen beyond.
+        """Answers a task. Other candidates are refused up to rank `seen_upto` and unseen beyond.
 
+        Without `seen_upto`, all others are refused, as if the person had looked at every candidate. For somebody who
+        stopped reading, give the rank of the last candidate that they looked at; 0: they looked at none.
         `note` is a remark to keep with the pairs. `additions` are premises of the corpus (ids) that explain the query
         and are missing among the candidates; `written` are facts that the corpus lacks, kept as suggestions.
         `intermediates` are conclusions in the person's words: they become nodes of the tree and are retrieved for.

@@ -40,7 +40,8 @@ class RegistryClient:
 
         A version that was trained with a premise encoder becomes `stable` together with its generation (`generation` of
         the answer) or not at all: the call fails when an encoder does not serve it in time.
-        `share`, for label `canary` only, is its part of the calls that name no model, 0 to 1; None: unchanged.
+        `share`, for label `canary` only, is its part of the calls that name no model, 0 to 1; None: unchanged. A
+        cross-encoder has none.
         When the label moves again meanwhile, the answer comes at once, incomplete and with the label as it is now.
         """
         request = registry_pb2.PublishRequest(
@@ -96,7 +97,8 @@ class RegistryClient:
     ) -> values.Rollback:
         """Points a label back at its previous version; `space_id` names a space other than the trainer's own.
 
-        With `corpus`, takes back a publication that activated a generation of it, encoders and generation together.
+        With `corpus`, takes back a publication that activated a generation of it, encoders and generation together;
+        then `expected_revision`, which is a label's, is refused.
         """
         request = registry_pb2.RollbackRequest(
             label=label,

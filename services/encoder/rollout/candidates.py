@@ -29,11 +29,11 @@ from services.encoder.rollout.calibration import Calibration
 from services.encoder.rollout.history import SavedLabel, SavedSpace, SwapHistory
 from services.encoder.rollout.loading import LoadOptions, Steps, check_place, load_steps, model_bytes
 from services.encoder.rollout.versions import STABLE, Versions
-from services.encoder.runtime.model import CROSS_ENCODERS, Model, TokenizerCache
+from services.encoder.runtime.model import Model, TokenizerCache
 from services.encoder.runtime.thread_priority import CANDIDATE, lower_priority, run_when_idle
 from services.store.artifacts import ArtifactStore
 from services.store.registry import LabelRow, Registry
-from services.store.registry_rows import TOGETHER
+from services.store.registry_rows import CROSS_ENCODERS, TOGETHER
 
 E = TypeVar("E", bound=Exception)
 

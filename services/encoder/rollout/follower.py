@@ -27,13 +27,14 @@ from services.encoder.metrics import EncoderMetrics
 from services.encoder.rollout.candidates import PREMISES, CandidateLoader, Spaces
 from services.encoder.rollout.history import SavedLabel, StateFile, SwapHistory
 from services.encoder.rollout.versions import STABLE, LabelKey, ServedLabel, Versions
-from services.encoder.runtime.model import CROSS_ENCODERS, Model
+from services.encoder.runtime.model import Model
 from services.kit import tracing
 from services.kit.concurrency import cancel_all
 from services.kit.logs import get
 from services.kit.readiness import Readiness
 from services.store.formats import NewerFormat
 from services.store.registry import LabelRow, Registry, RolloutRow
+from services.store.registry_rows import CROSS_ENCODERS
 
 log = get(__name__)
 

@@ -25,7 +25,6 @@ from services.corpus.arrays import map_array
 from services.encoder.rollout.calibration import AUTO, Calibration, fastest, told
 from services.encoder.runtime.model import (
     BFLOAT16,
-    CROSS_ENCODERS,
     FLOAT16,
     FLOAT32,
     INT8,
@@ -39,6 +38,7 @@ from services.encoder.runtime.openvino_session import OpenvinoSession, bfloat16_
 from services.encoder.runtime.runners import PaddedRunner, PairRunner, Runner, Session, SingleRunner, Tokens
 from services.encoder.runtime.torch_session import open_torch_session
 from services.store.artifacts import Artifact
+from services.store.registry_rows import CROSS_ENCODERS
 
 MIN_COSINE = 0.999
 SCORE_TOLERANCE = 1e-2  # of a cross-encoder's logit, which is a few units wide

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from aeenc.errors import FailedPrecondition, SpaceMismatch, Unavailable, Unimplemented, VersionNotLoaded
-from services.encoder.runtime.model import CROSS_ENCODERS, Model
-from services.store.registry_rows import TOGETHER
+from services.encoder.runtime.model import Model
+from services.store.registry_rows import CROSS_ENCODERS, TOGETHER
 
 STABLE, CANARY = "stable", "canary"
 LabelKey = tuple[str, str]  # space and label

@@ -14,7 +14,6 @@ from services.encoder.runtime.runners import Runner, Tokens
 from services.store.artifacts import Artifact
 
 ModelType = Literal["sentence-encoder", "cross-encoder"]
-CROSS_ENCODERS = "cross-encoder"  # stands for a space in the registry's labels; cross-encoders have none
 FLOAT32, FLOAT16, BFLOAT16, INT8 = "float32", "float16", "bfloat16", "int8"
 _META = ("space_id", "dim", "max_tokens", "pad_id", "query_prefix", "premise_prefix")
 _TOKENIZER_FILE = "tokenizer.json"

@@ -1,4 +1,7 @@
-"""Listings page by page. A page token names the generation, so that a listing stays whole across an activation."""
+"""Listings page by page. A page token names the last item before, which may be gone by then.
+
+That of premises names their generation, so that the listing stays whole across an activation.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import NoReturn
 from aeenc import errors
 from services.corpus.generation import PremiseRecord
 from services.index.values import GenerationStore, GenerationView, ReadableGeneration
+from services.kit.convert import page_newest_first
 from services.kit.limits import Limits
 from services.store.artifacts import Artifact
 
@@ -49,15 +53,8 @@ class Listing:
 
     async def generations(self, corpus: str, *, page_size: int, token: str) -> tuple[list[Artifact], str]:
         """Returns a page of generations, newest first, and the next token. Raises InvalidArgument, NotFound."""
-        last, _ = _parse(token)
         found = await self._catalogue.generations(corpus)
-        if last:
-            ids = [artifact.id for artifact in found]
-            if last not in ids:
-                _refuse()
-            found = found[ids.index(last) + 1 :]
-        page = found[: self._page_size(page_size)]
-        return page, _token(page[-1].id, 0) if len(page) < len(found) else ""
+        return page_newest_first(found, lambda one: (one.created_at, one.id), self._page_size(page_size), token)
 
     def corpora(self, *, page_size: int, token: str) -> tuple[list[tuple[str, GenerationView | None]], str]:
         """Returns a page of corpora by name, with their active generations, and the next token.

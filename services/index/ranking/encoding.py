@@ -35,7 +35,10 @@ CALLS_AT_ONCE = 4
 
 @dataclass(frozen=True)
 class EncodeKey:
-    """The properties that texts must share to go out in one call; they name one version of the query encoder."""
+    """The properties that texts must share to go out in one call; they name one version of the query encoder.
+
+    Without `routing_key` the request id of the call's first text decides about the canary for all of them.
+    """
 
     space_id: str
     label: str | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 
 from aeenc import errors
 from aeenc.registry import RegistryClient
@@ -10,6 +11,8 @@ from services.kit.logs import get
 from services.sampler.records.runs import Run
 
 log = get(__name__)
+
+_LABEL = re.compile("run-([0-9a-f]{16})")  # the label of a run, not one that a person has named so
 
 
 class RunLabels:
@@ -38,6 +41,16 @@ class RunLabels:
             log.warning("the label of an ended run stays", run=run_id, label=self._label(run_id), reason=error.message)
             return False
         return True
+
+    async def held(self) -> list[str]:
+        """The runs that have a label; none while the registry is away."""
+        if self._registry is None:
+            return []
+        try:
+            return [match[1] async for label in self._registry.list_labels() if (match := _LABEL.fullmatch(label.name))]
+        except errors.AeencError as error:
+            log.warning("labels of ended runs stay for now", reason=error.message)
+            return []
 
     async def close(self) -> None:
         """Closes the connection."""

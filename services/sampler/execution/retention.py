@@ -3,7 +3,8 @@
     DeleteRun ──────────────▶ tombstone, one script ─▶ parts, one step each ─▶ label ─▶ nothing is left
     age or number ─▶ expired ───┘                       └── carried on by the next look of any sampler
 
-Redis's clock says how old a run is. Of several samplers one at a time looks for old runs.
+A look also drops the labels that ended runs have left. Redis's clock says how old a run is. Of several samplers one at
+a time looks for old runs.
 """
 
 from __future__ import annotations
@@ -88,26 +89,44 @@ class Retention:
             try:
                 for run_id in await self._runs.deleted():
                     with contextlib.suppress(NewerFormat):  # a sampler of the newer release carries it on
-                        await self._clear(run_id)
-                await self._remove_expired()
+                        await self._clear_if_possible(run_id)
+                await self._look_alone()
             except errors.AeencError as error:
                 log.warning("old runs stay for now", reason=error.message)
             except Exception:  # one failed look must not end the loop
                 log.exception("removing old runs failed; it tries again")
             await asyncio.sleep(LOOK_S)
 
-    async def _remove_expired(self) -> None:
-        if not (self._keep_s or self._kept) or not await self._lease.renew():
+    async def _look_alone(self) -> None:
+        if not await self._lease.renew():
             return
         try:
-            for one in await self._runs.expired(self._keep_s, self._kept):
-                if not await self._lease.renew():
-                    return
-                log.info("run is removed", run=one.id, reason=one.reason)
-                await self._remove_old(one.id)
+            await self._remove_expired()
+            await self._drop_labels()
         finally:
             with contextlib.suppress(errors.Unavailable):
                 await self._lease.release()
+
+    async def _remove_expired(self) -> None:
+        if not (self._keep_s or self._kept):
+            return
+        for one in await self._runs.expired(self._keep_s, self._kept):
+            if not await self._lease.renew():
+                return
+            log.info("run is removed", run=one.id, reason=one.reason)
+            await self._remove_old(one.id)
+
+    async def _drop_labels(self) -> None:
+        """Drops labels whose run has ended: its sampler died before it could, or the registry was away.
+
+        Those of unknown runs stay: the registry may serve samplers of another namespace, too.
+        """
+        for run_id in await self._labels.held():
+            with contextlib.suppress(errors.NotFound, NewerFormat):
+                if (await self._runs.get(run_id)).ended:
+                    await self._labels.drop(run_id)
+                    if not (resumed := await self._runs.get(run_id)).ended:
+                        await self._labels.hold(resumed)
 
     async def _remove_old(self, run_id: str) -> None:
         with contextlib.suppress(errors.NotFound, errors.FailedPrecondition):  # deleted or resumed meanwhile
@@ -115,6 +134,9 @@ class Retention:
 
     async def _remove(self, run_id: str, request: Request) -> None:
         await self._runs.delete(run_id, request)
+        await self._clear_if_possible(run_id)
+
+    async def _clear_if_possible(self, run_id: str) -> None:
         try:
             await self._clear(run_id)
         except errors.Unavailable as error:

@@ -71,6 +71,7 @@ class RunWorker:
         self._store, self._nodes = store, nodes
         self._retrieval, self._oracle, self._budgets = retrieval, oracle, budgets
         self._max_nodes = max_nodes
+        self._max_in_work = oracle.settings.open_tasks or max_nodes
         self._judgements = run.progress.judgements
         self._open_trees: dict[int, Tree] = {}
         self._last_index = -1
@@ -98,7 +99,8 @@ class RunWorker:
                 await self._give_up(idle=not waves)
                 await self._read_trees()
                 await self._grow()
-                await self._advance()
+                while await self._advance():
+                    await self._read_trees()
                 while nodes := self._next_wave():
                     wave = asyncio.create_task(self._run_wave(nodes))
                     wave.add_done_callback(observe_failure)
@@ -141,7 +143,7 @@ class RunWorker:
             await self._patiently(partial(self._oracle.grown, self._run.id, one))
 
     async def _read_trees(self) -> None:
-        room = self._max_nodes - len(self._open_trees)
+        room = self._max_in_work - len(self._open_trees)
         if room <= 0 or self._all_read:
             return
         after = self._last_index
@@ -165,7 +167,7 @@ class RunWorker:
         if self._in_work and not safe:
             return []
         full = max(1, self._max_nodes // WAVES) if safe else 1 if self._rules.conditioned else self._max_nodes
-        most = min(full, self._max_nodes - len(self._in_work))
+        most = min(full, self._max_in_work - len(self._in_work))
         wave: list[tuple[Tree, Node]] = []
         queries = set(self._in_work.values())
         for tree in trees:
@@ -311,8 +313,12 @@ class RunWorker:
                 self._in_work.pop((one.tree.index, one.node.ordinal), None)
                 self._progressed.set()
 
-    async def _advance(self) -> None:
-        """Opens the next level of each tree whose level is judged, and closes the trees that have none."""
+    async def _advance(self) -> bool:
+        """Opens the next level of each tree whose level is judged, and closes the trees that have none.
+
+        True: it has closed some, so there is room for others.
+        """
+        before = len(self._open_trees)
         while ready := [tree for tree in self._open_trees.values() if not tree.pending()]:
             steps = [
                 TreeAdvance(tree.index, tree.depth, tuple(tree.next_level(self._rules)), tree.deeper) for tree in ready
@@ -323,6 +329,7 @@ class RunWorker:
                     del self._open_trees[tree.index]
                 tree.nodes.extend(step.nodes)
                 tree.depth += 1
+        return len(self._open_trees) < before
 
     async def _store_levels(self, steps: Sequence[TreeAdvance]) -> None:
         await self._write(lambda: self._nodes.advance(self._run.id, self._lease.owner, steps))

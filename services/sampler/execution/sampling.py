@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
@@ -10,7 +11,7 @@ from datetime import UTC, datetime
 
 from aeenc import errors
 from services.kit.convert import position_of
-from services.kit.limits import Limits, check_k, check_texts
+from services.kit.limits import Limits, check_count, check_k, check_texts
 from services.kit.tracing import traceparent
 from services.sampler.execution import tree_export
 from services.sampler.execution.labels import RunLabels
@@ -26,6 +27,9 @@ from services.store.requests import Request
 
 PAGE = 100
 EXPORT_TREES = 100
+MAX_NAME = 1024  # characters of an imported pair's ids, names and reason
+_ORIGINS = ("node_id", "model_version", "generation", "oracle", "annotator")
+_NAMES = {"premise_id": "premise_id", "reason": "reason", **{name: f"provenance.{name}" for name in _ORIGINS}}
 
 
 class Sampling:
@@ -151,7 +155,14 @@ class Sampling:
         return found, str(position or "")
 
     async def import_pairs(self, corpus: str, pairs: Sequence[Pair], run_id: str, request_id: str) -> tuple[str, int]:
-        """Adds pairs judged elsewhere to a run of their own, or to that of an earlier import."""
+        """Adds pairs judged elsewhere to a run of their own, or to that of an earlier import.
+
+        Nobody looks the corpus or its premises up: an import needs no index.
+        """
+        if not corpus:
+            raise errors.InvalidArgument.field("corpus", "is empty; name the corpus of the pairs' premise ids")
+        check_count(len(pairs), self.limits, "pairs")
+        await asyncio.to_thread(_check_pairs, pairs, self.limits)
         if not run_id:
             return await self._import_anew(corpus, pairs, request_id), len(pairs)
         run = await self._store.get(run_id)
@@ -196,6 +207,27 @@ class Sampling:
     def waiting_runs(self) -> Mapping[str, str]:
         """Those of them that wait for their oracle, each with the reason."""
         return self._runner.waiting_runs
+
+
+def _check_pairs(pairs: Sequence[Pair], limits: Limits) -> None:
+    """Refuses pairs that no run could have recorded. Raises InvalidArgument or TooLarge, which name pair and value."""
+    for position, pair in enumerate(pairs):
+        place = f"pairs[{position}]"
+        for name in ("query", "premise"):
+            text = getattr(pair, name)
+            if not text.strip():
+                raise errors.InvalidArgument.field(f"{place}.{name}", "is missing; a pair needs it")
+            if (size_bytes := len(text.encode())) > limits.text_bytes:
+                problem = f"{size_bytes:,} bytes are over the limit of {limits.text_bytes:,}; shorten the text"
+                raise errors.TooLarge.field(f"{place}.{name}", problem)
+        for name, field in _NAMES.items():
+            if (length := len(getattr(pair, name))) > MAX_NAME:
+                raise errors.InvalidArgument.field(
+                    f"{place}.{field}", f"has {length:,} characters; at most {MAX_NAME:,}"
+                )
+        for name in ("score", "grade"):
+            if not math.isfinite(number := getattr(pair, name)):
+                raise errors.InvalidArgument.field(f"{place}.provenance.{name}", f"is {number}; give a finite number")
 
 
 def _stamped(pairs: Sequence[Pair], run_id: str) -> list[Pair]:

@@ -12,7 +12,8 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -26,6 +27,7 @@ from services.sampler.settings import QueueSettings
 
 STEP = 0.01  # between scores that are made up
 ATTEMPTS = 20
+RUNS_KEPT = 16  # whose control items are kept; some kilobytes each
 _HEX = re.compile("(?=.*[0-9])(?=.*[a-f])[0-9a-f-]+")
 EVERYBODY = 1_000_000  # a control item never has all its answers
 
@@ -64,6 +66,7 @@ class ControlItems:
         self, tasks: TaskStore, queues: Mapping[str, QueueSettings], controls: Mapping[str, Sequence[Control]]
     ) -> None:
         self._tasks, self._queues, self._controls = tasks, queues, controls
+        self._made_up: OrderedDict[str, list[TaskRecord]] = OrderedDict()  # by run; each takes about a millisecond
 
     @classmethod
     def of(cls, tasks: TaskStore, queues: Mapping[str, QueueSettings]) -> Self:
@@ -87,30 +90,42 @@ class ControlItems:
             return []
         model = first[0].task  # a run's first task is none of its control items: they come once others wait
         of_round = controls[: self._queues[run.config.oracle].qualify] if qualifying else controls
-        records = (control_record(run, control, model) for control in of_round)
-        left = (record for record in records if record.task.task_id not in answered)
+        left = (one for one in self._records(run, of_round, model) if one.task.task_id not in answered)
         wanted = list(left if qualifying else itertools.islice(left, 1))
         await self._tasks.put(wanted)
         return [record.task.task_id for record in wanted]
 
+    def _records(self, run: Run, controls: Sequence[Control], model: Task) -> Iterator[TaskRecord]:
+        """The control items as tasks of a run, each made up when it is first needed."""
+        made_up = self._made_up.setdefault(run.id, [])
+        self._made_up.move_to_end(run.id)
+        if len(self._made_up) > RUNS_KEPT:
+            self._made_up.popitem(last=False)
+        for place, control in enumerate(controls):
+            if place == len(made_up):
+                made_up.append(control_record(run, control, model))
+            yield made_up[place]
+
     async def qualification(self, run: Run, annotator: str) -> Qualification | None:
         """A person's qualification for the run's queue; None where it has no such round.
 
-        They pass it once, in one of the queue's runs, and may try again in the next run.
+        They pass it once, in one of the queue's runs. Who has failed, and been told so, may try again in the next run,
+        whatever they take back or amend in this one.
         """
         queue = run.config.oracle
         settings = self._queues[queue]
         if not settings.qualify or annotator in settings.qualified:
             return None
-        if await self._tasks.is_qualified(queue, annotator):
-            return Qualification(settings.qualify, settings.qualify, "PASSED")
+        if noted := await self._tasks.qualification(run.id, queue, annotator):
+            return Qualification(settings.qualify, settings.qualify, noted)
         ids = {parts_of(one, "answer")[1] for one in await self._tasks.answered_by(run.id, annotator)}
         found = [one for one in (await self._tasks.read_many(run.id, sorted(ids)))[0] if one.control]
-        counted = [right_and_judged(one, a.verdicts) for one in found for a in one.answers if a.annotator == annotator]
+        counted = [right_and_judged(one, a.said) for one in found for a in one.answers if a.annotator == annotator]
         if len(found) < settings.qualify:
             return Qualification(settings.qualify, len(found), "OPEN")
         right, judged = (sum(numbers) for numbers in zip(*counted, strict=True))
         if not judged or right < settings.qualify_share * judged:
+            await self._tasks.fail(run.id, annotator)
             return Qualification(settings.qualify, len(found), "FAILED")
         await self._tasks.qualify(queue, annotator)
         return Qualification(settings.qualify, len(found), "PASSED")
@@ -157,14 +172,14 @@ def control_record(run: Run, control: Control, model: Task) -> TaskRecord:
 def _like_ids(model: Task, query: str, text: str, taken: Collection[str]) -> str:
     """An id of the form of the model's: other digits, and other letters where ids are hexadecimal."""
     taken = {*taken, *(candidate.id for candidate in model.candidates)}
-    form = model.candidates[int(_draw(query, text) * len(model.candidates))].id
+    form = model.candidates[int(draw(query, text) * len(model.candidates))].id
     letters = "abcdef" if _HEX.fullmatch(form) else ""
     attempt = 0
     while True:
         made = "" if attempt < ATTEMPTS else str(attempt)  # a form with too few digits gets more
         for place, char in reversed(list(enumerate(form))):
             choice = "0123456789" if char in "0123456789" else letters if char in letters else char
-            made = choice[int(_draw(query, text, attempt, place) * len(choice))] + made
+            made = choice[int(draw(query, text, attempt, place) * len(choice))] + made
         if made not in taken:
             return made
         attempt += 1
@@ -174,19 +189,21 @@ def _like_scores(model: Task, query: str, count: int) -> list[float]:
     """Falling scores near the model's; beyond its candidates they go on falling."""
     known = sorted((candidate.score for candidate in model.candidates), reverse=True)
     known += [known[-1] - STEP * more for more in range(1, count - len(known) + 1)]
-    return sorted((score - STEP * _draw(query, place) for place, score in enumerate(known[:count])), reverse=True)
+    return sorted((score - STEP * draw(query, place) for place, score in enumerate(known[:count])), reverse=True)
 
 
-def _draw(*parts: object) -> float:
-    """A number in [0, 1) that depends on its arguments alone."""
+def draw(*parts: object) -> float:
+    """A number in [0, 1) that depends on its arguments alone, so that a retry draws the same one."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "big") / 2**32
 
 
 def right_and_judged(record: TaskRecord, verdicts: VerdictKinds) -> tuple[int, int]:
-    """Counts how many of a person's verdicts on a control item are right, and how many are a yes or a no."""
-    decided = {premise_id: verdict for premise_id, verdict in verdicts.items() if verdict.decides}
-    right = sum(verdict.accepts is record.gold[premise_id] for premise_id, verdict in decided.items())
-    return right, len(decided)
+    """Counts how many of a person's verdicts on a control item are right, and how many are a yes or a no.
+
+    What they have added to it is neither right nor wrong.
+    """
+    decided = [premise_id for premise_id in record.gold if verdicts[premise_id].decides]
+    return sum(verdicts[one].accepts is record.gold[one] for one in decided), len(decided)
 
 
 @dataclass(frozen=True)
@@ -211,11 +228,11 @@ class ControlReport:
 
 def control_report(record: TaskRecord) -> ControlReport:
     """The report on a control item, with the most frequent mistake first."""
-    counted = [right_and_judged(record, answer.verdicts) for answer in record.answers]
+    counted = [right_and_judged(record, answer.said) for answer in record.answers]
     mistakes = []
     for candidate in record.task.candidates:
         explains = record.gold[candidate.id]
-        said = [answer.verdicts[candidate.id] for answer in record.answers]
+        said = [answer.said[candidate.id] for answer in record.answers]
         if people := sum(kind.decides and kind.accepts is not explains for kind in said):
             mistakes.append(Mistake(candidate.text, explains, people))
     return ControlReport(

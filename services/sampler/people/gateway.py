@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from aeenc import errors
@@ -39,7 +38,14 @@ POLL_S = 0.25
 RECHECK_S = 5.0
 AWAY_PAUSE_S = 1.0
 
-Waiting = tuple[Task, "asyncio.Future[TaskRecord]"]
+
+@dataclass
+class _Asked:
+    """A task that the run waits for: whom to tell, and the revision of the task that was looked at last."""
+
+    task: Task
+    told: asyncio.Future[TaskRecord]
+    revision: int = -1
 
 
 class PeopleGateway:
@@ -53,8 +59,8 @@ class PeopleGateway:
         self.last_answer_at = 0.0  # never read: people leave no task unanswered for good
         self._runs, self._tasks, self._queue = runs, tasks, queue
         self._known: dict[str, Run] = {}
-        self._new: dict[tuple[str, str], Waiting] = {}
-        self._waiting: dict[tuple[str, str], Waiting] = {}
+        self._new: dict[tuple[str, str], _Asked] = {}
+        self._waiting: dict[tuple[str, str], _Asked] = {}
         self._serving: asyncio.Task[None] | None = None
         self._awake = asyncio.Event()
 
@@ -87,7 +93,7 @@ class PeopleGateway:
         futures = [asyncio.get_running_loop().create_future() for _ in tasks]
         keys = [(run_id, task_name(task.query, task.candidates)) for task in tasks]
         for key, task, future in zip(keys, tasks, futures, strict=True):
-            self._new[key] = (task, future)
+            self._new[key] = _Asked(task, future)
         self.wake()
         if self._serving is None or self._serving.done():
             self._serving = asyncio.create_task(self._serve())
@@ -152,12 +158,12 @@ class PeopleGateway:
             [
                 TaskRecord(
                     run_id,
-                    replace(task, task_id=name),
+                    replace(asked.task, task_id=name),
                     self.settings.overlap,
                     self.settings.policy,
-                    node_id=task.task_id,
+                    node_id=asked.task.task_id,
                 )
-                for (run_id, name), (task, _) in self._new.items()
+                for (run_id, name), asked in self._new.items()
             ]
         )
 
@@ -170,15 +176,16 @@ class PeopleGateway:
             key = (run_id, record.task.task_id)
             record = await self._put_back(record, self._new.get(key))
             if waiting := self._new.pop(key, None):
+                waiting.revision = record.revision
                 self._waiting[key] = waiting
                 if record.settled:  # by a worker that died before it committed it
                     self._resolve(record)
 
-    async def _put_back(self, record: TaskRecord, asked: Waiting | None) -> TaskRecord:
+    async def _put_back(self, record: TaskRecord, asked: _Asked | None) -> TaskRecord:
         """The task, which waits again if it was withdrawn before it was asked now."""
         if asked is None or not record.withdrawn:
             return record
-        task, _ = asked
+        task = asked.task
         if record.withdrawn == "ASKED" and record.task.model_version == task.model_version:
             return record  # sent back since it was put
         run = await self._run(record.run_id)
@@ -188,9 +195,9 @@ class PeopleGateway:
         """Tells those who wait for a run's tasks that this release cannot read them."""
         for asked in (self._new, self._waiting):
             for key in [key for key in asked if key[0] == run_id]:
-                _, future = asked.pop(key)
-                if not future.done():
-                    future.set_exception(error)
+                told = asked.pop(key).told
+                if not told.done():
+                    told.set_exception(error)
 
     async def _lowered(self, record: TaskRecord) -> TaskRecord:
         """The task, for no more people than the queue wants now: one of those it was put before may have left."""
@@ -205,22 +212,25 @@ class PeopleGateway:
         await self._queue.sweep(run)
         for name in await self._tasks.decided(run.id, self.settings.undo_s):
             if waiting := self._waiting.get((run.id, name)):
-                settle = partial(steps.settle, undo_s=self.settings.undo_s, node_id=waiting[0].task_id)
+                settle = partial(steps.settle, undo_s=self.settings.undo_s, node_id=waiting.task.task_id)
                 record, _ = await self._tasks.apply(run, name, settle)
                 if record.settled or record.withdrawn:
                     self._resolve(record)
 
     async def _recheck(self, run_id: str) -> None:
         """Hands out what was settled by a write whose answer was lost, or by another sampler: it is due no longer."""
-        names = [name for of_run, name in self._waiting if of_run == run_id]
-        for record in (await self._tasks.read_many(run_id, names))[0] if names else ():
+        asked = {name: one for (of_run, name), one in self._waiting.items() if of_run == run_id}
+        revisions = await self._tasks.revisions(run_id, list(asked))
+        changed = [name for name, revision in revisions.items() if revision != asked[name].revision]
+        for record in (await self._tasks.read_many(run_id, changed))[0] if changed else ():
+            asked[record.task.task_id].revision = record.revision
             if record.settled or record.withdrawn == "DONE":
                 self._resolve(record)
 
     def _resolve(self, record: TaskRecord) -> None:
-        _, future = self._waiting.pop((record.run_id, record.task.task_id), (None, None))
-        if future is not None and not future.done():
-            future.set_result(record)
+        asked = self._waiting.pop((record.run_id, record.task.task_id), None)
+        if asked is not None and not asked.told.done():
+            asked.told.set_result(record)
 
     async def _run(self, run_id: str) -> Run:
         if run_id not in self._known:
@@ -232,13 +242,11 @@ def _answer(record: TaskRecord, task: Task) -> OracleAnswer:
     """The decision as the oracle protocol has it: given by all who answered, except where an adjudicator decided."""
     verdicts = []
     for candidate in task.candidates:  # a resumed run may ask for fewer than at first
-        grades = [answer.grades[candidate.id] for answer in record.answers if candidate.id in answer.grades]
-        grade = math.fsum(grades) / len(grades) if grades else None
-        verdict = verdict_of(record.settled.get(candidate.id, VerdictKind.UNSEEN), grade)
+        verdict = verdict_of(record.settled.get(candidate.id, VerdictKind.UNSEEN), record.grade(candidate.id))
         adjudicator = record.adjudicator if candidate.id in record.adjudicated else ""
         verdicts.append((candidate.id, replace(verdict, annotator=adjudicator)))
     who = ", ".join(sorted(answer.annotator for answer in record.answers))
-    return OracleAnswer(task.task_id, tuple(verdicts), who, _notes(record))
+    return OracleAnswer(task.task_id, tuple(verdicts), who, record.note)
 
 
 def _added(record: TaskRecord) -> list[Addition]:
@@ -247,16 +255,6 @@ def _added(record: TaskRecord) -> list[Addition]:
     for premise in record.candidates[len(record.task.candidates) :]:
         kind = record.settled.get(premise.id, VerdictKind.UNSEEN)
         if kind.accepts:
-            by = [answer for answer in record.answers if premise in answer.added]
-            grades = [answer.grades[premise.id] for answer in by if premise.id in answer.grades]
-            grade = math.fsum(grades) / len(grades) if grades else None
-            who = ", ".join(sorted(answer.annotator for answer in by))
-            found.append((premise, replace(verdict_of(kind, grade), annotator=who)))
+            who = ", ".join(sorted(answer.annotator for answer in record.answers if premise in answer.added))
+            found.append((premise, replace(verdict_of(kind, record.grade(premise.id)), annotator=who)))
     return found
-
-
-def _notes(record: TaskRecord) -> str:
-    """The remarks of all who answered, with their names where there are several."""
-    if len(record.answers) == 1:
-        return record.answers[0].note
-    return "; ".join(f"{answer.annotator}: {answer.note}" for answer in record.answers if answer.note)

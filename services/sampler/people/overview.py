@@ -6,6 +6,8 @@ counts ─▶ all tasks once, then only those that an event names
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +21,7 @@ from services.sampler.records.node_store import NodeStore
 from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Run
 from services.sampler.settings import QueueSettings
+from services.store.formats import NewerFormat
 
 NodeState = Literal["PENDING", "OPEN", "LEASED", "DECIDED", "CONFLICT", "JUDGED", "FAILED"]
 HOUR_S = 3600.0
@@ -115,8 +118,9 @@ class _Brief:
 
 @dataclass
 class _Counted:
-    seq: int = 0
+    seq: int = 0  # of the last event that `tasks` has whole
     tasks: dict[str, _Brief | None] = field(default_factory=dict)  # None: a control item, or withdrawn
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Overview:
@@ -178,9 +182,10 @@ class Overview:
         """All queues with their counts, sorted by name; those of a person, where one is named."""
         runs: dict[str, list[Run]] = {name: [] for name in self._queues}
         for run_id in await self._runs.active():
-            run = await self._runs.get(run_id)
-            if run.config.oracle in runs:
-                runs[run.config.oracle].append(run)
+            with contextlib.suppress(NewerFormat):  # the samplers of the newer release count it
+                run = await self._runs.get(run_id)
+                if run.config.oracle in runs:
+                    runs[run.config.oracle].append(run)
         return [
             await self._queue(name, sorted(runs[name], key=lambda run: run.created_at), annotator)
             for name in sorted(self._queues)
@@ -201,11 +206,15 @@ class Overview:
         return [record for record in found if not record.control], start + 1 if start else 0
 
     async def _queue(self, name: str, runs: Sequence[Run], annotator: str) -> QueueNow:
-        total, by_run = Counts(), {}
+        total, by_run = Counts(), dict[str, Counts]()
+        standing: Qualification | None = None
         for run in runs:
-            by_run[run.id] = await self._counts(run.id, annotator)
-            total.add(by_run[run.id])
-        standing = await self._controls.qualification(runs[0], annotator) if runs and annotator else None
+            with contextlib.suppress(NewerFormat):  # of a task, or an event of one
+                counts = await self._counts(run.id, annotator)
+                if annotator and not by_run:
+                    standing = await self._controls.qualification(run, annotator)
+                by_run[run.id] = counts
+                total.add(counts)
         return QueueNow(name, self._queues[name], self._guidelines[name], total, by_run, standing)
 
     async def _counts(self, run_id: str, annotator: str) -> Counts:
@@ -213,7 +222,8 @@ class Overview:
         self._counted.move_to_end(run_id)
         while len(self._counted) > RUNS_COUNTED:
             self._counted.popitem(last=False)
-        at = await self._refresh(run_id, counted)
+        async with counted.reading:
+            at = await self._refresh(run_id, counted)
         counts = Counts()
         for brief in counted.tasks.values():
             if brief is not None:
@@ -221,16 +231,16 @@ class Overview:
         return counts
 
     async def _refresh(self, run_id: str, counted: _Counted) -> float:
-        """Reads what has changed since the last time. Returns Redis's time."""
+        """Reads what has changed since the last time; what breaks off is read again. Returns Redis's time."""
         if not counted.seq:
-            counted.seq = await self._tasks.last_event(run_id)
-            position = 0
+            seq, position = await self._tasks.last_event(run_id), 0
             while ids := await self._tasks.task_ids(run_id, position, PAGE):
                 position += len(ids)
                 await self._read(run_id, ids, counted)
+            counted.seq = seq
         while events := await self._tasks.events(run_id, counted.seq, limit=EVENTS):
-            counted.seq = events[-1].seq
             await self._read(run_id, sorted({event.task_id for event in events}), counted)
+            counted.seq = events[-1].seq
         return (await self._tasks.read_many(run_id, []))[1]
 
     async def _read(self, run_id: str, ids: Sequence[str], counted: _Counted) -> None:

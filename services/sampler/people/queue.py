@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from aeenc import errors
 from services.sampler.people import steps
 from services.sampler.people.additions import Premises, check_words
-from services.sampler.people.controls import ControlItems, NotQualified
+from services.sampler.people.controls import ControlItems, NotQualified, draw
 from services.sampler.people.decisions import SentAnswer
 from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import Lease, TaskRecord, check_annotator, parts_of
@@ -288,7 +287,7 @@ class TaskQueue:
             return await self._controls.left(run, done, qualifying=True)
         new = [task_id for task_id in waiting if task_id not in done]
         share = self._queues[run.config.oracle].control_share
-        if not new or _chance(run.id, annotator, len(answered) + taken) >= share:
+        if not new or draw(run.id, annotator, len(answered) + taken) >= share:
             return new
         return [*await self._controls.left(run, done), *new]
 
@@ -309,11 +308,6 @@ class TaskQueue:
                 f"{queue!r}; lease without naming a hypothesis or task first"
             )
         return True
-
-
-def _chance(*parts: object) -> float:
-    """A number in [0, 1) that depends on its arguments alone, so that a retry draws the same one."""
-    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "big") / 2**32
 
 
 def _chunks(ids: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -356,9 +356,9 @@ def _ratings(record: TaskRecord) -> list[Mapping[str, bool]]:
     """Each candidate's verdicts by annotator, where they are a yes or a no."""
     return [
         {
-            answer.annotator: answer.verdicts[candidate.id].accepts
+            answer.annotator: answer.said[candidate.id].accepts
             for answer in record.answers
-            if answer.verdicts[candidate.id].decides
+            if answer.said[candidate.id].decides
         }
         for candidate in record.task.candidates
     ]
@@ -367,7 +367,7 @@ def _ratings(record: TaskRecord) -> list[Mapping[str, bool]]:
 def _edges(record: TaskRecord) -> Mapping[str, Set[str]]:
     """What each annotator accepts, additions included."""
     return {
-        answer.annotator: {premise_id for premise_id, kind in answer.verdicts.items() if kind.accepts}
+        answer.annotator: {premise_id for premise_id, kind in answer.said.items() if kind.accepts}
         for answer in record.answers
     }
 
@@ -380,13 +380,13 @@ def _count(record: TaskRecord, reports: dict[str, AnnotatorReport], at: float) -
         report.late += answer.late
         report.elapsed_s += answer.elapsed_s
         if record.control:
-            right, judged = right_and_judged(record, answer.verdicts)
+            right, judged = right_and_judged(record, answer.said)
             report.control_correct += right
             report.control_verdicts += judged
 
 
 def corrected_pairs(run: Run, record: TaskRecord, who: str) -> list[Pair]:
-    """A pair for each candidate whose verdict has changed since the run went on, best rank first.
+    """A pair for each candidate whose verdict or grade has changed since the run went on, best rank first.
 
     A refusal passes the run's negative filter like any other, beside what is accepted now of the same task.
     """
@@ -404,18 +404,18 @@ def corrected_pairs(run: Run, record: TaskRecord, who: str) -> list[Pair]:
             continue
         filtered, _ = refusals.reason(candidate.text, candidate.rank, candidate.score)
         sign, reason = _sign(verdict, filtered or "", positives_only=run.config.rules.positives_only)
-        query, node_id = record.task.query, record.node_id
-        version = record.task.model_version
         pairs.append(
             run.pair(
-                query,
+                record.task.query,
                 candidate,
                 sign,
                 reason=reason,
-                node_id=node_id,
+                node_id=record.node_id,
                 annotator=who,
+                grade=record.grade(candidate.id) or 0.0,
+                note=record.note[:MAX_NOTE],
                 amended=True,
-                version=version,
+                version=record.task.model_version,
             )
         )
     return pairs

@@ -99,12 +99,15 @@ def submit(
     at: float,
     who: str = "",
 ) -> Change:
-    """Takes an answer, in time or late, once. A retry of the same `seq` gets the id of its first attempt."""
+    """Takes an answer, in time or late, once. A retry of the same `seq` (0: none) gets the id of its first attempt."""
     held = _lease(record, lease_id, who)
     if held.ended == "ANSWERED":
-        if held.client_seq == seq:
+        if seq and held.client_seq == seq:
             return Change(record, id=held.answer_id)
-        message = f"lease {lease_id} was answered before, as {held.answer_id}; amend that answer"
+        message = (
+            f"lease {lease_id} was answered before, as {held.answer_id}; amend that answer, or, if it was taken back, "
+            "lease the task again"
+        )
         raise errors.FailedPrecondition(message, reason="LEASE_ANSWERED")
     if held.ended == "RELEASED":
         message = f"lease {lease_id} was given back; lease the task again"
@@ -207,6 +210,7 @@ def amend(
         answer,
         id=_answer_id(record),
         verdicts={**answer.verdicts, **chosen},
+        own=answer.own or (answer.verdicts if annotator != answer.annotator else {}),
         grades={**{k: v for k, v in answer.grades.items() if k not in chosen}, **said.grades},
         remarks={**{k: v for k, v in answer.remarks.items() if k not in chosen}, **said.remarks},
         alternatives=tuple(
@@ -220,7 +224,7 @@ def amend(
     answers = tuple(amended if other.id == answer_id else other for other in record.answers)
     entry = {"op": "AMEND", "supersedes": answer_id, **answer_dict(amended)}
     change = Change(
-        replace(record, answers=answers, made=record.made + 1, decided_at=0.0),
+        _regraded(record, replace(record, answers=answers, made=record.made + 1, decided_at=0.0)),
         (("AMENDED", annotator),),
         (entry,),
         id=amended.id,
@@ -236,7 +240,8 @@ def adjudicate(record: TaskRecord, verdicts: SentVerdicts, adjudicator: str, at:
     """Decides the candidates in conflict, and others that the adjudicator names. Again: changes an earlier decision."""
     if not record.conflicts and not record.adjudicated:
         raise errors.NotFound(f"task {record.task.task_id!r} of run {record.run_id} is not in conflict")
-    chosen = read_verdicts(record.candidates, verdicts).kinds
+    said = read_verdicts(record.candidates, verdicts)
+    chosen = said.kinds
     missing = [premise_id for premise_id in record.conflicts if premise_id not in chosen]
     if missing:
         raise errors.InvalidArgument.field("verdicts", f"leave out {missing}, on which annotators disagree")
@@ -244,9 +249,21 @@ def adjudicate(record: TaskRecord, verdicts: SentVerdicts, adjudicator: str, at:
         raise errors.InvalidArgument.field("verdicts", "is empty; give those that change")
     answer_id = _answer_id(record)
     entry = {"op": "ADJUDICATE", "answer_id": answer_id, "annotator": adjudicator, "choices": codes(chosen), "at": at}
-    after = replace(record, adjudicated={**record.adjudicated, **chosen}, adjudicator=adjudicator, made=record.made + 1)
-    corrects = adjudicator if record.settled else ""
-    return _decided(Change(after, (("ADJUDICATED", adjudicator),), (entry,), id=answer_id, corrects=corrects), at)
+    after = replace(
+        record,
+        adjudicated={**record.adjudicated, **chosen},
+        adjudicated_grades={k: v for k, v in record.adjudicated_grades.items() if k not in chosen} | said.grades,
+        adjudicator=adjudicator,
+        made=record.made + 1,
+    )
+    change = Change(
+        _regraded(record, after),
+        (("ADJUDICATED", adjudicator),),
+        ({**entry, "grades": said.grades},),
+        id=answer_id,
+        corrects=adjudicator if record.settled else "",
+    )
+    return _decided(change, at)
 
 
 def lower(record: TaskRecord, overlap: int, at: float, who: str = "") -> Change:
@@ -332,7 +349,10 @@ def put_back(record: TaskRecord, task: Task) -> Change:
 
 
 def corrections(record: TaskRecord) -> VerdictKinds:
-    """The current verdicts that differ from those the run went on with, now or at any time. In conflict: abstained."""
+    """The current verdicts that differ from those the run went on with, in kind or grade, now or at any time.
+
+    In conflict: abstained.
+    """
     if not record.settled:
         return {}
     now = {**dict.fromkeys(record.conflicts, VerdictKind.ABSTAINED), **record.decision}
@@ -341,6 +361,14 @@ def corrections(record: TaskRecord) -> VerdictKinds:
         for premise_id, verdict in now.items()
         if verdict is not record.settled.get(premise_id, VerdictKind.UNSEEN) or premise_id in record.corrected
     }
+
+
+def _regraded(before: TaskRecord, after: TaskRecord) -> TaskRecord:
+    """The record after a change, in which what has another grade than the run went on with counts as corrected."""
+    if not before.settled:
+        return after
+    changed = [one.id for one in after.candidates if before.grade(one.id) != after.grade(one.id)]
+    return replace(after, corrected=(*before.corrected, *changed))
 
 
 def _decided(change: Change, at: float) -> Change:

@@ -20,7 +20,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from redis.asyncio import Redis
 
@@ -30,7 +30,7 @@ from services.sampler.people.steps import Change
 from services.sampler.people.tasks import TaskRecord
 from services.sampler.records.keys import TaskKeys
 from services.sampler.records.runs import Run
-from services.sampler.records.task_scripts import DONE, PUT, WRITE
+from services.sampler.records.task_scripts import DONE, FAIL, PUT, WRITE
 from services.store.durability import settled
 from services.store.formats import NewerFormat, check_format
 from services.store.life_cycles import digest
@@ -40,6 +40,7 @@ Step = Callable[[TaskRecord, float], Change]
 
 ATTEMPTS = 50
 READ = 500
+ASKED = 128  # revisions in one round trip; it holds the loop for a millisecond
 PAUSE_S = 0.005
 REQUEST_TTL_S = 86_400
 EVENTS_KEPT = 100_000  # of all queues together, or a few more; about 150 bytes each
@@ -102,6 +103,7 @@ class TaskStore:
         self._put: Any = redis.register_script(PUT)
         self._write: Any = redis.register_script(WRITE)
         self._done: Any = redis.register_script(DONE)
+        self._fail: Any = redis.register_script(FAIL)
 
     async def put(self, new: Sequence[TaskRecord]) -> None:
         """Queues tasks; those that exist stay as they are, and those of a run that was deleted are left out."""
@@ -163,6 +165,17 @@ class TaskStore:
             (seconds, microseconds), *rows = await pipe.execute()
         found = [_record(run_id, task_id, row) for task_id, row in zip(task_ids, rows, strict=True) if row]
         return found, seconds + microseconds / 1e6
+
+    async def revisions(self, run_id: str, task_ids: Sequence[str]) -> dict[str, int]:
+        """The revision of each task that there is, which every change raises."""
+        async with unavailable_if_down(f"look for changes of the tasks of run {run_id}"):
+            found: list[str | None] = []
+            for start in range(0, len(task_ids), ASKED):
+                pipe = self._redis.pipeline(transaction=False)
+                for task_id in task_ids[start : start + ASKED]:
+                    pipe.hget(self._keys.task(run_id, task_id), "revision")
+                found += await pipe.execute()
+        return {task_id: int(revision) for task_id, revision in zip(task_ids, found, strict=True) if revision}
 
     async def write(
         self, change: Change, queue: str, at: float, request: Sequence[str] = (), content: str = ""
@@ -333,15 +346,24 @@ class TaskStore:
             answers, elapsed_ms = await self._redis.hmget(self._keys.pace(queue), "answers", "elapsed_ms")
         return int(elapsed_ms) / int(answers) / 1000 if answers else 0.0
 
-    async def is_qualified(self, queue: str, annotator: str) -> bool:
-        """Whether a person has passed the queue's qualification round."""
+    async def qualification(self, run_id: str, queue: str, annotator: str) -> Literal["", "PASSED", "FAILED"]:
+        """Whether a person has passed the queue's qualification round, or failed that of the run; empty: neither."""
         async with unavailable_if_down(f"read who has qualified for queue {queue}"):
-            return bool(await self._redis.sismember(self._keys.qualified(queue), annotator))
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.sismember(self._keys.qualified(queue), annotator)
+            pipe.sismember(self._keys.failed(run_id), annotator)
+            passed, failed = await pipe.execute()
+        return "PASSED" if passed else "FAILED" if failed else ""
 
     async def qualify(self, queue: str, annotator: str) -> None:
         """Notes that a person has passed the queue's qualification round."""
         async with unavailable_if_down(f"store who has qualified for queue {queue}"):
             await self._redis.sadd(self._keys.qualified(queue), annotator)
+
+    async def fail(self, run_id: str, annotator: str) -> None:
+        """Notes that a person has failed the run's qualification round; of a run that was deleted, nothing is noted."""
+        async with unavailable_if_down(f"store who has failed the round of run {run_id}"):
+            await self._fail(keys=[self._keys.run(run_id), self._keys.failed(run_id)], args=[annotator])
 
     async def events(self, run_id: str, after_seq: int, *, limit: int = 500, wait_ms: int = 0) -> list[TaskEvent]:
         """The events after a sequence number, of one run or (empty) of all; waits for the first if there is none."""
@@ -376,7 +398,7 @@ class TaskStore:
             if len(ids) < READ:
                 break
         work = (keys.waiting, keys.leases, keys.decided, keys.amended)
-        yield [part(run_id) for part in (keys.index, *work, keys.verdicts, keys.events, keys.asked)]
+        yield [part(run_id) for part in (keys.index, *work, keys.verdicts, keys.events, keys.asked, keys.failed)]
 
     async def _now_s(self) -> float:
         seconds, microseconds = await self._redis.time()

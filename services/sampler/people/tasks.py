@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
@@ -84,8 +85,9 @@ class Lease:
 
 @dataclass(frozen=True)
 class TaskAnswer:
-    """One person's verdicts on every candidate, and their remark (`note`). `by` names who amended it, if anyone.
+    """One person's verdicts on every candidate, and their remark (`note`).
 
+    `by` names who amended it, if anyone; `own` are the verdicts as they were before somebody else did.
     `added` are premises that they found by a search, with verdicts like candidates. `written` are facts in their own
     words, which no corpus has, and `intermediates` are such as become nodes. `remarks` are on candidates themselves.
     `inference` says how the query follows, `node_verdict` whether anything is missing. Each of `alternatives` (ids)
@@ -102,6 +104,7 @@ class TaskAnswer:
     late: bool
     at: float
     by: str = ""
+    own: VerdictKinds = field(default_factory=dict)
     note: str = ""
     added: tuple[Candidate, ...] = ()
     written: tuple[str, ...] = ()
@@ -111,6 +114,11 @@ class TaskAnswer:
     intermediates: tuple[str, ...] = ()
     alternatives: tuple[tuple[str, ...], ...] = ()
 
+    @property
+    def said(self) -> VerdictKinds:
+        """What the person themselves has said: agreement and control items go by it, whoever amends the answer."""
+        return self.own or self.verdicts
+
 
 @dataclass(frozen=True)
 class TaskRecord:
@@ -118,9 +126,9 @@ class TaskRecord:
 
     `answers` are those that hold, `made` counts all that were ever given. `gold` (premise id to whether it explains)
     makes it a control item. `decided_at` is 0 while answers are missing or in conflict. `node_id` is the node that asks
-    first, and `settled` the decision that the run went on with there; `corrected` are the candidates whose verdict has
-    changed since. The decision of a `final` task goes to the run at once. A `withdrawn` one is retrieved again:
-    somebody has ASKED for it, or its worker knows (DONE). `further` is what a later minor release has added.
+    first, and `settled` the decision that the run went on with there; `corrected` are the candidates whose verdict or
+    grade has changed since. The decision of a `final` task goes to the run at once. A `withdrawn` one is retrieved
+    again: somebody has ASKED for it, or its worker knows (DONE). `further` is what a later minor release has added.
     """
 
     run_id: str
@@ -134,6 +142,7 @@ class TaskRecord:
     returned: int = 0
     undone: bool = False
     adjudicated: VerdictKinds = field(default_factory=dict)
+    adjudicated_grades: dict[str, float] = field(default_factory=dict)
     adjudicator: str = ""
     decision: VerdictKinds = field(default_factory=dict)
     conflicts: tuple[str, ...] = ()
@@ -161,6 +170,20 @@ class TaskRecord:
             for text in answer.intermediates:
                 authors.setdefault(text, []).append(answer.annotator)
         return tuple(Intermediate(text, ", ".join(sorted(names))) for text, names in authors.items())
+
+    @property
+    def note(self) -> str:
+        """The remarks of all who answered, with their names where there are several."""
+        if len(self.answers) == 1:
+            return self.answers[0].note
+        return "; ".join(f"{answer.annotator}: {answer.note}" for answer in self.answers if answer.note)
+
+    def grade(self, premise_id: str) -> float | None:
+        """The adjudicator's grade of a candidate, else the mean of those who gave one; None: nobody did."""
+        if premise_id in self.adjudicated_grades:
+            return self.adjudicated_grades[premise_id]
+        given = [answer.grades[premise_id] for answer in self.answers if premise_id in answer.grades]
+        return math.fsum(given) / len(given) if given else None
 
     @property
     def control(self) -> bool:
@@ -267,7 +290,7 @@ def answer_dict(answer: TaskAnswer) -> dict[str, Any]:
     """An answer as stored. Its verdicts are the field `choices` there."""
     stored = asdict(answer)
     del stored["verdicts"]
-    return {**stored, "choices": codes(answer.verdicts)}
+    return {**stored, "choices": codes(answer.verdicts), "own": codes(answer.own)}
 
 
 def answer_from(stored: Mapping[str, Any]) -> TaskAnswer:
@@ -277,6 +300,7 @@ def answer_from(stored: Mapping[str, Any]) -> TaskAnswer:
     known["alternatives"] = tuple(tuple(one) for one in known.get("alternatives", ()))
     for name in ("written", "intermediates"):
         known[name] = tuple(known.get(name, ()))
+    known["own"] = kinds_of(known.get("own", {}))
     return TaskAnswer(**known, verdicts=kinds_of(stored["choices"]))
 
 

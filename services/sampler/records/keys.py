@@ -119,6 +119,10 @@ class TaskKeys:
         """The people who have passed the queue's qualification round (set)."""
         return f"{self._prefix}queue:{queue}:qualified"
 
+    def failed(self, run_id: str) -> str:
+        """The people who have failed the run's qualification round (set); absent without any."""
+        return f"{self._run}{run_id}:tasks:failed"
+
     def request(self, *parts: str) -> str:
         """Maps a caller's request id to the id of what it made (string with a time to live)."""
         return f"{self._prefix}task-request:{digest(repr(parts))}"

@@ -192,9 +192,7 @@ class NodeStore:
 
     async def tree_of(self, run_id: str, hypothesis_id: str) -> Tree:
         """The tree of a hypothesis. Raises NotFound."""
-        places = self._places.get(run_id, {})
-        if hypothesis_id not in places:
-            places = await self._read_places(run_id)
+        places = self._places.get(run_id) or await self._read_places(run_id)
         trees = await self.trees(run_id, [places[hypothesis_id]]) if hypothesis_id in places else []
         if not trees:
             raise errors.NotFound(f"run {run_id} has no hypothesis {hypothesis_id!r}")

@@ -84,7 +84,8 @@ class PairLog:
         pairs: list[Pair] = []
         async with unavailable_if_down(f"read the pairs of run {run_id}"):
             for _ in range(READS):
-                entries = await self._redis.xrange(self._keys.pairs(run_id), f"({after}-0", "+", count=READ)
+                count = READ if sign else min(READ, limit - len(pairs))
+                entries = await self._redis.xrange(self._keys.pairs(run_id), f"({after}-0", "+", count=count)
                 for entry_id, values in entries:
                     after = int(entry_id.partition("-")[0])
                     pair = Pair.from_json(values["pair"], after)
@@ -92,7 +93,7 @@ class PairLog:
                         pairs.append(pair)
                     if len(pairs) == limit:
                         return pairs, after
-                if len(entries) < READ:
+                if len(entries) < count:
                     return pairs, 0
         return pairs, after
 

@@ -77,5 +77,8 @@ return 1
 )
 
 
+# KEYS: run, failed.  ARGV: annotator
+FAIL = "if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('SADD', KEYS[2], ARGV[1]) end"
+
 # KEYS: corrections or amended.  ARGV: task, what it says
 DONE = "if redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then redis.call('HDEL', KEYS[1], ARGV[1]) end"

@@ -15,8 +15,9 @@ reads them: right answers explain a question, wrong ones are refused, and questi
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +260,9 @@ class Retrieved:
         return found
 
 
+_Found = dict[tuple[str, str, str], list[tuple[Sign, float]]]  # signs and grades of query, premise id and premise
+
+
 class SampledPairs:
     """Pair logs of runs, read through the sampler's RPCs."""
 
@@ -284,25 +288,35 @@ class SampledPairs:
                 f"runs {names} hold no positive pair yet; let the oracle accept something first", reason="NO_POSITIVES"
             )
 
-    async def read(self, run_ids: tuple[str, ...]) -> AsyncIterator[JudgedPair]:
-        """Yields all pairs of runs, in the order of the runs and of their logs, without those amended since.
+    async def read(self, run_ids: tuple[str, ...]) -> list[JudgedPair]:
+        """Reads all pairs of runs, in the order of the runs and of their logs, without those amended since.
 
-        Each has the split of its run's hypotheses.
+        Each has the split of its run's hypotheses. Equal texts are kept once: runs have a million pairs.
         """
+        pairs: list[JudgedPair] = []
+        texts: dict[str, str] = {}
         for run_id in run_ids:
             split = (await self._sampler.get_run(run_id)).config.split
-            found: dict[tuple[str, str, str], list[tuple[Sign, float]]] = {}
+            found: _Found = {}
             async for pair in self._sampler.list_pairs(run_id):
                 sign = _SAMPLER_SIGNS.get(pair.sign)
                 if sign is not None:
-                    signs = found.setdefault((pair.query, pair.premise_id, pair.premise), [])
+                    query, premise_id, premise = (
+                        texts.setdefault(text, text) for text in (pair.query, pair.premise_id, pair.premise)
+                    )
+                    signs = found.setdefault((query, premise_id, premise), [])
                     if pair.provenance.amended:
                         signs.clear()
                     signs.append((sign, _usable(pair.provenance.grade, sign)))
-            for key, signs in found.items():
-                for sign, grade in signs:
-                    yield JudgedPair(*key, sign, split, grade=grade)
+            pairs += await asyncio.to_thread(_judged, found, split)
+        return pairs
 
     async def close(self) -> None:
         """Closes the channel to the sampler."""
         await self._sampler.channel.close()
+
+
+def _judged(found: _Found, split: str) -> list[JudgedPair]:
+    """Empties `found` into pairs, little by little: to free a million entries at once would hold up the event loop."""
+    keys = list(found)
+    return [JudgedPair(*key, sign, split, grade=grade) for key in keys for sign, grade in found.pop(key)]

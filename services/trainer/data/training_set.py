@@ -29,7 +29,7 @@ CANDIDATES = 200  # premises of a retrieved ranking that a cross-encoder learns 
 REFUSED: frozenset[Sign] = frozenset({"NEGATIVE", "CONTRADICTED"})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class JudgedPair:
     """A pair as training needs it. `split` is that of the query's trees, `premise_split` that of the premise's.
 

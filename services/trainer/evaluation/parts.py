@@ -53,10 +53,7 @@ def _both(name: str, standard: GoldStandard, report: Report, seen: Sequence[Mark
         if not pairs:
             continue
         kind: Kind = f"{name}_{state}"  # type: ignore[assignment]
-        others = [
-            ordinals != (-1 if own is None else own) for ordinals, own in zip(standard.gold, standard.own, strict=True)
-        ]
-        strict_wanted = [marks[other] for marks, other in zip(wanted, others, strict=True)]
+        strict_wanted = [marks[others] for marks, others in zip(wanted, standard.others, strict=True)]
         yield Part(
             kind,
             _metrics(report.strict_ranks, strict_wanted),

@@ -60,15 +60,16 @@ class GoldStandard:
     @property
     def kept(self) -> list[Ordinals]:
         """The gold ordinals that are not the query's own."""
-        return [gold[others] for gold, others in zip(self.gold, self._others, strict=True)]
+        return [gold[others] for gold, others in zip(self.gold, self.others, strict=True)]
 
     @property
     def kept_grades(self) -> list[NDArray[np.float64]]:
         """The grades of `kept`; none if each is 1."""
-        return [grades[others] for grades, others in zip(self.grades, self._others, strict=True)] if self.grades else []
+        return [grades[others] for grades, others in zip(self.grades, self.others, strict=True)] if self.grades else []
 
     @property
-    def _others(self) -> list[NDArray[np.bool_]]:
+    def others(self) -> list[NDArray[np.bool_]]:
+        """Marks the gold premises (g,) of each query that are not its own text."""
         own = (-1 if ordinal is None else ordinal for ordinal in self.own)
         return [ordinals != mine for ordinals, mine in zip(self.gold, own, strict=True)]
 

@@ -25,6 +25,7 @@ from services.store.requests import Request
 from services.trainer.garbage.deletion import Deletion
 from services.trainer.jobs.runner import finished_directories
 from services.trainer.jobs.store import JobStore
+from services.trainer.jobs.tandem_building import TandemBuilder
 from services.trainer.registry.checkpoints import FOLDER, Checkpoints
 
 log = get(__name__)
@@ -64,6 +65,7 @@ class Collection:
         checkpoints: Checkpoints,
         registry: Registry,
         deletion: Deletion,
+        building: TandemBuilder,
         leases: Leases,
         retention: Retention,
         *,
@@ -71,7 +73,8 @@ class Collection:
         lease: str,
     ) -> None:
         self._store, self._checkpoints, self._registry = store, checkpoints, registry
-        self._deletion, self._retention, self._jobs_dir = deletion, retention, jobs_dir
+        self._deletion, self._building = deletion, building
+        self._retention, self._jobs_dir = retention, jobs_dir
         self._leases, self._lease, self._owner = leases, lease, uuid.uuid4().hex
         self._rounds: asyncio.Task[None] | None = None
         self._one = asyncio.Lock()
@@ -105,6 +108,7 @@ class Collection:
     async def _go_round(self) -> None:
         while True:
             try:
+                await self._building.sweep()  # needs no turn: trainers may remove the same label
                 if self._retention == Retention():
                     async with self._turn():
                         await self._deletion.finish()

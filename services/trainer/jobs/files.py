@@ -8,6 +8,7 @@ The trainer writes `job.json`, `pairs.jsonl`, `held_out.jsonl`, `validation.json
 from __future__ import annotations
 
 import json
+import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
@@ -16,7 +17,7 @@ from typing import Any, Literal, Self
 
 from aeenc.errors import DataLoss
 from services.kit.logs import get
-from services.store.files import atomic_write, sha256_of
+from services.store.files import atomic_write, make_directory, sha256_of, sync_directory
 from services.store.formats import check_format, known_fields
 from services.trainer.data.training_set import JudgedPair
 from services.trainer.evaluation.protocol import EvaluationQuery
@@ -178,8 +179,18 @@ class JobFiles:
         return record
 
     def _write_lines(self, name: str, records: Iterable[Any]) -> None:
-        data = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-        atomic_write(self.directory / name, data.encode())
+        """Replaces a file durably, line by line: a million pairs would take memory twice as text and as bytes."""
+        make_directory(self.directory)
+        temporary = self.directory / f".{name}.{uuid.uuid4().hex}"
+        try:
+            with temporary.open("wb") as file:
+                file.writelines(json.dumps(record, ensure_ascii=False).encode() + b"\n" for record in records)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.directory / name)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync_directory(self.directory)
 
     def _lines(self, name: str) -> Iterator[Any]:
         path = self.directory / name

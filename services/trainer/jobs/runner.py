@@ -255,7 +255,7 @@ class JobRunner:
         )
         await asyncio.to_thread(files.write_plan, plan)  # settings may have changed since an earlier attempt
         if not await asyncio.to_thread(files.has_inputs):
-            pairs = [pair async for pair in self._pairs.read(job.config.run_ids)]
+            pairs = await self._pairs.read(job.config.run_ids)
             validation = [EvaluationQuery(text, tuple(gold)) for text, gold in await self._store.validation(job.id)]
             further, held_out = await asyncio.to_thread(self._data_sets.read, job.config.data_sets, job.config.split)
             pairs += further
@@ -266,9 +266,10 @@ class JobRunner:
         self, job: Job, pairs: list[JudgedPair], validation: list[EvaluationQuery]
     ) -> dict[str, list[str]]:
         """Retrieves for the queries that explanations are known of, and for those of the validation."""
-        queries = [pair.query for pair in pairs if pair.sign == "POSITIVE"] + [query.text for query in validation]
+        explained = await asyncio.to_thread(lambda: {pair.query: None for pair in pairs if pair.sign == "POSITIVE"})
+        queries = explained | {query.text: None for query in validation}
         mode = _MODES[job.config.candidates]
-        return await self._retrieved.read(job.config.corpus, job.generation, mode, list(dict.fromkeys(queries)))
+        return await self._retrieved.read(job.config.corpus, job.generation, mode, list(queries))
 
     async def _run_child(self, job: Job, files: JobFiles) -> dict[str, object]:
         self._backoff.clear(job.id)

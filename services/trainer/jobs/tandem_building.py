@@ -14,7 +14,7 @@ from aeenc.index import IndexClient
 from services.kit.concurrency import finish
 from services.kit.logs import get
 from services.store.registry import Registry
-from services.trainer.jobs.job import Job
+from services.trainer.jobs.job import LIVE, Job
 from services.trainer.jobs.store import JobStore
 from services.trainer.registry.tandem_publishing import await_all
 from services.trainer.registry.tandems import Tandem, Tandems
@@ -74,21 +74,17 @@ class TandemBuilder:
             await finish(asyncio.create_task(self._close(space_id, name)))
 
     async def sweep(self) -> None:
-        """Removes labels of jobs that ended while no trainer worked on them."""
+        """Removes labels that killed trainers have left, of jobs that have ended since."""
         for row in await self._registry.labels(readable=True):
-            if row.name.startswith(LABEL) and await self._has_ended(row.name.removeprefix(LABEL).partition("-")[0]):
-                await self._close(row.space_id, row.name)
-
-    async def _has_ended(self, job_id: str) -> bool:
-        try:
-            return (await self._jobs.get(job_id)).ended
-        except errors.NotFound:  # not a job's label
-            return False
+            if row.name.startswith(LABEL):
+                state = await self._jobs.state(row.name.removeprefix(LABEL).partition("-")[0])
+                if state is not None and state not in LIVE:  # None: the label is not a job's
+                    await self._close(row.space_id, row.name)
 
     async def _close(self, space_id: str, name: str) -> None:
         try:
             await self._registry.delete_label(space_id, name)
         except errors.NotFound:
             pass
-        except errors.Unavailable as error:  # the next start sweeps it
+        except errors.Unavailable as error:  # a sweep removes it
             log.warning("the label of a job stays", label=name, reason=error.message)

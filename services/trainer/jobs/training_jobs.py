@@ -209,12 +209,10 @@ def _check_cross_encoder(config: JobConfig) -> None:
 
 def _check_no_reranking(config: JobConfig) -> None:
     """Refuses options that only the training of a cross-encoder has."""
-    given = {"targets": config.targets != "BINARY", "candidates": config.candidates, "negatives": config.negatives}
-    given["negatives"] = config.negatives != "RETRIEVED"
-    for name, is_set in given.items():
-        if is_set:
+    for name in ("targets", "candidates", "negatives"):
+        if (value := getattr(config, name)) != getattr(JobConfig, name):  # the default
             raise errors.InvalidArgument.field(
-                f"config.{name}", f"is {getattr(config, name)}; only mode CROSS_ENCODER has it, leave it out"
+                f"config.{name}", f"is {value}; only mode CROSS_ENCODER has it, leave it out"
             )
 
 

@@ -7,6 +7,7 @@ import json
 from typing import Any, Literal
 
 from aeenc.errors import AeencError, DataLoss, NotFound
+from services.kit.convert import page_newest_first
 from services.kit.logs import get
 from services.kit.tracing import traceparent
 from services.store.artifacts import ArtifactStore
@@ -64,15 +65,15 @@ class Checkpoints:
         """Returns the names of the labels that point at a version."""
         return [label.name for label in await self._registry.labels(readable=True) if version in label.versions]
 
-    async def page(self, limit: int, start: int) -> tuple[list[tuple[CheckpointRow, list[str]]], int]:
-        """Lists checkpoints with their labels from a position on, newest first, and the next position (0: the end)."""
+    async def page(self, page_size: int, page_token: str) -> tuple[list[tuple[CheckpointRow, list[str]]], str]:
+        """Returns a page of the checkpoints with their labels, newest first, and the next token.
+
+        Raises InvalidArgument for a malformed token.
+        """
         rows = await self._registry.checkpoints(readable=True)
         labels = await self._registry.labels(readable=True)
-        page = [
-            (row, [label.name for label in labels if row.version in label.versions])
-            for row in rows[start : start + limit]
-        ]
-        return page, start + limit if len(rows) > start + limit else 0
+        page, token = page_newest_first(rows, lambda row: (row.created_at, row.version), page_size, page_token)
+        return [(row, [label.name for label in labels if row.version in label.versions]) for row in page], token
 
     async def metrics(self, version: str) -> dict[str, Any] | None:
         """Reads a checkpoint's validation metrics; None if it was trained without validation queries."""

@@ -118,12 +118,13 @@ class Publisher:
 
     async def _move(self, move: _Move) -> tuple[LabelRow, Verdict]:
         """Compares a version unless the move is forced, then points the label at it."""
-        row = await self._named(move.version, move.label)
+        row = await self._named(move.version, move.label, move.share)
         with span("publish", links=[row.traceparent], label=move.label, version=move.version):
             return await self._move_to(row, move)
 
     async def _move_to(self, row: CheckpointRow, move: _Move) -> tuple[LabelRow, Verdict]:
         compared, gate = await self._compare(move, row.space_id)
+        before = await self._registry.label(row.space_id, move.label)
         expected = compared if move.expected_revision is None else move.expected_revision
         moved = await self._registry.set_label(
             row.space_id,
@@ -134,7 +135,8 @@ class Publisher:
             request=move.request,
             answer=_answer(gate),
         )
-        if moved.revision != compared and TOGETHER not in move.version:
+        is_new = before is None or before.version != move.version  # else it may have another share
+        if (is_new or move.force) and TOGETHER not in move.version:
             await self._gate.note(move.version, row.space_id, move.label, gate, force=move.force)
         log.info("published", label=move.label, version=move.version, revision=moved.revision, gate=gate)
         return moved, gate
@@ -181,7 +183,7 @@ class Publisher:
         async with self._turn:
             if record := await self._registry.requests.answer(request):
                 return LabelRow.of_hash(record)
-            row = await self._named(version, name)
+            row = await self._named(version, name, share)
             return await self._registry.set_label(
                 row.space_id, name, version, expected_revision=expected_revision, share=share, request=request
             )
@@ -221,8 +223,19 @@ class Publisher:
         log.info("rolled back", label=name, version=moved.version, revision=moved.revision)
         return await self._followed(moved, wait_s)
 
-    async def rollback_corpus(self, corpus: str, *, wait_s: float, request_id: str) -> Publication:
-        """Activates what the corpus served before its tandem was published, encoders and generation together."""
+    async def rollback_corpus(
+        self, corpus: str, *, expected_revision: int | None, wait_s: float, request_id: str
+    ) -> Publication:
+        """Activates what the corpus served before its tandem was published, encoders and generation together.
+
+        Raises InvalidArgument for an expected revision, which is a label's.
+        """
+        if expected_revision is not None:
+            raise errors.InvalidArgument.field(
+                "expected_revision",
+                f"is {expected_revision}, but the rollback of corpus {corpus!r} starts from its generation, not from a "
+                "label's revision; leave it out, or roll back a label without `corpus`",
+            )
         request = Request(request_id, "Rollback", {"corpus": corpus})
         record = await self._registry.requests.answer(request)
         if record and "version" in record:
@@ -248,12 +261,18 @@ class Publisher:
         row = await self._label(_checked(label or STABLE), space_id)
         return row, await self._registry.rollouts(row.space_id, row.name)
 
-    async def _named(self, version: str, label: str) -> CheckpointRow:
+    async def _named(self, version: str, label: str, share: float | None) -> CheckpointRow:
         """Returns the checkpoint that a label shall name, or the first of an ensemble, after checking all of it."""
         versions = version.split(TOGETHER)
         rows = [await self._checkpoints.get(one) for one in versions]
         if len(rows) > 1:
             _check_ensemble(rows, label)
+        if share and rows[0].space_id == CROSS_ENCODER:
+            raise errors.InvalidArgument.field(
+                "share",
+                f"is {share:g}, but {version} is a cross-encoder, and all pairs of a ranking must go to one; leave it "
+                f"out, and name {version} in `rerank_versions` of the calls of Retrieve that shall try it",
+            )
         return rows[0]
 
     async def _label(self, name: str, space_id: str) -> LabelRow:

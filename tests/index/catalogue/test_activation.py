@@ -114,6 +114,21 @@ async def test_generations_are_listed_newest_first_page_by_page_and_deleted_unle
     await raises(errors.NotFound, anext(index.client.list_generations("nonsense")), "nonsense")
 
 
+async def test_generations_deleted_while_they_are_listed_neither_end_the_listing_nor_hide_others(index):
+    first, second = await two_generations(index)
+    third = (await index.client.build("science", facts()[:4], activate=False)).id
+    seen = []
+    async for one in index.client.list_generations("science", page_size=1):
+        seen.append(one.id)
+        if not one.active:
+            await index.client.delete("science", one.id)
+    assert seen == [third, second, first]
+    stub, unary = index.client._admin, index.client._admin_channel.unary
+    for token in ("nonsense", f"2026-07-01T00:00:00 {first}", "2026-07-01T00:00:00+00:00 "):
+        nonsense = index_pb2.ListGenerationsRequest(corpus="science", page_token=token)
+        await raises(errors.InvalidArgument, unary(stub.ListGenerations, nonsense), "page_token", "page before")
+
+
 async def test_a_corpus_without_an_active_generation_says_so(index):
     await index.client.build("science", facts(), activate=False)
     await raises(errors.NotFound, index.client.retrieve("science", [FACTS[0]]), "no active generation")

@@ -9,7 +9,7 @@ from aeenc import errors
 from aeenc.v1 import index_pb2
 from services.corpus.active import read_active
 from services.corpus.generation import folder_of
-from services.index.building.journal import FinishedBuilds
+from services.index.building.finished import FinishedBuilds
 from services.index.catalogue.requests import RequestNote, RequestNotes
 from support.worlds.index_world import PREMISES, broken_build, facts, raises, works
 

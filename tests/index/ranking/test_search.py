@@ -151,6 +151,15 @@ async def test_wrong_questions_get_a_status_and_a_message_that_helps_and_the_ser
     assert (await search()).ids[0]
 
 
+@pytest.mark.parametrize("field", ["mode", "truncate", "precision", "fusion.method"])
+async def test_a_value_of_a_newer_proto_is_refused_by_name_instead_of_passed_over(index, field):
+    await index.client.build("science", facts())
+    request = index_pb2.RetrieveRequest(corpus="science", texts=["ice"], k=1)
+    setattr(request.fusion if "." in field else request, field.rpartition(".")[2], 99)
+    call = index.client.channel.unary(index.client._stub.Retrieve, request)
+    await raises(errors.InvalidArgument, call, f"{field}: 99 is unknown to this service")
+
+
 async def test_an_answer_over_the_size_of_a_call_is_refused(serve):
     async with serve() as index:
         await index.client.build("science", [premise(f"p{n}", f"fact {n} {'x' * 900}") for n in range(60)])

@@ -213,6 +213,14 @@ async def test_a_stream_of_explanations_begins_with_its_header(built):
     await put(header, chunk)
 
 
+async def test_explanations_that_fill_the_memory_are_refused_with_the_remedy_and_change_nothing(built, monkeypatch):
+    await built.client.put_explanations("science", EXPLAINED)
+    monkeypatch.setattr("services.index.convert.EXPLANATIONS_BYTES", 1 << 20)
+    many = [(f"hypothesis {n} {'x' * 1000}", ["f0"]) for n in range(2000)]
+    await raises(errors.TooLarge, built.client.put_explanations("science", many), "1 MiB", "several calls")
+    assert await built.client.put_explanations("science", EXPLAINED) == len(EXPLAINED)
+
+
 @pytest.mark.parametrize("mode", ["dense", "lexical", "hybrid"])
 async def test_a_cross_encoder_orders_the_first_premises_anew(built, encoder, mode):
     text = "a star that heats the ice"

@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from aeenc import errors, trees
 from aeenc.v1 import sampler_pb2, types_pb2
@@ -162,6 +163,39 @@ async def test_imported_pairs_are_a_run_of_their_own(world: SamplerWorld):
         sampled = await finish(client, hypotheses=HYPOTHESES[:1])
         with pytest.raises(errors.InvalidArgument, match="not an import"):
             await client.import_pairs("science", [pair], run_id=sampled.id)
+
+
+async def test_an_import_names_the_pair_and_the_value_that_no_run_could_have_recorded(world: SamplerWorld):
+    def pair(**provenance: object) -> types_pb2.Pair:
+        provenance = types_pb2.Provenance(**provenance)
+        return types_pb2.Pair(query="q", premise="p", sign=types_pb2.PAIR_SIGN_POSITIVE, provenance=provenance)
+
+    def changed(**fields: object) -> types_pb2.Pair:
+        one = pair()
+        one.MergeFrom(types_pb2.Pair(**fields))
+        return one
+
+    late = Timestamp(seconds=10**12)
+    wrong = [
+        (changed(query="q" * 16_385), r"pairs\[1\]\.query: .*16,38\d bytes .*16,384"),
+        (changed(premise="  "), r"pairs\[1\]\.premise: is missing"),
+        (changed(premise_id="i" * 1025), r"pairs\[1\]\.premise_id: has 1,025 characters; at most 1,024"),
+        (changed(reason="r" * 1025), r"pairs\[1\]\.reason: has 1,025 characters; at most 1,024"),
+        (changed(sign=17), r"pairs\[1\]\.sign: is 17"),
+        (pair(annotator="a" * 1025), r"pairs\[1\]\.provenance\.annotator: has 1,025 characters"),
+        (pair(grade=float("nan")), r"pairs\[1\]\.provenance\.grade: is nan; give a finite number"),
+        (pair(score=float("-inf")), r"pairs\[1\]\.provenance\.score: is -inf"),
+        (pair(judged_at=late), r"pairs\[1\]\.provenance\.judged_at: is 1000000000000 s"),
+    ]
+    async with world.sampler() as client:
+        for bad, message in wrong:
+            with pytest.raises(errors.InvalidArgument, match=message):
+                await client.import_pairs("science", [pair(), bad])
+        with pytest.raises(errors.InvalidArgument, match="corpus: is empty"):
+            await client.import_pairs("", [pair()])
+        with pytest.raises(errors.NotFound, match="no run 'none'"):
+            await client.import_pairs("science", [pair()], run_id="none")
+        assert [run async for run in client.list_runs()] == []
 
 
 async def test_info_names_the_oracles_and_the_limits(world: SamplerWorld):

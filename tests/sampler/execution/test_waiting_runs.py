@@ -113,3 +113,25 @@ async def test_of_the_events_of_all_queues_the_last_are_kept_and_who_wants_other
         assert (await anext(people.watch(run_id, from_seq=2))).seq == 2
         assert len(await store.events("other", 0)) == 400
         await redis.aclose()
+
+
+async def test_a_person_who_is_alone_answers_more_tasks_than_a_wave_has(world: SamplerWorld):
+    async with at_work(world, 5, overlap=2, undo_s=NEVER, changes={"wave_nodes": 2}) as (people, _, _):
+        for _ in range(5):
+            await people.submit(await take(people, "ann"), [])
+        assert await people.lease("ann") == []
+
+
+async def test_no_more_tasks_of_a_run_than_its_queue_allows_are_open_at_once(world: SamplerWorld):
+    async with world.sampler(queues={"team": {**QUEUE, "open_tasks": 3}}) as sampler:
+        people = aeenc.PeopleClient(sampler.channel)
+        run = await sampler.start_run(HYPOTHESES[:5], oracle="team", max_depth=0, **CONFIG)
+
+        async def listed(tasks: int) -> bool:
+            return len([task async for task in people.list_tasks(run.id)]) == tasks
+
+        await eventually(lambda: listed(3))
+        await people.submit(await take(people, "ann"), [])
+        await eventually(lambda: listed(4))
+        await asyncio.sleep(0.3)
+        assert await listed(4)

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from aeenc.v1 import oracle_pb2
 from services.sampler.acs.algorithm import Rules
 from services.sampler.acs.negatives import NegativeFilter
 from services.sampler.people import review, steps
+from services.sampler.people.agreement import Agreement
 from services.sampler.people.decisions import SentAnswer
 from services.sampler.people.review import corrected_pairs
 from services.sampler.people.task_store import TaskStore
@@ -208,6 +210,69 @@ async def test_an_adjudicator_takes_a_decision_back_before_and_after_it_became_p
         await people.adjudicate(run_id, task_id, {ids[0]: ABSTAINS}, "judge")
         told = [" +-?"[pair.sign] for pair in await pairs(sampler, run_id) if pair.premise_id == ids[0]]
         assert told == ["+", "?"]
+
+
+async def test_an_amended_grade_replaces_that_of_the_pair_and_the_note_stays(world: SamplerWorld):
+    async with at_work(world, 1) as (people, sampler, run_id):
+        lease = await take(people, "ann")
+        first, second = (candidate.premise_id for candidate in lease.task.candidates[:2])
+        sent = await people.submit(lease, {first: Verdict(EXPLAINS, grade=2.0)}, note="badly put")
+        await asyncio.wait_for(sampler.wait(run_id), 40)
+
+        async def told() -> list[tuple[str, float, str]]:
+            found = [pair for pair in await pairs(sampler, run_id) if pair.provenance.amended]
+            return [(one.premise_id, one.provenance.grade, one.provenance.note) for one in found]
+
+        answer_id = await people.amend(sent.answer_id, {first: Verdict(EXPLAINS, grade=6.0)}, "ann")
+        assert await told() == [(first, 6.0, "badly put")]
+        answer_id = await people.amend(answer_id, {first: Verdict(EXPLAINS, grade=2.0)}, "ann")
+        assert (await told())[1:] == [(first, 2.0, "badly put")]
+        await people.amend(answer_id, {second: Verdict(EXPLAINS, grade=5.0)}, "ann")
+        assert (await told())[-1] == (second, 5.0, "badly put")
+
+
+async def test_an_adjudicators_grade_stands_above_those_of_the_answers_before_and_after_it_became_a_pair(
+    world: SamplerWorld,
+):
+    async with at_work(world, 1, overlap=2) as (people, sampler, run_id):
+        for name, judgement in (("ann", EXPLAINS), ("bob", REFUSES)):
+            lease = await take(people, name)
+            disputed = lease.task.candidates[0].premise_id
+            await people.submit(lease, {disputed: Verdict(judgement, grade=2.0)})
+
+        async def grades() -> list[float]:
+            return [one.provenance.grade for one in await pairs(sampler, run_id) if one.premise_id == disputed]
+
+        await people.adjudicate(run_id, lease.task.task_id, {disputed: Verdict(EXPLAINS, grade=5.0)}, "judge")
+        await asyncio.wait_for(sampler.wait(run_id), 40)
+        assert await grades() == [5.0]
+        await people.adjudicate(run_id, lease.task.task_id, {disputed: Verdict(EXPLAINS, grade=7.0)}, "judge")
+        assert await grades() == [5.0, 7.0]
+        [task] = [task async for task in people.list_tasks(run_id)]
+        assert {one.premise_id: one.grade for one in task.decision}[disputed] == 7.0
+        logged = [one.verdicts[0].grade async for one in people.list_changes(run_id) if one.verdicts]
+        assert logged == [5.0, 7.0]
+
+
+async def test_agreement_is_that_of_peoples_own_answers_whatever_a_lead_amends(world: SamplerWorld, monkeypatch):
+    async def none(_: Any) -> Agreement:  # the figures beyond chance take a process and seconds
+        return Agreement(0.0, 0.0, 0.0, 0, 0)
+
+    monkeypatch.setattr(review, "agreement_apart", none)
+    async with at_work(world, 1, overlap=2, undo_s=NEVER) as (people, _, run_id):
+        lease, other = await take(people, "ann"), await take(people, "bob")
+        one, two = (candidate.premise_id for candidate in lease.task.candidates[:2])
+        sent = await people.submit(lease, [one])
+        await people.submit(other, [one, two])
+
+        async def agreement() -> tuple[float, float]:
+            told = await people.get_agreement(run_id)
+            return told.positive_agreement, told.edge_f1
+
+        assert await agreement() == (2 / 3, 2 / 3)
+        amended = await people.amend(sent.answer_id, [two], "lead")
+        await people.amend(amended, {one: Verdict(REFUSES)}, "lead")
+        assert await agreement() == (2 / 3, 2 / 3)
 
 
 async def test_what_somebody_else_has_amended_is_not_undone_by_its_author(world: SamplerWorld):

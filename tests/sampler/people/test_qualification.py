@@ -9,6 +9,11 @@ from typing import Any
 import pytest
 
 from aeenc import errors, values
+from aeenc.oracle import Task
+from services.sampler.people import controls as controls_module
+from services.sampler.people.controls import Control
+from services.sampler.people.tasks import TaskRecord
+from services.sampler.records.runs import Run
 from support.worlds.sampler_world import NEVER, SamplerWorld, at_work, take
 
 ITEMS = [
@@ -70,6 +75,58 @@ async def test_who_fails_gets_no_task_of_the_run(world: SamplerWorld, tmp_path):
         ]
         assert told.controls[0].mistakes == (values.ControlMistake(text="iron is a metal", explains=True, people=1),)
         assert {one.annotator: one.answers_hour for one in told.reports} == {"ann": 2, "bob": 2}
+
+
+async def test_who_has_failed_gets_no_second_try_in_the_run_by_undoing_or_amending(world: SamplerWorld, tmp_path):
+    async with at_work(world, 2, **controls(tmp_path)) as (people, _, run_id):
+        leases = [await take(people, "bob")]
+        sent = [await people.submit(leases[0], [])]
+        leases.append(await take(people, "bob"))
+        sent.append(await people.submit(leases[1], []))
+        assert (await standing(people, "bob")).state == values.QualificationState.FAILED
+        await people.amend(sent[0].answer_id, metals(leases[0]), "bob")
+        await people.undo("bob", run_id)
+        with pytest.raises(errors.FailedPrecondition, match="has not passed the qualification round") as refused:
+            await people.lease("bob")
+        assert refused.value.reason == "NOT_QUALIFIED"
+        assert (await standing(people, "bob")).state == values.QualificationState.FAILED
+
+
+async def test_a_control_item_that_a_lead_amends_still_measures_its_author(world: SamplerWorld, tmp_path):
+    async with at_work(world, 2, **controls(tmp_path)) as (people, _, run_id):
+        lease = await take(people, "bob")
+        sent = await people.submit(lease, [])
+        await people.amend(sent.answer_id, metals(lease), "lead")
+        told = await people.get_agreement(run_id)
+        assert [(one.verdicts, one.correct, len(one.mistakes)) for one in told.controls] == [(3, 2, 1)]
+        assert [(one.control_verdicts, one.control_correct) for one in told.reports] == [(3, 2)]
+
+
+async def test_a_control_item_is_made_up_once_for_all_who_get_it(world: SamplerWorld, tmp_path, monkeypatch):
+    made, made_up = list[str](), controls_module.control_record
+
+    def noted(run: Run, control: Control, model: Task) -> TaskRecord:
+        made.append(control.query)
+        return made_up(run, control, model)
+
+    monkeypatch.setattr(controls_module, "control_record", noted)
+    async with at_work(world, 2, **{**controls(tmp_path), "control_share": 1.0}) as (people, _, _):
+        for name in ("ann", "bob"):
+            for _ in range(3):
+                lease = await take(people, name)
+                await people.submit(lease, metals(lease))
+        assert made == ["what is iron", "what is tin", "what is lead"]
+
+
+async def test_a_premise_added_to_a_control_item_counts_neither_for_nor_against_a_person(world: SamplerWorld, tmp_path):
+    async with at_work(world, 2, **controls(tmp_path)) as (people, _, run_id):
+        for _ in range(2):
+            lease = await take(people, "ann")
+            await people.submit(lease, metals(lease), additions=["p1"])
+        assert (await take(people, "ann")).task.query.startswith("hypothesis")
+        assert (await standing(people, "ann")).state == values.QualificationState.PASSED
+        told = await people.get_agreement(run_id)
+        assert [(one.verdicts, one.correct, one.mistakes) for one in told.controls] == [(3, 3, ())] * 2
 
 
 async def test_who_has_passed_stays_qualified_in_the_next_run_and_after_a_restart(world: SamplerWorld, tmp_path):

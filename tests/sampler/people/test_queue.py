@@ -4,14 +4,15 @@ import asyncio
 import json
 import re
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 
 import aeenc
 from aeenc import errors
-from aeenc.oracle import ABSTAINS, BAD_FACT, EXPLAINS, IRRELEVANT, REFUSES, Verdict
+from aeenc.oracle import ABSTAINS, BAD_FACT, EXPLAINS, IRRELEVANT, REFUSES, Task, Verdict
 from aeenc.v1 import sampler_pb2
-from services.sampler.people import gateway, steps
+from services.sampler.people import gateway, steps, tasks
 from services.sampler.people.controls import read_controls
 from services.sampler.people.task_store import TaskStore
 from services.sampler.records.keys import TaskKeys
@@ -79,6 +80,25 @@ async def test_the_task_of_a_lease_that_is_over_goes_to_the_next_and_a_late_answ
         assert (await events(people, run_id, "ANSWERED"))[1:] == ["LEASED", "EXPIRED", "LEASED", "EXPIRED", "ANSWERED"]
 
 
+async def test_an_answer_without_a_number_is_never_taken_for_a_retry_of_another(world: SamplerWorld):
+    async with at_work(world, 1, undo_s=NEVER) as (people, _, run_id):
+        lease = await take(people, "ann")
+        first, second = (candidate.premise_id for candidate in lease.task.candidates[:2])
+
+        async def answer(premise_id: str) -> None:  # the SDK numbers every answer
+            verdicts = [Verdict(EXPLAINS).to_proto(premise_id)]
+            request = sampler_pb2.SubmitVerdictsRequest(lease_id=lease.lease_id, verdicts=verdicts)
+            await people.channel.unary(people._stub.SubmitVerdicts, request)
+
+        await answer(first)
+        with pytest.raises(errors.FailedPrecondition) as refused:
+            await answer(second)
+        assert refused.value.reason == "LEASE_ANSWERED"
+        await people.undo("ann", run_id)
+        with pytest.raises(errors.FailedPrecondition, match="taken back, lease the task again"):
+            await answer(first)
+
+
 async def test_a_lease_lasts_three_mean_answer_times(world: SamplerWorld):
     async with at_work(world, 3, first_lease_s=600.0, min_lease_s=1.0, undo_s=NEVER) as (people, _, _run):
 
@@ -91,7 +111,7 @@ async def test_a_lease_lasts_three_mean_answer_times(world: SamplerWorld):
         await people.submit(first, [], elapsed_s=20.0)
         second = await take(people, "ann")
         assert await lasts(second) == pytest.approx(60, abs=15)
-        await people.submit(second, [], elapsed_s=9e9)
+        await people.submit(second, [], elapsed_s=1e15)
         assert await lasts(await take(people, "ann")) == pytest.approx(3600, abs=15)
 
 
@@ -190,6 +210,23 @@ async def test_what_another_sampler_has_settled_is_found_by_one_that_waits_for_i
         await settle_elsewhere(world, run_id, lease.task.task_id)
         run = await asyncio.wait_for(sampler.wait(run_id), 20)
         assert (run.state, run.progress.negatives) == (sampler_pb2.RUN_STATE_SUCCEEDED, 4)
+
+
+async def test_tasks_that_wait_unchanged_are_not_read_again(world: SamplerWorld, monkeypatch):
+    read, from_json = list[str](), tasks.from_json
+
+    def noted(task: Task, *stored: Any) -> tasks.TaskRecord:
+        read.append(task.query)
+        return from_json(task, *stored)
+
+    monkeypatch.setattr(gateway, "RECHECK_S", 0.0)
+    monkeypatch.setattr(gateway, "POLL_S", 0.02)
+    async with at_work(world, 2, overlap=2) as (people, _, _):
+        await people.submit(await take(people, "ann"), [])
+        await asyncio.sleep(0.2)  # a look has seen the answer
+        monkeypatch.setattr(tasks, "from_json", noted)
+        await asyncio.sleep(0.4)
+        assert read == []
 
 
 async def test_control_items_measure_annotators_and_become_no_pairs(world: SamplerWorld, tmp_path):

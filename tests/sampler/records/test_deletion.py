@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -36,6 +37,10 @@ async def left(redis: Any, world: SamplerWorld) -> set[str]:
     prefix = RunKeys(world.settings["namespace"]).prefix
     found = {key.removeprefix(prefix) async for key in redis.scan_iter(f"{prefix}*")}
     return {key for key in found - NOT_OF_A_RUN if not key.startswith(FOR_A_DAY)}
+
+
+async def _unavailable() -> None:
+    raise errors.Unavailable("the registry is away")
 
 
 async def gone(client: aeenc.SamplerClient, run_id: str) -> None:
@@ -79,6 +84,7 @@ async def test_a_live_run_is_not_deleted_and_a_cancelled_one_is_with_all_that_pe
         lease = await take(people, "ben", run.id)
         answer = await people.submit(lease, [lease.task.candidates[0].premise_id])
         await people.amend(answer.answer_id, [lease.task.candidates[1].premise_id], "cem")
+        await TaskStore(redis, TaskKeys(world.settings["namespace"])).fail(run.id, "dan")
         with pytest.raises(errors.FailedPrecondition, match=f"run {run.id} is RUNNING; cancel it first"):
             await client.delete(run.id)
         await client.cancel(run.id)
@@ -107,6 +113,7 @@ async def test_a_sampler_that_was_paused_while_its_run_was_deleted_leaves_nothin
         await client.delete(run.id)
         before = await left(redis, world)
         assert await writes(run.id) == (False, [False], [])
+        await queue.fail(run.id, "ann")
         assert await left(redis, world) == before == {key for key in before if key.startswith("oracle:")}
 
 
@@ -231,6 +238,52 @@ async def test_the_label_of_a_deleted_run_goes_too(world: SamplerWorld) -> None:
         registry.moves.clear()
         await client.delete(run.id)
         assert registry.moves == [(f"run-{run.id}", "")]
+
+
+async def test_a_label_that_its_run_could_not_drop_goes_at_a_later_look_and_those_of_others_stay(
+    world: SamplerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = FakeRegistry()
+    others = {"stable": "v1", "run-of-the-mill": "v1", "run-0123456789abcdef": "v1"}
+    registry.moves.extend(others.items())
+    registry.out_of_order = True
+    monkeypatch.setattr(retention, "LOOK_S", 0.05)
+    async with (
+        serving(registry_pb2_grpc.add_RegistryAdminServiceServicer_to_server, registry) as port,
+        world.sampler(trainer_target=f"127.0.0.1:{port}", queues={"team": QUEUE}) as client,
+    ):
+        ended = await finish(client)
+        live = await client.start_run([("t", "hypothesis 1")], corpus="science", oracle="team")
+        await until(lambda: registry.labels.keys() == {f"run-{ended.id}", f"run-{live.id}", *others})
+        registry.out_of_order = False
+        await until(lambda: registry.labels.keys() == {f"run-{live.id}", *others})
+        await asyncio.sleep(0.2)  # several looks later
+        assert registry.labels.keys() == {f"run-{live.id}", *others}
+
+
+async def test_a_run_whose_deletion_is_stuck_keeps_neither_others_nor_old_runs_from_theirs(
+    world: SamplerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clear, cleared = RunStore.clear, list[str]()
+
+    async def stuck(store: RunStore, run_id: str, remove: Any) -> None:
+        if run_id == first:
+            await _unavailable()
+        await clear(store, run_id, remove)
+        cleared.append(run_id)
+
+    async with world.sampler() as client:
+        first, second, _ = sorted([(await finish(client)).id for _ in range(3)])
+        with monkeypatch.context() as patch:
+            patch.setattr(RunStore, "clear", lambda *_: _unavailable())
+            for run_id in (first, second):
+                await client.delete(run_id)
+        await finish(client)
+    monkeypatch.setattr(RunStore, "clear", stuck)
+    monkeypatch.setattr(retention, "LOOK_S", 0.05)
+    async with world.sampler(runs_kept=1):
+        await until(lambda: len(cleared) >= 2)
+    assert second in cleared
 
 
 async def test_of_a_long_runs_events_the_last_are_kept_and_a_late_watcher_begins_there(

@@ -189,16 +189,28 @@ class FakeOracle(oracle_pb2_grpc.OracleServiceServicer):
 
 
 class FakeRegistry(registry_pb2_grpc.RegistryAdminServiceServicer):
-    """Notes which labels were set and deleted."""
+    """Notes which labels were set and deleted. While it is `out_of_order` it deletes none."""
 
     def __init__(self) -> None:
         self.moves: list[tuple[str, str]] = []
+        self.out_of_order = False
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The version that each label names."""
+        return {label: version for label, version in dict(self.moves).items() if version}
 
     async def SetLabel(self, request: registry_pb2.SetLabelRequest, context: Any) -> registry_pb2.SetLabelResponse:
         self.moves.append((request.label, request.version))
         return registry_pb2.SetLabelResponse()
 
+    async def ListLabels(self, request: registry_pb2.ListLabelsRequest, context: Any) -> Any:
+        found = [registry_pb2.Label(space_id="s0", name=name, version=one) for name, one in self.labels.items()]
+        return registry_pb2.ListLabelsResponse(labels=found)
+
     async def DeleteLabel(self, request: registry_pb2.DeleteLabelRequest, context: Any) -> Any:
+        if self.out_of_order:
+            await context.abort(grpc.StatusCode.INTERNAL, "out of order")
         self.moves.append((request.label, ""))
         return registry_pb2.DeleteLabelResponse()
 

@@ -167,6 +167,18 @@ async def test_no_label_can_name_a_deleted_checkpoint_whatever_was_read_before(w
     assert (await world.registry.set_label("trial", version)).version == version
 
 
+async def test_checkpoints_deleted_while_they_are_listed_hide_no_others(world: TandemWorld, second: Any):
+    made = {await other(world, seed) for seed in (12, 13, 14)}
+    seen: list[str] = []
+    async with second() as trainer:
+        async for one in trainer.client.list_checkpoints(page_size=1):
+            seen.append(one.version)
+            if one.version in made:
+                await trainer.client.delete_checkpoint(one.version)
+        assert sorted(seen) == sorted({*made, *seen})
+        assert made.isdisjoint([one.version async for one in trainer.client.list_checkpoints()])
+
+
 async def test_of_a_label_and_a_deletion_at_the_same_time_one_is_refused(world: TandemWorld, registry: Registry):
     """Either the label stands and the checkpoint too, or neither; whoever is first."""
     version = await other(world, 11)
@@ -245,6 +257,27 @@ async def test_nothing_goes_by_default(world: TandemWorld, second: Any):
         assert await trainer.client.collect_garbage() == []
         assert (await trainer.client.get_job(job_id)).id == job_id
         assert (await trainer.client.get_checkpoint(version)).version == version
+
+
+async def test_a_label_that_a_killed_build_has_left_goes_in_the_round_after_its_job_has_ended(
+    world: TandemWorld, pairs: list[TandemCheckpoints], second: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(collection, "ROUND_S", 0.1)
+    space_id, job = pairs[0].space_id, pending(world)
+    for version in (pairs[0].premise_version, pairs[0].version):
+        await world.checkpoints.register(version)
+    await world.rows.set_space(space_id, pairs[0].premise_version)
+
+    async def swept() -> bool:
+        return await world.rows.labels(space_id) == []
+
+    async with second() as trainer:
+        await trainer.jobs.create(job, [])
+        await world.rows.set_label(space_id, f"job-{job.id}-old", pairs[0].version)
+        await world.building.sweep()
+        assert not await swept(), "its job is live"
+        await trainer.client.cancel(job.id)
+        await eventually(swept)
 
 
 async def test_one_trainer_collects_at_a_time(world: TandemWorld, second: Any):

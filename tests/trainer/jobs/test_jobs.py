@@ -168,12 +168,12 @@ async def test_wrong_jobs_are_refused_with_a_remedy(world: TrainerWorld):
         ({"corpus": "unknown"}, errors.NotFound, "build it"),
         ({"run_ids": []}, errors.InvalidArgument, "at least one"),
         ({"data_sets": ["nothing"]}, errors.NotFound, "names: imported"),
-        ({"loss": 99}, errors.InvalidArgument, "enum Loss"),
-        ({"batching": 99}, errors.InvalidArgument, "enum Batching"),
+        ({"loss": 99}, errors.InvalidArgument, "config.loss: 99 is unknown"),
+        ({"batching": 99}, errors.InvalidArgument, "config.batching: 99 is unknown"),
         ({"hard_negatives": 65}, errors.InvalidArgument, "0 to 64"),
         ({"accumulation": 33}, errors.InvalidArgument, "1 to 32"),
         ({"initial_share": 1.5}, errors.InvalidArgument, "0 to 1"),
-        ({"own_text": 99}, errors.InvalidArgument, "enum OwnText"),
+        ({"own_text": 99}, errors.InvalidArgument, "config.own_text: 99 is unknown"),
         ({"own_text": 2, "mode": 2, "loss": 2}, errors.InvalidArgument, "one vector as query and as premise"),
         ({"guide_margin": 2.0}, errors.InvalidArgument, "-1 to 1"),
         ({"guide_version": "qnothing"}, errors.NotFound, "ListCheckpoints"),
@@ -245,7 +245,7 @@ async def test_an_amended_pair_replaces_the_earlier_ones_of_its_run_alone():
             for one in logs[run_id]:
                 yield one
 
-    found = [pair async for pair in SampledPairs(Runs()).read(("r1", "r2"))]  # type: ignore[arg-type]
+    found = await SampledPairs(Runs()).read(("r1", "r2"))  # type: ignore[arg-type]
     assert [(pair.premise, pair.sign) for pair in found] == [
         ("a", "NEGATIVE"),
         ("b", "NEGATIVE"),

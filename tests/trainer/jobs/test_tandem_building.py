@@ -79,9 +79,7 @@ async def test_a_job_that_is_cancelled_before_it_knows_that_its_label_is_set_lea
     assert await world.rows.labels(pairs[0].space_id) == []
 
 
-async def test_labels_of_jobs_that_have_ended_are_swept_at_a_start(
-    world: TandemWorld, pairs: list[TandemCheckpoints]
-) -> None:
+async def test_labels_of_jobs_that_have_ended_are_swept(world: TandemWorld, pairs: list[TandemCheckpoints]) -> None:
     job = world.job(state="CANCELLED")
     await world.checkpoints.register(pairs[0].version)
     await world.rows.set_space(pairs[0].space_id, pairs[0].premise_version)

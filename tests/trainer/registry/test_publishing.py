@@ -281,6 +281,23 @@ async def test_a_share_that_is_none_is_refused_and_moves_nothing(world: World, l
     assert [label async for label in world.registry.list_labels()] == before
 
 
+async def test_a_canary_among_cross_encoders_has_no_share(world: World):
+    version = await world.checkpoint("cross", GOOD, space_id=CROSS_ENCODER)
+    for move in (
+        world.registry.publish(version, label="canary", share=0.1),
+        world.registry.set_label("canary", version, share=0.1),
+    ):
+        with pytest.raises(errors.InvalidArgument, match=r"share: is 0\.1, .*rerank_versions"):
+            await move
+    assert [label async for label in world.registry.list_labels(space_id=CROSS_ENCODER)] == []
+    assert (await world.registry.publish(version, label="canary", share=0.0)).label.share == 0.0
+
+
+async def test_a_rollback_of_a_corpus_refuses_a_revision_that_it_does_not_compare(world: World):
+    with pytest.raises(errors.InvalidArgument, match=r"expected_revision: is 7, .*leave it out"):
+        await world.registry.rollback(corpus="science", expected_revision=7)
+
+
 async def test_a_publication_that_a_newer_one_overtakes_returns_at_once_and_says_so(world: World):
     first, second = await world.checkpoint("first", GOOD), await world.checkpoint("second", GOOD)
     await world.rows.heartbeat("encoder-1")
@@ -352,6 +369,20 @@ async def test_losses_within_noise_do_not_add_up_to_a_large_one(world: World):
     assert caught.value.reason == "QUALITY_GATE"
     await world.registry.publish(second, force=True)
     assert (await world.registry.publish(first)).gate.comparisons[0].version == second
+
+
+async def test_a_canary_that_gets_a_larger_share_does_not_become_the_best_published_version(world: World):
+    best = await world.checkpoint("best", GOOD)
+    about = await world.checkpoint("about", [*GOOD[1:], GOOD[0] - 0.01])
+    small_loss = [value - 0.02 - 0.01 * (n % 2) for n, value in enumerate(GOOD)]
+    worse = await world.checkpoint("worse", small_loss)
+    for version, share in ((best, 0.1), (about, 0.1), (about, 0.3)):
+        await world.registry.publish(version, label="canary", share=share)
+    with pytest.raises(errors.FailedPrecondition, match=f"the best published {best}"):
+        await world.registry.publish(worse, label="canary")
+    await world.registry.publish(about, label="canary", force=True)
+    compared = (await world.registry.publish(worse, label="canary")).gate.comparisons
+    assert [one.version for one in compared] == [about], "force makes also a version that serves already the best"
 
 
 async def test_a_rollback_whose_trainer_dies_before_the_label_moves_is_carried_out_by_its_retry(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,8 +148,3 @@ def precision_number(precision: str | None) -> types_pb2.Precision | None:
             "precision", f"is {precision!r}; give one of {', '.join(_PRECISION_NAMES.values())}"
         )
     return _PRECISIONS[precision]
-
-
-def precision_name(number: int) -> Precision | None:
-    """Returns the precision that a message names; None where it names none."""
-    return cast("Precision | None", _PRECISION_NAMES.get(cast("types_pb2.Precision", number)))

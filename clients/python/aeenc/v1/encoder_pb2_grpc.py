@@ -67,10 +67,14 @@ class EncoderServiceServicer(object):
         Fails with:
         - INVALID_ARGUMENT: no texts, an empty text, a text over a limit, or one too long for the model with
         TRUNCATE_ERROR.
+        - FAILED_PRECONDITION: ROLE_PREMISE with a `model`.
         - FAILED_PRECONDITION (VERSION_NOT_LOADED): no encoder holds the version or label.
+        - FAILED_PRECONDITION (SPACE_MISMATCH): this encoder does not serve the space.
+        - FAILED_PRECONDITION (PRECISION_NOT_LOADED): the version is not computed in that precision here.
         - RESOURCE_EXHAUSTED, with RetryInfo: the queue is full. With texts of more tokens than their characters suggest
         this is said after they are counted.
         - DEADLINE_EXCEEDED: the deadline has passed.
+        - UNAVAILABLE: no version is loaded yet.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -79,7 +83,8 @@ class EncoderServiceServicer(object):
     def EncodeStream(self, request_iterator, context):
         """Embeds an unbounded stream of batches. Responses come in order; the number of batches in flight is bounded.
 
-        Fails as Encode does. A failure ends the stream; earlier responses stay valid.
+        Fails as Encode does, and with INVALID_ARGUMENT for a batch whose role, model, truncate or space is not that of the
+        first. A failure ends the stream; earlier responses stay valid.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -92,7 +92,8 @@ class IndexServiceServicer(object):
 
         Fails as Search and EncoderService.Encode do, and with:
         - UNAVAILABLE: no encoder responds.
-        - FAILED_PRECONDITION: the mode needs words, and the generation was built without them.
+        - FAILED_PRECONDITION: the mode needs words, and the generation was built without them; `prior` without any
+        explanations in the corpus; the cross-encoder has changed during the call.
         - UNIMPLEMENTED: this build does not support the request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -112,8 +113,8 @@ class IndexServiceServicer(object):
         """Lists the premises of a generation in insertion order.
 
         Fails with:
-        - INVALID_ARGUMENT: the token belongs to another generation.
-        - NOT_FOUND: unknown corpus.
+        - INVALID_ARGUMENT: the token belongs to another generation, or is malformed.
+        - NOT_FOUND: unknown corpus or generation, or no active generation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -402,8 +403,11 @@ class IndexAdminServiceServicer(object):
 
         Fails with:
         - INVALID_ARGUMENT: a bad or duplicate premise, no premises, or a malformed header.
+        - NOT_FOUND: unknown base generation.
         - ALREADY_EXISTS: the `request_id` belongs to another build or to other premises.
         - FAILED_PRECONDITION: `resume_from` skips premises that are not stored, or the encoder has changed.
+        - FAILED_PRECONDITION (SPACE_MISMATCH): the base generation is of another space, or the encoder does not serve the
+        space.
         - UNAVAILABLE: no encoder responds, the disk is full, or another process builds the same generation.
 
         A failed build leaves nothing behind that could be activated.
@@ -432,7 +436,9 @@ class IndexAdminServiceServicer(object):
     def ListGenerations(self, request, context):
         """Lists the generations of a corpus, newest first.
 
-        Fails with NOT_FOUND for an unknown corpus.
+        Fails with:
+        - INVALID_ARGUMENT: a malformed token.
+        - NOT_FOUND: unknown corpus.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -470,7 +476,7 @@ class IndexAdminServiceServicer(object):
 
         Fails with:
         - NOT_FOUND: unknown corpus.
-        - INVALID_ARGUMENT: an empty text, or one over the limit.
+        - INVALID_ARGUMENT: an empty text, one over the limit, or more than 64 MiB in one call.
 
         A broken stream leaves the explanations unchanged.
         """

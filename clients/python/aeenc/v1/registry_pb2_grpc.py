@@ -79,7 +79,7 @@ class RegistryAdminServiceServicer(object):
         After a failure, the old encoders and the old generation keep serving.
 
         Fails with:
-        - INVALID_ARGUMENT: an ensemble that SetLabel refuses.
+        - INVALID_ARGUMENT: a label, a share or an ensemble that SetLabel refuses.
         - NOT_FOUND: unknown version.
         - FAILED_PRECONDITION (QUALITY_GATE): the validation MAP is worse than the serving one's, or than that of the best
         version published under the label, beyond noise, without `force`.
@@ -98,7 +98,9 @@ class RegistryAdminServiceServicer(object):
         """Points a label at a version.
 
         Fails with:
-        - INVALID_ARGUMENT: an ensemble of more than 8 versions, of one twice, of query encoders, or for label `canary`.
+        - INVALID_ARGUMENT: an ensemble of more than 8 versions, of one twice, of query encoders, or for label `canary`; a
+        malformed label, or `previous`; a share outside 0 to 1, for a label other than `canary`, or above 0 for a
+        cross-encoder.
         - NOT_FOUND: unknown version.
         - ABORTED: `expected_revision` is not the label's revision.
         - ALREADY_EXISTS: the request id was used with other content.
@@ -125,6 +127,8 @@ class RegistryAdminServiceServicer(object):
         replaced, together with its encoders.
 
         Fails with:
+        - INVALID_ARGUMENT: `expected_revision` with `corpus`; a malformed label, or `previous`.
+        - NOT_FOUND: unknown label.
         - FAILED_PRECONDITION: there is nothing to go back to.
         - ABORTED: `expected_revision` is not the label's revision.
         - ALREADY_EXISTS: the request id was used with other content.
@@ -148,7 +152,9 @@ class RegistryAdminServiceServicer(object):
     def ListRollouts(self, request, context):
         """Lists, for each live encoder, the revision of a label that it serves, or why it does not.
 
-        Fails with NOT_FOUND for an unknown label.
+        Fails with:
+        - INVALID_ARGUMENT: a malformed label.
+        - NOT_FOUND: unknown label.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

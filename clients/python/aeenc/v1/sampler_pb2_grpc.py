@@ -27,6 +27,8 @@ if _version_not_supported:
 
 class SamplerServiceStub(object):
     """Retrieves candidates for each node, asks the oracle which of them explain it, and records the answers as pairs.
+
+    Calls that change a task fail with ABORTED, too, when too many people change it at once: try again.
     """
 
     def __init__(self, channel):
@@ -184,6 +186,8 @@ class SamplerServiceStub(object):
 
 class SamplerServiceServicer(object):
     """Retrieves candidates for each node, asks the oracle which of them explain it, and records the answers as pairs.
+
+    Calls that change a task fail with ABORTED, too, when too many people change it at once: try again.
     """
 
     def StartRun(self, request_iterator, context):
@@ -241,12 +245,13 @@ class SamplerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ResumeRun(self, request, context):
-        """Continues a run that was cancelled, failed or lost its sampler. The oracle is not asked again for what it has
+        """Continues a run that was cancelled, failed or lost its sampler, or that has succeeded and of which people have
+        amended answers since: its trees grow below what is accepted now. The oracle is not asked again for what it has
         answered.
 
         Fails with:
         - NOT_FOUND: unknown run.
-        - FAILED_PRECONDITION: the run has succeeded.
+        - FAILED_PRECONDITION: the run has succeeded, and nothing was amended since.
         - ALREADY_EXISTS: the request id was used for another run, or to stop one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -268,7 +273,10 @@ class SamplerServiceServicer(object):
         """Adds pairs that were judged elsewhere, as a separate run.
 
         Fails with:
-        - INVALID_ARGUMENT: a pair without a query, premise or sign.
+        - INVALID_ARGUMENT: no corpus, no pairs or too many, a pair without a query, premise or sign, a text, id or name
+        over its limit, a score or grade that is not finite, a time outside the years 1 to 9999, or a run that is no
+        import into this corpus. The message names the pair and the value.
+        - NOT_FOUND: unknown run.
         - ALREADY_EXISTS: the request id was used with another corpus, other pairs or another run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -289,7 +297,8 @@ class SamplerServiceServicer(object):
 
         Fails with:
         - NOT_FOUND: unknown run, queue, hypothesis or task.
-        - INVALID_ARGUMENT: a hypothesis or task without its run.
+        - INVALID_ARGUMENT: a hypothesis or task without its run, too many tasks, or an empty or too long name.
+        - FAILED_PRECONDITION (NOT_QUALIFIED): the person has not passed the queue's qualification round.
         - ALREADY_EXISTS: the request id was used with other tasks wanted, or another number of them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -302,6 +311,7 @@ class SamplerServiceServicer(object):
         Fails with:
         - FAILED_PRECONDITION (LEASE_EXPIRED): the lease has ended.
         - NOT_FOUND: unknown lease.
+        - PERMISSION_DENIED: the lease is held by somebody else.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -310,7 +320,9 @@ class SamplerServiceServicer(object):
     def ReleaseTask(self, request, context):
         """Returns a task unanswered. It goes to the end of the queue. Releasing a lease that has ended is not an error.
 
-        Fails with NOT_FOUND for an unknown lease.
+        Fails with:
+        - NOT_FOUND: unknown lease.
+        - PERMISSION_DENIED: the lease is held by somebody else.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -327,6 +339,8 @@ class SamplerServiceServicer(object):
         - FAILED_PRECONDITION (TASK_ANSWERED): the task was answered under another lease.
         - FAILED_PRECONDITION (LEASE_ANSWERED): the lease was already answered.
         - FAILED_PRECONDITION (LEASE_RELEASED): the task was returned.
+        - FAILED_PRECONDITION (TASK_WITHDRAWN): the task was retrieved again after the lease had ended.
+        - PERMISSION_DENIED: the lease is held by somebody else.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -346,15 +360,18 @@ class SamplerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AmendVerdicts(self, request, context):
-        """Replaces single verdicts or adds premises; the log keeps the old answer. If the answer has become pairs of the run, adds pairs that
-        replace them (`Provenance.amended`). The tree stays as it is.
+        """Replaces single verdicts, grades included, or adds premises; the log keeps the old answer. If the answer has become
+        pairs of the run, adds pairs that replace them (`Provenance.amended`). The tree grows below what is accepted now: of
+        a run that goes on within seconds, of one that has succeeded when it is resumed. What was judged stays judged.
 
         Fails with:
         - NOT_FOUND: unknown answer, or an addition that the run's generation lacks.
         - PERMISSION_DENIED: somebody else's answer, without the role to adjudicate.
         - INVALID_ARGUMENT: unknown premise, or an addition as SubmitVerdicts refuses it.
-        - FAILED_PRECONDITION: the answer was already amended or taken back.
+        - FAILED_PRECONDITION: the answer was already amended or taken back, or the run ended before it recorded the node;
+        resume it first.
         - FAILED_PRECONDITION (ADJUDICATED): an adjudicator has decided one of the candidates; adjudicate again.
+        - UNAVAILABLE: the run is about to record the node; try again in a moment.
         - ALREADY_EXISTS: the request id was used with other verdicts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -363,11 +380,13 @@ class SamplerServiceServicer(object):
 
     def Adjudicate(self, request, context):
         """Resolves a conflict between annotators, or changes what an adjudicator has decided. If that has become pairs of the
-        run, adds pairs that replace them.
+        run, adds pairs that replace them. A grade given here stands above those of the annotators.
 
         Fails with:
-        - NOT_FOUND: unknown conflict.
+        - NOT_FOUND: unknown run or task, or a task without a conflict.
         - INVALID_ARGUMENT: a candidate in conflict is missing, or there are no verdicts.
+        - FAILED_PRECONDITION: the run ended before it recorded the node; resume it first.
+        - UNAVAILABLE: the run is about to record the node; try again in a moment.
         - ALREADY_EXISTS: the request id was used with other verdicts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -682,6 +701,8 @@ def add_SamplerServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class SamplerService(object):
     """Retrieves candidates for each node, asks the oracle which of them explain it, and records the answers as pairs.
+
+    Calls that change a task fail with ABORTED, too, when too many people change it at once: try again.
     """
 
     @staticmethod

@@ -97,6 +97,9 @@ class TrainerServiceServicer(object):
         Fails with:
         - INVALID_ARGUMENT: an invalid setting, a validation premise outside the corpus, or a split that a data set lacks.
         - NOT_FOUND: unknown corpus, run, data set or version.
+        - FAILED_PRECONDITION: `base_version` or `guide_version` is a cross-encoder, a run is of another corpus or split,
+        or a data set's files are missing.
+        - FAILED_PRECONDITION (SPACE_MISMATCH): `base_version` or `guide_version` is of another space than the corpus.
         - FAILED_PRECONDITION (NO_POSITIVES): the job has only runs, and they contain no positive pair.
         - ALREADY_EXISTS: the idempotency key was used with another configuration.
         - UNAVAILABLE: the job cannot be stored.
@@ -598,7 +601,9 @@ class TrainerAdminServiceServicer(object):
         """Removes what the trainer's settings no longer keep, by age and by number, and what killed processes have left, now
         instead of within the next minute. Checkpoints that are in use stay.
 
-        Fails with UNAVAILABLE: the index does not respond, or another trainer is collecting.
+        Fails with:
+        - ALREADY_EXISTS: the request id was used with other content.
+        - UNAVAILABLE: the index does not respond, or another trainer is collecting.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -17,7 +17,7 @@ class RetrieveMode(Choice):
     """How texts are matched."""
 
     UNSPECIFIED = 0
-    """The same as RETRIEVE_MODE_DENSE."""
+    """The default of the field."""
     DENSE = 1
     """By query encoder."""
     LEXICAL = 2

@@ -17,7 +17,7 @@ class Label:
     """A movable name for a checkpoint."""
 
     space_id: str = ""
-    """The space in which it lives."""
+    """The space in which it lives; that of cross-encoders is `cross-encoder`."""
     name: str = ""
     """Its name."""
     version: str = ""

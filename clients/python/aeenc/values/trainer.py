@@ -18,7 +18,7 @@ class Loss(Choice):
     """A training objective."""
 
     UNSPECIFIED = 0
-    """The same as LOSS_FULL_CORPUS_SOFTMAX."""
+    """The default of the field, which depends on the mode."""
     FULL_CORPUS_SOFTMAX = 1
     """Softmax over the whole frozen premise matrix. Mode SINGLE only."""
     TRIPLET_MARGIN = 2
@@ -53,7 +53,7 @@ class Batching(Choice):
     """The content of an optimiser step."""
 
     UNSPECIFIED = 0
-    """The same as BATCHING_QUERIES."""
+    """The default of the field, which depends on the mode."""
     QUERIES = 1
     """Distinct queries, with all their items: few steps, and each text is encoded once per epoch."""
     ITEMS = 2
@@ -165,7 +165,9 @@ class JobConfig:
     base_version: str = ""
     """The checkpoint to start from. Empty: the space's pre-trained encoder."""
     loss: Loss = Loss.UNSPECIFIED
-    """The objective. Default: FULL_CORPUS_SOFTMAX; in mode CROSS_ENCODER, REGRESSION."""
+    """The objective. Default: FULL_CORPUS_SOFTMAX; in mode CROSS_ENCODER, REGRESSION. Modes SIAMESE and DUAL have no
+    default: name one.
+    """
     epochs: int = 0
     """Passes over the data, 1 to 100. Default: 3."""
     batch_size: int = 0
@@ -401,12 +403,12 @@ class Tandem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """One immutable query-encoder version."""
+    """One immutable version of a query encoder or a cross-encoder."""
 
     version: str = ""
     """Its version, derived from its contents."""
     space_id: str = ""
-    """The space of its vectors."""
+    """The space of its vectors; `cross-encoder` for a cross-encoder, which has none."""
     pretrained: bool = False
     """Whether it is the space's pre-trained encoder."""
     base_version: str = ""

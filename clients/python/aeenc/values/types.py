@@ -523,10 +523,15 @@ class EvaluationReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits that a service enforces. A call beyond one fails with INVALID_ARGUMENT and names the limit."""
+    """Limits that a service enforces. Unless a field says otherwise, a call beyond one fails with INVALID_ARGUMENT and
+    names the limit.
+    """
 
     message_bytes: int = 0
-    """Maximum size of a unary request or response, in bytes. Default: 4 MiB."""
+    """Maximum size of a message to the service and of a unary response, in bytes. Default: 4 MiB. gRPC itself refuses a
+    larger message, with RESOURCE_EXHAUSTED and without details. A larger response of Search, Retrieve or GetPremises
+    fails with INVALID_ARGUMENT.
+    """
     items: int = 0
     """Maximum number of items (texts, vectors, pairs) in a unary call. Default: 1,024."""
     text_bytes: int = 0
