@@ -96,8 +96,8 @@ BREAKS = (
     Break(
         "a run ends at its depth",
         ALGORITHM,
-        "if self.depth >= rules.max_depth:",
-        "if self.depth > rules.max_depth:",
+        "if parent.depth < rules.max_depth else ()",
+        "if parent.depth <= rules.max_depth else ()",
         "sampler/acs/test_algorithm.py::test_nodes_below_the_depth_limit_are_not_expanded",
     ),
     Break(
@@ -140,7 +140,7 @@ BREAKS = (
     Break(
         "pairs follow an amended answer",
         STEPS,
-        "if record.settled or record.adjudicator or amended_by:",
+        "if record.settled or record.final or record.adjudicator or amended_by:",
         "if False:",
         "sampler/people/test_queue.py::test_a_settled_answer_is_amended_and_its_pairs_are_replaced",
     ),
