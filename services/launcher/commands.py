@@ -64,7 +64,9 @@ def up(
         Dataset.load(gold).trees(split)  # before anything is touched
     with_workbench = known.workbench if workbench is None else workbench
     if with_workbench and find_spec("aeenc_workbench") is None:
-        raise InvalidArgument("--workbench needs `pip install aeenc-workbench`; or start without: --no-workbench")
+        raise InvalidArgument(
+            "--workbench needs `pip install ./clients/workbench` in a checkout; or start without: --no-workbench"
+        )
     oracles = known.oracles if oracle is None else dict(_parse_oracle(text) for text in oracle)
     if oracle_token is not None:
         token_files = dict(_parse_token_file(text, oracles) for text in oracle_token)

@@ -136,7 +136,9 @@ class CheckpointRegistry:
         async with unavailable_if_down(f"delete checkpoint {version}"):
             needed = await self._bury(keys=keys, args=[version, self._prefix, text_of(request), REQUEST_TTL_S])
         if needed == "?":
-            raise errors.NotFound(f"there is no checkpoint {version!r}; ListCheckpoints names all")
+            raise errors.NotFound(
+                f"there is no checkpoint {version!r}; ListCheckpoints (`aeenc checkpoints`) names all"
+            )
         if needed:
             raise errors.FailedPrecondition(f"checkpoint {version} is in use: {needed}", reason="IN_USE")
 

@@ -262,7 +262,7 @@ class LifeCycles:
         async with unavailable_if_down(f"read {self._noun} {work_id}"):
             record: dict[str, str] = await self._redis.hgetall(self._keys.record(work_id))
         if not record:
-            raise errors.NotFound(f"no {self._noun} {work_id!r}; List{self._noun.title()}s names those there are")
+            raise errors.NotFound(_unknown(self._noun, work_id))
         self._check(work_id, record)
         return record
 
@@ -382,7 +382,7 @@ class LifeCycles:
         if answer in LIVE:
             raise errors.FailedPrecondition(f"{self._noun} {work_id} is {answer}; cancel it first, then delete it")
         if answer == "MISSING" and await self.requests.answer(request) is None:  # else a retry was faster
-            raise errors.NotFound(f"no {self._noun} {work_id!r}; List{self._noun.title()}s names those there are")
+            raise errors.NotFound(_unknown(self._noun, work_id))
 
     async def deleted(self) -> list[str]:
         """The ids of deleted work of which something may be left, sorted."""
@@ -465,6 +465,10 @@ class WorkLease:
         """Gives the lease back; does nothing when another owner holds it."""
         self._sure_until = 0.0
         await self._leases.release(self._key, self.owner)
+
+
+def _unknown(noun: str, work_id: str) -> str:
+    return f"no {noun} {work_id!r}; List{noun.title()}s (`aeenc {noun}s`) names those there are"
 
 
 def _readable(work_id: str, record: Mapping[str, str]) -> bool:

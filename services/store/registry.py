@@ -186,7 +186,7 @@ class Registry(CheckpointRegistry):
         async with unavailable_if_down(f"move label {name}"):
             moved, revision, current = await self._in_turn(space_id, self._move, keys, arguments)
         if moved == -2:
-            raise errors.NotFound(f"checkpoint {current} is deleted; ListCheckpoints names all")
+            raise errors.NotFound(f"checkpoint {current} is deleted; ListCheckpoints (`aeenc checkpoints`) names all")
         if moved < 0:
             check_format({"format_version": revision}, LABEL_FORMAT, f"label {current!r} of space {space_id}")
         if not moved:

@@ -486,7 +486,7 @@ def test_a_home_goes_into_another_home_without_its_secrets(tmp_path: Path):
     [
         (["backup", "new", "--redis", "redis://127.0.0.1:1"], 2, "give both"),
         (["backup", "new", "--home", "nothing-here"], 2, "is no home"),
-        (["restore", "nothing-here"], 2, "is not a backup"),
+        (["restore", "nothing-here"], 2, "there is no nothing-here"),
         (["backup", "new", "--redis", "redis://127.0.0.1:1", "--artifacts", "a"], 3, "is it running"),
     ],
 )

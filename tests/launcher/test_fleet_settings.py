@@ -96,7 +96,7 @@ def test_the_workbench_starts_and_ends_alone_and_needs_its_distribution(
     monkeypatch.setattr(missing, lambda _: None)
     refused = up()
     assert refused.exit_code == 2
-    assert "pip install aeenc-workbench" in refused.output
+    assert "pip install ./clients/workbench" in refused.output
     assert up("--no-workbench").exit_code == 0
     assert fleet._affected(asked) == {"workbench"}
 

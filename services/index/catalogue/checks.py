@@ -19,7 +19,8 @@ def check_known(corpus: str, known: Collection[str]) -> None:
     """Raises NotFound for a corpus that is not among the known ones."""
     if corpus not in known:
         names = ", ".join(sorted(known)[:10]) or "none yet"
-        raise errors.NotFound(f"corpus {corpus!r} is unknown (known: {names}); build it with BuildGeneration")
+        remedy = "build it (BuildGeneration, `aeenc corpus build`)"
+        raise errors.NotFound(f"corpus {corpus!r} is unknown (known: {names}); {remedy}")
 
 
 def check_expected(corpus: str, active: str | None, expected: str | None) -> None:

@@ -207,7 +207,10 @@ class Backup:
             with self._open(MANIFEST) as file:
                 return file.read()
         except (OSError, KeyError, tarfile.TarError):
-            raise errors.NotFound(f"{self.source} is not a backup: it has no {MANIFEST}; name a finished one") from None
+            if not self.source.exists():
+                raise errors.NotFound(f"there is no {self.source}; name a backup") from None
+            why = f"it has no {MANIFEST}, which is written last; name a finished and whole one"
+            raise errors.NotFound(f"{self.source} is not a backup, or only the beginning of one: {why}") from None
 
 
 class _Measured:

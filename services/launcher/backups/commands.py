@@ -98,6 +98,8 @@ def bring_back(
         restored = asyncio.run(_bring_back(backup, home, redis, artifacts, force))
     fields = {"keys": restored.keys, "artifacts": restored.artifacts, "set_aside": restored.set_aside}
     out.result({**said, **fields}, _table(fields))
+    if home is not None:
+        out.note(f"`aeenc up --home {home}` starts it, with the options of before: --gold, --people, --oracle …")
 
 
 async def _bring_back(backup: Backup, home: Path | None, url: str, artifacts: Path | None, force: bool) -> Restored:

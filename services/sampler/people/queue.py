@@ -177,7 +177,9 @@ class TaskQueue:
         """The tasks that somebody wants, where it is not any of the run."""
         if wanted.task_id:
             if (await self._tasks.read(run.id, wanted.task_id)).record is None:
-                raise errors.NotFound(f"run {run.id} has no task {wanted.task_id!r}; ListTasks names those there are")
+                raise errors.NotFound(
+                    f"run {run.id} has no task {wanted.task_id!r}; ListTasks (`aeenc tasks`) names those there are"
+                )
             return frozenset([wanted.task_id])
         if wanted.hypothesis_id:
             tree = await self._nodes.tree_of(run.id, wanted.hypothesis_id)

@@ -244,7 +244,11 @@ def adjudicate(record: TaskRecord, verdicts: SentVerdicts, adjudicator: str, at:
     chosen = said.kinds
     missing = [premise_id for premise_id in record.conflicts if premise_id not in chosen]
     if missing:
-        raise errors.InvalidArgument.field("verdicts", f"leave out {missing}, on which annotators disagree")
+        raise errors.InvalidArgument.field(
+            "verdicts",
+            f"decide nothing on {', '.join(missing)}, where annotators disagree; say of each that it explains, "
+            "refuses or abstains",
+        )
     if not chosen:
         raise errors.InvalidArgument.field("verdicts", "is empty; give those that change")
     answer_id = _answer_id(record)

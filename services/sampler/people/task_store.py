@@ -236,7 +236,9 @@ class TaskStore:
         for _ in range(ATTEMPTS):
             read = await self.read(run.id, task_id, request)
             if read.record is None:
-                raise errors.NotFound(f"run {run.id} has no task {task_id!r}; ListTasks names those there are")
+                raise errors.NotFound(
+                    f"run {run.id} has no task {task_id!r}; ListTasks (`aeenc tasks`) names those there are"
+                )
             if read.made:
                 return read.record, _same_request(read.made, content, request)
             change = step(read.record, read.at)

@@ -38,6 +38,7 @@ from services.store.life_cycles import digest, now
 from services.store.redis import unavailable_if_down
 
 PLACED_RUNS = 8  # whose hypotheses' places are kept
+SHOWN = 5  # hypotheses in the message about an unknown one
 
 # OK: stored. DONE: it was stored before. LOST: another sampler has the run. STOPPED: the run was cancelled.
 Written = Literal["OK", "DONE", "LOST", "STOPPED"]
@@ -195,7 +196,8 @@ class NodeStore:
         places = self._places.get(run_id) or await self._read_places(run_id)
         trees = await self.trees(run_id, [places[hypothesis_id]]) if hypothesis_id in places else []
         if not trees:
-            raise errors.NotFound(f"run {run_id} has no hypothesis {hypothesis_id!r}")
+            some = ", ".join(itertools.islice(places, SHOWN)) + (", …" if len(places) > SHOWN else "")
+            raise errors.NotFound(f"run {run_id} has no hypothesis {hypothesis_id!r}; it has {len(places):,}: {some}")
         return trees[0]
 
     async def _read_places(self, run_id: str) -> Mapping[str, int]:

@@ -234,7 +234,7 @@ def test_a_text_that_is_too_long_is_named(tmp_path: Path):
 
 def test_names_are_checked_before_a_job_starts(tmp_path: Path):
     sets = DataSets({"gold": SAMPLE, "gone": tmp_path / "gone", "other": tmp_path}, 64)
-    with pytest.raises(NotFound, match="give a directory in that layout"):
+    with pytest.raises(NotFound, match="give one with dataset/task_1"):
         sets.check(["other"], "train")
     with pytest.raises(NotFound, match="names: gold, gone, other"):
         sets.check(["golden"], "train")
