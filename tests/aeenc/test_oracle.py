@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -33,6 +34,14 @@ ICE = Candidate("p2", "ice melts", rank=2, score=0.5)
 
 def task(query: str = "a star gives light", *, task_id: str = "t1") -> Task:
     return Task(task_id, "r1", query, path=("the root",), accepted=(ICE,), candidates=(SUN, ICE))
+
+
+def test_a_program_whose_port_is_taken_ends_with_one_line():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(SystemExit) as ended:
+            WordOracle().serve(address)
+    assert ended.value.code == f"cannot listen on {address}; is another process there?"
 
 
 def test_a_task_travels_whole():

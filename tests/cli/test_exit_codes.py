@@ -1,6 +1,7 @@
 """Exit codes and error lines: each class of failure has one code, one line for people and one object for programs."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -58,6 +59,21 @@ async def test_a_service_that_is_away_or_busy_is_exit_code_3(aeenc, fleet, nobod
     assert (await aeenc(*fleet.options, "--timeout", 0.3, "train", "science", "--run", "r")).code == 3
 
 
+async def test_another_service_at_the_address_is_wrong_use(aeenc, fleet):
+    encoder = fleet.options[1]
+    ended = await aeenc("--index", encoder, "retrieve", "science", "ice")
+    assert (ended.code, ended.stdout) == (2, "")
+    assert f"{encoder} answers, but has no aeenc.v1.IndexService/Retrieve" in ended.stderr
+    assert "--index or AEENC_INDEX" in ended.stderr
+    assert "(request" not in ended.stderr  # no log has it
+
+
+async def test_a_malformed_address_is_wrong_use(aeenc):
+    ended = await aeenc("--index", "50099", "retrieve", "science", "ice")
+    assert (ended.code, ended.stdout) == (2, "")
+    assert "'50099' is no address; give HOST:PORT" in ended.stderr
+
+
 async def test_publishing_at_an_absent_registry_does_not_wait_for_the_rollout(aeenc, nobody):
     started = time.monotonic()
     assert (await aeenc("--trainer", nobody, "--timeout", 0.3, "publish", "q1", "--wait", 60)).code == 3
@@ -96,6 +112,7 @@ async def test_wrong_use_is_exit_code_2(aeenc, fleet, tmp_path):
         (("--json", "nonsense"), "No such command 'nonsense'"),
         (("--json", "corpus", "mend"), "No such command 'mend'"),
         (("--json",), "Missing command"),
+        (("--json", "tasks", "r", "--state", "nosuch"), "'--state': 'nosuch' is not one of 'waiting'"),
     ],
 )
 async def test_wrong_use_is_one_object_for_a_program(aeenc, words, said):
@@ -132,6 +149,28 @@ def test_ctrl_c_ends_a_command_with_130():
     assert (process.returncode, stderr) == (130, "")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("follow", "j7"), "interrupted; this ends no run and no job; to follow it again: aeenc follow j7\n"),
+        (("loop", "science", "--data", "TREES"), "interrupted; the same command goes on where this one was\n"),
+    ],
+)
+def test_ctrl_c_in_long_work_says_how_to_go_on(tmp_path, trees, words, said):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        at = f"127.0.0.1:{silent.getsockname()[1]}"
+        command = [sys.executable, "-m", "aeenc.cli.main", "--sampler", at, "--trainer", at, "--index", at]
+        command += [str(trees) if word == "TREES" else word for word in words]
+        environment = {**os.environ, "AEENC_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+            silent.settimeout(20)
+            connection, _ = silent.accept()
+            with connection:
+                process.send_signal(signal.SIGINT)
+                _, stderr = process.communicate(timeout=20)
+    assert (process.returncode, stderr[-len(said) :]) == (130, said)
+
+
 # A signal does not wake a main thread that is just on its way into a wait; neither does one that another thread gets.
 MISSED = """
 import asyncio, os, signal, threading
@@ -155,6 +194,4 @@ def test_an_sdk_without_the_command_line_says_what_to_install():
     told = "import sys; sys.modules['typer'] = None; from aeenc.cli.entry import main; main()"
     done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == (
-        "the command line needs typer: pip install 'aeenc[cli]', or pipx run --spec 'aeenc[cli]' aeenc\n"
-    )
+    assert done.stderr == ("the command line needs typer: pip install './clients/python[cli]' (in a checkout)\n")

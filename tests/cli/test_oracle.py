@@ -46,6 +46,16 @@ async def ask(address: str, query: str = "the nail moves") -> dict[str, Verdict]
     return dict(answer.verdicts)
 
 
+def test_an_oracle_whose_port_is_taken_names_the_option(trees):
+    with served("gold", "--trees", trees) as address:
+        command = [*AEENC, "gold", "--trees", trees, "--address", address]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    assert (ended.returncode, ended.stdout) == (3, "")
+    message = json.loads(ended.stderr.splitlines()[-1])["error"]["message"]
+    assert message.startswith(f"cannot listen on {address}")
+    assert "--address HOST:PORT" in message
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_gold_oracle_serves_until_it_is_told_to_stop(trees, number):
     command = [*AEENC, "gold", "--trees", trees, "--mode", "subtree", "--address", "127.0.0.1:0", "--token", "secret"]

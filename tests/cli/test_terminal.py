@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -262,6 +263,25 @@ async def test_a_person_judges_in_a_real_terminal(world: SamplerWorld):
         assert "ann has answered 1" in output
         assert await said(sampler, run_id) == ["-+-------..."]
         assert (await sampler.get_run(run_id)).state == sampler_pb2.RUN_STATE_SUCCEEDED
+
+
+async def test_ctrl_c_gives_the_task_back(world: SamplerWorld):
+    async with queued(world, 1) as (sampler, run_id):
+        parent, child = pty.openpty()
+        words = ["--sampler", sampler.channel.target, "oracle", "terminal", "--run", run_id, "--annotator", "ann"]
+        environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": os.pathsep.join(sys.path)}
+        process = subprocess.Popen(  # noqa: ASYNC220 -- it must not wait for this loop
+            [*COMMAND, *words], stdin=child, stdout=child, stderr=child, env=environment
+        )
+        os.close(child)
+        shown = ""
+        while "Which of these explain" not in shown:
+            shown += (await asyncio.to_thread(os.read, parent, 4096)).decode()
+        process.send_signal(signal.SIGINT)
+        await asyncio.to_thread(_drain, parent)
+        os.close(parent)
+        assert await asyncio.to_thread(process.wait) == 130
+        assert len(await sdk.PeopleClient(sampler.channel).lease("bob", run_id=run_id)) == 1
 
 
 def _drain(descriptor: int) -> None:

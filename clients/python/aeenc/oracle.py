@@ -150,8 +150,14 @@ class Oracle:
         cert: Path | str | None = None,
         key: Path | str | None = None,
     ) -> None:
-        """Serves until SIGINT or SIGTERM. Options are those of `start`."""
-        asyncio.run(self._serve(address, token=token, allow_insecure=allow_insecure, cert=cert, key=key))
+        """Serves until SIGINT or SIGTERM, as a program does. Options are those of `start`.
+
+        Ends the program with one line, exit status 1, where it cannot listen.
+        """
+        try:
+            asyncio.run(self._serve(address, token=token, allow_insecure=allow_insecure, cert=cert, key=key))
+        except errors.Unavailable as error:
+            sys.exit(error.message)
 
     async def _serve(self, address: str, **options: Any) -> None:
         stop = asyncio.Event()

@@ -60,6 +60,11 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
         ("ipv6:[::1]:1", ["ipv6:[::1]:1"]),
         ("dns:///a:1", ["dns:///a:1"]),
         ("unix:/run/a.sock", ["unix:/run/a.sock"]),
+        ("unix:///run/a.sock", ["unix:///run/a.sock"]),
+        ("[::1]:1", ["[::1]:1"]),
+        ("a:1,ipv4:10.0.0.1:1", ["a:1", "ipv4:10.0.0.1:1"]),
+        ("dns://10.0.0.53:53/a:1", ["dns://10.0.0.53:53/a:1"]),
+        ("dns:a:1", ["dns:a:1"]),
     ],
 )
 def test_a_target_is_one_server_or_a_list(target: str, parts: list[str]) -> None:
@@ -70,6 +75,20 @@ def test_a_target_is_one_server_or_a_list(target: str, parts: list[str]) -> None
 def test_an_empty_address_is_refused(target: str) -> None:
     with pytest.raises(errors.InvalidArgument, match="empty address"):
         Channel(target)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *("50099", "localhost", "localhost:", "localhost:index", "localhost:99999", "localhost:0", "a b:1"),
+        *("http://localhost:50052", "https://localhost:50052/", "::1", "::1:50052", "dns:///a", "ipv4:10.0.0.1"),
+    ],
+)
+def test_a_malformed_address_is_refused_by_its_name(target: str) -> None:
+    for given in (target, f"a:1,{target}"):
+        with pytest.raises(errors.InvalidArgument, match=r"HOST:PORT|dns:///name:port") as refused:
+            aeenc.connect(index=given)
+        assert f"{target.removeprefix('ipv4:')}' is no address" in refused.value.message
 
 
 async def test_a_dns_name_stands_for_all_its_addresses(names: dict[str, list[str]]) -> None:

@@ -350,9 +350,9 @@ async def test_a_message_that_could_not_be_sent_any_more_is_unavailable_and_no_i
         grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), "Internal error from Core"
     )
     channel = Channel("127.0.0.1:1")
-    error = channel._translate(lost, channel.metadata())
+    error = channel._translate(lost, channel.grpc.unary_unary("/x/Y"), channel.metadata())
     assert type(error) is errors.Unavailable
     assert "127.0.0.1:1 ended the call while a message was being sent" in error.message
     own = grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), "a bug")
-    assert type(channel._translate(own, channel.metadata())) is errors.AeencError
+    assert type(channel._translate(own, channel.grpc.unary_unary("/x/Y"), channel.metadata())) is errors.AeencError
     await channel.close()

@@ -151,6 +151,9 @@ async def test_jobs_and_checkpoints_are_deleted_by_name(aeenc, fleet):
     fleet.trainer.checkpoint = trainer_pb2.Checkpoint(version="q7", labels=["trial"], size_bytes=5_000)
     listed = await aeenc(*fleet.options, "checkpoints")
     assert all(told in listed.stdout for told in ("q7", "trial", "5,000"))
+    assert "0.0000" not in listed.stdout  # nothing was measured
+    fleet.trainer.checkpoint.validation_map = 0.25
+    assert "0.2500" in (await aeenc(*fleet.options, "checkpoints")).stdout
     deleted = await aeenc(*fleet.options, "--json", "checkpoints", "delete", "q7")
     assert deleted.json == {"version": "q7", "deleted": True}
     assert (await aeenc(*fleet.options, "--json", "jobs", "delete", "j1")).json == {"job": "j1", "deleted": True}
@@ -199,6 +202,7 @@ async def test_publish_says_what_the_gate_compared_or_why_nothing(aeenc, fleet):
     }
     shown = " ".join((await aeenc(*fleet.options, "publish", "q1")).stdout.split())
     assert all(figure in shown for figure in ("594", "0.500", "0.625", "0.250"))
+    assert "p below 0.05 refuses it as significantly worse" in shown
     fleet.trainer.gate = registry_pb2.QualityGate(not_compared="it was forced")
     assert "not compared: it was forced" in (await aeenc(*fleet.options, "publish", "q1", "--force")).stdout
 

@@ -12,7 +12,5 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in {"rich", "typer"}:
             raise
-        sys.exit(
-            f"the command line needs {error.name}: pip install 'aeenc[cli]', or pipx run --spec 'aeenc[cli]' aeenc"
-        )
+        sys.exit(f"the command line needs {error.name}: pip install './clients/python[cli]' (in a checkout)")
     run()

@@ -129,6 +129,9 @@ def _gate_dict(gate: values.QualityGate) -> dict[str, Any]:
     return {"comparisons": compared, "not_compared": gate.not_compared}
 
 
+_P_MEANS = "p below 0.05 refuses it as significantly worse (paired randomisation test); 1 where it is not worse"
+
+
 def _gate_shown(gate: dict[str, Any]) -> list[RenderableType]:
     """Says what the quality gate compared, or why nothing; nothing where the trainer does not say."""
     if not gate.get("comparisons"):
@@ -143,7 +146,7 @@ def _gate_shown(gate: dict[str, Any]) -> list[RenderableType]:
         )
         for one in gate["comparisons"]
     ]
-    return [table(["compared with", "queries", "MAP", "its MAP", "p"], rows, right=4)]
+    return [table(["compared with", "queries", "MAP", "its MAP", "p"], rows, right=4), _P_MEANS]
 
 
 def _lag(rollout: values.Rollout, revision: int) -> str:
@@ -214,7 +217,8 @@ def checkpoint_dict(checkpoint: values.Checkpoint) -> dict[str, Any]:
 
 
 def _figures(checkpoint: dict[str, Any]) -> tuple[str, str]:
-    return f"{checkpoint['validation_map']:.4f}", f"{checkpoint['bytes']:,}"
+    measured = checkpoint["validation_map"]  # 0: it was not, as of a pre-trained encoder
+    return f"{measured:.4f}" if measured else "", f"{checkpoint['bytes']:,}"
 
 
 def delete_checkpoint(context: typer.Context, version: Annotated[str, typer.Argument(help="The checkpoint.")]) -> None:

@@ -64,7 +64,7 @@ def llm(
     cert: Cert = None,
     key: Key = None,
 ) -> None:
-    """Serves a language model as an oracle. Needs `pip install 'aeenc[oracle-llm]'`.
+    """Serves a language model as an oracle. Needs `pip install './clients/python[oracle-llm]'` (in a checkout).
 
     Whatever is not a whole, valid answer makes it abstain. Run
     `aeenc oracle check` first: it says how far the model agrees with

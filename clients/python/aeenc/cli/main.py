@@ -90,6 +90,7 @@ _EXIT_CODES: dict[int, tuple[type[errors.AeencError], ...]] = {
     2: (
         *(errors.InvalidArgument, errors.NotFound, errors.Unauthenticated, errors.PermissionDenied),
         errors.VersionNotLoaded,  # no encoder has the label or version of the arguments
+        errors.Unimplemented,  # another service is at the address
     ),
     3: (errors.Unavailable, errors.DeadlineExceeded, errors.Overloaded),
     4: (errors.FailedPrecondition, errors.Aborted, errors.AlreadyExists),
@@ -97,15 +98,16 @@ _EXIT_CODES: dict[int, tuple[type[errors.AeencError], ...]] = {
 }
 INTERRUPTED = 130
 # Commands of other distributions. A user who has only the SDK is told where they come from.
-_SERVICES = ("the services", "pip install 'aeenc-services[one-machine]'")
+_SERVICES = ("the services", "pip install ./clients/python '.[one-machine]' (in a checkout)")
 _ELSEWHERE = {
     **dict.fromkeys(
         ("backup", "demo", "doctor", "down", "restore", "token", "tune", "tune-retrieval", "up"), _SERVICES
     ),
-    "workbench": ("the workbench", "pip install aeenc-workbench"),
+    "workbench": ("the workbench", "pip install ./clients/python ./clients/workbench (in a checkout)"),
 }
 _COMPLETION = "_AEENC_COMPLETE"
 _WRONG_WORDS: Any = typer.BadParameter.__base__  # of all wrong use; typer has no public name for it
+_PYDANTICS = "Value error, "  # before what typer says about a choice
 _WRONG_PATH = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 
 
@@ -148,6 +150,7 @@ def _failures_told(ctx: Any) -> Iterator[None]:
     except _WRONG_PATH as error:
         failure = errors.InvalidArgument(f"{error.filename}: {error.strerror}")
     except _WRONG_WORDS as error:
+        error.message = error.message.removeprefix(_PYDANTICS)
         if not output.output_of(ctx).as_json:
             raise  # typer shows it beside the usage
         failure = errors.InvalidArgument(error.format_message() or "Missing command.")

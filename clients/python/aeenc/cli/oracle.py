@@ -15,7 +15,7 @@ import typer
 
 from aeenc.cli.output import Output, output_of
 from aeenc.cli.targets import targets_of
-from aeenc.errors import InvalidArgument
+from aeenc.errors import InvalidArgument, Unavailable
 from aeenc.oracle import Oracle
 from aeenc.oracles.composite import CompositeOracle
 from aeenc.oracles.controls import control_items, write_control_items
@@ -47,7 +47,10 @@ async def serve(
     key: Path | None = None,
 ) -> None:
     """Serves until SIGINT or SIGTERM; prints the address once it listens, so that port 0 works."""
-    server = await oracle.start(address, token=token, cert=cert, key=key)
+    try:
+        server = await oracle.start(address, token=token, cert=cert, key=key)
+    except Unavailable as error:
+        raise Unavailable(f"{error.message} If so, give another address: --address HOST:PORT") from None
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -142,7 +145,10 @@ def model(
     cert: Cert = None,
     key: Key = None,
 ) -> None:
-    """Serves a cross-encoder or an NLI model in ONNX as an oracle. Needs `pip install 'aeenc[oracle-model]'`."""
+    """Serves a cross-encoder or an NLI model in ONNX as an oracle.
+
+    Needs `pip install './clients/python[oracle-model]'` (in a checkout).
+    """
     oracle = ModelOracle(
         directory, accept=accept, refuse=refuse, label=label, premise_first=premise_first, threads=threads
     )

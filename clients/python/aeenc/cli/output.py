@@ -62,6 +62,15 @@ class Output:
         typer.echo(json.dumps({"error": problem}) if self.as_json else f"error: {line}", err=True)
 
     @contextmanager
+    def on_interrupt(self, remedy: str) -> Iterator[None]:
+        """Notes how to go on when the body is interrupted by Ctrl-C."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.note(f"interrupted; {remedy}")
+            raise
+
+    @contextmanager
     def progress(self, text: str, unit: str) -> Iterator[Report]:
         """Shows a progress bar on stderr. Call the yielded function with (done, total, text), from any thread."""
         columns = (

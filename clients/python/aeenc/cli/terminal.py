@@ -105,6 +105,7 @@ PAGE = 9
 IDLE_S = 2.0
 RETRY_S = 1.0
 BACK_TRIES, BACK_PAUSE_S = 50, 0.1  # for a task that is retrieved again
+RELEASE_S = 3.0  # at the end, for each task that is given back
 _AWAY = (errors.Unavailable, errors.DeadlineExceeded, errors.Overloaded)
 T = TypeVar("T")
 HELP = (
@@ -202,6 +203,7 @@ class JudgingSession:
 
     def __init__(self, client: Any, annotator: str, run_id: str, keys: Keys, show: Show, *, wait: bool) -> None:
         self._people, self._runs, self._index = client.people, client.sampler, client.index
+        self._leaving = client.with_options(timeout_s=RELEASE_S, retry=False).people
         self._annotator, self._run_id = annotator, run_id
         self._keys, self._show, self._wait = keys, show, wait
         self._past: list[Screen] = []
@@ -213,8 +215,20 @@ class JudgingSession:
         return len(self._past)
 
     def work(self) -> int:
-        """Judges until the person quits, the run has ended or (without `wait`) nothing waits. Counts the answers."""
+        """Judges until the person quits, the run has ended or (without `wait`) nothing waits. Counts the answers.
+
+        Gives open tasks back at the end, Ctrl-C and errors included.
+        """
         open_screens: list[Screen] = []  # an undone task lies on top of the interrupted one
+        try:
+            self._work(open_screens)
+        finally:
+            for left in open_screens:
+                with contextlib.suppress(errors.AeencError):  # then the lease runs out
+                    self._leaving.release(left.lease.lease_id, "quit")
+        return self.answered
+
+    def _work(self, open_screens: list[Screen]) -> None:
         while True:
             if not open_screens:
                 open_screens += self._lease(self._run_id)
@@ -224,16 +238,13 @@ class JudgingSession:
             else:
                 key = self._idle()
             if key == "q":
-                for left in open_screens:
-                    with contextlib.suppress(*_AWAY):  # then the lease runs out
-                        self._people.release(left.lease.lease_id, "quit")
-                return self.answered
+                return
             if key == "u":
                 open_screens += self._undo()
             elif key == "g":
                 self._go_on()
             elif key == "r" and open_screens:
-                open_screens += self._again(open_screens.pop())
+                open_screens[-1:] = self._again(open_screens[-1])  # it stays open until the other one is there
             elif open_screens:
                 open_screens.pop()
 

@@ -17,6 +17,7 @@ from aeenc.errors import InvalidArgument, Unavailable
 LOOKUP_S = 5.0
 _DNS = "dns:"
 _LISTS = ("ipv4:", "ipv6:")
+_OTHERS = ("unix:", "unix-abstract:", "vsock:", "xds:")  # gRPC's own, without a host and a port
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,32 @@ class Address:
 
 
 def split(target: str) -> list[str]:
-    """Splits a list into distinct targets; any other target stays whole. Raises InvalidArgument for an empty one."""
+    """Splits a list into distinct targets; any other target stays whole.
+
+    Raises InvalidArgument for an empty one, and for one without a host and a port, which gRPC would look for in vain.
+    """
     scheme = next((scheme for scheme in _LISTS if target.startswith(scheme)), "")
     parts = [part.strip() for part in target.removeprefix(scheme).split(",")]
     if not all(parts):
         raise InvalidArgument.field("target", f"{target!r} holds an empty address; give host:port or a list of them")
+    for part in parts:
+        _check(part)
     return [scheme + part for part in dict.fromkeys(parts)]
+
+
+def _check(part: str) -> None:
+    """Raises InvalidArgument for an address that is malformed. A missing host is left to gRPC, which names it."""
+    if part.startswith(_OTHERS):
+        return
+    is_dns = part.startswith(_DNS)
+    name = (
+        part.rpartition("/")[2].removeprefix(_DNS) if is_dns else part.removeprefix(_LISTS[0]).removeprefix(_LISTS[1])
+    )
+    host, _, port = name.rpartition(":")
+    is_host = not any(sign in host for sign in "/@ ") and (":" not in host or host.startswith("["))
+    if not (is_host and port.isdecimal() and 0 < int(port) < 1 << 16 and name != port):
+        wanted = "dns:///name:port" if is_dns else "HOST:PORT, such as 127.0.0.1:50052"
+        raise InvalidArgument.field("target", f"{part!r} is no address; give {wanted}")
 
 
 async def resolve(target: str) -> list[Address]:

@@ -25,7 +25,7 @@ from aeenc import errors
 from aeenc.transport import status
 from aeenc.transport.addresses import Address, resolve, split
 from aeenc.transport.spreading import SpreadChannel, SpreadMethod
-from aeenc.transport.tracing import traced
+from aeenc.transport.tracing import name_of, traced
 
 T = TypeVar("T")
 _Metadata = list[tuple[str, str]]
@@ -76,7 +76,7 @@ class Channel:
     a call. `retry` says when a failed call is made again; with False every failure is raised at once. `remedy` ends the
     error of a target at which nothing answers.
     A connection belongs to the event loop in which it is made or, made outside of any, to that of its first use.
-    Raises InvalidArgument for half a key pair, for a pair without `ca`, and for an empty address.
+    Raises InvalidArgument for half a key pair, for a pair without `ca`, and for a malformed address.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class Channel:
             return await method(request, timeout=left_s, metadata=metadata)
 
         with traced(method, metadata):
-            return await self._repeated(attempt, metadata, timeout_s or self.timeout_s, retry)
+            return await self._repeated(method, attempt, metadata, timeout_s or self.timeout_s, retry)
 
     async def send_stream(
         self,
@@ -210,10 +210,15 @@ class Channel:
                 raise
 
         with traced(method, metadata):
-            return await self._repeated(attempt, metadata, timeout_s or self.timeout_s, retry)
+            return await self._repeated(method, attempt, metadata, timeout_s or self.timeout_s, retry)
 
     async def _repeated(
-        self, attempt: Callable[[float], Awaitable[T]], metadata: _Metadata, budget_s: float, retry: bool
+        self,
+        method: Callable[..., Any],
+        attempt: Callable[[float], Awaitable[T]],
+        metadata: _Metadata,
+        budget_s: float,
+        retry: bool,
     ) -> T:
         """Makes attempts with the seconds that are left until one succeeds, or fails for good."""
         deadline = time.monotonic() + budget_s
@@ -228,7 +233,7 @@ class Channel:
                 self._refuse_closed()
                 raise
             except AioRpcError as rpc_error:
-                error = self._translate(rpc_error, metadata, budget_s)
+                error = self._translate(rpc_error, method, metadata, budget_s)
                 if refusal is not None and left_s < LAST_ATTEMPT_S and isinstance(error, errors.DeadlineExceeded):
                     raise refusal from None  # the last attempt had no time to say why
                 refusal, wait_s = error, pause_s(number, error)
@@ -255,7 +260,7 @@ class Channel:
                 async for response in call:
                     yield response
             except AioRpcError as rpc_error:
-                raise self._translate(rpc_error, metadata, timeout_s) from None
+                raise self._translate(rpc_error, method, metadata, timeout_s) from None
             except asyncio.CancelledError:
                 if sent is not None:
                     sent.reraise()
@@ -286,7 +291,7 @@ class Channel:
             try:
                 yield call
             except AioRpcError as rpc_error:
-                raise self._translate(rpc_error, metadata) from None
+                raise self._translate(rpc_error, method, metadata) from None
             except asyncio.CancelledError:
                 self._refuse_closed()
                 raise
@@ -323,12 +328,21 @@ class Channel:
             raise errors.FailedPrecondition(f"the connection to {self.target} is closed; connect again") from None
 
     def _translate(
-        self, rpc_error: AioRpcError, metadata: _Metadata, budget_s: float | None = None
+        self,
+        rpc_error: AioRpcError,
+        method: Callable[..., Any],
+        metadata: _Metadata,
+        budget_s: float | None = None,
     ) -> errors.AeencError:
         """Makes the error of a call; also where no answer came, the service's log may have it under the request id."""
         error = status.from_rpc_error(rpc_error)
         if _is_ours(rpc_error):
             return error
+        if isinstance(error, errors.Unimplemented):  # no service of ours has taken the call: no log has it
+            return errors.Unimplemented(
+                f"{self.target} answers, but has no {name_of(method)}: another service or another release is there; "
+                f"{self._options['remedy']}"
+            )
         error = self._explained(error, budget_s)
         if error.reason != AWAY:
             error.request_id = error.request_id or dict(metadata)[status.REQUEST_ID_KEY]

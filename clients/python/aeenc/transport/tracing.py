@@ -27,7 +27,7 @@ def traced(method: Callable[..., Any], metadata: list[tuple[str, str]]) -> Itera
     if api is None:
         yield
         return
-    span = _tracer(api).start_span(_name_of(method), kind=api.SpanKind.CLIENT)
+    span = _tracer(api).start_span(name_of(method), kind=api.SpanKind.CLIENT)
     context = span.get_span_context()
     if not context.is_valid:
         yield
@@ -57,7 +57,7 @@ def _tracer(api: Any) -> Any:
     return api.get_tracer("aeenc")
 
 
-def _name_of(method: Any) -> str:
+def name_of(method: Any) -> str:
     """Returns the full name of a method of a stub, which grpc keeps to itself."""
     name = getattr(method, "_method", b"")
     return (name.decode() if isinstance(name, bytes) else str(name)).lstrip("/") or "call"

@@ -250,10 +250,15 @@ def _follow(client: Client, work: values.Run | values.Job, out: Output) -> None:
         show_job(follow_job(client, work, out), out)
 
 
+def _followed_again(work_id: str) -> str:
+    return f"this ends no run and no job; to follow it again: aeenc follow {work_id}"
+
+
 def follow(context: typer.Context, work_id: Id) -> None:
     """Follows a run or a job to its end."""
-    with client(context) as connected:
-        _follow(connected, find(connected, work_id), output_of(context))
+    out = output_of(context)
+    with out.on_interrupt(_followed_again(work_id)), client(context) as connected:
+        _follow(connected, find(connected, work_id), out)
 
 
 def resume(context: typer.Context, work_id: Id) -> None:
@@ -261,7 +266,9 @@ def resume(context: typer.Context, work_id: Id) -> None:
     with client(context) as connected:
         work = find(connected, work_id)
         service = connected.sampler if isinstance(work, values.Run) else connected.trainer
-        _follow(connected, service.resume(work_id), output_of(context))
+        resumed, out = service.resume(work_id), output_of(context)
+        with out.on_interrupt(_followed_again(work_id)):
+            _follow(connected, resumed, out)
 
 
 def cancel(context: typer.Context, work_id: Id) -> None:

@@ -123,7 +123,7 @@ def loop(
     )
     out = output_of(context)
     kept = Journal.open(journal or home() / "loops" / f"{corpus}.json", plan)
-    with client(context) as connected:
+    with out.on_interrupt("the same command goes on where this one was"), client(context) as connected:
         looping = Loop(connected, plan, kept, report_dict, out.note)
         done = looping.go()
     best = looping.best
