@@ -36,6 +36,7 @@ LAST_ATTEMPT_S = 1.0  # an attempt with less time that ends by its deadline hide
 KEEPALIVE_S = 330.0  # of silence during a call, then a ping; servers refuse more than one in five minutes
 KEEPALIVE_TIMEOUT_S = 60.0  # for its answer, before the connection counts as lost
 HEDGE_SHARE = 1 / 3  # of a call's time: the most that passes before a silent server is given up
+_UNKNOWN_METHOD = ("Method not found", "unknown service", "unknown method")  # how gRPC's servers say it
 AWAY = "AWAY"  # reason of the Unavailable that says: nothing answers at the target
 _RETRYABLE = (errors.Unavailable, errors.Overloaded)
 _FAILED_WRITE = "Internal error from Core"  # of a stream whose call has just ended; hides why: grpc/grpc#36066
@@ -338,7 +339,7 @@ class Channel:
         error = status.from_rpc_error(rpc_error)
         if _is_ours(rpc_error):
             return error
-        if isinstance(error, errors.Unimplemented):  # no service of ours has taken the call: no log has it
+        if isinstance(error, errors.Unimplemented) and error.message.startswith(_UNKNOWN_METHOD):  # no log has the call
             return errors.Unimplemented(
                 f"{self.target} answers, but has no {name_of(method)}: another service or another release is there; "
                 f"{self._options['remedy']}"
