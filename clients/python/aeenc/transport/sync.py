@@ -60,9 +60,13 @@ class _Loop:
         try:
             loop = self.get()
             self._refuse_own_thread()
-            return asyncio.run_coroutine_threadsafe(coroutine, loop)
         except BaseException:
             coroutine.close()
+            raise
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, loop)
+        except BaseException:  # Ctrl-C: the loop may have it already, and then ends it
+            loop.call_soon_threadsafe(_abandon, coroutine, loop)
             raise
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -96,9 +100,9 @@ class Caller:
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine on the loop. Raises what it raises, and what the caller's own code raises meanwhile."""
         future = LOOP.submit(coroutine)
-        self._future = future
-        future.add_done_callback(self._asked.put)
         try:
+            self._future = future
+            future.add_done_callback(self._asked.put)
             while True:
                 try:
                     asked = self._asked.get(timeout=SIGNAL_S)
@@ -233,6 +237,15 @@ def given(value: T) -> T:
     if not isinstance(value, Iterable) or isinstance(value, _AT_HAND) or hasattr(value, "__array__"):
         return value
     return cast("T", list(value))
+
+
+def _abandon(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> None:
+    """Ends a coroutine whose caller was interrupted as they handed it over, whether it has become a task or not."""
+    tasks = [task for task in asyncio.all_tasks(loop) if task.get_coro() is coroutine]
+    for task in tasks:
+        task.cancel()
+    if not tasks:
+        coroutine.close()
 
 
 async def _next(iterator: AsyncIterator[T], turn: asyncio.Lock) -> T:
