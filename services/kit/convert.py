@@ -97,7 +97,7 @@ def position_of(page_token: str) -> int:
 def page_newest_first(
     items: Iterable[T], place: Callable[[T], tuple[datetime, str]], page_size: int, page_token: str
 ) -> tuple[list[T], str]:
-    """Returns a page of items, the newest first, and the next token ("": there is no further page).
+    """Returns a page of items, the newest first, and the next token (empty on the last page).
 
     `place` gives an item's time, with its zone, and its name. A token holds those of the last item of its page, so that
     the next page begins behind it also when it is gone. Raises InvalidArgument for a malformed token.

@@ -184,7 +184,7 @@ class ServiceSettings(BaseSettings):
             if given.split("__")[0] in names or _SERVICE_LINK.search(given):
                 continue
             near = difflib.get_close_matches(given, names, 1)
-            yield f"{given} is no setting and is ignored" + (f"; did you mean {near[0]}?" if near else "")
+            yield f"{given} is not a setting and is ignored" + (f"; did you mean {near[0]}?" if near else "")
 
 
 class RedisSettings(ServiceSettings):

@@ -137,7 +137,7 @@ class CheckpointRegistry:
             needed = await self._bury(keys=keys, args=[version, self._prefix, text_of(request), REQUEST_TTL_S])
         if needed == "?":
             raise errors.NotFound(
-                f"there is no checkpoint {version!r}; ListCheckpoints (`aeenc checkpoints`) names all"
+                f"checkpoint {version!r} does not exist; ListCheckpoints (`aeenc checkpoints`) names all"
             )
         if needed:
             raise errors.FailedPrecondition(f"checkpoint {version} is in use: {needed}", reason="IN_USE")

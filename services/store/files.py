@@ -8,9 +8,12 @@ import hashlib
 import os
 import stat
 import uuid
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
+
+from aeenc import errors
 
 _BLOCK_BYTES = 1024 * 1024
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -83,6 +86,18 @@ class DocumentFiles:
                 info = (self._root / prefix / name).stat()
                 found[f"{prefix}/{name}"] = (info.st_size, datetime.fromtimestamp(info.st_mtime, UTC))
         return found
+
+
+@contextlib.contextmanager
+def full_disk_is_unavailable(what: str, remedy: str) -> Iterator[None]:
+    """Turns an OSError for want of room into Unavailable, which says what is full and the remedy."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        problem = f"{what} is full or a file-size limit is reached ({error.strerror})"
+        raise errors.Unavailable(f"{problem}; {remedy}") from error
 
 
 def atomic_write(path: Path, data: bytes, *, mode: int | None = None, durable: bool = True) -> None:

@@ -37,7 +37,13 @@ from services.store.artifacts import (
     remove_directory,
     same_content,
 )
-from services.store.files import DISK_FULL, atomic_write, make_directory, sync_directory, write_and_sync
+from services.store.files import (
+    atomic_write,
+    full_disk_is_unavailable,
+    make_directory,
+    sync_directory,
+    write_and_sync,
+)
 
 log = get(__name__)
 T = TypeVar("T")
@@ -152,7 +158,8 @@ class Bucket:
 
         def download() -> None:
             opened = self._files.open(f"{self._root}/{key}", "rb", block_size=BLOCK_BYTES)
-            with _on_disk(target), opened as source, target.open("wb") as file:
+            remedy = "free space there, or lower ARTIFACTS_CACHE_BYTES"
+            with full_disk_is_unavailable(f"the disk of {target}", remedy), opened as source, target.open("wb") as file:
                 got = _copied(source, file)
                 file.flush()
                 os.fsync(file.fileno())
@@ -433,20 +440,6 @@ def _link_new(path: Path, content: bytes) -> None:
         os.link(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def _on_disk(path: Path) -> Iterator[None]:
-    """Names the disk, and not the object store, as the reason when there is no room for a file."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in DISK_FULL:
-            raise
-        raise errors.Unavailable(
-            f"the disk of {path} is full or a file-size limit is reached ({error.strerror}); free space there, or "
-            "lower ARTIFACTS_CACHE_BYTES"
-        ) from error
 
 
 def _unheld(path: Path) -> bool:

@@ -71,7 +71,7 @@ async def test_another_service_at_the_address_is_wrong_use(aeenc, fleet):
 async def test_a_malformed_address_is_wrong_use(aeenc):
     ended = await aeenc("--index", "50099", "retrieve", "science", "ice")
     assert (ended.code, ended.stdout) == (2, "")
-    assert "'50099' is no address; give HOST:PORT" in ended.stderr
+    assert "'50099' is not an address; give HOST:PORT" in ended.stderr
 
 
 async def test_publishing_at_an_absent_registry_does_not_wait_for_the_rollout(aeenc, nobody):

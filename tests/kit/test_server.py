@@ -435,7 +435,7 @@ def test_a_misspelt_setting_is_named_with_the_nearest_one(
     monkeypatch.setenv("AEENC_TEST_SERVICE_PORT_GRPC", "50051")  # what Kubernetes tells of a service `aeenc-test`
     assert Settings.from_command_line([]).drain_s == Settings.model_fields["drain_s"].default
     assert capsys.readouterr().err == (
-        "AEENC_TEST_DRIAN_S is no setting and is ignored; did you mean AEENC_TEST_DRAIN_S?\n"
+        "AEENC_TEST_DRIAN_S is not a setting and is ignored; did you mean AEENC_TEST_DRAIN_S?\n"
     )
 
 

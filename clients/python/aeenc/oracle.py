@@ -118,7 +118,7 @@ Verdicts = Iterable[str] | Mapping[str, "Verdict | oracle_pb2.Judgement"]
 class Oracle:
     """Base class of an oracle. Override `judge`; `name` goes into the pair log as the annotator.
 
-    A `judge` that is no coroutine function runs in at most `workers` threads, also inside another oracle.
+    A `judge` without `async` runs in at most `workers` threads, also inside another oracle.
     """
 
     name = "oracle"

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -46,11 +46,15 @@ from services.kit import logs
 from services.kit.concurrency import cancel_all, finish, run_in_thread, with_pauses
 from services.kit.limits import Limits
 from services.store.artifacts import Artifact, ArtifactStore
-from services.store.files import DISK_FULL
+from services.store.files import full_disk_is_unavailable
 
 log = logs.get(__name__)
 Store = TypeVar("Store", bound=GenerationStore)
 REPORT_S = 2.0
+FULL_DISK_REMEDY = (
+    "free space and build again: with the same request_id it continues behind what was durable, "
+    "without one it starts over"
+)
 PATIENCE_SHARE = 0.5  # of its caller's time, that a build waits at most for an encoder
 
 
@@ -97,7 +101,7 @@ class BuildFlow(ABC, Generic[Store]):
         own = asyncio.Lock()
         turn = self._turns.setdefault((spec.corpus, spec.request_id), own) if spec.request_id else own
         async with turn:
-            with disk_full_is_unavailable():
+            with full_disk_is_unavailable("the disk", FULL_DISK_REMEDY):
                 async with aclosing(self._build_or_find(spec, chunks)) as steps:
                     async for progress in steps:
                         yield progress
@@ -364,20 +368,6 @@ def sweep_generations(store: ArtifactStore) -> None:
     for corpus in filter(is_corpus_name, store.folders("generations")):
         with suppress(OSError):  # swept by another process, or not readable: that concerns its own corpus
             store.sweep(folder_of(corpus))
-
-
-@contextmanager
-def disk_full_is_unavailable() -> Iterator[None]:
-    """Turns a full disk into Unavailable with its remedy."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in DISK_FULL:
-            raise
-        raise errors.Unavailable(
-            f"the disk is full or a file-size limit is reached ({error.strerror}); free space and build again: with "
-            "the same request_id it continues behind what was durable, without one it starts over"
-        ) from None
 
 
 def _progress(pipeline: BuildPipeline) -> BuildProgress:

@@ -116,7 +116,7 @@ class TaskAnswer:
 
     @property
     def said(self) -> VerdictKinds:
-        """What the person themselves has said: agreement and control items go by it, whoever amends the answer."""
+        """The person's own verdicts, whoever has amended the answer. Agreement and control items use these."""
         return self.own or self.verdicts
 
 

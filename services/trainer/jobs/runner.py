@@ -27,6 +27,7 @@ from services.kit.concurrency import cancel_all, finish, run_in_thread
 from services.kit.logs import get
 from services.kit.readiness import Readiness
 from services.kit.tracing import failed, span
+from services.store.files import DISK_FULL
 from services.store.formats import NewerFormat
 from services.store.life_cycles import WorkLease
 from services.trainer.data.pair_sources import DataSets, Retrieved, SampledPairs
@@ -36,7 +37,7 @@ from services.trainer.jobs.files import ComputeOptions, JobFiles, TrainingPlan
 from services.trainer.jobs.job import LIVE, Candidates, Job, JobProgress, JobState
 from services.trainer.jobs.store import JobStore
 from services.trainer.jobs.tandem_building import TandemBuilder
-from services.trainer.processes.child import DISK_FULL, EXIT_DISK_FULL, Child, asked_to_end, describe_exit
+from services.trainer.processes.child import EXIT_DISK_FULL, Child, asked_to_end, describe_exit
 from services.trainer.registry.checkpoints import Checkpoints
 
 log = get(__name__)

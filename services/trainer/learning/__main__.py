@@ -18,9 +18,9 @@ from typing import Any
 
 from aeenc.errors import AeencError, DeadlineExceeded, Overloaded, Unavailable
 from services.store.artifacts import ArtifactStore
-from services.store.files import atomic_write
+from services.store.files import DISK_FULL, atomic_write
 from services.trainer.jobs.files import JobFiles
-from services.trainer.processes.child import DISK_FULL, EXIT_DISK_FULL
+from services.trainer.processes.child import EXIT_DISK_FULL
 
 EXIT_WITHOUT_PARENT = 3
 

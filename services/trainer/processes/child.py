@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import errno
 import json
 import signal
 import subprocess
@@ -19,7 +18,6 @@ from services.kit.logs import get
 
 log = get(__name__)
 
-DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 EXIT_DISK_FULL = 4
 MODULE = "services.trainer.learning"
 END_S = 5.0

@@ -58,7 +58,7 @@ class Checkpoints:
         """Returns a checkpoint's row. Raises NotFound."""
         row = await self._registry.checkpoint(version)
         if row is None:
-            raise NotFound(f"there is no checkpoint {version!r}; ListCheckpoints (`aeenc checkpoints`) names all")
+            raise NotFound(f"checkpoint {version!r} does not exist; ListCheckpoints (`aeenc checkpoints`) names all")
         return row
 
     async def labels_of(self, version: str) -> list[str]:

@@ -88,7 +88,7 @@ def test_a_malformed_address_is_refused_by_its_name(target: str) -> None:
     for given in (target, f"a:1,{target}"):
         with pytest.raises(errors.InvalidArgument, match=r"HOST:PORT|dns:///name:port") as refused:
             aeenc.connect(index=given)
-        assert f"{target.removeprefix('ipv4:')}' is no address" in refused.value.message
+        assert f"{target.removeprefix('ipv4:')}' is not an address" in refused.value.message
 
 
 async def test_a_dns_name_stands_for_all_its_addresses(names: dict[str, list[str]]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
-from aeenc.calls.encoding import Precision, refuse_single_text
+from aeenc.calls.encoding import Precision, refuse_single_texts
 from aeenc.calls.retrieval import Fusion, Mode, Retrieved
 from aeenc.errors import InvalidArgument
 from aeenc.index import IndexClient
@@ -123,8 +123,8 @@ def known(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options. Raises InvalidArgument for one that there is not, and for a string in place of ids."""
     if unknown := sorted(options.keys() - OPTIONS):
         raise InvalidArgument.field(unknown[0], f"is no option of retrieve; there are {', '.join(sorted(OPTIONS))}")
-    for name in ("accepted", "exclude", "splits"):
-        refuse_single_text(options.get(name), name)
+    lists = ("accepted", "exclude", "splits", "rerank_versions")
+    refuse_single_texts(**{name: options.get(name) for name in lists})
     return dict(options)
 
 

@@ -43,9 +43,9 @@ async def wait_for_end(
         except TimeoutError:
             if not silence.expired():  # what `on_progress` raised
                 raise
-        in_vain = 0 if seq > before else in_vain + 1
-        if refusal is not None or in_vain:
-            await asyncio.sleep(pause_s(in_vain, refusal))
         work = await get()
         if work.state in end_states:
             return work
+        in_vain = 0 if seq > before else in_vain + 1
+        if refusal is not None or in_vain:
+            await asyncio.sleep(pause_s(in_vain, refusal))

@@ -54,7 +54,7 @@ def _check(part: str) -> None:
     is_host = not any(sign in host for sign in "/@ ") and (":" not in host or host.startswith("["))
     if not (is_host and port.isdecimal() and 0 < int(port) < 1 << 16 and name != port):
         wanted = "dns:///name:port" if is_dns else "HOST:PORT, such as 127.0.0.1:50052"
-        raise InvalidArgument.field("target", f"{part!r} is no address; give {wanted}")
+        raise InvalidArgument.field("target", f"{part!r} is not an address; give {wanted}")
 
 
 async def resolve(target: str) -> list[Address]:

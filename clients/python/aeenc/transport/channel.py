@@ -367,7 +367,7 @@ class Channel:
 
 
 class _Line:
-    """What a connection and its views share: a gRPC channel, and the event loop that it belongs to once it is open."""
+    """A gRPC channel that a connection and its views share, and the event loop that it belongs to once it is open."""
 
     def __init__(self, targets: list[str], credentials: grpc.ChannelCredentials | None, tls_name: str) -> None:
         self._targets, self._credentials = targets, credentials
