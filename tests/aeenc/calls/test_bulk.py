@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from grpc.aio._call import StreamStreamCall
 
 from aeenc import Channel, EncoderClient, errors
 from aeenc.calls.bulk import BatchQueue, BulkEncoder
@@ -76,6 +77,18 @@ async def test_encoders_of_a_list_share_the_batches_and_answers_are_in_order(enc
     assert max(first.most_in_flight, second.most_in_flight) <= 4
     assert first.ended_streams == second.ended_streams == 1, "the encoders see an orderly end"
     assert {request.lane for request in first.requests} == {encoder_pb2.LANE_BULK}
+
+
+async def test_an_encoder_that_ends_as_soon_as_asked_gets_no_second_stream(encoders, connect, monkeypatch):
+    done_writing = StreamStreamCall.done_writing
+
+    async def late(call: StreamStreamCall) -> None:  # the encoder's end is read before this returns
+        await done_writing(call)
+        await asyncio.sleep(0.2)
+
+    monkeypatch.setattr(StreamStreamCall, "done_writing", late)
+    await encode(connect(encoders[0].target))
+    assert len(encoders[0].servicer.opened_at) == encoders[0].servicer.ended_streams == 1
 
 
 @pytest.mark.parametrize("grace_s", [0, None])

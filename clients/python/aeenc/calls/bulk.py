@@ -188,6 +188,11 @@ class BatchQueue:
         """Whether an answer is awaited."""
         return bool(self._open)
 
+    @property
+    def is_ended(self) -> bool:
+        """Whether no more batches come."""
+        return self._is_ended
+
     def put(self, request: encoder_pb2.EncodeRequest) -> asyncio.Future[Encoded]:
         """Adds a batch; the future gets its answer."""
         loop = asyncio.get_running_loop()
@@ -297,11 +302,11 @@ class BulkStream:
                 self._limit = None
                 writer.cancel()
                 await asyncio.wait([writer])
-        if self._sent or writer.cancelled() or not writer.result():
+        if self._sent or not self._queue.is_ended:
             raise errors.Unavailable(f"{self.channel.target} ended the stream early")
 
-    async def _write(self, call: Any) -> bool:
-        """Sends batches as long as there is room. Returns True when the work has ended, False when the call has."""
+    async def _write(self, call: Any) -> None:
+        """Sends batches as long as there is room, until the work or the call has ended."""
         try:
             await call.wait_for_connection()  # nothing is dealt to an encoder that cannot be reached
             while True:
@@ -311,13 +316,13 @@ class BulkStream:
                 batch = await self._queue.next()
                 if batch is None:
                     await call.done_writing()
-                    return True
+                    return
                 if not self._sent:
                     self.heard_at = asyncio.get_running_loop().time()
                 self._sent.append(batch)
                 await call.write(encoder_pb2.EncodeStreamRequest(batch=batch.request, batch_seq=int(batch.seq)))
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            return False
+            return  # whoever reads the answers finds out why the call has ended
 
     def _answered(self, response: encoder_pb2.EncodeStreamResponse) -> None:
         if not self._sent or response.batch_seq != self._sent[0].seq:
