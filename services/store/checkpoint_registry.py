@@ -13,7 +13,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from aeenc import errors
-from services.store.redis import key_prefix, unavailable_if_down
+from services.store.redis import Script, key_prefix, unavailable_if_down
 from services.store.registry_rows import CheckpointRow, read_all
 from services.store.requests import REQUEST_TTL_S, Request, Requests, text_of
 
@@ -73,9 +73,9 @@ class CheckpointRegistry:
         self._redis: Any = redis  # its types cover answers of bytes and str; ours are str
         self._prefix = key_prefix(namespace)
         self.requests = Requests(redis, namespace)
-        self._bury: Any = redis.register_script(_BURY)
-        self._claim: Any = redis.register_script(_CLAIM)
-        self._revive: Any = redis.register_script(_REVIVE)
+        self._bury = Script(redis, _BURY)
+        self._claim = Script(redis, _CLAIM)
+        self._revive = Script(redis, _REVIVE)
         self._buried = self._key("deleted-checkpoints")  # sorted set by Redis' time; -1: its files are being removed
         self._times = self._key("checkpoint-times")  # hash: Redis' time of each registration
 

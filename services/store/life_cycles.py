@@ -26,7 +26,7 @@ from aeenc import errors
 from services.kit.logs import get
 from services.store.durability import settled
 from services.store.formats import check_format
-from services.store.redis import Leases, key_prefix, unavailable_if_down
+from services.store.redis import Leases, Script, key_prefix, unavailable_if_down
 from services.store.requests import REQUEST_TTL_S, Request, Requests
 
 log = get(__name__)
@@ -212,11 +212,11 @@ class LifeCycles:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
         self._keys, self._noun = keys, keys.noun
         emit = emit_script(event_fields, events_kept)
-        self._create: Any = redis.register_script(emit + _CREATE + on_create + _CREATED)
-        self._transition: Any = redis.register_script(
-            f"{emit}local needs_lease = {'true' if needs_lease else 'false'}\n{_TRANSITION}"
+        self._create = Script(redis, emit + _CREATE + on_create + _CREATED)
+        self._transition = Script(
+            redis, f"{emit}local needs_lease = {'true' if needs_lease else 'false'}\n{_TRANSITION}"
         )
-        self._delete: Any = redis.register_script(_DELETE)
+        self._delete = Script(redis, _DELETE)
         self._leases, self.requests = Leases(redis), Requests(redis, keys.namespace)
 
     async def create(

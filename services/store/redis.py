@@ -1,4 +1,4 @@
-"""Connections to Redis, the prefix of its keys, its outages, and leases. Encoding and searching never need it."""
+"""Connections to Redis: key prefix, outages, scripts, leases. Encoding and searching never need it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from redis import exceptions
@@ -21,6 +21,7 @@ from redis.asyncio.sentinel import (
     SentinelManagedSSLConnection,
 )
 from redis.backoff import ExponentialBackoff, NoBackoff
+from redis.commands.core import AsyncScript
 from redis.credentials import CredentialProvider
 
 from aeenc import errors
@@ -196,12 +197,30 @@ def _is_outage(error: exceptions.ResponseError) -> bool:
     return isinstance(error, _OUTAGES) or _OUTAGE.search(said) is not None
 
 
+class Script(AsyncScript):
+    """A Lua script: `await script(keys=…, args=…)` runs it, with `client=pipe` as a part of a pipeline.
+
+    A server that does not know it gets its text and runs it, in one command. redis-py loads it and then runs it, which
+    fails when a fail-over comes in between.
+    """
+
+    async def __call__(self, keys: Any = None, args: Any = None, client: Any = None) -> Any:
+        """Runs the script; returns what it returns."""
+        if client is not None:
+            return await super().__call__(keys, args, client)
+        values = (*(keys or ()), *(args or ()))
+        try:
+            return await self.registered_client.evalsha(self.sha, len(keys or ()), *values)
+        except exceptions.NoScriptError:
+            return await self.registered_client.eval(cast("str", self.script), len(keys or ()), *values)
+
+
 class Leases:
     """Leases: who works on something, until they give it back or fall silent. Raises Unavailable when Redis is down."""
 
     def __init__(self, redis: Redis) -> None:
-        self._take: Any = redis.register_script(_TAKE_LEASE)
-        self._release: Any = redis.register_script(_RELEASE_LEASE)
+        self._take = Script(redis, _TAKE_LEASE)
+        self._release = Script(redis, _RELEASE_LEASE)
 
     async def take(self, key: str, owner: str, lease_s: float) -> bool:
         """Takes or renews a lease. False when another owner holds it."""

@@ -23,7 +23,7 @@ from services.kit.concurrency import finish
 from services.kit.tracing import traceparent
 from services.store.checkpoint_registry import CheckpointRegistry
 from services.store.formats import check_format
-from services.store.redis import MAX_BLOCK_S, unavailable_if_down
+from services.store.redis import MAX_BLOCK_S, Script, unavailable_if_down
 from services.store.registry_rows import LABEL_FORMAT, CheckpointRow, LabelRow, RolloutRow, read_all, rollout_of
 from services.store.requests import REQUEST_TTL_S, Request, text_of
 
@@ -143,11 +143,11 @@ class Registry(CheckpointRegistry):
 
     def __init__(self, redis: Redis, namespace: str) -> None:
         super().__init__(redis, namespace)
-        self._move: Any = redis.register_script(_MOVE)
-        self._delete: Any = redis.register_script(_DELETE)
-        self._beat: Any = redis.register_script(_BEAT)
-        self._acknowledge: Any = redis.register_script(_ACKNOWLEDGE)
-        self._rollouts: Any = redis.register_script(_ROLLOUTS)
+        self._move = Script(redis, _MOVE)
+        self._delete = Script(redis, _DELETE)
+        self._beat = Script(redis, _BEAT)
+        self._acknowledge = Script(redis, _ACKNOWLEDGE)
+        self._rollouts = Script(redis, _ROLLOUTS)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by space
         self._instances = self._key("instances")  # sorted set: until when each encoder counts as alive
         self._answers = self._key("rollout-events")  # stream: who has acknowledged, to wake those who wait

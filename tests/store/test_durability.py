@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 
 from aeenc import errors
 from services.store.durability import Unanswered, assess, settled
-from services.store.redis import connect, key_prefix, unavailable_if_down
+from services.store.redis import Script, connect, key_prefix, unavailable_if_down
 from services.store.registry import Registry
 from services.store.requests import Request, Requests
 from support.relay import Relay
@@ -39,7 +39,7 @@ async def client(pair: ReplicatedRedis) -> AsyncIterator[Redis]:
 
 async def _write(redis: Redis, kind: str) -> Any:
     if kind == "script":
-        return await redis.register_script("return redis.call('SET', KEYS[1], ARGV[1])")(keys=["a"], args=["1"])
+        return await Script(redis, "return redis.call('SET', KEYS[1], ARGV[1])")(keys=["a"], args=["1"])
     if kind == "command":
         return await redis.set("a", "1")
     pipe = redis.pipeline(transaction=kind == "transaction")
@@ -116,7 +116,7 @@ async def test_a_master_that_has_become_a_replica_is_left_for_its_successor(pair
     first, second = pair.nodes
     async with Relay(f"127.0.0.1:{first.port}") as relay:  # a name that will stand for another server
         redis = connect(f"redis://{relay.address}/0")
-        script = redis.register_script("return redis.call('SET', KEYS[1], ARGV[1])")
+        script = Script(redis, "return redis.call('SET', KEYS[1], ARGV[1])")
         for write in (lambda: redis.set("a", "2"), lambda: script(keys=["a"], args=["3"])):
             assert await write()
             with first.client() as admin, second.client() as other:

@@ -6,7 +6,7 @@ import pytest
 from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 
 from aeenc import errors
-from services.store.redis import connect, key_prefix, unavailable_if_down
+from services.store.redis import Script, connect, key_prefix, unavailable_if_down
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from services.store.redis import connect, key_prefix, unavailable_if_down
 async def test_an_error_in_a_script_is_a_bug_and_no_outage(redis_url: str, namespace: str, script: str, piped: bool):
     redis, key = connect(redis_url), f"{key_prefix(namespace)}list"
     await redis.set(key, "OOM MISCONF ")
-    broken = redis.register_script(script)
+    broken = Script(redis, script)
 
     async def count() -> None:
         async with unavailable_if_down("count"):
@@ -32,7 +32,7 @@ async def test_an_error_in_a_script_is_a_bug_and_no_outage(redis_url: str, names
 
 async def test_a_full_memory_and_a_script_that_runs_into_it_are_an_outage(redis_admin_url: str, namespace: str):
     redis = connect(redis_admin_url)
-    script = redis.register_script("return redis.call('SET', KEYS[1], ARGV[1])")
+    script = Script(redis, "return redis.call('SET', KEYS[1], ARGV[1])")
     await redis.config_set("maxmemory", "1")
     try:
         for call in (lambda: redis.set(namespace, "x"), lambda: script(keys=[namespace], args=["x"])):

@@ -7,12 +7,11 @@ nobody answers it in the end.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from redis.asyncio import Redis
 
 from services.sampler.records.keys import RunKeys
-from services.store.redis import unavailable_if_down
+from services.store.redis import Script, unavailable_if_down
 
 # KEYS: what the oracle was asked in all, what of it for which node of the run, the run
 # ARGV: budget, then node and candidates by turns.  Answers 1 for each node that may be asked; each is counted once.
@@ -38,7 +37,7 @@ class OracleBudgets:
 
     def __init__(self, redis: Redis, keys: RunKeys) -> None:
         self._keys = keys
-        self._reserve: Any = redis.register_script(_RESERVE)
+        self._reserve = Script(redis, _RESERVE)
 
     async def reserve(self, oracle: str, limit: int, run_id: str, nodes: Sequence[tuple[str, int]]) -> list[bool]:
         """Takes (node, candidates) from what is left of `limit`, in order; whether each may be asked.

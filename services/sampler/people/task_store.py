@@ -34,7 +34,7 @@ from services.sampler.records.task_scripts import DONE, FAIL, PUT, WRITE
 from services.store.durability import settled
 from services.store.formats import NewerFormat, check_format
 from services.store.life_cycles import digest
-from services.store.redis import unavailable_if_down
+from services.store.redis import Script, unavailable_if_down
 
 Step = Callable[[TaskRecord, float], Change]
 
@@ -100,10 +100,10 @@ class TaskStore:
     def __init__(self, redis: Redis, keys: TaskKeys) -> None:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
         self._keys = keys
-        self._put: Any = redis.register_script(PUT)
-        self._write: Any = redis.register_script(WRITE)
-        self._done: Any = redis.register_script(DONE)
-        self._fail: Any = redis.register_script(FAIL)
+        self._put = Script(redis, PUT)
+        self._write = Script(redis, WRITE)
+        self._done = Script(redis, DONE)
+        self._fail = Script(redis, FAIL)
 
     async def put(self, new: Sequence[TaskRecord]) -> None:
         """Queues tasks; those that exist stay as they are, and those of a run that was deleted are left out."""

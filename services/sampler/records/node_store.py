@@ -35,7 +35,7 @@ from services.sampler.records.run_store import CHUNK, EMIT
 from services.sampler.records.runs import FORMAT_VERSION, UNDECIDED, Hypothesis, Pair, PairSign, Run
 from services.store.formats import check_format
 from services.store.life_cycles import digest, now
-from services.store.redis import unavailable_if_down
+from services.store.redis import Script, unavailable_if_down
 
 PLACED_RUNS = 8  # whose hypotheses' places are kept
 SHOWN = 5  # hypotheses in the message about an unknown one
@@ -169,9 +169,9 @@ class NodeStore:
     def __init__(self, redis: Redis, keys: RunKeys) -> None:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
         self._keys = keys
-        self._commit: Any = redis.register_script(_COMMIT)
-        self._advance: Any = redis.register_script(_ADVANCE)
-        self._grow: Any = redis.register_script(_GROW)
+        self._commit = Script(redis, _COMMIT)
+        self._advance = Script(redis, _ADVANCE)
+        self._grow = Script(redis, _GROW)
         self._places: dict[str, Mapping[str, int]] = {}  # by run, of its hypotheses
 
     async def open_trees(self, run_id: str, after: int, limit: int) -> list[Tree]:

@@ -17,7 +17,7 @@ from services.sampler.records.run_store import EMIT, UNFINISHED_TTL_S
 from services.sampler.records.runs import FORMAT_VERSION, Pair, PairSign, RunConfig
 from services.store.formats import check_format
 from services.store.life_cycles import Step, now
-from services.store.redis import unavailable_if_down
+from services.store.redis import Script, unavailable_if_down
 
 READ = 1024
 READS = 32
@@ -74,7 +74,7 @@ class PairLog:
     def __init__(self, redis: Redis, keys: RunKeys) -> None:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
         self._keys = keys
-        self._import: Any = redis.register_script(_IMPORT)
+        self._import = Script(redis, _IMPORT)
 
     async def page(self, run_id: str, after: int, limit: int, sign: PairSign | None) -> tuple[list[Pair], int]:
         """At most `limit` pairs after position `after`, and the position to go on from (0: the end).

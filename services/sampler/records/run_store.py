@@ -27,7 +27,7 @@ from services.sampler.records.runs import (
     state_of,
 )
 from services.store.life_cycles import Expired, LifeCycles, Step, WorkLease, emit_script
-from services.store.redis import Leases, unavailable_if_down
+from services.store.redis import Leases, Script, unavailable_if_down
 from services.store.requests import Request
 
 CHUNK = 1000
@@ -66,8 +66,8 @@ class RunStore:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
         self._keys = keys
         self._cycles = LifeCycles(redis, keys, EVENT_FIELDS, events_kept=EVENTS_KEPT, on_create=_KEEP_HYPOTHESES)
-        self._suspect: Any = redis.register_script(_SUSPECT)
-        self._follow: Any = redis.register_script(_FOLLOW)
+        self._suspect = Script(redis, _SUSPECT)
+        self._follow = Script(redis, _FOLLOW)
         self.requests = self._cycles.requests
 
     async def create(self, run: Run, hypotheses: Sequence[Hypothesis], also: Step | None = None) -> str:
