@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,12 @@ class Rows:
     def __init__(self, name: str) -> None:
         self._name = name
         self._rows: list[Row] = []
+
+    @classmethod
+    def of(cls, name: str, chosen: Collection[str], parts: Iterable[str]) -> Rows:
+        """The rows of the chosen parts, which replace no results of other parts."""
+        named = [part for part in parts if part in chosen]
+        return cls(name if set(named) == set(parts) else "-".join([name, *named]))
 
     def add(self, row: str, value: Any, unit: str, bar: str, ok: bool, baseline: Any = None) -> None:
         """Adds a claim."""

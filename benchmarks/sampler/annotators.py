@@ -333,7 +333,8 @@ def main() -> None:
                         print(f"  order {order}, seed {seed}, {arm}, stage {stage}: {found}", flush=True)
     rows = Rows("annotators")
     report(curves, rows)
-    draw({arm: by_stage for arm, by_stage in curves.items() if arm != "untrained"}, PICTURE)
+    if options == parser.parse_args([]):  # the picture is of all runs
+        draw({arm: by_stage for arm, by_stage in curves.items() if arm != "untrained"}, PICTURE)
     rows.finish()
 
 

@@ -1,10 +1,10 @@
-"""Part `rival`: the time of `ours` to its dev MAP, and what sentence-transformers' trainer reaches in three times that.
+"""Part `rival`: the time of `ours` to its dev MAP, and that of sentence-transformers' trainer to the same.
 
 Both start from the same MiniLM, learn from the gold of train, and run one after the other on the same cores with the
 same number of threads. Times of ours are a whole process: imports, loading and each validation included; theirs are
 training alone. Each of their losses gets a schedule of its own over the budget, a linear decay after a warm-up: the
-steps that fit are counted beforehand, by steps that are not charged. It is evaluated at half and at the end of the
-budget, on premises encoded anew, since they move.
+steps that fit are counted beforehand, by steps that are not charged. It is evaluated from a third of the budget on, at
+every tenth, on premises encoded anew, since they move. What never reaches our MAP counts with all the time that it had.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from services.trainer.jobs.job import JobConfig, defaults_of
 from services.trainer.models.base_model import DEFAULT_NAME, find_base_model
 
 SEED, BATCH, BUDGET = 7, 64, 3.0
+SPARE = 1.1  # of the budget, so that it is spent whole where steps take less than they were counted at
 TEMPERATURE, RATE = 0.03, 1e-4
 MNRL, TRIPLETS = "CachedMultipleNegativesRankingLoss", "TripletLoss"
 LOSSES = (MNRL, TRIPLETS)
@@ -36,7 +37,7 @@ THEIR_BATCH = {MNRL: 128, TRIPLETS: 32}
 
 # Their trainer as its documentation shows it: no text twice in a batch, cached negatives in small parts.
 _THEIRS = """
-import json, sys, time
+import json, math, sys, time
 import numpy as np, torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
@@ -80,8 +81,8 @@ def trained(steps, looks):
     trainer.train()
     return clock.spent / steps
 pace = trained(request["tried_steps"], [])
-steps = max(2, int(request["budget_s"] / pace))
-trained(steps, [steps // 2, steps])
+steps = math.ceil(request["budget_s"] / pace)
+trained(steps, [*(math.ceil(steps * share) for share in (1/3, .4, .5, .6, .7, .8, .9)), steps])
 """
 
 
@@ -107,17 +108,17 @@ def rival(rows: Rows, dataset: Dataset, epochs: int, items: int, threads: int, a
     we = ours(store, base, generation, dataset, pairs, float("inf"), threads=threads, config=config)
     told = f"MAP {we.map:.4f}, {epochs} x {items or 'all'} queries, {threads} threads"
     rows.note("ours: to its dev MAP", round(we.seconds, 1), "s", told)
-    reached = float("inf")
+    reached, spent = float("inf"), float("inf")
     for loss in against:
         learned = gold if loss == MNRL else gold_triplets(dataset, TRIPLETS_LEARNED, SEED)
-        looks = _theirs(dataset, loss, learned, threads, BUDGET * we.seconds)
+        looks = _theirs(dataset, loss, learned, threads, SPARE * BUDGET * we.seconds)
         best = max(looks, key=lambda one: one["map"])
         told = ", ".join(f"{one['map']:.4f} after {one['seconds']:.0f} s ({one['steps']} steps)" for one in looks)
         rows.note(f"{loss}: best dev MAP within {BUDGET:g} x that time", round(best["map"], 4), "MAP", told)
         reached = min([reached, *(one["seconds"] for one in looks if one["map"] >= we.map)])
-    bound = reached == float("inf")
-    ratio = BUDGET if bound else reached / we.seconds
-    told = f"a bound: not reached by {', '.join(against)}" if bound else f"{reached:.0f} s"
+        spent = min(spent, looks[-1]["seconds"])
+    told = f"{reached:.0f} s" if reached < spent else f"a bound: not reached by {', '.join(against)}"
+    ratio = min(reached, spent) / we.seconds
     rows.at_least("their time to our dev MAP by the best loss / ours", ratio, "x", BUDGET, told)
 
 

@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=0, help="queries an epoch of ours in the part rival; 0: all")
     parser.add_argument("--against", nargs="+", choices=LOSSES, default=LOSSES, help="losses in the part rival")
     given = parser.parse_args()
-    rows = Rows("scale")
+    rows = Rows.of("scale", given.only, PARTS)
     for name, part in PARTS.items():
         if name in given.only:
             with tempfile.TemporaryDirectory(prefix="aeenc-bench-") as scratch:

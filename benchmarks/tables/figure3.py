@@ -15,6 +15,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,9 +136,10 @@ def vectors_of(running: Research, texts: Sequence[str], role: str, version: str)
     return found
 
 
-def page(overlaps: Kinds, systems: Mapping[str, Measured], reasons: Mapping[str, str], split: str) -> str:
-    """The Markdown page."""
-    counts = ", ".join(f"{len(values):,} {kind}" for kind, values in overlaps.items())
+def page(record: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
+    """The Markdown page of what was measured, and why the rest was not."""
+    split, systems, overlaps = record["split"], record["systems"], record["token overlap"]
+    counts = ", ".join(f"{overlaps[kind]['pairs']:,} {kind}" for kind in KINDS)
     about = (
         f"{counts}: K = {K}, protocol `paper`, pairs by the pre-trained encoder. TP: found and gold; FN: gold, not "
         "found; FP: found, in no tree of the query. Overlap: Jaccard index of the lower-cased words. Means of the "
@@ -156,10 +158,10 @@ def page(overlaps: Kinds, systems: Mapping[str, Measured], reasons: Mapping[str,
     ]
     rows = {"token overlap": overlaps}
     for name, one in systems.items():
-        chosen = f", best round on dev (round {one.encoder.round})" if one.encoder.round else ""
-        rows[f"cosine, {name}{chosen}"] = one.cosines
+        chosen = f", best round on dev (round {one['round']})" if one["round"] else ""
+        rows[f"cosine, {name}{chosen}"] = one["cosine"]
     for title, values in rows.items():
-        means = {kind: float(values[kind].mean()) for kind in KINDS}
+        means = {kind: values[kind]["mean"] for kind in KINDS}
         cells = [*means.values(), means["FP"] - means["FN"]]
         lines.append(f"| {title} | {' | '.join(f'{cell:.3f}' for cell in cells)} |")
     missing = {
@@ -198,21 +200,21 @@ def main() -> None:
     parser.add_argument("--split", default="dev")
     options = parser.parse_args()
     need_split(entailmentbank(), options.split)
+    path = RESULTS / f"figure3-{options.split}.json"
     overlaps, systems, reasons = measure_all(options.only or list(SYSTEMS), options.split)
     if not systems:
-        sys.exit(f"nothing was measured; docs/results/figure3-{options.split}.* stay as they were")
+        sys.exit(f"nothing was measured; docs/results/{path.stem}.* stay as they were")
     RESULTS.mkdir(parents=True, exist_ok=True)
-    drawn = {name: {"token overlap": overlaps, "cosine": one.cosines} for name, one in systems.items()}
-    draw_distributions(drawn, MEASURES, RESULTS / f"figure3-{options.split}.png")
-    record = {
-        "format_version": 2,
-        "split": options.split,
-        "k": K,
-        "token overlap": summary(overlaps),
-        "systems": {name: {**asdict(one.encoder), "cosine": summary(one.cosines)} for name, one in systems.items()},
-    }
-    (RESULTS / f"figure3-{options.split}.json").write_text(json.dumps(record, indent=1) + "\n")
-    (RESULTS / f"figure3-{options.split}.md").write_text(page(overlaps, systems, reasons, options.split))
+    record = {"format_version": 2, "split": options.split, "k": K, "token overlap": summary(overlaps)}
+    kept = json.loads(path.read_bytes()) if path.is_file() else {}
+    same_pairs = kept.get("token overlap") == record["token overlap"]
+    measured = {name: {**asdict(one.encoder), "cosine": summary(one.cosines)} for name, one in systems.items()}
+    record["systems"] = {**(kept["systems"] if same_pairs else {}), **measured}
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    path.with_suffix(".md").write_text(page(record, reasons))
+    if systems.keys() == record["systems"].keys():  # else the picture, which needs every pair, stays
+        drawn = {name: {"token overlap": overlaps, "cosine": one.cosines} for name, one in systems.items()}
+        draw_distributions(drawn, MEASURES, path.with_suffix(".png"))
 
 
 if __name__ == "__main__":

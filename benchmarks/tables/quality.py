@@ -43,6 +43,7 @@ from aeenc.trees.folds import connected
 from benchmarks.harness.entailmentbank import DATA, check_there
 from benchmarks.harness.rows import ROOT, Rows
 from benchmarks.tables.drawing import draw_stages
+from benchmarks.tables.figure3 import SYSTEMS as FIGURE_3
 from benchmarks.tables.figure3 import pairs_of
 from benchmarks.tables.folds import Folds, folds
 from benchmarks.tables.own_text import EXCLUDED, KEPT, RULES, SYSTEMS, queries_of, scored
@@ -318,7 +319,10 @@ def latency(rows: Rows, running: Folds) -> None:
     for name, found in timed.items():
         medians[name], p95 = np.percentile(found, [50, 95]).tolist()
         rows.add(f"one query, {name}: median", medians[name], "ms", "reported", True, medians["dense"])
-        rows.at_most(f"one query, {name}: p95", p95, "ms", 150.0)
+        if name in STAGES:
+            rows.note(f"one query, {name}: p95", p95, "ms")
+        else:
+            rows.at_most(f"one query, {name}: p95", p95, "ms", 150.0)
     for name, value in quality.items():
         rows.add(f"{name}: strict MAP of {SPLIT}, one seed", value, "", "reported", True, quality["dense"])
     points = {name: (medians[name], value) for name, value in quality.items()}
@@ -336,11 +340,11 @@ def paper(rows: Rows, running: Folds) -> None:
         found, kept = len(pairs[kind]), figure.get("token overlap", {}).get(kind, {}).get("pairs", 0)
         rows.add(f"Figure 3: {kind}", found, "", f"{published:,}, as kept", found == published == kept, kept)
     apart = {name: one["cosine"]["FP"]["mean"] - one["cosine"]["FN"]["mean"] for name, one in figure["systems"].items()}
-    before = apart.pop("untrained", None)
-    for name, difference in apart.items():
-        rows.at_most(f"Figure 3, {name}: FP - FN, difference of mean cosines", difference, "", before or 0.0, before)
-    if not apart:
-        rows.add("Figure 3 by trained encoders (make figure3)", "not measured", "", "nearer", False)
+    before = apart.pop("untrained", 0.0)
+    for name in sorted(FIGURE_3.keys() - {"untrained"}):
+        row, after = f"Figure 3, {name}: FP - FN, difference of mean cosines", apart.get(name)
+        told = after if after is not None else "not measured: make figure3"
+        rows.add(row, told, "", "less than untrained", after is not None and after < before, before)
 
 
 def jump(rows: Rows, found: Mapping[str, Mapping[str, float]]) -> None:
@@ -390,8 +394,11 @@ def renamed_split(rows: Rows) -> None:
         found = {
             path.stem: json.loads(path.read_bytes())["report"] for path in Path(results).glob("table1-test/*.json")
         }
-        ordered, alone = (found[f"{name}-0"]["strict"]["MAP"] for name in ("ours-ordered", "minilm"))
-        rows.at_least("renamed split: strict MAP, full pipeline over untrained cosine", ordered, "", alone, alone)
+        ordered, alone = (
+            found.get(f"{name}-0", {}).get("strict", {}).get("MAP") for name in ("ours-ordered", "minilm")
+        )
+        is_above = ordered is not None and alone is not None and ordered >= alone
+        rows.add("renamed split: strict MAP, full pipeline", ordered, "", "≥ untrained cosine", is_above, alone)
 
 
 def _mean(seeds: Sequence[Measured]) -> Measured:
@@ -411,7 +418,7 @@ def main() -> None:
         larger(rows, given.base, given.seeds)
         rows.finish()
         return
-    rows = Rows("quality" if set(given.only) == set(PARTS) else "-".join(["quality", *given.only]))
+    rows = Rows.of("quality", given.only, PARTS)
     measures: dict[str, Any] = {"pretrained": pretrained, "ours": ours, "latency": latency, "paper": paper}
     if asked := [part for part in given.only if part in measures]:
         with folds() as running:
@@ -419,7 +426,6 @@ def main() -> None:
                 measures[part](rows, running)
     if "split" in given.only:
         renamed_split(rows)
-    rows.note("any base, frozen index alone (≥ 0.595; unseen 0.575)", "by --base", "")
     rows.finish()
 
 

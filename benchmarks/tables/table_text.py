@@ -16,8 +16,9 @@ METRICS = ("MAP", "NDCG", *(f"NDCG@{k}" for k in DEPTHS), *(f"Hit@{k}" for k in 
 _HEAD = (
     "Protocols and metrics: [evaluation.md](../evaluation.md). Several seeds: mean ± standard deviation. `make table1` "
     "measures what is missing and writes this page; `make table1 ARGS='--only NAME --split {split}'` measures one row. "
-    "Epochs, rounds and the weights of `ours-full` and `ours-reranked` were chosen on dev, so that dev figures of "
-    "trained rows flatter; `ours-ordered` keeps its last epoch, and its weights were tuned on train. "
+    "Epochs, rounds, temperatures and the weights of `ours-full` and `ours-reranked` were chosen on dev, so that dev "
+    "figures of trained rows flatter; `ours-ordered` keeps its last epoch, and its weights were tuned on train. "
+    "Figures without ± have one seed: differences of .005 may be chance. "
     "[table1-{split}](table1-{split}) has the report of each row."
 )
 

@@ -69,6 +69,26 @@ def test_an_encoder_that_cannot_be_measured_is_told_beside_the_others(results, m
     assert record["systems"]["untrained"]["cosine"]["FP"] == {"pairs": 1, "mean": 0.75, "sd": 0.0}
 
 
+def test_an_encoder_that_is_measured_alone_keeps_the_others_and_their_picture(results, monkeypatch):
+    monkeypatch.setattr(figure3, "pairs_of", lambda *_: PAIRS)
+    systems = {"untrained": lambda _: figure3.Encoder("q0"), "tuned on gold": lambda _: figure3.Encoder("q1", 2)}
+    monkeypatch.setattr(figure3, "SYSTEMS", systems)
+    by_version = {"q0": 0.5, "q1": 0.25}
+    monkeypatch.setattr(
+        figure3, "cosines", lambda _, version, pairs: {kind: np.array([by_version[version]]) for kind in pairs}
+    )
+    monkeypatch.setattr(sys, "argv", ["figure3"])
+    figure3.main()
+    picture = (results / "figure3-dev.png").read_bytes()
+    by_version["q0"] = 0.75
+    monkeypatch.setattr(sys, "argv", ["figure3", "--only", "untrained"])
+    figure3.main()
+    page = (results / "figure3-dev.md").read_text()
+    assert "| cosine, untrained | 0.750 |" in page
+    assert "| cosine, tuned on gold, best round on dev (round 2) | 0.250 |" in page
+    assert (results / "figure3-dev.png").read_bytes() == picture
+
+
 def test_a_pair_is_found_missed_or_found_in_no_tree_of_its_query():
     gold = {"ice floats": ["ice is light", "light things float"], "snow melts": ["snow is ice"]}
     found = {"ice floats": ["ice is light", "snow is ice", "its own tree says it"], "snow melts": ["ice is light"]}

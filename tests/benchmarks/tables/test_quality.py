@@ -111,9 +111,12 @@ def paper(monkeypatch, tmp_path):
     )
     monkeypatch.setattr(quality, "PAIRS", {"TP": 20, "FN": 0, "FP": 0})
 
-    def run(found=None, kept=(20, 0, 0)):
+    def run(found=None, kept=(20, 0, 0), nearer=()):
         overlap = {kind: {"pairs": count} for kind, count in zip(quality.PAIRS, kept, strict=True)}
-        (tmp_path / "figure3-dev.json").write_text(json.dumps({"token overlap": overlap, "systems": {}}))
+        systems = {
+            name: {"cosine": {"FP": {"mean": apart}, "FN": {"mean": 0.0}}} for name, apart in dict(nearer).items()
+        }
+        (tmp_path / "figure3-dev.json").write_text(json.dumps({"token overlap": overlap, "systems": systems}))
         (tmp_path / "own-text-dev.json").write_text(json.dumps({"systems": found or {}}))
         monkeypatch.setattr(quality, "scored", lambda ranks, _: ranks)
         monkeypatch.setattr(quality, "queries_of", lambda *given: given[-1])
@@ -133,6 +136,18 @@ def test_the_pairs_of_figure_3_are_made_anew_and_must_be_those_that_are_kept(pap
         figure3, "related_of", lambda trees: {f"node {n}": set() for n in range(10)} | {"the top": set()}
     )
     assert oks() == [True, True, False]
+
+
+def test_figure_3_holds_where_both_trained_encoders_bring_missed_and_wrong_premises_nearer(paper) -> None:
+    def oks(**apart: float) -> list[bool]:
+        found = paper(nearer={name.replace("_", " "): value for name, value in apart.items()})
+        return [one["ok"] for name, one in found.items() if name.endswith("difference of mean cosines")]
+
+    before = {"untrained": 0.2, "tuned_on_gold": 0.1}
+    assert oks(**before, **{"iterative AE-Enc": 0.1}) == [True, True]
+    assert oks(**before, **{"iterative AE-Enc": 0.2}) == [False, True]
+    assert oks(**before) == [False, True]
+    assert oks(tuned_on_gold=0.1) == [False, False]
 
 
 def test_the_papers_jump_is_refuted_only_by_a_table_of_all_encoders_without_one_that_explains_it(paper) -> None:

@@ -302,6 +302,8 @@ class BulkStream:
                 self._limit = None
                 writer.cancel()
                 await asyncio.wait([writer])
+        if not writer.cancelled():
+            writer.result()  # raises what it should not have met
         if self._sent or not self._queue.is_ended:
             raise errors.Unavailable(f"{self.channel.target} ended the stream early")
 
