@@ -26,8 +26,8 @@ def check_there() -> None:
     """Ends the process when the data are not there."""
     if not DATA.is_dir():
         raise SystemExit(
-            f"{DATA} is not a directory; run `aeenc data fetch entailmentbank --to data/entailmentbank`, or name "
-            "one in AEENC_BENCH_DATA"
+            "there is no EntailmentBank; run `aeenc data fetch entailmentbank --to data/entailmentbank`, or name its "
+            f"directory in AEENC_BENCH_DATA ({DATA} is none)"
         )
 
 

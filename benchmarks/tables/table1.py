@@ -1,7 +1,7 @@
 """The paper's Table 1, measured here: `make table1`, one row by `make table1 ARGS='--only NAME'`.
 
-Each measured row and seed is a JSON file in docs/results; a row that has one is not measured again. From the files come
-docs/results/table1-SPLIT.md and .png. Needs EntailmentBank in `data/entailmentbank` or in AEENC_BENCH_DATA.
+Each measured row and seed is a JSON file in docs/results; a row that has one is measured again only by `--again`. From
+the files come docs/results/table1-SPLIT.md and .png. Needs EntailmentBank in `data/entailmentbank` or in AEENC_BENCH_DATA.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aeenc.trees import Dataset
 from benchmarks.harness.entailmentbank import DATA, entailmentbank, need_split
 from benchmarks.tables.drawing import draw_table1
 from benchmarks.tables.research import Unfinished, at_hand, research
-from benchmarks.tables.table_records import RESULTS, Candidates, Record, candidates_of, record_of, write
+from benchmarks.tables.table_records import RESULTS, Candidates, Record, candidates_of, record_of, surroundings, write
 from benchmarks.tables.table_rows import BY_NAME, PAPER_SOURCE, ROWS, TableRow
 from benchmarks.tables.table_text import MeasuredRow, markdown
 from services.trainer.models.base_model import DEFAULT_NAME
@@ -26,16 +26,21 @@ from services.trainer.models.base_model import DEFAULT_NAME
 Todo = Sequence[tuple[TableRow, int]]
 
 
-def missing(rows: Sequence[TableRow], split: str, candidates: Candidates | None, *, one_seed: bool) -> Todo:
-    """Rows and seeds without a result among these candidates; None: any will do."""
-    wanted = [(row, seed) for row in rows for seed in (row.seeds[:1] if one_seed else row.seeds)]
+def seeds_of(rows: Sequence[TableRow], *, one_seed: bool) -> Todo:
+    """Rows with each of their seeds, or the first alone."""
+    return [(row, seed) for row in rows for seed in (row.seeds[:1] if one_seed else row.seeds)]
+
+
+def missing(wanted: Todo, split: str, candidates: Candidates | None) -> Todo:
+    """Those without a result among these candidates; None: any will do."""
     found = [(one, record_of(one[0].name, split, one[1])) for one in wanted]
     return [one for one, record in found if record is None or candidates not in {None, record.candidates}]
 
 
 def announce(todo: Todo, split: str, candidates: Candidates) -> None:
     """Says which results are replaced, before hours are spent on them."""
-    replaced = [record for row, seed in todo if (record := record_of(row.name, split, seed))]
+    found = [record for row, seed in todo if (record := record_of(row.name, split, seed))]
+    replaced = [record for record in found if record.candidates != candidates]
     for record in replaced:
         print(f"{record.row}, seed {record.seed}: anew; its result is among {record.candidates}, not {candidates}")
     if replaced:
@@ -93,6 +98,7 @@ def _keep(
         title=row.title,
         command=f"make table1 ARGS='--only {row.name} --split {split}'",
         seconds=round(time.monotonic() - started, 1),
+        measured=surroundings(),
     )
     print(f"  strict MAP {report['strict']['MAP']:.4f}, paper MAP {report['paper']['MAP']:.4f}", flush=True)
 
@@ -122,7 +128,8 @@ def write_table(split: str, candidates: Candidates | None, reasons: dict[str, st
 
 def list_rows(rows: Sequence[TableRow], split: str, *, one_seed: bool) -> None:
     """Prints rows and which seeds are left to measure, among the candidates of the data if they are at hand."""
-    todo = missing(rows, split, Candidates.of(entailmentbank()) if DATA.is_dir() else None, one_seed=one_seed)
+    candidates = Candidates.of(entailmentbank()) if DATA.is_dir() else None
+    todo = missing(seeds_of(rows, one_seed=one_seed), split, candidates)
     for row in rows:
         left = [seed for one, seed in todo if one is row]
         others = {str(found.candidates) for seed in left if (found := record_of(row.name, split, seed))}
@@ -136,10 +143,13 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=sorted(BY_NAME), metavar="NAME", help="a row; repeatable")
     parser.add_argument("--split", default="dev", help="the split that is evaluated; models are chosen on dev")
     parser.add_argument("--one-seed", action="store_true", help="the first seed of each row only")
+    parser.add_argument("--again", action="store_true", help="measure rows that have a result, too; needs --only")
     parser.add_argument("--list", action="store_true", help="say which rows there are and which are measured")
     parser.add_argument("--render", action="store_true", help="measure nothing, write the table")
     parser.add_argument("--corpus", default="", help="of `--render`, where results are among several candidate sets")
     options = parser.parse_args()
+    if options.again and not options.only:
+        parser.error("--again measures only what --only names: all rows take days")
     every = [row for row in ROWS if options.list or not row.long]
     rows = [BY_NAME[name] for name in options.only] if options.only else every
     if options.list:
@@ -152,7 +162,11 @@ def main() -> None:
         dataset = entailmentbank()
         need_split(dataset, options.split)
         candidates = Candidates.of(dataset)
-        todo = missing(rows, options.split, candidates, one_seed=options.one_seed)
+        wanted = seeds_of(rows, one_seed=options.one_seed)
+        todo = wanted if options.again else missing(wanted, options.split, candidates)
+        if options.only and len(todo) < len(wanted):
+            kept = ", ".join(f"{row.name} seed {seed}" for row, seed in wanted if (row, seed) not in todo)
+            print(f"measured before, and kept: {kept}; --again measures them anew")
         announce(todo, options.split, candidates)
         reasons = measure_all(todo, dataset, options.split, candidates)
     written = write_table(options.split, candidates, reasons)

@@ -48,7 +48,12 @@ def test_a_result_names_its_candidates_and_is_not_measured_again(make, trees, tm
     assert make("--only", "bm25")[0] == 0
     record = json.loads((tmp_path / "results" / "table1-dev" / "bm25-0.json").read_bytes())
     assert Candidates(record["corpus"], record["candidates"]) == Candidates.of(Dataset.load(trees))
-    assert "bm25, seed 0" not in make("--only", "bm25")[1]
+    assert {"day", "commit", "torch", "processor"} <= record["measured"].keys()
+    kept = make("--only", "bm25")[1]
+    assert "measured before, and kept: bm25 seed 0; --again measures them anew" in kept
+    assert "bm25, seed 0\n" not in kept
+    assert "bm25, seed 0\n" in make("--only", "bm25", "--again")[1]
+    assert make("--again")[0] == 2
 
 
 def test_a_result_among_other_candidates_is_measured_anew_and_that_is_said_before(make, trees_with_test, tmp_path):
