@@ -140,7 +140,7 @@ BREAKS = (
     Break(
         "pairs follow an amended answer",
         STEPS,
-        "if record.settled or record.final or record.adjudicator or amended_by:",
+        "if record.settled or record.final or record.adjudicator or answer.own:",
         "if False:",
         "sampler/people/test_queue.py::test_a_settled_answer_is_amended_and_its_pairs_are_replaced",
     ),

@@ -1,7 +1,7 @@
 """The paper's Table 1, measured here: `make table1`, one row by `make table1 ARGS='--only NAME'`.
 
 Each measured row and seed is a JSON file in docs/results; a row that has one is measured again only by `--again`. From
-the files come docs/results/table1-SPLIT.md and .png. Needs EntailmentBank in `data/entailmentbank` or in AEENC_BENCH_DATA.
+the files come docs/results/table1-SPLIT.md and .png. Needs EntailmentBank in `data/entailmentbank` or AEENC_BENCH_DATA.
 """
 
 from __future__ import annotations

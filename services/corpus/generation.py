@@ -97,6 +97,11 @@ def folder_of(corpus: str) -> str:
     return f"generations/{corpus}"
 
 
+def corpora_of(store: ArtifactStore) -> list[str]:
+    """Lists the names of all corpora of a store, sorted."""
+    return [name for name in store.folders("generations") if is_corpus_name(name)]
+
+
 def generation_meta(
     *,
     corpus: str,

@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from aeenc import errors
 from aeenc.oracle import Verdict
 from aeenc.v1 import oracle_pb2, sampler_pb2, types_pb2
-from services.kit.convert import decode_enum, to_duration, to_timestamp
+from services.kit.convert import bounded, decode_enum, to_duration, to_timestamp
+from services.kit.limits import Limits, check_count
 from services.sampler.acs.algorithm import ROOT, Rules
 from services.sampler.acs.negatives import NegativeFilter
 from services.sampler.execution.retention import OldRun
@@ -78,9 +79,8 @@ async def from_start_requests(
 ) -> tuple[RunConfig, list[Hypothesis]]:
     """The configuration of the first message and the hypotheses of all. Refuses more than fit into one run."""
     config: RunConfig | None = None
-    size_bytes = 0
     hypotheses: list[Hypothesis] = []
-    async for request in requests:
+    async for request in bounded(requests, START_BYTES, "hypotheses", "start several runs"):
         if config is None:
             config = from_config(request.config)
         elif request.HasField("config"):
@@ -88,9 +88,6 @@ async def from_start_requests(
         hypotheses += (Hypothesis(one.id, one.text, one.question, one.answer) for one in request.hypotheses)
         if len(hypotheses) > max_hypotheses:
             raise errors.TooLarge(f"hypotheses: more than {max_hypotheses:,}; start several runs")
-        size_bytes += request.ByteSize()
-        if size_bytes > START_BYTES:
-            raise errors.TooLarge(f"hypotheses: more than {START_BYTES >> 20} MiB in all; start several runs")
     if config is None:
         raise errors.InvalidArgument.field("config", "is missing; send it in the first message")
     return config, hypotheses
@@ -222,8 +219,9 @@ def to_pair(pair: Pair) -> types_pb2.Pair:
     )
 
 
-def from_pairs(messages: Sequence[types_pb2.Pair]) -> list[Pair]:
-    """Pairs to import. Refuses those without a sign, and times that no calendar has."""
+def from_pairs(messages: Sequence[types_pb2.Pair], limits: Limits) -> list[Pair]:
+    """Pairs to import. Refuses none and too many before it converts any, those without a sign, and impossible times."""
+    check_count(len(messages), limits, "pairs")
     return [_from_pair(message, f"pairs[{position}]") for position, message in enumerate(messages)]
 
 

@@ -63,7 +63,7 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
     async def ImportPairs(
         self, request: sampler_pb2.ImportPairsRequest, context: Any
     ) -> sampler_pb2.ImportPairsResponse:
-        pairs = convert.from_pairs(request.pairs)
+        pairs = convert.from_pairs(request.pairs, self._sampling.limits)
         run_id, added = await self._sampling.import_pairs(request.corpus, pairs, request.run_id, request.request_id)
         return sampler_pb2.ImportPairsResponse(run_id=run_id, added=added)
 

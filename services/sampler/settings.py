@@ -18,7 +18,7 @@ class OracleSettings(BaseModel):
     """One oracle that runs may name."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    # A worker asks this of every oracle, too: 0 stands for `wave_nodes`.
+    # Workers read this of every oracle; 0 means `wave_nodes`.
     open_tasks: ClassVar[int] = 0
 
     target: str = Field(description="where it listens: host:port, unix:path or dns:///name:port")

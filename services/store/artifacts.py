@@ -110,6 +110,7 @@ class ArtifactWriter:
     def __init__(self, store: ArtifactStore, kind: str, folder: str, path: Path) -> None:
         self._store, self._kind, self._folder = store, kind, folder
         self.path = path
+        self.has_placed = False  # whether `commit` has made an artifact visible, and found no equal one
 
     def commit(
         self, meta: Mapping[str, Any], *, id_prefix: str = "", announce: Callable[[str], None] | None = None
@@ -153,6 +154,7 @@ class ArtifactWriter:
                 raise
             (self.path / MANIFEST).unlink()  # a caller's directory may be committed again
             return False
+        self.has_placed = True
         sync_directory(target.parent)
         return True
 
@@ -228,6 +230,10 @@ class ArtifactStore:
     def push(self, folder: str, artifact_id: str) -> Artifact:
         """Makes a committed artifact durable for all who share the store: one in a shared directory is so already."""
         return self.open(folder, artifact_id, verify="size")
+
+    def awaits_push(self, folder: str, artifact_id: str) -> bool:  # noqa: ARG002 -- it is durable once committed
+        """Whether an artifact stands here whose `push` has never succeeded."""
+        return False
 
     def hold(self, folder: str, artifact_id: str) -> Hold:
         """Keeps the files of an artifact as long as what it returns lives. Raises NotFound when there is none."""

@@ -52,6 +52,7 @@ TRIES, BACKOFF_S = 3, 0.2
 JUDGED_S = 0.01  # somebody is just finding out whether a copy may go
 BLOCK_BYTES = 4 * 1024 * 1024
 COPIES = ".copies"  # below the directory: a link to the manifest of each copy of what the bucket has, or had
+DELETING = f"{MANIFEST}.deleting"  # listed after the manifest: a listing that lacks the manifest has it
 UNFINISHED_AFTER = timedelta(days=1)  # files without a manifest that nobody has touched for so long belong to nobody
 
 
@@ -258,6 +259,10 @@ class CachedStore(ArtifactStore):
         self._provide(folder, artifact_id)
         return super().open(folder, artifact_id, expected_manifest_sha256=expected_manifest_sha256, verify=verify)
 
+    def awaits_push(self, folder: str, artifact_id: str) -> bool:
+        """Whether an artifact stands here whose `push` has never succeeded, and which was not fetched either."""
+        return self._is_here(folder, artifact_id) and not self._is_marked(self.path(folder, artifact_id))
+
     def described(self, folder: str, artifact_id: str) -> Artifact:
         """Describes an artifact as ArtifactStore does, by its manifest in the bucket where it is not here, or damaged.
 
@@ -315,14 +320,16 @@ class CachedStore(ArtifactStore):
     @contextmanager
     def deleting(self, folder: str, artifact_id: str) -> Iterator[None]:
         """Hides an artifact in the bucket, and deletes it at the end of the block; shows it again if that raises."""
-        key = f"{folder}/{artifact_id}/{MANIFEST}"
+        key, deleting = (f"{folder}/{artifact_id}/{name}" for name in (MANIFEST, DELETING))
         if (manifest := self.bucket.read(key)) is None:
             raise self._missing(folder, artifact_id)
+        self.bucket.write(deleting, b"")  # something new, so that no sweep takes the files for an old upload meanwhile
         self.bucket.remove(key)
         try:
             yield
         except BaseException:
             self.bucket.write(key, manifest)
+            self.bucket.remove(deleting)
             raise
         with contextlib.suppress(errors.NotFound):
             self.delete(folder, artifact_id)
@@ -403,9 +410,10 @@ class CachedStore(ArtifactStore):
             if used <= self._cache_bytes:
                 return
             if path.name != keep and self._may_go(path, opened_at) and _unheld(path):
-                remove_directory(path)
-                self._mark_of(path).unlink(missing_ok=True)
-                log.info("evicted from the cache", path=str(path), bytes=size)
+                with contextlib.suppress(FileNotFoundError):  # another process has just evicted it
+                    remove_directory(path)
+                    self._mark_of(path).unlink(missing_ok=True)
+                    log.info("evicted from the cache", path=str(path), bytes=size)
                 used -= size
 
     def _may_go(self, path: Path, opened_at: float) -> bool:

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import io
 import json
 import os
-import resource
-import shutil
 import tarfile
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -23,93 +16,19 @@ from typer.testing import CliRunner
 from aeenc import errors
 from aeenc.cli.main import app
 from services.corpus.active import ACTIVE, read_active, write_active
-from services.corpus.generation import KIND, folder_of
-from services.launcher.backups import archive, making
+from services.corpus.generation import folder_of
+from services.launcher.backups import making
 from services.launcher.backups.archive import MANIFEST, Backup
 from services.launcher.backups.keys import Key, pattern, put
-from services.launcher.backups.making import make_backup
-from services.launcher.backups.restoring import check, restore
-from services.launcher.backups.store_files import HeldArtifact
+from services.launcher.backups.restoring import restore
 from services.launcher.fleet import RESTORING, Fleet, Options
-from services.launcher.private_redis import start_private_redis
-from services.store.artifacts import Artifact, ArtifactStore
-from services.store.checkpoint_registry import CheckpointRegistry
+from services.store.artifacts import ArtifactStore
 from services.store.formats import NewerFormat
-from services.store.redis import connect
-from services.store.registry_rows import CheckpointRow
-from support.waiting import until
+from support.worlds.backup_world import CORPUS, Deployment, here, opened, other_redis_url, there
+
+__all__ = ["here", "other_redis_url", "there"]
 
 SECRET = "a-token-that-nobody-may-see"
-CORPUS = "science"
-LARGE = "x" * 3 * 1024 * 1024
-
-
-@dataclass
-class Deployment:
-    """A Redis and a store of artifacts; keys of one namespace."""
-
-    redis: Redis
-    store: ArtifactStore
-    namespace: str
-
-    @property
-    def registry(self) -> CheckpointRegistry:
-        return CheckpointRegistry(self.redis, self.namespace)
-
-    def artifact(self, folder: str, content: str) -> Artifact:
-        with self.store.writer(KIND, folder) as writer:
-            (writer.path / "vectors.npy").write_text(content)
-            return writer.commit({"content": content[:100]})
-
-    async def register(self, content: str) -> Artifact:
-        made = self.artifact("checkpoints", content)
-        digest, created = made.manifest_sha256, made.created_at
-        await self.registry.add_checkpoint(CheckpointRow(made.id, "s", False, "", "", 0.0, digest, created, 1, 32))
-        return made
-
-    def activate(self, content: str) -> str:
-        made = self.artifact(folder_of(CORPUS), content)
-        write_active(self.store, CORPUS, made.id)
-        return made.id
-
-    async def keys(self) -> dict[str, bytes]:
-        found = [key async for key in self.redis.scan_iter(pattern(self.namespace))]
-        return {key: await self.redis.type(key) for key in sorted(found)}
-
-    async def back_up(self, target: Path) -> making.Made:
-        return await make_backup(self.redis, self.store, target, self.namespace, lambda _: None)
-
-
-@pytest.fixture(scope="module")
-def other_redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The Redis of another machine."""
-    server = start_private_redis(tmp_path_factory.mktemp("redis"))
-    yield server.url
-    server.stop()
-
-
-@pytest.fixture
-async def here(redis_admin_url: str, namespace: str, tmp_path: Path):
-    redis = connect(redis_admin_url)
-    yield Deployment(redis, ArtifactStore(tmp_path / "here"), namespace)
-    await redis.aclose()
-
-
-@pytest.fixture
-async def there(other_redis_url: str, namespace: str, tmp_path: Path):
-    redis = connect(other_redis_url)
-    yield Deployment(redis, ArtifactStore(tmp_path / "there"), namespace)
-    await redis.aclose()
-
-
-def names(folder: Path) -> list[str]:
-    return [path.name for path in folder.iterdir()]
-
-
-def opened(source: Path) -> Backup:
-    backup = Backup(source)
-    check(backup)
-    return backup
 
 
 @pytest.mark.parametrize("name", ["backup", "backup.tar"])
@@ -247,125 +166,6 @@ async def test_an_unfinished_build_comes_back_as_far_as_it_said(here: Deployment
     await restore(there.redis, there.store, backup)
     restored = there.store.root / folder_of(CORPUS) / ".build-0123" / "generation" / "vectors.npy"
     assert restored.read_text() == "generation/vectors.npy"
-
-
-async def test_what_lacks_files_already_is_named_and_all_else_is_saved(here: Deployment, tmp_path: Path):
-    lost, kept = await here.register("lost"), await here.register("kept")
-    generation = here.activate("premises")
-    shutil.rmtree(here.store.path("checkpoints", lost.id))
-    (here.store.path(folder_of(CORPUS), generation) / "vectors.npy").write_text("tampered")
-    made = await here.back_up(tmp_path / "backup")
-    assert made.damaged == (
-        f"checkpoints/{lost.id} has no files, though checkpoint {lost.id} is registered",
-        f"{folder_of(CORPUS)}/{generation}/vectors.npy does not have the sha256 of its manifest",
-    )
-    assert f"artifacts/checkpoints/{kept.id}/{MANIFEST}" in opened(tmp_path / "backup").files
-
-
-class Source(io.FileIO):
-    """A file whose disk is slow or breaks: `at_read` gets the place of each read first."""
-
-    at_read: Callable[[int], None]
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        self.at_read(self.tell())
-        return super().read(size) or b""
-
-
-def replace_source(patch: pytest.MonkeyPatch, name: str, at_read: Callable[[int], None]) -> None:
-    """Makes a file of the store such a source."""
-    open_held, open_path = HeldArtifact._open, Path.open
-
-    def source(file: IO[bytes]) -> Source:
-        with file:
-            made = Source(os.dup(file.fileno()))
-        made.at_read = at_read
-        return made
-
-    def held(artifact: HeldArtifact, of: str) -> IO[bytes]:
-        file = open_held(artifact, of)
-        return cast("IO[bytes]", source(file)) if f"{artifact.name}/{of}" == name else file
-
-    def any_path(path: Path, *arguments: Any, **options: Any) -> Any:
-        file = open_path(path, *arguments, **options)
-        return source(file) if str(path).endswith(f"here/{name}") else file
-
-    patch.setattr(HeldArtifact, "_open", held)
-    patch.setattr(Path, "open", any_path)
-
-
-def breaking_at(place: int) -> Callable[[int], None]:
-    def at_read(now: int) -> None:
-        if now >= place:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    return at_read
-
-
-@pytest.mark.parametrize("name", ["backup", "backup.tar"])
-@pytest.mark.parametrize(("broken", "place"), [("vectors.npy", 1), (MANIFEST, 0)])
-async def test_a_file_that_breaks_in_the_middle_is_named_and_all_else_comes_back(
-    here: Deployment, there: Deployment, tmp_path: Path, name: str, broken: str, place: int
-):
-    checkpoint, generation = await here.register(LARGE), here.activate("premises")
-    with pytest.MonkeyPatch.context() as patch:
-        replace_source(patch, f"checkpoints/{checkpoint.id}/{broken}", breaking_at(place))
-        made = await here.back_up(tmp_path / name)
-    assert made.damaged == (f"checkpoints/{checkpoint.id}/{broken} cannot be read (Input/output error)",)
-    backup = opened(tmp_path / name)
-    assert f"artifacts/checkpoints/{checkpoint.id}/{broken}" not in backup.files
-    await restore(there.redis, there.store, backup)
-    assert read_active(there.store, CORPUS) == generation
-    assert there.store.open(folder_of(CORPUS), generation)
-    assert [row.version for row in await there.registry.checkpoints()] == [checkpoint.id]
-
-
-async def test_a_journal_that_breaks_in_the_middle_is_named(here: Deployment, tmp_path: Path):
-    journal = here.store.root / folder_of(CORPUS) / ".build-0123" / "premises.jsonl"
-    journal.parent.mkdir(parents=True)
-    journal.write_text(LARGE)
-    with pytest.MonkeyPatch.context() as patch:
-        replace_source(patch, f"{folder_of(CORPUS)}/.build-0123/premises.jsonl", breaking_at(1))
-        made = await here.back_up(tmp_path / "backup.tar")
-    [said] = made.damaged
-    assert said.endswith(".build-0123/premises.jsonl cannot be read (Input/output error)")
-    assert set(opened(tmp_path / "backup.tar").files) == {making.KEYS}
-
-
-@pytest.mark.parametrize("name", ["backup", "backup.tar"])
-async def test_a_backup_without_room_is_none_and_blames_no_source(here: Deployment, tmp_path: Path, name: str):
-    await here.register(LARGE)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(LARGE) // 2, before[1]))
-    try:
-        with pytest.raises(errors.FailedPrecondition, match=rf"{name} cannot be written \(File too large\); make room"):
-            await here.back_up(tmp_path / name)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert names(tmp_path) == ["here"]
-
-
-@pytest.mark.parametrize("name", ["backup", "backup.tar"])
-async def test_a_cancelled_backup_copies_nothing_more_and_leaves_nothing(
-    here: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-):
-    made, reads = await here.register(LARGE), list[int]()
-
-    def slowly(place: int) -> None:
-        reads.append(place)
-        time.sleep(0.02)
-
-    replace_source(monkeypatch, f"checkpoints/{made.id}/vectors.npy", slowly)
-    monkeypatch.setattr(archive, "_BLOCK_BYTES", 16 * 1024)
-    working = asyncio.create_task(here.back_up(tmp_path / name))
-    await until(lambda: len(reads) > 2)
-    working.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await working
-    read = len(reads)
-    await asyncio.sleep(0.2)
-    assert len(reads) == read < len(LARGE) // (16 * 1024) // 2
-    assert names(tmp_path) == ["here"]
 
 
 @pytest.mark.parametrize("name", ["backup", "backup.tar"])

@@ -114,6 +114,13 @@ def test_the_workbench_measures_with_the_dev_split_of_the_fleets_gold_trees(
     assert ["--gold" in command for command in commands] == [True, False, False]
 
 
+def test_the_workbench_speaks_no_tls_whatever_the_user_has_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    given: dict[str, str] = {}
+    monkeypatch.setattr(processes, "start", lambda _command, environment, _log: given.update(environment))
+    Fleet(tmp_path)._start("workbench", Options(), TARGETS, "")
+    assert [given[f"AEENC_{name}"] for name in ("CA", "CERT", "KEY")] == ["", "", ""]
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

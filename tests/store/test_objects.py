@@ -82,6 +82,13 @@ def host(tmp_path: Path, remote: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return host
 
 
+def age(remote: Path) -> None:
+    """Makes all objects of the bucket old."""
+    long_ago = datetime(2020, 1, 1, tzinfo=UTC).timestamp()
+    for left in remote.rglob("*"):
+        os.utime(left, (long_ago, long_ago))
+
+
 def commit(store: ArtifactStore, **files: str) -> Artifact:
     with store.writer("checkpoint", FOLDER) as writer:
         for name, text in files.items():
@@ -238,6 +245,14 @@ def test_the_cache_keeps_its_bound_and_what_is_held_or_nowhere_else(host: Any):
     assert hold.stands()
 
 
+def test_a_copy_that_another_process_evicts_first_makes_room_as_well(host: Any, monkeypatch: pytest.MonkeyPatch):
+    two = host("two", cache_bytes=15_000)
+    oldest, newest = (pushed(host("one"), a=name * 10_000) for name in "ab")
+    two.open(FOLDER, oldest.id)
+    monkeypatch.setattr(objects, "_unheld", lambda path: shutil.rmtree(path) is None)
+    assert two.open(FOLDER, newest.id)
+
+
 def test_room_is_made_before_an_artifact_is_fetched(host: Any, monkeypatch: pytest.MonkeyPatch):
     one = host("one")
     oldest, older, newest = (pushed(one, a=name * 10_000) for name in "abc")
@@ -326,9 +341,7 @@ def test_an_upload_that_was_never_finished_is_swept_after_a_day(host: Any, remot
     (remote / FOLDER / broken.id / MANIFEST).unlink()
     one.sweep(FOLDER)
     assert (remote / FOLDER / broken.id / "a").exists(), "somebody may still be uploading it"
-    long_ago = datetime(2020, 1, 1, tzinfo=UTC).timestamp()
-    for left in remote.rglob("*"):
-        os.utime(left, (long_ago, long_ago))
+    age(remote)
     one.sweep(FOLDER)
     assert not (remote / FOLDER / broken.id / "a").exists()
     assert host("two").open(FOLDER, whole.id)
@@ -345,9 +358,7 @@ def test_while_the_bucket_is_away_what_was_left_here_is_swept(host: Any):
 def test_the_records_of_a_corpus_are_no_unfinished_upload_however_old(host: Any, remote: Path):
     one = host("one")
     write_active(one, "science", "g1")
-    long_ago = datetime(2020, 1, 1, tzinfo=UTC).timestamp()
-    for left in remote.rglob("*"):
-        os.utime(left, (long_ago, long_ago))
+    age(remote)
     one.sweep("generations/science")
     assert read_active(host("two"), "science") == "g1"
 
@@ -456,9 +467,11 @@ def test_an_activation_that_a_deletion_overtakes_finds_nothing_to_activate(host:
     assert read_active(one, "science") is None
 
 
-def test_a_deletion_that_an_activation_overtakes_changes_nothing(host: Any):
+def test_a_deletion_that_an_activation_overtakes_changes_nothing_whoever_sweeps(host: Any, remote: Path):
     one, two = host("one"), host("two")
     target = pushed(one, a="some").id
+    age(remote)
+    there = sorted((remote / FOLDER / target).iterdir())
     write_active(two, "science", target)
 
     def check(active: str) -> None:
@@ -469,10 +482,12 @@ def test_a_deletion_that_an_activation_overtakes_changes_nothing(host: Any):
         with one.deleting(FOLDER, target):
             with pytest.raises(errors.NotFound):
                 two.check_exists(FOLDER, target)
+            two.sweep(FOLDER)
             note_change(one, "science", "delete", target, check)
 
     with pytest.raises(errors.FailedPrecondition):
         delete()
+    assert sorted((remote / FOLDER / target).iterdir()) == there
     assert host("three").open(FOLDER, target).id == target
 
 

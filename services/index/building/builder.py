@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
@@ -26,9 +26,9 @@ from services.corpus.generation import (
     PremiseRecord,
     Storage,
     check_corpus_name,
+    corpora_of,
     folder_of,
     generation_meta,
-    is_corpus_name,
     open_generation,
     write_premises,
 )
@@ -45,7 +45,7 @@ from services.index.values import AckLevel, BuildOptions, BuildProgress, BuildSp
 from services.kit import logs
 from services.kit.concurrency import cancel_all, finish, run_in_thread, with_pauses
 from services.kit.limits import Limits
-from services.store.artifacts import Artifact, ArtifactStore
+from services.store.artifacts import Artifact, ArtifactStore, remove_directory
 from services.store.files import full_disk_is_unavailable
 
 log = logs.get(__name__)
@@ -82,10 +82,12 @@ class BuildFlow(ABC, Generic[Store]):
         self._turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     async def sweep(self) -> None:
-        """Removes what killed writers and deletions have left, builds that nobody has continued for long, old notes."""
-        await asyncio.to_thread(sweep_generations, self._store)
-        await asyncio.to_thread(sweep_abandoned, self._store, self._options.keep_s)
-        await asyncio.to_thread(sweep_notes, self._store, self._options.request_keep_s)
+        """Removes builds that nobody has continued for long, and old notes, of all corpora."""
+        await asyncio.to_thread(lambda: self._sweep(corpora_of(self._store)))
+
+    def _sweep(self, corpora: Sequence[str]) -> None:
+        sweep_abandoned(self._store, corpora, self._options.keep_s)
+        sweep_notes(self._store, corpora, self._options.request_keep_s)
 
     async def build(
         self, spec: BuildSpec, chunks: AsyncIterator[Sequence[PremiseRecord]]
@@ -141,7 +143,8 @@ class BuildFlow(ABC, Generic[Store]):
         self, spec: BuildSpec, chunks: AsyncIterator[Sequence[PremiseRecord]]
     ) -> AsyncGenerator[BuildProgress, None]:
         """Builds the generation; the last progress names it."""
-        await self.sweep()
+        await asyncio.to_thread(sweep_generations, self._store, [spec.corpus])
+        await asyncio.to_thread(self._sweep, [spec.corpus])
         base = await self._base(spec)
         folding = Folding(self._limits, spec.sameness)
         if base is not None:
@@ -200,6 +203,18 @@ class BuildFlow(ABC, Generic[Store]):
         drafts = pipeline.folding.drafts
         await finish_in_thread(write_premises, pipeline.writer.path, (draft.record() for draft in drafts))
         return await self._commit(spec, pipeline)
+
+    def _push(self, spec: BuildSpec, pipeline: BuildPipeline, artifact: Artifact) -> Artifact:
+        """Uploads what was committed. If that fails, and no journal is kept for a retry, it goes: nobody knows it."""
+        folder = folder_of(spec.corpus)
+        try:
+            return self._store.push(folder, artifact.id)
+        except Exception:
+            is_ours = pipeline.writer.has_placed and self._store.awaits_push(folder, artifact.id)
+            if is_ours and not pipeline.durable:
+                with suppress(OSError):
+                    remove_directory(artifact.path)
+            raise
 
     def _meta(self, spec: BuildSpec, pipeline: BuildPipeline, engine: Mapping[str, Any]) -> dict[str, Any]:
         assert pipeline.file is not None
@@ -360,12 +375,12 @@ class Builder(BuildFlow[Catalogue]):
             self._finished.put(spec.corpus, spec.request_id, FinishedBuild(generation_id, activated=False, asked=asked))
 
         artifact = pipeline.writer.commit(self._meta(spec, pipeline, engine), id_prefix="g", announce=announce)
-        return self._store.push(folder_of(spec.corpus), artifact.id)
+        return self._push(spec, pipeline, artifact)
 
 
-def sweep_generations(store: ArtifactStore) -> None:
-    """Removes what killed writers and deletions have left of the generations of every corpus; what is in use stays."""
-    for corpus in filter(is_corpus_name, store.folders("generations")):
+def sweep_generations(store: ArtifactStore, corpora: Iterable[str]) -> None:
+    """Removes what killed writers and deletions have left of corpora's generations; what is in use stays."""
+    for corpus in corpora:
         with suppress(OSError):  # swept by another process, or not readable: that concerns its own corpus
             store.sweep(folder_of(corpus))
 

@@ -14,7 +14,7 @@ from aeenc import errors
 from services.corpus.generation import folder_of
 from services.index.building.journal import key_of
 from services.index.catalogue.requests import FOLDER, name_of
-from services.store.artifacts import MANIFEST, ArtifactStore
+from services.store.artifacts import ArtifactStore
 from services.store.formats import check_format
 
 FORMAT_VERSION = 1
@@ -41,7 +41,7 @@ class FinishedBuilds:
     def get(self, corpus: str, request_id: str) -> FinishedBuild | None:
         """Finds what a request built; None when it has not finished, or when its generation was deleted since.
 
-        A generation that stands here alone counts while the journal is kept: its upload has not ended, `push` it.
+        A generation whose upload has not ended counts while the journal is kept: `push` it.
 
         Raises DataLoss for a note that cannot be read, NewerFormat for one of a newer release.
         """
@@ -52,10 +52,12 @@ class FinishedBuilds:
         except KeyError as error:
             raise self._unreadable(corpus, request_id, error) from error
         folder = folder_of(corpus)
-        if finished.generation in self._store.list(folder):
-            return finished
-        is_here = (self._store.path(folder, finished.generation) / MANIFEST).is_file()
-        return finished if is_here and (self._store.root / key_of(corpus, request_id)).is_dir() else None
+        try:
+            self._store.check_exists(folder, finished.generation)
+        except errors.NotFound:
+            awaits_push = self._store.awaits_push(folder, finished.generation)
+            return finished if awaits_push and (self._store.root / key_of(corpus, request_id)).is_dir() else None
+        return finished
 
     def put(self, corpus: str, request_id: str, finished: FinishedBuild) -> None:
         """Records durably what a request built. Without a request id it does nothing."""

@@ -1,4 +1,4 @@
-"""The journal of a build: what it keeps on disk for its retries while it is unfinished (then see finished.py).
+"""The journal of a build: what it keeps on disk for its retries while it is unfinished (afterwards: finished.py).
 
 It is a hidden directory in the corpus's folder, named after the request id:
 
@@ -348,16 +348,15 @@ class Journal:
         self.kept, self.premises = kept, premises
 
 
-def sweep_abandoned(store: ArtifactStore, older_than_s: float) -> None:
-    """Removes journals that nobody has continued for so long. Builds under way, in any process, stay."""
-    for directory in (store.root / "generations").glob(f"*/{PREFIX}*"):
-        with suppress(OSError):  # swept by another process, or not readable: that concerns its own corpus
-            if time.time() - directory.stat().st_mtime < older_than_s:
-                continue
-            if _remove_unlocked(directory):
-                log.info("swept an abandoned build", path=str(directory))
-    if isinstance(store, CachedStore):
-        _sweep_copies(store.bucket, datetime.now(UTC) - timedelta(seconds=older_than_s))
+def sweep_abandoned(store: ArtifactStore, corpora: Iterable[str], older_than_s: float) -> None:
+    """Removes corpora's journals that nobody has continued for so long. Builds under way, in any process, stay."""
+    for corpus in corpora:
+        for directory in (store.root / folder_of(corpus)).glob(f"{PREFIX}*"):
+            with suppress(OSError):  # swept by another process, or not readable: that concerns its own corpus
+                if time.time() - directory.stat().st_mtime >= older_than_s and _remove_unlocked(directory):
+                    log.info("swept an abandoned build", path=str(directory))
+        if isinstance(store, CachedStore):
+            _sweep_copies(store.bucket, corpus, datetime.now(UTC) - timedelta(seconds=older_than_s))
 
 
 def remove_journal(store: ArtifactStore, corpus: str, request_id: str) -> None:
@@ -382,16 +381,15 @@ def key_of(corpus: str, request_id: str) -> str:
     return f"{folder_of(corpus)}/{PREFIX}{name_of(request_id)}"
 
 
-def _sweep_copies(bucket: Bucket, oldest: datetime) -> None:
-    """Removes copies that nobody has written to since; those of builds under way are written to."""
+def _sweep_copies(bucket: Bucket, corpus: str, oldest: datetime) -> None:
+    """Removes a corpus's copies that nobody has written to since; those of builds under way are written to."""
     with suppress(errors.Unavailable):
-        for corpus in bucket.names("generations"):
-            for name in bucket.names(f"generations/{corpus}"):
-                key = f"generations/{corpus}/{name}"
-                written = [at for _, at in bucket.sizes(key).values()] if name.startswith(PREFIX) else []
-                if written and max(written) < oldest:
-                    remove_copy(bucket, key)
-                    log.info("swept the copy of an abandoned build", key=key)
+        for name in bucket.names(folder_of(corpus)):
+            key = f"{folder_of(corpus)}/{name}"
+            written = [at for _, at in bucket.sizes(key).values()] if name.startswith(PREFIX) else []
+            if written and max(written) < oldest:
+                remove_copy(bucket, key)
+                log.info("swept the copy of an abandoned build", key=key)
 
 
 def _crc32_of(said: dict[str, Any]) -> int:

@@ -23,7 +23,7 @@ import numpy as np
 
 from aeenc import errors
 from services.corpus.active import latest_move, moving, note_change, read_active, write_active
-from services.corpus.generation import folder_of, is_corpus_name, open_generation
+from services.corpus.generation import corpora_of, folder_of, is_corpus_name, open_generation
 from services.corpus.inner_products import norms_of
 from services.corpus.moves import Move
 from services.index.catalogue.checks import check_expected, check_inactive, check_known, none_active, unreadable
@@ -110,19 +110,19 @@ class Catalogue:
         """Opens the active generation of every corpus. If one fails to open, the others still serve."""
         with suppress(OSError):
             await asyncio.to_thread(self._replicas.look)  # before the moves are read: who moves from now on, waits
-        for corpus in await asyncio.to_thread(self._find_corpora):
+        for corpus in await asyncio.to_thread(corpora_of, self._store):
             try:
                 await asyncio.to_thread(self._sweep, corpus)
                 await self._follow(corpus, is_new=True)
-            except (errors.AeencError, OSError) as error:  # the disk cannot read it, or we may not
-                self._set_damaged(corpus, unreadable(error) if isinstance(error, OSError) else error)
+            except OSError as error:  # the disk cannot read it, or we may not
+                self._set_damaged(corpus, unreadable(error))
         with suppress(OSError):
             await self._report()
         self._tell()
 
     async def follow(self) -> None:
         """Looks once at what other processes have done. Raises OSError when the store is away."""
-        seen = await asyncio.to_thread(lambda: [(one, self._try_to_look(one)) for one in self._find_corpora()])
+        seen = await asyncio.to_thread(lambda: [(one, self._try_to_look(one)) for one in corpora_of(self._store)])
         if not seen and self._corpora:
             raise FileNotFoundError(f"{self._store.root / ROOT} holds no corpus any more")
         for corpus, look in seen:
@@ -207,7 +207,7 @@ class Catalogue:
         return await self._replicas.reached(corpus, move.number)
 
     async def generations(self, corpus: str) -> list[Artifact]:
-        """Lists the generations of a corpus, newest first. Raises NotFound for an unknown corpus."""
+        """Lists the generations of a corpus, in no order. Raises NotFound for an unknown corpus."""
         await self.check_known(corpus)
         return await asyncio.to_thread(self._list, corpus)
 
@@ -338,9 +338,6 @@ class Catalogue:
             return read_active(self._store, corpus) or ""
         return ""
 
-    def _find_corpora(self) -> list[str]:
-        return [name for name in self._store.folders(ROOT) if is_corpus_name(name)]
-
     async def _follow(self, corpus: str, seen: Look | errors.AeencError | None = None, *, is_new: bool = False) -> None:
         """Does here what other processes have done to a corpus: serves what is active, drops what is deleted.
 
@@ -469,7 +466,7 @@ class Catalogue:
                 found.append(self._store.described(folder_of(corpus), generation_id))
             except (errors.AeencError, OSError) as error:  # damaged, or deleted meanwhile: nobody can activate it
                 log.warning("generation left out of the list", corpus=corpus, reason=str(error))
-        return sorted(found, key=lambda artifact: (artifact.created_at, artifact.id), reverse=True)
+        return found
 
     async def _check_by_searching(self, candidate: ServedGeneration) -> None:
         """Raises DataLoss unless a sample of vectors has unit length and each finds itself first.

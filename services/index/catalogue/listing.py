@@ -1,6 +1,6 @@
 """Listings page by page. A page token names the last item before, which may be gone by then.
 
-That of premises names their generation, so that the listing stays whole across an activation.
+That of premises names their generation and a position instead, so that the listing stays whole across an activation.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -19,7 +19,7 @@ from services.corpus.generation import folder_of
 from services.store.artifacts import ArtifactStore
 from services.store.formats import check_format
 
-GENERATIONS, FOLDER = "generations", ".requests"
+FOLDER = ".requests"
 FORMAT_VERSION = 1
 RequestKind = Literal["activate", "delete"]
 
@@ -88,11 +88,11 @@ class RequestNotes:
         return f"{folder_of(corpus)}/{FOLDER}/{kind}-{name_of(request_id)}.json"
 
 
-def sweep_notes(store: ArtifactStore, older_than_s: float) -> None:
-    """Removes the notes of requests, builds included, that nobody has repeated for so long."""
+def sweep_notes(store: ArtifactStore, corpora: Iterable[str], older_than_s: float) -> None:
+    """Removes the notes of corpora's requests, builds included, that nobody has repeated for so long."""
     oldest = datetime.now(UTC) - timedelta(seconds=older_than_s)
-    for corpus in store.folders(GENERATIONS):
+    for corpus in corpora:
         with suppress(OSError, errors.Unavailable):  # swept by another process, or not readable: its own corpus alone
-            for key, (_, written_at) in store.documents.sizes(f"{GENERATIONS}/{corpus}/{FOLDER}").items():
+            for key, (_, written_at) in store.documents.sizes(f"{folder_of(corpus)}/{FOLDER}").items():
                 if written_at <= oldest:
                     store.documents.remove(key)

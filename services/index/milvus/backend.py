@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from aeenc import errors
 from aeenc.transport.channel import Channel
+from services.corpus.generation import corpora_of
+from services.index.building.builder import sweep_generations
 from services.index.milvus.builder import MilvusBuilder
 from services.index.milvus.catalogue import MilvusCatalogue, Sweeper
 from services.index.milvus.ledger.explanations import ExplanationTables
@@ -53,6 +56,7 @@ def open_backend(
     sweeper = Sweeper(link, records, catalogue, refresh_s=settings.milvus_refresh_s, lease_s=settings.milvus_lease_s)
 
     async def load() -> None:
+        await asyncio.to_thread(lambda: sweep_generations(store, corpora_of(store)))
         await builder.sweep()
         await sweeper.start()
 

@@ -17,10 +17,12 @@ from typing import Any
 from aeenc import errors
 from aeenc.transport.channel import Channel
 from services.corpus.arrays import map_array
-from services.corpus.generation import VECTORS, PremiseRecord, folder_of
+from services.corpus.generation import VECTORS, PremiseRecord
 from services.index.building.builder import BuildFlow
 from services.index.building.finished import FinishedBuild
+from services.index.building.journal import remove_journal
 from services.index.building.pipeline import Base, BuildPipeline
+from services.index.building.vectors import finish_in_thread
 from services.index.milvus.catalogue import MilvusCatalogue
 from services.index.milvus.generation import MilvusGeneration
 from services.index.milvus.ledger.records import Records
@@ -64,6 +66,7 @@ class MilvusBuilder(BuildFlow[MilvusCatalogue]):
         except errors.DataLoss as error:
             log.warning("a finished build is damaged; building it again", corpus=spec.corpus, reason=error.message)
             return None
+        await finish_in_thread(remove_journal, self._store, spec.corpus, spec.request_id)
         count = int(artifact.meta["premises"])
         return built, BuildProgress(count, count, "DURABLE", count, artifact, built.activated)
 
@@ -110,4 +113,4 @@ class MilvusBuilder(BuildFlow[MilvusCatalogue]):
     def _keep_files(self, spec: BuildSpec, pipeline: BuildPipeline, engine: Mapping[str, Any]) -> Artifact:
         pipeline.keep_vectors()  # Milvus may yet refuse
         artifact = pipeline.writer.commit(self._meta(spec, pipeline, engine), id_prefix="g")
-        return self._store.push(folder_of(spec.corpus), artifact.id)
+        return self._push(spec, pipeline, artifact)

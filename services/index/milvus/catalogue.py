@@ -117,13 +117,15 @@ class MilvusCatalogue:
             if before is not None and (before.done or self.active_id(corpus) == generation_id):
                 return Activation(stored.artifact, before.previous or None)
             check_expected(corpus, self.active_id(corpus), expected)
-            await self._link.read(check, MilvusGeneration.of(stored, self._link), stored, LOAD_S)
             moved = False
             while not moved:
+                await self._link.read(check, MilvusGeneration.of(stored, self._link), stored, LOAD_S)
                 await self.refresh()  # the check may have taken minutes
-                self._named(corpus, generation_id)
+                checked, stored = stored, self._named(corpus, generation_id)
                 previous = self.active_id(corpus)
                 check_expected(corpus, previous, expected)
+                if stored.collection != checked.collection:  # a build has replaced it meanwhile
+                    continue
                 note = replace(asked, previous=previous or "")
                 moving = asyncio.create_task(self._move(corpus, stored, request_id, note))
                 await finish(moving)  # a cancelled call makes the switch and notes it, or does neither
@@ -132,10 +134,9 @@ class MilvusCatalogue:
         return Activation(stored.artifact, previous)
 
     async def generations(self, corpus: str) -> list[Artifact]:
-        """Lists the generations of a corpus, newest first. Raises NotFound for an unknown corpus."""
+        """Lists the generations of a corpus, in no order. Raises NotFound for an unknown corpus."""
         await self.refresh()
-        found = [stored.artifact for stored in self._known(corpus).values()]
-        return sorted(found, key=lambda artifact: (artifact.created_at, artifact.id), reverse=True)
+        return [stored.artifact for stored in self._known(corpus).values()]
 
     async def delete(self, corpus: str, generation_id: str, *, request_id: str = "") -> tuple[ReplicaState, ...]:
         """Deletes a generation. Raises FailedPrecondition for the active one, NotFound for an unknown one."""
@@ -228,13 +229,19 @@ class MilvusCatalogue:
         return CatalogueSnapshot(generations, active, numbers, explained, unreadable)
 
     def _drop(self, stored: StoredGeneration) -> None:
-        collection = stored.collection
-        self._records.put_unfinished("dropping", collection, 0)  # from now on it does not exist
-        last = self._switches.last().get(stored.corpus)
-        if last is not None and last.collection == collection:  # another process has just activated it
-            self._records.put_generation(stored)
-            check_inactive(stored.corpus, stored.artifact.id, stored.artifact.id)
-        self.remove(collection)
+        """Drops a generation with all that have the same content, as two builds at the same time may have made."""
+        corpus, generation_id = stored.corpus, stored.artifact.id
+        records = self._records.all().generations
+        equal = [one for one in records if (one.corpus, one.artifact.id) == (corpus, generation_id)]
+        for one in equal:
+            self._records.put_unfinished("dropping", one.collection, 0)  # from now on it does not exist
+        last = self._switches.last().get(corpus)
+        if last is not None and last.collection in {one.collection for one in equal}:  # another has just activated it
+            for one in equal:
+                self._records.put_generation(one)
+            check_inactive(corpus, generation_id, generation_id)
+        for one in equal:
+            self.remove(one.collection)
 
     def remove(self, collection: str) -> None:
         """Removes a collection that is no generation, and its row; of explanations that count, the row alone.

@@ -251,7 +251,7 @@ def published(lexical: float) -> Weights:
 def tune(value: Callable[[Weights], float], *, trials: int, seed: int, lexical: float = LEXICAL_MOST) -> TunedWeights:
     """Searches for the best weights by optuna's tree-structured Parzen estimator. Equal seeds give equal results.
 
-    `lexical` is the largest share of BM25 that is tried; 0: mode dense, without the prior, which works by words, too.
+    `lexical` is the largest share of BM25 that is tried; 0: mode dense, without the prior, which also works by words.
     """
     import optuna
 

@@ -91,20 +91,24 @@ def new_backup(target: Path) -> Iterator[BackupWriter]:
     another process makes the same one, and when it cannot be written.
     """
     target = target.absolute()
-    make_directory(target.parent)
     place = target.with_name(f".{target.name}.unfinished")
-    with target.with_name(f".{target.name}.lock").open("wb") as lock:
+    with _writing(target):
+        make_directory(target.parent)
+        lock = target.with_name(f".{target.name}.lock").open("wb")
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise errors.FailedPrecondition(f"another backup to {target} is being made; wait for it") from None
         if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
             raise errors.AlreadyExists(f"{target} exists and is not empty; name a new place for the backup")
-        _remove(place)
+        with _writing(target):
+            _remove(place)
         try:
             with _new_tar(target, place) if target.suffix == TAR else _new_folder(target, place) as writer:
                 yield writer
-            place.rename(target)
+            with _writing(target):
+                place.rename(target)
         except BaseException:
             _remove(place)
             raise
@@ -115,7 +119,8 @@ def new_backup(target: Path) -> Iterator[BackupWriter]:
 
 @contextmanager
 def _new_folder(target: Path, place: Path) -> Iterator[BackupWriter]:
-    place.mkdir()
+    with _writing(target):
+        place.mkdir()
     yield BackupWriter(target, place, None)
     with _writing(target):
         for folder in [place, *(path for path in place.rglob("*") if path.is_dir())]:
@@ -124,7 +129,8 @@ def _new_folder(target: Path, place: Path) -> Iterator[BackupWriter]:
 
 @contextmanager
 def _new_tar(target: Path, place: Path) -> Iterator[BackupWriter]:
-    file = place.open("xb")
+    with _writing(target):
+        file = place.open("xb")
     try:
         with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
             yield BackupWriter(target, place, tar)
@@ -214,7 +220,7 @@ class Backup:
 
 
 class _Measured:
-    """Reads exactly so many bytes of a file, zeros after an `error` of the file, and hashes them."""
+    """Reads exactly so many bytes of a file and hashes them: zeros after an `error`, and where the file has shrunk."""
 
     def __init__(self, source: IO[bytes], size_bytes: int, stopped: threading.Event) -> None:
         self._source, self._left, self._stopped = source, size_bytes, stopped

@@ -64,8 +64,9 @@ async def make_backup(redis: Redis, store: ArtifactStore, target: Path, namespac
         await asyncio.to_thread(hold_all, store, held)
         say(f"copying {len(held):,} artifacts")
         damaged = [*records.damaged, *_missing(records, captured, held), *unread]
+        registered = {f"{CHECKPOINTS}/{version}": sha256 for version, sha256 in captured.checkpoints.items()}
         for name in sorted(held):
-            damaged += await _in_thread(backup, held[name].copy, backup)
+            damaged += await _in_thread(backup, held[name].copy, backup, registered.get(name, ""))
         for name, data in records.files.items():
             backup.add_bytes(name, data)
         backup.add_bytes(KEYS, "".join(key.to_line() for key in captured.keys).encode())

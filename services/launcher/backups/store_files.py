@@ -46,10 +46,10 @@ class HeldArtifact:
         if not self._hold.stands():
             raise errors.NotFound(f"{self.name} has just been removed")
 
-    def copy(self, backup: BackupWriter) -> list[str]:
-        """Copies the files that the manifest names. Returns those that differ from it."""
+    def copy(self, backup: BackupWriter, registered_sha256: str = "") -> list[str]:
+        """Copies the manifest and the files that it names. Returns what cannot be read or does not have its hash."""
         files, damaged = self._files(), []
-        for name, sha256 in [*files.items(), (MANIFEST, "")]:
+        for name, sha256 in [*files.items(), (MANIFEST, registered_sha256)]:
             try:
                 with self._open(name) as file:
                     size = os.fstat(file.fileno()).st_size
@@ -58,7 +58,10 @@ class HeldArtifact:
                 damaged.append(f"{self.name}/{name} cannot be read ({error.strerror})")
             else:
                 if sha256 and copied.sha256 != sha256:
-                    damaged.append(f"{self.name}/{name} does not have the sha256 of its manifest")
+                    why = "does not have the sha256 of its manifest"
+                    if name == MANIFEST:  # a restore passes over a manifest that "cannot be read"
+                        why = "cannot be read (not the registered sha256)"
+                    damaged.append(f"{self.name}/{name} {why}")
         return damaged if files or damaged else [f"{self.name}/{MANIFEST} cannot be read"]
 
     def _files(self) -> dict[str, str]:
@@ -110,12 +113,19 @@ def read_records(store: ArtifactStore) -> Records:
     for corpus in corpora(store):
         folder = store.root / folder_of(corpus)
         for path in sorted(_small_files(folder), key=lambda path: (path.parent.name == MOVES, path.name == ACTIVE)):
-            with contextlib.suppress(FileNotFoundError):  # replaced or swept meanwhile
-                files[f"{ARTIFACTS}/{folder_of(corpus)}/{path.relative_to(folder)}"] = path.read_bytes()
+            name = f"{folder_of(corpus)}/{path.relative_to(folder)}"
+            try:
+                files[f"{ARTIFACTS}/{name}"] = path.read_bytes()
+            except FileNotFoundError:
+                continue  # replaced or swept meanwhile
+            except OSError as error:
+                damaged.append(f"{name} cannot be read ({error.strerror})")
         try:
             active[corpus] = read_active(store, corpus) or ""
         except errors.AeencError as error:
             damaged.append(f"corpus {corpus}: {error.message}")
+        except OSError as error:
+            damaged.append(f"corpus {corpus}: its records cannot be read ({error.strerror})")
     return Records(files, active, tuple(damaged))
 
 

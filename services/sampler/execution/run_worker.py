@@ -15,7 +15,8 @@ recorded question. `acs` defines what answers mean, and why neither waves nor th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import itertools
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -39,6 +40,7 @@ T = TypeVar("T")
 
 REDIS_PAUSE_S = 0.5
 LOOK_S = 1.0  # between two looks for what people have amended
+READ_TREES = 16  # at once: reading those of a run that is taken over takes 0.1 ms each
 CALL_BYTES = 1024 * 1024  # an oracle's server may accept no more than gRPC's default of 4 MiB
 WAVES = 4  # the nodes in work make at least this many waves, so that some are judged while others are encoded
 WAVES_AT_ENCODER = 2  # with this many, a small wave waits to grow: the encoder always has a next one
@@ -74,6 +76,8 @@ class RunWorker:
         self._max_in_work = oracle.settings.open_tasks or max_nodes
         self._judgements = run.progress.judgements
         self._open_trees: dict[int, Tree] = {}
+        self._judged: set[int] = set()  # those of them whose level is judged
+        self._to_ask: dict[int, list[Node]] = {}  # by tree, in order, the pending nodes that are not in work
         self._last_index = -1
         self._all_read = False
         self._in_work: dict[tuple[int, int], str] = {}  # (tree, ordinal) -> query
@@ -105,6 +109,7 @@ class RunWorker:
                     wave = asyncio.create_task(self._run_wave(nodes))
                     wave.add_done_callback(observe_failure)
                     waves.add(wave)
+                    await asyncio.sleep(0)  # else the first waves of thousands of trees hold the loop up
                 if waves:
                     await self._progressed.wait()
                 elif self._refused_by_budget:
@@ -140,18 +145,30 @@ class RunWorker:
                 tree.grow(growth)
                 if self._all_read or index <= self._last_index:  # else it is read in its turn
                     self._open_trees[index] = tree
+                    self._look_at([tree])
             await self._patiently(partial(self._oracle.grown, self._run.id, one))
 
     async def _read_trees(self) -> None:
-        room = self._max_in_work - len(self._open_trees)
-        if room <= 0 or self._all_read:
-            return
-        after = self._last_index
-        found = await self._patiently(lambda: self._nodes.open_trees(self._run.id, after, room))
-        for tree in found:
-            self._open_trees[tree.index] = tree
-            self._last_index = tree.index
-        self._all_read = len(found) < room
+        while not self._all_read and (room := self._max_in_work - len(self._open_trees)) > 0:
+            most = min(room, READ_TREES)
+            found = await self._patiently(partial(self._nodes.open_trees, self._run.id, self._last_index, most))
+            for tree in found:
+                self._open_trees[tree.index] = tree
+                self._last_index = tree.index
+            self._look_at(found)
+            self._all_read = len(found) < most
+
+    def _look_at(self, trees: Iterable[Tree]) -> None:
+        """Notes what is to be done in open trees, once their results, level or nodes in work have changed."""
+        for index, tree in {tree.index: tree for tree in trees}.items():
+            pending = tree.pending()
+            if pending:
+                self._judged.discard(index)
+            else:
+                self._judged.add(index)
+            self._to_ask[index] = [node for node in pending if (index, node.ordinal) not in self._in_work]
+            if not self._to_ask[index]:
+                del self._to_ask[index]
 
     def _next_wave(self) -> list[tuple[Tree, Node]]:
         """The nodes of the next wave, in order; none until it is known who is to blame for an unanswered node.
@@ -160,26 +177,31 @@ class RunWorker:
         enough to do, a wave waits until it is full. What a budget may not cover is asked in order, one wave at a time;
         conditioned nodes ask again, so each makes a wave of its own.
         """
-        if self._unanswered or self._refused_by_budget:
+        room = self._max_in_work - len(self._in_work)
+        if self._unanswered or self._refused_by_budget or not self._to_ask or room <= 0:
             return []
-        in_order = [self._open_trees[index] for index in sorted(self._open_trees)]
+        counted = self._open_trees if self._rules.max_judgements else self._to_ask  # a budget counts nodes in work, too
+        in_order = [self._open_trees[index] for index in sorted(counted)]
         trees, safe = affordable(in_order, self._rules, self._judgements)
         if self._in_work and not safe:
             return []
         full = max(1, self._max_nodes // WAVES) if safe else 1 if self._rules.conditioned else self._max_nodes
-        most = min(full, self._max_in_work - len(self._in_work))
-        wave: list[tuple[Tree, Node]] = []
-        queries = set(self._in_work.values())
-        for tree in trees:
-            for node in tree.pending():
-                if (tree.index, node.ordinal) not in self._in_work and node.text not in queries and len(wave) < most:
-                    queries.add(node.text)
-                    wave.append((tree, node))
+        wave = list(itertools.islice(self._askable(trees), min(full, room)))
         if not wave or (len(wave) < full and self._waves_at_encoder >= WAVES_AT_ENCODER):
             return []
         self._in_work.update(((tree.index, node.ordinal), node.text) for tree, node in wave)
+        self._look_at(tree for tree, _ in wave)
         self._waves_at_encoder += 1
         return wave
+
+    def _askable(self, trees: Iterable[Tree]) -> Iterator[tuple[Tree, Node]]:
+        """The nodes of trees that may be asked now, each query once, in order."""
+        queries = set(self._in_work.values())
+        for tree in trees:
+            for node in self._to_ask.get(tree.index, ()):
+                if node.text not in queries:
+                    queries.add(node.text)
+                    yield tree, node
 
     async def _run_wave(self, wave: Sequence[tuple[Tree, Node]]) -> None:
         try:
@@ -187,8 +209,8 @@ class RunWorker:
             while rounds:
                 rounds = await self._retrieve(await self._judge(self._within_budget(rounds)))
         finally:
-            for tree, node in wave:
-                self._in_work.pop((tree.index, node.ordinal), None)
+            unjudged = [tree for tree, node in wave if self._in_work.pop((tree.index, node.ordinal), None) is not None]
+            self._look_at(unjudged)  # the trees of the others may be closed by now
             self._progressed.set()
 
     async def _first_rounds(self, wave: Sequence[tuple[Tree, Node]]) -> list[NodeRound]:
@@ -312,6 +334,7 @@ class RunWorker:
                 one.tree.results[one.node.ordinal] = outcome.result
                 self._in_work.pop((one.tree.index, one.node.ordinal), None)
                 self._progressed.set()
+        self._look_at(one.tree for one, *_ in ended)
 
     async def _advance(self) -> bool:
         """Opens the next level of each tree whose level is judged, and closes the trees that have none.
@@ -319,16 +342,19 @@ class RunWorker:
         True: it has closed some, so there is room for others.
         """
         before = len(self._open_trees)
-        while ready := [tree for tree in self._open_trees.values() if not tree.pending()]:
+        while ready := [self._open_trees[index] for index in sorted(self._judged)]:
             steps = [
                 TreeAdvance(tree.index, tree.depth, tuple(tree.next_level(self._rules)), tree.deeper) for tree in ready
             ]
             await self._store_levels(steps)
             for tree, step in zip(ready, steps, strict=True):
-                if step.finishes:
-                    del self._open_trees[tree.index]
                 tree.nodes.extend(step.nodes)
                 tree.depth += 1
+                if step.finishes:
+                    del self._open_trees[tree.index]
+                    self._judged.remove(tree.index)
+                else:
+                    self._look_at([tree])
         return len(self._open_trees) < before
 
     async def _store_levels(self, steps: Sequence[TreeAdvance]) -> None:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from aeenc import errors
 from services.kit.convert import position_of
-from services.kit.limits import Limits, check_count, check_k, check_texts
+from services.kit.limits import Limits, check_k, check_texts
 from services.kit.tracing import traceparent
 from services.sampler.execution import tree_export
 from services.sampler.execution.labels import RunLabels
@@ -161,7 +161,6 @@ class Sampling:
         """
         if not corpus:
             raise errors.InvalidArgument.field("corpus", "is empty; name the corpus of the pairs' premise ids")
-        check_count(len(pairs), self.limits, "pairs")
         await asyncio.to_thread(_check_pairs, pairs, self.limits)
         if not run_id:
             return await self._import_anew(corpus, pairs, request_id), len(pairs)
@@ -210,14 +209,14 @@ class Sampling:
 
 
 def _check_pairs(pairs: Sequence[Pair], limits: Limits) -> None:
-    """Refuses pairs that no run could have recorded. Raises InvalidArgument or TooLarge, which name pair and value."""
+    """Refuses what is missing, too long or not finite. Raises InvalidArgument or TooLarge, naming pair and value."""
     for position, pair in enumerate(pairs):
         place = f"pairs[{position}]"
         for name in ("query", "premise"):
             text = getattr(pair, name)
             if not text.strip():
                 raise errors.InvalidArgument.field(f"{place}.{name}", "is missing; a pair needs it")
-            if (size_bytes := len(text.encode())) > limits.text_bytes:
+            if len(text) * 4 > limits.text_bytes and (size_bytes := len(text.encode())) > limits.text_bytes:
                 problem = f"{size_bytes:,} bytes are over the limit of {limits.text_bytes:,}; shorten the text"
                 raise errors.TooLarge.field(f"{place}.{name}", problem)
         for name, field in _NAMES.items():

@@ -71,7 +71,7 @@ class Gateway(Protocol):
 
     @property
     def settings(self) -> OracleSettings | QueueSettings:
-        """Its settings; workers read the budget and how many tasks go into one call."""
+        """Its settings; workers read the budget, how many tasks go into one call, and how many are open at once."""
 
     @property
     def asks_people(self) -> bool:

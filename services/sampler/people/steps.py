@@ -164,9 +164,9 @@ def submit(
 def undo(record: TaskRecord, answer_id: str, at: float) -> Change:
     """Takes an answer back, as long as the run has not used it."""
     answer = _answer(record, answer_id)
-    amended_by = answer.by if answer.by != answer.annotator else ""
-    if record.settled or record.final or record.adjudicator or amended_by:
-        why = f"was amended by {amended_by}" if amended_by else f"has become pairs of run {record.run_id}"
+    if record.settled or record.final or record.adjudicator or answer.own:
+        amended_by = answer.by if answer.by != answer.annotator else "somebody else before"
+        why = f"was amended by {amended_by}" if answer.own else f"has become pairs of run {record.run_id}"
         why = "was adjudicated" if record.adjudicator else why
         raise errors.FailedPrecondition(f"answer {answer_id} {why}; amend it instead", reason="ANSWER_USED")
     entry = {"op": "UNDO", "answer_id": answer_id, "annotator": answer.annotator, "at": at}
@@ -206,11 +206,16 @@ def amend(
             "answer; adjudicate the task again",
             reason="ADJUDICATED",
         )
+    own = answer.own
+    if annotator != answer.annotator:
+        own = own or answer.verdicts
+    elif own:
+        own = {**own, **chosen}
     amended = replace(
         answer,
         id=_answer_id(record),
         verdicts={**answer.verdicts, **chosen},
-        own=answer.own or (answer.verdicts if annotator != answer.annotator else {}),
+        own=own,
         grades={**{k: v for k, v in answer.grades.items() if k not in chosen}, **said.grades},
         remarks={**{k: v for k, v in answer.remarks.items() if k not in chosen}, **said.remarks},
         alternatives=tuple(

@@ -87,7 +87,7 @@ class Lease:
 class TaskAnswer:
     """One person's verdicts on every candidate, and their remark (`note`).
 
-    `by` names who amended it, if anyone; `own` are the verdicts as they were before somebody else did.
+    `by` names who amended it last, if anyone; `own` are its author's verdicts, once somebody else has amended it.
     `added` are premises that they found by a search, with verdicts like candidates. `written` are facts in their own
     words, which no corpus has, and `intermediates` are such as become nodes. `remarks` are on candidates themselves.
     `inference` says how the query follows, `node_verdict` whether anything is missing. Each of `alternatives` (ids)
@@ -179,10 +179,13 @@ class TaskRecord:
         return "; ".join(f"{answer.annotator}: {answer.note}" for answer in self.answers if answer.note)
 
     def grade(self, premise_id: str) -> float | None:
-        """The adjudicator's grade of a candidate, else the mean of those who gave one; None: nobody did."""
+        """The adjudicator's grade of a candidate, else the mean of those given with the decided verdict; None: none."""
         if premise_id in self.adjudicated_grades:
             return self.adjudicated_grades[premise_id]
-        given = [answer.grades[premise_id] for answer in self.answers if premise_id in answer.grades]
+        if (decided := self.decision.get(premise_id)) is None:
+            return None
+        graded = [answer for answer in self.answers if premise_id in answer.grades]
+        given = [one.grades[premise_id] for one in graded if one.verdicts[premise_id].accepts == decided.accepts]
         return math.fsum(given) / len(given) if given else None
 
     @property

@@ -144,13 +144,7 @@ class JobFiles:
 
     def write_progress(self, progress: dict[str, Any]) -> None:
         """Writes the child's progress, not durably: the next report follows within a second."""
-        path = self.directory / "progress.json"
-        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")  # a child that was left behind may write, too
-        try:
-            temporary.write_text(json.dumps(progress))
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        atomic_write(self.directory / "progress.json", json.dumps(progress).encode(), durable=False)
 
     def progress(self) -> dict[str, Any] | None:
         """Reads the child's progress; None before its first report, or if a power cut has left an empty one."""

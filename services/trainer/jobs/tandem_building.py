@@ -7,6 +7,7 @@ own label, removed once the generation is built. Nothing that serves changes.
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
 
 from aeenc import errors
@@ -23,6 +24,7 @@ log = get(__name__)
 
 PATIENCE_S = 300.0  # for encoders that are away or load slowly
 LABEL = "job-"
+_OF_BUILD = re.compile(rf"{LABEL}[0-9a-f]{{16}}-[0-9a-f]{{8}}")
 
 
 class TandemBuilder:
@@ -74,11 +76,12 @@ class TandemBuilder:
             await finish(asyncio.create_task(self._close(space_id, name)))
 
     async def sweep(self) -> None:
-        """Removes labels that killed trainers have left, of jobs that have ended since."""
+        """Removes labels that killed trainers have left, of jobs that have ended or were deleted since."""
         for row in await self._registry.labels(readable=True):
             if row.name.startswith(LABEL):
                 state = await self._jobs.state(row.name.removeprefix(LABEL).partition("-")[0])
-                if state is not None and state not in LIVE:  # None: the label is not a job's
+                is_deleted = state is None and _OF_BUILD.fullmatch(row.name)  # else the label is not a job's
+                if is_deleted or (state is not None and state not in LIVE):
                     await self._close(row.space_id, row.name)
 
     async def _close(self, space_id: str, name: str) -> None:

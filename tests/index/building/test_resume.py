@@ -85,6 +85,33 @@ async def test_a_build_whose_upload_failed_is_uploaded_by_its_retry_and_not_enco
     assert not list(bucket.glob("generations/science/.build-*/*")), "the copy is gone"
 
 
+async def test_a_build_whose_upload_failed_leaves_nothing_here_when_no_retry_can_go_on(
+    serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def away(*_):
+        raise errors.Unavailable("the bucket is away")
+
+    async with serve() as index:  # the directory is the store
+        own = (await build(index, PREMISES[:30])).id
+    monkeypatch.setattr(CachedStore, "push", away)
+    async with serve(artifacts_url=f"file://{tmp_path / 'bucket'}", build_sync_s=3600) as index:
+        await raises(errors.Unavailable, build(index, resume_s=0), "away")
+        await raises(errors.Unavailable, build(index, PREMISES[:30], resume_s=0), "away")
+        assert not works(index.store)
+        assert index.store.list("generations/science") == [own], "what was there before may be the only one"
+
+
+async def test_a_retry_builds_a_deleted_generation_again_and_activates_it(serve, tmp_path: Path):
+    one, two = ({**SYNC, "artifacts_url": f"file://{tmp_path}/bucket", "artifacts_dir": tmp_path / n} for n in "ab")
+    async with serve(**one) as index, serve(**two) as other:
+        built = (await build(index)).id
+        await other.client.build("science", PREMISES[:30])
+        await other.client.delete("science", built)
+        await broken_build(index)  # the host has a copy of what is deleted, and now a journal
+        assert (await build(index)).id == built
+        assert (await index.client.retrieve("science", ["fact 1"], k=1)).generation == built
+
+
 def test_the_copy_of_a_journal_is_removed_by_few_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     store = CachedStore(tmp_path / "one", Bucket(f"file://{tmp_path / 'bucket'}"))
     kept = journal.Journal(store, "science", "r", {})
@@ -278,7 +305,7 @@ async def test_abandoned_builds_are_swept_after_a_time_and_those_under_way_never
         await until(lambda: len(works(index.store)) == 2)
         for directory in works(index.store):
             os.utime(directory, (time.time() - 7200,) * 2)
-        journal.sweep_abandoned(index.store, 3600)
+        journal.sweep_abandoned(index.store, ["science"], 3600)
         assert not left.exists()
         assert len(works(index.store)) == 1
         encoder.servicer.pause_s = 0.0

@@ -12,7 +12,7 @@ from aeenc import errors
 from services.index.catalogue import catalogue
 from services.index.ranking.prior import Explanations
 from services.index.values import Explanation
-from services.store.objects import Bucket
+from services.store.objects import Bucket, CachedStore
 from support.waiting import eventually, until
 from support.worlds.index_world import FACTS, facts, raises
 
@@ -202,6 +202,24 @@ async def test_generations_are_listed_without_fetching_them(serve, monkeypatch, 
             found = [(each.id, each.premises) async for each in two.client.list_generations("science")]
     assert found == list(zip(reversed(built), (5, 4, 3), strict=True))
     assert fetched == []
+
+
+async def test_a_build_sweeps_its_corpus_and_asks_nothing_of_others_and_a_start_sweeps_each_once(
+    serve, monkeypatch, tmp_path: Path
+):
+    settings = {"artifacts_url": f"file://{tmp_path / 'bucket'}", "artifacts_dir": tmp_path / "one", "look_s": 3600.0}
+    asked, ask, swept, sweep = [], Bucket._asked, [], CachedStore.sweep
+    async with serve(**settings) as one:
+        await one.client.build("other", facts())
+        monkeypatch.setattr(Bucket, "_asked", lambda self, key, call: (asked.append(key), ask(self, key, call))[1])
+        (left := tmp_path / "one/generations/science/.tmp-dead").mkdir(parents=True)
+        await one.client.build("science", facts())
+    assert not left.exists()
+    assert [key for key in asked if "science" in key]
+    assert not [key for key in asked if "other" in key]
+    monkeypatch.setattr(CachedStore, "sweep", lambda self, of: (swept.append(of), sweep(self, of))[1])
+    async with serve(**settings):
+        assert swept == ["generations/other", "generations/science"]
 
 
 async def test_an_index_that_restarts_while_the_bucket_is_away_serves_its_copies(serve, monkeypatch, tmp_path: Path):

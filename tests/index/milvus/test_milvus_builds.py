@@ -107,6 +107,20 @@ async def test_a_commit_whose_answer_is_lost_leaves_no_generation_without_rows(s
         await until(lambda: len(collections()) == 2, timeout_s=20)
 
 
+async def test_a_deletion_drops_all_that_two_builds_at_once_have_made_of_the_same_premises(start, writer, collections):
+    premises = [PremiseRecord("a", "ice is cold")]
+    writer.append(premises, vector_of("ice is cold")[None, :])
+    stored = committed(writer, premises)
+    second = GenerationWriter(writer._link, writer._records, "science", "auto")
+    second.append(premises, vector_of("ice is cold")[None, :])
+    second.seal(premises, 20.0)
+    second._commit_own(stored.artifact)  # it has looked for an equal one before the first was committed
+    async with start() as index:
+        await index.client.delete("science", stored.artifact.id)
+        assert not (await index.client.info()).corpora
+    assert (writer._records.all().generations, collections()) == ([], [])
+
+
 async def test_a_build_that_was_swept_is_not_committed_and_a_late_sign_of_life_brings_nothing_back(writer, collections):
     premises = [PremiseRecord("a", "ice is cold")]
     writer.append(premises, vector_of("ice is cold")[None, :])

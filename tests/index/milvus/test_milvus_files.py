@@ -5,11 +5,13 @@ import pytest
 
 from aeenc import errors
 from services.corpus.generation import open_generation
+from services.store.objects import CachedStore
 from support.servers.milvus_server import need_milvus
 from support.worlds.index_world import PREMISES, broken_build, facts, premise, raises, vector_of, works
 
 need_milvus()
 
+from services.index.milvus.ledger.records import Records  # noqa: E402
 from services.index.milvus.writer import Loading  # noqa: E402
 
 SYNC = {"build_sync_s": 0.01, "build_encode_timeout_s": 10.0}
@@ -43,6 +45,32 @@ async def test_what_milvus_does_not_commit_is_only_sent_again(start, store, enco
         assert store.list("generations/science") == [written]
         store.open("generations/science", written, verify="full")
         assert len(collections()) == 1
+        assert not works(store)
+
+
+async def test_a_build_whose_files_are_not_uploaded_leaves_none(start, store, tmp_path, monkeypatch):
+    def away(*_):
+        raise errors.Unavailable("the bucket is away")
+
+    monkeypatch.setattr(CachedStore, "push", away)
+    async with start(artifacts_url=f"file://{tmp_path / 'bucket'}", build_sync_s=3600) as index:
+        await raises(errors.Unavailable, index.client.build("science", facts(), resume_s=0), "away")
+    assert store.list("generations/science") == []
+
+
+async def test_a_retry_that_finds_what_was_built_removes_the_journal(start, store, monkeypatch):
+    put = Records.put_finished
+
+    def put_and_lost(*arguments):
+        put(*arguments)
+        raise errors.Unavailable("the answer is lost")
+
+    async with start(**SYNC | {"build_sync_s": 1e-6}) as index:
+        monkeypatch.setattr(Records, "put_finished", put_and_lost)
+        await raises(errors.Unavailable, index.client.build("science", PREMISES, request_id="r", resume_s=0), "lost")
+        monkeypatch.undo()
+        assert works(store)
+        assert (await index.client.build("science", PREMISES, request_id="r")).premises == 60
         assert not works(store)
 
 

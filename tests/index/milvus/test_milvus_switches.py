@@ -150,6 +150,29 @@ async def test_a_generation_that_is_deleted_while_it_is_checked_is_not_activated
         assert (await one.client.search("science", TWO, space_id=SPACE)).generation == first
 
 
+async def test_a_generation_that_is_replaced_while_it_is_checked_is_activated_in_its_new_collection(
+    start, raw, aliases, collections, monkeypatch
+):
+    async with start() as one, start() as other:
+        await built(one, 1)
+        before = {*collections()}
+        second = (await one.client.build("science", facts(), activate=False)).id
+        [damaged] = {*collections()} - before
+        checked, loop = catalogue_module.check, asyncio.get_running_loop()
+
+        def slow(*arguments: Any) -> None:
+            checked(*arguments)
+            monkeypatch.undo()
+            raw.delete(damaged, ids=[9])
+            again = other.client.build("science", facts(), activate=False)
+            assert asyncio.run_coroutine_threadsafe(again, loop).result(20).id == second
+
+        monkeypatch.setattr(catalogue_module, "check", slow)
+        await one.client.activate("science", second)
+        assert damaged not in aliases().values()
+        assert (await one.client.search("science", TWO, space_id=SPACE)).generation == second
+
+
 async def test_an_activation_stands_if_milvus_cannot_spend_the_switches_before(start, monkeypatch):
     async with start() as index:
         first, second = await built(index, 2)

@@ -8,6 +8,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from aeenc import errors, trees
 from aeenc.v1 import sampler_pb2, types_pb2
+from services.sampler import convert
 from support.worlds.sampler_world import HYPOTHESES, SamplerWorld, brute_force, finish, pair_set
 
 CONFIG = {"corpus": "science", "oracle": "fake", "k": 6}
@@ -196,6 +197,19 @@ async def test_an_import_names_the_pair_and_the_value_that_no_run_could_have_rec
         with pytest.raises(errors.NotFound, match="no run 'none'"):
             await client.import_pairs("science", [pair()], run_id="none")
         assert [run async for run in client.list_runs()] == []
+
+
+async def test_an_import_of_too_many_pairs_is_refused_before_any_is_looked_at(
+    world: SamplerWorld, monkeypatch: pytest.MonkeyPatch
+):
+    looked_at: list[str] = []
+    monkeypatch.setattr(convert, "_from_pair", lambda _, place: looked_at.append(place))
+    pair = types_pb2.Pair(query="q", premise="p", sign=types_pb2.PAIR_SIGN_POSITIVE)
+    request = sampler_pb2.ImportPairsRequest(corpus="science", pairs=[pair] * 1025)
+    async with world.sampler() as client:
+        with pytest.raises(errors.TooLarge, match="pairs: 1,025 items are over the limit of 1,024"):
+            await client.channel.unary(client._stub.ImportPairs, request)
+    assert looked_at == []
 
 
 async def test_info_names_the_oracles_and_the_limits(world: SamplerWorld):

@@ -1,6 +1,7 @@
 """Work on runs: waves overlap, budgets of oracles hold, a lease in doubt asks nothing, samplers share."""
 
 import asyncio
+from collections import Counter
 
 import grpc
 import pytest
@@ -8,8 +9,10 @@ import pytest
 from aeenc import errors
 from aeenc.v1 import sampler_pb2
 from services.sampler.acs import algorithm
+from services.sampler.execution.run_worker import READ_TREES
 from services.sampler.oracles.budgets import OracleBudgets
 from services.sampler.records.keys import RunKeys
+from services.sampler.records.node_store import NodeStore
 from services.sampler.records.run_store import RunStore
 from services.store.redis import connect
 from support.worlds.sampler_world import HYPOTHESES, SamplerWorld, brute_force, explains, finish, is_leaf, pair_set
@@ -92,6 +95,29 @@ async def test_at_most_a_wave_of_nodes_is_in_work_and_trees_are_read_as_they_are
             most = max(most, len(world.oracle.tasks) - seen.progress.nodes_judged - seen.progress.nodes_failed)
         assert await pair_set(client, run.id) == brute_force(hypotheses)
     assert most <= 8
+
+
+async def test_an_answer_makes_its_own_tree_alone_be_looked_at_and_trees_are_read_in_parts(
+    world: SamplerWorld, monkeypatch: pytest.MonkeyPatch
+):
+    hypotheses = [(str(n), f"hypothesis {n}") for n in range(60)]
+    pending, open_trees = algorithm.Tree.pending, NodeStore.open_trees
+    looks, parts = Counter[int](), list[int]()
+
+    def counted(tree: algorithm.Tree) -> list[algorithm.Node]:
+        looks[tree.index] += 1
+        return pending(tree)
+
+    async def recorded(nodes: NodeStore, run_id: str, after: int, limit: int) -> list[algorithm.Tree]:
+        parts.append(limit)
+        return await open_trees(nodes, run_id, after, limit)
+
+    monkeypatch.setattr(algorithm.Tree, "pending", counted)
+    monkeypatch.setattr(NodeStore, "open_trees", recorded)
+    async with world.sampler(wave_nodes=64, oracle={"batch_tasks": 1}) as client:
+        run = await finish(client, hypotheses=hypotheses)
+    assert looks.total() <= 3 * run.progress.nodes_judged  # a node is found, put to work and judged
+    assert max(parts) <= READ_TREES < len(looks) == len(hypotheses)
 
 
 async def test_a_tree_goes_on_while_others_of_its_wave_wait_for_their_answers(world: SamplerWorld, until_progress):

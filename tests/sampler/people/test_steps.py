@@ -164,6 +164,35 @@ def test_an_amendment_changes_the_decision_and_what_the_run_was_told():
         steps.amend(back, "run.0-0.1", SentAnswer([("p1", NO)]), "ann", 103.0)
 
 
+def test_what_an_author_says_after_somebody_elses_amendment_is_their_own_and_no_longer_undone():
+    record = answered(new(), "ann", [("p1", YES)])
+    record = steps.amend(record, "run.0-0.1", SentAnswer([("p1", NO), ("p3", YES)]), "lead", 2.0).record
+    record = steps.amend(record, "run.0-0.2", SentAnswer([("p2", YES)]), "ann", 3.0).record
+    [answer] = record.answers
+    assert answer.verdicts == record.decision == {"p1": R, "p2": E, "p3": E, "p4": R}
+    assert answer.said == {"p1": E, "p2": E, "p3": R, "p4": R}
+    with pytest.raises(errors.FailedPrecondition, match="amended by somebody else") as used:
+        steps.undo(record, answer.id, 4.0)
+    assert used.value.reason == "ANSWER_USED"
+
+
+@pytest.mark.parametrize(
+    ("votes", "decided", "grade"),
+    [("E4 E2 R9", E, 3.0), ("E4 R R", R, None), ("E4 R1 A", None, None), ("L4 E1", E, 2.5)],
+)
+def test_a_decision_has_the_mean_grade_of_those_who_agree_with_it(
+    votes: str, decided: VerdictKind | None, grade: float | None
+):
+    sent = votes.split()
+    record = new(len(sent))
+    for n, vote in enumerate(sent):
+        judgement = {"R": REFUSES, "A": ABSTAINS}.get(vote[0], EXPLAINS)
+        verdict = Verdict(judgement, leaf=vote[0] == "L", grade=float(vote[1:]) if vote[1:] else None)
+        record = answered(record, f"person {n}", [("p1", verdict)])
+    assert record.decision.get("p1") is decided
+    assert record.grade("p1") == grade
+
+
 def test_a_conflict_waits_for_an_adjudicator_who_decides_every_candidate_of_it():
     record = answered(answered(new(overlap=2), "ann", [("p1", YES), ("p2", YES)]), "bob", [("p3", YES)])
     assert record.conflicts == ("p1", "p2", "p3")

@@ -252,15 +252,15 @@ async def test_a_result_whose_checkpoint_is_damaged_is_computed_again(bench: Ben
 
 
 def test_two_owners_of_a_directory_report_their_progress_beside_each_other(tmp_path: Path, monkeypatch):
-    files, write = JobFiles(tmp_path), Path.write_text
+    files, write = JobFiles(tmp_path), Path.write_bytes
 
-    def meanwhile(path: Path, text: str) -> int:
-        monkeypatch.setattr(Path, "write_text", write)
-        done = write(path, text)
+    def meanwhile(path: Path, data: bytes) -> int:
+        monkeypatch.setattr(Path, "write_bytes", write)
+        done = write(path, data)
         JobFiles(tmp_path).write_progress({"phase": "training", "epochs_done": 1})
         return done
 
-    monkeypatch.setattr(Path, "write_text", meanwhile)
+    monkeypatch.setattr(Path, "write_bytes", meanwhile)
     files.write_progress({"phase": "loading"})
     assert files.progress() == {"phase": "loading"}
     assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]

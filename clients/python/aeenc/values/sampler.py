@@ -549,8 +549,8 @@ class JudgedTask:
     answers: tuple[TaskAnswer, ...] = ()
     """The valid answers. Only the log keeps those that were taken back or replaced."""
     decision: tuple[Verdict, ...] = ()
-    """The verdict on each candidate, with the adjudicator's grade, else the mean of those given. Empty while answers
-    are missing. Candidates in conflict are left out.
+    """The verdict on each candidate, with the adjudicator's grade, else the mean of those who agree with it. Empty
+    while answers are missing. Candidates in conflict are left out.
     """
     conflicts: tuple[str, ...] = ()
     """The premises on which annotators disagree."""
