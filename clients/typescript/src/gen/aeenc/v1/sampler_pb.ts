@@ -3073,8 +3073,8 @@ export type JudgedTask = Message<"aeenc.v1.JudgedTask"> & {
   answers: TaskAnswer[];
 
   /**
-   * The verdict on each candidate, with the adjudicator's grade, else the mean of those given. Empty while answers are
-   * missing. Candidates in conflict are left out.
+   * The verdict on each candidate, with the adjudicator's grade, else the mean of those who agree with it. Empty while
+   * answers are missing. Candidates in conflict are left out.
    *
    * @generated from field: repeated aeenc.v1.Verdict decision = 4;
    */
