@@ -19,7 +19,7 @@ from services.encoder.rollout.history import SwapHistory
 from services.encoder.rollout.loading import LoadOptions, check_runtime
 from services.encoder.rollout.versions import Versions
 from services.encoder.runtime.model import FLOAT16, FLOAT32
-from services.encoder.runtime.onnx_session import CPU, CUDA, providers_of
+from services.encoder.runtime.onnx_session import CPU, providers_of
 from services.encoder.runtime.torch_session import torch_device_of
 from services.encoder.servicer import EncoderServicer
 from services.encoder.settings import EncoderSettings
@@ -70,11 +70,12 @@ def build(settings: EncoderSettings) -> GrpcServer:
     )
     batcher = Batcher(
         workers=settings.workers,
-        batch_items=settings.batch_items or (0 if options.on_gpu else CPU_BATCH_ITEMS),
+        batch_items=_batch(settings, options.on_gpu)[0],
         batch_tokens=options.batch_tokens,
         stuck_s=settings.stuck_s,
         cost=cost,
         metrics=metrics,
+        of_pairs=_batch(settings, options.pairs_on_gpu),
     )
     breaker = Breaker(versions, batcher, follower.show_readiness)
     admission = Admission(settings.queued_tokens, cost, metrics)
@@ -97,8 +98,8 @@ def _options(settings: EncoderSettings) -> tuple[LoadOptions, str]:
     torch_device = reason = ""
     if settings.runtime == "torch":
         torch_device, reason = torch_device_of(settings.device, settings.gpu_bytes)
-    device = settings.device if not torch_device else "auto" if torch_device != "cpu" else "cpu"
-    placement = providers_of(device, settings.gpu_bytes)  # with torch, of cross-encoders only
+    # With torch, of cross-encoders only, which compute on a CPU where this onnxruntime cannot do so on torch's card.
+    placement = providers_of(torch_device or settings.device, settings.gpu_bytes, or_cpu=bool(torch_device))
     precision = settings.precision.removeprefix("prefer-")
     options = LoadOptions(settings.model_bytes, precision, placement, torch_device, workers=settings.workers)
     if precision != AUTO:
@@ -106,13 +107,19 @@ def _options(settings: EncoderSettings) -> tuple[LoadOptions, str]:
     elif torch_device or options.on_gpu:
         options = replace(options, precision=FLOAT16 if options.on_gpu else FLOAT32)
     check_runtime(options)
-    tokens = settings.batch_tokens or (GPU_BATCH_TOKENS if options.on_gpu else CPU_BATCH_TOKENS)
-    return replace(options, batch_tokens=tokens), reason or placement.reason
+    options = replace(options, batch_tokens=_batch(settings, options.on_gpu)[1])
+    return options, reason if torch_device else placement.reason
+
+
+def _batch(settings: EncoderSettings, on_gpu: bool) -> tuple[int, int]:
+    """Returns the most texts and the most padded tokens in a batch, as set or else as the device likes them."""
+    items, tokens = (0, GPU_BATCH_TOKENS) if on_gpu else (CPU_BATCH_ITEMS, CPU_BATCH_TOKENS)
+    return settings.batch_items or items, settings.batch_tokens or tokens
 
 
 def _name_of(options: LoadOptions) -> str:
     where = f"torch/{options.torch_device}" if options.torch_device else f"onnxruntime/{options.placement.providers[0]}"
-    are_apart = options.torch_device not in ("", "cpu") and CUDA not in options.placement.providers
+    are_apart = options.on_gpu and not options.pairs_on_gpu
     return f"{where}/{options.precision}" + (f", cross-encoders onnxruntime/{CPU}" if are_apart else "")
 
 

@@ -46,7 +46,10 @@ class EncoderMetrics:
             "aeenc_encoder_worker_restarts", "Workers that died or got stuck", ["reason"], registry=registry
         )
         self.swaps = Counter(
-            "aeenc_encoder_swaps", "Attempts to serve a version", ["space", "label", "outcome"], registry=registry
+            "aeenc_encoder_swaps",
+            "Attempts to serve a version; the labels of all runs count as `run`",
+            ["space", "label", "outcome"],
+            registry=registry,
         )
         self._serving = Gauge(
             "aeenc_encoder_serving_revision",

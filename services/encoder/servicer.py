@@ -78,7 +78,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
 
 
 async def ordered(items: AsyncIterator[A], work: Callable[[A], Awaitable[B]], *, window: int) -> AsyncIterator[B]:
-    """Yields `await work(item)` for each item, in order, with at most `window` items read and not yet yielded.
+    """Yields `await work(item)` for each item, in order, with at most `window` in flight and one more read.
 
     It raises the first failure in its turn and cancels the items in flight behind it.
     """

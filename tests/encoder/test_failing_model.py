@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from aeenc import errors
 from services.encoder.batching import breaker
+from services.encoder.batching.batcher import WORKER_DIED
+from services.encoder.rollout.loading import LoadOptions, load_model
+from services.encoder.rollout.versions import ServedLabel, Versions
+from services.encoder.runtime.onnx_session import CPU, Placement
 from services.encoder.runtime.runners import PaddedRunner
 from support.models.tiny_checkpoints import TINY_SPACE, register, tiny_tokenizer, write_tiny_checkpoint
 from support.waiting import eventually, until
@@ -107,3 +113,44 @@ async def test_a_good_version_in_place_of_the_failing_one_brings_readiness_back(
             return server.readiness.healthy and (await client.encode(["sun"])).model_version == other.version
 
         await eventually(answers)
+
+
+def loaded(checkpoint):
+    options = LoadOptions(2**30, "float32", Placement([CPU]))
+    return load_model(checkpoint.artifact, options, space_id=TINY_SPACE, dim=None)
+
+
+class SlowBatcher:
+    """Holds a probe until `end`, and then fails it."""
+
+    def __init__(self) -> None:
+        self.begun, self.end = asyncio.Event(), asyncio.Event()
+
+    async def encode(self, *_arguments):
+        self.begun.set()
+        await self.end.wait()
+        raise errors.AeencError("the device is lost")
+
+
+async def test_a_probe_that_ends_after_its_model_was_dropped_marks_nothing(tiny_checkpoint) -> None:
+    versions, batcher, model = Versions(), SlowBatcher(), loaded(tiny_checkpoint)
+    watching = breaker.Breaker(versions, batcher, lambda: None)
+    versions.serve((TINY_SPACE, "canary"), [model], ServedLabel(model.version, 1))
+    watching.failed(model, "float32", errors.Unavailable("the worker died", reason=WORKER_DIED))
+    await batcher.begun.wait()
+    versions.withdraw_all_but([])
+    assert versions.drop_unnamed() == [model]
+    batcher.end.set()
+    await until(lambda: not watching._probes)
+    assert versions.failing({model.version}) == ""
+
+
+def test_what_failed_is_forgotten_when_its_version_is_loaded_anew(tiny_checkpoint) -> None:
+    versions, model, again = Versions(), loaded(tiny_checkpoint), loaded(tiny_checkpoint)
+    label = ServedLabel(model.version, 1)
+    versions.serve((TINY_SPACE, "canary"), [model], label)
+    versions.mark(model.version, "the device is lost")
+    versions.serve((TINY_SPACE, "next"), [model], label)
+    assert "the device is lost" in versions.failing({model.version})
+    versions.serve((TINY_SPACE, "canary"), [again], label)
+    assert versions.failing({model.version}) == ""

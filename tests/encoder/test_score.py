@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from functools import partial
 
 import numpy as np
@@ -11,6 +12,9 @@ import pytest
 from aeenc import errors
 from aeenc.v1 import encoder_pb2
 from aeenc.v1.types_pb2 import Precision
+from services.encoder.batching import encoder
+from services.encoder.batching.admission import Admission
+from services.encoder.runtime.runners import PairRunner
 from services.store.artifacts import ArtifactStore
 from services.store.registry import Registry
 from support.models.tiny_checkpoints import (
@@ -98,6 +102,30 @@ async def test_a_pair_too_long_is_refused_by_name_or_cut_at_the_premise(serve, c
             await client.score("sun " * 80, ["moon"], truncate=True)
         with pytest.raises(errors.InvalidArgument, match="premises: is empty"):
             await client.score("sun", [])
+
+
+async def test_a_query_that_is_refused_is_named_without_a_position(serve, cross) -> None:
+    async with serve() as (_, client):
+        for query, message in ((" ", "query: is empty"), ("sun " * 5000, "query: 20,000 bytes are over the limit")):
+            with pytest.raises(errors.InvalidArgument, match=message) as caught:
+                await client.score(query, ["moon"])
+            assert [one.field for one in caught.value.violations] == ["query"]
+
+
+async def test_a_pair_is_admitted_with_no_more_tokens_than_its_model_takes(serve, cross, monkeypatch) -> None:
+    estimates: list[tuple[int, object]] = []
+    original = Admission.admitted
+
+    def admitted(self, lane, tokens, *arguments):
+        estimates.append((tokens, arguments[-1]))
+        return original(self, lane, tokens, *arguments)
+
+    monkeypatch.setattr(Admission, "admitted", admitted)
+    async with serve() as (_, client):
+        longest = 64
+        await client.score("sun " * 50, ["star " * 50] * 3, truncate=True)
+        await client.score("sun " * 10, ["star " * 8])
+    assert estimates == [(3 * longest, PairRunner), (20 + 2, PairRunner)]
 
 
 def other_scores(path, meta) -> None:
@@ -278,6 +306,21 @@ async def test_an_analogy_scores_by_the_nearest_shift_of_the_prototypes(serve, p
         np.testing.assert_allclose(found.scores, expected, atol=1e-5)
         assert (found.model_version, found.truncated, found.ensemble) == (queries.model_version, 0, ())
         assert found.timings.total.total_seconds() > 0
+
+
+async def test_an_analogy_is_computed_beside_the_event_loop(serve, pretrained, monkeypatch) -> None:
+    threads: list[threading.Thread] = []
+    original = encoder.analogy_scores
+
+    def analogy_scores(*arguments):
+        threads.append(threading.current_thread())
+        return original(*arguments)
+
+    monkeypatch.setattr(encoder, "analogy_scores", analogy_scores)
+    async with serve() as (_, client):
+        await client.score_by_analogy("the moon is cold", PREMISES, PROTOTYPES)
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()
 
 
 async def test_an_analogy_without_prototypes_or_with_too_long_texts_is_refused_by_name(serve, pretrained) -> None:

@@ -1,9 +1,9 @@
 """Admission control: a semaphore in tokens for each lane, and the cost model that forecasts waiting times.
 
-A call is admitted as a whole or refused with RESOURCE_EXHAUSTED and a retry delay. It is refused when its lane is full,
-or early, when the cost model says that its deadline cannot be met. A batch of a stream waits a while for room first;
-its sender stops reading meanwhile. A call enters with an estimate and is judged again when its tokens are counted. One
-that is larger than its lane holds the whole lane, and is computed in parts of that size.
+A call is admitted as a whole or refused with RESOURCE_EXHAUSTED and a retry delay. It is refused when its lane is full
+or others wait in it, or early, when the cost model says that its deadline cannot be met. A batch of a stream waits a
+while for room first; its sender stops reading meanwhile. A call enters with an estimate and is judged again when its
+tokens are counted. One that is larger than its lane holds the whole lane, and is computed in parts of that size.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import NoReturn
 from aeenc.errors import DeadlineExceeded, Overloaded
 from services.encoder.batching.queues import LANES, Lane
 from services.encoder.metrics import EncoderMetrics
+from services.encoder.runtime.runners import Runner
 
 BULK_SHARE = 0.25  # of the tokens; enough to keep the workers busy
 MIN_RETRY_S = 0.05
@@ -43,13 +44,19 @@ class Admission:
 
     @asynccontextmanager
     async def admitted(
-        self, lane: Lane, tokens: int, deadline: float | None, patience_s: float = 0.0
+        self,
+        lane: Lane,
+        tokens: int,
+        deadline: float | None,
+        patience_s: float = 0.0,
+        kind: type[Runner] | None = None,
     ) -> AsyncIterator[Hold]:
         """Holds the tokens of a call for the block. With `patience_s` it waits for room, first come, first served.
 
-        Raises Overloaded, or DeadlineExceeded for a deadline that even an idle encoder cannot meet.
+        `kind` is the class of the runner that computes it. Raises Overloaded, or DeadlineExceeded for a deadline that
+        even an idle encoder cannot meet.
         """
-        hold = Hold(self, lane, patience_s)
+        hold = Hold(self, lane, patience_s, self._cost if kind is None else self._cost.of(kind))
         try:
             await hold.resize(tokens, deadline)
             yield hold
@@ -65,7 +72,7 @@ class Admission:
         """Lets a call hold that many tokens, or its whole lane if that is less. Raises as `admitted`."""
         lane, held = hold.lane, min(tokens, self._limits[hold.lane])
         more = held - hold.tokens
-        must_line_up = bool(hold.patience_s and more > 0 and self._waiting[lane])
+        must_line_up = more > 0 and bool(self._waiting[lane])
         if self._has_room(lane, more) and not must_line_up:
             self._held[lane] += more
         else:
@@ -113,7 +120,7 @@ class Admission:
 
     def _refuse(self, lane: Lane, tokens: int) -> NoReturn:
         self._metrics.refused.labels("queue_full").inc()
-        held, limit = self._held[lane], self._limits[lane]
+        held, limit = self._held[lane] + sum(waiting for waiting, _ in self._waiting[lane]), self._limits[lane]
         retry_after_s = max(self._cost.queue_s(held + tokens - limit), MIN_RETRY_S)
         raise Overloaded(
             f"{held:,} tokens wait in the {lane} lane and {tokens:,} more are over its limit of {limit:,}; "
@@ -123,10 +130,10 @@ class Admission:
         )
 
     def _check_deadline(self, hold: Hold, tokens: int, deadline: float | None) -> None:
-        if deadline is None or not self._cost.is_known:
+        if deadline is None or not hold.cost.is_known:
             return
         left_s = deadline - time.monotonic()
-        alone_s = self._cost.compute_s(tokens)
+        alone_s = hold.cost.compute_s(tokens)
         if alone_s > left_s:
             self._metrics.refused.labels("deadline_too_short").inc()
             raise DeadlineExceeded(
@@ -148,10 +155,10 @@ class Admission:
 
 
 class Hold:
-    """The tokens that an admitted call holds in its lane."""
+    """The tokens that an admitted call holds in its lane. `cost` forecasts how long they take."""
 
-    def __init__(self, admission: Admission, lane: Lane, patience_s: float) -> None:
-        self._admission, self.lane, self.patience_s = admission, lane, patience_s
+    def __init__(self, admission: Admission, lane: Lane, patience_s: float, cost: CostModel) -> None:
+        self._admission, self.lane, self.patience_s, self.cost = admission, lane, patience_s, cost
         self.tokens = 0
 
     async def resize(self, tokens: int, deadline: float | None) -> None:
@@ -163,13 +170,19 @@ class CostModel:
     """Fits seconds = a · tokens + b to the last batches by decaying least squares. Used from one thread.
 
     Older batches weigh less, so the fit follows the machine. Admission judges deadlines only while `is_known` is true.
+    The queue mixes all kinds of runners, so its time is forecast by all batches, and that of a call by `of` its kind.
     """
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
+        self._kinds: dict[type[Runner], CostModel] = {}
         self._seen = 0
         self._last = 0.0
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
+
+    def of(self, kind: type[Runner]) -> CostModel:
+        """Returns the model of one class of runners: a cross-encoder takes longer for a token than an encoder."""
+        return self._kinds.setdefault(kind, CostModel(self._workers))
 
     def observe(self, tokens: int, seconds: float) -> None:
         """Learns from one computed batch; `tokens` counts padding. Caps the time of an outlier."""

@@ -45,7 +45,7 @@ class ComputedBatch(NamedTuple):
     vectors: NDArray[np.float32]
     started: float
     ended: float
-    padded: bool
+    runner: Runner
 
 
 class FailedBatch(NamedTuple):
@@ -107,13 +107,14 @@ class Workers:
         self._report(FailedBatch(items, _hanging()))
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Stops the threads after the batches they hold."""
+        """Stops the threads after the batches they hold, and waits `timeout_s` at most for all of them."""
+        deadline = time.monotonic() + timeout_s
         with self._changed:
             self._closed = True
             self._changed.notify_all()
             workers = list(self._workers)
         for worker in workers:
-            worker.thread.join(timeout_s)
+            worker.thread.join(max(deadline - time.monotonic(), 0.0))
 
     def replace_stuck(self, after_s: float) -> None:
         """Fails each batch that a thread has held for `after_s`, and starts a new thread.
@@ -195,7 +196,7 @@ class Workers:
                 self._run(worker, runner, half)
             return
         if not worker.given_up:
-            self._report(ComputedBatch(batch, vectors, started, time.monotonic(), runner.pads))
+            self._report(ComputedBatch(batch, vectors, started, time.monotonic(), runner))
 
     def _restart(self, worker: _Worker, why: str) -> None:
         self._on_restart(why)
@@ -244,12 +245,13 @@ class Batcher:
         stuck_s: float,
         cost: CostModel,
         metrics: EncoderMetrics,
+        of_pairs: tuple[int, int] | None = None,
     ) -> None:
         self._cost, self._metrics, self._stuck_s = cost, metrics, stuck_s
         self._queue_seconds = {lane: metrics.queue_seconds.labels(lane) for lane in LANES}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watch: asyncio.Task[None] | None = None
-        queues = Queues(batch_items=batch_items, batch_tokens=batch_tokens, workers=workers)
+        queues = Queues(batch_items=batch_items, batch_tokens=batch_tokens, workers=workers, of_pairs=of_pairs)
         self._workers = Workers(queues, workers, self._report, metrics.restarted)
 
     async def encode(
@@ -316,9 +318,10 @@ class Batcher:
     def _observe(self, done: ComputedBatch) -> None:
         """Records a batch in the cost model and the metrics."""
         tokens = sum(item.length for item in done.batch)
-        computed = max(item.length for item in done.batch) * len(done.batch) if done.padded else tokens
+        computed = max(item.length for item in done.batch) * len(done.batch) if done.runner.pads else tokens
         seconds = done.ended - done.started
         self._cost.observe(computed, seconds)
+        self._cost.of(type(done.runner)).observe(computed, seconds)
         self._metrics.batch(items=len(done.batch), tokens=tokens, computed=computed, seconds=seconds)
 
     def _drop(self, dropped: DroppedItems) -> None:

@@ -71,6 +71,8 @@ class Breaker:
             del self._probes[key]
 
     def _mark(self, model: Model, failure: str) -> None:
+        if self._versions.models.get(model.version) is not model:  # it was dropped during the probe
+            return
         if self._versions.mark(model.version, failure):
             if failure:
                 log.error("a model fails every run", version=model.version, reason=failure)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -146,7 +146,7 @@ class Encoder:
             model,
             model.choose(call.precision, call.role),
             lambda: model.tokenization.texts(texts, truncate=call.truncate, name=call.name),
-            _estimate(texts, model),
+            _estimate(map(len, texts), model),
             sum(map(len, texts)),
             call.lane,
             STREAM_PATIENCE_S if call.patient else 0.0,
@@ -161,7 +161,7 @@ class Encoder:
         if isinstance(call, AnalogyCall):
             return await self._by_analogy(call)
         started = time.monotonic()
-        check_texts([call.query], self._limits, "query")
+        _check_query(call.query, self._limits)
         check_texts(call.premises, self._limits, "premises")
         model, ensemble = self._versions.resolve_cross_encoder(call.selection)
         if ensemble and not call.first_of_ensemble:
@@ -173,7 +173,7 @@ class Encoder:
             model,
             model.choose(call.precision, "query"),
             lambda: model.tokenization.pairs(call.query, call.premises, truncate=call.truncate),
-            _estimate(call.premises, model) + len(call.premises) * _estimate([call.query], model),
+            _estimate((len(call.query) + len(premise) for premise in call.premises), model),
             sum(map(len, call.premises)) + len(call.premises) * len(call.query),
         )
         return replace(await self._run(prepared, started, call.deadline_s), ensemble=ensemble)
@@ -185,9 +185,10 @@ class Encoder:
         self._tokenizers.shutdown(wait=False, cancel_futures=True)
 
     async def _by_analogy(self, call: AnalogyCall) -> CallResult:
-        """Scores premises by how much they differ from a query as those of prototypes do from theirs, in float32.
+        """Scores premises by how much they differ from a query as those of prototypes do from theirs.
 
-        Errors count the prototypes' texts behind the query and behind the premises.
+        Queries are encoded in float32, which is the answer's precision, and premises in that of their space. Errors
+        count the prototypes' texts behind the query and behind the premises.
         """
         started = time.monotonic()
         check_texts(call.premises, self._limits, "premises")
@@ -218,7 +219,9 @@ class Encoder:
             )
         )
         count = len(call.premises)
-        scores = analogy_scores(shifts(first.rows[1:], second.rows[count:]), first.rows[0], second.rows[:count])
+        scores = await asyncio.to_thread(
+            lambda: analogy_scores(shifts(first.rows[1:], second.rows[count:]), first.rows[0], second.rows[:count])
+        )
         return replace(
             first,
             rows=scores[:, None].astype(np.float32),
@@ -236,7 +239,11 @@ class Encoder:
         with self._versions.held(prepared.model):
             asked = time.monotonic()
             async with self._admission.admitted(
-                prepared.lane, prepared.estimate, deadline, prepared.patience_s
+                prepared.lane,
+                prepared.estimate,
+                deadline,
+                prepared.patience_s,
+                type(prepared.model.runners[prepared.precision]),
             ) as hold:
                 tokenizing = time.monotonic()
                 tokenized = await self._tokenize(prepared)
@@ -291,7 +298,14 @@ def _parts(texts: Sequence[Tokens], limit: int) -> Iterator[Sequence[Tokens]]:
     yield texts[start:]
 
 
-def _estimate(texts: Sequence[str], model: Model) -> int:
-    """Estimates the tokens of texts; the model sees at most `max_tokens` of each."""
+def _check_query(query: str, limits: Limits) -> None:
+    try:
+        check_texts([query], limits)
+    except InvalidArgument as error:  # it names a position, and there is one query
+        raise type(error).field("query", error.violations[0].description) from None
+
+
+def _estimate(characters: Iterable[int], model: Model) -> int:
+    """Estimates the tokens of texts or pairs of so many characters; the model sees at most `max_tokens` of each."""
     most = model.description.max_tokens
-    return sum(min(len(text) // CHARACTERS_A_TOKEN + SPECIAL_TOKENS, most) for text in texts)
+    return sum(min(count // CHARACTERS_A_TOKEN + SPECIAL_TOKENS, most) for count in characters)

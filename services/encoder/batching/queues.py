@@ -18,7 +18,7 @@ from typing import Literal
 
 import numpy as np
 
-from services.encoder.runtime.runners import Runner, Tokens
+from services.encoder.runtime.runners import PairRunner, Runner, Tokens
 
 Lane = Literal["interactive", "bulk"]
 LANES: tuple[Lane, ...] = ("interactive", "bulk")
@@ -70,11 +70,15 @@ class Queues:
     """The waiting texts. Not thread-safe: the caller holds a lock.
 
     A batch has at most `batch_items` texts, and workers share what waits. With 0, tokens alone bound a batch: a GPU
-    computes many short texts together faster than several workers after each other.
+    computes many short texts together faster than several workers after each other. `of_pairs` are the two bounds for
+    a cross-encoder, where it computes on another device.
     """
 
-    def __init__(self, *, batch_items: int, batch_tokens: int, workers: int) -> None:
-        self._batch_items, self._batch_tokens, self._workers = batch_items, batch_tokens, workers
+    def __init__(
+        self, *, batch_items: int, batch_tokens: int, workers: int, of_pairs: tuple[int, int] | None = None
+    ) -> None:
+        self._bounds, self._workers = (batch_items, batch_tokens), workers
+        self._bounds_of_pairs = of_pairs or self._bounds
         self._dropped: list[tuple[Item, bool]] = []
         self._lanes: dict[Lane, OrderedDict[Runner, _Queue]] = {lane: OrderedDict() for lane in LANES}
         self._turn = 0
@@ -125,7 +129,7 @@ class Queues:
         if not queue.batches:
             window: Batch = []
             tokens = 0
-            while queue.waiting and self._has_room(window, tokens):
+            while queue.waiting and self._has_room(window, tokens, runner):
                 item = queue.waiting.popleft()
                 if self._is_alive(item, now):
                     window.append(item)
@@ -135,24 +139,29 @@ class Queues:
             return []
         return [item for item in queue.batches.popleft() if self._is_alive(item, now)]
 
-    def _has_room(self, window: Batch, tokens: int) -> bool:
-        if self._batch_items:
-            return len(window) < WINDOW_BATCHES * self._batch_items
-        return tokens < WINDOW_BATCHES * self._batch_tokens
+    def _bounds_of(self, runner: Runner) -> tuple[int, int]:
+        return self._bounds_of_pairs if isinstance(runner, PairRunner) else self._bounds
+
+    def _has_room(self, window: Batch, tokens: int, runner: Runner) -> bool:
+        batch_items, batch_tokens = self._bounds_of(runner)
+        if batch_items:
+            return len(window) < WINDOW_BATCHES * batch_items
+        return tokens < WINDOW_BATCHES * batch_tokens
 
     def _cut(self, window: Batch, runner: Runner) -> list[Batch]:
         """Sorts a window by length and cuts it where a batch is full, or well filled before a longer text."""
+        batch_items, batch_tokens = self._bounds_of(runner)
         window.sort(key=_LENGTH)
         share = max(-(-len(window) // self._workers), MIN_SPLIT)
-        most = min(self._batch_items, share) if self._batch_items else len(window)
+        most = min(batch_items, share) if batch_items else len(window)
         batches: list[Batch] = []
         batch: Batch = []
         tokens = 0
         for item in window:
             cost = item.length * (len(batch) + 1) if runner.pads else tokens + item.length
-            is_full = len(batch) >= most or cost > self._batch_tokens
+            is_full = len(batch) >= most or cost > batch_tokens
             adds_padding = runner.pads and bool(batch) and item.length > batch[-1].length
-            is_well_filled = tokens >= self._batch_tokens * WELL_FILLED
+            is_well_filled = tokens >= batch_tokens * WELL_FILLED
             if batch and (is_full or (adds_padding and is_well_filled)):
                 batches.append(batch)
                 batch, tokens = [], 0

@@ -26,7 +26,7 @@ from typing import TypeVar
 
 from aeenc import errors
 from services.encoder.rollout.calibration import Calibration
-from services.encoder.rollout.history import SavedLabel, SavedSpace, SwapHistory
+from services.encoder.rollout.history import PREMISES, SavedLabel, SavedSpace, SwapHistory
 from services.encoder.rollout.loading import LoadOptions, Steps, check_place, load_steps, model_bytes
 from services.encoder.rollout.versions import STABLE, Versions
 from services.encoder.runtime.model import Model, TokenizerCache
@@ -42,7 +42,6 @@ PATIENCE_S = 3.0  # until the thread of low priority goes on; an idle-priority l
 GRACE_S = 2.0  # that a load waits for the last step of the one before
 MAX_HUNG = 2  # threads with a step that never ends
 LOAD_S = 120.0
-PREMISES = "(premises)"  # stands for a label in the swap history: the space's premise encoder
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -128,6 +127,7 @@ class CandidateLoader:
             tokenizers=self._tokenizers,
             calibration=self._calibration,
         )
+        reserved.size_bytes = model_bytes(artifact, self._options, model.runners)
         model.reserved = reserved
         return model
 
@@ -228,20 +228,22 @@ class Spaces:
     def __init__(self, registry: Registry, loader: CandidateLoader, versions: Versions, history: SwapHistory) -> None:
         self._registry, self._loader = registry, loader
         self._versions, self._history = versions, history
-        self._failed: dict[str, str] = {}  # space -> the premise encoder that failed here
 
-    async def open_default(self, space_id: str, version: str, *, retry_failed: bool) -> tuple[LabelRow, Model] | None:
+    async def open_default(
+        self, space_id: str, version: str, *, retry_failed: bool
+    ) -> tuple[LabelRow, list[Model], str] | None:
         """Makes a space the default, once its `stable` can be served. Raises the failure when nothing else serves.
 
-        Returns the model to serve at once under its `stable`, when that is not served yet.
+        Returns what it tried as its `stable`: the model to serve at once, or the reason to refuse it.
         """
         if (self._versions.space_id, self._versions.premise_version) == (space_id, version):
             return None
-        if self._failed.get(space_id) == version and self._versions.complete and not retry_failed:
+        if self._versions.complete and not retry_failed and self._has_failed(space_id, version):
             return None
         row = await self._registry.label(space_id, STABLE)
         is_served = (space_id, STABLE) in self._versions.labels
-        if row is None and not is_served and self._versions.complete:
+        is_bad = row is not None and not retry_failed and self._history.has_failed(row)
+        if (row is None or is_bad) and not is_served and self._versions.complete:
             return None
         try:
             premises = await self._load(space_id, version)
@@ -249,29 +251,32 @@ class Spaces:
             if not self._versions.complete:
                 raise
             return None
-        stable = None if row is None or is_served else await self._stable(row, premises)
-        if stable is None and not is_served and self._versions.complete:
-            return None
-        self._versions.open_space(space_id, premises, default=True)
-        return None if row is None or stable is None else (row, stable)
+        tried = None if row is None or is_served else await self._stable(row, premises)
+        can_serve = is_served or (tried is not None and bool(tried[1]))
+        if can_serve or not self._versions.complete:
+            self._versions.open_space(space_id, premises, default=True)
+        return tried
 
-    async def _stable(self, row: LabelRow, premises: Model) -> Model | None:
-        """Loads what `stable` names; None if it cannot be served: the same round follows the label and records why."""
-        with contextlib.suppress(errors.AeencError):
+    async def _stable(self, row: LabelRow, premises: Model) -> tuple[LabelRow, list[Model], str] | None:
+        """Loads what `stable` names, or says why it cannot be served; None if that could not be found out."""
+        try:
             model = premises
             if row.version != premises.version:
                 beside = self._versions.complete
                 model = await self._loader.load(row.space_id, row.version, premises.dim, beside=beside)
             self._loader.check_precision(model)
-            return model
-        return None
+        except errors.Unavailable:  # the same round follows the label and tries again
+            return None
+        except errors.AeencError as error:
+            return row, [], error.message
+        return row, [model], ""
 
     async def open(self, space_id: str, *, retry_failed: bool) -> None:
         """Serves the premises of another space. A failure is recorded, and the space's labels are then refused."""
         version = await self._registry.space(space_id)
         if version is None or self._versions.premise_versions.get(space_id) == version:
             return
-        if self._failed.get(space_id) == version and not retry_failed:
+        if not retry_failed and self._has_failed(space_id, version):
             return
         with contextlib.suppress(errors.AeencError):
             self._versions.open_space(space_id, await self._load(space_id, version))
@@ -303,9 +308,11 @@ class Spaces:
         return here
 
     async def restore(self, saved: SavedSpace, *, default: bool) -> None:
-        """Opens a space as it was served last, without the registry."""
-        digest = saved.premise_manifest_sha256
-        premises = await self._loader.load_known(saved.space_id, saved.premise_version, digest, None)
+        """Opens a space as it was served last, without the registry. One that is open keeps its premise encoder."""
+        version = self._versions.premise_versions.get(saved.space_id, saved.premise_version)
+        premises = self._versions.models.get(version)
+        if premises is None:
+            premises = await self._loader.load_known(saved.space_id, version, saved.premise_manifest_sha256, None)
         self._versions.open_space(saved.space_id, premises, default=default)
 
     async def restore_models(self, label: SavedLabel) -> list[Model]:
@@ -324,7 +331,7 @@ class Spaces:
             return None
         version = self._versions.premise_versions.get(space_id)
         if version is None:
-            why = self._history.last_failure((space_id, PREMISES)) or "the registry names none"
+            why = self._history.failure(space_id, PREMISES) or "the registry names none"
             raise errors.FailedPrecondition(f"the premise encoder of space {space_id} cannot be served: {why}")
         return self._versions.models[version].dim
 
@@ -335,12 +342,17 @@ class Spaces:
             beside = self._versions.complete
             model = loaded or await self._loader.load(space_id, version, None, beside=beside)
         except errors.AeencError as error:
-            row = LabelRow(space_id, PREMISES, version, 0, "", datetime.now(UTC))
-            self._history.record(row, time.monotonic() - started, error.message)
-            self._failed[space_id] = version
+            self._history.record(_premises_row(space_id, version), time.monotonic() - started, error.message)
             raise
-        self._failed.pop(space_id, None)
+        self._history.forget((space_id, PREMISES))
         return model
+
+    def _has_failed(self, space_id: str, version: str) -> bool:
+        return self._history.has_failed(_premises_row(space_id, version))
+
+
+def _premises_row(space_id: str, version: str) -> LabelRow:
+    return LabelRow(space_id, PREMISES, version, 0, "", datetime.now(UTC))
 
 
 def _take(version: str, steps: Steps, stop: threading.Event) -> Model | None:

@@ -8,20 +8,18 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from collections.abc import Generator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from aeenc.errors import AeencError, FailedPrecondition
 from services.encoder.rollout.calibration import AUTO, fastest, measured
-from services.encoder.rollout.loading import LoadOptions, open_runners, probe_tokens
+from services.encoder.rollout.loading import LoadOptions, all_of, open_runners, probe_tokens
 from services.encoder.runtime.model import BFLOAT16, FLOAT32, Description, Tokenization, TokenizerCache
 from services.encoder.runtime.onnx_session import CPU, Placement
 from services.store.artifacts import Artifact, ArtifactStore
 
-T = TypeVar("T")
 FOLDER = "checkpoints"
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -31,9 +29,9 @@ def compare(artifact: Artifact) -> list[dict[str, Any]]:
     description = Description.of(artifact)
     tokenization = Tokenization(TokenizerCache().of(artifact), description.max_tokens)
     options = LoadOptions(sys.maxsize, AUTO, Placement([CPU]))
-    runners, refused = _all(open_runners(artifact, description, tokenization, options))
+    runners, refused = all_of(open_runners(artifact, description, tokenization, options))
     tokens = probe_tokens(artifact, description, tokenization)
-    rates = _all(measured(runners, tokens))
+    rates = all_of(measured(runners, tokens))
     vectors = {name: np.concatenate([runner.run([one]) for one in tokens]) for name, runner in runners.items()}
     rows = []
     for name in (*runners, *refused):
@@ -64,16 +62,6 @@ def _chosen(store: ArtifactStore) -> Artifact:
 def _cpu() -> str:
     lines = _CPUINFO.read_text(encoding="utf-8").splitlines() if _CPUINFO.exists() else []
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
-
-
-def _all(steps: Generator[None, None, T]) -> T:
-    """Takes all steps at once."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: T = end.value
-            return result
 
 
 def main() -> None:

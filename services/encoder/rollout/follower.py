@@ -24,8 +24,8 @@ from typing import Any
 
 from aeenc import errors
 from services.encoder.metrics import EncoderMetrics
-from services.encoder.rollout.candidates import PREMISES, CandidateLoader, Spaces
-from services.encoder.rollout.history import SavedLabel, StateFile, SwapHistory
+from services.encoder.rollout.candidates import CandidateLoader, Spaces
+from services.encoder.rollout.history import SavedLabel, SavedState, StateFile, SwapHistory
 from services.encoder.rollout.versions import STABLE, LabelKey, ServedLabel, Versions
 from services.encoder.runtime.model import Model
 from services.kit import tracing
@@ -75,7 +75,6 @@ class Follower:
     ) -> None:
         self._options, self._registry, self._loader = options, registry, loader
         self._versions, self._history, self._readiness, self._metrics = versions, history, readiness, metrics
-        self._failed: dict[LabelKey, tuple[int, str]] = {}  # revision and version that failed here
         self._acknowledged: dict[LabelKey, tuple[int, str]] = {}  # revision and version acknowledged last
         self._state_file = StateFile(options.state_dir)
         self._spaces = Spaces(registry, loader, versions, history)
@@ -118,12 +117,17 @@ class Follower:
         task.add_done_callback(self._tasks.discard)
 
     async def _watch(self, last_event: str) -> None:
-        """Waits for events, applies at once what needs no load, and wakes the rounds for the rest."""
+        """Waits for events, applies at once what needs no load, and wakes the rounds for the rest.
+
+        What has failed is tried again after each `poll_s`, however many events there are.
+        """
+        retried = time.monotonic()
         while True:
             try:
                 wait_s = self._options.poll_s if self._versions.complete else RETRY_S
                 seen = await self._registry.wait_for_event(last_event, wait_s)
-                self._retry_failed |= seen == last_event
+                if time.monotonic() - retried >= wait_s:
+                    self._retry_failed, retried = True, time.monotonic()
                 await self._apply_loaded()
                 last_event = seen
             except (errors.Unavailable, NewerFormat) as error:
@@ -170,11 +174,12 @@ class Follower:
             self._nothing_to_follow("the registry names no space; start the trainer, it publishes the base model")
             return
         started = time.monotonic()
+        tried: LabelRow | None = None
         opened = await self._spaces.open_default(space_id, premise_version, retry_failed=retry_failed)
         if opened is not None:
-            row, model = opened
-            self._history.record(row, time.monotonic() - started)
-            self._serve((row.space_id, row.name), [model], ServedLabel(row.version, row.revision, row.share))
+            tried, models, failure = opened
+            with _span_of(tried):
+                await self._conclude(tried, models, failure, time.monotonic() - started)
         space_id = self._versions.space_id
         rows = await self._rows()
         for other in sorted({row.space_id for row in rows} - {space_id, CROSS_ENCODERS}):
@@ -182,7 +187,7 @@ class Follower:
             await self._patiently(opening)
             opening.result()
         for row in sorted(rows, key=self._urgency):
-            await self._follow_row(row, retry_failed=retry_failed)
+            await self._follow_row(row, retry_failed=retry_failed and row != tried)
         async with self._applying:
             rows = await self._rows()  # labels may have moved during the loads
             self._stable = next((row for row in rows if (row.space_id, row.name) == (space_id, STABLE)), None)
@@ -222,8 +227,12 @@ class Follower:
                     self.show_readiness()
 
     def _withdraw_all_but(self, rows: Iterable[LabelRow]) -> None:
-        for key in self._versions.withdraw_all_but({(row.space_id, row.name) for row in rows}):
+        named = {(row.space_id, row.name) for row in rows}
+        for key in self._versions.withdraw_all_but(named):
             self._metrics.unserved(*key)
+        self._history.forget_all_but(named)
+        for key in self._acknowledged.keys() - named:
+            del self._acknowledged[key]
 
     async def _rows(self) -> list[LabelRow]:
         """Reads the labels to follow: those of the configured space, or all."""
@@ -253,11 +262,11 @@ class Follower:
         return here == ServedLabel(row.version, row.revision, row.share)
 
     async def _follow_row(self, row: LabelRow, *, retry_failed: bool) -> None:
-        key, wanted = (row.space_id, row.name), (row.revision, row.version)
         if self._is_served(row):
-            if self._acknowledged.get(key) != wanted:  # the acknowledgement was lost, or another process sent it
+            acknowledged = self._acknowledged.get((row.space_id, row.name))
+            if acknowledged != (row.revision, row.version):  # it was lost, or another process sent it
                 await self._acknowledge(row, ok=True)
-        elif retry_failed or self._failed.get(key) != wanted:
+        elif retry_failed or not self._history.has_failed(row):
             await self._swap(row)
 
     async def _fall_back(self, stable: LabelRow) -> None:
@@ -265,7 +274,9 @@ class Follower:
         state = await self._state_file.load()
         key = (stable.space_id, stable.name)
         served = [label.version for label in (state.labels if state else ()) if (label.space_id, label.name) == key]
-        for version in (*served, stable.previous):
+        for version in dict.fromkeys((*served, stable.previous)):
+            if version in {"", stable.version}:
+                continue
             try:
                 model = await self._spaces.model(stable.space_id, version)
             except errors.AeencError as error:
@@ -291,7 +302,7 @@ class Follower:
         """Derives readiness from what is served, what fails and what is followed."""
         space_id, stable = self._versions.space_id, self._stable
         here = self._versions.labels.get((space_id, STABLE))
-        reason = self._history.last_failure((space_id, STABLE), (space_id, PREMISES))
+        reason = self._history.failure(space_id, STABLE)
         if here is None:
             self._readiness.starting(f"no version can be served: {reason}")
         elif failing := self._versions.failing({here.version, self._versions.premise_version}):
@@ -301,7 +312,7 @@ class Follower:
         elif here.revision == FALLEN_BACK and stable is not None:
             self._readiness.degraded(f"label `stable` names {stable.version}, serving {here.version}: {reason}")
         elif unserved := [one for one in self._elsewhere if (one, STABLE) not in self._versions.labels]:
-            reason = self._history.last_failure((unserved[0], STABLE), (unserved[0], PREMISES))
+            reason = self._history.failure(unserved[0], STABLE)
             self._readiness.degraded(f"space {unserved[0]} is not served: {reason}")
         elif failing := self._versions.failing(self._versions.models):
             self._readiness.degraded(failing)
@@ -353,14 +364,11 @@ class Follower:
 
     async def _conclude(self, row: LabelRow, models: list[Model], failure: str, duration_s: float) -> None:
         """Serves models under a label, or keeps what is served; records and acknowledges either."""
-        key = (row.space_id, row.name)
         self._history.record(row, duration_s, failure)
-        if not models:
-            self._failed[key] = (row.revision, row.version)
-            tracing.failed()
+        if models:
+            self._serve((row.space_id, row.name), models, ServedLabel(row.version, row.revision, row.share))
         else:
-            self._serve(key, models, ServedLabel(row.version, row.revision, row.share))
-            self._failed.pop(key, None)
+            tracing.failed()
         await self._acknowledge(row, ok=bool(models), reason=failure)
 
     def _serve(self, key: LabelKey, models: list[Model], label: ServedLabel) -> None:
@@ -388,32 +396,35 @@ class Follower:
         self._acknowledged[row.space_id, row.name] = (row.revision, row.version)
 
     async def _restore(self, why: str) -> None:
-        state = await self._state_file.load()
-        if state is None:
+        """Serves what was served last, and takes nothing back that the first round has served already."""
+        spaces, labels = await self._state_file.load() or SavedState((), ())
+        if not spaces and not self._versions.complete:
             self._readiness.starting(f"nothing was served here before, and the registry is away: {why}")
             return
-        try:
-            await self._spaces.restore(state.spaces[0], default=True)
-        except errors.AeencError as error:  # the next rounds try again
-            self._readiness.starting(f"{why}; nor can what was served here last: {error.message}")
-            return
-        for other in state.spaces[1:]:
+        for space in spaces:
+            becomes_default = space is spaces[0] and not self._versions.complete
             try:
-                await self._spaces.restore(other, default=False)
+                await self._spaces.restore(space, default=becomes_default)
             except errors.AeencError as error:
-                log.warning("a saved space cannot be served", space=other.space_id, reason=error.message)
-        await self._restore_labels(state.labels)
+                log.warning("a saved space cannot be served", space=space.space_id, reason=error.message)
+                if becomes_default:  # the next rounds try again
+                    self._readiness.starting(f"{why}; nor can what was served here last: {error.message}")
+                    return
+        await self._restore_labels(labels)
         self._fall_behind(f"serving the labels of the last run: {why}")
 
     async def _restore_labels(self, labels: Iterable[SavedLabel]) -> None:
         for label in labels:
+            key = (label.space_id, label.name)
+            if key in self._versions.labels:
+                continue
             try:
                 models = await self._spaces.restore_models(label)
             except errors.AeencError as error:
                 log.exception("a saved label cannot be served", label=label.name, reason=error.message)
                 continue
-            served = ServedLabel(label.version, label.revision, label.share)
-            self._serve((label.space_id, label.name), models, served)
+            if key not in self._versions.labels:  # nor has an event had it served meanwhile
+                self._serve(key, models, ServedLabel(label.version, label.revision, label.share))
 
 
 def _span_of(row: LabelRow) -> AbstractContextManager[tracing.Span]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,9 +23,11 @@ from services.store.registry_rows import TOGETHER
 log = get(__name__)
 
 KEPT_SWAPS = 20
+PREMISES = "(premises)"  # stands for a label: the space's premise encoder
 FORMAT_VERSION = 3
 FILE = "labels.json"
 _READABLE = {1, 2, 3}  # 1 had labels of one space only, 2 one space of queries and premises
+_RUN = re.compile("run-[0-9a-f]{16}")  # the label of a run, of which there are ever more
 _SPACE_FIELDS = ("space_id", "premise_version", "premise_manifest_sha256")
 
 
@@ -43,11 +46,12 @@ class Swap:
 
 
 class SwapHistory:
-    """The last attempts, newest first."""
+    """The last attempts, newest first, and what failed last for each label."""
 
     def __init__(self, metrics: EncoderMetrics) -> None:
         self._metrics = metrics
         self._swaps: deque[Swap] = deque(maxlen=KEPT_SWAPS)
+        self._failures: dict[LabelKey, Swap] = {}
 
     def __iter__(self) -> Iterator[Swap]:
         return iter(self._swaps)
@@ -57,16 +61,34 @@ class SwapHistory:
         ok = not reason
         swap = Swap(row.space_id, row.name, row.version, row.revision, ok, reason, datetime.now(UTC), duration_s)
         self._swaps.appendleft(swap)
-        self._metrics.swaps.labels(row.space_id, row.name, "ok" if ok else "failed").inc()
+        name = "run" if _RUN.fullmatch(row.name) else row.name
+        self._metrics.swaps.labels(row.space_id, name, "ok" if ok else "failed").inc()
+        self.forget((row.space_id, row.name))
         if ok:
             seconds = round(duration_s, 3)
             log.info("label serves", label=row.name, version=row.version, revision=row.revision, seconds=seconds)
         else:
+            self._failures[row.space_id, row.name] = swap
             log.error("label keeps its version", label=row.name, refused=row.version, reason=reason)
 
-    def last_failure(self, *keys: LabelKey) -> str:
-        """Returns the reason of the last failed attempt for one of these labels; empty when none failed."""
-        return next((swap.reason for swap in self._swaps if not swap.ok and (swap.space_id, swap.label) in keys), "")
+    def failure(self, space_id: str, label: str) -> str:
+        """Returns why the last attempt for a label failed; empty when it did not."""
+        failed = self._failures.get((space_id, label))
+        return failed.reason if failed else ""
+
+    def has_failed(self, row: LabelRow) -> bool:
+        """Whether the last attempt for a label was this one, and failed."""
+        failed = self._failures.get((row.space_id, row.name))
+        return failed is not None and (failed.revision, failed.version) == (row.revision, row.version)
+
+    def forget(self, key: LabelKey) -> None:
+        """Forgets the failure of a label."""
+        self._failures.pop(key, None)
+
+    def forget_all_but(self, labels: Collection[LabelKey]) -> None:
+        """Forgets the failures of all other labels; those of premise encoders stay."""
+        for key in [key for key in self._failures if key not in labels and key[1] != PREMISES]:
+            self.forget(key)
 
 
 class SavedLabel(NamedTuple):

@@ -12,10 +12,10 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +57,7 @@ FILES = {
     "probes.int8.npy",
     "metrics.json",
 }
+T = TypeVar("T")
 Steps = Generator[None, None, Model]
 _EMBEDDING, _SCORE, _SEGMENTS = "sentence_embedding", "score", "token_type_ids"
 _MODELS = {
@@ -88,7 +89,12 @@ class LoadOptions:
     @property
     def on_gpu(self) -> bool:
         """Whether encoders run on a GPU."""
-        return self.torch_device.startswith("cuda") if self.torch_device else CUDA in self.placement.providers
+        return self.torch_device.startswith("cuda") if self.torch_device else self.pairs_on_gpu
+
+    @property
+    def pairs_on_gpu(self) -> bool:
+        """Whether cross-encoders run on a GPU."""
+        return CUDA in self.placement.providers
 
 
 def check_runtime(options: LoadOptions) -> None:
@@ -106,6 +112,16 @@ def check_runtime(options: LoadOptions) -> None:
         raise FailedPrecondition("AEENC_ENCODER_PRECISION=float16, but half precision is for a GPU; set prefer-float16")
 
 
+def all_of(steps: Generator[None, None, T]) -> T:
+    """Takes all steps at once, and returns what they lead to."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
 def load_model(
     artifact: Artifact,
     options: LoadOptions,
@@ -115,13 +131,7 @@ def load_model(
     tokenizers: TokenizerCache | None = None,
 ) -> Model:
     """Takes all the steps of `load_steps` at once."""
-    steps = load_steps(artifact, options, space_id=space_id, dim=dim, tokenizers=tokenizers)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            model: Model = end.value
-            return model
+    return all_of(load_steps(artifact, options, space_id=space_id, dim=dim, tokenizers=tokenizers))
 
 
 def load_steps(
@@ -195,7 +205,7 @@ def _lower_precisions(options: LoadOptions, description: Description) -> Sequenc
 def _asked(options: LoadOptions, description: Description) -> Sequence[str]:
     """The lower precisions that the options name; a cross-encoder may have int8 on a CPU."""
     if description.model_type == "cross-encoder":
-        return [INT8] if options.precision in {AUTO, INT8} and CUDA not in options.placement.providers else []
+        return [INT8] if options.precision in {AUTO, INT8} and not options.pairs_on_gpu else []
     return [INT8, BFLOAT16] if options.precision == AUTO else [one for one in _MODELS if one == options.precision]
 
 
@@ -266,12 +276,16 @@ def _check_files(artifact: Artifact, max_file_bytes: int) -> None:
             raise DataLoss(f"{artifact.path / name} has {entry.size_bytes:,} bytes, over the limit of {limit:,}")
 
 
-def model_bytes(artifact: Artifact, options: LoadOptions) -> int:
-    """Returns the size of the model files that loading opens, about what the model takes in memory."""
+def model_bytes(artifact: Artifact, options: LoadOptions, kept: Collection[str] | None = None) -> int:
+    """Returns the size of the model files that loading opens, about what the model takes in memory.
+
+    With `kept`, that of these precisions: what calibration has not chosen takes none any more.
+    """
     description = Description.of(artifact)
     in_torch = options.torch_device and description.model_type != "cross-encoder"
     names = ["model.safetensors"] if in_torch else ["model.onnx"]
     lower = [] if in_torch else _lower_precisions(options, description)
+    lower = [precision for precision in lower if kept is None or precision in kept]
     names += [_MODELS[precision][0] for precision in lower if precision != BFLOAT16]
     halves = ["model.onnx"] * options.workers if BFLOAT16 in lower and not _bfloat16_refusal(options) else []
     sizes = {name: entry.size_bytes for name, entry in artifact.files.items()}
@@ -308,7 +322,8 @@ def _warm(runner: Runner, description: Description, options: LoadOptions) -> Non
     """
     longest = description.max_tokens
     shapes = [(1, length) for length in WARM_LENGTHS if length < longest] + [(1, longest)]
-    if options.on_gpu and options.batch_tokens >= 2 * longest:
+    on_gpu = options.pairs_on_gpu if description.model_type == "cross-encoder" else options.on_gpu
+    if on_gpu and options.batch_tokens >= 2 * longest:
         shapes.append((options.batch_tokens // longest, longest))
     for texts, length in shapes:
         tokens = Tokens([description.pad_id + 1] * length, [0] * length)

@@ -161,8 +161,15 @@ class Versions:
 
     def serve(self, key: LabelKey, models: Sequence[Model], label: ServedLabel) -> None:
         """Serves the models of a label's versions. The assignment to the label is the swap."""
-        self._models |= {model.version: model for model in models}
+        for model in models:
+            self._hold(model)
         self._labels[key] = label
+
+    def _hold(self, model: Model) -> None:
+        """Keeps a model; what was noted about another one of its version does not count for it."""
+        if self._models.get(model.version) is not model:
+            self._failing.pop(model.version, None)
+            self._models[model.version] = model
 
     def failing(self, versions: Collection[str]) -> str:
         """Says which of these versions fails every run, and why; empty when none does."""
@@ -187,7 +194,7 @@ class Versions:
 
     def open_space(self, space_id: str, premises: Model, *, default: bool = False) -> None:
         """Serves the premises of a space, and makes it the default one on request."""
-        self._models[premises.version] = premises
+        self._hold(premises)
         self._premise_versions[space_id] = premises.version
         if default:
             self._space_id = space_id

@@ -55,16 +55,18 @@ class Placement(NamedTuple):
         return [dict(self.cuda) if provider == CUDA else {} for provider in self.providers]
 
 
-def providers_of(device: str, gpu_bytes: int = 0) -> Placement:
+def providers_of(device: str, gpu_bytes: int = 0, *, or_cpu: bool = False) -> Placement:
     """Returns onnxruntime's execution providers for `auto`, `cpu`, `cuda` or `cuda:N`, the preferred one first.
 
     It opens a session to see: without a working driver, a build with CUDA computes on the CPU and says nothing. Raises
-    FailedPrecondition for `cuda` when sessions would not be there. `gpu_bytes` bounds their memory (0: no bound).
+    FailedPrecondition for `cuda` when sessions would not be there, unless a CPU will do (`or_cpu`). `gpu_bytes` bounds
+    their memory (0: no bound).
     """
+    is_must = device != "auto" and not or_cpu
     has_cuda = CUDA in ort.get_available_providers()
     if device == "cpu":
         return Placement([CPU])
-    if device == "auto" and not has_cuda:
+    if not has_cuda and not is_must:
         unused = "has a GPU, and this onnxruntime has no CUDA; install the extra encoder-gpu"
         return Placement([CPU], f"this machine {unused}, or set AEENC_ENCODER_DEVICE=cpu" if _has_gpu() else "")
     if not has_cuda:
@@ -79,7 +81,7 @@ def providers_of(device: str, gpu_bytes: int = 0) -> Placement:
     if _opens_with_cuda(placement):
         return placement
     reason = "this onnxruntime has CUDA and its sessions are on the CPU; repair the driver or the CUDA libraries"
-    if device != "auto":
+    if is_must:
         also = f", or name another card than {cuda['device_id']}" if ":" in device else ""
         raise FailedPrecondition(f"AEENC_ENCODER_DEVICE={device}, but {reason}{also}")
     return Placement([CPU], f"{reason}, or set AEENC_ENCODER_DEVICE=cpu")

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from aeenc.errors import DeadlineExceeded, Overloaded
 from services.encoder.batching.admission import ENOUGH, Admission, CostModel
 from services.encoder.metrics import EncoderMetrics
+from services.encoder.runtime.runners import PaddedRunner, PairRunner
 
 
 def admission(tokens: int = 4000, cost: CostModel | None = None) -> Admission:
@@ -80,6 +81,21 @@ async def test_people_do_not_wait_behind_bulk_in_the_forecast_and_bulk_waits_beh
             await gate.admitted("bulk", 100, time.monotonic() + 1).__aenter__()
 
 
+async def test_slow_pairs_do_not_spoil_the_forecast_of_an_encode_and_it_still_waits_behind_them_in_the_queue():
+    cost = CostModel(1)
+    for number in range(ENOUGH * 4):
+        tokens = 50 + number % 7 * 100
+        for kind, seconds_a_token in ((PaddedRunner, 0.0001), (PairRunner, 0.01)):
+            cost.observe(tokens, tokens * seconds_a_token)
+            cost.of(kind).observe(tokens, tokens * seconds_a_token)
+    gate = admission(100_000, cost)
+    async with gate.admitted("interactive", 1000, time.monotonic() + 1, kind=PaddedRunner):
+        with pytest.raises(DeadlineExceeded, match=r"take about (9\.9|10\.0). s here"):
+            await gate.admitted("interactive", 1000, time.monotonic() + 1, kind=PairRunner).__aenter__()
+        with pytest.raises(Overloaded, match="would be done in about"):
+            await gate.admitted("interactive", 1000, time.monotonic() + 1, kind=PaddedRunner).__aenter__()
+
+
 def test_the_fit_finds_the_line_and_follows_a_machine_that_slows_down():
     slope, fixed = known_cost(0.002, 0.01).line
     assert slope == pytest.approx(0.002, rel=0.01)
@@ -111,6 +127,20 @@ async def test_a_stream_that_waits_in_vain_is_refused_like_any_call():
             await gate.admitted("bulk", 600, None, 0.1).__aenter__()
         assert 0.08 < time.monotonic() - started < 1
     async with gate.admitted("bulk", 1000, None):
+        pass
+
+
+async def test_a_call_without_patience_does_not_overtake_a_stream_that_waits():
+    gate, entered = admission(4000), []
+    async with gate.admitted("bulk", 900, None):
+        waiting = asyncio.create_task(enter(gate, 600, entered))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match=r"1,500 tokens wait in the bulk lane and 50 more are over its limit"):
+            await gate.admitted("bulk", 50, None).__aenter__()
+        async with gate.admitted("interactive", 50, None):
+            pass
+    await waiting
+    async with gate.admitted("bulk", 50, None):
         pass
 
 

@@ -14,12 +14,12 @@ from prometheus_client import CollectorRegistry
 
 from aeenc.errors import AeencError, Unavailable
 from services.encoder.batching import batcher
-from services.encoder.batching.admission import CostModel
+from services.encoder.batching.admission import ENOUGH, CostModel
 from services.encoder.batching.batcher import Batcher
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.runtime.runners import Tokens
 from services.encoder.runtime.thread_priority import WORKER
-from support.waiting import eventually
+from support.waiting import eventually, until
 
 POISON, DEADLY, ENDLESS = 13, 17, 19
 
@@ -54,13 +54,13 @@ class Runner:
 class Setup:
     def __init__(self, workers: int = 1, stuck_s: float = 60.0) -> None:
         self.registry = CollectorRegistry()
-        self.runner = Runner()
+        self.runner, self.cost = Runner(), CostModel(workers)
         self.batcher = Batcher(
             workers=workers,
             batch_items=32,
             batch_tokens=100_000,
             stuck_s=stuck_s,
-            cost=CostModel(workers),
+            cost=self.cost,
             metrics=EncoderMetrics(self.registry),
         )
 
@@ -164,6 +164,34 @@ async def test_cancelling_many_calls_leaves_no_text_to_compute(setup) -> None:
     assert set(setup.runner.computed) <= {0, 1, 99}, "the cancelled calls were computed"
     dropped = setup.registry.get_sample_value("aeenc_encoder_dropped_texts_total", {"reason": "cancelled"})
     assert dropped >= 38 * 64 - 64
+
+
+async def test_each_kind_of_runner_has_its_own_cost() -> None:
+    class Quick(Runner):
+        def run(self, batch):
+            return np.ones((len(batch), 2), dtype=np.float32)
+
+    setup = Setup()
+    for _ in range(ENOUGH):
+        await setup.encode(1)  # takes 20 ms
+        await setup.batcher.encode(Quick(), [Tokens([1] * 5)], "interactive")
+    await until(lambda: setup.cost.of(Runner).is_known and setup.cost.of(Quick).is_known)
+    assert setup.cost.of(Quick).compute_s(5) < setup.cost.of(Runner).compute_s(5) / 2
+    await setup.batcher.close()
+
+
+async def test_the_end_waits_once_for_all_workers_that_hang() -> None:
+    setup = Setup(workers=8)
+    calls: list[asyncio.Future] = []
+    while len(calls) < 8:
+        calls.append(asyncio.ensure_future(setup.encode(1, ENDLESS)))
+        await until(lambda: len(setup.runner.sizes) == len(calls))
+    started = time.monotonic()
+    await asyncio.to_thread(setup.batcher._workers.close, 0.3)
+    assert time.monotonic() - started < 4 * 0.3
+    setup.runner.release.set()
+    await asyncio.gather(*calls)
+    await setup.batcher.close()
 
 
 async def test_threads_that_never_come_back_are_replaced_a_bounded_number_of_times(monkeypatch) -> None:

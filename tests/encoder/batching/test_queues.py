@@ -6,7 +6,7 @@ import math
 from types import SimpleNamespace
 
 from services.encoder.batching.queues import BULK_TURN, WINDOW_BATCHES, Item, Queues
-from services.encoder.runtime.runners import Tokens
+from services.encoder.runtime.runners import PairRunner, Tokens
 
 
 class Runner:
@@ -114,6 +114,14 @@ def test_on_a_gpu_tokens_alone_bound_a_batch_however_many_workers_there_are():
     assert [len(batch) for _, batch in drain(waiting)] == [1024]
     waiting.put("bulk", Runner(), items([12] * 3000))
     assert [len(batch) for _, batch in drain(waiting)] == [1365, 1365, 270]
+
+
+def test_pairs_have_batches_of_their_own_size_where_they_compute_on_another_device():
+    waiting = queues(batch_items=0, batch_tokens=16_384, workers=2, of_pairs=(32, 256))
+    waiting.put("interactive", PairRunner(None, pad_id=0, segmented=False), items([16] * 40))
+    assert {len(batch) for _, batch in drain(waiting)} <= {16, 8}
+    waiting.put("interactive", Runner(), items([16] * 40))
+    assert [len(batch) for _, batch in drain(waiting)] == [40]
 
 
 def test_a_window_without_a_limit_of_texts_is_bounded_by_tokens():

@@ -18,6 +18,7 @@ from services.encoder.rollout.candidates import CandidateLoader
 from services.encoder.rollout.loading import LoadOptions
 from services.encoder.runtime.onnx_session import Placement
 from services.encoder.runtime.thread_priority import CANDIDATE
+from support.models.tiny_checkpoints import write_tiny_checkpoint
 from support.waiting import until
 
 
@@ -101,6 +102,21 @@ async def test_checkpoints_with_the_same_tokenizer_file_share_it(made, tiny_chec
     first, second = await load(made, tiny_checkpoint), await load(made, tiny_checkpoint)
     assert first.tokenization is not second.tokenization
     assert first.tokenization._tokenizer is second.tokenization._tokenizer
+
+
+async def test_memory_is_held_for_the_precisions_that_serve_and_not_for_those_that_were_tried(
+    registry, artifact_store, monkeypatch
+):
+    monkeypatch.setattr(loading, "fastest", lambda rates: "float32")
+    monkeypatch.setattr(loading, "bfloat16_refusal", lambda: "there is none")
+    passed = {"passed": True, "recipe": "rowwise"}
+    first, second = (write_tiny_checkpoint(artifact_store, seed=seed, int8=passed) for seed in (1, 2))
+    float32, int8 = (first.artifact.files[name].size_bytes for name in ("model.onnx", "model.int8.onnx"))
+    options, limit = LoadOptions(2**30, "auto", Placement(["CPUExecutionProvider"])), 2 * float32 + int8
+    loader = CandidateLoader(registry, artifact_store, options, loaded_bytes=limit)
+    models = [await load(loader, checkpoint) for checkpoint in (first, second)]
+    assert [list(model.runners) for model in models] == [["float32"], ["float32"]]
+    assert [model.reserved.size_bytes for model in models] == [float32, float32]
 
 
 class Session:

@@ -127,6 +127,19 @@ async def test_a_start_serves_stable_while_another_label_still_loads(serve, tune
         assert await asyncio.to_thread(begun.wait, 10)
 
 
+async def test_a_start_onto_a_stable_that_hangs_tries_it_once_and_serves_the_version_before_it(
+    serve, tuned, registry, hang
+) -> None:
+    hang(tuned[1])
+    await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
+    async with serve(poll_s=30, load_s=2) as (server, client):
+        assert (await client.encode(["sun"])).model_version == tuned[0].version
+        assert server.readiness.state == "DEGRADED"
+        assert server.readiness.reason.endswith("or raise AEENC_ENCODER_LOAD_S"), "it says why"
+        assert [swap.ok for swap in (await client.info()).swaps if swap.version == tuned[1].version] == [False]
+        assert len([thread for thread in threading.enumerate() if thread.name.startswith("load")]) == 1
+
+
 async def test_a_candidate_that_would_not_fit_beside_the_serving_versions_is_refused(serve, tuned, registry) -> None:
     size = tuned[0].artifact.files["model.onnx"].size_bytes
     async with serve(poll_s=30, precision="float32", loaded_bytes=size * 5 // 2) as (_, client):

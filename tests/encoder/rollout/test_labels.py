@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 
 import pytest
+from prometheus_client import generate_latest
 
 from aeenc import errors
-from services.encoder.rollout import loading
+from services.encoder.rollout import follower, history, loading
+from services.encoder.rollout.candidates import CandidateLoader
+from services.encoder.rollout.follower import Follower
+from services.encoder.runtime.model import Model
 from services.store.artifacts import ArtifactStore
 from services.store.registry import Registry
 from support.models.tiny_checkpoints import TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint
 from support.waiting import eventually, serves, until
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The version of each load that begins."""
+    begun: list[str] = []
+    original = CandidateLoader.load
+
+    async def load(self, space_id, version, *arguments, **options):
+        begun.append(version)
+        return await original(self, space_id, version, *arguments, **options)
+
+    monkeypatch.setattr(CandidateLoader, "load", load)
+    return begun
 
 
 @pytest.fixture
@@ -128,6 +148,75 @@ async def test_a_new_replica_of_a_bad_stable_serves_what_it_named_before(
         assert server.readiness.state == "DEGRADED"
 
 
+async def test_a_start_onto_a_bad_stable_without_one_before_it_loads_nothing_twice(
+    serve, registry, artifact_store, tiny_checkpoint, loaded, monkeypatch
+) -> None:
+    monkeypatch.setattr(follower, "RETRY_S", 30.0)  # one round only
+    bad = write_tiny_checkpoint(artifact_store, seed=9, base_version=tiny_checkpoint.version, poison=True)
+    await register(registry, tiny_checkpoint)
+    await register(registry, bad, label="stable")
+    async with serve(wait=False, poll_s=30) as (server, _):
+        await until(lambda: server.readiness.reason.startswith("no version can be served: checkpoint"))
+        assert loaded == [tiny_checkpoint.version, bad.version]
+
+
+async def test_a_failed_candidate_is_tried_again_however_many_labels_move(
+    serve, tuned, registry, artifact_store
+) -> None:
+    candidate = write_tiny_checkpoint(artifact_store, seed=9, base_version=tuned[0].version)
+    path = candidate.artifact.path / "model.onnx"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-100])
+    await register(registry, candidate)
+    async with serve(poll_s=0.5) as (_, client):
+        row = await registry.set_label(TINY_SPACE, "stable", candidate.version)
+        assert not (await registry.await_rollout(row, 20))[0].ok
+        path.write_bytes(whole)
+
+        async def serves_it() -> bool:
+            await registry.set_label(TINY_SPACE, "run-1", tuned[0].version)
+            await registry.delete_label(TINY_SPACE, "run-1")
+            return (await client.encode(["sun"])).model_version == candidate.version
+
+        await eventually(serves_it, 10)
+
+
+async def test_the_reason_of_a_fall_back_outlives_the_swaps_after_it(
+    serve, tuned, registry, artifact_store, monkeypatch
+) -> None:
+    monkeypatch.setattr(history, "KEPT_SWAPS", 2)
+    bad = write_tiny_checkpoint(artifact_store, seed=9, base_version=tuned[0].version, poison=True)
+    await register(registry, bad, label="stable")
+    async with serve(poll_s=30) as (server, client):
+        reason = server.readiness.reason
+        assert f"checkpoint {bad.version} " in reason
+        for name in ("one", "two", "three"):
+            row = await registry.set_label(TINY_SPACE, name, tuned[0].version)
+            assert (await registry.await_rollout(row, 20))[0].ok
+        assert [swap.ok for swap in (await client.info()).swaps] == [True, True]
+        assert server.readiness.reason == reason
+
+
+async def test_labels_of_runs_are_counted_together_and_forgotten_when_they_are_gone(
+    serve, tuned, registry, artifact_store
+) -> None:
+    bad = write_tiny_checkpoint(artifact_store, seed=9, base_version=tuned[0].version, poison=True)
+    await register(registry, bad)
+    runs = {f"run-{n:016x}": version for n, version in enumerate((tuned[0].version, tuned[1].version, bad.version))}
+    async with serve(poll_s=30) as (server, _):
+        (following,) = [one for one in gc.get_objects() if isinstance(one, Follower) and one._tasks]
+        for name, version in runs.items():
+            row = await registry.set_label(TINY_SPACE, name, version)
+            await registry.await_rollout(row, 20)
+            await registry.delete_label(TINY_SPACE, name)
+        for outcome, count in (("ok", 2), ("failed", 1)):
+            labels = {"space": TINY_SPACE, "label": "run", "outcome": outcome}
+            assert server.metrics.get_sample_value("aeenc_encoder_swaps_total", labels) == count
+        assert "run-0" not in generate_latest(server.metrics).decode()
+        await until(lambda: {name for _, name in following._acknowledged} == {"stable"})
+        await until(lambda: not following._history._failures)
+
+
 async def test_memory_of_a_dropped_version_is_let_go_when_its_last_call_has_ended(serve, tuned, registry) -> None:
     async with serve(poll_s=30) as (server, client):
         for checkpoint in (tuned[1], tuned[2], tuned[0], tuned[1]):
@@ -226,6 +315,26 @@ async def test_a_bad_premise_encoder_of_a_new_default_space_disturbs_nothing(
         await until(lambda: server.readiness.state == "SERVING")
 
 
+async def test_a_bad_stable_of_a_new_default_space_is_loaded_once_whatever_else_moves(
+    serve, tuned, registry, artifact_store, loaded
+) -> None:
+    elsewhere = "s" + "1" * 16
+    async with serve(poll_s=30) as (_, client):
+        premises = write_tiny_checkpoint(artifact_store, seed=8, space_id=elsewhere)
+        bad = write_tiny_checkpoint(
+            artifact_store, seed=9, space_id=elsewhere, base_version=premises.version, poison=True
+        )
+        await register(registry, bad)
+        await register(registry, premises)  # names its space the default
+        row = await registry.set_label(elsewhere, "stable", bad.version)
+        assert not (await registry.await_rollout(row, 20))[0].ok
+        for version in (tuned[1].version, tuned[2].version):
+            row = await registry.set_label(TINY_SPACE, "stable", version)
+            assert (await registry.await_rollout(row, 20))[0].ok
+        assert loaded.count(bad.version) == 1
+        assert (await client.encode(["sun"])).model_version == tuned[2].version
+
+
 @pytest.mark.parametrize("poison", [None, True], ids=["no label yet", "damaged"])
 async def test_a_new_default_space_waits_until_its_stable_can_be_served(
     serve, tuned, registry, artifact_store, poison
@@ -251,11 +360,6 @@ async def test_a_new_default_space_waits_until_its_stable_can_be_served(
 
 
 async def test_a_dropped_model_is_really_gone(serve, tuned, registry) -> None:
-    import gc
-    import weakref
-
-    from services.encoder.runtime.model import Model
-
     async with serve(poll_s=30, workers=1) as (_, client):
         row = await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
         assert (await registry.await_rollout(row, 20))[0].ok

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from aeenc import errors
+from services.encoder.rollout.candidates import CandidateLoader
 from services.store.artifacts import MANIFEST, ArtifactStore
 from services.store.files import sha256_of
 from services.store.registry import Registry
@@ -230,6 +231,36 @@ async def test_without_redis_a_restart_serves_the_last_labels_and_says_it_is_deg
         assert (await client.encode(["sun"], role="premise")).model_version == tiny_checkpoint.version
         assert server.readiness.state == "DEGRADED"
         assert "Redis" in (await client.info()).service.state_reason
+
+
+async def test_a_registry_that_fails_during_the_first_round_takes_nothing_back_that_this_round_has_served(
+    serve, artifact_store, tiny_checkpoint, registry, monkeypatch
+) -> None:
+    base = tiny_checkpoint.version
+    before, newest, of_run = (write_tiny_checkpoint(artifact_store, seed=n, base_version=base) for n in (1, 2, 3))
+    await register(registry, tiny_checkpoint)
+    await register(registry, before, label="stable")
+    await register(registry, of_run, label="run-1")
+    async with serve():
+        pass
+    await register(registry, newest, label="stable")
+    loaded: list[str] = []
+    original = CandidateLoader.load_known
+
+    async def load_known(self, space_id, version, *arguments, **options):
+        loaded.append(version)
+        return await original(self, space_id, version, *arguments, **options)
+
+    async def away(*_arguments: object) -> None:
+        raise errors.Unavailable("Redis is away")
+
+    monkeypatch.setattr(CandidateLoader, "load_known", load_known)
+    monkeypatch.setattr(Registry, "labels", away)  # the round reads them once it serves `stable`
+    async with serve() as (server, client):
+        assert (await client.encode(["sun"])).model_version == newest.version
+        assert (await client.encode(["sun"], label="run-1")).model_version == of_run.version
+        assert (server.readiness.state, "Redis is away" in server.readiness.reason) == ("DEGRADED", True)
+    assert sorted(loaded) == sorted([base, newest.version, of_run.version]), "each of them once"
 
 
 async def test_an_encoder_that_never_served_waits_for_the_registry(serve, tiny_checkpoint, registry) -> None:

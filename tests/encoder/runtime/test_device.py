@@ -11,11 +11,12 @@ from pydantic import ValidationError
 
 from aeenc import errors
 from aeenc.v1 import types_pb2
+from services.encoder import __main__ as encoder_main
 from services.encoder.rollout import loading
 from services.encoder.runtime import onnx_session, torch_session
 from services.encoder.runtime.onnx_session import CPU, CUDA
 from services.encoder.settings import EncoderSettings
-from support.models.tiny_checkpoints import register
+from support.models.tiny_checkpoints import register, write_tiny_cross_encoder_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore:Specified provider")
 
@@ -144,6 +145,34 @@ def test_torch_takes_the_card_that_is_named(monkeypatch, device, taken) -> None:
         torch_session.torch_device_of("cuda:2")
 
 
+@pytest.fixture
+def torch_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch that finds the card that is named."""
+    monkeypatch.setattr(encoder_main, "torch_device_of", lambda device, _: (device.replace("auto", "cuda"), ""))
+
+
+@pytest.mark.parametrize(("device", "number"), [("auto", "0"), ("cuda", "0"), ("cuda:1", "1")])
+def test_cross_encoders_compute_on_the_card_that_torch_takes(torch_on_a_card, card, device, number) -> None:
+    options, handicap = encoder_main._options(EncoderSettings(runtime="torch", device=device))
+    assert options.placement.options()[0]["device_id"] == number
+    assert (options.pairs_on_gpu, handicap) == (True, "")
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda:1"])
+def test_an_encoder_in_torch_on_a_card_is_not_degraded_by_cross_encoders_on_the_cpu(
+    torch_on_a_card, monkeypatch, tmp_path, device
+) -> None:
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr(onnx_session, "DEVICES", tmp_path)
+    monkeypatch.setattr(onnx_session.ort, "get_available_providers", lambda: [CPU])
+    settings = EncoderSettings(runtime="torch", device=device)
+    options, handicap = encoder_main._options(settings)
+    assert (options.on_gpu, options.pairs_on_gpu, handicap) == (True, False, "")
+    assert encoder_main._name_of(options).endswith(f", cross-encoders onnxruntime/{CPU}")
+    assert options.batch_tokens == encoder_main._batch(settings, on_gpu=True)[1]
+    assert encoder_main._batch(settings, on_gpu=options.pairs_on_gpu) == (32, 256)
+
+
 class WatchedSession:
     """A session on the CPU that keeps the shapes it was given."""
 
@@ -168,3 +197,19 @@ def test_on_a_gpu_a_version_is_tried_with_the_largest_batch(tiny_checkpoint, mon
     options = loading.LoadOptions(2**30, "float32", placement, batch_tokens=5 * longest - 1)
     loading.load_model(tiny_checkpoint.artifact, options, space_id=tiny_checkpoint.space_id, dim=32)
     assert max(rows for rows, length in shapes if length == longest) == texts
+
+
+def test_a_cross_encoder_on_the_cpu_beside_torch_on_a_card_is_not_tried_with_the_batches_of_a_card(
+    artifact_store, monkeypatch
+) -> None:
+    shapes: list[tuple[int, ...]] = []
+
+    def opened(*arguments):
+        return WatchedSession(onnx_session.open_session(*arguments), shapes)
+
+    monkeypatch.setattr(loading, "open_session", opened)
+    monkeypatch.setattr(loading, "inputs_of", lambda session: onnx_session.inputs_of(session._session))
+    pairs = write_tiny_cross_encoder_checkpoint(artifact_store)
+    options = loading.LoadOptions(2**30, "float32", onnx_session.Placement([CPU]), "cuda", batch_tokens=16_384)
+    loading.load_model(pairs.artifact, options, space_id=pairs.space_id, dim=None)
+    assert {rows for rows, _ in shapes} == {1}

@@ -275,8 +275,8 @@ export type ScoreRequest = Message<"aeenc.v1.ScoreRequest"> & {
   spaceId: string;
 
   /**
-   * The precision of a cross-encoder. Default: the first of the version's precisions in GetInfo. Analogies are always
-   * computed in FLOAT32.
+   * The precision of a cross-encoder. Default: the first of the version's precisions in GetInfo. For
+   * SCORE_KIND_ANALOGY, queries are encoded in FLOAT32 and premises in the precision of their space.
    *
    * @generated from field: aeenc.v1.Precision precision = 9;
    */
