@@ -235,7 +235,8 @@ class Fleet:
             if options.gold_trees and "dev" in Dataset.splits_in(options.gold_trees):  # these measure what it trains
                 command += ["--gold", str(Path(options.gold_trees).resolve())]
             tokens = {"AEENC_WORKBENCH_TOKEN": self._token or "", "AEENC_ADMIN_TOKEN": self._admin_token or ""}
-            return processes.start(command, {"AEENC_CA": "", **tokens}, log)
+            plain = dict.fromkeys(("AEENC_CA", "AEENC_CERT", "AEENC_KEY"), "")  # no TLS here, whatever the user has set
+            return processes.start(command, {**plain, **tokens}, log)
         settings = self._settings(name, options, targets, redis_url)
         environment = {f"AEENC_{name.upper()}_{key.upper()}": value for key, value in settings.items()}
         if name == "index":
@@ -372,7 +373,7 @@ class Fleet:
             "options": {**last.get("options", {}), **asdict(options)},
             "processes": {name: [process.pid, process.started] for name, process in running.items()},
         }
-        atomic_write(self._file, json.dumps(record, indent=1).encode(), mode=0o600)  # of redis_url: a password
+        atomic_write(self._file, json.dumps(record, indent=1).encode(), mode=0o600)  # redis_url may hold a password
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""What the SDK asks an index for, seen by an index that breaks off."""
+"""What the SDK asks an index for, seen by an index that breaks off and by one that listens."""
 
 import time
 from collections.abc import AsyncIterator
@@ -80,3 +80,26 @@ async def test_a_build_from_an_iterator_is_not_repeated_since_the_iterator_canno
     with pytest.raises(errors.Unavailable, match="restarting"):
         await client.build("science", iter(PREMISES))
     assert [header.request_id for header in index.headers] == [""]
+
+
+class Listens(index_pb2_grpc.IndexServiceServicer):
+    """Notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.requests: list[index_pb2.RetrieveRequest] = []
+
+    async def Retrieve(self, request: index_pb2.RetrieveRequest, context: Any) -> index_pb2.RetrieveResponse:
+        self.requests.append(request)
+        return index_pb2.RetrieveResponse()
+
+
+async def test_premises_that_come_from_a_generator_count_as_accepted() -> None:
+    server, servicer = grpc.aio.server(), Listens()
+    index_pb2_grpc.add_IndexServiceServicer_to_server(servicer, server)
+    client = IndexClient(Channel(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", timeout_s=5))
+    await server.start()
+    accepted: Any = (ids for ids in (["p1"], ["p2", "p3"]))
+    await client.retrieve("science", ["a", "b"], accepted=accepted)
+    assert [list(one.premise_ids) for one in servicer.requests[0].accepted] == [["p1"], ["p2", "p3"]]
+    await client.channel.close()
+    await server.stop(0)

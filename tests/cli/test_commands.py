@@ -121,7 +121,10 @@ def test_without_the_services_their_commands_say_what_to_install(monkeypatch: py
     for name in of_the_services:
         refused = CliRunner().invoke(sdk_alone, [name])
         assert refused.exit_code == 2
-        assert "pip install ./clients/python '.[one-machine]'" in " ".join(refused.stderr.replace("│", " ").split())
+        told = f"`aeenc {name}` is not installed here; it comes with "
+        shown = " ".join(refused.stderr.replace("│", " ").split())
+        assert told in shown
+        assert "pip install ./clients/python '.[one-machine]'" in shown
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

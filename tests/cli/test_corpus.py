@@ -176,6 +176,14 @@ async def test_exactly_one_source_is_wanted(aeenc, fleet, facts, trees):
         assert ended.stderr == "error: give either --data DIR or --facts FILE\n"
 
 
+async def test_options_of_facts_are_refused_without_facts(aeenc, trees):
+    for words in (("repair",), ("repair", "--data", trees), ("build", "--data", trees)):
+        for option in (("--format", "csv"), ("--id-column", "number"), ("--text-column", "body")):
+            ended = await aeenc("corpus", words[0], "science", *words[1:], *option)
+            told = "error: --format, --id-column and --text-column go with --facts\n"
+            assert (ended.code, ended.stderr) == (2, told)
+
+
 async def test_a_corpus_is_built_from_a_csv_file_and_from_standard_input(aeenc, fleet, tmp_path):
     path = tmp_path / "f.csv"
     path.write_text("number,body\n1,ice is cold\n2,fire is hot\n")

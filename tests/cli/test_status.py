@@ -49,6 +49,17 @@ async def test_an_absent_service_is_shown_beside_the_others_with_exit_code_3(aee
     assert "UNAVAILABLE" in (await aeenc(*options, "status")).stdout
 
 
+async def test_a_malformed_address_is_named_beside_the_services_that_answer(aeenc, fleet, monkeypatch):
+    monkeypatch.setenv("AEENC_SAMPLER", "sampler.lab")
+    ended = await aeenc(*fleet.options, "--timeout", 0.3, "--json", "status")
+    assert ended.json["services"]["index"]["state"] == "SERVING"
+    wanted = "sampler: 'sampler.lab' is not an address; give HOST:PORT, such as 127.0.0.1:50052"
+    told = ended.json["services"]["sampler"]["error"]["message"]
+    assert told == f"{wanted}, by sampler=, --sampler or AEENC_SAMPLER"
+    assert (ended.code, ended.error["message"]) == (2, told)
+    assert (await aeenc(*fleet.options, "runs")).stderr == f"error: {told}\n"
+
+
 async def test_a_watch_goes_on_without_a_service_and_shows_it_once_it_is_there(aeenc, fleet, world):
     port = free_port(set())
     options = (*fleet.options, "--sampler", f"127.0.0.1:{port}", "--timeout", "0.3", "--json")

@@ -1,10 +1,13 @@
 """Where commands look for the services: options before environment before the local fleet's file before defaults."""
 
+import errno
 import json
+import os
+from pathlib import Path
 
 import pytest
 
-from aeenc.errors import InvalidArgument
+from aeenc.errors import FailedPrecondition, InvalidArgument
 from aeenc.transport.targets import Targets, read_fleet
 
 
@@ -62,6 +65,20 @@ async def test_a_malformed_fleet_file_is_named(aeenc, tmp_path, content, words):
     assert ended.code == 2
     assert f"fleet.json{words}" in ended.stderr
     assert (await aeenc("--help")).code == 0
+
+
+async def test_the_fleet_file_of_another_account_is_named_unless_all_addresses_are_given(aeenc, tmp_path, monkeypatch):
+    def refused(path, **_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    write_fleet(tmp_path / "cwd" / ".aeenc", index="127.0.0.1:1")
+    monkeypatch.setattr(Path, "read_text", refused)
+    with pytest.raises(FailedPrecondition, match=r"fleet\.json is another account's; run as .*AEENC_ENCODER, AEENC_"):
+        Targets.find(encoder="e:1", index="i:1", sampler="s:1")
+    assert Targets.find(encoder="e:1", index="i:1", sampler="s:1", trainer="t:1").index == "i:1"
+    ended = await aeenc("retrieve", "science", "ice")
+    assert ended.code == 4
+    assert ".aeenc/fleet.json is another account's" in ended.stderr
 
 
 def test_without_a_file_the_defaults_hold(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from pathlib import Path
 
 import pytest
@@ -217,6 +218,12 @@ def test_what_cannot_work_is_refused_with_the_remedy(tmp_path: Path) -> None:
         LanguageModelOracle("http://h/v1", "m", cache=tmp_path / "used")
     assert used.usage.calls == 0
     assert TEMPLATE.count("$candidates") == 1
+
+
+def test_without_its_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(errors.FailedPrecondition, match=r"needs openai: pip install '\./clients/python\[oracle-llm\]'"):
+        LanguageModelOracle("http://h/v1", "m")
 
 
 def test_a_key_comes_from_a_file_or_the_environment(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_thresholds_out_of_order_are_refused(tmp_path: Path, accept: float, refu
 def test_without_its_extra_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     write_tiny_classifier(tmp_path, 1)
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
-    with pytest.raises(errors.FailedPrecondition, match=r"aeenc\[oracle-model\]"):
+    with pytest.raises(errors.FailedPrecondition, match=r"pip install '\./clients/python\[oracle-model\]'"):
         ModelOracle(tmp_path)
 
 

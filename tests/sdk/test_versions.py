@@ -90,6 +90,17 @@ def test_the_sdk_and_its_command_work_with_later_pythons(tmp_path: Path, version
 
 
 @pytest.mark.sdk
+def test_the_command_line_works_with_the_lowest_typer_that_it_allows(tmp_path: Path):
+    extras = tomllib.loads((Path(SDK) / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    [lowest] = (one.replace(">=", "==") for one in extras["cli"] if one.startswith("typer"))
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--target", str(tmp_path), lowest], check=True)
+    command = [sys.executable, "-m", "aeenc.cli.main", "retrieve", "--help"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), SDK])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert (done.returncode, "hybrid" in done.stdout) == (0, True), done.stderr
+
+
+@pytest.mark.sdk
 @pytest.mark.parametrize("service", ["encoder", "index", "sampler", "trainer"])
 def test_the_services_read_their_settings_with_the_lowest_pydantic_settings_that_they_allow(
     tmp_path: Path, service: str

@@ -1147,8 +1147,8 @@ class BlockingRegistryClient:
 class Client:
     """The clients of the four services, of human queues and of the registry. Connects at the first call.
 
-    An awaiting client belongs to the event loop in which it is made or, made outside of any, to that of its first call.
-    In another loop its calls raise FailedPrecondition.
+    An awaiting client belongs to the event loop in which it is made or, made outside of any, to that in which
+    one of its services (`client.index`) is first used. In another loop its calls raise FailedPrecondition.
 
     What is None comes from the environment (AEENC_INDEX, AEENC_TOKEN, AEENC_TIMEOUT_S, …), else from
     `.aeenc/fleet.json` of a local fleet, else it is the default: the ports 50051 to 50054 of this machine, 60 s.

@@ -29,6 +29,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
+def install(extra: str) -> str:
+    """Says how to install an extra of the SDK: the remedy wherever a package is missing."""
+    return f"pip install './clients/python[{extra}]' (in a checkout)"
+
+
 @dataclass(frozen=True)
 class FieldViolation:
     """One wrong field of a request: its path (`texts[3]`) and what is wrong with it."""

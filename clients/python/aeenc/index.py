@@ -141,6 +141,7 @@ class IndexClient:
         refuse_single_texts(
             texts=texts, accepted=accepted, rerank_versions=rerank_versions, exclude=exclude, splits=splits
         )
+        accepted = list(accepted)  # one that can be gone through only once is gone through twice here
         for number, ids in enumerate(accepted):
             refuse_single_text(ids, f"accepted[{number}]")
         request = index_pb2.RetrieveRequest(

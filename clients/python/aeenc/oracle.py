@@ -260,7 +260,8 @@ def _candidate(message: oracle_pb2.Candidate) -> Candidate:
 async def all_of(parts: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Runs coroutines at once and returns their results in order. The first error ends the others, then it is raised.
 
-    A caller who asks again, as the sampler does, thus never pays for a part twice at the same time.
+    A caller who asks again, as the sampler does, thus never pays for a part twice at the same time, but once more for
+    the parts that were cut off.
     """
     try:
         async with asyncio.TaskGroup() as group:

@@ -177,7 +177,7 @@ def test_a_directory_that_is_no_dataset_or_several_is_refused(tmp_path: Path) ->
 
 def test_without_pyarrow_its_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(FailedPrecondition, match=r"pip install 'aeenc\[corpus\]'"):
+    with pytest.raises(FailedPrecondition, match=r"pip install '\./clients/python\[corpus\]'"):
         pairs(tmp_path / "facts.parquet")
 
 

@@ -91,12 +91,30 @@ def test_a_malformed_address_is_refused_by_its_name(target: str) -> None:
         assert f"{target.removeprefix('ipv4:')}' is not an address" in refused.value.message
 
 
+@pytest.mark.parametrize("target", ["a", "10.0.0.1", "[::1]", "dns:///a", "a,b:1"])
+def test_by_tls_an_address_may_lack_its_port(target: str, tmp_path: Path) -> None:
+    with pytest.raises(errors.InvalidArgument, match="is not an address"):
+        Channel(target)
+    (tmp_path / "ca.pem").touch()
+    assert Channel(target, ca=tmp_path / "ca.pem").target == target
+
+
+@pytest.mark.parametrize("target", ["50099", "localhost:", "localhost:0", "::1", "http://localhost", "ipv4:10.0.0.1"])
+def test_also_by_tls_a_malformed_address_is_refused(target: str) -> None:
+    with pytest.raises(errors.InvalidArgument, match="is not an address"):
+        split(target, tls=True)
+
+
 async def test_a_dns_name_stands_for_all_its_addresses(names: dict[str, list[str]]) -> None:
     names["encoders.test"] = ["10.0.0.1", "10.0.0.2"]
     name = "encoders.test"
     assert await resolve(f"dns:///{name}:50051") == [
         Address("ipv4:10.0.0.1:50051", name),
         Address("ipv4:10.0.0.2:50051", name),
+    ]
+    assert await resolve(f"dns:///{name}", tls=True) == [
+        Address("ipv4:10.0.0.1:443", name),
+        Address("ipv4:10.0.0.2:443", name),
     ]
     assert await resolve("encoders.test:50051,b:1") == [Address("encoders.test:50051"), Address("b:1")]
     await raises(errors.Unavailable, resolve("dns:///unknown.test:1"), "'unknown.test' cannot be resolved")

@@ -105,7 +105,8 @@ async def test_an_own_reason_is_kept_under_the_class_of_its_code() -> None:
 
 async def test_a_method_that_the_server_does_not_know_is_unimplemented() -> None:
     async with served(lambda _: None) as (_, channel):
-        with pytest.raises(errors.Unimplemented):
+        told = r"has no aeenc.v1.IndexService/GetInfo: another .* release is there; is the address right\?$"
+        with pytest.raises(errors.Unimplemented, match=told):
             await IndexClient(channel).info()
 
 
@@ -327,6 +328,16 @@ async def test_a_key_pair_without_an_authority_is_refused_rather_than_sent_in_cl
     monkeypatch.setenv("AEENC_KEY", "key.pem")
     with pytest.raises(errors.InvalidArgument, match="cert: needs TLS"):
         connect_async()
+
+
+async def test_where_tls_is_refused_the_key_pair_of_the_environment_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("CA", "CERT", "KEY"):
+        monkeypatch.setenv(f"AEENC_{name}", f"{name}.pem")
+    await connect_async(ca="").close()
+    with pytest.raises(errors.InvalidArgument, match="cert: needs TLS"):
+        connect_async(ca="", cert="cert.pem", key="key.pem")
 
 
 def test_a_connection_belongs_to_the_event_loop_of_its_first_use() -> None:

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast, get_args
 
 from aeenc import values
-from aeenc.errors import FailedPrecondition, InvalidArgument
-from aeenc.files.lines import HALF, decoded
+from aeenc.errors import FailedPrecondition, InvalidArgument, install
+from aeenc.files.lines import decoded, refuse_half
 from aeenc.trees import content_id
 
 Format = Literal["txt", "jsonl", "csv", "tsv", "json", "parquet", "arrow"]
@@ -118,7 +118,7 @@ class Facts:
             raise InvalidArgument(f"{place}: `{text_name}` must be there; it has {there}: choose by --text-column")
         if not isinstance(text, str) or not text.strip():
             raise InvalidArgument(f"{place}: `{text_name}` must be a string that is not empty")
-        _refuse_half(place, text_name, text)
+        refuse_half(f"{place}: `{text_name}`", text)
         id_name = self.id_column or next((name for name in IDS if name in columns), "")
         if not id_name:
             return content_id(text), text
@@ -127,7 +127,7 @@ class Facts:
             fact_id = str(fact_id)
         if not isinstance(fact_id, str) or not fact_id:
             raise InvalidArgument(f"{place}: `{id_name}` must be a string that is not empty")
-        _refuse_half(place, id_name, fact_id)
+        refuse_half(f"{place}: `{id_name}`", fact_id)
         return fact_id, text
 
 
@@ -143,7 +143,7 @@ def path_of(text: str) -> Path:
 
         return cast("Path", UPath(text))  # it does what a path does
     except (ImportError, ValueError) as error:
-        remedy = "pip install 'aeenc[corpus]' and the package of your store (s3fs, gcsfs, adlfs)"
+        remedy = f"{install('corpus')}, and the package of your store (s3fs, gcsfs, adlfs)"
         raise FailedPrecondition(f"{text} cannot be read ({error}); {remedy}") from None
 
 
@@ -293,8 +293,7 @@ def _pyarrow(path: Path) -> Any:
         import pyarrow.ipc
         import pyarrow.parquet
     except ModuleNotFoundError:
-        remedy = "install it with: pip install 'aeenc[corpus]'"
-        raise FailedPrecondition(f"{path}: Parquet and Arrow need pyarrow; {remedy}") from None
+        raise FailedPrecondition(f"{path}: Parquet and Arrow need pyarrow: {install('corpus')}") from None
     return pa
 
 
@@ -317,13 +316,6 @@ def _files_of(path: Path, kind: Format) -> list[Path]:
     if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
         raise InvalidArgument(f"{path / HUGGING_FACE}: `_data_files` must list file names; save the dataset again")
     return [path / str(name) for name in names]
-
-
-def _refuse_half(place: str, name: str, text: str) -> None:
-    """Raises InvalidArgument for a text that cannot be sent."""
-    if half := HALF.search(text):
-        escape = half[0].encode("ascii", "backslashreplace").decode()
-        raise InvalidArgument(f"{place}: `{name}` has half a character ({escape}); write both halves, or the character")
 
 
 def _digest(text: str) -> bytes:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from aeenc import values
-from aeenc.client import AsyncClient
+from aeenc.encoder import EncoderClient
 from aeenc.errors import AeencError
-from aeenc.transport.targets import Targets
+from aeenc.index import IndexClient
+from aeenc.sampler import SamplerClient
+from aeenc.trainer import TrainerClient
+from aeenc.transport.channel import Channel
+from aeenc.transport.targets import SERVICES, Targets
 
 PATIENCE_S = 3.0
 ServiceReport = dict[str, Any] | AeencError
@@ -60,30 +65,30 @@ def _service(info: values.ServiceInfo) -> dict[str, Any]:
     }
 
 
+# service -> its client, and what reads the client's info
+_QUESTIONS: dict[str, tuple[Callable[[Channel], Any], Callable[[Any], dict[str, Any]]]] = {
+    "encoder": (EncoderClient, encoder_dict),
+    "index": (IndexClient, index_dict),
+    "sampler": (SamplerClient, sampler_dict),
+    "trainer": (TrainerClient, trainer_dict),
+}
+
+
 async def ask(targets: Targets) -> dict[str, ServiceReport]:
-    """Asks all services at once; returns the report of each, or its error."""
-    async with AsyncClient(**targets.options(timeout_s=min(targets.timeout_s, PATIENCE_S))) as client:
-
-        async def encoder() -> dict[str, Any]:
-            return encoder_dict(await client.encoder.info())
-
-        async def index() -> dict[str, Any]:
-            return index_dict(await client.index.info())
-
-        async def sampler() -> dict[str, Any]:
-            return sampler_dict(await client.sampler.info())
-
-        async def trainer() -> dict[str, Any]:
-            return trainer_dict(await client.trainer.info())
-
-        questions = {"encoder": encoder(), "index": index(), "sampler": sampler(), "trainer": trainer()}
-        answers = await asyncio.gather(*(_answer(question) for question in questions.values()))
-        return dict(zip(questions, answers, strict=True))
+    """Asks all services at once; returns the report of each, or its error: that of a malformed address, too."""
+    patient = replace(targets, timeout_s=min(targets.timeout_s, PATIENCE_S))
+    answers = await asyncio.gather(*(_answer(patient, service) for service in SERVICES))
+    return dict(zip(SERVICES, answers, strict=True))
 
 
-async def _answer(question: Awaitable[dict[str, Any]]) -> ServiceReport:
+async def _answer(targets: Targets, service: str) -> ServiceReport:
+    connect, read = _QUESTIONS[service]
     try:
-        return await question
+        channel = targets.channel(service)
+        try:
+            return read(await connect(channel).info())
+        finally:
+            await channel.close()
     except AeencError as error:
         return error
 

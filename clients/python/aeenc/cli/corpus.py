@@ -213,7 +213,7 @@ def _build_elsewhere(
     """Builds by an engine that another distribution brings under the entry-point group `aeenc.build_engines`."""
     found = {point.name: point for point in entry_points(group=_ENGINES)}
     if engine not in found:
-        known = ", ".join(sorted(found)) or "none; install aeenc-services[index-ray]"
+        known = ", ".join(sorted(found)) or "none; pip install ./clients/python '.[index-ray]' (in a checkout)"
         raise InvalidArgument(f"--engine {engine}: no such engine; known: {known}")
     if not isinstance(source, Facts):
         raise InvalidArgument(f"--engine {engine} reads --facts PATH, not --data or standard input")
@@ -247,7 +247,9 @@ def read_source(
     id_column: str = "",
     text_column: str = "",
 ) -> Source | Iterable[values.Premise]:
-    """Opens the one source of premises that is given. Raises InvalidArgument for none or two."""
+    """Opens the one source of premises that is given. Raises InvalidArgument for none, two, or options of another."""
+    if facts is None and (file_format or id_column or text_column):
+        raise InvalidArgument("--format, --id-column and --text-column go with --facts")
     if data is not None and facts is None:
         return load_data(data)
     if facts is not None and data is None:
@@ -307,7 +309,7 @@ def repair(
     generation is left alone.
     """
     source = None
-    if data is not None or facts is not None:
+    if any((data, facts, file_format, id_column, text_column)):
         source = read_source(data, facts, file_format=file_format, id_column=id_column, text_column=text_column)
     out = output_of(context)
     with client(context) as connected:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from aeenc.errors import install
+
 
 def main() -> None:
     """Runs the command line. The exit status is 1 when its packages are missing."""
@@ -12,5 +14,5 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in {"rich", "typer"}:
             raise
-        sys.exit(f"the command line needs {error.name}: pip install './clients/python[cli]' (in a checkout)")
+        sys.exit(f"the command line needs {error.name}: {install('cli')}")
     run()

@@ -130,7 +130,7 @@ class Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] in _ELSEWHERE and args[0] not in self.commands:
             source, remedy = _ELSEWHERE[args[0]]
-            ctx.fail(f"`aeenc {args[0]}` comes with {source}, which is not installed here: {remedy}")
+            ctx.fail(f"`aeenc {args[0]}` is not installed here; it comes with {source}: {remedy}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:

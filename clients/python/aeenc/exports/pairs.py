@@ -21,7 +21,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from aeenc import values
 from aeenc.errors import InvalidArgument
-from aeenc.files.lines import text_lines
+from aeenc.files.lines import refuse_half, text_lines
 from aeenc.files.whole import whole_file
 from aeenc.values.reading import timestamp
 
@@ -64,7 +64,7 @@ def pair_of(record: object) -> values.Pair:
     if record.get("format_version", FORMAT_VERSION) != FORMAT_VERSION:
         raise InvalidArgument(f"format_version is {record['format_version']!r}; this release reads {FORMAT_VERSION}")
     for name in ("query", "premise"):
-        if not isinstance(record.get(name), str) or not record[name].strip():
+        if not _text(record, name).strip():
             raise InvalidArgument(f"`{name}` must be a string that is not empty")
     if record.get("sign") not in _SIGNS:
         raise InvalidArgument(f"`sign` is {record.get('sign')!r}; write {', '.join(_SIGNS)}")
@@ -118,6 +118,7 @@ def _text(record: dict[str, Any], name: str) -> str:
         return ""
     if not isinstance(value, str):
         raise InvalidArgument(f"`{name}` is {value!r}; write a string")
+    refuse_half(f"`{name}`", value)
     return value
 
 

@@ -31,3 +31,10 @@ def decoded(place: str, line: bytes, *, first: bool) -> str:
         return line.decode("utf-8-sig" if first else "utf-8")
     except UnicodeDecodeError as error:
         raise InvalidArgument(f"{place}: byte {error.start + 1} is not UTF-8; save the file as UTF-8") from None
+
+
+def refuse_half(name: str, text: str) -> None:
+    """Raises InvalidArgument for a text with half a character: no message can hold it."""
+    if half := HALF.search(text):
+        escape = half[0].encode("ascii", "backslashreplace").decode()
+        raise InvalidArgument(f"{name} has half a character ({escape}); write both halves, or the character")

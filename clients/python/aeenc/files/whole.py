@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -16,11 +17,15 @@ from aeenc.errors import AlreadyExists
 def whole_file(path: Path | str) -> Iterator[TextIO]:
     """Opens a text file to write; it replaces the old one when the block ends without an error.
 
-    A pipe or a device (`/dev/stdout`) is written as it is; of a link, the file behind it is replaced.
+    A pipe, a device and an open descriptor (`/dev/stdout`) are written as they are; of a link, the file behind it is
+    replaced.
     """
     target = Path(path)
-    if target.exists() and not target.is_file():
-        with target.open("w", encoding="utf-8", newline="\n") as file:
+    descriptor = _descriptor(target)
+    if target.exists() and (descriptor is not None or not target.is_file()):
+        # Opened by its name, a descriptor's file would be written from its start, over what others have put there.
+        opened = target if descriptor is None else os.dup(descriptor)
+        with open(opened, "w", encoding="utf-8", newline="\n") as file:  # noqa: PTH123 -- a descriptor is no path
             yield file
         return
     target = target.resolve()
@@ -46,6 +51,13 @@ def whole_folder(path: Path | str) -> Iterator[Path]:
         temporary.replace(target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _descriptor(path: Path) -> int | None:
+    """Returns the descriptor of this process that a path names."""
+    if path.name.isdecimal() and str(path.parent) in {"/dev/fd", "/proc/self/fd"}:
+        return int(path.name)
+    return {"/dev/stdout": 1, "/dev/stderr": 2}.get(str(path))
 
 
 def _beside(target: Path) -> Path:

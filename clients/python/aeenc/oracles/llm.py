@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from aeenc.errors import AeencError, FailedPrecondition, InvalidArgument, Unavailable
+from aeenc.errors import AeencError, FailedPrecondition, InvalidArgument, Unavailable, install
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Oracle, Task, Verdict, all_of
 from aeenc.oracles.ledger import Budget, Ledger, Usage
 
@@ -106,7 +106,12 @@ class LanguageModelOracle(Oracle):
         return self._ledger.usage
 
     async def judge(self, task: Task) -> dict[str, Verdict]:
-        """Returns a verdict on each candidate. Raises Unavailable when the endpoint cannot be reached."""
+        """Returns a verdict on each candidate. Raises Unavailable when the endpoint cannot be reached.
+
+        A prompt that fails cuts off those beside it, of this task and of the others in the sampler's call. What is
+        under way counts as spent, since the endpoint may charge for it, and is asked again when the sampler tries
+        again; answers that have come are kept.
+        """
         groups = [task.candidates[at : at + self._size] for at in range(0, len(task.candidates), self._size)]
         judged = await all_of(self._judge(task, group) for group in groups)
         return {premise_id: verdict for verdicts in judged for premise_id, verdict in verdicts.items()}
@@ -286,9 +291,7 @@ def _open(base_url: str, key: str, timeout_s: float) -> tuple[Any, Any]:
     try:
         import openai
     except ImportError as error:
-        raise FailedPrecondition(
-            f"a language model needs {error.name}; install it with: pip install 'aeenc[oracle-llm]'"
-        ) from None
+        raise FailedPrecondition(f"a language model needs {error.name}: {install('oracle-llm')}") from None
     # No retries of its own: they would spend what the budget does not know of.
     return openai.AsyncOpenAI(base_url=base_url, api_key=key or "none", timeout=timeout_s, max_retries=0), openai
 

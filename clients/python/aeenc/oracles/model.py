@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from aeenc.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
+from aeenc.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, install
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Oracle, Task, Verdict
 
 BATCH = 32
@@ -177,4 +177,4 @@ def _column(config: dict[str, Any], outputs: int, label: str | None) -> int:
 
 
 def _without_extra(error: ImportError) -> FailedPrecondition:
-    return FailedPrecondition(f"a model needs {error.name}; install it with: pip install 'aeenc[oracle-model]'")
+    return FailedPrecondition(f"a model needs {error.name}: {install('oracle-model')}")

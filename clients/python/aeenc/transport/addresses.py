@@ -4,11 +4,14 @@ host:port, unix:path         one server
 host:port,host:port          these servers, in turn
 ipv4:1.2.3.4:1,5.6.7.8:1     the same, in gRPC's spelling
 dns:///name:port             all addresses of the name, looked up again and again
+
+By TLS a host may stand without a port, which is 443 then.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from dataclasses import dataclass
 
@@ -18,6 +21,8 @@ LOOKUP_S = 5.0
 _DNS = "dns:"
 _LISTS = ("ipv4:", "ipv6:")
 _OTHERS = ("unix:", "unix-abstract:", "vsock:", "xds:")  # gRPC's own, without a host and a port
+_SERVER = re.compile(r"(\[[^/@ ]+\]|[^/@: ]*)(?::([0-9]{1,5}))?")
+_TLS_PORT = 443  # gRPC's own default, also without TLS
 
 
 @dataclass(frozen=True)
@@ -28,56 +33,53 @@ class Address:
     name: str = ""
 
 
-def split(target: str) -> list[str]:
+def split(target: str, *, tls: bool = False) -> list[str]:
     """Splits a list into distinct targets; any other target stays whole.
 
-    Raises InvalidArgument for an empty one, and for one without a host and a port, which gRPC would look for in vain.
+    Raises InvalidArgument for an empty one, for a malformed one and, unless `tls` is set, for one without a port.
     """
     scheme = next((scheme for scheme in _LISTS if target.startswith(scheme)), "")
     parts = [part.strip() for part in target.removeprefix(scheme).split(",")]
     if not all(parts):
         raise InvalidArgument.field("target", f"{target!r} holds an empty address; give host:port or a list of them")
-    for part in parts:
-        _check(part)
-    return [scheme + part for part in dict.fromkeys(parts)]
+    found = [scheme + part for part in dict.fromkeys(parts)]
+    for one in found:
+        if not one.startswith(_OTHERS):
+            _host_and_port(one, tls=tls)
+    return found
 
 
-def _check(part: str) -> None:
-    """Raises InvalidArgument for an address that is malformed. A missing host is left to gRPC, which names it."""
-    if part.startswith(_OTHERS):
-        return
-    is_dns = part.startswith(_DNS)
-    name = (
-        part.rpartition("/")[2].removeprefix(_DNS) if is_dns else part.removeprefix(_LISTS[0]).removeprefix(_LISTS[1])
-    )
-    host, _, port = name.rpartition(":")
-    is_host = not any(sign in host for sign in "/@ ") and (":" not in host or host.startswith("["))
-    if not (is_host and port.isdecimal() and 0 < int(port) < 1 << 16 and name != port):
-        wanted = "dns:///name:port" if is_dns else "HOST:PORT, such as 127.0.0.1:50052"
-        raise InvalidArgument.field("target", f"{part!r} is not an address; give {wanted}")
+def _host_and_port(target: str, *, tls: bool) -> tuple[str, int]:
+    """Reads one server. Raises InvalidArgument for a malformed one. A missing host is left to gRPC, which names it."""
+    scheme = next((scheme for scheme in (_DNS, *_LISTS) if target.startswith(scheme)), "")
+    name = target.removeprefix(scheme)
+    match = _SERVER.fullmatch(name.rpartition("/")[2] if scheme == _DNS else name)
+    host, port = match.groups() if match else ("", None)
+    may_lack_port = tls and host and not host.isdecimal() and scheme not in _LISTS  # these need one, says gRPC
+    number = int(port or (_TLS_PORT if may_lack_port else 0))
+    if not 0 < number < 1 << 16:
+        wanted = "dns:///name:port" if scheme == _DNS else "HOST:PORT, such as 127.0.0.1:50052"
+        raise InvalidArgument.field("target", f"{target!r} is not an address; give {wanted}")
+    return host.strip("[]"), number
 
 
-async def resolve(target: str) -> list[Address]:
-    """Looks up the servers of a target now. Raises Unavailable when a DNS name cannot be resolved."""
+async def resolve(target: str, *, tls: bool = False) -> list[Address]:
+    """Looks up the servers of a target now. Raises as `split` does, and Unavailable for an unknown DNS name."""
     found: list[Address] = []
-    for part in split(target):
-        found += await _look_up(part) if part.startswith(_DNS) else [Address(part)]
+    for part in split(target, tls=tls):
+        found += await _look_up(*_host_and_port(part, tls=tls)) if part.startswith(_DNS) else [Address(part)]
     return list(dict.fromkeys(found))
 
 
-async def _look_up(target: str) -> list[Address]:
-    host, _, port = target.removeprefix(_DNS).rpartition("/")[2].rpartition(":")
-    host = host.strip("[]")
-    if not host or not port.isdecimal():
-        raise InvalidArgument.field("target", f"{target!r} lacks a host or a port; write dns:///name:port")
+async def _look_up(host: str, port: int) -> list[Address]:
     try:
         async with asyncio.timeout(LOOKUP_S):
-            rows = await asyncio.get_running_loop().getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+            rows = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, TimeoutError) as error:
         raise Unavailable(
             f"{host!r} cannot be resolved ({error.strerror or 'no answer in time'}); is the name right?"
         ) from None
-    return [Address(_spelled(family, address[0], int(port)), host) for family, *_, address in rows]
+    return [Address(_spelled(family, address[0], port), host) for family, *_, address in rows]
 
 
 def _spelled(family: int, ip: str | int, port: int) -> str:

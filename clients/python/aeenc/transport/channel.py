@@ -71,12 +71,13 @@ PATIENT = Retry(away_s=math.inf)  # for programs that outlive restarts of the se
 class Channel:
     """A connection to the service at `target`: `host:port`, `unix:path`, `dns:///name:port` or `host:port,host:port`.
 
-    Calls go round robin over the servers of a DNS name or of a list.
+    Calls go round robin over the servers of a DNS name or of a list. A missing port is 443, with TLS alone.
     `token` travels as `authorization: Bearer …`. With `ca` the connection is TLS; `cert` and `key` add a client
     certificate; the server's must bear `tls_name`, by default the target's host. `timeout_s` is the default deadline of
     a call. `retry` says when a failed call is made again; with False every failure is raised at once. `remedy` ends the
-    error of a target at which nothing answers.
-    A connection belongs to the event loop in which it is made or, made outside of any, to that of its first use.
+    error of a target at which nothing answers, or another service.
+    A connection belongs to the event loop in which it is made or, made outside of any, to that in which a client of
+    a service is first made with it.
     Raises InvalidArgument for half a key pair, for a pair without `ca`, and for a malformed address.
     """
 
@@ -91,7 +92,7 @@ class Channel:
         timeout_s: float = 60.0,
         retry: Retry | bool = True,
         tls_name: str = "",
-        remedy: str = "is it running there?",
+        remedy: str = "",
     ) -> None:
         if (cert is None) != (key is None):
             raise errors.InvalidArgument("cert and key belong together; give both or neither")
@@ -124,7 +125,7 @@ class Channel:
                 Path(key).read_bytes() if key else None,
                 Path(cert).read_bytes() if cert else None,
             )
-        self._line = _Line(split(target), credentials, tls_name)  # as `_closed`, one for all views
+        self._line = _Line(split(target, tls=bool(ca)), credentials, tls_name)  # as `_closed`, one for all views
 
     @property
     def grpc(self) -> Any:
@@ -301,7 +302,7 @@ class Channel:
 
     async def addresses(self) -> list[Address]:
         """Looks up the servers behind the target now. Raises Unavailable when its name cannot be resolved."""
-        return await resolve(self.target)
+        return await resolve(self.target, tls=bool(self._options["ca"]))
 
     def to(self, address: Address) -> Channel:
         """Makes a connection to one server, with the credentials of this one. Raises as `metadata` does."""
@@ -342,7 +343,7 @@ class Channel:
         if isinstance(error, errors.Unimplemented) and error.message.startswith(_UNKNOWN_METHOD):  # no log has the call
             return errors.Unimplemented(
                 f"{self.target} answers, but has no {name_of(method)}: another service or another release is there; "
-                f"{self._options['remedy']}"
+                f"{self._options['remedy'] or 'is the address right?'}"
             )
         error = self._explained(error, budget_s)
         if error.reason != AWAY:
@@ -353,7 +354,8 @@ class Channel:
         """Says in our words what gRPC itself reports."""
         if isinstance(error, errors.Unavailable):
             reason = "connection refused" if "refused" in error.message else error.message
-            message = f"no service answers at {self.target} ({reason}); {self._options['remedy']}"
+            remedy = self._options["remedy"] or "is it running there?"
+            message = f"no service answers at {self.target} ({reason}); {remedy}"
             return errors.Unavailable(message, reason=AWAY)
         if isinstance(error, errors.Overloaded) and "larger than max" in error.message:  # grpc's own check of sizes
             return errors.TooLarge(f"a message to or from {self.target} is too large ({error.message}); split the call")

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aeenc.errors import InvalidArgument
+from aeenc.errors import FailedPrecondition, InvalidArgument
+from aeenc.transport.addresses import split
 from aeenc.transport.channel import Channel, Retry
 
 FLEET_FORMAT = 1
@@ -45,13 +46,18 @@ class Targets:
     def find(cls, **given: Any) -> Targets:
         """Finds each field: as given unless None, else its variable, else the local fleet's file, else the default.
 
-        Raises InvalidArgument for a malformed fleet file or timeout.
+        With `ca` given as "", connections are plain, and the variables of the client certificate do not count.
+        Raises InvalidArgument for a malformed fleet file or timeout, and FailedPrecondition for a fleet file of another
+        account; where all addresses are known, nobody reads it.
         """
         found: dict[str, Any] = {name: os.environ.get(f"AEENC_{name.upper()}") or None for name in _OPTIONS}
+        if given.get("ca") == "":
+            found |= {"cert": None, "key": None}
         found |= {name: value for name, value in given.items() if value is not None}
         if found["timeout_s"] is not None:
             found["timeout_s"] = _seconds(found["timeout_s"])
-        return cls(**{**read_fleet(home()), **{name: value for name, value in found.items() if value is not None}})
+        fleet = {} if all(found[name] for name in SERVICES) else read_fleet(home())
+        return cls(**{**fleet, **{name: value for name, value in found.items() if value is not None}})
 
     def options(self, *, timeout_s: float | None = None) -> dict[str, Any]:
         """Returns the arguments of `aeenc.connect` and `aeenc.connect_async`."""
@@ -60,17 +66,22 @@ class Targets:
     def channel(self, service: str, *, retry: Retry | bool = True, admin: bool = False) -> Channel:
         """Opens a connection to a service of SERVICES, with the admin credential if there is one and `admin` is set.
 
-        Raises InvalidArgument for half a key pair, or one without `ca`.
+        Raises InvalidArgument for a malformed address, for half a key pair, or one without `ca`.
         """
+        target, told_by = getattr(self, service), f"{service}=, --{service} or AEENC_{service.upper()}"
+        try:
+            split(target, tls=bool(self.ca))
+        except InvalidArgument as error:
+            raise InvalidArgument.field(service, f"{error.violations[0].description}, by {told_by}") from None
         return Channel(
-            getattr(self, service),
+            target,
             token=(admin and self.admin_token) or self.token,
             ca=self.ca,
             cert=self.cert,
             key=self.key,
             timeout_s=self.timeout_s,
             retry=retry,
-            remedy=f"start it with `aeenc up`, or say where it is: {service}=, --{service} or AEENC_{service.upper()}",
+            remedy=f"start it with `aeenc up`, or say where it is: {told_by}",
         )
 
 
@@ -90,12 +101,19 @@ def home() -> Path:
 
 
 def read_fleet(folder: Path) -> dict[str, str]:
-    """Reads the addresses in a folder's fleet.json, by service; none without the file. Raises InvalidArgument."""
+    """Reads the addresses in a folder's fleet.json, by service; none without the file.
+
+    Raises InvalidArgument for a malformed one, FailedPrecondition for one that this account may not read.
+    """
     path = folder / "fleet.json"
     try:
         fleet = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return {}
+    except PermissionError:
+        variables = ", ".join(f"AEENC_{name.upper()}" for name in SERVICES)
+        remedy = f"run as the account that started the fleet, or give all addresses ({variables})"
+        raise FailedPrecondition(f"{path} is another account's; {remedy}") from None
     except json.JSONDecodeError as error:
         raise InvalidArgument(f"{path}:{error.lineno}: not JSON ({error.msg}); restart the fleet") from None
     except UnicodeDecodeError:

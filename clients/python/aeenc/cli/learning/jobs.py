@@ -159,7 +159,7 @@ def train(
     ] = None,
     learning_rate: Annotated[float, typer.Option(min=0, help="0: the loss's default.")] = 0.0,
     temperature: Annotated[float, typer.Option(min=0, help="Of a softmax; 0: the loss's default.")] = 0.0,
-    margin: Annotated[float | None, typer.Option(help="Of the triplet and the pairwise loss.")] = None,
+    margin: Annotated[float | None, typer.Option(help="Of the triplet, the pairwise and the analogy loss.")] = None,
     regularization: Annotated[float | None, typer.Option(help="Weight towards the pre-trained encoder.")] = None,
     refused_weight: Annotated[
         float, typer.Option(min=0, help="Of a refused premise in the full-corpus softmax; 0: 1, as any other.")

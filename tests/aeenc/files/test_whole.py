@@ -1,0 +1,56 @@
+"""Files that appear whole, and those that are written as they are."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aeenc.files.whole import whole_file
+
+
+def test_a_file_appears_whole_or_stays_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("old\n")
+
+    def write(text: str, error: Exception | None = None) -> None:
+        with whole_file(path) as file:
+            file.write(text)
+            if error is not None:
+                raise error
+
+    with pytest.raises(KeyError):
+        write("half", KeyError())
+    assert path.read_text() == "old\n"
+    write("new\n")
+    assert (path.read_text(), list(tmp_path.iterdir())) == ("new\n", [path])
+
+
+@pytest.mark.parametrize("folder", ["/dev/fd", "/proc/self/fd"])
+@pytest.mark.parametrize("flags", [os.O_APPEND, 0], ids=[">>", "1<>"])
+def test_the_file_behind_a_descriptor_is_gone_on_with(tmp_path: Path, folder: str, flags: int) -> None:
+    path = tmp_path / "log"
+    path.write_text("before\n")
+    descriptor = os.open(path, os.O_RDWR | flags)
+    os.lseek(descriptor, 0, os.SEEK_END)
+    with whole_file(f"{folder}/{descriptor}") as file:
+        file.write("pairs\n")
+    os.write(descriptor, b"after\n")
+    os.close(descriptor)
+    assert path.read_text() == "before\npairs\nafter\n"
+
+
+@pytest.mark.parametrize(("mode", "kept"), [("a", "before\n"), ("w", "")], ids=[">>", ">"])
+def test_a_redirected_standard_output_is_gone_on_with(tmp_path: Path, mode: str, kept: str) -> None:
+    path = tmp_path / "log"
+    path.write_text("before\n")
+    code = """from aeenc.files.whole import whole_file
+with whole_file("/dev/stdout") as file:
+    file.write("pairs\\n")
+print("told")"""
+    with path.open(mode) as redirected:
+        subprocess.run([sys.executable, "-c", code], stdout=redirected, check=True)
+    assert path.read_text() == f"{kept}pairs\ntold\n"
