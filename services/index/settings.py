@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from aeenc.errors import InvalidArgument
@@ -121,9 +121,9 @@ class IndexSettings(ServiceSettings):
 
     @field_validator("encoder_target", mode="after")
     @classmethod
-    def _check_target(cls, value: str) -> str:
+    def _check_target(cls, value: str, info: ValidationInfo) -> str:
         try:
-            split(value)
+            split(value, tls=info.data.get("peer_ca") is not None)
         except InvalidArgument as error:
             raise ValueError(error.message) from None
         return value

@@ -326,6 +326,7 @@ def _summary(report: dict[str, Any]) -> list[str]:
     swap, hashes = report["swap"], report["index_sha256"]
     same = "unchanged" if hashes["before"] == hashes["after"] else "CHANGED"
     return [
+        "strict drops a candidate whose text is the query's, paper keeps it (docs/evaluation.md)",
         f"swap under load: {swap['requests']:,} requests, {swap['failed']} failed",
         f"the new version first answered {swap['publish_to_serving_s']:.2f} s after its publication",
         f"the index's files are {same}",

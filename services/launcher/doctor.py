@@ -211,6 +211,8 @@ def _is_away(answer: ServiceReport) -> bool:
 def _remedy(name: str, error: errors.AeencError) -> str:
     if isinstance(error, errors.Unauthenticated | errors.PermissionDenied):
         return "set AEENC_TOKEN (--token) to the token that the services were started with"
+    if isinstance(error, errors.InvalidArgument):  # a malformed address: no service was asked
+        return ""
     if _is_away(error):
         return "aeenc up starts what is missing; the end of its log says why it ended"
     return f"the log of the {name} says more"
@@ -220,12 +222,12 @@ async def _admin(targets: Targets) -> list[Finding]:
     """Tries the admin credential, where one was given: it may read labels."""
     if not targets.admin_token:
         return []
-    async with aeenc.connect_async(**targets.options(timeout_s=PATIENCE_S)) as client:
-        try:
+    try:
+        async with aeenc.connect_async(**targets.options(timeout_s=PATIENCE_S)) as client:
             await anext(client.registry.list_labels(), None)
-        except (errors.Unauthenticated, errors.PermissionDenied) as error:
-            remedy = "set AEENC_ADMIN_TOKEN (--admin-token) to that of `aeenc up`"
-            return [Finding("admin token", "wrong", error.message, remedy)]
-        except errors.AeencError:  # told of the service already
-            return []
+    except (errors.Unauthenticated, errors.PermissionDenied) as error:
+        remedy = "set AEENC_ADMIN_TOKEN (--admin-token) to that of `aeenc up`"
+        return [Finding("admin token", "wrong", error.message, remedy)]
+    except errors.AeencError:  # told of the service already
+        return []
     return [Finding("admin token", "ok", "the trainer accepts it")]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
-from aeenc_workbench.__main__ import DRAIN_S
+from aeenc_workbench.__main__ import DRAIN_S, main
 from aeenc_workbench.sign_in import Links, Person
 from browser.conftest import free_port, started
 
@@ -63,6 +65,27 @@ def test_the_command_prints_links_and_refuses_to_be_open_to_all(tmp_path: Path) 
     refused = subprocess.run([*command, "--host", "0.0.0.0"], capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "is not loopback" in refused.stderr
+
+
+def test_a_link_beside_a_fleet_is_for_the_workbench_of_the_fleet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AEENC_HOME", str(tmp_path))
+    (tmp_path / "state").mkdir()
+
+    def printed(*words: str) -> str:
+        main(["--link", "--annotator", "cem", *words])
+        return capsys.readouterr().out
+
+    with socket.create_server(("127.0.0.1", 0)) as workbench:
+        port = workbench.getsockname()[1]
+        (tmp_path / "fleet.json").write_text(json.dumps({"targets": {"workbench": f"127.0.0.1:{port}"}}))
+        told = printed()
+        assert f"http://127.0.0.1:{port}/sign-in" in told
+        assert Links(tmp_path / "state" / "workbench").use(told.strip().rpartition("link=")[2]) == Person("cem")
+        assert not (tmp_path / "workbench").exists()
+        assert "http://127.0.0.1:9/sign-in" in printed("--port", "9")
+    assert ":8700/sign-in" in printed(), "a fleet that has ended has no workbench"
 
 
 def test_the_workbench_starts_and_ends_with_a_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

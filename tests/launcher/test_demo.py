@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from services.launcher import demo as demo_loop
 from services.launcher.fleet import Fleet
 from support.real_data import ENTAILMENTBANK, without_test
 
@@ -54,6 +55,13 @@ def test_entailmentbank_reaches_its_marks_within_eight_minutes(tmp_path: Path):
     assert report["after"]["strict"]["MAP"] >= 0.520
     assert report["after"]["strict"]["Hit@10"] >= 0.75
     assert report["seconds"]["total"] <= 480
+
+
+def test_the_last_table_is_followed_by_what_its_columns_are():
+    swap = {"requests": 1, "failed": 0, "publish_to_serving_s": 0.5}
+    told = demo_loop._summary({"swap": swap, "index_sha256": {"before": "a", "after": "a"}, "seconds": {"total": 1.0}})
+    assert "strict" in told[0]
+    assert "paper" in told[0]
 
 
 # A demo whose fleet is one process that does not end by itself, and that waits for ever once this has started.

@@ -64,6 +64,18 @@ def test_a_port_that_another_program_has_taken_is_wrong(
     assert "--base-port" in wrong[0]["remedy"]
 
 
+def test_a_malformed_address_is_told_with_its_variable_and_the_rest_goes_on(
+    nowhere: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AEENC_INDEX", "127.0.0.1")
+    monkeypatch.setenv("AEENC_ADMIN_TOKEN", "secret")
+    ended = CliRunner().invoke(app, ["doctor", "--json"])
+    index = next(one for one in json.loads(ended.stdout)["findings"] if one["check"] == "index")
+    assert (ended.exit_code, index["state"]) == (1, "wrong")
+    assert "AEENC_INDEX" in index["about"]
+    assert index["remedy"] == "", "the index was never asked, so its log says nothing"
+
+
 def test_a_service_that_is_away_is_wrong_where_others_answer() -> None:
     answers: dict[str, doctor.ServiceReport] = {"encoder": SERVING, "index": GONE}
     found = list(doctor._services(Targets(), answers, is_up=False))

@@ -22,6 +22,7 @@ DRAIN_S = 5
 def main(arguments: list[str] | None = None) -> None:
     """Reads the settings, prints a link for each person, and serves until SIGTERM or Ctrl-C."""
     settings = WorkbenchSettings.from_command_line(arguments)
+    settings = settings.of_fleet() if settings.link else settings
     links = Links(settings.folder)
     scheme = "https" if settings.tls_cert else "http"
     if settings.link:

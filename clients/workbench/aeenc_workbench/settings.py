@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import getpass
 import ipaddress
+import json
+import socket
 import sys
 from pathlib import Path
 from typing import Any, Self
@@ -29,7 +31,9 @@ class WorkbenchSettings(BaseSettings):
     adjudicator: list[str] = Field([], description="people to print a link for who also decide conflicts")
     admin: list[str] = Field([], description="people to print a link for who also train and publish")
     print_links: bool = Field(True, description="print links at the start")
-    link: bool = Field(False, description="print the links and end: for a workbench that runs already")
+    link: bool = Field(
+        False, description="print the links and end: for the workbench of `aeenc up`, else for one at --port"
+    )
     state_dir: Path | None = Field(None, description="folder of the key that signs sessions; default: .aeenc/workbench")
     url: str = Field("", description="address that people use, for the links; default: where it listens")
     sampler: str | None = Field(None, description="address of the sampler; default: AEENC_SAMPLER or the local fleet")
@@ -86,6 +90,21 @@ class WorkbenchSettings(BaseSettings):
     def folder(self) -> Path:
         """Where the key is."""
         return self.state_dir or home() / "workbench"
+
+    def of_fleet(self) -> Self:
+        """These settings with port and folder of the workbench that `aeenc up` has started, while it answers.
+
+        Unchanged where host, port or folder are given. Nothing else tells which workbench a new link is for.
+        """
+        if self.model_fields_set & {"host", "port", "state_dir"}:
+            return self
+        try:
+            fleet = json.loads((home() / "fleet.json").read_text(encoding="utf-8"))
+            host, _, port = fleet["targets"]["workbench"].rpartition(":")
+            socket.create_connection((host, int(port)), timeout=1).close()
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):  # no fleet, or one without a workbench
+            return self
+        return self.model_copy(update={"host": host, "port": int(port), "state_dir": home() / "state" / "workbench"})
 
     @property
     def people(self) -> list[Person]:

@@ -150,7 +150,11 @@ def person_of(request: Request) -> Person:
     """
     session, state = request.session, request.app.state
     if "id" not in session or not state.sessions.lives(session):
-        way = "sign in by your organisation" if state.oidc else "open the link that `aeenc-workbench` has printed"
+        way = (
+            "sign in by your organisation"
+            if state.oidc
+            else "open the link that `aeenc up` or `aeenc workbench` has printed"
+        )
         raise Unauthenticated(f"nobody is signed in; {way}", reason="OIDC" if state.oidc else "")
     sent = request.headers.get(CSRF_HEADER, "")
     if request.method not in {"GET", "HEAD"} and not secrets.compare_digest(sent, session["csrf"]):

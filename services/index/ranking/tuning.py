@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +27,7 @@ from numpy.typing import NDArray
 
 from aeenc import Client
 from aeenc.calls.encoding import Precision
-from aeenc.errors import FailedPrecondition, InvalidArgument
+from aeenc.errors import FailedPrecondition, InvalidArgument, NotFound
 from aeenc.evaluation import UNRANKED, average_precision
 from aeenc.evaluation.metrics import Ranks
 from aeenc.trees import HELD_OUT, Dataset
@@ -45,6 +47,7 @@ LABEL = "fold"
 PUBLISH_S = 120.0
 LEXICAL_MOST, PRIOR_MOST = 0.5, 0.3
 BLOCK = 256  # queries whose cosines are in memory together
+FEW = 100  # queries; a difference between means over fewer is easily chance
 
 
 TunedMode = Literal["hybrid", "dense"]
@@ -321,6 +324,43 @@ def train_without(client: Client, name: str, fold: Dataset, recipe: Mapping[str,
     return str(job.version)
 
 
+@dataclass(frozen=True)
+class Way:
+    """A way to rank: its name for people, its strict MAP over all queries, its options as a shell takes them."""
+
+    name: str
+    map: float
+    options: str
+
+
+def best_way(ways: Mapping[str, Way]) -> str:
+    """The key of the way with the highest MAP; of equal ones the first, which should do least."""
+    return max(ways, key=lambda key: ways[key].map)
+
+
+def options_of(mode: TunedMode, weights: Weights, features: Mapping[str, float] | None = None) -> str:
+    """The options of `aeenc retrieve` and `aeenc evaluate`, without those that have their default."""
+    words = ["--mode", mode]
+    for name, value in asdict(weights).items():
+        if value or (mode, name) == ("hybrid", "lexical_weight"):  # whose default is the index's
+            words += [f"--{name.replace('_', '-')}", f"{value:g}"]
+    if features:
+        words += ["--features", json.dumps({name: round(weight, 4) for name, weight in features.items()})]
+    return shlex.join(words)
+
+
+def ways_of(measured: OutOfFold, mode: TunedMode, weights: Weights, learned: LearnedOrder) -> dict[str, Way]:
+    """Measures the encoder alone, PUBLISHED, the tuned weights, and these with features."""
+    known = published(LEXICAL_MOST if mode == "hybrid" else 0.0)
+    ordered = float(measured.average_precisions(learned.rankings).mean())
+    return {
+        "alone": Way("the encoder alone", measured.value(Weights()), options_of("dense", Weights())),
+        "published": Way("the weights chosen on EntailmentBank", measured.value(known), options_of(mode, known)),
+        "tuned": Way("tuned weights", measured.value(weights), options_of(mode, weights)),
+        "with features": Way("tuned weights and features", ordered, options_of(mode, weights, learned.features)),
+    }
+
+
 def command(
     context: typer.Context,
     folds: Annotated[Path, typer.Argument(help="What `aeenc export folds` wrote.")],
@@ -348,9 +388,12 @@ def command(
 
     if find_spec("optuna") is None:
         raise FailedPrecondition("this needs optuna; install aeenc-services with the extra index-tune")
-    directories = sorted(path for path in folds.iterdir() if path.is_dir()) if folds.is_dir() else []
+    directories = sorted(path.parents[2] for path in folds.glob(f"*/dataset/task_1/{HELD_OUT}.jsonl"))
     if len(directories) < 2:
-        raise InvalidArgument(f"{folds} has no folds; write them by `aeenc export folds --data DIR --to {folds}`")
+        raise InvalidArgument(
+            f"{folds} has no folds, which are directories with dataset/task_1/{HELD_OUT}.jsonl; write them by "
+            "`aeenc export folds --data DIR --to FOLDS`, and give FOLDS"
+        )
     recipe = {
         "epochs": epochs,
         "batch_size": batch_size,
@@ -361,35 +404,46 @@ def command(
     out = output_of(context)
     data = {path.name: Dataset.load(path) for path in directories}
     texts = [one.text for one in next(iter(data.values())).candidates()]
+    held_out, versions = [], {}
     with client(context) as connected, out.progress("folds", "folds") as report:
-        held_out = []
-        for n, (name, fold) in enumerate(data.items(), start=1):
-            version = pretrained_of(connected) if pretrained else train_without(connected, name, fold, recipe)
-            held_out.append(held_out_of(connected, fold, texts, version))
-            report(n, len(data), name)
+        try:
+            for n, (name, fold) in enumerate(data.items(), start=1):
+                version = pretrained_of(connected) if pretrained else train_without(connected, name, fold, recipe)
+                held_out.append(held_out_of(connected, fold, texts, version))
+                versions[name] = version
+                report(n, len(data), name)
+        finally:
+            with suppress(NotFound):  # nothing has been encoded
+                connected.registry.delete_label(LABEL)
         premises = encoded(connected, texts, role="premise", space_id=connected.trainer.info().default_space_id)
     measured = OutOfFold(texts, premises, held_out)
     lexical, names = (0.0, VECTOR_NAMES) if mode == "dense" else (LEXICAL_MOST, NAMES)
     tried = OutOfFold(texts, premises, drawn(held_out, queries, seed)).value
     found = tune(tried, trials=trials, seed=seed, lexical=lexical)
     learned = measured.learn(found.weights, names)
-    weights = asdict(found.weights)
-    values = {
-        "alone": measured.value(Weights()),
-        "published": measured.value(published(lexical)),
-        "tuned": measured.value(found.weights),
-        "with features": float(measured.average_precisions(learned.rankings).mean()),
+    ways, asked = ways_of(measured, mode, found.weights, learned), len(measured.queries)
+    best = best_way(ways)
+    result = {
+        "queries": asked,
+        "weights": asdict(found.weights),
+        "features": learned.features,
+        "map": {key: way.map for key, way in ways.items()},
+        "best": best,
+        "options": ways[best].options,
+        "versions": versions,
     }
-    result = {"queries": len(measured.queries), "weights": weights, "features": learned.features, "map": values}
-    rows = [(name, f"{value:.4f}") for name, value in values.items()]
-    told = {name: value for name, value in weights.items() if mode == "hybrid" or name == "negative_feedback"}
-    options = " ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in told.items())
-    features = json.dumps({name: round(weight, 4) for name, weight in learned.features.items()})
-    out.result(
-        result,
-        table([f"MAP of {len(measured.queries):,} held-out queries", ""], rows, right=1),
-        f"--mode {mode} {options} --features '{features}'",
-    )
+    rows = [(way.name, f"{way.map:.4f}") for way in ways.values()]
+    shown = table([f"{asked:,} held-out queries, ranked by", "strict MAP"], rows, right=1)
+    out.result(result, shown, f"Best: {ways[best].name}. Its options of `aeenc retrieve` and `aeenc evaluate`:")
+    if not out.as_json:
+        typer.echo(ways[best].options)  # in one line: it is to be copied
+    if asked < FEW:
+        out.note(f"{asked} queries are few: the differences may be chance; {FEW} or more say what is better")
+    if not pretrained:
+        out.note(
+            "kept for the next call: a job, a checkpoint and a corpus of each fold. `aeenc jobs` lists the jobs with "
+            "their versions; `aeenc jobs delete JOB` and `aeenc checkpoints delete VERSION` remove these two"
+        )
 
 
 def pretrained_of(client: Client) -> str:

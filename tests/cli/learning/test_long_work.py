@@ -10,7 +10,7 @@ from aeenc import AsyncClient, errors, values
 from aeenc.cli.corpus import corpus_name
 from aeenc.cli.learning.reports import report_dict
 from aeenc.cli.learning.runs import hypotheses_of
-from aeenc.cli.output import metrics_table
+from aeenc.cli.output import Output, metrics_table, table
 from aeenc.trees import Dataset
 from aeenc.v1 import registry_pb2, trainer_pb2, types_pb2
 
@@ -47,6 +47,82 @@ async def test_a_run_explains_each_hypothesis_once_and_reports_its_counts(aeenc,
         shown = await aeenc(*command)
         assert "SUCCEEDED" in shown.stdout
         assert "trees/s" in shown.stderr
+
+
+async def test_hypotheses_of_a_file_are_explained_from_a_corpus(aeenc, world, trees, tmp_path):
+    lines, rows = tmp_path / "hypotheses.txt", tmp_path / "hypotheses.csv"
+    lines.write_text("the nail moves\nsteel is magnetic\n")
+    rows.write_text("nr;claim\n1;the nail moves\n")
+    async with world.sampler() as sampler:
+        command = ("--sampler", sampler.channel.target, "--json", "sample")
+        asked = ("--oracle", "fake", "-k", 3, "--max-depth", 0)
+        ended = await aeenc(*command, "science", "--hypotheses", lines, *asked)
+        assert (ended.code, ended.json["trees_done"], ended.json["split"]) == (0, 2, ""), ended.stderr
+        columns = ("--id-column", "nr", "--text-column", "claim", "--split", "train")
+        ended = await aeenc(*command, "science", "--hypotheses", rows, *asked, *columns)
+        assert (ended.code, ended.json["trees_done"], ended.json["split"]) == (0, 1, "train"), ended.stderr
+        assert {pair.query async for pair in sampler.list_pairs(ended.json["run"])} == {"the nail moves"}
+        for words, said in (
+            (("science",), "give either --data DIR or --hypotheses FILE"),
+            (("science", "--data", trees, "--hypotheses", lines), "give either --data DIR or --hypotheses FILE"),
+            (("science", "--data", trees, "--text-column", "claim"), "go with --hypotheses"),
+            (("--hypotheses", lines), "aeenc sample CORPUS --hypotheses FILE"),
+            (("science", "--data", lines), "hypotheses.txt: is a file, not a directory"),
+        ):
+            refused = await aeenc(*command, *words)
+            assert (refused.code, said in refused.error["message"]) == (2, True), refused.stderr
+
+
+async def test_runs_and_jobs_are_listed_with_what_tells_them_apart(aeenc, world, fleet, trees):
+    async with world.sampler() as sampler:
+        options = (*fleet.options, "--sampler", sampler.channel.target)
+        words = ("sample", "science", "--data", trees, "--oracle", "fake", "-k", 3, "--max-depth", 0)
+        run = (await aeenc(*options, "--json", *words)).json["run"]
+        (told,) = (await aeenc(*options, "--json", "runs")).json["runs"]
+        assert (told["run"], told["corpus"], told["oracle"], told["split"]) == (run, "science", "fake", "train")
+        assert told["started_at"].startswith("20")
+        shown = (await aeenc(*options, "runs")).stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    assert all(part in shown for part in (run, "science, oracle fake", "split train", "2 of 2 trees"))
+    config = trainer_pb2.JobConfig(corpus="science", run_ids=[run], data_sets=["gold"])
+    fleet.trainer.jobs = [job(trainer_pb2.JOB_STATE_SUCCEEDED, version="q95a0123456789ab", config=config)]
+    (told,) = (await aeenc(*options, "--json", "jobs")).json["jobs"]
+    assert (told["corpus"], told["runs"], told["data_sets"]) == ("science", [run], ["gold"])
+    assert told["started_at"] == "1970-01-01T00:00:10+00:00"
+    shown = (await aeenc(*options, "jobs")).stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    assert all(part in shown for part in ("j1", run, "version q95a0123456789ab"))
+
+
+async def test_labels_are_listed_and_deleted(aeenc, fleet):
+    assert "no labels" in (await aeenc(*fleet.options, "labels")).stdout
+    fleet.trainer.labels = [
+        registry_pb2.Label(space_id="s0", name="stable", version="q1-" + "a" * 16, previous_version="q0", revision=2)
+    ]
+    (told,) = (await aeenc(*fleet.options, "--json", "labels")).json["labels"]
+    assert (told["label"], told["version"], told["space_id"]) == ("stable", "q1-" + "a" * 16, "s0")
+    shown = (await aeenc(*fleet.options, "labels")).stdout
+    assert ("q1-" + "a" * 16 in shown, "s0" in shown) == (True, False)
+    fleet.trainer.labels.append(registry_pb2.Label(space_id="cross-encoder", name="stable", version="c1", revision=1))
+    assert "cross-encoder" in (await aeenc(*fleet.options, "labels")).stdout
+    deleted = await aeenc(*fleet.options, "--json", "labels", "delete", "trial", "--space", "s0")
+    assert deleted.json == {"label": "trial", "deleted": True}
+    assert (fleet.trainer.asked[0].label, fleet.trainer.asked[0].space_id) == ("trial", "s0")
+
+
+def test_an_id_is_never_broken_over_lines(capsys):
+    rows = [("a" * 30, "words " * 20, "b" * 30)]
+    Output().result({}, table(["id", "about", "other id"], rows, whole=("id", "other id")))
+    shown = capsys.readouterr().out
+    assert all(part in shown for part in ("a" * 30, "b" * 30))
+
+
+def test_a_bar_of_work_that_was_done_before_is_not_left_behind(capsys):
+    for reported in (False, True):
+        with Output().progress("corpus", "facts") as report:
+            if reported:
+                report(1, 2, "")
+        assert ("corpus" in capsys.readouterr().err) == reported
 
 
 async def test_a_run_without_a_corpus_builds_that_of_its_data_once(aeenc, world, fleet, trees):
@@ -118,6 +194,10 @@ async def test_a_job_is_started_as_asked_and_leaves_its_version(aeenc, fleet, tr
     assert "j1" in json.loads(ended.stderr)["note"]
     told = {"job": "j1", "state": "SUCCEEDED", "version": "q7", "validation_map": 0.5, "seconds": 10.0, "steps": 4}
     assert told.items() <= ended.json.items()
+    assert (
+        "only try it: aeenc publish q7 --label trial"
+        in (await aeenc(*fleet.options, "train", "science", "--run", "r1")).stdout
+    )
     config = fleet.trainer.asked[0].config
     assert (list(config.run_ids), config.loss) == (["r1", "r2"], trainer_pb2.LOSS_TRIPLET_MARGIN)
     assert (config.seed, config.split) == (5, "train")
@@ -187,7 +267,7 @@ async def test_publish_and_rollback_say_what_every_encoder_serves(aeenc, fleet):
     ended = await aeenc(*fleet.options, "rollback", "--label", "canary", "--space", "cross-encoder")
     assert ended.code == 0
     assert (fleet.trainer.asked[1].label, fleet.trainer.asked[1].space_id) == ("canary", "cross-encoder")
-    assert "q0" in ended.stdout
+    assert "was q1, now q0; another rollback returns to q1" in ended.stdout
 
 
 async def test_publish_says_what_the_gate_compared_or_why_nothing(aeenc, fleet):

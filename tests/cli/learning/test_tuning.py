@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from aeenc.trees import HELD_OUT, Dataset
+from services.index.ranking import tuning
 from services.index.ranking.features import NAMES
 from support.worlds.light_fleet import LightFleet, light_fleet
 
@@ -22,8 +23,11 @@ def _result(stdout: str) -> Any:
     return json.loads(line)
 
 
-async def test_weights_are_tuned_on_the_held_out_queries_of_all_folds(aeenc, light_fleet: LightFleet, tmp_path):
+async def test_weights_are_tuned_on_the_held_out_queries_of_all_folds(
+    aeenc, light_fleet: LightFleet, tmp_path, monkeypatch
+):
     pytest.importorskip("optuna")
+    monkeypatch.setattr(tuning, "FEW", 1000)
     client = light_fleet.client
     targets = [
         word
@@ -36,12 +40,16 @@ async def test_weights_are_tuned_on_the_held_out_queries_of_all_folds(aeenc, lig
     tune = (*targets, "--json", "tune-retrieval", tmp_path / "folds", "--pretrained", "--trials", 3)
     ended = await aeenc(*tune)
     assert ended.code == 0, ended.stderr
+    assert "queries are few" in ended.stderr
     result = _result(ended.stdout)
     folds = [Dataset.load(path) for path in written["folds"].values()]
     assert result["queries"] == sum(len(fold.queries(HELD_OUT)) for fold in folds)
     assert result["map"]["tuned"] >= max(result["map"]["alone"], result["map"]["published"])
     assert set(result["weights"]) == {"lexical_weight", "prior", "negative_feedback"}
     assert set(result["features"]) == set(NAMES)
+    assert result["map"][result["best"]] == max(result["map"].values())
+    assert ("--features" in result["options"]) == (result["best"] == "with features")
+    assert "fold" not in [label.name async for label in client.registry.list_labels()]
 
     async def measured(**features: float) -> float:
         words = ("--data", SAMPLE, "--mode", "hybrid", "--protocol", "strict", "--no-trees")
@@ -62,3 +70,10 @@ async def test_features_that_cannot_be_used_are_refused_before_anything_is_asked
 async def test_a_folder_without_folds_is_refused_with_the_command_that_writes_them(aeenc, tmp_path):
     ended = await aeenc("--json", "tune-retrieval", tmp_path)
     assert (ended.code, "aeenc export folds" in ended.error["message"]) == (2, True)
+
+
+async def test_the_data_set_of_the_folds_is_refused_with_the_command_that_writes_folds(aeenc):
+    ended = await aeenc("--json", "tune-retrieval", SAMPLE)
+    assert ended.code == 2
+    assert f"{SAMPLE} has no folds" in ended.error["message"]
+    assert "aeenc export folds" in ended.error["message"]

@@ -6,9 +6,11 @@ import sys
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from aeenc import errors
 from aeenc.v1 import index_pb2
+from services.index.settings import IndexSettings
 from support.waiting import until
 from support.worlds.index_world import RunningEncoder, files_of, premise, raises, vector_of
 
@@ -106,3 +108,11 @@ def test_a_list_with_a_hole_stops_the_start_and_is_named():
     assert ended.returncode == 2
     assert "AEENC_INDEX_ENCODER_TARGET" in ended.stderr
     assert "empty address" in ended.stderr
+
+
+def test_an_encoder_by_tls_may_lack_its_port_which_is_443_then(tmp_path):
+    ca = tmp_path / "ca.pem"
+    ca.touch()
+    assert IndexSettings(encoder_target="encoder.lab", peer_ca=ca).encoder_target == "encoder.lab"
+    with pytest.raises(ValidationError, match="is not an address"):
+        IndexSettings(encoder_target="encoder.lab")

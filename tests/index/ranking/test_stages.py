@@ -143,7 +143,8 @@ async def test_explanations_outlive_the_process_and_are_joined_or_replaced(serve
 
     async with serve() as index:
         await index.client.build("science", facts())
-        await raises(errors.FailedPrecondition, first(index), "no explanations", "PutExplanations")
+        remedy = ("`aeenc corpus explain science --run RUN`", "PutExplanations")
+        await raises(errors.FailedPrecondition, first(index), "no explanations", *remedy)
         await index.client.put_explanations("science", [("frogs hunt", ["f3"])])
         assert await first(index) == "f3"
         assert await index.client.put_explanations("science", [("frogs hunt", ["f4"]), ("ice melts", ["f6"])]) == 2

@@ -13,7 +13,18 @@ from aeenc import Fusion
 from aeenc.v1 import encoder_pb2
 from services.index.ranking.features import VECTOR_NAMES, order_by
 from services.index.ranking.prior import Prior
-from services.index.ranking.tuning import PUBLISHED, HeldOut, OutOfFold, Weights, drawn, encoded, tune
+from services.index.ranking.tuning import (
+    PUBLISHED,
+    HeldOut,
+    OutOfFold,
+    Way,
+    Weights,
+    best_way,
+    drawn,
+    encoded,
+    options_of,
+    tune,
+)
 from services.index.values import Explanation
 from support.worlds.index_world import FACTS, facts, vector_of
 
@@ -140,6 +151,22 @@ def test_without_words_no_prior_is_tried_either() -> None:
     assert {(one.lexical_weight, one.prior) for one in tried} == {(0.0, 0.0)}
     assert found.published == value(Weights(negative_feedback=PUBLISHED.negative_feedback))
     assert found.weights.negative_feedback > PUBLISHED.negative_feedback
+
+
+def test_the_options_that_are_told_are_those_of_the_best_way() -> None:
+    def best(**values: float) -> str:
+        return best_way({key: Way(key, value, "") for key, value in values.items()})
+
+    assert best(alone=0.79, published=0.7, tuned=0.81, ordered=0.77) == "tuned"
+    assert best(alone=0.77, published=0.7, tuned=0.77, ordered=0.73) == "alone", "of equal ways the plainest"
+    assert best(alone=0.77, published=0.7, tuned=0.78, ordered=0.79) == "ordered"
+
+
+def test_options_name_only_what_differs_from_the_default_and_are_quoted_for_a_shell() -> None:
+    assert options_of("dense", Weights()) == "--mode dense"
+    assert options_of("hybrid", Weights(prior=0.1)) == "--mode hybrid --lexical-weight 0 --prior 0.1"
+    told = options_of("dense", Weights(negative_feedback=0.2), {"first": 3.00001, "rank": -1.0})
+    assert told == """--mode dense --negative-feedback 0.2 --features '{"first": 3.0, "rank": -1.0}'"""
 
 
 @pytest.mark.parametrize(("role", "precision"), [("premise", None), ("query", "float32")])

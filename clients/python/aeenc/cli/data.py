@@ -9,6 +9,7 @@ import hashlib
 import http.client
 import json
 import re
+import shlex
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -249,7 +250,11 @@ def export_folds(
         names = [path.name for path in write_folds(dataset, folder, split=split, number=folds, seed=seed)]
     paths = {name: str((to / name).resolve()) for name in names}
     out = output_of(context)
-    out.result({"to": str(to), "folds": paths}, f"AEENC_TRAINER_DATA_SETS={json.dumps(paths)}")
+    if out.as_json:
+        out.result({"to": str(to), "folds": paths})
+    else:
+        setting = shlex.quote(json.dumps(paths))
+        typer.echo(f"export AEENC_TRAINER_DATA_SETS={setting}")  # in one line: it is to be copied
 
 
 def import_pairs(
