@@ -34,7 +34,8 @@ OF_THIS_MACHINE = {
 SET_BY_CHART = {
     *("host", "port", "metrics_port", "instance", "drain_s", "log_file", "log_file_bytes", "state_dir", "namespace"),
     *("token", "admin_token", "tokens_file", "allow_insecure", "peer_token", "peer_admin_token", "peer_ca", "ca"),
-    *("tls_cert", "tls_key", "tls_client_ca", "artifacts_dir", "artifacts_url", "artifacts_cache_bytes"),
+    *("peer_cert", "peer_key", "cert", "key", "tls_cert", "tls_key", "tls_client_ca"),
+    *("artifacts_dir", "artifacts_url", "artifacts_cache_bytes"),
     *("redis_url", "redis_password", "redis_password_file", "redis_sentinel_password", "redis_ca", "redis_cert"),
     *("redis_key", "queued_tokens", "oracles", "queues", "url", "oidc_client_secret_file", "link", "print_links"),
     "serving_processes",  # a pod is one; replicas do that

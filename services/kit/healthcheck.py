@@ -1,6 +1,7 @@
 """Health check for containers: `python -m services.kit.healthcheck HOST:PORT [--tcp]` exits with 0 when it serves.
 
-Asks grpc.health.v1, which needs no token. `--tcp` only connects, for servers without that service (an oracle).
+Asks grpc.health.v1, which needs no token, by TLS with `--ca`, and with `--cert` and `--key` where clients show one.
+`--tcp` only connects, for servers without that service (an oracle).
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 TIMEOUT_S = 5.0
 
 
-def serves(target: str, ca: Path | None = None) -> bool:
-    """Whether the server at `target` says SERVING within 5 s."""
+def serves(target: str, ca: Path | None = None, cert: Path | None = None, key: Path | None = None) -> bool:
+    """Whether the server at `target` says SERVING within 5 s; it is shown the certificate if there is one."""
     if ca is None:
         channel = grpc.insecure_channel(target)
     else:
-        channel = grpc.secure_channel(target, grpc.ssl_channel_credentials(ca.read_bytes()))
+        pair = (key.read_bytes(), cert.read_bytes()) if key and cert else ()
+        channel = grpc.secure_channel(target, grpc.ssl_channel_credentials(ca.read_bytes(), *pair))
     with channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
@@ -45,9 +47,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target")
     parser.add_argument("--tcp", action="store_true")
-    parser.add_argument("--ca", type=Path)
-    arguments = parser.parse_args()
-    healthy = connects(arguments.target) if arguments.tcp else serves(arguments.target, arguments.ca)
+    for name in ("ca", "cert", "key"):
+        parser.add_argument(f"--{name}", type=Path)
+    given = parser.parse_args()
+    healthy = connects(given.target) if given.tcp else serves(given.target, given.ca, given.cert, given.key)
     sys.exit(0 if healthy else 1)
 
 

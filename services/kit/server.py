@@ -17,6 +17,7 @@ import signal
 import ssl
 import sys
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -49,6 +50,7 @@ COLLECT_AFTER = 700  # new objects: a pass of 3 ms
 COLLECT_OLDER = 500  # passes over new objects between two over older ones, which are calls in flight: 70 ms
 REOPEN_S = 1.0  # between attempts
 SWITCH_S = 0.0005  # between threads; Python's default is ten times that
+_is_process: ContextVar[bool] = ContextVar("is_process", default=False)  # rather than a server among others in a test
 
 
 class MetricsEndpoint:
@@ -129,11 +131,14 @@ class GrpcServer:
     """A gRPC server with health, reflection, credentials, metrics and drain.
 
     `add` servicers, register hooks, then `start` it, use it as an async context manager, or `run` it as a process.
+    In a process that `run` started, it sets up the log first, for all that is built after it.
     Raises InvalidArgument when it would listen beyond loopback without a token, or without the TLS that was asked for.
     """
 
     def __init__(self, settings: ServiceSettings) -> None:
         check_exposure(settings)
+        if _is_process.get():
+            logs.configure(**settings.logging())
         self.settings = settings
         self.readiness = Readiness()
         self.metrics = CollectorRegistry()
@@ -178,16 +183,26 @@ class GrpcServer:
         """Binds, starts answering and runs the start hooks in the background. Returns the port."""
         await self._set_health()
         self.readiness.on_change(lambda: self._spawn(self._set_health()))
+        self._open_metrics()  # first: no caller is served before all ports are there
         await self._open()
         self._spawn(self._keep_open())
         self._spawn(self.gate.follow())
-        if self.settings.metrics_port is not None:
-            self._endpoint = MetricsEndpoint(self.metrics, self.settings.host, self.settings.metrics_port)
-            self.metrics_port = self._endpoint.port
         self._failure = asyncio.get_running_loop().create_future()
         self._spawn(self._load())
         log.info("listening", address=self.settings.address, port=self.port)
         return self.port
+
+    def _open_metrics(self) -> None:
+        host, port = self.settings.host, self.settings.metrics_port
+        if port is None:
+            return
+        host = "127.0.0.1" if host.startswith("unix:") else host
+        try:
+            self._endpoint = MetricsEndpoint(self.metrics, host, port)
+        except OSError as error:
+            name = f"{prefix_of(self.settings)}METRICS_PORT={port}"
+            raise errors.Unavailable(f"{name} cannot be opened on {host} ({error.strerror}); choose another") from error
+        self.metrics_port = self._endpoint.port
 
     async def _open(self) -> None:
         """Makes, binds and starts a gRPC server, on the port of the one before if there was one."""
@@ -287,14 +302,14 @@ class GrpcServer:
 
     def _bind(self) -> int:
         settings = self.settings
-        address = f"{settings.host}:{self.port}" if self.port and ":" not in settings.host else settings.address
+        address = settings.address_at(self.port or settings.port)
         try:
             if settings.tls_cert is None or settings.tls_key is None:
                 return int(self._server.add_insecure_port(address))
             files = Certificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca, prefix_of(settings))
             return int(self._server.add_secure_port(address, files.credentials()))
         except RuntimeError as error:
-            raise port_taken(settings) from error
+            raise cannot_listen(settings) from error
 
     async def _load(self) -> None:
         try:
@@ -360,10 +375,11 @@ def check_exposure(settings: ServiceSettings) -> None:
     )
 
 
-def port_taken(settings: ServiceSettings) -> errors.Unavailable:
-    """Makes the error of a service whose port another one has."""
+def cannot_listen(settings: ServiceSettings) -> errors.Unavailable:
+    """Makes the error of a service that cannot bind its address. grpc tells the reason on stderr alone."""
     return errors.Unavailable(
-        f"cannot listen on {settings.address}; another process has the port: choose one with --port"
+        f"cannot listen on {settings.address}: another process has the port, or this machine does not have the "
+        "address; choose another --port or --host"
     )
 
 
@@ -396,27 +412,21 @@ def run(build: Callable[[], GrpcServer]) -> None:
     """Runs a service as a process: logging, uvloop, signals, drain. Exit status 0 after a drain, 1 when it failed."""
 
     async def main() -> None:
+        _is_process.set(True)
         server = build()
         server.on_start(tune_interpreter)
         settings = server.settings
-        logs.configure(
-            log_format=settings.log_format,
-            level=settings.log_level,
-            service=settings.service,
-            instance=settings.instance,
-            log_file=settings.log_file,
-            log_file_bytes=settings.log_file_bytes,
-        )
-        if settings.trace_endpoint:
-            flush = tracing.configure(
-                settings.trace_endpoint,
-                settings.trace_share,
-                service=settings.service,
-                instance=settings.instance,
-                version=aeenc.__version__,
-            )
-            server.on_stop(lambda: asyncio.to_thread(flush))
-        await server.serve_until_signal()
+        async with contextlib.AsyncExitStack() as afterwards:
+            if settings.trace_endpoint:
+                flush = tracing.configure(
+                    settings.trace_endpoint,
+                    settings.trace_share,
+                    service=settings.service,
+                    instance=settings.instance,
+                    version=aeenc.__version__,
+                )
+                afterwards.push_async_callback(asyncio.to_thread, flush)  # of runs and jobs, too, which stop hooks end
+            await server.serve_until_signal()
 
     try:
         uvloop.run(main())

@@ -117,17 +117,37 @@ class ServiceSettings(BaseSettings):
     )
     peer_token: str | None = Field(None, description="bearer token that this service sends to the others")
     peer_admin_token: str | None = Field(None, description="token sent to admin services; default: peer_token")
-    peer_ca: Path | None = Field(None, description="CA (PEM) of the other services; none: plain connections")
+    peer_ca: FilePath | None = Field(None, description="CA (PEM) of the other services; none: plain connections")
+    peer_cert: FilePath | None = Field(None, description="client certificate (PEM) that the other services ask for")
+    peer_key: FilePath | None = Field(None, description="private key (PEM) of `PEER_CERT`")
+
+    @field_validator("host", mode="after")
+    @classmethod
+    def _without_brackets(cls, value: str) -> str:
+        return value[1:-1] if value.startswith("[") and value.endswith("]") else value  # as it stands in a URL
 
     @field_validator("instance", mode="after")
     @classmethod
     def _default_instance(cls, value: str) -> str:
         return value or f"{cls.service}-{socket.gethostname()}-{os.getpid()}"
 
+    @model_validator(mode="after")
+    def _whole_peer_identity(self) -> Self:
+        is_half = (self.peer_cert is None) != (self.peer_key is None)
+        if is_half or (self.peer_cert is not None and self.peer_ca is None):
+            raise ValueError("PEER_CERT and PEER_KEY belong together and need PEER_CA; give all, or PEER_CA alone")
+        return self
+
     @property
     def address(self) -> str:
         """The address to bind."""
-        return self.host if self.host.startswith("unix:") else f"{self.host}:{self.port}"
+        return self.address_at(self.port)
+
+    def address_at(self, port: int) -> str:
+        """Returns the address to bind with another port, such as the one that 0 became."""
+        if self.host.startswith("unix:"):
+            return self.host
+        return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
 
     @property
     def worker_processes(self) -> int:
@@ -142,7 +162,19 @@ class ServiceSettings(BaseSettings):
     def peer(self, *, admin: bool = False) -> dict[str, Any]:
         """Options of `aeenc.Channel` for calls to other services; they wait for one that restarts."""
         token = (self.peer_admin_token or self.peer_token) if admin else self.peer_token
-        return {"token": token, "ca": self.peer_ca, "retry": PATIENT}
+        identity = {"ca": self.peer_ca, "cert": self.peer_cert, "key": self.peer_key}
+        return {"token": token, **identity, "retry": PATIENT}
+
+    def logging(self) -> dict[str, Any]:
+        """Arguments of `services.kit.logs.configure`."""
+        return {
+            "log_format": self.log_format,
+            "level": self.log_level,
+            "service": self.service,
+            "instance": self.instance,
+            "log_file": self.log_file,
+            "log_file_bytes": self.log_file_bytes,
+        }
 
     @classmethod
     def settings_customise_sources(

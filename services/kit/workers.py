@@ -24,7 +24,7 @@ from typing import TypeVar
 
 from aeenc import errors
 from services.kit import logs
-from services.kit.server import GrpcServer, port_taken, run
+from services.kit.server import GrpcServer, cannot_listen, run
 from services.kit.settings import ServiceSettings
 
 log = logs.get(__name__)
@@ -44,14 +44,7 @@ def run_workers(module: str, build: Callable[[Settings], GrpcServer], settings_c
     if not settings.shares_port:
         run(lambda: build(settings))
         return
-    logs.configure(
-        log_format=settings.log_format,
-        level=settings.log_level,
-        service=settings.service,
-        instance=settings.instance,
-        log_file=settings.log_file,
-        log_file_bytes=settings.log_file_bytes,
-    )
+    logs.configure(**settings.logging())
     try:
         with held_port(settings) as port:
             workers = [_settings_of(settings, number, port) for number in range(settings.worker_processes)]
@@ -78,7 +71,7 @@ def held_port(settings: ServiceSettings) -> Iterator[int]:
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             holder.bind(chosen)
         except OSError:
-            raise port_taken(settings) from None
+            raise cannot_listen(settings) from None
         yield int(chosen[1])
 
 

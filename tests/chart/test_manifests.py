@@ -47,7 +47,7 @@ def test_a_service_starts_from_its_variables_alone(manifests: list[Manifest]):
                     for variable in one.container["env"]
                     if variable["name"].startswith(prefix) and "value" in variable
                 }
-                files = {name for name in plain if name in {"redis_ca", "redis_cert", "redis_key"}}
+                files = {name for name in plain if re.fullmatch("(redis|peer)_(ca|cert|key)", name)}
                 values = {name: as_value(text) for name, text in plain.items() if name not in files | {"oracles"}}
                 kind(**values)
 
@@ -221,6 +221,20 @@ def test_later_settings_win_even_with_0_and_null_takes_one_away():
     found = plain_environment(encoder)
     assert (found["AEENC_ENCODER_BATCH_ITEMS"], found["AEENC_ENCODER_LOG_FORMAT"]) == ("0", "console")
     assert "AEENC_ENCODER_LOAD_S" not in found
+
+
+def test_where_client_certificates_are_asked_for_services_probes_and_gateway_show_one():
+    tls = {"secretName": "aeenc-tls", "clientCertificates": True}
+    for one in workloads(render({"tls": tls, "gateway": {"enabled": True}})):
+        found = plain_environment(one)
+        prefix = f"AEENC_{one.component.upper()}_"
+        if one.component in {"encoder", "index", "sampler", "trainer"}:
+            assert found[f"{prefix}TLS_CLIENT_CA"] == "/etc/aeenc/tls/ca.crt"
+            assert {"--ca", "--cert", "--key"} < set(one.container["readinessProbe"]["exec"]["command"])
+        own = {"index": "PEER_", "sampler": "PEER_", "trainer": "PEER_", "gateway": ""}.get(one.component)
+        if own is not None:
+            shown = [found[f"{prefix}{own}{name}"] for name in ("CERT", "KEY")]
+            assert shown == ["/etc/aeenc/tls/tls.crt", "/etc/aeenc/tls/tls.key"]
 
 
 @pytest.mark.parametrize(

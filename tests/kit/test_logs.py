@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -14,6 +15,23 @@ from services.kit.logs import LOGS_KEPT, set_aside
 from services.kit.settings import ServiceSettings
 
 MOST_BYTES = 4096
+PROCESS = """
+import os, signal, sys
+from pathlib import Path
+from services.kit import logs
+from services.kit.server import GrpcServer, run
+from services.kit.settings import ServiceSettings
+
+def build():
+    server = GrpcServer(ServiceSettings(log_format="json", log_file=Path(sys.argv[1])))
+    logs.get("test").warning("computes on a CPU")
+    async def end():
+        os.kill(os.getpid(), signal.SIGTERM)
+    server.on_start(end)
+    return server
+
+run(build)
+"""
 LINES = 400
 SERVICE = f"""
 import os, signal, sys
@@ -44,6 +62,14 @@ def test_a_log_file_stays_bounded_and_has_the_last_lines_of_a_process_that_was_k
     assert kept == list(range(kept[0], LINES)), "no line is lost or out of order"
     assert len(kept) > 3 * MOST_BYTES // 200
     assert {"from a C library", "from a library"} <= set(text.splitlines())
+
+
+def test_what_is_logged_while_a_service_is_built_is_in_its_log_as_all_else(tmp_path: Path):
+    path = tmp_path / "index.log"
+    done = subprocess.run([sys.executable, "-c", PROCESS, str(path)], capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    first = json.loads(path.read_text().splitlines()[0])
+    assert (first["event"], first["service"]) == ("computes on a CPU", "service")
 
 
 def test_logs_that_are_set_aside_keep_their_order_and_the_oldest_goes(tmp_path: Path):

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import gc
 import math
+import socket
 import types
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -27,7 +28,6 @@ from services.kit.calls.metrics import RpcMetrics
 from services.kit.convert import request_id
 from services.kit.server import GrpcServer
 from services.kit.settings import ServiceSettings
-from support.certificates import certify, needs_openssl
 
 
 class Settings(ServiceSettings):
@@ -299,55 +299,12 @@ async def test_an_admin_service_refuses_the_common_token() -> None:
         assert (await EncoderClient(Channel(target, token="admin")).encode(["a"])).model_version == "v1"
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]", "192.0.2.1", "example.org"])
 def test_a_service_refuses_to_listen_beyond_loopback_without_a_token(host: str) -> None:
     with pytest.raises(errors.InvalidArgument, match="AEENC_TEST_TOKEN"):
         build(host=host)
     build(host=host, token="t")
     build(host=host, allow_insecure=True)
-
-
-def test_client_certificates_without_tls_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(errors.InvalidArgument, match="AEENC_TEST_TLS_CLIENT_CA alone would open a port without TLS"):
-        build(tls_client_ca=tmp_path / "ca.pem")
-
-
-@needs_openssl
-async def test_certificates_are_read_again_when_they_have_changed(tmp_path: Path) -> None:
-    files = {"tls_cert": tmp_path / "server.pem", "tls_key": tmp_path / "server.key"}
-    certify(tmp_path, "server")
-    old = files["tls_cert"].read_bytes()
-    server, _ = build(**files, host="localhost")
-
-    async def serves(ca: bytes) -> bool:
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        async with grpc.aio.secure_channel(
-            f"localhost:{server.port}", grpc.ssl_channel_credentials(ca), options
-        ) as channel:
-            stub = encoder_pb2_grpc.EncoderServiceStub(channel)
-            try:
-                await stub.GetInfo(encoder_pb2.EncoderServiceGetInfoRequest(), timeout=5)
-            except grpc.aio.AioRpcError as error:
-                return error.code() is not grpc.StatusCode.UNAVAILABLE
-            return True
-
-    async with server:
-        assert await serves(old)
-        cert, key = certify(tmp_path, "new")
-        cert.replace(files["tls_cert"])
-        new = files["tls_cert"].read_bytes()
-        assert (await serves(old), await serves(new)) == (True, False), "its key is not there yet"
-        key.replace(files["tls_key"])
-        assert (await serves(old), await serves(new)) == (False, True)
-
-
-@needs_openssl
-async def test_certificates_that_do_not_fit_together_stop_the_start_with_their_names(tmp_path: Path) -> None:
-    cert, _ = certify(tmp_path, "one")
-    _, key = certify(tmp_path, "other")
-    server, _ = build(tls_cert=cert, tls_key=key)
-    with pytest.raises(errors.InvalidArgument, match=r"AEENC_TEST_TLS_CERT=.*one\.pem, .*cannot be used"):
-        await server.start()
 
 
 async def test_a_drain_finishes_what_is_in_flight_and_refuses_what_is_new() -> None:
@@ -386,8 +343,41 @@ async def test_a_port_that_is_taken_is_named() -> None:
     first, _ = build()
     async with first:
         second, _ = build(port=first.port)
-        with pytest.raises(errors.Unavailable, match=str(first.port)):
+        with pytest.raises(errors.Unavailable, match=f":{first.port}: another process has the port"):
             await second.start()
+
+
+async def test_an_address_of_another_machine_is_named() -> None:
+    server, _ = build(host="192.0.2.1", token="t")
+    with pytest.raises(errors.Unavailable, match=r"192\.0\.2\.1:0: .* this machine does not have the address"):
+        await server.start()
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+async def test_a_service_listens_on_the_loopback_of_ipv6_in_either_spelling(host: str) -> None:
+    server, _ = build(host=host, metrics_port=0)
+    async with server:
+        server.readiness.serving()
+        channel = Channel(f"[::1]:{server.port}", timeout_s=5)
+        assert (await EncoderClient(channel).encode(["a"])).model_version == "v1"
+        await channel.close()
+
+
+async def test_a_metrics_port_that_is_taken_is_named_before_callers_are_served(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server, _ = build(host=f"unix:{tmp_path}/test.sock", metrics_port=port)
+        with pytest.raises(errors.Unavailable, match=f"AEENC_TEST_METRICS_PORT={port} .*in use"):
+            await server.start()
+    assert not server.port, "its own port is not open yet"
+
+
+async def test_beside_a_socket_of_this_machine_metrics_are_on_loopback(tmp_path: Path) -> None:
+    server, _ = build(host=f"unix:{tmp_path}/test.sock", metrics_port=0)
+    async with server:
+        with socket.create_connection(("127.0.0.1", server.metrics_port)):
+            pass
 
 
 async def test_a_message_over_the_limit_is_refused_and_the_process_goes_on() -> None:

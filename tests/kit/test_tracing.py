@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextvars import copy_context
 
@@ -29,6 +31,25 @@ from support.worlds.trainer_world import FACTS, PAIRS, SIGNS
 
 __all__ = ["light_fleet"]
 
+PROCESS = """
+import os, signal, sys
+from services.kit import tracing
+from services.kit.server import GrpcServer, run
+from services.kit.settings import ServiceSettings
+
+def build():
+    server = GrpcServer(ServiceSettings(trace_endpoint=sys.argv[1]))
+    async def end():
+        os.kill(os.getpid(), signal.SIGTERM)
+    async def end_run():
+        with tracing.span("run"):
+            pass
+    server.on_start(end)
+    server.on_stop(end_run)
+    return server
+
+run(build)
+"""
 PREMISES = [types_pb2.Premise(id=f"f{n}", text=text, splits=["train"]) for n, text in enumerate(FACTS)]
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -112,6 +133,14 @@ async def test_one_trace_leads_through_build_retrieve_run_job_publication_and_sw
     path = await receiver.path(publish, publish, "publish", "swap")
     assert path[3].attributes["aeenc.version"] == made.version
     assert path[2].links == (f"{making.get_span_context().span_id:016x}",), "which job made what is published"
+
+
+async def test_spans_that_end_with_the_service_are_sent():
+    async with TraceReceiver().running() as receiver:
+        command = [sys.executable, "-c", PROCESS, receiver.endpoint]
+        ended = await asyncio.to_thread(subprocess.run, command, timeout=60, check=False)
+        assert ended.returncode == 0
+        assert receiver.named("run")
 
 
 async def test_texts_that_are_encoded_together_are_one_span_that_links_all_their_callers(

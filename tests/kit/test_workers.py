@@ -40,7 +40,7 @@ def test_the_held_port_is_for_those_who_share_it_alone() -> None:
 
 def test_a_port_where_another_service_listens_is_refused_although_it_would_share(listening: socket.socket) -> None:
     port = listening.getsockname()[1]
-    refused = pytest.raises(errors.Unavailable, match=f"127.0.0.1:{port}; another process has the port")
+    refused = pytest.raises(errors.Unavailable, match=f"127.0.0.1:{port}: another process has the port")
     with refused, held_port(ServiceSettings(port=port)):
         pass
 

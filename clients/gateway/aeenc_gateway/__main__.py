@@ -20,8 +20,10 @@ def main() -> None:
     """Reads the settings, listens, and serves until SIGTERM or Ctrl-C."""
     settings = GatewaySettings.from_command_line()
     try:
-        targets = Targets.find(encoder=settings.encoder, index=settings.index, ca=settings.ca)
-    except AeencError as error:
+        targets = Targets.find(**settings.model_dump(include={"encoder", "index", "ca", "cert", "key"}))
+        for service in ("encoder", "index"):
+            targets.channel(service)  # refuses addresses and files here, not once the application starts
+    except (AeencError, OSError) as error:
         sys.exit(f"aeenc-gateway: {error}")
     try:
         listening = listen(settings.host, settings.port)
@@ -37,6 +39,10 @@ def main() -> None:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=settings.drain_s,
     )
+    try:
+        config.load()
+    except OSError as error:
+        sys.exit(f"aeenc-gateway: {settings.tls_cert} and {settings.tls_key} cannot be used ({error}); give PEM files")
     scheme = "https" if settings.tls_cert else "http"
     port = listening.getsockname()[1]
     host = f"[{settings.host}]" if ":" in settings.host else settings.host

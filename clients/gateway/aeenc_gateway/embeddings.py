@@ -12,11 +12,12 @@ from pydantic_core import PydanticCustomError
 from starlette.requests import Request
 from starlette.responses import Response
 
+from aeenc.calls.encoding import Precision
 from aeenc.errors import InvalidArgument
 from aeenc_gateway.fleet import PREMISE, Fleet
 from aeenc_gateway.operations import Operation
 
-CROSS_ENCODERS = "cross-encoder"  # their space; they compute scores, no vectors
+_NAMED_BY_MODEL = {"label", "version", "role"}  # by which the SDK's `encode` has what `model` names here
 
 
 def as_texts(value: Any) -> Any:
@@ -38,7 +39,10 @@ Texts = Annotated[list[str], BeforeValidator(as_texts), WithJsonSchema(_ONE_OR_M
 class EmbeddingRequest(BaseModel):
     """Texts to embed."""
 
-    model_config = ConfigDict(json_schema_extra={"example": {"input": ["iron is a metal"], "model": "stable"}})
+    model_config = ConfigDict(
+        extra="allow",  # clients of OpenAI send more than is used here
+        json_schema_extra={"example": {"input": ["iron is a metal"], "model": "stable"}},
+    )
 
     input: Texts = Field(description="One text, or several. No token ids.")
     model: str = Field(
@@ -48,6 +52,8 @@ class EmbeddingRequest(BaseModel):
     dimensions: int | None = Field(None, description="Refused: the index knows vectors of full length alone.")
     user: str = Field("", description="The routing key: calls with the same go to the same version of a canary.")
     truncate: bool = Field(False, description="Whether to cut texts that are too long instead of refusing them.")
+    precision: Precision | None = Field(None, description="The precision of encoding. Default: the encoder's.")
+    space_id: str = Field("", description="The space of the vectors. Default: the encoder's.")
 
 
 class Embedding(BaseModel):
@@ -98,8 +104,11 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         raise InvalidArgument.field(
             "dimensions", f"is {body.dimensions}; leave it out: the index knows vectors of full length alone"
         )
+    if named := _NAMED_BY_MODEL & (body.model_extra or {}).keys():
+        raise InvalidArgument.field(min(named), "is no field here; `model` is a label, a version, or `premise`")
     fleet: Fleet = request.app.state.fleet
-    found = await fleet.encode(body.input, body.model, routing_key=body.user, truncate=body.truncate)
+    options = {"truncate": body.truncate, "precision": body.precision, "space_id": body.space_id}
+    found = await fleet.encode(body.input, body.model, routing_key=body.user, **options)
     rows: Any = found.vectors
     if body.encoding_format == "base64":
         rows = [base64.b64encode(row).decode() for row in np.ascontiguousarray(rows, dtype="<f4")]
@@ -116,10 +125,10 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
 
 
 async def models(request: Request) -> Response:
-    """Lists what `model` of an embedding may be."""
+    """Lists what `model` of an embedding may be, in the encoder's default space."""
     fleet: Fleet = request.app.state.fleet
     info = await fleet.encoder.info()
-    loaded = [one for one in info.versions if one.space_id != CROSS_ENCODERS]
+    loaded = [one for one in info.versions if one.space_id == info.default_space_id]
     labels = {label for one in loaded for label in one.labels}
     names = [*sorted(labels), PREMISE, *(one.version for one in loaded)]
     data = [{"id": name, "object": "model", "created": 0, "owned_by": "aeenc"} for name in names]

@@ -55,9 +55,8 @@ class Operation:
         model = self.body
 
         async def answer(request: Request) -> Response:
-            if model is None:
-                return await self.handler(request)
-            return await self.handler(model.model_validate_json(await request.body()), request)
+            body = await request.body()  # also where there is none: the gate sees callers leave only after it
+            return await (self.handler(model.model_validate_json(body), request) if model else self.handler(request))
 
         return Route(self.path, answer, methods=[self.method])
 

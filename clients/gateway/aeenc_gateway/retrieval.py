@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from aeenc import Fusion
 from aeenc.calls.encoding import Precision
 from aeenc.calls.retrieval import FusionMethod, Mode, Retrieved
-from aeenc.errors import AeencError
+from aeenc.errors import AeencError, InvalidArgument
 from aeenc_gateway.embeddings import json_response
 from aeenc_gateway.fleet import Fleet
 from aeenc_gateway.operations import Operation
@@ -47,7 +47,11 @@ class RetrieveRequest(BaseModel):
     query: str | None = Field(None, description="One query, in place of `queries`.")
     queries: list[str] | None = Field(None, description="Queries, in place of `query`.")
     k: Annotated[int, Field(ge=1, lt=2**31)] = Field(10, description="Premises for each query.")
-    mode: Mode = Field("dense", description="dense: by the encoder; lexical: by words (BM25); hybrid: by both.")
+    mode: Mode = Field(
+        "dense",
+        description="dense: by the encoder; lexical: by words (BM25); hybrid: by both; iterative_lexical: by words, to "
+        "which those of the best premises are added round by round.",
+    )
     fusion: FusionOptions | None = Field(
         None, description="How mode hybrid joins both rankings; the order of the first."
     )
@@ -71,6 +75,10 @@ class RetrieveRequest(BaseModel):
     def _one_way(self) -> Self:
         if (self.query is None) == (self.queries is None):
             raise ValueError("give either query or queries")
+        if len(self.accepted) not in {0, len(self.texts)}:
+            raise InvalidArgument.field(
+                "accepted", f"has {len(self.accepted)} lists for {len(self.texts)} queries; give one for each, or none"
+            )
         return self
 
     @property
@@ -100,12 +108,16 @@ class Result(BaseModel):
 
 
 class Retrieval(BaseModel):
-    """The premises of each query, and their origin; `model_version` is empty in lexical modes."""
+    """The premises of each query, and their origin; `model_version` is empty in lexical modes.
+
+    `unknown_splits` are those asked for that no premise has.
+    """
 
     results: list[Result]
     model_version: str
     rerank_version: str
     generation: str
+    unknown_splits: list[str]
 
 
 async def retrieve(body: RetrieveRequest, request: Request) -> Response:
@@ -150,11 +162,12 @@ def _results(texts: list[str], found: Retrieved) -> list[dict[str, Any]]:
     return [{"query": text, "premises": hits} for text, hits in zip(texts, found, strict=True)]
 
 
-def _origin(found: Retrieved) -> dict[str, str]:
+def _origin(found: Retrieved) -> dict[str, Any]:
     return {
         "model_version": found.model_version,
         "rerank_version": found.rerank_version,
         "generation": found.generation,
+        "unknown_splits": found.unknown_splits,
     }
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import sys
-from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, FilePath, ValidationError, model_validator
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict
 
 PREFIX = "AEENC_GATEWAY_"
@@ -24,11 +23,17 @@ class GatewaySettings(BaseSettings):
         None, description="address of the encoder; default: AEENC_ENCODER, else the local fleet"
     )
     index: str | None = Field(None, description="address of the index; default: AEENC_INDEX, else the local fleet")
-    ca: Path | None = Field(None, description="CA (PEM) of the services; default: AEENC_CA; none: plain connections")
+    ca: FilePath | None = Field(
+        None, description="CA (PEM) of the services; default: AEENC_CA; none: plain connections"
+    )
+    cert: FilePath | None = Field(
+        None, description="client certificate (PEM) that the services ask for; default: AEENC_CERT"
+    )
+    key: FilePath | None = Field(None, description="private key (PEM) of `cert`; default: AEENC_KEY")
     token: str | None = Field(None, description="bearer token for callers that send none; default: they have none")
     allow_insecure: bool = Field(False, description="listen beyond loopback without TLS, or with a token of its own")
-    tls_cert: Path | None = Field(None, description="certificate chain (PEM) of the gateway")
-    tls_key: Path | None = Field(None, description="private key (PEM) of the gateway")
+    tls_cert: FilePath | None = Field(None, description="certificate chain (PEM) of the gateway")
+    tls_key: FilePath | None = Field(None, description="private key (PEM) of the gateway")
     timeout_s: float = Field(60.0, gt=0, description="seconds that a call to a service may take")
     body_bytes: int = Field(4 * 1024 * 1024, ge=1024, description="largest body of a request, in bytes")
     drain_s: int = Field(10, ge=0, description="seconds that requests in flight may take after SIGTERM")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -78,15 +80,27 @@ async def embed(body: EmbedRequest, request: Request) -> Response:
 
 
 async def rerank(body: RerankRequest, request: Request) -> Response:
-    """Ranks texts for a query by the cross-encoder, best first."""
+    """Ranks texts for a query by the cross-encoder, best first.
+
+    Several that `stable` names rank by the sum of their ranks, as in retrieval. The raw score is minus that sum, else
+    the share of texts, as a mean over the cross-encoders, that each ranks no higher.
+    """
     fleet: Fleet = request.app.state.fleet
-    scored = await fleet.encoder.score(body.query, body.texts, truncate=bool(body.truncate))
-    scores = scored.scores if body.raw_scores else 1.0 / (1.0 + np.exp(-scored.scores))
-    ranks: list[dict[str, Any]] = [
-        {"index": int(n), "score": scores[n]} | ({"text": body.texts[n]} if body.return_text else {})
-        for n in np.argsort(-scored.scores, kind="stable")
+    score = partial(fleet.encoder.score, body.query, body.texts, truncate=bool(body.truncate))
+    first = await score(first_of_ensemble=True)
+    raw = first.scores
+    scores = 1.0 / (1.0 + np.exp(-raw))
+    if first.ensemble:
+        others = await asyncio.gather(*(score(version=version) for version in first.ensemble[1:]))
+        ranks = [np.argsort(np.argsort(-one.scores, kind="stable")) + 1 for one in (first, *others)]
+        raw = -np.stack(ranks).sum(axis=0, dtype=np.float32)
+        scores = 1 + (1 + raw / len(ranks)) / len(raw)
+    chosen = raw if body.raw_scores else scores
+    ordered: list[dict[str, Any]] = [
+        {"index": int(n), "score": chosen[n]} | ({"text": body.texts[n]} if body.return_text else {})
+        for n in np.argsort(-raw, kind="stable")
     ]
-    return json_response(ranks)
+    return json_response(ordered)
 
 
 async def info(request: Request) -> Response:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -36,6 +38,18 @@ async def serving(targets: Targets, **options: Any) -> AsyncIterator[str]:
         await task
 
 
+def certify(folder: Path, name: str) -> tuple[Path, Path]:
+    """A certificate of localhost and its key, signed by itself. Skips the test where there is no openssl."""
+    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test -addext"
+    words = [*command.split(), "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(cert)]
+    try:
+        subprocess.run(words, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("there is no openssl to make certificates")
+    return cert, key
+
+
 @pytest.fixture
 async def url() -> AsyncIterator[str]:
     """A gateway before the running fleet."""
@@ -56,6 +70,8 @@ class Double(encoder_pb2_grpc.EncoderServiceServicer, index_pb2_grpc.IndexServic
         self.error: errors.AeencError | None = None
         self.after = 0  # calls that go well, before `error` and `hold` count
         self.has_labels = True
+        self.scores: dict[str, list[float]] = {}  # of the cross-encoders that label stable names
+        self.unknown_splits: list[str] = []
         self.metadata: list[dict[str, Any]] = []
         self.requests: list[Any] = []
         self.asked = asyncio.Semaphore(0)  # released by each call
@@ -70,10 +86,26 @@ class Double(encoder_pb2_grpc.EncoderServiceServicer, index_pb2_grpc.IndexServic
         )
         return encoder_pb2.EncodeResponse(embeddings=vectors, model_version="q1", tokens=3 * len(request.texts))
 
+    async def Score(self, request: Any, context: Any) -> encoder_pb2.ScoreResponse:
+        await self._answer(request, context, self.error)
+        version = request.model.version or next(iter(self.scores))
+        ensemble = list(self.scores) if request.first_of_ensemble and len(self.scores) > 1 else []
+        return encoder_pb2.ScoreResponse(scores=self.scores[version], model_version=version, ensemble=ensemble)
+
+    async def GetInfo(self, request: Any, context: Any) -> encoder_pb2.EncoderServiceGetInfoResponse:
+        await self._answer(request, context, self.error)
+        versions = [
+            encoder_pb2.LoadedVersion(version=version, space_id=space_id, labels=labels)
+            for version, space_id, labels in (("q1", "s1", ["stable"]), ("q2", "s2", ["other"]), ("x1", "cross", []))
+        ]
+        return encoder_pb2.EncoderServiceGetInfoResponse(default_space_id="s1", versions=versions)
+
     async def Retrieve(self, request: Any, context: Any) -> index_pb2.RetrieveResponse:
         await self._answer(request, context, self.error)
         results = [index_pb2.RetrievedPremises() for _ in request.texts]
-        return index_pb2.RetrieveResponse(results=results, model_version="q1", generation="g1")
+        return index_pb2.RetrieveResponse(
+            results=results, model_version="q1", generation="g1", unknown_splits=self.unknown_splits
+        )
 
     async def _answer(self, request: Any, context: Any, error: errors.AeencError | None) -> None:
         self.metadata.append(dict(context.invocation_metadata()))
@@ -92,11 +124,16 @@ class Double(encoder_pb2_grpc.EncoderServiceServicer, index_pb2_grpc.IndexServic
             await context.abort(status.code_of(error), error.message)
 
     @asynccontextmanager
-    async def listening(self, port: int = 0) -> AsyncIterator[Targets]:
+    async def listening(
+        self, port: int = 0, credentials: grpc.ServerCredentials | None = None
+    ) -> AsyncIterator[Targets]:
         server = grpc.aio.server()
         encoder_pb2_grpc.add_EncoderServiceServicer_to_server(self, server)
         index_pb2_grpc.add_IndexServiceServicer_to_server(self, server)
-        target = f"127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}"
+        if credentials:
+            target = f"localhost:{server.add_secure_port('localhost:0', credentials)}"
+        else:
+            target = f"127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}"
         await server.start()
         try:
             yield Targets(encoder=target, index=target)

@@ -54,8 +54,12 @@ async def test_settings_come_from_the_environment_and_flags_win():
     ("arguments", "status", "words"),
     [
         (["--host", "0.0.0.0"], 2, "is not loopback"),
-        (["--host", "0.0.0.0", "--token", "t", "--tls-cert", "c", "--tls-key", "k"], 2, "is not loopback"),
-        (["--tls-cert", "c"], 2, "belong together"),
+        (["--host", "0.0.0.0", "--token", "t", "--tls-cert", __file__, "--tls-key", __file__], 2, "is not loopback"),
+        (["--tls-cert", __file__], 2, "belong together"),
+        (["--tls-cert", "c", "--tls-key", __file__], 2, "AEENC_GATEWAY_TLS_CERT (--tls-cert)"),
+        (["--ca", "c"], 2, "AEENC_GATEWAY_CA (--ca)"),
+        (["--cert", __file__], 1, "cert and key belong together"),
+        (["--encoder", "nonsense"], 1, "encoder: 'nonsense' is not an address"),
         (["--port", "70000"], 2, "AEENC_GATEWAY_PORT (--port)"),
         (["--nonsense"], 2, "--nonsense"),
     ],
@@ -66,9 +70,25 @@ def test_a_wrong_setting_stops_the_start_with_its_name(arguments, status, words)
     assert words in ended.stderr
 
 
+def test_files_that_are_no_certificates_are_named_before_it_says_that_it_listens(tmp_path):
+    (tmp_path / "tls.pem").write_text("no certificate")
+    command = [COMMAND, "--port", "0", "--tls-cert", str(tmp_path / "tls.pem"), "--tls-key", str(tmp_path / "tls.pem")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert re.fullmatch(r"aeenc-gateway: .*tls\.pem and .*tls\.pem cannot be used .*\n", ended.stderr)
+
+
+def test_a_ca_of_the_environment_that_is_not_there_is_named(tmp_path):
+    variables = {**os.environ, "AEENC_CA": str(tmp_path / "none.pem")}
+    ended = subprocess.run([COMMAND], env=variables, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert re.fullmatch(r"aeenc-gateway: .*none\.pem.*\n", ended.stderr)
+
+
 def test_a_malformed_fleet_file_stops_the_start(tmp_path):
     (tmp_path / "fleet.json").write_text("{")
-    variables = {**os.environ, "AEENC_HOME": str(tmp_path)}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("AEENC_")}
+    variables["AEENC_HOME"] = str(tmp_path)
     ended = subprocess.run([COMMAND], env=variables, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 1
     assert "fleet.json:1: not JSON" in ended.stderr

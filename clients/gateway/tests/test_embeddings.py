@@ -9,6 +9,7 @@ from langchain_openai import OpenAIEmbeddings
 
 from aeenc import connect_async
 from aeenc.transport.targets import Targets
+from aeenc.v1 import types_pb2
 
 TEXTS = ["a magnet attracts an iron nail", "iron is a kind of metal"]
 
@@ -56,6 +57,26 @@ async def test_an_unknown_model_is_refused_with_those_that_there_are(client):
     with pytest.raises(openai.APIStatusError, match=r"text-embedding-3-small.*stable") as caught:
         await client.embeddings.create(model="text-embedding-3-small", input="sun")
     assert (caught.value.status_code, caught.value.code) == (412, "VERSION_NOT_LOADED")
+
+
+async def test_models_of_other_spaces_are_not_listed(before):
+    listed = (await before.get("/v1/models")).json()["data"]
+    assert [one["id"] for one in listed] == ["stable", "premise", "q1"]
+
+
+async def test_space_and_precision_reach_the_encoder_and_what_clients_send_besides_is_ignored(before, double):
+    body = {"input": "sun", "precision": "float32", "space_id": "s2", "metadata": {"team": "lab"}}
+    assert (await before.post("/v1/embeddings", json=body)).status_code == 200
+    (asked,) = double.requests
+    assert (asked.precision, asked.space_id) == (types_pb2.PRECISION_FLOAT32, "s2")
+
+
+@pytest.mark.parametrize("name", ["label", "version", "role"])
+async def test_another_name_for_the_model_is_refused(before, double, name):
+    refused = await before.post("/v1/embeddings", json={"input": "sun", name: "q7"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+    assert "`model` is a label, a version, or `premise`" in refused.json()["detail"]
+    assert not double.requests
 
 
 @pytest.mark.parametrize(

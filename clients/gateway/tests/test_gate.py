@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from dataclasses import replace
 
+import grpc
 import httpx
 import openai
 import pytest
-from conftest import serving
+from conftest import certify, serving
 
 from aeenc import errors
 from aeenc.errors import FieldViolation
@@ -245,6 +247,16 @@ async def test_a_caller_that_leaves_between_lines_cancels_the_next_call(before, 
         await double.cancelled.wait()
 
 
+async def test_a_caller_that_leaves_a_route_without_a_body_cancels_the_call(before, double):
+    double.hold = asyncio.Event()
+    with socket.create_connection(("127.0.0.1", before.base_url.port)) as connection:
+        connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+        async with asyncio.timeout(10):
+            await double.asked.acquire()
+    async with asyncio.timeout(10):
+        await double.cancelled.wait()
+
+
 async def test_many_requests_on_one_connection_are_each_answered(before):
     for number in range(50):
         answer = await before.post("/v1/embeddings", json={"input": [str(number)] * 3})
@@ -272,6 +284,17 @@ async def test_the_gateway_waits_for_a_fleet_that_is_down(double):
         async with double.listening(port), asyncio.timeout(30):
             while (await http.post("/v1/embeddings", json=TEXT)).status_code == 503:
                 pass
+
+
+async def test_services_that_ask_for_client_certificates_are_shown_the_gateways(double, tmp_path):
+    (cert, key), (own_cert, own_key) = certify(tmp_path, "server"), certify(tmp_path, "gateway")
+    pair = [(key.read_bytes(), cert.read_bytes())]
+    asking = grpc.ssl_server_credentials(pair, own_cert.read_bytes(), require_client_auth=True)
+    async with double.listening(credentials=asking) as targets:
+        for shown, status in (({"cert": own_cert, "key": own_key}, 200), ({}, 503)):
+            identity = replace(targets, ca=cert, **shown)
+            async with serving(identity, timeout_s=5) as url, httpx.AsyncClient(base_url=url) as http:
+                assert (await http.post("/v1/embeddings", json=TEXT)).status_code == status
 
 
 async def test_a_version_is_found_once_and_then_asked_for_at_once(before, double):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import get_args
 
 import pytest
 from aeenc_gateway.retrieval import RetrieveRequest
@@ -10,6 +11,7 @@ from aeenc_gateway.retrieval import RetrieveRequest
 import aeenc
 from aeenc import connect_async, errors
 from aeenc.adapters.premises import OPTIONS
+from aeenc.calls.retrieval import Mode
 from aeenc.transport.targets import Targets
 
 QUERY = "a magnet attracts an iron nail"
@@ -51,6 +53,11 @@ async def test_every_option_of_the_client_is_one_of_the_route(before, double):
     assert list(asked.rerank_versions) == ["x1", "x2"]
 
 
+def test_every_mode_is_explained():
+    explained = RetrieveRequest.model_fields["mode"].description
+    assert all(f"{mode}: " in explained for mode in get_args(Mode))
+
+
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
@@ -64,6 +71,7 @@ async def test_every_option_of_the_client_is_one_of_the_route(before, double):
         ({"corpus": "science", "query": QUERY, "fusion": {"weight": 1}}, 400, "fusion.weight: Extra inputs"),
         ({"corpus": "science", "query": QUERY, "top_k": 3}, 400, "top_k: Extra inputs are not permitted"),
         ({"corpus": "science", "query": QUERY, "label": "nothing"}, 412, "'nothing'"),
+        ({"corpus": "science", "queries": [QUERY] * 20, "accepted": [[]] * 16}, 400, "accepted: has 16 lists for 20"),
         ({"corpus": "science", "queries": []}, 400, "empty"),
     ],
 )
@@ -96,6 +104,13 @@ async def test_all_lines_come_from_the_encoder_and_the_generation_of_the_first(b
     assert [(one.model.version, one.generation) for one in later] == [("q1", "g1")] * 2
     assert [text for one in double.requests for text in one.texts] == queries
     assert [given.premise_ids[0] for one in double.requests for given in one.accepted] == [p for (p,) in accepted]
+
+
+async def test_splits_that_no_premise_has_are_told(before, double):
+    double.unknown_splits = ["tset"]
+    body = {"corpus": "science", "query": QUERY, "splits": ["tset"]}
+    for headers in ({}, LINES):
+        assert (await before.post("/v1/retrieve", json=body, headers=headers)).json()["unknown_splits"] == ["tset"]
 
 
 async def test_a_failure_after_the_first_lines_is_the_last_line(before, double):

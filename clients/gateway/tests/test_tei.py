@@ -50,6 +50,16 @@ async def test_raw_scores_are_the_cross_encoders(http, direct):
     assert set(ranks[0]) == {"index", "score"}
 
 
+async def test_several_cross_encoders_rank_by_the_sum_of_their_ranks(before, double):
+    double.scores = {"x1": [9.0, 8.0, 1.0], "x2": [0.2, 0.3, 0.1], "x3": [0.2, 0.3, 0.1]}
+    body = {"query": QUERY, "texts": TEXTS}
+    ranks = (await before.post("/rerank", json=body)).raise_for_status().json()
+    assert [one["index"] for one in ranks] == [1, 0, 2]
+    assert [one["score"] for one in ranks] == pytest.approx([8 / 9, 7 / 9, 1 / 3])
+    raw = (await before.post("/rerank", json={**body, "raw_scores": True})).json()
+    assert [(one["index"], one["score"]) for one in raw] == [(1, -4), (0, -5), (2, -9)]
+
+
 async def test_texts_too_long_are_refused_unless_they_may_be_cut(http):
     refused = await http.post("/embed", json={"inputs": "sun " * 100})
     assert refused.status_code == 400

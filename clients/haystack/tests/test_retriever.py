@@ -39,7 +39,9 @@ def test_a_document_is_a_premise_with_its_origin(retriever):
             "score": hit.score,
             "rank": rank,
             "model_version": expected.model_version,
+            "rerank_version": "",
             "generation": expected.generation,
+            "unknown_splits": [],
         }
         for rank, hit in enumerate(expected[0], start=1)
     ]

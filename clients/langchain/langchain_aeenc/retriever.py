@@ -21,11 +21,13 @@ class AeencRetriever(BaseRetriever):
     """Retrieves the `k` premises of `corpus` that best explain a query, best first.
 
     A document is one premise: `id`, `page_content` (its text), and in `metadata` its `score` and `rank` (from 1), the
-    `model_version` that encoded the query ("" in lexical modes) and the corpus' `generation`.
+    `model_version` that encoded the query ("" in lexical modes), the `rerank_version` that ranked again, the corpus'
+    `generation` and `unknown_splits`, of which a warning tells as well.
 
-    `index` ("host:port"), `token` and `ca` come from AEENC_INDEX, AEENC_TOKEN, AEENC_CA or a running fleet's
-    `.aeenc/fleet.json` unless given. All other fields are the options of `aeenc.IndexClient.retrieve`; `accepted` are
-    the ids of premises accepted for the query. `invoke(query, k=3, accepted=[…])` changes options for one call.
+    `index` ("host:port"), `token`, `ca`, `cert` and `key` come from AEENC_INDEX, AEENC_TOKEN, AEENC_CA, AEENC_CERT,
+    AEENC_KEY or a running fleet's `.aeenc/fleet.json` unless given. All other fields are the options of
+    `aeenc.IndexClient.retrieve`; `accepted` are the ids of premises accepted for the query. `invoke(query, k=3,
+    accepted=[…])` changes options for one call.
     Raises the classes of `aeenc.errors`.
     """
 

@@ -20,8 +20,14 @@ from aeenc_mcp.tree import PremiseTree, build_tree
 MAX_K, MAX_WIDTH, MAX_DEPTH = 100, 5, 3
 
 Corpus = Annotated[str, Field(description="The corpus to search; `status` lists them.")]
-Ways = Annotated[Mode, Field(description="dense: by the encoder; lexical: by words (BM25); hybrid: by both.")]
-Label = Annotated[str | None, Field(description="The label of the query encoder. Default: stable.")]
+Ways = Annotated[
+    Mode,
+    Field(
+        description="dense: by the encoder; lexical: by words (BM25); hybrid: by both; iterative_lexical: by words, to "
+        "which those of the best premises are added round by round."
+    ),
+]
+Label = Annotated[str | None, Field(description="The label of the query encoder. Default: as the encoder chooses.")]
 Version = Annotated[str | None, Field(description="A version of the query encoder, in place of a label.")]
 
 RETRIEVE = """Finds the premises (facts) of a corpus that best explain a text, best first.

@@ -9,12 +9,13 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from aeenc_mcp import make_server
 from mcp import Client, StdioServerParameters, stdio_client
 
+from aeenc.calls.retrieval import Mode
 from aeenc.transport.targets import Targets
 
 QUERY = "a magnet attracts an iron nail"
@@ -93,7 +94,8 @@ async def listening(port: int) -> None:
 
 def test_a_malformed_fleet_file_stops_the_start(tmp_path):
     (tmp_path / "fleet.json").write_text("{")
-    variables = {**os.environ, "AEENC_HOME": str(tmp_path)}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("AEENC_")}
+    variables["AEENC_HOME"] = str(tmp_path)
     ended = subprocess.run([COMMAND], env=variables, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert "fleet.json:1: not JSON" in ended.stderr
@@ -155,6 +157,13 @@ async def test_the_model_reads_what_was_wrong(client, tool, arguments, words):
     result = await client.call_tool(tool, arguments)
     assert result.is_error
     assert words in result.content[0].text
+
+
+async def test_every_mode_is_explained_and_the_label_is_the_encoders_choice(client):
+    for tool in (await client.list_tools()).tools:
+        told = {name: one.get("description", "") for name, one in tool.input_schema["properties"].items()}
+        assert tool.name == "status" or all(f"{mode}: " in told["mode"] for mode in get_args(Mode))
+        assert tool.name == "status" or "as the encoder chooses" in told["label"]
 
 
 async def test_explain_says_what_it_does_not_do(client):

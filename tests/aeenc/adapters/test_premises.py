@@ -31,7 +31,10 @@ class Index(FakeIndex):
     async def Retrieve(self, request: Any, context: Any) -> Any:
         self.tokens.append(dict(context.invocation_metadata()).get("authorization", ""))
         try:
-            return await super().Retrieve(request, context)
+            answer = await super().Retrieve(request, context)
+            answer.rerank_version = "x1" if request.rerank else ""
+            answer.unknown_splits[:] = [split for split in request.filter.any_split if split == "tset"]
+            return answer
         except asyncio.CancelledError:
             self.cancelled.set()
             raise
@@ -53,16 +56,28 @@ def test_the_options_are_those_of_the_client():
     assert {one.name for one in parameters if one.kind is one.KEYWORD_ONLY} == OPTIONS
 
 
-async def test_a_premise_has_score_rank_version_and_generation(target: str):
-    retriever = PremiseRetriever("science", index=target, options={"k": 2})
+async def test_a_premise_has_score_rank_versions_and_generation(target: str):
+    retriever = PremiseRetriever("science", index=target, options={"k": 2, "rerank": 2})
     first, second = await retriever.retrieve_async(QUERY)
     assert first.metadata() == {
         "score": first.score,
         "rank": 1,
         "model_version": "version-1",
+        "rerank_version": "x1",
         "generation": "generation-1",
+        "unknown_splits": [],
     }
     assert (second.rank, second.score <= first.score) == (2, True)
+    retriever.close()
+
+
+async def test_a_split_that_no_premise_has_is_told(target: str):
+    retriever = PremiseRetriever("science", index=target, options={"splits": ["train", "tset"]})
+    with pytest.warns(UserWarning, match="splits: no premise of corpus 'science' has 'tset'"):
+        found = await retriever.retrieve_async(QUERY)
+    assert found[0].metadata()["unknown_splits"] == ["tset"]
+    with pytest.warns(UserWarning, match="'tset'"):
+        await asyncio.to_thread(retriever.retrieve, QUERY)
     retriever.close()
 
 

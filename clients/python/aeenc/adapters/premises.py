@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,14 +48,20 @@ OPTIONS = frozenset(RetrieveOptions.__annotations__)
 
 @dataclass(frozen=True)
 class FoundPremise:
-    """One premise of an answer. `rank` counts from 1; `model_version` is empty where no encoder took part."""
+    """One premise of an answer. `rank` counts from 1.
+
+    `model_version` and `rerank_version` are empty where no such model took part; `unknown_splits` are those asked for
+    that no premise of the corpus has.
+    """
 
     id: str
     text: str
     score: float
     rank: int
     model_version: str
+    rerank_version: str
     generation: str
+    unknown_splits: tuple[str, ...]
 
     def metadata(self) -> dict[str, Any]:
         """Returns the origin of this premise, as all integrations put it into their documents."""
@@ -62,7 +69,9 @@ class FoundPremise:
             "score": self.score,
             "rank": self.rank,
             "model_version": self.model_version,
+            "rerank_version": self.rerank_version,
             "generation": self.generation,
+            "unknown_splits": list(self.unknown_splits),
         }
 
 
@@ -70,7 +79,7 @@ class PremiseRetriever:
     """Finds the premises of one text at a time in one corpus. Connects at the first call, reads settings at once.
 
     `index`, `token`, `ca`, `cert` and `key` are those of `aeenc.connect`, found in the same way where they are None.
-    Raises InvalidArgument for an option that `IndexClient.retrieve` does not have.
+    Warns of splits that no premise has, and raises InvalidArgument for an option that `IndexClient.retrieve` lacks.
     """
 
     def __init__(
@@ -91,27 +100,34 @@ class PremiseRetriever:
 
     def retrieve(self, text: str, changes: Mapping[str, Any] | None = None) -> list[FoundPremise]:
         """Finds the premises that best explain `text`, best first; `changes` are options of this call alone."""
-        return run(self._retrieve(text, known(changes or {})))
+        return self._premises_of(run(self._retrieve(text, known(changes or {}))))
 
     async def retrieve_async(self, text: str, changes: Mapping[str, Any] | None = None) -> list[FoundPremise]:
         """Does the same without blocking the event loop that awaits it."""
-        return await awaited(self._retrieve(text, known(changes or {})))
+        return self._premises_of(await awaited(self._retrieve(text, known(changes or {}))))
 
     def close(self) -> None:
         """Closes the connection; the next call opens another."""
         run(self._close())
 
-    async def _retrieve(self, text: str, changes: Mapping[str, Any]) -> list[FoundPremise]:
+    async def _retrieve(self, text: str, changes: Mapping[str, Any]) -> Retrieved:
         """Runs on the loop of the blocking clients, to which the channel belongs."""
         options = {**self._options, **changes}
         if accepted := options.pop("accepted", ()):
             options["accepted"] = [list(accepted)]
-        return _premises_of(await self._connected().retrieve(self._corpus, [text], **options))
+        return await self._connected().retrieve(self._corpus, [text], **options)
 
     def _connected(self) -> IndexClient:
         if self._client is None:
             self._client = IndexClient(self._targets.channel("index"))
         return self._client
+
+    def _premises_of(self, found: Retrieved) -> list[FoundPremise]:
+        if found.unknown_splits:
+            named = ", ".join(map(repr, found.unknown_splits))
+            warnings.warn(f"splits: no premise of corpus {self._corpus!r} has {named}; is it misspelt?", stacklevel=3)
+        origin = (found.model_version, found.rerank_version, found.generation, found.unknown_splits)
+        return [FoundPremise(hit.id, hit.text, hit.score, rank, *origin) for rank, hit in enumerate(found[0], start=1)]
 
     async def _close(self) -> None:
         client, self._client = self._client, None
@@ -126,10 +142,3 @@ def known(options: Mapping[str, Any]) -> dict[str, Any]:
     lists = ("accepted", "exclude", "splits", "rerank_versions")
     refuse_single_texts(**{name: options.get(name) for name in lists})
     return dict(options)
-
-
-def _premises_of(retrieved: Retrieved) -> list[FoundPremise]:
-    return [
-        FoundPremise(hit.id, hit.text, hit.score, rank, retrieved.model_version, retrieved.generation)
-        for rank, hit in enumerate(retrieved[0], start=1)
-    ]

@@ -30,6 +30,9 @@ ones win; null takes one away. `merge` would take 0 and false for nothing.
 {{- if $v.tls.secretName }}
 - {name: {{ $prefix }}TLS_CERT, value: /etc/aeenc/tls/tls.crt}
 - {name: {{ $prefix }}TLS_KEY, value: /etc/aeenc/tls/tls.key}
+{{- if $v.tls.clientCertificates }}
+- {name: {{ $prefix }}TLS_CLIENT_CA, value: /etc/aeenc/tls/ca.crt}
+{{- end }}
 {{- end }}
 {{- if ne .component "encoder" }}
 {{ include "aeenc.secretEnv" (list (printf "%sPEER_TOKEN" $prefix) (dict "name" $auth "key" "token")) }}
@@ -38,6 +41,8 @@ ones win; null takes one away. `merge` would take 0 and false for nothing.
 {{- end }}
 {{- if $v.tls.secretName }}
 - {name: {{ $prefix }}PEER_CA, value: /etc/aeenc/tls/ca.crt}
+- {name: {{ $prefix }}PEER_CERT, value: /etc/aeenc/tls/tls.crt}
+- {name: {{ $prefix }}PEER_KEY, value: /etc/aeenc/tls/tls.key}
 {{- end }}
 {{- end }}
 {{- if ne .component "sampler" }}
@@ -97,7 +102,7 @@ tcpSocket: {port: grpc}
 httpGet: {path: {{ .probe }}, port: http}
 {{- else if .root.Values.tls.secretName -}}
 exec:
-  command: [python, -m, services.kit.healthcheck, --ca, /etc/aeenc/tls/ca.crt, "localhost:{{ include "aeenc.port" .component }}"]
+  command: [python, -m, services.kit.healthcheck, --ca, /etc/aeenc/tls/ca.crt, --cert, /etc/aeenc/tls/tls.crt, --key, /etc/aeenc/tls/tls.key, "localhost:{{ include "aeenc.port" .component }}"]
 timeoutSeconds: 6
 {{- else -}}
 grpc: {port: {{ include "aeenc.port" .component }}}

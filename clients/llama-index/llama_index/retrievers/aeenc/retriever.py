@@ -17,11 +17,13 @@ class AeencRetriever(BaseRetriever):
     """Retrieves the premises of `corpus` that best explain a query, best first.
 
     A node is one premise: its id, its text, and in `metadata` its `score` and `rank` (from 1), the `model_version` that
-    encoded the query ("" in lexical modes) and the corpus' `generation`. A language model is shown the text alone.
+    encoded the query ("" in lexical modes), the `rerank_version` that ranked again, the corpus' `generation` and
+    `unknown_splits`, of which a warning tells as well. A language model is shown the text alone.
 
-    `index` ("host:port"), `token` and `ca` come from AEENC_INDEX, AEENC_TOKEN, AEENC_CA or a running fleet's
-    `.aeenc/fleet.json` unless given. `options` are those of `aeenc.IndexClient.retrieve`; `accepted` are the ids of
-    premises accepted for the query. Raises the classes of `aeenc.errors`.
+    `index` ("host:port"), `token`, `ca`, `cert` and `key` come from AEENC_INDEX, AEENC_TOKEN, AEENC_CA, AEENC_CERT,
+    AEENC_KEY or a running fleet's `.aeenc/fleet.json` unless given. `options` are those of
+    `aeenc.IndexClient.retrieve`; `accepted` are the ids of premises accepted for the query. Raises the classes of
+    `aeenc.errors`.
     """
 
     def __init__(
