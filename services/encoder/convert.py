@@ -23,7 +23,6 @@ _PRECISIONS = {
     types_pb2.PRECISION_BFLOAT16: "bfloat16",
 }
 _TRUNCATES = {types_pb2.TRUNCATE_ERROR: False, types_pb2.TRUNCATE_END: True}
-_SAME_IN_A_STREAM = ("role", "model", "truncate", "space_id")
 _BY_ANALOGY = {encoder_pb2.SCORE_KIND_CROSS_ENCODER: False, encoder_pb2.SCORE_KIND_ANALOGY: True}
 _TO_PRECISION = {name: value for value, name in _PRECISIONS.items()}
 _MODEL_TYPES = {
@@ -52,18 +51,27 @@ async def alike(
     requests: AsyncIterator[encoder_pb2.EncodeStreamRequest],
 ) -> AsyncIterator[encoder_pb2.EncodeStreamRequest]:
     """Yields the batches of a stream. Raises InvalidArgument for one that asks for something else than the first."""
-    first: encoder_pb2.EncodeRequest | None = None
+    first: dict[str, str] = {}
     async for request in requests:
-        first = first or request.batch
-        for name in _SAME_IN_A_STREAM:
-            now, before = getattr(request.batch, name), getattr(first, name)
-            if now != before:
-                now, before = (str(one).strip() or "unset" for one in (now, before))
+        asked = _same_in_a_stream(request.batch)
+        first = first or asked
+        for name, now in asked.items():
+            if now != first[name]:
                 raise InvalidArgument.field(
                     f"batch.{name}",
-                    f"is {now} in batch {request.batch_seq}, but {before} in the first; send it in another stream",
+                    f"is {now or 'unset'} in batch {request.batch_seq}, but {first[name] or 'unset'} in the first; "
+                    "send it in another stream",
                 )
         yield request
+
+
+def _same_in_a_stream(batch: encoder_pb2.EncodeRequest) -> dict[str, str]:
+    return {
+        "role": decode_enum(_ROLES, batch.role, "role", ""),
+        "model": str(batch.model).strip(),
+        "truncate": "at the end" if decode_enum(_TRUNCATES, batch.truncate, "truncate", False) else "an error",
+        "space_id": batch.space_id,
+    }
 
 
 def to_score_call(

@@ -68,7 +68,7 @@ async def bounded(requests: AsyncIterator[M], max_bytes: int, field: str, remedy
     async for request in requests:
         size_bytes += request.ByteSize()
         if size_bytes > max_bytes:
-            raise errors.TooLarge(f"{field}: more than {max_bytes / (1 << 20):,.3g} MiB in one call; {remedy}")
+            raise errors.TooLarge.field(field, f"more than {max_bytes / (1 << 20):,.3g} MiB in one call; {remedy}")
         yield request
 
 

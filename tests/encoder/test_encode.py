@@ -80,7 +80,8 @@ async def test_a_batch_that_asks_for_something_else_than_the_first_ends_the_stre
     answered: list[int] = []
 
     async def requests() -> AsyncIterator[encoder_pb2.EncodeStreamRequest]:
-        for seq, change in enumerate(({}, {}, {field: other}, {}), 1):
+        same = {"truncate": types_pb2.TRUNCATE_ERROR}  # the default
+        for seq, change in enumerate(({}, same, {field: other}, {}), 1):
             yield encoder_pb2.EncodeStreamRequest(batch=encoder_pb2.EncodeRequest(**{**usual, **change}), batch_seq=seq)
 
     async def encode(client: EncoderClient) -> None:
@@ -130,7 +131,9 @@ async def test_an_unspecified_role_is_refused(serve, tuned) -> None:
 
 async def test_what_is_not_loaded_is_refused_and_what_is_loaded_is_named(serve, tuned) -> None:
     async with serve() as (_, client):
-        with pytest.raises(errors.VersionNotLoaded, match=f"'q123'.*{tuned.version}"):
+        with pytest.raises(
+            errors.VersionNotLoaded, match=f"'q123'.*{tuned.version}.*`aeenc publish q123 --label trial`"
+        ):
             await client.encode(["sun"], version="q123")
         with pytest.raises(errors.VersionNotLoaded, match=r"'beta'.*canary, stable"):
             await client.encode(["sun"], label="beta")

@@ -249,8 +249,9 @@ async def test_a_start_with_too_many_bytes_is_refused(world: SamplerWorld, monke
     monkeypatch.setattr("services.sampler.convert.START_BYTES", 1 << 20)
     async with world.sampler() as client:
         hypotheses = ((str(n), "x" * 2000) for n in range(1000))
-        with pytest.raises(errors.TooLarge, match="1 MiB"):
+        with pytest.raises(errors.TooLarge, match="1 MiB") as refused:
             await client.start_run(hypotheses, **CONFIG)
+        assert [one.field for one in refused.value.violations] == ["hypotheses"]
 
 
 def test_the_world_has_what_these_tests_are_about():
