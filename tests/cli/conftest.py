@@ -105,6 +105,7 @@ class Trainer(
     moved_on_to: str = ""
     failure: errors.AeencError | None = None
     checkpoint: trainer_pb2.Checkpoint = field(default_factory=trainer_pb2.Checkpoint)
+    labels: list[registry_pb2.Label] = field(default_factory=list)
     asked: list[Any] = field(default_factory=list)
 
     async def _hear(self, request: Any, context: Any) -> None:
@@ -153,7 +154,14 @@ class Trainer(
         return trainer_pb2.TrainerServiceGetInfoResponse(service=info, default_space_id=SPACE, device="cpu")
 
     async def ListLabels(self, request: Any, context: Any) -> Any:
-        return registry_pb2.ListLabelsResponse()
+        return registry_pb2.ListLabelsResponse(labels=self.labels)
+
+    async def DeleteLabel(self, request: Any, context: Any) -> Any:
+        await self._hear(request, context)
+        return registry_pb2.DeleteLabelResponse()
+
+    async def ListJobs(self, request: Any, context: Any) -> Any:
+        return trainer_pb2.ListJobsResponse(jobs=self.jobs)
 
     async def Publish(self, request: Any, context: Any) -> Any:
         await self._hear(request, context)

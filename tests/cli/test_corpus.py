@@ -65,8 +65,52 @@ async def test_features_order_what_was_found_anew(aeenc, fleet, facts):
         turned = await aeenc(*words, "--mode", mode, "--features", '{"rank": -1}')
         first, last = ([hit["id"] for hit in one.json["results"][0]["premises"]] for one in (found, turned))
         assert first == last[::-1]
-    refused = await aeenc(*words, "--mode", "lexical", "--features", '{"rank": 1}')
-    assert (refused.code, "--mode hybrid" in refused.error["message"]) == (2, True)
+    for mode, option in (("lexical", ("--features", '{"rank": 1}')), ("dense", ("--lexical-weight", 0.5))):
+        refused = await aeenc(*words, "--mode", mode, *option)
+        assert (refused.code, "--mode hybrid" in refused.error["message"]) == (2, True)
+
+
+async def test_premises_are_left_out_and_those_accepted_are_taken_as_known(aeenc, fleet):
+    async with AsyncClient(index=fleet.index) as client:
+        await client.index.build("science", facts_of_science())
+        words = ("frogs hunt and heat melts", "frogs")
+        expected = await client.index.retrieve(
+            "science", words, accepted=[["f3"]] * 2, exclude=["f0", "f1"], mode="lexical"
+        )
+    options = (*fleet.options, "--json", "retrieve", "science", *words, "--mode", "lexical")
+    plain = await aeenc(*options)
+    found = await aeenc(*options, "--exclude", "f0", "--exclude", "f1", "--accepted", "f3")
+    scores = [[(hit["id"], hit["score"]) for hit in one["premises"]] for one in found.json["results"]]
+    assert scores == [[(hit.id, hit.score) for hit in hits] for hits in expected]
+    assert not {"f0", "f1"} & {name for hits in scores for name, _ in hits}
+    assert [hit["score"] for hit in plain.json["results"][0]["premises"]] != [score for _, score in scores[0]]
+
+
+async def test_the_order_of_rounds_is_said_to_be_the_ranking(aeenc, fleet, facts):
+    await aeenc(*fleet.options, "corpus", "build", "science", "--facts", facts)
+    for mode, said in (("iterative_lexical", True), ("lexical", False)):
+        found = await aeenc(*fleet.options, "retrieve", "science", "heat melts frozen ice", "--mode", mode)
+        assert ("the order is the ranking" in " ".join(found.stdout.split())) == said
+
+
+async def test_corpora_and_generations_are_listed_and_deleted(aeenc, fleet, facts, tmp_path):
+    assert "no corpora" in (await aeenc(*fleet.options, "corpus", "list")).stdout
+    build = (*fleet.options, "--json", "corpus", "build", "science", "--facts")
+    first = (await aeenc(*build, facts)).json["generation"]
+    (tmp_path / "more.txt").write_text("ice is cold\n")
+    second = (await aeenc(*build, tmp_path / "more.txt")).json["generation"]
+    words = (*fleet.options, "--json", "corpus")
+    (serving,) = (await aeenc(*words, "list")).json["corpora"]
+    assert (serving["corpus"], serving["generation"], serving["premises"]) == ("science", second, 1)
+    kept = (await aeenc(*words, "list", "science")).json["generations"]
+    assert {one["generation"]: one["active"] for one in kept} == {first: False, second: True}
+    shown = (await aeenc(*fleet.options, "corpus", "list", "science")).stdout
+    assert all(told in shown for told in (first, second, "yes"))
+    refused = await aeenc(*words, "delete", "science", second)
+    assert (refused.code, refused.error["status"]) == (4, "FAILED_PRECONDITION")
+    deleted = await aeenc(*words, "delete", "science", first)
+    assert deleted.json == {"corpus": "science", "generation": first, "deleted": True}
+    assert [one["generation"] for one in (await aeenc(*words, "list", "science")).json["generations"]] == [second]
 
 
 async def test_a_weight_adds_the_cross_encoders_score_to_the_first_one(aeenc, fleet, facts):
@@ -87,6 +131,8 @@ async def test_a_weight_adds_the_cross_encoders_score_to_the_first_one(aeenc, fl
 async def test_a_corpus_of_trees_keeps_splits_and_waits_for_activation_when_told(aeenc, fleet, trees):
     built = await aeenc(*fleet.options, "--json", "corpus", "build", "trees", "--data", trees, "--no-activate")
     assert (built.code, built.json["premises"], built.json["active"]) == (0, 7, False)
+    assert "none serves" in (await aeenc(*fleet.options, "corpus", "list")).stdout
+    assert built.json["generation"] in (await aeenc(*fleet.options, "corpus", "list", "trees")).stdout
     found = await aeenc(*fleet.options, "--json", "retrieve", "trees", "ice")
     assert (found.code, found.error["status"]) == (2, "NOT_FOUND")
     await aeenc(*fleet.options, "corpus", "build", "trees", "--data", trees)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from dataclasses import replace
 
 from aeenc.oracle import EXPLAINS, REFUSES
@@ -122,6 +123,23 @@ async def test_trees_of_a_run_are_written_in_every_form(aeenc, world, trees, tmp
     assert (unknown.code, "nobody" in unknown.error["message"]) == (2, True)
 
 
+async def test_the_trees_of_a_run_are_evaluated_as_gold_on_its_corpus(aeenc, world, fleet, tmp_path, trees):
+    world.oracle.behaviour = lambda task: [
+        oracle_pb2.Verdict(premise_id=task.candidates[0].premise_id, judgement=EXPLAINS, leaf=True)
+    ]
+    mine = tmp_path / "mine"
+    (mine / "dataset" / "task_1").mkdir(parents=True)
+    async with world.sampler() as sampler:
+        run = await sampled(aeenc, sampler, trees)
+        words = ("--sampler", sampler.channel.target, "--json", "export", "trees", run["run"])
+        await aeenc(*words, "--to", mine / "dataset" / "task_1" / "dev.jsonl")
+    await aeenc(*fleet.options, "--json", "evaluate", "--data", mine, "--corpus", "science")
+    [asked] = fleet.trainer.asked
+    built = Dataset.load(mine).queries("dev")
+    assert asked.config.corpus == "science"
+    assert [(one.text, tuple(one.premises)) for one in asked.queries] == [(one.text, one.gold) for one in built] != []
+
+
 async def test_gold_trees_are_exported_without_any_service(aeenc, trees, tmp_path):
     ended = await aeenc("--json", "export", "beir", "--data", trees, "--split", "train", "--to", tmp_path / "beir")
     assert (ended.json["queries"], ended.json["refused"]) == (3, 0)
@@ -139,6 +157,16 @@ async def test_folds_are_written_with_what_the_trainer_is_to_be_told(aeenc, tree
     assert set(told["folds"]) == {"fold-0", "fold-1"}
     held_out = [Dataset.load(path).trees(HELD_OUT) for path in told["folds"].values()]
     assert sum(map(len, held_out)) == len(Dataset.load(trees).trees("train"))
+
+
+async def test_the_setting_of_folds_can_be_pasted_into_a_shell(aeenc, trees, tmp_path):
+    to = tmp_path / f"it's {'long ' * 20}"
+    ended = await aeenc("export", "folds", "--data", trees, "--to", to, "--folds", 2)
+    [line] = ended.stdout.splitlines()
+    command, setting = shlex.split(line)
+    name, _, value = setting.partition("=")
+    assert (command, name) == ("export", "AEENC_TRAINER_DATA_SETS")
+    assert json.loads(value) == {fold: str((to / fold).resolve()) for fold in ("fold-0", "fold-1")}
 
 
 async def test_a_run_in_beirs_layout_has_the_corpus_of_its_index(aeenc, world, fleet, trees, tmp_path):

@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from datetime import datetime
 from io import StringIO
 from pathlib import Path
 
@@ -182,6 +183,10 @@ async def test_a_person_lets_the_run_go_on_and_sees_tree_and_queue(aeenc, world:
         answered, screens = await judge(sampler.channel.target, run_id, "g" + "1\n" + "g")
         assert answered == 1
         assert "Nothing to go on with" in "".join(screens)
+        shown = (await aeenc(*target, "queues", "--annotator", "ann")).stdout
+        assert run_id in shown
+        assert "ann in queue team: 1 answers, 1 in the last hour" in shown
+        assert max(map(len, shown.splitlines())) <= 80
 
         async def went_on() -> bool:
             return (await sampler.get_run(run_id)).progress.nodes_judged == 1
@@ -218,6 +223,9 @@ async def test_tasks_are_retrieved_again_and_the_trail_says_who_asked(aeenc, wor
         [change] = (await aeenc(*target, "--json", "changes", run_id)).json["changes"]
         assert (change["change"], change["person"], change["detail"]) == ("withdraw", "ann", "version-2")
         assert change["task"] in done["tasks"]
+        shown = (await aeenc(*target, "changes", run_id)).stdout
+        assert change["task"] in shown
+        assert f"{datetime.fromisoformat(change['at']).astimezone():%Y-%m-%d %H:%M:%S}" in shown
 
 
 async def test_what_can_no_longer_be_undone_is_said(world: SamplerWorld):
@@ -308,6 +316,7 @@ async def test_conflicts_are_listed_decided_and_agreement_is_told(aeenc, world: 
         assert (told.json["candidates"], told.json["annotators"]) == (9, 2)
         assert told.json["krippendorff_alpha"] < 0.5
         assert {report["annotator"]: report["answers"] for report in told.json["reports"]} == {"ann": 1, "bob": 1}
+        assert "annotators compared" in (await aeenc(*target, "agreement", run_id)).stdout
         first, second = (c["id"] for c in task["conflicts"])
         decide = (*target, "--json", "adjudicate", run_id, task["task"], "--explains", first)
         assert (await aeenc(*decide)).code == 2

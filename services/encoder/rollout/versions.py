@@ -127,7 +127,8 @@ class Versions:
             if model is None or model.space_id != space_id:
                 loaded = ", ".join(sorted(name for name, one in self.models.items() if one.space_id == space_id))
                 raise VersionNotLoaded(
-                    f"version {selection.version!r} is not loaded ({loaded} are); point a label at it"
+                    f"version {selection.version!r} is not loaded ({loaded} are); point a label at it: "
+                    f"`aeenc publish {selection.version} --label trial`"
                 )
             return model
         label = self._label(space_id, selection)

@@ -235,8 +235,8 @@ def check_explained(corpus: str, explanations: Sequence[Explanation]) -> None:
     """Raises FailedPrecondition when there are no explanations to learn from."""
     if not explanations:
         raise errors.FailedPrecondition(
-            f"corpus {corpus!r} has no explanations for the prior to learn from; put some with PutExplanations, or set "
-            "prior to 0"
+            f"corpus {corpus!r} has no explanations for the prior to learn from; put some: `aeenc corpus explain "
+            f"{corpus} --run RUN` (PutExplanations), or set prior to 0"
         )
 
 

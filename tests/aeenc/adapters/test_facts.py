@@ -67,7 +67,8 @@ def test_a_fact_without_an_id_has_the_same_id_in_every_file(tmp_path):
     [
         ("f.jsonl", b'{"text": "a"}\n{"text": \n', "f.jsonl:2: not JSON"),
         ("f.jsonl", b'{"text": "a"}\n{"id": "x"}\n', "f.jsonl:2: `text` must be"),
-        ("f.jsonl", b'{"id": 7, "text": "a"}\n', "f.jsonl:1: `id` must be"),
+        ("f.jsonl", b'{"id": 7.5, "text": "a"}\n', "f.jsonl:1: `id` must be"),
+        ("f.jsonl", b'{"id": true, "text": "a"}\n', "f.jsonl:1: `id` must be"),
         ("f.jsonl", b'{"id": "x", "text": "a"}\n{"id": "x", "text": "b"}\n', "f.jsonl:2: the id 'x'"),
         ("f.jsonl", b'{"text": "a"}\n{"text": "\\ud83d"}\n', "f.jsonl:2: `text` has half a character"),
         ("f.jsonl", b'{"id": "\\ude00", "text": "a"}\n', "f.jsonl:1: `id` has half a character"),
@@ -159,6 +160,44 @@ def test_numbers_are_ids_in_a_table_and_columns_can_be_chosen(tmp_path: Path) ->
     parquet.write_table(pa.table({"text": ["ice", None]}), path)
     with pytest.raises(InvalidArgument, match=r"t\.parquet: row 2: `text` must be a string"):
         pairs(path)
+
+
+@pytest.mark.parametrize("separator", [",", ";", "|", "\t"])
+def test_the_separator_of_a_csv_file_is_that_of_its_first_line(tmp_path: Path, separator: str) -> None:
+    path = tmp_path / "f.csv"
+    path.write_text(
+        separator.join(["Nr.", "Satz (en)"]) + "\n" + separator.join(["1", '"ice, or; snow|\tmelts"']) + "\n"
+    )
+    assert pairs(path, id_column="Nr.", text_column="Satz (en)") == [("1", "ice, or; snow|\tmelts")]
+    path.write_text('"nr; (old; new)",text\n1,a; b\n')
+    assert [text for _, text in pairs(path)] == ["a; b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("f.jsonl", '{"id": 7, "text": "ice"}\n'), ("f.csv", "id,text\n7,ice\n")]
+)
+def test_an_id_may_be_an_integer_in_any_format(tmp_path: Path, name: str, content: str) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    assert pairs(path) == [("7", "ice")]
+
+
+def test_lines_of_text_have_no_columns_to_choose(tmp_path: Path) -> None:
+    for path in (STDIN, tmp_path / "facts.txt"):
+        with pytest.raises(InvalidArgument, match=r"lines of text have no columns; .* --format jsonl or csv"):
+            read_facts(path, text_column="claim")
+
+
+def test_a_file_of_an_unknown_suffix_is_read_as_the_format_that_is_named(tmp_path: Path) -> None:
+    for name in ("facts.py", "facts.txt.gz"):
+        path = tmp_path / name
+        path.write_text("ice is cold\n")
+        with pytest.raises(InvalidArgument, match=rf"{path.suffix} are of no known format; name it by --format: txt,"):
+            pairs(path)
+        assert [text for _, text in pairs(path, file_format="txt")] == ["ice is cold"]
+    for name in ("facts", "facts.TXT"):
+        (tmp_path / name).write_text("ice is cold\n")
+        assert [text for _, text in pairs(tmp_path / name)] == ["ice is cold"]
 
 
 def test_a_directory_that_is_no_dataset_or_several_is_refused(tmp_path: Path) -> None:

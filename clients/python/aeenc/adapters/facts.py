@@ -2,9 +2,9 @@
 
 Errors name file and line.
 
-    *.txt and others    one fact a line
+    *.txt, no suffix    one fact a line
     *.jsonl, *.ndjson   one object a line
-    *.csv, *.tsv        a line with the names of the columns, then one record a fact
+    *.csv, *.tsv        a line with the names of the columns, then one record a fact; csv may be with ; | or tabs
     *.json              a list of objects or of texts, or one object from id to text; read whole
     *.parquet           or a directory of such files; needs pyarrow
     directory           a dataset that Hugging Face's `save_to_disk` has written; needs pyarrow
@@ -19,10 +19,11 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast, get_args
 
@@ -36,8 +37,8 @@ TEXTS = ("text", "fact", "premise", "sentence", "passage", "content")
 IDS = ("id", "_id", "uid", "premise_id", "doc_id")
 STDIN = Path("-")
 HUGGING_FACE = "state.json"  # names the files of a dataset that was saved to disk
-_SUFFIXES: dict[str, Format] = {f".{name}": name for name in get_args(Format)} | {".ndjson": "jsonl"}
-_DELIMITERS = {"csv": ",", "tsv": "\t"}
+_SUFFIXES: dict[str, Format] = {f".{name}": name for name in get_args(Format)} | {".ndjson": "jsonl", "": "txt"}
+_DELIMITERS = {"csv": ",;\t|", "tsv": "\t"}  # that of which the first line has most
 BATCH_ROWS = 4096
 
 Record = tuple[str, dict[str, Any]]  # where it stands, and its columns
@@ -123,7 +124,7 @@ class Facts:
         if not id_name:
             return content_id(text), text
         fact_id = columns.get(id_name)
-        if isinstance(fact_id, int) and self.format in {"parquet", "arrow"}:  # a column of numbers is one throughout
+        if isinstance(fact_id, int) and not isinstance(fact_id, bool):
             fact_id = str(fact_id)
         if not isinstance(fact_id, str) or not fact_id:
             raise InvalidArgument(f"{place}: `{id_name}` must be a string that is not empty")
@@ -154,16 +155,23 @@ def read_facts(
 
     Raises InvalidArgument for one that cannot be read; what is malformed inside is raised when it is reached.
     """
-    if path == STDIN:
-        if file_format in {"parquet", "arrow"}:
-            raise InvalidArgument(f"standard input cannot be {file_format}; give a file")
-        return iter(Facts(path, file_format or "txt", id_column, text_column))
-    return Facts(path, file_format or _format_of(path), id_column, text_column)
+    if path == STDIN and file_format in {"parquet", "arrow"}:
+        raise InvalidArgument(f"standard input cannot be {file_format}; give a file")
+    kind = file_format or ("txt" if path == STDIN else _format_of(path))
+    if kind == "txt" and (id_column or text_column):
+        remedy = "leave --id-column and --text-column out, or add --format jsonl or csv"
+        raise InvalidArgument(f"{path}: lines of text have no columns; {remedy}")
+    found = Facts(path, kind, id_column, text_column)
+    return iter(found) if path == STDIN else found
 
 
 def _format_of(path: Path) -> Format:
     if not path.is_dir():
-        return _SUFFIXES.get(path.suffix.lower(), "txt")
+        suffix = path.suffix.lower()
+        if suffix not in _SUFFIXES:
+            known = ", ".join(get_args(Format))
+            raise InvalidArgument(f"{path}: files named {suffix} are of no known format; name it by --format: {known}")
+        return _SUFFIXES[suffix]
     if (path / HUGGING_FACE).is_file():
         return "arrow"
     if (path / "dataset_dict.json").is_file():
@@ -227,9 +235,12 @@ def _listed(path: Path) -> Iterator[Record]:
         yield place, _columns(place, item)
 
 
-def _separated(path: Path, delimiter: str) -> Iterator[Record]:
+def _separated(path: Path, delimiters: str) -> Iterator[Record]:
     """Reads a file with separated columns. A record over several lines is named by its last."""
-    reader = csv.reader((line for _, line in _lines(path)), delimiter=delimiter, strict=True)
+    lines = (line for _, line in _lines(path))
+    first = next(lines, "")
+    bare = re.sub(r'"[^"]*"', "", first)
+    reader = csv.reader(chain([first], lines), delimiter=max(delimiters, key=bare.count), strict=True)
     names: Sequence[str] = ()
     try:
         for row in reader:

@@ -53,12 +53,10 @@ FactsPath = Annotated[
     ),
 ]
 FileFormat = Annotated[
-    Format | None, typer.Option("--format", show_default="by the suffix; of -, txt", help="That of --facts.")
+    Format | None, typer.Option("--format", show_default="by the suffix; of -, txt", help="The file's format.")
 ]
-IdColumn = Annotated[
-    str, typer.Option(show_default=f"the first of {', '.join(IDS)}", help="The column of --facts with the ids.")
-]
-TextColumn = Annotated[str, typer.Option(show_default=f"the first of {', '.join(TEXTS)}", help="That with the facts.")]
+IdColumn = Annotated[str, typer.Option(show_default=f"the first of {', '.join(IDS)}", help="The column with the ids.")]
+TextColumn = Annotated[str, typer.Option(show_default=f"the first of {', '.join(TEXTS)}", help="That with the texts.")]
 
 
 @dataclass(frozen=True)
@@ -382,10 +380,12 @@ def fusion_of(
 ) -> Fusion | None:
     """Builds the fusion of a mode; None for one that has none. `features` are weights by name, in JSON.
 
-    Raises InvalidArgument for another text, and for features of a mode that has none.
+    Raises InvalidArgument for another text, and for features or a lexical weight of a mode that has none.
     """
     if features and mode not in {"hybrid", "dense"}:
         raise InvalidArgument("--features order what modes hybrid and dense find; add --mode hybrid, or leave them out")
+    if lexical_weight is not None and mode != "hybrid":
+        raise InvalidArgument("--lexical-weight is BM25's share in mode hybrid; add --mode hybrid, or leave it out")
     try:
         weights = {str(name): float(weight) for name, weight in json.loads(features or "{}").items()}
     except (ValueError, TypeError, AttributeError):
@@ -412,6 +412,15 @@ def retrieve(
     version: Annotated[str | None, typer.Option(help="Query encoder by version; a label must name it.")] = None,
     splits: Annotated[
         list[str] | None, typer.Option("--split", help="Only premises of this split, or of none; may be repeated.")
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="Never this premise; may be repeated.")
+    ] = None,
+    accepted: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ID", help="A premise that explains part of each text: find what the rest needs; may be repeated."
+        ),
     ] = None,
     mode: Annotated[
         Literal["dense", "lexical", "hybrid", "iterative_lexical"],
@@ -446,6 +455,8 @@ def retrieve(
             rerank=rerank,
             rerank_weight=rerank_weight,
             splits=splits or (),
+            exclude=exclude or (),
+            accepted=[accepted] * len(texts) if accepted else (),
             precision=precision,
             routing_key=routing_key,
         )
@@ -461,4 +472,6 @@ def retrieve(
     origin = {"model_version": found.model_version, "space_id": found.space_id, "generation": found.generation}
     encoder = f"encoder {found.model_version}, " if found.model_version else ""
     source = f"{encoder}generation {found.generation}"
+    if mode == "iterative_lexical":  # each round has scores of its own
+        source += "; the order is the ranking, the scores are not comparable"
     output_of(context).result({"corpus": name, "results": results, **origin}, *tables, source)

@@ -1,14 +1,15 @@
-"""The state of the four services, their checkpoints, which one each label names, and what is no longer kept.
+"""The state of the four services, their checkpoints and generations, what labels name, what is no longer kept.
 
-`aeenc status`, `publish`, `rollback`, `checkpoints` and `gc`.
+`aeenc status`, `publish`, `rollback`, `checkpoints`, `labels`, `gc`, and `corpus list` and `delete`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any, NoReturn
 
@@ -19,7 +20,7 @@ from rich.table import Table
 
 from aeenc import Client, values
 from aeenc.adapters.status import ServiceReport, ask, report_of
-from aeenc.cli.output import EndedBadly, Output, fields_table, output_of, table
+from aeenc.cli.output import EndedBadly, Output, fields_table, output_of, shown_time, table
 from aeenc.cli.targets import client, targets_of
 from aeenc.errors import AeencError
 from aeenc.transport.targets import Targets
@@ -92,12 +93,7 @@ def moved_dict(moved: values.Publication | values.Rollback) -> dict[str, Any]:
     """Converts a moved label and its rollout to plain values."""
     label = moved.label
     return {
-        "label": label.name,
-        "version": label.version,
-        "previous_version": label.previous_version,
-        "revision": label.revision,
-        "space_id": label.space_id,
-        "share": label.share,
+        **_label_dict(label),
         "complete": moved.complete,
         "generation": moved.generation,
         **({"gate": _gate_dict(moved.gate)} if isinstance(moved, values.Publication) else {}),
@@ -191,17 +187,58 @@ def rollback(
     with client(context) as connected:
         _reach_registry(connected)
         moved = connected.registry.rollback(label=label, space_id=space_id, wait_s=wait_s, corpus=corpus)
-    _show(output_of(context), moved, wait_s)
+    was, now = moved.label.previous_version, moved.label.version
+    told = [f"was {was}, now {now}; another rollback returns to {was}"] if was else []
+    _show(output_of(context), moved, wait_s, told=told)
 
 
 def checkpoints(context: typer.Context) -> None:
     """Lists checkpoints, newest first; `delete` removes one that nothing needs."""
     with client(context) as connected:
         found = [checkpoint_dict(one) for one in connected.trainer.list_checkpoints()]
-    columns = ("version", "space_id", "labels", "validation_map", "bytes")
-    rows = [[one["version"], one["space_id"], ", ".join(one["labels"]), *_figures(one)] for one in found]
-    shown = table([column.replace("_", " ") for column in columns], rows, right=2)
+    columns, apart = _by_space(["version", "labels", "validation map", "bytes"], found)
+    rows = [[one["version"], *apart(one), ", ".join(one["labels"]), *_figures(one)] for one in found]
+    shown = table(columns, rows, right=2, whole=("version", "space"))
     output_of(context).result({"checkpoints": found}, shown)
+
+
+def _by_space(columns: list[str], found: Sequence[Mapping[str, Any]]) -> tuple[list[str], Callable[..., list[str]]]:
+    """Adds the column of the space after the first, where there are several, and tells what stands there."""
+    if len({one["space_id"] for one in found}) < 2:
+        return columns, lambda _: []
+    return [columns[0], "space", *columns[1:]], lambda one: [one["space_id"]]
+
+
+def labels(context: typer.Context) -> None:
+    """Lists what each label names; `delete` removes one."""
+    with client(context) as connected:
+        found = [_label_dict(one) for one in connected.registry.list_labels()]
+    columns, apart = _by_space(["label", "version", "previous"], found)
+    rows = [[one["label"], *apart(one), one["version"], one["previous_version"]] for one in found]
+    shown = table(columns, rows, whole=("space", "version", "previous"))
+    output_of(context).result({"labels": found}, shown if rows else "no labels")
+
+
+def _label_dict(label: values.Label) -> dict[str, Any]:
+    return {
+        "label": label.name,
+        "version": label.version,
+        "previous_version": label.previous_version,
+        "revision": label.revision,
+        "space_id": label.space_id,
+        "share": label.share,
+    }
+
+
+def delete_label(
+    context: typer.Context,
+    label: Annotated[str, typer.Argument(help="The label.")],
+    space_id: Annotated[str, typer.Option("--space", help="Its space; default: the trainer's own.")] = "",
+) -> None:
+    """Removes a label. Encoders no longer answer to it; the checkpoint stays."""
+    with client(context) as connected:
+        connected.registry.delete_label(label, space_id=space_id)
+    output_of(context).result({"label": label, "deleted": True})
 
 
 def checkpoint_dict(checkpoint: values.Checkpoint) -> dict[str, Any]:
@@ -228,6 +265,53 @@ def delete_checkpoint(context: typer.Context, version: Annotated[str, typer.Argu
     output_of(context).result({"version": version, "deleted": True})
 
 
+def corpora(
+    context: typer.Context,
+    name: Annotated[
+        str, typer.Argument(show_default="all, with what serves", help="Only this corpus's generations.")
+    ] = "",
+) -> None:
+    """Lists the corpora with their active generations, or all generations of one, newest first."""
+    with client(context) as connected:
+        if name:
+            found = list(connected.index.list_generations(name))
+        else:
+            found = [replace(one.active, corpus=one.corpus) for one in connected.index.list_corpora()]
+    listed = [_generation_dict(one) for one in found]
+    columns = ["corpus", "generation", "premises", "created", "active"]
+    rows = [
+        (one.corpus, one.id, f"{one.premises:,}", shown_time(one.created_at), "yes" if one.active else "no")
+        if one.id
+        else (one.corpus, "none serves", "", "", "")
+        for one in found
+    ]
+    shown = table(columns, rows, whole=("generation", "created"))
+    output_of(context).result({"generations" if name else "corpora": listed}, shown if rows else "no corpora")
+
+
+def _generation_dict(one: values.Generation) -> dict[str, Any]:
+    return {
+        "corpus": one.corpus,
+        "generation": one.id,
+        "premises": one.premises,
+        "active": one.active,
+        "space_id": one.space_id,
+        "created_at": one.created_at.isoformat(timespec="seconds"),
+        "bytes": one.size_bytes,
+    }
+
+
+def delete_generation(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The corpus.")],
+    generation: Annotated[str, typer.Argument(help="The generation; `aeenc corpus list NAME` lists them.")],
+) -> None:
+    """Deletes a generation that is not active. It cannot be had back."""
+    with client(context) as connected:
+        connected.index.delete(name, generation)
+    output_of(context).result({"corpus": name, "generation": generation, "deleted": True})
+
+
 def gc(
     context: typer.Context,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
@@ -252,14 +336,20 @@ def _reach_registry(connected: Client) -> None:
     list(connected.registry.list_labels())
 
 
-def _show(out: Output, moved: values.Publication | values.Rollback, wait_s: float, version: str = "") -> None:
+def _show(
+    out: Output,
+    moved: values.Publication | values.Rollback,
+    wait_s: float,
+    version: str = "",
+    told: Sequence[str] = (),
+) -> None:
     result = moved_dict(moved)
     rollouts = result["rollouts"]
     apart = {"rollouts", "gate"}
-    told = {name: value for name, value in result.items() if name not in apart and (value or name not in OPTIONAL)}
+    fields = {name: value for name, value in result.items() if name not in apart and (value or name not in OPTIONAL)}
     rows = [(rollout["instance"], f"no: {rollout['lag']}" if rollout["lag"] else "yes") for rollout in rollouts]
     served = [table(["encoder", "serves it"], rows)] if rows else []
-    out.result(result, fields_table(told), *_gate_shown(result.get("gate", {})), *served)
+    out.result(result, fields_table(fields), *told, *_gate_shown(result.get("gate", {})), *served)
     if wait_s and not moved.complete:
         raise EndedBadly(_why_incomplete(result, wait_s, version))
 

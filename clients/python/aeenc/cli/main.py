@@ -50,7 +50,14 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
 _GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "corpus": (
         "Corpora: the premises that are searched.",
-        {"build": corpus.build, "explain": corpus.explain, "verify": corpus.verify, "repair": corpus.repair},
+        {
+            "build": corpus.build,
+            "list": fleet.corpora,
+            "explain": corpus.explain,
+            "verify": corpus.verify,
+            "repair": corpus.repair,
+            "delete": fleet.delete_generation,
+        },
     ),
     "export": (
         "What runs have recorded, and folds of a data set, as files.",
@@ -83,6 +90,7 @@ _LISTS: dict[str, tuple[Callable[[typer.Context], None], dict[str, Callable[...,
     "runs": (jobs.runs, {"delete": jobs.delete_run}),
     "jobs": (jobs.jobs, {"delete": jobs.delete_job}),
     "checkpoints": (fleet.checkpoints, {"delete": fleet.delete_checkpoint}),
+    "labels": (fleet.labels, {"delete": fleet.delete_label}),
 }
 # code -> classes of errors; the first that fits decides
 _EXIT_CODES: dict[int, tuple[type[errors.AeencError], ...]] = {

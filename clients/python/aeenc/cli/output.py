@@ -6,11 +6,11 @@ Only results go to stdout. With --json, notes and errors go to stderr, one JSON 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 import typer
 from rich.console import Console, RenderableType
@@ -47,7 +47,7 @@ class Output:
             return
         console = Console(highlight=False)
         for renderable in shown or (fields_table(values),):
-            console.print(renderable)
+            console.print(renderable, crop=False)  # an id that is cut at the edge is worth nothing
 
     def note(self, text: str) -> None:
         """Writes a note to stderr: a line for a person, {"note": …} for a program."""
@@ -86,7 +86,11 @@ class Output:
             def report(done: int, total: int, now: str) -> None:
                 bar.update(task, completed=done, total=total or None, description=now or text)
 
-            yield report
+            try:
+                yield report
+            finally:
+                if bar.tasks[0].total is None and not bar.tasks[0].completed:  # there was nothing to do
+                    bar.update(task, visible=False)
 
 
 class _Rate(ProgressColumn):
@@ -112,12 +116,24 @@ def output_of(context: typer.Context) -> Output:
     return output
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "", right: int = 0) -> Table:
-    """Makes a table of texts without markup; aligns the last `right` columns right."""
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    title: str = "",
+    right: int = 0,
+    whole: Collection[str] = (),
+) -> Table:
+    """Makes a table of texts without markup; aligns the last `right` columns right.
+
+    The columns `whole`, of ids and times, are never broken over lines, so that what stands there can be copied.
+    """
+    rows = list(rows)
     made = Table(title=Text(title) if title else None, title_justify="left")
     for place, name in enumerate(columns):
-        aligned_right = place >= len(columns) - right
-        made.add_column(name, justify="right" if aligned_right else "left", overflow="fold")
+        justify: Literal["left", "right"] = "right" if place >= len(columns) - right else "left"
+        width = max((len(str(row[place])) for row in rows), default=0) if name in whole else None
+        made.add_column(name, justify=justify, overflow="fold", min_width=width, no_wrap=name in whole)
     for row in rows:
         made.add_row(*(Text(str(cell)) for cell in row))
     return made
@@ -127,10 +143,16 @@ def fields_table(values: Mapping[str, Any]) -> Table:
     """Makes a table with one field of a result per line; leaves empty ones out."""
     made = Table(show_header=False, box=None, pad_edge=False)
     for name, value in values.items():
-        if value not in {"", None}:
+        if value not in ("", None, []):
             text = f"{value:,.4g}" if isinstance(value, float) else str(value)
+            text = ", ".join(map(str, value)) if isinstance(value, list) else text
             made.add_row(Text(name.replace("_", " "), style="bold"), Text(text))
     return made
+
+
+def shown_time(at: datetime) -> str:
+    """Writes a point in time for a person: to the second, by this machine's clock."""
+    return f"{at.astimezone():%Y-%m-%d %H:%M:%S}"
 
 
 def lasted_s(started: datetime, ended: datetime | None) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import math
+from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from aeenc import values
-from aeenc.cli.output import fields_table, output_of, table
+from aeenc.cli.output import fields_table, output_of, shown_time, table
 from aeenc.cli.targets import client
 from aeenc.errors import InvalidArgument
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Verdict
@@ -47,9 +48,24 @@ def queues(
         for queue in found
         for run, counts in [("", queue.total), *((one.run_id, one.counts) for one in queue.runs)]
     ]
-    heads = ["queue", "run", *(column.replace("_", " ") for column in columns)]
-    shown = table(heads, [list(row.values()) for row in rows], right=len(columns))
-    output_of(context).result({"annotator": name, "queues": rows}, shown if rows else Text("no queues"))
+    # With short heads, the runs below their queue, and a person's own numbers in lines, 80 columns hold all.
+    heads = {
+        "waiting": "waits",
+        "free": "free",
+        "leased": "held",
+        "decided": "decided",
+        "conflicts": "conflict",
+        "settled": "done",
+        "answers_hour": "hour",
+    }
+    told = [[f"  {row['run']}" if row["run"] else row["queue"], *(row[one] for one in heads)] for row in rows]
+    shown = table(["queue, run", *heads.values()], told, right=len(heads), whole=("queue, run",))
+    own = [
+        Text(f"{name} in queue {row['queue']}: {row['mine']} answers, {row['mine_hour']} in the last hour")
+        for row in rows
+        if row["mine"] and not row["run"]
+    ]
+    output_of(context).result({"annotator": name, "queues": rows}, *([shown, *own] if rows else [Text("no queues")]))
 
 
 def tree(
@@ -128,7 +144,11 @@ def changes(
     with client(context) as connected:
         found = [_change_dict(change) for change in connected.people.list_changes(run, task_id=task)]
     columns = ["seq", "at", "change", "person", "task", "detail"]
-    shown = table(columns, [[str(one[column]) for column in columns] for one in found])
+    rows = [
+        [one["seq"], shown_time(datetime.fromisoformat(one["at"])), *(one[column] for column in columns[2:])]
+        for one in found
+    ]
+    shown = table(columns, rows, whole=("at", "task"))
     output_of(context).result({"changes": found}, shown if found else Text("no changes"))
 
 
@@ -145,6 +165,9 @@ def agreement(context: typer.Context, run: RunId) -> None:
         "candidates": found.candidates,
         "annotators": found.annotators,
     }
+    # Without two answers to one task there are neither, while the table below has those who answered.
+    renamed = {"candidates": "candidates_in_common", "annotators": "annotators_compared"}
+    common = {renamed.get(name, name): figure for name, figure in figures.items()}
     reports = [_report_dict(report) for report in found.reports]
     columns = ["annotator", "answers", "last_hour", "late", "controls_right", "mean_s"]
     shown = [table([c.replace("_", " ") for c in columns], [[one[c] for c in columns] for one in reports], right=5)]
@@ -153,7 +176,7 @@ def agreement(context: typer.Context, run: RunId) -> None:
         titles = ["control item", "answers", "right", "mistakes"]
         rows = [[one["query"], one["answers"], one["right"], "; ".join(one["mistakes"])] for one in controls]
         shown.append(table(titles, rows))
-    output_of(context).result({**figures, "reports": reports, "controls": controls}, fields_table(figures), *shown)
+    output_of(context).result({**figures, "reports": reports, "controls": controls}, fields_table(common), *shown)
 
 
 def adjudicate(

@@ -133,7 +133,8 @@ class Dataset:
 def _tree_files(root: Path) -> dict[str, Path]:
     files = {path.stem: path for path in (root / "dataset" / "task_1").glob("*.jsonl")}
     if not files:
-        there = "" if root.is_dir() else "the directory does not exist; "
+        there = "is a file, not a directory; " if root.exists() else "the directory does not exist; "
+        there = "" if root.is_dir() else there
         raise NotFound(f"{root}: {there}give one with dataset/task_1/<split>.jsonl, as EntailmentBank's layout has it")
     return {split: files[split] for split in sorted(files, key=_split_order)}
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +14,7 @@ from aeenc import Client, values
 from aeenc.calls.retrieval import Mode as RetrieveMode
 from aeenc.cli.corpus import Source, load_data
 from aeenc.cli.learning.runs import check_end, follow_run, run_dict, show_run, work_dict
-from aeenc.cli.output import Output, output_of, table
+from aeenc.cli.output import Output, fields_table, output_of, shown_time, table
 from aeenc.cli.targets import client
 from aeenc.errors import NotFound
 from aeenc.evaluation import RatedDataset
@@ -75,6 +76,8 @@ def job_dict(job: values.Job) -> dict[str, Any]:
     """Converts a job to plain values: id, state, checkpoint, and counts."""
     progress = job.progress
     told = {
+        "runs": list(job.config.run_ids),
+        "data_sets": list(job.config.data_sets),
         "version": job.version,
         "epochs": progress.epochs_done,
         "steps": progress.steps_done,
@@ -112,7 +115,9 @@ def follow_job(client: Client, job: values.Job, out: Output) -> values.Job:
 def show_job(job: values.Job, out: Output) -> None:
     """Writes a job as a result. Raises EndedBadly for one that has failed or was cancelled."""
     result = job_dict(job)
-    out.result(result)
+    command = f"aeenc publish {job.version}"
+    after = [f"compare it with what serves, and serve it: {command}", f"only try it: {command} --label trial"]
+    out.result(result, fields_table(result), *(after if job.version else []))
     check_end("job", result)
 
 
@@ -292,7 +297,16 @@ def runs(context: typer.Context) -> None:
     """Lists sampling runs, newest first; `delete` removes one."""
     with client(context) as connected:
         found = [run_dict(run) for run in connected.sampler.list_runs()]
-    _list(context, "runs", found, "run", "trees_done", "positives")
+    _list(context, "run", found, _about_run)
+
+
+def _about_run(told: dict[str, Any]) -> list[str]:
+    split = f"split {told['split']}" if told["split"] else ""
+    oracle = f"oracle {told['oracle']}" if told["oracle"] else "imported pairs"
+    return [
+        ", ".join(part for part in (told["corpus"], oracle, split) if part),
+        f"{told['trees_done']:,} of {told['trees']:,} trees, {told['positives']:,} positives",
+    ]
 
 
 def delete_job(context: typer.Context, job: Annotated[str, typer.Argument(help="The job.")]) -> None:
@@ -306,10 +320,25 @@ def jobs(context: typer.Context) -> None:
     """Lists training jobs, newest first; `delete` removes one."""
     with client(context) as connected:
         found = [job_dict(job) for job in connected.trainer.list_jobs()]
-    _list(context, "jobs", found, "job", "epochs", "version")
+    _list(context, "job", found, _about_job)
 
 
-def _list(context: typer.Context, name: str, found: list[dict[str, Any]], *columns: str) -> None:
-    shown = [columns[0], "state", *columns[1:], "error"]
-    rows = [[told[column] for column in shown] for told in found]
-    output_of(context).result({name: found}, table([column.replace("_", " ") for column in shown], rows))
+def _about_job(told: dict[str, Any]) -> list[str]:
+    sources = [f"run {run}" for run in told["runs"]] + [f"data set {name}" for name in told["data_sets"]]
+    made = [f"version {told['version']}"] if told["version"] else []
+    return [", ".join([told["corpus"], *sources]), f"{told['epochs']} epochs", *made]
+
+
+def _list(
+    context: typer.Context, kind: str, found: list[dict[str, Any]], about: Callable[[dict[str, Any]], list[str]]
+) -> None:
+    """Shows what each is about in one column, a line for each part: as columns of their own they fill no terminal."""
+    rows = [
+        [
+            *(told[kind], told["state"], shown_time(datetime.fromisoformat(told["started_at"]))),
+            "\n".join([*about(told), *([told["error"]] if told["error"] else [])]),
+        ]
+        for told in found
+    ]
+    shown = table([kind, "state", "started", "about"], rows, whole=(kind, "state", "started"))
+    output_of(context).result({f"{kind}s": found}, shown)

@@ -1,4 +1,4 @@
-"""`aeenc sample`: a sampling run over the hypotheses of a split, followed to its end."""
+"""`aeenc sample`: a sampling run over the hypotheses of a split, or of your own, followed to its end."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Annotated, Any
 import typer
 
 from aeenc import Client, values
-from aeenc.cli.corpus import ensure_corpus
+from aeenc.adapters.facts import path_of, read_facts
+from aeenc.cli.corpus import FileFormat, IdColumn, TextColumn, ensure_corpus
 from aeenc.cli.output import EndedBadly, Output, lasted_s, output_of
 from aeenc.cli.targets import client
 from aeenc.errors import InvalidArgument
+from aeenc.sampler import Root
 from aeenc.trees import Dataset
 
 
@@ -31,9 +33,11 @@ def hypotheses_of(dataset: Dataset, split: str) -> list[tuple[str, str]]:
 
 
 def work_dict(kind: str, work: values.Run | values.Job, told: dict[str, Any]) -> dict[str, Any]:
-    """Puts what is `told` of a run or a job between its id, state and error and the seconds that it took."""
+    """Puts what is `told` of a run or a job between its id, state, error, corpus and start and the seconds it took."""
     seconds = lasted_s(work.created_at, work.ended_at)
-    return {kind: work.id, "state": work.state.name, "error": work.error, **told, "seconds": seconds}
+    started = work.created_at.isoformat(timespec="seconds")
+    own = {kind: work.id, "state": work.state.name, "error": work.error, "corpus": work.config.corpus}
+    return {**own, "started_at": started, **told, "seconds": seconds}
 
 
 def check_end(kind: str, result: dict[str, Any]) -> None:
@@ -44,9 +48,11 @@ def check_end(kind: str, result: dict[str, Any]) -> None:
 
 
 def run_dict(run: values.Run) -> dict[str, Any]:
-    """Converts a run to plain values: id, state, model and generation, and counts."""
+    """Converts a run to plain values: id, state, what it explains by whom, model and generation, and counts."""
     progress = run.progress
     told = {
+        "oracle": run.config.oracle,
+        "split": run.config.split,
         "model_version": run.model_version,
         "generation": run.generation,
         "trees": progress.trees,
@@ -75,19 +81,42 @@ def show_run(run: values.Run, out: Output) -> None:
     result = run_dict(run)
     out.result(result)
     if result["judgements"] and result["skipped"] == result["judgements"]:
-        out.note(f"oracle {run.config.oracle!r} has decided nothing; does it know the queries of {run.config.split!r}?")
+        out.note(f"oracle {run.config.oracle!r} has decided nothing; does it know these hypotheses?")
     check_end("run", result)
+
+
+def _roots(dataset: Dataset, data: Path, split: str) -> list[Root]:
+    """Lists the hypotheses of a split with their questions and answers. Raises InvalidArgument for one without any."""
+    behind = {tree.hypothesis: (tree.question, tree.answer) for tree in dataset.trees(split)}
+    if not behind:
+        raise InvalidArgument(f"split {split!r} of {data} holds no trees; choose another split")
+    return [(name, text, *behind[text]) for name, text in hypotheses_of(dataset, split)]
 
 
 def sample(
     context: typer.Context,
-    data: Annotated[Path, typer.Option(help="Directory in EntailmentBank's layout.")],
     corpus: Annotated[
         str,
-        typer.Argument(help="The corpus to retrieve from.", show_default="one of the data, built if it is not there"),
+        typer.Argument(help="The corpus to retrieve from.", show_default="one of --data, built if it is not there"),
     ] = "",
+    data: Annotated[
+        Path | None, typer.Option(help="Explain the hypotheses of trees in EntailmentBank's layout.")
+    ] = None,
+    hypotheses: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="Explain hypotheses of your own: one a line, or as corpus build --facts."),
+    ] = None,
+    file_format: FileFormat = None,
+    id_column: IdColumn = "",
+    text_column: TextColumn = "",
     oracle: Annotated[str, typer.Option(help="Who judges: a name from the sampler's settings.")] = "gold",
-    split: Annotated[str, typer.Option(help="The split whose hypotheses are explained.")] = "train",
+    split: Annotated[
+        str | None,
+        typer.Option(
+            show_default="train with --data, else none",
+            help="The hypotheses' split; premises that only other splits have are left out.",
+        ),
+    ] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Candidates a node.")] = 20,
     max_depth: Annotated[int | None, typer.Option(min=0, show_default="8", help="How deep nodes are expanded.")] = None,
     max_judgements: Annotated[int, typer.Option(min=0, help="Most verdicts to ask for; 0: no limit.")] = 0,
@@ -109,18 +138,29 @@ def sample(
     wait: Annotated[bool, typer.Option(help="Follow the run to its end.")] = True,
 ) -> None:
     """Starts a sampling run: retrieves for each node, asks the oracle, keeps the answers as pairs."""
-    dataset = Dataset.load(data)
-    hypotheses = hypotheses_of(dataset, split)
-    if not hypotheses:
-        raise InvalidArgument(f"split {split!r} of {data} holds no trees; choose another split")
-    behind = {tree.hypothesis: (tree.question, tree.answer) for tree in dataset.trees(split)}
+    dataset: Dataset | None = None
+    roots: list[Root] = []
+    if (data is None) == (hypotheses is None):
+        raise InvalidArgument("give either --data DIR or --hypotheses FILE")
+    if data is not None:
+        if file_format or id_column or text_column:
+            raise InvalidArgument("--format, --id-column and --text-column go with --hypotheses")
+        split = "train" if split is None else split
+        dataset = Dataset.load(data)
+        roots = _roots(dataset, data, split)
+    elif not corpus:
+        raise InvalidArgument("name the corpus to retrieve from: `aeenc sample CORPUS --hypotheses FILE`")
+    elif hypotheses is not None:
+        columns = {"id_column": id_column, "text_column": text_column}
+        own = read_facts(path_of(hypotheses), file_format=file_format, **columns)
+        roots.extend((one.id, one.text) for one in own)
     out = output_of(context)
     with client(context) as connected:
-        if not corpus:
+        if dataset is not None and not corpus:
             with out.progress("corpus", "premises") as progress:
                 corpus = ensure_corpus(connected, dataset, lambda done, total: progress(done, total, ""))
         run = connected.sampler.start_run(
-            [(name, text, *behind[text]) for name, text in hypotheses],
+            roots,
             corpus=corpus,
             oracle=oracle,
             k=k,
