@@ -71,7 +71,7 @@ async def test_a_gold_oracle_serves_until_it_is_told_to_stop(trees, number):
             [answer] = await judge(told["address"], task, "secret")
         finally:
             process.send_signal(number)
-            _, stderr = process.communicate(timeout=5)
+            _, stderr = process.communicate(timeout=20)
     assert dict(answer.verdicts) == {
         "iron is magnetic": Verdict(EXPLAINS, leaf=True),
         "ice is light": Verdict(REFUSES),

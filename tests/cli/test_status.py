@@ -40,7 +40,7 @@ async def test_status_shows_labels_versions_corpora_and_reasons(aeenc, fleet, wo
 
 
 async def test_an_absent_service_is_shown_beside_the_others_with_exit_code_3(aeenc, fleet):
-    options = (*fleet.options, "--sampler", "127.0.0.1:1", "--timeout", 0.3)
+    options = (*fleet.options, "--sampler", "127.0.0.1:1", "--timeout", 1.5)
     ended = await aeenc(*options, "--json", "status")
     assert ended.code == 3
     assert ended.json["services"]["sampler"]["error"]["status"] == "UNAVAILABLE"
@@ -51,7 +51,7 @@ async def test_an_absent_service_is_shown_beside_the_others_with_exit_code_3(aee
 
 async def test_a_malformed_address_is_named_beside_the_services_that_answer(aeenc, fleet, monkeypatch):
     monkeypatch.setenv("AEENC_SAMPLER", "sampler.lab")
-    ended = await aeenc(*fleet.options, "--timeout", 0.3, "--json", "status")
+    ended = await aeenc(*fleet.options, "--timeout", 1.5, "--json", "status")
     assert ended.json["services"]["index"]["state"] == "SERVING"
     wanted = "sampler: 'sampler.lab' is not an address; give HOST:PORT, such as 127.0.0.1:50052"
     told = ended.json["services"]["sampler"]["error"]["message"]

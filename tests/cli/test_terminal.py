@@ -158,7 +158,7 @@ async def test_a_session_waits_for_a_sampler_that_is_away_and_keeps_its_ticks(wo
         keys = Interrupted("13" + "\n")
 
         def work() -> int:
-            with sdk.connect(sampler=first.channel.target, timeout_s=0.3) as client:
+            with sdk.connect(sampler=first.channel.target, timeout_s=1) as client:
                 return JudgingSession(client, "ann", run.id, keys, lambda _: None, wait=False).work()  # type: ignore[arg-type]
 
         assert await asyncio.to_thread(work) == 1

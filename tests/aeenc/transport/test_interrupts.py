@@ -1,13 +1,14 @@
-"""Ctrl-C at the moment in which a blocking call is handed to the loop: the loop may have it already, or not yet."""
+"""Ctrl-C at the moment in which a blocking call is handed to the loop, or in which the loop is started."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
 
-from aeenc.transport.sync import Caller
+from aeenc.transport.sync import Caller, _Loop
 
 
 @pytest.mark.parametrize("is_scheduled", [True, False])
@@ -34,3 +35,19 @@ def test_an_interrupt_while_a_step_is_handed_over_ends_it_and_closes_the_iterato
     with pytest.raises(KeyboardInterrupt):
         next(Caller().iterate(endless()))
     assert ended == (["closed"] if is_scheduled else [])
+
+
+def test_an_interrupt_while_the_loop_is_started_leaves_later_calls_a_loop_that_runs(monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    loops = _Loop()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            loops.get()
+    loop = loops.get()
+    assert asyncio.run_coroutine_threadsafe(asyncio.sleep(0, "done"), loop).result(20) == "done"
+    loop.call_soon_threadsafe(loop.stop)
+    loops._thread.join(20)
+    loop.close()

@@ -39,7 +39,7 @@ def vector_of(text: str, role: int = encoder_pb2.ROLE_PREMISE) -> np.ndarray:
 
 
 class HashedEncoder(encoder_pb2_grpc.EncoderServiceServicer):
-    """Answers Encode and EncodeStream; `space_id`, `version`, `pause_s` and `fail` can be changed while it serves."""
+    """Answers Encode and EncodeStream; its public attributes can be changed while it serves."""
 
     def __init__(self) -> None:
         self.space_id = SPACE
@@ -58,6 +58,8 @@ class HashedEncoder(encoder_pb2_grpc.EncoderServiceServicer):
         self.fail: tuple[grpc.StatusCode, str] | None = None
         self.refuse: Callable[[Any], errors.AeencError | None] = lambda _: None
         self.pause_s = 0.0
+        self.may_answer = asyncio.Event()  # while it is cleared, calls and batches wait
+        self.may_answer.set()
         self.in_flight = 0
         self.most_in_flight = 0
 
@@ -93,6 +95,7 @@ class HashedEncoder(encoder_pb2_grpc.EncoderServiceServicer):
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
             await asyncio.sleep(self.pause_s)
+            await self.may_answer.wait()
             if self.fail:
                 await context.abort(*self.fail)
             if error := self.refuse(request):

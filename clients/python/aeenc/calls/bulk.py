@@ -56,6 +56,7 @@ class BulkEncoder:
         self._running: dict[Address, asyncio.Task[None]] = {}
         self._watching: asyncio.Task[None] | None = None
         self._look_up_at = 0.0
+        self._has_looked_up = asyncio.Event()
 
     @property
     def capacity(self) -> int:
@@ -85,6 +86,8 @@ class BulkEncoder:
         waiting: deque[asyncio.Future[Encoded]] = deque()
         async for texts in each(batches):
             waiting.append(self.submit(texts))
+            if len(waiting) >= self.capacity:
+                await self._has_looked_up.wait()  # with the encoders, the capacity grows
             while len(waiting) >= self.capacity or (waiting and waiting[0].done()):
                 answer = await waiting.popleft()
                 first = _alike(first or answer, answer)
@@ -121,10 +124,13 @@ class BulkEncoder:
     async def _watch(self) -> None:
         """Keeps a stream to every address, ends those that hang, and fails the work when nobody answers."""
         loop = asyncio.get_running_loop()
+        nap_s = min(self._patience_s / 8, 1.0)
         while True:
             if self._queue.trouble is not None or loop.time() >= self._look_up_at:
                 await self._open_streams()
-            await asyncio.sleep(min(self._patience_s / 8, 1.0))
+            due = loop.time() + nap_s
+            await asyncio.sleep(nap_s)
+            self._excuse(loop.time() - due)
             if self._queue.is_open and loop.time() - self._queue.heard_at > self._patience_s:
                 self._queue.fail(self._silence())
             for stream in self._streams.values():
@@ -137,12 +143,21 @@ class BulkEncoder:
         except errors.Unavailable as error:
             self._queue.trouble = error
             return
+        finally:
+            self._has_looked_up.set()
         for address in addresses:
             if address not in self._streams:
                 stream = self._streams[address] = BulkStream(self._channel.to(address), self._queue, self._window)
                 task = asyncio.ensure_future(stream.run())
                 task.add_done_callback(self._ended)
                 self._running[address] = task
+
+    def _excuse(self, late_s: float) -> None:
+        """Counts no time as silence in which this process itself stood still: answers may lie unread in the socket."""
+        now = asyncio.get_running_loop().time()
+        waiting: list[BatchQueue | BulkStream] = [self._queue, *self._streams.values()]
+        for one in waiting:
+            one.heard_at = min(one.heard_at + max(late_s, 0.0), now)
 
     def _check(self, stream: BulkStream, now: float) -> None:
         others = [other.heard_at for other in self._streams.values() if other is not stream]

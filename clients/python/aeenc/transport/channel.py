@@ -33,6 +33,7 @@ _Metadata = list[tuple[str, str]]
 MESSAGE_BYTES = 64 * 1024 * 1024  # the most that we accept; GetInfo says what a service accepts
 MAX_BACKOFF_S = 2.0
 LAST_ATTEMPT_S = 1.0  # an attempt with less time that ends by its deadline hides the refusal before it
+HANDSHAKE_MS = 1000  # what a connection may take at least to come about; a server may stall for a moment
 KEEPALIVE_S = 330.0  # of silence during a call, then a ping; servers refuse more than one in five minutes
 KEEPALIVE_TIMEOUT_S = 60.0  # for its answer, before the connection counts as lost
 HEDGE_SHARE = 1 / 3  # of a call's time: the most that passes before a silent server is given up
@@ -377,7 +378,7 @@ class _Line:
             ("grpc.max_receive_message_length", MESSAGE_BYTES),
             ("grpc.service_config", _ROUND_ROBIN),
             ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.min_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", HANDSHAKE_MS),  # no pause, despite its name
             ("grpc.max_reconnect_backoff_ms", 2000),
             ("grpc.keepalive_time_ms", round(KEEPALIVE_S * 1000)),
             ("grpc.keepalive_timeout_ms", round(KEEPALIVE_TIMEOUT_S * 1000)),

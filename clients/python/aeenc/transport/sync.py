@@ -50,9 +50,12 @@ class _Loop:
             raise FailedPrecondition("the program is ending; close clients and iterators before its last line")
         with self._lock:
             if self._loop is None:
-                self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
-                self._thread = threading.Thread(target=self._loop.run_forever, name="aeenc-sdk", daemon=True)
-                self._thread.start()
+                self._pid = os.getpid()  # before the rest: another thread may fork meanwhile, with the lock held
+                loop = asyncio.new_event_loop()
+                thread = threading.Thread(target=loop.run_forever, name="aeenc-sdk", daemon=True)
+                thread.start()
+                self._thread = thread
+                self._loop = loop  # last: Ctrl-C may come at any point, and a loop without a thread answers no call
             return self._loop
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
