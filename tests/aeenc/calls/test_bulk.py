@@ -169,7 +169,7 @@ async def test_an_encoder_that_hangs_loses_its_batches_to_one_that_answers(encod
 async def test_an_encoder_that_hangs_from_the_start_leaves_all_but_its_window_to_the_other(encoders, connect, first):
     hanging, other = encoders[first].servicer, encoders[1 - first].servicer
     hanging.may_answer.clear()
-    work = asyncio.create_task(encode(connect(), patience_s=60.0))
+    work = asyncio.create_task(encode(connect(), patience_s=600.0))
     await until(lambda: len(other.batches) >= 50 - WINDOW)
     hanging.may_answer.set()
     assert np.array_equal(await work, EXPECTED)
