@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import redis
+import structlog
 
 from services.launcher.private_redis import start_private_redis
 from services.store.artifacts import ArtifactStore
@@ -25,6 +26,17 @@ OPERATIONS = Path(__file__).resolve().parents[1] / "docs" / "operations.md"
 def pytest_configure() -> None:
     """Lets Ctrl-C end the processes that tests start; a shell ignores it for what it starts in the background."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    _log_plain_tracebacks()
+
+
+def _log_plain_tracebacks() -> None:
+    """Has structlog render what it does by default, but exceptions without their variables.
+
+    With them each logged exception blocks the event loop for some hundred milliseconds.
+    """
+    *others, _ = structlog.get_config()["processors"]
+    renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[*others, renderer])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -37,7 +37,7 @@ def fails(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
 async def fail(client, times: int, text: str = "sun", **options) -> None:
     for _ in range(times):
         with pytest.raises(errors.AeencError):
-            await client.encode([text], timeout_s=1, **options)
+            await client.encode([text], timeout_s=10, **options)
 
 
 async def test_a_model_that_always_fails_ends_readiness_until_its_probe_passes(
@@ -48,10 +48,10 @@ async def test_a_model_that_always_fails_ends_readiness_until_its_probe_passes(
         await client.encode(["sun"])
         fails["runner"] = "all"
         await fail(client, breaker.FAILURES)
-        await until(lambda: not server.readiness.healthy, 5)
+        await until(lambda: not server.readiness.healthy)
         assert f"version {tiny_checkpoint.version} fails every run" in server.readiness.reason
         fails["runner"] = None
-        await until(lambda: server.readiness.state == "SERVING", 5)
+        await until(lambda: server.readiness.state == "SERVING")
         assert (await client.encode(["sun"])).model_version == tiny_checkpoint.version
 
 
@@ -85,11 +85,11 @@ async def test_a_canary_that_always_fails_is_named_while_the_others_serve(
             await client.encode(["sun"], label="canary")
         fails["runner"] = runners[0]
         await fail(client, breaker.FAILURES, label="canary")
-        await until(lambda: server.readiness.state == "DEGRADED", 5)
+        await until(lambda: server.readiness.state == "DEGRADED")
         assert canary.version in server.readiness.reason
         assert (await client.encode(["sun"])).model_version == tiny_checkpoint.version
         await registry.delete_label(TINY_SPACE, "canary")
-        await until(lambda: server.readiness.state == "SERVING", 5)
+        await until(lambda: server.readiness.state == "SERVING")
 
 
 async def test_a_good_version_in_place_of_the_failing_one_brings_readiness_back(
@@ -106,7 +106,7 @@ async def test_a_good_version_in_place_of_the_failing_one_brings_readiness_back(
             await client.encode(["sun"])
         fails["runner"] = runners[0]
         await fail(client, breaker.FAILURES)
-        await until(lambda: not server.readiness.healthy, 5)
+        await until(lambda: not server.readiness.healthy)
         await registry.set_label(TINY_SPACE, "stable", other.version)
 
         async def answers() -> bool:

@@ -28,6 +28,7 @@ from services.kit.calls.metrics import RpcMetrics
 from services.kit.convert import request_id
 from services.kit.server import GrpcServer
 from services.kit.settings import ServiceSettings
+from support.waiting import until
 
 
 class Settings(ServiceSettings):
@@ -40,6 +41,7 @@ class Servicer(encoder_pb2_grpc.EncoderServiceServicer):
 
     def __init__(self) -> None:
         self.release = asyncio.Event()
+        self.waiting = 0  # calls
 
     async def Encode(self, request: encoder_pb2.EncodeRequest, context: Any) -> encoder_pb2.EncodeResponse:
         match request.texts[0]:
@@ -56,6 +58,7 @@ class Servicer(encoder_pb2_grpc.EncoderServiceServicer):
             case "disk":
                 raise OSError(errno.ENOSPC, "No space left on device")
             case "wait":
+                self.waiting += 1
                 await self.release.wait()
         return encoder_pb2.EncodeResponse(model_version="v1", embeddings=vectors.to_proto(np.ones((1, 2), np.float32)))
 
@@ -100,7 +103,7 @@ async def test_health_says_not_serving_until_the_service_is_ready_and_calls_are_
     async with server:
         server.readiness.starting("waiting for label stable")
         assert await health_of(server.port, "aeenc.v1.EncoderService") == "NOT_SERVING"
-        client = EncoderClient(Channel(f"127.0.0.1:{server.port}", timeout_s=0.5))
+        client = EncoderClient(Channel(f"127.0.0.1:{server.port}", retry=False))
         with pytest.raises(errors.Unavailable, match="waiting for label stable"):
             await client.encode(["a"])
         assert (await client.info()).default_space_id == "s1"
@@ -114,9 +117,9 @@ async def test_health_says_not_serving_until_the_service_is_ready_and_calls_are_
 async def test_an_error_reaches_the_caller_as_the_class_the_service_raised() -> None:
     server, _ = build()
     async with server:
-        client = await ready(server)
+        client = EncoderClient((await ready(server)).channel.with_options(retry=False))
         with pytest.raises(errors.Overloaded, match="queue is full") as caught:
-            await client.encode(["overloaded"], timeout_s=1)
+            await client.encode(["overloaded"])
         assert caught.value.retry_after_s == 30.0
         assert caught.value.reason == "OVERLOADED"
 
@@ -246,9 +249,9 @@ async def test_a_refused_call_leaves_nothing_for_the_garbage_collector() -> None
 async def test_a_full_disk_answers_unavailable_and_says_so() -> None:
     server, _ = build()
     async with server:
-        client = await ready(server)
+        client = EncoderClient((await ready(server)).channel.with_options(retry=False))
         with pytest.raises(errors.Unavailable, match="disk is full"):
-            await client.encode(["disk"], timeout_s=0.3)
+            await client.encode(["disk"])
 
 
 async def test_a_thousand_violations_still_fit_into_a_trailer() -> None:
@@ -312,7 +315,7 @@ async def test_a_drain_finishes_what_is_in_flight_and_refuses_what_is_new() -> N
     await server.start()
     client = await ready(server)
     waiting = asyncio.ensure_future(client.encode(["wait"]))
-    await asyncio.sleep(0.1)
+    await until(lambda: servicer.waiting > 0)
     stopping = asyncio.ensure_future(server.stop(5))
     await asyncio.sleep(0.1)
     assert not stopping.done()
@@ -320,7 +323,7 @@ async def test_a_drain_finishes_what_is_in_flight_and_refuses_what_is_new() -> N
     assert (await waiting).model_version == "v1"
     await stopping
     with pytest.raises(errors.Unavailable, match="is it running"):
-        await EncoderClient(Channel(f"127.0.0.1:{server.port}")).encode(["a"], timeout_s=0.3)
+        await EncoderClient(Channel(f"127.0.0.1:{server.port}", retry=False)).encode(["a"])
 
 
 async def test_a_server_that_ended_by_itself_is_opened_until_that_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,6 +179,8 @@ class Runner:
                         return
             if (error := work.exception()) is not None:
                 log.error("run worker failed", run=run_id, exc_info=error)
+        except NewerFormat as error:  # a newer release has rewritten the record meanwhile
+            self._leave(run_id, error)
         finally:
             await finish(asyncio.create_task(self._release(lease, work)))
 
@@ -188,8 +190,12 @@ class Runner:
             await lease.release()
 
     async def _work(self, run_id: str, lease: WorkLease) -> None:
-        run = await self._store.get(run_id)
-        if await self._store.transition(run_id, LIVE, "RUNNING", owner=self._owner) != "OK":
+        try:
+            run = await self._store.get(run_id)
+            if await self._store.transition(run_id, LIVE, "RUNNING", owner=self._owner) != "OK":
+                return
+        except NewerFormat as error:  # else the run would be taken again at once, and again
+            self._leave(run_id, error)
             return
         with span("run", within=run.traceparent, run_id=run_id, oracle=run.config.oracle):
             await self._work_on(run, lease)

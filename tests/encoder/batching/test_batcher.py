@@ -7,6 +7,8 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Awaitable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,10 +36,13 @@ class Runner:
         self.sizes: list[int] = []
         self.computed: list[int] = []
         self.release = threading.Event()
+        self.go_on = threading.Event()  # the next batch waits for it
+        self.go_on.set()
         self.niceness = 0
 
     def run(self, batch):
         self.sizes.append(len(batch))
+        self.go_on.wait(20)
         self.niceness = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
         lengths = {len(tokens.ids) for tokens in batch}
         if DEADLY in lengths:
@@ -68,11 +73,20 @@ class Setup:
         return self.batcher.encode(self.runner, [Tokens([number] * length)] * count, "interactive")
 
     async def keep_busy(self, count: int = 1) -> asyncio.Task:
-        """Occupies the worker, so that what comes next queues together."""
+        """Occupies the worker until `go_on`, so that what comes next queues together."""
+        before = len(self.runner.sizes)
+        self.runner.go_on.clear()
         task = asyncio.create_task(self.encode(0, count=count))
-        while not self.runner.sizes:  # noqa: ASYNC110 -- the runner knows no event loop
+        while len(self.runner.sizes) == before:  # noqa: ASYNC110 -- the runner knows no event loop
             await asyncio.sleep(0)
         return task
+
+    async def queue(self, *calls: Awaitable[Any]) -> list[asyncio.Task]:
+        """Begins calls behind the batch that occupies the worker, and lets that end."""
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        await asyncio.sleep(0)  # each is in the queue as soon as it has run
+        self.runner.go_on.set()
+        return tasks
 
     def restarts(self, reason: str) -> float:
         return self.registry.get_sample_value("aeenc_encoder_worker_restarts_total", {"reason": reason}) or 0.0
@@ -83,13 +97,14 @@ async def setup():
     made = Setup()
     yield made
     made.runner.release.set()
+    made.runner.go_on.set()
     await made.batcher.close()
 
 
 async def test_a_poisoned_text_fails_alone_and_is_found_by_halving(setup) -> None:
     first = await setup.keep_busy()
     calls = [setup.encode(n, POISON if n == 20 else 5) for n in range(1, 33)]
-    answers = await asyncio.gather(*calls, return_exceptions=True)
+    answers = await asyncio.gather(*await setup.queue(*calls), return_exceptions=True)
     await first
     assert [n for n, answer in enumerate(answers, 1) if isinstance(answer, Exception)] == [20]
     assert isinstance(answers[19], AeencError)
@@ -100,7 +115,7 @@ async def test_a_poisoned_text_fails_alone_and_is_found_by_halving(setup) -> Non
 
 async def test_a_dead_worker_fails_what_it_held_and_nothing_else_and_is_replaced(setup) -> None:
     first = await setup.keep_busy()
-    doomed = [asyncio.create_task(setup.encode(n, DEADLY if n == 3 else 5)) for n in range(1, 6)]
+    doomed = await setup.queue(*(setup.encode(n, DEADLY if n == 3 else 5) for n in range(1, 6)))
     answers = await asyncio.gather(first, *doomed, return_exceptions=True)
     assert not isinstance(answers[0], Exception)
     assert all(isinstance(answer, Unavailable) for answer in answers[1:]), "all shared the batch that died"
@@ -142,13 +157,17 @@ async def test_a_call_spread_over_many_batches_is_put_together_in_its_own_order(
 
 
 async def test_queue_and_compute_add_up_to_the_time_of_the_call(setup) -> None:
-    busy = await setup.keep_busy(count=64)
-    started = time.monotonic()
-    gathered = await setup.encode(1)
-    elapsed_s = time.monotonic() - started
-    assert gathered.queue_s >= 0.02, "it waited for the batches before it"
-    assert gathered.queue_s + gathered.compute_s == pytest.approx(elapsed_s, abs=0.02)
-    await busy
+    rests_s = []
+    for _ in range(5):  # between two parts the machine may stall
+        busy = await setup.keep_busy(count=64)
+        started = time.monotonic()
+        [call] = await setup.queue(setup.encode(1))
+        gathered = await call
+        elapsed_s = time.monotonic() - started
+        assert gathered.queue_s >= 0.02, "it waited for the batches before it"
+        rests_s.append(elapsed_s - gathered.queue_s - gathered.compute_s)
+        await busy
+    assert min(map(abs, rests_s)) < 0.02
 
 
 async def test_cancelling_many_calls_leaves_no_text_to_compute(setup) -> None:
@@ -158,6 +177,7 @@ async def test_cancelling_many_calls_leaves_no_text_to_compute(setup) -> None:
     for call in doomed:
         call.cancel()
     await asyncio.gather(*doomed, return_exceptions=True)
+    setup.runner.go_on.set()
     await first
     last = await setup.encode(99)
     assert last.rows.tolist() == [[99, 99]]
@@ -194,14 +214,18 @@ async def test_the_end_waits_once_for_all_workers_that_hang() -> None:
     await setup.batcher.close()
 
 
+def encode_threads() -> int:
+    return sum(thread.name.startswith("encode-") for thread in threading.enumerate())
+
+
 async def test_threads_that_never_come_back_are_replaced_a_bounded_number_of_times(monkeypatch) -> None:
     monkeypatch.setattr(batcher, "WATCH_S", 0.02)
     setup = Setup(workers=2, stuck_s=0.1)
-    before = threading.active_count()
+    before = encode_threads()
     for number in range(4):  # two workers, and the two in their place
         with pytest.raises(Unavailable, match=r"did not come back|every worker hangs"):
             await asyncio.wait_for(setup.encode(number, ENDLESS), 5)
-    assert threading.active_count() == before + 2
+    assert encode_threads() == before + 2
     with pytest.raises(Unavailable, match="every worker hangs"):
         await asyncio.wait_for(setup.encode(1), 5)
     setup.runner.release.set()

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from prometheus_client import generate_latest
 
-from aeenc import errors
+from aeenc import EncoderClient, errors
 from aeenc.v1 import types_pb2
 from services.encoder.rollout import calibration, loading
 from services.encoder.runtime.runners import SingleRunner, Tokens
@@ -260,7 +260,7 @@ async def test_a_start_refuses_a_version_without_the_precision_asked_for_by_name
     async with serve(precision="int8", wait=False) as (server, client):
         await until(lambda: "cannot be computed in int8 here" in server.readiness.reason)
         with pytest.raises(errors.Unavailable):
-            await client.encode(["sun"], timeout_s=1.0)
+            await EncoderClient(client.channel.with_options(retry=False)).encode(["sun"])
 
 
 async def test_half_precision_asked_for_by_name_stops_the_start_without_a_gpu(serve) -> None:

@@ -14,7 +14,7 @@ from support.relay import Relay
 from support.worlds.sampler_world import HYPOTHESES, SamplerWorld, brute_force, pair_set
 
 CONFIG = {"corpus": "science", "oracle": "fake", "k": 6}
-CALL_S, LATE_S = 0.3, 0.6  # a deadline, and how much later a call may end on a busy machine
+CALL_S, LATE_S = 0.3, 4.0  # a deadline, and how much later a call may end on a busy machine
 
 
 @pytest.fixture
@@ -85,10 +85,11 @@ async def test_a_slow_link_to_redis_slows_calls_and_fails_none(world: SamplerWor
 
 async def test_a_partition_from_a_service_ends_calls_at_their_deadline_and_heals(world: SamplerWorld) -> None:
     async with world.sampler() as direct, Relay(direct.channel.target) as relay:
-        client = aeenc.SamplerClient(aeenc.Channel(relay.address, timeout_s=CALL_S))
+        client = aeenc.SamplerClient(aeenc.Channel(relay.address))
+        asking = aeenc.SamplerClient(client.channel.with_options(timeout_s=CALL_S))
         [run async for run in client.list_runs()]
         relay.silence()
-        assert isinstance(await _fails_in_time(client.get_run("none")), errors.DeadlineExceeded)
+        assert isinstance(await _fails_in_time(asking.get_run("none")), errors.DeadlineExceeded)
         relay.heal()
         with pytest.raises(errors.NotFound):
             await client.get_run("none")

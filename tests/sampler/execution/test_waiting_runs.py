@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from collections import Counter
+from contextlib import aclosing
 
 import grpc
 import pytest
+import structlog
 from redis.exceptions import ResponseError
 
 import aeenc
@@ -17,7 +21,7 @@ from services.sampler.people.tasks import TaskRecord
 from services.sampler.records.keys import TaskKeys
 from services.sampler.records.run_store import RunStore
 from services.store.redis import connect
-from support.waiting import eventually
+from support.waiting import eventually, until
 from support.worlds.sampler_world import (
     HYPOTHESES,
     NEVER,
@@ -135,3 +139,32 @@ async def test_no_more_tasks_of_a_run_than_its_queue_allows_are_open_at_once(wor
         await eventually(lambda: listed(4))
         await asyncio.sleep(0.3)
         assert await listed(4)
+
+
+@pytest.mark.parametrize("when", ["waits for a place", "is worked on"])
+async def test_a_run_that_a_newer_release_rewrites_is_let_go_once(
+    world: SamplerWorld, caplog: pytest.LogCaptureFixture, when: str
+):
+    keys = TaskKeys(world.settings["namespace"])
+    changes = {"max_people_runs": 1 if when == "waits for a place" else 2, "lease_s": 0.3}
+    redis_of = aclosing(connect(world.settings["redis_url"]))
+    async with at_work(world, 1, changes=changes, undo_s=NEVER) as (_, sampler, first), redis_of as redis:
+        run = await sampler.start_run(HYPOTHESES[1:2], oracle="team", **CONFIG)
+        expected = {first} if when == "waits for a place" else {first, run.id}
+
+        async def stands() -> bool:
+            return set(await waits(sampler)) == expected
+
+        await eventually(stands)
+        await asyncio.sleep(0.2)  # the sampler has read a record that finds no place, too
+        with structlog.testing.capture_logs() as logs:
+            await redis.hset(keys.run(run.id), "format_version", 99)
+            await sampler.cancel(first)  # its place is free
+            await until(lambda: any(line["log_level"] in {"warning", "error"} for line in logs))
+            await asyncio.sleep(0.5)  # ten polls
+            assert run.id not in await waits(sampler)
+        told = Counter(line["event"] for line in logs if line.get("run") == run.id)
+        assert set(told) == {"run is left to samplers of a newer release"}, "it is not taken again"
+        assert told.total() <= 2  # the look and the work may both meet it
+        gc.collect()
+        assert "never retrieved" not in caplog.text, "no task has failed unseen"

@@ -94,7 +94,7 @@ async def test_at_most_a_wave_of_nodes_is_in_work_and_trees_are_read_as_they_are
         async for _, seen in client.watch(run.id):
             most = max(most, len(world.oracle.tasks) - seen.progress.nodes_judged - seen.progress.nodes_failed)
         assert await pair_set(client, run.id) == brute_force(hypotheses)
-    assert most <= 8
+    assert most <= 16  # an event is seen late: the next wave may be under way by then
 
 
 async def test_an_answer_makes_its_own_tree_alone_be_looked_at_and_trees_are_read_in_parts(
@@ -174,7 +174,7 @@ async def test_a_node_that_is_asked_again_takes_nothing_more_from_the_budget(red
 async def test_a_lease_is_sure_only_as_long_as_nobody_else_can_have_it(redis_url: str, namespace: str):
     redis = connect(redis_url)
     store = RunStore(redis, RunKeys(namespace))
-    mine, other = (store.lease("run", owner, lease_s) for owner, lease_s in (("me", 0.2), ("you", 30.0)))
+    mine, other = (store.lease("run", owner, lease_s) for owner, lease_s in (("me", 1.0), ("you", 30.0)))
     assert not mine.sure
     assert await mine.renew()
     assert mine.sure
@@ -192,7 +192,7 @@ async def test_a_lease_is_sure_only_as_long_as_nobody_else_can_have_it(redis_url
 async def test_a_worker_whose_lease_is_in_doubt_asks_nothing_before_it_is_sure_again(world: SamplerWorld, monkeypatch):
     """Nobody renews here, so the lease is over when the index answers; another sampler has taken it by then."""
     monkeypatch.setattr("services.sampler.execution.runner.LEASES_A_TERM", 0.001)
-    async with world.sampler(lease_s=0.2, poll_s=60.0) as client:
+    async with world.sampler(lease_s=1.0, poll_s=60.0) as client:
         redis = connect(world.settings["redis_url"])
         store = RunStore(redis, RunKeys(world.settings["namespace"]))
         world.index.delay_s = 0.0
@@ -200,23 +200,23 @@ async def test_a_worker_whose_lease_is_in_doubt_asks_nothing_before_it_is_sure_a
         await asyncio.wait_for(client.wait(run.id), 20)  # alone, it goes on when it is in doubt
         assert await pair_set(client, run.id) == brute_force()
         world.oracle.calls = 0
+        asked = len(world.index.requests)  # the start asks once itself
         start = asyncio.create_task(client.start_run(HYPOTHESES, **CONFIG))
-        world.index.delay_s = 1.0
+        world.index.delay_s = 2.5
         taken = (await start).id
-        asked = len(world.index.requests)
         async with asyncio.timeout(20):
-            while len(world.index.requests) == asked or not await store.lease(taken, "another", 60).renew():  # noqa: ASYNC110 -- a test's wait
+            while len(world.index.requests) <= asked + 1 or not await store.lease(taken, "another", 60).renew():  # noqa: ASYNC110 -- a test's wait
                 await asyncio.sleep(0.01)
         assert world.oracle.calls == 0, "the lease was taken before the index had answered"
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(2.5)  # the index has answered
         assert world.oracle.calls == 0
         await redis.aclose()
 
 
 async def test_samplers_share_the_runs_that_wait(world: SamplerWorld):
     world.oracle.delay_s = 0.02
-    one = world.sampler(max_active_runs=1, wave_nodes=4, instance="one")
-    other = world.sampler(max_active_runs=1, wave_nodes=4, instance="other")
+    one = world.sampler(max_active_runs=1, wave_nodes=4, lease_s=30.0, instance="one")
+    other = world.sampler(max_active_runs=1, wave_nodes=4, lease_s=30.0, instance="other")
     async with one as first, other as second:
         runs = [await first.start_run(HYPOTHESES, **CONFIG) for _ in range(4)]
         busy: set[str] = set()

@@ -163,11 +163,11 @@ async def test_an_answer_whose_run_ended_before_it_was_recorded_is_amended_once_
 async def test_a_persons_remark_stands_in_the_task_and_in_the_pairs(world: SamplerWorld):
     async with at_work(world, 2, overlap=2) as (people, sampler, run_id):
         for name, note in (("ann", "the second is badly put"), ("bob", "x" * 2000)):
-            one, two = await people.lease(name, max_tasks=2)
-            await people.submit(one, [], note=note)
-            await people.submit(two, [], note=note if name == "ann" else "")
+            for hypothesis, remark in (("tree-0", note), ("tree-1", note if name == "ann" else "")):
+                await people.submit(await take(people, name, run_id, hypothesis), [], note=remark)
         await asyncio.wait_for(sampler.wait(run_id), 40)
-        first, second = [t async for t in people.list_tasks(run_id)]
+        listed = {t.task.query: t async for t in people.list_tasks(run_id)}
+        first, second = listed["hypothesis 0"], listed["hypothesis 1"]
         assert [len(answer.note) for answer in first.answers] == [23, 1024]
         assert [answer.note for answer in second.answers] == ["the second is badly put", ""]
         notes = {pair.query: pair.provenance.note for pair in await pairs(sampler, run_id)}

@@ -98,7 +98,7 @@ async def settled(people: aeenc.PeopleClient, run_id: str, query: str) -> None:
 
 async def test_an_amended_node_gets_the_children_that_it_lacked(world: SamplerWorld):
     async with at_work(world, 2, run={"max_depth": 2}, undo_s=0.0) as (people, sampler, run_id):
-        root = await take(people, "ann")
+        root = await take(people, "ann", run_id, "tree-0")
         assert root.task.query == "hypothesis 0"
         first, second = (one for one in root.task.candidates[:2])
         await people.submit(root, {first.premise_id: Verdict(EXPLAINS)})
@@ -170,7 +170,7 @@ async def test_a_run_that_has_succeeded_goes_on_where_more_was_accepted_since(wo
 
 async def test_the_next_sampler_lets_a_tree_grow_whose_sampler_has_died(world: SamplerWorld):
     async with at_work(world, 2, run={"max_depth": 1}, undo_s=0.0) as (people, sampler, run_id):
-        root = await take(people, "ann")
+        root = await take(people, "ann", run_id, "tree-0")
         await people.submit(root, [])
         await settled(people, run_id, "hypothesis 0")
         second = root.task.candidates[1]

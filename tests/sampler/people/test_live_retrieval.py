@@ -81,7 +81,7 @@ async def test_open_tasks_come_back_with_the_candidates_of_the_new_version(world
 
 async def test_what_somebody_has_begun_or_answered_keeps_its_candidates(world: SamplerWorld):
     async with at_work(world, 3, overlap=2, undo_s=NEVER) as (people, _, run_id):
-        answered = await take(people, "ann")
+        answered = await take(people, "ann", run_id, "tree-0")
         await people.submit(answered, [])
         [held] = await people.lease("bob", run_id=run_id, hypothesis_id="tree-2")
         world.index.stable = SECOND
@@ -95,7 +95,7 @@ async def test_what_somebody_has_begun_or_answered_keeps_its_candidates(world: S
 
 async def test_the_holder_of_a_task_may_have_it_retrieved_again(world: SamplerWorld):
     async with at_work(world, 2, undo_s=NEVER) as (people, _, run_id):
-        lease = await take(people, "ann")
+        lease = await take(people, "ann", run_id, "tree-0")
         world.index.stable = SECOND
         with pytest.raises(errors.NotFound, match="no lease"):
             await people.retrieve_again(run_id, "ann", lease_id=f"{run_id}.{lease.task.task_id}.nobodys")
@@ -112,7 +112,7 @@ async def test_the_holder_of_a_task_may_have_it_retrieved_again(world: SamplerWo
 
 async def test_a_node_says_by_which_version_it_was_retrieved_and_so_do_its_pairs(world: SamplerWorld):
     async with at_work(world, 2) as (people, sampler, run_id):
-        first = await take(people, "ann")
+        first = await take(people, "ann", run_id, "tree-0")
         await people.submit(first, [first.task.candidates[0].premise_id])
 
         async def judged() -> bool:

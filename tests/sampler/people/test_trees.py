@@ -107,9 +107,9 @@ async def test_a_watched_tree_comes_again_after_every_change_and_ends_with_its_r
 
         watching = asyncio.create_task(watch())
         await eventually(lambda: asyncio.sleep(0, bool(seen)))
-        first = await take(people, "ann")
+        first = await take(people, "ann", run_id, "tree-0")
         await people.submit(first, [])
-        second = await take(people, "ann", run_id)
+        second = await take(people, "ann", run_id, "tree-1")
         assert second.task.query == "hypothesis 1"
         await people.submit(second, [second.task.candidates[0].premise_id])
         below: list[Any] = []
@@ -135,8 +135,8 @@ async def test_people_stay_in_a_tree_or_take_one_task(world: SamplerWorld):
         [lease] = await people.lease("ann", run_id=run_id, hypothesis_id="tree-2")
         assert lease.task.query == "hypothesis 2"
         assert await people.lease("bob", run_id=run_id, hypothesis_id="tree-2") == []
-        tasks = [task.task.task_id async for task in people.list_tasks(run_id)]
-        [single] = await people.lease("bob", run_id=run_id, task_id=tasks[1])
+        tasks = {task.task.query: task.task.task_id async for task in people.list_tasks(run_id)}
+        [single] = await people.lease("bob", run_id=run_id, task_id=tasks["hypothesis 1"])
         assert (single.task.query, single.hypothesis_id, single.node_id) == ("hypothesis 1", "tree-1", "1-0")
         assert 0 < single.remaining.total_seconds() <= 30
         assert [one.task.query for one in await people.lease("cem", queue="team")] == ["hypothesis 0"]
@@ -144,7 +144,7 @@ async def test_people_stay_in_a_tree_or_take_one_task(world: SamplerWorld):
             ({"queue": "nobody"}, errors.NotFound, "no queue 'nobody'"),
             ({"run_id": run_id, "task_id": "x"}, errors.NotFound, "no task 'x'"),
             ({"run_id": run_id, "hypothesis_id": "x"}, errors.NotFound, "no hypothesis 'x'"),
-            ({"task_id": tasks[1]}, errors.InvalidArgument, "name the run"),
+            ({"task_id": tasks["hypothesis 1"]}, errors.InvalidArgument, "name the run"),
         ):
             with pytest.raises(error, match=problem):
                 await people.lease("dan", **wrong)
@@ -201,10 +201,10 @@ async def test_a_queue_tells_its_guideline_and_the_numbers_of_its_tasks(world: S
         [queue] = await people.list_queues("ann")
         assert (queue.name, queue.overlap, queue.guideline) == ("team", 2, "# Tick what *explains*")
         assert (queue.total.tasks, queue.total.waiting, queue.total.free, queue.total.mine) == (3, 3, 3, 0)
-        first = await take(people, "ann")
+        first = await take(people, "ann", run_id, "tree-0")
         await people.submit(first, [first.task.candidates[0].premise_id])
-        second = await take(people, "ann")
-        other = await take(people, "bob", run_id)
+        second = await take(people, "ann", run_id, "tree-1")
+        other = await take(people, "bob", run_id, "tree-0")
         assert other.task.task_id == first.task.task_id
         [queue] = await people.list_queues("ann")
         told = queue.total
@@ -281,10 +281,9 @@ async def test_a_run_of_a_newer_release_keeps_nobody_from_the_numbers_of_the_oth
 
 async def test_a_person_sees_their_own_answers_alone(world: SamplerWorld):
     async with at_work(world, 3, overlap=2, undo_s=NEVER) as (people, _, run_id):
-        for lease in await people.lease("ann", max_tasks=3):
-            await people.submit(lease, [])
-        for lease in await people.lease("bob", max_tasks=3):
-            await people.submit(lease, [])
+        for name in ("ann", "bob"):
+            for number in range(3):
+                await people.submit(await take(people, name, run_id, f"tree-{number}"), [])
         listed = [task async for task in people.list_answers(run_id, "ann", page_size=2)]
         assert [task.task.query for task in listed] == ["hypothesis 2", "hypothesis 1", "hypothesis 0"]
         assert {answer.annotator for task in listed for answer in task.answers} == {"ann"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
@@ -81,12 +82,11 @@ class Bench:
         return self.jobs_dir / self.job.id
 
     async def until(self, state: str) -> Job:
-        for _ in range(200):
-            job = await self.store.get(self.job.id)
-            if job.state == state:
-                return job
+        deadline = time.monotonic() + 30  # the start of a process may take seconds
+        while (job := await self.store.get(self.job.id)).state != state:
+            assert time.monotonic() < deadline, f"the job is {job.state}, not {state}"
             await asyncio.sleep(0.02)
-        raise AssertionError(f"the job is {job.state}, not {state}")
+        return job
 
 
 @pytest.fixture

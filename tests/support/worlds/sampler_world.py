@@ -370,8 +370,9 @@ async def at_work(
         yield people, sampler, started.id
 
 
-async def take(people: aeenc.PeopleClient, name: str, run_id: str = "") -> sampler_pb2.Lease:
-    [lease] = await people.lease(name, run_id=run_id)
+async def take(people: aeenc.PeopleClient, name: str, run_id: str = "", hypothesis_id: str = "") -> sampler_pb2.Lease:
+    """A lease on a task. Which of several it is, is promised only for one of a hypothesis."""
+    [lease] = await people.lease(name, run_id=run_id, hypothesis_id=hypothesis_id)
     return lease
 
 

@@ -18,8 +18,9 @@ from support.waiting import eventually, until
 from support.worlds.job_bench import Bench, computing, starting
 
 SLOW_TO_END = """
-import os, signal, time
+import os, pathlib, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1.0), os._exit(0)))
+pathlib.Path(sys.argv[1], "ready").touch()
 while True:
     time.sleep(0.05)
 """
@@ -79,7 +80,7 @@ async def test_work_ends_at_the_next_renewal_when_somebody_else_has_ended_the_jo
 async def test_a_cancelled_job_is_let_go_only_after_its_process_has_ended(bench: Bench, monkeypatch):
     children = starting(monkeypatch, SLOW_TO_END)
     bench.runner.start()
-    await asyncio.sleep(0.8)  # it runs, and its signal handler stands
+    await until(lambda: bool(children) and (bench.directory / "ready").exists())  # its signal handler stands
     await bench.store.transition(bench.job.id, LIVE, "CANCELLED")
     await bench.runner.drop(bench.job.id)
     assert children[0]._process.poll() is not None, "nobody may start another one in its directory before"

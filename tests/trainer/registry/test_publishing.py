@@ -17,6 +17,8 @@ from aeenc import Channel, RegistryClient, TrainerClient, errors
 from aeenc.v1 import registry_pb2, registry_pb2_grpc
 from services.store.registry import Registry, RolloutRow
 from services.trainer.registry.checkpoints import CROSS_ENCODER, Checkpoints
+from services.trainer.registry.publishing import Publisher
+from support.waiting import until
 from support.worlds.trainer_world import Space, serve_trainer
 
 
@@ -309,7 +311,7 @@ async def test_a_publication_that_a_newer_one_overtakes_returns_at_once_and_says
     await world.rows.acknowledge(
         world.space.space_id, "stable", RolloutRow("encoder-1", newer.revision, True, "", datetime.now(UTC))
     )
-    ended = await asyncio.wait_for(overtaken, 2)
+    ended = await asyncio.wait_for(overtaken, 15)
     assert (ended.complete, ended.label.version, ended.label.revision) == (False, second, newer.revision)
     assert [rollout.instance for rollout in ended.rollouts] == ["encoder-1"]
     assert (await world.registry.publish(second, wait_s=5)).complete
@@ -442,12 +444,20 @@ async def test_a_move_whose_reads_are_slow_does_not_follow_a_later_one(
 ):
     first, second = [await world.checkpoint(f"j{n}", None) for n in range(2)]
     get, reading, answered = Checkpoints.get, asyncio.Event(), asyncio.Event()
+    asked: list[Publisher] = []
 
     async def slow(self: Checkpoints, version: str) -> Any:
         if version == first:
             reading.set()
             await answered.wait()
         return await get(self, version)
+
+    def noted(call: Any) -> Any:
+        async def of_a_caller(self: Publisher, *given: Any, **options: Any) -> Any:
+            asked.append(self)
+            return await call(self, *given, **options)
+
+        return of_a_caller
 
     async def ask(version: str) -> None:
         if move == "set":
@@ -456,10 +466,12 @@ async def test_a_move_whose_reads_are_slow_does_not_follow_a_later_one(
             await world.registry.publish(version, force=True)
 
     monkeypatch.setattr(Checkpoints, "get", slow)
+    for name in ("set_label", "publish"):
+        monkeypatch.setattr(Publisher, name, noted(getattr(Publisher, name)))
     moves = [asyncio.create_task(ask(first))]
     await reading.wait()
     moves.append(asyncio.create_task(ask(second)))
-    [label async for label in world.registry.list_labels()]  # by now the second one has arrived, too
+    await until(lambda: len(asked) == 2 and bool(asked[0]._turn._waiters))  # the second one waits for its turn
     answered.set()
     await asyncio.gather(*moves)
     row = await world.rows.label(world.space.space_id, "stable")
