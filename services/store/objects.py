@@ -96,9 +96,13 @@ class Bucket:
             return None
         return content
 
-    def write(self, key: str, content: bytes, *, durable: bool = True) -> None:  # noqa: ARG002 -- an object always is
-        """Writes a small object as a whole."""
-        self._asked(key, lambda: self._files.pipe_file(f"{self._root}/{key}", content))
+    def write(self, key: str, content: bytes, *, durable: bool = True) -> None:
+        """Writes a small object as a whole. What is not `durable` may be lost with the power, where it is a file."""
+        path = f"{self._root}/{key}"
+        if self.url.startswith("file:"):  # fsspec would truncate and then write, and a reader might find it empty
+            self._asked(key, lambda: atomic_write(Path(path), content, durable=durable))
+        else:
+            self._asked(key, lambda: self._files.pipe_file(path, content))
 
     def create(self, key: str, content: bytes) -> bool:
         """Writes a small object as a whole. Returns False, and changes nothing, where one stands."""

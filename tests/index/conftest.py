@@ -48,8 +48,8 @@ def serve(encoder: RunningEncoder, artifact_store: ArtifactStore) -> Serve:
                 "port": 0,
                 "artifacts_dir": artifact_store.root,
                 "encoder_target": encoder.target,
-                "encode_timeout_s": 3.0,
-                "build_encode_timeout_s": 1.0,
+                "encode_timeout_s": 10.0,
+                "build_encode_timeout_s": 10.0,
                 "build_batch": 8,
                 **changes,
             }

@@ -18,6 +18,7 @@ from services.launcher.private_redis import PrivateRedis, start_private_redis
 from services.store.formats import NewerFormat
 from services.store.redis import SOCKET_TIMEOUT_S, connect, key_prefix
 from services.store.registry import CheckpointRow, Registry, RolloutRow
+from support.waiting import until
 
 SPACE = "s0123456789abcdef"
 
@@ -150,7 +151,7 @@ async def test_a_move_wakes_who_waits_at_once(registry: Registry) -> None:
     moved_at = time.monotonic()
     await registry.set_label(SPACE, "stable", "q1")
     event = await waiting
-    assert time.monotonic() - moved_at < 1
+    assert time.monotonic() - moved_at < 5, "it waits for 10 s"
     assert event == await registry.last_event()
     assert await registry.wait_for_event("0-0", 10) == event  # a move before the wait is not missed
     assert await registry.wait_for_event(event, 0.05) == event  # nothing new
@@ -361,8 +362,8 @@ async def test_killing_redis_between_writes_loses_nothing_acknowledged(
             await redis.aclose()
 
     for _ in range(2):
-        writing = asyncio.ensure_future(write())
-        await asyncio.sleep(0.3)
+        written, writing = len(acknowledged), asyncio.ensure_future(write())
+        await until(lambda: len(acknowledged) >= written + 5)  # noqa: B023 -- called in this very turn
         own_redis[-1].process.kill()
         own_redis[-1].process.wait()
         await writing
@@ -372,7 +373,6 @@ async def test_killing_redis_between_writes_loses_nothing_acknowledged(
         found = {checkpoint.version for checkpoint in await registry.checkpoints()}
         label = await registry.label(SPACE, "stable")
         await redis.aclose()
-        assert len(acknowledged) > 5
         assert set(acknowledged) <= found
         assert label is not None
         # The write in flight may be there without its acknowledgement; an earlier one never.

@@ -36,7 +36,7 @@ async def test_a_wait_that_is_overtaken_ends_at_once(registry: Registry, overtak
         await registry.set_label(SPACE, "canary", "q2")
     else:
         await registry.delete_label(SPACE, "canary")
-    assert [rollout.revision for rollout in await ended(waiting, 1)] == [0]
+    assert [rollout.revision for rollout in await ended(waiting, 8)] == [0]
 
 
 async def test_an_encoder_whose_heartbeats_end_is_waited_for_no_longer(
@@ -45,12 +45,12 @@ async def test_an_encoder_whose_heartbeats_end_is_waited_for_no_longer(
     label = await registry.set_label(SPACE, "stable", "q1")
     await registry.heartbeat("e1")
     await registry.acknowledge(SPACE, "stable", stand("e1", label.revision))
-    monkeypatch.setattr("services.store.registry.HEARTBEAT_TTL_S", 0.4)
+    monkeypatch.setattr("services.store.registry.HEARTBEAT_TTL_S", 1.5)
     await registry.heartbeat("dies")
     waiting = asyncio.ensure_future(registry.await_rollout(label, 10))
     await asyncio.sleep(0.2)
     assert not waiting.done()
-    assert [rollout.instance for rollout in await ended(waiting, 2)] == ["e1"]
+    assert [rollout.instance for rollout in await ended(waiting, 8)] == ["e1"]
 
 
 async def test_a_rollout_shows_live_encoders_only(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ async def test_waiting_for_a_rollout_ends_when_the_last_encoder_has_answered_or_
     await asyncio.sleep(0.1)
     assert not waiting.done()
     await registry.acknowledge(SPACE, "stable", stand("e2", 1))
-    assert [rollout.revision for rollout in await ended(waiting, 2)] == [1, 1]
+    assert [rollout.revision for rollout in await ended(waiting, 8)] == [1, 1]
 
 
 class SlowClock(datetime):
@@ -160,5 +160,5 @@ async def test_waiting_for_a_rollout_reads_only_when_something_has_happened(regi
     assert await commands() - before < 15, "it was 5 in each 50 ms"
     answered_at = asyncio.get_running_loop().time()
     await registry.acknowledge(SPACE, "stable", stand("e1", label.revision))
-    assert [rollout.revision for rollout in await ended(waiting, 1)] == [1]
-    assert asyncio.get_running_loop().time() - answered_at < 0.5, "the answer wakes who waits"
+    assert [rollout.revision for rollout in await ended(waiting, 8)] == [1]
+    assert asyncio.get_running_loop().time() - answered_at < 5, "the answer wakes who waits"

@@ -114,10 +114,14 @@ class Replicas:
             if _is_dead(self._lock_of(name)):
                 self._remove(name)
                 continue
-            if (found := self._read(name)) is None:
+            known, found = self._seen.get(name), self._read(name)
+            if found is not None:
+                beat, replica = found
+                seen[name] = (beat, known[1] if known is not None and known[0] == beat else now, replica)
+            elif known is not None:  # it cannot be read this time, which does not mean that the replica is dead
+                seen[name] = known
+            else:
                 continue
-            beat, since, _ = self._seen.get(name, (None, 0.0, None))
-            seen[name] = (found[0], since if beat == found[0] else now, found[1])
             if now - seen[name][1] >= FORGET * self._lease_s:
                 self._remove(name)
         self._seen = seen  # at once: `alive` is read meanwhile

@@ -102,9 +102,9 @@ class GenerationCollection:
         kind, params = _INDEXES[self.engine]
         for name in self._vector_fields:
             index.add_index(name, index_name=name, index_type=kind, metric_type="IP", params=params)
-        self._call("create_index", index_params=index, timeout_s=patience_s)
-        self._index_names(patience_s)
-        self._wait("index", self._is_indexed, end)
+        self._call("create_index", index_params=index, timeout_s=patience_s, sync=False)  # it would sleep, then look
+        filters = self._index_names(patience_s)
+        self._wait("index", lambda: self._is_indexed(filters), end)
         self._call("load_collection", timeout_s=patience_s)
         self._wait("load", self._is_loaded, end)
 
@@ -225,15 +225,18 @@ class GenerationCollection:
         prefix, _, unique = self.name.rpartition("_g_")
         return f"{prefix}_{kind}_{unique}"
 
-    def _index_names(self, patience_s: float) -> None:
-        """Indexes the fields that filters use. milvus-lite cannot, and scans."""
+    def _index_names(self, patience_s: float) -> Sequence[str]:
+        """Begins to index the fields that filters use, and returns their names. milvus-lite cannot, and scans."""
+        names = (schema.ID_KEYS, schema.SPLIT_KEYS)
         index = MilvusClient.prepare_index_params()
-        for name in (schema.ID_KEYS, schema.SPLIT_KEYS):
+        for name in names:
             index.add_index(name, index_name=name, index_type="INVERTED")
         try:
-            self._call("create_index", index_params=index, timeout_s=patience_s)
+            self._call("create_index", index_params=index, timeout_s=patience_s, sync=False)
         except MilvusException as error:
             log.info("filters will scan", collection=self.name, reason=error.message)
+            return ()
+        return names
 
     def _candidates(self, hits: Iterable[Any]) -> Candidates:
         found = list(hits)
@@ -259,12 +262,19 @@ class GenerationCollection:
         )
         return sorted(rows, key=lambda row: int(row[schema.ORDINAL]))
 
-    def _is_indexed(self) -> bool:
-        states = [self._call("describe_index", index_name=name) or {} for name in self._vector_fields]
-        for state in states:
-            if state.get("state") == "Failed":
-                raise errors.Unavailable(f"Milvus cannot index {self.name}: {state.get('index_state_fail_reason')}")
-        return all(one.get("state") == "Finished" and not int(one.get("pending_index_rows") or 0) for one in states)
+    def _is_indexed(self, filters: Iterable[str]) -> bool:
+        """Whether the vectors are indexed, and the fields of filters too, or Milvus has given up on those."""
+        states = {
+            name: self._call("describe_index", index_name=name) or {} for name in (*self._vector_fields, *filters)
+        }
+        has_failed = {name for name, state in states.items() if state.get("state") == "Failed"}
+        for name in has_failed.intersection(self._vector_fields):
+            reason = states[name].get("index_state_fail_reason")
+            raise errors.Unavailable(f"Milvus cannot index {self.name}: {reason}")
+        return all(
+            name in has_failed or (one.get("state") == "Finished" and not int(one.get("pending_index_rows") or 0))
+            for name, one in states.items()
+        )
 
     def _is_loaded(self) -> bool:
         return bool(self._call("get_load_state").get("state") == LoadState.Loaded)

@@ -47,18 +47,6 @@ async def test_equal_texts_become_aliases_in_the_order_of_insertion(index, encod
     ]
 
 
-async def test_acknowledgements_name_their_level_and_only_the_last_names_the_generation(index):
-    answers = await reports(index, header(activate=True), chunk(*facts()[:9]), chunk(*facts()[9:]))
-    assert [answer.HasField("generation") for answer in answers] == [False] * (len(answers) - 1) + [True]
-    levels = [answer.ack_level for answer in answers]
-    assert levels == sorted(levels)
-    assert levels[-2:] == [index_pb2.ACK_LEVEL_DURABLE, index_pb2.ACK_LEVEL_SEARCHABLE]
-    assert (answers[-1].received, answers[-1].encoded, answers[-1].activated) == (10, 10, True)
-    assert answers[0].ack_level == index_pb2.ACK_LEVEL_RECEIVED
-    idle = await reports(index, header(activate=False), chunk(*facts()[:3]))
-    assert (idle[-1].ack_level, idle[-1].activated) == (index_pb2.ACK_LEVEL_DURABLE, False)
-
-
 async def test_bad_builds_are_refused_by_name_and_leave_nothing_behind(index):
     def build(*premises, corpus="science", **more):
         return index.client.build(corpus, premises, **more)
@@ -107,11 +95,6 @@ async def test_a_retry_with_the_same_request_id_gets_the_finished_generation(ser
     assert active == other.id, "a late retry must not take the corpus back to an older generation"
 
 
-async def test_the_same_premises_give_the_same_generation(index):
-    assert (await index.client.build("science", facts())).id == (await index.client.build("science", facts())).id
-    assert len([one async for one in index.client.list_generations("science")]) == 1
-
-
 async def test_a_build_cancelled_in_the_middle_leaves_nothing_visible(serve, encoder):
     encoder.servicer.pause_s = 0.05
     async with serve() as index:
@@ -146,10 +129,11 @@ async def test_a_sweep_at_the_start_of_one_index_leaves_the_builds_of_another_al
             assert (await call).premises == 100
 
 
-async def test_a_build_without_an_encoder_names_it(index, encoder):
+async def test_a_build_without_an_encoder_names_it(serve, encoder):
     await encoder.stop()
-    await raises(errors.Unavailable, index.client.build("science", facts(), resume_s=0), encoder.target)
-    assert files_of(index.store) == {}
+    async with serve(build_encode_timeout_s=1.0) as index:
+        await raises(errors.Unavailable, index.client.build("science", facts(), resume_s=0), encoder.target)
+        assert files_of(index.store) == {}
 
 
 async def test_a_premise_that_the_encoder_refuses_is_named(index, encoder):

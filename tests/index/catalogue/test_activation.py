@@ -5,7 +5,7 @@ import pytest
 
 from aeenc import errors
 from aeenc.v1 import index_pb2
-from support.worlds.index_world import FACTS, SPACE, facts, files_of, raises, vector_of
+from support.worlds.index_world import SPACE, facts, files_of, raises, vector_of
 
 TWO = vector_of("ice melts")[None, :]
 
@@ -29,15 +29,6 @@ async def test_activation_moves_the_pointer_and_back_while_a_pinned_search_stays
     assert (pinned.generation, len(pinned.ids[0])) == (first, 6)
     await index.client.activate("science", first)
     assert await active(index) == first
-
-
-async def test_an_unexpected_active_generation_aborts(index):
-    first, second = await two_generations(index)
-    await raises(errors.Aborted, index.client.activate("science", second, expected=second), first, second)
-    await raises(errors.Aborted, index.client.activate("science", second, expected=""), first, "none")
-    assert await active(index) == first
-    await raises(errors.NotFound, index.client.activate("science", "g0"), "g0")
-    await raises(errors.NotFound, index.client.activate("nonsense", second), "nonsense")
 
 
 async def test_a_tampered_file_is_refused_by_name_and_the_active_generation_keeps_serving(index):
@@ -94,26 +85,6 @@ async def test_a_damaged_corpus_degrades_the_service_until_another_generation_is
         assert (await index.client.search("science", TWO, space_id=SPACE)).generation == second
 
 
-async def test_generations_are_listed_newest_first_page_by_page_and_deleted_unless_active(index):
-    first, second = await two_generations(index)
-    assert [(one.id, one.active) async for one in index.client.list_generations("science")] == [
-        (second, False),
-        (first, True),
-    ]
-    stub, unary = index.client._admin, index.client._admin_channel.unary
-    page = await unary(stub.ListGenerations, index_pb2.ListGenerationsRequest(corpus="science", page_size=1))
-    rest = await unary(
-        stub.ListGenerations, index_pb2.ListGenerationsRequest(corpus="science", page_token=page.next_page_token)
-    )
-    assert ([one.id for one in page.generations], [one.id for one in rest.generations]) == ([second], [first])
-    await raises(errors.FailedPrecondition, index.client.delete("science", first), first)
-    await index.client.delete("science", second)
-    assert [one.id async for one in index.client.list_generations("science")] == [first]
-    await raises(errors.NotFound, index.client.delete("science", second), second)
-    await raises(errors.NotFound, index.client.search("science", TWO, space_id=SPACE, generation=second))
-    await raises(errors.NotFound, anext(index.client.list_generations("nonsense")), "nonsense")
-
-
 async def test_generations_deleted_while_they_are_listed_neither_end_the_listing_nor_hide_others(index):
     first, second = await two_generations(index)
     third = (await index.client.build("science", facts()[:4], activate=False)).id
@@ -127,13 +98,6 @@ async def test_generations_deleted_while_they_are_listed_neither_end_the_listing
     for token in ("nonsense", f"2026-07-01T00:00:00 {first}", "2026-07-01T00:00:00+00:00 "):
         nonsense = index_pb2.ListGenerationsRequest(corpus="science", page_token=token)
         await raises(errors.InvalidArgument, unary(stub.ListGenerations, nonsense), "page_token", "page before")
-
-
-async def test_a_corpus_without_an_active_generation_says_so(index):
-    await index.client.build("science", facts(), activate=False)
-    await raises(errors.NotFound, index.client.retrieve("science", [FACTS[0]]), "no active generation")
-    corpus = (await index.client.info()).corpora[0]
-    assert (corpus.corpus, corpus.active.id) == ("science", "")
 
 
 def damage(index, generation_id):

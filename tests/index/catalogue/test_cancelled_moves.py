@@ -144,5 +144,5 @@ async def test_a_generation_whose_caller_left_at_its_commit_is_known_without_a_r
         except errors.NotFound:
             return False
 
-    await eventually(is_known, timeout_s=5)
+    await eventually(is_known, timeout_s=20)
     await until(lambda: not works(index.store))

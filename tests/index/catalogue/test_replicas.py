@@ -10,7 +10,7 @@ import structlog
 from aeenc import errors
 from aeenc.v1 import index_pb2
 from services.index.catalogue import catalogue as catalogue_module
-from services.index.catalogue.replicas import Followed, Replicas
+from services.index.catalogue.replicas import FORGET, Followed, Replicas
 from services.store.artifacts import ArtifactStore
 from support.waiting import eventually, until
 from support.worlds.index_world import SPACE, facts, vector_of
@@ -244,6 +244,30 @@ def test_a_replica_is_alive_as_long_as_its_beat_changes_by_whatever_clock(artifa
     one.look()
     assert len(one.alive) == 1
     one.sign_off()
+
+
+def test_a_replica_whose_record_cannot_be_read_for_a_moment_is_alive_as_long_as_one_that_is_silent(
+    artifact_store, monkeypatch
+):
+    now = 1000.0
+    monkeypatch.setattr("services.index.catalogue.replicas.time.monotonic", lambda: now)
+    one, two = (Replicas(artifact_store, name, lease_s=10.0, wait_s=0.0) for name in ("one", "two"))
+    two.serve({"science": Followed(3, "g1", SPACE)})
+    two.look()
+    one.look()
+    [record] = (artifact_store.root / "replicas").glob(f"{two._name}*.json")
+    record.write_bytes(b"")  # as a reader finds it whose file system truncates and then writes
+    now += 9.0
+    one.look()
+    assert [(each.instance, each.generation) for each in one.states("science")] == [("one", ""), ("two", "g1")]
+    now += 2.0
+    one.look()
+    assert [each.instance for each in one.alive] == ["one"], "what cannot be read is no beat"
+    now += 10.0 * FORGET
+    one.look()
+    assert not record.exists()
+    one.sign_off()
+    two.sign_off()
 
 
 def test_a_record_that_this_release_does_not_read_is_logged_once(artifact_store: ArtifactStore):

@@ -1,25 +1,31 @@
 """The thread that ranks by words: a large call holds up no small one."""
 
 import asyncio
+import threading
 import time
 
-from services.index.lexical.executor import LexicalExecutor
+from services.index.lexical.executor import SLICE_S, LexicalExecutor
 
 
 async def test_a_slice_of_slow_texts_ends_early_so_that_another_call_has_its_turn():
-    executor = LexicalExecutor()
+    executor, is_submitted = LexicalExecutor(), threading.Event()
     order: list[str] = []
+    slow_s = 1.2 * SLICE_S
 
     def slow(row: int) -> int:
-        time.sleep(0.06)
+        if row == 0:
+            assert is_submitted.wait(timeout=20)
+        time.sleep(slow_s)
         order.append("large")
         return row
 
     large = asyncio.create_task(executor.each(range(8), slow))
-    await asyncio.sleep(0.02)
-    await executor.each([0], lambda _: order.append("small"))
+    small = asyncio.create_task(executor.each([0], lambda _: order.append("small")))
+    await asyncio.sleep(0)  # both calls are with the thread now, in this order
+    is_submitted.set()
+    await small
     found, _, compute_s = await large
     assert found == [*range(8)]
-    assert compute_s >= 8 * 0.06
-    assert order.index("small") <= 2
+    assert compute_s >= 8 * slow_s
+    assert order == ["large", "small", *["large"] * 7]
     executor.close()

@@ -44,9 +44,9 @@ def run(milvus: Any, prefix: str, encoder: Any, store: ArtifactStore, tmp_path: 
 
     async def built(**changes: Any) -> Built:
         address = {"backend": "milvus", "milvus_uri": milvus.uri, "milvus_prefix": prefix}
-        settings = IndexSettings(**{**address, "milvus_timeout_s": 2.0, **changes})
+        settings = IndexSettings(**{**address, "milvus_timeout_s": 10.0, **changes})
         plan = Plan.of("science", read_facts(path), text_bytes=1000, storage="float32", shard_facts=20)
-        encoders = Encoders(Targets(encoder=encoder.target), batch=8, patience_s=1.0)
+        encoders = Encoders(Targets(encoder=encoder.target), batch=8, patience_s=10.0)
         given = (plan, str(tmp_path / "work"), Here(), encoders, store, EngineOptions(), LexicalSettings())
         return await run_in_thread(partial(build, *given, into_milvus=partial(loading_of, settings, "science")))
 

@@ -24,7 +24,7 @@ def server(tmp_path):
 @pytest.mark.slow
 async def test_a_milvus_that_goes_and_comes_back_is_named_meanwhile_and_needs_nobody(start, server):
     server.start()
-    async with start(milvus_uri=server.uri) as index:
+    async with start(milvus_uri=server.uri, milvus_timeout_s=2.0) as index:
         generation = await index.client.build("science", facts())
         before = await index.client.search("science", TWO, space_id=SPACE)
         server.stop()
@@ -43,7 +43,7 @@ async def test_a_milvus_that_goes_and_comes_back_is_named_meanwhile_and_needs_no
 
 @pytest.mark.slow
 async def test_an_index_starts_before_its_milvus_and_finds_it_later(start, server):
-    async with start(milvus_uri=server.uri) as index:
+    async with start(milvus_uri=server.uri, milvus_timeout_s=2.0) as index:
         assert index.readiness.state == "DEGRADED"
         await raises(errors.Unavailable, index.client.search("science", TWO, space_id=SPACE), server.uri)
         server.start()
@@ -54,7 +54,7 @@ async def test_an_index_starts_before_its_milvus_and_finds_it_later(start, serve
 @pytest.mark.slow
 async def test_what_was_acknowledged_is_there_after_milvus_is_killed(start, server):
     server.start()
-    async with start(milvus_uri=server.uri) as index:
+    async with start(milvus_uri=server.uri, milvus_timeout_s=2.0) as index:
         await index.client.build("science", facts())
         server.stop(9)
         server.start()
@@ -68,19 +68,20 @@ async def test_the_event_loop_goes_on_while_milvus_is_slow(start, monkeypatch):
 
     async with start() as index:
         await index.client.build("science", facts())
-        real = GenerationCollection.candidates
+        real, ticks, meanwhile = GenerationCollection.candidates, 0, []
 
         def slow(self, *arguments, **more):
+            before = ticks
             time.sleep(0.5)
+            meanwhile.append(ticks - before)
             return real(self, *arguments, **more)
 
         monkeypatch.setattr(GenerationCollection, "candidates", slow)
         call = asyncio.ensure_future(index.client.search("science", TWO, space_id=SPACE))
-        longest, last = 0.0, time.perf_counter()
         while not call.done():
             await asyncio.sleep(0.002)
-            longest, last = max(longest, time.perf_counter() - last), time.perf_counter()
+            ticks += 1
         assert call.result().ids[0]
-        assert longest < 0.3
+        assert meanwhile[0] > 10, "a loop that waits for Milvus does not tick"
         late = index.client.search("science", TWO, space_id=SPACE, timeout_s=0.2)
         await raises(errors.DeadlineExceeded, late)

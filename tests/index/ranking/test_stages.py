@@ -242,14 +242,17 @@ async def test_long_lists_are_scored_in_parts(index, encoder):
     assert [hit.id for hit in found] == [f"p{n}" for n in order]
 
 
-async def test_failures_of_the_cross_encoder_reach_the_caller_by_name(built, encoder):
-    encoder.servicer.fail = (grpc.StatusCode.UNIMPLEMENTED, "no cross-encoder is published")
-    ask = built.client.retrieve("science", ["ice"], k=2, mode="lexical", rerank=5)
-    await raises(errors.Unimplemented, ask, "no cross-encoder")
-    encoder.servicer.fail = None
-    await encoder.stop()
-    ask = built.client.retrieve("science", ["ice"], k=2, mode="lexical", rerank=5, timeout_s=5)
-    await raises(errors.Unavailable, ask, encoder.target, "rerank to 0")
+async def test_failures_of_the_cross_encoder_reach_the_caller_by_name(serve, encoder):
+    async with serve(encode_timeout_s=1.0) as index:
+        await index.client.build("science", facts())
+        encoder.servicer.fail = (grpc.StatusCode.UNIMPLEMENTED, "no cross-encoder is published")
+        ask = index.client.retrieve("science", ["ice"], k=2, mode="lexical", rerank=5)
+        await raises(errors.Unimplemented, ask, "no cross-encoder")
+        encoder.servicer.fail = None
+        await encoder.stop()
+        once = index.aeenc.with_options(retry=False).index
+        ask = once.retrieve("science", ["ice"], k=2, mode="lexical", rerank=5, timeout_s=20)
+        await raises(errors.Unavailable, ask, encoder.target, "rerank to 0")
 
 
 async def test_bad_stages_are_refused_by_name(built):

@@ -70,7 +70,8 @@ class Table:
         schema.add_field(_UNUSED, DataType.FLOAT_VECTOR, dim=2)
         index = MilvusClient.prepare_index_params()
         index.add_index(_UNUSED, index_type="FLAT", metric_type="IP")
-        self._call("create_collection", schema=schema, index_params=index, consistency_level="Strong")
+        self._call("create_collection", schema=schema, consistency_level="Strong")
+        self._call("create_index", index_params=index, sync=False)  # it would sleep, then look; loading waits for it
 
     def _read(self, **arguments: Any) -> Any:
         try:
