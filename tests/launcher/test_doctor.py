@@ -56,6 +56,7 @@ def test_a_port_that_another_program_has_taken_is_wrong(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as foreign:
         monkeypatch.setenv("AEENC_INDEX", f"127.0.0.1:{foreign.getsockname()[1]}")
+        monkeypatch.setenv("AEENC_TIMEOUT_S", "3")  # time for a handshake that never comes
         ended = CliRunner().invoke(app, ["doctor", "--json"])
     wrong = [one for one in json.loads(ended.stdout)["findings"] if one["state"] == "wrong"]
     assert ended.exit_code == 1

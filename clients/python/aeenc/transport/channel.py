@@ -32,8 +32,8 @@ _Metadata = list[tuple[str, str]]
 
 MESSAGE_BYTES = 64 * 1024 * 1024  # the most that we accept; GetInfo says what a service accepts
 MAX_BACKOFF_S = 2.0
-LAST_ATTEMPT_S = 1.0  # an attempt with less time that ends by its deadline hides the refusal before it
 HANDSHAKE_MS = 1000  # what a connection may take at least to come about; a server may stall for a moment
+LAST_ATTEMPT_S = 2.0  # two handshakes: an attempt with less time that ends by its deadline hides the refusal before it
 KEEPALIVE_S = 330.0  # of silence during a call, then a ping; servers refuse more than one in five minutes
 KEEPALIVE_TIMEOUT_S = 60.0  # for its answer, before the connection counts as lost
 HEDGE_SHARE = 1 / 3  # of a call's time: the most that passes before a silent server is given up
