@@ -1,4 +1,4 @@
-"""What the SDK asks an index for, seen by an index that breaks off and by one that listens."""
+"""The requests that the SDK sends to an index, and what it does when the index breaks off."""
 
 import time
 from collections.abc import AsyncIterator

@@ -105,7 +105,9 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
             "dimensions", f"is {body.dimensions}; leave it out: the index knows vectors of full length alone"
         )
     if named := _NAMED_BY_MODEL & (body.model_extra or {}).keys():
-        raise InvalidArgument.field(min(named), "is no field here; `model` is a label, a version, or `premise`")
+        raise InvalidArgument.field(
+            min(named), "is not a field of this route; put the label, the version or `premise` into `model`"
+        )
     fleet: Fleet = request.app.state.fleet
     options = {"truncate": body.truncate, "precision": body.precision, "space_id": body.space_id}
     found = await fleet.encode(body.input, body.model, routing_key=body.user, **options)

@@ -39,14 +39,14 @@ async def serving(targets: Targets, **options: Any) -> AsyncIterator[str]:
 
 
 def certify(folder: Path, name: str) -> tuple[Path, Path]:
-    """A certificate of localhost and its key, signed by itself. Skips the test where there is no openssl."""
+    """Makes a self-signed certificate for localhost; returns it and its key. Skips the test without openssl."""
     cert, key = folder / f"{name}.pem", folder / f"{name}.key"
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test -addext"
     words = [*command.split(), "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(cert)]
     try:
         subprocess.run(words, check=True, capture_output=True)
     except FileNotFoundError:
-        pytest.skip("there is no openssl to make certificates")
+        pytest.skip("openssl is not installed")
     return cert, key
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import socket
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import aeenc
 from aeenc import Channel, EncoderClient, errors
 from aeenc.transport.addresses import Address, resolve, split
 from aeenc.v1 import encoder_pb2_grpc
+from support.certificates import certify, needs_openssl
 from support.waiting import until
 from support.worlds.index_world import HashedEncoder, RunningEncoder, raises, vector_of
 
@@ -182,21 +181,13 @@ async def test_a_name_that_nobody_knows_is_named(names: dict[str, list[str]]) ->
     await client.channel.close()
 
 
-def certify(folder: Path) -> tuple[Path, Path]:
-    """A key and a certificate of the hosts encoders.test and localhost, signed by itself."""
-    key, cert = folder / "key.pem", folder / "cert.pem"
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test -addext"
-    words = [*command.split(), "subjectAltName=DNS:encoders.test,DNS:localhost", "-keyout", key, "-out", cert]
-    subprocess.run(words, check=True, capture_output=True)
-    return key, cert
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl to make a certificate with")
+@needs_openssl
 async def test_certificates_are_checked_against_the_name_of_each_server(
     tmp_path: Path, names: dict[str, list[str]]
 ) -> None:
     names["encoders.test"] = ["127.0.0.1"]
-    key, cert = await asyncio.to_thread(certify, tmp_path)
+    hosts = "DNS:encoders.test,DNS:localhost"
+    cert, key = await asyncio.to_thread(certify, tmp_path, "server", hosts=hosts)
     server, servicer = grpc.aio.server(), HashedEncoder()
     encoder_pb2_grpc.add_EncoderServiceServicer_to_server(servicer, server)
     credentials = grpc.ssl_server_credentials([(key.read_bytes(), cert.read_bytes())])

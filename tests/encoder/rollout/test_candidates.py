@@ -54,7 +54,7 @@ async def test_a_load_beside_a_serving_version_runs_when_idle_and_the_first_one_
     opened = threads_of(monkeypatch)
     assert (await load(made, tiny_checkpoint, beside=False)).version == tiny_checkpoint.version
     assert (await load(made, tiny_checkpoint)).version == tiny_checkpoint.version
-    share = min(CANDIDATE, 19 - os.getpriority(os.PRIO_PROCESS, os.getpid()))  # there is no niceness above 19
+    share = min(CANDIDATE, 19 - os.getpriority(os.PRIO_PROCESS, os.getpid()))  # 19 is the highest niceness
     assert opened == [("load-low", os.SCHED_OTHER, share), ("load-idle", os.SCHED_IDLE, 0)]
 
 

@@ -220,21 +220,39 @@ def test_the_others_are_alive_while_their_records_are_being_read(artifact_store,
     two.sign_off()
 
 
-def test_a_replica_is_alive_as_long_as_its_beat_changes_by_whatever_clock(artifact_store, monkeypatch):
+class Clock:
+    """The clock of the replicas; tests move it."""
+
     now = 1000.0
-    monkeypatch.setattr("services.index.catalogue.replicas.time.monotonic", lambda: now)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("services.index.catalogue.replicas.time.monotonic", lambda: clock.now)
+    return clock
+
+
+@pytest.fixture
+def pair(artifact_store, clock):
+    """Two replicas with a lease of 10 s, of which the first has seen the second serve g1."""
     one, two = (Replicas(artifact_store, name, lease_s=10.0, wait_s=0.0) for name in ("one", "two"))
     two.serve({"science": Followed(3, "g1", SPACE)})
     two.look()
     one.look()
+    return one, two
+
+
+def test_a_replica_is_alive_as_long_as_its_beat_changes_by_whatever_clock(pair, clock):
+    one, two = pair
     assert [(each.instance, each.is_behind) for each in one.states("science")] == [("one", True), ("two", False)]
-    now += 9.0
+    clock.now += 9.0
     two.look()
     one.look()
-    now += 9.0
+    clock.now += 9.0
     one.look()
     assert len(one.alive) == 2
-    now += 2.0
+    clock.now += 2.0
     one.look()
     assert len(one.alive) == 1, "silent for 11 s"
     two.look()
@@ -247,23 +265,18 @@ def test_a_replica_is_alive_as_long_as_its_beat_changes_by_whatever_clock(artifa
 
 
 def test_a_replica_whose_record_cannot_be_read_for_a_moment_is_alive_as_long_as_one_that_is_silent(
-    artifact_store, monkeypatch
+    artifact_store, pair, clock
 ):
-    now = 1000.0
-    monkeypatch.setattr("services.index.catalogue.replicas.time.monotonic", lambda: now)
-    one, two = (Replicas(artifact_store, name, lease_s=10.0, wait_s=0.0) for name in ("one", "two"))
-    two.serve({"science": Followed(3, "g1", SPACE)})
-    two.look()
-    one.look()
+    one, two = pair
     [record] = (artifact_store.root / "replicas").glob(f"{two._name}*.json")
     record.write_bytes(b"")  # as a reader finds it whose file system truncates and then writes
-    now += 9.0
+    clock.now += 9.0
     one.look()
     assert [(each.instance, each.generation) for each in one.states("science")] == [("one", ""), ("two", "g1")]
-    now += 2.0
+    clock.now += 2.0
     one.look()
-    assert [each.instance for each in one.alive] == ["one"], "what cannot be read is no beat"
-    now += 10.0 * FORGET
+    assert [each.instance for each in one.alive] == ["one"], "an unreadable record does not extend the lease"
+    clock.now += 10.0 * FORGET
     one.look()
     assert not record.exists()
     one.sign_off()

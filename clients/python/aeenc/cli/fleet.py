@@ -1,4 +1,4 @@
-"""The state of the four services, their checkpoints and generations, what labels name, what is no longer kept.
+"""Shows services, checkpoints, generations and labels, moves labels, and removes what nobody needs.
 
 `aeenc status`, `publish`, `rollback`, `checkpoints`, `labels`, `gc`, and `corpus list` and `delete`.
 """

@@ -25,7 +25,7 @@ def whole_file(path: Path | str) -> Iterator[TextIO]:
     if target.exists() and (descriptor is not None or not target.is_file()):
         # Opened by its name, a descriptor's file would be written from its start, over what others have put there.
         opened = target if descriptor is None else os.dup(descriptor)
-        with open(opened, "w", encoding="utf-8", newline="\n") as file:  # noqa: PTH123 -- a descriptor is no path
+        with open(opened, "w", encoding="utf-8", newline="\n") as file:  # noqa: PTH123 -- Path.open takes no descriptor
             yield file
         return
     target = target.resolve()
