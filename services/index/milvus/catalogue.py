@@ -95,9 +95,9 @@ class MilvusCatalogue:
         Raises NotFound for an unknown corpus or generation, or if none is active; DataLoss or NewerFormat for one whose
         record cannot be read; Unavailable before Milvus has answered once.
         """
-        seen = self._seen
-        if seen is None or (generation_id and generation_id not in seen.generations.get(corpus, {})):
-            await self.refresh()
+        seen = self._seen or CatalogueSnapshot()
+        if (generation_id or seen.active.get(corpus)) not in seen.generations.get(corpus, {}):
+            await self.refresh()  # another process may just have built or activated it
         return MilvusGeneration.of(self._named(corpus, generation_id or self.active_id(corpus)), self._link)
 
     async def activate(

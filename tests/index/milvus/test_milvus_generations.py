@@ -82,6 +82,15 @@ async def test_an_activation_by_one_process_is_seen_by_the_others(start):
         )
 
 
+async def test_what_another_process_has_just_built_or_activated_is_found_without_waiting_for_a_look(start):
+    async with start() as one, start(milvus_refresh_s=600) as other:
+        built = await one.client.build("science", facts(), activate=False)
+        await raises(errors.NotFound, other.client.search("science", TWO, space_id=SPACE, k=1), "no active generation")
+        await one.client.activate("science", built.id)
+        found = await other.client.search("science", TWO, space_id=SPACE, k=1)
+        assert found.generation == built.id
+
+
 async def test_a_search_does_not_slide_into_another_space_when_its_generation_is_deleted(start, encoder):
     other_space = "s00000000000000bb"
     async with start(milvus_refresh_s=600.0) as one, start() as other:
