@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -15,16 +13,13 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from aeenc import errors
+from services.kit.call import CALL, choose_request_id
 
 E = TypeVar("E", bound=int)
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 
-REQUEST_ID_KEY = "x-request-id"
-REQUEST_ID_CHARS_MAX = 64
 _NAMING = {"corpus", "generation", "label", "version", "annotator"}
-_random = random.Random()  # noqa: S311 -- names, no secrets; asking the system for each costs as much as a whole call
-_request_id: ContextVar[str] = ContextVar("request_id", default="")  # of the call; each call is a task of its own
 
 
 def deadline_s(context: Any) -> float | None:
@@ -33,18 +28,10 @@ def deadline_s(context: Any) -> float | None:
     return None if left_s is None or left_s > 1e9 else float(left_s)
 
 
-def begin_request(metadata: Mapping[str, Any]) -> str:
-    """Chooses the call's one id, for log, servicer and answer: the caller's `x-request-id`, or a fresh one."""
-    sent = str(metadata.get(REQUEST_ID_KEY) or "")[:REQUEST_ID_CHARS_MAX]
-    chosen = sent if sent.isascii() and sent.isprintable() and sent.strip() else f"{_random.getrandbits(128):032x}"
-    _request_id.set(chosen)
-    return chosen
-
-
 def request_id(context: Any) -> str:
     """Returns the id of the call that the running task answers."""
-    known = _request_id.get()
-    return known or begin_request(dict(context.invocation_metadata() or ()))
+    call = CALL.get()
+    return choose_request_id(dict(context.invocation_metadata() or ())) if call is None else call.request_id
 
 
 def named_fields(message: Message) -> Iterator[tuple[str, str]]:

@@ -14,6 +14,7 @@ import structlog
 
 from aeenc.errors import InvalidArgument
 from services.kit import tracing
+from services.kit.call import CALL
 
 LOGS_KEPT = 3  # besides the one that is written
 
@@ -76,6 +77,7 @@ def configure(
     output = cast("TextIO", LogFile(log_file, log_file_bytes)) if log_file else sys.stderr
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
+        name_call,
         _name_span,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -98,6 +100,12 @@ def configure(
     structlog.contextvars.bind_contextvars(service=service, instance=instance)
     logging.basicConfig(level=logging.WARNING, stream=output, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("grpc._cython.cygrpc").addFilter(_shorten)
+
+
+def name_call(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Adds the request id of the call in work, its caller, and the trace that it came in."""
+    call = CALL.get()
+    return event if call is None else {**call.log_fields(), **event}
 
 
 def _name_span(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:

@@ -60,10 +60,13 @@ def configure(endpoint: str, share: float, *, service: str, instance: str, versi
     return provider.shutdown
 
 
-def begin_call(method: str, metadata: Mapping[str, Any]) -> Span:
-    """Begins the span of a call, within the caller's trace if it sent one. The task that answers is inside it."""
+def begin_call(method: str, metadata: Mapping[str, Any]) -> Span | None:
+    """Begins the span of a call, within the caller's trace if it sent one. The task that answers is inside it.
+
+    None where nobody records and there is no trace to go on with.
+    """
     if not _receivers and TRACEPARENT not in metadata:
-        return trace.INVALID_SPAN  # nobody records, and there is no trace to go on with
+        return None
     parent = _W3C.extract(metadata) if TRACEPARENT in metadata else None
     span = _tracer.start_span(method[1:], parent, SpanKind.SERVER)
     if span.get_span_context().is_valid:

@@ -24,6 +24,7 @@ from services.kit.credentials.credential_file import Credential, HashedToken, ha
 from services.kit.credentials.gate import ANYBODY, Caller, Gate
 from services.kit.credentials.quota import TokenBucket
 from services.kit.credentials.roles import NEEDED, Role, role_for
+from services.kit.logs import name_call
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SEARCH, LEASE = "/aeenc.v1.IndexService/Search", "/aeenc.v1.SamplerService/LeaseTask"
@@ -324,8 +325,7 @@ async def test_a_caller_stands_in_log_metrics_and_info_and_a_quota_reaches_them_
         with pytest.raises(errors.Overloaded, match="quota of 'ann'") as raised:
             await client("ann").encode(["a"])
         assert raised.value.retry_after_s == pytest.approx(1000, rel=0.01)
-        merge = structlog.contextvars.merge_contextvars
-        with structlog.testing.capture_logs([merge]) as logs, pytest.raises(errors.AeencError):
+        with structlog.testing.capture_logs([name_call]) as logs, pytest.raises(errors.AeencError):
             await client("bob").encode(["bug"])
         assert [line["caller"] for line in logs if line["event"] == "call failed"] == ["bob"]
         counts = {
@@ -390,8 +390,7 @@ async def test_corpora_hold_in_requests_and_streams_and_what_changes_something_i
         def search(corpus: str) -> Any:
             return reading.Search(index_pb2.SearchRequest(corpus=corpus), metadata=ann)
 
-        merge = structlog.contextvars.merge_contextvars
-        with structlog.testing.capture_logs([merge]) as logs:
+        with structlog.testing.capture_logs([name_call]) as logs:
             for corpus, wanted in (("science", "OK"), ("arts", "PERMISSION_DENIED"), ("", "PERMISSION_DENIED")):
                 assert {await code(call(corpus)) for call in (search, build_of, explain)} == {wanted}
     trail = [

@@ -26,6 +26,7 @@ from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
 from services.kit import server as server_module
 from services.kit.calls.metrics import RpcMetrics
 from services.kit.convert import request_id
+from services.kit.logs import name_call
 from services.kit.server import GrpcServer
 from services.kit.settings import ServiceSettings
 from support.waiting import until
@@ -176,7 +177,7 @@ async def test_a_call_has_one_id_in_servicer_log_and_answer(monkeypatch: pytest.
             seen, told = await id_and_trailer(stub.Encode(ask, metadata=[sesame, *ids]))
             assert seen == told == sent[-1][:64]
         bug = encoder_pb2.EncodeRequest(texts=["bug"])
-        with structlog.testing.capture_logs([structlog.contextvars.merge_contextvars]) as logs:
+        with structlog.testing.capture_logs([name_call]) as logs:
             message, told = await id_and_trailer(stub.Encode(bug, metadata=[sesame]))
         assert message.endswith(f"x-request-id {told}")
         assert [line["request_id"] for line in logs if line["event"] == "call failed"] == [told]

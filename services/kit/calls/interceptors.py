@@ -12,22 +12,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextvars import ContextVar
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
-import structlog
 from google.protobuf.message import Message
 
 from aeenc import errors
 from aeenc.transport import status
+from services.kit.call import CALL, REQUEST_ID_KEY, CallInWork
 from services.kit.calls.grpcio_workarounds import RequestStream
 from services.kit.calls.metrics import RpcMetrics
-from services.kit.convert import REQUEST_ID_KEY, begin_request, named_fields, request_id
-from services.kit.credentials.gate import ADMITTED, Caller, Gate, caller
+from services.kit.convert import named_fields
+from services.kit.credentials.gate import Caller, Gate
 from services.kit.credentials.roles import REFLECTION_PREFIX, Role, role_for
 from services.kit.logs import get
 from services.kit.readiness import Readiness
@@ -38,48 +38,43 @@ LINGER_S = 0.5
 ABOUT_CHARS = 256  # of each name in a line of the audit trail
 
 _DISK_FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
-# Answered in every state and without credentials: a load balancer has none.
-_OPEN_PREFIXES = ("/grpc.health.v1.",)
-_METADATA: ContextVar[Mapping[str, Any]] = ContextVar("metadata")  # of the call in work; converting it takes a while
 _ARITY = {False: "unary", True: "stream"}
 
 
-@dataclass(frozen=True)
 class Method:
-    """What is known of a method before it is called."""
+    """What is known of a method before it is called.
 
-    name: str  # /package.Service/Rpc
-    changes: bool  # whether it changes something, and is audited
-    always_answers: bool  # also while the service is not ready
-    sends_stream: bool
+    `changes` says that it changes something, and is audited; `always_answers`, that it does while the service is not
+    ready, too; `is_open`, that it does so without credentials: a load balancer has none.
+    """
 
-    @classmethod
-    def of(cls, name: str, handler: Any) -> Method:
-        """Describes the method of a handler."""
-        always = name.endswith("/GetInfo") or name.startswith(REFLECTION_PREFIX)
-        return cls(name, role_for(name) > Role.READ, always, handler.request_streaming)
+    def __init__(self, name: str, *, sends_stream: bool) -> None:
+        self.name = name  # /package.Service/Rpc
+        self.sends_stream = sends_stream
+        self.changes = role_for(name) > Role.READ
+        self.is_open = name.startswith("/grpc.health.v1.")
+        self.always_answers = name.endswith("/GetInfo") or name.startswith(REFLECTION_PREFIX)
 
 
-class Call:
-    """A call in work: its method, who makes it, and what it is about, for the audit trail."""
+class Call(CallInWork):
+    """A call and its bookkeeping. `refusal` is why nobody may make it; `about` holds its names, for the audit trail."""
 
-    __slots__ = ("about", "caller", "method", "request_id", "span", "started")
+    __slots__ = ("about", "method", "refusal", "span", "started")
 
-    def __init__(self, method: Method, caller: Caller, request_id: str, span: Span) -> None:
-        self.method, self.caller, self.request_id, self.span = method, caller, request_id, span
-        self.started = time.perf_counter()
+    def __init__(
+        self, method: Method, metadata: Mapping[str, Any], caller: Caller, refusal: errors.AeencError | None = None
+    ) -> None:
+        super().__init__(metadata, caller)
+        self.method, self.refusal = method, refusal
+        self.started = 0.0
+        self.span: Span | None = None
         self.about: dict[str, str] = {}
 
-    def look(self, message: Any) -> None:
-        """Checks the corpora that a message names, and notes its names for the audit trail.
-
-        Raises PermissionDenied for a corpus that is not open to the caller.
-        """
-        if not (self.caller.corpora or self.method.changes) or not isinstance(message, Message):
-            return
-        named = list(named_fields(message))
-        self.about |= {name: value[:ABOUT_CHARS] for name, value in named if value}
-        self.caller.check_corpora(value for name, value in named if name == "corpus")
+    def take_refusal(self) -> errors.AeencError:
+        """Hands the refusal over to be raised: kept here, it and the frame that raised it would refer to each other."""
+        refusal, self.refusal = self.refusal, None
+        assert refusal is not None
+        return refusal
 
 
 class CallHandlers(grpc.GenericRpcHandler):
@@ -93,7 +88,8 @@ class CallHandlers(grpc.GenericRpcHandler):
         self._readiness = readiness
         self._metrics = metrics
         self._added: list[grpc.GenericRpcHandler] = []
-        self._wrapped: dict[str, tuple[Any, Any]] = {}  # by method: for those who may call it, and for others
+        self._wrapped: dict[str, tuple[Method, Any, Any]] = {}  # by name: for those who may call it, and for others
+        self._tells_all = log.is_enabled_for(logging.DEBUG)
 
     def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
         """Adds the handlers of a service."""
@@ -107,40 +103,41 @@ class CallHandlers(grpc.GenericRpcHandler):
 
         Who may not call the method gets another, which refuses the call without parsing what was sent.
         """
-        method = str(handler_call_details.method)
-        wrapped = self._wrapped.get(method)
+        name = str(handler_call_details.method)
+        wrapped = self._wrapped.get(name)
         if wrapped is None:
             found = (added.service(handler_call_details) for added in self._added)
             if (handler := next(filter(None, found), None)) is None:
                 return None
-            wrapped = self._wrapped[method] = self._wrap(method, handler)
-        for_callers, for_others = wrapped
-        if method.startswith(_OPEN_PREFIXES):
+            wrapped = self._wrapped[name] = self._wrap(name, handler)
+        method, for_callers, for_others = wrapped
+        if method.is_open:
             return for_callers
-        metadata = dict(handler_call_details.invocation_metadata or ())
-        _METADATA.set(metadata)
-        try:  # the handler runs in the same context, and finds there who calls
-            ADMITTED.set(self._gate.admit(method, str(metadata.get("authorization", ""))))
+        metadata = dict(handler_call_details.invocation_metadata or ())  # converting it takes a while
+        try:
+            caller = self._gate.admit(name, str(metadata.get("authorization", "")))
         except errors.AeencError as error:
-            ADMITTED.set(error)
+            CALL.set(Call(method, metadata, Caller(error.metadata.get("caller", "")), error))
             return for_others
+        CALL.set(Call(method, metadata, caller))  # the handler runs in the same context
         return for_callers
 
-    def _wrap(self, method: str, handler: Any) -> tuple[Any, Any]:
+    def _wrap(self, name: str, handler: Any) -> tuple[Method, Any, Any]:
         kind = f"{_ARITY[handler.request_streaming]}_{_ARITY[handler.response_streaming]}"
         wrap = self._wrap_streaming if handler.response_streaming else self._wrap_unary
         make = getattr(grpc, f"{kind}_rpc_method_handler")
         inner = getattr(handler, kind)
-        called = _pass_through(inner) if method.startswith(_OPEN_PREFIXES) else wrap(Method.of(method, handler), inner)
+        method = Method(name, sends_stream=handler.request_streaming)
+        called = _pass_through(inner) if method.is_open else wrap(method, inner)
         decode = _make_decoder(handler.request_deserializer, streaming=handler.request_streaming)
         answer = _make_encoder(handler.response_serializer)
-        return make(called, decode, answer), make(called, None, answer)
+        return method, make(called, decode, answer), make(called, None, answer)
 
     def _wrap_unary(self, method: Method, inner: Callable[..., Any]) -> Callable[..., Any]:
         async def answer(request: Any, context: Any) -> Any:
-            call = self._begin(method, context)
+            call = _begin(context)
             if method.sends_stream:
-                request = RequestStream(request, call.look, confirm=lambda: context.send_initial_metadata(()))
+                request = RequestStream(request, partial(_look, call), lambda: context.send_initial_metadata(()))
             try:
                 self._admit(call, request)
                 response = await inner(request, context)
@@ -153,9 +150,9 @@ class CallHandlers(grpc.GenericRpcHandler):
 
     def _wrap_streaming(self, method: Method, inner: Callable[..., Any]) -> Callable[..., Any]:
         async def answer(request: Any, context: Any) -> AsyncIterator[Any]:
-            call = self._begin(method, context)
+            call = _begin(context)
             if method.sends_stream:
-                request = RequestStream(request, call.look)
+                request = RequestStream(request, partial(_look, call))
             try:
                 self._admit(call, request)
                 async for response in inner(request, context):
@@ -170,35 +167,25 @@ class CallHandlers(grpc.GenericRpcHandler):
 
         return answer
 
-    def _begin(self, method: Method, context: Any) -> Call:
-        metadata = _METADATA.get()
-        request_id = begin_request(metadata)
-        context.set_trailing_metadata(((REQUEST_ID_KEY, request_id),))
-        bound = {"traceparent": str(metadata["traceparent"])[:64]} if "traceparent" in metadata else {}
-        call = Call(method, caller(), request_id, begin_call(method.name, metadata))
-        if call.caller.name:
-            bound["caller"] = call.caller.name
-        structlog.contextvars.bind_contextvars(request_id=request_id, **bound)
-        return call
-
     def _admit(self, call: Call, request: Any) -> None:
-        if isinstance(ADMITTED.get(), errors.AeencError):
-            # No local name: it would tie the error to this frame, in a circle.
-            raise ADMITTED.get()  # type: ignore[misc]
+        if call.refusal is not None:
+            raise call.take_refusal()
         if not self._readiness.answers and not call.method.always_answers:
             raise errors.Unavailable(f"the service is not ready: {self._readiness.reason}", retry_after_s=0.25)
         if isinstance(request, errors.AeencError):
             raise request
         if not call.method.sends_stream:
-            call.look(request)
+            _look(call, request)
 
     def _end(self, call: Call, code: str) -> None:
         elapsed_s = time.perf_counter() - call.started
         self._metrics.observe(call.method.name, code, elapsed_s, call.caller.name)
-        log.debug("call", method=call.method.name, code=code, elapsed_ms=round(elapsed_s * 1e3, 2))
+        if self._tells_all:
+            log.debug("call", method=call.method.name, code=code, elapsed_ms=round(elapsed_s * 1e3, 2))
         if call.method.changes and call.caller.name:
             log.info("audit", method=call.method.name, code=code, **call.about)
-        end_call(call.span, code, call.request_id)
+        if call.span is not None:
+            end_call(call.span, code, call.request_id)
 
     async def _fail(self, call: Call, error: BaseException, request: Any, context: Any) -> None:
         """Ends the call with the error's status. Cancellation is raised again.
@@ -209,7 +196,7 @@ class CallHandlers(grpc.GenericRpcHandler):
         if isinstance(error, asyncio.CancelledError):
             self._end(call, "CANCELLED")
             raise error
-        known = to_public_error(error, request_id(context))
+        known = to_public_error(error, call.request_id)
         if known.code == "INTERNAL":
             log.error("call failed", method=call.method.name, exc_info=error)
         elif self._readiness.answers and known.code in {"UNAVAILABLE", "DATA_LOSS"}:
@@ -217,10 +204,31 @@ class CallHandlers(grpc.GenericRpcHandler):
         self._end(call, known.code)
         if call.method.sends_stream:
             await _linger(request)
-        named = (REQUEST_ID_KEY, request_id(context))
+        named = (REQUEST_ID_KEY, call.request_id)
         context.set_trailing_metadata((named, (status.DETAILS_KEY, status.details_of(known))))
         context.set_details(status.message_of(known))
         context.set_code(status.code_of(known))
+
+
+def _begin(context: Any) -> Call:
+    call = CALL.get()
+    assert isinstance(call, Call)
+    call.started = time.perf_counter()
+    call.span = begin_call(call.method.name, call.metadata)
+    context.set_trailing_metadata(((REQUEST_ID_KEY, call.request_id),))
+    return call
+
+
+def _look(call: Call, message: Any) -> None:
+    """Checks the corpora that a message names, and notes its names for the audit trail.
+
+    Raises PermissionDenied for a corpus that is not open to the caller.
+    """
+    if not (call.caller.corpora or call.method.changes) or not isinstance(message, Message):
+        return
+    named = list(named_fields(message))
+    call.about |= {name: value[:ABOUT_CHARS] for name, value in named if value}
+    call.caller.check_corpora(value for name, value in named if name == "corpus")
 
 
 def _pass_through(inner: Callable[..., Any]) -> Callable[..., Any]:

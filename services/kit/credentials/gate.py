@@ -11,12 +11,12 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable, Iterable
-from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from aeenc import errors
+from services.kit.call import CALL
 from services.kit.credentials.credential_file import Credential, HashedToken, load
 from services.kit.credentials.quota import TokenBucket
 from services.kit.credentials.roles import Role, role_for
@@ -87,14 +87,13 @@ class Caller:
 
 
 ANYBODY = Caller()
-# Of the call in work: who makes it, or why nobody may. The interceptor sets it.
-ADMITTED: ContextVar[Caller | errors.AeencError] = ContextVar("admitted")
 
 
 def caller() -> Caller:
     """Returns who makes the call in work; of a refused call, a caller with the name alone, if it is known."""
-    found = ADMITTED.get(ANYBODY)
-    return found if isinstance(found, Caller) else Caller(found.metadata.get("caller", ""))
+    call = CALL.get()
+    found: Caller = ANYBODY if call is None else call.caller
+    return found
 
 
 class Gate:
