@@ -357,6 +357,10 @@ class Fleet:
         try:
             record: dict[str, Any] = json.loads(path.read_bytes())
             check_format(record, FORMAT_VERSION, str(path))
+        except OSError as error:
+            raise errors.FailedPrecondition(
+                f"{path} cannot be read ({error.strerror}); make it readable, or choose another --home"
+            ) from error
         except (ValueError, KeyError, TypeError) as error:
             raise errors.FailedPrecondition(
                 f"{path} cannot be read ({error!r}); restore it, or choose another --home"

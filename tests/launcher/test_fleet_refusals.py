@@ -104,6 +104,12 @@ def test_a_record_that_this_release_does_not_read_stops_up_and_down_by_name(tmp_
     assert (tmp_path / "fleet.json").read_text() == content
 
 
+def test_a_record_that_the_system_does_not_let_read_is_named_with_the_reason(tmp_path: Path):
+    (tmp_path / "fleet.json").mkdir()
+    with pytest.raises(errors.FailedPrecondition, match=r"fleet\.json cannot be read \(Is a directory\); make it"):
+        Fleet(tmp_path).running()
+
+
 def is_gone(pid: int) -> bool:
     deadline = time.monotonic() + 5
     while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:

@@ -89,7 +89,7 @@ class CallHandlers(grpc.GenericRpcHandler):
         self._metrics = metrics
         self._added: list[grpc.GenericRpcHandler] = []
         self._wrapped: dict[str, tuple[Method, Any, Any]] = {}  # by name: for those who may call it, and for others
-        self._tells_all = log.is_enabled_for(logging.DEBUG)
+        self._logs_calls = log.is_enabled_for(logging.DEBUG)
 
     def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
         """Adds the handlers of a service."""
@@ -180,7 +180,7 @@ class CallHandlers(grpc.GenericRpcHandler):
     def _end(self, call: Call, code: str) -> None:
         elapsed_s = time.perf_counter() - call.started
         self._metrics.observe(call.method.name, code, elapsed_s, call.caller.name)
-        if self._tells_all:
+        if self._logs_calls:
             log.debug("call", method=call.method.name, code=code, elapsed_ms=round(elapsed_s * 1e3, 2))
         if call.method.changes and call.caller.name:
             log.info("audit", method=call.method.name, code=code, **call.about)

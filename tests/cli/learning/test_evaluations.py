@@ -95,6 +95,8 @@ async def test_a_mode_is_asked_for_as_it_was_given(aeenc, fleet, trees):
     assert (asked.config.retrieval.conditioned, len(asked.trees)) == (True, 0)
     refused = await aeenc(*fleet.options, "evaluate", "--data", trees, "--conditioned", "--run", "x")
     assert (refused.code, "--conditioned" in refused.stderr) == (2, True)
+    refused = await aeenc(*fleet.options, "evaluate", "--data", trees, "--lexical-weight", 0.5)
+    assert (refused.code, "add --mode hybrid" in refused.stderr) == (2, True), "a weight without a mode is not ignored"
 
 
 @asynccontextmanager

@@ -110,7 +110,7 @@ def retrieval_of(
 
     `features` are weights by name, in JSON. Raises InvalidArgument for another text, and without a mode that has them.
     """
-    if mode is None and not features and not any(options.values()):
+    if mode is None and lexical_weight is None and not features and not any(options.values()):
         return None
     return Retrieval(mode or "dense", fusion_of(mode, lexical_weight, features, fusion), **options)
 
