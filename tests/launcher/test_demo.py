@@ -66,7 +66,7 @@ def test_the_last_table_is_followed_by_what_its_columns_are():
 
 # A demo whose fleet is one process that does not end by itself, and that waits for ever once this has started.
 WAITING_DEMO = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
 from aeenc.cli.output import Output
 from services.launcher import demo, processes
@@ -77,6 +77,7 @@ def up(fleet, options, say):
     fleet._write(options, {}, {"index": started}, "")
     time.sleep(600)
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup may have started the tests
 os.close(os.open(os.ttyname(0), os.O_RDWR))  # makes it the terminal whose end ends this process
 Fleet.up = up
 demo.run_demo(demo.Path(sys.argv[2]), Path(sys.argv[1]), Output(as_json=False), 1)
