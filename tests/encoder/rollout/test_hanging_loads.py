@@ -47,6 +47,11 @@ async def tuned(artifact_store: ArtifactStore, tiny_checkpoint: TinyCheckpoint, 
     return made
 
 
+def loads() -> int:
+    """The threads that load. One of idle priority that has ended its load may stay a while on a busy machine."""
+    return sum(thread.name.startswith("load") for thread in threading.enumerate())
+
+
 async def test_a_rollback_to_a_loaded_version_waits_for_no_load(serve, tuned, registry, hang) -> None:
     async with serve(poll_s=30) as (_, client):
         row = await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
@@ -112,8 +117,7 @@ async def test_loads_that_hang_again_and_again_leave_a_few_threads_at_most(
             reasons.append(rollout.reason)
         assert "loads hang" in reasons[-1]
         assert "restart" in reasons[-1]
-        left = [thread for thread in threading.enumerate() if thread.name.startswith("load")]
-        assert len(left) <= candidates.MAX_HUNG
+        await until(lambda: loads() <= candidates.MAX_HUNG, 10)
         assert (await client.encode(["sun"])).model_version == tuned[0].version
 
 
@@ -137,7 +141,7 @@ async def test_a_start_onto_a_stable_that_hangs_tries_it_once_and_serves_the_ver
         assert server.readiness.state == "DEGRADED"
         assert server.readiness.reason.endswith("or raise AEENC_ENCODER_LOAD_S"), "it says why"
         assert [swap.ok for swap in (await client.info()).swaps if swap.version == tuned[1].version] == [False]
-        assert len([thread for thread in threading.enumerate() if thread.name.startswith("load")]) == 1
+        await until(lambda: loads() == 1, 10)
 
 
 async def test_a_candidate_that_would_not_fit_beside_the_serving_versions_is_refused(serve, tuned, registry) -> None:
