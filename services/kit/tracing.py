@@ -63,7 +63,7 @@ def configure(endpoint: str, share: float, *, service: str, instance: str, versi
 def begin_call(method: str, metadata: Mapping[str, Any]) -> Span | None:
     """Begins the span of a call, within the caller's trace if it sent one. The task that answers is inside it.
 
-    None where nobody records and there is no trace to go on with.
+    Returns None if nobody records spans and the caller sent no trace.
     """
     if not _receivers and TRACEPARENT not in metadata:
         return None

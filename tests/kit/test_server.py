@@ -227,17 +227,21 @@ async def test_a_message_of_a_caller_without_a_valid_token_is_not_parsed() -> No
 
 
 async def test_a_refused_call_leaves_nothing_for_the_garbage_collector() -> None:
-    server, _ = build()
+    server, _ = build(token="open-sesame")
+    sesame = ("authorization", "Bearer open-sesame")
     async with server, grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-        await (await ready(server)).encode(["a"])
+        server.readiness.serving()
         stub = encoder_pb2_grpc.EncoderServiceStub(channel)
+        await stub.Encode(encoder_pb2.EncodeRequest(texts=["a"]), metadata=[sesame])
         gc.collect()
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.disable()
         try:
             for _ in range(20):
-                with pytest.raises(grpc.aio.AioRpcError):
-                    await stub.Encode(encoder_pb2.EncodeRequest(texts=["overloaded"]))
+                with pytest.raises(grpc.aio.AioRpcError, match="RESOURCE_EXHAUSTED"):
+                    await stub.Encode(encoder_pb2.EncodeRequest(texts=["overloaded"]), metadata=[sesame])
+                with pytest.raises(grpc.aio.AioRpcError, match="UNAUTHENTICATED"):
+                    await stub.Encode(encoder_pb2.EncodeRequest(texts=["a"]))
             gc.collect()
             left = [thing for thing in gc.garbage if isinstance(thing, (types.FrameType, BaseException))]
         finally:

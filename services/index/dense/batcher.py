@@ -14,7 +14,6 @@ FAISS's process-wide threshold and its OpenMP setting: nothing else in this proc
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 import time
 from collections import deque
@@ -65,7 +64,7 @@ class _PendingSearch:
     selection: Selection
     effort: Effort
     excluded: frozenset[int]  # left out of the k hits afterwards
-    deadline: float  # by the monotonic clock
+    deadline: float | None
     answer: asyncio.Future[SearchOutcome]
     queued_at: float = field(default_factory=time.perf_counter)
     started_at: float | None = None
@@ -74,8 +73,6 @@ class _PendingSearch:
 
     def kept(self, hits: SearchHits) -> SearchHits:
         """Leaves the caller's hits of those that the batch has found."""
-        if not self.excluded and len(hits.ordinals) <= self.k:
-            return hits
         return hits.without(self.excluded, self.k - len(self.excluded))
 
     def shares_scan_with(self, other: _PendingSearch) -> bool:
@@ -83,14 +80,10 @@ class _PendingSearch:
 
         What an approximate engine overlooks depends on k and must not depend on other callers: there k must be equal.
         """
-        if self.served is not other.served:
+        if self.served is not other.served or not _same(self.selection, other.selection):
             return False
-        # Dataclasses compare by tuples that they make each time.
-        if self.selection is not other.selection and self.selection != other.selection:
-            return False
-        if self.effort is not other.effort and self.effort != other.effort:
-            return False
-        return self.k == other.k or (self.served.index.exact and self.k.bit_length() == other.k.bit_length())
+        has_like_k = self.k == other.k or (self.served.index.exact and self.k.bit_length() == other.k.bit_length())
+        return has_like_k and _same(self.effort, other.effort)
 
 
 @dataclass(eq=False)
@@ -121,6 +114,10 @@ def _apart(selection: Selection, k: int) -> tuple[Selection, frozenset[int]]:
     if not few or len(few) > EXCLUDED_AFTERWARDS or k <= COARSE_UP_TO < wider:
         return selection, frozenset()
     return replace(selection, excluded=frozenset()), few
+
+
+def _same(one: object, other: object) -> bool:
+    return one is other or one == other  # dataclasses compare by tuples that they make each time
 
 
 def _queries_at_once(search: _PendingSearch) -> int:
@@ -184,7 +181,7 @@ class SearchBatcher:
         between two slices. A cancelled caller's work is dropped; the batch of the others goes on.
         """
         selection, excluded = _apart(selection, k)
-        deadline = math.inf if deadline_s is None else time.monotonic() + deadline_s
+        deadline = None if deadline_s is None else time.monotonic() + deadline_s
         answer: asyncio.Future[SearchOutcome] = asyncio.get_running_loop().create_future()
         search = _PendingSearch(served, queries, k + len(excluded), selection, effort, excluded, deadline, answer)
         with self._changed:
@@ -268,7 +265,7 @@ class SearchBatcher:
     def _dropped(self, search: _PendingSearch) -> bool:
         if search.answer.cancelled():
             return True
-        if time.monotonic() > search.deadline:
+        if search.deadline is not None and time.monotonic() > search.deadline:
             self._deliver(
                 [(search, errors.DeadlineExceeded("the call's time was over before it was searched; allow more time"))]
             )

@@ -42,7 +42,7 @@ _ARITY = {False: "unary", True: "stream"}
 
 
 class Method:
-    """What is known of a method before it is called.
+    """The properties of a method, the same for all its calls.
 
     `changes` says that it changes something, and is audited; `always_answers`, that it does while the service is not
     ready, too; `is_open`, that it does so without credentials: a load balancer has none.
