@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,24 @@ def raw(milvus) -> Iterator[Any]:
 
 
 @pytest.fixture
-def collections(raw: Any, prefix: str) -> Any:
+def named(raw: Any, prefix: str) -> Callable[[str], list[str]]:
+    """`named("g")`: the collections of this test whose kind the letter stands for, in the order of their names.
+
+    milvus-lite reads a name and then its state, and fails if the collection is dropped in between; it is asked again.
+    """
+
+    from pymilvus.exceptions import MilvusException
+
+    def of(kind: str) -> list[str]:
+        for _ in range(20):
+            with suppress(MilvusException):
+                return [name for name in raw.list_collections() if name.startswith(f"{prefix}_{kind}_")]
+        raise AssertionError("Milvus does not list its collections")
+
+    return of
+
+
+@pytest.fixture
+def collections(named: Callable[[str], list[str]]) -> Callable[[], list[str]]:
     """The collections of generations, finished or not."""
-    return lambda: [name for name in raw.list_collections() if name.startswith(f"{prefix}_g_")]
+    return lambda: named("g")

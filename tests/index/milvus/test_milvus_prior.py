@@ -30,9 +30,9 @@ TEXTS = ["an iron nail is pulled by a magnet", FACTS[3], "the sun heats ice"]
 
 
 @pytest.fixture
-def tables(raw: Any, prefix: str) -> Any:
+def tables(named: Any) -> Any:
     """The tables of explanations, whether they count or not."""
-    return lambda: [name for name in raw.list_collections() if name.startswith(f"{prefix}_e_")]
+    return lambda: named("e")
 
 
 async def lifted(index: Any, text: str = "the frog hunts") -> str:

@@ -125,7 +125,7 @@ async def test_words_and_both_find_what_files_find_also_beyond_the_pool(serve, s
                 assert found[0]
 
 
-async def test_a_generation_without_any_word_is_built_and_found_by_vectors_alone(start, raw, prefix):
+async def test_a_generation_without_any_word_is_built_and_found_by_vectors_alone(start, named):
     async with start() as index:
         await index.client.build("signs", [premise("a", "?!"), premise("b", "the")])
         assert len((await index.client.retrieve("signs", ["ice"], k=2))[0]) == 2
@@ -134,15 +134,15 @@ async def test_a_generation_without_any_word_is_built_and_found_by_vectors_alone
             assert [len(hits) for hits in worded] == [0, 0]
         [[hit, _]] = await index.client.retrieve("signs", ["?!"], k=2, mode="hybrid", drop_self=False)
         assert hit.id == "a"
-    assert not [name for name in raw.list_collections() if name.startswith((f"{prefix}_w_", f"{prefix}_f_"))]
+    assert not named("w") + named("f")
 
 
 @pytest.mark.slow
-async def test_a_generation_whose_words_are_lost_is_not_activated_and_goes_with_its_words(start, raw, prefix):
+async def test_a_generation_whose_words_are_lost_is_not_activated_and_goes_with_its_words(start, raw, named):
     async with start() as index:
         first = await index.client.build("science", [premise("a", "ice is cold")])
         second = await index.client.build("science", [premise("b", "fire is hot")], activate=False)
-        mine = [name for name in raw.list_collections() if name.startswith(f"{prefix}_w_")]
+        mine = named("w")
         assert len(mine) == 2
         [lost] = [
             name for name in mine if raw.query(name, filter="ordinal >= 0", output_fields=["text"])[0]["text"][0] == "f"
@@ -150,15 +150,13 @@ async def test_a_generation_whose_words_are_lost_is_not_activated_and_goes_with_
         raw.delete(lost, filter="ordinal >= 0")
         await raises(errors.DataLoss, index.client.activate("science", second.id), "the words of 0 premises")
         third = await index.client.build("science", [premise("c", "fire is not hot")], activate=False)
-        for counted in [name for name in raw.list_collections() if name.startswith(f"{prefix}_f_")]:
+        for counted in named("f"):
             raw.delete(counted, filter="count == 1")
         await raises(errors.DataLoss, index.client.activate("science", third.id), "the frequencies of 0 words")
         await index.client.delete("science", third.id)
         assert [one.active.id for one in (await index.client.info()).corpora] == [first.id]
         await index.client.delete("science", second.id)
-        assert [name for name in raw.list_collections() if name.startswith(f"{prefix}_w_")] == [
-            name for name in mine if name != lost
-        ]
+        assert named("w") == [name for name in mine if name != lost]
 
 
 def of_release(**meta: Any) -> MilvusGeneration:
@@ -175,7 +173,7 @@ def test_a_generation_of_a_release_without_words_or_rounds_asks_to_be_built_agai
             search_in_rounds(of_release(**meta), Scope("science", 3), [AskedText({"ice": 1.0})], 3, None)
 
 
-async def test_a_generation_of_a_release_without_rounds_serves_the_other_modes(start, raw, prefix, monkeypatch):
+async def test_a_generation_of_a_release_without_rounds_serves_the_other_modes(start, raw, named, monkeypatch):
     seal = GenerationWriter.seal
 
     def of_before(*arguments: Any) -> dict[str, Any]:
@@ -185,7 +183,7 @@ async def test_a_generation_of_a_release_without_rounds_serves_the_other_modes(s
         with monkeypatch.context() as patched:
             patched.setattr(GenerationWriter, "seal", of_before)
             old = await index.client.build("science", facts(), activate=False)
-        [counted] = [name for name in raw.list_collections() if name.startswith(f"{prefix}_f_")]
+        [counted] = named("f")
         raw.drop_collection(counted)
         await index.client.activate("science", old.id)
         for mode in ("dense", "lexical", "hybrid"):
