@@ -37,6 +37,8 @@ NOISE = 0.5  # length of a row's noise beside its fact's 1: a row and its fact h
 NOISES = 65_536  # distinct ones; a prime number of facts makes few pairs of rows share both
 CALLERS, LOAD_S = 64, 20.0
 EXCLUDED = 20  # ids that a search leaves out
+PARTS = (5, 100)  # the split `of5` has every fifth premise, `of100` every hundredth
+FILTERED = 128  # queries whose recall under a filter is measured, as each true answer is a scan of all rows
 TIMED = 200  # calls of Retrieve
 SETTINGS = {"engine": "ivf", "storage": "float16"}
 
@@ -68,10 +70,11 @@ class Cloud:
 
 
 def write_premises(path: Path, count: int, facts: Sequence[str]) -> None:
-    """Writes a corpus of `count` lines: facts, over and over, each with its ordinal."""
+    """Writes a corpus of `count` lines: facts, over and over, each with its ordinal and its splits."""
     with path.open("w") as file:
         for n in range(count):
-            file.write(json.dumps({"id": f"p{n}", "text": f"{facts[n % len(facts)]} {n}"}) + "\n")
+            splits = ["all", *(f"of{part}" for part in PARTS if n % part == 0)]
+            file.write(json.dumps({"id": f"p{n}", "text": f"{facts[n % len(facts)]} {n}", "splits": splits}) + "\n")
 
 
 async def large(rows: Rows, home: Path, count: int, *, others: bool = False) -> None:
@@ -123,12 +126,24 @@ async def _served(
     out = [f"p{n}" for n in range(EXCLUDED)]
     rate = await searching.rate(client, CORPUS, task.queries, K, 1, LOAD_S, exclude=out)
     rows.note(f"{name}: searches a second, 1 caller, {EXCLUDED} ids excluded", rate, "1/s")
+    for part in PARTS:
+        await _filtered(rows, f"{name}: one premise in {part} allowed", client, task, part)
     modes: tuple[Mode, ...] = ("lexical", "hybrid")
     for mode in modes:
         median, p95 = await _retrieve_ms(client, texts, mode)
         rows.note(f"{name}: mode {mode}, one caller, milliseconds a call: median; p95", median, "ms", p95)
     anonymous = await asyncio.to_thread(anonymous_bytes, index.process.pid)
     rows.at_most(f"{name}: anonymous memory of the index", round(anonymous / GIB, 2), "GiB", 2)
+
+
+async def _filtered(rows: Rows, name: str, client: AsyncClient, task: Task, part: int) -> None:
+    """Measures searches of a split that has one premise in `part`."""
+    queries, splits = task.queries[:FILTERED], [f"of{part}"]
+    rates = [await searching.rate(client, CORPUS, queries, K, n, LOAD_S, splits=splits) for n in (1, CALLERS)]
+    flat = FlatIndex(task.vectors[::part])
+    truth = [part * one.ordinals for one in await asyncio.to_thread(flat.nearest, queries, K)]
+    recall = await searching.recall(client, CORPUS, queries, truth, K, splits)
+    rows.note(f"{name}: searches a second, 1 caller; {CALLERS}; recall@10", rates[0], "1/s", [rates[1], recall])
 
 
 def _bare(generation: Generation, queries: Matrix) -> tuple[Task, float, float]:

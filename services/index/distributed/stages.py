@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aeenc.adapters.facts import ANOTHER, content_digest, id_digest
 from aeenc.errors import InvalidArgument
 from aeenc.transport.targets import Targets
 from services.corpus.generation import PremiseRecord, Storage
@@ -32,7 +33,7 @@ from services.kit.limits import Limits
 READ, FOLD, ENCODE = STAGES = ("read", "fold", "encode")
 FACTS, IDS, PREMISES, VECTORS = "facts", "ids", "premises", "vectors"
 DTYPES: dict[Storage, str] = {"float32": "<f4", "float16": "<f2"}
-_ID_WORDS = 5  # of a fact's row of numbers: 2 of its id's digest, 2 of its text's, its position
+_ID_WORDS = 5  # of a fact's row of numbers: 2 of its id's digest, 2 of its content's, its position
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,14 @@ def read(plan: Plan, work: Work, number: int) -> dict[str, Any]:
     facts: list[list[str]] = [[] for _ in range(plan.partitions)]
     ids: list[list[bytes]] = [[] for _ in range(plan.partitions)]
     count = 0
-    for place, fact_id, text in plan.parts[number].lines():
-        check_premise(PremiseRecord(fact_id, text), place, limits)
+    for place, fact in plan.parts[number].lines():
+        check_premise(PremiseRecord(fact.id, fact.text, splits=fact.splits), place, limits)
         position = number << POSITION_BITS | count
-        key = normalized(text) if plan.sameness == "NORMALIZED" else text
-        facts[_hashed(key) % plan.partitions].append(json.dumps([position, fact_id, text], ensure_ascii=False) + "\n")
-        row = _digest(fact_id) + _digest(text) + position.to_bytes(8, "little")
-        ids[_hashed(fact_id) % plan.partitions].append(row)
+        key = normalized(fact.text) if plan.sameness == "NORMALIZED" else fact.text
+        line = json.dumps([position, fact.id, fact.text, fact.splits], ensure_ascii=False) + "\n"
+        facts[_hashed(key) % plan.partitions].append(line)
+        row = id_digest(fact) + content_digest(fact) + position.to_bytes(8, "little")
+        ids[_hashed(fact.id) % plan.partitions].append(row)
         count += 1
     lines, rows = ["".join(one).encode() for one in facts], [b"".join(one) for one in ids]
     record = {FACTS: _ends(lines), IDS: _ends(rows), "count": count}
@@ -74,17 +76,17 @@ def fold(
     positions: list[int] = []
     for part in work.slices(READ, FACTS, facts):
         for line in part.splitlines():
-            position, fact_id, text = json.loads(line)
+            position, fact_id, text, splits = json.loads(line)
             if texts.setdefault(fact_id, text) is not text:
                 continue  # repeated under its id
-            folding.add([PremiseRecord(fact_id, text)])
+            folding.add([PremiseRecord(fact_id, text, splits=tuple(splits))])
             if len(folding.drafts) > len(positions):
                 positions.append(position)
     shards: list[list[str]] = [[] for _ in range(first_shards[-1])]
     for position, draft in zip(positions, folding.drafts, strict=True):
         part_number, row = position >> POSITION_BITS, position & (1 << POSITION_BITS) - 1
         shard = first_shards[part_number] + row // plan.shard_facts
-        found = [position, draft.id, draft.text, draft.aliases]
+        found = [position, draft.id, draft.text, draft.aliases, draft.splits]
         shards[shard].append(json.dumps(found, ensure_ascii=False) + "\n")
     lines = ["".join(one).encode() for one in shards]
     return work.finish(FOLD, number, {PREMISES: b"".join(lines)}, {PREMISES: _ends(lines), "count": len(positions)})
@@ -94,7 +96,7 @@ def encode(plan: Plan, work: Work, number: int, premises: Sequence[Range], encod
     """Encodes a shard, whose premises are these ranges of each partition's. Raises what BatchEncoder raises."""
     found = [json.loads(line) for part in work.slices(FOLD, PREMISES, premises) for line in part.splitlines()]
     found.sort(key=lambda one: int(one[0]))
-    drafts = [Draft(premise_id, text, aliases) for _, premise_id, text, aliases in found]
+    drafts = [Draft(*columns) for _, *columns in found]
     lines = "".join(draft.record().to_line() for draft in drafts).encode()
     record: dict[str, Any] = {"count": len(drafts)}
     vectors = np.empty((0, 0), np.float32)
@@ -124,25 +126,19 @@ async def _encoded(plan: Plan, drafts: Sequence[Draft], encoders: Encoders) -> t
 
 
 def _check_ids(plan: Plan, rows: bytes) -> None:
-    """Raises InvalidArgument for an id with two texts."""
+    """Raises InvalidArgument for an id with two texts, or with two choices of splits."""
     table = np.frombuffer(rows, "<u8").reshape(-1, _ID_WORDS)
     table = table[np.lexsort((table[:, 4], table[:, 1], table[:, 0]))]
     same_id = (table[1:, :2] == table[:-1, :2]).all(axis=1)
     wrong = np.flatnonzero(same_id & (table[1:, 2:4] != table[:-1, 2:4]).any(axis=1))
     if len(wrong):
         first = min((int(table[row + 1, 4]), int(table[row, 4])) for row in wrong.tolist())
-        raise InvalidArgument(
-            f"{plan.place(first[0])}: its id is that of another text at {plan.place(first[1])}; give each text its own"
-        )
+        raise InvalidArgument(f"{plan.place(first[0])}: its id is used at {plan.place(first[1])}, too, {ANOTHER}")
 
 
 def _ends(contents: Sequence[bytes]) -> list[int]:
     """Where each of some contents ends when they stand one behind the other, and 0 in front."""
     return np.cumsum([0, *map(len, contents)]).tolist()  # type: ignore[no-any-return]
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 def _hashed(text: str) -> int:

@@ -55,6 +55,38 @@ def test_ids_come_from_the_file_where_it_has_them(tmp_path, name, content):
     assert [(fact.id, fact.text) for fact in read_facts(path)] == [("a", "ice is cold"), ("b", "fire is hot")]
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("facts.jsonl", '{"id": "a", "text": "ice", "splits": ["train", "dev"]}\n{"text": "sun", "split": "dev"}\n'),
+        ("facts.json", '[{"text": "ice", "splits": ["train", "dev", "dev"]}, {"text": "sun", "splits": "dev"}]'),
+    ],
+)
+def test_splits_come_from_the_file_where_it_has_them(tmp_path: Path, name: str, content: str) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    assert [fact.splits for fact in read_facts(path)] == [("train", "dev"), ("dev",)]
+
+
+def test_columns_of_splits_may_be_empty(tmp_path: Path) -> None:
+    csv, table = tmp_path / "facts.csv", tmp_path / "facts.parquet"
+    csv.write_text("text,split\nice,dev\nsun,\n")
+    splits = pa.array([["dev"], None], pa.list_(pa.string()))
+    parquet.write_table(pa.table({"text": ["ice", "sun"], "splits": splits}), table)
+    for path in (csv, table):
+        assert [fact.splits for fact in read_facts(path)] == [("dev",), ()], path
+
+
+def test_a_repeated_fact_names_the_same_splits(tmp_path: Path) -> None:
+    path = tmp_path / "facts.jsonl"
+    fact = {"id": "a", "text": "ice", "splits": ["dev", "train"]}
+    path.write_text(f"{json.dumps(fact)}\n{json.dumps({**fact, 'splits': ['train', 'dev']})}\n")
+    assert len(list(read_facts(path))) == 1
+    path.write_text(f"{json.dumps(fact)}\n{json.dumps({**fact, 'splits': ['train']})}\n")
+    with pytest.raises(InvalidArgument, match=r"facts\.jsonl:2: the id 'a' is used twice.*all its splits at once"):
+        list(read_facts(path))
+
+
 def test_a_fact_without_an_id_has_the_same_id_in_every_file(tmp_path):
     lines, listed = tmp_path / "facts.txt", tmp_path / "facts.json"
     lines.write_text("\ufeffice is cold\r\nfire is hot\n", encoding="utf-8")
@@ -73,6 +105,8 @@ def test_a_fact_without_an_id_has_the_same_id_in_every_file(tmp_path):
         ("f.jsonl", b'{"text": "a"}\n{"text": "\\ud83d"}\n', "f.jsonl:2: `text` has half a character"),
         ("f.jsonl", b'{"id": "\\ude00", "text": "a"}\n', "f.jsonl:1: `id` has half a character"),
         ("f.json", b'[\n"a",\n', "f.json:3: not JSON"),
+        ("f.jsonl", b'{"text": "a", "splits": ["x", 7]}\n', "f.jsonl:1: `splits` must be the name of a split or a"),
+        ("f.jsonl", b'{"text": "a", "split": "\\ude00"}\n', "f.jsonl:1: `split` has half a character"),
         ("f.json", b"7", "f.json:1: must be"),
         ("f.json", b'["a", ""]', "f.json: fact 2: `text`"),
         ("f.jsonl", b'{"title": "a"}\n', "f.jsonl:1: `text` must be there; it has title: choose by --text-column"),
@@ -124,7 +158,7 @@ def test_parts_hold_each_fact_once_and_in_order_wherever_they_are_cut(tmp_path: 
         lines = [json.dumps({"id": f"f{n}", "text": t}) if name == "facts.jsonl" else t for n, t in enumerate(texts)]
         path.write_text("\ufeff" + "\n\n".join(lines), encoding="utf-8")  # without an end of the last line
     parts = list(read_facts(path).parts(size_bytes))
-    assert [text for part in parts for _, _, text in part.lines()] == texts
+    assert [fact.text for part in parts for _, fact in part.lines()] == texts
     assert [fact.text for fact in read_facts(path)] == texts
     cut = {"facts.csv": 1, "hub": 9, "facts.parquet": 8}.get(name, 20)
     assert len(parts) >= cut or size_bytes > 1
@@ -144,7 +178,7 @@ def test_a_url_names_a_source_in_an_object_store(tmp_path: Path) -> None:
         url = f"file://{tmp_path}/{name}"
         assert [(fact.id, fact.text) for fact in read_facts(path_of(url))] == SAME
         parts = list(read_facts(path_of(url)).parts(20))
-        assert [(i, text) for part in parts for _, i, text in part.lines()] == SAME
+        assert [(fact.id, fact.text) for part in parts for _, fact in part.lines()] == SAME
     assert path_of("a/b") == Path("a/b")
     with pytest.raises(FailedPrecondition, match=r"nosuch://x.*package of your store"):
         path_of("nosuch://x")

@@ -24,7 +24,7 @@ from services.store.artifacts import ArtifactStore
 
 SHARD = 40
 FACTS = [
-    {"id": f"f{n}", "text": text}
+    {"id": f"f{n}", "text": text, "splits": ["dev", "train", "facts"][: n % 4]}
     for n in range(300)
     for text in [("Iron is a Metal!", "iron is a metal", f"fact {n // 2} of the corpus")[min(2, n % 7)]]
 ]
@@ -95,6 +95,10 @@ async def test_an_index_serves_what_it_did_not_build(serve: Any, built: Any, sou
         await index.client.activate("c", found.artifact.id, expected="")
         hits = await index.client.retrieve("c", ["which fact is 78?"], mode="lexical")
         assert hits[0][0].text == "fact 78 of the corpus"
+        splits = {one.id: one.splits async for one in index.client.list_premises("c")}
+        [of_split] = await index.client.retrieve("c", ["which fact is 78?"], k=300, splits=["facts"])
+        assert {hit.id for hit in of_split} == {one for one, names in splits.items() if not names or "facts" in names}
+        assert 0 < len(of_split) < found.premises
 
 
 async def test_nothing_that_is_finished_is_done_again(built: Any, source: Any, encoder: Any):
@@ -121,8 +125,10 @@ async def test_a_repeated_fact_is_left_out_and_one_with_another_text_is_refused(
     again = await built(source([*FACTS, *FACTS[:50]]))
     assert again.premises == (await built(source())).premises
     wrong = [*FACTS, {"id": "f3", "text": "something else"}]
-    with pytest.raises(InvalidArgument, match=r"fact 40: its id is that of another text at .*facts\.jsonl: fact 4;"):
+    with pytest.raises(InvalidArgument, match=r"fact 3: its id is used at .*facts\.jsonl: fact 4, too, for another"):
         await built(source(wrong))
+    with pytest.raises(InvalidArgument, match="with other splits"):
+        await built(source([*FACTS, {**FACTS[3], "splits": ["dev"]}]))
 
 
 @pytest.mark.parametrize(

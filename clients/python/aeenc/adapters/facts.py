@@ -10,8 +10,9 @@ Errors name file and line.
     directory           a dataset that Hugging Face's `save_to_disk` has written; needs pyarrow
     -                   standard input: lines of text, or what --format says
 
-The column of the facts is the first of TEXTS that is there, that of the ids the first of IDS. A fact without an id gets
-one from its text, so that the same fact has the same id in every file. Facts repeated under their id are left out.
+The column of the facts is the first of TEXTS that is there, that of the ids the first of IDS, that of the splits the
+first of SPLITS: a list, or the name of one. A fact without an id gets one from its text, so that the same fact has the
+same id in every file. Facts repeated under their id are left out.
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ from aeenc.trees import content_id
 Format = Literal["txt", "jsonl", "csv", "tsv", "json", "parquet", "arrow"]
 TEXTS = ("text", "fact", "premise", "sentence", "passage", "content")
 IDS = ("id", "_id", "uid", "premise_id", "doc_id")
+SPLITS = ("splits", "split")
 STDIN = Path("-")
 HUGGING_FACE = "state.json"  # names the files of a dataset that was saved to disk
+ANOTHER = "for another text or with other splits; give each text its own id, and name all its splits at once"
 _SUFFIXES: dict[str, Format] = {f".{name}": name for name in get_args(Format)} | {".ndjson": "jsonl", "": "txt"}
 _DELIMITERS = {"csv": ",;\t|", "tsv": "\t"}  # that of which the first line has most
 BATCH_ROWS = 4096
@@ -64,21 +67,21 @@ class Facts:
 
     def __iter__(self) -> Iterator[values.Premise]:
         """Yields the facts in order. Raises InvalidArgument naming file and line."""
-        texts: dict[bytes, bytes] = {}  # by id, both as digests: the facts themselves may be too many
-        for place, fact_id, text in self.lines():
-            key, digest = _digest(fact_id), _digest(text)
-            if key not in texts:
-                texts[key] = digest
-                yield values.Premise(id=fact_id, text=text)
-            elif texts[key] != digest:
-                raise InvalidArgument(f"{place}: the id {fact_id!r} is used twice; give each text its own id")
-        if not texts:
+        contents: dict[bytes, bytes] = {}  # by id, both as digests: the facts themselves may be too many
+        for place, fact in self.lines():
+            key, digest = id_digest(fact), content_digest(fact)
+            if key not in contents:
+                contents[key] = digest
+                yield fact
+            elif contents[key] != digest:
+                raise InvalidArgument(f"{place}: the id {fact.id!r} is used twice, {ANOTHER}")
+        if not contents:
             raise InvalidArgument(f"{self.path}:1: holds no facts; write one a line")
 
-    def lines(self) -> Iterator[tuple[str, str, str]]:
-        """Yields place, id and text of each fact, repeated or not. Raises InvalidArgument naming file and line."""
+    def lines(self) -> Iterator[tuple[str, values.Premise]]:
+        """Yields each fact, repeated or not, and its place. Raises InvalidArgument naming file and line."""
         for place, columns in self._records():
-            yield place, *self._fact(place, columns)
+            yield place, self._fact(place, columns)
 
     def parts(self, size_bytes: int) -> Iterator[Facts]:
         """Cuts the facts into parts of about so many bytes, in order: lines, row groups of Parquet, else files."""
@@ -110,8 +113,8 @@ class Facts:
             case "parquet" | "arrow":
                 return _tables(self.path, self.format, self.part)
 
-    def _fact(self, place: str, columns: dict[str, Any]) -> tuple[str, str]:
-        """Returns id and text of a record."""
+    def _fact(self, place: str, columns: dict[str, Any]) -> values.Premise:
+        """Makes a fact of a record."""
         text_name = self.text_column or next((name for name in TEXTS if name in columns), TEXTS[0])
         text = columns.get(text_name)
         if text_name not in columns:
@@ -120,16 +123,27 @@ class Facts:
         if not isinstance(text, str) or not text.strip():
             raise InvalidArgument(f"{place}: `{text_name}` must be a string that is not empty")
         refuse_half(f"{place}: `{text_name}`", text)
+        splits = _splits(place, columns)
         id_name = self.id_column or next((name for name in IDS if name in columns), "")
         if not id_name:
-            return content_id(text), text
+            return values.Premise(id=content_id(text), text=text, splits=splits)
         fact_id = columns.get(id_name)
         if isinstance(fact_id, int) and not isinstance(fact_id, bool):
             fact_id = str(fact_id)
         if not isinstance(fact_id, str) or not fact_id:
             raise InvalidArgument(f"{place}: `{id_name}` must be a string that is not empty")
         refuse_half(f"{place}: `{id_name}`", fact_id)
-        return fact_id, text
+        return values.Premise(id=fact_id, text=text, splits=splits)
+
+
+def id_digest(fact: values.Premise) -> bytes:
+    """A fact's id in 16 bytes."""
+    return _digest(fact.id)
+
+
+def content_digest(fact: values.Premise) -> bytes:
+    """What a fact's id stands for, in 16 bytes: its text and its splits."""
+    return _digest(json.dumps([fact.text, *sorted(fact.splits)]))
 
 
 def path_of(text: str) -> Path:
@@ -223,6 +237,18 @@ def _columns(place: str, item: object) -> dict[str, Any]:
     return {"text": item}
 
 
+def _splits(place: str, columns: dict[str, Any]) -> tuple[str, ...]:
+    """Returns the splits of a record: of a list, or of one name; none where the column is missing or empty."""
+    name = next((name for name in SPLITS if name in columns), "")
+    found = columns.get(name) or ()
+    splits = (found,) if isinstance(found, str) else found
+    if not isinstance(splits, list | tuple) or not all(isinstance(one, str) and one for one in splits):
+        raise InvalidArgument(f"{place}: `{name}` must be the name of a split or a list of names")
+    for one in splits:
+        refuse_half(f"{place}: `{name}`", one)
+    return tuple(dict.fromkeys(splits))
+
+
 def _listed(path: Path) -> Iterator[Record]:
     content = "".join(line for _, line in _lines(path))
     listed = _parsed(str(path), content, lambda error: f":{error.lineno}")
@@ -264,7 +290,7 @@ def _tables(path: Path, kind: Format, part: Part | None) -> Iterator[Record]:
             with file.open("rb") as source:
                 for batch in _batches(pa, source, kind, part):
                     names = batch.schema.names
-                    wanted = [name for name in names if _is_plain(batch.schema.field(name).type, pa.types)]
+                    wanted = [n for n in names if n in SPLITS or _is_plain(batch.schema.field(n).type, pa.types)]
                     for row in batch.select(wanted).to_pylist():
                         number += 1
                         yield f"{file}: row {number}" + (f" of group {part.start}" if part else ""), row
