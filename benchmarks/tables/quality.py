@@ -35,13 +35,12 @@ from numpy.typing import NDArray
 from aeenc import Fusion, Retrieval
 from aeenc.cli.learning.evaluation import explain_training
 from aeenc.cli.learning.jobs import TRAINING_SPLIT, validation_of
-from aeenc.evaluation import UNRANKED, average_precision, paired_randomisation_test
 from aeenc.files.whole import whole_folder
 from aeenc.trainer import gold_tree
 from aeenc.trees import HELD_OUT, Dataset, Tree
-from aeenc.trees.folds import connected
 from benchmarks.harness.entailmentbank import DATA, check_there
 from benchmarks.harness.rows import ROOT, Rows
+from benchmarks.tables.by_tree import groups_of, p_by_tree, precisions_of
 from benchmarks.tables.drawing import draw_stages
 from benchmarks.tables.figure3 import SYSTEMS as FIGURE_3
 from benchmarks.tables.figure3 import pairs_of
@@ -111,29 +110,17 @@ def measure(research: Research, split: str, retrieval: Retrieval | None) -> Meas
         ranks=True,
         timeout_s=EVALUATE_S,
     )
-    found = [[rank or UNRANKED for rank in one.strict] for one in report.ranks if one.strict]
     learned = {query.text for query in research.dataset.queries(TRAINING_SPLIT)}
     asked = [text for text, gold in queries if any(one != text for one in gold)]
     return Measured(
-        np.array([average_precision(np.array(ranks)) for ranks in found]),
+        precisions_of([one.strict for one in report.ranks]),
         np.array([text not in learned for text in asked]),
         report.hypothesis_alone.all_correct_at_25 if report.hypothesis_alone else 0.0,
     )
 
 
-def p_by_tree(dataset: Dataset, split: str, first: Measured, second: Measured) -> float:
-    """The paired randomisation test over groups of trees that share a query, whose queries are not independent."""
-    trees = dataset.trees(split)
-    group_of = {
-        trees[at].texts[label]: n
-        for n, group in enumerate(connected(trees))
-        for at in group
-        for label in trees[at].children
-    }
-    asked = [text for text, gold in validation_of(dataset, split) if any(one != text for one in gold)]
-    groups = np.array([group_of[text] for text in asked])
-    differences = np.bincount(groups, first.average_precisions - second.average_precisions)
-    return paired_randomisation_test(differences, np.zeros_like(differences))
+def _p_by_tree(dataset: Dataset, first: Measured, second: Measured) -> float:
+    return p_by_tree(groups_of(dataset, SPLIT), first.average_precisions, second.average_precisions)
 
 
 @dataclass(frozen=True)
@@ -233,7 +220,7 @@ def compare(rows: Rows, name: str, dataset: Dataset, measured: Sequence[Measured
         rows.at_least(f"{name}, {way}: unseen queries", one.unseen_map, "", alone.unseen_map, alone.unseen_map)
     row = f"{name}: {SPLIT} AllCorrect@25 from the hypothesis alone"
     rows.at_least(row, ordered.all_correct, "", alone.all_correct + 0.02, alone.all_correct)
-    rows.at_most(f"{name}: p by tree, features over weights", p_by_tree(dataset, SPLIT, ordered, tuned), "", 0.05)
+    rows.at_most(f"{name}: p by tree, features over weights", _p_by_tree(dataset, ordered, tuned), "", 0.05)
 
 
 def pretrained(rows: Rows, running: Folds) -> None:
@@ -256,7 +243,7 @@ def ours(rows: Rows, running: Folds) -> None:
     alone, vectors, ordered = measured[0], measured[1], measured[-1]
     rows.at_least("MiniLM, frozen index alone: strict MAP", vectors.map, "", 0.58, alone.map)
     rows.at_least("MiniLM, frozen index alone: unseen queries", vectors.unseen_map, "", 0.565, alone.unseen_map)
-    p_value = p_by_tree(research.dataset, SPLIT, vectors, alone)
+    p_value = _p_by_tree(research.dataset, vectors, alone)
     rows.at_most("MiniLM, frozen index alone: p by tree, over cosine", p_value, "", 0.05)
     rows.at_least("full pipeline, MiniLM: strict MAP", ordered.map, "", 0.62)
     rows.at_least("full pipeline, MiniLM: unseen queries", ordered.unseen_map, "", 0.612)
@@ -286,7 +273,7 @@ def larger(rows: Rows, base_model: str, seeds: Sequence[int]) -> None:
         name = f"{base}, frozen index alone, {way}"
         rows.at_least(f"{name}: strict MAP", one.map, "", 0.595, alone.map)
         rows.at_least(f"{name}: unseen queries", one.unseen_map, "", 0.575, alone.unseen_map)
-    p_value = p_by_tree(dataset, SPLIT, vectors, alone)
+    p_value = _p_by_tree(dataset, vectors, alone)
     rows.at_most(f"{base}, frozen index alone: p by tree, features over cosine", p_value, "", 0.05)
     rows.at_least(f"{base}, full pipeline: strict MAP", ordered.map, "", 0.635, alone.map)
     rows.note(f"{base}, full pipeline: unseen queries", ordered.unseen_map, "", alone.unseen_map)

@@ -30,6 +30,7 @@ from aeenc.trees import Dataset
 from aeenc.v1 import trainer_pb2
 from benchmarks.harness.entailmentbank import DATA
 from benchmarks.harness.rows import ROOT
+from benchmarks.tables.by_tree import BY_QUERY, by_query
 from benchmarks.tables.table_text import deeper_metrics
 from services.launcher.fleet import Fleet, Options
 from services.trainer.models.base_model import DEFAULT_NAME
@@ -78,6 +79,7 @@ class Research:
         for protocol in ("strict", "paper"):
             if protocol in told:
                 told[protocol] |= deeper_metrics([getattr(one, protocol) for one in report.ranks])
+        told[BY_QUERY] = by_query(self.dataset, split, [one.strict for one in report.ranks])
         return told
 
     def serve(self, version: str) -> None:

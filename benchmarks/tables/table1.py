@@ -115,7 +115,7 @@ def write_table(split: str, candidates: Candidates | None, reasons: dict[str, st
         elsewhere = command if row.base_model == DEFAULT_NAME else f"base model {row.base_model}, to be downloaded"
         reason = reasons.get(row.name, f"measured among {others[0].candidates}" if others else elsewhere)
         reports = [one.report for one in found if one.candidates == candidates]
-        measured.append(MeasuredRow(row.name, row.title, reports, row.paper, reason))
+        measured.append(MeasuredRow(row.name, row.title, reports, row.paper, reason, row.against))
     if not any(row.reports for row in measured):
         print(f"nothing is measured; docs/results/table1-{split}.md, .png stay as they were")
         return False

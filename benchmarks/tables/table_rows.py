@@ -105,8 +105,8 @@ Measure = Callable[[Research, str, int], dict[str, Any]]
 class TableRow:
     """One row. `offline` measures without a fleet, from data and split; `measure` with one, from split and seed.
 
-    `settings` are the trainer's beside the base model; `printed` is the paper's name of the system. A `long` row is
-    measured only where it is named.
+    `settings` are the trainer's beside the base model; `printed` is the paper's name of the system; `against` names the
+    row that it is compared with, by tree. A `long` row is measured only where it is named.
     """
 
     name: str
@@ -117,6 +117,7 @@ class TableRow:
     base_model: str = DEFAULT_NAME
     settings: Mapping[str, Any] = field(default_factory=dict)
     printed: str = ""
+    against: str = "minilm"
     long: bool = False
 
     @property
@@ -241,7 +242,13 @@ def _modes(loss: str, name: str, title: str) -> list[TableRow]:
 def _others(*losses: tuple[str, str, str]) -> list[TableRow]:
     """The rows of losses that the paper does not try, by name, title and the trainer's name of it."""
     return [
-        TableRow(name, f"MiniLM + {title}, single", measure=tuned(name, {**_OTHERS, "loss": loss}), seeds=THREE)
+        TableRow(
+            name,
+            f"MiniLM + {title}, single",
+            measure=tuned(name, {**_OTHERS, "loss": loss}),
+            seeds=THREE,
+            against="ours",
+        )
         for name, title, loss in losses
     ]
 
@@ -284,21 +291,25 @@ ROWS: tuple[TableRow, ...] = (
         measure=looped("ae-enc-no-reg", 1, {**_TML, "regularization": 0.0}),
         seeds=THREE,
         printed="AE-Enc no regularisation",
+        against="ae-enc",
     ),
     TableRow(
         "ae-enc-iterative-no-reg",
         "AE-Enc, iterative, without regularisation",
         measure=looped("ae-enc-no-reg", ROUNDS, {**_TML, "regularization": 0.0}),
+        against="ae-enc-iterative",
     ),
     TableRow(
         "ae-enc-positives-later",
         "AE-Enc, iterative, positives alone from round 2 on",
         measure=looped("ae-enc-positives-later", ROUNDS, _TML, _POSITIVES),
+        against="ae-enc-iterative",
     ),
     TableRow(
         "ae-enc-pair-log",
         "AE-Enc, iterative, pair log alone",
         measure=looped("ae-enc-pair-log", ROUNDS, {**_TML, "data_sets": []}),
+        against="ae-enc-iterative",
     ),
     TableRow(
         "ae-enc-iterative",
@@ -313,10 +324,16 @@ ROWS: tuple[TableRow, ...] = (
         ("gist", "GIST", "LOSS_GIST"),
     ),
     _job("ours", "ours: full-corpus softmax, query encoder alone", OURS, seeds=THREE),
-    TableRow("nli-first", "ours, after a first stage of NLI", measure=after_nli, long=True),
-    TableRow("ours-full", "ours: full retrieval", measure=trained("ours", OURS, FULL), seeds=THREE),
-    TableRow("ours-ordered", "ours: full retrieval, premises ordered together", measure=ordered, seeds=THREE),
-    TableRow("ours-reranked", "ours: full retrieval, re-ranked", measure=reranked, seeds=THREE),
+    TableRow("nli-first", "ours, after a first stage of NLI", measure=after_nli, against="ours", long=True),
+    TableRow("ours-full", "ours: full retrieval", measure=trained("ours", OURS, FULL), seeds=THREE, against="ours"),
+    TableRow(
+        "ours-ordered",
+        "ours: full retrieval, premises ordered together",
+        measure=ordered,
+        seeds=THREE,
+        against="ours-full",
+    ),
+    TableRow("ours-reranked", "ours: full retrieval, re-ranked", measure=reranked, seeds=THREE, against="ours-full"),
     # The directories of the first three say nothing of pooling. DPR's question encoder encodes premises, too, since a
     # space begins with one base model.
     *_elsewhere("bert", "BERT, mean", "bert-base-uncased", "mean", "BERT-base-uncased"),

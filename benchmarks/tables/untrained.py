@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from aeenc.evaluation import UNRANKED
 from aeenc.trees import Dataset
+from benchmarks.tables.by_tree import BY_QUERY, by_query
 from benchmarks.tables.table_text import deeper_metrics
 from services.index.lexical.bm25 import LexicalIndex, Terms, best
 from services.index.values import LexicalSettings
@@ -27,7 +28,7 @@ def tf_idf(dataset: Dataset, split: str) -> dict[str, Any]:
     vectorizer = TfidfVectorizer()
     premises = vectorizer.fit_transform(texts).toarray()
     vectors = vectorizer.transform([query.text for query in queries]).toarray()
-    return _told(evaluate(queries, vectors, premises, _ordinals(texts)))
+    return _told(evaluate(queries, vectors, premises, _ordinals(texts)), dataset, split)
 
 
 def bm25(dataset: Dataset, split: str) -> dict[str, Any]:
@@ -63,13 +64,14 @@ def _ranked(dataset: Dataset, split: str, rank: Callable[[LexicalIndex, Terms, M
         allowed = np.ones(len(texts), dtype=bool)
         allowed[own] = False
         strict.append(_positions(rank(index, terms, allowed), kept, len(texts)))
-    return _told(Report.of(standard, strict, paper, candidates=len(texts)))
+    return _told(Report.of(standard, strict, paper, candidates=len(texts)), dataset, split)
 
 
-def _told(report: Report) -> dict[str, Any]:
+def _told(report: Report, dataset: Dataset, split: str) -> dict[str, Any]:
     told = report.to_dict()
     told["strict"] |= deeper_metrics(report.strict_ranks)
     told["paper"] |= deeper_metrics(report.paper_ranks)
+    told[BY_QUERY] = by_query(dataset, split, report.strict_ranks)
     return told
 
 

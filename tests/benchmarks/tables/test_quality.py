@@ -16,8 +16,9 @@ from aeenc.trees import Dataset
 from benchmarks.harness import rows
 from benchmarks.harness.rows import Rows
 from benchmarks.tables import figure3, quality
+from benchmarks.tables.by_tree import BY_QUERY, difference, groups_of, p_by_tree, precisions_of
 from benchmarks.tables.own_text import EXCLUDED, SYSTEMS
-from benchmarks.tables.quality import Measured, p_by_tree, retrieval_of, share_of_whole_trees
+from benchmarks.tables.quality import retrieval_of, share_of_whole_trees
 from services.index.ranking.tuning import Weights
 from services.index.values import SearchHits
 
@@ -36,11 +37,42 @@ def _dataset(path: Path) -> Dataset:
 
 
 def test_ten_queries_of_one_tree_are_one_observation(tmp_path: Path) -> None:
-    dataset = _dataset(tmp_path)
-    unseen = np.ones(10, bool)
-    better, worse = Measured(np.full(10, 0.9), unseen), Measured(np.full(10, 0.1), unseen)
-    assert paired_randomisation_test(better.average_precisions, worse.average_precisions) < 0.01
-    assert p_by_tree(dataset, "dev", better, worse) == 1.0
+    groups = groups_of(_dataset(tmp_path), "dev")
+    better, worse = np.full(10, 0.9), np.full(10, 0.1)
+    assert paired_randomisation_test(better, worse) < 0.01
+    assert p_by_tree(groups, better, worse) == 1.0
+
+
+def _report(precisions: list[float], groups: list[int]) -> dict[str, object]:
+    return {BY_QUERY: {"AP": precisions, "group": groups}}
+
+
+def test_a_difference_is_that_of_the_means_over_seeds_and_its_interval_is_by_group() -> None:
+    groups = [n // 2 for n in range(40)]
+    low, high = [_report([at + n % 2 / 10 for n in range(40)], groups) for at in (0.2, 0.4)]
+    mixed = _report([0.2 + n % 2 / 10 + 0.4 * (n // 2 % 2) for n in range(40)], groups)  # every second group is better
+    found = difference([high, high], [low])
+    assert found is not None
+    assert (found.mean, found.low, found.high) == pytest.approx((0.2, 0.2, 0.2))
+    assert found.p < 0.001
+    found = difference([mixed], [low])
+    assert found is not None
+    assert found.mean == pytest.approx(0.2)
+    spread = 0.2 / np.sqrt(20)
+    assert (found.low, found.high) == pytest.approx((0.2 - 1.96 * spread, 0.2 + 1.96 * spread), abs=0.03)
+    found = difference([low, mixed], [mixed, low])
+    assert found is not None
+    assert (found.mean, found.p) == (0.0, 1.0)
+
+
+def test_reports_that_keep_nothing_by_query_are_not_compared() -> None:
+    report = _report([0.5], [0])
+    assert difference([report, {}], [report]) is None
+    assert difference([report], []) is None
+
+
+def test_a_query_without_gold_has_no_precision_and_a_premise_that_is_not_ranked_adds_none() -> None:
+    assert precisions_of([[1, 0], [], [2]]).tolist() == [0.5, 0.5]
 
 
 def test_weights_and_features_become_options_of_retrieve() -> None:

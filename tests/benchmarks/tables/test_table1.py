@@ -14,6 +14,7 @@ from aeenc.errors import Unavailable
 from aeenc.trees import Dataset
 from benchmarks.harness import entailmentbank
 from benchmarks.tables import table1, table_records
+from benchmarks.tables.by_tree import BY_QUERY
 from benchmarks.tables.table_records import Candidates, candidates_of, records
 from benchmarks.tables.table_rows import BY_NAME, PRINTED, TEMPERATURES, tuned
 from benchmarks.tables.table_text import MeasuredRow, deeper_metrics, markdown
@@ -155,6 +156,18 @@ def test_unseen_queries_and_whole_trees_stand_beside_the_whole():
     rows = [MeasuredRow("a", "A", [report(1), report(2)], {}), MeasuredRow("b", "B", [bare], {})]
     lines = markdown(rows, "dev", "nobody").split("## Unseen queries")[1].split("##")[0].splitlines()
     assert lines[-2:] == ["| A | a | .500 ± .000 | .375 ± .177 | .500 ± .000 | .125 ± .000 |", ""]
+
+
+def test_a_row_is_compared_with_the_row_that_it_names_by_tree():
+    def report(ap: float) -> dict[str, object]:
+        by_query = {"AP": [ap] * 6, "group": [0, 0, 1, 2, 3, 4]}
+        return {"strict": {"MAP": ap}, BY_QUERY: by_query, "queries": 6, "pairs": 6, "candidates": 9}
+
+    rows = [MeasuredRow(name, name, [report(ap)], {}, against="b") for name, ap in (("a", 0.25), ("b", 0.5))]
+    lines = markdown(rows, "dev", "nobody").split("## Differences")[1].split("##")[0].splitlines()
+    assert lines[-2:] == ["| a | a | `b` | 1, 1 | -.250 | -.250 to -.250 | 0.0652 |", ""]
+    bare = MeasuredRow("b", "b", [{"strict": {"MAP": 0.5}}], {})
+    assert "-.250" not in markdown([rows[0], bare], "dev", "nobody")
 
 
 def test_a_row_of_several_rounds_names_the_one_of_each_seed_that_dev_has_chosen():
