@@ -41,7 +41,7 @@ def run_job(files: JobFiles) -> None:
     plan = files.plan()
     rank = Rank(0, plan.means.processes)
     prepare_torch(plan.means.threads // rank.processes, plan.means.device)
-    files.write_progress({"phase": "loading"})
+    files.write_progress({**(files.progress() or {}), "phase": "loading"})  # an earlier attempt's epochs stay done
     inputs = load_inputs(files, rank)
     objective = inputs.objective()
     failure = ""

@@ -23,6 +23,7 @@ from services.store.formats import NewerFormat
 from services.trainer.data.training_set import JudgedPair
 from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.files import ComputeOptions, JobFiles
+from services.trainer.learning import job
 from services.trainer.learning.checkpoint import export
 from services.trainer.learning.devices import free_bytes, prepare_torch
 from services.trainer.learning.inputs import JobInputs
@@ -129,6 +130,19 @@ def test_a_job_that_was_killed_ends_with_the_same_weights_to_the_bit(space: Spac
     assert all(np.array_equal(whole[name], resumed[name]) for name in whole)
     pretrained = weights_of(space, space.version)
     assert any(not np.array_equal(whole[name], pretrained[name]) for name in whole)
+
+
+def test_finished_epochs_stay_told_while_a_job_is_loaded_again(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch):
+    files = make_job(epochs=3)
+    with killed_after(2):
+        run_job(files)
+    before = files.progress()
+    assert before is not None
+    assert before["epochs_done"] >= 1
+    monkeypatch.setattr(job, "load_inputs", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run_job(files)
+    assert files.progress() == {**before, "phase": "loading"}
 
 
 @pytest.mark.parametrize("killed", [False, True])
