@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
+import threading
 import tracemalloc
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -113,11 +116,19 @@ def test_a_fact_without_an_id_has_the_same_id_in_every_file(tmp_path):
         ("f.csv", b"id,text\na,ice\nb,fire,hot\n", "f.csv:3: has 3 columns, the first line 2"),
         ("f.csv", b'id,text\na,"ice\nis cold"\nb,\n', "f.csv:4: `text` must be"),
         ("f.csv", b'id,text\na,"ice" cold\n', "f.csv:2: "),
-        ("f.csv", b"id,name\na,ice\n", "f.csv:2: `text` must be there; it has id, name: choose by --text-column"),
+        ("f.csv", b"id,name\na,ice\n", "f.csv:1: `text` must be there; it has id, name: choose by --text-column"),
         ("f.csv", b"id,text\na,ice\n\nb,\xff\n", "f.csv:4: byte 3 is not UTF-8"),
         ("f.csv", b"id,text\n", "f.csv:1: holds no facts"),
         ("f.tsv", b"id\ttext\n\tice\n", "f.tsv:2: `id` must be"),
+        ("f.csv", b"id,text,text\na,ice,fire\n", "f.csv:1: the column `text` is there twice"),
+        ("f.csv", b"id, id,text\na,b,ice\n", "f.csv:1: the column `id` is there twice"),
+        ("f.json", b'{"a": "ice", "a": "fire"}', "f.json: 'a' is there twice in one object"),
+        ("f.jsonl", b'{"text": "ice", "split": 0}\n', "f.jsonl:1: `split` must be the name of a split or a"),
+        ("f.jsonl", b'{"text": "ice", "splits": {}}\n', "f.jsonl:1: `splits` must be the name of a split or a"),
+        pytest.param("f.jsonl", b"[" * 100_000, "f.jsonl:1: nested too deeply", id="deep"),
+        pytest.param("f.jsonl", b'{"id": ' + b"7" * 5000 + b"}", "f.jsonl:1: a number has too many", id="digits"),
         ("f.parquet", b"PAR1 or not", "f.parquet: not Parquet ("),
+        ("f.txt", "ice\nfire\n".encode("utf-16-le"), "f.txt:1: a NUL; the file is damaged, or not UTF-8"),
         ("f.txt", b"a fact\n\xff\n", "f.txt:2: byte 1 is not UTF-8"),
         ("f.txt", b"\n \n", "f.txt:1: holds no facts"),
     ],
@@ -189,11 +200,47 @@ def test_numbers_are_ids_in_a_table_and_columns_can_be_chosen(tmp_path: Path) ->
     table = pa.table({"number": [7, 8], "text": ["x", "y"], "body": pa.array(["ice", "fire"]).dictionary_encode()})
     parquet.write_table(table, path)
     assert pairs(path, id_column="number", text_column="body") == [("7", "ice"), ("8", "fire")]
-    with pytest.raises(InvalidArgument, match=r"t\.parquet: row 1: `title` must be there; it has number, text, body"):
+    with pytest.raises(InvalidArgument, match=r"t\.parquet: `title` must be there; it has number, text, body"):
         pairs(path, text_column="title")
+    with pytest.raises(InvalidArgument, match=r"`nr` must be there; .*: choose by --id-column"):
+        pairs(path, id_column="nr")
     parquet.write_table(pa.table({"text": ["ice", None]}), path)
     with pytest.raises(InvalidArgument, match=r"t\.parquet: row 2: `text` must be a string"):
         pairs(path)
+
+
+@pytest.mark.parametrize("values", [[1.0, 2.0], [Decimal(1), Decimal(2)], [b"a", b"b"], [True, False], [None, None]])
+def test_a_column_of_a_type_that_cannot_be_used_is_refused_by_name(tmp_path: Path, values: list[object]) -> None:
+    path, column = tmp_path / "t.parquet", pa.array(values)
+    for name in ("id", "text"):
+        parquet.write_table(pa.table({"content": ["ice", "ice"], name: column}), path)
+        with pytest.raises(InvalidArgument) as caught:
+            pairs(path)
+        assert f"t.parquet: `{name}` is of type {column.type}; write it as strings" in str(caught.value)
+    parquet.write_table(pa.table({"text": ["ice", "fire"], "content": column}), path)
+    assert [text for _, text in pairs(path)] == ["ice", "fire"]
+
+
+def test_views_of_strings_are_texts(tmp_path: Path) -> None:
+    views = pa.table({"text": pa.array(["ice", "fire"], pa.string_view())})
+    assert [text for _, text in pairs(save_arrow(tmp_path / "saved", views))] == ["ice", "fire"]
+
+
+def test_only_columns_that_are_not_used_may_be_there_twice(tmp_path: Path) -> None:
+    csv, path = tmp_path / "f.csv", tmp_path / "t.parquet"
+    csv.write_text("id,x,x,text,,\na,1,2,ice,,\n")
+    columns = [pa.array(["a"]), pa.array(["1"]), pa.array(["2"]), pa.array(["ice"])]
+    parquet.write_table(pa.Table.from_arrays(columns, ["id", "x", "x", "text"]), path)
+    assert pairs(csv) == pairs(path) == [("a", "ice")]
+    parquet.write_table(pa.Table.from_arrays(columns, ["id", "text", "x", "text"]), path)
+    with pytest.raises(InvalidArgument, match=r"t\.parquet: the column `text` is there twice"):
+        pairs(path)
+
+
+def test_a_column_that_is_not_used_may_be_long(tmp_path: Path) -> None:
+    path = tmp_path / "f.csv"
+    path.write_text(f"id,text,page\na,ice,{'x' * 200_000}\n")
+    assert pairs(path) == [("a", "ice")]
 
 
 @pytest.mark.parametrize("separator", [",", ";", "|", "\t"])
@@ -223,10 +270,14 @@ def test_lines_of_text_have_no_columns_to_choose(tmp_path: Path) -> None:
 
 
 def test_a_file_of_an_unknown_suffix_is_read_as_the_format_that_is_named(tmp_path: Path) -> None:
-    for name in ("facts.py", "facts.txt.gz"):
+    refused = {
+        "facts.py": "py are of no known format; name it by --format: txt,",
+        "facts.txt.gz": "gz are packed; unpack",
+    }
+    for name, reason in refused.items():
         path = tmp_path / name
         path.write_text("ice is cold\n")
-        with pytest.raises(InvalidArgument, match=rf"{path.suffix} are of no known format; name it by --format: txt,"):
+        with pytest.raises(InvalidArgument, match=reason):
             pairs(path)
         assert [text for _, text in pairs(path, file_format="txt")] == ["ice is cold"]
     for name in ("facts", "facts.TXT"):
@@ -237,6 +288,9 @@ def test_a_file_of_an_unknown_suffix_is_read_as_the_format_that_is_named(tmp_pat
 def test_a_directory_that_is_no_dataset_or_several_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"holds neither \*\.parquet nor a dataset"):
         pairs(tmp_path)
+    for kind in ("jsonl", "arrow"):
+        with pytest.raises(InvalidArgument, match=rf"a directory cannot be {kind}; it may hold \*\.parquet, or a data"):
+            read_facts(tmp_path, file_format=kind)
     for split in ("train", "test"):
         save_arrow(tmp_path / "both" / split, TABLE)
     (tmp_path / "both" / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
@@ -267,8 +321,17 @@ def test_standard_input_is_read_once_in_the_format_that_is_named(monkeypatch: py
     type_in('{"text": 1}\n')
     with pytest.raises(InvalidArgument, match="-:1: `text` must be"):
         pairs(STDIN, file_format="jsonl")
-    with pytest.raises(InvalidArgument, match="standard input cannot be parquet"):
+    with pytest.raises(InvalidArgument, match="-: a pipe cannot be parquet"):
         pairs(STDIN, file_format="parquet")
+
+
+def test_a_pipe_is_read_once_as_standard_input_is(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    piped = read_facts(path, file_format="csv")
+    assert not begins_again(piped)
+    threading.Thread(target=path.write_text, args=("id,text\na,ice is cold\nb,fire is hot\n",), daemon=True).start()
+    assert [(fact.id, fact.text) for fact in piped] == SAME
 
 
 def test_a_source_is_never_held_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ Errors name file and line.
     *.json              a list of objects or of texts, or one object from id to text; read whole
     *.parquet           or a directory of such files; needs pyarrow
     directory           a dataset that Hugging Face's `save_to_disk` has written; needs pyarrow
-    -                   standard input: lines of text, or what --format says
+    -                   standard input: lines of text, or what --format says; read once, as any pipe is
 
 The column of the facts is the first of TEXTS that is there, that of the ids the first of IDS, that of the splits the
 first of SPLITS: a list, or the name of one. A fact without an id gets one from its text, so that the same fact has the
@@ -22,7 +22,7 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -42,9 +42,12 @@ HUGGING_FACE = "state.json"  # names the files of a dataset that was saved to di
 ANOTHER = "for another text or with other splits; give each text its own id, and name all its splits at once"
 _SUFFIXES: dict[str, Format] = {f".{name}": name for name in get_args(Format)} | {".ndjson": "jsonl", "": "txt"}
 _DELIMITERS = {"csv": ",;\t|", "tsv": "\t"}  # that of which the first line has most
+_PACKED = {".gz", ".zip", ".bz2", ".xz", ".zst"}
 BATCH_ROWS = 4096
+CSV_FIELD_CHARS = 16 * 1024 * 1024  # of any column; so much is read after a quote that nothing closes
 
 Record = tuple[str, dict[str, Any]]  # where it stands, and its columns
+Used = tuple[str, str, str]  # the columns of text, id and splits; "" for none
 
 
 @dataclass(frozen=True)
@@ -109,29 +112,43 @@ class Facts:
             case "json":
                 return _listed(self.path)
             case "csv" | "tsv":
-                return _separated(self.path, _DELIMITERS[self.format])
+                return _separated(self.path, _DELIMITERS[self.format], self._header)
             case "parquet" | "arrow":
-                return _tables(self.path, self.format, self.part)
+                return _tables(self.path, self.format, self.part, self._header)
+
+    def _header(self, place: str, names: Sequence[str]) -> Used:
+        """Chooses among the columns of a table. Raises InvalidArgument for one that is there twice."""
+        used = self._used(place, names)
+        for name in used:
+            if name and names.count(name) > 1:
+                raise InvalidArgument(f"{place}: the column `{name}` is there twice; rename one, or leave it out")
+        return used
+
+    def _used(self, place: str, columns: Collection[str]) -> Used:
+        """Chooses among columns. Raises InvalidArgument where there is no text, or not what was named."""
+        text = self.text_column or next((name for name in TEXTS if name in columns), TEXTS[0])
+        fact_id = self.id_column or next((name for name in IDS if name in columns), "")
+        for name, option in ((text, "--text-column"), (fact_id, "--id-column")):
+            if name and name not in columns:
+                there = ", ".join(map(str, columns)) or "nothing"
+                raise InvalidArgument(f"{place}: `{name}` must be there; it has {there}: choose by {option}")
+        return text, fact_id, next((name for name in SPLITS if name in columns), "")
 
     def _fact(self, place: str, columns: dict[str, Any]) -> values.Premise:
         """Makes a fact of a record."""
-        text_name = self.text_column or next((name for name in TEXTS if name in columns), TEXTS[0])
-        text = columns.get(text_name)
-        if text_name not in columns:
-            there = ", ".join(map(str, columns)) or "nothing"
-            raise InvalidArgument(f"{place}: `{text_name}` must be there; it has {there}: choose by --text-column")
+        text_name, id_name, splits_name = self._used(place, columns)
+        text = columns[text_name]
         if not isinstance(text, str) or not text.strip():
             raise InvalidArgument(f"{place}: `{text_name}` must be a string that is not empty")
         refuse_half(f"{place}: `{text_name}`", text)
-        splits = _splits(place, columns)
-        id_name = self.id_column or next((name for name in IDS if name in columns), "")
+        splits = _splits(f"{place}: `{splits_name}`", columns.get(splits_name))
         if not id_name:
             return values.Premise(id=content_id(text), text=text, splits=splits)
-        fact_id = columns.get(id_name)
+        fact_id = columns[id_name]
         if isinstance(fact_id, int) and not isinstance(fact_id, bool):
             fact_id = str(fact_id)
         if not isinstance(fact_id, str) or not fact_id:
-            raise InvalidArgument(f"{place}: `{id_name}` must be a string that is not empty")
+            raise InvalidArgument(f"{place}: `{id_name}` must be a string that is not empty, or an integer")
         refuse_half(f"{place}: `{id_name}`", fact_id)
         return values.Premise(id=fact_id, text=text, splits=splits)
 
@@ -165,23 +182,30 @@ def path_of(text: str) -> Path:
 def read_facts(
     path: Path, *, file_format: Format | None = None, id_column: str = "", text_column: str = ""
 ) -> Iterable[values.Premise]:
-    """Opens a source of facts; standard input can be gone through once, all others again and again.
+    """Opens a source of facts; standard input and pipes can be gone through once, all others again and again.
 
     Raises InvalidArgument for one that cannot be read; what is malformed inside is raised when it is reached.
     """
-    if path == STDIN and file_format in {"parquet", "arrow"}:
-        raise InvalidArgument(f"standard input cannot be {file_format}; give a file")
     kind = file_format or ("txt" if path == STDIN else _format_of(path))
+    once = path == STDIN or path.is_fifo() or path.is_char_device()
+    if once and kind in {"parquet", "arrow"}:
+        raise InvalidArgument(f"{path}: a pipe cannot be {kind}; give a file")
+    as_directory = kind == "parquet" or (kind == "arrow" and (path / HUGGING_FACE).is_file())
+    if not once and not as_directory and path.is_dir():
+        known = f"it may hold *.parquet, or a dataset saved to disk ({HUGGING_FACE})"
+        raise InvalidArgument(f"{path}: a directory cannot be {kind}; {known}")
     if kind == "txt" and (id_column or text_column):
         remedy = "leave --id-column and --text-column out, or add --format jsonl or csv"
         raise InvalidArgument(f"{path}: lines of text have no columns; {remedy}")
     found = Facts(path, kind, id_column, text_column)
-    return iter(found) if path == STDIN else found
+    return iter(found) if once else found
 
 
 def _format_of(path: Path) -> Format:
     if not path.is_dir():
         suffix = path.suffix.lower()
+        if suffix in _PACKED:
+            raise InvalidArgument(f"{path}: files named {suffix} are packed; unpack it first, or pipe it into -")
         if suffix not in _SUFFIXES:
             known = ", ".join(get_args(Format))
             raise InvalidArgument(f"{path}: files named {suffix} are of no known format; name it by --format: {known}")
@@ -220,11 +244,29 @@ def _full_lines(path: Path, part: Part | None = None) -> Iterator[tuple[str, str
     return ((place, line) for place, line in _lines(path, part) if line.strip())
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Makes an object of its names and values. Raises KeyError for a name that is there twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise KeyError(next(name for name in names if names.count(name) > 1))
+    return found
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_object)
+
+
 def _parsed(place: str, content: str, line: Callable[[json.JSONDecodeError], str] = lambda _: "") -> object:
     try:
-        parsed: object = json.loads(content)
+        parsed: object = _JSON.decode(content)
     except json.JSONDecodeError as error:
         raise InvalidArgument(f"{place}{line(error)}: not JSON ({error.msg})") from None
+    except KeyError as error:
+        raise InvalidArgument(f"{place}: {error} is there twice in one object; rename one, or leave it out") from None
+    except RecursionError:
+        raise InvalidArgument(f"{place}: nested too deeply; write flat objects") from None
+    except ValueError:
+        raise InvalidArgument(f"{place}: a number has too many digits; write it as a string") from None
     return parsed
 
 
@@ -237,15 +279,15 @@ def _columns(place: str, item: object) -> dict[str, Any]:
     return {"text": item}
 
 
-def _splits(place: str, columns: dict[str, Any]) -> tuple[str, ...]:
+def _splits(place: str, found: object) -> tuple[str, ...]:
     """Returns the splits of a record: of a list, or of one name; none where the column is missing or empty."""
-    name = next((name for name in SPLITS if name in columns), "")
-    found = columns.get(name) or ()
-    splits = (found,) if isinstance(found, str) else found
-    if not isinstance(splits, list | tuple) or not all(isinstance(one, str) and one for one in splits):
-        raise InvalidArgument(f"{place}: `{name}` must be the name of a split or a list of names")
+    if found is None or found == "":
+        return ()
+    splits = [found] if isinstance(found, str) else found
+    if not isinstance(splits, list) or not all(isinstance(one, str) and one for one in splits):
+        raise InvalidArgument(f"{place} must be the name of a split or a list of names")
     for one in splits:
-        refuse_half(f"{place}: `{name}`", one)
+        refuse_half(place, one)
     return tuple(dict.fromkeys(splits))
 
 
@@ -261,8 +303,9 @@ def _listed(path: Path) -> Iterator[Record]:
         yield place, _columns(place, item)
 
 
-def _separated(path: Path, delimiters: str) -> Iterator[Record]:
+def _separated(path: Path, delimiters: str, header: Callable[[str, Sequence[str]], Used]) -> Iterator[Record]:
     """Reads a file with separated columns. A record over several lines is named by its last."""
+    csv.field_size_limit(max(csv.field_size_limit(), CSV_FIELD_CHARS))
     lines = (line for _, line in _lines(path))
     first = next(lines, "")
     bare = re.sub(r'"[^"]*"', "", first)
@@ -273,6 +316,8 @@ def _separated(path: Path, delimiters: str) -> Iterator[Record]:
             place = f"{path}:{reader.line_num}"
             if not names:
                 names = [name.strip() for name in row]
+                if names:
+                    header(place, names)
             elif row and len(row) != len(names):
                 raise InvalidArgument(f"{place}: has {len(row)} columns, the first line {len(names)}; quote the text")
             elif row:
@@ -281,7 +326,9 @@ def _separated(path: Path, delimiters: str) -> Iterator[Record]:
         raise InvalidArgument(f"{path}:{reader.line_num}: {error}; see RFC 4180 for quotes") from None
 
 
-def _tables(path: Path, kind: Format, part: Part | None) -> Iterator[Record]:
+def _tables(
+    path: Path, kind: Format, part: Part | None, header: Callable[[str, Sequence[str]], Used]
+) -> Iterator[Record]:
     """Reads Parquet files or the Arrow files of a saved dataset, BATCH_ROWS rows of a Parquet file at a time."""
     pa = _pyarrow(path)
     for file in _files_of(path, kind):
@@ -289,9 +336,12 @@ def _tables(path: Path, kind: Format, part: Part | None) -> Iterator[Record]:
         try:
             with file.open("rb") as source:
                 for batch in _batches(pa, source, kind, part):
-                    names = batch.schema.names
-                    wanted = [n for n in names if n in SPLITS or _is_plain(batch.schema.field(n).type, pa.types)]
-                    for row in batch.select(wanted).to_pylist():
+                    used = header(str(file), batch.schema.names)
+                    for name in filter(None, used[:2]):
+                        column = batch.schema.field(name).type
+                        if not _is_plain(column, pa.types):
+                            raise InvalidArgument(f"{file}: `{name}` is of type {column}; write it as strings")
+                    for row in batch.select([*dict.fromkeys(filter(None, used))]).to_pylist():
                         number += 1
                         yield f"{file}: row {number}" + (f" of group {part.start}" if part else ""), row
         except pa.ArrowException as error:
@@ -336,7 +386,8 @@ def _pyarrow(path: Path) -> Any:
 
 def _is_plain(kind: Any, types: Any) -> bool:
     """Whether a column may be an id or a text."""
-    return any(is_it(kind) for is_it in (types.is_string, types.is_large_string, types.is_dictionary, types.is_integer))
+    known = (types.is_string, types.is_large_string, types.is_string_view, types.is_dictionary, types.is_integer)
+    return any(is_it(kind) for is_it in known)
 
 
 def _files_of(path: Path, kind: Format) -> list[Path]:

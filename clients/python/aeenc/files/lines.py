@@ -19,18 +19,21 @@ def text_lines(path: Path | str) -> Iterator[tuple[str, str]]:
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, start=1):
             place = f"{path}:{number}"
-            text = decoded(place, line, first=number == 1)
-            if "\0" in text:
-                raise InvalidArgument(f"{place}: a NUL; the file is damaged, or not UTF-8")
-            yield place, text
+            yield place, decoded(place, line, first=number == 1)
 
 
 def decoded(place: str, line: bytes, *, first: bool) -> str:
-    """Decodes a line, the `first` of a file without its byte order mark. Raises InvalidArgument if it is not UTF-8."""
+    """Decodes a line, the `first` of a file without its byte order mark.
+
+    Raises InvalidArgument for one that is not UTF-8 or has a NUL.
+    """
     try:
-        return line.decode("utf-8-sig" if first else "utf-8")
+        text = line.decode("utf-8-sig" if first else "utf-8")
     except UnicodeDecodeError as error:
         raise InvalidArgument(f"{place}: byte {error.start + 1} is not UTF-8; save the file as UTF-8") from None
+    if "\0" in text:
+        raise InvalidArgument(f"{place}: a NUL; the file is damaged, or not UTF-8")
+    return text
 
 
 def refuse_half(name: str, text: str) -> None:
