@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from aeenc import Client
 from aeenc.adapters.facts import Facts
+from aeenc.errors import FailedPrecondition, InvalidArgument, NotFound
 from aeenc.transport.targets import Targets
+from services.corpus.generation import folder_of
 from services.index.distributed.engine import Built, build
 from services.index.distributed.plan import Plan
 from services.index.distributed.ray_processes import connected
 from services.index.distributed.stages import Encoders
+from services.index.distributed.work import sweep
 from services.index.settings import IndexSettings, milvus_lacks
+from services.store.artifacts import Artifact, ArtifactStore
 from services.store.objects import open_store
 
 FOLDER = "builds"  # among the artifacts: the work of builds that are not finished
@@ -34,8 +41,16 @@ def build_on_ray(
     """Builds a corpus from files by many processes, checks the generation and activates it.
 
     The index's own settings (AEENC_INDEX_*) say where its artifacts are and how it searches. `work` is a directory that
-    all processes see, or a URL; by default it lies among the artifacts. A build of the same input goes on in it.
+    all processes see, or a URL; by default it lies among the artifacts. A build of the same input goes on in it, until
+    its generation is activated, or checked if it shall not be.
+
+    Raises FailedPrecondition for another store than the index's, Aborted, and leaves the generation inactive, when
+    somebody has activated another one since the start, and what `build` raises.
     """
+    if address and workers:
+        raise InvalidArgument(
+            f"--workers {workers} is for processes of this machine; leave it out with --ray {address}"
+        )
     settings = IndexSettings()
     storage, into_milvus = settings.engines.storage, None
     if settings.backend == "milvus":
@@ -44,22 +59,55 @@ def build_on_ray(
         except ModuleNotFoundError as error:
             raise milvus_lacks(error) from error
         storage, into_milvus = "float32", partial(loading_of, settings, corpus)
+    store = open_store(settings.artifacts_dir, settings.artifacts_url, settings.artifacts_cache_bytes)
+    serving = {one.corpus: one.active.id for one in client.index.info().corpora if one.active.id}
+    if into_milvus is None:  # generations that an earlier release built into a Milvus have no files
+        _check_store(store, corpus, serving)
+    if "://" not in str(facts.path):  # processes of a cluster work in directories of their own
+        facts = replace(facts, path=facts.path.absolute())
     plan = Plan.of(corpus, facts, text_bytes=settings.text_bytes, storage=storage, space_id=space_id)
-    root = settings.artifacts_url or str(settings.artifacts_dir.resolve())
-    serving = {one.corpus: one.active.id for one in client.index.info().corpora}.get(corpus, "")
+    folder = work or f"{settings.artifacts_url or settings.artifacts_dir}/{FOLDER}"
+    if "://" not in folder:
+        folder = str(Path(folder).absolute())
+    name = f"{corpus}-{plan.digest}"
+    sweep(folder, corpus, name, settings.build_keep_s)
+
+    def accept(artifact: Artifact) -> None:
+        try:
+            client.index.verify(corpus, artifact.id)
+        except NotFound as error:
+            raise _another_store(store) from error
+        if activate:
+            client.index.activate(corpus, artifact.id, expected=serving.get(corpus))
+
     with connected(address, workers) as processes:
-        built = build(
+        return build(
             plan,
-            work or f"{root}/{FOLDER}/{corpus}-{plan.digest}",
+            f"{folder}/{name}",
             processes,
             Encoders(targets, settings.build_batch, settings.build_window, settings.build_encode_timeout_s),
-            open_store(settings.artifacts_dir, settings.artifacts_url, settings.artifacts_cache_bytes),
+            store,
             settings.engines,
             settings.lexical,
             on_progress,
             into_milvus,
+            accept,
         )
-    client.index.verify(corpus, built.artifact.id)
-    if activate:
-        client.index.activate(corpus, built.artifact.id, expected=serving)
-    return built
+
+
+def _check_store(store: ArtifactStore, corpus: str, serving: Mapping[str, str]) -> None:
+    """Raises FailedPrecondition for a store without the corpus's active generation, or without any if it has none."""
+    wanted = {corpus: serving[corpus]} if corpus in serving else serving
+    for name, generation in wanted.items():
+        with suppress(NotFound):
+            store.check_exists(folder_of(name), generation)
+            return
+    if wanted:
+        raise _another_store(store)
+
+
+def _another_store(store: ArtifactStore) -> FailedPrecondition:
+    return FailedPrecondition(
+        f"the index has other artifacts than {store.url or store.root.absolute()}; run the command with the index's "
+        "AEENC_INDEX_ARTIFACTS_DIR or AEENC_INDEX_ARTIFACTS_URL, where these artifacts are"
+    )

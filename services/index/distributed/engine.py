@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aeenc.errors import InvalidArgument
@@ -19,9 +18,10 @@ from services.index.distributed import stages
 from services.index.distributed.plan import Plan
 from services.index.distributed.publishing import check_versions, publish
 from services.index.distributed.stages import Encoders
-from services.index.distributed.work import Work
+from services.index.distributed.work import FULL_DISK_REMEDY, Range, Work
 from services.index.values import EngineOptions, LexicalSettings
 from services.store.artifacts import Artifact, ArtifactStore
+from services.store.files import full_disk_is_unavailable
 
 if TYPE_CHECKING:
     from services.index.milvus.writer import Loading
@@ -62,35 +62,45 @@ def build(
     lexical: LexicalSettings,
     on_progress: OnProgress = lambda *_: None,
     into_milvus: Callable[[], AbstractAsyncContextManager[Loading]] | None = None,
+    accept: Callable[[Artifact], None] = lambda _: None,
 ) -> Built:
-    """Builds a generation, which is not active, and removes the work below `url`.
+    """Builds a generation, which is not active, and removes the work below `url` when `accept` has returned.
 
     It is indexed on files unless `into_milvus` opens a way into a Milvus.
 
-    Raises InvalidArgument for bad facts, what the encoder raises, Unavailable when processes keep dying.
+    Raises InvalidArgument for bad facts, what the encoder and `accept` raise, Unavailable when processes keep dying,
+    a disk is full or another command is at the same work, DataLoss for damaged work, which the next build makes again.
     """
     work = Work(url)
     run = _Stages(plan, work, processes, on_progress)
+
+    async def published(shards: Sequence[Mapping[str, Any]]) -> Artifact:
+        async with into_milvus() if into_milvus else nullcontext() as milvus:
+            return await publish(plan, work, shards, store, engines, lexical, milvus)
+
+    with full_disk_is_unavailable(f"the disk of {url} or of {store.root}", FULL_DISK_REMEDY), work.alone():
+        facts, premises, shards = _shards(plan, run, encoders)
+        check_versions(work, shards, run.newest)
+        on_progress("indexing", premises, premises)
+        artifact = asyncio.run(published(shards))
+        accept(artifact)
+        work.remove()
+    return Built(artifact, facts, premises, run.ran)
+
+
+def _shards(plan: Plan, run: _Stages, encoders: Encoders) -> tuple[int, int, list[dict[str, Any]]]:
+    """Reads, folds and encodes. Returns the numbers of facts and of premises, and the records of the shards."""
     parts = run.all(stages.READ, stages.read, [()] * len(plan.parts))
     first_shards = plan.first_shards([part["count"] for part in parts])
-    by_partition = [_ranges(parts, name, plan.partitions) for name in (stages.FACTS, stages.IDS)]
+    by_partition = [_by_consumer(parts, name, plan.partitions) for name in (stages.FACTS, stages.IDS)]
     folds = [(*(columns[number] for columns in by_partition), first_shards) for number in range(plan.partitions)]
     partitions = run.all(stages.FOLD, stages.fold, folds)
     premises = sum(partition["count"] for partition in partitions)
     if not premises:
         raise InvalidArgument(f"{plan.parts[0].path}: holds no facts; write one a line")
-    ranges = _ranges(partitions, stages.PREMISES, first_shards[-1])
+    ranges = _by_consumer(partitions, stages.PREMISES, first_shards[-1])
     shards = run.all(stages.ENCODE, stages.encode, [(one, encoders) for one in ranges], premises)
-    check_versions(work, shards, run.newest)
-    on_progress("indexing", premises, premises)
-
-    async def published() -> Artifact:
-        async with into_milvus() if into_milvus else nullcontext() as milvus:
-            return await publish(plan, work, shards, store, engines, lexical, milvus)
-
-    artifact = asyncio.run(published())
-    work.remove(stages.STAGES)
-    return Built(artifact, sum(part["count"] for part in parts), premises, run.ran)
+    return sum(part["count"] for part in parts), premises, shards
 
 
 class _Stages:
@@ -119,7 +129,6 @@ class _Stages:
         return [found[number] for number in range(len(arguments))]
 
 
-def _ranges(records: Sequence[Mapping[str, Any]], name: str, count: int) -> list[list[tuple[int, int]]]:
-    """Turns the ends that each record has under a name into the ranges of each of `count` consumers."""
-    by_record = [list(pairwise(record[name])) for record in records]
-    return [[ranges[number] for ranges in by_record] for number in range(count)]
+def _by_consumer(records: Sequence[Mapping[str, Any]], name: str, count: int) -> list[list[Range]]:
+    """Turns the ranges that each record has under a name into those of each of `count` consumers."""
+    return [[record[name][number] for record in records] for number in range(count)]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from aeenc.errors import FailedPrecondition
 from services.corpus.arrays import map_array
 from services.corpus.generation import (
     KIND,
+    PREMISES,
     VECTORS,
     PremiseRecord,
     Premises,
@@ -19,6 +22,7 @@ from services.corpus.generation import (
     generation_meta,
     write_premises,
 )
+from services.corpus.premises import Tables
 from services.index.building.index_process import index_generation, texts_of
 from services.index.building.vectors import VectorFile
 from services.index.distributed import stages
@@ -83,7 +87,7 @@ async def publish(
             if engine["engine"] == "flat":
                 write_lexical(writer.path, texts_of(writer.path), lexical)
         else:
-            engine = await milvus.send(Premises.of(premises()), map_array(writer.path / VECTORS))
+            engine = await milvus.send(_mapped(writer.path / PREMISES), map_array(writer.path / VECTORS))
         meta = generation_meta(
             corpus=plan.corpus,
             space_id=first["space_id"],
@@ -100,3 +104,10 @@ async def publish(
 
         artifact = await run_in_thread(keep)  # minutes, in which `milvus` must show that it is alive
     return artifact if milvus is None else (await milvus.commit(artifact)).artifact
+
+
+def _mapped(path: Path) -> Premises:
+    """Opens the premises that were just written, without holding their texts."""
+    with path.open("rb") as file:
+        tables = Tables.of((PremiseRecord.of_line(line), len(line)) for line in file)
+        return Premises(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), tables, path)

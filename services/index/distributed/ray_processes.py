@@ -36,7 +36,7 @@ class RayProcesses:
     ) -> Iterator[tuple[int, dict[str, Any]]]:
         """Runs a task for each number; yields results as they come.
 
-        Raises its error, and Unavailable for a task whose process died ten times.
+        Raises its error, and Unavailable for an unexpected one, or for a task whose process died ten times.
         """
         ray, waiting = self._ray, iter(arguments.items())
         running: dict[Any, int] = {}
@@ -60,10 +60,14 @@ class RayProcesses:
     def _result(self, done: Any, task: Task, number: int) -> dict[str, Any]:
         try:
             answer: dict[str, Any] = self._ray.get(done)
-        except (self._ray.exceptions.WorkerCrashedError, self._ray.exceptions.RayError) as error:
+        except self._ray.exceptions.RayError as error:
+            cause, often = error, f" {ATTEMPTS + 1} times or its machine is gone"
+            if isinstance(error, self._ray.exceptions.RayTaskError):  # raised by the task, which is not tried again
+                cause, often = error.cause, ""
+            said = next(iter(str(cause).splitlines()), "")
             raise errors.Unavailable(
-                f"task {task.__name__} {number} failed {ATTEMPTS + 1} times or its machine is gone "
-                f"({type(error).__name__}: {str(error).splitlines()[0]}); build again: what is finished is kept"
+                f"task {task.__name__} {number} failed{often} ({type(cause).__name__}: {said}); mend that and build "
+                "again: what is finished is kept"
             ) from error
         if "error" in answer:
             name, message, reason = answer["error"]

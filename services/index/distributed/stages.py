@@ -27,10 +27,10 @@ from services.corpus.inner_products import norms_of
 from services.index.building.folding import Draft, Folding, check_premise, normalized
 from services.index.building.vectors import BatchEncoder
 from services.index.distributed.plan import POSITION_BITS, Plan
-from services.index.distributed.work import Range, Work
+from services.index.distributed.work import Range, Work, ranges_of
 from services.kit.limits import Limits
 
-READ, FOLD, ENCODE = STAGES = ("read", "fold", "encode")
+READ, FOLD, ENCODE = "read", "fold", "encode"
 FACTS, IDS, PREMISES, VECTORS = "facts", "ids", "premises", "vectors"
 DTYPES: dict[Storage, str] = {"float32": "<f4", "float16": "<f2"}
 _ID_WORDS = 5  # of a fact's row of numbers: 2 of its id's digest, 2 of its content's, its position
@@ -62,7 +62,7 @@ def read(plan: Plan, work: Work, number: int) -> dict[str, Any]:
         ids[_hashed(fact.id) % plan.partitions].append(row)
         count += 1
     lines, rows = ["".join(one).encode() for one in facts], [b"".join(one) for one in ids]
-    record = {FACTS: _ends(lines), IDS: _ends(rows), "count": count}
+    record = {FACTS: ranges_of(lines), IDS: ranges_of(rows), "count": count}
     return work.finish(READ, number, {FACTS: b"".join(lines), IDS: b"".join(rows)}, record)
 
 
@@ -72,13 +72,14 @@ def fold(
     """Folds a partition, whose facts and ids are these ranges of each part's. Raises InvalidArgument naming a fact."""
     _check_ids(plan, b"".join(work.slices(READ, IDS, ids)))
     folding = Folding(Limits(text_bytes=plan.text_bytes), plan.sameness)
-    texts: dict[str, str] = {}
+    seen: set[str] = set()
     positions: list[int] = []
     for part in work.slices(READ, FACTS, facts):
         for line in part.splitlines():
             position, fact_id, text, splits = json.loads(line)
-            if texts.setdefault(fact_id, text) is not text:
-                continue  # repeated under its id
+            if fact_id in seen:
+                continue
+            seen.add(fact_id)
             folding.add([PremiseRecord(fact_id, text, splits=tuple(splits))])
             if len(folding.drafts) > len(positions):
                 positions.append(position)
@@ -89,7 +90,8 @@ def fold(
         found = [position, draft.id, draft.text, draft.aliases, draft.splits]
         shards[shard].append(json.dumps(found, ensure_ascii=False) + "\n")
     lines = ["".join(one).encode() for one in shards]
-    return work.finish(FOLD, number, {PREMISES: b"".join(lines)}, {PREMISES: _ends(lines), "count": len(positions)})
+    record = {PREMISES: ranges_of(lines), "count": len(positions)}
+    return work.finish(FOLD, number, {PREMISES: b"".join(lines)}, record)
 
 
 def encode(plan: Plan, work: Work, number: int, premises: Sequence[Range], encoders: Encoders) -> dict[str, Any]:
@@ -134,11 +136,6 @@ def _check_ids(plan: Plan, rows: bytes) -> None:
     if len(wrong):
         first = min((int(table[row + 1, 4]), int(table[row, 4])) for row in wrong.tolist())
         raise InvalidArgument(f"{plan.place(first[0])}: its id is used at {plan.place(first[1])}, too, {ANOTHER}")
-
-
-def _ends(contents: Sequence[bytes]) -> list[int]:
-    """Where each of some contents ends when they stand one behind the other, and 0 in front."""
-    return np.cumsum([0, *map(len, contents)]).tolist()  # type: ignore[no-any-return]
 
 
 def _hashed(text: str) -> int:

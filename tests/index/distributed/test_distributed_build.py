@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from aeenc import Client
 from aeenc.adapters.facts import read_facts
-from aeenc.errors import AeencError, DataLoss, FailedPrecondition, InvalidArgument, Unavailable
+from aeenc.errors import Aborted, AeencError, DataLoss, FailedPrecondition, InvalidArgument, Unavailable
 from aeenc.transport.targets import Targets
-from services.index.distributed import stages
+from services.index.distributed import command, publishing, stages, work
 from services.index.distributed.engine import Built, build
 from services.index.distributed.plan import Plan
 from services.index.distributed.stages import Encoders
 from services.index.distributed.work import Work
 from services.index.values import EngineOptions, LexicalSettings
 from services.store.artifacts import ArtifactStore
+from services.store.files import DocumentFiles
 
 SHARD = 40
 FACTS = [
@@ -73,12 +78,31 @@ def built(encoder: Any, artifact_store: ArtifactStore, tmp_path: Path) -> Callab
     return run
 
 
+@pytest.fixture
+def commanded(encoder: Any, artifact_store: ArtifactStore, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Builds by the command, beside an index, in this process."""
+    monkeypatch.setenv("AEENC_INDEX_ARTIFACTS_DIR", str(artifact_store.root))
+
+    async def run(index: Any, facts: Any, processes: Any = None, **options: Any) -> Built:
+        monkeypatch.setattr(command, "connected", lambda *_: nullcontext(processes or Here()))
+
+        def build_on_ray() -> Built:
+            with Client(index=f"127.0.0.1:{index.server.port}") as client:
+                return command.build_on_ray(client, Targets(encoder=encoder.target), "c", facts, **options)
+
+        return await asyncio.to_thread(build_on_ray)
+
+    return run
+
+
 @pytest.mark.parametrize("engines", [EngineOptions(), EngineOptions("ivf", storage="float16", recall=0.5)])
 @pytest.mark.parametrize("sameness", ["EXACT", "NORMALIZED"])
 async def test_the_generation_is_that_of_a_build_from_a_stream(
     serve: Any, built: Any, source: Any, sameness: str, engines: EngineOptions, tmp_path: Path
 ):
     facts = source()
+    (tmp_path / "work/read").mkdir(parents=True)
+    (tmp_path / "work/read/.000000.facts.left").touch()
     async with serve(engine=engines.engine, storage=engines.storage, recall=engines.recall, build_threads=1) as index:
         streamed = await index.client.build("c", facts, fold_similar=sameness == "NORMALIZED", activate=False)
         found = await built(facts, engines=engines, sameness=sameness)
@@ -86,7 +110,7 @@ async def test_the_generation_is_that_of_a_build_from_a_stream(
         assert (found.facts, found.premises) == (len(FACTS), streamed.premises)
         assert streamed.premises < len(FACTS)
         await index.client.verify("c", found.artifact.id)
-    assert not any((tmp_path / "work").rglob("*.*")), "the work is removed"
+    assert not (tmp_path / "work").exists(), "the work is removed, and what a killed worker has left there"
 
 
 async def test_an_index_serves_what_it_did_not_build(serve: Any, built: Any, source: Any):
@@ -124,6 +148,8 @@ async def test_nothing_that_is_finished_is_done_again(built: Any, source: Any, e
 async def test_a_repeated_fact_is_left_out_and_one_with_another_text_is_refused(built: Any, source: Any):
     again = await built(source([*FACTS, *FACTS[:50]]))
     assert again.premises == (await built(source())).premises
+    short = [*FACTS, {"id": "one", "text": "é"}]
+    assert (await built(source([*short, short[-1]]))).premises == (await built(source(short))).premises
     wrong = [*FACTS, {"id": "f3", "text": "something else"}]
     with pytest.raises(InvalidArgument, match=r"fact 3: its id is used at .*facts\.jsonl: fact 4, too, for another"):
         await built(source(wrong))
@@ -192,3 +218,150 @@ async def test_a_damaged_shard_is_found_and_made_again(
     found = await built(source(), again)
     assert again.ran == [("encode", 2)]
     assert found.shards_encoded == 1
+
+
+@pytest.mark.parametrize("path", ["read/000001.facts", "read/000001.ids", "fold/000001.premises"])
+@pytest.mark.parametrize(
+    "damage", [lambda content: content[:-9], lambda content: content.replace(b"1", b"7", 1)], ids=["short", "changed"]
+)
+async def test_damaged_work_is_found_and_made_again(built: Any, source: Any, path: str, damage: Any, tmp_path: Path):
+    sound = await built(source())
+    reads = len(Plan.of("c", source(), text_bytes=1000, part_bytes=3000).parts)
+    with pytest.raises(Unavailable):
+        await built(source(), Here(until=reads + (5 if path.startswith("fold") else 0)))
+    file = tmp_path / "work" / path
+    file.write_bytes(damage(file.read_bytes()))
+    again = Here()
+    with pytest.raises(DataLoss, match=f"{path} is damaged; build again"):
+        await built(source(), again)
+    assert (await built(source(), again)).artifact.id == sound.artifact.id
+    assert [task for task, number in again.ran].count("read") == path.startswith("read")
+    assert again.ran.count((path[:4], 1)) == 1
+
+
+def test_a_record_that_cannot_be_read_is_none(tmp_path: Path):
+    found = Work(str(tmp_path))
+    found.finish("read", 0, {}, {"count": 1})
+    assert found.record("read", 0)
+    (tmp_path / "read/000000.json").write_bytes(b'{"count')
+    assert found.record("read", 0) is None
+
+
+async def test_a_full_disk_is_unavailable_and_what_is_finished_is_kept(
+    built: Any, source: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for owner, name in ((work, "make_directory"), (DocumentFiles, "write"), (publishing, "write_premises")):
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, full)
+            with pytest.raises(Unavailable, match=r"is full .*free space and build again"):
+                await built(source())
+    with monkeypatch.context() as patched:  # the disk of a worker's machine
+        patched.setattr(DocumentFiles, "write", full)
+        with pytest.raises(Unavailable, match=r"is full .*free space and build again"):
+            stages.read(Plan.of("c", source(), text_bytes=1000), Work(str(tmp_path / "work")), 0)
+    again = Here()
+    assert (await built(source(), again)).premises
+    assert not again.ran
+
+
+async def test_two_commands_do_not_share_a_work(built: Any, source: Any, tmp_path: Path):
+    with Work(str(tmp_path / "work")).alone(), pytest.raises(Unavailable, match=r"another command builds in .*/work"):
+        await built(source())
+    assert (await built(source())).premises
+
+
+async def test_the_work_stays_until_the_generation_is_activated(
+    serve: Any, commanded: Any, source: Any, artifact_store: ArtifactStore
+):
+    async with serve() as index:
+        await index.client.build("c", source(FACTS[:20]))
+
+        def activate_another(stage: str, *_: int) -> None:
+            if stage == "indexing":
+                with Client(index=f"127.0.0.1:{index.server.port}") as other:
+                    other.index.build("c", source(FACTS[:30], "other.jsonl"))
+
+        with pytest.raises(Aborted):
+            await commanded(index, source(), on_progress=activate_another)
+        again = Here()
+        found = await commanded(index, source.again(), again)
+        assert not again.ran
+        assert [one.active.id for one in (await index.client.info()).corpora] == [found.artifact.id]
+    assert not any((artifact_store.root / command.FOLDER).iterdir())
+
+
+async def test_a_corpus_whose_generation_does_not_open_is_built_again(
+    serve: Any, commanded: Any, source: Any, artifact_store: ArtifactStore
+):
+    async with serve() as index:
+        generation = await index.client.build("c", source())
+    vectors = artifact_store.path("generations/c", generation.id) / "vectors.npy"
+    vectors.write_bytes(vectors.read_bytes()[:-4])
+    async with serve() as index:
+        found = await commanded(index, source())
+        assert [one.active.id for one in (await index.client.info()).corpora] == [found.artifact.id]
+
+
+@pytest.mark.parametrize("built_before", ["c", "d", None])
+async def test_another_store_than_the_indexs_is_refused(
+    serve: Any, commanded: Any, source: Any, built_before: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("AEENC_INDEX_ARTIFACTS_DIR", str(tmp_path / "elsewhere"))
+    async with serve() as index:
+        if built_before:
+            await index.client.build(built_before, source())
+        processes = Here()
+        with pytest.raises(FailedPrecondition, match=r"other artifacts than .*/elsewhere; .*AEENC_INDEX_ARTIFACTS_DIR"):
+            await commanded(index, source(), processes)
+        assert bool(processes.ran) == (built_before is None), "an empty index shows it at the end"
+
+
+async def test_abandoned_work_of_a_corpus_is_removed(
+    serve: Any, commanded: Any, source: Any, artifact_store: ArtifactStore
+):
+    builds, digest = artifact_store.root / command.FOLDER, "0123456789abcdef"
+    for name, written_at in (
+        (f"c-{digest}", 0),
+        (f"c-{digest[::-1]}", None),
+        (f"c-d-{digest}", 0),
+        (f"c-a{digest[1:]}", 0),
+    ):
+        file = builds / name / "read/000000.facts"
+        file.parent.mkdir(parents=True)
+        file.touch()
+        if written_at is not None:
+            os.utime(file, (written_at, written_at))
+    async with serve() as index:
+        with Work(str(builds / f"c-a{digest[1:]}")).alone():
+            await commanded(index, source())
+    assert {one.name for one in builds.iterdir()} == {f"c-{digest[::-1]}", f"c-d-{digest}", f"c-a{digest[1:]}"}
+
+
+async def test_relative_paths_are_those_of_the_command_and_one_work_serves_several_plans(
+    serve: Any, commanded: Any, source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def elsewhere(*_: Any) -> None:  # as the processes of a cluster
+        (tmp_path / "elsewhere").mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / "elsewhere")
+
+    async with serve() as index:
+        for count in (20, 30):
+            source(FACTS[:count])
+            monkeypatch.chdir(tmp_path)
+            facts = read_facts(Path("facts.jsonl"))
+            options = {"work": "kept", "on_progress": elsewhere}
+            with pytest.raises(Unavailable, match="killed"):
+                await commanded(index, facts, Here(until=2), **options)
+        monkeypatch.chdir(tmp_path)
+        assert (await commanded(index, facts, **options)).facts == 30
+    assert len([*(tmp_path / "kept").iterdir()]) == 1, "the work of 20 facts"
+    assert not any((tmp_path / "elsewhere").iterdir())
+
+
+async def test_workers_of_a_cluster_are_not_counted_here(serve: Any, commanded: Any, source: Any):
+    async with serve() as index:
+        with pytest.raises(InvalidArgument, match=r"--workers 3 .*leave it out with --ray head:6379"):
+            await commanded(index, source(), address="head:6379", workers=3)

@@ -91,15 +91,17 @@ async def test_an_error_of_a_task_is_the_callers(encoder: Any, artifact_store: A
     path.write_text(json.dumps({"id": "a", "text": "one"}) + "\nnonsense\n")
     encoders = Encoders(Targets(encoder=encoder.target))
 
-    def run() -> Any:
+    def run() -> None:
+        plan = Plan.of("c", read_facts(path), text_bytes=1000)
         with connected(workers=1) as processes:
-            plan = Plan.of("c", read_facts(path), text_bytes=1000)
-            return build(
-                *(plan, str(tmp_path / "work"), processes, encoders, artifact_store, EngineOptions(), LexicalSettings())
-            )
+            given = (plan, str(tmp_path / "work"), processes, encoders, artifact_store)
+            with pytest.raises(InvalidArgument, match=r"facts\.jsonl:2: not JSON"):
+                build(*given, EngineOptions(), LexicalSettings())
+            path.unlink()
+            with pytest.raises(Unavailable, match=r"^task read 0 failed \(FileNotFoundError: .*facts\.jsonl'\); mend"):
+                build(*given, EngineOptions(), LexicalSettings())
 
-    with pytest.raises(InvalidArgument, match=r"facts\.jsonl:2: not JSON"):
-        await asyncio.to_thread(run)
+    await asyncio.to_thread(run)
 
 
 @pytest.mark.parametrize("failures", [1, 2])

@@ -13,6 +13,7 @@ import pytest
 from aeenc import errors
 from aeenc.adapters.facts import read_facts
 from aeenc.transport.targets import Targets
+from services.corpus.generation import Premises
 from services.index.distributed.engine import Built, build
 from services.index.distributed.plan import Plan
 from services.index.distributed.stages import Encoders
@@ -54,9 +55,12 @@ def run(milvus: Any, prefix: str, encoder: Any, store: ArtifactStore, tmp_path: 
     return built
 
 
-async def test_it_is_the_generation_that_a_stream_into_milvus_makes(start: Any, run: Any, collections: Any) -> None:
+async def test_it_is_the_generation_that_a_stream_into_milvus_makes(
+    start: Any, run: Any, collections: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with start() as index:
         streamed = await index.client.build("science", run.facts(), activate=False)
+        monkeypatch.delattr(Premises, "of")  # the texts of all premises stay on disk
         assert (await run()).artifact.id == streamed.id, "the id is a hash of all files"
         assert len(collections()) == 1, "what is there already is not kept twice"
 
