@@ -8,7 +8,8 @@ import pytest
 from aeenc import AsyncClient
 from aeenc.cli.output import Output
 from aeenc.v1 import types_pb2
-from support.worlds.index_world import FACTS, VERSION
+from services.corpus.active import write_active
+from support.worlds.index_world import FACTS, SPACE, VERSION
 from support.worlds.index_world import facts as facts_of_science
 
 
@@ -135,7 +136,11 @@ async def test_a_corpus_of_trees_keeps_splits_and_waits_for_activation_when_told
     assert built.json["generation"] in (await aeenc(*fleet.options, "corpus", "list", "trees")).stdout
     found = await aeenc(*fleet.options, "--json", "retrieve", "trees", "ice")
     assert (found.code, found.error["status"]) == (2, "NOT_FOUND")
-    await aeenc(*fleet.options, "corpus", "build", "trees", "--data", trees)
+    words = (*fleet.options, "--json", "corpus", "activate", "trees")
+    assert (await aeenc(*words, "g0")).code == 2
+    activated = (await aeenc(*words, built.json["generation"])).json
+    expected = {"generation": built.json["generation"], "previous": "", "premises": 7, "behind": []}
+    assert activated == {"corpus": "trees", **expected}
     found = await aeenc(*fleet.options, "--json", "retrieve", "trees", "ice", "--split", "dev")
     assert [hit["text"] for hit in found.json["results"][0]["premises"]] == ["ice is light"]
     for also in ((), ("--split", "dev")):  # the second finds premises
@@ -194,6 +199,32 @@ async def test_a_generation_whose_premises_are_damaged_is_repaired_from_those_gi
     assert (mended.code, mended.json["generation"], mended.json["active"]) == (0, built, True), mended.stderr
     assert (await aeenc(*fleet.options, "corpus", "verify", "science", "--generation", built)).code == 0
     assert (await aeenc(*fleet.options, "corpus", "verify", "science", "--generation", "g0")).code == 2
+
+
+async def test_an_active_generation_that_does_not_open_is_repaired(aeenc, fleet, facts, tmp_path, artifact_store):
+    build = (*fleet.options, "--json", "corpus", "build", "science", "--no-activate", "--facts", facts)
+    built = (await aeenc(*build)).json["generation"]
+    path = artifact_store.root / "generations/science" / built / "vectors.npy"
+    path.write_bytes(path.read_bytes()[:-1])
+    write_active(artifact_store, "science", built)  # the index finds it as it is after a restart
+    (tmp_path / "others.txt").write_text("ice is cold\n")
+    words = (*fleet.options, "--json", "corpus", "repair", "science", "--facts", tmp_path / "others.txt")
+    mended = await aeenc(*words)
+    assert (mended.code, mended.json["damaged"], mended.json["active"]) == (0, built, True), mended.stderr
+    found = await aeenc(*fleet.options, "--json", "retrieve", "science", "ice", "-k", 1)
+    assert found.json["generation"] == mended.json["generation"] != built
+
+
+async def test_a_generation_whose_manifest_is_damaged_is_repaired_in_the_space_that_is_named(
+    aeenc, fleet, facts, artifact_store
+):
+    built = (await aeenc(*fleet.options, "--json", "corpus", "build", "science", "--facts", facts)).json["generation"]
+    (artifact_store.root / "generations/science" / built / "manifest.json").write_text("{")
+    words = (*fleet.options, "--json", "corpus", "repair", "science", "--facts", facts)
+    refused = await aeenc(*words)
+    assert (refused.code, "name it by --space" in refused.error["message"]) == (5, True)
+    mended = await aeenc(*words, "--space", SPACE)
+    assert (mended.code, mended.json["generation"], mended.json["active"]) == (0, built, True), mended.stderr
 
 
 async def test_repair_takes_facts_as_build_does(aeenc, fleet, tmp_path, artifact_store):

@@ -188,12 +188,19 @@ class MilvusCatalogue:
     async def verify(self, corpus: str, generation_id: str) -> Artifact:
         """Counts and probes a generation ("": the active one) as an activation does.
 
-        Raises NotFound, DataLoss for one that has changed.
+        Raises NotFound, and DataLoss for one that has changed, whose metadata says what a repair needs to know.
         """
         await self.refresh()
-        stored = self._named(corpus, generation_id or self.active_id(corpus))
-        await self._link.read(check, MilvusGeneration.of(stored, self._link), stored, LOAD_S)
-        return stored.artifact
+        active = self.active_id(corpus)
+        stored = self._named(corpus, generation_id or active)
+        artifact = stored.artifact
+        try:
+            await self._link.read(check, MilvusGeneration.of(stored, self._link), stored, LOAD_S)
+        except errors.DataLoss as error:
+            known = {"generation": artifact.id, "space_id": str(artifact.meta["space_id"])}
+            known["active"] = str(artifact.id == active).lower()
+            raise errors.DataLoss(error.message, metadata={**known, **error.metadata}) from error
+        return artifact
 
     async def check_known(self, corpus: str) -> None:
         """Raises NotFound for a corpus without any generation, also in Milvus."""

@@ -45,6 +45,7 @@ _ROW_BYTES = 512  # of a premise without its vector, roughly
 _KEYS_AT_ONCE = 1000
 PROBES = 32
 NORM_TOLERANCE = 1e-3
+_WORDS_LOST = {"damaged": "words"}  # of an error: the premises are sound
 
 
 @dataclass(frozen=True)
@@ -418,15 +419,21 @@ def digest_of(record: PremiseRecord, vector: NDArray[np.float32]) -> str:
 def check(served: MilvusGeneration, stored: StoredGeneration, patience_s: float) -> None:
     """Raises DataLoss unless all premises are there, the probes are as recorded, and each probe finds itself.
 
-    It blocks. It does not read every row again: a billion rows would take hours.
+    Where the words alone are damaged, its metadata says so. It blocks. It does not read every row again: a billion rows
+    would take hours.
     """
+    generation = f"generation {served.id} of corpus {stored.corpus!r}"
     try:
         _check_rows(served, stored, patience_s)
     except MilvusNotFound as error:
         raise errors.DataLoss(
-            f"generation {served.id} of corpus {stored.corpus!r} lacks its collection {stored.collection} in Milvus, "
-            "or that of its words; build it again"
+            f"{generation} lacks its collection {stored.collection} in Milvus; build it again"
         ) from error
+    try:
+        _check_words(served, patience_s)
+    except MilvusNotFound as error:
+        lost = f"{generation} lacks a collection of its words beside {stored.collection} in Milvus; build it again"
+        raise errors.DataLoss(lost, metadata=_WORDS_LOST) from error
 
 
 def _check_rows(served: MilvusGeneration, stored: StoredGeneration, patience_s: float) -> None:
@@ -436,7 +443,6 @@ def _check_rows(served: MilvusGeneration, stored: StoredGeneration, patience_s: 
         raise errors.DataLoss(
             f"generation {served.id} has {count:,} premises in Milvus, its record says {served.rows:,}; build it again"
         )
-    _check_words(served, patience_s)
     rows = collection.whole(ordinals)
     for ordinal, (record, vector) in zip(ordinals, rows, strict=True):
         if digest_of(record, vector) != stored.probes[ordinal]:
@@ -457,14 +463,16 @@ def _check_words(served: MilvusGeneration, patience_s: float) -> None:
     if (count := words.count()) != served.worded:
         raise errors.DataLoss(
             f"generation {served.id} has the words of {count:,} premises in Milvus, its record says "
-            f"{served.worded:,}; build it again"
+            f"{served.worded:,}; build it again",
+            metadata=_WORDS_LOST,
         )
     if "vocabulary" not in meta:  # of a release that ranked in no rounds
         return
     if (count := served.collection.frequencies.count()) != meta["vocabulary"]:
         raise errors.DataLoss(
             f"generation {served.id} has the frequencies of {count:,} words in Milvus, its record says "
-            f"{meta['vocabulary']:,}; build it again"
+            f"{meta['vocabulary']:,}; build it again",
+            metadata=_WORDS_LOST,
         )
 
 

@@ -68,13 +68,20 @@ async def test_builds_that_fail_are_given_up_or_repeat_another_leave_no_collecti
         await until(lambda: len(collections()) == 1, timeout_s=20)
 
 
-@pytest.mark.parametrize("lost", ["rows", "rows of the active one", "collection"])
-async def test_a_generation_that_milvus_has_lost_is_there_again_after_its_next_build(start, raw, collections, lost):
+@pytest.mark.parametrize("lost", ["rows", "rows of the active one", "collection", "words"])
+async def test_a_generation_that_milvus_has_lost_is_there_again_after_its_next_build(
+    start, raw, collections, named, lost
+):
     async with start(milvus_lease_s=1.0) as index:
         built = await index.client.build("science", facts(), activate="active" in lost, request_id="r")
-        [damaged] = collections()
-        raw.drop_collection(damaged) if lost == "collection" else raw.delete(damaged, ids=[9])
-        await raises(errors.DataLoss, index.client.verify("science", built.id), "build it again")
+        [damaged], [words] = collections(), named("w")
+        if "rows" in lost:
+            raw.delete(damaged, ids=[9])
+        else:
+            raw.drop_collection(words if lost == "words" else damaged)
+        told = await raises(errors.DataLoss, index.client.verify("science", built.id), "build it again")
+        known = {"generation": built.id, "space_id": SPACE, "active": str("active" in lost).lower()}
+        assert told.metadata == known | ({"damaged": "words"} if lost == "words" else {})
         again = await index.client.build("science", facts(), activate=False, request_id="r")
         assert again.id == built.id
         await index.client.activate("science", built.id)

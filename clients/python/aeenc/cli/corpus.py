@@ -300,11 +300,14 @@ def repair(
     file_format: FileFormat = None,
     id_column: IdColumn = "",
     text_column: TextColumn = "",
+    space_id: Annotated[
+        str, typer.Option("--space", show_default="the generation's own", help="The space of its vectors.")
+    ] = "",
 ) -> None:
     """Builds a damaged generation again, and activates it where the damaged one was active.
 
     The premises are those of --data or --facts, else those of the generation itself, as long as they are sound. A sound
-    generation is left alone.
+    generation is left alone. --space is needed where nobody can read in which space it was.
     """
     source = None
     if any((data, facts, file_format, id_column, text_column)):
@@ -315,7 +318,7 @@ def repair(
             sound = connected.index.verify(name, generation)
         except DataLoss as damage:
             out.note(f"damaged: {damage.message}")
-            out.result(_repair(out, connected, name, generation, damage, source))
+            out.result(_repair(out, connected, name, generation, damage, source, space_id))
         else:
             out.result({"corpus": name, "damaged": "", "generation": sound.id, "active": sound.active})
 
@@ -327,16 +330,21 @@ def _repair(
     generation: str,
     damage: DataLoss,
     source: Source | Iterable[values.Premise] | None,
+    space_id: str,
 ) -> dict[str, Any]:
     known = damage.metadata
     damaged = known.get("generation", generation)
+    space_id = space_id or known.get("space_id", "")
+    if not space_id:
+        remedy = "name it by --space; `aeenc --json status` shows those of the encoder"
+        raise DataLoss(f"{damage.message}; its space cannot be read: {remedy}")
     if source is None:
         source = _premises_of_damaged(client, name, damaged, damage)
-    serving = {one.corpus: one.active.id for one in client.index.info().corpora}.get(name, "")
-    built = build_shown(out, client, name, source, activate=False, space_id=known.get("space_id", ""))
-    active = known.get("active") == "true" or damaged in {"", serving}
+    built = build_shown(out, client, name, source, activate=False, space_id=space_id)
+    active = not generation or known.get("active") == "true"  # without a name, the active one was checked
     if active:
-        client.index.activate(name, built.generation, expected=serving)
+        # what serves may be another one, or none: the active one may not have opened
+        client.index.activate(name, built.generation, expected=known.get("generation"))
     sound = client.index.verify(name, built.generation)
     return {"corpus": name, "damaged": damaged, "generation": sound.id, "active": active, "premises": sound.premises}
 

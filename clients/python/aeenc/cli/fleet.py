@@ -1,6 +1,6 @@
 """Shows services, checkpoints, generations and labels, moves labels, and removes what nobody needs.
 
-`aeenc status`, `publish`, `rollback`, `checkpoints`, `labels`, `gc`, and `corpus list` and `delete`.
+`aeenc status`, `publish`, `rollback`, `checkpoints`, `labels`, `gc`, and `corpus list`, `activate` and `delete`.
 """
 
 from __future__ import annotations
@@ -301,10 +301,26 @@ def _generation_dict(one: values.Generation) -> dict[str, Any]:
     }
 
 
+Generation = Annotated[str, typer.Argument(help="The generation; `aeenc corpus list NAME` lists them.")]
+
+
+def activate_generation(
+    context: typer.Context, name: Annotated[str, typer.Argument(help="The corpus.")], generation: Generation
+) -> None:
+    """Lets searches see a generation, after a check of every file. The one before stays, and may be activated again."""
+    with client(context) as connected:
+        moved = connected.index.activate(name, generation)
+    out = output_of(context)
+    for one in moved.replicas:
+        if one.behind:
+            out.note(f"index {one.instance} still serves {one.generation or 'none'}: {one.reason}")
+    behind = [one.instance for one in moved.replicas if one.behind]
+    fields = {"generation": moved.active.id, "previous": moved.previous_generation, "premises": moved.active.premises}
+    out.result({"corpus": name, **fields, "behind": behind})
+
+
 def delete_generation(
-    context: typer.Context,
-    name: Annotated[str, typer.Argument(help="The corpus.")],
-    generation: Annotated[str, typer.Argument(help="The generation; `aeenc corpus list NAME` lists them.")],
+    context: typer.Context, name: Annotated[str, typer.Argument(help="The corpus.")], generation: Generation
 ) -> None:
     """Deletes a generation that is not active. It cannot be had back."""
     with client(context) as connected:

@@ -53,6 +53,7 @@ _GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
         {
             "build": corpus.build,
             "list": fleet.corpora,
+            "activate": fleet.activate_generation,
             "explain": corpus.explain,
             "verify": corpus.verify,
             "repair": corpus.repair,
