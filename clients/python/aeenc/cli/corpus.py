@@ -214,7 +214,7 @@ def _build_elsewhere(
         known = ", ".join(sorted(found)) or "none; pip install ./clients/python '.[index-ray]' (in a checkout)"
         raise InvalidArgument(f"--engine {engine}: no such engine; known: {known}")
     if not isinstance(source, Facts):
-        raise InvalidArgument(f"--engine {engine} reads --facts PATH, not --data or standard input")
+        raise InvalidArgument(f"--engine {engine} reads --facts PATH, not --data, standard input or a pipe")
     started = time.monotonic()
     with out.progress(f"building {name}", "facts") as report:
         build_by: Callable[..., Any] = found[engine].load()
