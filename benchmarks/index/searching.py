@@ -23,7 +23,7 @@ async def recall(
     k: int,
     splits: Sequence[str] = (),
 ) -> float:
-    """The share of the true k nearest (ordinals for each query) that are found; they are all in one of the splits."""
+    """The share of the true k nearest (ordinals for each query) that are found under a filter by splits."""
     hits = 0
     for start in range(0, len(queries), AT_ONCE):
         part = slice(start, start + AT_ONCE)

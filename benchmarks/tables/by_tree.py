@@ -1,6 +1,7 @@
 """Differences between rows, tested by tree: the queries of one tree are no independent observations.
 
-Trees that share a query are one group. Each report keeps the strict average precision of each query, and its group.
+Trees are one group where they share a query, or one has another's query as a premise. Each report keeps the strict
+average precision of each query, and its group.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from aeenc.trees.folds import connected
 RESAMPLED = 10_000  # times, for an interval
 BY_QUERY = "strict_by_query"  # in a report: `AP` and `group`, each in the order of the queries
 
-Column = NDArray[np.float64]
+Precisions = NDArray[np.float64]
 Groups = NDArray[np.int64]
 
 
@@ -47,7 +48,7 @@ def groups_of(dataset: Dataset, split: str) -> Groups:
     return np.array([group_of[text] for text in asked])
 
 
-def precisions_of(ranks: Sequence[Sequence[int]]) -> Column:
+def precisions_of(ranks: Sequence[Sequence[int]]) -> Precisions:
     """The average precision of each query that has gold, by the ranks of its gold; 0 is not ranked."""
     found = [np.array([rank or UNRANKED for rank in own]) for own in ranks if len(own)]
     return np.array([average_precision(own) for own in found])
@@ -59,7 +60,7 @@ def by_query(dataset: Dataset, split: str, strict_ranks: Sequence[Sequence[int]]
     return {"AP": precisions.tolist(), "group": groups_of(dataset, split).tolist()}
 
 
-def p_by_tree(groups: Groups, first: Column, second: Column) -> float:
+def p_by_tree(groups: Groups, first: Precisions, second: Precisions) -> float:
     """The paired randomisation test over groups of trees, of two systems' figures by query."""
     differences = np.bincount(groups, first - second)
     return paired_randomisation_test(differences, np.zeros_like(differences))

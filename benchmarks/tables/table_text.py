@@ -19,15 +19,18 @@ _HEAD = (
     "measures what is missing and writes this page; `make table1 ARGS='--only NAME --split {split}'` measures one row. "
     "Epochs, rounds, temperatures and the weights of `ours-full` and `ours-reranked` were chosen on dev, so that dev "
     "figures of trained rows flatter; `ours-ordered` keeps its last epoch, and its weights were tuned on train. "
-    "± is the spread of seeds alone; [by tree](#differences-of-strict-map-by-tree) tells differences from chance. "
+    "± is the spread of seeds alone. Figures without ± have one seed: differences of .005 may be chance; [by "
+    "tree](#differences-of-strict-map-by-tree) tests the choice of trees. "
     "A cell is blank where a row was measured before its figure was kept. "
     "[table1-{split}](table1-{split}) has the report of each row."
 )
 
 _DIFFERENCES = (
-    "Queries of one tree are not independent, nor are trees that share a query: the paired randomisation test and the "
-    "interval (bootstrap) draw groups of such trees. A query counts with its mean over the seeds, which the interval "
-    "leaves as they are. Rows measured before figures were kept by query are missing."
+    "Queries of one tree are not independent, nor are trees that share a query, or of which one has another's query"
+    " as a premise. So the paired randomisation test and the 95 % interval (bootstrap) draw groups of such trees. A"
+    " query counts with its mean over the seeds. They tell whether a difference may come from the choice of trees, "
+    "not whether it may come from the seed of a training or from what dev has chosen, and are not corrected for the"
+    " number of rows. The least p is .0001. Rows measured before figures were kept by query are missing."
 )
 
 

@@ -9,6 +9,8 @@ from aeenc import AsyncClient
 from aeenc.cli.output import Output
 from aeenc.v1 import types_pb2
 from services.corpus.active import write_active
+from services.index.catalogue.catalogue import Catalogue
+from services.index.values import ReplicaState
 from support.worlds.index_world import FACTS, SPACE, VERSION
 from support.worlds.index_world import facts as facts_of_science
 
@@ -199,6 +201,18 @@ async def test_a_generation_whose_premises_are_damaged_is_repaired_from_those_gi
     assert (mended.code, mended.json["generation"], mended.json["active"]) == (0, built, True), mended.stderr
     assert (await aeenc(*fleet.options, "corpus", "verify", "science", "--generation", built)).code == 0
     assert (await aeenc(*fleet.options, "corpus", "verify", "science", "--generation", "g0")).code == 2
+
+
+async def test_replicas_that_do_not_follow_an_activation_are_named(aeenc, fleet, facts, monkeypatch):
+    built = await aeenc(*fleet.options, "--json", "corpus", "build", "science", "--no-activate", "--facts", facts)
+
+    async def reached(*_: object) -> tuple[ReplicaState, ...]:
+        return ReplicaState("one", "g1", SPACE), ReplicaState("slow", "g0", SPACE, is_behind=True, reason="it hangs")
+
+    monkeypatch.setattr(Catalogue, "reached", reached)
+    moved = await aeenc(*fleet.options, "--json", "corpus", "activate", "science", built.json["generation"])
+    assert (moved.code, moved.json["behind"]) == (0, ["slow"])
+    assert "index slow still serves g0: it hangs" in moved.stderr
 
 
 async def test_an_active_generation_that_does_not_open_is_repaired(aeenc, fleet, facts, tmp_path, artifact_store):

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from aeenc import Client
 from aeenc.adapters.facts import Facts
-from aeenc.errors import FailedPrecondition, InvalidArgument, NotFound
+from aeenc.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
 from aeenc.transport.targets import Targets
+from services.corpus.active import read_active
 from services.corpus.generation import folder_of
 from services.index.distributed.engine import Built, build
 from services.index.distributed.plan import Plan
@@ -44,8 +45,8 @@ def build_on_ray(
     all processes see, or a URL; by default it lies among the artifacts. A build of the same input goes on in it, until
     its generation is activated, or checked if it shall not be.
 
-    Raises FailedPrecondition for another store than the index's, Aborted, and leaves the generation inactive, when
-    somebody has activated another one since the start, and what `build` raises.
+    Raises FailedPrecondition for another store or Milvus than the index's, Aborted, and leaves the generation inactive,
+    when somebody has activated another one since the start, and what `build` raises.
     """
     if address and workers:
         raise InvalidArgument(
@@ -63,6 +64,9 @@ def build_on_ray(
     serving = {one.corpus: one.active.id for one in client.index.info().corpora if one.active.id}
     if into_milvus is None:  # generations that an earlier release built into a Milvus have no files
         _check_store(store, corpus, serving)
+        expected = _recorded(store, corpus)
+    else:
+        expected = serving.get(corpus, "")
     if "://" not in str(facts.path):  # processes of a cluster work in directories of their own
         facts = replace(facts, path=facts.path.absolute())
     plan = Plan.of(corpus, facts, text_bytes=settings.text_bytes, storage=storage, space_id=space_id)
@@ -76,9 +80,9 @@ def build_on_ray(
         try:
             client.index.verify(corpus, artifact.id)
         except NotFound as error:
-            raise _another_store(store) from error
+            raise _another_store(store) if into_milvus is None else _another_milvus() from error
         if activate:
-            client.index.activate(corpus, artifact.id, expected=serving.get(corpus))
+            client.index.activate(corpus, artifact.id, expected=expected)
 
     with connected(address, workers) as processes:
         return build(
@@ -95,8 +99,19 @@ def build_on_ray(
         )
 
 
+def _recorded(store: ArtifactStore, corpus: str) -> str | None:
+    """The generation that an activation will find active, also one that does not open; None if nobody can read it."""
+    try:
+        return read_active(store, corpus) or ""
+    except DataLoss:
+        return None
+
+
 def _check_store(store: ArtifactStore, corpus: str, serving: Mapping[str, str]) -> None:
-    """Raises FailedPrecondition for a store without the corpus's active generation, or without any if it has none."""
+    """Raises FailedPrecondition for a store that lacks the generation which the index serves of a corpus.
+
+    Where it serves none of this corpus, one of any other will do.
+    """
     wanted = {corpus: serving[corpus]} if corpus in serving else serving
     for name, generation in wanted.items():
         with suppress(NotFound):
@@ -110,4 +125,11 @@ def _another_store(store: ArtifactStore) -> FailedPrecondition:
     return FailedPrecondition(
         f"the index has other artifacts than {store.url or store.root.absolute()}; run the command with the index's "
         "AEENC_INDEX_ARTIFACTS_DIR or AEENC_INDEX_ARTIFACTS_URL, where these artifacts are"
+    )
+
+
+def _another_milvus() -> FailedPrecondition:
+    return FailedPrecondition(
+        "the index does not find the generation in its Milvus; run the command with the index's "
+        "AEENC_INDEX_MILVUS_URI, AEENC_INDEX_MILVUS_DATABASE and AEENC_INDEX_MILVUS_PREFIX"
     )

@@ -107,7 +107,7 @@ async def publish(
 
 
 def _mapped(path: Path) -> Premises:
-    """Opens the premises that were just written, without holding their texts."""
+    """Opens the premises that were just written, without a copy of their lines."""
     with path.open("rb") as file:
         tables = Tables.of((PremiseRecord.of_line(line), len(line)) for line in file)
         return Premises(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), tables, path)

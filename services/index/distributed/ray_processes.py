@@ -17,7 +17,9 @@ from aeenc import errors
 from services.index.distributed.engine import Task
 from services.index.distributed.plan import Plan
 from services.index.distributed.work import Work
+from services.kit import logs
 
+log = logs.get(__name__)
 ATTEMPTS = 10  # of a task whose process dies
 AHEAD = 2  # tasks for each process that wait for it
 OBJECTS_BYTES = 100 * 1024 * 1024  # of Ray's shared memory: results are small
@@ -36,7 +38,7 @@ class RayProcesses:
     ) -> Iterator[tuple[int, dict[str, Any]]]:
         """Runs a task for each number; yields results as they come.
 
-        Raises its error, and Unavailable for an unexpected one, or for a task whose process died ten times.
+        Raises its error, and Unavailable for an unexpected one, or for a task whose process died at each attempt.
         """
         ray, waiting = self._ray, iter(arguments.items())
         running: dict[Any, int] = {}
@@ -64,6 +66,7 @@ class RayProcesses:
             cause, often = error, f" {ATTEMPTS + 1} times or its machine is gone"
             if isinstance(error, self._ray.exceptions.RayTaskError):  # raised by the task, which is not tried again
                 cause, often = error.cause, ""
+                log.exception("a task has failed unexpectedly", task=task.__name__, number=number)
             said = next(iter(str(cause).splitlines()), "")
             raise errors.Unavailable(
                 f"task {task.__name__} {number} failed{often} ({type(cause).__name__}: {said}); mend that and build "

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aeenc.adapters.facts import ANOTHER, content_digest, id_digest
+from aeenc.adapters.facts import ID_REUSED, content_digest, id_digest
 from aeenc.errors import InvalidArgument
 from aeenc.transport.targets import Targets
 from services.corpus.generation import PremiseRecord, Storage
@@ -135,7 +135,7 @@ def _check_ids(plan: Plan, rows: bytes) -> None:
     wrong = np.flatnonzero(same_id & (table[1:, 2:4] != table[:-1, 2:4]).any(axis=1))
     if len(wrong):
         first = min((int(table[row + 1, 4]), int(table[row, 4])) for row in wrong.tolist())
-        raise InvalidArgument(f"{plan.place(first[0])}: its id is used at {plan.place(first[1])}, too, {ANOTHER}")
+        raise InvalidArgument(f"{plan.place(first[0])}: its id is also used at {plan.place(first[1])}, {ID_REUSED}")
 
 
 def _hashed(text: str) -> int:

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from aeenc.errors import DataLoss, Unavailable
-from services.kit.logs import get
+from services.kit import logs
 from services.store.files import DocumentFiles, Documents, full_disk_is_unavailable, make_directory
 from services.store.objects import Bucket
 
-log = get(__name__)
+log = logs.get(__name__)
 LOCK = ".lock"  # the kernel releases it when the process dies
 FULL_DISK_REMEDY = "free space and build again: what is finished is kept"
 Range = tuple[int, int, int]  # the bytes from the first to the second number, and their CRC-32

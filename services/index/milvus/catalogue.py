@@ -192,15 +192,15 @@ class MilvusCatalogue:
         """
         await self.refresh()
         active = self.active_id(corpus)
-        stored = self._named(corpus, generation_id or active)
-        artifact = stored.artifact
+        named = generation_id or active or ""
+        known = {"generation": named, "active": str(named == active).lower()}
         try:
+            stored = self._named(corpus, named)
+            known["space_id"] = str(stored.artifact.meta["space_id"])
             await self._link.read(check, MilvusGeneration.of(stored, self._link), stored, LOAD_S)
         except errors.DataLoss as error:
-            known = {"generation": artifact.id, "space_id": str(artifact.meta["space_id"])}
-            known["active"] = str(artifact.id == active).lower()
             raise errors.DataLoss(error.message, metadata={**known, **error.metadata}) from error
-        return artifact
+        return stored.artifact
 
     async def check_known(self, corpus: str) -> None:
         """Raises NotFound for a corpus without any generation, also in Milvus."""

@@ -228,7 +228,7 @@ def test_views_of_strings_are_texts(tmp_path: Path) -> None:
 
 def test_only_columns_that_are_not_used_may_be_there_twice(tmp_path: Path) -> None:
     csv, path = tmp_path / "f.csv", tmp_path / "t.parquet"
-    csv.write_text("id,x,x,text,,\na,1,2,ice,,\n")
+    csv.write_text("id,x,x,text,,\na,1,2,ice,7,\n")
     columns = [pa.array(["a"]), pa.array(["1"]), pa.array(["2"]), pa.array(["ice"])]
     parquet.write_table(pa.Table.from_arrays(columns, ["id", "x", "x", "text"]), path)
     assert pairs(csv) == pairs(path) == [("a", "ice")]

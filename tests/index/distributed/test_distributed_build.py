@@ -151,9 +151,9 @@ async def test_a_repeated_fact_is_left_out_and_one_with_another_text_is_refused(
     short = [*FACTS, {"id": "one", "text": "é"}]
     assert (await built(source([*short, short[-1]]))).premises == (await built(source(short))).premises
     wrong = [*FACTS, {"id": "f3", "text": "something else"}]
-    with pytest.raises(InvalidArgument, match=r"fact 3: its id is used at .*facts\.jsonl: fact 4, too, for another"):
+    with pytest.raises(InvalidArgument, match=r"fact 3: its id is also used at .*facts\.jsonl: fact 4, for two texts"):
         await built(source(wrong))
-    with pytest.raises(InvalidArgument, match="with other splits"):
+    with pytest.raises(InvalidArgument, match="with two sets of splits"):
         await built(source([*FACTS, {**FACTS[3], "splits": ["dev"]}]))
 
 
@@ -273,11 +273,13 @@ async def test_two_commands_do_not_share_a_work(built: Any, source: Any, tmp_pat
     assert (await built(source())).premises
 
 
+@pytest.mark.parametrize("is_first", [False, True])
 async def test_the_work_stays_until_the_generation_is_activated(
-    serve: Any, commanded: Any, source: Any, artifact_store: ArtifactStore
+    serve: Any, commanded: Any, source: Any, artifact_store: ArtifactStore, is_first: bool
 ):
     async with serve() as index:
-        await index.client.build("c", source(FACTS[:20]))
+        if not is_first:
+            await index.client.build("c", source(FACTS[:20]))
 
         def activate_another(stage: str, *_: int) -> None:
             if stage == "indexing":

@@ -60,7 +60,7 @@ async def test_it_is_the_generation_that_a_stream_into_milvus_makes(
 ) -> None:
     async with start() as index:
         streamed = await index.client.build("science", run.facts(), activate=False)
-        monkeypatch.delattr(Premises, "of")  # the texts of all premises stay on disk
+        monkeypatch.delattr(Premises, "of")  # the premises' lines stay on disk
         assert (await run()).artifact.id == streamed.id, "the id is a hash of all files"
         assert len(collections()) == 1, "what is there already is not kept twice"
 

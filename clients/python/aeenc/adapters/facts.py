@@ -39,7 +39,7 @@ IDS = ("id", "_id", "uid", "premise_id", "doc_id")
 SPLITS = ("splits", "split")
 STDIN = Path("-")
 HUGGING_FACE = "state.json"  # names the files of a dataset that was saved to disk
-ANOTHER = "for another text or with other splits; give each text its own id, and name all its splits at once"
+ID_REUSED = "for two texts or with two sets of splits; give each text its own id, and name all its splits at once"
 _SUFFIXES: dict[str, Format] = {f".{name}": name for name in get_args(Format)} | {".ndjson": "jsonl", "": "txt"}
 _DELIMITERS = {"csv": ",;\t|", "tsv": "\t"}  # that of which the first line has most
 _PACKED = {".gz", ".zip", ".bz2", ".xz", ".zst"}
@@ -47,7 +47,7 @@ BATCH_ROWS = 4096
 CSV_FIELD_CHARS = 16 * 1024 * 1024  # of any column; so much is read after a quote that nothing closes
 
 Record = tuple[str, dict[str, Any]]  # where it stands, and its columns
-Used = tuple[str, str, str]  # the columns of text, id and splits; "" for none
+UsedColumns = tuple[str, str, str]  # the columns of text, id and splits; "" for none
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Facts:
                 contents[key] = digest
                 yield fact
             elif contents[key] != digest:
-                raise InvalidArgument(f"{place}: the id {fact.id!r} is used twice, {ANOTHER}")
+                raise InvalidArgument(f"{place}: the id {fact.id!r} is used twice, {ID_REUSED}")
         if not contents:
             raise InvalidArgument(f"{self.path}:1: holds no facts; write one a line")
 
@@ -116,7 +116,7 @@ class Facts:
             case "parquet" | "arrow":
                 return _tables(self.path, self.format, self.part, self._header)
 
-    def _header(self, place: str, names: Sequence[str]) -> Used:
+    def _header(self, place: str, names: Sequence[str]) -> UsedColumns:
         """Chooses among the columns of a table. Raises InvalidArgument for one that is there twice."""
         used = self._used(place, names)
         for name in used:
@@ -124,7 +124,7 @@ class Facts:
                 raise InvalidArgument(f"{place}: the column `{name}` is there twice; rename one, or leave it out")
         return used
 
-    def _used(self, place: str, columns: Collection[str]) -> Used:
+    def _used(self, place: str, columns: Collection[str]) -> UsedColumns:
         """Chooses among columns. Raises InvalidArgument where there is no text, or not what was named."""
         text = self.text_column or next((name for name in TEXTS if name in columns), TEXTS[0])
         fact_id = self.id_column or next((name for name in IDS if name in columns), "")
@@ -141,7 +141,7 @@ class Facts:
         if not isinstance(text, str) or not text.strip():
             raise InvalidArgument(f"{place}: `{text_name}` must be a string that is not empty")
         refuse_half(f"{place}: `{text_name}`", text)
-        splits = _splits(f"{place}: `{splits_name}`", columns.get(splits_name))
+        splits = _splits(f"{place}: `{splits_name}`", columns[splits_name] if splits_name else None)
         if not id_name:
             return values.Premise(id=content_id(text), text=text, splits=splits)
         fact_id = columns[id_name]
@@ -285,7 +285,8 @@ def _splits(place: str, found: object) -> tuple[str, ...]:
         return ()
     splits = [found] if isinstance(found, str) else found
     if not isinstance(splits, list) or not all(isinstance(one, str) and one for one in splits):
-        raise InvalidArgument(f"{place} must be the name of a split or a list of names")
+        remedy = "rename the column, or leave it out, if it means something else"
+        raise InvalidArgument(f"{place} must be the name of a split or a list of names; {remedy}")
     for one in splits:
         refuse_half(place, one)
     return tuple(dict.fromkeys(splits))
@@ -303,7 +304,7 @@ def _listed(path: Path) -> Iterator[Record]:
         yield place, _columns(place, item)
 
 
-def _separated(path: Path, delimiters: str, header: Callable[[str, Sequence[str]], Used]) -> Iterator[Record]:
+def _separated(path: Path, delimiters: str, header: Callable[[str, Sequence[str]], UsedColumns]) -> Iterator[Record]:
     """Reads a file with separated columns. A record over several lines is named by its last."""
     csv.field_size_limit(max(csv.field_size_limit(), CSV_FIELD_CHARS))
     lines = (line for _, line in _lines(path))
@@ -327,7 +328,7 @@ def _separated(path: Path, delimiters: str, header: Callable[[str, Sequence[str]
 
 
 def _tables(
-    path: Path, kind: Format, part: Part | None, header: Callable[[str, Sequence[str]], Used]
+    path: Path, kind: Format, part: Part | None, header: Callable[[str, Sequence[str]], UsedColumns]
 ) -> Iterator[Record]:
     """Reads Parquet files or the Arrow files of a saved dataset, BATCH_ROWS rows of a Parquet file at a time."""
     pa = _pyarrow(path)
