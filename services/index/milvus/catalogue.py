@@ -191,9 +191,9 @@ class MilvusCatalogue:
         Raises NotFound, and DataLoss for one that has changed, whose metadata says what a repair needs to know.
         """
         await self.refresh()
-        active = self.active_id(corpus)
-        named = generation_id or active or ""
-        known = {"generation": named, "active": str(named == active).lower()}
+        named = generation_id or self.active_id(corpus) or ""
+        known = {"generation": named} if named else {}
+        known["active"] = str(self._is_active(corpus, named)).lower()
         try:
             stored = self._named(corpus, named)
             known["space_id"] = str(stored.artifact.meta["space_id"])
@@ -265,6 +265,13 @@ class MilvusCatalogue:
     def _active(self, seen: CatalogueSnapshot, corpus: str) -> MilvusGeneration | None:
         active = seen.active.get(corpus)
         return None if active is None else MilvusGeneration.of(seen.generations[corpus][active], self._link)
+
+    def _is_active(self, corpus: str, generation_id: str) -> bool:
+        """Whether a generation ("": the active one) is active, also where its record cannot be read."""
+        seen = self._seen or CatalogueSnapshot()
+        lost = seen.unreadable.get((corpus, ""))
+        is_lost = lost is not None and seen.unreadable.get((corpus, generation_id)) is lost
+        return is_lost or generation_id == seen.active.get(corpus)
 
     def _known(self, corpus: str) -> Mapping[str, StoredGeneration]:
         seen = self._seen or CatalogueSnapshot()

@@ -58,6 +58,8 @@ async def test_a_record_that_cannot_be_read_concerns_its_own_corpus_alone(start,
         assert (await index.client.search("sound", TWO, space_id=SPACE)).generation == sound.id
         await raises(refused, index.client.search("other", TWO, space_id=SPACE), *words)
         await raises(refused, index.client.activate("other", other.id), *words)
+        told = await raises(refused, index.client.verify("other"), *words)
+        assert dict(told.metadata) == ({} if is_newer else {"active": "true"})
         built = await index.client.build("other", facts()[:4])
         assert (await index.client.search("other", TWO, space_id=SPACE)).generation == built.id
     [kept] = raw.query(f"{prefix}_records", filter=f'key in ["{row["key"]}"]', output_fields=["*"], limit=1)
