@@ -35,6 +35,11 @@ class Difference:
     p: float
 
 
+def asked_of(dataset: Dataset, split: str) -> list[str]:
+    """Returns the queries that have strict gold, in the order of reports."""
+    return [text for text, gold in validation_of(dataset, split) if any(one != text for one in gold)]
+
+
 def groups_of(dataset: Dataset, split: str) -> Groups:
     """The group of trees of each query that has strict gold."""
     trees = dataset.trees(split)
@@ -44,8 +49,7 @@ def groups_of(dataset: Dataset, split: str) -> Groups:
         for at in group
         for label in trees[at].children
     }
-    asked = [text for text, gold in validation_of(dataset, split) if any(one != text for one in gold)]
-    return np.array([group_of[text] for text in asked])
+    return np.array([group_of[text] for text in asked_of(dataset, split)])
 
 
 def precisions_of(ranks: Sequence[Sequence[int]]) -> Precisions:
@@ -55,7 +59,7 @@ def precisions_of(ranks: Sequence[Sequence[int]]) -> Precisions:
 
 
 def by_query(dataset: Dataset, split: str, strict_ranks: Sequence[Sequence[int]]) -> dict[str, list[Any]]:
-    """What a report keeps of each query."""
+    """Returns the average precision and the group of each query, for a report."""
     precisions = np.round(precisions_of(strict_ranks), 6)
     return {"AP": precisions.tolist(), "group": groups_of(dataset, split).tolist()}
 

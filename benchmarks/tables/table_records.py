@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -81,7 +82,7 @@ def write(record: Record, split: str, **told: Any) -> None:
     }
     path = file_of(record.row, split, record.seed)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    path.write_text(_with_short_lists(json.dumps(content, indent=1)) + "\n")
 
 
 def surroundings() -> dict[str, str]:
@@ -114,6 +115,11 @@ def candidates_of(split: str, corpus: str = "") -> Candidates | None:
         print(f"{split} has no results of corpus {corpus!r}; it has results among {told}", file=sys.stderr)
         sys.exit(2)
     return chosen[0] if chosen else None
+
+
+def _with_short_lists(text: str) -> str:
+    """Puts each list of numbers on one line; the figures by query would take one each."""
+    return re.sub(r"\[([\s\d.,e-]+)\]", lambda found: f"[{' '.join(found[1].split())}]", text)
 
 
 def _read(path: Path) -> Record:

@@ -36,7 +36,10 @@ _DIFFERENCES = (
 
 @dataclass(frozen=True)
 class MeasuredRow:
-    """One row: its reports, one a seed, what the paper prints, why there is no report, and the row to compare with."""
+    """A row of the table. `reports` has one for each seed, and `reason` says why there is none.
+
+    `paper` has the printed figures, and `against` names the row that this one is compared with.
+    """
 
     name: str
     title: str

@@ -54,7 +54,7 @@ class Work:
             yield
 
     def record(self, stage: str, number: int) -> dict[str, Any] | None:
-        """What a finished task has noted; None while it is not finished, or where the note is damaged."""
+        """Returns the record of a finished task; None if the task is not finished or its record is damaged."""
         content = self._files.read(_key(stage, number, "json"))
         with suppress(ValueError):
             found: dict[str, Any] | None = None if content is None else json.loads(content)

@@ -125,7 +125,7 @@ class Facts:
         return used
 
     def _used(self, place: str, columns: Collection[str]) -> UsedColumns:
-        """Chooses among columns. Raises InvalidArgument where there is no text, or not what was named."""
+        """Finds the columns to read. Raises InvalidArgument when the texts or a named column are missing."""
         text = self.text_column or next((name for name in TEXTS if name in columns), TEXTS[0])
         fact_id = self.id_column or next((name for name in IDS if name in columns), "")
         for name, option in ((text, "--text-column"), (fact_id, "--id-column")):
@@ -154,12 +154,12 @@ class Facts:
 
 
 def id_digest(fact: values.Premise) -> bytes:
-    """A fact's id in 16 bytes."""
+    """Hashes a fact's id into 16 bytes."""
     return _digest(fact.id)
 
 
 def content_digest(fact: values.Premise) -> bytes:
-    """What a fact's id stands for, in 16 bytes: its text and its splits."""
+    """Hashes a fact's text and splits into 16 bytes; two facts with one id must agree in both."""
     return _digest(json.dumps([fact.text, *sorted(fact.splits)]))
 
 
