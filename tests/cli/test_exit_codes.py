@@ -173,20 +173,24 @@ def test_ctrl_c_in_long_work_says_how_to_go_on(tmp_path, trees, words, said):
 
 # A signal does not wake a main thread that is just on its way into a wait; neither does one that another thread gets.
 MISSED = """
-import asyncio, os, signal, threading
+import asyncio, os, signal, sys, threading
+from aeenc.cli.terminal import Keys
 from aeenc.transport.sync import LOOP
 LOOP.get()
+WAITS = {"call": lambda: LOOP.run(asyncio.sleep(600)), "key": Keys(os.pipe()[0]).key}
 try:
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    LOOP.run(asyncio.sleep(600))
+    WAITS[sys.argv[1]]()
 except KeyboardInterrupt:
     print("interrupted")
 """
 
 
-def test_ctrl_c_ends_a_call_whose_thread_it_does_not_wake():
-    ended = subprocess.run([sys.executable, "-c", MISSED], capture_output=True, text=True, timeout=40, check=True)
+@pytest.mark.parametrize("wait", ["call", "key"])
+def test_ctrl_c_ends_a_wait_whose_thread_it_does_not_wake(wait):
+    command = [sys.executable, "-c", MISSED, wait]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=40, check=True)
     assert (ended.stdout, ended.stderr) == ("interrupted\n", "")
 
 

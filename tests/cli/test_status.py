@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from services.launcher.processes import free_port
+from support.command import running
 
 COMMAND = [sys.executable, "-m", "aeenc.cli.main"]
 
@@ -64,7 +65,7 @@ async def test_a_watch_goes_on_without_a_service_and_shows_it_once_it_is_there(a
     port = free_port(set())
     options = (*fleet.options, "--sampler", f"127.0.0.1:{port}", "--timeout", "0.3", "--json")
     command = [*COMMAND, *map(str, options), "status", "--watch", "--every", "0.1"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: ASYNC220 -- nothing waits
+    with running(command, stdout=subprocess.PIPE, text=True) as process:
 
         async def seen() -> dict:
             return json.loads(await asyncio.to_thread(process.stdout.readline))["services"]["sampler"]
@@ -82,7 +83,7 @@ async def test_on_a_terminal_a_watch_stays_in_its_place(aeenc, fleet):
     ours, terminal = pty.openpty()
     command = [*COMMAND, *map(str, fleet.options), "--timeout", "0.3", "status", "--watch", "--every", "0.1"]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
-    with subprocess.Popen(command, stdout=terminal, env=environment) as process:  # noqa: ASYNC220
+    with running(command, stdout=terminal, env=environment) as process:
         os.close(terminal)
         shown = b""
         while shown.count(b"DEGRADED") < 2:

@@ -24,6 +24,7 @@ from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN
 from aeenc.v1 import sampler_pb2
 from services.kit.credentials.credential_file import Credential, HashedToken, hash_of, render
 from services.sampler.__main__ import build
+from support.command import running
 from support.waiting import eventually
 from support.worlds.sampler_world import SamplerWorld, nearest
 
@@ -255,17 +256,16 @@ async def test_a_person_judges_in_a_real_terminal(world: SamplerWorld):
         parent, child = pty.openpty()
         words = ["--sampler", sampler.channel.target, "oracle", "terminal", "--run", run_id, "--annotator", "ann"]
         environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": os.pathsep.join(sys.path)}
-        process = subprocess.Popen(  # noqa: ASYNC220 -- it must not wait for this loop
-            [*COMMAND, *words], stdin=child, stdout=subprocess.PIPE, stderr=child, text=True, env=environment
-        )
-        os.close(child)
-        shown = ""
-        while "Which of these explain" not in shown:
-            shown += (await asyncio.to_thread(os.read, parent, 4096)).decode()
-        os.write(parent, b"\x1b[6~2\r")  # PageDown ticks nothing
-        draining = asyncio.create_task(asyncio.to_thread(_drain, parent))
-        output, _ = await asyncio.to_thread(process.communicate)
-        await draining
+        pipes = {"stdin": child, "stdout": subprocess.PIPE, "stderr": child}
+        with running([*COMMAND, *words], **pipes, text=True, env=environment) as process:
+            os.close(child)
+            shown = ""
+            while "Which of these explain" not in shown:
+                shown += (await asyncio.to_thread(os.read, parent, 4096)).decode()
+            os.write(parent, b"\x1b[6~2\r")  # PageDown ticks nothing
+            draining = asyncio.create_task(asyncio.to_thread(_drain, parent))
+            output, _ = await asyncio.to_thread(process.communicate)
+            await draining
         os.close(parent)
         assert process.returncode == 0
         assert "ann has answered 1" in output
@@ -278,17 +278,15 @@ async def test_ctrl_c_gives_the_task_back(world: SamplerWorld):
         parent, child = pty.openpty()
         words = ["--sampler", sampler.channel.target, "oracle", "terminal", "--run", run_id, "--annotator", "ann"]
         environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": os.pathsep.join(sys.path)}
-        process = subprocess.Popen(  # noqa: ASYNC220 -- it must not wait for this loop
-            [*COMMAND, *words], stdin=child, stdout=child, stderr=child, env=environment
-        )
-        os.close(child)
-        shown = ""
-        while "Which of these explain" not in shown:
-            shown += (await asyncio.to_thread(os.read, parent, 4096)).decode()
-        process.send_signal(signal.SIGINT)
-        await asyncio.to_thread(_drain, parent)
+        with running([*COMMAND, *words], stdin=child, stdout=child, stderr=child, env=environment) as process:
+            os.close(child)
+            shown = ""
+            while "Which of these explain" not in shown:
+                shown += (await asyncio.to_thread(os.read, parent, 4096)).decode()
+            process.send_signal(signal.SIGINT)
+            await asyncio.to_thread(_drain, parent)
+            assert await asyncio.to_thread(process.wait) == 130
         os.close(parent)
-        assert await asyncio.to_thread(process.wait) == 130
         assert len(await sdk.PeopleClient(sampler.channel).lease("bob", run_id=run_id)) == 1
 
 

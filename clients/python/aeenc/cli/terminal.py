@@ -36,6 +36,7 @@ from aeenc.cli.output import output_of
 from aeenc.cli.targets import client
 from aeenc.errors import FailedPrecondition
 from aeenc.oracle import ABSTAINS, EXPLAINS, Verdict
+from aeenc.transport.sync import SIGNAL_S
 
 END = ""  # the input is closed
 ESCAPE = "\x1b"
@@ -63,8 +64,12 @@ class Keys:
         if self._kept is not None:
             kept, self._kept = self._kept, None
             return kept
-        ready, _, _ = select.select([self._descriptor], [], [], timeout_s)
-        return os.read(self._descriptor, 1) if ready else None
+        while True:
+            ready, _, _ = select.select([self._descriptor], [], [], SIGNAL_S if timeout_s is None else timeout_s)
+            if ready:
+                return os.read(self._descriptor, 1)
+            if timeout_s is not None:
+                return None
 
     def _skips_sequence(self) -> bool:
         """Skips the rest of what arrows, PageDown or F5 send: `[` or `O`, then bytes up to a letter or `~`.
