@@ -34,13 +34,13 @@ from numpy.typing import NDArray
 
 from aeenc import Fusion, Retrieval
 from aeenc.cli.learning.evaluation import explain_training
-from aeenc.cli.learning.jobs import TRAINING_SPLIT, validation_of
+from aeenc.cli.learning.jobs import validation_of
 from aeenc.files.whole import whole_folder
 from aeenc.trainer import gold_tree
 from aeenc.trees import HELD_OUT, Dataset, Tree
 from benchmarks.harness.entailmentbank import DATA, check_there
 from benchmarks.harness.rows import ROOT, Rows
-from benchmarks.tables.by_tree import asked_of, groups_of, p_by_tree, precisions_of
+from benchmarks.tables.by_tree import groups_of, p_by_tree, precisions_of, unseen_of
 from benchmarks.tables.drawing import draw_stages
 from benchmarks.tables.figure3 import SYSTEMS as FIGURE_3
 from benchmarks.tables.figure3 import pairs_of
@@ -110,10 +110,9 @@ def measure(research: Research, split: str, retrieval: Retrieval | None) -> Meas
         ranks=True,
         timeout_s=EVALUATE_S,
     )
-    learned = {query.text for query in research.dataset.queries(TRAINING_SPLIT)}
     return Measured(
         precisions_of([one.strict for one in report.ranks]),
-        np.array([text not in learned for text in asked_of(research.dataset, split)]),
+        unseen_of(research.dataset, split),
         report.hypothesis_alone.all_correct_at_25 if report.hypothesis_alone else 0.0,
     )
 

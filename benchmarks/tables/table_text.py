@@ -5,12 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from aeenc.evaluation.metrics import UNRANKED, hit, ndcg
-from benchmarks.tables.by_tree import difference
+from benchmarks.tables.by_tree import Difference, difference
 
 DEPTHS = (10, 20, 30, 40, 50)
 METRICS = ("MAP", "NDCG", *(f"NDCG@{k}" for k in DEPTHS), *(f"Hit@{k}" for k in DEPTHS))
@@ -30,8 +31,10 @@ _DIFFERENCES = (
     " as a premise. So the paired randomisation test and the 95 % interval (bootstrap) draw groups of such trees. A"
     " query counts with its mean over the seeds. They tell whether a difference may come from the choice of trees, "
     "not whether it may come from the seed of a training or from what dev has chosen, and are not corrected for the"
-    " number of rows. The least p is .0001. Rows measured before figures were kept by query are missing."
+    " number of rows. The least p is .0001. Unseen: queries that train does not have. Rows measured before figures "
+    "were kept by query are missing."
 )
+_OF_DIFFERENCE = ("difference", "95 % interval", "p")
 
 
 @dataclass(frozen=True)
@@ -131,18 +134,23 @@ def _harder(rows: Sequence[MeasuredRow]) -> list[str]:
 def _differences(rows: Sequence[MeasuredRow]) -> list[str]:
     """How far each row is above another, by tree, where both keep figures by query."""
     lines = ["## Differences of strict MAP, by tree", "", _DIFFERENCES, ""]
-    lines += ["| system | `NAME` | against | seeds | difference | 95 % interval | p |", f"|{'---|' * 7}"]
+    over_both = " | ".join(f"{what}{of}" for of in ("", ", unseen queries") for what in _OF_DIFFERENCE)
+    lines += [f"| system | `NAME` | against | seeds | {over_both} |", f"|{'---|' * 10}"]
     reports = {row.name: row.reports for row in rows}
     for row in rows:
         other = reports.get(row.against, ())
-        found = difference(row.reports, other)
-        if found is None or row.name == row.against:
+        both = [difference(row.reports, other, unseen=unseen) for unseen in (False, True)]
+        if both[0] is None or row.name == row.against:
             continue
         seeds = f"{len(row.reports)}, {len(other)}"
-        interval = f"{_signed(found.low)} to {_signed(found.high)}"
-        cells = [row.told, row.name, f"`{row.against}`", seeds, _signed(found.mean), interval, f"{found.p:.4f}"]
-        lines.append(_line(cells))
+        lines.append(_line([row.told, row.name, f"`{row.against}`", seeds, *chain.from_iterable(map(_told, both))]))
     return [*lines, ""]
+
+
+def _told(found: Difference | None) -> list[str]:
+    if found is None:
+        return [""] * len(_OF_DIFFERENCE)
+    return [_signed(found.mean), f"{_signed(found.low)} to {_signed(found.high)}", f"{found.p:.4f}"]
 
 
 def _unmeasured(rows: Sequence[MeasuredRow]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from aeenc.trees import Dataset
 from benchmarks.harness import rows
 from benchmarks.harness.rows import Rows
 from benchmarks.tables import figure3, quality
-from benchmarks.tables.by_tree import BY_QUERY, difference, groups_of, p_by_tree, precisions_of
+from benchmarks.tables.by_tree import BY_QUERY, asked_of, by_query, difference, groups_of, p_by_tree, precisions_of
 from benchmarks.tables.own_text import EXCLUDED, SYSTEMS
 from benchmarks.tables.quality import retrieval_of, share_of_whole_trees
 from services.index.ranking.tuning import Weights
@@ -43,8 +44,28 @@ def test_ten_queries_of_one_tree_are_one_observation(tmp_path: Path) -> None:
     assert p_by_tree(groups, better, worse) == 1.0
 
 
-def _report(precisions: list[float], groups: list[int]) -> dict[str, object]:
-    return {BY_QUERY: {"AP": precisions, "group": groups}}
+def _report(precisions: list[float], groups: list[int], unseen: Sequence[int] = ()) -> dict[str, object]:
+    return {BY_QUERY: {"AP": precisions, "group": groups, "unseen": unseen or [1] * len(groups)}}
+
+
+def test_a_query_of_train_is_seen_and_a_difference_leaves_it_out_on_demand(tmp_path: Path) -> None:
+    _dataset(tmp_path)
+    record = {"id": "two", "hypothesis": "node 3", "context": "sent1: leaf 20 sent2: leaf 21"}
+    learned = json.dumps({**record, "proof": "sent1 & sent2 -> hypothesis; "})
+    (tmp_path / "dataset" / "task_1" / "train.jsonl").write_text(learned + "\n")
+    dataset = Dataset.load(tmp_path)
+    asked = asked_of(dataset, "dev")
+    told = by_query(dataset, "dev", [[1, 1]] * len(asked))
+    assert [text for text, unseen in zip(asked, told["unseen"], strict=True) if not unseen] == ["node 3"]
+
+    groups = [0, 0, 1, 1, 2, 2]
+    for unseen, expected in (([0, 0, 1, 1, 1, 1], 0.1), ([0] * 6, None)):
+        high, low = (_report([at, at, *[rest] * 4], groups, unseen) for at, rest in ((0.9, 0.3), (0.5, 0.2)))
+        found = difference([high], [low], unseen=True)
+        assert (found and found.mean) == (expected and pytest.approx(expected))
+        whole = difference([high], [low])
+        assert whole is not None
+        assert whole.mean == pytest.approx(0.2)
 
 
 def test_a_difference_is_that_of_the_means_over_seeds_and_its_interval_is_by_group() -> None:

@@ -160,12 +160,13 @@ def test_unseen_queries_and_whole_trees_stand_beside_the_whole():
 
 def test_a_row_is_compared_with_the_row_that_it_names_by_tree():
     def report(ap: float) -> dict[str, object]:
-        by_query = {"AP": [ap] * 6, "group": [0, 0, 1, 2, 3, 4]}
+        by_query = {"AP": [ap] * 5 + [0.5], "group": [0, 0, 1, 2, 3, 4], "unseen": [1] * 5 + [0]}
         return {"strict": {"MAP": ap}, BY_QUERY: by_query, "queries": 6, "pairs": 6, "candidates": 9}
 
     rows = [MeasuredRow(name, name, [report(ap)], {}, against="b") for name, ap in (("a", 0.25), ("b", 0.5))]
     lines = markdown(rows, "dev", "nobody").split("## Differences")[1].split("##")[0].splitlines()
-    assert lines[-2:] == ["| a | a | `b` | 1, 1 | -.250 | -.250 to -.250 | 0.0652 |", ""]
+    over_all, unseen = "-.208 | -.250 to -.100 | 0.1245", "-.250 | -.250 to -.250 | 0.1243"
+    assert lines[-2:] == [f"| a | a | `b` | 1, 1 | {over_all} | {unseen} |", ""]
     bare = MeasuredRow("b", "b", [{"strict": {"MAP": 0.5}}], {})
     assert "-.250" not in markdown([rows[0], bare], "dev", "nobody")
 
