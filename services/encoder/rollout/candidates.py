@@ -288,7 +288,8 @@ class Spaces:
     async def model(self, space_id: str, version: str) -> Model:
         """Returns a version of a space, loaded already or now. Raises the reason to refuse it."""
         dim = self._dim(space_id)
-        model = self._versions.models.get(version) or await self._loader.load(space_id, version, dim, beside=True)
+        beside = self._versions.complete
+        model = self._versions.models.get(version) or await self._loader.load(space_id, version, dim, beside=beside)
         check_place(model.description, space_id, dim)
         self._loader.check_precision(model)
         return model
