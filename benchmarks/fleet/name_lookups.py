@@ -17,7 +17,7 @@ from services.launcher.processes import free_port
 from services.store.artifacts import ArtifactStore
 from services.store.redis import connect
 from services.store.registry import Registry
-from support.name_server import NameServer
+from support.servers.name_server import NameServer
 from support.service_process import RedisProcess, ServiceProcess
 
 CALLERS, PAUSE_S = 4, 0.05  # calls a caller makes in a second: about twenty

@@ -58,7 +58,7 @@ async def served(oracle: aeenc.Oracle, **options: Any) -> AsyncIterator[OracleCl
     server = await oracle.start("127.0.0.1:0", **options)
     channel = Channel(f"127.0.0.1:{server.port}", token=options.get("token"), timeout_s=5)
     # Connections are shared in a process: one may still take the port for that of a server that an earlier test ended.
-    await asyncio.wait_for(channel.grpc.channel_ready(), 5)
+    await asyncio.wait_for(channel.grpc.channel_ready(), 30)
     yield OracleClient(channel)
     await channel.close()
     await server.stop(0)

@@ -9,7 +9,6 @@ import os
 import re
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -30,6 +29,7 @@ from services.encoder.settings import EncoderSettings
 from services.index.settings import IndexSettings
 from services.kit.healthcheck import connects, serves
 from services.launcher.private_redis import find_redis_server
+from services.launcher.processes import free_port
 from services.sampler.settings import SamplerSettings
 from services.trainer.settings import TrainerSettings
 from support.models.tiny_base_models import write_tiny_base
@@ -72,7 +72,9 @@ class Mapping:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.ports = {name: free_port() for name in ON_CPU}
+        self.ports: dict[str, int] = {}
+        for name in ON_CPU:
+            self.ports[name] = free_port({f"127.0.0.1:{port}" for port in self.ports.values()})
         self.inside = {
             "redis": 6379,
             "encoder": 50051,
@@ -89,11 +91,6 @@ class Mapping:
             text = re.sub(rf"(?:dns:///)?\b{host}:{port}\b", f"127.0.0.1:{self.ports[host]}", text)
         own = self.inside[name]
         return re.sub(rf"127\.0\.0\.1:{own}\b|^{own}$", lambda m: m[0].replace(str(own), str(self.ports[name])), text)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def launch(name: str, service: dict[str, Any], mapping: Mapping) -> subprocess.Popen[bytes]:

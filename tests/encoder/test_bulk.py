@@ -47,7 +47,9 @@ async def test_vectors_are_the_same_with_and_without_a_kill(serve, registry, tin
             return [b.vectors async for b in client.encode_all(TEXTS, role="premise", batch=16, patience_s=10)]
 
         work = asyncio.ensure_future(encode())
-        await is_under_way.wait()
+        waiting = asyncio.ensure_future(is_under_way.wait())
+        await asyncio.wait([waiting, work], return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
         await first.stop(0)
         found = await work
         await both.close()

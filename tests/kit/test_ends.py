@@ -43,16 +43,16 @@ def _ready(server: GrpcServer) -> Any:
 
 @pytest.fixture
 async def slow_call() -> AsyncIterator[Any]:
-    """Starts a server with the settings given, and a call of a second that begins at once."""
+    """Starts a server with the settings given, and a call of `pause_s` that begins at once."""
     servers: list[GrpcServer] = []
     channels: list[Channel] = []
 
-    async def started(**fields: Any) -> asyncio.Future[Any]:
+    async def started(pause_s: float = 1.0, **fields: Any) -> asyncio.Future[Any]:
         server, servicer = build(**fields)
-        servicer.pause_s = 1.0
+        servicer.pause_s = pause_s
         servers.append(server)
         await server.start()
-        channels.append(Channel(f"127.0.0.1:{server.port}", timeout_s=5, retry=False))
+        channels.append(Channel(f"127.0.0.1:{server.port}", timeout_s=20, retry=False))
         return asyncio.ensure_future(EncoderClient(channels[0]).encode(["ice"]))
 
     yield started
@@ -66,17 +66,19 @@ async def test_connections_end_at_their_age_and_not_all_at_once() -> None:
     server, _ = build(connection_age_s=1.0)
     async with server:
 
-        async def age(channel: grpc.aio.Channel) -> float:
+        async def age(channel: grpc.aio.Channel) -> tuple[float, float]:
+            """The seconds since it was asked for, and since it was seen: after a stall, late."""
+            asked = time.monotonic()
             await channel.channel_ready()
-            begun = time.monotonic()
+            seen = time.monotonic()
             await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
-            return time.monotonic() - begun
+            return time.monotonic() - asked, time.monotonic() - seen
 
         for _ in range(3):  # an event loop that stalls sees all of them end at once
             channels = [grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", OWN_CONNECTION) for _ in range(12)]
-            ages = await asyncio.wait_for(asyncio.gather(*map(age, channels)), 20)
+            since_asked, ages = zip(*await asyncio.wait_for(asyncio.gather(*map(age, channels)), 20), strict=True)
             await asyncio.gather(*(channel.close() for channel in channels))
-            assert min(ages) > 0.3
+            assert min(since_asked) > 0.3
             if (spread := max(ages) - min(ages)) > 0.03:
                 break
     assert spread > 0.03, "they must not all connect again at the same moment"
@@ -97,7 +99,7 @@ async def test_a_call_in_flight_outlasts_its_connection(slow_call) -> None:
 
 async def test_a_grace_ends_calls_on_an_old_connection(slow_call) -> None:
     with pytest.raises(errors.Unavailable):
-        await (await slow_call(connection_age_s=0.2, connection_grace_s=0.1))
+        await (await slow_call(pause_s=10.0, connection_age_s=0.2, connection_grace_s=0.1))
 
 
 async def test_callers_notice_nothing_of_connections_that_end() -> None:
@@ -111,7 +113,7 @@ async def test_callers_notice_nothing_of_connections_that_end() -> None:
 
 
 async def test_a_delayed_drain_is_unhealthy_at_once_and_still_takes_calls_of_new_callers() -> None:
-    server, _ = build(drain_delay_s=3.0, drain_s=1.0)
+    server, _ = build(drain_delay_s=10.0, drain_s=1.0)
     serving = asyncio.ensure_future(server.serve_until_signal())
     await until(lambda: server.readiness.healthy)
     target = f"127.0.0.1:{server.port}"
@@ -126,12 +128,12 @@ async def test_a_delayed_drain_is_unhealthy_at_once_and_still_takes_calls_of_new
             return bool(answer.status == health_pb2.HealthCheckResponse.NOT_SERVING)
 
         await eventually(is_unhealthy)
-    assert time.monotonic() - begun < 3.0, "health must not wait for the delay"
+    assert time.monotonic() - begun < 10.0, "health must not wait for the delay"
     channel = Channel(target, retry=False)
     assert (await EncoderClient(channel).encode(["ice"])).vectors.shape == (1, 32)
     await channel.close()
-    await asyncio.wait_for(serving, 20)
-    assert time.monotonic() - begun > 2.9
+    await asyncio.wait_for(serving, 40)
+    assert time.monotonic() - begun > 9.9
     gone = Channel(target, retry=False)
     with pytest.raises(errors.Unavailable, match="no service answers"):
         await EncoderClient(gone).encode(["ice"])

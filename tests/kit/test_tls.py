@@ -42,8 +42,8 @@ async def test_a_service_reaches_another_that_asks_for_client_certificates_and_s
         server.readiness.serving()
         target = f"localhost:{server.port}"
 
-        async def encodes(**peer: Path) -> bool:
-            channel = Channel(target, **Settings(peer_ca=cert, **peer).peer(), timeout_s=1)
+        async def encodes(timeout_s: float, **peer: Path) -> bool:
+            channel = Channel(target, **Settings(peer_ca=cert, **peer).peer(), timeout_s=timeout_s)
             try:
                 return (await EncoderClient(channel).encode(["ice"])).vectors.shape == (1, 32)
             except (errors.Unavailable, errors.DeadlineExceeded):
@@ -51,8 +51,8 @@ async def test_a_service_reaches_another_that_asks_for_client_certificates_and_s
             finally:
                 await channel.close()
 
-        assert await encodes(peer_cert=own_cert, peer_key=own_key)
-        assert not await encodes()
+        assert await encodes(20, peer_cert=own_cert, peer_key=own_key)
+        assert not await encodes(1)
 
         async def exit_status(*words: object) -> int:
             monkeypatch.setattr(sys, "argv", ["healthcheck", target, "--ca", *map(str, words)])

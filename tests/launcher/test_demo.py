@@ -75,7 +75,8 @@ from services.launcher.fleet import Fleet, Options
 def up(fleet, options, say):
     started = processes.start(["sleep", "60"], {}, Path(sys.argv[1]) / "log")
     fleet._write(options, {}, {"index": started}, "")
-    time.sleep(600)
+    while True:  # Python sees a signal that comes just before a sleep only after it
+        time.sleep(0.1)
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup may have started the tests
 os.close(os.open(os.ttyname(0), os.O_RDWR))  # makes it the terminal whose end ends this process

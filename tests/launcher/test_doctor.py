@@ -30,7 +30,7 @@ SERVING = {"state": "SERVING", "reason": "", "software": aeenc.__version__}
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Addresses at which nothing listens, in the environment of a machine without a fleet."""
     monkeypatch.setenv("AEENC_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("AEENC_TIMEOUT_S", "0.2")
+    monkeypatch.setenv("AEENC_TIMEOUT_S", "2")
     taken: set[str] = set()
     for name in SERVICES:
         taken.add(target := f"127.0.0.1:{free_port(taken)}")

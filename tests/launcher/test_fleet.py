@@ -24,7 +24,7 @@ from aeenc.transport.targets import Targets
 from aeenc.v1 import sampler_pb2, trainer_pb2, types_pb2
 from services.launcher.doctor import examine
 from services.launcher.fleet import Fleet, Options
-from services.launcher.processes import ProcessId, end
+from services.launcher.processes import ProcessId, becomes_free, end
 from services.store.files import sha256_of
 from support.models.tiny_base_models import write_tiny_base
 from support.worlds.trainer_world import FACTS
@@ -157,7 +157,7 @@ def test_a_trainer_that_is_killed_shows_no_half_checkpoint_and_goes_on(home: Pat
     ]
     run_id = client.sampler.import_pairs("facts", pairs).run_id
     known = {checkpoint.version for checkpoint in client.trainer.list_checkpoints()}
-    job = client.trainer.start_job(corpus="facts", run_ids=[run_id], epochs=8, batch_size=2)
+    job = client.trainer.start_job(corpus="facts", run_ids=[run_id], epochs=24, batch_size=2)
     for _, now in client.trainer.watch(job.id):
         if now.progress.epochs_done >= 2:
             break
@@ -189,7 +189,8 @@ def test_searching_needs_neither_redis_nor_sampler_nor_trainer(home: Path, clien
         hit.id for hit in before[0]
     ]
     # An encoder that restarts meanwhile serves its last labels from its own files.
-    os.kill(Fleet(home).running()["encoder"].pid, signal.SIGKILL)
+    kill(home, "encoder")
+    assert becomes_free(Fleet(home).targets()["encoder"])
     restarted = start_alone(home, "encoder")
     try:
         again = client.index.retrieve("facts", ["about the sun"], k=5)

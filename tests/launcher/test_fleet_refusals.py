@@ -122,7 +122,7 @@ def test_a_redis_that_does_not_answer_is_ended_and_leaves_no_zombie(tmp_path: Pa
     script.write_text(f"#!/bin/sh\necho $$ > {told}\nexec sleep 60\n")
     script.chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr("services.launcher.private_redis.START_TIMEOUT_S", 2.0)
+    monkeypatch.setattr("services.launcher.private_redis.START_TIMEOUT_S", 6.0)
     with pytest.raises(errors.Unavailable, match=r"redis-server did not start; .*redis\.log says why"):
         start_private_redis(tmp_path / "redis")
     assert is_gone(int(told.read_text()))
@@ -135,8 +135,8 @@ def test_a_redis_that_loads_for_longer_than_a_start_may_take_starts(tmp_path: Pa
             pipe.set(f"key-{number}", number)
         pipe.execute()
     full.stop()
-    monkeypatch.setattr(private_redis, "START_TIMEOUT_S", 2.0)
-    monkeypatch.setitem(private_redis.REWRITE_AT, "key-load-delay", "400")  # microseconds; it answers LOADING meanwhile
+    monkeypatch.setattr(private_redis, "START_TIMEOUT_S", 5.0)
+    monkeypatch.setitem(private_redis.REWRITE_AT, "key-load-delay", "800")  # microseconds; it answers LOADING meanwhile
     loaded = start_private_redis(tmp_path)
     with redis.Redis.from_url(loaded.url) as client:
         assert client.dbsize() == 8000

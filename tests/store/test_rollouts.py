@@ -45,7 +45,7 @@ async def test_an_encoder_whose_heartbeats_end_is_waited_for_no_longer(
     label = await registry.set_label(SPACE, "stable", "q1")
     await registry.heartbeat("e1")
     await registry.acknowledge(SPACE, "stable", stand("e1", label.revision))
-    monkeypatch.setattr("services.store.registry.HEARTBEAT_TTL_S", 1.5)
+    monkeypatch.setattr("services.store.registry.HEARTBEAT_TTL_S", 4)
     await registry.heartbeat("dies")
     waiting = asyncio.ensure_future(registry.await_rollout(label, 10))
     await asyncio.sleep(0.2)

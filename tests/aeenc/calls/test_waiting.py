@@ -66,11 +66,11 @@ async def test_a_restart_longer_than_the_patience_of_other_calls_is_waited_for()
 
 
 async def test_a_sampler_that_is_away_from_the_beginning_is_not_waited_for() -> None:
-    channel = Channel("127.0.0.1:1", timeout_s=10, retry=Retry(away_s=0.1))
+    channel = Channel("127.0.0.1:1", timeout_s=60, retry=Retry(away_s=0.1))
     started = time.monotonic()
     with pytest.raises(errors.Unavailable, match="no service answers"):
         await SamplerClient(channel).wait("r")
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 15
     await channel.close()
 
 
@@ -118,7 +118,7 @@ async def test_a_run_is_asked_after_when_nothing_is_heard_of_it(monkeypatch: pyt
     waiting = asyncio.ensure_future(SamplerClient(channel).wait("r"))
     await runs.watched.wait()
     runs.state = sampler_pb2.RUN_STATE_SUCCEEDED
-    assert (await asyncio.wait_for(waiting, 4)).state == sampler_pb2.RUN_STATE_SUCCEEDED
+    assert (await asyncio.wait_for(waiting, 30)).state == sampler_pb2.RUN_STATE_SUCCEEDED
     await channel.close()
     await server.stop(0)
 
@@ -146,7 +146,7 @@ async def test_a_watch_ends_when_its_host_vanishes(monkeypatch: pytest.MonkeyPat
         await runs.watched.wait()
         relay.silence()
         with pytest.raises(errors.Unavailable, match=relay.address):
-            await asyncio.wait_for(step, 4)
+            await asyncio.wait_for(step, 30)
         await channel.close()
     await server.stop(0)
 

@@ -14,10 +14,11 @@ from aeenc import Channel, EncoderClient
 from aeenc.v1 import encoder_pb2_grpc
 from services.kit.server import GrpcServer
 from services.kit.settings import ServiceSettings
-from support.name_server import NameServer
+from support.servers.name_server import NameServer
 from support.waiting import until
 from support.worlds.index_world import HashedEncoder
 
+pytestmark = pytest.mark.timeout(300)  # each of several waits may take most of a minute
 HOSTS = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
 
 
@@ -105,7 +106,7 @@ async def shared(replicas: Replicas, hosts: list[str]) -> None:
         counts = replicas.since(before)
         return all(counts[host] >= 0.8 * sum(counts.values()) / len(hosts) for host in hosts)
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(50):
         while not await fair():
             pass
 

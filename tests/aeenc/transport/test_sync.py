@@ -33,10 +33,15 @@ class Servicer(encoder_pb2_grpc.EncoderServiceServicer):
     open_streams = 0
     calls = 0
 
+    def __init__(self) -> None:
+        self._eight = asyncio.Barrier(8)
+
     async def Encode(self, request: encoder_pb2.EncodeRequest, context: Any) -> encoder_pb2.EncodeResponse:
         self.calls += 1
         if request.texts[0] == "slow":
             await asyncio.sleep(0.3)
+        if request.texts[0] == "together":
+            await asyncio.wait_for(self._eight.wait(), 10)
         matrix = np.ones((len(request.texts), 2), np.float32)
         return encoder_pb2.EncodeResponse(model_version="v1", embeddings=vectors.to_proto(matrix))
 
@@ -93,7 +98,7 @@ def sampler() -> Sampler:
 def served(sampler: Sampler) -> Iterator[tuple[Servicer, str]]:
     """A server on a loop of its own, so that the test itself may block."""
     loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     servicer = Servicer()
 
@@ -108,9 +113,9 @@ def served(sampler: Sampler) -> Iterator[tuple[Servicer, str]]:
     async def stop(server: Any) -> None:
         await server.stop(0)
 
-    server, port = asyncio.run_coroutine_threadsafe(start(), loop).result(5)
+    server, port = asyncio.run_coroutine_threadsafe(start(), loop).result(30)
     yield servicer, f"127.0.0.1:{port}"
-    asyncio.run_coroutine_threadsafe(stop(server), loop).result(5)
+    asyncio.run_coroutine_threadsafe(stop(server), loop).result(30)
     loop.call_soon_threadsafe(loop.stop)
     thread.join(5)
     loop.close()
@@ -165,11 +170,11 @@ def test_an_error_is_raised_in_the_calling_thread(served: tuple[Servicer, str]) 
 
 
 def test_a_service_that_is_away_is_named_with_the_command_that_starts_it() -> None:
-    with aeenc.connect(index="127.0.0.1:1", retry=aeenc.Retry(away_s=0.1)) as client:
+    with aeenc.connect(index="127.0.0.1:1", timeout_s=60, retry=aeenc.Retry(away_s=0.1)) as client:
         started = time.monotonic()
         with pytest.raises(errors.Unavailable, match=r"127\.0\.0\.1:1 .*`aeenc up`.* index=, --index or AEENC_INDEX"):
             client.index.info()
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 15
 
 
 def test_options_of_a_call_leave_the_client_as_it_is(served: tuple[Servicer, str]) -> None:
@@ -213,11 +218,8 @@ def test_what_is_not_given_comes_from_the_environment_and_the_fleet(
 
 
 def test_calls_of_several_threads_run_at_the_same_time(served: tuple[Servicer, str]) -> None:
-    with aeenc.connect(encoder=served[1]) as client, ThreadPoolExecutor(8) as threads:
-        client.encoder.encode(["a"])
-        started = time.monotonic()
-        answers = list(threads.map(lambda _: client.encoder.encode(["slow"]), range(8)))
-        assert time.monotonic() - started < 8 * 0.3 / 2
+    with aeenc.connect(encoder=served[1], timeout_s=30) as client, ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(lambda _: client.encoder.encode(["together"]), range(8)))
     assert len(answers) == 8
 
 

@@ -19,7 +19,10 @@ Hang = Callable[[TinyCheckpoint], threading.Event]
 
 @pytest.fixture
 def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hang]:
-    """Makes opening a checkpoint's model hang until the test ends; the event tells that it does."""
+    """Makes opening a checkpoint's model hang until the test ends; the event tells that it does.
+
+    No load waits for an idle processor: on a busy machine it might, for as long as a test allows a load.
+    """
     begun: dict[str, threading.Event] = {}
     end = threading.Event()
     original = loading.open_session
@@ -32,6 +35,7 @@ def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hang]:
 
     monkeypatch.setattr(loading, "open_session", open_session)
     monkeypatch.setattr(candidates, "GRACE_S", 0.1)
+    monkeypatch.setattr(candidates, "run_when_idle", lambda: None)
     yield lambda checkpoint: begun.setdefault(checkpoint.version, threading.Event())
     end.set()
 
@@ -132,11 +136,12 @@ async def test_a_start_serves_stable_while_another_label_still_loads(serve, tune
 
 
 async def test_a_start_onto_a_stable_that_hangs_tries_it_once_and_serves_the_version_before_it(
-    serve, tuned, registry, hang
+    serve, tuned, registry, hang, monkeypatch
 ) -> None:
+    monkeypatch.setattr(follower, "RETRY_S", 30.0)  # one round only
     hang(tuned[1])
     await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
-    async with serve(poll_s=30, load_s=2) as (server, client):
+    async with serve(poll_s=30, load_s=4) as (server, client):
         assert (await client.encode(["sun"])).model_version == tuned[0].version
         assert server.readiness.state == "DEGRADED"
         assert server.readiness.reason.endswith("or raise AEENC_ENCODER_LOAD_S"), "it says why"

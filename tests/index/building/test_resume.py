@@ -313,11 +313,12 @@ async def test_abandoned_builds_are_swept_after_a_time_and_those_under_way_never
 
 
 async def test_two_indexes_never_build_one_request_at_the_same_time(serve, encoder):
-    encoder.servicer.pause_s = 0.05
+    encoder.servicer.may_answer.clear()
     async with serve(**SYNC) as index, serve(**SYNC) as other:
         running = asyncio.ensure_future(build(index))
-        await until(lambda: bool(encoder.servicer.encoded_premises))
+        await until(lambda: encoder.servicer.in_flight > 0)
         await raises(errors.Unavailable, build(other, resume_s=0), "another index", "'r'")
+        encoder.servicer.may_answer.set()
         assert (await running).premises == 60
         assert (await build(other)).id == (await running).id
 

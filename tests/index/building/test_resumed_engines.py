@@ -32,8 +32,14 @@ async def test_a_build_that_was_gone_on_with_gives_the_generation_of_one_that_wa
 async def test_a_build_whose_indexing_is_killed_goes_on_behind_its_vectors(serve, encoder):
     async with serve(engine="ivf", **SYNC, **QUICK) as index:
         call = asyncio.ensure_future(index.client.build("science", PREMISES, request_id="r"))
-        await until(lambda: bool(indexing_processes()), 20)
-        os.kill(indexing_processes()[0], signal.SIGKILL)
+        found: list[int] = []
+
+        def is_indexing() -> bool:
+            found[:] = indexing_processes()
+            return bool(found)
+
+        await until(is_indexing)
+        os.kill(found[0], signal.SIGKILL)
         generation = await call
         assert (generation.premises, generation.engine, generation.active) == (1500, "ivf", True)
         assert len(encoder.servicer.encoded_premises) < 2000, "all was encoded again"
@@ -45,7 +51,7 @@ async def test_a_build_whose_indexing_always_dies_is_given_up(serve):
         call = asyncio.ensure_future(index.client.build("science", PREMISES, request_id="r", resume_s=1.0))
         killed = set()
         while not call.done():
-            with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+            with contextlib.suppress(ProcessLookupError):
                 for process in indexing_processes():
                     os.kill(process, signal.SIGKILL)
                     killed.add(process)

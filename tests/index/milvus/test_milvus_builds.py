@@ -54,7 +54,7 @@ async def test_what_a_killed_build_left_is_swept_and_a_living_build_is_not(start
     assert len(collections()) == 1
 
 
-async def test_builds_that_fail_are_given_up_or_repeat_another_leave_no_collection(start, collections):
+async def test_builds_that_fail_are_given_up_or_repeat_another_leave_no_collection(start, collections, monkeypatch):
     async with start(milvus_lease_s=60.0) as index:
         first = await index.client.build("science", facts())
         assert (await index.client.build("science", facts())).id == first.id
@@ -62,9 +62,13 @@ async def test_builds_that_fail_are_given_up_or_repeat_another_leave_no_collecti
         many = [premise(f"p{n}", f"fact {n}") for n in range(600)]
         await raises(errors.InvalidArgument, index.client.build("science", [*many, many[0]]), "'p0'")
         assert len(collections()) == 1
+        may_end, seal = threading.Event(), GenerationWriter.seal
+        monkeypatch.setattr(GenerationWriter, "seal", lambda *given: may_end.wait(20) and seal(*given))
         call = asyncio.ensure_future(index.client.build("science", many))
         await until(lambda: len(collections()) == 2, timeout_s=20)
         call.cancel()
+        await until(lambda: call.done() and any(task.cancelling() for task in asyncio.all_tasks()))  # the index knows
+        may_end.set()
         await until(lambda: len(collections()) == 1, timeout_s=20)
 
 

@@ -18,6 +18,7 @@ from services.index.ranking.encoding import WINDOW, EncodeKey, QueryEncoder, Que
 from services.index.ranking.fusion import fuse
 from services.index.ranking.prior import FILE, Hypotheses, Prior
 from services.index.values import Explanation
+from support.waiting import until
 from support.worlds.index_world import FACTS, SPACE, facts, premise, raises, vector_of
 
 EXPLAINED = [
@@ -331,14 +332,32 @@ async def test_a_bad_text_fails_its_own_caller_only(built, encoder):
     assert "texts[0]" in str(answers[7])
 
 
-async def test_an_encoder_that_is_too_slow_ends_in_time_and_callers_who_left_are_not_encoded(built, encoder):
-    encoder.servicer.pause_s = 0.5
+async def test_an_encoder_that_is_too_slow_ends_in_time_and_callers_who_left_are_not_encoded(
+    built, encoder, monkeypatch: pytest.MonkeyPatch
+):
+    waiting, encode = set(), QueryEncoder.encode
+
+    async def seen(self, texts, *given, **options):
+        waiting.update(texts)
+        try:
+            return await encode(self, texts, *given, **options)
+        finally:
+            waiting.difference_update(texts)
+
+    monkeypatch.setattr(QueryEncoder, "encode", seen)
+    encoder.servicer.may_answer.clear()
     slow = built.client.retrieve("science", ["ice"], timeout_s=0.3)
     await raises(errors.DeadlineExceeded, slow)
-    calls = [asyncio.create_task(built.client.retrieve("science", [f"ice {n}"])) for n in range(12)]
-    await asyncio.sleep(0.2)
+    await until(lambda: not waiting)
+    calls = []
+    for count in (6, 12):  # the first ones are on their way before the others come
+        texts = [f"ice {n}" for n in range(len(calls), count)]
+        calls += [asyncio.create_task(built.client.retrieve("science", [text])) for text in texts]
+        await until(lambda count=count: len(waiting) == count)
     for call in calls[6:]:
         call.cancel()
+    await until(lambda: len(waiting) == 6)
+    encoder.servicer.may_answer.set()
     await asyncio.gather(*calls, return_exceptions=True)
     asked = [text for request in encoder.servicer.requests for text in request.texts]
     assert {f"ice {n}" for n in range(6)} <= set(asked)

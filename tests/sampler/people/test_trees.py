@@ -21,7 +21,7 @@ from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import TaskRecord
 from services.sampler.records.keys import TaskKeys
 from services.store.redis import connect
-from support.waiting import eventually
+from support.waiting import eventually, until
 from support.worlds.sampler_world import NEVER, QUEUE, SamplerWorld, at_work, finish, take
 
 GROWING = {"max_depth": 1}
@@ -111,6 +111,7 @@ async def test_a_watched_tree_comes_again_after_every_change_and_ends_with_its_r
         await people.submit(first, [])
         second = await take(people, "ann", run_id, "tree-1")
         assert second.task.query == "hypothesis 1"
+        await until(lambda: bool(seen) and states(seen[-1]) == {"1-0": State.LEASED})
         await people.submit(second, [second.task.candidates[0].premise_id])
         below: list[Any] = []
 

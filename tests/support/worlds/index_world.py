@@ -221,10 +221,14 @@ def works(store: ArtifactStore) -> list[Path]:
 
 
 def indexing_processes() -> list[int]:
-    """The ids of our children that index."""
-    children = [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
-    return [
-        int(pid)
-        for pid in children
-        if b"services.index.building.index_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
+    """The ids of our children that index; what ends meanwhile is left out."""
+    children: list[str] = []
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            children += (task / "children").read_text().split()
+    indexing = []
+    for pid in children:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if b"services.index.building.index_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                indexing.append(int(pid))
+    return indexing

@@ -227,7 +227,7 @@ async def serving(register: Callable[[Any, Any], None], servicer: Any, port: int
     await server.start()
     try:
         channel = aeenc.Channel(f"127.0.0.1:{bound}")
-        await asyncio.wait_for(channel.grpc.channel_ready(), 5)
+        await asyncio.wait_for(channel.grpc.channel_ready(), 30)
         await channel.close()
         yield bound
     finally:

@@ -300,7 +300,7 @@ async def test_one_trainer_collects_at_a_time(world: TandemWorld, second: Any):
 async def test_a_collection_keeps_its_turn_as_long_as_it_lasts_and_a_killed_one_loses_it_soon(
     world: TandemWorld, second: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(collection, "LEASE_S", 0.5)
+    monkeypatch.setattr(collection, "LEASE_S", 3.0)
     may_end = asyncio.Event()
 
     async def lasts(_self: Any) -> None:
@@ -309,7 +309,7 @@ async def test_a_collection_keeps_its_turn_as_long_as_it_lasts_and_a_killed_one_
     async with second() as trainer:
         lease = f"{trainer.jobs._keys.prefix}trainer-garbage"
         redis: Any = trainer.jobs._redis
-        await redis.set(lease, "a killed trainer", px=int(collection.LEASE_S * 1000))
+        await redis.set(lease, "a killed trainer", px=500)
         monkeypatch.setattr(Deletion, "finish", lasts)
         collecting = asyncio.create_task(trainer.client.collect_garbage())
         await eventually(lambda: holds(redis, lease))

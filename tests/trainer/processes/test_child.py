@@ -13,6 +13,7 @@ import pytest
 
 from services.trainer.jobs.files import JobFiles
 from services.trainer.processes.child import Child
+from support.waiting import until
 
 # glibc calls a handler of pthread_atfork before every fork, and none before a vfork.
 COUNT_FORKS = """
@@ -38,7 +39,7 @@ uvloop.run(main())
 DEAF = """
 import pathlib, signal, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-pathlib.Path(sys.argv[1]).write_bytes(b"deaf")
+pathlib.Path(sys.argv[1]).touch()
 sys.stdin.read()
 """
 
@@ -69,9 +70,8 @@ async def test_a_child_does_not_get_the_signals_of_its_parents_terminal():
 async def test_a_child_that_does_not_end_when_asked_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("services.trainer.processes.child.END_S", 0.2)
     ready = tmp_path / "ready"
-    os.mkfifo(ready)
     child = Child(sys.executable, "-c", DEAF, str(ready))
-    await asyncio.to_thread(ready.read_bytes)
+    await until(ready.exists)  # it makes the file once its handler stands
     await child.end()
     assert await child.wait() == -signal.SIGKILL
 

@@ -49,7 +49,7 @@ def started(settings: dict[str, Any]) -> Callable[[Path], Any]:
     @asynccontextmanager
     async def start(directory: Path) -> AsyncIterator[TrainerClient]:
         async with build(TrainerSettings(**settings, cross_encoder=str(directory))) as server:
-            client = TrainerClient(Channel(f"127.0.0.1:{server.port}", timeout_s=50))
+            client = TrainerClient(Channel(f"127.0.0.1:{server.port}", timeout_s=150))
             [job async for job in client.list_jobs()]  # answered once it serves
             yield client
             await client.channel.close()
@@ -80,7 +80,7 @@ def remember(exported: Exported, state: Path, artifacts: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)  # two exports in processes of their own
+@pytest.mark.timeout(360)  # two exports in processes of their own
 async def test_a_start_exports_and_serves_the_cross_encoder_once(
     started, registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -290,8 +290,9 @@ async def test_another_label_opens_the_space_for_an_evaluation_and_moves_no_gene
 
 
 async def test_a_publication_that_is_cancelled_while_encoders_are_waited_for_leaves_nothing_behind(
-    world: TandemWorld, pairs: list[TandemCheckpoints]
+    world: TandemWorld, pairs: list[TandemCheckpoints], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("services.store.registry.HEARTBEAT_TTL_S", 600)
     tandem, before = await world.tandem(pairs[0]), await world.served()
     await world.rows.heartbeat("encoder-2")  # lives, and never answers
     publishing = another_trainer(world)

@@ -64,12 +64,10 @@ class Keys:
         if self._kept is not None:
             kept, self._kept = self._kept, None
             return kept
-        while True:
-            ready, _, _ = select.select([self._descriptor], [], [], SIGNAL_S if timeout_s is None else timeout_s)
-            if ready:
-                return os.read(self._descriptor, 1)
-            if timeout_s is not None:
-                return None
+        wait_s = SIGNAL_S if timeout_s is None else timeout_s
+        while not (ready := select.select([self._descriptor], [], [], wait_s)[0]) and timeout_s is None:
+            pass
+        return os.read(self._descriptor, 1) if ready else None
 
     def _skips_sequence(self) -> bool:
         """Skips the rest of what arrows, PageDown or F5 send: `[` or `O`, then bytes up to a letter or `~`.
