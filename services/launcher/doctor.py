@@ -179,7 +179,7 @@ async def _redis(fleet: Fleet) -> list[Finding]:
 
 
 def _services(targets: Targets, answers: dict[str, ServiceReport], *, is_up: bool) -> Iterator[Finding]:
-    is_up = is_up or not all(_is_away(answer) for answer in answers.values())
+    is_up = is_up or not all(_is_away(answer) or _is_malformed(answer) for answer in answers.values())
     for name, answer in answers.items():
         target = getattr(targets, name)
         if not isinstance(answer, errors.AeencError):
@@ -208,10 +208,15 @@ def _is_away(answer: ServiceReport) -> bool:
     return isinstance(answer, errors.AeencError) and answer.reason == AWAY
 
 
+def _is_malformed(answer: ServiceReport) -> bool:
+    """Whether the address is malformed, so that no service was asked."""
+    return isinstance(answer, errors.InvalidArgument)
+
+
 def _remedy(name: str, error: errors.AeencError) -> str:
     if isinstance(error, errors.Unauthenticated | errors.PermissionDenied):
         return "set AEENC_TOKEN (--token) to the token that the services were started with"
-    if isinstance(error, errors.InvalidArgument):  # a malformed address: no service was asked
+    if _is_malformed(error):
         return ""
     if _is_away(error):
         return "aeenc up starts what is missing; the end of its log says why it ended"

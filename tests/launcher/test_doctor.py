@@ -71,8 +71,10 @@ def test_a_malformed_address_is_told_with_its_variable_and_the_rest_goes_on(
     monkeypatch.setenv("AEENC_INDEX", "127.0.0.1")
     monkeypatch.setenv("AEENC_ADMIN_TOKEN", "secret")
     ended = CliRunner().invoke(app, ["doctor", "--json"])
-    index = next(one for one in json.loads(ended.stdout)["findings"] if one["check"] == "index")
+    found = {one["check"]: one for one in json.loads(ended.stdout)["findings"]}
+    index = found["index"]
     assert (ended.exit_code, index["state"]) == (1, "wrong")
+    assert {found[name]["state"] for name in SERVICES if name != "index"} == {"note"}, "nothing says that a fleet is up"
     assert "AEENC_INDEX" in index["about"]
     assert index["remedy"] == "", "the index was never asked, so its log says nothing"
 
