@@ -197,7 +197,8 @@ async def test_a_call_that_must_not_run_twice_is_not_repeated() -> None:
         with pytest.raises(errors.Unavailable, match="starting"):
             await channel.unary(stub.Encode, encoder_pb2.EncodeRequest(texts=["a"]), retry=False)
         assert len(servicer.request_ids) == 1
-        with pytest.raises(errors.Unavailable, match="starting"):  # a build's premises are consumed once
+        # A build's premises are consumed once. grpcio may hide the reason where the call ends during a write.
+        with pytest.raises(errors.Unavailable, match=r"starting|while a message was being sent"):
             await IndexClient(channel).build("science", iter([]))
     assert len(servicer.request_ids) == 2
 
