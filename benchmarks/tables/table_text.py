@@ -138,9 +138,11 @@ def _differences(rows: Sequence[MeasuredRow]) -> list[str]:
     lines += [f"| system | `NAME` | against | seeds | {over_both} |", f"|{'---|' * 10}"]
     reports = {row.name: row.reports for row in rows}
     for row in rows:
+        if row.name == row.against:
+            continue
         other = reports.get(row.against, ())
         both = [difference(row.reports, other, unseen=unseen) for unseen in (False, True)]
-        if both[0] is None or row.name == row.against:
+        if both[0] is None:
             continue
         seeds = f"{len(row.reports)}, {len(other)}"
         lines.append(_line([row.told, row.name, f"`{row.against}`", seeds, *chain.from_iterable(map(_told, both))]))

@@ -7,11 +7,9 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from aeenc.v1 import types_pb2
 from services.launcher import fleet as launched
 from services.launcher.fleet import BASE_PORT, Fleet, Options
 from services.launcher.processes import free_port
+from support.command import running
 from support.models.tiny_base_models import write_tiny_base
 from support.waiting import reached
 from support.worlds.trainer_world import FACTS
@@ -46,19 +45,7 @@ TASK = Task(
     (),
     tuple(Candidate(f"p{n}", text, n + 1, 0.5) for n, text in enumerate(TEXTS)),
 )
-
-
-@contextmanager
-def running(command: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options) as process:
-        try:
-            yield process
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.communicate(timeout=20)
-            except subprocess.TimeoutExpired:
-                process.kill()
+PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
 
 async def ask(address: str, token: str | None = None, tasks: tuple[Task, ...] = (TASK,)) -> list[Answer]:
@@ -76,7 +63,7 @@ async def test_ten_lines_of_python_are_an_oracle(tmp_path: Path):
     port = free_port(set())
     moved = tmp_path / "oracle.py"
     moved.write_text(source.replace("127.0.0.1:50060", f"127.0.0.1:{port}"))
-    with running([sys.executable, str(moved)]):
+    with running([sys.executable, str(moved)], **PIPES):
         [answer] = await ask(f"127.0.0.1:{port}")
     assert answer.annotator == "mine"
     assert [verdict.judgement for _, verdict in answer.verdicts] == [EXPLAINS, EXPLAINS, REFUSES, EXPLAINS, REFUSES]
@@ -167,7 +154,7 @@ def test_the_lock_of_the_typescript_client_names_no_registry():
 async def test_an_oracle_in_node_judges_as_the_one_in_python(typescript: Path):
     environment = {**os.environ, "AEENC_ORACLE_TOKEN": "secret"}
     example = str(typescript / "build" / "examples" / "oracle.js")
-    with running(["node", example, "127.0.0.1:0"], env=environment) as process:
+    with running(["node", example, "127.0.0.1:0"], **PIPES, env=environment) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line, process.stderr.read() if process.stderr else ""
@@ -199,7 +186,7 @@ def test_the_typescript_client_works_beside_a_running_fleet(typescript: Path, fl
     assert "# skipped 0" in node("--test", "--test-reporter=tap", *tests)
     assert len(node("examples/retrieve.js").splitlines()) == 5
     oracle = fleet["AEENC_TEST_ORACLE"]
-    with running(["node", str(typescript / "build" / "examples" / "oracle.js"), oracle]) as process:
+    with running(["node", str(typescript / "build" / "examples" / "oracle.js"), oracle], **PIPES) as process:
         assert process.stdout is not None
         assert process.stdout.readline()
         told = node("examples/watch.js", "science", "node", FACTS[0])
