@@ -172,3 +172,15 @@ def test_reciprocal_ranks_know_order_alone_and_share_ranks_of_ties():
     dense, lexical = np.array([0.9, 0.89, 0.1], np.float32), np.array([5, 5, 90], np.float32)
     expected = [0.5 / 61 + 0.5 / 62, 0.5 / 62 + 0.5 / 62, 0.5 / 63 + 0.5 / 61]
     np.testing.assert_allclose(fuse(dense, lexical, 0.5, "reciprocal_rank"), expected, rtol=1e-6)
+
+
+def test_words_start_no_jax(tmp_path: Path):
+    """Where JAX is installed, bm25s would start it, and JAX takes three quarters of a GPU's memory in each process."""
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").write_text("raise SystemExit('JAX was imported')")
+    script = "import sys, services.index.lexical.words; assert 'jax' not in sys.modules"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
