@@ -38,6 +38,12 @@ def test_a_process_without_a_unit_takes_part_without_weight():
     assert [weight for _, weight in (Rank(n, 3).share(np.arange(1)) for n in range(3))] == [3.0, 0.0, 0.0]
 
 
+@pytest.mark.parametrize(("device", "cards", "backend"), [("cuda", 2, "nccl"), ("cuda", 1, "gloo"), ("cpu", 0, "gloo")])
+def test_nccl_serves_processes_that_have_a_gpu_each(monkeypatch, device: str, cards: int, backend: str):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: cards)
+    assert ranks._backend_of(torch.device(device), 2) == backend
+
+
 def weights_after(files: JobFiles) -> dict[str, torch.Tensor]:
     """What is learned, without the export."""
     rank = Rank(0, files.plan().means.processes)

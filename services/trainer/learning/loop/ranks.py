@@ -75,8 +75,10 @@ def together(directory: Path, rank: Rank, device: torch.device) -> Iterator[None
             _await(directory, others)
         else:
             _here(directory, rank.number).touch()
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # NCCL waits on the current one
         distributed.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
+            _backend_of(device, rank.processes),
             init_method=(directory / MEETING).absolute().as_uri(),
             rank=rank.number,
             world_size=rank.processes,
@@ -94,6 +96,11 @@ def together(directory: Path, rank: Rank, device: torch.device) -> Iterator[None
             if other.stdin is not None:
                 other.stdin.close()  # their lifeline
             other.wait()
+
+
+def _backend_of(device: torch.device, processes: int) -> str:
+    """Names what processes communicate by. NCCL refuses two on one GPU."""
+    return "nccl" if device.type == "cuda" and processes <= torch.cuda.device_count() else "gloo"
 
 
 def _start(directory: Path, processes: int) -> list[subprocess.Popen[bytes]]:
