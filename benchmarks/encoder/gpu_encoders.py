@@ -20,16 +20,17 @@ from tokenizers import Tokenizer
 from aeenc.errors import FailedPrecondition
 from services.encoder.batching.admission import CostModel
 from services.encoder.batching.batcher import Batcher
-from services.encoder.batching.queues import GPU_BATCH_TOKENS
+from services.encoder.batching.encoder import TOKENIZERS
+from services.encoder.batching.queues import GPU_BATCH_TOKENS, GPU_WORKERS
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.runtime.model import Tokenization
 from services.encoder.runtime.runners import PaddedRunner, Session
-from services.encoder.runtime.torch_session import TorchSession
+from services.encoder.runtime.torch_session import session_of
 from services.transformer import PooledTransformer, load_transformer
 
 Encode = Callable[[Sequence[str]], Awaitable[NDArray[np.float32]]]
 MAX_TOKENS = 256
-CALL, CALLERS, TOKENIZERS = 1024, 8, 2  # texts a call, calls at a time, threads that tokenize: as in a build
+CALL, CALLERS = 1024, 8  # texts a call, calls at a time: as in a build
 OUTPUT = "sentence_embedding"
 BATCHES = (64, 256, 1024)  # of sentence-transformers, of which the fastest counts
 
@@ -56,19 +57,18 @@ def dim_of(model: PooledTransformer) -> int:
 def ours(directory: Path, device: str, *, half: bool = True) -> Encode:
     """The encoder's own path in torch: calls tokenize in threads of their own, batches are cut by tokens."""
     model = open_model(directory, device)
-    return batched(directory, TorchSession(model, device, half=half), dim_of(model))
+    return batched(directory, session_of(model, device, half=half), dim_of(model))
 
 
 def batched(directory: Path, session: Session, dim: int) -> Encode:
-    """The encoder's own path over any session, with as many workers as cores, which is its default."""
+    """The encoder's own path over any session on a GPU, as its service runs it by default."""
     runner = PaddedRunner(session, pad_id=0, dim=dim)
     tokenization = Tokenization(tokenizer_of(directory), MAX_TOKENS)
-    workers = os.cpu_count() or 1
 
     async def encode(texts: Sequence[str]) -> NDArray[np.float32]:
-        metrics, cost = EncoderMetrics(CollectorRegistry()), CostModel(workers)
+        metrics, cost = EncoderMetrics(CollectorRegistry()), CostModel(GPU_WORKERS)
         batcher = Batcher(
-            workers=workers, batch_items=0, batch_tokens=GPU_BATCH_TOKENS, stuck_s=600, cost=cost, metrics=metrics
+            workers=GPU_WORKERS, batch_items=0, batch_tokens=GPU_BATCH_TOKENS, stuck_s=600, cost=cost, metrics=metrics
         )
         calls, tokenizers = asyncio.Semaphore(CALLERS), asyncio.Semaphore(TOKENIZERS)
 
@@ -79,7 +79,7 @@ def batched(directory: Path, session: Session, dim: int) -> Encode:
                 return (await batcher.encode(runner, batch.tokens, "bulk")).rows
 
         try:
-            with _tokenizers_parallel(on=False):
+            with _tokenizers_parallel():
                 parts = [texts[start : start + CALL] for start in range(0, len(texts), CALL)]
                 return np.concatenate(await asyncio.gather(*map(call, parts)))
         finally:
@@ -127,7 +127,7 @@ def plain_torch(directory: Path, device: str) -> Encode:
 
     @torch.inference_mode()
     def encode(texts: Sequence[str]) -> NDArray[np.float32]:
-        with _tokenizers_parallel(on=True):
+        with _tokenizers_parallel():
             ids = [one.ids for one in tokenizer.encode_batch_fast(list(texts))]
         order = sorted(range(len(ids)), key=lambda row: len(ids[row]))
         rows: list[torch.Tensor] = []
@@ -164,7 +164,7 @@ def sentence_transformers(directory: Path, device: str) -> Encode:
         return run(texts, fastest[len(texts)])
 
     def run(texts: Sequence[str], size: int) -> NDArray[np.float32]:
-        with _tokenizers_parallel(on=True):
+        with _tokenizers_parallel():
             vectors = model.encode(
                 list(texts), batch_size=size, normalize_embeddings=True, show_progress_bar=False, convert_to_numpy=True
             )
@@ -190,10 +190,10 @@ def _by_tokens(ids: Sequence[Sequence[int]]) -> Iterator[Sequence[Sequence[int]]
 
 
 @contextmanager
-def _tokenizers_parallel(*, on: bool) -> Iterator[None]:
-    """Whether the tokenizers' library has threads of its own, which the encoder turns off."""
+def _tokenizers_parallel() -> Iterator[None]:
+    """Has the tokenizers' library use all cores, as the encoder does on a GPU."""
     before = os.environ.get("TOKENIZERS_PARALLELISM")
-    os.environ["TOKENIZERS_PARALLELISM"] = str(on).lower()
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
     try:
         yield
     finally:

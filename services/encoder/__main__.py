@@ -6,11 +6,11 @@ import os
 from dataclasses import replace
 
 from aeenc.v1 import encoder_pb2_grpc
-from services.encoder.batching.admission import Admission, CostModel
+from services.encoder.batching.admission import CPU_QUEUED_TOKENS, GPU_QUEUED_TOKENS, Admission, CostModel
 from services.encoder.batching.batcher import Batcher
 from services.encoder.batching.breaker import Breaker
 from services.encoder.batching.encoder import Encoder
-from services.encoder.batching.queues import CPU_BATCH_ITEMS, CPU_BATCH_TOKENS, GPU_BATCH_TOKENS
+from services.encoder.batching.queues import CPU_BATCH_ITEMS, CPU_BATCH_TOKENS, GPU_BATCH_TOKENS, GPU_WORKERS
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.rollout.calibration import AUTO
 from services.encoder.rollout.candidates import CandidateLoader
@@ -27,6 +27,7 @@ from services.kit.credentials.gate import caller
 from services.kit.limits import Limits
 from services.kit.logs import get
 from services.kit.server import GrpcServer, run
+from services.kit.settings import usable_cores
 from services.store.objects import open_store
 from services.store.redis import connect
 from services.store.registry import Registry
@@ -36,11 +37,12 @@ log = get(__name__)
 
 def build(settings: EncoderSettings) -> GrpcServer:
     """Wires the encoder."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # for short texts the library's own pool costs more than it saves
+    options, handicap = _options(settings)
+    # On a CPU the library's own pool costs more than it saves; a GPU waits for all cores to tokenize.
+    os.environ["TOKENIZERS_PARALLELISM"] = str(options.on_gpu).lower()
     server = GrpcServer(settings)
     metrics = EncoderMetrics(server.metrics)
-    versions, history, cost = Versions(), SwapHistory(metrics), CostModel(settings.workers)
-    options, handicap = _options(settings)
+    versions, history, cost = Versions(), SwapHistory(metrics), CostModel(options.workers)
     runtime = _name_of(options)
     metrics.runs_on(runtime, handicap)
     if handicap:
@@ -66,10 +68,10 @@ def build(settings: EncoderSettings) -> GrpcServer:
         message_bytes=settings.message_bytes,
         items=settings.max_items,
         text_bytes=settings.text_bytes,
-        queued_tokens=settings.queued_tokens,
+        queued_tokens=settings.queued_tokens or (GPU_QUEUED_TOKENS if options.on_gpu else CPU_QUEUED_TOKENS),
     )
     batcher = Batcher(
-        workers=settings.workers,
+        workers=options.workers,
         batch_items=_batch(settings, options.on_gpu)[0],
         batch_tokens=options.batch_tokens,
         stuck_s=settings.stuck_s,
@@ -78,7 +80,7 @@ def build(settings: EncoderSettings) -> GrpcServer:
         of_pairs=_batch(settings, options.pairs_on_gpu),
     )
     breaker = Breaker(versions, batcher, follower.show_readiness)
-    admission = Admission(settings.queued_tokens, cost, metrics)
+    admission = Admission(limits.queued_tokens, cost, metrics)
     encoder = Encoder(versions, batcher, admission, breaker, limits, lambda tokens: caller().spend(tokens))
     servicer = EncoderServicer(server, encoder, versions, history, limits, (runtime, handicap))
     server.add(encoder_pb2_grpc.add_EncoderServiceServicer_to_server, servicer, "aeenc.v1.EncoderService")
@@ -101,13 +103,14 @@ def _options(settings: EncoderSettings) -> tuple[LoadOptions, str]:
     # With torch, of cross-encoders only, which compute on a CPU where this onnxruntime cannot do so on torch's card.
     placement = providers_of(torch_device or settings.device, settings.gpu_bytes, or_cpu=bool(torch_device))
     precision = settings.precision.removeprefix("prefer-")
-    options = LoadOptions(settings.model_bytes, precision, placement, torch_device, workers=settings.workers)
+    options = LoadOptions(settings.model_bytes, precision, placement, torch_device)
     if precision != AUTO:
         options = replace(options, strict=precision == settings.precision)
     elif torch_device or options.on_gpu:
         options = replace(options, precision=FLOAT16 if options.on_gpu else FLOAT32)
     check_runtime(options)
-    options = replace(options, batch_tokens=_batch(settings, options.on_gpu)[1])
+    workers = settings.workers or (GPU_WORKERS if options.on_gpu and options.pairs_on_gpu else usable_cores())
+    options = replace(options, batch_tokens=_batch(settings, options.on_gpu)[1], workers=workers)
     return options, reason if torch_device else placement.reason
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from services.kit.settings import RedisSettings, usable_cores
+from services.kit.settings import RedisSettings
 
 
 class EncoderSettings(RedisSettings):
@@ -31,12 +31,20 @@ class EncoderSettings(RedisSettings):
     runtime: Literal["onnxruntime", "torch"] = Field(
         "onnxruntime", description="what computes encoders; torch needs the extra encoder-torch"
     )
-    workers: int = Field(usable_cores(), ge=1, description="threads that compute, one session call each")
+    workers: int = Field(
+        0,
+        ge=0,
+        description="threads that compute, one session call each; 0: as many as cores, but 2 where a GPU computes all",
+    )
     batch_items: int = Field(
         0, ge=0, description="most texts in one batch; 0: 32 on a CPU, as many as batch_tokens allows on a GPU"
     )
     batch_tokens: int = Field(0, ge=0, description="most padded tokens in one batch; 0: 256 on a CPU, 16384 on a GPU")
-    queued_tokens: int = Field(32_768, ge=1024, description="most tokens admitted at once, a quarter of them bulk")
+    queued_tokens: int = Field(
+        0,
+        ge=0,
+        description="most tokens admitted at once, a quarter of them bulk; 0: 32768 on a CPU, 1048576 on a GPU",
+    )
     stuck_s: float = Field(60.0, gt=0, description="how long one batch may take before its worker is replaced")
     precision: Literal[
         "auto", "float32", "bfloat16", "float16", "int8", "prefer-bfloat16", "prefer-float16", "prefer-int8"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from services.encoder.__main__ import _options
 from services.encoder.settings import EncoderSettings
 from services.index.settings import IndexSettings
 from services.kit.settings import usable_cores
@@ -57,5 +58,6 @@ def test_the_affinity_of_the_process_bounds_the_cores(tmp_path: Path, monkeypatc
 
 
 def test_workers_and_threads_are_the_usable_cores_unless_set():
-    defaults = (EncoderSettings().workers, IndexSettings().build_threads, TrainerSettings().threads)
+    encoder, _ = _options(EncoderSettings())
+    defaults = (encoder.workers, IndexSettings().build_threads, TrainerSettings().threads)
     assert defaults == (usable_cores(),) * 3

@@ -21,6 +21,7 @@ from services.encoder.batching.queues import LANES, Lane
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.runtime.runners import Runner
 
+CPU_QUEUED_TOKENS, GPU_QUEUED_TOKENS = 32_768, 1_048_576  # by default: seconds of work for either
 BULK_SHARE = 0.25  # of the tokens; enough to keep the workers busy
 MIN_RETRY_S = 0.05
 DECAY = 0.98  # the factor by which a batch's weight shrinks with each later batch

@@ -33,6 +33,7 @@ INLINE_CHARACTERS = 1024  # tokenized on the event loop in under 0.5 ms; a threa
 CHARACTERS_A_TOKEN = 4  # of English text, to estimate tokens before tokenization
 SPECIAL_TOKENS = 2
 STREAM_PATIENCE_S = 5.0
+TOKENIZERS = 2  # calls tokenized at a time
 MAX_KEY_BYTES = 256
 
 
@@ -129,7 +130,7 @@ class Encoder:
         self._versions, self._batcher, self._breaker = versions, batcher, breaker
         self._on_admitted = on_admitted
         self._admission, self._limits = admission, limits
-        self._tokenizers = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
+        self._tokenizers = ThreadPoolExecutor(TOKENIZERS, thread_name_prefix="tokenize")
 
     async def encode(self, call: EncodeCall) -> CallResult:
         """Encodes texts as queries or premises."""

@@ -24,7 +24,8 @@ Lane = Literal["interactive", "bulk"]
 LANES: tuple[Lane, ...] = ("interactive", "bulk")
 # Of a batch by default: more texts keep a CPU's other workers waiting, and a GPU needs many tokens to be busy.
 CPU_BATCH_ITEMS = 32
-CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 256, 16_384
+CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 256, 32_768
+GPU_WORKERS = 2  # one prepares its batch while the other's is computed
 WINDOW_BATCHES = 8
 BULK_TURN = 8
 WELL_FILLED = 0.35  # of the token budget: a batch this full is closed before a longer text

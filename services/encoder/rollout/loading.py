@@ -35,7 +35,7 @@ from services.encoder.runtime.model import (
 )
 from services.encoder.runtime.onnx_session import CUDA, Placement, check_onnx, inputs_of, open_session
 from services.encoder.runtime.openvino_session import OpenvinoSession, bfloat16_refusal
-from services.encoder.runtime.runners import PaddedRunner, PairRunner, Runner, Session, SingleRunner, Tokens
+from services.encoder.runtime.runners import EMBEDDING, PaddedRunner, PairRunner, Runner, Session, SingleRunner, Tokens
 from services.encoder.runtime.torch_session import open_torch_session
 from services.store.artifacts import Artifact
 from services.store.registry_rows import CROSS_ENCODERS
@@ -59,7 +59,7 @@ FILES = {
 }
 T = TypeVar("T")
 Steps = Generator[None, None, Model]
-_EMBEDDING, _SCORE, _SEGMENTS = "sentence_embedding", "score", "token_type_ids"
+_SCORE, _SEGMENTS = "score", "token_type_ids"
 _MODELS = {
     INT8: ("model.int8.onnx", "probes.int8.npy"),
     BFLOAT16: ("model.onnx", "probes.npy"),
@@ -247,7 +247,7 @@ def _runner(artifact: Artifact, description: Description, options: LoadOptions, 
     elif precision == BFLOAT16:
         session = OpenvinoSession(_scanned(artifact, model), options.workers)
     else:
-        session = open_session(_scanned(artifact, model), options.placement, _EMBEDDING)
+        session = open_session(_scanned(artifact, model), options.placement, EMBEDDING)
     if precision == INT8 and description.int8_recipe not in _BATCHED_RECIPES:
         return SingleRunner(session, dim=description.dim)
     return PaddedRunner(session, pad_id=description.pad_id, dim=description.dim)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 NORM_TOLERANCE = 1e-3
+EMBEDDING = "sentence_embedding"  # the output of a sentence encoder
 Ids = NDArray[np.int64]
 
 
@@ -51,7 +52,7 @@ class PaddedRunner:
     def run(self, batch: Sequence[Tokens]) -> NDArray[np.float32]:
         """Returns unit vectors, one for each text."""
         ids, mask = _padded([tokens.ids for tokens in batch], self._pad_id)
-        return _unit(self._session.run(["sentence_embedding"], {"input_ids": ids, "attention_mask": mask})[0])
+        return _unit(self._session.run([EMBEDDING], {"input_ids": ids, "attention_mask": mask})[0])
 
 
 class SingleRunner:
@@ -73,7 +74,7 @@ class SingleRunner:
     def _one(self, tokens: Tokens) -> NDArray[np.float32]:
         ids = np.array([tokens.ids], dtype=np.int64)
         vector: NDArray[np.float32] = self._session.run(
-            ["sentence_embedding"], {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+            [EMBEDDING], {"input_ids": ids, "attention_mask": np.ones_like(ids)}
         )[0]
         return vector
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from aeenc.errors import FailedPrecondition
-from services.encoder.runtime.runners import Ids
+from services.encoder.runtime.runners import EMBEDDING, Ids, Session
 from services.store.artifacts import Artifact
 
 if TYPE_CHECKING:
@@ -50,15 +50,23 @@ def torch_device_of(device: str, gpu_bytes: int = 0) -> tuple[str, str]:
     return "cpu", "this torch has CUDA and finds no device; repair the driver, or set AEENC_ENCODER_DEVICE=cpu"
 
 
-def open_torch_session(artifact: Artifact, device: str, *, half: bool = False) -> TorchSession:
+def open_torch_session(artifact: Artifact, device: str, *, half: bool = False) -> Session:
     """Opens a checkpoint's safetensors. Raises FailedPrecondition or DataLoss for files that are not a model."""
     from services.transformer import PooledTransformer, load_transformer
 
     if WEIGHTS not in artifact.files or "config.json" not in artifact.files:
         raise FailedPrecondition(f"checkpoint {artifact.id} has no {WEIGHTS} for the torch runtime; use onnxruntime")
     pooling = str(artifact.meta.get("pooling", "mean"))
-    model = PooledTransformer(load_transformer(artifact.path), pooling).to(device).eval().requires_grad_(False)
-    return TorchSession(model, device, half=half)
+    model = PooledTransformer(load_transformer(artifact.path), pooling)
+    return session_of(model.to(device).eval().requires_grad_(False), device, half=half)
+
+
+def session_of(model: PooledTransformer, device: str, *, half: bool) -> Session:
+    """Returns the fastest session that there is for a model, which is the session's from now on."""
+    from services.encoder.runtime.packed_session import PackedSession, can_pack
+
+    packs = half and can_pack(model.transformer.config, device)
+    return PackedSession(model, device) if packs else TorchSession(model, device, half=half)
 
 
 class TorchSession:
@@ -74,7 +82,7 @@ class TorchSession:
         """Computes the vectors from `input_ids` and `attention_mask`, (n, length) int64 each."""
         import torch
 
-        if outputs not in (None, ["sentence_embedding"]):
+        if outputs not in (None, [EMBEDDING]):
             raise ValueError(f"the torch runtime has no outputs {outputs}")
         ids, mask = (torch.from_numpy(feeds[name]).to(self._device) for name in ("input_ids", "attention_mask"))
         precision = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,8 @@ from pydantic import ValidationError
 from aeenc import errors
 from aeenc.v1 import types_pb2
 from services.encoder import __main__ as encoder_main
+from services.encoder.batching.admission import GPU_QUEUED_TOKENS
+from services.encoder.batching.queues import GPU_WORKERS
 from services.encoder.rollout import loading
 from services.encoder.runtime import onnx_session, torch_session
 from services.encoder.runtime.onnx_session import CPU, CUDA
@@ -171,6 +174,27 @@ def test_an_encoder_in_torch_on_a_card_is_not_degraded_by_cross_encoders_on_the_
     assert encoder_main._name_of(options).endswith(f", cross-encoders onnxruntime/{CPU}")
     assert options.batch_tokens == encoder_main._batch(settings, on_gpu=True)[1]
     assert encoder_main._batch(settings, on_gpu=options.pairs_on_gpu) == (32, 256)
+
+
+async def test_a_gpu_is_fed_by_two_workers_all_cores_and_a_queue_of_its_size(
+    serve, torch_on_a_card, card, monkeypatch
+) -> None:
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    async with serve(runtime="torch", wait=False) as (_, client):
+        assert (await client.info()).service.limits.queued_tokens == GPU_QUEUED_TOKENS
+        assert encoder_main._options(EncoderSettings(runtime="torch"))[0].workers == GPU_WORKERS
+        assert encoder_main._options(EncoderSettings(runtime="torch", workers=3))[0].workers == 3
+        assert os.environ["TOKENIZERS_PARALLELISM"] == "true"
+    async with serve(device="cpu", queued_tokens=2048, wait=False) as (_, client):
+        assert (await client.info()).service.limits.queued_tokens == 2048
+        assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
+
+
+def test_workers_are_as_many_as_cores_where_a_cpu_scores_pairs(torch_on_a_card, monkeypatch) -> None:
+    monkeypatch.setattr(onnx_session.ort, "get_available_providers", lambda: [CPU])
+    monkeypatch.setattr(encoder_main, "usable_cores", lambda: 16)
+    options, _ = encoder_main._options(EncoderSettings(runtime="torch"))
+    assert (options.on_gpu, options.workers) == (True, 16)
 
 
 class WatchedSession:

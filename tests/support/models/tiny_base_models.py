@@ -17,6 +17,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "distilbert": {"n_layers": 2, "n_heads": 2, "hidden_dim": 64, "dim": DIM, "pad_token_id": 0},
     "mpnet": {**_SIZES, "pad_token_id": 1},
     "roberta": {**_SIZES, "pad_token_id": 1, "type_vocab_size": 1},
+    "xlm-roberta": {**_SIZES, "pad_token_id": 1, "type_vocab_size": 1},
     "modernbert": {
         **_SIZES,
         "num_hidden_layers": 3,  # one that sees everything, two with a window

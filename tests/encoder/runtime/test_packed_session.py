@@ -1,0 +1,83 @@
+"""Texts packed into one row on a GPU get the vectors that they have with padding. Attention is imitated on the CPU."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from services.encoder.runtime import packed_session
+from services.encoder.runtime.packed_session import PackedSession, can_pack
+from services.encoder.runtime.torch_session import TorchSession, session_of
+from services.transformer import PooledTransformer, load_transformer
+from support.models.tiny_base_models import write_sentence_model
+
+LENGTHS = (9, 2, 5, 3, 9)
+BERT = {"model_type": "bert", "hidden_size": 384, "num_attention_heads": 12}
+
+
+def attention_text_by_text(query: Tensor, key: Tensor, value: Tensor, begins: Tensor, *_: object) -> Tensor:
+    """What flash attention over packed texts computes: (tokens, heads, head), each text with itself alone."""
+    found = torch.empty_like(query)
+    for begin, end in pairwise(begins):
+        own = (one[begin:end].transpose(0, 1)[None] for one in (query, key, value))
+        found[begin:end] = nn.functional.scaled_dot_product_attention(*own)[0].transpose(0, 1)
+    return found
+
+
+@pytest.fixture
+def ampere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card that has flash attention."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
+@pytest.mark.parametrize("architecture", list(packed_session.AFTER_PADDING))
+def test_packed_texts_have_the_vectors_of_padded_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, pooling: str
+) -> None:
+    monkeypatch.setattr(packed_session, "varlen_attn", attention_text_by_text)
+    directory = write_sentence_model(tmp_path / "model", architecture)
+    padded, packed = (PooledTransformer(load_transformer(directory), pooling).eval() for _ in range(2))
+    inside = np.arange(max(LENGTHS)) < np.array(LENGTHS)[:, None]
+    ids = np.random.default_rng(0).integers(5, 20, inside.shape)
+    feeds = {
+        "input_ids": np.where(inside, ids, padded.transformer.config.pad_token_id),
+        "attention_mask": inside.astype(np.int64),
+    }
+    [expected] = TorchSession(padded, "cpu", half=False).run(None, feeds)
+    [found] = PackedSession(packed, "cpu").run(["sentence_embedding"], feeds)
+    assert (found.dtype, found.shape) == (np.float32, expected.shape)
+    assert np.einsum("nd,nd->n", found, expected).min() >= 0.9999
+    assert np.abs(np.linalg.norm(found, axis=1) - 1).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("change", "device", "packs"),
+    [
+        ({}, "cuda:1", True),
+        ({}, "cpu", False),
+        ({"model_type": "mpnet"}, "cuda", False),  # adds a bias by position
+        ({"num_attention_heads": 32}, "cuda", False),  # heads of 12
+        ({"hidden_size": 4096}, "cuda", False),  # of 341
+    ],
+)
+def test_what_flash_attention_cannot_compute_is_padded(ampere: None, change: dict, device: str, packs: bool) -> None:
+    assert can_pack(SimpleNamespace(**{**BERT, **change}), device) is packs
+
+
+def test_a_card_without_flash_attention_gets_padded_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    assert not can_pack(SimpleNamespace(**BERT), "cuda")
+
+
+def test_texts_are_packed_in_half_precision_alone(tmp_path: Path, ampere: None) -> None:
+    model = PooledTransformer(load_transformer(write_sentence_model(tmp_path / "model")), "mean").eval()
+    assert isinstance(session_of(model, "cuda", half=False), TorchSession)
+    assert isinstance(session_of(model, "cuda", half=True), PackedSession)
+    assert model.transformer.dtype == torch.float16
