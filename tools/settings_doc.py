@@ -25,11 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PATH = ROOT / "docs" / "settings.md"
 CHART = ROOT / "deploy" / "helm" / "aeenc" / "values.schema.json"
 SERVICES: tuple[type[ServiceSettings], ...] = (EncoderSettings, IndexSettings, SamplerSettings, TrainerSettings)
-OF_THIS_MACHINE = {
-    "workers",
-    "threads",
-    "build_threads",
-}  # their default is the number of CPU cores
+OF_THIS_MACHINE = {"threads", "build_threads"}  # their default is the number of CPU cores
 # What the chart itself sets, from values of its own, or what a pod has no use for.
 SET_BY_CHART = {
     *("host", "port", "metrics_port", "instance", "drain_s", "log_file", "log_file_bytes", "state_dir", "namespace"),

@@ -2,8 +2,8 @@
 
     make bench NAME=gpu-fleet ARGS='[--model DIR] [--epochs 8]'
 
-Needs the torch runtime with CUDA, and EntailmentBank. Jobs that a former run has ended are found again, with their
-times. `--device cpu` tries the script.
+Needs the torch runtime with CUDA, and EntailmentBank. The fleet's state is kept for each device: jobs that a former run
+has ended are found again, with their times. `--device cpu` tries the script.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def measure(rows: Rows, model: str, card: str, epochs: int, home: Path) -> None:
             begun = time.monotonic()
             _encode_all(running, texts, role)
             rows.note(f"{card}: {name}, over gRPC", len(texts) / (time.monotonic() - begun), "texts/s")
-        job = running.train("table1-ours-0", {**OURS, "epochs": epochs, "seed": 0})
+        job = running.train("gpu-ours", {**OURS, "epochs": epochs, "seed": 0})
         rows.note(f"{card}: `ours`, {epochs} epochs, dev MAP", job.progress.best_validation_map, "", seconds_of(job))
         _swap(rows, card, running, str(job.version), premises)
         begun = time.monotonic()
@@ -75,14 +75,15 @@ def _encode_all(running: Research, texts: Sequence[str], role: Role) -> None:
 
 
 def _swap(rows: Rows, card: str, running: Research, version: str, texts: Sequence[str]) -> None:
-    """Points `stable` at a version while callers encode. Their calls have no retries."""
+    """Points `stable` at a version while callers encode, without retries."""
     ended, errors, versions = threading.Event(), [], []
+    encoder = running.client.with_options(retry=False).encoder
 
     def call(number: int) -> int:
         calls = 0
         while not ended.is_set():
             try:
-                found = running.client.encoder.encode(texts[number : number + 8], role="query")
+                found = encoder.encode(texts[number : number + 8], role="query")
                 versions.append(found.model_version)
             except Exception as error:  # noqa: BLE001 -- whatever it is, a call has failed
                 errors.append(repr(error))
@@ -109,7 +110,7 @@ def main() -> None:
     parser.add_argument("--model", default=DEFAULT_NAME, help="the base model: a name or a directory")
     parser.add_argument("--epochs", type=int, default=int(OURS["epochs"]))
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--home", type=Path, default=HOME, help="where the fleet's state stays")
+    parser.add_argument("--home", type=Path, help="where the fleet's state stays; by default a folder of the device")
     asked = parser.parse_args()
     check_there()
     rows = Rows("gpu-fleet")
@@ -120,7 +121,8 @@ def main() -> None:
     settings["TRAINER_DEVICE"] = asked.device
     os.environ.update({f"AEENC_{name}": value for name, value in settings.items()})
     card = torch.cuda.get_device_name() if asked.device == "cuda" else "cpu"
-    measure(rows, asked.model, card, asked.epochs, asked.home)
+    home = asked.home or HOME.with_name("gpu-fleet") / card.replace(" ", "-")
+    measure(rows, asked.model, card, asked.epochs, home)
     rows.finish()
 
 

@@ -38,7 +38,7 @@ log = get(__name__)
 def build(settings: EncoderSettings) -> GrpcServer:
     """Wires the encoder."""
     options, handicap = _options(settings)
-    # On a CPU the library's own pool costs more than it saves; a GPU waits for all cores to tokenize.
+    # The library's own pool: on a CPU it costs more than it saves, on a GPU many cores must tokenize.
     os.environ["TOKENIZERS_PARALLELISM"] = str(options.on_gpu).lower()
     server = GrpcServer(settings)
     metrics = EncoderMetrics(server.metrics)
@@ -81,7 +81,15 @@ def build(settings: EncoderSettings) -> GrpcServer:
     )
     breaker = Breaker(versions, batcher, follower.show_readiness)
     admission = Admission(limits.queued_tokens, cost, metrics)
-    encoder = Encoder(versions, batcher, admission, breaker, limits, lambda tokens: caller().spend(tokens))
+    encoder = Encoder(
+        versions,
+        batcher,
+        admission,
+        breaker,
+        limits,
+        lambda tokens: caller().spend(tokens),
+        pooled=options.on_gpu,
+    )
     servicer = EncoderServicer(server, encoder, versions, history, limits, (runtime, handicap))
     server.add(encoder_pb2_grpc.add_EncoderServiceServicer_to_server, servicer, "aeenc.v1.EncoderService")
 

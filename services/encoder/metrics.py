@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-_TOKENS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_TOKENS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 _RATIO = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
 
 
@@ -27,7 +27,7 @@ class EncoderMetrics:
             "aeenc_encoder_batch_items",
             "Texts in a batch",
             registry=registry,
-            buckets=(1, 2, 4, 8, 16, 32, 64, 256, 1024),
+            buckets=(1, 2, 4, 8, 16, 32, 64, 256, 1024, 4096),
         )
         self._batch_tokens = Histogram(
             "aeenc_encoder_batch_tokens", "Tokens in a batch without padding", registry=registry, buckets=_TOKENS

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from services.kit.settings import RedisSettings
+
+LEAST_QUEUED_TOKENS = 1024
 
 
 class EncoderSettings(RedisSettings):
@@ -34,12 +36,13 @@ class EncoderSettings(RedisSettings):
     workers: int = Field(
         0,
         ge=0,
-        description="threads that compute, one session call each; 0: as many as cores, but 2 where a GPU computes all",
+        description="threads that compute, one session call each; 0: as many as cores, or 2 where a GPU computes both "
+        "encoders and cross-encoders",
     )
     batch_items: int = Field(
         0, ge=0, description="most texts in one batch; 0: 32 on a CPU, as many as batch_tokens allows on a GPU"
     )
-    batch_tokens: int = Field(0, ge=0, description="most padded tokens in one batch; 0: 256 on a CPU, 16384 on a GPU")
+    batch_tokens: int = Field(0, ge=0, description="most padded tokens in one batch; 0: 256 on a CPU, 32768 on a GPU")
     queued_tokens: int = Field(
         0,
         ge=0,
@@ -59,3 +62,10 @@ class EncoderSettings(RedisSettings):
         0, ge=0, description="most bytes of model files loaded at once; 0: half of the machine's or container's memory"
     )
     model_bytes: int = Field(4 * 1024**3, ge=1024, description="largest checkpoint file accepted, in bytes")
+
+    @field_validator("queued_tokens")
+    @classmethod
+    def _holds_a_text(cls, value: int) -> int:
+        if 0 < value < LEAST_QUEUED_TOKENS:
+            raise ValueError(f"must be 0 or at least {LEAST_QUEUED_TOKENS}")
+        return value

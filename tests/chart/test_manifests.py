@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from services.encoder.batching.admission import CPU_QUEUED_TOKENS, GPU_QUEUED_TOKENS
 from services.encoder.settings import EncoderSettings
 from services.index.settings import IndexSettings
 from services.sampler.settings import SamplerSettings
@@ -182,6 +183,17 @@ def test_encoders_are_scaled_by_their_queue_over_their_capacity():
             metric = pods["metric"]["name"]
         assert f'"{metric}"' in metrics
     assert seen == ["ScaledObject", "HorizontalPodAutoscaler"]
+
+
+def test_a_pool_has_the_queue_of_its_device_or_its_own():
+    pools = {
+        "cpu": {"enabled": True},
+        "a100": {"enabled": True, "gpus": 1},
+        "small": {"enabled": True, "gpus": 1, "queuedTokens": 65_536},
+    }
+    encoders = [one for one in workloads(render({"encoder": {"pools": pools}})) if one.component == "encoder"]
+    queues = {one.name.rpartition("-")[2]: plain_environment(one)["AEENC_ENCODER_QUEUED_TOKENS"] for one in encoders}
+    assert queues == {"cpu": str(CPU_QUEUED_TOKENS), "a100": str(GPU_QUEUED_TOKENS), "small": "65536"}
 
 
 def test_gpus_are_asked_for_where_the_service_wants_cuda():

@@ -103,11 +103,12 @@ class CallResult:
 
 @dataclass(frozen=True)
 class _PreparedCall:
-    """A checked call: its model, how to tokenize it, and an estimate of its tokens."""
+    """A checked call: its model, how to tokenize its `count` texts or pairs, and an estimate of their tokens."""
 
     model: Model
     precision: str
     tokenize: Callable[[], TokenBatch]
+    count: int
     estimate: int
     characters: int
     lane: Lane = "interactive"
@@ -125,8 +126,14 @@ class Encoder:
         breaker: Breaker,
         limits: Limits,
         on_admitted: Callable[[int], None] = lambda _: None,
+        *,
+        pooled: bool = False,
     ) -> None:
-        """`on_admitted` gets the tokens of a call once it is admitted, also if nobody waits for its end."""
+        """`on_admitted` gets the tokens of a call once it is admitted, also if nobody waits for its end.
+
+        `pooled`: the tokenizers' library has threads of its own, in which several texts wait for those of other calls.
+        """
+        self._pooled = pooled
         self._versions, self._batcher, self._breaker = versions, batcher, breaker
         self._on_admitted = on_admitted
         self._admission, self._limits = admission, limits
@@ -147,6 +154,7 @@ class Encoder:
             model,
             model.choose(call.precision, call.role),
             lambda: model.tokenization.texts(texts, truncate=call.truncate, name=call.name),
+            len(texts),
             _estimate(map(len, texts), model),
             sum(map(len, texts)),
             call.lane,
@@ -174,6 +182,7 @@ class Encoder:
             model,
             model.choose(call.precision, "query"),
             lambda: model.tokenization.pairs(call.query, call.premises, truncate=call.truncate),
+            len(call.premises),
             _estimate((len(call.query) + len(premise) for premise in call.premises), model),
             sum(map(len, call.premises)) + len(call.premises) * len(call.query),
         )
@@ -283,7 +292,7 @@ class Encoder:
         return CallRows(rows, sum(part.queue_s for part in done), sum(part.compute_s for part in done))
 
     async def _tokenize(self, prepared: _PreparedCall) -> TokenBatch:
-        if prepared.characters <= INLINE_CHARACTERS:
+        if prepared.characters <= INLINE_CHARACTERS and (prepared.count == 1 or not self._pooled):
             return prepared.tokenize()
         return await asyncio.get_running_loop().run_in_executor(self._tokenizers, prepared.tokenize)
 

@@ -1,7 +1,8 @@
 """A torch session for a GPU that computes texts of different lengths as one row of tokens, without padding.
 
 Padding costs twice: its tokens are computed, and attention with a mask runs in slower kernels than flash attention over
-packed texts. On an H100 a batch of short texts takes half the time of `TorchSession`'s (docs/experiments/encoder.md).
+packed texts. On an H100, a batch of short texts takes half the time that it takes in `TorchSession`
+(docs/experiments/encoder.md).
 """
 
 from __future__ import annotations
@@ -32,7 +33,12 @@ def can_pack(config: Any, device: str) -> bool:
         return False
     head = config.hidden_size // config.num_attention_heads
     fits = head % HEAD_DIMS == 0 and head <= LARGEST_HEAD
-    return bool(fits and torch.cuda.get_device_capability(device) >= AMPERE)
+    return bool(fits and _has_flash_attention(device))
+
+
+def _has_flash_attention(device: str) -> bool:
+    built = torch.backends.cuda.is_flash_attention_available() and torch.version.hip is None
+    return built and torch.cuda.get_device_capability(device) >= AMPERE
 
 
 class PackedSession:
@@ -41,10 +47,14 @@ class PackedSession:
     Thread-safe: it keeps no state. It owns the model and turns its weights into half precision.
     """
 
+    pads = False
+
     def __init__(self, model: PooledTransformer, device: str) -> None:
         self._model, self._device = model, device
         transformer: Any = model.transformer
         transformer.half().set_attn_implementation(ATTENTION)
+        if hasattr(transformer, DENSE):
+            getattr(transformer, DENSE).float()
         config = transformer.config
         self._first = config.pad_token_id + 1 if AFTER_PADDING[config.model_type] else 0
 
@@ -54,8 +64,8 @@ class PackedSession:
             raise ValueError(f"the torch runtime has no outputs {outputs}")
         inside = feeds["attention_mask"].astype(bool)
         rows, positions = inside.nonzero()
-        ids = torch.from_numpy(feeds["input_ids"][rows, positions]).to(self._device, non_blocking=True)
-        lengths = torch.from_numpy(inside.sum(1)).to(self._device, non_blocking=True)
+        ids = torch.from_numpy(feeds["input_ids"][rows, positions]).to(self._device)
+        lengths = torch.from_numpy(inside.sum(1)).to(self._device)
         with torch.inference_mode():
             bounds = nn.functional.pad(lengths.cumsum(0), (1, 0))
             placed = torch.arange(len(rows), device=self._device)
@@ -74,9 +84,9 @@ class PackedSession:
         if self._model.pooling == "cls":
             pooled = hidden[bounds[:-1]]
         else:
-            pooled = torch.segment_reduce(hidden, self._model.pooling, lengths=lengths)
+            pooled = torch.segment_reduce(hidden, self._model.pooling, lengths=lengths, unsafe=True)  # they fit
         if hasattr(self._model.transformer, DENSE):
-            pooled = getattr(self._model.transformer, DENSE)(pooled.half()).float()
+            pooled = getattr(self._model.transformer, DENSE)(pooled)
         return nn.functional.normalize(pooled, dim=1)
 
 

@@ -25,7 +25,10 @@ class Tokens(NamedTuple):
 
 
 class Session(Protocol):
-    """The interface of an inference session that runners use: onnxruntime's or TorchSession."""
+    """The interface of an inference session that runners use: onnxruntime's, OpenVINO's, or one in torch.
+
+    One that computes no padding says so by `pads = False`.
+    """
 
     def run(self, outputs: Sequence[str] | None, feeds: dict[str, Ids]) -> Sequence[Any]:
         """Computes the named outputs from named inputs."""
@@ -44,9 +47,8 @@ class Runner(Protocol):
 class PaddedRunner:
     """Unit vectors (n, dim) of texts padded to the longest, for models whose result does not depend on the batch."""
 
-    pads = True
-
     def __init__(self, session: Session, *, pad_id: int, dim: int) -> None:
+        self.pads = bool(getattr(session, "pads", True))
         self._session, self._pad_id, self.width = session, pad_id, dim
 
     def run(self, batch: Sequence[Tokens]) -> NDArray[np.float32]:

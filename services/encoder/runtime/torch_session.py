@@ -62,11 +62,13 @@ def open_torch_session(artifact: Artifact, device: str, *, half: bool = False) -
 
 
 def session_of(model: PooledTransformer, device: str, *, half: bool) -> Session:
-    """Returns the fastest session that there is for a model, which is the session's from now on."""
-    from services.encoder.runtime.packed_session import PackedSession, can_pack
+    """Returns the fastest session for a model; it may change the model's weights."""
+    if half:
+        from services.encoder.runtime.packed_session import PackedSession, can_pack
 
-    packs = half and can_pack(model.transformer.config, device)
-    return PackedSession(model, device) if packs else TorchSession(model, device, half=half)
+        if can_pack(model.transformer.config, device):
+            return PackedSession(model, device)
+    return TorchSession(model, device, half=half)
 
 
 class TorchSession:

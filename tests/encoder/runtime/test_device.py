@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from aeenc import errors
 from aeenc.v1 import types_pb2
 from services.encoder import __main__ as encoder_main
 from services.encoder.batching.admission import GPU_QUEUED_TOKENS
+from services.encoder.batching.encoder import Encoder
 from services.encoder.batching.queues import GPU_WORKERS
 from services.encoder.rollout import loading
 from services.encoder.runtime import onnx_session, torch_session
@@ -188,6 +190,21 @@ async def test_a_gpu_is_fed_by_two_workers_all_cores_and_a_queue_of_its_size(
     async with serve(device="cpu", queued_tokens=2048, wait=False) as (_, client):
         assert (await client.info()).service.limits.queued_tokens == 2048
         assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
+
+
+@pytest.mark.parametrize(("pooled", "count", "thread"), [(True, 1, "Main"), (True, 2, "tokenize"), (False, 2, "Main")])
+async def test_short_texts_wait_for_no_pool_on_the_event_loop(pooled: bool, count: int, thread: str) -> None:
+    parts: Any = [None] * 5
+    encoder = Encoder(*parts, pooled=pooled)
+    tokenize: Any = lambda: threading.current_thread().name  # noqa: E731
+    call: Any = SimpleNamespace(tokenize=tokenize, count=count, characters=9)
+    assert str(await encoder._tokenize(call)).startswith(thread)
+
+
+def test_a_queue_that_holds_no_text_is_refused() -> None:
+    assert EncoderSettings(queued_tokens=0).queued_tokens == 0
+    with pytest.raises(ValidationError, match="must be 0 or at least 1024"):
+        EncoderSettings(queued_tokens=1023)
 
 
 def test_workers_are_as_many_as_cores_where_a_cpu_scores_pairs(torch_on_a_card, monkeypatch) -> None:

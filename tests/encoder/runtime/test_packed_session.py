@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,16 +14,22 @@ from torch import Tensor, nn
 
 from services.encoder.runtime import packed_session
 from services.encoder.runtime.packed_session import PackedSession, can_pack
+from services.encoder.runtime.runners import PaddedRunner
 from services.encoder.runtime.torch_session import TorchSession, session_of
-from services.transformer import PooledTransformer, load_transformer
+from services.transformer import DENSE, PooledTransformer, load_transformer
 from support.models.tiny_base_models import write_sentence_model
 
 LENGTHS = (9, 2, 5, 3, 9)
 BERT = {"model_type": "bert", "hidden_size": 384, "num_attention_heads": 12}
 
 
-def attention_text_by_text(query: Tensor, key: Tensor, value: Tensor, begins: Tensor, *_: object) -> Tensor:
+def attention_text_by_text(
+    query: Tensor, key: Tensor, value: Tensor, begins: Tensor, begins_of_keys: Tensor, longest: int, longest_key: int
+) -> Tensor:
     """What flash attention over packed texts computes: (tokens, heads, head), each text with itself alone."""
+    assert begins is begins_of_keys
+    assert (begins.dtype, int(begins[-1])) == (torch.int32, len(query))
+    assert longest == longest_key == int(begins.diff().max())
     found = torch.empty_like(query)
     for begin, end in pairwise(begins):
         own = (one[begin:end].transpose(0, 1)[None] for one in (query, key, value))
@@ -32,7 +39,9 @@ def attention_text_by_text(query: Tensor, key: Tensor, value: Tensor, begins: Te
 
 @pytest.fixture
 def ampere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A card that has flash attention."""
+    """A card and a build of torch that have flash attention."""
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+    monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
 
 
@@ -71,9 +80,39 @@ def test_what_flash_attention_cannot_compute_is_padded(ampere: None, change: dic
     assert can_pack(SimpleNamespace(**{**BERT, **change}), device) is packs
 
 
-def test_a_card_without_flash_attention_gets_padded_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+@pytest.mark.parametrize(
+    ("of", "name", "value"),
+    [
+        (torch.cuda, "get_device_capability", lambda _: (7, 5)),
+        (torch.backends.cuda, "is_flash_attention_available", lambda: False),
+        (torch.version, "hip", "7.1"),
+    ],
+)
+def test_texts_are_padded_without_flash_attention(
+    ampere: None, monkeypatch: pytest.MonkeyPatch, of: Any, name: str, value: Any
+) -> None:
+    monkeypatch.setattr(of, name, value)
     assert not can_pack(SimpleNamespace(**BERT), "cuda")
+
+
+def test_a_linear_layer_after_the_pooling_computes_in_single_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_session, "varlen_attn", attention_text_by_text)
+    model = PooledTransformer(load_transformer(write_sentence_model(tmp_path / "model")), "mean").eval()
+    model.transformer.add_module(DENSE, nn.Linear(32, 8))
+    feeds = {"input_ids": np.array([[5, 6, 7]]), "attention_mask": np.ones((1, 3), np.int64)}
+    [expected] = TorchSession(model, "cpu", half=False).run(None, feeds)
+    [found] = PackedSession(model, "cpu").run(None, feeds)
+    assert found.shape == (1, 8)
+    assert np.abs(found - expected).max() < 1e-3
+
+
+def test_what_is_not_padded_is_not_counted_as_padding() -> None:
+    model = SimpleNamespace(run=lambda *_: [np.ones((1, 1), np.float32)])
+    assert PaddedRunner(model, pad_id=0, dim=1).pads
+    model.pads = PackedSession.pads
+    assert not PaddedRunner(model, pad_id=0, dim=1).pads
 
 
 def test_texts_are_packed_in_half_precision_alone(tmp_path: Path, ampere: None) -> None:

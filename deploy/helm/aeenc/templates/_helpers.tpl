@@ -59,6 +59,13 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end -}}
 
 {{/* A setting's value as text: Helm reads whole numbers as floats, which it would write as 3.2e+10. */}}
+{{- /* The capacity of an encoder: its pool's own, or by its device. Takes the root and the pool. */ -}}
+{{- define "aeenc.queuedTokens" -}}
+{{- $root := index . 0 }}{{- $pool := index . 1 -}}
+{{- $default := ternary 1048576 $root.Values.encoder.queuedTokens (gt (int (default 0 $pool.gpus)) 0) -}}
+{{- include "aeenc.text" (default $default $pool.queuedTokens) -}}
+{{- end -}}
+
 {{- define "aeenc.text" -}}
 {{- if or (kindIs "map" .) (kindIs "slice" .) -}}
 {{- toJson . -}}

@@ -217,7 +217,7 @@ spec:
             failureThreshold: 15
           lifecycle:
             preStop: {sleep: {seconds: {{ $v.preStopSeconds }}}}
-          resources: {{- toYaml (ternary (mergeOverwrite (deepCopy $own.resources) (dict "limits" (dict "nvidia.com/gpu" $gpus))) $own.resources (gt $gpus 0)) | nindent 12 }}
+          resources: {{- toYaml (ternary (mergeOverwrite (deepCopy (default (dict) $own.resources)) (dict "limits" (dict "nvidia.com/gpu" $gpus))) $own.resources (gt $gpus 0)) | nindent 12 }}
           securityContext:
             allowPrivilegeEscalation: false
             readOnlyRootFilesystem: true

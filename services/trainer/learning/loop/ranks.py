@@ -22,7 +22,10 @@ from numpy.typing import NDArray
 from torch import distributed, nn
 
 from aeenc.errors import FailedPrecondition
+from services.kit.logs import get
 from services.trainer.processes.child import MODULE
+
+log = get(__name__)
 
 MEETING = "ranks"  # the file through which the processes of a job find each other
 PATIENCE = timedelta(minutes=30)  # rank 0 evaluates while the others wait
@@ -100,7 +103,12 @@ def together(directory: Path, rank: Rank, device: torch.device) -> Iterator[None
 
 def _backend_of(device: torch.device, processes: int) -> str:
     """Names what processes communicate by. NCCL refuses two on one GPU."""
-    return "nccl" if device.type == "cuda" and processes <= torch.cuda.device_count() else "gloo"
+    if device.type != "cuda":
+        return "gloo"
+    if processes <= (cards := torch.cuda.device_count()):
+        return "nccl"
+    log.warning("processes share a GPU, which gains nothing", processes=processes, gpus=cards)
+    return "gloo"
 
 
 def _start(directory: Path, processes: int) -> list[subprocess.Popen[bytes]]:
