@@ -15,7 +15,6 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -41,8 +40,8 @@ def measure(rows: Rows, model: str, card: str, epochs: int, home: Path) -> None:
         told = f"{running.client.encoder.info().runtime}; {running.client.trainer.info().device}"
         rows.note(f"{card}: fleet up, {len(premises):,} premises indexed", time.monotonic() - begun, "s", told)
         roles: Mapping[str, Role] = {"queries, half precision": "query", "premises, float32": "premise"}
+        texts = (premises * (1 + TEXTS // len(premises)))[:TEXTS]
         for name, role in roles.items():
-            texts = (premises * (1 + TEXTS // len(premises)))[:TEXTS]
             _encode_all(running, texts, role)
             begun = time.monotonic()
             _encode_all(running, texts, role)
@@ -117,9 +116,8 @@ def main() -> None:
     if asked.device == "cuda" and not torch.cuda.is_available():
         rows.note("all", "not measured: torch finds no GPU", "")
         rows.finish()
-    settings: dict[str, Any] = {"ENCODER_RUNTIME": "torch", "ENCODER_DEVICE": asked.device}
-    settings["TRAINER_DEVICE"] = asked.device
-    os.environ.update({f"AEENC_{name}": value for name, value in settings.items()})
+    os.environ["AEENC_ENCODER_RUNTIME"] = "torch"
+    os.environ |= dict.fromkeys(("AEENC_ENCODER_DEVICE", "AEENC_TRAINER_DEVICE"), asked.device)
     card = torch.cuda.get_device_name() if asked.device == "cuda" else "cpu"
     home = asked.home or HOME.with_name("gpu-fleet") / card.replace(" ", "-")
     measure(rows, asked.model, card, asked.epochs, home)

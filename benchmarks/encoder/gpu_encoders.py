@@ -55,7 +55,7 @@ def dim_of(model: PooledTransformer) -> int:
 
 
 def ours(directory: Path, device: str, *, half: bool = True) -> Encode:
-    """The encoder's own path in torch: calls tokenize in threads of their own, batches are cut by tokens."""
+    """The encoder's own path in torch: all cores tokenize, batches are cut by tokens."""
     model = open_model(directory, device)
     return batched(directory, session_of(model, device, half=half), dim_of(model))
 

@@ -26,7 +26,7 @@ BERT = {"model_type": "bert", "hidden_size": 384, "num_attention_heads": 12}
 def attention_text_by_text(
     query: Tensor, key: Tensor, value: Tensor, begins: Tensor, begins_of_keys: Tensor, longest: int, longest_key: int
 ) -> Tensor:
-    """What flash attention over packed texts computes: (tokens, heads, head), each text with itself alone."""
+    """Attends within each text, as flash attention does over packed texts. Shapes are (tokens, heads, head)."""
     assert begins is begins_of_keys
     assert (begins.dtype, int(begins[-1])) == (torch.int32, len(query))
     assert longest == longest_key == int(begins.diff().max())
