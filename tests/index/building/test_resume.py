@@ -68,6 +68,7 @@ async def test_a_build_whose_upload_failed_is_uploaded_by_its_retry_and_not_enco
         raise errors.Unavailable("the bucket is away")
 
     bucket = tmp_path / "bucket"
+    encoder.servicer.pause_s = 2 * SYNC["build_sync_s"]  # what takes less is kept nowhere
     async with serve(**SYNC, artifacts_url=f"file://{bucket}") as index:
         monkeypatch.setattr(CachedStore, "push", away)
         await raises(errors.Unavailable, build(index, resume_s=0), "away")
