@@ -1,7 +1,8 @@
 """Differences between rows, tested by tree: the queries of one tree are no independent observations.
 
 Trees are one group where they share a query, or one has another's query as a premise. Each report keeps the strict
-average precision of each query, its group, and whether train lacks the query.
+average precision of each query, over all its gold premises and over the facts among them, its group, and whether
+train lacks the query.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from numpy.typing import NDArray
 from aeenc.cli.learning.evaluation import training_of
 from aeenc.cli.learning.jobs import validation_of
 from aeenc.evaluation import UNRANKED, average_precision, paired_randomisation_test
-from aeenc.trees import Dataset
+from aeenc.trees import Dataset, Tree
 from aeenc.trees.folds import connected
 
 RESAMPLED = 10_000  # times, for an interval
-BY_QUERY = "strict_by_query"  # in a report: `AP`, `group` and `unseen` (1 or 0), each in the order of the queries
+BY_QUERY = "strict_by_query"  # in a report: AP, FACTS, `group` and UNSEEN (1 or 0), each in the order of the queries
+AP, UNSEEN = "AP", "unseen"
+FACTS = "AP of facts alone"  # null where no gold premise is a fact
 
 Precisions = NDArray[np.float64]
 Groups = NDArray[np.int64]
@@ -41,16 +44,16 @@ def asked_of(dataset: Dataset, split: str) -> list[str]:
     return [text for text, gold in validation_of(dataset, split) if any(one != text for one in gold)]
 
 
+def group_of(trees: Sequence[Tree]) -> dict[str, int]:
+    """The group of trees of each query."""
+    groups = enumerate(connected(trees))
+    return {trees[at].texts[label]: n for n, group in groups for at in group for label in trees[at].children}
+
+
 def groups_of(dataset: Dataset, split: str) -> Groups:
     """The group of trees of each query that has strict gold."""
-    trees = dataset.trees(split)
-    group_of = {
-        trees[at].texts[label]: n
-        for n, group in enumerate(connected(trees))
-        for at in group
-        for label in trees[at].children
-    }
-    return np.array([group_of[text] for text in asked_of(dataset, split)])
+    group = group_of(dataset.trees(split))
+    return np.array([group[text] for text in asked_of(dataset, split)])
 
 
 def unseen_of(dataset: Dataset, split: str) -> NDArray[np.bool_]:
@@ -65,10 +68,43 @@ def precisions_of(ranks: Sequence[Sequence[int]]) -> Precisions:
     return np.array([average_precision(own) for own in found])
 
 
+def fact_precisions_of(dataset: Dataset, split: str, ranks: Sequence[Sequence[int]]) -> Precisions:
+    """The average precision over a query's gold facts, those of the fact file; NaN for a query that has none.
+
+    Other gold premises are neither wanted nor in the way: they leave the ranking. `ranks` are strict; 0 is not ranked.
+    """
+    facts = set(dataset.facts.values())
+    found = []
+    for (text, gold), own in zip(validation_of(dataset, split), ranks, strict=True):
+        if len(own):
+            is_fact = np.array([one in facts for one in gold if one != text])
+            found.append(_condensed(np.array([rank or UNRANKED for rank in own]), is_fact))
+    return np.array([average_precision(own) if len(own) else np.nan for own in found])
+
+
+def _condensed(ranks: NDArray[np.int64], kept: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """The ranks to keep in a ranking that the others have left."""
+    before = np.searchsorted(np.sort(ranks[~kept]), ranks[kept])
+    return np.where(ranks[kept] < UNRANKED, ranks[kept] - before, UNRANKED)
+
+
 def by_query(dataset: Dataset, split: str, strict_ranks: Sequence[Sequence[int]]) -> dict[str, list[Any]]:
-    """Returns the average precision and the group of each query, and whether train lacks it, for a report."""
-    precisions, unseen = np.round(precisions_of(strict_ranks), 6), unseen_of(dataset, split).astype(int)
-    return {"AP": precisions.tolist(), "group": groups_of(dataset, split).tolist(), "unseen": unseen.tolist()}
+    """Returns the average precisions and the group of each query, and whether train lacks it, for a report."""
+    facts = np.round(fact_precisions_of(dataset, split, strict_ranks), 6).tolist()
+    return {
+        AP: np.round(precisions_of(strict_ranks), 6).tolist(),
+        FACTS: [None if np.isnan(one) else one for one in facts],
+        "group": groups_of(dataset, split).tolist(),
+        UNSEEN: unseen_of(dataset, split).astype(int).tolist(),
+    }
+
+
+def means_of(by_query: Mapping[str, Any]) -> dict[str, float]:
+    """The strict MAP of what a report keeps by query: AP over all, UNSEEN, and FACTS, as far as there are such."""
+    precisions = by_query[AP]
+    unseen = [ap for ap, counted in zip(precisions, by_query[UNSEEN], strict=True) if counted]
+    facts = [ap for ap in by_query.get(FACTS, ()) if ap is not None]
+    return {name: float(np.mean(of)) for name, of in {AP: precisions, UNSEEN: unseen, FACTS: facts}.items() if of}
 
 
 def p_by_tree(groups: Groups, first: Precisions, second: Precisions) -> float:
@@ -87,12 +123,21 @@ def difference(
     """
     if not all(BY_QUERY in report for report in (*first, *second)) or not (first and second):
         return None
-    counted = np.array(first[0][BY_QUERY]["unseen"], dtype=bool) | (not unseen)
+    counted = np.array(first[0][BY_QUERY][UNSEEN], dtype=bool) | (not unseen)
     if not counted.any():
         return None
     groups = np.unique(np.array(first[0][BY_QUERY]["group"])[counted], return_inverse=True)[1]
-    ours, theirs = (np.mean([one[BY_QUERY]["AP"] for one in reports], axis=0)[counted] for reports in (first, second))
-    sums, counts = np.bincount(groups, ours - theirs), np.bincount(groups)
-    drawn = np.random.default_rng(0).integers(0, len(sums), (RESAMPLED, len(sums)))
-    low, high = np.percentile(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1), [2.5, 97.5])
+    ours, theirs = (np.mean([one[BY_QUERY][AP] for one in reports], axis=0)[counted] for reports in (first, second))
+    low, high = np.percentile(resampled_means(groups, ours - theirs), [2.5, 97.5])
     return Difference(float(np.mean(ours - theirs)), float(low), float(high), p_by_tree(groups, ours, theirs))
+
+
+def resampled_means(groups: Groups, values: Precisions, number: int = 0) -> Precisions:
+    """The mean of values (n,) in each of RESAMPLED drawings of as many groups as there are, 0 to `number` - 1.
+
+    Values of the same groups are drawn alike, so that means may be subtracted. Where none is drawn it is NaN.
+    """
+    sums, counts = (np.bincount(groups, weights, number) for weights in (values, np.ones_like(values)))
+    drawn = np.random.default_rng(0).integers(0, len(sums), (RESAMPLED, len(sums)))
+    with np.errstate(invalid="ignore"):
+        return np.asarray(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1))

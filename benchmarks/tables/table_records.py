@@ -118,8 +118,8 @@ def candidates_of(split: str, corpus: str = "") -> Candidates | None:
 
 
 def _with_short_lists(text: str) -> str:
-    """Puts each list of numbers on one line; the figures by query would take one each."""
-    return re.sub(r"\[([\s\d.,e-]+)\]", lambda found: f"[{' '.join(found[1].split())}]", text)
+    """Puts each list of numbers and nulls on one line; the figures by query would take one each."""
+    return re.sub(r"\[((?:[\s\d.,e-]|null)+)\]", lambda found: f"[{' '.join(found[1].split())}]", text)
 
 
 def _read(path: Path) -> Record:

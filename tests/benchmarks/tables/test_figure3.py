@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aeenc.loop import Round
-from aeenc.trees import Tree
+from aeenc.trees import Dataset, Tree
 from aeenc.trees.tree import ROOT, Step
 from benchmarks.harness import entailmentbank
 from benchmarks.tables import drawing, figure3
@@ -62,8 +62,8 @@ def test_an_encoder_that_cannot_be_measured_is_told_beside_the_others(results, m
     assert "tuned on gold is not measured" in capsys.readouterr().out
     page = (results / "figure3-dev.md").read_text()
     assert "1 TP, 1 FN, 1 FP" in page
-    assert "| token overlap | 1.000 | 0.250 | 0.000 | -0.250 |" in page
-    assert "| cosine, untrained | 0.500 | 0.250 | 0.750 | 0.500 |" in page
+    assert "| token overlap | 1.000 | 0.250 | 0.000 | -0.250 | -0.250 |  |" in page
+    assert "| cosine, untrained | 0.500 | 0.250 | 0.750 | 0.500 | 0.500 |  |" in page
     assert "- tuned on gold: not measured (job j1 has failed)" in page
     record = json.loads((results / "figure3-dev.json").read_bytes())
     assert record["systems"]["untrained"]["cosine"]["FP"] == {"pairs": 1, "mean": 0.75, "sd": 0.0}
@@ -109,6 +109,29 @@ def test_the_texts_of_all_trees_of_a_query_are_related_to_it_but_no_distractor()
     related = figure3.related_of([Tree("one", "ice floats", sentences, steps), other])
     whole = {"ice is light", "light things float", "ice weighs little", "ice floats"}
     assert related == {"ice floats": whole, "ice weighs little": whole | {"water is heavy"}}
+
+
+def test_unseen_queries_and_the_interval_by_tree_stand_beside_the_whole(tmp_path):
+    def tree(name, *sentences):
+        of_all = {f"sent{n}": text for n, text in enumerate(sentences, 1)}
+        return Tree(name, name, of_all, (Step(tuple(of_all), ROOT, name),))
+
+    trees = [tree("a", "1", "2"), tree("b", "3", "4"), tree("c", "5", "6")]
+    dataset = Dataset(tmp_path, {}, {"train": trees[:1], "dev": trees})
+    pairs = {"TP": [], "FN": [("a", "1"), ("b", "3"), ("c", "5")], "FP": [("a", "7"), ("b", "7"), ("c", "7")]}
+    before = {"TP": np.array([]), "FN": np.array([0.1, 0.2, 0.3]), "FP": np.array([0.9, 0.8, 0.8])}
+    after = {"TP": np.array([]), "FN": np.array([0.2, 0.4, 0.5]), "FP": np.array([0.8, 0.8, 0.8])}
+    systems = {"untrained": before, "tuned": after}
+    measured = {name: figure3.Measured(figure3.Encoder(name), cosines) for name, cosines in systems.items()}
+    told = figure3.told_of(measured, pairs, dataset, "dev")
+    assert told["untrained"]["unseen"]["FN"] == {"pairs": 2, "mean": pytest.approx(0.25), "sd": pytest.approx(0.05)}
+    assert "nearer" not in told["untrained"]
+    assert told["tuned"]["nearer"] == {name: pytest.approx(0.2) for name in ("mean", "low", "high")}, (
+        "each query moved so"
+    )
+    after["FN"][0] = 0.1
+    found = figure3.told_of(measured, pairs, dataset, "dev")["tuned"]["nearer"]
+    assert found == {"mean": pytest.approx(0.5 / 3), "low": pytest.approx(0.1), "high": pytest.approx(0.2)}
 
 
 def test_cosines_are_of_the_same_pairs_query_by_query(monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 from aeenc.trees import Dataset, Tree
 from aeenc.trees.tree import Step
 from benchmarks.tables import own_text
-from benchmarks.tables.own_text import RULES, Query, f_of, queries_of, scored
+from benchmarks.tables.own_text import EXCLUDED, RULES, Query, f_of, queries_of, scored
 
 CANDIDATE = Query(strict=[1], paper=[2], candidate=True)
 ROOT = Query(strict=[1], paper=[1], candidate=False)
@@ -64,10 +64,12 @@ def test_what_is_measured_is_kept_and_the_page_is_written_of_it(monkeypatch, tre
     monkeypatch.setattr(own_text, "entailmentbank", lambda: Dataset.load(trees))
     monkeypatch.setattr(own_text, "research", lambda: pytest.fail("it starts services"))
     monkeypatch.setattr(sys, "argv", ["own_text", "--only", "untrained"])
-    kept = {"format_version": 1, "systems": {"untrained": [[[2], [2]]]}}
+    kept = {"format_version": 1, "systems": {"untrained": [[[2], [2]]], EXCLUDED: [[[1], [1]]]}}
     (tmp_path / "own-text-dev.json").write_text(json.dumps(kept))
     own_text.main()
     page = (tmp_path / "own-text-dev.md").read_text()
     assert "0 of 1 queries are premises, too" in page
     assert "| untrained | 0.500 | 1.000 | 0.500 | 1.000 | nan |" in page
-    assert page.count("| 0.500, 1.000, nan |") == len(RULES)
+    assert page.count("| 0.500, 1.000, nan | 1.000, 1.000, nan |") == len(RULES)
+    assert "| untrained | 0.500 | 0.500 |  |  |  |  |" in page
+    assert f"| {EXCLUDED} | 1.000 | 1.000 |  | +0.500 | +0.500 to +0.500 | 1.0000 |" in page

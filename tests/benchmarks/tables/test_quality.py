@@ -17,7 +17,18 @@ from aeenc.trees import Dataset
 from benchmarks.harness import rows
 from benchmarks.harness.rows import Rows
 from benchmarks.tables import figure3, quality
-from benchmarks.tables.by_tree import BY_QUERY, asked_of, by_query, difference, groups_of, p_by_tree, precisions_of
+from benchmarks.tables.by_tree import (
+    BY_QUERY,
+    FACTS,
+    asked_of,
+    by_query,
+    difference,
+    fact_precisions_of,
+    groups_of,
+    means_of,
+    p_by_tree,
+    precisions_of,
+)
 from benchmarks.tables.own_text import EXCLUDED, SYSTEMS
 from benchmarks.tables.quality import retrieval_of, share_of_whole_trees
 from services.index.ranking.tuning import Weights
@@ -94,6 +105,24 @@ def test_reports_that_keep_nothing_by_query_are_not_compared() -> None:
 
 def test_a_query_without_gold_has_no_precision_and_a_premise_that_is_not_ranked_adds_none() -> None:
     assert precisions_of([[1, 0], [], [2]]).tolist() == [0.5, 0.5]
+
+
+def test_where_facts_alone_are_gold_the_other_gold_premises_leave_the_ranking(tmp_path: Path) -> None:
+    folder = tmp_path / "supporting_data"
+    folder.mkdir()
+    facts = {"f1": "leaf 1", "f2": "leaf 2", "f3": "leaf 3"}
+    (folder / "worldtree_corpus_sentences_extended.json").write_text(json.dumps(facts))
+    dataset = _dataset(tmp_path)
+    golds = [query.gold for query in dataset.queries("dev")]
+    assert golds[-2:] == [("node 1", "leaf 3"), ("leaf 1", "leaf 2")]
+    others = [[1, 2]] * 8
+    found = fact_precisions_of(dataset, "dev", [*others, [2, 5], [1, 3]])
+    assert np.isnan(found[:-2]).all()
+    assert found[-2:].tolist() == [1 / 4, pytest.approx((1 + 2 / 3) / 2)]
+    kept = by_query(dataset, "dev", [*others, [2, 5], [1, 3]])
+    assert kept[FACTS] == [*[None] * 8, 0.25, 0.833333]
+    assert means_of(kept)[FACTS] == pytest.approx((0.25 + 0.833333) / 2)
+    assert fact_precisions_of(dataset, "dev", [*others, [2, 0], [0, 3]])[-2:].tolist() == [0.0, 1 / 6], "0: not ranked"
 
 
 def test_weights_and_features_become_options_of_retrieve() -> None:

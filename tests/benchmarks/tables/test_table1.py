@@ -14,7 +14,7 @@ from aeenc.errors import Unavailable
 from aeenc.trees import Dataset
 from benchmarks.harness import entailmentbank
 from benchmarks.tables import table1, table_records
-from benchmarks.tables.by_tree import BY_QUERY
+from benchmarks.tables.by_tree import BY_QUERY, FACTS
 from benchmarks.tables.table_records import Candidates, candidates_of, records
 from benchmarks.tables.table_rows import BY_NAME, PRINTED, TEMPERATURES, tuned
 from benchmarks.tables.table_text import MeasuredRow, deeper_metrics, markdown
@@ -50,6 +50,9 @@ def test_a_result_names_its_candidates_and_is_not_measured_again(make, trees, tm
     record = json.loads((tmp_path / "results" / "table1-dev" / "bm25-0.json").read_bytes())
     assert Candidates(record["corpus"], record["candidates"]) == Candidates.of(Dataset.load(trees))
     assert {"day", "commit", "torch", "processor"} <= record["measured"].keys()
+    assert FACTS in record["report"][BY_QUERY]
+    written = (tmp_path / "results" / "table1-dev" / "bm25-0.json").read_text()
+    assert f'"{FACTS}": [null]' in written, "a list is one line"
     kept = make("--only", "bm25")[1]
     assert "measured before, and kept: bm25 seed 0; --again measures them anew" in kept
     assert "bm25, seed 0\n" not in kept
@@ -145,17 +148,24 @@ def test_every_printed_row_stands_below_ours_with_its_twelve_figures(make, tmp_p
     assert "as printed" not in page(tmp_path).split("Protocol `paper`")[0]
 
 
-def test_unseen_queries_and_whole_trees_stand_beside_the_whole():
-    def report(n):
-        part = {"strict": {"MAP": 0.25 * n}}
-        trees = {"hypothesis_alone": {"Recall@25": 0.5, "AllCorrect@25": 0.125}}
-        counts = {"queries": 2, "pairs": 3, "candidates": 4}
-        return {"strict": {"MAP": 0.5}, "parts": {"query unseen": part}, "trees": trees, **counts}
+def test_unseen_queries_facts_alone_and_whole_trees_stand_beside_the_whole():
+    counts = {"queries": 2, "pairs": 3, "candidates": 4}
 
-    bare = {"strict": {"MAP": 0.5}, "queries": 2, "pairs": 3, "candidates": 4}
-    rows = [MeasuredRow("a", "A", [report(1), report(2)], {}), MeasuredRow("b", "B", [bare], {})]
+    def report(n):
+        trees = {"hypothesis_alone": {"Recall@25": 0.5, "AllCorrect@25": 0.125}}
+        of_queries = {"AP": [0.25 * n, 0.75], FACTS: [None, 0.25 * n], "group": [0, 1], "unseen": [1, 0]}
+        return {"strict": {"MAP": 0.5}, BY_QUERY: of_queries, "trees": trees, **counts}
+
+    bare = {"strict": {"MAP": 0.5}, **counts}
+    of_an_earlier_release = {**bare, "parts": {"query unseen": {"strict": {"MAP": 0.25}}}}
+    reports = {"A": [report(1), report(2)], "B": [bare], "C": [of_an_earlier_release]}
+    rows = [MeasuredRow(name.lower(), name, of_row, {}) for name, of_row in reports.items()]
     lines = markdown(rows, "dev", "nobody").split("## Unseen queries")[1].split("##")[0].splitlines()
-    assert lines[-2:] == ["| A | a | .500 ± .000 | .375 ± .177 | .500 ± .000 | .125 ± .000 |", ""]
+    assert lines[-3:] == [
+        "| A | a | .500 ± .000 | .375 ± .177 | .375 ± .177 | .500 ± .000 | .125 ± .000 |",
+        "| C | c | .500 | .250 |  |  |  |",
+        "",
+    ]
 
 
 def test_a_row_is_compared_with_the_row_that_it_names_by_tree():
