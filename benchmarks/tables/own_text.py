@@ -28,7 +28,7 @@ from benchmarks.harness.entailmentbank import entailmentbank, need_split
 from benchmarks.tables.by_tree import AP, BY_QUERY, FACTS, UNSEEN, by_query, difference, means_of
 from benchmarks.tables.research import EVALUATE_S, Research, Unfinished, research
 from benchmarks.tables.table_records import RESULTS
-from benchmarks.tables.table_rows import BOTH_SIDES, FAITHFUL, LITERAL, OURS, SCL, TML, version_of
+from benchmarks.tables.table_rows import BOTH_SIDES, FAITHFUL, LITERAL, OURS, SCL, TML, K, version_of
 from benchmarks.tables.table_text import PARTS
 
 Ranks = Sequence[int]
@@ -38,20 +38,28 @@ _NEGATIVE: Mapping[str, Any] = {"own_text": "OWN_TEXT_NEGATIVE"}
 
 UNTRAINED, EXCLUDED = "untrained", "single TML, EXCLUDED"
 
-# The jobs, in the order in which they are measured; None: the pre-trained encoder. The weight of the softmax is that of
-# all refused premises, own text among them.
-SYSTEMS: Mapping[str, Mapping[str, Any] | None] = {
-    UNTRAINED: None,
+Trained = Callable[[Research], str]  # the version of a system, trained unless it was before
+
+
+def _job(name: str, fields: Mapping[str, Any]) -> Trained:
+    return lambda running: str(running.train(f"own-text-{name}", {**fields, "seed": 0}).version)
+
+
+def _one_round(key: str, fields: Mapping[str, Any]) -> Trained:
+    return lambda running: running.loop(key, rounds=1, run={"k": K}, job={**fields, "seed": 0}).rounds[1].version
+
+
+_JOBS: Mapping[str, Mapping[str, Any]] = {
     **{
-        f"single softmax, one epoch, NEGATIVE, weight {weight:g}": {
+        f"single softmax, one epoch, {told}, weight {weight:g}": {
             **OURS,
-            **_NEGATIVE,
+            **own_text,
             "epochs": 1,
             "refused_weight": weight,
         }
+        for told, own_text in (("EXCLUDED", {}), ("NEGATIVE", _NEGATIVE))
         for weight in (20.0, 5.0, 1.0)
     },
-    EXCLUDED: _TML,
     "single TML, NEGATIVE": {**_TML, **_NEGATIVE},
     "single SCL, NEGATIVE": {**FAITHFUL, "loss": SCL, **_NEGATIVE},
     **{
@@ -59,6 +67,14 @@ SYSTEMS: Mapping[str, Mapping[str, Any] | None] = {
         for weight in (0.0, 0.1)
     },
     "single TML, one epoch of the paper's steps, NEGATIVE": {**LITERAL, **_NEGATIVE, "epochs": 1},
+}
+# In the order of the page. Those with own text excluded but for the softmax are also rows of Table 1, trained once.
+SYSTEMS: Mapping[str, Trained] = {
+    UNTRAINED: Research.pretrained,
+    EXCLUDED: lambda running: version_of(running, "tml-single", _TML, 0),
+    "AE-Enc, one round, EXCLUDED": _one_round("ae-enc-iterative-0", _TML),
+    "AE-Enc, one round, NEGATIVE": _one_round("own-text-ae-enc", {**_TML, **_NEGATIVE}),
+    **{name: _job(name, fields) for name, fields in _JOBS.items()},
 }
 
 
@@ -140,12 +156,7 @@ def queries_of(dataset: Dataset, split: str, ranks: Sequence[tuple[Ranks, Ranks]
 
 def measure(running: Research, split: str, name: str) -> list[tuple[list[int], list[int]]]:
     """The ranks, strict and paper, of each query by a system, which is trained unless it was before."""
-    fields = SYSTEMS[name]
-    version = running.pretrained()
-    if name == EXCLUDED:
-        version = version_of(running, "tml-single", _TML, 0)  # trained once for Table 1, Figure 3 and this page
-    elif fields is not None:
-        version = str(running.train(f"own-text-{name}", {**fields, "seed": 0}).version)
+    version = SYSTEMS[name](running)
     running.serve(version)
     report = running.client.trainer.evaluate(
         running.corpus, validation_of(running.dataset, split), version=version, ranks=True, timeout_s=EVALUATE_S
@@ -164,7 +175,8 @@ def page(dataset: Dataset, split: str, systems: Mapping[str, Any]) -> str:
     total = len(next(iter(by_name.values())))
     about = (
         f"{len(own)} of {total} queries are premises, too. f: 0 where the own text stands before all premises, 1 where "
-        "it is dropped. `make own-text` measures what is missing and writes this page; one seed; epochs chosen on dev."
+        "it is dropped. Weight: that of all refused premises, own text among them. `make own-text` measures what is "
+        "missing and writes this page; one seed; epochs chosen on dev."
     )
     lines = [
         f"# The query's own text, {split} split",
@@ -230,7 +242,8 @@ def main() -> None:
                 path.write_text(json.dumps(kept) + "\n")
                 print(f"{name}: measured", flush=True)
     if kept["systems"]:
-        (RESULTS / f"own-text-{options.split}.md").write_text(page(dataset, options.split, kept["systems"]))
+        systems = {name: kept["systems"][name] for name in SYSTEMS if name in kept["systems"]}
+        (RESULTS / f"own-text-{options.split}.md").write_text(page(dataset, options.split, systems))
 
 
 if __name__ == "__main__":

