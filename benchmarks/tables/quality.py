@@ -51,7 +51,8 @@ from benchmarks.tables.research import EVALUATE_S, HOME, Research, at_hand
 from benchmarks.tables.table_records import RESULTS
 from benchmarks.tables.table_rows import FULL, ORDERED, OURS, RERANKER, VECTORS
 from services.index.ranking.features import VECTOR_NAMES
-from services.index.ranking.tuning import HeldOut, OutOfFold, Weights, drawn, encoded, held_out_of, tune
+from services.index.ranking.out_of_fold import HeldOut, OutOfFold, Weights, drawn
+from services.index.ranking.tuning import encoded, held_out_of, tune
 from services.index.values import SearchHits
 from services.trainer.evaluation.tree_level import FIRST, GoldTree, tree_level
 

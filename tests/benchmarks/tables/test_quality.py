@@ -31,7 +31,7 @@ from benchmarks.tables.by_tree import (
 )
 from benchmarks.tables.own_text import EXCLUDED, SYSTEMS
 from benchmarks.tables.quality import retrieval_of, share_of_whole_trees
-from services.index.ranking.tuning import Weights
+from services.index.ranking.out_of_fold import Weights
 from services.index.values import SearchHits
 
 

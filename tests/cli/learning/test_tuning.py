@@ -72,6 +72,15 @@ async def test_a_folder_without_folds_is_refused_with_the_command_that_writes_th
     assert (ended.code, "aeenc export folds" in ended.error["message"]) == (2, True)
 
 
+async def test_nothing_can_be_trained_and_a_cross_encoder_too(aeenc, tmp_path):
+    for name in ("one", "two"):
+        folder = tmp_path / name / "dataset" / "task_1"
+        folder.mkdir(parents=True)
+        (folder / f"{HELD_OUT}.jsonl").touch()
+    ended = await aeenc("--json", "tune-retrieval", tmp_path, "--pretrained", "--cross-epochs", 1)
+    assert (ended.code, "--cross-epochs 1 trains" in ended.error["message"]) == (2, True)
+
+
 async def test_the_data_set_of_the_folds_is_refused_with_the_command_that_writes_folds(aeenc):
     ended = await aeenc("--json", "tune-retrieval", SAMPLE)
     assert ended.code == 2

@@ -10,22 +10,23 @@ import numpy as np
 import pytest
 
 from aeenc import Fusion
+from aeenc.errors import FailedPrecondition
 from aeenc.v1 import encoder_pb2
 from services.index.ranking.features import VECTOR_NAMES, order_by
+from services.index.ranking.out_of_fold import RERANKED, HeldOut, OutOfFold, Weights, drawn, reranked
 from services.index.ranking.prior import Prior
 from services.index.ranking.tuning import (
     PUBLISHED,
-    HeldOut,
-    OutOfFold,
+    RERANK_WEIGHTS,
     Way,
-    Weights,
     best_way,
-    drawn,
     encoded,
     options_of,
+    pair_scores,
     tune,
+    tune_reranking,
 )
-from services.index.values import Explanation
+from services.index.values import Explanation, SearchHits
 from support.worlds.index_world import FACTS, facts, vector_of
 
 EXPLAINED = [
@@ -102,6 +103,62 @@ async def test_what_is_learned_of_vectors_alone_is_what_mode_dense_orders_by(ind
         np.testing.assert_allclose([hit.score for hit in hits], ordered.scores, atol=1e-5)
 
 
+async def test_what_is_re_ranked_is_what_retrieve_re_ranks(index, encoder) -> None:
+    await index.client.build("science", facts())
+    ranked, weight = [*_measured().rankings(Weights(0.3))], 0.1
+    scores = [np.array([FACTS[n].count("e") for n in hits.ordinals], np.float32) for hits in ranked]
+    answered = await index.client.retrieve(
+        "science",
+        TEXTS,
+        k=len(FACTS),
+        mode="hybrid",
+        fusion=Fusion(lexical_weight=0.3),
+        rerank=len(FACTS),
+        rerank_weight=weight,
+    )
+    assert answered.rerank_version == encoder.servicer.cross_version
+    for hits, own, before in zip(answered.results, reranked(ranked, scores, weight), ranked, strict=True):
+        assert [hit.id for hit in hits] == [f"f{n}" for n in own.ordinals]
+        assert own.ordinals.tolist() != before.ordinals.tolist()
+
+
+def test_premises_behind_those_that_were_scored_stay_where_they_are() -> None:
+    hits = SearchHits(np.array([4, 3, 2, 1]), np.array([0.4, 0.3, 0.2, 0.1], np.float32))
+    [found] = reranked([hits], [np.array([0.0, 1.0], np.float32)], 0.5)
+    assert found.ordinals.tolist() == [3, 4, 2, 1]
+
+
+def test_the_weight_of_a_cross_encoder_is_the_best_of_those_tried() -> None:
+    measured = _measured(3)  # whose gold is 1, 2 and 8
+    rankings = [SearchHits(np.array([5, gold, 7]), np.array([0.5, 0.3, 0.1], np.float32)) for gold in (1, 2, 8)]
+    scores = [np.array([0.0, 1.0, 1.6], np.float32)] * 3  # gold is first from .3 on, behind the last one from .4 on
+    assert tune_reranking(measured, rankings, scores) == (0.3, 1.0)
+    useless = [-one for one in scores]
+    assert tune_reranking(measured, rankings, useless) == (RERANK_WEIGHTS[0], 0.5)
+
+
+def test_the_first_premises_of_each_query_are_scored_by_its_own_cross_encoder() -> None:
+    asked: list[tuple[str, list[str], str]] = []
+
+    def score(query: str, premises: list[str], *, version: str, truncate: bool) -> SimpleNamespace:
+        assert truncate
+        asked.append((query, premises, version))
+        return SimpleNamespace(scores=[len(query)] * len(premises))
+
+    def publish(version: str, **options: Any) -> SimpleNamespace:
+        assert options["label"] == "fold", "no label that serves others moves"
+        return SimpleNamespace(complete=version == "x1", rollouts=[SimpleNamespace(reason="too large")])
+
+    client: Any = SimpleNamespace(registry=SimpleNamespace(publish=publish), encoder=SimpleNamespace(score=score))
+    texts = [f"t{n}" for n in range(30)]
+    rankings = [SearchHits(np.arange(30)[::step], np.zeros(30, np.float32)) for step in (1, -1)]
+    scores = pair_scores(client, ["a", "bb"], rankings, texts, "x1")
+    assert [own.tolist() for own in scores] == [[1.0] * RERANKED, [2.0] * RERANKED]
+    assert sorted(asked) == [("a", texts[:RERANKED], "x1"), ("bb", texts[: -RERANKED - 1 : -1], "x1")]
+    with pytest.raises(FailedPrecondition, match="does not serve x2 as label 'fold': too large"):
+        pair_scores(client, ["a", "bb"], rankings, texts, "x2")
+
+
 def test_queries_are_the_same_in_any_number_of_folds() -> None:
     one, three = _measured(), _measured(3)
     assert one.queries == three.queries
@@ -167,6 +224,7 @@ def test_options_name_only_what_differs_from_the_default_and_are_quoted_for_a_sh
     assert options_of("hybrid", Weights(prior=0.1)) == "--mode hybrid --lexical-weight 0 --prior 0.1"
     told = options_of("dense", Weights(negative_feedback=0.2), {"first": 3.00001, "rank": -1.0})
     assert told == """--mode dense --negative-feedback 0.2 --features '{"first": 3.0, "rank": -1.0}'"""
+    assert options_of("dense", Weights(), {}, 0.1) == "--mode dense --rerank 20 --rerank-weight 0.1"
 
 
 @pytest.mark.parametrize(("role", "precision"), [("premise", None), ("query", "float32")])

@@ -1,0 +1,215 @@
+"""What Retrieve finds for queries that neither encoder nor prior nor cross-encoder has seen, for any weights.
+
+The arithmetic is that of the ranker (fusion.py, features.py), over exact cosines, so that what is tuned is what is
+served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aeenc.evaluation import UNRANKED, average_precision
+from aeenc.evaluation.metrics import Ranks
+from services.index.lexical.bm25 import LexicalIndex, best
+from services.index.ranking.features import DEPTH, NAMES, VECTOR_NAMES, FirstWords, features_of, fit, order_by
+from services.index.ranking.fusion import fuse_hits, rocchio_feedback
+from services.index.ranking.prior import Prior, with_bonus
+from services.index.values import SearchHits
+
+POOL = 1000  # of the ranker
+FEEDBACK = 5
+BLOCK = 256  # queries whose cosines are in memory together
+RERANKED = 20  # premises that a cross-encoder reads
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The options of Retrieve that are tuned, each from 0 to 1; in mode dense, only the last."""
+
+    lexical_weight: float = 0.0
+    prior: float = 0.0
+    negative_feedback: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Queries with their gold premises as ordinals, vectors (n, dim) of an encoder and a prior that know neither."""
+
+    texts: Sequence[str]
+    gold: Sequence[Sequence[int]]
+    vectors: NDArray[np.float32]
+    prior: Prior
+
+    def __iter__(self) -> Iterator[tuple[str, Sequence[int], NDArray[np.float32]]]:
+        """Yields text, gold premises and vector of each query."""
+        yield from zip(self.texts, self.gold, self.vectors, strict=True)
+
+
+def drawn(folds: Sequence[HeldOut], most: int, seed: int) -> list[HeldOut]:
+    """Draws at most so many queries of all folds; 0: all."""
+    sizes = [len(fold.texts) for fold in folds]
+    if not most or sum(sizes) <= most:
+        return [*folds]
+    chosen = np.sort(np.random.default_rng(seed).permutation(sum(sizes))[:most])
+    found = []
+    for fold, start in zip(folds, np.cumsum([0, *sizes]).tolist(), strict=False):
+        rows = [n - start for n in chosen.tolist() if start <= n < start + len(fold.texts)]
+        texts, gold = [fold.texts[n] for n in rows], [fold.gold[n] for n in rows]
+        found.append(HeldOut(texts, gold, fold.vectors[rows], fold.prior))
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """A query's ranking, the features of its first premises, and its gold premises."""
+
+    hits: SearchHits
+    features: NDArray[np.float64]
+    gold: Sequence[int]
+
+
+@dataclass(frozen=True, eq=False)
+class LearnedOrder:
+    """Weights by feature, and the ranking of each query by weights that its fold had no part in."""
+
+    features: Mapping[str, float]
+    rankings: Sequence[SearchHits]
+
+
+class OutOfFold:
+    """Ranks the premises of a corpus, with vectors (n, dim), for the held-out queries of all folds."""
+
+    def __init__(self, texts: Sequence[str], premises: NDArray[np.float32], folds: Sequence[HeldOut]) -> None:
+        self._premises, self._folds = premises, folds
+        self._lexical = LexicalIndex.of(texts)
+        self._ordinal = {text: n for n, text in enumerate(texts)}
+
+    @property
+    def queries(self) -> list[str]:
+        """The texts of all queries, in the order of all results."""
+        return [text for fold in self._folds for text in fold.texts]
+
+    def value(self, weights: Weights) -> float:
+        """Strict MAP over all queries."""
+        return float(self.average_precisions(self.rankings(weights)).mean())
+
+    def average_precisions(self, rankings: Iterable[SearchHits]) -> NDArray[np.float64]:
+        """The average precision of each query in its ranking, strict: a query does not find its own text."""
+        gold = [own for fold in self._folds for own in fold.gold]
+        ranks = (_ranks(own, hits) for own, hits in zip(gold, rankings, strict=True))
+        return np.array([average_precision(own) for own in ranks])
+
+    def rankings(self, weights: Weights) -> Iterator[SearchHits]:
+        """Yields the first POOL premises of each query, as Retrieve ranks them."""
+        at = 0
+        for fold in self._folds:
+            for start in range(0, len(fold.texts), BLOCK):
+                vectors = fold.vectors[start : start + BLOCK]
+                rows = range(at + start, at + start + len(vectors))
+                if weights.negative_feedback:
+                    first = [hits.ordinals[:FEEDBACK] for hits in self._ranked(rows, vectors, weights)]
+                    turned = [self._premises[own] for own in first]
+                    vectors = rocchio_feedback(vectors, turned, weights.negative_feedback)
+                yield from self._ranked(rows, vectors, weights)
+            at += len(fold.texts)
+
+    def learn(self, weights: Weights, names: Sequence[str] = NAMES) -> LearnedOrder:
+        """Fits the weights of features on all queries, and ranks those of each fold by weights fitted on the others."""
+        examples = list(self.examples(weights, with_words=not set(names) <= set(VECTOR_NAMES)))
+        least = min((len(one.features) for one in examples), default=0)  # corpora of fewer premises than DEPTH
+        found = [one.features[:least] for one in examples]
+        gold = [np.isin(one.hits.ordinals[:least], one.gold) for one in examples]
+        folds = np.repeat(np.arange(len(self._folds)), [len(fold.texts) for fold in self._folds])
+        rankings = [one.hits for one in examples]
+        for fold in range(len(self._folds)):
+            others = np.flatnonzero(folds != fold).tolist()
+            learned = fit([found[n] for n in others], [gold[n] for n in others], names)
+            for n in np.flatnonzero(folds == fold).tolist():
+                rankings[n] = order_by(examples[n].hits, examples[n].features, learned, POOL)
+        return LearnedOrder(fit(found, gold, names), rankings)
+
+    def examples(self, weights: Weights, *, with_words: bool = True) -> Iterator[Example]:
+        """Yields the ranking of each query with the features of its first premises."""
+        asked = [(text, own, vector) for fold in self._folds for text, own, vector in fold]
+        for (text, gold, vector), words, hits in zip(asked, self._by_words, self.rankings(weights), strict=True):
+            allowed = None
+            if words.own >= 0:
+                allowed = np.ones(len(self._premises), dtype=bool)
+                allowed[words.own] = False
+            first = hits.first(DEPTH)
+            near = self._premises[first.ordinals]
+            own_words = None
+            if with_words:
+                own_words = FirstWords.of(self._lexical.terms(text), first, self._lexical, allowed)
+            found = features_of(first, own_words, vector, near)
+            yield Example(hits, found, gold)
+
+    def _ranked(self, rows: range, vectors: NDArray[np.float32], weights: Weights) -> Iterator[SearchHits]:
+        cosines = vectors @ self._premises.T
+        for n, row in enumerate(rows):
+            words = self._by_words[row]
+            mine = cosines[n]
+            near = _nearest(mine, words.own)
+            if weights.lexical_weight:
+                scores = np.zeros(len(mine), np.float32)
+                scores[words.hits.ordinals] = words.hits.scores
+                by_words = words.hits.first(POOL)
+                near = fuse_hits(near, by_words, scores, mine.__getitem__, weights.lexical_weight, "min_max", POOL)
+            if weights.prior:
+                bonus = np.zeros(len(mine), np.float32)
+                bonus[words.explained] = words.bonus
+                near = with_bonus(near, bonus[near.ordinals], weights.prior, POOL)
+            yield near
+
+    @cached_property
+    def _by_words(self) -> list[_Words]:
+        """What no weight changes, once for all trials."""
+        found, everything = [], np.arange(len(self._premises))
+        for fold in self._folds:
+            for text in fold.texts:
+                allowed, own = None, self._ordinal.get(text, -1)
+                if own >= 0:
+                    allowed = np.ones(len(self._premises), dtype=bool)
+                    allowed[own] = False
+                hits = best(self._lexical.scores(self._lexical.terms(text)), len(self._premises), allowed)
+                bonus = fold.prior.bonus(text, everything)
+                explained = np.flatnonzero(bonus)
+                found.append(_Words(own, hits, explained, bonus[explained]))
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Words:
+    """A query's own ordinal (-1: it is no premise), all its premises by words, and those with a bonus of the prior."""
+
+    own: int
+    hits: SearchHits
+    explained: NDArray[np.int64]
+    bonus: NDArray[np.float32]
+
+
+def _nearest(cosines: NDArray[np.float32], own: int) -> SearchHits:
+    """The POOL premises of highest cosine, without the query's own text."""
+    k = min(POOL + 1, len(cosines))
+    found = np.argpartition(-cosines, k - 1)[:k]
+    return SearchHits.best(found[found != own], cosines[found[found != own]], POOL)
+
+
+def _ranks(gold: Sequence[int], hits: SearchHits) -> Ranks:
+    places = {ordinal: rank for rank, ordinal in enumerate(hits.ordinals.tolist(), start=1)}
+    return np.array([places.get(one, UNRANKED) for one in gold], dtype=np.int64)
+
+
+def reranked(
+    rankings: Iterable[SearchHits], scores: Iterable[NDArray[np.float32]], weight: float
+) -> Iterator[SearchHits]:
+    """Yields each ranking with its first premises ordered by score + `weight` x the cross-encoder's; others follow."""
+    for hits, own in zip(rankings, scores, strict=True):
+        n = len(own)
+        first = SearchHits.best(hits.ordinals[:n], (hits.scores[:n] + weight * own).astype(np.float32), n)
+        yield SearchHits(np.concatenate([first.ordinals, hits.ordinals[n:]]), hits.scores)
