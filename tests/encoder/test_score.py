@@ -77,6 +77,19 @@ async def test_without_a_cross_encoder_the_remedy_is_named(serve, pretrained) ->
             await client.score("sun", ["moon"])
 
 
+async def test_a_cross_encoder_that_only_a_trial_label_names_is_asked_by_label_or_version(
+    serve, pretrained, artifact_store, registry
+) -> None:
+    trial = write_tiny_cross_encoder_checkpoint(artifact_store)
+    await register(registry, trial)
+    await registry.set_label(CROSS, "trial", trial.version)
+    async with serve() as (_, client):
+        for chosen in ({"label": "trial"}, {"version": trial.version}):
+            assert (await client.score("sun", ["moon"], **chosen)).model_version == trial.version
+        with pytest.raises(errors.Unimplemented, match="AEENC_TRAINER_CROSS_ENCODER"):
+            await client.score("sun", ["moon"])
+
+
 async def test_texts_and_pairs_never_reach_the_wrong_kind_of_model(serve, cross, pretrained) -> None:
     async with serve() as (_, client):
         with pytest.raises(errors.VersionNotLoaded):

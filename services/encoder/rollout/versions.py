@@ -110,7 +110,8 @@ class Versions:
 
         Raises Unimplemented without any, VersionNotLoaded for another.
         """
-        if (CROSS_ENCODERS, STABLE) not in self.labels:
+        published = {name for space, name in self.labels if space == CROSS_ENCODERS}
+        if not published or (STABLE not in published and not (selection.version or selection.label)):
             raise Unimplemented(
                 "no cross-encoder is published here; name one in AEENC_TRAINER_CROSS_ENCODER, or rank by the scores of "
                 "IndexService.Retrieve"
