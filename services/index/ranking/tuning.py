@@ -43,7 +43,7 @@ LABEL = "fold"
 CROSS_ENCODERS = "cross-encoder"  # their space
 PUBLISH_S = 120.0
 LEXICAL_MOST, PRIOR_MOST = 0.5, 0.3
-RERANK_WEIGHTS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8)
+RERANK_WEIGHTS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.2)
 AT_ONCE = 8  # calls of Score
 FEW = 100  # queries; a difference between means over fewer is easily chance
 
@@ -348,6 +348,11 @@ def command(
     out.result(result, shown, f"Best: {found.ways[best].name}. Its options of `aeenc retrieve` and `aeenc evaluate`:")
     if not out.as_json:
         typer.echo(found.ways[best].options)  # in one line: it is to be copied
+    if best == "re-ranked":
+        out.note(
+            "re-ranking needs a cross-encoder that has learned from all of train: `aeenc train CORPUS --mode "
+            "cross-encoder`, then `aeenc publish VERSION`"
+        )
     if found.queries < FEW:
         out.note(f"{found.queries} queries are few: the differences may be chance; {FEW} or more say what is better")
     if not pretrained:
