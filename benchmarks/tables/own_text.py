@@ -183,7 +183,7 @@ def page(dataset: Dataset, split: str, systems: Mapping[str, Any]) -> str:
         "",
         about,
         "",
-        "## Learnt: `own_text` NEGATIVE",
+        "## Learnt: `own_text` NEGATIVE beside EXCLUDED",
         "",
         "| system | strict MAP | strict Hit@10 | paper MAP | paper Hit@10 | f |",
         "|---|---|---|---|---|---|",

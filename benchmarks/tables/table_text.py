@@ -20,7 +20,7 @@ _HEAD = (
     "measures what is missing and writes this page; `make table1 ARGS='--only NAME --split {split}'` measures one row. "
     "Rates, numbers of epochs, rounds, temperatures and the weights of `ours-full` and `ours-reranked` were chosen on "
     "dev, so that dev figures of trained rows flatter; `ours-tuned` and `ours-ordered` keep the last epoch, and their "
-    "weights were tuned on train, as that of `ours-ordered-reranked`, whose cross-encoder dev chose an epoch of. "
+    "weights were tuned on train, like that of `ours-ordered-reranked`, for whose cross-encoder dev chose the epoch. "
     "± is the spread of seeds alone. Figures without ± have one seed: differences of .005 may be chance; [by "
     "tree](#differences-of-strict-map-by-tree) tests the choice of trees. "
     "A cell is blank where a row was measured before its figure was kept. "
