@@ -83,7 +83,7 @@ def fact_precisions_of(dataset: Dataset, split: str, ranks: Sequence[Sequence[in
 
 
 def _condensed(ranks: NDArray[np.int64], kept: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The ranks to keep in a ranking that the others have left."""
+    """Renumbers the kept ranks as if the other premises were absent."""
     before = np.searchsorted(np.sort(ranks[~kept]), ranks[kept])
     return np.where(ranks[kept] < UNRANKED, ranks[kept] - before, UNRANKED)
 
@@ -99,11 +99,11 @@ def by_query(dataset: Dataset, split: str, strict_ranks: Sequence[Sequence[int]]
     }
 
 
-def means_of(by_query: Mapping[str, Any]) -> dict[str, float]:
+def means_of(kept: Mapping[str, Any]) -> dict[str, float]:
     """The strict MAP of what a report keeps by query: AP over all, UNSEEN, and FACTS, as far as there are such."""
-    precisions = by_query[AP]
-    unseen = [ap for ap, counted in zip(precisions, by_query[UNSEEN], strict=True) if counted]
-    facts = [ap for ap in by_query.get(FACTS, ()) if ap is not None]
+    precisions = kept[AP]
+    unseen = [ap for ap, counted in zip(precisions, kept[UNSEEN], strict=True) if counted]
+    facts = [ap for ap in kept.get(FACTS, ()) if ap is not None]
     return {name: float(np.mean(of)) for name, of in {AP: precisions, UNSEEN: unseen, FACTS: facts}.items() if of}
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from aeenc.cli.learning.evaluation import training_of
 from aeenc.errors import AeencError
-from aeenc.trees import Dataset, Tree
+from aeenc.trees import Tree
 from benchmarks.harness.entailmentbank import entailmentbank, need_split
 from benchmarks.tables.by_tree import group_of, resampled_means
 from benchmarks.tables.drawing import draw_distributions
@@ -148,9 +148,9 @@ def page(record: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
     about = (
         f"{counts}: K = {K}, protocol `paper`, pairs by the pre-trained encoder. TP: found and gold; FN: gold, not "
         "found; FP: found, in no tree of the query. Overlap: Jaccard index of the lower-cased words. Means of the "
-        "distributions below. Unseen queries: those that train does not have. Nearer: how much less FP - FN is than by "
-        "the untrained encoder, and the 95 % interval by groups of trees (bootstrap). Epochs and rounds of tuned "
-        "encoders are chosen on dev. `make figure3` writes this page and the picture."
+        "distributions below. Unseen queries: those that train does not have. Nearer: by how much FP - FN is smaller "
+        "than with the untrained encoder, and the 95 % interval by groups of trees (bootstrap). Epochs and rounds of "
+        "tuned encoders are chosen on dev. `make figure3` writes this page and the picture."
     )
     lines = [
         f"# Figure 3, {split} split",
@@ -176,7 +176,7 @@ def page(record: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
 
 def _line(title: str, values: Summary, unseen: Summary, nearer: str) -> str:
     """A row of the page: three means, and how far apart the last two are."""
-    cells = [f"{values[kind]['mean']:.3f}" for kind in KINDS]
+    cells = [f"{values[kind]['mean']:.3f}" if kind in values else "" for kind in KINDS]
     apart = [f"{one['FP']['mean'] - one['FN']['mean']:.3f}" for one in (values, unseen) if {"FP", "FN"} <= one.keys()]
     return f"| {' | '.join([title, *cells, *apart, *[''] * (2 - len(apart)), nearer])} |"
 
@@ -219,16 +219,18 @@ def nearer(before: Kinds, after: Kinds, pairs: Mapping[str, Sequence[Pair]], gro
 
 
 def told_of(
-    systems: Mapping[str, Measured], pairs: Mapping[str, Sequence[Pair]], dataset: Dataset, split: str
+    systems: Mapping[str, Measured],
+    pairs: Mapping[str, Sequence[Pair]],
+    learned: Set[str],
+    groups: Mapping[str, int],
 ) -> dict[str, dict[str, Any]]:
-    """What is kept of each system."""
-    learned, groups = {text for text, _ in training_of(dataset, split)}, group_of(dataset.trees(split))
+    """What is kept of each system: `learned` are the queries of train, `groups` the group of trees of each query."""
     before = systems.get(UNTRAINED)
     told: dict[str, dict[str, Any]] = {}
     for name, one in systems.items():
         unseen = summary(unseen_of(one.cosines, pairs, learned))
         told[name] = {**asdict(one.encoder), "cosine": summary(one.cosines), "unseen": unseen}
-        if before is not None and name != UNTRAINED:
+        if before is not None and name != UNTRAINED and pairs["FN"] and pairs["FP"]:
             told[name]["nearer"] = nearer(before.cosines, one.cosines, pairs, groups)
     return told
 
@@ -242,7 +244,8 @@ def main() -> None:
     dataset = entailmentbank()
     need_split(dataset, options.split)
     path = RESULTS / f"figure3-{options.split}.json"
-    pairs, systems, reasons = measure_all(options.only or list(SYSTEMS), options.split)
+    names = dict.fromkeys([UNTRAINED, *(options.only or SYSTEMS)])  # with which the others are compared
+    pairs, systems, reasons = measure_all(list(names), options.split)
     if not systems:
         sys.exit(f"nothing was measured; docs/results/{path.stem}.* stay as they were")
     RESULTS.mkdir(parents=True, exist_ok=True)
@@ -252,7 +255,7 @@ def main() -> None:
     record["unseen"] = summary(unseen_of(overlaps, pairs, learned))
     kept = json.loads(path.read_bytes()) if path.is_file() else {}
     same_pairs = kept.get("token overlap") == record["token overlap"]
-    told = told_of(systems, pairs, dataset, options.split)
+    told = told_of(systems, pairs, learned, group_of(dataset.trees(options.split)))
     record["systems"] = {**(kept["systems"] if same_pairs else {}), **told}
     path.write_text(json.dumps(record, indent=1) + "\n")
     path.with_suffix(".md").write_text(page(record, reasons))

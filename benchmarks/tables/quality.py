@@ -2,7 +2,7 @@
 
     make bench NAME=quality ARGS='--only pretrained'   trains nothing: weights for the encoder as it comes; minutes
     make bench NAME=quality ARGS='--only ours'         five encoders without a fold each, three with all; hours
-    make bench NAME=quality ARGS='--only epochs'       fewer epochs and more, out of fold; ten encoders, half an hour
+    make bench NAME=quality ARGS='--only epochs'       fewer epochs and more, out of fold; 15 encoders, half an hour
     make bench NAME=quality ARGS='--only latency'      what each stage adds to one query; three minutes
     make bench NAME=quality ARGS='--only paper'        pairs of Figure 3, and what `make own-text` has kept; a minute
     make bench NAME=quality ARGS='--only split'        the same commands over half of dev, renamed test; ten minutes
@@ -316,8 +316,8 @@ def larger(rows: Rows, base_model: str, seeds: Sequence[int]) -> None:
 def latency(rows: Rows, running: Folds) -> None:
     """Times Retrieve for one query at a time, in milliseconds at the caller, and measures the MAP, stage by stage.
 
-    The cross-encoder has learned from BRIEF queries alone, and its int8 gate asks as many of dev: what it does takes as
-    long as what a better one does. The MAP beside it is that of the better one in Table 1, if it is there.
+    The cross-encoder has learned from BRIEF queries alone, and its int8 gate asks as many of dev: it takes
+    as long as a better one. The MAP beside it is that of the better one in Table 1, if it is there.
     """
     research = running.whole
     judged = validation_of(research.dataset, SPLIT)

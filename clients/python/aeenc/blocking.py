@@ -179,7 +179,8 @@ class BlockingEncoderClient:
 
         A pair too long for the model is an error unless `truncate`, which cuts the premise. A label that names several
         versions is refused unless `first_of_ensemble`; `ensemble` of the answer then has all of them. `precision` is
-        the encoder's choice unless given. Raises Unimplemented when no cross-encoder has been published.
+        the encoder's choice unless given. Raises Unimplemented when no cross-encoder is `stable`
+        and the call names none.
         """
         return run(
             self._awaiting.score(

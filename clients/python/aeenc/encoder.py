@@ -139,7 +139,8 @@ class EncoderClient:
 
         A pair too long for the model is an error unless `truncate`, which cuts the premise. A label that names several
         versions is refused unless `first_of_ensemble`; `ensemble` of the answer then has all of them. `precision` is
-        the encoder's choice unless given. Raises Unimplemented when no cross-encoder has been published.
+        the encoder's choice unless given. Raises Unimplemented when no cross-encoder is `stable`
+        and the call names none.
         """
         refuse_single_text(premises, "premises")
         request = encoder_pb2.ScoreRequest(

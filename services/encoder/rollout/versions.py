@@ -108,13 +108,13 @@ class Versions:
     def resolve_cross_encoder(self, selection: Selection) -> tuple[Model, Sequence[str]]:
         """Returns the cross-encoder for a Score, and all versions of its label where these are several.
 
-        Raises Unimplemented without any, VersionNotLoaded for another.
+        Raises Unimplemented without any, or without a stable one where none is named, VersionNotLoaded for another.
         """
         published = {name for space, name in self.labels if space == CROSS_ENCODERS}
         if not published or (STABLE not in published and not (selection.version or selection.label)):
             raise Unimplemented(
-                "no cross-encoder is published here; name one in AEENC_TRAINER_CROSS_ENCODER, or rank by the scores of "
-                "IndexService.Retrieve"
+                "no cross-encoder is `stable` here; publish one, name one in AEENC_TRAINER_CROSS_ENCODER, or rank by "
+                "the scores of IndexService.Retrieve"
             )
         model = self._named(CROSS_ENCODERS, selection)
         if selection.version:

@@ -212,4 +212,5 @@ def reranked(
     for hits, own in zip(rankings, scores, strict=True):
         n = len(own)
         first = SearchHits.best(hits.ordinals[:n], (hits.scores[:n] + weight * own).astype(np.float32), n)
-        yield SearchHits(np.concatenate([first.ordinals, hits.ordinals[n:]]), hits.scores)
+        ordinals, scores_of_all = (first.ordinals, hits.ordinals[n:]), (first.scores, hits.scores[n:])
+        yield SearchHits(np.concatenate(ordinals), np.concatenate(scores_of_all))

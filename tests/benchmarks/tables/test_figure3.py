@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from aeenc.loop import Round
-from aeenc.trees import Dataset, Tree
+from aeenc.trees import Tree
 from aeenc.trees.tree import ROOT, Step
 from benchmarks.harness import entailmentbank
 from benchmarks.tables import drawing, figure3
+from benchmarks.tables.by_tree import group_of
 from benchmarks.tables.research import Unfinished
 
 
@@ -111,26 +112,26 @@ def test_the_texts_of_all_trees_of_a_query_are_related_to_it_but_no_distractor()
     assert related == {"ice floats": whole, "ice weighs little": whole | {"water is heavy"}}
 
 
-def test_unseen_queries_and_the_interval_by_tree_stand_beside_the_whole(tmp_path):
+def test_unseen_queries_and_the_interval_by_tree_stand_beside_the_whole():
     def tree(name, *sentences):
         of_all = {f"sent{n}": text for n, text in enumerate(sentences, 1)}
         return Tree(name, name, of_all, (Step(tuple(of_all), ROOT, name),))
 
     trees = [tree("a", "1", "2"), tree("b", "3", "4"), tree("c", "5", "6")]
-    dataset = Dataset(tmp_path, {}, {"train": trees[:1], "dev": trees})
     pairs = {"TP": [], "FN": [("a", "1"), ("b", "3"), ("c", "5")], "FP": [("a", "7"), ("b", "7"), ("c", "7")]}
     before = {"TP": np.array([]), "FN": np.array([0.1, 0.2, 0.3]), "FP": np.array([0.9, 0.8, 0.8])}
     after = {"TP": np.array([]), "FN": np.array([0.2, 0.4, 0.5]), "FP": np.array([0.8, 0.8, 0.8])}
     systems = {"untrained": before, "tuned": after}
     measured = {name: figure3.Measured(figure3.Encoder(name), cosines) for name, cosines in systems.items()}
-    told = figure3.told_of(measured, pairs, dataset, "dev")
+    seen, groups = {"a"}, group_of(trees)
+    told = figure3.told_of(measured, pairs, seen, groups)
     assert told["untrained"]["unseen"]["FN"] == {"pairs": 2, "mean": pytest.approx(0.25), "sd": pytest.approx(0.05)}
     assert "nearer" not in told["untrained"]
     assert told["tuned"]["nearer"] == {name: pytest.approx(0.2) for name in ("mean", "low", "high")}, (
         "each query moved so"
     )
     after["FN"][0] = 0.1
-    found = figure3.told_of(measured, pairs, dataset, "dev")["tuned"]["nearer"]
+    found = figure3.told_of(measured, pairs, seen, groups)["tuned"]["nearer"]
     assert found == {"mean": pytest.approx(0.5 / 3), "low": pytest.approx(0.1), "high": pytest.approx(0.2)}
 
 
@@ -147,7 +148,8 @@ def test_cosines_are_of_the_same_pairs_query_by_query(monkeypatch):
 def test_the_best_trained_round_is_measured_even_where_the_loop_began_better_and_it_is_told(results, monkeypatch):
     maps = [0.5, 0.3, 0.4, 0.2, 0.1, 0.6]
     rounds = [Round(n, version=f"q{n}", validation_map=found, report={"strict": {}}) for n, found in enumerate(maps)]
-    running = SimpleNamespace(loop=lambda *_, **__: SimpleNamespace(rounds=rounds, best=rounds[0]))
+    loop = SimpleNamespace(rounds=rounds, best=rounds[0])
+    running = SimpleNamespace(loop=lambda *_, **__: loop, pretrained=lambda: "q0")
     monkeypatch.setattr(sys, "argv", ["figure3", "--only", "iterative AE-Enc"])
     monkeypatch.setattr(figure3, "research", lambda: nullcontext(running))
     monkeypatch.setattr(figure3, "pairs_of", lambda *_: PAIRS)

