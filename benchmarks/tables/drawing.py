@@ -86,10 +86,10 @@ def draw_stages(points: Mapping[str, tuple[float, float]], quality: str, path: P
     figure, axis = plt.subplots(figsize=(6, 3.4))
     axis.plot(*zip(*points.values(), strict=True), "o", color=OURS)
     qualities = [at for _, at in points.values()]
-    apart, lowest = (max(qualities) - min(qualities)) / 14, float("-inf")
+    apart, height = (max(qualities) - min(qualities)) / 14, float("-inf")
     for name, (ms, at) in sorted(points.items(), key=lambda one: one[1][1]):
-        lowest = max(at, lowest + apart)  # of the next label, which else would cover this one
-        axis.annotate(name, (ms, lowest), xytext=(8, 0), textcoords="offset points", va="center", fontsize=8)
+        height = max(at, height + apart)  # above the label before, so that none covers another
+        axis.annotate(name, (ms, height), xytext=(8, 0), textcoords="offset points", va="center", fontsize=8)
     axis.set_xlabel("milliseconds, median of one query")
     axis.set_ylabel(quality)
     axis.set_xlim(0, 1.6 * max(ms for ms, _ in points.values()))

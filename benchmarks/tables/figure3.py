@@ -203,8 +203,8 @@ def summary(values: Kinds) -> Summary:
     return {kind: {"pairs": len(v), "mean": float(v.mean()), "sd": float(v.std())} for kind, v in kinds.items()}
 
 
-def unseen_of(values: Kinds, pairs: Mapping[str, Sequence[Pair]], learned: Set[str]) -> Kinds:
-    """The values of the pairs whose query train does not have."""
+def without_seen(values: Kinds, pairs: Mapping[str, Sequence[Pair]], learned: Set[str]) -> Kinds:
+    """Keeps the values of the pairs whose query train does not have."""
     return {kind: own[[query not in learned for query, _ in pairs[kind]]] for kind, own in values.items()}
 
 
@@ -224,11 +224,14 @@ def told_of(
     learned: Set[str],
     groups: Mapping[str, int],
 ) -> dict[str, dict[str, Any]]:
-    """What is kept of each system: `learned` are the queries of train, `groups` the group of trees of each query."""
+    """Summarises each system for the record.
+
+    Queries in `learned` are train's; `groups` maps each query to its group of trees.
+    """
     before = systems.get(UNTRAINED)
     told: dict[str, dict[str, Any]] = {}
     for name, one in systems.items():
-        unseen = summary(unseen_of(one.cosines, pairs, learned))
+        unseen = summary(without_seen(one.cosines, pairs, learned))
         told[name] = {**asdict(one.encoder), "cosine": summary(one.cosines), "unseen": unseen}
         if before is not None and name != UNTRAINED and pairs["FN"] and pairs["FP"]:
             told[name]["nearer"] = nearer(before.cosines, one.cosines, pairs, groups)
@@ -252,7 +255,7 @@ def main() -> None:
     overlaps = {kind: np.array([overlap(pair) for pair in own]) for kind, own in pairs.items()}
     learned = {text for text, _ in training_of(dataset, options.split)}
     record: dict[str, Any] = {"format_version": 2, "split": options.split, "k": K, "token overlap": summary(overlaps)}
-    record["unseen"] = summary(unseen_of(overlaps, pairs, learned))
+    record["unseen"] = summary(without_seen(overlaps, pairs, learned))
     kept = json.loads(path.read_bytes()) if path.is_file() else {}
     same_pairs = kept.get("token overlap") == record["token overlap"]
     told = told_of(systems, pairs, learned, group_of(dataset.trees(options.split)))

@@ -160,7 +160,8 @@ class Tuned:
 def tune_out_of_fold(running: Folds, versions: Sequence[str]) -> Tuned:
     """Tunes on the held-out queries of all folds, encoded by a version each."""
     folds = [Dataset.load(directory) for directory in running.directories.values()]
-    texts, premises, held_out = held_out_queries(running, folds, versions)
+    texts, premises = premises_of(running)
+    held_out = held_out_queries(running, folds, texts, versions)
     found = tune(OutOfFold(texts, premises, drawn(held_out, QUERIES, 0)).value, trials=TRIALS, seed=0)
     whole = OutOfFold(texts, premises, held_out)
     learned = whole.learn(found.weights)
@@ -176,15 +177,19 @@ def tune_out_of_fold(running: Folds, versions: Sequence[str]) -> Tuned:
     return Tuned(found.weights, learned.features, by_vectors.features, *map(quality, each))
 
 
-def held_out_queries(
-    running: Folds, folds: Sequence[Dataset], versions: Sequence[str]
-) -> tuple[list[str], NDArray[np.float32], list[HeldOut]]:
-    """The texts and vectors of all premises, and the held-out queries of each fold by its version."""
+def premises_of(running: Folds) -> tuple[list[str], NDArray[np.float32]]:
+    """Returns the texts of all premises, and their vectors (n, dim)."""
     texts = [one.text for one in running.whole.dataset.candidates()]
     client = running.whole.client
-    held_out = [held_out_of(client, fold, texts, version) for fold, version in zip(folds, versions, strict=True)]
-    space_id = client.trainer.info().default_space_id
-    return texts, encoded(client, texts, role="premise", space_id=space_id), held_out
+    return texts, encoded(client, texts, role="premise", space_id=client.trainer.info().default_space_id)
+
+
+def held_out_queries(
+    running: Folds, folds: Sequence[Dataset], texts: Sequence[str], versions: Sequence[str]
+) -> list[HeldOut]:
+    """Encodes the held-out queries of each fold by its version, over premises of these texts."""
+    pairs = zip(folds, versions, strict=True)
+    return [held_out_of(running.whole.client, fold, texts, version) for fold, version in pairs]
 
 
 def share_of_whole_trees(trees: Sequence[Tree], found: Mapping[str, SearchHits], texts: Sequence[str]) -> float:
@@ -271,10 +276,11 @@ def ours(rows: Rows, running: Folds) -> None:
 def epochs(rows: Rows, running: Folds) -> None:
     """The number of epochs of the recipe `ours`: whole trainings without a fold each, by cosine alone."""
     folds = [Dataset.load(directory) for directory in running.directories.values()]
+    texts, premises = premises_of(running)
     found = {}
     for number in EPOCHS:
         versions = [running.version_without(name, {**OURS, "epochs": number}) for name in running.directories]
-        measured = OutOfFold(*held_out_queries(running, folds, versions))
+        measured = OutOfFold(texts, premises, held_out_queries(running, folds, texts, versions))
         found[number] = measured.value(Weights())
         rows.note(f"ours, {number} epochs: held-out MAP of train", found[number], "")
     best = max(found, key=found.__getitem__)

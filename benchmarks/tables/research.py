@@ -33,12 +33,12 @@ from benchmarks.harness.rows import ROOT
 from benchmarks.tables.by_tree import BY_QUERY, by_query
 from benchmarks.tables.table_text import deeper_metrics
 from services.launcher.fleet import Fleet, Options
+from services.store.registry_rows import CROSS_ENCODERS
 from services.trainer.models.base_model import DEFAULT_NAME
 
 HOME = ROOT / ".aeenc" / "bench" / "research"
 VALIDATION = "dev"
 PUBLISH_S = 60.0
-CROSS_ENCODERS = "cross-encoder"  # their space
 NLI = "nli"  # the data set of row `nli-first`
 INFERENCES = DATA.resolve().parent / "snli" / "dev.jsonl"
 GOLD = "gold"  # the trainer's name of the data set, and the sampler's of the oracle

@@ -26,12 +26,13 @@ from aeenc.trees import Dataset
 from benchmarks.harness.checkpoints import session
 from benchmarks.harness.entailmentbank import DATA
 from benchmarks.harness.rows import Rows
-from benchmarks.tables.research import CROSS_ENCODERS, VALIDATION, Research, research
+from benchmarks.tables.research import VALIDATION, Research, research
 from benchmarks.tables.table_records import Candidates, Record, candidates_of, records
 from benchmarks.tables.table_rows import BY_NAME, OURS, version_of
 from benchmarks.tables.table_text import best_rounds
 from benchmarks.tables.untrained import bm25, iterative_bm25, tf_idf
 from benchmarks.trainer.tuning import described, tune
+from services.store.registry_rows import CROSS_ENCODERS
 
 PARTS = ("untrained", "retrieval", "export", "epochs", "table")
 SERVED = {"untrained", "retrieval", "export", "epochs"}

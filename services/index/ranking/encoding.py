@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from aeenc import errors
 from aeenc.calls.encoding import Encoded, Precision, Scored
 from aeenc.encoder import EncoderClient
+from services.index.ranking.fusion import with_pair_scores
 from services.index.values import QueueLimit, SearchHits, TextQuery
 from services.kit import tracing
 
@@ -287,7 +288,7 @@ def _reranked(hits: SearchHits, models: Sequence[Sequence[Scored]], query: TextQ
     each = [np.concatenate([part.scores for part in parts]) for parts in models]
     scores = each[0] if len(each) == 1 else -sum_of_ranks(hits.ordinals, each)
     if query.rerank_weight:
-        scores = (hits.scores + query.rerank_weight * scores.astype(np.float64)).astype(np.float32)
+        return with_pair_scores(hits, scores, query.rerank_weight, query.scope.k)
     return SearchHits.best(hits.ordinals, scores, query.scope.k, exact=hits.exact)
 
 

@@ -26,6 +26,12 @@ def fuse(
     return both.astype(np.float32)
 
 
+def with_pair_scores(hits: SearchHits, scores: NDArray[np.float32], weight: float, k: int) -> SearchHits:
+    """Ranks hits by their own score plus `weight` times a cross-encoder's (n,); keeps the best k."""
+    both = (hits.scores + weight * scores.astype(np.float64)).astype(np.float32)
+    return SearchHits.best(hits.ordinals, both, k, exact=hits.exact)
+
+
 def fuse_hits(
     near: SearchHits,
     by_words: SearchHits,

@@ -1,7 +1,6 @@
-"""What Retrieve finds for queries that neither encoder nor prior nor cross-encoder has seen, for any weights.
+"""Ranks held-out queries as Retrieve would with given weights, by models and a prior that have not seen them.
 
-The arithmetic is that of the ranker (fusion.py, features.py), over exact cosines, so that what is tuned is what is
-served.
+It calls the ranker's own functions (fusion.py, features.py) over exact cosines, so what is tuned is what is served.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from aeenc.evaluation import UNRANKED, average_precision
 from aeenc.evaluation.metrics import Ranks
 from services.index.lexical.bm25 import LexicalIndex, best
 from services.index.ranking.features import DEPTH, NAMES, VECTOR_NAMES, FirstWords, features_of, fit, order_by
-from services.index.ranking.fusion import fuse_hits, rocchio_feedback
+from services.index.ranking.fusion import fuse_hits, rocchio_feedback, with_pair_scores
 from services.index.ranking.prior import Prior, with_bonus
 from services.index.values import SearchHits
 
@@ -137,15 +136,11 @@ class OutOfFold:
         """Yields the ranking of each query with the features of its first premises."""
         asked = [(text, own, vector) for fold in self._folds for text, own, vector in fold]
         for (text, gold, vector), words, hits in zip(asked, self._by_words, self.rankings(weights), strict=True):
-            allowed = None
-            if words.own >= 0:
-                allowed = np.ones(len(self._premises), dtype=bool)
-                allowed[words.own] = False
             first = hits.first(DEPTH)
             near = self._premises[first.ordinals]
             own_words = None
             if with_words:
-                own_words = FirstWords.of(self._lexical.terms(text), first, self._lexical, allowed)
+                own_words = FirstWords.of(self._lexical.terms(text), first, self._lexical, self._all_but(words.own))
             found = features_of(first, own_words, vector, near)
             yield Example(hits, found, gold)
 
@@ -166,17 +161,19 @@ class OutOfFold:
                 near = with_bonus(near, bonus[near.ordinals], weights.prior, POOL)
             yield near
 
+    def _all_but(self, own: int) -> NDArray[np.bool_] | None:
+        """Marks all premises (n,) but a query's own text; None if the query is no premise (-1)."""
+        return np.arange(len(self._premises)) != own if own >= 0 else None
+
     @cached_property
     def _by_words(self) -> list[_Words]:
-        """What no weight changes, once for all trials."""
+        """Computes once what stays the same for all weights."""
         found, everything = [], np.arange(len(self._premises))
         for fold in self._folds:
             for text in fold.texts:
-                allowed, own = None, self._ordinal.get(text, -1)
-                if own >= 0:
-                    allowed = np.ones(len(self._premises), dtype=bool)
-                    allowed[own] = False
-                hits = best(self._lexical.scores(self._lexical.terms(text)), len(self._premises), allowed)
+                own = self._ordinal.get(text, -1)
+                scores = self._lexical.scores(self._lexical.terms(text))
+                hits = best(scores, len(self._premises), self._all_but(own))
                 bonus = fold.prior.bonus(text, everything)
                 explained = np.flatnonzero(bonus)
                 found.append(_Words(own, hits, explained, bonus[explained]))
@@ -185,7 +182,11 @@ class OutOfFold:
 
 @dataclass(frozen=True, eq=False)
 class _Words:
-    """A query's own ordinal (-1: it is no premise), all its premises by words, and those with a bonus of the prior."""
+    """How words and the prior rank the premises for one query.
+
+    `own` is the ordinal of the query's own text, -1 if it is no premise. `bonus` is the prior's for the ordinals
+    `explained`.
+    """
 
     own: int
     hits: SearchHits
@@ -211,6 +212,6 @@ def reranked(
     """Yields each ranking with its first premises ordered by score + `weight` x the cross-encoder's; others follow."""
     for hits, own in zip(rankings, scores, strict=True):
         n = len(own)
-        first = SearchHits.best(hits.ordinals[:n], (hits.scores[:n] + weight * own).astype(np.float32), n)
+        first = with_pair_scores(hits.first(n), own, weight, n)
         ordinals, scores_of_all = (first.ordinals, hits.ordinals[n:]), (first.scores, hits.scores[n:])
         yield SearchHits(np.concatenate(ordinals), np.concatenate(scores_of_all))

@@ -216,7 +216,7 @@ def ways_of(measured: OutOfFold, mode: TunedMode, weights: Weights, learned: Lea
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be tuned: the mode, the recipe of the folds' encoders, and how. 0 `cross_epochs`: no cross-encoder."""
+    """The options of a tuning. `recipe` trains the encoder of each fold; 0 `cross_epochs` trains no cross-encoder."""
 
     mode: TunedMode
     recipe: Mapping[str, Any]
