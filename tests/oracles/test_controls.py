@@ -70,3 +70,19 @@ def test_the_command_writes_a_file_of_items(tmp_path: Path):
     done = CliRunner().invoke(app, words)
     assert (done.exit_code, json.loads(done.stdout)["items"]) == (0, 3)
     assert len(read_controls(tmp_path / "c.jsonl")) == 3
+
+
+@pytest.mark.timeout(10)
+def test_trees_that_share_intermediates_give_items_at_once(tmp_path: Path):
+    proof = "sent1 -> int0: a0; "
+    for n in range(40):
+        proof += f"int{3 * n} -> int{3 * n + 1}: l{n}; int{3 * n} -> int{3 * n + 2}: r{n}; "
+        proof += f"int{3 * n + 1} & int{3 * n + 2} -> int{3 * n + 3}: a{n + 1}; "
+    record = {"id": "t", "hypothesis": "h", "context": "sent1: leaf", "proof": f"{proof}int120 -> hypothesis; "}
+    (tmp_path / "dataset" / "task_1").mkdir(parents=True)
+    context = " ".join(f"sent{n}: {word} melts" for n, word in enumerate(["iron", "butter", "snow", "wax"], start=1))
+    proof = "sent1 & sent2 & sent3 & sent4 -> hypothesis; "
+    other = {"id": "o", "hypothesis": "heat changes things", "context": context, "proof": proof}
+    lines = "".join(json.dumps(one) + "\n" for one in (record, other))
+    (tmp_path / "dataset" / "task_1" / "train.jsonl").write_text(lines)
+    assert len(control_items(Dataset.load(tmp_path), "train", count=3, candidates=4)) == 3

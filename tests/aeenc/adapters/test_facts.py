@@ -50,6 +50,7 @@ def save_arrow(folder: Path, *tables: pa.Table) -> Path:
         ("facts.csv", "id,text\na,ice is cold\nb,fire is hot\na,ice is cold\n"),
         ("facts.CSV", '\ufeffsentence,uid\r\n"ice is cold",a\r\nfire is hot,b\r\n'),
         ("facts.tsv", "id\tfact\na\tice is cold\n\nb\tfire is hot\n"),
+        ("facts.tsv", 'id\tfact\na\t"ice is cold"\r\n"b"\tfire is hot'),
     ],
 )
 def test_ids_come_from_the_file_where_it_has_them(tmp_path, name, content):
@@ -115,7 +116,12 @@ def test_a_fact_without_an_id_has_the_same_id_in_every_file(tmp_path):
         ("f.jsonl", b'{"title": "a"}\n', "f.jsonl:1: `text` must be there; it has title: choose by --text-column"),
         ("f.csv", b"id,text\na,ice\nb,fire,hot\n", "f.csv:3: has 3 columns, the first line 2"),
         ("f.csv", b'id,text\na,"ice\nis cold"\nb,\n', "f.csv:4: `text` must be"),
+        ("f.csv", b'id,text\na,"ice\nis cold"\nb,"fire\nis" hot\n', "f.csv:4: "),
+        ("f.csv", b'id,text\na,ice\nb,"fire\nis hot\nand\n', "f.csv:3: unexpected end"),
         ("f.csv", b'id,text\na,"ice" cold\n', "f.csv:2: "),
+        ("f.csv", b"id,text\ra,ice\r", "f.csv:1: a CR inside a line"),
+        ("f.txt", b"ice is cold\rfire is hot\r", "f.txt:1: a CR inside a line"),
+        ("f.txt", b"\x1f\x8b\x08\x00rest", "f.txt:1: the file is packed"),
         ("f.csv", b"id,name\na,ice\n", "f.csv:1: `text` must be there; it has id, name: choose by --text-column"),
         ("f.csv", b"id,text\na,ice\n\nb,\xff\n", "f.csv:4: byte 3 is not UTF-8"),
         ("f.csv", b"id,text\n", "f.csv:1: holds no facts"),
@@ -354,3 +360,17 @@ def test_a_source_is_never_held_whole(tmp_path: Path, monkeypatch: pytest.Monkey
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert peak < 500_000, f"{source.name} of 2 MB took {peak:,} bytes"
+
+
+def test_a_quote_in_columns_with_tabs_ends_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "facts.tsv"
+    lines = ['1\t"hot air rises', '2\ta pipe of 5"', "3\tice is cold", '4\t"hot" air', '5\t"say ""no"""']
+    path.write_text("id\ttext\n" + "\n".join(lines))
+    texts = ['"hot air rises', 'a pipe of 5"', "ice is cold", '"hot" air', 'say "no"']
+    assert [fact.text for fact in read_facts(path)] == texts
+
+
+def test_notes_of_an_operating_system_beside_parquet_files_are_no_facts(tmp_path: Path) -> None:
+    parquet.write_table(TABLE, tmp_path / "facts.parquet")
+    (tmp_path / "._facts.parquet").write_bytes(b"\x00\x05\x16\x07")
+    assert list(read_facts(tmp_path)) == list(read_facts(tmp_path / "facts.parquet"))

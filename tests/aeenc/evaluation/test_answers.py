@@ -153,7 +153,7 @@ EVERYWHERE: dict[str, tuple[Change, str]] = {
     "an empty file": (lambda data: b"", ":1"),
     "white space alone": (lambda data: b"\n \n", ":1"),
     "UTF-16": (lambda data: data.decode().encode("utf-16"), ":1: byte 1 is not UTF-8"),
-    "compressed": (lambda data: b"\x1f\x8b\x08" + data, ":1: byte 2 is not UTF-8"),
+    "compressed": (lambda data: b"\x1f\x8b\x08" + data, ":1: the file is packed"),
     "a byte of Latin-1": (lambda data: data.replace(b"mason", b"m\xe4son"), " is not UTF-8"),
     "a NUL": (lambda data: data.replace(b"mason", b"m\0son"), ": a NUL"),
 }

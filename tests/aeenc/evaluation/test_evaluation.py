@@ -239,3 +239,9 @@ def test_fusion_refuses_what_is_no_ensemble_and_writes_nothing(tmp_path: Path, c
     assert ended.exit_code == 2
     assert said in ended.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_score_of_a_run_that_is_nan_is_refused_by_line(tmp_path: Path):
+    (tmp_path / "run").write_text("q Q0 a 1 inf t\nq Q0 b 2 nan t\n")
+    with pytest.raises(InvalidArgument, match="run:2: the score is NaN"):
+        read_run(tmp_path / "run")

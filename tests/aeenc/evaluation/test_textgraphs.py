@@ -146,12 +146,11 @@ def test_facts_are_told_apart_by_text_over_all_splits():
 
 def test_rated_facts_are_exported_with_their_grades(copy: Path, tmp_path: Path):
     out = tmp_path / "beir"
-    edit(copy / RATINGS, '"relevance": 6', '"relevance": 5.5')
     ended = CliRunner().invoke(app, ["export", "beir", "--textgraphs", str(copy), "--split", "dev", "--to", str(out)])
     assert ended.exit_code == 0, ended.stderr
     rows = [line.split("\t") for line in (out / "qrels" / "dev.tsv").read_text().splitlines()[1:]]
     assert {(name, score) for _, name, score in rows[:4]} == {
-        ("rated-11", "5.5"),
+        ("rated-11", "6"),
         ("rated-03", "5"),
         ("rated-04", "5"),
         ("rated-07", "0"),
@@ -160,3 +159,11 @@ def test_rated_facts_are_exported_with_their_grades(copy: Path, tmp_path: Path):
     both = CliRunner().invoke(app, ["export", "beir", "--textgraphs", str(copy), "--data", "x", "--to", str(out)])
     assert both.exit_code == 2
     assert "give one of" in both.stderr
+
+
+def test_a_grade_that_is_not_whole_is_refused_by_name_since_beir_cannot_read_it(copy: Path, tmp_path: Path):
+    out = tmp_path / "beir"
+    edit(copy / RATINGS, '"relevance": 6', '"relevance": 5.5')
+    ended = CliRunner().invoke(app, ["export", "beir", "--textgraphs", str(copy), "--split", "dev", "--to", str(out)])
+    assert (ended.exit_code, out.exists()) == (2, False)
+    assert "grade 5.5" in ended.stderr

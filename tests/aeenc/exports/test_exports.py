@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 from dataclasses import replace
 from datetime import UTC
 from pathlib import Path
 
+import ir_measures
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aeenc import values
-from aeenc.errors import AlreadyExists, InvalidArgument
+from aeenc.errors import AlreadyExists, FailedPrecondition, InvalidArgument
+from aeenc.evaluation.trec import document_id, query_id, write_qrels, write_run
 from aeenc.exports import (
     gold_judgements,
     judgements_of,
@@ -26,6 +29,7 @@ from aeenc.exports import (
 )
 from aeenc.exports.pairs import pair_of, record_of
 from aeenc.trees import Dataset
+from support.worlds.odd_judgements import draw, graded
 
 SAMPLE = Path(__file__).parents[3] / "data" / "sample"
 POSITIVE, NEGATIVE, SKIPPED = (
@@ -240,6 +244,12 @@ def test_gold_trees_in_beirs_layout_are_the_queries_of_the_evaluation(tmp_path: 
     assert written.explains == sum(len(query.gold) for query in queries)
 
 
+def test_nothing_is_written_where_nothing_is_judged(tmp_path: Path):
+    with pytest.raises(FailedPrecondition, match="judge some first"):
+        write_pairs_as_beir(tmp_path / "beir", [("1", "a")], [pair("q", "a", SKIPPED)], split="dev")
+    assert not (tmp_path / "beir").exists()
+
+
 def test_a_folder_that_holds_something_is_left_as_it_is(tmp_path: Path):
     (tmp_path / "beir").mkdir()
     (tmp_path / "beir" / "mine").write_text("kept")
@@ -248,3 +258,58 @@ def test_a_folder_that_holds_something_is_left_as_it_is(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["beir"]
     with pytest.raises(InvalidArgument, match="split"):
         write_pairs_as_beir(tmp_path / "other", [], JUDGED, split="../train")
+
+
+def read_as_beir_does(folder: Path, split: str) -> dict[str, dict[str, int]]:
+    """Reads texts and grades by query as BEIR's loader does: the last text and the last grade of an id stand."""
+    texts = []
+    for name in ("corpus", "queries"):
+        with (folder / f"{name}.jsonl").open(encoding="utf8") as lines:
+            texts.append({one["_id"]: one["text"] for one in map(json.loads, lines)})
+    grades: dict[str, dict[str, int]] = {}
+    with (folder / "qrels" / f"{split}.tsv").open(encoding="utf-8") as lines:
+        rows = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_MINIMAL)
+        next(rows)
+        for query, premise, grade in rows:
+            grades.setdefault(texts[1][query], {})[texts[0][premise]] = int(grade)
+    return grades
+
+
+@pytest.mark.parametrize("start", range(0, 1000, 250))
+def test_odd_judgements_are_read_back_from_beirs_files_with_their_texts_and_grades(tmp_path: Path, start: int):
+    for number in range(start, start + 250):
+        corpus, pairs = draw(number)
+        folder = tmp_path / str(number)
+        written = write_pairs_as_beir(folder, corpus, pairs, split="dev", grades=True)
+        assert read_as_beir_does(folder, "dev") == graded(pairs), number
+        with (folder / "corpus.jsonl").open(encoding="utf8") as lines:
+            found = [json.loads(line) for line in lines]
+        assert len({one["_id"] for one in found}) == len({one["text"] for one in found}) == written.premises
+
+
+def test_a_premise_whose_id_has_another_text_gets_one_of_its_own_and_is_counted(tmp_path: Path):
+    judged = [pair("q", "snow is frozen water", POSITIVE, premise_id="1"), pair("q", "b", NEGATIVE, premise_id="1")]
+    written = write_pairs_as_beir(tmp_path / "beir", [("1", "ice is cold")], judged, split="dev")
+    assert (written.premises, written.renamed) == (3, 2)
+    assert read_as_beir_does(tmp_path / "beir", "dev") == {"q": {"snow is frozen water": 1, "b": 0}}
+
+
+def test_odd_judgements_are_read_back_from_trecs_files_with_their_grades_and_ranks(tmp_path: Path):
+    for number in range(1000):
+        corpus, pairs = draw(number)
+        gold = {query: {premise: float(one) for premise, one in told.items()} for query, told in graded(pairs).items()}
+        write_qrels(tmp_path / "qrels", gold.items())
+        found: dict[str, dict[str, float]] = {}
+        for one in ir_measures.read_trec_qrels(str(tmp_path / "qrels")):
+            found.setdefault(one.query_id, {})[one.doc_id] = one.relevance
+        assert found == {
+            query_id(query): {document_id(name): told for name, told in grades.items()}
+            for query, grades in gold.items()
+        }
+        ranked = [(query, [(name, 1.0) for name, _ in corpus if name]) for query in gold]
+        write_run(tmp_path / "run", ranked, "tag")
+        hits = list(ir_measures.read_trec_run(str(tmp_path / "run")))
+        names = [document_id(name) for name, _ in corpus if name]
+        for query, _ in ranked:
+            own = sorted((one for one in hits if one.query_id == query_id(query)), key=lambda one: -one.score)
+            assert [one.doc_id for one in own] == names

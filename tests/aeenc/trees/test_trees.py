@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aeenc.errors import InvalidTree, NotFound
-from aeenc.trees import Dataset, Step, Tree, draw, read_trees, record_from_tree, tree_from_record, write_trees
+from aeenc.errors import InvalidArgument, InvalidTree, NotFound
+from aeenc.trees import Dataset, Step, Tree, draw, read_trees, record_from_tree, to_svg, tree_from_record, write_trees
 from support.real_data import ENTAILMENTBANK, need
 
 ROOT = Path(__file__).parents[3]
@@ -28,7 +28,7 @@ RECORD = {
 
 
 def files_of(directory: Path) -> list[Path]:
-    return sorted(need(directory).glob("dataset/task_*/*.jsonl"))
+    return sorted(need(directory).glob("dataset/task_[12]/*.jsonl"))
 
 
 @pytest.mark.parametrize("directory", [SAMPLE, ENTAILMENTBANK], ids=["sample", "entailmentbank"])
@@ -62,6 +62,9 @@ def test_a_tree_knows_its_children_leaves_and_depth() -> None:
         ({"context": "leo is a constellation"}, "context must read"),
         ({"context": "sent1: a sent1: b"}, "'sent1' twice"),
         ({"hypothesis": None}, "'hypothesis' must be a string"),
+        ({"hypothesis": " "}, "hypothesis is empty"),
+        ({"context": "sent1:  sent2: a constellation"}, "'sent1' is empty"),
+        ({"context": "sent1: a \ud83d sent2: b"}, "half a character"),
     ],
 )
 def test_a_malformed_tree_is_named_by_file_and_line(change: dict[str, object], message: str, tmp_path: Path) -> None:
@@ -72,7 +75,9 @@ def test_a_malformed_tree_is_named_by_file_and_line(change: dict[str, object], m
     assert caught.value.message.startswith(f"{path}:2: ")
 
 
-@pytest.mark.parametrize("line", [b"{", b"[1]", b"\xff\xfe", b'"text"'])
+@pytest.mark.parametrize(
+    "line", [b"{", b"[1]", b"\xff\xfe", b'"text"', b'{"id": "a", "id": "b"}', b"[" * 100_000, b"{}\r{}", b"7" * 5000]
+)
 def test_a_line_that_is_no_json_object_is_named(line: bytes, tmp_path: Path) -> None:
     path = tmp_path / "dev.jsonl"
     path.write_bytes(b"\n" + line + b"\n")
@@ -94,6 +99,69 @@ def test_any_texts_survive_the_notation(leaves: list[str], intermediate: str, hy
     )
     again = tree_from_record(record_from_tree(tree))
     assert (again.sentences, again.steps) == (tree.sentences, tree.steps)
+
+
+def diamonds(number: int) -> Tree:
+    """Each intermediate is a premise of two others, which both are premises of the next: 2**number ways to the leaf."""
+    steps = [Step(("sent1",), "int0", "a0")]
+    for n in range(number):
+        sides = [f"int{3 * n + k}" for k in (1, 2)]
+        steps += [Step((f"int{3 * n}",), side, f"side {side}") for side in sides]
+        steps.append(Step(tuple(sides), f"int{3 * n + 3}", f"a{n + 1}"))
+    return Tree("d", "h", {"sent1": "leaf"}, (*steps, Step((steps[-1].conclusion,), "hypothesis", "h")))
+
+
+def chain(number: int) -> Tree:
+    """Each step has one premise: the conclusion of the step before."""
+    steps = [Step((f"int{n - 1}" if n else "sent1",), f"int{n}", f"a{n}") for n in range(number)]
+    return Tree("c", "h", {"sent1": "leaf"}, (*steps, Step((steps[-1].conclusion,), "hypothesis", "h")))
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(("tree", "depth"), [(diamonds(500), 1002), (chain(2000), 2001)], ids=["diamonds", "chain"])
+def test_proofs_that_share_intermediates_or_are_deep_are_read_and_drawn(tree: Tree, depth: int) -> None:
+    read = tree_from_record(record_from_tree(tree))
+    assert (read.depth, len(read.upward)) == (depth, len(tree.steps) + 1)
+    assert to_svg(read).count("<rect") == len(tree.steps) + 1
+    assert len(draw(diamonds(3)).splitlines()) == 15
+    assert "a2 (as above)" in draw(diamonds(3))
+
+
+def directory(root: Path, **files: bytes) -> Path:
+    """Writes tree files, by split, and the fact file `facts`, into EntailmentBank's layout."""
+    facts = root / "supporting_data" / "worldtree_corpus_sentences_extended.json"
+    (root / "dataset" / "task_1").mkdir(parents=True)
+    facts.parent.mkdir()
+    for name, content in files.items():
+        (facts if name == "facts" else root / "dataset" / "task_1" / f"{name}.jsonl").write_bytes(content)
+    return root
+
+
+def test_files_with_a_byte_order_mark_and_notes_of_an_operating_system_are_read(tmp_path: Path) -> None:
+    line = b"\xef\xbb\xbf" + json.dumps(RECORD).encode()
+    root = directory(tmp_path, train=line, facts=b'\xef\xbb\xbf{"f1": "a fact"}', **{"._train": b"\x00\x05"})
+    dataset = Dataset.load(root)
+    assert (dataset.splits, dataset.facts) == (("train",), {"f1": "a fact"})
+    assert [tree.id for tree in dataset.trees("train")] == [RECORD["id"]]
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"train copy": b"{}"}, "train copy.jsonl: a split is named by"),
+        ({"train": b"\n"}, "train.jsonl:1: holds no trees"),
+        ({"facts": b'{"a": "x is y", "a": "z is w"}'}, "'a' is there twice"),
+        ({"facts": b'{"a": "\\ud83d"}'}, "half a character"),
+        ({"facts": b'{"a": " "}'}, "the fact 'a' needs"),
+        ({"facts": b'{"a": 1}'}, "must hold one JSON object"),
+        ({"facts": b"{\n,"}, ".json:2: not JSON"),
+    ],
+)
+def test_a_directory_that_cannot_be_read_is_refused_by_file(tmp_path: Path, files: dict[str, bytes], said: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        Dataset.load(directory(tmp_path, **{"dev": json.dumps(RECORD).encode(), **files}))
+    assert said in caught.value.message
+    assert str(tmp_path) in caught.value.message
 
 
 def test_gold_is_the_union_over_the_trees_of_the_split(tmp_path: Path) -> None:

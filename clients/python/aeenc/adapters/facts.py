@@ -30,7 +30,7 @@ from typing import Any, BinaryIO, Literal, cast, get_args
 
 from aeenc import values
 from aeenc.errors import FailedPrecondition, InvalidArgument, install
-from aeenc.files.lines import decoded, refuse_half
+from aeenc.files.lines import decoded, parsed, refuse_half
 from aeenc.trees import content_id
 
 Format = Literal["txt", "jsonl", "csv", "tsv", "json", "parquet", "arrow"]
@@ -42,6 +42,7 @@ HUGGING_FACE = "state.json"  # names the files of a dataset that was saved to di
 ID_REUSED = "for two texts or with two sets of splits; give each text its own id, and name all its splits at once"
 _SUFFIXES: dict[str, Format] = {f".{name}": name for name in get_args(Format)} | {".ndjson": "jsonl", "": "txt"}
 _DELIMITERS = {"csv": ",;\t|", "tsv": "\t"}  # that of which the first line has most
+_QUOTED = re.compile(r'"(?:[^"]|"")*"')
 _PACKED = {".gz", ".zip", ".bz2", ".xz", ".zst"}
 BATCH_ROWS = 4096
 CSV_FIELD_CHARS = 16 * 1024 * 1024  # of any column; so much is read after a quote that nothing closes
@@ -108,7 +109,7 @@ class Facts:
                 return ((place, {"text": line.strip()}) for place, line in _full_lines(self.path, self.part))
             case "jsonl":
                 lines = _full_lines(self.path, self.part)
-                return ((place, _columns(place, _parsed(place, line))) for place, line in lines)
+                return ((place, _columns(place, parsed(place, line))) for place, line in lines)
             case "json":
                 return _listed(self.path)
             case "csv" | "tsv":
@@ -244,32 +245,6 @@ def _full_lines(path: Path, part: Part | None = None) -> Iterator[tuple[str, str
     return ((place, line) for place, line in _lines(path, part) if line.strip())
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Makes an object of its names and values. Raises KeyError for a name that is there twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise KeyError(next(name for name in names if names.count(name) > 1))
-    return found
-
-
-_JSON = json.JSONDecoder(object_pairs_hook=_object)
-
-
-def _parsed(place: str, content: str, line: Callable[[json.JSONDecodeError], str] = lambda _: "") -> object:
-    try:
-        parsed: object = _JSON.decode(content)
-    except json.JSONDecodeError as error:
-        raise InvalidArgument(f"{place}{line(error)}: not JSON ({error.msg})") from None
-    except KeyError as error:
-        raise InvalidArgument(f"{place}: {error} is there twice in one object; rename one, or leave it out") from None
-    except RecursionError:
-        raise InvalidArgument(f"{place}: nested too deeply; write flat objects") from None
-    except ValueError:
-        raise InvalidArgument(f"{place}: a number has too many digits; write it as a string") from None
-    return parsed
-
-
 def _columns(place: str, item: object) -> dict[str, Any]:
     """Returns the columns of an object, or of a bare text."""
     if isinstance(item, dict):
@@ -294,7 +269,7 @@ def _splits(place: str, found: object) -> tuple[str, ...]:
 
 def _listed(path: Path) -> Iterator[Record]:
     content = "".join(line for _, line in _lines(path))
-    listed = _parsed(str(path), content, lambda error: f":{error.lineno}")
+    listed = parsed(str(path), content, lambda error: f":{error.lineno}")
     if isinstance(listed, dict):
         listed = [{"id": fact_id, "text": text} for fact_id, text in listed.items()]
     if not isinstance(listed, list):
@@ -305,16 +280,28 @@ def _listed(path: Path) -> Iterator[Record]:
 
 
 def _separated(path: Path, delimiters: str, header: Callable[[str, Sequence[str]], UsedColumns]) -> Iterator[Record]:
-    """Reads a file with separated columns. A record over several lines is named by its last."""
+    """Reads a file with separated columns. A record over several lines is named by its first.
+
+    Columns with tabs alone have no quotes (IANA's text/tab-separated-values), so no record is longer than a line; a
+    cell that stands in quotes as a whole loses them.
+    """
     csv.field_size_limit(max(csv.field_size_limit(), CSV_FIELD_CHARS))
     lines = (line for _, line in _lines(path))
     first = next(lines, "")
     bare = re.sub(r'"[^"]*"', "", first)
-    reader = csv.reader(chain([first], lines), delimiter=max(delimiters, key=bare.count), strict=True)
+    has_quotes = delimiters != "\t"
+    reader = csv.reader(
+        chain([first], lines),
+        delimiter=max(delimiters, key=bare.count),
+        quoting=csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE,
+        strict=True,
+    )
     names: Sequence[str] = ()
+    begins = 1
     try:
-        for row in reader:
-            place = f"{path}:{reader.line_num}"
+        for cells in reader:
+            place, begins = f"{path}:{begins}", reader.line_num + 1
+            row = cells if has_quotes else list(map(_unquoted, cells))
             if not names:
                 names = [name.strip() for name in row]
                 if names:
@@ -324,7 +311,11 @@ def _separated(path: Path, delimiters: str, header: Callable[[str, Sequence[str]
             elif row:
                 yield place, dict(zip(names, row, strict=True))
     except csv.Error as error:
-        raise InvalidArgument(f"{path}:{reader.line_num}: {error}; see RFC 4180 for quotes") from None
+        raise InvalidArgument(f"{path}:{begins}: {error}; see RFC 4180 for quotes") from None
+
+
+def _unquoted(cell: str) -> str:
+    return cell[1:-1].replace('""', '"') if _QUOTED.fullmatch(cell) else cell
 
 
 def _tables(
@@ -395,11 +386,11 @@ def _files_of(path: Path, kind: Format) -> list[Path]:
     if path == STDIN or not path.is_dir():
         return [path]
     if kind == "parquet":
-        found = sorted(path.rglob("*.parquet"))
+        found = sorted(one for one in path.rglob("*.parquet") if not one.name.startswith("."))  # "._x": macOS's notes
         if not found:
             raise InvalidArgument(f"{path}: holds neither *.parquet nor a dataset saved to disk ({HUGGING_FACE})")
         return found
-    state = _parsed(str(path / HUGGING_FACE), (path / HUGGING_FACE).read_text(encoding="utf-8"))
+    state = parsed(str(path / HUGGING_FACE), (path / HUGGING_FACE).read_text(encoding="utf-8"))
     listed = state.get("_data_files") if isinstance(state, dict) else None
     names = [one.get("filename") if isinstance(one, dict) else None for one in listed or ()]
     if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):

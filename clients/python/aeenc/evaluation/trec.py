@@ -6,6 +6,7 @@ that does not fall is lowered to the next smaller float32.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
@@ -87,9 +88,12 @@ def read_run(path: Path) -> Run:
     found: dict[str, list[tuple[float, int, str]]] = {}
     for place, fields in _lines(path, 6):
         try:
-            found.setdefault(fields[0], []).append((-float(fields[4]), int(fields[3]), fields[2]))
+            score, rank = float(fields[4]), int(fields[3])
         except ValueError:
             raise InvalidArgument(f"{place}: rank and score must be numbers; pass a TREC run file") from None
+        if math.isnan(score):
+            raise InvalidArgument(f"{place}: the score is NaN, which no order holds; write a number")
+        found.setdefault(fields[0], []).append((-score, rank, fields[2]))
     run: Run = {}
     for query, hits in found.items():
         ranks: dict[str, int] = {}

@@ -4,8 +4,9 @@
     DIR/queries.jsonl       {"_id": …, "text": …}
     DIR/qrels/<split>.tsv   query-id, corpus-id, score: the grade, 1 explains, 0 was seen and refused
 
-Unjudged pairs are left out. A premise keeps its id; a premise without one, and a query, get one from their text: the
-same text has the same id in every export.
+Unjudged pairs are left out. The same text is one premise, and keeps its id. A premise gets an id from its text where it
+has none, where BEIR cannot read it (blanks, quotes), or where another text has it. A query gets one, too: the same text
+has the same id in every export.
 """
 
 from __future__ import annotations
@@ -17,21 +18,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aeenc import values
-from aeenc.errors import InvalidArgument
+from aeenc.errors import FailedPrecondition, InvalidArgument
 from aeenc.exports.judgements import Judgements, judgements_of
 from aeenc.files.whole import whole_folder
 from aeenc.trees import Dataset, content_id
 
+_READABLE = re.compile(r'[^\s"\x00-\x1f\x7f]+')  # ids of BEIR's files, which are separated by tabs and may be quoted
+
 
 @dataclass(frozen=True)
 class Beir:
-    """Counts of an export. `conflicts`: premises both accepted and refused for a query, left out."""
+    """Counts of an export. `conflicts`: premises both accepted and refused for a query, left out.
+
+    `renamed` premises have an id from their text, since another text has theirs.
+    """
 
     premises: int
     queries: int
     explains: int
     refused: int
     conflicts: int
+    renamed: int = 0
 
 
 def gold_judgements(dataset: Dataset, split: str) -> dict[str, Judgements]:
@@ -81,13 +88,17 @@ def write_beir(
 ) -> Beir:
     """Writes judgements in BEIR's layout. Adds judged premises that are missing from `premises` to the corpus.
 
-    Raises AlreadyExists when `folder` holds something, InvalidArgument for a split that cannot be a file name.
+    Raises AlreadyExists when `folder` holds something, InvalidArgument for a split that cannot be a file name, and for
+    a grade that is not whole, FailedPrecondition where nothing is judged: BEIR reads neither.
     """
     if not re.fullmatch(r"[\w-]+", split):
         raise InvalidArgument.field("split", f"is {split!r}; use letters, digits, - and _")
-    explains = refused = 0
+    if not any(judged.positives or judged.negatives for judged in by_query.values()):
+        raise FailedPrecondition("no premise is judged, and BEIR reads no such folder; judge some first")
+    explains = refused = renamed = 0
     with whole_folder(folder) as root:
-        known: set[str] = set()
+        names: dict[str, str] = {}  # by text
+        taken: set[str] = set()
         (root / "qrels").mkdir()
         with (
             (root / "corpus.jsonl").open("w", encoding="utf-8") as corpus,
@@ -96,10 +107,16 @@ def write_beir(
         ):
 
             def add(premise_id: str, text: str) -> str:
-                name = premise_id if re.fullmatch(r"\S+", premise_id) else content_id(text)
-                if name not in known:
-                    known.add(name)
-                    corpus.write(json.dumps({"_id": name, "title": "", "text": text}, ensure_ascii=False) + "\n")
+                nonlocal renamed
+                if text in names:
+                    return names[text]
+                name = premise_id if _READABLE.fullmatch(premise_id) else content_id(text)
+                renamed += name in taken
+                while name in taken:
+                    name = content_id(name + text)
+                names[text] = name
+                taken.add(name)
+                corpus.write(json.dumps({"_id": name, "title": "", "text": text}, ensure_ascii=False) + "\n")
                 return name
 
             for premise_id, text in premises:
@@ -111,8 +128,17 @@ def write_beir(
                 for plain, side in ((1, judged.positives), (0, judged.negatives)):
                     for text, premise_id in side.items():
                         grade = judged.grades.get(text, plain)
-                        score = int(grade) if grade == int(grade) else grade
-                        qrels.write(f"{query_id}\t{add(premise_id, text)}\t{score}\n")
+                        _check_whole(query, text, grade)
+                        qrels.write(f"{query_id}\t{add(premise_id, text)}\t{int(grade)}\n")
                 explains += len(judged.positives)
                 refused += len(judged.negatives)
-    return Beir(len(known), len(by_query), explains, refused, conflicts)
+    return Beir(len(names), len(by_query), explains, refused, conflicts, renamed)
+
+
+def _check_whole(query: str, text: str, grade: float) -> None:
+    """Raises InvalidArgument for a grade that is not a whole number: BEIR reads no other."""
+    if grade != int(grade):
+        raise InvalidArgument(
+            f"{query!r}: {text!r} has grade {grade:g}, and BEIR reads whole grades only; export without grades, or the "
+            "pairs"
+        )

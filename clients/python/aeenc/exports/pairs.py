@@ -21,7 +21,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from aeenc import values
 from aeenc.errors import InvalidArgument
-from aeenc.files.lines import refuse_half, text_lines
+from aeenc.files.lines import parsed, refuse_half, text_lines
 from aeenc.files.whole import whole_file
 from aeenc.values.reading import timestamp
 
@@ -104,12 +104,11 @@ def read_pairs(path: Path | str) -> Iterator[values.Pair]:
     for place, line in text_lines(path):
         if not line.strip():
             continue
+        record = parsed(place, line)
         try:
-            yield pair_of(json.loads(line))
+            yield pair_of(record)
         except InvalidArgument as error:
             raise InvalidArgument(f"{place}: {error.message}") from None
-        except ValueError as error:
-            raise InvalidArgument(f"{place}: not JSON ({error})") from None
 
 
 def _text(record: dict[str, Any], name: str) -> str:

@@ -1,20 +1,23 @@
-"""Lines of UTF-8, each with its place in the file. What is written in them is the caller's."""
+"""Lines of UTF-8 and the JSON in them, each with its place in the file. What it says is the caller's."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from aeenc.errors import InvalidArgument
 
 HALF = re.compile("[\ud800-\udfff]")  # of a character outside the basic plane, which JSON can hold
+_PACKED = (b"\x1f\x8b", b"PK\x03\x04", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")  # how gzip, zip, xz and zstd begin
 
 
 def text_lines(path: Path | str) -> Iterator[tuple[str, str]]:
     """Yields place (`file:line`) and text of each line, with its end.
 
-    Raises InvalidArgument for a line that is not UTF-8 or has a NUL.
+    Raises InvalidArgument for a line that is not UTF-8, or has a NUL or a CR inside.
     """
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -25,15 +28,49 @@ def text_lines(path: Path | str) -> Iterator[tuple[str, str]]:
 def decoded(place: str, line: bytes, *, first: bool) -> str:
     """Decodes a line, the `first` of a file without its byte order mark.
 
-    Raises InvalidArgument for one that is not UTF-8 or has a NUL.
+    Raises InvalidArgument for one that is not UTF-8, or has a NUL or a CR inside.
     """
+    if first and line.startswith(_PACKED):
+        raise InvalidArgument(f"{place}: the file is packed; unpack it first")
     try:
         text = line.decode("utf-8-sig" if first else "utf-8")
     except UnicodeDecodeError as error:
         raise InvalidArgument(f"{place}: byte {error.start + 1} is not UTF-8; save the file as UTF-8") from None
     if "\0" in text:
         raise InvalidArgument(f"{place}: a NUL; the file is damaged, or not UTF-8")
+    if "\r" in text.removesuffix("\n").removesuffix("\r"):
+        raise InvalidArgument(f"{place}: a CR inside a line; save the file with line ends LF or CRLF")
     return text
+
+
+def parsed(place: str, content: str, line: Callable[[json.JSONDecodeError], str] = lambda _: "") -> object:
+    """Reads JSON; `line` adds to the place where it ends to be JSON. Raises InvalidArgument naming the place.
+
+    Refused are names that stand twice in one object, too, of which readers keep one in silence.
+    """
+    try:
+        found: object = _JSON.decode(content)
+    except json.JSONDecodeError as error:
+        raise InvalidArgument(f"{place}{line(error)}: not JSON ({error.msg})") from None
+    except KeyError as error:
+        raise InvalidArgument(f"{place}: {error} is there twice in one object; rename one, or leave it out") from None
+    except RecursionError:
+        raise InvalidArgument(f"{place}: nested too deeply; write flat objects") from None
+    except ValueError:
+        raise InvalidArgument(f"{place}: a number has too many digits; write it as a string") from None
+    return found
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Makes an object of its names and values. Raises KeyError for a name that is there twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise KeyError(next(name for name in names if names.count(name) > 1))
+    return found
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_object)
 
 
 def refuse_half(name: str, text: str) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -76,17 +76,15 @@ def _surroundings(trees: Iterable[Tree]) -> tuple[dict[str, tuple[str, ...]], di
     near: dict[str, set[str]] = {}
     for tree in trees:
         used = {tree.texts[label] for label in (*tree.children, *tree.leaves)}
-        for label, path in _inner(tree, ROOT, ()):
-            paths.setdefault(tree.texts[label], path)
-            near.setdefault(tree.texts[label], set()).update(used)
+        own: dict[str, tuple[str, ...]] = {ROOT: ()}  # the path to each label
+        for label in reversed(tree.upward):
+            text, path = tree.texts[label], own[label]
+            for child in tree.children.get(label, ()):
+                own.setdefault(child, (*path, text))
+            if label in tree.children:
+                paths.setdefault(text, path)
+                near.setdefault(text, set()).update(used)
     return paths, near
-
-
-def _inner(tree: Tree, label: str, path: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    if label in tree.children:
-        yield label, path
-        for child in tree.children[label]:
-            yield from _inner(tree, child, (*path, tree.texts[label]))
 
 
 def _words(text: str) -> frozenset[str]:

@@ -10,13 +10,14 @@ Texts are compared exactly: duplicates are one premise.
 from __future__ import annotations
 
 import hashlib
-import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from aeenc.errors import InvalidArgument, InvalidTree, NotFound
+from aeenc.errors import InvalidArgument, NotFound
+from aeenc.files.lines import parsed, refuse_half, text_lines
 from aeenc.trees.files import read_trees
 from aeenc.trees.tree import Tree
 
@@ -131,12 +132,24 @@ class Dataset:
 
 
 def _tree_files(root: Path) -> dict[str, Path]:
-    files = {path.stem: path for path in (root / "dataset" / "task_1").glob("*.jsonl")}
+    files = {path.stem: path for path in split_files(root, "task_1")}
     if not files:
         there = "is a file, not a directory; " if root.exists() else "the directory does not exist; "
         there = "" if root.is_dir() else there
         raise NotFound(f"{root}: {there}give one with dataset/task_1/<split>.jsonl, as EntailmentBank's layout has it")
     return {split: files[split] for split in sorted(files, key=_split_order)}
+
+
+def split_files(root: Path, task: str) -> list[Path]:
+    """Lists the tree files of a task by name, hidden ones left out: a file per split.
+
+    Raises InvalidArgument for a name that is not letters, digits, - and _.
+    """
+    files = sorted(path for path in (root / "dataset" / task).glob("*.jsonl") if not path.name.startswith("."))
+    for path in files:
+        if not re.fullmatch(r"[\w-]+", path.stem):
+            raise InvalidArgument(f"{path}: a split is named by letters, digits, - and _; rename the file")
+    return files
 
 
 def _split_order(split: str) -> tuple[int, str]:
@@ -157,10 +170,13 @@ def content_id(text: str, kind: str = "text") -> str:
 def _read_facts(path: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InvalidTree(f"{path}:1: not JSON ({error}); write one object, fact id to text") from None
+    content = "".join(line for _, line in text_lines(path))
+    facts = parsed(str(path), content, lambda error: f":{error.lineno}")
     if not isinstance(facts, dict) or not all(isinstance(text, str) for text in facts.values()):
         raise InvalidArgument(f"{path} must hold one JSON object, fact id to text")
+    for fact_id, text in facts.items():
+        for written in (fact_id, text):
+            refuse_half(f"{path}: the fact {fact_id!r}", written)
+            if not written.strip():
+                raise InvalidArgument(f"{path}: the fact {fact_id!r} needs an id and a text that are not empty")
     return facts

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 import textwrap
 import unicodedata
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from html import escape
 
 from aeenc.trees.tree import ROOT, Tree
@@ -27,24 +27,30 @@ _FILL = {"root": "#fff3c4", "inner": "#e8eef7", "leaf": "#ffffff", "marked": "#d
 
 
 def draw(tree: Tree, *, width: int = 100, marked: Collection[str] = ()) -> str:
-    """Draws the tree as text, the hypothesis first. Premises whose text is in `marked` get a check mark."""
+    """Draws the tree as text, the hypothesis first. Premises whose text is in `marked` get a check mark.
+
+    What explains a premise of two conclusions stands below the first of them.
+    """
     lines = textwrap.wrap(tree.hypothesis, width)
-    lines += _below(tree, ROOT, "", width, marked)
+    drawn: set[str] = set()
+    waiting = _level(tree, ROOT, "")
+    while waiting:
+        label, indent, is_last = waiting.pop()
+        again = label in drawn and label in tree.children
+        drawn.add(label)
+        mark = "✓ " if tree.texts[label] in marked else ""
+        first, rest = indent + ("└─ " if is_last else "├─ "), indent + ("   " if is_last else "│  ")
+        text = f"{mark}{tree.texts[label]}{' (as above)' if again else ''}"
+        wrapped = textwrap.wrap(text, max(width - len(first), 20)) or [""]
+        lines += [first + wrapped[0], *(rest + line for line in wrapped[1:])]
+        waiting += [] if again else _level(tree, label, rest)
     return "\n".join(lines)
 
 
-def _below(tree: Tree, label: str, indent: str, width: int, marked: Collection[str]) -> list[str]:
-    lines = []
-    children = tree.children.get(label, ())
-    for position, child in enumerate(children):
-        last = position == len(children) - 1
-        text = tree.texts[child]
-        mark = "✓ " if text in marked else ""
-        first, rest = indent + ("└─ " if last else "├─ "), indent + ("   " if last else "│  ")
-        wrapped = textwrap.wrap(mark + text, max(width - len(first), 20)) or [""]
-        lines += [first + wrapped[0], *(rest + line for line in wrapped[1:])]
-        lines += _below(tree, child, rest, width, marked)
-    return lines
+def _level(tree: Tree, label: str, indent: str) -> list[tuple[str, str, bool]]:
+    """Lists the premises of a label, the last one first, with the indent and whether each is the last."""
+    children = tree.children.get(label, ())[::-1]
+    return [(child, indent, position == 0) for position, child in enumerate(children)]
 
 
 def to_dot(tree: Tree, *, width: int = 36, marked: Collection[str] = ()) -> str:
@@ -87,13 +93,12 @@ def _escaped(text: str) -> str:
 
 @dataclass(frozen=True)
 class _Box:
-    """One node: its text in lines, its top left corner, and the boxes of its premises."""
+    """One node: its text in lines, and its top left corner."""
 
     lines: tuple[str, ...]
     kind: str
     left: int
     top: float
-    premises: tuple[_Box, ...]
 
     @property
     def height(self) -> int:
@@ -103,52 +108,60 @@ class _Box:
     def middle(self) -> float:
         return self.top + self.height / 2
 
-    def all(self) -> Iterator[_Box]:
-        """Yields this box and all boxes to its right."""
-        yield self
-        for premise in self.premises:
-            yield from premise.all()
-
 
 def to_svg(tree: Tree, *, marked: Collection[str] = ()) -> str:
-    """Draws the tree as one SVG document. Boxes whose text is in `marked` are green."""
-    root, _ = _placed(tree, ROOT, MARGIN, MARGIN, marked)
-    boxes = list(root.all())
-    width = max(box.left for box in boxes) + BOX_WIDTH + MARGIN
-    height = max(box.top + box.height for box in boxes) + MARGIN
+    """Draws the tree as one SVG document. A premise of two conclusions is one box. Texts in `marked` are green."""
+    boxes = _placed(tree, marked)
+    width = max(box.left for box in boxes.values()) + BOX_WIDTH + MARGIN
+    height = max(box.top + box.height for box in boxes.values()) + MARGIN
     size = f'width="{width}" height="{height:.0f}" viewBox="0 0 {width} {height:.0f}"'
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="{FONT_SIZE}">',
             f"<title>{_text(tree.hypothesis)}</title>",
             '<g fill="none" stroke="#7a7a7a">',
-            *(_line(box, premise) for box in boxes for premise in box.premises),
+            *(_line(box, boxes[child]) for label, box in boxes.items() for child in tree.children.get(label, ())),
             "</g>",
-            *(_drawn(box) for box in boxes),
+            *(_drawn(box) for box in boxes.values()),
             "</svg>",
             "",
         ]
     )
 
 
-def _placed(tree: Tree, label: str, left: int, top: float, marked: Collection[str]) -> tuple[_Box, float]:
-    """Lays out a node with its subtree; returns its box and the height of all."""
-    text = tree.texts[label]
-    lines = tuple(_wrapped(text))
-    kind = "marked" if text in marked else "root" if label == ROOT else "inner" if label in tree.children else "leaf"
-    own = _Box(lines, kind, left, top, ())
-    premises: list[_Box] = []
-    bottom = top
-    for child in tree.children.get(label, ()):
-        start = bottom + ROW_GAP if premises else top
-        box, height = _placed(tree, child, left + BOX_WIDTH + COLUMN_GAP, start, marked)
-        premises.append(box)
-        bottom = start + height
-    if not premises:
-        return own, own.height
-    middle = (premises[0].middle + premises[-1].middle) / 2
-    own_top = max(top, middle - own.height / 2)
-    return _Box(lines, kind, left, own_top, tuple(premises)), max(bottom, own_top + own.height) - top
+def _placed(tree: Tree, marked: Collection[str]) -> dict[str, _Box]:
+    """Lays out the nodes from the root on, each to the right of the first conclusion that it is a premise of."""
+    below: dict[str, list[str]] = {ROOT: []}
+    boxes: dict[str, _Box] = {}  # with tops that count from the top of their subtrees
+    waiting = [(ROOT, MARGIN)]
+    while waiting:
+        label, left = waiting.pop()
+        text = tree.texts[label]
+        kind = "root" if label == ROOT else "inner" if label in tree.children else "leaf"
+        kind = "marked" if text in marked else kind
+        boxes[label] = _Box(tuple(_wrapped(text)), kind, left, 0.0)
+        for child in tree.children.get(label, ()):
+            if child not in below:
+                below[label].append(child)
+                below[child] = []
+        waiting += [(child, left + BOX_WIDTH + COLUMN_GAP) for child in reversed(below[label])]
+    heights, starts = dict[str, float](), dict[str, float]()  # of subtrees; starts count from that of the conclusion
+    for label in reversed(boxes):
+        bottom = 0.0
+        for child in below[label]:
+            starts[child] = bottom + ROW_GAP if child != below[label][0] else 0.0
+            bottom = starts[child] + heights[child]
+        if below[label]:
+            middles = [starts[child] + boxes[child].middle for child in below[label]]
+            middle = (middles[0] + middles[-1]) / 2
+            boxes[label] = replace(boxes[label], top=max(0.0, middle - boxes[label].height / 2))
+        heights[label] = max(bottom, boxes[label].top + boxes[label].height)
+    starts[ROOT] = float(MARGIN)
+    for label in list(boxes):
+        for child in below[label]:
+            starts[child] += starts[label]
+        boxes[label] = replace(boxes[label], top=boxes[label].top + starts[label])
+    return boxes
 
 
 def _wrapped(text: str) -> list[str]:

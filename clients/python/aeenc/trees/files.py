@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aeenc.errors import InvalidTree
+from aeenc.errors import InvalidArgument, InvalidTree
+from aeenc.files.lines import parsed, refuse_half, text_lines
 from aeenc.files.whole import whole_file
 from aeenc.trees.tree import ROOT, Step, Tree
 
@@ -27,6 +28,9 @@ def tree_from_record(record: Mapping[str, Any]) -> Tree:
     for name in _REQUIRED:
         if not isinstance(record.get(name), str):
             raise InvalidTree(f"the field {name!r} must be a string")
+        refuse_half(f"the field {name!r}", record[name])
+    if not record["hypothesis"].strip():
+        raise InvalidTree("the hypothesis is empty; write its text")
     tree = Tree(
         id=record["id"],
         hypothesis=record["hypothesis"],
@@ -57,33 +61,37 @@ def record_from_tree(tree: Tree) -> dict[str, Any]:
 
 def read_trees(path: Path | str) -> list[Tree]:
     """Reads a tree file. Raises InvalidTree whose message starts with `file:line:`."""
-    trees = []
-    with Path(path).open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                try:
-                    trees.append(_tree_from_line(line))
-                except InvalidTree as error:
-                    raise InvalidTree(f"{path}:{number}: {error.message}") from None
+    trees = [tree for _, tree in tree_lines(path)]
+    if not trees:
+        raise InvalidTree(f"{path}:1: holds no trees; write one JSON object a line")
     return trees
+
+
+def tree_lines(path: Path | str) -> Iterator[tuple[str, Tree]]:
+    """Yields each line of a tree file, with its end, and its tree. Raises InvalidTree as `read_trees` does."""
+    try:
+        for place, line in text_lines(path):
+            if line.strip():
+                yield line, _tree_at(place, parsed(place, line))
+    except InvalidTree:
+        raise
+    except InvalidArgument as error:
+        raise InvalidTree(error.message) from None
+
+
+def _tree_at(place: str, record: object) -> Tree:
+    try:
+        if not isinstance(record, dict):
+            raise InvalidTree("the line must be a JSON object; write one a line")
+        return tree_from_record(record)
+    except InvalidArgument as error:
+        raise InvalidTree(f"{place}: {error.message}") from None
 
 
 def write_trees(path: Path | str, trees: Iterable[Tree]) -> None:
     """Writes a tree file; a reader sees the whole old one or the whole new one."""
     with whole_file(path) as file:
         file.writelines(json.dumps(record_from_tree(tree)) + "\n" for tree in trees)
-
-
-def _tree_from_line(line: bytes) -> Tree:
-    try:
-        record = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise InvalidTree(f"not UTF-8 ({error.reason}); save the file as UTF-8") from None
-    except ValueError as error:
-        raise InvalidTree(f"not JSON ({error}); write one JSON object a line") from None
-    if not isinstance(record, dict):
-        raise InvalidTree("the line must be a JSON object; write one a line")
-    return tree_from_record(record)
 
 
 def parse_context(context: str) -> dict[str, str]:

@@ -8,16 +8,15 @@ trees and tie none together: they are candidates for every query anyway.
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from aeenc.errors import InvalidArgument
-from aeenc.trees.dataset import FACTS_FILE, Dataset
+from aeenc.trees.dataset import FACTS_FILE, Dataset, split_files
+from aeenc.trees.files import tree_lines
 from aeenc.trees.tree import Tree
 
 HELD_OUT = "held-out"
@@ -55,26 +54,27 @@ def write_folds(dataset: Dataset, to: Path, *, split: str = "train", number: int
     folds = folds_of(dataset.trees(split), number, seed)
     written = [to / f"fold-{n}" for n in range(number)]
     for directory, fold in zip(written, folds, strict=True):
-        held_out = {_name(dataset.trees(split)[at].record) for at in fold}
+        held_out = {_name(dataset.trees(split)[at]) for at in fold}
         for task in ("task_1", "task_2"):
-            for path in sorted((dataset.directory / "dataset" / task).glob("*.jsonl")):
-                lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            for path in split_files(dataset.directory, task):
                 target = directory / "dataset" / task / path.name
                 target.parent.mkdir(parents=True, exist_ok=True)
-                if path.stem == split:
-                    own = [line for line in lines if line.strip() and _name(json.loads(line)) in held_out]
-                    target.with_stem(HELD_OUT).write_text("".join(own), encoding="utf-8")
-                    lines = [line for line in lines if line.strip() and _name(json.loads(line)) not in held_out]
-                target.write_text("".join(lines), encoding="utf-8")
+                if path.stem != split:
+                    shutil.copyfile(path, target)
+                    continue
+                lines = [(line, _name(tree) in held_out) for line, tree in tree_lines(path)]
+                for file, is_held_out in ((target.with_stem(HELD_OUT), True), (target, False)):
+                    chosen = "".join(line for line, held in lines if held == is_held_out)
+                    file.write_text(chosen, encoding="utf-8", newline="")
         if (facts := dataset.directory / FACTS_FILE).is_file():
             (directory / FACTS_FILE).parent.mkdir(parents=True)
             shutil.copyfile(facts, directory / FACTS_FILE)
     return written
 
 
-def _name(record: Mapping[str, Any]) -> tuple[str, str]:
+def _name(tree: Tree) -> tuple[str, str]:
     """Tells a tree from others: ids repeat, and those of one id and one hypothesis are connected."""
-    return record["id"], record["hypothesis"]
+    return tree.id, tree.hypothesis
 
 
 def connected(trees: Sequence[Tree]) -> list[list[int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -54,14 +54,30 @@ class Tree:
         used = (label for step in self.steps for label in step.premises)
         return tuple(dict.fromkeys(label for label in used if label not in self.children))
 
+    @cached_property
+    def upward(self) -> tuple[str, ...]:
+        """The root and the labels below it, each once, behind all of its premises. Raises InvalidTree for a circle."""
+        order: dict[str, None] = {}
+        path: dict[str, Iterator[str]] = {ROOT: iter(self.children.get(ROOT, ()))}  # of the label that is looked at
+        while path:
+            label, left = next(reversed(path.items()))
+            child = next((one for one in left if one not in order), None)
+            if child is None:
+                order[label] = None
+                del path[label]
+            elif child in path:
+                raise InvalidTree(f"the proof is circular: {' -> '.join((*path, child))}")
+            else:
+                path[child] = iter(self.children.get(child, ()))
+        return tuple(order)
+
     @property
     def depth(self) -> int:
         """The number of steps on the longest way from the root to a leaf."""
-
-        def below(label: str) -> int:
-            return 1 + max(below(child) for child in self.children[label]) if label in self.children else 0
-
-        return below(ROOT)
+        depths: dict[str, int] = {}
+        for label in self.upward:
+            depths[label] = max((1 + depths[child] for child in self.children.get(label, ())), default=0)
+        return depths[ROOT]
 
     def check(self) -> None:
         """Raises InvalidTree unless the steps form one tree under `hypothesis` over known labels."""
@@ -71,10 +87,6 @@ class Tree:
             for label in step.premises:
                 if label not in self.texts:
                     raise InvalidTree(f"the proof uses {label!r}, which neither the context nor a step defines")
-        self._check_cycles(ROOT, ())
-
-    def _check_cycles(self, label: str, path: tuple[str, ...]) -> None:
-        if label in path:
-            raise InvalidTree(f"the proof is circular: {' -> '.join((*path, label))}")
-        for child in self.children.get(label, ()):
-            self._check_cycles(child, (*path, label))
+        for label in self.upward:
+            if not self.texts[label].strip():
+                raise InvalidTree(f"{label!r} is empty; write its text")
