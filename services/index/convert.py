@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from google.protobuf import timestamp_pb2
@@ -188,7 +188,18 @@ def to_generation(artifact: Artifact, *, active: bool) -> index_pb2.Generation:
         created_at=created_at,
         active=active,
         size_bytes=artifact.size_bytes,
+        notes=_notes(meta),
     )
+
+
+def _notes(meta: Mapping[str, Any]) -> list[str]:
+    shares = {
+        "wordless": "have no words; search by words does not find them",
+        "foreign": "are not in English; search by words matches theirs as they stand, without stems and stop words",
+    }
+    return [
+        f"{meta[name]:,} of {meta['premises']:,} premises {text}" for name, text in shares.items() if meta.get(name)
+    ]
 
 
 def to_build_response(

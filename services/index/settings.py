@@ -65,7 +65,8 @@ class IndexSettings(ServiceSettings):
     bm25_k1: float = Field(1.5, ge=0, le=10, description="BM25's k1 in new generations")
     bm25_b: float = Field(0.75, ge=0, le=1, description="BM25's b in new generations")
     bm25_words: Literal["stems", "lemmas", "words"] = Field(
-        "stems", description="what new generations rank by; lemmas need the extra `index-lemmas`"
+        "stems",
+        description="what new generations rank by; stems and lemmas are English, lemmas need the extra `index-lemmas`",
     )
     iterative_first_scale: float = Field(
         1.25, ge=1, le=100, description="of iterative BM25: divides the weights of the first round's words"

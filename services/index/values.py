@@ -22,7 +22,7 @@ from collections.abc import (
 )
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from aeenc import errors
 from services.corpus.generation import PremiseRecord, Storage
 from services.store.artifacts import Artifact
+from services.store.formats import known_fields
 
 Precision = Literal["float32", "float16", "int8", "bfloat16"]
 
@@ -263,7 +264,8 @@ class LexicalSettings:
     """How new generations rank by words: BM25's k1 and b, what counts as a word, and the rounds of iterative BM25.
 
     A round takes `growth` times as many premises as the one before, from 1. The weights of the words that it adds are
-    divided by `first_scale`, and by `downscale` more in each further round (Chia et al. 2020).
+    divided by `first_scale`, and by `downscale` more in each further round (Chia et al. 2020). `splitting` says how
+    texts are split into words: `latin` is that of generations that do not record it.
     """
 
     k1: float = 1.5
@@ -272,6 +274,12 @@ class LexicalSettings:
     first_scale: float = 1.25
     downscale: float = 1.25
     growth: float = 2.0
+    splitting: Literal["unicode", "latin"] = "unicode"
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> LexicalSettings:
+        """Reads what a generation records."""
+        return cls(**{"splitting": "latin", **known_fields(cls, record)})
 
 
 @dataclass(frozen=True)

@@ -356,7 +356,7 @@ class Builder(BuildFlow[Catalogue]):
         )
         if engine["engine"] == "flat":
             texts = (draft.text for draft in pipeline.folding.drafts)
-            await finish_in_thread(write_lexical, pipeline.writer.path, texts, self._options.lexical)
+            engine |= await finish_in_thread(write_lexical, pipeline.writer.path, texts, self._options.lexical)
         publishing = asyncio.create_task(self._publish(spec, pipeline, engine))
         await finish(publishing)  # a cancelled call publishes on disk and in memory or not at all
         return publishing.result()

@@ -86,7 +86,7 @@ async def index_generation(
     process = starting.result()
     answer = asyncio.ensure_future(asyncio.to_thread(_ask, process, request))
     try:
-        plan = await asyncio.shield(answer)
+        plan, words = await asyncio.shield(answer)
     finally:
         process.kill()  # it has ended, or nobody wants its answer
         await asyncio.wait([answer])
@@ -95,7 +95,7 @@ async def index_generation(
     log.info("indexed", premises=rows, elapsed_s=elapsed_s, **plan.to_meta())
     if plan.recall_at_10 < plan.recall_wanted:
         log.warning("recall is below what is wanted", found=plan.recall_at_10, wanted=plan.recall_wanted)
-    return {"engine": engine, "index": plan.to_meta()}
+    return {"engine": engine, "index": plan.to_meta(), **words}
 
 
 def _start(threads: int) -> subprocess.Popen[bytes]:
@@ -111,8 +111,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.kill()
 
 
-def _ask(process: subprocess.Popen[bytes], request: dict[str, Any]) -> IndexPlan:
-    """Sends the request and reads the answer. Standard input stays open meanwhile: it is the child's lifeline."""
+def _ask(process: subprocess.Popen[bytes], request: dict[str, Any]) -> tuple[IndexPlan, dict[str, int]]:
+    """Sends the request and reads the answer: the plan, and what the manifest says of the words.
+
+    Standard input stays open meanwhile: it is the child's lifeline.
+    """
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
@@ -123,7 +126,8 @@ def _ask(process: subprocess.Popen[bytes], request: dict[str, Any]) -> IndexPlan
         answer = process.stdout.read()
         status = process.wait()
     if status == 0:
-        return IndexPlan(**json.loads(answer))
+        told = json.loads(answer)
+        return IndexPlan(**told["plan"]), told["words"]
     if os.strerror(errno.ENOSPC) in said:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     died = f"was killed by signal {-status} (out of memory?)" if status < 0 else f"ended with status {status}"
@@ -242,10 +246,10 @@ def main() -> None:
     try:
         path = Path(request["path"])
         plan = index_vectors(path, request["engine"], request["recall"], request["largest_norm"])
-        write_lexical(path, texts_of(path), LexicalSettings(**request["lexical"]))
+        words = write_lexical(path, texts_of(path), LexicalSettings(**request["lexical"]))
     except (OSError, RuntimeError) as error:  # FAISS raises the second
         sys.exit(str(error))
-    sys.stdout.write(json.dumps(plan.to_meta()) + "\n")
+    sys.stdout.write(json.dumps({"plan": plan.to_meta(), "words": words}) + "\n")
 
 
 def texts_of(path: Path) -> Iterator[str]:

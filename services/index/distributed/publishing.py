@@ -85,7 +85,7 @@ async def publish(
         if milvus is None:
             engine = await index_generation(writer.path, engines, vectors.rows, vectors.largest_norm, lexical)
             if engine["engine"] == "flat":
-                write_lexical(writer.path, texts_of(writer.path), lexical)
+                engine |= write_lexical(writer.path, texts_of(writer.path), lexical)
         else:
             engine = await milvus.send(_mapped(writer.path / PREMISES), map_array(writer.path / VECTORS))
         meta = generation_meta(

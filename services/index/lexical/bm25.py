@@ -1,7 +1,7 @@
 """BM25 over the premises of a generation: stored with the generation, read through memory maps.
 
-Words are English: stop words are left out, the others stemmed, or as the settings say. A premise's weight for a term
-is its share of the BM25 score (Lucene's variant). A query's score is the sum over its terms in the order of the
+Stop words are left out, the others stemmed, or as the settings say (`words`). A premise's weight for a term is its
+share of the BM25 score (Lucene's variant). A query's score is the sum over its terms in the order of the
 vocabulary, so that equal queries give equal bits whatever runs beside them. This module has no threads; the executor
 runs it in one.
 """
@@ -28,13 +28,11 @@ from services.index.lexical.weights import weights_of
 from services.index.lexical.words import WordCounts, words_of
 from services.index.values import LexicalSettings, SearchHits
 from services.store.artifacts import Artifact
-from services.store.formats import check_format, known_fields
+from services.store.formats import check_format
 
 COVERED = 0.2  # weight of a word that a query shares with a premise accepted for it (docs/experiments/retrieval.md)
 WORDS = "lexical.words.txt"
-SETTINGS = "lexical.settings.json"  # only where they are not the defaults
-# Beside such settings the words have another name: the release before would rank by wrong weights, and so sees none.
-WORDS_OF_SETTINGS = "lexical.settings.words.txt"
+SETTINGS = "lexical.settings.json"
 BLOCK_TEXTS = 65_536
 ARRAYS = {"data": "lexical.weights.npy", "indices": "lexical.ordinals.npy", "indptr": "lexical.terms.npy"}
 FORMAT_VERSION = 1  # of the settings' file
@@ -65,7 +63,7 @@ class LexicalIndex:
     def of(cls, texts: Sequence[str], settings: LexicalSettings | None = None) -> LexicalIndex:
         """Indexes texts in memory."""
         settings = settings or LexicalSettings()
-        blocks = _blocks(texts, settings.words)
+        blocks = _blocks(texts, settings)
         found = weights_of(blocks, settings, lambda _, shape, kind: np.zeros(shape, kind))
         vocabulary = {word: number for number, word in enumerate(found.words)}
         return cls(vocabulary, found.data, found.indices, found.indptr, len(texts), settings)
@@ -73,12 +71,11 @@ class LexicalIndex:
     @classmethod
     def open(cls, artifact: Artifact, rows: int) -> LexicalIndex | None:
         """Opens a generation's lexical index; None if it was built without one. Raises DataLoss for a damaged one."""
-        words = WORDS_OF_SETTINGS if SETTINGS in artifact.files else WORDS
-        if words not in artifact.files:
+        if WORDS not in artifact.files:
             return None
         settings = _read_settings(artifact)
         try:
-            vocabulary = Vocabulary(artifact.file(words))
+            vocabulary = Vocabulary(artifact.file(WORDS))
             weights, ordinals, starts = (map_array(artifact.file(name)) for name in ARRAYS.values())
             whole = len(weights) == len(ordinals) == starts[-1] and len(starts) == len(vocabulary) + 1
         except (ValueError, KeyError, TypeError, IndexError) as error:
@@ -91,7 +88,7 @@ class LexicalIndex:
 
     def terms(self, text: str, accepted: Sequence[str] = ()) -> Terms:
         """The known terms of a text and of the premises accepted for it, with their weights."""
-        weighted = weighted_words(text, accepted, self.settings.words)
+        weighted = weighted_words(text, accepted, self.settings)
         known = sorted(
             (term, weight) for word, weight in weighted.items() if (term := self.vocabulary.get(word)) is not None
         )
@@ -215,10 +212,11 @@ class GrowingQuery(Generic[Word]):
         self._scale *= self._settings.downscale
 
 
-def write_lexical(path: Path, texts: Iterable[str], settings: LexicalSettings | None = None) -> None:
+def write_lexical(path: Path, texts: Iterable[str], settings: LexicalSettings | None = None) -> dict[str, int]:
     """Indexes texts and writes the files into the directory `path`. Equal texts and settings give equal bytes.
 
-    Texts are read as a stream; the weights are written through a memory map.
+    Texts are read as a stream; the weights are written through a memory map. Returns what the manifest says of it: how
+    many texts have no words, and how many are mostly words with letters beyond ASCII.
     """
     settings = settings or LexicalSettings()
 
@@ -229,39 +227,44 @@ def write_lexical(path: Path, texts: Iterable[str], settings: LexicalSettings | 
         made: NDArray[Any] = np.lib.format.open_memmap(path / ARRAYS[name], "w+", kind, shape, version=(1, 0))
         return made
 
-    written = weights_of(_blocks(texts, settings.words), settings, mapped)
-    is_default = settings == LexicalSettings()
-    if not is_default:
-        (path / SETTINGS).write_text(json.dumps({"format_version": FORMAT_VERSION, **asdict(settings)}) + "\n")
-    Vocabulary.write(path / (WORDS if is_default else WORDS_OF_SETTINGS), written.words)
+    blocks = _blocks(texts, settings)
+    written = weights_of(blocks, settings, mapped)
+    (path / SETTINGS).write_text(json.dumps({"format_version": FORMAT_VERSION, **asdict(settings)}) + "\n")
+    Vocabulary.write(path / WORDS, written.words)
+    return {
+        "wordless": sum(int(np.count_nonzero(block.lengths == 0)) for block in blocks),
+        "foreign": sum(block.foreign for block in blocks),
+    }
 
 
 def _read_settings(artifact: Artifact) -> LexicalSettings:
     if SETTINGS not in artifact.files:
-        return LexicalSettings()
+        return LexicalSettings.of_record({})
     try:
         record = json.loads(artifact.file(SETTINGS).read_bytes())
         check_format(record, FORMAT_VERSION, str(artifact.path / SETTINGS))
-        return LexicalSettings(**known_fields(LexicalSettings, record))
+        return LexicalSettings.of_record(record)
     except (ValueError, TypeError, KeyError) as error:
         raise errors.DataLoss(f"{artifact.path / SETTINGS} cannot be read ({error}); build again") from error
 
 
-def _blocks(texts: Iterable[str], kind: str) -> list[WordCounts]:
+def _blocks(texts: Iterable[str], settings: LexicalSettings) -> list[WordCounts]:
     """Counts the words of texts, a block at a time: the texts themselves may be too many for the memory."""
     left, found = iter(texts), list[WordCounts]()
     while block := list(islice(left, BLOCK_TEXTS)):
-        found.append(WordCounts.of(block, kind))
+        found.append(WordCounts.of(block, settings))
     return found
 
 
-def weighted_words(text: str, accepted: Sequence[str] = (), kind: str = "stems") -> dict[str, float]:
+def weighted_words(
+    text: str, accepted: Sequence[str] = (), settings: LexicalSettings | None = None
+) -> dict[str, float]:
     """The words of a text and of the premises accepted for it, weighted by how often each occurs.
 
     A word in two of them is explained already and counts less; a word in one still needs an explanation.
     """
     counts, texts = Counter[str](), Counter[str]()
-    for words in words_of([text, *accepted], kind):
+    for words in words_of([text, *accepted], settings):
         counts.update(words)
         texts.update(set(words))
     return {word: count * (COVERED if texts[word] > 1 else 1.0) for word, count in counts.items()}

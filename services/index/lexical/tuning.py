@@ -177,7 +177,7 @@ def command(
 
     for module, extra in {
         "optuna": "index-tune",
-        "bm25s": "index-cpu",
+        "Stemmer": "index-cpu",
         **({"simplemma": "index-lemmas"} if lemmas else {}),
     }.items():
         if find_spec(module) is None:

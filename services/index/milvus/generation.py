@@ -28,7 +28,6 @@ from services.index.milvus.link import MilvusLink, MilvusNotFound, MilvusNotLoad
 from services.index.values import LexicalSettings
 from services.kit import logs
 from services.store.artifacts import Artifact
-from services.store.formats import known_fields
 
 log = logs.get(__name__)
 FLAT, HNSW, WORDS = "milvus-flat", "milvus-hnsw", "milvus-words"
@@ -365,23 +364,18 @@ class MilvusGeneration:
 
     @property
     def worded(self) -> int:
-        """The number of premises with words. Raises FailedPrecondition for a generation of an earlier release."""
-        if (worded := self.generation.artifact.meta.get("words")) is None:
+        """The number of premises with words. Raises FailedPrecondition where they were split in another way."""
+        if self.lexical.splitting != LexicalSettings().splitting:
             raise errors.FailedPrecondition(
-                f"generation {self.id} of corpus {self.generation.corpus!r} has no lexical index; build it again with "
-                "this version, or use mode DENSE"
+                f"generation {self.id} of corpus {self.generation.corpus!r} has no words that this version reads; "
+                "build it again, or use mode DENSE"
             )
-        return int(worded)
+        return int(self.generation.artifact.meta["words"])
 
     @property
     def lexical(self) -> LexicalSettings:
-        """How it ranks in rounds. Raises FailedPrecondition for a generation of a release that had no rounds."""
-        if (rounds := self.generation.artifact.meta.get("rounds")) is None:
-            raise errors.FailedPrecondition(
-                f"generation {self.id} of corpus {self.generation.corpus!r} has no frequencies of words, which mode "
-                "ITERATIVE_LEXICAL needs; build it again with this version, or use another mode"
-            )
-        return LexicalSettings(**known_fields(LexicalSettings, rounds))
+        """How it splits texts into words, and ranks in rounds."""
+        return LexicalSettings.of_record(self.generation.artifact.meta.get("rounds", {}))
 
     @property
     def is_exact(self) -> bool:
@@ -466,8 +460,6 @@ def _check_words(served: MilvusGeneration, patience_s: float) -> None:
             f"{served.worded:,}; build it again",
             metadata=_WORDS_LOST,
         )
-    if "vocabulary" not in meta:  # of a release that ranked in no rounds
-        return
     if (count := served.collection.frequencies.count()) != meta["vocabulary"]:
         raise errors.DataLoss(
             f"generation {served.id} has the frequencies of {count:,} words in Milvus, its record says "

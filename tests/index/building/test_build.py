@@ -9,7 +9,7 @@ import numpy as np
 from aeenc import errors
 from aeenc.v1 import index_pb2
 from services.index.building import vectors
-from services.index.lexical.bm25 import ARRAYS, WORDS
+from services.index.lexical.bm25 import ARRAYS, SETTINGS, WORDS
 from support.waiting import until
 from support.worlds.index_world import FACTS, SPACE, facts, files_of, premise, raises, vector_of
 
@@ -197,6 +197,6 @@ async def test_a_generation_is_stamped_with_space_version_and_hashes(index):
     generation = await index.client.build("science", facts())
     manifest = json.loads((index.store.root / "generations/science" / generation.id / "manifest.json").read_text())
     tables = {f"premises.{name}" for name in ("starts.npy", "ids.npy", "texts.npy", "splits.npy", "splits.json")}
-    assert set(manifest["files"]) == {"premises.jsonl", "vectors.npy", *tables, WORDS, *ARRAYS.values()}
+    assert set(manifest["files"]) == {"premises.jsonl", "vectors.npy", *tables, WORDS, SETTINGS, *ARRAYS.values()}
     assert (generation.space_id, generation.engine, generation.dim, generation.premises) == (SPACE, "flat", 32, 10)
     assert generation.size_bytes == sum(entry["size_bytes"] for entry in manifest["files"].values())

@@ -10,7 +10,7 @@ import pytest
 
 from aeenc import errors
 from support.servers.milvus_server import need_milvus
-from support.worlds.index_world import facts, premise, raises
+from support.worlds.index_world import premise, raises
 
 need_milvus()
 
@@ -34,7 +34,6 @@ from services.index.milvus.words import (  # noqa: E402
     sparse_query,
     sparse_vectors,
 )
-from services.index.milvus.writer import GenerationWriter  # noqa: E402
 from services.index.values import LexicalSettings, Scope  # noqa: E402
 
 NOUNS = ["ice", "magnet", "iron", "water", "heat", "plant", "sun", "moon", "stone", "bird"]
@@ -165,30 +164,9 @@ def of_release(**meta: Any) -> MilvusGeneration:
     return MilvusGeneration.of(StoredGeneration("c", "science", artifact, {}), MilvusLink(MilvusAddress("none")))
 
 
-def test_a_generation_of_a_release_without_words_or_rounds_asks_to_be_built_again():
+@pytest.mark.parametrize("meta", [{}, {"words": 1}, {"words": 1, "rounds": {"growth": 2.0}}])
+def test_a_generation_whose_texts_were_split_in_another_way_asks_to_be_built_again(meta: dict[str, Any]):
     with pytest.raises(errors.FailedPrecondition, match="build it again"):
-        search_words(of_release(), Scope("science", 3), [{"ice": 1.0}], 3, None)
-    for meta, said in (({}, "no lexical index"), ({"words": 1}, "no frequencies of words")):
-        with pytest.raises(errors.FailedPrecondition, match=f"{said}.*build it again"):
-            search_in_rounds(of_release(**meta), Scope("science", 3), [AskedText({"ice": 1.0})], 3, None)
-
-
-async def test_a_generation_of_a_release_without_rounds_serves_the_other_modes(start, raw, named, monkeypatch):
-    seal = GenerationWriter.seal
-
-    def of_before(*arguments: Any) -> dict[str, Any]:
-        return {key: value for key, value in seal(*arguments).items() if key not in ("vocabulary", "rounds")}
-
-    async with start() as index:
-        with monkeypatch.context() as patched:
-            patched.setattr(GenerationWriter, "seal", of_before)
-            old = await index.client.build("science", facts(), activate=False)
-        [counted] = named("f")
-        raw.drop_collection(counted)
-        await index.client.activate("science", old.id)
-        for mode in ("dense", "lexical", "hybrid"):
-            assert (await index.client.retrieve("science", ["a magnet"], mode=mode))[0]
-        rounds = index.client.retrieve("science", ["a magnet"], mode="iterative_lexical")
-        await raises(errors.FailedPrecondition, rounds, "ITERATIVE_LEXICAL", "build it again")
-        assert (await index.client.build("science", facts())).id != old.id
-        assert (await index.client.retrieve("science", ["a magnet"], mode="iterative_lexical"))[0]
+        search_words(of_release(**meta), Scope("science", 3), [{"ice": 1.0}], 3, None)
+    with pytest.raises(errors.FailedPrecondition, match="build it again"):
+        search_in_rounds(of_release(**meta), Scope("science", 3), [AskedText({"ice": 1.0})], 3, None)

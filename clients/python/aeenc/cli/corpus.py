@@ -61,7 +61,7 @@ TextColumn = Annotated[str, typer.Option(show_default=f"the first of {', '.join(
 
 @dataclass(frozen=True)
 class CorpusBuild:
-    """A finished build: the number of distinct premises, the time it took, and facts sent per second."""
+    """A finished build: the number of distinct premises, the time it took, facts sent per second, the index's notes."""
 
     corpus: str
     generation: str
@@ -69,6 +69,7 @@ class CorpusBuild:
     active: bool
     seconds: float
     facts_per_s: float
+    notes: tuple[str, ...] = ()
 
 
 def load_data(directory: Path) -> Source:
@@ -128,6 +129,7 @@ def build_corpus(
         active=generation.active,
         seconds=round(seconds, 3),
         facts_per_s=round(count / seconds, 1),
+        notes=tuple(generation.notes),
     )
 
 
@@ -202,7 +204,9 @@ def build(
             raise InvalidArgument("--ray, --workers and --work go with --engine ray")
         else:
             built = build_shown(out, connected, name, source, activate=activate, space_id=space_id)
-    out.result(asdict(built))
+    for note in built.notes:
+        out.note(note)
+    out.result({name: value for name, value in asdict(built).items() if name != "notes"})
 
 
 def _build_elsewhere(

@@ -398,7 +398,7 @@ class BuildGenerationResponse(_message.Message):
     def __init__(self, received: _Optional[int] = ..., encoded: _Optional[int] = ..., ack_level: _Optional[_Union[AckLevel, str]] = ..., generation: _Optional[_Union[Generation, _Mapping]] = ..., activated: bool = ..., durable: _Optional[int] = ..., expected_premises: _Optional[int] = ..., stage: _Optional[_Union[BuildStage, str]] = ...) -> None: ...
 
 class Generation(_message.Message):
-    __slots__ = ("id", "corpus", "space_id", "premise_version", "premises", "dim", "engine", "manifest_sha256", "created_at", "active", "size_bytes")
+    __slots__ = ("id", "corpus", "space_id", "premise_version", "premises", "dim", "engine", "manifest_sha256", "created_at", "active", "size_bytes", "notes")
     ID_FIELD_NUMBER: _ClassVar[int]
     CORPUS_FIELD_NUMBER: _ClassVar[int]
     SPACE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -410,6 +410,7 @@ class Generation(_message.Message):
     CREATED_AT_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
     id: str
     corpus: str
     space_id: str
@@ -421,7 +422,8 @@ class Generation(_message.Message):
     created_at: _timestamp_pb2.Timestamp
     active: bool
     size_bytes: int
-    def __init__(self, id: _Optional[str] = ..., corpus: _Optional[str] = ..., space_id: _Optional[str] = ..., premise_version: _Optional[str] = ..., premises: _Optional[int] = ..., dim: _Optional[int] = ..., engine: _Optional[str] = ..., manifest_sha256: _Optional[str] = ..., created_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., active: bool = ..., size_bytes: _Optional[int] = ...) -> None: ...
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[str] = ..., corpus: _Optional[str] = ..., space_id: _Optional[str] = ..., premise_version: _Optional[str] = ..., premises: _Optional[int] = ..., dim: _Optional[int] = ..., engine: _Optional[str] = ..., manifest_sha256: _Optional[str] = ..., created_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., active: bool = ..., size_bytes: _Optional[int] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ActivateGenerationRequest(_message.Message):
     __slots__ = ("corpus", "generation", "expected_generation", "request_id")

@@ -21,7 +21,10 @@ class RetrieveMode(Choice):
     DENSE = 1
     """By query encoder."""
     LEXICAL = 2
-    """By BM25. Needs no encoder."""
+    """By BM25. Needs no encoder. Texts are compared in NFKC and lower case; single letters, digits and numbers count as
+    words. Stop words and stems are English, other words match as they stand. Scripts without blanks (Chinese,
+    Japanese, Thai, Lao, Khmer, Burmese) match by characters and pairs of them.
+    """
     HYBRID = 3
     """By both rankings, fused."""
     ITERATIVE_LEXICAL = 4
@@ -56,6 +59,10 @@ class Generation:
     """Whether it is the active one."""
     size_bytes: int = 0
     """The total size of its files."""
+    notes: tuple[str, ...] = ()
+    """Sentences for people about premises that the lexical modes serve less well: those without words, and those whose
+    words are not English.
+    """
 
     @classmethod
     def from_message(cls, message: index_pb2.Generation) -> Generation:
@@ -72,6 +79,7 @@ class Generation:
             created_at=moment(message.created_at),
             active=message.active,
             size_bytes=message.size_bytes,
+            notes=tuple(message.notes),
         )
 
 
