@@ -122,15 +122,16 @@ def _on_files(
 
     async def load() -> None:
         batcher.start()
+        follower.beat()
         await catalogue.load()
         await builder.sweep()
-        await follower.start()
+        follower.start()
 
     async def close() -> None:
         await follower.close()
         batcher.close()
         executor.close()
-        catalogue.close()
+        await catalogue.close()
 
     return Backend(catalogue, retrieval, builder, explanations, load, close)
 

@@ -31,7 +31,7 @@ from services.index.values import (
     VectorQuery,
 )
 from services.kit.convert import bounded, decode_enum, request_id, to_duration
-from services.kit.limits import Limits, check_texts
+from services.kit.limits import AnswerRoom, Limits, check_texts
 from services.store.artifacts import Artifact
 
 _MODES: dict[int, Mode] = {
@@ -106,34 +106,27 @@ def to_text_query(request: index_pb2.RetrieveRequest, context: Any) -> TextQuery
     )
 
 
-def to_search_response(answer: RetrievalResult, timed: bool) -> index_pb2.SearchResponse:
-    """Converts the answer to Search, with its timings where they were asked for."""
+def to_search_response(answer: RetrievalResult, room: AnswerRoom, timed: bool) -> index_pb2.SearchResponse:
+    """Converts the answer to Search, with its timings where they were asked for. Raises TooLarge as it is filled."""
     generation = answer.served.generation
-    return index_pb2.SearchResponse(
-        results=[
-            index_pb2.Hits(premise_ids=generation.ids_of(one.ordinals.tolist()), scores=one.scores.tolist())
-            for one in answer.hits
-        ],
+    response = index_pb2.SearchResponse(
         generation=generation.id,
         space_id=generation.space_id,
         exact=answer.exact,
         timings=_timings(answer) if timed else None,
         unknown_splits=answer.unknown_splits,
     )
-
-
-def to_retrieve_response(answer: RetrievalResult) -> index_pb2.RetrieveResponse:
-    """Converts the answer to Retrieve."""
-    premises = answer.served.generation.premises
-    results = []
     for one in answer.hits:
-        premises_of_text = index_pb2.RetrievedPremises()
-        for ordinal, score in zip(one.ordinals.tolist(), one.scores.tolist(), strict=True):
-            premise = premises[ordinal]
-            premises_of_text.premises.add(id=premise.id, text=premise.text, score=score)
-        results.append(premises_of_text)
-    return index_pb2.RetrieveResponse(
-        results=results,
+        ids = generation.ids_of(one.ordinals.tolist())
+        room.take(sum(map(len, ids)) + 6 * len(ids))
+        response.results.add(premise_ids=ids, scores=one.scores.tolist())
+    return response
+
+
+def to_retrieve_response(answer: RetrievalResult, room: AnswerRoom) -> index_pb2.RetrieveResponse:
+    """Converts the answer to Retrieve. Raises TooLarge as it is filled."""
+    premises = answer.served.generation.premises
+    response = index_pb2.RetrieveResponse(
         model_version=answer.version,
         rerank_version=answer.reranked_by,
         space_id=answer.served.generation.space_id,
@@ -142,23 +135,39 @@ def to_retrieve_response(answer: RetrievalResult) -> index_pb2.RetrieveResponse:
         timings=_timings(answer),
         unknown_splits=answer.unknown_splits,
     )
+    for one in answer.hits:
+        found = response.results.add().premises
+        for ordinal, score in zip(one.ordinals.tolist(), one.scores.tolist(), strict=True):
+            premise = premises[ordinal]
+            room.take(len(premise.id) + len(premise.text) + 11)
+            found.add(id=premise.id, text=premise.text, score=score)
+    return response
 
 
-async def answer_within(limits: Limits, items: int, make: Callable[..., Message], *arguments: Any) -> bytes:
-    """Makes and serialises an answer, a large one off the event loop, once: its size is known only then.
+class Answers:
+    """Makes and serialises answers within the size of a unary call: large ones off the event loop, one after another.
 
-    Raises TooLarge for one over the size of a unary call.
+    A message takes several times its size in memory, so many large ones are not made at once.
     """
-    if items > HITS_ON_LOOP:
-        answer = await asyncio.to_thread(lambda: make(*arguments).SerializeToString())
-    else:
-        answer = make(*arguments).SerializeToString()
-    if len(answer) > limits.message_bytes:
-        raise errors.TooLarge(
-            f"the answer has {len(answer):,} bytes, the limit is {limits.message_bytes:,}; "
-            "ask for fewer at once or for a smaller k"
-        )
-    return answer
+
+    def __init__(self, limits: Limits) -> None:
+        self.limit_bytes = limits.message_bytes
+        self._large = asyncio.Semaphore(1)
+
+    async def make(self, items: int, convert: Callable[..., Message], *arguments: Any) -> bytes:
+        """Returns the answer that `convert` makes of the arguments, which is given the room for it beside them.
+
+        Raises TooLarge for one over the size of a unary call, as soon as that is sure.
+        """
+        if items <= HITS_ON_LOOP:
+            return self._made(convert, *arguments)
+        async with self._large:
+            return await asyncio.to_thread(self._made, convert, *arguments)
+
+    def _made(self, convert: Callable[..., Message], answer: Any, *arguments: Any) -> bytes:
+        made = convert(answer, AnswerRoom(self.limit_bytes), *arguments).SerializeToString()
+        AnswerRoom(self.limit_bytes).take(len(made))
+        return made
 
 
 def to_premise(record: PremiseRecord) -> types_pb2.Premise:
@@ -166,7 +175,9 @@ def to_premise(record: PremiseRecord) -> types_pb2.Premise:
     return types_pb2.Premise(id=record.id, text=record.text, aliases=record.aliases, splits=record.splits)
 
 
-def to_premises_response(records: Sequence[PremiseRecord], generation: str) -> index_pb2.GetPremisesResponse:
+def to_premises_response(
+    records: Sequence[PremiseRecord], _room: AnswerRoom, generation: str
+) -> index_pb2.GetPremisesResponse:
     """Converts the answer to GetPremises."""
     return index_pb2.GetPremisesResponse(premises=map(to_premise, records), generation=generation)
 

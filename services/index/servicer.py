@@ -23,25 +23,24 @@ class IndexServicer(index_pb2_grpc.IndexServiceServicer):
         self._retrieval = retrieval
         self._listing = Listing(catalogue, limits)
         self._limits = limits
+        self._answers = convert.Answers(limits)
 
     async def Search(self, request: index_pb2.SearchRequest, context: Any) -> bytes:
         query = convert.to_vector_query(request)
         answer = await self._retrieval.search(query, deadline_s=deadline_s(context))
         items = len(query.vectors) * query.scope.k
-        return await convert.answer_within(self._limits, items, convert.to_search_response, answer, request.timings)
+        return await self._answers.make(items, convert.to_search_response, answer, request.timings)
 
     async def Retrieve(self, request: index_pb2.RetrieveRequest, context: Any) -> bytes:
         query = convert.to_text_query(request, context)
         answer = await self._retrieval.retrieve(query, deadline_s=deadline_s(context))
-        return await convert.answer_within(
-            self._limits, len(query.texts) * query.scope.k, convert.to_retrieve_response, answer
-        )
+        return await self._answers.make(len(query.texts) * query.scope.k, convert.to_retrieve_response, answer)
 
     async def GetPremises(self, request: index_pb2.GetPremisesRequest, _context: Any) -> bytes:
         check_count(len(request.ids), self._limits, "ids")
         served = await self._catalogue.resolve(request.corpus, request.generation)
-        found = await served.find(request.ids)
-        return await convert.answer_within(self._limits, len(found), convert.to_premises_response, found, served.id)
+        found = await served.find(request.ids, self._limits.message_bytes)
+        return await self._answers.make(len(found), convert.to_premises_response, found, served.id)
 
     async def ListPremises(
         self, request: index_pb2.ListPremisesRequest, _context: Any

@@ -367,11 +367,17 @@ class ReadableGeneration(GenerationView, Protocol):
     @property
     def rows(self) -> int: ...
 
-    async def find(self, ids: Iterable[str]) -> list[PremiseRecord]:
-        """Finds premises by id or alias, in the order given. Raises NotFound naming the first unknown ones."""
+    async def find(self, ids: Iterable[str], most_bytes: int) -> list[PremiseRecord]:
+        """Finds premises by id or alias, in the order given.
 
-    async def page(self, start: int, count: int) -> list[PremiseRecord]:
-        """Returns at most `count` premises from the ordinal `start` on, in order of insertion."""
+        Raises NotFound naming the first unknown ones, TooLarge when their texts take more than `most_bytes`.
+        """
+
+    async def page(self, start: int, count: int, most_bytes: int) -> list[PremiseRecord]:
+        """Returns at most `count` premises from the ordinal `start` on, in order of insertion.
+
+        The page may end when their texts take more than `most_bytes`.
+        """
 
 
 class GenerationStore(Protocol):
@@ -436,10 +442,10 @@ class QueueLimit:
         self.size = 0
         self._limit, self._waiting = limit, waiting
 
-    def add(self, count: int) -> None:
-        """Admits `count` items. Raises Overloaded when the queue is full."""
+    def add(self, count: int, *, always: bool = False) -> None:
+        """Admits `count` items. Raises Overloaded when the queue is full, unless they are `always` admitted."""
         is_over = self.size + count > self._limit
-        if self.size and is_over:
+        if self.size and is_over and not always:
             raise errors.Overloaded(
                 f"{self.size:,} {self._waiting}, the limit is {self._limit:,}; come back later",
                 retry_after_s=RETRY_AFTER_S,

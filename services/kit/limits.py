@@ -21,6 +21,22 @@ class Limits:
     queued_tokens: int = 0
 
 
+class AnswerRoom:
+    """Counts what an answer surely takes while it is filled, so that one that cannot be sent is not made."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes, self._bytes = limit_bytes, 0
+
+    def take(self, size_bytes: int) -> None:
+        """Adds a part. Raises TooLarge once the answer is over the limit."""
+        self._bytes += size_bytes
+        if self._bytes > self._limit_bytes:
+            raise TooLarge(
+                f"the answer would be over the limit of {self._limit_bytes:,} bytes; ask for fewer at once or for a "
+                "smaller k"
+            )
+
+
 def check_count(count: int, limits: Limits, field: str) -> None:
     """Refuses an empty list and one over the limit."""
     if count == 0:

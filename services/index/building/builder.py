@@ -5,7 +5,8 @@
                     └──────────► Journal ◄─────────┘  with a request id: what a retry need not send again
 
 A build works in a hidden directory; nothing of it can be seen before its commit. A build that fails or is cancelled is
-removed, unless it has a request id: then a call with the same id continues it. BuildFlow is the course on both back
+removed, unless it has a request id: then a call with the same id continues it, also behind a premise that was refused
+and has been corrected. BuildFlow is the course on both back
 ends, up to premises and vectors on disk; Builder is that of files, milvus/builder.py that of a Milvus.
 """
 
@@ -164,9 +165,6 @@ class BuildFlow(ABC, Generic[Store]):
                 async for progress in reports:
                     yield progress
             artifact = committing.result()
-        except errors.InvalidArgument:
-            pipeline.keep = False
-            raise
         finally:
             await pipeline.close()
         yield BuildProgress(folding.received, len(folding.drafts), "DURABLE", folding.received, artifact)

@@ -293,6 +293,19 @@ class Journal:
         if self._copy is not None:
             self._copy.push()
 
+    def cut_before(self, premise_id: str) -> None:
+        """Takes back the premise of this id and all behind it; the next `sync` makes that durable."""
+        assert self._log is not None
+        self._log.flush()
+        self._count = self._bytes = self._crc32 = 0
+        with (self._directory / PREMISES).open("rb") as lines:
+            for line in lines:
+                if PremiseRecord.of_line(line).id == premise_id:
+                    break
+                self._count, self._bytes = self._count + 1, self._bytes + len(line)
+                self._crc32 = zlib.crc32(line, self._crc32)
+        self._log.truncate(self._bytes)
+
     @property
     def streamed(self) -> dict[str, int]:
         """All streamed premises, as StreamedPremises counts them."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from aeenc import errors
 from services.corpus.generation import KIND, VECTORS, PremiseRecord, Storage
 from services.index.building.folding import Draft, Folding
 from services.index.building.journal import Journal
@@ -149,7 +150,14 @@ class BuildPipeline:
         self._sent += len(drafts)
 
     async def _take(self) -> None:
-        rows = await self.batches.take(self._base)
+        try:
+            rows = await self.batches.take(self._base)
+        except errors.InvalidArgument:  # a premise of the batch; what is before it stays, and the retry corrects it
+            if self._journal is not None:
+                refused = next(one for one in self.folding.drafts[self.written :] if one.base_ordinal is None)
+                await finish_in_thread(self._journal.cut_before, refused.id)
+                await self._sync(self.file)
+            raise
         await finish_in_thread(self._append, rows)
         await self.sync_if_due()
 

@@ -19,32 +19,35 @@ from dataclasses import dataclass, replace
 from functools import partial
 from weakref import WeakValueDictionary
 
-import numpy as np
-
 from aeenc import errors
 from services.corpus.active import latest_move, moving, note_change, read_active, write_active
 from services.corpus.generation import corpora_of, folder_of, is_corpus_name, open_generation
-from services.corpus.inner_products import norms_of
 from services.corpus.moves import Move
-from services.index.catalogue.checks import check_expected, check_inactive, check_known, none_active, unreadable
+from services.index.catalogue.checks import (
+    check_expected,
+    check_inactive,
+    check_known,
+    damage_of,
+    none_active,
+    problem_of,
+    unreadable,
+)
 from services.index.catalogue.replicas import Followed, Replicas
 from services.index.catalogue.requests import RequestKind, RequestNote, RequestNotes, check_same
-from services.index.catalogue.served import ServedGeneration
+from services.index.catalogue.served import ServedGeneration, check_by_searching
 from services.index.dense.batcher import SearchBatcher
 from services.index.dense.int8 import KeptCodes, drop_codes
-from services.index.values import ALL, Activation, ReplicaState
+from services.index.values import Activation, ReplicaState
 from services.kit import logs
-from services.kit.concurrency import finish
+from services.kit.concurrency import cancel_all, finish
 from services.store.artifacts import Artifact, ArtifactStore
 
 log = logs.get(__name__)
 ROOT = "generations"
-SELF_QUERIES = 32
-NORM_TOLERANCE = 1e-3
 PINNED_BYTES = 8 * 1024**3
+FOLLOW_S = 0.5  # that the opening of one corpus may hold up the next look at all
 SWEEP_S = 5.0  # between two tries to remove what readers have kept
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # before a move that could not be followed is tried again
-MOST_LOST = 0.1  # share of its own vectors that an approximate engine may overlook at most
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,7 @@ class Catalogue:
         self._corpora: set[str] = set()
         self._pinned: OrderedDict[tuple[str, str], ServedGeneration] = OrderedDict()
         self._opening: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        self._following: dict[str, asyncio.Task[None]] = {}  # at most one of each corpus
         self._switching = asyncio.Lock()
         self._listeners: list[Callable[[str], None]] = []
 
@@ -113,24 +117,30 @@ class Catalogue:
         for corpus in await asyncio.to_thread(corpora_of, self._store):
             try:
                 await asyncio.to_thread(self._sweep, corpus)
-                await self._follow(corpus, is_new=True)
             except OSError as error:  # the disk cannot read it, or we may not
                 self._set_damaged(corpus, unreadable(error))
+            else:
+                await self._follow(corpus, is_new=True)
         with suppress(OSError):
-            await self._report()
+            await self.report()
         self._tell()
 
-    async def follow(self) -> None:
-        """Looks once at what other processes have done. Raises OSError when the store is away."""
+    async def follow(self, patience_s: float = FOLLOW_S) -> None:
+        """Looks once at what other processes have done. Raises OSError when the store is away.
+
+        Each corpus is followed by itself: one that takes longer than `patience_s` goes on, and holds up no other.
+        """
         seen = await asyncio.to_thread(lambda: [(one, self._try_to_look(one)) for one in corpora_of(self._store)])
         if not seen and self._corpora:
             raise FileNotFoundError(f"{self._store.root / ROOT} holds no corpus any more")
-        for corpus, look in seen:
-            await self._follow(corpus, look)
-        await self._report()
+        tasks = [self._start_to_follow(corpus, look) for corpus, look in seen if corpus not in self._following]
+        if tasks:
+            await asyncio.wait(tasks, timeout=patience_s)
+        await self.report()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Lets go of every generation."""
+        await cancel_all(list(self._following.values()))
         self._active.clear()
         self._pinned.clear()
 
@@ -157,7 +167,7 @@ class Catalogue:
             return active
         await self.check_known(corpus)
         if not generation_id and corpus not in self._damaged:  # another replica may just have activated one
-            await self._follow(corpus)
+            await self._follow_now(corpus, lambda: corpus in self._active)
             if corpus in self._active:
                 return self._active[corpus]
         if not generation_id:
@@ -193,7 +203,7 @@ class Catalogue:
                 return Activation(artifact, before.previous or None, self.replicas(corpus))
             check_expected(corpus, previous or None, expected)
             candidate = await asyncio.to_thread(self._open, corpus, generation_id, hashed=True)
-            await self._check_by_searching(candidate)
+            await check_by_searching(self._batcher, candidate)
             moved = asyncio.create_task(self._move(corpus, candidate, expected, request_id, note))
             await finish(moved)  # a cancelled call moves both or none
         previous, move = moved.result()
@@ -203,7 +213,7 @@ class Catalogue:
     async def reached(self, corpus: str, move: Move) -> tuple[ReplicaState, ...]:
         """Waits, for a while, until all live replicas have followed to a move. Returns them, this one first."""
         with suppress(OSError):  # the move is made
-            await self._report()
+            await self.report()
         return await self._replicas.reached(corpus, move.number)
 
     async def generations(self, corpus: str) -> list[Artifact]:
@@ -224,7 +234,7 @@ class Catalogue:
             if before is not None and (before.done or generation_id not in ids):
                 return self.replicas(corpus)
             await self.check_known(corpus)
-            await self._follow(corpus)
+            await self._follow_now(corpus)
             check_inactive(corpus, generation_id, self.active_id(corpus))
             await asyncio.to_thread(self._store.check_exists, folder_of(corpus), generation_id)
             removed = asyncio.create_task(self._remove(corpus, generation_id, request_id, note))
@@ -244,9 +254,9 @@ class Catalogue:
             raise none_active(corpus)
         try:
             candidate = await asyncio.to_thread(self._open, corpus, wanted, hashed=True)
-            await self._check_by_searching(candidate)
+            await check_by_searching(self._batcher, candidate)
         except (errors.DataLoss, OSError) as error:
-            damage = await asyncio.to_thread(self._damage, corpus, wanted, wanted == active)
+            damage = await asyncio.to_thread(damage_of, self._store, corpus, wanted, active=wanted == active)
             raise errors.DataLoss(
                 unreadable(error).message if isinstance(error, OSError) else error.message, metadata=damage
             ) from error
@@ -260,7 +270,7 @@ class Catalogue:
     async def check_known(self, corpus: str) -> None:
         """Raises NotFound for a corpus without any generation, also in the store."""
         if corpus not in self._corpora and is_corpus_name(corpus):
-            await self._follow(corpus)
+            await self._follow_now(corpus, lambda: corpus in self._corpora)
         check_known(corpus, self._corpora)
 
     async def _noted(self, corpus: str, kind: RequestKind, request_id: str, note: RequestNote) -> RequestNote | None:
@@ -338,28 +348,49 @@ class Catalogue:
             return read_active(self._store, corpus) or ""
         return ""
 
+    def _start_to_follow(self, corpus: str, seen: Look | errors.AeencError | None = None) -> asyncio.Task[None]:
+        task = self._following[corpus] = asyncio.create_task(self._follow(corpus, seen))
+        task.add_done_callback(lambda _: self._following.pop(corpus, None))
+        return task
+
+    async def _follow_now(self, corpus: str, is_enough: Callable[[], bool] = lambda: False) -> None:
+        """Follows a corpus to what the store has from now on, unless what others wait for already `is_enough`.
+
+        Callers share one opening; it goes on when they have left.
+        """
+        while (running := self._following.get(corpus)) is not None:
+            await asyncio.wait([running])
+            if is_enough():
+                return
+        await asyncio.shield(self._start_to_follow(corpus))
+
     async def _follow(self, corpus: str, seen: Look | errors.AeencError | None = None, *, is_new: bool = False) -> None:
         """Does here what other processes have done to a corpus: serves what is active, drops what is deleted.
 
         A generation that cannot be opened or does not find its own vectors is reported; the one before keeps serving.
         `seen` is a look of just now; `is_new` is for the start, where nothing serves yet.
         """
-        look = await asyncio.to_thread(self._try_to_look, corpus) if seen is None else seen
         try:
-            if isinstance(look, errors.AeencError):
-                raise look
-            self._keep_known(corpus, look.ids)
-            if not look.ids and not look.move.number:
-                return  # nobody knows it
-            await self._serve(corpus, look, is_checked=not is_new)
-            self._advance(corpus, look.move.number)
-            if look.has_deleted:
-                await asyncio.to_thread(self._sweep, corpus)
-        except (errors.AeencError, OSError) as error:
-            problem = unreadable(error) if isinstance(error, OSError) else error
+            look = await asyncio.to_thread(self._try_to_look, corpus) if seen is None else seen
+            await self._follow_to(corpus, look, is_new=is_new)
+        except Exception as error:  # whatever it is, other corpora go on
+            problem = problem_of(corpus, error)
             if corpus not in self._damaged or self._damaged[corpus].message != problem.message:
+                if not isinstance(error, (errors.AeencError, OSError)):
+                    log.exception("a corpus cannot be followed", corpus=corpus)
                 self._set_damaged(corpus, problem)
                 self._tell()
+
+    async def _follow_to(self, corpus: str, look: Look | errors.AeencError, *, is_new: bool) -> None:
+        if isinstance(look, errors.AeencError):
+            raise look
+        self._keep_known(corpus, look.ids)
+        if not look.ids and not look.move.number:
+            return  # nobody knows it
+        await self._serve(corpus, look, is_checked=not is_new)
+        self._advance(corpus, look.move.number)
+        if look.has_deleted:
+            await asyncio.to_thread(self._sweep, corpus)
 
     def _keep_known(self, corpus: str, ids: Collection[str]) -> None:
         """Takes note of the generations that there are, and lets go of pinned ones that are not."""
@@ -393,8 +424,8 @@ class Catalogue:
         try:
             served = await asyncio.to_thread(self._open, corpus, move.generation, hashed=False)
             if is_checked:
-                await self._check_by_searching(served)
-        except (errors.AeencError, OSError) as error:
+                await check_by_searching(self._batcher, served)
+        except Exception as error:
             self._failed[corpus] = FailedOpening(move.number, error, pause_s, time.monotonic() + pause_s)
             raise
         self._failed.pop(corpus, None)
@@ -421,8 +452,8 @@ class Catalogue:
         self._store.sweep(folder_of(corpus))
         drop_codes(self._store, corpus, self._store.list(folder_of(corpus)))
 
-    async def _report(self) -> None:
-        """Tells the other replicas what holds here. If the store is away, they hear of it later."""
+    async def report(self) -> None:
+        """Tells the others what holds here, and that this replica lives. Raises OSError when the store is away."""
         now = {}
         for corpus in {*self._corpora, *self._followed}:
             served, damage = self._active.get(corpus), self._damaged.get(corpus)
@@ -439,15 +470,6 @@ class Catalogue:
     def _open(self, corpus: str, generation_id: str, *, hashed: bool) -> ServedGeneration:
         opened = open_generation(self._store, corpus, generation_id, verify="full" if hashed else "size")
         return ServedGeneration.of(opened, KeptCodes(self._store, corpus, generation_id))
-
-    def _damage(self, corpus: str, generation_id: str, active: bool) -> dict[str, str]:
-        """Says of a damaged generation what a repair needs to know."""
-        known = {"generation": generation_id, "active": str(active).lower()}
-        try:
-            artifact, damaged = self._store.damaged_files(folder_of(corpus), generation_id)
-        except (errors.AeencError, OSError):  # its manifest is damaged: nothing else is known
-            return known
-        return {**known, "space_id": str(artifact.meta.get("space_id", "")), "damaged": ",".join(damaged)}
 
     def _pin(self, corpus: str, served: ServedGeneration) -> None:
         self._pinned[corpus, served.id] = served
@@ -467,25 +489,6 @@ class Catalogue:
             except (errors.AeencError, OSError) as error:  # damaged, or deleted meanwhile: nobody can activate it
                 log.warning("generation left out of the list", corpus=corpus, reason=str(error))
         return found
-
-    async def _check_by_searching(self, candidate: ServedGeneration) -> None:
-        """Raises DataLoss unless a sample of vectors has unit length and each finds itself first.
-
-        An approximate engine may overlook a few.
-        """
-        rows = candidate.index.rows
-        sample = np.unique(np.linspace(0, rows - 1, num=min(rows, SELF_QUERIES), dtype=np.int64))
-        vectors = candidate.index.vectors[sample].astype(np.float32)
-        norms = norms_of(vectors)
-        is_sound = bool(np.all(np.abs(norms - 1.0) <= NORM_TOLERANCE))
-        if is_sound:
-            outcome = await self._batcher.search(candidate, vectors, 1, ALL)
-            # compares scores and not ordinals: an equal vector with a lower ordinal comes first
-            lost = sum(abs(float(one.scores[0]) - 1.0) > 2 * NORM_TOLERANCE for one in outcome.hits)
-            is_sound = lost <= (0 if candidate.index.exact else len(sample) * MOST_LOST)
-        if not is_sound:
-            path = candidate.generation.artifact.path
-            raise errors.DataLoss(f"{path}: vectors do not find themselves; build the generation again")
 
     def _tell(self) -> None:
         reasons = [f"corpus {corpus!r}: {error.message}" for corpus, error in sorted(self._damaged.items())]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from aeenc import errors
+from services.corpus.generation import folder_of
+from services.store.artifacts import ArtifactStore
 
 
 def unreadable(error: OSError) -> errors.DataLoss:
@@ -12,6 +14,18 @@ def unreadable(error: OSError) -> errors.DataLoss:
     return errors.DataLoss(
         f"{error.filename or 'a file'} cannot be read ({error.strerror or error}); mend the disk or the permissions "
         "and start again, or activate another generation"
+    )
+
+
+def problem_of(corpus: str, error: Exception) -> errors.AeencError:
+    """The error that callers get for a corpus whose active generation could not be opened."""
+    if isinstance(error, errors.AeencError):
+        return error
+    if isinstance(error, OSError):
+        return unreadable(error)
+    return errors.Unavailable(
+        f"the active generation of corpus {corpus!r} cannot be opened ({type(error).__name__}: {error}); it is tried "
+        "again, or activate another generation"
     )
 
 
@@ -43,3 +57,13 @@ def check_inactive(corpus: str, generation_id: str, active: str | None) -> None:
 def none_active(corpus: str) -> errors.NotFound:
     """The error for a corpus without an active generation."""
     return errors.NotFound(f"corpus {corpus!r} has no active generation; activate one that ListGenerations shows")
+
+
+def damage_of(store: ArtifactStore, corpus: str, generation_id: str, *, active: bool) -> dict[str, str]:
+    """Says of a damaged generation what a repair needs to know."""
+    known = {"generation": generation_id, "active": str(active).lower()}
+    try:
+        artifact, damaged = store.damaged_files(folder_of(corpus), generation_id)
+    except (errors.AeencError, OSError):  # its manifest is damaged: nothing else is known
+        return known
+    return {**known, "space_id": str(artifact.meta.get("space_id", "")), "damaged": ",".join(damaged)}

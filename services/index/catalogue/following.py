@@ -1,6 +1,7 @@
 """Follows what other processes do to the store, every `look_s` seconds: corpora, activations, deletions, explanations.
 
 look at the store ──► open and warm beside what serves ──► swap ──► tell the others how far we are
+beside it, all the time: tell the others that we live, however long an opening takes
 └── the store is away: what is open keeps serving, and readiness says so
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 from services.index.catalogue.catalogue import Catalogue
 from services.index.catalogue.replicas import Replicas
@@ -25,17 +27,26 @@ class Follower:
     ) -> None:
         self._catalogue, self._replicas = catalogue, replicas
         self._look_s, self._on_state = look_s, on_state
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
-    async def start(self) -> None:
+    def beat(self) -> None:
+        """Starts to tell the others that this replica lives."""
+        self._tasks.append(asyncio.create_task(self._beat()))
+
+    def start(self) -> None:
         """Starts to follow."""
-        self._task = asyncio.create_task(self._keep())
+        self._tasks.append(asyncio.create_task(self._keep()))
 
     async def close(self) -> None:
         """Stops, and takes this replica off the list."""
-        if self._task is not None:
-            await cancel_all([self._task])
+        await cancel_all(self._tasks)
         await asyncio.to_thread(self._replicas.sign_off)
+
+    async def _beat(self) -> None:
+        while True:
+            with suppress(OSError):  # following says so
+                await self._catalogue.report()
+            await asyncio.sleep(self._look_s)
 
     async def _keep(self) -> None:
         failure = ""

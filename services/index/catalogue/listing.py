@@ -46,7 +46,7 @@ class Listing:
         served = await self._catalogue.resolve(corpus, named or generation)
         if start > served.rows:
             _refuse()
-        found = await served.page(start, self._page_size(page_size))
+        found = await served.page(start, self._page_size(page_size), self._limits.message_bytes)
         page = await asyncio.to_thread(self._cut, found)
         end = start + len(page)
         return PremisePage(page, _token(served.id, end) if end < served.rows else "", served)

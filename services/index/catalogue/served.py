@@ -14,10 +14,17 @@ from numpy.typing import NDArray
 
 from aeenc import errors
 from services.corpus.generation import Generation, PremiseRecord
+from services.corpus.inner_products import norms_of
 from services.index.dense.approximate import SearchIndex, open_index
+from services.index.dense.batcher import SearchBatcher
 from services.index.dense.int8 import KeptCodes
 from services.index.lexical.bm25 import LexicalIndex
 from services.index.values import ALL, GenerationView, Selection
+from services.kit.limits import AnswerRoom
+
+SELF_QUERIES = 32
+NORM_TOLERANCE = 1e-3
+MOST_LOST = 0.1  # share of its own vectors that an approximate engine may overlook at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,9 +52,21 @@ class ServedGeneration:
         """The number of premises."""
         return len(self.generation.premises)
 
-    async def page(self, start: int, count: int) -> list[PremiseRecord]:
-        """Returns at most `count` premises from the ordinal `start` on, in order of insertion."""
-        return await asyncio.to_thread(self.generation.premises.__getitem__, slice(start, start + count))
+    async def page(self, start: int, count: int, most_bytes: int) -> list[PremiseRecord]:
+        """Returns at most `count` premises from the ordinal `start` on, in order of insertion.
+
+        The page ends with the first one that takes its texts over `most_bytes`.
+        """
+        return await asyncio.to_thread(self._page, start, count, most_bytes)
+
+    def _page(self, start: int, count: int, most_bytes: int) -> list[PremiseRecord]:
+        found: list[PremiseRecord] = []
+        for ordinal in range(start, min(start + count, self.rows)):
+            found += self.generation.premises[ordinal : ordinal + 1]
+            most_bytes -= len(found[-1].text)
+            if most_bytes < 0:
+                break
+        return found
 
     def select(self, splits: Iterable[str], exclude_ids: Iterable[str]) -> Selection:
         """Turns a filter into a selection. An excluded alias excludes its premise; unknown ids have no effect."""
@@ -69,15 +88,43 @@ class ServedGeneration:
             mask[list(selection.excluded)] = False
         return mask
 
-    async def find(self, ids: Iterable[str]) -> list[PremiseRecord]:
-        """Finds premises by id or alias, in the order given. Raises NotFound naming the first unknown ones."""
-        return await asyncio.to_thread(self._find, list(ids))
+    async def find(self, ids: Iterable[str], most_bytes: int) -> list[PremiseRecord]:
+        """Finds premises by id or alias, in the order given.
 
-    def _find(self, ids: Sequence[str]) -> list[PremiseRecord]:
+        Raises NotFound naming the first unknown ones, TooLarge as soon as their texts take more than `most_bytes`.
+        """
+        return await asyncio.to_thread(self._find, list(ids), most_bytes)
+
+    def _find(self, ids: Sequence[str], most_bytes: int) -> list[PremiseRecord]:
         ordinals = self.generation.ordinal_by_id
         wanted = [(premise_id, ordinals.get(premise_id)) for premise_id in ids]
         check_found(self, [premise_id for premise_id, ordinal in wanted if ordinal is None])
-        return [self.generation.premises[ordinal] for _, ordinal in wanted if ordinal is not None]
+        found, room = [], AnswerRoom(most_bytes)
+        for _, ordinal in wanted:
+            if ordinal is not None:
+                record = self.generation.premises[ordinal]
+                room.take(len(record.id) + len(record.text))
+                found.append(record)
+        return found
+
+
+async def check_by_searching(batcher: SearchBatcher, candidate: ServedGeneration) -> None:
+    """Raises DataLoss unless a sample of vectors has unit length and each finds itself first.
+
+    An approximate engine may overlook a few.
+    """
+    rows = candidate.index.rows
+    sample = np.unique(np.linspace(0, rows - 1, num=min(rows, SELF_QUERIES), dtype=np.int64))
+    vectors = candidate.index.vectors[sample].astype(np.float32)
+    is_sound = bool(np.all(np.abs(norms_of(vectors) - 1.0) <= NORM_TOLERANCE))
+    if is_sound:
+        outcome = await batcher.search(candidate, vectors, 1, ALL, is_check=True)
+        # compares scores and not ordinals: an equal vector with a lower ordinal comes first
+        lost = sum(abs(float(one.scores[0]) - 1.0) > 2 * NORM_TOLERANCE for one in outcome.hits)
+        is_sound = lost <= (0 if candidate.index.exact else len(sample) * MOST_LOST)
+    if not is_sound:
+        path = candidate.generation.artifact.path
+        raise errors.DataLoss(f"{path}: vectors do not find themselves; build the generation again")
 
 
 def check_found(served: GenerationView, unknown: Sequence[str]) -> None:

@@ -174,8 +174,11 @@ class SearchBatcher:
         *,
         effort: Effort = DEFAULT_EFFORT,
         deadline_s: float | None = None,
+        is_check: bool = False,
     ) -> SearchOutcome:
         """Finds the k nearest premises of each query (n, dim).
+
+        A self-check (`is_check`) is always admitted, and goes first: a full queue must keep no generation from serving.
 
         Raises Overloaded when the queue is full, DeadlineExceeded when the time ran out before the search began or
         between two slices. A cancelled caller's work is dropped; the batch of the others goes on.
@@ -187,8 +190,8 @@ class SearchBatcher:
         with self._changed:
             if self._closed:
                 raise errors.Unavailable("the index is shutting down; ask another one")
-            self._queue.add(len(queries))
-            self._pending.append(search)
+            self._queue.add(len(queries), always=is_check)
+            (self._pending.appendleft if is_check else self._pending.append)(search)
         self._wake_soon(answer.get_loop())
         return await answer
 

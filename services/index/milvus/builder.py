@@ -83,7 +83,7 @@ class MilvusBuilder(BuildFlow[MilvusCatalogue]):
     async def _all_of(self, base: MilvusGeneration) -> list[PremiseRecord]:
         records: list[PremiseRecord] = []
         while len(records) < base.rows:
-            page = await base.page(len(records), PAGE)
+            page = await base.page(len(records), PAGE, self._limits.message_bytes)
             if not page:
                 raise errors.DataLoss(f"generation {base.id} lacks premises in Milvus; build the whole corpus again")
             records += page

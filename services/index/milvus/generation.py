@@ -27,6 +27,7 @@ from services.index.milvus.ledger.tables import Table
 from services.index.milvus.link import MilvusLink, MilvusNotFound, MilvusNotLoaded
 from services.index.values import LexicalSettings
 from services.kit import logs
+from services.kit.limits import AnswerRoom
 from services.store.artifacts import Artifact
 
 log = logs.get(__name__)
@@ -387,14 +388,18 @@ class MilvusGeneration:
         facts = MilvusFacts(self.generation.artifact, self.generation.corpus, premises)
         return MilvusGeneration(facts, self.collection, self.link)
 
-    async def find(self, ids: Iterable[str]) -> list[PremiseRecord]:
-        """Finds premises by id or alias, in the order given. Raises NotFound naming the first unknown ones."""
+    async def find(self, ids: Iterable[str], most_bytes: int) -> list[PremiseRecord]:
+        """Finds premises by id or alias, in the order given.
+
+        Raises NotFound naming the first unknown ones, TooLarge when their texts take more than `most_bytes`.
+        """
         wanted = list(ids)
         found = await self.link.read(self.collection.by_ids, wanted)
         check_found(self, [one for one in wanted if one not in found])
+        AnswerRoom(most_bytes).take(sum(len(found[one].text) for one in wanted))
         return [found[one] for one in wanted]
 
-    async def page(self, start: int, count: int) -> list[PremiseRecord]:
+    async def page(self, start: int, count: int, _most_bytes: int) -> list[PremiseRecord]:
         """Returns at most `count` premises from the ordinal `start` on, in order of insertion."""
         return await self.link.read(self.collection.records, start, min(start + count, self.rows))
 

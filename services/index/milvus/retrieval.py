@@ -42,7 +42,10 @@ from services.index.ranking.fusion import fuse, rocchio_feedback
 from services.index.ranking.prior import with_bonus
 from services.index.ranking.ranker import EXPLAINED, FEEDBACK
 from services.index.ranking.validation import (
+    RETRIEVE_HIT_BYTES,
+    SEARCH_HIT_BYTES,
     check_accepted,
+    check_answer,
     check_limits,
     check_text_query,
     check_vector_query,
@@ -158,6 +161,7 @@ class MilvusRetrieval:
 
         async def answer(served: MilvusGeneration) -> RetrievalResult:
             check_vector_query(query, served)
+            check_answer(len(query.vectors), scope.k, served.rows, SEARCH_HIT_BYTES, self._limits)
             if effort.exact and not served.is_exact:
                 raise errors.Unimplemented(
                     f"params.exact is not in the back end milvus for generation {served.id}, whose index is "
@@ -197,6 +201,7 @@ class MilvusRetrieval:
             return await answer(await self._catalogue.resolve(scope.corpus, scope.generation))
 
     async def _retrieve(self, served: MilvusGeneration, query: TextQuery, clock: _Deadline) -> RetrievalResult:
+        check_answer(len(query.texts), query.scope.k, served.rows, RETRIEVE_HIT_BYTES, self._limits)
         prior = await self._explanations.prior(served) if query.prior else None
         call = _RankCall(served, query, await self._accepted(served, query), prior, clock)
         depth = query.rerank or query.scope.k

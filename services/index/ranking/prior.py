@@ -11,6 +11,7 @@ import asyncio
 import json
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -179,8 +180,15 @@ class Explanations:
             with moving(self._store, corpus, alone=True):
                 number, before = self._latest(corpus)
                 now = joined([] if replace else _explanations(before, corpus), added)
-                if self._write(corpus, number + 1, now):
-                    return now, note_change(self._store, corpus, "explain", "")
+                if not self._write(corpus, number + 1, now):
+                    continue
+                try:
+                    move = note_change(self._store, corpus, "explain", "")
+                except BaseException:
+                    self._take_back(corpus, number + 1)
+                    raise
+                self._before(corpus).unlink(missing_ok=True)
+                return now, move
 
     async def _get(self, corpus: str) -> list[Explanation]:
         if (known := self._known.get(corpus)) is not None:
@@ -213,6 +221,10 @@ class Explanations:
         }
         content = json.dumps(record, ensure_ascii=False).encode()
         if not isinstance(self._store, CachedStore):
+            before = self._before(corpus)
+            before.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                before.hardlink_to(before.with_name(FILE))
             self._store.documents.write(f"{folder_of(corpus)}/{FILE}", content)
             return True
         if not self._store.bucket.create(_key(corpus, number), content):
@@ -221,6 +233,19 @@ class Explanations:
             if old <= number - KEPT:
                 self._store.bucket.remove(_key(corpus, old))
         return True
+
+    def _take_back(self, corpus: str, number: int) -> None:
+        """Brings back what was before a change that nobody could record: memory and disk must agree."""
+        if isinstance(self._store, CachedStore):
+            self._store.bucket.remove(_key(corpus, number))
+        elif (before := self._before(corpus)).exists():
+            before.replace(before.with_name(FILE))  # needs no space, where a disk is full
+        else:
+            before.with_name(FILE).unlink(missing_ok=True)
+
+    def _before(self, corpus: str) -> Path:
+        """Names the link to the explanations before a change; it stands until the change is recorded."""
+        return self._store.root / folder_of(corpus) / f"{FILE}.before"
 
 
 def joined(before: Iterable[Explanation], added: Iterable[Explanation]) -> list[Explanation]:

@@ -15,7 +15,14 @@ from services.index.catalogue.served import ServedGeneration
 from services.index.dense.batcher import SearchBatcher
 from services.index.ranking.prior import Explanations
 from services.index.ranking.ranker import RankCall, Ranker
-from services.index.ranking.validation import check_limits, check_text_query, check_vector_query
+from services.index.ranking.validation import (
+    RETRIEVE_HIT_BYTES,
+    SEARCH_HIT_BYTES,
+    check_answer,
+    check_limits,
+    check_text_query,
+    check_vector_query,
+)
 from services.index.values import ALL, RetrievalResult, Scope, Selection, TextQuery, VectorQuery
 from services.kit.limits import Limits
 
@@ -41,6 +48,7 @@ class Retrieval:
         check_limits(query, self._limits)
         served = await self._catalogue.resolve(query.scope.corpus, query.scope.generation)
         check_vector_query(query, served)
+        check_answer(len(query.vectors), query.scope.k, served.rows, SEARCH_HIT_BYTES, self._limits)
         selection = await select(served, query.scope)
         outcome = await self._batcher.search(
             served, query.vectors, query.scope.k, selection, effort=query.effort, deadline_s=deadline_s
@@ -61,6 +69,7 @@ class Retrieval:
         deadline = None if deadline_s is None else time.monotonic() + deadline_s
         check_text_query(query, self._limits)
         served = await self._catalogue.resolve(query.scope.corpus, query.scope.generation)
+        check_answer(len(query.texts), query.scope.k, served.rows, RETRIEVE_HIT_BYTES, self._limits)
         prior = await self._explanations.prior(served.generation) if query.prior else None
         selection = await select(served, query.scope)
         looked_up = len(query.texts) + sum(map(len, query.accepted))

@@ -16,6 +16,8 @@ from services.kit.limits import Limits, check_count, check_k, check_texts
 
 UNIT_TOLERANCE = 1e-2  # a unit vector in half precision stays well within it
 LEAST_SQUARE, LARGEST_SQUARE = (1 - UNIT_TOLERANCE) ** 2, (1 + UNIT_TOLERANCE) ** 2
+SEARCH_HIT_BYTES = 7  # at least: an id of one letter with its two bytes of protobuf, and a float32
+RETRIEVE_HIT_BYTES = 13  # at least: a message of an id, a text and a score
 ENSEMBLE = 8  # cross-encoders at most
 
 
@@ -24,6 +26,16 @@ def check_scope(scope: Scope, limits: Limits) -> None:
     check_k(scope.k, limits)
     if scope.exclude_ids:
         check_count(len(scope.exclude_ids), limits, "exclude_ids")
+
+
+def check_answer(texts: int, k: int, rows: int, hit_bytes: int, limits: Limits) -> None:
+    """Refuses a call whose answer cannot fit a message: each of its hits takes at least `hit_bytes`."""
+    hits, most = texts * min(k, rows), limits.message_bytes // hit_bytes
+    if hits > most:
+        raise errors.TooLarge(
+            f"{texts:,} queries of k {k:,} are {hits:,} hits, and an answer of {limits.message_bytes:,} bytes holds at "
+            f"most {most:,}; ask for fewer at once or for a smaller k"
+        )
 
 
 def check_limits(query: VectorQuery, limits: Limits) -> None:

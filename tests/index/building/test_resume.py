@@ -276,12 +276,34 @@ async def test_an_encoder_that_changes_costs_the_vectors_and_not_the_premises(se
         assert set(encoder.servicer.encoded_premises) == {one.text for one in PREMISES}
 
 
-async def test_a_bad_premise_ends_a_build_for_good(serve):
+async def test_a_build_goes_on_behind_a_premise_that_the_index_has_refused(serve, encoder):
     async with serve(**SYNC) as index:
-        await broken_build(index, PREMISES[:40])
+        report = await broken_build(index, PREMISES[:40])
         await raises(errors.InvalidArgument, build(index, [*PREMISES[:40], premise("p0", "twice")]), "premises[40].id")
-        assert files_of(index.store) == {}
+        encoder.servicer.encoded_premises.clear()
         assert (await build(index)).premises == 60
+        assert not set(encoder.servicer.encoded_premises) & {one.text for one in PREMISES[: report.encoded]}
+
+
+@pytest.mark.parametrize("place", [20, 39, 59])
+async def test_a_build_goes_on_before_a_premise_that_the_encoder_has_refused(serve, encoder, place: int):
+    def refuse(request):
+        if "far too long" not in request.texts:
+            return None
+        field = f"texts[{list(request.texts).index('far too long')}]"
+        violation = errors.FieldViolation(field, "has 300 tokens, the model sees 256")
+        return errors.InvalidArgument(f"{field}: has 300 tokens", violations=[violation])
+
+    long = [*PREMISES]
+    long[place] = premise(f"p{place}", "far too long")
+    encoder.servicer.refuse = refuse
+    async with serve(**SYNC) as index:
+        await raises(errors.InvalidArgument, build(index, long), f"'p{place}'")
+        encoder.servicer.encoded_premises.clear()
+        assert (await build(index)).premises == 60
+        assert await listed(index) == [(one.id, one.text) for one in PREMISES]
+        before = place // 8 * 8  # batches have eight
+        assert not set(encoder.servicer.encoded_premises) & {one.text for one in PREMISES[:before]}
 
 
 async def test_a_delta_goes_on_too(serve, encoder):

@@ -1,6 +1,7 @@
 """Search and Retrieve through the SDK over a socket: right answers, and a message that helps for wrong questions."""
 
 import asyncio
+from dataclasses import replace
 
 import grpc
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from aeenc import errors, vectors
 from aeenc.v1 import encoder_pb2, index_pb2, index_pb2_grpc, types_pb2
+from services.corpus.premises import Premises
 from support.waiting import until
 from support.worlds.index_world import DIM, FACTS, SPACE, VERSION, facts, premise, raises, vector_of
 
@@ -153,6 +155,43 @@ async def test_an_answer_over_the_size_of_a_call_is_refused(serve):
         await raises(errors.TooLarge, index.client.retrieve("science", ["fact"], k=60), "20,000", "smaller k")
         listed = [one.id async for one in index.client.list_premises("science")]
         assert listed == [f"p{n}" for n in range(60)], "a page is cut to what fits"
+
+
+@pytest.mark.parametrize("ask", ["search", "retrieve"])
+async def test_an_answer_that_cannot_fit_is_refused_before_anything_is_ranked(index, encoder, ask: str):
+    async def ranked(*_args, **_options):
+        raise AssertionError("it was ranked")
+
+    await index.client.build("science", [premise(f"p{n}", f"fact {n}") for n in range(40)])
+    public = next(one for _, one in index.server._servicers if hasattr(one, "_retrieval"))
+    public._retrieval._limits = replace(public._retrieval._limits, message_bytes=20_000)
+    calls = {
+        "search": lambda count: index.client.search(
+            "science", np.repeat(query(FACTS[0]), count, 0), space_id=SPACE, k=1000
+        ),
+        "retrieve": lambda count: index.client.retrieve("science", ["fact"] * count, k=1000, mode="lexical"),
+    }
+    assert await calls[ask](2)
+    public._retrieval._batcher.search = ranked
+    public._retrieval._ranker.rank = ranked
+    await raises(errors.TooLarge, calls[ask](100), "4,000 hits", "at most", "smaller k")
+
+
+async def test_premises_are_not_collected_beyond_what_an_answer_holds(index, monkeypatch):
+    await index.client.build("science", [premise(f"p{n}", f"{n} {'x' * 9000}") for n in range(3)])
+    read = []
+    sound = Premises.__getitem__
+
+    def counted(self, ordinal):
+        read.append(ordinal)
+        return sound(self, ordinal)
+
+    monkeypatch.setattr(Premises, "__getitem__", counted)
+    await raises(errors.TooLarge, index.client.get_premises("science", ["p1"] * 1024), "4,194,304", "fewer")
+    # once to find the ordinal by its id, once to collect it, until the answer is full
+    assert len(read) < 1024 + 4_194_304 // 9000 + 2
+    listed = [one.id async for one in index.client.list_premises("science")]
+    assert listed == ["p0", "p1", "p2"]
 
 
 async def test_search_works_without_an_encoder_and_retrieve_names_it(serve, encoder):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
 
 import grpc
@@ -163,6 +164,28 @@ async def test_explanations_outlive_the_process_and_are_joined_or_replaced(serve
         assert (await index.client.retrieve("science", ["the frog hunts"]))[0], "only the prior needs them"
         await index.client.put_explanations("science", [("frogs hunt", ["f9"])], replace=True)
         assert await first(index) == "f9"
+
+
+@pytest.mark.parametrize("before", [[("frogs hunt", ["f3"])], []])
+async def test_explanations_whose_change_cannot_be_recorded_are_as_before_on_disk_and_in_memory(
+    serve, monkeypatch, before
+):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with serve() as index:
+        await index.client.build("science", facts())
+        if before:
+            await index.client.put_explanations("science", before)
+        file = index.store.root / "generations" / "science" / FILE
+        was = file.read_bytes() if file.exists() else None
+        with monkeypatch.context() as patched:
+            patched.setattr("services.index.ranking.prior.note_change", full)
+            once = iter([("ice melts", ["f6"])])  # an iterator is not sent again
+            await raises(errors.Unavailable, index.client.put_explanations("science", once, replace=True), "full")
+        assert (file.read_bytes() if file.exists() else None) == was
+        assert await index.client.put_explanations("science", [("ice melts", ["f6"])]) == len(before) + 1
+        assert [path.name for path in file.parent.glob(f"{FILE}*")] == [FILE]
 
 
 async def test_a_prior_is_made_once_for_all_who_wait_and_not_kept_if_explanations_changed_meanwhile(built, monkeypatch):

@@ -1,0 +1,133 @@
+"""Following other replicas while something is slow, fails or is full: who lags is alive and named, others go on."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from services.index.catalogue import catalogue as catalogue_module
+from services.index.catalogue.catalogue import Catalogue
+from support.waiting import eventually
+from support.worlds.index_world import SPACE, facts, vector_of
+
+TWO = vector_of("ice melts")[None, :]
+NEVER = 1000.0
+BRISK = {"look_s": 0.05, "replica_lease_s": 0.4, "replica_wait_s": 0.3}
+
+
+def catalogue_of(index) -> Catalogue:
+    return next(one._catalogue for _, one in index.server._servicers if hasattr(one, "_catalogue"))
+
+
+async def served(index, corpus: str) -> str:
+    return (await index.client.search(corpus, TWO, space_id=SPACE)).generation
+
+
+def opening(monkeypatch: pytest.MonkeyPatch, of: Catalogue, act: Callable[[str], None]) -> None:
+    """Calls `act` with the corpus whenever the catalogue `of` opens a generation."""
+    sound = Catalogue._open
+
+    def open_(self, corpus, generation_id, *, hashed):
+        if self is of:
+            act(corpus)
+        return sound(self, corpus, generation_id, hashed=hashed)
+
+    monkeypatch.setattr(catalogue_module.Catalogue, "_open", open_)
+
+
+async def built(index, corpus: str) -> tuple[str, str]:
+    first = (await index.client.build(corpus, facts()[:6])).id
+    return first, (await index.client.build(corpus, facts(), activate=False)).id
+
+
+async def test_a_replica_that_is_busy_opening_one_corpus_is_alive_and_follows_the_others(serve, monkeypatch):
+    async with serve(instance="one", **BRISK) as one, serve(instance="two", **BRISK) as two:
+        (first, slow), (_, other) = [await built(one, corpus) for corpus in ("science", "other")]
+        assert (await served(two, "science"), bool(await served(two, "other"))) == (first, True)
+        go_on = threading.Event()
+        opening(monkeypatch, catalogue_of(two), lambda corpus: corpus != "science" or go_on.wait(20) or None)
+        done = await one.client.activate("science", slow)
+        assert [each.instance for each in done.replicas if each.behind] == ["two"]
+        await asyncio.sleep(3 * BRISK["replica_lease_s"])
+        done = await one.client.activate("other", other)
+        assert {each.instance: each.behind for each in done.replicas} == {"one": False, "two": False}
+        assert [each.behind for each in done.replicas if each.generation == other] == [False, False]
+        assert await served(two, "science") == first
+        go_on.set()
+
+        async def follows():
+            return await served(two, "science") == slow
+
+        await eventually(follows)
+
+
+async def test_a_corpus_whose_opening_fails_for_whatever_reason_holds_up_no_other(serve, monkeypatch):
+    def exhausted(corpus: str) -> None:
+        if corpus == "science":
+            raise MemoryError("no room for codes")
+
+    async with serve(instance="one", **BRISK) as one, serve(instance="two", **BRISK) as two:
+        (first, second), (_, other) = [await built(one, corpus) for corpus in ("science", "zoology")]
+        assert (await served(two, "science"), bool(await served(two, "zoology"))) == (first, True)
+        opening(monkeypatch, catalogue_of(two), exhausted)
+        done = await one.client.activate("science", second)
+        [behind] = [each for each in done.replicas if each.behind]
+        assert behind.instance == "two"
+        assert "no room for codes" in behind.reason
+        done = await one.client.activate("zoology", other)
+        assert not [each for each in done.replicas if each.behind]
+        assert (await served(two, "zoology"), await served(two, "science")) == (other, first)
+
+
+async def test_an_index_starts_although_one_corpus_cannot_be_opened_for_whatever_reason(serve, monkeypatch):
+    async with serve() as index:
+        await index.client.build("science", facts())
+        await index.client.build("zoology", facts())
+    sound = Catalogue._open
+
+    def exhausted(self, corpus, generation_id, *, hashed):
+        if corpus == "science":
+            raise RuntimeError("onnxruntime has no memory")
+        return sound(self, corpus, generation_id, hashed=hashed)
+
+    monkeypatch.setattr(catalogue_module.Catalogue, "_open", exhausted)
+    async with serve() as index:
+        assert await served(index, "zoology")
+        assert "onnxruntime has no memory" in (await index.client.info()).service.state_reason
+
+
+async def test_a_full_queue_keeps_no_replica_from_following_and_no_generation_from_activation(serve):
+    async with serve(instance="one", **BRISK) as one, serve(instance="two", **BRISK) as two:
+        first, second = await built(one, "science")
+        assert await served(two, "science") == first
+        queues = [catalogue_of(index)._batcher._queue for index in (one, two)]
+        for queue in queues:
+            queue.size += 1_000_000
+        done = await one.client.activate("science", second)
+        assert not [each for each in done.replicas if each.behind]
+        assert (await one.client.verify("science", second)).id == second
+        for queue in queues:
+            queue.size -= 1_000_000
+            assert queue.size == 0
+        assert await served(two, "science") == second
+
+
+async def test_forty_callers_of_a_corpus_that_another_replica_has_just_activated_open_it_once(serve, monkeypatch):
+    async with serve(instance="one", **BRISK) as one, serve(instance="two", look_s=NEVER) as two:
+        second = (await one.client.build("science", facts())).id
+        opened = list[str]()
+
+        def slowly(corpus: str) -> None:
+            opened.append(corpus)
+            time.sleep(0.1)
+
+        opening(monkeypatch, catalogue_of(two), slowly)
+        calls = [asyncio.ensure_future(served(two, "science")) for _ in range(40)]
+        await asyncio.sleep(0.05)
+        calls[0].cancel()
+        found = await asyncio.gather(*calls[1:])
+        assert (set(found), opened) == ({second}, ["science"])
