@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import ipaddress
 import signal
 import ssl
 import sys
@@ -31,6 +30,7 @@ from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 import aeenc
 from aeenc import errors
+from aeenc.transport.addresses import is_loopback
 from aeenc.v1 import types_pb2
 from services.kit import logs, tracing
 from services.kit.calls import grpcio_workarounds
@@ -140,6 +140,8 @@ class GrpcServer:
         if _is_process.get():
             logs.configure(**settings.logging())
         self.settings = settings
+        if settings.plain_token and settings.peer_token and settings.peer_ca is None:
+            log.warning("tokens travel to other hosts without TLS (PLAIN_TOKEN); give PEER_CA to end that")
         self.readiness = Readiness()
         self.metrics = CollectorRegistry()
         self.started_at = datetime.now(UTC)
@@ -386,14 +388,6 @@ def cannot_listen(settings: ServiceSettings) -> errors.Unavailable:
 def prefix_of(settings: ServiceSettings) -> str:
     """Returns what the names of a service's settings begin with in the environment."""
     return str(settings.model_config.get("env_prefix") or "AEENC_")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether other machines cannot reach an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 async def tune_interpreter() -> None:

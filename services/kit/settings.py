@@ -117,6 +117,9 @@ class ServiceSettings(BaseSettings):
     )
     peer_token: str | None = Field(None, description="bearer token that this service sends to the others")
     peer_admin_token: str | None = Field(None, description="token sent to admin services; default: peer_token")
+    plain_token: bool = Field(
+        False, description="send tokens to other hosts without TLS, too: in a network that you trust"
+    )
     peer_ca: FilePath | None = Field(None, description="CA (PEM) of the other services; none: plain connections")
     peer_cert: FilePath | None = Field(None, description="client certificate (PEM) that the other services ask for")
     peer_key: FilePath | None = Field(None, description="private key (PEM) of `PEER_CERT`")
@@ -163,7 +166,7 @@ class ServiceSettings(BaseSettings):
         """Options of `aeenc.Channel` for calls to other services; they wait for one that restarts."""
         token = (self.peer_admin_token or self.peer_token) if admin else self.peer_token
         identity = {"ca": self.peer_ca, "cert": self.peer_cert, "key": self.peer_key}
-        return {"token": token, **identity, "retry": PATIENT}
+        return {"token": token, **identity, "plain_token": self.plain_token, "retry": PATIENT}
 
     def logging(self) -> dict[str, Any]:
         """Arguments of `services.kit.logs.configure`."""

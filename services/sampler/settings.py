@@ -26,6 +26,9 @@ class OracleSettings(BaseModel):
     ca: FilePath | None = Field(None, description="CA (PEM) of its certificate; none: a plain connection")
     cert: FilePath | None = Field(None, description="client certificate (PEM) that it expects; with `key` and `ca`")
     key: FilePath | None = Field(None, description="private key (PEM) of `cert`")
+    plain_token: bool = Field(
+        False, description="send `token` to another host without `ca`, too: in a network that you trust"
+    )
     timeout_s: float = Field(30.0, gt=0, description="seconds that one call may take")
     max_concurrency: int = Field(4, ge=1, le=256, description="calls in flight at once")
     batch_tasks: int = Field(16, ge=1, le=1024, description="most nodes put into one call")

@@ -11,12 +11,15 @@ import grpc
 import pytest
 from pydantic import ValidationError
 from pydantic_settings import SettingsConfigDict
+from structlog.testing import capture_logs
 
 from aeenc import Channel, EncoderClient, errors
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
 from services.kit import healthcheck
 from services.kit.server import GrpcServer
 from services.kit.settings import ServiceSettings
+from services.sampler.oracles.gateway import OracleGateway
+from services.sampler.settings import OracleSettings
 from support.certificates import certify, needs_openssl
 from support.worlds.index_world import HashedEncoder
 
@@ -120,3 +123,21 @@ async def test_certificates_that_do_not_fit_together_stop_the_start_with_their_n
     server = build(tls_cert=cert, tls_key=key)
     with pytest.raises(errors.InvalidArgument, match=r"AEENC_TEST_TLS_CERT=.*one\.pem, .*cannot be used"):
         await server.start()
+
+
+@pytest.mark.parametrize("who", ["service", "oracle"])
+async def test_a_service_sends_a_token_to_another_host_by_tls_alone_unless_its_settings_say_so(who: str) -> None:
+    def reach(**fields: Any) -> Any:
+        if who == "oracle":
+            return OracleGateway("theirs", OracleSettings(target="10.0.0.1:1", token="t", **fields))
+        settings = Settings(peer_token="t", **fields)
+        GrpcServer(settings)
+        return Channel("10.0.0.1:1", **settings.peer())
+
+    with capture_logs() as lines, pytest.raises(errors.InvalidArgument, match=r"10.0.0.1:1, .*PLAIN_TOKEN"):
+        reach()
+    assert not lines
+    with capture_logs() as lines:
+        reach(plain_token=True)
+    assert [line["log_level"] for line in lines] == ["warning"]
+    assert "without TLS" in lines[0]["event"]

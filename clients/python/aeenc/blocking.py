@@ -1155,9 +1155,11 @@ class Client:
     What is None comes from the environment (AEENC_INDEX, AEENC_TOKEN, AEENC_TIMEOUT_S, …), else from
     `.aeenc/fleet.json` of a local fleet, else it is the default: the ports 50051 to 50054 of this machine, 60 s.
     `token` is the credential of all calls, `admin_token` of those that change what is served (default: `token`).
+    Without TLS they travel within this machine alone, unless `plain_token` is set: for a network that you trust.
     `timeout_s` is the deadline of a call, its retries included. `retry` says when a call is made again that failed with
     UNAVAILABLE or RESOURCE_EXHAUSTED; by default a service that is away is given up after 4 s. False: never.
-    Raises InvalidArgument for a malformed fleet file, timeout or address, for half a key pair, or one without `ca`.
+    Raises InvalidArgument for a malformed fleet file, timeout or address, for half a key pair, or one without `ca`, and
+    for a credential that would travel plain to another host.
     """
 
     def __init__(
@@ -1172,6 +1174,7 @@ class Client:
         ca: Path | str | None = None,
         cert: Path | str | None = None,
         key: Path | str | None = None,
+        plain_token: bool | None = None,
         timeout_s: float | None = None,
         retry: Retry | bool = True,
     ) -> None:
@@ -1186,6 +1189,7 @@ class Client:
                 ca=ca,
                 cert=cert,
                 key=key,
+                plain_token=plain_token,
                 timeout_s=timeout_s,
                 retry=retry,
             )

@@ -14,9 +14,7 @@ a refusal.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
-import ipaddress
 import logging
 import secrets
 import signal
@@ -32,6 +30,7 @@ import grpc
 
 from aeenc import errors
 from aeenc.transport import status
+from aeenc.transport.addresses import is_loopback
 from aeenc.v1 import oracle_pb2, oracle_pb2_grpc
 
 EXPLAINS = oracle_pb2.JUDGEMENT_EXPLAINS
@@ -343,9 +342,4 @@ def _unavailable(error: Exception) -> errors.AeencError:
 
 
 def _is_loopback(address: str) -> bool:
-    if address.startswith("unix:"):
-        return True
-    host = address.rpartition(":")[0].strip("[]")
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
+    return address.startswith("unix:") or is_loopback(address.rpartition(":")[0].strip("[]"))

@@ -159,8 +159,11 @@ class OracleGateway:
             ca=settings.ca,
             cert=settings.cert,
             key=settings.key,
+            plain_token=settings.plain_token,
             timeout_s=settings.timeout_s,
         )
+        if settings.plain_token and settings.token and settings.ca is None:
+            log.warning("the token of an oracle travels without TLS (plain_token)", oracle=name, target=settings.target)
         self._client = OracleClient(channel)
         self._places = asyncio.Semaphore(settings.max_concurrency)
         self._breaker = Breaker(settings.breaker_failures)

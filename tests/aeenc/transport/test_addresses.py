@@ -14,7 +14,8 @@ import pytest
 
 import aeenc
 from aeenc import Channel, EncoderClient, errors
-from aeenc.transport.addresses import Address, resolve, split
+from aeenc.transport.addresses import Address, is_local, resolve, split
+from aeenc.transport.targets import Targets
 from aeenc.v1 import encoder_pb2_grpc
 from support.certificates import certify, needs_openssl
 from support.waiting import until
@@ -68,6 +69,52 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
 )
 def test_a_target_is_one_server_or_a_list(target: str, parts: list[str]) -> None:
     assert split(target) == parts
+
+
+HERE = [
+    *("127.0.0.1:1", "127.8.0.1:1", "localhost:1", "LOCALHOST:1", "[::1]:1", "ipv6:[::1]:1", "ipv4:127.0.0.1:1"),
+    *("dns:///localhost:1", "dns:localhost:1", "unix:/run/a.sock", "unix-abstract:a", "127.0.0.1:1,localhost:2"),
+]
+ELSEWHERE = [
+    *("10.0.0.1:1", "a:1", "localhost.evil.example:1", "[fe80::1]:1", "dns:///encoder:1", "0.0.0.0:1"),
+    *("dns://10.0.0.53/localhost:1", "127.0.0.1:1,10.0.0.1:1", "ipv4:127.0.0.1:1,10.0.0.1:1", "vsock:3:1"),
+]
+
+
+@pytest.mark.parametrize("target", HERE)
+async def test_a_token_travels_within_this_machine_without_tls(target: str) -> None:
+    assert is_local(target)
+    await Channel(target, token="secret").close()
+
+
+@pytest.mark.parametrize("target", ELSEWHERE)
+async def test_a_token_travels_to_another_host_by_tls_or_when_asked_for(target: str, tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("")
+    with pytest.raises(errors.InvalidArgument, match=r"plain_token: is off, so no token travels to .*give ca"):
+        Channel(target, token="secret")
+    for options in ({"ca": tmp_path / "ca.pem"}, {"plain_token": True}):
+        await Channel(target, token="secret", **options).close()
+    plain = Channel(target)
+    with pytest.raises(errors.InvalidArgument, match="plain_token"):
+        plain.with_options(token="secret")
+    await plain.close()
+
+
+@pytest.mark.parametrize("switch", ["true", "1", True])
+async def test_all_clients_can_be_told_to_send_tokens_plain(
+    monkeypatch: pytest.MonkeyPatch, switch: str | bool
+) -> None:
+    away = dict.fromkeys(("encoder", "index", "sampler", "trainer"), "10.0.0.1:1")
+    for tokens in ({"token": "t"}, {"admin_token": "t"}):
+        with pytest.raises(errors.InvalidArgument, match="plain_token"):
+            aeenc.connect_async(**away, **tokens)
+    await aeenc.connect_async(**away, token="t", plain_token=True).close()
+    monkeypatch.setenv("AEENC_PLAIN_TOKEN", str(switch))
+    await aeenc.connect_async(**away, token="t").close()
+    with pytest.raises(errors.InvalidArgument, match="plain_token"):
+        aeenc.connect_async(**away, token="t", plain_token=False)
+    with pytest.raises(errors.InvalidArgument, match="true or false, got 'perhaps'; see also AEENC_PLAIN_TOKEN"):
+        Targets.find(plain_token="perhaps")
 
 
 @pytest.mark.parametrize("target", ["", "a:1,", ",a:1", "a:1,,b:1", "ipv4:"])

@@ -122,7 +122,8 @@ def check(
     tasks = gold_tasks(Dataset.load(trees), split, count=queries, candidates=candidates, seed=seed)
     oracle: RemoteOracle | LanguageModelOracle
     if remote is not None:
-        oracle = RemoteOracle(remote, token=remote_token, ca=targets_of(context).ca)
+        targets = targets_of(context)
+        oracle = RemoteOracle(remote, token=remote_token, ca=targets.ca, plain_token=targets.plain_token)
     else:
         oracle = LanguageModelOracle(
             base_url or "",

@@ -116,10 +116,11 @@ def noisy(
     """Serves gold trees, or another oracle, made unreliable: to see what a run makes of bad answers."""
     if (trees is None) == (remote is None):
         raise InvalidArgument("give either --trees DIR or --remote HOST:PORT")
+    targets = targets_of(context)
     wrapped: Oracle = (
         GoldOracle(Dataset.load(trees), split)
         if trees is not None
-        else RemoteOracle(remote or "", token=remote_token, ca=targets_of(context).ca)
+        else RemoteOracle(remote or "", token=remote_token, ca=targets.ca, plain_token=targets.plain_token)
     )
     noise = Noise(flip, abstain, failure, hang, garbage, latency, hang_seconds)
     asyncio.run(serve(NoisyOracle(wrapped, noise, seed=seed), address, token, output_of(context), cert=cert, key=key))
@@ -181,8 +182,16 @@ def composite(
     if model is not None:
         stages.append(ModelOracle(model, accept=accept, refuse=refuse, label=label))
     if remote is not None:
-        ca = targets_of(context).ca
-        stages.append(RemoteOracle(remote, token=remote_token, ca=ca, timeout_s=remote_timeout))
+        targets = targets_of(context)
+        stages.append(
+            RemoteOracle(
+                remote,
+                token=remote_token,
+                ca=targets.ca,
+                plain_token=targets.plain_token,
+                timeout_s=remote_timeout,
+            )
+        )
     if len(stages) < 2:
         raise InvalidArgument("give at least two of --trees, --model and --remote")
     oracle = CompositeOracle(stages, audit=audit, seed=seed, audit_log=audit_log)

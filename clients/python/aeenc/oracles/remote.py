@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from aeenc.errors import Unavailable
 from aeenc.oracle import Oracle, Task, Verdict
 from aeenc.oracles.client import OracleClient
-from aeenc.transport.channel import Channel
+from aeenc.transport.channel import Channel, refuse_plain_token
 
 TIMEOUT_S = 3600.0  # a person may answer
 
@@ -17,21 +18,28 @@ class RemoteOracle(Oracle):
     """Answers as the oracle at `target` does; a verdict without an annotator gets the answer's.
 
     Connects at the first task, in the event loop that serves it. Raises as the remote oracle does, and Unavailable when
-    it gives no answer, or two.
+    it gives no answer, or two. Raises InvalidArgument for a token that would travel plain to another host.
     """
 
     def __init__(
-        self, target: str, *, token: str | None = None, ca: Path | str | None = None, timeout_s: float = TIMEOUT_S
+        self,
+        target: str,
+        *,
+        token: str | None = None,
+        ca: Path | str | None = None,
+        plain_token: bool = False,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.name = f"remote-{target}"
-        self._target, self._token, self._ca, self._timeout_s = target, token, ca, timeout_s
+        self._target = target
+        self._options: dict[str, Any] = {"token": token, "ca": ca, "plain_token": plain_token, "timeout_s": timeout_s}
+        refuse_plain_token(target, **self._options)
         self._client: OracleClient | None = None
 
     async def judge(self, task: Task) -> dict[str, Verdict]:
         """Returns the remote oracle's verdicts. A candidate that it judged twice, or not at all, stays unseen."""
         if self._client is None:
-            channel = Channel(self._target, token=self._token, ca=self._ca, timeout_s=self._timeout_s)
-            self._client = OracleClient(channel)
+            self._client = OracleClient(Channel(self._target, **self._options))
         answers = await self._client.judge(task.run_id, [task])
         mine = [answer for answer in answers if answer.task_id == task.task_id]
         if len(mine) != 1:

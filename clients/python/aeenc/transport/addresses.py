@@ -11,6 +11,7 @@ By TLS a host may stand without a port, which is 443 then.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import re
 import socket
 from dataclasses import dataclass
@@ -20,7 +21,9 @@ from aeenc.errors import InvalidArgument, Unavailable
 LOOKUP_S = 5.0
 _DNS = "dns:"
 _LISTS = ("ipv4:", "ipv6:")
-_OTHERS = ("unix:", "unix-abstract:", "vsock:", "xds:")  # gRPC's own, without a host and a port
+_SOCKETS = ("unix:", "unix-abstract:")
+_OTHERS = (*_SOCKETS, "vsock:", "xds:")  # gRPC's own, without a host and a port
+_ASKS = re.compile("dns://[^/]")  # a name server of its own
 _SERVER = re.compile(r"(\[[^/@ ]+\]|[^/@: ]*)(?::([0-9]{1,5}))?")
 _TLS_PORT = 443  # gRPC's own default, also without TLS
 
@@ -61,6 +64,26 @@ def _host_and_port(target: str, *, tls: bool) -> tuple[str, int]:
         wanted = "dns:///name:port" if scheme == _DNS else "HOST:PORT, such as 127.0.0.1:50052"
         raise InvalidArgument.field("target", f"{target!r} is not an address; give {wanted}")
     return host.strip("[]"), number
+
+
+def is_loopback(host: str) -> bool:
+    """Whether other machines cannot reach a host."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def is_local(target: str) -> bool:
+    """Whether all that is sent to a target stays on this machine: by loopback addresses, `localhost`, unix sockets.
+
+    A name that a name server of the target's own looks up (`dns://server/name:port`) is not local. Raises as `split`.
+    """
+    return all(
+        part.startswith(_SOCKETS)
+        or (not part.startswith(_OTHERS) and not _ASKS.match(part) and is_loopback(_host_and_port(part, tls=True)[0]))
+        for part in split(target, tls=True)
+    )
 
 
 async def resolve(target: str, *, tls: bool = False) -> list[Address]:

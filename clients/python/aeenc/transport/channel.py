@@ -23,7 +23,7 @@ from grpc.aio import AioRpcError
 
 from aeenc import errors
 from aeenc.transport import status
-from aeenc.transport.addresses import Address, resolve, split
+from aeenc.transport.addresses import Address, is_local, resolve, split
 from aeenc.transport.spreading import SpreadChannel, SpreadMethod
 from aeenc.transport.tracing import name_of, traced
 
@@ -73,13 +73,15 @@ class Channel:
     """A connection to the service at `target`: `host:port`, `unix:path`, `dns:///name:port` or `host:port,host:port`.
 
     Calls go round robin over the servers of a DNS name or of a list. A missing port is 443, with TLS alone.
-    `token` travels as `authorization: Bearer …`. With `ca` the connection is TLS; `cert` and `key` add a client
+    `token` travels as `authorization: Bearer …`; without TLS, to loopback addresses and unix sockets alone, unless
+    `plain_token` is set, for a network that you trust. With `ca` the connection is TLS; `cert` and `key` add a client
     certificate; the server's must bear `tls_name`, by default the target's host. `timeout_s` is the default deadline of
     a call. `retry` says when a failed call is made again; with False every failure is raised at once. `remedy` ends the
     error of a target at which nothing answers, or another service.
     A connection belongs to the event loop in which it is made or, made outside of any, to that in which a client of
     a service is first made with it.
-    Raises InvalidArgument for half a key pair, for a pair without `ca`, and for a malformed address.
+    Raises InvalidArgument for half a key pair, for a pair without `ca`, for a malformed address, and for a token that
+    would travel plain to another host.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Channel:
         ca: Path | str | None = None,
         cert: Path | str | None = None,
         key: Path | str | None = None,
+        plain_token: bool = False,
         timeout_s: float = 60.0,
         retry: Retry | bool = True,
         tls_name: str = "",
@@ -115,10 +118,12 @@ class Channel:
             "ca": ca,
             "cert": cert,
             "key": key,
+            "plain_token": plain_token,
             "timeout_s": timeout_s,
             "retry": retry,
             "remedy": remedy,
         }
+        refuse_plain_token(target, **self._options)
         credentials: grpc.ChannelCredentials | None = None
         if ca:
             credentials = grpc.ssl_channel_credentials(
@@ -139,6 +144,7 @@ class Channel:
         """Makes a view of this connection with other options; None keeps this one's. To close either closes both."""
         changed = {"timeout_s": timeout_s, "retry": retry, "token": token}
         options = {**self._options, **{name: value for name, value in changed.items() if value is not None}}
+        refuse_plain_token(self.target, **options)
         view = copy.copy(self)
         vars(view).update(
             _options=options,
@@ -451,6 +457,16 @@ def _policy(retry: Retry | bool) -> Retry:
 
 def _credential(token: str | None) -> _Metadata:
     return [("authorization", f"Bearer {token}")] if token else []
+
+
+def refuse_plain_token(target: str, *, token: str | None, ca: object, plain_token: bool, **_: object) -> None:
+    """Raises InvalidArgument where a token would travel to another host on a connection without TLS."""
+    if token and not ca and not plain_token and not is_local(target):
+        raise errors.InvalidArgument.field(
+            "plain_token",
+            f"is off, so no token travels to {target}, another host, without TLS; give ca (AEENC_CA; of a service "
+            "PEER_CA) or, in a network that you trust, plain_token=True (AEENC_PLAIN_TOKEN=true; PLAIN_TOKEN)",
+        )
 
 
 def _is_ours(rpc_error: AioRpcError) -> bool:

@@ -1,8 +1,8 @@
 """Addresses and credentials of the services: what is given, the environment, the local fleet's file, the defaults.
 
 The variables are AEENC_ENCODER, AEENC_INDEX, AEENC_SAMPLER, AEENC_TRAINER, AEENC_TOKEN, AEENC_ADMIN_TOKEN, AEENC_CA,
-AEENC_CERT, AEENC_KEY and AEENC_TIMEOUT_S. The fleet's file is `.aeenc/fleet.json` of the working directory (the folder
-in AEENC_HOME instead, if set); the launcher writes it:
+AEENC_CERT, AEENC_KEY, AEENC_PLAIN_TOKEN and AEENC_TIMEOUT_S. The fleet's file is `.aeenc/fleet.json` of the working
+directory (the folder in AEENC_HOME instead, if set); the launcher writes it:
 
     {"format_version": 1, "targets": {"encoder": "127.0.0.1:50051", "index": …, "sampler": …, "trainer": …,
                                       "oracle": …}}
@@ -23,7 +23,8 @@ from aeenc.transport.channel import Channel, Retry
 FLEET_FORMAT = 1
 SERVICES = ("encoder", "index", "sampler", "trainer")
 NAMES = (*SERVICES, "oracle")
-_OPTIONS = (*SERVICES, "token", "admin_token", "ca", "cert", "key", "timeout_s")  # AEENC_ and the name in capitals
+# Each is a variable, too: AEENC_ and the name in capitals.
+_OPTIONS = (*SERVICES, "token", "admin_token", "ca", "cert", "key", "plain_token", "timeout_s")
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Targets:
     ca: Path | str | None = None
     cert: Path | str | None = None
     key: Path | str | None = None
+    plain_token: bool = False
     timeout_s: float = 60.0
 
     @classmethod
@@ -47,8 +49,8 @@ class Targets:
         """Finds each field: as given unless None, else its variable, else the local fleet's file, else the default.
 
         With `ca` given as "", connections are plain, and the variables of the client certificate do not count.
-        Raises InvalidArgument for a malformed fleet file or timeout, and FailedPrecondition for a fleet file of another
-        account; where all addresses are known, nobody reads it.
+        Raises InvalidArgument for a malformed fleet file, timeout or switch, and FailedPrecondition for a fleet file of
+        another account; where all addresses are known, nobody reads it.
         """
         found: dict[str, Any] = {name: os.environ.get(f"AEENC_{name.upper()}") or None for name in _OPTIONS}
         if given.get("ca") == "":
@@ -56,6 +58,8 @@ class Targets:
         found |= {name: value for name, value in given.items() if value is not None}
         if found["timeout_s"] is not None:
             found["timeout_s"] = _seconds(found["timeout_s"])
+        if found["plain_token"] is not None:
+            found["plain_token"] = _is_on(found["plain_token"])
         fleet = {} if all(found[name] for name in SERVICES) else read_fleet(home())
         return cls(**{**fleet, **{name: value for name, value in found.items() if value is not None}})
 
@@ -66,7 +70,8 @@ class Targets:
     def channel(self, service: str, *, retry: Retry | bool = True, admin: bool = False) -> Channel:
         """Opens a connection to a service of SERVICES, with the admin credential if there is one and `admin` is set.
 
-        Raises InvalidArgument for a malformed address, for half a key pair, or one without `ca`.
+        Raises InvalidArgument for a malformed address, for half a key pair, for one without `ca`, and for a credential
+        that would travel plain to another host.
         """
         target, told_by = getattr(self, service), f"{service}=, --{service} or AEENC_{service.upper()}"
         try:
@@ -79,6 +84,7 @@ class Targets:
             ca=self.ca,
             cert=self.cert,
             key=self.key,
+            plain_token=self.plain_token,
             timeout_s=self.timeout_s,
             retry=retry,
             remedy=f"start it with `aeenc up`, or say where it is: {told_by}",
@@ -93,6 +99,13 @@ def _seconds(value: Any) -> float:
     if seconds <= 0:
         raise InvalidArgument.field("timeout_s", f"must be seconds above 0, got {value!r}; see also AEENC_TIMEOUT_S")
     return seconds
+
+
+def _is_on(value: Any) -> bool:
+    switches = {"true": True, "1": True, "false": False, "0": False}
+    if (is_on := switches.get(str(value).lower())) is None:
+        raise InvalidArgument.field("plain_token", f"must be true or false, got {value!r}; see also AEENC_PLAIN_TOKEN")
+    return is_on
 
 
 def home() -> Path:
