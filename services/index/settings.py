@@ -12,7 +12,7 @@ from aeenc.errors import InvalidArgument
 from aeenc.transport.addresses import split
 from services.index.values import EngineOptions, LexicalSettings
 from services.kit.limits import Limits
-from services.kit.settings import ServiceSettings, usable_cores
+from services.kit.settings import Secret, ServiceSettings, usable_cores
 
 
 class IndexSettings(ServiceSettings):
@@ -104,7 +104,7 @@ class IndexSettings(ServiceSettings):
         "faiss", description="where generations are: in files of this machine, or in a Milvus (extra `index-milvus`)"
     )
     milvus_uri: str = Field("", description="the Milvus: http://host:port, or a path that milvus-lite opens")
-    milvus_token: str | None = Field(None, description="`user:password` or API key for Milvus")
+    milvus_token: Secret | None = Field(None, description="`user:password` or API key for Milvus")
     milvus_database: str = Field("", description="database in Milvus; empty: its default")
     milvus_prefix: str = Field(
         "aeenc", pattern="^[A-Za-z_][A-Za-z0-9_]{0,31}$", description="what names of collections in Milvus start with"

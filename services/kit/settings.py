@@ -13,15 +13,28 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from urllib.parse import unquote, urlsplit
 
-from pydantic import Field, FilePath, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, FilePath, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, CliSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from aeenc.transport.channel import PATIENT
 
+T = TypeVar("T", bound=str | SecretStr)
 # What Kubernetes sets for a service `aeenc-encoder`: AEENC_ENCODER_SERVICE_HOST, AEENC_ENCODER_PORT_50051_TCP …
 _SERVICE_LINK = re.compile(r"_(SERVICE_(HOST|PORT\w*)|PORT_\d+_\w+)$")
+
+
+def _not_empty(secret: T) -> T:
+    """Refuses a secret without a visible character: it would admit whoever sends none."""
+    if not (secret.get_secret_value() if isinstance(secret, SecretStr) else secret).strip():
+        raise ValueError("is empty; give a secret, or leave the setting out")
+    return secret
+
+
+Secret = Annotated[str, AfterValidator(_not_empty)]
+HiddenSecret = Annotated[SecretStr, AfterValidator(_not_empty)]
 
 
 def usable_cores(root: Path = Path("/")) -> int:
@@ -70,8 +83,8 @@ class ServiceSettings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on; `unix:` targets are given as the whole target")
     port: int = Field(0, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     metrics_port: int | None = Field(None, ge=0, le=65535, description="port of the Prometheus metrics; none: off")
-    token: str | None = Field(None, description="bearer token that callers must send")
-    admin_token: str | None = Field(None, description="bearer token for the admin services; default: the token")
+    token: Secret | None = Field(None, description="bearer token that callers must send")
+    admin_token: Secret | None = Field(None, description="bearer token for the admin services; default: the token")
     tokens_file: Path | None = Field(None, description="named credentials (TOML), beside the tokens")
     allow_insecure: bool = Field(False, description="listen beyond loopback although no token is set")
     tls_cert: Path | None = Field(None, description="certificate chain (PEM) of this server")
@@ -115,8 +128,8 @@ class ServiceSettings(BaseSettings):
     artifacts_cache_bytes: int = Field(
         32 * 1024**3, ge=0, description="size of the directory in front of artifacts_url; 0: without limit"
     )
-    peer_token: str | None = Field(None, description="bearer token that this service sends to the others")
-    peer_admin_token: str | None = Field(None, description="token sent to admin services; default: peer_token")
+    peer_token: Secret | None = Field(None, description="bearer token that this service sends to the others")
+    peer_admin_token: Secret | None = Field(None, description="token sent to admin services; default: peer_token")
     plain_token: bool = Field(
         False, description="send tokens to other hosts without TLS, too: in a network that you trust"
     )
@@ -203,8 +216,9 @@ class ServiceSettings(BaseSettings):
         except ValidationError as error:
             prefix = cls.model_config.get("env_prefix", "")
             for problem in error.errors():
-                name = str(problem["loc"][0]) if problem["loc"] else "settings"
-                sys.stderr.write(f"{prefix}{name.upper()} (--{name.replace('_', '-')}): {problem['msg']}\n")
+                name, *inside = [str(part) for part in problem["loc"]] or ["settings"]
+                where = f"{prefix}{name.upper()} (--{name.replace('_', '-')})"
+                sys.stderr.write(": ".join([where, *filter(None, [".".join(inside)]), f"{problem['msg']}\n"]))
             raise SystemExit(2) from None
         for line in cls._misspelt():
             sys.stderr.write(f"{line}\n")
@@ -230,11 +244,11 @@ class RedisSettings(ServiceSettings):
         description="where records are kept: `redis://`, by TLS `rediss://`, `unix://`, or by Sentinel "
         "`redis+sentinel://host:port,host:port/master/0`, with TLS `rediss+sentinel://`",
     )
-    redis_password: SecretStr | None = Field(None, description="password of the user that REDIS_URL names")
+    redis_password: HiddenSecret | None = Field(None, description="password of the user that REDIS_URL names")
     redis_password_file: FilePath | None = Field(
         None, description="file with that password, read again for each connection"
     )
-    redis_sentinel_password: SecretStr | None = Field(None, description="password of the Sentinels")
+    redis_sentinel_password: HiddenSecret | None = Field(None, description="password of the Sentinels")
     redis_ca: FilePath | None = Field(None, description="CA (PEM) of Redis and Sentinel; none: those of the system")
     redis_cert: FilePath | None = Field(None, description="client certificate (PEM) that they expect")
     redis_key: FilePath | None = Field(None, description="private key (PEM) of `REDIS_CERT`")
@@ -245,6 +259,24 @@ class RedisSettings(ServiceSettings):
         2.0, gt=0, le=4, description="seconds that they may take; then the call fails with UNAVAILABLE"
     )
     namespace: str = Field("default", description="keeps deployments apart that share a Redis")
+
+    @field_validator("redis_url", mode="after")
+    @classmethod
+    def _no_empty_password(cls, url: str) -> str:
+        password = urlsplit(url).password
+        if not url.strip() or (password is not None and not unquote(password).strip()):
+            raise ValueError("is empty or has an empty password; give `redis://user:password@host`, or no `:password`")
+        return url
+
+    @field_validator("redis_password_file", mode="after")
+    @classmethod
+    def _password_in_file(cls, path: Path | None) -> Path | None:
+        try:
+            if path is not None:
+                _not_empty(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ValueError(f"cannot be read ({error.strerror}); give a file with the password") from None
+        return path
 
     @model_validator(mode="after")
     def _whole_redis_identity(self) -> Self:

@@ -227,14 +227,16 @@ class Fleet:
             trees = str(Path(options.gold_trees).resolve())
             command = [sys.executable, "-m", "aeenc.cli.main", "oracle", "gold", "--trees", trees]
             command += ["--split", options.gold_split, "--address", targets["gold"]]
-            return processes.start(command, {"AEENC_ORACLE_TOKEN": self._token or ""}, log)  # never the user's oracle's
+            return processes.start(
+                command, {"AEENC_ORACLE_TOKEN": self._token or None}, log
+            )  # never the user's oracle's
         if name == "workbench":
             command = [sys.executable, "-m", "aeenc_workbench", "--no-print-links", *self._workbench(targets)]
             for service in ("sampler", "index", "trainer"):
                 command += [f"--{service}", targets[service]]
             if options.gold_trees and "dev" in Dataset.splits_in(options.gold_trees):  # these measure what it trains
                 command += ["--gold", str(Path(options.gold_trees).resolve())]
-            tokens = {"AEENC_WORKBENCH_TOKEN": self._token or "", "AEENC_ADMIN_TOKEN": self._admin_token or ""}
+            tokens = {"AEENC_WORKBENCH_TOKEN": self._token or None, "AEENC_ADMIN_TOKEN": self._admin_token or None}
             plain = dict.fromkeys(("AEENC_CA", "AEENC_CERT", "AEENC_KEY"), "")  # no TLS here, whatever the user has set
             return processes.start(command, {**plain, **tokens}, log)
         settings = self._settings(name, options, targets, redis_url)

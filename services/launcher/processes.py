@@ -52,8 +52,11 @@ class ProcessId:
                 os.kill(self.pid, number)
 
 
-def start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> ProcessId:
-    """Starts a process in its own session. Its output goes to `log`; that of the last starts to `log`.1 and so on."""
+def start(command: Sequence[str], environment: Mapping[str, str | None], log: Path) -> ProcessId:
+    """Starts a process in its own session. Its output goes to `log`; that of the last starts to `log`.1 and so on.
+
+    `environment` is added to this process's; None takes a variable away.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     set_aside(log)
     with log.open("ab") as output:
@@ -62,7 +65,7 @@ def start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> 
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
+            env={name: value for name, value in {**os.environ, **environment}.items() if value is not None},
             start_new_session=True,
         )
     reap_later(process)

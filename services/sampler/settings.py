@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, FilePath, ValidationInfo, fie
 from pydantic_settings import SettingsConfigDict
 
 from aeenc import errors
-from services.kit.settings import RedisSettings
+from services.kit.settings import RedisSettings, Secret
 
 MAX_GUIDELINE = 65_536  # characters
 
@@ -22,7 +22,7 @@ class OracleSettings(BaseModel):
     open_tasks: ClassVar[int] = 0
 
     target: str = Field(description="where it listens: host:port, unix:path or dns:///name:port")
-    token: str | None = Field(None, description="bearer token that it expects")
+    token: Secret | None = Field(None, description="bearer token that it expects")
     ca: FilePath | None = Field(None, description="CA (PEM) of its certificate; none: a plain connection")
     cert: FilePath | None = Field(None, description="client certificate (PEM) that it expects; with `key` and `ca`")
     key: FilePath | None = Field(None, description="private key (PEM) of `cert`")

@@ -73,6 +73,8 @@ class _PasswordFile(CredentialProvider):
             password = self._path.read_text(encoding="utf-8").strip()
         except OSError as error:
             raise exceptions.AuthenticationError(f"the password cannot be read: {error}") from error
+        if not password:
+            raise exceptions.AuthenticationError(f"{self._path}, the file of the password, is empty")
         return (self._user, password) if self._user else (password,)
 
     async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:

@@ -288,6 +288,13 @@ async def test_an_oracle_refuses_to_listen_beyond_loopback_without_a_token(addre
         await WordOracle().start(address)
 
 
+@pytest.mark.parametrize("token", ["", "  "])
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "0.0.0.0:0"])
+async def test_an_oracle_refuses_a_token_that_everybody_has(address: str, token: str) -> None:
+    with pytest.raises(errors.InvalidArgument, match="token: is empty"):
+        await WordOracle().start(address, token=token, allow_insecure=True)
+
+
 async def test_a_port_that_is_taken_is_named() -> None:
     async with served(WordOracle()) as client:
         with pytest.raises(errors.Unavailable, match=client.channel.target):

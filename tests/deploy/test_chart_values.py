@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,18 @@ def offences(value: Any, schema: dict[str, Any], path: str = "values") -> Iterat
                 yield f"{path}.{name}: there is no such value"
             elif known is not True:
                 yield from offences(one, known, f"{path}.{name}")
+
+
+@pytest.mark.parametrize(("password", "starts"), [("", False), ("  ", False), ('a"b', False), ("a1B2", True)])
+def test_the_redis_of_the_chart_does_not_start_without_a_password(tmp_path: Path, password: str, starts: bool):
+    template = (CHART / "templates" / "redis.yaml").read_text()
+    script = textwrap.dedent(template.partition("- -c\n            - |\n")[2].partition("          env:\n")[0])
+    (tmp_path / "redis-server").write_text("#!/bin/sh\ncat\n")
+    (tmp_path / "redis-server").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "REDIS_PASSWORD": password}
+    done = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == starts
+    assert done.stdout == (f'requirepass "{password}"\n' if starts else "")
 
 
 @pytest.mark.parametrize("file", [CHART / "values.yaml", *EXAMPLES], ids=lambda path: path.stem)

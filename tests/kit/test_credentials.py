@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kit.test_authorisation import methods
-from kit.test_server import build
+from kit.test_server import Settings, build
+from redis.exceptions import AuthenticationError
 
 from aeenc import Channel, EncoderClient, errors
 from aeenc.v1 import index_pb2, index_pb2_grpc, sampler_pb2
+from services.index.settings import IndexSettings
 from services.kit.convert import named_fields
 from services.kit.credentials import credential_file
 from services.kit.credentials.credential_file import Credential, HashedToken, hash_of, new_token, parse, render
@@ -25,6 +28,9 @@ from services.kit.credentials.gate import ANYBODY, Caller, Gate
 from services.kit.credentials.quota import TokenBucket
 from services.kit.credentials.roles import NEEDED, Role, role_for
 from services.kit.logs import name_call
+from services.kit.settings import ServiceSettings
+from services.sampler.settings import SamplerSettings
+from services.store.redis import connect
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SEARCH, LEASE = "/aeenc.v1.IndexService/Search", "/aeenc.v1.SamplerService/LeaseTask"
@@ -226,6 +232,83 @@ def test_a_corpus_outside_the_credentials_is_refused_and_so_is_none() -> None:
     for named in ("arts", ""):
         with pytest.raises(errors.PermissionDenied, match=f"corpus '{named}' is not open to 'lab', which has science"):
             lab.check_corpora(["science", named])
+
+
+# Secrets
+
+
+@pytest.mark.parametrize("value", ["", "  ", "\n"], ids=repr)
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *((Settings, name) for name in ("token", "admin_token", "peer_token", "peer_admin_token")),
+        *((SamplerSettings, name) for name in ("redis_password", "redis_sentinel_password", "redis_url")),
+        (IndexSettings, "milvus_token"),
+    ],
+    ids=lambda one: str(getattr(one, "__name__", one)),
+)
+def test_an_empty_secret_stops_the_start_with_the_name_of_its_setting(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    kind: type[ServiceSettings],
+    name: str,
+    value: str,
+) -> None:
+    variable = f"{kind.model_config.get('env_prefix')}{name}".upper()
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SystemExit, match="2"):
+        kind.from_command_line([])
+    assert re.match(rf"{variable} \(--[a-z-]+\): .*is empty", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("redis_url", "redis://:@redis:6379/0"),
+        ("redis_url", "rediss+sentinel://ann:%20@a:1,b:2/master/0"),
+        ("oracles", '{"team": {"target": "127.0.0.1:1"}, "mine": {"target": "127.0.0.1:1", "token": ""}}'),
+        ("redis_password_file", "empty"),
+    ],
+)
+def test_a_secret_inside_another_setting_is_not_empty_either(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, value: str
+) -> None:
+    (tmp_path / "empty").write_text(" \n")
+    monkeypatch.setenv(f"AEENC_SAMPLER_{name.upper()}", str(tmp_path / value) if name.endswith("file") else value)
+    with pytest.raises(SystemExit, match="2"):
+        SamplerSettings.from_command_line([])
+    said = capsys.readouterr().err
+    assert re.match(rf"AEENC_SAMPLER_{name.upper()} .*(is|an) empty", said), said
+    assert name != "oracles" or "mine.token" in said
+
+
+def test_a_password_file_that_has_become_empty_opens_no_connection_without_a_password(tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("something")
+    redis = connect("redis://127.0.0.1:1/0", password_file=tmp_path / "password")
+    provider = redis.connection_pool.connection_kwargs["credential_provider"]
+    assert provider.get_credentials() == ("something",)
+    (tmp_path / "password").write_text("\n")
+    with pytest.raises(AuthenticationError, match="is empty"):
+        provider.get_credentials()
+
+
+@pytest.mark.parametrize("known", ["", " "])
+@pytest.mark.parametrize("sent", ["", " ", "Bearer ", "Bearer  "])
+def test_an_empty_token_is_no_token_for_the_gate(tmp_path: Path, known: str, sent: str) -> None:
+    path = write(tmp_path / "t", credential("lab"))
+    for tokens in ((known, None), ("s3cret", known), (known, known)):
+        for file in (None, path):
+            one = Gate(*tokens, path=file, service="trainer")
+            one.admin_services.add("aeenc.v1.RegistryAdminService")
+            for method in (SEARCH, "/aeenc.v1.RegistryAdminService/SetLabel"):
+                with pytest.raises(errors.Unauthenticated, match="no token was sent"):
+                    one.admit(method, sent)
+
+
+def test_a_hash_of_nothing_is_no_credential() -> None:
+    text = f'[[credential]]\nname = "a"\nrole = "read"\nhashes = [{{sha256 = "{hash_of("")}"}}]'
+    with pytest.raises(errors.InvalidArgument, match="hash of nothing"):
+        parse(text, "tokens.toml")
 
 
 # Quotas

@@ -180,6 +180,13 @@ async def test_the_gold_oracle_wants_the_token_of_the_fleet_and_never_that_of_an
         processes.end([gold], 5)
 
 
+async def test_a_secret_that_is_not_set_is_not_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("AEENC_WORKBENCH_TOKEN", "of-another-deployment")
+    command = ["sh", "-c", "echo ${AEENC_WORKBENCH_TOKEN-unset}"]
+    processes.start(command, {"AEENC_WORKBENCH_TOKEN": None}, tmp_path / "log")
+    await until(lambda: processes.tail(tmp_path / "log") == "unset")
+
+
 def test_the_workbench_sends_no_tokens_but_the_fleets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     given: list[tuple[str, str]] = []
     names = ("AEENC_WORKBENCH_TOKEN", "AEENC_ADMIN_TOKEN")
@@ -188,7 +195,7 @@ def test_the_workbench_sends_no_tokens_but_the_fleets(tmp_path: Path, monkeypatc
         monkeypatch.setenv(name, "of-another-deployment")
     for tokens in ({}, {"token": "common"}, {"token": "common", "admin_token": "admin"}):
         Fleet(tmp_path, **tokens)._start("workbench", Options(), TARGETS, "")
-    assert given == [("", ""), ("common", "common"), ("common", "admin")]
+    assert given == [(None, None), ("common", "common"), ("common", "admin")]
 
 
 def test_only_its_owner_reads_the_record_of_a_fleet_which_may_have_a_password(tmp_path: Path):

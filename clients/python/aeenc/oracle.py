@@ -178,10 +178,13 @@ class Oracle:
     ) -> OracleServer:
         """Starts serving and returns at once. Beyond loopback it needs a token, unless `allow_insecure`.
 
-        With `cert` and `key` (PEM files) it speaks TLS. Raises InvalidArgument for an open address or half a key pair.
+        With `cert` and `key` (PEM files) it speaks TLS. Raises InvalidArgument for an open address, an empty token
+        or half a key pair.
         """
         if (cert is None) != (key is None):
             raise errors.InvalidArgument("cert and key belong together; give both or neither")
+        if token is not None and not token.strip():
+            raise errors.InvalidArgument.field("token", "is empty; give a secret, or None for an oracle without one")
         if token is None and not allow_insecure and not _is_loopback(address):
             raise errors.InvalidArgument(
                 f"{address} is reachable from other machines; give a token, or allow_insecure=True if you mean it"

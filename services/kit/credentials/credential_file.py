@@ -29,6 +29,12 @@ def _not_reserved(name: str) -> str:
     return name
 
 
+def _of_something(sha256: str) -> str:
+    if sha256 == hash_of(""):
+        raise ValueError("is the hash of nothing; give that of a token")
+    return sha256
+
+
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$"), AfterValidator(_not_reserved)]
 ServiceName = Literal["encoder", "index", "sampler", "trainer"]
 _STRICT = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
@@ -39,7 +45,7 @@ class HashedToken(BaseModel):
 
     model_config = _STRICT
 
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$"), AfterValidator(_of_something)]
     since: AwareDatetime | None = Field(None, alias="from")
     until: AwareDatetime | None = None
 

@@ -143,9 +143,10 @@ class Gate:
             raise errors.PermissionDenied(
                 f"{method} needs the admin token; the token sent opens the other services only"
             )
-        found = self._find(sent) if sent and self._known else None
+        is_something = bool(sent.strip())
+        found = self._find(sent) if is_something and self._known else None
         if found is None:
-            problem = "an unknown token was sent" if sent else "no token was sent"
+            problem = "an unknown token was sent" if is_something else "no token was sent"
             raise errors.Unauthenticated(f"{problem}; send `authorization: Bearer <token>`")
         try:
             return self._admit_named(method, *found)
@@ -237,7 +238,8 @@ _TOKEN, _ADMIN_TOKEN = Caller("token"), Caller("admin-token")
 
 
 def _same(sent: str, known: str | None) -> bool:
-    return known is not None and secrets.compare_digest(sent.encode(), known.encode())
+    """Whether a token was sent and is the one that is known; nothing is like nothing."""
+    return bool(known and known.strip()) and secrets.compare_digest(sent.encode(), str(known).encode())
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
