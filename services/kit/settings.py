@@ -101,7 +101,7 @@ class ServiceSettings(BaseSettings):
         description="seconds, give or take a tenth, after which callers connect again, and find new replicas; 0: never",
     )
     connection_grace_s: float = Field(
-        0.0, ge=0, description="seconds that calls on such an old connection may still take; 0: without limit"
+        3600.0, ge=0, description="seconds that calls on such an old connection may still take; 0: without limit"
     )
     drain_delay_s: float = Field(
         0.0, ge=0, description="seconds after SIGTERM in which new calls are still taken, while health says NOT_SERVING"

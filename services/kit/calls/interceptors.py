@@ -57,7 +57,9 @@ class Method:
 
 
 class Call(CallInWork):
-    """A call and its bookkeeping. `refusal` is why nobody may make it; `about` holds its names, for the audit trail."""
+    """A call and its bookkeeping. `refusal` is why nobody may make it, or go on with it; `about` holds its names, for
+    the audit trail.
+    """
 
     __slots__ = ("about", "method", "refusal", "span", "started")
 
@@ -140,7 +142,8 @@ class CallHandlers(grpc.GenericRpcHandler):
                 request = RequestStream(request, partial(_look, call), lambda: context.send_initial_metadata(()))
             try:
                 self._admit(call, request)
-                response = await inner(request, context)
+                with self._watched(call) if method.sends_stream else contextlib.nullcontext():
+                    response = await inner(request, context)
             except BaseException as error:  # noqa: BLE001 -- every outcome becomes a status, and cancellation goes on
                 return await self._fail(call, error, request, context)
             self._end(call, "OK")
@@ -155,8 +158,9 @@ class CallHandlers(grpc.GenericRpcHandler):
                 request = RequestStream(request, partial(_look, call))
             try:
                 self._admit(call, request)
-                async for response in inner(request, context):
-                    yield response
+                with self._watched(call):
+                    async for response in inner(request, context):
+                        yield response
             except GeneratorExit:
                 self._end(call, "CANCELLED")
                 raise
@@ -177,6 +181,23 @@ class CallHandlers(grpc.GenericRpcHandler):
         if not call.method.sends_stream:
             _look(call, request)
 
+    def _watched(self, call: Call) -> contextlib.AbstractContextManager[None]:
+        """Cancels this task once the credential of its call admits it no more; `call.refusal` then says why."""
+        task = asyncio.current_task()
+        assert task is not None
+
+        def check_again() -> None:
+            if call.refusal is not None:
+                return
+            try:
+                call.caller = self._gate.check(call.method.name, str(call.metadata.get("authorization", "")))
+                call.caller.check_corpora(filter(None, [call.about.get("corpus")]))
+            except errors.AeencError as error:
+                call.refusal = error
+                task.cancel()
+
+        return self._gate.watching(check_again)
+
     def _end(self, call: Call, code: str) -> None:
         elapsed_s = time.perf_counter() - call.started
         self._metrics.observe(call.method.name, code, elapsed_s, call.caller.name)
@@ -188,11 +209,15 @@ class CallHandlers(grpc.GenericRpcHandler):
             end_call(call.span, code, call.request_id)
 
     async def _fail(self, call: Call, error: BaseException, request: Any, context: Any) -> None:
-        """Ends the call with the error's status. Cancellation is raised again.
+        """Ends the call with the status of its refusal or else of the error. Cancellation is raised again.
 
         Sets the status instead of calling `context.abort`: what that raises and the call's state refer to each other,
         some fifty objects that only the garbage collector frees, in tens of milliseconds at a time.
         """
+        if call.refusal is not None:
+            error = call.take_refusal()
+            if (task := asyncio.current_task()) is not None:
+                task.uncancel()
         if isinstance(error, asyncio.CancelledError):
             self._end(call, "CANCELLED")
             raise error

@@ -10,7 +10,8 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -120,15 +121,25 @@ class Gate:
         self._known: dict[bytes, list[tuple[bytes, HashedToken, Credential, Caller]]] = {}
         self._callers: dict[str, tuple[Credential, Caller]] = {}
         self._seen: tuple[int, ...] = ()
+        self._open: set[Callable[[], None]] = set()  # calls that last
         if path is not None:
             self._seen = _stamp(path)
             self._use(load(path))
 
     def admit(self, method: str, authorization: str) -> Caller:
-        """Returns who may call a method with this header, and charges the call to their quota.
+        """Charges a call to the quota of who makes it, whom it returns. Raises as `check`, and Overloaded beyond it."""
+        caller = self.check(method, authorization)
+        try:
+            caller.take()
+        except errors.Overloaded as error:
+            error.metadata["caller"] = caller.name
+            raise
+        return caller
 
-        Raises Unauthenticated without a valid credential, PermissionDenied for one that does not cover the method,
-        Overloaded beyond its quota.
+    def check(self, method: str, authorization: str) -> Caller:
+        """Returns who may call a method with this header.
+
+        Raises Unauthenticated without a valid credential, PermissionDenied for one that does not cover the method.
         """
         is_admin = method.split("/")[1] in self.admin_services
         needed = (self._admin_token or self._token) if is_admin else self._token
@@ -149,7 +160,7 @@ class Gate:
             problem = "an unknown token was sent" if is_something else "no token was sent"
             raise errors.Unauthenticated(f"{problem}; send `authorization: Bearer <token>`")
         try:
-            return self._admit_named(method, *found)
+            return self._check_named(method, *found)
         except errors.AeencError as error:
             error.metadata["caller"] = found[1].name
             raise
@@ -159,10 +170,21 @@ class Gate:
         return self._apply(self._read())
 
     async def follow(self) -> None:
-        """Reads the file again whenever it has changed, until cancelled."""
+        """Reads the file again whenever it has changed, and has open calls checked again, until cancelled."""
         while self._path is not None:
             await asyncio.sleep(POLL_S)
             self._apply(await asyncio.to_thread(self._read))
+            for check_again in list(self._open):
+                check_again()
+
+    @contextmanager
+    def watching(self, check_again: Callable[[], None]) -> Iterator[None]:
+        """Calls `check_again` each second while the body runs: credentials change, and expire."""
+        self._open.add(check_again)
+        try:
+            yield
+        finally:
+            self._open.discard(check_again)
 
     def _read(self) -> tuple[Credential, ...] | errors.InvalidArgument | None:
         """Returns what a changed file says, or what is wrong with it; None without a change."""
@@ -185,7 +207,7 @@ class Gate:
             return True
         return False
 
-    def _admit_named(self, method: str, token: HashedToken, credential: Credential, caller: Caller) -> Caller:
+    def _check_named(self, method: str, token: HashedToken, credential: Credential, caller: Caller) -> Caller:
         name, now = credential.name, self._wall_clock()
         for until in (credential.expires, token.until):
             if until is not None and now >= until:
@@ -202,7 +224,6 @@ class Gate:
                 f"{method} needs the role {needed.name.lower()}, {name!r} has {credential.role}; "
                 "ask for a credential with that role"
             )
-        caller.take()
         return caller
 
     def _find(self, sent: str) -> tuple[HashedToken, Credential, Caller] | None:
