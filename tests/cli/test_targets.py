@@ -53,6 +53,18 @@ async def test_the_environment_goes_before_the_file_and_an_option_before_both(ae
         ('{"format_version": 2, "targets": {}}', ":1: format_version must be 1"),
         ('{"format_version": 1}', ":1: `targets`"),
         ('{"format_version": 1, "targets": {"index": 50052}}', ":1: `targets`"),
+        *(
+            (json.dumps({"format_version": 1, "targets": {"index": target}}), f":1: index is at {target!r}")
+            for target in (
+                "192.0.2.2:52095",
+                "example.org:443",
+                "dns:///example.org:443",
+                "dns://127.0.0.1/localhost:1",
+                "127.0.0.1:1,192.0.2.2:1",
+                "vsock:1:2",
+                "",
+            )
+        ),
     ],
 )
 async def test_a_malformed_fleet_file_is_named(aeenc, tmp_path, content, words):

@@ -30,7 +30,13 @@ def main() -> None:
     except OSError as error:
         sys.exit(f"aeenc-gateway: cannot listen on {settings.host}:{settings.port} ({error}); choose another --port")
     config = uvicorn.Config(
-        make_app(targets, token=settings.token, timeout_s=settings.timeout_s, body_bytes=settings.body_bytes),
+        make_app(
+            targets,
+            token=settings.token,
+            allowed_hosts=settings.allowed_host,
+            timeout_s=settings.timeout_s,
+            body_bytes=settings.body_bytes,
+        ),
         log_level=settings.log_level,
         access_log=False,
         server_header=False,

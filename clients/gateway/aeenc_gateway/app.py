@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 from pydantic import ValidationError
@@ -25,11 +25,17 @@ OPERATIONS = [*embeddings.OPERATIONS, *retrieval.OPERATIONS, *tei.OPERATIONS]
 
 
 def make_app(
-    targets: Targets, *, token: str | None = None, timeout_s: float = 60.0, body_bytes: int = 4 * 1024 * 1024
+    targets: Targets,
+    *,
+    token: str | None = None,
+    allowed_hosts: Iterable[str] = (),
+    timeout_s: float = 60.0,
+    body_bytes: int = 4 * 1024 * 1024,
 ) -> Starlette:
     """Makes the ASGI application. It connects when it starts, and runs whether or not the services do.
 
-    `token` is the credential of callers that send none; that of `targets` is not used. `timeout_s` limits a call.
+    `token` is the credential of callers that send none; that of `targets` is not used. `allowed_hosts` are the names
+    that it answers to besides those of loopback. `timeout_s` limits a call.
     """
 
     @asynccontextmanager
@@ -48,7 +54,7 @@ def make_app(
 
     return Starlette(
         routes=[*(one.route() for one in OPERATIONS), Route("/openapi.json", openapi), Route("/docs", page)],
-        middleware=[Middleware(Gate, token=token, body_bytes=body_bytes)],
+        middleware=[Middleware(Gate, token=token, allowed_hosts=frozenset(allowed_hosts), body_bytes=body_bytes)],
         exception_handlers={
             AeencError: problems.on_error,
             HTTPException: problems.on_http_error,

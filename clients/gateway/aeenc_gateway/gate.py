@@ -3,7 +3,7 @@
 request -> request id, credential -> body, up to its limit -> route -> answer, with the request id
                                                caller leaves: '-> cancelled, and with it the gRPC call
 
-It answers a malformed credential itself; all other errors are answered behind it.
+It answers a malformed credential and a foreign host itself; all other errors are answered behind it.
 """
 
 from __future__ import annotations
@@ -11,25 +11,33 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+from collections.abc import Set
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aeenc.errors import Unauthenticated
+from aeenc.errors import PermissionDenied, Unauthenticated
+from aeenc.transport.addresses import is_loopback
 from aeenc_gateway.fleet import CALLER, Caller
 from aeenc_gateway.problems import respond
 
+HEALTH = "/health"
 WATCH_AFTER_S = 0.2  # a task that waits for a caller to leave costs a sixth of a short request
 _VISIBLE = re.compile(r"[!-~]{1,8192}")
 _REQUEST_ID = re.compile(r"[!-~]{1,64}")  # as the services accept it
 
 
 class Gate:
-    """ASGI middleware. `token` is the credential of callers that send none; `body_bytes` limits a body."""
+    """ASGI middleware. `token` is the credential of callers that send none; `body_bytes` limits a body.
 
-    def __init__(self, app: ASGIApp, *, token: str | None, body_bytes: int) -> None:
+    It answers to the names of loopback and to `allowed_hosts`: otherwise a web page could have its own name lead here,
+    and read what the gateway answers. Health has no such secret, and whoever asks for it may know an address only.
+    """
+
+    def __init__(self, app: ASGIApp, *, token: str | None, allowed_hosts: Set[str], body_bytes: int) -> None:
         self._app, self._token, self._body_bytes = app, token, body_bytes
+        self._hosts = {host.lower() for host in allowed_hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
@@ -42,9 +50,10 @@ class Gate:
         CALLER.set(Caller(request_id=request_id))
         exchange = _Exchange(receive, send, self._body_bytes, request_id)
         try:
+            self._check_host(headers.get(b"host", ""), scope["path"])
             CALLER.set(Caller(self._metadata(headers), request_id))
             await self._app(scope, exchange.receive, exchange.send)
-        except Unauthenticated as error:
+        except (PermissionDenied, Unauthenticated) as error:
             await respond(error, scope["path"])(scope, exchange.receive, exchange.send)
         except ClientDisconnect:
             pass  # in the middle of the body: nobody waits for an answer
@@ -54,6 +63,12 @@ class Gate:
             exchange.task.uncancel()
         finally:
             exchange.end()
+
+    def _check_host(self, host: str, path: str) -> None:
+        """Raises PermissionDenied for a name that is not the gateway's."""
+        name = re.sub(r":\d*$", "", host).strip("[]").lower()
+        if name and path != HEALTH and not self._hosts & {name, "*"} and not is_loopback(name):
+            raise PermissionDenied(f"the gateway does not answer to the host {host[:200]!r}; add --allowed-host for it")
 
     def _metadata(self, headers: dict[bytes, str]) -> tuple[tuple[str, str], ...]:
         """Returns what the gRPC calls carry on. Raises Unauthenticated for a token that gRPC cannot carry."""

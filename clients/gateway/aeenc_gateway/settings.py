@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import sys
 from typing import Any, Literal, Self
 
-from pydantic import Field, FilePath, ValidationError, model_validator
+from pydantic import Field, FilePath, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict
+
+from aeenc.transport.addresses import is_loopback
 
 PREFIX = "AEENC_GATEWAY_"
 
@@ -34,6 +35,9 @@ class GatewaySettings(BaseSettings):
     allow_insecure: bool = Field(False, description="listen beyond loopback without TLS, or with a token of its own")
     tls_cert: FilePath | None = Field(None, description="certificate chain (PEM) of the gateway")
     tls_key: FilePath | None = Field(None, description="private key (PEM) of the gateway")
+    allowed_host: list[str] = Field(
+        [], description="names in the header Host that it answers to besides those of loopback; *: any"
+    )
     timeout_s: float = Field(60.0, gt=0, description="seconds that a call to a service may take")
     body_bytes: int = Field(4 * 1024 * 1024, ge=1024, description="largest body of a request, in bytes")
     drain_s: int = Field(10, ge=0, description="seconds that requests in flight may take after SIGTERM")
@@ -44,12 +48,19 @@ class GatewaySettings(BaseSettings):
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key belong together; give both or neither")
         is_open = self.tls_cert is None or self.token is not None
-        if is_open and not self.allow_insecure and not _is_loopback(self.host):
+        if is_open and not self.allow_insecure and not is_loopback(self.host):
             raise ValueError(
                 f"{self.host} is not loopback: tokens would travel in the clear, or others would use the gateway's "
                 "own; give tls_cert and tls_key and no token, or set allow_insecure"
             )
         return self
+
+    @field_validator("token")
+    @classmethod
+    def _is_something(cls, token: str | None) -> str | None:
+        if token is not None and not token.strip():
+            raise ValueError("is blank; give a token, or leave it out")
+        return token
 
     @classmethod
     def from_command_line(cls, arguments: list[str] | None = None) -> Self:
@@ -69,10 +80,3 @@ class GatewaySettings(BaseSettings):
                 setting = f"{PREFIX}{name.upper()} (--{name.replace('_', '-')})" if name else "aeenc-gateway"
                 sys.stderr.write(f"{setting}: {problem['msg']}\n")
             raise SystemExit(2) from None
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -60,6 +60,8 @@ async def test_settings_come_from_the_environment_and_flags_win():
         (["--ca", "c"], 2, "AEENC_GATEWAY_CA (--ca)"),
         (["--cert", __file__], 1, "cert and key belong together"),
         (["--encoder", "nonsense"], 1, "encoder: 'nonsense' is not an address"),
+        (["--token", ""], 2, "AEENC_GATEWAY_TOKEN (--token): Value error, is blank"),
+        (["--token", "  "], 2, "is blank"),
         (["--port", "70000"], 2, "AEENC_GATEWAY_PORT (--port)"),
         (["--nonsense"], 2, "--nonsense"),
     ],

@@ -224,7 +224,7 @@ async def test_what_is_not_here_is_a_problem_too(before, method, path, status):
 async def test_a_caller_that_leaves_cancels_the_call(before, double, path, body, accept):
     double.hold = asyncio.Event()
     sent = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAccept: {accept}\r\nContent-Type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAccept: {accept}\r\nContent-Type: application/json\r\n"
     connection = socket.create_connection(("127.0.0.1", before.base_url.port))
     connection.sendall(f"{head}Content-Length: {len(sent)}\r\n\r\n".encode() + sent)
     async with asyncio.timeout(10):
@@ -250,7 +250,7 @@ async def test_a_caller_that_leaves_between_lines_cancels_the_next_call(before, 
 async def test_a_caller_that_leaves_a_route_without_a_body_cancels_the_call(before, double):
     double.hold = asyncio.Event()
     with socket.create_connection(("127.0.0.1", before.base_url.port)) as connection:
-        connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+        connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
         async with asyncio.timeout(10):
             await double.asked.acquire()
     async with asyncio.timeout(10):
@@ -317,3 +317,32 @@ async def test_the_document_tells_every_route_its_errors_and_the_token(before):
             assert "422" not in operation["responses"]
     assert document["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
     assert "openapi.json" in (await before.get("/docs")).text
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed", "status"),
+    [
+        ("evil.example", (), 403),
+        ("evil.example:8080", (), 403),
+        ("127.0.0.1.evil.example", (), 403),
+        ("localhost.evil.example", (), 403),
+        ("", (), 200),  # no browser leaves it out
+        ("localhost:1", (), 200),
+        ("127.0.0.2", (), 200),
+        ("[::1]:8080", (), 200),
+        ("gateway.example:443", ("Gateway.example",), 200),
+        ("other.example", ("gateway.example",), 403),
+        ("other.example", ("*",), 200),
+    ],
+)
+async def test_it_answers_to_its_own_names_alone(double, host, allowed, status):
+    async with (
+        double.listening() as targets,
+        serving(targets, allowed_hosts=allowed) as url,
+        httpx.AsyncClient(base_url=url) as http,
+    ):
+        answer = await http.post("/embed", json={"inputs": "sun"}, headers={"host": host})
+        assert answer.status_code == status, answer.text
+        if status == 403:
+            assert "--allowed-host" in answer.json()["detail"]
+        assert (await http.get("/health", headers={"host": host})).status_code != 403

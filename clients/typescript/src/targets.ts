@@ -52,6 +52,20 @@ function variable(name: string): string | undefined {
   return process.env[`AEENC_${name.toUpperCase()}`] || undefined;
 }
 
+/** Refuses addresses of other hosts: a file of the working directory must send credentials to nobody else. */
+function checked(path: string, targets: Record<string, string>): Record<string, string> {
+  for (const [name, target] of Object.entries(targets)) {
+    const host = String(target).replace(/:\d+$/, "").replace(/^\[|\]$/g, "");
+    if (!/^(unix:.*|localhost|127(\.\d{1,3}){3}|::1)$/.test(String(target).startsWith("unix:") ? target : host)) {
+      throw new AeencError(
+        "INVALID_ARGUMENT",
+        `${path}: ${name} is at ${target}, and a fleet file may name this machine alone; give that address by AEENC_${name.toUpperCase()}`,
+      );
+    }
+  }
+  return targets;
+}
+
 function readFleet(path: string): Partial<Record<string, string>> {
   let text: string;
   try {
@@ -61,8 +75,11 @@ function readFleet(path: string): Partial<Record<string, string>> {
   }
   try {
     const fleet = JSON.parse(text);
-    if (fleet.format_version === 1 && typeof fleet.targets === "object") return fleet.targets;
-  } catch {
+    if (fleet.format_version === 1 && typeof fleet.targets === "object") {
+      return checked(path, fleet.targets);
+    }
+  } catch (error) {
+    if (error instanceof AeencError) throw error;
     // not JSON
   }
   throw new AeencError("INVALID_ARGUMENT", `${path} is not a fleet file of format_version 1; restart the fleet`);

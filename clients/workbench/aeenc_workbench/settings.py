@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import getpass
-import ipaddress
 import json
 import socket
 import sys
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict
 
+from aeenc.errors import FailedPrecondition
+from aeenc.transport.addresses import is_loopback
 from aeenc.transport.targets import home
 from aeenc_workbench.oidc import Provider, roles_of
 from aeenc_workbench.sign_in import Person
@@ -57,7 +58,7 @@ class WorkbenchSettings(BaseSettings):
     def _is_safe(self) -> Self:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key belong together; give both or neither")
-        if self.tls_cert is None and not self.allow_insecure and not _is_loopback(self.host):
+        if self.tls_cert is None and not self.allow_insecure and not is_loopback(self.host):
             raise ValueError(
                 f"{self.host} is not loopback: sessions would travel in the clear; give tls_cert and tls_key, or set "
                 "allow_insecure behind a proxy that has TLS"
@@ -71,15 +72,25 @@ class WorkbenchSettings(BaseSettings):
         roles_of(self.oidc_role)
         return self
 
+    @field_validator("token")
+    @classmethod
+    def _is_something(cls, token: str | None) -> str | None:
+        if token is not None and not token.strip():
+            raise ValueError("is blank; give a token, or leave it out")
+        return token
+
     @property
     def provider(self) -> Provider | None:
         """The OpenID provider."""
         if not self.oidc_issuer or self.oidc_client_secret_file is None:
             return None
+        secret = self.oidc_client_secret_file.read_text(encoding="utf-8").strip()
+        if not secret:
+            raise FailedPrecondition(f"{self.oidc_client_secret_file} is empty; write the workbench's secret into it")
         return Provider(
             issuer=self.oidc_issuer,
             client_id=self.oidc_client_id,
-            client_secret=self.oidc_client_secret_file.read_text(encoding="utf-8").strip(),
+            client_secret=secret,
             url=self.url,
             roles=roles_of(self.oidc_role),
             roles_claim=self.oidc_roles_claim,
@@ -101,6 +112,8 @@ class WorkbenchSettings(BaseSettings):
         try:
             fleet = json.loads((home() / "fleet.json").read_text(encoding="utf-8"))
             host, _, port = fleet["targets"]["workbench"].rpartition(":")
+            if not is_loopback(host):  # a file of the working directory must lead nobody elsewhere
+                return self
             socket.create_connection((host, int(port)), timeout=1).close()
         except (OSError, ValueError, KeyError, TypeError, AttributeError):  # no fleet, or one without a workbench
             return self
@@ -132,10 +145,3 @@ class WorkbenchSettings(BaseSettings):
                 setting = f"{PREFIX}{name.upper()} (--{name.replace('_', '-')})" if name else "aeenc-workbench"
                 sys.stderr.write(f"{setting}: {problem['msg']}\n")
             raise SystemExit(2) from None
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

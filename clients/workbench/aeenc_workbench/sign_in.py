@@ -8,6 +8,7 @@ restart. The cookie holds a name and roles, never a token of the services.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import secrets
@@ -20,7 +21,7 @@ from typing import Any, Literal, get_args
 from itsdangerous import BadSignature, SignatureExpired, URLSafeSerializer, URLSafeTimedSerializer
 from starlette.requests import Request
 
-from aeenc.errors import PermissionDenied, Unauthenticated
+from aeenc.errors import FailedPrecondition, PermissionDenied, Unauthenticated
 
 Role = Literal["annotator", "adjudicator", "admin"]  # each may do what those before it may
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -163,14 +164,24 @@ def person_of(request: Request) -> Person:
 
 
 def _key(folder: Path) -> str:
-    """Reads the key, or makes it."""
+    """Reads the key, or makes it: as a whole or not at all, and of several processes one.
+
+    Raises FailedPrecondition for a file that holds no whole key: anybody could make a session with an empty one.
+    """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / "key"
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return path.read_text(encoding="ascii")
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        key = secrets.token_urlsafe(KEY_BYTES)
-        file.write(key)
+    if not path.exists():
+        made = folder / f".key-{secrets.token_hex(8)}"
+        try:
+            with os.fdopen(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+                file.write(secrets.token_urlsafe(KEY_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+            with contextlib.suppress(FileExistsError):
+                path.hardlink_to(made)
+        finally:
+            made.unlink(missing_ok=True)
+    key = path.read_text(encoding="utf-8", errors="replace").strip()
+    if len(key) < KEY_BYTES or not key.isascii():
+        raise FailedPrecondition(f"{path} holds no whole key; remove it, and everybody signs in anew")
     return key

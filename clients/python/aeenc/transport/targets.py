@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from aeenc.errors import FailedPrecondition, InvalidArgument
-from aeenc.transport.addresses import split
+from aeenc.transport.addresses import is_local, split
 from aeenc.transport.channel import Channel, Retry
 
 FLEET_FORMAT = 1
@@ -108,6 +108,13 @@ def _is_on(value: Any) -> bool:
     return is_on
 
 
+def _is_here(target: str) -> bool:
+    try:
+        return is_local(target)
+    except InvalidArgument:
+        return False
+
+
 def home() -> Path:
     """Returns the folder of the local fleet: AEENC_HOME, or `.aeenc` in the working directory."""
     return Path(os.environ.get("AEENC_HOME") or ".aeenc")
@@ -136,4 +143,11 @@ def read_fleet(folder: Path) -> dict[str, str]:
     targets = fleet.get("targets")
     if not isinstance(targets, dict) or not all(isinstance(target, str) for target in targets.values()):
         raise InvalidArgument(f"{path}:1: `targets` must be an object, service to host:port; restart the fleet")
+    for name, target in targets.items():
+        if name in NAMES and not _is_here(target):
+            variable = f"AEENC_{name.upper()}"
+            raise InvalidArgument(
+                f"{path}:1: {name} is at {target!r}, and a fleet file may name this machine alone; give that address "
+                f"by {variable}"
+            )
     return {name: target for name, target in targets.items() if name in NAMES}
