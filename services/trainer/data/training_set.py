@@ -111,16 +111,18 @@ def build_training_set(
     held_out: Set[str] = frozenset(),
     *,
     own_text: OwnText = "EXCLUDED",
+    validation: Set[str] = frozenset(),
 ) -> TrainingSet:
     """Builds the training set of pairs over a generation's premises.
 
     With a `split`, a text that stands only in trees of other splits is never learned from, as query or as premise;
-    neither is a text of `held_out`, except where trees of the split itself have it. A query of a run that is a premise
-    without splits may have been found by the run, and counts as held out, too. A pair judged both positive and
-    refused, in different runs or by different annotators, is excluded. Of several grades of a pair the highest counts;
-    a positive pair without one has grade 1. With `own_text` NEGATIVE, a query's own text is a refused premise where it
-    is a premise at all, whatever was judged. Raises FailedPrecondition for a pair without a
-    text whose id the generation lacks.
+    neither is a text of `held_out`, except where trees of the split itself have it. A query of a run that is a
+    premise without splits may have been found by the run, and counts as held out, too. Without a `split`, no pair
+    of a query of `validation` is learned from: those queries choose the epoch and judge the result. A pair judged
+    both positive and refused, in different runs or by different annotators, is excluded. Of several grades of a
+    pair the highest counts; a positive pair without one has grade 1. With `own_text` NEGATIVE, a query's own text
+    is a refused premise where it is a premise at all, whatever was judged. Raises FailedPrecondition for a pair
+    without a text whose id the generation lacks.
     """
     known = premises if isinstance(premises, Premises) else Premises.of(premises)
     ordinal_of = lru_cache(maxsize=None)(known.ordinal_by_text.get)  # the pairs' texts; no table of all premises
@@ -139,7 +141,8 @@ def build_training_set(
         is_held_out = (pair.query in held_out and (pair.split != split or _may_be_found(pair, own, known, split))) or (
             text in held_out and pair.premise_split != split
         )
-        if in_other_splits or (split and is_held_out) or text == pair.query:
+        is_held_out = is_held_out if split else pair.query in validation
+        if in_other_splits or is_held_out or text == pair.query:
             dropped += 1
             continue
         if ordinal is None:

@@ -254,14 +254,14 @@ class JobRunner:
             means=self._means,
             artifacts_url=self._checkpoints.store.url,
         )
-        await asyncio.to_thread(files.write_plan, plan)  # settings may have changed since an earlier attempt
-        if not await asyncio.to_thread(files.has_inputs):
+        await run_in_thread(files.write_plan, plan)  # settings may have changed since an earlier attempt
+        if not await run_in_thread(files.has_inputs):
             pairs = await self._pairs.read(job.config.run_ids)
             validation = [EvaluationQuery(text, tuple(gold)) for text, gold in await self._store.validation(job.id)]
             further, held_out = await asyncio.to_thread(self._data_sets.read, job.config.data_sets, job.config.split)
             pairs += further
             candidates = await self._candidates(job, pairs, validation) if job.config.candidates else None
-            await asyncio.to_thread(files.write_inputs, pairs, validation, held_out, candidates)
+            await run_in_thread(files.write_inputs, pairs, validation, held_out, candidates)
 
     async def _candidates(
         self, job: Job, pairs: list[JudgedPair], validation: list[EvaluationQuery]

@@ -69,7 +69,12 @@ class JobInputs:
         if plan.config.mode == "CROSS_ENCODER":  # begins and ends with its layout
             held.append(hold_checkpoint(store, generation.premise_version))
         training_set = build_training_set(
-            files.pairs(), generation.premises, plan.config.split, files.held_out(), own_text=plan.config.own_text
+            files.pairs(),
+            generation.premises,
+            plan.config.split,
+            files.held_out(),
+            own_text=plan.config.own_text,
+            validation={query.text for query in files.validation()},
         )
         check_training_set(training_set, plan.config)
         spec = SpaceSpec.of_meta(base.meta)

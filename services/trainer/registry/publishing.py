@@ -206,13 +206,17 @@ class Publisher:
     async def rollback(
         self, label: str, space_id: str, *, expected_revision: int | None, wait_s: float, request_id: str = ""
     ) -> Publication:
-        """Points a label back at its previous version. A repeated `request_id` goes back once."""
+        """Points a label back at its previous version. A repeated `request_id` goes back once.
+
+        Raises FailedPrecondition where the label stands in several spaces and none is named, unless corpora serve one
+        of them and no revision is expected: a revision belongs to one space.
+        """
         name = _movable(label or STABLE)
         asked = {"label": name, "space_id": space_id, "expected_revision": expected_revision}
         request = Request(request_id, "Rollback", asked)
         if record := await self._registry.requests.answer(request):
             return await self._again(record, wait_s)
-        row = await self._label(name, space_id)
+        row = await self._label(name, space_id, has_revision=expected_revision is not None)
         if not row.previous:
             raise errors.FailedPrecondition(f"label {name!r} has no version before {row.version}; publish one")
         # Against the revision just read: of two concurrent rollbacks one wins and the other is Aborted.
@@ -275,19 +279,32 @@ class Publisher:
             )
         return rows[0]
 
-    async def _label(self, name: str, space_id: str) -> LabelRow:
-        row = await self._registry.label(self._of(space_id), name)
+    async def _label(self, name: str, space_id: str, *, has_revision: bool = False) -> LabelRow:
+        place = space_id or await self._space_of(name, has_revision=has_revision)
+        row = await self._registry.label(place, name)
         if row is None:
-            raise errors.NotFound(f"there is no label {name!r} in space {self._of(space_id)}; list the labels")
+            raise errors.NotFound(f"there is no label {name!r} in space {place}; list the labels")
         return row
 
-    async def _space_of(self, name: str) -> str:
-        """Finds the only space with a label, otherwise the trainer's own."""
-        spaces = [row.space_id for row in await self._registry.labels(readable=True) if row.name == name]
-        return spaces[0] if len(spaces) == 1 else self._space.space_id
+    async def _space_of(self, name: str, *, has_revision: bool = False) -> str:
+        """Finds the space of a label that is named without one: the only one, else the only one that corpora serve.
 
-    def _of(self, space_id: str) -> str:
-        return space_id or self._space.space_id
+        That of cross-encoders is found where no other has the label. Raises FailedPrecondition where several remain, or
+        where a revision is expected of one of several.
+        """
+        everywhere = sorted(row.space_id for row in await self._registry.labels(readable=True) if row.name == name)
+        spaces = [one for one in everywhere if one != CROSS_ENCODER] or everywhere
+        if len(spaces) > 1 and not has_revision:
+            with contextlib.suppress(errors.AeencError):  # the index is away: nobody knows
+                served = await self._tandems.served_spaces()
+                spaces = [one for one in spaces if one in served] or spaces
+        if len(spaces) > 1:
+            raise errors.FailedPrecondition(
+                f"label {name!r} stands in the spaces {', '.join(spaces)}; name the one that you mean by space_id "
+                "(--space), or roll back a corpus",
+                reason="SPACE_AMBIGUOUS",
+            )
+        return spaces[0] if spaces else self._space.space_id
 
     async def _activated(self, request: Request, done: TandemActivation, answer: str) -> Publication:
         """Notes the request of a generation's activation with its answer."""

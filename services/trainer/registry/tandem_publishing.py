@@ -169,9 +169,13 @@ class TandemPublisher:
     async def close(self, space_id: str, label: str, request: Request) -> None:
         """Removes `stable` or `previous` of a space. Raises FailedPrecondition if a corpus serves the space."""
         async with self._tandems.turn():
-            if space_id in served_spaces(await self._index.info()):
+            if space_id in await self.served_spaces():
                 raise errors.FailedPrecondition(f"label {label!r} cannot be deleted; point 'stable' elsewhere instead")
             await self._registry.delete_label(space_id, label, request=request)
+
+    async def served_spaces(self) -> set[str]:
+        """The spaces that corpora serve. Raises what the index raises."""
+        return served_spaces(await self._index.info())
 
     async def _check_unmoved(self, space_id: str, revision: int) -> None:
         """Raises Aborted unless `stable` of a space is at a revision; 0 for no label."""
@@ -245,7 +249,7 @@ class TandemPublisher:
             tandems = await self._tandems.all()
             spaces = {tandem.space_id for tandem in tandems}
             rows = [row for row in await self._registry.labels() if row.space_id in spaces]
-            served = served_spaces(await self._index.info())
+            served = await self.served_spaces()
             ways_back = {tandem.replaces_space for tandem in tandems if tandem.space_id in served}
             kept = {self._space.space_id, *served, *ways_back}
             used = {row.space_id for row in rows if row.name not in OURS}

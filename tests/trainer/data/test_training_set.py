@@ -117,6 +117,14 @@ def test_held_out_texts_are_learned_from_only_where_trees_of_the_split_have_them
     assert build_training_set(stranger, PREMISES, "", held_out).dropped == 0
 
 
+def test_validation_queries_are_not_learned_from_without_a_split():
+    pairs = [pair("q", "text a"), pair("r", "text a"), pair("r", "text b", "NEGATIVE"), pair("q", "r")]
+    training_set = build_training_set(pairs, PREMISES, "", validation={"r"})
+    assert ([one.query for one in training_set.examples], training_set.dropped) == (["q"], 2)
+    of_train = [JudgedPair("r", "", "text a", "POSITIVE", "train")]
+    assert build_training_set(of_train, PREMISES, "train", validation={"r"}).dropped == 0, "as the split says"
+
+
 def test_an_id_that_the_generation_does_not_know_is_named():
     with pytest.raises(FailedPrecondition, match="premise 'zz' of query 'q'"):
         build_training_set([JudgedPair("q", "zz", "", "POSITIVE")], PREMISES, "train")

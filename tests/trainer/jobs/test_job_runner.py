@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 from dataclasses import replace
 
 import pytest
@@ -193,6 +194,26 @@ async def test_a_job_whose_inputs_a_newer_release_has_written_waits_and_names_th
     bench.runner.start()
     await until(lambda: f"{newer} has format_version 2" in bench.readiness.reason)
     assert await has_state(bench, bench.job.id, "RUNNING")
+
+
+async def test_a_cancelled_job_writes_no_inputs_beside_its_successor(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    go_on, entered, left = threading.Event(), threading.Event(), list[str]()
+
+    def slowly(self: JobFiles, plan: object) -> None:
+        entered.set()
+        assert go_on.wait(20)
+        left.append("written")
+
+    monkeypatch.setattr(JobFiles, "write_plan", slowly)
+    preparing = asyncio.create_task(bench.runner._prepare(bench.job, JobFiles(bench.directory)))
+    await until(entered.is_set)
+    preparing.cancel()
+    _, pending = await asyncio.wait([preparing], timeout=0.2)
+    assert pending, "the lease is held as long as the thread writes"
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await preparing
+    assert left == ["written"]
 
 
 async def test_a_job_that_release_0_1_has_cancelled_knows_the_retry_and_goes_on(bench: Bench):

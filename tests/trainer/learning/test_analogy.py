@@ -81,6 +81,23 @@ def test_a_shift_of_length_zero_has_no_gradient_that_is_not_finite():
     assert torch.isfinite(vectors.grad).all()
 
 
+@pytest.mark.parametrize("zero", ["answers", "questions", "first", "second"])
+def test_a_shift_of_length_zero_has_cosine_zero_and_gives_nobody_a_gradient(zero: str):
+    drawn = torch.nn.functional.normalize(torch.randn(4, 1, 8, generator=torch.Generator().manual_seed(2)), dim=2)
+    made, copied = {"answers": (3, 1), "questions": (2, 0), "first": (1, 0), "second": (3, 2)}[zero]
+    drawn[made] = drawn[copied]
+    vectors = drawn.clone().requires_grad_()
+    loss = Analogy(0.1)((vectors[0], vectors[1]), (vectors[2], vectors[3]), torch.tensor([True]))
+    loss.backward()
+    alone = drawn.clone().requires_grad_()
+    a, b, c, d = alone
+    one, other = (a - b, c - d) if zero in {"answers", "questions"} else (a - c, b - d)  # the shift that has a length
+    expected = (1 - torch.nn.functional.cosine_similarity(one, other)).square().sum() + 1
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    torch.testing.assert_close(vectors.grad, alone.grad)
+
+
 def listed(training_set: TrainingSet, prototypes: int, seed: int) -> list[tuple[Any, ...]]:
     """Quadruples as texts."""
     items, holds = quadruples(training_set, prototypes, seed)

@@ -231,6 +231,26 @@ async def test_a_way_back_that_nobody_went_is_refused_and_a_repeated_one_goes_ba
     assert await world.served() == (world.space.version, world.base)
 
 
+async def test_a_rollback_that_names_no_space_moves_the_one_that_serves_or_none(
+    world: TandemWorld, pairs: list[TandemCheckpoints]
+) -> None:
+    tandem, better = await tandem_and_better(world, pairs)
+    await world.registry.publish(better, wait_s=20)
+    await world.registry.publish(tandem.version, wait_s=20)
+    before = {label.space_id: label async for label in world.registry.list_labels() if label.name == "stable"}
+    assert set(before) == {world.space.space_id, tandem.space_id}
+    with pytest.raises(errors.FailedPrecondition, match=f"no version before {tandem.version}"):
+        await world.registry.rollback()
+    revision = before[world.space.space_id].revision
+    with pytest.raises(errors.FailedPrecondition, match=f"{tandem.space_id}.*name the one that you mean") as caught:
+        await world.registry.rollback(expected_revision=revision)
+    assert (caught.value.reason, world.space.space_id in caught.value.message) == ("SPACE_AMBIGUOUS", True)
+    after = {label.space_id: label async for label in world.registry.list_labels() if label.name == "stable"}
+    assert after == before
+    back = await world.registry.rollback(space_id=world.space.space_id, expected_revision=revision)
+    assert (back.label.space_id, back.label.version) == (world.space.space_id, world.space.version)
+
+
 async def test_the_space_before_the_way_back_is_closed(world: TandemWorld, pairs: list[TandemCheckpoints]) -> None:
     tandems = [await world.tandem(made) for made in pairs]
     await world.rows.set_label(pairs[1].space_id, "run-1", pairs[1].version)

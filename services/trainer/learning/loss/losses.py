@@ -130,10 +130,18 @@ class Analogy:
         Returns the mean over quadruples of the sum over both shifts.
         """
         (a, b), (c, d) = first, second
-        cosines = torch.stack([functional.cosine_similarity(a - b, c - d), functional.cosine_similarity(a - c, b - d)])
+        cosines = torch.stack([_shift_cosine(a - b, c - d), _shift_cosine(a - c, b - d)])
         distances = 1 - cosines  # (2, q)
         apart = torch.clamp(self.margin - distances, min=0)
         return torch.where(holds, distances.square(), apart.square()).sum(dim=0).mean()
+
+
+def _shift_cosine(one: Tensor, other: Tensor) -> Tensor:
+    """The cosine of shifts (q, dim); 0, without a gradient, where one has no length: a division by it gives 1/0."""
+    has_length = ((one != 0).any(dim=1) & (other != 0).any(dim=1))[:, None]
+    whole = torch.ones_like(one)
+    cosines = functional.cosine_similarity(torch.where(has_length, one, whole), torch.where(has_length, other, whole))
+    return torch.where(has_length[:, 0], cosines, torch.zeros_like(cosines))
 
 
 class NliClassification(nn.Module):
