@@ -19,6 +19,28 @@ from services.kit.call import CALL
 LOGS_KEPT = 3  # besides the one that is written
 
 
+class LogOutput:
+    """Where the lines of this process go. One that cannot be written is lost and counted: no call fails for its log."""
+
+    lost = 0  # of the process, as its log is
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Writes one line."""
+        try:
+            return self._stream.write(text)
+        except (OSError, ValueError):  # a full disk, a pipe that nobody reads, a closed stream
+            LogOutput.lost += 1
+            return len(text)
+
+    def flush(self) -> None:
+        """Flushes what is written."""
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
+
+
 class LogFile:
     """The file in place of stdout and stderr of one process: tracebacks and what C libraries print are in it, too.
 
@@ -74,7 +96,8 @@ def configure(
     log_file_bytes: int = 0,
 ) -> None:
     """Sets up the logging of the process: to stderr, or to a `LogFile`. Call it once, in `__main__`."""
-    output = cast("TextIO", LogFile(log_file, log_file_bytes)) if log_file else sys.stderr
+    written = cast("TextIO", LogFile(log_file, log_file_bytes)) if log_file else sys.stderr
+    output = cast("TextIO", LogOutput(written))
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         name_call,

@@ -155,6 +155,8 @@ class GrpcServer:
         self._health = health.aio.HealthServicer()
         in_force = Gauge("aeenc_tokens_file_in_force", "0: the tokens file on disk is wrong", registry=self.metrics)
         in_force.set_function(lambda: not self.gate.problem)
+        lost = Gauge("aeenc_log_lines_lost", "lines of the log that could not be written", registry=self.metrics)
+        lost.set_function(lambda: logs.LogOutput.lost)
         state = Gauge("aeenc_state", "1 for the state that GetInfo reports", ["state"], registry=self.metrics)
         for name in get_args(State):
             state.labels(name).set_function(partial(self.readiness.is_in, name))

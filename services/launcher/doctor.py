@@ -24,8 +24,9 @@ from pydantic import ValidationError
 import aeenc
 from aeenc import errors
 from aeenc.adapters.status import PATIENCE_S, ServiceReport, ask
+from aeenc.transport.addresses import proxy_of
 from aeenc.transport.channel import AWAY
-from aeenc.transport.targets import Targets
+from aeenc.transport.targets import SERVICES, Targets
 from services.kit.settings import RedisSettings
 from services.launcher.fleet import Fleet
 from services.launcher.private_redis import find_redis_server
@@ -62,6 +63,7 @@ async def examine(targets: Targets, fleet: Fleet) -> list[Finding]:
         *_gpu(_gpus()),
         _disk(fleet.home),
         _files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+        *_proxy(targets),
         *await _redis(fleet),
         *_services(targets, await ask(targets), is_up=bool(fleet.running())),
         *await _admin(targets),
@@ -140,6 +142,13 @@ def _disk(home: Path) -> Finding:
         remedy = "`aeenc gc` removes what is no longer kept; or choose another folder with AEENC_HOME"
         return Finding("disk", "wrong", about, remedy)
     return Finding("disk", "ok", about)
+
+
+def _proxy(targets: Targets) -> Iterator[Finding]:
+    for name in SERVICES:
+        if proxy := proxy_of(getattr(targets, name)):
+            remedy = "put its host into no_proxy, if no proxy shall lead there"
+            yield Finding("proxy", "note", f"the {name} is called by way of the proxy {proxy}", remedy)
 
 
 def _files(limit: int) -> Finding:

@@ -85,9 +85,10 @@ def end(processes: Sequence[ProcessId], timeout_s: float) -> None:
 
 
 def tail(log: Path) -> str:
-    """Returns the last lines of a log."""
+    """Returns the last lines of a log, without those that only point into a line of code."""
     try:
-        return "\n".join(log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip(" ^~|")]
+        return "\n".join(lines[-TAIL_LINES:])
     except FileNotFoundError:
         return "(no log)"
 

@@ -96,3 +96,32 @@ def test_a_log_file_that_cannot_be_written_stops_the_start_by_name(tmp_path: Pat
 def test_a_size_below_a_page_is_refused():
     with pytest.raises(ValueError, match="greater than or equal to 4096"):
         ServiceSettings(log_file_bytes=100)
+
+
+FULL = """
+import os, sys
+from pathlib import Path
+from services.kit import logs
+
+told = os.dup(1)
+path = None if sys.argv[1] == "stderr" else Path(sys.argv[1])
+logs.configure(log_format="json", level="info", service="test", instance="1", log_file=path, log_file_bytes=4096)
+log = logs.get("test")
+for number in range(400):
+    log.info("line", number=number)
+    try:
+        raise OSError("a failure")
+    except OSError:
+        log.exception("failed")
+os.write(told, str(logs.LogOutput.lost).encode())
+os._exit(7)
+"""
+
+
+@pytest.mark.parametrize("place", ["/dev/full", "stderr"])
+def test_lines_that_cannot_be_written_are_lost_and_counted_and_raise_nothing(place: str):
+    with Path("/dev/full").open("wb") as full:
+        command = [sys.executable, "-c", FULL, place]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, timeout=60, check=False)
+    assert done.returncode == 7
+    assert 0 < int(done.stdout) <= 800

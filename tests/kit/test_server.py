@@ -57,7 +57,7 @@ class Servicer(encoder_pb2_grpc.EncoderServiceServicer):
             case "id":
                 return encoder_pb2.EncodeResponse(model_version=request_id(context))
             case "disk":
-                raise OSError(errno.ENOSPC, "No space left on device")
+                raise OSError(getattr(errno, request.texts[1]), "the disk says no")
             case "wait":
                 self.waiting += 1
                 await self.release.wait()
@@ -251,12 +251,23 @@ async def test_a_refused_call_leaves_nothing_for_the_garbage_collector() -> None
     assert not left, "frames and exceptions that refer to each other make pauses when many calls are refused"
 
 
-async def test_a_full_disk_answers_unavailable_and_says_so() -> None:
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("ENOSPC", "the disk is full"),
+        ("EDQUOT", "the disk is full"),
+        ("EFBIG", "a file-size limit is reached"),
+        ("EROFS", "the disk is read-only; mount it"),
+        ("EACCES", "denies the service a file; correct its owner"),
+        ("EIO", "fails to read or write; replace it"),
+    ],
+)
+async def test_what_a_disk_refuses_is_unavailable_and_named(name: str, said: str) -> None:
     server, _ = build()
     async with server:
         client = EncoderClient((await ready(server)).channel.with_options(retry=False))
-        with pytest.raises(errors.Unavailable, match="disk is full"):
-            await client.encode(["disk"])
+        with pytest.raises(errors.Unavailable, match=said):
+            await client.encode(["disk", name])
 
 
 async def test_a_thousand_violations_still_fit_into_a_trailer() -> None:

@@ -196,3 +196,11 @@ def test_precisions_are_compared_with_a_checkpoint_of_the_home(tmp_path: Path) -
     assert (rows["float32"]["cosine"], rows["float32"]["texts_s"] > 0) == (1.0, True)
     assert "has no model.int8.onnx" in rows["int8"]["verdict"]
     assert "bfloat16" in rows
+
+
+def test_a_proxy_that_leads_to_a_service_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://proxy.example:3128")
+    targets = Targets(encoder="encoder.example:50051")
+    [found] = doctor._proxy(targets)
+    assert (found.check, found.state) == ("proxy", "note")
+    assert "encoder is called by way of the proxy proxy.example:3128" in found.about

@@ -231,3 +231,8 @@ def test_every_service_bounds_its_own_log(tmp_path: Path):
     for service in TARGETS:
         told = fleet._settings(service, Options(), TARGETS, "redis://127.0.0.1:1/0")
         assert told["log_file"] == str(tmp_path.resolve() / "logs" / f"{service}.log")
+
+
+def test_the_end_of_a_log_has_no_lines_that_only_point(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("Traceback:\n    raise x\n    ^^^^^^^\n      ~~^~~\nOSError: read-only\n")
+    assert processes.tail(tmp_path / "log") == "Traceback:\n    raise x\nOSError: read-only"

@@ -37,7 +37,14 @@ log = get(__name__)
 LINGER_S = 0.5
 ABOUT_CHARS = 256  # of each name in a line of the audit trail
 
-_DISK_FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
+# What a disk may do to a call: callers can neither cause nor mend it, and operators must know what to look at.
+_DISK = {
+    **dict.fromkeys((errno.ENOSPC, errno.EFBIG, errno.EDQUOT), "is full or a file-size limit is reached; free space"),
+    errno.EROFS: "is read-only; mount it for writing",
+    errno.EACCES: "denies the service a file; correct its owner and permissions",
+    errno.EPERM: "denies the service a file; correct its owner and permissions",
+    errno.EIO: "fails to read or write; replace it, or restore a backup",
+}
 _ARITY = {False: "unary", True: "stream"}
 
 
@@ -312,6 +319,6 @@ def to_public_error(error: BaseException, request_id: str = "") -> errors.AeencE
         return error
     if isinstance(error, TimeoutError):
         return errors.DeadlineExceeded("the call's time is over; allow more time")
-    if isinstance(error, OSError) and error.errno in _DISK_FULL:
-        return errors.Unavailable("the disk is full or a file-size limit is reached; free space and retry")
+    if isinstance(error, OSError) and error.errno in _DISK:
+        return errors.Unavailable(f"the disk {_DISK[error.errno]} and retry; the service's log names the file")
     return errors.AeencError(f"internal error; the service's log has it under this call's x-request-id {request_id}")

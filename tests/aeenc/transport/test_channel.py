@@ -387,3 +387,20 @@ async def test_a_message_that_could_not_be_sent_any_more_is_unavailable_and_no_i
     own = grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), "a bug")
     assert type(channel._translate(own, channel.grpc.unary_unary("/x/Y"), channel.metadata())) is errors.AeencError
     await channel.close()
+
+
+@pytest.mark.parametrize("name", ["http_proxy", "https_proxy", "grpc_proxy"])
+async def test_a_proxy_of_the_environment_is_for_other_machines_and_named_where_it_leads(
+    monkeypatch: pytest.MonkeyPatch, name: str
+):
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("no_grpc_proxy", raising=False)
+    monkeypatch.setenv(name, "http://user:secret@127.0.0.1:9")
+    async with served(lambda _: None) as (_, channel):
+        assert (await EncoderClient(channel).encode(["ice"])).vectors.shape == (1, 2)
+    away = Channel("192.0.2.1:50051", timeout_s=1, retry=False)
+    with pytest.raises(
+        errors.Unavailable, match=r"192\.0\.2\.1:50051 by way of the proxy 127\.0\.0\.1:9, which no_proxy"
+    ):
+        await EncoderClient(away).encode(["ice"])
+    await away.close()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
 import re
 import socket
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ _LISTS = ("ipv4:", "ipv6:")
 _SOCKETS = ("unix:", "unix-abstract:")
 _OTHERS = (*_SOCKETS, "vsock:", "xds:")  # gRPC's own, without a host and a port
 _ASKS = re.compile("dns://[^/]")  # a name server of its own
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # as gRPC's core looks for them
 _SERVER = re.compile(r"(\[[^/@ ]+\]|[^/@: ]*)(?::([0-9]{1,5}))?")
 _TLS_PORT = 443  # gRPC's own default, also without TLS
 
@@ -84,6 +86,12 @@ def is_local(target: str) -> bool:
         or (not part.startswith(_OTHERS) and not _ASKS.match(part) and is_loopback(_host_and_port(part, tls=True)[0]))
         for part in split(target, tls=True)
     )
+
+
+def proxy_of(target: str) -> str:
+    """The proxy that gRPC's core calls a target by, without credentials; "": none. This machine is called directly."""
+    found = next((value for name in _PROXIES if (value := os.environ.get(name))), "")
+    return "" if not found or is_local(target) else found.rpartition("@")[2].removeprefix("http://")
 
 
 async def resolve(target: str, *, tls: bool = False) -> list[Address]:

@@ -23,7 +23,7 @@ from grpc.aio import AioRpcError
 
 from aeenc import errors
 from aeenc.transport import status
-from aeenc.transport.addresses import Address, is_local, resolve, split
+from aeenc.transport.addresses import Address, is_local, proxy_of, resolve, split
 from aeenc.transport.spreading import SpreadChannel, SpreadMethod
 from aeenc.transport.tracing import name_of, traced
 
@@ -362,7 +362,9 @@ class Channel:
         if isinstance(error, errors.Unavailable):
             reason = "connection refused" if "refused" in error.message else error.message
             remedy = self._options["remedy"] or "is it running there?"
-            message = f"no service answers at {self.target} ({reason}); {remedy}"
+            proxy = proxy_of(self.target)
+            way = f" by way of the proxy {proxy}, which no_proxy can except it from" if proxy else ""
+            message = f"no service answers at {self.target}{way} ({reason}); {remedy}"
             return errors.Unavailable(message, reason=AWAY)
         if isinstance(error, errors.Overloaded) and "larger than max" in error.message:  # grpc's own check of sizes
             return errors.TooLarge(f"a message to or from {self.target} is too large ({error.message}); split the call")
@@ -391,6 +393,8 @@ class _Line:
             ("grpc.http2.ping_timeout_ms", round(KEEPALIVE_TIMEOUT_S * 1000)),  # else a shorter one has no effect
             ("grpc.http2.max_pings_without_data", 0),  # no limit: a watch may be silent for hours
         ]
+        if all(map(is_local, targets)):  # a proxy of the environment is for other machines
+            self._options.append(("grpc.enable_http_proxy", 0))
         if tls_name:
             self._options.append(("grpc.ssl_target_name_override", tls_name))
         self._loop: asyncio.AbstractEventLoop | None = None
