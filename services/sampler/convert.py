@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from aeenc import errors
 from aeenc.oracle import Verdict
 from aeenc.v1 import oracle_pb2, sampler_pb2, types_pb2
+from services.corpus.sameness import same_key
 from services.kit.convert import bounded, decode_enum, to_duration, to_timestamp
 from services.kit.limits import Limits, check_count
 from services.sampler.acs.algorithm import ROOT, Rules
@@ -38,7 +39,6 @@ from services.sampler.records.runs import (
     PremiseSource,
     Run,
     RunConfig,
-    RunProgress,
     parse_time,
 )
 from services.store.life_cycles import now
@@ -170,16 +170,11 @@ def to_run(run: Run) -> sampler_pb2.Run:
         error=run.error,
         model_version=run.model_version,
         generation=run.generation,
-        progress=to_progress(run.progress),
+        progress=sampler_pb2.RunProgress(**asdict(run.progress)),
         created_at=to_timestamp(run.created_at),
         ended_at=to_timestamp(run.ended_at),
         current_version=run.version,
     )
-
-
-def to_progress(progress: RunProgress) -> sampler_pb2.RunProgress:
-    """The progress of a run."""
-    return sampler_pb2.RunProgress(**asdict(progress))
 
 
 def to_garbage(old: OldRun) -> types_pb2.Garbage:
@@ -309,10 +304,13 @@ def to_time(at: float) -> datetime:
 
 def to_lease(leased: LeasedTask) -> sampler_pb2.Lease:
     """A lease with what is to be judged."""
+    task = leased.record.task.to_proto()
+    for candidate in (*task.accepted, *task.candidates):
+        candidate.same_key = same_key(candidate.text)
     return sampler_pb2.Lease(
         lease_id=leased.lease.id,
         run_id=leased.record.run_id,
-        task=leased.record.task.to_proto(),
+        task=task,
         expires_at=to_timestamp(to_time(leased.lease.expires_at)),
         remaining=to_duration(max(leased.lease.expires_at - leased.at, 0.0)),
         hypothesis_id=leased.hypothesis_id,

@@ -7,18 +7,17 @@ module knows neither vectors nor the disk.
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from aeenc import errors
 from services.corpus.generation import PremiseRecord
+from services.corpus.sameness import normalized
 from services.index.values import Sameness
 from services.kit.limits import Limits
 
 ID_BYTES = 256
 SPLIT_BYTES = 64
-MEANINGFUL = frozenset("%‰&@#/*")  # punctuation by its Unicode category, but with a meaning
 
 
 @dataclass
@@ -123,19 +122,3 @@ def check_premise(premise: PremiseRecord, where: str, limits: Limits) -> None:
 def _ids_of(premise: PremiseRecord) -> list[tuple[str, str]]:
     """All ids of a premise, each with the name of its field."""
     return [("id", premise.id), *(("aliases", alias) for alias in premise.aliases)]
-
-
-def normalized(text: str) -> str:
-    """Removes differences without meaning from a text: Unicode form (NFKC), case, white space, punctuation.
-
-    Punctuation before a digit stays, so that 3.5 is not 35 and -5 is not 5; symbols stay. A text of punctuation alone
-    stays as it is.
-    """
-    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
-    kept = [" " if _is_noise(char, folded[at : at + 1]) else char for at, char in enumerate(folded, start=1)]
-    return " ".join("".join(kept).split()) or text
-
-
-def _is_noise(char: str, following: str) -> bool:
-    category = unicodedata.category(char)[0]
-    return category in "ZC" or (category == "P" and char not in MEANINGFUL and not following.isdigit())

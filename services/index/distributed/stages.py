@@ -24,7 +24,8 @@ from aeenc.errors import InvalidArgument
 from aeenc.transport.targets import Targets
 from services.corpus.generation import PremiseRecord, Storage
 from services.corpus.inner_products import norms_of
-from services.index.building.folding import Draft, Folding, check_premise, normalized
+from services.corpus.sameness import normalized
+from services.index.building.folding import Draft, Folding, check_premise
 from services.index.building.vectors import BatchEncoder
 from services.index.distributed.plan import POSITION_BITS, Plan
 from services.index.distributed.work import Range, Work, ranges_of

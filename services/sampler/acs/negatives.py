@@ -7,16 +7,13 @@ measured from the best-scored accepted premise of the query; a query without one
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Reason = Literal["rank", "margin", "wording"]
+from services.corpus.sameness import same_key
 
-_WORD = re.compile(r"[^\W_]+")
-_SAYS_NOTHING = frozenset({"a", "an", "the", "is", "are", "was", "were", "be"})
-_SIBILANT_PLURAL = ("sses", "xes", "ches", "shes")
+Reason = Literal["rank", "margin", "wording"]
 
 
 @dataclass(frozen=True)
@@ -62,14 +59,15 @@ class RefusalFilter:
         best = max((score for _, score in accepted), default=None)
         possible = [best, *(score if best is None else max(best, score) for _, score in unsure)]
         self._limits = [rules.limit(one) for one in possible]
-        self._same = _wordings([query, *(text for text, _ in accepted), *added]) if rules.rewordings else frozenset()
-        self._perhaps = _wordings(text for text, _ in unsure) if rules.rewordings else frozenset()
+        holding = (query, *(text for text, _ in accepted), *added) if rules.rewordings else ()
+        self._same = {same_key(text) for text in holding}
+        self._perhaps = {same_key(text) for text, _ in unsure} if rules.rewordings else set()
 
     def reason(self, text: str, rank: int, score: float) -> tuple[Reason | None, bool]:
         """The reason to leave a refused premise out (None: keep it), and whether later answers cannot change that."""
         if rank < self._rules.min_rank or 0 < self._rules.max_rank < rank:
             return "rank", True
-        said = wording(text) if self._rules.rewordings else ()
+        said = same_key(text) if self._rules.rewordings else ""
         if said in self._same:
             return "wording", True
         if score > max(self._limits):
@@ -79,23 +77,3 @@ class RefusalFilter:
         if score > min(self._limits):
             return "margin", False
         return None, True
-
-
-def wording(text: str) -> tuple[str, ...]:
-    """The content of a sentence: its words in order, without case, articles, forms of "be", and endings in s.
-
-    Two sentences with the same wording count as one fact. Order matters: "a causes b" differs from "b causes a".
-    """
-    return tuple(_singular(word) for word in _WORD.findall(text.lower()) if word not in _SAYS_NOTHING)
-
-
-def _wordings(texts: Iterable[str]) -> frozenset[tuple[str, ...]]:
-    return frozenset(wording(text) for text in texts)
-
-
-def _singular(word: str) -> str:
-    if len(word) <= 3 or not word.endswith("s") or word.endswith("ss"):
-        return word
-    if word.endswith("ies"):
-        return f"{word[:-3]}y"
-    return word[:-2] if word.endswith(_SIBILANT_PLURAL) else word[:-1]

@@ -1,46 +1,8 @@
 """Which texts are one premise: the same to the byte, or, on request, the same once normalised."""
 
-import pytest
-
 from aeenc import errors
 from aeenc.v1 import index_pb2
-from services.index.building.folding import normalized
 from support.worlds.index_world import premise, raises
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("Ice is cold.", "ice is cold"),
-        ("ice  is\tcold ", "ice is cold"),
-        ("well-known facts", "well known facts"),
-        ("a (frozen) lake", "a frozen lake"),
-        ("cafe\u0301", "CAF\u00c9"),
-        ("\ufb01sh swim", "fish swim"),
-        ("stra\u00dfe", "STRASSE"),
-        ("\u201cquoted\u201d \u2026", '"quoted"'),
-        ("zero\u200bwidth", "zero width"),
-    ],
-)
-def test_what_makes_no_difference_is_left_out(one, other):
-    assert normalized(one) == normalized(other)
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("3.5 metres", "35 metres"),
-        ("it is -5 degrees", "it is 5 degrees"),
-        ("5% of it", "5 of it"),
-        ("2 + 2", "2 2"),
-        ("ice is cold", "ice is colder"),
-        ("!", "?"),
-        ("\u0915\u093f", "\u0915\u0940"),  # the vowel signs of Devanagari
-        ("re\u0301sume\u0301", "resume"),
-    ],
-)
-def test_what_makes_a_difference_stays(one, other):
-    assert normalized(one) != normalized(other)
 
 
 async def test_similar_texts_become_aliases_only_where_the_build_asks_for_it(index, encoder):

@@ -264,6 +264,17 @@ async def test_control_items_measure_annotators_and_become_no_pairs(world: Sampl
         assert {pair.query for pair in await pairs(sampler, run_id)} <= {"hypothesis 0", "hypothesis 1"}
 
 
+async def test_the_candidates_of_a_lease_carry_a_key_by_which_they_say_the_same(world: SamplerWorld, tmp_path):
+    texts = ["Ice melts at > 0 degrees", "ice melts at > 0 degrees.", "ice melts at < 0 degrees"]
+    item = {"query": "what does ice do", "explains": texts[:1], "refuses": texts[1:]}
+    controls = tmp_path / "controls.jsonl"
+    controls.write_text(json.dumps(item))
+    async with at_work(world, controls=str(controls), qualify=1) as (people, _, run_id):
+        keys = {one.text: one.same_key for one in (await take(people, "ann", run_id)).task.candidates}
+        assert keys[texts[0]] == keys[texts[1]] != keys[texts[2]]
+        assert all(keys.values())
+
+
 async def test_a_retried_lease_is_the_same_lease(world: SamplerWorld):
     async with at_work(world, 3) as (people, _, _run):
         first = await people.lease("ann", max_tasks=2, request_id="r1")

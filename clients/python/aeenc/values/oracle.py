@@ -49,11 +49,21 @@ class Candidate:
     """Its rank, from 1."""
     score: float = 0.0
     """Its score, a cosine."""
+    same_key: str = ""
+    """Names what the text says: premises of equal keys say the same, apart from case, spaces, punctuation, articles,
+    "is", "are", "be" and plural endings. Opaque. Set in leases only.
+    """
 
     @classmethod
     def from_message(cls, message: oracle_pb2.Candidate) -> Candidate:
         """Reads the message."""
-        return cls(premise_id=message.premise_id, text=message.text, rank=message.rank, score=message.score)
+        return cls(
+            premise_id=message.premise_id,
+            text=message.text,
+            rank=message.rank,
+            score=message.score,
+            same_key=message.same_key,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

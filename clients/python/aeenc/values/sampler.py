@@ -221,8 +221,9 @@ class NegativeFilter:
     95 %. 0 to 2. Unset, or nothing accepted: no limit.
     """
     rewordings: bool = False
-    """Whether to drop rewordings of the query or of an accepted premise: the same words in the same order, apart from
-    case, articles, forms of "be" and plural endings. Default: false.
+    """Whether to drop rewordings of the query or of an accepted premise: the same words and symbols in the same order,
+    apart from case, punctuation, articles, "is", "are", "be" and plural endings (Candidate.same_key). Default:
+    false.
     """
 
     @classmethod
