@@ -279,6 +279,29 @@ async def test_a_person_judges_in_a_real_terminal(world: SamplerWorld):
         assert (await sampler.get_run(run_id)).state == sampler_pb2.RUN_STATE_SUCCEEDED
 
 
+async def test_an_answer_that_is_refused_stays_on_the_screen_and_can_be_corrected(world: SamplerWorld):
+    async with queued(world, 1) as (sampler, run_id):
+        own_words = "ihypothesis 0\n"  # a conclusion that leads back to the query
+        answered, screens = await judge(sampler.channel.target, run_id, f"1{own_words}\n")
+        assert answered == 0
+        [shown] = [screen for screen in screens if "Not taken: " in screen]
+        assert "[ ok ]" in shown, "what was ticked is still there"
+        people = sdk.PeopleClient(sampler.channel)
+        assert len(await people.lease("bob", run_id=run_id)) == 1, "the task was given back"
+
+
+async def test_lines_of_a_pipe_judge_nothing(world: SamplerWorld):
+    async with queued(world, 1) as (sampler, run_id):
+        words = ["--sampler", sampler.channel.target, "oracle", "terminal", "--run", run_id, "--no-wait"]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with running([*COMMAND, *words], **pipes, text=True, env=environment) as process:
+            _, told = await asyncio.to_thread(process.communicate, "\n")
+        assert process.returncode == 4, told
+        assert "no terminal" in told
+        assert await said(sampler, run_id) == []
+
+
 async def test_ctrl_c_gives_the_task_back(world: SamplerWorld):
     async with queued(world, 1) as (sampler, run_id):
         parent, child = pty.openpty()

@@ -60,23 +60,27 @@ class AeencRetriever(BaseRetriever):
     routing_key: str = ""
     timeout_s: float | None = None
 
-    _premises: PremiseRetriever = PrivateAttr()
+    _opened: dict[tuple[Any, ...], PremiseRetriever] = PrivateAttr(default_factory=dict)
 
     def model_post_init(self, context: Any, /) -> None:
         """Reads the settings; the connection opens at the first call."""
         super().model_post_init(context)
-        self._premises = PremiseRetriever(
-            self.corpus,
-            index=self.index,
-            token=self.token.get_secret_value() if self.token else None,
-            ca=self.ca,
-            cert=self.cert,
-            key=self.key,
-        )
+        _ = self._premises
+
+    @property
+    def _premises(self) -> PremiseRetriever:
+        """The retriever of what the fields say now: they may be set anew, or differ in a copy."""
+        token = self.token.get_secret_value() if self.token else None
+        place = {"index": self.index, "token": token, "ca": self.ca, "cert": self.cert, "key": self.key}
+        asked = (self.corpus, *place.values())
+        if asked not in self._opened:
+            self._opened[asked] = PremiseRetriever(self.corpus, **place)
+        return self._opened[asked]
 
     def close(self) -> None:
-        """Closes the connection; the next call opens another."""
-        self._premises.close()
+        """Closes the connections; the next call opens another."""
+        for premises in self._opened.values():
+            premises.close()
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **changes: Any

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 from typing import Any
 
@@ -101,3 +102,25 @@ def test_what_is_wrong_is_named(retriever):
 
 def test_a_token_is_not_shown():
     assert "secret-word" not in repr(AeencRetriever(corpus="science", token="secret-word"))
+
+
+def test_fields_that_are_set_anew_or_differ_in_a_copy_are_those_that_are_searched(retriever):
+    first = retriever.invoke(QUERY)
+    assert first
+    other = retriever.model_copy(update={"corpus": "elsewhere"})
+    for changed in (other, retriever):
+        changed.corpus = "elsewhere"
+        with pytest.raises(aeenc.errors.NotFound, match="elsewhere"):
+            changed.invoke(QUERY)
+    retriever.corpus = "science"
+    assert retriever.invoke(QUERY) == first
+    retriever.index = "127.0.0.1:1"
+    with pytest.raises(aeenc.errors.Unavailable, match=r"127\.0\.0\.1:1"):
+        retriever.invoke(QUERY)
+
+
+def test_a_used_retriever_is_copied_and_sent_to_other_processes(retriever):
+    first = retriever.invoke(QUERY)
+    for copied in (copy.deepcopy(retriever), copy.copy(retriever)):
+        assert copied.invoke(QUERY) == first
+        copied.close()

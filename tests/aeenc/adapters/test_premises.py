@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import json
 from collections.abc import AsyncIterator
@@ -149,3 +150,12 @@ async def test_an_unknown_mode_is_named(target: str):
     with pytest.raises(errors.InvalidArgument, match="mode: is 'sparse'; give one of dense"):
         await retriever.retrieve_async(QUERY)
     retriever.close()
+
+
+async def test_a_used_retriever_is_copied_and_sent_to_other_processes_without_its_connection(target: str):
+    retriever = PremiseRetriever("science", index=target)
+    found = await retriever.retrieve_async(QUERY)
+    for copied in (copy.deepcopy(retriever), copy.copy(retriever)):
+        assert await copied.retrieve_async(QUERY) == found
+        await asyncio.to_thread(copied.close)
+    await asyncio.to_thread(retriever.close)

@@ -98,6 +98,9 @@ class PremiseRetriever:
         self._targets = Targets.find(index=index, token=token, ca=ca, cert=cert, key=key)
         self._client: IndexClient | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_client": None}  # a copy, in this process or another, connects by itself
+
     def retrieve(self, text: str, changes: Mapping[str, Any] | None = None) -> list[FoundPremise]:
         """Finds the premises that best explain `text`, best first; `changes` are options of this call alone."""
         return self._premises_of(run(self._retrieve(text, known(changes or {}))))

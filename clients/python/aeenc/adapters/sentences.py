@@ -65,6 +65,9 @@ class AeencEncoder:
         self._space_id, self._truncate = space_id, truncate
         self._client: EncoderClient | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_client": None}  # a copy, in this process or another, connects by itself
+
     @overload
     def encode(self, sentences: str, *, convert_to_numpy: bool = True, **options: Any) -> NDArray[np.float32]: ...
 

@@ -86,7 +86,7 @@ class Keys:
 
 @contextmanager
 def terminal_keys() -> Iterator[Keys]:
-    """Reads keys from stdin while the body runs; restores the terminal afterwards."""
+    """Reads keys from the terminal while the body runs; restores it afterwards. Lines of a pipe judge nothing."""
     try:
         import termios
         import tty
@@ -94,8 +94,7 @@ def terminal_keys() -> Iterator[Keys]:
         raise FailedPrecondition("this command needs a POSIX terminal; use WSL or the SDK (aeenc.people)") from None
     descriptor = sys.stdin.fileno()
     if not os.isatty(descriptor):
-        yield Keys(descriptor)
-        return
+        raise FailedPrecondition("standard input is no terminal; judge from a program by the SDK (aeenc.people)")
     before = termios.tcgetattr(descriptor)
     try:
         tty.setcbreak(descriptor)
@@ -105,8 +104,7 @@ def terminal_keys() -> Iterator[Keys]:
 
 
 PAGE = 9
-IDLE_S = 2.0
-RETRY_S = 1.0
+IDLE_S, RETRY_S = 2.0, 1.0
 BACK_TRIES, BACK_PAUSE_S = 50, 0.1  # for a task that is retrieved again
 RELEASE_S = 3.0  # at the end, for each task that is given back
 _AWAY = (errors.Unavailable, errors.DeadlineExceeded, errors.Overloaded)
@@ -227,8 +225,7 @@ class JudgingSession:
             self._work(open_screens)
         finally:
             for left in open_screens:
-                with contextlib.suppress(errors.AeencError):  # then the lease runs out
-                    self._leaving.release(left.lease.lease_id, "quit")
+                self._give_back(left, "quit")
         return self.answered
 
     def _work(self, open_screens: list[Screen]) -> None:
@@ -288,8 +285,7 @@ class JudgingSession:
                 return ""
             if key == "c" and self._close(screen):
                 return ""
-            if key in {"\n", " "}:
-                self._submit(screen, screen.verdicts() if key == "\n" else screen.abstentions())
+            if key in {"\n", " "} and self._submit(screen, abstains=key == " "):
                 return ""
             if key in ASKS and (typed := self._line(ASKS[key])):
                 self._typed(screen, key, typed)
@@ -354,25 +350,26 @@ class JudgingSession:
                 if screen.added.pop(hit.id, None) is None:
                     screen.added[hit.id] = hit.text
 
-    def _submit(self, screen: Screen, verdicts: dict[str, Verdict]) -> None:
-        elapsed_s, client_seq = time.monotonic() - screen.since, random.getrandbits(63)
+    def _submit(self, screen: Screen, *, abstains: bool) -> bool:
+        """Sends an answer; False where the person can correct it, and nothing of it is lost."""
+        verdicts = screen.abstentions() if abstains else screen.verdicts()
+        seen = {"seen_upto": screen.seen_upto, "elapsed_s": time.monotonic() - screen.since}
+        found = {"additions": list(screen.added), "written": screen.written, "intermediates": screen.intermediates}
+        once = random.getrandbits(63)
         try:
-            self._await(
-                lambda: self._people.submit(
-                    screen.lease,
-                    verdicts,
-                    seen_upto=screen.seen_upto,
-                    elapsed_s=elapsed_s,
-                    additions=list(screen.added),
-                    written=screen.written,
-                    intermediates=screen.intermediates,
-                    client_seq=client_seq,
-                )
-            )
+            self._await(lambda: self._people.submit(screen.lease, verdicts, **seen, **found, client_seq=once))
         except (errors.FailedPrecondition, errors.InvalidArgument, errors.NotFound) as error:
             self._note = f"Not taken: {error.message}"
+            if not isinstance(error, errors.FailedPrecondition):
+                return False
+            self._give_back(screen, "not taken")  # nobody can answer this one any more
         else:
             self._past.append(screen)
+        return True
+
+    def _give_back(self, screen: Screen, reason: str) -> None:
+        with contextlib.suppress(errors.AeencError):  # then the lease runs out
+            self._leaving.release(screen.lease.lease_id, reason)
 
     def _close(self, screen: Screen) -> bool:
         """Lets the answers of others decide the task, as many as there are; False where it was not closed."""
@@ -383,10 +380,10 @@ class JudgingSession:
                     screen.lease.run_id, task.task_id, self._annotator, reason="at the terminal", request_id=request_id
                 )
             )
-            self._await(lambda: self._people.release(screen.lease.lease_id, "closed"))
         except (errors.FailedPrecondition, errors.NotFound, errors.PermissionDenied) as error:
             self._note = f"Not closed: {error.message}"
             return False
+        self._give_back(screen, "closed")
         return True
 
     def _again(self, screen: Screen) -> list[Screen]:

@@ -5,7 +5,7 @@ export type Word = "explains" | "leaf" | "refuses" | "abstains";
 export type NodeVerdict = "" | "complete" | "premise_missing" | "not_explainable";
 
 export interface Person { name: string; role: "annotator" | "adjudicator" | "admin"; csrf: string }
-export interface Candidate { premise_id: string; text: string; rank: number; score: number }
+export interface Candidate { premise_id: string; text: string; rank: number; score: number; same_key: string }
 export interface Task {
   task_id: string; query: string; path: string[]; accepted: Candidate[]; candidates: Candidate[]; model_version: string;
 }

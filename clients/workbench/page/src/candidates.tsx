@@ -3,7 +3,6 @@ import { useEffect, useRef } from "preact/hooks";
 import type { Lease, Remark, Word } from "./api";
 import { acceptedIn, accepts, type Draft, type Fold } from "./draft";
 import { Marked } from "./marked";
-import { wording } from "./words";
 
 const VERDICTS: { word: Word; label: string; key: string }[] = [
   { word: "explains", label: "Accept", key: "a" },
@@ -28,7 +27,7 @@ export function Candidates({ lease, draft, folds, focus, moved, showScores, maxG
   useEffect(() => list.current?.querySelector(".focused")?.scrollIntoView({ block: "nearest" }), [focus]);
   const { query, path } = lease.task;
   const several = acceptedIn(draft).length > 1;
-  const above = new Set([...path, query].map(wording));
+  const above = new Set([...path, query]);
   return (
     <ol class="candidates" ref={list} aria-label="Candidates, best first">
       {folds.map(({ head, others }, index) => {
@@ -56,7 +55,7 @@ export function Candidates({ lease, draft, folds, focus, moved, showScores, maxG
               {several && accepted && <label class="grade">way <select value={draft.ways[head.premise_id] ?? 0} onClick={(event) => event.stopPropagation()} onChange={(event) => setWay(head.premise_id, Number(event.currentTarget.value))}><option value="0">each</option>{[1, 2, 3, 4].map((way) => <option key={way} value={way}>{way}</option>)}</select></label>}
               {maxGrade > 0 && accepted && <label class="grade">grade <input type="number" min="1" max={maxGrade} step="any" value={draft.grades[head.premise_id] ?? ""} onClick={(event) => event.stopPropagation()} onInput={(event) => grade(head.premise_id, event.currentTarget.valueAsNumber)} /></label>}
               {showScores && <span class="score">{head.score.toFixed(3)}</span>}
-              {above.has(wording(head.text)) && <span class="warning">says what is to be explained: a tree may not lead back to itself</span>}
+              {above.has(head.text) && <span class="warning">says what is to be explained: a tree may not lead back to itself</span>}
               {others.length > 0 && <details class="others"><summary>{others.length} in other words</summary>{others.map((other) => <p key={other.premise_id}>{other.text}</p>)}</details>}
             </div>
             {isLine ? <span class="mark">read down to here: unticked above is refused, below is unseen</span> : <button type="button" class="plain draw" onClick={(event) => { event.stopPropagation(); draw(head.rank); }}>{seen ? "Unread below" : "Read down to here"}</button>}

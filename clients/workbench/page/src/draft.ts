@@ -1,6 +1,5 @@
 // What a person has said of a task so far. It survives a reload, a lost connection and an undo.
 import type { Candidate, Lease, NodeVerdict, Remark, Word } from "./api";
-import { wording } from "./words";
 
 export interface Draft {
   verdicts: Record<string, Word>;
@@ -65,13 +64,14 @@ export function dropDraft(taskId: string): void {
 
 export interface Fold { head: Candidate; others: Candidate[] }
 
-// Candidates that say the same in other words stand under the best of them.
+// Candidates that say the same in other words, as their keys tell, stand under the best of them.
 export function folded(candidates: Candidate[]): Fold[] {
   const folds = new Map<string, Fold>();
   for (const candidate of candidates) {
-    const fold = folds.get(wording(candidate.text));
+    const key = candidate.same_key || candidate.premise_id;
+    const fold = folds.get(key);
     if (fold) fold.others.push(candidate);
-    else folds.set(wording(candidate.text), { head: candidate, others: [] });
+    else folds.set(key, { head: candidate, others: [] });
   }
   return [...folds.values()];
 }
@@ -96,16 +96,10 @@ export function sentWays(draft: Draft): string[][] {
   return ways.map((way) => accepted.filter((id) => [0, way].includes(draft.ways[id] ?? 0)));
 }
 
-// What is sent: rewordings of an accepted candidate are abstained from, so that none of them becomes a negative.
+// What is sent. A candidate folded under another is not in sight: above the line it is abstained from, never refused, and
+// below it nothing is said of it.
 export function sentVerdicts(draft: Draft, folds: Fold[]): Record<string, Word> {
-  const sent = { ...draft.verdicts };
-  for (const { head, others } of folds) {
-    const said = sent[head.premise_id];
-    for (const other of others) {
-      if (sent[other.premise_id] === undefined && said !== undefined) {
-        sent[other.premise_id] = said === "explains" || said === "leaf" ? "abstains" : said;
-      }
-    }
-  }
-  return sent;
+  const hidden = folds.flatMap(({ others }) => others).filter((one) => one.rank <= draft.seenUpto);
+  const abstained = Object.fromEntries(hidden.map((one) => [one.premise_id, "abstains" as Word]));
+  return { ...abstained, ...draft.verdicts };
 }

@@ -1,4 +1,4 @@
-// Words of sentences: which a candidate shares with the query, and which sentences say the same.
+// Words of sentences: which a candidate shares with the query. Which sentences say the same, the sampler tells.
 
 const NOTHING = new Set(["a", "an", "the", "is", "are", "was", "were", "be", "of", "to", "in", "on", "and", "or", "for", "by", "as", "it", "that", "with", "from", "can"]);
 
@@ -6,11 +6,6 @@ function stem(word: string): string {
   const plain = word.toLowerCase();
   if (plain.length <= 3 || !plain.endsWith("s") || plain.endsWith("ss")) return plain;
   return plain.endsWith("ies") ? `${plain.slice(0, -3)}y` : plain.slice(0, -1);
-}
-
-export function wording(text: string): string {
-  const articles = new Set(["a", "an", "the", "is", "are", "was", "were", "be"]);
-  return (text.toLowerCase().match(/[\p{L}\p{N}]+/gu) ?? []).filter((word) => !articles.has(word)).map(stem).join(" ");
 }
 
 export interface Piece { text: string; shared: boolean }
