@@ -13,20 +13,25 @@ import asyncio
 import contextlib
 import gc
 import signal
+import socket
 import ssl
 import sys
+import threading
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
+from wsgiref.simple_server import WSGIRequestHandler
 
 import grpc
 import uvloop
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
-from prometheus_client import CollectorRegistry, Gauge, start_http_server
+from prometheus_client import CollectorRegistry, Gauge, make_wsgi_app
+from prometheus_client.exposition import ThreadingWSGIServer
 
 import aeenc
 from aeenc import errors
@@ -34,6 +39,8 @@ from aeenc.transport.addresses import is_loopback
 from aeenc.v1 import types_pb2
 from services.kit import logs, tracing
 from services.kit.calls import grpcio_workarounds
+from services.kit.calls.bounds import Bounds
+from services.kit.calls.health import Health
 from services.kit.calls.interceptors import CallHandlers
 from services.kit.calls.metrics import RpcMetrics
 from services.kit.concurrency import cancel_all
@@ -49,21 +56,51 @@ Hook = Callable[[], Awaitable[None]]
 COLLECT_AFTER = 700  # new objects: a pass of 3 ms
 COLLECT_OLDER = 500  # passes over new objects between two over older ones, which are calls in flight: 70 ms
 REOPEN_S = 1.0  # between attempts
+CALLER_PING_S = 5.0  # callers may ping as often; ten seconds are usual, grpc's default would be five minutes
+SCRAPES = 16  # connections to the metrics port at once
+SCRAPE_S = 5.0  # that one may be silent
 SWITCH_S = 0.0005  # between threads; Python's default is ten times that
 _is_process: ContextVar[bool] = ContextVar("is_process", default=False)  # rather than a server among others in a test
 
 
-class MetricsEndpoint:
-    """Serves a registry over HTTP until closed. `port` is the one bound."""
+class MetricsEndpoint(ThreadingWSGIServer):
+    """Serves a registry over HTTP until closed, in a thread for each connection, of which the last few stay open.
+
+    `port` is the one bound.
+    """
+
+    request_queue_size = 8 * SCRAPES
 
     def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
-        self._server, self._thread = start_http_server(port, addr=host, registry=registry)
-        self.port: int = self._server.server_port
+        self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        super().__init__((host, port), _MetricsHandler)
+        self.set_app(make_wsgi_app(registry))
+        self.port: int = self.server_port
+        self._scrapes: deque[socket.socket] = deque()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answers a connection in a thread of its own; with too many, the one that has been open longest ends."""
+        self._scrapes.append(request)
+        if len(self._scrapes) > SCRAPES:
+            with contextlib.suppress(OSError):  # it may have ended by itself
+                self._scrapes.popleft().shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says nothing of a caller who has gone."""
 
     def close(self) -> None:
         """Stops serving."""
-        self._server.shutdown()
-        self._server.server_close()
+        self.shutdown()
+        self.server_close()
+
+
+class _MetricsHandler(WSGIRequestHandler):
+    timeout = SCRAPE_S
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 -- the library's name
+        """Leaves the log to what the service does."""
 
 
 class Certificates:
@@ -152,7 +189,7 @@ class GrpcServer:
         self._on_start: list[Hook] = []
         self._on_stop: list[Hook] = []
         self._servicers: list[tuple[Callable[[Any, Any], None], Any]] = []
-        self._health = health.aio.HealthServicer()
+        self._health = Health(self.readiness, self._names)
         in_force = Gauge("aeenc_tokens_file_in_force", "0: the tokens file on disk is wrong", registry=self.metrics)
         in_force.set_function(lambda: not self.gate.problem)
         lost = Gauge("aeenc_log_lines_lost", "lines of the log that could not be written", registry=self.metrics)
@@ -185,8 +222,6 @@ class GrpcServer:
 
     async def start(self) -> int:
         """Binds, starts answering and runs the start hooks in the background. Returns the port."""
-        await self._set_health()
-        self.readiness.on_change(lambda: self._spawn(self._set_health()))
         self._open_metrics()  # first: no caller is served before all ports are there
         await self._open()
         self._spawn(self._keep_open())
@@ -217,9 +252,15 @@ class GrpcServer:
             ("grpc.keepalive_time_ms", ping_ms),  # grpc's default is two hours
             ("grpc.keepalive_timeout_ms", ping_ms),
             ("grpc.http2.ping_timeout_ms", ping_ms),  # the default is a minute
+            ("grpc.http2.min_ping_interval_without_data_ms", round(CALLER_PING_S * 1000)),
+            ("grpc.keepalive_permit_without_calls", 1),
+            # Of each connection, whose callers wait for a place in it; most are refused before that, and told why.
+            ("grpc.max_concurrent_streams", 2 * self.settings.max_streams),
+            ("grpc.max_allowed_incoming_connections", self.settings.max_connections),
             *self._ageing(),
         ]
-        handlers = CallHandlers(self.gate, self.readiness, self._calls)
+        bounds = Bounds(self.settings.max_streams, self.settings.max_request_bytes)
+        handlers = CallHandlers(self.gate, self.readiness, self._calls, bounds)
         for register, servicer in self._servicers:
             register(servicer, handlers)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, handlers)
@@ -268,7 +309,6 @@ class GrpcServer:
     async def stop(self, grace_s: float | None = None, *, delay_s: float = 0.0) -> None:
         """Says NOT_SERVING, takes calls for `delay_s`, finishes them within `grace_s`, then runs the stop hooks."""
         self.readiness.draining()
-        await self._set_health()
         await asyncio.sleep(delay_s)
         self._is_closing = True
         if self._server is not None:
@@ -324,12 +364,6 @@ class GrpcServer:
             if self._failure is not None and not self._failure.done():
                 self._failure.set_exception(error)
                 self._failure.exception()  # observed here; serve_until_signal raises it again
-
-    async def _set_health(self) -> None:
-        serving = health_pb2.HealthCheckResponse.SERVING
-        status = serving if self.readiness.healthy else health_pb2.HealthCheckResponse.NOT_SERVING
-        for name in ("", *self._names):
-            await self._health.set(name, status)
 
     def _spawn(self, coroutine: Any) -> None:
         task = asyncio.ensure_future(coroutine)

@@ -118,6 +118,11 @@ class ServiceSettings(BaseSettings):
         1.0, ge=0, le=1, description="part of the traces that begin here; a caller's trace follows the caller"
     )
     instance: str = Field("", description="name of this process in logs and rollouts; default: service-host-pid")
+    max_connections: int = Field(512, ge=1, description="most connections of callers at once")
+    max_streams: int = Field(1000, ge=1, description="most streams at once, a quarter of them of one caller")
+    max_request_bytes: int = Field(
+        64 * 1024 * 1024, ge=1024, description="most bytes of requests in work at once, 16 KiB more for each call"
+    )
     message_bytes: int = Field(4 * 1024 * 1024, ge=1024, description="largest message accepted, in bytes")
     max_items: int = Field(1024, ge=1, description="most items in one unary call")
     text_bytes: int = Field(16 * 1024, ge=1, description="largest text, in bytes of UTF-8")

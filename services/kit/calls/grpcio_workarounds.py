@@ -20,8 +20,8 @@ from services.kit.concurrency import observe_failure
 class RequestStream:
     """Iterates over `source`. A cancelled read goes on by itself, and the next reader gets its message.
 
-    Each message is shown to `check`, which may raise. At the end it awaits `confirm`, which sends the caller something
-    and raises when they are gone.
+    Before each read it awaits `ready`, and each message is shown to `check`, which may raise. At the end it awaits
+    `confirm`, which sends the caller something and raises when they are gone.
     """
 
     def __init__(
@@ -29,10 +29,12 @@ class RequestStream:
         source: AsyncIterator[Any],
         check: Callable[[Any], None] = lambda _: None,
         confirm: Callable[[], Awaitable[None]] | None = None,
+        ready: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._source = source
         self._check = check
         self._confirm = confirm
+        self._ready = ready
         self._read: asyncio.Future[Any] | None = None
 
     def __aiter__(self) -> RequestStream:
@@ -40,6 +42,8 @@ class RequestStream:
 
     async def __anext__(self) -> Any:
         if self._read is None:
+            if self._ready is not None:
+                await self._ready()
             self._read = asyncio.ensure_future(anext(self._source))
             self._read.add_done_callback(observe_failure)  # when the call ends, nobody awaits the last read
         try:

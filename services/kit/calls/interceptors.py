@@ -14,7 +14,7 @@ import contextlib
 import errno
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from google.protobuf.message import Message
 from aeenc import errors
 from aeenc.transport import status
 from services.kit.call import CALL, REQUEST_ID_KEY, CallInWork
+from services.kit.calls.bounds import CALL_BYTES, Bounds
 from services.kit.calls.grpcio_workarounds import RequestStream
 from services.kit.calls.metrics import RpcMetrics
 from services.kit.convert import named_fields
@@ -36,6 +37,7 @@ from services.kit.tracing import Span, begin_call, end_call
 log = get(__name__)
 LINGER_S = 0.5
 ABOUT_CHARS = 256  # of each name in a line of the audit trail
+HEALTH_BYTES = 1024  # of a request by anybody: the name of a service
 
 # What a disk may do to a call: callers can neither cause nor mend it, and operators must know what to look at.
 _DISK = {
@@ -46,18 +48,20 @@ _DISK = {
     errno.EIO: "fails to read or write; replace it, or restore a backup",
 }
 _ARITY = {False: "unary", True: "stream"}
+_WATCHERS = Caller("health watches", on_behalf=False)  # all together are one caller: nobody knows who they are
 
 
 class Method:
     """The properties of a method, the same for all its calls.
 
     `changes` says that it changes something, and is audited; `always_answers`, that it does while the service is not
-    ready, too; `is_open`, that it does so without credentials: a load balancer has none.
+    ready, too; `is_open`, that it does so without credentials: a load balancer has none; `lasts`, that it streams.
     """
 
-    def __init__(self, name: str, *, sends_stream: bool) -> None:
+    def __init__(self, name: str, *, sends_stream: bool, gets_stream: bool) -> None:
         self.name = name  # /package.Service/Rpc
         self.sends_stream = sends_stream
+        self.lasts = sends_stream or gets_stream
         self.changes = role_for(name) > Role.READ
         self.is_open = name.startswith("/grpc.health.v1.")
         self.always_answers = name.endswith("/GetInfo") or name.startswith(REFLECTION_PREFIX)
@@ -65,10 +69,10 @@ class Method:
 
 class Call(CallInWork):
     """A call and its bookkeeping. `refusal` is why nobody may make it, or go on with it; `about` holds its names, for
-    the audit trail.
+    the audit trail; `held_bytes` are counted for its request, None once it has ended.
     """
 
-    __slots__ = ("about", "method", "refusal", "span", "started")
+    __slots__ = ("about", "held_bytes", "method", "refusal", "span", "started")
 
     def __init__(
         self, method: Method, metadata: Mapping[str, Any], caller: Caller, refusal: errors.AeencError | None = None
@@ -78,6 +82,7 @@ class Call(CallInWork):
         self.started = 0.0
         self.span: Span | None = None
         self.about: dict[str, str] = {}
+        self.held_bytes: int | None = 0
 
     def take_refusal(self) -> errors.AeencError:
         """Hands the refusal over to be raised: kept here, it and the frame that raised it would refer to each other."""
@@ -92,8 +97,9 @@ class CallHandlers(grpc.GenericRpcHandler):
     It takes the place of an interceptor of grpc, which would be two more coroutines for each call.
     """
 
-    def __init__(self, gate: Gate, readiness: Readiness, metrics: RpcMetrics) -> None:
+    def __init__(self, gate: Gate, readiness: Readiness, metrics: RpcMetrics, bounds: Bounds) -> None:
         self._gate = gate
+        self._bounds = bounds
         self._readiness = readiness
         self._metrics = metrics
         self._added: list[grpc.GenericRpcHandler] = []
@@ -136,9 +142,9 @@ class CallHandlers(grpc.GenericRpcHandler):
         wrap = self._wrap_streaming if handler.response_streaming else self._wrap_unary
         make = getattr(grpc, f"{kind}_rpc_method_handler")
         inner = getattr(handler, kind)
-        method = Method(name, sends_stream=handler.request_streaming)
-        called = _pass_through(inner) if method.is_open else wrap(method, inner)
-        decode = _make_decoder(handler.request_deserializer, streaming=handler.request_streaming)
+        method = Method(name, sends_stream=handler.request_streaming, gets_stream=handler.response_streaming)
+        called = self._pass_through(method, inner) if method.is_open else wrap(method, inner)
+        decode = self._make_decoder(method, handler.request_deserializer)
         answer = _make_encoder(handler.response_serializer)
         return method, make(called, decode, answer), make(called, None, answer)
 
@@ -146,13 +152,16 @@ class CallHandlers(grpc.GenericRpcHandler):
         async def answer(request: Any, context: Any) -> Any:
             call = _begin(context)
             if method.sends_stream:
-                request = RequestStream(request, partial(_look, call), lambda: context.send_initial_metadata(()))
+                ready, confirm = partial(self._make_room, call), partial(context.send_initial_metadata, ())
+                request = RequestStream(request, partial(_look, call), confirm, ready)
             try:
                 self._admit(call, request)
-                with self._watched(call) if method.sends_stream else contextlib.nullcontext():
+                with self._lasting(call) if method.lasts else contextlib.nullcontext():
                     response = await inner(request, context)
             except BaseException as error:  # noqa: BLE001 -- every outcome becomes a status, and cancellation goes on
                 return await self._fail(call, error, request, context)
+            finally:
+                self._release(call)
             self._end(call, "OK")
             return response
 
@@ -162,10 +171,10 @@ class CallHandlers(grpc.GenericRpcHandler):
         async def answer(request: Any, context: Any) -> AsyncIterator[Any]:
             call = _begin(context)
             if method.sends_stream:
-                request = RequestStream(request, partial(_look, call))
+                request = RequestStream(request, partial(_look, call), ready=partial(self._make_room, call))
             try:
                 self._admit(call, request)
-                with self._watched(call):
+                with self._lasting(call):
                     async for response in inner(request, context):
                         yield response
             except GeneratorExit:
@@ -174,6 +183,8 @@ class CallHandlers(grpc.GenericRpcHandler):
             except BaseException as error:  # noqa: BLE001 -- as above
                 await self._fail(call, error, request, context)
                 return
+            finally:
+                self._release(call)
             self._end(call, "OK")
 
         return answer
@@ -188,8 +199,12 @@ class CallHandlers(grpc.GenericRpcHandler):
         if not call.method.sends_stream:
             _look(call, request)
 
-    def _watched(self, call: Call) -> contextlib.AbstractContextManager[None]:
-        """Cancels this task once the credential of its call admits it no more; `call.refusal` then says why."""
+    @contextlib.contextmanager
+    def _lasting(self, call: Call) -> Iterator[None]:
+        """Counts a stream, and cancels this task once its credential admits it no more; `call.refusal` then says why.
+
+        Raises Overloaded when there are too many.
+        """
         task = asyncio.current_task()
         assert task is not None
 
@@ -203,7 +218,17 @@ class CallHandlers(grpc.GenericRpcHandler):
                 call.refusal = error
                 task.cancel()
 
-        return self._gate.watching(check_again)
+        with self._bounds.stream(call.caller), self._gate.watching(check_again):
+            yield
+
+    async def _make_room(self, call: Call) -> None:
+        """Lets go of the last message of a stream, and waits until there is room for the next."""
+        self._release(call, 0)
+        await self._bounds.room()
+
+    def _release(self, call: Call, held_bytes: int | None = None) -> None:
+        self._bounds.release(call.held_bytes or 0)
+        call.held_bytes = held_bytes
 
     def _end(self, call: Call, code: str) -> None:
         elapsed_s = time.perf_counter() - call.started
@@ -241,6 +266,54 @@ class CallHandlers(grpc.GenericRpcHandler):
         context.set_details(status.message_of(known))
         context.set_code(status.code_of(known))
 
+    def _pass_through(self, method: Method, inner: Callable[..., Any]) -> Callable[..., Any]:
+        """Wraps a handler of grpc itself, which sets its own status."""
+
+        async def call(request: Any, context: Any) -> Any:
+            try:
+                if isinstance(request, errors.AeencError):
+                    raise request
+                with self._bounds.stream(_WATCHERS) if method.lasts else contextlib.nullcontext():
+                    return await inner(request, context)
+            except errors.AeencError as error:
+                details = ((status.DETAILS_KEY, status.details_of(error)),)
+                await context.abort(status.code_of(error), status.message_of(error), details)
+
+        return call
+
+    def _make_decoder(self, method: Method, decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+        """Wraps `decode`: bytes are counted, too many become Overloaded, and what is no message InvalidArgument.
+
+        For a single request the error is returned in place of the message, because grpc answers UNKNOWN to what is
+        raised here. For a stream it is raised to the handler that reads.
+        """
+
+        def decode_or_refuse(data: bytes) -> Any:
+            try:
+                self._take(method, len(data))
+                return decode(data)
+            except errors.AeencError as error:
+                known = error
+            except Exception:  # noqa: BLE001 -- each implementation of protobuf raises another class
+                known = errors.InvalidArgument(
+                    "the bytes sent are not a message of this method; send what its .proto says"
+                )
+            if method.sends_stream:
+                raise known
+            return known
+
+        return decode_or_refuse
+
+    def _take(self, method: Method, size_bytes: int) -> None:
+        """Counts a message for the call in work. Raises Overloaded or TooLarge."""
+        if method.is_open and size_bytes > HEALTH_BYTES:
+            raise errors.TooLarge(f"a health check of {size_bytes:,} bytes is over the limit of {HEALTH_BYTES:,}")
+        call = CALL.get()
+        if isinstance(call, Call) and call.held_bytes is not None:  # a read may outlast its call
+            held_bytes = size_bytes + (0 if call.held_bytes else CALL_BYTES)
+            self._bounds.take(held_bytes)
+            call.held_bytes += held_bytes
+
 
 def _begin(context: Any) -> Call:
     call = CALL.get()
@@ -261,36 +334,6 @@ def _look(call: Call, message: Any) -> None:
     named = list(named_fields(message))
     call.about |= {name: value[:ABOUT_CHARS] for name, value in named if value}
     call.caller.check_corpora(value for name, value in named if name == "corpus")
-
-
-def _pass_through(inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a handler of grpc itself, which sets its own status."""
-
-    async def call(request: Any, context: Any) -> Any:
-        if isinstance(request, errors.AeencError):
-            await context.abort(status.code_of(request), request.message)
-        return await inner(request, context)
-
-    return call
-
-
-def _make_decoder(decode: Callable[[bytes], Any], *, streaming: bool) -> Callable[[bytes], Any]:
-    """Wraps `decode`: bytes that are not a message become InvalidArgument.
-
-    For a single request the error is returned in place of the message, because grpc answers UNKNOWN to what is raised
-    here. For a stream it is raised to the handler that reads.
-    """
-
-    def decode_or_refuse(data: bytes) -> Any:
-        try:
-            return decode(data)
-        except Exception as error:  # each implementation of protobuf raises another class
-            known = errors.InvalidArgument("the bytes sent are not a message of this method; send what its .proto says")
-            if streaming:
-                raise known from error
-            return known
-
-    return decode_or_refuse
 
 
 def _make_encoder(encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:

@@ -1,0 +1,76 @@
+"""The most that callers may have in work at once in a process: streams, and bytes of requests.
+
+It counts before a message is parsed; what computing costs is the services' own admission.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from aeenc import errors
+from services.kit.credentials.gate import Caller
+
+CALL_BYTES = 16 * 1024  # what a call takes beside its message
+SHARE = 4  # a part of the streams is the most of one caller, and of all health watches
+STREAMS_WAIT_AT = 0.75  # of the bytes: what a stream then sends is still taken
+RETRY_S = 0.25
+
+
+class Bounds:
+    """Counts streams and bytes; raises Overloaded beyond `streams` and `request_bytes`.
+
+    A caller may have a quarter of the streams, unless they act on behalf of others or have the token of all.
+    """
+
+    def __init__(self, streams: int, request_bytes: int) -> None:
+        self._streams, self._request_bytes = streams, request_bytes
+        self._open: Counter[str] = Counter()
+        self._held_bytes = 0
+        self._room = asyncio.Event()
+        self._room.set()
+
+    @contextmanager
+    def stream(self, caller: Caller) -> Iterator[None]:
+        """Counts a stream of a caller while the body runs."""
+        name, most = caller.name, self._streams if caller.on_behalf else max(1, self._streams // SHARE)
+        if self._open[name] >= most or self._open.total() >= self._streams:
+            raise errors.Overloaded(
+                f"{self._open.total()} streams are open, of at most {self._streams} (MAX_STREAMS), and of {name!r} "
+                f"{self._open[name]}, of at most {most}; end some, or come back later",
+                retry_after_s=RETRY_S,
+            )
+        self._open[name] += 1
+        try:
+            yield
+        finally:
+            self._open[name] -= 1
+            if not self._open[name]:
+                del self._open[name]
+
+    def take(self, size_bytes: int) -> None:
+        """Counts the bytes of a request, to be released. A single one is always taken."""
+        if self._held_bytes and self._held_bytes + size_bytes > self._request_bytes:
+            raise errors.Overloaded(
+                f"requests of {self._held_bytes:,} bytes are in work, of at most {self._request_bytes:,} "
+                f"(MAX_REQUEST_BYTES), and this one has {size_bytes:,}; come back later",
+                retry_after_s=RETRY_S,
+            )
+        self._count(size_bytes)
+
+    def release(self, size_bytes: int) -> None:
+        """Takes back what was taken."""
+        self._count(-size_bytes)
+
+    def _count(self, size_bytes: int) -> None:
+        self._held_bytes += size_bytes
+        if self._held_bytes < self._request_bytes * STREAMS_WAIT_AT:
+            self._room.set()
+        else:
+            self._room.clear()
+
+    async def room(self) -> None:
+        """Waits until there is room for a message of a stream: it waits where a single request is refused."""
+        await self._room.wait()
