@@ -39,7 +39,7 @@ from aeenc.transport.addresses import is_loopback
 from aeenc.v1 import types_pb2
 from services.kit import logs, tracing
 from services.kit.calls import grpcio_workarounds
-from services.kit.calls.bounds import Bounds
+from services.kit.calls.bounds import SHARE, Bounds
 from services.kit.calls.health import Health
 from services.kit.calls.interceptors import CallHandlers
 from services.kit.calls.metrics import RpcMetrics
@@ -57,6 +57,7 @@ COLLECT_AFTER = 700  # new objects: a pass of 3 ms
 COLLECT_OLDER = 500  # passes over new objects between two over older ones, which are calls in flight: 70 ms
 REOPEN_S = 1.0  # between attempts
 CALLER_PING_S = 5.0  # callers may ping as often; ten seconds are usual, grpc's default would be five minutes
+LEAST_CALLS = 100  # on one connection at once: what HTTP/2 advises
 SCRAPES = 16  # connections to the metrics port at once
 SCRAPE_S = 5.0  # that one may be silent
 SWITCH_S = 0.0005  # between threads; Python's default is ten times that
@@ -254,8 +255,7 @@ class GrpcServer:
             ("grpc.http2.ping_timeout_ms", ping_ms),  # the default is a minute
             ("grpc.http2.min_ping_interval_without_data_ms", round(CALLER_PING_S * 1000)),
             ("grpc.keepalive_permit_without_calls", 1),
-            # Of each connection, whose callers wait for a place in it; most are refused before that, and told why.
-            ("grpc.max_concurrent_streams", 2 * self.settings.max_streams),
+            ("grpc.max_concurrent_streams", max(self.settings.max_streams // SHARE, LEAST_CALLS)),  # of a connection
             ("grpc.max_allowed_incoming_connections", self.settings.max_connections),
             *self._ageing(),
         ]

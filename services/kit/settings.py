@@ -119,7 +119,7 @@ class ServiceSettings(BaseSettings):
     )
     instance: str = Field("", description="name of this process in logs and rollouts; default: service-host-pid")
     max_connections: int = Field(512, ge=1, description="most connections of callers at once")
-    max_streams: int = Field(1000, ge=1, description="most streams at once, a quarter of them of one caller")
+    max_streams: int = Field(4000, ge=1, description="most streams at once, a quarter of them of one caller")
     max_request_bytes: int = Field(
         64 * 1024 * 1024, ge=1024, description="most bytes of requests in work at once, 16 KiB more for each call"
     )

@@ -14,9 +14,10 @@ from aeenc import errors
 from services.kit.credentials.gate import Caller
 
 CALL_BYTES = 16 * 1024  # what a call takes beside its message
-SHARE = 4  # a part of the streams is the most of one caller, and of all health watches
+SHARE = 4  # this part of the streams is the most of one caller, of all health watches, and of one connection
 STREAMS_WAIT_AT = 0.75  # of the bytes: what a stream then sends is still taken
 RETRY_S = 0.25
+STREAM_RETRY_S = 10.0  # streams last
 
 
 class Bounds:
@@ -40,7 +41,7 @@ class Bounds:
             raise errors.Overloaded(
                 f"{self._open.total()} streams are open, of at most {self._streams} (MAX_STREAMS), and of {name!r} "
                 f"{self._open[name]}, of at most {most}; end some, or come back later",
-                retry_after_s=RETRY_S,
+                retry_after_s=STREAM_RETRY_S,
             )
         self._open[name] += 1
         try:
