@@ -43,7 +43,13 @@ def offences(value: Any, schema: dict[str, Any], path: str = "values") -> Iterat
                 yield from offences(one, known, f"{path}.{name}")
 
 
-@pytest.mark.parametrize(("password", "starts"), [("", False), ("  ", False), ('a"b', False), ("a1B2", True)])
+@pytest.mark.parametrize(
+    ("password", "starts"),
+    [
+        *((secret, False) for secret in ("", "  ", "\n", 'a"b', "a\\b", "a b")),
+        *((one, True) for one in ("a1B2", "a-p_$w")),
+    ],
+)
 def test_the_redis_of_the_chart_does_not_start_without_a_password(tmp_path: Path, password: str, starts: bool):
     template = (CHART / "templates" / "redis.yaml").read_text()
     script = textwrap.dedent(template.partition("- -c\n            - |\n")[2].partition("          env:\n")[0])
