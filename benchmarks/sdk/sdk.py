@@ -232,7 +232,8 @@ async def _spent() -> tuple[int, int]:
     with ModelEndpoint().served() as endpoint:
         oracle = LanguageModelOracle(endpoint.url, "m", key=KEY, budget=Budget(tokens=budget), concurrency=16)
         tasks = [Task("t", "r", f"query {n}", (), (), (Candidate("p", f"fact {n}", 1, 0.5),)) for n in range(200)]
-        await asyncio.gather(*(ask(oracle, task) for task in tasks))
+        found = await asyncio.gather(*(ask(oracle, task) for task in tasks), return_exceptions=True)
+        assert all(isinstance(one, dict | errors.FailedPrecondition) for one in found), "only a spent budget fails"
         await oracle.close()
     return sum(sent.tokens for sent in endpoint.sent), budget
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
@@ -42,6 +43,8 @@ REDIS_PAUSE_S = 0.5
 LOOK_S = 1.0  # between two looks for what people have amended
 READ_TREES = 16  # at once: reading those of a run that is taken over takes 0.1 ms each
 CALL_BYTES = 1024 * 1024  # an oracle's server may accept no more than gRPC's default of 4 MiB
+LAST_NODES = 50  # of those asked: when more than this share gets no answer, it is the oracle that fails
+MOST_FAILED = 0.2
 WAVES = 4  # the nodes in work make at least this many waves, so that some are judged while others are encoded
 WAVES_AT_ENCODER = 2  # with this many, a small wave waits to grow: the encoder always has a next one
 
@@ -84,6 +87,7 @@ class RunWorker:
         self._waves_at_encoder = 0
         self._progressed = asyncio.Event()  # something was stored or retrieved, or a wave has ended
         self._unanswered: list[tuple[NodeRound, UnansweredTask]] = []
+        self._last: deque[bool] = deque(maxlen=LAST_NODES)  # whether the nodes asked last were answered
         self._refused_by_budget = False
         self._amended: Sequence[Amendment] = ()
 
@@ -282,7 +286,9 @@ class RunWorker:
                 await self._make_sure()
             by_task = {one.node_id: one for one in rounds}
             outcomes = await self._oracle.judge(self._run.id, [_task(self._run, one) for one in rounds])
-            following += await self._commit([(by_task[o.task_id], o) for o in outcomes if isinstance(o, NodeAnswer)])
+            answers = [(by_task[o.task_id], o) for o in outcomes if isinstance(o, NodeAnswer)]
+            following += await self._commit(answers)
+            self._last.extend(True for _ in answers)
             self._unanswered += [(by_task[o.task_id], o) for o in outcomes if isinstance(o, UnansweredTask)]
             rounds = await self._again([by_task[o.task_id] for o in outcomes if isinstance(o, WithdrawnTask)])
         return following
@@ -304,6 +310,11 @@ class RunWorker:
             ids = [one.node_id for one, _ in doubtful]
             if await self._patiently(lambda: self._store.suspect(self._run.id, ids)):
                 guilty, doubtful = [*guilty, *(one for one, _ in doubtful)], []
+        self._last.extend(False for _ in guilty)
+        failed = self._last.count(False)
+        if guilty and failed > max(FEW, MOST_FAILED * len(self._last)):
+            reason = f"{failed} of the last {len(self._last)} nodes got no answer; the last: {unanswered[-1][1].reason}"
+            raise RunFailed(self._oracle.describe(reason))
         await self._store_rounds([(one, one.failure(self._rules), None, True) for one in guilty])
         self._unanswered += doubtful
         if idle and doubtful:

@@ -40,7 +40,7 @@ MAX_ASKED_PAUSE_S = 60.0  # an oracle may ask for a longer pause, up to this
 FIRST_PATIENCE_S = 10.0  # for an oracle that has never answered: it is probably not there, and a person waits
 FEW = 3  # up to this many nodes may be bad themselves; if more get no answer, the oracle is
 # Trying again cannot help: the operator has to change something first.
-_HOPELESS = (errors.Unauthenticated, errors.PermissionDenied, errors.Unimplemented)
+_HOPELESS = (errors.Unauthenticated, errors.PermissionDenied, errors.Unimplemented, errors.FailedPrecondition)
 _BUCKETS_S = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 60.0, 300.0, 3600.0)
 
 

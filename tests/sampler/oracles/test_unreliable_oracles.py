@@ -175,6 +175,22 @@ async def test_a_node_that_always_fails_alone_does_not_stop_the_others(world: Sa
     assert recorded == brute_force([h for h in HYPOTHESES if h[1] != "hypothesis 3"])
 
 
+async def test_an_oracle_without_an_answer_to_a_third_of_the_nodes_fails_the_run_and_loses_few(world: SamplerWorld):
+    hypotheses = [(f"tree-{n}", f"hypothesis {n}") for n in range(24)]
+    world.oracle.behaviour = lambda task: None if int(task.query.split()[1]) % 3 == 0 else honest(task)
+    async with world.sampler(oracle={"max_attempts": 1}) as client:
+        run = await finish(client, hypotheses=hypotheses, max_depth=0)
+        assert run.state == FAILED
+        assert "of the last" in run.error
+        world.oracle.behaviour = honest
+        await client.resume(run.id)
+        run = await client.wait(run.id)
+        assert (run.state, run.progress.nodes_judged) == (SUCCEEDED, len(hypotheses))
+        assert run.progress.nodes_failed <= 3
+        answered = {query for query, *_ in await pair_set(client, run.id)}
+        assert len(answered) == len(hypotheses) - run.progress.nodes_failed
+
+
 @pytest.mark.parametrize("count", [1, 2])
 async def test_the_last_unanswered_nodes_fail_the_run_once_and_are_left_out_after_a_resume(
     world: SamplerWorld, count: int

@@ -21,6 +21,7 @@ _NUMBERED = re.compile(r'^(\d+)\. (".*")$', re.MULTILINE)
 STATUSES = {
     "rate limit": 429,
     "server error": 500,
+    "unavailable": 503,
     "bad request": 400,
     "unauthorized": 401,
     "not found": 404,
@@ -45,7 +46,7 @@ BODIES = {
     "null": b"null",
 }
 FAULTS = (*STATUSES, *CONTENTS, *FINISHES, *BODIES, "refusal", "hang", "hang up")
-FAILING = ("bad request", "unauthorized", "not found", "hang", "hang up")  # the task, rather than abstaining
+FAILING = (*STATUSES, "hang", "hang up")  # the task, rather than abstaining
 ABSTAINING = tuple(fault for fault in FAULTS if fault not in FAILING)
 
 
@@ -63,7 +64,8 @@ class Sent:
 class ModelEndpoint:
     """`fault` names the fault of the answer with this number, counted from 0; "" makes it whole.
 
-    A request with the field `unsupported` is refused, and a bad request with `code` as the error's code.
+    A request with the field `unsupported` is refused, and a bad request with `code` as the error's code. Each answer
+    takes `delay_s`.
     """
 
     fault: Callable[[int], str] = lambda number: ""
@@ -71,6 +73,8 @@ class ModelEndpoint:
     hang_s: float = 0.5
     unsupported: str = ""
     code: str = ""
+    retry_after: str = "0"
+    delay_s: float = 0.0
     url: str = ""
     sent: list[Sent] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -78,7 +82,7 @@ class ModelEndpoint:
     @contextmanager
     def served(self) -> Iterator[ModelEndpoint]:
         """Serves until the end of the block."""
-        server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        server = _Server(("127.0.0.1", 0), _handler(self))
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
@@ -89,6 +93,11 @@ class ModelEndpoint:
             server.shutdown()
             thread.join()
             server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, *_: object) -> None:
+        """Says nothing of callers who have left."""
 
 
 def _handler(endpoint: ModelEndpoint) -> type[BaseHTTPRequestHandler]:
@@ -106,6 +115,7 @@ def _handler(endpoint: ModelEndpoint) -> type[BaseHTTPRequestHandler]:
                 refused = [text for one, text in asked.items() if verdicts[one] == "does_not_explain"]
                 tokens = 0 if fault in {*STATUSES, "unsupported"} else len(prompt) // 4 + 4 * len(asked)
                 endpoint.sent.append(Sent(fault, refused, tokens, request))
+            time.sleep(endpoint.delay_s)
             if fault in STATUSES:
                 said = f"Incorrect API key provided: {self.headers['authorization']}"
                 error = {"message": said, "code": endpoint.code or None, "param": KEY}
@@ -127,7 +137,7 @@ def _handler(endpoint: ModelEndpoint) -> type[BaseHTTPRequestHandler]:
             self.send_response(status)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(body)))
-            self.send_header("retry-after", "0")
+            self.send_header("retry-after", endpoint.retry_after)
             self.end_headers()
             self.wfile.write(body)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import sqlite3
 import threading
 from collections.abc import Sequence
@@ -12,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aeenc.errors import FailedPrecondition, InvalidArgument
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,6 @@ class Ledger:
     def __init__(self, path: Path | str | None, budget: Budget) -> None:
         self._budget, self._lock = budget, threading.Lock()
         self._reserved = [0, 0]
-        self._is_full = False
         self._file = sqlite3.connect(path or ":memory:", timeout=0.2, check_same_thread=False, isolation_level=None)
         try:
             self._file.execute("PRAGMA synchronous = FULL")
@@ -93,18 +89,21 @@ class Ledger:
             )
 
     def reserve(self, prompt_tokens: int, answer_tokens: int) -> bool:
-        """Sets tokens aside for a call. False when the call could exceed the budget."""
+        """Sets tokens aside for a call. False when the calls under way may need them.
+
+        Raises FailedPrecondition when what is spent leaves too little.
+        """
         with self._lock:
             used, budget = self.usage, self._budget
             prompt = used.prompt_tokens + self._reserved[0] + prompt_tokens
             answer = used.answer_tokens + self._reserved[1] + answer_tokens
-            if (budget.tokens and prompt + answer > budget.tokens) or (
-                budget.cost and budget.price(prompt, answer) > budget.cost
-            ):
-                if not self._is_full:
-                    log.warning("the budget does not allow another call; the oracle abstains from here on")
-                self._is_full = True
-                return False
+            too_many = budget.tokens and prompt + answer > budget.tokens
+            if too_many or (budget.cost and budget.price(prompt, answer) > budget.cost):
+                if any(self._reserved):
+                    return False
+                limit = f"{budget.tokens:,} tokens (--max-tokens" if too_many else f"{budget.cost:g} (--max-cost"
+                spent = f"{used.prompt_tokens + used.answer_tokens:,} tokens are spent"
+                raise FailedPrecondition(f"the budget of {limit}) does not allow another call: {spent}; raise it")
             self._reserved[0] += prompt_tokens
             self._reserved[1] += answer_tokens
             return True

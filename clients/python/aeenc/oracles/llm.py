@@ -3,14 +3,17 @@
     task ─► prompts of a few candidates ─► samples ─► checked against the schema ─► all agree ─► verdict
                                              │ cache, budget        └─ anything else ─────► ABSTAIN
 
-Only a whole, valid answer counts. Nonsense, a refusal, a truncated answer, a rate limit, samples that disagree and an
-exhausted budget make the oracle abstain; they never refuse a premise. An endpoint that is away fails the task, so that
-the sampler asks again. Needs the extra `aeenc[oracle-llm]` (openai).
+Only a whole, valid answer counts. What concerns one prompt makes the oracle abstain: nonsense, a refusal, a truncated
+answer, samples that disagree. What concerns them all fails the task, so that the sampler asks again or the run waits
+for a person: an endpoint that is away or refuses for now, a wrong key, a spent budget, a model that gave no valid
+answer to over a fifth of the last nodes. Nothing of this refuses a premise. Needs the extra `aeenc[oracle-llm]`
+(openai).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import re
@@ -20,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from aeenc.errors import AeencError, FailedPrecondition, InvalidArgument, Unavailable, install
+from aeenc.errors import AeencError, FailedPrecondition, InvalidArgument, Overloaded, Unavailable, install
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Oracle, Task, Verdict, all_of
 from aeenc.oracles.ledger import Budget, Ledger, Usage
 
@@ -28,9 +31,12 @@ CANDIDATES = 10  # in one prompt: models lose track of long lists
 CONCURRENCY = 4
 TIMEOUT_S = 60.0
 ATTEMPTS = 3  # at a call that the endpoint refuses for now
-MAX_PAUSE_S = 20.0
+MAX_PAUSE_S = 5.0  # between them; a longer one, which the endpoint asks for, is left to the sampler
 ANSWER_TOKENS = 32  # that the answer may take for each candidate, and once more for what is around them
 MESSAGE_TOKENS = 64  # more than what the chat format adds to the text
+MAX_ASKED_PAUSE_S = 3600.0
+LAST_NODES = 50  # of which the share without a valid answer is watched
+MOST_INVALID = 0.2
 FORMAT_VERSION = 1
 
 TEMPLATE = """\
@@ -49,12 +55,12 @@ Give every number exactly one verdict: "explains", "does_not_explain", or "canno
 """
 _VERDICTS = {"explains": EXPLAINS, "does_not_explain": REFUSES, "cannot_say": ABSTAINS}
 _FIELDS = {"query", "path", "accepted", "candidates"}
-_MISCONFIGURED = {401, 403, 404}
+_TRANSIENT = {408, 409, 425, 429}  # and all from 500 on
 _MALFORMED = {400, 422}
+_TOO_LARGE = 413  # about the prompt, too
 _ABOUT_THE_PROMPT = {"content_filter", "content_policy_violation", "context_length_exceeded"}  # codes of a 400
 _NAME = re.compile(r"[a-z_]{1,40}")
 _NOTHING_SENT = {"ConnectError", "ConnectTimeout", "PoolTimeout"}  # of httpx, beneath the client's own errors
-_TRANSIENT = {408, 409, 429, 500, 502, 503, 504}
 _NONSENSE = object()  # stands for an answer that cannot even be parsed
 
 log = logging.getLogger(__name__)
@@ -95,9 +101,10 @@ class LanguageModelOracle(Oracle):
         self._template = _checked(template)
         self._budget = budget or Budget()
         self._ledger = Ledger(cache, self._budget)
-        self._free = asyncio.Semaphore(concurrency)
+        self._free, self._has_spent = asyncio.Semaphore(concurrency), asyncio.Event()
         self._limit_name = "max_tokens"  # first, since an endpoint that does not know the newer name may ignore it
         self._has_answered = False
+        self._last: dict[tuple[str, str], bool] = {}  # nodes: whether any answer was valid
         self._client, self._failures = _open(base_url, key, timeout_s)
 
     @property
@@ -106,28 +113,50 @@ class LanguageModelOracle(Oracle):
         return self._ledger.usage
 
     async def judge(self, task: Task) -> dict[str, Verdict]:
-        """Returns a verdict on each candidate. Raises Unavailable when the endpoint cannot be reached.
+        """Returns a verdict on each candidate.
 
-        A prompt that fails cuts off those beside it, of this task and of the others in the sampler's call. What is
-        under way counts as spent, since the endpoint may charge for it, and is asked again when the sampler tries
-        again; answers that have come are kept.
+        Raises Unavailable or Overloaded when the endpoint cannot be reached, refuses for now, or gives too few valid
+        answers; FailedPrecondition for what a person has to change: the key, the model, the budget. A prompt that fails
+        cuts off those beside it, of this task and of the others in the sampler's call. What is under way counts as
+        spent, since the endpoint may charge for it, and is asked again when the sampler tries again; answers that have
+        come are kept.
         """
         groups = [task.candidates[at : at + self._size] for at in range(0, len(task.candidates), self._size)]
         judged = await all_of(self._judge(task, group) for group in groups)
-        return {premise_id: verdict for verdicts in judged for premise_id, verdict in verdicts.items()}
+        self._check_share(task, any(verdicts is not None for verdicts in judged))
+        abstained = [Verdict(ABSTAINS)] * self._size
+        return {
+            candidate.id: verdict
+            for group, verdicts in zip(groups, judged, strict=True)
+            for candidate, verdict in zip(group, verdicts or abstained, strict=False)
+        }
+
+    def _check_share(self, task: Task, has_answer: bool) -> None:
+        """Raises Unavailable for a node without a valid answer where the one before has none either, or too many."""
+        node = (task.run_id, task.task_id)
+        self._last.pop(node, None)
+        before = next(reversed(self._last.values()), True)
+        self._last[node] = has_answer
+        if len(self._last) > LAST_NODES:
+            del self._last[next(iter(self._last))]
+        invalid = sum(not one for one in self._last.values())
+        if not has_answer and (not before or invalid > max(1.0, MOST_INVALID * len(self._last))):
+            problem = f"model {self._model!r} gave no valid answer to {invalid} of the last {len(self._last)} nodes"
+            raise Unavailable(f"{problem}; check that it follows a JSON schema, the template and the endpoint")
 
     async def close(self) -> None:
         """Closes connections and the cache."""
         await self._client.close()
         self._ledger.close()
 
-    async def _judge(self, task: Task, candidates: Sequence[Candidate]) -> dict[str, Verdict]:
+    async def _judge(self, task: Task, candidates: Sequence[Candidate]) -> list[Verdict] | None:
+        """The verdicts on the candidates of one prompt; None where an answer to it is not valid."""
         prompt = self._prompt(task, candidates)
         answers = await all_of(self._sample(prompt, len(candidates), n) for n in range(self._samples))
         valid = [answer for answer in answers if answer is not None]
         if len(valid) < self._samples:
-            return {candidate.id: Verdict(ABSTAINS) for candidate in candidates}
-        return {c.id: _agreed([answer[place] for answer in valid]) for place, c in enumerate(candidates)}
+            return None
+        return [_agreed([answer[place] for answer in valid]) for place in range(len(candidates))]
 
     def _prompt(self, task: Task, candidates: Sequence[Candidate]) -> str:
         numbered = (f"{n}. {json.dumps(c.text, ensure_ascii=False)}" for n, c in enumerate(candidates, 1))
@@ -149,8 +178,7 @@ class LanguageModelOracle(Oracle):
         schema = _schema(count)
         most_prompt = len(prompt.encode()) + len(json.dumps(schema)) + MESSAGE_TOKENS  # a token is at least a byte
         async with self._free:
-            if not self._ledger.reserve(most_prompt, limit):
-                return None
+            await self._reserve(most_prompt, limit)
             response, told = None, (most_prompt, limit)  # a call that is cut off may be charged for all the same
             try:
                 response = await self._complete(prompt, schema, limit, number)
@@ -160,6 +188,7 @@ class LanguageModelOracle(Oracle):
                 raise unbilled.error from None
             finally:
                 self._ledger.spend((most_prompt, limit), told, calls=int(response is not None))
+                self._has_spent.set()
         if response is None:
             return None
         verdicts = _verdicts(response, count)
@@ -170,10 +199,16 @@ class LanguageModelOracle(Oracle):
         self._ledger.keep(asked, verdicts)
         return verdicts
 
+    async def _reserve(self, prompt_tokens: int, answer_tokens: int) -> None:
+        """Sets tokens aside, once the calls under way leave enough. Raises FailedPrecondition when they never will."""
+        while not self._ledger.reserve(prompt_tokens, answer_tokens):
+            self._has_spent.clear()
+            await self._has_spent.wait()
+
     async def _complete(self, prompt: str, schema: dict[str, Any], limit: int, number: int) -> Any:
-        """Calls the endpoint; None when it refuses. Asks again after a rate limit or a failure that it reports."""
-        failures = self._failures
-        for attempt in range(ATTEMPTS):
+        """Calls the endpoint; None when it refuses this prompt. Asks again after a refusal for now."""
+        failures, attempt = self._failures, 0
+        while True:
             limit_name = self._limit_name
             try:
                 return await self._client.chat.completions.create(
@@ -196,24 +231,27 @@ class LanguageModelOracle(Oracle):
             if knows_newer:
                 self._limit_name = "max_completion_tokens"
                 continue
-            self._refuse_misconfigured(status, code)
-            if status not in _TRANSIENT:
-                break
-            if attempt < ATTEMPTS - 1:
-                await asyncio.sleep(pause_s)
-        log.warning("the endpoint answers %d; the oracle abstains", status)
-        return None
+            attempt += 1
+            refusal = self._refusal(status, code, pause_s)
+            if refusal is None:
+                log.warning("the endpoint answers %d; the oracle abstains", status)
+                return None
+            if refusal.retry_after_s is None or attempt == ATTEMPTS or pause_s > MAX_PAUSE_S:
+                raise _Unbilled(refusal)
+            await asyncio.sleep(pause_s)
 
-    def _refuse_misconfigured(self, status: int, code: str) -> None:
-        """Raises FailedPrecondition, unbilled, for a status that every call would get."""
-        if status in _MISCONFIGURED:
-            remedy = "check the key, the address and the model"
-        elif status in _MALFORMED and not self._has_answered and code not in _ABOUT_THE_PROMPT:
-            remedy = f"check that it takes a JSON schema, a seed and temperature {self._temperature:g}"
-        else:
-            return
-        said = f"{status} ({code})" if code else str(status)
-        raise _Unbilled(FailedPrecondition(f"the endpoint answers {said} for model {self._model!r}; {remedy}"))
+    def _refusal(self, status: int, code: str, pause_s: float) -> AeencError | None:
+        """The error of a status that concerns more than this prompt; with a time to retry after if it may pass."""
+        said = f"the endpoint answers {f'{status} ({code})' if code else status} for model {self._model!r}"
+        if status in _TRANSIENT or status >= 500:
+            refused = Overloaded if status == 429 else Unavailable
+            return refused(f"{said}; try later", retry_after_s=pause_s)
+        if status not in {*_MALFORMED, _TOO_LARGE}:
+            return FailedPrecondition(f"{said}; check the key, the address and the model")
+        if status == _TOO_LARGE or self._has_answered or code in _ABOUT_THE_PROMPT:
+            return None
+        # Not final: other prompts may show that it was about this one.
+        return Unavailable(f"{said}; check that it takes a JSON schema, a seed and temperature {self._temperature:g}")
 
 
 class _Unbilled(Exception):
@@ -303,11 +341,12 @@ def _code(error: Any) -> str:
 
 
 def _pause_s(error: Any, attempt: int) -> float:
-    """Seconds to wait before asking again: what the endpoint says, else 0.5, 1, 2 and so on."""
-    try:
-        return min(max(float(error.response.headers.get("retry-after")), 0.0), MAX_PAUSE_S)
-    except (AttributeError, TypeError, ValueError):
-        return float(0.5 * 2**attempt)
+    """Seconds to wait before asking again: what the endpoint says, up to an hour, else 0.5, 1, 2 and so on."""
+    with contextlib.suppress(AttributeError, TypeError, ValueError):
+        asked_s = float(error.response.headers.get("retry-after"))
+        if asked_s >= 0:  # not NaN
+            return min(asked_s, MAX_ASKED_PAUSE_S)
+    return float(0.5 * 2**attempt)
 
 
 def read_key(environment: Mapping[str, str], variable: str, path: Path | None) -> str:

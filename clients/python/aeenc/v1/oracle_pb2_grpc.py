@@ -49,8 +49,12 @@ class OracleServiceServicer(object):
     def Judge(self, request, context):
         """Judges the candidates of a batch of nodes.
 
-        The response must hold one answer per task and, in it, one verdict per candidate. Anything missing, unknown,
-        duplicate or late counts as unseen, never as a refusal. The sampler retries UNAVAILABLE and DEADLINE_EXCEEDED.
+        The response must hold one answer per task and, in it, one verdict per candidate. A verdict that is missing, unknown
+        or duplicate counts as unseen, never as a refusal. A task without an answer, or with a late one, is asked again.
+
+        - FAILED_PRECONDITION, UNAUTHENTICATED, PERMISSION_DENIED, UNIMPLEMENTED: somebody has to change something first;
+        the run fails at once.
+        - Any other code: the sampler asks again; after the delay of RetryInfo, if there is one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
