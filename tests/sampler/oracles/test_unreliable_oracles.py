@@ -185,7 +185,7 @@ async def test_an_oracle_without_an_answer_to_a_third_of_the_nodes_fails_the_run
         world.oracle.behaviour = honest
         await client.resume(run.id)
         run = await client.wait(run.id)
-        assert (run.state, run.progress.nodes_judged) == (SUCCEEDED, len(hypotheses))
+        assert run.state == SUCCEEDED
         assert run.progress.nodes_failed <= 3
         answered = {query for query, *_ in await pair_set(client, run.id)}
         assert len(answered) == len(hypotheses) - run.progress.nodes_failed
