@@ -82,10 +82,14 @@ class Runner:
 
     @property
     def waiting_runs(self) -> dict[str, str]:
-        """Those of them that wait for their oracle, each with the reason."""
-        oracles = {run_id: self._oracles.get(self._oracle_of.get(run_id, "")) for run_id in self.active_runs}
-        reasons = {run_id: oracle.waiting(run_id) for run_id, oracle in oracles.items() if oracle is not None}
-        return {run_id: reason for run_id, reason in reasons.items() if reason}
+        """Those of them that wait for their oracle, and those that other samplers have to work on, with the reason."""
+        reasons: dict[str, str] = {}
+        for run_id, name in self._oracle_of.items():
+            if (oracle := self._oracles.get(name)) is None:
+                reasons[run_id] = f"this sampler has no oracle or queue {name!r}: configure it, or leave it to another"
+            elif run_id in self._working:
+                reasons[run_id] = oracle.waiting(run_id)
+        return {run_id: reason for run_id, reason in sorted(reasons.items()) if reason}
 
     def start(self) -> None:
         """Begins to look for runs."""
@@ -132,12 +136,14 @@ class Runner:
                 continue
             if run_id not in self._oracle_of:
                 try:
-                    self._oracle_of[run_id] = (await self._store.get(run_id)).config.oracle
+                    self._oracle_of[run_id] = name = (await self._store.get(run_id)).config.oracle
+                    if name not in self._oracles:
+                        log.warning("run is left to samplers that have its oracle", run=run_id, oracle=name)
                 except NewerFormat as error:
                     self._leave(run_id, error)
                     continue
-            if not self._has_room(run_id):
-                continue
+            if self._oracle_of[run_id] not in self._oracles or not self._has_room(run_id):
+                continue  # the first: its oracle is another sampler's
             lease = self._store.lease(run_id, self._owner, self._lease_s)
             if await lease.renew():
                 task = asyncio.create_task(self._hold(run_id, lease))
@@ -222,9 +228,7 @@ class Runner:
             await self._end(run, "SUCCEEDED", "")
 
     async def _worked(self, run: Run, lease: WorkLease) -> None:
-        oracle = self._oracles.get(run.config.oracle)
-        if oracle is None:
-            raise RunFailed(f"oracle {run.config.oracle!r} is no longer configured; configure it, then resume the run")
+        oracle = self._oracles[run.config.oracle]
         oracle.begin()
         worker = RunWorker(
             run,

@@ -58,6 +58,26 @@ async def test_runs_that_wait_for_people_take_no_place_and_say_what_they_wait_fo
         assert states == sorted([running, running, pending])
 
 
+async def test_a_sampler_without_a_queue_leaves_its_runs_to_those_that_have_it_and_says_so(world: SamplerWorld):
+    queues = {"queues": {"team": {**QUEUE, "undo_s": 0.0}}}
+    async with world.sampler() as other:
+        async with world.sampler(**queues) as sampler:
+            run = await sampler.start_run(HYPOTHESES[:1], oracle="team", max_depth=0, **CONFIG)
+
+            async def is_known() -> bool:
+                return run.id in await waits(other)
+
+            await eventually(is_known)
+            assert "has no oracle or queue 'team'" in (await waits(other))[run.id]
+        assert (await finish(other)).state == sampler_pb2.RUN_STATE_SUCCEEDED  # time enough to take the run, and room
+        assert (await other.get_run(run.id)).state == sampler_pb2.RUN_STATE_RUNNING
+        async with world.sampler(**queues) as sampler:
+            people = aeenc.PeopleClient(sampler.channel)
+            await people.submit(await take(people, "ann", run.id), [])
+            ended = await asyncio.wait_for(sampler.wait(run.id), 20)
+            assert ended.state == sampler_pb2.RUN_STATE_SUCCEEDED
+
+
 async def test_a_run_whose_oracle_is_away_says_so_until_it_is_back(world: SamplerWorld):
     world.oracle.status = grpc.StatusCode.UNAVAILABLE
     settings = {"patience_s": 600.0, "breaker_failures": 2, "max_attempts": 50}

@@ -189,7 +189,9 @@ class SamplerInfo:
     active_runs: tuple[str, ...] = ()
     """The runs that this process is executing."""
     waiting_runs: tuple[WaitingRun, ...] = ()
-    """The active runs that wait for their oracle, rather than just work slowly."""
+    """The active runs that wait for their oracle, rather than just work slowly, and the live runs whose oracle or queue
+    this process does not have: other samplers work on them.
+    """
 
     @classmethod
     def from_message(cls, message: sampler_pb2.SamplerServiceGetInfoResponse) -> SamplerInfo:
