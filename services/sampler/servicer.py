@@ -7,7 +7,7 @@ from typing import Any
 
 from aeenc.v1 import sampler_pb2, sampler_pb2_grpc
 from services.kit.convert import position_of, to_duration, to_timestamp
-from services.kit.credentials.gate import caller
+from services.kit.credentials.gate import caller, person_name
 from services.kit.credentials.roles import Role
 from services.kit.server import GrpcServer, to_service_info
 from services.sampler import convert
@@ -187,7 +187,7 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
         state, after = convert.from_state(request.state), position_of(request.page_token)
         found, position = await self._review.tasks(request.run_id, state, after, request.page_size)
         blind = caller().role < Role.ADJUDICATE
-        viewer = caller().person(request.annotator, "annotator") if blind else request.annotator
+        viewer = caller().person(request.annotator, "annotator") if blind else person_name(request.annotator)
         return sampler_pb2.ListTasksResponse(
             tasks=[convert.to_judged_task(record, only=record.hidden_from(viewer)) for record in found],
             next_page_token=str(position or ""),

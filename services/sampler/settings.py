@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, FilePath, ValidationInfo, fie
 from pydantic_settings import SettingsConfigDict
 
 from aeenc import errors
+from services.kit.credentials.gate import person_name
 from services.kit.settings import RedisSettings, Secret
 
 MAX_GUIDELINE = 65_536  # characters
@@ -82,6 +83,11 @@ class QueueSettings(BaseModel):
         0.8, ge=0, le=1, description="share of their verdicts on these that must be right before they get other tasks"
     )
     qualified: frozenset[str] = Field(frozenset(), description="people who get tasks without having qualified")
+
+    @field_validator("qualified", mode="after")
+    @classmethod
+    def _kept_names(cls, named: frozenset[str]) -> frozenset[str]:
+        return frozenset(map(person_name, named))
 
     def guideline_text(self) -> str:
         """The text for the people of the queue. Raises InvalidArgument for a file that is none."""

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import secrets
 import time
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,11 @@ log = get(__name__)
 POLL_S = 1.0
 BURST_S, LEAST_BURST = 0.25, 5.0  # how many calls may come at once: those of a quarter second, and at least five
 _KEY_BYTES = 4  # of a hash: finds the candidates, which are then compared in constant time
+
+
+def person_name(named: str) -> str:
+    """Returns a person's name as it is kept: two ways to type it are one person. Case counts."""
+    return unicodedata.normalize("NFC", named.strip())
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +61,7 @@ class Caller:
 
     def person(self, named: str, field: str) -> str:
         """Returns the person who acts: the one that the request names, or the caller. Raises PermissionDenied."""
+        named = person_name(named)
         if self.on_behalf:
             return named
         if named and named != self.name:

@@ -14,7 +14,7 @@ from aeenc.oracle import REFUSES
 from services.kit.credentials.credential_file import Credential, HashedToken, hash_of, render
 from services.sampler.__main__ import build
 from support.waiting import eventually
-from support.worlds.sampler_world import QUEUE, SamplerWorld, take
+from support.worlds.sampler_world import NEVER, QUEUE, SamplerWorld, at_work, take
 
 PEOPLE = {"ann": "annotate", "bob": "annotate", "lead": "adjudicate", "boss": "admin"}
 
@@ -96,3 +96,15 @@ async def test_a_service_account_speaks_for_the_people_who_use_it(world: Sampler
         with pytest.raises(errors.PermissionDenied, match="is by cem"):
             await people["web"].amend(answer, [lease.task.candidates[0].premise_id], "dan")
         assert [one async for one in people["web"].list_answers(run_id, "cem")]
+
+
+@pytest.mark.parametrize(("one", "other"), [("ann", " ann\t"), ("Zo\u00eb", "Zoe\u0308")], ids=["blanks", "NFC"])
+async def test_two_ways_to_type_a_name_are_one_person(world: SamplerWorld, one: str, other: str):
+    settings = {"overlap": 2, "undo_s": NEVER, "qualified": [other]}
+    async with at_work(world, hypotheses=1, **settings) as (people, _, run_id):
+        await people.submit(await take(people, one, run_id), [])
+        assert await people.lease(other) == []
+        assert [queue.total.mine for queue in await people.list_queues(other)] == [1]
+        assert [task.answers[0].annotator async for task in people.list_answers(run_id, other)] == [one]
+        assert len(await people.undo(other, run_id)) == 1
+        assert (await take(people, other)).task.query == "hypothesis 0"
