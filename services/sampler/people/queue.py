@@ -133,9 +133,15 @@ class TaskQueue:
         run, task_id = await self._of(lease_id)
         if sent.additions and (before := (await self._tasks.read(run.id, task_id)).record) is not None:
             sent = await self._premises.looked_up(run, before.task, sent)
-        record, answer_id = await self._tasks.apply(
-            run, task_id, lambda old, at: steps.submit(old, lease_id, sent, client_seq, at, who)
-        )
+
+        def step(old: TaskRecord, at: float) -> steps.Change:
+            change = steps.submit(old, lease_id, sent, client_seq, at, who)
+            if change.answered and run.state == "CANCELLED":  # one that has failed goes on with its answers
+                message = f"run {run.id} was cancelled: the answer is not kept; resume the run, then send it again"
+                raise errors.FailedPrecondition(message, reason="RUN_ENDED")
+            return change
+
+        record, answer_id = await self._tasks.apply(run, task_id, step)
         return answer_id, any(answer.id == answer_id and answer.late for answer in record.answers)
 
     async def send_back(

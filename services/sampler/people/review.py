@@ -347,7 +347,7 @@ class Review:
 
 def _said(verdicts: SentVerdicts, who: str, further: Sequence[str] = ()) -> str:
     """Tells two calls under one request id apart."""
-    told: list[object] = [(key, verdict.judgement, verdict.leaf, verdict.grade) for key, verdict in verdicts]
+    told: list[object] = [(key, one.judgement, one.leaf, one.grade, one.remark) for key, one in verdicts]
     told += further
     return f"verdicts {digest(repr(told))[:12]} of {who!r}"
 

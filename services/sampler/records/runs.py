@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, astuple, dataclass, field, fields
 from datetime import datetime
 from typing import Literal, Protocol, cast
 
@@ -70,7 +70,7 @@ class RunConfig:
         """Tells two StartRun calls under one idempotency key apart."""
         digest = hashlib.sha256(self.to_json().encode())
         for hypothesis in hypotheses:
-            digest.update(json.dumps([hypothesis.id, hypothesis.text]).encode())
+            digest.update(json.dumps(astuple(hypothesis)).encode())
         return digest.hexdigest()
 
     def splits(self) -> tuple[str, ...]:

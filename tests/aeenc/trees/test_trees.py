@@ -164,6 +164,17 @@ def test_a_directory_that_cannot_be_read_is_refused_by_file(tmp_path: Path, file
     assert str(tmp_path) in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("leaf", "intermediate"),
+    [("see sent2: it melts", "i"), ("l", "ice; sent1 -> int7: melts"), ("l", "i; sent1 -> hypothesis")],
+)
+def test_a_text_that_would_be_read_back_otherwise_is_not_written(leaf: str, intermediate: str, tmp_path: Path) -> None:
+    steps = (Step(("sent1",), "int1", intermediate), Step(("int1",), "hypothesis", "h"))
+    with pytest.raises(InvalidTree, match="tree 'x': a text of it reads like labels"):
+        write_trees(tmp_path / "x.jsonl", [Tree("x", "h", {"sent1": leaf}, steps)])
+    assert not (tmp_path / "x.jsonl").exists()
+
+
 def test_gold_is_the_union_over_the_trees_of_the_split(tmp_path: Path) -> None:
     trees = tmp_path / "dataset" / "task_1"
     trees.mkdir(parents=True)

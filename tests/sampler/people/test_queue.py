@@ -330,6 +330,19 @@ async def test_a_run_cancelled_through_another_sampler_gives_its_worker_back(wor
         await eventually(free)
 
 
+async def test_an_answer_to_a_cancelled_run_is_refused_until_the_run_is_resumed(world: SamplerWorld):
+    async with at_work(world, 2, undo_s=NEVER) as (people, sampler, run_id):
+        first, second = await people.lease("ann", run_id=run_id, max_tasks=2)
+        sent = await people.submit(first, [], client_seq=7)
+        await sampler.cancel(run_id)
+        with pytest.raises(errors.FailedPrecondition, match="was cancelled: the answer is not kept") as refused:
+            await people.submit(second, [])
+        assert refused.value.reason == "RUN_ENDED"
+        assert await people.submit(first, [], client_seq=7) == sent  # a retry
+        await sampler.resume(run_id)
+        assert await people.submit(second, [])
+
+
 async def test_tasks_of_a_judge_who_left_are_decided_once_the_overlap_is_lowered(world: SamplerWorld):
     async with at_work(world, 1, overlap=2) as (people, _, run_id):
         await people.submit(await take(people, "ann"), [])

@@ -195,8 +195,9 @@ async def test_a_run_is_resumed_once_for_a_request_id(world: SamplerWorld):
             await client.start_run(
                 [("t", "hypothesis 1")], corpus="science", oracle="team", idempotency_key="k", k=3, max_depth=0
             )
-        with pytest.raises(errors.AlreadyExists, match="with other hypotheses;"):
-            await client.start_run([("t", "hypothesis 2")], corpus="science", oracle="team", idempotency_key="k")
+        for other in (("t", "hypothesis 2"), ("t", "hypothesis 1", "q", ""), ("t", "hypothesis 1", "", "a")):
+            with pytest.raises(errors.AlreadyExists, match="with other hypotheses;"):
+                await client.start_run([other], corpus="science", oracle="team", idempotency_key="k")
 
 
 async def widen(redis: Any, keys: RunKeys, run_id: str) -> None:

@@ -5,6 +5,7 @@ A context reads `sent1: … sent2: …`, a proof `sent1 & sent2 -> int1: …; in
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,7 +46,10 @@ def tree_from_record(record: Mapping[str, Any]) -> Tree:
 
 
 def record_from_tree(tree: Tree) -> dict[str, Any]:
-    """Returns the JSON object that the tree was read from, with its known fields as they are now."""
+    """Returns the JSON object that the tree was read from, with its known fields as they are now.
+
+    Raises InvalidTree for a text that reads like a label of the notation: another tree would be read back.
+    """
     known = {
         "id": tree.id,
         "question": tree.question,
@@ -54,6 +58,14 @@ def record_from_tree(tree: Tree) -> dict[str, Any]:
         "context": format_context(tree.sentences),
         "proof": format_proof(tree.steps),
     }
+    read_back: object = None
+    with contextlib.suppress(InvalidTree):
+        read_back = parse_context(known["context"]), parse_proof(known["proof"], tree.hypothesis)
+    if read_back != (dict(tree.sentences), tuple(tree.steps)):
+        raise InvalidTree(
+            f"tree {tree.id!r}: a text of it reads like labels of a proof or context; write ` sent2: ` and "
+            "`; sent1 -> int2: ` otherwise"
+        )
     if not tree.record:
         return known
     return {name: known.get(name, value) for name, value in tree.record.items()}

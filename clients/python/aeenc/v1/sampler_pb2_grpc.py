@@ -340,6 +340,7 @@ class SamplerServiceServicer(object):
         - FAILED_PRECONDITION (LEASE_ANSWERED): the lease was already answered.
         - FAILED_PRECONDITION (LEASE_RELEASED): the task was returned.
         - FAILED_PRECONDITION (TASK_WITHDRAWN): the task was retrieved again after the lease had ended.
+        - FAILED_PRECONDITION (RUN_ENDED): the run was cancelled; resume it first.
         - PERMISSION_DENIED: the lease is held by somebody else.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
