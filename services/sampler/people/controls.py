@@ -9,12 +9,11 @@ One JSON object a line: `{"query": "…", "explains": ["…"], "refuses": ["…"
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import re
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -29,7 +28,6 @@ STEP = 0.01  # between scores that are made up
 ATTEMPTS = 20
 RUNS_KEPT = 16  # whose control items are kept; some kilobytes each
 _HEX = re.compile("(?=.*[0-9])(?=.*[a-f])[0-9a-f-]+")
-EVERYBODY = 1_000_000  # a control item never has all its answers
 
 QualificationState = Literal["OPEN", "PASSED", "FAILED"]
 
@@ -79,10 +77,13 @@ class ControlItems:
                 )
         return cls(tasks, queues, controls)
 
-    async def left(self, run: Run, answered: Collection[str], *, qualifying: bool = False) -> list[str]:
-        """The control items of a run that are not among the answered tasks; they are put there if they are missing.
+    async def left(
+        self, run: Run, annotator: str, answered: Collection[str], waiting: Sequence[str], *, qualifying: bool = False
+    ) -> list[str]:
+        """The control items that a person may take now, each a task of their own that is put there if it is missing.
 
-        To mix one in among other tasks, the first is enough; for the qualification round there are all of it.
+        `answered` are the tasks that they have answered, `waiting` some that are no control items. To mix one in, the
+        first is enough; for the qualification round there are all of it.
         """
         controls = self._controls.get(run.config.oracle, ())
         first, _ = await self._tasks.read_many(run.id, await self._tasks.task_ids(run.id, 0, 1))
@@ -90,10 +91,18 @@ class ControlItems:
             return []
         model = first[0].task  # a run's first task is none of its control items: they come once others wait
         of_round = controls[: self._queues[run.config.oracle].qualify] if qualifying else controls
-        left = (one for one in self._records(run, of_round, model) if one.task.task_id not in answered)
-        wanted = list(left if qualifying else itertools.islice(left, 1))
-        await self._tasks.put(wanted)
-        return [record.task.task_id for record in wanted]
+        items = {own_id(record, annotator): record for record in self._records(run, of_round, model)}
+        left = [task_id for task_id in items if task_id not in answered]
+        there, at = await self._tasks.read_many(run.id, left)
+        taken = {one.task.task_id for one in there if not one.open_to(annotator, at)}
+        wanted = [task_id for task_id in left if task_id not in taken][: None if qualifying else 1]
+        beside = {task_id: waiting[int(draw(annotator, task_id) * len(waiting))] for task_id in wanted}
+        found, _ = await self._tasks.read_many(run.id, sorted(set(beside.values())))
+        by_id = {one.task.task_id: one for one in found}
+        await self._tasks.put(
+            [own_record(items[one], one, by_id[beside[one]]) for one in wanted if beside[one] in by_id]
+        )
+        return wanted
 
     def _records(self, run: Run, controls: Sequence[Control], model: Task) -> Iterator[TaskRecord]:
         """The control items as tasks of a run, each made up when it is first needed."""
@@ -166,7 +175,18 @@ def control_record(run: Run, control: Control, model: Task) -> TaskRecord:
         Candidate(ids[text], text, rank, score) for rank, (text, score) in enumerate(zip(texts, scores, strict=True), 1)
     )
     task = Task(task_name(control.query, candidates), run.id, control.query, control.path, (), candidates)
-    return TaskRecord(run.id, task, EVERYBODY, "majority", gold={ids[text]: gold[text] for text in texts})
+    return TaskRecord(run.id, task, 1, "majority", gold={ids[text]: gold[text] for text in texts})
+
+
+def own_id(item: TaskRecord, annotator: str) -> str:
+    """The id of one person's task of a control item: people who answer the same item change no common record."""
+    return task_name(f"{item.task.query}\n{annotator}", item.task.candidates)
+
+
+def own_record(item: TaskRecord, task_id: str, beside: TaskRecord) -> TaskRecord:
+    """One person's task of a control item. What names its node is that of a task beside it, or people would tell it."""
+    task = replace(item.task, task_id=task_id, model_version=beside.task.model_version)
+    return replace(item, task=task, node_id=beside.node_id)
 
 
 def _like_ids(model: Task, query: str, text: str, taken: Collection[str]) -> str:
@@ -226,18 +246,20 @@ class ControlReport:
     mistakes: tuple[Mistake, ...]
 
 
-def control_report(record: TaskRecord) -> ControlReport:
-    """The report on a control item, with the most frequent mistake first."""
-    counted = [right_and_judged(record, answer.said) for answer in record.answers]
+def control_report(records: Sequence[TaskRecord]) -> ControlReport:
+    """The report on the tasks of one control item, one of each person, with the most frequent mistake first."""
+    task, gold = records[0].task, records[0].gold
+    said = [answer.said for record in records for answer in record.answers]
+    counted = [right_and_judged(records[0], one) for one in said]
     mistakes = []
-    for candidate in record.task.candidates:
-        explains = record.gold[candidate.id]
-        said = [answer.said[candidate.id] for answer in record.answers]
-        if people := sum(kind.decides and kind.accepts is not explains for kind in said):
+    for candidate in task.candidates:
+        explains = gold[candidate.id]
+        kinds = [one[candidate.id] for one in said]
+        if people := sum(kind.decides and kind.accepts is not explains for kind in kinds):
             mistakes.append(Mistake(candidate.text, explains, people))
     return ControlReport(
-        record.task.query,
-        len(record.answers),
+        task.query,
+        len(said),
         sum(judged for _, judged in counted),
         sum(right for right, _ in counted),
         tuple(sorted(mistakes, key=lambda one: -one.people)),

@@ -51,7 +51,7 @@ class Wanted:
 class LeasedTask:
     """A task with the lease that a person holds on it, at a time of Redis's clock.
 
-    `hypothesis_id` names the tree that asks it first; a control item belongs to none.
+    `hypothesis_id` names the tree that asks it first; a control item names that of a task beside it.
     """
 
     lease: Lease
@@ -292,12 +292,12 @@ class TaskQueue:
         answered = await self._tasks.answered_by(run.id, annotator)
         done = {parts_of(answer_id, "answer")[1] for answer_id in answered}
         if qualifies:
-            return await self._controls.left(run, done, qualifying=True)
+            return await self._controls.left(run, annotator, done, waiting, qualifying=True)
         new = [task_id for task_id in waiting if task_id not in done]
         share = self._queues[run.config.oracle].control_share
         if not new or draw(run.id, annotator, len(answered) + taken) >= share:
             return new
-        return [*await self._controls.left(run, done), *new]
+        return [*await self._controls.left(run, annotator, done, waiting), *new]
 
     async def _qualifies(self, run: Run, annotator: str, only: frozenset[str] | None) -> bool:
         """Whether this person is in the qualification round. Raises NotQualified where that gives them no task."""

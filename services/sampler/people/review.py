@@ -304,7 +304,7 @@ class Review:
         ratings: list[Mapping[str, bool]] = []
         edges: list[Mapping[str, Set[str]]] = []
         reports: dict[str, AnnotatorReport] = defaultdict(AnnotatorReport)
-        controls: list[ControlReport] = []
+        items: dict[tuple[str, frozenset[str]], list[TaskRecord]] = defaultdict(list)
         position = 0
         while ids := await self._tasks.task_ids(run_id, position, PAGE):
             position += len(ids)
@@ -315,11 +315,11 @@ class Review:
                     ratings += _ratings(record)
                     edges.append(_edges(record))
                 elif record.answers:
-                    controls.append(control_report(record))
+                    items[record.task.query, frozenset(record.gold)].append(record)
         async with self._agreeing:
             beyond_chance = await agreement_apart(ratings)
         agreed = replace(beyond_chance, positive_agreement=positive_agreement(ratings), edge_f1=edge_f1(edges))
-        controls.sort(key=lambda one: one.correct - one.verdicts)
+        controls = sorted(map(control_report, items.values()), key=lambda one: one.correct - one.verdicts)
         return Report(agreed, dict(sorted(reports.items())), controls)
 
     async def watch(self, run_id: str, from_seq: int, *, from_now: bool = False) -> AsyncIterator[TaskEvent]:

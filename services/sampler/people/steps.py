@@ -65,10 +65,11 @@ def expire(record: TaskRecord, at: float) -> Change:
 
 
 def lease(record: TaskRecord, annotator: str, lease_id: str, at: float, lease_s: float) -> Change:
-    """Gives the task to a person who may take it."""
+    """Gives the task to a person who may take it. Of their leases that had ended before, nothing is left."""
+    over = {one.id for one in record.leases if one.ended and one.annotator == annotator}
     swept = expire(record, at)
     taken = Lease(lease_id, annotator, at, at + min(lease_s, MAX_HELD_S))
-    after = replace(swept.record, leases=(*swept.record.leases, taken))
+    after = replace(swept.record, leases=(*(one for one in swept.record.leases if one.id not in over), taken))
     return Change(after, (*swept.events, ("LEASED", annotator)), id=lease_id)
 
 

@@ -31,10 +31,8 @@ if ARGV[6] == '1' then redis.call('HSET', KEYS[7], ARGV[8], ARGV[1]) end
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
 local number = redis.call('RPUSH', KEYS[2], ARGV[1])
 redis.call('HSET', KEYS[1], 'format_version', 1, 'task', ARGV[3], 'record', ARGV[4], 'revision', 0, 'place', number)
-if ARGV[6] == '1' then
-  redis.call('ZADD', KEYS[3], number, ARGV[1])
-  note(KEYS[4], KEYS[5], ARGV[7], 'QUEUED', ARGV[2], ARGV[1], '', ARGV[5])
-end
+if ARGV[6] == '1' then redis.call('ZADD', KEYS[3], number, ARGV[1]) end
+note(KEYS[4], KEYS[5], ARGV[7], 'QUEUED', ARGV[2], ARGV[1], '', ARGV[5])
 return 1
 """
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,33 @@ async def test_a_control_item_is_made_up_once_for_all_who_get_it(world: SamplerW
                 lease = await take(people, name)
                 await people.submit(lease, metals(lease))
         assert made == ["what is iron", "what is tin", "what is lead"]
+
+
+async def test_a_batch_has_its_share_of_control_items_and_none_of_them_shows(world: SamplerWorld, tmp_path):
+    settings = {**controls(tmp_path), "qualify": 0, "control_share": 0.5}
+    async with at_work(world, 12, **settings) as (people, _, run_id):
+        leases = await people.lease("ann", run_id=run_id, max_tasks=12)
+        queries = [lease.task.query for lease in leases]
+        assert len(set(queries)) == 12
+        assert sum(query.startswith("what is") for query in queries) == 3  # all that there are
+        for lease in leases:
+            assert lease.hypothesis_id == f"tree-{lease.node_id.partition('-')[0]}"
+            assert lease.task.model_version == "version-1"
+        seen: dict[str, list[str]] = {}
+        async with aclosing(people.watch(run_id)) as events:
+            while any(seen.get(lease.task.task_id) != ["QUEUED", "LEASED"] for lease in leases):
+                event = await asyncio.wait_for(anext(events), 5)
+                seen.setdefault(event.task_id, []).append(event.event.name)
+
+
+async def test_people_who_answer_one_control_item_share_no_record_and_one_report(world: SamplerWorld, tmp_path):
+    async with at_work(world, 2, **controls(tmp_path)) as (people, _, run_id):
+        leases = [await take(people, f"person {number}") for number in range(12)]
+        assert len({lease.task.query for lease in leases}) == 1
+        assert len({lease.task.task_id for lease in leases}) == 12
+        await asyncio.gather(*(people.submit(lease, metals(lease)) for lease in leases))
+        [report] = (await people.get_agreement(run_id)).controls
+        assert (report.answers, report.verdicts, report.correct) == (12, 36, 36)
 
 
 async def test_a_premise_added_to_a_control_item_counts_neither_for_nor_against_a_person(world: SamplerWorld, tmp_path):

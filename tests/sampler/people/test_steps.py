@@ -207,6 +207,15 @@ def test_a_conflict_waits_for_an_adjudicator_who_decides_every_candidate_of_it()
         steps.undo(judged, judged.answers[0].id, 4.0)
 
 
+def test_of_the_leases_that_a_person_gave_back_only_the_last_is_kept():
+    record = new(overlap=2)
+    record = steps.lease(record, "bob", "b", 0.0, 60.0).record
+    for number in range(5):
+        record = steps.lease(record, "ann", f"a{number}", 1.0, 60.0).record
+        record = steps.release(record, f"a{number}", 2.0, "").record
+    assert [lease.id for lease in record.leases] == ["b", "a4"]
+
+
 def test_a_control_item_is_never_decided():
     control = replace(new(overlap=1000), gold={"p1": True, "p2": False})
     record = answered(control, "ann", [("p1", YES)])
