@@ -49,7 +49,8 @@ if redis.call('GET', KEYS[2]) ~= ARGV[1] then return 'LOST' end
 if redis.call('HGET', KEYS[1], 'state') ~= 'RUNNING' then return 'STOPPED' end
 """
 
-# KEYS: run, lease, tree, pairs, events, answers
+# A pair that people have amended is not recorded again: an earlier answer does not follow a later one in the log.
+# KEYS: run, lease, tree, pairs, events, answers, amended
 # ARGV: owner, now, field of the tree, its value, whether that completes the node, query key, answers, positives,
 #       negatives, filtered, skipped, judgements, failed, then pairs
 _COMMIT = (
@@ -58,15 +59,24 @@ _COMMIT = (
     + """
 if redis.call('HSETNX', KEYS[3], ARGV[3], ARGV[4]) == 0 then return 'DONE' end
 if ARGV[7] ~= '' then redis.call('HSET', KEYS[6], ARGV[6], ARGV[7]) end
+local amended, left_out = redis.call('EXISTS', KEYS[7]) == 1, {0, 0, 0, 0, 0}
 for i = 14, #ARGV do
-  local seq = redis.call('HINCRBY', KEYS[1], 'pair_seq', 1)
-  redis.call('XADD', KEYS[4], seq .. '-0', 'pair', ARGV[i])
+  local pair = amended and cjson.decode(ARGV[i])
+  if pair and not pair.amended and redis.call('HEXISTS', KEYS[7], cjson.encode({pair.query, pair.premise_id})) == 1 then
+    local place = ({POSITIVE = 1, NEGATIVE = 2})[pair.sign] or pair.reason == '"""
+    + UNDECIDED
+    + """' and 4 or 3
+    left_out[place] = left_out[place] + 1
+  else
+    local seq = redis.call('HINCRBY', KEYS[1], 'pair_seq', 1)
+    redis.call('XADD', KEYS[4], seq .. '-0', 'pair', ARGV[i])
+  end
 end
 redis.call('HINCRBY', KEYS[1], 'nodes_judged', ARGV[5] - ARGV[13])
 redis.call('HINCRBY', KEYS[1], 'nodes_failed', ARGV[13])
 redis.call('HINCRBY', KEYS[1], 'nodes_pending', 0 - ARGV[5])
 for i, name in ipairs({'positives', 'negatives', 'filtered', 'skipped', 'judgements'}) do
-  redis.call('HINCRBY', KEYS[1], name, ARGV[7 + i])
+  redis.call('HINCRBY', KEYS[1], name, ARGV[7 + i] - left_out[i])
 end
 emit(KEYS[1], KEYS[5], ARGV[2])
 return 'OK'
@@ -237,10 +247,11 @@ class NodeStore:
 
     async def commit(self, run_id: str, owner: str, nodes: Sequence[NodeCommit]) -> list[Written]:
         """Commits nodes, each on its own, in one round trip."""
-        pairs, events, answers = self._keys.pairs(run_id), self._keys.events(run_id), self._keys.answers(run_id)
+        own = self._keys
+        further = [part(run_id) for part in (own.pairs, own.events, own.answers, own.amended)]
         calls = [
             (
-                [*self._tree_keys(run_id, node.tree), pairs, events, answers],
+                [*self._tree_keys(run_id, node.tree), *further],
                 [owner, now(), *_commit_arguments(node)],
             )
             for node in nodes

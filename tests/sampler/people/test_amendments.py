@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import aeenc
-from aeenc import errors, trees
+from aeenc import errors, trees, values
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Task, Verdict
 from aeenc.v1 import oracle_pb2
 from services.sampler.acs.algorithm import Rules
@@ -137,6 +137,49 @@ async def test_what_an_amendment_takes_back_is_in_no_exported_tree_and_what_it_a
         assert await explaining() == set()
         await people.amend(answer_id, {ids[0]: EXPLAINS}, "bob")
         assert await explaining() == {texts[ids[0]]}
+
+
+async def test_a_refusal_that_was_amended_is_no_negative_of_another_tree_later(world: SamplerWorld):
+    """`fact 35` is asked below `fact 16`, its nearest premise, which takes the only place; later elsewhere."""
+    async with world.sampler(queues={"team": QUEUE}) as sampler:
+        people = aeenc.PeopleClient(sampler.channel)
+        roots = [("early", "fact 16"), ("late", "hypothesis 5")]
+        limits = {"k": 4, "max_depth": 1, "max_negatives_per_query": 1}
+        run = await sampler.start_run(roots, corpus="science", oracle="team", **limits)
+
+        async def answered(tree: str, query: str, accepted: str) -> values.SubmittedVerdicts:
+            leases: list[values.Lease] = []
+
+            async def is_queued() -> bool:
+                leases.extend(await people.lease("ann", run_id=run.id, hypothesis_id=tree))
+                return bool(leases)
+
+            await eventually(is_queued)
+            [lease] = leases
+            assert lease.task.query == query
+            return await people.submit(lease, [c.premise_id for c in lease.task.candidates if c.text == accepted])
+
+        await answered("early", "fact 16", "fact 35")
+        sent = await answered("early", "fact 35", "")
+        [asked] = [task.task.candidates async for task in people.list_tasks(run.id) if task.task.query == "fact 35"]
+
+        async def is_recorded() -> bool:
+            return (await sampler.get_run(run.id)).progress.nodes_judged == 2
+
+        await eventually(is_recorded)
+        await people.amend(sent.answer_id, {asked[0].premise_id: EXPLAINS}, "bob")
+        await answered("late", "hypothesis 5", "fact 35")
+        await answered("late", "fact 35", "fact 16")
+        ended = await asyncio.wait_for(sampler.wait(run.id), 20)
+        found = [pair for pair in await pairs(sampler, run.id) if pair.query == "fact 35"]
+        assert [(pair.premise_id, pair.sign.name) for pair in found if pair.premise_id == asked[0].premise_id] == [
+            (asked[0].premise_id, "POSITIVE")
+        ]
+        logged = [pair.sign.name for pair in await pairs(sampler, run.id)]
+        assert (ended.progress.positives, ended.progress.negatives) == (
+            logged.count("POSITIVE"),
+            logged.count("NEGATIVE"),
+        )
 
 
 async def test_an_answer_whose_run_ended_before_it_was_recorded_is_amended_once_the_run_is_resumed(world: SamplerWorld):
