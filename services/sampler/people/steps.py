@@ -163,15 +163,18 @@ def submit(
 
 
 def undo(record: TaskRecord, answer_id: str, at: float) -> Change:
-    """Takes an answer back, as long as the run has not used it."""
+    """Takes an answer back, as long as the run has not used it. A closed task is open again."""
     answer = _answer(record, answer_id)
-    if record.settled or record.final or record.adjudicator or answer.own:
+    adjudicated = record.adjudicated.keys() - {*record.disputed}
+    if record.settled or record.final or adjudicated or answer.own:
         amended_by = answer.by if answer.by != answer.annotator else "somebody else before"
         why = f"was amended by {amended_by}" if answer.own else f"has become pairs of run {record.run_id}"
-        why = "was adjudicated" if record.adjudicator else why
+        why = "was adjudicated" if adjudicated else why
         raise errors.FailedPrecondition(f"answer {answer_id} {why}; amend it instead", reason="ANSWER_USED")
     entry = {"op": "UNDO", "answer_id": answer_id, "annotator": answer.annotator, "at": at}
     left = tuple(other for other in record.answers if other.id != answer_id)
+    if record.reopens:
+        record = replace(record, overlap=record.reopens, reopens=0, adjudicated={}, adjudicator="", disputed=())
     change = Change(
         replace(record, answers=left, undone=True),
         (("UNDONE", answer.annotator),),
@@ -265,6 +268,7 @@ def adjudicate(record: TaskRecord, verdicts: SentVerdicts, adjudicator: str, at:
         adjudicated_grades={k: v for k, v in record.adjudicated_grades.items() if k not in chosen} | said.grades,
         adjudicator=adjudicator,
         made=record.made + 1,
+        disputed=tuple(one for one in record.disputed if one not in chosen),
     )
     change = Change(
         _regraded(record, after),
@@ -313,7 +317,8 @@ def close(record: TaskRecord, adjudicator: str, reason: str, at: float) -> Chang
     leases = tuple(replace(lease, ended="MOOT") if lease.live(at) else lease for lease in record.leases)
     answered = _decided(Change(replace(record, leases=leases, overlap=len(record.answers))), at).record
     disputed = dict.fromkeys(answered.conflicts, VerdictKind.ABSTAINED)
-    closed = replace(answered, adjudicated={**record.adjudicated, **disputed})
+    closed = replace(answered, adjudicated={**record.adjudicated, **disputed}, disputed=(*disputed,))
+    closed = replace(closed, reopens=record.overlap)
     if disputed:
         closed = replace(closed, adjudicator=adjudicator)
     entry = {"op": "CLOSE", "annotator": adjudicator, "choices": codes(disputed), "reason": reason, "at": at}

@@ -127,7 +127,8 @@ class TaskRecord:
     `answers` are those that hold, `made` counts all that were ever given. `gold` (premise id to whether it explains)
     makes it a control item. `decided_at` is 0 while answers are missing or in conflict. `node_id` is the node that asks
     first, and `settled` the decision that the run went on with there; `corrected` are the candidates whose verdict or
-    grade has changed since. The decision of a `final` task goes to the run at once. A `withdrawn` one is retrieved
+    grade has changed since. The decision of a `final` task goes to the run at once. A closed one has no more answers;
+    if one is taken back, it `reopens` for so many, and what was `disputed` is open, too. A `withdrawn` one is retrieved
     again: somebody has ASKED for it, or its worker knows (DONE). `further` is what a later minor release has added.
     """
 
@@ -151,6 +152,8 @@ class TaskRecord:
     node_id: str = ""
     corrected: tuple[str, ...] = ()
     final: bool = False
+    reopens: int = 0
+    disputed: tuple[str, ...] = ()
     withdrawn: Withdrawn = ""
     place: int = 0
     revision: int = 0
@@ -247,8 +250,8 @@ def from_json(task: Task, text: str, place: int, revision: int) -> TaskRecord:
         stored[name] = kinds_of(stored[name])
     stored["leases"] = tuple(Lease(**known_fields(Lease, lease)) for lease in stored["leases"])
     stored["answers"] = tuple(answer_from(answer) for answer in stored["answers"])
-    for name in ("conflicts", "corrected"):
-        stored[name] = tuple(stored[name])
+    for name in ("conflicts", "corrected", "disputed"):
+        stored[name] = tuple(stored.get(name, ()))
     return TaskRecord(task.run_id, task, **stored, place=place, revision=revision, further=further)
 
 

@@ -8,7 +8,6 @@ import aeenc
 from aeenc import errors
 from aeenc.oracle import EXPLAINS, REFUSES
 from aeenc.v1 import sampler_pb2
-from support.waiting import eventually
 from support.worlds.sampler_world import NEVER, SamplerWorld, at_work, pairs, take
 
 CONFLICT = sampler_pb2.TASK_STATE_CONFLICT
@@ -64,19 +63,39 @@ async def test_what_people_dispute_stays_undecided_when_the_task_is_closed(world
         assert await signs(sampler, run_id) == {disputed: "?undecided", **dict.fromkeys(others, "-")}
 
 
-async def test_an_answer_that_is_taken_back_opens_a_closed_task_again(world: SamplerWorld):
+@pytest.mark.parametrize("disputed", [False, True])
+async def test_an_answer_that_is_taken_back_opens_a_closed_task_again_for_as_many_as_before(
+    world: SamplerWorld, disputed: bool
+):
     async with at_work(world, hypotheses=1, overlap=2, undo_s=NEVER) as (people, _, run_id):
         lease = await take(people, "ann")
         await people.submit(lease, [])
+        if disputed:
+            await people.submit(await take(people, "ben"), {lease.task.candidates[0].premise_id: EXPLAINS})
         await people.close(run_id, lease.task.task_id, "chief")
         assert (await only_task(people, run_id)).state == sampler_pb2.TASK_STATE_DECIDED
         await people.undo("ann", run_id)
+        task = await only_task(people, run_id)
+        assert (task.state, task.adjudicator, len(task.answers)) == (
+            sampler_pb2.TASK_STATE_WAITING,
+            "",
+            int(disputed),
+        )
+        for name in ("cem", "dora")[disputed:]:
+            assert (await only_task(people, run_id)).state == sampler_pb2.TASK_STATE_WAITING
+            await people.submit(await take(people, name), [])
+        assert (await only_task(people, run_id)).state == (CONFLICT if disputed else sampler_pb2.TASK_STATE_DECIDED)
 
-        async def waits() -> bool:
-            return (await only_task(people, run_id)).state == sampler_pb2.TASK_STATE_WAITING
 
-        await eventually(waits)
-        assert (await take(people, "ben")).task.task_id == lease.task.task_id
+async def test_what_was_adjudicated_after_it_was_closed_is_not_taken_back(world: SamplerWorld):
+    async with at_work(world, hypotheses=1, overlap=2, undo_s=NEVER) as (people, _, run_id):
+        for name, judgement in (("ann", EXPLAINS), ("ben", REFUSES)):
+            lease = await take(people, name)
+            await people.submit(lease, {lease.task.candidates[0].premise_id: judgement})
+        await people.close(run_id, lease.task.task_id, "chief")
+        await people.adjudicate(run_id, lease.task.task_id, {lease.task.candidates[0].premise_id: EXPLAINS}, "lead")
+        with pytest.raises(errors.FailedPrecondition, match="was adjudicated; amend it instead"):
+            await people.undo("ann", run_id)
 
 
 async def test_an_unknown_task_is_not_closed(world: SamplerWorld):
