@@ -15,7 +15,7 @@ import asyncio
 import random
 import time
 from collections import Counter as Tally
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -23,7 +23,7 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from aeenc import errors
-from aeenc.oracle import Task
+from aeenc.oracle import Task, all_of
 from aeenc.oracles.client import OracleClient
 from aeenc.transport.channel import Channel
 from services.kit.logs import get
@@ -91,6 +91,9 @@ class Gateway(Protocol):
 
     async def grown(self, run_id: str, amendment: Amendment) -> None:
         """Notes that the run's tree has what was amended."""
+
+    async def withdraw(self, run_id: str, node_ids: Collection[str]) -> None:
+        """Withdraws what these nodes ask, as far as nobody has begun it."""
 
     def describe(self, reason: str) -> str:
         """The message of a run that failed because of this oracle."""
@@ -184,6 +187,9 @@ class OracleGateway:
     async def grown(self, run_id: str, amendment: Amendment) -> None:
         """Does nothing: there are no amendments."""
 
+    async def withdraw(self, run_id: str, node_ids: Collection[str]) -> None:
+        """Does nothing, for the same reason."""
+
     async def judge(self, run_id: str, tasks: Sequence[Task]) -> list[NodeAnswer | UnansweredTask]:
         """Puts at most `batch_tasks` tasks before the oracle. Raises OracleFailed when it is down or refuses us.
 
@@ -198,12 +204,12 @@ class OracleGateway:
             return [UnansweredTask(tasks[0].task_id, together.reason, together.alone.get(tasks[0].task_id, since))]
         alone_since = time.monotonic()
         patient = not together.answered and len(together.missing) > FEW
-        probes = await asyncio.gather(*(self._ask(run_id, [task], 1, patient=patient) for task in together.missing))
+        probes = await all_of(self._ask(run_id, [task], 1, patient=patient) for task in together.missing)
         answered = [*together.answered, *(outcome for probe in probes for outcome in probe.answered)]
         missing = [task for probe in probes for task in probe.missing]
         if not answered and len(missing) > FEW:
             raise OracleFailed(self.describe(together.reason))
-        last = await asyncio.gather(*(self._ask(run_id, [task], self.settings.max_attempts) for task in missing))
+        last = await all_of(self._ask(run_id, [task], self.settings.max_attempts) for task in missing)
         outcomes: list[NodeAnswer | UnansweredTask] = list(answered)
         for task, asked in zip(missing, last, strict=True):
             # Silence on this task in calls that answered others is the task's fault; an error may be the oracle's.
@@ -226,7 +232,7 @@ class OracleGateway:
             parts = [missing[start : start + size] for start in range(0, len(missing), size)]
             now = time.monotonic()
             alone |= {part[0].task_id: now for part in parts if len(part) == 1}
-            calls = await asyncio.gather(*(self._call(run_id, part) for part in parts))
+            calls = await all_of(self._call(run_id, part) for part in parts)
             answered += [one for call in calls for one in call.answered]
             left = [call for call in calls if call.missing]
             if not left:

@@ -65,7 +65,7 @@ async def test_a_model_that_fails_for_good_fails_the_run_and_a_resume_asks_every
             mended = True
             await client.resume(run.id)
             run = await client.wait(run.id)
-            assert run.state == SUCCEEDED
+            assert run.state == SUCCEEDED, run.error
             lost = {query for query, *_ in await pair_set(client, run.id, "?")}
             assert (len(lost) <= 1, run.progress.nodes_failed) == (True, 0)  # one node's nonsense is an abstention
 
