@@ -13,7 +13,8 @@ The result is defined breadth-first per tree, so neither batching nor concurrenc
   asks this query, after the candidates. Where it is the query or an ancestor it is left out, as a candidate is.
   The same holds for an intermediate conclusion that people write, but it is no premise: no pair comes of it;
 - what people accept of a judged node later explains it from then on, and is expanded like all else. The level in work
-  goes back to the one below that node; what was judged stays judged, and no text is expanded twice;
+  goes back to the one below that node; what was judged stays judged, and no text is expanded twice. What they take back
+  explains it no longer: what hangs on nothing else is cut, and not asked unless they accept it again;
 - whether a refusal is kept is decided by what the run knows of the premises up to its rank, and up to rank k at least.
   A tree that looks further, because it dropped ancestors, changes nothing for the others.
 
@@ -22,7 +23,7 @@ An oracle is assumed to judge a premise by the query. If it decides by the path,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache
@@ -152,19 +153,25 @@ class Result:
 
 @dataclass(frozen=True)
 class Growth:
-    """A judged node's result with what was accepted later, the nodes below that, and the level in work from then on."""
+    """A judged node's result after a change of mind, the new nodes below it, and the level in work from then on.
+
+    `cut` are the nodes that hang on nothing from then on, `reopened` how many more unjudged ones hang than before.
+    """
 
     ordinal: int
     result: Result
     nodes: tuple[Node, ...]
     depth: int
+    cut: frozenset[int] = frozenset()
+    reopened: int = 0
 
 
 @dataclass
 class Tree:
     """One hypothesis and the nodes found below it so far. `depth` is the level in work.
 
-    `question` and `answer` stand behind the hypothesis. They change nothing here.
+    `cut` nodes are not asked: what explained a node with them was taken back, there and above, and nothing else
+    accepts them. `question` and `answer` stand behind the hypothesis. They change nothing here.
     """
 
     index: int
@@ -174,10 +181,12 @@ class Tree:
     depth: int = 0
     question: str = ""
     answer: str = ""
+    cut: frozenset[int] = frozenset()
 
     def pending(self) -> list[Node]:
         """The nodes of the current level that still have to be judged, in order."""
-        return [node for node in self.nodes if node.depth == self.depth and node.ordinal not in self.results]
+        level = [node for node in self.nodes if node.depth == self.depth and node.ordinal not in self.results]
+        return [node for node in level if node.ordinal not in self.cut]
 
     def path(self, node: Node) -> tuple[str, ...]:
         """The texts from the root to the node's parent."""
@@ -189,31 +198,41 @@ class Tree:
 
     def next_level(self, rules: Rules) -> list[Node]:
         """The nodes of the next level, given that the current one is judged. Empty when the tree is finished."""
-        level = [node for node in self.nodes if node.depth == self.depth]
+        level = [node for node in self.nodes if node.depth == self.depth and node.ordinal not in self.cut]
         return self._children([(node, self.results[node.ordinal]) for node in level], rules)
 
-    def growth(self, ordinal: int, accepted: Sequence[AcceptedPremise], rules: Rules) -> Growth | None:
-        """The effect of what was accepted after a node was judged; None if it is not judged, or nothing is new."""
+    def growth(
+        self, ordinal: int, accepted: Sequence[AcceptedPremise], rules: Rules, refused: Collection[str] = ()
+    ) -> Growth | None:
+        """The effect of what was accepted, or refused (ids), after a node was judged.
+
+        None if it is not judged, or nothing is new.
+        """
         before = self.results.get(ordinal)
         if before is None:
             return None
         node, known = self.nodes[ordinal], {premise.text for premise in before.accepted}
         excluded = {node.text, *self.path(node), *known}
         no_leaves = {one.text for one in accepted if not one.leaf}
-        kept = (replace(one, leaf=one.leaf and one.text not in no_leaves) for one in before.accepted)
+        held = [one for one in before.accepted if one.id not in refused]
+        kept = (replace(one, leaf=one.leaf and one.text not in no_leaves) for one in held)
         result = replace(before, accepted=(*kept, *(one for one in accepted if one.text not in excluded)))
         if result == before:
             return None
-        if node.depth >= self.depth:  # the level below opens once this one is judged
-            return Growth(ordinal, result, (), self.depth)
-        nodes = self._children([(node, result)], rules)
-        return Growth(ordinal, result, tuple(nodes), min(self.depth, node.depth + 1) if nodes else self.depth)
+        # The level below opens once this one is judged, and that below a cut node once the node hangs again.
+        opens = node.depth < self.depth and ordinal not in self.cut
+        nodes = self._children([(node, result)], rules) if opens else []
+        cut = cut_nodes(self.nodes, {**self.results, ordinal: result})
+        again = [self.nodes[one] for one in self.cut - cut]
+        depth = min([self.depth, *(one.depth for one in (*nodes, *again))])
+        unjudged = {one.ordinal for one in self.nodes if one.ordinal not in self.results}
+        return Growth(ordinal, result, tuple(nodes), depth, cut, len(unjudged & self.cut) - len(unjudged & cut))
 
     def grow(self, growth: Growth) -> None:
         """Takes a growth in."""
         self.results[growth.ordinal] = growth.result
         self.nodes.extend(growth.nodes)
-        self.depth = growth.depth
+        self.depth, self.cut = growth.depth, growth.cut
 
     @property
     def deeper(self) -> bool:
@@ -232,6 +251,18 @@ class Tree:
                 ordinal = len(self.nodes) + len(found)
                 found.append(Node(ordinal, premise.text, premise.id, parent.ordinal, parent.depth + 1, premise.author))
         return found
+
+
+def cut_nodes(nodes: Sequence[Node], results: Mapping[int, Result]) -> frozenset[int]:
+    """The nodes of a tree that no node which hangs on the root accepts."""
+    by_text = {node.text: node.ordinal for node in nodes}
+    left, todo = {node.ordinal for node in nodes} - {ROOT}, [ROOT]
+    while todo:
+        result = results.get(todo.pop(), Result())
+        found = {by_text.get(premise.text) for premise in result.accepted} & left
+        left -= found
+        todo += [one for one in found if one is not None]
+    return frozenset(left)
 
 
 @dataclass(frozen=True)

@@ -52,12 +52,16 @@ class NodeAnswer:
 
 @dataclass(frozen=True)
 class Amendment:
-    """What explains a judged node after people have changed their minds, by the revision of its task."""
+    """What explains a judged node after people have changed their minds, by the revision of its task.
+
+    `refused` are candidates (ids) that do not explain it now.
+    """
 
     node_id: str
     accepted: tuple[AcceptedPremise, ...]
     task_id: str
     revision: int
+    refused: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

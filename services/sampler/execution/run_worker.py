@@ -131,7 +131,7 @@ class RunWorker:
                 self._amended = await self._oracle.amended(self._run.id)
             except errors.AeencError as error:
                 log.warning("trees do not grow for now", run=self._run.id, reason=error.message)
-            if self._amended:
+            if self._amended or self._cut_in_work():
                 self._progressed.set()
 
     async def _grow(self) -> None:
@@ -144,13 +144,20 @@ class RunWorker:
                 [tree] = await self._patiently(partial(self._nodes.trees, self._run.id, [index]))
             if ordinal not in tree.results:
                 continue
-            if growth := tree.growth(ordinal, one.accepted, self._rules):
+            if growth := tree.growth(ordinal, one.accepted, self._rules, one.refused):
                 await self._write(partial(self._nodes.grow, self._run.id, self._lease.owner, index, growth))
                 tree.grow(growth)
                 if self._all_read or index <= self._last_index:  # else it is read in its turn
                     self._open_trees[index] = tree
                     self._look_at([tree])
             await self._patiently(partial(self._oracle.grown, self._run.id, one))
+        if cut := self._cut_in_work():  # a task that somebody holds is looked at again later
+            await self._patiently(partial(self._oracle.withdraw, self._run.id, cut))
+
+    def _cut_in_work(self) -> list[str]:
+        """The ids of the nodes in work that nobody needs to be asked any more."""
+        cut = {index: tree.cut for index, tree in self._open_trees.items() if tree.cut}
+        return [f"{index}-{ordinal}" for index, ordinal in self._in_work if ordinal in cut.get(index, ())]
 
     async def _read_trees(self) -> None:
         while not self._all_read and (room := self._max_in_work - len(self._open_trees)) > 0:
@@ -166,7 +173,7 @@ class RunWorker:
         """Notes what is to be done in open trees, once their results, level or nodes in work have changed."""
         for index, tree in {tree.index: tree for tree in trees}.items():
             pending = tree.pending()
-            if pending:
+            if pending or (tree.cut and any(index == of_tree for of_tree, _ in self._in_work)):  # cut, but not let go
                 self._judged.discard(index)
             else:
                 self._judged.add(index)
@@ -294,7 +301,16 @@ class RunWorker:
         return following
 
     async def _again(self, withdrawn: Sequence[NodeRound]) -> list[NodeRound]:
-        """Rounds that nobody has judged, retrieved again. They ask no more than before: a budget has covered that."""
+        """Rounds that nobody has judged, retrieved again. They ask no more than before: a budget has covered that.
+
+        Cut nodes are asked no more, and make room for others.
+        """
+        for one in withdrawn:
+            if one.node.ordinal in one.tree.cut:
+                del self._in_work[one.tree.index, one.node.ordinal]
+                self._look_at([one.tree])
+                self._progressed.set()
+        withdrawn = [one for one in withdrawn if one.node.ordinal not in one.tree.cut]
         found = await self._retrieve([one.anew() for one in withdrawn])
         return [one.asking(len(before.asked)) for one, before in zip(found, withdrawn, strict=True)]
 

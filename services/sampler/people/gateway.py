@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -79,10 +79,25 @@ class PeopleGateway:
     async def amended(self, run_id: str) -> list[Amendment]:
         """The judged nodes of a run of which people have changed what explains them, until `grown` says it is done."""
         return [
-            Amendment(record.node_id, explaining(record), record.task.task_id, record.revision)
+            Amendment(
+                record.node_id,
+                explaining(record),
+                record.task.task_id,
+                record.revision,
+                frozenset(premise_id for premise_id, kind in record.decision.items() if not kind.accepts),
+            )
             for record in await self._tasks.amended(run_id)
             if not record.conflicts
         ]
+
+    async def withdraw(self, run_id: str, node_ids: Collection[str]) -> None:
+        """Withdraws what these nodes ask, as far as nobody has begun it."""
+        waiting = self._waiting.items()
+        asked = [name for (of_run, name), one in waiting if of_run == run_id and one.task.task_id in node_ids]
+        run = await self._run(run_id)
+        for name in asked:
+            await self._tasks.apply(run, name, lambda old, at: steps.send_back(old, None, at))
+        self.wake()
 
     async def grown(self, run_id: str, amendment: Amendment) -> None:
         """Notes that the run's tree has what was amended."""

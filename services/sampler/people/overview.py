@@ -143,10 +143,11 @@ class Overview:
         """The tree of a hypothesis. Raises NotFound."""
         run = await self._runs.get(run_id)
         tree = await self._nodes.tree_of(run_id, hypothesis_id)
-        ids = await self._tasks.asking(run_id, [node.text for node in tree.nodes])
+        hanging = [node for node in tree.nodes if node.ordinal in tree.results or node.ordinal not in tree.cut]
+        ids = await self._tasks.asking(run_id, [node.text for node in hanging])
         found, at = await self._tasks.read_many(run_id, sorted({one for one in ids if one}))
         by_id = {record.task.task_id: record for record in found}
-        nodes = [_node(tree, node, by_id.get(one), at) for node, one in zip(tree.nodes, ids, strict=True)]
+        nodes = [_node(tree, node, by_id.get(one), at) for node, one in zip(hanging, ids, strict=True)]
         nodes.sort(key=lambda now: now.node.depth)  # a tree that has grown has its last nodes higher up
         return TreeNow(
             run_id,

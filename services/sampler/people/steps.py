@@ -337,8 +337,8 @@ def settle(record: TaskRecord, at: float, undo_s: float, node_id: str) -> Change
     return Change(replace(record, settled=record.decision, node_id=node_id), (("SETTLED", ""),))
 
 
-def send_back(record: TaskRecord, version: str, at: float, lease_id: str = "", who: str = "") -> Change:
-    """Withdraws a task, so that an encoder version retrieves its node again.
+def send_back(record: TaskRecord, version: str | None, at: float, lease_id: str = "", who: str = "") -> Change:
+    """Withdraws a task, so that an encoder version retrieves its node again; None: so that nobody is asked.
 
     Nothing happens where somebody has answered, somebody else than the holder of `lease_id` is at work, or this version
     has retrieved it.
@@ -350,7 +350,7 @@ def send_back(record: TaskRecord, version: str, at: float, lease_id: str = "", w
     if any(held.id != lease_id for held in record.held(at)):
         return Change(record)
     leases = tuple(replace(lease, ended="RELEASED") if lease.live(at) else lease for lease in record.leases)
-    entry = {"op": "WITHDRAW", "annotator": who, "version": version, "at": at}
+    entry = {"op": "WITHDRAW", "annotator": who, "version": version or "", "at": at}
     withdrawn = replace(record, leases=leases, withdrawn="ASKED")
     return Change(withdrawn, (("WITHDRAWN", who),), (entry,), id="withdrawn")
 

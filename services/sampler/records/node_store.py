@@ -28,6 +28,7 @@ from services.sampler.acs.algorithm import (
     Result,
     RetrievedPremise,
     Tree,
+    cut_nodes,
 )
 from services.sampler.acs.nodes import NodeAnswer, NodeRound
 from services.sampler.records.keys import RunKeys
@@ -52,7 +53,7 @@ if redis.call('HGET', KEYS[1], 'state') ~= 'RUNNING' then return 'STOPPED' end
 # A pair that people have amended is not recorded again: an earlier answer does not follow a later one in the log.
 # KEYS: run, lease, tree, pairs, events, answers, amended
 # ARGV: owner, now, field of the tree, its value, whether that completes the node, query key, answers, positives,
-#       negatives, filtered, skipped, judgements, failed, then pairs
+#       negatives, filtered, skipped, judgements, failed, whether the node counted as pending, then pairs
 _COMMIT = (
     EMIT
     + _FENCE
@@ -60,7 +61,7 @@ _COMMIT = (
 if redis.call('HSETNX', KEYS[3], ARGV[3], ARGV[4]) == 0 then return 'DONE' end
 if ARGV[7] ~= '' then redis.call('HSET', KEYS[6], ARGV[6], ARGV[7]) end
 local amended, left_out = redis.call('EXISTS', KEYS[7]) == 1, {0, 0, 0, 0, 0}
-for i = 14, #ARGV do
+for i = 15, #ARGV do
   local pair = amended and cjson.decode(ARGV[i])
   if pair and not pair.amended and redis.call('HEXISTS', KEYS[7], cjson.encode({pair.query, pair.premise_id})) == 1 then
     local place = ({POSITIVE = 1, NEGATIVE = 2})[pair.sign] or pair.reason == '"""
@@ -74,7 +75,7 @@ for i = 14, #ARGV do
 end
 redis.call('HINCRBY', KEYS[1], 'nodes_judged', ARGV[5] - ARGV[13])
 redis.call('HINCRBY', KEYS[1], 'nodes_failed', ARGV[13])
-redis.call('HINCRBY', KEYS[1], 'nodes_pending', 0 - ARGV[5])
+redis.call('HINCRBY', KEYS[1], 'nodes_pending', 0 - ARGV[14])
 for i, name in ipairs({'positives', 'negatives', 'filtered', 'skipped', 'judgements'}) do
   redis.call('HINCRBY', KEYS[1], name, ARGV[7 + i] - left_out[i])
 end
@@ -105,15 +106,16 @@ return 'OK'
 )
 
 # KEYS: run, lease, tree, events, open
-# ARGV: owner, now, tree index, its depth, ordinal of the node, its result, then ordinal and node by turns
+# ARGV: owner, now, tree index, its depth, ordinal of the node, its result, how many more nodes are pending, then
+#       ordinal and node by turns
 _GROW = (
     EMIT
     + _FENCE
     + """
 if redis.call('HGET', KEYS[3], 'r:' .. ARGV[5]) == ARGV[6] then return 'DONE' end
 redis.call('HSET', KEYS[3], 'r:' .. ARGV[5], ARGV[6], 'depth', ARGV[4])
-for i = 7, #ARGV, 2 do redis.call('HSET', KEYS[3], 'n:' .. ARGV[i], ARGV[i + 1]) end
-redis.call('HINCRBY', KEYS[1], 'nodes_pending', (#ARGV - 6) / 2)
+for i = 8, #ARGV, 2 do redis.call('HSET', KEYS[3], 'n:' .. ARGV[i], ARGV[i + 1]) end
+redis.call('HINCRBY', KEYS[1], 'nodes_pending', ARGV[7])
 if redis.call('ZADD', KEYS[5], ARGV[3], ARGV[3]) == 1 then redis.call('HINCRBY', KEYS[1], 'trees_done', -1) end
 emit(KEYS[1], KEYS[4], ARGV[2])
 return 'OK'
@@ -138,6 +140,7 @@ class NodeCommit:
     filtered: int = 0
     skipped: int = 0
     judgements: int = 0
+    cut: bool = False
 
     @classmethod
     def of_round(
@@ -155,6 +158,7 @@ class NodeCommit:
             filtered=len(outcome.filtered),
             skipped=len(outcome.skipped) + (answer.unknown if answer else 0),
             judgements=len(node_round.asked) if answer else 0,
+            cut=node_round.node.ordinal in node_round.tree.cut,
         )
 
 
@@ -268,9 +272,9 @@ class NodeStore:
         return await self._run(f"store the frontier of run {run_id}", self._advance, calls)
 
     async def grow(self, run_id: str, owner: str, tree: int, growth: Growth) -> list[Written]:
-        """Stores what was accepted of a judged node later, with the nodes below. A finished tree is open again."""
+        """Stores what explains a judged node now, with the new nodes below. A finished tree is open again."""
         keys = [*self._tree_keys(run_id, tree), self._keys.events(run_id), self._keys.open(run_id)]
-        node = [growth.ordinal, _result_json(growth.result)]
+        node = [growth.ordinal, _result_json(growth.result), len(growth.nodes) + growth.reopened]
         arguments = [owner, now(), tree, growth.depth, *node, *_by_ordinal(growth.nodes)]
         return await self._run(f"store the growth of run {run_id}", self._grow, [(keys, arguments)])
 
@@ -332,6 +336,7 @@ def _commit_arguments(node: NodeCommit) -> list[Any]:
         node.skipped,
         node.judgements,
         int(node.result is not None and node.result.failed),
+        int(node.result is not None and not node.cut),
         *(pair.to_json() for pair in node.pairs),
     ]
 
@@ -386,4 +391,6 @@ def _tree(index: int, hypothesis: str, record: dict[str, str]) -> Tree:
             failed, accepted, *further = _row(value, 3)
             results[int(ordinal)] = Result(tuple(AcceptedPremise(*row[:5]) for row in accepted), failed, *further)
     nodes.sort(key=lambda node: node.ordinal)
-    return Tree(index, hypothesis_id, nodes, results, int(record.get("depth", 0)), *behind)
+    tree = Tree(index, hypothesis_id, nodes, results, int(record.get("depth", 0)), *behind)
+    tree.cut = cut_nodes(nodes, results)
+    return tree

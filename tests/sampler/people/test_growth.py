@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 import aeenc
 from aeenc import errors, values
-from aeenc.oracle import EXPLAINS, Verdict
+from aeenc.oracle import EXPLAINS, REFUSES, Verdict
 from services.sampler.acs.algorithm import AcceptedPremise, Growth, Node, Result, Rules, Tree
 from support.waiting import eventually
 from support.worlds.sampler_world import QUEUE, SamplerWorld, at_work, pairs, take
@@ -64,6 +65,30 @@ def test_the_level_in_work_opens_what_was_accepted_meanwhile_by_itself():
     tree.grow(growth)
     assert [node.text for node in tree.next_level(Rules())] == ["text a", "text c"]
     assert Tree(0, "h", [Node(0, "root")]).growth(0, [premise("c")], Rules()) is None, "not judged yet"
+
+
+def test_what_is_taken_back_cuts_what_hangs_on_nothing_else_until_it_is_accepted_again():
+    """root ─ a ─ b ─ c, and root ─ d, which accepts b, too: without a, b hangs on d."""
+    nodes = [Node(0, "root"), Node(1, "text a", "a", 0, 1), Node(2, "text d", "d", 0, 1), Node(3, "text b", "b", 1, 2)]
+    nodes += [Node(4, "text e", "e", 1, 2), Node(5, "text c", "c", 3, 3)]
+    results = {0: Result((premise("a"), premise("d"))), 1: Result((premise("b"), premise("e")))}
+    results |= {2: Result((premise("b"),)), 3: Result((premise("c"),)), 4: Result()}
+    tree, rules = Tree(0, "h", nodes, results, 3), Rules()
+    assert [node.text for node in tree.pending()] == ["text c"]
+    without_a = tree.growth(0, (), rules, {"a"})
+    assert without_a == Growth(0, Result((premise("d"),)), (), 3, frozenset({1, 4}))
+    tree.grow(without_a)
+    assert [node.text for node in tree.pending()] == ["text c"]
+    without_both = tree.growth(2, (), rules, {"b"})
+    assert without_both == Growth(2, Result(()), (), 3, frozenset({1, 3, 4, 5}), -1)
+    tree.grow(without_both)
+    assert (tree.pending(), tree.next_level(rules)) == ([], [])
+    again = tree.growth(0, (premise("a"),), rules)
+    assert again == Growth(0, Result((premise("d"), premise("a"))), (), 1, frozenset(), 1)
+    tree.grow(again)
+    assert (tree.pending(), tree.next_level(rules)) == ([], [])
+    tree.depth = 3
+    assert [node.text for node in tree.pending()] == ["text c"]
 
 
 async def tree_of(people: aeenc.PeopleClient, run_id: str) -> dict[str, str]:
@@ -179,3 +204,65 @@ async def test_the_next_sampler_lets_a_tree_grow_whose_sampler_has_died(world: S
     async with world.sampler(queues={"team": {**QUEUE, "undo_s": 0.0}}) as sampler:
         people = aeenc.PeopleClient(sampler.channel)
         await waits(people, run_id, second.text)
+
+
+async def test_what_hangs_on_a_premise_that_was_taken_back_leaves_the_queue_and_comes_back_with_it(
+    world: SamplerWorld,
+):
+    async with at_work(world, 1, run={"max_depth": 2}, undo_s=0.0) as (people, sampler, run_id):
+        root = await take(people, "ann")
+        first, second = (one for one in root.task.candidates[:2])
+        await people.submit(root, {first.premise_id: EXPLAINS, second.premise_id: EXPLAINS})
+        await waits(people, run_id, first.text)
+        await waits(people, run_id, second.text)
+        answer = await answer_of(people, run_id, "hypothesis 0")
+        changed = await people.amend(answer.answer_id, {first.premise_id: REFUSES}, "ann")
+
+        async def is_gone() -> bool:
+            [queue] = await people.list_queues()
+            return first.text not in await tree_of(people, run_id) and queue.total.waiting == 1
+
+        await eventually(is_gone)
+        assert (await sampler.get_run(run_id)).progress.nodes_pending == 1
+        [lease] = await people.lease("ann", max_tasks=5)
+        assert lease.task.query == second.text
+        changed = await people.amend(changed, {first.premise_id: EXPLAINS}, "ann")
+        await waits(people, run_id, first.text)
+        await people.amend(changed, {first.premise_id: REFUSES}, "ann")
+        await eventually(is_gone_while_held(people, run_id, first.text))
+        await people.submit(lease, [])
+        run = await asyncio.wait_for(sampler.wait(run_id), 40)
+        assert (run.state.name, run.progress.trees_done) == ("SUCCEEDED", 1)
+        assert (run.progress.nodes_judged, run.progress.nodes_pending) == (2, 0)
+
+
+def is_gone_while_held(people: aeenc.PeopleClient, run_id: str, text: str) -> Callable[[], Awaitable[bool]]:
+    """Whether a tree has a node no more, and nobody may take its task."""
+
+    async def is_gone() -> bool:
+        [queue] = await people.list_queues()
+        return text not in await tree_of(people, run_id) and queue.total.free == 0
+
+    return is_gone
+
+
+async def test_a_cut_node_that_somebody_holds_is_recorded_when_they_answer_and_else_asked_no_more(world: SamplerWorld):
+    async with at_work(world, 1, run={"max_depth": 1}, undo_s=0.0) as (people, sampler, run_id):
+        root = await take(people, "ann")
+        first, second = (one for one in root.task.candidates[:2])
+        await people.submit(root, {first.premise_id: EXPLAINS, second.premise_id: EXPLAINS})
+        await waits(people, run_id, first.text)
+        await waits(people, run_id, second.text)
+        one, two = await people.lease("ann", max_tasks=2)
+        answer = await answer_of(people, run_id, "hypothesis 0")
+        await people.amend(answer.answer_id, {first.premise_id: REFUSES, second.premise_id: REFUSES}, "ann")
+
+        async def are_cut() -> bool:
+            return not {first.text, second.text} & (await tree_of(people, run_id)).keys()
+
+        await eventually(are_cut)
+        await people.submit(one, [])
+        await people.release(two.lease_id)
+        run = await asyncio.wait_for(sampler.wait(run_id), 40)
+        assert (run.state.name, run.progress.nodes_judged, run.progress.nodes_pending) == ("SUCCEEDED", 2, 0)
+        assert {pair.query for pair in await pairs(sampler, run_id)} == {"hypothesis 0", one.task.query}

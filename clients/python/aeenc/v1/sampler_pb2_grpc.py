@@ -363,7 +363,8 @@ class SamplerServiceServicer(object):
     def AmendVerdicts(self, request, context):
         """Replaces single verdicts, grades included, or adds premises; the log keeps the old answer. If the answer has become
         pairs of the run, adds pairs that replace them (`Provenance.amended`). The tree grows below what is accepted now: of
-        a run that goes on within seconds, of one that has succeeded when it is resumed. What was judged stays judged.
+        a run that goes on within seconds, of one that has succeeded when it is resumed. What was judged stays judged; what
+        is not judged below a premise that no longer explains the query leaves the queue, unless somebody holds it.
 
         Fails with:
         - NOT_FOUND: unknown answer, or an addition that the run's generation lacks.
