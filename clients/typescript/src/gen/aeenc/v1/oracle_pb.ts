@@ -12,7 +12,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file aeenc/v1/oracle.proto.
  */
 export const file_aeenc_v1_oracle: GenFile = /*@__PURE__*/
-  fileDesc("ChVhZWVuYy92MS9vcmFjbGUucHJvdG8SCGFlZW5jLnYxIkMKDEp1ZGdlUmVxdWVzdBIOCgZydW5faWQYASABKAkSIwoFdGFza3MYAiADKAsyFC5hZWVuYy52MS5PcmFjbGVUYXNrIqEBCgpPcmFjbGVUYXNrEg8KB3Rhc2tfaWQYASABKAkSDQoFcXVlcnkYAiABKAkSDAoEcGF0aBgDIAMoCRIlCghhY2NlcHRlZBgEIAMoCzITLmFlZW5jLnYxLkNhbmRpZGF0ZRInCgpjYW5kaWRhdGVzGAUgAygLMhMuYWVlbmMudjEuQ2FuZGlkYXRlEhUKDW1vZGVsX3ZlcnNpb24YBiABKAkiSgoJQ2FuZGlkYXRlEhIKCnByZW1pc2VfaWQYASABKAkSDAoEdGV4dBgCIAEoCRIMCgRyYW5rGAMgASgNEg0KBXNjb3JlGAQgASgCIjgKDUp1ZGdlUmVzcG9uc2USJwoHYW5zd2VycxgBIAMoCzIWLmFlZW5jLnYxLk9yYWNsZUFuc3dlciJlCgxPcmFjbGVBbnN3ZXISDwoHdGFza19pZBgBIAEoCRIjCgh2ZXJkaWN0cxgCIAMoCzIRLmFlZW5jLnYxLlZlcmRpY3QSEQoJYW5ub3RhdG9yGAMgASgJEgwKBG5vdGUYBCABKAkipgEKB1ZlcmRpY3QSEgoKcHJlbWlzZV9pZBgBIAEoCRImCglqdWRnZW1lbnQYAiABKA4yEy5hZWVuYy52MS5KdWRnZW1lbnQSDAoEbGVhZhgDIAEoCBISCgVncmFkZRgEIAEoAkgAiAEBEhEKCWFubm90YXRvchgFIAEoCRIgCgZyZW1hcmsYBiABKA4yEC5hZWVuYy52MS5SZW1hcmtCCAoGX2dyYWRlKkwKBlJlbWFyaxIWChJSRU1BUktfVU5TUEVDSUZJRUQQABIVChFSRU1BUktfSVJSRUxFVkFOVBABEhMKD1JFTUFSS19CQURfRkFDVBACKosBCglKdWRnZW1lbnQSGQoVSlVER0VNRU5UX1VOU1BFQ0lGSUVEEAASFgoSSlVER0VNRU5UX0VYUExBSU5TEAESHgoaSlVER0VNRU5UX0RPRVNfTk9UX0VYUExBSU4QAhIVChFKVURHRU1FTlRfQUJTVEFJThADEhQKEEpVREdFTUVOVF9VTlNFRU4QBDJJCg1PcmFjbGVTZXJ2aWNlEjgKBUp1ZGdlEhYuYWVlbmMudjEuSnVkZ2VSZXF1ZXN0GhcuYWVlbmMudjEuSnVkZ2VSZXNwb25zZWIGcHJvdG8z");
+  fileDesc("ChVhZWVuYy92MS9vcmFjbGUucHJvdG8SCGFlZW5jLnYxIkMKDEp1ZGdlUmVxdWVzdBIOCgZydW5faWQYASABKAkSIwoFdGFza3MYAiADKAsyFC5hZWVuYy52MS5PcmFjbGVUYXNrIqEBCgpPcmFjbGVUYXNrEg8KB3Rhc2tfaWQYASABKAkSDQoFcXVlcnkYAiABKAkSDAoEcGF0aBgDIAMoCRIlCghhY2NlcHRlZBgEIAMoCzITLmFlZW5jLnYxLkNhbmRpZGF0ZRInCgpjYW5kaWRhdGVzGAUgAygLMhMuYWVlbmMudjEuQ2FuZGlkYXRlEhUKDW1vZGVsX3ZlcnNpb24YBiABKAkiXAoJQ2FuZGlkYXRlEhIKCnByZW1pc2VfaWQYASABKAkSDAoEdGV4dBgCIAEoCRIMCgRyYW5rGAMgASgNEg0KBXNjb3JlGAQgASgCEhAKCHNhbWVfa2V5GAUgASgJIjgKDUp1ZGdlUmVzcG9uc2USJwoHYW5zd2VycxgBIAMoCzIWLmFlZW5jLnYxLk9yYWNsZUFuc3dlciJlCgxPcmFjbGVBbnN3ZXISDwoHdGFza19pZBgBIAEoCRIjCgh2ZXJkaWN0cxgCIAMoCzIRLmFlZW5jLnYxLlZlcmRpY3QSEQoJYW5ub3RhdG9yGAMgASgJEgwKBG5vdGUYBCABKAkipgEKB1ZlcmRpY3QSEgoKcHJlbWlzZV9pZBgBIAEoCRImCglqdWRnZW1lbnQYAiABKA4yEy5hZWVuYy52MS5KdWRnZW1lbnQSDAoEbGVhZhgDIAEoCBISCgVncmFkZRgEIAEoAkgAiAEBEhEKCWFubm90YXRvchgFIAEoCRIgCgZyZW1hcmsYBiABKA4yEC5hZWVuYy52MS5SZW1hcmtCCAoGX2dyYWRlKkwKBlJlbWFyaxIWChJSRU1BUktfVU5TUEVDSUZJRUQQABIVChFSRU1BUktfSVJSRUxFVkFOVBABEhMKD1JFTUFSS19CQURfRkFDVBACKosBCglKdWRnZW1lbnQSGQoVSlVER0VNRU5UX1VOU1BFQ0lGSUVEEAASFgoSSlVER0VNRU5UX0VYUExBSU5TEAESHgoaSlVER0VNRU5UX0RPRVNfTk9UX0VYUExBSU4QAhIVChFKVURHRU1FTlRfQUJTVEFJThADEhQKEEpVREdFTUVOVF9VTlNFRU4QBDJJCg1PcmFjbGVTZXJ2aWNlEjgKBUp1ZGdlEhYuYWVlbmMudjEuSnVkZ2VSZXF1ZXN0GhcuYWVlbmMudjEuSnVkZ2VSZXNwb25zZWIGcHJvdG8z");
 
 /**
  * A batch of nodes to judge.
@@ -131,6 +131,14 @@ export type Candidate = Message<"aeenc.v1.Candidate"> & {
    * @generated from field: float score = 4;
    */
   score: number;
+
+  /**
+   * Names what the text says: premises of equal keys say the same, apart from case, spaces, punctuation, articles, "is",
+   * "are", "be" and plural endings. Opaque. Set in leases only.
+   *
+   * @generated from field: string same_key = 5;
+   */
+  sameKey: string;
 };
 
 /**
@@ -351,8 +359,12 @@ export const OracleService: GenService<{
   /**
    * Judges the candidates of a batch of nodes.
    *
-   * The response must hold one answer per task and, in it, one verdict per candidate. Anything missing, unknown,
-   * duplicate or late counts as unseen, never as a refusal. The sampler retries UNAVAILABLE and DEADLINE_EXCEEDED.
+   * The response must hold one answer per task and, in it, one verdict per candidate. A verdict that is missing, unknown
+   * or duplicate counts as unseen, never as a refusal. A task without an answer, or with a late one, is asked again.
+   *
+   * - FAILED_PRECONDITION, UNAUTHENTICATED, PERMISSION_DENIED, UNIMPLEMENTED: somebody has to change something first;
+   *   the run fails at once.
+   * - Any other code: the sampler asks again; after the delay of RetryInfo, if there is one.
    *
    * @generated from rpc aeenc.v1.OracleService.Judge
    */

@@ -202,8 +202,8 @@ export type NegativeFilter = Message<"aeenc.v1.NegativeFilter"> & {
   relativeMargin?: number | undefined;
 
   /**
-   * Whether to drop rewordings of the query or of an accepted premise: the same words in the same order, apart from
-   * case, articles, forms of "be" and plural endings. Default: false.
+   * Whether to drop rewordings of the query or of an accepted premise: the same words and symbols in the same order,
+   * apart from case, punctuation, articles, "is", "are", "be" and plural endings (Candidate.same_key). Default: false.
    *
    * @generated from field: bool rewordings = 5;
    */
@@ -3334,7 +3334,8 @@ export type SamplerServiceGetInfoResponse = Message<"aeenc.v1.SamplerServiceGetI
   activeRuns: string[];
 
   /**
-   * The active runs that wait for their oracle, rather than just work slowly.
+   * The active runs that wait for their oracle, rather than just work slowly, and the live runs whose oracle or queue
+   * this process does not have: other samplers work on them.
    *
    * @generated from field: repeated aeenc.v1.WaitingRun waiting_runs = 4;
    */
@@ -4052,6 +4053,7 @@ export const SamplerService: GenService<{
    * - FAILED_PRECONDITION (LEASE_ANSWERED): the lease was already answered.
    * - FAILED_PRECONDITION (LEASE_RELEASED): the task was returned.
    * - FAILED_PRECONDITION (TASK_WITHDRAWN): the task was retrieved again after the lease had ended.
+   * - FAILED_PRECONDITION (RUN_ENDED): the run was cancelled; resume it first.
    * - PERMISSION_DENIED: the lease is held by somebody else.
    *
    * @generated from rpc aeenc.v1.SamplerService.SubmitVerdicts
@@ -4080,7 +4082,8 @@ export const SamplerService: GenService<{
   /**
    * Replaces single verdicts, grades included, or adds premises; the log keeps the old answer. If the answer has become
    * pairs of the run, adds pairs that replace them (`Provenance.amended`). The tree grows below what is accepted now: of
-   * a run that goes on within seconds, of one that has succeeded when it is resumed. What was judged stays judged.
+   * a run that goes on within seconds, of one that has succeeded when it is resumed. What was judged stays judged; what
+   * is not judged below a premise that no longer explains the query leaves the queue, unless somebody holds it.
    *
    * Fails with:
    * - NOT_FOUND: unknown answer, or an addition that the run's generation lacks.
