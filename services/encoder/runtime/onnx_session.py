@@ -1,6 +1,7 @@
 """ONNX files: checked before a runtime reads them, then opened as sessions of onnxruntime on a CPU or with CUDA.
 
-The check scans the protobuf's field tags. It refuses tensors outside the file or larger than it, and foreign operators.
+The check scans the protobuf's field tags. It refuses tensors outside the file or larger than it, foreign operators, and
+every field that it does not know.
 It needs no `onnx` package, which a serving image lacks, and leaves the validation of the graph to the runtime.
 """
 
@@ -27,15 +28,23 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 ALLOWED_DOMAINS = {"", "ai.onnx", "ai.onnx.ml", "com.microsoft"}
 MAX_DEPTH = 16
 
-# Field numbers of onnx.proto that lead to tensors, nodes and further graphs: message -> {field: message}.
-_CHILDREN = {
-    "model": {7: "graph", 8: "opset", 25: "function"},
-    "graph": {1: "node", 5: "tensor", 15: "sparse"},
-    "function": {7: "node", 9: "opset"},
-    "node": {5: "attribute"},
-    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
-    "sparse": {1: "tensor", 2: "tensor"},
+# The fields of onnx.proto that a file may have, by message; all others are refused. A field leads to a message that is
+# checked as well, or to None. Left out are functions, sparse tensors and training, which no export of ours has.
+_FIELDS: Mapping[str, Mapping[int, str | None]] = {
+    "model": {**dict.fromkeys([1, 2, 3, 4, 5, 6, 14]), 7: "graph", 8: "opset"},
+    "opset": dict.fromkeys([1, 2]),
+    "graph": {**dict.fromkeys([2, 10, 11, 12, 13, 14, 16]), 1: "node", 5: "tensor"},
+    "node": {**dict.fromkeys([1, 2, 3, 4, 6, 7, 8, 9]), 5: "attribute"},
+    "attribute": {
+        **dict.fromkeys([1, 2, 3, 4, 7, 8, 9, 13, 14, 15, 20]),
+        5: "tensor",
+        6: "graph",
+        10: "tensor",
+        11: "graph",
+    },
+    "tensor": dict.fromkeys([1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16]),
 }
+_ONE_TENSOR = ("attribute", 5)  # a second one is merged into the first, whose values then are not those checked
 _DOMAIN_FIELD = {"opset": 1, "node": 7}
 _DIMS, _EXTERNAL_DATA, _DATA_LOCATION = 1, 13, 14
 _TENSOR_DATA = {4, 5, 6, 7, 9, 10, 11}
@@ -145,28 +154,34 @@ def inputs_of(session: ort.InferenceSession) -> set[str]:
 
 
 def check_onnx(data: memoryview, name: str) -> None:
-    """Raises DataLoss naming the file for external data, missing data, foreign operators or a malformed protobuf."""
+    """Raises DataLoss naming the file for external or missing data, foreign operators or unknown fields."""
     try:
         _check(data, "model", name, 0)
     except (IndexError, ValueError) as error:
-        raise DataLoss(f"{name} is not an ONNX model ({error}); export it again") from error
+        raise DataLoss(
+            f"{name} is not an ONNX model that is served ({error}); export it without functions, sparse tensors and "
+            "training"
+        ) from error
 
 
 def _check(data: memoryview, kind: str, name: str, depth: int) -> None:
     if depth > MAX_DEPTH:
         raise ValueError(f"nested deeper than {MAX_DEPTH}")
-    children = _CHILDREN.get(kind, {})
+    known, tensors = _FIELDS[kind], 0
     for field, wire, value in _fields(data):
         if kind == "tensor" and (field == _EXTERNAL_DATA or (field == _DATA_LOCATION and value != 0)):
             raise DataLoss(f"{name} keeps tensors in other files; export it with all data inside")
-        if wire != _BYTES or not isinstance(value, memoryview):
+        tensors += (kind, field) == _ONE_TENSOR
+        if field not in known or tensors > 1:
+            raise ValueError(f"field {field} of a {kind} is {'there twice' if tensors > 1 else 'unknown'}")
+        if not isinstance(value, memoryview):
             continue
-        if field == _DOMAIN_FIELD.get(kind):
+        if wire == _BYTES and field == _DOMAIN_FIELD.get(kind):
             domain = bytes(value).decode("utf-8", "replace")
             if domain not in ALLOWED_DOMAINS:
                 raise DataLoss(f"{name} uses operators of domain {domain!r}; export it with standard operators only")
-        elif field in children:
-            _check(value, children[field], name, depth + 1)
+        elif wire == _BYTES and (child := known[field]) is not None:
+            _check(value, child, name, depth + 1)
     if kind == "tensor":
         _check_size(data, name)
 

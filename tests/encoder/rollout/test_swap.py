@@ -190,6 +190,25 @@ def external_data(path, meta) -> None:
     (path / "model.onnx").write_bytes(model.SerializeToString())
 
 
+def external_default_of_a_function(path, meta) -> None:
+    import onnx
+    from onnx import helper
+
+    model = onnx.load_model_from_string((path / "model.onnx").read_bytes())
+    tensor = onnx.TensorProto(data_type=onnx.TensorProto.FLOAT, dims=[1], data_location=onnx.TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value="probes.npy")
+    body = helper.make_node("Constant", [], ["y"])
+    body.attribute.add(name="value", ref_attr_name="value", type=onnx.AttributeProto.TENSOR)
+    default = [helper.make_attribute("value", tensor)]
+    opsets = [helper.make_opsetid("", 18)]
+    model.functions.append(
+        helper.make_function("com.microsoft", "Read", [], ["y"], [body], opsets, attribute_protos=default)
+    )
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    model.graph.node.append(helper.make_node("Read", [], ["read"], domain="com.microsoft"))
+    (path / "model.onnx").write_bytes(model.SerializeToString())
+
+
 WELL_HASHED = [
     (other_probes, "gives other vectors here than at export"),
     (other_dimension, f"has {DIM * 2} dimensions, its space has {DIM}"),
@@ -197,6 +216,7 @@ WELL_HASHED = [
     (no_onnx, "is not an ONNX model"),
     (foreign_operator, "domain 'evil.ops'"),
     (external_data, "keeps tensors in other files"),
+    (external_default_of_a_function, "field 25 of a model is unknown"),
 ]
 
 

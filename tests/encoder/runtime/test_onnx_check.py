@@ -1,0 +1,124 @@
+"""The scan of ONNX files: whatever a runtime would read and it does not walk is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from aeenc.errors import DataLoss
+from services.encoder.runtime.onnx_session import check_onnx
+
+MANY = 2**33
+EXTERNAL = TensorProto(data_type=TensorProto.FLOAT, dims=[1], data_location=TensorProto.EXTERNAL)
+EXTERNAL.external_data.add(key="location", value="secret.bin")
+HUGE = TensorProto(data_type=TensorProto.FLOAT, dims=[MANY], raw_data=bytes(4))
+ONE = TensorProto(data_type=TensorProto.FLOAT, dims=[1], raw_data=bytes(4))
+
+
+def model_of(*nodes: onnx.NodeProto) -> onnx.ModelProto:
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"]), *nodes], "g", values[:1], values[1:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+
+
+def constant(tensor: TensorProto) -> onnx.NodeProto:
+    return helper.make_node("Constant", [], ["c"], value=tensor)
+
+
+def in_a_branch(model: onnx.ModelProto, tensor: TensorProto) -> None:
+    branch = helper.make_graph([constant(tensor)], "b", [], [])
+    model.graph.node.append(helper.make_node("If", ["x"], ["z"], then_branch=branch))
+
+
+def in_a_function(model: onnx.ModelProto, tensor: TensorProto) -> None:
+    function = onnx.FunctionProto(name="f", domain="com.microsoft", node=[constant(tensor)])
+    model.functions.append(function)
+
+
+def as_a_default_of_a_function(model: onnx.ModelProto, tensor: TensorProto) -> None:
+    model.functions.append(onnx.FunctionProto(name="f", attribute_proto=[helper.make_attribute("value", tensor)]))
+
+
+def in_training(model: onnx.ModelProto, tensor: TensorProto) -> None:
+    model.training_info.append(onnx.TrainingInfoProto(initialization=onnx.GraphProto(initializer=[tensor])))
+
+
+def as_sparse_values(model: onnx.ModelProto, tensor: TensorProto) -> None:
+    model.graph.sparse_initializer.append(onnx.SparseTensorProto(values=tensor, dims=[1]))
+
+
+def as_a_sparse_attribute(model: onnx.ModelProto, tensor: TensorProto) -> None:
+    node = model.graph.node.add(op_type="Constant", output=["c"])
+    node.attribute.add(name="sparse_value", sparse_tensor=onnx.SparseTensorProto(values=tensor, dims=[MANY]))
+
+
+def as_an_initializer(model: onnx.ModelProto, tensor: TensorProto) -> None:
+    model.graph.initializer.append(tensor)
+
+
+def as_an_attribute(model: onnx.ModelProto, tensor: TensorProto) -> None:
+    model.graph.node.append(constant(tensor))
+
+
+def in_a_list_of_tensors(model: onnx.ModelProto, tensor: TensorProto) -> None:
+    model.graph.node.add(op_type="Constant").attribute.add(name="t", tensors=[tensor])
+
+
+PLACES = [
+    as_an_initializer,
+    as_an_attribute,
+    in_a_list_of_tensors,
+    in_a_branch,
+    in_a_function,
+    as_a_default_of_a_function,
+    in_training,
+    as_sparse_values,
+    as_a_sparse_attribute,
+]
+
+
+@pytest.mark.parametrize("tensor", [EXTERNAL, HUGE], ids=["external", "huge"])
+@pytest.mark.parametrize("put", PLACES, ids=lambda put: put.__name__)
+def test_a_tensor_outside_its_file_or_larger_is_refused_wherever_a_runtime_would_read_it(
+    put: Callable[[onnx.ModelProto, TensorProto], None], tensor: TensorProto
+) -> None:
+    model = model_of()
+    check_onnx(memoryview(model.SerializeToString()), "a")
+    put(model, tensor)
+    with pytest.raises(DataLoss, match=r"other files|declares a tensor|is unknown"):
+        check_onnx(memoryview(model.SerializeToString()), "a")
+
+
+def varint(number: int) -> bytes:
+    return bytes([number & 0x7F | 0x80]) + varint(number >> 7) if number > 0x7F else bytes([number])
+
+
+def message(field: int, content: bytes) -> bytes:
+    return varint(field << 3 | 2) + varint(len(content)) + content
+
+
+def in_a_node(attribute: bytes) -> bytes:
+    return message(7, message(1, message(4, b"Constant") + message(5, attribute)))
+
+
+MORE = TensorProto(dims=[1000], raw_data=bytes(500)).SerializeToString()
+ENCODED = {
+    "a field of a later onnx": message(99, b"?"),
+    "a field number over 32 bits, which some parsers cut to 14, the place of the data": message(
+        7, message(5, ONE.SerializeToString() + varint((1 << 32 | 14) << 3) + varint(1))
+    ),
+    "two tensors that a parser merges into one of 1,000 x 1,000 values": in_a_node(message(5, MORE) + message(5, MORE)),
+    "a group": bytes([7 << 3 | 3, 7 << 3 | 4]),
+    "a device configuration": message(26, b""),
+}
+
+
+@pytest.mark.parametrize("added", ENCODED.values(), ids=ENCODED)
+def test_bytes_that_parsers_may_read_in_another_way_are_refused(added: bytes) -> None:
+    model = model_of().SerializeToString()
+    check_onnx(memoryview(model + in_a_node(message(5, MORE))), "a")
+    with pytest.raises(DataLoss, match="is not an ONNX model that is served"):
+        check_onnx(memoryview(model + added), "a")
