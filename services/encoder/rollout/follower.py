@@ -222,6 +222,7 @@ class Follower:
                         await self._conclude(row, models, "", 0.0)
             if self._versions.complete and (self._versions.space_id, STABLE) in named:
                 self._withdraw_all_but(rows)
+                await self._save()
                 if self._stable is not None:  # otherwise the first round says when it is ready
                     self._stable = named[self._versions.space_id, STABLE]
                     self.show_readiness()
@@ -363,13 +364,21 @@ class Follower:
         return [] if task.cancelled() else task.result()
 
     async def _conclude(self, row: LabelRow, models: list[Model], failure: str, duration_s: float) -> None:
-        """Serves models under a label, or keeps what is served; records and acknowledges either."""
+        """Serves models under a label, or keeps what is served; records and acknowledges either.
+
+        What it acknowledges is on disk: a restart without the registry serves no version that was rolled back.
+        """
         self._history.record(row, duration_s, failure)
         if models:
             self._serve((row.space_id, row.name), models, ServedLabel(row.version, row.revision, row.share))
+            await self._save()
         else:
             tracing.failed()
         await self._acknowledge(row, ok=bool(models), reason=failure)
+
+    async def _save(self) -> None:
+        """Keeps what is served; until the first round has ended, beside what the last process served."""
+        await self._state_file.save(self._versions, complete=self._stable is not None)
 
     def _serve(self, key: LabelKey, models: list[Model], label: ServedLabel) -> None:
         self._versions.serve(key, models, label)

@@ -128,6 +128,14 @@ class SavedState(NamedTuple):
         spaces = tuple(SavedSpace(space_id, version, digests[version]) for space_id, version in default_first)
         return cls(spaces, labels)
 
+    def over(self, older: SavedState) -> SavedState:
+        """Returns this state with the spaces and labels that only the older one has."""
+        spaces, labels = {one.space_id for one in self.spaces}, {one[:2] for one in self.labels}
+        return SavedState(
+            (*self.spaces, *(one for one in older.spaces if one.space_id not in spaces)),
+            (*self.labels, *(one for one in older.labels if one[:2] not in labels)),
+        )
+
 
 def _digests_of(label: ServedLabel, digests: Mapping[str, str]) -> str:
     return TOGETHER.join(digests[version] for version in label.versions)
@@ -139,16 +147,23 @@ class StateFile:
     def __init__(self, directory: Path) -> None:
         self._path = directory / FILE
         self._saved: SavedState | None = None
+        self._writing = asyncio.Lock()  # an older state never follows a newer one
 
-    async def save(self, versions: Versions) -> None:
-        """Saves the served state if it has changed."""
-        if not versions.complete or (state := SavedState.of(versions)) == self._saved:
-            return
-        try:
-            await asyncio.to_thread(_write, self._path, state)
-            self._saved = state
-        except OSError as error:
-            log.warning("the labels could not be saved; a restart will need Redis", reason=str(error))
+    async def save(self, versions: Versions, *, complete: bool = True) -> None:
+        """Saves the served state if it has changed; unless `complete`, beside what was saved and is not served yet."""
+        async with self._writing:
+            if not versions.complete:
+                return
+            state = SavedState.of(versions)
+            if not complete and (older := self._saved or await self.load()):
+                state = state.over(older)
+            if state == self._saved:
+                return
+            try:
+                await asyncio.to_thread(_write, self._path, state)
+                self._saved = state
+            except OSError as error:
+                log.warning("the labels could not be saved; a restart will need Redis", reason=str(error))
 
     async def load(self) -> SavedState | None:
         """Reads the saved state; None when there is none that can be used."""

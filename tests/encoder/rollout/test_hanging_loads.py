@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 
@@ -67,6 +68,26 @@ async def test_a_rollback_to_a_loaded_version_waits_for_no_load(serve, tuned, re
         (rollout,) = await registry.await_rollout(back, 5)
         assert (rollout.revision, rollout.ok) == (back.revision, True)
         assert (await client.encode(["sun"])).model_version == tuned[0].version
+
+
+async def test_a_rollback_that_was_acknowledged_during_a_load_is_kept_for_a_start_without_redis(
+    serve, tuned, registry, hang, tmp_path
+) -> None:
+    async with serve(poll_s=30):
+        row = await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
+        assert (await registry.await_rollout(row, 20))[0].ok
+        await registry.set_label(TINY_SPACE, "run-1", tuned[1].version)
+        begun = hang(tuned[2])
+        await registry.set_label(TINY_SPACE, "trial", tuned[2].version)
+        assert await asyncio.to_thread(begun.wait, 10)
+        await registry.delete_label(TINY_SPACE, "run-1")
+        back = await registry.set_label(TINY_SPACE, "stable", row.previous)
+        (rollout,) = await registry.await_rollout(back, 5)
+        assert (rollout.revision, rollout.ok) == (back.revision, True)
+        shutil.copytree(tmp_path / "state", tmp_path / "crashed")
+    async with serve(redis_url=f"unix://{tmp_path}/nowhere.sock", state_dir=tmp_path / "crashed") as (_, client):
+        assert (await client.encode(["sun"])).model_version == tuned[0].version
+        assert "run-1" not in {label.label for label in (await client.info()).labels}
 
 
 async def test_moving_a_label_away_ends_the_load_of_what_it_named(serve, tuned, registry, hang) -> None:
