@@ -22,7 +22,7 @@ from aeenc import errors
 from services.kit.concurrency import finish
 from services.kit.tracing import traceparent
 from services.store.checkpoint_registry import CheckpointRegistry
-from services.store.formats import check_format
+from services.store.formats import NewerFormat, check_format
 from services.store.redis import MAX_BLOCK_S, Script, unavailable_if_down
 from services.store.registry_rows import LABEL_FORMAT, CheckpointRow, LabelRow, RolloutRow, read_all, rollout_of
 from services.store.requests import REQUEST_TTL_S, Request, text_of
@@ -205,14 +205,31 @@ class Registry(CheckpointRegistry):
             row = await self._redis.hgetall(self._label_key(space_id, name))
         return LabelRow.of_hash(row) if row else None
 
-    async def labels(self, space_id: str | None = None, *, readable: bool = False) -> list[LabelRow]:
-        """Lists all labels, or those of one space, by space and name; `readable` as in `checkpoints`."""
+    async def labels(
+        self, space_id: str | None = None, *, readable: bool = False, newer: dict[tuple[str, str], str] | None = None
+    ) -> list[LabelRow]:
+        """Lists all labels, or those of one space, by space and name; `readable` as in `checkpoints`.
+
+        `newer` gets the labels of a newer release, which are then left out: why they are refused, by space and name.
+        """
+
+        def read(found: tuple[str, dict[str, str]]) -> LabelRow:
+            member, row = found
+            try:
+                return LabelRow.of_hash(row)
+            except NewerFormat as error:
+                if newer is not None:
+                    space, name = member.split(" ", 1)
+                    newer[space, name] = error.message
+                raise
+
         async with unavailable_if_down("list labels"):
             members = sorted(await self._redis.smembers(self._key("labels")))
             pipe = self._redis.pipeline(transaction=True)
             for member in members:
                 pipe.hgetall(self._label_key(*member.split(" ", 1)))
-            rows = read_all(LabelRow.of_hash, await pipe.execute(), readable=readable)
+            found = [one for one in zip(members, await pipe.execute(), strict=True) if one[1]]
+            rows = read_all(read, found, readable=readable or newer is not None)
         return [row for row in rows if space_id is None or row.space_id == space_id]
 
     async def best_published(self, space_id: str, name: str, measure: str) -> str | None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -84,7 +84,8 @@ class Follower:
         self._wake, self._retry_failed = asyncio.Event(), False
         self._stable: LabelRow | None = None  # as read last
         self._elsewhere: list[str] = []  # the other spaces with a `stable`
-        self._behind = ""  # why the labels are not followed
+        self._newer: dict[LabelKey, str] = {}  # labels of a newer release, which stay as they are here, and why
+        self._behind = ""  # why the labels are not followed, or not all of them
 
     async def start(self) -> None:
         """Serves the registry's labels, or without the registry the saved ones; then keeps following."""
@@ -175,7 +176,12 @@ class Follower:
             return
         started = time.monotonic()
         tried: LabelRow | None = None
-        opened = await self._spaces.open_default(space_id, premise_version, retry_failed=retry_failed)
+        opened = None
+        try:
+            opened = await self._spaces.open_default(space_id, premise_version, retry_failed=retry_failed)
+        except NewerFormat:  # of the new space's `stable`: the space before it stays the default
+            if not self._versions.complete:
+                raise
         if opened is not None:
             tried, models, failure = opened
             with _span_of(tried):
@@ -190,18 +196,20 @@ class Follower:
             await self._follow_row(row, retry_failed=retry_failed and row != tried)
         async with self._applying:
             rows = await self._rows()  # labels may have moved during the loads
-            self._stable = next((row for row in rows if (row.space_id, row.name) == (space_id, STABLE)), None)
-            if self._stable is None:
+            named = self._named(rows)
+            if (space_id, STABLE) not in named:
+                self._stable = None
                 self._nothing_to_follow("label `stable` names nothing")
                 return
-            self._withdraw_all_but(rows)
-        if not self._versions.complete:
+            self._stable = named[space_id, STABLE] or self._stable
+            self._withdraw_all_but(named)
+        if not self._versions.complete and self._stable is not None:
             await self._fall_back(self._stable)
-        others = {row.space_id for row in rows} - {space_id, CROSS_ENCODERS}
+        others = {space for space, _ in named} - {space_id, CROSS_ENCODERS}
         self._versions.close_spaces_but(others)
         self._drop_unnamed()
         await self._state_file.save(self._versions)
-        self._behind = ""
+        self._behind = next((f"{why}; the other labels are followed" for why in self._newer.values()), "")
         self._elsewhere = [row.space_id for row in rows if row.space_id in others and row.name == STABLE]
         self.show_readiness()
 
@@ -209,7 +217,7 @@ class Follower:
         """Serves what the rows name if it is loaded, withdraws what they name no longer, ends loads they overtook."""
         async with self._applying:
             rows = await self._rows()
-            named = {(row.space_id, row.name): row for row in rows}
+            named = self._named(rows)
             if self._loading is not None:
                 loading, task = self._loading
                 latest = named.get((loading.space_id, loading.name))
@@ -221,26 +229,30 @@ class Follower:
                     with _span_of(row):
                         await self._conclude(row, models, "", 0.0)
             if self._versions.complete and (self._versions.space_id, STABLE) in named:
-                self._withdraw_all_but(rows)
+                self._withdraw_all_but(named)
                 await self._save()
                 if self._stable is not None:  # otherwise the first round says when it is ready
-                    self._stable = named[self._versions.space_id, STABLE]
+                    self._stable = named[self._versions.space_id, STABLE] or self._stable
                     self.show_readiness()
 
-    def _withdraw_all_but(self, rows: Iterable[LabelRow]) -> None:
-        named = {(row.space_id, row.name) for row in rows}
-        for key in self._versions.withdraw_all_but(named):
+    def _named(self, rows: Iterable[LabelRow]) -> Mapping[LabelKey, LabelRow | None]:
+        """Returns the labels that name something, and their rows; None for one of a newer release."""
+        return {**dict.fromkeys(self._newer), **{(row.space_id, row.name): row for row in rows}}
+
+    def _withdraw_all_but(self, named: Mapping[LabelKey, LabelRow | None]) -> None:
+        for key in self._versions.withdraw_all_but(named.keys()):
             self._metrics.unserved(*key)
-        self._history.forget_all_but(named)
-        for key in self._acknowledged.keys() - named:
+        self._history.forget_all_but(named.keys())
+        for key in self._acknowledged.keys() - named.keys():
             del self._acknowledged[key]
 
     async def _rows(self) -> list[LabelRow]:
-        """Reads the labels to follow: those of the configured space, or all."""
-        space_id = self._options.space_id
-        if not space_id:
-            return await self._registry.labels()
-        return [*await self._registry.labels(space_id), *await self._registry.labels(CROSS_ENCODERS)]
+        """Reads the labels to follow: those of the configured space, or all; and which a newer release has written."""
+        space_id, newer = self._options.space_id, dict[LabelKey, str]()
+        rows = await self._registry.labels(newer=newer)
+        followed = (space_id, CROSS_ENCODERS)
+        self._newer = {key: why for key, why in newer.items() if not space_id or key[0] in followed}
+        return [row for row in rows if not space_id or row.space_id in followed]
 
     def _urgency(self, row: LabelRow) -> tuple[bool, bool]:
         """Sorts loaded versions first, then `stable`: a rollback never waits for another load."""

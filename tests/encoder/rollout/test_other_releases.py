@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from services.store.artifacts import ArtifactStore
 from services.store.files import sha256_of
 from services.store.redis import connect, key_prefix
 from services.store.registry import Registry
-from support.models.tiny_checkpoints import TINY_SPACE, TinyCheckpoint, register
+from support.models.tiny_checkpoints import TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint
 from support.waiting import eventually, until
 
 
@@ -61,6 +62,74 @@ async def test_an_encoder_that_meets_a_label_of_the_next_major_release_serves_on
         await redis.delete(key)
         await redis.srem(f"{key_prefix(namespace)}labels", f"{TINY_SPACE} canary")
         await eventually(lambda: says(client, ""))
+
+
+@pytest.mark.parametrize("refused", ["trial", "stable", "canary"])
+async def test_a_label_of_the_next_major_release_stays_as_it_is_and_the_others_are_followed(
+    refused: str,
+    serve: Any,
+    artifact_store: ArtifactStore,
+    registry: Registry,
+    redis: Any,
+    namespace: str,
+    tiny_checkpoint: TinyCheckpoint,
+) -> None:
+    made = [write_tiny_checkpoint(artifact_store, seed=n, base_version=tiny_checkpoint.version) for n in (1, 2)]
+    for checkpoint in (tiny_checkpoint, *made):
+        await register(registry, checkpoint)
+    before, after = (one.version for one in made)
+    labels = {"stable", "canary", "trial"}
+    for name in labels:
+        await registry.set_label(TINY_SPACE, name, before, share=1.0 if name == "canary" else None)
+    await registry.set_label(TINY_SPACE, "gone", before)
+    async with serve(poll_s=30) as (server, client):
+        key = f"{key_prefix(namespace)}label:{TINY_SPACE}:{refused}"
+        await redis.hset(key, mapping={"format_version": 3, "version": after})
+        for name in labels - {refused}:
+            row = await registry.set_label(TINY_SPACE, name, after, share=0.0 if name == "canary" else None)
+            (rollout,) = await registry.await_rollout(row, 10)
+            assert (rollout.revision, rollout.ok) == (row.revision, True)
+        await registry.delete_label(TINY_SPACE, "gone")
+
+        async def names() -> dict[str, tuple[str, float]]:
+            return {one.label: (one.version, one.share) for one in (await client.info()).labels}
+
+        wanted = dict.fromkeys(labels, (after, 0.0)) | {refused: (before, 1.0 if refused == "canary" else 0.0)}
+
+        async def follows() -> bool:
+            found = await names()
+            return {name: found.get(name) for name in labels} == wanted and "gone" not in found
+
+        await eventually(follows)
+        await until(lambda: f"label '{refused}'" in server.readiness.reason)
+        assert "format_version 3" in server.readiness.reason
+        assert server.readiness.state == "DEGRADED"
+        await redis.hset(key, "format_version", 1)
+        await registry.set_label(TINY_SPACE, "trial", before)
+        await until(lambda: server.readiness.state == "SERVING")
+
+
+async def test_a_new_default_space_whose_stable_is_of_the_next_major_release_stops_no_other_label(
+    serve: Any,
+    artifact_store: ArtifactStore,
+    registry: Registry,
+    redis: Any,
+    namespace: str,
+    tiny_checkpoint: TinyCheckpoint,
+) -> None:
+    tuned = write_tiny_checkpoint(artifact_store, seed=1, base_version=tiny_checkpoint.version)
+    other = write_tiny_checkpoint(artifact_store, seed=7, space_id="s" + "7" * 16)
+    await register(registry, tuned)
+    await register(registry, tiny_checkpoint, label="stable")
+    async with serve(poll_s=30) as (server, client):
+        await registry.set_label(other.space_id, "stable", other.version)
+        await redis.hset(f"{key_prefix(namespace)}label:{other.space_id}:stable", "format_version", 3)
+        await register(registry, other)
+        row = await registry.set_label(TINY_SPACE, "stable", tuned.version)
+        (rollout,) = await registry.await_rollout(row, 10)
+        assert (rollout.revision, rollout.ok) == (row.revision, True)
+        assert (await client.info()).default_space_id == TINY_SPACE
+        await until(lambda: f"label 'stable' of space {other.space_id}" in server.readiness.reason)
 
 
 async def test_an_encoder_whose_base_model_the_next_major_release_has_written_waits_and_names_it(
