@@ -40,7 +40,8 @@ DELETED_TTL_S = 86_400
 # KEYS: label row, labels set, events, previous' row, deleted label's revision, the request's record, deleted versions.
 # ARGV: version, expected revision or -1, now, space, name, keep, share or '', request or '', seconds, further answer,
 # traceparent or ''
-# Answers {0, revision, version} at another revision, {-1, format_version, name} for a row of a newer release, {-2}
+# Answers {1, revision, version} and the row's fields and values, {1, 0, ''} to a request that was carried out before,
+# {0, revision, version} at another revision, {-1, format_version, name} for a row of a newer release, {-2}
 # for a deleted version.
 # An ensemble, versions joined by +, gives its row format 2: releases that know none refuse it rather than take a part.
 # A move of `stable` takes `previous` along, so that the way back is always loaded. A deleted label that is set again
@@ -65,7 +66,7 @@ local function done(revision)
     redis.call('HSET', KEYS[6], 'content', ARGV[8], 'answer', ARGV[10], unpack(redis.call('HGETALL', KEYS[1])))
     redis.call('EXPIRE', KEYS[6], ARGV[9])
   end
-  return {1, revision, ARGV[1]}
+  return {1, revision, ARGV[1], unpack(redis.call('HGETALL', KEYS[1]))}
 end
 if ARGV[8] ~= '' and redis.call('HEXISTS', KEYS[6], 'version') == 1 then return {1, 0, ''} end
 for key, name in pairs({[KEYS[1]] = ARGV[5], [KEYS[4]] = 'previous'}) do
@@ -184,7 +185,7 @@ class Registry(CheckpointRegistry):
         at = datetime.now(UTC).isoformat()
         arguments = [version, expected, at, space_id, name, EVENTS_KEPT, wanted, *noted, traceparent()]
         async with unavailable_if_down(f"move label {name}"):
-            moved, revision, current = await self._in_turn(space_id, self._move, keys, arguments)
+            moved, revision, current, *row = await self._in_turn(space_id, self._move, keys, arguments)
         if moved == -2:
             raise errors.NotFound(f"checkpoint {current} is deleted; ListCheckpoints (`aeenc checkpoints`) names all")
         if moved < 0:
@@ -195,9 +196,7 @@ class Registry(CheckpointRegistry):
             )
         if request is not None and (record := await self.requests.answer(request)):
             return LabelRow.of_hash(record)
-        row = await self.label(space_id, name)
-        assert row is not None
-        return row
+        return LabelRow.of_hash(dict(zip(row[::2], row[1::2], strict=True)))
 
     async def label(self, space_id: str, name: str) -> LabelRow | None:
         """Returns a label's row; None when it does not exist."""

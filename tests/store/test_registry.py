@@ -112,6 +112,27 @@ async def test_of_many_writers_that_expect_the_same_revision_one_wins(registry: 
 
 
 @pytest.mark.parametrize("later", ["set", "delete"])
+async def test_a_move_answers_with_the_row_that_it_wrote_whatever_comes_right_after_it(
+    registry: Registry, later: str
+) -> None:
+    script = registry._move
+
+    async def overtaken(**arguments: Any) -> Any:
+        registry._move = script
+        answer = await script(**arguments)
+        if later == "set":
+            await script(**{**arguments, "args": ["q2", *arguments["args"][1:]]})
+        else:
+            await registry._redis.delete(arguments["keys"][0])
+        return answer
+
+    for name in ("canary", "stable"):
+        registry._move = overtaken
+        label = await registry.set_label(SPACE, name, "q1", share=0.5)
+        assert (label.name, label.version, label.revision, label.share) == (name, "q1", 1, 0.5)
+
+
+@pytest.mark.parametrize("later", ["set", "delete"])
 async def test_a_move_whose_caller_has_gone_never_follows_a_later_one(registry: Registry, later: str) -> None:
     await registry.set_label(SPACE, "canary", "q0")
     script, sent, on = registry._move, asyncio.Event(), asyncio.Event()

@@ -271,7 +271,7 @@ async def test_a_registry_that_fails_during_the_first_round_takes_nothing_back_t
         loaded.append(version)
         return await original(self, space_id, version, *arguments, **options)
 
-    async def away(*_arguments: object) -> None:
+    async def away(*_arguments: object, **_options: object) -> None:
         raise errors.Unavailable("Redis is away")
 
     monkeypatch.setattr(CandidateLoader, "load_known", load_known)
