@@ -227,7 +227,7 @@ class Reranker:
         for a rerank_weight where the label names an ensemble.
         """
         deadline = time.monotonic() + (math.inf if left_s is None else left_s * ANSWER_SHARE)
-        score = functools.partial(self._score, query, premises, deadline)
+        score = functools.partial(self._in_one_precision, query, premises, deadline)
         scored = await score(query.rerank_versions or (None,))
         ensemble = next((part.ensemble for parts in scored for part in parts), ())
         if ensemble and query.rerank_weight:
@@ -245,15 +245,31 @@ class Reranker:
         reranked = [_reranked(one, scored[row :: len(hits)], query) for row, one in enumerate(hits)]
         return reranked, "+".join(versions)
 
-    async def _score(
+    async def _in_one_precision(
         self, query: TextQuery, premises: Sequence[Sequence[str]], deadline: float, models: Sequence[str | None]
     ) -> list[list[Scored]]:
-        """Scores each text's premises by each model, in parts; in the order of the models, then of the texts.
+        """Scores as `_score`, all pairs of a model in one precision: in single where the encoders' own differ.
 
         A precision of queries below single is not asked of pairs: a cross-encoder may lack it.
         """
-        timeout_s = min(self._timeout_s, deadline - time.monotonic())
         precision: Precision | None = "float32" if query.precision == "float32" else None
+        scored = await self._score(query, premises, deadline, models, precision)
+        for row, model in enumerate(models):
+            of_model = slice(row * len(premises), (row + 1) * len(premises))
+            if len({part.precision for parts in scored[of_model] for part in parts}) > 1:
+                scored[of_model] = await self._score(query, premises, deadline, (model,), "float32")
+        return scored
+
+    async def _score(
+        self,
+        query: TextQuery,
+        premises: Sequence[Sequence[str]],
+        deadline: float,
+        models: Sequence[str | None],
+        precision: Precision | None,
+    ) -> list[list[Scored]]:
+        """Scores each text's premises by each model, in parts; in the order of the models, then of the texts."""
+        timeout_s = min(self._timeout_s, deadline - time.monotonic())
         turn = asyncio.Semaphore(CALLS_AT_ONCE)
 
         async def score(text: str, part: Sequence[str], version: str | None) -> Scored:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from aeenc import Fusion, Retrieval, errors
+from aeenc.v1 import types_pb2
+from services.index.ranking import encoding
 from support.worlds.index_world import facts, raises
 
 TEXT = "a star that heats the ice"
@@ -51,6 +54,25 @@ async def test_a_weighted_re_ranking_adds_the_cross_encoders_score_to_the_one_be
 async def test_single_precision_holds_for_pairs_too_and_a_lower_one_for_texts_alone(built, encoder, asked, told):
     await built.client.retrieve("science", [TEXT], k=3, rerank=5, precision=asked)
     assert {request.precision for request in encoder.servicer.score_requests} == {told}
+
+
+@pytest.mark.parametrize("versions", [(), ("x-a", "x-e")], ids=["label", "ensemble"])
+async def test_no_ranking_mixes_the_scores_of_encoders_that_compute_in_other_precisions(
+    built, encoder, monkeypatch, versions
+):
+    monkeypatch.setattr(encoding, "PAIRS_A_CALL", 3)
+    ask = {"k": 10, "rerank": 10, "rerank_versions": versions}
+    expected = [(hit.id, hit.score) for hit in (await built.client.retrieve("science", [TEXT], **ask))[0]]
+    encoder.servicer.score_requests.clear()
+    encoder.servicer.cross_precisions = itertools.cycle([types_pb2.PRECISION_INT8, types_pb2.PRECISION_FLOAT32])
+    found = (await built.client.retrieve("science", [TEXT], **ask))[0]
+    assert [(hit.id, hit.score) for hit in found] == expected
+    told = [request.precision for request in encoder.servicer.score_requests]
+    assert told == sorted(told), "single precision is asked for once they differ"
+    encoder.servicer.score_requests.clear()
+    encoder.servicer.cross_precisions = itertools.repeat(types_pb2.PRECISION_INT8)
+    await built.client.retrieve("science", [TEXT], **ask)
+    assert {request.precision for request in encoder.servicer.score_requests} == {0}, "where all agree, once is enough"
 
 
 async def test_each_weight_has_an_order_of_its_own_and_none_is_the_cross_encoders(built):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ class HashedEncoder(encoder_pb2_grpc.EncoderServiceServicer):
         self.score_requests: list[Any] = []
         self.cross_version = "x00000000000000aa"
         self.cross_ensemble: Sequence[str] = ()  # what the label names instead
+        self.cross_precisions: Iterator[Any] = itertools.repeat(types_pb2.PRECISION_FLOAT32)  # where none is asked for
         self.request_ids: list[str] = []
         self.batches: list[int] = []  # the numbers of the batches that came in streams
         self.tokens: set[str] = set()
@@ -112,15 +114,17 @@ class HashedEncoder(encoder_pb2_grpc.EncoderServiceServicer):
             self.in_flight -= 1
 
     async def Score(self, request: Any, context: Any) -> Any:
-        """Scores a premise by how many letters "e" it has; a version by its own last letter."""
+        """Scores a premise by how many letters "e" it has; a version by its own last letter; in int8 by minus them."""
         self.score_requests.append(request)
         if self.fail:
             await context.abort(*self.fail)
         ensemble = self.cross_ensemble if request.first_of_ensemble and not request.model.version else ()
         version = request.model.version or next(iter(ensemble), self.cross_version)
         letter = version[-1] if request.model.version or ensemble else "e"
-        scores = [float(premise.count(letter)) for premise in request.premises]
-        return encoder_pb2.ScoreResponse(scores=scores, model_version=version, ensemble=ensemble)
+        precision = request.precision or next(self.cross_precisions)
+        sign = -1.0 if precision == types_pb2.PRECISION_INT8 else 1.0
+        scores = [sign * premise.count(letter) for premise in request.premises]
+        return encoder_pb2.ScoreResponse(scores=scores, model_version=version, ensemble=ensemble, precision=precision)
 
 
 async def _abort(context: Any, error: errors.AeencError) -> None:
