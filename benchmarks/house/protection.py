@@ -191,7 +191,7 @@ BREAKS = (
     Break(
         "a full lane refuses the whole call",
         ADMISSION,
-        "if self._has_room(lane, more) and not must_line_up:",
+        "if self._has_room(hold, more) and not must_line_up:",
         "if True:",
         f"{ADMISSION_TEST}::test_a_full_lane_refuses_the_whole_call_with_a_delay_and_leaves_the_other_lane_open",
     ),

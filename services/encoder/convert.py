@@ -32,18 +32,25 @@ _MODEL_TYPES = {
 
 
 def to_call(
-    request: encoder_pb2.EncodeRequest, deadline_s: float | None, request_id: str, *, lane: Lane = "interactive"
+    request: encoder_pb2.EncodeRequest,
+    deadline_s: float | None,
+    request_id: str,
+    caller: str,
+    *,
+    lane: Lane = "interactive",
 ) -> EncodeCall:
-    """Converts an Encode request. `lane` is the default lane; a bulk default makes the call patient."""
+    """Converts an Encode request. `lane` is the default lane; with a bulk default, calls of that lane are patient."""
+    chosen = decode_enum(_LANES, request.lane, "lane", lane)
     return EncodeCall(
         texts=request.texts,
         role=decode_enum(_ROLES, request.role, "role", ""),
         selection=_selection(request.model, request.space_id, request.routing_key or request_id),
         truncate=decode_enum(_TRUNCATES, request.truncate, "truncate", False),
         precision=decode_enum(_PRECISIONS, request.precision, "precision", ""),
-        lane=decode_enum(_LANES, request.lane, "lane", lane),
+        lane=chosen,
         deadline_s=deadline_s,
-        patient=lane == "bulk",
+        patient=lane == chosen == "bulk",
+        caller=caller,
     )
 
 
@@ -75,7 +82,7 @@ def _same_in_a_stream(batch: encoder_pb2.EncodeRequest) -> dict[str, str]:
 
 
 def to_score_call(
-    request: encoder_pb2.ScoreRequest, deadline_s: float | None, request_id: str
+    request: encoder_pb2.ScoreRequest, deadline_s: float | None, request_id: str, caller: str
 ) -> ScoreCall | AnalogyCall:
     """Converts a Score request. Raises InvalidArgument for a field that its kind has not."""
     truncate = decode_enum(_TRUNCATES, request.truncate, "truncate", False)
@@ -90,6 +97,7 @@ def to_score_call(
             selection=_selection(request.model, request.space_id, request_id),
             truncate=truncate,
             deadline_s=deadline_s,
+            caller=caller,
         )
     for name in ("prototypes", "space_id"):
         if getattr(request, name):
@@ -102,6 +110,7 @@ def to_score_call(
         precision=precision,
         deadline_s=deadline_s,
         first_of_ensemble=request.first_of_ensemble,
+        caller=caller,
     )
 
 

@@ -13,7 +13,7 @@ from services.encoder.batching.encoder import Encoder
 from services.encoder.rollout.history import SwapHistory
 from services.encoder.rollout.versions import Versions
 from services.kit.convert import deadline_s, request_id
-from services.kit.credentials.gate import caller
+from services.kit.credentials.gate import caller, origin
 from services.kit.limits import Limits
 from services.kit.server import GrpcServer, to_service_info
 
@@ -40,7 +40,8 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         self._runtime, self._runtime_reason = runtime
 
     async def Encode(self, request: encoder_pb2.EncodeRequest, context: Any) -> encoder_pb2.EncodeResponse:
-        result = await self._encoder.encode(convert.to_call(request, deadline_s(context), request_id(context)))
+        call = convert.to_call(request, deadline_s(context), request_id(context), origin(context))
+        result = await self._encoder.encode(call)
         return convert.to_response(result)
 
     async def EncodeStream(
@@ -50,7 +51,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
 
         async def answer(request: encoder_pb2.EncodeStreamRequest) -> encoder_pb2.EncodeStreamResponse:
             await asyncio.sleep(caller().wait_s())
-            call = convert.to_call(request.batch, deadline_s(context), key, lane="bulk")
+            call = convert.to_call(request.batch, deadline_s(context), key, origin(context), lane="bulk")
             result = await self._encoder.encode(call)
             return encoder_pb2.EncodeStreamResponse(batch=convert.to_response(result), batch_seq=request.batch_seq)
 
@@ -58,7 +59,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             yield response
 
     async def Score(self, request: encoder_pb2.ScoreRequest, context: Any) -> encoder_pb2.ScoreResponse:
-        call = convert.to_score_call(request, deadline_s(context), request_id(context))
+        call = convert.to_score_call(request, deadline_s(context), request_id(context), origin(context))
         result = await self._encoder.score(call)
         return convert.to_score_response(result, request.kind)
 

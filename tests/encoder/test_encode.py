@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import random
 from collections.abc import AsyncIterator
 
@@ -13,6 +15,7 @@ import pytest
 from aeenc import Channel, EncoderClient, errors
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, types_pb2
 from services.encoder.runtime.runners import PaddedRunner, Tokens
+from services.kit.credentials.credential_file import Credential, HashedToken, hash_of, render
 from services.kit.server import GrpcServer
 from services.store.artifacts import ArtifactStore
 from services.store.registry import Registry
@@ -185,15 +188,59 @@ def queued_tokens(server: GrpcServer) -> float:
 
 async def test_a_full_queue_refuses_with_a_delay_and_serves_what_it_admitted(serve, tuned, slow) -> None:
     async with serve(queued_tokens=4096, batch_items=8) as (server, client):
-        impatient = EncoderClient(Channel(f"127.0.0.1:{server.port}", retry=False))
+        impatient = EncoderClient(client.channel.with_options(retry=False))
         calls = [asyncio.create_task(client.encode([f"sun {n}"] * 256, timeout_s=8)) for n in range(4)]
-        await until(lambda: queued_tokens(server) > 3000)
-        with pytest.raises(errors.Overloaded, match="over its limit of 3,072") as caught:
-            await impatient.encode(["moon"])
-        await impatient.channel.close()
+        await until(lambda: queued_tokens(server) == 1152)
+        with pytest.raises(errors.Overloaded, match=r"1,152 of them yours, and 384 more are over .* 3,072") as caught:
+            await impatient.encode(["moon"] * 256)
+        assert len((await impatient.encode(["moon"])).vectors) == 1, "there is room for a small call"
         assert caught.value.retry_after_s is not None
         assert all(len(answer.vectors) == 256 for answer in await asyncio.gather(*calls))
-        assert len((await client.encode(["moon"])).vectors) == 1
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["credentials", "connections"])
+@pytest.mark.parametrize("kind", ["stream", "large calls", "many calls"])
+async def test_nobody_who_asks_for_much_keeps_others_waiting_whatever_the_lane(
+    serve, tuned, slow, tmp_path, named, kind
+) -> None:
+    names = [f"greedy{n}" for n in range(3)]
+    secrets = {name: hash_of(name) for name in ["person", *names]}
+    made = (Credential(name=name, role="read", hashes=(HashedToken(sha256=one),)) for name, one in secrets.items())
+    (tmp_path / "tokens.toml").write_text("".join(map(render, made)))
+    options = {"tokens_file": tmp_path / "tokens.toml"} if named else {}
+    async with (
+        serve(batch_items=8, queued_tokens=4096, wait=False, **options) as (server, _),
+        contextlib.AsyncExitStack() as ends,
+    ):
+        await until(lambda: server.readiness.healthy)
+
+        def client(name: str, host: str = "127.0.0.1") -> EncoderClient:
+            channel = Channel(f"{host}:{server.port}", token=name if named else None, retry=False, timeout_s=20)
+            ends.push_async_callback(channel.close)
+            return EncoderClient(channel)
+
+        async def greedy(each: EncoderClient) -> None:
+            texts = ["the sun is a star"] * 1024
+            while True:
+                with contextlib.suppress(errors.Overloaded):
+                    if kind == "stream":
+                        async for _ in each.encode_stream(itertools.repeat(texts[:128]), lane="interactive"):
+                            pass
+                    else:
+                        await each.encode(texts if kind == "large calls" else texts[:1])
+                await asyncio.sleep(0.01)
+
+        at_once = 200 if kind == "many calls" else 8
+        for task in [asyncio.create_task(greedy(one)) for one in map(client, names) for _ in range(at_once)]:
+            ends.callback(task.cancel)
+        person, slowest_s = client("person", "localhost"), 0.0  # by another name it is another connection
+        await until(lambda: queued_tokens(server) > 0)
+        await asyncio.sleep(0.3)
+        for _ in range(10):
+            started = asyncio.get_running_loop().time()
+            assert len((await person.encode(["moon"])).vectors) == 1
+            slowest_s = max(slowest_s, asyncio.get_running_loop().time() - started)
+        assert slowest_s < 1.0, "it waits for a batch or two"
 
 
 async def test_a_cancelled_caller_never_fails_the_others(serve, tuned, slow) -> None:

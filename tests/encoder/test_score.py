@@ -141,6 +141,14 @@ async def test_a_pair_is_admitted_with_no_more_tokens_than_its_model_takes(serve
     assert estimates == [(3 * longest, PairRunner), (20 + 2, PairRunner)]
 
 
+async def test_a_query_is_tokenized_once_however_many_premises_it_has(serve, cross) -> None:
+    async with serve() as (_, client):
+        premises = ["a"] * 1024
+        few, much = [await client.score(query, premises, timeout_s=60) for query in ("z", "中" * 5000)]
+        took_s = [one.timings.tokenize.total_seconds() for one in (few, much)]
+        assert took_s[1] < 10 * took_s[0] + 0.1
+
+
 def other_scores(path, meta) -> None:
     np.save(path / "probes.npy", np.load(path / "probes.npy") + 1)
 

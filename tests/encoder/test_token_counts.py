@@ -42,7 +42,7 @@ def watched(monkeypatch: pytest.MonkeyPatch):
 
 async def test_a_call_holds_the_tokens_that_it_really_has(serve, registry, tiny_checkpoint, watched) -> None:
     await register(registry, tiny_checkpoint, label="stable")
-    async with serve(queued_tokens=1024) as (server, client):
+    async with serve(queued_tokens=8192) as (server, client):
         watched.server = server
         await client.encode([LETTERS] * 10)
         assert max(watched.queued) == 620
@@ -52,17 +52,18 @@ async def test_a_call_that_proves_too_large_for_the_room_left_is_refused_with_a_
     serve, registry, tiny_checkpoint, watched
 ) -> None:
     await register(registry, tiny_checkpoint, label="stable")
-    async with serve(queued_tokens=1024, workers=1) as (server, client):
+    async with serve(queued_tokens=8192, workers=1) as (server, client):
         watched.go.clear()
         watched.server = server
-        first = asyncio.create_task(client.encode([LETTERS] * 8, timeout_s=10))
-        await until(lambda: bool(watched.queued))
+        first = [asyncio.create_task(client.encode([LETTERS] * 8, timeout_s=10)) for _ in range(5)]
+        lane = {"lane": "interactive"}
+        await until(lambda: server.metrics.get_sample_value("aeenc_encoder_queued_tokens", lane) == 2480)
         impatient = EncoderClient(client.channel.with_options(retry=False))
-        with pytest.raises(errors.Overloaded, match="over its limit of 768") as caught:
-            await impatient.encode([LETTERS] * 5)  # 310 tokens, estimated at 85
+        with pytest.raises(errors.Overloaded, match="2,633 of them yours, and 405 more") as caught:
+            await impatient.encode([LETTERS] * 9)  # 558 tokens, estimated at 153
         assert caught.value.retry_after_s > 0
         watched.go.set()
-        await first
+        await asyncio.gather(*first)
 
 
 async def test_a_call_larger_than_a_lane_is_computed_in_parts_that_fit(
@@ -74,7 +75,7 @@ async def test_a_call_larger_than_a_lane_is_computed_in_parts_that_fit(
         alone = [(await client.encode([text])).vectors[0] for text in texts[:7]]
         watched.server = server
         answer = await client.encode(texts, timeout_s=10)
-        assert max(watched.queued) <= 768
+        assert max(watched.queued) <= 96
         np.testing.assert_allclose(answer.vectors, np.stack([alone[n % 7] for n in range(50)]), atol=1e-5)
         assert answer.model_version == tiny_checkpoint.version
 

@@ -1,9 +1,10 @@
 """Admission control: a semaphore in tokens for each lane, and the cost model that forecasts waiting times.
 
-A call is admitted as a whole or refused with RESOURCE_EXHAUSTED and a retry delay. It is refused when its lane is full
-or others wait in it, or early, when the cost model says that its deadline cannot be met. A batch of a stream waits a
-while for room first; its sender stops reading meanwhile. A call enters with an estimate and is judged again when its
-tokens are counted. One that is larger than its lane holds the whole lane, and is computed in parts of that size.
+A call is admitted as a whole or refused with RESOURCE_EXHAUSTED and a retry delay. It is refused when its lane is full,
+others wait in it, or its caller would hold more of it than is left free for the others (a dynamic threshold, Choudhury
+and Hahne 1998); or early, when the cost model says that its deadline cannot be met. A batch of a stream waits a while
+for room first; its sender stops reading meanwhile. A call enters with an estimate and is judged again when its tokens
+are counted. One with more than a `PARTS`th of its lane holds so much, and is computed in parts of that size.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NoReturn
@@ -23,12 +24,15 @@ from services.encoder.runtime.runners import Runner
 
 CPU_QUEUED_TOKENS, GPU_QUEUED_TOKENS = 32_768, 1_048_576  # by default: seconds of work for either
 BULK_SHARE = 0.25  # of the tokens; enough to keep the workers busy
+PARTS = 8  # of a lane; a call holds one at most
 MIN_RETRY_S = 0.05
 DECAY = 0.98  # the factor by which a batch's weight shrinks with each later batch
 ENOUGH = 16  # batches before the fit is believed
 MIN_SPREAD = 1e-6
 OUTLIER = 8.0  # times the forecast
 FRESH_S = 2.0
+
+Flow = tuple[str, type[Runner] | None]  # a caller and a kind of work, which share a part of a lane
 
 
 class Admission:
@@ -39,9 +43,10 @@ class Admission:
         bulk = int(queued_tokens * BULK_SHARE)
         self._limits: dict[Lane, int] = {"interactive": queued_tokens - bulk, "bulk": bulk}
         self._held: dict[Lane, int] = dict.fromkeys(LANES, 0)
+        self._flows: dict[Lane, Counter[Flow]] = {lane: Counter() for lane in LANES}
         for lane in LANES:
             metrics.queued_tokens.labels(lane).set_function(functools.partial(self._held.__getitem__, lane))
-        self._waiting: dict[Lane, deque[tuple[int, asyncio.Future[None]]]] = {lane: deque() for lane in LANES}
+        self._waiting: dict[Lane, deque[tuple[Hold, int, asyncio.Future[None]]]] = {lane: deque() for lane in LANES}
 
     @asynccontextmanager
     async def admitted(
@@ -50,82 +55,91 @@ class Admission:
         tokens: int,
         deadline: float | None,
         patience_s: float = 0.0,
+        caller: str = "",
         kind: type[Runner] | None = None,
     ) -> AsyncIterator[Hold]:
         """Holds the tokens of a call for the block. With `patience_s` it waits for room, first come, first served.
 
-        `kind` is the class of the runner that computes it. Raises Overloaded, or DeadlineExceeded for a deadline that
-        even an idle encoder cannot meet.
+        Calls of one `caller` share a part of the lane; `kind` is the class of the runner that computes them. Raises
+        Overloaded, or DeadlineExceeded for a deadline that even an idle encoder cannot meet.
         """
-        hold = Hold(self, lane, patience_s, self._cost if kind is None else self._cost.of(kind))
+        hold = Hold(self, lane, patience_s, (caller, kind), self._cost if kind is None else self._cost.of(kind))
         try:
             await hold.resize(tokens, deadline)
             yield hold
         finally:
-            self._held[lane] -= hold.tokens
+            self._set(hold, 0)
             self._wake(lane)
 
-    def limit(self, lane: Lane) -> int:
-        """Returns the tokens that a lane holds at most."""
-        return self._limits[lane]
+    def part(self, lane: Lane) -> int:
+        """Returns the tokens that a call holds at most, of which its next part is to be made."""
+        return self._limits[lane] // PARTS
 
     async def resize(self, hold: Hold, tokens: int, deadline: float | None) -> None:
-        """Lets a call hold that many tokens, or its whole lane if that is less. Raises as `admitted`."""
-        lane, held = hold.lane, min(tokens, self._limits[hold.lane])
+        """Lets a call hold that many tokens, or a part of its lane if that is less. Raises as `admitted`."""
+        lane, held = hold.lane, min(tokens, self.part(hold.lane))
         more = held - hold.tokens
         must_line_up = more > 0 and bool(self._waiting[lane])
-        if self._has_room(lane, more) and not must_line_up:
-            self._held[lane] += more
+        if self._has_room(hold, more) and not must_line_up:
+            self._set(hold, held)
         else:
             if not hold.patience_s:
-                self._refuse(lane, more)
-            self._held[lane] -= hold.tokens  # two calls that wait for each other's tokens would wait in vain
-            hold.tokens = 0
-            if not await self._wait_in_line(lane, held, hold.patience_s):
-                self._refuse(lane, held)
-        hold.tokens = held
+                self._refuse(hold, more)
+            self._set(hold, 0)  # two calls that wait for each other's tokens would wait in vain
+            if not await self._wait_in_line(hold, held):
+                self._refuse(hold, held)
         self._wake(lane)
         self._check_deadline(hold, tokens, deadline)
 
-    async def _wait_in_line(self, lane: Lane, tokens: int, patience_s: float) -> bool:
+    async def _wait_in_line(self, hold: Hold, tokens: int) -> bool:
         """Waits for room. Returns whether the tokens are held now."""
-        waiter = (tokens, asyncio.get_running_loop().create_future())
+        lane, waiter = hold.lane, (hold, tokens, asyncio.get_running_loop().create_future())
         self._waiting[lane].append(waiter)
         self._wake(lane)  # a call that lines up anew has let go of its tokens
         try:
-            async with asyncio.timeout(patience_s):
-                await waiter[1]
+            async with asyncio.timeout(hold.patience_s):
+                await waiter[2]
         except TimeoutError:
             pass
-        except asyncio.CancelledError:
-            if waiter[1].done() and not waiter[1].cancelled():
-                self._held[lane] -= tokens  # admitted, but cancelled before it could run
-            raise
         finally:
             if waiter in self._waiting[lane]:
                 self._waiting[lane].remove(waiter)
             self._wake(lane)
-        return waiter[1].done() and not waiter[1].cancelled()
+        return waiter[2].done() and not waiter[2].cancelled()
 
-    def _has_room(self, lane: Lane, tokens: int) -> bool:
-        return tokens <= 0 or self._held[lane] + tokens <= self._limits[lane]
+    def _set(self, hold: Hold, tokens: int) -> None:
+        flows, more = self._flows[hold.lane], tokens - hold.tokens
+        self._held[hold.lane] += more
+        flows[hold.flow] += more
+        if not flows[hold.flow]:
+            del flows[hold.flow]
+        hold.tokens = tokens
+
+    def _has_room(self, hold: Hold, more: int) -> bool:
+        """Whether a call may hold more: in the room left, and unless it waits for room, within its caller's share.
+
+        That share leaves room for as much again, so that a caller's large calls do not keep out the small ones.
+        """
+        left = self._limits[hold.lane] - self._held[hold.lane] - more
+        return more <= 0 or left >= (0 if hold.patience_s else self._flows[hold.lane][hold.flow] + 2 * more)
 
     def _wake(self, lane: Lane) -> None:
         """Admits waiters, the oldest first, while there is room. Their tokens are held from here on."""
         waiting = self._waiting[lane]
-        while waiting and (waiting[0][1].done() or self._has_room(lane, waiting[0][0])):
-            tokens, woken = waiting.popleft()
+        while waiting and (waiting[0][2].done() or self._has_room(waiting[0][0], waiting[0][1])):
+            hold, tokens, woken = waiting.popleft()
             if not woken.done():
-                self._held[lane] += tokens
+                self._set(hold, tokens)
                 woken.set_result(None)
 
-    def _refuse(self, lane: Lane, tokens: int) -> NoReturn:
+    def _refuse(self, hold: Hold, tokens: int) -> NoReturn:
         self._metrics.refused.labels("queue_full").inc()
-        held, limit = self._held[lane] + sum(waiting for waiting, _ in self._waiting[lane]), self._limits[lane]
-        retry_after_s = max(self._cost.queue_s(held + tokens - limit), MIN_RETRY_S)
+        lane, own = hold.lane, self._flows[hold.lane][hold.flow]
+        held, limit = self._held[lane] + sum(waiting for _, waiting, _ in self._waiting[lane]), self._limits[lane]
+        retry_after_s = max(self._cost.queue_s(held + own + 3 * tokens - limit), MIN_RETRY_S)
         raise Overloaded(
-            f"{held:,} tokens wait in the {lane} lane and {tokens:,} more are over its limit of {limit:,}; "
-            f"retry in {retry_after_s:.2f} s",
+            f"{held:,} tokens wait in the {lane} lane, {own:,} of them yours, and {tokens:,} more are over its limit "
+            f"of {limit:,}, or leave less for others than you hold; retry in {retry_after_s:.2f} s",
             reason="QUEUE_FULL",
             retry_after_s=retry_after_s,
         )
@@ -141,7 +155,7 @@ class Admission:
                 f"{tokens:,} tokens take about {alone_s:.2f} s here and the deadline is in {left_s:.2f} s; "
                 "allow more time or split the call"
             )
-        queue_s = self._cost.queue_s(self._ahead(hold.lane) - hold.tokens)
+        queue_s = self._cost.queue_s(self._ahead(hold, tokens))
         if queue_s + alone_s > left_s:
             self._metrics.refused.labels("deadline_unreachable").inc()
             raise Overloaded(
@@ -151,15 +165,19 @@ class Admission:
                 retry_after_s=max(queue_s, MIN_RETRY_S),
             )
 
-    def _ahead(self, lane: Lane) -> int:
-        return sum(self._held.values()) if lane == "bulk" else self._held[lane]
+    def _ahead(self, hold: Hold, tokens: int) -> int:
+        """Returns the tokens of others that go first: callers take turns, so of each no more than this one has."""
+        flows = self._flows[hold.lane]
+        mine = flows[hold.flow] - hold.tokens
+        others = sum(min(held, mine + tokens) for flow, held in flows.items() if flow != hold.flow)
+        return mine + others + (self._held["interactive"] if hold.lane == "bulk" else 0)
 
 
 class Hold:
     """The tokens that an admitted call holds in its lane. `cost` forecasts how long they take."""
 
-    def __init__(self, admission: Admission, lane: Lane, patience_s: float, cost: CostModel) -> None:
-        self._admission, self.lane, self.patience_s, self.cost = admission, lane, patience_s, cost
+    def __init__(self, admission: Admission, lane: Lane, patience_s: float, flow: Flow, cost: CostModel) -> None:
+        self._admission, self.lane, self.patience_s, self.flow, self.cost = admission, lane, patience_s, flow, cost
         self.tokens = 0
 
     async def resize(self, tokens: int, deadline: float | None) -> None:

@@ -255,9 +255,9 @@ class Batcher:
         self._workers = Workers(queues, workers, self._report, metrics.restarted)
 
     async def encode(
-        self, runner: Runner, texts: Sequence[Tokens], lane: Lane, deadline: float | None = None
+        self, runner: Runner, texts: Sequence[Tokens], lane: Lane, deadline: float | None = None, caller: str = ""
     ) -> CallRows:
-        """Computes the rows of texts (n) by `deadline` (time.monotonic()).
+        """Computes the rows of texts (n) by `deadline` (time.monotonic()), in the caller's part of the queue.
 
         Raises DeadlineExceeded when time runs out, Unavailable when the worker died, and errors of the model.
         """
@@ -265,7 +265,7 @@ class Batcher:
         if self._loop is None:
             self._loop = loop
             self._watch = loop.create_task(self._watch_workers())
-        call = Call(len(texts), runner.width, loop.create_future())
+        call = Call(len(texts), runner.width, loop.create_future(), caller)
         until = math.inf if deadline is None else deadline
         queued = time.monotonic()
         items = [Item(tokens, row, len(tokens.ids), call, until) for row, tokens in enumerate(texts)]

@@ -4,7 +4,7 @@
                    Versions          refuses: RetryInfo     loop or thread   refuses or waits   worker threads
 
 A call takes one version at its start and keeps it to the end, whatever is swapped meanwhile. One with more tokens than
-its lane is computed in parts, one after the other.
+a part of its lane is computed in such parts, one after the other, so that no more of it waits than it holds.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class EncodeCall:
     """Texts and how to encode them. `deadline_s` counts from now; None means no limit.
 
     `patient`: a batch of a stream, which waits a while for room instead of being refused at once. `name` is what
-    errors call the texts.
+    errors call the texts, `caller` with whom the call shares a part of its lane.
     """
 
     texts: Sequence[str]
@@ -54,6 +54,7 @@ class EncodeCall:
     deadline_s: float | None = None
     patient: bool = False
     name: str = "texts"
+    caller: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class ScoreCall:
     precision: str = ""
     deadline_s: float | None = None
     first_of_ensemble: bool = False
+    caller: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class AnalogyCall:
     selection: Selection = field(default_factory=Selection)
     truncate: bool = False
     deadline_s: float | None = None
+    caller: str = ""
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,7 @@ class _PreparedCall:
     count: int
     estimate: int
     characters: int
+    caller: str
     lane: Lane = "interactive"
     patience_s: float = 0.0
 
@@ -157,6 +161,7 @@ class Encoder:
             len(texts),
             _estimate(map(len, texts), model),
             sum(map(len, texts)),
+            call.caller,
             call.lane,
             STREAM_PATIENCE_S if call.patient else 0.0,
         )
@@ -184,7 +189,8 @@ class Encoder:
             lambda: model.tokenization.pairs(call.query, call.premises, truncate=call.truncate),
             len(call.premises),
             _estimate((len(call.query) + len(premise) for premise in call.premises), model),
-            sum(map(len, call.premises)) + len(call.premises) * len(call.query),
+            sum(map(len, call.premises)) + len(call.query),
+            call.caller,
         )
         return replace(await self._run(prepared, started, call.deadline_s), ensemble=ensemble)
 
@@ -214,7 +220,14 @@ class Encoder:
         premises = [*call.premises, *(premise for _, premise in call.prototypes)]
         first = await self.encode(
             EncodeCall(
-                queries, "query", call.selection, call.truncate, FLOAT32, deadline_s=call.deadline_s, name="queries"
+                queries,
+                "query",
+                call.selection,
+                call.truncate,
+                FLOAT32,
+                deadline_s=call.deadline_s,
+                name="queries",
+                caller=call.caller,
             )
         )
         left = None if call.deadline_s is None else started + call.deadline_s - time.monotonic()
@@ -226,6 +239,7 @@ class Encoder:
                 call.truncate,
                 deadline_s=left,
                 name="premises",
+                caller=call.caller,
             )
         )
         count = len(call.premises)
@@ -253,6 +267,7 @@ class Encoder:
                 prepared.estimate,
                 deadline,
                 prepared.patience_s,
+                prepared.caller,
                 type(prepared.model.runners[prepared.precision]),
             ) as hold:
                 tokenizing = time.monotonic()
@@ -277,11 +292,11 @@ class Encoder:
         )
 
     async def _compute(self, prepared: _PreparedCall, texts: Sequence[Tokens], deadline: float | None) -> CallRows:
-        """Computes the rows of texts in parts that fit into the lane, and tells the breaker how it went."""
-        model, precision, lane = prepared.model, prepared.precision, prepared.lane
-        parts = _parts(texts, self._admission.limit(lane))
+        """Computes the rows of texts in parts of what a call holds, and tells the breaker how it went."""
+        model, precision, lane, caller = prepared.model, prepared.precision, prepared.lane, prepared.caller
+        runner, parts = model.runners[precision], _parts(texts, self._admission.part(lane))
         try:
-            done = [await self._batcher.encode(model.runners[precision], part, lane, deadline) for part in parts]
+            done = [await self._batcher.encode(runner, part, lane, deadline, caller) for part in parts]
         except AeencError as error:
             self._breaker.failed(model, precision, error)
             raise

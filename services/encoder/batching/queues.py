@@ -1,14 +1,17 @@
 """Queues of the texts that wait for a worker, one for each lane and runner, cut into batches by a token budget.
 
-Texts are sorted by length within a bounded window, which keeps padding small. The queue hands out every batch of a
-window before it cuts the next one, so no text starves. Runners take turns, so a batch never mixes versions. While both
-lanes have work, bulk gets one batch in `BULK_TURN`. Texts that are cancelled or out of time are dropped here. This
-module starts no thread and reads no clock.
+Callers share a queue fairly, by tokens: each text has a start on a clock of tokens served, and the least goes first
+(start-time fair queueing, Goyal et al. 1996). So the first text of somebody with nothing in the queue goes next,
+however much others have there. Texts are sorted by length within a bounded window, which keeps padding small. Runners
+take turns, so a batch never mixes versions. While both lanes have work, bulk gets one batch in `BULK_TURN`. Texts that
+are cancelled or out of time are dropped here. This module starts no thread and reads no clock.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import math
 from collections import OrderedDict, deque
 from collections.abc import Sequence
@@ -28,16 +31,21 @@ CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 256, 32_768
 GPU_WORKERS = 2  # one prepares its batch while the other's is computed
 WINDOW_BATCHES = 8
 BULK_TURN = 8
+CALL_TOKENS = 32  # of a call, at most, before its caller's next one starts: about a text
 WELL_FILLED = 0.35  # of the token budget: a batch this full is closed before a longer text
 MIN_SPLIT = 4  # below this many texts, two workers cost more than they save
 
 
 class Call:
-    """One call's texts in the queue. `left` rows are missing; `dead` tells the queue to drop the texts that wait."""
+    """One call's texts in the queue. `left` rows are missing; `dead` tells the queue to drop the texts that wait.
 
-    __slots__ = ("dead", "done", "ended", "left", "rows", "started")
+    Calls with the same `caller` share one part of the queue.
+    """
 
-    def __init__(self, count: int, width: int, done: asyncio.Future[None]) -> None:
+    __slots__ = ("caller", "dead", "done", "ended", "left", "rows", "started")
+
+    def __init__(self, count: int, width: int, done: asyncio.Future[None], caller: str = "") -> None:
+        self.caller = caller
         self.rows = np.empty((count, width), dtype=np.float32)
         self.left = count
         self.done = done
@@ -89,7 +97,7 @@ class Queues:
         queue = self._lanes[lane].get(runner)
         if queue is None:
             queue = self._lanes[lane][runner] = _Queue()
-        queue.waiting.extend(items)
+        queue.put(items)
 
     def take(self, now: float) -> tuple[Runner, Batch] | None:
         """Takes the next batch and the runner that computes it; None when nothing waits."""
@@ -110,7 +118,7 @@ class Queues:
         queues = [queue for lane in self._lanes.values() for queue in lane.values()]
         for lane in self._lanes.values():
             lane.clear()
-        return [item for queue in queues for batch in (*queue.batches, queue.waiting) for item in batch]
+        return [item for queue in queues for batch in (*queue.batches, queue.all_waiting()) for item in batch]
 
     def dropped(self) -> list[tuple[Item, bool]]:
         """Returns the texts dropped since the last call, and whether each expired (otherwise its caller is gone)."""
@@ -127,15 +135,17 @@ class Queues:
         return "bulk" if bulk else None
 
     def _next_batch(self, runner: Runner, queue: _Queue, now: float) -> Batch:
-        if not queue.batches:
+        in_window = bool(queue.batches)
+        if not in_window:
+            queue.forget_callers()
+        if not in_window or queue.has_newcomers:
             window: Batch = []
             tokens = 0
-            while queue.waiting and self._has_room(window, tokens, runner):
-                item = queue.waiting.popleft()
+            while self._has_room(window, tokens, runner) and (item := queue.next(newcomer=in_window)):
                 if self._is_alive(item, now):
                     window.append(item)
                     tokens += item.length
-            queue.batches.extend(self._cut(window, runner))
+            queue.batches.extendleft(reversed(self._cut(window, runner)))
         if not queue.batches:
             return []
         return [item for item in queue.batches.popleft() if self._is_alive(item, now)]
@@ -145,9 +155,7 @@ class Queues:
 
     def _has_room(self, window: Batch, tokens: int, runner: Runner) -> bool:
         batch_items, batch_tokens = self._bounds_of(runner)
-        if batch_items:
-            return len(window) < WINDOW_BATCHES * batch_items
-        return tokens < WINDOW_BATCHES * batch_tokens
+        return tokens < WINDOW_BATCHES * batch_tokens and not 0 < batch_items * WINDOW_BATCHES <= len(window)
 
     def _cut(self, window: Batch, runner: Runner) -> list[Batch]:
         """Sorts a window by length and cuts it where a batch is full, or well filled before a longer text."""
@@ -181,14 +189,48 @@ class Queues:
 
 
 class _Queue:
-    """The texts for one runner in one lane: those that wait, and the batches of the window already cut."""
+    """The texts for one runner in one lane: those that wait, and the batches of the window already cut.
 
-    __slots__ = ("batches", "waiting")
+    The clock counts tokens served. A call starts where its caller's call before it ends, or now; the caller's next one
+    waits for `CALL_TOKENS` of it at most: a caller may be a service, whose large calls must not hold up its small ones.
+    """
+
+    __slots__ = ("_clock", "_count", "_ends", "_waiting", "batches")
 
     def __init__(self) -> None:
-        self.waiting: deque[Item] = deque()
+        self._clock = 0  # the start of the text taken last
+        self._ends: dict[str, int] = {}  # where a caller's next call starts, unless the clock is past that
+        self._waiting: list[tuple[int, int, Item]] = []  # a heap: start, order of coming, text
+        self._count = itertools.count()
         self.batches: deque[Batch] = deque()
 
     @property
     def is_empty(self) -> bool:
-        return not self.waiting and not self.batches
+        return not self._waiting and not self.batches
+
+    @property
+    def has_newcomers(self) -> bool:
+        """Whether a text waits that starts no later than the window that is being handed out."""
+        return bool(self._waiting) and self._waiting[0][0] <= self._clock
+
+    def put(self, items: Sequence[Item]) -> None:
+        caller = items[0].call.caller
+        begins = start = max(self._clock, self._ends.get(caller, 0))
+        for item in items:
+            heapq.heappush(self._waiting, (start, next(self._count), item))
+            start += item.length
+        self._ends[caller] = min(start, begins + CALL_TOKENS)
+
+    def next(self, *, newcomer: bool) -> Item | None:
+        """Takes the text that starts first, or only a newcomer's; None when there is none."""
+        if not self._waiting or (newcomer and not self.has_newcomers):
+            return None
+        self._clock, _, item = heapq.heappop(self._waiting)
+        return item
+
+    def forget_callers(self) -> None:
+        """Forgets the callers whose next call would start now."""
+        self._ends = {caller: end for caller, end in self._ends.items() if end > self._clock}
+
+    def all_waiting(self) -> Batch:
+        return [item for _, _, item in self._waiting]

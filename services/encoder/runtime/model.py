@@ -125,7 +125,10 @@ class Tokenization:
         alone = len(self._tokenizer.encode(query).ids)
         if alone >= self.max_tokens:
             raise InvalidArgument.field("query", f"{alone} tokens leave no room of the model's {self.max_tokens}")
-        encodings: Any = self._tokenizer.encode_batch_fast([(query, premise) for premise in premises])
+        # The query once: a word of 16,000 letters is few tokens and much work, and there may be 1,024 premises.
+        first = self._tokenizer.encode(query, add_special_tokens=False)
+        seconds = self._tokenizer.encode_batch_fast(list(premises), add_special_tokens=False)
+        encodings = [self._tokenizer.post_process(first, second) for second in seconds]
         return self._cut([Tokens(encoding.ids, encoding.type_ids) for encoding in encodings], "premises", truncate)
 
     def _cut(self, tokens: list[Tokens], field: str, truncate: bool) -> TokenBatch:

@@ -91,7 +91,7 @@ class QueryEncoder:
     ) -> None:
         self._client, self._timeout_s, self._on_change = client, timeout_s, on_change
         self._queue = QueueLimit(max_queued, "texts wait for the encoder")
-        self._queues: dict[EncodeKey, _Queue] = {}
+        self._queues: dict[tuple[EncodeKey, bool], _Queue] = {}  # calls of several texts hold up none of one
 
     async def encode(
         self, texts: Sequence[str], key: EncodeKey, *, request_id: str = "", left_s: float | None = None
@@ -110,10 +110,11 @@ class QueryEncoder:
         timeout_s = self._timeout_s if left_s is None else min(self._timeout_s, left_s * ANSWER_SHARE)
         deadline = time.monotonic() + timeout_s
         asked = _EncodeRequest(tuple(texts), request_id, deadline, asyncio.get_running_loop().create_future())
-        queue = self._queues.setdefault(key, _Queue())
+        name = (key, len(texts) > 1)
+        queue = self._queues.setdefault(name, _Queue())
         queue.waiting.append(asked)
         if len(queue.senders) < WINDOW:
-            sender = asyncio.create_task(self._send(key, queue))
+            sender = asyncio.create_task(self._send(name, queue))
             queue.senders.add(sender)
             sender.add_done_callback(queue.senders.discard)
         try:
@@ -140,13 +141,13 @@ class QueryEncoder:
             task.cancel()
         await asyncio.gather(*senders, return_exceptions=True)
 
-    async def _send(self, key: EncodeKey, queue: _Queue) -> None:
+    async def _send(self, name: tuple[EncodeKey, bool], queue: _Queue) -> None:
         while batch := _next(queue.waiting):
-            await self._encode(key, batch)
+            await self._encode(name[0], batch)
         # At once: until the loop runs the task's callbacks, a new text would rely on this task.
         queue.senders.discard(asyncio.current_task())
-        if not queue.senders and self._queues.get(key) is queue:
-            del self._queues[key]
+        if not queue.senders and self._queues.get(name) is queue:
+            del self._queues[name]
 
     async def _encode(self, key: EncodeKey, batch: list[_EncodeRequest]) -> None:
         try:

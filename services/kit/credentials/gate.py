@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from aeenc import errors
 from services.kit.call import CALL
@@ -263,6 +264,13 @@ class Gate:
 
 
 _TOKEN, _ADMIN_TOKEN = Caller("token"), Caller("admin-token")
+_SHARED = {ANYBODY, _TOKEN, _ADMIN_TOKEN}  # many people and processes call by these
+
+
+def origin(context: Any) -> str:
+    """Returns with whom a call shares what each caller has a part of: its named credential, else its connection."""
+    found = caller()
+    return str(context.peer()) if found in _SHARED else found.name
 
 
 def _same(sent: str, known: str | None) -> bool:

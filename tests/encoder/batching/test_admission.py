@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -29,22 +30,61 @@ def known_cost(seconds_a_token: float, fixed_s: float = 0.0, workers: int = 1) -
 
 async def test_a_full_lane_refuses_the_whole_call_with_a_delay_and_leaves_the_other_lane_open():
     gate = admission(4000)  # 3,000 interactive, 1,000 bulk
-    async with AsyncExitStack() as held:
-        await held.enter_async_context(gate.admitted("interactive", 2000, None))
-        with pytest.raises(Overloaded, match=r"2,000 tokens wait .* 1,500 more are over its limit of 3,000") as caught:
-            await held.enter_async_context(gate.admitted("interactive", 1500, None))
+    async with AsyncExitStack() as stack:
+        for caller in "abcdef":
+            await stack.enter_async_context(gate.admitted("interactive", 370, None, caller=caller))
+        message = r"2,220 tokens wait .* 0 of them yours, and 370 more are over its limit of 3,000"
+        with pytest.raises(Overloaded, match=message) as caught:
+            await stack.enter_async_context(gate.admitted("interactive", 370, None, caller="g"))
         assert caught.value.retry_after_s > 0
-        await held.enter_async_context(gate.admitted("interactive", 1000, None))
-        await held.enter_async_context(gate.admitted("bulk", 1000, None))
-    async with gate.admitted("interactive", 3000, None):
-        pass
+        await stack.enter_async_context(gate.admitted("interactive", 250, None, caller="g"))
+        await stack.enter_async_context(gate.admitted("bulk", 125, None))
 
 
-async def test_a_call_larger_than_its_lane_is_admitted_when_the_lane_is_empty():
+async def test_a_caller_holds_no_more_of_a_lane_than_is_left_for_the_others():
     gate = admission(4000)
-    async with gate.admitted("interactive", 50_000, None):
-        with pytest.raises(Overloaded):
-            await gate.admitted("interactive", 1, None).__aenter__()
+    async with AsyncExitStack() as stack:
+        for _ in range(3):
+            await stack.enter_async_context(gate.admitted("interactive", 370, None, caller="a"))
+        with pytest.raises(Overloaded, match=r"1,110 tokens wait .* 1,110 of them yours"):
+            await stack.enter_async_context(gate.admitted("interactive", 370, None, caller="a"))
+        await stack.enter_async_context(gate.admitted("interactive", 100, None, caller="a"))  # a small one
+        await stack.enter_async_context(gate.admitted("interactive", 370, None, caller="a", kind=PairRunner))
+        await stack.enter_async_context(gate.admitted("interactive", 370, None, caller="b"))
+
+
+async def test_there_is_room_for_a_newcomer_however_many_callers_take_all_that_they_get():
+    gate, refused = admission(4000), set[str]()
+    callers = [str(n) for n in range(20)]
+    async with AsyncExitStack() as held:
+        while len(refused) < len(callers):
+            for caller in callers:
+                try:
+                    await held.enter_async_context(gate.admitted("interactive", 20, None, caller=caller))
+                except Overloaded:
+                    refused.add(caller)
+        await held.enter_async_context(gate.admitted("interactive", 50, None, caller="newcomer"))
+
+
+async def test_a_forecast_counts_of_other_callers_what_goes_first_when_they_take_turns():
+    gate = admission(100_000, known_cost(0.001))
+    async with AsyncExitStack() as held:
+        for caller in "abc":
+            await held.enter_async_context(gate.admitted("interactive", 5000, None, caller=caller))
+        in_a_second = time.monotonic() + 1
+        await held.enter_async_context(gate.admitted("interactive", 100, in_a_second, caller="d"))
+        with pytest.raises(Overloaded, match="would be done in about"):
+            await held.enter_async_context(gate.admitted("interactive", 100, in_a_second, caller="a"))
+
+
+async def test_a_call_larger_than_its_lane_holds_a_part_of_it():
+    gate = admission(4000)
+    async with gate.admitted("interactive", 50_000, None) as hold:
+        assert hold.tokens == gate.part("interactive") == 375
+        await hold.resize(40_000, None)
+        assert hold.tokens == 375
+        async with gate.admitted("interactive", 370, None):
+            pass
 
 
 async def test_a_deadline_that_the_queue_cannot_meet_is_refused_before_any_work():
@@ -107,36 +147,46 @@ def test_the_fit_finds_the_line_and_follows_a_machine_that_slows_down():
     assert cost.queue_s(1000) == pytest.approx(6.0, rel=0.05)
 
 
+@asynccontextmanager
+async def held(gate: Admission, *tokens: int) -> AsyncIterator[None]:
+    """Holds so many tokens of the bulk lane by a stream's batches, for the block."""
+    async with AsyncExitStack() as stack:
+        for each in tokens:
+            await stack.enter_async_context(gate.admitted("bulk", each, None, 20))
+        yield
+
+
 async def test_streams_wait_for_room_in_the_order_of_coming():
     gate, entered = admission(4000), []
 
     async def batch(name: str) -> None:
-        async with gate.admitted("bulk", 600, None, 20):
+        async with gate.admitted("bulk", 125, None, 20):
             entered.append(name)
             await asyncio.sleep(0.02)
 
-    await asyncio.gather(*(batch(str(n)) for n in range(5)))
+    async with held(gate, *[125] * 7):
+        await asyncio.gather(*(batch(str(n)) for n in range(5)))
     assert entered == ["0", "1", "2", "3", "4"]
 
 
 async def test_a_stream_that_waits_in_vain_is_refused_like_any_call():
     gate = admission(4000)
-    async with gate.admitted("bulk", 900, None):
+    async with held(gate, *[125] * 7, 75):
         started = time.monotonic()
         with pytest.raises(Overloaded):
-            await gate.admitted("bulk", 600, None, 0.1).__aenter__()
+            await gate.admitted("bulk", 100, None, 0.1).__aenter__()
         assert 0.08 < time.monotonic() - started < 20
-    async with gate.admitted("bulk", 1000, None):
+    async with held(gate, *[125] * 8):
         pass
 
 
 async def test_a_call_without_patience_does_not_overtake_a_stream_that_waits():
     gate, entered = admission(4000), []
-    async with gate.admitted("bulk", 900, None):
-        waiting = asyncio.create_task(enter(gate, 600, entered))
+    async with held(gate, *[125] * 7, 75):
+        waiting = asyncio.create_task(enter(gate, 100, entered))
         await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match=r"1,500 tokens wait in the bulk lane and 50 more are over its limit"):
-            await gate.admitted("bulk", 50, None).__aenter__()
+        with pytest.raises(Overloaded, match=r"1,050 tokens wait in the bulk lane, .* and 5 more are over its limit"):
+            await gate.admitted("bulk", 5, None, caller="other").__aenter__()
         async with gate.admitted("interactive", 50, None):
             pass
     await waiting
@@ -152,31 +202,40 @@ async def enter(gate: Admission, tokens: int, entered: list[int]) -> None:
 
 async def test_a_waiter_that_is_cancelled_lets_the_next_in():
     gate, entered = admission(4000), []
-    async with gate.admitted("bulk", 900, None):
-        first = asyncio.create_task(enter(gate, 601, entered))
-        second = asyncio.create_task(enter(gate, 602, entered))
+    async with held(gate, *[125] * 7, 75):
+        first = asyncio.create_task(enter(gate, 101, entered))
+        second = asyncio.create_task(enter(gate, 102, entered))
         await asyncio.sleep(0)
         first.cancel()
     await asyncio.wait_for(second, 20)
-    assert entered == [602]
-    async with gate.admitted("bulk", 1000, None):
+    assert entered == [102]
+    async with held(gate, *[125] * 8):
+        pass
+
+
+async def test_a_waiter_that_is_cancelled_as_it_is_let_in_gives_its_tokens_back():
+    gate, entered = admission(4000), []
+    async with held(gate, *[125] * 7, 75):
+        waiting = asyncio.create_task(enter(gate, 100, entered))
+        await asyncio.sleep(0)
+    waiting.cancel()  # it holds its tokens and has not run
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert entered == []
+    async with held(gate, *[125] * 8):
         pass
 
 
 async def test_room_that_was_promised_to_a_waiter_is_nobody_elses():
     gate, entered = admission(4000), []
-    held = gate.admitted("bulk", 500, None)
-    other = gate.admitted("bulk", 500, None)
-    await held.__aenter__()
-    await other.__aenter__()
-    waiting = [asyncio.create_task(enter(gate, 900, entered)), asyncio.create_task(enter(gate, 100, entered))]
-    await asyncio.sleep(0)
-    await held.__aexit__(None, None, None)
-    await other.__aexit__(None, None, None)  # two releases in one turn of the loop
-    with pytest.raises(Overloaded):
-        await gate.admitted("bulk", 200, None).__aenter__()
-    await asyncio.gather(*waiting)
-    assert sorted(entered) == [100, 900]
+    async with held(gate, *[125] * 4):
+        async with held(gate, *[125] * 4):
+            waiting = [asyncio.create_task(enter(gate, 100 + n, entered)) for n in range(2)]
+            await asyncio.sleep(0)
+        with pytest.raises(Overloaded):  # two releases in one turn of the loop
+            await gate.admitted("bulk", 100, None, caller="other").__aenter__()
+        await asyncio.gather(*waiting)
+    assert sorted(entered) == [100, 101]
 
 
 async def test_one_absurdly_slow_batch_does_not_close_the_door(monkeypatch):
@@ -194,24 +253,14 @@ async def test_one_absurdly_slow_batch_does_not_close_the_door(monkeypatch):
 
 async def test_what_a_call_holds_follows_its_tokens_once_they_are_counted():
     gate = admission(4000)
-    async with gate.admitted("interactive", 2000, None) as hold:
-        await hold.resize(500, None)
-        async with gate.admitted("interactive", 2500, None):
-            with pytest.raises(Overloaded, match="1 more are over its limit of 3,000"):
-                await hold.resize(501, None)
-        await hold.resize(3000, None)
-    async with gate.admitted("interactive", 3000, None):
-        pass
-
-
-async def test_no_call_holds_more_than_its_lane():
-    gate = admission(4000)
-    async with gate.admitted("interactive", 50_000, None) as hold:
-        assert hold.tokens == 3000
-        with pytest.raises(Overloaded):
-            await gate.admitted("interactive", 1, None).__aenter__()
-        await hold.resize(40_000, None)
-        assert hold.tokens == 3000
+    async with gate.admitted("interactive", 350, None, caller="a") as hold:
+        await hold.resize(50, None)
+        async with AsyncExitStack() as others:
+            for caller in "bcdefg":
+                await others.enter_async_context(gate.admitted("interactive", 350, None, caller=caller))
+            with pytest.raises(Overloaded, match="300 more are over its limit of 3,000"):
+                await hold.resize(350, None)
+        await hold.resize(370, None)
 
 
 async def test_patient_calls_that_all_prove_larger_are_let_in_one_after_the_other():
@@ -223,19 +272,18 @@ async def test_patient_calls_that_all_prove_larger_are_let_in_one_after_the_othe
             await hold.resize(tokens, None)
             entered.append(tokens)
 
-    await asyncio.wait_for(asyncio.gather(*(call(300, 900 + n) for n in range(3))), 20)
-    assert entered == [900, 901, 902]
+    async with held(gate, *[125] * 7):
+        await asyncio.wait_for(asyncio.gather(*(call(40, 100 + n) for n in range(3))), 20)
+    assert entered == [100, 101, 102]
 
 
 async def test_a_patient_call_that_proves_larger_waits_for_the_room():
     gate = admission(4000)
-    async with gate.admitted("bulk", 300, None, 20) as hold:
-        other = gate.admitted("bulk", 700, None)
-        await other.__aenter__()
-        growing = asyncio.create_task(hold.resize(800, None))
-        await asyncio.sleep(0)
-        assert not growing.done()
-        await other.__aexit__(None, None, None)
+    async with gate.admitted("bulk", 20, None, 20) as hold:
+        async with held(gate, *[125] * 7, 100):
+            growing = asyncio.create_task(hold.resize(120, None))
+            await asyncio.sleep(0)
+            assert not growing.done()
         await asyncio.wait_for(growing, 20)
-    async with gate.admitted("bulk", 1000, None):
+    async with held(gate, *[125] * 8):
         pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from types import SimpleNamespace
 
 from services.encoder.batching.queues import BULK_TURN, WINDOW_BATCHES, Item, Queues
@@ -16,8 +17,12 @@ class Runner:
         self.pads = pads
 
 
+def a_call(caller=""):
+    return SimpleNamespace(dead=False, caller=caller)
+
+
 def items(lengths, call=None, deadline=math.inf):
-    call = call or SimpleNamespace(dead=False)
+    call = call or a_call()
     return [Item(Tokens([1] * n), row, n, call, deadline) for row, n in enumerate(lengths)]
 
 
@@ -90,7 +95,7 @@ def test_bulk_gets_one_batch_in_eight_while_people_wait_and_all_when_nobody_does
 
 def test_what_is_cancelled_or_out_of_time_is_dropped_even_after_its_window_was_cut():
     waiting, runner = queues(batch_items=2), Runner()
-    gone, late, fine = SimpleNamespace(dead=False), SimpleNamespace(dead=False), SimpleNamespace(dead=False)
+    gone, late, fine = a_call(), a_call(), a_call()
     waiting.put("interactive", runner, items([3], fine))
     waiting.put("interactive", runner, [*items([4, 4], fine), *items([5], gone), *items([6], late, deadline=10.0)])
     assert waiting.take(0.0) is not None  # the window is cut now
@@ -129,4 +134,51 @@ def test_a_window_without_a_limit_of_texts_is_bounded_by_tokens():
     waiting.put("bulk", Runner(), items([10] * 500))
     _, first = waiting.take(0.0) or (None, [])
     [queue] = waiting._lanes["bulk"].values()
-    assert (len(first), len(queue.waiting)) == (10, 500 - WINDOW_BATCHES * 10)
+    assert (len(first), len(queue.all_waiting())) == (10, 500 - WINDOW_BATCHES * 10)
+
+
+def callers_of(batches):
+    return [[item.call.caller for item in batch] for _, batch in batches]
+
+
+def test_somebody_with_nothing_in_the_queue_goes_next_however_much_others_have_there():
+    waiting, runner = queues(), Runner()
+    for caller in "abc":
+        waiting.put("interactive", runner, items([10] * 200, a_call(caller)))
+    for _ in range(3):
+        assert waiting.take(0.0) is not None
+    waiting.put("interactive", runner, items([10], a_call("d")))
+    waiting.put("interactive", runner, items([10], a_call("e")))
+    assert callers_of([waiting.take(0.0)]) == [["d", "e"]], "in one batch"
+
+
+def test_callers_share_a_queue_by_tokens_whatever_the_length_of_their_texts_and_calls():
+    waiting, runner = queues(batch_items=1), Runner()
+    waiting.put("interactive", runner, items([40] * 50, a_call("long")))
+    for _ in range(200):
+        waiting.put("interactive", runner, items([10], a_call("short")))
+    served = Counter()
+    for _ in range(WINDOW_BATCHES * 10):
+        _, [item] = waiting.take(0.0)
+        served[item.call.caller] += item.length
+    assert abs(served["long"] - served["short"]) <= 80
+
+
+def test_a_small_call_of_the_same_caller_waits_for_no_more_than_a_batch_of_a_large_one():
+    waiting, runner = queues(batch_items=0, batch_tokens=100), Runner()
+    large, small = a_call("index"), a_call("index")
+    waiting.put("interactive", runner, items([10] * 500, large))
+    waiting.put("interactive", runner, items([10], small))
+    window = [batch for _, batch in (waiting.take(0.0) for _ in range(WINDOW_BATCHES))]
+    assert any(item.call is small for batch in window for item in batch)
+
+
+def test_who_comes_again_and_again_with_one_text_does_not_starve_a_large_call():
+    waiting, runner = queues(batch_items=1), Runner()
+    waiting.put("interactive", runner, items([10] * 20, a_call("large")))
+    served = Counter()
+    while served["large"] < 20:
+        waiting.put("interactive", runner, items([10], a_call("small")))
+        _, [item] = waiting.take(0.0)
+        served[item.call.caller] += 1
+    assert served["small"] <= 40

@@ -15,7 +15,7 @@ from aeenc.v1 import encoder_pb2, index_pb2
 from services.corpus.generation import open_generation
 from services.index.lexical.bm25 import LexicalIndex
 from services.index.ranking import ranker
-from services.index.ranking.encoding import WINDOW, EncodeKey, QueryEncoder, QueryVectors
+from services.index.ranking.encoding import TOGETHER, WINDOW, EncodeKey, QueryEncoder, QueryVectors
 from services.index.ranking.fusion import fuse
 from services.index.ranking.prior import FILE, Hypotheses, Prior
 from services.index.values import Explanation
@@ -301,6 +301,25 @@ async def test_texts_of_concurrent_calls_go_to_the_encoder_together_and_come_bac
     assert [one[0][0].text for one in found] == [FACTS[n % 10] for n in range(64)]
     assert len(encoder.servicer.requests) < 32  # a dozen on an idle machine
     assert sum(len(request.texts) for request in encoder.servicer.requests) == 64
+
+
+@pytest.mark.parametrize("texts", [2, TOGETHER + 1])
+async def test_a_call_of_one_text_waits_for_none_of_several_at_the_encoder(built, encoder, texts):
+    several, held = [f"fact {n}" for n in range(texts)], asyncio.Event()
+    original = encoder.servicer._encode
+
+    async def encode(request, context):
+        if len(request.texts) > 1:
+            await held.wait()
+        return await original(request, context)
+
+    encoder.servicer._encode = encode
+    calls = [asyncio.ensure_future(built.client.retrieve("science", several, k=1)) for _ in range(WINDOW + 1)]
+    await asyncio.sleep(0.1)
+    assert len((await built.client.retrieve("science", ["ice"], k=1, timeout_s=5))[0]) == 1
+    assert not any(call.done() for call in calls)
+    held.set()
+    assert {len(found.results) for found in await asyncio.gather(*calls)} == {texts}
 
 
 async def test_a_text_that_comes_just_as_all_calls_to_the_encoder_have_ended_is_encoded():
