@@ -228,7 +228,7 @@ BREAKS = (
         f"{TRAINER}/registry/quality_gate.py",
         "if p_value < SIGNIFICANCE:",
         "if False:",
-        "trainer/registry/test_publishing.py::test_a_measurably_worse_checkpoint_needs_force",
+        "trainer/registry/test_quality_gate.py::test_a_measurably_worse_checkpoint_needs_force",
     ),
     Break(
         "nothing of dev or test is learnt from",

@@ -384,12 +384,13 @@ FINDINGS = {
         ),
     ),
     26: Finding(
-        "the gate passed silently without figures, and ten small losses added up",
-        "the answer says what was compared, the best published version included",
+        "the gate passed silently without figures, and on few queries",
+        "the answer says what was compared, or why nothing; a job also measures what serves",
         _of(
-            "trainer/registry/test_publishing.py",
+            "trainer/registry/test_quality_gate.py",
             "test_an_answer_says_what_a_version_was_compared_with_or_why_with_nothing",
-            "test_losses_within_noise_do_not_add_up_to_a_large_one",
+            "test_what_serves_is_compared_by_what_the_candidates_job_measured",
+            "test_with_few_queries_the_answer_says_that_they_are_too_few",
         ),
     ),
     27: Finding(

@@ -231,17 +231,6 @@ class Registry(CheckpointRegistry):
             rows = read_all(read, found, readable=readable or newer is not None)
         return [row for row in rows if space_id is None or row.space_id == space_id]
 
-    async def best_published(self, space_id: str, name: str, measure: str) -> str | None:
-        """Returns the best version that was published under a label, by one measurement; None if none was measured."""
-        async with unavailable_if_down(f"read what label {name} has served"):
-            best: str | None = await self._redis.hget(self._key("best", space_id, name), measure)
-        return best
-
-    async def set_best_published(self, space_id: str, name: str, measure: str, version: str) -> None:
-        """Remembers the best version that was published under a label, by one measurement."""
-        async with unavailable_if_down(f"note what label {name} serves"):
-            await self._redis.hset(self._key("best", space_id, name), measure, version)
-
     async def delete_label(
         self, space_id: str, name: str, *, expected_revision: int | None = None, request: Request | None = None
     ) -> None:

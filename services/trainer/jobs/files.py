@@ -58,13 +58,15 @@ class TrainingPlan:
     artifacts_dir: str
     means: ComputeOptions = ComputeOptions()
     artifacts_url: str = ""
+    serving: tuple[str, ...] = ()  # versions to measure beside the job's own, for the quality gate
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Self:
         """Reads a plan from JSON. Raises NewerFormat."""
         check_format(record, FORMAT_VERSION, f"the plan of job {record.get('job_id')}")
         means = ComputeOptions(**known_fields(ComputeOptions, record["means"]))
-        return cls(**{**known_fields(cls, record), "config": JobConfig.from_record(record["config"]), "means": means})
+        made = {"config": JobConfig.from_record(record["config"]), "means": means}
+        return cls(**{**known_fields(cls, record), **made, "serving": tuple(record.get("serving", ()))})
 
 
 class JobFiles:

@@ -253,6 +253,9 @@ class JobRunner:
             artifacts_dir=str(self._checkpoints.store.root.resolve()),
             means=self._means,
             artifacts_url=self._checkpoints.store.url,
+            serving=await self._checkpoints.serving(
+                job.config.base_version, cross_encoders=job.config.mode == "CROSS_ENCODER"
+            ),
         )
         await run_in_thread(files.write_plan, plan)  # settings may have changed since an earlier attempt
         if not await run_in_thread(files.has_inputs):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from aeenc.errors import NotFound
 from services.corpus.generation import Generation, open_generation
+from services.kit.logs import get
 from services.store.artifacts import Artifact, ArtifactStore, Hold
 from services.store.objects import open_store
 from services.trainer.data.training_set import TrainingSet, build_training_set
@@ -33,6 +34,8 @@ from services.trainer.learning.loss.objectives import build_objective, check_tra
 from services.trainer.learning.query_encoder import Encoders, QueryEncoder, TextBatches, encode, load_encoder
 from services.trainer.models.space import SpaceSpec
 from services.trainer.registry.checkpoints import FOLDER
+
+log = get(__name__)
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class JobInputs:
             spec = replace(spec, premise_precision="float32")
         batches = TextBatches(base.path, spec, base.meta["pad_id"])
         device = device_of(plan.means.device, rank.number)
-        validation = merge_queries(files.validation())
+        validation = sorted(merge_queries(files.validation()), key=lambda query: query.text)  # comparable by position
         held_out = frozenset(files.held_out())
         candidates = files.candidates() if plan.config.candidates else {}
         return cls(
@@ -140,6 +143,22 @@ class JobInputs:
         vectors = encode(encoders.query, self.batches, texts, self.spec.query_prefix)
         premises = self.corpus(encoders) if corpus is None else corpus
         return evaluate(self.validation, vectors, premises, self.generation.ordinal_by_text)
+
+    def serving(self) -> dict[str, Report]:
+        """Measures the versions that served when the job was taken up, on the gold queries; those that can be read."""
+        found = {}
+        others = [version for version in self.plan.serving if version != self.base.id]  # that one is measured before
+        for version in others if self.validation else ():
+            try:
+                found[version] = self._served(version)
+            except Exception as error:
+                log.warning("a serving version was not measured", version=version, reason=str(error), exc_info=error)
+        return found
+
+    def _served(self, version: str) -> Report:
+        """Measures a published version on the gold queries, against the existing vectors."""
+        vectors = self._frozen(version, [query.text for query in self.validation], self.spec.query_prefix)
+        return evaluate(self.validation, vectors, self.generation.vectors, self.generation.ordinal_by_text)
 
     def trial(self, corpus: Matrix) -> Trial | None:
         """Returns the data of the int8 gate; None if int8 is off or there are no gold queries."""

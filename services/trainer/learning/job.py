@@ -123,7 +123,7 @@ def _export_cross_encoder(
     meta = _meta(inputs, objective, state, failure)
     metrics = _metrics(inputs, inputs.before, after)
     if metrics is not None:
-        metrics["reranks"] = inputs.base.id
+        metrics["reranks"] = inputs.rankings
     config: Any = scorer.model.config
     config_json = json.dumps(config.to_dict(), indent=1)
     trial = inputs.pair_trial(after)
@@ -186,6 +186,7 @@ def _metrics(inputs: JobInputs, before: Report | None, after: Report | None) -> 
         "base_version": inputs.base.id,
         "before": {**before.to_dict(), "average_precisions": before.average_precisions.tolist()},
         "after": {**after.to_dict(), "average_precisions": after.average_precisions.tolist()},
+        "measured": {version: served.average_precisions.tolist() for version, served in inputs.serving().items()},
     }
 
 

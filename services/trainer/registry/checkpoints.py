@@ -16,6 +16,7 @@ from services.store.registry import CheckpointRow, Registry
 log = get(__name__)
 
 FOLDER = "checkpoints"
+SERVING = ("stable", "canary")  # labels that calls go to without naming one
 CROSS_ENCODER = "cross-encoder"  # `model_type` in a cross-encoder's meta, which sentence encoders lack, and its space
 
 
@@ -64,6 +65,13 @@ class Checkpoints:
     async def labels_of(self, version: str) -> list[str]:
         """Returns the names of the labels that point at a version."""
         return [label.name for label in await self._registry.labels(readable=True) if version in label.versions]
+
+    async def serving(self, base_version: str, *, cross_encoders: bool) -> tuple[str, ...]:
+        """Returns what labels for callers serve: versions of a base's space, or cross-encoders."""
+        base = await self._registry.checkpoint(base_version)
+        space_id = CROSS_ENCODER if cross_encoders or base is None else base.space_id
+        rows = await self._registry.labels(space_id, readable=True)
+        return tuple(dict.fromkeys(one for row in rows if row.name in SERVING for one in row.versions))
 
     async def page(self, page_size: int, page_token: str) -> tuple[list[tuple[CheckpointRow, list[str]]], str]:
         """Returns a page of the checkpoints with their labels, newest first, and the next token.

@@ -1,8 +1,8 @@
 """Moves labels: through a quality gate, with a way back, waiting until every live encoder has followed.
 
-publish ──► QualityGate: paired tests against published versions ──► Registry.set_label ──► await_rollout
-              │ worse: FailedPrecondition                              │ expected revision: else Aborted
-              └ `force` skips it                                       └ a tandem: TandemPublisher instead
+publish ──► QualityGate: a paired test against what serves ──► Registry.set_label ──► await_rollout
+              │ worse: FailedPrecondition                        │ expected revision: else Aborted
+              └ `force` skips it                                 └ a tandem: TandemPublisher instead
 
 A request with an id is noted where its label moves. Its retry gets the first answer, other content AlreadyExists.
 """
@@ -124,7 +124,6 @@ class Publisher:
 
     async def _move_to(self, row: CheckpointRow, move: _Move) -> tuple[LabelRow, Verdict]:
         compared, gate = await self._compare(move, row.space_id)
-        before = await self._registry.label(row.space_id, move.label)
         expected = compared if move.expected_revision is None else move.expected_revision
         moved = await self._registry.set_label(
             row.space_id,
@@ -135,15 +134,11 @@ class Publisher:
             request=move.request,
             answer=_answer(gate),
         )
-        is_new = before is None or before.version != move.version  # else it may have another share
-        if (is_new or move.force) and TOGETHER not in move.version:
-            await self._gate.note(move.version, row.space_id, move.label, gate, force=move.force)
         log.info("published", label=move.label, version=move.version, revision=moved.revision, gate=gate)
         return moved, gate
 
     async def _publish_tandem(self, move: _Move, tandem: Tandem, wait_s: float) -> Publication:
         """Compares a tandem with what its corpus serves unless the move is forced, then activates it."""
-        row = await self._checkpoints.get(move.version)
         before = await self._tandems.active(tandem.corpus)
         compared, gate = await self._compare(move, before.space_id)
         done = await self._tandems.publish(
@@ -156,7 +151,6 @@ class Publisher:
             request=move.request,
             answer=_answer(gate, tandem.generation),
         )
-        await self._gate.note(move.version, row.space_id, move.label, gate, force=move.force)
         return await self._activated(move.request, done, _answer(gate, done.generation))
 
     async def _compare(self, move: _Move, space_id: str) -> tuple[int | None, Verdict]:

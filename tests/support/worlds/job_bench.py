@@ -51,6 +51,10 @@ class Checkpoints:
         """Takes it."""
         return SimpleNamespace(space_id="s")
 
+    async def serving(self, base_version: str, *, cross_encoders: bool) -> tuple[str, ...]:
+        del base_version, cross_encoders
+        return ()
+
     async def is_intact(self, version: str) -> bool:
         del version
         return True

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 from aeenc.errors import DataLoss, InvalidArgument
-from aeenc.evaluation import paired_randomisation_test
+from aeenc.evaluation import (
+    average_precision,
+    graded_metrics_of,
+    hit,
+    metrics_of,
+    ndcg,
+    paired_randomisation_test,
+)
 from services.trainer.evaluation.protocol import EvaluationQuery, evaluate, merge_queries
 
 RNG = np.random.default_rng(3)
@@ -98,6 +108,53 @@ def test_the_paired_test_tells_a_difference_from_noise():
     assert paired_randomisation_test(base, noise - noise.mean() + base.mean()) > 0.5
     assert paired_randomisation_test(better, base) < 0.001
     assert paired_randomisation_test(base, base) == 1.0
+
+
+def test_the_one_sided_test_finds_what_is_worse_and_never_what_is_better():
+    generator = np.random.default_rng(5)
+    base = generator.uniform(size=200)
+    worse = base - 0.05 + generator.normal(scale=0.3, size=200)
+    one_sided = paired_randomisation_test(worse, base, alternative="less")
+    assert one_sided == pytest.approx(paired_randomisation_test(worse, base) / 2, abs=0.01)
+    assert paired_randomisation_test(base, worse, alternative="less") == pytest.approx(1 - one_sided, abs=0.01)
+    assert paired_randomisation_test(base, base, alternative="less") == 1.0
+
+
+def test_the_paired_test_of_many_queries_needs_no_memory_for_all_signs_at_once():
+    tracemalloc.start()
+    paired_randomisation_test(np.zeros(100_000), np.ones(100_000), rounds=40)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 50e6  # 40 rounds at once: 100 MB
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        ([], [], "0 and 0 queries"),
+        ([0.5] * 5, [0.4], "5 and 1 queries"),
+        ([0.5, np.nan], [0.4, 0.4], "not finite"),
+    ],
+)
+def test_a_paired_test_of_nothing_or_of_different_queries_is_refused(
+    first: list[float], second: list[float], told: str
+):
+    with pytest.raises(InvalidArgument, match=told):
+        paired_randomisation_test(np.array(first), np.array(second))
+
+
+@pytest.mark.parametrize("metric", [average_precision, ndcg, lambda ranks: metrics_of([np.array([1]), ranks])])
+def test_a_query_without_a_gold_premise_has_no_metric_and_is_named(metric: Callable[[Any], Any]):
+    with pytest.raises(InvalidArgument, match="no gold premise; leave it out"):
+        metric(np.array([], dtype=np.int64))
+
+
+@pytest.mark.parametrize(
+    "metrics", [metrics_of, lambda ranks: hit(ranks, 10), lambda ranks: graded_metrics_of(ranks, [])]
+)
+def test_no_queries_have_no_metrics(metrics: Callable[[Any], Any]):
+    with pytest.raises(InvalidArgument, match="no queries"):
+        metrics([])
 
 
 def test_vectors_that_are_not_finite_are_refused_instead_of_scoring_best():

@@ -1,75 +1,25 @@
-"""Labels through the registry's RPCs: the quality gate, the way back, conflicts, and what may not be done."""
+"""Labels through the registry's RPCs: the way back, conflicts, and what may not be done."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from aeenc import Channel, RegistryClient, TrainerClient, errors
+from aeenc import Channel, RegistryClient, errors
 from aeenc.v1 import registry_pb2, registry_pb2_grpc
 from services.store.registry import Registry, RolloutRow
 from services.trainer.registry.checkpoints import CROSS_ENCODER, Checkpoints
 from services.trainer.registry.publishing import Publisher
 from support.waiting import until
+from support.worlds.registry_world import BAD, GOOD, World, world
 from support.worlds.trainer_world import Space, serve_trainer
 
-
-@dataclass
-class World:
-    registry: RegistryClient
-    trainer: TrainerClient
-    rows: Registry
-    space: Space
-    checkpoints: Checkpoints
-
-    async def checkpoint(
-        self,
-        name: str,
-        precisions: list[float] | None,
-        base_version: str = "",
-        before: Any = None,
-        reranks: str = "",
-        space_id: str = "",
-    ) -> str:
-        """Registers a checkpoint of nothing but its metrics; the registry looks no further."""
-        meta = {
-            "space_id": space_id or self.space.space_id,
-            "pretrained": False,
-            "base_version": base_version,
-            "job_id": name,
-            "validation_map": float(np.mean(precisions)) if precisions else 0.0,
-            "dim": 32,
-        }
-        with self.checkpoints.store.writer("checkpoint", "checkpoints") as writer:
-            if precisions is not None:
-                metrics = {"generation": "g", "queries_sha256": "x", "base_version": base_version}
-                metrics |= {"after": {"average_precisions": precisions}, "before": {"average_precisions": before or []}}
-                metrics |= {"reranks": reranks} if reranks else {}
-                (writer.path / "metrics.json").write_text(json.dumps(metrics))
-            version = writer.commit(meta, id_prefix="q").id
-        await self.checkpoints.register(version)
-        return version
-
-
-@pytest.fixture
-async def world(
-    space: Space, redis_url: str, namespace: str, tmp_path: Path, registry: Registry
-) -> AsyncIterator[World]:
-    async with serve_trainer(space, redis_url, namespace, tmp_path) as (_, trainer):
-        client = RegistryClient(trainer.channel)
-        yield World(client, trainer, registry, space, Checkpoints(space.store, registry))
-
-
-GOOD = [0.8, 0.7, 0.9, 0.6, 0.8, 0.9, 0.7, 0.8, 0.75, 0.85]
-BAD = [value - 0.3 - 0.01 * n for n, value in enumerate(GOOD)]
+__all__ = ["world"]
 
 
 async def test_the_first_start_serves_the_pretrained_encoder(world: World):
@@ -82,39 +32,6 @@ async def test_the_first_start_serves_the_pretrained_encoder(world: World):
         ["stable"],
     )
     assert (await world.trainer.info()).default_space_id == world.space.space_id
-
-
-async def test_a_measurably_worse_checkpoint_needs_force(world: World):
-    good, bad = await world.checkpoint("good", GOOD), await world.checkpoint("bad", BAD)
-    await world.registry.publish(good)
-    with pytest.raises(errors.FailedPrecondition, match=r"MAP 0\.4350, the serving .* 0\.7800") as caught:
-        await world.registry.publish(bad)
-    assert caught.value.reason == "QUALITY_GATE"
-    assert (await world.registry.get_rollouts()).label.version == good
-    assert (await world.registry.publish(bad, force=True)).label.version == bad
-
-
-async def test_a_difference_within_noise_passes_the_gate(world: World):
-    good = await world.checkpoint("good", GOOD)
-    about = await world.checkpoint("about", [*GOOD[1:], GOOD[0] - 0.01])
-    await world.registry.publish(good)
-    assert (await world.registry.publish(about)).label.version == about
-
-
-async def test_quality_over_the_rankings_of_another_encoder_is_not_compared(world: World):
-    good = await world.checkpoint("good", GOOD, reranks="q1")
-    await world.registry.publish(good)
-    bad = await world.checkpoint("bad", BAD, reranks="q1")
-    with pytest.raises(errors.FailedPrecondition, match="serving"):
-        await world.registry.publish(bad)
-    other = await world.checkpoint("other", BAD, reranks="q2")
-    assert (await world.registry.publish(other)).label.version == other
-
-
-async def test_the_pretrained_encoder_is_compared_by_what_the_job_measured_before(world: World):
-    worse = await world.checkpoint("worse", BAD, base_version=world.space.version, before=GOOD)
-    with pytest.raises(errors.FailedPrecondition, match="serving"):
-        await world.registry.publish(worse)
 
 
 async def test_rollback_points_back_and_again_forth(world: World):
@@ -344,47 +261,6 @@ async def test_the_registry_wants_the_admin_token(space: Space, redis_url: str, 
         admin = RegistryClient(Channel(f"127.0.0.1:{server.port}", token="a"))
         assert len([label async for label in admin.list_labels()]) == 1
         await admin.channel.close()
-
-
-async def test_an_answer_says_what_a_version_was_compared_with_or_why_with_nothing(world: World):
-    good, about = await world.checkpoint("good", GOOD), await world.checkpoint("about", [*GOOD[1:], GOOD[0] - 0.01])
-    nothing = await world.checkpoint("nothing", None)
-    first = (await world.registry.publish(good)).gate
-    assert (list(first.comparisons), "other validation queries" in first.not_compared) == ([], True)
-    (compared,) = (await world.registry.publish(about)).gate.comparisons
-    assert (compared.version, compared.queries) == (good, 10)
-    assert compared.candidate_map < compared.version_map
-    assert 0.05 <= compared.p_value <= 1
-    assert "without validation queries" in (await world.registry.publish(nothing)).gate.not_compared
-    assert (await world.registry.publish(good, force=True)).gate.not_compared == "it was forced"
-
-
-async def test_losses_within_noise_do_not_add_up_to_a_large_one(world: World):
-    noise = [0.03, -0.03] * 5
-    first = await world.checkpoint("first", [value - 0.02 + off for value, off in zip(GOOD, noise, strict=True)])
-    second = await world.checkpoint("second", [value - 0.04 - off for value, off in zip(GOOD, noise, strict=True)])
-    best = await world.checkpoint("best", GOOD)
-    await world.registry.publish(best)
-    await world.registry.publish(first)  # p = 0.07
-    with pytest.raises(errors.FailedPrecondition, match=rf"the best published {best} 0\.7800") as caught:
-        await world.registry.publish(second)  # p = 0.44 beside the first, 0.002 beside the best
-    assert caught.value.reason == "QUALITY_GATE"
-    await world.registry.publish(second, force=True)
-    assert (await world.registry.publish(first)).gate.comparisons[0].version == second
-
-
-async def test_a_canary_that_gets_a_larger_share_does_not_become_the_best_published_version(world: World):
-    best = await world.checkpoint("best", GOOD)
-    about = await world.checkpoint("about", [*GOOD[1:], GOOD[0] - 0.01])
-    small_loss = [value - 0.02 - 0.01 * (n % 2) for n, value in enumerate(GOOD)]
-    worse = await world.checkpoint("worse", small_loss)
-    for version, share in ((best, 0.1), (about, 0.1), (about, 0.3)):
-        await world.registry.publish(version, label="canary", share=share)
-    with pytest.raises(errors.FailedPrecondition, match=f"the best published {best}"):
-        await world.registry.publish(worse, label="canary")
-    await world.registry.publish(about, label="canary", force=True)
-    compared = (await world.registry.publish(worse, label="canary")).gate.comparisons
-    assert [one.version for one in compared] == [about], "force makes also a version that serves already the best"
 
 
 async def test_a_rollback_whose_trainer_dies_before_the_label_moves_is_carried_out_by_its_retry(

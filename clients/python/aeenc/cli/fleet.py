@@ -125,7 +125,7 @@ def _gate_dict(gate: values.QualityGate) -> dict[str, Any]:
     return {"comparisons": compared, "not_compared": gate.not_compared}
 
 
-_P_MEANS = "p below 0.05 refuses it as significantly worse (paired randomisation test); 1 where it is not worse"
+_P_MEANS = "p below 0.05 refuses it as significantly worse (one-sided paired randomisation test)"
 
 
 def _gate_shown(gate: dict[str, Any]) -> list[RenderableType]:

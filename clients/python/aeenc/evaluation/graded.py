@@ -102,7 +102,9 @@ class GradedMetrics:
 
 
 def graded_metrics_of(ranks: Sequence[Sequence[int]], grades: Sequence[Sequence[float]]) -> GradedMetrics:
-    """Computes the metrics of a set of queries; each has a grade above 0."""
+    """Computes the metrics of a set of queries; each has a grade above 0. Raises InvalidArgument for no queries."""
+    if not ranks:
+        raise InvalidArgument("there are no queries to measure; give at least one with a gold premise")
 
     def mean(metric: Callable[[Sequence[int], Sequence[float], Gain], float], gain: Gain) -> float:
         return math.fsum(metric(*one, gain) for one in zip(ranks, grades, strict=True)) / len(ranks)

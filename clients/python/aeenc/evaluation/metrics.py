@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aeenc.errors import InvalidArgument
+
 Ranks = NDArray[np.int64]
 UNRANKED = 2**62
-BLOCK_ROUNDS = 1000
+BLOCK_SIGNS = 1_000_000  # of a randomisation test, held at once
 # printed name -> field of Metrics and of the message RetrievalMetrics
 METRIC_FIELDS = {
     "MAP": "map",
@@ -45,52 +48,73 @@ class Metrics:
 
 
 def average_precision(ranks: Ranks) -> float:
-    """Averages the precision at the rank of each gold premise. `ranks` (g,) in any order, from 1."""
-    found = np.sort(ranks)
+    """Averages the precision at the rank of each gold premise. `ranks` (g,) in any order, from 1; at least one."""
+    found = np.sort(_gold(ranks))
     precisions = np.where(found < UNRANKED, np.arange(1, len(found) + 1) / found, 0.0)
     return float(np.mean(precisions))
 
 
 def ndcg(ranks: Ranks, k: int | None = None) -> float:
     """Discounted cumulative gain of the first k (None: all), over that of the best ranking. `ranks` (g,), from 1."""
+    _gold(ranks)
     counted = ranks[ranks < UNRANKED] if k is None else ranks[ranks <= k]
     best = np.arange(1, (len(ranks) if k is None else min(len(ranks), k)) + 1)
     return float(np.sum(1 / np.log2(counted + 1)) / np.sum(1 / np.log2(best + 1)))
 
 
 def hit(ranks: Sequence[Ranks], k: int) -> float:
-    """Returns the share of all (query, premise) pairs whose premise is in the first k."""
+    """Returns the share of all (query, premise) pairs whose premise is in the first k. Raises InvalidArgument for none."""
+    if not len(ranks):
+        raise InvalidArgument("there are no queries to measure; give at least one with a gold premise")
     together = np.concatenate(ranks)
     return float(np.mean(together <= k))
 
 
 def metrics_of(ranks: Sequence[Ranks]) -> Metrics:
-    """Computes the metrics of a set of queries from their gold ranks; each query has at least one."""
+    """Computes the metrics of a set of queries from their gold ranks. Raises InvalidArgument for a query without one."""
+    hits = {f"hit_at_{k}": hit(ranks, k) for k in (10, 20, 50)}
     return Metrics(
         map=float(np.mean([average_precision(r) for r in ranks])),
         ndcg=float(np.mean([ndcg(r) for r in ranks])),
         ndcg_at_10=float(np.mean([ndcg(r, 10) for r in ranks])),
         ndcg_at_50=float(np.mean([ndcg(r, 50) for r in ranks])),
-        hit_at_10=hit(ranks, 10),
-        hit_at_20=hit(ranks, 20),
-        hit_at_50=hit(ranks, 50),
+        **hits,
     )
 
 
 def paired_randomisation_test(
-    first: NDArray[np.float64], second: NDArray[np.float64], *, rounds: int = 10_000, seed: int = 0
+    first: NDArray[np.float64],
+    second: NDArray[np.float64],
+    *,
+    rounds: int = 10_000,
+    seed: int = 0,
+    alternative: Literal["two-sided", "less"] = "two-sided",
 ) -> float:
-    """Computes the two-sided p-value of the difference of means of two systems on the same queries, (q,) each.
+    """Computes the p-value of the difference of means of two systems on the same queries, (q,) each.
 
     The paired randomisation test (Smucker et al. 2007): signs of the per-query differences are flipped at random; the
-    observed assignment counts as one round.
+    observed assignment counts as one round. `less` asks only whether the first mean is lower. Raises InvalidArgument
+    for no queries, different numbers of them, or a value that is not finite.
     """
+    if len(first) != len(second) or not len(first):
+        raise InvalidArgument(f"a paired test needs the same queries, got {len(first)} and {len(second)} queries")
     differences = first - second
-    observed = abs(differences.mean())
+    if not np.isfinite(differences).all():
+        raise InvalidArgument("a value of a paired test is not finite; leave its query out of both systems")
+    extremity = np.abs if alternative == "two-sided" else np.negative
+    observed = extremity(differences.mean())
     generator = np.random.default_rng(seed)
     extreme = 0
-    for start in range(0, rounds, BLOCK_ROUNDS):
-        block = min(BLOCK_ROUNDS, rounds - start)
+    at_once = max(1, BLOCK_SIGNS // len(differences))
+    for start in range(0, rounds, at_once):
+        block = min(at_once, rounds - start)
         signs = generator.integers(0, 2, size=(block, len(differences))) * 2 - 1
-        extreme += int((np.abs((signs * differences).mean(axis=1)) >= observed - 1e-15).sum())
+        extreme += int((extremity((signs * differences).mean(axis=1)) >= observed - 1e-15).sum())
     return (extreme + 1) / (rounds + 1)
+
+
+def _gold(ranks: Ranks) -> Ranks:
+    """Returns the ranks of a query's gold premises. Raises InvalidArgument for none."""
+    if not len(ranks):
+        raise InvalidArgument("a query has no gold premise; leave it out")
+    return ranks

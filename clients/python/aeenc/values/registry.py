@@ -85,7 +85,9 @@ class GateComparison:
     version_map: float = 0.0
     """The strict MAP of the other version, 0 to 1."""
     p_value: float = 0.0
-    """The p-value of a paired randomisation test, 0 to 1. 1 also where the published version is at least as good."""
+    """The one-sided p-value of a paired randomisation test, 0 to 1: the chance to look that much worse without being
+    so.
+    """
 
     @classmethod
     def from_message(cls, message: registry_pb2.GateComparison) -> GateComparison:
@@ -106,11 +108,11 @@ class QualityGate:
     """
 
     comparisons: tuple[GateComparison, ...] = ()
-    """The serving version and the best one published under the label, as far as they were measured. Empty: the version
-    was published without a comparison.
+    """The versions that the label named, as far as they were measured. Empty: the version was published without a
+    comparison.
     """
     not_compared: str = ""
-    """Why there was no comparison, such as `it was forced`. Empty: there was one."""
+    """Why there was no comparison, such as `it was forced` or `too few validation queries: 5`. Empty: there was one."""
 
     @classmethod
     def from_message(cls, message: registry_pb2.QualityGate) -> QualityGate:

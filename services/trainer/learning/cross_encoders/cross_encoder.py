@@ -132,9 +132,17 @@ def _scored(path: Path, batches: PairBatches, pairs: Sequence[Pair], together: i
     scores = np.empty(len(pairs), dtype=np.float32)
     for start in range(0, len(order), together):
         part = order[start : start + together]
-        feeds = {name: one.numpy() for name, one in batches.tensors([pairs[n] for n in part]).items()}
+        tensors = batches.tensors([pairs[n] for n in part])
+        feeds = {put.name: tensors[put.name].numpy() for put in session.get_inputs()}
         scores[part] = session.run(["score"], feeds)[0]
     return scores
+
+
+def scores_of(artifact: Artifact, pairs: Sequence[Pair]) -> NDArray[np.float32]:
+    """Scores pairs (pairs,) by a published cross-encoder in float32, each cut as it is when served."""
+    tokenizer = Tokenizer.from_file(str(artifact.file("tokenizer.json")))
+    batches = PairBatches(tokenizer, artifact.meta["max_tokens"], artifact.meta["pad_id"], typed=True)
+    return _scored(artifact.file("model.onnx"), batches, pairs, TOGETHER)
 
 
 def export_cross_encoder(store: ArtifactStore, request: dict[str, Any]) -> str:

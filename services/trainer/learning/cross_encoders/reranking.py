@@ -6,6 +6,7 @@ Training starts from the space's pre-trained encoder, whose transformer it keeps
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +26,13 @@ from services.trainer.data.training_set import CANDIDATES
 from services.trainer.evaluation.protocol import GoldStandard, Ranks, Report
 from services.trainer.evaluation.ranking import CLOSE, Matrix, gold_ranks
 from services.trainer.jobs.job import why_not
-from services.trainer.learning.cross_encoders.cross_encoder import Pair, PairBatches, PairTrial, pair_batches
+from services.trainer.learning.cross_encoders.cross_encoder import (
+    Pair,
+    PairBatches,
+    PairTrial,
+    pair_batches,
+    scores_of,
+)
 from services.trainer.learning.cross_encoders.regression_objective import (
     GradeScorer,
     RegressionObjective,
@@ -118,6 +125,15 @@ class RerankingInputs(JobInputs):
         order = np.argsort(-weighted, axis=1, kind="stable")
         reranked = np.take_along_axis(first.ordinals, order, axis=1)
         return first.report(reranked, len(self.generation.premises))
+
+    @property
+    def rankings(self) -> str:
+        """Names the rankings that are re-ranked; reports on others cannot be compared."""
+        return hashlib.sha256(self._first.ordinals.tobytes()).hexdigest() if self.candidates else self.base.id
+
+    def _served(self, version: str) -> Report:
+        """Measures a published cross-encoder as `evaluate` does."""
+        return self._reranked(scores_of(open_checkpoint(self.store, version), self._pairs))
 
     @property
     def before(self) -> Report | None:

@@ -1,0 +1,102 @@
+"""The quality gate of Publish: what it compares, what it refuses and how often, and what its answer says."""
+
+from __future__ import annotations
+
+import pytest
+
+from aeenc import errors
+from services.trainer.registry.checkpoints import CROSS_ENCODER
+from services.trainer.registry.quality_gate import FEWEST
+from support.worlds.registry_world import BAD, GOOD, World, world
+
+__all__ = ["world"]
+
+
+async def test_a_measurably_worse_checkpoint_needs_force(world: World):
+    good, bad = await world.checkpoint("good", GOOD), await world.checkpoint("bad", BAD)
+    await world.registry.publish(good)
+    with pytest.raises(errors.FailedPrecondition, match=r"MAP 0\.4350, the serving .* 0\.7800") as caught:
+        await world.registry.publish(bad)
+    assert caught.value.reason == "QUALITY_GATE"
+    assert (await world.registry.get_rollouts()).label.version == good
+    assert (await world.registry.publish(bad, force=True)).label.version == bad
+
+
+async def test_a_difference_within_noise_passes_the_gate(world: World):
+    good = await world.checkpoint("good", GOOD)
+    about = await world.checkpoint("about", [*GOOD[1:], GOOD[0] - 0.01])
+    await world.registry.publish(good)
+    assert (await world.registry.publish(about)).label.version == about
+
+
+async def test_only_being_worse_is_asked_for(world: World):
+    noise = [0.03, -0.03] * 5
+    good = await world.checkpoint("good", GOOD)
+    worse = await world.checkpoint("worse", [value - 0.02 + off for value, off in zip(GOOD, noise, strict=True)])
+    better = await world.checkpoint("better", [min(1.0, value + 0.15) for value in GOOD])
+    await world.registry.publish(good)
+    with pytest.raises(errors.FailedPrecondition, match=r"one-sided .* p = 0\.0[34]"):  # two-sided it is .07
+        await world.registry.publish(worse)
+    (compared,) = (await world.registry.publish(better)).gate.comparisons
+    assert compared.p_value > 0.95
+
+
+async def test_quality_over_the_rankings_of_another_encoder_is_not_compared(world: World):
+    good = await world.checkpoint("good", GOOD, reranks="q1")
+    await world.registry.publish(good)
+    bad = await world.checkpoint("bad", BAD, reranks="q1")
+    with pytest.raises(errors.FailedPrecondition, match="serving"):
+        await world.registry.publish(bad)
+    other = await world.checkpoint("other", BAD, reranks="q2")
+    assert (await world.registry.publish(other)).label.version == other
+
+
+async def test_the_pretrained_encoder_is_compared_by_what_the_job_measured_before(world: World):
+    worse = await world.checkpoint("worse", BAD, base_version=world.space.version, before=GOOD)
+    with pytest.raises(errors.FailedPrecondition, match="serving"):
+        await world.registry.publish(worse)
+
+
+async def test_what_serves_is_compared_by_what_the_candidates_job_measured(world: World):
+    serving = await world.checkpoint("serving", BAD)  # on other queries, before the corpus was rebuilt
+    await world.registry.publish(serving)
+    worse = await world.checkpoint("worse", BAD, queries="others", measured={serving: GOOD})
+    with pytest.raises(errors.FailedPrecondition, match=f"the serving {serving} 0.7800"):
+        await world.registry.publish(worse)
+    unaware = await world.checkpoint("unaware", BAD, queries="others", measured={world.space.version: GOOD})
+    gate = (await world.registry.publish(unaware)).gate
+    assert (gate.comparisons, gate.not_compared.split(";")[0]) == (
+        (),
+        f"{serving} was not measured on the validation queries and premises of {unaware}",
+    )
+
+
+@pytest.mark.parametrize("queries", [1, 5, FEWEST - 1])
+async def test_with_few_queries_the_answer_says_that_they_are_too_few(world: World, queries: int):
+    few = await world.checkpoint("few", [0.0] * queries, base_version=world.space.version, before=[1.0] * queries)
+    gate = (await world.registry.publish(few)).gate
+    assert (gate.comparisons, f"too few validation queries: {queries}" in gate.not_compared) == ((), True)
+
+
+async def test_an_answer_says_what_a_version_was_compared_with_or_why_with_nothing(world: World):
+    good, about = await world.checkpoint("good", GOOD), await world.checkpoint("about", [*GOOD[1:], GOOD[0] - 0.01])
+    nothing = await world.checkpoint("nothing", None)
+    first = (await world.registry.publish(good)).gate
+    assert (list(first.comparisons), "was not measured" in first.not_compared) == ([], True)
+    (compared,) = (await world.registry.publish(about)).gate.comparisons
+    assert (compared.version, compared.queries) == (good, 10)
+    assert compared.candidate_map < compared.version_map
+    assert 0.05 <= compared.p_value <= 1
+    assert "without validation queries" in (await world.registry.publish(nothing)).gate.not_compared
+    assert (await world.registry.publish(good, force=True)).gate.not_compared == "it was forced"
+
+
+async def test_a_job_measures_what_stable_and_canary_serve_in_its_space(world: World):
+    stable, canary = await world.checkpoint("stable", GOOD), await world.checkpoint("canary", GOOD)
+    for label, version in (("stable", stable), ("canary", canary), ("run-1", await world.checkpoint("run", GOOD))):
+        await world.registry.set_label(label, version)
+    crosses = [await world.checkpoint(name, GOOD, space_id=CROSS_ENCODER) for name in ("one", "two")]
+    await world.registry.set_label("stable", crosses)
+    serving = world.checkpoints.serving
+    assert set(await serving(world.space.version, cross_encoders=False)) == {stable, canary}
+    assert await serving(world.space.version, cross_encoders=True) == tuple(crosses)
