@@ -67,10 +67,11 @@ class QualityGate:
         if len(ours) < FEWEST:
             too_few = f"too few validation queries: {len(ours)}, a comparison needs {FEWEST}; evaluate both versions"
             return serving.revision, Verdict(not_compared=too_few)
-        comparisons = []
-        for theirs in serving.versions:
-            if theirs != version and (measured := await self._measured(theirs, candidate)):
-                comparisons.append(await asyncio.to_thread(_compared, version, ours, theirs, measured))
+        comparisons = [
+            await asyncio.to_thread(_compared, version, ours, theirs, measured)
+            for theirs in serving.versions
+            if theirs != version and (measured := await self._measured(theirs, candidate))
+        ]
         other = (
             f"{serving.version} was not measured on the validation queries and premises of {version}; train again, or "
             "evaluate both versions"

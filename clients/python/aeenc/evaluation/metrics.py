@@ -63,7 +63,7 @@ def ndcg(ranks: Ranks, k: int | None = None) -> float:
 
 
 def hit(ranks: Sequence[Ranks], k: int) -> float:
-    """Returns the share of all (query, premise) pairs whose premise is in the first k. Raises InvalidArgument for none."""
+    """Returns the share of (query, premise) pairs whose premise is in the first k. Raises InvalidArgument for none."""
     if not len(ranks):
         raise InvalidArgument("there are no queries to measure; give at least one with a gold premise")
     together = np.concatenate(ranks)
@@ -71,7 +71,7 @@ def hit(ranks: Sequence[Ranks], k: int) -> float:
 
 
 def metrics_of(ranks: Sequence[Ranks]) -> Metrics:
-    """Computes the metrics of a set of queries from their gold ranks. Raises InvalidArgument for a query without one."""
+    """Computes the metrics of queries from their gold ranks. Raises InvalidArgument for a query without one."""
     hits = {f"hit_at_{k}": hit(ranks, k) for k in (10, 20, 50)}
     return Metrics(
         map=float(np.mean([average_precision(r) for r in ranks])),
