@@ -58,7 +58,7 @@ async def refusals(measured: Sequence[tuple[NDArray[np.float64], NDArray[np.floa
 async def rate(noise: Sequence[Differences], loss: float, queries: int, trials: int) -> tuple[float, float]:
     """The same shares for candidates that are worse by `loss` MAP on so many queries."""
     generator = np.random.default_rng([queries, round(1000 * loss)])
-    drawn = [generator.choice(noise[generator.integers(len(noise))], queries) - loss for _ in range(trials)]
+    drawn = [generator.choice(noise[int(generator.integers(len(noise)))], queries) - loss for _ in range(trials)]
     return await refusals([(one, np.zeros(queries)) for one in drawn])
 
 
