@@ -143,7 +143,7 @@ class Fleet:
                 elif name not in running:
                     say(f"starting {name}")
                     running[name] = self._start(name, options, targets, url)
-                self._write(options, targets, running, url)
+                self._note(name, options, targets, running, url)
             asyncio.run(self._await_serving(running, targets, say))
         return targets
 
@@ -380,6 +380,20 @@ class Fleet:
             "processes": {name: [process.pid, process.started] for name, process in running.items()},
         }
         atomic_write(self._file, json.dumps(record, indent=1).encode(), mode=0o600)  # redis_url may hold a password
+
+    def _note(
+        self, name: str, options: Options, targets: dict[str, str], running: dict[str, ProcessId], redis_url: str
+    ) -> None:
+        """Notes what runs now. Where that cannot be written, it ends the process `name`: nobody would know of it."""
+        try:
+            self._write(options, targets, running, redis_url)
+        except OSError as error:
+            if name not in self.running():
+                processes.end([running[name]], END_S)
+            raise errors.Unavailable(
+                f"{self._file} cannot be written ({error.strerror}), so {name} was not started; free space or correct "
+                "its permissions, then `aeenc up` again"
+            ) from error
 
     @contextmanager
     def locked(self) -> Iterator[None]:

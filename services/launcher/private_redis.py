@@ -5,6 +5,7 @@ The launcher, tests and benchmarks start it; in production you bring your own Re
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.util
 import os
@@ -14,10 +15,12 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from aeenc import errors
 
 START_TIMEOUT_S = 10.0
+LOCK, LOCK_S = "lock", 3.0  # a server that was told to end may take a moment
 # Redis writes its log anew when it has doubled, but by default not below 64 MB: for most namespaces, never.
 REWRITE_AT = {"auto-aof-rewrite-min-size": "1mb", "auto-aof-rewrite-percentage": "100"}
 SOCKET_PATH_MAX = 100  # the kernel's limit is 108 bytes
@@ -58,9 +61,31 @@ def find_redis_server() -> str:
 def start_private_redis(directory: Path, *, start_new_session: bool = False) -> PrivateRedis:
     """Starts a server that keeps its data in `directory`, and waits until it has loaded them, however long that takes.
 
-    Raises Unavailable when it ends or does not answer in time; its log is in the directory.
+    Raises Unavailable when it ends or does not answer in time; its log is in the directory. Raises FailedPrecondition
+    while another server has the directory: two would write one append-only file.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    with (directory / LOCK).open("ab") as lock:  # the server inherits it, and the kernel frees it when that has ended
+        _take(lock, directory)
+        return _started(directory, lock.fileno(), start_new_session=start_new_session)
+
+
+def _take(lock: BinaryIO, directory: Path) -> None:
+    deadline = time.monotonic() + LOCK_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise errors.FailedPrecondition(
+                    f"a redis-server that no fleet file knows has the data of {directory}; end it (`pgrep -f "
+                    "redis-server` lists them), then try again"
+                ) from None
+            time.sleep(0.05)
+
+
+def _started(directory: Path, lock: int, *, start_new_session: bool) -> PrivateRedis:
     socket = directory.resolve() / "redis.sock"
     if len(str(socket)) > SOCKET_PATH_MAX:
         socket = _short_folder(directory) / "redis.sock"
@@ -84,6 +109,7 @@ def start_private_redis(directory: Path, *, start_new_session: bool = False) -> 
         stdout=subprocess.DEVNULL,  # a caller's pipe would stay open as long as the server
         stderr=subprocess.DEVNULL,
         start_new_session=start_new_session,
+        pass_fds=[lock],
     )
     try:
         _await_answer(process, socket, directory)

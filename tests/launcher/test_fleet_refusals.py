@@ -166,3 +166,29 @@ def test_only_one_up_works_on_a_home_at_a_time(tmp_path: Path):
     fleet = Fleet(tmp_path)
     with fleet.locked(), pytest.raises(errors.FailedPrecondition, match="another `aeenc up`"):
         Fleet(tmp_path).up(Options(base_port=0))
+
+
+def test_one_server_alone_has_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(private_redis, "LOCK_S", 0.1)
+    first = start_private_redis(tmp_path)
+    try:
+        with pytest.raises(errors.FailedPrecondition, match=f"redis-server .* has the data of {tmp_path}"):
+            start_private_redis(tmp_path)
+        assert redis.from_url(first.url).ping(), "the socket is still the first one's"
+    finally:
+        first.process.kill()
+        first.process.wait()
+    start_private_redis(tmp_path).stop()
+
+
+def test_what_could_not_be_noted_is_ended_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(path: Path, *_: object, **__: object) -> None:
+        if path.name == "fleet.json":
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("services.launcher.fleet.atomic_write", full)
+    with pytest.raises(errors.Unavailable, match=r"fleet\.json cannot be written \(No space.*redis was not started"):
+        Fleet(tmp_path).up(Options(base_port=0))
+    assert Fleet(tmp_path).running() == {}
+    monkeypatch.setattr(private_redis, "LOCK_S", 1.0)
+    start_private_redis(tmp_path / "redis").stop()  # nobody else has it
