@@ -74,6 +74,7 @@ async def open_window(browser: Any, url: str, links: Any, name: str, role: str) 
     page.on("pageerror", lambda error: page.wrong.append(str(error)))
     page.on("console", lambda said: page.wrong.append(said.text) if "Content Security" in said.text else None)
     await page.goto(f"{url}/sign-in?link={links.make(Person(name, role))}")
+    await page.get_by_role("button", name="Sign in").click()
     return page
 
 

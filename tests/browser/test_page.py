@@ -97,7 +97,7 @@ def test_the_workbench_starts_and_ends_with_a_fleet(tmp_path: Path, monkeypatch:
         running = fleet.running()
         with httpx.Client(follow_redirects=True) as http:
             link = fleet.sign_in_link()
-            assert "AE-Enc" in http.get(link).text
+            assert "AE-Enc" in http.post(link).text
             origin = link.partition("/sign-in")[0]
             assert http.get(f"{origin}/api/me").json()["role"] == "admin"
             assert [one["name"] for one in http.get(f"{origin}/api/queues").json()] == ["team"]
@@ -114,7 +114,7 @@ async def test_an_open_page_does_not_hold_up_the_end(tmp_path: Path) -> None:
     port = free_port()
     words = ["--port", str(port), "--state-dir", str(tmp_path), "--sampler", "127.0.0.1:1", "--index", "127.0.0.1:1"]
     async with started(words) as process, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
-        await http.get(f"/sign-in?link={Links(tmp_path).make(Person('ann'))}")
+        await http.post(f"/sign-in?link={Links(tmp_path).make(Person('ann'))}")
         async with http.stream("GET", "/api/events") as events:
             assert events.status_code == 200
             process.terminate()

@@ -48,13 +48,14 @@ async def test_a_session_cookie_is_strict_and_a_link_signs_in_once(bench: Any) -
     async with bench() as at:
         link = f"{at.url}/sign-in?link={at.links.make(Person('ann'))}"
         async with httpx.AsyncClient() as http:
-            entered = await http.get(link)
+            assert [(await http.request(way, link)).status_code for way in ("HEAD", "GET")] == [200, 200], "a preview"
+            entered = await http.post(link)
             assert entered.status_code == 303
             cookie = entered.headers["set-cookie"].lower()
             assert "httponly" in cookie
             assert "samesite=strict" in cookie
-            assert (await http.get(link)).status_code == 401
-            assert (await http.get(f"{at.url}/sign-in?link=made-up")).status_code == 401
+            assert (await http.post(link)).status_code == 401
+            assert (await http.post(f"{at.url}/sign-in?link=made-up")).status_code == 401
             me = (await http.get(f"{at.url}/api/me")).json()
             assert (me["name"], me["role"]) == ("ann", "annotator")
             forged = await http.post(f"{at.url}/api/lease", json={})
@@ -123,7 +124,7 @@ async def test_nobody_answers_under_the_lease_of_somebody_else(bench: Any) -> No
         run_id = await at.run(["hypothesis 0"], max_depth=0)
         async with httpx.AsyncClient(base_url=at.url) as ann, httpx.AsyncClient(base_url=at.url) as bob:
             for name, http in (("ann", ann), ("bob", bob)):
-                await http.get(f"/sign-in?link={at.links.make(Person(name))}")
+                await http.post(f"/sign-in?link={at.links.make(Person(name))}")
                 http.headers["x-csrf-token"] = (await http.get("/api/me")).json()["csrf"]
             lease = (await ann.post("/api/lease", json={})).json()["lease_id"]
             [task] = [one async for one in at.people.list_tasks(run_id)]
@@ -143,7 +144,7 @@ async def test_the_events_do_not_tell_who_acts_on_which_task(bench: Any) -> None
     async with bench(overlap=2) as at:
         run_id = await at.run(["hypothesis 0"], max_depth=0)
         async with httpx.AsyncClient(base_url=at.url) as http:
-            await http.get(f"/sign-in?link={at.links.make(Person('ann'))}")
+            await http.post(f"/sign-in?link={at.links.make(Person('ann'))}")
             async with http.stream("GET", "/api/events") as stream:
                 lines = stream.aiter_lines()
                 assert await anext(lines) == "retry: 1000"
@@ -174,6 +175,7 @@ async def test_the_next_person_at_a_browser_sees_and_sends_nothing_of_the_last(b
         await page.keyboard.press("2")
         for name, ticked in (("bob", "false"), ("ann", "true")):
             await page.goto(f"{at.url}/sign-in?link={at.links.make(Person(name))}")
+            await page.get_by_role("button", name="Sign in").click()
             await second.wait_for()
             assert await second.get_attribute("aria-pressed") == ticked
             await page.keyboard.press("Control+Enter")

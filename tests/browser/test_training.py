@@ -111,5 +111,5 @@ async def press(page: Any, button: Any) -> None:
 
 
 async def signed_in(http: httpx.AsyncClient, links: Links, role: Any) -> None:
-    await http.get(f"/sign-in?link={links.make(Person('somebody', role))}")
+    await http.post(f"/sign-in?link={links.make(Person('somebody', role))}")
     http.headers["x-csrf-token"] = (await http.get("/api/me")).json()["csrf"]

@@ -9,10 +9,13 @@ import sys
 import uvicorn
 
 from aeenc.errors import AeencError
+from aeenc.transport.addresses import is_local
+from aeenc.transport.channel import refuse_plain_token
 from aeenc.transport.targets import Targets
 from aeenc_gateway.app import make_app
 from aeenc_gateway.settings import GatewaySettings
 
+CALLERS = "a caller's"  # stands for the tokens that callers send
 KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that none is closed under a request
 
 
@@ -20,9 +23,13 @@ def main() -> None:
     """Reads the settings, listens, and serves until SIGTERM or Ctrl-C."""
     settings = GatewaySettings.from_command_line()
     try:
-        targets = Targets.find(**settings.model_dump(include={"encoder", "index", "ca", "cert", "key"}))
+        targets = Targets.find(**settings.model_dump(include={"encoder", "index", "ca", "cert", "key", "plain_token"}))
         for service in ("encoder", "index"):
             targets.channel(service)  # refuses addresses and files here, not once the application starts
+            target = getattr(targets, service)
+            refuse_plain_token(target, token=CALLERS, ca=targets.ca, plain_token=targets.plain_token)
+            if targets.plain_token and not targets.ca and not is_local(target):
+                sys.stderr.write(f"aeenc-gateway: tokens travel to {target} without TLS (plain_token)\n")
     except (AeencError, OSError) as error:
         sys.exit(f"aeenc-gateway: {error}")
     try:

@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from starlette.requests import Request
 from starlette.responses import Response
 
+from aeenc import Encoded
 from aeenc.calls.encoding import Precision
 from aeenc.errors import InvalidArgument
 from aeenc_gateway.fleet import PREMISE, Fleet
@@ -48,8 +49,8 @@ class EmbeddingRequest(BaseModel):
     model: str = Field(
         "", description="A label or a version of a query encoder, or `premise`. Default: as the encoder chooses."
     )
-    encoding_format: Literal["float", "base64"] = Field("float", description="base64: float32, little-endian.")
-    dimensions: int | None = Field(None, description="Refused: the index knows vectors of full length alone.")
+    encoding_format: Literal["float", "base64"] | None = Field("float", description="base64: float32, little-endian.")
+    dimensions: int | None = Field(None, description="The full length alone, which the index knows.")
     user: str = Field("", description="The routing key: calls with the same go to the same version of a canary.")
     truncate: bool = Field(False, description="Whether to cut texts that are too long instead of refusing them.")
     precision: Precision | None = Field(None, description="The precision of encoding. Default: the encoder's.")
@@ -98,12 +99,16 @@ class Models(BaseModel):
     data: list[Model]
 
 
+def must_be_full(dimensions: int | None, encoded: Encoded) -> None:
+    """Raises InvalidArgument for another length than that of the vectors."""
+    full = encoded.vectors.shape[1]
+    if dimensions not in (None, full):
+        told = f"is {dimensions}; leave it out: the index knows vectors of the full length {full} alone"
+        raise InvalidArgument.field("dimensions", told)
+
+
 async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     """Embeds texts as queries, or with model `premise` as premises."""
-    if body.dimensions is not None:
-        raise InvalidArgument.field(
-            "dimensions", f"is {body.dimensions}; leave it out: the index knows vectors of full length alone"
-        )
     if named := _NAMED_BY_MODEL & (body.model_extra or {}).keys():
         raise InvalidArgument.field(
             min(named), "is not a field of this route; put the label, the version or `premise` into `model`"
@@ -111,6 +116,7 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     fleet: Fleet = request.app.state.fleet
     options = {"truncate": body.truncate, "precision": body.precision, "space_id": body.space_id}
     found = await fleet.encode(body.input, body.model, routing_key=body.user, **options)
+    must_be_full(body.dimensions, found)
     rows: Any = found.vectors
     if body.encoding_format == "base64":
         rows = [base64.b64encode(row).decode() for row in np.ascontiguousarray(rows, dtype="<f4")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from http import HTTPStatus
 from typing import Any
 
@@ -36,6 +37,13 @@ _TEI_PATHS = {"/embed", "/rerank", "/info", "/health"}
 _TEI_TYPES = {"INVALID_ARGUMENT": "Validation", "RESOURCE_EXHAUSTED": "Overloaded", "UNAVAILABLE": "Unhealthy"}
 
 
+_FIELDS = {  # what the routes call the fields of the services' requests
+    "/v1/embeddings": {"texts": "input", "routing_key": "user"},
+    "/embed": {"texts": "inputs"},
+    "/rerank": {"premises": "texts"},
+}
+
+
 class Violation(BaseModel):
     """One wrong field."""
 
@@ -59,26 +67,33 @@ class Problem(BaseModel):
 
 def problem_of(error: AeencError, path: str, *, status: int | None = None) -> dict[str, Any]:
     """Returns the members of an error's problem details; `status` where HTTP has one of its own."""
+    names = _FIELDS.get(path, {})
+
+    def renamed(told: str) -> str:
+        return re.sub(r"\b(\w+)(?=\[\d+\]|:|$)", lambda found: names.get(found[1], found[1]), told) if names else told
+
+    message = renamed(error.message)
+    violations = [{"field": renamed(one.field), "description": one.description} for one in error.violations]
     status = status or HTTP_STATUS.get(error.code, 500)
     members: dict[str, Any] = {
         "type": "about:blank",
         "title": HTTPStatus(status).phrase if status != HTTP_STATUS["CANCELLED"] else "Client Closed Request",
         "status": status,
-        "detail": error.message,
+        "detail": message,
         "code": error.code,
         "reason": error.reason,
         "request_id": error.request_id or CALLER.get().request_id,
-        "violations": [{"field": one.field, "description": one.description} for one in error.violations],
+        "violations": violations,
     }
     if path.startswith("/v1/"):
         members["error"] = {
-            "message": error.message,
+            "message": message,
             "type": "invalid_request_error" if status < 500 else "server_error",
-            "param": error.violations[0].field if error.violations else None,
+            "param": violations[0]["field"] if violations else None,
             "code": error.reason,
         }
     elif path in _TEI_PATHS:
-        members |= {"error": error.message, "error_type": _TEI_TYPES.get(error.code, "Backend")}
+        members |= {"error": message, "error_type": _TEI_TYPES.get(error.code, "Backend")}
     return members
 
 

@@ -12,8 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from aeenc.adapters.sentences import role_of
-from aeenc.errors import InvalidArgument
-from aeenc_gateway.embeddings import Texts, json_response
+from aeenc_gateway.embeddings import Texts, json_response, must_be_full
 from aeenc_gateway.fleet import PREMISE, Fleet
 from aeenc_gateway.operations import Operation
 
@@ -26,7 +25,7 @@ class EmbedRequest(BaseModel):
     truncation_direction: Literal["Right", "right"] = Field("Right", description="The end that is cut.")
     prompt_name: str | None = Field(None, description="`query` (default), or `document` for texts that are searched.")
     normalize: bool = Field(True, description="Changes nothing.")
-    dimensions: int | None = Field(None, description="Refused: the index knows vectors of full length alone.")
+    dimensions: int | None = Field(None, description="The full length alone, which the index knows.")
 
 
 class RerankRequest(BaseModel):
@@ -69,13 +68,10 @@ class Info(BaseModel):
 
 async def embed(body: EmbedRequest, request: Request) -> Response:
     """Embeds texts: one unit vector for each."""
-    if body.dimensions is not None:
-        raise InvalidArgument.field(
-            "dimensions", f"is {body.dimensions}; leave it out: the index knows vectors of full length alone"
-        )
     fleet: Fleet = request.app.state.fleet
     model = PREMISE if role_of(body.prompt_name or "query") == "premise" else ""
     found = await fleet.encode(body.inputs, model, truncate=bool(body.truncate))
+    must_be_full(body.dimensions, found)
     return json_response(np.ascontiguousarray(found.vectors))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -85,8 +86,8 @@ async def test_another_name_for_the_model_is_refused(before, double, name):
         ({"dimensions": 8}, "dimensions: is 8; leave it out"),
         ({"input": [[1, 2], [3]]}, "check_embedding_ctx_length=False"),
         ({"input": [1, 2]}, "send texts"),
-        ({"input": []}, "texts: is empty"),
-        ({"input": ["sun", ""]}, r"texts\[1\]: is empty"),
+        ({"input": []}, "input: is empty"),
+        ({"input": ["sun", ""]}, r"input\[1\]: is empty"),
         ({"input": "sun " * 100}, "tokens are over the model's 64"),
     ],
 )
@@ -95,6 +96,13 @@ async def test_openais_client_shows_what_was_wrong(client, options, words):
         await client.embeddings.create(**{"model": "stable", "input": "sun", **options})
     assert caught.value.type == "invalid_request_error"
     assert caught.value.request_id
+
+
+@pytest.mark.parametrize(("path", "name"), [("/v1/embeddings", "input"), ("/embed", "inputs")])
+async def test_null_is_as_nothing_and_the_full_length_is_a_length(url, path, name):
+    async with httpx.AsyncClient(base_url=url) as http:
+        for options in ({"encoding_format": None, "dimensions": None}, {"dimensions": (await vectors_of()).shape[1]}):
+            assert (await http.post(path, json={name: "sun", **options})).status_code == 200
 
 
 async def test_texts_too_long_are_cut_when_asked_for(client):

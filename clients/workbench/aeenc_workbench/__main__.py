@@ -14,7 +14,7 @@ from aeenc_workbench.app import make_app
 from aeenc_workbench.calls import Gold
 from aeenc_workbench.oidc import Oidc
 from aeenc_workbench.settings import WorkbenchSettings
-from aeenc_workbench.sign_in import Links
+from aeenc_workbench.sign_in import Links, Sessions
 
 DRAIN_S = 5
 
@@ -22,8 +22,11 @@ DRAIN_S = 5
 def main(arguments: list[str] | None = None) -> None:
     """Reads the settings, prints a link for each person, and serves until SIGTERM or Ctrl-C."""
     settings = WorkbenchSettings.from_command_line(arguments)
-    settings = settings.of_fleet() if settings.link else settings
+    settings = settings.of_fleet() if settings.link or settings.sign_out_everybody else settings
     links = Links(settings.folder)
+    if settings.sign_out_everybody:
+        Sessions(settings.folder).end_all()
+        return
     scheme = "https" if settings.tls_cert else "http"
     if settings.link:
         _print_links(settings, links, f"{scheme}://{settings.host}:{settings.port}")
@@ -47,7 +50,10 @@ def main(arguments: list[str] | None = None) -> None:
         trainer=settings.trainer,
         token=settings.token,
         ca=settings.ca,
+        plain_token=settings.plain_token,
     )
+    if settings.plain_token and settings.ca is None:
+        sys.stderr.write("aeenc-workbench: its token may travel to other hosts without TLS (plain_token)\n")
     config = uvicorn.Config(
         app,
         log_level="warning",

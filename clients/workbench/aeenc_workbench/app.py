@@ -19,7 +19,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aeenc import AsyncClient
-from aeenc.errors import AeencError, Unauthenticated
+from aeenc.errors import AeencError, PermissionDenied, Unauthenticated
 from aeenc_workbench import calls, plain, training
 from aeenc_workbench.events import Events
 from aeenc_workbench.oidc import Oidc
@@ -27,10 +27,12 @@ from aeenc_workbench.sign_in import SESSION_S, Links, Sessions, person_of, sign_
 
 PAGE = Path(__file__).parent / "page"
 BODY_BYTES = 1024 * 1024
+ENTER = """<!doctype html><html lang="en"><title>AE-Enc workbench</title><h1>AE-Enc workbench</h1>
+<form method="post"><button autofocus>Sign in</button></form></html>"""
 HEADERS = {
     b"content-security-policy": (
         b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-        b"font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        b"font-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
     ),
     b"x-content-type-options": b"nosniff",
     b"referrer-policy": b"no-referrer",
@@ -64,6 +66,10 @@ def make_app(
             await app.state.events.stop()
 
     async def enter(request: Request) -> Response:
+        if request.method != "POST":  # a preview, or a scanner of mails: it must not use the link up
+            return HTMLResponse(ENTER)
+        if request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
+            raise PermissionDenied("another site sent this; open the link itself", reason="CSRF")
         try:
             person = links.use(request.query_params.get("link", ""))
         except Unauthenticated as error:
@@ -83,7 +89,7 @@ def make_app(
     return Starlette(
         routes=[
             Route("/", page),
-            Route("/sign-in", enter),
+            Route("/sign-in", enter, methods=["GET", "POST"]),
             Route("/sign-out", leave, methods=["POST"]),
             *(oidc.routes() if oidc else ()),
             *calls.routes(),
@@ -105,6 +111,7 @@ def make_app(
             AeencError: plain.on_error,
             HTTPException: plain.on_http_error,
             ValidationError: plain.on_invalid_body,
+            Exception: plain.on_bug,
         },
         lifespan=connected,
     )

@@ -67,7 +67,7 @@ class AnswerBody(Body):
     verdicts: dict[str, Word] = {}
     grades: dict[str, float] = {}
     remarks: dict[str, Literal["irrelevant", "bad_fact"]] = {}
-    seen_upto: int = Field(0, ge=0)
+    seen_upto: int = Field(0, ge=0, lt=2**31)
     additions: dict[str, Literal["explains", "leaf"]] = {}
     written: list[str] = []
     intermediates: list[str] = []
@@ -75,7 +75,7 @@ class AnswerBody(Body):
     note: str = ""
     inference: str = ""
     node_verdict: Literal["", "complete", "premise_missing", "not_explainable"] = ""
-    elapsed_s: float | None = None
+    elapsed_s: float | None = Field(None, ge=0, le=1e9, allow_inf_nan=False)
     seq: int = Field(gt=0, lt=2**53)
 
 
@@ -142,11 +142,16 @@ class Call:
     client: AsyncClient
     person: Person
     request: Request
+    session: Mapping[str, Any]
 
     @property
     def run(self) -> str:
         """The run in the path."""
         return str(self.request.path_params["run"])
+
+    def lives(self) -> bool:
+        """Whether the session goes on: a stream ends with it."""
+        return bool(self.request.app.state.sessions.lives(self.session))
 
     @property
     def leases(self) -> Leases:
@@ -377,7 +382,7 @@ async def picture(call: Call) -> Any:
 
 async def events(call: Call) -> Any:
     """All events of the queues from now on."""
-    stream = call.request.app.state.events.stream()
+    stream = call.request.app.state.events.stream(call.lives)
     return StreamingResponse(stream, media_type="text/event-stream", headers=NO_STORE)
 
 
@@ -424,7 +429,7 @@ def make_routes(reads: Mapping[str, Handler], changes: Mapping[str, Handler]) ->
 def _endpoint(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         person = person_of(request)
-        done = await handler(Call(request.app.state.client, person, request))
+        done = await handler(Call(request.app.state.client, person, request, dict(request.session)))
         return done if isinstance(done, Response) else JSONResponse(plain(done), headers=NO_STORE)
 
     return endpoint

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 from aeenc import AsyncClient
@@ -52,33 +52,32 @@ class Events:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._following
 
-    async def stream(self) -> AsyncIterator[bytes]:
-        """Yields the events from now on, and a comment now and then."""
+    async def stream(self, lives: Callable[[], bool]) -> AsyncIterator[bytes]:
+        """Yields the events from now on, and a comment now and then, for as long as the session lives."""
         browser: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(BACKLOG)
         self._browsers.add(browser)
-        yield b"retry: 1000\n\n"
         try:
+            yield b"retry: 1000\n\n"
             while True:
                 try:
                     event = await asyncio.wait_for(browser.get(), BEAT_S)
                 except TimeoutError:
-                    yield b": still here\n\n"
-                    continue
-                if event is None:
+                    event = {}
+                if event is None or not lives():
                     return
-                yield server_sent(event)
+                yield server_sent(event) if event else b": still here\n\n"
         finally:
             self._browsers.discard(browser)
 
-    async def relay(self, events: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
-        """Yields the events of another stream until it or all streams end."""
+    async def relay(self, events: AsyncGenerator[bytes, None], lives: Callable[[], bool]) -> AsyncIterator[bytes]:
+        """Yields the events of another stream until it, the session or all streams end."""
         stopped = asyncio.create_task(self._stopped.wait())
         coming = asyncio.ensure_future(anext(events, None))
         try:
             while True:
                 await asyncio.wait({coming, stopped}, return_when=asyncio.FIRST_COMPLETED)
                 event = coming.result() if coming.done() else None
-                if event is None:
+                if event is None or not lives():
                     return
                 yield event
                 coming = asyncio.ensure_future(anext(events, None))

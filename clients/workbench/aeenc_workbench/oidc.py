@@ -118,7 +118,7 @@ class Oidc:
         except BadData:
             raise Unauthenticated("this attempt to sign in is over or was begun elsewhere; begin again") from None
         query = request.query_params
-        if not secrets.compare_digest(query.get("state", ""), state):
+        if not secrets.compare_digest(query.get("state", "").encode("utf-8", "replace"), state.encode()):
             raise Unauthenticated("the provider's answer belongs to another attempt; begin again")
         if "code" not in query:
             raise Unauthenticated(f"the provider refused: {query.get('error', 'no code')}; begin again")

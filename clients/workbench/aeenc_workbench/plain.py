@@ -70,6 +70,11 @@ async def on_invalid_body(_: Request, error: Exception) -> Response:
     return problem(400, "; ".join(f"{field or 'body'}: {told}" for field, told in wrong[:4]), "INVALID_ARGUMENT")
 
 
+async def on_bug(_: Request, error: Exception) -> Response:
+    """Answers anything unexpected without its text, which the log has."""
+    return problem(500, f"the workbench failed unexpectedly; its log says why ({type(error).__name__})", "INTERNAL")
+
+
 def problem(status: int, detail: str, code: str = "", reason: str = "") -> Response:
     """Makes an answer of problem details."""
     members = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}

@@ -35,6 +35,7 @@ class WorkbenchSettings(BaseSettings):
     link: bool = Field(
         False, description="print the links and end: for the workbench of `aeenc up`, else for one at --port"
     )
+    sign_out_everybody: bool = Field(False, description="end the sessions of all people, and end; links stay valid")
     state_dir: Path | None = Field(None, description="folder of the key that signs sessions; default: .aeenc/workbench")
     url: str = Field("", description="address that people use, for the links; default: where it listens")
     sampler: str | None = Field(None, description="address of the sampler; default: AEENC_SAMPLER or the local fleet")
@@ -43,6 +44,9 @@ class WorkbenchSettings(BaseSettings):
     gold: Path | None = Field(None, description="folder of gold trees whose dev queries measure what is trained")
     token: str | None = Field(None, description="its credential; default: AEENC_TOKEN, else the local fleet's")
     ca: Path | None = Field(None, description="CA (PEM) of the services; default: AEENC_CA; none: plain connections")
+    plain_token: bool | None = Field(
+        None, description="send `token` to services on another host without `ca`, too: in a network that you trust"
+    )
     tls_cert: Path | None = Field(None, description="certificate chain (PEM) of the workbench")
     tls_key: Path | None = Field(None, description="private key (PEM) of the workbench")
     oidc_issuer: str = Field("", description="OpenID provider by which people sign in, too; none: links alone")

@@ -58,8 +58,9 @@ class Marks:
         """Notes a name. Of several attempts at once one is the first, and gets True: the file is new."""
         self._folder.mkdir(parents=True, exist_ok=True)
         for mark in self._folder.iterdir():
-            if mark.stat().st_mtime < time.time() - self._kept_s:
-                mark.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # another process has just removed it
+                if mark.stat().st_mtime < time.time() - self._kept_s:
+                    mark.unlink()
         try:
             (self._folder / name).touch(exist_ok=False)
         except FileExistsError:
@@ -127,6 +128,11 @@ class Sessions:
 
     def __init__(self, folder: Path) -> None:
         self._ended = Marks(folder / "ended-sessions", SESSION_S)
+        self._all_ended = folder / "all-sessions-ended"
+
+    def end_all(self) -> None:
+        """Ends the sessions of everybody that have begun until now."""
+        self._all_ended.write_text(str(time.time()), encoding="ascii")
 
     def end(self, session: Mapping[str, Any]) -> None:
         """Ends a session for whoever has its cookie."""
@@ -134,13 +140,22 @@ class Sessions:
 
     def lives(self, session: Mapping[str, Any]) -> bool:
         """Whether a session goes on."""
-        return time.time() < session["until"] and session["id"] not in self._ended
+        try:
+            since = float(self._all_ended.read_text(encoding="ascii"))
+        except FileNotFoundError:
+            since = 0.0
+        return since < session.get("since", 0.0) and time.time() < session["until"] and session["id"] not in self._ended
 
 
 def sign_in(request: Request, person: Person, *, lasts_s: int = SESSION_S) -> None:
     """Begins a session."""
     request.session.clear()
-    made = {"id": secrets.token_hex(16), "csrf": secrets.token_urlsafe(24), "until": int(time.time()) + lasts_s}
+    made: dict[str, Any] = {
+        "id": secrets.token_hex(16),
+        "csrf": secrets.token_urlsafe(24),
+        "until": int(time.time()) + lasts_s,
+    }
+    made["since"] = time.time()
     request.session.update({"name": person.name, "role": person.role, **made})
 
 
@@ -158,7 +173,7 @@ def person_of(request: Request) -> Person:
         )
         raise Unauthenticated(f"nobody is signed in; {way}", reason="OIDC" if state.oidc else "")
     sent = request.headers.get(CSRF_HEADER, "")
-    if request.method not in {"GET", "HEAD"} and not secrets.compare_digest(sent, session["csrf"]):
+    if request.method not in {"GET", "HEAD"} and not secrets.compare_digest(sent.encode(), session["csrf"].encode()):
         raise PermissionDenied(f"the header {CSRF_HEADER} is missing or wrong; reload the page", reason="CSRF")
     return Person(session["name"], session["role"])
 

@@ -49,7 +49,7 @@ class LabelBody(Body):
 
     label: str = "stable"
     version: str = ""
-    revision: int = Field(ge=0)
+    revision: int = Field(ge=0, lt=2**63)
     request: str
 
 
@@ -108,7 +108,7 @@ async def follow(call: Call) -> Any:
         except AeencError:
             return  # the trainer is away: the browser asks again
 
-    stream = call.request.app.state.events.relay(events())
+    stream = call.request.app.state.events.relay(events(), call.lives)
     return StreamingResponse(stream, media_type="text/event-stream", headers=NO_STORE)
 
 
