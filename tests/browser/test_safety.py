@@ -109,7 +109,7 @@ async def test_a_stream_that_its_browser_leaves_ends_what_it_follows() -> None:
         finally:
             ended.set()
 
-    relayed = Events(cast("Any", None)).relay(following())
+    relayed = Events(cast("Any", None)).relay(following(), lambda: True)
     assert await anext(relayed) == b"one"
     waiting = asyncio.ensure_future(anext(relayed))
     await asyncio.sleep(0)

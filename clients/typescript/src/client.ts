@@ -16,6 +16,7 @@ import { type ConnectOptions, findTargets, type ServiceName, type Targets } from
 
 const PAUSE_MS = 500;
 const CHUNK_HYPOTHESES = 512;
+const HALF = /\p{Surrogate}/u; // a lone surrogate, which UTF-8 cannot hold
 
 /** How to match texts and premises: by the encoder, by words (BM25), by both, or by words in rounds. */
 export type Mode = "dense" | "lexical" | "hybrid" | "iterative_lexical";
@@ -154,15 +155,20 @@ export class Client {
   /** Finds the premises of `corpus` that best explain each text. */
   async retrieve(corpus: string, texts: readonly string[], options: RetrieveOptions = {}): Promise<Retrieved> {
     const { k = 10, mode = "dense", label, version, fusion, accepted = [], precision, signal, timeoutMs } = options;
+    if (!Array.isArray(texts)) throw new AeencError("INVALID_ARGUMENT", "texts: is no list; put one text into a list");
+    const broken = texts.findIndex((text) => typeof text !== "string" || HALF.test(text));
+    if (broken >= 0) {
+      throw new AeencError("INVALID_ARGUMENT", `texts[${broken}]: is no text, or has half a character; correct it`);
+    }
     const response = await this.index.retrieve(
       {
         corpus,
         texts: [...texts],
         k,
-        mode: MODES[mode],
+        mode: pick("mode", MODES, mode),
         ...(fusion && {
           fusion: {
-            method: METHODS[fusion.method ?? "min_max"],
+            method: pick("fusion.method", METHODS, fusion.method ?? "min_max"),
             lexicalWeight: fusion.lexicalWeight,
             features: { ...fusion.features },
           },
@@ -180,7 +186,7 @@ export class Client {
         ...(options.splits?.length ? { filter: { anySplit: [...options.splits] } } : {}),
         generation: options.generation,
         truncate: options.truncate ? Truncate.END : Truncate.ERROR,
-        ...(precision && { precision: PRECISIONS[precision] }),
+        ...(precision && { precision: pick("precision", PRECISIONS, precision) }),
         routingKey: options.routingKey,
       },
       { signal, timeoutMs },
@@ -250,6 +256,13 @@ export class Client {
   [Symbol.dispose](): void {
     this.close();
   }
+}
+
+function pick<T>(field: string, table: Readonly<Record<string, T>>, name: string): T {
+  const found = Object.hasOwn(table, name) ? table[name] : undefined;
+  if (found !== undefined) return found;
+  const known = Object.keys(table).join(", ");
+  throw new AeencError("INVALID_ARGUMENT", `${field}: is ${JSON.stringify(name)}; give one of ${known}`);
 }
 
 function present<T>(value: T | undefined): T {

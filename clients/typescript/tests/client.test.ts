@@ -146,6 +146,16 @@ describe("before a server that fails on demand", () => {
     assert.deepEqual(froms, [1n, 2n, 3n]);
   });
 
+  test("unknown names, one text for a list and half a character are refused", async () => {
+    const retrieve = (texts: any, options: any = {}) => client.retrieve("science", texts, options);
+    for (const options of [{ mode: "foo" }, { fusion: { method: "toString" } }, { precision: "int4" }]) {
+      await assert.rejects(retrieve(["iron"], options), { code: "INVALID_ARGUMENT", message: /give one of/ });
+    }
+    for (const texts of ["iron", ["\ud800"], [null]]) {
+      await assert.rejects(retrieve(texts), { code: "INVALID_ARGUMENT", message: /^texts/ });
+    }
+  });
+
   test("a closed client refuses calls", async () => {
     const other = connect({ index: "127.0.0.1:1" });
     other.close();
