@@ -158,7 +158,7 @@ async def test_grades_add_graded_quality_and_leave_the_binary_one(world: World):
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_a_cross_encoder_learns_to_rerank_what_a_mode_retrieves(world: World, rated: Path):
-    validation = [(text, gold) for text, gold in GOLD[:4] if text not in gold]
+    validation = GOLD[3:7]  # the data set has the first three queries
     job = await world.trainer.start_job(
         corpus=world.corpus,
         data_sets=["rated"],
