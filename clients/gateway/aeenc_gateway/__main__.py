@@ -23,7 +23,10 @@ def main() -> None:
     """Reads the settings, listens, and serves until SIGTERM or Ctrl-C."""
     settings = GatewaySettings.from_command_line()
     try:
-        targets = Targets.find(**settings.model_dump(include={"encoder", "index", "ca", "cert", "key", "plain_token"}))
+        targets = Targets.find(
+            **settings.model_dump(include={"encoder", "index", "ca", "cert", "key"}),
+            plain_token=settings.plain_token or None,
+        )
         for service in ("encoder", "index"):
             targets.channel(service)  # refuses addresses and files here, not once the application starts
             target = getattr(targets, service)

@@ -67,13 +67,12 @@ class Problem(BaseModel):
 
 def problem_of(error: AeencError, path: str, *, status: int | None = None) -> dict[str, Any]:
     """Returns the members of an error's problem details; `status` where HTTP has one of its own."""
-    names = _FIELDS.get(path, {})
-
-    def renamed(told: str) -> str:
-        return re.sub(r"\b(\w+)(?=\[\d+\]|:|$)", lambda found: names.get(found[1], found[1]), told) if names else told
-
-    message = renamed(error.message)
-    violations = [{"field": renamed(one.field), "description": one.description} for one in error.violations]
+    names, message, violations = _FIELDS.get(path, {}), error.message, []
+    for one in error.violations:
+        stem = re.split(r"\W", one.field, maxsplit=1)[0]
+        name = names.get(stem, stem) + one.field[len(stem) :]
+        message = message.replace(f"{one.field}: ", f"{name}: ")
+        violations.append({"field": name, "description": one.description})
     status = status or HTTP_STATUS.get(error.code, 500)
     members: dict[str, Any] = {
         "type": "about:blank",

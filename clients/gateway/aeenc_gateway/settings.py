@@ -32,8 +32,8 @@ class GatewaySettings(BaseSettings):
     )
     key: FilePath | None = Field(None, description="private key (PEM) of `cert`; default: AEENC_KEY")
     token: str | None = Field(None, description="bearer token for callers that send none; default: they have none")
-    plain_token: bool | None = Field(
-        None, description="send tokens to services on another host without `ca`, too: in a network that you trust"
+    plain_token: bool = Field(
+        False, description="send tokens to services on another host without `ca`, too: in a network that you trust"
     )
     allow_insecure: bool = Field(False, description="listen beyond loopback without TLS, or with a token of its own")
     tls_cert: FilePath | None = Field(None, description="certificate chain (PEM) of the gateway")

@@ -24,7 +24,7 @@ async def running(*arguments: str, **options):
     try:
         async with asyncio.timeout(30):
             told = (await process.stderr.readline()).decode()
-        yield told, re.findall(r"http://\S+", told)[0]
+        yield told, "".join(re.findall(r"http://\S+", told)[:1])
     finally:
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(30):
@@ -85,6 +85,19 @@ def test_a_ca_of_the_environment_that_is_not_there_is_named(tmp_path):
     ended = subprocess.run([COMMAND], env=variables, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 1
     assert re.fullmatch(r"aeenc-gateway: .*none\.pem.*\n", ended.stderr)
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+async def test_tokens_of_callers_travel_to_another_host_without_tls_only_where_asked(is_asked):
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("AEENC_")}
+    variables |= {"AEENC_ENCODER": "192.0.2.1:1", "AEENC_INDEX": "127.0.0.1:1", "AEENC_GATEWAY_PORT": "0"}
+    if is_asked:
+        async with running("--plain-token", env=variables) as (told, _):
+            assert told == "aeenc-gateway: tokens travel to 192.0.2.1:1 without TLS (plain_token)\n"
+        return
+    ended = subprocess.run([COMMAND], env=variables, capture_output=True, text=True, timeout=60, check=False)  # noqa: ASYNC221
+    assert ended.returncode == 1
+    assert "plain_token: is off, so no token travels to 192.0.2.1:1" in ended.stderr
 
 
 def test_a_malformed_fleet_file_stops_the_start(tmp_path):

@@ -76,7 +76,7 @@ async def test_space_and_precision_reach_the_encoder_and_what_clients_send_besid
 async def test_another_name_for_the_model_is_refused(before, double, name):
     refused = await before.post("/v1/embeddings", json={"input": "sun", name: "q7"})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
-    assert "`model` is a label, a version, or `premise`" in refused.json()["detail"]
+    assert "put the label, the version or `premise` into `model`" in refused.json()["detail"]
     assert not double.requests
 
 

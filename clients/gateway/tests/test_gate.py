@@ -51,9 +51,9 @@ async def test_each_status_becomes_a_problem_that_openais_client_shows(before, d
     assert problem["status"] == status
     assert problem["type"] == "about:blank"
     assert (problem["code"], problem["reason"]) == (error.code, error.default_reason)
-    assert problem["violations"] == [{"field": "texts[0]", "description": "is wrong"}]
+    assert problem["violations"] == [{"field": "input[0]", "description": "is wrong"}]
     assert problem["request_id"] == answer.headers["x-request-id"] == caught.value.request_id
-    assert (caught.value.code, caught.value.param) == (error.default_reason, "texts[0]")
+    assert (caught.value.code, caught.value.param) == (error.default_reason, "input[0]")
     assert len(double.requests) == 1  # never repeated by the gateway
 
 

@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> None:
         trainer=settings.trainer,
         token=settings.token,
         ca=settings.ca,
-        plain_token=settings.plain_token,
+        plain_token=settings.plain_token or None,
     )
     if settings.plain_token and settings.ca is None:
         sys.stderr.write("aeenc-workbench: its token may travel to other hosts without TLS (plain_token)\n")

@@ -44,8 +44,8 @@ class WorkbenchSettings(BaseSettings):
     gold: Path | None = Field(None, description="folder of gold trees whose dev queries measure what is trained")
     token: str | None = Field(None, description="its credential; default: AEENC_TOKEN, else the local fleet's")
     ca: Path | None = Field(None, description="CA (PEM) of the services; default: AEENC_CA; none: plain connections")
-    plain_token: bool | None = Field(
-        None, description="send `token` to services on another host without `ca`, too: in a network that you trust"
+    plain_token: bool = Field(
+        False, description="send `token` to services on another host without `ca`, too: in a network that you trust"
     )
     tls_cert: Path | None = Field(None, description="certificate chain (PEM) of the workbench")
     tls_key: Path | None = Field(None, description="private key (PEM) of the workbench")
