@@ -10,7 +10,7 @@ import uvicorn
 
 from aeenc.errors import AeencError
 from aeenc.transport.addresses import is_local
-from aeenc.transport.channel import refuse_plain_token
+from aeenc.transport.checks import refuse_plain_token
 from aeenc.transport.targets import Targets
 from aeenc_gateway.app import make_app
 from aeenc_gateway.settings import GatewaySettings

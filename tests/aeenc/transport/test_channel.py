@@ -404,3 +404,32 @@ async def test_a_proxy_of_the_environment_is_for_other_machines_and_named_where_
     ):
         await EncoderClient(away).encode(["ice"])
     await away.close()
+
+
+@pytest.mark.parametrize("token", ["se cret", "tök", "a\nb", " \n", "\x00", "a" * 9000])
+def test_a_token_that_no_header_holds_is_refused_without_being_shown(token: str):
+    with pytest.raises(errors.InvalidArgument, match="token: is blank or has characters") as caught:
+        Channel("127.0.0.1:1", token=token)
+    assert token not in caught.value.message
+
+
+async def test_the_line_end_of_a_token_file_is_no_part_of_the_token():
+    async with served(lambda _: None, token="secret\n") as (_, channel):
+        assert (await EncoderClient(channel).encode(["ice"])).vectors.shape == (1, 2)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), "5", True])
+async def test_a_time_limit_that_is_none_is_refused_wherever_it_is_given(seconds: Any):
+    with pytest.raises(errors.InvalidArgument, match="timeout_s: must be seconds above 0"):
+        Channel("127.0.0.1:1", timeout_s=seconds)
+    async with served(lambda _: None) as (_, channel):
+        with pytest.raises(errors.InvalidArgument, match="timeout_s: must be seconds above 0"):
+            channel.with_options(timeout_s=seconds)
+        with pytest.raises(errors.InvalidArgument, match="timeout_s: must be seconds above 0"):
+            await EncoderClient(channel).encode(["ice"], timeout_s=seconds)
+
+
+async def test_an_infinite_time_limit_is_none_at_all():
+    async with served(lambda _: None, timeout_s=float("inf")) as (_, channel):
+        assert (await EncoderClient(channel).encode(["ice"])).vectors.shape == (1, 2)
+        assert (await EncoderClient(channel).encode(["ice"], timeout_s=float("inf"))).vectors.shape == (1, 2)

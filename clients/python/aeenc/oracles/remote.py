@@ -9,7 +9,8 @@ from typing import Any
 from aeenc.errors import Unavailable
 from aeenc.oracle import Oracle, Task, Verdict
 from aeenc.oracles.client import OracleClient
-from aeenc.transport.channel import Channel, refuse_plain_token
+from aeenc.transport.channel import Channel
+from aeenc.transport.checks import refuse_plain_token
 
 TIMEOUT_S = 3600.0  # a person may answer
 

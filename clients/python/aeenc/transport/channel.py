@@ -24,6 +24,7 @@ from grpc.aio import AioRpcError
 from aeenc import errors
 from aeenc.transport import status
 from aeenc.transport.addresses import Address, is_local, proxy_of, resolve, split
+from aeenc.transport.checks import check_seconds, credential, refuse_plain_token
 from aeenc.transport.spreading import SpreadChannel, SpreadMethod
 from aeenc.transport.tracing import name_of, traced
 
@@ -38,6 +39,7 @@ KEEPALIVE_S = 330.0  # of silence during a call, then a ping; servers refuse mor
 KEEPALIVE_TIMEOUT_S = 60.0  # for its answer, before the connection counts as lost
 HEDGE_SHARE = 1 / 3  # of a call's time: the most that passes before a silent server is given up
 _UNKNOWN_METHOD = ("Method not found", "unknown service", "unknown method")  # how gRPC's servers say it
+FOREVER_S = 365 * 24 * 3600.0  # gRPC takes no infinite deadline
 AWAY = "AWAY"  # reason of the Unavailable that says: nothing answers at the target
 _RETRYABLE = (errors.Unavailable, errors.Overloaded)
 _FAILED_WRITE = "Internal error from Core"  # of a stream whose call has just ended; hides why: grpc/grpc#36066
@@ -107,11 +109,11 @@ class Channel:
                 "or leave out cert and key (or AEENC_CERT and AEENC_KEY)",
             )
         self.target = target
-        self.timeout_s = timeout_s
+        self.timeout_s = check_seconds(timeout_s)
         self._retry = _policy(retry)
         self._pid = os.getpid()
         self._closed = asyncio.Event()  # one for all views of the connection
-        self._metadata = _credential(token)
+        self._metadata = credential(token)
         self._tls_name = tls_name
         self._options: dict[str, Any] = {
             "token": token,
@@ -148,9 +150,9 @@ class Channel:
         view = copy.copy(self)
         vars(view).update(
             _options=options,
-            timeout_s=options["timeout_s"],
+            timeout_s=check_seconds(options["timeout_s"]),
             _retry=_policy(options["retry"]),
-            _metadata=_credential(options["token"]),
+            _metadata=credential(options["token"]),
         )
         return view
 
@@ -193,7 +195,7 @@ class Channel:
             return await method(request, timeout=left_s, metadata=metadata)
 
         with traced(method, metadata):
-            return await self._repeated(method, attempt, metadata, timeout_s or self.timeout_s, retry)
+            return await self._repeated(method, attempt, metadata, self._budget(timeout_s), retry)
 
     async def send_stream(
         self,
@@ -219,7 +221,10 @@ class Channel:
                 raise
 
         with traced(method, metadata):
-            return await self._repeated(method, attempt, metadata, timeout_s or self.timeout_s, retry)
+            return await self._repeated(method, attempt, metadata, self._budget(timeout_s), retry)
+
+    def _budget(self, timeout_s: float | None) -> float:
+        return self.timeout_s if timeout_s is None else check_seconds(timeout_s)
 
     async def _repeated(
         self,
@@ -237,7 +242,7 @@ class Channel:
             begun = time.monotonic()
             left_s = deadline - begun
             try:
-                return await attempt(max(left_s, 0.001))
+                return await attempt(min(max(left_s, 0.001), FOREVER_S))
             except asyncio.CancelledError:
                 self._refuse_closed()
                 raise
@@ -264,7 +269,8 @@ class Channel:
         sent = _Sent(request) if isinstance(request, AsyncIterator) else None
         metadata = self.metadata()
         with traced(method, metadata):
-            call = method(sent.messages() if sent else request, timeout=timeout_s, metadata=metadata)
+            limit_s = None if timeout_s is None else min(check_seconds(timeout_s), FOREVER_S)
+            call = method(sent.messages() if sent else request, timeout=limit_s, metadata=metadata)
             try:
                 async for response in call:
                     yield response
@@ -457,20 +463,6 @@ def _policy(retry: Retry | bool) -> Retry:
     if isinstance(retry, Retry):
         return retry
     return Retry() if retry else Retry(attempts=1)
-
-
-def _credential(token: str | None) -> _Metadata:
-    return [("authorization", f"Bearer {token}")] if token else []
-
-
-def refuse_plain_token(target: str, *, token: str | None, ca: object, plain_token: bool, **_: object) -> None:
-    """Raises InvalidArgument where a token would travel to another host on a connection without TLS."""
-    if token and not ca and not plain_token and not is_local(target):
-        raise errors.InvalidArgument.field(
-            "plain_token",
-            f"is off, so no token travels to {target}, another host, without TLS; give ca (AEENC_CA; of a service "
-            "PEER_CA) or, in a network that you trust, plain_token=True (AEENC_PLAIN_TOKEN=true; PLAIN_TOKEN)",
-        )
 
 
 def _is_ours(rpc_error: AioRpcError) -> bool:

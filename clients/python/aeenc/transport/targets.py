@@ -19,6 +19,7 @@ from typing import Any
 from aeenc.errors import FailedPrecondition, InvalidArgument
 from aeenc.transport.addresses import is_local, split
 from aeenc.transport.channel import Channel, Retry
+from aeenc.transport.checks import check_seconds
 
 FLEET_FORMAT = 1
 SERVICES = ("encoder", "index", "sampler", "trainer")
@@ -93,12 +94,10 @@ class Targets:
 
 def _seconds(value: Any) -> float:
     try:
-        seconds = float(value)
-    except ValueError:
-        seconds = 0.0
-    if seconds <= 0:
-        raise InvalidArgument.field("timeout_s", f"must be seconds above 0, got {value!r}; see also AEENC_TIMEOUT_S")
-    return seconds
+        return check_seconds(float(value))
+    except (ValueError, InvalidArgument):
+        remedy = "see also AEENC_TIMEOUT_S"
+        raise InvalidArgument.field("timeout_s", f"must be seconds above 0, got {value!r}; {remedy}") from None
 
 
 def _is_on(value: Any) -> bool:

@@ -1,0 +1,39 @@
+"""Checks of what a connection is given: time limits, tokens, and where a token may travel."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from aeenc import errors
+from aeenc.transport.addresses import is_local
+
+_VISIBLE = re.compile(r"[!-~]{1,8192}")
+
+
+def check_seconds(timeout_s: Any) -> float:
+    """Returns a time limit; inf is none. Raises InvalidArgument for one that is not above 0, or no number."""
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
+        raise errors.InvalidArgument.field("timeout_s", f"must be seconds above 0, got {timeout_s!r}; inf is no limit")
+    return timeout_s
+
+
+def credential(token: str | None) -> list[tuple[str, str]]:
+    """Returns the header. Raises InvalidArgument for a token that no header holds; it is not shown."""
+    if not token:
+        return []
+    if not _VISIBLE.fullmatch(bare := token.strip()):
+        raise errors.InvalidArgument.field(
+            "token", "is blank or has characters that are not visible ASCII; read it from its file anew"
+        )
+    return [("authorization", f"Bearer {bare}")]
+
+
+def refuse_plain_token(target: str, *, token: str | None, ca: object, plain_token: bool, **_: object) -> None:
+    """Raises InvalidArgument where a token would travel to another host on a connection without TLS."""
+    if token and not ca and not plain_token and not is_local(target):
+        raise errors.InvalidArgument.field(
+            "plain_token",
+            f"is off, so no token travels to {target}, another host, without TLS; give ca (AEENC_CA; of a service "
+            "PEER_CA) or, in a network that you trust, plain_token=True (AEENC_PLAIN_TOKEN=true; PLAIN_TOKEN)",
+        )
