@@ -7,6 +7,7 @@ import type { DescMessage, DescMethodStreaming, DescMethodUnary, MessageInitShap
 import type { StreamResponse, Transport, UnaryResponse } from "@connectrpc/connect";
 import { createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-node";
 import { AeencError } from "./errors.js";
+import { isLocal } from "./targets.js";
 
 const RETRIES = 4; // 0.1 + 0.2 + 0.4 + 0.8 s: a service that is away fails after about 1.5 s
 const FIRST_PAUSE_MS = 100;
@@ -14,6 +15,7 @@ const FIRST_PAUSE_MS = 100;
 export interface ChannelOptions {
   token: string | undefined;
   ca: string | undefined;
+  plainToken: boolean;
   timeoutMs: number;
 }
 
@@ -29,6 +31,12 @@ export class Channel implements Transport {
   ) {
     if (!/^(\[[^\]]+\]|[^:/,]+):\d+$/.test(target)) {
       throw new AeencError("INVALID_ARGUMENT", `address ${JSON.stringify(target)} is not host:port; give one server`);
+    }
+    if (options.token && !options.ca && !options.plainToken && !isLocal(target)) {
+      throw new AeencError(
+        "INVALID_ARGUMENT",
+        `plainToken: is off, so no token travels to ${target}, another host, without TLS; give ca or, in a network that you trust, plainToken: true`,
+      );
     }
     const baseUrl = `${options.ca ? "https" : "http"}://${target}`;
     const tls = options.ca ? { ca: readFileSync(options.ca) } : {};

@@ -22,6 +22,8 @@ export interface ConnectOptions extends Partial<Record<ServiceName, string>> {
   adminToken?: string;
   /** A PEM file with the authority of the services' certificates: the calls are TLS. Default: AEENC_CA. */
   ca?: string;
+  /** Whether a token may travel to another host without `ca`: in a network that you trust. Default: AEENC_PLAIN_TOKEN. */
+  plainToken?: boolean;
   /** The default deadline of a call, its retries included, in milliseconds. Default: 60,000. */
   timeoutMs?: number;
 }
@@ -30,6 +32,7 @@ export interface Targets extends Record<ServiceName, string> {
   token: string | undefined;
   adminToken: string | undefined;
   ca: string | undefined;
+  plainToken: boolean;
 }
 
 /** Finds what was not given. Throws INVALID_ARGUMENT for a malformed fleet file. */
@@ -45,6 +48,7 @@ export function findTargets(given: ConnectOptions): Targets {
     token,
     adminToken: given.adminToken || variable("admin_token") || token,
     ca: given.ca || variable("ca"),
+    plainToken: given.plainToken ?? /^(true|1)$/i.test(variable("plain_token") ?? ""),
   };
 }
 
@@ -52,11 +56,16 @@ function variable(name: string): string | undefined {
   return process.env[`AEENC_${name.toUpperCase()}`] || undefined;
 }
 
+/** Whether what is sent to an address stays on this machine. */
+export function isLocal(target: string): boolean {
+  const host = target.replace(/:\d+$/, "").replace(/^\[|\]$/g, "");
+  return target.startsWith("unix:") || /^(localhost|127(\.\d{1,3}){3}|::1)$/i.test(host);
+}
+
 /** Refuses addresses of other hosts: a file of the working directory must send credentials to nobody else. */
 function checked(path: string, targets: Record<string, string>): Record<string, string> {
   for (const [name, target] of Object.entries(targets)) {
-    const host = String(target).replace(/:\d+$/, "").replace(/^\[|\]$/g, "");
-    if (!/^(unix:.*|localhost|127(\.\d{1,3}){3}|::1)$/.test(String(target).startsWith("unix:") ? target : host)) {
+    if (!isLocal(String(target))) {
       throw new AeencError(
         "INVALID_ARGUMENT",
         `${path}: ${name} is at ${target}, and a fleet file may name this machine alone; give that address by AEENC_${name.toUpperCase()}`,

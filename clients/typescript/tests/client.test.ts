@@ -171,6 +171,13 @@ test("a service that is away fails soon and says where it was looked for", async
   assert.ok(performance.now() - startedAt < 5000);
 });
 
+test("a token travels to another host without TLS only where asked", () => {
+  const away = { index: "192.0.2.1:50052", token: "secret" };
+  assert.throws(() => connect(away), { code: "INVALID_ARGUMENT", message: /^plainToken: .*192\.0\.2\.1/ });
+  connect({ ...away, plainToken: true }).close();
+  connect({ ...away, index: "localhost:50052" }).close();
+});
+
 test("an address that is not one server is refused by name", () => {
   assert.throws(() => connect({ index: "dns:///index:50052" }), { code: "INVALID_ARGUMENT", message: /host:port/ });
 });
