@@ -10,8 +10,11 @@ from typing import Any, cast
 
 import httpx
 import pytest
+from aeenc_workbench.__main__ import main
+from aeenc_workbench.app import make_app
 from aeenc_workbench.events import Events
-from aeenc_workbench.sign_in import Person
+from aeenc_workbench.settings import WorkbenchSettings
+from aeenc_workbench.sign_in import Links, Person
 
 pytestmark = pytest.mark.browser
 PAYLOAD = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>\'"`${window.pwned=1}`'
@@ -117,6 +120,37 @@ async def test_a_stream_that_its_browser_leaves_ends_what_it_follows() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert ended.is_set()
+
+
+async def test_a_stream_of_events_ends_with_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aeenc_workbench.events.BEAT_S", 0.01)
+    alive = [True]
+    events = Events(cast("Any", None)).stream(lambda: alive[0])
+    assert [await anext(events) for _ in range(2)] == [b"retry: 1000\n\n", b": still here\n\n"]
+    alive[0] = False
+    assert [one async for one in events] == []
+
+
+async def test_one_command_signs_everybody_out_and_other_sites_sign_nobody_in(tmp_path: Path) -> None:
+    links = Links(tmp_path)
+    app = make_app(links, sampler="127.0.0.1:1", index="127.0.0.1:1", trainer="127.0.0.1:1")
+    at = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1")
+    async with app.router.lifespan_context(app), at as http:
+        link = f"/sign-in?link={links.make(Person('ann'))}"
+        assert (await http.post(link, headers={"sec-fetch-site": "cross-site"})).status_code == 403
+        assert (await http.post(link)).status_code == 303
+        assert (await http.get("/api/me")).status_code == 200
+        main(["--sign-out-everybody", "--state-dir", str(tmp_path)])
+        assert (await http.get("/api/me")).status_code == 401
+        assert (await http.post(f"/sign-in?link={links.make(Person('ann'))}")).status_code == 303
+        assert (await http.get("/api/me")).status_code == 200
+
+
+def test_its_token_travels_to_another_host_without_tls_only_where_asked(tmp_path: Path) -> None:
+    words = ["--port", "0", "--state-dir", str(tmp_path), "--sampler", "192.0.2.1:1", "--token", "t"]
+    with pytest.raises(SystemExit, match=r"plain_token: is off, so no token travels to 192\.0\.2\.1:1"):
+        main(words)
+    assert WorkbenchSettings.from_command_line([*words, "--plain-token"]).plain_token
 
 
 async def test_nobody_answers_under_the_lease_of_somebody_else(bench: Any) -> None:

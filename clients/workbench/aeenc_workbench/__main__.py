@@ -5,10 +5,12 @@ from __future__ import annotations
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
 from aeenc.errors import AeencError
+from aeenc.transport.targets import Targets
 from aeenc.trees import Dataset
 from aeenc_workbench.app import make_app
 from aeenc_workbench.calls import Gold
@@ -31,6 +33,14 @@ def main(arguments: list[str] | None = None) -> None:
     if settings.link:
         _print_links(settings, links, f"{scheme}://{settings.host}:{settings.port}")
         return
+    targets: dict[str, Any] = settings.model_dump(include={"sampler", "index", "trainer", "token", "ca"})
+    targets["plain_token"] = settings.plain_token or None
+    try:
+        found = Targets.find(**targets)
+        for service in ("sampler", "index", "trainer"):
+            found.channel(service)  # refuses addresses, files and plain tokens here, not once the application starts
+    except (AeencError, OSError) as error:
+        sys.exit(f"aeenc-workbench: {error}")
     try:
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         listening = socket.create_server((settings.host, settings.port), family=family)
@@ -45,14 +55,9 @@ def main(arguments: list[str] | None = None) -> None:
         secure=secure,
         oidc=oidc,
         gold=_gold(settings.gold),
-        sampler=settings.sampler,
-        index=settings.index,
-        trainer=settings.trainer,
-        token=settings.token,
-        ca=settings.ca,
-        plain_token=settings.plain_token or None,
+        **targets,
     )
-    if settings.plain_token and settings.ca is None:
+    if found.plain_token and not found.ca:
         sys.stderr.write("aeenc-workbench: its token may travel to other hosts without TLS (plain_token)\n")
     config = uvicorn.Config(
         app,
