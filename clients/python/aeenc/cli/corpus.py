@@ -478,7 +478,13 @@ def retrieve(
         {"text": text, "premises": [asdict(hit) for hit in hits]} for text, hits in zip(texts, found, strict=True)
     ]
     tables = [
-        table(["id", "premise", "score"], [(hit.id, hit.text, f"{hit.score:.3f}") for hit in hits], title=text, right=1)
+        table(
+            ["id", "premise", "score"],
+            [(hit.id, hit.text, f"{hit.score:.3f}") for hit in hits],
+            title=text,
+            right=1,
+            whole=("id",),
+        )
         for text, hits in zip(texts, found, strict=True)
     ]
     origin = {"model_version": found.model_version, "space_id": found.space_id, "generation": found.generation}

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from aeenc import Client, values
 from aeenc.adapters.status import ServiceReport, ask, report_of
-from aeenc.cli.output import EndedBadly, Output, fields_table, output_of, shown_time, table
+from aeenc.cli.output import EndedBadly, Output, Visible, fields_table, output_of, shown_time, table
 from aeenc.cli.targets import client, targets_of
 from aeenc.errors import AeencError
 from aeenc.transport.targets import Targets
@@ -78,7 +78,7 @@ def _watch(output: Output, targets: Targets, every_s: float) -> NoReturn:
             answers = asyncio.run(ask(targets))
             shown = _shown(targets, answers, f"{datetime.now().astimezone():%H:%M:%S}")
             if live is not None:
-                live.update(shown, refresh=True)
+                live.update(Visible(shown), refresh=True)
             else:
                 output.result(report_of(targets, answers), shown)
             time.sleep(every_s)

@@ -6,7 +6,9 @@ Commands are functions of the modules beside this one. Other distributions add c
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
@@ -265,6 +267,9 @@ app = _app()
 
 def main() -> None:
     """Runs the command line; the script `aeenc`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # an encoding that lacks a letter of a fact shows its escape
+            stream.reconfigure(errors="backslashreplace")
     app()
 
 

@@ -6,6 +6,7 @@ Only results go to stdout. With --json, notes and errors go to stderr, one JSON 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,8 +14,9 @@ from datetime import datetime
 from typing import Any, Literal
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -26,6 +28,27 @@ PROTOCOLS = ("strict", "paper")
 METRICS = tuple(METRIC_FIELDS)
 
 Report = Callable[[int, int, str], None]
+
+
+# Codes that a terminal obeys, or that turn the order of letters: facts come from others, and may hold them.
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def visible(text: str) -> str:
+    """Replaces what a terminal would obey instead of showing it."""
+    return _OBEYED.sub("\ufffd", text)
+
+
+class Visible:
+    """Something that rich draws, with its texts made `visible`; colours are rich's own."""
+
+    def __init__(self, renderable: RenderableType) -> None:
+        self._renderable = renderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yields what the console draws."""
+        for segment in console.render(self._renderable, options):
+            yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
 
 class EndedBadly(AeencError):
@@ -47,11 +70,11 @@ class Output:
             return
         console = Console(highlight=False)
         for renderable in shown or (fields_table(values),):
-            console.print(renderable, crop=False)  # an id that is cut at the edge is worth nothing
+            console.print(Visible(renderable), crop=False)  # an id that is cut at the edge is worth nothing
 
     def note(self, text: str) -> None:
         """Writes a note to stderr: a line for a person, {"note": …} for a program."""
-        typer.echo(json.dumps({"note": text}) if self.as_json else text, err=True)
+        typer.echo(json.dumps({"note": text}) if self.as_json else visible(text), err=True)
 
     def error(self, failure: AeencError) -> None:
         """Writes to stderr, in one line, why the command failed, with the request id for the service's log."""
@@ -59,7 +82,7 @@ class Output:
         if failure.request_id:
             problem["request_id"] = failure.request_id
         line = " ".join(str(failure).split())
-        typer.echo(json.dumps({"error": problem}) if self.as_json else f"error: {line}", err=True)
+        typer.echo(json.dumps({"error": problem}) if self.as_json else f"error: {visible(line)}", err=True)
 
     @contextmanager
     def on_interrupt(self, remedy: str) -> Iterator[None]:

@@ -32,7 +32,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from aeenc import errors, values
-from aeenc.cli.output import output_of
+from aeenc.cli.output import Visible, output_of
 from aeenc.cli.targets import client
 from aeenc.errors import FailedPrecondition
 from aeenc.oracle import ABSTAINS, EXPLAINS, Verdict
@@ -485,7 +485,7 @@ def terminal(
     def show(screen: RenderableType) -> None:
         if console.is_terminal:
             console.clear()
-        console.print(screen)
+        console.print(Visible(screen))
 
     name = annotator or getpass.getuser()
     with client(context) as connected:

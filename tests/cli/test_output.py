@@ -1,0 +1,45 @@
+"""What reaches a terminal: texts of facts are shown, never obeyed, in whatever encoding."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.text import Text
+
+from aeenc import errors
+from aeenc.cli.output import Output, table
+
+FACT = "ice \x1b[31mred \x1b]0;owned\x07 \x9b2J \u202egnorw\u202c \x00 \x7f end"
+OBEYED = ("\x1b", "\x07", "\x9b", "\u202e", "\x00", "\x7f")
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda out: out.result({}, table(["premise"], [(FACT,)], title=FACT)),
+        lambda out: out.result({"premise": FACT}),
+        lambda out: out.result({}, FACT.replace("[", r"\["), Text(FACT)),
+        lambda out: out.note(FACT),
+        lambda out: out.error(errors.NotFound(FACT)),
+    ],
+)
+def test_what_a_terminal_would_obey_is_shown_as_a_sign(capsys: pytest.CaptureFixture[str], write) -> None:
+    write(Output())
+    told = "".join(capsys.readouterr())
+    assert not [code for code in OBEYED if code in told]
+    assert "ice" in told
+    assert "\ufffd" in told
+
+
+def test_a_letter_that_the_terminals_encoding_lacks_ends_no_command(tmp_path: Path) -> None:
+    (tmp_path / "pairs.jsonl").write_text("")
+    script = "import sys; from aeenc.cli import main; sys.argv[1:] = ['--help']\ntry:\n    main.main()\n"
+    script += "except SystemExit:\n    print('caf\u00e9 \u6c34')"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.rstrip().endswith(rb"caf\xe9 \u6c34")
