@@ -199,14 +199,14 @@ def test_what_is_not_given_comes_from_the_environment_and_the_fleet(
     fleet = {"format_version": 1, "targets": {"encoder": served[1], "index": "127.0.0.1:1"}}
     (tmp_path / "fleet.json").write_text(json.dumps(fleet))
     monkeypatch.setenv("AEENC_HOME", str(tmp_path))
-    monkeypatch.setenv("AEENC_TOKEN", "of the environment")
+    monkeypatch.setenv("AEENC_TOKEN", "of-the-environment")
     monkeypatch.setenv("AEENC_TIMEOUT_S", "0.1")
     monkeypatch.setenv("AEENC_INDEX", "127.0.0.1:2")
     with aeenc.connect(trainer="127.0.0.1:3") as client:
         awaiting = client._awaiting
         channels = [one.channel for one in (awaiting.encoder, awaiting.index, awaiting.trainer, awaiting.sampler)]
         assert [one.target for one in channels] == [served[1], "127.0.0.1:2", "127.0.0.1:3", "127.0.0.1:50053"]
-        assert {one._options["token"] for one in channels} == {"of the environment"}
+        assert {one._options["token"] for one in channels} == {"of-the-environment"}
         with pytest.raises(errors.DeadlineExceeded, match=r"within 0\.1 s"):
             client.encoder.encode(["slow"])
     with aeenc.connect(timeout_s=5, token="") as client:
