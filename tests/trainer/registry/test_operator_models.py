@@ -255,3 +255,21 @@ async def test_a_setting_that_is_taken_back_or_changed_exports_the_model_again(
     monkeypatch.setattr("services.trainer.registry.operator_models.Child.start", start)
     with pytest.raises(RuntimeError, match="a child exports"):
         await exports.version("pretrained", "base model", {"base_model": "b", **changed}, directory="here")
+
+
+@pytest.mark.parametrize("kind", ["pretrained", "cross-encoder"])
+def test_a_model_that_no_onnx_file_can_hold_is_refused_with_its_size(
+    space: Space, exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+):
+    from services.trainer.learning import __main__ as child
+    from services.trainer.learning.checkpoint import export
+
+    monkeypatch.setattr(export, "MAX_WEIGHTS_BYTES", 1_000, raising=False)
+    request = space.request | ({"directory": str(exported.directory)} if kind == "cross-encoder" else {})
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps({**request, "artifacts_dir": str(tmp_path / "artifacts")}))
+    child._export(kind, path)
+    error = json.loads(path.with_suffix(".result").read_bytes()).get("error", "")
+    assert re.fullmatch(
+        r"the model has [0-9,]+ bytes of weights, an ONNX file holds 1,000; choose a smaller one", error
+    )

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from aeenc.errors import FailedPrecondition
 from services.store.artifacts import Artifact, ArtifactStore
 from services.trainer.learning.checkpoint.probes import PROBES, pretrained_meta, spec_of, write_probes
 from services.trainer.learning.checkpoint.quantization import (
@@ -30,6 +31,7 @@ from services.trainer.models.space import space_id_of
 from services.trainer.registry.checkpoints import FOLDER
 
 OPSET = 18
+MAX_WEIGHTS_BYTES = 1_900_000_000  # an ONNX file, tensors included, must stay below 2 GiB
 _traced: dict[tuple[Any, ...], torch.onnx.ONNXProgram] = {}  # the last graph of this process, by architecture
 
 
@@ -75,8 +77,15 @@ def onnx_bytes(
     """Exports a module over (batch, length) inputs, without the exporter's stack traces, which hold local paths.
 
     Tracing takes seconds, and depends on the architecture alone: a second module of one that this process has traced
-    gets its own weights in a copy of the first one's graph, before the graph is simplified with them.
+    gets its own weights in a copy of the first one's graph, before the graph is simplified with them. Raises
+    FailedPrecondition for more weights than a file can hold.
     """
+    weights_bytes = sum(4 * parameter.numel() for parameter in module.parameters())
+    if weights_bytes > MAX_WEIGHTS_BYTES:
+        raise FailedPrecondition(
+            f"the model has {weights_bytes:,} bytes of weights, an ONNX file holds {MAX_WEIGHTS_BYTES:,}; choose a "
+            "smaller one"
+        )
     key = (_architecture(module), *inputs, output, *(tuple(one.shape) for one in (*args, *(kwargs or {}).values())))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter warns about its own internals

@@ -37,7 +37,6 @@ from services.trainer.registry.checkpoints import CROSS_ENCODER, FOLDER
 
 MAX_TOKENS = 512
 MIN_TOKENS = 8
-MAX_WEIGHTS_BYTES = 1_900_000_000  # an ONNX file, tensors included, must stay below 2 GiB
 TOGETHER = 32  # pairs of the int8 gate, scored at once
 MAX_DIFFERENCE = 1e-4  # between onnxruntime and torch, of scores up to 1; relative beyond
 EXAMPLES = 3
@@ -236,12 +235,6 @@ def load_cross_encoder(directory: Path, name: str) -> nn.Module:
     if loading["missing_keys"]:  # transformers would initialise them at random
         lacking = ", ".join(sorted(loading["missing_keys"])[:3])
         raise FailedPrecondition(f"{directory / 'model.safetensors'} lacks {lacking}; export the cross-encoder again")
-    weights_bytes = sum(parameter.numel() * 4 for parameter in model.parameters())
-    if weights_bytes > MAX_WEIGHTS_BYTES:
-        raise FailedPrecondition(
-            f"cross-encoder {name!r} has {weights_bytes:,} bytes of weights, an ONNX file holds "
-            f"{MAX_WEIGHTS_BYTES:,}; choose a smaller one"
-        )
     loaded: nn.Module = model.eval()
     return loaded
 
