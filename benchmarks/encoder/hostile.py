@@ -35,6 +35,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from aeenc import AsyncClient, errors
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, index_pb2, index_pb2_grpc, types_pb2
 from benchmarks.encoder.fleet import EncoderFleet
+from benchmarks.encoder.fuzz import LOST
 from benchmarks.harness.baselines import run
 from benchmarks.harness.checkpoints import STORE, base_checkpoint, register
 from benchmarks.harness.rows import ROOT, Rows
@@ -116,7 +117,8 @@ async def hostile(targets: dict[str, str], tokens: Sequence[str], seconds: float
                 await work(caller)
                 outcomes[kind]["OK"] += 1
             except grpc.aio.AioRpcError as error:
-                outcomes[kind][error.code().name] += 1
+                hidden = error.code() is grpc.StatusCode.INTERNAL and error.details() == LOST
+                outcomes[kind]["ended while it sent" if hidden else error.code().name] += 1
                 await asyncio.sleep(REFUSED_S)
 
     async def watch(channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...]) -> None:

@@ -1,8 +1,10 @@
 """Queues of the texts that wait for a worker, one for each lane and runner, cut into batches by a token budget.
 
 Callers share a queue fairly, by tokens: each text has a start on a clock of tokens served, and the least goes first
-(start-time fair queueing, Goyal et al. 1996). So the first text of somebody with nothing in the queue goes next,
-however much others have there. Texts are sorted by length within a bounded window, which keeps padding small. Runners
+(start-time fair queueing, Goyal et al. 1996). Who takes less than their share starts `CREDIT` earlier than the others
+(borrowed virtual time, Duda and Cheriton 1999), so that their text goes next, however much and however many others have
+there; and on a CPU a batch is smaller while several callers wait, since it holds up whoever comes. Texts are sorted by
+length within a bounded window, which keeps padding small. Runners
 take turns, so a batch never mixes versions. While both lanes have work, bulk gets one batch in `BULK_TURN`. Texts that
 are cancelled or out of time are dropped here. This module starts no thread and reads no clock.
 """
@@ -32,6 +34,8 @@ GPU_WORKERS = 2  # one prepares its batch while the other's is computed
 WINDOW_BATCHES = 8
 BULK_TURN = 8
 CALL_TOKENS = 32  # of a call, at most, before its caller's next one starts: about a text
+CREDIT = CALL_TOKENS
+SHARED, AHEAD = 2, 4  # the part of a CPU's batch while several callers wait, and for texts that go before a window
 WELL_FILLED = 0.35  # of the token budget: a batch this full is closed before a longer text
 MIN_SPLIT = 4  # below this many texts, two workers cost more than they save
 
@@ -141,25 +145,24 @@ class Queues:
         if not in_window or queue.has_newcomers:
             window: Batch = []
             tokens = 0
-            while self._has_room(window, tokens, runner) and (item := queue.next(newcomer=in_window)):
+            bounds = self._bounds_of(runner, AHEAD if in_window else SHARED if queue.is_shared else 1)
+            while _has_room(window, tokens, bounds) and (item := queue.next(newcomer=in_window)):
                 if self._is_alive(item, now):
                     window.append(item)
                     tokens += item.length
-            queue.batches.extendleft(reversed(self._cut(window, runner)))
+            queue.batches.extendleft(reversed(self._cut(window, runner, bounds)))
         if not queue.batches:
             return []
         return [item for item in queue.batches.popleft() if self._is_alive(item, now)]
 
-    def _bounds_of(self, runner: Runner) -> tuple[int, int]:
-        return self._bounds_of_pairs if isinstance(runner, PairRunner) else self._bounds
+    def _bounds_of(self, runner: Runner, parts: int) -> tuple[int, int]:
+        """Returns the most texts and tokens of a batch; on a CPU of one that is so many times smaller."""
+        batch_items, batch_tokens = self._bounds_of_pairs if isinstance(runner, PairRunner) else self._bounds
+        return batch_items, batch_tokens // parts if batch_items else batch_tokens
 
-    def _has_room(self, window: Batch, tokens: int, runner: Runner) -> bool:
-        batch_items, batch_tokens = self._bounds_of(runner)
-        return tokens < WINDOW_BATCHES * batch_tokens and not 0 < batch_items * WINDOW_BATCHES <= len(window)
-
-    def _cut(self, window: Batch, runner: Runner) -> list[Batch]:
+    def _cut(self, window: Batch, runner: Runner, bounds: tuple[int, int]) -> list[Batch]:
         """Sorts a window by length and cuts it where a batch is full, or well filled before a longer text."""
-        batch_items, batch_tokens = self._bounds_of(runner)
+        batch_items, batch_tokens = bounds
         window.sort(key=_LENGTH)
         share = max(-(-len(window) // self._workers), MIN_SPLIT)
         most = min(batch_items, share) if batch_items else len(window)
@@ -188,18 +191,24 @@ class Queues:
         return True
 
 
+def _has_room(window: Batch, tokens: int, bounds: tuple[int, int]) -> bool:
+    batch_items, batch_tokens = bounds
+    return tokens < WINDOW_BATCHES * batch_tokens and not 0 < batch_items * WINDOW_BATCHES <= len(window)
+
+
 class _Queue:
     """The texts for one runner in one lane: those that wait, and the batches of the window already cut.
 
-    The clock counts tokens served. A call starts where its caller's call before it ends, or now; the caller's next one
-    waits for `CALL_TOKENS` of it at most: a caller may be a service, whose large calls must not hold up its small ones.
+    The clock counts tokens served. A call starts where its caller's call before it ends, or `CREDIT` before now. A
+    caller may be a service, whose large calls must not hold up its small ones: calls of one text have a share of their
+    own, and the next large call waits for `CALL_TOKENS` of the one before it at most.
     """
 
     __slots__ = ("_clock", "_count", "_ends", "_waiting", "batches")
 
     def __init__(self) -> None:
         self._clock = 0  # the start of the text taken last
-        self._ends: dict[str, int] = {}  # where a caller's next call starts, unless the clock is past that
+        self._ends: dict[tuple[str, bool], int] = {}  # where the next call of a share starts, unless that is past
         self._waiting: list[tuple[int, int, Item]] = []  # a heap: start, order of coming, text
         self._count = itertools.count()
         self.batches: deque[Batch] = deque()
@@ -209,28 +218,34 @@ class _Queue:
         return not self._waiting and not self.batches
 
     @property
+    def is_shared(self) -> bool:
+        """Whether somebody else has taken or asked for something of late."""
+        return len(self._ends) > 1
+
+    @property
     def has_newcomers(self) -> bool:
         """Whether a text waits that starts no later than the window that is being handed out."""
         return bool(self._waiting) and self._waiting[0][0] <= self._clock
 
     def put(self, items: Sequence[Item]) -> None:
-        caller = items[0].call.caller
-        begins = start = max(self._clock, self._ends.get(caller, 0))
+        share = items[0].call.caller, len(items) == 1
+        begins = start = max(self._clock - CREDIT, self._ends.get(share, -CREDIT))
         for item in items:
             heapq.heappush(self._waiting, (start, next(self._count), item))
             start += item.length
-        self._ends[caller] = min(start, begins + CALL_TOKENS)
+        self._ends[share] = min(start, begins + CALL_TOKENS)
 
     def next(self, *, newcomer: bool) -> Item | None:
         """Takes the text that starts first, or only a newcomer's; None when there is none."""
         if not self._waiting or (newcomer and not self.has_newcomers):
             return None
-        self._clock, _, item = heapq.heappop(self._waiting)
+        start, _, item = heapq.heappop(self._waiting)
+        self._clock = max(self._clock, start)
         return item
 
     def forget_callers(self) -> None:
-        """Forgets the callers whose next call would start now."""
-        self._ends = {caller: end for caller, end in self._ends.items() if end > self._clock}
+        """Forgets the callers whose next call would start as a stranger's does."""
+        self._ends = {share: end for share, end in self._ends.items() if end > self._clock - CREDIT}
 
     def all_waiting(self) -> Batch:
         return [item for _, _, item in self._waiting]

@@ -182,3 +182,42 @@ def test_who_comes_again_and_again_with_one_text_does_not_starve_a_large_call():
         _, [item] = waiting.take(0.0)
         served[item.call.caller] += 1
     assert served["small"] <= 40
+
+
+def test_who_takes_less_than_their_share_goes_before_any_number_of_callers_with_more():
+    waiting, runner = queues(batch_items=1), Runner()
+    for caller in "abcdefghij":
+        waiting.put("interactive", runner, items([40] * 100, a_call(caller)))
+    for _ in range(50):  # until their credit is used up
+        assert waiting.take(0.0) is not None
+    for _ in range(20):
+        waiting.put("interactive", runner, items([8], a_call("light")))
+        assert callers_of([waiting.take(0.0)]) == [["light"]]
+        for _ in range(10):
+            waiting.put("interactive", runner, items([40], a_call("a")))
+            assert "light" not in callers_of([waiting.take(0.0)])[0]
+
+
+def test_a_text_of_a_service_does_not_wait_for_the_service_s_large_calls():
+    waiting, runner = queues(batch_items=1), Runner()
+    for caller in "abcd":
+        waiting.put("interactive", runner, items([40] * 50, a_call(caller)))
+    for _ in range(4):
+        waiting.put("interactive", runner, items([40] * 16, a_call("index")))
+    for _ in range(WINDOW_BATCHES + 1):
+        assert waiting.take(0.0) is not None
+    waiting.put("interactive", runner, items([8], a_call("index")))
+    _, [first] = waiting.take(0.0)
+    assert first.length == 8
+
+
+def test_on_a_cpu_a_batch_is_smaller_while_several_callers_wait_and_smallest_for_who_goes_ahead():
+    waiting, runner = queues(batch_items=32, batch_tokens=240), Runner()
+    waiting.put("interactive", runner, items([40] * 64, a_call("alone")))
+    assert sum(item.length for item in waiting.take(0.0)[1]) == 240
+    waiting.put("interactive", runner, items([8, 40], a_call("light")))
+    assert [item.length for item in waiting.take(0.0)[1]] == [8], "a longer text would hold it up"
+    waiting.put("interactive", runner, items([40] * 64, a_call("other")))
+    for _ in range(WINDOW_BATCHES + 1):
+        waiting.take(0.0)
+    assert sum(item.length for item in waiting.take(0.0)[1]) <= 120
