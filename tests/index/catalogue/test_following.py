@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -131,3 +133,36 @@ async def test_forty_callers_of_a_corpus_that_another_replica_has_just_activated
         calls[0].cancel()
         found = await asyncio.gather(*calls[1:])
         assert (set(found), opened) == ({second}, ["science"])
+
+
+@pytest.mark.crash
+async def test_of_200_activations_none_is_acknowledged_without_naming_a_replica_that_lags(serve, monkeypatch):
+    """An opening that takes three seconds, memory exhausted for one corpus, both queues full: one at a time."""
+    rng, fault, faulty, faults = random.Random(0), "", "", ("", "slow", "exhausted", "full")
+    lost, named = Counter[str](), Counter[str]()
+
+    def disturbed(corpus: str) -> None:
+        if corpus == faulty and fault == "slow":
+            time.sleep(3)
+        elif corpus == faulty and fault == "exhausted":
+            raise MemoryError("no room for codes")
+
+    async with serve(instance="one", **BRISK) as one, serve(instance="two", **BRISK) as two:
+        generations = {corpus: await built(one, corpus) for corpus in ("science", "zoology", "law")}
+        assert [await served(two, corpus) for corpus in generations] == [first for first, _ in generations.values()]
+        opening(monkeypatch, catalogue_of(two), disturbed)
+        for _ in range(200):
+            corpus, fault, faulty = rng.choice(list(generations)), rng.choice(faults), rng.choice(list(generations))
+            queues = [catalogue_of(index)._batcher._queue for index in (one, two)] if fault == "full" else []
+            for queue in queues:
+                queue.size += 1_000_000
+            done = await one.client.activate(corpus, wanted := rng.choice(generations[corpus]))
+            for queue in queues:
+                queue.size -= 1_000_000
+            if [each for each in done.replicas if each.behind]:
+                named[fault] += 1
+            elif await served(two, corpus) != wanted:
+                lost[fault] += 1
+        assert not lost
+        assert named["slow"]
+        assert named["exhausted"]
