@@ -169,7 +169,8 @@ def main(root: Path = ROOT) -> None:
     if given.times < 1:
         parser.error(f"--times is {given.times}; give at least 1")
     for ending in ENDINGS:
-        signal.signal(ending, _interrupted)
+        if (ending, signal.getsignal(ending)) != (signal.SIGHUP, signal.SIG_IGN):  # not under nohup
+            signal.signal(ending, _interrupted)
     os.environ["AEENC_BENCH_DATA"] = str(directory(root).resolve())  # for both
     rows = Rows(f"against-{given.benchmark}")
     compare(rows, given.revision, given.benchmark, given.arguments, times=given.times, root=root)
