@@ -8,7 +8,8 @@
 DIR has WikiQA, TrecQA or lines of JSON (docs/training.md), or a folder for each of several such sets. As in the paper,
 only who, when and where are asked, and questions with a right answer. `--vectors` names a text file of word vectors;
 without one, they are the latent semantics of the training texts, which suffices for a trial. Jobs run on fleets of
-their own, through the RPCs, and have idempotency keys: what was trained once is found again.
+their own, through the RPCs, and have idempotency keys: what was trained once, on these files with these settings, is
+found again.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ from aeenc.evaluation import (
     selection_metrics,
     shifts,
 )
+from benchmarks.harness.kept_fleet import kept_fleet
 from benchmarks.harness.rows import ROOT
-from services.launcher.fleet import Fleet, Options
 from services.trainer.models.word_vectors import WordVectors, write_base_model
 
 HOME = ROOT / ".aeenc" / "bench" / "analogy"
@@ -208,21 +209,13 @@ class Measured:
 
 
 @contextmanager
-def fleet_of(home: Path, base: Path | None, rate: float, epochs: int) -> Iterator[Measured]:
-    """A fleet of a base model; None is the default one."""
+def fleet_of(home: Path, data: Path, base: Path | None, rate: float, epochs: int) -> Iterator[Measured]:
+    """A fleet of a base model over a directory; None is the default one."""
     os.environ.pop("AEENC_TRAINER_BASE_MODEL", None)
     if base:
         os.environ["AEENC_TRAINER_BASE_MODEL"] = str(base)
-    fleet = Fleet(home)
-    fleet.down()
-    try:
-        targets = fleet.up(Options(base_port=0), lambda text: print(f"  {text}", flush=True))
-        with aeenc.connect(
-            **{name: targets[name] for name in ("encoder", "index", "sampler", "trainer")}, retry=aeenc.PATIENT
-        ) as client:
-            yield Measured(client, rate, epochs)
-    finally:
-        fleet.down()
+    with kept_fleet(home, data) as client:
+        yield Measured(client, rate, epochs)
 
 
 @dataclass(frozen=True)
@@ -335,7 +328,8 @@ def main() -> None:
         if model == "words":
             continue
         base = recurrent(vectors, home) if model == "bigru" else None
-        with fleet_of(home / (base.name + "-fleet" if base else model), base, RATES[model], given.epochs) as measured:
+        own = home / (base.name + "-fleet" if base else model)
+        with fleet_of(own, given.data, base, RATES[model], given.epochs) as measured:
             for selection in selections:
                 if not base:
                     add(model, selection, lambda *_: measured.encode(), given.seeds)

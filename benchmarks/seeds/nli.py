@@ -3,9 +3,10 @@
     make nli DATA=../shared/data/snli           DIR/train.jsonl, or else dev.jsonl, trains; DIR/test.jsonl is asked
     make nli DATA=… ARGS='--sts sts-test.tsv'   also Spearman's rho of cosines with scores (benchmarks/seeds/similarity)
 
-Lines as the trainer's kind `nli` takes them. Siamese, through the RPCs of its own fleet; jobs have idempotency keys.
-The candidates are the distinct hypotheses of the test split, the queries its premises that entail one. The
-default base model, all-MiniLM-L6-v2, has seen AllNLI, which confounds the order of the rows: name another by `--base`.
+Lines as the trainer's kind `nli` takes them. Siamese, through the RPCs of its own fleet; what was trained once on these
+files with these settings is found again. The candidates are the distinct hypotheses of the test split, the queries its
+premises that entail one. The default base model, all-MiniLM-L6-v2, has seen AllNLI, which confounds the order of the
+rows: name another by `--base`.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from typing import Any, NamedTuple
 
 import aeenc
 from aeenc import values
+from benchmarks.harness.kept_fleet import kept_fleet
 from benchmarks.harness.rows import ROOT, Rows
 from benchmarks.seeds.similarity import ScoredPair, read_pairs, spearman
-from services.launcher.fleet import Fleet, Options
 from services.trainer.data.pair_sources import DataSets
 from services.trainer.data.training_set import JudgedPair
 
@@ -72,7 +73,8 @@ class Measured:
         report = self._client.trainer.evaluate(
             CORPUS, self._gold, version=version, generation=generation, strict_only=True, timeout_s=3600
         )
-        encode = partial(self._client.encoder.encode, version=version, truncate=True)
+        space_id = self._client.trainer.get_checkpoint(version).space_id if version else ""
+        encode = partial(self._client.encoder.encode, version=version, space_id=space_id, truncate=True)
         return Quality(
             report.strict.map, spearman(self._similar, lambda texts: encode(texts).vectors) if self._similar else None
         )
@@ -117,34 +119,27 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=0, help="training pairs of an epoch; 0: all")
     given = parser.parse_args()
     training = next((path for name in ("train", "dev") if (path := given.data / f"{name}.jsonl").is_file()), None)
-    if training is None or not (given.data / "test.jsonl").is_file():
+    test = given.data / "test.jsonl"
+    if training is None or not test.is_file():
         raise SystemExit(f"{given.data} needs train.jsonl or dev.jsonl, and test.jsonl")
     similar = read_pairs(given.sts) if given.sts else []
-    pairs = inferences(given.data / "test.jsonl")
+    pairs = inferences(test)
     texts = list(dict.fromkeys(pair.premise for pair in pairs))
     os.environ["AEENC_TRAINER_DATA_SETS"] = json.dumps({"nli": f"nli:{training.resolve()}"})
     if given.base:
         os.environ["AEENC_TRAINER_BASE_MODEL"] = given.base
-    home = HOME / f"{given.data.resolve().name}{'-' if given.base else ''}{Path(given.base).name}"
-    rows, fleet = Rows("nli"), Fleet(home)
-    fleet.down()
-    try:
-        targets = fleet.up(Options(base_port=0), lambda text: print(f"  {text}", flush=True))
-        with aeenc.connect(
-            **{name: targets[name] for name in ("encoder", "index", "sampler", "trainer")}, retry=aeenc.PATIENT
-        ) as client:
-            if CORPUS not in {found.corpus for found in client.index.info().corpora}:
-                client.index.build(CORPUS, [values.Premise(id=f"h{n}", text=text) for n, text in enumerate(texts)])
-            measured = Measured(client, entailed(pairs), given.items, similar)
-            before = measured.quality()
-            rows.note("untrained: MAP", before.map, "", before.rho)
-            for name in given.only:
-                found = [measured.trained(name, seed, given.epochs) for seed in range(given.seeds)]
-                note(rows, f"{name}: MAP", [one.map for one in found], before.map)
-                if before.rho is not None:
-                    note(rows, f"{name}: Spearman", [one.rho for one in found], before.rho)
-    finally:
-        fleet.down()
+    rows = Rows("nli")
+    with kept_fleet(HOME / given.data.resolve().name, training, test) as client:
+        if CORPUS not in {found.corpus for found in client.index.info().corpora}:
+            client.index.build(CORPUS, [values.Premise(id=f"h{n}", text=text) for n, text in enumerate(texts)])
+        measured = Measured(client, entailed(pairs), given.items, similar)
+        before = measured.quality()
+        rows.note("untrained: MAP", before.map, "", before.rho)
+        for name in given.only:
+            found = [measured.trained(name, seed, given.epochs) for seed in range(given.seeds)]
+            note(rows, f"{name}: MAP", [one.map for one in found], before.map)
+            if before.rho is not None:
+                note(rows, f"{name}: Spearman", [one.rho for one in found], before.rho)
     rows.finish()
 
 

@@ -15,6 +15,7 @@ from aeenc.cli.corpus import ensure_corpus
 from aeenc.files.whole import whole_folder
 from aeenc.trees import Dataset, write_folds
 from benchmarks.harness.entailmentbank import entailmentbank
+from benchmarks.harness.kept_fleet import inputs_digest
 from benchmarks.tables.research import HOME, Research, research
 from benchmarks.tables.table_rows import OURS
 from services.trainer.models.base_model import DEFAULT_NAME
@@ -23,8 +24,8 @@ FOLDS = 5
 
 
 def fold_directories(dataset: Dataset) -> Mapping[str, Path]:
-    """The folds of the data by name; written once."""
-    to = HOME / f"folds-{dataset.directory.resolve().name}"
+    """The folds of the data by name; written once for the same files."""
+    to = HOME / f"folds-{inputs_digest(dataset.directory)}"
     if not to.is_dir():
         with whole_folder(to) as temporary:
             write_folds(dataset, temporary, number=FOLDS)

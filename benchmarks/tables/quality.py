@@ -40,6 +40,7 @@ from aeenc.files.whole import whole_folder
 from aeenc.trainer import gold_tree
 from aeenc.trees import HELD_OUT, Dataset, Tree
 from benchmarks.harness.entailmentbank import DATA, check_there
+from benchmarks.harness.kept_fleet import inputs_digest
 from benchmarks.harness.rows import ROOT, Rows
 from benchmarks.tables.by_tree import fact_precisions_of, groups_of, p_by_tree, precisions_of, unseen_of
 from benchmarks.tables.drawing import draw_stages
@@ -397,7 +398,7 @@ def _kept(name: str) -> dict[str, Any]:
 def renamed_split(rows: Rows) -> None:
     """Runs the commands of the paper's tables over a split `test`: every other tree of dev, which dev then lacks."""
     check_there()
-    data = HOME / "renamed-split"
+    data = HOME / f"renamed-split-{inputs_digest(DATA)}"
     if not data.is_dir():
         with whole_folder(data) as copy:
             shutil.copytree(DATA, copy, dirs_exist_ok=True)

@@ -29,6 +29,7 @@ from aeenc.loop import Journal, Loop, LoopPlan
 from aeenc.trees import Dataset
 from aeenc.v1 import trainer_pb2
 from benchmarks.harness.entailmentbank import DATA
+from benchmarks.harness.kept_fleet import inputs_digest
 from benchmarks.harness.rows import ROOT
 from benchmarks.tables.by_tree import BY_QUERY, by_query
 from benchmarks.tables.table_text import deeper_metrics
@@ -198,16 +199,14 @@ def research(
 ) -> Iterator[Research]:
     """A fleet over the data in `directory`; `settings` are the trainer's. It ends with the block, its state stays.
 
-    `further` data sets are the trainer's, too.
+    Its home is one of these data and settings. `further` data sets are the trainer's, too, and made of the data.
     """
     dataset = Dataset.load(directory)
     data_sets = {GOLD: str(directory.resolve()), **({NLI: f"nli:{INFERENCES}"} if INFERENCES.is_file() else {})}
     data_sets |= {name: str(path.resolve()) for name, path in further.items()}
     chosen = {"base_model": base_model, "data_sets": json.dumps(data_sets), **settings}
-    fleet = Fleet(
-        home / (base_model.replace("/", "--") + ("" if directory == DATA else f"-{directory.resolve().name}"))
-    )
-    with _held(fleet.home), _environment(chosen):
+    read = [directory, *([INFERENCES] if INFERENCES.is_file() else [])]
+    with _environment(chosen), _held(home / f"{base_model.replace('/', '--')}-{inputs_digest(*read)}") as fleet:
         try:
             fleet.down()  # one that was left behind has other settings
             options = Options(base_port=0, gold_trees=str(directory.resolve()), gold_split=TRAINING_SPLIT)
@@ -222,8 +221,8 @@ def research(
 
 
 @contextmanager
-def _held(home: Path) -> Iterator[None]:
-    """Keeps others from a home: `down` ends the services of whoever works there. Ends the process if one does."""
+def _held(home: Path) -> Iterator[Fleet]:
+    """The fleet of a home, kept from others: `down` ends the services of whoever works there. Ends the process then."""
     home.mkdir(parents=True, exist_ok=True)
     path = home / "research.lock"
     with path.open("w") as lock:
@@ -234,7 +233,7 @@ def _held(home: Path) -> Iterator[None]:
                 f"{path} is held by another `make table1`, `make figure3` or `make bench NAME=trainer`, whose services "
                 "this one would end; run it once that has ended"
             ) from None
-        yield
+        yield Fleet(home)
 
 
 @contextmanager

@@ -73,10 +73,29 @@ def test_a_home_in_which_another_run_works_is_refused_before_its_services_are_to
     touched = []
     monkeypatch.setattr(module.Fleet, "down", lambda self: touched.append(self.home))
     monkeypatch.setattr(module.Fleet, "up", lambda *_: pytest.fail("it starts services"))
-    held = tmp_path / f"base-{trees.name}"
+    monkeypatch.setattr(module, "inputs_digest", lambda *_: "digest")
+    held = tmp_path / "base-digest"
     held.mkdir()
     with (held / "research.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(SystemExit, match=r"research\.lock is held by another .*once that has ended"):
             research("base", directory=trees, home=tmp_path).__enter__()
     assert not touched
+
+
+def test_other_gold_among_the_same_premises_and_other_settings_have_a_home_of_their_own(trees, tmp_path, monkeypatch):
+    homes = []
+    monkeypatch.setattr(module.Fleet, "down", lambda _: None)
+    monkeypatch.setattr(module.Fleet, "up", lambda self, *_: homes.append(self.home) or pytest.fail("it starts"))
+
+    def start(**settings):
+        with pytest.raises(pytest.fail.Exception):
+            research("base", directory=trees, home=tmp_path / "homes", **settings).__enter__()
+        return homes.pop()
+
+    first = start()
+    assert start() == first
+    assert start(pooling="cls") != first
+    train = trees / "dataset" / "task_1" / "train.jsonl"
+    train.write_text(train.read_text().replace("the nail moves", "the nail stays"))
+    assert start() != first
