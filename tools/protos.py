@@ -109,11 +109,11 @@ def lint() -> int:
 
 
 def breaking() -> int:
-    """Fail if the protos break users of the last release, or of `main` where nothing has been released."""
-    base = last_release()
-    archive = git("archive", base, "--", "buf.yaml", "protos") if base else None
+    """Fail if the protos break users of the last release; before the first one there are none."""
+    tag = git("describe", "--tags", "--abbrev=0")
+    archive = git("archive", tag.decode().strip(), "--", "buf.yaml", "protos") if tag else None
     if archive is None:
-        print("protos: nothing to compare with yet (no tag and no main with protos): breaking changes not checked")
+        print("protos: no release to compare with yet: breaking changes not checked")
         return 0
     with tempfile.TemporaryDirectory() as scratch:
         with tarfile.open(fileobj=BytesIO(archive)) as tar:
@@ -155,15 +155,6 @@ def buf() -> str:
     if not program.is_file():
         raise SetupError(f"{program} is missing. Run `make setup`.")
     return str(program)
-
-
-def last_release() -> str | None:
-    """The newest tag before HEAD, or a branch `main`."""
-    tag = git("describe", "--tags", "--abbrev=0")
-    if tag:
-        return tag.decode().strip()
-    branches = ("main", "origin/main")
-    return next((branch for branch in branches if git("cat-file", "-e", f"{branch}:protos") is not None), None)
 
 
 def git(*arguments: str) -> bytes | None:

@@ -3,7 +3,7 @@
     make bench NAME=prototypes          EntailmentBank (AEENC_BENCH_DATA); some minutes
 
 Exploratory. The pre-trained encoder ranks; its first 50 premises are ordered again by cosine + w x term. The term is
-the score by analogy (SCORE_KIND_ANALOGY) with p gold pairs of train whose premise has the candidate's relation, told by
+the score by analogy with p gold pairs of train whose premise has the candidate's relation, told by
 a cue such as "is a kind of". w is tuned on queries of train whose premises give no prototypes; dev is measured once for
 each row and seed. Two controls: pairs of any relation, and pairs whose premises were swapped among them.
 """

@@ -7,11 +7,10 @@ from collections.abc import AsyncIterator, Iterable
 from aeenc import vectors
 from aeenc.errors import InvalidArgument
 from aeenc.v1 import encoder_pb2, types_pb2
-from services.encoder.batching.encoder import AnalogyCall, CallResult, EncodeCall, ScoreCall
+from services.encoder.batching.encoder import CallResult, EncodeCall, ScoreCall
 from services.encoder.batching.queues import Lane
 from services.encoder.rollout.history import Swap
 from services.encoder.rollout.versions import Selection, Versions
-from services.encoder.runtime.model import FLOAT32
 from services.kit.convert import decode_enum, to_duration, to_timestamp
 
 _ROLES = {encoder_pb2.ROLE_QUERY: "query", encoder_pb2.ROLE_PREMISE: "premise"}
@@ -23,7 +22,6 @@ _PRECISIONS = {
     types_pb2.PRECISION_BFLOAT16: "bfloat16",
 }
 _TRUNCATES = {types_pb2.TRUNCATE_ERROR: False, types_pb2.TRUNCATE_END: True}
-_BY_ANALOGY = {encoder_pb2.SCORE_KIND_CROSS_ENCODER: False, encoder_pb2.SCORE_KIND_ANALOGY: True}
 _TO_PRECISION = {name: value for value, name in _PRECISIONS.items()}
 _MODEL_TYPES = {
     "sentence-encoder": encoder_pb2.MODEL_TYPE_SENTENCE_ENCODER,
@@ -83,31 +81,14 @@ def _same_in_a_stream(batch: encoder_pb2.EncodeRequest) -> dict[str, str]:
 
 def to_score_call(
     request: encoder_pb2.ScoreRequest, deadline_s: float | None, request_id: str, caller: str
-) -> ScoreCall | AnalogyCall:
-    """Converts a Score request. Raises InvalidArgument for a field that its kind has not."""
-    truncate = decode_enum(_TRUNCATES, request.truncate, "truncate", False)
-    precision = decode_enum(_PRECISIONS, request.precision, "precision", "")
-    if decode_enum(_BY_ANALOGY, request.kind, "kind", False):
-        if precision not in {"", FLOAT32}:
-            raise InvalidArgument.field("precision", f"is {precision}, but analogies are float32; leave it unset")
-        return AnalogyCall(
-            query=request.query,
-            premises=request.premises,
-            prototypes=[(one.query, one.premise) for one in request.prototypes],
-            selection=_selection(request.model, request.space_id, request_id),
-            truncate=truncate,
-            deadline_s=deadline_s,
-            caller=caller,
-        )
-    for name in ("prototypes", "space_id"):
-        if getattr(request, name):
-            raise InvalidArgument.field(name, "belongs to SCORE_KIND_ANALOGY; set that `kind`, or leave it out")
+) -> ScoreCall:
+    """Converts a Score request."""
     return ScoreCall(
         query=request.query,
         premises=request.premises,
         selection=_selection(request.model, "", request_id),
-        truncate=truncate,
-        precision=precision,
+        truncate=decode_enum(_TRUNCATES, request.truncate, "truncate", False),
+        precision=decode_enum(_PRECISIONS, request.precision, "precision", ""),
         deadline_s=deadline_s,
         first_of_ensemble=request.first_of_ensemble,
         caller=caller,
@@ -127,15 +108,14 @@ def to_response(result: CallResult) -> encoder_pb2.EncodeResponse:
     )
 
 
-def to_score_response(result: CallResult, kind: encoder_pb2.ScoreKind) -> encoder_pb2.ScoreResponse:
-    """Converts a result to the response to a Score of a kind."""
+def to_score_response(result: CallResult) -> encoder_pb2.ScoreResponse:
+    """Converts a result to a Score response."""
     return encoder_pb2.ScoreResponse(
         scores=result.rows[:, 0].tolist(),
         model_version=result.model_version,
         timings=_timings(result),
         truncated=result.truncated,
         ensemble=result.ensemble,
-        kind=kind or encoder_pb2.SCORE_KIND_CROSS_ENCODER,
         precision=_TO_PRECISION[result.precision],
     )
 

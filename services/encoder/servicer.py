@@ -61,7 +61,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
     async def Score(self, request: encoder_pb2.ScoreRequest, context: Any) -> encoder_pb2.ScoreResponse:
         call = convert.to_score_call(request, deadline_s(context), request_id(context), origin(context))
         result = await self._encoder.score(call)
-        return convert.to_score_response(result, request.kind)
+        return convert.to_score_response(result)
 
     async def GetInfo(self, request: Any, context: Any) -> encoder_pb2.EncoderServiceGetInfoResponse:
         premise = self._versions.models.get(self._versions.premise_version)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from functools import partial
 
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 from aeenc import errors
 from aeenc.v1 import encoder_pb2
 from aeenc.v1.types_pb2 import Precision
-from services.encoder.batching import encoder
 from services.encoder.batching.admission import Admission
 from services.encoder.runtime.runners import PairRunner
 from services.store.artifacts import ArtifactStore
@@ -329,71 +327,21 @@ async def test_an_analogy_scores_by_the_nearest_shift_of_the_prototypes(serve, p
         assert found.timings.total.total_seconds() > 0
 
 
-async def test_an_analogy_is_computed_beside_the_event_loop(serve, pretrained, monkeypatch) -> None:
-    threads: list[threading.Thread] = []
-    original = encoder.analogy_scores
-
-    def analogy_scores(*arguments):
-        threads.append(threading.current_thread())
-        return original(*arguments)
-
-    monkeypatch.setattr(encoder, "analogy_scores", analogy_scores)
-    async with serve() as (_, client):
-        await client.score_by_analogy("the moon is cold", PREMISES, PROTOTYPES)
-    assert len(threads) == 1
-    assert threads[0] is not threading.main_thread()
-
-
 async def test_an_analogy_without_prototypes_or_with_too_long_texts_is_refused_by_name(serve, pretrained) -> None:
     async with serve(max_items=6) as (_, client):
         for query, premises, prototypes, message in (
             ("sun", ["moon"], [], "prototypes: is empty"),
             ("sun", [], PROTOTYPES, "premises: is empty"),
-            ("sun", ["moon"] * 4, PROTOTYPES, "prototypes: has 3 pairs, and 4 premises .* together they may be 6"),
-            (" ", ["moon"], PROTOTYPES, r"queries\[0\]: is empty"),
-            ("sun", ["moon", "star " * 80], PROTOTYPES, r"premises\[1\]: \d+ tokens"),
-            ("sun", ["moon"], [("sun", "star " * 80)], r"premises\[1\]: \d+ tokens"),
+            ("sun", ["moon"] * 4, PROTOTYPES, "texts: 7 items are over the limit of 6"),
+            (" ", ["moon"], PROTOTYPES, r"texts\[0\]: is empty"),
+            ("sun", ["moon", "star " * 80], PROTOTYPES, r"texts\[1\]: \d+ tokens"),
+            ("sun", ["moon"], [("sun", "star " * 80)], r"texts\[1\]: \d+ tokens"),
         ):
             with pytest.raises(errors.InvalidArgument, match=message):
                 await client.score_by_analogy(query, premises, prototypes)
-        request = encoder_pb2.ScoreRequest(
-            query="sun",
-            premises=["moon"],
-            kind=encoder_pb2.SCORE_KIND_ANALOGY,
-            prototypes=[encoder_pb2.Prototype(query=one, premise=other) for one, other in PROTOTYPES],
-            precision=Precision.PRECISION_INT8,
-        )
-        with pytest.raises(errors.InvalidArgument, match="precision: is int8, but analogies are float32"):
-            await client.channel.unary(client._stub.Score, request)
         cut = await client.score_by_analogy("sun", ["moon", "star " * 80], PROTOTYPES, truncate=True)
         assert cut.truncated == 1
         with pytest.raises(errors.VersionNotLoaded):
             await client.score_by_analogy("sun", ["moon"], PROTOTYPES, version="q0")
         with pytest.raises(errors.SpaceMismatch):
             await client.score_by_analogy("sun", ["moon"], PROTOTYPES, space_id="s0")
-
-
-@pytest.mark.parametrize(
-    "fields", [{"space_id": "s0"}, {"prototypes": [encoder_pb2.Prototype(query="sun", premise="star")]}, {"kind": 9}]
-)
-async def test_a_field_of_another_kind_of_score_is_refused(serve, cross, fields: dict) -> None:
-    async with serve() as (_, client):
-        request = encoder_pb2.ScoreRequest(query="sun", premises=["moon"], **fields)
-        with pytest.raises(errors.InvalidArgument, match=next(iter(fields))):
-            await client.channel.unary(client._stub.Score, request)
-
-
-async def test_scores_of_a_release_without_analogies_are_not_taken_for_them(serve, cross, monkeypatch) -> None:
-    async with serve() as (_, client):
-        asked = client.channel.unary
-
-        async def older(method, request, **options):
-            for name in ("kind", "prototypes", "space_id"):
-                request.ClearField(name)
-            answer = await asked(method, request, **options)
-            answer.ClearField("kind")
-            return answer
-
-        monkeypatch.setattr(client.channel, "unary", older)
-        with pytest.raises(errors.Unimplemented, match="does not score by analogy"):
-            await client.score_by_analogy("sun", ["moon"], PROTOTYPES)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
+from dataclasses import fields
+
+import numpy as np
 
 from aeenc import values
 from aeenc.calls.bulk import BATCH, PATIENCE_S, WINDOW, BulkEncoder
@@ -19,7 +23,8 @@ from aeenc.calls.encoding import (
     selector,
 )
 from aeenc.calls.inputs import each
-from aeenc.errors import Unimplemented
+from aeenc.errors import InvalidArgument
+from aeenc.evaluation.analogies import analogy_scores, shifts
 from aeenc.transport.channel import Channel
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, types_pb2
 
@@ -170,23 +175,43 @@ class EncoderClient:
 
         `prototypes` are right pairs (query, premise) of the query's kind, such as those that
         `aeenc.evaluation.draw_prototypes` draws of its class. By a query encoder, by default the one that label
-        `stable` names. A text too long for it is an error unless `truncate`. Raises Unimplemented where the encoder's
-        release does not score by analogy.
+        `stable` names, in float32, and the premise encoder of its space: two calls of Encode, of the query with the
+        prototypes' queries behind it, and of the premises with theirs. A text too long is an error unless `truncate`.
         """
         refuse_single_text(premises, "premises")
-        request = encoder_pb2.ScoreRequest(
-            query=query,
-            premises=premises,
-            model=selector(label, version),
-            truncate=types_pb2.TRUNCATE_END if truncate else types_pb2.TRUNCATE_ERROR,
-            kind=encoder_pb2.SCORE_KIND_ANALOGY,
-            prototypes=[encoder_pb2.Prototype(query=one, premise=other) for one, other in prototypes],
+        if not prototypes:
+            raise InvalidArgument.field("prototypes", "is empty; give pairs of the query's kind that are right")
+        if not premises:
+            raise InvalidArgument.field("premises", "is empty; give at least one")
+        known = [one for one, _ in prototypes], [one for _, one in prototypes]
+        ours = await self.encode(
+            [query, *known[0]],
+            label=label,
+            version=version,
             space_id=space_id,
+            truncate=truncate,
+            precision="float32",
+            timeout_s=timeout_s,
         )
-        response = await self.channel.unary(self._stub.Score, request, timeout_s=timeout_s, hedge=True)
-        if response.kind != encoder_pb2.SCORE_KIND_ANALOGY:
-            raise Unimplemented("the encoder's release does not score by analogy; update it")
-        return Scored.of(response)
+        theirs = await self.encode(
+            [*premises, *known[1]], role="premise", space_id=ours.space_id, truncate=truncate, timeout_s=timeout_s
+        )
+        count = len(premises)
+        scores = await asyncio.to_thread(
+            lambda: analogy_scores(
+                shifts(ours.vectors[1:], theirs.vectors[count:]), ours.vectors[0], theirs.vectors[:count]
+            )
+        )
+        parts = [part.name for part in fields(values.Timings)]
+        return Scored(
+            scores=scores.astype(np.float32),
+            model_version=ours.model_version,
+            timings=values.Timings(
+                **{name: getattr(ours.timings, name) + getattr(theirs.timings, name) for name in parts}
+            ),
+            truncated=ours.truncated + theirs.truncated,
+            precision=ours.precision,
+        )
 
     async def info(self) -> values.EncoderInfo:
         """Gets the encoder's versions, labels, limits, state and last swaps."""

@@ -19,13 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc.errors import AeencError, FailedPrecondition, InvalidArgument
-from aeenc.evaluation.analogies import analogy_scores, shifts
 from services.encoder.batching.admission import Admission
 from services.encoder.batching.batcher import Batcher, CallRows
 from services.encoder.batching.breaker import Breaker
 from services.encoder.batching.queues import Lane
 from services.encoder.rollout.versions import Selection, Versions
-from services.encoder.runtime.model import FLOAT32, Model, TokenBatch
+from services.encoder.runtime.model import Model, TokenBatch
 from services.encoder.runtime.runners import Tokens
 from services.kit.limits import Limits, check_texts
 
@@ -68,19 +67,6 @@ class ScoreCall:
     precision: str = ""
     deadline_s: float | None = None
     first_of_ensemble: bool = False
-    caller: str = ""
-
-
-@dataclass(frozen=True)
-class AnalogyCall:
-    """A query and the premises to score against it by analogy with `prototypes`, pairs of a query and a premise."""
-
-    query: str
-    premises: Sequence[str]
-    prototypes: Sequence[tuple[str, str]]
-    selection: Selection = field(default_factory=Selection)
-    truncate: bool = False
-    deadline_s: float | None = None
     caller: str = ""
 
 
@@ -167,13 +153,11 @@ class Encoder:
         )
         return await self._run(prepared, started, call.deadline_s)
 
-    async def score(self, call: ScoreCall | AnalogyCall) -> CallResult:
-        """Scores premises against a query with one cross-encoder, or by analogy with prototypes.
+    async def score(self, call: ScoreCall) -> CallResult:
+        """Scores premises against a query with one cross-encoder.
 
         Raises FailedPrecondition for a label that names an ensemble, unless its first version is asked for.
         """
-        if isinstance(call, AnalogyCall):
-            return await self._by_analogy(call)
         started = time.monotonic()
         _check_query(call.query, self._limits)
         check_texts(call.premises, self._limits, "premises")
@@ -199,63 +183,6 @@ class Encoder:
         await self._breaker.close()
         await self._batcher.close()
         self._tokenizers.shutdown(wait=False, cancel_futures=True)
-
-    async def _by_analogy(self, call: AnalogyCall) -> CallResult:
-        """Scores premises by how much they differ from a query as those of prototypes do from theirs.
-
-        Queries are encoded in float32, which is the answer's precision, and premises in that of their space. Errors
-        count the prototypes' texts behind the query and behind the premises.
-        """
-        started = time.monotonic()
-        check_texts(call.premises, self._limits, "premises")
-        if not call.prototypes:
-            raise InvalidArgument.field("prototypes", "is empty; give pairs of the query's kind that are right")
-        if len(call.premises) + len(call.prototypes) > self._limits.items:
-            raise InvalidArgument.field(
-                "prototypes",
-                f"has {len(call.prototypes):,} pairs, and {len(call.premises):,} premises are asked for; together they "
-                f"may be {self._limits.items:,}",
-            )
-        queries = [call.query, *(query for query, _ in call.prototypes)]
-        premises = [*call.premises, *(premise for _, premise in call.prototypes)]
-        first = await self.encode(
-            EncodeCall(
-                queries,
-                "query",
-                call.selection,
-                call.truncate,
-                FLOAT32,
-                deadline_s=call.deadline_s,
-                name="queries",
-                caller=call.caller,
-            )
-        )
-        left = None if call.deadline_s is None else started + call.deadline_s - time.monotonic()
-        second = await self.encode(
-            EncodeCall(
-                premises,
-                "premise",
-                Selection(space_id=first.space_id),
-                call.truncate,
-                deadline_s=left,
-                name="premises",
-                caller=call.caller,
-            )
-        )
-        count = len(call.premises)
-        scores = await asyncio.to_thread(
-            lambda: analogy_scores(shifts(first.rows[1:], second.rows[count:]), first.rows[0], second.rows[:count])
-        )
-        return replace(
-            first,
-            rows=scores[:, None].astype(np.float32),
-            truncated=first.truncated + second.truncated,
-            tokens=first.tokens + second.tokens,
-            total_s=time.monotonic() - started,
-            tokenize_s=first.tokenize_s + second.tokenize_s,
-            queue_s=first.queue_s + second.queue_s,
-            compute_s=first.compute_s + second.compute_s,
-        )
 
     async def _run(self, prepared: _PreparedCall, started: float, deadline_s: float | None) -> CallResult:
         """Admits by the estimate, before any other work; tokenizes, admits by the count, and computes."""

@@ -64,7 +64,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Scored:
-    """A cross-encoder's `scores` (n,) of premises, float32, larger is better; `truncated` pairs were cut.
+    """The `scores` (n,) of premises, float32, larger is better; `truncated` pairs, or texts, were cut.
 
     `ensemble` has all versions that the label names together, this one first; empty for a label of one version. They
     were computed in `precision` ("" when the encoder does not say).

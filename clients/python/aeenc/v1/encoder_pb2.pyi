@@ -10,12 +10,6 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class ScoreKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    SCORE_KIND_UNSPECIFIED: _ClassVar[ScoreKind]
-    SCORE_KIND_CROSS_ENCODER: _ClassVar[ScoreKind]
-    SCORE_KIND_ANALOGY: _ClassVar[ScoreKind]
-
 class Lane(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     LANE_UNSPECIFIED: _ClassVar[Lane]
@@ -33,9 +27,6 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_UNSPECIFIED: _ClassVar[Role]
     ROLE_QUERY: _ClassVar[Role]
     ROLE_PREMISE: _ClassVar[Role]
-SCORE_KIND_UNSPECIFIED: ScoreKind
-SCORE_KIND_CROSS_ENCODER: ScoreKind
-SCORE_KIND_ANALOGY: ScoreKind
 LANE_UNSPECIFIED: Lane
 LANE_INTERACTIVE: Lane
 LANE_BULK: Lane
@@ -101,52 +92,36 @@ class EncodeStreamResponse(_message.Message):
     def __init__(self, batch: _Optional[_Union[EncodeResponse, _Mapping]] = ..., batch_seq: _Optional[int] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("query", "premises", "model", "truncate", "first_of_ensemble", "kind", "prototypes", "space_id", "precision")
+    __slots__ = ("query", "premises", "model", "truncate", "first_of_ensemble", "precision")
     QUERY_FIELD_NUMBER: _ClassVar[int]
     PREMISES_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TRUNCATE_FIELD_NUMBER: _ClassVar[int]
     FIRST_OF_ENSEMBLE_FIELD_NUMBER: _ClassVar[int]
-    KIND_FIELD_NUMBER: _ClassVar[int]
-    PROTOTYPES_FIELD_NUMBER: _ClassVar[int]
-    SPACE_ID_FIELD_NUMBER: _ClassVar[int]
     PRECISION_FIELD_NUMBER: _ClassVar[int]
     query: str
     premises: _containers.RepeatedScalarFieldContainer[str]
     model: _types_pb2.ModelSelector
     truncate: _types_pb2.Truncate
     first_of_ensemble: bool
-    kind: ScoreKind
-    prototypes: _containers.RepeatedCompositeFieldContainer[Prototype]
-    space_id: str
     precision: _types_pb2.Precision
-    def __init__(self, query: _Optional[str] = ..., premises: _Optional[_Iterable[str]] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., truncate: _Optional[_Union[_types_pb2.Truncate, str]] = ..., first_of_ensemble: bool = ..., kind: _Optional[_Union[ScoreKind, str]] = ..., prototypes: _Optional[_Iterable[_Union[Prototype, _Mapping]]] = ..., space_id: _Optional[str] = ..., precision: _Optional[_Union[_types_pb2.Precision, str]] = ...) -> None: ...
-
-class Prototype(_message.Message):
-    __slots__ = ("query", "premise")
-    QUERY_FIELD_NUMBER: _ClassVar[int]
-    PREMISE_FIELD_NUMBER: _ClassVar[int]
-    query: str
-    premise: str
-    def __init__(self, query: _Optional[str] = ..., premise: _Optional[str] = ...) -> None: ...
+    def __init__(self, query: _Optional[str] = ..., premises: _Optional[_Iterable[str]] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., truncate: _Optional[_Union[_types_pb2.Truncate, str]] = ..., first_of_ensemble: bool = ..., precision: _Optional[_Union[_types_pb2.Precision, str]] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
-    __slots__ = ("scores", "model_version", "timings", "truncated", "ensemble", "kind", "precision")
+    __slots__ = ("scores", "model_version", "timings", "truncated", "ensemble", "precision")
     SCORES_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     TRUNCATED_FIELD_NUMBER: _ClassVar[int]
     ENSEMBLE_FIELD_NUMBER: _ClassVar[int]
-    KIND_FIELD_NUMBER: _ClassVar[int]
     PRECISION_FIELD_NUMBER: _ClassVar[int]
     scores: _containers.RepeatedScalarFieldContainer[float]
     model_version: str
     timings: _types_pb2.Timings
     truncated: int
     ensemble: _containers.RepeatedScalarFieldContainer[str]
-    kind: ScoreKind
     precision: _types_pb2.Precision
-    def __init__(self, scores: _Optional[_Iterable[float]] = ..., model_version: _Optional[str] = ..., timings: _Optional[_Union[_types_pb2.Timings, _Mapping]] = ..., truncated: _Optional[int] = ..., ensemble: _Optional[_Iterable[str]] = ..., kind: _Optional[_Union[ScoreKind, str]] = ..., precision: _Optional[_Union[_types_pb2.Precision, str]] = ...) -> None: ...
+    def __init__(self, scores: _Optional[_Iterable[float]] = ..., model_version: _Optional[str] = ..., timings: _Optional[_Union[_types_pb2.Timings, _Mapping]] = ..., truncated: _Optional[int] = ..., ensemble: _Optional[_Iterable[str]] = ..., precision: _Optional[_Union[_types_pb2.Precision, str]] = ...) -> None: ...
 
 class EncoderServiceGetInfoRequest(_message.Message):
     __slots__ = ()

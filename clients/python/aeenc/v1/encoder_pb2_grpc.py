@@ -91,11 +91,10 @@ class EncoderServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Score(self, request, context):
-        """Scores premises against a query with a cross-encoder, or by analogy with pairs that the caller gives.
+        """Scores premises against a query with a cross-encoder.
 
         Fails as Encode does, and with:
         - UNIMPLEMENTED: no cross-encoder has been published; or no label `stable` names one, and the call names none.
-        - INVALID_ARGUMENT: SCORE_KIND_ANALOGY without prototypes, or prototypes or a space with another kind.
         - FAILED_PRECONDITION: the label names several, without `first_of_ensemble`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file aeenc/v1/encoder.proto.
  */
 export const file_aeenc_v1_encoder: GenFile = /*@__PURE__*/
-  fileDesc("ChZhZWVuYy92MS9lbmNvZGVyLnByb3RvEghhZWVuYy52MSL3AQoNRW5jb2RlUmVxdWVzdBINCgV0ZXh0cxgBIAMoCRIcCgRyb2xlGAIgASgOMg4uYWVlbmMudjEuUm9sZRImCgVtb2RlbBgDIAEoCzIXLmFlZW5jLnYxLk1vZGVsU2VsZWN0b3ISJAoIdHJ1bmNhdGUYBCABKA4yEi5hZWVuYy52MS5UcnVuY2F0ZRIQCghzcGFjZV9pZBgFIAEoCRIcCgRsYW5lGAYgASgOMg4uYWVlbmMudjEuTGFuZRImCglwcmVjaXNpb24YByABKA4yEy5hZWVuYy52MS5QcmVjaXNpb24SEwoLcm91dGluZ19rZXkYCCABKAki0gEKDkVuY29kZVJlc3BvbnNlEigKCmVtYmVkZGluZ3MYASABKAsyFC5hZWVuYy52MS5FbWJlZGRpbmdzEhUKDW1vZGVsX3ZlcnNpb24YAiABKAkSEAoIc3BhY2VfaWQYAyABKAkSIgoHdGltaW5ncxgEIAEoCzIRLmFlZW5jLnYxLlRpbWluZ3MSEQoJdHJ1bmNhdGVkGAUgASgNEiYKCXByZWNpc2lvbhgGIAEoDjITLmFlZW5jLnYxLlByZWNpc2lvbhIOCgZ0b2tlbnMYByABKA0iUAoTRW5jb2RlU3RyZWFtUmVxdWVzdBImCgViYXRjaBgBIAEoCzIXLmFlZW5jLnYxLkVuY29kZVJlcXVlc3QSEQoJYmF0Y2hfc2VxGAIgASgEIlIKFEVuY29kZVN0cmVhbVJlc3BvbnNlEicKBWJhdGNoGAEgASgLMhguYWVlbmMudjEuRW5jb2RlUmVzcG9uc2USEQoJYmF0Y2hfc2VxGAIgASgEIp4CCgxTY29yZVJlcXVlc3QSDQoFcXVlcnkYASABKAkSEAoIcHJlbWlzZXMYAiADKAkSJgoFbW9kZWwYAyABKAsyFy5hZWVuYy52MS5Nb2RlbFNlbGVjdG9yEiQKCHRydW5jYXRlGAQgASgOMhIuYWVlbmMudjEuVHJ1bmNhdGUSGQoRZmlyc3Rfb2ZfZW5zZW1ibGUYBSABKAgSIQoEa2luZBgGIAEoDjITLmFlZW5jLnYxLlNjb3JlS2luZBInCgpwcm90b3R5cGVzGAcgAygLMhMuYWVlbmMudjEuUHJvdG90eXBlEhAKCHNwYWNlX2lkGAggASgJEiYKCXByZWNpc2lvbhgJIAEoDjITLmFlZW5jLnYxLlByZWNpc2lvbiIrCglQcm90b3R5cGUSDQoFcXVlcnkYASABKAkSDwoHcHJlbWlzZRgCIAEoCSLKAQoNU2NvcmVSZXNwb25zZRIOCgZzY29yZXMYASADKAISFQoNbW9kZWxfdmVyc2lvbhgCIAEoCRIiCgd0aW1pbmdzGAMgASgLMhEuYWVlbmMudjEuVGltaW5ncxIRCgl0cnVuY2F0ZWQYBCABKA0SEAoIZW5zZW1ibGUYBSADKAkSIQoEa2luZBgGIAEoDjITLmFlZW5jLnYxLlNjb3JlS2luZBImCglwcmVjaXNpb24YByABKA4yEy5hZWVuYy52MS5QcmVjaXNpb24iHgocRW5jb2RlclNlcnZpY2VHZXRJbmZvUmVxdWVzdCKQAgodRW5jb2RlclNlcnZpY2VHZXRJbmZvUmVzcG9uc2USJgoHc2VydmljZRgBIAEoCzIVLmFlZW5jLnYxLlNlcnZpY2VJbmZvEhgKEGRlZmF1bHRfc3BhY2VfaWQYAiABKAkSCwoDZGltGAMgASgNEikKCHZlcnNpb25zGAQgAygLMhcuYWVlbmMudjEuTG9hZGVkVmVyc2lvbhImCgZsYWJlbHMYBSADKAsyFi5hZWVuYy52MS5BcHBsaWVkTGFiZWwSJAoFc3dhcHMYBiADKAsyFS5hZWVuYy52MS5Td2FwT3V0Y29tZRIPCgdydW50aW1lGAcgASgJEhYKDnJ1bnRpbWVfcmVhc29uGAggASgJItoBCg1Mb2FkZWRWZXJzaW9uEg8KB3ZlcnNpb24YASABKAkSEAoIc3BhY2VfaWQYAiABKAkSDgoGbGFiZWxzGAMgAygJEhcKD3ByZW1pc2VfZW5jb2RlchgEIAEoCBIRCglpbl9mbGlnaHQYBSABKA0SJwoKbW9kZWxfdHlwZRgGIAEoDjITLmFlZW5jLnYxLk1vZGVsVHlwZRInCgpwcmVjaXNpb25zGAcgAygOMhMuYWVlbmMudjEuUHJlY2lzaW9uEhgKEHByZWNpc2lvbl9yZWFzb24YCCABKAkiYQoMQXBwbGllZExhYmVsEhAKCHNwYWNlX2lkGAEgASgJEg0KBWxhYmVsGAIgASgJEg8KB3ZlcnNpb24YAyABKAkSEAoIcmV2aXNpb24YBCABKAQSDQoFc2hhcmUYBSABKAEiywEKC1N3YXBPdXRjb21lEg0KBWxhYmVsGAEgASgJEg8KB3ZlcnNpb24YAiABKAkSEAoIcmV2aXNpb24YAyABKAQSCgoCb2sYBCABKAgSDgoGcmVhc29uGAUgASgJEi8KC2ZpbmlzaGVkX2F0GAYgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIrCghkdXJhdGlvbhgHIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIQCghzcGFjZV9pZBgIIAEoCSpdCglTY29yZUtpbmQSGgoWU0NPUkVfS0lORF9VTlNQRUNJRklFRBAAEhwKGFNDT1JFX0tJTkRfQ1JPU1NfRU5DT0RFUhABEhYKElNDT1JFX0tJTkRfQU5BTE9HWRACKkEKBExhbmUSFAoQTEFORV9VTlNQRUNJRklFRBAAEhQKEExBTkVfSU5URVJBQ1RJVkUQARINCglMQU5FX0JVTEsQAipmCglNb2RlbFR5cGUSGgoWTU9ERUxfVFlQRV9VTlNQRUNJRklFRBAAEh8KG01PREVMX1RZUEVfU0VOVEVOQ0VfRU5DT0RFUhABEhwKGE1PREVMX1RZUEVfQ1JPU1NfRU5DT0RFUhACKj4KBFJvbGUSFAoQUk9MRV9VTlNQRUNJRklFRBAAEg4KClJPTEVfUVVFUlkQARIQCgxST0xFX1BSRU1JU0UQAjK2AgoORW5jb2RlclNlcnZpY2USOwoGRW5jb2RlEhcuYWVlbmMudjEuRW5jb2RlUmVxdWVzdBoYLmFlZW5jLnYxLkVuY29kZVJlc3BvbnNlElEKDEVuY29kZVN0cmVhbRIdLmFlZW5jLnYxLkVuY29kZVN0cmVhbVJlcXVlc3QaHi5hZWVuYy52MS5FbmNvZGVTdHJlYW1SZXNwb25zZSgBMAESOAoFU2NvcmUSFi5hZWVuYy52MS5TY29yZVJlcXVlc3QaFy5hZWVuYy52MS5TY29yZVJlc3BvbnNlEloKB0dldEluZm8SJi5hZWVuYy52MS5FbmNvZGVyU2VydmljZUdldEluZm9SZXF1ZXN0GicuYWVlbmMudjEuRW5jb2RlclNlcnZpY2VHZXRJbmZvUmVzcG9uc2ViBnByb3RvMw", [file_aeenc_v1_types, file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("ChZhZWVuYy92MS9lbmNvZGVyLnByb3RvEghhZWVuYy52MSL3AQoNRW5jb2RlUmVxdWVzdBINCgV0ZXh0cxgBIAMoCRIcCgRyb2xlGAIgASgOMg4uYWVlbmMudjEuUm9sZRImCgVtb2RlbBgDIAEoCzIXLmFlZW5jLnYxLk1vZGVsU2VsZWN0b3ISJAoIdHJ1bmNhdGUYBCABKA4yEi5hZWVuYy52MS5UcnVuY2F0ZRIQCghzcGFjZV9pZBgFIAEoCRIcCgRsYW5lGAYgASgOMg4uYWVlbmMudjEuTGFuZRImCglwcmVjaXNpb24YByABKA4yEy5hZWVuYy52MS5QcmVjaXNpb24SEwoLcm91dGluZ19rZXkYCCABKAki0gEKDkVuY29kZVJlc3BvbnNlEigKCmVtYmVkZGluZ3MYASABKAsyFC5hZWVuYy52MS5FbWJlZGRpbmdzEhUKDW1vZGVsX3ZlcnNpb24YAiABKAkSEAoIc3BhY2VfaWQYAyABKAkSIgoHdGltaW5ncxgEIAEoCzIRLmFlZW5jLnYxLlRpbWluZ3MSEQoJdHJ1bmNhdGVkGAUgASgNEiYKCXByZWNpc2lvbhgGIAEoDjITLmFlZW5jLnYxLlByZWNpc2lvbhIOCgZ0b2tlbnMYByABKA0iUAoTRW5jb2RlU3RyZWFtUmVxdWVzdBImCgViYXRjaBgBIAEoCzIXLmFlZW5jLnYxLkVuY29kZVJlcXVlc3QSEQoJYmF0Y2hfc2VxGAIgASgEIlIKFEVuY29kZVN0cmVhbVJlc3BvbnNlEicKBWJhdGNoGAEgASgLMhguYWVlbmMudjEuRW5jb2RlUmVzcG9uc2USEQoJYmF0Y2hfc2VxGAIgASgEIsABCgxTY29yZVJlcXVlc3QSDQoFcXVlcnkYASABKAkSEAoIcHJlbWlzZXMYAiADKAkSJgoFbW9kZWwYAyABKAsyFy5hZWVuYy52MS5Nb2RlbFNlbGVjdG9yEiQKCHRydW5jYXRlGAQgASgOMhIuYWVlbmMudjEuVHJ1bmNhdGUSGQoRZmlyc3Rfb2ZfZW5zZW1ibGUYBSABKAgSJgoJcHJlY2lzaW9uGAYgASgOMhMuYWVlbmMudjEuUHJlY2lzaW9uIqcBCg1TY29yZVJlc3BvbnNlEg4KBnNjb3JlcxgBIAMoAhIVCg1tb2RlbF92ZXJzaW9uGAIgASgJEiIKB3RpbWluZ3MYAyABKAsyES5hZWVuYy52MS5UaW1pbmdzEhEKCXRydW5jYXRlZBgEIAEoDRIQCghlbnNlbWJsZRgFIAMoCRImCglwcmVjaXNpb24YBiABKA4yEy5hZWVuYy52MS5QcmVjaXNpb24iHgocRW5jb2RlclNlcnZpY2VHZXRJbmZvUmVxdWVzdCKQAgodRW5jb2RlclNlcnZpY2VHZXRJbmZvUmVzcG9uc2USJgoHc2VydmljZRgBIAEoCzIVLmFlZW5jLnYxLlNlcnZpY2VJbmZvEhgKEGRlZmF1bHRfc3BhY2VfaWQYAiABKAkSCwoDZGltGAMgASgNEikKCHZlcnNpb25zGAQgAygLMhcuYWVlbmMudjEuTG9hZGVkVmVyc2lvbhImCgZsYWJlbHMYBSADKAsyFi5hZWVuYy52MS5BcHBsaWVkTGFiZWwSJAoFc3dhcHMYBiADKAsyFS5hZWVuYy52MS5Td2FwT3V0Y29tZRIPCgdydW50aW1lGAcgASgJEhYKDnJ1bnRpbWVfcmVhc29uGAggASgJItoBCg1Mb2FkZWRWZXJzaW9uEg8KB3ZlcnNpb24YASABKAkSEAoIc3BhY2VfaWQYAiABKAkSDgoGbGFiZWxzGAMgAygJEhcKD3ByZW1pc2VfZW5jb2RlchgEIAEoCBIRCglpbl9mbGlnaHQYBSABKA0SJwoKbW9kZWxfdHlwZRgGIAEoDjITLmFlZW5jLnYxLk1vZGVsVHlwZRInCgpwcmVjaXNpb25zGAcgAygOMhMuYWVlbmMudjEuUHJlY2lzaW9uEhgKEHByZWNpc2lvbl9yZWFzb24YCCABKAkiYQoMQXBwbGllZExhYmVsEhAKCHNwYWNlX2lkGAEgASgJEg0KBWxhYmVsGAIgASgJEg8KB3ZlcnNpb24YAyABKAkSEAoIcmV2aXNpb24YBCABKAQSDQoFc2hhcmUYBSABKAEiywEKC1N3YXBPdXRjb21lEg0KBWxhYmVsGAEgASgJEg8KB3ZlcnNpb24YAiABKAkSEAoIcmV2aXNpb24YAyABKAQSCgoCb2sYBCABKAgSDgoGcmVhc29uGAUgASgJEi8KC2ZpbmlzaGVkX2F0GAYgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIrCghkdXJhdGlvbhgHIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIQCghzcGFjZV9pZBgIIAEoCSpBCgRMYW5lEhQKEExBTkVfVU5TUEVDSUZJRUQQABIUChBMQU5FX0lOVEVSQUNUSVZFEAESDQoJTEFORV9CVUxLEAIqZgoJTW9kZWxUeXBlEhoKFk1PREVMX1RZUEVfVU5TUEVDSUZJRUQQABIfChtNT0RFTF9UWVBFX1NFTlRFTkNFX0VOQ09ERVIQARIcChhNT0RFTF9UWVBFX0NST1NTX0VOQ09ERVIQAio+CgRSb2xlEhQKEFJPTEVfVU5TUEVDSUZJRUQQABIOCgpST0xFX1FVRVJZEAESEAoMUk9MRV9QUkVNSVNFEAIytgIKDkVuY29kZXJTZXJ2aWNlEjsKBkVuY29kZRIXLmFlZW5jLnYxLkVuY29kZVJlcXVlc3QaGC5hZWVuYy52MS5FbmNvZGVSZXNwb25zZRJRCgxFbmNvZGVTdHJlYW0SHS5hZWVuYy52MS5FbmNvZGVTdHJlYW1SZXF1ZXN0Gh4uYWVlbmMudjEuRW5jb2RlU3RyZWFtUmVzcG9uc2UoATABEjgKBVNjb3JlEhYuYWVlbmMudjEuU2NvcmVSZXF1ZXN0GhcuYWVlbmMudjEuU2NvcmVSZXNwb25zZRJaCgdHZXRJbmZvEiYuYWVlbmMudjEuRW5jb2RlclNlcnZpY2VHZXRJbmZvUmVxdWVzdBonLmFlZW5jLnYxLkVuY29kZXJTZXJ2aWNlR2V0SW5mb1Jlc3BvbnNlYgZwcm90bzM", [file_aeenc_v1_types, file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * A batch of texts to embed.
@@ -230,15 +230,14 @@ export type ScoreRequest = Message<"aeenc.v1.ScoreRequest"> & {
   premises: string[];
 
   /**
-   * The cross-encoder; with SCORE_KIND_ANALOGY the query encoder. Default: label `stable`.
+   * The cross-encoder. Default: label `stable`.
    *
    * @generated from field: aeenc.v1.ModelSelector model = 3;
    */
   model?: ModelSelector | undefined;
 
   /**
-   * How to treat a pair that is too long for the model. END truncates the premise; with SCORE_KIND_ANALOGY, each text
-   * that is too long. Default: ERROR.
+   * How to treat a pair that is too long for the model. END truncates the premise. Default: ERROR.
    *
    * @generated from field: aeenc.v1.Truncate truncate = 4;
    */
@@ -253,32 +252,9 @@ export type ScoreRequest = Message<"aeenc.v1.ScoreRequest"> & {
   firstOfEnsemble: boolean;
 
   /**
-   * What a score is. Default: CROSS_ENCODER.
+   * The precision. Default: the first of the version's precisions in GetInfo.
    *
-   * @generated from field: aeenc.v1.ScoreKind kind = 6;
-   */
-  kind: ScoreKind;
-
-  /**
-   * Pairs of the query's kind, such as those of its class; with SCORE_KIND_ANALOGY at least one. With the premises at
-   * most `Limits.items`.
-   *
-   * @generated from field: repeated aeenc.v1.Prototype prototypes = 7;
-   */
-  prototypes: Prototype[];
-
-  /**
-   * The space of the query encoder; for SCORE_KIND_ANALOGY. Default: the encoder's default space, which GetInfo names.
-   *
-   * @generated from field: string space_id = 8;
-   */
-  spaceId: string;
-
-  /**
-   * The precision of a cross-encoder. Default: the first of the version's precisions in GetInfo. For
-   * SCORE_KIND_ANALOGY, queries are encoded in FLOAT32 and premises in the precision of their space.
-   *
-   * @generated from field: aeenc.v1.Precision precision = 9;
+   * @generated from field: aeenc.v1.Precision precision = 6;
    */
   precision: Precision;
 };
@@ -289,34 +265,6 @@ export type ScoreRequest = Message<"aeenc.v1.ScoreRequest"> & {
  */
 export const ScoreRequestSchema: GenMessage<ScoreRequest> = /*@__PURE__*/
   messageDesc(file_aeenc_v1_encoder, 4);
-
-/**
- * A query and a premise that explains it, as an example for other queries.
- *
- * @generated from message aeenc.v1.Prototype
- */
-export type Prototype = Message<"aeenc.v1.Prototype"> & {
-  /**
-   * The query.
-   *
-   * @generated from field: string query = 1;
-   */
-  query: string;
-
-  /**
-   * The premise.
-   *
-   * @generated from field: string premise = 2;
-   */
-  premise: string;
-};
-
-/**
- * Describes the message aeenc.v1.Prototype.
- * Use `create(PrototypeSchema)` to create a new message.
- */
-export const PrototypeSchema: GenMessage<Prototype> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_encoder, 5);
 
 /**
  * The scores of a batch of premises.
@@ -332,7 +280,7 @@ export type ScoreResponse = Message<"aeenc.v1.ScoreResponse"> & {
   scores: number[];
 
   /**
-   * The cross-encoder that computed all of them, or the query encoder.
+   * The cross-encoder that computed all of them.
    *
    * @generated from field: string model_version = 2;
    */
@@ -346,7 +294,7 @@ export type ScoreResponse = Message<"aeenc.v1.ScoreResponse"> & {
   timings?: Timings | undefined;
 
   /**
-   * The number of pairs that were truncated; with SCORE_KIND_ANALOGY, of texts.
+   * The number of pairs that were truncated.
    *
    * @generated from field: uint32 truncated = 4;
    */
@@ -360,16 +308,9 @@ export type ScoreResponse = Message<"aeenc.v1.ScoreResponse"> & {
   ensemble: string[];
 
   /**
-   * What the scores are. Unspecified: those of a cross-encoder, from a release that knows no other kind.
+   * The precision that they were computed in.
    *
-   * @generated from field: aeenc.v1.ScoreKind kind = 6;
-   */
-  kind: ScoreKind;
-
-  /**
-   * The precision that they were computed in. Unspecified: FLOAT32, by a release that knows no other for pairs.
-   *
-   * @generated from field: aeenc.v1.Precision precision = 7;
+   * @generated from field: aeenc.v1.Precision precision = 6;
    */
   precision: Precision;
 };
@@ -379,7 +320,7 @@ export type ScoreResponse = Message<"aeenc.v1.ScoreResponse"> & {
  * Use `create(ScoreResponseSchema)` to create a new message.
  */
 export const ScoreResponseSchema: GenMessage<ScoreResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_encoder, 6);
+  messageDesc(file_aeenc_v1_encoder, 5);
 
 /**
  * Requests information about the encoder.
@@ -394,7 +335,7 @@ export type EncoderServiceGetInfoRequest = Message<"aeenc.v1.EncoderServiceGetIn
  * Use `create(EncoderServiceGetInfoRequestSchema)` to create a new message.
  */
 export const EncoderServiceGetInfoRequestSchema: GenMessage<EncoderServiceGetInfoRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_encoder, 7);
+  messageDesc(file_aeenc_v1_encoder, 6);
 
 /**
  * Describes this encoder process.
@@ -464,7 +405,7 @@ export type EncoderServiceGetInfoResponse = Message<"aeenc.v1.EncoderServiceGetI
  * Use `create(EncoderServiceGetInfoResponseSchema)` to create a new message.
  */
 export const EncoderServiceGetInfoResponseSchema: GenMessage<EncoderServiceGetInfoResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_encoder, 8);
+  messageDesc(file_aeenc_v1_encoder, 7);
 
 /**
  * A version that is loaded.
@@ -535,7 +476,7 @@ export type LoadedVersion = Message<"aeenc.v1.LoadedVersion"> & {
  * Use `create(LoadedVersionSchema)` to create a new message.
  */
 export const LoadedVersionSchema: GenMessage<LoadedVersion> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_encoder, 9);
+  messageDesc(file_aeenc_v1_encoder, 8);
 
 /**
  * A label as this process last applied it.
@@ -584,7 +525,7 @@ export type AppliedLabel = Message<"aeenc.v1.AppliedLabel"> & {
  * Use `create(AppliedLabelSchema)` to create a new message.
  */
 export const AppliedLabelSchema: GenMessage<AppliedLabel> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_encoder, 10);
+  messageDesc(file_aeenc_v1_encoder, 9);
 
 /**
  * The outcome of one attempt to serve a version.
@@ -654,42 +595,7 @@ export type SwapOutcome = Message<"aeenc.v1.SwapOutcome"> & {
  * Use `create(SwapOutcomeSchema)` to create a new message.
  */
 export const SwapOutcomeSchema: GenMessage<SwapOutcome> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_encoder, 11);
-
-/**
- * What a score of a premise is.
- *
- * @generated from enum aeenc.v1.ScoreKind
- */
-export enum ScoreKind {
-  /**
-   * The default.
-   *
-   * @generated from enum value: SCORE_KIND_UNSPECIFIED = 0;
-   */
-  UNSPECIFIED = 0,
-
-  /**
-   * What a cross-encoder makes of query and premise, read together.
-   *
-   * @generated from enum value: SCORE_KIND_CROSS_ENCODER = 1;
-   */
-  CROSS_ENCODER = 1,
-
-  /**
-   * The highest cosine of (query - premise) with (query - premise) of a prototype, -1 to 1, by a query encoder and the
-   * premise encoder of its space (Diallo et al. 2019).
-   *
-   * @generated from enum value: SCORE_KIND_ANALOGY = 2;
-   */
-  ANALOGY = 2,
-}
-
-/**
- * Describes the enum aeenc.v1.ScoreKind.
- */
-export const ScoreKindSchema: GenEnum<ScoreKind> = /*@__PURE__*/
-  enumDesc(file_aeenc_v1_encoder, 0);
+  messageDesc(file_aeenc_v1_encoder, 10);
 
 /**
  * The queue in which texts wait. While both queues have work, bulk gets one batch in eight.
@@ -723,7 +629,7 @@ export enum Lane {
  * Describes the enum aeenc.v1.Lane.
  */
 export const LaneSchema: GenEnum<Lane> = /*@__PURE__*/
-  enumDesc(file_aeenc_v1_encoder, 1);
+  enumDesc(file_aeenc_v1_encoder, 0);
 
 /**
  * The kind of output that a loaded version computes.
@@ -757,7 +663,7 @@ export enum ModelType {
  * Describes the enum aeenc.v1.ModelType.
  */
 export const ModelTypeSchema: GenEnum<ModelType> = /*@__PURE__*/
-  enumDesc(file_aeenc_v1_encoder, 2);
+  enumDesc(file_aeenc_v1_encoder, 1);
 
 /**
  * The side of the space that a text belongs to.
@@ -791,7 +697,7 @@ export enum Role {
  * Describes the enum aeenc.v1.Role.
  */
 export const RoleSchema: GenEnum<Role> = /*@__PURE__*/
-  enumDesc(file_aeenc_v1_encoder, 3);
+  enumDesc(file_aeenc_v1_encoder, 2);
 
 /**
  * Turns texts into unit vectors. A batch never mixes versions, and every response names the version it came from.
@@ -835,11 +741,10 @@ export const EncoderService: GenService<{
     output: typeof EncodeStreamResponseSchema;
   },
   /**
-   * Scores premises against a query with a cross-encoder, or by analogy with pairs that the caller gives.
+   * Scores premises against a query with a cross-encoder.
    *
    * Fails as Encode does, and with:
-   * - UNIMPLEMENTED: no cross-encoder has been published.
-   * - INVALID_ARGUMENT: SCORE_KIND_ANALOGY without prototypes, or prototypes or a space with another kind.
+   * - UNIMPLEMENTED: no cross-encoder has been published; or no label `stable` names one, and the call names none.
    * - FAILED_PRECONDITION: the label names several, without `first_of_ensemble`.
    *
    * @generated from rpc aeenc.v1.EncoderService.Score
