@@ -838,7 +838,7 @@ export const EncoderService: GenService<{
    * Scores premises against a query with a cross-encoder, or by analogy with pairs that the caller gives.
    *
    * Fails as Encode does, and with:
-   * - UNIMPLEMENTED: no cross-encoder has been published.
+   * - UNIMPLEMENTED: no cross-encoder has been published; or no label `stable` names one, and the call names none.
    * - INVALID_ARGUMENT: SCORE_KIND_ANALOGY without prototypes, or prototypes or a space with another kind.
    * - FAILED_PRECONDITION: the label names several, without `first_of_ensemble`.
    *

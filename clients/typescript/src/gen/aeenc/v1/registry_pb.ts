@@ -136,15 +136,15 @@ export const PublishResponseSchema: GenMessage<PublishResponse> = /*@__PURE__*/
  */
 export type QualityGate = Message<"aeenc.v1.QualityGate"> & {
   /**
-   * The serving version and the best one published under the label, as far as they were measured. Empty: the version
-   * was published without a comparison.
+   * The versions that the label named, as far as they were measured. Empty: the version was published without a
+   * comparison.
    *
    * @generated from field: repeated aeenc.v1.GateComparison comparisons = 1;
    */
   comparisons: GateComparison[];
 
   /**
-   * Why there was no comparison, such as `it was forced`. Empty: there was one.
+   * Why there was no comparison, such as `it was forced` or `too few validation queries: 5`. Empty: there was one.
    *
    * @generated from field: string not_compared = 2;
    */
@@ -193,7 +193,7 @@ export type GateComparison = Message<"aeenc.v1.GateComparison"> & {
   versionMap: number;
 
   /**
-   * The p-value of a paired randomisation test, 0 to 1. 1 also where the published version is at least as good.
+   * The one-sided p-value of a paired randomisation test, 0 to 1: the chance to look that much worse without being so.
    *
    * @generated from field: double p_value = 5;
    */
@@ -292,7 +292,8 @@ export type DeleteLabelRequest = Message<"aeenc.v1.DeleteLabelRequest"> & {
   label: string;
 
   /**
-   * The space. Default: the only space with this label, otherwise the trainer's own.
+   * The space. Default: the only one with this label, or of several the
+   * only one that a corpus serves; FAILED_PRECONDITION (SPACE_AMBIGUOUS) where that leaves several.
    *
    * @generated from field: string space_id = 2;
    */
@@ -349,7 +350,9 @@ export type RollbackRequest = Message<"aeenc.v1.RollbackRequest"> & {
   expectedRevision?: bigint | undefined;
 
   /**
-   * The space; that of cross-encoders is `cross-encoder`. Default: the trainer's own.
+   * The space; that of cross-encoders is `cross-encoder`. Default: the only one with this label, or of several the
+   * only one that a corpus serves; FAILED_PRECONDITION (SPACE_AMBIGUOUS) where that leaves several.
+   * With `expected_revision` it must be named where several have the label: a revision belongs to one space.
    *
    * @generated from field: string space_id = 3;
    */
@@ -567,7 +570,8 @@ export type ListRolloutsRequest = Message<"aeenc.v1.ListRolloutsRequest"> & {
   label: string;
 
   /**
-   * The space; that of cross-encoders is `cross-encoder`. Default: the trainer's own.
+   * The space; that of cross-encoders is `cross-encoder`. Default: the only one with this label, or of several the
+   * only one that a corpus serves; FAILED_PRECONDITION (SPACE_AMBIGUOUS) where that leaves several.
    *
    * @generated from field: string space_id = 2;
    */
@@ -674,8 +678,8 @@ export const RegistryAdminService: GenService<{
    * Fails with:
    * - INVALID_ARGUMENT: a label, a share or an ensemble that SetLabel refuses.
    * - NOT_FOUND: unknown version.
-   * - FAILED_PRECONDITION (QUALITY_GATE): the validation MAP is worse than the serving one's, or than that of the best
-   *   version published under the label, beyond noise, without `force`.
+   * - FAILED_PRECONDITION (QUALITY_GATE): the validation MAP is worse than the serving one's beyond noise, without
+   *   `force`.
    * - ALREADY_EXISTS: the request id was used with other content.
    * - FAILED_PRECONDITION (OTHER_PREMISES): the corpus now serves other premises than the generation, without `force`.
    * - FAILED_PRECONDITION (ENCODERS_BEHIND): an encoder does not serve both encoders of the generation in time.
