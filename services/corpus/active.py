@@ -34,6 +34,7 @@ MOVES = ".moves"
 LOCK = ".moving.lock"  # shared by moves; alone for a deletion, so that nobody activates what is being deleted
 LOCK_S, RETRY_S = 10.0, 0.02
 POINTER_FORMAT = 1
+Check = Callable[[str | None], None]  # raises unless something may be done; takes the active id ("" or None: none)
 
 
 def read_active(store: ArtifactStore, corpus: str) -> str | None:
@@ -107,6 +108,14 @@ def note_change(
     records = records_of(store, corpus)
     read_move(records)
     return make_move(records, decide, kind, what)[1]
+
+
+def delete_inactive(store: ArtifactStore, corpus: str, generation_id: str, check: Check) -> Move:
+    """Deletes a generation and records that, while nobody moves. What `check` raises leaves it as it was."""
+    with moving(store, corpus, alone=True):
+        check(read_active(store, corpus))
+        with store.deleting(folder_of(corpus), generation_id):
+            return note_change(store, corpus, "delete", generation_id, check)
 
 
 def records_of(store: ArtifactStore, corpus: str) -> Records:

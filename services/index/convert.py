@@ -182,8 +182,8 @@ def to_premises_response(
     return index_pb2.GetPremisesResponse(premises=map(to_premise, records), generation=generation)
 
 
-def to_generation(artifact: Artifact, *, active: bool) -> index_pb2.Generation:
-    """Converts a generation."""
+def to_generation(artifact: Artifact, *, active: bool, held_by: Sequence[str] = ()) -> index_pb2.Generation:
+    """Converts a generation, and who holds it."""
     created_at = timestamp_pb2.Timestamp()
     created_at.FromDatetime(artifact.created_at)
     meta = artifact.meta
@@ -200,6 +200,7 @@ def to_generation(artifact: Artifact, *, active: bool) -> index_pb2.Generation:
         active=active,
         size_bytes=artifact.size_bytes,
         notes=_notes(meta),
+        held_by=held_by,
     )
 
 

@@ -110,9 +110,11 @@ class IndexAdminServicer(index_pb2_grpc.IndexAdminServiceServicer):
         page, token = await self._listing.generations(
             request.corpus, page_size=request.page_size, token=request.page_token
         )
-        active_id = self._catalogue.active_id(request.corpus)
+        active_id, held_by = self._catalogue.active_id(request.corpus), await self._catalogue.holds.of(request.corpus)
         return index_pb2.ListGenerationsResponse(
-            generations=[convert.to_generation(artifact, active=artifact.id == active_id) for artifact in page],
+            generations=[
+                convert.to_generation(one, active=one.id == active_id, held_by=held_by.get(one.id, ())) for one in page
+            ],
             next_page_token=token,
         )
 
@@ -126,10 +128,26 @@ class IndexAdminServicer(index_pb2_grpc.IndexAdminServiceServicer):
     async def DeleteGeneration(
         self, request: index_pb2.DeleteGenerationRequest, _context: Any
     ) -> index_pb2.DeleteGenerationResponse:
-        replicas = await self._catalogue.delete(request.corpus, request.generation, request_id=request.request_id)
+        replicas = await self._catalogue.delete(
+            request.corpus, request.generation, despite=request.despite, request_id=request.request_id
+        )
         return index_pb2.DeleteGenerationResponse(
             generation=request.generation, replicas=map(convert.to_replica, replicas)
         )
+
+    async def HoldGeneration(
+        self, request: index_pb2.HoldGenerationRequest, _context: Any
+    ) -> index_pb2.HoldGenerationResponse:
+        await self._catalogue.check_known(request.corpus)
+        await self._catalogue.holds.put(request.corpus, request.generation, request.holder)
+        return index_pb2.HoldGenerationResponse()
+
+    async def ReleaseGeneration(
+        self, request: index_pb2.ReleaseGenerationRequest, _context: Any
+    ) -> index_pb2.ReleaseGenerationResponse:
+        await self._catalogue.check_known(request.corpus)
+        await self._catalogue.holds.remove(request.corpus, request.generation, request.holder)
+        return index_pb2.ReleaseGenerationResponse()
 
     async def PutExplanations(
         self, requests: AsyncIterator[index_pb2.PutExplanationsRequest], _context: Any

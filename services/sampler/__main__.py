@@ -9,7 +9,7 @@ from aeenc.v1 import sampler_pb2_grpc
 from services.kit.limits import Limits
 from services.kit.server import GrpcServer, run
 from services.sampler.execution.following import Following
-from services.sampler.execution.labels import RunLabels
+from services.sampler.execution.holds import RunHolds
 from services.sampler.execution.retention import Retention
 from services.sampler.execution.retrieval import Retrieval
 from services.sampler.execution.runner import Runner
@@ -47,8 +47,9 @@ def build(settings: SamplerSettings) -> GrpcServer:
         if settings.trainer_target
         else None
     )
-    labels = RunLabels(registry)
-    following = Following(store, retrieval, labels)
+    admin = Channel(settings.index_target, **settings.peer(admin=True), timeout_s=5.0)
+    holds = RunHolds(store, IndexClient(admin), registry)
+    following = Following(store, retrieval, holds)
     metrics = OracleMetrics(server.metrics)
     tasks = TaskStore(redis, TaskKeys(settings.namespace))
     controls = ControlItems.of(tasks, settings.queues)
@@ -65,7 +66,7 @@ def build(settings: SamplerSettings) -> GrpcServer:
         retrieval,
         oracles,
         OracleBudgets(redis, keys),
-        labels,
+        holds,
         following,
         server.readiness,
         instance=settings.instance,
@@ -76,13 +77,13 @@ def build(settings: SamplerSettings) -> GrpcServer:
         poll_s=settings.poll_s,
     )
     limits = Limits(settings.message_bytes, settings.max_items, settings.text_bytes, k=MAX_K)
-    sampling = Sampling(store, nodes, pairs, retrieval, labels, runner, oracles, limits, settings.max_hypotheses)
+    sampling = Sampling(store, nodes, pairs, retrieval, holds, runner, oracles, limits, settings.max_hypotheses)
     review = Review(store, nodes, tasks, pairs, premises, gateways, queue, following.follow)
     overview = Overview(store, nodes, tasks, settings.queues, controls)
     retention = Retention(
         store,
         [nodes.keys_of, pairs.keys_of, tasks.keys_of],
-        labels,
+        holds,
         instance=settings.instance,
         keep_s=settings.run_keep_s,
         kept=settings.runs_kept,
@@ -106,7 +107,7 @@ def build(settings: SamplerSettings) -> GrpcServer:
         runner.start()  # the runner's first look at Redis makes the service ready
 
     server.on_start(start)
-    stops = (redis.aclose, index.close, labels.close, runner.stop, review.stop, retention.stop)
+    stops = (redis.aclose, index.close, holds.close, runner.stop, review.stop, retention.stop)
     for stop in stops:  # the last one is called first
         server.on_stop(stop)
     return server

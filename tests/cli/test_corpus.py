@@ -109,9 +109,17 @@ async def test_corpora_and_generations_are_listed_and_deleted(aeenc, fleet, fact
     assert {one["generation"]: one["active"] for one in kept} == {first: False, second: True}
     shown = (await aeenc(*fleet.options, "corpus", "list", "science")).stdout
     assert all(told in shown for told in (first, second, "yes"))
-    refused = await aeenc(*words, "delete", "science", second)
-    assert (refused.code, refused.error["status"]) == (4, "FAILED_PRECONDITION")
-    deleted = await aeenc(*words, "delete", "science", first)
+    async with AsyncClient(index=fleet.index) as client:
+        for holder in ("run-a", "run-b"):
+            await client.index.hold("science", first, holder)
+    listed = {one["generation"]: one["held_by"] for one in (await aeenc(*words, "list", "science")).json["generations"]}
+    assert listed == {first: ["run-a", "run-b"], second: []}
+    shown = (await aeenc(*fleet.options, "corpus", "list", "science")).stdout
+    assert all(told in shown for told in (first, "run-a", "run-b"))
+    for generation in (first, second):  # one is held, the other serves
+        refused = await aeenc(*words, "delete", "science", generation)
+        assert (refused.code, refused.error["status"]) == (4, "FAILED_PRECONDITION")
+    deleted = await aeenc(*words, "delete", "science", first, "--despite", "run-a", "--despite", "run-b")
     assert deleted.json == {"corpus": "science", "generation": first, "deleted": True}
     assert [one["generation"] for one in (await aeenc(*words, "list", "science")).json["generations"]] == [second]
 

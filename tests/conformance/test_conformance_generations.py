@@ -98,6 +98,21 @@ async def test_generations_are_listed_newest_first_page_by_page_and_deleted_unle
     await raises(errors.NotFound, anext(subject.index.list_generations("nonsense")), "nonsense")
 
 
+async def test_a_held_generation_is_not_deleted_until_its_holders_release_it_or_are_named(subject):
+    corpus, _, second = await two_generations(subject)
+    for holder in ("run-b", "run-a", "run-a"):
+        await subject.index.hold(corpus, second, holder)
+    listed = {one.id: list(one.held_by) async for one in subject.index.list_generations(corpus)}
+    assert listed[second] == ["run-a", "run-b"]
+    await raises(errors.FailedPrecondition, subject.index.delete(corpus, second), second, "run-a, run-b")
+    for _ in range(2):
+        await subject.index.release(corpus, second, "run-a")
+    await raises(errors.FailedPrecondition, subject.index.delete(corpus, second), "held by run-b;")
+    await subject.index.delete(corpus, second, despite=["run-b"])
+    await raises(errors.NotFound, subject.index.hold(corpus, second, "run-a"), second)
+    await raises(errors.InvalidArgument, subject.index.hold(corpus, second, "a/b"), "holder", "a/b")
+
+
 async def test_a_corpus_without_an_active_generation_says_so(subject):
     corpus = subject.corpus()
     await subject.index.build(corpus, facts(), activate=False)

@@ -43,8 +43,8 @@ NEEDS_TOKEN = {
     "StartJob WatchJob",
 }
 NEEDS_ADMIN_TOKEN = {
-    "aeenc.v1.IndexAdminService": "ActivateGeneration BuildGeneration DeleteGeneration ListGenerations PutExplanations "
-    "VerifyGeneration",
+    "aeenc.v1.IndexAdminService": "ActivateGeneration BuildGeneration DeleteGeneration HoldGeneration ListGenerations "
+    "PutExplanations ReleaseGeneration VerifyGeneration",
     "aeenc.v1.SamplerAdminService": "CollectGarbage DeleteRun",
     "aeenc.v1.RegistryAdminService": "DeleteLabel ListLabels ListRollouts Publish Rollback SetLabel",
     "aeenc.v1.TrainerAdminService": "CollectGarbage DeleteCheckpoint DeleteJob",

@@ -468,9 +468,20 @@ class BlockingIndexClient:
         """
         return run(self._awaiting.verify(corpus, generation))
 
-    def delete(self, corpus: str, generation: str, *, request_id: str = "") -> None:
-        """Deletes a generation that is not active."""
-        return run(self._awaiting.delete(corpus, generation, request_id=request_id))
+    def delete(self, corpus: str, generation: str, *, despite: Sequence[str] = (), request_id: str = "") -> None:
+        """Deletes a generation that is not active.
+
+        Raises FailedPrecondition while somebody holds it whom `despite` does not name; a run named there cannot go on.
+        """
+        return run(self._awaiting.delete(corpus, generation, despite=given(despite), request_id=request_id))
+
+    def hold(self, corpus: str, generation: str, holder: str) -> None:
+        """Keeps a generation from deletion until `release` with the same holder, a name such as `run-<id>`."""
+        return run(self._awaiting.hold(corpus, generation, holder))
+
+    def release(self, corpus: str, generation: str, holder: str) -> None:
+        """Ends a hold, if there is one."""
+        return run(self._awaiting.release(corpus, generation, holder))
 
     def put_explanations(
         self, corpus: str, explanations: Iterable[tuple[str, Sequence[str]]], *, replace: bool = False

@@ -328,12 +328,26 @@ class IndexClient:
         response: index_pb2.VerifyGenerationResponse = await call
         return values.Generation.from_message(response.generation)
 
-    async def delete(self, corpus: str, generation: str, *, request_id: str = "") -> None:
-        """Deletes a generation that is not active."""
+    async def delete(self, corpus: str, generation: str, *, despite: Sequence[str] = (), request_id: str = "") -> None:
+        """Deletes a generation that is not active.
+
+        Raises FailedPrecondition while somebody holds it whom `despite` does not name; a run named there cannot go on.
+        """
+        refuse_single_text(despite, "despite")
         request = index_pb2.DeleteGenerationRequest(
-            corpus=corpus, generation=generation, request_id=request_id or uuid.uuid4().hex
+            corpus=corpus, generation=generation, despite=despite, request_id=request_id or uuid.uuid4().hex
         )
         await self._admin_channel.unary(self._admin.DeleteGeneration, request)
+
+    async def hold(self, corpus: str, generation: str, holder: str) -> None:
+        """Keeps a generation from deletion until `release` with the same holder, a name such as `run-<id>`."""
+        request = index_pb2.HoldGenerationRequest(corpus=corpus, generation=generation, holder=holder)
+        await self._admin_channel.unary(self._admin.HoldGeneration, request)
+
+    async def release(self, corpus: str, generation: str, holder: str) -> None:
+        """Ends a hold, if there is one."""
+        request = index_pb2.ReleaseGenerationRequest(corpus=corpus, generation=generation, holder=holder)
+        await self._admin_channel.unary(self._admin.ReleaseGeneration, request)
 
     async def put_explanations(
         self,

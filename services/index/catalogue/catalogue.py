@@ -20,7 +20,7 @@ from functools import partial
 from weakref import WeakValueDictionary
 
 from aeenc import errors
-from services.corpus.active import latest_move, moving, note_change, read_active, write_active
+from services.corpus.active import Check, delete_inactive, latest_move, read_active, write_active
 from services.corpus.generation import corpora_of, folder_of, is_corpus_name, open_generation
 from services.corpus.moves import Move
 from services.index.catalogue.checks import (
@@ -32,6 +32,7 @@ from services.index.catalogue.checks import (
     problem_of,
     unreadable,
 )
+from services.index.catalogue.holds import Holds, check_unheld
 from services.index.catalogue.replicas import Followed, Replicas
 from services.index.catalogue.requests import RequestKind, RequestNote, RequestNotes, check_same
 from services.index.catalogue.served import ServedGeneration, check_by_searching
@@ -43,7 +44,6 @@ from services.kit.concurrency import cancel_all, finish
 from services.store.artifacts import Artifact, ArtifactStore
 
 log = logs.get(__name__)
-ROOT = "generations"
 PINNED_BYTES = 8 * 1024**3
 FOLLOW_S = 0.5  # that the opening of one corpus may hold up the next look at all
 SWEEP_S = 5.0  # between two tries to remove what readers have kept
@@ -88,7 +88,7 @@ class Catalogue:
     ) -> None:
         self._store, self._batcher, self._replicas = store, batcher, replicas
         self._pinned_generations, self._pinned_bytes = pinned_generations, pinned_bytes
-        self._notes = RequestNotes(store)
+        self._notes, self.holds = RequestNotes(store), Holds(store)
         self._active: dict[str, ServedGeneration] = {}
         self._followed: dict[str, int] = {}  # the number of the last move of each corpus that holds here
         self._swept_at: dict[str, float] = {}
@@ -132,7 +132,7 @@ class Catalogue:
         """
         seen = await asyncio.to_thread(lambda: [(one, self._try_to_look(one)) for one in corpora_of(self._store)])
         if not seen and self._corpora:
-            raise FileNotFoundError(f"{self._store.root / ROOT} holds no corpus any more")
+            raise FileNotFoundError(f"{self._store.root}/generations holds no corpus any more")
         tasks = [self._start_to_follow(corpus, look) for corpus, look in seen if corpus not in self._following]
         if tasks:
             await asyncio.wait(tasks, timeout=patience_s)
@@ -207,8 +207,7 @@ class Catalogue:
             moved = asyncio.create_task(self._move(corpus, candidate, expected, request_id, note))
             await finish(moved)  # a cancelled call moves both or none
         previous, move = moved.result()
-        replicas = await self.reached(corpus, move)
-        return Activation(candidate.generation.artifact, previous or None, replicas)
+        return Activation(candidate.generation.artifact, previous or None, await self.reached(corpus, move))
 
     async def reached(self, corpus: str, move: Move) -> tuple[ReplicaState, ...]:
         """Waits, for a while, until all live replicas have followed to a move. Returns them, this one first."""
@@ -221,11 +220,14 @@ class Catalogue:
         await self.check_known(corpus)
         return await asyncio.to_thread(self._list, corpus)
 
-    async def delete(self, corpus: str, generation_id: str, *, request_id: str = "") -> tuple[ReplicaState, ...]:
-        """Deletes a generation. Raises FailedPrecondition for the active one, NotFound for an unknown one.
+    async def delete(
+        self, corpus: str, generation_id: str, *, despite: Collection[str] = (), request_id: str = ""
+    ) -> tuple[ReplicaState, ...]:
+        """Deletes a generation, whoever of `despite` holds it. Returns the live replicas.
 
+        Raises NotFound for an unknown one, FailedPrecondition for the active one and one that somebody else holds.
         Whoever reads it keeps it; its files go when the last one has let go. A `request_id` that has deleted it does
-        nothing again; AlreadyExists when it deleted another one. Returns the live replicas.
+        nothing again; AlreadyExists when it deleted another one.
         """
         async with self._switching:
             note = RequestNote({"generation": generation_id})
@@ -235,9 +237,10 @@ class Catalogue:
                 return self.replicas(corpus)
             await self.check_known(corpus)
             await self._follow_now(corpus)
-            check_inactive(corpus, generation_id, self.active_id(corpus))
             await asyncio.to_thread(self._store.check_exists, folder_of(corpus), generation_id)
-            removed = asyncio.create_task(self._remove(corpus, generation_id, request_id, note))
+            check = partial(self._check_unused, corpus, generation_id, despite)
+            await asyncio.to_thread(check, self.active_id(corpus))
+            removed = asyncio.create_task(self._remove(corpus, generation_id, check, request_id, note))
             await finish(removed)
         return await self.reached(corpus, removed.result())
 
@@ -319,10 +322,14 @@ class Catalogue:
             for listener in self._followers:
                 listener(corpus)
 
-    async def _remove(self, corpus: str, generation_id: str, request_id: str, note: RequestNote) -> Move:
+    def _check_unused(self, corpus: str, generation_id: str, despite: Collection[str], active: str | None) -> None:
+        check_inactive(corpus, generation_id, active)
+        check_unheld(corpus, generation_id, self.holds.read(corpus).get(generation_id, ()), despite)
+
+    async def _remove(self, corpus: str, generation_id: str, check: Check, request_id: str, note: RequestNote) -> Move:
         await asyncio.to_thread(self._notes.put, corpus, "delete", request_id, note)
         self._pinned.pop((corpus, generation_id), None)
-        move, left = await asyncio.to_thread(self._delete, corpus, generation_id)
+        move, left = await asyncio.to_thread(self._delete, corpus, generation_id, check)
         self._pinned.pop((corpus, generation_id), None)
         if not left:
             self._corpora.discard(corpus)
@@ -331,13 +338,10 @@ class Catalogue:
         await asyncio.to_thread(self._notes.put, corpus, "delete", request_id, replace(note, done=True))
         return move
 
-    def _delete(self, corpus: str, generation_id: str) -> tuple[Move, list[str]]:
-        """Deletes a generation that is not active, and returns what is left. Nobody activates it meanwhile."""
-        with moving(self._store, corpus, alone=True):
-            check_inactive(corpus, generation_id, read_active(self._store, corpus))
-            with self._store.deleting(folder_of(corpus), generation_id):
-                inactive = partial(check_inactive, corpus, generation_id)
-                move = note_change(self._store, corpus, "delete", generation_id, inactive)
+    def _delete(self, corpus: str, generation_id: str, check: Check) -> tuple[Move, list[str]]:
+        """Deletes a generation with its holds, and returns the move and what is left."""
+        move = delete_inactive(self._store, corpus, generation_id, check)
+        self.holds.drop(corpus, generation_id)
         left = self._store.list(folder_of(corpus))
         drop_codes(self._store, corpus, left)
         return move, left

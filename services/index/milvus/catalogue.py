@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -20,6 +20,7 @@ from pymilvus.exceptions import MilvusException
 from aeenc import errors
 from services.corpus.generation import folder_of
 from services.index.catalogue.checks import check_expected, check_inactive, check_known, none_active
+from services.index.catalogue.holds import HoldersOf, check_holder, check_unheld
 from services.index.catalogue.requests import RequestKind, RequestNote, check_same
 from services.index.milvus.generation import GenerationCollection, MilvusGeneration, check
 from services.index.milvus.ledger.explanations import ExplanationTables
@@ -58,6 +59,7 @@ class MilvusCatalogue:
         self._link = link
         self._records = records
         self._store = store
+        self.holds = MilvusHolds(link, records, self.resolve)
         self._switches = Switches(link, records.prefix, records.name, "active")
         self._explanations = ExplanationTables(link, records)
         self._seen: CatalogueSnapshot | None = None
@@ -138,8 +140,13 @@ class MilvusCatalogue:
         await self.refresh()
         return [stored.artifact for stored in self._known(corpus).values()]
 
-    async def delete(self, corpus: str, generation_id: str, *, request_id: str = "") -> tuple[ReplicaState, ...]:
-        """Deletes a generation. Raises FailedPrecondition for the active one, NotFound for an unknown one."""
+    async def delete(
+        self, corpus: str, generation_id: str, *, despite: Collection[str] = (), request_id: str = ""
+    ) -> tuple[ReplicaState, ...]:
+        """Deletes a generation, whoever of `despite` holds it. Raises NotFound for an unknown one.
+
+        Raises FailedPrecondition for the active one and one that somebody else holds.
+        """
         async with self._switching:
             await self.refresh()
             note = RequestNote({"generation": generation_id})
@@ -149,7 +156,8 @@ class MilvusCatalogue:
                 return ()
             stored = self._named(corpus, generation_id)
             check_inactive(corpus, generation_id, self.active_id(corpus))
-            await finish(asyncio.create_task(self._remove(corpus, stored, request_id, note)))
+            await self._link.read(self._check_unheld, stored, despite)
+            await finish(asyncio.create_task(self._remove(corpus, stored, despite, request_id, note)))
         return ()
 
     async def _noted(self, corpus: str, kind: RequestKind, request_id: str, note: RequestNote) -> RequestNote | None:
@@ -177,9 +185,11 @@ class MilvusCatalogue:
             log.warning("earlier switches are left to the next one", corpus=corpus, reason=str(error))
         return True
 
-    async def _remove(self, corpus: str, stored: StoredGeneration, request_id: str, note: RequestNote) -> None:
+    async def _remove(
+        self, corpus: str, stored: StoredGeneration, despite: Collection[str], request_id: str, note: RequestNote
+    ) -> None:
         await self._link.write(self._records.put_note, corpus, "delete", request_id, note)
-        await self._link.write(self._drop, stored)
+        await self._link.write(self._drop, stored, despite)
         with suppress(errors.NotFound):  # of an earlier release, or of a host without this directory
             await asyncio.to_thread(self._store.delete, folder_of(corpus), stored.artifact.id)
         await self._link.write(self._records.put_note, corpus, "delete", request_id, replace(note, done=True))
@@ -235,7 +245,11 @@ class MilvusCatalogue:
         }
         return CatalogueSnapshot(generations, active, numbers, explained, unreadable)
 
-    def _drop(self, stored: StoredGeneration) -> None:
+    def _check_unheld(self, stored: StoredGeneration, despite: Collection[str]) -> None:
+        generation_id = stored.artifact.id
+        check_unheld(stored.corpus, generation_id, self._records.holders(stored.corpus).get(generation_id, ()), despite)
+
+    def _drop(self, stored: StoredGeneration, despite: Collection[str]) -> None:
         """Drops a generation with all that have the same content, as two builds at the same time may have made."""
         corpus, generation_id = stored.corpus, stored.artifact.id
         records = self._records.all().generations
@@ -243,10 +257,16 @@ class MilvusCatalogue:
         for one in equal:
             self._records.put_unfinished("dropping", one.collection, 0)  # from now on it does not exist
         last = self._switches.last().get(corpus)
-        if last is not None and last.collection in {one.collection for one in equal}:  # another has just activated it
+        is_active = last is not None and last.collection in {one.collection for one in equal}
+        try:  # another may just have activated it, or hold it
+            check_inactive(corpus, generation_id, generation_id if is_active else None)
+            self._check_unheld(stored, despite)
+        except errors.FailedPrecondition:
             for one in equal:
                 self._records.put_generation(one)
-            check_inactive(corpus, generation_id, generation_id)
+            raise
+        for holder in self._records.holders(corpus).get(generation_id, ()):
+            self._records.remove_hold(corpus, generation_id, holder)
         for one in equal:
             self.remove(one.collection)
 
@@ -292,6 +312,30 @@ class MilvusCatalogue:
         if not wanted:
             raise none_active(corpus)
         raise errors.NotFound(f"corpus {corpus!r} has no generation {wanted!r}; ListGenerations shows them")
+
+
+class MilvusHolds:
+    """The holds of all corpora as rows of the records. `resolve` raises NotFound for an unknown generation."""
+
+    def __init__(
+        self, link: MilvusLink, records: Records, resolve: Callable[[str, str], Awaitable[MilvusGeneration]]
+    ) -> None:
+        self._link, self._records, self._resolve = link, records, resolve
+
+    async def put(self, corpus: str, generation_id: str, holder: str) -> None:
+        """Holds a generation. Raises InvalidArgument for a bad name, NotFound for an unknown generation."""
+        check_holder(holder)
+        await self._resolve(corpus, generation_id)
+        await self._link.write(self._records.put_hold, corpus, generation_id, holder)
+
+    async def remove(self, corpus: str, generation_id: str, holder: str) -> None:
+        """Ends a hold, which may have ended already. Raises InvalidArgument for a bad name."""
+        check_holder(holder)
+        await self._link.write(self._records.remove_hold, corpus, generation_id, holder)
+
+    async def of(self, corpus: str) -> HoldersOf:
+        """Returns the holders of each generation that is held."""
+        return await self._link.read(self._records.holders, corpus)
 
 
 class Sweeper:

@@ -31,8 +31,8 @@ _TABLE = {
     },
     Role.ADJUDICATE: {"SamplerService": "Adjudicate CloseTask ListChanges LowerOverlap"},
     Role.ADMIN: {
-        "IndexAdminService": "ActivateGeneration BuildGeneration DeleteGeneration ListGenerations PutExplanations "
-        "VerifyGeneration",
+        "IndexAdminService": "ActivateGeneration BuildGeneration DeleteGeneration HoldGeneration ListGenerations "
+        "PutExplanations ReleaseGeneration VerifyGeneration",
         "RegistryAdminService": "DeleteLabel ListLabels ListRollouts Publish Rollback SetLabel",
         "SamplerAdminService": "CollectGarbage DeleteRun",
         "SamplerService": "CancelRun ImportPairs ResumeRun StartRun",

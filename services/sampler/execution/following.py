@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from aeenc import errors
 from services.kit.logs import get
-from services.sampler.execution.labels import RunLabels
+from services.sampler.execution.holds import RunHolds
 from services.sampler.execution.retrieval import Retrieval
 from services.sampler.oracles.gateway import Gateway
 from services.sampler.records.run_store import RunStore
@@ -28,8 +28,8 @@ FOLLOW_S = 5.0  # between two looks at the label of a live run
 class Following:
     """Moves runs to newer encoder versions. Raises the classes of `aeenc.errors`."""
 
-    def __init__(self, store: RunStore, retrieval: Retrieval, labels: RunLabels) -> None:
-        self._store, self._retrieval, self._labels = store, retrieval, labels
+    def __init__(self, store: RunStore, retrieval: Retrieval, holds: RunHolds) -> None:
+        self._store, self._retrieval, self._holds = store, retrieval, holds
 
     async def follow(self, run_id: str, *, dry_run: bool = False) -> Run:
         """The run, with the version that its label names now as the current one.
@@ -47,11 +47,11 @@ class Following:
         version, _ = await self._retrieval.resolve(run.config, run.config.corpus, run.generation)
         newer = replace(run, current_version=version)
         if version != run.version and not dry_run:
-            await self._labels.hold(newer)
+            await self._holds.hold(newer)
             if await self._store.follow(run_id, version):
                 log.info("run follows its label", run=run_id, version=version, before=run.version)
             else:  # it has ended meanwhile
-                await self._labels.drop(run_id)
+                await self._holds.drop(run_id)
         return newer
 
     async def keep_up(self, run_id: str, oracle: Gateway) -> None:

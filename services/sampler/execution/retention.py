@@ -3,8 +3,8 @@
     DeleteRun ──────────────▶ tombstone, one script ─▶ parts, one step each ─▶ label ─▶ nothing is left
     age or number ─▶ expired ───┘                       └── carried on by the next look of any sampler
 
-A look also drops the labels that ended runs have left. Redis's clock says how old a run is. Of several samplers one at
-a time looks for old runs.
+A look also ends the labels and holds that ended runs have left. Redis's clock says how old a run is. Of several
+samplers one at a time looks for old runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from aeenc import errors
 from services.kit.concurrency import cancel_all
 from services.kit.logs import get
-from services.sampler.execution.labels import RunLabels
+from services.sampler.execution.holds import RunHolds
 from services.sampler.records.run_store import RunStore
 from services.store.formats import NewerFormat
 from services.store.life_cycles import Expired
@@ -50,9 +50,9 @@ class Retention:
     """
 
     def __init__(
-        self, runs: RunStore, parts: Sequence[KeysOf], labels: RunLabels, *, instance: str, keep_s: float, kept: int
+        self, runs: RunStore, parts: Sequence[KeysOf], holds: RunHolds, *, instance: str, keep_s: float, kept: int
     ) -> None:
-        self._runs, self._parts, self._labels = runs, parts, labels
+        self._runs, self._parts, self._holds = runs, parts, holds
         self._lease = runs.retention_lease(f"{instance}:{uuid.uuid4().hex[:8]}", LEASE_S)
         self._keep_s, self._kept = keep_s, kept
         self._looking: asyncio.Task[None] | None = None
@@ -102,7 +102,7 @@ class Retention:
             return
         try:
             await self._remove_expired()
-            await self._drop_labels()
+            await self._keep_holds()
         finally:
             with contextlib.suppress(errors.Unavailable):
                 await self._lease.release()
@@ -116,17 +116,20 @@ class Retention:
             log.info("run is removed", run=one.id, reason=one.reason)
             await self._remove_old(one.id)
 
-    async def _drop_labels(self) -> None:
-        """Drops labels whose run has ended: its sampler died before it could, or the registry was away.
+    async def _keep_holds(self) -> None:
+        """Ends the labels and holds of ended runs: the sampler died before it could, or the registry was away.
 
-        Those of unknown runs stay: the registry may serve samplers of another namespace, too.
+        Those of unknown runs stay: the registry may serve samplers of another namespace, too. Live runs hold their
+        generation again: the index may have been away, or was restored.
         """
-        for run_id in await self._labels.held():
+        for run_id in await self._holds.held():
             with contextlib.suppress(errors.NotFound, NewerFormat):
-                if (await self._runs.get(run_id)).ended:
-                    await self._labels.drop(run_id)
+                if not (run := await self._runs.get(run_id)).ended:
+                    await self._holds.hold_generation(run)
+                else:
+                    await self._holds.drop(run_id)
                     if not (resumed := await self._runs.get(run_id)).ended:
-                        await self._labels.hold(resumed)
+                        await self._holds.hold(resumed)
 
     async def _remove_old(self, run_id: str) -> None:
         with contextlib.suppress(errors.NotFound, errors.FailedPrecondition):  # deleted or resumed meanwhile
@@ -148,8 +151,8 @@ class Retention:
                 async for keys in part(run_id, record):
                     if keys:
                         await self._runs.remove(keys)
-            if record["imported"] != "1" and not await self._labels.drop(run_id):  # imports never have a label
-                raise errors.Unavailable(f"the label of run {run_id} stays while the registry is away")
+            if record["imported"] != "1" and not await self._holds.drop(run_id):  # imports have none
+                raise errors.Unavailable(f"run {run_id} keeps its label or hold: the registry or the index is away")
 
         await self._runs.clear(run_id, remove)
 

@@ -243,6 +243,8 @@ class RunWorker:
         run = await self._patiently(lambda: self._store.get(self._run.id))
         try:
             found = await self._retrieval.nearest(run, queries)
+        except errors.NotFound as error:
+            raise RunFailed(f"{error.message} (start a new run, or resume this one once it is there again)") from None
         except errors.AeencError as error:
             raise RunFailed(f"{error.message} (then resume the run)") from None
         return [

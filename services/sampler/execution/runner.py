@@ -1,6 +1,6 @@
 """Finds runs that wait for a sampler, leases them, works on them, and records how they ended.
 
-    poll or wake ─▶ active runs ─▶ room? ─▶ lease ─▶ label run-<id> ─▶ RunWorker ─▶ SUCCEEDED or FAILED
+    poll or wake ─▶ active runs ─▶ room? ─▶ lease ─▶ hold run-<id> ─▶ RunWorker ─▶ SUCCEEDED or FAILED
                                               └── renewed three times a term; lost: the work stops ──┘
 
 A lease keeps two samplers from working on one run. It expires by itself when its sampler is killed. The label keeps
@@ -21,7 +21,7 @@ from services.kit.logs import get
 from services.kit.readiness import Readiness
 from services.kit.tracing import failed, span
 from services.sampler.execution.following import Following
-from services.sampler.execution.labels import RunLabels
+from services.sampler.execution.holds import RunHolds
 from services.sampler.execution.retrieval import Retrieval
 from services.sampler.execution.run_worker import RunFailed, RunStopped, RunWorker
 from services.sampler.oracles.budgets import OracleBudgets
@@ -50,7 +50,7 @@ class Runner:
         retrieval: Retrieval,
         oracles: Mapping[str, Gateway],
         budgets: OracleBudgets,
-        labels: RunLabels,
+        holds: RunHolds,
         following: Following,
         readiness: Readiness,
         *,
@@ -63,7 +63,7 @@ class Runner:
     ) -> None:
         self._store, self._nodes, self._retrieval = store, nodes, retrieval
         self._oracles, self._budgets = oracles, budgets
-        self._labels, self._following, self._readiness = labels, following, readiness
+        self._holds, self._following, self._readiness = holds, following, readiness
         # A restarted process gets another owner: what its predecessor still has in flight must not count as its own.
         self._owner = f"{instance}:{uuid.uuid4().hex[:8]}"
         self._wave_nodes = wave_nodes
@@ -209,7 +209,7 @@ class Runner:
     async def _work_on(self, run: Run, lease: WorkLease) -> None:
         run_id = run.id
         log.info("run is worked on", run=run_id, judged=run.progress.nodes_judged)
-        await self._labels.hold(run)
+        await self._holds.hold(run)
         try:
             await self._worked(run, lease)
         except RunStopped:
@@ -256,4 +256,4 @@ class Runner:
             except errors.Unavailable:
                 await asyncio.sleep(self._poll_s)
         if ended in {"OK", state}:  # the second by an attempt whose answer was lost; else a successor uses the label
-            await self._labels.drop(run.id)
+            await self._holds.drop(run.id)

@@ -14,7 +14,7 @@ from services.kit.convert import position_of
 from services.kit.limits import Limits, check_k, check_texts
 from services.kit.tracing import traceparent
 from services.sampler.execution import tree_export
-from services.sampler.execution.labels import RunLabels
+from services.sampler.execution.holds import RunHolds
 from services.sampler.execution.retrieval import Retrieval
 from services.sampler.execution.runner import Runner
 from services.sampler.oracles.gateway import Gateway
@@ -41,14 +41,14 @@ class Sampling:
         nodes: NodeStore,
         log: PairLog,
         retrieval: Retrieval,
-        labels: RunLabels,
+        holds: RunHolds,
         runner: Runner,
         oracles: Mapping[str, Gateway],
         limits: Limits,
         max_hypotheses: int,
     ) -> None:
         self._store, self._nodes, self._log = store, nodes, log
-        self._retrieval, self._labels, self._runner = retrieval, labels, runner
+        self._retrieval, self._holds, self._runner = retrieval, holds, runner
         self._oracles, self.oracles = oracles, sorted(oracles)
         self.limits = limits
         self.max_hypotheses = max_hypotheses
@@ -76,6 +76,8 @@ class Sampling:
             traceparent=traceparent(),
         )
         stored = await self._store.get(await self._store.create(run, hypotheses))
+        if stored.id == run.id:
+            await self._holds.hold_generation(stored)
         self._runner.wake()
         return _same(stored, config, fingerprint), stored.id != run.id
 
@@ -123,7 +125,7 @@ class Sampling:
             raise errors.FailedPrecondition(f"run {run_id} has ended ({answer}); there is nothing to cancel")
         if run.ended:  # else this is a retry, and the run was resumed meanwhile
             self._runner.drop(run_id)
-            await self._labels.drop(run.id)
+            await self._holds.drop(run.id)
         return run
 
     async def resume(self, run_id: str, request_id: str) -> Run:
@@ -142,8 +144,11 @@ class Sampling:
         answer = await self._store.transition(run_id, resumable, "PENDING", request=request)
         if answer == "SUCCEEDED":
             raise errors.FailedPrecondition(f"run {run_id} has succeeded; start a new run")
+        run = await self._store.get(run_id)
+        if not run.ended:  # else this is a retry
+            await self._holds.hold_generation(run)
         self._runner.wake()
-        return await self._store.get(run_id)
+        return run
 
     async def pairs(
         self, run_id: str, page_size: int, page_token: str, sign: PairSign | None

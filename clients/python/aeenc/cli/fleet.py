@@ -278,15 +278,17 @@ def corpora(
         else:
             found = [replace(one.active, corpus=one.corpus) for one in connected.index.list_corpora()]
     listed = [_generation_dict(one) for one in found]
-    columns = ["corpus", "generation", "premises", "created", "active"]
-    rows = [
-        (one.corpus, one.id, f"{one.premises:,}", shown_time(one.created_at), "yes" if one.active else "no")
-        if one.id
-        else (one.corpus, "none serves", "", "", "")
-        for one in found
-    ]
-    shown = table(columns, rows, whole=("generation", "created"))
+    columns = ["corpus", "generation", "premises", "created", "active", "held by"][: 6 if name else 5]
+    rows = [_generation_row(one)[: len(columns)] for one in found]
+    shown = table(columns, rows, whole=("generation", "created", "held by"))
     output_of(context).result({"generations" if name else "corpora": listed}, shown if rows else "no corpora")
+
+
+def _generation_row(one: values.Generation) -> tuple[str, ...]:
+    if not one.id:
+        return (one.corpus, "none serves", "", "", "")
+    active = "yes" if one.active else "no"
+    return (one.corpus, one.id, f"{one.premises:,}", shown_time(one.created_at), active, "\n".join(one.held_by))
 
 
 def _generation_dict(one: values.Generation) -> dict[str, Any]:
@@ -298,6 +300,7 @@ def _generation_dict(one: values.Generation) -> dict[str, Any]:
         "space_id": one.space_id,
         "created_at": one.created_at.isoformat(timespec="seconds"),
         "bytes": one.size_bytes,
+        "held_by": list(one.held_by),
     }
 
 
@@ -320,11 +323,16 @@ def activate_generation(
 
 
 def delete_generation(
-    context: typer.Context, name: Annotated[str, typer.Argument(help="The corpus.")], generation: Generation
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The corpus.")],
+    generation: Generation,
+    despite: Annotated[
+        list[str] | None, typer.Option(help="A holder, such as `run-<id>`, that will lose it; may be repeated.")
+    ] = None,
 ) -> None:
-    """Deletes a generation that is not active. It cannot be had back."""
+    """Deletes a generation that is not active and that nobody holds. It cannot be had back."""
     with client(context) as connected:
-        connected.index.delete(name, generation)
+        connected.index.delete(name, generation, despite=despite or ())
     output_of(context).result({"corpus": name, "generation": generation, "deleted": True})
 
 

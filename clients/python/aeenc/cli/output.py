@@ -155,7 +155,8 @@ def table(
     made = Table(title=Text(title) if title else None, title_justify="left")
     for place, name in enumerate(columns):
         justify: Literal["left", "right"] = "right" if place >= len(columns) - right else "left"
-        width = max((len(str(row[place])) for row in rows), default=0) if name in whole else None
+        lines = [line for row in rows for line in str(row[place]).split("\n")] if name in whole else []
+        width = max(map(len, lines), default=0) if name in whole else None
         made.add_column(name, justify=justify, overflow="fold", min_width=width, no_wrap=name in whole)
     for row in rows:
         made.add_row(*(Text(str(cell)) for cell in row))

@@ -398,7 +398,7 @@ class BuildGenerationResponse(_message.Message):
     def __init__(self, received: _Optional[int] = ..., encoded: _Optional[int] = ..., ack_level: _Optional[_Union[AckLevel, str]] = ..., generation: _Optional[_Union[Generation, _Mapping]] = ..., activated: bool = ..., durable: _Optional[int] = ..., expected_premises: _Optional[int] = ..., stage: _Optional[_Union[BuildStage, str]] = ...) -> None: ...
 
 class Generation(_message.Message):
-    __slots__ = ("id", "corpus", "space_id", "premise_version", "premises", "dim", "engine", "manifest_sha256", "created_at", "active", "size_bytes", "notes")
+    __slots__ = ("id", "corpus", "space_id", "premise_version", "premises", "dim", "engine", "manifest_sha256", "created_at", "active", "size_bytes", "notes", "held_by")
     ID_FIELD_NUMBER: _ClassVar[int]
     CORPUS_FIELD_NUMBER: _ClassVar[int]
     SPACE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -411,6 +411,7 @@ class Generation(_message.Message):
     ACTIVE_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
+    HELD_BY_FIELD_NUMBER: _ClassVar[int]
     id: str
     corpus: str
     space_id: str
@@ -423,7 +424,8 @@ class Generation(_message.Message):
     active: bool
     size_bytes: int
     notes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, id: _Optional[str] = ..., corpus: _Optional[str] = ..., space_id: _Optional[str] = ..., premise_version: _Optional[str] = ..., premises: _Optional[int] = ..., dim: _Optional[int] = ..., engine: _Optional[str] = ..., manifest_sha256: _Optional[str] = ..., created_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., active: bool = ..., size_bytes: _Optional[int] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+    held_by: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[str] = ..., corpus: _Optional[str] = ..., space_id: _Optional[str] = ..., premise_version: _Optional[str] = ..., premises: _Optional[int] = ..., dim: _Optional[int] = ..., engine: _Optional[str] = ..., manifest_sha256: _Optional[str] = ..., created_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., active: bool = ..., size_bytes: _Optional[int] = ..., notes: _Optional[_Iterable[str]] = ..., held_by: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ActivateGenerationRequest(_message.Message):
     __slots__ = ("corpus", "generation", "expected_generation", "request_id")
@@ -494,14 +496,16 @@ class VerifyGenerationResponse(_message.Message):
     def __init__(self, generation: _Optional[_Union[Generation, _Mapping]] = ...) -> None: ...
 
 class DeleteGenerationRequest(_message.Message):
-    __slots__ = ("corpus", "generation", "request_id")
+    __slots__ = ("corpus", "generation", "request_id", "despite")
     CORPUS_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    DESPITE_FIELD_NUMBER: _ClassVar[int]
     corpus: str
     generation: str
     request_id: str
-    def __init__(self, corpus: _Optional[str] = ..., generation: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+    despite: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, corpus: _Optional[str] = ..., generation: _Optional[str] = ..., request_id: _Optional[str] = ..., despite: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DeleteGenerationResponse(_message.Message):
     __slots__ = ("generation", "replicas")
@@ -510,3 +514,31 @@ class DeleteGenerationResponse(_message.Message):
     generation: str
     replicas: _containers.RepeatedCompositeFieldContainer[IndexReplica]
     def __init__(self, generation: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[IndexReplica, _Mapping]]] = ...) -> None: ...
+
+class HoldGenerationRequest(_message.Message):
+    __slots__ = ("corpus", "generation", "holder")
+    CORPUS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    corpus: str
+    generation: str
+    holder: str
+    def __init__(self, corpus: _Optional[str] = ..., generation: _Optional[str] = ..., holder: _Optional[str] = ...) -> None: ...
+
+class HoldGenerationResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReleaseGenerationRequest(_message.Message):
+    __slots__ = ("corpus", "generation", "holder")
+    CORPUS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    corpus: str
+    generation: str
+    holder: str
+    def __init__(self, corpus: _Optional[str] = ..., generation: _Optional[str] = ..., holder: _Optional[str] = ...) -> None: ...
+
+class ReleaseGenerationResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

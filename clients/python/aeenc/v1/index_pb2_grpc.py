@@ -382,6 +382,16 @@ class IndexAdminServiceStub(object):
                 request_serializer=aeenc_dot_v1_dot_index__pb2.DeleteGenerationRequest.SerializeToString,
                 response_deserializer=aeenc_dot_v1_dot_index__pb2.DeleteGenerationResponse.FromString,
                 _registered_method=True)
+        self.HoldGeneration = channel.unary_unary(
+                '/aeenc.v1.IndexAdminService/HoldGeneration',
+                request_serializer=aeenc_dot_v1_dot_index__pb2.HoldGenerationRequest.SerializeToString,
+                response_deserializer=aeenc_dot_v1_dot_index__pb2.HoldGenerationResponse.FromString,
+                _registered_method=True)
+        self.ReleaseGeneration = channel.unary_unary(
+                '/aeenc.v1.IndexAdminService/ReleaseGeneration',
+                request_serializer=aeenc_dot_v1_dot_index__pb2.ReleaseGenerationRequest.SerializeToString,
+                response_deserializer=aeenc_dot_v1_dot_index__pb2.ReleaseGenerationResponse.FromString,
+                _registered_method=True)
         self.PutExplanations = channel.stream_unary(
                 '/aeenc.v1.IndexAdminService/PutExplanations',
                 request_serializer=aeenc_dot_v1_dot_index__pb2.PutExplanationsRequest.SerializeToString,
@@ -459,12 +469,36 @@ class IndexAdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteGeneration(self, request, context):
-        """Deletes a generation that is not active.
+        """Deletes a generation that is not active and that nobody holds.
 
         Fails with:
         - FAILED_PRECONDITION: the generation is active.
+        - FAILED_PRECONDITION (IN_USE): somebody holds it whom `despite` does not name; the message names them.
         - NOT_FOUND: unknown generation.
         - ALREADY_EXISTS: the `request_id` deleted another generation before.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def HoldGeneration(self, request, context):
+        """Keeps a generation from deletion until the same holder releases it. Samplers hold those of live runs as `run-<id>`.
+        To hold it again changes nothing.
+
+        Fails with:
+        - INVALID_ARGUMENT: `holder` is not a name.
+        - NOT_FOUND: unknown corpus or generation.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReleaseGeneration(self, request, context):
+        """Ends a hold. One that does not exist counts as ended.
+
+        Fails with:
+        - INVALID_ARGUMENT: `holder` is not a name.
+        - NOT_FOUND: unknown corpus.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -511,6 +545,16 @@ def add_IndexAdminServiceServicer_to_server(servicer, server):
                     servicer.DeleteGeneration,
                     request_deserializer=aeenc_dot_v1_dot_index__pb2.DeleteGenerationRequest.FromString,
                     response_serializer=aeenc_dot_v1_dot_index__pb2.DeleteGenerationResponse.SerializeToString,
+            ),
+            'HoldGeneration': grpc.unary_unary_rpc_method_handler(
+                    servicer.HoldGeneration,
+                    request_deserializer=aeenc_dot_v1_dot_index__pb2.HoldGenerationRequest.FromString,
+                    response_serializer=aeenc_dot_v1_dot_index__pb2.HoldGenerationResponse.SerializeToString,
+            ),
+            'ReleaseGeneration': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseGeneration,
+                    request_deserializer=aeenc_dot_v1_dot_index__pb2.ReleaseGenerationRequest.FromString,
+                    response_serializer=aeenc_dot_v1_dot_index__pb2.ReleaseGenerationResponse.SerializeToString,
             ),
             'PutExplanations': grpc.stream_unary_rpc_method_handler(
                     servicer.PutExplanations,
@@ -654,6 +698,60 @@ class IndexAdminService(object):
             '/aeenc.v1.IndexAdminService/DeleteGeneration',
             aeenc_dot_v1_dot_index__pb2.DeleteGenerationRequest.SerializeToString,
             aeenc_dot_v1_dot_index__pb2.DeleteGenerationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HoldGeneration(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aeenc.v1.IndexAdminService/HoldGeneration',
+            aeenc_dot_v1_dot_index__pb2.HoldGenerationRequest.SerializeToString,
+            aeenc_dot_v1_dot_index__pb2.HoldGenerationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseGeneration(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aeenc.v1.IndexAdminService/ReleaseGeneration',
+            aeenc_dot_v1_dot_index__pb2.ReleaseGenerationRequest.SerializeToString,
+            aeenc_dot_v1_dot_index__pb2.ReleaseGenerationResponse.FromString,
             options,
             channel_credentials,
             insecure,

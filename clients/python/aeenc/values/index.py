@@ -63,6 +63,8 @@ class Generation:
     """Sentences for people about premises that the lexical modes serve less well: those without words, and those whose
     words are not English.
     """
+    held_by: tuple[str, ...] = ()
+    """Who holds it, sorted; `run-<id>` is a live run. Only ListGenerations fills it."""
 
     @classmethod
     def from_message(cls, message: index_pb2.Generation) -> Generation:
@@ -80,6 +82,7 @@ class Generation:
             active=message.active,
             size_bytes=message.size_bytes,
             notes=tuple(message.notes),
+            held_by=tuple(message.held_by),
         )
 
 

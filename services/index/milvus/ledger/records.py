@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar
 
 from aeenc import errors
 from services.index.building.finished import FinishedBuild
+from services.index.catalogue.holds import HoldersOf
 from services.index.catalogue.requests import RequestKind, RequestNote
 from services.index.milvus.ledger.tables import Table
 from services.index.milvus.link import MilvusLink, MilvusNotFound, MilvusNotLoaded
@@ -165,6 +166,23 @@ class Records:
         if request_id:
             body = {"request_id": request_id, **note.to_record()}
             self._put(_request_key(corpus, f"{kind}\0{request_id}"), "request", body)
+
+    def holders(self, corpus: str) -> HoldersOf:
+        """Returns the holders of each generation of a corpus that is held."""
+        found: HoldersOf = {}
+        for held in (_body(row) for row in self._query('kind in ["held"]')):
+            if held["corpus"] == corpus:
+                found.setdefault(held["generation"], []).append(held["holder"])
+        return {generation_id: sorted(holders) for generation_id, holders in found.items()}
+
+    def put_hold(self, corpus: str, generation_id: str, holder: str) -> None:
+        """Records that a generation is held."""
+        body = {"corpus": corpus, "generation": generation_id, "holder": holder}
+        self._put(_request_key(corpus, f"held\0{generation_id}\0{holder}"), "held", body)
+
+    def remove_hold(self, corpus: str, generation_id: str, holder: str) -> None:
+        """Ends a hold, which may have ended already."""
+        self.remove(_request_key(corpus, f"held\0{generation_id}\0{holder}"))
 
     def _put(self, key: str, kind: str, body: Mapping[str, Any]) -> None:
         text = json.dumps({"format_version": FORMAT_VERSION, **body}, sort_keys=True)

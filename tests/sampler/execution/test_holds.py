@@ -1,0 +1,150 @@
+"""A live run holds its generation at the index, so that nobody deletes it beneath people who work for weeks."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+import aeenc
+from aeenc import errors
+from aeenc.v1 import oracle_pb2_grpc
+from services.index.__main__ import build as build_index
+from services.index.settings import IndexSettings
+from services.sampler.__main__ import build as build_sampler
+from services.sampler.execution import retention
+from services.sampler.execution.holds import RunHolds
+from services.sampler.settings import SamplerSettings
+from support.waiting import eventually
+from support.worlds.index_world import RunningEncoder, facts, raises
+from support.worlds.sampler_world import FakeOracle, serving
+
+
+class HeldWorld:
+    """An index of one corpus with a newer generation than the run's, and the means to start samplers over it."""
+
+    def __init__(self, index: aeenc.IndexClient, oracle: FakeOracle, settings: dict) -> None:
+        self.index, self.oracle, self.settings = index, oracle, settings
+
+    @asynccontextmanager
+    async def sampler(self, **changes) -> AsyncIterator[aeenc.SamplerClient]:
+        async with build_sampler(SamplerSettings(**{**self.settings, **changes})) as server:
+            client = aeenc.SamplerClient(aeenc.Channel(f"127.0.0.1:{server.port}"))
+            yield client
+            await client.channel.close()
+
+    async def start(self, sampler: aeenc.SamplerClient):
+        return await sampler.start_run([("t", "why does ice float")], corpus="science", oracle="fake", k=3)
+
+    async def held_by(self, generation: str) -> list[str]:
+        listed = {one.id: list(one.held_by) async for one in self.index.list_generations("science")}
+        return listed[generation]
+
+    async def until_held_by(self, generation: str, *holders: str) -> None:
+        async def is_held() -> bool:
+            return await self.held_by(generation) == list(holders)
+
+        await eventually(is_held)
+
+
+@pytest.fixture
+async def world(redis_url: str, namespace: str, tmp_path: Path) -> AsyncIterator[HeldWorld]:
+    encoder, oracle = RunningEncoder(), FakeOracle()
+    await encoder.server.start()
+    settings = IndexSettings(port=0, artifacts_dir=tmp_path, encoder_target=encoder.target, build_batch=8)
+    async with (
+        build_index(settings) as server,
+        serving(oracle_pb2_grpc.add_OracleServiceServicer_to_server, oracle) as port,
+        aeenc.AsyncClient(index=f"127.0.0.1:{server.port}", encoder=encoder.target) as client,
+    ):
+        await client.index.build("science", facts()[:6])
+        fake = {"target": f"127.0.0.1:{port}", "timeout_s": 60.0, "patience_s": 0.0}
+        yield HeldWorld(
+            client.index,
+            oracle,
+            {
+                "port": 0,
+                "redis_url": redis_url,
+                "namespace": namespace,
+                "index_target": f"127.0.0.1:{server.port}",
+                "poll_s": 0.05,
+                "lease_s": 1.0,
+                "oracles": {"fake": fake},
+            },
+        )
+    await encoder.stop()
+
+
+async def test_nobody_deletes_the_generation_of_a_live_run_unless_by_its_name(world: HeldWorld):
+    world.oracle.delay_s = 60.0
+    async with world.sampler() as sampler:
+        run = await world.start(sampler)
+        assert await world.held_by(run.generation) == [f"run-{run.id}"], "from the start on"
+        newer = await world.index.build("science", facts())
+        refused = await raises(
+            errors.FailedPrecondition, world.index.delete("science", run.generation), f"held by run-{run.id}", "cancel"
+        )
+        assert refused.reason == "IN_USE"
+        await world.index.delete("science", run.generation, despite=[f"run-{run.id}"])
+        assert [one.id async for one in world.index.list_generations("science")] == [newer.id]
+
+
+@pytest.mark.parametrize("end", ["success", "cancel", "delete"])
+async def test_the_hold_ends_with_the_run_and_comes_back_when_it_is_resumed(world: HeldWorld, end: str):
+    world.oracle.delay_s = 0.0 if end == "success" else 60.0
+    async with world.sampler() as sampler:
+        run = await world.start(sampler)
+        if end == "success":
+            assert (await sampler.wait(run.id)).state.name == "SUCCEEDED"
+        else:
+            await sampler.cancel(run.id)
+            await world.until_held_by(run.generation)
+            await sampler.resume(run.id)
+            assert await world.held_by(run.generation) == [f"run-{run.id}"]
+            await sampler.cancel(run.id)
+        await world.until_held_by(run.generation)
+        if end == "delete":
+            await sampler.delete(run.id)
+        await world.index.build("science", facts())
+        await world.index.delete("science", run.generation)
+
+
+async def test_a_run_without_its_generation_says_what_helps(world: HeldWorld):
+    world.oracle.delay_s = 60.0
+    async with world.sampler() as sampler:
+        run = await world.start(sampler)
+        await sampler.cancel(run.id)
+        await world.until_held_by(run.generation)
+        await world.index.build("science", facts())
+        await world.index.delete("science", run.generation)
+        await sampler.resume(run.id)
+        failed = await sampler.wait(run.id)
+        assert failed.state.name == "FAILED"
+        assert run.generation in failed.error
+        assert "start a new run" in failed.error
+
+
+async def test_a_hold_whose_sampler_died_goes_at_a_later_look(world: HeldWorld, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(retention, "LOOK_S", 0.05)
+
+    async def dies(*_) -> bool:
+        return False
+
+    world.oracle.delay_s = 60.0
+    with monkeypatch.context() as patched:
+        patched.setattr(RunHolds, "drop", dies)
+        async with world.sampler() as sampler:
+            run = await world.start(sampler)
+            await sampler.cancel(run.id)
+            assert await world.held_by(run.generation) == [f"run-{run.id}"]
+    async with world.sampler():
+        await world.until_held_by(run.generation)
+
+
+async def test_a_hold_that_was_lost_comes_back(world: HeldWorld, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(retention, "LOOK_S", 0.05)
+    world.oracle.delay_s = 60.0
+    async with world.sampler() as sampler:
+        run = await world.start(sampler)
+        await world.index.release("science", run.generation, f"run-{run.id}")
+        await world.until_held_by(run.generation, f"run-{run.id}")
