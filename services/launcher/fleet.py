@@ -237,7 +237,7 @@ class Fleet:
             if options.gold_trees and "dev" in Dataset.splits_in(options.gold_trees):  # these measure what it trains
                 command += ["--gold", str(Path(options.gold_trees).resolve())]
             tokens = {"AEENC_WORKBENCH_TOKEN": self._token or None, "AEENC_ADMIN_TOKEN": self._admin_token or None}
-            plain = dict.fromkeys(("AEENC_CA", "AEENC_CERT", "AEENC_KEY"), "")  # no TLS here, whatever the user has set
+            plain = dict.fromkeys(("AEENC_CA", "AEENC_CERT", "AEENC_KEY", "AEENC_TLS"), "")  # no TLS here, ever
             return processes.start(command, {**plain, **tokens}, log)
         settings = self._settings(name, options, targets, redis_url)
         environment = {f"AEENC_{name.upper()}_{key.upper()}": value for key, value in settings.items()}

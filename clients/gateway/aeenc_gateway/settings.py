@@ -25,7 +25,7 @@ class GatewaySettings(BaseSettings):
     )
     index: str | None = Field(None, description="address of the index; default: AEENC_INDEX, else the local fleet")
     ca: FilePath | None = Field(
-        None, description="CA (PEM) of the services; default: AEENC_CA; none: plain connections"
+        None, description="CA (PEM) of the services; default: AEENC_CA; none: plain, unless AEENC_TLS"
     )
     cert: FilePath | None = Field(
         None, description="client certificate (PEM) that the services ask for; default: AEENC_CERT"

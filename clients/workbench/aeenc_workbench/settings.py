@@ -43,7 +43,7 @@ class WorkbenchSettings(BaseSettings):
     trainer: str | None = Field(None, description="address of the trainer; default: AEENC_TRAINER or the local fleet")
     gold: Path | None = Field(None, description="folder of gold trees whose dev queries measure what is trained")
     token: str | None = Field(None, description="its credential; default: AEENC_TOKEN, else the local fleet's")
-    ca: Path | None = Field(None, description="CA (PEM) of the services; default: AEENC_CA; none: plain connections")
+    ca: Path | None = Field(None, description="CA (PEM) of the services; default: AEENC_CA; none: plain, or AEENC_TLS")
     plain_token: bool = Field(
         False, description="send `token` to services on another host without `ca`, too: in a network that you trust"
     )
