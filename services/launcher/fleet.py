@@ -26,6 +26,7 @@ from typing import Any
 
 import aeenc
 from aeenc import errors
+from aeenc.transport.checks import bare_token
 from aeenc.trees import Dataset
 from services.launcher import processes
 from services.launcher.private_redis import start_private_redis
@@ -87,7 +88,10 @@ def read_token(file: str) -> str:
         raise errors.InvalidArgument(f"the token's file {file} cannot be read ({reason}); name another") from None
     if not token:
         raise errors.InvalidArgument(f"the token's file {file} is empty; write the token into it")
-    return token
+    try:
+        return bare_token(token)
+    except ValueError as error:
+        raise errors.InvalidArgument(f"the token in {file} {error}") from None
 
 
 def _check_free(name: str, target: str) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, FilePath, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, FilePath, ValidationError, model_validator
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict
 
 from aeenc.transport.addresses import is_loopback
+from aeenc.transport.checks import bare_token
 
 PREFIX = "AEENC_GATEWAY_"
 
@@ -31,7 +32,9 @@ class GatewaySettings(BaseSettings):
         None, description="client certificate (PEM) that the services ask for; default: AEENC_CERT"
     )
     key: FilePath | None = Field(None, description="private key (PEM) of `cert`; default: AEENC_KEY")
-    token: str | None = Field(None, description="bearer token for callers that send none; default: they have none")
+    token: Annotated[str, AfterValidator(bare_token)] | None = Field(
+        None, description="bearer token for callers that send none; default: they have none"
+    )
     plain_token: bool = Field(
         False, description="send tokens to services on another host without `ca`, too: in a network that you trust"
     )
@@ -57,13 +60,6 @@ class GatewaySettings(BaseSettings):
                 "own; give tls_cert and tls_key and no token, or set allow_insecure"
             )
         return self
-
-    @field_validator("token")
-    @classmethod
-    def _is_something(cls, token: str | None) -> str | None:
-        if token is not None and not token.strip():
-            raise ValueError("is blank; give a token, or leave it out")
-        return token
 
     @classmethod
     def from_command_line(cls, arguments: list[str] | None = None) -> Self:

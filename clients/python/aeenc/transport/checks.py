@@ -18,15 +18,24 @@ def check_seconds(timeout_s: Any) -> float:
     return timeout_s
 
 
+def bare_token(token: str) -> str:
+    """Returns a token without blanks around it. Raises ValueError for one that no header holds; it is not shown."""
+    if not _VISIBLE.fullmatch(bare := token.strip()):
+        raise ValueError(
+            "is blank or has characters, blanks among them, that are not visible ASCII, or more than 8,192; read it "
+            "from its file anew, or make another by `openssl rand -hex 16`"
+        )
+    return bare
+
+
 def credential(token: str | None) -> list[tuple[str, str]]:
     """Returns the header. Raises InvalidArgument for a token that no header holds; it is not shown."""
     if not token:
         return []
-    if not _VISIBLE.fullmatch(bare := token.strip()):
-        raise errors.InvalidArgument.field(
-            "token", "is blank or has characters that are not visible ASCII; read it from its file anew"
-        )
-    return [("authorization", f"Bearer {bare}")]
+    try:
+        return [("authorization", f"Bearer {bare_token(token)}")]
+    except ValueError as error:
+        raise errors.InvalidArgument.field("token", str(error)) from None
 
 
 def check_tls(target: str, *, tls: bool, ca: object, cert: object, key: object) -> bool:
