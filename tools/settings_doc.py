@@ -53,7 +53,9 @@ COMMAND_LINE = """## The command line
 
 | variable | option | |
 |---|---|---|
-| `AEENC_HOME` | | where `aeenc up` keeps its state; `.aeenc` unless set |"""
+| `AEENC_HOME` | | where `aeenc up` keeps its state; `.aeenc` unless set |
+| `AEENC_TLS` | `--tls` | `true`: TLS where a public authority certifies the servers |
+| `AEENC_PLAIN_TOKEN` | `--plain-token` | `true`: credentials travel to other hosts without TLS, too |"""
 
 
 def render() -> str:

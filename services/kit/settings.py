@@ -20,6 +20,7 @@ from pydantic import AfterValidator, Field, FilePath, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, CliSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from aeenc.transport.channel import PATIENT
+from aeenc.transport.checks import bare_token
 
 T = TypeVar("T", bound=str | SecretStr)
 # What Kubernetes sets for a service `aeenc-encoder`: AEENC_ENCODER_SERVICE_HOST, AEENC_ENCODER_PORT_50051_TCP …
@@ -34,6 +35,7 @@ def _not_empty(secret: T) -> T:
 
 
 Secret = Annotated[str, AfterValidator(_not_empty)]
+Token = Annotated[Secret, AfterValidator(bare_token)]  # one that callers can send
 HiddenSecret = Annotated[SecretStr, AfterValidator(_not_empty)]
 
 
@@ -83,8 +85,8 @@ class ServiceSettings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on; `unix:` targets are given as the whole target")
     port: int = Field(0, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     metrics_port: int | None = Field(None, ge=0, le=65535, description="port of the Prometheus metrics; none: off")
-    token: Secret | None = Field(None, description="bearer token that callers must send")
-    admin_token: Secret | None = Field(None, description="bearer token for the admin services; default: the token")
+    token: Token | None = Field(None, description="bearer token that callers must send")
+    admin_token: Token | None = Field(None, description="bearer token for the admin services; default: the token")
     tokens_file: Path | None = Field(None, description="named credentials (TOML), beside the tokens")
     allow_insecure: bool = Field(False, description="listen beyond loopback although no token is set")
     tls_cert: Path | None = Field(None, description="certificate chain (PEM) of this server")
@@ -133,8 +135,8 @@ class ServiceSettings(BaseSettings):
     artifacts_cache_bytes: int = Field(
         32 * 1024**3, ge=0, description="size of the directory in front of artifacts_url; 0: without limit"
     )
-    peer_token: Secret | None = Field(None, description="bearer token that this service sends to the others")
-    peer_admin_token: Secret | None = Field(None, description="token sent to admin services; default: peer_token")
+    peer_token: Token | None = Field(None, description="bearer token that this service sends to the others")
+    peer_admin_token: Token | None = Field(None, description="token sent to admin services; default: peer_token")
     plain_token: bool = Field(
         False, description="send tokens to other hosts without TLS, too: in a network that you trust"
     )

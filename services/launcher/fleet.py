@@ -26,6 +26,7 @@ from typing import Any
 
 import aeenc
 from aeenc import errors
+from aeenc.transport.checks import bare_token
 from aeenc.trees import Dataset
 from services.launcher import processes
 from services.launcher.private_redis import start_private_redis
@@ -87,7 +88,10 @@ def read_token(file: str) -> str:
         raise errors.InvalidArgument(f"the token's file {file} cannot be read ({reason}); name another") from None
     if not token:
         raise errors.InvalidArgument(f"the token's file {file} is empty; write the token into it")
-    return token
+    try:
+        return bare_token(token)
+    except ValueError as error:
+        raise errors.InvalidArgument(f"the token in {file} {error}") from None
 
 
 def _check_free(name: str, target: str) -> None:
@@ -237,7 +241,7 @@ class Fleet:
             if options.gold_trees and "dev" in Dataset.splits_in(options.gold_trees):  # these measure what it trains
                 command += ["--gold", str(Path(options.gold_trees).resolve())]
             tokens = {"AEENC_WORKBENCH_TOKEN": self._token or None, "AEENC_ADMIN_TOKEN": self._admin_token or None}
-            plain = dict.fromkeys(("AEENC_CA", "AEENC_CERT", "AEENC_KEY"), "")  # no TLS here, whatever the user has set
+            plain = dict.fromkeys(("AEENC_CA", "AEENC_CERT", "AEENC_KEY", "AEENC_TLS"), "")  # no TLS here, ever
             return processes.start(command, {**plain, **tokens}, log)
         settings = self._settings(name, options, targets, redis_url)
         environment = {f"AEENC_{name.upper()}_{key.upper()}": value for key, value in settings.items()}

@@ -10,7 +10,7 @@ from pydantic_settings import SettingsConfigDict
 
 from aeenc import errors
 from services.kit.credentials.gate import person_name
-from services.kit.settings import RedisSettings, Secret
+from services.kit.settings import RedisSettings, Token
 
 MAX_GUIDELINE = 65_536  # characters
 
@@ -23,7 +23,7 @@ class OracleSettings(BaseModel):
     open_tasks: ClassVar[int] = 0
 
     target: str = Field(description="where it listens: host:port, unix:path or dns:///name:port")
-    token: Secret | None = Field(None, description="bearer token that it expects")
+    token: Token | None = Field(None, description="bearer token that it expects")
     ca: FilePath | None = Field(None, description="CA (PEM) of its certificate; none: a plain connection")
     cert: FilePath | None = Field(None, description="client certificate (PEM) that it expects; with `key` and `ca`")
     key: FilePath | None = Field(None, description="private key (PEM) of `cert`")

@@ -295,6 +295,16 @@ async def test_an_oracle_refuses_a_token_that_everybody_has(address: str, token:
         await WordOracle().start(address, token=token, allow_insecure=True)
 
 
+async def test_an_oracle_refuses_a_token_that_nobody_could_send_and_ignores_its_line_end() -> None:
+    with pytest.raises(errors.InvalidArgument, match=r"token: .*not visible ASCII"):
+        await WordOracle().start(token="se cret")
+    server = await WordOracle().start(token="secret\n")
+    client = OracleClient(Channel(f"127.0.0.1:{server.port}", token="secret", timeout_s=5))
+    assert await client.judge("r", []) == []
+    await client.channel.close()
+    await server.stop()
+
+
 async def test_a_port_that_is_taken_is_named() -> None:
     async with served(WordOracle()) as client:
         with pytest.raises(errors.Unavailable, match=client.channel.target):

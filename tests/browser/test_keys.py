@@ -46,8 +46,9 @@ def test_several_processes_that_start_at_once_have_one_key_that_its_owner_alone_
 
 
 def test_blank_secrets_stop_the_start(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match="is blank"):
-        WorkbenchSettings(token=" ")
+    for token in (" ", "se cret"):
+        with pytest.raises(ValidationError, match="is blank"):
+            WorkbenchSettings(token=token)
     (tmp_path / "secret").write_text("\n")
     settings = WorkbenchSettings(
         oidc_issuer="https://id.example",

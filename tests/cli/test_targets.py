@@ -96,3 +96,19 @@ async def test_the_fleet_file_of_another_account_is_named_unless_all_addresses_a
 def test_without_a_file_the_defaults_hold(tmp_path):
     assert read_fleet(tmp_path) == {}
     assert Targets().options()["index"] == "127.0.0.1:50052"
+
+
+@pytest.mark.parametrize("switch", ["--plain-token", "--tls", "AEENC_PLAIN_TOKEN", "AEENC_TLS"])
+async def test_a_token_travels_to_another_host_where_a_flag_or_a_variable_says_so(aeenc, monkeypatch, switch):
+    words = ["--index", "192.0.2.1:1", "--token", "t", "--timeout", 0.2, "retrieve", "science", "ice"]
+    refused = await aeenc(*words)
+    assert (refused.code, "plain_token: is off" in refused.stderr) == (2, True)
+    if switch.startswith("AEENC"):
+        monkeypatch.setenv(switch, "true")
+    tried = await aeenc(*([switch] if switch.startswith("--") else []), *words)
+    assert tried.code == 3, tried.stderr
+
+
+async def test_flags_that_contradict_each_other_are_refused_by_name(aeenc, tmp_path):
+    ended = await aeenc("--tls", "--index", "unix:/run/a.sock", "retrieve", "science", "ice")
+    assert (ended.code, "tls: is on, and unix:" in ended.stderr) == (2, True)

@@ -249,7 +249,7 @@ async def test_a_named_credential_opens_what_its_role_and_its_services_cover(bui
     made += [Credential(name="index", role="admin", services=("index",), hashes=hashes["of the index"])]
     made += [Credential(name="expired", role="admin", expires=past, hashes=hashes["expired"])]
     path.write_text("".join(map(render, made)))
-    servers = build(tokens_file=path, token="common", admin_token="admin token")
+    servers = build(tokens_file=path, token="common", admin_token="admin-token-of-settings")
     async with serving(servers):
         for server in servers:
             found = await outcomes(server, tokens=tokens)

@@ -129,6 +129,7 @@ def test_the_workbench_speaks_no_tls_whatever_the_user_has_set(tmp_path: Path, m
         (["--oracle-token", "other=x"], "of no oracle of yours (mine)"),
         (["--oracle-token", "mine=nothing"], "nothing cannot be read (No such file or directory)"),
         (["--oracle-token", "mine=empty"], "is empty; write the token into it"),
+        (["--oracle-token", "mine=blank"], "not visible ASCII"),
     ],
 )
 def test_a_token_that_cannot_be_had_stops_up_and_none_is_shown(
@@ -136,6 +137,7 @@ def test_a_token_that_cannot_be_had_stops_up_and_none_is_shown(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").touch()
+    (tmp_path / "blank").write_text("two secret words")
     refused = up("--oracle", "mine=h:1", *flags)
     assert refused.exit_code == 2
     assert said in " ".join(refused.output.replace("│", "").split())

@@ -30,8 +30,8 @@ def main() -> None:
         for service in ("encoder", "index"):
             targets.channel(service)  # refuses addresses and files here, not once the application starts
             target = getattr(targets, service)
-            refuse_plain_token(target, token=CALLERS, ca=targets.ca, plain_token=targets.plain_token)
-            if targets.plain_token and not targets.ca and not is_local(target):
+            refuse_plain_token(target, token=CALLERS, ca=targets.ca, tls=targets.tls, plain_token=targets.plain_token)
+            if targets.plain_token and not targets.are_tls and not is_local(target):
                 sys.stderr.write(f"aeenc-gateway: tokens travel to {target} without TLS (plain_token)\n")
     except (AeencError, OSError) as error:
         sys.exit(f"aeenc-gateway: {error}")

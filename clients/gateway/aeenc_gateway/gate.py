@@ -17,15 +17,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aeenc.errors import PermissionDenied, Unauthenticated
+from aeenc.errors import InvalidArgument, PermissionDenied, Unauthenticated
 from aeenc.transport.addresses import is_loopback
+from aeenc.transport.checks import credential
 from aeenc_gateway.fleet import CALLER, Caller
 from aeenc_gateway.problems import respond
 
 HEALTH = "/health"
 WATCH_AFTER_S = 0.2  # a task that waits for a caller to leave costs a sixth of a short request
-_VISIBLE = re.compile(r"[!-~]{1,8192}")
-_REQUEST_ID = re.compile(r"[!-~]{1,64}")  # as the services accept it
+_SHORT = re.compile(r"[!-~]{1,64}")  # as the services accept the ids of requests and traces
 
 
 class Gate:
@@ -46,7 +46,7 @@ class Gate:
             return
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         sent_id = headers.get(b"x-request-id", "")
-        request_id = sent_id if _REQUEST_ID.fullmatch(sent_id) else f"{random.getrandbits(128):032x}"
+        request_id = sent_id if _SHORT.fullmatch(sent_id) else f"{random.getrandbits(128):032x}"
         CALLER.set(Caller(request_id=request_id))
         exchange = _Exchange(receive, send, self._body_bytes, request_id)
         try:
@@ -73,13 +73,11 @@ class Gate:
     def _metadata(self, headers: dict[bytes, str]) -> tuple[tuple[str, str], ...]:
         """Returns what the gRPC calls carry on. Raises Unauthenticated for a token that gRPC cannot carry."""
         scheme, _, token = headers.get(b"authorization", "").partition(" ")
-        sent = token.strip() if scheme.lower() == "bearer" else ""
-        if sent and not _VISIBLE.fullmatch(sent):
-            raise Unauthenticated("the token is not 1 to 8,192 visible ASCII characters; correct it")
-        metadata = []
-        if credential := sent or self._token:
-            metadata.append(("authorization", f"Bearer {credential}"))
-        if _VISIBLE.fullmatch(trace := headers.get(b"traceparent", "")):
+        try:
+            metadata = credential(token.strip() if scheme.lower() == "bearer" else None) or credential(self._token)
+        except InvalidArgument as error:
+            raise Unauthenticated(error.message) from None
+        if _SHORT.fullmatch(trace := headers.get(b"traceparent", "")):
             metadata.append(("traceparent", trace))
         return tuple(metadata)
 

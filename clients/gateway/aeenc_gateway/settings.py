@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, FilePath, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, FilePath, ValidationError, model_validator
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict
 
 from aeenc.transport.addresses import is_loopback
+from aeenc.transport.checks import bare_token
 
 PREFIX = "AEENC_GATEWAY_"
 
@@ -25,13 +26,15 @@ class GatewaySettings(BaseSettings):
     )
     index: str | None = Field(None, description="address of the index; default: AEENC_INDEX, else the local fleet")
     ca: FilePath | None = Field(
-        None, description="CA (PEM) of the services; default: AEENC_CA; none: plain connections"
+        None, description="CA (PEM) of the services; default: AEENC_CA; none: plain, unless AEENC_TLS"
     )
     cert: FilePath | None = Field(
         None, description="client certificate (PEM) that the services ask for; default: AEENC_CERT"
     )
     key: FilePath | None = Field(None, description="private key (PEM) of `cert`; default: AEENC_KEY")
-    token: str | None = Field(None, description="bearer token for callers that send none; default: they have none")
+    token: Annotated[str, AfterValidator(bare_token)] | None = Field(
+        None, description="bearer token for callers that send none; default: they have none"
+    )
     plain_token: bool = Field(
         False, description="send tokens to services on another host without `ca`, too: in a network that you trust"
     )
@@ -57,13 +60,6 @@ class GatewaySettings(BaseSettings):
                 "own; give tls_cert and tls_key and no token, or set allow_insecure"
             )
         return self
-
-    @field_validator("token")
-    @classmethod
-    def _is_something(cls, token: str | None) -> str | None:
-        if token is not None and not token.strip():
-            raise ValueError("is blank; give a token, or leave it out")
-        return token
 
     @classmethod
     def from_command_line(cls, arguments: list[str] | None = None) -> Self:

@@ -62,6 +62,7 @@ async def test_settings_come_from_the_environment_and_flags_win():
         (["--encoder", "nonsense"], 1, "encoder: 'nonsense' is not an address"),
         (["--token", ""], 2, "AEENC_GATEWAY_TOKEN (--token): Value error, is blank"),
         (["--token", "  "], 2, "is blank"),
+        (["--token", "se cret"], 2, "AEENC_GATEWAY_TOKEN (--token): Value error, is blank"),
         (["--port", "70000"], 2, "AEENC_GATEWAY_PORT (--port)"),
         (["--nonsense"], 2, "--nonsense"),
     ],

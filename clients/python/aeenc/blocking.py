@@ -1166,10 +1166,12 @@ class Client:
     What is None comes from the environment (AEENC_INDEX, AEENC_TOKEN, AEENC_TIMEOUT_S, …), else from
     `.aeenc/fleet.json` of a local fleet, else it is the default: the ports 50051 to 50054 of this machine, 60 s.
     `token` is the credential of all calls, `admin_token` of those that change what is served (default: `token`).
-    Without TLS they travel within this machine alone, unless `plain_token` is set: for a network that you trust.
+    Connections are TLS with `ca`, the authority's certificate, or with `tls`: for servers that a public authority has
+    certified, one of gRPC's own list (Mozilla's; GRPC_DEFAULT_SSL_ROOTS_FILE_PATH names another), not the system's.
+    Without TLS, credentials travel within this machine alone, unless `plain_token` is set: for a network you trust.
     `timeout_s` is the deadline of a call, its retries included. `retry` says when a call is made again that failed with
     UNAVAILABLE or RESOURCE_EXHAUSTED; by default a service that is away is given up after 4 s. False: never.
-    Raises InvalidArgument for a malformed fleet file, timeout or address, for half a key pair, or one without `ca`, and
+    Raises InvalidArgument for a malformed fleet file, timeout or address, for half a key pair, or one without TLS, and
     for a credential that would travel plain to another host.
     """
 
@@ -1185,6 +1187,7 @@ class Client:
         ca: Path | str | None = None,
         cert: Path | str | None = None,
         key: Path | str | None = None,
+        tls: bool | None = None,
         plain_token: bool | None = None,
         timeout_s: float | None = None,
         retry: Retry | bool = True,
@@ -1200,6 +1203,7 @@ class Client:
                 ca=ca,
                 cert=cert,
                 key=key,
+                tls=tls,
                 plain_token=plain_token,
                 timeout_s=timeout_s,
                 retry=retry,

@@ -31,6 +31,7 @@ import grpc
 from aeenc import errors
 from aeenc.transport import status
 from aeenc.transport.addresses import is_loopback
+from aeenc.transport.checks import credential
 from aeenc.v1 import oracle_pb2, oracle_pb2_grpc
 
 EXPLAINS = oracle_pb2.JUDGEMENT_EXPLAINS
@@ -178,8 +179,8 @@ class Oracle:
     ) -> OracleServer:
         """Starts serving and returns at once. Beyond loopback it needs a token, unless `allow_insecure`.
 
-        With `cert` and `key` (PEM files) it speaks TLS. Raises InvalidArgument for an open address, an empty token
-        or half a key pair.
+        With `cert` and `key` (PEM files) it speaks TLS. Raises InvalidArgument for an open address, for a token
+        that is empty or that no header holds, and for half a key pair.
         """
         if (cert is None) != (key is None):
             raise errors.InvalidArgument("cert and key belong together; give both or neither")
@@ -189,8 +190,9 @@ class Oracle:
             raise errors.InvalidArgument(
                 f"{address} is reachable from other machines; give a token, or allow_insecure=True if you mean it"
             )
+        servicer = _Servicer(self, credential(token))
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])  # or two oracles could share a port
-        oracle_pb2_grpc.add_OracleServiceServicer_to_server(_Servicer(self, token), server)
+        oracle_pb2_grpc.add_OracleServiceServicer_to_server(servicer, server)
         try:
             if cert is None or key is None:
                 port = server.add_insecure_port(address)
@@ -215,9 +217,8 @@ class OracleServer:
 
 
 class _Servicer(oracle_pb2_grpc.OracleServiceServicer):
-    def __init__(self, oracle: Oracle, token: str | None) -> None:
-        self._oracle = oracle
-        self._token = token
+    def __init__(self, oracle: Oracle, credential: list[tuple[str, str]]) -> None:
+        self._oracle, self._credential = oracle, credential
 
     async def Judge(self, request: oracle_pb2.JudgeRequest, context: Any) -> oracle_pb2.JudgeResponse:
         try:
@@ -230,11 +231,10 @@ class _Servicer(oracle_pb2_grpc.OracleServiceServicer):
         return oracle_pb2.JudgeResponse(answers=answers)
 
     def _authenticate(self, context: Any) -> None:
-        if self._token is None:
-            return
-        sent = dict(context.invocation_metadata() or ()).get("authorization", "")
-        if not secrets.compare_digest(sent.encode(), f"Bearer {self._token}".encode()):
-            raise errors.Unauthenticated("the oracle needs its token as `authorization: Bearer …`")
+        sent = dict(context.invocation_metadata() or ())
+        for name, value in self._credential:
+            if not secrets.compare_digest(sent.get(name, "").encode(), value.encode()):
+                raise errors.Unauthenticated("the oracle needs its token as `authorization: Bearer …`")
 
     async def _answer(self, run_id: str, message: oracle_pb2.OracleTask) -> oracle_pb2.OracleAnswer:
         task = Task(

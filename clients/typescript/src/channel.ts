@@ -15,6 +15,7 @@ const FIRST_PAUSE_MS = 100;
 export interface ChannelOptions {
   token: string | undefined;
   ca: string | undefined;
+  tls: boolean;
   plainToken: boolean;
   timeoutMs: number;
 }
@@ -32,13 +33,13 @@ export class Channel implements Transport {
     if (!/^(\[[^\]]+\]|[^:/,]+):\d+$/.test(target)) {
       throw new AeencError("INVALID_ARGUMENT", `address ${JSON.stringify(target)} is not host:port; give one server`);
     }
-    if (options.token && !options.ca && !options.plainToken && !isLocal(target)) {
+    if (options.token && !options.tls && !options.plainToken && !isLocal(target)) {
       throw new AeencError(
         "INVALID_ARGUMENT",
-        `plainToken: is off, so no token travels to ${target}, another host, without TLS; give ca or, in a network that you trust, plainToken: true`,
+        `plainToken: is off, so no token travels to ${target}, another host, without TLS; give ca, or tls: true where a public authority certifies it or, in a network that you trust, plainToken: true`,
       );
     }
-    const baseUrl = `${options.ca ? "https" : "http"}://${target}`;
+    const baseUrl = `${options.tls ? "https" : "http"}://${target}`;
     const tls = options.ca ? { ca: readFileSync(options.ca) } : {};
     this.#sessions = new Http2SessionManager(baseUrl, {}, tls);
     this.#inner = createGrpcTransport({ baseUrl, sessionManager: this.#sessions });

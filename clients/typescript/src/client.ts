@@ -146,8 +146,8 @@ export class Client {
     let channel = this.#channels.get(key);
     if (!channel) {
       const token = admin ? this.#targets.adminToken : this.#targets.token;
-      const { ca, plainToken } = this.#targets;
-      channel = new Channel(target, { token, ca, plainToken, timeoutMs: this.#timeoutMs });
+      const { ca, tls, plainToken } = this.#targets;
+      channel = new Channel(target, { token, ca, tls, plainToken, timeoutMs: this.#timeoutMs });
       this.#channels.set(key, channel);
     }
     return createClient(service, channel);

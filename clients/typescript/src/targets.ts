@@ -22,7 +22,10 @@ export interface ConnectOptions extends Partial<Record<ServiceName, string>> {
   adminToken?: string;
   /** A PEM file with the authority of the services' certificates: the calls are TLS. Default: AEENC_CA. */
   ca?: string;
-  /** Whether a token may travel to another host without `ca`: in a network that you trust. Default: AEENC_PLAIN_TOKEN. */
+  /** Whether the calls are TLS, also without `ca`: for certificates of authorities that Node knows (and those in
+   * NODE_EXTRA_CA_CERTS). Default: AEENC_TLS. */
+  tls?: boolean;
+  /** Whether a token may travel to another host without TLS: in a network that you trust. Default: AEENC_PLAIN_TOKEN. */
   plainToken?: boolean;
   /** The default deadline of a call, its retries included, in milliseconds. Default: 60,000. */
   timeoutMs?: number;
@@ -32,6 +35,7 @@ export interface Targets extends Record<ServiceName, string> {
   token: string | undefined;
   adminToken: string | undefined;
   ca: string | undefined;
+  tls: boolean;
   plainToken: boolean;
 }
 
@@ -40,6 +44,14 @@ export function findTargets(given: ConnectOptions): Targets {
   const fleet = readFleet(join(process.env["AEENC_HOME"] || ".aeenc", "fleet.json"));
   const address = (name: ServiceName) => given[name] || variable(name) || fleet[name] || DEFAULTS[name];
   const token = given.token || variable("token");
+  const ca = given.ca || variable("ca");
+  const tls = given.tls ?? isOn("tls");
+  if (ca && tls === false) {
+    throw new AeencError(
+      "INVALID_ARGUMENT",
+      `tls: is off, and ca ${JSON.stringify(ca)} makes connections TLS; leave out one of them (AEENC_TLS, AEENC_CA)`,
+    );
+  }
   return {
     encoder: address("encoder"),
     index: address("index"),
@@ -47,9 +59,18 @@ export function findTargets(given: ConnectOptions): Targets {
     trainer: address("trainer"),
     token,
     adminToken: given.adminToken || variable("admin_token") || token,
-    ca: given.ca || variable("ca"),
-    plainToken: given.plainToken ?? /^(true|1)$/i.test(variable("plain_token") ?? ""),
+    ca,
+    tls: tls ?? Boolean(ca),
+    plainToken: given.plainToken ?? isOn("plain_token") ?? false,
   };
+}
+
+/** Reads a switch. Throws INVALID_ARGUMENT for a value that is none. */
+function isOn(name: string): boolean | undefined {
+  const value = variable(name);
+  const found = /^(?:(true|1)|false|0)$/i.exec(value ?? "");
+  if (value === undefined || found) return found ? Boolean(found[1]) : undefined;
+  throw new AeencError("INVALID_ARGUMENT", `AEENC_${name.toUpperCase()} must be true or false, got ${value}`);
 }
 
 function variable(name: string): string | undefined {

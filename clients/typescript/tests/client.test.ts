@@ -175,6 +175,8 @@ test("a token travels to another host without TLS only where asked", () => {
   const away = { index: "192.0.2.1:50052", token: "secret" };
   assert.throws(() => connect(away), { code: "INVALID_ARGUMENT", message: /^plainToken: .*192\.0\.2\.1/ });
   connect({ ...away, plainToken: true }).close();
+  connect({ ...away, tls: true }).close();
+  assert.throws(() => connect({ tls: false, ca: "ca.pem" }), { code: "INVALID_ARGUMENT", message: /^tls: is off/ });
   connect({ ...away, index: "localhost:50052" }).close();
 });
 

@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> None:
         gold=_gold(settings.gold),
         **targets,
     )
-    if found.plain_token and not found.ca:
+    if found.plain_token and not found.are_tls:
         sys.stderr.write("aeenc-workbench: its token may travel to other hosts without TLS (plain_token)\n")
     config = uvicorn.Config(
         app,

@@ -7,13 +7,14 @@ import json
 import socket
 import sys
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict
 
 from aeenc.errors import FailedPrecondition
 from aeenc.transport.addresses import is_loopback
+from aeenc.transport.checks import bare_token
 from aeenc.transport.targets import home
 from aeenc_workbench.oidc import Provider, roles_of
 from aeenc_workbench.sign_in import Person
@@ -42,8 +43,10 @@ class WorkbenchSettings(BaseSettings):
     index: str | None = Field(None, description="address of the index; default: AEENC_INDEX, else the local fleet")
     trainer: str | None = Field(None, description="address of the trainer; default: AEENC_TRAINER or the local fleet")
     gold: Path | None = Field(None, description="folder of gold trees whose dev queries measure what is trained")
-    token: str | None = Field(None, description="its credential; default: AEENC_TOKEN, else the local fleet's")
-    ca: Path | None = Field(None, description="CA (PEM) of the services; default: AEENC_CA; none: plain connections")
+    token: Annotated[str, AfterValidator(bare_token)] | None = Field(
+        None, description="its credential; default: AEENC_TOKEN, else the local fleet's"
+    )
+    ca: Path | None = Field(None, description="CA (PEM) of the services; default: AEENC_CA; none: plain, or AEENC_TLS")
     plain_token: bool = Field(
         False, description="send `token` to services on another host without `ca`, too: in a network that you trust"
     )
@@ -75,13 +78,6 @@ class WorkbenchSettings(BaseSettings):
             raise ValueError("oidc_issuer needs oidc_client_id, oidc_client_secret_file and url")
         roles_of(self.oidc_role)
         return self
-
-    @field_validator("token")
-    @classmethod
-    def _is_something(cls, token: str | None) -> str | None:
-        if token is not None and not token.strip():
-            raise ValueError("is blank; give a token, or leave it out")
-        return token
 
     @property
     def provider(self) -> Provider | None:

@@ -78,7 +78,7 @@ class FoundPremise:
 class PremiseRetriever:
     """Finds the premises of one text at a time in one corpus. Connects at the first call, reads settings at once.
 
-    `index`, `token`, `ca`, `cert` and `key` are those of `aeenc.connect`, found in the same way where they are None.
+    `index`, `token`, `ca`, `cert`, `key` and `tls` are those of `aeenc.connect`, found as there where they are None.
     Warns of splits that no premise has, and raises InvalidArgument for an option that `IndexClient.retrieve` lacks.
     """
 
@@ -91,11 +91,12 @@ class PremiseRetriever:
         ca: Path | str | None = None,
         cert: Path | str | None = None,
         key: Path | str | None = None,
+        tls: bool | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self._corpus = corpus
         self._options = known(options or {})
-        self._targets = Targets.find(index=index, token=token, ca=ca, cert=cert, key=key)
+        self._targets = Targets.find(index=index, token=token, ca=ca, cert=cert, key=key, tls=tls)
         self._client: IndexClient | None = None
 
     def __getstate__(self) -> dict[str, Any]:

@@ -52,6 +52,7 @@ class AeencEncoder:
         ca: Path | str | None = None,
         cert: Path | str | None = None,
         key: Path | str | None = None,
+        tls: bool | None = None,
         role: Role = "query",
         label: str | None = None,
         version: str | None = None,
@@ -59,7 +60,9 @@ class AeencEncoder:
         truncate: bool = True,
         timeout_s: float | None = None,
     ) -> None:
-        self._targets = Targets.find(encoder=encoder, token=token, ca=ca, cert=cert, key=key, timeout_s=timeout_s)
+        self._targets = Targets.find(
+            encoder=encoder, token=token, ca=ca, cert=cert, key=key, tls=tls, timeout_s=timeout_s
+        )
         self._role = role_of(role)
         self._model = {"label": label, "version": version}
         self._space_id, self._truncate = space_id, truncate

@@ -11,9 +11,8 @@ from typing import Annotated
 
 import typer
 
-from aeenc.cli.oracle import HERE, Address, Cert, Key, Remote, RemoteToken, Token, serve
+from aeenc.cli.oracle import HERE, Address, Cert, Key, Remote, RemoteToken, Token, remote_oracle, serve
 from aeenc.cli.output import output_of
-from aeenc.cli.targets import targets_of
 from aeenc.errors import InvalidArgument
 from aeenc.oracles.agreement import GoldAgreement, GoldTask, agreement_with_gold, gold_tasks
 from aeenc.oracles.ledger import Budget
@@ -122,8 +121,7 @@ def check(
     tasks = gold_tasks(Dataset.load(trees), split, count=queries, candidates=candidates, seed=seed)
     oracle: RemoteOracle | LanguageModelOracle
     if remote is not None:
-        targets = targets_of(context)
-        oracle = RemoteOracle(remote, token=remote_token, ca=targets.ca, plain_token=targets.plain_token)
+        oracle = remote_oracle(context, remote, remote_token)
     else:
         oracle = LanguageModelOracle(
             base_url or "",

@@ -188,8 +188,20 @@ def options(
         str | None, typer.Option(envvar="AEENC_ADMIN_TOKEN", help="Credential for calls that change what is served.")
     ] = None,
     ca: Annotated[Path | None, typer.Option(envvar="AEENC_CA", help="CA (PEM); makes connections TLS.")] = None,
+    tls: Annotated[
+        bool | None,
+        typer.Option("--tls", help="TLS where a public authority certifies the servers; also by AEENC_TLS=true."),
+    ] = None,
     cert: Annotated[Path | None, typer.Option(envvar="AEENC_CERT", help="Client certificate (PEM).")] = None,
     key: Annotated[Path | None, typer.Option(envvar="AEENC_KEY", help="Its private key (PEM).")] = None,
+    plain_token: Annotated[
+        bool | None,
+        typer.Option(
+            "--plain-token",
+            help="Send credentials to other hosts without TLS, in a network that you trust; also by "
+            "AEENC_PLAIN_TOKEN=true.",
+        ),
+    ] = None,
     timeout_s: Annotated[
         float,
         typer.Option("--timeout", envvar="AEENC_TIMEOUT_S", min=0.1, help="Seconds for a call, its retries included."),
@@ -205,7 +217,8 @@ def options(
     output.remember(context, output.Output(as_json=as_json))
     given = {"encoder": encoder, "index": index, "sampler": sampler, "trainer": trainer}
     given |= {"token": token, "admin_token": admin_token}
-    targets.remember(context, {**given, "ca": ca, "cert": cert, "key": key, "timeout_s": timeout_s})
+    connection = {"ca": ca, "cert": cert, "key": key, "tls": tls, "plain_token": plain_token, "timeout_s": timeout_s}
+    targets.remember(context, {**given, **connection})
 
 
 def _alone(command: Callable[[typer.Context], None]) -> Callable[[typer.Context], None]:

@@ -116,14 +116,23 @@ def noisy(
     """Serves gold trees, or another oracle, made unreliable: to see what a run makes of bad answers."""
     if (trees is None) == (remote is None):
         raise InvalidArgument("give either --trees DIR or --remote HOST:PORT")
-    targets = targets_of(context)
     wrapped: Oracle = (
         GoldOracle(Dataset.load(trees), split)
         if trees is not None
-        else RemoteOracle(remote or "", token=remote_token, ca=targets.ca, plain_token=targets.plain_token)
+        else remote_oracle(context, remote or "", remote_token)
     )
     noise = Noise(flip, abstain, failure, hang, garbage, latency, hang_seconds)
     asyncio.run(serve(NoisyOracle(wrapped, noise, seed=seed), address, token, output_of(context), cert=cert, key=key))
+
+
+def remote_oracle(
+    context: typer.Context, target: str, token: str | None, *, timeout_s: float = TIMEOUT_S
+) -> RemoteOracle:
+    """Makes an oracle of one that runs elsewhere, reached as the services of this invocation are."""
+    found = targets_of(context)
+    return RemoteOracle(
+        target, token=token, ca=found.ca, tls=found.tls, plain_token=found.plain_token, timeout_s=timeout_s
+    )
 
 
 def model(
@@ -182,16 +191,7 @@ def composite(
     if model is not None:
         stages.append(ModelOracle(model, accept=accept, refuse=refuse, label=label))
     if remote is not None:
-        targets = targets_of(context)
-        stages.append(
-            RemoteOracle(
-                remote,
-                token=remote_token,
-                ca=targets.ca,
-                plain_token=targets.plain_token,
-                timeout_s=remote_timeout,
-            )
-        )
+        stages.append(remote_oracle(context, remote, remote_token, timeout_s=remote_timeout))
     if len(stages) < 2:
         raise InvalidArgument("give at least two of --trees, --model and --remote")
     oracle = CompositeOracle(stages, audit=audit, seed=seed, audit_log=audit_log)

@@ -28,12 +28,14 @@ class RemoteOracle(Oracle):
         *,
         token: str | None = None,
         ca: Path | str | None = None,
+        tls: bool = False,
         plain_token: bool = False,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.name = f"remote-{target}"
         self._target = target
-        self._options: dict[str, Any] = {"token": token, "ca": ca, "plain_token": plain_token, "timeout_s": timeout_s}
+        self._options: dict[str, Any] = {"token": token, "ca": ca, "tls": tls, "plain_token": plain_token}
+        self._options["timeout_s"] = timeout_s
         refuse_plain_token(target, **self._options)
         self._client: OracleClient | None = None
 

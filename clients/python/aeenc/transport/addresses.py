@@ -76,13 +76,18 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
+def is_socket(target: str) -> bool:
+    """Whether one server's target is a Unix socket."""
+    return target.startswith(_SOCKETS)
+
+
 def is_local(target: str) -> bool:
     """Whether all that is sent to a target stays on this machine: by loopback addresses, `localhost`, unix sockets.
 
     A name that a name server of the target's own looks up (`dns://server/name:port`) is not local. Raises as `split`.
     """
     return all(
-        part.startswith(_SOCKETS)
+        is_socket(part)
         or (not part.startswith(_OTHERS) and not _ASKS.match(part) and is_loopback(_host_and_port(part, tls=True)[0]))
         for part in split(target, tls=True)
     )

@@ -24,7 +24,7 @@ from grpc.aio import AioRpcError
 from aeenc import errors
 from aeenc.transport import status
 from aeenc.transport.addresses import Address, is_local, proxy_of, resolve, split
-from aeenc.transport.checks import check_seconds, credential, refuse_plain_token
+from aeenc.transport.checks import check_seconds, check_tls, credential, refuse_plain_token
 from aeenc.transport.spreading import SpreadChannel, SpreadMethod
 from aeenc.transport.tracing import name_of, traced
 
@@ -77,13 +77,15 @@ class Channel:
     Calls go round robin over the servers of a DNS name or of a list. A missing port is 443, with TLS alone.
     `token` travels as `authorization: Bearer …`; without TLS, to loopback addresses and unix sockets alone, unless
     `plain_token` is set, for a network that you trust. With `ca` the connection is TLS; `cert` and `key` add a client
-    certificate; the server's must bear `tls_name`, by default the target's host. `timeout_s` is the default deadline of
-    a call. `retry` says when a failed call is made again; with False every failure is raised at once. `remedy` ends the
+    certificate; the server's must bear `tls_name`, by default the target's host. With `tls` alone it is TLS, too, and
+    an authority of gRPC's own list must have signed the server's certificate: Mozilla's list, which comes with gRPC,
+    not the system's, or the file that GRPC_DEFAULT_SSL_ROOTS_FILE_PATH names. `timeout_s` is the default deadline of a
+    call. `retry` says when a failed call is made again; with False every failure is raised at once. `remedy` ends the
     error of a target at which nothing answers, or another service.
     A connection belongs to the event loop in which it is made or, made outside of any, to that in which a client of
     a service is first made with it.
-    Raises InvalidArgument for half a key pair, for a pair without `ca`, for a malformed address, and for a token that
-    would travel plain to another host.
+    Raises InvalidArgument for half a key pair, for a pair without TLS, for `tls` without `ca` to a unix socket, for a
+    malformed address, and for a token that would travel plain to another host.
     """
 
     def __init__(
@@ -94,20 +96,14 @@ class Channel:
         ca: Path | str | None = None,
         cert: Path | str | None = None,
         key: Path | str | None = None,
+        tls: bool = False,
         plain_token: bool = False,
         timeout_s: float = 60.0,
         retry: Retry | bool = True,
         tls_name: str = "",
         remedy: str = "",
     ) -> None:
-        if (cert is None) != (key is None):
-            raise errors.InvalidArgument("cert and key belong together; give both or neither")
-        if cert and not ca:
-            raise errors.InvalidArgument.field(
-                "cert",
-                "needs TLS, and TLS needs ca, the certificate of the servers' authority; give ca, too (or AEENC_CA), "
-                "or leave out cert and key (or AEENC_CERT and AEENC_KEY)",
-            )
+        is_tls = check_tls(target, tls=tls, ca=ca, cert=cert, key=key)
         self.target = target
         self.timeout_s = check_seconds(timeout_s)
         self._retry = _policy(retry)
@@ -120,6 +116,7 @@ class Channel:
             "ca": ca,
             "cert": cert,
             "key": key,
+            "tls": is_tls,
             "plain_token": plain_token,
             "timeout_s": timeout_s,
             "retry": retry,
@@ -127,13 +124,13 @@ class Channel:
         }
         refuse_plain_token(target, **self._options)
         credentials: grpc.ChannelCredentials | None = None
-        if ca:
+        if is_tls:
             credentials = grpc.ssl_channel_credentials(
-                Path(ca).read_bytes(),
+                Path(ca).read_bytes() if ca else None,
                 Path(key).read_bytes() if key else None,
                 Path(cert).read_bytes() if cert else None,
             )
-        self._line = _Line(split(target, tls=bool(ca)), credentials, tls_name)  # as `_closed`, one for all views
+        self._line = _Line(split(target, tls=is_tls), credentials, tls_name)  # as `_closed`, one for all views
 
     @property
     def grpc(self) -> Any:
@@ -315,7 +312,7 @@ class Channel:
 
     async def addresses(self) -> list[Address]:
         """Looks up the servers behind the target now. Raises Unavailable when its name cannot be resolved."""
-        return await resolve(self.target, tls=bool(self._options["ca"]))
+        return await resolve(self.target, tls=self._options["tls"])
 
     def to(self, address: Address) -> Channel:
         """Makes a connection to one server, with the credentials of this one. Raises as `metadata` does."""

@@ -1,8 +1,8 @@
 """Addresses and credentials of the services: what is given, the environment, the local fleet's file, the defaults.
 
 The variables are AEENC_ENCODER, AEENC_INDEX, AEENC_SAMPLER, AEENC_TRAINER, AEENC_TOKEN, AEENC_ADMIN_TOKEN, AEENC_CA,
-AEENC_CERT, AEENC_KEY, AEENC_PLAIN_TOKEN and AEENC_TIMEOUT_S. The fleet's file is `.aeenc/fleet.json` of the working
-directory (the folder in AEENC_HOME instead, if set); the launcher writes it:
+AEENC_CERT, AEENC_KEY, AEENC_TLS, AEENC_PLAIN_TOKEN and AEENC_TIMEOUT_S. The fleet's file is `.aeenc/fleet.json` of the
+working directory (the folder in AEENC_HOME instead, if set); the launcher writes it:
 
     {"format_version": 1, "targets": {"encoder": "127.0.0.1:50051", "index": …, "sampler": …, "trainer": …,
                                       "oracle": …}}
@@ -25,7 +25,7 @@ FLEET_FORMAT = 1
 SERVICES = ("encoder", "index", "sampler", "trainer")
 NAMES = (*SERVICES, "oracle")
 # Each is a variable, too: AEENC_ and the name in capitals.
-_OPTIONS = (*SERVICES, "token", "admin_token", "ca", "cert", "key", "plain_token", "timeout_s")
+_OPTIONS = (*SERVICES, "token", "admin_token", "ca", "cert", "key", "tls", "plain_token", "timeout_s")
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Targets:
     ca: Path | str | None = None
     cert: Path | str | None = None
     key: Path | str | None = None
+    tls: bool = False
     plain_token: bool = False
     timeout_s: float = 60.0
 
@@ -49,20 +50,33 @@ class Targets:
     def find(cls, **given: Any) -> Targets:
         """Finds each field: as given unless None, else its variable, else the local fleet's file, else the default.
 
-        With `ca` given as "", connections are plain, and the variables of the client certificate do not count.
-        Raises InvalidArgument for a malformed fleet file, timeout or switch, and FailedPrecondition for a fleet file of
-        another account; where all addresses are known, nobody reads it.
+        With `ca` given as "", connections are plain, and the variables of the client certificate and AEENC_TLS do not
+        count. Raises InvalidArgument for a malformed fleet file, timeout or switch, and for `ca` and `tls` that
+        contradict each other; FailedPrecondition for a fleet file of another account; where all addresses are known,
+        nobody reads it.
         """
         found: dict[str, Any] = {name: os.environ.get(f"AEENC_{name.upper()}") or None for name in _OPTIONS}
         if given.get("ca") == "":
-            found |= {"cert": None, "key": None}
+            found |= {"cert": None, "key": None, "tls": None}
         found |= {name: value for name, value in given.items() if value is not None}
         if found["timeout_s"] is not None:
             found["timeout_s"] = _seconds(found["timeout_s"])
-        if found["plain_token"] is not None:
-            found["plain_token"] = _is_on(found["plain_token"])
+        for name in ("tls", "plain_token"):
+            if found[name] is not None:
+                found[name] = _is_on(name, found[name])
+        if found["ca"] is not None and found["tls"] is not None and bool(found["ca"]) != found["tls"]:
+            way = "TLS" if found["ca"] else "plain"
+            state, remedy = ("on" if found["tls"] else "off"), "leave out one of them (AEENC_TLS, AEENC_CA)"
+            raise InvalidArgument.field(
+                "tls", f"is {state}, and ca {str(found['ca'])!r} makes connections {way}; {remedy}"
+            )
         fleet = {} if all(found[name] for name in SERVICES) else read_fleet(home())
         return cls(**{**fleet, **{name: value for name, value in found.items() if value is not None}})
+
+    @property
+    def are_tls(self) -> bool:
+        """Whether connections are TLS."""
+        return self.tls or bool(self.ca)
 
     def options(self, *, timeout_s: float | None = None) -> dict[str, Any]:
         """Returns the arguments of `aeenc.connect` and `aeenc.connect_async`."""
@@ -71,12 +85,12 @@ class Targets:
     def channel(self, service: str, *, retry: Retry | bool = True, admin: bool = False) -> Channel:
         """Opens a connection to a service of SERVICES, with the admin credential if there is one and `admin` is set.
 
-        Raises InvalidArgument for a malformed address, for half a key pair, for one without `ca`, and for a credential
-        that would travel plain to another host.
+        Raises InvalidArgument for a malformed address, for half a key pair, for one without TLS, for `tls` to a Unix
+        socket, and for a credential that would travel plain to another host.
         """
         target, told_by = getattr(self, service), f"{service}=, --{service} or AEENC_{service.upper()}"
         try:
-            split(target, tls=bool(self.ca))
+            split(target, tls=self.are_tls)
         except InvalidArgument as error:
             raise InvalidArgument.field(service, f"{error.violations[0].description}, by {told_by}") from None
         return Channel(
@@ -85,6 +99,7 @@ class Targets:
             ca=self.ca,
             cert=self.cert,
             key=self.key,
+            tls=self.tls,
             plain_token=self.plain_token,
             timeout_s=self.timeout_s,
             retry=retry,
@@ -100,10 +115,10 @@ def _seconds(value: Any) -> float:
         raise InvalidArgument.field("timeout_s", f"must be seconds above 0, got {value!r}; {remedy}") from None
 
 
-def _is_on(value: Any) -> bool:
+def _is_on(name: str, value: Any) -> bool:
     switches = {"true": True, "1": True, "false": False, "0": False}
     if (is_on := switches.get(str(value).lower())) is None:
-        raise InvalidArgument.field("plain_token", f"must be true or false, got {value!r}; see also AEENC_PLAIN_TOKEN")
+        raise InvalidArgument.field(name, f"must be true or false, got {value!r}; see also AEENC_{name.upper()}")
     return is_on
 
 

@@ -1,0 +1,87 @@
+"""TLS by public authorities, `tls`: what it contradicts, and a server that such an authority has certified."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+import aeenc
+from aeenc import Channel, errors
+from aeenc.adapters.premises import PremiseRetriever
+from aeenc.oracles.remote import RemoteOracle
+from aeenc.transport.targets import Targets
+from aeenc.v1 import encoder_pb2_grpc
+from support.certificates import certify, needs_openssl
+from support.worlds.index_world import HashedEncoder
+
+_ASK = """
+import sys, aeenc
+with aeenc.connect(encoder=sys.argv[1], token="t", tls=True, timeout_s=5, retry=False) as client:
+    print(len(client.encoder.encode(["ice"]).vectors))
+"""
+
+
+@needs_openssl
+@pytest.mark.parametrize("certified", [True, False])
+async def test_a_server_that_a_public_authority_has_certified_needs_no_ca(tmp_path: Path, certified: bool) -> None:
+    cert, key = await asyncio.to_thread(certify, tmp_path, "server")
+    other, _ = await asyncio.to_thread(certify, tmp_path, "other")
+    server, servicer = grpc.aio.server(), HashedEncoder()
+    encoder_pb2_grpc.add_EncoderServiceServicer_to_server(servicer, server)
+    credentials = grpc.ssl_server_credentials([(key.read_bytes(), cert.read_bytes())])
+    port = server.add_secure_port("localhost:0", credentials)
+    await server.start()
+    environment = {"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(cert if certified else other), "PATH": "/usr/bin"}
+    environment["PYTHONPATH"] = ":".join(sys.path)
+    words = [sys.executable, "-c", _ASK, f"localhost:{port}"]
+    ended = await asyncio.to_thread(subprocess.run, words, env=environment, capture_output=True, text=True)
+    await server.stop(0)
+    if certified:
+        assert (ended.stdout, servicer.tokens) == ("1\n", {"Bearer t"}), ended.stderr
+    else:
+        assert ended.returncode == 1
+        assert "Unavailable" in ended.stderr
+        assert not servicer.tokens
+
+
+async def test_a_token_may_travel_to_another_host_by_tls_of_public_authorities(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    away = dict.fromkeys(("encoder", "index", "sampler", "trainer"), "example.org")
+    await Channel("example.org", token="t", tls=True).close()
+    await aeenc.connect_async(**away, token="t", tls=True).close()
+    PremiseRetriever("science", index="example.org", token="t", tls=True).retrieve  # noqa: B018
+    RemoteOracle("example.org", token="t", tls=True)
+    monkeypatch.setenv("AEENC_TLS", "true")
+    await aeenc.connect_async(**away, token="t").close()
+    monkeypatch.setenv("AEENC_TLS", "perhaps")
+    with pytest.raises(errors.InvalidArgument, match="tls: must be true or false, got 'perhaps'; see also AEENC_TLS"):
+        Targets.find()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"index": "unix:/run/a.sock", "tls": True}, r"tls: is on, and unix:/run/a\.sock is a socket"),
+        ({"index": "a:1,unix:/run/a.sock", "tls": True}, "tls: is on, and a:1,unix:"),
+        ({"tls": True, "ca": ""}, "tls: is on, and ca '' makes connections plain"),
+        ({"tls": False, "ca": "ca.pem"}, r"tls: is off, and ca 'ca\.pem' makes connections TLS"),
+        ({"tls": False, "cert": "a.pem", "key": "a.key"}, "cert: needs TLS"),
+    ],
+)
+def test_options_that_contradict_tls_are_refused_by_name(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(errors.InvalidArgument, match=f"^{said}"):
+        aeenc.connect(**options)
+
+
+async def test_a_plain_connection_that_is_asked_for_ignores_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AEENC_TLS", "true")
+    await aeenc.connect_async(index="unix:/run/a.sock", ca="").close()
+    assert not Targets.find(tls=False).are_tls
+    assert Targets.find(ca="ca.pem").are_tls, "both are TLS"
