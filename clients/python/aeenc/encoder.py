@@ -15,13 +15,13 @@ from aeenc.calls.encoding import (
     Role,
     Scored,
     precision_number,
-    refuse_single_text,
     selector,
 )
-from aeenc.calls.inputs import each
+from aeenc.calls.inputs import at_least_one, each, listed, pair_of, refuse_single_text
 from aeenc.errors import Unimplemented
 from aeenc.transport.channel import Channel
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, types_pb2
+from aeenc.values.writing import message
 
 __all__ = ["Encoded", "EncoderClient", "Scored", "refuse_single_text", "selector"]
 
@@ -85,7 +85,7 @@ class EncoderClient:
 
         async def requests() -> AsyncIterator[encoder_pb2.EncodeStreamRequest]:
             seq = 0
-            async for texts in each(batches):
+            async for texts in each(batches, "batches"):
                 seq += 1
                 yield encoder_pb2.EncodeStreamRequest(batch=options.request(texts), batch_seq=seq)
 
@@ -118,7 +118,7 @@ class EncoderClient:
         options = EncodeOptions(role, label, version, space_id, truncate, precision, lane, routing_key)
         async with (
             BulkEncoder(self.channel, options, window=window, patience_s=patience_s) as bulk,
-            aclosing(bulk.encode(_batches(texts, batch))) as answers,
+            aclosing(bulk.encode(_batches(texts, at_least_one(batch, "batch")))) as answers,
         ):
             async for answer in answers:
                 yield answer
@@ -143,7 +143,8 @@ class EncoderClient:
         and the call names none.
         """
         refuse_single_text(premises, "premises")
-        request = encoder_pb2.ScoreRequest(
+        request = message(
+            encoder_pb2.ScoreRequest,
             query=query,
             premises=premises,
             model=selector(label, version),
@@ -174,13 +175,14 @@ class EncoderClient:
         release does not score by analogy.
         """
         refuse_single_text(premises, "premises")
-        request = encoder_pb2.ScoreRequest(
+        request = message(
+            encoder_pb2.ScoreRequest,
             query=query,
             premises=premises,
             model=selector(label, version),
             truncate=types_pb2.TRUNCATE_END if truncate else types_pb2.TRUNCATE_ERROR,
             kind=encoder_pb2.SCORE_KIND_ANALOGY,
-            prototypes=[encoder_pb2.Prototype(query=one, premise=other) for one, other in prototypes],
+            prototypes=[_prototype(item) for item in listed(prototypes, "prototypes")],
             space_id=space_id,
         )
         response = await self.channel.unary(self._stub.Score, request, timeout_s=timeout_s, hedge=True)
@@ -194,9 +196,14 @@ class EncoderClient:
         return values.EncoderInfo.from_message(response)
 
 
+def _prototype(item: tuple[str, str]) -> encoder_pb2.Prototype:
+    query, premise = pair_of(item, "prototypes", "(query, premise)")
+    return message(encoder_pb2.Prototype, query=query, premise=premise)
+
+
 async def _batches(texts: Iterable[str] | AsyncIterable[str], size: int) -> AsyncIterator[list[str]]:
     batch: list[str] = []
-    async for text in each(texts):
+    async for text in each(texts, "texts"):
         batch.append(text)
         if len(batch) >= size:
             yield batch

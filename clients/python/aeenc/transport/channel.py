@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
-import os
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,12 +18,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
-from grpc.aio import AioRpcError
+from grpc.aio import AioRpcError, Metadata
 
 from aeenc import errors
 from aeenc.transport import status
 from aeenc.transport.addresses import Address, is_local, proxy_of, resolve, split
-from aeenc.transport.checks import check_seconds, credential, refuse_plain_token
+from aeenc.transport.checks import (
+    FIRST_CONNECTED,
+    check_request_id,
+    check_seconds,
+    credential,
+    file_bytes,
+    refuse_plain_token,
+)
 from aeenc.transport.spreading import SpreadChannel, SpreadMethod
 from aeenc.transport.tracing import name_of, traced
 
@@ -82,8 +88,8 @@ class Channel:
     error of a target at which nothing answers, or another service.
     A connection belongs to the event loop in which it is made or, made outside of any, to that in which a client of
     a service is first made with it.
-    Raises InvalidArgument for half a key pair, for a pair without `ca`, for a malformed address, and for a token that
-    would travel plain to another host.
+    Raises InvalidArgument for half a key pair, for a pair without `ca`, for a file that cannot be read, for a malformed
+    address, and for a token that would travel plain to another host.
     """
 
     def __init__(
@@ -100,6 +106,7 @@ class Channel:
         tls_name: str = "",
         remedy: str = "",
     ) -> None:
+        FIRST_CONNECTED.refuse_child()
         if (cert is None) != (key is None):
             raise errors.InvalidArgument("cert and key belong together; give both or neither")
         if cert and not ca:
@@ -111,7 +118,6 @@ class Channel:
         self.target = target
         self.timeout_s = check_seconds(timeout_s)
         self._retry = _policy(retry)
-        self._pid = os.getpid()
         self._closed = asyncio.Event()  # one for all views of the connection
         self._metadata = credential(token)
         self._tls_name = tls_name
@@ -128,11 +134,8 @@ class Channel:
         refuse_plain_token(target, **self._options)
         credentials: grpc.ChannelCredentials | None = None
         if ca:
-            credentials = grpc.ssl_channel_credentials(
-                Path(ca).read_bytes(),
-                Path(key).read_bytes() if key else None,
-                Path(cert).read_bytes() if cert else None,
-            )
+            read = (file_bytes(path, name) for name, path in (("ca", ca), ("key", key), ("cert", cert)))
+            credentials = grpc.ssl_channel_credentials(*read)
         self._line = _Line(split(target, tls=bool(ca)), credentials, tls_name)  # as `_closed`, one for all views
 
     @property
@@ -166,7 +169,10 @@ class Channel:
         Raises FailedPrecondition where no call can be made: after `close`, after a fork, and in another event loop.
         """
         self._refuse_unusable()
-        return [*self._metadata, (status.REQUEST_ID_KEY, request_id or f"{random.getrandbits(128):032x}")]
+        return [
+            *self._metadata,
+            (status.REQUEST_ID_KEY, check_request_id(request_id or f"{random.getrandbits(128):032x}")),
+        ]
 
     async def unary(
         self,
@@ -218,6 +224,8 @@ class Channel:
                 return await method(sent.messages(), timeout=left_s, metadata=metadata)
             except asyncio.CancelledError:
                 sent.reraise()
+                if not self._is_cancelled():
+                    raise _failed_write() from None
                 raise
 
         with traced(method, metadata):
@@ -279,6 +287,8 @@ class Channel:
             except asyncio.CancelledError:
                 if sent is not None:
                     sent.reraise()
+                    if not self._is_cancelled():
+                        raise self._translate(_failed_write(), method, metadata) from None
                 self._refuse_closed()
                 raise
             finally:
@@ -329,11 +339,7 @@ class Channel:
 
     def _refuse_unusable(self) -> None:
         self._refuse_closed()
-        if self._pid != os.getpid():
-            raise errors.FailedPrecondition(
-                f"the connection to {self.target} was opened in process {self._pid} before the fork; start worker "
-                "processes with the spawn method, or connect after the fork"
-            )
+        FIRST_CONNECTED.refuse_child()
         self._line.refuse_other_loop()
 
     def _refuse_closed(self) -> None:
@@ -341,6 +347,11 @@ class Channel:
         task = asyncio.current_task()
         if self._closed.is_set() and not (task is not None and task.cancelling()):
             raise errors.FailedPrecondition(f"the connection to {self.target} is closed; connect again") from None
+
+    def _is_cancelled(self) -> bool:
+        """Whether the task or the connection has ended a call. Else grpc.aio has, whose last write came too late."""
+        task = asyncio.current_task()
+        return self._closed.is_set() or (task is not None and task.cancelling() > 0)
 
     def _translate(
         self,
@@ -414,6 +425,7 @@ class _Line:
     @cached_property
     def channel(self) -> Any:
         """The gRPC channel; one for each server of a list."""
+        FIRST_CONNECTED.remember()
         channels = [self._opened(target) for target in self._targets]
         self._loop = getattr(channels[0], "_loop", None)  # grpc's choice where no loop runs
         return channels[0] if len(channels) == 1 else SpreadChannel(channels)
@@ -457,6 +469,10 @@ class _Sent:
         """Raises what the messages have raised, if anything."""
         if self._error is not None:
             raise self._error
+
+
+def _failed_write() -> AioRpcError:
+    return AioRpcError(grpc.StatusCode.INTERNAL, Metadata(), Metadata(), details=_FAILED_WRITE)
 
 
 def _policy(retry: Retry | bool) -> Retry:

@@ -95,15 +95,15 @@ class Targets:
 def _seconds(value: Any) -> float:
     try:
         return check_seconds(float(value))
-    except (ValueError, InvalidArgument):
+    except (TypeError, ValueError, OverflowError, InvalidArgument):
         remedy = "see also AEENC_TIMEOUT_S"
-        raise InvalidArgument.field("timeout_s", f"must be seconds above 0, got {value!r}; {remedy}") from None
+        raise InvalidArgument.field("timeout_s", f"must be seconds above 0, got {value!r:.60}; {remedy}") from None
 
 
 def _is_on(value: Any) -> bool:
     switches = {"true": True, "1": True, "false": False, "0": False}
     if (is_on := switches.get(str(value).lower())) is None:
-        raise InvalidArgument.field("plain_token", f"must be true or false, got {value!r}; see also AEENC_PLAIN_TOKEN")
+        raise InvalidArgument.field("plain_token", f"must be true or false, got {value!r:.60} (AEENC_PLAIN_TOKEN)")
     return is_on
 
 
