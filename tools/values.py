@@ -193,8 +193,9 @@ def _module(file: str, contract: _Contract) -> str:
         "from dataclasses import dataclass",
         "from datetime import datetime, timedelta",
         "from typing import cast",
-        "from aeenc.values.reading import EPOCH, Choice, lasting, moment, timestamp",
-        f"from aeenc.v1 import {file}_pb2",
+        "from aeenc.values.reading import EPOCH, Choice, lasting, moment",
+        "from aeenc.values.writing import as_message, as_messages, message, timestamp",
+        *(f"from aeenc.v1 import {name}_pb2" for name in FILES if f"{name}_pb2." in "".join(bodies)),
         *others,
     ]
     head = HEAD.format(what=f"The values of {file}.proto.")
@@ -234,7 +235,7 @@ def _class(message: Descriptor, contract: _Contract) -> str:
             "",
             f"    def to_message(self) -> {module}.{message.name}:",
             '        """Converts to the message."""',
-            f"        return {module}.{message.name}({write})",
+            f"        return message({module}.{message.name}, {write})",
         ]
     return "\n".join(lines)
 
@@ -287,9 +288,10 @@ def _write(field: FieldDescriptor, contract: _Contract) -> str:
     if field.message_type is None:
         return given
     writer = WRITERS.get(_one(field), "")
+    kind = f"{Path(field.message_type.file.name).stem}_pb2.{field.message_type.name}"
     if field.is_repeated:
-        return f"[one.to_message() for one in {given}]"
-    written = f"{writer}({given})" if writer else f"{given}.to_message()"
+        return f"as_messages({given}, {kind}, '{field.name}')"
+    written = f"{writer}({given})" if writer else f"as_message({given}, {kind}, '{field.name}')"
     return f"{written} if {given} is not None else None" if contract.may_miss(field) else written
 
 

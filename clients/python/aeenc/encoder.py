@@ -19,14 +19,14 @@ from aeenc.calls.encoding import (
     Role,
     Scored,
     precision_number,
-    refuse_single_text,
     selector,
 )
-from aeenc.calls.inputs import each
+from aeenc.calls.inputs import at_least_one, each, listed, pair_of, refuse_single_text
 from aeenc.errors import InvalidArgument
 from aeenc.evaluation.analogies import analogy_scores, shifts
 from aeenc.transport.channel import Channel
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, types_pb2
+from aeenc.values.writing import message
 
 __all__ = ["Encoded", "EncoderClient", "Scored", "refuse_single_text", "selector"]
 
@@ -90,7 +90,7 @@ class EncoderClient:
 
         async def requests() -> AsyncIterator[encoder_pb2.EncodeStreamRequest]:
             seq = 0
-            async for texts in each(batches):
+            async for texts in each(batches, "batches"):
                 seq += 1
                 yield encoder_pb2.EncodeStreamRequest(batch=options.request(texts), batch_seq=seq)
 
@@ -123,7 +123,7 @@ class EncoderClient:
         options = EncodeOptions(role, label, version, space_id, truncate, precision, lane, routing_key)
         async with (
             BulkEncoder(self.channel, options, window=window, patience_s=patience_s) as bulk,
-            aclosing(bulk.encode(_batches(texts, batch))) as answers,
+            aclosing(bulk.encode(_batches(texts, at_least_one(batch, "batch")))) as answers,
         ):
             async for answer in answers:
                 yield answer
@@ -148,7 +148,8 @@ class EncoderClient:
         and the call names none.
         """
         refuse_single_text(premises, "premises")
-        request = encoder_pb2.ScoreRequest(
+        request = message(
+            encoder_pb2.ScoreRequest,
             query=query,
             premises=premises,
             model=selector(label, version),
@@ -179,11 +180,12 @@ class EncoderClient:
         prototypes' queries behind it, and of the premises with theirs. A text too long is an error unless `truncate`.
         """
         refuse_single_text(premises, "premises")
-        if not prototypes:
+        pairs = [pair_of(item, "prototypes", "(query, premise)") for item in listed(prototypes, "prototypes")]
+        if not pairs:
             raise InvalidArgument.field("prototypes", "is empty; give pairs of the query's kind that are right")
         if not premises:
             raise InvalidArgument.field("premises", "is empty; give at least one")
-        known = [one for one, _ in prototypes], [one for _, one in prototypes]
+        known = [one for one, _ in pairs], [one for _, one in pairs]
         ours = await self.encode(
             [query, *known[0]],
             label=label,
@@ -221,7 +223,7 @@ class EncoderClient:
 
 async def _batches(texts: Iterable[str] | AsyncIterable[str], size: int) -> AsyncIterator[list[str]]:
     batch: list[str] = []
-    async for text in each(texts):
+    async for text in each(texts, "texts"):
         batch.append(text)
         if len(batch) >= size:
             yield batch

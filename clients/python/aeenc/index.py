@@ -12,8 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors, values, vectors
-from aeenc.calls.encoding import Precision, precision_number, refuse_single_text, refuse_single_texts, selector
-from aeenc.calls.inputs import Items, begins_again, chunks, each
+from aeenc.calls.encoding import Precision, precision_number, selector
+from aeenc.calls.inputs import (
+    Items,
+    begins_again,
+    chunks,
+    each,
+    listed,
+    pair_of,
+    refuse_single_text,
+    refuse_single_texts,
+)
 from aeenc.calls.retrieval import (
     Fusion,
     Hit,
@@ -27,7 +36,9 @@ from aeenc.calls.retrieval import (
     rank,
 )
 from aeenc.transport.channel import Channel
+from aeenc.transport.checks import check_seconds
 from aeenc.v1 import index_pb2, index_pb2_grpc, types_pb2
+from aeenc.values.writing import as_message, message, shown
 
 CHUNK_ITEMS = 512
 CHUNK_BYTES = 512 * 1024  # about
@@ -73,7 +84,8 @@ class IndexClient:
         `timings` asks how long each part took.
         """
         refuse_single_texts(exclude=exclude, splits=splits)
-        request = index_pb2.SearchRequest(
+        request = message(
+            index_pb2.SearchRequest,
             corpus=corpus,
             vectors=vectors.to_proto(queries),
             space_id=space_id,
@@ -81,7 +93,7 @@ class IndexClient:
             exclude_ids=exclude,
             filter=_filter(splits),
             generation=generation,
-            params=index_pb2.SearchParams(exact=exact, nprobe=nprobe, ef_search=ef_search),
+            params=message(index_pb2.SearchParams, exact=exact, nprobe=nprobe, ef_search=ef_search),
             timings=timings,
         )
         response = await self.channel.unary(self._stub.Search, request, timeout_s=timeout_s, hedge=True)
@@ -141,16 +153,17 @@ class IndexClient:
         refuse_single_texts(
             texts=texts, accepted=accepted, rerank_versions=rerank_versions, exclude=exclude, splits=splits
         )
-        accepted = list(accepted)  # one that can be gone through only once is gone through twice here
+        accepted = listed(accepted, "accepted")  # one that can be gone through only once is gone through twice here
         for number, ids in enumerate(accepted):
             refuse_single_text(ids, f"accepted[{number}]")
-        request = index_pb2.RetrieveRequest(
+        request = message(
+            index_pb2.RetrieveRequest,
             corpus=corpus,
             texts=texts,
             k=k,
             mode=mode_number(mode),
-            fusion=fusion.to_proto() if fusion else None,
-            accepted=[index_pb2.AcceptedPremises(premise_ids=ids) for ids in accepted],
+            fusion=None if fusion is None else as_message(fusion, index_pb2.Fusion, "fusion"),
+            accepted=[message(index_pb2.AcceptedPremises, premise_ids=ids) for ids in accepted],
             prior=prior,
             negative_feedback=negative_feedback,
             rerank=rerank,
@@ -193,13 +206,15 @@ class IndexClient:
 
         One version and one generation answer them all, also where a label moves or a generation is activated meanwhile.
         """
-        call = RankingCall(corpus, retrieval or Retrieval(), label, version, generation, drop_self)
+        if not isinstance(retrieval := retrieval or Retrieval(), Retrieval):
+            raise errors.InvalidArgument.field("retrieval", f"is {shown(retrieval)}; give a Retrieval")
+        call = RankingCall(corpus, retrieval, label, version, generation, drop_self)
         return await rank(self.retrieve, call, texts, k, accepted)
 
     async def get_premises(self, corpus: str, ids: Sequence[str], *, generation: str = "") -> list[values.Premise]:
         """Looks premises up by id or alias, in the order of `ids`."""
         refuse_single_text(ids, "ids")
-        request = index_pb2.GetPremisesRequest(corpus=corpus, ids=ids, generation=generation)
+        request = message(index_pb2.GetPremisesRequest, corpus=corpus, ids=ids, generation=generation)
         response = await self.channel.unary(self._stub.GetPremises, request, hedge=True)
         return [values.Premise.from_message(premise) for premise in response.premises]
 
@@ -210,7 +225,7 @@ class IndexClient:
 
         A page of `page_size` is fetched when it is needed.
         """
-        request = index_pb2.ListPremisesRequest(corpus=corpus, page_size=page_size, generation=generation)
+        request = message(index_pb2.ListPremisesRequest, corpus=corpus, page_size=page_size, generation=generation)
         async for premise in self.channel.pages(self._stub.ListPremises, request, "premises"):
             yield values.Premise.from_message(premise)
 
@@ -245,7 +260,8 @@ class IndexClient:
         """
         refuse_single_text(delete_ids, "delete_ids")
         can_resume = begins_again(premises)
-        header = index_pb2.BuildHeader(
+        header = message(
+            index_pb2.BuildHeader,
             corpus=corpus,
             request_id=request_id or (uuid.uuid4().hex if can_resume else ""),
             base_generation=base_generation,
@@ -256,7 +272,8 @@ class IndexClient:
             folding=index_pb2.FOLDING_NORMALIZED if fold_similar else index_pb2.FOLDING_EXACT,
         )
         generation = index_pb2.Generation()
-        deadline, stuck_since, reached = time.monotonic() + timeout_s, 0.0, 0
+        deadline, stuck_since, reached = time.monotonic() + check_seconds(timeout_s), 0.0, 0
+        resume_s = check_seconds(resume_s, "resume_s")
         stage: BuildStage = "receiving"
         while True:
             before = reached
@@ -289,7 +306,8 @@ class IndexClient:
         self, corpus: str, generation: str, *, expected: str | None = None, request_id: str = ""
     ) -> values.Activation:
         """Makes searches use a generation. With `expected`, only if that one is active now."""
-        request = index_pb2.ActivateGenerationRequest(
+        request = message(
+            index_pb2.ActivateGenerationRequest,
             corpus=corpus,
             generation=generation,
             expected_generation=expected,
@@ -303,7 +321,7 @@ class IndexClient:
 
         A page of `page_size`, 1 to 1,000, is fetched when it is needed.
         """
-        request = index_pb2.ListCorporaRequest(page_size=page_size)
+        request = message(index_pb2.ListCorporaRequest, page_size=page_size)
         async for corpus in self.channel.pages(self._stub.ListCorpora, request, "corpora"):
             yield values.CorpusInfo.from_message(corpus)
 
@@ -312,7 +330,7 @@ class IndexClient:
 
         A page of `page_size`, 1 to 1,000, is fetched when it is needed.
         """
-        request = index_pb2.ListGenerationsRequest(corpus=corpus, page_size=page_size)
+        request = message(index_pb2.ListGenerationsRequest, corpus=corpus, page_size=page_size)
         async for generation in self._admin_channel.pages(self._admin.ListGenerations, request, "generations"):
             yield values.Generation.from_message(generation)
 
@@ -323,7 +341,7 @@ class IndexClient:
         `active` and `damaged`, as far as the index knows them: the damaged files separated by commas, or `words` where
         a Milvus has lost those alone.
         """
-        request = index_pb2.VerifyGenerationRequest(corpus=corpus, generation=generation)
+        request = message(index_pb2.VerifyGenerationRequest, corpus=corpus, generation=generation)
         call = self._admin_channel.unary(self._admin.VerifyGeneration, request, timeout_s=VERIFY_TIMEOUT_S)
         response: index_pb2.VerifyGenerationResponse = await call
         return values.Generation.from_message(response.generation)
@@ -334,8 +352,12 @@ class IndexClient:
         Raises FailedPrecondition while somebody holds it whom `despite` does not name; a run named there cannot go on.
         """
         refuse_single_text(despite, "despite")
-        request = index_pb2.DeleteGenerationRequest(
-            corpus=corpus, generation=generation, despite=despite, request_id=request_id or uuid.uuid4().hex
+        request = message(
+            index_pb2.DeleteGenerationRequest,
+            corpus=corpus,
+            generation=generation,
+            despite=despite,
+            request_id=request_id or uuid.uuid4().hex,
         )
         await self._admin_channel.unary(self._admin.DeleteGeneration, request)
 
@@ -360,7 +382,7 @@ class IndexClient:
 
         Adds to the premises of known hypotheses; with `replace`, drops everything stored before.
         """
-        header = index_pb2.ExplanationsHeader(corpus=corpus, replace=replace)
+        header = message(index_pb2.ExplanationsHeader, corpus=corpus, replace=replace)
         response = await self._admin_channel.send_stream(
             self._admin.PutExplanations,
             lambda: _explanation_requests(header, explanations),
@@ -376,7 +398,7 @@ class IndexClient:
 
 
 def _filter(splits: Sequence[str]) -> index_pb2.PremiseFilter | None:
-    return index_pb2.PremiseFilter(any_split=splits) if splits else None
+    return message(index_pb2.PremiseFilter, any_split=any_split) if (any_split := listed(splits, "splits")) else None
 
 
 async def _build_requests(
@@ -391,21 +413,22 @@ async def _build_requests(
 async def _after(count: int, premises: Items[values.Premise | types_pb2.Premise]) -> AsyncIterator[types_pb2.Premise]:
     """Yields the messages of all premises but the first `count`."""
     passed = 0
-    async for premise in each(premises):
+    async for premise in each(premises, "premises"):
         passed += 1
         if passed > count:
-            yield premise if isinstance(premise, types_pb2.Premise) else premise.to_message()
+            yield as_message(premise, types_pb2.Premise, f"premises[{passed - 1}]")
 
 
 async def _explanation_requests(
     header: index_pb2.ExplanationsHeader, explanations: Items[tuple[str, Sequence[str]]]
 ) -> AsyncIterator[index_pb2.PutExplanationsRequest]:
     yield index_pb2.PutExplanationsRequest(header=header)
-    messages = (_explanation(text, ids) async for text, ids in each(explanations))
+    messages = (_explanation(item) async for item in each(explanations, "explanations"))
     async for chunk in chunks(messages, CHUNK_ITEMS, CHUNK_BYTES):
         yield index_pb2.PutExplanationsRequest(chunk=index_pb2.ExplanationChunk(explanations=chunk))
 
 
-def _explanation(text: str, premise_ids: Sequence[str]) -> index_pb2.Explanation:
+def _explanation(item: tuple[str, Sequence[str]]) -> index_pb2.Explanation:
+    text, premise_ids = pair_of(item, "explanations", "(hypothesis, premise ids)")
     refuse_single_text(premise_ids, "premise_ids")
-    return index_pb2.Explanation(text=text, premise_ids=premise_ids)
+    return message(index_pb2.Explanation, text=text, premise_ids=premise_ids)

@@ -33,6 +33,7 @@ from aeenc.transport import status
 from aeenc.transport.addresses import is_loopback
 from aeenc.transport.checks import credential
 from aeenc.v1 import oracle_pb2, oracle_pb2_grpc
+from aeenc.values.writing import as_messages, message
 
 EXPLAINS = oracle_pb2.JUDGEMENT_EXPLAINS
 REFUSES = oracle_pb2.JUDGEMENT_DOES_NOT_EXPLAIN
@@ -57,7 +58,7 @@ class Candidate:
 
     def to_proto(self) -> oracle_pb2.Candidate:
         """Converts to the message."""
-        return oracle_pb2.Candidate(premise_id=self.id, text=self.text, rank=self.rank, score=self.score)
+        return message(oracle_pb2.Candidate, premise_id=self.id, text=self.text, rank=self.rank, score=self.score)
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,13 @@ class Task:
 
     def to_proto(self) -> oracle_pb2.OracleTask:
         """Converts to the message, which leaves the run to the request around it."""
-        return oracle_pb2.OracleTask(
+        return message(
+            oracle_pb2.OracleTask,
             task_id=self.task_id,
             query=self.query,
             path=self.path,
-            accepted=[candidate.to_proto() for candidate in self.accepted],
-            candidates=[candidate.to_proto() for candidate in self.candidates],
+            accepted=as_messages(self.accepted, oracle_pb2.Candidate, "accepted"),
+            candidates=as_messages(self.candidates, oracle_pb2.Candidate, "candidates"),
             model_version=self.model_version,
         )
 
@@ -102,7 +104,8 @@ class Verdict:
 
     def to_proto(self, premise_id: str) -> oracle_pb2.Verdict:
         """Converts to the message about a candidate."""
-        return oracle_pb2.Verdict(
+        return message(
+            oracle_pb2.Verdict,
             premise_id=premise_id,
             judgement=self.judgement,
             leaf=self.leaf,
@@ -247,11 +250,11 @@ class _Servicer(oracle_pb2_grpc.OracleServiceServicer):
             model_version=message.model_version,
         )
         verdicts = await ask(self._oracle, task)
-        answer = oracle_pb2.OracleAnswer(
-            task_id=task.task_id,
-            annotator=self._oracle.name,
-            verdicts=[verdict.to_proto(premise_id) for premise_id, verdict in verdicts.items()],
-        )
+        try:
+            sent = [verdict.to_proto(premise_id) for premise_id, verdict in verdicts.items()]
+        except errors.InvalidArgument as error:
+            raise _wrong(self._oracle, f"cannot be sent: {error.message}") from error
+        answer = oracle_pb2.OracleAnswer(task_id=task.task_id, annotator=self._oracle.name, verdicts=sent)
         return self._oracle.sent(task, answer)
 
 

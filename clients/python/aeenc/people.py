@@ -13,12 +13,12 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from aeenc import values
-from aeenc.calls.encoding import refuse_single_text
-from aeenc.calls.inputs import enum_value
+from aeenc.calls.inputs import enum_value, listed, refuse_single_texts
+from aeenc.errors import InvalidArgument
 from aeenc.oracle import EXPLAINS, Verdict
 from aeenc.transport.channel import Channel
 from aeenc.v1 import oracle_pb2, sampler_pb2, sampler_pb2_grpc
-from aeenc.values.reading import duration
+from aeenc.values.writing import duration, message, shown
 
 Ticks = Iterable[str] | Mapping[str, "Verdict | oracle_pb2.Judgement"]
 StateName = Literal["waiting", "decided", "conflict", "settled", "withdrawn"]
@@ -52,7 +52,8 @@ class PeopleClient:
 
         With `run_id`, `hypothesis_id` stays in one tree, and `task_id` names a single task.
         """
-        request = sampler_pb2.LeaseTaskRequest(
+        request = message(
+            sampler_pb2.LeaseTaskRequest,
             run_id=run_id,
             annotator=annotator,
             max_tasks=max_tasks,
@@ -66,13 +67,13 @@ class PeopleClient:
 
     async def renew(self, lease_id: str) -> datetime:
         """Extends a lease and returns its new end. Raises FailedPrecondition (LEASE_EXPIRED) for an expired one."""
-        request = sampler_pb2.RenewLeaseRequest(lease_id=lease_id)
+        request = message(sampler_pb2.RenewLeaseRequest, lease_id=lease_id)
         response: sampler_pb2.RenewLeaseResponse = await self.channel.unary(self._stub.RenewLease, request)
         return response.expires_at.ToDatetime(tzinfo=UTC)
 
     async def release(self, lease_id: str, reason: str = "") -> None:
         """Gives a task back unanswered; it goes to the end of the queue."""
-        request = sampler_pb2.ReleaseTaskRequest(lease_id=lease_id, reason=reason)
+        request = message(sampler_pb2.ReleaseTaskRequest, lease_id=lease_id, reason=reason)
         await self.channel.unary(self._stub.ReleaseTask, request)
 
     async def submit(
@@ -103,20 +104,24 @@ class PeopleClient:
         Raises FailedPrecondition: TASK_ANSWERED when others were faster, LEASE_ANSWERED, LEASE_RELEASED;
         InvalidArgument or NotFound for an addition that may not explain this query.
         """
-        refuse_single_text(written, "written")
-        refuse_single_text(intermediates, "intermediates")
+        refuse_single_texts(written=written, intermediates=intermediates)
+        if not isinstance(lease, values.Lease | sampler_pb2.Lease):
+            raise InvalidArgument.field("lease", f"is {shown(lease)}; give a Lease, as `lease` returns")
         lowest = max((candidate.rank for candidate in lease.task.candidates), default=0)
-        request = sampler_pb2.SubmitVerdictsRequest(
+        request = message(
+            sampler_pb2.SubmitVerdictsRequest,
             lease_id=lease.lease_id,
             verdicts=_verdicts(verdicts),
             seen_upto=lowest if seen_upto is None else seen_upto,
-            elapsed=None if elapsed_s is None else duration(elapsed_s),
+            elapsed=None if elapsed_s is None else duration(elapsed_s, "elapsed_s"),
             client_seq=client_seq or random.getrandbits(63),
             note=note,
             additions=_verdicts(additions, "additions"),
             written=written,
             intermediates=intermediates,
-            alternatives=[sampler_pb2.PremiseSet(premise_ids=one) for one in alternatives],
+            alternatives=[
+                message(sampler_pb2.PremiseSet, premise_ids=one) for one in listed(alternatives, "alternatives")
+            ],
             inference=inference,
             node_verdict=enum_value(sampler_pb2.NodeVerdict, node_verdict, "node_verdict"),
         )
@@ -124,8 +129,12 @@ class PeopleClient:
 
     async def undo(self, annotator: str, run_id: str, *, count: int = 1, request_id: str = "") -> list[str]:
         """Takes the last answers of a person back and returns their ids, the last first."""
-        request = sampler_pb2.UndoVerdictsRequest(
-            annotator=annotator, run_id=run_id, count=count, request_id=request_id or _request_id()
+        request = message(
+            sampler_pb2.UndoVerdictsRequest,
+            annotator=annotator,
+            run_id=run_id,
+            count=count,
+            request_id=request_id or _request_id(),
         )
         return list((await self.channel.unary(self._stub.UndoVerdicts, request)).answer_ids)
 
@@ -143,7 +152,8 @@ class PeopleClient:
 
         The run's tree grows below what is accepted now. Returns the id of the answer that is valid from now on.
         """
-        request = sampler_pb2.AmendVerdictsRequest(
+        request = message(
+            sampler_pb2.AmendVerdictsRequest,
             answer_id=answer_id,
             verdicts=_verdicts(verdicts),
             annotator=annotator,
@@ -157,7 +167,8 @@ class PeopleClient:
         self, run_id: str, task_id: str, verdicts: Ticks, adjudicator: str, *, request_id: str = ""
     ) -> str:
         """Decides a conflict: verdicts on all candidates in conflict, and on others if they are to change."""
-        request = sampler_pb2.AdjudicateRequest(
+        request = message(
+            sampler_pb2.AdjudicateRequest,
             run_id=run_id,
             task_id=task_id,
             verdicts=_verdicts(verdicts),
@@ -173,7 +184,8 @@ class PeopleClient:
 
         What they leave open becomes skipped pairs. Raises FailedPrecondition once the run has gone on with the task.
         """
-        request = sampler_pb2.CloseTaskRequest(
+        request = message(
+            sampler_pb2.CloseTaskRequest,
             run_id=run_id,
             task_id=task_id,
             adjudicator=adjudicator,
@@ -188,8 +200,12 @@ class PeopleClient:
 
         Raises FailedPrecondition: TASK_UNDECIDED while answers are missing, NOT_ANSWERED for somebody else's task.
         """
-        request = sampler_pb2.SettleTaskRequest(
-            run_id=run_id, task_id=task_id, annotator=annotator, request_id=request_id or _request_id()
+        request = message(
+            sampler_pb2.SettleTaskRequest,
+            run_id=run_id,
+            task_id=task_id,
+            annotator=annotator,
+            request_id=request_id or _request_id(),
         )
         response: sampler_pb2.SettleTaskResponse = await self.channel.unary(self._stub.SettleTask, request)
         return values.JudgedTask.from_message(response.task)
@@ -198,7 +214,8 @@ class PeopleClient:
         self, run_id: str, task_id: str, overlap: int, adjudicator: str, *, request_id: str = ""
     ) -> values.JudgedTask:
         """Lets `overlap` answers decide a task, where more were wanted. Returns the task."""
-        request = sampler_pb2.LowerOverlapRequest(
+        request = message(
+            sampler_pb2.LowerOverlapRequest,
             run_id=run_id,
             task_id=task_id,
             overlap=overlap,
@@ -223,7 +240,8 @@ class PeopleClient:
         Only those of a hypothesis, or a single one, if named; `lease_id` gives one back that the person holds. Returns
         the version and the tasks; with `dry_run` nothing changes. Raises FailedPrecondition: RUN_ENDED, VERSION_FIXED.
         """
-        request = sampler_pb2.RetrieveAgainRequest(
+        request = message(
+            sampler_pb2.RetrieveAgainRequest,
             run_id=run_id,
             hypothesis_id=hypothesis_id,
             task_id=task_id,
@@ -237,25 +255,25 @@ class PeopleClient:
         self, run_id: str, *, task_id: str = "", page_size: int = PAGE
     ) -> AsyncIterator[values.TaskChange]:
         """Yields what people have done with the tasks of a run, or with one, oldest first: the audit trail."""
-        request = sampler_pb2.ListChangesRequest(run_id=run_id, task_id=task_id, page_size=page_size)
+        request = message(sampler_pb2.ListChangesRequest, run_id=run_id, task_id=task_id, page_size=page_size)
         async for change in self.channel.pages(self._stub.ListChanges, request, "changes"):
             yield values.TaskChange.from_message(change)
 
     async def get_tree(self, run_id: str, hypothesis_id: str) -> values.TreeState:
         """Gets the tree of a hypothesis: its nodes, what explains each, and who works on it."""
-        request = sampler_pb2.GetTreeRequest(run_id=run_id, hypothesis_id=hypothesis_id)
+        request = message(sampler_pb2.GetTreeRequest, run_id=run_id, hypothesis_id=hypothesis_id)
         response: sampler_pb2.GetTreeResponse = await self.channel.unary(self._stub.GetTree, request)
         return values.TreeState.from_message(response.tree)
 
     async def watch_tree(self, run_id: str, hypothesis_id: str) -> AsyncIterator[values.TreeState]:
         """Yields the tree of a hypothesis, and again whenever it has changed, until its run has ended."""
-        request = sampler_pb2.WatchTreeRequest(run_id=run_id, hypothesis_id=hypothesis_id)
+        request = message(sampler_pb2.WatchTreeRequest, run_id=run_id, hypothesis_id=hypothesis_id)
         async for response in self.channel.stream(self._stub.WatchTree, request):
             yield values.TreeState.from_message(response.tree)
 
     async def list_queues(self, annotator: str = "") -> list[values.Queue]:
         """Lists the queues with their guidelines and the numbers of their tasks, and those of one person."""
-        request = sampler_pb2.ListQueuesRequest(annotator=annotator)
+        request = message(sampler_pb2.ListQueuesRequest, annotator=annotator)
         response: sampler_pb2.ListQueuesResponse = await self.channel.unary(self._stub.ListQueues, request)
         return [values.Queue.from_message(queue) for queue in response.queues]
 
@@ -263,13 +281,13 @@ class PeopleClient:
         self, run_id: str, annotator: str, *, page_size: int = PAGE
     ) -> AsyncIterator[values.JudgedTask]:
         """Yields the tasks of a run that a person has answered, the latest first, without the answers of others."""
-        request = sampler_pb2.ListAnswersRequest(run_id=run_id, annotator=annotator, page_size=page_size)
+        request = message(sampler_pb2.ListAnswersRequest, run_id=run_id, annotator=annotator, page_size=page_size)
         async for task in self.channel.pages(self._stub.ListAnswers, request, "tasks"):
             yield values.JudgedTask.from_message(task)
 
     async def get_agreement(self, run_id: str, *, timeout_s: float = 120.0) -> values.Agreement:
         """Gets the agreement of a run's annotators and a report on each. Takes seconds."""
-        request = sampler_pb2.GetAgreementRequest(run_id=run_id)
+        request = message(sampler_pb2.GetAgreementRequest, run_id=run_id)
         response = await self.channel.unary(self._stub.GetAgreement, request, timeout_s=timeout_s)
         return values.Agreement.from_message(response)
 
@@ -282,7 +300,9 @@ class PeopleClient:
         A page of `page_size` is fetched when it is needed.
         """
         number = enum_value(sampler_pb2.TaskState, state, "state")
-        request = sampler_pb2.ListTasksRequest(run_id=run_id, state=number, page_size=page_size, annotator=annotator)
+        request = message(
+            sampler_pb2.ListTasksRequest, run_id=run_id, state=number, page_size=page_size, annotator=annotator
+        )
         async for task in self.channel.pages(self._stub.ListTasks, request, "tasks"):
             yield values.JudgedTask.from_message(task)
 
@@ -293,16 +313,20 @@ class PeopleClient:
 
         `from_now`: replays none.
         """
-        request = sampler_pb2.WatchTasksRequest(run_id=run_id, from_seq=from_seq, from_now=from_now)
+        request = message(sampler_pb2.WatchTasksRequest, run_id=run_id, from_seq=from_seq, from_now=from_now)
         async for event in self.channel.stream(self._stub.WatchTasks, request):
             yield values.TaskUpdate.from_message(event)
 
 
 def _verdicts(ticks: Ticks, name: str = "verdicts") -> list[oracle_pb2.Verdict]:
-    refuse_single_text(ticks, name)
-    given = ticks if isinstance(ticks, Mapping) else dict.fromkeys(ticks, EXPLAINS)
+    if not isinstance(ticks, Mapping):
+        ids = listed(ticks, name)
+        for number, one in enumerate(ids):
+            if not isinstance(one, str):
+                raise InvalidArgument.field(f"{name}[{number}]", f"is {shown(one)}; give a premise's id")
+        ticks = dict.fromkeys(ids, EXPLAINS)
     return [
-        (one if isinstance(one, Verdict) else Verdict(one)).to_proto(premise_id) for premise_id, one in given.items()
+        (one if isinstance(one, Verdict) else Verdict(one)).to_proto(premise_id) for premise_id, one in ticks.items()
     ]
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any
 
 from aeenc import values
 from aeenc.transport.channel import Channel
 from aeenc.v1 import registry_pb2, registry_pb2_grpc
-from aeenc.values.reading import duration
+from aeenc.values.writing import duration, message
 
 WAIT_MARGIN_S = 15.0  # a generation is checked by hash before it is activated
 
@@ -44,16 +45,17 @@ class RegistryClient:
         cross-encoder has none.
         When the label moves again meanwhile, the answer comes at once, incomplete and with the label as it is now.
         """
-        request = registry_pb2.PublishRequest(
+        request = message(
+            registry_pb2.PublishRequest,
             version=_together(version),
             label=label,
             expected_revision=expected_revision,
             force=force,
-            wait=duration(max(wait_s, 0.0)),
+            wait=duration(wait_s, "wait_s"),
             share=share,
             request_id=request_id or uuid.uuid4().hex,
         )
-        response = await self.channel.unary(self._stub.Publish, request, timeout_s=wait_s + WAIT_MARGIN_S)
+        response = await self.channel.unary(self._stub.Publish, request, timeout_s=max(wait_s, 0.0) + WAIT_MARGIN_S)
         return values.Publication.from_message(response)
 
     async def set_label(
@@ -69,7 +71,8 @@ class RegistryClient:
 
         Several versions, a sequence or joined by +, are an ensemble of cross-encoders that re-ranks by sum of ranks.
         """
-        request = registry_pb2.SetLabelRequest(
+        request = message(
+            registry_pb2.SetLabelRequest,
             label=label,
             version=_together(version),
             expected_revision=expected_revision,
@@ -80,8 +83,8 @@ class RegistryClient:
 
     async def delete_label(self, label: str, *, space_id: str = "", request_id: str = "") -> None:
         """Removes a label."""
-        request = registry_pb2.DeleteLabelRequest(
-            label=label, space_id=space_id, request_id=request_id or uuid.uuid4().hex
+        request = message(
+            registry_pb2.DeleteLabelRequest, label=label, space_id=space_id, request_id=request_id or uuid.uuid4().hex
         )
         await self.channel.unary(self._stub.DeleteLabel, request)
 
@@ -100,15 +103,16 @@ class RegistryClient:
         With `corpus`, takes back a publication that activated a generation of it, encoders and generation together;
         then `expected_revision`, which is a label's, is refused.
         """
-        request = registry_pb2.RollbackRequest(
+        request = message(
+            registry_pb2.RollbackRequest,
             label=label,
             space_id=space_id,
             expected_revision=expected_revision,
-            wait=duration(max(wait_s, 0.0)),
+            wait=duration(wait_s, "wait_s"),
             request_id=request_id or uuid.uuid4().hex,
             corpus=corpus,
         )
-        response = await self.channel.unary(self._stub.Rollback, request, timeout_s=wait_s + WAIT_MARGIN_S)
+        response = await self.channel.unary(self._stub.Rollback, request, timeout_s=max(wait_s, 0.0) + WAIT_MARGIN_S)
         return values.Rollback.from_message(response)
 
     async def list_labels(self, *, space_id: str = "", page_size: int = 1000) -> AsyncIterator[values.Label]:
@@ -116,15 +120,17 @@ class RegistryClient:
 
         A page of `page_size`, 1 to 1,000, is fetched when it is needed.
         """
-        request = registry_pb2.ListLabelsRequest(space_id=space_id, page_size=page_size)
+        request = message(registry_pb2.ListLabelsRequest, space_id=space_id, page_size=page_size)
         async for label in self.channel.pages(self._stub.ListLabels, request, "labels"):
             yield values.Label.from_message(label)
 
     async def get_rollouts(self, label: str = "stable", *, space_id: str = "") -> values.Rollouts:
         """Says, for each live encoder, the revision of the label it serves, or why it does not."""
-        request = registry_pb2.ListRolloutsRequest(label=label, space_id=space_id)
+        request = message(registry_pb2.ListRolloutsRequest, label=label, space_id=space_id)
         return values.Rollouts.from_message(await self.channel.unary(self._stub.ListRollouts, request))
 
 
 def _together(version: str | Sequence[str]) -> str:
-    return version if isinstance(version, str) else "+".join(version)
+    """Joins versions. A part that is no text is the message's to refuse."""
+    parts: Any = version if isinstance(version, str | bytes) or not isinstance(version, Iterable) else list(version)
+    return "+".join(parts) if isinstance(parts, list) and all(isinstance(one, str) for one in parts) else parts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from aeenc import values
@@ -13,6 +13,7 @@ from aeenc.calls.waiting import wait_for_end
 from aeenc.errors import InvalidArgument
 from aeenc.transport.channel import Channel
 from aeenc.v1 import sampler_pb2, sampler_pb2_grpc, types_pb2
+from aeenc.values.writing import as_message, message, shown
 
 CHUNK_HYPOTHESES = 512
 CHUNK_PAIRS = 1024
@@ -78,7 +79,7 @@ class SamplerClient:
         configuration.
         """
         keyed = _with_options(
-            sampler_pb2.RunConfig() if config is None else _message(config),
+            sampler_pb2.RunConfig() if config is None else as_message(config, sampler_pb2.RunConfig, "config"),
             corpus=corpus or None,
             oracle=oracle or None,
             idempotency_key=idempotency_key or uuid.uuid4().hex,
@@ -92,12 +93,12 @@ class SamplerClient:
             live=live,
             max_negatives_per_query=max_negatives_per_query,
             max_nodes_per_tree=max_nodes_per_tree,
-            negative_filter=_message(negative_filter),
+            negative_filter=_filter(negative_filter),
         )
 
         async def requests() -> AsyncIterator[sampler_pb2.StartRunRequest]:
             message = sampler_pb2.StartRunRequest(config=keyed)
-            messages = (_hypothesis(root) async for root in each(hypotheses))
+            messages = (_hypothesis(root) async for root in each(hypotheses, "hypotheses"))
             async for chunk in chunks(messages, CHUNK_HYPOTHESES, CHUNK_BYTES):
                 message.hypotheses.extend(chunk)
                 yield message
@@ -112,17 +113,17 @@ class SamplerClient:
 
     async def get_run(self, run_id: str) -> values.Run:
         """Gets a run."""
-        return await self._run(self._stub.GetRun, sampler_pb2.GetRunRequest(run_id=run_id))
+        return await self._run(self._stub.GetRun, message(sampler_pb2.GetRunRequest, run_id=run_id))
 
     async def list_runs(self, *, page_size: int = 1000) -> AsyncIterator[values.Run]:
         """Yields all runs, newest first. A page of `page_size`, 1 to 1,000, is fetched when it is needed."""
-        request = sampler_pb2.ListRunsRequest(page_size=page_size)
+        request = message(sampler_pb2.ListRunsRequest, page_size=page_size)
         async for run in self.channel.pages(self._stub.ListRuns, request, "runs"):
             yield values.Run.from_message(run)
 
     async def watch(self, run_id: str, *, from_seq: int = 0) -> AsyncIterator[tuple[int, values.Run]]:
         """Replays a run's events from a sequence number on and follows them until it ends."""
-        request = sampler_pb2.WatchRunRequest(run_id=run_id, from_seq=from_seq)
+        request = message(sampler_pb2.WatchRunRequest, run_id=run_id, from_seq=from_seq)
         async for event in self.channel.stream(self._stub.WatchRun, request):
             yield event.seq, values.Run.from_message(event.run)
 
@@ -136,23 +137,25 @@ class SamplerClient:
 
     async def cancel(self, run_id: str, *, request_id: str = "") -> values.Run:
         """Stops a run and keeps its pairs. Raises FailedPrecondition for one that has ended."""
-        request = sampler_pb2.CancelRunRequest(run_id=run_id, request_id=request_id or uuid.uuid4().hex)
+        request = message(sampler_pb2.CancelRunRequest, run_id=run_id, request_id=request_id or uuid.uuid4().hex)
         return await self._run(self._stub.CancelRun, request)
 
     async def resume(self, run_id: str, *, request_id: str = "") -> values.Run:
         """Continues a run that was cancelled or failed."""
-        request = sampler_pb2.ResumeRunRequest(run_id=run_id, request_id=request_id or uuid.uuid4().hex)
+        request = message(sampler_pb2.ResumeRunRequest, run_id=run_id, request_id=request_id or uuid.uuid4().hex)
         return await self._run(self._stub.ResumeRun, request)
 
     async def delete(self, run_id: str, *, request_id: str = "") -> None:
         """Deletes a run that has ended, with its pairs and trees. Raises FailedPrecondition for a live one."""
-        request = sampler_pb2.DeleteRunRequest(run_id=run_id, request_id=request_id or uuid.uuid4().hex)
+        request = message(sampler_pb2.DeleteRunRequest, run_id=run_id, request_id=request_id or uuid.uuid4().hex)
         await self._admin_channel.unary(self._admin.DeleteRun, request)
 
     async def collect_garbage(self, *, dry_run: bool = False, request_id: str = "") -> list[values.Garbage]:
         """Deletes the runs that the sampler's settings no longer keep, and returns them; with `dry_run` only that."""
-        request = sampler_pb2.SamplerAdminServiceCollectGarbageRequest(
-            dry_run=dry_run, request_id=request_id or uuid.uuid4().hex
+        request = message(
+            sampler_pb2.SamplerAdminServiceCollectGarbageRequest,
+            dry_run=dry_run,
+            request_id=request_id or uuid.uuid4().hex,
         )
         response = await self._admin_channel.unary(self._admin.CollectGarbage, request)
         return [values.Garbage.from_message(one) for one in response.garbage]
@@ -168,7 +171,7 @@ class SamplerClient:
         A page of `page_size` is fetched when it is needed.
         """
         number = enum_value(types_pb2.PairSign, sign, "sign")
-        request = sampler_pb2.ListPairsRequest(run_id=run_id, page_size=page_size, sign=number)
+        request = message(sampler_pb2.ListPairsRequest, run_id=run_id, page_size=page_size, sign=number)
         async for pair in self.channel.pages(self._stub.ListPairs, request, "pairs"):
             yield values.Pair.from_message(pair)
 
@@ -184,10 +187,10 @@ class SamplerClient:
 
         With a `request_id` of the caller's, repeating the call adds nothing twice, even after it broke off half-way.
         """
-        total = sampler_pb2.ImportPairsResponse(run_id=run_id)
+        total = message(sampler_pb2.ImportPairsResponse, run_id=run_id)
         request_id = request_id or uuid.uuid4().hex
         number = 0
-        messages = (_message(pair) async for pair in each(pairs))
+        messages = (as_message(pair, types_pb2.Pair, "pairs") async for pair in each(pairs, "pairs"))
         async for chunk in chunks(messages, CHUNK_PAIRS, CHUNK_BYTES):
             await self._import(corpus, chunk, total, f"{request_id}/{number}" if number else request_id)
             number += 1
@@ -199,13 +202,15 @@ class SamplerClient:
         self, corpus: str, pairs: list[types_pb2.Pair], total: sampler_pb2.ImportPairsResponse, request_id: str
     ) -> None:
         """Imports what fits into one call, and adds the answer to `total`."""
-        request = sampler_pb2.ImportPairsRequest(corpus=corpus, pairs=pairs, run_id=total.run_id, request_id=request_id)
+        request = message(
+            sampler_pb2.ImportPairsRequest, corpus=corpus, pairs=pairs, run_id=total.run_id, request_id=request_id
+        )
         response: sampler_pb2.ImportPairsResponse = await self.channel.unary(self._stub.ImportPairs, request)
         total.run_id, total.added = response.run_id, total.added + response.added
 
     async def export_trees(self, run_id: str) -> AsyncIterator[tuple[str, str]]:
         """Yields the trees that a run has built: hypothesis id and EntailmentBank record (one line of JSON)."""
-        request = sampler_pb2.ExportTreesRequest(run_id=run_id)
+        request = message(sampler_pb2.ExportTreesRequest, run_id=run_id)
         async for tree in self.channel.stream(self._stub.ExportTrees, request):
             yield tree.hypothesis_id, tree.record_json
 
@@ -222,7 +227,7 @@ def _with_options(config: sampler_pb2.RunConfig, **options: Any) -> sampler_pb2.
     changed.CopyFrom(config)
     for name in given:
         changed.ClearField(name)  # merging alone would keep what a zero, a False or a filter's empty field replaces
-    changed.MergeFrom(sampler_pb2.RunConfig(**given))
+    changed.MergeFrom(message(sampler_pb2.RunConfig, **given))
     return changed
 
 
@@ -230,13 +235,13 @@ def _hypothesis(root: Any) -> sampler_pb2.Hypothesis:
     """Returns the message of a Root. Raises InvalidArgument for what the caller's types should have kept out."""
     if isinstance(root, sampler_pb2.Hypothesis):
         return root
-    if isinstance(root, str) or len(root) not in {2, len(ROOT_FIELDS)}:
-        raise InvalidArgument.field(
-            "hypotheses", f"has {repr(root)[:80]}; give (id, text) or (id, text, question, answer)"
-        )
-    return sampler_pb2.Hypothesis(**dict(zip(ROOT_FIELDS, root, strict=False)))
+    if isinstance(root, str) or not isinstance(root, Sequence) or len(root) not in {2, len(ROOT_FIELDS)}:
+        raise InvalidArgument.field("hypotheses", f"has {shown(root)}; give (id, text) or (id, text, question, answer)")
+    return message(sampler_pb2.Hypothesis, **dict(zip(ROOT_FIELDS, root, strict=False)))
 
 
-def _message(given: Any) -> Any:
-    """Returns the message of a value; what has none, or is one already, stays as it is."""
-    return given.to_message() if hasattr(given, "to_message") else given
+def _filter(given: Any) -> Any:
+    """Returns the message of a filter, or the mapping of its fields."""
+    if given is None or isinstance(given, Mapping):
+        return given
+    return as_message(given, sampler_pb2.NegativeFilter, "negative_filter")

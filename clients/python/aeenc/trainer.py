@@ -7,13 +7,26 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Ma
 from typing import Any, Literal
 
 from aeenc import values
-from aeenc.calls.encoding import refuse_single_text, refuse_single_texts, selector
-from aeenc.calls.inputs import CHUNK_BYTES, Items, begins_again, chunks, each, enum_value
+from aeenc.calls.encoding import selector
+from aeenc.calls.inputs import (
+    CHUNK_BYTES,
+    Items,
+    begins_again,
+    chunks,
+    each,
+    enum_value,
+    listed,
+    pair_of,
+    refuse_single_text,
+    refuse_single_texts,
+)
 from aeenc.calls.retrieval import Mode, Retrieval
 from aeenc.calls.waiting import wait_for_end
+from aeenc.errors import InvalidArgument
 from aeenc.transport.channel import Channel
 from aeenc.trees import Tree
 from aeenc.v1 import index_pb2, trainer_pb2, trainer_pb2_grpc, types_pb2
+from aeenc.values.writing import as_message, message, shown
 
 CHUNK_QUERIES = 512
 EVALUATE_TIMEOUT_S = 1800.0
@@ -45,18 +58,20 @@ def gold_query(query: Gold) -> types_pb2.GoldQuery:
     """
     if isinstance(query, types_pb2.GoldQuery):
         return query
-    text, premises = query
+    text, premises = pair_of(query, "queries", "(text, premise texts) or (text, grades by premise text)")
     refuse_single_text(premises, "premises")
     grades = premises.values() if isinstance(premises, Mapping) else ()
-    return types_pb2.GoldQuery(text=text, premises=premises, grades=grades)
+    return message(types_pb2.GoldQuery, text=text, premises=premises, grades=grades)
 
 
 def gold_tree(tree: Tree) -> trainer_pb2.GoldTree:
     """Reduces a tree to what an evaluation needs: the texts of its inner nodes and of its leaves."""
+    if not isinstance(tree, Tree):
+        raise InvalidArgument.field("trees", f"has {shown(tree)}; give a Tree of aeenc.trees")
     inner = dict.fromkeys(tree.texts[label] for label in tree.children)
     inner.pop(tree.hypothesis, None)
     leaves = dict.fromkeys(tree.texts[label] for label in tree.leaves)
-    return trainer_pb2.GoldTree(hypothesis=tree.hypothesis, intermediates=inner, leaves=leaves)
+    return message(trainer_pb2.GoldTree, hypothesis=tree.hypothesis, intermediates=inner, leaves=leaves)
 
 
 class TrainerClient:
@@ -133,7 +148,8 @@ class TrainerClient:
         AlreadyExists for a key used with another configuration.
         """
         refuse_single_texts(run_ids=run_ids, data_sets=data_sets)
-        config = trainer_pb2.JobConfig(
+        config = message(
+            trainer_pb2.JobConfig,
             corpus=corpus,
             run_ids=run_ids,
             idempotency_key=idempotency_key or uuid.uuid4().hex,
@@ -148,7 +164,7 @@ class TrainerClient:
             refused_weight=refused_weight,
             prototypes=prototypes,
             seed=seed,
-            validation=[gold_query(query) for query in validation],
+            validation=[gold_query(query) for query in listed(validation, "validation")],
             split=split,
             note=note,
             data_sets=data_sets,
@@ -169,17 +185,17 @@ class TrainerClient:
 
     async def get_job(self, job_id: str) -> values.Job:
         """Gets a job."""
-        return await self._job(self._stub.GetJob, trainer_pb2.GetJobRequest(job_id=job_id))
+        return await self._job(self._stub.GetJob, message(trainer_pb2.GetJobRequest, job_id=job_id))
 
     async def list_jobs(self, *, page_size: int = 1000) -> AsyncIterator[values.Job]:
         """Yields all jobs, newest first. A page of `page_size`, 1 to 1,000, is fetched when it is needed."""
-        request = trainer_pb2.ListJobsRequest(page_size=page_size)
+        request = message(trainer_pb2.ListJobsRequest, page_size=page_size)
         async for job in self.channel.pages(self._stub.ListJobs, request, "jobs"):
             yield values.Job.from_message(job)
 
     async def watch(self, job_id: str, *, from_seq: int = 0) -> AsyncIterator[tuple[int, values.Job]]:
         """Replays a job's events from a sequence number on and follows them until it ends."""
-        request = trainer_pb2.WatchJobRequest(job_id=job_id, from_seq=from_seq)
+        request = message(trainer_pb2.WatchJobRequest, job_id=job_id, from_seq=from_seq)
         async for event in self.channel.stream(self._stub.WatchJob, request):
             yield event.seq, values.Job.from_message(event.job)
 
@@ -193,28 +209,32 @@ class TrainerClient:
 
     async def cancel(self, job_id: str, *, request_id: str = "") -> values.Job:
         """Stops a job. Raises FailedPrecondition for one that has ended."""
-        request = trainer_pb2.CancelJobRequest(job_id=job_id, request_id=request_id or uuid.uuid4().hex)
+        request = message(trainer_pb2.CancelJobRequest, job_id=job_id, request_id=request_id or uuid.uuid4().hex)
         return await self._job(self._stub.CancelJob, request)
 
     async def resume(self, job_id: str, *, request_id: str = "") -> values.Job:
         """Continues a job from its last finished epoch."""
-        request = trainer_pb2.ResumeJobRequest(job_id=job_id, request_id=request_id or uuid.uuid4().hex)
+        request = message(trainer_pb2.ResumeJobRequest, job_id=job_id, request_id=request_id or uuid.uuid4().hex)
         return await self._job(self._stub.ResumeJob, request)
 
     async def delete(self, job_id: str, *, request_id: str = "") -> None:
         """Deletes a job that has ended, with its files. Raises FailedPrecondition for a live one."""
-        request = trainer_pb2.DeleteJobRequest(job_id=job_id, request_id=request_id or uuid.uuid4().hex)
+        request = message(trainer_pb2.DeleteJobRequest, job_id=job_id, request_id=request_id or uuid.uuid4().hex)
         await self._admin_channel.unary(self._admin.DeleteJob, request)
 
     async def delete_checkpoint(self, version: str, *, request_id: str = "") -> None:
         """Deletes a checkpoint. Raises FailedPrecondition, naming who needs it, for one in use."""
-        request = trainer_pb2.DeleteCheckpointRequest(version=version, request_id=request_id or uuid.uuid4().hex)
+        request = message(
+            trainer_pb2.DeleteCheckpointRequest, version=version, request_id=request_id or uuid.uuid4().hex
+        )
         await self._admin_channel.unary(self._admin.DeleteCheckpoint, request)
 
     async def collect_garbage(self, *, dry_run: bool = False, request_id: str = "") -> list[values.Garbage]:
         """Removes what the trainer's settings no longer keep, and lists it; with `dry_run` it only lists it."""
-        request = trainer_pb2.TrainerAdminServiceCollectGarbageRequest(
-            dry_run=dry_run, request_id=request_id or uuid.uuid4().hex
+        request = message(
+            trainer_pb2.TrainerAdminServiceCollectGarbageRequest,
+            dry_run=dry_run,
+            request_id=request_id or uuid.uuid4().hex,
         )
         response = await self._admin_channel.unary(self._admin.CollectGarbage, request)
         return [values.Garbage.from_message(one) for one in response.garbage]
@@ -245,11 +265,12 @@ class TrainerClient:
 
         Repeats the call where the trainer is away or full, unless an input is an iterator, which cannot begin again.
         """
-        config = trainer_pb2.EvaluateConfig(
+        config = message(
+            trainer_pb2.EvaluateConfig,
             corpus=corpus,
             model=selector(label, version),
             generation=generation,
-            retrieval=retrieval.to_proto() if retrieval else None,
+            retrieval=None if retrieval is None else as_message(retrieval, trainer_pb2.RetrievalOptions, "retrieval"),
             ranks=ranks,
             strict_only=strict_only,
         )
@@ -263,13 +284,13 @@ class TrainerClient:
 
     async def list_checkpoints(self, *, page_size: int = 1000) -> AsyncIterator[values.Checkpoint]:
         """Yields all checkpoints, newest first. A page of `page_size`, 1 to 1,000, is fetched when it is needed."""
-        request = trainer_pb2.ListCheckpointsRequest(page_size=page_size)
+        request = message(trainer_pb2.ListCheckpointsRequest, page_size=page_size)
         async for checkpoint in self.channel.pages(self._stub.ListCheckpoints, request, "checkpoints"):
             yield values.Checkpoint.from_message(checkpoint)
 
     async def get_checkpoint(self, version: str) -> values.Checkpoint:
         """Gets a checkpoint."""
-        request = trainer_pb2.GetCheckpointRequest(version=version)
+        request = message(trainer_pb2.GetCheckpointRequest, version=version)
         return values.Checkpoint.from_message((await self.channel.unary(self._stub.GetCheckpoint, request)).checkpoint)
 
     async def info(self) -> values.TrainerInfo:
@@ -282,11 +303,11 @@ async def _evaluate_items(
     queries: Items[Gold], training: Items[Gold], trees: Items[Tree]
 ) -> AsyncIterator[trainer_pb2.EvaluateRequest]:
     """Yields a message for each item."""
-    async for query in each(queries):
+    async for query in each(queries, "queries"):
         yield trainer_pb2.EvaluateRequest(queries=[gold_query(query)])
-    async for query in each(training):
+    async for query in each(training, "training"):
         yield trainer_pb2.EvaluateRequest(training=[gold_query(query)])
-    async for tree in each(trees):
+    async for tree in each(trees, "trees"):
         yield trainer_pb2.EvaluateRequest(trees=[gold_tree(tree)])
 
 

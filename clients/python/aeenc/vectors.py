@@ -19,10 +19,16 @@ _WIRE: dict[int, np.dtype[Any]] = {
 def to_proto(matrix: NDArray[np.floating]) -> types_pb2.Embeddings:
     """Packs a matrix (n, dim). float16 stays as it is, everything else becomes float32.
 
-    Raises InvalidArgument unless the array has two dimensions.
+    Raises InvalidArgument unless it has two dimensions, of numbers.
     """
+    try:
+        matrix = np.asarray(matrix)
+    except ValueError:  # rows of different lengths
+        raise InvalidArgument("vectors have rows of unlike length; give a matrix (n, dim), one row a vector") from None
     if matrix.ndim != 2:
         raise InvalidArgument(f"vectors have shape {matrix.shape}; give a matrix (n, dim), one row a vector")
+    if matrix.dtype.kind not in "fiub":
+        raise InvalidArgument(f"vectors are of type {matrix.dtype}; give a matrix (n, dim) of real numbers")
     dtype = types_pb2.D_TYPE_FLOAT16 if matrix.dtype == np.float16 else types_pb2.D_TYPE_FLOAT32
     data = np.ascontiguousarray(matrix, dtype=_WIRE[dtype]).tobytes()
     return types_pb2.Embeddings(data=data, dtype=dtype, rows=matrix.shape[0], dim=matrix.shape[1])

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from aeenc import Channel, IndexClient, Retrieval, TrainerClient, errors
+from aeenc import (
+    Channel,
+    EncoderClient,
+    Fusion,
+    IndexClient,
+    PeopleClient,
+    RegistryClient,
+    Retrieval,
+    SamplerClient,
+    TrainerClient,
+    errors,
+    values,
+)
 from aeenc.trees import Step, Tree
 from aeenc.v1 import index_pb2, index_pb2_grpc, trainer_pb2, trainer_pb2_grpc
 from support.worlds.sampler_world import serving
 
-Call = Callable[[Channel, Any], Awaitable[object]]
+Call = Callable[..., Awaitable[object]]
 VECTORS = np.ones((1, 2), np.float32)
 MESSAGE_BYTES = 4 * 1024 * 1024  # the most that a service accepts, unless its settings say otherwise
 
@@ -58,11 +71,88 @@ LISTS: list[tuple[str, Call]] = [
 ]
 
 
+def submitted(channel: Channel, **options: Any) -> Awaitable[object]:
+    return PeopleClient(channel).submit(values.Lease(lease_id="l"), **{"verdicts": [], **options})
+
+
+def built(channel: Channel, premises: Any) -> Awaitable[object]:
+    return IndexClient(channel).build("science", premises, resume_s=0.1)
+
+
+def encoded(channel: Channel, texts: Any, **options: Any) -> Awaitable[object]:
+    return EncoderClient(channel).encode(texts, **options)
+
+
+def searched_by(channel: Channel, vectors: Any) -> Awaitable[object]:
+    return IndexClient(channel).search("science", vectors, space_id="s")
+
+
+def premise(**fields: Any) -> values.Premise:
+    return values.Premise(**fields)
+
+
+ODD: list[tuple[str, Call]] = [
+    (r"texts\[1\]: has half a character \('b .ud83d'\)", lambda channel: encoded(channel, ["a", "b \ud83d"])),
+    (r"texts\[1\]: is None; give text", lambda channel: encoded(channel, ["a", None])),
+    ("texts: is 5; give a list", lambda channel: encoded(channel, 5)),
+    (r"request_id: is 'a\\nb'; give", lambda channel: encoded(channel, ["a"], request_id="a\nb")),
+    ("k: is -1; give a whole number from 0 to 4,294,967,295", lambda channel: retrieved(channel, k=-1)),
+    ("k: is 1099511627776; give a whole number", lambda channel: retrieved(channel, k=2**40)),
+    ("prior: is 'much'; give a number", lambda channel: retrieved(channel, prior="much")),
+    ("method: is 'foo'; give one of min_max", lambda channel: retrieved(channel, fusion=fused("foo"))),
+    ("fusion: is 'min_max'; give a Fusion", lambda channel: retrieved(channel, fusion="min_max")),
+    ("accepted: is 5; give a list", lambda channel: retrieved(channel, accepted=5)),
+    (r"exclude\[0\]: is 3; give text", lambda channel: retrieved(channel, exclude=[3])),
+    ("judgement: is 'EXPLAINS'; give one of JUDG", lambda channel: submitted(channel, verdicts={"x": "EXPLAINS"})),
+    (r"verdicts\[0\]: is None; give a premise's id", lambda channel: submitted(channel, verdicts=[None])),
+    ("alternatives: is one string", lambda channel: submitted(channel, alternatives="f1")),
+    (r"premises\[0\]: is 'text'; give a Premise", lambda channel: built(channel, ["text"])),
+    ("splits: is 5; give a list", lambda channel: built(channel, [premise(id="f", text="t", splits=5)])),
+    ("wait_s: is nan; give seconds", lambda channel: RegistryClient(channel).publish("q1", wait_s=math.nan)),
+    ("vectors have shape", lambda channel: searched_by(channel, [1.0])),
+    ("vectors are of type <U4", lambda channel: searched_by(channel, [["iron"]])),
+    ("negative_filter: is 5; give a NegativeFilter", lambda channel: started(channel, negative_filter=5)),
+    (r"queries: has 'iron'; give \(text", lambda channel: TrainerClient(channel).evaluate("science", ["iron"])),
+]
+
+
+def fused(method: Any) -> Fusion:
+    return Fusion(method)
+
+
+def started(channel: Channel, **options: Any) -> Awaitable[object]:
+    return SamplerClient(channel).start_run([("h", "t")], **options)
+
+
+@pytest.mark.parametrize(("told", "call"), ODD, ids=[told for told, _ in ODD])
+async def test_what_no_message_can_hold_is_refused_by_its_parameter_and_place(told: str, call: Call) -> None:
+    async with serving(index_pb2_grpc.add_IndexAdminServiceServicer_to_server, Explanations()) as port:
+        channel = Channel(f"127.0.0.1:{port}", timeout_s=5, retry=False)
+        with pytest.raises(errors.InvalidArgument, match=told):
+            await call(channel)
+        await channel.close()
+
+
+async def test_what_a_callers_own_iterable_raises_is_not_taken_for_a_wrong_value() -> None:
+    def texts() -> Iterator[str]:
+        yield "a"
+        raise ValueError("mine")
+
+    channel = Channel("127.0.0.1:1", timeout_s=5, retry=False)
+    with pytest.raises(ValueError, match=r"^mine$"):
+        await encoded(channel, texts())
+    await channel.close()
+
+
 class Explanations(index_pb2_grpc.IndexAdminServiceServicer):
     """Reads all that it is sent."""
 
     async def PutExplanations(self, requests: AsyncIterator[Any], context: Any) -> index_pb2.PutExplanationsResponse:
         return index_pb2.PutExplanationsResponse(total_size=len([request async for request in requests]))
+
+    async def BuildGeneration(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        async for _ in requests:
+            yield index_pb2.BuildGenerationResponse()
 
 
 @pytest.mark.parametrize(("field", "call"), LISTS, ids=[f"{number}-{name}" for number, (name, _) in enumerate(LISTS)])

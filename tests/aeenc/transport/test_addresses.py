@@ -113,7 +113,7 @@ async def test_all_clients_can_be_told_to_send_tokens_plain(
     await aeenc.connect_async(**away, token="t").close()
     with pytest.raises(errors.InvalidArgument, match="plain_token"):
         aeenc.connect_async(**away, token="t", plain_token=False)
-    with pytest.raises(errors.InvalidArgument, match="true or false, got 'perhaps'; see also AEENC_PLAIN_TOKEN"):
+    with pytest.raises(errors.InvalidArgument, match="true or false, got 'perhaps'"):
         Targets.find(plain_token="perhaps")
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
-from aeenc.calls.encoding import Precision, refuse_single_texts
+from aeenc.calls.encoding import Precision
+from aeenc.calls.inputs import refuse_single_texts
 from aeenc.calls.retrieval import Fusion, Mode, Retrieved
 from aeenc.errors import InvalidArgument
 from aeenc.index import IndexClient

@@ -22,9 +22,10 @@ import grpc
 
 from aeenc import errors
 from aeenc.calls.encoding import Encoded, EncodeOptions
-from aeenc.calls.inputs import each
+from aeenc.calls.inputs import at_least_one, each
 from aeenc.transport.addresses import Address
 from aeenc.transport.channel import Channel, pause_s
+from aeenc.transport.checks import check_seconds
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
 
 BATCH = 128  # texts
@@ -50,7 +51,7 @@ class BulkEncoder:
     ) -> None:
         self._channel = channel
         self._options = replace(options, lane=options.lane or "bulk")
-        self._window, self._patience_s = window, patience_s
+        self._window, self._patience_s = at_least_one(window, "window"), check_seconds(patience_s, "patience_s")
         self._queue = BatchQueue()
         self._streams: dict[Address, BulkStream] = {}
         self._running: dict[Address, asyncio.Task[None]] = {}

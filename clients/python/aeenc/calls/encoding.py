@@ -13,15 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import values, vectors
-from aeenc.errors import InvalidArgument
+from aeenc.calls.inputs import chosen, refuse_single_text
 from aeenc.v1 import encoder_pb2, types_pb2
+from aeenc.values.writing import message
 
 Role = Literal["query", "premise"]
 Precision = Literal["float32", "float16", "int8", "bfloat16"]
 Lane = Literal["interactive", "bulk"]
 
-_ROLES = {"query": encoder_pb2.ROLE_QUERY, "premise": encoder_pb2.ROLE_PREMISE}
-_LANES = {None: None, "interactive": encoder_pb2.LANE_INTERACTIVE, "bulk": encoder_pb2.LANE_BULK}
+_ROLES: dict[str | None, encoder_pb2.Role] = {"query": encoder_pb2.ROLE_QUERY, "premise": encoder_pb2.ROLE_PREMISE}
+_LANES: dict[str | None, encoder_pb2.Lane | None] = {
+    None: None,
+    "interactive": encoder_pb2.LANE_INTERACTIVE,
+    "bulk": encoder_pb2.LANE_BULK,
+}
 _PRECISIONS: dict[str | None, types_pb2.Precision | None] = {
     None: None,
     "float32": types_pb2.PRECISION_FLOAT32,
@@ -106,45 +111,26 @@ class EncodeOptions:
     def request(self, texts: Sequence[str]) -> encoder_pb2.EncodeRequest:
         """Builds the request for `texts`. Raises InvalidArgument for a role, lane or precision that is unknown."""
         refuse_single_text(texts)
-        if self.role not in _ROLES:
-            raise InvalidArgument.field("role", f"is {self.role!r}; give one of {', '.join(_ROLES)}")
-        if self.lane not in _LANES:
-            raise InvalidArgument.field("lane", f"is {self.lane!r}; give interactive or bulk")
-        return encoder_pb2.EncodeRequest(
+        return message(
+            encoder_pb2.EncodeRequest,
             texts=texts,
-            role=_ROLES[self.role],
+            role=chosen(_ROLES, self.role, "role"),
             model=selector(self.label, self.version),
             truncate=types_pb2.TRUNCATE_END if self.truncate else types_pb2.TRUNCATE_ERROR,
             space_id=self.space_id,
-            lane=_LANES[self.lane],
+            lane=chosen(_LANES, self.lane, "lane"),
             precision=precision_number(self.precision),
             routing_key=self.routing_key,
         )
 
 
-def refuse_single_text(texts: object, field: str = "texts") -> None:
-    """Raises InvalidArgument for one string in place of a list, which would count as a list of its characters."""
-    if isinstance(texts, str):
-        raise InvalidArgument.field(field, f"is one string ({texts[:40]!r}); give a list of strings")
-
-
-def refuse_single_texts(**lists: object) -> None:
-    """Raises InvalidArgument, naming the option, for one string in place of any of these lists."""
-    for field, texts in lists.items():
-        refuse_single_text(texts, field)
-
-
 def selector(label: str | None, version: str | None) -> types_pb2.ModelSelector | None:
     """Names a model by version or label; None where neither is given."""
     if version:
-        return types_pb2.ModelSelector(version=version)
-    return types_pb2.ModelSelector(label=label) if label else None
+        return message(types_pb2.ModelSelector, version=version)
+    return message(types_pb2.ModelSelector, label=label) if label else None
 
 
 def precision_number(precision: str | None) -> types_pb2.Precision | None:
     """Returns the number of a precision in messages. Raises InvalidArgument for an unknown one."""
-    if precision not in _PRECISIONS:
-        raise InvalidArgument.field(
-            "precision", f"is {precision!r}; give one of {', '.join(_PRECISION_NAMES.values())}"
-        )
-    return _PRECISIONS[precision]
+    return chosen(_PRECISIONS, precision, "precision")

@@ -2,30 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import Message
 
 from aeenc.errors import InvalidArgument
+from aeenc.values.writing import shown
 
 CHUNK_BYTES = 2 * 1024 * 1024  # of one message; services accept 4 MiB
 
 T = TypeVar("T")
+Number = TypeVar("Number")
 MessageT = TypeVar("MessageT", bound=Message)
 
 Items = Iterable[T] | AsyncIterable[T]
 
 
-async def each(items: Items[T]) -> AsyncIterator[T]:
-    """Yields the items of either kind of iterable."""
+async def each(items: Items[T], field: str = "items") -> AsyncIterator[T]:
+    """Yields the items of either kind of iterable. Raises InvalidArgument, naming `field`, for anything else."""
     if isinstance(items, AsyncIterable):
         async for item in items:
             yield item
     else:
-        for item in items:
+        for item in _iterable(items, field):
             yield item
+
+
+def listed(items: Any, field: str) -> list[Any]:
+    """Returns the items of an iterable. Raises InvalidArgument, naming `field`, for one string or another value."""
+    return list(_iterable(items, field))
+
+
+def _iterable(items: Any, field: str) -> Iterable[Any]:
+    refuse_single_text(items, field)
+    if isinstance(items, type) or not isinstance(items, Iterable):
+        raise InvalidArgument.field(field, f"is {shown(items)}; give a list")
+    return items
+
+
+def pair_of(item: Any, field: str, form: str) -> tuple[Any, Any]:
+    """Returns both parts of an item. Raises InvalidArgument, naming `field` and the form, for one without two parts."""
+    if isinstance(item, str | bytes) or not isinstance(item, Iterable) or len(parts := tuple(item)) != 2:
+        raise InvalidArgument.field(field, f"has {shown(item)}; give {form}")
+    return parts
+
+
+def refuse_single_text(texts: object, field: str = "texts") -> None:
+    """Raises InvalidArgument for one string in place of a list, which would count as a list of its characters."""
+    if isinstance(texts, str):
+        raise InvalidArgument.field(field, f"is one string ({shown(texts)}); give a list of strings")
+
+
+def refuse_single_texts(**lists: object) -> None:
+    """Raises InvalidArgument, naming the option, for one string in place of any of these lists."""
+    for field, texts in lists.items():
+        refuse_single_text(texts, field)
+
+
+def at_least_one(count: Any, field: str) -> int:
+    """Returns a number of things. Raises InvalidArgument, naming `field`, unless it is a whole number above 0."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise InvalidArgument.field(field, f"is {shown(count)}; give a whole number from 1 on")
+    return count
+
+
+def chosen(numbers: Mapping[str | None, Number], given: Any, field: str) -> Number:
+    """Returns what a name stands for. Raises InvalidArgument, naming `field` and the names, for an unknown one."""
+    if (given is None or isinstance(given, str)) and given in numbers:
+        return numbers[given]
+    names = ", ".join(filter(None, numbers))
+    raise InvalidArgument.field(field, f"is {given!r:.60}; give one of {names}")
 
 
 def begins_again(items: Items[T]) -> bool:

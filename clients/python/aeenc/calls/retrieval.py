@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors, values
-from aeenc.calls.encoding import refuse_single_text
+from aeenc.calls.inputs import at_least_one, chosen, listed, refuse_single_text
 from aeenc.v1 import index_pb2, trainer_pb2
+from aeenc.values.writing import as_message, message
 
 TEXTS = 16  # a call of a ranking, so that its answer stays well below a message's limit
 PAIRS = 512  # a call that re-ranks, about
@@ -22,13 +23,13 @@ TIMEOUT_S = 300.0
 
 FusionMethod = Literal["min_max", "reciprocal_rank"]
 Mode = Literal["dense", "lexical", "hybrid", "iterative_lexical"]
-MODES: dict[str, index_pb2.RetrieveMode] = {
+MODES: dict[str | None, index_pb2.RetrieveMode] = {
     "dense": index_pb2.RETRIEVE_MODE_DENSE,
     "lexical": index_pb2.RETRIEVE_MODE_LEXICAL,
     "hybrid": index_pb2.RETRIEVE_MODE_HYBRID,
     "iterative_lexical": index_pb2.RETRIEVE_MODE_ITERATIVE_LEXICAL,
 }
-_METHODS = {
+_METHODS: dict[str | None, index_pb2.FusionMethod] = {
     "min_max": index_pb2.FUSION_METHOD_MIN_MAX,
     "reciprocal_rank": index_pb2.FUSION_METHOD_RECIPROCAL_RANK,
 }
@@ -36,9 +37,7 @@ _METHODS = {
 
 def mode_number(mode: str) -> index_pb2.RetrieveMode:
     """Returns the number of a mode in messages. Raises InvalidArgument for an unknown one."""
-    if mode not in MODES:
-        raise errors.InvalidArgument.field("mode", f"is {mode!r}; give one of {', '.join(MODES)}")
-    return MODES[mode]
+    return chosen(MODES, mode, "mode")
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,11 @@ class Fusion:
 
     def to_proto(self) -> index_pb2.Fusion:
         """Converts to the message."""
-        return index_pb2.Fusion(
-            method=_METHODS[self.method], lexical_weight=self.lexical_weight, features=self.features
+        return message(
+            index_pb2.Fusion,
+            method=chosen(_METHODS, self.method, "method"),
+            lexical_weight=self.lexical_weight,
+            features=self.features,
         )
 
 
@@ -133,9 +135,10 @@ class Retrieval:
     def to_proto(self) -> trainer_pb2.RetrievalOptions:
         """Converts to the message of an evaluation. Raises InvalidArgument for one string as `rerank_versions`."""
         refuse_single_text(self.rerank_versions, "rerank_versions")
-        return trainer_pb2.RetrievalOptions(
-            mode=f"RETRIEVE_MODE_{self.mode.upper()}",
-            fusion=self.fusion.to_proto() if self.fusion else None,
+        return message(
+            trainer_pb2.RetrievalOptions,
+            mode=mode_number(self.mode),
+            fusion=as_message(self.fusion, index_pb2.Fusion, "fusion") if self.fusion is not None else None,
             prior=self.prior,
             rerank=self.rerank,
             conditioned=self.conditioned,
@@ -177,13 +180,13 @@ async def rank(
 
     Cuts texts that are too long. Raises as Retrieve does, and FailedPrecondition when the cross-encoder changes.
     """
-    n = call.retrieval.rerank
+    texts, accepted, n = listed(texts, "texts"), listed(accepted, "accepted"), call.retrieval.rerank
     if not n:
         return await _ask(retrieve, call, texts, k, TEXTS, accepted)
     plain = replace(call, retrieval=replace(call.retrieval, rerank=0, rerank_weight=0.0, rerank_versions=()))
     first = await _ask(retrieve, plain, texts, k, TEXTS, accepted)
     pinned = replace(call, version=first.model_version or call.version, generation=first.generation)
-    anew = await _ask(retrieve, pinned, texts, n, max(1, PAIRS // n), accepted)
+    anew = await _ask(retrieve, pinned, texts, n, max(1, PAIRS // at_least_one(n, "rerank")), accepted)
     results = [_continued(head, whole)[:k] for head, whole in zip(anew.results, first.results, strict=True)]
     return Rankings(results, first.model_version, anew.rerank_version, first.generation)
 

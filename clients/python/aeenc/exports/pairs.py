@@ -23,7 +23,7 @@ from aeenc import values
 from aeenc.errors import InvalidArgument
 from aeenc.files.lines import parsed, refuse_half, text_lines
 from aeenc.files.whole import whole_file
-from aeenc.values.reading import timestamp
+from aeenc.values.writing import timestamp
 
 FORMAT_VERSION = 1
 _SIGNS = ("positive", "negative", "skipped")

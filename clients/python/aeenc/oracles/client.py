@@ -14,6 +14,7 @@ from aeenc.errors import AeencError
 from aeenc.oracle import Task, Verdict
 from aeenc.transport.channel import Channel
 from aeenc.v1 import oracle_pb2, oracle_pb2_grpc
+from aeenc.values.writing import as_messages, message
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class OracleClient:
 
     async def judge(self, run_id: str, tasks: Sequence[Task], *, timeout_s: float | None = None) -> list[Answer]:
         """Asks the oracle to judge tasks, in one call."""
-        request = oracle_pb2.JudgeRequest(run_id=run_id, tasks=[task.to_proto() for task in tasks])
+        sent = as_messages(tasks, oracle_pb2.OracleTask, "tasks")
+        request = message(oracle_pb2.JudgeRequest, run_id=run_id, tasks=sent)
         response: oracle_pb2.JudgeResponse | None = await self.channel.unary(
             self._stub.Judge, request, timeout_s=timeout_s, retry=False
         )

@@ -16,6 +16,7 @@ import os
 import re
 import socket
 from dataclasses import dataclass
+from typing import Any
 
 from aeenc.errors import InvalidArgument, Unavailable
 
@@ -38,11 +39,13 @@ class Address:
     name: str = ""
 
 
-def split(target: str, *, tls: bool = False) -> list[str]:
+def split(target: Any, *, tls: bool = False) -> list[str]:
     """Splits a list into distinct targets; any other target stays whole.
 
     Raises InvalidArgument for an empty one, for a malformed one and, unless `tls` is set, for one without a port.
     """
+    if not isinstance(target, str) or not target.isprintable():  # half a character and NUL are not printable
+        raise InvalidArgument.field("target", f"{target!r:.60} is not an address; give host:port")
     scheme = next((scheme for scheme in _LISTS if target.startswith(scheme)), "")
     parts = [part.strip() for part in target.removeprefix(scheme).split(",")]
     if not all(parts):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
-import os
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,12 +18,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
-from grpc.aio import AioRpcError
+from grpc.aio import AioRpcError, Metadata
 
 from aeenc import errors
 from aeenc.transport import status
 from aeenc.transport.addresses import Address, is_local, proxy_of, resolve, split
-from aeenc.transport.checks import check_seconds, check_tls, credential, refuse_plain_token
+from aeenc.transport.checks import (
+    FIRST_CONNECTED,
+    check_request_id,
+    check_seconds,
+    check_tls,
+    credential,
+    file_bytes,
+    refuse_plain_token,
+)
 from aeenc.transport.spreading import SpreadChannel, SpreadMethod
 from aeenc.transport.tracing import name_of, traced
 
@@ -85,7 +92,7 @@ class Channel:
     A connection belongs to the event loop in which it is made or, made outside of any, to that in which a client of
     a service is first made with it.
     Raises InvalidArgument for half a key pair, for a pair without TLS, for `tls` without `ca` to a unix socket, for a
-    malformed address, and for a token that would travel plain to another host.
+    file that cannot be read, for a malformed address, and for a token that would travel plain to another host.
     """
 
     def __init__(
@@ -103,11 +110,11 @@ class Channel:
         tls_name: str = "",
         remedy: str = "",
     ) -> None:
+        FIRST_CONNECTED.refuse_child()
         is_tls = check_tls(target, tls=tls, ca=ca, cert=cert, key=key)
         self.target = target
         self.timeout_s = check_seconds(timeout_s)
         self._retry = _policy(retry)
-        self._pid = os.getpid()
         self._closed = asyncio.Event()  # one for all views of the connection
         self._metadata = credential(token)
         self._tls_name = tls_name
@@ -125,11 +132,8 @@ class Channel:
         refuse_plain_token(target, **self._options)
         credentials: grpc.ChannelCredentials | None = None
         if is_tls:
-            credentials = grpc.ssl_channel_credentials(
-                Path(ca).read_bytes() if ca else None,
-                Path(key).read_bytes() if key else None,
-                Path(cert).read_bytes() if cert else None,
-            )
+            read = (file_bytes(path, name) for name, path in (("ca", ca), ("key", key), ("cert", cert)))
+            credentials = grpc.ssl_channel_credentials(*read)
         self._line = _Line(split(target, tls=is_tls), credentials, tls_name)  # as `_closed`, one for all views
 
     @property
@@ -163,7 +167,10 @@ class Channel:
         Raises FailedPrecondition where no call can be made: after `close`, after a fork, and in another event loop.
         """
         self._refuse_unusable()
-        return [*self._metadata, (status.REQUEST_ID_KEY, request_id or f"{random.getrandbits(128):032x}")]
+        return [
+            *self._metadata,
+            (status.REQUEST_ID_KEY, check_request_id(request_id or f"{random.getrandbits(128):032x}")),
+        ]
 
     async def unary(
         self,
@@ -215,6 +222,8 @@ class Channel:
                 return await method(sent.messages(), timeout=left_s, metadata=metadata)
             except asyncio.CancelledError:
                 sent.reraise()
+                if not self._is_cancelled():
+                    raise _failed_write() from None
                 raise
 
         with traced(method, metadata):
@@ -276,6 +285,8 @@ class Channel:
             except asyncio.CancelledError:
                 if sent is not None:
                     sent.reraise()
+                    if not self._is_cancelled():
+                        raise self._translate(_failed_write(), method, metadata) from None
                 self._refuse_closed()
                 raise
             finally:
@@ -326,11 +337,7 @@ class Channel:
 
     def _refuse_unusable(self) -> None:
         self._refuse_closed()
-        if self._pid != os.getpid():
-            raise errors.FailedPrecondition(
-                f"the connection to {self.target} was opened in process {self._pid} before the fork; start worker "
-                "processes with the spawn method, or connect after the fork"
-            )
+        FIRST_CONNECTED.refuse_child()
         self._line.refuse_other_loop()
 
     def _refuse_closed(self) -> None:
@@ -338,6 +345,11 @@ class Channel:
         task = asyncio.current_task()
         if self._closed.is_set() and not (task is not None and task.cancelling()):
             raise errors.FailedPrecondition(f"the connection to {self.target} is closed; connect again") from None
+
+    def _is_cancelled(self) -> bool:
+        """Whether the task or the connection has ended a call. Else grpc.aio has, whose last write came too late."""
+        task = asyncio.current_task()
+        return self._closed.is_set() or (task is not None and task.cancelling() > 0)
 
     def _translate(
         self,
@@ -411,6 +423,7 @@ class _Line:
     @cached_property
     def channel(self) -> Any:
         """The gRPC channel; one for each server of a list."""
+        FIRST_CONNECTED.remember()
         channels = [self._opened(target) for target in self._targets]
         self._loop = getattr(channels[0], "_loop", None)  # grpc's choice where no loop runs
         return channels[0] if len(channels) == 1 else SpreadChannel(channels)
@@ -454,6 +467,10 @@ class _Sent:
         """Raises what the messages have raised, if anything."""
         if self._error is not None:
             raise self._error
+
+
+def _failed_write() -> AioRpcError:
+    return AioRpcError(grpc.StatusCode.INTERNAL, Metadata(), Metadata(), details=_FAILED_WRITE)
 
 
 def _policy(retry: Retry | bool) -> Retry:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 from aeenc import errors
@@ -11,16 +13,40 @@ from aeenc.transport.addresses import is_local, is_socket, split
 _VISIBLE = re.compile(r"[!-~]{1,8192}")
 
 
-def check_seconds(timeout_s: Any) -> float:
+class FirstConnected:
+    """The process that has connected first. Its children by fork have gRPC's locks and not its threads."""
+
+    def __init__(self) -> None:
+        self._pid = 0
+
+    def refuse_child(self) -> None:
+        """Raises FailedPrecondition in a process that was forked from one that had connected."""
+        if self._pid not in {0, os.getpid()}:
+            raise errors.FailedPrecondition(
+                f"process {self._pid} had connected before this one was forked from it, which gRPC does not outlive: "
+                "nothing of aeenc may be connected in the parent before a fork; start workers with the spawn method, "
+                "or connect in the child alone"
+            )
+
+    def remember(self) -> None:
+        """Notes that this process connects. Raises as `refuse_child`."""
+        self.refuse_child()
+        self._pid = os.getpid()
+
+
+FIRST_CONNECTED = FirstConnected()
+
+
+def check_seconds(timeout_s: Any, field: str = "timeout_s") -> float:
     """Returns a time limit; inf is none. Raises InvalidArgument for one that is not above 0, or no number."""
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
-        raise errors.InvalidArgument.field("timeout_s", f"must be seconds above 0, got {timeout_s!r}; inf is no limit")
+        raise errors.InvalidArgument.field(field, f"must be seconds above 0, got {timeout_s!r:.60}; inf is no limit")
     return timeout_s
 
 
-def bare_token(token: str) -> str:
+def bare_token(token: Any) -> str:
     """Returns a token without blanks around it. Raises ValueError for one that no header holds; it is not shown."""
-    if not _VISIBLE.fullmatch(bare := token.strip()):
+    if not isinstance(token, str) or not _VISIBLE.fullmatch(bare := token.strip()):
         raise ValueError(
             "is blank or has characters, blanks among them, that are not visible ASCII, or more than 8,192; read it "
             "from its file anew, or make another by `openssl rand -hex 16`"
@@ -28,9 +54,9 @@ def bare_token(token: str) -> str:
     return bare
 
 
-def credential(token: str | None) -> list[tuple[str, str]]:
+def credential(token: Any) -> list[tuple[str, str]]:
     """Returns the header. Raises InvalidArgument for a token that no header holds; it is not shown."""
-    if not token:
+    if token is None or token == "":
         return []
     try:
         return [("authorization", f"Bearer {bare_token(token)}")]
@@ -59,6 +85,24 @@ def check_tls(target: str, *, tls: bool, ca: object, cert: object, key: object) 
             "(AEENC_TLS), or give ca",
         )
     return bool(tls or ca)
+
+
+def file_bytes(path: Any, field: str) -> bytes | None:
+    """Reads a file of the connection; None without one. Raises InvalidArgument, naming the option, if that fails."""
+    if not path:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except (OSError, TypeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "no such name"
+        raise errors.InvalidArgument.field(field, f"{path!r:.60} cannot be read ({reason})") from None
+
+
+def check_request_id(request_id: Any) -> str:
+    """Returns an id for a header. Raises InvalidArgument for one that no header holds."""
+    if isinstance(request_id, str) and _VISIBLE.fullmatch(request_id):
+        return request_id
+    raise errors.InvalidArgument.field("request_id", f"is {request_id!r:.60}; give up to 8,192 visible ASCII letters")
 
 
 def refuse_plain_token(

@@ -10,7 +10,6 @@ callbacks called in the thread that waits, so that they may make blocking calls 
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import threading
 from collections import deque
@@ -21,6 +20,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, ParamSpec, Self, TypeVar, cast
 
 from aeenc.errors import FailedPrecondition
+from aeenc.transport.checks import FIRST_CONNECTED
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -38,19 +38,14 @@ class _Loop:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._pid = 0
 
     def get(self) -> asyncio.AbstractEventLoop:
-        if self._pid not in {0, os.getpid()}:  # before the lock, which the fork may have copied in another's hands
-            raise FailedPrecondition(
-                f"the AE-Enc client was used in process {self._pid} before the fork; start worker processes with "
-                "the spawn method, or connect after the fork"
-            )
+        FIRST_CONNECTED.refuse_child()  # before the lock, which the fork may have copied in another's hands
         if sys.is_finalizing():  # the thread has ended
             raise FailedPrecondition("the program is ending; close clients and iterators before its last line")
         with self._lock:
             if self._loop is None:
-                self._pid = os.getpid()  # before the rest: another thread may fork meanwhile, with the lock held
+                FIRST_CONNECTED.remember()  # before the rest: another thread may fork meanwhile, with the lock held
                 loop = asyncio.new_event_loop()
                 thread = threading.Thread(target=loop.run_forever, name="aeenc-sdk", daemon=True)
                 thread.start()

@@ -110,15 +110,15 @@ class Targets:
 def _seconds(value: Any) -> float:
     try:
         return check_seconds(float(value))
-    except (ValueError, InvalidArgument):
+    except (TypeError, ValueError, OverflowError, InvalidArgument):
         remedy = "see also AEENC_TIMEOUT_S"
-        raise InvalidArgument.field("timeout_s", f"must be seconds above 0, got {value!r}; {remedy}") from None
+        raise InvalidArgument.field("timeout_s", f"must be seconds above 0, got {value!r:.60}; {remedy}") from None
 
 
 def _is_on(name: str, value: Any) -> bool:
     switches = {"true": True, "1": True, "false": False, "0": False}
     if (is_on := switches.get(str(value).lower())) is None:
-        raise InvalidArgument.field(name, f"must be true or false, got {value!r}; see also AEENC_{name.upper()}")
+        raise InvalidArgument.field(name, f"must be true or false, got {value!r:.60}; see also AEENC_{name.upper()}")
     return is_on
 
 

@@ -31,16 +31,3 @@ def moment(message: Timestamp) -> datetime:
 def lasting(message: Duration) -> timedelta:
     """Returns a duration, to the microsecond."""
     return timedelta(seconds=message.seconds, microseconds=message.nanos // 1000)
-
-
-def duration(seconds: float) -> Duration:
-    """Returns the message of a length of time, cut to whole nanoseconds."""
-    message = Duration()
-    message.FromNanoseconds(int(seconds * 1e9))
-    return message
-
-
-def timestamp(at: datetime) -> Timestamp:
-    """Returns the message of a time, which needs a time zone."""
-    passed = at - EPOCH
-    return Timestamp(seconds=passed.days * 86_400 + passed.seconds, nanos=passed.microseconds * 1000)

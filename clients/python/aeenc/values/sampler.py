@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import cast
 
-from aeenc.v1 import sampler_pb2
+from aeenc.v1 import sampler_pb2, types_pb2
 from aeenc.values.oracle import Candidate, OracleTask, Verdict
 from aeenc.values.reading import EPOCH, Choice, lasting, moment
 from aeenc.values.types import ModelSelector, ServiceInfo
+from aeenc.values.writing import as_message, message
 
 
 class Collect(Choice):
@@ -241,7 +242,8 @@ class NegativeFilter:
 
     def to_message(self) -> sampler_pb2.NegativeFilter:
         """Converts to the message."""
-        return sampler_pb2.NegativeFilter(
+        return message(
+            sampler_pb2.NegativeFilter,
             min_rank=self.min_rank,
             max_rank=self.max_rank,
             absolute_margin=self.absolute_margin,
@@ -315,7 +317,8 @@ class RunConfig:
 
     def to_message(self) -> sampler_pb2.RunConfig:
         """Converts to the message."""
-        return sampler_pb2.RunConfig(
+        return message(
+            sampler_pb2.RunConfig,
             corpus=self.corpus,
             oracle=self.oracle,
             idempotency_key=self.idempotency_key,
@@ -323,12 +326,14 @@ class RunConfig:
             max_depth=self.max_depth,
             max_judgements=self.max_judgements,
             collect=cast("str", self.collect),
-            model=self.model.to_message() if self.model is not None else None,
+            model=as_message(self.model, types_pb2.ModelSelector, "model") if self.model is not None else None,
             split=self.split,
             conditioned=self.conditioned,
             max_negatives_per_query=self.max_negatives_per_query,
             max_nodes_per_tree=self.max_nodes_per_tree,
-            negative_filter=self.negative_filter.to_message() if self.negative_filter is not None else None,
+            negative_filter=as_message(self.negative_filter, sampler_pb2.NegativeFilter, "negative_filter")
+            if self.negative_filter is not None
+            else None,
             live=self.live,
         )
 

@@ -10,7 +10,8 @@ from datetime import datetime, timedelta
 from typing import cast
 
 from aeenc.v1 import types_pb2
-from aeenc.values.reading import EPOCH, Choice, lasting, moment, timestamp
+from aeenc.values.reading import EPOCH, Choice, lasting, moment
+from aeenc.values.writing import as_message, message, timestamp
 
 
 class PairSign(Choice):
@@ -153,7 +154,7 @@ class Premise:
 
     def to_message(self) -> types_pb2.Premise:
         """Converts to the message."""
-        return types_pb2.Premise(id=self.id, text=self.text, aliases=self.aliases, splits=self.splits)
+        return message(types_pb2.Premise, id=self.id, text=self.text, aliases=self.aliases, splits=self.splits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +211,8 @@ class Provenance:
 
     def to_message(self) -> types_pb2.Provenance:
         """Converts to the message."""
-        return types_pb2.Provenance(
+        return message(
+            types_pb2.Provenance,
             run_id=self.run_id,
             node_id=self.node_id,
             rank=self.rank,
@@ -266,13 +268,14 @@ class Pair:
 
     def to_message(self) -> types_pb2.Pair:
         """Converts to the message."""
-        return types_pb2.Pair(
+        return message(
+            types_pb2.Pair,
             seq=self.seq,
             query=self.query,
             premise_id=self.premise_id,
             premise=self.premise,
             sign=cast("str", self.sign),
-            provenance=self.provenance.to_message(),
+            provenance=as_message(self.provenance, types_pb2.Provenance, "provenance"),
             reason=self.reason,
         )
 
@@ -613,7 +616,7 @@ class ModelSelector:
 
     def to_message(self) -> types_pb2.ModelSelector:
         """Converts to the message."""
-        return types_pb2.ModelSelector(label=self.label, version=self.version)
+        return message(types_pb2.ModelSelector, label=self.label, version=self.version)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,129 @@
+"""Messages made of what callers give. What Python or protobuf would refuse is InvalidArgument, by the field's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, NoReturn, ParamSpec, TypeVar
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from aeenc.errors import InvalidArgument
+from aeenc.values.reading import EPOCH
+
+P = ParamSpec("P")
+MessageT = TypeVar("MessageT", bound=Message)
+
+_AT_HAND = (str, bytes, list, tuple, Mapping, Message)  # other iterables can be gone through once, perhaps
+_REFUSALS = (TypeError, ValueError, KeyError, AttributeError, OverflowError)  # of protobuf, for a caller's value
+_PARAMETERS = {"exclude_ids": "exclude", "any_split": "splits"}  # fields that the clients call something else
+_WHOLE = {
+    FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
+    FieldDescriptor.CPPTYPE_INT64: (-(2**63), 2**63 - 1),
+    FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
+    FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
+}
+_KINDS = {
+    FieldDescriptor.CPPTYPE_STRING: "text",
+    FieldDescriptor.CPPTYPE_BOOL: "True or False",
+    FieldDescriptor.CPPTYPE_FLOAT: "a number",
+    FieldDescriptor.CPPTYPE_DOUBLE: "a number",
+}
+
+
+def message(kind: Callable[P, MessageT], /, *args: P.args, **fields: P.kwargs) -> MessageT:
+    """Makes a message of a kind. Raises InvalidArgument, naming the field and the item, for a value it cannot hold."""
+    given = {name: value if isinstance(value, _AT_HAND) else _listed(value) for name, value in fields.items()}
+    make: Any = kind  # all fields of a message go by name
+    try:
+        made: MessageT = make(*args, **given)
+    except _REFUSALS as error:
+        _refuse(make, given, error)
+    return made
+
+
+def as_message(given: Any, kind: type[MessageT], field: str) -> MessageT:
+    """Returns the message of a value of ours, or a message itself. Raises InvalidArgument for anything else."""
+    if isinstance(given, kind):
+        return given
+    convert = getattr(given, "to_message", None) or getattr(given, "to_proto", None)
+    made = None if isinstance(given, type) or convert is None else convert()
+    if isinstance(made, kind):
+        return made
+    raise InvalidArgument.field(field, f"is {shown(given)}; give a {kind.DESCRIPTOR.name}")
+
+
+def as_messages(items: Any, kind: type[MessageT], field: str) -> list[MessageT]:
+    """Returns the messages of all items, as `as_message` does."""
+    if isinstance(items, str | type) or not isinstance(items, Iterable):
+        raise InvalidArgument.field(field, f"is {shown(items)}; give a list of {kind.DESCRIPTOR.name}")
+    return [as_message(one, kind, f"{field}[{number}]") for number, one in enumerate(items)]
+
+
+def duration(seconds: float, field: str) -> Duration:
+    """Returns the message of a length of time, 0 for a negative one, cut to whole nanoseconds."""
+    made = Duration()
+    try:
+        made.FromNanoseconds(int(max(seconds, 0.0) * 1e9))
+    except _REFUSALS:
+        raise InvalidArgument.field(field, f"is {shown(seconds)}; give seconds") from None
+    return made
+
+
+def timestamp(at: datetime, field: str = "judged_at") -> Timestamp:
+    """Returns the message of a time, which needs a time zone."""
+    try:
+        passed: timedelta = at - EPOCH
+    except TypeError:
+        raise InvalidArgument.field(field, f"is {shown(at)}; give a datetime with a time zone") from None
+    return Timestamp(seconds=passed.days * 86_400 + passed.seconds, nanos=passed.microseconds * 1000)
+
+
+def shown(value: object) -> str:
+    """Shows the begin of a value in an error, by ASCII letters alone: no stream fails to print it."""
+    text = ascii(value[:60] if isinstance(value, str | bytes) else value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _listed(value: Any) -> Any:
+    """Goes through an iterable here, so that what the caller's own code raises is not taken for protobuf's refusal."""
+    return list(value) if isinstance(value, Iterable) else value
+
+
+def _refuse(make: Any, given: Mapping[str, Any], error: Exception) -> NoReturn:
+    """Raises InvalidArgument about the first field that fails alone, and the first of its items."""
+    for name, value in given.items():
+        if not _fails(make, name, value):
+            continue
+        field = make.DESCRIPTOR.fields_by_name[name]
+        where = _PARAMETERS.get(name, name)
+        if field.is_repeated and isinstance(value, list | tuple):
+            for number, one in enumerate(value):
+                if _fails(make, name, [one]):
+                    raise InvalidArgument.field(f"{where}[{number}]", _wrong(field, one)) from None
+        plural = "; give a list" if field.is_repeated else ""
+        raise InvalidArgument.field(where, f"is {shown(value)}{plural}" if plural else _wrong(field, value)) from None
+    raise InvalidArgument(f"{make.DESCRIPTOR.name}: {shown(str(error))}") from None
+
+
+def _fails(make: Any, name: str, value: Any) -> bool:
+    try:
+        make(**{name: value})
+    except _REFUSALS:
+        return True
+    return False
+
+
+def _wrong(field: FieldDescriptor, value: Any) -> str:
+    if isinstance(value, str) and field.cpp_type == field.CPPTYPE_STRING:
+        return f"has half a character ({shown(value)}); give whole characters"
+    if field.cpp_type in _WHOLE:
+        least, most = _WHOLE[field.cpp_type]
+        return f"is {shown(value)}; give a whole number from {least:,} to {most:,}"
+    if field.enum_type is not None:
+        return f"is {shown(value)}; give one of {', '.join(one.name for one in field.enum_type.values[1:])}"
+    kind = field.message_type.name if field.message_type is not None else _KINDS.get(field.cpp_type, "another value")
+    return f"is {shown(value)}; give {kind}"
