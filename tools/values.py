@@ -24,7 +24,7 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 ROOT = Path(__file__).resolve().parents[1]
 PROTOS = ROOT / "protos" / "aeenc" / "v1"
 FOLDER = ROOT / "clients" / "python" / "aeenc" / "values"
-FILES = ("types", "oracle", "encoder", "index", "sampler", "trainer", "registry")
+FILES = ("types", "oracle", "encoder", "index", "sampler", "people", "trainer", "registry")
 
 # What the clients return: messages, and the names of the values where the messages' own are those of an RPC.
 RETURNED = {

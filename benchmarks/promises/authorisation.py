@@ -36,6 +36,7 @@ SERVED_BY = {
     "EncoderService": "encoder",
     "IndexService": "index",
     "IndexAdminService": "index",
+    "PeopleService": "sampler",
     "SamplerService": "sampler",
     "TrainerService": "trainer",
     "RegistryAdminService": "trainer",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aeenc.index import IndexClient
 from aeenc.registry import RegistryClient
 from aeenc.transport.channel import Channel
-from aeenc.v1 import sampler_pb2_grpc
+from aeenc.v1 import people_pb2_grpc, sampler_pb2_grpc
 from services.kit.limits import Limits
 from services.kit.server import GrpcServer, run
 from services.sampler.execution.following import Following
@@ -27,7 +27,7 @@ from services.sampler.records.keys import RunKeys, TaskKeys
 from services.sampler.records.node_store import NodeStore
 from services.sampler.records.pair_log import PairLog
 from services.sampler.records.run_store import RunStore
-from services.sampler.servicer import SamplerAdminServicer, SamplerServicer
+from services.sampler.servicer import PeopleServicer, SamplerAdminServicer, SamplerServicer
 from services.sampler.settings import SamplerSettings
 from services.store.durability import warn_unless_durable
 from services.store.redis import connect
@@ -90,8 +90,13 @@ def build(settings: SamplerSettings) -> GrpcServer:
     )
     server.add(
         sampler_pb2_grpc.add_SamplerServiceServicer_to_server,
-        SamplerServicer(sampling, queue, review, overview, server),
+        SamplerServicer(sampling, server),
         "aeenc.v1.SamplerService",
+    )
+    server.add(
+        people_pb2_grpc.add_PeopleServiceServicer_to_server,
+        PeopleServicer(queue, review, overview),
+        "aeenc.v1.PeopleService",
     )
     server.add(
         sampler_pb2_grpc.add_SamplerAdminServiceServicer_to_server,

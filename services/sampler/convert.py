@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from aeenc import errors
 from aeenc.oracle import Verdict
-from aeenc.v1 import oracle_pb2, sampler_pb2, types_pb2
+from aeenc.v1 import oracle_pb2, people_pb2, sampler_pb2, types_pb2
 from services.corpus.sameness import same_key
 from services.kit.convert import bounded, decode_enum, to_duration, to_timestamp
 from services.kit.limits import Limits, check_count
@@ -54,18 +54,18 @@ _SIGNS: dict[types_pb2.PairSign, PairSign | None] = {
     types_pb2.PAIR_SIGN_SKIPPED: "SKIPPED",
 }
 
-_STATES: dict[sampler_pb2.TaskState, TaskState | None] = {
-    sampler_pb2.TASK_STATE_WAITING: "WAITING",
-    sampler_pb2.TASK_STATE_DECIDED: "DECIDED",
-    sampler_pb2.TASK_STATE_CONFLICT: "CONFLICT",
-    sampler_pb2.TASK_STATE_SETTLED: "SETTLED",
-    sampler_pb2.TASK_STATE_WITHDRAWN: "WITHDRAWN",
+_STATES: dict[people_pb2.TaskState, TaskState | None] = {
+    people_pb2.TASK_STATE_WAITING: "WAITING",
+    people_pb2.TASK_STATE_DECIDED: "DECIDED",
+    people_pb2.TASK_STATE_CONFLICT: "CONFLICT",
+    people_pb2.TASK_STATE_SETTLED: "SETTLED",
+    people_pb2.TASK_STATE_WITHDRAWN: "WITHDRAWN",
 }
 
-_NODE_VERDICTS: dict[sampler_pb2.NodeVerdict, NodeVerdict] = {
-    sampler_pb2.NODE_VERDICT_COMPLETE: "COMPLETE",
-    sampler_pb2.NODE_VERDICT_PREMISE_MISSING: "PREMISE_MISSING",
-    sampler_pb2.NODE_VERDICT_NOT_EXPLAINABLE: "NOT_EXPLAINABLE",
+_NODE_VERDICTS: dict[people_pb2.NodeVerdict, NodeVerdict] = {
+    people_pb2.NODE_VERDICT_COMPLETE: "COMPLETE",
+    people_pb2.NODE_VERDICT_PREMISE_MISSING: "PREMISE_MISSING",
+    people_pb2.NODE_VERDICT_NOT_EXPLAINABLE: "NOT_EXPLAINABLE",
 }
 
 _SOURCES: dict[types_pb2.PremiseSource, PremiseSource] = {
@@ -263,7 +263,7 @@ def from_verdicts(messages: Iterable[oracle_pb2.Verdict]) -> SentVerdicts:
     ]
 
 
-def from_submission(request: sampler_pb2.SubmitVerdictsRequest) -> SentAnswer:
+def from_submission(request: people_pb2.SubmitVerdictsRequest) -> SentAnswer:
     """An answer as it was sent. Without `elapsed`, the time since the lease was granted counts."""
     return SentAnswer(
         verdicts=from_verdicts(request.verdicts),
@@ -279,7 +279,7 @@ def from_submission(request: sampler_pb2.SubmitVerdictsRequest) -> SentAnswer:
     )
 
 
-def from_amendment(request: sampler_pb2.AmendVerdictsRequest) -> SentAnswer:
+def from_amendment(request: people_pb2.AmendVerdictsRequest) -> SentAnswer:
     """What an amendment changes of an answer."""
     return SentAnswer(
         verdicts=from_verdicts(request.verdicts),
@@ -288,11 +288,11 @@ def from_amendment(request: sampler_pb2.AmendVerdictsRequest) -> SentAnswer:
     )
 
 
-def _conclusions(request: sampler_pb2.SubmitVerdictsRequest | sampler_pb2.AmendVerdictsRequest) -> tuple[str, ...]:
+def _conclusions(request: people_pb2.SubmitVerdictsRequest | people_pb2.AmendVerdictsRequest) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text.strip() for text in request.intermediates))
 
 
-def from_state(state: sampler_pb2.TaskState) -> TaskState | None:
+def from_state(state: people_pb2.TaskState) -> TaskState | None:
     """The state to list; None for all."""
     return decode_enum(_STATES, state, "state", None)
 
@@ -302,12 +302,12 @@ def to_time(at: float) -> datetime:
     return datetime.fromtimestamp(at, UTC)
 
 
-def to_lease(leased: LeasedTask) -> sampler_pb2.Lease:
+def to_lease(leased: LeasedTask) -> people_pb2.Lease:
     """A lease with what is to be judged."""
     task = leased.record.task.to_proto()
     for candidate in (*task.accepted, *task.candidates):
         candidate.same_key = same_key(candidate.text)
-    return sampler_pb2.Lease(
+    return people_pb2.Lease(
         lease_id=leased.lease.id,
         run_id=leased.record.run_id,
         task=task,
@@ -318,9 +318,9 @@ def to_lease(leased: LeasedTask) -> sampler_pb2.Lease:
     )
 
 
-def to_judged_task(record: TaskRecord, only: str = "") -> sampler_pb2.JudgedTask:
+def to_judged_task(record: TaskRecord, only: str = "") -> people_pb2.JudgedTask:
     """A task and what people have said of it, or what one of them has said."""
-    return sampler_pb2.JudgedTask(
+    return people_pb2.JudgedTask(
         task=record.task.to_proto(),
         state=f"TASK_STATE_{record.state}",
         answers=[_to_answer(answer) for answer in record.answers if not only or answer.annotator == only],
@@ -330,8 +330,8 @@ def to_judged_task(record: TaskRecord, only: str = "") -> sampler_pb2.JudgedTask
     )
 
 
-def _to_answer(answer: TaskAnswer) -> sampler_pb2.TaskAnswer:
-    return sampler_pb2.TaskAnswer(
+def _to_answer(answer: TaskAnswer) -> people_pb2.TaskAnswer:
+    return people_pb2.TaskAnswer(
         answer_id=answer.id,
         annotator=answer.annotator,
         verdicts=_verdicts(answer.verdicts, answer.grades, answer.remarks),
@@ -341,17 +341,17 @@ def _to_answer(answer: TaskAnswer) -> sampler_pb2.TaskAnswer:
         additions=[candidate.to_proto() for candidate in answer.added],
         written=answer.written,
         intermediates=answer.intermediates,
-        alternatives=[sampler_pb2.PremiseSet(premise_ids=one) for one in answer.alternatives],
+        alternatives=[people_pb2.PremiseSet(premise_ids=one) for one in answer.alternatives],
         inference=answer.inference,
         node_verdict=f"NODE_VERDICT_{answer.node_verdict or 'UNSPECIFIED'}",
     )
 
 
-def to_change(change: LoggedChange) -> sampler_pb2.TaskChange:
+def to_change(change: LoggedChange) -> people_pb2.TaskChange:
     """An entry of the verdict log."""
     entry, kind = change.entry, change.entry["op"]
     answer = answer_from(entry) if kind in ("ANSWER", "AMEND") else None
-    return sampler_pb2.TaskChange(
+    return people_pb2.TaskChange(
         seq=change.seq,
         kind=f"TASK_CHANGE_KIND_{kind}",
         task_id=change.task_id,
@@ -366,9 +366,9 @@ def to_change(change: LoggedChange) -> sampler_pb2.TaskChange:
     )
 
 
-def to_tree(tree: TreeNow) -> sampler_pb2.TreeState:
+def to_tree(tree: TreeNow) -> people_pb2.TreeState:
     """A tree."""
-    return sampler_pb2.TreeState(
+    return people_pb2.TreeState(
         run_id=tree.run_id,
         hypothesis_id=tree.hypothesis_id,
         nodes=[_to_node(tree, node) for node in tree.nodes],
@@ -378,9 +378,9 @@ def to_tree(tree: TreeNow) -> sampler_pb2.TreeState:
     )
 
 
-def _to_node(tree: TreeNow, now: NodeNow) -> sampler_pb2.TreeNode:
+def _to_node(tree: TreeNow, now: NodeNow) -> people_pb2.TreeNode:
     node = now.node
-    return sampler_pb2.TreeNode(
+    return people_pb2.TreeNode(
         node_id=f"{tree.index}-{node.ordinal}",
         parent_id=f"{tree.index}-{node.parent}" if node.ordinal != ROOT else "",
         premise_id=node.premise_id,
@@ -390,7 +390,7 @@ def _to_node(tree: TreeNow, now: NodeNow) -> sampler_pb2.TreeNode:
         state=f"TREE_NODE_STATE_{now.state}",
         task_id=now.task_id,
         accepted=[
-            sampler_pb2.TreePremise(premise_id=one.id, text=one.text, rank=one.rank, leaf=one.leaf, author=one.author)
+            people_pb2.TreePremise(premise_id=one.id, text=one.text, rank=one.rank, leaf=one.leaf, author=one.author)
             for one in now.accepted
         ],
         holders=now.holders,
@@ -403,36 +403,36 @@ def _to_node(tree: TreeNow, now: NodeNow) -> sampler_pb2.TreeNode:
     )
 
 
-def to_queue(queue: QueueNow) -> sampler_pb2.Queue:
+def to_queue(queue: QueueNow) -> people_pb2.Queue:
     """A queue with its counts."""
-    return sampler_pb2.Queue(
+    return people_pb2.Queue(
         name=queue.name,
         overlap=queue.settings.overlap,
         undo=to_duration(queue.settings.undo_s),
         guideline=queue.guideline,
         max_grade=queue.settings.max_grade,
         qualification=to_qualification(queue.qualification),
-        total=sampler_pb2.TaskCounts(**vars(queue.total)),
+        total=people_pb2.TaskCounts(**vars(queue.total)),
         runs=[
-            sampler_pb2.RunTasks(run_id=run_id, counts=sampler_pb2.TaskCounts(**vars(counts)))
+            people_pb2.RunTasks(run_id=run_id, counts=people_pb2.TaskCounts(**vars(counts)))
             for run_id, counts in queue.runs.items()
         ],
     )
 
 
-def to_qualification(found: Qualification | None) -> sampler_pb2.Qualification | None:
+def to_qualification(found: Qualification | None) -> people_pb2.Qualification | None:
     """A person's qualification, where there is one."""
     if found is None:
         return None
-    return sampler_pb2.Qualification(
+    return people_pb2.Qualification(
         items=found.items, answered=found.answered, state=f"QUALIFICATION_STATE_{found.state}"
     )
 
 
-def to_agreement(report: Report) -> sampler_pb2.GetAgreementResponse:
+def to_agreement(report: Report) -> people_pb2.GetAgreementResponse:
     """The figures, each annotator's, and those of control items."""
     found = report.agreement
-    return sampler_pb2.GetAgreementResponse(
+    return people_pb2.GetAgreementResponse(
         cohen_kappa=found.cohen_kappa,
         fleiss_kappa=found.fleiss_kappa,
         krippendorff_alpha=found.krippendorff_alpha,
@@ -441,7 +441,7 @@ def to_agreement(report: Report) -> sampler_pb2.GetAgreementResponse:
         positive_agreement=found.positive_agreement,
         edge_f1=found.edge_f1,
         reports=[
-            sampler_pb2.AnnotatorReport(
+            people_pb2.AnnotatorReport(
                 annotator=name,
                 answers=one.answers,
                 late=one.late,
@@ -453,21 +453,21 @@ def to_agreement(report: Report) -> sampler_pb2.GetAgreementResponse:
             for name, one in report.people.items()
         ],
         controls=[
-            sampler_pb2.ControlReport(
+            people_pb2.ControlReport(
                 query=one.query,
                 answers=one.answers,
                 verdicts=one.verdicts,
                 correct=one.correct,
-                mistakes=[sampler_pb2.ControlMistake(**vars(mistake)) for mistake in one.mistakes],
+                mistakes=[people_pb2.ControlMistake(**vars(mistake)) for mistake in one.mistakes],
             )
             for one in report.controls
         ],
     )
 
 
-def to_event(event: TaskEvent) -> sampler_pb2.WatchTasksResponse:
+def to_event(event: TaskEvent) -> people_pb2.WatchTasksResponse:
     """An event."""
-    return sampler_pb2.WatchTasksResponse(
+    return people_pb2.WatchTasksResponse(
         seq=event.seq,
         event=f"TASK_EVENT_{event.event}",
         task_id=event.task_id,

@@ -1,11 +1,11 @@
-"""SamplerService and SamplerAdminService over gRPC: convert and delegate."""
+"""SamplerService, PeopleService and SamplerAdminService over gRPC: convert and delegate."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from typing import Any
 
-from aeenc.v1 import sampler_pb2, sampler_pb2_grpc
+from aeenc.v1 import people_pb2, people_pb2_grpc, sampler_pb2, sampler_pb2_grpc
 from services.kit.convert import position_of, to_duration, to_timestamp
 from services.kit.credentials.gate import caller, person_name
 from services.kit.credentials.roles import Role
@@ -21,11 +21,8 @@ from services.sampler.people.review import Review
 class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
     """Converts, delegates, converts back."""
 
-    def __init__(
-        self, sampling: Sampling, queue: TaskQueue, review: Review, overview: Overview, server: GrpcServer
-    ) -> None:
-        self._sampling, self._queue, self._review, self._overview = sampling, queue, review, overview
-        self._server = server
+    def __init__(self, sampling: Sampling, server: GrpcServer) -> None:
+        self._sampling, self._server = sampling, server
 
     async def StartRun(
         self, request_iterator: AsyncIterator[sampler_pb2.StartRunRequest], context: Any
@@ -73,132 +70,6 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
         async for hypothesis_id, record in self._sampling.export_trees(request.run_id):
             yield sampler_pb2.ExportTreesResponse(hypothesis_id=hypothesis_id, record_json=record)
 
-    async def LeaseTask(self, request: sampler_pb2.LeaseTaskRequest, context: Any) -> sampler_pb2.LeaseTaskResponse:
-        wanted = Wanted(request.run_id, request.queue, request.hypothesis_id, request.task_id)
-        annotator = caller().person(request.annotator, "annotator")
-        leased = await self._queue.lease(wanted, annotator, request.max_tasks, request.request_id)
-        return sampler_pb2.LeaseTaskResponse(leases=[convert.to_lease(one) for one in leased])
-
-    async def RenewLease(self, request: sampler_pb2.RenewLeaseRequest, context: Any) -> sampler_pb2.RenewLeaseResponse:
-        expires_at, at = await self._queue.renew(request.lease_id, caller().person("", "lease_id"))
-        return sampler_pb2.RenewLeaseResponse(
-            expires_at=to_timestamp(convert.to_time(expires_at)), remaining=to_duration(max(expires_at - at, 0.0))
-        )
-
-    async def ReleaseTask(
-        self, request: sampler_pb2.ReleaseTaskRequest, context: Any
-    ) -> sampler_pb2.ReleaseTaskResponse:
-        await self._queue.release(request.lease_id, request.reason, caller().person("", "lease_id"))
-        return sampler_pb2.ReleaseTaskResponse()
-
-    async def SubmitVerdicts(
-        self, request: sampler_pb2.SubmitVerdictsRequest, context: Any
-    ) -> sampler_pb2.SubmitVerdictsResponse:
-        sent = convert.from_submission(request)
-        who = caller().person("", "lease_id")
-        answer_id, late = await self._queue.submit(request.lease_id, sent, request.client_seq, who)
-        return sampler_pb2.SubmitVerdictsResponse(answer_id=answer_id, late=late)
-
-    async def UndoVerdicts(
-        self, request: sampler_pb2.UndoVerdictsRequest, context: Any
-    ) -> sampler_pb2.UndoVerdictsResponse:
-        annotator = caller().person(request.annotator, "annotator")
-        undone = await self._review.undo(request.run_id, annotator, request.count, request.request_id)
-        return sampler_pb2.UndoVerdictsResponse(answer_ids=undone)
-
-    async def AmendVerdicts(
-        self, request: sampler_pb2.AmendVerdictsRequest, context: Any
-    ) -> sampler_pb2.AmendVerdictsResponse:
-        sent = convert.from_amendment(request)
-        annotator, others = caller().person(request.annotator, "annotator"), caller().role >= Role.ADJUDICATE
-        answer_id = await self._review.amend(request.answer_id, sent, annotator, request.request_id, others=others)
-        return sampler_pb2.AmendVerdictsResponse(answer_id=answer_id)
-
-    async def Adjudicate(self, request: sampler_pb2.AdjudicateRequest, context: Any) -> sampler_pb2.AdjudicateResponse:
-        verdicts = convert.from_verdicts(request.verdicts)
-        who = caller().person(request.adjudicator, "adjudicator")
-        answer_id = await self._review.adjudicate(request.run_id, request.task_id, verdicts, who, request.request_id)
-        return sampler_pb2.AdjudicateResponse(answer_id=answer_id)
-
-    async def CloseTask(self, request: sampler_pb2.CloseTaskRequest, context: Any) -> sampler_pb2.CloseTaskResponse:
-        who = caller().person(request.adjudicator, "adjudicator")
-        record = await self._review.close(request.run_id, request.task_id, who, request.reason, request.request_id)
-        return sampler_pb2.CloseTaskResponse(task=convert.to_judged_task(record))
-
-    async def SettleTask(self, request: sampler_pb2.SettleTaskRequest, context: Any) -> sampler_pb2.SettleTaskResponse:
-        annotator = caller().person(request.annotator, "annotator")
-        record = await self._review.hasten(request.run_id, request.task_id, annotator, request.request_id)
-        return sampler_pb2.SettleTaskResponse(task=convert.to_judged_task(record))
-
-    async def LowerOverlap(
-        self, request: sampler_pb2.LowerOverlapRequest, context: Any
-    ) -> sampler_pb2.LowerOverlapResponse:
-        who = caller().person(request.adjudicator, "adjudicator")
-        record = await self._review.lower(request.run_id, request.task_id, request.overlap, who, request.request_id)
-        return sampler_pb2.LowerOverlapResponse(task=convert.to_judged_task(record))
-
-    async def RetrieveAgain(
-        self, request: sampler_pb2.RetrieveAgainRequest, context: Any
-    ) -> sampler_pb2.RetrieveAgainResponse:
-        wanted = Wanted(request.run_id, hypothesis_id=request.hypothesis_id, task_id=request.task_id)
-        who = caller().person(request.annotator, "annotator")
-        run, tasks = await self._review.retrieve_again(wanted, request.lease_id, who, dry_run=request.dry_run)
-        return sampler_pb2.RetrieveAgainResponse(model_version=run.version, task_ids=tasks)
-
-    async def ListChanges(
-        self, request: sampler_pb2.ListChangesRequest, context: Any
-    ) -> sampler_pb2.ListChangesResponse:
-        after = position_of(request.page_token)
-        found, position = await self._review.changes(request.run_id, request.task_id, after, request.page_size)
-        return sampler_pb2.ListChangesResponse(
-            changes=[convert.to_change(change) for change in found], next_page_token=str(position or "")
-        )
-
-    async def GetTree(self, request: sampler_pb2.GetTreeRequest, context: Any) -> sampler_pb2.GetTreeResponse:
-        tree = await self._overview.tree(request.run_id, request.hypothesis_id)
-        return sampler_pb2.GetTreeResponse(tree=convert.to_tree(tree))
-
-    async def WatchTree(
-        self, request: sampler_pb2.WatchTreeRequest, context: Any
-    ) -> AsyncIterator[sampler_pb2.WatchTreeResponse]:
-        async for tree in self._overview.watch_tree(request.run_id, request.hypothesis_id):
-            yield sampler_pb2.WatchTreeResponse(tree=convert.to_tree(tree))
-
-    async def ListQueues(self, request: sampler_pb2.ListQueuesRequest, context: Any) -> sampler_pb2.ListQueuesResponse:
-        queues = await self._overview.queues(caller().person(request.annotator, "annotator"))
-        return sampler_pb2.ListQueuesResponse(queues=[convert.to_queue(queue) for queue in queues])
-
-    async def ListAnswers(
-        self, request: sampler_pb2.ListAnswersRequest, context: Any
-    ) -> sampler_pb2.ListAnswersResponse:
-        before, annotator = position_of(request.page_token), caller().person(request.annotator, "annotator")
-        found, position = await self._overview.answers(request.run_id, annotator, before, request.page_size)
-        return sampler_pb2.ListAnswersResponse(
-            tasks=[convert.to_judged_task(record, only=annotator) for record in found],
-            next_page_token=str(position or ""),
-        )
-
-    async def GetAgreement(
-        self, request: sampler_pb2.GetAgreementRequest, context: Any
-    ) -> sampler_pb2.GetAgreementResponse:
-        return convert.to_agreement(await self._review.agreement(request.run_id))
-
-    async def ListTasks(self, request: sampler_pb2.ListTasksRequest, context: Any) -> sampler_pb2.ListTasksResponse:
-        state, after = convert.from_state(request.state), position_of(request.page_token)
-        found, position = await self._review.tasks(request.run_id, state, after, request.page_size)
-        blind = caller().role < Role.ADJUDICATE
-        viewer = caller().person(request.annotator, "annotator") if blind else person_name(request.annotator)
-        return sampler_pb2.ListTasksResponse(
-            tasks=[convert.to_judged_task(record, only=record.hidden_from(viewer)) for record in found],
-            next_page_token=str(position or ""),
-        )
-
-    async def WatchTasks(
-        self, request: sampler_pb2.WatchTasksRequest, context: Any
-    ) -> AsyncIterator[sampler_pb2.WatchTasksResponse]:
-        async for event in self._review.watch(request.run_id, request.from_seq, from_now=request.from_now):
-            yield convert.to_event(event)
-
     async def GetInfo(
         self, request: sampler_pb2.SamplerServiceGetInfoRequest, context: Any
     ) -> sampler_pb2.SamplerServiceGetInfoResponse:
@@ -211,6 +82,133 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
                 for run_id, reason in self._sampling.waiting_runs.items()
             ],
         )
+
+
+class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
+    """Converts, delegates, converts back."""
+
+    def __init__(self, queue: TaskQueue, review: Review, overview: Overview) -> None:
+        self._queue, self._review, self._overview = queue, review, overview
+
+    async def LeaseTask(self, request: people_pb2.LeaseTaskRequest, context: Any) -> people_pb2.LeaseTaskResponse:
+        wanted = Wanted(request.run_id, request.queue, request.hypothesis_id, request.task_id)
+        annotator = caller().person(request.annotator, "annotator")
+        leased = await self._queue.lease(wanted, annotator, request.max_tasks, request.request_id)
+        return people_pb2.LeaseTaskResponse(leases=[convert.to_lease(one) for one in leased])
+
+    async def RenewLease(self, request: people_pb2.RenewLeaseRequest, context: Any) -> people_pb2.RenewLeaseResponse:
+        expires_at, at = await self._queue.renew(request.lease_id, caller().person("", "lease_id"))
+        return people_pb2.RenewLeaseResponse(
+            expires_at=to_timestamp(convert.to_time(expires_at)), remaining=to_duration(max(expires_at - at, 0.0))
+        )
+
+    async def ReleaseTask(self, request: people_pb2.ReleaseTaskRequest, context: Any) -> people_pb2.ReleaseTaskResponse:
+        await self._queue.release(request.lease_id, request.reason, caller().person("", "lease_id"))
+        return people_pb2.ReleaseTaskResponse()
+
+    async def SubmitVerdicts(
+        self, request: people_pb2.SubmitVerdictsRequest, context: Any
+    ) -> people_pb2.SubmitVerdictsResponse:
+        sent = convert.from_submission(request)
+        who = caller().person("", "lease_id")
+        answer_id, late = await self._queue.submit(request.lease_id, sent, request.client_seq, who)
+        return people_pb2.SubmitVerdictsResponse(answer_id=answer_id, late=late)
+
+    async def UndoVerdicts(
+        self, request: people_pb2.UndoVerdictsRequest, context: Any
+    ) -> people_pb2.UndoVerdictsResponse:
+        annotator = caller().person(request.annotator, "annotator")
+        undone = await self._review.undo(request.run_id, annotator, request.count, request.request_id)
+        return people_pb2.UndoVerdictsResponse(answer_ids=undone)
+
+    async def AmendVerdicts(
+        self, request: people_pb2.AmendVerdictsRequest, context: Any
+    ) -> people_pb2.AmendVerdictsResponse:
+        sent = convert.from_amendment(request)
+        annotator, others = caller().person(request.annotator, "annotator"), caller().role >= Role.ADJUDICATE
+        answer_id = await self._review.amend(request.answer_id, sent, annotator, request.request_id, others=others)
+        return people_pb2.AmendVerdictsResponse(answer_id=answer_id)
+
+    async def Adjudicate(self, request: people_pb2.AdjudicateRequest, context: Any) -> people_pb2.AdjudicateResponse:
+        verdicts = convert.from_verdicts(request.verdicts)
+        who = caller().person(request.adjudicator, "adjudicator")
+        answer_id = await self._review.adjudicate(request.run_id, request.task_id, verdicts, who, request.request_id)
+        return people_pb2.AdjudicateResponse(answer_id=answer_id)
+
+    async def CloseTask(self, request: people_pb2.CloseTaskRequest, context: Any) -> people_pb2.CloseTaskResponse:
+        who = caller().person(request.adjudicator, "adjudicator")
+        record = await self._review.close(request.run_id, request.task_id, who, request.reason, request.request_id)
+        return people_pb2.CloseTaskResponse(task=convert.to_judged_task(record))
+
+    async def SettleTask(self, request: people_pb2.SettleTaskRequest, context: Any) -> people_pb2.SettleTaskResponse:
+        annotator = caller().person(request.annotator, "annotator")
+        record = await self._review.hasten(request.run_id, request.task_id, annotator, request.request_id)
+        return people_pb2.SettleTaskResponse(task=convert.to_judged_task(record))
+
+    async def LowerOverlap(
+        self, request: people_pb2.LowerOverlapRequest, context: Any
+    ) -> people_pb2.LowerOverlapResponse:
+        who = caller().person(request.adjudicator, "adjudicator")
+        record = await self._review.lower(request.run_id, request.task_id, request.overlap, who, request.request_id)
+        return people_pb2.LowerOverlapResponse(task=convert.to_judged_task(record))
+
+    async def RetrieveAgain(
+        self, request: people_pb2.RetrieveAgainRequest, context: Any
+    ) -> people_pb2.RetrieveAgainResponse:
+        wanted = Wanted(request.run_id, hypothesis_id=request.hypothesis_id, task_id=request.task_id)
+        who = caller().person(request.annotator, "annotator")
+        run, tasks = await self._review.retrieve_again(wanted, request.lease_id, who, dry_run=request.dry_run)
+        return people_pb2.RetrieveAgainResponse(model_version=run.version, task_ids=tasks)
+
+    async def ListChanges(self, request: people_pb2.ListChangesRequest, context: Any) -> people_pb2.ListChangesResponse:
+        after = position_of(request.page_token)
+        found, position = await self._review.changes(request.run_id, request.task_id, after, request.page_size)
+        return people_pb2.ListChangesResponse(
+            changes=[convert.to_change(change) for change in found], next_page_token=str(position or "")
+        )
+
+    async def GetTree(self, request: people_pb2.GetTreeRequest, context: Any) -> people_pb2.GetTreeResponse:
+        tree = await self._overview.tree(request.run_id, request.hypothesis_id)
+        return people_pb2.GetTreeResponse(tree=convert.to_tree(tree))
+
+    async def WatchTree(
+        self, request: people_pb2.WatchTreeRequest, context: Any
+    ) -> AsyncIterator[people_pb2.WatchTreeResponse]:
+        async for tree in self._overview.watch_tree(request.run_id, request.hypothesis_id):
+            yield people_pb2.WatchTreeResponse(tree=convert.to_tree(tree))
+
+    async def ListQueues(self, request: people_pb2.ListQueuesRequest, context: Any) -> people_pb2.ListQueuesResponse:
+        queues = await self._overview.queues(caller().person(request.annotator, "annotator"))
+        return people_pb2.ListQueuesResponse(queues=[convert.to_queue(queue) for queue in queues])
+
+    async def ListAnswers(self, request: people_pb2.ListAnswersRequest, context: Any) -> people_pb2.ListAnswersResponse:
+        before, annotator = position_of(request.page_token), caller().person(request.annotator, "annotator")
+        found, position = await self._overview.answers(request.run_id, annotator, before, request.page_size)
+        return people_pb2.ListAnswersResponse(
+            tasks=[convert.to_judged_task(record, only=annotator) for record in found],
+            next_page_token=str(position or ""),
+        )
+
+    async def GetAgreement(
+        self, request: people_pb2.GetAgreementRequest, context: Any
+    ) -> people_pb2.GetAgreementResponse:
+        return convert.to_agreement(await self._review.agreement(request.run_id))
+
+    async def ListTasks(self, request: people_pb2.ListTasksRequest, context: Any) -> people_pb2.ListTasksResponse:
+        state, after = convert.from_state(request.state), position_of(request.page_token)
+        found, position = await self._review.tasks(request.run_id, state, after, request.page_size)
+        blind = caller().role < Role.ADJUDICATE
+        viewer = caller().person(request.annotator, "annotator") if blind else person_name(request.annotator)
+        return people_pb2.ListTasksResponse(
+            tasks=[convert.to_judged_task(record, only=record.hidden_from(viewer)) for record in found],
+            next_page_token=str(position or ""),
+        )
+
+    async def WatchTasks(
+        self, request: people_pb2.WatchTasksRequest, context: Any
+    ) -> AsyncIterator[people_pb2.WatchTasksResponse]:
+        async for event in self._review.watch(request.run_id, request.from_seq, from_now=request.from_now):
+            yield convert.to_event(event)
 
 
 class SamplerAdminServicer(sampler_pb2_grpc.SamplerAdminServiceServicer):

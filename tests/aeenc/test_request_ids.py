@@ -10,12 +10,12 @@ import pytest
 from google.protobuf import message_factory
 
 from aeenc import Channel, IndexClient, PeopleClient, RegistryClient, SamplerClient, TrainerClient
-from aeenc.v1 import index_pb2, registry_pb2, sampler_pb2, trainer_pb2, types_pb2
+from aeenc.v1 import index_pb2, people_pb2, registry_pb2, sampler_pb2, trainer_pb2, types_pb2
 from support.worlds.sampler_world import serving
 
 SERVICES = [
     service
-    for module in (index_pb2, sampler_pb2, trainer_pb2, registry_pb2)
+    for module in (index_pb2, people_pb2, sampler_pb2, trainer_pb2, registry_pb2)
     for service in module.DESCRIPTOR.services_by_name.values()
 ]
 # RPC -> what calls it without naming a request
@@ -31,7 +31,7 @@ CALLS: dict[str, Callable[[Channel], Awaitable[object]]] = {
     "CollectGarbage": lambda channel: SamplerClient(channel).collect_garbage(),
     "ImportPairs": lambda channel: SamplerClient(channel).import_pairs("science", [types_pb2.Pair(query="q")]),
     "LeaseTask": lambda channel: PeopleClient(channel).lease("ann"),
-    "SubmitVerdicts": lambda channel: PeopleClient(channel).submit(sampler_pb2.Lease(lease_id="l"), ["p1"]),
+    "SubmitVerdicts": lambda channel: PeopleClient(channel).submit(people_pb2.Lease(lease_id="l"), ["p1"]),
     "UndoVerdicts": lambda channel: PeopleClient(channel).undo("ann", "r"),
     "AmendVerdicts": lambda channel: PeopleClient(channel).amend("a", ["p1"], "ann"),
     "Adjudicate": lambda channel: PeopleClient(channel).adjudicate("r", "t", ["p1"], "ann"),

@@ -21,7 +21,7 @@ from rich.console import Console, RenderableType
 import aeenc as sdk
 from aeenc.cli.terminal import END, ESCAPE, HELP, JudgingSession, Keys
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN
-from aeenc.v1 import sampler_pb2
+from aeenc.v1 import people_pb2, sampler_pb2
 from services.kit.credentials.credential_file import Credential, HashedToken, hash_of, render
 from services.sampler.__main__ import build
 from support.command import running
@@ -243,7 +243,7 @@ async def test_what_can_no_longer_be_undone_is_said(world: SamplerWorld):
         assert "Nothing to undo" in "".join(screens)
 
         async def gone() -> bool:
-            return bool([t async for t in people.list_tasks(run_id, state=sampler_pb2.TASK_STATE_SETTLED)])
+            return bool([t async for t in people.list_tasks(run_id, state=people_pb2.TASK_STATE_SETTLED)])
 
         await eventually(gone)
 

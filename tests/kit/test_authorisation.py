@@ -35,10 +35,11 @@ from support.certificates import certify, needs_openssl
 NEEDS_TOKEN = {
     "aeenc.v1.EncoderService": "Encode EncodeStream GetInfo Score",
     "aeenc.v1.IndexService": "GetInfo GetPremises ListCorpora ListPremises Retrieve Search",
-    "aeenc.v1.SamplerService": "Adjudicate AmendVerdicts CancelRun CloseTask ExportTrees GetAgreement GetInfo GetRun "
-    "GetTree ImportPairs LeaseTask ListAnswers ListChanges ListPairs ListQueues ListRuns ListTasks LowerOverlap "
-    "ReleaseTask RenewLease ResumeRun RetrieveAgain SettleTask StartRun SubmitVerdicts UndoVerdicts WatchRun "
-    "WatchTasks WatchTree",
+    "aeenc.v1.PeopleService": "Adjudicate AmendVerdicts CloseTask GetAgreement GetTree LeaseTask ListAnswers "
+    "ListChanges ListQueues ListTasks LowerOverlap ReleaseTask RenewLease RetrieveAgain SettleTask SubmitVerdicts "
+    "UndoVerdicts WatchTasks WatchTree",
+    "aeenc.v1.SamplerService": "CancelRun ExportTrees GetInfo GetRun ImportPairs ListPairs ListRuns ResumeRun StartRun "
+    "WatchRun",
     "aeenc.v1.TrainerService": "CancelJob Evaluate GetCheckpoint GetInfo GetJob ListCheckpoints ListJobs ResumeJob "
     "StartJob WatchJob",
 }
@@ -54,10 +55,10 @@ NEEDS_THE_ORACLES_TOKEN = {"aeenc.v1.OracleService": "Judge"}
 # The same for named credentials: what a role needs beyond `read`. All other RPCs above need `read`.
 NEEDS_ROLE = {
     "annotate": {
-        "aeenc.v1.SamplerService": "AmendVerdicts LeaseTask ListAnswers ReleaseTask RenewLease RetrieveAgain "
+        "aeenc.v1.PeopleService": "AmendVerdicts LeaseTask ListAnswers ReleaseTask RenewLease RetrieveAgain "
         "SettleTask SubmitVerdicts UndoVerdicts"
     },
-    "adjudicate": {"aeenc.v1.SamplerService": "Adjudicate CloseTask ListChanges LowerOverlap"},
+    "adjudicate": {"aeenc.v1.PeopleService": "Adjudicate CloseTask ListChanges LowerOverlap"},
     "admin": {
         "aeenc.v1.SamplerService": "CancelRun ImportPairs ResumeRun StartRun",
         "aeenc.v1.TrainerService": "CancelJob ResumeJob StartJob",

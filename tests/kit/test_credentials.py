@@ -34,7 +34,7 @@ from services.sampler.settings import OracleSettings, SamplerSettings
 from services.store.redis import connect
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-SEARCH, LEASE = "/aeenc.v1.IndexService/Search", "/aeenc.v1.SamplerService/LeaseTask"
+SEARCH, LEASE = "/aeenc.v1.IndexService/Search", "/aeenc.v1.PeopleService/LeaseTask"
 
 
 class Clock:

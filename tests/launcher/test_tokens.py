@@ -17,7 +17,7 @@ from aeenc.cli.main import app
 from services.kit.credentials.credential_file import load
 from services.kit.credentials.gate import Gate
 
-SEARCH, LEASE = "/aeenc.v1.IndexService/Search", "/aeenc.v1.SamplerService/LeaseTask"
+SEARCH, LEASE = "/aeenc.v1.IndexService/Search", "/aeenc.v1.PeopleService/LeaseTask"
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aeenc import values
-from aeenc.v1 import oracle_pb2, sampler_pb2
+from aeenc.v1 import oracle_pb2, people_pb2
 from benchmarks.promises.mutations.mutation import Subject, agreed, fresh
 from benchmarks.promises.mutations.sampler import K, RunMutation
 from services.sampler.people.task_store import TaskStore
@@ -63,10 +63,10 @@ class PeopleMutation(RunMutation):
                 await self.took(lease, task)
         return [task for task, of in self.run_ids.items() if of == run_id]
 
-    async def took(self, lease: sampler_pb2.Lease, task: str) -> None:
+    async def took(self, lease: people_pb2.Lease, task: str) -> None:
         """What a person does with a lease at once: nothing."""
 
-    async def answer(self, lease: sampler_pb2.Lease, premise_ids: Sequence[str]) -> None:
+    async def answer(self, lease: people_pb2.Lease, premise_ids: Sequence[str]) -> None:
         """Answers a task."""
         done = await self.world.client.people.submit(lease, list(premise_ids))
         self.answers[lease.task.task_id] = done.answer_id
@@ -97,7 +97,7 @@ class PeopleMutation(RunMutation):
 class LeaseTask(PeopleMutation):
     """LeaseTask, each by a person of their own. A subject's name is the person."""
 
-    rpc = "SamplerService.LeaseTask"
+    rpc = "PeopleService.LeaseTask"
     ignored = ("leases.remaining",)
 
     async def prepare(self, count: int) -> list[Subject]:
@@ -110,8 +110,8 @@ class LeaseTask(PeopleMutation):
     def _maker(run_id: str, name: str) -> Any:
         request_id = fresh("r")
 
-        def request(max_tasks: int) -> sampler_pb2.LeaseTaskRequest:
-            return sampler_pb2.LeaseTaskRequest(
+        def request(max_tasks: int) -> people_pb2.LeaseTaskRequest:
+            return people_pb2.LeaseTaskRequest(
                 run_id=run_id, annotator=name, max_tasks=max_tasks, request_id=request_id
             )
 
@@ -140,7 +140,7 @@ class LeaseTask(PeopleMutation):
 class RenewLease(PeopleMutation):
     """RenewLease. It has no request id: a lease that is renewed again only lasts longer."""
 
-    rpc = "SamplerService.RenewLease"
+    rpc = "PeopleService.RenewLease"
     refusal = ""
     ignored = ("expires_at", "remaining")
 
@@ -148,7 +148,7 @@ class RenewLease(PeopleMutation):
         return [Subject(task, self._maker(task), {"first"}) for task in await self.lease(count)]
 
     def _maker(self, task: str) -> Any:
-        return lambda: (sampler_pb2.RenewLeaseRequest(lease_id=self.leases[task].lease_id), None, "renewed")
+        return lambda: (people_pb2.RenewLeaseRequest(lease_id=self.leases[task].lease_id), None, "renewed")
 
     async def states(self, subjects: Sequence[Subject]) -> list[str]:
         ends = {task: lease.expires_at.timestamp() for task, lease in self.leases.items()}
@@ -162,14 +162,14 @@ class RenewLease(PeopleMutation):
 class ReleaseTask(PeopleMutation):
     """ReleaseTask. It has no request id: to give back again changes nothing."""
 
-    rpc = "SamplerService.ReleaseTask"
+    rpc = "PeopleService.ReleaseTask"
     refusal = ""
 
     async def prepare(self, count: int) -> list[Subject]:
         return [Subject(task, self._maker(task), {"held"}) for task in await self.lease(count)]
 
     def _maker(self, task: str) -> Any:
-        return lambda: (sampler_pb2.ReleaseTaskRequest(lease_id=self.leases[task].lease_id), None, "released")
+        return lambda: (people_pb2.ReleaseTaskRequest(lease_id=self.leases[task].lease_id), None, "released")
 
     async def states(self, subjects: Sequence[Subject]) -> list[str]:
         records, logged = await self.records(subjects), await self.logged(subjects, "RELEASE")
@@ -182,16 +182,16 @@ class ReleaseTask(PeopleMutation):
 class SubmitVerdicts(PeopleMutation):
     """SubmitVerdicts. Another answer under the same lease is refused as such."""
 
-    rpc = "SamplerService.SubmitVerdicts"
+    rpc = "PeopleService.SubmitVerdicts"
     refusal = "FAILED_PRECONDITION"
 
     async def prepare(self, count: int) -> list[Subject]:
         return [Subject(task, self._maker(task), {"open"}) for task in await self.lease(count)]
 
     def _maker(self, task: str) -> Any:
-        def request(premise_id: str, seq: int) -> sampler_pb2.SubmitVerdictsRequest:
+        def request(premise_id: str, seq: int) -> people_pb2.SubmitVerdictsRequest:
             lease_id = self.leases[task].lease_id
-            return sampler_pb2.SubmitVerdictsRequest(
+            return people_pb2.SubmitVerdictsRequest(
                 lease_id=lease_id, verdicts=[verdict(premise_id)], seen_upto=K, client_seq=seq
             )
 
@@ -209,9 +209,9 @@ class SubmitVerdicts(PeopleMutation):
 class UndoVerdicts(PeopleMutation):
     """UndoVerdicts of each person's one answer."""
 
-    rpc = "SamplerService.UndoVerdicts"
+    rpc = "PeopleService.UndoVerdicts"
 
-    async def took(self, lease: sampler_pb2.Lease, task: str) -> None:
+    async def took(self, lease: people_pb2.Lease, task: str) -> None:
         await self.answer(lease, [self.first(task)])
 
     async def prepare(self, count: int) -> list[Subject]:
@@ -220,8 +220,8 @@ class UndoVerdicts(PeopleMutation):
     def _maker(self, task: str) -> Any:
         request_id = fresh("r")
 
-        def request(count: int) -> sampler_pb2.UndoVerdictsRequest:
-            return sampler_pb2.UndoVerdictsRequest(
+        def request(count: int) -> people_pb2.UndoVerdictsRequest:
+            return people_pb2.UndoVerdictsRequest(
                 annotator=self.names[task], run_id=self.run_ids[task], count=count, request_id=request_id
             )
 
@@ -238,13 +238,13 @@ class UndoVerdicts(PeopleMutation):
 class AmendVerdicts(UndoVerdicts):
     """AmendVerdicts of each person's one answer."""
 
-    rpc = "SamplerService.AmendVerdicts"
+    rpc = "PeopleService.AmendVerdicts"
 
     def _maker(self, task: str) -> Any:
         request_id = fresh("r")
 
-        def request(premise_id: str) -> sampler_pb2.AmendVerdictsRequest:
-            return sampler_pb2.AmendVerdictsRequest(
+        def request(premise_id: str) -> people_pb2.AmendVerdictsRequest:
+            return people_pb2.AmendVerdictsRequest(
                 answer_id=self.answers[task], verdicts=[verdict(premise_id)], annotator="lead", request_id=request_id
             )
 
@@ -261,14 +261,14 @@ class AmendVerdicts(UndoVerdicts):
 class Adjudicate(PeopleMutation):
     """Adjudicate, of tasks about which two people differ."""
 
-    rpc = "SamplerService.Adjudicate"
+    rpc = "PeopleService.Adjudicate"
     queue = "judges"
 
     def __init__(self, world: Any) -> None:
         super().__init__(world)
         self._seen: Counter[str] = Counter()
 
-    async def took(self, lease: sampler_pb2.Lease, task: str) -> None:
+    async def took(self, lease: people_pb2.Lease, task: str) -> None:
         self._seen[task] += 1
         ids = [candidate.premise_id for candidate in lease.task.candidates]
         await self.answer(lease, ids[:1] if self._seen[task] == 1 else [])
@@ -279,9 +279,9 @@ class Adjudicate(PeopleMutation):
     def _maker(self, task: str) -> Any:
         request_id = fresh("r")
 
-        def request(judgement: oracle_pb2.Judgement) -> sampler_pb2.AdjudicateRequest:
+        def request(judgement: oracle_pb2.Judgement) -> people_pb2.AdjudicateRequest:
             verdicts = [verdict(self.first(task), judgement)]
-            return sampler_pb2.AdjudicateRequest(
+            return people_pb2.AdjudicateRequest(
                 task_id=task, run_id=self.run_ids[task], verdicts=verdicts, adjudicator="lead", request_id=request_id
             )
 
@@ -298,7 +298,7 @@ class Adjudicate(PeopleMutation):
 class CloseTask(PeopleMutation):
     """CloseTask, of tasks that somebody holds."""
 
-    rpc = "SamplerService.CloseTask"
+    rpc = "PeopleService.CloseTask"
 
     async def prepare(self, count: int) -> list[Subject]:
         return [Subject(task, self._maker(task), {"open"}) for task in await self.lease(count)]
@@ -306,8 +306,8 @@ class CloseTask(PeopleMutation):
     def _maker(self, task: str) -> Any:
         request_id = fresh("r")
 
-        def request(adjudicator: str) -> sampler_pb2.CloseTaskRequest:
-            return sampler_pb2.CloseTaskRequest(
+        def request(adjudicator: str) -> people_pb2.CloseTaskRequest:
+            return people_pb2.CloseTaskRequest(
                 task_id=task, run_id=self.run_ids[task], adjudicator=adjudicator, request_id=request_id
             )
 
@@ -324,14 +324,14 @@ class CloseTask(PeopleMutation):
 class SettleTask(UndoVerdicts):
     """SettleTask, of each person's one answer."""
 
-    rpc = "SamplerService.SettleTask"
+    rpc = "PeopleService.SettleTask"
     ignored = ("task.state",)
 
     def _maker(self, task: str) -> Any:
         request_id = fresh("r")
 
-        def request(annotator: str) -> sampler_pb2.SettleTaskRequest:
-            return sampler_pb2.SettleTaskRequest(
+        def request(annotator: str) -> people_pb2.SettleTaskRequest:
+            return people_pb2.SettleTaskRequest(
                 task_id=task, run_id=self.run_ids[task], annotator=annotator, request_id=request_id
             )
 
@@ -348,7 +348,7 @@ class SettleTask(UndoVerdicts):
 class LowerOverlap(PeopleMutation):
     """LowerOverlap, of tasks that two people were to judge and somebody holds."""
 
-    rpc = "SamplerService.LowerOverlap"
+    rpc = "PeopleService.LowerOverlap"
     queue = "judges"
 
     async def prepare(self, count: int) -> list[Subject]:
@@ -357,8 +357,8 @@ class LowerOverlap(PeopleMutation):
     def _maker(self, task: str) -> Any:
         request_id = fresh("r")
 
-        def request(adjudicator: str) -> sampler_pb2.LowerOverlapRequest:
-            return sampler_pb2.LowerOverlapRequest(
+        def request(adjudicator: str) -> people_pb2.LowerOverlapRequest:
+            return people_pb2.LowerOverlapRequest(
                 task_id=task, run_id=self.run_ids[task], overlap=1, adjudicator=adjudicator, request_id=request_id
             )
 
@@ -375,7 +375,7 @@ class LowerOverlap(PeopleMutation):
 class RetrieveAgain(PeopleMutation):
     """RetrieveAgain, of tasks of a version that the label no longer names. It has no request id: again is in vain."""
 
-    rpc = "SamplerService.RetrieveAgain"
+    rpc = "PeopleService.RetrieveAgain"
     refusal = ""
     ignored = ("task_ids",)
 
@@ -394,7 +394,7 @@ class RetrieveAgain(PeopleMutation):
         return [Subject(task, self._maker(task), {"held"}) for task in tasks]
 
     def _maker(self, task: str) -> Any:
-        request = sampler_pb2.RetrieveAgainRequest(
+        request = people_pb2.RetrieveAgainRequest(
             run_id=self.run_ids[task],
             task_id=task,
             lease_id=self.leases[task].lease_id,

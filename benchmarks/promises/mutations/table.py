@@ -17,8 +17,8 @@ READS = {
     "EncoderService": "Encode EncodeStream GetInfo Score",
     "IndexService": "GetInfo GetPremises ListCorpora ListPremises Retrieve Search",
     "IndexAdminService": "ListGenerations VerifyGeneration",
-    "SamplerService": "ExportTrees GetAgreement GetInfo GetRun GetTree ListAnswers ListChanges ListPairs ListQueues "
-    "ListRuns ListTasks WatchRun WatchTasks WatchTree",
+    "PeopleService": "GetAgreement GetTree ListAnswers ListChanges ListQueues ListTasks WatchTasks WatchTree",
+    "SamplerService": "ExportTrees GetInfo GetRun ListPairs ListRuns WatchRun",
     "TrainerService": "Evaluate GetCheckpoint GetInfo GetJob ListCheckpoints ListJobs WatchJob",
     "RegistryAdminService": "ListLabels ListRollouts",
     "OracleService": "Judge",  # its state, if it has any, is the user's

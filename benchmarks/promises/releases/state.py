@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from aeenc import AsyncClient, errors
-from aeenc.v1 import sampler_pb2, trainer_pb2, types_pb2
+from aeenc.v1 import people_pb2, sampler_pb2, trainer_pb2, types_pb2
 from benchmarks.promises.fleet import CORPUS, PREMISES, Fleet, job_fields
 from support.waiting import eventually
 from support.worlds.index_world import PREMISES as HALF_PREMISES
@@ -41,7 +41,7 @@ class State:
     half_job: str = ""
     half_epochs: int = 0
     durable: int = 0
-    lease: sampler_pb2.Lease = field(default_factory=sampler_pb2.Lease)
+    lease: people_pb2.Lease = field(default_factory=people_pb2.Lease)
 
 
 def _pairs() -> list[types_pb2.Pair]:

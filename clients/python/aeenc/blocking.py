@@ -641,7 +641,7 @@ class BlockingSamplerClient:
 
 
 class BlockingPeopleClient:
-    """Calls the part of SamplerService that people use. Raises the classes of `aeenc.errors`.
+    """Calls PeopleService, on the sampler's server. Raises the classes of `aeenc.errors`.
 
     Verdicts are the ids of premises that explain, or a mapping from id to a judgement or Verdict. Every call is safe to
     retry, and the channel retries it.

@@ -17,7 +17,7 @@ from aeenc.calls.inputs import enum_value, listed, refuse_single_texts
 from aeenc.errors import InvalidArgument
 from aeenc.oracle import EXPLAINS, Verdict
 from aeenc.transport.channel import Channel
-from aeenc.v1 import oracle_pb2, sampler_pb2, sampler_pb2_grpc
+from aeenc.v1 import oracle_pb2, people_pb2, people_pb2_grpc
 from aeenc.values.writing import duration, message, shown
 
 Ticks = Iterable[str] | Mapping[str, "Verdict | oracle_pb2.Judgement"]
@@ -27,7 +27,7 @@ PAGE = 200
 
 
 class PeopleClient:
-    """Calls the part of SamplerService that people use. Raises the classes of `aeenc.errors`.
+    """Calls PeopleService, on the sampler's server. Raises the classes of `aeenc.errors`.
 
     Verdicts are the ids of premises that explain, or a mapping from id to a judgement or Verdict. Every call is safe to
     retry, and the channel retries it.
@@ -35,7 +35,7 @@ class PeopleClient:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self._stub = sampler_pb2_grpc.SamplerServiceStub(channel.grpc)
+        self._stub = people_pb2_grpc.PeopleServiceStub(channel.grpc)
 
     async def lease(
         self,
@@ -53,7 +53,7 @@ class PeopleClient:
         With `run_id`, `hypothesis_id` stays in one tree, and `task_id` names a single task.
         """
         request = message(
-            sampler_pb2.LeaseTaskRequest,
+            people_pb2.LeaseTaskRequest,
             run_id=run_id,
             annotator=annotator,
             max_tasks=max_tasks,
@@ -67,13 +67,13 @@ class PeopleClient:
 
     async def renew(self, lease_id: str) -> datetime:
         """Extends a lease and returns its new end. Raises FailedPrecondition (LEASE_EXPIRED) for an expired one."""
-        request = message(sampler_pb2.RenewLeaseRequest, lease_id=lease_id)
-        response: sampler_pb2.RenewLeaseResponse = await self.channel.unary(self._stub.RenewLease, request)
+        request = message(people_pb2.RenewLeaseRequest, lease_id=lease_id)
+        response: people_pb2.RenewLeaseResponse = await self.channel.unary(self._stub.RenewLease, request)
         return response.expires_at.ToDatetime(tzinfo=UTC)
 
     async def release(self, lease_id: str, reason: str = "") -> None:
         """Gives a task back unanswered; it goes to the end of the queue."""
-        request = message(sampler_pb2.ReleaseTaskRequest, lease_id=lease_id, reason=reason)
+        request = message(people_pb2.ReleaseTaskRequest, lease_id=lease_id, reason=reason)
         await self.channel.unary(self._stub.ReleaseTask, request)
 
     async def submit(
@@ -105,11 +105,11 @@ class PeopleClient:
         InvalidArgument or NotFound for an addition that may not explain this query.
         """
         refuse_single_texts(written=written, intermediates=intermediates)
-        if not isinstance(lease, values.Lease | sampler_pb2.Lease):
+        if not isinstance(lease, values.Lease | people_pb2.Lease):
             raise InvalidArgument.field("lease", f"is {shown(lease)}; give a Lease, as `lease` returns")
         lowest = max((candidate.rank for candidate in lease.task.candidates), default=0)
         request = message(
-            sampler_pb2.SubmitVerdictsRequest,
+            people_pb2.SubmitVerdictsRequest,
             lease_id=lease.lease_id,
             verdicts=_verdicts(verdicts),
             seen_upto=lowest if seen_upto is None else seen_upto,
@@ -120,17 +120,17 @@ class PeopleClient:
             written=written,
             intermediates=intermediates,
             alternatives=[
-                message(sampler_pb2.PremiseSet, premise_ids=one) for one in listed(alternatives, "alternatives")
+                message(people_pb2.PremiseSet, premise_ids=one) for one in listed(alternatives, "alternatives")
             ],
             inference=inference,
-            node_verdict=enum_value(sampler_pb2.NodeVerdict, node_verdict, "node_verdict"),
+            node_verdict=enum_value(people_pb2.NodeVerdict, node_verdict, "node_verdict"),
         )
         return values.SubmittedVerdicts.from_message(await self.channel.unary(self._stub.SubmitVerdicts, request))
 
     async def undo(self, annotator: str, run_id: str, *, count: int = 1, request_id: str = "") -> list[str]:
         """Takes the last answers of a person back and returns their ids, the last first."""
         request = message(
-            sampler_pb2.UndoVerdictsRequest,
+            people_pb2.UndoVerdictsRequest,
             annotator=annotator,
             run_id=run_id,
             count=count,
@@ -153,7 +153,7 @@ class PeopleClient:
         The run's tree grows below what is accepted now. Returns the id of the answer that is valid from now on.
         """
         request = message(
-            sampler_pb2.AmendVerdictsRequest,
+            people_pb2.AmendVerdictsRequest,
             answer_id=answer_id,
             verdicts=_verdicts(verdicts),
             annotator=annotator,
@@ -168,7 +168,7 @@ class PeopleClient:
     ) -> str:
         """Decides a conflict: verdicts on all candidates in conflict, and on others if they are to change."""
         request = message(
-            sampler_pb2.AdjudicateRequest,
+            people_pb2.AdjudicateRequest,
             run_id=run_id,
             task_id=task_id,
             verdicts=_verdicts(verdicts),
@@ -185,14 +185,14 @@ class PeopleClient:
         What they leave open becomes skipped pairs. Raises FailedPrecondition once the run has gone on with the task.
         """
         request = message(
-            sampler_pb2.CloseTaskRequest,
+            people_pb2.CloseTaskRequest,
             run_id=run_id,
             task_id=task_id,
             adjudicator=adjudicator,
             reason=reason,
             request_id=request_id or _request_id(),
         )
-        response: sampler_pb2.CloseTaskResponse = await self.channel.unary(self._stub.CloseTask, request)
+        response: people_pb2.CloseTaskResponse = await self.channel.unary(self._stub.CloseTask, request)
         return values.JudgedTask.from_message(response.task)
 
     async def settle(self, run_id: str, task_id: str, annotator: str, *, request_id: str = "") -> values.JudgedTask:
@@ -201,13 +201,13 @@ class PeopleClient:
         Raises FailedPrecondition: TASK_UNDECIDED while answers are missing, NOT_ANSWERED for somebody else's task.
         """
         request = message(
-            sampler_pb2.SettleTaskRequest,
+            people_pb2.SettleTaskRequest,
             run_id=run_id,
             task_id=task_id,
             annotator=annotator,
             request_id=request_id or _request_id(),
         )
-        response: sampler_pb2.SettleTaskResponse = await self.channel.unary(self._stub.SettleTask, request)
+        response: people_pb2.SettleTaskResponse = await self.channel.unary(self._stub.SettleTask, request)
         return values.JudgedTask.from_message(response.task)
 
     async def lower_overlap(
@@ -215,14 +215,14 @@ class PeopleClient:
     ) -> values.JudgedTask:
         """Lets `overlap` answers decide a task, where more were wanted. Returns the task."""
         request = message(
-            sampler_pb2.LowerOverlapRequest,
+            people_pb2.LowerOverlapRequest,
             run_id=run_id,
             task_id=task_id,
             overlap=overlap,
             adjudicator=adjudicator,
             request_id=request_id or _request_id(),
         )
-        response: sampler_pb2.LowerOverlapResponse = await self.channel.unary(self._stub.LowerOverlap, request)
+        response: people_pb2.LowerOverlapResponse = await self.channel.unary(self._stub.LowerOverlap, request)
         return values.JudgedTask.from_message(response.task)
 
     async def retrieve_again(
@@ -241,7 +241,7 @@ class PeopleClient:
         the version and the tasks; with `dry_run` nothing changes. Raises FailedPrecondition: RUN_ENDED, VERSION_FIXED.
         """
         request = message(
-            sampler_pb2.RetrieveAgainRequest,
+            people_pb2.RetrieveAgainRequest,
             run_id=run_id,
             hypothesis_id=hypothesis_id,
             task_id=task_id,
@@ -255,39 +255,39 @@ class PeopleClient:
         self, run_id: str, *, task_id: str = "", page_size: int = PAGE
     ) -> AsyncIterator[values.TaskChange]:
         """Yields what people have done with the tasks of a run, or with one, oldest first: the audit trail."""
-        request = message(sampler_pb2.ListChangesRequest, run_id=run_id, task_id=task_id, page_size=page_size)
+        request = message(people_pb2.ListChangesRequest, run_id=run_id, task_id=task_id, page_size=page_size)
         async for change in self.channel.pages(self._stub.ListChanges, request, "changes"):
             yield values.TaskChange.from_message(change)
 
     async def get_tree(self, run_id: str, hypothesis_id: str) -> values.TreeState:
         """Gets the tree of a hypothesis: its nodes, what explains each, and who works on it."""
-        request = message(sampler_pb2.GetTreeRequest, run_id=run_id, hypothesis_id=hypothesis_id)
-        response: sampler_pb2.GetTreeResponse = await self.channel.unary(self._stub.GetTree, request)
+        request = message(people_pb2.GetTreeRequest, run_id=run_id, hypothesis_id=hypothesis_id)
+        response: people_pb2.GetTreeResponse = await self.channel.unary(self._stub.GetTree, request)
         return values.TreeState.from_message(response.tree)
 
     async def watch_tree(self, run_id: str, hypothesis_id: str) -> AsyncIterator[values.TreeState]:
         """Yields the tree of a hypothesis, and again whenever it has changed, until its run has ended."""
-        request = message(sampler_pb2.WatchTreeRequest, run_id=run_id, hypothesis_id=hypothesis_id)
+        request = message(people_pb2.WatchTreeRequest, run_id=run_id, hypothesis_id=hypothesis_id)
         async for response in self.channel.stream(self._stub.WatchTree, request):
             yield values.TreeState.from_message(response.tree)
 
     async def list_queues(self, annotator: str = "") -> list[values.Queue]:
         """Lists the queues with their guidelines and the numbers of their tasks, and those of one person."""
-        request = message(sampler_pb2.ListQueuesRequest, annotator=annotator)
-        response: sampler_pb2.ListQueuesResponse = await self.channel.unary(self._stub.ListQueues, request)
+        request = message(people_pb2.ListQueuesRequest, annotator=annotator)
+        response: people_pb2.ListQueuesResponse = await self.channel.unary(self._stub.ListQueues, request)
         return [values.Queue.from_message(queue) for queue in response.queues]
 
     async def list_answers(
         self, run_id: str, annotator: str, *, page_size: int = PAGE
     ) -> AsyncIterator[values.JudgedTask]:
         """Yields the tasks of a run that a person has answered, the latest first, without the answers of others."""
-        request = message(sampler_pb2.ListAnswersRequest, run_id=run_id, annotator=annotator, page_size=page_size)
+        request = message(people_pb2.ListAnswersRequest, run_id=run_id, annotator=annotator, page_size=page_size)
         async for task in self.channel.pages(self._stub.ListAnswers, request, "tasks"):
             yield values.JudgedTask.from_message(task)
 
     async def get_agreement(self, run_id: str, *, timeout_s: float = 120.0) -> values.Agreement:
         """Gets the agreement of a run's annotators and a report on each. Takes seconds."""
-        request = message(sampler_pb2.GetAgreementRequest, run_id=run_id)
+        request = message(people_pb2.GetAgreementRequest, run_id=run_id)
         response = await self.channel.unary(self._stub.GetAgreement, request, timeout_s=timeout_s)
         return values.Agreement.from_message(response)
 
@@ -299,9 +299,9 @@ class PeopleClient:
         As `annotator` may see them: without others' answers to a task that they may still judge.
         A page of `page_size` is fetched when it is needed.
         """
-        number = enum_value(sampler_pb2.TaskState, state, "state")
+        number = enum_value(people_pb2.TaskState, state, "state")
         request = message(
-            sampler_pb2.ListTasksRequest, run_id=run_id, state=number, page_size=page_size, annotator=annotator
+            people_pb2.ListTasksRequest, run_id=run_id, state=number, page_size=page_size, annotator=annotator
         )
         async for task in self.channel.pages(self._stub.ListTasks, request, "tasks"):
             yield values.JudgedTask.from_message(task)
@@ -313,7 +313,7 @@ class PeopleClient:
 
         `from_now`: replays none.
         """
-        request = message(sampler_pb2.WatchTasksRequest, run_id=run_id, from_seq=from_seq, from_now=from_now)
+        request = message(people_pb2.WatchTasksRequest, run_id=run_id, from_seq=from_seq, from_now=from_now)
         async for event in self.channel.stream(self._stub.WatchTasks, request):
             yield values.TaskUpdate.from_message(event)
 

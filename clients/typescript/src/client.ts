@@ -9,11 +9,13 @@ import { Channel } from "./channel.js";
 import { AeencError } from "./errors.js";
 import { EncoderService } from "./gen/aeenc/v1/encoder_pb.js";
 import { FusionMethod, IndexService, RetrieveMode } from "./gen/aeenc/v1/index_pb.js";
+import { PeopleService } from "./gen/aeenc/v1/people_pb.js";
 import { type Run, RunConfigSchema, SamplerService } from "./gen/aeenc/v1/sampler_pb.js";
 import { TrainerService } from "./gen/aeenc/v1/trainer_pb.js";
 import { Precision, Truncate } from "./gen/aeenc/v1/types_pb.js";
 import { type ConnectOptions, findTargets, type ServiceName, type Targets } from "./targets.js";
 
+const HOSTS: Record<string, ServiceName> = { Registry: "trainer", People: "sampler" }; // whose server serves them
 const PAUSE_MS = 500;
 const CHUNK_HYPOTHESES = 512;
 const HALF = /\p{Surrogate}/u; // a lone surrogate, which UTF-8 cannot hold
@@ -115,10 +117,11 @@ export function connect(options: ConnectOptions = {}): Client {
   return new Client(options);
 }
 
-/** The four services. All calls throw `AeencError`. */
+/** The four services; the sampler's server serves `people`, too. All calls throw `AeencError`. */
 export class Client {
   readonly encoder: ServiceClient<typeof EncoderService>;
   readonly index: ServiceClient<typeof IndexService>;
+  readonly people: ServiceClient<typeof PeopleService>;
   readonly sampler: ServiceClient<typeof SamplerService>;
   readonly trainer: ServiceClient<typeof TrainerService>;
   readonly #targets: Targets;
@@ -130,6 +133,7 @@ export class Client {
     this.#timeoutMs = options.timeoutMs ?? 60_000;
     this.encoder = this.service(EncoderService);
     this.index = this.service(IndexService);
+    this.people = this.service(PeopleService);
     this.sampler = this.service(SamplerService);
     this.trainer = this.service(TrainerService);
   }
@@ -137,7 +141,7 @@ export class Client {
   /** All calls of a service of `aeenc/v1/*`, typed. Admin services get the admin token. */
   service<S extends DescService>(service: S): ServiceClient<S> {
     const [, name = "", admin] = /^(\w+?)(Admin)?Service$/.exec(service.name) ?? [];
-    const place = (name === "Registry" ? "trainer" : name.toLowerCase()) as ServiceName;
+    const place = (HOSTS[name] ?? name.toLowerCase()) as ServiceName;
     const target = this.#targets[place];
     if (service.file.proto.package !== "aeenc.v1" || !target) {
       throw new AeencError("INVALID_ARGUMENT", `${service.typeName} is none of the services; give one of aeenc/v1`);

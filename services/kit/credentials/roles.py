@@ -21,15 +21,15 @@ _TABLE = {
     Role.READ: {
         "EncoderService": "Encode EncodeStream GetInfo Score",
         "IndexService": "GetInfo GetPremises ListCorpora ListPremises Retrieve Search",
-        "SamplerService": "ExportTrees GetAgreement GetInfo GetRun GetTree ListPairs ListQueues ListRuns ListTasks "
-        "WatchRun WatchTasks WatchTree",
+        "PeopleService": "GetAgreement GetTree ListQueues ListTasks WatchTasks WatchTree",
+        "SamplerService": "ExportTrees GetInfo GetRun ListPairs ListRuns WatchRun",
         "TrainerService": "Evaluate GetCheckpoint GetInfo GetJob ListCheckpoints ListJobs WatchJob",
     },
     Role.ANNOTATE: {
-        "SamplerService": "AmendVerdicts LeaseTask ListAnswers ReleaseTask RenewLease RetrieveAgain SettleTask "
+        "PeopleService": "AmendVerdicts LeaseTask ListAnswers ReleaseTask RenewLease RetrieveAgain SettleTask "
         "SubmitVerdicts UndoVerdicts"
     },
-    Role.ADJUDICATE: {"SamplerService": "Adjudicate CloseTask ListChanges LowerOverlap"},
+    Role.ADJUDICATE: {"PeopleService": "Adjudicate CloseTask ListChanges LowerOverlap"},
     Role.ADMIN: {
         "IndexAdminService": "ActivateGeneration BuildGeneration DeleteGeneration HoldGeneration ListGenerations "
         "PutExplanations ReleaseGeneration VerifyGeneration",

@@ -7,13 +7,13 @@ import pytest
 import aeenc
 from aeenc import errors
 from aeenc.oracle import EXPLAINS, REFUSES
-from aeenc.v1 import sampler_pb2
+from aeenc.v1 import people_pb2, sampler_pb2
 from support.worlds.sampler_world import NEVER, SamplerWorld, at_work, pairs, take
 
-CONFLICT = sampler_pb2.TASK_STATE_CONFLICT
+CONFLICT = people_pb2.TASK_STATE_CONFLICT
 
 
-async def only_task(people: aeenc.PeopleClient, run_id: str) -> sampler_pb2.JudgedTask:
+async def only_task(people: aeenc.PeopleClient, run_id: str) -> people_pb2.JudgedTask:
     [task] = [task async for task in people.list_tasks(run_id)]
     return task
 
@@ -32,7 +32,7 @@ async def test_a_task_without_an_answer_is_closed_as_undecided(world: SamplerWor
         assert await people.close(run_id, task.task.task_id, "chief", reason="ann has left", request_id="c1")
         with pytest.raises(errors.AlreadyExists, match="used before to close"):
             await people.close(run_id, task.task.task_id, "another", request_id="c1")
-        assert closed.state in {sampler_pb2.TASK_STATE_DECIDED, sampler_pb2.TASK_STATE_SETTLED}
+        assert closed.state in {people_pb2.TASK_STATE_DECIDED, people_pb2.TASK_STATE_SETTLED}
         assert await signs(sampler, run_id) == {c.premise_id: "?undecided" for c in task.task.candidates}
         with pytest.raises(errors.FailedPrecondition, match="nothing is left to do"):
             await people.submit(lease, [])
@@ -45,7 +45,7 @@ async def test_the_answers_that_there_are_decide_and_what_they_have_not_seen_is_
         lease = await take(people, "ann")
         first, second, third, fourth = (candidate.premise_id for candidate in lease.task.candidates)
         await people.submit(lease, {first: EXPLAINS}, seen_upto=lease.task.candidates[1].rank)
-        assert (await only_task(people, run_id)).state == sampler_pb2.TASK_STATE_WAITING
+        assert (await only_task(people, run_id)).state == people_pb2.TASK_STATE_WAITING
         await people.close(run_id, lease.task.task_id, "chief")
         found = await signs(sampler, run_id)
     assert found == {first: "+", second: "-", third: "?undecided", fourth: "?undecided"}
@@ -73,18 +73,18 @@ async def test_an_answer_that_is_taken_back_opens_a_closed_task_again_for_as_man
         if disputed:
             await people.submit(await take(people, "ben"), {lease.task.candidates[0].premise_id: EXPLAINS})
         await people.close(run_id, lease.task.task_id, "chief")
-        assert (await only_task(people, run_id)).state == sampler_pb2.TASK_STATE_DECIDED
+        assert (await only_task(people, run_id)).state == people_pb2.TASK_STATE_DECIDED
         await people.undo("ann", run_id)
         task = await only_task(people, run_id)
         assert (task.state, task.adjudicator, len(task.answers)) == (
-            sampler_pb2.TASK_STATE_WAITING,
+            people_pb2.TASK_STATE_WAITING,
             "",
             int(disputed),
         )
         for name in ("cem", "dora")[disputed:]:
-            assert (await only_task(people, run_id)).state == sampler_pb2.TASK_STATE_WAITING
+            assert (await only_task(people, run_id)).state == people_pb2.TASK_STATE_WAITING
             await people.submit(await take(people, name), [])
-        assert (await only_task(people, run_id)).state == (CONFLICT if disputed else sampler_pb2.TASK_STATE_DECIDED)
+        assert (await only_task(people, run_id)).state == (CONFLICT if disputed else people_pb2.TASK_STATE_DECIDED)
 
 
 async def test_what_was_adjudicated_after_it_was_closed_is_not_taken_back(world: SamplerWorld):

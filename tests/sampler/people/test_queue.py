@@ -11,7 +11,7 @@ import pytest
 import aeenc
 from aeenc import errors
 from aeenc.oracle import ABSTAINS, BAD_FACT, EXPLAINS, IRRELEVANT, REFUSES, Task, Verdict
-from aeenc.v1 import sampler_pb2
+from aeenc.v1 import people_pb2, sampler_pb2
 from services.sampler.people import gateway, steps, tasks
 from services.sampler.people.controls import read_controls
 from services.sampler.people.task_store import TaskStore
@@ -27,7 +27,7 @@ async def events(people: aeenc.PeopleClient, run_id: str, last: str) -> list[str
     async with aclosing(people.watch(run_id)) as watched:
         while last not in seen:
             event = await anext(watched)
-            seen.append(sampler_pb2.TaskEvent.Name(event.event).removeprefix("TASK_EVENT_"))
+            seen.append(people_pb2.TaskEvent.Name(event.event).removeprefix("TASK_EVENT_"))
     return seen
 
 
@@ -87,7 +87,7 @@ async def test_an_answer_without_a_number_is_never_taken_for_a_retry_of_another(
 
         async def answer(premise_id: str) -> None:  # the SDK numbers every answer
             verdicts = [Verdict(EXPLAINS).to_proto(premise_id)]
-            request = sampler_pb2.SubmitVerdictsRequest(lease_id=lease.lease_id, verdicts=verdicts)
+            request = people_pb2.SubmitVerdictsRequest(lease_id=lease.lease_id, verdicts=verdicts)
             await people.channel.unary(people._stub.SubmitVerdicts, request)
 
         await answer(first)
@@ -102,7 +102,7 @@ async def test_an_answer_without_a_number_is_never_taken_for_a_retry_of_another(
 async def test_a_lease_lasts_three_mean_answer_times(world: SamplerWorld):
     async with at_work(world, 3, first_lease_s=600.0, min_lease_s=1.0, undo_s=NEVER) as (people, _, _run):
 
-        async def lasts(lease: sampler_pb2.Lease) -> float:
+        async def lasts(lease: people_pb2.Lease) -> float:
             now = await world_time(world)
             return lease.expires_at.timestamp() - now
 
@@ -135,7 +135,7 @@ async def test_an_undone_answer_is_judged_again_first(world: SamplerWorld):
             await people.undo("ann", run_id)
         again = await take(people, "ann")
         assert again.task.query in {first.task.query, other.task.query}
-        assert [c async for c in people.list_tasks(run_id, state=sampler_pb2.TASK_STATE_DECIDED)] == []
+        assert [c async for c in people.list_tasks(run_id, state=people_pb2.TASK_STATE_DECIDED)] == []
 
 
 async def test_a_settled_answer_is_amended_and_its_pairs_are_replaced(world: SamplerWorld):
@@ -169,7 +169,7 @@ async def test_a_conflict_holds_its_node_back_until_somebody_decides(world: Samp
             lease = await take(people, name)
             ids = [c.premise_id for c in lease.task.candidates]
             await people.submit(lease, [ids[ticked]])
-        [task] = [task async for task in people.list_tasks(run_id, state=sampler_pb2.TASK_STATE_CONFLICT)]
+        [task] = [task async for task in people.list_tasks(run_id, state=people_pb2.TASK_STATE_CONFLICT)]
         assert list(task.conflicts) == ids[:2]
         await asyncio.sleep(0.6)  # longer than the worker's look at decisions
         assert await pairs(sampler, run_id) == []

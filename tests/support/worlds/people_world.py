@@ -19,7 +19,7 @@ from typing import TypeVar
 import aeenc
 from aeenc import errors
 from aeenc.oracle import EXPLAINS, REFUSES, Verdict
-from aeenc.v1 import sampler_pb2
+from aeenc.v1 import people_pb2
 from services.sampler.people.task_store import TaskStore
 from support import agreement_reference
 from support.worlds.sampler_world import FIRST, FakeIndex, brute_force, chance, explains, is_leaf, pair_set
@@ -110,10 +110,10 @@ class People:
                 self.ledger.counts["sent back"] += len(again.task_ids)
             await asyncio.sleep(PUBLISH_S)
 
-    async def _conflicts(self) -> list[sampler_pb2.JudgedTask]:
-        return [t async for t in self.client.list_tasks(self.run_id, state=sampler_pb2.TASK_STATE_CONFLICT)]
+    async def _conflicts(self) -> list[people_pb2.JudgedTask]:
+        return [t async for t in self.client.list_tasks(self.run_id, state=people_pb2.TASK_STATE_CONFLICT)]
 
-    async def _judge(self, rng: random.Random, name: str, lease: sampler_pb2.Lease) -> None:
+    async def _judge(self, rng: random.Random, name: str, lease: people_pb2.Lease) -> None:
         await asyncio.sleep(rng.expovariate(1 / self.think_s))
         mood = self._mood(rng)
         self.ledger.counts[mood] += 1
@@ -145,7 +145,7 @@ class People:
             self._deck = rng.sample(DECK, len(DECK))
         return self._deck.pop()
 
-    async def _submit(self, rng: random.Random, name: str, lease: sampler_pb2.Lease, *, twice: bool) -> str:
+    async def _submit(self, rng: random.Random, name: str, lease: people_pb2.Lease, *, twice: bool) -> str:
         query = lease.task.query
         premises = {c.text: says_yes(name, query, c.text, self.flip) for c in lease.task.candidates}
         ticked = {
@@ -201,7 +201,7 @@ async def check(
         *people.ledger.wrong,
         *_lost(people.ledger, tasks, [one.entry for one in await store.verdict_log(people.run_id)]),
     ]
-    settled = [task for task in tasks if task.state == sampler_pb2.TASK_STATE_SETTLED]
+    settled = [task for task in tasks if task.state == people_pb2.TASK_STATE_SETTLED]
     decided = {(task.task.query, c.premise_id) for task in settled for c in task.task.candidates}
     unanswered = []
     for task in tasks:
@@ -217,7 +217,7 @@ async def check(
     )
 
 
-def _lost(ledger: Ledger, tasks: list[sampler_pb2.JudgedTask], log: list[dict[str, object]]) -> list[str]:
+def _lost(ledger: Ledger, tasks: list[people_pb2.JudgedTask], log: list[dict[str, object]]) -> list[str]:
     """Acknowledged answers that the queue or its log does not have, or has otherwise."""
     stored: dict[str, tuple[str, dict[str, bool]]] = {}
     for task in tasks:
@@ -277,7 +277,7 @@ def _decided(holding: dict[str, AcknowledgedAnswer]) -> Callable[[str, str], boo
     return decides
 
 
-def agreement_differs(found: sampler_pb2.GetAgreementResponse, ledger: Ledger) -> float:
+def agreement_differs(found: people_pb2.GetAgreementResponse, ledger: Ledger) -> float:
     """The greatest difference between the run's figures of agreement and those of the reference."""
     by_premise: dict[tuple[str, str], dict[str, bool]] = defaultdict(dict)
     for said in ledger.holding().values():

@@ -21,6 +21,7 @@ from aeenc.v1 import (
     index_pb2_grpc,
     oracle_pb2,
     oracle_pb2_grpc,
+    people_pb2,
     registry_pb2,
     registry_pb2_grpc,
     sampler_pb2,
@@ -370,7 +371,7 @@ async def at_work(
         yield people, sampler, started.id
 
 
-async def take(people: aeenc.PeopleClient, name: str, run_id: str = "", hypothesis_id: str = "") -> sampler_pb2.Lease:
+async def take(people: aeenc.PeopleClient, name: str, run_id: str = "", hypothesis_id: str = "") -> people_pb2.Lease:
     """A lease on a task. Which of several it is, is promised only for one of a hypothesis."""
     [lease] = await people.lease(name, run_id=run_id, hypothesis_id=hypothesis_id)
     return lease

@@ -1,0 +1,767 @@
+from aeenc.v1 import oracle_pb2 as _oracle_pb2
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class QualificationState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    QUALIFICATION_STATE_UNSPECIFIED: _ClassVar[QualificationState]
+    QUALIFICATION_STATE_OPEN: _ClassVar[QualificationState]
+    QUALIFICATION_STATE_PASSED: _ClassVar[QualificationState]
+    QUALIFICATION_STATE_FAILED: _ClassVar[QualificationState]
+
+class NodeVerdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NODE_VERDICT_UNSPECIFIED: _ClassVar[NodeVerdict]
+    NODE_VERDICT_COMPLETE: _ClassVar[NodeVerdict]
+    NODE_VERDICT_PREMISE_MISSING: _ClassVar[NodeVerdict]
+    NODE_VERDICT_NOT_EXPLAINABLE: _ClassVar[NodeVerdict]
+
+class TaskEvent(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TASK_EVENT_UNSPECIFIED: _ClassVar[TaskEvent]
+    TASK_EVENT_QUEUED: _ClassVar[TaskEvent]
+    TASK_EVENT_LEASED: _ClassVar[TaskEvent]
+    TASK_EVENT_ANSWERED: _ClassVar[TaskEvent]
+    TASK_EVENT_EXPIRED: _ClassVar[TaskEvent]
+    TASK_EVENT_CONFLICT: _ClassVar[TaskEvent]
+    TASK_EVENT_ADJUDICATED: _ClassVar[TaskEvent]
+    TASK_EVENT_RELEASED: _ClassVar[TaskEvent]
+    TASK_EVENT_UNDONE: _ClassVar[TaskEvent]
+    TASK_EVENT_AMENDED: _ClassVar[TaskEvent]
+    TASK_EVENT_SETTLED: _ClassVar[TaskEvent]
+    TASK_EVENT_LOWERED: _ClassVar[TaskEvent]
+    TASK_EVENT_WITHDRAWN: _ClassVar[TaskEvent]
+
+class TaskChangeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TASK_CHANGE_KIND_UNSPECIFIED: _ClassVar[TaskChangeKind]
+    TASK_CHANGE_KIND_ANSWER: _ClassVar[TaskChangeKind]
+    TASK_CHANGE_KIND_UNDO: _ClassVar[TaskChangeKind]
+    TASK_CHANGE_KIND_AMEND: _ClassVar[TaskChangeKind]
+    TASK_CHANGE_KIND_RELEASE: _ClassVar[TaskChangeKind]
+    TASK_CHANGE_KIND_ADJUDICATE: _ClassVar[TaskChangeKind]
+    TASK_CHANGE_KIND_CLOSE: _ClassVar[TaskChangeKind]
+    TASK_CHANGE_KIND_LOWER: _ClassVar[TaskChangeKind]
+    TASK_CHANGE_KIND_HASTEN: _ClassVar[TaskChangeKind]
+    TASK_CHANGE_KIND_WITHDRAW: _ClassVar[TaskChangeKind]
+
+class TreeNodeState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TREE_NODE_STATE_UNSPECIFIED: _ClassVar[TreeNodeState]
+    TREE_NODE_STATE_PENDING: _ClassVar[TreeNodeState]
+    TREE_NODE_STATE_OPEN: _ClassVar[TreeNodeState]
+    TREE_NODE_STATE_LEASED: _ClassVar[TreeNodeState]
+    TREE_NODE_STATE_DECIDED: _ClassVar[TreeNodeState]
+    TREE_NODE_STATE_CONFLICT: _ClassVar[TreeNodeState]
+    TREE_NODE_STATE_JUDGED: _ClassVar[TreeNodeState]
+    TREE_NODE_STATE_FAILED: _ClassVar[TreeNodeState]
+
+class TaskState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TASK_STATE_UNSPECIFIED: _ClassVar[TaskState]
+    TASK_STATE_WAITING: _ClassVar[TaskState]
+    TASK_STATE_DECIDED: _ClassVar[TaskState]
+    TASK_STATE_CONFLICT: _ClassVar[TaskState]
+    TASK_STATE_SETTLED: _ClassVar[TaskState]
+    TASK_STATE_WITHDRAWN: _ClassVar[TaskState]
+QUALIFICATION_STATE_UNSPECIFIED: QualificationState
+QUALIFICATION_STATE_OPEN: QualificationState
+QUALIFICATION_STATE_PASSED: QualificationState
+QUALIFICATION_STATE_FAILED: QualificationState
+NODE_VERDICT_UNSPECIFIED: NodeVerdict
+NODE_VERDICT_COMPLETE: NodeVerdict
+NODE_VERDICT_PREMISE_MISSING: NodeVerdict
+NODE_VERDICT_NOT_EXPLAINABLE: NodeVerdict
+TASK_EVENT_UNSPECIFIED: TaskEvent
+TASK_EVENT_QUEUED: TaskEvent
+TASK_EVENT_LEASED: TaskEvent
+TASK_EVENT_ANSWERED: TaskEvent
+TASK_EVENT_EXPIRED: TaskEvent
+TASK_EVENT_CONFLICT: TaskEvent
+TASK_EVENT_ADJUDICATED: TaskEvent
+TASK_EVENT_RELEASED: TaskEvent
+TASK_EVENT_UNDONE: TaskEvent
+TASK_EVENT_AMENDED: TaskEvent
+TASK_EVENT_SETTLED: TaskEvent
+TASK_EVENT_LOWERED: TaskEvent
+TASK_EVENT_WITHDRAWN: TaskEvent
+TASK_CHANGE_KIND_UNSPECIFIED: TaskChangeKind
+TASK_CHANGE_KIND_ANSWER: TaskChangeKind
+TASK_CHANGE_KIND_UNDO: TaskChangeKind
+TASK_CHANGE_KIND_AMEND: TaskChangeKind
+TASK_CHANGE_KIND_RELEASE: TaskChangeKind
+TASK_CHANGE_KIND_ADJUDICATE: TaskChangeKind
+TASK_CHANGE_KIND_CLOSE: TaskChangeKind
+TASK_CHANGE_KIND_LOWER: TaskChangeKind
+TASK_CHANGE_KIND_HASTEN: TaskChangeKind
+TASK_CHANGE_KIND_WITHDRAW: TaskChangeKind
+TREE_NODE_STATE_UNSPECIFIED: TreeNodeState
+TREE_NODE_STATE_PENDING: TreeNodeState
+TREE_NODE_STATE_OPEN: TreeNodeState
+TREE_NODE_STATE_LEASED: TreeNodeState
+TREE_NODE_STATE_DECIDED: TreeNodeState
+TREE_NODE_STATE_CONFLICT: TreeNodeState
+TREE_NODE_STATE_JUDGED: TreeNodeState
+TREE_NODE_STATE_FAILED: TreeNodeState
+TASK_STATE_UNSPECIFIED: TaskState
+TASK_STATE_WAITING: TaskState
+TASK_STATE_DECIDED: TaskState
+TASK_STATE_CONFLICT: TaskState
+TASK_STATE_SETTLED: TaskState
+TASK_STATE_WITHDRAWN: TaskState
+
+class LeaseTaskRequest(_message.Message):
+    __slots__ = ("run_id", "annotator", "max_tasks", "request_id", "queue", "hypothesis_id", "task_id")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
+    MAX_TASKS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    HYPOTHESIS_ID_FIELD_NUMBER: _ClassVar[int]
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    annotator: str
+    max_tasks: int
+    request_id: str
+    queue: str
+    hypothesis_id: str
+    task_id: str
+    def __init__(self, run_id: _Optional[str] = ..., annotator: _Optional[str] = ..., max_tasks: _Optional[int] = ..., request_id: _Optional[str] = ..., queue: _Optional[str] = ..., hypothesis_id: _Optional[str] = ..., task_id: _Optional[str] = ...) -> None: ...
+
+class LeaseTaskResponse(_message.Message):
+    __slots__ = ("leases",)
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    leases: _containers.RepeatedCompositeFieldContainer[Lease]
+    def __init__(self, leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ...) -> None: ...
+
+class Lease(_message.Message):
+    __slots__ = ("lease_id", "run_id", "task", "expires_at", "remaining", "hypothesis_id", "node_id")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_FIELD_NUMBER: _ClassVar[int]
+    HYPOTHESIS_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    run_id: str
+    task: _oracle_pb2.OracleTask
+    expires_at: _timestamp_pb2.Timestamp
+    remaining: _duration_pb2.Duration
+    hypothesis_id: str
+    node_id: str
+    def __init__(self, lease_id: _Optional[str] = ..., run_id: _Optional[str] = ..., task: _Optional[_Union[_oracle_pb2.OracleTask, _Mapping]] = ..., expires_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., remaining: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., hypothesis_id: _Optional[str] = ..., node_id: _Optional[str] = ...) -> None: ...
+
+class RenewLeaseRequest(_message.Message):
+    __slots__ = ("lease_id",)
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    def __init__(self, lease_id: _Optional[str] = ...) -> None: ...
+
+class RenewLeaseResponse(_message.Message):
+    __slots__ = ("expires_at", "remaining")
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_FIELD_NUMBER: _ClassVar[int]
+    expires_at: _timestamp_pb2.Timestamp
+    remaining: _duration_pb2.Duration
+    def __init__(self, expires_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., remaining: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class ReleaseTaskRequest(_message.Message):
+    __slots__ = ("lease_id", "reason")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    reason: str
+    def __init__(self, lease_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ReleaseTaskResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SubmitVerdictsRequest(_message.Message):
+    __slots__ = ("lease_id", "verdicts", "seen_upto", "elapsed", "client_seq", "note", "additions", "written", "inference", "node_verdict", "intermediates", "alternatives")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    SEEN_UPTO_FIELD_NUMBER: _ClassVar[int]
+    ELAPSED_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_SEQ_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    ADDITIONS_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    INFERENCE_FIELD_NUMBER: _ClassVar[int]
+    NODE_VERDICT_FIELD_NUMBER: _ClassVar[int]
+    INTERMEDIATES_FIELD_NUMBER: _ClassVar[int]
+    ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    verdicts: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
+    seen_upto: int
+    elapsed: _duration_pb2.Duration
+    client_seq: int
+    note: str
+    additions: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
+    written: _containers.RepeatedScalarFieldContainer[str]
+    inference: str
+    node_verdict: NodeVerdict
+    intermediates: _containers.RepeatedScalarFieldContainer[str]
+    alternatives: _containers.RepeatedCompositeFieldContainer[PremiseSet]
+    def __init__(self, lease_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., seen_upto: _Optional[int] = ..., elapsed: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., client_seq: _Optional[int] = ..., note: _Optional[str] = ..., additions: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., written: _Optional[_Iterable[str]] = ..., inference: _Optional[str] = ..., node_verdict: _Optional[_Union[NodeVerdict, str]] = ..., intermediates: _Optional[_Iterable[str]] = ..., alternatives: _Optional[_Iterable[_Union[PremiseSet, _Mapping]]] = ...) -> None: ...
+
+class PremiseSet(_message.Message):
+    __slots__ = ("premise_ids",)
+    PREMISE_IDS_FIELD_NUMBER: _ClassVar[int]
+    premise_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, premise_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SubmitVerdictsResponse(_message.Message):
+    __slots__ = ("answer_id", "late")
+    ANSWER_ID_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    answer_id: str
+    late: bool
+    def __init__(self, answer_id: _Optional[str] = ..., late: bool = ...) -> None: ...
+
+class UndoVerdictsRequest(_message.Message):
+    __slots__ = ("annotator", "count", "run_id", "request_id")
+    ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    annotator: str
+    count: int
+    run_id: str
+    request_id: str
+    def __init__(self, annotator: _Optional[str] = ..., count: _Optional[int] = ..., run_id: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class UndoVerdictsResponse(_message.Message):
+    __slots__ = ("answer_ids",)
+    ANSWER_IDS_FIELD_NUMBER: _ClassVar[int]
+    answer_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, answer_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class AmendVerdictsRequest(_message.Message):
+    __slots__ = ("answer_id", "verdicts", "annotator", "request_id", "additions", "intermediates")
+    ANSWER_ID_FIELD_NUMBER: _ClassVar[int]
+    VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDITIONS_FIELD_NUMBER: _ClassVar[int]
+    INTERMEDIATES_FIELD_NUMBER: _ClassVar[int]
+    answer_id: str
+    verdicts: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
+    annotator: str
+    request_id: str
+    additions: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
+    intermediates: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, answer_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., annotator: _Optional[str] = ..., request_id: _Optional[str] = ..., additions: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., intermediates: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class AmendVerdictsResponse(_message.Message):
+    __slots__ = ("answer_id",)
+    ANSWER_ID_FIELD_NUMBER: _ClassVar[int]
+    answer_id: str
+    def __init__(self, answer_id: _Optional[str] = ...) -> None: ...
+
+class AdjudicateRequest(_message.Message):
+    __slots__ = ("task_id", "run_id", "verdicts", "adjudicator", "request_id")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    ADJUDICATOR_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    task_id: str
+    run_id: str
+    verdicts: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
+    adjudicator: str
+    request_id: str
+    def __init__(self, task_id: _Optional[str] = ..., run_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., adjudicator: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class AdjudicateResponse(_message.Message):
+    __slots__ = ("answer_id",)
+    ANSWER_ID_FIELD_NUMBER: _ClassVar[int]
+    answer_id: str
+    def __init__(self, answer_id: _Optional[str] = ...) -> None: ...
+
+class CloseTaskRequest(_message.Message):
+    __slots__ = ("task_id", "run_id", "adjudicator", "reason", "request_id")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ADJUDICATOR_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    task_id: str
+    run_id: str
+    adjudicator: str
+    reason: str
+    request_id: str
+    def __init__(self, task_id: _Optional[str] = ..., run_id: _Optional[str] = ..., adjudicator: _Optional[str] = ..., reason: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class CloseTaskResponse(_message.Message):
+    __slots__ = ("task",)
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    task: JudgedTask
+    def __init__(self, task: _Optional[_Union[JudgedTask, _Mapping]] = ...) -> None: ...
+
+class SettleTaskRequest(_message.Message):
+    __slots__ = ("task_id", "run_id", "annotator", "request_id")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    task_id: str
+    run_id: str
+    annotator: str
+    request_id: str
+    def __init__(self, task_id: _Optional[str] = ..., run_id: _Optional[str] = ..., annotator: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class SettleTaskResponse(_message.Message):
+    __slots__ = ("task",)
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    task: JudgedTask
+    def __init__(self, task: _Optional[_Union[JudgedTask, _Mapping]] = ...) -> None: ...
+
+class LowerOverlapRequest(_message.Message):
+    __slots__ = ("task_id", "run_id", "overlap", "adjudicator", "request_id")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_FIELD_NUMBER: _ClassVar[int]
+    ADJUDICATOR_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    task_id: str
+    run_id: str
+    overlap: int
+    adjudicator: str
+    request_id: str
+    def __init__(self, task_id: _Optional[str] = ..., run_id: _Optional[str] = ..., overlap: _Optional[int] = ..., adjudicator: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class LowerOverlapResponse(_message.Message):
+    __slots__ = ("task",)
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    task: JudgedTask
+    def __init__(self, task: _Optional[_Union[JudgedTask, _Mapping]] = ...) -> None: ...
+
+class RetrieveAgainRequest(_message.Message):
+    __slots__ = ("run_id", "hypothesis_id", "task_id", "lease_id", "annotator", "dry_run")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    HYPOTHESIS_ID_FIELD_NUMBER: _ClassVar[int]
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    hypothesis_id: str
+    task_id: str
+    lease_id: str
+    annotator: str
+    dry_run: bool
+    def __init__(self, run_id: _Optional[str] = ..., hypothesis_id: _Optional[str] = ..., task_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., annotator: _Optional[str] = ..., dry_run: bool = ...) -> None: ...
+
+class RetrieveAgainResponse(_message.Message):
+    __slots__ = ("model_version", "task_ids")
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TASK_IDS_FIELD_NUMBER: _ClassVar[int]
+    model_version: str
+    task_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model_version: _Optional[str] = ..., task_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ListChangesRequest(_message.Message):
+    __slots__ = ("run_id", "task_id", "page_size", "page_token")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    task_id: str
+    page_size: int
+    page_token: str
+    def __init__(self, run_id: _Optional[str] = ..., task_id: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListChangesResponse(_message.Message):
+    __slots__ = ("changes", "next_page_token")
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    changes: _containers.RepeatedCompositeFieldContainer[TaskChange]
+    next_page_token: str
+    def __init__(self, changes: _Optional[_Iterable[_Union[TaskChange, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class TaskChange(_message.Message):
+    __slots__ = ("seq", "kind", "task_id", "person", "at", "answer", "former_answer_id", "verdicts", "reason", "overlap", "model_version")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    PERSON_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    FORMER_ANSWER_ID_FIELD_NUMBER: _ClassVar[int]
+    VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    kind: TaskChangeKind
+    task_id: str
+    person: str
+    at: _timestamp_pb2.Timestamp
+    answer: TaskAnswer
+    former_answer_id: str
+    verdicts: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
+    reason: str
+    overlap: int
+    model_version: str
+    def __init__(self, seq: _Optional[int] = ..., kind: _Optional[_Union[TaskChangeKind, str]] = ..., task_id: _Optional[str] = ..., person: _Optional[str] = ..., at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., answer: _Optional[_Union[TaskAnswer, _Mapping]] = ..., former_answer_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., reason: _Optional[str] = ..., overlap: _Optional[int] = ..., model_version: _Optional[str] = ...) -> None: ...
+
+class GetTreeRequest(_message.Message):
+    __slots__ = ("run_id", "hypothesis_id")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    HYPOTHESIS_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    hypothesis_id: str
+    def __init__(self, run_id: _Optional[str] = ..., hypothesis_id: _Optional[str] = ...) -> None: ...
+
+class GetTreeResponse(_message.Message):
+    __slots__ = ("tree",)
+    TREE_FIELD_NUMBER: _ClassVar[int]
+    tree: TreeState
+    def __init__(self, tree: _Optional[_Union[TreeState, _Mapping]] = ...) -> None: ...
+
+class WatchTreeRequest(_message.Message):
+    __slots__ = ("run_id", "hypothesis_id")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    HYPOTHESIS_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    hypothesis_id: str
+    def __init__(self, run_id: _Optional[str] = ..., hypothesis_id: _Optional[str] = ...) -> None: ...
+
+class WatchTreeResponse(_message.Message):
+    __slots__ = ("tree",)
+    TREE_FIELD_NUMBER: _ClassVar[int]
+    tree: TreeState
+    def __init__(self, tree: _Optional[_Union[TreeState, _Mapping]] = ...) -> None: ...
+
+class TreeState(_message.Message):
+    __slots__ = ("run_id", "hypothesis_id", "nodes", "finished", "question", "answer")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    HYPOTHESIS_ID_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    hypothesis_id: str
+    nodes: _containers.RepeatedCompositeFieldContainer[TreeNode]
+    finished: bool
+    question: str
+    answer: str
+    def __init__(self, run_id: _Optional[str] = ..., hypothesis_id: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[TreeNode, _Mapping]]] = ..., finished: bool = ..., question: _Optional[str] = ..., answer: _Optional[str] = ...) -> None: ...
+
+class TreeNode(_message.Message):
+    __slots__ = ("node_id", "parent_id", "premise_id", "text", "depth", "state", "task_id", "accepted", "holders", "answers", "overlap", "inferences", "node_verdicts", "model_version", "generation", "author")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    PARENT_ID_FIELD_NUMBER: _ClassVar[int]
+    PREMISE_ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_FIELD_NUMBER: _ClassVar[int]
+    INFERENCES_FIELD_NUMBER: _ClassVar[int]
+    NODE_VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    AUTHOR_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    parent_id: str
+    premise_id: str
+    text: str
+    depth: int
+    state: TreeNodeState
+    task_id: str
+    accepted: _containers.RepeatedCompositeFieldContainer[TreePremise]
+    holders: _containers.RepeatedScalarFieldContainer[str]
+    answers: int
+    overlap: int
+    inferences: _containers.RepeatedScalarFieldContainer[str]
+    node_verdicts: _containers.RepeatedScalarFieldContainer[NodeVerdict]
+    model_version: str
+    generation: str
+    author: str
+    def __init__(self, node_id: _Optional[str] = ..., parent_id: _Optional[str] = ..., premise_id: _Optional[str] = ..., text: _Optional[str] = ..., depth: _Optional[int] = ..., state: _Optional[_Union[TreeNodeState, str]] = ..., task_id: _Optional[str] = ..., accepted: _Optional[_Iterable[_Union[TreePremise, _Mapping]]] = ..., holders: _Optional[_Iterable[str]] = ..., answers: _Optional[int] = ..., overlap: _Optional[int] = ..., inferences: _Optional[_Iterable[str]] = ..., node_verdicts: _Optional[_Iterable[_Union[NodeVerdict, str]]] = ..., model_version: _Optional[str] = ..., generation: _Optional[str] = ..., author: _Optional[str] = ...) -> None: ...
+
+class TreePremise(_message.Message):
+    __slots__ = ("premise_id", "text", "rank", "leaf", "author")
+    PREMISE_ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    LEAF_FIELD_NUMBER: _ClassVar[int]
+    AUTHOR_FIELD_NUMBER: _ClassVar[int]
+    premise_id: str
+    text: str
+    rank: int
+    leaf: bool
+    author: str
+    def __init__(self, premise_id: _Optional[str] = ..., text: _Optional[str] = ..., rank: _Optional[int] = ..., leaf: bool = ..., author: _Optional[str] = ...) -> None: ...
+
+class ListQueuesRequest(_message.Message):
+    __slots__ = ("annotator",)
+    ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
+    annotator: str
+    def __init__(self, annotator: _Optional[str] = ...) -> None: ...
+
+class ListQueuesResponse(_message.Message):
+    __slots__ = ("queues",)
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    queues: _containers.RepeatedCompositeFieldContainer[Queue]
+    def __init__(self, queues: _Optional[_Iterable[_Union[Queue, _Mapping]]] = ...) -> None: ...
+
+class Queue(_message.Message):
+    __slots__ = ("name", "overlap", "undo", "guideline", "total", "runs", "max_grade", "qualification")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_FIELD_NUMBER: _ClassVar[int]
+    UNDO_FIELD_NUMBER: _ClassVar[int]
+    GUIDELINE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    MAX_GRADE_FIELD_NUMBER: _ClassVar[int]
+    QUALIFICATION_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    overlap: int
+    undo: _duration_pb2.Duration
+    guideline: str
+    total: TaskCounts
+    runs: _containers.RepeatedCompositeFieldContainer[RunTasks]
+    max_grade: float
+    qualification: Qualification
+    def __init__(self, name: _Optional[str] = ..., overlap: _Optional[int] = ..., undo: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., guideline: _Optional[str] = ..., total: _Optional[_Union[TaskCounts, _Mapping]] = ..., runs: _Optional[_Iterable[_Union[RunTasks, _Mapping]]] = ..., max_grade: _Optional[float] = ..., qualification: _Optional[_Union[Qualification, _Mapping]] = ...) -> None: ...
+
+class Qualification(_message.Message):
+    __slots__ = ("items", "answered", "state")
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    items: int
+    answered: int
+    state: QualificationState
+    def __init__(self, items: _Optional[int] = ..., answered: _Optional[int] = ..., state: _Optional[_Union[QualificationState, str]] = ...) -> None: ...
+
+class RunTasks(_message.Message):
+    __slots__ = ("run_id", "counts")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    counts: TaskCounts
+    def __init__(self, run_id: _Optional[str] = ..., counts: _Optional[_Union[TaskCounts, _Mapping]] = ...) -> None: ...
+
+class TaskCounts(_message.Message):
+    __slots__ = ("tasks", "waiting", "free", "leased", "decided", "conflicts", "settled", "mine", "mine_hour", "answers_hour")
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    FREE_FIELD_NUMBER: _ClassVar[int]
+    LEASED_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_FIELD_NUMBER: _ClassVar[int]
+    CONFLICTS_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_FIELD_NUMBER: _ClassVar[int]
+    MINE_FIELD_NUMBER: _ClassVar[int]
+    MINE_HOUR_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_HOUR_FIELD_NUMBER: _ClassVar[int]
+    tasks: int
+    waiting: int
+    free: int
+    leased: int
+    decided: int
+    conflicts: int
+    settled: int
+    mine: int
+    mine_hour: int
+    answers_hour: int
+    def __init__(self, tasks: _Optional[int] = ..., waiting: _Optional[int] = ..., free: _Optional[int] = ..., leased: _Optional[int] = ..., decided: _Optional[int] = ..., conflicts: _Optional[int] = ..., settled: _Optional[int] = ..., mine: _Optional[int] = ..., mine_hour: _Optional[int] = ..., answers_hour: _Optional[int] = ...) -> None: ...
+
+class ListAnswersRequest(_message.Message):
+    __slots__ = ("run_id", "annotator", "page_size", "page_token")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    annotator: str
+    page_size: int
+    page_token: str
+    def __init__(self, run_id: _Optional[str] = ..., annotator: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListAnswersResponse(_message.Message):
+    __slots__ = ("tasks", "next_page_token")
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    tasks: _containers.RepeatedCompositeFieldContainer[JudgedTask]
+    next_page_token: str
+    def __init__(self, tasks: _Optional[_Iterable[_Union[JudgedTask, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class GetAgreementRequest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class GetAgreementResponse(_message.Message):
+    __slots__ = ("cohen_kappa", "fleiss_kappa", "krippendorff_alpha", "candidates", "annotators", "reports", "positive_agreement", "edge_f1", "controls")
+    COHEN_KAPPA_FIELD_NUMBER: _ClassVar[int]
+    FLEISS_KAPPA_FIELD_NUMBER: _ClassVar[int]
+    KRIPPENDORFF_ALPHA_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    ANNOTATORS_FIELD_NUMBER: _ClassVar[int]
+    REPORTS_FIELD_NUMBER: _ClassVar[int]
+    POSITIVE_AGREEMENT_FIELD_NUMBER: _ClassVar[int]
+    EDGE_F1_FIELD_NUMBER: _ClassVar[int]
+    CONTROLS_FIELD_NUMBER: _ClassVar[int]
+    cohen_kappa: float
+    fleiss_kappa: float
+    krippendorff_alpha: float
+    candidates: int
+    annotators: int
+    reports: _containers.RepeatedCompositeFieldContainer[AnnotatorReport]
+    positive_agreement: float
+    edge_f1: float
+    controls: _containers.RepeatedCompositeFieldContainer[ControlReport]
+    def __init__(self, cohen_kappa: _Optional[float] = ..., fleiss_kappa: _Optional[float] = ..., krippendorff_alpha: _Optional[float] = ..., candidates: _Optional[int] = ..., annotators: _Optional[int] = ..., reports: _Optional[_Iterable[_Union[AnnotatorReport, _Mapping]]] = ..., positive_agreement: _Optional[float] = ..., edge_f1: _Optional[float] = ..., controls: _Optional[_Iterable[_Union[ControlReport, _Mapping]]] = ...) -> None: ...
+
+class AnnotatorReport(_message.Message):
+    __slots__ = ("annotator", "answers", "late", "control_verdicts", "control_correct", "mean_elapsed", "answers_hour")
+    ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_CORRECT_FIELD_NUMBER: _ClassVar[int]
+    MEAN_ELAPSED_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_HOUR_FIELD_NUMBER: _ClassVar[int]
+    annotator: str
+    answers: int
+    late: int
+    control_verdicts: int
+    control_correct: int
+    mean_elapsed: _duration_pb2.Duration
+    answers_hour: int
+    def __init__(self, annotator: _Optional[str] = ..., answers: _Optional[int] = ..., late: _Optional[int] = ..., control_verdicts: _Optional[int] = ..., control_correct: _Optional[int] = ..., mean_elapsed: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., answers_hour: _Optional[int] = ...) -> None: ...
+
+class ControlReport(_message.Message):
+    __slots__ = ("query", "answers", "verdicts", "correct", "mistakes")
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    CORRECT_FIELD_NUMBER: _ClassVar[int]
+    MISTAKES_FIELD_NUMBER: _ClassVar[int]
+    query: str
+    answers: int
+    verdicts: int
+    correct: int
+    mistakes: _containers.RepeatedCompositeFieldContainer[ControlMistake]
+    def __init__(self, query: _Optional[str] = ..., answers: _Optional[int] = ..., verdicts: _Optional[int] = ..., correct: _Optional[int] = ..., mistakes: _Optional[_Iterable[_Union[ControlMistake, _Mapping]]] = ...) -> None: ...
+
+class ControlMistake(_message.Message):
+    __slots__ = ("text", "explains", "people")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    EXPLAINS_FIELD_NUMBER: _ClassVar[int]
+    PEOPLE_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    explains: bool
+    people: int
+    def __init__(self, text: _Optional[str] = ..., explains: bool = ..., people: _Optional[int] = ...) -> None: ...
+
+class ListTasksRequest(_message.Message):
+    __slots__ = ("run_id", "state", "page_size", "page_token", "annotator")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    state: TaskState
+    page_size: int
+    page_token: str
+    annotator: str
+    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[TaskState, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., annotator: _Optional[str] = ...) -> None: ...
+
+class ListTasksResponse(_message.Message):
+    __slots__ = ("tasks", "next_page_token")
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    tasks: _containers.RepeatedCompositeFieldContainer[JudgedTask]
+    next_page_token: str
+    def __init__(self, tasks: _Optional[_Iterable[_Union[JudgedTask, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class JudgedTask(_message.Message):
+    __slots__ = ("task", "state", "answers", "decision", "conflicts", "adjudicator")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    DECISION_FIELD_NUMBER: _ClassVar[int]
+    CONFLICTS_FIELD_NUMBER: _ClassVar[int]
+    ADJUDICATOR_FIELD_NUMBER: _ClassVar[int]
+    task: _oracle_pb2.OracleTask
+    state: TaskState
+    answers: _containers.RepeatedCompositeFieldContainer[TaskAnswer]
+    decision: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
+    conflicts: _containers.RepeatedScalarFieldContainer[str]
+    adjudicator: str
+    def __init__(self, task: _Optional[_Union[_oracle_pb2.OracleTask, _Mapping]] = ..., state: _Optional[_Union[TaskState, str]] = ..., answers: _Optional[_Iterable[_Union[TaskAnswer, _Mapping]]] = ..., decision: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., conflicts: _Optional[_Iterable[str]] = ..., adjudicator: _Optional[str] = ...) -> None: ...
+
+class TaskAnswer(_message.Message):
+    __slots__ = ("answer_id", "annotator", "verdicts", "late", "at", "note", "additions", "written", "inference", "node_verdict", "intermediates", "alternatives")
+    ANSWER_ID_FIELD_NUMBER: _ClassVar[int]
+    ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
+    VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    ADDITIONS_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    INFERENCE_FIELD_NUMBER: _ClassVar[int]
+    NODE_VERDICT_FIELD_NUMBER: _ClassVar[int]
+    INTERMEDIATES_FIELD_NUMBER: _ClassVar[int]
+    ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
+    answer_id: str
+    annotator: str
+    verdicts: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
+    late: bool
+    at: _timestamp_pb2.Timestamp
+    note: str
+    additions: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Candidate]
+    written: _containers.RepeatedScalarFieldContainer[str]
+    inference: str
+    node_verdict: NodeVerdict
+    intermediates: _containers.RepeatedScalarFieldContainer[str]
+    alternatives: _containers.RepeatedCompositeFieldContainer[PremiseSet]
+    def __init__(self, answer_id: _Optional[str] = ..., annotator: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., late: bool = ..., at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., note: _Optional[str] = ..., additions: _Optional[_Iterable[_Union[_oracle_pb2.Candidate, _Mapping]]] = ..., written: _Optional[_Iterable[str]] = ..., inference: _Optional[str] = ..., node_verdict: _Optional[_Union[NodeVerdict, str]] = ..., intermediates: _Optional[_Iterable[str]] = ..., alternatives: _Optional[_Iterable[_Union[PremiseSet, _Mapping]]] = ...) -> None: ...
+
+class WatchTasksRequest(_message.Message):
+    __slots__ = ("run_id", "from_seq", "from_now")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    FROM_SEQ_FIELD_NUMBER: _ClassVar[int]
+    FROM_NOW_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    from_seq: int
+    from_now: bool
+    def __init__(self, run_id: _Optional[str] = ..., from_seq: _Optional[int] = ..., from_now: bool = ...) -> None: ...
+
+class WatchTasksResponse(_message.Message):
+    __slots__ = ("seq", "event", "task_id", "run_id", "at", "annotator")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    event: TaskEvent
+    task_id: str
+    run_id: str
+    at: _timestamp_pb2.Timestamp
+    annotator: str
+    def __init__(self, seq: _Optional[int] = ..., event: _Optional[_Union[TaskEvent, str]] = ..., task_id: _Optional[str] = ..., run_id: _Optional[str] = ..., at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., annotator: _Optional[str] = ...) -> None: ...
