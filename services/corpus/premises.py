@@ -3,8 +3,8 @@
     id or text -> hash -> sorted table, memory-mapped -> ordinal -> start of the line -> line of premises.jsonl
 
 `premises.jsonl` holds one premise a line in the order of insertion, which is its ordinal. The memory-mapped tables
-beside it hold the start of each line, the sorted hashes of ids and texts with their ordinals, and each premise's
-splits. A hash only proposes a premise; its id or text decides.
+beside it hold the start of each line, the sorted hashes of ids and texts with their ordinals, and each premise's group:
+those with the same splits and tags. A hash only proposes a premise; its id or text decides.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import mmap
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import overload
@@ -30,33 +30,36 @@ PREMISES = "premises.jsonl"
 STARTS = "premises.starts.npy"
 IDS = "premises.ids.npy"
 TEXTS = "premises.texts.npy"
-SPLITS = "premises.splits.npy"
-SPLIT_SETS = "premises.splits.json"
+GROUPS = "premises.groups.npy"
+GROUP_NAMES = "premises.groups.json"
 KEPT_RECORDS = 32_768  # decoded premises kept for the next call, about 400 bytes each
 KEPT_IDS = 32_768  # about 100 bytes each
 KEPT_MASKS = 8
+Names = frozenset[str]
+Clause = tuple[Names, Names]  # tags that a premise has, and tags that it has not
 _ID, _TEXT = b'{"id": "', b'", "text": "'  # what stands around an id in a line as `to_line` writes it
 
 
 @dataclass(frozen=True)
 class PremiseRecord:
-    """A premise: its id, its text, other ids of the same text, and the splits that contain the text."""
+    """A premise: its id, its text, other ids of the same text, the splits that contain the text, and its tags."""
 
     id: str
     text: str
     aliases: tuple[str, ...] = ()
     splits: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
 
     @classmethod
     def of_line(cls, line: bytes) -> PremiseRecord:
         """Reads a line of `premises.jsonl`. Raises ValueError, KeyError or TypeError for anything else."""
         record = json.loads(line.decode())
-        return cls(record["id"], record["text"], tuple(record["aliases"]), tuple(record["splits"]))
+        names = (tuple(record[name]) for name in ("aliases", "splits", "tags"))
+        return cls(record["id"], record["text"], *names)
 
     def to_line(self) -> str:
         """Writes the premise as a line of `premises.jsonl`."""
-        record = {"id": self.id, "text": self.text, "aliases": self.aliases, "splits": self.splits}
-        return json.dumps(record, ensure_ascii=False) + "\n"
+        return json.dumps(asdict(self), ensure_ascii=False) + "\n"
 
 
 @dataclass(frozen=True)
@@ -64,61 +67,64 @@ class Tables:
     """The tables beside the lines of n premises.
 
     `starts` (n + 1,) int64: the byte where each line begins, and the end. `ids` (2, ids and aliases) and `texts` (2, n)
-    uint64: sorted hashes over their ordinals. `splits` (n,) uint32: which of `split_sets` a premise has.
+    uint64: sorted hashes over their ordinals. `groups` (n,) uint32: which of `group_names`, splits and tags, it has.
     """
 
     starts: NDArray[np.int64]
     ids: NDArray[np.uint64]
     texts: NDArray[np.uint64]
-    splits: NDArray[np.uint32]
-    split_sets: list[list[str]]
+    groups: NDArray[np.uint32]
+    group_names: list[tuple[Names, Names]]
 
     @classmethod
     def of(cls, lines: Iterable[tuple[PremiseRecord, int]]) -> Tables:
         """Makes the tables of premises, each with the size of its line in bytes."""
-        starts, ids, id_ordinals, texts, splits = array("q", [0]), array("Q"), array("Q"), array("Q"), array("I")
-        split_sets: dict[tuple[str, ...], int] = {}
+        starts, ids, id_ordinals, texts, groups = array("q", [0]), array("Q"), array("Q"), array("Q"), array("I")
+        known: dict[tuple[Names, Names], int] = {}
         for ordinal, (premise, size_bytes) in enumerate(lines):
             starts.append(starts[-1] + size_bytes)
             texts.append(_hash(premise.text))
             for one in (premise.id, *premise.aliases):
                 ids.append(_hash(one))
                 id_ordinals.append(ordinal)
-            splits.append(split_sets.setdefault(premise.splits, len(split_sets)))
+            groups.append(known.setdefault((frozenset(premise.splits), frozenset(premise.tags)), len(known)))
         return cls(
             np.array(starts, dtype=np.int64),
             _sort(np.array(ids, dtype=np.uint64), np.array(id_ordinals, dtype=np.uint64)),
             _sort(np.array(texts, dtype=np.uint64), np.arange(len(texts), dtype=np.uint64)),
-            np.array(splits, dtype=np.uint32),
-            [list(names) for names in split_sets],
+            np.array(groups, dtype=np.uint32),
+            list(known),
         )
 
     @classmethod
     def open(cls, artifact: Artifact) -> Tables:
         """Memory-maps the tables of an artifact. Raises DataLoss, or ValueError, KeyError, TypeError for damage."""
-        starts, ids, texts, splits = (map_array(artifact.file(name)) for name in (STARTS, IDS, TEXTS, SPLITS))
-        split_sets = [[str(name) for name in names] for names in json.loads(artifact.file(SPLIT_SETS).read_bytes())]
-        return cls(starts, ids, texts, splits, split_sets)
+        starts, ids, texts, groups = (map_array(artifact.file(name)) for name in (STARTS, IDS, TEXTS, GROUPS))
+        names = [
+            (frozenset(splits), frozenset(tags)) for splits, tags in json.loads(artifact.file(GROUP_NAMES).read_bytes())
+        ]
+        return cls(starts, ids, texts, groups, names)
 
     def write(self, path: Path) -> None:
         """Writes the tables into the directory `path`."""
-        for name, table in ((STARTS, self.starts), (IDS, self.ids), (TEXTS, self.texts), (SPLITS, self.splits)):
+        for name, table in ((STARTS, self.starts), (IDS, self.ids), (TEXTS, self.texts), (GROUPS, self.groups)):
             np.save(path / name, table, allow_pickle=False)
-        (path / SPLIT_SETS).write_text(json.dumps(self.split_sets, ensure_ascii=False), encoding="utf-8")
+        names = [[sorted(splits), sorted(tags)] for splits, tags in self.group_names]
+        (path / GROUP_NAMES).write_text(json.dumps(names, ensure_ascii=False), encoding="utf-8")
 
     def fit(self, size_bytes: int) -> bool:
         """Whether the tables fit each other and lines of `size_bytes` in all. Reads each table once."""
-        if self.starts.ndim != 1 or self.splits.ndim != 1 or not len(self.starts):
+        if self.starts.ndim != 1 or self.groups.ndim != 1 or not len(self.starts):
             return False
         rows = len(self.starts) - 1
         return bool(
             self.starts.dtype == np.int64
-            and self.splits.dtype == np.uint32
+            and self.groups.dtype == np.uint32
             and int(self.starts[0]) == 0
             and int(self.starts[-1]) == size_bytes
             and np.all(self.starts[1:] > self.starts[:-1])
-            and self.splits.shape == (rows,)
-            and (not rows or int(self.splits.max()) < len(self.split_sets))
+            and self.groups.shape == (rows,)
+            and (not rows or int(self.groups.max()) < len(self.group_names))
             and self.texts.shape == (2, rows)
             and all(_is_sorted(table, rows) for table in (self.ids, self.texts))
         )
@@ -181,8 +187,9 @@ class Premises(Sequence[PremiseRecord]):
         self._decode = decode
         self._id = lru_cache(maxsize=KEPT_IDS)(read_id)
         self._kept = lru_cache(maxsize=KEPT_RECORDS)(decode)
-        self._mask = lru_cache(maxsize=KEPT_MASKS)(lambda splits: _mask(tables, splits))
-        self.splits = frozenset(name for names in tables.split_sets for name in names)
+        self._mask = lru_cache(maxsize=KEPT_MASKS)(lambda splits, clauses: _mask(tables, splits, clauses))
+        self.splits = frozenset[str]().union(*(splits for splits, _ in tables.group_names))
+        self.tags = frozenset[str]().union(*(tags for _, tags in tables.group_names))
         self.ordinal_by_id = Ordinals(tables.ids, self, lambda premise: (premise.id, *premise.aliases))
         self.ordinal_by_text = Ordinals(tables.texts, self, lambda premise: (premise.text,))
 
@@ -231,9 +238,12 @@ class Premises(Sequence[PremiseRecord]):
     def __iter__(self) -> Iterator[PremiseRecord]:
         return map(self._decode, range(len(self)))
 
-    def with_any(self, splits: frozenset[str]) -> NDArray[np.bool_]:
-        """Returns which premises (n,) have one of `splits`, or no split at all. The array is shared and read-only."""
-        return self._mask(splits)
+    def passing(self, splits: Names, clauses: frozenset[Clause] = frozenset()) -> NDArray[np.bool_]:
+        """Returns which premises (n,) have one of `splits` or no split, and fit one of `clauses`; empty ones allow all.
+
+        The array is shared and read-only.
+        """
+        return self._mask(splits, clauses)
 
 
 def write_premises(path: Path, premises: Iterable[PremiseRecord]) -> None:
@@ -242,9 +252,12 @@ def write_premises(path: Path, premises: Iterable[PremiseRecord]) -> None:
         Tables.of((premise, file.write(premise.to_line().encode())) for premise in premises).write(path)
 
 
-def _mask(tables: Tables, splits: frozenset[str]) -> NDArray[np.bool_]:
-    allowed = np.array([not names or not splits.isdisjoint(names) for names in tables.split_sets], dtype=bool)
-    mask: NDArray[np.bool_] = allowed[tables.splits]
+def _mask(tables: Tables, splits: Names, clauses: frozenset[Clause]) -> NDArray[np.bool_]:
+    def passes(own: Names, tags: Names) -> bool:
+        fits = not clauses or any(tags >= wanted and tags.isdisjoint(unwanted) for wanted, unwanted in clauses)
+        return fits and (not splits or not own or not own.isdisjoint(splits))
+
+    mask: NDArray[np.bool_] = np.array([passes(*names) for names in tables.group_names], dtype=bool)[tables.groups]
     mask.setflags(write=False)
     return mask
 

@@ -62,8 +62,11 @@ def to_scope(request: index_pb2.SearchRequest | index_pb2.RetrieveRequest) -> Sc
         corpus=request.corpus,
         k=request.k,
         exclude_ids=tuple(request.exclude_ids),
-        splits=tuple(request.filter.any_split) if request.HasField("filter") else (),
+        splits=tuple(request.filter.any_split),
         generation=request.generation,
+        only_ids=tuple(request.filter.only_ids),
+        before_id=request.filter.before_id,
+        clauses=frozenset((frozenset(one.all_of), frozenset(one.none_of)) for one in request.filter.any_clause),
     )
 
 
@@ -115,6 +118,7 @@ def to_search_response(answer: RetrievalResult, room: AnswerRoom, timed: bool) -
         exact=answer.exact,
         timings=_timings(answer) if timed else None,
         unknown_splits=answer.unknown_splits,
+        unknown_tags=answer.unknown_tags,
     )
     for one in answer.hits:
         ids = generation.ids_of(one.ordinals.tolist())
@@ -134,6 +138,7 @@ def to_retrieve_response(answer: RetrievalResult, room: AnswerRoom) -> index_pb2
         exact=answer.exact,
         timings=_timings(answer),
         unknown_splits=answer.unknown_splits,
+        unknown_tags=answer.unknown_tags,
     )
     for one in answer.hits:
         found = response.results.add().premises
@@ -172,7 +177,9 @@ class Answers:
 
 def to_premise(record: PremiseRecord) -> types_pb2.Premise:
     """Converts a premise."""
-    return types_pb2.Premise(id=record.id, text=record.text, aliases=record.aliases, splits=record.splits)
+    return types_pb2.Premise(
+        id=record.id, text=record.text, aliases=record.aliases, splits=record.splits, tags=record.tags
+    )
 
 
 def to_premises_response(
@@ -286,7 +293,10 @@ async def to_premise_chunks(
     async for request in requests:
         if request.WhichOneof("part") != "chunk":
             raise errors.InvalidArgument.field("chunk", "is missing; only the first message of a build has no premises")
-        yield [PremiseRecord(p.id, p.text, tuple(p.aliases), tuple(p.splits)) for p in request.chunk.premises]
+        yield [
+            PremiseRecord(p.id, p.text, tuple(p.aliases), tuple(p.splits), tuple(p.tags))
+            for p in request.chunk.premises
+        ]
 
 
 def _timings(answer: RetrievalResult) -> types_pb2.Timings:

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from aeenc import errors
 from services.corpus.generation import PremiseRecord, Storage
+from services.corpus.premises import Clause
 from services.store.artifacts import Artifact
 from services.store.formats import known_fields
 
@@ -101,17 +102,29 @@ class Scope:
     exclude_ids: tuple[str, ...] = ()
     splits: tuple[str, ...] = ()
     generation: str = ""
+    only_ids: tuple[str, ...] = ()
+    before_id: str = ""
+    clauses: frozenset[Clause] = frozenset()
+
+    @property
+    def tags(self) -> frozenset[str]:
+        """All tags that it names."""
+        return frozenset[str]().union(*(names for clause in self.clauses for names in clause))
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The premises that a search may return: those with one of `splits` or with no split, less `excluded` (ordinals).
+    """The premises that a search may return, by ordinal: `only` these (None: all), `before` this, less `excluded`.
 
-    Empty `splits` allow every split. Searches with equal selections share a scan.
+    And of them those with one of `splits` or with no split, that fit one of `clauses`; empty ones allow all. Searches
+    with equal selections share a scan.
     """
 
     splits: frozenset[str] = frozenset()
     excluded: frozenset[int] = frozenset()
+    clauses: frozenset[Clause] = frozenset()
+    only: frozenset[int] | None = None
+    before: int | None = None
 
 
 ALL = Selection()
@@ -164,7 +177,7 @@ class TextQuery:
 class RetrievalResult:
     """The hits of each query, in the generation searched. Times in seconds; `version` is that of the query encoder.
 
-    `unknown_splits` are those of the scope that no premise has, where the back end knows that.
+    `unknown_splits` and `unknown_tags` are those of the scope that no premise has, where the back end knows that.
     """
 
     hits: list[SearchHits]
@@ -176,6 +189,7 @@ class RetrievalResult:
     version: str = ""
     reranked_by: str = ""
     unknown_splits: tuple[str, ...] = ()
+    unknown_tags: tuple[str, ...] = ()
 
     @property
     def exact(self) -> bool:

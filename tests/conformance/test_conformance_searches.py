@@ -99,6 +99,56 @@ async def test_splits_and_excluded_ids_restrict_what_is_returned(subject):
     assert await found(exclude=["t", "d", "fd", "none", "odd"]) == set()
 
 
+FILTERS = [
+    ({"only_ids": ["p3", "p5-alias", "p3"]}, lambda n, tags: n in {3, 5}),
+    ({"before_id": "p4"}, lambda n, tags: n < 4),
+    ({"before_id": "p0"}, lambda n, tags: False),
+    ({"tags": ["even"]}, lambda n, tags: "even" in tags),
+    ({"tags": ["even,-third"]}, lambda n, tags: "even" in tags and "third" not in tags),
+    ({"tags": ["-even"]}, lambda n, tags: "even" not in tags),
+    ({"tags": ["even,third", "-even,-third"]}, lambda n, tags: ("even" in tags) == ("third" in tags)),
+    ({"tags": ['x"] or (ordinal >= 0']}, lambda n, tags: False),
+    (
+        {"tags": ["even"], "before_id": "p9", "only_ids": [f"p{n}" for n in range(3, 20)]},
+        lambda n, tags: n in {4, 6, 8},
+    ),
+    ({"tags": ["even"], "splits": ["train"], "exclude": ["p2"]}, lambda n, tags: n % 2 == 0 and n % 5 and n != 2),
+]
+
+
+@pytest.mark.parametrize("mode", ["dense", "lexical", "hybrid", "iterative_lexical", "search"])
+async def test_a_filter_by_ids_order_and_tags_leaves_what_a_scan_would_leave(subject, mode):
+    corpus, count = subject.corpus(), 20
+    tags = [[name for name, step in (("even", 2), ("third", 3)) if n % step == 0] for n in range(count)]
+    told = [
+        premise(f"p{n}", f"light number{n}", ["dev"] if n % 5 == 0 else ["train"], [f"p{n}-alias"], tags[n])
+        for n in range(count)
+    ]
+    await subject.index.build(corpus, told)
+    assert [list(one.tags) async for one in subject.index.list_premises(corpus)] == tags
+    for options, passes in FILTERS:
+        if mode == "search":
+            vector = await subject.encode(["light"])
+            found = await subject.index.search(corpus, vector, space_id=subject.space_id, k=count, **options)
+            ids = found.ids[0]
+        else:
+            [hits] = await subject.index.retrieve(corpus, ["light"], k=count, mode=mode, drop_self=False, **options)
+            ids = [hit.id for hit in hits]
+        assert sorted(ids) == sorted(f"p{n}" for n in range(count) if passes(n, tags[n])), options
+
+
+async def test_an_id_of_a_filter_that_the_generation_lacks_is_named_and_so_is_a_wrong_clause(subject):
+    corpus, _, _ = await science(subject)
+    for options in ({"only_ids": ["f1", "nobody"]}, {"before_id": "nobody"}):
+        await raises(errors.NotFound, subject.index.retrieve(corpus, ["ice"], **options), "nobody")
+    for clause in ("", "physics,", "-", "a,,b"):
+        await raises(errors.InvalidArgument, subject.index.retrieve(corpus, ["ice"], tags=[clause]), "tags[0]")
+    await raises(errors.TooLarge, subject.index.retrieve(corpus, ["ice"], only_ids=["f1"] * 1025), "only_ids")
+    for tag in ("-draft", "a,b", " a", "", "x" * 65):
+        build = subject.index.build(subject.corpus(), [premise("a", "ice", tags=[tag])])
+        await raises(errors.InvalidArgument, build, "premises[0].tags", "a tag has 1 to 64 bytes")
+
+
 async def test_ids_of_any_characters_are_found_listed_and_excluded(subject):
     corpus = subject.corpus()
     await subject.index.build(corpus, [premise(one, f"fact {n}") for n, one in enumerate(ODD_IDS)])

@@ -10,7 +10,7 @@ import pytest
 
 from aeenc import errors
 from services.corpus import premises as module
-from services.corpus.premises import PREMISES, SPLITS, STARTS, TEXTS, PremiseRecord, Premises, Tables, write_premises
+from services.corpus.premises import GROUPS, PREMISES, STARTS, TEXTS, PremiseRecord, Premises, Tables, write_premises
 from services.store.artifacts import Artifact, ArtifactStore
 
 RECORDS = [
@@ -82,10 +82,10 @@ def test_equal_hashes_are_told_apart_by_the_premises(
 
 
 def test_a_mask_has_premises_with_a_wanted_split_and_those_without_any(premises: Premises) -> None:
-    assert premises.with_any(frozenset({"train"})).tolist() == [True, True, False, False, False]
-    assert premises.with_any(frozenset({"facts", "test"})).tolist() == [True, False, True, True, True]
-    assert premises.with_any(frozenset({"nonsense"})).tolist() == [True, False, False, False, False]
-    assert not premises.with_any(frozenset({"train"})).flags.writeable, "callers share it"
+    assert premises.passing(frozenset({"train"})).tolist() == [True, True, False, False, False]
+    assert premises.passing(frozenset({"facts", "test"})).tolist() == [True, False, True, True, True]
+    assert premises.passing(frozenset({"nonsense"})).tolist() == [True, False, False, False, False]
+    assert not premises.passing(frozenset({"train"})).flags.writeable, "callers share it"
 
 
 def test_opening_reads_no_line(artifact_store: ArtifactStore) -> None:
@@ -104,7 +104,7 @@ def test_premises_without_tables_are_read_as_older_versions_wrote_them(artifact_
     premises = Premises.open(written)
     assert list(premises) == RECORDS
     assert premises.ordinal_by_id["p7"] == 1
-    assert premises.with_any(frozenset({"test"})).tolist() == [True, False, True, False, True]
+    assert premises.passing(frozenset({"test"})).tolist() == [True, False, True, False, True]
 
 
 def damage_starts(path: Path) -> None:
@@ -123,17 +123,17 @@ def damage_ordinals(path: Path) -> None:
     np.save(path / TEXTS, texts)
 
 
-def damage_splits(path: Path) -> None:
-    splits = np.load(path / SPLITS)
-    splits[0] = 99
-    np.save(path / SPLITS, splits)
+def damage_groups(path: Path) -> None:
+    groups = np.load(path / GROUPS)
+    groups[0] = 99
+    np.save(path / GROUPS, groups)
 
 
 def damage_rows(path: Path) -> None:
-    np.save(path / SPLITS, np.load(path / SPLITS)[:-1])
+    np.save(path / GROUPS, np.load(path / GROUPS)[:-1])
 
 
-@pytest.mark.parametrize("damage", [damage_starts, damage_order, damage_ordinals, damage_splits, damage_rows])
+@pytest.mark.parametrize("damage", [damage_starts, damage_order, damage_ordinals, damage_groups, damage_rows])
 def test_tables_that_do_not_fit_are_data_loss(artifact_store: ArtifactStore, damage: object) -> None:
     written = write(artifact_store)
     damage(written.path)  # type: ignore[operator]
@@ -149,7 +149,7 @@ def test_the_tables_of_ten_thousand_premises_are_small_and_find_each(artifact_st
     premises = Premises.open(written)
     assert [premises.ordinal_by_id[f"id-{n}"] for n in range(0, 10_000, 97)] == list(range(0, 10_000, 97))
     assert [premises.ordinal_by_text[f"text {n}"] for n in range(0, 10_000, 89)] == list(range(0, 10_000, 89))
-    assert json.loads(written.file("premises.splits.json").read_bytes()) == [[], ["a"], ["a", "b"]]
+    assert json.loads(written.file("premises.groups.json").read_bytes()) == [[[], []], [["a"], []], [["a", "b"], []]]
 
 
 def test_no_premises_have_empty_tables() -> None:

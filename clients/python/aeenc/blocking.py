@@ -247,6 +247,9 @@ class BlockingIndexClient:
         k: int = 10,
         exclude: Sequence[str] = (),
         splits: Sequence[str] = (),
+        only_ids: Sequence[str] = (),
+        before_id: str = "",
+        tags: Sequence[str] = (),
         generation: str = "",
         exact: bool = False,
         nprobe: int = 0,
@@ -257,7 +260,7 @@ class BlockingIndexClient:
         """Finds the k nearest premises of each row of `queries` (n, dim), which belong to `space_id`.
 
         `exact` searches exactly with any engine; `nprobe` and `ef_search` tune approximate ones (0: as built).
-        `timings` asks how long each part took.
+        `timings` asks how long each part took. `splits`, `only_ids`, `before_id` and `tags` as in `retrieve`.
         """
         return run(
             self._awaiting.search(
@@ -267,6 +270,9 @@ class BlockingIndexClient:
                 k=k,
                 exclude=given(exclude),
                 splits=given(splits),
+                only_ids=given(only_ids),
+                before_id=before_id,
+                tags=given(tags),
                 generation=generation,
                 exact=exact,
                 nprobe=nprobe,
@@ -295,6 +301,9 @@ class BlockingIndexClient:
         drop_self: bool = True,
         exclude: Sequence[str] = (),
         splits: Sequence[str] = (),
+        only_ids: Sequence[str] = (),
+        before_id: str = "",
+        tags: Sequence[str] = (),
         generation: str = "",
         truncate: bool = False,
         precision: Precision | None = None,
@@ -304,9 +313,10 @@ class BlockingIndexClient:
         """Finds the k premises that best explain each text, k from 1 to 1,000.
 
         `label` or `version` names the query encoder (default: label `stable`), `generation` what is searched (default:
-        the active one). `exclude` are ids never to return, `splits` restricts to premises of these splits or of none;
-        `drop_self` leaves out a premise whose text is the query's. A text too long for the model is refused unless
-        `truncate` cuts it.
+        the active one). `exclude` are ids never to return. A filter restricts the others: `splits` to premises of these
+        splits or of none, `only_ids` to these, `before_id` to those inserted before it, `tags` to those that fit one of
+        the clauses: "physics,-draft" are those with the one tag and without the other. `drop_self` leaves out a premise
+        whose text is the query's. A text too long for the model is refused unless `truncate` cuts it.
 
         `mode` matches texts by the encoder, by words, or by both, combined by `fusion`. With `accepted` (ids by text),
         retrieval seeks premises for what the accepted ones leave unexplained. `prior` is the share, from 0 to 1, of
@@ -316,9 +326,9 @@ class BlockingIndexClient:
         `negative_feedback` subtracts this share of the mean vector of the five best premises from the query and ranks
         again; 0.1 is a good start. `precision` and `routing_key` are those of the encoder's calls.
 
-        Raises NotFound for an unknown corpus or generation, VersionNotLoaded for a label or version that no encoder
-        serves, InvalidArgument for an option out of range, FailedPrecondition where the corpus lacks what the mode
-        needs, such as words or explanations.
+        Raises NotFound for an unknown corpus, generation or id of the filter, VersionNotLoaded for a label or version
+        that no encoder serves, InvalidArgument for an option out of range, FailedPrecondition where the corpus lacks
+        what the mode needs, such as words or explanations.
         """
         return run(
             self._awaiting.retrieve(
@@ -338,6 +348,9 @@ class BlockingIndexClient:
                 drop_self=drop_self,
                 exclude=given(exclude),
                 splits=given(splits),
+                only_ids=given(only_ids),
+                before_id=before_id,
+                tags=given(tags),
                 generation=generation,
                 truncate=truncate,
                 precision=precision,

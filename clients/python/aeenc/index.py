@@ -33,6 +33,7 @@ from aeenc.calls.retrieval import (
     Retrieved,
     SearchResult,
     mode_number,
+    premise_filter,
     rank,
 )
 from aeenc.transport.channel import Channel
@@ -71,6 +72,9 @@ class IndexClient:
         k: int = 10,
         exclude: Sequence[str] = (),
         splits: Sequence[str] = (),
+        only_ids: Sequence[str] = (),
+        before_id: str = "",
+        tags: Sequence[str] = (),
         generation: str = "",
         exact: bool = False,
         nprobe: int = 0,
@@ -81,9 +85,9 @@ class IndexClient:
         """Finds the k nearest premises of each row of `queries` (n, dim), which belong to `space_id`.
 
         `exact` searches exactly with any engine; `nprobe` and `ef_search` tune approximate ones (0: as built).
-        `timings` asks how long each part took.
+        `timings` asks how long each part took. `splits`, `only_ids`, `before_id` and `tags` as in `retrieve`.
         """
-        refuse_single_texts(exclude=exclude, splits=splits)
+        refuse_single_texts(exclude=exclude)
         request = message(
             index_pb2.SearchRequest,
             corpus=corpus,
@@ -91,7 +95,7 @@ class IndexClient:
             space_id=space_id,
             k=k,
             exclude_ids=exclude,
-            filter=_filter(splits),
+            filter=premise_filter(splits, only_ids, before_id, tags),
             generation=generation,
             params=message(index_pb2.SearchParams, exact=exact, nprobe=nprobe, ef_search=ef_search),
             timings=timings,
@@ -125,6 +129,9 @@ class IndexClient:
         drop_self: bool = True,
         exclude: Sequence[str] = (),
         splits: Sequence[str] = (),
+        only_ids: Sequence[str] = (),
+        before_id: str = "",
+        tags: Sequence[str] = (),
         generation: str = "",
         truncate: bool = False,
         precision: Precision | None = None,
@@ -134,9 +141,10 @@ class IndexClient:
         """Finds the k premises that best explain each text, k from 1 to 1,000.
 
         `label` or `version` names the query encoder (default: label `stable`), `generation` what is searched (default:
-        the active one). `exclude` are ids never to return, `splits` restricts to premises of these splits or of none;
-        `drop_self` leaves out a premise whose text is the query's. A text too long for the model is refused unless
-        `truncate` cuts it.
+        the active one). `exclude` are ids never to return. A filter restricts the others: `splits` to premises of these
+        splits or of none, `only_ids` to these, `before_id` to those inserted before it, `tags` to those that fit one of
+        the clauses: "physics,-draft" are those with the one tag and without the other. `drop_self` leaves out a premise
+        whose text is the query's. A text too long for the model is refused unless `truncate` cuts it.
 
         `mode` matches texts by the encoder, by words, or by both, combined by `fusion`. With `accepted` (ids by text),
         retrieval seeks premises for what the accepted ones leave unexplained. `prior` is the share, from 0 to 1, of
@@ -146,13 +154,11 @@ class IndexClient:
         `negative_feedback` subtracts this share of the mean vector of the five best premises from the query and ranks
         again; 0.1 is a good start. `precision` and `routing_key` are those of the encoder's calls.
 
-        Raises NotFound for an unknown corpus or generation, VersionNotLoaded for a label or version that no encoder
-        serves, InvalidArgument for an option out of range, FailedPrecondition where the corpus lacks what the mode
-        needs, such as words or explanations.
+        Raises NotFound for an unknown corpus, generation or id of the filter, VersionNotLoaded for a label or version
+        that no encoder serves, InvalidArgument for an option out of range, FailedPrecondition where the corpus lacks
+        what the mode needs, such as words or explanations.
         """
-        refuse_single_texts(
-            texts=texts, accepted=accepted, rerank_versions=rerank_versions, exclude=exclude, splits=splits
-        )
+        refuse_single_texts(texts=texts, accepted=accepted, rerank_versions=rerank_versions, exclude=exclude)
         accepted = listed(accepted, "accepted")  # one that can be gone through only once is gone through twice here
         for number, ids in enumerate(accepted):
             refuse_single_text(ids, f"accepted[{number}]")
@@ -171,7 +177,7 @@ class IndexClient:
             rerank_versions=rerank_versions,
             model=selector(label, version),
             exclude_ids=exclude,
-            filter=_filter(splits),
+            filter=premise_filter(splits, only_ids, before_id, tags),
             generation=generation,
             drop_self=drop_self,
             truncate=types_pb2.TRUNCATE_END if truncate else types_pb2.TRUNCATE_ERROR,
@@ -187,6 +193,7 @@ class IndexClient:
             timings=values.Timings.from_message(response.timings),
             rerank_version=response.rerank_version,
             unknown_splits=tuple(response.unknown_splits),
+            unknown_tags=tuple(response.unknown_tags),
         )
 
     async def rankings(
@@ -273,7 +280,7 @@ class IndexClient:
         )
         generation = index_pb2.Generation()
         deadline, stuck_since, reached = time.monotonic() + check_seconds(timeout_s), 0.0, 0
-        resume_s = check_seconds(resume_s, "resume_s")
+        resume_s = check_seconds(resume_s, "resume_s") if resume_s != 0 else 0.0
         stage: BuildStage = "receiving"
         while True:
             before = reached
@@ -395,10 +402,6 @@ class IndexClient:
         """Gets the index's corpora, active generations, limits and state."""
         response = await self.channel.unary(self._stub.GetInfo, index_pb2.IndexServiceGetInfoRequest())
         return values.IndexInfo.from_message(response)
-
-
-def _filter(splits: Sequence[str]) -> index_pb2.PremiseFilter | None:
-    return message(index_pb2.PremiseFilter, any_split=any_split) if (any_split := listed(splits, "splits")) else None
 
 
 async def _build_requests(

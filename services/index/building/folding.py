@@ -17,7 +17,9 @@ from services.index.values import Sameness
 from services.kit.limits import Limits
 
 ID_BYTES = 256
-SPLIT_BYTES = 64
+SPLIT_BYTES = TAG_BYTES = 64
+TAGS = 256  # of a premise
+TAG_RULE = f"a tag has 1 to {TAG_BYTES} bytes, no comma, no blank at its ends and no hyphen before it"
 
 
 @dataclass
@@ -28,11 +30,13 @@ class Draft:
     text: str
     aliases: list[str] = field(default_factory=list)
     splits: list[str] = field(default_factory=list)
+    tags: list[str] = field(default_factory=list)
     base_ordinal: int | None = None
 
     def record(self) -> PremiseRecord:
-        """The premise as stored. Splits are sorted, so that the order of duplicates does not change the files."""
-        return PremiseRecord(self.id, self.text, tuple(self.aliases), tuple(sorted(self.splits)))
+        """The premise as stored. Splits and tags are sorted, so that the order of duplicates changes no file."""
+        splits, tags = tuple(sorted(self.splits)), tuple(sorted(self.tags))
+        return PremiseRecord(self.id, self.text, tuple(self.aliases), splits, tags)
 
 
 class Folding:
@@ -66,7 +70,7 @@ class Folding:
         for ordinal, premise in enumerate(premises):
             ids = [one for one in (premise.id, *premise.aliases) if one not in deleted]
             if ids:
-                self._keep(Draft(ids[0], premise.text, ids[1:], list(premise.splits), ordinal))
+                self._keep(Draft(ids[0], premise.text, ids[1:], list(premise.splits), list(premise.tags), ordinal))
                 self._ids.update(ids)
 
     def add(self, premises: Iterable[PremiseRecord]) -> None:
@@ -78,10 +82,12 @@ class Folding:
             draft = self._by_text.get(self._key(premise.text))
             if draft is None:
                 known = self._base_texts.get(premise.text)
-                self._keep(Draft(premise.id, premise.text, list(premise.aliases), list(premise.splits), known))
+                names = list(premise.aliases), list(premise.splits), list(premise.tags)
+                self._keep(Draft(premise.id, premise.text, *names, known))
             else:
                 draft.aliases += [premise.id, *premise.aliases]
                 draft.splits += [split for split in premise.splits if split not in draft.splits]
+                draft.tags += [tag for tag in premise.tags if tag not in draft.tags]
 
     def _keep(self, draft: Draft) -> None:
         self.drafts.append(draft)
@@ -117,6 +123,13 @@ def check_premise(premise: PremiseRecord, where: str, limits: Limits) -> None:
         raise errors.TooLarge(f"{where}.text: {problem}; shorten it", violations=[violation])
     if any(not split or len(split.encode()) > SPLIT_BYTES for split in premise.splits):
         raise errors.InvalidArgument.field(f"{where}.splits", f"a split has 1 to {SPLIT_BYTES} bytes; name it so")
+    if len(premise.tags) > TAGS or not all(map(is_tag, premise.tags)):
+        raise errors.InvalidArgument.field(f"{where}.tags", f"has more than {TAGS}, or a wrong one; {TAG_RULE}")
+
+
+def is_tag(tag: str) -> bool:
+    """Whether a text may be a tag; see `TAG_RULE`."""
+    return 0 < len(tag.encode()) <= TAG_BYTES and tag == tag.strip() and "," not in tag and not tag.startswith("-")
 
 
 def _ids_of(premise: PremiseRecord) -> list[tuple[str, str]]:

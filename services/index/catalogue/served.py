@@ -6,7 +6,7 @@ It is immutable, so callers share it without a lock. The catalogue decides which
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from services.index.dense.approximate import SearchIndex, open_index
 from services.index.dense.batcher import SearchBatcher
 from services.index.dense.int8 import KeptCodes
 from services.index.lexical.bm25 import LexicalIndex
-from services.index.values import ALL, GenerationView, Selection
+from services.index.values import ALL, GenerationView, Scope, Selection
 from services.kit.limits import AnswerRoom
 
 SELF_QUERIES = 32
@@ -68,24 +68,41 @@ class ServedGeneration:
                 break
         return found
 
-    def select(self, splits: Iterable[str], exclude_ids: Iterable[str]) -> Selection:
-        """Turns a filter into a selection. An excluded alias excludes its premise; unknown ids have no effect."""
-        ordinals = self.generation.ordinal_by_id
-        excluded = (ordinals.get(premise_id) for premise_id in exclude_ids)
-        return Selection(frozenset(splits), frozenset(ordinal for ordinal in excluded if ordinal is not None))
+    def select(self, scope: Scope) -> Selection:
+        """Turns a scope into a selection. An alias stands for its premise; unknown ids to exclude have no effect.
 
-    def unknown(self, splits: Collection[str]) -> tuple[str, ...]:
-        """Lists the splits that no premise has, sorted."""
-        return tuple(sorted(set(splits) - self.generation.premises.splits)) if splits else ()
+        Raises NotFound for other ids that the generation lacks.
+        """
+        ordinals = self.generation.ordinal_by_id
+        excluded = (ordinals.get(premise_id) for premise_id in scope.exclude_ids)
+        named = {one: ordinals.get(one) for one in (*scope.only_ids, scope.before_id) if one}
+        check_found(self, [premise_id for premise_id, ordinal in named.items() if ordinal is None])
+        return Selection(
+            frozenset(scope.splits),
+            frozenset(ordinal for ordinal in excluded if ordinal is not None),
+            scope.clauses,
+            frozenset(ordinals[one] for one in scope.only_ids) if scope.only_ids else None,
+            named.get(scope.before_id),
+        )
+
+    def unknown(self, scope: Scope) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Lists the scope's splits, and its tags, that no premise has, sorted."""
+        splits, tags = set(scope.splits) - self.generation.premises.splits, scope.tags - self.generation.premises.tags
+        return tuple(sorted(splits)), tuple(sorted(tags))
 
     def allowed(self, selection: Selection) -> NDArray[np.bool_] | None:
         """Turns a selection into a mask over ordinals (premises,); None allows all."""
         if selection == ALL:
             return None
-        mask = self.generation.premises.with_any(selection.splits) if selection.splits else None
-        if selection.excluded:
-            mask = np.ones(self.index.rows, dtype=bool) if mask is None else mask.copy()
+        mask = self.generation.premises.passing(selection.splits, selection.clauses)
+        if selection.only is not None:
+            named = np.zeros(self.index.rows, dtype=bool)
+            named[list(selection.only)] = True
+            mask = mask & named
+        if selection.excluded or selection.before is not None:
+            mask = mask.copy()
             mask[list(selection.excluded)] = False
+            mask[self.rows if selection.before is None else selection.before :] = False
         return mask
 
     async def find(self, ids: Iterable[str], most_bytes: int) -> list[PremiseRecord]:

@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 
 from aeenc import errors
 from services.corpus.generation import Generation
-from services.index.dense.exact import FAISS, FlatIndex, flat_over, selector_of
+from services.index.dense.exact import FAISS, SCAN_ROWS, FlatIndex, flat_over, selector_of
 from services.index.dense.int8 import Int8Proposer, KeptCodes
 from services.index.values import DEFAULT_EFFORT, Effort, Engine, SearchHits
 from services.store.files import sha256_of
 
 INDEX_FILE = "index.faiss"
 CODES_FROM = 1_000  # rows; a scan of fewer takes no time
-SCAN_ROWS = 20_000  # allowed rows; a scan of fewer is as fast as any index
 SLICE_PRODUCTS = 4_000_000  # rows times queries of a slice of a large scan: about a tenth of a second at 384 dimensions
 SLICE_ROWS = 500_000  # of a slice; few queries wait for the memory rather than for the products
 WIDEST_SEARCH = 4096  # largest breadth of HNSW; beyond, a scan is as fast
@@ -123,10 +122,8 @@ class ApproximateIndex:
     ) -> list[SearchHits]:
         """Finds k near rows of each query (n, dim), not always the nearest; fewer if fewer are `allowed` (rows,)."""
         available = self.rows if allowed is None else int(np.count_nonzero(allowed))
-        if effort.exact or available <= k:
+        if effort.exact or available <= max(k, SCAN_ROWS if allowed is not None else 0):
             return self.flat.nearest(queries, k, allowed)
-        if allowed is not None and available <= SCAN_ROWS:
-            return [*self.flat.nearest_among(queries, np.flatnonzero(allowed), k)]
         asked = (effort.nprobe if self.plan.lists else effort.ef_search) or self.plan.breadth
         breadth = min(asked * self.rows // available, self._widest)  # allowed rows lie farther apart the fewer they are
         selector = selector_of(allowed)

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from services.corpus.inner_products import exact_scores, norms_of
 from services.index.values import DEFAULT_EFFORT, Effort, SearchHits
 
+SCAN_ROWS = 20_000  # allowed rows; a scan of fewer alone is as fast as any index
 SLACK = 32  # candidates beyond k in the first attempt
 COARSE_UP_TO = 100  # hits; beyond, scoring the many candidates of a coarse proposer costs more than it saves
 WIDEST = 4096  # candidates; beyond, scoring all rows in float64 is cheaper than FAISS's heaps
@@ -69,6 +70,8 @@ class FlatIndex:
         wanted = min(k, available)
         if wanted == 0:
             return [SearchHits(np.empty(0, np.int64), np.empty(0, np.float32)) for _ in queries]
+        if allowed is not None and available <= SCAN_ROWS < self.rows:
+            return [*self.nearest_among(queries, np.flatnonzero(allowed), wanted)]
         results: dict[int, SearchHits] = {}
         pending = np.arange(len(queries))
         for proposer, width in self._attempts(wanted):

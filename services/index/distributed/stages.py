@@ -54,10 +54,10 @@ def read(plan: Plan, work: Work, number: int) -> dict[str, Any]:
     ids: list[list[bytes]] = [[] for _ in range(plan.partitions)]
     count = 0
     for place, fact in plan.parts[number].lines():
-        check_premise(PremiseRecord(fact.id, fact.text, splits=fact.splits), place, limits)
+        check_premise(PremiseRecord(fact.id, fact.text, splits=fact.splits, tags=fact.tags), place, limits)
         position = number << POSITION_BITS | count
         key = normalized(fact.text) if plan.sameness == "NORMALIZED" else fact.text
-        line = json.dumps([position, fact.id, fact.text, fact.splits], ensure_ascii=False) + "\n"
+        line = json.dumps([position, fact.id, fact.text, fact.splits, fact.tags], ensure_ascii=False) + "\n"
         facts[_hashed(key) % plan.partitions].append(line)
         row = id_digest(fact) + content_digest(fact) + position.to_bytes(8, "little")
         ids[_hashed(fact.id) % plan.partitions].append(row)
@@ -77,18 +77,18 @@ def fold(
     positions: list[int] = []
     for part in work.slices(READ, FACTS, facts):
         for line in part.splitlines():
-            position, fact_id, text, splits = json.loads(line)
+            position, fact_id, text, splits, tags = json.loads(line)
             if fact_id in seen:
                 continue
             seen.add(fact_id)
-            folding.add([PremiseRecord(fact_id, text, splits=tuple(splits))])
+            folding.add([PremiseRecord(fact_id, text, splits=tuple(splits), tags=tuple(tags))])
             if len(folding.drafts) > len(positions):
                 positions.append(position)
     shards: list[list[str]] = [[] for _ in range(first_shards[-1])]
     for position, draft in zip(positions, folding.drafts, strict=True):
         part_number, row = position >> POSITION_BITS, position & (1 << POSITION_BITS) - 1
         shard = first_shards[part_number] + row // plan.shard_facts
-        found = [position, draft.id, draft.text, draft.aliases, draft.splits]
+        found = [position, draft.id, draft.text, draft.aliases, draft.splits, draft.tags]
         shards[shard].append(json.dumps(found, ensure_ascii=False) + "\n")
     lines = ["".join(one).encode() for one in shards]
     record = {PREMISES: ranges_of(lines), "count": len(positions)}
@@ -129,7 +129,7 @@ async def _encoded(plan: Plan, drafts: Sequence[Draft], encoders: Encoders) -> t
 
 
 def _check_ids(plan: Plan, rows: bytes) -> None:
-    """Raises InvalidArgument for an id with two texts, or with two choices of splits."""
+    """Raises InvalidArgument for an id with two texts, or with two choices of splits or tags."""
     table = np.frombuffer(rows, "<u8").reshape(-1, _ID_WORDS)
     table = table[np.lexsort((table[:, 4], table[:, 1], table[:, 0]))]
     same_id = (table[1:, :2] == table[:-1, :2]).all(axis=1)

@@ -17,13 +17,15 @@ from pymilvus import CollectionSchema, DataType, MilvusClient
 
 from aeenc import errors
 from services.corpus.generation import PremiseRecord
-from services.index.building.folding import ID_BYTES, SPLIT_BYTES
+from services.corpus.premises import Clause
+from services.index.building.folding import ID_BYTES, SPLIT_BYTES, TAG_BYTES
+from services.index.values import Scope
 
 ORDINAL, VECTOR, TEXT = "ordinal", "vector", "text"
 UNIT = "unit"  # the sparse vector scaled to length 1
-IDS, SPLITS = "ids", "splits"  # the id comes first, then its aliases
-ID_KEYS, SPLIT_KEYS = "id_keys", "split_keys"
-RECORD_FIELDS = [ORDINAL, TEXT, IDS, SPLITS]
+IDS, SPLITS, TAGS = "ids", "splits", "tags"  # the id comes first, then its aliases
+ID_KEYS, SPLIT_KEYS, TAG_KEYS = "id_keys", "split_keys", "tag_keys"
+RECORD_FIELDS = [ORDINAL, TEXT, IDS, SPLITS, TAGS]
 FOUND_FIELDS = [TEXT, IDS, VECTOR]  # those an answer needs; each field of each candidate costs the client time
 TEXT_BYTES = 65_535  # the longest string that Milvus stores
 NAMES_MOST = 4_096  # the most elements of an array in Milvus
@@ -43,7 +45,8 @@ def generation_schema(dim: int) -> CollectionSchema:
         schema.add_field(VECTOR, DataType.SPARSE_FLOAT_VECTOR)
         schema.add_field(UNIT, DataType.SPARSE_FLOAT_VECTOR)
     schema.add_field(TEXT, DataType.VARCHAR, max_length=TEXT_BYTES)
-    for name, size in ((IDS, ID_BYTES), (SPLITS, SPLIT_BYTES), (ID_KEYS, KEY_CHARS), (SPLIT_KEYS, KEY_CHARS)):
+    sizes = {IDS: ID_BYTES, SPLITS: SPLIT_BYTES, TAGS: TAG_BYTES}
+    for name, size in {**sizes, **dict.fromkeys((ID_KEYS, SPLIT_KEYS, TAG_KEYS), KEY_CHARS)}.items():
         schema.add_field(name, DataType.ARRAY, element_type=DataType.VARCHAR, max_capacity=NAMES_MOST, max_length=size)
     return schema
 
@@ -63,15 +66,17 @@ def to_row(ordinal: int, record: PremiseRecord, vector: NDArray[np.float32] | di
         TEXT: record.text,
         IDS: ids,
         SPLITS: list(record.splits),
+        TAGS: list(record.tags),
         ID_KEYS: [key_of(one) for one in ids],
         SPLIT_KEYS: [key_of(one) for one in record.splits] or [_UNSPLIT],
+        TAG_KEYS: [key_of(one) for one in record.tags],
     }
 
 
 def to_record(row: Mapping[str, Any]) -> PremiseRecord:
-    """Converts a row back to a premise; without splits where the query did not ask for them."""
+    """Converts a row back to a premise; without splits and tags where the query did not ask for them."""
     first, *aliases = row[IDS]
-    return PremiseRecord(first, row[TEXT], tuple(aliases), tuple(row.get(SPLITS, ())))
+    return PremiseRecord(first, row[TEXT], tuple(aliases), tuple(row.get(SPLITS, ())), tuple(row.get(TAGS, ())))
 
 
 def with_any_id(ids: Iterable[str]) -> str:
@@ -89,12 +94,23 @@ def between(start: int, end: int) -> str:
     return f"{ORDINAL} >= {start} and {ORDINAL} < {end}"
 
 
-def allowed(splits: Iterable[str], exclude_ids: Iterable[str]) -> str:
-    """Selects what a search may return: premises with one of `splits` or no split, and none of `exclude_ids`."""
-    wanted, unwanted = sorted({*map(key_of, splits)}), sorted({*map(key_of, exclude_ids)})
+def allowed(scope: Scope, ordinals: Mapping[str, int]) -> str:
+    """Selects what a search may return. `ordinals` has those of `only_ids` and `before_id`."""
+    wanted, unwanted = sorted({*map(key_of, scope.splits)}), sorted({*map(key_of, scope.exclude_ids)})
     parts = [_any_of(SPLIT_KEYS, [_UNSPLIT, *wanted])] if wanted else []
     parts += [f"not {_any_of(ID_KEYS, unwanted)}"] if unwanted else []
+    parts += [with_ordinals(sorted({ordinals[one] for one in scope.only_ids}))] if scope.only_ids else []
+    parts += [f"{ORDINAL} < {ordinals[scope.before_id]}"] if scope.before_id else []
+    clauses = sorted(map(_fitting, scope.clauses))
+    parts += [f"({' or '.join(clauses)})"] if clauses else []
     return " and ".join(parts)
+
+
+def _fitting(clause: Clause) -> str:
+    """Selects the premises that fit a clause of tags."""
+    wanted, unwanted = (sorted(map(key_of, names)) for names in clause)
+    parts = [_any_of(TAG_KEYS, [one]) for one in wanted]
+    return f"({' and '.join(parts + [f'not {_any_of(TAG_KEYS, unwanted)}'] * bool(unwanted))})"
 
 
 def _any_of(field: str, keys: Iterable[str]) -> str:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from aeenc import errors
 from services.corpus.generation import PremiseRecord
 from services.corpus.inner_products import exact_scores
+from services.index.catalogue.served import check_found
 from services.index.dense.exact import is_out_of_reach, rounding_bound
 from services.index.lexical.bm25 import Terms, rarity_of
 from services.index.milvus import schema
@@ -175,7 +176,10 @@ def _proposer(
     has_left: Callable[[], bool],
     field: str = schema.VECTOR,
 ) -> Propose:
-    expression = schema.allowed(scope.splits, scope.exclude_ids)
+    named = [one for one in (*scope.only_ids, scope.before_id) if one]
+    ordinals = collection.ordinals(named) if named else {}
+    check_found(served, [one for one in named if one not in ordinals])
+    expression = schema.allowed(scope, ordinals)
     timeout_s = None if deadline_s is None else max(min(deadline_s, served.link.timeout_s), 0.001)
 
     def propose(queries: Sequence[Any], width: int) -> Iterable[Candidates]:

@@ -54,9 +54,15 @@ class Retrieval:
             served, query.vectors, query.scope.k, selection, effort=query.effort, deadline_s=deadline_s
         )
         total_s = time.perf_counter() - started
-        unknown = served.unknown(query.scope.splits)
+        splits, tags = served.unknown(query.scope)
         return RetrievalResult(
-            outcome.hits, served, total_s, outcome.queue_s, outcome.compute_s, unknown_splits=unknown
+            outcome.hits,
+            served,
+            total_s,
+            outcome.queue_s,
+            outcome.compute_s,
+            unknown_splits=splits,
+            unknown_tags=tags,
         )
 
     async def retrieve(self, query: TextQuery, *, deadline_s: float | None = None) -> RetrievalResult:
@@ -84,15 +90,15 @@ class Retrieval:
             ranked.encode_s,
             ranked.version,
             ranked.reranked_by,
-            served.unknown(query.scope.splits),
+            *served.unknown(query.scope),
         )
 
 
 async def select(served: ServedGeneration, scope: Scope) -> Selection:
     """Turns a scope into a selection; looks long lists of ids up off the event loop."""
-    if not scope.splits and not scope.exclude_ids:
+    if not (scope.splits or scope.exclude_ids or scope.only_ids or scope.before_id or scope.clauses):
         return ALL
-    return await _off_loop(len(scope.exclude_ids), lambda: served.select(scope.splits, scope.exclude_ids))
+    return await _off_loop(len(scope.exclude_ids) + len(scope.only_ids), lambda: served.select(scope))
 
 
 async def _off_loop(size: int, work: Callable[[], T]) -> T:

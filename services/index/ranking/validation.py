@@ -19,13 +19,22 @@ LEAST_SQUARE, LARGEST_SQUARE = (1 - UNIT_TOLERANCE) ** 2, (1 + UNIT_TOLERANCE) *
 SEARCH_HIT_BYTES = 7  # at least: an id of one letter with its two bytes of protobuf, and a float32
 RETRIEVE_HIT_BYTES = 13  # at least: a message of an id, a text and a score
 ENSEMBLE = 8  # cross-encoders at most
+CLAUSES = 64  # of a filter, and tags of a clause, at most
 
 
 def check_scope(scope: Scope, limits: Limits) -> None:
-    """Refuses a k or an exclude list beyond the limits."""
+    """Refuses a k, a list of ids or clauses of tags beyond the limits."""
     check_k(scope.k, limits)
-    if scope.exclude_ids:
-        check_count(len(scope.exclude_ids), limits, "exclude_ids")
+    for name, ids in (("exclude_ids", scope.exclude_ids), ("filter.only_ids", scope.only_ids)):
+        if ids:
+            check_count(len(ids), limits, name)
+    sizes = [len(wanted) + len(unwanted) for wanted, unwanted in scope.clauses]
+    if len(sizes) > CLAUSES or not all(1 <= size <= CLAUSES for size in sizes):
+        raise errors.InvalidArgument.field(
+            "filter.any_clause",
+            f"has {len(sizes):,} clauses with {', '.join(map(str, sizes[:8]))} tags; give up to {CLAUSES} clauses of 1 "
+            f"to {CLAUSES} tags, or store a tag for what they select",
+        )
 
 
 def check_answer(texts: int, k: int, rows: int, hit_bytes: int, limits: Limits) -> None:

@@ -126,7 +126,7 @@ def build_training_set(
     """
     known = premises if isinstance(premises, Premises) else Premises.of(premises)
     ordinal_of = lru_cache(maxsize=None)(known.ordinal_by_text.get)  # the pairs' texts; no table of all premises
-    excluded = ~known.with_any(frozenset({"facts", split})) if split else np.zeros(len(known), dtype=bool)
+    excluded = ~known.passing(frozenset({"facts", split})) if split else np.zeros(len(known), dtype=bool)
     outside: dict[str, int] = {}
     judged: dict[str, dict[int, set[Sign]]] = defaultdict(lambda: defaultdict(set))
     grades: dict[tuple[str, int], float] = {}

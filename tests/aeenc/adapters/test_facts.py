@@ -87,8 +87,17 @@ def test_a_repeated_fact_names_the_same_splits(tmp_path: Path) -> None:
     path.write_text(f"{json.dumps(fact)}\n{json.dumps({**fact, 'splits': ['train', 'dev']})}\n")
     assert len(list(read_facts(path))) == 1
     path.write_text(f"{json.dumps(fact)}\n{json.dumps({**fact, 'splits': ['train']})}\n")
-    with pytest.raises(InvalidArgument, match=r"facts\.jsonl:2: the id 'a' is used twice.*all its splits at once"):
+    with pytest.raises(InvalidArgument, match=r"facts\.jsonl:2: the id 'a' is used twice.*sets of splits or tags"):
         list(read_facts(path))
+
+
+def test_tags_are_a_list_or_names_with_commas_between_them(tmp_path: Path) -> None:
+    lines, table = tmp_path / "facts.jsonl", tmp_path / "facts.csv"
+    lines.write_text('{"text": "ice melts", "tags": ["physics", "water"]}\n{"text": "a frog", "tags": "biology"}\n')
+    table.write_text('text,tag\nice melts,"physics, water"\na frog,biology\na star,\n')
+    found = [[(fact.text, fact.tags) for fact in read_facts(path)] for path in (lines, table)]
+    assert found[0] == [("ice melts", ("physics", "water")), ("a frog", ("biology",))]
+    assert found[1] == [*found[0], ("a star", ())]
 
 
 def test_a_fact_without_an_id_has_the_same_id_in_every_file(tmp_path):
@@ -109,7 +118,7 @@ def test_a_fact_without_an_id_has_the_same_id_in_every_file(tmp_path):
         ("f.jsonl", b'{"text": "a"}\n{"text": "\\ud83d"}\n', "f.jsonl:2: `text` has half a character"),
         ("f.jsonl", b'{"id": "\\ude00", "text": "a"}\n', "f.jsonl:1: `id` has half a character"),
         ("f.json", b'[\n"a",\n', "f.json:3: not JSON"),
-        ("f.jsonl", b'{"text": "a", "splits": ["x", 7]}\n', "f.jsonl:1: `splits` must be the name of a split or a"),
+        ("f.jsonl", b'{"text": "a", "splits": ["x", 7]}\n', "f.jsonl:1: `splits` must be a name or a"),
         ("f.jsonl", b'{"text": "a", "split": "\\ude00"}\n', "f.jsonl:1: `split` has half a character"),
         ("f.json", b"7", "f.json:1: must be"),
         ("f.json", b'["a", ""]', "f.json: fact 2: `text`"),
@@ -129,8 +138,8 @@ def test_a_fact_without_an_id_has_the_same_id_in_every_file(tmp_path):
         ("f.csv", b"id,text,text\na,ice,fire\n", "f.csv:1: the column `text` is there twice"),
         ("f.csv", b"id, id,text\na,b,ice\n", "f.csv:1: the column `id` is there twice"),
         ("f.json", b'{"a": "ice", "a": "fire"}', "f.json: 'a' is there twice in one object"),
-        ("f.jsonl", b'{"text": "ice", "split": 0}\n', "f.jsonl:1: `split` must be the name of a split or a"),
-        ("f.jsonl", b'{"text": "ice", "splits": {}}\n', "f.jsonl:1: `splits` must be the name of a split or a"),
+        ("f.jsonl", b'{"text": "ice", "split": 0}\n', "f.jsonl:1: `split` must be a name or a"),
+        ("f.jsonl", b'{"text": "ice", "splits": {}}\n', "f.jsonl:1: `splits` must be a name or a"),
         pytest.param("f.jsonl", b"[" * 100_000, "f.jsonl:1: nested too deeply", id="deep"),
         pytest.param("f.jsonl", b'{"id": ' + b"7" * 5000 + b"}", "f.jsonl:1: a number has too many", id="digits"),
         ("f.parquet", b"PAR1 or not", "f.parquet: not Parquet ("),

@@ -196,7 +196,7 @@ async def test_a_delta_in_another_space_than_its_base_is_refused(index, encoder)
 async def test_a_generation_is_stamped_with_space_version_and_hashes(index):
     generation = await index.client.build("science", facts())
     manifest = json.loads((index.store.root / "generations/science" / generation.id / "manifest.json").read_text())
-    tables = {f"premises.{name}" for name in ("starts.npy", "ids.npy", "texts.npy", "splits.npy", "splits.json")}
+    tables = {f"premises.{name}" for name in ("starts.npy", "ids.npy", "texts.npy", "groups.npy", "groups.json")}
     assert set(manifest["files"]) == {"premises.jsonl", "vectors.npy", *tables, WORDS, SETTINGS, *ARRAYS.values()}
     assert (generation.space_id, generation.engine, generation.dim, generation.premises) == (SPACE, "flat", 32, 10)
     assert generation.size_bytes == sum(entry["size_bytes"] for entry in manifest["files"].values())

@@ -155,8 +155,10 @@ async def raises(expected: type[Exception], call: Awaitable[Any], *words: str) -
     return caught.value
 
 
-def premise(premise_id: str, text: str, splits: Iterable[str] = (), aliases: Iterable[str] = ()) -> types_pb2.Premise:
-    return types_pb2.Premise(id=premise_id, text=text, splits=splits, aliases=aliases)
+def premise(
+    premise_id: str, text: str, splits: Iterable[str] = (), aliases: Iterable[str] = (), tags: Iterable[str] = ()
+) -> types_pb2.Premise:
+    return types_pb2.Premise(id=premise_id, text=text, splits=splits, aliases=aliases, tags=tags)
 
 
 FACTS = [

@@ -10,9 +10,10 @@ Errors name file and line.
     directory           a dataset that Hugging Face's `save_to_disk` has written; needs pyarrow
     -                   standard input: lines of text, or what --format says; read once, as any pipe is
 
-The column of the facts is the first of TEXTS that is there, that of the ids the first of IDS, that of the splits the
-first of SPLITS: a list, or the name of one. A fact without an id gets one from its text, so that the same fact has the
-same id in every file. Facts repeated under their id are left out.
+The column of the facts is the first of TEXTS that is there, that of the ids the first of IDS. Those of the splits and
+of the tags are the first of SPLITS and of TAGS: a list, or one name; of tags also names with commas between them. A
+fact without an id gets one from its text, so that the same fact has the same id in every file. Facts repeated under
+their id are left out.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ Format = Literal["txt", "jsonl", "csv", "tsv", "json", "parquet", "arrow"]
 TEXTS = ("text", "fact", "premise", "sentence", "passage", "content")
 IDS = ("id", "_id", "uid", "premise_id", "doc_id")
 SPLITS = ("splits", "split")
+TAGS = ("tags", "tag")
 STDIN = Path("-")
 HUGGING_FACE = "state.json"  # names the files of a dataset that was saved to disk
-ID_REUSED = "for two texts or with two sets of splits; give each text its own id, and name all its splits at once"
+ID_REUSED = "for two texts, or with two sets of splits or tags; give each text its own id, and all of these at once"
 _SUFFIXES: dict[str, Format] = {f".{name}": name for name in get_args(Format)} | {".ndjson": "jsonl", "": "txt"}
 _DELIMITERS = {"csv": ",;\t|", "tsv": "\t"}  # that of which the first line has most
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
@@ -48,7 +50,7 @@ BATCH_ROWS = 4096
 CSV_FIELD_CHARS = 16 * 1024 * 1024  # of any column; so much is read after a quote that nothing closes
 
 Record = tuple[str, dict[str, Any]]  # where it stands, and its columns
-UsedColumns = tuple[str, str, str]  # the columns of text, id and splits; "" for none
+UsedColumns = tuple[str, str, str, str]  # the columns of text, id, splits and tags; "" for none
 
 
 @dataclass(frozen=True)
@@ -133,25 +135,28 @@ class Facts:
             if name and name not in columns:
                 there = ", ".join(map(str, columns)) or "nothing"
                 raise InvalidArgument(f"{place}: `{name}` must be there; it has {there}: choose by {option}")
-        return text, fact_id, next((name for name in SPLITS if name in columns), "")
+        splits, tags = (next((name for name in names if name in columns), "") for names in (SPLITS, TAGS))
+        return text, fact_id, splits, tags
 
     def _fact(self, place: str, columns: dict[str, Any]) -> values.Premise:
         """Makes a fact of a record."""
-        text_name, id_name, splits_name = self._used(place, columns)
+        text_name, id_name, splits_name, tags_name = self._used(place, columns)
         text = columns[text_name]
         if not isinstance(text, str) or not text.strip():
             raise InvalidArgument(f"{place}: `{text_name}` must be a string that is not empty")
         refuse_half(f"{place}: `{text_name}`", text)
-        splits = _splits(f"{place}: `{splits_name}`", columns[splits_name] if splits_name else None)
+        splits = _names(f"{place}: `{splits_name}`", columns[splits_name] if splits_name else None)
+        tags = columns[tags_name] if tags_name else None
+        tags = _names(f"{place}: `{tags_name}`", tags.split(",") if isinstance(tags, str) and tags else tags)
         if not id_name:
-            return values.Premise(id=content_id(text), text=text, splits=splits)
+            return values.Premise(id=content_id(text), text=text, splits=splits, tags=tags)
         fact_id = columns[id_name]
         if isinstance(fact_id, int) and not isinstance(fact_id, bool):
             fact_id = str(fact_id)
         if not isinstance(fact_id, str) or not fact_id:
             raise InvalidArgument(f"{place}: `{id_name}` must be a string that is not empty, or an integer")
         refuse_half(f"{place}: `{id_name}`", fact_id)
-        return values.Premise(id=fact_id, text=text, splits=splits)
+        return values.Premise(id=fact_id, text=text, splits=splits, tags=tags)
 
 
 def id_digest(fact: values.Premise) -> bytes:
@@ -160,8 +165,8 @@ def id_digest(fact: values.Premise) -> bytes:
 
 
 def content_digest(fact: values.Premise) -> bytes:
-    """Hashes a fact's text and splits into 16 bytes; two facts with one id must agree in both."""
-    return _digest(json.dumps([fact.text, *sorted(fact.splits)]))
+    """Hashes a fact's text, splits and tags into 16 bytes; two facts with one id must agree in them."""
+    return _digest(json.dumps([fact.text, sorted(fact.splits), sorted(fact.tags)]))
 
 
 def path_of(text: str) -> Path:
@@ -254,17 +259,17 @@ def _columns(place: str, item: object) -> dict[str, Any]:
     return {"text": item}
 
 
-def _splits(place: str, found: object) -> tuple[str, ...]:
-    """Returns the splits of a record: of a list, or of one name; none where the column is missing or empty."""
+def _names(place: str, found: object) -> tuple[str, ...]:
+    """Returns the splits or tags of a record: a list, or one name; none where the column is missing or empty."""
     if found is None or found == "":
         return ()
-    splits = [found] if isinstance(found, str) else found
-    if not isinstance(splits, list) or not all(isinstance(one, str) and one for one in splits):
+    names = [found] if isinstance(found, str) else found
+    if not isinstance(names, list) or not all(isinstance(one, str) and one for one in names):
         remedy = "rename the column, or leave it out, if it means something else"
-        raise InvalidArgument(f"{place} must be the name of a split or a list of names; {remedy}")
-    for one in splits:
+        raise InvalidArgument(f"{place} must be a name or a list of names; {remedy}")
+    for one in names:
         refuse_half(place, one)
-    return tuple(dict.fromkeys(splits))
+    return tuple(dict.fromkeys(one.strip() for one in names))
 
 
 def _listed(path: Path) -> Iterator[Record]:

@@ -37,6 +37,9 @@ class RetrieveOptions(TypedDict, total=False):
     drop_self: bool
     exclude: Sequence[str]
     splits: Sequence[str]
+    only_ids: Sequence[str]
+    before_id: str
+    tags: Sequence[str]
     generation: str
     truncate: bool
     precision: Precision | None
@@ -128,9 +131,12 @@ class PremiseRetriever:
         return self._client
 
     def _premises_of(self, found: Retrieved) -> list[FoundPremise]:
-        if found.unknown_splits:
-            named = ", ".join(map(repr, found.unknown_splits))
-            warnings.warn(f"splits: no premise of corpus {self._corpus!r} has {named}; is it misspelt?", stacklevel=3)
+        for what, names in (("splits", found.unknown_splits), ("tags", found.unknown_tags)):
+            if names:
+                named = ", ".join(map(repr, names))
+                warnings.warn(
+                    f"{what}: no premise of corpus {self._corpus!r} has {named}; is it misspelt?", stacklevel=3
+                )
         origin = (found.model_version, found.rerank_version, found.generation, found.unknown_splits)
         return [FoundPremise(hit.id, hit.text, hit.score, rank, *origin) for rank, hit in enumerate(found[0], start=1)]
 
@@ -144,6 +150,6 @@ def known(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options. Raises InvalidArgument for one that there is not, and for a string in place of ids."""
     if unknown := sorted(options.keys() - OPTIONS):
         raise InvalidArgument.field(unknown[0], f"is no option of retrieve; there are {', '.join(sorted(OPTIONS))}")
-    lists = ("accepted", "exclude", "splits", "rerank_versions")
+    lists = ("accepted", "exclude", "splits", "only_ids", "tags", "rerank_versions")
     refuse_single_texts(**{name: options.get(name) for name in lists})
     return dict(options)

@@ -35,6 +35,29 @@ _METHODS: dict[str | None, index_pb2.FusionMethod] = {
 }
 
 
+def premise_filter(
+    splits: Sequence[str], only_ids: Sequence[str], before_id: str, tags: Sequence[str]
+) -> index_pb2.PremiseFilter | None:
+    """Builds the filter of a call; None without one. Raises InvalidArgument for a clause of tags without a tag."""
+    for name, found in (("splits", splits), ("only_ids", only_ids), ("tags", tags)):
+        refuse_single_text(found, name)
+    clauses = [_clause(number, one) for number, one in enumerate(listed(tags, "tags"))]
+    options = {"any_split": splits, "only_ids": only_ids, "before_id": before_id, "any_clause": clauses}
+    return message(index_pb2.PremiseFilter, **options) if any(options.values()) else None
+
+
+def _clause(number: int, text: str) -> index_pb2.TagClause:
+    names = [name.strip() for name in text.split(",")] if isinstance(text, str) else []
+    if not names or not all(name.removeprefix("-") for name in names):
+        wanted = "give tags with commas between them, such as 'physics,-draft'; - is for one that it must not have"
+        raise errors.InvalidArgument.field(f"tags[{number}]", f"is {text!r:.60}; {wanted}")
+    return message(
+        index_pb2.TagClause,
+        all_of=[name for name in names if not name.startswith("-")],
+        none_of=[name.removeprefix("-") for name in names if name.startswith("-")],
+    )
+
+
 def mode_number(mode: str) -> index_pb2.RetrieveMode:
     """Returns the number of a mode in messages. Raises InvalidArgument for an unknown one."""
     return chosen(MODES, mode, "mode")
@@ -91,7 +114,7 @@ class Retrieved:
     """The premises found for each text, best first, and their origin: encoder, generation, cross-encoder.
 
     `model_version` and `rerank_version` are empty where no such model took part. `unknown_splits` are the splits asked
-    for that no premise of the generation has; empty also where the index does not know them.
+    for that no premise of the generation has, `unknown_tags` the tags; empty also where the index does not know them.
     """
 
     results: list[list[Hit]]
@@ -101,6 +124,7 @@ class Retrieved:
     timings: values.Timings
     rerank_version: str = ""
     unknown_splits: tuple[str, ...] = ()
+    unknown_tags: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[list[Hit]]:
         return iter(self.results)

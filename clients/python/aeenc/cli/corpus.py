@@ -428,6 +428,20 @@ def retrieve(
     exclude: Annotated[
         list[str] | None, typer.Option(metavar="ID", help="Never this premise; may be repeated.")
     ] = None,
+    only_ids: Annotated[
+        list[str] | None, typer.Option("--only", metavar="ID", help="Only this premise; may be repeated.")
+    ] = None,
+    before_id: Annotated[
+        str, typer.Option("--before", metavar="ID", help="Only premises that were inserted before this one.")
+    ] = "",
+    tags: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tags",
+            metavar="TAG,-TAG…",
+            help="Only premises with these tags, without those after -; repeated: or.",
+        ),
+    ] = None,
     accepted: Annotated[
         list[str] | None,
         typer.Option(
@@ -468,12 +482,17 @@ def retrieve(
             rerank_weight=rerank_weight,
             splits=splits or (),
             exclude=exclude or (),
+            only_ids=only_ids or (),
+            before_id=before_id,
+            tags=tags or (),
             accepted=[accepted] * len(texts) if accepted else (),
             precision=precision,
             routing_key=routing_key,
         )
         if splits and (found.unknown_splits or not all(found)):
             check_splits(connected, name, found.generation, splits)
+    if found.unknown_tags:
+        raise InvalidArgument(f"--tags: no premise of corpus {name!r} has {', '.join(found.unknown_tags)}")
     results = [
         {"text": text, "premises": [asdict(hit) for hit in hits]} for text, hits in zip(texts, found, strict=True)
     ]

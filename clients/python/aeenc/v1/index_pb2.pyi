@@ -83,20 +83,22 @@ class SearchRequest(_message.Message):
     def __init__(self, corpus: _Optional[str] = ..., vectors: _Optional[_Union[_types_pb2.Embeddings, _Mapping]] = ..., space_id: _Optional[str] = ..., k: _Optional[int] = ..., exclude_ids: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[PremiseFilter, _Mapping]] = ..., generation: _Optional[str] = ..., params: _Optional[_Union[SearchParams, _Mapping]] = ..., timings: bool = ...) -> None: ...
 
 class SearchResponse(_message.Message):
-    __slots__ = ("results", "generation", "space_id", "exact", "timings", "unknown_splits")
+    __slots__ = ("results", "generation", "space_id", "exact", "timings", "unknown_splits", "unknown_tags")
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SPACE_ID_FIELD_NUMBER: _ClassVar[int]
     EXACT_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_SPLITS_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_TAGS_FIELD_NUMBER: _ClassVar[int]
     results: _containers.RepeatedCompositeFieldContainer[Hits]
     generation: str
     space_id: str
     exact: bool
     timings: _types_pb2.Timings
     unknown_splits: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, results: _Optional[_Iterable[_Union[Hits, _Mapping]]] = ..., generation: _Optional[str] = ..., space_id: _Optional[str] = ..., exact: bool = ..., timings: _Optional[_Union[_types_pb2.Timings, _Mapping]] = ..., unknown_splits: _Optional[_Iterable[str]] = ...) -> None: ...
+    unknown_tags: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, results: _Optional[_Iterable[_Union[Hits, _Mapping]]] = ..., generation: _Optional[str] = ..., space_id: _Optional[str] = ..., exact: bool = ..., timings: _Optional[_Union[_types_pb2.Timings, _Mapping]] = ..., unknown_splits: _Optional[_Iterable[str]] = ..., unknown_tags: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Hits(_message.Message):
     __slots__ = ("premise_ids", "scores")
@@ -107,10 +109,24 @@ class Hits(_message.Message):
     def __init__(self, premise_ids: _Optional[_Iterable[str]] = ..., scores: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class PremiseFilter(_message.Message):
-    __slots__ = ("any_split",)
+    __slots__ = ("any_split", "only_ids", "before_id", "any_clause")
     ANY_SPLIT_FIELD_NUMBER: _ClassVar[int]
+    ONLY_IDS_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_ID_FIELD_NUMBER: _ClassVar[int]
+    ANY_CLAUSE_FIELD_NUMBER: _ClassVar[int]
     any_split: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, any_split: _Optional[_Iterable[str]] = ...) -> None: ...
+    only_ids: _containers.RepeatedScalarFieldContainer[str]
+    before_id: str
+    any_clause: _containers.RepeatedCompositeFieldContainer[TagClause]
+    def __init__(self, any_split: _Optional[_Iterable[str]] = ..., only_ids: _Optional[_Iterable[str]] = ..., before_id: _Optional[str] = ..., any_clause: _Optional[_Iterable[_Union[TagClause, _Mapping]]] = ...) -> None: ...
+
+class TagClause(_message.Message):
+    __slots__ = ("all_of", "none_of")
+    ALL_OF_FIELD_NUMBER: _ClassVar[int]
+    NONE_OF_FIELD_NUMBER: _ClassVar[int]
+    all_of: _containers.RepeatedScalarFieldContainer[str]
+    none_of: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, all_of: _Optional[_Iterable[str]] = ..., none_of: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SearchParams(_message.Message):
     __slots__ = ("ef_search", "nprobe", "exact")
@@ -188,7 +204,7 @@ class AcceptedPremises(_message.Message):
     def __init__(self, premise_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RetrieveResponse(_message.Message):
-    __slots__ = ("results", "model_version", "space_id", "generation", "exact", "timings", "rerank_version", "unknown_splits")
+    __slots__ = ("results", "model_version", "space_id", "generation", "exact", "timings", "rerank_version", "unknown_splits", "unknown_tags")
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SPACE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -197,6 +213,7 @@ class RetrieveResponse(_message.Message):
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     RERANK_VERSION_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_SPLITS_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_TAGS_FIELD_NUMBER: _ClassVar[int]
     results: _containers.RepeatedCompositeFieldContainer[RetrievedPremises]
     model_version: str
     space_id: str
@@ -205,7 +222,8 @@ class RetrieveResponse(_message.Message):
     timings: _types_pb2.Timings
     rerank_version: str
     unknown_splits: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, results: _Optional[_Iterable[_Union[RetrievedPremises, _Mapping]]] = ..., model_version: _Optional[str] = ..., space_id: _Optional[str] = ..., generation: _Optional[str] = ..., exact: bool = ..., timings: _Optional[_Union[_types_pb2.Timings, _Mapping]] = ..., rerank_version: _Optional[str] = ..., unknown_splits: _Optional[_Iterable[str]] = ...) -> None: ...
+    unknown_tags: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, results: _Optional[_Iterable[_Union[RetrievedPremises, _Mapping]]] = ..., model_version: _Optional[str] = ..., space_id: _Optional[str] = ..., generation: _Optional[str] = ..., exact: bool = ..., timings: _Optional[_Union[_types_pb2.Timings, _Mapping]] = ..., rerank_version: _Optional[str] = ..., unknown_splits: _Optional[_Iterable[str]] = ..., unknown_tags: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RetrievedPremises(_message.Message):
     __slots__ = ("premises",)

@@ -122,16 +122,18 @@ class ModelSelector(_message.Message):
     def __init__(self, label: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
 
 class Premise(_message.Message):
-    __slots__ = ("id", "text", "aliases", "splits")
+    __slots__ = ("id", "text", "aliases", "splits", "tags")
     ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     ALIASES_FIELD_NUMBER: _ClassVar[int]
     SPLITS_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
     id: str
     text: str
     aliases: _containers.RepeatedScalarFieldContainer[str]
     splits: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, id: _Optional[str] = ..., text: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., splits: _Optional[_Iterable[str]] = ...) -> None: ...
+    tags: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[str] = ..., text: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., splits: _Optional[_Iterable[str]] = ..., tags: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GoldQuery(_message.Message):
     __slots__ = ("text", "premises", "grades")

@@ -146,15 +146,27 @@ class Premise:
     """The splits of the trees that contain this text (`train`, `dev`, `test`), and `facts` for a fact of the corpus
     file. Empty: the premise belongs to no tree and may be used in training.
     """
+    tags: tuple[str, ...] = ()
+    """What a filter may ask for, such as a topic or a list that the premise stands on: at most 256 tags of 1 to 64
+    bytes, without commas, blanks at the ends or a leading hyphen.
+    """
 
     @classmethod
     def from_message(cls, message: types_pb2.Premise) -> Premise:
         """Reads the message."""
-        return cls(id=message.id, text=message.text, aliases=tuple(message.aliases), splits=tuple(message.splits))
+        return cls(
+            id=message.id,
+            text=message.text,
+            aliases=tuple(message.aliases),
+            splits=tuple(message.splits),
+            tags=tuple(message.tags),
+        )
 
     def to_message(self) -> types_pb2.Premise:
         """Converts to the message."""
-        return message(types_pb2.Premise, id=self.id, text=self.text, aliases=self.aliases, splits=self.splits)
+        return message(
+            types_pb2.Premise, id=self.id, text=self.text, aliases=self.aliases, splits=self.splits, tags=self.tags
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
