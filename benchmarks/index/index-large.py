@@ -1,8 +1,10 @@
-"""A large corpus in the index: recall, build time, throughput, memory, opening. `make bench NAME=index-large`.
+"""A large corpus in the index: recall, build, throughput, memory, opening, filters. `make bench NAME=index-large`.
 
 Vectors are those of real facts, over and over, each time with other noise; queries are real hypotheses. An index in a
 process of its own gets them through BuildGeneration from an encoder that makes the vectors up, so that the index alone
-is measured. A million premises take about ten minutes; `benchmarks/index/index-large.py --rows 50000` is a smaller one.
+is measured. Filters are one id, 1,000 ids, a tag of each tenth premise, and what stands before the middle; right is
+what a scan of the allowed rows in float64 finds. A million premises take about ten minutes;
+`benchmarks/index/index-large.py --rows 50000` is a smaller one.
 Needs EntailmentBank in `data/entailmentbank` or in AEENC_BENCH_DATA.
 """
 
@@ -10,11 +12,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
 import faiss
 import numpy as np
@@ -30,7 +34,7 @@ from benchmarks.index import searching
 from benchmarks.index.fleet import IndexFleet, running_index
 from benchmarks.index.stand_in_encoder import SPACE, StandInEncoder
 from services.corpus.generation import VECTORS, folder_of
-from services.index.dense.exact import FlatIndex
+from services.index.dense.exact import SCAN_ROWS, FlatIndex
 from services.store.artifacts import ArtifactStore
 
 CORPUS = "large"
@@ -40,8 +44,11 @@ K = 10
 CALLERS = 64
 LOAD_S = 10.0
 SCANS = 20
+IDS, STEP = 1000, 10  # of filters: ids, and how many premises there are for each that has the tag
+FILTERED, ROUNDS = 20, 5  # queries, and how often each is asked
 BUILD_TIMEOUT_S = 3600.0
 Matrix = NDArray[np.float32]
+Ordinals = NDArray[np.int64]
 
 
 def sources() -> tuple[Matrix, Matrix]:
@@ -65,7 +72,8 @@ def cloud(facts: Matrix, ordinals: list[int]) -> Matrix:
 def premises(count: int) -> Iterator[types_pb2.Premise]:
     """The corpus; the encoder finds a text's ordinal in it."""
     for n in range(count):
-        yield types_pb2.Premise(id=f"p{n}", text=f"premise of about the length that facts have, number {n}")
+        text = f"premise of about the length that facts have, number {n}"
+        yield types_pb2.Premise(id=f"p{n}", text=text, tags=["tenth"] * (n % STEP == 0))
 
 
 def running_ivf(root: Path, encoder: str) -> AbstractAsyncContextManager[IndexFleet]:
@@ -113,12 +121,51 @@ async def large(rows: Rows, count: int) -> None:
                 bar = 20 if count >= MILLION else 0  # a short scan is hard to beat
                 rows.at_least(f"{name}: {CALLERS} callers over a single exact scan", rate / scans, "x", bar, scans)
                 rows.note(f"{name}: queries a second, {CALLERS} callers", rate, "1/s")
-                await client.index.search(CORPUS, queries[:1], space_id=SPACE, k=K, exact=True)  # touches every vector
+                for exact in (True, False):  # the first touches every vector
+                    await filtered(rows, client, flat, queries[:FILTERED], exact=exact)
                 async for _ in client.index.list_premises(CORPUS):  # and every premise
                     pass
                 ratio = resident_bytes(index) / flat.vectors.nbytes
                 bar = 1.3 if count >= MILLION else 10  # the process itself takes 150 MB
                 rows.at_most(f"{name}: resident over raw, all touched", ratio, "x", bar, flat.vectors.nbytes)
+
+
+def filters(count: int) -> Iterator[tuple[str, dict[str, Any], Ordinals]]:
+    """Each filter with its name, as options of a search, and with the ordinals that it allows."""
+    some = np.sort(np.random.default_rng(0).permutation(count)[:IDS])
+    yield "one id", {"only_ids": [f"p{some[0]}"]}, some[:1]
+    yield f"{IDS:,} ids", {"only_ids": [f"p{n}" for n in some]}, some
+    yield "a tag", {"tags": ["tenth"]}, np.arange(0, count, STEP)
+    yield "before the middle", {"before_id": f"p{count // 2}"}, np.arange(count // 2)
+
+
+async def filtered(rows: Rows, client: AsyncClient, flat: FlatIndex, queries: Matrix, *, exact: bool) -> None:
+    """Rows of each filter: wrong or missing premises, and the time over that of a search without one."""
+    engine = "exact" if exact else "approximate"
+
+    async def searches(**options: Any) -> tuple[float, float, list[list[str]]]:
+        """The median time of a search apart from resolving its filter, that of resolving it, in ms; what is found."""
+        took, resolving, found = [], [], list[list[str]]()
+        for number in range(ROUNDS * len(queries)):
+            asked = queries[number % len(queries)][None, :]
+            answer = await client.index.search(CORPUS, asked, space_id=SPACE, k=K, exact=exact, timings=True, **options)
+            assert answer.timings is not None
+            took.append((answer.timings.queue + answer.timings.compute).total_seconds() * 1e3)
+            resolving.append(answer.timings.total.total_seconds() * 1e3 - took[-1])
+            found += answer.ids if number < len(queries) else []
+        return statistics.median(took), statistics.median(resolving), found
+
+    await searches()
+    plain_ms, _, _ = await searches()
+    for name, options, allowed in filters(flat.rows):
+        took_ms, resolving_ms, found = await searches(**options)
+        truth = [[f"p{n}" for n in flat.rescore(query, allowed, K).ordinals] for query in queries]
+        lacks = sum(len(set(best) ^ set(ids)) for best, ids in zip(truth, found, strict=True))
+        few, what = len(allowed) <= SCAN_ROWS, f"{engine}, {name}"
+        most = 0 if exact or few else np.inf  # an index that may miss some without a filter may do so with one
+        rows.at_most(f"{what}: wrong or missing of {K * len(queries)}", lacks, "", most, {"allowed": len(allowed)})
+        told = {"ms": round(took_ms, 2), "without_ms": round(plain_ms, 2), "resolving_ms": round(resolving_ms, 2)}
+        rows.at_most(f"{what}: time over none", took_ms / plain_ms, "x", 2 if few else 4, told)
 
 
 def _scan_rate(matrix: Matrix, queries: Matrix) -> float:

@@ -76,13 +76,14 @@ class ServedGeneration:
         ordinals = self.generation.ordinal_by_id
         excluded = (ordinals.get(premise_id) for premise_id in scope.exclude_ids)
         named = {one: ordinals.get(one) for one in (*scope.only_ids, scope.before_id) if one}
-        check_found(self, [premise_id for premise_id, ordinal in named.items() if ordinal is None])
+        known = {one: ordinal for one, ordinal in named.items() if ordinal is not None}
+        check_found(self, [one for one in named if one not in known])
         return Selection(
             frozenset(scope.splits),
             frozenset(ordinal for ordinal in excluded if ordinal is not None),
             scope.clauses,
-            frozenset(ordinals[one] for one in scope.only_ids) if scope.only_ids else None,
-            named.get(scope.before_id),
+            frozenset(known[one] for one in scope.only_ids) if scope.only_ids else None,
+            known.get(scope.before_id),
         )
 
     def unknown(self, scope: Scope) -> tuple[tuple[str, ...], tuple[str, ...]]:
