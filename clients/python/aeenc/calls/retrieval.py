@@ -42,11 +42,13 @@ def premise_filter(
     for name, found in (("splits", splits), ("only_ids", only_ids), ("tags", tags)):
         refuse_single_text(found, name)
     clauses = [_clause(number, one) for number, one in enumerate(listed(tags, "tags"))]
-    options = {"any_split": splits, "only_ids": only_ids, "before_id": before_id, "any_clause": clauses}
-    return message(index_pb2.PremiseFilter, **options) if any(options.values()) else None
+    made = message(
+        index_pb2.PremiseFilter, any_split=splits, only_ids=only_ids, before_id=before_id, any_clause=clauses
+    )
+    return made if made.ByteSize() else None
 
 
-def _clause(number: int, text: str) -> index_pb2.TagClause:
+def _clause(number: int, text: object) -> index_pb2.TagClause:
     names = [name.strip() for name in text.split(",")] if isinstance(text, str) else []
     if not names or not all(name.removeprefix("-") for name in names):
         wanted = "give tags with commas between them, such as 'physics,-draft'; - is for one that it must not have"
