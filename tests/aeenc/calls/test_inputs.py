@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aeenc import Channel, IndexClient, Retrieval, TrainerClient, errors
+from aeenc import Channel, Encoded, IndexClient, Retrieval, Scored, SearchResult, TrainerClient, errors, values
 from aeenc.trees import Step, Tree
 from aeenc.v1 import index_pb2, index_pb2_grpc, trainer_pb2, trainer_pb2_grpc
 from support.worlds.sampler_world import serving
@@ -100,3 +100,17 @@ async def test_long_gold_queries_and_trees_travel_in_messages_that_a_service_acc
     assert [query.text for message in trainer.messages for query in message.queries] == [text for text, _ in queries]
     assert [len(message.training) for message in trainer.messages][-1] == 3
     assert [tree.hypothesis for message in trainer.messages for tree in message.trees] == ["ice floats"]
+
+
+def test_answers_with_vectors_can_be_compared_and_kept_in_sets() -> None:
+    """numpy's arrays have no one answer to `==`."""
+    timings = values.Timings()
+    makers: list[Callable[[], object]] = [
+        lambda: Encoded(np.ones((1, 2), np.float32), "v", "s", timings, 0),
+        lambda: Scored(np.ones(2, np.float32), "v", timings, 0),
+        lambda: SearchResult([["p"]], [np.ones(2, np.float32)], "g", "s", True, timings),
+    ]
+    for make in makers:
+        one, other = make(), make()
+        assert (one == one, one == other) == (True, False)  # noqa: PLR0124
+        assert {one, other} >= {one}

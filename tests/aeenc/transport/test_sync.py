@@ -405,6 +405,47 @@ if os.fork() == 0:
 sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
 """
 
+FORK_AND_CONNECT = """
+import os, sys
+import aeenc
+from aeenc import errors
+
+aeenc.connect(encoder="127.0.0.1:1", timeout_s=0.1).close()
+if os.fork() == 0:
+    try:
+        aeenc.connect(encoder="127.0.0.1:1", timeout_s=0.1)
+    except errors.FailedPrecondition as error:
+        sys.stdout.write(error.message)
+        sys.stdout.flush()
+        os._exit(7)
+    os._exit(0)
+sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+FORK_AND_CONNECT_AWAITING = """
+import asyncio, os, sys
+import aeenc
+from aeenc import errors
+
+async def ask():
+    async with aeenc.connect_async(encoder="127.0.0.1:1", timeout_s=0.1, retry=False) as client:
+        try:
+            await client.encoder.encode(["a"])
+        except errors.Unavailable:
+            pass
+
+asyncio.run(ask())
+if os.fork() == 0:
+    try:
+        asyncio.run(ask())
+    except errors.FailedPrecondition as error:
+        sys.stdout.write(error.message)
+        sys.stdout.flush()
+        os._exit(7)
+    os._exit(0)
+sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
 FORK_BEFORE_USE = """
 import os, sys
 import aeenc
@@ -428,12 +469,42 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize(("script", "told"), [(FORK, "was used in"), (FORK_OF_AWAITING, "was opened in")])
-def test_use_after_a_fork_raises_and_says_what_to_do(script: str, told: str) -> None:
+@pytest.mark.parametrize("script", [FORK, FORK_OF_AWAITING, FORK_AND_CONNECT, FORK_AND_CONNECT_AWAITING])
+def test_use_after_a_fork_raises_and_says_what_to_do(script: str) -> None:
     ended = run(script)
     assert ended.returncode == 7, ended.stderr
-    assert f"{told} process" in ended.stdout
-    assert "connect after the fork" in ended.stdout
+    assert "before the fork" in ended.stdout
+    assert "connect in the worker processes alone" in ended.stdout
+
+
+LEFT_IN_A_CYCLE = """
+import gc
+import aeenc
+from aeenc.transport.sync import LOOP
+
+class Cycle: pass
+
+client = aeenc.connect(sampler={target!r}, timeout_s=5)
+for _ in range(3):
+    cycle = Cycle()
+    cycle.me, cycle.pairs = cycle, client.sampler.list_pairs("r")
+    next(cycle.pairs)
+    del cycle
+
+async def collect():
+    gc.collect()
+
+gc.disable()
+LOOP.run(collect())
+client.sampler.get_run("r")
+"""
+
+
+def test_an_iterator_that_the_collector_finds_on_the_loops_thread_ends_in_silence(
+    served: tuple[Servicer, str],
+) -> None:
+    ended = run(LEFT_IN_A_CYCLE.format(target=served[1]))
+    assert "Exception ignored" not in ended.stderr
 
 
 def test_connecting_after_a_fork_works() -> None:

@@ -448,6 +448,7 @@ def retrieve(
         Literal["float32", "float16", "int8", "bfloat16"] | None,
         typer.Option(show_default="the encoder's", help="How exactly to encode the texts."),
     ] = None,
+    truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts too long for the model.")] = False,
     routing_key: Annotated[str, typer.Option(help="Calls with one key get the same side of a canary rollout.")] = "",
 ) -> None:
     """Finds the premises that best explain each text."""
@@ -469,6 +470,7 @@ def retrieve(
             splits=splits or (),
             exclude=exclude or (),
             accepted=[accepted] * len(texts) if accepted else (),
+            truncate=truncate,
             precision=precision,
             routing_key=routing_key,
         )

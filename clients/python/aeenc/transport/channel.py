@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import grpc
 from grpc.aio import AioRpcError
@@ -107,7 +107,6 @@ class Channel:
         self.target = target
         self.timeout_s = check_seconds(timeout_s)
         self._retry = _policy(retry)
-        self._pid = os.getpid()
         self._closed = asyncio.Event()  # one for all views of the connection
         self._metadata = credential(token)
         self._tls_name = tls_name
@@ -326,11 +325,6 @@ class Channel:
 
     def _refuse_unusable(self) -> None:
         self._refuse_closed()
-        if self._pid != os.getpid():
-            raise errors.FailedPrecondition(
-                f"the connection to {self.target} was opened in process {self._pid} before the fork; start worker "
-                "processes with the spawn method, or connect after the fork"
-            )
         self._line.refuse_other_loop()
 
     def _refuse_closed(self) -> None:
@@ -383,6 +377,8 @@ class Channel:
 class _Line:
     """A gRPC channel that a connection and its views share, and the event loop that it belongs to once it is open."""
 
+    pid: ClassVar[int] = 0  # the process that has opened the first; gRPC's threads do not survive its fork
+
     def __init__(self, targets: list[str], credentials: grpc.ChannelCredentials | None, tls_name: str) -> None:
         self._targets, self._credentials = targets, credentials
         self._options: list[tuple[str, str | int]] = [
@@ -411,6 +407,8 @@ class _Line:
     @cached_property
     def channel(self) -> Any:
         """The gRPC channel; one for each server of a list."""
+        _Line.pid = _Line.pid or os.getpid()
+        self._refuse_fork()
         channels = [self._opened(target) for target in self._targets]
         self._loop = getattr(channels[0], "_loop", None)  # grpc's choice where no loop runs
         return channels[0] if len(channels) == 1 else SpreadChannel(channels)
@@ -420,8 +418,16 @@ class _Line:
             return grpc.aio.secure_channel(target, self._credentials, options=self._options)
         return grpc.aio.insecure_channel(target, options=self._options)
 
+    def _refuse_fork(self) -> None:
+        if _Line.pid not in {0, os.getpid()}:
+            raise errors.FailedPrecondition(
+                f"process {_Line.pid} had opened a connection before the fork, and none to {', '.join(self._targets)} "
+                "works in this one; connect in the worker processes alone, or start them with the spawn method"
+            )
+
     def refuse_other_loop(self) -> None:
-        """Raises FailedPrecondition where another event loop runs than that of the channel."""
+        """Raises FailedPrecondition after a fork, and where another event loop runs than that of the channel."""
+        self._refuse_fork()
         if self._loop is not None and self._loop is not asyncio.get_running_loop():
             raise errors.FailedPrecondition(
                 f"the connection to {', '.join(self._targets)} belongs to another event loop; connect in the coroutine "

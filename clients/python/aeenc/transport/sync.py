@@ -43,8 +43,8 @@ class _Loop:
     def get(self) -> asyncio.AbstractEventLoop:
         if self._pid not in {0, os.getpid()}:  # before the lock, which the fork may have copied in another's hands
             raise FailedPrecondition(
-                f"the AE-Enc client was used in process {self._pid} before the fork; start worker processes with "
-                "the spawn method, or connect after the fork"
+                f"a blocking client of AE-Enc was made in process {self._pid} before the fork, which none survives; "
+                "connect in the worker processes alone, or start them with the spawn method"
             )
         if sys.is_finalizing():  # the thread has ended
             raise FailedPrecondition("the program is ending; close clients and iterators before its last line")
@@ -76,8 +76,13 @@ class _Loop:
         """Runs a coroutine and waits for its result."""
         return Caller().run(coroutine)
 
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether this is the loop's thread."""
+        return threading.current_thread() is self._thread
+
     def _refuse_own_thread(self) -> None:
-        if threading.current_thread() is self._thread:
+        if self.is_own_thread:
             raise FailedPrecondition(
                 "a blocking call on the event loop of the blocking clients would wait for itself; make it in another "
                 "thread, or await the same call of aeenc.connect_async()"
@@ -133,7 +138,7 @@ class Caller:
                 except StopAsyncIteration:
                     return
         finally:
-            if not sys.is_finalizing():  # else the process takes its connections with it
+            if not (sys.is_finalizing() or LOOP.is_own_thread):  # the process ends, or the loop closes it by itself
                 LOOP.run(_close(iterator, turn))
 
     def each(self, items: Iterable[T]) -> Iterable[T] | AsyncIterable[T]:
