@@ -117,11 +117,11 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
             min(named), "is not a field of this route; put the label, the version or `premise` into `model`"
         )
     fleet: Fleet = request.app.state.fleet
-    options = {"truncate": body.truncate, "precision": body.precision, "space_id": body.space_id}
+    options: dict[str, Any] = {"truncate": body.truncate, "precision": body.precision, "space_id": body.space_id}
     model = body.model or ""
     found = await fleet.encode(body.input[:BATCH], model, routing_key=body.user or "", **options)
     must_be_full(body.dimensions, found)
-    same = {"role": "premise"} if model == PREMISE else {"version": found.model_version}
+    same: dict[str, Any] = {"role": "premise"} if model == PREMISE else {"version": found.model_version}
     for start in range(BATCH, len(body.input), BATCH):
         more = await fleet.encoder.encode(body.input[start : start + BATCH], **same, **options)
         if more.model_version != found.model_version:

@@ -38,7 +38,7 @@ class AeencRetriever:
         tls: bool | None = None,
         **options: Unpack[RetrieveOptions],
     ) -> None:
-        place = {"index": index, "ca": ca, "cert": cert, "key": key, "tls": tls}
+        place: dict[str, Any] = {"index": index, "ca": ca, "cert": cert, "key": key, "tls": tls}
         self._given = {"corpus": corpus, "token": token, **place}
         self._options = known(options)
         self._premises = PremiseRetriever(corpus, token=token.resolve_value() if token else None, **place)
