@@ -29,7 +29,7 @@ TRANSPORT_PACKAGES = ("grpc", "grpc_health", "grpc_reflection", "grpc_status", "
 
 # What clients/python/pyproject.toml lists, by import name.
 SDK_DEPENDENCIES = {"aeenc", "google", "grpc", "numpy"}
-EXTRA_DEPENDENCIES = {"adapters": {"pyarrow", "upath"}, "cli": {"click", "rich", "typer"}}  # by folder
+EXTRA_DEPENDENCIES = {"adapters": {"fsspec", "pyarrow", "upath"}, "cli": {"click", "rich", "typer"}}  # by folder
 
 # The integrations: folder of clients/, what it may import beside the SDK and the standard library.
 INTEGRATIONS = {

@@ -305,6 +305,16 @@ async def test_an_oracle_refuses_a_token_that_nobody_could_send_and_ignores_its_
     await server.stop()
 
 
+async def test_a_task_of_many_long_candidates_reaches_an_oracle() -> None:
+    server = await WordOracle().start()
+    client = OracleClient(Channel(f"127.0.0.1:{server.port}", timeout_s=20))
+    candidates = tuple(Candidate(f"p{n}", "iron " * 1800, n, 0.5) for n in range(1000))
+    [answer] = await client.judge("r", [Task("t", "r", "q", (), (), candidates)])
+    assert len(answer.verdicts) == 1000
+    await client.channel.close()
+    await server.stop()
+
+
 async def test_a_port_that_is_taken_is_named() -> None:
     async with served(WordOracle()) as client:
         with pytest.raises(errors.Unavailable, match=client.channel.target):

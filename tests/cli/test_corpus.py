@@ -52,6 +52,13 @@ async def test_people_get_tables_on_stdout_and_progress_on_stderr(aeenc, fleet, 
     assert "heat melts ice" in found.stdout
 
 
+async def test_texts_too_long_are_cut_where_asked(aeenc, fleet, facts):
+    await aeenc(*fleet.options, "corpus", "build", "science", "--facts", facts)
+    for flags, truncate in (([], types_pb2.TRUNCATE_ERROR), (["--truncate"], types_pb2.TRUNCATE_END)):
+        assert (await aeenc(*fleet.options, "retrieve", "science", "ice", *flags)).code == 0
+        assert fleet.encoder.requests[-1].truncate == truncate
+
+
 async def test_json_is_taken_wherever_it_stands_but_not_from_the_texts(aeenc, fleet, facts):
     await aeenc(*fleet.options, "corpus", "build", "science", "--facts", facts)
     found = await aeenc(*fleet.options, "retrieve", "science", "ice", "--json")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shlex
+import subprocess
+import sys
 from dataclasses import replace
 
 from aeenc.oracle import EXPLAINS, REFUSES
@@ -75,6 +78,40 @@ async def test_more_pairs_than_fit_into_a_call_are_imported(aeenc, world, tmp_pa
         more = await aeenc(*words, "--corpus", "science", "--run", ended.json["run"])
         assert more.json["run"] == ended.json["run"]
         assert (await sampler.get_run(ended.json["run"])).progress.negatives == 2501
+
+
+async def test_pairs_are_imported_from_pipes_again_and_again(aeenc, world, tmp_path):
+    def line(premise):
+        return json.dumps({"query": "q", "sign": "negative", "premise": premise}) + "\n"
+
+    async with world.sampler() as sampler:
+        words = ("--sampler", sampler.channel.target, "--json", "import", "pairs")
+        runs = []
+        for premise in ("one", "two", "two"):
+            os.mkfifo(pipe := tmp_path / f"pipe-{len(runs)}")
+            writing = asyncio.create_task(asyncio.to_thread(pipe.write_text, line(premise)))
+            ended = await aeenc(*words, pipe, "--corpus", "science")
+            await writing
+            assert ended.code == 0, ended.stderr
+            runs.append(ended.json["run"])
+        assert runs[0] != runs[1] == runs[2]
+        command = [sys.executable, "-m", "aeenc.cli.main", *words, "-", "--corpus", "science"]
+        piped = await asyncio.to_thread(subprocess.check_output, command, input=line("two"), text=True, timeout=60)
+        assert json.loads(piped)["run"] == runs[2]
+
+
+async def test_a_file_named_by_a_dash_is_standard_output(aeenc, world, trees, tmp_path, capfd):
+    async with world.sampler() as sampler:
+        run = await sampled(aeenc, sampler, trees)
+        words = ("--sampler", sampler.channel.target, "export", "pairs", run["run"])
+        capfd.readouterr()
+        ended = await aeenc(*words, "--to", "-")
+        lines = [line for line in capfd.readouterr().out.splitlines() if line.startswith('{"format_version')]
+        assert (ended.code, ended.stdout) == (0, "")
+        assert len(lines) == run["positives"] + run["negatives"] + run["skipped"] > 0
+        assert f"{len(lines)} pairs" in ended.stderr
+        folder = await aeenc("export", "beir", "--data", trees, "--to", "-")
+        assert (folder.code, "is a folder" in folder.stderr) == (2, True)
 
 
 async def test_a_file_with_one_wrong_line_imports_nothing(aeenc, world, tmp_path):

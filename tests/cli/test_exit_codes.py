@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -120,6 +121,31 @@ async def test_wrong_use_is_one_object_for_a_program(aeenc, words, said):
     assert (ended.code, ended.stdout) == (2, "")
     error = json.loads(ended.stderr)["error"]
     assert (error["status"], said in error["message"]) == ("INVALID_ARGUMENT", True), error
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("corpus", "build", "science", "--facts", "f" * 300), 2, "File name too long"),
+        (("export", "trees", "--data", "{trees}", "--split", "dev", "--to", "/dev/full"), 3, "No space left"),
+        (("export", "trees", "--data", "{trees}", "--split", "dev", "--to", "{trees}/dataset"), 2, "directory"),
+    ],
+)
+async def test_what_the_system_refuses_is_said_in_one_line(aeenc, fleet, trees, words, code, said):
+    ended = await aeenc(*fleet.options, *(word.format(trees=trees) for word in words))
+    assert ended.code == code, ended.stderr
+    [line] = ended.stderr.splitlines()[-1:]
+    assert line.startswith("error: ")
+    assert said in line
+
+
+def test_a_full_standard_output_is_said_in_one_line(trees):
+    words = [sys.executable, "-m", "aeenc.cli.main", "export", "trees", "--data", trees, "--to", trees / "to"]
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    assert ended.returncode == 3, ended.stderr
+    assert "No space left" in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 async def test_a_malformed_tree_is_named_by_file_and_line(aeenc, trees):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,3 +22,12 @@ def running(command: Sequence[object], **options: Any) -> Iterator[subprocess.Po
             yield process
         finally:
             process.kill()
+
+
+def run_script(script: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python code to its end, without gRPC's own handling of forks."""
+    environment = {**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "0"}
+    command = [sys.executable, "-c", script]
+    return subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20, check=False
+    )

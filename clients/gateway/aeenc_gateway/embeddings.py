@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -14,10 +15,12 @@ from starlette.responses import Response
 
 from aeenc import Encoded
 from aeenc.calls.encoding import Precision
-from aeenc.errors import InvalidArgument
+from aeenc.errors import InvalidArgument, Unavailable
 from aeenc_gateway.fleet import PREMISE, Fleet
 from aeenc_gateway.operations import Operation
 
+MAX_INPUTS = 2048  # as OpenAI takes, whose clients make calls of so many
+BATCH = 1024  # most that the encoder takes at once
 _NAMED_BY_MODEL = {"label", "version", "role"}  # by which the SDK's `encode` has what `model` names here
 
 
@@ -45,13 +48,13 @@ class EmbeddingRequest(BaseModel):
         json_schema_extra={"example": {"input": ["iron is a metal"], "model": "stable"}},
     )
 
-    input: Texts = Field(description="One text, or several. No token ids.")
-    model: str = Field(
+    input: Texts = Field(max_length=MAX_INPUTS, description="One text, or several. No token ids.")
+    model: str | None = Field(
         "", description="A label or a version of a query encoder, or `premise`. Default: as the encoder chooses."
     )
     encoding_format: Literal["float", "base64"] | None = Field("float", description="base64: float32, little-endian.")
     dimensions: int | None = Field(None, description="The full length alone, which the index knows.")
-    user: str = Field("", description="The routing key: calls with the same go to the same version of a canary.")
+    user: str | None = Field("", description="The routing key: calls with the same go to the same version of a canary.")
     truncate: bool = Field(False, description="Whether to cut texts that are too long instead of refusing them.")
     precision: Precision | None = Field(None, description="The precision of encoding. Default: the encoder's.")
     space_id: str = Field("", description="The space of the vectors. Default: the encoder's.")
@@ -114,9 +117,21 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
             min(named), "is not a field of this route; put the label, the version or `premise` into `model`"
         )
     fleet: Fleet = request.app.state.fleet
-    options = {"truncate": body.truncate, "precision": body.precision, "space_id": body.space_id}
-    found = await fleet.encode(body.input, body.model, routing_key=body.user, **options)
+    options: dict[str, Any] = {"truncate": body.truncate, "precision": body.precision, "space_id": body.space_id}
+    model = body.model or ""
+    found = await fleet.encode(body.input[:BATCH], model, routing_key=body.user or "", **options)
     must_be_full(body.dimensions, found)
+    same: dict[str, Any] = {"role": "premise"} if model == PREMISE else {"version": found.model_version}
+    for start in range(BATCH, len(body.input), BATCH):
+        more = await fleet.encoder.encode(body.input[start : start + BATCH], **same, **options)
+        if more.model_version != found.model_version:
+            raise Unavailable("the encoder's version changed between two batches of the call; send it again")
+        found = replace(
+            found,
+            vectors=np.concatenate([found.vectors, more.vectors]),
+            tokens=found.tokens + more.tokens,
+            truncated=found.truncated + more.truncated,
+        )
     rows: Any = found.vectors
     if body.encoding_format == "base64":
         rows = [base64.b64encode(row).decode() for row in np.ascontiguousarray(rows, dtype="<f4")]

@@ -50,7 +50,7 @@ class Fleet:
         """Connects, inside the event loop that serves; none of the services need be there yet."""
 
         def channel(target: str) -> CallerChannel:
-            identity = {"ca": targets.ca, "cert": targets.cert, "key": targets.key, "tls": targets.tls}
+            identity: dict[str, Any] = {"ca": targets.ca, "cert": targets.cert, "key": targets.key, "tls": targets.tls}
             return CallerChannel(target, **identity, timeout_s=timeout_s, retry=False)
 
         return cls(EncoderClient(channel(targets.encoder)), IndexClient(channel(targets.index)))

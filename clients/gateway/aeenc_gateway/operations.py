@@ -5,6 +5,7 @@ Bodies are parsed by pydantic from their bytes. Answers are written as they are:
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from inspect import getdoc
@@ -12,6 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -20,6 +22,7 @@ import aeenc
 from aeenc_gateway import problems
 
 JSON = "application/json"
+_GZIP = b"\x1f\x8b"
 _REFERENCE = "#/components/schemas/{model}"
 _DESCRIPTION = """Premises that explain a hypothesis, and their embeddings. The gateway translates each request to gRPC.
 The bearer token is that of the services. Errors are problem details (RFC 9457)."""
@@ -56,6 +59,10 @@ class Operation:
 
         async def answer(request: Request) -> Response:
             body = await request.body()  # also where there is none: the gate sees callers leave only after it
+            packing = request.headers.get("content-encoding", "gzip" if body.startswith(_GZIP) else "identity")
+            if body and packing.lower() != "identity":
+                raise HTTPException(415, f"the body is {packing}, which is not unpacked here; send it as it is")
+            body = body.removeprefix(codecs.BOM_UTF8)
             return await (self.handler(model.model_validate_json(body), request) if model else self.handler(request))
 
         return Route(self.path, answer, methods=[self.method])

@@ -72,6 +72,24 @@ async def test_space_and_precision_reach_the_encoder_and_what_clients_send_besid
     assert (asked.precision, asked.space_id) == (types_pb2.PRECISION_FLOAT32, "s2")
 
 
+@pytest.mark.parametrize(("model", "selectors"), [("", ["", "q1"]), ("premise", ["", ""])])
+async def test_as_many_inputs_as_openai_takes_go_in_batches_to_one_version(before, double, model, selectors):
+    answer = (await before.post("/v1/embeddings", json={"input": ["sun"] * 2048, "model": model})).json()
+    assert [one["index"] for one in answer["data"]] == list(range(2048))
+    assert (answer["model"], answer["usage"]["total_tokens"]) == ("q1", 3 * 2048)
+    assert [len(one.texts) for one in double.requests] == [1024, 1024]
+    assert [one.model.version for one in double.requests] == selectors
+    refused = await before.post("/v1/embeddings", json={"input": ["sun"] * 2049})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input")
+    assert "2048" in refused.json()["detail"]
+
+
+async def test_null_means_absent(before, double):
+    body = {"input": "sun", "encoding_format": None, "dimensions": None}
+    assert (await before.post("/v1/embeddings", json={**body, "user": None})).status_code == 200
+    assert (await before.post("/v1/embeddings", json={"input": "sun", "dimensions": 2})).status_code == 200
+
+
 @pytest.mark.parametrize("name", ["label", "version", "role"])
 async def test_another_name_for_the_model_is_refused(before, double, name):
     refused = await before.post("/v1/embeddings", json={"input": "sun", name: "q7"})

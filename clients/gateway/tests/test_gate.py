@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import socket
 from dataclasses import replace
@@ -346,3 +347,18 @@ async def test_it_answers_to_its_own_names_alone(double, host, allowed, status):
         if status == 403:
             assert "--allowed-host" in answer.json()["detail"]
         assert (await http.get("/health", headers={"host": host})).status_code != 403
+
+
+@pytest.mark.parametrize("headers", [{"content-encoding": "gzip"}, {"content-encoding": "br"}, {}])
+async def test_a_packed_body_is_refused_by_name(before, double, headers):
+    packed = gzip.compress(b'{"input": "sun"}')
+    refused = await before.post("/v1/embeddings", content=packed, headers=headers)
+    assert refused.status_code == 415, refused.text
+    assert f"is {headers.get('content-encoding', 'gzip')}" in refused.json()["error"]["message"]
+    assert not double.requests
+
+
+async def test_a_byte_order_mark_is_no_part_of_the_body(before, double):
+    body = '{"input": "sun"}'.encode("utf-8-sig")
+    headers = {"content-encoding": "identity"}
+    assert (await before.post("/v1/embeddings", content=body, headers=headers)).status_code == 200

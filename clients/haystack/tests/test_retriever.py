@@ -106,3 +106,10 @@ def test_what_is_wrong_is_named():
         AeencRetriever("science", mode="sparse").run(QUERY)
     with pytest.raises(aeenc.errors.NotFound, match="nowhere"):
         AeencRetriever("nowhere").run(QUERY)
+
+
+@pytest.mark.parametrize("name", [*sorted(OPTIONS), "corpus", "index", "token", "ca", "tls"])
+def test_what_is_set_later_is_refused_where_it_would_be_ignored(name):
+    made = AeencRetriever("science", index="127.0.0.1:1")
+    with pytest.raises(aeenc.errors.InvalidArgument, match=f"^{name}: .*make another"):
+        setattr(made, name, "other")

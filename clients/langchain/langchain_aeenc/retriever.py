@@ -24,8 +24,8 @@ class AeencRetriever(BaseRetriever):
     `model_version` that encoded the query ("" in lexical modes), the `rerank_version` that ranked again, the corpus'
     `generation` and `unknown_splits`, of which a warning tells as well.
 
-    `index` ("host:port"), `token`, `ca`, `cert` and `key` come from AEENC_INDEX, AEENC_TOKEN, AEENC_CA, AEENC_CERT,
-    AEENC_KEY or a running fleet's `.aeenc/fleet.json` unless given. All other fields are the options of
+    `index` ("host:port"), `token`, `ca`, `cert`, `key`, `tls` come from AEENC_INDEX, AEENC_TOKEN, AEENC_CA, AEENC_CERT,
+    AEENC_KEY, AEENC_TLS or a running fleet's `.aeenc/fleet.json` unless given. All other fields are the options of
     `aeenc.IndexClient.retrieve`; `accepted` are the ids of premises accepted for the query. `invoke(query, k=3,
     accepted=[…])` changes options for one call.
     Raises the classes of `aeenc.errors`.
@@ -39,6 +39,7 @@ class AeencRetriever(BaseRetriever):
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None
+    tls: bool | None = None
 
     k: int = 10
     label: str | None = None
@@ -71,7 +72,14 @@ class AeencRetriever(BaseRetriever):
     def _premises(self) -> PremiseRetriever:
         """The retriever of what the fields say now: they may be set anew, or differ in a copy."""
         token = self.token.get_secret_value() if self.token else None
-        place = {"index": self.index, "token": token, "ca": self.ca, "cert": self.cert, "key": self.key}
+        place = {
+            "index": self.index,
+            "token": token,
+            "ca": self.ca,
+            "cert": self.cert,
+            "key": self.key,
+            "tls": self.tls,
+        }
         asked = (self.corpus, *place.values())
         if asked not in self._opened:
             self._opened[asked] = PremiseRetriever(self.corpus, **place)

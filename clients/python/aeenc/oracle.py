@@ -31,6 +31,7 @@ import grpc
 from aeenc import errors
 from aeenc.transport import status
 from aeenc.transport.addresses import is_loopback
+from aeenc.transport.channel import MESSAGE_BYTES
 from aeenc.transport.checks import credential
 from aeenc.v1 import oracle_pb2, oracle_pb2_grpc
 from aeenc.values.writing import as_messages, message
@@ -45,6 +46,10 @@ BAD_FACT = oracle_pb2.REMARK_BAD_FACT
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
+_OPTIONS = [
+    ("grpc.so_reuseport", 0),  # or two oracles could share a port
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),  # a task may have a thousand long candidates
+]
 
 
 @dataclass(frozen=True)
@@ -194,7 +199,7 @@ class Oracle:
                 f"{address} is reachable from other machines; give a token, or allow_insecure=True if you mean it"
             )
         servicer = _Servicer(self, credential(token))
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])  # or two oracles could share a port
+        server = grpc.aio.server(options=_OPTIONS)
         oracle_pb2_grpc.add_OracleServiceServicer_to_server(servicer, server)
         try:
             if cert is None or key is None:

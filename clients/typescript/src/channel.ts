@@ -1,6 +1,6 @@
 // A connection to one service: credential, request id, deadline, retries, and errors as AeencError.
 
-import { randomUUID } from "node:crypto";
+import { randomInt, randomUUID } from "node:crypto";
 import { readFileSync } from "node:fs";
 import { setTimeout as sleep } from "node:timers/promises";
 import type { DescMessage, DescMethodStreaming, DescMethodUnary, MessageInitShape } from "@bufbuild/protobuf";
@@ -11,6 +11,8 @@ import { isLocal } from "./targets.js";
 
 const RETRIES = 4; // 0.1 + 0.2 + 0.4 + 0.8 s: a service that is away fails after about 1.5 s
 const FIRST_PAUSE_MS = 100;
+const PING_MS = 330_000; // of silence during a call; servers refuse more than one ping in five minutes
+const PING_TIMEOUT_MS = 60_000;
 
 export interface ChannelOptions {
   token: string | undefined;
@@ -41,7 +43,7 @@ export class Channel implements Transport {
     }
     const baseUrl = `${options.tls ? "https" : "http"}://${target}`;
     const tls = options.ca ? { ca: readFileSync(options.ca) } : {};
-    this.#sessions = new Http2SessionManager(baseUrl, {}, tls);
+    this.#sessions = new Http2SessionManager(baseUrl, { pingIntervalMs: PING_MS, pingTimeoutMs: PING_TIMEOUT_MS }, tls);
     this.#inner = createGrpcTransport({ baseUrl, sessionManager: this.#sessions });
   }
 
@@ -107,7 +109,7 @@ export class Channel implements Transport {
 }
 
 /** Gives a call that changes something an id of its own, so that repeating it changes nothing twice: its `request_id`,
- * or the `idempotency_key` of its `config`. */
+ * the `idempotency_key` of its `config`, or its `client_seq`. */
 function withRequestId<I extends DescMessage>(schema: I, input: MessageInitShape<I>): MessageInitShape<I> {
   const { requestId, config } = input as { requestId?: string; config?: { idempotencyKey?: string } };
   if (hasField(schema, "request_id") && !requestId) {
@@ -116,6 +118,10 @@ function withRequestId<I extends DescMessage>(schema: I, input: MessageInitShape
   const configured = schema.fields.find((field) => field.name === "config")?.message;
   if (configured && hasField(configured, "idempotency_key") && config && !config.idempotencyKey) {
     return { ...input, config: { ...config, idempotencyKey: randomUUID() } } as MessageInitShape<I>;
+  }
+  const numbered = input as { clientSeq?: bigint };
+  if (hasField(schema, "client_seq") && !numbered.clientSeq) {
+    return { ...input, clientSeq: BigInt(randomInt(1, 2 ** 47)) } as MessageInitShape<I>;
   }
   return input;
 }

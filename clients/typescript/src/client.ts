@@ -18,6 +18,7 @@ import { type ConnectOptions, findTargets, type ServiceName, type Targets } from
 const HOSTS: Record<string, ServiceName> = { Registry: "trainer", People: "sampler" }; // whose server serves them
 const PAUSE_MS = 500;
 const CHUNK_HYPOTHESES = 512;
+const CHUNK_BYTES = 1024 * 1024; // of hypotheses in a message; services accept 4 MiB
 const HALF = /\p{Surrogate}/u; // a lone surrogate, which UTF-8 cannot hold
 
 /** How to match texts and premises: by the encoder, by words (BM25), by both, or by words in rounds. */
@@ -130,7 +131,7 @@ export class Client {
 
   constructor(options: ConnectOptions = {}) {
     this.#targets = findTargets(options);
-    this.#timeoutMs = options.timeoutMs ?? 60_000;
+    this.#timeoutMs = options.timeoutMs ?? this.#targets.timeoutMs;
     this.encoder = this.service(EncoderService);
     this.index = this.service(IndexService);
     this.people = this.service(PeopleService);
@@ -165,6 +166,13 @@ export class Client {
     if (broken >= 0) {
       throw new AeencError("INVALID_ARGUMENT", `texts[${broken}]: is no text, or has half a character; correct it`);
     }
+    const { exclude = [], splits = [], rerankVersions = [] } = options;
+    for (const [name, given] of Object.entries({ accepted, exclude, splits, rerankVersions })) {
+      if (!Array.isArray(given)) throw new AeencError("INVALID_ARGUMENT", `${name}: is no list; put one into a list`);
+    }
+    if (!accepted.every(Array.isArray)) {
+      throw new AeencError("INVALID_ARGUMENT", "accepted: holds something else than lists; give one list of ids per text");
+    }
     const response = await this.index.retrieve(
       {
         corpus,
@@ -185,10 +193,10 @@ export class Client {
         negativeFeedback: options.negativeFeedback,
         rerank: options.rerank,
         rerankWeight: options.rerankWeight,
-        rerankVersions: [...(options.rerankVersions ?? [])],
+        rerankVersions: [...rerankVersions],
         dropSelf: options.dropSelf,
-        excludeIds: [...(options.exclude ?? [])],
-        ...(options.splits?.length ? { filter: { anySplit: [...options.splits] } } : {}),
+        excludeIds: [...exclude],
+        ...(splits.length ? { filter: { anySplit: [...splits] } } : {}),
         generation: options.generation,
         truncate: options.truncate ? Truncate.END : Truncate.ERROR,
         ...(precision && { precision: pick("precision", PRECISIONS, precision) }),
@@ -216,10 +224,19 @@ export class Client {
     const all = [...hypotheses];
     const keyed = { ...config, idempotencyKey: config.idempotencyKey || randomUUID() };
     async function* requests() {
-      yield { config: keyed, hypotheses: all.slice(0, CHUNK_HYPOTHESES) };
-      for (let start = CHUNK_HYPOTHESES; start < all.length; start += CHUNK_HYPOTHESES) {
-        yield { hypotheses: all.slice(start, start + CHUNK_HYPOTHESES) };
+      yield { config: keyed };
+      let chunk: typeof all = [];
+      let bytes = 0;
+      for (const one of all) {
+        const size = Buffer.byteLength(one.id) + Buffer.byteLength(one.text);
+        if (chunk.length === CHUNK_HYPOTHESES || (chunk.length && bytes + size > CHUNK_BYTES)) {
+          yield { hypotheses: chunk };
+          [chunk, bytes] = [[], 0];
+        }
+        chunk.push(one);
+        bytes += size;
       }
+      if (chunk.length) yield { hypotheses: chunk };
     }
     const { run } = await this.sampler.startRun(requests(), options);
     return present(run);
@@ -246,7 +263,7 @@ export class Client {
         return;
       } catch (error) {
         brokenAt ??= performance.now();
-        const isAway = error instanceof AeencError && error.code === "UNAVAILABLE";
+        const isAway = error instanceof AeencError && error.isTransient;
         if (!isAway || performance.now() - brokenAt > this.#timeoutMs) throw error;
         await sleep(PAUSE_MS, undefined, { signal: options.signal });
       }

@@ -25,9 +25,9 @@ export interface ConnectOptions extends Partial<Record<ServiceName, string>> {
   /** Whether the calls are TLS, also without `ca`: for certificates of authorities that Node knows (and those in
    * NODE_EXTRA_CA_CERTS). Default: AEENC_TLS. */
   tls?: boolean;
-  /** Whether a token may travel to another host without TLS: in a network that you trust. Default: AEENC_PLAIN_TOKEN. */
+  /** Whether a token may travel to another host without TLS, in a network you trust. Default: AEENC_PLAIN_TOKEN. */
   plainToken?: boolean;
-  /** The default deadline of a call, its retries included, in milliseconds. Default: 60,000. */
+  /** The default deadline of a call, its retries included, in milliseconds. Default: AEENC_TIMEOUT_S, else 60,000. */
   timeoutMs?: number;
 }
 
@@ -37,13 +37,14 @@ export interface Targets extends Record<ServiceName, string> {
   ca: string | undefined;
   tls: boolean;
   plainToken: boolean;
+  timeoutMs: number;
 }
 
 /** Finds what was not given. Throws INVALID_ARGUMENT for a malformed fleet file. */
 export function findTargets(given: ConnectOptions): Targets {
   const fleet = readFleet(join(process.env["AEENC_HOME"] || ".aeenc", "fleet.json"));
   const address = (name: ServiceName) => given[name] || variable(name) || fleet[name] || DEFAULTS[name];
-  const token = given.token || variable("token");
+  const token = bare(given.token || variable("token"));
   const ca = given.ca || variable("ca");
   const tls = given.tls ?? isOn("tls");
   if (ca && tls === false) {
@@ -58,11 +59,27 @@ export function findTargets(given: ConnectOptions): Targets {
     sampler: address("sampler"),
     trainer: address("trainer"),
     token,
-    adminToken: given.adminToken || variable("admin_token") || token,
+    adminToken: bare(given.adminToken || variable("admin_token")) || token,
     ca,
     tls: tls ?? Boolean(ca),
     plainToken: given.plainToken ?? isOn("plain_token") ?? false,
+    timeoutMs: 1000 * seconds(),
   };
+}
+
+/** Returns a token without blanks around it. Throws INVALID_ARGUMENT for one that no header holds; it is not shown. */
+function bare(token: string | undefined): string | undefined {
+  if (!token || /^[!-~]{1,8192}$/.test(token.trim())) return token?.trim();
+  throw new AeencError(
+    "INVALID_ARGUMENT",
+    "token: is blank or has characters, blanks among them, that are not visible ASCII; read it from its file anew",
+  );
+}
+
+function seconds(): number {
+  const found = Number(variable("timeout_s") ?? 60);
+  if (found > 0 && Number.isFinite(found)) return found;
+  throw new AeencError("INVALID_ARGUMENT", `AEENC_TIMEOUT_S must be seconds above 0, got ${variable("timeout_s")}`);
 }
 
 /** Reads a switch. Throws INVALID_ARGUMENT for a value that is none. */
@@ -100,8 +117,10 @@ function readFleet(path: string): Partial<Record<string, string>> {
   let text: string;
   try {
     text = readFileSync(path, "utf8");
-  } catch {
-    return {};
+  } catch (error) {
+    if (["ENOENT", "ENOTDIR"].includes((error as NodeJS.ErrnoException).code ?? "")) return {};
+    const remedy = "run as the account that started the fleet";
+    throw new AeencError("FAILED_PRECONDITION", `${path} cannot be read (${error}); ${remedy}`);
   }
   try {
     const fleet = JSON.parse(text);

@@ -21,6 +21,8 @@ describe("before a server that fails on demand", () => {
   const requestIds: string[] = [];
   const jobKeys: string[] = [];
   const froms: bigint[] = [];
+  const sizes: number[] = [];
+  const seqs: bigint[] = [];
   const asked: RetrieveRequest[] = [];
 
   function note(context: HandlerContext): void {
@@ -59,7 +61,20 @@ describe("before a server that fails on demand", () => {
           async *watchRun({ fromSeq }) {
             froms.push(fromSeq);
             yield { seq: fromSeq, run: { id: "r" } };
-            if (fromSeq < 3n) throw new ConnectError("restarts", Code.Unavailable);
+            if (fromSeq < 3n) throw new ConnectError("restarts", fromSeq < 2n ? Code.Unavailable : Code.ResourceExhausted);
+          },
+          async startRun(messages) {
+            let count = 0;
+            for await (const { hypotheses } of messages) {
+              sizes.push(hypotheses.reduce((sum, { text }) => sum + text.length, 0));
+              count += hypotheses.length;
+            }
+            return { run: { id: `${count}` } };
+          },
+          submitVerdicts({ clientSeq }, context) {
+            seqs.push(clientSeq);
+            note(context);
+            return {};
           },
         });
       },
@@ -151,9 +166,31 @@ describe("before a server that fails on demand", () => {
     for (const options of [{ mode: "foo" }, { fusion: { method: "toString" } }, { precision: "int4" }]) {
       await assert.rejects(retrieve(["iron"], options), { code: "INVALID_ARGUMENT", message: /give one of/ });
     }
+    for (const name of ["accepted", "exclude", "splits", "rerankVersions"]) {
+      const refused = { code: "INVALID_ARGUMENT", message: new RegExp(`^${name}.*list`) };
+      await assert.rejects(retrieve(["iron"], { [name]: "p1" }), refused);
+      await assert.rejects(retrieve(["iron"], { accepted: ["p1"] }), { code: "INVALID_ARGUMENT", message: /^accepted/ });
+    }
     for (const texts of ["iron", ["\ud800"], [null]]) {
       await assert.rejects(retrieve(texts), { code: "INVALID_ARGUMENT", message: /^texts/ });
     }
+  });
+
+  test("hypotheses are sent in messages of a size that the sampler accepts", async () => {
+    const hypotheses = Array.from({ length: 600 }, (_, n) => ({ id: `${n}`, text: "x".repeat(15_000) }));
+    const run = await client.startRun(hypotheses, { corpus: "science", oracle: "o" });
+    assert.equal(run.id, "600");
+    assert.ok(Math.max(...sizes) < 4 * 1024 * 1024, `${sizes}`);
+    assert.equal((await client.startRun([], { corpus: "science", oracle: "o" })).id, "0");
+  });
+
+  test("an answer that is sent again is known by its number", async () => {
+    failures = [new ConnectError("restarts", Code.Unavailable)];
+    await client.sampler.submitVerdicts({ leaseId: "l" });
+    assert.ok(seqs[0] > 0n);
+    assert.equal(seqs[0], seqs[1]);
+    await client.sampler.submitVerdicts({ leaseId: "l" });
+    assert.notEqual(seqs[0], seqs[2]);
   });
 
   test("a closed client refuses calls", async () => {
@@ -178,6 +215,30 @@ test("a token travels to another host without TLS only where asked", () => {
   connect({ ...away, tls: true }).close();
   assert.throws(() => connect({ tls: false, ca: "ca.pem" }), { code: "INVALID_ARGUMENT", message: /^tls: is off/ });
   connect({ ...away, index: "localhost:50052" }).close();
+});
+
+test("a token that no header holds is refused without being shown", () => {
+  for (const token of ["se cret", "t\u00f6k", "a\nb", "a".repeat(9000), " "]) {
+    assert.throws(
+      () => connect({ token }),
+      (error: AeencError) => error.message.startsWith("token: is blank") && !error.message.includes(token.trim() || "\t"),
+    );
+  }
+  connect({ token: "secret\n" }).close();
+});
+
+test("a time limit of the environment counts, and a wrong one is named", async () => {
+  process.env.AEENC_TIMEOUT_S = "soon";
+  try {
+    assert.throws(() => connect(), { code: "INVALID_ARGUMENT", message: /AEENC_TIMEOUT_S/ });
+    process.env.AEENC_TIMEOUT_S = "0.2";
+    using client = connect({ index: "127.0.0.1:1" });
+    const startedAt = performance.now();
+    await assert.rejects(client.retrieve("science", ["text"]), AeencError);
+    assert.ok(performance.now() - startedAt < 1000);
+  } finally {
+    delete process.env.AEENC_TIMEOUT_S;
+  }
 });
 
 test("an address that is not one server is refused by name", () => {

@@ -206,6 +206,14 @@ def test_a_url_names_a_source_in_an_object_store(tmp_path: Path) -> None:
         parts = list(read_facts(path_of(url)).parts(20))
         assert [(fact.id, fact.text) for part in parts for _, fact in part.lines()] == SAME
     assert path_of("a/b") == Path("a/b")
+
+
+def test_a_store_whose_package_is_missing_is_named_with_the_remedy(monkeypatch):
+    for name in ("s3fs", "gcsfs"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for url in ("s3://bucket/facts.txt", "gs://bucket/facts.txt", "nosuch://bucket/facts.txt"):
+        with pytest.raises(FailedPrecondition, match=rf"^{url} cannot be read .*s3fs, gcsfs, adlfs"):
+            path_of(url)
     with pytest.raises(FailedPrecondition, match=r"nosuch://x.*package of your store"):
         path_of("nosuch://x")
 

@@ -93,7 +93,6 @@ async def test_a_version_is_asked_for_queries_alone(target: str, servicer: Encod
         ({"output_value": "token_embeddings"}, "output_value: is 'token_embeddings'"),
         ({"precision": "int8"}, "precision: is 'int8'"),
         ({"prompt": "query: "}, "prompt: is 'query: '.*prefixes of its own"),
-        ({"show_progress_bar": True}, "show_progress_bar: is True"),
         ({"truncate_dim": 8}, "truncate_dim: is 8"),
         ({"pool": {}}, "pool: is {}"),
         ({"batch": 8}, "batch: is no option"),
@@ -111,12 +110,24 @@ async def test_what_a_remote_model_cannot_do_is_refused_by_name(
 
 async def test_options_that_change_nothing_are_taken(encoder: AeencEncoder):
     same = {
-        "show_progress_bar": False,
+        "show_progress_bar": True,
         "convert_to_tensor": False,
         "device": None,
         "output_value": "sentence_embedding",
     }
     assert len(await encode(encoder, TEXTS, normalize_embeddings=False, precision="float32", **same)) == 10
+
+
+async def test_code_written_for_sentence_transformers_runs(encoder: AeencEncoder, servicer: Encoder):
+    def code() -> Any:
+        queries = encoder.encode(TEXTS[:2], "query")
+        return encoder.similarity(queries, encoder.encode(TEXTS, "document")), encoder.similarity(queries[0], queries)
+
+    many, single = await asyncio.to_thread(code)
+    assert (many.shape, single.shape) == ((2, 10), (1, 2))
+    assert single[0, 0] == pytest.approx(1.0)
+    with pytest.raises(errors.InvalidArgument, match="prompt_name: is 32; give one of query"):
+        await asyncio.to_thread(encoder.encode, TEXTS, 32)
 
 
 async def test_a_sentence_that_is_no_string_is_named(encoder: AeencEncoder):

@@ -11,6 +11,7 @@ import pytest
 
 from aeenc import (
     Channel,
+    Encoded,
     EncoderClient,
     Fusion,
     IndexClient,
@@ -18,6 +19,8 @@ from aeenc import (
     RegistryClient,
     Retrieval,
     SamplerClient,
+    Scored,
+    SearchResult,
     TrainerClient,
     errors,
     values,
@@ -190,3 +193,17 @@ async def test_long_gold_queries_and_trees_travel_in_messages_that_a_service_acc
     assert [query.text for message in trainer.messages for query in message.queries] == [text for text, _ in queries]
     assert [len(message.training) for message in trainer.messages][-1] == 3
     assert [tree.hypothesis for message in trainer.messages for tree in message.trees] == ["ice floats"]
+
+
+def test_answers_with_vectors_can_be_compared_and_kept_in_sets() -> None:
+    """numpy's arrays have no one answer to `==`."""
+    timings = values.Timings()
+    makers: list[Callable[[], object]] = [
+        lambda: Encoded(np.ones((1, 2), np.float32), "v", "s", timings, 0),
+        lambda: Scored(np.ones(2, np.float32), "v", timings, 0),
+        lambda: SearchResult([["p"]], [np.ones(2, np.float32)], "g", "s", True, timings),
+    ]
+    for make in makers:
+        one, other = make(), make()
+        assert (one == one, one == other) == (True, False)  # noqa: PLR0124
+        assert {one, other} >= {one}

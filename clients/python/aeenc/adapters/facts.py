@@ -22,7 +22,6 @@ import csv
 import hashlib
 import json
 import re
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
@@ -31,7 +30,7 @@ from typing import Any, BinaryIO, Literal, cast, get_args
 
 from aeenc import values
 from aeenc.errors import FailedPrecondition, InvalidArgument, install
-from aeenc.files.lines import decoded, parsed, refuse_half
+from aeenc.files.lines import STDIN, decoded, opened, parsed, refuse_half
 from aeenc.trees import content_id
 
 Format = Literal["txt", "jsonl", "csv", "tsv", "json", "parquet", "arrow"]
@@ -39,7 +38,6 @@ TEXTS = ("text", "fact", "premise", "sentence", "passage", "content")
 IDS = ("id", "_id", "uid", "premise_id", "doc_id")
 SPLITS = ("splits", "split")
 TAGS = ("tags", "tag")
-STDIN = Path("-")
 HUGGING_FACE = "state.json"  # names the files of a dataset that was saved to disk
 ID_REUSED = "for two texts, or with two sets of splits or tags; give each text its own id, and all of these at once"
 _SUFFIXES: dict[str, Format] = {f".{name}": name for name in get_args(Format)} | {".ndjson": "jsonl", "": "txt"}
@@ -177,9 +175,12 @@ def path_of(text: str) -> Path:
     if "://" not in text:
         return Path(text)
     try:
+        from fsspec import get_filesystem_class
         from upath import UPath
 
-        return cast("Path", UPath(text))  # it does what a path does
+        found = UPath(text)
+        get_filesystem_class(found.protocol)  # else the store's package would be missed at the first byte
+        return cast("Path", found)  # it does what a path does
     except (ImportError, ValueError) as error:
         remedy = f"{install('corpus')}, and the package of your store (s3fs, gcsfs, adlfs)"
         raise FailedPrecondition(f"{text} cannot be read ({error}); {remedy}") from None
@@ -229,7 +230,7 @@ def _lines(path: Path, part: Part | None = None) -> Iterator[tuple[str, str]]:
 
     A part's lines are named by the byte where they begin.
     """
-    with sys.stdin.buffer if path == STDIN else path.open("rb") as file:
+    with opened(path) as file:
         for number, (start, line) in enumerate(_raw_lines(file, part), start=1):
             place = f"{path}: byte {start:,}" if part and part.start else f"{path}:{number}"
             yield place, decoded(place, line, first=not start)

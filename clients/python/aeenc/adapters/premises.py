@@ -48,6 +48,7 @@ class RetrieveOptions(TypedDict, total=False):
 
 
 OPTIONS = frozenset(RetrieveOptions.__annotations__)
+_PLACE = ("corpus", "index", "token", "ca", "cert", "key", "tls")
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,10 @@ class PremiseRetriever:
         self._targets = Targets.find(index=index, token=token, ca=ca, cert=cert, key=key, tls=tls)
         self._client: IndexClient | None = None
 
+    def __setattr__(self, name: str, value: object) -> None:
+        refuse_change(name)
+        object.__setattr__(self, name, value)
+
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_client": None}  # a copy, in this process or another, connects by itself
 
@@ -144,6 +149,12 @@ class PremiseRetriever:
         client, self._client = self._client, None
         if client is not None:
             await client.channel.close()
+
+
+def refuse_change(name: str) -> None:
+    """Raises InvalidArgument for an attribute that a retriever read when it was made, and would ignore later."""
+    if name in OPTIONS or name in _PLACE:
+        raise InvalidArgument.field(name, "was read when the retriever was made; make another with the new value")
 
 
 def known(options: Mapping[str, Any]) -> dict[str, Any]:

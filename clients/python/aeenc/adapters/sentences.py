@@ -29,7 +29,10 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "pool": ((None,), "the encoder service spreads the work; give several addresses or a DNS name"),
     "precision": ((None, "float32"), "the vectors are not quantized here"),
     "prompt": ((None, ""), "a checkpoint has prefixes of its own; give prompt_name 'query' or 'document'"),
-    "show_progress_bar": ((None, False), "there is none; encode in parts to show your own"),
+    "show_progress_bar": (
+        (None, False, True),
+        "there is none",
+    ),  # notebooks ask for it, and its absence changes nothing
     "truncate_dim": ((None,), "the index knows vectors of full length alone"),
 }
 
@@ -72,23 +75,35 @@ class AeencEncoder:
         return {**vars(self), "_client": None}  # a copy, in this process or another, connects by itself
 
     @overload
-    def encode(self, sentences: str, *, convert_to_numpy: bool = True, **options: Any) -> NDArray[np.float32]: ...
-
-    @overload
     def encode(
-        self, sentences: Sequence[str], *, convert_to_numpy: Literal[True] = True, **options: Any
+        self, sentences: str, prompt_name: str | None = None, *, convert_to_numpy: bool = True, **options: Any
     ) -> NDArray[np.float32]: ...
 
     @overload
     def encode(
-        self, sentences: Sequence[str], *, convert_to_numpy: Literal[False], **options: Any
+        self,
+        sentences: Sequence[str],
+        prompt_name: str | None = None,
+        *,
+        convert_to_numpy: Literal[True] = True,
+        **options: Any,
+    ) -> NDArray[np.float32]: ...
+
+    @overload
+    def encode(
+        self,
+        sentences: Sequence[str],
+        prompt_name: str | None = None,
+        *,
+        convert_to_numpy: Literal[False],
+        **options: Any,
     ) -> list[NDArray[np.float32]]: ...
 
     def encode(
         self,
         sentences: str | Sequence[str],
-        *,
         prompt_name: str | None = None,
+        *,
         batch_size: int = BATCH,
         convert_to_numpy: bool = True,
         normalize_embeddings: bool = True,
@@ -118,6 +133,12 @@ class AeencEncoder:
     def encode_document(self, sentences: str | Sequence[str], **options: Any) -> Any:
         """Embeds texts that are searched; otherwise as `encode`."""
         return self.encode(sentences, **{"prompt_name": "document", **options})
+
+    def similarity(self, first: NDArray[np.float32], second: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Returns the cosines of `first` (n, dim) with `second` (m, dim) as (n, m); either may be one row."""
+        one, other = (np.atleast_2d(np.asarray(rows, dtype=np.float32)) for rows in (first, second))
+        norms = np.linalg.norm(one, axis=1)[:, None] * np.linalg.norm(other, axis=1)
+        return cast("NDArray[np.float32]", one @ other.T / np.maximum(norms, np.finfo(np.float32).tiny))
 
     def get_sentence_embedding_dimension(self) -> int:
         """Asks the encoder for the number of values of a vector."""

@@ -37,7 +37,7 @@ _PRECISIONS: dict[str | None, types_pb2.Precision | None] = {
 _PRECISION_NAMES = {number: name for name, number in _PRECISIONS.items() if name is not None}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # an array has no one answer to ==
 class Encoded:
     """The embeddings of one batch.
 
@@ -67,7 +67,7 @@ class Encoded:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # an array has no one answer to ==
 class Scored:
     """The `scores` (n,) of premises, float32, larger is better; `truncated` pairs, or texts, were cut.
 

@@ -96,7 +96,7 @@ class Hit:
     score: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # an array has no one answer to ==
 class SearchResult:
     """The premises found for each vector, best first: `ids[i]` with `scores[i]` (float32).
 

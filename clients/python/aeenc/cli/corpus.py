@@ -462,6 +462,7 @@ def retrieve(
         Literal["float32", "float16", "int8", "bfloat16"] | None,
         typer.Option(show_default="the encoder's", help="How exactly to encode the texts."),
     ] = None,
+    truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts too long for the model.")] = False,
     routing_key: Annotated[str, typer.Option(help="Calls with one key get the same side of a canary rollout.")] = "",
 ) -> None:
     """Finds the premises that best explain each text."""
@@ -486,6 +487,7 @@ def retrieve(
             before_id=before_id,
             tags=tags or (),
             accepted=[accepted] * len(texts) if accepted else (),
+            truncate=truncate,
             precision=precision,
             routing_key=routing_key,
         )

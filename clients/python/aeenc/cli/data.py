@@ -24,7 +24,7 @@ from aeenc.cli.output import output_of
 from aeenc.cli.targets import client
 from aeenc.errors import AlreadyExists, DataLoss, InvalidArgument, Unavailable
 from aeenc.evaluation import RatedDataset, read_textgraphs
-from aeenc.files.whole import whole_file, whole_folder
+from aeenc.files.whole import is_stdout, whole_file, whole_folder
 from aeenc.trees import Dataset, Tree, draw, to_dot, to_svg, tree_from_record, write_folds, write_trees
 
 ENTAILMENTBANK = (
@@ -147,7 +147,7 @@ _PICTURES: dict[Form, Callable[[Tree], str]] = {Form.DOT: to_dot, Form.SVG: to_s
 def export_pairs(
     context: typer.Context,
     runs: Runs,
-    to: Annotated[Path, typer.Option(help="The file.")],
+    to: Annotated[Path, typer.Option(help="The file; -: stdout.")],
     sign: Annotated[Sign, typer.Option(help="Which pairs.")] = Sign.ALL,
     overruled: Annotated[bool, typer.Option("--overruled", help="Also those that were amended since.")] = False,
 ) -> None:
@@ -159,20 +159,20 @@ def export_pairs(
     with client(context) as connected:
         found = _pairs(connected, runs) if overruled else exports.last_words(_pairs(connected, runs))
         count = exports.write_pairs(to, (pair for pair in found if wanted is None or pair.sign == wanted))
-    output_of(context).result({"to": str(to), "pairs": count})
+    _report(context, to, {"pairs": count})
 
 
 def export_triplets(
     context: typer.Context,
     runs: Runs,
-    to: Annotated[Path, typer.Option(help="The file.")],
+    to: Annotated[Path, typer.Option(help="The file; -: stdout.")],
     per_query: Annotated[int, typer.Option(min=0, help="At most so many of a query, drawn; 0: all.")] = 0,
     seed: Annotated[int, typer.Option(help="What is drawn.")] = 0,
 ) -> None:
     """Writes query, positive and negative triplets, one JSON object a line."""
     with client(context) as connected:
         written = exports.write_triplets(to, _pairs(connected, runs), per_query=per_query, seed=seed)
-    output_of(context).result({"to": str(to), **asdict(written)})
+    _report(context, to, asdict(written))
 
 
 def export_beir(
@@ -206,12 +206,12 @@ def export_beir(
             premises = connected.index.list_premises(of.config.corpus, generation=of.generation)
             texts = ((premise.id, premise.text) for premise in premises)
             written = exports.write_pairs_as_beir(to, texts, _pairs(connected, [run]), split=split, grades=grades)
-    output_of(context).result({"to": str(to), **asdict(written)})
+    _report(context, to, asdict(written))
 
 
 def export_trees(
     context: typer.Context,
-    to: Annotated[Path, typer.Option(help="The file; for dot and svg a folder, which must not exist.")],
+    to: Annotated[Path, typer.Option(help="The file (-: stdout); for dot and svg a folder, which must not exist.")],
     run: Run = None,
     data: Data = None,
     split: Split = "train",
@@ -230,7 +230,7 @@ def export_trees(
     if only and (unknown := sorted(set(only) - {tree.id for tree in chosen})):
         raise InvalidArgument(f"no tree was found for {', '.join(unknown)}; a run has none where nothing was accepted")
     _write(to, form, chosen)
-    output_of(context).result({"to": str(to), "trees": len(chosen)})
+    _report(context, to, {"trees": len(chosen)})
 
 
 def export_folds(
@@ -259,23 +259,33 @@ def export_folds(
 
 def import_pairs(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(help="Pairs as `aeenc export pairs` writes them.")],
+    file: Annotated[Path, typer.Argument(help="Pairs as `aeenc export pairs` writes them; -: stdin.")],
     corpus: Annotated[str, typer.Option(help="The corpus that the premise ids belong to.")],
     run: Annotated[str | None, typer.Option(help="An earlier import to add to.  [default: a run of their own]")] = None,
 ) -> None:
     """Adds pairs that were judged elsewhere, to be trained on by `aeenc train --run`.
 
-    Importing the same file again adds nothing and prints the same run. Of a
+    Importing the same pairs again adds nothing and prints the same run. Of a
     verdict that the file amends, the last word is imported.
     """
     pairs = list(exports.last_words(exports.read_pairs(file)))  # reads the whole file before anything is stored
     if not pairs:
         raise InvalidArgument(f"{file}:1: holds no pairs; write one a line")
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()[:32]
-    request_id = f"file-{digest}-{corpus}-{run or ''}"
+    digest = hashlib.sha256()
+    for pair in pairs:
+        digest.update(pair.to_message().SerializeToString(deterministic=True))
+    request_id = f"file-{digest.hexdigest()[:32]}-{corpus}-{run or ''}"
     with client(context) as connected:
         answer = connected.sampler.import_pairs(corpus, pairs, run_id=run or "", request_id=request_id)
     output_of(context).result({"run": answer.run_id, "corpus": corpus, "pairs": len(pairs)})
+
+
+def _report(context: typer.Context, to: Path, counts: dict[str, int]) -> None:
+    """Says what was written, beside what was written to stdout."""
+    if is_stdout(to):
+        output_of(context).note(", ".join(f"{count} {name}" for name, count in counts.items()))
+    else:
+        output_of(context).result({"to": str(to), **counts})
 
 
 def _pairs(connected: Client, runs: list[str]) -> Iterator[values.Pair]:

@@ -6,6 +6,7 @@ Commands are functions of the modules beside this one. Other distributions add c
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -119,7 +120,7 @@ _ELSEWHERE = {
 _COMPLETION = "_AEENC_COMPLETE"
 _WRONG_WORDS: Any = typer.BadParameter.__base__  # of all wrong use; typer has no public name for it
 _PYDANTICS = "Value error, "  # before what typer says about a choice
-_WRONG_PATH = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 def exit_code_of(error: errors.AeencError) -> int:
@@ -158,8 +159,11 @@ def _failures_told(ctx: Any) -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
     except errors.AeencError as error:
         failure = error
-    except _WRONG_PATH as error:
-        failure = errors.InvalidArgument(f"{error.filename}: {error.strerror}")
+    except BrokenPipeError:
+        raise  # who reads the output has seen enough
+    except OSError as error:
+        kind = errors.Unavailable if error.errno in _FULL else errors.InvalidArgument
+        failure = kind(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
     except _WRONG_WORDS as error:
         error.message = error.message.removeprefix(_PYDANTICS)
         if not output.output_of(ctx).as_json:

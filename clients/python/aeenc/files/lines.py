@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from aeenc.errors import InvalidArgument
 
 HALF = re.compile("[\ud800-\udfff]")  # of a character outside the basic plane, which JSON can hold
+STDIN = Path("-")
 _PACKED = (b"\x1f\x8b", b"PK\x03\x04", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")  # how gzip, zip, xz and zstd begin
 
 
+def opened(path: Path) -> BinaryIO:
+    """Opens a file to read, or standard input by `-`."""
+    return sys.stdin.buffer if path == STDIN else path.open("rb")
+
+
 def text_lines(path: Path | str) -> Iterator[tuple[str, str]]:
-    """Yields place (`file:line`) and text of each line, with its end.
+    """Yields place (`file:line`) and text of each line, with its end; of `-`, those of standard input.
 
     Raises InvalidArgument for a line that is not UTF-8, or has a NUL or a CR inside.
     """
-    with Path(path).open("rb") as file:
+    with opened(Path(path)) as file:
         for number, line in enumerate(file, start=1):
             place = f"{path}:{number}"
             yield place, decoded(place, line, first=number == 1)

@@ -10,17 +10,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from aeenc.errors import AlreadyExists
+from aeenc.errors import AlreadyExists, InvalidArgument
 
 
 @contextmanager
 def whole_file(path: Path | str) -> Iterator[TextIO]:
     """Opens a text file to write; it replaces the old one when the block ends without an error.
 
-    A pipe, a device and an open descriptor (`/dev/stdout`) are written as they are; of a link, the file behind it is
-    replaced.
+    A pipe, a device and an open descriptor (`/dev/stdout`, also by `-`) are written as they are; of a link, the file
+    behind it is replaced.
     """
-    target = Path(path)
+    target = Path("/dev/stdout" if str(path) == "-" else path)
     descriptor = _descriptor(target)
     if target.exists() and (descriptor is not None or not target.is_file()):
         # Opened by its name, a descriptor's file would be written from its start, over what others have put there.
@@ -41,6 +41,8 @@ def whole_file(path: Path | str) -> Iterator[TextIO]:
 @contextmanager
 def whole_folder(path: Path | str) -> Iterator[Path]:
     """Makes an empty folder to fill; it gets its name when the block ends without an error. Raises AlreadyExists."""
+    if is_stdout(path):
+        raise InvalidArgument(f"{path}: what is written is a folder, and stdout is none; give its name")
     target = Path(path)
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise AlreadyExists(f"{target} exists and is not an empty folder; remove it, or give another name")
@@ -51,6 +53,11 @@ def whole_folder(path: Path | str) -> Iterator[Path]:
         temporary.replace(target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def is_stdout(path: Path | str) -> bool:
+    """Whether a path names standard output."""
+    return str(path) == "-" or _descriptor(Path(path)) == 1
 
 
 def _descriptor(path: Path) -> int | None:

@@ -434,7 +434,8 @@ class _Line:
         return grpc.aio.insecure_channel(target, options=self._options)
 
     def refuse_other_loop(self) -> None:
-        """Raises FailedPrecondition where another event loop runs than that of the channel."""
+        """Raises FailedPrecondition after a fork, and where another event loop runs than that of the channel."""
+        FIRST_CONNECTED.refuse_child()
         if self._loop is not None and self._loop is not asyncio.get_running_loop():
             raise errors.FailedPrecondition(
                 f"the connection to {', '.join(self._targets)} belongs to another event loop; connect in the coroutine "

@@ -71,8 +71,13 @@ class _Loop:
         """Runs a coroutine and waits for its result."""
         return Caller().run(coroutine)
 
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether this is the loop's thread."""
+        return threading.current_thread() is self._thread
+
     def _refuse_own_thread(self) -> None:
-        if threading.current_thread() is self._thread:
+        if self.is_own_thread:
             raise FailedPrecondition(
                 "a blocking call on the event loop of the blocking clients would wait for itself; make it in another "
                 "thread, or await the same call of aeenc.connect_async()"
@@ -128,7 +133,7 @@ class Caller:
                 except StopAsyncIteration:
                     return
         finally:
-            if not sys.is_finalizing():  # else the process takes its connections with it
+            if not (sys.is_finalizing() or LOOP.is_own_thread):  # the process ends, or the loop closes it by itself
                 LOOP.run(_close(iterator, turn))
 
     def each(self, items: Iterable[T]) -> Iterable[T] | AsyncIterable[T]:

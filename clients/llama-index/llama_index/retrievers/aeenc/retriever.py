@@ -10,7 +10,7 @@ from llama_index.core.callbacks import CallbackManager
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
-from aeenc.adapters.premises import FoundPremise, PremiseRetriever, RetrieveOptions, known
+from aeenc.adapters.premises import FoundPremise, PremiseRetriever, RetrieveOptions, known, refuse_change
 
 
 class AeencRetriever(BaseRetriever):
@@ -20,10 +20,10 @@ class AeencRetriever(BaseRetriever):
     encoded the query ("" in lexical modes), the `rerank_version` that ranked again, the corpus' `generation` and
     `unknown_splits`, of which a warning tells as well. A language model is shown the text alone.
 
-    `index` ("host:port"), `token`, `ca`, `cert` and `key` come from AEENC_INDEX, AEENC_TOKEN, AEENC_CA, AEENC_CERT,
-    AEENC_KEY or a running fleet's `.aeenc/fleet.json` unless given. `options` are those of
-    `aeenc.IndexClient.retrieve`; `accepted` are the ids of premises accepted for the query. Raises the classes of
-    `aeenc.errors`.
+    `index` ("host:port"), `token`, `ca`, `cert`, `key`, `tls` come from AEENC_INDEX, AEENC_TOKEN, AEENC_CA, AEENC_CERT,
+    AEENC_KEY, AEENC_TLS or a running fleet's `.aeenc/fleet.json` unless given. `options` are those of
+    `aeenc.IndexClient.retrieve`; `accepted` are the ids of premises accepted for the query. Attributes of
+    these names cannot be set later. Raises the classes of `aeenc.errors`.
     """
 
     def __init__(
@@ -35,13 +35,18 @@ class AeencRetriever(BaseRetriever):
         ca: Path | str | None = None,
         cert: Path | str | None = None,
         key: Path | str | None = None,
+        tls: bool | None = None,
         callback_manager: CallbackManager | None = None,
         verbose: bool = False,
         **options: Unpack[RetrieveOptions],
     ) -> None:
         super().__init__(callback_manager=callback_manager, verbose=verbose)
         self._options = known(options)
-        self._premises = PremiseRetriever(corpus, index=index, token=token, ca=ca, cert=cert, key=key)
+        self._premises = PremiseRetriever(corpus, index=index, token=token, ca=ca, cert=cert, key=key, tls=tls)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        refuse_change(name)
+        object.__setattr__(self, name, value)
 
     def with_options(self, **changes: Unpack[RetrieveOptions]) -> Self:
         """Returns a retriever over the same connection with other options, such as `accepted` for one query."""

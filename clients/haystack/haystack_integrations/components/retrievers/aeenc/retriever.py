@@ -9,7 +9,7 @@ from haystack import Document, component, default_to_dict
 from haystack.utils import Secret
 
 from aeenc import Fusion
-from aeenc.adapters.premises import FoundPremise, PremiseRetriever, RetrieveOptions, known
+from aeenc.adapters.premises import FoundPremise, PremiseRetriever, RetrieveOptions, known, refuse_change
 
 
 @component
@@ -20,10 +20,10 @@ class AeencRetriever:
     `model_version` that encoded the query ("" in lexical modes), the `rerank_version` that ranked again, the corpus'
     `generation` and `unknown_splits`, of which a warning tells as well.
 
-    `index` ("host:port"), `token`, `ca`, `cert` and `key` come from AEENC_INDEX, AEENC_TOKEN, AEENC_CA, AEENC_CERT,
-    AEENC_KEY or a running fleet's `.aeenc/fleet.json` unless given. `options` are those of
-    `aeenc.IndexClient.retrieve`; `accepted` are the ids of premises accepted for the query. Raises the classes of
-    `aeenc.errors`.
+    `index` ("host:port"), `token`, `ca`, `cert`, `key`, `tls` come from AEENC_INDEX, AEENC_TOKEN, AEENC_CA, AEENC_CERT,
+    AEENC_KEY, AEENC_TLS or a running fleet's `.aeenc/fleet.json` unless given. `options` are those of
+    `aeenc.IndexClient.retrieve`; `accepted` are the ids of premises accepted for the query. Attributes of
+    these names cannot be set later. Raises the classes of `aeenc.errors`.
     """
 
     def __init__(
@@ -35,13 +35,17 @@ class AeencRetriever:
         ca: str | None = None,
         cert: str | None = None,
         key: str | None = None,
+        tls: bool | None = None,
         **options: Unpack[RetrieveOptions],
     ) -> None:
-        self._given = {"corpus": corpus, "index": index, "token": token, "ca": ca, "cert": cert, "key": key}
+        place: dict[str, Any] = {"index": index, "ca": ca, "cert": cert, "key": key, "tls": tls}
+        self._given = {"corpus": corpus, "token": token, **place}
         self._options = known(options)
-        self._premises = PremiseRetriever(
-            corpus, index=index, token=token.resolve_value() if token else None, ca=ca, cert=cert, key=key
-        )
+        self._premises = PremiseRetriever(corpus, token=token.resolve_value() if token else None, **place)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        refuse_change(name)
+        object.__setattr__(self, name, value)
 
     @component.output_types(documents=list[Document])
     def run(
