@@ -509,8 +509,8 @@ export const ServiceInfoSchema: GenMessage<ServiceInfo> = /*@__PURE__*/
 export type Limits = Message<"aeenc.v1.Limits"> & {
   /**
    * Maximum size of a message to the service and of a unary response, in bytes. Default: 4 MiB. gRPC itself refuses a
-   * larger message, with RESOURCE_EXHAUSTED and without details. A larger response of Search, Retrieve or GetPremises
-   * fails with INVALID_ARGUMENT.
+   * larger message, with RESOURCE_EXHAUSTED and without details. A larger response of Search, Retrieve, GetPremises or
+   * Encode fails with INVALID_ARGUMENT; lists end their pages before.
    *
    * @generated from field: uint64 message_bytes = 1;
    */
