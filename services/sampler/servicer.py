@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
 
 from aeenc.v1 import sampler_pb2, sampler_pb2_grpc
-from services.kit.convert import position_of, to_duration, to_timestamp
+from services.kit.convert import page_within, position_of, to_duration, to_timestamp
 from services.kit.credentials.gate import caller, person_name
 from services.kit.credentials.roles import Role
 from services.kit.server import GrpcServer, to_service_info
@@ -17,6 +19,10 @@ from services.sampler.people.overview import Overview
 from services.sampler.people.queue import TaskQueue, Wanted
 from services.sampler.people.review import Review
 
+T = TypeVar("T")
+P = TypeVar("P")
+M = TypeVar("M", bound=Message)
+
 
 class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
     """Converts, delegates, converts back."""
@@ -26,6 +32,11 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
     ) -> None:
         self._sampling, self._queue, self._review, self._overview = sampling, queue, review, overview
         self._server = server
+
+    async def _page(
+        self, request: Any, read: Callable[[int], Awaitable[tuple[Sequence[T], P]]], to_message: Callable[[T], M]
+    ) -> tuple[list[M], P]:
+        return await page_within(self._sampling.limits.message_bytes, request.page_size, read, to_message)
 
     async def StartRun(
         self, request_iterator: AsyncIterator[sampler_pb2.StartRunRequest], context: Any
@@ -38,8 +49,10 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
         return sampler_pb2.GetRunResponse(run=convert.to_run(await self._sampling.get(request.run_id)))
 
     async def ListRuns(self, request: sampler_pb2.ListRunsRequest, context: Any) -> sampler_pb2.ListRunsResponse:
-        runs, token = await self._sampling.runs(request.page_size, request.page_token)
-        return sampler_pb2.ListRunsResponse(runs=[convert.to_run(run) for run in runs], next_page_token=token)
+        runs, token = await self._page(
+            request, lambda size: self._sampling.runs(size, request.page_token), convert.to_run
+        )
+        return sampler_pb2.ListRunsResponse(runs=runs, next_page_token=token)
 
     async def WatchRun(
         self, request: sampler_pb2.WatchRunRequest, context: Any
@@ -57,8 +70,10 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
 
     async def ListPairs(self, request: sampler_pb2.ListPairsRequest, context: Any) -> sampler_pb2.ListPairsResponse:
         sign = convert.from_sign(request.sign)
-        pairs, token = await self._sampling.pairs(request.run_id, request.page_size, request.page_token, sign)
-        return sampler_pb2.ListPairsResponse(pairs=[convert.to_pair(pair) for pair in pairs], next_page_token=token)
+        pairs, token = await self._page(
+            request, lambda size: self._sampling.pairs(request.run_id, size, request.page_token, sign), convert.to_pair
+        )
+        return sampler_pb2.ListPairsResponse(pairs=pairs, next_page_token=token)
 
     async def ImportPairs(
         self, request: sampler_pb2.ImportPairsRequest, context: Any
@@ -149,10 +164,10 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
         self, request: sampler_pb2.ListChangesRequest, context: Any
     ) -> sampler_pb2.ListChangesResponse:
         after = position_of(request.page_token)
-        found, position = await self._review.changes(request.run_id, request.task_id, after, request.page_size)
-        return sampler_pb2.ListChangesResponse(
-            changes=[convert.to_change(change) for change in found], next_page_token=str(position or "")
+        changes, position = await self._page(
+            request, lambda size: self._review.changes(request.run_id, request.task_id, after, size), convert.to_change
         )
+        return sampler_pb2.ListChangesResponse(changes=changes, next_page_token=str(position or ""))
 
     async def GetTree(self, request: sampler_pb2.GetTreeRequest, context: Any) -> sampler_pb2.GetTreeResponse:
         tree = await self._overview.tree(request.run_id, request.hypothesis_id)
@@ -172,11 +187,12 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
         self, request: sampler_pb2.ListAnswersRequest, context: Any
     ) -> sampler_pb2.ListAnswersResponse:
         before, annotator = position_of(request.page_token), caller().person(request.annotator, "annotator")
-        found, position = await self._overview.answers(request.run_id, annotator, before, request.page_size)
-        return sampler_pb2.ListAnswersResponse(
-            tasks=[convert.to_judged_task(record, only=annotator) for record in found],
-            next_page_token=str(position or ""),
+        tasks, position = await self._page(
+            request,
+            lambda size: self._overview.answers(request.run_id, annotator, before, size),
+            lambda record: convert.to_judged_task(record, only=annotator),
         )
+        return sampler_pb2.ListAnswersResponse(tasks=tasks, next_page_token=str(position or ""))
 
     async def GetAgreement(
         self, request: sampler_pb2.GetAgreementRequest, context: Any
@@ -185,13 +201,14 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
 
     async def ListTasks(self, request: sampler_pb2.ListTasksRequest, context: Any) -> sampler_pb2.ListTasksResponse:
         state, after = convert.from_state(request.state), position_of(request.page_token)
-        found, position = await self._review.tasks(request.run_id, state, after, request.page_size)
         blind = caller().role < Role.ADJUDICATE
         viewer = caller().person(request.annotator, "annotator") if blind else person_name(request.annotator)
-        return sampler_pb2.ListTasksResponse(
-            tasks=[convert.to_judged_task(record, only=record.hidden_from(viewer)) for record in found],
-            next_page_token=str(position or ""),
+        tasks, position = await self._page(
+            request,
+            lambda size: self._review.tasks(request.run_id, state, after, size),
+            lambda record: convert.to_judged_task(record, only=record.hidden_from(viewer)),
         )
+        return sampler_pb2.ListTasksResponse(tasks=tasks, next_page_token=str(position or ""))
 
     async def WatchTasks(
         self, request: sampler_pb2.WatchTasksRequest, context: Any
