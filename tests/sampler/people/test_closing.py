@@ -108,8 +108,16 @@ async def test_a_page_of_tasks_and_of_answers_ends_before_it_is_too_large_for_a_
     most, count = 40_000, 6
     world.index.suffix = " x" * 1_500
     async with at_work(world, count, changes={"message_bytes": most}) as (people, _, run_id):
-        for lease in await people.lease("ann", max_tasks=count):
-            await people.submit(lease, [])
+        given = []
+        while len(given) < count:
+            leases = await people.lease("ann", max_tasks=count)
+            assert sum(len(one.text) for lease in leases for one in lease.task.candidates) < most
+            given.append(len(leases))
+            for lease in leases:
+                await people.submit(lease, [])
+            if sum(given) == count:
+                break
+        assert len(given) > 1
         for rpc, request in (
             (people._stub.ListTasks, sampler_pb2.ListTasksRequest(run_id=run_id, page_size=100)),
             (people._stub.ListAnswers, sampler_pb2.ListAnswersRequest(run_id=run_id, page_size=100, annotator="ann")),
