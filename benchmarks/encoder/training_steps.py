@@ -47,7 +47,7 @@ def seconds_a_step(
         )
         for text in texts
     ]
-    data = TrainingSet(examples, outside=[], excluded=np.zeros(premises, dtype=bool), dropped=0)
+    data = TrainingSet(examples, outside=[], excluded=np.zeros(premises, dtype=bool), dropped_for={})
     batches = TextBatches(model, spec, pad_id_of(model))
     encoders = Encoders(load_encoder(model, spec).to(device))
     objective = CorpusObjective(

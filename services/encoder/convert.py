@@ -36,6 +36,7 @@ def to_call(
     caller: str,
     *,
     lane: Lane = "interactive",
+    is_unary: bool = False,
 ) -> EncodeCall:
     """Converts an Encode request. `lane` is the default lane; with a bulk default, calls of that lane are patient."""
     chosen = decode_enum(_LANES, request.lane, "lane", lane)
@@ -48,6 +49,7 @@ def to_call(
         lane=chosen,
         deadline_s=deadline_s,
         patient=lane == chosen == "bulk",
+        is_unary=is_unary,
         caller=caller,
     )
 

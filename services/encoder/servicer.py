@@ -40,7 +40,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         self._runtime, self._runtime_reason = runtime
 
     async def Encode(self, request: encoder_pb2.EncodeRequest, context: Any) -> encoder_pb2.EncodeResponse:
-        call = convert.to_call(request, deadline_s(context), request_id(context), origin(context))
+        call = convert.to_call(request, deadline_s(context), request_id(context), origin(context), is_unary=True)
         result = await self._encoder.encode(call)
         return convert.to_response(result)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any, TypeVar
@@ -17,7 +17,10 @@ from services.kit.call import CALL, choose_request_id
 
 E = TypeVar("E", bound=int)
 T = TypeVar("T")
+P = TypeVar("P")
 M = TypeVar("M", bound=Message)
+FIELD_BYTES = 8  # of a message in another, and more than its tag and its length take
+ENVELOPE_BYTES = 512  # of a page beside its items, and more than its token takes
 
 _NAMING = {"corpus", "generation", "label", "version", "annotator"}
 
@@ -72,6 +75,26 @@ def to_duration(seconds: float) -> Duration:
     """Converts a length of time, cut to whole nanoseconds."""
     whole = int(seconds)
     return Duration(seconds=whole, nanos=int((seconds - whole) * 1e9))
+
+
+async def page_within(
+    limit_bytes: int, page_size: int, read: Callable[[int], Awaitable[tuple[Sequence[T], P]]], convert: Callable[[T], M]
+) -> tuple[list[M], P]:
+    """Returns a page of messages that one answer holds, and the place behind it. One item is never too large.
+
+    `read` returns at most so many items as it is given (0: its own default), and the place behind them. A page of items
+    that are too large together is read again, as far as they fit.
+    """
+    found, behind = await read(page_size)
+    page: list[M] = []
+    room = limit_bytes - ENVELOPE_BYTES
+    for item in found:
+        message = convert(item)
+        room -= message.ByteSize() + FIELD_BYTES
+        if room < 0 and page:
+            return await page_within(limit_bytes, len(page), read, convert)
+        page.append(message)
+    return page, behind
 
 
 def position_of(page_token: str) -> int:

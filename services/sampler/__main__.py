@@ -54,7 +54,7 @@ def build(settings: SamplerSettings) -> GrpcServer:
     tasks = TaskStore(redis, TaskKeys(settings.namespace))
     controls = ControlItems.of(tasks, settings.queues)
     premises = Premises(retrieval.premises)
-    queue = TaskQueue(store, nodes, tasks, settings.queues, controls, premises)
+    queue = TaskQueue(store, nodes, tasks, settings.queues, controls, premises, settings.message_bytes)
     oracles: dict[str, Gateway] = {
         name: OracleGateway(name, oracle, metrics) for name, oracle in settings.oracles.items()
     }
@@ -95,7 +95,7 @@ def build(settings: SamplerSettings) -> GrpcServer:
     )
     server.add(
         people_pb2_grpc.add_PeopleServiceServicer_to_server,
-        PeopleServicer(queue, review, overview),
+        PeopleServicer(queue, review, overview, limits),
         "aeenc.v1.PeopleService",
     )
     server.add(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from aeenc.v1 import people_pb2, people_pb2_grpc, sampler_pb2, sampler_pb2_grpc
-from services.kit.convert import position_of, to_duration, to_timestamp
+from services.kit.convert import page_within, position_of, to_duration, to_timestamp
 from services.kit.credentials.gate import caller, person_name
 from services.kit.credentials.roles import Role
+from services.kit.limits import Limits
 from services.kit.server import GrpcServer, to_service_info
 from services.sampler import convert
 from services.sampler.execution.retention import Retention
@@ -23,6 +25,7 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
 
     def __init__(self, sampling: Sampling, server: GrpcServer) -> None:
         self._sampling, self._server = sampling, server
+        self._page = partial(page_within, sampling.limits.message_bytes)
 
     async def StartRun(
         self, request_iterator: AsyncIterator[sampler_pb2.StartRunRequest], context: Any
@@ -35,8 +38,10 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
         return sampler_pb2.GetRunResponse(run=convert.to_run(await self._sampling.get(request.run_id)))
 
     async def ListRuns(self, request: sampler_pb2.ListRunsRequest, context: Any) -> sampler_pb2.ListRunsResponse:
-        runs, token = await self._sampling.runs(request.page_size, request.page_token)
-        return sampler_pb2.ListRunsResponse(runs=[convert.to_run(run) for run in runs], next_page_token=token)
+        runs, token = await self._page(
+            request.page_size, lambda size: self._sampling.runs(size, request.page_token), convert.to_run
+        )
+        return sampler_pb2.ListRunsResponse(runs=runs, next_page_token=token)
 
     async def WatchRun(
         self, request: sampler_pb2.WatchRunRequest, context: Any
@@ -54,8 +59,12 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
 
     async def ListPairs(self, request: sampler_pb2.ListPairsRequest, context: Any) -> sampler_pb2.ListPairsResponse:
         sign = convert.from_sign(request.sign)
-        pairs, token = await self._sampling.pairs(request.run_id, request.page_size, request.page_token, sign)
-        return sampler_pb2.ListPairsResponse(pairs=[convert.to_pair(pair) for pair in pairs], next_page_token=token)
+        pairs, token = await self._page(
+            request.page_size,
+            lambda size: self._sampling.pairs(request.run_id, size, request.page_token, sign),
+            convert.to_pair,
+        )
+        return sampler_pb2.ListPairsResponse(pairs=pairs, next_page_token=token)
 
     async def ImportPairs(
         self, request: sampler_pb2.ImportPairsRequest, context: Any
@@ -87,8 +96,9 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
 class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
     """Converts, delegates, converts back."""
 
-    def __init__(self, queue: TaskQueue, review: Review, overview: Overview) -> None:
+    def __init__(self, queue: TaskQueue, review: Review, overview: Overview, limits: Limits) -> None:
         self._queue, self._review, self._overview = queue, review, overview
+        self._page = partial(page_within, limits.message_bytes)
 
     async def LeaseTask(self, request: people_pb2.LeaseTaskRequest, context: Any) -> people_pb2.LeaseTaskResponse:
         wanted = Wanted(request.run_id, request.queue, request.hypothesis_id, request.task_id)
@@ -162,10 +172,12 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
 
     async def ListChanges(self, request: people_pb2.ListChangesRequest, context: Any) -> people_pb2.ListChangesResponse:
         after = position_of(request.page_token)
-        found, position = await self._review.changes(request.run_id, request.task_id, after, request.page_size)
-        return people_pb2.ListChangesResponse(
-            changes=[convert.to_change(change) for change in found], next_page_token=str(position or "")
+        changes, position = await self._page(
+            request.page_size,
+            lambda size: self._review.changes(request.run_id, request.task_id, after, size),
+            convert.to_change,
         )
+        return people_pb2.ListChangesResponse(changes=changes, next_page_token=str(position or ""))
 
     async def GetTree(self, request: people_pb2.GetTreeRequest, context: Any) -> people_pb2.GetTreeResponse:
         tree = await self._overview.tree(request.run_id, request.hypothesis_id)
@@ -183,11 +195,12 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
 
     async def ListAnswers(self, request: people_pb2.ListAnswersRequest, context: Any) -> people_pb2.ListAnswersResponse:
         before, annotator = position_of(request.page_token), caller().person(request.annotator, "annotator")
-        found, position = await self._overview.answers(request.run_id, annotator, before, request.page_size)
-        return people_pb2.ListAnswersResponse(
-            tasks=[convert.to_judged_task(record, only=annotator) for record in found],
-            next_page_token=str(position or ""),
+        tasks, position = await self._page(
+            request.page_size,
+            lambda size: self._overview.answers(request.run_id, annotator, before, size),
+            lambda record: convert.to_judged_task(record, only=annotator),
         )
+        return people_pb2.ListAnswersResponse(tasks=tasks, next_page_token=str(position or ""))
 
     async def GetAgreement(
         self, request: people_pb2.GetAgreementRequest, context: Any
@@ -196,13 +209,14 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
 
     async def ListTasks(self, request: people_pb2.ListTasksRequest, context: Any) -> people_pb2.ListTasksResponse:
         state, after = convert.from_state(request.state), position_of(request.page_token)
-        found, position = await self._review.tasks(request.run_id, state, after, request.page_size)
         blind = caller().role < Role.ADJUDICATE
         viewer = caller().person(request.annotator, "annotator") if blind else person_name(request.annotator)
-        return people_pb2.ListTasksResponse(
-            tasks=[convert.to_judged_task(record, only=record.hidden_from(viewer)) for record in found],
-            next_page_token=str(position or ""),
+        tasks, position = await self._page(
+            request.page_size,
+            lambda size: self._review.tasks(request.run_id, state, after, size),
+            lambda record: convert.to_judged_task(record, only=record.hidden_from(viewer)),
         )
+        return people_pb2.ListTasksResponse(tasks=tasks, next_page_token=str(position or ""))
 
     async def WatchTasks(
         self, request: people_pb2.WatchTasksRequest, context: Any

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from aeenc.v1 import registry_pb2, registry_pb2_grpc, trainer_pb2, trainer_pb2_grpc
-from services.kit.convert import to_timestamp
+from services.kit.convert import page_within, to_timestamp
 from services.kit.server import GrpcServer, to_service_info
 from services.trainer import convert
 from services.trainer.convert import from_evaluate_requests, to_report
@@ -45,8 +45,13 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         return trainer_pb2.GetJobResponse(job=convert.to_job(await self._jobs.get(request.job_id)))
 
     async def ListJobs(self, request: trainer_pb2.ListJobsRequest, context: Any) -> trainer_pb2.ListJobsResponse:
-        jobs, token = await self._jobs.page(request.page_size, request.page_token)
-        return trainer_pb2.ListJobsResponse(jobs=[convert.to_job(job) for job in jobs], next_page_token=token)
+        jobs, token = await page_within(
+            self._jobs.limits.message_bytes,
+            request.page_size,
+            lambda size: self._jobs.page(size, request.page_token),
+            convert.to_job,
+        )
+        return trainer_pb2.ListJobsResponse(jobs=jobs, next_page_token=token)
 
     async def WatchJob(
         self, request: trainer_pb2.WatchJobRequest, context: Any
@@ -72,12 +77,14 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         self, request: trainer_pb2.ListCheckpointsRequest, context: Any
     ) -> trainer_pb2.ListCheckpointsResponse:
         page_size = min(request.page_size or PAGE, self._jobs.limits.items)
-        page, token = await self._checkpoints.page(page_size, request.page_token)
         tandems = {tandem.version: tandem for tandem in await self._tandems.all()}
-        return trainer_pb2.ListCheckpointsResponse(
-            checkpoints=[convert.to_checkpoint(row, labels, tandems.get(row.version)) for row, labels in page],
-            next_page_token=token,
+        page, token = await page_within(
+            self._jobs.limits.message_bytes,
+            page_size,
+            lambda size: self._checkpoints.page(size, request.page_token),
+            lambda found: convert.to_checkpoint(*found, tandems.get(found[0].version)),
         )
+        return trainer_pb2.ListCheckpointsResponse(checkpoints=page, next_page_token=token)
 
     async def GetCheckpoint(
         self, request: trainer_pb2.GetCheckpointRequest, context: Any

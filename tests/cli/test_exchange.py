@@ -10,9 +10,11 @@ import subprocess
 import sys
 from dataclasses import replace
 
+from aeenc import AsyncClient
 from aeenc.oracle import EXPLAINS, REFUSES
 from aeenc.trees import HELD_OUT, Dataset, read_trees
 from aeenc.v1 import oracle_pb2, sampler_pb2
+from support.worlds.index_world import facts
 from support.worlds.sampler_world import SamplerWorld, at_work, take
 
 
@@ -47,6 +49,23 @@ async def test_exported_pairs_can_be_imported_once(aeenc, world, trees, tmp_path
         imported = await sampler.get_run(first.json["run"])
         assert imported.state == sampler_pb2.RUN_STATE_SUCCEEDED
         assert imported.progress.negatives == run["negatives"]
+
+
+async def test_an_import_into_a_corpus_that_the_index_lacks_says_so_and_needs_no_index(aeenc, fleet, world, tmp_path):
+    async with AsyncClient(index=fleet.index) as client:
+        await client.index.build("science", facts()[:3])
+    pair = {"query": "why", "premise": "ice is cold", "sign": "positive"}
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(pair))
+    async with world.sampler() as sampler:
+        for index, corpus, note in (
+            (fleet.index, "science", ""),
+            (fleet.index, "sciense", "the index has no corpus 'sciense'"),
+            ("127.0.0.1:9", "sciense", ""),
+        ):
+            options = ("--sampler", sampler.channel.target, "--index", index, "--json")
+            ended = await aeenc(*options, "import", "pairs", tmp_path / "pairs.jsonl", "--corpus", corpus)
+            assert (ended.code, ended.json["pairs"]) == (0, 1)
+            assert (note in ended.stderr) if note else (ended.stderr == "")
 
 
 async def test_a_run_is_listed_and_deleted(aeenc, world, trees):

@@ -156,6 +156,27 @@ async def test_a_stream_answers_every_batch_in_order(serve, tuned) -> None:
         np.testing.assert_allclose(answer.vectors, wanted.vectors, atol=1e-6)
 
 
+async def test_vectors_that_no_answer_can_hold_are_refused_before_any_work_and_a_stream_has_them(
+    serve, tuned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    original = PaddedRunner.run
+
+    def run(self: PaddedRunner, batch: list[Tokens]):
+        asked.append(len(batch))
+        return original(self, batch)
+
+    async with serve(message_bytes=16 * 1024) as (_, client):
+        monkeypatch.setattr(PaddedRunner, "run", run)
+        fitting = (16 * 1024 - 256) // (4 * DIM)
+        with pytest.raises(errors.TooLarge, match=f"at most {fitting} texts.*EncodeStream"):
+            await client.encode(["sun"] * (fitting + 1))
+        assert asked == []
+        assert len((await client.encode(["sun"] * fitting)).vectors) == fitting
+        [answer] = [one async for one in client.encode_stream([["sun"] * (fitting + 1)])]
+        assert len(answer.vectors) == fitting + 1
+
+
 async def test_a_bad_batch_ends_its_stream_after_the_good_ones(serve, tuned) -> None:
     async with serve() as (_, client):
         seen = 0

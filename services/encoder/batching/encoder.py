@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from aeenc.errors import AeencError, FailedPrecondition, InvalidArgument
+from aeenc.errors import AeencError, FailedPrecondition, InvalidArgument, TooLarge
 from services.encoder.batching.admission import Admission
 from services.encoder.batching.batcher import Batcher, CallRows
 from services.encoder.batching.breaker import Breaker
@@ -34,14 +34,15 @@ SPECIAL_TOKENS = 2
 STREAM_PATIENCE_S = 5.0
 TOKENIZERS = 2  # calls tokenized at a time
 MAX_KEY_BYTES = 256
+ENVELOPE_BYTES = 256  # of an answer beside its vectors, and more than they take
 
 
 @dataclass(frozen=True)
 class EncodeCall:
     """Texts and how to encode them. `deadline_s` counts from now; None means no limit.
 
-    `patient`: a batch of a stream, which waits a while for room instead of being refused at once. `name` is what
-    errors call the texts, `caller` with whom the call shares a part of its lane.
+    `patient`: a batch of a stream, which waits a while for room instead of being refused at once. `is_unary`: one
+    message answers it. `name` is what errors call the texts, `caller` with whom the call shares a part of its lane.
     """
 
     texts: Sequence[str]
@@ -52,6 +53,7 @@ class EncodeCall:
     lane: Lane = "interactive"
     deadline_s: float | None = None
     patient: bool = False
+    is_unary: bool = False
     name: str = "texts"
     caller: str = ""
 
@@ -138,6 +140,8 @@ class Encoder:
         if len(call.selection.routing_key.encode()) > MAX_KEY_BYTES:
             raise InvalidArgument.field("routing_key", f"is over {MAX_KEY_BYTES} bytes; send a hash of it")
         model = self._versions.resolve(call.role, call.selection)
+        if call.is_unary:
+            _check_answer(len(call.texts), model.dim, self._limits)
         prefix = model.description.prefixes[call.role]
         texts = [prefix + text for text in call.texts] if prefix else call.texts
         prepared = _PreparedCall(
@@ -248,6 +252,17 @@ def _parts(texts: Sequence[Tokens], limit: int) -> Iterator[Sequence[Tokens]]:
             start, held = position, 0
         held += len(text.ids)
     yield texts[start:]
+
+
+def _check_answer(count: int, dim: int, limits: Limits) -> None:
+    """Refuses texts whose vectors one answer cannot hold."""
+    most = max(1, (limits.message_bytes - ENVELOPE_BYTES) // (4 * dim))
+    if count > most:
+        raise TooLarge.field(
+            "texts",
+            f"{count:,} vectors of {dim:,} values do not fit an answer of {limits.message_bytes:,} bytes; send at most "
+            f"{most:,} texts a call, or use EncodeStream",
+        )
 
 
 def _check_query(query: str, limits: Limits) -> None:

@@ -13,7 +13,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ WINDOW = 2  # calls: one computing, one on its way
 TOGETHER = 32  # texts; a longer call goes out alone
 REMEDY = "; start it, retrieve in mode LEXICAL, or call Search with vectors"
 PAIRS_A_CALL = 256
+TEXTS_A_CALL = 240  # as many vectors of 4,096 values fit an answer
 CALLS_AT_ONCE = 4
 
 
@@ -173,19 +174,32 @@ class QueryEncoder:
     async def _call(self, key: EncodeKey, batch: list[_EncodeRequest]) -> Encoded:
         # The sender goes on from caller to caller: the call belongs to the first of the batch and links the others.
         others = [tracing.traceparent(asked.trace) for asked in batch[1:]]
+        texts = [text for asked in batch for text in asked.texts]
         with tracing.shared("encode texts", batch[0].trace, others):
-            return await self._client.encode(
-                [text for asked in batch for text in asked.texts],
-                role="query",
-                label=key.label,
-                version=key.version,
-                space_id=key.space_id,
-                truncate=key.truncate,
-                precision=key.precision,
-                routing_key=key.routing_key,
-                request_id=batch[0].request_id,
-                timeout_s=max(max(asked.deadline for asked in batch) - time.monotonic(), 0.001),
-            )
+            try:
+                return await self._ask(key, texts, batch)
+            except errors.TooLarge as error:  # of a wide encoder: one answer does not hold the vectors of so many
+                if len(texts) <= TEXTS_A_CALL or [one.field for one in error.violations] != ["texts"]:
+                    raise
+            parts = []
+            for start in range(0, len(texts), TEXTS_A_CALL):
+                parts.append(await self._ask(key, texts[start : start + TEXTS_A_CALL], batch))
+                key = replace(key, label=None, version=parts[0].model_version)  # the first part's encodes all
+            return replace(parts[0], vectors=np.concatenate([part.vectors for part in parts]))
+
+    async def _ask(self, key: EncodeKey, texts: Sequence[str], batch: list[_EncodeRequest]) -> Encoded:
+        return await self._client.encode(
+            texts,
+            role="query",
+            label=key.label,
+            version=key.version,
+            space_id=key.space_id,
+            truncate=key.truncate,
+            precision=key.precision,
+            routing_key=key.routing_key,
+            request_id=batch[0].request_id,
+            timeout_s=max(max(asked.deadline for asked in batch) - time.monotonic(), 0.001),
+        )
 
 
 def _next(waiting: deque[_EncodeRequest]) -> list[_EncodeRequest]:

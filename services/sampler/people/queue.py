@@ -60,6 +60,10 @@ class LeasedTask:
     hypothesis_id: str = ""
 
 
+def _text_bytes(leased: LeasedTask) -> int:
+    return sum(len(candidate.text.encode()) for candidate in leased.record.task.candidates)
+
+
 class TaskQueue:
     """The human queues of one namespace. Raises the classes of `aeenc.errors`."""
 
@@ -71,13 +75,18 @@ class TaskQueue:
         queues: Mapping[str, QueueSettings],
         controls: ControlItems,
         premises: Premises,
+        message_bytes: int,
     ) -> None:
+        self._message_bytes = message_bytes
         self._runs, self._nodes, self._tasks, self._premises = runs, nodes, tasks, premises
         self._queues, self._controls = queues, controls
         self._picking = asyncio.Lock()  # or all callers of this process would reach for the same task
 
     async def lease(self, wanted: Wanted, annotator: str, max_tasks: int, request_id: str) -> list[LeasedTask]:
-        """At most `max_tasks` tasks for a person, among those wanted. None if nothing waits."""
+        """At most `max_tasks` tasks for a person, among those wanted. None if nothing waits.
+
+        No further one once their texts take half of a message: a lease that no answer could hold would be lost.
+        """
         check_annotator(annotator)
         most = max_tasks or 1
         if most > MAX_TASKS:
@@ -92,7 +101,7 @@ class TaskQueue:
             try:
                 await self.sweep(run)
                 only = await self._only(run, wanted)
-                while len(leased) < most:
+                while len(leased) < most and 2 * sum(map(_text_bytes, leased)) < self._message_bytes:
                     one = await self._take(run, annotator, len(leased), request, content, only)
                     if one is None:
                         break

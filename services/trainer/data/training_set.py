@@ -6,7 +6,7 @@ its own explanation.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,6 +19,8 @@ from aeenc.errors import FailedPrecondition
 from services.corpus.generation import PremiseRecord, Premises
 
 OwnText = Literal["EXCLUDED", "NEGATIVE"]
+# Of other splits or held out; judged positive and refused; a text as its own explanation.
+DropReason = Literal["OTHER_SPLIT", "BOTH_WAYS", "OWN_TEXT"]
 # CONTRADICTED is refused, too; natural language inference separates it from merely unrelated premises. NEUTRAL is
 # neither positive nor refused; only the classification of inferences learns from it.
 Sign = Literal["POSITIVE", "NEGATIVE", "CONTRADICTED", "NEUTRAL", "SKIPPED"]
@@ -72,12 +74,18 @@ class TrainingSet:
 
     `outside` holds the texts of premises that the generation lacks, whose ordinals follow its own; they can be positive
     or refused. `excluded` (n,) marks premises that no query may learn from, because they stand only in other splits.
+    `dropped_for` counts the pairs that may not be learned from.
     """
 
     examples: list[Example]
     outside: list[str]
     excluded: NDArray[np.bool_]
-    dropped: int
+    dropped_for: Mapping[DropReason, int]
+
+    @property
+    def dropped(self) -> int:
+        """The number of pairs that may not be learned from."""
+        return sum(self.dropped_for.values())
 
     @property
     def positives(self) -> int:
@@ -131,7 +139,7 @@ def build_training_set(
     judged: dict[str, dict[int, set[Sign]]] = defaultdict(lambda: defaultdict(set))
     grades: dict[tuple[str, int], float] = {}
     classes: dict[str, str] = {}
-    dropped = 0
+    dropped: Counter[DropReason] = Counter()
     for pair in pairs:
         text, own, ordinal = pair.premise, ordinal_of(pair.query), ordinal_of(pair.premise)
         if ordinal is None and not text:
@@ -143,7 +151,7 @@ def build_training_set(
         )
         is_held_out = is_held_out if split else pair.query in validation
         if in_other_splits or is_held_out or text == pair.query:
-            dropped += 1
+            dropped["OWN_TEXT" if text == pair.query else "OTHER_SPLIT"] += 1
             continue
         if ordinal is None:
             ordinal = outside.setdefault(text, len(premises) + len(outside))
@@ -160,7 +168,7 @@ def build_training_set(
             signs[own] = {"NEGATIVE" if own_text == "NEGATIVE" else "SKIPPED"}
         own_grades = {ordinal: grades.get((query, ordinal), 1.0) for ordinal in signs}
         example = _example(query, signs, own_grades, classes.get(query, ""))
-        dropped += sum("POSITIVE" in found and bool(REFUSED & found) for found in signs.values())
+        dropped["BOTH_WAYS"] += sum("POSITIVE" in found and bool(REFUSED & found) for found in signs.values())
         if len(example.positives) or len(example.refused) or len(example.neutral):
             examples.append(example)
     excluded[_without_splits(known, held_out if split else ())] = True

@@ -30,7 +30,7 @@ from services.trainer.evaluation.protocol import EvaluationQuery, GoldStandard, 
 from services.trainer.evaluation.tree_level import FIRST, GoldTree, TreeLevel, tree_level
 from services.trainer.registry.checkpoints import is_cross_encoder
 
-CHUNK = 256
+CHUNK = 240  # as many vectors of 4,096 values fit an answer
 DEPTH = 1000  # premises of an index ranking; those beyond count as not retrieved
 MAX_QUERIES = 100_000
 MAX_RANKED = 20_000  # queries whose ranks fit into an answer

@@ -322,6 +322,22 @@ async def test_a_call_of_one_text_waits_for_none_of_several_at_the_encoder(built
     assert {len(found.results) for found in await asyncio.gather(*calls)} == {texts}
 
 
+async def test_texts_whose_vectors_no_answer_of_the_encoder_holds_go_out_in_parts_to_one_version(built, encoder):
+    def refuse(request):
+        return errors.TooLarge.field("texts", "send fewer") if len(request.texts) > 240 else None
+
+    texts = [FACTS[n % 10] for n in range(500)]
+    encoder.servicer.requests.clear()
+    whole = await built.client.retrieve("science", texts, k=1)
+    encoder.servicer.refuse = refuse
+    encoder.servicer.requests.clear()
+    found = await built.client.retrieve("science", texts, k=1)
+    assert [hits[0].id for hits in found.results] == [hits[0].id for hits in whole.results]
+    versions = [request.model.version for request in encoder.servicer.requests if len(request.texts) <= 240]
+    assert versions[0] == ""
+    assert set(versions[1:]) == {found.model_version}
+
+
 async def test_a_text_that_comes_just_as_all_calls_to_the_encoder_have_ended_is_encoded():
     ended = asyncio.Event()
 

@@ -129,6 +129,27 @@ async def test_runs_and_pairs_are_listed_page_by_page(world: SamplerWorld):
         assert len(negatives) == (await client.get_run(ids[0])).progress.negatives
 
 
+@pytest.mark.parametrize("sign", [0, types_pb2.PAIR_SIGN_NEGATIVE])
+async def test_a_page_of_pairs_ends_before_it_is_too_large_for_a_message(world: SamplerWorld, sign: types_pb2.PairSign):
+    most = 40_000
+    signs = (types_pb2.PAIR_SIGN_POSITIVE, types_pb2.PAIR_SIGN_NEGATIVE)
+    pairs = [types_pb2.Pair(query=f"{n} " + "q" * 9_000, premise="p" * 100, sign=signs[n % 2]) for n in range(12)]
+    pairs.append(types_pb2.Pair(query="q" * 16_000, premise="p" * 16_000, sign=types_pb2.PAIR_SIGN_NEGATIVE))
+    async with world.sampler(message_bytes=most) as client:
+        run_id = ""
+        for pair in pairs:
+            run_id = (await client.import_pairs("science", [pair], run_id=run_id)).run_id
+        seqs, token = [], ""
+        while True:
+            request = sampler_pb2.ListPairsRequest(run_id=run_id, page_size=100, page_token=token, sign=sign)
+            page = await client.channel.unary(client._stub.ListPairs, request)
+            assert page.ByteSize() <= most
+            seqs += [pair.seq for pair in page.pairs]
+            if not (token := page.next_page_token):
+                break
+    assert seqs == [n for n, pair in enumerate(pairs, start=1) if sign in (0, pair.sign)]
+
+
 async def test_the_trees_of_a_run_read_as_entailment_trees(world: SamplerWorld):
     async with world.sampler() as client:
         run = await finish(client)

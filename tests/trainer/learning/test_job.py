@@ -226,11 +226,50 @@ def test_the_best_epoch_before_the_loss_went_wrong_becomes_a_checkpoint(
     assert all(np.array_equal(kept[name], best[name]) for name in kept)
 
 
-def test_pairs_that_may_not_be_learned_from_end_the_job_with_their_number(make_job: MakeJob):
-    pairs = [JudgedPair(FACTS[0], "", FACTS[0], "POSITIVE")]
-    with pytest.raises(FailedPrecondition, match="1 were dropped") as caught:
-        run_job(make_job(pairs))
+OWN_TEXT = [JudgedPair(FACTS[0], "", FACTS[0], "POSITIVE")]
+CONTRADICTION = [JudgedPair("q", "", FACTS[0], sign) for sign in ("POSITIVE", "NEGATIVE")]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "words", "absent"),
+    [
+        (OWN_TEXT, ["1 was dropped", "1 of a query's own text"], ["split", "both"]),
+        (CONTRADICTION, ["1 was dropped", "1 judged both ways", "one judgement"], ["split", "own text"]),
+        ([*OWN_TEXT, *CONTRADICTION], ["2 were dropped", "1 of a query's own text", "1 judged both ways"], ["split"]),
+        ([], ["none was dropped", "positive"], ["split", "own text", "both"]),
+    ],
+)
+def test_pairs_that_may_not_be_learned_from_end_the_job_with_the_reason(
+    make_job: MakeJob, pairs: list[JudgedPair], words: list[str], absent: list[str]
+):
+    refused = [JudgedPair("another", "", FACTS[1], "NEGATIVE")]
+    with pytest.raises(FailedPrecondition) as caught:
+        run_job(make_job([*refused, *pairs]))
     assert caught.value.reason == "NO_POSITIVES"
+    assert [word for word in words if word not in str(caught.value)] == [], str(caught.value)
+    assert [word for word in absent if word in str(caught.value)] == [], str(caught.value)
+
+
+@pytest.mark.parametrize("loss", ["MULTIPLE_NEGATIVES_RANKING", "GIST"])
+@pytest.mark.parametrize(
+    ("pairs", "options", "words"),
+    [
+        ([("q", 0)], {}, ["one pair", "another query"]),
+        ([("q", 0), ("q", 1)], {}, ["another query"]),
+        ([("q", 0), ("r", 0)], {}, ["another query"]),
+        ([("q", 0), ("r", 1)], {"batch_size": 1}, ["batch_size 1"]),
+    ],
+)
+def test_a_ranking_loss_that_has_nothing_to_rank_below_a_premise_is_refused(
+    make_job: MakeJob, pairs: list[tuple[str, int]], options: dict[str, int], words: list[str], loss: str
+):
+    judged = [JudgedPair(query, "", FACTS[fact], "POSITIVE") for query, fact in pairs]
+    with pytest.raises(FailedPrecondition) as caught:
+        run_job(make_job(judged, loss=loss, **options))
+    assert caught.value.reason == "NO_NEGATIVES"
+    assert [word for word in [loss, *words] if word not in str(caught.value)] == [], str(caught.value)
+    refused = [*judged, JudgedPair("q", "", FACTS[3], "NEGATIVE")]
+    run_job(make_job(refused, loss=loss, **options))
 
 
 def test_the_triplet_loss_needs_refused_premises(make_job: MakeJob):

@@ -12,6 +12,7 @@ import re
 import shlex
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -22,7 +23,7 @@ import typer
 from aeenc import Client, exports, values
 from aeenc.cli.output import output_of
 from aeenc.cli.targets import client
-from aeenc.errors import AlreadyExists, DataLoss, InvalidArgument, Unavailable
+from aeenc.errors import AeencError, AlreadyExists, DataLoss, InvalidArgument, Unavailable
 from aeenc.evaluation import RatedDataset, read_textgraphs
 from aeenc.files.whole import is_stdout, whole_file, whole_folder
 from aeenc.trees import Dataset, Tree, draw, to_dot, to_svg, tree_from_record, write_folds, write_trees
@@ -277,7 +278,12 @@ def import_pairs(
     request_id = f"file-{digest.hexdigest()[:32]}-{corpus}-{run or ''}"
     with client(context) as connected:
         answer = connected.sampler.import_pairs(corpus, pairs, run_id=run or "", request_id=request_id)
-    output_of(context).result({"run": answer.run_id, "corpus": corpus, "pairs": len(pairs)})
+        output_of(context).result({"run": answer.run_id, "corpus": corpus, "pairs": len(pairs)})
+        with suppress(AeencError):  # an import needs no index
+            if corpus not in (one.corpus for one in connected.index.list_corpora()):
+                output_of(context).note(
+                    f"the index has no corpus {corpus!r}; a job needs it, so look for a typing error"
+                )
 
 
 def _report(context: typer.Context, to: Path, counts: dict[str, int]) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from aeenc.errors import FailedPrecondition, InvalidArgument
-from services.trainer.data.training_set import TrainingSet
+from services.trainer.data.training_set import DropReason, TrainingSet
 from services.trainer.jobs.job import JobConfig, Loss, why_not
 from services.trainer.learning.loss.analogy_objective import AnalogyObjective
 from services.trainer.learning.loss.corpus_negatives import CorpusNegatives, Roles, cells_of
@@ -89,8 +89,7 @@ def check_training_set(training_set: TrainingSet, config: JobConfig) -> None:
     sources = ", ".join([*(f"run {run_id}" for run_id in config.run_ids), *(f"data set {s}" for s in config.data_sets)])
     if not training_set.positives:
         raise FailedPrecondition(
-            f"no positive pair of {sources} may be learned from with split {config.split!r} "
-            f"({training_set.dropped} were dropped); sample hypotheses of that split",
+            f"no positive pair of {sources} may be learned from ({_dropped(training_set, config)}",
             reason="NO_POSITIVES",
         )
     if config.loss in _NEEDS_REFUSED and not training_set.negatives:
@@ -99,6 +98,24 @@ def check_training_set(training_set: TrainingSet, config: JobConfig) -> None:
             "refused premises, or use FULL_CORPUS_SOFTMAX",
             reason="NO_NEGATIVES",
         )
+
+
+def _dropped(training_set: TrainingSet, config: JobConfig) -> str:
+    """Says why pairs were dropped, and what helps."""
+    of = f"of other splits than {config.split!r}" if config.split else "of validation queries"
+    kinds: dict[DropReason, tuple[str, str]] = {
+        "OTHER_SPLIT": (f"{of}, or held out", "sample other hypotheses" + (" of that split" if config.split else "")),
+        "BOTH_WAYS": ("judged both ways", "keep one judgement of each"),
+        "OWN_TEXT": ("of a query's own text", "judge other premises"),
+    }
+    found = [(count, *kinds[why]) for why, count in training_set.dropped_for.items() if count]
+    if not found:
+        return "none was dropped); add judgements that accept premises"
+    reasons = ", ".join(f"{count:,} {what}" for count, what, _ in found)
+    total = training_set.dropped
+    return (
+        f"{total:,} {'was' if total == 1 else 'were'} dropped: {reasons}); {', '.join(remedy for *_, remedy in found)}"
+    )
 
 
 def build_objective(

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from aeenc.errors import FailedPrecondition
 from services.trainer.data.training_set import Example, TrainingSet
 from services.trainer.jobs.job import Batching, JobConfig
 from services.trainer.learning.loss.losses import (
@@ -181,6 +182,9 @@ class SupConObjective(PairObjective):
         items, _ = classified(training_set)
         answered = np.array([len(example.positives) > 0 for example in training_set.examples], dtype=bool)
         super().__init__(items[answered[items[:, 0]]], training_set, queries, premises, config, "QUERIES")
+        check_contrast(
+            training_set, config, has_refused=any(len(training_set.examples[n].refused) for n in items[:, 0])
+        )
         self._loss = SupervisedContrastive(config.temperature)
 
     def _part_of(self, units: Numbers, whole: Numbers) -> float:
@@ -208,6 +212,8 @@ class RankingObjective(PairObjective):
     ) -> None:
         super().__init__(training_set.pairs(lambda example: example.positives), training_set, queries, premises, config)
         self._refused = training_set.pairs(lambda example: example.refused)
+        is_drawn = bool(np.isin(self._items[:, 0], self._refused[:, 0]).any()) and config.hard_negatives > 0
+        check_contrast(training_set, config, has_refused=is_drawn)
         self._guide = guide
         self._drawn = np.empty((len(self._items), 0), dtype=np.int64)
 
@@ -232,6 +238,31 @@ class RankingObjective(PairObjective):
         guide = (self._guide[torch.from_numpy(batch.examples)] @ known.T)[rows]
         loss = Gist(self._config.temperature, self._config.guide_margin)
         return loss(batch.scores[rows], guide, own, masked), penalty
+
+
+def check_contrast(training_set: TrainingSet, config: JobConfig, *, has_refused: bool) -> None:
+    """Raises FailedPrecondition where no batch has a premise to rank below what explains its query.
+
+    Such a premise is a refused one, or one that explains another query of the batch and may not explain this one.
+    """
+    positives = np.unique(np.concatenate([[], *(one.positives for one in training_set.examples)]))
+    has_other = (
+        len(np.setdiff1d(positives, np.concatenate([one.positives, one.excluded]))) > 0
+        for one in training_set.examples
+        if len(one.positives)
+    )
+    if has_refused or (config.batch_size > 1 and any(has_other)):
+        return
+    why = (
+        "with batch_size 1 a batch is one pair; give a larger one"
+        if config.batch_size == 1
+        else "one pair, or pairs of one query or of one premise, tell nothing apart; add pairs of another query"
+    )
+    raise FailedPrecondition(
+        f"{config.loss} ranks the premises of a batch, and none may be ranked below another: {why}, add refused pairs, "
+        "or use FULL_CORPUS_SOFTMAX",
+        reason="NO_NEGATIVES",
+    )
 
 
 def classified(training_set: TrainingSet, *, neutral: bool = False) -> tuple[Numbers, Numbers]:

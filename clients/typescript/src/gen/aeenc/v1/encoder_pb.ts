@@ -709,8 +709,8 @@ export const EncoderService: GenService<{
    * Embeds a batch of texts.
    *
    * Fails with:
-   * - INVALID_ARGUMENT: no texts, an empty text, a text over a limit, or one too long for the model with
-   *   TRUNCATE_ERROR.
+   * - INVALID_ARGUMENT: no texts, an empty text, a text over a limit, more vectors than `Limits.message_bytes` hold, or
+   *   a text too long for the model with TRUNCATE_ERROR.
    * - FAILED_PRECONDITION: ROLE_PREMISE with a `model`.
    * - FAILED_PRECONDITION (VERSION_NOT_LOADED): no encoder holds the version or label.
    * - FAILED_PRECONDITION (SPACE_MISMATCH): this encoder does not serve the space.

@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file aeenc/v1/index.proto.
  */
 export const file_aeenc_v1_index: GenFile = /*@__PURE__*/
-  fileDesc("ChRhZWVuYy92MS9pbmRleC5wcm90bxIIYWVlbmMudjEi7gEKDVNlYXJjaFJlcXVlc3QSDgoGY29ycHVzGAEgASgJEiUKB3ZlY3RvcnMYAiABKAsyFC5hZWVuYy52MS5FbWJlZGRpbmdzEhAKCHNwYWNlX2lkGAMgASgJEgkKAWsYBCABKA0SEwoLZXhjbHVkZV9pZHMYBSADKAkSJwoGZmlsdGVyGAYgASgLMhcuYWVlbmMudjEuUHJlbWlzZUZpbHRlchISCgpnZW5lcmF0aW9uGAcgASgJEiYKBnBhcmFtcxgIIAEoCzIWLmFlZW5jLnYxLlNlYXJjaFBhcmFtcxIPCgd0aW1pbmdzGAkgASgIIqIBCg5TZWFyY2hSZXNwb25zZRIfCgdyZXN1bHRzGAEgAygLMg4uYWVlbmMudjEuSGl0cxISCgpnZW5lcmF0aW9uGAIgASgJEhAKCHNwYWNlX2lkGAMgASgJEg0KBWV4YWN0GAQgASgIEiIKB3RpbWluZ3MYBSABKAsyES5hZWVuYy52MS5UaW1pbmdzEhYKDnVua25vd25fc3BsaXRzGAYgAygJIisKBEhpdHMSEwoLcHJlbWlzZV9pZHMYASADKAkSDgoGc2NvcmVzGAIgAygCIiIKDVByZW1pc2VGaWx0ZXISEQoJYW55X3NwbGl0GAEgAygJIkAKDFNlYXJjaFBhcmFtcxIRCgllZl9zZWFyY2gYASABKA0SDgoGbnByb2JlGAIgASgNEg0KBWV4YWN0GAMgASgIIp4ECg9SZXRyaWV2ZVJlcXVlc3QSDgoGY29ycHVzGAEgASgJEg0KBXRleHRzGAIgAygJEgkKAWsYAyABKA0SJAoEbW9kZRgEIAEoDjIWLmFlZW5jLnYxLlJldHJpZXZlTW9kZRImCgVtb2RlbBgFIAEoCzIXLmFlZW5jLnYxLk1vZGVsU2VsZWN0b3ISLAoIYWNjZXB0ZWQYBiADKAsyGi5hZWVuYy52MS5BY2NlcHRlZFByZW1pc2VzEg4KBnJlcmFuaxgHIAEoDRINCgVwcmlvchgIIAEoAhIWCglkcm9wX3NlbGYYCSABKAhIAIgBARITCgtleGNsdWRlX2lkcxgKIAMoCRInCgZmaWx0ZXIYCyABKAsyFy5hZWVuYy52MS5QcmVtaXNlRmlsdGVyEhIKCmdlbmVyYXRpb24YDCABKAkSJAoIdHJ1bmNhdGUYDSABKA4yEi5hZWVuYy52MS5UcnVuY2F0ZRImCglwcmVjaXNpb24YDiABKA4yEy5hZWVuYy52MS5QcmVjaXNpb24SEwoLcm91dGluZ19rZXkYDyABKAkSIAoGZnVzaW9uGBAgASgLMhAuYWVlbmMudjEuRnVzaW9uEhkKEW5lZ2F0aXZlX2ZlZWRiYWNrGBEgASgCEhUKDXJlcmFua193ZWlnaHQYEiABKAISFwoPcmVyYW5rX3ZlcnNpb25zGBMgAygJQgwKCl9kcm9wX3NlbGYiwwEKBkZ1c2lvbhImCgZtZXRob2QYASABKA4yFi5hZWVuYy52MS5GdXNpb25NZXRob2QSGwoObGV4aWNhbF93ZWlnaHQYAiABKAJIAIgBARIwCghmZWF0dXJlcxgDIAMoCzIeLmFlZW5jLnYxLkZ1c2lvbi5GZWF0dXJlc0VudHJ5Gi8KDUZlYXR1cmVzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgCOgI4AUIRCg9fbGV4aWNhbF93ZWlnaHQiJwoQQWNjZXB0ZWRQcmVtaXNlcxITCgtwcmVtaXNlX2lkcxgBIAMoCSLgAQoQUmV0cmlldmVSZXNwb25zZRIsCgdyZXN1bHRzGAEgAygLMhsuYWVlbmMudjEuUmV0cmlldmVkUHJlbWlzZXMSFQoNbW9kZWxfdmVyc2lvbhgCIAEoCRIQCghzcGFjZV9pZBgDIAEoCRISCgpnZW5lcmF0aW9uGAQgASgJEg0KBWV4YWN0GAUgASgIEiIKB3RpbWluZ3MYBiABKAsyES5hZWVuYy52MS5UaW1pbmdzEhYKDnJlcmFua192ZXJzaW9uGAcgASgJEhYKDnVua25vd25fc3BsaXRzGAggAygJIkEKEVJldHJpZXZlZFByZW1pc2VzEiwKCHByZW1pc2VzGAEgAygLMhouYWVlbmMudjEuUmV0cmlldmVkUHJlbWlzZSI7ChBSZXRyaWV2ZWRQcmVtaXNlEgoKAmlkGAEgASgJEgwKBHRleHQYAiABKAkSDQoFc2NvcmUYAyABKAIiRQoSR2V0UHJlbWlzZXNSZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRILCgNpZHMYAiADKAkSEgoKZ2VuZXJhdGlvbhgDIAEoCSJOChNHZXRQcmVtaXNlc1Jlc3BvbnNlEiMKCHByZW1pc2VzGAEgAygLMhEuYWVlbmMudjEuUHJlbWlzZRISCgpnZW5lcmF0aW9uGAIgASgJImAKE0xpc3RQcmVtaXNlc1JlcXVlc3QSDgoGY29ycHVzGAEgASgJEhEKCXBhZ2Vfc2l6ZRgCIAEoDRISCgpwYWdlX3Rva2VuGAMgASgJEhIKCmdlbmVyYXRpb24YBCABKAkifAoUTGlzdFByZW1pc2VzUmVzcG9uc2USIwoIcHJlbWlzZXMYASADKAsyES5hZWVuYy52MS5QcmVtaXNlEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCRISCgpnZW5lcmF0aW9uGAMgASgJEhIKCnRvdGFsX3NpemUYBCABKAQiOwoSTGlzdENvcnBvcmFSZXF1ZXN0EhEKCXBhZ2Vfc2l6ZRgBIAEoDRISCgpwYWdlX3Rva2VuGAIgASgJIlUKE0xpc3RDb3Jwb3JhUmVzcG9uc2USJQoHY29ycG9yYRgBIAMoCzIULmFlZW5jLnYxLkNvcnB1c0luZm8SFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIhwKGkluZGV4U2VydmljZUdldEluZm9SZXF1ZXN0ImwKG0luZGV4U2VydmljZUdldEluZm9SZXNwb25zZRImCgdzZXJ2aWNlGAEgASgLMhUuYWVlbmMudjEuU2VydmljZUluZm8SJQoHY29ycG9yYRgCIAMoCzIULmFlZW5jLnYxLkNvcnB1c0luZm8ibAoKQ29ycHVzSW5mbxIOCgZjb3JwdXMYASABKAkSJAoGYWN0aXZlGAIgASgLMhQuYWVlbmMudjEuR2VuZXJhdGlvbhIoCghyZXBsaWNhcxgDIAMoCzIWLmFlZW5jLnYxLkluZGV4UmVwbGljYSJyChZCdWlsZEdlbmVyYXRpb25SZXF1ZXN0EicKBmhlYWRlchgBIAEoCzIVLmFlZW5jLnYxLkJ1aWxkSGVhZGVySAASJwoFY2h1bmsYAiABKAsyFi5hZWVuYy52MS5QcmVtaXNlQ2h1bmtIAEIGCgRwYXJ0ItYBCgtCdWlsZEhlYWRlchIOCgZjb3JwdXMYASABKAkSEgoKcmVxdWVzdF9pZBgCIAEoCRIXCg9iYXNlX2dlbmVyYXRpb24YAyABKAkSEgoKZGVsZXRlX2lkcxgEIAMoCRIZChFleHBlY3RlZF9wcmVtaXNlcxgFIAEoBBIQCghhY3RpdmF0ZRgGIAEoCBITCgtyZXN1bWVfZnJvbRgHIAEoBBIiCgdmb2xkaW5nGAggASgOMhEuYWVlbmMudjEuRm9sZGluZxIQCghzcGFjZV9pZBgJIAEoCSJ9ChZQdXRFeHBsYW5hdGlvbnNSZXF1ZXN0Ei4KBmhlYWRlchgBIAEoCzIcLmFlZW5jLnYxLkV4cGxhbmF0aW9uc0hlYWRlckgAEisKBWNodW5rGAIgASgLMhouYWVlbmMudjEuRXhwbGFuYXRpb25DaHVua0gAQgYKBHBhcnQiNQoSRXhwbGFuYXRpb25zSGVhZGVyEg4KBmNvcnB1cxgBIAEoCRIPCgdyZXBsYWNlGAIgASgIIj8KEEV4cGxhbmF0aW9uQ2h1bmsSKwoMZXhwbGFuYXRpb25zGAEgAygLMhUuYWVlbmMudjEuRXhwbGFuYXRpb24iMAoLRXhwbGFuYXRpb24SDAoEdGV4dBgBIAEoCRITCgtwcmVtaXNlX2lkcxgCIAMoCSJXChdQdXRFeHBsYW5hdGlvbnNSZXNwb25zZRISCgp0b3RhbF9zaXplGAEgASgEEigKCHJlcGxpY2FzGAIgAygLMhYuYWVlbmMudjEuSW5kZXhSZXBsaWNhIjMKDFByZW1pc2VDaHVuaxIjCghwcmVtaXNlcxgBIAMoCzIRLmFlZW5jLnYxLlByZW1pc2Ui8QEKF0J1aWxkR2VuZXJhdGlvblJlc3BvbnNlEhAKCHJlY2VpdmVkGAEgASgEEg8KB2VuY29kZWQYAiABKAQSJQoJYWNrX2xldmVsGAMgASgOMhIuYWVlbmMudjEuQWNrTGV2ZWwSKAoKZ2VuZXJhdGlvbhgEIAEoCzIULmFlZW5jLnYxLkdlbmVyYXRpb24SEQoJYWN0aXZhdGVkGAUgASgIEg8KB2R1cmFibGUYBiABKAQSGQoRZXhwZWN0ZWRfcHJlbWlzZXMYByABKAQSIwoFc3RhZ2UYCCABKA4yFC5hZWVuYy52MS5CdWlsZFN0YWdlIo8CCgpHZW5lcmF0aW9uEgoKAmlkGAEgASgJEg4KBmNvcnB1cxgCIAEoCRIQCghzcGFjZV9pZBgDIAEoCRIXCg9wcmVtaXNlX3ZlcnNpb24YBCABKAkSEAoIcHJlbWlzZXMYBSABKAQSCwoDZGltGAYgASgNEg4KBmVuZ2luZRgHIAEoCRIXCg9tYW5pZmVzdF9zaGEyNTYYCCABKAkSLgoKY3JlYXRlZF9hdBgJIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASDgoGYWN0aXZlGAogASgIEhIKCnNpemVfYnl0ZXMYCyABKAQSDQoFbm90ZXMYDiADKAkSDwoHaGVsZF9ieRgPIAMoCSKNAQoZQWN0aXZhdGVHZW5lcmF0aW9uUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSEgoKZ2VuZXJhdGlvbhgCIAEoCRIgChNleHBlY3RlZF9nZW5lcmF0aW9uGAMgASgJSACIAQESEgoKcmVxdWVzdF9pZBgEIAEoCUIWChRfZXhwZWN0ZWRfZ2VuZXJhdGlvbiKJAQoaQWN0aXZhdGVHZW5lcmF0aW9uUmVzcG9uc2USJAoGYWN0aXZlGAEgASgLMhQuYWVlbmMudjEuR2VuZXJhdGlvbhIbChNwcmV2aW91c19nZW5lcmF0aW9uGAIgASgJEigKCHJlcGxpY2FzGAMgAygLMhYuYWVlbmMudjEuSW5kZXhSZXBsaWNhImYKDEluZGV4UmVwbGljYRIQCghpbnN0YW5jZRgBIAEoCRISCgpnZW5lcmF0aW9uGAIgASgJEhAKCHNwYWNlX2lkGAMgASgJEg4KBmJlaGluZBgEIAEoCBIOCgZyZWFzb24YBSABKAkiTwoWTGlzdEdlbmVyYXRpb25zUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSEQoJcGFnZV9zaXplGAIgASgNEhIKCnBhZ2VfdG9rZW4YAyABKAkiXQoXTGlzdEdlbmVyYXRpb25zUmVzcG9uc2USKQoLZ2VuZXJhdGlvbnMYASADKAsyFC5hZWVuYy52MS5HZW5lcmF0aW9uEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSI9ChdWZXJpZnlHZW5lcmF0aW9uUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSEgoKZ2VuZXJhdGlvbhgCIAEoCSJEChhWZXJpZnlHZW5lcmF0aW9uUmVzcG9uc2USKAoKZ2VuZXJhdGlvbhgBIAEoCzIULmFlZW5jLnYxLkdlbmVyYXRpb24iYgoXRGVsZXRlR2VuZXJhdGlvblJlcXVlc3QSDgoGY29ycHVzGAEgASgJEhIKCmdlbmVyYXRpb24YAiABKAkSEgoKcmVxdWVzdF9pZBgDIAEoCRIPCgdkZXNwaXRlGAQgAygJIlgKGERlbGV0ZUdlbmVyYXRpb25SZXNwb25zZRISCgpnZW5lcmF0aW9uGAEgASgJEigKCHJlcGxpY2FzGAIgAygLMhYuYWVlbmMudjEuSW5kZXhSZXBsaWNhIksKFUhvbGRHZW5lcmF0aW9uUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSEgoKZ2VuZXJhdGlvbhgCIAEoCRIOCgZob2xkZXIYAyABKAkiGAoWSG9sZEdlbmVyYXRpb25SZXNwb25zZSJOChhSZWxlYXNlR2VuZXJhdGlvblJlcXVlc3QSDgoGY29ycHVzGAEgASgJEhIKCmdlbmVyYXRpb24YAiABKAkSDgoGaG9sZGVyGAMgASgJIhsKGVJlbGVhc2VHZW5lcmF0aW9uUmVzcG9uc2UqoAEKDFJldHJpZXZlTW9kZRIdChlSRVRSSUVWRV9NT0RFX1VOU1BFQ0lGSUVEEAASFwoTUkVUUklFVkVfTU9ERV9ERU5TRRABEhkKFVJFVFJJRVZFX01PREVfTEVYSUNBTBACEhgKFFJFVFJJRVZFX01PREVfSFlCUklEEAMSIwofUkVUUklFVkVfTU9ERV9JVEVSQVRJVkVfTEVYSUNBTBAEKmsKDEZ1c2lvbk1ldGhvZBIdChlGVVNJT05fTUVUSE9EX1VOU1BFQ0lGSUVEEAASGQoVRlVTSU9OX01FVEhPRF9NSU5fTUFYEAESIQodRlVTSU9OX01FVEhPRF9SRUNJUFJPQ0FMX1JBTksQAipNCgdGb2xkaW5nEhcKE0ZPTERJTkdfVU5TUEVDSUZJRUQQABIRCg1GT0xESU5HX0VYQUNUEAESFgoSRk9MRElOR19OT1JNQUxJWkVEEAIqXgoKQnVpbGRTdGFnZRIbChdCVUlMRF9TVEFHRV9VTlNQRUNJRklFRBAAEhkKFUJVSUxEX1NUQUdFX1JFQ0VJVklORxABEhgKFEJVSUxEX1NUQUdFX0lOREVYSU5HEAIqbgoIQWNrTGV2ZWwSGQoVQUNLX0xFVkVMX1VOU1BFQ0lGSUVEEAASFgoSQUNLX0xFVkVMX1JFQ0VJVkVEEAESFQoRQUNLX0xFVkVMX0RVUkFCTEUQAhIYChRBQ0tfTEVWRUxfU0VBUkNIQUJMRRADMs0DCgxJbmRleFNlcnZpY2USOwoGU2VhcmNoEhcuYWVlbmMudjEuU2VhcmNoUmVxdWVzdBoYLmFlZW5jLnYxLlNlYXJjaFJlc3BvbnNlEkEKCFJldHJpZXZlEhkuYWVlbmMudjEuUmV0cmlldmVSZXF1ZXN0GhouYWVlbmMudjEuUmV0cmlldmVSZXNwb25zZRJKCgtHZXRQcmVtaXNlcxIcLmFlZW5jLnYxLkdldFByZW1pc2VzUmVxdWVzdBodLmFlZW5jLnYxLkdldFByZW1pc2VzUmVzcG9uc2USTQoMTGlzdFByZW1pc2VzEh0uYWVlbmMudjEuTGlzdFByZW1pc2VzUmVxdWVzdBoeLmFlZW5jLnYxLkxpc3RQcmVtaXNlc1Jlc3BvbnNlEkoKC0xpc3RDb3Jwb3JhEhwuYWVlbmMudjEuTGlzdENvcnBvcmFSZXF1ZXN0Gh0uYWVlbmMudjEuTGlzdENvcnBvcmFSZXNwb25zZRJWCgdHZXRJbmZvEiQuYWVlbmMudjEuSW5kZXhTZXJ2aWNlR2V0SW5mb1JlcXVlc3QaJS5hZWVuYy52MS5JbmRleFNlcnZpY2VHZXRJbmZvUmVzcG9uc2Uy6wUKEUluZGV4QWRtaW5TZXJ2aWNlEloKD0J1aWxkR2VuZXJhdGlvbhIgLmFlZW5jLnYxLkJ1aWxkR2VuZXJhdGlvblJlcXVlc3QaIS5hZWVuYy52MS5CdWlsZEdlbmVyYXRpb25SZXNwb25zZSgBMAESXwoSQWN0aXZhdGVHZW5lcmF0aW9uEiMuYWVlbmMudjEuQWN0aXZhdGVHZW5lcmF0aW9uUmVxdWVzdBokLmFlZW5jLnYxLkFjdGl2YXRlR2VuZXJhdGlvblJlc3BvbnNlElYKD0xpc3RHZW5lcmF0aW9ucxIgLmFlZW5jLnYxLkxpc3RHZW5lcmF0aW9uc1JlcXVlc3QaIS5hZWVuYy52MS5MaXN0R2VuZXJhdGlvbnNSZXNwb25zZRJZChBWZXJpZnlHZW5lcmF0aW9uEiEuYWVlbmMudjEuVmVyaWZ5R2VuZXJhdGlvblJlcXVlc3QaIi5hZWVuYy52MS5WZXJpZnlHZW5lcmF0aW9uUmVzcG9uc2USWQoQRGVsZXRlR2VuZXJhdGlvbhIhLmFlZW5jLnYxLkRlbGV0ZUdlbmVyYXRpb25SZXF1ZXN0GiIuYWVlbmMudjEuRGVsZXRlR2VuZXJhdGlvblJlc3BvbnNlElMKDkhvbGRHZW5lcmF0aW9uEh8uYWVlbmMudjEuSG9sZEdlbmVyYXRpb25SZXF1ZXN0GiAuYWVlbmMudjEuSG9sZEdlbmVyYXRpb25SZXNwb25zZRJcChFSZWxlYXNlR2VuZXJhdGlvbhIiLmFlZW5jLnYxLlJlbGVhc2VHZW5lcmF0aW9uUmVxdWVzdBojLmFlZW5jLnYxLlJlbGVhc2VHZW5lcmF0aW9uUmVzcG9uc2USWAoPUHV0RXhwbGFuYXRpb25zEiAuYWVlbmMudjEuUHV0RXhwbGFuYXRpb25zUmVxdWVzdBohLmFlZW5jLnYxLlB1dEV4cGxhbmF0aW9uc1Jlc3BvbnNlKAFiBnByb3RvMw", [file_aeenc_v1_types, file_google_protobuf_timestamp]);
+  fileDesc("ChRhZWVuYy92MS9pbmRleC5wcm90bxIIYWVlbmMudjEi7gEKDVNlYXJjaFJlcXVlc3QSDgoGY29ycHVzGAEgASgJEiUKB3ZlY3RvcnMYAiABKAsyFC5hZWVuYy52MS5FbWJlZGRpbmdzEhAKCHNwYWNlX2lkGAMgASgJEgkKAWsYBCABKA0SEwoLZXhjbHVkZV9pZHMYBSADKAkSJwoGZmlsdGVyGAYgASgLMhcuYWVlbmMudjEuUHJlbWlzZUZpbHRlchISCgpnZW5lcmF0aW9uGAcgASgJEiYKBnBhcmFtcxgIIAEoCzIWLmFlZW5jLnYxLlNlYXJjaFBhcmFtcxIPCgd0aW1pbmdzGAkgASgIIrgBCg5TZWFyY2hSZXNwb25zZRIfCgdyZXN1bHRzGAEgAygLMg4uYWVlbmMudjEuSGl0cxISCgpnZW5lcmF0aW9uGAIgASgJEhAKCHNwYWNlX2lkGAMgASgJEg0KBWV4YWN0GAQgASgIEiIKB3RpbWluZ3MYBSABKAsyES5hZWVuYy52MS5UaW1pbmdzEhYKDnVua25vd25fc3BsaXRzGAYgAygJEhQKDHVua25vd25fdGFncxgHIAMoCSIrCgRIaXRzEhMKC3ByZW1pc2VfaWRzGAEgAygJEg4KBnNjb3JlcxgCIAMoAiJwCg1QcmVtaXNlRmlsdGVyEhEKCWFueV9zcGxpdBgBIAMoCRIQCghvbmx5X2lkcxgCIAMoCRIRCgliZWZvcmVfaWQYAyABKAkSJwoKYW55X2NsYXVzZRgEIAMoCzITLmFlZW5jLnYxLlRhZ0NsYXVzZSIsCglUYWdDbGF1c2USDgoGYWxsX29mGAEgAygJEg8KB25vbmVfb2YYAiADKAkiQAoMU2VhcmNoUGFyYW1zEhEKCWVmX3NlYXJjaBgBIAEoDRIOCgZucHJvYmUYAiABKA0SDQoFZXhhY3QYAyABKAgingQKD1JldHJpZXZlUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSDQoFdGV4dHMYAiADKAkSCQoBaxgDIAEoDRIkCgRtb2RlGAQgASgOMhYuYWVlbmMudjEuUmV0cmlldmVNb2RlEiYKBW1vZGVsGAUgASgLMhcuYWVlbmMudjEuTW9kZWxTZWxlY3RvchIsCghhY2NlcHRlZBgGIAMoCzIaLmFlZW5jLnYxLkFjY2VwdGVkUHJlbWlzZXMSDgoGcmVyYW5rGAcgASgNEg0KBXByaW9yGAggASgCEhYKCWRyb3Bfc2VsZhgJIAEoCEgAiAEBEhMKC2V4Y2x1ZGVfaWRzGAogAygJEicKBmZpbHRlchgLIAEoCzIXLmFlZW5jLnYxLlByZW1pc2VGaWx0ZXISEgoKZ2VuZXJhdGlvbhgMIAEoCRIkCgh0cnVuY2F0ZRgNIAEoDjISLmFlZW5jLnYxLlRydW5jYXRlEiYKCXByZWNpc2lvbhgOIAEoDjITLmFlZW5jLnYxLlByZWNpc2lvbhITCgtyb3V0aW5nX2tleRgPIAEoCRIgCgZmdXNpb24YECABKAsyEC5hZWVuYy52MS5GdXNpb24SGQoRbmVnYXRpdmVfZmVlZGJhY2sYESABKAISFQoNcmVyYW5rX3dlaWdodBgSIAEoAhIXCg9yZXJhbmtfdmVyc2lvbnMYEyADKAlCDAoKX2Ryb3Bfc2VsZiLDAQoGRnVzaW9uEiYKBm1ldGhvZBgBIAEoDjIWLmFlZW5jLnYxLkZ1c2lvbk1ldGhvZBIbCg5sZXhpY2FsX3dlaWdodBgCIAEoAkgAiAEBEjAKCGZlYXR1cmVzGAMgAygLMh4uYWVlbmMudjEuRnVzaW9uLkZlYXR1cmVzRW50cnkaLwoNRmVhdHVyZXNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAI6AjgBQhEKD19sZXhpY2FsX3dlaWdodCInChBBY2NlcHRlZFByZW1pc2VzEhMKC3ByZW1pc2VfaWRzGAEgAygJIvYBChBSZXRyaWV2ZVJlc3BvbnNlEiwKB3Jlc3VsdHMYASADKAsyGy5hZWVuYy52MS5SZXRyaWV2ZWRQcmVtaXNlcxIVCg1tb2RlbF92ZXJzaW9uGAIgASgJEhAKCHNwYWNlX2lkGAMgASgJEhIKCmdlbmVyYXRpb24YBCABKAkSDQoFZXhhY3QYBSABKAgSIgoHdGltaW5ncxgGIAEoCzIRLmFlZW5jLnYxLlRpbWluZ3MSFgoOcmVyYW5rX3ZlcnNpb24YByABKAkSFgoOdW5rbm93bl9zcGxpdHMYCCADKAkSFAoMdW5rbm93bl90YWdzGAkgAygJIkEKEVJldHJpZXZlZFByZW1pc2VzEiwKCHByZW1pc2VzGAEgAygLMhouYWVlbmMudjEuUmV0cmlldmVkUHJlbWlzZSI7ChBSZXRyaWV2ZWRQcmVtaXNlEgoKAmlkGAEgASgJEgwKBHRleHQYAiABKAkSDQoFc2NvcmUYAyABKAIiRQoSR2V0UHJlbWlzZXNSZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRILCgNpZHMYAiADKAkSEgoKZ2VuZXJhdGlvbhgDIAEoCSJOChNHZXRQcmVtaXNlc1Jlc3BvbnNlEiMKCHByZW1pc2VzGAEgAygLMhEuYWVlbmMudjEuUHJlbWlzZRISCgpnZW5lcmF0aW9uGAIgASgJImAKE0xpc3RQcmVtaXNlc1JlcXVlc3QSDgoGY29ycHVzGAEgASgJEhEKCXBhZ2Vfc2l6ZRgCIAEoDRISCgpwYWdlX3Rva2VuGAMgASgJEhIKCmdlbmVyYXRpb24YBCABKAkifAoUTGlzdFByZW1pc2VzUmVzcG9uc2USIwoIcHJlbWlzZXMYASADKAsyES5hZWVuYy52MS5QcmVtaXNlEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCRISCgpnZW5lcmF0aW9uGAMgASgJEhIKCnRvdGFsX3NpemUYBCABKAQiOwoSTGlzdENvcnBvcmFSZXF1ZXN0EhEKCXBhZ2Vfc2l6ZRgBIAEoDRISCgpwYWdlX3Rva2VuGAIgASgJIlUKE0xpc3RDb3Jwb3JhUmVzcG9uc2USJQoHY29ycG9yYRgBIAMoCzIULmFlZW5jLnYxLkNvcnB1c0luZm8SFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIhwKGkluZGV4U2VydmljZUdldEluZm9SZXF1ZXN0ImwKG0luZGV4U2VydmljZUdldEluZm9SZXNwb25zZRImCgdzZXJ2aWNlGAEgASgLMhUuYWVlbmMudjEuU2VydmljZUluZm8SJQoHY29ycG9yYRgCIAMoCzIULmFlZW5jLnYxLkNvcnB1c0luZm8ibAoKQ29ycHVzSW5mbxIOCgZjb3JwdXMYASABKAkSJAoGYWN0aXZlGAIgASgLMhQuYWVlbmMudjEuR2VuZXJhdGlvbhIoCghyZXBsaWNhcxgDIAMoCzIWLmFlZW5jLnYxLkluZGV4UmVwbGljYSJyChZCdWlsZEdlbmVyYXRpb25SZXF1ZXN0EicKBmhlYWRlchgBIAEoCzIVLmFlZW5jLnYxLkJ1aWxkSGVhZGVySAASJwoFY2h1bmsYAiABKAsyFi5hZWVuYy52MS5QcmVtaXNlQ2h1bmtIAEIGCgRwYXJ0ItYBCgtCdWlsZEhlYWRlchIOCgZjb3JwdXMYASABKAkSEgoKcmVxdWVzdF9pZBgCIAEoCRIXCg9iYXNlX2dlbmVyYXRpb24YAyABKAkSEgoKZGVsZXRlX2lkcxgEIAMoCRIZChFleHBlY3RlZF9wcmVtaXNlcxgFIAEoBBIQCghhY3RpdmF0ZRgGIAEoCBITCgtyZXN1bWVfZnJvbRgHIAEoBBIiCgdmb2xkaW5nGAggASgOMhEuYWVlbmMudjEuRm9sZGluZxIQCghzcGFjZV9pZBgJIAEoCSJ9ChZQdXRFeHBsYW5hdGlvbnNSZXF1ZXN0Ei4KBmhlYWRlchgBIAEoCzIcLmFlZW5jLnYxLkV4cGxhbmF0aW9uc0hlYWRlckgAEisKBWNodW5rGAIgASgLMhouYWVlbmMudjEuRXhwbGFuYXRpb25DaHVua0gAQgYKBHBhcnQiNQoSRXhwbGFuYXRpb25zSGVhZGVyEg4KBmNvcnB1cxgBIAEoCRIPCgdyZXBsYWNlGAIgASgIIj8KEEV4cGxhbmF0aW9uQ2h1bmsSKwoMZXhwbGFuYXRpb25zGAEgAygLMhUuYWVlbmMudjEuRXhwbGFuYXRpb24iMAoLRXhwbGFuYXRpb24SDAoEdGV4dBgBIAEoCRITCgtwcmVtaXNlX2lkcxgCIAMoCSJXChdQdXRFeHBsYW5hdGlvbnNSZXNwb25zZRISCgp0b3RhbF9zaXplGAEgASgEEigKCHJlcGxpY2FzGAIgAygLMhYuYWVlbmMudjEuSW5kZXhSZXBsaWNhIjMKDFByZW1pc2VDaHVuaxIjCghwcmVtaXNlcxgBIAMoCzIRLmFlZW5jLnYxLlByZW1pc2Ui8QEKF0J1aWxkR2VuZXJhdGlvblJlc3BvbnNlEhAKCHJlY2VpdmVkGAEgASgEEg8KB2VuY29kZWQYAiABKAQSJQoJYWNrX2xldmVsGAMgASgOMhIuYWVlbmMudjEuQWNrTGV2ZWwSKAoKZ2VuZXJhdGlvbhgEIAEoCzIULmFlZW5jLnYxLkdlbmVyYXRpb24SEQoJYWN0aXZhdGVkGAUgASgIEg8KB2R1cmFibGUYBiABKAQSGQoRZXhwZWN0ZWRfcHJlbWlzZXMYByABKAQSIwoFc3RhZ2UYCCABKA4yFC5hZWVuYy52MS5CdWlsZFN0YWdlIo8CCgpHZW5lcmF0aW9uEgoKAmlkGAEgASgJEg4KBmNvcnB1cxgCIAEoCRIQCghzcGFjZV9pZBgDIAEoCRIXCg9wcmVtaXNlX3ZlcnNpb24YBCABKAkSEAoIcHJlbWlzZXMYBSABKAQSCwoDZGltGAYgASgNEg4KBmVuZ2luZRgHIAEoCRIXCg9tYW5pZmVzdF9zaGEyNTYYCCABKAkSLgoKY3JlYXRlZF9hdBgJIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASDgoGYWN0aXZlGAogASgIEhIKCnNpemVfYnl0ZXMYCyABKAQSDQoFbm90ZXMYDiADKAkSDwoHaGVsZF9ieRgPIAMoCSKNAQoZQWN0aXZhdGVHZW5lcmF0aW9uUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSEgoKZ2VuZXJhdGlvbhgCIAEoCRIgChNleHBlY3RlZF9nZW5lcmF0aW9uGAMgASgJSACIAQESEgoKcmVxdWVzdF9pZBgEIAEoCUIWChRfZXhwZWN0ZWRfZ2VuZXJhdGlvbiKJAQoaQWN0aXZhdGVHZW5lcmF0aW9uUmVzcG9uc2USJAoGYWN0aXZlGAEgASgLMhQuYWVlbmMudjEuR2VuZXJhdGlvbhIbChNwcmV2aW91c19nZW5lcmF0aW9uGAIgASgJEigKCHJlcGxpY2FzGAMgAygLMhYuYWVlbmMudjEuSW5kZXhSZXBsaWNhImYKDEluZGV4UmVwbGljYRIQCghpbnN0YW5jZRgBIAEoCRISCgpnZW5lcmF0aW9uGAIgASgJEhAKCHNwYWNlX2lkGAMgASgJEg4KBmJlaGluZBgEIAEoCBIOCgZyZWFzb24YBSABKAkiTwoWTGlzdEdlbmVyYXRpb25zUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSEQoJcGFnZV9zaXplGAIgASgNEhIKCnBhZ2VfdG9rZW4YAyABKAkiXQoXTGlzdEdlbmVyYXRpb25zUmVzcG9uc2USKQoLZ2VuZXJhdGlvbnMYASADKAsyFC5hZWVuYy52MS5HZW5lcmF0aW9uEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSI9ChdWZXJpZnlHZW5lcmF0aW9uUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSEgoKZ2VuZXJhdGlvbhgCIAEoCSJEChhWZXJpZnlHZW5lcmF0aW9uUmVzcG9uc2USKAoKZ2VuZXJhdGlvbhgBIAEoCzIULmFlZW5jLnYxLkdlbmVyYXRpb24iYgoXRGVsZXRlR2VuZXJhdGlvblJlcXVlc3QSDgoGY29ycHVzGAEgASgJEhIKCmdlbmVyYXRpb24YAiABKAkSEgoKcmVxdWVzdF9pZBgDIAEoCRIPCgdkZXNwaXRlGAQgAygJIlgKGERlbGV0ZUdlbmVyYXRpb25SZXNwb25zZRISCgpnZW5lcmF0aW9uGAEgASgJEigKCHJlcGxpY2FzGAIgAygLMhYuYWVlbmMudjEuSW5kZXhSZXBsaWNhIksKFUhvbGRHZW5lcmF0aW9uUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSEgoKZ2VuZXJhdGlvbhgCIAEoCRIOCgZob2xkZXIYAyABKAkiGAoWSG9sZEdlbmVyYXRpb25SZXNwb25zZSJOChhSZWxlYXNlR2VuZXJhdGlvblJlcXVlc3QSDgoGY29ycHVzGAEgASgJEhIKCmdlbmVyYXRpb24YAiABKAkSDgoGaG9sZGVyGAMgASgJIhsKGVJlbGVhc2VHZW5lcmF0aW9uUmVzcG9uc2UqoAEKDFJldHJpZXZlTW9kZRIdChlSRVRSSUVWRV9NT0RFX1VOU1BFQ0lGSUVEEAASFwoTUkVUUklFVkVfTU9ERV9ERU5TRRABEhkKFVJFVFJJRVZFX01PREVfTEVYSUNBTBACEhgKFFJFVFJJRVZFX01PREVfSFlCUklEEAMSIwofUkVUUklFVkVfTU9ERV9JVEVSQVRJVkVfTEVYSUNBTBAEKmsKDEZ1c2lvbk1ldGhvZBIdChlGVVNJT05fTUVUSE9EX1VOU1BFQ0lGSUVEEAASGQoVRlVTSU9OX01FVEhPRF9NSU5fTUFYEAESIQodRlVTSU9OX01FVEhPRF9SRUNJUFJPQ0FMX1JBTksQAipNCgdGb2xkaW5nEhcKE0ZPTERJTkdfVU5TUEVDSUZJRUQQABIRCg1GT0xESU5HX0VYQUNUEAESFgoSRk9MRElOR19OT1JNQUxJWkVEEAIqXgoKQnVpbGRTdGFnZRIbChdCVUlMRF9TVEFHRV9VTlNQRUNJRklFRBAAEhkKFUJVSUxEX1NUQUdFX1JFQ0VJVklORxABEhgKFEJVSUxEX1NUQUdFX0lOREVYSU5HEAIqbgoIQWNrTGV2ZWwSGQoVQUNLX0xFVkVMX1VOU1BFQ0lGSUVEEAASFgoSQUNLX0xFVkVMX1JFQ0VJVkVEEAESFQoRQUNLX0xFVkVMX0RVUkFCTEUQAhIYChRBQ0tfTEVWRUxfU0VBUkNIQUJMRRADMs0DCgxJbmRleFNlcnZpY2USOwoGU2VhcmNoEhcuYWVlbmMudjEuU2VhcmNoUmVxdWVzdBoYLmFlZW5jLnYxLlNlYXJjaFJlc3BvbnNlEkEKCFJldHJpZXZlEhkuYWVlbmMudjEuUmV0cmlldmVSZXF1ZXN0GhouYWVlbmMudjEuUmV0cmlldmVSZXNwb25zZRJKCgtHZXRQcmVtaXNlcxIcLmFlZW5jLnYxLkdldFByZW1pc2VzUmVxdWVzdBodLmFlZW5jLnYxLkdldFByZW1pc2VzUmVzcG9uc2USTQoMTGlzdFByZW1pc2VzEh0uYWVlbmMudjEuTGlzdFByZW1pc2VzUmVxdWVzdBoeLmFlZW5jLnYxLkxpc3RQcmVtaXNlc1Jlc3BvbnNlEkoKC0xpc3RDb3Jwb3JhEhwuYWVlbmMudjEuTGlzdENvcnBvcmFSZXF1ZXN0Gh0uYWVlbmMudjEuTGlzdENvcnBvcmFSZXNwb25zZRJWCgdHZXRJbmZvEiQuYWVlbmMudjEuSW5kZXhTZXJ2aWNlR2V0SW5mb1JlcXVlc3QaJS5hZWVuYy52MS5JbmRleFNlcnZpY2VHZXRJbmZvUmVzcG9uc2Uy6wUKEUluZGV4QWRtaW5TZXJ2aWNlEloKD0J1aWxkR2VuZXJhdGlvbhIgLmFlZW5jLnYxLkJ1aWxkR2VuZXJhdGlvblJlcXVlc3QaIS5hZWVuYy52MS5CdWlsZEdlbmVyYXRpb25SZXNwb25zZSgBMAESXwoSQWN0aXZhdGVHZW5lcmF0aW9uEiMuYWVlbmMudjEuQWN0aXZhdGVHZW5lcmF0aW9uUmVxdWVzdBokLmFlZW5jLnYxLkFjdGl2YXRlR2VuZXJhdGlvblJlc3BvbnNlElYKD0xpc3RHZW5lcmF0aW9ucxIgLmFlZW5jLnYxLkxpc3RHZW5lcmF0aW9uc1JlcXVlc3QaIS5hZWVuYy52MS5MaXN0R2VuZXJhdGlvbnNSZXNwb25zZRJZChBWZXJpZnlHZW5lcmF0aW9uEiEuYWVlbmMudjEuVmVyaWZ5R2VuZXJhdGlvblJlcXVlc3QaIi5hZWVuYy52MS5WZXJpZnlHZW5lcmF0aW9uUmVzcG9uc2USWQoQRGVsZXRlR2VuZXJhdGlvbhIhLmFlZW5jLnYxLkRlbGV0ZUdlbmVyYXRpb25SZXF1ZXN0GiIuYWVlbmMudjEuRGVsZXRlR2VuZXJhdGlvblJlc3BvbnNlElMKDkhvbGRHZW5lcmF0aW9uEh8uYWVlbmMudjEuSG9sZEdlbmVyYXRpb25SZXF1ZXN0GiAuYWVlbmMudjEuSG9sZEdlbmVyYXRpb25SZXNwb25zZRJcChFSZWxlYXNlR2VuZXJhdGlvbhIiLmFlZW5jLnYxLlJlbGVhc2VHZW5lcmF0aW9uUmVxdWVzdBojLmFlZW5jLnYxLlJlbGVhc2VHZW5lcmF0aW9uUmVzcG9uc2USWAoPUHV0RXhwbGFuYXRpb25zEiAuYWVlbmMudjEuUHV0RXhwbGFuYXRpb25zUmVxdWVzdBohLmFlZW5jLnYxLlB1dEV4cGxhbmF0aW9uc1Jlc3BvbnNlKAFiBnByb3RvMw", [file_aeenc_v1_types, file_google_protobuf_timestamp]);
 
 /**
  * Vectors to search for.
@@ -142,6 +142,13 @@ export type SearchResponse = Message<"aeenc.v1.SearchResponse"> & {
    * @generated from field: repeated string unknown_splits = 6;
    */
   unknownSplits: string[];
+
+  /**
+   * The same of its tags.
+   *
+   * @generated from field: repeated string unknown_tags = 7;
+   */
+  unknownTags: string[];
 };
 
 /**
@@ -180,7 +187,7 @@ export const HitsSchema: GenMessage<Hits> = /*@__PURE__*/
   messageDesc(file_aeenc_v1_index, 2);
 
 /**
- * Restricts the premises that may be returned.
+ * Restricts the premises that may be returned. A premise must pass all fields that are set.
  *
  * @generated from message aeenc.v1.PremiseFilter
  */
@@ -192,6 +199,29 @@ export type PremiseFilter = Message<"aeenc.v1.PremiseFilter"> & {
    * @generated from field: repeated string any_split = 1;
    */
   anySplit: string[];
+
+  /**
+   * Keeps these premises, by id or alias, at most `Limits.items`. NOT_FOUND: the generation lacks one. For a longer list
+   * give its premises a tag. Empty: all.
+   *
+   * @generated from field: repeated string only_ids = 2;
+   */
+  onlyIds: string[];
+
+  /**
+   * Keeps the premises inserted before this one, in the order of ListPremises. NOT_FOUND: the generation lacks it.
+   * Empty: all.
+   *
+   * @generated from field: string before_id = 3;
+   */
+  beforeId: string;
+
+  /**
+   * Keeps the premises that fit one of these, at most 64. Empty: all.
+   *
+   * @generated from field: repeated aeenc.v1.TagClause any_clause = 4;
+   */
+  anyClause: TagClause[];
 };
 
 /**
@@ -200,6 +230,35 @@ export type PremiseFilter = Message<"aeenc.v1.PremiseFilter"> & {
  */
 export const PremiseFilterSchema: GenMessage<PremiseFilter> = /*@__PURE__*/
   messageDesc(file_aeenc_v1_index, 3);
+
+/**
+ * Tags that a premise must have and must not have, at least one and at most 64 of both. Several clauses are joined by
+ * OR, so that they can say any Boolean expression over tags.
+ *
+ * @generated from message aeenc.v1.TagClause
+ */
+export type TagClause = Message<"aeenc.v1.TagClause"> & {
+  /**
+   * Tags that the premise has, all of them.
+   *
+   * @generated from field: repeated string all_of = 1;
+   */
+  allOf: string[];
+
+  /**
+   * Tags of which the premise has none.
+   *
+   * @generated from field: repeated string none_of = 2;
+   */
+  noneOf: string[];
+};
+
+/**
+ * Describes the message aeenc.v1.TagClause.
+ * Use `create(TagClauseSchema)` to create a new message.
+ */
+export const TagClauseSchema: GenMessage<TagClause> = /*@__PURE__*/
+  messageDesc(file_aeenc_v1_index, 4);
 
 /**
  * Tuning of approximate engines.
@@ -234,7 +293,7 @@ export type SearchParams = Message<"aeenc.v1.SearchParams"> & {
  * Use `create(SearchParamsSchema)` to create a new message.
  */
 export const SearchParamsSchema: GenMessage<SearchParams> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 4);
+  messageDesc(file_aeenc_v1_index, 5);
 
 /**
  * Texts to find premises for.
@@ -395,7 +454,7 @@ export type RetrieveRequest = Message<"aeenc.v1.RetrieveRequest"> & {
  * Use `create(RetrieveRequestSchema)` to create a new message.
  */
 export const RetrieveRequestSchema: GenMessage<RetrieveRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 5);
+  messageDesc(file_aeenc_v1_index, 6);
 
 /**
  * How to combine two rankings.
@@ -432,7 +491,7 @@ export type Fusion = Message<"aeenc.v1.Fusion"> & {
  * Use `create(FusionSchema)` to create a new message.
  */
 export const FusionSchema: GenMessage<Fusion> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 6);
+  messageDesc(file_aeenc_v1_index, 7);
 
 /**
  * Premises already accepted for one query.
@@ -453,7 +512,7 @@ export type AcceptedPremises = Message<"aeenc.v1.AcceptedPremises"> & {
  * Use `create(AcceptedPremisesSchema)` to create a new message.
  */
 export const AcceptedPremisesSchema: GenMessage<AcceptedPremises> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 7);
+  messageDesc(file_aeenc_v1_index, 8);
 
 /**
  * The premises found for all texts.
@@ -516,6 +575,13 @@ export type RetrieveResponse = Message<"aeenc.v1.RetrieveResponse"> & {
    * @generated from field: repeated string unknown_splits = 8;
    */
   unknownSplits: string[];
+
+  /**
+   * The same of its tags.
+   *
+   * @generated from field: repeated string unknown_tags = 9;
+   */
+  unknownTags: string[];
 };
 
 /**
@@ -523,7 +589,7 @@ export type RetrieveResponse = Message<"aeenc.v1.RetrieveResponse"> & {
  * Use `create(RetrieveResponseSchema)` to create a new message.
  */
 export const RetrieveResponseSchema: GenMessage<RetrieveResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 8);
+  messageDesc(file_aeenc_v1_index, 9);
 
 /**
  * The premises found for one text, best first.
@@ -544,7 +610,7 @@ export type RetrievedPremises = Message<"aeenc.v1.RetrievedPremises"> & {
  * Use `create(RetrievedPremisesSchema)` to create a new message.
  */
 export const RetrievedPremisesSchema: GenMessage<RetrievedPremises> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 9);
+  messageDesc(file_aeenc_v1_index, 10);
 
 /**
  * One retrieved premise.
@@ -582,7 +648,7 @@ export type RetrievedPremise = Message<"aeenc.v1.RetrievedPremise"> & {
  * Use `create(RetrievedPremiseSchema)` to create a new message.
  */
 export const RetrievedPremiseSchema: GenMessage<RetrievedPremise> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 10);
+  messageDesc(file_aeenc_v1_index, 11);
 
 /**
  * The ids to look up.
@@ -617,7 +683,7 @@ export type GetPremisesRequest = Message<"aeenc.v1.GetPremisesRequest"> & {
  * Use `create(GetPremisesRequestSchema)` to create a new message.
  */
 export const GetPremisesRequestSchema: GenMessage<GetPremisesRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 11);
+  messageDesc(file_aeenc_v1_index, 12);
 
 /**
  * The premises for the ids.
@@ -645,7 +711,7 @@ export type GetPremisesResponse = Message<"aeenc.v1.GetPremisesResponse"> & {
  * Use `create(GetPremisesResponseSchema)` to create a new message.
  */
 export const GetPremisesResponseSchema: GenMessage<GetPremisesResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 12);
+  messageDesc(file_aeenc_v1_index, 13);
 
 /**
  * The page of premises to list.
@@ -687,7 +753,7 @@ export type ListPremisesRequest = Message<"aeenc.v1.ListPremisesRequest"> & {
  * Use `create(ListPremisesRequestSchema)` to create a new message.
  */
 export const ListPremisesRequestSchema: GenMessage<ListPremisesRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 13);
+  messageDesc(file_aeenc_v1_index, 14);
 
 /**
  * A page of premises.
@@ -729,7 +795,7 @@ export type ListPremisesResponse = Message<"aeenc.v1.ListPremisesResponse"> & {
  * Use `create(ListPremisesResponseSchema)` to create a new message.
  */
 export const ListPremisesResponseSchema: GenMessage<ListPremisesResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 14);
+  messageDesc(file_aeenc_v1_index, 15);
 
 /**
  * The page of corpora to list.
@@ -757,7 +823,7 @@ export type ListCorporaRequest = Message<"aeenc.v1.ListCorporaRequest"> & {
  * Use `create(ListCorporaRequestSchema)` to create a new message.
  */
 export const ListCorporaRequestSchema: GenMessage<ListCorporaRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 15);
+  messageDesc(file_aeenc_v1_index, 16);
 
 /**
  * A page of corpora.
@@ -785,7 +851,7 @@ export type ListCorporaResponse = Message<"aeenc.v1.ListCorporaResponse"> & {
  * Use `create(ListCorporaResponseSchema)` to create a new message.
  */
 export const ListCorporaResponseSchema: GenMessage<ListCorporaResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 16);
+  messageDesc(file_aeenc_v1_index, 17);
 
 /**
  * Requests information about the index.
@@ -800,7 +866,7 @@ export type IndexServiceGetInfoRequest = Message<"aeenc.v1.IndexServiceGetInfoRe
  * Use `create(IndexServiceGetInfoRequestSchema)` to create a new message.
  */
 export const IndexServiceGetInfoRequestSchema: GenMessage<IndexServiceGetInfoRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 17);
+  messageDesc(file_aeenc_v1_index, 18);
 
 /**
  * Describes this index process.
@@ -828,7 +894,7 @@ export type IndexServiceGetInfoResponse = Message<"aeenc.v1.IndexServiceGetInfoR
  * Use `create(IndexServiceGetInfoResponseSchema)` to create a new message.
  */
 export const IndexServiceGetInfoResponseSchema: GenMessage<IndexServiceGetInfoResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 18);
+  messageDesc(file_aeenc_v1_index, 19);
 
 /**
  * A corpus and its active generation.
@@ -863,7 +929,7 @@ export type CorpusInfo = Message<"aeenc.v1.CorpusInfo"> & {
  * Use `create(CorpusInfoSchema)` to create a new message.
  */
 export const CorpusInfoSchema: GenMessage<CorpusInfo> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 19);
+  messageDesc(file_aeenc_v1_index, 20);
 
 /**
  * One message of a build: the header first, then premises.
@@ -900,7 +966,7 @@ export type BuildGenerationRequest = Message<"aeenc.v1.BuildGenerationRequest"> 
  * Use `create(BuildGenerationRequestSchema)` to create a new message.
  */
 export const BuildGenerationRequestSchema: GenMessage<BuildGenerationRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 20);
+  messageDesc(file_aeenc_v1_index, 21);
 
 /**
  * Opens a build.
@@ -980,7 +1046,7 @@ export type BuildHeader = Message<"aeenc.v1.BuildHeader"> & {
  * Use `create(BuildHeaderSchema)` to create a new message.
  */
 export const BuildHeaderSchema: GenMessage<BuildHeader> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 21);
+  messageDesc(file_aeenc_v1_index, 22);
 
 /**
  * One message of PutExplanations: the header first, then explanations.
@@ -1017,7 +1083,7 @@ export type PutExplanationsRequest = Message<"aeenc.v1.PutExplanationsRequest"> 
  * Use `create(PutExplanationsRequestSchema)` to create a new message.
  */
 export const PutExplanationsRequestSchema: GenMessage<PutExplanationsRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 22);
+  messageDesc(file_aeenc_v1_index, 23);
 
 /**
  * Opens a call of PutExplanations.
@@ -1045,7 +1111,7 @@ export type ExplanationsHeader = Message<"aeenc.v1.ExplanationsHeader"> & {
  * Use `create(ExplanationsHeaderSchema)` to create a new message.
  */
 export const ExplanationsHeaderSchema: GenMessage<ExplanationsHeader> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 23);
+  messageDesc(file_aeenc_v1_index, 24);
 
 /**
  * A batch of explanations.
@@ -1066,7 +1132,7 @@ export type ExplanationChunk = Message<"aeenc.v1.ExplanationChunk"> & {
  * Use `create(ExplanationChunkSchema)` to create a new message.
  */
 export const ExplanationChunkSchema: GenMessage<ExplanationChunk> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 24);
+  messageDesc(file_aeenc_v1_index, 25);
 
 /**
  * A hypothesis and what explains it.
@@ -1094,7 +1160,7 @@ export type Explanation = Message<"aeenc.v1.Explanation"> & {
  * Use `create(ExplanationSchema)` to create a new message.
  */
 export const ExplanationSchema: GenMessage<Explanation> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 25);
+  messageDesc(file_aeenc_v1_index, 26);
 
 /**
  * The result of PutExplanations.
@@ -1122,7 +1188,7 @@ export type PutExplanationsResponse = Message<"aeenc.v1.PutExplanationsResponse"
  * Use `create(PutExplanationsResponseSchema)` to create a new message.
  */
 export const PutExplanationsResponseSchema: GenMessage<PutExplanationsResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 26);
+  messageDesc(file_aeenc_v1_index, 27);
 
 /**
  * A batch of premises for a build.
@@ -1143,7 +1209,7 @@ export type PremiseChunk = Message<"aeenc.v1.PremiseChunk"> & {
  * Use `create(PremiseChunkSchema)` to create a new message.
  */
 export const PremiseChunkSchema: GenMessage<PremiseChunk> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 27);
+  messageDesc(file_aeenc_v1_index, 28);
 
 /**
  * Progress of a build.
@@ -1214,7 +1280,7 @@ export type BuildGenerationResponse = Message<"aeenc.v1.BuildGenerationResponse"
  * Use `create(BuildGenerationResponseSchema)` to create a new message.
  */
 export const BuildGenerationResponseSchema: GenMessage<BuildGenerationResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 28);
+  messageDesc(file_aeenc_v1_index, 29);
 
 /**
  * One immutable build of a corpus.
@@ -1320,7 +1386,7 @@ export type Generation = Message<"aeenc.v1.Generation"> & {
  * Use `create(GenerationSchema)` to create a new message.
  */
 export const GenerationSchema: GenMessage<Generation> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 29);
+  messageDesc(file_aeenc_v1_index, 30);
 
 /**
  * The generation to activate.
@@ -1363,7 +1429,7 @@ export type ActivateGenerationRequest = Message<"aeenc.v1.ActivateGenerationRequ
  * Use `create(ActivateGenerationRequestSchema)` to create a new message.
  */
 export const ActivateGenerationRequestSchema: GenMessage<ActivateGenerationRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 30);
+  messageDesc(file_aeenc_v1_index, 31);
 
 /**
  * The result of an activation.
@@ -1399,7 +1465,7 @@ export type ActivateGenerationResponse = Message<"aeenc.v1.ActivateGenerationRes
  * Use `create(ActivateGenerationResponseSchema)` to create a new message.
  */
 export const ActivateGenerationResponseSchema: GenMessage<ActivateGenerationResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 31);
+  messageDesc(file_aeenc_v1_index, 32);
 
 /**
  * An index process, and what it serves of a corpus.
@@ -1448,7 +1514,7 @@ export type IndexReplica = Message<"aeenc.v1.IndexReplica"> & {
  * Use `create(IndexReplicaSchema)` to create a new message.
  */
 export const IndexReplicaSchema: GenMessage<IndexReplica> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 32);
+  messageDesc(file_aeenc_v1_index, 33);
 
 /**
  * The corpus whose generations to list.
@@ -1483,7 +1549,7 @@ export type ListGenerationsRequest = Message<"aeenc.v1.ListGenerationsRequest"> 
  * Use `create(ListGenerationsRequestSchema)` to create a new message.
  */
 export const ListGenerationsRequestSchema: GenMessage<ListGenerationsRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 33);
+  messageDesc(file_aeenc_v1_index, 34);
 
 /**
  * A page of generations.
@@ -1511,7 +1577,7 @@ export type ListGenerationsResponse = Message<"aeenc.v1.ListGenerationsResponse"
  * Use `create(ListGenerationsResponseSchema)` to create a new message.
  */
 export const ListGenerationsResponseSchema: GenMessage<ListGenerationsResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 34);
+  messageDesc(file_aeenc_v1_index, 35);
 
 /**
  * The generation to check.
@@ -1539,7 +1605,7 @@ export type VerifyGenerationRequest = Message<"aeenc.v1.VerifyGenerationRequest"
  * Use `create(VerifyGenerationRequestSchema)` to create a new message.
  */
 export const VerifyGenerationRequestSchema: GenMessage<VerifyGenerationRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 35);
+  messageDesc(file_aeenc_v1_index, 36);
 
 /**
  * Confirms that a generation is sound.
@@ -1560,7 +1626,7 @@ export type VerifyGenerationResponse = Message<"aeenc.v1.VerifyGenerationRespons
  * Use `create(VerifyGenerationResponseSchema)` to create a new message.
  */
 export const VerifyGenerationResponseSchema: GenMessage<VerifyGenerationResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 36);
+  messageDesc(file_aeenc_v1_index, 37);
 
 /**
  * The generation to delete.
@@ -1603,7 +1669,7 @@ export type DeleteGenerationRequest = Message<"aeenc.v1.DeleteGenerationRequest"
  * Use `create(DeleteGenerationRequestSchema)` to create a new message.
  */
 export const DeleteGenerationRequestSchema: GenMessage<DeleteGenerationRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 37);
+  messageDesc(file_aeenc_v1_index, 38);
 
 /**
  * Confirms a deletion.
@@ -1631,7 +1697,7 @@ export type DeleteGenerationResponse = Message<"aeenc.v1.DeleteGenerationRespons
  * Use `create(DeleteGenerationResponseSchema)` to create a new message.
  */
 export const DeleteGenerationResponseSchema: GenMessage<DeleteGenerationResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 38);
+  messageDesc(file_aeenc_v1_index, 39);
 
 /**
  * The generation to keep, and for whom.
@@ -1666,7 +1732,7 @@ export type HoldGenerationRequest = Message<"aeenc.v1.HoldGenerationRequest"> & 
  * Use `create(HoldGenerationRequestSchema)` to create a new message.
  */
 export const HoldGenerationRequestSchema: GenMessage<HoldGenerationRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 39);
+  messageDesc(file_aeenc_v1_index, 40);
 
 /**
  * Confirms a hold, durable once it arrives.
@@ -1681,7 +1747,7 @@ export type HoldGenerationResponse = Message<"aeenc.v1.HoldGenerationResponse"> 
  * Use `create(HoldGenerationResponseSchema)` to create a new message.
  */
 export const HoldGenerationResponseSchema: GenMessage<HoldGenerationResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 40);
+  messageDesc(file_aeenc_v1_index, 41);
 
 /**
  * The hold to end.
@@ -1716,7 +1782,7 @@ export type ReleaseGenerationRequest = Message<"aeenc.v1.ReleaseGenerationReques
  * Use `create(ReleaseGenerationRequestSchema)` to create a new message.
  */
 export const ReleaseGenerationRequestSchema: GenMessage<ReleaseGenerationRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 41);
+  messageDesc(file_aeenc_v1_index, 42);
 
 /**
  * Confirms that the holder no longer holds the generation.
@@ -1731,7 +1797,7 @@ export type ReleaseGenerationResponse = Message<"aeenc.v1.ReleaseGenerationRespo
  * Use `create(ReleaseGenerationResponseSchema)` to create a new message.
  */
 export const ReleaseGenerationResponseSchema: GenMessage<ReleaseGenerationResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 42);
+  messageDesc(file_aeenc_v1_index, 43);
 
 /**
  * How texts are matched.

@@ -39,7 +39,8 @@ export type LeaseTaskRequest = Message<"aeenc.v1.LeaseTaskRequest"> & {
   annotator: string;
 
   /**
-   * The maximum number of tasks, at most 64. Default: 1. Each further task adds one lease time to its lease.
+   * The maximum number of tasks, at most 64. Default: 1. Each further task adds one lease time to its lease. There are
+   * fewer once the texts of their candidates take half of `Limits.message_bytes`.
    *
    * @generated from field: uint32 max_tasks = 3;
    */
