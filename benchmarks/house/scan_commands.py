@@ -115,7 +115,7 @@ def _run(found: Scanned, root: Any, words: Sequence[str], what: str, limit_s: fl
             signal.setitimer(signal.ITIMER_REAL, 0)
         stderr.flush()
         told = stderr.buffer.getvalue().decode(errors="replace")
-    bad = crash or ("Traceback" in told and told[-300:]) or ""
+    bad = crash or ("Traceback" in told and code != command_line.INTERRUPTED and told[-300:]) or ""
     if not bad and code not in EXIT_CODES:
         bad = f"exit {code}: {told[-200:]}"
     found.ended(f"exit {code}", f"{what.partition(' is ')[0]} {str(bad)[:60]} | {what}: {bad}" if bad else "")

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from errno import ENAMETOOLONG
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -158,8 +159,10 @@ def _failures_told(ctx: Any) -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
     except errors.AeencError as error:
         failure = error
-    except _WRONG_PATH as error:
-        failure = errors.InvalidArgument(f"{error.filename}: {error.strerror}")
+    except OSError as error:
+        if not isinstance(error, _WRONG_PATH) and error.errno != ENAMETOOLONG:
+            raise
+        failure = errors.InvalidArgument(f"{str(error.filename)[:200]}: {error.strerror}")
     except _WRONG_WORDS as error:
         error.message = error.message.removeprefix(_PYDANTICS)
         if not output.output_of(ctx).as_json:
