@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections import Counter
 
+import pytest
+
 from benchmarks.house.scan import judging
 from benchmarks.house.scan_sdk import scan_sdk
 from benchmarks.house.scan_values import FEW, Scanned
@@ -22,6 +24,7 @@ async def test_nothing_but_an_error_of_ours_leaves_a_client(light_fleet: LightFl
     assert not found.failures, str(found)
 
 
+@pytest.mark.slow
 async def test_no_command_ends_with_a_traceback(light_fleet: LightFleet) -> None:
     targets = {f"AEENC_{name.upper()}": f"127.0.0.1:{server.port}" for name, server in light_fleet.servers.items()}
     command = [sys.executable, "-m", "benchmarks.house.scan_commands", "few"]
