@@ -279,8 +279,8 @@ FINDINGS = {
             "test_what_goes_into_a_call_may_come_from_calls",
             "test_a_callback_may_call_and_has_been_called_in_order_when_the_call_returns",
             "test_a_blocking_call_on_the_loops_own_thread_raises_at_once",
-            "test_use_after_a_fork_raises_and_says_what_to_do",
-        ),
+        )
+        + _of("aeenc/transport/test_forks.py", "test_use_after_a_fork_raises_and_says_what_to_do"),
     ),
     18: Finding(
         "a typo in a judge made every candidate a hard negative",

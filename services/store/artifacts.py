@@ -42,6 +42,7 @@ MANIFEST = "manifest.json"
 LOCK = ".writing.lock"  # held shared by every writer; the kernel releases it when a process dies
 REPLACING_LOCK = ".replacing.lock"  # held by the one writer that judges an artifact of the same id
 TEMPORARY, DELETED, DAMAGED = ".tmp-", ".deleted-", ".damaged-"  # directories that the next sweep removes
+NAME_BYTES = 255  # of a file's name, in every file system
 MANIFEST_BYTES_MAX = 4 * 1024 * 1024
 
 
@@ -177,9 +178,10 @@ class ArtifactStore:
             raise errors.Unavailable(f"the artifacts directory {self.root} is not there any more; mount it again")
 
     def path(self, folder: str, artifact_id: str) -> Path:
-        """Returns an artifact's path. Raises InvalidArgument unless the id is a plain name."""
-        if not artifact_id or artifact_id.startswith(".") or "/" in artifact_id or "\x00" in artifact_id:
-            raise errors.InvalidArgument(f"{artifact_id!r} is not an artifact id; use one that a listing shows")
+        """Returns an artifact's path. Raises InvalidArgument unless the id is a plain name that a folder can bear."""
+        is_plain = artifact_id and not artifact_id.startswith(".") and not {"/", "\x00"}.intersection(artifact_id)
+        if not is_plain or len(artifact_id.encode(errors="replace")) > NAME_BYTES:
+            raise errors.InvalidArgument(f"{artifact_id!r:.80} is not an artifact id; use one that a listing shows")
         return self.root / folder / artifact_id
 
     @contextmanager

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc
 import pytest
 
 import aeenc
@@ -73,6 +74,15 @@ async def test_an_iterable_of_ids_accepts_these_and_refuses_all_others() -> None
         (answer,) = await client.judge("r1", [task()])
     assert (answer.task_id, answer.annotator) == ("t1", "words")
     assert judgements(answer) == {"p1": EXPLAINS, "p2": REFUSES}
+
+
+async def test_bytes_that_are_no_request_are_refused_as_such() -> None:
+    async with served(WordOracle()) as client:
+        raw = client.channel.grpc.unary_unary("/aeenc.v1.OracleService/Judge")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await raw(b"\x0a\x03\xed\xa0\xbd", timeout=5)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "not a JudgeRequest" in str(refused.value.details())
 
 
 async def test_an_oracle_at_two_addresses_answers_and_says_whether_one_is_connected() -> None:

@@ -264,7 +264,7 @@ def test_an_exception_while_writing_leaves_nothing(artifact_store: ArtifactStore
     assert names(artifact_store.root / FOLDER) == []
 
 
-@pytest.mark.parametrize("artifact_id", ["", ".", "..", "../x", "a/b", ".tmp-1", "a\x00b"])
+@pytest.mark.parametrize("artifact_id", ["", ".", "..", "../x", "a/b", ".tmp-1", "a\x00b", "a" * 256, "\xe9" * 128])
 def test_an_id_that_is_no_plain_name_never_reaches_the_disk(artifact_store: ArtifactStore, artifact_id: str) -> None:
     for call in (artifact_store.open, artifact_store.delete, artifact_store.path):
         with pytest.raises(errors.InvalidArgument, match="is not an artifact id"):

@@ -146,6 +146,38 @@ class Delete(IndexMutation):
         return found
 
 
+class Hold(IndexMutation):
+    """HoldGeneration. It has no request id: who holds a generation already goes on holding it."""
+
+    rpc = "IndexAdminService.HoldGeneration"
+    refusal = ""
+    ask: Any = index_pb2.HoldGenerationRequest
+    before, after = "free", "held"
+
+    async def prepare(self, count: int) -> list[Subject]:
+        subjects = []
+        for _ in range(count):
+            corpus, holder = fresh("hold"), fresh("run")
+            generation = await self.build(corpus, "a", activate=True)
+            if self.before == "held":
+                await self.world.client.index.hold(corpus, generation, holder)
+            request = self.ask(corpus=corpus, generation=generation, holder=holder)
+            subjects.append(Subject(corpus, lambda request=request: (request, None, self.after), {self.before}))
+        return subjects
+
+    async def states(self, subjects: Sequence[Subject]) -> list[str]:
+        held = [[one.held_by for one in await self.generations(subject.name)] for subject in subjects]
+        return ["held" if any(one) else "free" for one in held]
+
+
+class Release(Hold):
+    """ReleaseGeneration. It has no request id: what nobody holds is left as it is."""
+
+    rpc = "IndexAdminService.ReleaseGeneration"
+    ask = index_pb2.ReleaseGenerationRequest
+    before, after = "held", "free"
+
+
 class Explain(IndexMutation):
     """PutExplanations, each in place of those before. It has no request id: what is put again stays the same."""
 
@@ -183,4 +215,4 @@ class Explain(IndexMutation):
         return agreed(found.results[0][0].id, *ids)
 
 
-MUTATIONS = (Build, Activate, Delete, Explain)
+MUTATIONS = (Build, Activate, Delete, Hold, Release, Explain)

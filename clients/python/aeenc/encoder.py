@@ -183,7 +183,7 @@ class EncoderClient:
         pairs = [pair_of(item, "prototypes", "(query, premise)") for item in listed(prototypes, "prototypes")]
         if not pairs:
             raise InvalidArgument.field("prototypes", "is empty; give pairs of the query's kind that are right")
-        if not premises:
+        if not (premises := listed(premises, "premises")):
             raise InvalidArgument.field("premises", "is empty; give at least one")
         known = [one for one, _ in pairs], [one for _, one in pairs]
         ours = await self.encode(

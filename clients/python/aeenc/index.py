@@ -370,12 +370,12 @@ class IndexClient:
 
     async def hold(self, corpus: str, generation: str, holder: str) -> None:
         """Keeps a generation from deletion until `release` with the same holder, a name such as `run-<id>`."""
-        request = index_pb2.HoldGenerationRequest(corpus=corpus, generation=generation, holder=holder)
+        request = message(index_pb2.HoldGenerationRequest, corpus=corpus, generation=generation, holder=holder)
         await self._admin_channel.unary(self._admin.HoldGeneration, request)
 
     async def release(self, corpus: str, generation: str, holder: str) -> None:
         """Ends a hold, if there is one."""
-        request = index_pb2.ReleaseGenerationRequest(corpus=corpus, generation=generation, holder=holder)
+        request = message(index_pb2.ReleaseGenerationRequest, corpus=corpus, generation=generation, holder=holder)
         await self._admin_channel.unary(self._admin.ReleaseGeneration, request)
 
     async def put_explanations(

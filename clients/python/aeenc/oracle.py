@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from aeenc import errors
 from aeenc.transport import status
@@ -198,9 +199,8 @@ class Oracle:
             raise errors.InvalidArgument(
                 f"{address} is reachable from other machines; give a token, or allow_insecure=True if you mean it"
             )
-        servicer = _Servicer(self, credential(token))
         server = grpc.aio.server(options=_OPTIONS)
-        oracle_pb2_grpc.add_OracleServiceServicer_to_server(servicer, server)
+        server.add_generic_rpc_handlers((_Servicer(self, credential(token)).handlers(),))
         try:
             if cert is None or key is None:
                 port = server.add_insecure_port(address)
@@ -228,9 +228,18 @@ class _Servicer(oracle_pb2_grpc.OracleServiceServicer):
     def __init__(self, oracle: Oracle, credential: list[tuple[str, str]]) -> None:
         self._oracle, self._credential = oracle, credential
 
-    async def Judge(self, request: oracle_pb2.JudgeRequest, context: Any) -> oracle_pb2.JudgeResponse:
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """The generated handlers, but for bytes that are no request: for those, grpc would answer UNKNOWN."""
+        judge = grpc.unary_unary_rpc_method_handler(
+            self.Judge, _request, response_serializer=oracle_pb2.JudgeResponse.SerializeToString
+        )
+        [service] = oracle_pb2.DESCRIPTOR.services_by_name.values()
+        return grpc.method_handlers_generic_handler(service.full_name, {"Judge": judge})
+
+    async def Judge(self, request: oracle_pb2.JudgeRequest | None, context: Any) -> oracle_pb2.JudgeResponse:
         try:
             self._authenticate(context)
+            request = _known(request)
             answers = await all_of(self._answer(request.run_id, task) for task in request.tasks)
         except Exception as error:  # noqa: BLE001 -- whatever a user's judge raises must reach the sampler as a status
             known = error if isinstance(error, errors.AeencError) else _unavailable(error)
@@ -261,6 +270,19 @@ class _Servicer(oracle_pb2_grpc.OracleServiceServicer):
             raise _wrong(self._oracle, f"cannot be sent: {error.message}") from error
         answer = oracle_pb2.OracleAnswer(task_id=task.task_id, annotator=self._oracle.name, verdicts=sent)
         return self._oracle.sent(task, answer)
+
+
+def _request(data: bytes) -> oracle_pb2.JudgeRequest | None:
+    try:
+        return oracle_pb2.JudgeRequest.FromString(data)
+    except DecodeError:
+        return None
+
+
+def _known(request: oracle_pb2.JudgeRequest | None) -> oracle_pb2.JudgeRequest:
+    if request is None:
+        raise errors.InvalidArgument("the bytes sent are not a JudgeRequest; send what its .proto says")
+    return request
 
 
 def _candidate(message: oracle_pb2.Candidate) -> Candidate:

@@ -1,4 +1,4 @@
-"""`aeenc corpus build`, `explain`, `verify` and `repair`, and `aeenc retrieve`: premises in, premises out."""
+"""`aeenc corpus build`, `explain`, `verify` and `repair`: premises in."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
-from aeenc import Client, Retrieved, values
+from aeenc import Client, values
 from aeenc.adapters.facts import IDS, TEXTS, Facts, Format, path_of, read_facts
 from aeenc.calls.inputs import begins_again
-from aeenc.calls.retrieval import Fusion, FusionMethod, Mode
-from aeenc.cli.output import Output, output_of, table
+from aeenc.cli.output import Output, output_of
 from aeenc.cli.targets import client, targets_of
 from aeenc.errors import DataLoss, InvalidArgument
 from aeenc.evaluation import RatedDataset
@@ -28,22 +27,6 @@ from aeenc.trees import Dataset
 Source = Dataset | RatedDataset
 _ENGINES = "aeenc.build_engines"
 PREMISE_FILES = "premises."  # how their names begin in a generation
-Prior = Annotated[float, typer.Option(min=0, max=1, help="Share of what explained similar hypotheses.")]
-NegativeFeedback = Annotated[
-    float, typer.Option(min=0, max=1, help="Share of what the first five have in common, taken off the query.")
-]
-Rerank = Annotated[int, typer.Option(min=0, help="Let a cross-encoder order so many premises anew.")]
-RerankWeight = Annotated[
-    float, typer.Option(min=0, help="Its score's weight beside the first ranking's; 0: its score alone.")
-]
-
-LexicalWeight = Annotated[
-    float | None, typer.Option(min=0, max=1, show_default="the index's", help="BM25's share in mode hybrid.")
-]
-Features = Annotated[
-    str,
-    typer.Option(metavar="JSON", help="Order what modes hybrid and dense find anew, by weights of features by name."),
-]
 Data = Annotated[Path | None, typer.Option(help="Directory in EntailmentBank's layout.")]
 FactsPath = Annotated[
     str | None,
@@ -379,138 +362,3 @@ def explain(
         found = {query: list(judged.positives.values()) for query, judged in by_query.items() if judged.positives}
         total = connected.index.put_explanations(name, found.items(), replace=replace)
     output_of(context).result({"corpus": name, "put": len(found), "known": total})
-
-
-def check_model(label: str | None, version: str | None) -> None:
-    """Raises InvalidArgument when both name the query encoder."""
-    if label is not None and version is not None:
-        raise InvalidArgument("--label and --version both name the query encoder; give one")
-
-
-def fusion_of(
-    mode: Mode | None, lexical_weight: float | None, features: str, method: FusionMethod = "min_max"
-) -> Fusion | None:
-    """Builds the fusion of a mode; None for one that has none. `features` are weights by name, in JSON.
-
-    Raises InvalidArgument for another text, and for features or a lexical weight of a mode that has none.
-    """
-    if features and mode not in {"hybrid", "dense"}:
-        raise InvalidArgument("--features order what modes hybrid and dense find; add --mode hybrid, or leave them out")
-    if lexical_weight is not None and mode != "hybrid":
-        raise InvalidArgument("--lexical-weight is BM25's share in mode hybrid; add --mode hybrid, or leave it out")
-    try:
-        weights = {str(name): float(weight) for name, weight in json.loads(features or "{}").items()}
-    except (ValueError, TypeError, AttributeError):
-        raise InvalidArgument(
-            f"--features is {features[:80]!r}; give an object of weights by name, as `aeenc tune-retrieval` prints it"
-        ) from None
-    return Fusion(method, lexical_weight, weights) if mode == "hybrid" or weights else None
-
-
-def check_splits(client: Client, corpus: str, generation: str, splits: Sequence[str]) -> None:
-    """Raises InvalidArgument for a split that no premise of a generation has. Reads all its premises."""
-    known = {split for one in client.index.list_premises(corpus, generation=generation) for split in one.splits}
-    if unknown := sorted(set(splits) - known):
-        names = ", ".join(sorted(known)) or "none"
-        raise InvalidArgument(f"--split {', '.join(unknown)}: no premise of corpus {corpus!r} has it; known: {names}")
-
-
-def retrieve(
-    context: typer.Context,
-    name: Annotated[str, typer.Argument(help="The corpus.")],
-    texts: Annotated[list[str], typer.Argument(metavar="TEXT...", help="Hypotheses to explain.")],
-    k: Annotated[int, typer.Option("-k", min=1, help="Premises a text.")] = 10,
-    label: Annotated[str | None, typer.Option(show_default="stable", help="Query encoder by label.")] = None,
-    version: Annotated[str | None, typer.Option(help="Query encoder by version; a label must name it.")] = None,
-    splits: Annotated[
-        list[str] | None, typer.Option("--split", help="Only premises of this split, or of none; may be repeated.")
-    ] = None,
-    exclude: Annotated[
-        list[str] | None, typer.Option(metavar="ID", help="Never this premise; may be repeated.")
-    ] = None,
-    only_ids: Annotated[
-        list[str] | None, typer.Option("--only", metavar="ID", help="Only this premise; may be repeated.")
-    ] = None,
-    before_id: Annotated[
-        str, typer.Option("--before", metavar="ID", help="Only premises that were inserted before this one.")
-    ] = "",
-    tags: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--tags",
-            metavar="TAG,-TAG…",
-            help="Only premises with these tags, without those after -; repeated: or.",
-        ),
-    ] = None,
-    accepted: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ID", help="A premise that explains part of each text: find what the rest needs; may be repeated."
-        ),
-    ] = None,
-    mode: Annotated[
-        Literal["dense", "lexical", "hybrid", "iterative_lexical"],
-        typer.Option(help="By encoder, by words, or by both."),
-    ] = "dense",
-    lexical_weight: LexicalWeight = None,
-    features: Features = "",
-    prior: Prior = 0.0,
-    negative_feedback: NegativeFeedback = 0.0,
-    rerank: Rerank = 0,
-    rerank_weight: RerankWeight = 0.0,
-    precision: Annotated[
-        Literal["float32", "float16", "int8", "bfloat16"] | None,
-        typer.Option(show_default="the encoder's", help="How exactly to encode the texts."),
-    ] = None,
-    truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts too long for the model.")] = False,
-    routing_key: Annotated[str, typer.Option(help="Calls with one key get the same side of a canary rollout.")] = "",
-) -> None:
-    """Finds the premises that best explain each text."""
-    check_model(label, version)
-    fusion = fusion_of(mode, lexical_weight, features)
-    with client(context) as connected:
-        found: Retrieved = connected.index.retrieve(
-            name,
-            texts,
-            k=k,
-            label=label,
-            version=version,
-            mode=mode,
-            fusion=fusion,
-            prior=prior,
-            negative_feedback=negative_feedback,
-            rerank=rerank,
-            rerank_weight=rerank_weight,
-            splits=splits or (),
-            exclude=exclude or (),
-            only_ids=only_ids or (),
-            before_id=before_id,
-            tags=tags or (),
-            accepted=[accepted] * len(texts) if accepted else (),
-            truncate=truncate,
-            precision=precision,
-            routing_key=routing_key,
-        )
-        if splits and (found.unknown_splits or not all(found)):
-            check_splits(connected, name, found.generation, splits)
-    if found.unknown_tags:
-        raise InvalidArgument(f"--tags: no premise of corpus {name!r} has {', '.join(found.unknown_tags)}")
-    results = [
-        {"text": text, "premises": [asdict(hit) for hit in hits]} for text, hits in zip(texts, found, strict=True)
-    ]
-    tables = [
-        table(
-            ["id", "premise", "score"],
-            [(hit.id, hit.text, f"{hit.score:.3f}") for hit in hits],
-            title=text,
-            right=1,
-            whole=("id",),
-        )
-        for text, hits in zip(texts, found, strict=True)
-    ]
-    origin = {"model_version": found.model_version, "space_id": found.space_id, "generation": found.generation}
-    encoder = f"encoder {found.model_version}, " if found.model_version else ""
-    source = f"{encoder}generation {found.generation}"
-    if mode == "iterative_lexical":  # each round has scores of its own
-        source += "; the order is the ranking, the scores are not comparable"
-    output_of(context).result({"corpus": name, "results": results, **origin}, *tables, source)

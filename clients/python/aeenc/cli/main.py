@@ -21,7 +21,7 @@ from typer.core import TyperGroup
 
 from aeenc import __version__, errors
 from aeenc.cli import corpus, data, fleet, llm, oracle, output, people, targets, terminal
-from aeenc.cli.learning import evaluation, jobs, loop, runs
+from aeenc.cli.learning import evaluation, jobs, loop, retrieval, runs
 from aeenc.loop import RolloutIncomplete, WorkEndedBadly
 
 EXIT_CODES = """Exit codes:
@@ -42,7 +42,7 @@ EXIT_CODES = """Exit codes:
 """
 # In the order of `aeenc --help`; the name is the function's.
 _COMMANDS: tuple[Callable[..., None], ...] = (
-    *(fleet.status, corpus.retrieve, runs.sample),
+    *(fleet.status, retrieval.retrieve, runs.sample),
     *(people.queues, people.tree, people.tasks, people.retrieve_again, people.changes),
     *(people.agreement, people.adjudicate, people.close),
     *(jobs.train, jobs.follow, jobs.resume, jobs.cancel),
@@ -163,7 +163,7 @@ def _failures_told(ctx: Any) -> Iterator[None]:
         raise  # who reads the output has seen enough
     except OSError as error:
         kind = errors.Unavailable if error.errno in _FULL else errors.InvalidArgument
-        failure = kind(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
+        failure = kind(": ".join(str(part)[:200] for part in (error.filename, error.strerror or error) if part))
     except _WRONG_WORDS as error:
         error.message = error.message.removeprefix(_PYDANTICS)
         if not output.output_of(ctx).as_json:

@@ -17,23 +17,19 @@ import typer
 
 from aeenc import Client, Retrieval
 from aeenc.calls.retrieval import FusionMethod, Mode
-from aeenc.cli.corpus import (
+from aeenc.cli.corpus import Source, build_corpus, corpus_name, ensure_corpus, load_data
+from aeenc.cli.learning.jobs import TRAINING_SPLIT, Gold, gold_of
+from aeenc.cli.learning.reports import recall_table, report_dict, report_tables
+from aeenc.cli.learning.retrieval import (
     Features,
     LexicalWeight,
     NegativeFeedback,
     Prior,
     Rerank,
     RerankWeight,
-    Source,
-    build_corpus,
     check_model,
-    corpus_name,
-    ensure_corpus,
     fusion_of,
-    load_data,
 )
-from aeenc.cli.learning.jobs import TRAINING_SPLIT, Gold, gold_of
-from aeenc.cli.learning.reports import recall_table, report_dict, report_tables
 from aeenc.cli.output import Output, output_of, table
 from aeenc.cli.targets import client
 from aeenc.errors import FailedPrecondition, InvalidArgument
