@@ -263,10 +263,7 @@ class LifeCycles:
         return record
 
     def _check(self, work_id: str, record: Mapping[str, str]) -> None:
-        try:
-            check_format(record, FORMAT_VERSION, f"{self._noun} {work_id}")
-        except (KeyError, ValueError) as error:
-            raise errors.DataLoss(f"{self._noun} {work_id} cannot be read ({error!r}); restore Redis") from error
+        check_format(record, FORMAT_VERSION, f"{self._noun} {work_id}")
 
     def _readable(self, work_id: str, record: Mapping[str, str]) -> bool:
         try:

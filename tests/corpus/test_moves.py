@@ -1,6 +1,5 @@
 """The moves of a corpus: one winner for each state."""
 
-import json
 import multiprocessing
 import threading
 from collections.abc import Callable
@@ -11,11 +10,10 @@ from hypothesis import strategies as st
 
 from aeenc import errors
 from services.corpus import moves
-from services.corpus.active import MOVES, MoveFiles, latest_move, note_change, read_active, write_active
+from services.corpus.active import MOVES, latest_move, note_change, read_active, write_active
 from services.corpus.generation import folder_of
 from services.corpus.moves import make_move, read_move
 from services.store.artifacts import ArtifactStore
-from services.store.formats import NewerFormat
 
 
 class MemoryRecords:
@@ -175,12 +173,3 @@ def test_a_record_that_cannot_be_read_is_data_loss_until_another_one_is_written(
             call(artifact_store, "science")
     write_active(artifact_store, "science", "g2")
     assert latest_move(artifact_store, "science").generation == "g2"
-
-
-def test_a_record_of_a_newer_release_is_left_alone(artifact_store: ArtifactStore) -> None:
-    write_active(artifact_store, "science", "g1")
-    files = MoveFiles(artifact_store.root / folder_of("science"))
-    assert files.create(2, json.dumps({"format_version": 2, "generations": ["g2"]}).encode())
-    for call in (read_active, lambda *_: write_active(artifact_store, "science", "g3")):
-        with pytest.raises(NewerFormat, match="record 2 of the corpus's moves has format_version 2"):
-            call(artifact_store, "science")

@@ -368,19 +368,3 @@ async def test_a_field_of_another_kind_of_score_is_refused(serve, cross, fields:
         request = encoder_pb2.ScoreRequest(query="sun", premises=["moon"], **fields)
         with pytest.raises(errors.InvalidArgument, match=next(iter(fields))):
             await client.channel.unary(client._stub.Score, request)
-
-
-async def test_scores_of_a_release_without_analogies_are_not_taken_for_them(serve, cross, monkeypatch) -> None:
-    async with serve() as (_, client):
-        asked = client.channel.unary
-
-        async def older(method, request, **options):
-            for name in ("kind", "prototypes", "space_id"):
-                request.ClearField(name)
-            answer = await asked(method, request, **options)
-            answer.ClearField("kind")
-            return answer
-
-        monkeypatch.setattr(client.channel, "unary", older)
-        with pytest.raises(errors.Unimplemented, match="does not score by analogy"):
-            await client.score_by_analogy("sun", ["moon"], PROTOTYPES)

@@ -244,53 +244,23 @@ class Stored:
         return await self.redis.hget(self._prefix + name, field)
 
 
-NEWER = "has format_version 2, this release reads up to 1; update this service"
-
-
-async def test_what_the_next_minor_release_adds_to_a_row_is_passed_over_and_kept(
-    registry: Registry, stored: Stored
-) -> None:
-    await registry.add_checkpoint(row("q1"))
+async def test_an_answer_of_a_newer_release_counts_as_none_and_says_why(registry: Registry, stored: Stored) -> None:
     await registry.set_label(SPACE, "stable", "q1")
-    await stored.change_json("checkpoint:q1", signed_by="somebody")
-    await stored.change_hash(f"label:{SPACE}:stable", "pinned", "1")
-    assert await registry.checkpoint("q1") == row("q1")
-    assert await registry.checkpoints() == [row("q1")]
-    assert [label.version for label in await registry.labels()] == ["q1"]
-    again = replace(row("q1"), manifest_sha256="f" * 64)
-    await registry.add_checkpoint(again)
-    assert await registry.checkpoint("q1") == again
-    assert (await stored.read_json("checkpoint:q1"))["signed_by"] == "somebody"
-    await registry.set_label(SPACE, "stable", "q2")
-    assert await stored.read_hash(f"label:{SPACE}:stable", "pinned") == "1"
     await registry.heartbeat("e1")
+    await stored.change_hash(f"ack:{SPACE}:stable", "e1", json.dumps({"format_version": 2, "instance": "e1"}))
+    (rollout,) = await registry.rollouts(SPACE, "stable")
+    assert (rollout.ok, rollout.revision) == (False, 0)
+    assert "has format_version 2, this release reads up to 1; update this service" in rollout.reason
     newer = json.dumps({**json.loads(stand("e1", 2).to_json()), "gpu": "H200"})
     await stored.change_hash(f"ack:{SPACE}:stable", "e1", newer)
     assert [(one.instance, one.revision) for one in await registry.rollouts(SPACE, "stable")] == [("e1", 2)]
 
 
-async def test_a_row_of_the_next_major_release_is_refused_by_name_and_left_alone(
-    registry: Registry, stored: Stored
-) -> None:
-    for version in ("q1", "q2"):
-        await registry.add_checkpoint(row(version))
+async def test_a_label_of_a_newer_release_is_not_deleted(registry: Registry, stored: Stored) -> None:
     await registry.set_label(SPACE, "stable", "q1")
-    await registry.heartbeat("e1")
-    await registry.acknowledge(SPACE, "stable", stand("e1", 1))
-    await stored.change_json("checkpoint:q1", format_version=2)
     await stored.change_hash(f"label:{SPACE}:stable", "format_version", 2)
-    await stored.change_hash(f"ack:{SPACE}:stable", "e1", json.dumps({"format_version": 2, "instance": "e1"}))
-    for read in (lambda: registry.checkpoint("q1"), registry.checkpoints, lambda: registry.add_checkpoint(row("q1"))):
-        with pytest.raises(NewerFormat, match=rf"checkpoint's row \(q1\) {NEWER}"):
-            await read()
-    moves = (lambda: registry.set_label(SPACE, "stable", "q2"), lambda: registry.delete_label(SPACE, "stable"))
-    for use in (registry.labels, lambda: registry.label(SPACE, "stable"), *moves):
-        with pytest.raises(NewerFormat, match=rf"label 'stable' of space {SPACE} {NEWER}"):
-            await use()
-    assert await registry.checkpoint("q2") == row("q2")
-    (rollout,) = await registry.rollouts(SPACE, "stable")
-    assert (rollout.ok, rollout.revision) == (False, 0)
-    assert NEWER in rollout.reason
+    with pytest.raises(NewerFormat, match=f"label 'stable' of space {SPACE} has format_version 2"):
+        await registry.delete_label(SPACE, "stable")
 
 
 async def test_a_label_keeps_every_version_of_an_ensemble_that_it_names_or_goes_back_to(registry: Registry) -> None:

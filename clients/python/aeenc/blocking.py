@@ -211,8 +211,7 @@ class BlockingEncoderClient:
 
         `prototypes` are right pairs (query, premise) of the query's kind, such as those that
         `aeenc.evaluation.draw_prototypes` draws of its class. By a query encoder, by default the one that label
-        `stable` names. A text too long for it is an error unless `truncate`. Raises Unimplemented where the encoder's
-        release does not score by analogy.
+        `stable` names. A text too long for it is an error unless `truncate`.
         """
         return run(
             self._awaiting.score_by_analogy(

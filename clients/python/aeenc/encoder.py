@@ -19,7 +19,6 @@ from aeenc.calls.encoding import (
     selector,
 )
 from aeenc.calls.inputs import each
-from aeenc.errors import Unimplemented
 from aeenc.transport.channel import Channel
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, types_pb2
 
@@ -170,8 +169,7 @@ class EncoderClient:
 
         `prototypes` are right pairs (query, premise) of the query's kind, such as those that
         `aeenc.evaluation.draw_prototypes` draws of its class. By a query encoder, by default the one that label
-        `stable` names. A text too long for it is an error unless `truncate`. Raises Unimplemented where the encoder's
-        release does not score by analogy.
+        `stable` names. A text too long for it is an error unless `truncate`.
         """
         refuse_single_text(premises, "premises")
         request = encoder_pb2.ScoreRequest(
@@ -183,10 +181,7 @@ class EncoderClient:
             prototypes=[encoder_pb2.Prototype(query=one, premise=other) for one, other in prototypes],
             space_id=space_id,
         )
-        response = await self.channel.unary(self._stub.Score, request, timeout_s=timeout_s, hedge=True)
-        if response.kind != encoder_pb2.SCORE_KIND_ANALOGY:
-            raise Unimplemented("the encoder's release does not score by analogy; update it")
-        return Scored.of(response)
+        return Scored.of(await self.channel.unary(self._stub.Score, request, timeout_s=timeout_s, hedge=True))
 
     async def info(self) -> values.EncoderInfo:
         """Gets the encoder's versions, labels, limits, state and last swaps."""

@@ -360,14 +360,14 @@ export type ScoreResponse = Message<"aeenc.v1.ScoreResponse"> & {
   ensemble: string[];
 
   /**
-   * What the scores are. Unspecified: those of a cross-encoder, from a release that knows no other kind.
+   * What the scores are.
    *
    * @generated from field: aeenc.v1.ScoreKind kind = 6;
    */
   kind: ScoreKind;
 
   /**
-   * The precision that they were computed in. Unspecified: FLOAT32, by a release that knows no other for pairs.
+   * The precision that they were computed in.
    *
    * @generated from field: aeenc.v1.Precision precision = 7;
    */
