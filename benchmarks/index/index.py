@@ -13,7 +13,6 @@ import statistics
 import time
 import urllib.request
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import faiss
@@ -22,8 +21,6 @@ import numpy as np
 import psutil
 
 from aeenc import EncoderClient, Fusion, IndexClient, vectors
-from aeenc.evaluation import UNRANKED, metrics_of
-from aeenc.evaluation.metrics import Ranks
 from aeenc.trees import Dataset
 from aeenc.v1 import index_pb2, types_pb2
 from benchmarks.encoder.fleet import EncoderFleet, running_encoder
@@ -33,13 +30,10 @@ from benchmarks.harness.entailmentbank import entailmentbank
 from benchmarks.harness.load import closed_loop
 from benchmarks.harness.rows import Rows
 from benchmarks.index.fleet import IndexFleet, running_index
-from benchmarks.index.quality import DEPTH, Queries, ask_for_the_others
+from benchmarks.index.quality import Queries, ask_for_the_others
 from services.corpus.generation import open_generation
 from services.index.dense.exact import FlatIndex
 from services.index.dense.int8 import Int8Proposer
-from services.index.lexical.bm25 import LexicalIndex, best
-from services.index.ranking.fusion import fuse_hits
-from services.index.values import LexicalSettings
 from services.store.artifacts import ArtifactStore
 
 ROUNDS = 5
@@ -285,41 +279,6 @@ async def quality(rows: Rows, client: IndexClient, dataset: Dataset) -> None:
         rows.at_least(f"dev MAP strict, {mode}, negative feedback", again.map, "MAP", found[mode], told_hit)
 
 
-async def words(rows: Rows, direct: EncoderClient, dataset: Dataset, matrix: Matrix) -> None:
-    """Strict MAP of the lexical modes with Unicode's words, over that with words of two Latin letters and more."""
-    texts = [candidate.text for candidate in dataset.candidates()]
-    ordinal = {text: number for number, text in enumerate(texts)}
-    queries = Queries(dataset, "dev").queries
-    vectors_, _ = await encoded(direct, [query.text for query in queries])
-    flat = FlatIndex(matrix)
-    near = [hits for start in range(0, len(vectors_), 64) for hits in flat.nearest(vectors_[start : start + 64], DEPTH)]
-    found: dict[str, dict[str, float]] = {}
-    for splitting in ("latin", "unicode"):
-        lexical = LexicalIndex.of(texts, LexicalSettings(splitting=splitting))  # type: ignore[arg-type]
-        ranks: dict[str, list[Ranks]] = {"lexical": [], "iterative_lexical": [], "hybrid": []}
-        for query, vector, dense in zip(queries, vectors_, near, strict=True):
-            terms = lexical.terms(query.text)
-            scores = lexical.scores(terms)
-            by_words = best(scores, DEPTH, None)
-            cosines = partial(lambda own, rows: (matrix[rows] @ own).astype(np.float32), vector)
-            lists = {
-                "lexical": by_words,
-                "iterative_lexical": lexical.iterate(terms, DEPTH, None),
-                "hybrid": fuse_hits(dense, by_words, scores, cosines, 0.2, "min_max", DEPTH),
-            }
-            for mode, hits in lists.items():
-                order = [one for one in hits.ordinals.tolist() if one != ordinal.get(query.text)]
-                places = {one: place for place, one in enumerate(order, start=1)}
-                gold = [places.get(ordinal[text], UNRANKED) for text in query.gold]
-                ranks[mode].append(np.array(gold, np.int64))
-        found[splitting] = {mode: metrics_of(own).map for mode, own in ranks.items()}
-    for mode, value in found["unicode"].items():
-        change = value - found["latin"][mode]
-        rows.at_least(
-            f"dev MAP strict, {mode}, Unicode's words over Latin's", change, "MAP", -0.001, found["latin"][mode]
-        )
-
-
 async def encoded(client: EncoderClient, texts: Sequence[str]) -> tuple[Matrix, str]:
     """Query vectors of texts, and their space."""
     answers = [answer async for answer in client.encode_all(texts, role="query", lane="interactive")]
@@ -357,8 +316,6 @@ async def main(options: argparse.Namespace) -> None:
             await sameness(rows, client, matrix, queries, space_id)
         if name in {None, "quality"}:
             await quality(rows, client, dataset)
-        if name in {None, "words"}:
-            await words(rows, direct, dataset, matrix)
         rows.note("resident memory, 16 k premises", index.process.resident_mb(), "MB", round(matrix.nbytes / 1e6))
         await asyncio.gather(client.channel.close(), direct.channel.close())
     rows.finish()
@@ -366,6 +323,6 @@ async def main(options: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parts = ["build", "search", "retrieve", "sameness", "quality", "words"]
+    parts = ["build", "search", "retrieve", "sameness", "quality"]
     parser.add_argument("--only", choices=parts, help="one part; its results get a name of their own")
     run(main(parser.parse_args()))

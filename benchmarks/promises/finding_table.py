@@ -189,22 +189,14 @@ FINDINGS = {
         "the next minor version is read and kept, the next major refused by name while the process serves on",
         (
             *_of(
-                "encoder/rollout/test_other_releases.py",
-                "test_an_encoder_starts_with_rows_to_which_the_next_minor_release_has_added_fields",
+                "store/test_formats.py",
+                "test_a_record_of_a_newer_format_is_refused_by_name_and_stays",
+                "test_a_field_that_is_not_known_is_read_over_and_kept",
+                "test_a_record_without_a_number_is_damaged",
+            ),
+            *_of(
+                "encoder/rollout/test_newer_releases.py",
                 "test_an_encoder_that_meets_a_label_of_the_next_major_release_serves_on_and_names_it",
-            ),
-            *_of(
-                "store/test_registry.py",
-                "test_what_the_next_minor_release_adds_to_a_row_is_passed_over_and_kept",
-                "test_a_row_of_the_next_major_release_is_refused_by_name_and_left_alone",
-            ),
-            *_of(
-                "store/test_artifacts.py",
-                "test_a_manifest_of_the_next_minor_release_is_read_and_one_of_the_next_major_is_refused_by_name",
-            ),
-            *_of(
-                "corpus/test_moves.py",
-                "test_what_a_later_minor_release_has_added_stays_and_a_newer_major_is_left_alone",
             ),
             *_of(
                 "launcher/test_fleet_refusals.py",
@@ -218,7 +210,6 @@ FINDINGS = {
             *_of(
                 "index/catalogue/test_requests.py",
                 "test_a_build_that_a_newer_release_has_noted_is_refused_by_name_and_stays",
-                "test_what_the_next_minor_release_adds_to_the_note_of_a_build_is_read_over_and_kept",
             ),
             *_of(
                 "trainer/jobs/test_job_runner.py",

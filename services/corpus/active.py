@@ -1,7 +1,6 @@
-"""Which generation of a corpus is active: the records of moves.py as files, and the pointer of earlier releases.
+"""Which generation of a corpus is active: the records of moves.py as files.
 
     generations/<corpus>/.moves/000000000042.json    made by `link`, so that a number is taken once and never half
-    generations/<corpus>/.active.json                the pointer file, a copy of the latest record
 
 Where the artifacts lie in a bucket, the records do so, too, and the files are copies of them.
 
@@ -12,28 +11,23 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from aeenc import errors
 from services.corpus.generation import folder_of
-from services.corpus.moves import Kind, Move, Pointer, Records, make_move, read_move
+from services.corpus.moves import Kind, Move, Records, make_move, read_move
 from services.store.artifacts import ArtifactStore
-from services.store.files import atomic_write, make_directory, sync_directory, write_and_sync
-from services.store.formats import check_format
+from services.store.files import make_directory, sync_directory, write_and_sync
 from services.store.objects import Bucket, CachedStore
 
-ACTIVE = ".active.json"
 MOVES = ".moves"
 LOCK = ".moving.lock"  # shared by moves; alone for a deletion, so that nobody activates what is being deleted
 LOCK_S, RETRY_S = 10.0, 0.02
-POINTER_FORMAT = 1
 Check = Callable[[str | None], None]  # raises unless something may be done; takes the active id ("" or None: none)
 
 
@@ -132,7 +126,7 @@ class MoveFiles:
     """The records of one corpus as files in its folder."""
 
     def __init__(self, folder: Path, moves: str = MOVES) -> None:
-        self._moves, self._pointer = folder / moves, folder / ACTIVE
+        self._moves = folder / moves
 
     def numbers(self) -> list[int]:
         """The numbers that there are."""
@@ -167,37 +161,6 @@ class MoveFiles:
         self._path(number).unlink(missing_ok=True)
         for left in self._moves.glob(f".{number}-*"):
             left.unlink(missing_ok=True)
-
-    def pointer(self) -> Pointer | None:
-        """Reads the pointer file. Raises DataLoss for a damaged one, NewerFormat for one of a newer release."""
-        try:
-            with self._pointer.open("rb") as file:
-                info, data = os.fstat(file.fileno()), file.read()
-        except FileNotFoundError:
-            return None
-        record = self._parse(data)
-        state = f"{info.st_ino}-{info.st_mtime_ns}"  # compared for equality alone
-        return Pointer(state, str(record["generation"]), str(record.get("recorded", "")))
-
-    def point(self, move: Move) -> None:
-        """Copies a move to the pointer file. What a later minor release has added to it stays."""
-        if not move.generation:
-            return
-        try:
-            last = self._parse(self._pointer.read_bytes())
-        except (FileNotFoundError, errors.DataLoss):
-            last = {}
-        own = {"generation": move.generation, "recorded": move.generation}
-        atomic_write(self._pointer, json.dumps({**last, "format_version": POINTER_FORMAT, **own}).encode())
-
-    def _parse(self, data: bytes) -> dict[str, Any]:
-        try:
-            record: dict[str, Any] = json.loads(data)
-            check_format(record, POINTER_FORMAT, str(self._pointer))
-            record["generation"]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise errors.DataLoss(f"{self._pointer} cannot be read ({error}); activate a generation again") from error
-        return record
 
     def _path(self, number: int) -> Path:
         return self._moves / f"{number:012}.json"
@@ -238,12 +201,6 @@ class MoveObjects:
         """Removes a record that may be gone already, and its copy."""
         self._bucket.remove(self._key(number))
         self._copies.remove(number)
-
-    def pointer(self) -> None:
-        """There is no pointer file: no earlier release knows buckets."""
-
-    def point(self, move: Move) -> None:
-        """There is no pointer file."""
 
     def _key(self, number: int) -> str:
         return f"{self._prefix}/{number:012}.json"

@@ -140,7 +140,7 @@ def open_generation(
         premises = Premises.open(artifact)
         vectors = map_array(artifact.file(VECTORS))
         expected = (meta["premises"], meta["dim"])
-        stored = np.dtype({"float32": np.float32, "float16": np.float16}[meta.get("storage", "float32")])
+        stored = np.dtype({"float32": np.float32, "float16": np.float16}[meta["storage"]])
         stamp = (meta["space_id"], meta["premise_version"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise errors.DataLoss(f"{artifact.path} cannot be read ({error}); build the generation again") from error

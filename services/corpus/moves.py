@@ -6,9 +6,6 @@
 
 Creating a number that nobody has is the whole compare-and-set: a disk has it (`link`), an object store too
 (`If-None-Match: *`). No clock is read. The core is pure; `active.py` keeps the records in files.
-
-Earlier releases know one pointer file and nothing else. Every move is copied there, and a pointer that an earlier
-release has moved since the last record counts as the latest move.
 """
 
 from __future__ import annotations
@@ -32,8 +29,8 @@ Kind = Literal["activate", "delete", "explain"]
 class Move:
     """A change of a corpus. From it on, `generation` is active ("": none).
 
-    `kind` and `what` say what has changed. `token` names whoever made the record, `pointer` the state of the pointer
-    file that they had seen. Number 0 is a corpus without a record.
+    `kind` and `what` say what has changed. `token` names whoever made the record. Number 0 is a corpus
+    without a record.
     """
 
     number: int = 0
@@ -41,7 +38,6 @@ class Move:
     kind: Kind = "activate"
     what: str = ""
     token: str = ""
-    pointer: str = ""
 
     @classmethod
     def of(cls, data: bytes, name: str) -> Move:
@@ -58,20 +54,8 @@ class Move:
         return json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}).encode()
 
 
-@dataclass(frozen=True)
-class Pointer:
-    """The pointer file as it was read: `state` changes whenever somebody writes it.
-
-    `recorded` is the generation of the move that this release has copied there; "" in the file of an earlier one.
-    """
-
-    state: str
-    generation: str
-    recorded: str = ""
-
-
 class Records(Protocol):
-    """Where the records and the pointer of one corpus are kept."""
+    """Where the records of one corpus are kept."""
 
     def numbers(self) -> Collection[int]:
         """The numbers that there are."""
@@ -85,26 +69,16 @@ class Records(Protocol):
     def remove(self, number: int) -> None:
         """Removes a record that may be gone already."""
 
-    def pointer(self) -> Pointer | None:
-        """Reads the pointer file. Raises DataLoss for a damaged one, NewerFormat for one of a newer release."""
-
-    def point(self, move: Move) -> None:
-        """Copies a move to the pointer file."""
-
 
 def read_move(records: Records) -> Move:
     """Returns the latest move; number 0 when there is none.
 
     Raises DataLoss when its record is damaged, NewerFormat when a newer release has written it.
     """
-    last = _last(records)
-    try:
-        pointer = records.pointer()
-    except errors.DataLoss:
-        if last.number:  # the records decide; the next move writes the pointer again
-            return last
-        raise
-    return _latest(last, pointer)
+    while number := max(records.numbers(), default=0):
+        if (data := records.read(number)) is not None:  # otherwise removed meanwhile: there are later ones
+            return replace(Move.of(data, f"record {number} of the corpus's moves"), number=number)
+    return Move()
 
 
 def make_move(
@@ -113,16 +87,16 @@ def make_move(
     """Makes the next move: of all who decide upon the same state exactly one makes it, the others decide again.
 
     `decide` takes the id of the active generation ("": none) and returns the one to be active. What it raises ends the
-    call, and nothing has changed. Returns what was active before, and the move. A damaged last record or pointer counts
-    as nothing active. Raises NewerFormat for those of a newer release.
+    call, and nothing has changed. Returns what was active before, and the move. A damaged last record counts as
+    nothing active. Raises NewerFormat for one of a newer release.
     """
     while True:
-        last, pointer = _seen(records)
-        before = _latest(last, pointer).generation
-        move = Move(last.number + 1, decide(before), kind, what, uuid.uuid4().hex, pointer.state if pointer else "")
+        last = Move(max(records.numbers(), default=0))
+        with suppress(errors.DataLoss):
+            last = read_move(records)
+        move = Move(last.number + 1, decide(last.generation), kind, what, uuid.uuid4().hex)
         if _create(records, move):
-            _point(records, move)
-            return before, move
+            return last.generation, move
 
 
 def _create(records: Records, move: Move) -> bool:
@@ -136,42 +110,3 @@ def _create(records: Records, move: Move) -> bool:
         if old <= newest - KEPT:
             records.remove(old)
     return True
-
-
-def _point(records: Records, move: Move) -> None:
-    """Copies the move to the pointer, and those that others make meanwhile: the pointer never stays behind."""
-    while True:
-        records.point(move)
-        last = _last(records)
-        if last.number <= move.number:
-            return
-        move = last
-
-
-def _latest(last: Move, pointer: Pointer | None) -> Move:
-    """The last record, or the move of an earlier release after it."""
-    if pointer is None or pointer.state == last.pointer:
-        return last
-    is_a_copy = pointer.generation == pointer.recorded
-    if is_a_copy and last.number:
-        return last
-    return replace(last, generation=pointer.generation, kind="activate", what="")
-
-
-def _seen(records: Records) -> tuple[Move, Pointer | None]:
-    """The last record and the pointer, for whoever replaces them: damaged ones name no generation."""
-    last, pointer = _last(records, is_read=False), None
-    with suppress(errors.DataLoss):
-        last = _last(records)
-    with suppress(errors.DataLoss):
-        pointer = records.pointer()
-    return last, pointer
-
-
-def _last(records: Records, *, is_read: bool = True) -> Move:
-    while number := max(records.numbers(), default=0):
-        if not is_read:
-            return Move(number)
-        if (data := records.read(number)) is not None:  # otherwise removed meanwhile: there are later ones
-            return replace(Move.of(data, f"record {number} of the corpus's moves"), number=number)
-    return Move()

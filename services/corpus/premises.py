@@ -201,14 +201,9 @@ class Premises(Sequence[PremiseRecord]):
 
     @classmethod
     def open(cls, artifact: Artifact) -> Premises:
-        """Opens the premises of an artifact. Reads all lines of one without tables, which older versions wrote.
-
-        Raises DataLoss, or ValueError, KeyError, TypeError for damage.
-        """
+        """Opens the premises of an artifact. Raises DataLoss, or ValueError, KeyError, TypeError for damage."""
         path = artifact.file(PREMISES)
         with path.open("rb") as file:
-            if STARTS not in artifact.files:
-                return cls.of(PremiseRecord.of_line(line) for line in file)
             lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         tables = Tables.open(artifact)
         if not tables.fit(len(lines)):

@@ -278,8 +278,7 @@ class LexicalSettings:
     """How new generations rank by words: BM25's k1 and b, what counts as a word, and the rounds of iterative BM25.
 
     A round takes `growth` times as many premises as the one before, from 1. The weights of the words that it adds are
-    divided by `first_scale`, and by `downscale` more in each further round (Chia et al. 2020). `splitting` says how
-    texts are split into words: `latin` is that of generations that do not record it.
+    divided by `first_scale`, and by `downscale` more in each further round (Chia et al. 2020).
     """
 
     k1: float = 1.5
@@ -288,12 +287,11 @@ class LexicalSettings:
     first_scale: float = 1.25
     downscale: float = 1.25
     growth: float = 2.0
-    splitting: Literal["unicode", "latin"] = "unicode"
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> LexicalSettings:
         """Reads what a generation records."""
-        return cls(**{"splitting": "latin", **known_fields(cls, record)})
+        return cls(**known_fields(cls, record))
 
 
 @dataclass(frozen=True)

@@ -113,15 +113,11 @@ class CheckpointRegistry:
         return read_all(CheckpointRow.of_json, rows, readable=readable)
 
     async def checkpoint_ages(self) -> dict[str, float]:
-        """Tells how long each checkpoint has been registered, in seconds, the oldest first.
-
-        By the clock of Redis, except for those that earlier releases have registered.
-        """
+        """Tells how long each checkpoint has been registered, in seconds by the clock of Redis, the oldest first."""
         async with unavailable_if_down("list checkpoints"):
             seconds, _ = await self._redis.time()
             times = await self._redis.hgetall(self._times)
-            made = await self._redis.zrange(self._key("checkpoints"), 0, -1, withscores=True)
-        ages = {version: seconds - float(times.get(version, score)) for version, score in made}
+        ages = {version: seconds - float(at) for version, at in times.items()}
         return dict(sorted(ages.items(), key=lambda item: -item[1]))
 
     async def bury_checkpoint(self, version: str, request: Request | None = None) -> None:

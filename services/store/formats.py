@@ -17,14 +17,21 @@ class NewerFormat(errors.FailedPrecondition):
     """A newer release has written the record. It is sound: nobody may replace or remove it as damaged."""
 
 
+class Unnumbered(errors.DataLoss, ValueError):
+    """The record has no format number: it is damaged. A reader who knows a remedy catches it as a ValueError."""
+
+
 def check_format(record: Mapping[str, Any], readable: int, what: str) -> None:
     """Raises NewerFormat, naming `what`, for a record with a `format_version` above `readable`.
 
-    Raises KeyError, TypeError or ValueError for a record without a whole number from 1.
+    Raises Unnumbered for a record without a whole number from 1.
     """
-    found = int(record["format_version"])
+    try:
+        found = int(record["format_version"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise Unnumbered(f"{what} has no format_version; it is damaged, restore it from a backup") from error
     if found < 1:
-        raise ValueError(f"format_version is {found}")
+        raise Unnumbered(f"{what} has format_version {found}; it is damaged, restore it from a backup")
     if found > readable:
         raise NewerFormat(
             f"{what} has format_version {found}, this release reads up to {readable}; update this service, "

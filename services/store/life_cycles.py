@@ -25,7 +25,7 @@ from redis.asyncio import Redis
 from aeenc import errors
 from services.kit.logs import get
 from services.store.durability import settled
-from services.store.formats import check_format
+from services.store.formats import NewerFormat, check_format
 from services.store.redis import Leases, Script, key_prefix, unavailable_if_down
 from services.store.requests import REQUEST_TTL_S, Request, Requests
 
@@ -38,8 +38,8 @@ WATCH_WAIT_MS = 1000
 FORMAT_VERSION = 1
 READ = 1000  # records read in one round trip
 STAMP = "'ended_s', redis.call('TIME')[1]"  # Redis's clock: retention never compares those of two hosts
-# A record of a newer release is refused by name, and left as it is.
-NEWER = f"if tonumber(redis.call('HGET', KEYS[1], 'format_version') or 1) > {FORMAT_VERSION} then return 'NEWER' end"
+# A record of a newer release is refused by name, and left as it is; a damaged one, too.
+REFUSED = f"if redis.call('HGET', KEYS[1], 'format_version') ~= '{FORMAT_VERSION}' then return 'REFUSED' end"
 
 # KEYS: record, idempotency key, all, active, events, number; then those of `on_create`; the tombstone
 # ARGV: id, whether there is an idempotency key, now, whether it waits for work, then the record's fields and values
@@ -62,11 +62,10 @@ return ARGV[1]
 # KEYS: record, lease, active, events, the request's record
 # ARGV: owner or '', id, now, allowed states, state, error, whether it is an end, the id of the request that asks for it
 #       or '', what that asks for, how long it is known, states in which nothing is to do, then fields and values
-# The record's field `request` is what releases before 0.2 know a retry by.
 _TRANSITION = f"""
 local state = redis.call('HGET', KEYS[1], 'state')
 if not state then return 'MISSING' end
-{NEWER}
+{REFUSED}
 local before = ARGV[8] ~= '' and redis.call('HGET', KEYS[5], 'content')
 if before then return before == ARGV[9] and 'OK' or 'USED' end
 local function note()
@@ -84,11 +83,8 @@ if ARGV[1] ~= '' then
   local holder = redis.call('GET', KEYS[2])
   if holder ~= ARGV[1] and (holder or needs_lease) then return 'LOST' end
 end
-if not string.find(ARGV[4], ' ' .. state .. ' ', 1, true) then
-  local again = state == ARGV[5] and ARGV[8] ~= '' and redis.call('HGET', KEYS[1], 'request') == ARGV[8]
-  return again and 'OK' or state
-end
-redis.call('HSET', KEYS[1], 'request', ARGV[8], 'state', ARGV[5], 'error', ARGV[6],
+if not string.find(ARGV[4], ' ' .. state .. ' ', 1, true) then return state end
+redis.call('HSET', KEYS[1], 'state', ARGV[5], 'error', ARGV[6],
   'ended_at', ARGV[7] == '1' and ARGV[3] or '', unpack(ARGV, 12))
 if ARGV[7] == '1' then redis.call('HSET', KEYS[1], {STAMP}) end
 if ARGV[7] == '1' then redis.call('SREM', KEYS[3], ARGV[2]) else redis.call('SADD', KEYS[3], ARGV[2]) end
@@ -102,7 +98,7 @@ return 'OK'
 _DELETE = f"""
 local state = redis.call('HGET', KEYS[1], 'state')
 if not state then return 'MISSING' end
-{NEWER}
+{REFUSED}
 if string.find(ARGV[2], ' ' .. state .. ' ', 1, true) then return state end
 if redis.call('EXISTS', KEYS[2]) == 1 then return 'HELD' end
 redis.call('RENAME', KEYS[1], KEYS[5])
@@ -258,7 +254,7 @@ class LifeCycles:
         return work_id
 
     async def get(self, work_id: str) -> dict[str, str]:
-        """A record. Raises NotFound, and NewerFormat for one of a newer release."""
+        """A record. Raises NotFound, NewerFormat for one of a newer release, DataLoss for a damaged one."""
         async with unavailable_if_down(f"read {self._noun} {work_id}"):
             record: dict[str, str] = await self._redis.hgetall(self._keys.record(work_id))
         if not record:
@@ -267,12 +263,20 @@ class LifeCycles:
         return record
 
     def _check(self, work_id: str, record: Mapping[str, str]) -> None:
-        check_format({"format_version": 1, **record}, FORMAT_VERSION, f"{self._noun} {work_id}")
+        check_format(record, FORMAT_VERSION, f"{self._noun} {work_id}")
+
+    def _readable(self, work_id: str, record: Mapping[str, str]) -> bool:
+        try:
+            self._check(work_id, record)
+        except (NewerFormat, errors.DataLoss) as error:
+            log.warning("left out of a list", id=work_id, reason=error.message)
+            return False
+        return True
 
     async def page(self, limit: int, before: int) -> tuple[list[tuple[str, dict[str, str]]], int]:
         """At most `limit` ids and records older than number `before` (0: the newest), the next `before` (0: none).
 
-        Those of a newer release are left out; `get` says why.
+        Those of a newer release and damaged ones are left out; `get` says why.
         """
         async with unavailable_if_down(f"list the {self._noun}s"):
             top = f"({before}" if before else "+inf"
@@ -284,7 +288,7 @@ class LifeCycles:
         page = [
             (work_id, record)
             for (work_id, _), record in zip(found, records, strict=False)
-            if _readable(work_id, record)
+            if record and self._readable(work_id, record)
         ]
         return page, int(found[limit - 1][1]) if len(found) > limit else 0
 
@@ -322,7 +326,7 @@ class LifeCycles:
         own = (keys.record(work_id), keys.lease(work_id), keys.active, keys.events(work_id))
         async with unavailable_if_down(f"move {self._noun} {work_id} to {state}"):
             answer: str = await self._transition(keys=[*own, self.requests.key(asked)], args=[*moved, *noted, *further])
-        if answer == "NEWER":
+        if answer == "REFUSED":
             await self.get(work_id)
         if answer != "USED":
             return answer
@@ -375,7 +379,7 @@ class LifeCycles:
                 keys=[*own, keys.idempotency(key_of(record) if record else ""), self.requests.key(request)],
                 args=[work_id, f" {live} ", request.text if request.id else "", REQUEST_TTL_S],
             )
-        if answer == "NEWER":
+        if answer == "REFUSED":
             await self.get(work_id)
         if answer == "HELD":
             raise errors.Unavailable(f"a process has not let go of {self._noun} {work_id} yet; try again in a moment")
@@ -411,7 +415,7 @@ class LifeCycles:
     async def expired(self, keep_s: float, kept: int) -> list[Expired]:
         """Ended work that is to go, the longest ended first: after `keep_s`, and all but the `kept` that ended last.
 
-        0 sets no limit. Live work is never among it. Ages are by Redis's clock, except of what earlier releases ended.
+        0 sets no limit. Live work is never among it. Ages are by Redis's clock.
         """
         ended: list[tuple[float, str]] = []
         async with unavailable_if_down(f"look for old {self._noun}s"):
@@ -420,10 +424,10 @@ class LifeCycles:
                 ids = await self._redis.zrange(self._keys.all, start, start + READ - 1)
                 pipe = self._redis.pipeline(transaction=False)
                 for work_id in ids:
-                    pipe.hmget(self._keys.record(work_id), "state", "ended_s", "ended_at", "format_version")
-                for work_id, (state, *times, version) in zip(ids, await pipe.execute(), strict=True):
-                    if state and state not in LIVE and int(version or 1) <= FORMAT_VERSION:
-                        ended.append((_ended_s(*times), work_id))
+                    pipe.hmget(self._keys.record(work_id), "state", "ended_s", "format_version")
+                for work_id, (state, ended_s, version) in zip(ids, await pipe.execute(), strict=True):
+                    if state not in LIVE and ended_s and version == str(FORMAT_VERSION):
+                        ended.append((float(ended_s), work_id))
                 if len(ids) < READ:
                     break
         ended.sort()
@@ -469,17 +473,6 @@ class WorkLease:
 
 def _unknown(noun: str, work_id: str) -> str:
     return f"no {noun} {work_id!r}; List{noun.title()}s (`aeenc {noun}s`) names those there are"
-
-
-def _readable(work_id: str, record: Mapping[str, str]) -> bool:
-    if newer := int(record.get("format_version", 1)) > FORMAT_VERSION:
-        log.warning("left out of a list: a newer release has written it", id=work_id)
-    return bool(record) and not newer
-
-
-def _ended_s(ended_s: str | None, ended_at: str | None) -> float:
-    """When work has ended; earlier releases wrote the host's time alone."""
-    return float(ended_s) if ended_s else datetime.fromisoformat(ended_at).timestamp() if ended_at else 0.0
 
 
 def digest(text: str) -> str:

@@ -24,7 +24,7 @@ from services.kit.tracing import traceparent
 from services.store.checkpoint_registry import CheckpointRegistry
 from services.store.formats import NewerFormat, check_format
 from services.store.redis import MAX_BLOCK_S, Script, unavailable_if_down
-from services.store.registry_rows import LABEL_FORMAT, CheckpointRow, LabelRow, RolloutRow, read_all, rollout_of
+from services.store.registry_rows import FORMAT_VERSION, CheckpointRow, LabelRow, RolloutRow, read_all, rollout_of
 from services.store.requests import REQUEST_TTL_S, Request, text_of
 
 __all__ = ["CheckpointRow", "LabelRow", "Registry", "RolloutRow"]
@@ -32,7 +32,7 @@ __all__ = ["CheckpointRow", "LabelRow", "Registry", "RolloutRow"]
 HEARTBEAT_TTL_S = 15
 FORGET_S = 3600  # an encoder that has been silent for so long is forgotten, with its acknowledgements
 ANSWERS_KEPT = 1000
-ROLLOUT_POLL_S = 1.0  # an encoder's death wakes nobody, nor does an answer of one from before 0.2
+ROLLOUT_POLL_S = 1.0  # an encoder's death wakes nobody
 ROLLOUT_PAUSE_S = 0.05  # many encoders answer at a time
 EVENTS_KEPT = 10_000
 DELETED_TTL_S = 86_400
@@ -43,7 +43,6 @@ DELETED_TTL_S = 86_400
 # Answers {1, revision, version} and the row's fields and values, {1, 0, ''} to a request that was carried out before,
 # {0, revision, version} at another revision, {-1, format_version, name} for a row of a newer release, {-2}
 # for a deleted version.
-# An ensemble, versions joined by +, gives its row format 2: releases that know none refuse it rather than take a part.
 # A move of `stable` takes `previous` along, so that the way back is always loaded. A deleted label that is set again
 # continues from its last revision: an encoder that missed the deletion sees that it has moved.
 _MOVE = """
@@ -52,10 +51,9 @@ local function move(key, name, version, share, last)
   local revision = (tonumber(row[1] or last) or 0) + 1
   local previous = row[2]
   if previous == version then previous = row[3] end
-  local format = string.find(version .. (previous or ''), '+', 1, true) and 2 or 1
-  redis.call('HSET', key, 'format_version', format, 'space_id', ARGV[4], 'name', name, 'version', version,
+  redis.call('HSET', key, 'format_version', 1, 'space_id', ARGV[4], 'name', name, 'version', version,
     'revision', revision, 'previous', previous or '', 'moved_at', ARGV[3], 'share', share,
-    'traced', revision .. ' ' .. ARGV[11])
+    'traceparent', ARGV[11])
   redis.call('SADD', KEYS[2], ARGV[4] .. ' ' .. name)
   redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[6], '*', 'space_id', ARGV[4], 'label', name,
     'version', version, 'revision', revision)
@@ -70,8 +68,8 @@ local function done(revision)
 end
 if ARGV[8] ~= '' and redis.call('HEXISTS', KEYS[6], 'version') == 1 then return {1, 0, ''} end
 for key, name in pairs({[KEYS[1]] = ARGV[5], [KEYS[4]] = 'previous'}) do
-  local found = tonumber(redis.call('HGET', key, 'format_version') or 1)
-  if found > 2 then return {-1, found, name} end
+  local found = tonumber(redis.call('HGET', key, 'format_version') or 0)
+  if found > 1 then return {-1, found, name} end
 end
 for version in string.gmatch(ARGV[1], '[^+]+') do
   if redis.call('ZSCORE', KEYS[7], version) then return {-2, 0, version} end
@@ -90,8 +88,8 @@ return done(move(KEYS[1], ARGV[5], ARGV[1], share, redis.call('GET', KEYS[5]) or
 # ARGV: space, name, keep, seconds, expected revision or -1, request or '', seconds
 _DELETE = """
 local revision = redis.call('HGET', KEYS[1], 'revision')
-local format = tonumber(redis.call('HGET', KEYS[1], 'format_version') or 1)
-if format > 2 then return -format end
+local format = tonumber(redis.call('HGET', KEYS[1], 'format_version') or 0)
+if format > 1 then return -format end
 if tonumber(ARGV[5]) >= 0 and tonumber(revision or 0) ~= tonumber(ARGV[5]) then return tostring(revision or 0) end
 if redis.call('DEL', KEYS[1]) == 0 then return 0 end
 redis.call('SET', KEYS[5], revision, 'EX', ARGV[4])
@@ -189,7 +187,7 @@ class Registry(CheckpointRegistry):
         if moved == -2:
             raise errors.NotFound(f"checkpoint {current} is deleted; ListCheckpoints (`aeenc checkpoints`) names all")
         if moved < 0:
-            check_format({"format_version": revision}, LABEL_FORMAT, f"label {current!r} of space {space_id}")
+            check_format({"format_version": revision}, FORMAT_VERSION, f"label {current!r} of space {space_id}")
         if not moved:
             raise errors.Aborted(
                 f"label {name!r} is at revision {revision} ({current or 'unset'}), not {expected}; read it and retry"
@@ -254,7 +252,7 @@ class Registry(CheckpointRegistry):
         if isinstance(answer, str):
             raise errors.Aborted(f"label {name!r} is at revision {answer}, not {expected}; read it and retry")
         if answer < 0:
-            check_format({"format_version": -answer}, LABEL_FORMAT, f"label {name!r} of space {space_id}")
+            check_format({"format_version": -answer}, FORMAT_VERSION, f"label {name!r} of space {space_id}")
         if not answer:
             raise errors.NotFound(f"there is no label {name!r} in space {space_id}; list the labels")
 

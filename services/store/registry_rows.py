@@ -1,4 +1,4 @@
-"""The registry's rows as Redis keeps them: what is read of other releases' rows, kept, and refused (`formats.py`)."""
+"""The registry's rows as Redis keeps them: what is read, kept, and refused (`formats.py`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ T = TypeVar("T")
 R = TypeVar("R", "CheckpointRow", "RolloutRow")
 
 FORMAT_VERSION = 1
-LABEL_FORMAT = 2  # of a label that names or has named an ensemble; the others stay at 1, for earlier releases
 TOGETHER = "+"  # between the versions of an ensemble
 CROSS_ENCODERS = "cross-encoder"  # stands for a space in labels; cross-encoders have none
 
@@ -76,14 +75,10 @@ class LabelRow:
 
     @classmethod
     def of_hash(cls, row: dict[str, str]) -> LabelRow:
-        """Reads the hash that the registry's scripts write; earlier releases wrote no share, or one of a cross-encoder.
-
-        Raises NewerFormat or DataLoss.
-        """
+        """Reads the hash that the registry's scripts write. Raises NewerFormat or DataLoss."""
         what = f"label {row.get('name', '')!r} of space {row.get('space_id', '')}"
         with _data_loss_unless_readable(what):
-            check_format(row, LABEL_FORMAT, what)
-            revision, _, traced = row.get("traced", "").partition(" ")
+            check_format(row, FORMAT_VERSION, what)
             return cls(
                 space_id=row["space_id"],
                 name=row["name"],
@@ -91,16 +86,13 @@ class LabelRow:
                 revision=int(row["revision"]),
                 previous=row["previous"],
                 moved_at=datetime.fromisoformat(row["moved_at"]),
-                share=0.0 if row["space_id"] == CROSS_ENCODERS else float(row.get("share", 0.0)),
-                # An earlier release that moves the label leaves the text of the move before.
-                traceparent=traced if revision == row["revision"] else "",
+                share=float(row["share"]),
+                traceparent=row["traceparent"],
             )
 
     def to_hash(self) -> dict[str, str]:
         """Writes what `of_hash` reads."""
-        version = LABEL_FORMAT if TOGETHER in self.version + self.previous else FORMAT_VERSION
-        row = {"format_version": version, **asdict(self), "moved_at": self.moved_at.isoformat()}
-        row["traced"] = f"{self.revision} {row.pop('traceparent')}"
+        row = {"format_version": FORMAT_VERSION, **asdict(self), "moved_at": self.moved_at.isoformat()}
         return {name: str(value) for name, value in row.items()}
 
 

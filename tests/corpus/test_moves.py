@@ -1,6 +1,5 @@
-"""The moves of a corpus: one winner for each state, and the pointer file that earlier releases read and write."""
+"""The moves of a corpus: one winner for each state."""
 
-import json
 import multiprocessing
 import threading
 from collections.abc import Callable
@@ -11,12 +10,10 @@ from hypothesis import strategies as st
 
 from aeenc import errors
 from services.corpus import moves
-from services.corpus.active import ACTIVE, MOVES, MoveFiles, latest_move, note_change, read_active, write_active
+from services.corpus.active import MOVES, latest_move, note_change, read_active, write_active
 from services.corpus.generation import folder_of
-from services.corpus.moves import Move, Pointer, make_move, read_move
+from services.corpus.moves import make_move, read_move
 from services.store.artifacts import ArtifactStore
-from services.store.files import atomic_write
-from services.store.formats import NewerFormat
 
 
 class MemoryRecords:
@@ -24,10 +21,8 @@ class MemoryRecords:
 
     def __init__(self) -> None:
         self.records: dict[int, bytes] = {}
-        self.pointed: Pointer | None = None
         self.before_create: Callable[[], None] = lambda: None
         self.loses_answers = False
-        self._writes = 0
 
     def numbers(self) -> list[int]:
         return list(self.records)
@@ -45,40 +40,19 @@ class MemoryRecords:
     def remove(self, number: int) -> None:
         self.records.pop(number, None)
 
-    def pointer(self) -> Pointer | None:
-        return self.pointed
-
-    def point(self, move: Move) -> None:
-        self._set(move.generation, move.generation)
-
-    def earlier_release_activates(self, generation: str, *, keeps_fields: bool) -> None:
-        last = self.pointed
-        self._set(generation, last.recorded if last and keeps_fields else "")
-
-    def _set(self, generation: str, recorded: str) -> None:
-        self._writes += 1
-        self.pointed = Pointer(str(self._writes), generation, recorded)
-
 
 GENERATIONS = st.sampled_from(["g1", "g2", "g3"])
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("move"), GENERATIONS),
-        st.tuples(st.just("move, then killed before it points"), GENERATIONS),
         st.tuples(st.just("move, another is faster"), GENERATIONS),
-        st.tuples(st.just("0.1 moves"), GENERATIONS),
-        st.tuples(st.just("the last minor moves"), GENERATIONS),
     ),
     max_size=12,
 )
 
 
-class Killed(Exception):
-    pass
-
-
 @given(STEPS)
-def test_the_last_move_is_active_whoever_made_it_and_wherever_it_was_killed(steps: list[tuple[str, str]]) -> None:
+def test_the_last_move_is_active_whoever_made_it(steps: list[tuple[str, str]]) -> None:
     records, active = MemoryRecords(), ""
     for number, (step, name) in enumerate(steps):
         expected, generation = active, f"{name} of step {number}"
@@ -88,25 +62,12 @@ def test_the_last_move_is_active_whoever_made_it_and_wherever_it_was_killed(step
                 raise errors.Aborted(f"{before}, not {expected}")
             return generation
 
-        if step == "0.1 moves":
-            records.earlier_release_activates(generation, keeps_fields=False)
-        elif step == "the last minor moves":
-            records.earlier_release_activates(generation, keeps_fields=True)
-        elif step == "move, another is faster":
+        if step == "move, another is faster":
             records.before_create = lambda faster=generation: make_move(records, lambda _: faster)
             with pytest.raises(errors.Aborted):
                 make_move(records, decide)
-        elif step == "move":
-            assert make_move(records, decide)[0] == active
         else:
-
-            def die(_: Move) -> None:
-                raise Killed
-
-            records.point = die
-            with pytest.raises(Killed):
-                make_move(records, decide)
-            del records.point
+            assert make_move(records, decide)[0] == active
         active = generation
         assert read_move(records).generation == active
 
@@ -200,55 +161,15 @@ def test_nothing_is_active_until_it_is_written_and_then_the_last_one(artifact_st
     assert artifact_store.list(folder_of("science")) == []
 
 
-def test_a_store_of_an_earlier_release_opens_and_that_release_reads_what_this_one_writes(
-    artifact_store: ArtifactStore,
-) -> None:
-    pointer = artifact_store.root / folder_of("science") / ACTIVE
-    atomic_write(pointer, json.dumps({"format_version": 1, "generation": "g1"}).encode())
-    assert read_active(artifact_store, "science") == "g1"
-    assert write_active(artifact_store, "science", "g2")[0] == "g1"
-    assert json.loads(pointer.read_bytes())["generation"] == "g2"
-    atomic_write(pointer, json.dumps({"format_version": 1, "generation": "g1"}).encode())  # it goes back
-    assert read_active(artifact_store, "science") == "g1"
-    assert write_active(artifact_store, "science", "g3")[0] == "g1"
-    assert json.loads(pointer.read_bytes())["generation"] == "g3"
-
-
 @pytest.mark.parametrize("content", ["", "{", "{}", "[]", "null"])
 def test_a_record_that_cannot_be_read_is_data_loss_until_another_one_is_written(
     artifact_store: ArtifactStore, content: str
 ) -> None:
-    folder = artifact_store.root / folder_of("science")
-    atomic_write(folder / ACTIVE, content.encode())
-    with pytest.raises(errors.DataLoss, match="activate a generation again"):
-        read_active(artifact_store, "science")
     write_active(artifact_store, "science", "g1")
-    assert read_active(artifact_store, "science") == "g1"
-    [record] = (folder / MOVES).iterdir()
+    [record] = (artifact_store.root / folder_of("science") / MOVES).iterdir()
     record.write_text(content)
     for call in (read_active, lambda *_: note_change(artifact_store, "science", "delete", "g0")):
         with pytest.raises(errors.DataLoss, match="activate a generation again"):
             call(artifact_store, "science")
     write_active(artifact_store, "science", "g2")
     assert latest_move(artifact_store, "science").generation == "g2"
-
-
-def test_what_a_later_minor_release_has_added_stays_and_a_newer_major_is_left_alone(
-    artifact_store: ArtifactStore,
-) -> None:
-    write_active(artifact_store, "science", "g1")
-    folder = artifact_store.root / folder_of("science")
-    pointer, files = folder / ACTIVE, MoveFiles(folder)
-    pointer.write_text(json.dumps({**json.loads(pointer.read_bytes()), "moved_by": "somebody"}))
-    write_active(artifact_store, "science", "g2")
-    assert json.loads(pointer.read_bytes())["moved_by"] == "somebody"
-    assert files.create(3, json.dumps({"format_version": 2, "generations": ["g2"]}).encode())
-    for call in (read_active, lambda *_: write_active(artifact_store, "science", "g3")):
-        with pytest.raises(NewerFormat, match="record 3 of the corpus's moves has format_version 2"):
-            call(artifact_store, "science")
-    files.remove(3)
-    pointer.write_text(newer := json.dumps({"format_version": 2, "generations": ["g2"]}))
-    for call in (read_active, lambda *_: write_active(artifact_store, "science", "g3")):
-        with pytest.raises(NewerFormat, match=r"\.active\.json has format_version 2"):
-            call(artifact_store, "science")
-    assert pointer.read_text() == newer

@@ -97,16 +97,6 @@ def test_opening_reads_no_line(artifact_store: ArtifactStore) -> None:
         premises[1]
 
 
-def test_premises_without_tables_are_read_as_older_versions_wrote_them(artifact_store: ArtifactStore) -> None:
-    with artifact_store.writer("generation", "generations/science") as writer:
-        (writer.path / PREMISES).write_text("".join(record.to_line() for record in RECORDS), encoding="utf-8")
-        written = writer.commit({})
-    premises = Premises.open(written)
-    assert list(premises) == RECORDS
-    assert premises.ordinal_by_id["p7"] == 1
-    assert premises.passing(frozenset({"test"})).tolist() == [True, False, True, False, True]
-
-
 def damage_starts(path: Path) -> None:
     starts = np.load(path / STARTS)
     starts[1], starts[2] = starts[2], starts[1]

@@ -56,19 +56,6 @@ async def test_scores_are_those_of_the_model_alone_or_in_any_batch(serve, cross)
         assert together.timings.total.total_seconds() > 0
 
 
-async def test_a_share_from_an_earlier_release_routes_no_pairs_to_a_canary(
-    serve, cross, artifact_store, registry
-) -> None:
-    canary = write_tiny_cross_encoder_checkpoint(artifact_store, seed=1)
-    await register(registry, canary)
-    await registry.set_label(CROSS, "canary", canary.version, share=1.0)
-    async with serve() as (_, client):
-        assert (await client.score("sun", ["moon"])).model_version == cross.version
-        shares = {(one.space_id, one.label): one.share for one in (await client.info()).labels}
-        assert shares[CROSS, "canary"] == 0.0
-        assert (await client.score("sun", ["moon"], label="canary")).model_version == canary.version
-
-
 async def test_without_a_cross_encoder_the_remedy_is_named(serve, pretrained) -> None:
     async with serve() as (_, client):
         with pytest.raises(errors.Unimplemented, match="AEENC_TRAINER_CROSS_ENCODER"):

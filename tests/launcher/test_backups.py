@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from aeenc import errors
 from aeenc.cli.main import app
-from services.corpus.active import ACTIVE, read_active, write_active
+from services.corpus.active import read_active
 from services.corpus.generation import folder_of
 from services.launcher.backups import making
 from services.launcher.backups.archive import MANIFEST, Backup
@@ -132,27 +132,6 @@ async def test_keys_and_moves_are_of_one_moment(here: Deployment, tmp_path: Path
     assert made.keys == 1
 
 
-async def test_the_pointer_that_counted_counts_after_the_restore(here: Deployment, there: Deployment, tmp_path: Path):
-    """An earlier release's pointer file counts by its time on disk, which a copy does not keep."""
-    older, newer = here.activate("older"), here.activate("newer")
-    pointer = here.store.root / folder_of(CORPUS) / ACTIVE
-    pointer.write_text(json.dumps({"format_version": 1, "generation": older}))  # moved by an earlier release
-    assert read_active(here.store, CORPUS) == older
-    await here.back_up(tmp_path / "one")
-    write_active(here.store, CORPUS, newer)
-    record = max((here.store.root / folder_of(CORPUS) / ".moves").glob("*.json"))
-    pointer.write_text(json.dumps({"format_version": 1, "generation": older}))
-    info = pointer.stat()  # a pointer that the last move has seen, and was killed before replacing
-    state = f"{info.st_ino}-{info.st_mtime_ns}"
-    record.write_text(json.dumps({**json.loads(record.read_text()), "pointer": state}))
-    assert read_active(here.store, CORPUS) == newer
-    await here.back_up(tmp_path / "two")
-    for name, active in (("one", older), ("two", newer)):
-        store = ArtifactStore(tmp_path / f"restored-{name}")
-        await restore(there.redis, store, opened(tmp_path / name), force=True)
-        assert read_active(store, CORPUS) == active
-
-
 async def test_an_unfinished_build_comes_back_as_far_as_it_said(here: Deployment, there: Deployment, tmp_path: Path):
     build = here.store.root / folder_of(CORPUS) / ".build-0123"
     (build / "generation").mkdir(parents=True)
@@ -204,7 +183,7 @@ async def test_every_damaged_file_is_named(here: Deployment, tmp_path: Path, nam
         with tarfile.open(tmp_path / name) as tar:
             members = [member for member in tar.getmembers() if member.isfile()]
         places = {Path(one.name): one.offset_data + one.size // 2 for one in members}
-    assert len(places) == 8, sorted(places)
+    assert len(places) == 7, sorted(places)
     for path, offset in places.items():
         target = path if name == "backup" else tmp_path / name
         whole = target.read_bytes()

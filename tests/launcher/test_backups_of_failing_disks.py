@@ -17,7 +17,7 @@ from typing import IO, Any, cast
 import pytest
 
 from aeenc import errors
-from services.corpus.active import ACTIVE, MOVES, read_active
+from services.corpus.active import MOVES, read_active
 from services.corpus.generation import folder_of
 from services.launcher.backups import archive, making
 from services.launcher.backups.archive import MANIFEST
@@ -68,7 +68,7 @@ async def test_a_record_of_a_corpus_that_cannot_be_read_is_named_and_all_else_is
     assert made.damaged[1:] == (
         (f"corpus {CORPUS}: its records cannot be read ({os.strerror(errno.ELOOP)})",) if MOVES in record else ()
     )
-    assert f"artifacts/{folder_of(CORPUS)}/{ACTIVE}" in opened(tmp_path / "backup").files
+    assert f"artifacts/{folder_of(CORPUS)}/{MOVES}/000000000001.json" in opened(tmp_path / "backup").files
 
 
 class Source(io.FileIO):

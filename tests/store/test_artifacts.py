@@ -16,7 +16,6 @@ from aeenc import errors
 from services.corpus.active import read_active
 from services.store.artifacts import LOCK, MANIFEST, Artifact, ArtifactStore
 from services.store.files import atomic_write
-from services.store.formats import NewerFormat
 
 FOLDER = "checkpoints"
 
@@ -159,22 +158,6 @@ def test_a_forged_manifest_is_refused(
 def change_manifest(artifact: Artifact, **fields: object) -> None:
     manifest = json.loads((artifact.path / MANIFEST).read_bytes())
     (artifact.path / MANIFEST).write_text(json.dumps({**manifest, **fields}))
-
-
-def test_a_manifest_of_the_next_minor_release_is_read_and_one_of_the_next_major_is_refused_by_name(
-    artifact_store: ArtifactStore,
-) -> None:
-    artifact = commit(artifact_store, {"a": "one"})
-    change_manifest(artifact, signed_by="somebody")
-    assert artifact_store.open(FOLDER, artifact.id).files == artifact.files
-    change_manifest(artifact, format_version=2)
-    newer = (artifact.path / MANIFEST).read_bytes()
-    refused = r"manifest\.json has format_version 2, this release reads up to 1; update this service"
-    with pytest.raises(NewerFormat, match=refused):
-        artifact_store.open(FOLDER, artifact.id)
-    with pytest.raises(NewerFormat, match=refused):
-        commit(artifact_store, {"a": "one"})
-    assert (artifact.path / MANIFEST).read_bytes() == newer, "it is not damaged"
 
 
 def flip_byte(artifact: Artifact) -> None:

@@ -17,6 +17,7 @@ from services.encoder.metrics import EncoderMetrics
 from services.encoder.rollout.versions import LabelKey, ServedLabel, Versions
 from services.kit.logs import get
 from services.store.files import atomic_write
+from services.store.formats import NewerFormat, check_format
 from services.store.registry import LabelRow
 from services.store.registry_rows import TOGETHER
 
@@ -24,11 +25,9 @@ log = get(__name__)
 
 KEPT_SWAPS = 20
 PREMISES = "(premises)"  # stands for a label: the space's premise encoder
-FORMAT_VERSION = 3
+FORMAT_VERSION = 1
 FILE = "labels.json"
-_READABLE = {1, 2, 3}  # 1 had labels of one space only, 2 one space of queries and premises
 _RUN = re.compile("run-[0-9a-f]{16}")  # the label of a run, of which there are ever more
-_SPACE_FIELDS = ("space_id", "premise_version", "premise_manifest_sha256")
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,7 @@ class StateFile:
         """Reads the saved state; None when there is none that can be used."""
         try:
             return await asyncio.to_thread(_read, self._path)
-        except DataLoss as error:
+        except (DataLoss, NewerFormat) as error:
             log.warning("the saved labels cannot be used", reason=error.message)
             return None
 
@@ -186,13 +185,12 @@ def _write(path: Path, state: SavedState) -> None:
 def _read(path: Path) -> SavedState | None:
     try:
         record = json.loads(path.read_bytes())
-        if record["format_version"] not in _READABLE:
-            raise DataLoss(f"{path} has format_version {record['format_version']}, this build reads {FORMAT_VERSION}")
-        listed = record["spaces"] if "spaces" in record else [{name: record[name] for name in _SPACE_FIELDS}]
-        spaces = tuple(SavedSpace(**space) for space in listed)
-        defaults = {"space_id": spaces[0].space_id, "share": 0.0}  # for labels of older formats
-        return SavedState(spaces, tuple(SavedLabel(**{**defaults, **label}) for label in record["labels"]))
+        check_format(record, FORMAT_VERSION, str(path))
+        return SavedState(
+            tuple(SavedSpace(*(one[name] for name in SavedSpace._fields)) for one in record["spaces"]),
+            tuple(SavedLabel(*(one[name] for name in SavedLabel._fields)) for one in record["labels"]),
+        )
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise DataLoss(f"{path} cannot be read ({error}); remove it and start with Redis up") from error

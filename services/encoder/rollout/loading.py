@@ -35,7 +35,7 @@ from services.encoder.runtime.model import (
 )
 from services.encoder.runtime.onnx_session import CUDA, Placement, check_onnx, inputs_of, open_session
 from services.encoder.runtime.openvino_session import OpenvinoSession, bfloat16_refusal
-from services.encoder.runtime.runners import EMBEDDING, PaddedRunner, PairRunner, Runner, Session, SingleRunner, Tokens
+from services.encoder.runtime.runners import EMBEDDING, PaddedRunner, PairRunner, Runner, Session, Tokens
 from services.encoder.runtime.torch_session import open_torch_session
 from services.store.artifacts import Artifact
 from services.store.registry_rows import CROSS_ENCODERS
@@ -65,7 +65,6 @@ _MODELS = {
     BFLOAT16: ("model.onnx", "probes.npy"),
     FLOAT16: ("model.fp16.onnx", "probes.npy"),
 }
-_BATCHED_RECIPES = {"rowwise", "blockwise"}  # of int8, whose vectors do not depend on the batch
 
 
 @dataclass(frozen=True)
@@ -248,8 +247,6 @@ def _runner(artifact: Artifact, description: Description, options: LoadOptions, 
         session = OpenvinoSession(_scanned(artifact, model), options.workers)
     else:
         session = open_session(_scanned(artifact, model), options.placement, EMBEDDING)
-    if precision == INT8 and description.int8_recipe not in _BATCHED_RECIPES:
-        return SingleRunner(session, dim=description.dim)
     return PaddedRunner(session, pad_id=description.pad_id, dim=description.dim)
 
 

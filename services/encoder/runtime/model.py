@@ -33,7 +33,6 @@ class Description:
     pad_id: int
     prefixes: Mapping[str, str]
     int8_passed: bool
-    int8_recipe: str
     premise_precision: str = FLOAT32  # of a space's pre-trained encoder; others encode premises in float32, if at all
 
     @classmethod
@@ -61,7 +60,6 @@ class Description:
                 pad_id=int(meta["pad_id"]),
                 prefixes={"query": str(meta["query_prefix"]), "premise": str(meta["premise_prefix"])},
                 int8_passed=bool(meta.get("int8", {}).get("passed", False)),
-                int8_recipe=str(meta.get("int8", {}).get("recipe", "")),
                 premise_precision=of_premises if meta.get("pretrained") else FLOAT32,
             )
         except (TypeError, ValueError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""Runners compute one batch: texts padded together, texts one by one, or pairs of texts.
+"""Runners compute one batch: texts padded together, or pairs of texts.
 
 A runner holds one file of one checkpoint on one device. Every runner is thread-safe.
 """
@@ -55,30 +55,6 @@ class PaddedRunner:
         """Returns unit vectors, one for each text."""
         ids, mask = _padded([tokens.ids for tokens in batch], self._pad_id)
         return _unit(self._session.run([EMBEDDING], {"input_ids": ids, "attention_mask": mask})[0])
-
-
-class SingleRunner:
-    """Unit vectors (n, dim), each text in a run of its own, without padding.
-
-    For int8 files of the former recipe `dynamic`: it takes the scale of its activations from the whole run, so in a
-    batch a text's vector would depend on its neighbours.
-    """
-
-    pads = False
-
-    def __init__(self, session: Session, *, dim: int) -> None:
-        self._session, self.width = session, dim
-
-    def run(self, batch: Sequence[Tokens]) -> NDArray[np.float32]:
-        """Returns unit vectors, one for each text."""
-        return _unit(np.concatenate([self._one(tokens) for tokens in batch]))
-
-    def _one(self, tokens: Tokens) -> NDArray[np.float32]:
-        ids = np.array([tokens.ids], dtype=np.int64)
-        vector: NDArray[np.float32] = self._session.run(
-            [EMBEDDING], {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-        )[0]
-        return vector
 
 
 class PairRunner:

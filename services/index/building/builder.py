@@ -281,8 +281,6 @@ async def check_asked_again(
 
     Of premises that `resume_from` skips only the number is compared.
     """
-    if built.asked is None:
-        return
     before = dict(built.asked)
     premises = {name: before.pop(name, None) for name in StreamedPremises().to_record()}
     check_same(spec.request_id, before, spec.fingerprint())

@@ -22,14 +22,11 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class FinishedBuild:
-    """The generation that a request built, whether the request has activated it, and what it asked for.
-
-    `asked` is None in what an earlier version wrote.
-    """
+    """The generation that a request built, whether the request has activated it, and what it asked for."""
 
     generation: str
     activated: bool
-    asked: Mapping[str, Any] | None = None
+    asked: Mapping[str, Any]
 
 
 class FinishedBuilds:
@@ -48,8 +45,8 @@ class FinishedBuilds:
         if (record := self._read(corpus, request_id)) is None:
             return None
         try:
-            finished = FinishedBuild(str(record["generation"]), bool(record["activated"]), record.get("asked"))
-        except KeyError as error:
+            finished = FinishedBuild(str(record["generation"]), bool(record["activated"]), dict(record["asked"]))
+        except (KeyError, TypeError, ValueError) as error:
             raise self._unreadable(corpus, request_id, error) from error
         folder = folder_of(corpus)
         try:

@@ -62,7 +62,7 @@ def build_on_ray(
         storage, into_milvus = "float32", partial(loading_of, settings, corpus)
     store = open_store(settings.artifacts_dir, settings.artifacts_url, settings.artifacts_cache_bytes)
     serving = {one.corpus: one.active.id for one in client.index.info().corpora if one.active.id}
-    if into_milvus is None:  # generations that an earlier release built into a Milvus have no files
+    if into_milvus is None:  # where a Milvus says what is active, the artifacts do not
         _check_store(store, corpus, serving)
         expected = _recorded(store, corpus)
     else:

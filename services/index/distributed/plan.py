@@ -22,7 +22,7 @@ from aeenc.adapters.facts import Facts
 from services.corpus.generation import Storage, check_corpus_name
 from services.index.values import Sameness
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 1
 PART_BYTES = 32 * 1024 * 1024
 PARTITION_BYTES = 32 * 1024 * 1024  # of the input's files; a partition in memory takes some ten times as much
 SHARD_FACTS = 20_000  # 31 MB of 384 numbers each

@@ -238,8 +238,6 @@ def write_lexical(path: Path, texts: Iterable[str], settings: LexicalSettings | 
 
 
 def _read_settings(artifact: Artifact) -> LexicalSettings:
-    if SETTINGS not in artifact.files:
-        return LexicalSettings.of_record({})
     try:
         record = json.loads(artifact.file(SETTINGS).read_bytes())
         check_format(record, FORMAT_VERSION, str(artifact.path / SETTINGS))

@@ -37,7 +37,6 @@ _WORDS = regex.compile(rf"\d+(?:[.,]\d+)+|[{_UNSPACED}][\p{{M}}{_UNSPACED}]*|(?:
 _CHARACTERS = regex.compile(r"\w\p{M}*")
 _UNSPACED_FIRST = regex.compile(rf"[{_UNSPACED}]")
 _ASCII_WORDS = re.compile(r"\d+(?:[.,]\d+)+|\w+")  # what _WORDS finds in ASCII, in a third of the time
-_LATIN = re.compile(r"\b\w\w+\b")
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +76,7 @@ def words_of(texts: Sequence[str], settings: LexicalSettings | None = None) -> l
     Raises FailedPrecondition for lemmas where simplemma is not installed.
     """
     settings = settings or LexicalSettings()
-    split = _latin if settings.splitting == "latin" else _split
-    found = [[word for word in split(text) if word not in STOP_WORDS] for text in texts]
+    found = [[word for word in _split(text) if word not in STOP_WORDS] for text in texts]
     if settings.words == "words":
         return found
     if settings.words == "stems":
@@ -101,11 +99,6 @@ def _split(text: str) -> list[str]:
         else:
             words.append(word)
     return words
-
-
-def _latin(text: str) -> list[str]:
-    """Splits as generations without a record of it do: two letters or more, nothing normalised."""
-    return _LATIN.findall(text.lower())
 
 
 @cache

@@ -190,7 +190,7 @@ class MilvusCatalogue:
     ) -> None:
         await self._link.write(self._records.put_note, corpus, "delete", request_id, note)
         await self._link.write(self._drop, stored, despite)
-        with suppress(errors.NotFound):  # of an earlier release, or of a host without this directory
+        with suppress(errors.NotFound):  # on a host without this directory
             await asyncio.to_thread(self._store.delete, folder_of(corpus), stored.artifact.id)
         await self._link.write(self._records.put_note, corpus, "delete", request_id, replace(note, done=True))
         await self.refresh()

@@ -365,18 +365,13 @@ class MilvusGeneration:
 
     @property
     def worded(self) -> int:
-        """The number of premises with words. Raises FailedPrecondition where they were split in another way."""
-        if self.lexical.splitting != LexicalSettings().splitting:
-            raise errors.FailedPrecondition(
-                f"generation {self.id} of corpus {self.generation.corpus!r} has no words that this version reads; "
-                "build it again, or use mode DENSE"
-            )
+        """The number of premises with words."""
         return int(self.generation.artifact.meta["words"])
 
     @property
     def lexical(self) -> LexicalSettings:
-        """How it splits texts into words, and ranks in rounds."""
-        return LexicalSettings.of_record(self.generation.artifact.meta.get("rounds", {}))
+        """How it ranks in rounds."""
+        return LexicalSettings.of_record(self.generation.artifact.meta["rounds"])
 
     @property
     def is_exact(self) -> bool:

@@ -101,7 +101,7 @@ class GenerationWriter:
         for table, rows in ((collection.words, worded), (collection.frequencies, vocabulary)):
             if rows and (count := table.count()) != rows:
                 raise errors.Unavailable(f"Milvus has {count:,} of {rows:,} rows of {table.name}; build again")
-        rounds = {name: getattr(self._lexical, name) for name in ("first_scale", "downscale", "growth", "splitting")}
+        rounds = {name: getattr(self._lexical, name) for name in ("first_scale", "downscale", "growth")}
         return {"engine": collection.engine, "words": worded, "vocabulary": vocabulary, "rounds": rounds}
 
     def commit(self, artifact: Artifact, patience_s: float) -> StoredGeneration:

@@ -19,7 +19,6 @@ from pathlib import Path
 from redis.asyncio import Redis
 
 from aeenc import errors
-from services.corpus.active import read_active, write_active
 from services.corpus.generation import folder_of
 from services.launcher.backups.archive import Backup
 from services.launcher.backups.keys import Key, count, pattern, put
@@ -80,8 +79,6 @@ async def restore(redis: Redis, store: ArtifactStore, backup: Backup, *, force: 
         )
     staged = store.root / RESTORING
     artifacts = await asyncio.to_thread(_stage, backup, staged)
-    for corpus, active in _active(backup).items():
-        await asyncio.to_thread(_set_active, ArtifactStore(staged), corpus, active)
     stored = await put(redis, _keys(backup), keys)
     set_aside = await asyncio.to_thread(_place, store, staged)
     return Restored(stored, artifacts, set_aside)
@@ -132,12 +129,6 @@ def _place(store: ArtifactStore, staged: Path) -> str:
     sync_directory(store.root)
     staged.rmdir()
     return str(aside) if aside.exists() else ""
-
-
-def _set_active(store: ArtifactStore, corpus: str, active: str) -> None:
-    """Makes a move where the files alone say something else: the pointer of an earlier release has another time now."""
-    if (read_active(store, corpus) or "") != active:
-        write_active(store, corpus, active)
 
 
 def _active(backup: Backup) -> dict[str, str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from aeenc import errors
-from services.corpus.active import ACTIVE, MOVES, read_active
+from services.corpus.active import MOVES, read_active
 from services.corpus.generation import folder_of, is_corpus_name
 from services.launcher.backups.archive import BackupWriter
 from services.store.artifacts import DAMAGED, DELETED, MANIFEST, TEMPORARY, ArtifactStore, Hold
@@ -100,7 +100,7 @@ class Records:
     @property
     def moves(self) -> dict[str, bytes]:
         """Those that say what is active."""
-        return {name: data for name, data in self.files.items() if Path(name).name == ACTIVE or f"/{MOVES}/" in name}
+        return {name: data for name, data in self.files.items() if f"/{MOVES}/" in name}
 
 
 def read_records(store: ArtifactStore) -> Records:
@@ -112,7 +112,7 @@ def read_records(store: ArtifactStore) -> Records:
     active, damaged = {}, []
     for corpus in corpora(store):
         folder = store.root / folder_of(corpus)
-        for path in sorted(_small_files(folder), key=lambda path: (path.parent.name == MOVES, path.name == ACTIVE)):
+        for path in sorted(_small_files(folder), key=lambda path: path.parent.name == MOVES):
             name = f"{folder_of(corpus)}/{path.relative_to(folder)}"
             try:
                 files[f"{ARTIFACTS}/{name}"] = path.read_bytes()

@@ -63,10 +63,7 @@ class PairState(Enum):
 
 @dataclass(frozen=True)
 class Rules:
-    """The limits of a run; 0 means no limit, except for `max_depth`, where 0 expands the root only.
-
-    A run that is not `filled` began before dropped ancestors were made up for.
-    """
+    """The limits of a run; 0 means no limit, except for `max_depth`, where 0 expands the root only."""
 
     k: int = 20
     max_depth: int = 8
@@ -76,12 +73,11 @@ class Rules:
     positives_only: bool = False
     conditioned: bool = False
     negatives: NegativeFilter = field(default_factory=NegativeFilter)
-    filled: bool = True
 
     @property
     def reach(self) -> int:
         """How many premises are looked up for a query: k are left when all its ancestors are among them."""
-        return max(self.k, min(self.k + self.max_depth, MAX_REACH)) if self.filled else self.k
+        return max(self.k, min(self.k + self.max_depth, MAX_REACH))
 
     @property
     def worst_case(self) -> int:

@@ -241,7 +241,7 @@ def _stamped(pairs: Sequence[Pair], run_id: str) -> list[Pair]:
 def _same(run: Run, config: RunConfig, fingerprint: str) -> Run:
     if run.fingerprint != fingerprint:
         now, then = ({**vars(one), **vars(one.rules)} for one in (config, run.config))
-        differing = ", ".join(sorted(name for name in now.keys() - {"rules", "filled"} if now[name] != then[name]))
+        differing = ", ".join(sorted(name for name in now.keys() - {"rules"} if now[name] != then[name]))
         raise errors.AlreadyExists(
             f"idempotency key {run.config.idempotency_key!r} started run {run.id} with other "
             f"{differing or 'hypotheses'}; choose another key"

@@ -42,9 +42,8 @@ class Wanted:
     task_id: str = ""
 
     def said(self) -> str:
-        """Tells two calls under one request id apart; names the run alone as earlier releases did."""
-        further = {name: value for name, value in vars(self).items() if value and name != "run_id"}
-        return " ".join([f"run_id={self.run_id!r}", *(f"{name}={value!r}" for name, value in further.items())])
+        """Tells two calls under one request id apart."""
+        return " ".join(f"{name}={value!r}" for name, value in vars(self).items() if value)
 
 
 @dataclass(frozen=True)

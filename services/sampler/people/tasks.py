@@ -251,7 +251,7 @@ def from_json(task: Task, text: str, place: int, revision: int) -> TaskRecord:
     stored["leases"] = tuple(Lease(**known_fields(Lease, lease)) for lease in stored["leases"])
     stored["answers"] = tuple(answer_from(answer) for answer in stored["answers"])
     for name in ("conflicts", "corrected", "disputed"):
-        stored[name] = tuple(stored.get(name, ()))
+        stored[name] = tuple(stored[name])
     return TaskRecord(task.run_id, task, **stored, place=place, revision=revision, further=further)
 
 
@@ -302,11 +302,11 @@ def answer_dict(answer: TaskAnswer) -> dict[str, Any]:
 def answer_from(stored: Mapping[str, Any]) -> TaskAnswer:
     """Reads what `answer_dict` made here or in a later minor release."""
     known = known_fields(TaskAnswer, stored)
-    known["added"] = tuple(Candidate(**known_fields(Candidate, one)) for one in known.get("added", ()))
-    known["alternatives"] = tuple(tuple(one) for one in known.get("alternatives", ()))
+    known["added"] = tuple(Candidate(**known_fields(Candidate, one)) for one in known["added"])
+    known["alternatives"] = tuple(tuple(one) for one in known["alternatives"])
     for name in ("written", "intermediates"):
-        known[name] = tuple(known.get(name, ()))
-    known["own"] = kinds_of(known.get("own", {}))
+        known[name] = tuple(known[name])
+    known["own"] = kinds_of(known["own"])
     return TaskAnswer(**known, verdicts=kinds_of(stored["choices"]))
 
 

@@ -380,7 +380,7 @@ def _row(text: str, values: int) -> list[Any]:
 
 
 def _tree(index: int, hypothesis: str, record: dict[str, str]) -> Tree:
-    hypothesis_id, text, *behind = _row(hypothesis, 4)
+    hypothesis_id, text, question, answer = _row(hypothesis, 4)
     nodes = [Node(ROOT, text)]
     results: dict[int, Result] = {}
     for name, value in record.items():
@@ -391,6 +391,6 @@ def _tree(index: int, hypothesis: str, record: dict[str, str]) -> Tree:
             failed, accepted, *further = _row(value, 3)
             results[int(ordinal)] = Result(tuple(AcceptedPremise(*row[:5]) for row in accepted), failed, *further)
     nodes.sort(key=lambda node: node.ordinal)
-    tree = Tree(index, hypothesis_id, nodes, results, int(record.get("depth", 0)), *behind)
+    tree = Tree(index, hypothesis_id, nodes, results, int(record.get("depth", 0)), question, answer)
     tree.cut = cut_nodes(nodes, results)
     return tree

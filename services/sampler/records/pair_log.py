@@ -23,8 +23,6 @@ READ = 1024
 READS = 32
 CHUNK = 1000  # pairs of an import that are noted as added under one key; keys that are removed in one step
 ADDED = ":added:"
-SCANNED = 10_000  # keys that Redis looks at in one step
-CLAIMED = 10 * CHUNK  # more pairs than an import has whose claim does not say how many
 IMPORT = "import "  # before the request id in the idempotency key of an import
 
 # KEYS: run, pairs, events, amended, the run's requests, the request's claim, then its key for each CHUNK of pairs
@@ -117,8 +115,6 @@ class PairLog:
             pipe.set(key, claim, nx=True, ex=UNFINISHED_TTL_S)
             pipe.get(key)
             claimed: str = (await pipe.execute())[1]
-        if not claimed.startswith("{"):  # the run alone, as stored before the content was noted
-            return claimed
         first = json.loads(claimed)
         check_format(first, FORMAT_VERSION, f"the import of request id {request_id!r}")
         if first["corpus"] != corpus:
@@ -169,19 +165,7 @@ class PairLog:
             if record["imported"] == "1":
                 first = RunConfig.from_json(record["config"]).idempotency_key
                 claims.add(own.import_request(first.removeprefix(IMPORT)))
-                if "ended_s" not in record:  # an earlier release made it, and noted no requests
-                    async for claim, pairs in self._claims_of(run_id):
-                        claims.add(claim)
-                        added |= {f"{claim}{ADDED}{start}" for start in range(0, pairs, CHUNK)}
         for found in (sorted(added), sorted(claims)):
             for start in range(0, len(found), CHUNK):
                 yield found[start : start + CHUNK]
         yield [own.pairs(run_id), own.amended(run_id), own.import_requests(run_id)]
-
-    async def _claims_of(self, run_id: str) -> AsyncIterator[tuple[str, int]]:
-        """The keys of all requests that have imported into a run, and of how many pairs: looks at those of all runs."""
-        async for key in self._redis.scan_iter(f"{self._keys.prefix}import:*", count=SCANNED):
-            if ADDED not in key and (claimed := await self._redis.get(key)):
-                first = json.loads(claimed) if claimed.startswith("{") else {"run": claimed, "pairs": CLAIMED}
-                if first["run"] == run_id:
-                    yield key, first["pairs"]

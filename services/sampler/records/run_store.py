@@ -85,7 +85,6 @@ class RunStore:
             "created_at": run.created_at.isoformat(),
             "ended_at": run.ended_at.isoformat() if run.ended_at else "",
             "imported": int(run.imported),
-            "filled": int(run.config.rules.filled),
             "trees": len(hypotheses),
             "nodes_pending": len(hypotheses),
             "traceparent": run.traceparent,
@@ -231,8 +230,7 @@ class RunStore:
 
 
 def _hypothesis_json(one: Hypothesis) -> str:
-    behind = [one.question, one.answer] if one.question or one.answer else []
-    return json.dumps([FORMAT_VERSION, one.id, one.text, *behind])
+    return json.dumps([FORMAT_VERSION, one.id, one.text, one.question, one.answer])
 
 
 def _idempotency_key(record: Mapping[str, str]) -> str:
@@ -240,10 +238,9 @@ def _idempotency_key(record: Mapping[str, str]) -> str:
 
 
 def _run(run_id: str, record: dict[str, str]) -> Run:
-    config = RunConfig.from_json(record["config"])
     return Run(
         id=run_id,
-        config=replace(config, rules=replace(config.rules, filled=record.get("filled") == "1")),
+        config=RunConfig.from_json(record["config"]),
         state=state_of(record["state"]),
         error=record.get("error", ""),
         model_version=record["model_version"],

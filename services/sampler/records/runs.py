@@ -50,12 +50,8 @@ class RunConfig:
     live: bool = False
 
     def to_json(self) -> str:
-        """The configuration as stored. `rules.filled` is a field of the run's record: callers do not choose it."""
-        stored = asdict(self)
-        del stored["rules"]["filled"]
-        if not self.live:  # the fingerprint of a run must not depend on the release that computes it
-            del stored["live"]
-        return json.dumps({"format_version": FORMAT_VERSION, **stored}, sort_keys=True)
+        """The configuration as stored."""
+        return json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> RunConfig:
@@ -63,7 +59,7 @@ class RunConfig:
         stored = json.loads(text)
         check_format(stored, FORMAT_VERSION, "a run's configuration")
         rules = known_fields(Rules, stored["rules"])
-        rules["negatives"] = NegativeFilter(**known_fields(NegativeFilter, rules.get("negatives", {})))
+        rules["negatives"] = NegativeFilter(**known_fields(NegativeFilter, rules["negatives"]))
         return cls(**{**known_fields(cls, stored), "rules": Rules(**rules)})
 
     def fingerprint(self, hypotheses: Sequence[Hypothesis]) -> str:
@@ -221,8 +217,6 @@ class Pair:
         """The pair as stored; its position in the log is its seq."""
         stored = dict(vars(self))  # plain values: asdict would take most of the time that a run spends on its pairs
         stored.pop("seq")
-        if not self.source:  # the digest of an import must not depend on the release that computes it
-            stored.pop("source")
         return json.dumps({"format_version": FORMAT_VERSION, **stored})
 
     @classmethod

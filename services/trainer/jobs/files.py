@@ -11,7 +11,7 @@ import json
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -30,7 +30,7 @@ INPUTS = ("pairs.jsonl", "held_out.jsonl", "validation.jsonl")
 CANDIDATES = "candidates.jsonl"  # of a job that re-ranks what the index retrieves
 HASHES = "inputs.json"
 EPOCH_STATE = "epoch.safetensors"
-PAIR_FIELDS = 6  # of every line of pairs.jsonl; further ones only where they are set
+PAIR_FIELDS = len(fields(JudgedPair))  # a later minor release may write further ones behind them
 
 Precision = Literal["float32", "bfloat16"]
 
@@ -66,7 +66,7 @@ class TrainingPlan:
         check_format(record, FORMAT_VERSION, f"the plan of job {record.get('job_id')}")
         means = ComputeOptions(**known_fields(ComputeOptions, record["means"]))
         made = {"config": JobConfig.from_record(record["config"]), "means": means}
-        return cls(**{**known_fields(cls, record), **made, "serving": tuple(record.get("serving", ()))})
+        return cls(**{**known_fields(cls, record), **made, "serving": tuple(record["serving"])})
 
 
 class JobFiles:
@@ -88,7 +88,7 @@ class JobFiles:
         candidates: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         """Writes the inputs; their hashes come last and mark them complete."""
-        self._write_lines("pairs.jsonl", map(_pair_line, pairs))
+        self._write_lines("pairs.jsonl", map(astuple, pairs))
         self._write_lines("held_out.jsonl", sorted(held_out))
         self._write_lines("validation.jsonl", ([query.text, list(query.gold)] for query in validation))
         if candidates is not None:
@@ -105,8 +105,13 @@ class JobFiles:
         """
         has_learned = (self.directory / EPOCH_STATE).is_file()
         record = self._json(HASHES)
-        if record is None:  # release 0.1 wrote none
-            return has_learned and (self.directory / "validation.jsonl").is_file()
+        if record is None and has_learned:
+            raise DataLoss(
+                f"{self.directory / HASHES} is missing or damaged, and the job has learned from these inputs; start a "
+                "new job, or restore the file"
+            )
+        if record is None:
+            return False
         check_format(record, FORMAT_VERSION, str(self.directory / HASHES))
         damaged = [name for name, sha256 in record["sha256"].items() if not self._is_sound(name, sha256)]
         if damaged and has_learned:
@@ -128,13 +133,12 @@ class JobFiles:
 
     def pairs(self) -> Iterator[JudgedPair]:
         """Reads the pairs to learn from."""
-        for fields in self._lines("pairs.jsonl"):
-            yield JudgedPair(*fields)
+        for values in self._lines("pairs.jsonl"):
+            yield JudgedPair(*values[:PAIR_FIELDS])
 
     def held_out(self) -> set[str]:
         """Reads the texts to learn from only in trees of the job's split; the validation queries are among them."""
-        known = self._lines("held_out.jsonl") if (self.directory / "held_out.jsonl").is_file() else ()
-        return {*known, *(query.text for query in self.validation())}
+        return {*self._lines("held_out.jsonl"), *(query.text for query in self.validation())}
 
     def validation(self) -> list[EvaluationQuery]:
         """Reads the queries that choose the epoch."""
@@ -196,11 +200,3 @@ class JobFiles:
                     yield json.loads(line)
                 except ValueError as error:
                     raise DataLoss(f"{path} cannot be read at line {number} ({error}); start a new job") from error
-
-
-def _pair_line(pair: JudgedPair) -> list[Any]:
-    """Writes a pair without the last fields that it lacks: the release before reads a line without them, too."""
-    fields = list(astuple(pair))
-    while len(fields) > PAIR_FIELDS and not fields[-1]:
-        fields.pop()
-    return fields

@@ -13,7 +13,6 @@ from services.store.formats import check_format, known_fields
 from services.trainer.data.training_set import OwnText
 
 FORMAT_VERSION = 1
-CONFIG_VERSION = 2  # of a configuration that the release before would carry out in another way
 
 JobState = Literal["PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"]
 Loss = Literal[
@@ -106,17 +105,12 @@ class JobConfig:
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
         """Reads a configuration from JSON."""
-        names = {name: tuple(record.get(name, ())) for name in ("run_ids", "data_sets")}
+        names = {name: tuple(record[name]) for name in ("run_ids", "data_sets")}
         return cls(**{**known_fields(cls, record), **names})
-
-    def to_record(self) -> dict[str, Any]:
-        """Returns the fields; the latest ones only where they are set, as the release before does not know them."""
-        latest = {"targets": "BINARY", "candidates": "", "negatives": "RETRIEVED", "prototypes": PROTOTYPES}
-        return {name: value for name, value in asdict(self).items() if latest.get(name) != value}
 
     def fingerprint(self, validation: Sequence[tuple[str, Sequence[str]]]) -> str:
         """Hashes the request, so that two StartJob calls under one idempotency key can be compared."""
-        content = [self.to_record(), [[text, list(gold)] for text, gold in validation]]
+        content = [asdict(self), [[text, list(gold)] for text, gold in validation]]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -179,15 +173,13 @@ class JobEvent:
 
 def config_json(config: JobConfig) -> str:
     """Writes a configuration as JSON."""
-    record = config.to_record()
-    version = CONFIG_VERSION if record.keys() & {"targets", "candidates", "negatives", "prototypes"} else 1
-    return json.dumps({"format_version": version, **record})
+    return json.dumps({"format_version": FORMAT_VERSION, **asdict(config)})
 
 
 def config_of(text: str, what: str) -> JobConfig:
     """Reads what `config_json` wrote. Raises NewerFormat, naming `what`."""
     record = json.loads(text)
-    check_format(record, CONFIG_VERSION, what)
+    check_format(record, FORMAT_VERSION, what)
     return JobConfig.from_record(record)
 
 

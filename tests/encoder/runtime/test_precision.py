@@ -14,7 +14,7 @@ from prometheus_client import generate_latest
 from aeenc import EncoderClient, errors
 from aeenc.v1 import types_pb2
 from services.encoder.rollout import calibration, loading
-from services.encoder.runtime.runners import SingleRunner, Tokens
+from services.encoder.runtime.runners import Tokens
 from services.store.artifacts import ArtifactStore
 from services.store.registry import Registry
 from support.models.tiny_checkpoints import PROBES, TinyCheckpoint, register, write_tiny_checkpoint
@@ -267,28 +267,3 @@ async def test_half_precision_asked_for_by_name_stops_the_start_without_a_gpu(se
     with pytest.raises(errors.FailedPrecondition, match="half precision is for a GPU"):
         async with serve(precision="float16", device="cpu", wait=False):
             pass
-
-
-async def test_int8_of_the_former_recipe_is_computed_one_text_a_run_so_that_neighbours_cannot_matter(
-    serve, space, registry, artifact_store, monkeypatch
-) -> None:
-    await publish(registry, artifact_store, space, int8={**PASSED, "recipe": "dynamic"})
-    shapes = []
-    original = SingleRunner.__init__
-
-    class Session:
-        def __init__(self, inner) -> None:
-            self.inner = inner
-
-        def run(self, outputs, feeds):
-            shapes.append((feeds["input_ids"].shape, int(feeds["attention_mask"].min())))
-            return self.inner.run(outputs, feeds)
-
-    monkeypatch.setattr(
-        SingleRunner, "__init__", lambda self, session, **fields: original(self, Session(session), **fields)
-    )
-    async with serve(precision="int8") as (_, client):
-        shapes.clear()
-        await client.encode(["sun", "the moon is a small star", "rain"] * 5)
-    assert len(shapes) == 15
-    assert all(shape[0] == 1 and mask == 1 for shape, mask in shapes), "no other text, no padding"

@@ -47,7 +47,8 @@ async def test_vectors_that_do_not_find_themselves_are_refused(index):
     first, second = await two_generations(index)
     source = index.store.root / "generations/science" / second
     with index.store.writer("generation", "generations/science") as writer:  # sound files with unsound numbers
-        (writer.path / "premises.jsonl").write_bytes((source / "premises.jsonl").read_bytes())
+        for file in source.glob("premises.*"):
+            (writer.path / file.name).write_bytes(file.read_bytes())
         matrix = np.load(source / "vectors.npy", allow_pickle=False)
         np.save(writer.path / "vectors.npy", matrix * 0.5, allow_pickle=False)
         unsound = writer.commit(index.store.open("generations/science", second).meta, id_prefix="g")

@@ -9,7 +9,6 @@ from aeenc import errors
 from aeenc.v1 import index_pb2
 from services.corpus.active import read_active
 from services.corpus.generation import folder_of
-from services.index.building.finished import FinishedBuilds
 from services.index.catalogue.requests import RequestNote, RequestNotes
 from support.worlds.index_world import PREMISES, broken_build, facts, raises, works
 
@@ -127,16 +126,6 @@ async def test_a_build_that_a_newer_release_has_noted_is_refused_by_name_and_sta
         await raises(errors.FailedPrecondition, again, path.name, "format_version 99")
         assert path.read_text() == before
         assert (await index.client.build("science", PREMISES, request_id="s")).premises == len(PREMISES)
-
-
-async def test_what_the_next_minor_release_adds_to_the_note_of_a_build_is_read_over_and_kept(serve):
-    async with serve() as index:
-        built = await index.client.build("science", facts(), request_id="r", activate=False)
-        [path] = (index.store.root / folder_of("science")).glob(".requests/*.json")
-        path.write_text(json.dumps({**json.loads(path.read_text()), "next": 1}))
-        assert (await index.client.build("science", facts(), request_id="r", activate=False)).id == built.id
-        FinishedBuilds(index.store).mark_activated("science", "r")
-        assert {"next": 1, "activated": True}.items() <= json.loads(path.read_text()).items()
 
 
 async def test_a_note_and_explanations_of_a_newer_release_are_refused_by_name_and_stay(serve):

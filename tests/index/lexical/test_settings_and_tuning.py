@@ -102,21 +102,6 @@ def test_a_generation_is_asked_with_the_settings_that_it_was_built_with(
         assert (first.ordinals.tolist(), first.scores.tolist()) == (second.ordinals.tolist(), second.scores.tolist())
 
 
-def test_a_generation_that_records_no_splitting_ranks_by_its_own(artifact_store: ArtifactStore):
-    latin = LexicalSettings(splitting="latin")
-    for changes in ({"words": "stems"}, {"words": "words"}):
-        record = json.dumps({"format_version": 1, **changes})
-        index = opened(
-            artifact_store, replace(latin, **changes), lambda path, told=record: (path / SETTINGS).write_text(told)
-        )
-        assert index is not None
-        assert index.settings == replace(latin, **changes)
-    index = opened(artifact_store, latin, lambda path: (path / SETTINGS).unlink())
-    assert index is not None
-    assert index.settings == latin
-    assert index.terms("vitamin C, 3.14").ids.tolist() == index.terms("vitamin, 14").ids.tolist()
-
-
 def test_settings_that_cannot_be_read_are_named(artifact_store: ArtifactStore):
     with pytest.raises(DataLoss, match=r"lexical\.settings\.json cannot be read"):
         opened(artifact_store, OTHER, lambda path: (path / SETTINGS).write_text("{}"))

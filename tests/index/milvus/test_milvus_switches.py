@@ -74,19 +74,6 @@ async def test_activations_that_expect_nothing_all_take_their_turn(start):
         assert {answer.active.id for answer in answers} == {*names}
 
 
-async def test_an_activation_of_a_release_before_counts_until_the_next_one(start, raw, aliases, prefix):
-    async with start() as index:
-        first, second = await built(index, 2)
-        [(name, collection)] = aliases().items()
-        raw.create_alias(collection_name=collection, alias=f"{prefix}_active_{b'science'.hex()}")
-        raw.drop_alias(alias=f"{prefix}_active_{b'science'.hex()}{name}")
-        assert list(aliases()) == [""]
-        assert (await index.client.search("science", TWO, space_id=SPACE)).generation == first
-        await index.client.activate("science", second, expected=first)
-        assert list(aliases()) == ["_1"]
-        assert (await index.client.search("science", TWO, space_id=SPACE)).generation == second
-
-
 async def test_spent_numbers_are_few_and_keep_no_generation_from_being_deleted(start, raw, aliases, prefix):
     async with start() as index:
         names = await built(index, 2)

@@ -3,8 +3,6 @@
 import pytest
 
 from aeenc.v1 import sampler_pb2, types_pb2
-from services.sampler.records.keys import RunKeys
-from services.store.redis import connect
 from support.worlds.sampler_world import HYPOTHESES, SamplerWorld, brute_force, finish, honest, nearest, pair_set
 
 
@@ -64,23 +62,6 @@ async def test_a_node_sees_k_candidates_however_many_ancestors_are_among_the_nea
         assert len(task.candidates) <= 6
         assert {(task.query, text) for text in wanted} <= asked
     assert made_up > 5, "some nodes have ancestors among their nearest"
-
-
-async def test_a_run_that_an_earlier_release_began_goes_on_by_its_rule(world: SamplerWorld, redis_url: str):
-    world.oracle.delay_s = 60
-    async with world.sampler() as client:
-        run = await client.start_run(HYPOTHESES, corpus="science", oracle="fake", k=6, idempotency_key="k")
-        await world.oracle.called(1)
-    redis = connect(redis_url)
-    assert await redis.hdel(RunKeys(world.settings["namespace"]).record(run.id), "filled") == 1
-    await redis.aclose()
-    world.oracle.delay_s = 0
-    async with world.sampler() as client:
-        await client.wait(run.id)
-        found = await pair_set(client, run.id)
-        assert found == brute_force(filled=False) != brute_force()
-        again = await client.start_run(HYPOTHESES, corpus="science", oracle="fake", k=6, idempotency_key="k")
-        assert again.id == run.id
 
 
 async def test_neither_a_query_nor_its_ancestors_are_candidates(world: SamplerWorld):

@@ -138,16 +138,11 @@ async def test_what_was_claimed_for_an_import_that_never_came_expires_and_an_imp
         assert await left(redis, world) == set()
 
 
-@pytest.mark.parametrize("release", ["this", "earlier"])
 async def test_an_import_that_was_deleted_can_be_made_again_under_its_request_id(
-    world: SamplerWorld, redis: Any, release: str
+    world: SamplerWorld, redis: Any
 ) -> None:
     async with world.sampler() as client:
         first = await client.import_pairs("science", [ONE] * 1500, request_id="i1")
-        if release == "earlier":
-            keys = RunKeys(world.settings["namespace"])
-            await redis.delete(keys.import_requests(first.run_id))
-            await redis.hdel(keys.record(first.run_id), "ended_s")
         other = await client.import_pairs("science", [ONE], request_id="i2")
         await client.delete(first.run_id)
         assert not {key for key in await left(redis, world) if first.run_id in key}

@@ -38,7 +38,6 @@ from support.worlds.sampler_world import (
     finish,
     pair_set,
     serving,
-    take,
 )
 
 PAIR = Pair("hypothesis 0", "p1", "fact 1", "POSITIVE")
@@ -314,19 +313,4 @@ async def test_events_and_imports_of_a_newer_release_are_refused_by_name(world: 
             with pytest.raises(errors.FailedPrecondition, match="format_version 99, this release reads up to 1"):
                 await call
         assert await TaskStore(redis, tasks).corrections(0.0) == []
-    await redis.aclose()
-
-
-async def test_what_a_later_minor_release_adds_to_a_task_is_kept(world: SamplerWorld):
-    redis, tasks = connect(world.settings["redis_url"]), TaskKeys(world.settings["namespace"])
-    async with at_work(world, hypotheses=1) as (people, sampler, run_id):
-        lease = await take(people, "ann")
-        key = tasks.task(run_id, lease.task.task_id)
-        task, record = [json.loads(await redis.hget(key, name)) for name in ("task", "record")]
-        task["candidates"][0]["new"] = record["leases"][0]["new"] = 1
-        added = {"task": json.dumps({**task, "new": 1}), "record": json.dumps({**record, "new": [1]})}
-        await redis.hset(key, mapping=added)
-        await people.submit(lease, [])
-        assert json.loads(await redis.hget(key, "record"))["new"] == [1]
-        assert (await sampler.wait(run_id)).progress.negatives == 4
     await redis.aclose()

@@ -304,7 +304,6 @@ def brute_force(
     max_negatives: int = 10**9,
     splits: Iterable[str] = (),
     decides: Callable[[str, str], bool] = explains,
-    filled: bool = True,
 ) -> PairSet:
     """Algorithm 2 from its definition: tree after tree, node after node, one candidate at a time."""
     seen: dict[tuple[str, str], bool] = {}
@@ -313,7 +312,7 @@ def brute_force(
         while queue and judged < max_nodes and len(seen) < max_judgements:
             query, depth, path = queue.pop(0)
             judged += 1
-            looked_up = nearest(query, FACTS if filled else k, splits)
+            looked_up = nearest(query, FACTS, splits)
             found = [premise for _, premise, _ in looked_up if premise not in path]
             for premise in found[:k]:
                 if (query, premise) not in seen:

@@ -15,7 +15,7 @@ import pytest
 
 from aeenc import Channel, EncoderClient, SamplerClient, TrainerClient
 from aeenc.v1 import types_pb2
-from services.corpus.active import write_active
+from services.corpus.active import read_active, write_active
 from services.corpus.generation import (
     KIND,
     VECTORS,
@@ -176,7 +176,7 @@ def make_job(space: Space, corpus: str, tmp_path: Path) -> MakeJob:
         retrieved: Mapping[str, Sequence[str]] | None = None,
         **fields: Any,
     ) -> JobFiles:
-        active = json.loads((space.store.root / folder_of(corpus) / ".active.json").read_bytes())["generation"]
+        active = read_active(space.store, corpus) or ""
         config = JobConfig(
             corpus=corpus, run_ids=("r",), base_version=space.version, batch_size=8, learning_rate=1e-3, split="train"
         )

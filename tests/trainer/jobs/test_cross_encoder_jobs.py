@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from aeenc import Channel, RegistryClient, errors
 from aeenc.v1 import trainer_pb2
-from services.trainer.jobs.job import JobConfig, config_json, config_of
 from support.worlds.trainer_world import FACTS, QUERIES, TrainerWorld
 
 
@@ -39,15 +36,6 @@ async def test_a_cross_encoder_is_trained_published_and_asked_for_scores(world: 
 async def test_what_only_a_cross_encoder_has_is_refused_elsewhere(world: TrainerWorld, name: str, value: str):
     with pytest.raises(errors.InvalidArgument, match=f"config.{name}: is {value.upper()}; only mode CROSS_ENCODER"):
         await world.trainer.start_job(corpus=world.corpus, run_ids=["r"], **{name: value})
-
-
-def test_a_configuration_is_that_of_the_release_before_unless_it_says_more():
-    config = JobConfig("c", ("r",), mode="CROSS_ENCODER", loss="REGRESSION")
-    assert json.loads(config_json(config))["format_version"] == 1
-    assert not json.loads(config_json(config)).keys() & {"targets", "candidates", "negatives"}
-    graded = replace(config, targets="GRADE_DISTRIBUTION", candidates="LEXICAL")
-    assert json.loads(config_json(graded))["format_version"] == 2
-    assert [config_of(config_json(one), "it") for one in (config, graded)] == [config, graded]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import threading
 from dataclasses import replace
@@ -154,19 +153,6 @@ async def test_an_idempotency_key_with_another_configuration_is_refused_and_what
         await jobs.start(config, [("a query", ["a fact"])])
 
 
-async def test_what_the_next_minor_release_adds_to_a_job_is_read_over(bench: Bench):
-    redis, key = bench.store._redis, bench.store._keys.record(bench.job.id)
-    config = json.loads(await redis.hget(key, "config"))
-    await redis.hset(key, "config", json.dumps({**config, "priority": 3}))
-    await redis.hset(key, mapping={"progress": '{"phase": "loading", "watts": 300}', "owner_team": "science"})
-    assert (await bench.store.get(bench.job.id)).config == bench.job.config
-    computing(bench, lambda: asyncio.sleep(0))
-    bench.runner.start()
-    assert (await bench.until("SUCCEEDED")).progress.phase == "loading"
-    assert [event.job.progress.phase async for event in bench.store.watch(bench.job.id, 2)] == ["loading"] * 2
-    assert await redis.hget(key, "owner_team") == "science"
-
-
 async def test_a_job_of_a_newer_release_is_refused_by_name_and_the_others_go_on(bench: Bench):
     await bench.store._redis.hset(bench.store._keys.record(bench.job.id), "format_version", 2)
     other = replace(bench.job, id="other")
@@ -214,22 +200,6 @@ async def test_a_cancelled_job_writes_no_inputs_beside_its_successor(bench: Benc
     with pytest.raises(asyncio.CancelledError):
         await preparing
     assert left == ["written"]
-
-
-async def test_a_job_that_release_0_1_has_cancelled_knows_the_retry_and_goes_on(bench: Bench):
-    """Its record names the request in a field of its own, and its events are numbered as ours."""
-    redis, keys = bench.store._redis, bench.store._keys
-    await bench.store.transition(bench.job.id, LIVE, "CANCELLED")
-    await redis.hset(keys.record(bench.job.id), "request", "c")
-    jobs = TrainingJobs(bench.store, *[None] * 3, bench.runner, None)  # type: ignore[arg-type]
-    assert (await jobs.cancel(bench.job.id, "c")).state == "CANCELLED"
-    with pytest.raises(errors.FailedPrecondition, match="nothing to cancel"):
-        await jobs.cancel(bench.job.id, "another")
-    computing(bench, lambda: asyncio.sleep(0))
-    bench.runner.start()
-    await jobs.resume(bench.job.id)
-    await bench.until("SUCCEEDED")
-    assert [event.seq async for event in bench.store.watch(bench.job.id, 0)] == [1, 2, 3, 4, 5]
 
 
 async def has_state(bench: Bench, job_id: str, state: str) -> bool:

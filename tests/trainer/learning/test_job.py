@@ -405,17 +405,11 @@ def test_a_job_whose_kept_state_is_damaged_begins_again_and_says_so(
     assert str(files.directory / name) in said
 
 
-def test_a_state_of_the_next_minor_release_is_gone_on_from_and_one_of_the_next_major_refused_by_name(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_state_of_the_next_minor_release_is_gone_on_from(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch):
     files = make_job(epochs=2)
     with monkeypatch.context() as patch:
         patch.setattr(epoch_state, "asdict", lambda state: {**asdict(state), "watts": 300})
         with killed_after(1):
-            trained(files)
-    with monkeypatch.context() as patch:
-        patch.setattr(epoch_state, "FORMAT_VERSION", 1)
-        with pytest.raises(NewerFormat, match=r"epoch.safetensors has format_version 2, this release reads up to 1"):
             trained(files)
     trained(files)
 

@@ -208,7 +208,7 @@ async def test_a_record_of_a_newer_release_costs_the_trainer_only_what_it_concer
     elif newer == "checkpoint":
         await redis.set(key, (await redis.get(key)).replace('"format_version": 1', '"format_version": 2'))
     else:
-        await redis.hset(f"{key_prefix(namespace)}label:{row.space_id}:{newer}", "format_version", 3)
+        await redis.hset(f"{key_prefix(namespace)}label:{row.space_id}:{newer}", "format_version", 2)
     await redis.aclose()
     async with build(TrainerSettings(**settings)) as server:
         await until(lambda: server.readiness.answers)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -411,20 +410,6 @@ async def test_a_publication_whose_trainer_dies_after_the_switch_answers_its_ret
         again = await world.registry.publish(tandem.version, wait_s=20, request_id="once")
         assert (again.generation, again.complete) == (tandem.generation, True)
         assert "without validation queries" in again.gate.not_compared, "the first answer"
-
-
-async def test_a_record_of_a_tandem_is_read_as_neighbouring_releases_write_it(
-    world: TandemWorld, pairs: list[TandemCheckpoints]
-) -> None:
-    tandem, redis = await world.tandem(pairs[0]), world.tandems._redis
-    stored = json.loads(await redis.hget(world.tandems._key, tandem.version))
-    await redis.hset(world.tandems._key, tandem.version, json.dumps({**stored, "cost": 3}))
-    assert (await world.registry.publish(tandem.version, wait_s=20)).generation == tandem.generation
-    assert json.loads(await redis.hget(world.tandems._key, tandem.version))["cost"] == 3, "who rewrites it keeps it"
-    await redis.hset(world.tandems._key, tandem.version, json.dumps({**stored, "format_version": 2}))
-    with pytest.raises(errors.FailedPrecondition, match=f"the tandem of {tandem.version} has format_version 2"):
-        await world.trainer.get_checkpoint(tandem.version)
-    assert await world.served() == (tandem.version, tandem.generation)
 
 
 UNASKED: Any = {

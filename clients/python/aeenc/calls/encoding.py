@@ -41,8 +41,8 @@ _PRECISION_NAMES = {number: name for name, number in _PRECISIONS.items() if name
 class Encoded:
     """The embeddings of one batch.
 
-    `vectors` is (n, dim) float32, rows of unit length; `model_version` computed all of them, in `precision` ("" when
-    the encoder does not say); `truncated` texts were cut; `tokens` were computed in all (0: the encoder does not say).
+    `vectors` is (n, dim) float32, rows of unit length; `model_version` computed all of them, in `precision` ("": one
+    that this SDK does not know); `truncated` texts were cut; `tokens` were computed in all.
     """
 
     vectors: NDArray[np.float32]
@@ -72,7 +72,7 @@ class Scored:
     """The `scores` (n,) of premises, float32, larger is better; `truncated` pairs, or texts, were cut.
 
     `ensemble` has all versions that the label names together, this one first; empty for a label of one version. They
-    were computed in `precision` ("" when the encoder does not say).
+    were computed in `precision` ("": one that this SDK does not know).
     """
 
     scores: NDArray[np.float32]

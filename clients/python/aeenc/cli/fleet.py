@@ -129,7 +129,7 @@ _P_MEANS = "p below 0.05 refuses it as significantly worse (one-sided paired ran
 
 
 def _gate_shown(gate: dict[str, Any]) -> list[RenderableType]:
-    """Says what the quality gate compared, or why nothing; nothing where the trainer does not say."""
+    """Says what the quality gate compared, or why nothing; empty where no gate was asked."""
     if not gate.get("comparisons"):
         return [f"not compared: {gate['not_compared']}"] if gate.get("not_compared") else []
     rows = [

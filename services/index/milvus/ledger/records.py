@@ -39,8 +39,7 @@ _KEY_BYTES = 255
 class StoredGeneration:
     """A finished generation: the collection that holds it, and its manifest as an artifact.
 
-    The artifact's files lie in the artifact store; those of earlier releases, `premises` and `vectors`, do not exist.
-    `probes` has the digests of some rows by ordinal.
+    The artifact's files lie in the artifact store. `probes` has the digests of some rows by ordinal.
     """
 
     collection: str
@@ -136,7 +135,7 @@ class Records:
         """Finds what a request built; None when it has not finished."""
         for row in self._by_key(_request_key(corpus, request_id)):
             body = _body(row)
-            return FinishedBuild(str(body["generation"]), bool(body["activated"]), body.get("asked"))
+            return FinishedBuild(str(body["generation"]), bool(body["activated"]), body["asked"])
         return None
 
     def put_finished(self, corpus: str, request_id: str, built: FinishedBuild) -> None:

@@ -5,8 +5,8 @@
     PREFIX_explained_CORPUS_3 ─► the table of the corpus's explanations
 
 Milvus changes rows and aliases without a condition, but makes an alias only where there is none. So a switch is the
-making of the next number: of two processes that saw the same one, one makes it, and the other looks again. An alias
-without a number is that of an earlier release, and counts as 0. Every method blocks.
+making of the next number: of two processes that saw the same one, one makes it, and the other looks again. Every method
+blocks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Switches:
     def __init__(self, link: MilvusLink, prefix: str, spent: str, kind: Literal["active", "explained"]) -> None:
         self._link, self._spent = link, spent
         self._start = f"{prefix}_{kind}_"
-        self._pattern = re.compile(rf"{re.escape(self._start)}((?:[0-9a-f]{{2}})+)(?:_(\d+))?")
+        self._pattern = re.compile(rf"{re.escape(self._start)}((?:[0-9a-f]{{2}})+)_(\d+)")
 
     def last(self) -> Mapping[str, Switch]:
         """Finds the last switch of each corpus."""
@@ -70,7 +70,7 @@ class Switches:
         """Takes the numbers before a switch from their collections, and removes the oldest."""
         for number in self._numbers().get(corpus, ()):
             alias = self._alias(corpus, number)
-            if number == 0 or number < before - KEPT:
+            if number < before - KEPT:
                 self._link.call("drop_alias", alias=alias)
             elif number == before - 1:
                 self._link.call("alter_alias", collection_name=self._spent, alias=alias)
@@ -86,7 +86,7 @@ class Switches:
         found: dict[str, list[int]] = {}
         for alias in self._link.call("list_aliases")["aliases"]:
             if named := self._pattern.fullmatch(alias):
-                found.setdefault(bytes.fromhex(named[1]).decode(), []).append(int(named[2] or 0))
+                found.setdefault(bytes.fromhex(named[1]).decode(), []).append(int(named[2]))
         return found
 
     def _collection(self, alias: str) -> str:
@@ -94,4 +94,4 @@ class Switches:
 
     def _alias(self, corpus: str, number: int) -> str:
         name = corpus.encode().hex()  # Milvus allows no dots and dashes in names
-        return f"{self._start}{name}" + (f"_{number}" if number else "")
+        return f"{self._start}{name}_{number}"

@@ -17,7 +17,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn, optim
 
-from aeenc.errors import FailedPrecondition
 from services.kit.logs import get
 from services.store.files import atomic_write, sync_directory
 from services.store.formats import check_format, known_fields
@@ -25,7 +24,7 @@ from services.trainer.jobs.files import EPOCH_STATE
 
 log = get(__name__)
 
-FORMAT_VERSION = 2  # version 1 had neither a head nor a version number
+FORMAT_VERSION = 1
 FILE = EPOCH_STATE
 BEST, BEST_PREMISES = "best.safetensors", "best_premises.safetensors"  # the second only in mode DUAL
 HASH = "sha256"  # of the tensors and of the other metadata, beside them
@@ -49,23 +48,18 @@ def save_state(directory: Path, state: TrainingState, learner: nn.Module, optimi
     for name, parameter in learner.named_parameters():
         for moment, value in optimizer.state.get(parameter, {}).items():
             tensors[f"{moment}/{name}"] = value
-    metadata = {"format_version": str(FORMAT_VERSION), "standing": json.dumps(asdict(state))}
-    _save(directory / FILE, tensors, metadata)
+    _save(directory / FILE, tensors, {"standing": json.dumps(asdict(state))})
 
 
 def load_state(directory: Path, learner: nn.Module, optimizer: optim.Optimizer) -> TrainingState:
-    """Restores weights and moments and returns the state; a fresh one if none is stored.
-
-    Raises FailedPrecondition for a state of another format version, NewerFormat for one of a newer release.
-    """
+    """Restores weights and moments and returns the state; a fresh one if none is stored. Raises NewerFormat."""
     path = directory / FILE
     if not path.is_file():
         return TrainingState()
     parameters = dict(learner.named_parameters())
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
-        if _check_format(path, metadata) != FORMAT_VERSION:
-            raise FailedPrecondition(f"{path} was written by another version of the trainer; start a new job")
+        check_format(metadata, FORMAT_VERSION, str(path))
         state = TrainingState(**known_fields(TrainingState, json.loads(metadata["standing"])))
         weights = {}
         for key in file.keys():  # noqa: SIM118 - not a mapping
@@ -96,22 +90,15 @@ def discard_if_damaged(directory: Path) -> None:
 
 
 def _is_sound(path: Path) -> bool:
-    """Tells whether a file's content has the hash that was written with it. Earlier releases wrote none."""
+    """Tells whether a file's content has the hash that was written with it."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            _check_format(path, metadata)
+            check_format(metadata, FORMAT_VERSION, str(path))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except (SafetensorError, ValueError):
+    except (SafetensorError, ValueError, KeyError):
         return False
-    return metadata.get(HASH) in {None, _hash(tensors, metadata)}
-
-
-def _check_format(path: Path, metadata: Mapping[str, str]) -> int:
-    """Returns a file's format version. Raises NewerFormat, and ValueError for one that is no number."""
-    versioned = {"format_version": "1", **metadata}
-    check_format(versioned, FORMAT_VERSION, str(path))
-    return int(versioned["format_version"])
+    return metadata.get(HASH) == _hash(tensors, metadata)
 
 
 def _hash(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
@@ -145,4 +132,5 @@ def settle_weights(directory: Path, state: TrainingState) -> None:
 def _save(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     # Through bytes: the library's writer hides a full disk behind its own error class.
-    atomic_write(path, save(plain, {**metadata, HASH: _hash(plain, metadata)}))
+    stored = {"format_version": str(FORMAT_VERSION), **metadata}
+    atomic_write(path, save(plain, {**stored, HASH: _hash(plain, stored)}))

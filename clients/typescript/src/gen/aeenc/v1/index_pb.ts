@@ -1927,7 +1927,7 @@ export const FoldingSchema: GenEnum<Folding> = /*@__PURE__*/
  */
 export enum BuildStage {
   /**
-   * Unspecified; what servers of an earlier version send.
+   * Unspecified.
    *
    * @generated from enum value: BUILD_STAGE_UNSPECIFIED = 0;
    */

@@ -1,0 +1,259 @@
+"""The rule of stored records: a newer format is refused by name, an unknown field is kept, no number is damage."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aeenc import errors
+from aeenc.oracle import Candidate, Task
+from services.corpus.active import read_active, write_active
+from services.corpus.generation import folder_of
+from services.encoder.rollout.history import StateFile
+from services.index.building.finished import FinishedBuild, FinishedBuilds
+from services.index.catalogue.requests import RequestNote, RequestNotes
+from services.sampler.people.tasks import TaskRecord, from_json, task_from_json, task_json
+from services.sampler.records.runs import Pair, RunConfig
+from services.store.artifacts import MANIFEST, ArtifactStore
+from services.store.formats import NewerFormat
+from services.store.redis import connect, key_prefix
+from services.store.registry import CheckpointRow, Registry
+from services.trainer.jobs.files import JobFiles, TrainingPlan
+from services.trainer.jobs.job import Job, JobConfig, JobProgress
+from services.trainer.jobs.store import JobStore
+from services.trainer.registry.tandems import Tandem, Tandems
+
+SPACE, CORPUS = "s0123456789abcdef", "science"
+NOW = datetime(2025, 1, 1, tzinfo=UTC)
+ROW = CheckpointRow("q1", SPACE, False, "", "j1", 0.5, "m" * 64, NOW, 1000, 384)
+TANDEM = Tandem("q1", "p1", SPACE, CORPUS, "g1")
+JOB = Job("j1", JobConfig(CORPUS, ("r",)), "g1", "PENDING", "", JobProgress(), "", NOW, None, "f")
+TASK = Task("t1", "r1", "why", (), (), (Candidate("p1", "a premise", 1, 0.5),))
+
+
+@dataclass
+class Place:
+    """The places of this test: a store, a Redis and a folder."""
+
+    store: ArtifactStore
+    redis: Any
+    namespace: str
+    folder: Path
+
+    @property
+    def prefix(self) -> str:
+        return key_prefix(self.namespace)
+
+
+@dataclass
+class Record:
+    """A stored record: a file, a JSON value in Redis (key), in a hash (key, field), or a hash itself (key, "")."""
+
+    where: Path | str | tuple[str, str]
+    read: Callable[[], Any]
+    rewrite: Callable[[], Any]
+
+
+def of_text(place: Place, text: str, read: Callable[[str], Any], write: Callable[[Any], str]) -> Record:
+    """A record that a module only converts: here it is a file."""
+    path = place.folder / "record.json"
+    path.write_text(text)
+    return Record(path, lambda: read(path.read_text()), lambda: path.write_text(write(read(path.read_text()))))
+
+
+def manifest(place: Place) -> Record:
+    def commit() -> Any:
+        with place.store.writer("generation", folder_of(CORPUS)) as writer:
+            (writer.path / "file").write_text("content")
+            return writer.commit({}, id_prefix="g")
+
+    made = commit()
+    return Record(made.path / MANIFEST, lambda: place.store.open(folder_of(CORPUS), made.id).files, commit)
+
+
+def move(place: Place) -> Record:
+    write_active(place.store, CORPUS, "g1")
+    [path] = (place.store.root / folder_of(CORPUS) / ".moves").iterdir()
+    return Record(path, lambda: read_active(place.store, CORPUS), lambda: write_active(place.store, CORPUS, "g1"))
+
+
+def note(place: Place) -> Record:
+    notes = RequestNotes(place.store)
+    notes.put(CORPUS, "activate", "r", RequestNote({"generation": "g1"}))
+    [path] = (place.store.root / folder_of(CORPUS)).glob(".requests/*.json")
+    return Record(path, lambda: notes.get(CORPUS, "activate", "r"), lambda: notes.get(CORPUS, "activate", "r"))
+
+
+def finished_build(place: Place) -> Record:
+    builds, generation = FinishedBuilds(place.store), manifest(place).where.parent.name  # type: ignore[union-attr]
+    builds.put(CORPUS, "r", FinishedBuild(generation, activated=True, asked={"a": 1}))
+    [path] = (place.store.root / folder_of(CORPUS)).glob(".requests/*.json")
+    return Record(path, lambda: builds.get(CORPUS, "r"), lambda: builds.mark_activated(CORPUS, "r"))
+
+
+def job_inputs(place: Place) -> Record:
+    files = JobFiles(place.folder)
+    files.write_inputs([], [])
+    return Record(place.folder / "inputs.json", files.has_inputs, files.has_inputs)
+
+
+def job_plan(place: Place) -> Record:
+    files = JobFiles(place.folder)
+    files.write_plan(TrainingPlan("j1", JOB.config, "g1", "artifacts"))
+    return Record(place.folder / "job.json", files.plan, files.plan)
+
+
+async def job(place: Place, field: str = "") -> Record:
+    jobs = JobStore(place.redis, place.namespace)
+    await jobs.create(JOB, [])
+
+    async def resume() -> None:
+        await jobs.get(JOB.id)
+        await jobs.transition(JOB.id, ["PENDING", "RUNNING"], "RUNNING")
+
+    async def read() -> JobConfig:
+        return (await jobs.get(JOB.id)).config
+
+    return Record((f"{place.prefix}job:{JOB.id}:record", field), read, resume)
+
+
+async def checkpoint(place: Place) -> Record:
+    registry = Registry(place.redis, place.namespace)
+    await registry.add_checkpoint(ROW)
+    return Record(
+        f"{place.prefix}checkpoint:q1", lambda: registry.checkpoint("q1"), lambda: registry.add_checkpoint(ROW)
+    )
+
+
+async def label(place: Place) -> Record:
+    registry = Registry(place.redis, place.namespace)
+    await registry.set_label(SPACE, "stable", "q1")
+
+    async def read() -> str:
+        [row] = await registry.labels()
+        return row.version
+
+    async def rewrite() -> None:
+        await registry.label(SPACE, "stable")
+        await registry.set_label(SPACE, "stable", "q2")
+
+    return Record((f"{place.prefix}label:{SPACE}:stable", ""), read, rewrite)
+
+
+async def tandem(place: Place) -> Record:
+    tandems = Tandems(place.redis, place.namespace)
+    await tandems.put(TANDEM)
+    return Record((f"{place.prefix}tandems", "q1"), lambda: tandems.get("q1"), lambda: tandems.put(TANDEM))
+
+
+KINDS: dict[str, Callable[[Place], Record | Awaitable[Record]]] = {
+    "manifest": manifest,
+    "move": move,
+    "note of a request": note,
+    "note of a build": finished_build,
+    "inputs of a job": job_inputs,
+    "plan of a job": job_plan,
+    "job": job,
+    "configuration of a job": lambda place: job(place, "config"),
+    "checkpoint": checkpoint,
+    "label": label,
+    "tandem": tandem,
+    "configuration of a run": lambda place: of_text(
+        place, RunConfig(CORPUS, "oracle").to_json(), RunConfig.from_json, RunConfig.to_json
+    ),
+    "pair": lambda place: of_text(
+        place, Pair("q", "p", "a premise", "POSITIVE").to_json(), lambda text: Pair.from_json(text, 0), Pair.to_json
+    ),
+    "task": lambda place: of_text(place, task_json(TASK), task_from_json, task_json),
+    "answers to a task": lambda place: of_text(
+        place,
+        TaskRecord("r1", TASK, 1, "majority").to_json(),
+        lambda text: from_json(TASK, text, 0, 0),
+        TaskRecord.to_json,
+    ),
+}
+REPLACED = {"configuration of a run", "pair", "task"}  # are written once, and never rewritten
+
+
+@pytest.fixture
+async def place(artifact_store: ArtifactStore, redis_url: str, namespace: str, tmp_path: Path) -> Any:
+    redis = connect(redis_url)
+    (tmp_path / "own").mkdir()
+    yield Place(artifact_store, redis, namespace, tmp_path / "own")
+    await redis.aclose()
+
+
+async def found(result: Any) -> Any:
+    return await result if inspect.isawaitable(result) else result
+
+
+async def stored(place: Place, record: Record) -> dict[str, Any]:
+    match record.where:
+        case Path() as path:
+            return dict(json.loads(path.read_text()))
+        case str() as key:
+            return dict(json.loads(await place.redis.get(key)))
+        case (key, ""):
+            return dict(await place.redis.hgetall(key))
+        case (key, field):
+            return dict(json.loads(await place.redis.hget(key, field)))
+
+
+async def store(place: Place, record: Record, content: dict[str, Any]) -> None:
+    match record.where:
+        case Path() as path:
+            path.write_text(json.dumps(content))
+        case str() as key:
+            await place.redis.set(key, json.dumps(content))
+        case (key, ""):
+            await place.redis.delete(key)
+            await place.redis.hset(key, mapping=content)
+        case (key, field):
+            await place.redis.hset(key, field, json.dumps(content))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_record_of_a_newer_format_is_refused_by_name_and_stays(place: Place, kind: str) -> None:
+    record = await found(KINDS[kind](place))
+    assert str((await stored(place, record))["format_version"]) == "1"
+    await store(place, record, {**await stored(place, record), "format_version": 99})
+    before = await stored(place, record)
+    for use in (record.read, record.rewrite):
+        with pytest.raises(NewerFormat, match=r"[\w)] has format_version 99, this release reads up to 1; update"):
+            await found(use())
+    assert await stored(place, record) == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_field_that_is_not_known_is_read_over_and_kept(place: Place, kind: str) -> None:
+    record = await found(KINDS[kind](place))
+    before = await found(record.read())
+    await store(place, record, {**await stored(place, record), "next": "1"})
+    read = await found(record.read())
+    assert (replace(read, further={}) if hasattr(read, "further") else read) == before
+    if kind not in REPLACED:
+        await found(record.rewrite())
+        assert (await stored(place, record))["next"] == "1"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_record_without_a_number_is_damaged(place: Place, kind: str) -> None:
+    record = await found(KINDS[kind](place))
+    content = await stored(place, record)
+    del content["format_version"]
+    await store(place, record, content)
+    with pytest.raises(errors.DataLoss, match=r"cannot be read|is not a manifest|has no format_version"):
+        await found(record.read())
+
+
+async def test_an_encoder_leaves_saved_labels_of_a_newer_format_unread(tmp_path: Path) -> None:
+    (tmp_path / "labels.json").write_text('{"format_version": 99}')
+    assert await asyncio.wait_for(StateFile(tmp_path).load(), 5) is None
