@@ -51,6 +51,7 @@ _PRECISIONS: dict[types_pb2.Precision, Precision | None] = {
     types_pb2.PRECISION_INT8: "int8",
     types_pb2.PRECISION_BFLOAT16: "bfloat16",
 }
+_TO_PRECISION: dict[str, types_pb2.Precision] = {name: number for number, name in _PRECISIONS.items() if name}
 _SAMENESS: dict[int, Sameness] = {index_pb2.FOLDING_EXACT: "EXACT", index_pb2.FOLDING_NORMALIZED: "NORMALIZED"}
 EXPLANATIONS_BYTES = 64 * 1024 * 1024  # of one call, which memory holds at once
 HITS_ON_LOOP = 400  # about a millisecond of work, reading premises from disk included
@@ -75,7 +76,7 @@ def to_vector_query(request: index_pb2.SearchRequest) -> VectorQuery:
     return VectorQuery(vectors.from_proto(request.vectors), request.space_id, to_scope(request), to_effort(request))
 
 
-def to_effort(request: index_pb2.SearchRequest) -> Effort:
+def to_effort(request: index_pb2.SearchRequest | index_pb2.RetrieveRequest) -> Effort:
     """Converts how hard an approximate engine tries."""
     if not request.HasField("params"):
         return DEFAULT_EFFORT
@@ -106,6 +107,7 @@ def to_text_query(request: index_pb2.RetrieveRequest, context: Any) -> TextQuery
         precision=decode_enum(_PRECISIONS, request.precision, "precision", None),
         routing_key=request.routing_key,
         request_id=request_id(context),
+        effort=to_effort(request),
     )
 
 
@@ -132,7 +134,8 @@ def to_retrieve_response(answer: RetrievalResult, room: AnswerRoom) -> index_pb2
     premises = answer.served.generation.premises
     response = index_pb2.RetrieveResponse(
         model_version=answer.version,
-        rerank_version=answer.reranked_by,
+        rerank_versions=answer.reranked_by,
+        precision=_TO_PRECISION.get(answer.precision, types_pb2.PRECISION_UNSPECIFIED),
         space_id=answer.served.generation.space_id,
         generation=answer.served.id,
         exact=answer.exact,
@@ -208,6 +211,7 @@ def to_generation(artifact: Artifact, *, active: bool, held_by: Sequence[str] = 
         size_bytes=artifact.size_bytes,
         notes=_notes(meta),
         held_by=held_by,
+        recall_at_10=meta.get("index", {}).get("recall_at_10", float(meta["engine"] == "flat")),
     )
 
 

@@ -168,6 +168,7 @@ class TextQuery:
     lexical_weight: float = LEXICAL_WEIGHT
     fusion: FusionMethod = "min_max"
     features: Mapping[str, float] = field(default_factory=dict)
+    effort: Effort = DEFAULT_EFFORT
     precision: Precision | None = None
     routing_key: str = ""
     request_id: str = ""
@@ -175,7 +176,7 @@ class TextQuery:
 
 @dataclass(frozen=True)
 class RetrievalResult:
-    """The hits of each query, in the generation searched. Times in seconds; `version` is that of the query encoder.
+    """The hits of each query in the generation searched, by an encoder's `version` in `precision`. Times in seconds.
 
     `unknown_splits` and `unknown_tags` are those of the scope that no premise has, where the back end knows that.
     """
@@ -187,9 +188,10 @@ class RetrievalResult:
     compute_s: float
     encode_s: float = 0.0
     version: str = ""
-    reranked_by: str = ""
+    reranked_by: tuple[str, ...] = ()
     unknown_splits: tuple[str, ...] = ()
     unknown_tags: tuple[str, ...] = ()
+    precision: str = ""
 
     @property
     def exact(self) -> bool:

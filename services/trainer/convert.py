@@ -282,7 +282,7 @@ def to_report(evaluation: Evaluation) -> types_pb2.EvaluationReport:
         pairs=report.pairs,
         model_version=evaluation.model_version,
         generation=evaluation.generation,
-        rerank_version=evaluation.rerank_version,
+        rerank_versions=evaluation.rerank_versions,
         parts=[_part(part) for part in evaluation.parts],
         hypothesis_alone=_tree_metrics(evaluation.hypothesis_alone),
         gold_tree=_tree_metrics(evaluation.gold_tree),

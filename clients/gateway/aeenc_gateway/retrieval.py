@@ -115,7 +115,7 @@ class Retrieval(BaseModel):
 
     results: list[Result]
     model_version: str
-    rerank_version: str
+    rerank_versions: list[str]
     generation: str
     unknown_splits: list[str]
 
@@ -165,7 +165,7 @@ def _results(texts: list[str], found: Retrieved) -> list[dict[str, Any]]:
 def _origin(found: Retrieved) -> dict[str, Any]:
     return {
         "model_version": found.model_version,
-        "rerank_version": found.rerank_version,
+        "rerank_versions": found.rerank_versions,
         "generation": found.generation,
         "unknown_splits": found.unknown_splits,
     }

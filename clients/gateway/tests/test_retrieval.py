@@ -38,7 +38,7 @@ async def test_options_reach_the_index(http):
     answer = (await http.post("/v1/retrieve", json=body)).raise_for_status().json()
     assert [one["query"] for one in answer["results"]] == body["queries"]
     assert best not in [one["id"] for one in answer["results"][0]["premises"]]
-    assert answer["rerank_version"].startswith("x")
+    assert answer["rerank_versions"][0].startswith("x")
     lexical = (await http.post("/v1/retrieve", json={"corpus": "science", "query": QUERY, "mode": "lexical"})).json()
     assert lexical["model_version"] == ""
 

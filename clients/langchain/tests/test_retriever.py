@@ -50,7 +50,7 @@ def test_a_document_is_a_premise_with_its_origin(retriever):
             "score": hit.score,
             "rank": rank,
             "model_version": expected.model_version,
-            "rerank_version": "",
+            "rerank_versions": [],
             "generation": expected.generation,
             "unknown_splits": [],
         }

@@ -308,6 +308,9 @@ class BlockingIndexClient:
         truncate: bool = False,
         precision: Precision | None = None,
         routing_key: str = "",
+        exact: bool = False,
+        nprobe: int = 0,
+        ef_search: int = 0,
         timeout_s: float | None = None,
     ) -> Retrieved:
         """Finds the k premises that best explain each text, k from 1 to 1,000.
@@ -324,7 +327,8 @@ class BlockingIndexClient:
         premises, at least k, by its score alone or, with `rerank_weight`, by their first score plus this weight times
         its own; of `rerank_versions`, 1 to 8 that labels name, several re-rank by the sum of their ranks.
         `negative_feedback` subtracts this share of the mean vector of the five best premises from the query and ranks
-        again; 0.1 is a good start. `precision` and `routing_key` are those of the encoder's calls.
+        again; 0.1 is a good start. `precision` and `routing_key` are those of the encoder's calls. `exact`, `nprobe`
+        and `ef_search` are those of `search`.
 
         Raises NotFound for an unknown corpus, generation or id of the filter, VersionNotLoaded for a label or version
         that no encoder serves, InvalidArgument for an option out of range, FailedPrecondition where the corpus lacks
@@ -355,6 +359,9 @@ class BlockingIndexClient:
                 truncate=truncate,
                 precision=precision,
                 routing_key=routing_key,
+                exact=exact,
+                nprobe=nprobe,
+                ef_search=ef_search,
                 timeout_s=timeout_s,
             )
         )

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors, values, vectors
-from aeenc.calls.encoding import Precision, precision_number, selector
+from aeenc.calls.encoding import Precision, precision_name, precision_number, selector
 from aeenc.calls.inputs import (
     Items,
     begins_again,
@@ -136,6 +136,9 @@ class IndexClient:
         truncate: bool = False,
         precision: Precision | None = None,
         routing_key: str = "",
+        exact: bool = False,
+        nprobe: int = 0,
+        ef_search: int = 0,
         timeout_s: float | None = None,
     ) -> Retrieved:
         """Finds the k premises that best explain each text, k from 1 to 1,000.
@@ -152,7 +155,8 @@ class IndexClient:
         premises, at least k, by its score alone or, with `rerank_weight`, by their first score plus this weight times
         its own; of `rerank_versions`, 1 to 8 that labels name, several re-rank by the sum of their ranks.
         `negative_feedback` subtracts this share of the mean vector of the five best premises from the query and ranks
-        again; 0.1 is a good start. `precision` and `routing_key` are those of the encoder's calls.
+        again; 0.1 is a good start. `precision` and `routing_key` are those of the encoder's calls. `exact`, `nprobe`
+        and `ef_search` are those of `search`.
 
         Raises NotFound for an unknown corpus, generation or id of the filter, VersionNotLoaded for a label or version
         that no encoder serves, InvalidArgument for an option out of range, FailedPrecondition where the corpus lacks
@@ -183,6 +187,7 @@ class IndexClient:
             truncate=types_pb2.TRUNCATE_END if truncate else types_pb2.TRUNCATE_ERROR,
             precision=precision_number(precision),
             routing_key=routing_key,
+            params=message(index_pb2.SearchParams, exact=exact, nprobe=nprobe, ef_search=ef_search),
         )
         response = await self.channel.unary(self._stub.Retrieve, request, timeout_s=timeout_s, hedge=True)
         return Retrieved(
@@ -191,7 +196,9 @@ class IndexClient:
             space_id=response.space_id,
             generation=response.generation,
             timings=values.Timings.from_message(response.timings),
-            rerank_version=response.rerank_version,
+            rerank_versions=tuple(response.rerank_versions),
+            precision=precision_name(response.precision),
+            exact=response.exact,
             unknown_splits=tuple(response.unknown_splits),
             unknown_tags=tuple(response.unknown_tags),
         )

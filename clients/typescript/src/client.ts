@@ -98,7 +98,7 @@ export interface Retrieved {
   spaceId: string;
   generation: string;
   exact: boolean;
-  rerankVersion: string;
+  rerankVersions: string[];
   /** The splits asked for that no premise of the generation has. */
   unknownSplits: string[];
 }
@@ -210,7 +210,7 @@ export class Client {
       spaceId: response.spaceId,
       generation: response.generation,
       exact: response.exact,
-      rerankVersion: response.rerankVersion,
+      rerankVersions: response.rerankVersions,
       unknownSplits: response.unknownSplits,
     };
   }

@@ -53,6 +53,7 @@ from services.index.ranking.validation import (
 )
 from services.index.values import (
     WITHOUT_ENCODER,
+    Effort,
     PremiseLookup,
     QueueLimit,
     RetrievalResult,
@@ -162,11 +163,7 @@ class MilvusRetrieval:
         async def answer(served: MilvusGeneration) -> RetrievalResult:
             check_vector_query(query, served)
             check_answer(len(query.vectors), scope.k, served.rows, SEARCH_HIT_BYTES, self._limits)
-            if effort.exact and not served.is_exact:
-                raise errors.Unimplemented(
-                    f"params.exact is not in the back end milvus for generation {served.id}, whose index is "
-                    "approximate; use ef_search, or build it with AEENC_INDEX_MILVUS_ENGINE=flat"
-                )
+            _check_effort(served, effort)
             return await self._search(
                 served, scope, query.vectors, scope.k, left_s=clock.left_s, breadth=effort.ef_search
             )
@@ -202,6 +199,7 @@ class MilvusRetrieval:
 
     async def _retrieve(self, served: MilvusGeneration, query: TextQuery, clock: _Deadline) -> RetrievalResult:
         check_answer(len(query.texts), query.scope.k, served.rows, RETRIEVE_HIT_BYTES, self._limits)
+        _check_effort(served, query.effort)
         prior = await self._explanations.prior(served) if query.prior else None
         call = _RankCall(served, query, await self._accepted(served, query), prior, clock)
         depth = query.rerank or query.scope.k
@@ -222,7 +220,7 @@ class MilvusRetrieval:
             result = await self._by_vectors(call, vectors, max(depth, DEPTH) if query.features else depth)
             if query.features:
                 result = await self._by_features(call, encoded.vectors, result, depth)
-            result = replace(result, encode_s=encode_s, version=encoded.version)
+            result = replace(result, encode_s=encode_s, version=encoded.version, precision=encoded.precision)
         return await self._reranked(call, result) if query.rerank else result
 
     async def _encode(self, call: _RankCall) -> QueryVectors:
@@ -260,7 +258,7 @@ class MilvusRetrieval:
         return replace(result, hits=hits, compute_s=result.compute_s + compute_s)
 
     async def _dense(self, call: _RankCall, vectors: NDArray[np.float32], k: int) -> RetrievalResult:
-        result = await self._search_each(call.served, call.query.scope, vectors, call.widths(k), call.clock)
+        result = await self._search_each(call, vectors, call.widths(k))
         return call.left(result, k)
 
     async def _by_words(self, call: _RankCall, k: int) -> RetrievalResult:
@@ -334,9 +332,9 @@ class MilvusRetrieval:
         premises = result.served.generation.premises
         texts = [[premises[n].text for n in one.ordinals.tolist()] for one in result.hits]
         asked_at = time.perf_counter()
-        hits, version = await self._reranker.rerank(call.query, result.hits, texts, left_s=call.clock.left_s)
+        hits, versions = await self._reranker.rerank(call.query, result.hits, texts, left_s=call.clock.left_s)
         encode_s = result.encode_s + time.perf_counter() - asked_at
-        return replace(result, hits=hits, encode_s=encode_s, reranked_by=version)
+        return replace(result, hits=hits, encode_s=encode_s, reranked_by=versions)
 
     async def _accepted(self, served: MilvusGeneration, query: TextQuery) -> list[_AcceptedPremises]:
         """Reads the premises accepted for each text. Raises InvalidArgument for an id that the generation lacks."""
@@ -354,25 +352,21 @@ class MilvusRetrieval:
         return accepted
 
     async def _search_each(
-        self,
-        served: MilvusGeneration,
-        scope: Scope,
-        vectors: NDArray[np.float32],
-        widths: Sequence[int],
-        clock: _Deadline,
+        self, call: _RankCall, vectors: NDArray[np.float32], widths: Sequence[int]
     ) -> RetrievalResult:
         """Finds for each vector (n, dim) its own number of premises.
 
         What an approximate index overlooks depends on that number, and must not depend on the other texts of a call.
         """
+        served, scope, breadth = call.served, call.query.scope, call.query.effort.ef_search
         if served.is_exact:
-            return await self._search(served, scope, vectors, max(widths), left_s=clock.left_s)
+            return await self._search(served, scope, vectors, max(widths), left_s=call.clock.left_s)
         hits: dict[int, SearchHits] = {}
         premises: dict[int, PremiseRecord] = {}
         compute_s = 0.0
         for width in sorted(set(widths)):
             rows = [row for row, own in enumerate(widths) if own == width]
-            part = await self._search(served, scope, vectors[rows], width, left_s=clock.left_s)
+            part = await self._search(served, scope, vectors[rows], width, left_s=call.clock.left_s, breadth=breadth)
             hits |= dict(zip(rows, part.hits, strict=True))
             found = part.served.generation.premises
             premises |= {n: found[n] for one in part.hits for n in one.ordinals.tolist()}
@@ -415,6 +409,15 @@ class MilvusRetrieval:
             finally:
                 left.set()  # the thread asks Milvus no more when nobody waits for it
         return answer, time.perf_counter() - started
+
+
+def _check_effort(served: MilvusGeneration, effort: Effort) -> None:
+    """Raises Unimplemented for an exact search where the index is approximate."""
+    if effort.exact and not served.is_exact:
+        raise errors.Unimplemented(
+            f"params.exact is not in the back end milvus for generation {served.id}, whose index is approximate; use "
+            "ef_search, or build it with AEENC_INDEX_MILVUS_ENGINE=flat"
+        )
 
 
 def _fused(

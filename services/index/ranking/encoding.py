@@ -57,11 +57,12 @@ class EncodeKey:
 
 @dataclass(frozen=True)
 class QueryVectors:
-    """The vectors of a call's texts (n, dim) float32, the version that encoded them, and their space."""
+    """The vectors of a call's texts (n, dim) float32, their space, and the version and precision that encoded them."""
 
     vectors: NDArray[np.float32]
     version: str
     space_id: str
+    precision: str = ""
 
 
 @dataclass(eq=False)
@@ -169,7 +170,7 @@ class QueryEncoder:
             part = encoded.vectors[start : start + len(asked.texts)]
             start += len(asked.texts)
             if not asked.answer.done():
-                asked.answer.set_result(QueryVectors(part, encoded.model_version, encoded.space_id))
+                asked.answer.set_result(QueryVectors(part, encoded.model_version, encoded.space_id, encoded.precision))
 
     async def _call(self, key: EncodeKey, batch: list[_EncodeRequest]) -> Encoded:
         # The sender goes on from caller to caller: the call belongs to the first of the batch and links the others.
@@ -233,8 +234,8 @@ class Reranker:
         premises: Sequence[Sequence[str]],
         *,
         left_s: float | None,
-    ) -> tuple[list[SearchHits], str]:
-        """Re-ranks each text's hits and keeps the best k; returns the cross-encoders' versions as well, joined by +.
+    ) -> tuple[list[SearchHits], tuple[str, ...]]:
+        """Re-ranks each text's hits and keeps the best k; returns the cross-encoders' versions as well.
 
         `premises` has the texts of `hits`. With a rerank_weight, the score is the hit's own plus so much of the
         cross-encoder's; with 0 it is the cross-encoder's; of an ensemble it is minus the sum of ranks. Raises what
@@ -258,7 +259,7 @@ class Reranker:
                 f"the cross-encoder changed from {' to '.join(sorted(versions))} meanwhile; ask again"
             )
         reranked = [_reranked(one, scored[row :: len(hits)], query) for row, one in enumerate(hits)]
-        return reranked, "+".join(versions)
+        return reranked, tuple(versions)
 
     async def _in_one_precision(
         self, query: TextQuery, premises: Sequence[Sequence[str]], deadline: float, models: Sequence[str | None]

@@ -38,14 +38,15 @@ EXPLAINED = 0.5  # share of the accepted premises' mean that a query's vector lo
 
 @dataclass(frozen=True)
 class Ranking:
-    """The hits of each text. Times in seconds; `version` encoded them, `reranked_by` re-ranked them ("": none did)."""
+    """The hits of each text. Times in seconds; `version` encoded them, `reranked_by` re-ranked them."""
 
     hits: list[SearchHits]
     queue_s: float = 0.0
     compute_s: float = 0.0
     encode_s: float = 0.0
     version: str = ""
-    reranked_by: str = ""
+    reranked_by: tuple[str, ...] = ()
+    precision: str = ""
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,7 @@ class Ranker:
                 compute_s=first.compute_s + ranked.compute_s,
                 encode_s=encode_s,
                 version=encoded.version,
+                precision=encoded.precision,
             )
         return await self._reranked(call, ranked) if query.rerank else ranked
 
@@ -191,7 +193,12 @@ class Ranker:
         ranked = Ranking([])
         for rows in groups:
             outcome = await self._batcher.search(
-                call.served, vectors[rows], widths[rows[0]], call.selection, deadline_s=call.left_s
+                call.served,
+                vectors[rows],
+                widths[rows[0]],
+                call.selection,
+                effort=call.query.effort,
+                deadline_s=call.left_s,
             )
             found |= dict(zip(rows, outcome.hits, strict=True))
             ranked = replace(
@@ -278,9 +285,9 @@ class Ranker:
     async def _reranked(self, call: RankCall, ranked: Ranking) -> Ranking:
         texts = await asyncio.to_thread(_texts_of, call.served, ranked.hits)
         started = time.perf_counter()
-        hits, version = await self._reranker.rerank(call.query, ranked.hits, texts, left_s=call.left_s)
+        hits, versions = await self._reranker.rerank(call.query, ranked.hits, texts, left_s=call.left_s)
         encode_s = ranked.encode_s + time.perf_counter() - started
-        return replace(ranked, hits=hits, encode_s=encode_s, reranked_by=version)
+        return replace(ranked, hits=hits, encode_s=encode_s, reranked_by=versions)
 
 
 async def _allowed(call: RankCall) -> NDArray[np.bool_] | None:

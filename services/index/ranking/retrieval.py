@@ -91,6 +91,7 @@ class Retrieval:
             ranked.version,
             ranked.reranked_by,
             *served.unknown(query.scope),
+            ranked.precision,
         )
 
 

@@ -67,7 +67,7 @@ class Evaluation:
     report: Report
     model_version: str
     generation: str
-    rerank_version: str = ""
+    rerank_versions: tuple[str, ...] = ()
     parts: Sequence[Part] = ()
     hypothesis_alone: TreeLevel | None = None
     gold_tree: TreeLevel | None = None
@@ -155,7 +155,7 @@ class Evaluator:
         strict = await ranked.of_gold(texts, await run_in_thread(lambda: standard.kept), k)
         paper = None if spec.strict_only else await ranked.of_gold(texts, standard.gold, k, drop_self=False)
         report = await run_in_thread(Report.of, standard, strict, paper, candidates=len(opened.premises))
-        return Evaluation(report, ranked.model_version, opened.id, ranked.rerank_version)
+        return Evaluation(report, ranked.model_version, opened.id, ranked.rerank_versions)
 
     async def _conditioned(self, ranked: IndexRanks, opened: Generation, standard: GoldStandard) -> Evaluation:
         """Tells the index the gold premise that it ranks first, and evaluates the others."""
@@ -166,7 +166,7 @@ class Evaluator:
         accepted = await run_in_thread(lambda: [[opened.premises[ordinal].id] for ordinal in told.ordinals])
         after = await ranked.of_gold(texts, told.left.gold, k, accepted=accepted)
         report, part = await run_in_thread(told.report, after, candidates=len(opened.premises))
-        return Evaluation(report, ranked.model_version, opened.id, ranked.rerank_version, parts=[part])
+        return Evaluation(report, ranked.model_version, opened.id, ranked.rerank_versions, parts=[part])
 
     async def _trees(
         self, trees: Sequence[GoldTree], done: Evaluation, ranked: IndexRanks, opened: Generation

@@ -35,7 +35,7 @@ class IndexRanks:
     ) -> None:
         self._index, self._opened, self._retrieval = index, opened, retrieval
         self._label, self._version = label, version
-        self._models: tuple[str, str] | None = None
+        self._models: tuple[str, ...] | None = None
 
     @property
     def model_version(self) -> str:
@@ -43,9 +43,9 @@ class IndexRanks:
         return self._models[0] if self._models else ""
 
     @property
-    def rerank_version(self) -> str:
-        """The cross-encoder that has answered; empty for none."""
-        return self._models[1] if self._models else ""
+    def rerank_versions(self) -> tuple[str, ...]:
+        """The cross-encoders that have answered; empty for none."""
+        return self._models[1:] if self._models else ()
 
     def pin(self, version: str) -> None:
         """Replaces the label by a version; an empty one changes nothing."""
@@ -96,7 +96,7 @@ class IndexRanks:
             yield found.results
 
     def _check_same(self, found: Rankings) -> None:
-        models = (found.model_version, found.rerank_version)
+        models = (found.model_version, *found.rerank_versions)
         if self._models is not None and models != self._models:
             before, now = (" and ".join(filter(None, one)) or "none" for one in (self._models, models))
             raise errors.FailedPrecondition(f"the models changed from {before} to {now} meanwhile; evaluate again")

@@ -33,7 +33,7 @@ class Index(FakeIndex):
         self.tokens.append(dict(context.invocation_metadata()).get("authorization", ""))
         try:
             answer = await super().Retrieve(request, context)
-            answer.rerank_version = "x1" if request.rerank else ""
+            answer.rerank_versions.extend(["x1"] if request.rerank else [])
             answer.unknown_splits[:] = [split for split in request.filter.any_split if split == "tset"]
             return answer
         except asyncio.CancelledError:
@@ -64,7 +64,7 @@ async def test_a_premise_has_score_rank_versions_and_generation(target: str):
         "score": first.score,
         "rank": 1,
         "model_version": "version-1",
-        "rerank_version": "x1",
+        "rerank_versions": ["x1"],
         "generation": "generation-1",
         "unknown_splits": [],
     }

@@ -106,6 +106,13 @@ async def test_an_approximate_engine_says_so_and_searches_exactly_where_asked(se
         assert overlap(one.ids, exact.ids) < overlap(found.ids, exact.ids)
         retrieved = await index.client.retrieve("science", [TEXTS[7]], k=3, drop_self=False)
         assert retrieved[0][0].text == TEXTS[7]
+        assert (retrieved.exact, retrieved.precision) == (False, "")
+        scanned = await index.client.retrieve("science", [TEXTS[7]], k=10, exact=True, drop_self=False)
+        narrow = await index.client.retrieve("science", [TEXTS[7]], k=10, nprobe=1, drop_self=False)
+        assert scanned.exact
+        assert [hit.score for hit in narrow[0]] < [hit.score for hit in scanned[0]]
+        [generation] = [one async for one in index.client.list_generations("science")]
+        assert QUICK["recall"] <= generation.recall_at_10 <= 1
         dropped = await index.client.retrieve("science", [TEXTS[7]], k=3)
         assert len(dropped[0]) == 3
         assert TEXTS[7] not in [hit.text for hit in dropped[0]]

@@ -61,7 +61,7 @@ async def test_a_re_ranked_head_is_followed_by_the_others_in_their_order(built, 
     assert [hit.id for hit in found.results[0]] == [hit.id for hit in (*head, *first[4:])]
     scores = [hit.score for hit in found.results[0]]
     assert scores[4:] == [scores[3] - place for place in range(1, 7)], "below the head's, whatever they were"
-    assert found.rerank_version == encoder.servicer.cross_version
+    assert found.rerank_versions == (encoder.servicer.cross_version,)
     assert len((await built.client.rankings("science", [text], k=3, retrieval=Retrieval(rerank=4))).results[0]) == 3
 
 

@@ -254,7 +254,7 @@ async def test_a_cross_encoder_orders_the_first_premises_anew(built, encoder, mo
     expected = sorted(first, key=lambda hit: (-hit.text.count("e"), int(hit.id[1:])))[:3]
     assert [hit.id for hit in found[0]] == [hit.id for hit in expected]
     assert [hit.score for hit in found[0]] == [hit.text.count("e") for hit in expected]
-    assert found.rerank_version == encoder.servicer.cross_version
+    assert found.rerank_versions == (encoder.servicer.cross_version,)
     assert [list(request.premises) for request in encoder.servicer.score_requests] == [[hit.text for hit in first]]
 
 

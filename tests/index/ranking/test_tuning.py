@@ -120,7 +120,7 @@ async def test_what_is_re_ranked_is_what_retrieve_re_ranks(index, encoder) -> No
         rerank=len(FACTS),
         rerank_weight=weight,
     )
-    assert answered.rerank_version == encoder.servicer.cross_version
+    assert answered.rerank_versions == (encoder.servicer.cross_version,)
     for hits, own, before in zip(answered.results, reranked(ranked, scores, weight), ranked, strict=True):
         assert [hit.id for hit in hits] == [f"f{n}" for n in own.ordinals]
         assert own.ordinals.tolist() != before.ordinals.tolist()

@@ -45,8 +45,8 @@ class Index:
     async def rankings(self, corpus: str, texts: Sequence[str], **options: Any) -> Rankings:
         self.calls.append({"corpus": corpus, "texts": list(texts), **options})
         found = [[_hit((int(text[1:]) + n) % 10, n) for n in range(options["k"])] for text in texts]
-        models = ("q1", "x1") if len(self.calls) < self._changes_at else self._changed
-        return Rankings(found, *models)
+        encoder, reranker = ("q1", "x1") if len(self.calls) < self._changes_at else self._changed
+        return Rankings(found, encoder, (reranker,) if reranker else ())
 
 
 def _hit(ordinal: int, rank: int) -> Hit:
@@ -81,7 +81,7 @@ async def test_all_parts_are_by_the_version_that_answered_first(monkeypatch: pyt
     await ranked.of_gold(TEXTS, [np.array([0])] * 5, 4)
     await ranked.scored(TEXTS, 3)
     assert [(call["label"], call["version"]) for call in index.calls] == [("stable", None)] + [(None, "q1")] * 5
-    assert (ranked.model_version, ranked.rerank_version) == ("q1", "x1")
+    assert (ranked.model_version, ranked.rerank_versions) == ("q1", ("x1",))
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,9 @@ class RetrieveOptions(TypedDict, total=False):
     truncate: bool
     precision: Precision | None
     routing_key: str
+    exact: bool
+    nprobe: int
+    ef_search: int
     timeout_s: float | None
 
 
@@ -55,7 +58,7 @@ _PLACE = ("corpus", "index", "token", "ca", "cert", "key", "tls")
 class FoundPremise:
     """One premise of an answer. `rank` counts from 1.
 
-    `model_version` and `rerank_version` are empty where no such model took part; `unknown_splits` are those asked for
+    `model_version` and `rerank_versions` are empty where no such model took part; `unknown_splits` are those asked for
     that no premise of the corpus has.
     """
 
@@ -64,7 +67,7 @@ class FoundPremise:
     score: float
     rank: int
     model_version: str
-    rerank_version: str
+    rerank_versions: tuple[str, ...]
     generation: str
     unknown_splits: tuple[str, ...]
 
@@ -74,7 +77,7 @@ class FoundPremise:
             "score": self.score,
             "rank": self.rank,
             "model_version": self.model_version,
-            "rerank_version": self.rerank_version,
+            "rerank_versions": list(self.rerank_versions),
             "generation": self.generation,
             "unknown_splits": list(self.unknown_splits),
         }
@@ -142,7 +145,7 @@ class PremiseRetriever:
                 warnings.warn(
                     f"{what}: no premise of corpus {self._corpus!r} has {named}; is it misspelt?", stacklevel=3
                 )
-        origin = (found.model_version, found.rerank_version, found.generation, found.unknown_splits)
+        origin = (found.model_version, found.rerank_versions, found.generation, found.unknown_splits)
         return [FoundPremise(hit.id, hit.text, hit.score, rank, *origin) for rank, hit in enumerate(found[0], start=1)]
 
     async def _close(self) -> None:

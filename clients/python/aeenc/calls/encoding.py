@@ -34,7 +34,7 @@ _PRECISIONS: dict[str | None, types_pb2.Precision | None] = {
     "bfloat16": types_pb2.PRECISION_BFLOAT16,
     "int8": types_pb2.PRECISION_INT8,
 }
-_PRECISION_NAMES = {number: name for name, number in _PRECISIONS.items() if name is not None}
+_PRECISION_NAMES: dict[int, str] = {number: name for name, number in _PRECISIONS.items() if name and number}
 
 
 @dataclass(frozen=True, eq=False)  # an array has no one answer to ==
@@ -62,7 +62,7 @@ class Encoded:
             space_id=response.space_id,
             timings=values.Timings.from_message(response.timings),
             truncated=response.truncated,
-            precision=_PRECISION_NAMES.get(response.precision, ""),
+            precision=precision_name(response.precision),
             tokens=response.tokens,
         )
 
@@ -91,7 +91,7 @@ class Scored:
             timings=values.Timings.from_message(response.timings),
             truncated=response.truncated,
             ensemble=tuple(response.ensemble),
-            precision=_PRECISION_NAMES.get(response.precision, ""),
+            precision=precision_name(response.precision),
         )
 
 
@@ -129,6 +129,11 @@ def selector(label: str | None, version: str | None) -> types_pb2.ModelSelector 
     if version:
         return message(types_pb2.ModelSelector, version=version)
     return message(types_pb2.ModelSelector, label=label) if label else None
+
+
+def precision_name(number: int) -> str:
+    """Returns the name of a precision in messages; "" for none."""
+    return _PRECISION_NAMES.get(number, "")
 
 
 def precision_number(precision: str | None) -> types_pb2.Precision | None:

@@ -115,8 +115,9 @@ class SearchResult:
 class Retrieved:
     """The premises found for each text, best first, and their origin: encoder, generation, cross-encoder.
 
-    `model_version` and `rerank_version` are empty where no such model took part. `unknown_splits` are the splits asked
+    `model_version` and `rerank_versions` are empty where no such model took part. `unknown_splits` are the splits asked
     for that no premise of the generation has, `unknown_tags` the tags; empty also where the index does not know them.
+    `precision` is that of the query encoder; where `exact` is false, premises may be missing.
     """
 
     results: list[list[Hit]]
@@ -124,9 +125,11 @@ class Retrieved:
     space_id: str
     generation: str
     timings: values.Timings
-    rerank_version: str = ""
+    rerank_versions: tuple[str, ...] = ()
     unknown_splits: tuple[str, ...] = ()
     unknown_tags: tuple[str, ...] = ()
+    precision: str = ""
+    exact: bool = True
 
     def __iter__(self) -> Iterator[list[Hit]]:
         return iter(self.results)
@@ -183,7 +186,7 @@ class Rankings:
 
     results: list[list[Hit]]
     model_version: str
-    rerank_version: str
+    rerank_versions: tuple[str, ...]
     generation: str = ""
 
 
@@ -214,7 +217,7 @@ async def rank(
     pinned = replace(call, version=first.model_version or call.version, generation=first.generation)
     anew = await _ask(retrieve, pinned, texts, n, max(1, PAIRS // at_least_one(n, "rerank")), accepted)
     results = [_continued(head, whole)[:k] for head, whole in zip(anew.results, first.results, strict=True)]
-    return Rankings(results, first.model_version, anew.rerank_version, first.generation)
+    return Rankings(results, first.model_version, anew.rerank_versions, first.generation)
 
 
 async def _ask(
@@ -226,7 +229,7 @@ async def _ask(
     accepted: Sequence[Sequence[str]],
 ) -> Rankings:
     results: list[list[Hit]] = []
-    version, generation, reranked_by = call.version, call.generation, ""
+    version, generation, reranked_by = call.version, call.generation, tuple[str, ...]()
     for start in range(0, len(texts), together):
         answer = await retrieve(
             call.corpus,
@@ -244,11 +247,12 @@ async def _ask(
         )
         # the version and the generation that answered first answer all
         version, generation = answer.model_version or version, answer.generation or generation
-        if reranked_by and answer.rerank_version != reranked_by:
+        if reranked_by and answer.rerank_versions != reranked_by:
             raise errors.FailedPrecondition(
-                f"the cross-encoder changed from {reranked_by} to {answer.rerank_version} meanwhile; ask again"
+                f"the cross-encoder changed from {' and '.join(reranked_by)} to {' and '.join(answer.rerank_versions)} "
+                "meanwhile; ask again"
             )
-        reranked_by = answer.rerank_version
+        reranked_by = answer.rerank_versions
         results += answer.results
     return Rankings(results, version or "", reranked_by, generation)
 

@@ -139,7 +139,7 @@ class SearchParams(_message.Message):
     def __init__(self, ef_search: _Optional[int] = ..., nprobe: _Optional[int] = ..., exact: bool = ...) -> None: ...
 
 class RetrieveRequest(_message.Message):
-    __slots__ = ("corpus", "texts", "k", "mode", "model", "accepted", "rerank", "prior", "drop_self", "exclude_ids", "filter", "generation", "truncate", "precision", "routing_key", "fusion", "negative_feedback", "rerank_weight", "rerank_versions")
+    __slots__ = ("corpus", "texts", "k", "mode", "model", "accepted", "rerank", "prior", "drop_self", "exclude_ids", "filter", "generation", "truncate", "precision", "routing_key", "fusion", "negative_feedback", "rerank_weight", "rerank_versions", "params")
     CORPUS_FIELD_NUMBER: _ClassVar[int]
     TEXTS_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
@@ -159,6 +159,7 @@ class RetrieveRequest(_message.Message):
     NEGATIVE_FEEDBACK_FIELD_NUMBER: _ClassVar[int]
     RERANK_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     RERANK_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    PARAMS_FIELD_NUMBER: _ClassVar[int]
     corpus: str
     texts: _containers.RepeatedScalarFieldContainer[str]
     k: int
@@ -178,7 +179,8 @@ class RetrieveRequest(_message.Message):
     negative_feedback: float
     rerank_weight: float
     rerank_versions: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, corpus: _Optional[str] = ..., texts: _Optional[_Iterable[str]] = ..., k: _Optional[int] = ..., mode: _Optional[_Union[RetrieveMode, str]] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., accepted: _Optional[_Iterable[_Union[AcceptedPremises, _Mapping]]] = ..., rerank: _Optional[int] = ..., prior: _Optional[float] = ..., drop_self: bool = ..., exclude_ids: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[PremiseFilter, _Mapping]] = ..., generation: _Optional[str] = ..., truncate: _Optional[_Union[_types_pb2.Truncate, str]] = ..., precision: _Optional[_Union[_types_pb2.Precision, str]] = ..., routing_key: _Optional[str] = ..., fusion: _Optional[_Union[Fusion, _Mapping]] = ..., negative_feedback: _Optional[float] = ..., rerank_weight: _Optional[float] = ..., rerank_versions: _Optional[_Iterable[str]] = ...) -> None: ...
+    params: SearchParams
+    def __init__(self, corpus: _Optional[str] = ..., texts: _Optional[_Iterable[str]] = ..., k: _Optional[int] = ..., mode: _Optional[_Union[RetrieveMode, str]] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., accepted: _Optional[_Iterable[_Union[AcceptedPremises, _Mapping]]] = ..., rerank: _Optional[int] = ..., prior: _Optional[float] = ..., drop_self: bool = ..., exclude_ids: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[PremiseFilter, _Mapping]] = ..., generation: _Optional[str] = ..., truncate: _Optional[_Union[_types_pb2.Truncate, str]] = ..., precision: _Optional[_Union[_types_pb2.Precision, str]] = ..., routing_key: _Optional[str] = ..., fusion: _Optional[_Union[Fusion, _Mapping]] = ..., negative_feedback: _Optional[float] = ..., rerank_weight: _Optional[float] = ..., rerank_versions: _Optional[_Iterable[str]] = ..., params: _Optional[_Union[SearchParams, _Mapping]] = ...) -> None: ...
 
 class Fusion(_message.Message):
     __slots__ = ("method", "lexical_weight", "features")
@@ -204,26 +206,28 @@ class AcceptedPremises(_message.Message):
     def __init__(self, premise_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RetrieveResponse(_message.Message):
-    __slots__ = ("results", "model_version", "space_id", "generation", "exact", "timings", "rerank_version", "unknown_splits", "unknown_tags")
+    __slots__ = ("results", "model_version", "space_id", "generation", "exact", "timings", "rerank_versions", "unknown_splits", "unknown_tags", "precision")
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SPACE_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     EXACT_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
-    RERANK_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RERANK_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_SPLITS_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_TAGS_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
     results: _containers.RepeatedCompositeFieldContainer[RetrievedPremises]
     model_version: str
     space_id: str
     generation: str
     exact: bool
     timings: _types_pb2.Timings
-    rerank_version: str
+    rerank_versions: _containers.RepeatedScalarFieldContainer[str]
     unknown_splits: _containers.RepeatedScalarFieldContainer[str]
     unknown_tags: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, results: _Optional[_Iterable[_Union[RetrievedPremises, _Mapping]]] = ..., model_version: _Optional[str] = ..., space_id: _Optional[str] = ..., generation: _Optional[str] = ..., exact: bool = ..., timings: _Optional[_Union[_types_pb2.Timings, _Mapping]] = ..., rerank_version: _Optional[str] = ..., unknown_splits: _Optional[_Iterable[str]] = ..., unknown_tags: _Optional[_Iterable[str]] = ...) -> None: ...
+    precision: _types_pb2.Precision
+    def __init__(self, results: _Optional[_Iterable[_Union[RetrievedPremises, _Mapping]]] = ..., model_version: _Optional[str] = ..., space_id: _Optional[str] = ..., generation: _Optional[str] = ..., exact: bool = ..., timings: _Optional[_Union[_types_pb2.Timings, _Mapping]] = ..., rerank_versions: _Optional[_Iterable[str]] = ..., unknown_splits: _Optional[_Iterable[str]] = ..., unknown_tags: _Optional[_Iterable[str]] = ..., precision: _Optional[_Union[_types_pb2.Precision, str]] = ...) -> None: ...
 
 class RetrievedPremises(_message.Message):
     __slots__ = ("premises",)
@@ -416,7 +420,7 @@ class BuildGenerationResponse(_message.Message):
     def __init__(self, received: _Optional[int] = ..., encoded: _Optional[int] = ..., ack_level: _Optional[_Union[AckLevel, str]] = ..., generation: _Optional[_Union[Generation, _Mapping]] = ..., activated: bool = ..., durable: _Optional[int] = ..., expected_premises: _Optional[int] = ..., stage: _Optional[_Union[BuildStage, str]] = ...) -> None: ...
 
 class Generation(_message.Message):
-    __slots__ = ("id", "corpus", "space_id", "premise_version", "premises", "dim", "engine", "manifest_sha256", "created_at", "active", "size_bytes", "notes", "held_by")
+    __slots__ = ("id", "corpus", "space_id", "premise_version", "premises", "dim", "engine", "manifest_sha256", "created_at", "active", "size_bytes", "notes", "held_by", "recall_at_10")
     ID_FIELD_NUMBER: _ClassVar[int]
     CORPUS_FIELD_NUMBER: _ClassVar[int]
     SPACE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -430,6 +434,7 @@ class Generation(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
     HELD_BY_FIELD_NUMBER: _ClassVar[int]
+    RECALL_AT_10_FIELD_NUMBER: _ClassVar[int]
     id: str
     corpus: str
     space_id: str
@@ -443,7 +448,8 @@ class Generation(_message.Message):
     size_bytes: int
     notes: _containers.RepeatedScalarFieldContainer[str]
     held_by: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, id: _Optional[str] = ..., corpus: _Optional[str] = ..., space_id: _Optional[str] = ..., premise_version: _Optional[str] = ..., premises: _Optional[int] = ..., dim: _Optional[int] = ..., engine: _Optional[str] = ..., manifest_sha256: _Optional[str] = ..., created_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., active: bool = ..., size_bytes: _Optional[int] = ..., notes: _Optional[_Iterable[str]] = ..., held_by: _Optional[_Iterable[str]] = ...) -> None: ...
+    recall_at_10: float
+    def __init__(self, id: _Optional[str] = ..., corpus: _Optional[str] = ..., space_id: _Optional[str] = ..., premise_version: _Optional[str] = ..., premises: _Optional[int] = ..., dim: _Optional[int] = ..., engine: _Optional[str] = ..., manifest_sha256: _Optional[str] = ..., created_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., active: bool = ..., size_bytes: _Optional[int] = ..., notes: _Optional[_Iterable[str]] = ..., held_by: _Optional[_Iterable[str]] = ..., recall_at_10: _Optional[float] = ...) -> None: ...
 
 class ActivateGenerationRequest(_message.Message):
     __slots__ = ("corpus", "generation", "expected_generation", "request_id")

@@ -256,7 +256,7 @@ class Limits(_message.Message):
     def __init__(self, message_bytes: _Optional[int] = ..., items: _Optional[int] = ..., text_bytes: _Optional[int] = ..., k: _Optional[int] = ..., tokens: _Optional[int] = ..., queued_items: _Optional[int] = ..., queued_tokens: _Optional[int] = ...) -> None: ...
 
 class EvaluationReport(_message.Message):
-    __slots__ = ("strict", "paper", "candidates", "queries", "pairs", "model_version", "generation", "rerank_version", "parts", "hypothesis_alone", "gold_tree", "ranks", "graded")
+    __slots__ = ("strict", "paper", "candidates", "queries", "pairs", "model_version", "generation", "rerank_versions", "parts", "hypothesis_alone", "gold_tree", "ranks", "graded")
     STRICT_FIELD_NUMBER: _ClassVar[int]
     PAPER_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
@@ -264,7 +264,7 @@ class EvaluationReport(_message.Message):
     PAIRS_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
-    RERANK_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RERANK_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     HYPOTHESIS_ALONE_FIELD_NUMBER: _ClassVar[int]
     GOLD_TREE_FIELD_NUMBER: _ClassVar[int]
@@ -277,13 +277,13 @@ class EvaluationReport(_message.Message):
     pairs: int
     model_version: str
     generation: str
-    rerank_version: str
+    rerank_versions: _containers.RepeatedScalarFieldContainer[str]
     parts: _containers.RepeatedCompositeFieldContainer[EvaluationPart]
     hypothesis_alone: TreeMetrics
     gold_tree: TreeMetrics
     ranks: _containers.RepeatedCompositeFieldContainer[GoldRanks]
     graded: GradedMetrics
-    def __init__(self, strict: _Optional[_Union[RetrievalMetrics, _Mapping]] = ..., paper: _Optional[_Union[RetrievalMetrics, _Mapping]] = ..., candidates: _Optional[int] = ..., queries: _Optional[int] = ..., pairs: _Optional[int] = ..., model_version: _Optional[str] = ..., generation: _Optional[str] = ..., rerank_version: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[EvaluationPart, _Mapping]]] = ..., hypothesis_alone: _Optional[_Union[TreeMetrics, _Mapping]] = ..., gold_tree: _Optional[_Union[TreeMetrics, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[GoldRanks, _Mapping]]] = ..., graded: _Optional[_Union[GradedMetrics, _Mapping]] = ...) -> None: ...
+    def __init__(self, strict: _Optional[_Union[RetrievalMetrics, _Mapping]] = ..., paper: _Optional[_Union[RetrievalMetrics, _Mapping]] = ..., candidates: _Optional[int] = ..., queries: _Optional[int] = ..., pairs: _Optional[int] = ..., model_version: _Optional[str] = ..., generation: _Optional[str] = ..., rerank_versions: _Optional[_Iterable[str]] = ..., parts: _Optional[_Iterable[_Union[EvaluationPart, _Mapping]]] = ..., hypothesis_alone: _Optional[_Union[TreeMetrics, _Mapping]] = ..., gold_tree: _Optional[_Union[TreeMetrics, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[GoldRanks, _Mapping]]] = ..., graded: _Optional[_Union[GradedMetrics, _Mapping]] = ...) -> None: ...
 
 class GradedMetrics(_message.Message):
     __slots__ = ("ndcg_linear", "ndcg_exponential", "oracle_ndcg_linear", "oracle_ndcg_exponential", "recalls")

@@ -65,6 +65,10 @@ class Generation:
     """
     held_by: tuple[str, ...] = ()
     """Who holds it, sorted; `run-<id>` is a live run. Only ListGenerations fills it."""
+    recall_at_10: float = 0.0
+    """The share of the true ten nearest that the engine found for a sample of its premises when it was built. 1 with an
+    exact engine. 0: not measured.
+    """
 
     @classmethod
     def from_message(cls, message: index_pb2.Generation) -> Generation:
@@ -83,6 +87,7 @@ class Generation:
             size_bytes=message.size_bytes,
             notes=tuple(message.notes),
             held_by=tuple(message.held_by),
+            recall_at_10=message.recall_at_10,
         )
 
 

@@ -497,8 +497,8 @@ class EvaluationReport:
     """The query encoder that was evaluated. Empty in modes without one."""
     generation: str = ""
     """The corpus generation on which it was evaluated."""
-    rerank_version: str = ""
-    """The cross-encoder that re-ranked. Empty: none."""
+    rerank_versions: tuple[str, ...] = ()
+    """The cross-encoders that re-ranked: one, or those of an ensemble. Empty: none."""
     parts: tuple[EvaluationPart, ...] = ()
     """The same metrics over parts of the queries and pairs. Subsets without a pair are left out."""
     hypothesis_alone: TreeMetrics | None = None
@@ -525,7 +525,7 @@ class EvaluationReport:
             pairs=message.pairs,
             model_version=message.model_version,
             generation=message.generation,
-            rerank_version=message.rerank_version,
+            rerank_versions=tuple(message.rerank_versions),
             parts=tuple([EvaluationPart.from_message(one) for one in message.parts]),
             hypothesis_alone=TreeMetrics.from_message(message.hypothesis_alone)
             if message.HasField("hypothesis_alone")

@@ -17,7 +17,7 @@ class AeencRetriever(BaseRetriever):
     """Retrieves the premises of `corpus` that best explain a query, best first.
 
     A node is one premise: its id, its text, and in `metadata` its `score` and `rank` (from 1), the `model_version` that
-    encoded the query ("" in lexical modes), the `rerank_version` that ranked again, the corpus' `generation` and
+    encoded the query ("" in lexical modes), the `rerank_versions` that ranked again, the corpus' `generation` and
     `unknown_splits`, of which a warning tells as well. A language model is shown the text alone.
 
     `index` ("host:port"), `token`, `ca`, `cert`, `key`, `tls` come from AEENC_INDEX, AEENC_TOKEN, AEENC_CA, AEENC_CERT,

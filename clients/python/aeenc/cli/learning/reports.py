@@ -32,8 +32,8 @@ def report_dict(report: values.EvaluationReport) -> dict[str, Any]:
         "model_version": report.model_version,
         "generation": report.generation,
     }
-    if report.rerank_version:
-        told["rerank_version"] = report.rerank_version
+    if report.rerank_versions:
+        told["rerank_versions"] = report.rerank_versions
     if report.parts:
         told["parts"] = {_name(part): _part_dict(part) for part in report.parts}
     if report.hypothesis_alone is not None:

@@ -17,7 +17,7 @@ class AeencRetriever:
     """Retrieves the premises of `corpus` that best explain a query, best first.
 
     A document is one premise: `id`, `content` (its text), `score`, and in `meta` its `score` and `rank` (from 1), the
-    `model_version` that encoded the query ("" in lexical modes), the `rerank_version` that ranked again, the corpus'
+    `model_version` that encoded the query ("" in lexical modes), the `rerank_versions` that ranked again, the corpus'
     `generation` and `unknown_splits`, of which a warning tells as well.
 
     `index` ("host:port"), `token`, `ca`, `cert`, `key`, `tls` come from AEENC_INDEX, AEENC_TOKEN, AEENC_CA, AEENC_CERT,
