@@ -254,7 +254,7 @@ def main() -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     overlaps = {kind: np.array([overlap(pair) for pair in own]) for kind, own in pairs.items()}
     learned = {text for text, _ in training_of(dataset, options.split)}
-    record: dict[str, Any] = {"format_version": 2, "split": options.split, "k": K, "token overlap": summary(overlaps)}
+    record: dict[str, Any] = {"format_version": 1, "split": options.split, "k": K, "token overlap": summary(overlaps)}
     record["unseen"] = summary(without_seen(overlaps, pairs, learned))
     kept = json.loads(path.read_bytes()) if path.is_file() else {}
     same_pairs = kept.get("token overlap") == record["token overlap"]

@@ -226,7 +226,7 @@ class BuildSpec:
             "base_generation": self.base_generation,
             "deleted_sha256": hashlib.sha256(deleted).hexdigest(),
             "sameness": self.sameness,
-            **({"space_id": self.space_id} if self.space_id else {}),
+            "space_id": self.space_id,
         }
 
 

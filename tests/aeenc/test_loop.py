@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +79,13 @@ async def test_later_rounds_may_sample_otherwise_than_the_first(world: World):
     ]
 
 
-def test_a_plan_without_such_a_change_has_the_fingerprint_that_journals_know():
-    plan = LoopPlan("science", [("t", "ice floats")], [("q", ["p"])], run={"k": 7}, job={"seed": 5})
-    assert plan.fingerprint() == "8223030516247bb6aff68ad577928d2339a5d8856707aac09fabf8ee1a3c1f9a"
-    assert replace(plan, later_run={"k": 9}).fingerprint() != plan.fingerprint()
+async def test_a_journal_of_a_newer_release_is_refused_by_name_and_stays(world: World):
+    await world.go(rounds=1)
+    newer = json.dumps({**json.loads(world.journal.read_text()), "format_version": 2, "rounds": "in another file"})
+    world.journal.write_text(newer)
+    with pytest.raises(errors.FailedPrecondition, match="has format_version 2, this release reads up to 1"):
+        await world.go(rounds=2)
+    assert world.journal.read_text() == newer
 
 
 async def test_a_loop_may_train_on_from_the_round_before(world: World):

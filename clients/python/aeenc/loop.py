@@ -67,10 +67,8 @@ class LoopPlan:
 
     def fingerprint(self) -> str:
         """Hashes the plan without `rounds` and `patience`: a loop that goes on may change when it ends."""
-        values = {**vars(self), "rounds": 0, "patience": 0, "run": dict(self.run), "job": dict(self.job)}
-        later = dict(values.pop("later_run"))
-        if later:  # a plan without has the hash that it had before there was this field
-            values["later_run"] = later
+        chosen = {name: dict(getattr(self, name)) for name in ("run", "later_run", "job")}
+        values = {**vars(self), "rounds": 0, "patience": 0, **chosen}
         return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -101,18 +99,24 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path, plan: LoopPlan) -> Journal:
-        """Opens the journal of a plan, or begins one. Raises AlreadyExists for the journal of another plan."""
+        """Opens the journal of a plan, or begins one.
+
+        Raises AlreadyExists for the journal of another plan, FailedPrecondition for one of a newer release.
+        """
         if not path.exists():
             journal = cls(path, uuid.uuid4().hex[:12], plan.fingerprint(), [])
             journal.save()
             return journal
         try:
             record = json.loads(path.read_bytes())
+            if (version := int(record["format_version"])) > FORMAT_VERSION:
+                raise errors.FailedPrecondition(
+                    f"{path} has format_version {version}, this release reads up to {FORMAT_VERSION}; update aeenc"
+                )
             found = cls(path, record["id"], record["plan"], [Round(**one) for one in record["rounds"]], record["ended"])
-            version = record["format_version"]
         except (ValueError, KeyError, TypeError) as error:
             raise errors.InvalidArgument(f"{path} is not the journal of a loop ({error}); name another file") from None
-        if version != FORMAT_VERSION or found.fingerprint != plan.fingerprint():
+        if found.fingerprint != plan.fingerprint():
             raise errors.AlreadyExists(
                 f"{path} is the journal of a loop with other settings or data; name another file, or remove it"
             )

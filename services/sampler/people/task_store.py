@@ -411,7 +411,7 @@ class TaskStore:
 
 
 def _same_request(made: str, content: str, request: Sequence[str]) -> str:
-    """The id that a request has made. What was stored without content counts as the same."""
+    """The id that a request has made. Without content on either side it counts as the same."""
     made_id, _, before = made.partition(" ")
     if before and content and before != content:
         raise errors.AlreadyExists(

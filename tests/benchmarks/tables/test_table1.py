@@ -157,8 +157,8 @@ def test_unseen_queries_facts_alone_and_whole_trees_stand_beside_the_whole():
         return {"strict": {"MAP": 0.5}, BY_QUERY: of_queries, "trees": trees, **counts}
 
     bare = {"strict": {"MAP": 0.5}, **counts}
-    of_an_earlier_release = {**bare, "parts": {"query unseen": {"strict": {"MAP": 0.25}}}}
-    reports = {"A": [report(1), report(2)], "B": [bare], "C": [of_an_earlier_release]}
+    by_part_alone = {**bare, "parts": {"query unseen": {"strict": {"MAP": 0.25}}}}
+    reports = {"A": [report(1), report(2)], "B": [bare], "C": [by_part_alone]}
     rows = [MeasuredRow(name.lower(), name, of_row, {}) for name, of_row in reports.items()]
     lines = markdown(rows, "dev", "nobody").split("## Unseen queries")[1].split("##")[0].splitlines()
     assert lines[-3:] == [
