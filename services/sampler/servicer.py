@@ -147,20 +147,15 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
 
     async def CloseTask(self, request: people_pb2.CloseTaskRequest, context: Any) -> people_pb2.CloseTaskResponse:
         who = caller().person(request.adjudicator, "adjudicator")
-        record = await self._review.close(request.run_id, request.task_id, who, request.reason, request.request_id)
+        record = await self._review.close(
+            request.run_id, request.task_id, who, request.reason, request.request_id, request.overlap
+        )
         return people_pb2.CloseTaskResponse(task=convert.to_judged_task(record))
 
     async def SettleTask(self, request: people_pb2.SettleTaskRequest, context: Any) -> people_pb2.SettleTaskResponse:
         annotator = caller().person(request.annotator, "annotator")
         record = await self._review.hasten(request.run_id, request.task_id, annotator, request.request_id)
         return people_pb2.SettleTaskResponse(task=convert.to_judged_task(record))
-
-    async def LowerOverlap(
-        self, request: people_pb2.LowerOverlapRequest, context: Any
-    ) -> people_pb2.LowerOverlapResponse:
-        who = caller().person(request.adjudicator, "adjudicator")
-        record = await self._review.lower(request.run_id, request.task_id, request.overlap, who, request.request_id)
-        return people_pb2.LowerOverlapResponse(task=convert.to_judged_task(record))
 
     async def RetrieveAgain(
         self, request: people_pb2.RetrieveAgainRequest, context: Any

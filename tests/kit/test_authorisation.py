@@ -36,7 +36,7 @@ NEEDS_TOKEN = {
     "aeenc.v1.EncoderService": "Encode EncodeStream GetInfo Score",
     "aeenc.v1.IndexService": "GetInfo GetPremises ListCorpora ListPremises Retrieve Search",
     "aeenc.v1.PeopleService": "Adjudicate AmendVerdicts CloseTask GetAgreement GetTree LeaseTask ListAnswers "
-    "ListChanges ListQueues ListTasks LowerOverlap ReleaseTask RenewLease RetrieveAgain SettleTask SubmitVerdicts "
+    "ListChanges ListQueues ListTasks ReleaseTask RenewLease RetrieveAgain SettleTask SubmitVerdicts "
     "UndoVerdicts WatchTasks WatchTree",
     "aeenc.v1.SamplerService": "CancelRun ExportTrees GetInfo GetRun ImportPairs ListPairs ListRuns ResumeRun StartRun "
     "WatchRun",
@@ -58,7 +58,7 @@ NEEDS_ROLE = {
         "aeenc.v1.PeopleService": "AmendVerdicts LeaseTask ListAnswers ReleaseTask RenewLease RetrieveAgain "
         "SettleTask SubmitVerdicts UndoVerdicts"
     },
-    "adjudicate": {"aeenc.v1.PeopleService": "Adjudicate CloseTask ListChanges LowerOverlap"},
+    "adjudicate": {"aeenc.v1.PeopleService": "Adjudicate CloseTask ListChanges"},
     "admin": {
         "aeenc.v1.SamplerService": "CancelRun ImportPairs ResumeRun StartRun",
         "aeenc.v1.TrainerService": "CancelJob ResumeJob StartJob",

@@ -345,33 +345,6 @@ class SettleTask(UndoVerdicts):
         ]
 
 
-class LowerOverlap(PeopleMutation):
-    """LowerOverlap, of tasks that two people were to judge and somebody holds."""
-
-    rpc = "PeopleService.LowerOverlap"
-    queue = "judges"
-
-    async def prepare(self, count: int) -> list[Subject]:
-        return [Subject(task, self._maker(task), {"2"}) for task in await self.lease(count)]
-
-    def _maker(self, task: str) -> Any:
-        request_id = fresh("r")
-
-        def request(adjudicator: str) -> people_pb2.LowerOverlapRequest:
-            return people_pb2.LowerOverlapRequest(
-                task_id=task, run_id=self.run_ids[task], overlap=1, adjudicator=adjudicator, request_id=request_id
-            )
-
-        return lambda: (request("lead"), request("another"), "1")
-
-    async def states(self, subjects: Sequence[Subject]) -> list[str]:
-        records, logged = await self.records(subjects), await self.logged(subjects, "LOWER")
-        return [
-            agreed(str(record.overlap), "1" if logged[subject.name] else "2")
-            for subject, record in zip(subjects, records, strict=True)
-        ]
-
-
 class RetrieveAgain(PeopleMutation):
     """RetrieveAgain, of tasks of a version that the label no longer names. It has no request id: again is in vain."""
 
@@ -424,6 +397,5 @@ MUTATIONS = (
     Adjudicate,
     CloseTask,
     SettleTask,
-    LowerOverlap,
     RetrieveAgain,
 )

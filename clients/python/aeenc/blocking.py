@@ -784,13 +784,16 @@ class BlockingPeopleClient:
         return run(self._awaiting.adjudicate(run_id, task_id, given(verdicts), adjudicator, request_id=request_id))
 
     def close(
-        self, run_id: str, task_id: str, adjudicator: str, *, reason: str = "", request_id: str = ""
+        self, run_id: str, task_id: str, adjudicator: str, *, reason: str = "", overlap: int = 0, request_id: str = ""
     ) -> values.JudgedTask:
         """Closes a task that nobody will answer any more: the answers that there are decide it. Returns the task.
 
-        What they leave open becomes skipped pairs. Raises FailedPrecondition once the run has gone on with the task.
+        With `overlap`, so many answers decide it, where more were wanted. What answers leave open becomes skipped
+        pairs. Raises FailedPrecondition once the run has gone on with the task.
         """
-        return run(self._awaiting.close(run_id, task_id, adjudicator, reason=reason, request_id=request_id))
+        return run(
+            self._awaiting.close(run_id, task_id, adjudicator, reason=reason, overlap=overlap, request_id=request_id)
+        )
 
     def settle(self, run_id: str, task_id: str, annotator: str, *, request_id: str = "") -> values.JudgedTask:
         """Lets the run go on with a decided task at once, instead of after the queue's `undo_s`. Returns the task.
@@ -798,12 +801,6 @@ class BlockingPeopleClient:
         Raises FailedPrecondition: TASK_UNDECIDED while answers are missing, NOT_ANSWERED for somebody else's task.
         """
         return run(self._awaiting.settle(run_id, task_id, annotator, request_id=request_id))
-
-    def lower_overlap(
-        self, run_id: str, task_id: str, overlap: int, adjudicator: str, *, request_id: str = ""
-    ) -> values.JudgedTask:
-        """Lets `overlap` answers decide a task, where more were wanted. Returns the task."""
-        return run(self._awaiting.lower_overlap(run_id, task_id, overlap, adjudicator, request_id=request_id))
 
     def retrieve_again(
         self,

@@ -178,11 +178,12 @@ class PeopleClient:
         return str((await self.channel.unary(self._stub.Adjudicate, request)).answer_id)
 
     async def close(
-        self, run_id: str, task_id: str, adjudicator: str, *, reason: str = "", request_id: str = ""
+        self, run_id: str, task_id: str, adjudicator: str, *, reason: str = "", overlap: int = 0, request_id: str = ""
     ) -> values.JudgedTask:
         """Closes a task that nobody will answer any more: the answers that there are decide it. Returns the task.
 
-        What they leave open becomes skipped pairs. Raises FailedPrecondition once the run has gone on with the task.
+        With `overlap`, so many answers decide it, where more were wanted. What answers leave open becomes skipped
+        pairs. Raises FailedPrecondition once the run has gone on with the task.
         """
         request = message(
             people_pb2.CloseTaskRequest,
@@ -190,6 +191,7 @@ class PeopleClient:
             task_id=task_id,
             adjudicator=adjudicator,
             reason=reason,
+            overlap=overlap,
             request_id=request_id or _request_id(),
         )
         response: people_pb2.CloseTaskResponse = await self.channel.unary(self._stub.CloseTask, request)
@@ -208,21 +210,6 @@ class PeopleClient:
             request_id=request_id or _request_id(),
         )
         response: people_pb2.SettleTaskResponse = await self.channel.unary(self._stub.SettleTask, request)
-        return values.JudgedTask.from_message(response.task)
-
-    async def lower_overlap(
-        self, run_id: str, task_id: str, overlap: int, adjudicator: str, *, request_id: str = ""
-    ) -> values.JudgedTask:
-        """Lets `overlap` answers decide a task, where more were wanted. Returns the task."""
-        request = message(
-            people_pb2.LowerOverlapRequest,
-            run_id=run_id,
-            task_id=task_id,
-            overlap=overlap,
-            adjudicator=adjudicator,
-            request_id=request_id or _request_id(),
-        )
-        response: people_pb2.LowerOverlapResponse = await self.channel.unary(self._stub.LowerOverlap, request)
         return values.JudgedTask.from_message(response.task)
 
     async def retrieve_again(

@@ -29,7 +29,7 @@ _TABLE = {
         "PeopleService": "AmendVerdicts LeaseTask ListAnswers ReleaseTask RenewLease RetrieveAgain SettleTask "
         "SubmitVerdicts UndoVerdicts"
     },
-    Role.ADJUDICATE: {"PeopleService": "Adjudicate CloseTask ListChanges LowerOverlap"},
+    Role.ADJUDICATE: {"PeopleService": "Adjudicate CloseTask ListChanges"},
     Role.ADMIN: {
         "IndexAdminService": "ActivateGeneration BuildGeneration DeleteGeneration HoldGeneration ListGenerations "
         "PutExplanations ReleaseGeneration VerifyGeneration",

@@ -177,27 +177,19 @@ class Review:
         await self._correct(run, record, made, adjudicator)
         return made
 
-    async def close(self, run_id: str, task_id: str, adjudicator: str, reason: str, request_id: str) -> TaskRecord:
-        """Lets the answers that there are decide a task that nobody will answer any more. Gives the task."""
-        check_annotator(adjudicator, "adjudicator")
+    async def close(
+        self, run_id: str, task_id: str, who: str, reason: str, request_id: str, overlap: int = 0
+    ) -> TaskRecord:
+        """Lets the answers that there are, or `overlap` of them, decide a task. Gives the task."""
+        check_annotator(who, "adjudicator")
         run = await self._runs.get(run_id)
         request = ("close", run_id, task_id, request_id) if request_id else ()
-        said = f"reason {digest(reason)[:12]} of {adjudicator!r}"
-        record, _ = await self._tasks.apply(
-            run, task_id, lambda old, at: steps.close(old, adjudicator, reason[:MAX_NOTE], at), request, said
-        )
-        return record
+        said = f"overlap {overlap}, reason {digest(reason)[:12]} of {who!r}"
 
-    async def lower(self, run_id: str, task_id: str, overlap: int, who: str, request_id: str) -> TaskRecord:
-        """Lets fewer people judge a task, which may decide it. Gives the task."""
-        check_annotator(who, "adjudicator")
-        if not overlap:
-            raise errors.InvalidArgument.field("overlap", "is 0; give at least 1, or close the task")
-        run = await self._runs.get(run_id)
-        request = ("lower", run_id, task_id, request_id) if request_id else ()
-        record, _ = await self._tasks.apply(
-            run, task_id, lambda old, at: steps.lower(old, overlap, at, who), request, f"overlap {overlap} of {who!r}"
-        )
+        def step(old: TaskRecord, at: float) -> steps.Change:
+            return steps.lower(old, overlap, at, who) if overlap else steps.close(old, who, reason[:MAX_NOTE], at)
+
+        record, _ = await self._tasks.apply(run, task_id, step, request, said)
         self._wake(run)
         return record
 

@@ -119,8 +119,8 @@ async def test_a_page_of_tasks_and_of_answers_ends_before_it_is_too_large_for_a_
                 break
         assert len(given) > 1
         for rpc, request in (
-            (people._stub.ListTasks, sampler_pb2.ListTasksRequest(run_id=run_id, page_size=100)),
-            (people._stub.ListAnswers, sampler_pb2.ListAnswersRequest(run_id=run_id, page_size=100, annotator="ann")),
+            (people._stub.ListTasks, people_pb2.ListTasksRequest(run_id=run_id, page_size=100)),
+            (people._stub.ListAnswers, people_pb2.ListAnswersRequest(run_id=run_id, page_size=100, annotator="ann")),
         ):
             ids, pages = [], 0
             while not pages or request.page_token:

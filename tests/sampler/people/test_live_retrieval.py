@@ -280,7 +280,7 @@ async def test_the_audit_trail_has_every_change_in_order(world: SamplerWorld):
         given = await people.submit(lease, [lease.task.candidates[0].premise_id], note="sure")
         amended = await people.amend(given.answer_id, [lease.task.candidates[1].premise_id], "ann")
         await people.undo("ann", run_id)
-        await people.lower_overlap(run_id, lease.task.task_id, 1, "lead")
+        await people.close(run_id, lease.task.task_id, "lead", overlap=1)
         world.index.stable = SECOND
         await people.retrieve_again(run_id, "cid")
         changes = [change async for change in people.list_changes(run_id, page_size=2)]

@@ -184,9 +184,9 @@ async def test_fewer_people_judge_a_task_once_its_overlap_is_lowered(world: Samp
     async with at_work(world, 1, overlap=3) as (people, sampler, run_id):
         lease = await take(people, "ann")
         await people.submit(lease, [])
-        with pytest.raises(errors.InvalidArgument, match="close the task"):
-            await people.lower_overlap(run_id, lease.task.task_id, 0, "judge")
-        lowered = await people.lower_overlap(run_id, lease.task.task_id, 1, "judge")
+        same = await people.close(run_id, lease.task.task_id, "judge", overlap=4)
+        assert same.state is values.TaskState.WAITING
+        lowered = await people.close(run_id, lease.task.task_id, "judge", overlap=1)
         assert lowered.state in (values.TaskState.DECIDED, values.TaskState.SETTLED)
         assert (await asyncio.wait_for(sampler.wait(run_id), 40)).progress.nodes_judged == 1
         assert [event async for event in people.watch(run_id, from_now=True)] == []

@@ -289,18 +289,20 @@ class AdjudicateResponse(_message.Message):
     def __init__(self, answer_id: _Optional[str] = ...) -> None: ...
 
 class CloseTaskRequest(_message.Message):
-    __slots__ = ("task_id", "run_id", "adjudicator", "reason", "request_id")
+    __slots__ = ("task_id", "run_id", "adjudicator", "reason", "request_id", "overlap")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ADJUDICATOR_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_FIELD_NUMBER: _ClassVar[int]
     task_id: str
     run_id: str
     adjudicator: str
     reason: str
     request_id: str
-    def __init__(self, task_id: _Optional[str] = ..., run_id: _Optional[str] = ..., adjudicator: _Optional[str] = ..., reason: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+    overlap: int
+    def __init__(self, task_id: _Optional[str] = ..., run_id: _Optional[str] = ..., adjudicator: _Optional[str] = ..., reason: _Optional[str] = ..., request_id: _Optional[str] = ..., overlap: _Optional[int] = ...) -> None: ...
 
 class CloseTaskResponse(_message.Message):
     __slots__ = ("task",)
@@ -321,26 +323,6 @@ class SettleTaskRequest(_message.Message):
     def __init__(self, task_id: _Optional[str] = ..., run_id: _Optional[str] = ..., annotator: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class SettleTaskResponse(_message.Message):
-    __slots__ = ("task",)
-    TASK_FIELD_NUMBER: _ClassVar[int]
-    task: JudgedTask
-    def __init__(self, task: _Optional[_Union[JudgedTask, _Mapping]] = ...) -> None: ...
-
-class LowerOverlapRequest(_message.Message):
-    __slots__ = ("task_id", "run_id", "overlap", "adjudicator", "request_id")
-    TASK_ID_FIELD_NUMBER: _ClassVar[int]
-    RUN_ID_FIELD_NUMBER: _ClassVar[int]
-    OVERLAP_FIELD_NUMBER: _ClassVar[int]
-    ADJUDICATOR_FIELD_NUMBER: _ClassVar[int]
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    task_id: str
-    run_id: str
-    overlap: int
-    adjudicator: str
-    request_id: str
-    def __init__(self, task_id: _Optional[str] = ..., run_id: _Optional[str] = ..., overlap: _Optional[int] = ..., adjudicator: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
-
-class LowerOverlapResponse(_message.Message):
     __slots__ = ("task",)
     TASK_FIELD_NUMBER: _ClassVar[int]
     task: JudgedTask

@@ -82,11 +82,6 @@ class PeopleServiceStub(object):
                 request_serializer=aeenc_dot_v1_dot_people__pb2.SettleTaskRequest.SerializeToString,
                 response_deserializer=aeenc_dot_v1_dot_people__pb2.SettleTaskResponse.FromString,
                 _registered_method=True)
-        self.LowerOverlap = channel.unary_unary(
-                '/aeenc.v1.PeopleService/LowerOverlap',
-                request_serializer=aeenc_dot_v1_dot_people__pb2.LowerOverlapRequest.SerializeToString,
-                response_deserializer=aeenc_dot_v1_dot_people__pb2.LowerOverlapResponse.FromString,
-                _registered_method=True)
         self.RetrieveAgain = channel.unary_unary(
                 '/aeenc.v1.PeopleService/RetrieveAgain',
                 request_serializer=aeenc_dot_v1_dot_people__pb2.RetrieveAgainRequest.SerializeToString,
@@ -246,13 +241,14 @@ class PeopleServiceServicer(object):
     def CloseTask(self, request, context):
         """Closes a task that nobody will answer any more: the answers that there are decide it, and candidates on which they
         disagree, or of which there is no answer, stay undecided: they become skipped pairs, never negatives. Leases on the
-        task end. A task that is decided stays as it is. Until the run has gone on, taking an answer back opens the task
-        again.
+        task end. With `overlap`, so many answers are to decide it instead, which may decide it at once; a higher overlap
+        has no effect. A task that is decided stays as it is. Until the run has gone on, taking an answer back opens the
+        task again.
 
         Fails with:
         - NOT_FOUND: unknown run or task.
         - FAILED_PRECONDITION: the run has gone on with the task's decision; amend or adjudicate it.
-        - ALREADY_EXISTS: the request id was used with another person or reason.
+        - ALREADY_EXISTS: the request id was used with another person, reason or overlap.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -267,18 +263,6 @@ class PeopleServiceServicer(object):
         - FAILED_PRECONDITION (TASK_UNDECIDED): answers are missing, or annotators disagree.
         - FAILED_PRECONDITION (NOT_ANSWERED): the person has not answered the task.
         - ALREADY_EXISTS: the request id was used by another person.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def LowerOverlap(self, request, context):
-        """Lets fewer people judge a task. The answers that there are may then decide it. A higher overlap has no effect.
-
-        Fails with:
-        - NOT_FOUND: unknown run or task.
-        - INVALID_ARGUMENT: overlap 0; to give up a task without answers, close it.
-        - ALREADY_EXISTS: the request id was used with another overlap or person.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -431,11 +415,6 @@ def add_PeopleServiceServicer_to_server(servicer, server):
                     servicer.SettleTask,
                     request_deserializer=aeenc_dot_v1_dot_people__pb2.SettleTaskRequest.FromString,
                     response_serializer=aeenc_dot_v1_dot_people__pb2.SettleTaskResponse.SerializeToString,
-            ),
-            'LowerOverlap': grpc.unary_unary_rpc_method_handler(
-                    servicer.LowerOverlap,
-                    request_deserializer=aeenc_dot_v1_dot_people__pb2.LowerOverlapRequest.FromString,
-                    response_serializer=aeenc_dot_v1_dot_people__pb2.LowerOverlapResponse.SerializeToString,
             ),
             'RetrieveAgain': grpc.unary_unary_rpc_method_handler(
                     servicer.RetrieveAgain,
@@ -729,33 +708,6 @@ class PeopleService(object):
             '/aeenc.v1.PeopleService/SettleTask',
             aeenc_dot_v1_dot_people__pb2.SettleTaskRequest.SerializeToString,
             aeenc_dot_v1_dot_people__pb2.SettleTaskResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def LowerOverlap(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/aeenc.v1.PeopleService/LowerOverlap',
-            aeenc_dot_v1_dot_people__pb2.LowerOverlapRequest.SerializeToString,
-            aeenc_dot_v1_dot_people__pb2.LowerOverlapResponse.FromString,
             options,
             channel_credentials,
             insecure,
