@@ -14,6 +14,7 @@ from services.index.milvus import generation  # noqa: E402
 from services.index.milvus.generation import Candidates, GenerationCollection  # noqa: E402
 from services.index.milvus.schema import K_MOST, NAMES_MOST, allowed, to_record, to_row, with_any_id  # noqa: E402
 from services.index.milvus.searching import rescore  # noqa: E402
+from services.index.values import Scope
 
 
 class Rough:
@@ -111,6 +112,8 @@ def test_a_premise_comes_back_as_it_was_and_too_many_names_are_refused():
 
 def test_an_expression_never_holds_what_a_caller_wrote():
     evil = '"]) or (ordinal >= 0'
-    for expression in (with_any_id([evil]), allowed([evil], [evil])):
+    clause = frozenset({evil}), frozenset({evil, "x"})
+    scope = Scope("science", 3, exclude_ids=(evil,), splits=(evil,), clauses=frozenset({clause}))
+    for expression in (with_any_id([evil]), allowed(scope, {})):
         assert "ordinal" not in expression
-    assert not allowed([], [])
+    assert not allowed(Scope("science", 3), {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -17,14 +16,9 @@ need_milvus()
 from services.corpus.generation import PremiseRecord  # noqa: E402
 from services.index.lexical.bm25 import LexicalIndex, best, weighted_words  # noqa: E402
 from services.index.milvus import words  # noqa: E402
-from services.index.milvus.generation import FLAT, Candidates, MilvusGeneration  # noqa: E402
-from services.index.milvus.ledger.records import StoredGeneration, artifact_of  # noqa: E402
-from services.index.milvus.link import MilvusAddress, MilvusLink  # noqa: E402
+from services.index.milvus.generation import Candidates  # noqa: E402
 from services.index.milvus.searching import (  # noqa: E402
-    AskedText,
     rescore,
-    search_in_rounds,
-    search_words,
     take_rounds,
 )
 from services.index.milvus.words import (  # noqa: E402
@@ -34,7 +28,7 @@ from services.index.milvus.words import (  # noqa: E402
     sparse_query,
     sparse_vectors,
 )
-from services.index.values import LexicalSettings, Scope  # noqa: E402
+from services.index.values import LexicalSettings  # noqa: E402
 
 NOUNS = ["ice", "magnet", "iron", "water", "heat", "plant", "sun", "moon", "stone", "bird"]
 QUERIES = ["a magnet attracts iron and iron", "sun water zebra", "the", "ice"]
@@ -156,17 +150,3 @@ async def test_a_generation_whose_words_are_lost_is_not_activated_and_goes_with_
         assert [one.active.id for one in (await index.client.info()).corpora] == [first.id]
         await index.client.delete("science", second.id)
         assert named("w") == [name for name in mine if name != lost]
-
-
-def of_release(**meta: Any) -> MilvusGeneration:
-    meta = {"space_id": "s", "premise_version": "v", "dim": 2, "premises": 1, "engine": FLAT, **meta}
-    artifact = artifact_of("c", meta, {}, datetime.now(UTC))
-    return MilvusGeneration.of(StoredGeneration("c", "science", artifact, {}), MilvusLink(MilvusAddress("none")))
-
-
-@pytest.mark.parametrize("meta", [{}, {"words": 1}, {"words": 1, "rounds": {"growth": 2.0}}])
-def test_a_generation_whose_texts_were_split_in_another_way_asks_to_be_built_again(meta: dict[str, Any]):
-    with pytest.raises(errors.FailedPrecondition, match="build it again"):
-        search_words(of_release(**meta), Scope("science", 3), [{"ice": 1.0}], 3, None)
-    with pytest.raises(errors.FailedPrecondition, match="build it again"):
-        search_in_rounds(of_release(**meta), Scope("science", 3), [AskedText({"ice": 1.0})], 3, None)
