@@ -378,10 +378,12 @@ class BlockingIndexClient:
         generation: str = "",
         drop_self: bool = True,
         accepted: Sequence[Sequence[str]] = (),
+        splits: Sequence[str] = (),
     ) -> Rankings:
         """Ranks the first k premises for any number of texts, by as many calls of Retrieve as it takes.
 
         One version and one generation answer them all, also where a label moves or a generation is activated meanwhile.
+        `splits` as in `retrieve`.
         """
         return run(
             self._awaiting.rankings(
@@ -394,6 +396,7 @@ class BlockingIndexClient:
                 generation=generation,
                 drop_self=drop_self,
                 accepted=given(accepted),
+                splits=given(splits),
             )
         )
 

@@ -215,14 +215,16 @@ class IndexClient:
         generation: str = "",
         drop_self: bool = True,
         accepted: Sequence[Sequence[str]] = (),
+        splits: Sequence[str] = (),
     ) -> Rankings:
         """Ranks the first k premises for any number of texts, by as many calls of Retrieve as it takes.
 
         One version and one generation answer them all, also where a label moves or a generation is activated meanwhile.
+        `splits` as in `retrieve`.
         """
         if not isinstance(retrieval := retrieval or Retrieval(), Retrieval):
             raise errors.InvalidArgument.field("retrieval", f"is {shown(retrieval)}; give a Retrieval")
-        call = RankingCall(corpus, retrieval, label, version, generation, drop_self)
+        call = RankingCall(corpus, retrieval, label, version, generation, drop_self, splits)
         return await rank(self.retrieve, call, texts, k, accepted)
 
     async def get_premises(self, corpus: str, ids: Sequence[str], *, generation: str = "") -> list[values.Premise]:

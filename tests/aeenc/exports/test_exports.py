@@ -15,13 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aeenc import values
-from aeenc.errors import AlreadyExists, FailedPrecondition, InvalidArgument
+from aeenc.errors import AlreadyExists, FailedPrecondition, InvalidArgument, InvalidTree
 from aeenc.evaluation.trec import document_id, query_id, write_qrels, write_run
 from aeenc.exports import (
+    conclusions_of,
     gold_judgements,
     judgements_of,
     last_words,
     read_pairs,
+    task3_record,
+    task3_sentences,
     write_beir,
     write_pairs,
     write_pairs_as_beir,
@@ -29,6 +32,7 @@ from aeenc.exports import (
 )
 from aeenc.exports.pairs import pair_of, record_of
 from aeenc.trees import Dataset
+from aeenc.trees.files import parse_context
 from support.worlds.odd_judgements import draw, graded
 
 SAMPLE = Path(__file__).parents[3] / "data" / "sample"
@@ -313,3 +317,14 @@ def test_odd_judgements_are_read_back_from_trecs_files_with_their_grades_and_ran
         for query, _ in ranked:
             own = sorted((one for one in hits if one.query_id == query_id(query)), key=lambda one: -one.score)
             assert [one.doc_id for one in own] == names
+
+
+def test_a_list_for_provers_reads_back_and_a_sentence_like_labels_is_refused() -> None:
+    tree = Dataset.load(SAMPLE).trees("dev")[0]
+    sentences = task3_sentences(
+        ["The sun is hot.", "sun is hot", "ice: cold; light", tree.hypothesis], conclusions_of([tree])
+    )
+    assert sentences == ["The sun is hot.", "ice: cold; light"]
+    assert parse_context(task3_record(tree, sentences)["context"]) == {"sent1": sentences[0], "sent2": sentences[1]}
+    with pytest.raises(InvalidTree, match="reads like labels"):
+        task3_record(tree, ["ice is sent7: cold"])

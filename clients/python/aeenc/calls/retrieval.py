@@ -200,6 +200,7 @@ class RankingCall:
     version: str | None
     generation: str
     drop_self: bool
+    splits: Sequence[str] = ()
 
 
 async def rank(
@@ -240,6 +241,7 @@ async def _ask(
             accepted=accepted[start : start + together],
             **call.retrieval.options(),
             drop_self=call.drop_self,
+            splits=call.splits,
             generation=generation,
             truncate=True,
             precision="float32",

@@ -21,7 +21,7 @@ from typer.core import TyperGroup
 
 from aeenc import __version__, errors
 from aeenc.cli import corpus, data, fleet, llm, oracle, output, people, targets, terminal
-from aeenc.cli.learning import evaluation, jobs, loop, retrieval, runs
+from aeenc.cli.learning import evaluation, jobs, loop, provers, retrieval, runs
 from aeenc.loop import RolloutIncomplete, WorkEndedBadly
 
 EXIT_CODES = """Exit codes:
@@ -47,7 +47,7 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     *(people.agreement, people.adjudicate, people.close),
     *(jobs.train, jobs.follow, jobs.resume, jobs.cancel),
     *(fleet.publish, fleet.rollback, fleet.gc),
-    *(loop.loop, evaluation.evaluate, evaluation.compare, evaluation.fuse),
+    *(loop.loop, evaluation.evaluate, evaluation.compare, evaluation.fuse, provers.score_trees),
 )
 # name -> help, and its commands by name
 _GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
@@ -64,13 +64,14 @@ _GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
         },
     ),
     "export": (
-        "What runs have recorded, and folds of a data set, as files.",
+        "What runs have recorded, folds of a data set, and lists for provers, as files.",
         {
             "pairs": data.export_pairs,
             "triplets": data.export_triplets,
             "beir": data.export_beir,
             "trees": data.export_trees,
             "folds": data.export_folds,
+            "task3": provers.export_task3,
         },
     ),
     "import": ("Judgements made elsewhere.", {"pairs": data.import_pairs}),

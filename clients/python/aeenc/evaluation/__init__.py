@@ -1,4 +1,4 @@
-"""The evaluation that docs/evaluation.md defines: metrics from ranks, TREC files, the paired test. Pure numpy."""
+"""The evaluation that docs/evaluation.md defines: metrics of ranks and trees, TREC files, a paired test. Pure numpy."""
 
 from aeenc.evaluation.analogies import (
     SelectionMetrics,
@@ -18,6 +18,7 @@ from aeenc.evaluation.graded import (
     oracle_ndcg,
     recall_by_grade,
 )
+from aeenc.evaluation.leaves import LeafRecall, leaf_recall, normalised
 from aeenc.evaluation.metrics import (
     UNRANKED,
     Metrics,
@@ -27,6 +28,7 @@ from aeenc.evaluation.metrics import (
     ndcg,
     paired_randomisation_test,
 )
+from aeenc.evaluation.proofs import Overlap, Prediction, TreeScore, mean_scores, read_predictions, score_trees
 from aeenc.evaluation.textgraphs import RatedDataset, RatedQuery, RatedSet, read_textgraphs
 from aeenc.evaluation.trec import (
     Run,
@@ -46,13 +48,17 @@ __all__ = [
     "AnswerDataset",
     "Gain",
     "GradedMetrics",
+    "LeafRecall",
     "Metrics",
+    "Overlap",
+    "Prediction",
     "Question",
     "RatedDataset",
     "RatedQuery",
     "RatedSet",
     "Run",
     "SelectionMetrics",
+    "TreeScore",
     "analogy_scores",
     "answer_ranks",
     "average_precision",
@@ -62,18 +68,23 @@ __all__ = [
     "graded_ndcg",
     "hit",
     "is_graded",
+    "leaf_recall",
+    "mean_scores",
     "metrics_of",
     "ndcg",
+    "normalised",
     "oracle_ndcg",
     "paired_randomisation_test",
     "query_id",
     "question_class",
     "ranks_of",
     "read_grades",
+    "read_predictions",
     "read_qrels",
     "read_run",
     "read_textgraphs",
     "recall_by_grade",
+    "score_trees",
     "selection_metrics",
     "shifts",
     "write_fused",

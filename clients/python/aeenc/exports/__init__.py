@@ -1,4 +1,4 @@
-"""Records of runs as files for other programs: pairs, triplets, the BEIR layout. Trees: `aeenc.trees`."""
+"""Records of runs as files for other programs: pairs, triplets, BEIR; lists for provers. Trees: `aeenc.trees`."""
 
 from aeenc.exports.beir import Beir, gold_judgements, rated_judgements, write_beir, write_pairs_as_beir
 from aeenc.exports.judgements import (
@@ -11,20 +11,25 @@ from aeenc.exports.judgements import (
     write_triplets,
 )
 from aeenc.exports.pairs import read_pairs, write_pairs
+from aeenc.exports.task3 import conclusions_of, task3_record, task3_sentences, write_task3
 
 __all__ = [
     "Beir",
     "Judgements",
     "Triplet",
     "Triplets",
+    "conclusions_of",
     "gold_judgements",
     "judgements_of",
     "last_words",
     "rated_judgements",
     "read_pairs",
+    "task3_record",
+    "task3_sentences",
     "triplets_of",
     "write_beir",
     "write_pairs",
     "write_pairs_as_beir",
+    "write_task3",
     "write_triplets",
 ]

@@ -1,0 +1,98 @@
+"""`make bench NAME=field`: what the field takes from and gives to this project, against its own figures.
+
+    make bench NAME=field                          all of it that needs no fleet; seconds
+    make bench NAME=field ARGS='--lists FILE'      also a file of `aeenc export task3` for split dev
+
+Built trees: the published predictions of EntailmentBank's dev (folder `predictions` beside `dataset`), by `score_trees`
+and by the published scorer without BLEURT. Lists: the share of dev's leaves that those of a prover's input have, beside
+the published lists of Task 3 and the ceiling of the fact file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from aeenc.evaluation import leaf_recall, mean_scores, normalised, read_predictions, score_trees
+from aeenc.exports import conclusions_of
+from aeenc.files.lines import text_lines
+from aeenc.trees import Dataset, read_trees
+from aeenc.trees.files import parse_context
+from benchmarks.harness.entailmentbank import DATA, entailmentbank
+from benchmarks.harness.rows import Rows
+
+SPLIT = "dev"
+TOLERANCE = 1e-6
+RECALL, ALL_CORRECT = 0.78, 0.48  # by normalised text, of lists for provers
+
+
+def built_trees(rows: Rows) -> None:
+    """Each published prediction, tree by tree."""
+    folder = DATA / "predictions"
+    if not folder.is_dir():
+        rows.note("built trees: not measured, there is no folder", str(folder), "")
+        return
+    for name, published in json.loads((folder / f"scores.{SPLIT}.json").read_text()).items():
+        task, model = name.split()
+        gold = read_trees(DATA / "dataset" / task / f"{SPLIT}.jsonl")
+        scores = score_trees(gold, read_predictions(folder / f"{task}-{model}.{SPLIT}.tsv", gold))
+        farthest = 0.0
+        for score, expected in zip(scores, published, strict=True):
+            found = score.to_dict()
+            for part in ("leaves", "steps"):
+                for metric, value in expected[part].items():
+                    own = found[part][{"acc": "AllCorrect"}.get(metric, metric)]
+                    farthest = max(farthest, abs(own - value))
+        rows.at_most(f"{name}: farthest from the published scorer, of a tree", farthest, "", TOLERANCE)
+        for part, means in mean_scores(scores).items():
+            for metric, value in means.items():
+                rows.note(f"{name}: {part} {metric}", value, "")
+    rows.note("left out: they need BLEURT", "intermediates, overall", "")
+
+
+def lists_for_provers(rows: Rows, dataset: Dataset, files: list[Path]) -> None:
+    """Leaves in the published lists of Task 3, in those given, and in the fact file."""
+    trees = dataset.trees(SPLIT)
+    facts = list(dataset.facts.values())
+    ceiling = leaf_recall(trees, [facts] * len(trees))
+    rows.note("leaves in the fact file: recall", ceiling.recall, "")
+    rows.note("leaves in the fact file: all correct", ceiling.all_correct, "")
+    published = DATA / "dataset" / "task_3" / f"{SPLIT}.jsonl"
+    told = None
+    if published.is_file():
+        told = leaf_recall(trees, list(lists_of(published)))
+        rows.note("published lists: Recall@25", told.recall, "")
+        rows.note("published lists: AllCorrect@25", told.all_correct, "")
+    conclusions = conclusions_of(trees)
+    for file in files:
+        lists = list(lists_of(file))
+        found, exact = leaf_recall(trees, lists), leaf_recall(trees, lists, str)
+        rows.at_least(f"{file.name}: Recall@25", found.recall, "", RECALL, told and told.recall)
+        rows.at_least(f"{file.name}: AllCorrect@25", found.all_correct, "", ALL_CORRECT, told and told.all_correct)
+        rows.note(f"{file.name}: Recall@25 by exact text", exact.recall, "")
+        rows.note(f"{file.name}: AllCorrect@25 by exact text", exact.all_correct, "")
+        concluded = sum(any(normalised(text) in conclusions for text in one) for one in lists)
+        rows.at_most(f"{file.name}: lists with a conclusion", concluded, "", 0)
+
+
+def lists_of(file: Path) -> Iterator[list[str]]:
+    """The sentences of each line, in the order of the split's trees."""
+    for _, line in text_lines(file):
+        yield list(parse_context(json.loads(line)["context"]).values())
+
+
+def main() -> None:
+    """Measures what is there."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lists", type=Path, nargs="*", default=[], help="files of `aeenc export task3` for dev")
+    asked = parser.parse_args()
+    rows = Rows("field")
+    built_trees(rows)
+    lists_for_provers(rows, entailmentbank(), asked.lists)
+    rows.finish()
+
+
+if __name__ == "__main__":
+    main()

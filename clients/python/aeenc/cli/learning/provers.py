@@ -1,0 +1,182 @@
+"""`aeenc export task3` and `aeenc score-trees`: what provers read, and how good the trees are that they build.
+
+a corpus ──► export task3 ──► a prover of somebody's ──► score-trees, beside gold trees
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from aeenc.calls.retrieval import FusionMethod, Mode
+from aeenc.cli.learning.evaluation import PART, retrieval_of
+from aeenc.cli.learning.retrieval import (
+    Features,
+    LexicalWeight,
+    NegativeFeedback,
+    Prior,
+    Rerank,
+    RerankWeight,
+    check_model,
+)
+from aeenc.cli.output import output_of, table
+from aeenc.cli.targets import client
+from aeenc.errors import InvalidArgument
+from aeenc.evaluation import leaf_recall, proofs
+from aeenc.exports import conclusions_of, task3_sentences, write_task3
+from aeenc.files.whole import is_stdout, whole_file
+from aeenc.trees import FACTS, Dataset, read_trees
+
+SPARE = 50  # premises asked for beyond k: conclusions and other forms of a fact are left out
+_SIMILARITY = (
+    "Judges intermediates: a function of your own, given two lists of texts (gold, predicted), that returns a score "
+    "for each pair, such as BLEURT's. It is imported and called here."
+)
+
+
+def export_task3(
+    context: typer.Context,
+    corpus: Annotated[str, typer.Argument(help="The corpus; of one built by --data, only facts are taken.")],
+    data: Annotated[Path, typer.Option(help="The hypotheses: a directory in EntailmentBank's layout.")],
+    to: Annotated[Path, typer.Option(help="The file; -: stdout.")],
+    split: Annotated[str, typer.Option(help="The split of --data.")] = "dev",
+    k: Annotated[int, typer.Option("-k", min=1, max=1000 - SPARE, help="Sentences a hypothesis.")] = 25,
+    label: Annotated[str | None, typer.Option(show_default="stable", help="Query encoder by label.")] = None,
+    version: Annotated[str | None, typer.Option(help="Query encoder by version; a label must name it.")] = None,
+    mode: Annotated[Mode, typer.Option(help="By encoder, by words, or by both.")] = "dense",
+    lexical_weight: LexicalWeight = None,
+    fusion: Annotated[FusionMethod, typer.Option(help="Of mode hybrid.")] = "min_max",
+    features: Features = "",
+    prior: Prior = 0.0,
+    negative_feedback: NegativeFeedback = 0.0,
+    rerank: Rerank = 0,
+    rerank_weight: RerankWeight = 0.0,
+) -> None:
+    """Writes the sentences found for each hypothesis as EntailmentBank's Task 3 lines, which provers read.
+
+    A fact is one entry, and what a tree of the split concludes is never in a
+    list. Prints the share of the trees' leaves that the lists have, by text
+    without case, punctuation and articles, and by exact text.
+    """
+    check_model(label, version)
+    asked = retrieval_of(
+        mode,
+        lexical_weight,
+        fusion,
+        features,
+        prior=prior,
+        negative_feedback=negative_feedback,
+        rerank=rerank,
+        rerank_weight=rerank_weight,
+    )
+    trees = Dataset.load(data).trees(split)
+    conclusions = conclusions_of(trees)
+    out = output_of(context)
+    with client(context) as connected, out.progress("retrieving", "hypotheses") as report:
+        lists: list[list[str]] = []
+        generation = ""
+        for start in range(0, len(trees), PART):
+            found = connected.index.rankings(
+                corpus,
+                [tree.hypothesis for tree in trees[start : start + PART]],
+                k=k + SPARE,
+                retrieval=asked,
+                label=None if version else label,
+                version=version,
+                generation=generation,
+                splits=(FACTS,),
+            )
+            version, generation = found.model_version or version, found.generation  # those of the first part answer all
+            lists += [task3_sentences((hit.text for hit in hits), conclusions, k) for hits in found.results]
+            report(len(lists), len(trees), "")
+    if few := sum(len(sentences) < k for sentences in lists):
+        out.note(f"{few:,} of {len(lists):,} lists have fewer than {k} sentences; the corpus has no more for them")
+    write_task3(to, trees, lists)
+    recalls = {"normalised": leaf_recall(trees, lists), "exact": leaf_recall(trees, lists, str)}
+    shares = {name: {f"Recall@{k}": one.recall, f"AllCorrect@{k}": one.all_correct} for name, one in recalls.items()}
+    rows = [(f"{name} text", *(f"{share:.3f}" for share in told.values())) for name, told in shares.items()]
+    shown = table(["leaves, by", f"Recall@{k}", f"AllCorrect@{k}"], rows, right=2)
+    result = {"to": str(to), "split": split, "hypotheses": len(trees), "leaves": shares}
+    if is_stdout(to):
+        out.note("; ".join(f"leaves by {name}, {recall}, {complete}" for name, recall, complete in rows))
+    else:
+        out.result(result, shown, f"{to}: {len(trees):,} hypotheses of {split}")
+
+
+def score_trees(
+    context: typer.Context,
+    predictions: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PRED",
+            help="Lines of JSON with id, proof and, where its labels are not gold's, context, as `aeenc export trees` "
+            "writes them; or a line `$proof$ = …` for each gold tree.",
+        ),
+    ],
+    gold_trees: Annotated[
+        Path, typer.Argument(metavar="GOLD", help="Gold trees, such as dataset/task_1/dev.jsonl of EntailmentBank.")
+    ],
+    similarity: Annotated[str, typer.Option(metavar="MODULE:FUNCTION", help=_SIMILARITY)] = "",
+    threshold: Annotated[
+        float, typer.Option(help="The similarity from which on an intermediate is right; this is BLEURT's.")
+    ] = proofs.BLEURT_CORRECT,
+    by_normalised_text: Annotated[
+        bool,
+        typer.Option("--normalised", help="Where leaves are compared by text: without case, punctuation and articles."),
+    ] = False,
+    by_tree: Annotated[
+        Path | None, typer.Option(help="Also write each tree's scores, one JSON object a line; -: stdout.")
+    ] = None,
+) -> None:
+    """Scores predicted entailment trees against gold, as EntailmentBank's published scorer does.
+
+    Leaves (P, R, F1, AllCorrect), steps, intermediates (F1, AllCorrect) and
+    overall AllCorrect, means over the gold trees. A proof that is malformed is
+    scored as far as it goes, a missing one 0. Leaves are compared by label, or
+    by text where a prediction has a context of its own. Needs no service.
+    """
+    judge = _function(similarity) if similarity else None
+    gold = read_trees(gold_trees)
+    predicted = proofs.read_predictions(predictions, gold)
+    scores = proofs.score_trees(
+        gold, predicted, similarity=judge, threshold=threshold, by_normalised_text=by_normalised_text
+    )
+    out = output_of(context)
+    if empty := sum(one.steps == () for one in predicted):
+        out.note(f"{empty:,} of {len(gold):,} gold trees have no step in {predictions}; they score 0")
+    if by_tree is not None:
+        with whole_file(by_tree) as file:
+            file.writelines(json.dumps({"id": one.id, **one.to_dict()}) + "\n" for one in scores)
+    means = proofs.mean_scores(scores)
+    result: dict[str, Any] = {"trees": len(gold), **means}
+    columns = ("P", "R", "F1", "AllCorrect")
+    rows = [(part, *(f"{told[name]:.3f}" if name in told else "" for name in columns)) for part, told in means.items()]
+    shown: list[Any] = [table([f"{len(gold):,} trees", *columns], rows, right=len(columns))]
+    if judge is None:
+        result["left_out"] = ["intermediates", "overall"]
+        shown.append("left out: intermediates and overall, which need --similarity MODULE:FUNCTION")
+    if by_tree is None or not is_stdout(by_tree):
+        out.result(result, *shown)
+
+
+def _function(name: str) -> proofs.Similarity:
+    """Imports `module:function` from this directory or where Python looks. Raises InvalidArgument."""
+    module, _, function = name.partition(":")
+    sys.path.append(str(Path.cwd()))  # last: nothing here hides an installed module
+    try:
+        found: Any = import_module(module)
+        for part in function.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidArgument(f"--similarity {name}: {error}; give MODULE:FUNCTION that Python can import") from None
+    finally:
+        sys.path.remove(str(Path.cwd()))
+    if not callable(found):
+        raise InvalidArgument(f"--similarity {name} is a {type(found).__name__}; name a function of two lists of texts")
+    judge: proofs.Similarity = found
+    return judge
