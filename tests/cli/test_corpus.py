@@ -353,3 +353,17 @@ async def test_single_facts_are_added_and_removed(aeenc, fleet, facts, tmp_path)
     ):
         refused = await aeenc(*words, *wrong)
         assert (refused.code, told in refused.error["message"]) == (2, True), refused.error
+
+
+async def test_a_corpus_is_deleted_as_a_whole(aeenc, fleet, facts):
+    words = (*fleet.options, "--json", "corpus")
+    first = (await aeenc(*words, "build", "science", "--facts", facts)).json["generation"]
+    second = (await aeenc(*words, "add", "science", "salt is a mineral")).json["generation"]
+    async with AsyncClient(index=fleet.index) as client:
+        await client.index.hold("science", first, "run-a")
+    refused = await aeenc(*words, "delete", "science")
+    assert (refused.code, "run-a" in refused.error["message"]) == (4, True)
+    deleted = await aeenc(*words, "delete", "science", "--despite", "run-a")
+    assert deleted.json == {"corpus": "science", "generation": "all", "deleted": True}, second
+    assert (await aeenc(*words, "list")).json["corpora"] == []
+    assert (await aeenc(*words, "delete", "science")).code == 2

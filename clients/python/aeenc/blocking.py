@@ -468,14 +468,14 @@ class BlockingIndexClient:
         """Removes premises by id or alias from what is active: builds a generation without them and activates it.
 
         A premise stays as long as it has an id left. Raises as `add` does, InvalidArgument for an unknown id, and for
-        all ids of a corpus: `delete_corpus` deletes it.
+        all ids of a corpus, which `delete_corpus` deletes.
         """
         return run(self._awaiting.remove(corpus, given(ids)))
 
     def activate(
         self, corpus: str, generation: str, *, expected: str | None = None, request_id: str = ""
     ) -> values.Activation:
-        """Makes searches use a generation. With `expected`, only if that one is active now."""
+        """Makes searches use a generation, or none (""). With `expected`, only if that one is active now."""
         return run(self._awaiting.activate(corpus, generation, expected=expected, request_id=request_id))
 
     def list_corpora(self, *, page_size: int = 1000) -> Iterator[values.CorpusInfo]:
@@ -509,6 +509,15 @@ class BlockingIndexClient:
         Raises FailedPrecondition while somebody holds it whom `despite` does not name; a run named there cannot go on.
         """
         return run(self._awaiting.delete(corpus, generation, despite=given(despite), request_id=request_id))
+
+    def delete_corpus(self, corpus: str, *, despite: Sequence[str] = ()) -> None:
+        """Deletes a corpus with all generations and explanations. It cannot be had back.
+
+        Raises FailedPrecondition, and changes nothing, while somebody holds a generation whom `despite` does not name;
+        Aborted where another generation becomes active meanwhile; NotFound for an unknown corpus. A call that was cut
+        off may be made again. What is built meanwhile stays.
+        """
+        return run(self._awaiting.delete_corpus(corpus, despite=given(despite)))
 
     def hold(self, corpus: str, generation: str, holder: str) -> None:
         """Keeps a generation from deletion until `release` with the same holder, a name such as `run-<id>`."""

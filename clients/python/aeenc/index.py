@@ -322,16 +322,9 @@ class IndexClient:
         base = await self._active(corpus)
         new = {one.id: one async for one in premise_messages(premises)}
         async for known in self.list_premises(corpus, generation=base.id):
+            has = {*known.splits, *known.tags}
             given = new.get(known.id)
-            if (
-                given is not None
-                and given.text == known.text
-                and {*given.splits, *given.tags}
-                <= {
-                    *known.splits,
-                    *known.tags,
-                }
-            ):
+            if given and given.text == known.text and {*given.splits, *given.tags} <= has:
                 del new[known.id]
         return await self._changed(corpus, base, list(new.values())) if new else base
 
@@ -339,7 +332,7 @@ class IndexClient:
         """Removes premises by id or alias from what is active: builds a generation without them and activates it.
 
         A premise stays as long as it has an id left. Raises as `add` does, InvalidArgument for an unknown id, and for
-        all ids of a corpus: `delete_corpus` deletes it.
+        all ids of a corpus, which `delete_corpus` deletes.
         """
         refuse_single_text(ids, "ids")
         base = await self._active(corpus)
@@ -373,7 +366,7 @@ class IndexClient:
     async def activate(
         self, corpus: str, generation: str, *, expected: str | None = None, request_id: str = ""
     ) -> values.Activation:
-        """Makes searches use a generation. With `expected`, only if that one is active now."""
+        """Makes searches use a generation, or none (""). With `expected`, only if that one is active now."""
         request = message(
             index_pb2.ActivateGenerationRequest,
             corpus=corpus,
@@ -428,6 +421,27 @@ class IndexClient:
             request_id=request_id or uuid.uuid4().hex,
         )
         await self._admin_channel.unary(self._admin.DeleteGeneration, request)
+
+    async def delete_corpus(self, corpus: str, *, despite: Sequence[str] = ()) -> None:
+        """Deletes a corpus with all generations and explanations. It cannot be had back.
+
+        Raises FailedPrecondition, and changes nothing, while somebody holds a generation whom `despite` does not name;
+        Aborted where another generation becomes active meanwhile; NotFound for an unknown corpus. A call that was cut
+        off may be made again. What is built meanwhile stays.
+        """
+        refuse_single_text(despite, "despite")
+        found = [one async for one in self.list_generations(corpus)]
+        for one in found:
+            if holders := sorted({*one.held_by} - {*despite}):
+                raise errors.FailedPrecondition(
+                    f"generation {one.id} of corpus {corpus!r} is held by {', '.join(holders)}; wait until they have "
+                    "ended, or name them in despite (--despite)"
+                )
+        await self.put_explanations(corpus, [], replace=True)
+        await self.activate(corpus, "", expected=next((one.id for one in found if one.active), None))
+        for one in found:
+            with suppress(errors.NotFound):  # somebody else does the same
+                await self.delete(corpus, one.id, despite=despite)
 
     async def hold(self, corpus: str, generation: str, holder: str) -> None:
         """Keeps a generation from deletion until `release` with the same holder, a name such as `run-<id>`."""

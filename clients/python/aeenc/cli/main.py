@@ -62,7 +62,7 @@ _GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
             "explain": corpus.explain,
             "verify": corpus.verify,
             "repair": corpus.repair,
-            "delete": fleet.delete_generation,
+            "delete": fleet.delete_corpus,
         },
     ),
     "export": (
