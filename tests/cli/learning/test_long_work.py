@@ -342,7 +342,7 @@ async def test_a_publication_that_is_overtaken_says_by_what(aeenc, fleet):
 
 async def test_an_evaluation_builds_its_corpus_once_and_prints_both_protocols(aeenc, fleet, trees):
     fleet.trainer.report = report()
-    command = (*fleet.options, "evaluate", "--data", trees, "--split", "dev", "--label", "canary")
+    command = (*fleet.options, "evaluate", "--data", trees, "--split", "dev", "--label", "canary", "--keep")
     ended = await aeenc("--json", *command)
     assert (ended.code, ended.stderr) == (0, "")
     assert ended.json == {
@@ -370,7 +370,7 @@ async def test_data_that_were_split_anew_get_premises_with_the_new_splits(aeenc,
     assert corpus_name(Dataset.load(split_anew)) == name
     used = []
     for data, split in ((trees, "dev"), (split_anew, "test"), (trees, "dev"), (split_anew, "test")):
-        ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", data, "--split", split)
+        ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", data, "--split", split, "--keep")
         assert ended.code == 0, ended.stderr
         used.append(fleet.trainer.asked[-1].config.corpus)
         assert ended.json["corpus"] == used[-1]
