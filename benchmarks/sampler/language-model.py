@@ -2,7 +2,8 @@
 
 `make bench NAME=language-model`. An endpoint over loopback answers 503, 429 or 401, talks nonsense, or says nothing,
 from the start or amid the run, for six seconds or until a person mends it; a run that fails is then resumed. Oracle and
-sampler have their own defaults, but for the sampler's patience. Five minutes; `--seconds` shortens the faults.
+sampler have their own defaults, but for the sampler's patience. Then an endpoint behaves like five kinds of models: the
+nodes of 50 that are judged. Five minutes; `--seconds` shortens the faults, `--only-kinds` leaves them out.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from services.kit import logs
 from services.launcher.private_redis import start_private_redis
 
 sys.path.insert(0, str(ROOT / "tests"))
-from support.servers.model_endpoint import KEY, ModelEndpoint, Sent
+from support.servers.model_endpoint import KEY, KINDS, THINKING_TOKENS, ModelEndpoint, Sent
 from support.worlds.sampler_world import small_world
 
 FAULTS = {
@@ -108,15 +109,37 @@ def query_of(sent: Sent) -> str:
     return str(json.loads(found[1]))
 
 
-async def measure(rows: Rows, seconds: float) -> None:
-    """All faults, one run after another."""
+async def judged_of(redis_url: str, kind: str) -> tuple[int, int]:
+    """Of 50 hypotheses, those with a verdict on each premise by a kind of model; and the requests it took."""
+    endpoint = ModelEndpoint(kind=kind, verdict=verdict)
+    with endpoint.served():
+        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY, thinking_tokens=THINKING_TOKENS)
+        server = await oracle.start()
+        async with small_world(redis_url, kind.replace(" ", "")) as world:
+            settings = {"target": f"127.0.0.1:{server.port}", "patience_s": PATIENCE_S}
+            world.settings["oracles"] = {"fake": settings}
+            async with world.sampler() as client:
+                run = await client.start_run(HYPOTHESES[:50], corpus="science", oracle="fake", k=12, max_depth=0)
+                await client.wait(run.id)
+                pairs = [pair async for pair in client.list_pairs(run.id)]
+        await server.stop(0)
+        await oracle.close()
+    undecided = {pair.query for pair in pairs if pair.sign is values.PairSign.SKIPPED}
+    return len({pair.query for pair in pairs} - undecided), len(endpoint.sent)
+
+
+async def measure(rows: Rows, seconds: float, *, only_kinds: bool) -> None:
+    """All faults, one run after another, then all kinds of models."""
     logs.configure(log_format="console", level="error", service="sampler", instance="bench")
     with tempfile.TemporaryDirectory(prefix="aeenc-llm-") as scratch:
         redis = start_private_redis(Path(scratch))
         try:
             quiet = await ran(redis.url, "quiet", "", 0, 0.0)
             rows.add("no fault: nodes lost", quiet.lost, "nodes", "0", quiet.lost == 0, f"{quiet.nodes} nodes")
-            for name, fault in FAULTS.items():
+            for kind in KINDS:
+                judged, requests = await judged_of(redis.url, kind)
+                rows.add(f"{kind}: judged of 50", judged, "nodes", ">= 48", judged >= 48, f"{requests} requests")
+            for name, fault in () if only_kinds else FAULTS.items():
                 for place, after in (("from the start", 0), ("amid the run", AMID)):
                     for lasts, fault_s in ((f"for {seconds:g} s", seconds), ("for good", float("inf"))):
                         what = f"{name} {place}, {lasts}"
@@ -138,9 +161,10 @@ def main() -> None:
     """Runs all faults."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=FAULT_S, help="how long a passing fault lasts")
+    parser.add_argument("--only-kinds", action="store_true", help="leave the faults out")
     arguments = parser.parse_args()
     rows = Rows("language-model")
-    asyncio.run(measure(rows, arguments.seconds))
+    asyncio.run(measure(rows, arguments.seconds, only_kinds=arguments.only_kinds))
     rows.finish()
 
 

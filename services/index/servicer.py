@@ -99,7 +99,7 @@ class IndexAdminServicer(index_pb2_grpc.IndexAdminServiceServicer):
             request.corpus, request.generation, expected=expected, request_id=request.request_id
         )
         return index_pb2.ActivateGenerationResponse(
-            active=convert.to_generation(done.active, active=True),
+            active=convert.to_generation(done.active, active=True) if done.active else None,
             previous_generation=done.previous or "",
             replicas=map(convert.to_replica, done.replicas),
         )

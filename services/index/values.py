@@ -327,9 +327,9 @@ class ReplicaState:
 
 @dataclass(frozen=True)
 class Activation:
-    """The active generation, the id of the one before it (None: there was none), and the live replicas."""
+    """The active generation, the id of the one before it (None: there is or was none), and the live replicas."""
 
-    active: Artifact
+    active: Artifact | None
     previous: str | None
     replicas: tuple[ReplicaState, ...] = ()
 

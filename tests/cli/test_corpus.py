@@ -7,6 +7,7 @@ import pytest
 
 from aeenc import AsyncClient
 from aeenc.cli.output import Output
+from aeenc.trees import content_id
 from aeenc.v1 import types_pb2
 from services.corpus.active import write_active
 from services.index.catalogue.catalogue import Catalogue
@@ -325,3 +326,44 @@ async def test_what_a_run_accepted_becomes_the_prior_of_retrieval(aeenc, fleet, 
     scores = {premise["id"]: premise["score"] for premise in found.json["results"][0]["premises"]}
     assert scores.pop("f3") == 1.0
     assert list(scores.values()) == [0.0], "what was refused or is in dispute is no explanation"
+
+
+async def test_single_facts_are_added_and_removed(aeenc, fleet, facts, tmp_path):
+    words = (*fleet.options, "--json", "corpus")
+    built = (await aeenc(*words, "build", "science", "--facts", facts)).json
+    (tmp_path / "more.jsonl").write_text('{"id": "m1", "text": "salt is a mineral", "tags": ["cooking"]}\n')
+    added = await aeenc(*words, "add", "science", "sugar is sweet", "flour is white")
+    assert added.json == {
+        "corpus": "science", "generation": added.json["generation"], "premises": len(FACTS) + 2, "active": True,
+        "before": built["generation"],
+    }  # fmt: skip
+    more = (await aeenc(*words, "add", "science", "--file", tmp_path / "more.jsonl")).json
+    assert (more["premises"], more["before"]) == (len(FACTS) + 3, added.json["generation"])
+    found = await aeenc(*fleet.options, "--json", "retrieve", "science", "mineral", "--tags", "cooking")
+    assert [hit["id"] for hit in found.json["results"][0]["premises"]] == ["m1"]
+    again = (await aeenc(*words, "add", "science", "sugar is sweet")).json
+    assert again["generation"] == again["before"] == more["generation"]
+    removed = (await aeenc(*words, "remove", "science", "m1", content_id("sugar is sweet"))).json
+    assert removed["premises"] == len(FACTS) + 1
+    for wrong, told in (
+        (("add", "science"), "give either texts or --file"),
+        (("add", "science", "a fact", "--file", facts), "give either texts or --file"),
+        (("remove", "science", "m1"), "no premise 'm1'"),
+        (("add", "scinece", "a fact"), "no corpus 'scinece' serves"),
+    ):
+        refused = await aeenc(*words, *wrong)
+        assert (refused.code, told in refused.error["message"]) == (2, True), refused.error
+
+
+async def test_a_corpus_is_deleted_as_a_whole(aeenc, fleet, facts):
+    words = (*fleet.options, "--json", "corpus")
+    first = (await aeenc(*words, "build", "science", "--facts", facts)).json["generation"]
+    second = (await aeenc(*words, "add", "science", "salt is a mineral")).json["generation"]
+    async with AsyncClient(index=fleet.index) as client:
+        await client.index.hold("science", first, "run-a")
+    refused = await aeenc(*words, "delete", "science")
+    assert (refused.code, "run-a" in refused.error["message"]) == (4, True)
+    deleted = await aeenc(*words, "delete", "science", "--despite", "run-a")
+    assert deleted.json == {"corpus": "science", "generation": "all", "deleted": True}, second
+    assert (await aeenc(*words, "list")).json["corpora"] == []
+    assert (await aeenc(*words, "delete", "science")).code == 2

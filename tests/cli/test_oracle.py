@@ -14,6 +14,7 @@ import pytest
 from aeenc import Channel, errors
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN, Candidate, Task, Verdict
 from aeenc.oracles.client import OracleClient
+from aeenc.oracles.llm import TEMPLATE
 from aeenc.oracles.model import ModelOracle
 from support.models.tiny_cross_encoders import write_tiny_classifier
 from support.servers.model_endpoint import KEY, ModelEndpoint
@@ -176,3 +177,26 @@ async def test_a_check_compares_a_running_oracle_or_a_language_model_with_gold_t
     assert found["calls"] == found["tasks"] == len(endpoint.sent)
     assert found["prompt_tokens"] + found["answer_tokens"] == sum(sent.tokens for sent in endpoint.sent)
     assert (await aeenc(*wanted)).code == 2
+
+
+async def test_the_help_names_the_extra_and_the_prompt_can_be_shown_without_a_model(aeenc):
+    for command in ("llm", "model"):
+        assert f"'./clients/python[oracle-{command}]'" in " ".join(
+            (await aeenc("oracle", command, "--help")).stdout.split()
+        )
+    shown = await aeenc("oracle", "llm", "--show-prompt")
+    assert (shown.code, shown.stdout) == (0, TEMPLATE)
+    assert "JSON object" in shown.stderr
+
+
+async def test_a_check_says_why_answers_were_not_valid_and_gives_room_to_think(aeenc, trees):
+    wanted = ("oracle", "check", "--trees", trees, "--split", "train", "--candidates", "3", "--model", "m")
+    with ModelEndpoint(kind="thinks").served() as endpoint:
+        found = await aeenc(*wanted, "--base-url", endpoint.url, "--thinking-tokens", 1000)
+        assert (found.code, "not valid" in found.stdout) == (0, False), found.stderr
+        cut = await aeenc(*wanted, "--base-url", endpoint.url)
+        assert (cut.code, "cut off at 128 tokens" in cut.stderr, "--thinking-tokens" in cut.stderr) == (4, True, True)
+    with ModelEndpoint(fault=lambda number: "prose" if number == 0 else "").served() as endpoint:
+        found = await aeenc(*wanted, "--base-url", endpoint.url)
+        assert "answers that are not valid, no JSON object, or a number twice: 1" in found.stdout
+        assert "what it refuses  " in found.stdout

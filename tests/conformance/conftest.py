@@ -5,7 +5,7 @@
     AEENC_CONFORMANCE_TOKEN    bearer token of both, where they want one
 
 The suite speaks gRPC through the SDK and knows nothing of the server but what it answers. It makes corpora with names
-of its own and leaves one generation of each behind, since no call deletes an active one: take a server for tests.
+of its own and leaves them behind: take a server for tests.
 """
 
 from __future__ import annotations

@@ -181,3 +181,19 @@ async def test_a_finished_build_is_not_returned_for_another_one(subject):
     built = await subject.index.build(corpus, facts(), request_id="r")
     assert (await subject.index.build(corpus, facts(), request_id="r")).id == built.id
     await raises(errors.AlreadyExists, subject.index.build(corpus, facts()[:3], request_id="r"), "'r'", "premises")
+
+
+async def test_a_corpus_without_an_active_generation_can_be_deleted_as_a_whole(subject):
+    corpus, first, second = await two_generations(subject)
+    query = await subject.encode(["ice melts"])
+    await raises(errors.Aborted, subject.index.activate(corpus, "", expected=second), first)
+    done = await subject.index.activate(corpus, "", expected=first)
+    assert (done.active.id, done.previous_generation) == ("", first)
+    await raises(errors.NotFound, subject.index.search(corpus, query, space_id=subject.space_id), corpus)
+    await subject.index.activate(corpus, second, expected="")
+    assert (await subject.index.search(corpus, query, space_id=subject.space_id)).generation == second
+    await subject.index.delete_corpus(corpus)
+    assert corpus not in {one.corpus for one in (await subject.index.info()).corpora}
+    await raises(errors.NotFound, subject.index.delete_corpus(corpus), corpus)
+    await raises(errors.NotFound, subject.index.activate("nonsense", ""), "nonsense")
+    assert (await subject.index.build(corpus, facts()[:6])).id == first

@@ -13,9 +13,9 @@ import pytest
 from aeenc import errors
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Task, ask
 from aeenc.oracles.ledger import Budget, Usage
-from aeenc.oracles.llm import TEMPLATE, LanguageModelOracle, read_key
+from aeenc.oracles.llm import FORM, TEMPLATE, LanguageModelOracle, read_key
 from services.launcher.processes import free_port
-from support.servers.model_endpoint import ABSTAINING, KEY, ModelEndpoint
+from support.servers.model_endpoint import ABSTAINING, KEY, KINDS, THINKING_TOKENS, ModelEndpoint
 
 TEXTS = ["a nail is made of iron", "ice can melt", "iron is a metal"]
 
@@ -320,3 +320,83 @@ def test_a_key_comes_from_a_file_or_the_environment(tmp_path: Path) -> None:
         read_key({}, "OPENAI_API_KEY", tmp_path / "key")
     with pytest.raises(errors.InvalidArgument, match="cannot be read"):
         read_key({}, "OPENAI_API_KEY", tmp_path / "absent")
+
+
+async def judged_nodes(oracle: LanguageModelOracle, nodes: int = 50) -> int:
+    """How many of the nodes get a verdict on each candidate."""
+    judged = 0
+    for number in range(nodes):
+        asked = replace(task(f"iron {number} is a metal", "ice can melt"), task_id=str(number))
+        verdicts = [verdict.judgement for verdict in (await ask(oracle, asked)).values()]
+        judged += verdicts == [EXPLAINS, REFUSES]
+    return judged
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_model_of_any_kind_judges_nearly_all_nodes(kind: str) -> None:
+    with ModelEndpoint(kind=kind).served() as endpoint:
+        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY, candidates=1, thinking_tokens=THINKING_TOKENS)
+        assert await judged_nodes(oracle) >= 48
+        refused = [sent for sent in endpoint.sent if sent.fault]
+        assert len(refused) <= 4, "what the endpoint refuses is learnt once"
+        await oracle.close()
+
+
+async def test_a_model_without_room_to_think_is_refused_by_the_option_that_gives_it() -> None:
+    with ModelEndpoint(kind="thinks").served() as endpoint:
+        oracle = LanguageModelOracle(endpoint.url, "the-model", key=KEY)
+        with pytest.raises(errors.FailedPrecondition, match=r"'the-model'.*cut off at 96 tokens.*--thinking-tokens"):
+            await judged_nodes(oracle)
+        assert len(endpoint.sent) == 2
+        await oracle.close()
+
+
+async def test_an_endpoint_that_names_no_field_is_asked_with_none_that_it_may_not_know() -> None:
+    with ModelEndpoint(code="invalid_request").served() as endpoint:
+        endpoint.fault = lambda number: "bad request" if "seed" in endpoint.asking else ""
+        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY)
+        assert await judged_nodes(oracle) >= 48
+        await oracle.close()
+    assert sum(bool(sent.fault) for sent in endpoint.sent) == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("prose", "no JSON object, or a number twice"),
+        ("no content", "empty"),
+        ("truncated", "cut off at 128 tokens"),
+        ("filtered", "filtered"),
+        ("refusal", "refused by the model"),
+        ("a fact left out", "other facts than asked"),
+        ("another word", "a word that is no verdict"),
+        ("html", "no completion"),
+    ],
+)
+async def test_why_an_answer_does_not_count_is_told_and_counted(
+    fault: str, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ModelEndpoint(fault=lambda number: fault).served() as endpoint:
+        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY)
+        await ask(oracle, task())
+        assert f"not valid: {told}" in caplog.text
+        assert list(oracle.invalid.items()) == [(told, 1)]
+        with pytest.raises(errors.AeencError, match=f"2 of the last 2 nodes.*{told}"):
+            await ask(oracle, replace(task("another fact"), task_id="u"))
+        await oracle.close()
+
+
+def test_the_prompt_is_for_every_domain_and_says_the_form_of_the_answer() -> None:
+    assert "scientific" not in TEMPLATE
+    assert "JSON" in FORM
+
+
+async def test_a_refusal_that_quotes_a_fact_about_temperature_drops_no_field() -> None:
+    with ModelEndpoint(code="bad_prompt").served() as endpoint:
+        endpoint.fault = lambda number: "bad request" if number == 1 else ""
+        endpoint.said = "the text on temperature and seeds is not allowed"
+        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY)
+        judged = [(await ask(oracle, replace(task("iron"), task_id=f"{n}", query=f"q{n}")))["p1"] for n in range(3)]
+        assert [one.judgement for one in judged] == [EXPLAINS, ABSTAINS, EXPLAINS]
+        assert {"temperature", "seed", "response_format"} <= endpoint.sent[-1].request.keys()
+        await oracle.close()

@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # what is loaded when it is first used, for editors and type 
     from aeenc.sampler import SamplerClient
     from aeenc.trainer import TrainerClient
     from aeenc.transport.channel import PATIENT, Channel, Retry
+    from aeenc.values import Premise
 
     connect = Client  # client = aeenc.connect()
     connect_async = AsyncClient
@@ -50,6 +51,7 @@ __all__ = [
     "IndexClient",
     "Oracle",
     "PeopleClient",
+    "Premise",
     "RegistryClient",
     "Retrieval",
     "Retrieved",
@@ -83,6 +85,7 @@ _HOMES = {
     "Oracle": "oracle",
     "PATIENT": "transport.channel",
     "PeopleClient": "people",
+    "Premise": "values",
     "RegistryClient": "registry",
     "Retrieval": "calls.retrieval",
     "Retrieved": "calls.retrieval",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # to load all clients takes long enough to be worth waiting f
 
     from aeenc import values
     from aeenc.calls.encoding import Encoded, Lane, Precision, Role, Scored
+    from aeenc.calls.premises import PremiseForm
     from aeenc.calls.retrieval import Fusion, Mode, Rankings, Retrieval, Retrieved, SearchResult
     from aeenc.encoder import EncoderClient
     from aeenc.index import BuildStage, IndexClient
@@ -415,7 +416,7 @@ class BlockingIndexClient:
     def build(
         self,
         corpus: str,
-        premises: Iterable[values.Premise | types_pb2.Premise],
+        premises: Iterable[PremiseForm],
         *,
         activate: bool = True,
         request_id: str = "",
@@ -429,8 +430,10 @@ class BlockingIndexClient:
         timeout_s: float = 86400.0,
         resume_s: float = 60.0,
     ) -> values.Generation:
-        """Builds a generation, by default activating it. `on_progress(received, encoded)` is called often.
+        """Builds a generation of texts, pairs (id, text) and premises, by default activating it.
 
+        A text without an id gets `aeenc.trees.content_id` of it, and counts once where it is repeated.
+        `on_progress(received, encoded)` is called often;
         `on_stage` is called whenever the build does something else: receives premises, or indexes them.
 
         `fold_similar` merges texts that differ only in case, white space, punctuation or Unicode form into the first of
@@ -460,10 +463,29 @@ class BlockingIndexClient:
                 )
             )
 
+    def add(self, corpus: str, premises: Iterable[PremiseForm]) -> values.Generation:
+        """Adds premises, given as for `build`, to what is active: builds a generation of both and activates it.
+
+        Those that are there already change nothing. The generation before stays until it is deleted, so that one call
+        with many premises is better than many calls. Raises NotFound for a corpus that does not serve, InvalidArgument
+        for an id that is taken by another text, Aborted where somebody else has activated a generation meanwhile:
+        theirs stays as it is, and the call may be made again.
+        """
+        with Caller() as caller:
+            return caller.run(self._awaiting.add(corpus, caller.each(premises)))
+
+    def remove(self, corpus: str, ids: Sequence[str]) -> values.Generation:
+        """Removes premises by id or alias from what is active: builds a generation without them and activates it.
+
+        A premise stays as long as it has an id left. Raises as `add` does, InvalidArgument for an unknown id, and for
+        all ids of a corpus, which `delete_corpus` deletes.
+        """
+        return run(self._awaiting.remove(corpus, given(ids)))
+
     def activate(
         self, corpus: str, generation: str, *, expected: str | None = None, request_id: str = ""
     ) -> values.Activation:
-        """Makes searches use a generation. With `expected`, only if that one is active now."""
+        """Makes searches use a generation, or none (""). With `expected`, only if that one is active now."""
         return run(self._awaiting.activate(corpus, generation, expected=expected, request_id=request_id))
 
     def list_corpora(self, *, page_size: int = 1000) -> Iterator[values.CorpusInfo]:
@@ -497,6 +519,15 @@ class BlockingIndexClient:
         Raises FailedPrecondition while somebody holds it whom `despite` does not name; a run named there cannot go on.
         """
         return run(self._awaiting.delete(corpus, generation, despite=given(despite), request_id=request_id))
+
+    def delete_corpus(self, corpus: str, *, despite: Sequence[str] = ()) -> None:
+        """Deletes a corpus with all generations and explanations. It cannot be had back.
+
+        Raises FailedPrecondition, and changes nothing, while somebody holds a generation whom `despite` does not name;
+        Aborted where another generation becomes active meanwhile; NotFound for an unknown corpus. A call that was cut
+        off may be made again. What is built meanwhile stays.
+        """
+        return run(self._awaiting.delete_corpus(corpus, despite=given(despite)))
 
     def hold(self, corpus: str, generation: str, holder: str) -> None:
         """Keeps a generation from deletion until `release` with the same holder, a name such as `run-<id>`."""

@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Literal
 
 import numpy as np
@@ -23,6 +24,7 @@ from aeenc.calls.inputs import (
     refuse_single_text,
     refuse_single_texts,
 )
+from aeenc.calls.premises import CHUNK_BYTES, CHUNK_ITEMS, PremiseForm, build_requests, premise_messages
 from aeenc.calls.retrieval import (
     Fusion,
     Hit,
@@ -41,8 +43,6 @@ from aeenc.transport.checks import check_seconds
 from aeenc.v1 import index_pb2, index_pb2_grpc, types_pb2
 from aeenc.values.writing import as_message, message, shown
 
-CHUNK_ITEMS = 512
-CHUNK_BYTES = 512 * 1024  # about
 BUILD_TIMEOUT_S = 24 * 3600.0
 VERIFY_TIMEOUT_S = 3600.0  # every byte is read
 RESUME_S = 60.0
@@ -248,7 +248,7 @@ class IndexClient:
     async def build(
         self,
         corpus: str,
-        premises: Iterable[values.Premise | types_pb2.Premise] | AsyncIterable[values.Premise | types_pb2.Premise],
+        premises: Iterable[PremiseForm] | AsyncIterable[PremiseForm],
         *,
         activate: bool = True,
         request_id: str = "",
@@ -262,8 +262,10 @@ class IndexClient:
         timeout_s: float = BUILD_TIMEOUT_S,
         resume_s: float = RESUME_S,
     ) -> values.Generation:
-        """Builds a generation, by default activating it. `on_progress(received, encoded)` is called often.
+        """Builds a generation of texts, pairs (id, text) and premises, by default activating it.
 
+        A text without an id gets `aeenc.trees.content_id` of it, and counts once where it is repeated.
+        `on_progress(received, encoded)` is called often;
         `on_stage` is called whenever the build does something else: receives premises, or indexes them.
 
         `fold_similar` merges texts that differ only in case, white space, punctuation or Unicode form into the first of
@@ -293,7 +295,7 @@ class IndexClient:
         stage: BuildStage = "receiving"
         while True:
             before = reached
-            requests = _build_requests(header, premises, header.resume_from)
+            requests = build_requests(header, premises, header.resume_from)
             heard_at = time.monotonic()
             left_s = max(deadline - heard_at, 0.001)
             try:
@@ -318,10 +320,62 @@ class IndexClient:
                     raise  # the reason, rather than let the time run out
             await asyncio.sleep(max(RESUME_EVERY_S, asked_s))
 
+    async def add(self, corpus: str, premises: Iterable[PremiseForm] | AsyncIterable[PremiseForm]) -> values.Generation:
+        """Adds premises, given as for `build`, to what is active: builds a generation of both and activates it.
+
+        Those that are there already change nothing. The generation before stays until it is deleted, so that one call
+        with many premises is better than many calls. Raises NotFound for a corpus that does not serve, InvalidArgument
+        for an id that is taken by another text, Aborted where somebody else has activated a generation meanwhile:
+        theirs stays as it is, and the call may be made again.
+        """
+        base = await self._active(corpus)
+        new = {one.id: one async for one in premise_messages(premises)}
+        async for known in self.list_premises(corpus, generation=base.id):
+            has = {*known.splits, *known.tags}
+            given = new.get(known.id)
+            if given and given.text == known.text and {*given.splits, *given.tags} <= has:
+                del new[known.id]
+        return await self._changed(corpus, base, list(new.values())) if new else base
+
+    async def remove(self, corpus: str, ids: Sequence[str]) -> values.Generation:
+        """Removes premises by id or alias from what is active: builds a generation without them and activates it.
+
+        A premise stays as long as it has an id left. Raises as `add` does, InvalidArgument for an unknown id, and for
+        all ids of a corpus, which `delete_corpus` deletes.
+        """
+        refuse_single_text(ids, "ids")
+        base = await self._active(corpus)
+        return await self._changed(corpus, base, [], ids) if (ids := list(ids)) else base
+
+    async def _active(self, corpus: str) -> values.Generation:
+        """Finds the active generation. Raises NotFound, naming the corpora that have one."""
+        known = {one.corpus: one.active for one in (await self.info()).corpora if one.active.id}
+        if corpus not in known:
+            names = ", ".join(sorted(known)) or "none"
+            raise errors.NotFound(f"no corpus {corpus!r} serves; build it first, or choose among: {names}")
+        return known[corpus]
+
+    async def _changed(
+        self, corpus: str, base: values.Generation, added: list[types_pb2.Premise], removed: Sequence[str] = ()
+    ) -> values.Generation:
+        """Builds a generation upon a base and activates it if that is still the active one. Else leaves nothing."""
+        built = await self.build(corpus, added, base_generation=base.id, delete_ids=removed, activate=False)
+        try:
+            return (await self.activate(corpus, built.id, expected=base.id)).active
+        except errors.Aborted as error:
+            active = await self._active(corpus)
+            if active.id == built.id:  # somebody else has made the same change
+                return active
+            with suppress(errors.AeencError):  # somebody else holds it
+                await self.delete(corpus, built.id)
+            raise errors.Aborted(
+                f"corpus {corpus!r} has changed meanwhile, from generation {base.id} to {active.id}; call again"
+            ) from error
+
     async def activate(
         self, corpus: str, generation: str, *, expected: str | None = None, request_id: str = ""
     ) -> values.Activation:
-        """Makes searches use a generation. With `expected`, only if that one is active now."""
+        """Makes searches use a generation, or none (""). With `expected`, only if that one is active now."""
         request = message(
             index_pb2.ActivateGenerationRequest,
             corpus=corpus,
@@ -377,6 +431,27 @@ class IndexClient:
         )
         await self._admin_channel.unary(self._admin.DeleteGeneration, request)
 
+    async def delete_corpus(self, corpus: str, *, despite: Sequence[str] = ()) -> None:
+        """Deletes a corpus with all generations and explanations. It cannot be had back.
+
+        Raises FailedPrecondition, and changes nothing, while somebody holds a generation whom `despite` does not name;
+        Aborted where another generation becomes active meanwhile; NotFound for an unknown corpus. A call that was cut
+        off may be made again. What is built meanwhile stays.
+        """
+        refuse_single_text(despite, "despite")
+        found = [one async for one in self.list_generations(corpus)]
+        for one in found:
+            if holders := sorted({*one.held_by} - {*despite}):
+                raise errors.FailedPrecondition(
+                    f"generation {one.id} of corpus {corpus!r} is held by {', '.join(holders)}; wait until they have "
+                    "ended, or name them in despite (--despite)"
+                )
+        await self.put_explanations(corpus, [], replace=True)
+        await self.activate(corpus, "", expected=next((one.id for one in found if one.active), None))
+        for one in found:
+            with suppress(errors.NotFound):  # somebody else does the same
+                await self.delete(corpus, one.id, despite=despite)
+
     async def hold(self, corpus: str, generation: str, holder: str) -> None:
         """Keeps a generation from deletion until `release` with the same holder, a name such as `run-<id>`."""
         request = message(index_pb2.HoldGenerationRequest, corpus=corpus, generation=generation, holder=holder)
@@ -411,24 +486,6 @@ class IndexClient:
         """Gets the index's corpora, active generations, limits and state."""
         response = await self.channel.unary(self._stub.GetInfo, index_pb2.IndexServiceGetInfoRequest())
         return values.IndexInfo.from_message(response)
-
-
-async def _build_requests(
-    header: index_pb2.BuildHeader, premises: Items[values.Premise | types_pb2.Premise], done: int
-) -> AsyncIterator[index_pb2.BuildGenerationRequest]:
-    """Yields the header, then the premises but for the first `done`. Reports change the header meanwhile."""
-    yield index_pb2.BuildGenerationRequest(header=header)
-    async for chunk in chunks(_after(done, premises), CHUNK_ITEMS, CHUNK_BYTES):
-        yield index_pb2.BuildGenerationRequest(chunk=index_pb2.PremiseChunk(premises=chunk))
-
-
-async def _after(count: int, premises: Items[values.Premise | types_pb2.Premise]) -> AsyncIterator[types_pb2.Premise]:
-    """Yields the messages of all premises but the first `count`."""
-    passed = 0
-    async for premise in each(premises, "premises"):
-        passed += 1
-        if passed > count:
-            yield as_message(premise, types_pb2.Premise, f"premises[{passed - 1}]")
 
 
 async def _explanation_requests(

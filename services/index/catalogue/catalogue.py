@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from weakref import WeakValueDictionary
 
@@ -33,6 +33,7 @@ from services.index.catalogue.checks import (
     unreadable,
 )
 from services.index.catalogue.holds import Holds, check_unheld
+from services.index.catalogue.looks import FailedOpening, Look
 from services.index.catalogue.replicas import Followed, Replicas
 from services.index.catalogue.requests import RequestKind, RequestNote, RequestNotes, check_same
 from services.index.catalogue.served import ServedGeneration, check_by_searching
@@ -48,30 +49,6 @@ PINNED_BYTES = 8 * 1024**3
 FOLLOW_S = 0.5  # that the opening of one corpus may hold up the next look at all
 SWEEP_S = 5.0  # between two tries to remove what readers have kept
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # before a move that could not be followed is tried again
-
-
-@dataclass(frozen=True)
-class Look:
-    """A corpus as the store has it now: its latest move, and the generations at that move or later.
-
-    `has_deleted`: deleted generations still lie there (looked up only now and then). `is_replaced`: the generation that
-    serves was replaced by the same content.
-    """
-
-    move: Move
-    ids: Sequence[str]
-    has_deleted: bool
-    is_replaced: bool
-
-
-@dataclass(frozen=True)
-class FailedOpening:
-    """A move whose generation could not be opened, and until when it is not tried again: a try may fetch gigabytes."""
-
-    move: int
-    error: Exception
-    pause_s: float
-    again_at: float  # by time.monotonic()
 
 
 class Catalogue:
@@ -187,7 +164,7 @@ class Catalogue:
     async def activate(
         self, corpus: str, generation_id: str, *, expected: str | None = None, request_id: str = ""
     ) -> Activation:
-        """Checks a generation by hash and by searching for its own vectors, then makes it the active one.
+        """Checks a generation by hash and by searching for its own vectors, then makes it the active one; "": none.
 
         `expected` is the id that the caller believes active ("" for none). Raises NotFound, Aborted when another one is
         active, DataLoss when a file differs from its manifest; then the active one keeps serving. The same `request_id`
@@ -198,16 +175,21 @@ class Catalogue:
             previous = await asyncio.to_thread(self._recorded, corpus)
             note = RequestNote({"generation": generation_id, "expected_generation": expected}, previous)
             before = await self._noted(corpus, "activate", request_id, note)
+            artifact, candidate = None, None
             if before is not None and (before.done or previous == generation_id):
-                artifact = await asyncio.to_thread(self._store.open, folder_of(corpus), generation_id, verify="size")
+                if generation_id:
+                    open_again = partial(self._store.open, folder_of(corpus), generation_id, verify="size")
+                    artifact = await asyncio.to_thread(open_again)
                 return Activation(artifact, before.previous or None, self.replicas(corpus))
             check_expected(corpus, previous or None, expected)
-            candidate = await asyncio.to_thread(self._open, corpus, generation_id, hashed=True)
-            await check_by_searching(self._batcher, candidate)
+            if generation_id:
+                candidate = await asyncio.to_thread(self._open, corpus, generation_id, hashed=True)
+                await check_by_searching(self._batcher, candidate)
+                artifact = candidate.generation.artifact
             moved = asyncio.create_task(self._move(corpus, candidate, expected, request_id, note))
             await finish(moved)  # a cancelled call moves both or none
         previous, move = moved.result()
-        return Activation(candidate.generation.artifact, previous or None, await self.reached(corpus, move))
+        return Activation(artifact, previous or None, await self.reached(corpus, move))
 
     async def reached(self, corpus: str, move: Move) -> tuple[ReplicaState, ...]:
         """Waits, for a while, until all live replicas have followed to a move. Returns them, this one first."""
@@ -284,33 +266,36 @@ class Catalogue:
         return before
 
     async def _move(
-        self, corpus: str, candidate: ServedGeneration, expected: str | None, request_id: str, note: RequestNote
+        self, corpus: str, candidate: ServedGeneration | None, expected: str | None, request_id: str, note: RequestNote
     ) -> tuple[str, Move]:
         """Moves on disk, then in memory, which must agree; returns what was active before, and the move.
 
         Raises Aborted if another process has moved since, so that another than the expected one is active.
         """
+        wanted = candidate.id if candidate else ""
 
         def check(active: str) -> None:
             check_expected(corpus, active or None, expected)
-            self._store.check_exists(folder_of(corpus), candidate.id)
+            if wanted:
+                self._store.check_exists(folder_of(corpus), wanted)
 
         await asyncio.to_thread(self._notes.put, corpus, "activate", request_id, note)
-        previous, move = await asyncio.to_thread(write_active, self._store, corpus, candidate.id, check)
+        previous, move = await asyncio.to_thread(write_active, self._store, corpus, wanted, check)
         self._swap(corpus, candidate, move)
         done = replace(note, previous=previous, done=True)
         await asyncio.to_thread(self._notes.put, corpus, "activate", request_id, done)
-        log.info("activated", corpus=corpus, generation=candidate.id, previous=previous)
+        log.info("activated", corpus=corpus, generation=wanted, previous=previous)
         return previous, move
 
-    def _swap(self, corpus: str, served: ServedGeneration, move: Move) -> None:
-        """Serves a generation instead of the one before, unless what is served comes from a later move."""
+    def _swap(self, corpus: str, served: ServedGeneration | None, move: Move) -> None:
+        """Serves a generation, or none, instead of the one before, unless that comes from a later move."""
         if move.number < self._followed.get(corpus, 0):
             return
-        before = self._active.get(corpus)
-        if before is not None and before.id != served.id:
+        before = self._active.pop(corpus, None)
+        if before is not None and (served is None or before.id != served.id):
             self._pin(corpus, before)  # callers that pinned it can go on
-        self._active[corpus] = served
+        if served is not None:
+            self._active[corpus] = served
         self._advance(corpus, move.number)
         self._damaged.pop(corpus, None)
         self._tell()
@@ -392,6 +377,7 @@ class Catalogue:
         if not look.ids and not look.move.number:
             return  # nobody knows it
         await self._serve(corpus, look, is_checked=not is_new)
+        self._keep_known(corpus, look.ids)  # again: it may serve no more
         self._advance(corpus, look.move.number)
         if look.has_deleted:
             await asyncio.to_thread(self._sweep, corpus)
@@ -409,7 +395,9 @@ class Catalogue:
         """Opens and warms what is active beside what serves, then swaps, also if what serves was replaced."""
         move, serving = look.move, self._active.get(corpus)
         is_same = serving is not None and serving.id == move.generation and not look.is_replaced
-        if not move.generation or is_same:
+        if not move.generation and serving is not None:
+            self._swap(corpus, None, move)
+        elif not move.generation or is_same:
             if self._damaged.pop(corpus, None) is not None:
                 self._tell()
         elif move.number >= self._followed.get(corpus, 0):  # else this process has moved on since the look

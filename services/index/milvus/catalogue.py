@@ -105,7 +105,7 @@ class MilvusCatalogue:
     async def activate(
         self, corpus: str, generation_id: str, *, expected: str | None = None, request_id: str = ""
     ) -> Activation:
-        """Checks a generation, then makes the corpus's next switch, to it.
+        """Checks a generation, then makes the corpus's next switch, to it; "": to none.
 
         `expected` is the id that the caller believes active ("" for none). Raises NotFound, Aborted when another one is
         active, DataLoss for a generation that changed since it was written. Of processes that expect the same one, the
@@ -113,27 +113,30 @@ class MilvusCatalogue:
         """
         async with self._switching:
             await self.refresh()
-            stored = self._named(corpus, generation_id)
+            self._known(corpus)
+            stored = self._named(corpus, generation_id) if generation_id else None
             asked = RequestNote({"generation": generation_id, "expected_generation": expected})
             before = await self._noted(corpus, "activate", request_id, asked)
-            if before is not None and (before.done or self.active_id(corpus) == generation_id):
-                return Activation(stored.artifact, before.previous or None)
+            if before is not None and (before.done or (self.active_id(corpus) or "") == generation_id):
+                return Activation(stored.artifact if stored else None, before.previous or None)
             check_expected(corpus, self.active_id(corpus), expected)
             moved = False
             while not moved:
-                await self._link.read(check, MilvusGeneration.of(stored, self._link), stored, LOAD_S)
-                await self.refresh()  # the check may have taken minutes
-                checked, stored = stored, self._named(corpus, generation_id)
+                checked = stored
+                if stored is not None:
+                    await self._link.read(check, MilvusGeneration.of(stored, self._link), stored, LOAD_S)
+                    await self.refresh()  # the check may have taken minutes
+                    stored = self._named(corpus, generation_id)
                 previous = self.active_id(corpus)
                 check_expected(corpus, previous, expected)
-                if stored.collection != checked.collection:  # a build has replaced it meanwhile
+                if stored and checked and stored.collection != checked.collection:  # a build has replaced it meanwhile
                     continue
                 note = replace(asked, previous=previous or "")
                 moving = asyncio.create_task(self._move(corpus, stored, request_id, note))
                 await finish(moving)  # a cancelled call makes the switch and notes it, or does neither
                 moved = moving.result()
         log.info("activated", corpus=corpus, generation=generation_id, previous=previous or "")
-        return Activation(stored.artifact, previous)
+        return Activation(stored.artifact if stored else None, previous)
 
     async def generations(self, corpus: str) -> list[Artifact]:
         """Lists the generations of a corpus, in no order. Raises NotFound for an unknown corpus."""
@@ -167,14 +170,20 @@ class MilvusCatalogue:
             check_same(request_id, before.asked, note.asked)
         return before
 
-    async def _move(self, corpus: str, stored: StoredGeneration, request_id: str, note: RequestNote) -> bool:
+    async def _move(self, corpus: str, stored: StoredGeneration | None, request_id: str, note: RequestNote) -> bool:
         """Makes the switch, also in what this process knows. Returns False if another process was faster."""
         seen = self._seen or CatalogueSnapshot()
         number = seen.switches.get(corpus, 0) + 1
         await self._link.write(self._records.put_note, corpus, "activate", request_id, note)
-        if not await self._link.write(self._switches.make, corpus, number, stored.collection):
+        collection = stored.collection if stored else self._records.name  # to which spent numbers point, too
+        if not await self._link.write(self._switches.make, corpus, number, collection):
             return False
-        active, switches = {**seen.active, corpus: stored.artifact.id}, {**seen.switches, corpus: number}
+        active, switches = (
+            {**seen.active, corpus: stored.artifact.id if stored else ""},
+            {**seen.switches, corpus: number},
+        )
+        if not stored:
+            del active[corpus]
         self._seen = replace(seen, active=active, switches=switches)
         self._begun += 1
         self._taken = self._begun

@@ -9,7 +9,9 @@ import ir_measures
 import pytest
 from ir_measures import AP
 
-from aeenc import Channel, IndexClient, values
+from aeenc import Channel, Client, IndexClient, errors, values
+from aeenc.blocking import BlockingTrainerClient
+from aeenc.cli.corpus import corpus_name
 from aeenc.cli.learning.loop import rounds_table
 from aeenc.cli.learning.reports import report_dict, report_tables
 from aeenc.evaluation import RatedDataset, query_id, read_grades, read_qrels, read_run
@@ -56,7 +58,7 @@ async def test_rated_facts_are_evaluated_with_their_grades(aeenc, fleet, tmp_pat
     recall = types_pb2.GradeRecall(grade=6, pairs=2, recall_at_10=0.125, recall_at_200=1)
     graded = types_pb2.GradedMetrics(ndcg_linear=0.375, oracle_ndcg_exponential=0.875, recalls=[recall])
     fleet.trainer.report = report(graded=graded)
-    built = await aeenc(*fleet.options, "--json", "evaluate", "--data", RATED)
+    built = await aeenc(*fleet.options, "--json", "evaluate", "--data", RATED, "--keep")
     assert built.code == 0, built.stderr
     fleet.trainer.report = report(graded=graded, generation=await active(fleet, built.json["corpus"]))
     qrels = tmp_path / "qrels"
@@ -115,7 +117,7 @@ async def active(fleet, corpus: str) -> str:
 @pytest.mark.parametrize("mode", ["dense", "lexical"])
 async def test_runs_and_qrels_are_what_other_tools_read(aeenc, fleet, trees, mode, tmp_path):
     fleet.trainer.report = report()
-    built = await aeenc(*fleet.options, "--json", "evaluate", "--data", trees)
+    built = await aeenc(*fleet.options, "--json", "evaluate", "--data", trees, "--keep")
     generation = await active(fleet, built.json["corpus"])
     fleet.trainer.report = report(model_version="q0" if mode == "dense" else "", generation=generation)
     fleet.trainer.asked.clear()
@@ -163,7 +165,7 @@ async def test_a_run_is_of_the_generation_that_was_measured_although_another_is_
     aeenc, fleet, trees, tmp_path
 ):
     fleet.trainer.report = report()
-    corpus = (await aeenc(*fleet.options, "--json", "evaluate", "--data", trees)).json["corpus"]
+    corpus = (await aeenc(*fleet.options, "--json", "evaluate", "--data", trees, "--keep")).json["corpus"]
     measured = await active(fleet, corpus)
     gone = {one.text: one.id for one in Dataset.load(trees).candidates()}["ice is light"]
     async with index_of(fleet) as index:
@@ -186,7 +188,7 @@ async def test_a_directory_with_one_split_and_no_facts_is_enough(aeenc, fleet, t
 
 async def test_a_prior_learns_from_train_on_a_corpus_of_the_commands_own(aeenc, fleet, trees):
     fleet.trainer.report = report()
-    words = ("evaluate", "--data", trees, "--mode", "lexical", "--prior", 0.5)
+    words = ("evaluate", "--data", trees, "--mode", "lexical", "--prior", 0.5, "--keep")
     ended = await aeenc(*fleet.options, "--json", *words)
     assert ended.code == 0, ended.stderr
     found = await aeenc(*fleet.options, "--json", "retrieve", ended.json["corpus"], "nails move", "--prior", 1, "-k", 3)
@@ -196,7 +198,8 @@ async def test_a_prior_learns_from_train_on_a_corpus_of_the_commands_own(aeenc, 
 
 async def test_a_prior_without_the_split_that_it_learns_from_is_refused_before_anything_is_built(aeenc, fleet, trees):
     (trees / "dataset" / "task_1" / "train.jsonl").unlink()
-    ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", trees, "--mode", "lexical", "--prior", 0.5)
+    words = ("--mode", "lexical", "--prior", 0.5, "--keep")
+    ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", trees, *words)
     assert (ended.code, ended.error["status"]) == (2, "INVALID_ARGUMENT")
     assert "(it has dev); add that split, name a corpus that has explanations by --corpus" in ended.error["message"]
     async with index_of(fleet) as index:
@@ -214,3 +217,46 @@ def test_rounds_are_a_table():
     assert [str(column.header) for column in made.columns][1:5] == ["version", "pairs", "MAP", "NDCG"]
     assert [str(cell) for cell in made.columns[2].cells] == ["", "1,200+30"]
     assert report_tables(report_dict(values.EvaluationReport.from_message(report())))[0].row_count == 7
+
+
+async def test_an_evaluation_deletes_what_was_built_for_it_unless_it_is_to_be_kept(aeenc, fleet, trees):
+    fleet.trainer.report = report()
+
+    async def corpora():
+        async with index_of(fleet) as index:
+            named = [one.corpus async for one in index.list_corpora()]
+            return {name: [one.held_by async for one in index.list_generations(name)] for name in named}
+
+    command = (*fleet.options, "--json", "evaluate", "--data", trees)
+    assert (await aeenc(*command, "--prior", 0.1)).code == 0
+    assert await corpora() == {}
+    fleet.trainer.failure = errors.FailedPrecondition("no")
+    assert (await aeenc(*command)).code == 4
+    assert await corpora() == {}
+    fleet.trainer.failure = None
+    kept = (await aeenc(*command, "--keep")).json["corpus"]
+    for _ in range(2):  # neither was it made by these
+        assert (await aeenc(*command)).code == 0
+        assert await corpora() == {kept: [()]}
+
+
+async def test_an_evaluation_leaves_what_another_one_is_using(aeenc, fleet, trees, monkeypatch):
+    fleet.trainer.report = report()
+
+    async def held():
+        async with index_of(fleet) as index:
+            [one] = [one async for one in index.list_generations(corpus_name(Dataset.load(trees)))]
+            return one
+
+    evaluate = BlockingTrainerClient.evaluate
+
+    def with_another(self, *args, **options):
+        with Client(index=fleet.index) as other:
+            name = corpus_name(Dataset.load(trees))
+            other.index.hold(name, other.index.info().corpora[0].active.id, "evaluate-other")
+        return evaluate(self, *args, **options)
+
+    monkeypatch.setattr(BlockingTrainerClient, "evaluate", with_another)
+    assert (await aeenc(*fleet.options, "--json", "evaluate", "--data", trees)).code == 0
+    left = await held()
+    assert (left.active, left.held_by) == (True, ("evaluate-other",))

@@ -150,6 +150,23 @@ async def test_the_options_of_a_run_are_asked_for(aeenc, world, trees):
         assert not (await sampler.get_run(ended.json["run"])).config.negative_filter
 
 
+async def test_a_flat_run_judges_hypotheses_alone_and_a_spent_budget_says_what_was_not_begun(aeenc, world, tmp_path):
+    (tmp_path / "own.txt").write_text("".join(f"hypothesis {n}\n" for n in range(10)))
+    async with world.sampler() as sampler:
+        command = ("--sampler", sampler.channel.target, "--json", "sample", "science", "--hypotheses")
+        command = (*command, tmp_path / "own.txt", "--oracle", "fake", "-k", 3, "--flat")
+        whole = await aeenc(*command)
+        assert (whole.json["nodes_judged"], whole.json["trees_done"]) == (10, 10)
+        assert "budget" not in whole.stderr
+        spent = await aeenc(*command, "--max-judgements", 12)
+        assert (spent.json["judgements"], spent.json["trees_done"]) == (12, 4)
+        assert "12 has ended the run: 6 of 10 trees are unfinished, 6 of them not begun" in spent.stderr
+        followed = await aeenc("--sampler", sampler.channel.target, "follow", spent.json["run"])
+        assert "6 of them not begun" in followed.stderr
+        refused = await aeenc(*command, "--max-depth", 2)
+        assert (refused.code, "--flat" in refused.error["message"]) == (2, True)
+
+
 async def test_a_run_that_is_not_waited_for_is_named(aeenc, world, trees):
     async with world.sampler() as sampler:
         world.oracle.delay_s = 0.2
@@ -325,7 +342,7 @@ async def test_a_publication_that_is_overtaken_says_by_what(aeenc, fleet):
 
 async def test_an_evaluation_builds_its_corpus_once_and_prints_both_protocols(aeenc, fleet, trees):
     fleet.trainer.report = report()
-    command = (*fleet.options, "evaluate", "--data", trees, "--split", "dev", "--label", "canary")
+    command = (*fleet.options, "evaluate", "--data", trees, "--split", "dev", "--label", "canary", "--keep")
     ended = await aeenc("--json", *command)
     assert (ended.code, ended.stderr) == (0, "")
     assert ended.json == {
@@ -353,7 +370,7 @@ async def test_data_that_were_split_anew_get_premises_with_the_new_splits(aeenc,
     assert corpus_name(Dataset.load(split_anew)) == name
     used = []
     for data, split in ((trees, "dev"), (split_anew, "test"), (trees, "dev"), (split_anew, "test")):
-        ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", data, "--split", split)
+        ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", data, "--split", split, "--keep")
         assert ended.code == 0, ended.stderr
         used.append(fleet.trainer.asked[-1].config.corpus)
         assert ended.json["corpus"] == used[-1]

@@ -46,11 +46,11 @@ async def test_a_publication_is_taken_back_by_its_corpus(aeenc, fleet):
 async def test_a_version_of_another_space_is_evaluated_on_premises_of_that_space(aeenc, fleet, trees):
     fleet.encoder.other_spaces = {OTHER}
     fleet.trainer.report = types_pb2.EvaluationReport(model_version="q1", queries=1)
-    await aeenc(*fleet.options, "evaluate", "--data", trees)  # builds the corpus in the default space
+    await aeenc(*fleet.options, "evaluate", "--data", trees, "--keep")  # builds the corpus in the default space
     name = corpus_name(Dataset.load(trees))
     fleet.trainer.checkpoint = trainer_pb2.Checkpoint(version="q1", space_id=OTHER)
     for _ in range(2):
-        ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", trees, "--version", "q1")
+        ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", trees, "--version", "q1", "--keep")
         assert ended.code == 0, ended.stderr
     async with AsyncClient(index=fleet.index) as client:
         found = {one.id: one async for one in client.index.list_generations(name)}

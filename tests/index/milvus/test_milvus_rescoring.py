@@ -14,7 +14,7 @@ from services.index.milvus import generation  # noqa: E402
 from services.index.milvus.generation import Candidates, GenerationCollection  # noqa: E402
 from services.index.milvus.schema import K_MOST, NAMES_MOST, allowed, to_record, to_row, with_any_id  # noqa: E402
 from services.index.milvus.searching import rescore  # noqa: E402
-from services.index.values import Scope
+from services.index.values import Scope  # noqa: E402
 
 
 class Rough:

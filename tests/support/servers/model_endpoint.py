@@ -39,6 +39,9 @@ CONTENTS: dict[str, Callable[[dict[str, str]], str | None]] = {
     "deep": lambda verdicts: "[" * 100_000,
 }
 FINISHES = {"truncated": "length", "filtered": "content_filter"}
+THINKING_TOKENS = 1000
+KINDS = ("no temperature", "thinks", "fenced", "tool calls", "no schema")
+_REFUSED_BY = {"no temperature": ("max_tokens", "temperature"), "no schema": ("response_format",)}
 BODIES = {
     "html": b"<html>Bad gateway</html>",
     "empty": b"",
@@ -65,7 +68,9 @@ class ModelEndpoint:
     """`fault` names the fault of the answer with this number, counted from 0; "" makes it whole.
 
     A request with the field `unsupported` is refused, and a bad request with `code` as the error's code. Each answer
-    takes `delay_s`.
+    takes `delay_s`. `kind` behaves like a kind of model: one that refuses a temperature and the older name of the
+    limit, thinks aloud before it answers, fences its JSON, answers by a tool call, or knows no schema and answers in
+    prose unless the prompt asks for JSON.
     """
 
     fault: Callable[[int], str] = lambda number: ""
@@ -73,9 +78,12 @@ class ModelEndpoint:
     hang_s: float = 0.5
     unsupported: str = ""
     code: str = ""
+    said: str = ""  # by a refusal; else it quotes the key
+    kind: str = ""
     retry_after: str = "0"
     delay_s: float = 0.0
     url: str = ""
+    asking: dict[str, Any] = field(default_factory=dict)  # the request of the moment, for `fault`
     sent: list[Sent] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -110,19 +118,21 @@ def _handler(endpoint: ModelEndpoint) -> type[BaseHTTPRequestHandler]:
             asked = {number: json.loads(text) for number, text in _NUMBERED.findall(prompt)}
             with endpoint.lock:
                 number = len(endpoint.sent)
-                fault = "unsupported" if endpoint.unsupported in request else endpoint.fault(number)
+                endpoint.asking = request
+                unsupported = _refused_field(endpoint, request)
+                fault = "unsupported" if unsupported else endpoint.fault(number)
                 verdicts = {one: endpoint.verdict(text, number) for one, text in asked.items()}
                 refused = [text for one, text in asked.items() if verdicts[one] == "does_not_explain"]
                 tokens = 0 if fault in {*STATUSES, "unsupported"} else len(prompt) // 4 + 4 * len(asked)
                 endpoint.sent.append(Sent(fault, refused, tokens, request))
             time.sleep(endpoint.delay_s)
             if fault in STATUSES:
-                said = f"Incorrect API key provided: {self.headers['authorization']}"
+                said = endpoint.said or f"Incorrect API key provided: {self.headers['authorization']}"
                 error = {"message": said, "code": endpoint.code or None, "param": KEY}
                 self._answer(json.dumps({"error": error}).encode(), STATUSES[fault])
             elif fault == "unsupported":
-                said = f"Unsupported parameter: '{endpoint.unsupported}' is not supported with this model."
-                error = {"message": said, "code": "unsupported_parameter", "param": endpoint.unsupported}
+                said = f"Unsupported parameter: '{unsupported}' is not supported with this model."
+                error = {"message": said, "code": "unsupported_parameter", "param": unsupported}
                 self._answer(json.dumps({"error": error}).encode(), 400)
             elif fault in BODIES:
                 self._answer(BODIES[fault])
@@ -131,7 +141,8 @@ def _handler(endpoint: ModelEndpoint) -> type[BaseHTTPRequestHandler]:
             else:
                 if fault == "hang":
                     time.sleep(endpoint.hang_s)
-                self._answer(json.dumps(_completion(fault, verdicts, len(prompt) // 4)).encode())
+                answer = _completion(fault, verdicts, len(prompt) // 4)
+                self._answer(json.dumps(_in_manner(endpoint.kind, answer, request, prompt)).encode())
 
         def _answer(self, body: bytes, status: int = 200) -> None:
             self.send_response(status)
@@ -164,3 +175,28 @@ def _completion(fault: str, verdicts: dict[str, str], prompt_tokens: int) -> dic
             "total_tokens": prompt_tokens + 4 * len(verdicts),
         },
     }
+
+
+def _refused_field(endpoint: ModelEndpoint, request: dict[str, Any]) -> str:
+    refused = (endpoint.unsupported, *_REFUSED_BY.get(endpoint.kind, ()))
+    return next((name for name in refused if name in request), "")
+
+
+def _in_manner(kind: str, answer: dict[str, Any], request: dict[str, Any], prompt: str) -> dict[str, Any]:
+    """The answer as a kind of model gives it."""
+    choice = answer["choices"][0]
+    content = choice["message"]["content"]
+    if kind == "thinks":
+        thought = '<think>Is fact 1 needed? Perhaps {"1": "cannot_say"}. No: it follows.</think>'
+        is_cut = request.get("max_tokens", request.get("max_completion_tokens", 10**6)) < THINKING_TOKENS
+        choice["message"]["content"] = thought[:40] if is_cut else f"{thought}\n\n{content}"
+        choice["finish_reason"] = "length" if is_cut else "stop"
+    elif kind == "fenced":
+        choice["message"]["content"] = f"Here are the verdicts:\n\n```json\n{content}\n```\n\nEach was judged alone."
+    elif kind == "tool calls":
+        call = {"id": "call", "type": "function", "function": {"name": "verdicts", "arguments": content}}
+        choice["message"] = {"role": "assistant", "content": None, "tool_calls": [call]}
+        choice["finish_reason"] = "tool_calls"
+    elif kind == "no schema" and "JSON" not in prompt:
+        choice["message"]["content"] = "Fact 1 explains the statement."
+    return answer

@@ -1,4 +1,4 @@
-"""`aeenc corpus build`, `explain`, `verify` and `repair`: premises in."""
+"""`aeenc corpus build`, `add`, `remove`, `explain`, `verify` and `repair`: premises in."""
 
 from __future__ import annotations
 
@@ -261,6 +261,42 @@ def build_shown(
             report(*last, doing)
 
         return build_corpus(client, name, source, progressed, on_stage=staged, **options)
+
+
+def add(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The corpus; it serves already.")],
+    texts: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Facts, each as one word.")] = None,
+    file: Annotated[
+        str | None, typer.Option(metavar="PATH|URL", help="A file of facts instead, as `corpus build --facts`.")
+    ] = None,
+) -> None:
+    """Adds facts to a corpus. Its generation before stays, to be activated again or deleted.
+
+    A fact that is there already changes nothing. Where somebody else changes the corpus at the same time, one of both
+    ends with an error (exit code 4) and may be repeated.
+    """
+    if bool(texts) == (file is not None):
+        raise InvalidArgument("give either texts or --file PATH")
+    facts = texts or read_facts(path_of(file or ""))
+    _change(context, name, lambda connected: connected.index.add(name, facts))
+
+
+def remove(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The corpus.")],
+    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of premises; `aeenc retrieve` shows them.")],
+) -> None:
+    """Removes facts from a corpus by their ids. Its generation before stays, to be activated again or deleted."""
+    _change(context, name, lambda connected: connected.index.remove(name, ids))
+
+
+def _change(context: typer.Context, name: str, change: Callable[[Client], values.Generation]) -> None:
+    with client(context) as connected:
+        before = {one.corpus: one.active.id for one in connected.index.info().corpora}.get(name, "")
+        now = change(connected)
+    told = {"generation": now.id, "premises": now.premises, "active": True, "before": before}
+    output_of(context).result({"corpus": name, **told})
 
 
 Generation = Annotated[str, typer.Option("--generation", show_default="the active one", help="The generation.")]

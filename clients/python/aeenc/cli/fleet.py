@@ -322,18 +322,26 @@ def activate_generation(
     out.result({"corpus": name, **fields, "behind": behind})
 
 
-def delete_generation(
+def delete_corpus(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="The corpus.")],
-    generation: Generation,
+    generation: Annotated[
+        str, typer.Argument(show_default="the whole corpus", help="Only this one; `aeenc corpus list NAME` lists them.")
+    ] = "",
     despite: Annotated[
         list[str] | None, typer.Option(help="A holder, such as `run-<id>`, that will lose it; may be repeated.")
     ] = None,
 ) -> None:
-    """Deletes a generation that is not active and that nobody holds. It cannot be had back."""
+    """Deletes a corpus with all its generations, or one generation that is not active. It cannot be had back.
+
+    Nothing is deleted that somebody holds, such as a live run.
+    """
     with client(context) as connected:
-        connected.index.delete(name, generation, despite=despite or ())
-    output_of(context).result({"corpus": name, "generation": generation, "deleted": True})
+        if generation:
+            connected.index.delete(name, generation, despite=despite or ())
+        else:
+            connected.index.delete_corpus(name, despite=despite or ())
+    output_of(context).result({"corpus": name, "generation": generation or "all", "deleted": True})
 
 
 def gc(

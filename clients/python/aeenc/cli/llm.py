@@ -16,7 +16,7 @@ from aeenc.cli.output import output_of
 from aeenc.errors import InvalidArgument
 from aeenc.oracles.agreement import GoldAgreement, GoldTask, agreement_with_gold, gold_tasks
 from aeenc.oracles.ledger import Budget
-from aeenc.oracles.llm import CANDIDATES, CONCURRENCY, TEMPLATE, TIMEOUT_S, LanguageModelOracle, read_key
+from aeenc.oracles.llm import CANDIDATES, CONCURRENCY, FORM, TEMPLATE, TIMEOUT_S, LanguageModelOracle, read_key
 from aeenc.oracles.remote import RemoteOracle
 from aeenc.trees import Dataset
 
@@ -31,6 +31,9 @@ Temperature = Annotated[
 Template = Annotated[
     Path | None, typer.Option(help="File with the prompt: $query, $candidates, and perhaps $path and $accepted.")
 ]
+Thinking = Annotated[
+    int, typer.Option("--thinking-tokens", min=0, help="Room in each answer for a model that thinks first: 4000, say.")
+]
 InPrompt = Annotated[int, typer.Option(min=1, help="Most candidates in one prompt.")]
 Cache = Annotated[Path | None, typer.Option(help="File of valid answers and of what was spent.")]
 MaxTokens = Annotated[int, typer.Option(min=0, help="Tokens that may be spent, with the cache's; 0: no limit.")]
@@ -39,6 +42,21 @@ PromptPrice = Annotated[float, typer.Option(min=0, help="Price of a million toke
 AnswerPrice = Annotated[float, typer.Option(min=0, help="Price of a million tokens of answers.")]
 Concurrency = Annotated[int, typer.Option(min=1, help="Calls to the endpoint at once.")]
 Seconds = Annotated[float, typer.Option(min=0.1, help="Seconds that the endpoint may take for an answer.")]
+
+
+def _show_prompt(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        typer.echo(TEMPLATE, nl=False)
+        output_of(context).note(f"what follows any template: {FORM.strip()}")
+        raise typer.Exit
+
+
+ShowPrompt = Annotated[
+    bool,
+    typer.Option(
+        "--show-prompt", is_eager=True, callback=_show_prompt, help="Print the template of the prompt, and end."
+    ),
+]
 
 
 def llm(
@@ -50,6 +68,7 @@ def llm(
     samples: Samples = 1,
     temperature: Temperature = None,
     template: Template = None,
+    thinking_tokens: Thinking = 0,
     prompt_candidates: InPrompt = CANDIDATES,
     cache: Cache = None,
     max_tokens: MaxTokens = 0,
@@ -62,9 +81,11 @@ def llm(
     token: Token = None,
     cert: Cert = None,
     key: Key = None,
+    show_prompt: ShowPrompt = False,  # noqa: ARG001 -- its callback has done it
 ) -> None:
-    """Serves a language model as an oracle. Needs `pip install './clients/python[oracle-llm]'` (in a checkout).
+    r"""Serves a language model as an oracle. Needs `pip install './clients/python\[oracle-llm]'` (in a checkout).
 
+    A schema, a temperature or a seed that the endpoint refuses is left out.
     Whatever is not a whole, valid answer makes it abstain. Run
     `aeenc oracle check` first: it says how far the model agrees with
     gold trees, and what that costs.
@@ -77,6 +98,7 @@ def llm(
         temperature=temperature,
         template=template.read_text(encoding="utf-8") if template else TEMPLATE,
         candidates=prompt_candidates,
+        thinking_tokens=thinking_tokens,
         cache=cache,
         budget=Budget(max_tokens, max_cost, prompt_price, answer_price),
         concurrency=concurrency,
@@ -86,6 +108,8 @@ def llm(
     asyncio.run(serve(oracle, address, token, out, cert=cert, key=key))
     used = oracle.usage
     out.note(f"{used.calls} calls, {used.prompt_tokens} + {used.answer_tokens} tokens, cost {used.cost:.4f}")
+    for line in _invalid(oracle):
+        out.note(line)
 
 
 def check(
@@ -102,7 +126,9 @@ def check(
     key_variable: KeyVariable = "OPENAI_API_KEY",
     key_file: KeyFile = None,
     samples: Samples = 1,
+    temperature: Temperature = None,
     template: Template = None,
+    thinking_tokens: Thinking = 0,
     cache: Cache = None,
     max_tokens: MaxTokens = 0,
     max_cost: MaxCost = 0.0,
@@ -128,15 +154,19 @@ def check(
             model,
             key=read_key(os.environ, key_variable, key_file),
             samples=samples,
+            temperature=temperature,
             template=template.read_text(encoding="utf-8") if template else TEMPLATE,
+            thinking_tokens=thinking_tokens,
             cache=cache,
             budget=Budget(max_tokens, max_cost, prompt_price, answer_price),
         )
     agreement, cost = asyncio.run(_measured(oracle, tasks))
     figures = {name: _shown(getattr(agreement, name)) for name in _FIGURES}
-    lines = [f"{_FIGURES[name]:<42}{'none' if value is None else f'{value:.3f}'}" for name, value in figures.items()]
-    lines += [f"{name.replace('_', ' '):<42}{value:g}" for name, value in cost.items()]
-    out.result({**asdict(agreement), **figures, **cost}, *lines)
+    lines = [f"{_FIGURES[name]:<44}{'none' if value is None else f'{value:.3f}'}" for name, value in figures.items()]
+    lines += [f"{name.replace('_', ' '):<44}{value:g}" for name, value in cost.items()]
+    invalid = dict(oracle.invalid) if isinstance(oracle, LanguageModelOracle) else {}
+    lines += _invalid(oracle)
+    out.result({**asdict(agreement), **figures, **cost, "invalid": invalid}, *lines)
 
 
 _FIGURES = {
@@ -158,6 +188,12 @@ async def _measured(
         return agreement, {name: value - before[name] for name, value in _spent(oracle).items()}
     finally:
         await oracle.close()
+
+
+def _invalid(oracle: RemoteOracle | LanguageModelOracle) -> list[str]:
+    """Says why answers were not valid, and how many."""
+    counted = oracle.invalid.most_common() if isinstance(oracle, LanguageModelOracle) else ()
+    return [f"answers that are not valid, {reason}: {count}" for reason, count in counted]
 
 
 def _spent(oracle: RemoteOracle | LanguageModelOracle) -> dict[str, float]:

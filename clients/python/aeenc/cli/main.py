@@ -55,12 +55,14 @@ _GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
         "Corpora: the premises that are searched.",
         {
             "build": corpus.build,
+            "add": corpus.add,
+            "remove": corpus.remove,
             "list": fleet.corpora,
             "activate": fleet.activate_generation,
             "explain": corpus.explain,
             "verify": corpus.verify,
             "repair": corpus.repair,
-            "delete": fleet.delete_generation,
+            "delete": fleet.delete_corpus,
         },
     ),
     "export": (

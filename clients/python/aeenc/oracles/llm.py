@@ -1,7 +1,10 @@
-"""An oracle that asks a language model behind an OpenAI-compatible endpoint: `/chat/completions` with a JSON schema.
+"""An oracle that asks a language model behind an OpenAI-compatible endpoint: `/chat/completions`, answered in JSON.
 
     task ─► prompts of a few candidates ─► samples ─► checked against the schema ─► all agree ─► verdict
                                              │ cache, budget        └─ anything else ─────► ABSTAIN
+
+What an endpoint refuses of a request (schema, temperature, seed) is left out from then on. An answer may be a tool
+call, or the JSON object at the end of a text or alone in a fence; thoughts before it do not count.
 
 Only a whole, valid answer counts. What concerns one prompt makes the oracle abstain: nonsense, a refusal, a truncated
 answer, samples that disagree. What concerns them all fails the task, so that the sampler asks again or the run waits
@@ -18,6 +21,7 @@ import json
 import logging
 import re
 import string
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,7 +44,7 @@ MOST_INVALID = 0.2
 FORMAT_VERSION = 1
 
 TEMPLATE = """\
-You judge whether scientific facts explain a statement. A fact explains it if the fact is a needed part of a short,
+You judge whether facts explain a statement. A fact explains it if the fact is a needed part of a short,
 logical proof of the statement: together with a few other facts it entails the statement. A fact that is only about the
 same topic, or only repeats the statement, does not explain it.
 
@@ -53,6 +57,9 @@ $candidates
 
 Give every number exactly one verdict: "explains", "does_not_explain", or "cannot_say" when you are not sure.
 """
+FORM = """\
+Answer with one JSON object and nothing else: each number once, with its verdict, as in {"1": "does_not_explain"}.
+"""
 _VERDICTS = {"explains": EXPLAINS, "does_not_explain": REFUSES, "cannot_say": ABSTAINS}
 _FIELDS = {"query", "path", "accepted", "candidates"}
 _TRANSIENT = {408, 409, 425, 429}  # and all from 500 on
@@ -62,6 +69,11 @@ _ABOUT_THE_PROMPT = {"content_filter", "content_policy_violation", "context_leng
 _NAME = re.compile(r"[a-z_]{1,40}")
 _NOTHING_SENT = {"ConnectError", "ConnectTimeout", "PoolTimeout"}  # of httpx, beneath the client's own errors
 _NONSENSE = object()  # stands for an answer that cannot even be parsed
+_OPTIONAL = ("response_format", "temperature", "seed")  # of a request; the endpoint may not know them
+_SCHEMA_NAMES = ("response_format", "json_schema")  # by which an endpoint calls the first of these
+_FENCED = re.compile(r"```(?:json)?\s*(\{.*?\})\s*```", re.DOTALL)
+_THOUGHT = "</think>"
+_CUT_OFF = "cut off"
 
 log = logging.getLogger(__name__)
 
@@ -70,8 +82,9 @@ class LanguageModelOracle(Oracle):
     """Asks `model` at `base_url` about a few candidates at a time; the share of samples that accept is the grade.
 
     `samples` answers are drawn for each prompt, and all must agree. `template` (string.Template) may use $query, $path,
-    $accepted and $candidates and must use $query and $candidates. Valid answers are kept in the file `cache`; so is
-    what was spent. `key` is sent to the endpoint and to nobody else.
+    $accepted and $candidates and must use $query and $candidates; `FORM` follows it. `thinking_tokens` is the room for
+    each answer beyond the verdicts, for models that think before they answer. Valid answers are kept in the file
+    `cache`; so is what was spent. `key` is sent to the endpoint and to nobody else.
     Raises InvalidArgument for a malformed template or address, FailedPrecondition without the extra.
     """
 
@@ -85,6 +98,7 @@ class LanguageModelOracle(Oracle):
         temperature: float | None = None,
         template: str = TEMPLATE,
         candidates: int = CANDIDATES,
+        thinking_tokens: int = 0,
         cache: Path | str | None = None,
         budget: Budget | None = None,
         concurrency: int = CONCURRENCY,
@@ -92,6 +106,8 @@ class LanguageModelOracle(Oracle):
     ) -> None:
         if samples < 1 or candidates < 1:
             raise InvalidArgument(f"samples ({samples}) and candidates of a prompt ({candidates}) must be at least 1")
+        if thinking_tokens < 0:
+            raise InvalidArgument.field("thinking_tokens", f"is {thinking_tokens}; give 0 or more")
         parts = urlsplit(base_url)
         if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username or parts.password:
             raise InvalidArgument.field("base_url", "must be http(s)://host[:port]/path, without a user or password")
@@ -99,11 +115,14 @@ class LanguageModelOracle(Oracle):
         self._model, self._samples, self._size = model, samples, candidates
         self._temperature = temperature if temperature is not None else (0.0 if samples == 1 else 0.7)
         self._template = _checked(template)
+        self._thinking_tokens = thinking_tokens
+        self._unknown: set[str] = set()  # fields that the endpoint has refused
+        self.invalid: Counter[str] = Counter()  # why answers were not valid, and how many
         self._budget = budget or Budget()
         self._ledger = Ledger(cache, self._budget)
         self._free, self._has_spent = asyncio.Semaphore(concurrency), asyncio.Event()
         self._limit_name = "max_tokens"  # first, since an endpoint that does not know the newer name may ignore it
-        self._has_answered = False
+        self._has_answered = self._has_completed = False
         self._last: dict[tuple[str, str], bool] = {}  # nodes: whether any answer was valid
         self._client, self._failures = _open(base_url, key, timeout_s)
 
@@ -141,8 +160,11 @@ class LanguageModelOracle(Oracle):
             del self._last[next(iter(self._last))]
         invalid = sum(not one for one in self._last.values())
         if not has_answer and (not before or invalid > max(1.0, MOST_INVALID * len(self._last))):
+            reasons = ", ".join(f"{reason}: {count}" for reason, count in self.invalid.most_common(3))
             problem = f"model {self._model!r} gave no valid answer to {invalid} of the last {len(self._last)} nodes"
-            raise Unavailable(f"{problem}; check that it follows a JSON schema, the template and the endpoint")
+            if not self._has_answered and all(reason.startswith(_CUT_OFF) for reason in self.invalid):
+                raise FailedPrecondition(f"{problem} ({reasons}); give it room to think by --thinking-tokens")
+            raise Unavailable(f"{problem} ({reasons}); check the model, the template and the endpoint")
 
     async def close(self) -> None:
         """Closes connections and the cache."""
@@ -160,11 +182,14 @@ class LanguageModelOracle(Oracle):
 
     def _prompt(self, task: Task, candidates: Sequence[Candidate]) -> str:
         numbered = (f"{n}. {json.dumps(c.text, ensure_ascii=False)}" for n, c in enumerate(candidates, 1))
-        return self._template.substitute(
-            query=json.dumps(task.query, ensure_ascii=False),
-            path=json.dumps(task.path, ensure_ascii=False),
-            accepted=json.dumps([one.text for one in task.accepted], ensure_ascii=False),
-            candidates="\n".join(numbered),
+        return (
+            self._template.substitute(
+                query=json.dumps(task.query, ensure_ascii=False),
+                path=json.dumps(task.path, ensure_ascii=False),
+                accepted=json.dumps([one.text for one in task.accepted], ensure_ascii=False),
+                candidates="\n".join(numbered),
+            )
+            + f"\n{FORM}"
         )
 
     async def _sample(self, prompt: str, count: int, number: int) -> list[str] | None:
@@ -174,7 +199,7 @@ class LanguageModelOracle(Oracle):
         if known is not None:
             self._has_answered = True
             return known
-        limit = ANSWER_TOKENS * (count + 1)
+        limit = ANSWER_TOKENS * (count + 1) + self._thinking_tokens
         schema = _schema(count)
         most_prompt = len(prompt.encode()) + len(json.dumps(schema)) + MESSAGE_TOKENS  # a token is at least a byte
         async with self._free:
@@ -191,9 +216,11 @@ class LanguageModelOracle(Oracle):
                 self._has_spent.set()
         if response is None:
             return None
-        verdicts = _verdicts(response, count)
-        if verdicts is None:
-            log.warning("the model's answer to %d candidates is not valid; the oracle abstains", count)
+        try:
+            verdicts = _verdicts(response, count, limit)
+        except _Invalid as invalid:
+            self.invalid[invalid.reason] += 1
+            log.warning("the model's answer to %d candidates is not valid: %s; it abstains", count, invalid.reason)
             return None
         self._has_answered = True
         self._ledger.keep(asked, verdicts)
@@ -208,21 +235,25 @@ class LanguageModelOracle(Oracle):
     async def _complete(self, prompt: str, schema: dict[str, Any], limit: int, number: int) -> Any:
         """Calls the endpoint; None when it refuses this prompt. Asks again after a refusal for now."""
         failures, attempt = self._failures, 0
+        fields: dict[str, Any] = {"response_format": {"type": "json_schema", "json_schema": schema}}
+        fields |= {"temperature": self._temperature, "seed": number}
         while True:
             limit_name = self._limit_name
+            sent = {name: value for name, value in fields.items() if name not in self._unknown}
             try:
-                return await self._client.chat.completions.create(
+                completion = await self._client.chat.completions.create(
                     model=self._model,
                     messages=[{"role": "user", "content": prompt}],
-                    response_format={"type": "json_schema", "json_schema": schema},
-                    temperature=self._temperature,
-                    seed=number,
+                    **sent,
                     **{limit_name: limit},
                 )
+                self._has_completed = True
+                return completion
             except failures.APIStatusError as error:  # its text may quote the key: only status and code are passed on
                 status, code = error.status_code, _code(error)
                 pause_s = _pause_s(error, attempt)
                 knows_newer = status in _MALFORMED and limit_name == "max_tokens" and limit_name in str(error.body)
+                unknown = set() if knows_newer or status not in _MALFORMED else self._refused(error, code, sent)
             except failures.APIConnectionError as error:
                 away = Unavailable("the model's endpoint cannot be reached, or is too slow; try later")
                 raise (_Unbilled(away) if type(error.__cause__).__name__ in _NOTHING_SENT else away) from None
@@ -230,6 +261,11 @@ class LanguageModelOracle(Oracle):
                 return _NONSENSE
             if knows_newer:
                 self._limit_name = "max_completion_tokens"
+                continue
+            if unknown:
+                if new := unknown - self._unknown:
+                    log.warning("the endpoint answers %d; it is asked without %s", status, ", ".join(sorted(new)))
+                self._unknown |= unknown
                 continue
             attempt += 1
             refusal = self._refusal(status, code, pause_s)
@@ -239,6 +275,21 @@ class LanguageModelOracle(Oracle):
             if refusal.retry_after_s is None or attempt == ATTEMPTS or pause_s > MAX_PAUSE_S:
                 raise _Unbilled(refusal)
             await asyncio.sleep(pause_s)
+
+    def _refused(self, error: Any, code: str, sent: Mapping[str, Any]) -> set[str]:
+        """The fields that the endpoint does not take: those that it names, else all that it may not know.
+
+        None once it has completed any request, since it takes what that one had.
+        """
+        if stale := sent.keys() & self._unknown:  # another call has learnt it meanwhile
+            return set(stale)
+        if self._has_completed or code in _ABOUT_THE_PROMPT:
+            return set()
+        said = str(error.body)
+        names = {name: _SCHEMA_NAMES if name == "response_format" else (name,) for name in sent}
+        param = {name for name, called in names.items() if str(getattr(error, "param", "")).startswith(called)}
+        named = param or {name for name, called in names.items() if any(one in said for one in called)}
+        return named or set(sent)
 
     def _refusal(self, status: int, code: str, pause_s: float) -> AeencError | None:
         """The error of a status that concerns more than this prompt; with a time to retry after if it may pass."""
@@ -251,7 +302,9 @@ class LanguageModelOracle(Oracle):
         if status == _TOO_LARGE or self._has_answered or code in _ABOUT_THE_PROMPT:
             return None
         # Not final: other prompts may show that it was about this one.
-        return Unavailable(f"{said}; check that it takes a JSON schema, a seed and temperature {self._temperature:g}")
+        return Unavailable(
+            f"{said}, also without {', '.join(_OPTIONAL)}; check the address, the model and --max-tokens"
+        )
 
 
 class _Unbilled(Exception):
@@ -274,19 +327,49 @@ def _schema(count: int) -> dict[str, Any]:
     return {"name": "verdicts", "strict": True, "schema": schema}
 
 
-def _verdicts(response: Any, count: int) -> list[str] | None:
-    """Reads a completion; None unless it is whole, no refusal, and has one known verdict for each candidate."""
+class _Invalid(Exception):
+    """A completion that does not count, and why: of what kind it is, without a word of it."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+def _verdicts(response: Any, count: int, limit: int) -> list[str]:
+    """Reads a completion. Raises _Invalid unless it is whole, no refusal, and has one verdict for each candidate."""
     try:
         choice = response.choices[0]
-        if choice.finish_reason != "stop" or getattr(choice.message, "refusal", None):
-            return None
-        answer = json.loads(choice.message.content, object_pairs_hook=_once)
-        if not isinstance(answer, dict) or answer.keys() != {str(n) for n in range(1, count + 1)}:
-            return None
-        verdicts = [answer[str(n)] for n in range(1, count + 1)]
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError):
-        return None
-    return verdicts if all(isinstance(one, str) and one in _VERDICTS for one in verdicts) else None
+        finish, said = choice.finish_reason, choice.message
+        calls = getattr(said, "tool_calls", None) or []
+        content = calls[0].function.arguments if len(calls) == 1 and not said.content else said.content
+        is_refused = bool(getattr(said, "refusal", None))
+    except (AttributeError, IndexError, KeyError, TypeError):
+        raise _Invalid("no completion") from None
+    if finish == "length":
+        raise _Invalid(f"{_CUT_OFF} at {limit} tokens")
+    if is_refused or finish not in {"stop", "tool_calls"}:
+        raise _Invalid(
+            "refused by the model" if is_refused else "filtered" if finish == "content_filter" else "not whole"
+        )
+    if not isinstance(content, str) or not content.strip():
+        raise _Invalid("empty")
+    try:
+        answer = _object_in(content)
+    except (ValueError, RecursionError):
+        raise _Invalid("no JSON object, or a number twice") from None
+    if not isinstance(answer, dict) or answer.keys() != {str(n) for n in range(1, count + 1)}:
+        raise _Invalid("other facts than asked")
+    verdicts = [answer[str(n)] for n in range(1, count + 1)]
+    if not all(isinstance(one, str) and one in _VERDICTS for one in verdicts):
+        raise _Invalid("a word that is no verdict")
+    return verdicts
+
+
+def _object_in(content: str) -> Any:
+    """The JSON object that ends a text, or stands alone in a fence, after any thoughts. Raises ValueError without."""
+    said = content.rpartition(_THOUGHT)[2]
+    fenced = _FENCED.findall(said)
+    text = fenced[0] if len(fenced) == 1 else said
+    return json.loads(text[max(text.rfind("{"), 0) :], object_pairs_hook=_once)  # no verdict is an object
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -162,7 +162,7 @@ class Activation:
     """The result of an activation."""
 
     active: Generation = Generation()
-    """The active generation."""
+    """The active generation. Unset: none."""
     previous_generation: str = ""
     """The generation that was active before. Empty: none."""
     replicas: tuple[IndexReplica, ...] = ()

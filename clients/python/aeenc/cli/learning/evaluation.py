@@ -1,13 +1,15 @@
 """`aeenc evaluate`, `compare` and `fuse`: quality on a split's gold queries, whether two systems differ, ensembles.
 
 The directory is read here; the services see texts only. Without a corpus given, the candidates of the directory become
-one, named after their content, so that the next evaluation on the same data finds it built. `compare` and `fuse` read
-TREC runs and need no service.
+one, named after their content, which is deleted in the end, or kept for the next evaluation on the same data.
+`compare` and `fuse` read TREC runs and need no service.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -32,7 +34,7 @@ from aeenc.cli.learning.retrieval import (
 )
 from aeenc.cli.output import Output, output_of, table
 from aeenc.cli.targets import client
-from aeenc.errors import FailedPrecondition, InvalidArgument
+from aeenc.errors import AeencError, FailedPrecondition, InvalidArgument, PermissionDenied
 from aeenc.evaluation import (
     Gain,
     Run,
@@ -64,7 +66,7 @@ def generation_for(
     corpus: str,
     version: str,
     dataset: Source | None,
-    on_progress: Callable[[int, int], None],
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> str:
     """Finds the generation of a corpus in a version's space, whose vectors the version's premise encoder made.
 
@@ -84,6 +86,42 @@ def generation_for(
             f"`aeenc corpus build --space {space_id} --no-activate`, or leave --corpus out"
         )
     return build_corpus(client, corpus, dataset, on_progress, activate=False, space_id=space_id).generation
+
+
+@contextmanager
+def candidates_of(
+    out: Output, client: Client, dataset: Source, version: str | None, *, keep: bool
+) -> Iterator[tuple[str, str]]:
+    """Lends the corpus of a dataset's candidates, and the generation in the space of a version ("": the active one).
+
+    What had to be built for it is deleted in the end, unless it is to be kept or another evaluation uses it.
+    """
+    corpus, generation, is_built = corpus_name(dataset), "", False
+    before = {one.corpus for one in client.index.info().corpora}
+    with out.progress("candidates", "facts") as report:
+
+        def progressed(encoded: int, total: int) -> None:
+            nonlocal is_built
+            is_built = True
+            report(encoded, total, "")
+
+        if version is not None:
+            generation = generation_for(client, corpus, version, dataset, progressed)
+        else:
+            corpus = ensure_corpus(client, dataset, progressed)
+    active = {one.corpus: one.active.id for one in client.index.info().corpora}
+    held, holder = generation or active[corpus], f"evaluate-{uuid.uuid4().hex[:12]}"
+    with suppress(PermissionDenied):  # without the admin's credential nothing is built, either
+        client.index.hold(corpus, held, holder)
+    try:
+        yield corpus, generation
+    finally:
+        with suppress(AeencError):  # the evaluation counts; somebody else may hold or have deleted it
+            client.index.release(corpus, held, holder)
+            if is_built and not keep and corpus in before:
+                client.index.delete(corpus, held)
+            elif is_built and not keep:
+                client.index.delete_corpus(corpus)
 
 
 def explain_training(client: Client, corpus: str, dataset: Source) -> None:
@@ -142,6 +180,9 @@ def evaluate(
     ] = False,
     protocol: Annotated[Literal["both", "strict"], typer.Option(help="`strict` alone takes half the time.")] = "both",
     trees: Annotated[bool, typer.Option(help="Also measure whole trees.")] = True,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the corpus that is built from --data, for the next evaluation.")
+    ] = False,
     run: Annotated[Path | None, typer.Option(help="Write the strict rankings as a TREC run.")] = None,
     qrels: Annotated[Path | None, typer.Option(help="Write the gold premises as TREC qrels.")] = None,
 ) -> None:
@@ -169,15 +210,13 @@ def evaluate(
             "--prior out"
         )
     out = output_of(context)
-    with client(context) as connected:
+    with ExitStack() as stack:
+        connected = stack.enter_context(client(context))
         own, generation = not corpus, ""
-        corpus = corpus or corpus_name(dataset)
-        with out.progress("candidates", "facts") as report:
-            if version is not None:
-                facts = dataset if own else None
-                generation = generation_for(connected, corpus, version, facts, lambda n, total: report(n, total, ""))
-            elif own:
-                corpus = ensure_corpus(connected, dataset, lambda encoded, total: report(encoded, total, ""))
+        if own:
+            corpus, generation = stack.enter_context(candidates_of(out, connected, dataset, version, keep=keep))
+        elif version is not None:
+            generation = generation_for(connected, corpus, version, None)
         if own and prior:
             explain_training(connected, corpus, dataset)
         measured = report_dict(

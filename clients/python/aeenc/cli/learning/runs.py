@@ -69,11 +69,20 @@ def run_dict(run: values.Run) -> dict[str, Any]:
 
 
 def follow_run(client: Client, run: values.Run, out: Output) -> values.Run:
-    """Waits for the end of a run behind a progress bar."""
+    """Waits for the end of a run behind a progress bar. Says what its budget has left out."""
     with out.progress(f"run {run.id}", "trees") as report:
-        return client.sampler.wait(
+        ended = client.sampler.wait(
             run.id, on_progress=lambda now: report(now.progress.trees_done, now.progress.trees, "")
         )
+    budget, trees = ended.config.max_judgements, ended.progress.trees
+    left = trees - ended.progress.trees_done
+    if budget and left and ended.state is values.RunState.SUCCEEDED:
+        begun = {pair.provenance.node_id.partition("-")[0] for pair in client.sampler.list_pairs(run.id)}
+        out.note(
+            f"--max-judgements {budget} has ended the run: {left} of {trees} trees are unfinished, "
+            f"{trees - len(begun)} of them not begun; it is spent on one hypothesis after the other"
+        )
+    return ended
 
 
 def show_run(run: values.Run, out: Output) -> None:
@@ -119,6 +128,9 @@ def sample(
     ] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Candidates a node.")] = 20,
     max_depth: Annotated[int | None, typer.Option(min=0, show_default="8", help="How deep nodes are expanded.")] = None,
+    flat: Annotated[
+        bool, typer.Option("--flat", help="Judge the hypotheses alone, not what was accepted for them (depth 0).")
+    ] = False,
     max_judgements: Annotated[int, typer.Option(min=0, help="Most verdicts to ask for; 0: no limit.")] = 0,
     max_negatives: Annotated[int, typer.Option(min=0, help="Most negatives kept a query; 0: all.")] = 0,
     margin: Annotated[
@@ -142,6 +154,8 @@ def sample(
     roots: list[Root] = []
     if (data is None) == (hypotheses is None):
         raise InvalidArgument("give either --data DIR or --hypotheses FILE")
+    if flat and max_depth:
+        raise InvalidArgument(f"--flat is --max-depth 0, got --max-depth {max_depth}; leave one out")
     if data is not None:
         if file_format or id_column or text_column:
             raise InvalidArgument("--format, --id-column and --text-column go with --hypotheses")
@@ -164,7 +178,7 @@ def sample(
             corpus=corpus,
             oracle=oracle,
             k=k,
-            max_depth=max_depth,
+            max_depth=0 if flat else max_depth,
             max_judgements=max_judgements,
             max_negatives_per_query=max_negatives,
             negative_filter=values.NegativeFilter(relative_margin=margin, rewordings=not rewordings),

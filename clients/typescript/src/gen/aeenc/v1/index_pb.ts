@@ -1424,7 +1424,7 @@ export type ActivateGenerationRequest = Message<"aeenc.v1.ActivateGenerationRequ
   corpus: string;
 
   /**
-   * The generation.
+   * The generation. Empty: none, so that searches answer NOT_FOUND and each generation can be deleted.
    *
    * @generated from field: string generation = 2;
    */
@@ -1460,7 +1460,7 @@ export const ActivateGenerationRequestSchema: GenMessage<ActivateGenerationReque
  */
 export type ActivateGenerationResponse = Message<"aeenc.v1.ActivateGenerationResponse"> & {
   /**
-   * The active generation.
+   * The active generation. Unset: none.
    *
    * @generated from field: aeenc.v1.Generation active = 1;
    */
@@ -2143,7 +2143,7 @@ export const IndexAdminService: GenService<{
     output: typeof BuildGenerationResponseSchema;
   },
   /**
-   * Makes a finished generation the one that searches use. Also restores an earlier one. Of several calls with the same
+   * Makes a finished generation the one that searches use, or none. Also restores an earlier one. Of several calls with the same
    * `expected_generation`, to whichever process over the same store, one succeeds. The response comes when all live
    * processes serve the generation, or after some seconds; it names those that are behind.
    *

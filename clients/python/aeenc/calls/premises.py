@@ -1,0 +1,69 @@
+"""The forms in which callers give premises: a text, a pair (id, text), a value with all there is of it, or its message.
+
+Files of facts are read elsewhere (`aeenc.adapters.facts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from aeenc import values
+from aeenc.calls.inputs import Items, chunks, each
+from aeenc.errors import InvalidArgument
+from aeenc.trees import content_id
+from aeenc.v1 import index_pb2, types_pb2
+from aeenc.values.writing import message, shown
+
+PremiseForm = str | tuple[str, str] | values.Premise | types_pb2.Premise
+
+
+CHUNK_ITEMS = 512
+CHUNK_BYTES = 512 * 1024  # about
+
+
+async def build_requests(
+    header: index_pb2.BuildHeader, premises: Items[PremiseForm], done: int
+) -> AsyncIterator[index_pb2.BuildGenerationRequest]:
+    """Yields the header, then the premises but for the first `done`. Reports change the header meanwhile."""
+    yield index_pb2.BuildGenerationRequest(header=header)
+    async for chunk in chunks(_after(done, premises), CHUNK_ITEMS, CHUNK_BYTES):
+        yield index_pb2.BuildGenerationRequest(chunk=index_pb2.PremiseChunk(premises=chunk))
+
+
+async def _after(count: int, premises: Items[PremiseForm]) -> AsyncIterator[types_pb2.Premise]:
+    """Yields the messages of all premises but the first `count`."""
+    passed = 0
+    async for premise in premise_messages(premises):
+        passed += 1
+        if passed > count:
+            yield premise
+
+
+async def premise_messages(premises: Items[PremiseForm]) -> AsyncIterator[types_pb2.Premise]:
+    """Yields premises as messages. A text without an id gets one from its text; repeated, it is left out.
+
+    Raises InvalidArgument, with its place, for what is no premise.
+    """
+    named: set[str] = set()  # by their texts
+    place = 0
+    async for given in each(premises, "premises"):
+        premise = _message_of(given, f"premises[{place}]")
+        place += 1
+        if not premise.id and premise is not given:
+            premise.id = content_id(premise.text)
+            if premise.id in named:
+                continue
+            named.add(premise.id)
+        yield premise
+
+
+def _message_of(given: Any, field: str) -> types_pb2.Premise:
+    if isinstance(given, types_pb2.Premise):
+        return given
+    if isinstance(given, values.Premise):
+        return given.to_message()
+    premise_id, text = given if isinstance(given, tuple | list) and len(given) == 2 else ("", given)
+    if not isinstance(premise_id, str) or not isinstance(text, str):
+        raise InvalidArgument.field(field, f"is {shown(given)}; give a text, a pair (id, text) or an aeenc.Premise")
+    return message(types_pb2.Premise, id=premise_id, text=text)
