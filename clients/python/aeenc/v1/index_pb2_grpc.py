@@ -77,7 +77,8 @@ class IndexServiceServicer(object):
         """Finds the nearest premises of the given vectors.
 
         Fails with:
-        - INVALID_ARGUMENT: no vectors, a wrong dimension, NaN or infinity, k of 0 or above `Limits.k`.
+        - INVALID_ARGUMENT: no vectors, a wrong dimension, NaN or infinity, k of 0 or above `Limits.k`, or more hits than an
+        answer of `Limits.message_bytes` holds.
         - FAILED_PRECONDITION (SPACE_MISMATCH): the vectors belong to another space.
         - NOT_FOUND: unknown corpus or generation, or no active generation.
         - RESOURCE_EXHAUSTED, with RetryInfo: the queue is full.

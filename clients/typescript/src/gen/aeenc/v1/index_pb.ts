@@ -193,8 +193,8 @@ export const HitsSchema: GenMessage<Hits> = /*@__PURE__*/
  */
 export type PremiseFilter = Message<"aeenc.v1.PremiseFilter"> & {
   /**
-   * Keeps premises with at least one of these splits, and premises without splits. Empty: all. For example, `facts,
-   * train` leaves out premises that are only in dev or test trees.
+   * Keeps premises with at least one of these splits, and premises without splits; at most `Limits.items`. Empty: all.
+   * For example, `facts, train` leaves out premises that are only in dev or test trees.
    *
    * @generated from field: repeated string any_split = 1;
    */
@@ -345,7 +345,7 @@ export type RetrieveRequest = Message<"aeenc.v1.RetrieveRequest"> & {
   accepted: AcceptedPremises[];
 
   /**
-   * Re-ranks the first n premises with the cross-encoder; n must be at least k. 0: off.
+   * Re-ranks the first n premises with the cross-encoder; n is k to `Limits.k`. 0: off.
    *
    * @generated from field: uint32 rerank = 7;
    */
@@ -2006,7 +2006,8 @@ export const IndexService: GenService<{
    * Finds the nearest premises of the given vectors.
    *
    * Fails with:
-   * - INVALID_ARGUMENT: no vectors, a wrong dimension, NaN or infinity, k of 0 or above `Limits.k`.
+   * - INVALID_ARGUMENT: no vectors, a wrong dimension, NaN or infinity, k of 0 or above `Limits.k`, or more hits than an
+   *   answer of `Limits.message_bytes` holds.
    * - FAILED_PRECONDITION (SPACE_MISMATCH): the vectors belong to another space.
    * - NOT_FOUND: unknown corpus or generation, or no active generation.
    * - RESOURCE_EXHAUSTED, with RetryInfo: the queue is full.
