@@ -133,7 +133,9 @@ def _rows() -> Iterator[tuple[str, str, str]]:
         "begins later; `EVENTS_GONE`",
     )
     yield "`wait` of Publish and Rollback", f"{MAX_WAIT_S:.0f} s", "waits that long"
-    yield "an id of a request is known for", f"{REQUEST_TTL_S / 3600:.0f} hours", "the call is a new one"
+    kept_s = index["request_keep_s"].default
+    kept = f"{REQUEST_TTL_S / 3600:.0f} hours; by the index {kept_s / 86_400:.0f} days (`REQUEST_KEEP_S`)"
+    yield "time for which a `request_id` is known", kept, "the call is a new one"
     streams = common["max_streams"].default
     yield (
         "streams and watches of all callers; of one, and on one connection",

@@ -1416,8 +1416,7 @@ export type ActivateGenerationRequest = Message<"aeenc.v1.ActivateGenerationRequ
   expectedGeneration?: string | undefined;
 
   /**
-   * Makes a retry safe: the same id gets the same answer again and changes nothing. Ids belong to a corpus. The server
-   * forgets them after some time.
+   * Makes a retry safe. Ids belong to a corpus.
    *
    * @generated from field: string request_id = 4;
    */
@@ -1649,8 +1648,7 @@ export type DeleteGenerationRequest = Message<"aeenc.v1.DeleteGenerationRequest"
   generation: string;
 
   /**
-   * Makes a retry safe: the same id gets the same answer again and changes nothing. Ids belong to a corpus. The server
-   * forgets them after some time.
+   * Makes a retry safe. Ids belong to a corpus.
    *
    * @generated from field: string request_id = 3;
    */
@@ -2065,8 +2063,6 @@ export const IndexService: GenService<{
   /**
    * Lists the corpora with their active generations.
    *
-   * Fails with INVALID_ARGUMENT: the token is not from this listing.
-   *
    * @generated from rpc aeenc.v1.IndexService.ListCorpora
    */
   listCorpora: {
@@ -2091,6 +2087,9 @@ export const IndexService: GenService<{
 
 /**
  * Builds and activates generations. Needs the admin credential if one is configured.
+ *
+ * A `request_id` makes a retry safe: the same id gets the same answer again for some days and changes nothing. It fails
+ * with ALREADY_EXISTS where it was used for something else.
  *
  * @generated from service aeenc.v1.IndexAdminService
  */
@@ -2129,7 +2128,6 @@ export const IndexAdminService: GenService<{
    * Fails with:
    * - NOT_FOUND: unknown generation.
    * - ABORTED: `expected_generation` is not the active one.
-   * - ALREADY_EXISTS: the `request_id` asked for something else before.
    * - DATA_LOSS: a file does not match its manifest.
    *
    * After a failure, the active generation keeps serving.
@@ -2144,9 +2142,7 @@ export const IndexAdminService: GenService<{
   /**
    * Lists the generations of a corpus, newest first.
    *
-   * Fails with:
-   * - INVALID_ARGUMENT: a malformed token.
-   * - NOT_FOUND: unknown corpus.
+   * Fails with NOT_FOUND: unknown corpus.
    *
    * @generated from rpc aeenc.v1.IndexAdminService.ListGenerations
    */
@@ -2179,7 +2175,6 @@ export const IndexAdminService: GenService<{
    * - FAILED_PRECONDITION: the generation is active.
    * - FAILED_PRECONDITION (IN_USE): somebody holds it whom `despite` does not name; the message names them.
    * - NOT_FOUND: unknown generation.
-   * - ALREADY_EXISTS: the `request_id` deleted another generation before.
    *
    * @generated from rpc aeenc.v1.IndexAdminService.DeleteGeneration
    */
