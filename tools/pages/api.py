@@ -28,7 +28,7 @@ from services.sampler.people.task_store import EVENTS_KEPT as TASK_EVENTS
 from services.sampler.records.run_store import EVENTS_KEPT
 from services.sampler.settings import SamplerSettings
 from services.store.requests import REQUEST_TTL_S
-from services.trainer.evaluation.evaluator import MAX_BYTES, MAX_QUERIES, MAX_RANKED, MAX_WAITING
+from services.trainer.evaluation.evaluator import MAX_BYTES, MAX_QUERIES, MAX_RANKED, MAX_WAITING, RANK_BYTES
 from services.trainer.registry.publishing import MAX_WAIT_S
 from tools.docs import proto_files, sentences
 from tools.pinned_venv import ROOT
@@ -113,11 +113,9 @@ def _rows() -> Iterator[tuple[str, str, str]]:
     most = f"{sampler['max_hypotheses'].default:,} (`MAX_HYPOTHESES`), {_size(START_BYTES)}"
     yield "hypotheses of StartRun, in all its messages", most, refused
     yield "queries of Evaluate, in all its messages", f"{MAX_QUERIES:,}, {_size(MAX_BYTES)}", refused
-    yield (
-        "queries of Evaluate with `ranks`; evaluations that wait",
-        f"{MAX_RANKED:,}; {MAX_WAITING}",
-        f"{refused}; {waits}",
-    )
+    ranks = f"{MAX_RANKED:,}; {message_bytes // RANK_BYTES // 2 // 10_000 * 10_000:,}, twice that with `strict_only`"
+    yield "queries of Evaluate with `ranks`; their premises, about", ranks, refused
+    yield "evaluations that wait", f"{MAX_WAITING}", waits
     yield "a page: `page_size`", f"{items}; of tasks, answers and changes {MAX_PAGE}", "the page has that many"
     yield "tasks of LeaseTask", f"{MAX_TASKS}, and candidates' texts of half a message", "INVALID_ARGUMENT; fewer come"
     yield "a lease, renewed or not", f"{MAX_HELD_S / 60:.0f} minutes", "FAILED_PRECONDITION (`LEASE_EXPIRED`)"

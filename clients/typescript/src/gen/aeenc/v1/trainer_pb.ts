@@ -1011,7 +1011,8 @@ export type EvaluateConfig = Message<"aeenc.v1.EvaluateConfig"> & {
   retrieval?: RetrievalOptions | undefined;
 
   /**
-   * Whether to report the rank of every gold premise, for at most 20,000 queries.
+   * Whether to report the rank of every gold premise, for at most 20,000 queries and as many premises as an answer of
+   * `Limits.message_bytes` surely holds, some 500,000.
    *
    * @generated from field: bool ranks = 5;
    */
