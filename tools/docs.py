@@ -22,7 +22,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
+from google.protobuf.descriptor_pb2 import (
+    FieldDescriptorProto,
+    FileDescriptorProto,
+    FileDescriptorSet,
+    MethodDescriptorProto,
+)
 from typer.main import get_command
 
 import aeenc
@@ -175,19 +180,31 @@ def _cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").replace("[", "\\[").split())
 
 
-def rpc_pages() -> dict[str, str]:
-    """A page for each file of protos/: its services, messages and enums with their comments."""
+def proto_files() -> list[FileDescriptorProto]:
+    """The files of protos/, with their comments."""
     image = subprocess.run([buf(), "build", "-o", "-"], cwd=ROOT, capture_output=True, check=False)
     if image.returncode:
         raise SetupError(f"buf cannot read protos/: {image.stderr.decode().strip()}")
-    files = [one for one in FileDescriptorSet.FromString(image.stdout).file if one.package == "aeenc.v1"]
+    return [one for one in FileDescriptorSet.FromString(image.stdout).file if one.package == "aeenc.v1"]
+
+
+def sentences(files: Sequence[FileDescriptorProto]) -> Iterator[tuple[str, str, MethodDescriptorProto, str]]:
+    """Each RPC as its file's name, its service's name, itself, and the first sentence of its comment."""
+    for one in files:
+        comments = _comments(one)
+        for s, service in enumerate(one.service):
+            for m, method in enumerate(service.method):
+                told = _flat(comments[_SERVICES, s, _PARTS, m]).split(". ")[0].split("<br>")[0].rstrip(".:")
+                yield Path(one.name).name, service.name, method, told
+
+
+def rpc_pages() -> dict[str, str]:
+    """A page for each file of protos/: its services, messages and enums with their comments."""
+    files = proto_files()
     pages = {f"rpc/{Path(one.name).name}.md": _RpcPage(one, files).text() for one in files}
     rows = [
-        f"| [`{service.name}.{method.name}`]({Path(one.name).name}.md#{service.name}.{method.name}) | "
-        f"{_flat(_comments(one)[_SERVICES, s, _PARTS, m]).split('. ')[0].split('<br>')[0].rstrip('.:')} |"
-        for one in files
-        for s, service in enumerate(one.service)
-        for m, method in enumerate(service.method)
+        f"| [`{service}.{method.name}`]({file}.md#{service}.{method.name}) | {told} |"
+        for file, service, method, told in sentences(files)
     ]
     head = ["# RPCs", "", "Package `aeenc.v1`. Any language that has gRPC can call them.", "", "| RPC | |", "|---|---|"]
     return {**pages, "rpc/index.md": "\n".join([*head, *rows, ""])}

@@ -24,7 +24,7 @@ from services.kit.settings import ServiceSettings
 from services.sampler.settings import OracleSettings, QueueSettings
 from tools.settings_doc import SERVICES
 
-PROTOS = ("encoder", "index", "oracle", "registry", "sampler", "trainer")
+PROTOS = ("encoder", "index", "oracle", "people", "registry", "sampler", "trainer")
 MODULES = ("errors", "evaluation", "exports", "loop", "oracle", "oracles.composite", "oracles.gold", "oracles.llm")
 MODULES += ("oracles.model", "oracles.noisy", "oracles.remote", "trees")
 # What a browser fetches by itself.

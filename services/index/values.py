@@ -173,6 +173,11 @@ class TextQuery:
     routing_key: str = ""
     request_id: str = ""
 
+    @property
+    def depth(self) -> int:
+        """How many premises the first ranking finds for each text."""
+        return self.rerank or self.scope.k
+
 
 @dataclass(frozen=True)
 class RetrievalResult:

@@ -133,7 +133,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         try:
             with aeenc.connect(index=targets["index"], token="secret") as client:
                 client.index.build("science", [types_pb2.Premise(id=text, text=text) for text in FACTS])
-            yield {"AEENC_HOME": str(root / "home"), "AEENC_TOKEN": "secret", "AEENC_TEST_ORACLE": oracle}
+            addresses = {name.upper(): target for name, target in targets.items()}  # as docs/api.md calls them
+            yield addresses | {"AEENC_HOME": str(root / "home"), "AEENC_TOKEN": "secret", "AEENC_TEST_ORACLE": oracle}
         finally:
             started.down()
 
@@ -191,3 +192,40 @@ def test_the_typescript_client_works_beside_a_running_fleet(typescript: Path, fl
         assert process.stdout.readline()
         told = node("examples/watch.js", "science", "node", FACTS[0])
     assert " SUCCEEDED: " in told.splitlines()[-1]
+
+
+@pytest.mark.sdk
+def test_the_walks_in_node_of_the_page_of_calls_work_beside_a_running_fleet(fleet: dict[str, str], tmp_path: Path):
+    if shutil.which("npm") is None:
+        pytest.skip("Node and npm are not installed")
+    page = (DOCS / "api.md").read_text(encoding="utf-8")
+    walks = {name: code for code, name in re.findall(r"^```js\n(// (\w+\.js).*?)^```", page, re.MULTILINE | re.DOTALL)}
+    assert sorted(walks) == ["connect.js", "oracle.js", "retrieve.js", "rollback.js"]
+    for name, code in walks.items():
+        (tmp_path / name).write_text(code.replace('oracle: "mine"', 'oracle: "node"'))
+    npm(tmp_path, "install", "--no-audit", "--no-fund", "@grpc/grpc-js", "@grpc/proto-loader")
+    own = {
+        "TOKEN": "secret",
+        "ADMIN_TOKEN": "secret",
+        "PROTOS": str(protos.PROTOS),
+        "ORACLE": fleet["AEENC_TEST_ORACLE"],
+    }
+
+    def node(name: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["node", name],
+            cwd=tmp_path,
+            env={**os.environ, **fleet, **own},
+            check=False,
+            timeout=100,
+            capture_output=True,
+            text=True,
+        )
+
+    found = node("retrieve.js")
+    assert found.returncode == 0, found.stderr
+    assert {line.split()[1] for line in found.stdout.splitlines()[1:-1]} == {"p1", "p2"}, "what the filter lets through"
+    judged = node("oracle.js")
+    assert judged.returncode == 0, judged.stderr
+    assert "RUN_STATE_SUCCEEDED" in judged.stdout.splitlines()[-1]
+    assert "publish a version first" in node("rollback.js").stderr, "nothing was published"

@@ -198,11 +198,11 @@ class MilvusRetrieval:
             return await answer(await self._catalogue.resolve(scope.corpus, scope.generation))
 
     async def _retrieve(self, served: MilvusGeneration, query: TextQuery, clock: _Deadline) -> RetrievalResult:
-        check_answer(len(query.texts), query.scope.k, served.rows, RETRIEVE_HIT_BYTES, self._limits)
+        check_answer(len(query.texts), query.depth, served.rows, RETRIEVE_HIT_BYTES, self._limits)
         _check_effort(served, query.effort)
         prior = await self._explanations.prior(served) if query.prior else None
         call = _RankCall(served, query, await self._accepted(served, query), prior, clock)
-        depth = query.rerank or query.scope.k
+        depth = query.depth
         if query.mode == "ITERATIVE_LEXICAL":
             result = await self._in_rounds(call, depth)
         elif query.mode in WITHOUT_ENCODER:

@@ -132,7 +132,7 @@ class Ranker:
     async def rank(self, call: RankCall) -> Ranking:
         """Ranks the best premises for each text. Raises what the encoder, the batcher and the executor raise."""
         query = call.query
-        k = query.rerank or query.scope.k
+        k = query.depth
         if query.mode in WITHOUT_ENCODER:
             ranked = await self._by_words(call, self._depth(call, k))
             ranked = await self._with_prior(call, ranked, k)

@@ -75,7 +75,7 @@ class Retrieval:
         deadline = None if deadline_s is None else time.monotonic() + deadline_s
         check_text_query(query, self._limits)
         served = await self._catalogue.resolve(query.scope.corpus, query.scope.generation)
-        check_answer(len(query.texts), query.scope.k, served.rows, RETRIEVE_HIT_BYTES, self._limits)
+        check_answer(len(query.texts), query.depth, served.rows, RETRIEVE_HIT_BYTES, self._limits)
         prior = await self._explanations.prior(served.generation) if query.prior else None
         selection = await select(served, query.scope)
         looked_up = len(query.texts) + sum(map(len, query.accepted))

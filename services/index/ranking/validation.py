@@ -23,11 +23,16 @@ CLAUSES = 64  # of a filter, and tags of a clause, at most
 
 
 def check_scope(scope: Scope, limits: Limits) -> None:
-    """Refuses a k, a list of ids or clauses of tags beyond the limits."""
+    """Refuses a k, a list of ids or splits, or clauses of tags beyond the limits."""
     check_k(scope.k, limits)
-    for name, ids in (("exclude_ids", scope.exclude_ids), ("filter.only_ids", scope.only_ids)):
-        if ids:
-            check_count(len(ids), limits, name)
+    lists = {
+        "exclude_ids": scope.exclude_ids,
+        "filter.only_ids": scope.only_ids,
+        "filter.any_split": scope.splits,
+    }
+    for name, names in lists.items():
+        if names:
+            check_count(len(names), limits, name)
     sizes = [len(wanted) + len(unwanted) for wanted, unwanted in scope.clauses]
     if len(sizes) > CLAUSES or not all(1 <= size <= CLAUSES for size in sizes):
         raise errors.InvalidArgument.field(
@@ -38,12 +43,15 @@ def check_scope(scope: Scope, limits: Limits) -> None:
 
 
 def check_answer(texts: int, k: int, rows: int, hit_bytes: int, limits: Limits) -> None:
-    """Refuses a call whose answer cannot fit a message: each of its hits takes at least `hit_bytes`."""
+    """Refuses a call whose answer cannot fit a message: each of its hits takes at least `hit_bytes`.
+
+    Of a call that re-ranks, `k` is how many it re-ranks: memory holds these for every text.
+    """
     hits, most = texts * min(k, rows), limits.message_bytes // hit_bytes
     if hits > most:
         raise errors.TooLarge(
-            f"{texts:,} queries of k {k:,} are {hits:,} hits, and an answer of {limits.message_bytes:,} bytes holds at "
-            f"most {most:,}; ask for fewer at once or for a smaller k"
+            f"{texts:,} queries of {k:,} premises each are {hits:,} hits, and an answer of {limits.message_bytes:,} "
+            f"bytes holds at most {most:,}; ask for fewer at once, for a smaller k, or re-rank fewer"
         )
 
 

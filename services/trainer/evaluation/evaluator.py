@@ -34,6 +34,9 @@ CHUNK = 240  # as many vectors of 4,096 values fit an answer
 DEPTH = 1000  # premises of an index ranking; those beyond count as not retrieved
 MAX_QUERIES = 100_000
 MAX_RANKED = 20_000  # queries whose ranks fit into an answer
+ANSWER_BYTES = 16  # of a query's ranks beside them, and more than they take
+REPORT = 512  # as many queries as the rest of the report takes
+RANK_BYTES = 4  # at most, of one rank in a message
 MAX_BYTES = 64 * 1024 * 1024
 MAX_WAITING = 8  # evaluations, each of which holds up to MAX_BYTES
 RETRY_AFTER_S = 10.0
@@ -196,6 +199,14 @@ class Evaluator:
         if spec.ranks and len(merged) > MAX_RANKED:
             raise errors.TooLarge(
                 f"ranks of {len(merged):,} queries do not fit into one answer; ask for {MAX_RANKED:,}"
+            )
+        premises = sum(len(query.gold) for query in merged)
+        room = self.limits.message_bytes - ANSWER_BYTES * (REPORT + len(merged))
+        most = room // (RANK_BYTES if spec.strict_only else 2 * RANK_BYTES)
+        if spec.ranks and premises > most:
+            raise errors.TooLarge(
+                f"ranks of {premises:,} premises may not fit into one answer, which has room for at most {most:,}; "
+                "send fewer queries, or ask for strict_only"
             )
         if spec.conditioned and spec.trees:
             raise errors.InvalidArgument.field(

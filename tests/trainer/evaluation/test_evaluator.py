@@ -155,6 +155,14 @@ async def test_grades_add_graded_quality_and_leave_the_binary_one(world: World):
         await world.evaluate([(QUERIES[1], {FACTS[1]: 101.0})])
 
 
+async def test_ranks_that_may_not_fit_an_answer_are_refused_before_anything_is_ranked(world: World, monkeypatch):
+    monkeypatch.setattr("services.trainer.evaluation.evaluator.RANK_BYTES", 2**17)  # 16 ranks of two protocols
+    with pytest.raises(errors.TooLarge, match=r"37 premises .* at most 15; .*strict_only"):
+        await world.evaluate(ranks=True)
+    assert (await world.evaluate(GOLD[:5], ranks=True, strict_only=True)).ranks
+    assert (await world.evaluate()).strict.map > 0
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_a_cross_encoder_learns_to_rerank_what_a_mode_retrieves(world: World, rated: Path):

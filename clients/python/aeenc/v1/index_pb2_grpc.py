@@ -77,7 +77,8 @@ class IndexServiceServicer(object):
         """Finds the nearest premises of the given vectors.
 
         Fails with:
-        - INVALID_ARGUMENT: no vectors, a wrong dimension, NaN or infinity, k of 0 or above `Limits.k`.
+        - INVALID_ARGUMENT: no vectors, a wrong dimension, NaN or infinity, k of 0 or above `Limits.k`, or more hits than an
+        answer of `Limits.message_bytes` holds.
         - FAILED_PRECONDITION (SPACE_MISMATCH): the vectors belong to another space.
         - NOT_FOUND: unknown corpus or generation, or no active generation.
         - RESOURCE_EXHAUSTED, with RetryInfo: the queue is full.
@@ -122,8 +123,6 @@ class IndexServiceServicer(object):
 
     def ListCorpora(self, request, context):
         """Lists the corpora with their active generations.
-
-        Fails with INVALID_ARGUMENT: the token is not from this listing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -349,6 +348,9 @@ class IndexService(object):
 
 class IndexAdminServiceStub(object):
     """Builds and activates generations. Needs the admin credential if one is configured.
+
+    A `request_id` makes a retry safe: the same id gets the same answer again for some days and changes nothing. It fails
+    with ALREADY_EXISTS where it was used for something else.
     """
 
     def __init__(self, channel):
@@ -401,6 +403,9 @@ class IndexAdminServiceStub(object):
 
 class IndexAdminServiceServicer(object):
     """Builds and activates generations. Needs the admin credential if one is configured.
+
+    A `request_id` makes a retry safe: the same id gets the same answer again for some days and changes nothing. It fails
+    with ALREADY_EXISTS where it was used for something else.
     """
 
     def BuildGeneration(self, request_iterator, context):
@@ -434,7 +439,6 @@ class IndexAdminServiceServicer(object):
         Fails with:
         - NOT_FOUND: unknown generation.
         - ABORTED: `expected_generation` is not the active one.
-        - ALREADY_EXISTS: the `request_id` asked for something else before.
         - DATA_LOSS: a file does not match its manifest.
 
         After a failure, the active generation keeps serving.
@@ -446,9 +450,7 @@ class IndexAdminServiceServicer(object):
     def ListGenerations(self, request, context):
         """Lists the generations of a corpus, newest first.
 
-        Fails with:
-        - INVALID_ARGUMENT: a malformed token.
-        - NOT_FOUND: unknown corpus.
+        Fails with NOT_FOUND: unknown corpus.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -475,7 +477,6 @@ class IndexAdminServiceServicer(object):
         - FAILED_PRECONDITION: the generation is active.
         - FAILED_PRECONDITION (IN_USE): somebody holds it whom `despite` does not name; the message names them.
         - NOT_FOUND: unknown generation.
-        - ALREADY_EXISTS: the `request_id` deleted another generation before.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -571,6 +572,9 @@ def add_IndexAdminServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class IndexAdminService(object):
     """Builds and activates generations. Needs the admin credential if one is configured.
+
+    A `request_id` makes a retry safe: the same id gets the same answer again for some days and changes nothing. It fails
+    with ALREADY_EXISTS where it was used for something else.
     """
 
     @staticmethod

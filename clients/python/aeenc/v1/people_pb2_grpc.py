@@ -28,7 +28,9 @@ if _version_not_supported:
 class PeopleServiceStub(object):
     """Hands out the tasks of runs to people and keeps what they answer. The sampler's server serves it.
 
-    Calls that change a task fail with ABORTED, too, when too many people change it at once: try again.
+    Calls that change a task fail with ABORTED, too, when too many people change it at once: try again. A
+    `request_id` makes a retry safe: the same id gets the same answer again for a day and changes nothing. It fails with
+    ALREADY_EXISTS where it was used for something else.
     """
 
     def __init__(self, channel):
@@ -132,7 +134,9 @@ class PeopleServiceStub(object):
 class PeopleServiceServicer(object):
     """Hands out the tasks of runs to people and keeps what they answer. The sampler's server serves it.
 
-    Calls that change a task fail with ABORTED, too, when too many people change it at once: try again.
+    Calls that change a task fail with ABORTED, too, when too many people change it at once: try again. A
+    `request_id` makes a retry safe: the same id gets the same answer again for a day and changes nothing. It fails with
+    ALREADY_EXISTS where it was used for something else.
     """
 
     def LeaseTask(self, request, context):
@@ -142,7 +146,6 @@ class PeopleServiceServicer(object):
         - NOT_FOUND: unknown run, queue, hypothesis or task.
         - INVALID_ARGUMENT: a hypothesis or task without its run, too many tasks, or an empty or too long name.
         - FAILED_PRECONDITION (NOT_QUALIFIED): the person has not passed the queue's qualification round.
-        - ALREADY_EXISTS: the request id was used with other tasks wanted, or another number of them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -197,7 +200,6 @@ class PeopleServiceServicer(object):
         - NOT_FOUND: unknown run, or the person has no answers in it.
         - FAILED_PRECONDITION (ANSWER_USED): the last answer has become pairs of the run, was adjudicated, or was amended
         by somebody else; amend it instead.
-        - ALREADY_EXISTS: the request id was used with another count.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -217,7 +219,6 @@ class PeopleServiceServicer(object):
         resume it first.
         - FAILED_PRECONDITION (ADJUDICATED): an adjudicator has decided one of the candidates; adjudicate again.
         - UNAVAILABLE: the run is about to record the node; try again in a moment.
-        - ALREADY_EXISTS: the request id was used with other verdicts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -232,7 +233,6 @@ class PeopleServiceServicer(object):
         - INVALID_ARGUMENT: a candidate in conflict is missing, or there are no verdicts.
         - FAILED_PRECONDITION: the run ended before it recorded the node; resume it first.
         - UNAVAILABLE: the run is about to record the node; try again in a moment.
-        - ALREADY_EXISTS: the request id was used with other verdicts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -248,7 +248,6 @@ class PeopleServiceServicer(object):
         Fails with:
         - NOT_FOUND: unknown run or task.
         - FAILED_PRECONDITION: the run has gone on with the task's decision; amend or adjudicate it.
-        - ALREADY_EXISTS: the request id was used with another person, reason or overlap.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -262,7 +261,6 @@ class PeopleServiceServicer(object):
         - NOT_FOUND: unknown run or task.
         - FAILED_PRECONDITION (TASK_UNDECIDED): answers are missing, or annotators disagree.
         - FAILED_PRECONDITION (NOT_ANSWERED): the person has not answered the task.
-        - ALREADY_EXISTS: the request id was used by another person.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -289,9 +287,7 @@ class PeopleServiceServicer(object):
         """Lists what people have done with the tasks of a run, oldest first: the audit trail. Nothing is ever removed from it
         while the run is kept.
 
-        Fails with:
-        - NOT_FOUND: unknown run.
-        - INVALID_ARGUMENT: malformed token.
+        Fails with NOT_FOUND: unknown run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -329,7 +325,7 @@ class PeopleServiceServicer(object):
 
         Fails with:
         - NOT_FOUND: unknown run.
-        - INVALID_ARGUMENT: no annotator, or a malformed token.
+        - INVALID_ARGUMENT: no annotator.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -347,9 +343,7 @@ class PeopleServiceServicer(object):
     def ListTasks(self, request, context):
         """Lists the tasks of a run with their valid answers, in queue order.
 
-        Fails with:
-        - NOT_FOUND: unknown run.
-        - INVALID_ARGUMENT: malformed token.
+        Fails with NOT_FOUND: unknown run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -472,7 +466,9 @@ def add_PeopleServiceServicer_to_server(servicer, server):
 class PeopleService(object):
     """Hands out the tasks of runs to people and keeps what they answer. The sampler's server serves it.
 
-    Calls that change a task fail with ABORTED, too, when too many people change it at once: try again.
+    Calls that change a task fail with ABORTED, too, when too many people change it at once: try again. A
+    `request_id` makes a retry safe: the same id gets the same answer again for a day and changes nothing. It fails with
+    ALREADY_EXISTS where it was used for something else.
     """
 
     @staticmethod

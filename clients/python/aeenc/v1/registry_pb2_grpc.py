@@ -27,6 +27,9 @@ if _version_not_supported:
 
 class RegistryAdminServiceStub(object):
     """Moves labels, as their only writer. The trainer serves it. Needs the admin credential if one is configured.
+
+    A `request_id` makes a retry safe: the same id gets the same answer again for a day and changes nothing. It fails with
+    ALREADY_EXISTS where it was used for something else.
     """
 
     def __init__(self, channel):
@@ -69,6 +72,9 @@ class RegistryAdminServiceStub(object):
 
 class RegistryAdminServiceServicer(object):
     """Moves labels, as their only writer. The trainer serves it. Needs the admin credential if one is configured.
+
+    A `request_id` makes a retry safe: the same id gets the same answer again for a day and changes nothing. It fails with
+    ALREADY_EXISTS where it was used for something else.
     """
 
     def Publish(self, request, context):
@@ -83,7 +89,6 @@ class RegistryAdminServiceServicer(object):
         - NOT_FOUND: unknown version.
         - FAILED_PRECONDITION (QUALITY_GATE): the validation MAP is worse than the serving one's beyond noise, without
         `force`.
-        - ALREADY_EXISTS: the request id was used with other content.
         - FAILED_PRECONDITION (OTHER_PREMISES): the corpus now serves other premises than the generation, without `force`.
         - FAILED_PRECONDITION (ENCODERS_BEHIND): an encoder does not serve both encoders of the generation in time.
         - ABORTED: the label or the active generation has moved in the meantime.
@@ -103,7 +108,6 @@ class RegistryAdminServiceServicer(object):
         cross-encoder.
         - NOT_FOUND: unknown version.
         - ABORTED: `expected_revision` is not the label's revision.
-        - ALREADY_EXISTS: the request id was used with other content.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -116,22 +120,20 @@ class RegistryAdminServiceServicer(object):
         Fails with:
         - NOT_FOUND: unknown label.
         - FAILED_PRECONDITION: `stable` or `previous` of a space that needs them.
-        - ALREADY_EXISTS: the request id was used with other content.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Rollback(self, request, context):
-        """Points a label back at its previous version. With `corpus`, activates the generation that the published one
-        replaced, together with its encoders.
+        """Points a label back at its previous version, and a second time forward again. With `corpus`, activates the
+        generation that the published one replaced, together with its encoders.
 
         Fails with:
         - INVALID_ARGUMENT: `expected_revision` with `corpus`; a malformed label, or `previous`.
         - NOT_FOUND: unknown label.
         - FAILED_PRECONDITION: there is nothing to go back to.
         - ABORTED: `expected_revision` is not the label's revision.
-        - ALREADY_EXISTS: the request id was used with other content.
         - With `corpus`, also as Publish does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -141,9 +143,7 @@ class RegistryAdminServiceServicer(object):
     def ListLabels(self, request, context):
         """Lists the labels.
 
-        Fails with:
-        - INVALID_ARGUMENT: the token is not from this listing.
-        - UNAVAILABLE: the registry's store cannot be reached.
+        Fails with UNAVAILABLE: the registry's store cannot be reached.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -203,6 +203,9 @@ def add_RegistryAdminServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class RegistryAdminService(object):
     """Moves labels, as their only writer. The trainer serves it. Needs the admin credential if one is configured.
+
+    A `request_id` makes a retry safe: the same id gets the same answer again for a day and changes nothing. It fails with
+    ALREADY_EXISTS where it was used for something else.
     """
 
     @staticmethod

@@ -27,6 +27,9 @@ if _version_not_supported:
 
 class SamplerServiceStub(object):
     """Retrieves candidates for each node, asks the oracle which of them explain it, and records the answers as pairs.
+
+    A `request_id` makes a retry safe: the same id gets the same answer again for a day and changes nothing. It fails with
+    ALREADY_EXISTS where it was used for something else.
     """
 
     def __init__(self, channel):
@@ -89,6 +92,9 @@ class SamplerServiceStub(object):
 
 class SamplerServiceServicer(object):
     """Retrieves candidates for each node, asks the oracle which of them explain it, and records the answers as pairs.
+
+    A `request_id` makes a retry safe: the same id gets the same answer again for a day and changes nothing. It fails with
+    ALREADY_EXISTS where it was used for something else.
     """
 
     def StartRun(self, request_iterator, context):
@@ -116,8 +122,6 @@ class SamplerServiceServicer(object):
 
     def ListRuns(self, request, context):
         """Lists runs, newest first.
-
-        Fails with INVALID_ARGUMENT for a malformed token.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -139,7 +143,6 @@ class SamplerServiceServicer(object):
         Fails with:
         - NOT_FOUND: unknown run.
         - FAILED_PRECONDITION: the run has ended.
-        - ALREADY_EXISTS: the request id was used for another run, or to resume one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -153,7 +156,6 @@ class SamplerServiceServicer(object):
         Fails with:
         - NOT_FOUND: unknown run.
         - FAILED_PRECONDITION: the run has succeeded, and nothing was amended since.
-        - ALREADY_EXISTS: the request id was used for another run, or to stop one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -162,9 +164,7 @@ class SamplerServiceServicer(object):
     def ListPairs(self, request, context):
         """Lists the pairs of a run in the order of recording.
 
-        Fails with:
-        - NOT_FOUND: unknown run.
-        - INVALID_ARGUMENT: malformed token.
+        Fails with NOT_FOUND: unknown run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -178,7 +178,6 @@ class SamplerServiceServicer(object):
         over its limit, a score or grade that is not finite, a time outside the years 1 to 9999, or a run that is no
         import into this corpus. The message names the pair and the value.
         - NOT_FOUND: unknown run.
-        - ALREADY_EXISTS: the request id was used with another corpus, other pairs or another run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -265,6 +264,9 @@ def add_SamplerServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class SamplerService(object):
     """Retrieves candidates for each node, asks the oracle which of them explain it, and records the answers as pairs.
+
+    A `request_id` makes a retry safe: the same id gets the same answer again for a day and changes nothing. It fails with
+    ALREADY_EXISTS where it was used for something else.
     """
 
     @staticmethod
@@ -539,7 +541,7 @@ class SamplerService(object):
 
 
 class SamplerAdminServiceStub(object):
-    """Removes runs. Needs the admin credential.
+    """Removes runs. Needs the admin credential. A `request_id` is as in SamplerService.
     """
 
     def __init__(self, channel):
@@ -561,7 +563,7 @@ class SamplerAdminServiceStub(object):
 
 
 class SamplerAdminServiceServicer(object):
-    """Removes runs. Needs the admin credential.
+    """Removes runs. Needs the admin credential. A `request_id` is as in SamplerService.
     """
 
     def DeleteRun(self, request, context):
@@ -572,7 +574,6 @@ class SamplerAdminServiceServicer(object):
         Fails with:
         - NOT_FOUND: unknown run.
         - FAILED_PRECONDITION: the run is live. Cancel it first.
-        - ALREADY_EXISTS: the request id was used for another run.
         - UNAVAILABLE: the sampler that worked on the run has not let go of it yet.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -582,8 +583,6 @@ class SamplerAdminServiceServicer(object):
     def CollectGarbage(self, request, context):
         """Deletes the runs that the sampler's settings no longer keep, by their age and by their number, now instead of within
         the next minute. At most 1,000 in one call, those that ended first.
-
-        Fails with ALREADY_EXISTS: the request id was used with another `dry_run`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -611,7 +610,7 @@ def add_SamplerAdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SamplerAdminService(object):
-    """Removes runs. Needs the admin credential.
+    """Removes runs. Needs the admin credential. A `request_id` is as in SamplerService.
     """
 
     @staticmethod

@@ -27,6 +27,9 @@ if _version_not_supported:
 
 class TrainerServiceStub(object):
     """Runs training jobs and evaluations. A finished job produces a checkpoint; the registry publishes it.
+
+    A `request_id` makes a retry safe: the same id gets the same answer again for a day and changes nothing. It fails with
+    ALREADY_EXISTS where it was used for something else.
     """
 
     def __init__(self, channel):
@@ -89,6 +92,9 @@ class TrainerServiceStub(object):
 
 class TrainerServiceServicer(object):
     """Runs training jobs and evaluations. A finished job produces a checkpoint; the registry publishes it.
+
+    A `request_id` makes a retry safe: the same id gets the same answer again for a day and changes nothing. It fails with
+    ALREADY_EXISTS where it was used for something else.
     """
 
     def StartJob(self, request, context):
@@ -119,8 +125,6 @@ class TrainerServiceServicer(object):
 
     def ListJobs(self, request, context):
         """Lists jobs, newest first.
-
-        Fails with INVALID_ARGUMENT for a malformed token.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -142,7 +146,6 @@ class TrainerServiceServicer(object):
         Fails with:
         - NOT_FOUND: unknown job.
         - FAILED_PRECONDITION: the job has ended, and the request id does not mark the call as a retry.
-        - ALREADY_EXISTS: the request id was used with other content.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -154,7 +157,6 @@ class TrainerServiceServicer(object):
         Fails with:
         - NOT_FOUND: unknown job.
         - FAILED_PRECONDITION: the job has succeeded.
-        - ALREADY_EXISTS: the request id was used with other content.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -176,8 +178,6 @@ class TrainerServiceServicer(object):
 
     def ListCheckpoints(self, request, context):
         """Lists checkpoints, newest first.
-
-        Fails with INVALID_ARGUMENT for a malformed token.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -264,6 +264,9 @@ def add_TrainerServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class TrainerService(object):
     """Runs training jobs and evaluations. A finished job produces a checkpoint; the registry publishes it.
+
+    A `request_id` makes a retry safe: the same id gets the same answer again for a day and changes nothing. It fails with
+    ALREADY_EXISTS where it was used for something else.
     """
 
     @staticmethod
@@ -538,7 +541,7 @@ class TrainerService(object):
 
 
 class TrainerAdminServiceStub(object):
-    """Removes jobs and checkpoints. Needs the admin credential.
+    """Removes jobs and checkpoints. Needs the admin credential. A `request_id` is as in TrainerService.
     """
 
     def __init__(self, channel):
@@ -565,7 +568,7 @@ class TrainerAdminServiceStub(object):
 
 
 class TrainerAdminServiceServicer(object):
-    """Removes jobs and checkpoints. Needs the admin credential.
+    """Removes jobs and checkpoints. Needs the admin credential. A `request_id` is as in TrainerService.
     """
 
     def DeleteJob(self, request, context):
@@ -575,7 +578,6 @@ class TrainerAdminServiceServicer(object):
         Fails with:
         - NOT_FOUND: unknown job.
         - FAILED_PRECONDITION: the job is live. Cancel it first.
-        - ALREADY_EXISTS: the request id was used with other content.
         - UNAVAILABLE: the trainer that worked on the job has not let go of it yet.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -590,7 +592,6 @@ class TrainerAdminServiceServicer(object):
         - NOT_FOUND: unknown version.
         - FAILED_PRECONDITION (IN_USE): a label, a label's way back, a space that a corpus serves, a tandem or a live job
         needs it. The message names which.
-        - ALREADY_EXISTS: the request id was used with other content.
         - UNAVAILABLE: the index, which knows what corpora serve, does not respond.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -601,9 +602,7 @@ class TrainerAdminServiceServicer(object):
         """Removes what the trainer's settings no longer keep, by age and by number, and what killed processes have left, now
         instead of within the next minute. Checkpoints that are in use stay.
 
-        Fails with:
-        - ALREADY_EXISTS: the request id was used with other content.
-        - UNAVAILABLE: the index does not respond, or another trainer is collecting.
+        Fails with UNAVAILABLE: the index does not respond, or another trainer is collecting.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -636,7 +635,7 @@ def add_TrainerAdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TrainerAdminService(object):
-    """Removes jobs and checkpoints. Needs the admin credential.
+    """Removes jobs and checkpoints. Needs the admin credential. A `request_id` is as in TrainerService.
     """
 
     @staticmethod

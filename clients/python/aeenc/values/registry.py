@@ -17,7 +17,10 @@ class Label:
     """A movable name for a checkpoint."""
 
     space_id: str = ""
-    """The space in which it lives; that of cross-encoders is `cross-encoder`."""
+    """The space in which it lives; that of cross-encoders is `cross-encoder`. A request that names none means the only
+    one with this label, or of several the only one that a corpus serves; FAILED_PRECONDITION (SPACE_AMBIGUOUS) where
+    that leaves several.
+    """
     name: str = ""
     """Its name."""
     version: str = ""

@@ -193,8 +193,8 @@ export const HitsSchema: GenMessage<Hits> = /*@__PURE__*/
  */
 export type PremiseFilter = Message<"aeenc.v1.PremiseFilter"> & {
   /**
-   * Keeps premises with at least one of these splits, and premises without splits. Empty: all. For example, `facts,
-   * train` leaves out premises that are only in dev or test trees.
+   * Keeps premises with at least one of these splits, and premises without splits; at most `Limits.items`. Empty: all.
+   * For example, `facts, train` leaves out premises that are only in dev or test trees.
    *
    * @generated from field: repeated string any_split = 1;
    */
@@ -345,7 +345,7 @@ export type RetrieveRequest = Message<"aeenc.v1.RetrieveRequest"> & {
   accepted: AcceptedPremises[];
 
   /**
-   * Re-ranks the first n premises with the cross-encoder; n must be at least k. 0: off.
+   * Re-ranks the first n premises with the cross-encoder; n is k to `Limits.k`. 0: off.
    *
    * @generated from field: uint32 rerank = 7;
    */
@@ -1438,8 +1438,7 @@ export type ActivateGenerationRequest = Message<"aeenc.v1.ActivateGenerationRequ
   expectedGeneration?: string | undefined;
 
   /**
-   * Makes a retry safe: the same id gets the same answer again and changes nothing. Ids belong to a corpus. The server
-   * forgets them after some time.
+   * Makes a retry safe. Ids belong to a corpus.
    *
    * @generated from field: string request_id = 4;
    */
@@ -1671,8 +1670,7 @@ export type DeleteGenerationRequest = Message<"aeenc.v1.DeleteGenerationRequest"
   generation: string;
 
   /**
-   * Makes a retry safe: the same id gets the same answer again and changes nothing. Ids belong to a corpus. The server
-   * forgets them after some time.
+   * Makes a retry safe. Ids belong to a corpus.
    *
    * @generated from field: string request_id = 3;
    */
@@ -2028,7 +2026,8 @@ export const IndexService: GenService<{
    * Finds the nearest premises of the given vectors.
    *
    * Fails with:
-   * - INVALID_ARGUMENT: no vectors, a wrong dimension, NaN or infinity, k of 0 or above `Limits.k`.
+   * - INVALID_ARGUMENT: no vectors, a wrong dimension, NaN or infinity, k of 0 or above `Limits.k`, or more hits than an
+   *   answer of `Limits.message_bytes` holds.
    * - FAILED_PRECONDITION (SPACE_MISMATCH): the vectors belong to another space.
    * - NOT_FOUND: unknown corpus or generation, or no active generation.
    * - RESOURCE_EXHAUSTED, with RetryInfo: the queue is full.
@@ -2086,8 +2085,6 @@ export const IndexService: GenService<{
   /**
    * Lists the corpora with their active generations.
    *
-   * Fails with INVALID_ARGUMENT: the token is not from this listing.
-   *
    * @generated from rpc aeenc.v1.IndexService.ListCorpora
    */
   listCorpora: {
@@ -2112,6 +2109,9 @@ export const IndexService: GenService<{
 
 /**
  * Builds and activates generations. Needs the admin credential if one is configured.
+ *
+ * A `request_id` makes a retry safe: the same id gets the same answer again for some days and changes nothing. It fails
+ * with ALREADY_EXISTS where it was used for something else.
  *
  * @generated from service aeenc.v1.IndexAdminService
  */
@@ -2150,7 +2150,6 @@ export const IndexAdminService: GenService<{
    * Fails with:
    * - NOT_FOUND: unknown generation.
    * - ABORTED: `expected_generation` is not the active one.
-   * - ALREADY_EXISTS: the `request_id` asked for something else before.
    * - DATA_LOSS: a file does not match its manifest.
    *
    * After a failure, the active generation keeps serving.
@@ -2165,9 +2164,7 @@ export const IndexAdminService: GenService<{
   /**
    * Lists the generations of a corpus, newest first.
    *
-   * Fails with:
-   * - INVALID_ARGUMENT: a malformed token.
-   * - NOT_FOUND: unknown corpus.
+   * Fails with NOT_FOUND: unknown corpus.
    *
    * @generated from rpc aeenc.v1.IndexAdminService.ListGenerations
    */
@@ -2200,7 +2197,6 @@ export const IndexAdminService: GenService<{
    * - FAILED_PRECONDITION: the generation is active.
    * - FAILED_PRECONDITION (IN_USE): somebody holds it whom `despite` does not name; the message names them.
    * - NOT_FOUND: unknown generation.
-   * - ALREADY_EXISTS: the `request_id` deleted another generation before.
    *
    * @generated from rpc aeenc.v1.IndexAdminService.DeleteGeneration
    */

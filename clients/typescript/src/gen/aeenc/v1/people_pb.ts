@@ -2638,7 +2638,9 @@ export const TaskStateSchema: GenEnum<TaskState> = /*@__PURE__*/
 /**
  * Hands out the tasks of runs to people and keeps what they answer. The sampler's server serves it.
  *
- * Calls that change a task fail with ABORTED, too, when too many people change it at once: try again.
+ * Calls that change a task fail with ABORTED, too, when too many people change it at once: try again. A
+ * `request_id` makes a retry safe: the same id gets the same answer again for a day and changes nothing. It fails with
+ * ALREADY_EXISTS where it was used for something else.
  *
  * @generated from service aeenc.v1.PeopleService
  */
@@ -2650,7 +2652,6 @@ export const PeopleService: GenService<{
    * - NOT_FOUND: unknown run, queue, hypothesis or task.
    * - INVALID_ARGUMENT: a hypothesis or task without its run, too many tasks, or an empty or too long name.
    * - FAILED_PRECONDITION (NOT_QUALIFIED): the person has not passed the queue's qualification round.
-   * - ALREADY_EXISTS: the request id was used with other tasks wanted, or another number of them.
    *
    * @generated from rpc aeenc.v1.PeopleService.LeaseTask
    */
@@ -2717,7 +2718,6 @@ export const PeopleService: GenService<{
    * - NOT_FOUND: unknown run, or the person has no answers in it.
    * - FAILED_PRECONDITION (ANSWER_USED): the last answer has become pairs of the run, was adjudicated, or was amended
    *   by somebody else; amend it instead.
-   * - ALREADY_EXISTS: the request id was used with another count.
    *
    * @generated from rpc aeenc.v1.PeopleService.UndoVerdicts
    */
@@ -2740,7 +2740,6 @@ export const PeopleService: GenService<{
    *   resume it first.
    * - FAILED_PRECONDITION (ADJUDICATED): an adjudicator has decided one of the candidates; adjudicate again.
    * - UNAVAILABLE: the run is about to record the node; try again in a moment.
-   * - ALREADY_EXISTS: the request id was used with other verdicts.
    *
    * @generated from rpc aeenc.v1.PeopleService.AmendVerdicts
    */
@@ -2758,7 +2757,6 @@ export const PeopleService: GenService<{
    * - INVALID_ARGUMENT: a candidate in conflict is missing, or there are no verdicts.
    * - FAILED_PRECONDITION: the run ended before it recorded the node; resume it first.
    * - UNAVAILABLE: the run is about to record the node; try again in a moment.
-   * - ALREADY_EXISTS: the request id was used with other verdicts.
    *
    * @generated from rpc aeenc.v1.PeopleService.Adjudicate
    */
@@ -2777,7 +2775,6 @@ export const PeopleService: GenService<{
    * Fails with:
    * - NOT_FOUND: unknown run or task.
    * - FAILED_PRECONDITION: the run has gone on with the task's decision; amend or adjudicate it.
-   * - ALREADY_EXISTS: the request id was used with another person, reason or overlap.
    *
    * @generated from rpc aeenc.v1.PeopleService.CloseTask
    */
@@ -2794,7 +2791,6 @@ export const PeopleService: GenService<{
    * - NOT_FOUND: unknown run or task.
    * - FAILED_PRECONDITION (TASK_UNDECIDED): answers are missing, or annotators disagree.
    * - FAILED_PRECONDITION (NOT_ANSWERED): the person has not answered the task.
-   * - ALREADY_EXISTS: the request id was used by another person.
    *
    * @generated from rpc aeenc.v1.PeopleService.SettleTask
    */
@@ -2827,9 +2823,7 @@ export const PeopleService: GenService<{
    * Lists what people have done with the tasks of a run, oldest first: the audit trail. Nothing is ever removed from it
    * while the run is kept.
    *
-   * Fails with:
-   * - NOT_FOUND: unknown run.
-   * - INVALID_ARGUMENT: malformed token.
+   * Fails with NOT_FOUND: unknown run.
    *
    * @generated from rpc aeenc.v1.PeopleService.ListChanges
    */
@@ -2879,7 +2873,7 @@ export const PeopleService: GenService<{
    *
    * Fails with:
    * - NOT_FOUND: unknown run.
-   * - INVALID_ARGUMENT: no annotator, or a malformed token.
+   * - INVALID_ARGUMENT: no annotator.
    *
    * @generated from rpc aeenc.v1.PeopleService.ListAnswers
    */
@@ -2903,9 +2897,7 @@ export const PeopleService: GenService<{
   /**
    * Lists the tasks of a run with their valid answers, in queue order.
    *
-   * Fails with:
-   * - NOT_FOUND: unknown run.
-   * - INVALID_ARGUMENT: malformed token.
+   * Fails with NOT_FOUND: unknown run.
    *
    * @generated from rpc aeenc.v1.PeopleService.ListTasks
    */

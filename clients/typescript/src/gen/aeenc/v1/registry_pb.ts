@@ -242,8 +242,7 @@ export type SetLabelRequest = Message<"aeenc.v1.SetLabelRequest"> & {
   requestId: string;
 
   /**
-   * For label `canary`: its share of the calls without a model, 0 to 1. 0 for a cross-encoder: all pairs of a ranking
-   * must go to one version. Unset: unchanged, initially 0.
+   * The share of label `canary`, as in Publish.
    *
    * @generated from field: optional double share = 5;
    */
@@ -292,8 +291,7 @@ export type DeleteLabelRequest = Message<"aeenc.v1.DeleteLabelRequest"> & {
   label: string;
 
   /**
-   * The space. Default: the only one with this label, or of several the
-   * only one that a corpus serves; FAILED_PRECONDITION (SPACE_AMBIGUOUS) where that leaves several.
+   * The space, see `Label.space_id`.
    *
    * @generated from field: string space_id = 2;
    */
@@ -350,8 +348,7 @@ export type RollbackRequest = Message<"aeenc.v1.RollbackRequest"> & {
   expectedRevision?: bigint | undefined;
 
   /**
-   * The space; that of cross-encoders is `cross-encoder`. Default: the only one with this label, or of several the
-   * only one that a corpus serves; FAILED_PRECONDITION (SPACE_AMBIGUOUS) where that leaves several.
+   * The space, see `Label.space_id`.
    * With `expected_revision` it must be named where several have the label: a revision belongs to one space.
    *
    * @generated from field: string space_id = 3;
@@ -500,7 +497,9 @@ export const ListLabelsResponseSchema: GenMessage<ListLabelsResponse> = /*@__PUR
  */
 export type Label = Message<"aeenc.v1.Label"> & {
   /**
-   * The space in which it lives; that of cross-encoders is `cross-encoder`.
+   * The space in which it lives; that of cross-encoders is `cross-encoder`. A request that names none means the only one
+   * with this label, or of several the only one that a corpus serves; FAILED_PRECONDITION (SPACE_AMBIGUOUS) where that
+   * leaves several.
    *
    * @generated from field: string space_id = 1;
    */
@@ -570,8 +569,7 @@ export type ListRolloutsRequest = Message<"aeenc.v1.ListRolloutsRequest"> & {
   label: string;
 
   /**
-   * The space; that of cross-encoders is `cross-encoder`. Default: the only one with this label, or of several the
-   * only one that a corpus serves; FAILED_PRECONDITION (SPACE_AMBIGUOUS) where that leaves several.
+   * The space, see `Label.space_id`.
    *
    * @generated from field: string space_id = 2;
    */
@@ -665,6 +663,9 @@ export const RolloutSchema: GenMessage<Rollout> = /*@__PURE__*/
 /**
  * Moves labels, as their only writer. The trainer serves it. Needs the admin credential if one is configured.
  *
+ * A `request_id` makes a retry safe: the same id gets the same answer again for a day and changes nothing. It fails with
+ * ALREADY_EXISTS where it was used for something else.
+ *
  * @generated from service aeenc.v1.RegistryAdminService
  */
 export const RegistryAdminService: GenService<{
@@ -680,7 +681,6 @@ export const RegistryAdminService: GenService<{
    * - NOT_FOUND: unknown version.
    * - FAILED_PRECONDITION (QUALITY_GATE): the validation MAP is worse than the serving one's beyond noise, without
    *   `force`.
-   * - ALREADY_EXISTS: the request id was used with other content.
    * - FAILED_PRECONDITION (OTHER_PREMISES): the corpus now serves other premises than the generation, without `force`.
    * - FAILED_PRECONDITION (ENCODERS_BEHIND): an encoder does not serve both encoders of the generation in time.
    * - ABORTED: the label or the active generation has moved in the meantime.
@@ -703,7 +703,6 @@ export const RegistryAdminService: GenService<{
    *   cross-encoder.
    * - NOT_FOUND: unknown version.
    * - ABORTED: `expected_revision` is not the label's revision.
-   * - ALREADY_EXISTS: the request id was used with other content.
    *
    * @generated from rpc aeenc.v1.RegistryAdminService.SetLabel
    */
@@ -719,7 +718,6 @@ export const RegistryAdminService: GenService<{
    * Fails with:
    * - NOT_FOUND: unknown label.
    * - FAILED_PRECONDITION: `stable` or `previous` of a space that needs them.
-   * - ALREADY_EXISTS: the request id was used with other content.
    *
    * @generated from rpc aeenc.v1.RegistryAdminService.DeleteLabel
    */
@@ -729,15 +727,14 @@ export const RegistryAdminService: GenService<{
     output: typeof DeleteLabelResponseSchema;
   },
   /**
-   * Points a label back at its previous version. With `corpus`, activates the generation that the published one
-   * replaced, together with its encoders.
+   * Points a label back at its previous version, and a second time forward again. With `corpus`, activates the
+   * generation that the published one replaced, together with its encoders.
    *
    * Fails with:
    * - INVALID_ARGUMENT: `expected_revision` with `corpus`; a malformed label, or `previous`.
    * - NOT_FOUND: unknown label.
    * - FAILED_PRECONDITION: there is nothing to go back to.
    * - ABORTED: `expected_revision` is not the label's revision.
-   * - ALREADY_EXISTS: the request id was used with other content.
    * - With `corpus`, also as Publish does.
    *
    * @generated from rpc aeenc.v1.RegistryAdminService.Rollback
@@ -750,9 +747,7 @@ export const RegistryAdminService: GenService<{
   /**
    * Lists the labels.
    *
-   * Fails with:
-   * - INVALID_ARGUMENT: the token is not from this listing.
-   * - UNAVAILABLE: the registry's store cannot be reached.
+   * Fails with UNAVAILABLE: the registry's store cannot be reached.
    *
    * @generated from rpc aeenc.v1.RegistryAdminService.ListLabels
    */

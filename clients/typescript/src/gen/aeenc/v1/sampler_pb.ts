@@ -727,7 +727,7 @@ export type DeleteRunRequest = Message<"aeenc.v1.DeleteRunRequest"> & {
   runId: string;
 
   /**
-   * Makes a retry safe: the same id gets the same answer again for a day and changes nothing.
+   * Makes a retry safe.
    *
    * @generated from field: string request_id = 2;
    */
@@ -776,7 +776,7 @@ export type SamplerAdminServiceCollectGarbageRequest = Message<"aeenc.v1.Sampler
   dryRun: boolean;
 
   /**
-   * Makes a retry safe: the same id gets the same answer again for a day and changes nothing.
+   * Makes a retry safe.
    *
    * @generated from field: string request_id = 2;
    */
@@ -1181,6 +1181,9 @@ export const RunStateSchema: GenEnum<RunState> = /*@__PURE__*/
 /**
  * Retrieves candidates for each node, asks the oracle which of them explain it, and records the answers as pairs.
  *
+ * A `request_id` makes a retry safe: the same id gets the same answer again for a day and changes nothing. It fails with
+ * ALREADY_EXISTS where it was used for something else.
+ *
  * @generated from service aeenc.v1.SamplerService
  */
 export const SamplerService: GenService<{
@@ -1216,8 +1219,6 @@ export const SamplerService: GenService<{
   /**
    * Lists runs, newest first.
    *
-   * Fails with INVALID_ARGUMENT for a malformed token.
-   *
    * @generated from rpc aeenc.v1.SamplerService.ListRuns
    */
   listRuns: {
@@ -1244,7 +1245,6 @@ export const SamplerService: GenService<{
    * Fails with:
    * - NOT_FOUND: unknown run.
    * - FAILED_PRECONDITION: the run has ended.
-   * - ALREADY_EXISTS: the request id was used for another run, or to resume one.
    *
    * @generated from rpc aeenc.v1.SamplerService.CancelRun
    */
@@ -1261,7 +1261,6 @@ export const SamplerService: GenService<{
    * Fails with:
    * - NOT_FOUND: unknown run.
    * - FAILED_PRECONDITION: the run has succeeded, and nothing was amended since.
-   * - ALREADY_EXISTS: the request id was used for another run, or to stop one.
    *
    * @generated from rpc aeenc.v1.SamplerService.ResumeRun
    */
@@ -1273,9 +1272,7 @@ export const SamplerService: GenService<{
   /**
    * Lists the pairs of a run in the order of recording.
    *
-   * Fails with:
-   * - NOT_FOUND: unknown run.
-   * - INVALID_ARGUMENT: malformed token.
+   * Fails with NOT_FOUND: unknown run.
    *
    * @generated from rpc aeenc.v1.SamplerService.ListPairs
    */
@@ -1292,7 +1289,6 @@ export const SamplerService: GenService<{
    *   over its limit, a score or grade that is not finite, a time outside the years 1 to 9999, or a run that is no
    *   import into this corpus. The message names the pair and the value.
    * - NOT_FOUND: unknown run.
-   * - ALREADY_EXISTS: the request id was used with another corpus, other pairs or another run.
    *
    * @generated from rpc aeenc.v1.SamplerService.ImportPairs
    */
@@ -1329,7 +1325,7 @@ export const SamplerService: GenService<{
   serviceDesc(file_aeenc_v1_sampler, 0);
 
 /**
- * Removes runs. Needs the admin credential.
+ * Removes runs. Needs the admin credential. A `request_id` is as in SamplerService.
  *
  * @generated from service aeenc.v1.SamplerAdminService
  */
@@ -1342,7 +1338,6 @@ export const SamplerAdminService: GenService<{
    * Fails with:
    * - NOT_FOUND: unknown run.
    * - FAILED_PRECONDITION: the run is live. Cancel it first.
-   * - ALREADY_EXISTS: the request id was used for another run.
    * - UNAVAILABLE: the sampler that worked on the run has not let go of it yet.
    *
    * @generated from rpc aeenc.v1.SamplerAdminService.DeleteRun
@@ -1355,8 +1350,6 @@ export const SamplerAdminService: GenService<{
   /**
    * Deletes the runs that the sampler's settings no longer keep, by their age and by their number, now instead of within
    * the next minute. At most 1,000 in one call, those that ended first.
-   *
-   * Fails with ALREADY_EXISTS: the request id was used with another `dry_run`.
    *
    * @generated from rpc aeenc.v1.SamplerAdminService.CollectGarbage
    */

@@ -764,7 +764,7 @@ export type DeleteJobRequest = Message<"aeenc.v1.DeleteJobRequest"> & {
   jobId: string;
 
   /**
-   * Makes a retry safe: the same id gets the same answer again for a day and changes nothing.
+   * Makes a retry safe.
    *
    * @generated from field: string request_id = 2;
    */
@@ -813,7 +813,7 @@ export type DeleteCheckpointRequest = Message<"aeenc.v1.DeleteCheckpointRequest"
   version: string;
 
   /**
-   * Makes a retry safe: the same id gets the same answer again for a day and changes nothing.
+   * Makes a retry safe.
    *
    * @generated from field: string request_id = 2;
    */
@@ -862,7 +862,7 @@ export type TrainerAdminServiceCollectGarbageRequest = Message<"aeenc.v1.Trainer
   dryRun: boolean;
 
   /**
-   * Makes a retry safe: the same id gets the same answer again for a day and changes nothing.
+   * Makes a retry safe.
    *
    * @generated from field: string request_id = 2;
    */
@@ -1011,7 +1011,8 @@ export type EvaluateConfig = Message<"aeenc.v1.EvaluateConfig"> & {
   retrieval?: RetrievalOptions | undefined;
 
   /**
-   * Whether to report the rank of every gold premise, for at most 20,000 queries.
+   * Whether to report the rank of every gold premise, for at most 20,000 queries and as many premises as an answer of
+   * `Limits.message_bytes` surely holds, some 500,000.
    *
    * @generated from field: bool ranks = 5;
    */
@@ -1736,6 +1737,9 @@ export const JobStateSchema: GenEnum<JobState> = /*@__PURE__*/
 /**
  * Runs training jobs and evaluations. A finished job produces a checkpoint; the registry publishes it.
  *
+ * A `request_id` makes a retry safe: the same id gets the same answer again for a day and changes nothing. It fails with
+ * ALREADY_EXISTS where it was used for something else.
+ *
  * @generated from service aeenc.v1.TrainerService
  */
 export const TrainerService: GenService<{
@@ -1774,8 +1778,6 @@ export const TrainerService: GenService<{
   /**
    * Lists jobs, newest first.
    *
-   * Fails with INVALID_ARGUMENT for a malformed token.
-   *
    * @generated from rpc aeenc.v1.TrainerService.ListJobs
    */
   listJobs: {
@@ -1802,7 +1804,6 @@ export const TrainerService: GenService<{
    * Fails with:
    * - NOT_FOUND: unknown job.
    * - FAILED_PRECONDITION: the job has ended, and the request id does not mark the call as a retry.
-   * - ALREADY_EXISTS: the request id was used with other content.
    *
    * @generated from rpc aeenc.v1.TrainerService.CancelJob
    */
@@ -1817,7 +1818,6 @@ export const TrainerService: GenService<{
    * Fails with:
    * - NOT_FOUND: unknown job.
    * - FAILED_PRECONDITION: the job has succeeded.
-   * - ALREADY_EXISTS: the request id was used with other content.
    *
    * @generated from rpc aeenc.v1.TrainerService.ResumeJob
    */
@@ -1845,8 +1845,6 @@ export const TrainerService: GenService<{
   },
   /**
    * Lists checkpoints, newest first.
-   *
-   * Fails with INVALID_ARGUMENT for a malformed token.
    *
    * @generated from rpc aeenc.v1.TrainerService.ListCheckpoints
    */
@@ -1883,7 +1881,7 @@ export const TrainerService: GenService<{
   serviceDesc(file_aeenc_v1_trainer, 0);
 
 /**
- * Removes jobs and checkpoints. Needs the admin credential.
+ * Removes jobs and checkpoints. Needs the admin credential. A `request_id` is as in TrainerService.
  *
  * @generated from service aeenc.v1.TrainerAdminService
  */
@@ -1895,7 +1893,6 @@ export const TrainerAdminService: GenService<{
    * Fails with:
    * - NOT_FOUND: unknown job.
    * - FAILED_PRECONDITION: the job is live. Cancel it first.
-   * - ALREADY_EXISTS: the request id was used with other content.
    * - UNAVAILABLE: the trainer that worked on the job has not let go of it yet.
    *
    * @generated from rpc aeenc.v1.TrainerAdminService.DeleteJob
@@ -1913,7 +1910,6 @@ export const TrainerAdminService: GenService<{
    * - NOT_FOUND: unknown version.
    * - FAILED_PRECONDITION (IN_USE): a label, a label's way back, a space that a corpus serves, a tandem or a live job
    *   needs it. The message names which.
-   * - ALREADY_EXISTS: the request id was used with other content.
    * - UNAVAILABLE: the index, which knows what corpora serve, does not respond.
    *
    * @generated from rpc aeenc.v1.TrainerAdminService.DeleteCheckpoint
@@ -1927,9 +1923,7 @@ export const TrainerAdminService: GenService<{
    * Removes what the trainer's settings no longer keep, by age and by number, and what killed processes have left, now
    * instead of within the next minute. Checkpoints that are in use stay.
    *
-   * Fails with:
-   * - ALREADY_EXISTS: the request id was used with other content.
-   * - UNAVAILABLE: the index does not respond, or another trainer is collecting.
+   * Fails with UNAVAILABLE: the index does not respond, or another trainer is collecting.
    *
    * @generated from rpc aeenc.v1.TrainerAdminService.CollectGarbage
    */
