@@ -345,15 +345,15 @@ class IndexClient:
         """
         refuse_single_text(ids, "ids")
         base = await self._active(corpus)
-        return await self._changed(corpus, base, [], ids) if (ids := list(ids)) else base
+        return await self._changed(corpus, base, [], ids) if (ids := listed(ids, "ids")) else base
 
     async def _active(self, corpus: str) -> values.Generation:
         """Finds the active generation. Raises NotFound, naming the corpora that have one."""
-        known = {one.corpus: one.active for one in (await self.info()).corpora if one.active.id}
-        if corpus not in known:
-            names = ", ".join(sorted(known)) or "none"
-            raise errors.NotFound(f"no corpus {corpus!r} serves; build it first, or choose among: {names}")
-        return known[corpus]
+        known = [one for one in (await self.info()).corpora if one.active.id]
+        if found := [one.active for one in known if one.corpus == corpus]:
+            return found[0]
+        names = ", ".join(one.corpus for one in known) or "none"
+        raise errors.NotFound(f"no corpus {corpus!r:.60} serves; build it first, or choose among: {names}")
 
     async def _changed(
         self, corpus: str, base: values.Generation, added: list[types_pb2.Premise], removed: Sequence[str] = ()
@@ -439,13 +439,12 @@ class IndexClient:
         off may be made again. What is built meanwhile stays.
         """
         refuse_single_text(despite, "despite")
-        found = [one async for one in self.list_generations(corpus)]
-        for one in found:
-            if holders := sorted({*one.held_by} - {*despite}):
-                raise errors.FailedPrecondition(
-                    f"generation {one.id} of corpus {corpus!r} is held by {', '.join(holders)}; wait until they have "
-                    "ended, or name them in despite (--despite)"
-                )
+        found, named = [one async for one in self.list_generations(corpus)], {*listed(despite, "despite")}
+        if held := sorted({holder for one in found for holder in one.held_by} - named):
+            raise errors.FailedPrecondition(
+                f"corpus {corpus!r} is held by {', '.join(held)}; wait until they have ended, or name them in despite "
+                "(--despite)"
+            )
         await self.put_explanations(corpus, [], replace=True)
         await self.activate(corpus, "", expected=next((one.id for one in found if one.active), None))
         for one in found:
