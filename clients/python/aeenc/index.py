@@ -334,17 +334,18 @@ class IndexClient:
         A premise stays as long as it has an id left. Raises as `add` does, InvalidArgument for an unknown id, and for
         all ids of a corpus, which `delete_corpus` deletes.
         """
-        refuse_single_text(ids, "ids")
+        removed = listed(ids, "ids")
         base = await self._active(corpus)
-        return await self._changed(corpus, base, [], ids) if (ids := list(ids)) else base
+        return await self._changed(corpus, base, [], removed) if removed else base
 
     async def _active(self, corpus: str) -> values.Generation:
         """Finds the active generation. Raises NotFound, naming the corpora that have one."""
-        known = {one.corpus: one.active for one in (await self.info()).corpora if one.active.id}
-        if corpus not in known:
-            names = ", ".join(sorted(known)) or "none"
-            raise errors.NotFound(f"no corpus {corpus!r} serves; build it first, or choose among: {names}")
-        return known[corpus]
+        serving = [one for one in (await self.info()).corpora if one.active.id]
+        for one in serving:
+            if one.corpus == corpus:
+                return one.active
+        names = ", ".join(sorted(one.corpus for one in serving)) or "none"
+        raise errors.NotFound(f"no corpus {shown(corpus)} serves; build it first, or choose among: {names}")
 
     async def _changed(
         self, corpus: str, base: values.Generation, added: list[types_pb2.Premise], removed: Sequence[str] = ()
@@ -429,10 +430,10 @@ class IndexClient:
         Aborted where another generation becomes active meanwhile; NotFound for an unknown corpus. A call that was cut
         off may be made again. What is built meanwhile stays.
         """
-        refuse_single_text(despite, "despite")
+        spared = listed(despite, "despite")
         found = [one async for one in self.list_generations(corpus)]
         for one in found:
-            if holders := sorted({*one.held_by} - {*despite}):
+            if holders := [holder for holder in one.held_by if holder not in spared]:
                 raise errors.FailedPrecondition(
                     f"generation {one.id} of corpus {corpus!r} is held by {', '.join(holders)}; wait until they have "
                     "ended, or name them in despite (--despite)"
@@ -441,7 +442,7 @@ class IndexClient:
         await self.activate(corpus, "", expected=next((one.id for one in found if one.active), None))
         for one in found:
             with suppress(errors.NotFound):  # somebody else does the same
-                await self.delete(corpus, one.id, despite=despite)
+                await self.delete(corpus, one.id, despite=spared)
 
     async def hold(self, corpus: str, generation: str, holder: str) -> None:
         """Keeps a generation from deletion until `release` with the same holder, a name such as `run-<id>`."""
