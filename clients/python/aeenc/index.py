@@ -15,16 +15,12 @@ from numpy.typing import NDArray
 from aeenc import errors, values, vectors
 from aeenc.calls.encoding import Precision, precision_name, precision_number, selector
 from aeenc.calls.inputs import (
-    Items,
     begins_again,
-    chunks,
-    each,
     listed,
-    pair_of,
     refuse_single_text,
     refuse_single_texts,
 )
-from aeenc.calls.premises import CHUNK_BYTES, CHUNK_ITEMS, PremiseForm, build_requests, premise_messages
+from aeenc.calls.premises import PremiseForm, build_requests, explanation_requests, premise_messages
 from aeenc.calls.retrieval import (
     Fusion,
     Hit,
@@ -343,17 +339,18 @@ class IndexClient:
         A premise stays as long as it has an id left. Raises as `add` does, InvalidArgument for an unknown id, and for
         all ids of a corpus, which `delete_corpus` deletes.
         """
-        refuse_single_text(ids, "ids")
+        removed = listed(ids, "ids")
         base = await self._active(corpus)
-        return await self._changed(corpus, base, [], ids) if (ids := listed(ids, "ids")) else base
+        return await self._changed(corpus, base, [], removed) if removed else base
 
     async def _active(self, corpus: str) -> values.Generation:
         """Finds the active generation. Raises NotFound, naming the corpora that have one."""
-        known = [one for one in (await self.info()).corpora if one.active.id]
-        if found := [one.active for one in known if one.corpus == corpus]:
-            return found[0]
-        names = ", ".join(one.corpus for one in known) or "none"
-        raise errors.NotFound(f"no corpus {corpus!r:.60} serves; build it first, or choose among: {names}")
+        serving = [one for one in (await self.info()).corpora if one.active.id]
+        for one in serving:
+            if one.corpus == corpus:
+                return one.active
+        names = ", ".join(sorted(one.corpus for one in serving)) or "none"
+        raise errors.NotFound(f"no corpus {shown(corpus)} serves; build it first, or choose among: {names}")
 
     async def _changed(
         self, corpus: str, base: values.Generation, added: list[types_pb2.Premise], removed: Sequence[str] = ()
@@ -438,9 +435,9 @@ class IndexClient:
         Aborted where another generation becomes active meanwhile; NotFound for an unknown corpus. A call that was cut
         off may be made again. What is built meanwhile stays.
         """
-        refuse_single_text(despite, "despite")
-        found, named = [one async for one in self.list_generations(corpus)], {*listed(despite, "despite")}
-        if held := sorted({holder for one in found for holder in one.held_by} - named):
+        spared = listed(despite, "despite")
+        found = [one async for one in self.list_generations(corpus)]
+        if held := sorted({holder for one in found for holder in one.held_by if holder not in spared}):
             raise errors.FailedPrecondition(
                 f"corpus {corpus!r} is held by {', '.join(held)}; wait until they have ended, or name them in despite "
                 "(--despite)"
@@ -449,7 +446,7 @@ class IndexClient:
         await self.activate(corpus, "", expected=next((one.id for one in found if one.active), None))
         for one in found:
             with suppress(errors.NotFound):  # somebody else does the same
-                await self.delete(corpus, one.id, despite=despite)
+                await self.delete(corpus, one.id, despite=spared)
 
     async def hold(self, corpus: str, generation: str, holder: str) -> None:
         """Keeps a generation from deletion until `release` with the same holder, a name such as `run-<id>`."""
@@ -475,7 +472,7 @@ class IndexClient:
         header = message(index_pb2.ExplanationsHeader, corpus=corpus, replace=replace)
         response = await self._admin_channel.send_stream(
             self._admin.PutExplanations,
-            lambda: _explanation_requests(header, explanations),
+            lambda: explanation_requests(header, explanations),
             timeout_s=600.0,
             retry=begins_again(explanations),
         )
@@ -485,18 +482,3 @@ class IndexClient:
         """Gets the index's corpora, active generations, limits and state."""
         response = await self.channel.unary(self._stub.GetInfo, index_pb2.IndexServiceGetInfoRequest())
         return values.IndexInfo.from_message(response)
-
-
-async def _explanation_requests(
-    header: index_pb2.ExplanationsHeader, explanations: Items[tuple[str, Sequence[str]]]
-) -> AsyncIterator[index_pb2.PutExplanationsRequest]:
-    yield index_pb2.PutExplanationsRequest(header=header)
-    messages = (_explanation(item) async for item in each(explanations, "explanations"))
-    async for chunk in chunks(messages, CHUNK_ITEMS, CHUNK_BYTES):
-        yield index_pb2.PutExplanationsRequest(chunk=index_pb2.ExplanationChunk(explanations=chunk))
-
-
-def _explanation(item: tuple[str, Sequence[str]]) -> index_pb2.Explanation:
-    text, premise_ids = pair_of(item, "explanations", "(hypothesis, premise ids)")
-    refuse_single_text(premise_ids, "premise_ids")
-    return message(index_pb2.Explanation, text=text, premise_ids=premise_ids)

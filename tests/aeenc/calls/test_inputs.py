@@ -109,7 +109,7 @@ ODD: list[tuple[str, Call]] = [
     ("judgement: is 'EXPLAINS'; give one of JUDG", lambda channel: submitted(channel, verdicts={"x": "EXPLAINS"})),
     (r"verdicts\[0\]: is None; give a premise's id", lambda channel: submitted(channel, verdicts=[None])),
     ("alternatives: is one string", lambda channel: submitted(channel, alternatives="f1")),
-    (r"premises\[0\]: is 'text'; give a Premise", lambda channel: built(channel, ["text"])),
+    (r"premises\[0\]: is 7; give a text, a pair", lambda channel: built(channel, [7])),
     ("splits: is 5; give a list", lambda channel: built(channel, [premise(id="f", text="t", splits=5)])),
     ("wait_s: is nan; give seconds", lambda channel: RegistryClient(channel).publish("q1", wait_s=math.nan)),
     ("vectors have shape", lambda channel: searched_by(channel, [1.0])),

@@ -1,23 +1,21 @@
-"""The forms in which callers give premises: a text, a pair (id, text), a value with all there is of it, or its message.
+"""The forms in which callers give premises and explanations: a premise is a text, a pair (id, text), a value or message.
 
 Files of facts are read elsewhere (`aeenc.adapters.facts`).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from aeenc import values
-from aeenc.calls.inputs import Items, chunks, each
+from aeenc.calls.inputs import Items, chunks, each, pair_of, refuse_single_text
 from aeenc.errors import InvalidArgument
 from aeenc.trees import content_id
 from aeenc.v1 import index_pb2, types_pb2
 from aeenc.values.writing import message, shown
 
 PremiseForm = str | tuple[str, str] | values.Premise | types_pb2.Premise
-
-
 CHUNK_ITEMS = 512
 CHUNK_BYTES = 512 * 1024  # about
 
@@ -67,3 +65,19 @@ def _message_of(given: Any, field: str) -> types_pb2.Premise:
     if not isinstance(premise_id, str) or not isinstance(text, str):
         raise InvalidArgument.field(field, f"is {shown(given)}; give a text, a pair (id, text) or an aeenc.Premise")
     return message(types_pb2.Premise, id=premise_id, text=text)
+
+
+async def explanation_requests(
+    header: index_pb2.ExplanationsHeader, explanations: Items[tuple[str, Sequence[str]]]
+) -> AsyncIterator[index_pb2.PutExplanationsRequest]:
+    """Yields the header, then the explanations: hypotheses, each with the ids of its premises."""
+    yield index_pb2.PutExplanationsRequest(header=header)
+    messages = (_explanation(item) async for item in each(explanations, "explanations"))
+    async for chunk in chunks(messages, CHUNK_ITEMS, CHUNK_BYTES):
+        yield index_pb2.PutExplanationsRequest(chunk=index_pb2.ExplanationChunk(explanations=chunk))
+
+
+def _explanation(item: tuple[str, Sequence[str]]) -> index_pb2.Explanation:
+    text, premise_ids = pair_of(item, "explanations", "(hypothesis, premise ids)")
+    refuse_single_text(premise_ids, "premise_ids")
+    return message(index_pb2.Explanation, text=text, premise_ids=premise_ids)
