@@ -20,8 +20,11 @@ from aeenc.evaluation.graded import (
 )
 from aeenc.evaluation.metrics import (
     UNRANKED,
+    Difference,
     Metrics,
+    Outcome,
     average_precision,
+    difference_of,
     hit,
     metrics_of,
     ndcg,
@@ -44,9 +47,11 @@ from aeenc.evaluation.trec import (
 __all__ = [
     "UNRANKED",
     "AnswerDataset",
+    "Difference",
     "Gain",
     "GradedMetrics",
     "Metrics",
+    "Outcome",
     "Question",
     "RatedDataset",
     "RatedQuery",
@@ -56,6 +61,7 @@ __all__ = [
     "analogy_scores",
     "answer_ranks",
     "average_precision",
+    "difference_of",
     "draw_prototypes",
     "fuse",
     "graded_metrics_of",
