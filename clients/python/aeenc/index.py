@@ -6,10 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
-from typing import Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Literal
 
 from aeenc import errors, values, vectors
 from aeenc.calls.encoding import Precision, precision_number, selector
@@ -40,6 +37,10 @@ from aeenc.transport.channel import Channel
 from aeenc.transport.checks import check_seconds
 from aeenc.v1 import index_pb2, index_pb2_grpc, types_pb2
 from aeenc.values.writing import as_message, message, shown
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 CHUNK_ITEMS = 512
 CHUNK_BYTES = 512 * 1024  # about
@@ -103,7 +104,7 @@ class IndexClient:
         response = await self.channel.unary(self._stub.Search, request, timeout_s=timeout_s, hedge=True)
         return SearchResult(
             ids=[list(hits.premise_ids) for hits in response.results],
-            scores=[np.asarray(hits.scores, dtype=np.float32) for hits in response.results],
+            scores=[vectors.floats(hits.scores) for hits in response.results],
             generation=response.generation,
             space_id=response.space_id,
             exact=response.exact,

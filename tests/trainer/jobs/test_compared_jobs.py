@@ -48,7 +48,7 @@ async def test_a_job_without_validation_holds_back_trees_and_says_what_it_has_ga
     gain = job.progress.gain
     assert (gain.version, gain.queries) == (world.space.version, 12), "half of 24 hypotheses"
     assert gain.outcome in {values.Outcome.BETTER, values.Outcome.NO_DIFFERENCE, values.Outcome.WORSE}
-    assert (0 < gain.candidate_map < 1, 0 < gain.p_better <= 1) == (True, True)
+    assert (0 < gain.candidate_map <= 1, 0 < gain.p_better <= 1) == (True, True)
     assert (job.progress.queries, job.progress.best_validation_map) == (12, 0.0), "what is held back chooses no epoch"
     checkpoint = await world.trainer.get_checkpoint(job.version)
     assert checkpoint.validation_map == pytest.approx(gain.candidate_map)

@@ -22,11 +22,9 @@ from rich.text import Text
 
 from aeenc import values
 from aeenc.errors import AeencError
-from aeenc.evaluation.metrics import METRIC_FIELDS
 
 _KEY = "aeenc.output"
 PROTOCOLS = ("strict", "paper")
-METRICS = tuple(METRIC_FIELDS)
 
 Report = Callable[[int, int, str], None]
 
@@ -213,9 +211,11 @@ def outcome_words(compared: Mapping[str, Any]) -> str:
 
 def metrics_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:
     """Makes a table of both protocols of two reports, with the change; `report_dict` makes the reports."""
+    from aeenc.evaluation.metrics import METRIC_FIELDS  # other commands need no numpy
+
     columns = ["metric", *(f"{protocol} {what}" for protocol in PROTOCOLS for what in ("before", "after", "change"))]
     rows = []
-    for name in METRICS:
+    for name in METRIC_FIELDS:
         row = [name]
         for protocol in PROTOCOLS:
             old, new = before[protocol][name], after[protocol][name]

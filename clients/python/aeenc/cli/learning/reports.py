@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from aeenc import values
-from aeenc.cli.output import METRICS, table
+from aeenc.cli.output import table
 from aeenc.evaluation.graded import LENGTHS, grade_text
 from aeenc.evaluation.metrics import METRIC_FIELDS
 
@@ -59,7 +59,10 @@ def report_tables(told: Mapping[str, Any], *, whole: bool = True) -> list[Table]
     Unless `whole`, only MAP and Hit@10 of both protocols.
     """
     protocols = [name for name in ("strict", "paper") if name in told]
-    rows = [[name, *(f"{told[protocol][name]:.3f}" for protocol in protocols)] for name in (METRICS if whole else _FEW)]
+    rows = [
+        [name, *(f"{told[protocol][name]:.3f}" for protocol in protocols)]
+        for name in (METRIC_FIELDS if whole else _FEW)
+    ]
     made = [table(["metric", *protocols], rows, right=len(protocols))]
     if not whole:
         return made
