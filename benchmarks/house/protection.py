@@ -226,7 +226,7 @@ BREAKS = (
     Break(
         "a worse checkpoint needs force",
         f"{TRAINER}/registry/quality_gate.py",
-        "if p_value < SIGNIFICANCE:",
+        'if made.outcome == "WORSE":',
         "if False:",
         "trainer/registry/test_quality_gate.py::test_a_measurably_worse_checkpoint_needs_force",
     ),

@@ -3,6 +3,7 @@
     types    public methods with a full signature and a docstring
     snippets what type checkers find in the docs and examples (benchmarks/sdk/snippets.py; a package index)
     start    `import aeenc; aeenc.connect()` over importing what it stands on
+    cli      CPU time of `aeenc --help`, `status` and `retrieve` over importing grpc, typer and rich
     blocking what a blocking call of Retrieve adds to the raw stub's
     llm      a language model's oracle before an endpoint with 1,000 faulty answers
     gateway  embeddings over HTTP against the same over gRPC (benchmarks/sdk/gateway.py)
@@ -19,6 +20,7 @@ import asyncio
 import inspect
 import io
 import logging
+import resource
 import statistics
 import subprocess
 import sys
@@ -47,7 +49,14 @@ CALLS = 2_000
 FAULTY = 1_000
 STOOD_ON = "import grpc.aio, google.protobuf.message, google.rpc.status_pb2, numpy"
 OURS = "import aeenc; client = aeenc.connect()"
-USED = f"{OURS}; client.index"  # what a first call adds before it is sent: numpy, the index's client and messages
+USED = f"{OURS}; client.index"  # what a first call adds before it is sent
+COMMAND_LINE = "import sys; from aeenc.cli.entry import main; sys.argv = ['aeenc', *sys.argv[1:]]; main()"
+NOBODY = [word for name in ("encoder", "index", "sampler", "trainer") for word in (f"--{name}", "127.0.0.1:1")]
+COMMANDS = {
+    "--help": ["--help"],
+    "status": ["--timeout", "0.1", *NOBODY, "status"],
+    "retrieve": ["--timeout", "0.1", *NOBODY, "retrieve", "corpus", "text"],
+}
 MEASURE = """
 import resource, time
 at = time.perf_counter()
@@ -62,6 +71,7 @@ def main() -> None:
         "types": types,
         "snippets": snippets,
         "start": start,
+        "cli": command_line,
         "blocking": calls,
         "llm": language_model,
         "gateway": gateway,
@@ -96,6 +106,28 @@ def types(rows: Rows) -> None:
                 lacking.append(f"{face.__name__}.{name}")
     share = 1 - len(lacking) / methods
     rows.at_least("public methods with a full signature and a docstring", share, "share", 1.0, lacking or methods)
+
+
+def command_line(rows: Rows) -> None:
+    """CPU time of commands, of which no service answers, taking turns with a process that only imports packages."""
+    base: list[float] = []
+    seconds: dict[str, list[float]] = {name: [] for name in COMMANDS}
+    for _ in range(ROUNDS):
+        base.append(_cpu_s(["-c", "import grpc, typer, rich"]))
+        for name, words in COMMANDS.items():
+            seconds[name].append(_cpu_s(["-c", COMMAND_LINE, *words]))
+    least = statistics.median(base)
+    for name, taken in seconds.items():
+        ratio = statistics.median(taken) / least
+        rows.at_most(f"aeenc {name} over importing grpc, typer and rich", ratio, "x", 1.3, f"{least:.3f} s")
+
+
+def _cpu_s(words: list[str]) -> float:
+    """Runs Python, and returns the CPU time of the process."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *words], capture_output=True, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def start(rows: Rows) -> None:

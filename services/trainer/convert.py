@@ -36,6 +36,7 @@ from services.trainer.jobs.job import (
     Targets,
     defaults_of,
 )
+from services.trainer.registry.comparison import Comparison
 from services.trainer.registry.publishing import Publication
 from services.trainer.registry.quality_gate import Verdict
 from services.trainer.registry.tandems import Tandem
@@ -227,9 +228,13 @@ def to_publication(publication: Publication) -> dict[str, Any]:
 def to_gate(verdict: Verdict) -> registry_pb2.QualityGate:
     """Writes what a published version was compared with."""
     return registry_pb2.QualityGate(
-        comparisons=[registry_pb2.GateComparison(**asdict(one)) for one in verdict.comparisons],
+        comparisons=[_comparison(one) for one in verdict.comparisons],
         not_compared=verdict.not_compared,
     )
+
+
+def _comparison(made: Comparison) -> registry_pb2.GateComparison:
+    return registry_pb2.GateComparison(**{**asdict(made), "outcome": f"OUTCOME_{made.outcome}"})
 
 
 async def from_evaluate_requests(
@@ -316,6 +321,7 @@ def _progress(progress: JobProgress) -> trainer_pb2.JobProgress:
     remaining.FromNanoseconds(int(progress.remaining_s * 1e9))
     fields = asdict(progress)
     fields.pop("remaining_s")
+    fields["gain"] = _comparison(progress.gain) if progress.gain else None
     return trainer_pb2.JobProgress(**fields, remaining=remaining)
 
 

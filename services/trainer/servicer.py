@@ -140,6 +140,7 @@ class RegistryAdminServicer(registry_pb2_grpc.RegistryAdminServiceServicer):
             request.label,
             expected_revision=convert.revision(request),
             force=request.force,
+            only_better=request.only_better,
             wait_s=convert.seconds(request.wait),
             share=convert.share(request),
             request_id=request.request_id,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from aeenc.evaluation.metrics import FEWEST
 from benchmarks.trainer.gate import rate, real_differences
-from services.trainer.registry.quality_gate import FEWEST
 
 
 @pytest.mark.parametrize(

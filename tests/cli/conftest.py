@@ -99,6 +99,7 @@ class Trainer(
 
     jobs: list[trainer_pb2.Job] = field(default_factory=list)
     report: types_pb2.EvaluationReport = field(default_factory=types_pb2.EvaluationReport)
+    reports: list[types_pb2.EvaluationReport] = field(default_factory=list)  # the next answers, before `report`
     complete: bool = True
     lagging: registry_pb2.Rollout | None = None
     gate: registry_pb2.QualityGate = field(default_factory=registry_pb2.QualityGate)
@@ -128,7 +129,7 @@ class Trainer(
     async def Evaluate(self, request_iterator: Any, context: Any) -> Any:
         async for request in request_iterator:
             await self._hear(request, context)
-        return trainer_pb2.EvaluateResponse(report=self.report)
+        return trainer_pb2.EvaluateResponse(report=self.reports.pop(0) if self.reports else self.report)
 
     async def GetCheckpoint(self, request: Any, context: Any) -> Any:
         return trainer_pb2.GetCheckpointResponse(checkpoint=self.checkpoint)

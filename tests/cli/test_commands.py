@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -125,6 +127,20 @@ def test_without_the_services_their_commands_say_what_to_install(monkeypatch: py
         shown = " ".join(refused.stderr.replace("│", " ").split())
         assert told in shown
         assert "pip install ./clients/python '.[one-machine]'" in shown
+
+
+@pytest.mark.parametrize(
+    "words", [["--version"], ["status"], ["retrieve", "corpus", "text"]], ids=lambda words: words[0]
+)
+def test_a_command_imports_only_what_it_needs(words: list[str]):
+    nobody = [word for name in ("encoder", "index", "sampler", "trainer") for word in (f"--{name}", "127.0.0.1:1")]
+    argv = ["aeenc", "--timeout", "0.1", *nobody, *words]
+    script = f"import atexit, sys; sys.argv = {argv!r}; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
+    script += "from aeenc.cli.entry import main; main()"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    imported = {name.partition(".")[0] for name in ended.stderr.splitlines()[-1].split()}
+    assert "typer" in imported
+    assert not imported & {"numpy", "services", "scipy", "faiss", "onnxruntime", "structlog", "torch"}
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

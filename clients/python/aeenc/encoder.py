@@ -7,8 +7,6 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import fields
 
-import numpy as np
-
 from aeenc import values
 from aeenc.calls.bulk import BATCH, PATIENCE_S, WINDOW, BulkEncoder
 from aeenc.calls.encoding import (
@@ -23,7 +21,6 @@ from aeenc.calls.encoding import (
 )
 from aeenc.calls.inputs import at_least_one, each, listed, pair_of, refuse_single_text
 from aeenc.errors import InvalidArgument
-from aeenc.evaluation.analogies import analogy_scores, shifts
 from aeenc.transport.channel import Channel
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, types_pb2
 from aeenc.values.writing import message
@@ -198,6 +195,8 @@ class EncoderClient:
         theirs = await self.encode(
             [*premises, *known[1]], role="premise", space_id=ours.space_id, truncate=truncate, timeout_s=timeout_s
         )
+        from aeenc.evaluation.analogies import analogy_scores, shifts  # with numpy, which other calls need not wait for
+
         count = len(premises)
         scores = await asyncio.to_thread(
             lambda: analogy_scores(
@@ -206,7 +205,7 @@ class EncoderClient:
         )
         parts = [part.name for part in fields(values.Timings)]
         return Scored(
-            scores=scores.astype(np.float32),
+            scores=scores.astype("float32"),
             model_version=ours.model_version,
             timings=values.Timings(
                 **{name: getattr(ours.timings, name) + getattr(theirs.timings, name) for name in parts}

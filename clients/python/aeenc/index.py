@@ -7,10 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Literal
 
 from aeenc import errors, values, vectors
 from aeenc.calls.encoding import Precision, precision_name, precision_number, selector
@@ -38,6 +35,10 @@ from aeenc.transport.channel import Channel
 from aeenc.transport.checks import check_seconds
 from aeenc.v1 import index_pb2, index_pb2_grpc, types_pb2
 from aeenc.values.writing import as_message, message, shown
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 BUILD_TIMEOUT_S = 24 * 3600.0
 VERIFY_TIMEOUT_S = 3600.0  # every byte is read
@@ -99,7 +100,7 @@ class IndexClient:
         response = await self.channel.unary(self._stub.Search, request, timeout_s=timeout_s, hedge=True)
         return SearchResult(
             ids=[list(hits.premise_ids) for hits in response.results],
-            scores=[np.asarray(hits.scores, dtype=np.float32) for hits in response.results],
+            scores=[vectors.floats(hits.scores) for hits in response.results],
             generation=response.generation,
             space_id=response.space_id,
             exact=response.exact,

@@ -31,13 +31,16 @@ class RegistryClient:
         label: str = "stable",
         wait_s: float = 0.0,
         force: bool = False,
+        only_better: bool = False,
         expected_revision: int | None = None,
         share: float | None = None,
         request_id: str = "",
     ) -> values.Publication:
         """Points a label at a checkpoint; with `wait_s`, returns when every live encoder serves it or time is up.
 
-        Several versions of cross-encoders are an ensemble, as in `set_label`; they are compared with nothing.
+        Several versions of cross-encoders are an ensemble, as in `set_label`; they are compared with nothing. With
+        `only_better`, a version that was not shown to be better than what serves is refused, as a worse one is;
+        `force` asks nothing.
 
         A version that was trained with a premise encoder becomes `stable` together with its generation (`generation` of
         the answer) or not at all: the call fails when an encoder does not serve it in time.
@@ -51,6 +54,7 @@ class RegistryClient:
             label=label,
             expected_revision=expected_revision,
             force=force,
+            only_better=only_better,
             wait=duration(wait_s, "wait_s"),
             share=share,
             request_id=request_id or uuid.uuid4().hex,

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from aeenc.errors import InvalidArgument
 from aeenc.v1 import types_pb2
 
-_WIRE: dict[int, np.dtype[Any]] = {
-    types_pb2.D_TYPE_FLOAT32: np.dtype("<f4"),
-    types_pb2.D_TYPE_FLOAT16: np.dtype("<f2"),
-}
+if TYPE_CHECKING:  # numpy is imported where there are vectors: `aeenc status` has none
+    import numpy as np
+    from numpy.typing import NDArray
+
+_WIRE = {types_pb2.D_TYPE_FLOAT32: "<f4", types_pb2.D_TYPE_FLOAT16: "<f2"}  # numpy's names
 
 
 def to_proto(matrix: NDArray[np.floating]) -> types_pb2.Embeddings:
@@ -21,6 +20,8 @@ def to_proto(matrix: NDArray[np.floating]) -> types_pb2.Embeddings:
 
     Raises InvalidArgument unless it has two dimensions, of numbers.
     """
+    import numpy as np
+
     try:
         matrix = np.asarray(matrix)
     except ValueError:  # rows of different lengths
@@ -39,11 +40,13 @@ def from_proto(message: types_pb2.Embeddings) -> NDArray[np.float32]:
 
     Raises InvalidArgument for an unknown dtype or when the size of `data` is not rows x dim x size of dtype.
     """
-    dtype = _WIRE.get(message.dtype)
-    if dtype is None:
+    import numpy as np
+
+    if message.dtype not in _WIRE:
         raise InvalidArgument.field(
             "vectors.dtype", f"{message.dtype} is unknown; use D_TYPE_FLOAT32 or D_TYPE_FLOAT16"
         )
+    dtype = np.dtype(_WIRE[message.dtype])
     data, rows, dim = message.data, message.rows, message.dim  # each reading of `data` makes a copy
     expected = rows * dim * dtype.itemsize
     if len(data) != expected:
@@ -51,3 +54,10 @@ def from_proto(message: types_pb2.Embeddings) -> NDArray[np.float32]:
             "vectors.data", f"{len(data)} bytes; {rows} rows x {dim} dim of {dtype} need {expected}"
         )
     return np.asarray(np.ndarray((rows, dim), dtype, data), dtype=np.float32)
+
+
+def floats(scores: Sequence[float]) -> NDArray[np.float32]:
+    """Converts the repeated floats of a message to an array (n,)."""
+    import numpy as np
+
+    return np.asarray(scores, dtype=np.float32)

@@ -58,6 +58,7 @@ class TrainingPlan:
     artifacts_dir: str
     means: ComputeOptions = ComputeOptions()
     artifacts_url: str = ""
+    holds_back: bool = False  # without validation queries, trees of the runs judge the result, and choose no epoch
     serving: tuple[str, ...] = ()  # versions to measure beside the job's own, for the quality gate
 
     @classmethod

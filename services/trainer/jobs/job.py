@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 
 from services.store.formats import check_format, known_fields
 from services.trainer.data.training_set import OwnText
+from services.trainer.registry.comparison import Comparison
 
 FORMAT_VERSION = 1
 
@@ -132,11 +133,14 @@ class JobProgress:
     dropped: int = 0
     skipped: int = 0
     outside: int = 0
+    gain: Comparison | None = None
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
         """Reads a progress from JSON."""
-        return cls(**known_fields(cls, record))
+        gain = record.get("gain")
+        made = Comparison(**known_fields(Comparison, gain)) if gain else None
+        return cls(**{**known_fields(cls, record), "gain": made})
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from aeenc import errors
 from aeenc.calls.retrieval import Mode
+from services.corpus.generation import open_generation
 from services.kit.concurrency import cancel_all, finish, run_in_thread
 from services.kit.logs import get
 from services.kit.readiness import Readiness
@@ -30,6 +31,7 @@ from services.kit.tracing import failed, span
 from services.store.files import DISK_FULL
 from services.store.formats import NewerFormat
 from services.store.life_cycles import WorkLease
+from services.trainer.data.holding_back import HeldBack, hold_back
 from services.trainer.data.pair_sources import DataSets, Retrieved, SampledPairs
 from services.trainer.data.training_set import JudgedPair
 from services.trainer.evaluation.protocol import EvaluationQuery
@@ -246,6 +248,7 @@ class JobRunner:
 
     async def _prepare(self, job: Job, files: JobFiles) -> None:
         """Writes the child's inputs once: a resumed job learns from the same pairs. Raises as `has_inputs` does."""
+        given = await self._store.validation(job.id)
         plan = TrainingPlan(
             job_id=job.id,
             config=job.config,
@@ -253,6 +256,7 @@ class JobRunner:
             artifacts_dir=str(self._checkpoints.store.root.resolve()),
             means=self._means,
             artifacts_url=self._checkpoints.store.url,
+            holds_back=bool(job.config.run_ids) and not given,
             serving=await self._checkpoints.serving(
                 job.config.base_version, cross_encoders=job.config.mode == "CROSS_ENCODER"
             ),
@@ -260,11 +264,19 @@ class JobRunner:
         await run_in_thread(files.write_plan, plan)  # settings may have changed since an earlier attempt
         if not await run_in_thread(files.has_inputs):
             pairs = await self._pairs.read(job.config.run_ids)
-            validation = [EvaluationQuery(text, tuple(gold)) for text, gold in await self._store.validation(job.id)]
+            validation = [EvaluationQuery(text, tuple(gold)) for text, gold in given]
             further, held_out = await asyncio.to_thread(self._data_sets.read, job.config.data_sets, job.config.split)
-            pairs += further
+            if plan.holds_back:
+                held = await asyncio.to_thread(self._held_back, job, pairs, further)
+                pairs, validation = held.pairs, [EvaluationQuery(*query) for query in held.queries]
+            else:
+                pairs += further
             candidates = await self._candidates(job, pairs, validation) if job.config.candidates else None
             await run_in_thread(files.write_inputs, pairs, validation, held_out, candidates)
+
+    def _held_back(self, job: Job, pairs: list[JudgedPair], further: list[JudgedPair]) -> HeldBack:
+        opened = open_generation(self._checkpoints.store, job.config.corpus, job.generation)
+        return hold_back(pairs, further, opened.premises, job.config.seed)
 
     async def _candidates(
         self, job: Job, pairs: list[JudgedPair], validation: list[EvaluationQuery]

@@ -28,6 +28,7 @@ from services.trainer.learning.loop.ranks import Rank, together
 from services.trainer.learning.loop.training import Diverged, Step, Training
 from services.trainer.learning.loss.objective import Objective
 from services.trainer.learning.query_encoder import Encoders, QueryEncoder
+from services.trainer.registry.comparison import Comparison, compared
 
 # Parts of the configuration left out of a checkpoint's lineage: they are in the manifest already, or irrelevant.
 _ELSEWHERE = ("base_version", "idempotency_key")
@@ -52,9 +53,11 @@ def run_job(files: JobFiles) -> None:
             raise
         failure, state = str(error), error.state
     if isinstance(inputs, RerankingInputs):
-        made = _export_cross_encoder(files, inputs, objective, state, failure)
+        made, metrics = _export_cross_encoder(files, inputs, objective, state, failure)
     else:
-        made = _export(files, inputs, objective, state, failure)
+        made, metrics = _export(files, inputs, objective, state, failure)
+    if gain := _gain(inputs, metrics):
+        files.write_progress({**(files.progress() or {}), "gain": asdict(gain)})
     kept = f"; version {made['version']} is epoch {state.best_epoch}, the last good one"
     files.write_result({**made, **({"error": failure + kept} if failure else {})})
 
@@ -83,7 +86,7 @@ def train(
         inputs.plan,
         encoders,
         objective,
-        (lambda: _map_of(inputs, encoders)) if inputs.validation else None,
+        (lambda: _map_of(inputs, encoders)) if inputs.validation and not inputs.plan.holds_back else None,
         files.directory,
         lambda step: _report(files, inputs, objective, curves, step),
         rank,
@@ -94,33 +97,37 @@ def train(
 
 def _export(
     files: JobFiles, inputs: JobInputs, objective: Objective, state: TrainingState, failure: str
-) -> dict[str, str]:
-    """Writes checkpoints: the `version` of the query encoder and, in a new space, the `premise_version`."""
+) -> tuple[dict[str, str], dict[str, Any] | None]:
+    """Writes checkpoints: the `version` of the query encoder and, in a new space, the `premise_version`.
+
+    Returns these, and the metrics of the query encoder.
+    """
     before = inputs.evaluate(Encoders(inputs.encoder()))  # as served: on the existing vectors
     best = inputs.encoders(files.directory)
     corpus = inputs.corpus(best) if inputs.validation else inputs.generation.vectors
     after = inputs.evaluate(best, corpus)
-    meta = _meta(inputs, objective, state, failure)
-    of_query = {"metrics": _metrics(inputs, before, after), "trial": inputs.trial(corpus)}
+    meta = _meta(inputs, objective, state, failure, after)
+    metrics = _metrics(inputs, before, after)
+    of_query = {"metrics": metrics, "trial": inputs.trial(corpus)}
     if best.premise is None:
         meta["space_id"] = inputs.base.meta["space_id"]
-        return {"version": _write(inputs, best.query, meta, **of_query).id}
+        return {"version": _write(inputs, best.query, meta, **of_query).id}, metrics
     if best.second is None:  # SIAMESE: one checkpoint encodes both and spans the space
         version = _write(inputs, best.query, meta, **of_query).id
-        return {"version": version, "premise_version": version}
+        return {"version": version, "premise_version": version}, metrics
     of_premises = {**meta, "lineage": {**meta["lineage"], "encodes": "premises"}}
     premise = _write(inputs, best.second, of_premises)
     meta["space_id"] = premise.meta["space_id"]
     meta["lineage"]["premise_version"] = premise.id
-    return {"version": _write(inputs, best.query, meta, **of_query).id, "premise_version": premise.id}
+    return {"version": _write(inputs, best.query, meta, **of_query).id, "premise_version": premise.id}, metrics
 
 
 def _export_cross_encoder(
     files: JobFiles, inputs: RerankingInputs, objective: Objective, state: TrainingState, failure: str
-) -> dict[str, str]:
+) -> tuple[dict[str, str], dict[str, Any] | None]:
     scorer = inputs.scorer(files.directory)
     after = inputs.evaluate(Encoders(scorer))
-    meta = _meta(inputs, objective, state, failure)
+    meta = _meta(inputs, objective, state, failure, after)
     metrics = _metrics(inputs, inputs.before, after)
     if metrics is not None:
         metrics["reranks"] = inputs.rankings
@@ -128,7 +135,7 @@ def _export_cross_encoder(
     config_json = json.dumps(config.to_dict(), indent=1)
     trial = inputs.pair_trial(after)
     written = write_cross_encoder(inputs.store, scorer, inputs.pair_batches, config_json, meta, metrics, trial)
-    return {"version": written.id}
+    return {"version": written.id}, metrics
 
 
 def _write(inputs: JobInputs, encoder: QueryEncoder, meta: dict[str, Any], **of_query: Any) -> Artifact:
@@ -141,7 +148,9 @@ def _map_of(inputs: JobInputs, encoders: Encoders[Any]) -> float:
     return report.strict.map if report else 0.0
 
 
-def _meta(inputs: JobInputs, objective: Objective, state: TrainingState, failure: str) -> dict[str, Any]:
+def _meta(
+    inputs: JobInputs, objective: Objective, state: TrainingState, failure: str, after: Report | None
+) -> dict[str, Any]:
     plan, base = inputs.plan, inputs.base
     recipe = {name: value for name, value in asdict(plan.config).items() if name not in _ELSEWHERE}
     return {
@@ -149,7 +158,7 @@ def _meta(inputs: JobInputs, objective: Objective, state: TrainingState, failure
         "pad_id": base.meta["pad_id"],
         "base_version": base.id,
         "job_id": plan.job_id,
-        "validation_map": state.best_map,
+        "validation_map": after.strict.map if plan.holds_back and after else state.best_map,
         "lineage": {
             **recipe,
             "generation": plan.generation,
@@ -188,6 +197,14 @@ def _metrics(inputs: JobInputs, before: Report | None, after: Report | None) -> 
         "after": {**after.to_dict(), "average_precisions": after.average_precisions.tolist()},
         "measured": {version: served.average_precisions.tolist() for version, served in inputs.serving().items()},
     }
+
+
+def _gain(inputs: JobInputs, metrics: dict[str, Any] | None) -> Comparison | None:
+    """Compares the result with what the job began with; None where there was nothing to measure it by."""
+    if metrics is not None:
+        precisions = [metrics[when]["average_precisions"] for when in ("after", "before")]
+        return compared(precisions[0], inputs.base.id, precisions[1])
+    return compared((), inputs.base.id, ()) if inputs.plan.holds_back else None
 
 
 def _report(files: JobFiles, inputs: JobInputs, objective: Objective, curves: Curves, step: Step) -> None:

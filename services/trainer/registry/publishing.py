@@ -24,8 +24,9 @@ from services.store.registry import CheckpointRow, LabelRow, Registry, RolloutRo
 from services.store.registry_rows import TOGETHER
 from services.store.requests import Request
 from services.trainer.registry.checkpoints import CROSS_ENCODER, Checkpoints
+from services.trainer.registry.comparison import Comparison
 from services.trainer.registry.operator_models import STABLE, PretrainedSpace
-from services.trainer.registry.quality_gate import Comparison, QualityGate, Verdict
+from services.trainer.registry.quality_gate import QualityGate, Verdict
 from services.trainer.registry.tandem_publishing import TandemActivation, TandemPublisher
 from services.trainer.registry.tandems import Tandem
 
@@ -61,6 +62,7 @@ class _Move:
     label: str
     expected_revision: int | None
     force: bool
+    only_better: bool
     share: float | None
     request: Request
 
@@ -88,19 +90,22 @@ class Publisher:
         expected_revision: int | None,
         force: bool,
         wait_s: float,
+        only_better: bool = False,
         share: float | None = None,
         request_id: str = "",
     ) -> Publication:
         """Points a label at a checkpoint unless it is measurably worse than the version that the label serves.
 
         For `stable` in a space that the corpus does not serve yet, the generation is activated, too (TandemPublisher).
-        Raises FailedPrecondition for a worse checkpoint, Aborted if the version compared with no longer serves.
+        Raises FailedPrecondition for a worse checkpoint, with `only_better` for one that was not shown to be better;
+        Aborted if the version compared with no longer serves.
         """
         name = _movable(label or STABLE)
         _check_share(name, share)
         asked = {"version": version, "label": name, "expected_revision": expected_revision, "force": force}
+        asked |= {"only_better": only_better} if only_better else {}
         request = Request(request_id, "Publish", {**asked, "share": share})
-        move = _Move(version, name, expected_revision, force, share, request)
+        move = _Move(version, name, expected_revision, force, only_better, share, request)
         async with self._turn if force else contextlib.nullcontext():
             record = await self._registry.requests.answer(request) or {}
             tandem = await self._tandems.tandem(version)
@@ -158,8 +163,12 @@ class Publisher:
         if move.force:
             return None, Verdict(not_compared="it was forced")
         if TOGETHER in move.version:
-            return None, Verdict(not_compared="an ensemble has no validation of its own")
-        return await self._gate.compare(move.version, space_id, move.label)
+            revision, verdict = None, Verdict(not_compared="an ensemble has no validation of its own")
+        else:
+            revision, verdict = await self._gate.compare(move.version, space_id, move.label)
+        if move.only_better:
+            verdict.check_better(move.version)
+        return revision, verdict
 
     async def set_label(
         self,

@@ -12,35 +12,42 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from aeenc import errors
-from aeenc.evaluation import paired_randomisation_test
+from aeenc.evaluation.metrics import FEWEST
 from services.store.registry import Registry
 from services.trainer.registry.checkpoints import Checkpoints
+from services.trainer.registry.comparison import Comparison, compared
 
-SIGNIFICANCE = 0.05
-FEWEST = 10  # queries: fewer can tell only an enormous loss from chance
 _SAME = ("generation", "queries_sha256", "reranks")  # a cross-encoder's quality depends on the rankings
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """A candidate beside a version that serves, on the same queries: both MAPs, and the one-sided p of being worse."""
-
-    version: str
-    queries: int
-    candidate_map: float
-    version_map: float
-    p_value: float
-
-
-@dataclass(frozen=True)
 class Verdict:
-    """What a candidate was compared with; if with nothing, `not_compared` says why."""
+    """What a candidate was compared with; if with nothing, `not_compared` says why.
+
+    `nothing_serves`: no other version stands at the label.
+    """
 
     comparisons: tuple[Comparison, ...] = ()
     not_compared: str = ""
+    nothing_serves: bool = False
+
+    def check_better(self, version: str) -> None:
+        """Raises FailedPrecondition unless it is better than all it was compared with, or nothing else serves."""
+        if self.nothing_serves or (self.comparisons and all(one.outcome == "BETTER" for one in self.comparisons)):
+            return
+        doubtful = next((one for one in self.comparisons if one.outcome != "BETTER"), None)
+        why = self.not_compared
+        if doubtful is not None:
+            why = (
+                f"no difference shown: MAP {doubtful.candidate_map:.4f}, the serving {doubtful.version} "
+                f"{doubtful.version_map:.4f} on the same {doubtful.queries} queries (p = {doubtful.p_better:.3f})"
+            )
+        raise errors.FailedPrecondition(
+            f"checkpoint {version} was not shown to be better than what serves ({why}); publish with force (`aeenc "
+            "publish --anyway`) if you want it nevertheless",
+            reason="QUALITY_GATE",
+        )
 
 
 class QualityGate:
@@ -57,12 +64,14 @@ class QualityGate:
         """
         serving = await self._registry.label(space_id, label)
         if serving is None:
-            return 0, Verdict(not_compared=f"label {label!r} serves nothing yet")
+            return 0, Verdict(not_compared=f"label {label!r} serves nothing yet", nothing_serves=True)
         if serving.version == version:
-            return serving.revision, Verdict(not_compared=f"label {label!r} serves this version already")
+            same = f"label {label!r} serves this version already"
+            return serving.revision, Verdict(not_compared=same, nothing_serves=True)
         candidate = await self._checkpoints.metrics(version)
         if candidate is None:
-            return serving.revision, Verdict(not_compared="it was trained without validation queries")
+            unmeasured = "it was trained without validation queries, and on too few trees to hold any back"
+            return serving.revision, Verdict(not_compared=unmeasured)
         ours = _precisions(candidate, "after")
         if len(ours) < FEWEST:
             too_few = f"too few validation queries: {len(ours)}, a comparison needs {FEWEST}; evaluate both versions"
@@ -94,14 +103,12 @@ class QualityGate:
 
 def _compared(version: str, ours: Sequence[float], theirs: str, measured: Sequence[float]) -> Comparison:
     """Compares average precisions. Raises FailedPrecondition for a version that is worse beyond chance."""
-    candidate, serving = np.array(ours), np.array(measured)
-    p_value = paired_randomisation_test(candidate, serving, alternative="less")
-    made = Comparison(theirs, len(ours), float(candidate.mean()), float(serving.mean()), p_value)
-    if p_value < SIGNIFICANCE:
+    made = compared(ours, theirs, measured)
+    if made.outcome == "WORSE":
         raise errors.FailedPrecondition(
             f"checkpoint {version} has validation MAP {made.candidate_map:.4f}, the serving {theirs} "
             f"{made.version_map:.4f} on the same {made.queries} queries (one-sided paired randomisation test, p = "
-            f"{p_value:.3f}); publish with force if you want it nevertheless",
+            f"{made.p_value:.3f}); publish with force (`aeenc publish --anyway`) if you want it nevertheless",
             reason="QUALITY_GATE",
         )
     return made

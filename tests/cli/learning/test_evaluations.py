@@ -49,9 +49,29 @@ async def test_the_trainer_gets_queries_training_queries_and_trees(aeenc, fleet,
     assert (asked.config.HasField("retrieval"), asked.config.strict_only) == (False, False)
     assert ended.json["parts"]["premise unseen"]["strict"]["MAP"] == 0.5
     assert ended.json["trees"]["gold_tree"]["AllCorrect@25"] == 0.125
-    shown = (await aeenc(*fleet.options, "evaluate", "--data", trees)).stdout
-    for words in ("premise unseen", "hypothesis alone", "0.125"):
+    shown = (await aeenc(*fleet.options, "evaluate", "--data", trees, "--all")).stdout
+    for words in ("premise unseen", "hypothesis alone", "0.125", "NDCG@10"):
         assert words in shown
+    shown = (await aeenc(*fleet.options, "evaluate", "--data", trees)).stdout
+    assert all(words in shown for words in ("MAP", "Hit@10"))
+    assert not [words for words in ("premise unseen", "hypothesis alone", "NDCG") if words in shown]
+
+
+async def test_an_encoder_is_compared_with_the_one_before(aeenc, fleet, trees):
+    ranks = [types_pb2.GoldRanks(strict=[n % 3 + 1]) for n in range(20)]
+    fleet.trainer.reports = [
+        report(ranks=[types_pb2.GoldRanks(strict=[1]), *ranks[1:]]),
+        report(ranks=[types_pb2.GoldRanks(strict=[0]), *[types_pb2.GoldRanks(strict=[9])] * 19], model_version="q8"),
+    ]
+    ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", trees, "--against", "previous")
+    told = ended.json["against"]
+    assert (told["version"], told["queries"], told["outcome"]) == ("q8", 20, "better")
+    assert told["version_map"] == pytest.approx(19 / 9 / 20)
+    first, second = fleet.trainer.asked
+    assert (first.config.ranks, second.config.ranks, second.config.model.label) == (True, True, "previous")
+    fleet.trainer.reports = [report(ranks=ranks), report(ranks=ranks, model_version="q8")]
+    shown = (await aeenc(*fleet.options, "evaluate", "--data", trees, "--against", "previous")).stdout
+    assert "against q8, MAP 0.625: no difference shown (+.000, p 1.000)" in shown
 
 
 async def test_rated_facts_are_evaluated_with_their_grades(aeenc, fleet, tmp_path):

@@ -222,6 +222,72 @@ async def test_a_job_is_started_as_asked_and_leaves_its_version(aeenc, fleet, tr
     assert [(query.text, list(query.premises)) for query in config.validation] == [("ice floats", ["ice is light"])]
 
 
+def gained(outcome=registry_pb2.OUTCOME_BETTER, change=0.334, p=0.0001, queries=49):
+    """A job that has ended with this gain."""
+    made = job(trainer_pb2.JOB_STATE_SUCCEEDED, version="q7")
+    made.progress.best_validation_map = 0
+    compared = made.progress.gain
+    compared.version, compared.queries, compared.outcome = "q0", queries, outcome
+    compared.version_map, compared.candidate_map = 0.5, 0.5 + change
+    compared.p_better, compared.p_value = (p, 1 - p) if change > 0 else (1 - p, p)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("told", "words", "command"),
+    [
+        (gained(), "better (+.334, p .0001)", "aeenc publish q7\n"),
+        (
+            gained(registry_pb2.OUTCOME_NO_DIFFERENCE, 0.01, 0.3),
+            "no difference shown (+.010, p .300)",
+            "aeenc publish q7 --anyway",
+        ),
+        (gained(registry_pb2.OUTCOME_WORSE, -0.1, 0.002), "worse (-.100, p .002)", "aeenc publish q7 --anyway"),
+        (gained(registry_pb2.OUTCOME_TOO_FEW, 0.0, 1.0, 0), "too few", "aeenc publish q7 --anyway"),
+    ],
+    ids=["better", "no-difference", "worse", "too-few"],
+)
+async def test_a_job_says_in_a_word_what_it_has_gained(aeenc, fleet, told, words, command):
+    fleet.trainer.jobs = [told]
+    shown = (await aeenc(*fleet.options, "train", "science", "--run", "r1")).stdout
+    assert words in shown
+    assert command in shown
+    assert "validation map" not in shown
+    assert words in " ".join((await aeenc(*fleet.options, "jobs")).stdout.split())
+
+
+async def test_what_was_not_measured_is_not_zero(aeenc, fleet):
+    made = job(trainer_pb2.JOB_STATE_SUCCEEDED, version="q7")
+    made.progress.best_validation_map = 0
+    fleet.trainer.jobs = [made]
+    shown = (await aeenc(*fleet.options, "train", "science", "--data-set", "gold")).stdout
+    assert ("none measured" in shown, "validation map" in shown) == (True, False)
+    told = (await aeenc(*fleet.options, "--json", "train", "science", "--data-set", "gold")).json
+    assert (told["validation_map"], told["gain"]) == (None, None)
+
+
+async def test_training_publishes_by_itself_only_what_is_better(aeenc, fleet):
+    fleet.trainer.jobs = [gained()]
+    command = (*fleet.options, "--json", "train", "science", "--run", "r1", "--publish")
+    ended = await aeenc(*command)
+    assert (ended.code, ended.json["published"], ended.json["gain"]["outcome"]) == (0, True, "better")
+    request = fleet.trainer.asked[-1]
+    assert (request.version, request.only_better, request.force) == ("q7", True, False)
+    fleet.trainer.jobs = [gained(registry_pb2.OUTCOME_NO_DIFFERENCE, 0.01, 0.3)]
+    asked = len(fleet.trainer.asked)
+    ended = await aeenc(*command)
+    assert (ended.code, ended.json["published"]) == (0, False)
+    assert "was not shown to be better" in ended.stderr
+    assert not [one for one in fleet.trainer.asked[asked:] if isinstance(one, registry_pb2.PublishRequest)]
+    assert (await aeenc(*command, "--no-wait")).code == 2
+
+
+async def test_publish_takes_only_what_is_better_unless_told_anyway(aeenc, fleet):
+    for words in ((), ("--anyway",), ("--label", "trial")):
+        assert (await aeenc(*fleet.options, "publish", "q1", *words)).code == 0
+    assert [(one.only_better, one.force) for one in fleet.trainer.asked] == [(True, False), (False, True), (False,) * 2]
+
+
 async def test_loss_data_sets_and_batches_reach_the_job(aeenc, fleet):
     fleet.trainer.jobs = [job(trainer_pb2.JOB_STATE_SUCCEEDED, version="q7")]
     words = ("train", "science", "--data-set", "gold", "--data-set", "snli", "--loss", "gist", "--batching", "items")
@@ -289,17 +355,32 @@ async def test_publish_and_rollback_say_what_every_encoder_serves(aeenc, fleet):
 
 async def test_publish_says_what_the_gate_compared_or_why_nothing(aeenc, fleet):
     compared = registry_pb2.GateComparison(
-        version="q0", queries=594, candidate_map=0.5, version_map=0.625, p_value=0.25
+        version="q0",
+        queries=594,
+        candidate_map=0.5,
+        version_map=0.625,
+        p_value=0.25,
+        p_better=0.75,
+        outcome=registry_pb2.OUTCOME_NO_DIFFERENCE,
     )
     fleet.trainer.gate.comparisons.append(compared)
     ended = await aeenc(*fleet.options, "--json", "publish", "q1")
     assert ended.json["gate"] == {
-        "comparisons": [{"version": "q0", "queries": 594, "candidate_map": 0.5, "version_map": 0.625, "p_value": 0.25}],
+        "comparisons": [
+            {
+                "version": "q0",
+                "queries": 594,
+                "candidate_map": 0.5,
+                "version_map": 0.625,
+                "p_value": 0.25,
+                "p_better": 0.75,
+                "outcome": "no_difference",
+            }
+        ],
         "not_compared": "",
     }
     shown = " ".join((await aeenc(*fleet.options, "publish", "q1")).stdout.split())
-    assert all(figure in shown for figure in ("594", "0.500", "0.625", "0.250"))
-    assert "p below 0.05 refuses it as significantly worse" in shown
+    assert all(figure in shown for figure in ("594", "0.500", "0.625", "no difference shown (-.125, p .250)"))
     fleet.trainer.gate = registry_pb2.QualityGate(not_compared="it was forced")
     assert "not compared: it was forced" in (await aeenc(*fleet.options, "publish", "q1", "--force")).stdout
 
@@ -355,7 +436,7 @@ async def test_an_evaluation_builds_its_corpus_once_and_prints_both_protocols(ae
     assert (asked.config.corpus, asked.config.model.label) == (ended.json["corpus"], "canary")
     assert [query.text for query in asked.queries] == ["ice floats"]
     encoded = len(fleet.encoder.encoded_premises)
-    shown = await aeenc(*command)
+    shown = await aeenc(*command, "--all")
     assert len(fleet.encoder.encoded_premises) == encoded
     for words in ("strict", "paper", "Hit@50", "0.550"):
         assert words in shown.stdout

@@ -6,9 +6,16 @@ from typing import Any
 
 import pytest
 
-from aeenc import RegistryClient, errors
+from aeenc import RegistryClient, errors, values
+from aeenc.v1 import types_pb2
 from services.corpus.generation import PremiseRecord
-from support.worlds.trainer_world import FACTS, QUERIES, TrainerWorld
+from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, SIGNS, TrainerWorld
+
+PAIRS_OF_FEW = [
+    types_pb2.Pair(query=pair.query, premise_id=pair.premise_id, premise=pair.premise, sign=SIGNS[pair.sign])
+    for pair in PAIRS
+    if pair.query in QUERIES[:19]
+]
 
 
 @pytest.mark.slow
@@ -21,8 +28,8 @@ async def test_a_worse_checkpoint_is_refused_also_after_the_corpus_was_rebuilt(w
         assert job.error == ""
         return job.version
 
-    serving = await trained(epochs=6, validation=[])  # has learnt from all queries
-    assert "without validation queries" in (await registry.publish(serving)).gate.not_compared
+    serving = await trained(epochs=6, validation=[])  # has learnt from half of the queries
+    await registry.publish(serving, force=True)
     texts = [*FACTS, "a new fact"]
     world.space.build(world.corpus, [PremiseRecord(f"f{n}", text, splits=("train",)) for n, text in enumerate(texts)])
     gold = [(query, (FACTS[n],)) for n, query in enumerate(QUERIES[:16])]
@@ -31,3 +38,25 @@ async def test_a_worse_checkpoint_is_refused_also_after_the_corpus_was_rebuilt(w
         await registry.publish(worse)
     assert caught.value.reason == "QUALITY_GATE"
     assert (await registry.publish(worse, force=True)).gate.not_compared == "it was forced"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+async def test_a_job_without_validation_holds_back_trees_and_says_what_it_has_gained(world: TrainerWorld):
+    job = await world.trainer.wait((await world.start(epochs=2, validation=[])).id)
+    assert job.error == ""
+    gain = job.progress.gain
+    assert (gain.version, gain.queries) == (world.space.version, 12), "half of 24 hypotheses"
+    assert gain.outcome in {values.Outcome.BETTER, values.Outcome.NO_DIFFERENCE, values.Outcome.WORSE}
+    assert (0 < gain.candidate_map <= 1, 0 < gain.p_better <= 1) == (True, True)
+    assert (job.progress.queries, job.progress.best_validation_map) == (12, 0.0), "what is held back chooses no epoch"
+    checkpoint = await world.trainer.get_checkpoint(job.version)
+    assert checkpoint.validation_map == pytest.approx(gain.candidate_map)
+    (compared,) = (await RegistryClient(world.trainer.channel).publish(job.version, force=False)).gate.comparisons
+    assert (compared.queries, compared.candidate_map) == (12, gain.candidate_map)
+    few = await world.sampler.import_pairs(world.corpus, PAIRS_OF_FEW)
+    short = await world.trainer.wait((await world.start(run_ids=[few.run_id], epochs=1, validation=[])).id)
+    assert (short.progress.gain.outcome, short.progress.gain.queries) == (values.Outcome.TOO_FEW, 0)
+    assert short.progress.queries == 19
+    alone = await world.start(run_ids=[], data_sets=["imported"], epochs=1, validation=[])
+    assert (await world.trainer.wait(alone.id)).progress.gain.outcome == values.Outcome.UNSPECIFIED

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from aeenc import errors
+from aeenc import errors, values
+from aeenc.evaluation.metrics import FEWEST
 from services.trainer.registry.checkpoints import CROSS_ENCODER
-from services.trainer.registry.quality_gate import FEWEST
 from support.worlds.registry_world import BAD, GOOD, World, world
 
 __all__ = ["world"]
@@ -39,6 +39,23 @@ async def test_only_being_worse_is_asked_for(world: World):
         await world.registry.publish(worse)
     (compared,) = (await world.registry.publish(better)).gate.comparisons
     assert compared.p_value > 0.95
+
+
+async def test_asked_for_only_better_it_publishes_nothing_else(world: World):
+    good = await world.checkpoint("good", GOOD)
+    about = await world.checkpoint("about", [*GOOD[1:], GOOD[0] - 0.01])
+    better = await world.checkpoint("better", [min(1.0, value + 0.15) for value in GOOD])
+    first = await world.checkpoint("first", GOOD, base_version=world.space.version, before=BAD)
+    few = await world.checkpoint("few", [1.0] * 9)
+    (compared,) = (await world.registry.publish(first, only_better=True)).gate.comparisons
+    assert (compared.outcome, compared.p_better < 0.05) == (values.Outcome.BETTER, True)
+    assert (await world.registry.publish(first, only_better=True)).label.version == first, "it serves already"
+    for doubtful, words in ((about, "no difference shown: MAP"), (few, "too few validation queries: 9"), (good, "MAP")):
+        with pytest.raises(errors.FailedPrecondition, match=rf"{doubtful} was not shown to be better .*{words}"):
+            await world.registry.publish(doubtful, only_better=True)
+    assert (await world.registry.publish(about, label="trial", only_better=True)).label.version == about
+    assert (await world.registry.publish(better, only_better=True)).label.version == better
+    assert (await world.registry.publish(few, only_better=True, force=True)).label.version == few
 
 
 async def test_quality_over_the_rankings_of_another_encoder_is_not_compared(world: World):

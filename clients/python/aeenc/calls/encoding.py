@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Literal
 
 from aeenc import values, vectors
 from aeenc.calls.inputs import chosen, refuse_single_text
 from aeenc.v1 import encoder_pb2, types_pb2
 from aeenc.values.writing import message
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Role = Literal["query", "premise"]
 Precision = Literal["float32", "float16", "int8", "bfloat16"]
@@ -86,7 +87,7 @@ class Scored:
     def of(cls, response: encoder_pb2.ScoreResponse) -> Scored:
         """Reads the encoder's answer."""
         return cls(
-            scores=np.asarray(response.scores, dtype=np.float32),
+            scores=vectors.floats(response.scores),
             model_version=response.model_version,
             timings=values.Timings.from_message(response.timings),
             truncated=response.truncated,

@@ -1,4 +1,4 @@
-"""The forms in which callers give premises and explanations: a premise is a text, a pair (id, text), a value or message.
+"""The forms in which callers give premises and explanations. A premise is a text, a pair (id, text) or a value of it.
 
 Files of facts are read elsewhere (`aeenc.adapters.facts`).
 """

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Literal
 
 from aeenc import errors, values
 from aeenc.calls.inputs import at_least_one, chosen, listed, refuse_single_text
 from aeenc.v1 import index_pb2, trainer_pb2
 from aeenc.values.writing import as_message, message
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 TEXTS = 16  # a call of a ranking, so that its answer stays well below a message's limit
 PAIRS = 512  # a call that re-ranks, about

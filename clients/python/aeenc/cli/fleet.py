@@ -20,7 +20,17 @@ from rich.table import Table
 
 from aeenc import Client, values
 from aeenc.adapters.status import ServiceReport, ask, report_of
-from aeenc.cli.output import EndedBadly, Output, Visible, fields_table, output_of, shown_time, table
+from aeenc.cli.output import (
+    EndedBadly,
+    Output,
+    Visible,
+    comparison_dict,
+    fields_table,
+    outcome_words,
+    output_of,
+    shown_time,
+    table,
+)
 from aeenc.cli.targets import client, targets_of
 from aeenc.errors import AeencError
 from aeenc.transport.targets import Targets
@@ -84,6 +94,7 @@ def _watch(output: Output, targets: Targets, every_s: float) -> NoReturn:
             time.sleep(every_s)
 
 
+STABLE = "stable"
 OPTIONAL = {"share", "generation"}  # shown when set
 Label = Annotated[str, typer.Option(help="The label to move.")]
 Wait = Annotated[float, typer.Option("--wait", min=0, max=60, help="Seconds to wait for every live encoder.")]
@@ -112,20 +123,8 @@ def moved_dict(moved: values.Publication | values.Rollback) -> dict[str, Any]:
 
 def _gate_dict(gate: values.QualityGate) -> dict[str, Any]:
     """Converts what the quality gate compared to plain values."""
-    compared = [
-        {
-            "version": one.version,
-            "queries": one.queries,
-            "candidate_map": one.candidate_map,
-            "version_map": one.version_map,
-            "p_value": one.p_value,
-        }
-        for one in gate.comparisons
-    ]
+    compared = [comparison_dict(one) for one in gate.comparisons]
     return {"comparisons": compared, "not_compared": gate.not_compared}
-
-
-_P_MEANS = "p below 0.05 refuses it as significantly worse (one-sided paired randomisation test)"
 
 
 def _gate_shown(gate: dict[str, Any]) -> list[RenderableType]:
@@ -138,11 +137,11 @@ def _gate_shown(gate: dict[str, Any]) -> list[RenderableType]:
             f"{one['queries']:,}",
             f"{one['candidate_map']:.3f}",
             f"{one['version_map']:.3f}",
-            f"{one['p_value']:.3f}",
+            outcome_words(one),
         )
         for one in gate["comparisons"]
     ]
-    return [table(["compared with", "queries", "MAP", "its MAP", "p"], rows, right=4), _P_MEANS]
+    return [table(["compared with", "queries", "MAP", "its MAP", "outcome"], rows, right=4, whole=("outcome",))]
 
 
 def _lag(rollout: values.Rollout, revision: int) -> str:
@@ -156,21 +155,28 @@ def _lag(rollout: values.Rollout, revision: int) -> str:
 def publish(
     context: typer.Context,
     version: Annotated[str, typer.Argument(help="The checkpoint.")],
-    label: Label = "stable",
+    label: Label = STABLE,
     wait_s: Wait = 60.0,
-    force: Annotated[bool, typer.Option("--force", help="Publish in spite of the quality gate.")] = False,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", "--force", help="Publish also what was not shown to be better.")
+    ] = False,
     share: Annotated[
         float | None, typer.Option(min=0, max=1, help="Share of the calls naming no model, for label canary.")
     ] = None,
 ) -> None:
     """Points a label at a checkpoint and waits until every live encoder serves it.
 
+    Label `stable` takes only what is better than what it serves, or what --anyway says; other labels refuse only what
+    is worse.
+
     A checkpoint of mode siamese or dual becomes `stable` as one with its generation, or not at all. Several
     cross-encoders, V1+V2, re-rank together.
     """
     with client(context) as connected:
         _reach_registry(connected)
-        moved = connected.registry.publish(version, label=label, wait_s=wait_s, force=force, share=share)
+        moved = connected.registry.publish(
+            version, label=label, wait_s=wait_s, force=anyway, only_better=label == STABLE and not anyway, share=share
+        )
     _show(output_of(context), moved, wait_s, version)
 
 

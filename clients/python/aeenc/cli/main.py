@@ -10,8 +10,9 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,9 +21,7 @@ import typer
 from typer.core import TyperGroup
 
 from aeenc import __version__, errors
-from aeenc.cli import corpus, data, fleet, llm, oracle, output, people, targets, terminal
-from aeenc.cli.learning import evaluation, jobs, loop, provers, retrieval, runs
-from aeenc.loop import RolloutIncomplete, WorkEndedBadly
+from aeenc.cli import output, targets
 
 EXIT_CODES = """Exit codes:
 
@@ -40,68 +39,69 @@ EXIT_CODES = """Exit codes:
 
 130  interrupted
 """
-# In the order of `aeenc --help`; the name is the function's.
-_COMMANDS: tuple[Callable[..., None], ...] = (
-    *(fleet.status, retrieval.retrieve, runs.sample),
-    *(people.queues, people.tree, people.tasks, people.retrieve_again, people.changes),
-    *(people.agreement, people.adjudicate, people.close),
-    *(jobs.train, jobs.follow, jobs.resume, jobs.cancel),
-    *(fleet.publish, fleet.rollback, fleet.gc),
-    *(loop.loop, evaluation.evaluate, evaluation.compare, evaluation.fuse, provers.score_trees),
+# Functions below `aeenc.cli`, in the order of `aeenc --help`. Each module is imported when a command of it is wanted.
+_COMMANDS = (
+    *("fleet.status", "learning.retrieval.retrieve", "learning.runs.sample"),
+    *("people.queues", "people.tree", "people.tasks", "people.retrieve_again", "people.changes"),
+    *("people.agreement", "people.adjudicate", "people.close"),
+    *("learning.jobs.train", "learning.jobs.follow", "learning.jobs.resume", "learning.jobs.cancel"),
+    *("fleet.publish", "fleet.rollback", "fleet.gc"),
+    *("learning.loop.loop", "learning.evaluation.evaluate", "learning.evaluation.compare", "learning.evaluation.fuse"),
+    "learning.provers.score_trees",
 )
-# name -> help, and its commands by name
-_GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
+# name -> help, and its functions by name
+_GROUPS: dict[str, tuple[str, dict[str, str]]] = {
     "corpus": (
         "Corpora: the premises that are searched.",
         {
-            "build": corpus.build,
-            "add": corpus.add,
-            "remove": corpus.remove,
-            "list": fleet.corpora,
-            "activate": fleet.activate_generation,
-            "explain": corpus.explain,
-            "verify": corpus.verify,
-            "repair": corpus.repair,
-            "delete": fleet.delete_corpus,
+            "build": "corpus.build",
+            "add": "corpus.add",
+            "remove": "corpus.remove",
+            "list": "fleet.corpora",
+            "activate": "fleet.activate_generation",
+            "explain": "corpus.explain",
+            "verify": "corpus.verify",
+            "repair": "corpus.repair",
+            "delete": "fleet.delete_corpus",
         },
     ),
     "export": (
         "What runs have recorded, folds of a data set, and lists for provers, as files.",
         {
-            "pairs": data.export_pairs,
-            "triplets": data.export_triplets,
-            "beir": data.export_beir,
-            "trees": data.export_trees,
-            "folds": data.export_folds,
-            "task3": provers.export_task3,
+            "pairs": "data.export_pairs",
+            "triplets": "data.export_triplets",
+            "beir": "data.export_beir",
+            "trees": "data.export_trees",
+            "folds": "data.export_folds",
+            "task3": "learning.provers.export_task3",
         },
     ),
-    "import": ("Judgements made elsewhere.", {"pairs": data.import_pairs}),
-    "data": ("Data sets.", {"fetch": data.fetch}),
+    "import": ("Judgements made elsewhere.", {"pairs": "data.import_pairs"}),
+    "data": ("Data sets.", {"fetch": "data.fetch"}),
     "oracle": (
         "Oracles: who says what explains.",
         {
-            "gold": oracle.gold,
-            "noisy": oracle.noisy,
-            "model": oracle.model,
-            "llm": llm.llm,
-            "composite": oracle.composite,
-            "terminal": terminal.terminal,
-            "controls": oracle.controls,
-            "check": llm.check,
+            "gold": "oracle.gold",
+            "noisy": "oracle.noisy",
+            "model": "oracle.model",
+            "llm": "llm.llm",
+            "composite": "oracle.composite",
+            "terminal": "terminal.terminal",
+            "controls": "oracle.controls",
+            "check": "llm.check",
         },
     ),
 }
-# name -> what it does by itself, and its commands by name
-_LISTS: dict[str, tuple[Callable[[typer.Context], None], dict[str, Callable[..., None]]]] = {
-    "runs": (jobs.runs, {"delete": jobs.delete_run}),
-    "jobs": (jobs.jobs, {"delete": jobs.delete_job}),
-    "checkpoints": (fleet.checkpoints, {"delete": fleet.delete_checkpoint}),
-    "labels": (fleet.labels, {"delete": fleet.delete_label}),
+# name -> what it does by itself, and its functions by name
+_LISTS: dict[str, tuple[str, dict[str, str]]] = {
+    "runs": ("learning.jobs.runs", {"delete": "learning.jobs.delete_run"}),
+    "jobs": ("learning.jobs.jobs", {"delete": "learning.jobs.delete_job"}),
+    "checkpoints": ("fleet.checkpoints", {"delete": "fleet.delete_checkpoint"}),
+    "labels": ("fleet.labels", {"delete": "fleet.delete_label"}),
 }
 # code -> classes of errors; the first that fits decides
 _EXIT_CODES: dict[int, tuple[type[errors.AeencError], ...]] = {
-    5: (output.EndedBadly, WorkEndedBadly, RolloutIncomplete, errors.DataLoss),
+    5: (output.EndedBadly, errors.DataLoss),
     2: (
         *(errors.InvalidArgument, errors.NotFound, errors.Unauthenticated, errors.PermissionDenied),
         errors.VersionNotLoaded,  # no encoder has the label or version of the arguments
@@ -128,11 +128,21 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 def exit_code_of(error: errors.AeencError) -> int:
     """Returns the exit code of a command that ended with this error."""
+    from aeenc.loop import RolloutIncomplete, WorkEndedBadly
+
+    if isinstance(error, (WorkEndedBadly, RolloutIncomplete)):
+        return 5
     return next(code for code, classes in _EXIT_CODES.items() if isinstance(error, classes))
 
 
 class Commands(TyperGroup):
-    """The root command: turns errors into one line and an exit code, and accepts --json anywhere."""
+    """The root command: turns errors into one line and an exit code, and accepts --json anywhere.
+
+    It begins empty and adds what is asked for: one command with its imports, or all with those of other distributions,
+    whose imports take a second that no `aeenc status` should wait.
+    """
+
+    _is_whole = False
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
@@ -142,7 +152,24 @@ class Commands(TyperGroup):
         with _failures_told(ctx):
             return super().parse_args(ctx, args)
 
+    def list_commands(self, ctx: Any) -> list[str]:
+        self._add_others()
+        return super().list_commands(ctx)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in self.commands and cmd_name in _OWN and not self._is_whole:
+            self.commands |= _built({cmd_name}).commands
+        elif cmd_name not in self.commands:
+            self._add_others()
+        return super().get_command(ctx, cmd_name)
+
+    def _add_others(self) -> None:
+        if not self._is_whole:
+            whole = _built(None)
+            self.commands, self.epilog, self._is_whole = whole.commands, whole.epilog, True
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        self.get_command(ctx, args[0])
         if args[0] in _ELSEWHERE and args[0] not in self.commands:
             source, remedy = _ELSEWHERE[args[0]]
             ctx.fail(f"`aeenc {args[0]}` is not installed here; it comes with {source}: {remedy}")
@@ -249,31 +276,65 @@ def completion(shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(h
     """
     os.environ[_COMPLETION] = f"source_{shell}"  # this is how typer is asked for it
     try:
-        app(args=[], prog_name="aeenc")
+        _app(())(args=[], prog_name="aeenc")
     finally:
         del os.environ[_COMPLETION]
 
 
-def _app() -> typer.Typer:
+def _name_of(path: str) -> str:
+    return path.rpartition(".")[2].replace("_", "-")
+
+
+# Commands that need no other distribution, which may add to `corpus`.
+_OWN = {"completion", *map(_name_of, _COMMANDS), *_GROUPS, *_LISTS} - {"corpus"}
+
+
+def _function(path: str) -> Callable[..., None]:
+    """Imports the function of a command, by its path below `aeenc.cli`."""
+    module, _, name = path.rpartition(".")
+    function: Callable[..., None] = getattr(import_module(f"aeenc.cli.{module}"), name)
+    return function
+
+
+def _built(names: Collection[str] | None) -> Any:
+    """Builds the click group of `_app`."""
+    return typer.main.get_command(_app(names))
+
+
+def _group(name: str) -> typer.Typer:
+    about, commands = _GROUPS[name]
+    group = typer.Typer(help=about, no_args_is_help=True)
+    if name == "import":
+        group.callback()(lambda: None)  # otherwise its only command would become the group itself
+    for own_name, path in commands.items():
+        group.command(own_name)(_function(path))
+    return group
+
+
+def _list(name: str) -> typer.Typer:
+    path, commands = _LISTS[name]
+    command = _function(path)
+    group = typer.Typer(help=command.__doc__)
+    group.callback(invoke_without_command=True)(_alone(command))
+    for own_name, own in commands.items():
+        group.command(own_name)(_function(own))
+    return group
+
+
+def _app(names: Collection[str] | None = None) -> typer.Typer:
+    """Builds the command line: all of it, or some commands of this distribution."""
     made = typer.Typer(name="aeenc", cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
-    for command in _COMMANDS:
-        made.command()(command)
-    made.command()(completion)
-    for name, (about, commands) in _GROUPS.items():
-        group = typer.Typer(help=about, no_args_is_help=True)
-        if name == "import":
-            group.callback()(lambda: None)  # otherwise its only command would become the group itself
-        for own_name, command in commands.items():
-            group.command(own_name)(command)
-        made.add_typer(group, name=name)
-    for name, (command, commands) in _LISTS.items():
-        group = typer.Typer(help=command.__doc__)
-        group.callback(invoke_without_command=True)(_alone(command))
-        for own_name, own in commands.items():
-            group.command(own_name)(own)
-        made.add_typer(group, name=name)
+
+    own = [path for path in _COMMANDS if names is None or _name_of(path) in names]
+    for path in own:
+        made.command(_name_of(path))(_function(path))
+    if names is None or "completion" in names:
+        made.command()(completion)
+    for name in [*_GROUPS, *_LISTS] if names is None else [name for name in names if name in {*_GROUPS, *_LISTS}]:
+        made.add_typer(_list(name) if name in _LISTS else _group(name), name=name)
     missing = []
-    for entry in sorted(entry_points(group="aeenc.commands"), key=lambda entry: entry.name):
+    others = entry_points(group="aeenc.commands") if names is None else ()
+    for entry in sorted(others, key=lambda entry: entry.name):
         try:
             entry.load()(made)
         except ImportError as error:  # a distribution without its extras must not hide the other commands
@@ -282,7 +343,12 @@ def _app() -> typer.Typer:
     return made
 
 
-app = _app()
+def __getattr__(name: str) -> typer.Typer:
+    """Builds `app`, the whole command line, for those who ask for it."""
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()["app"] = built = _app()
+    return built
 
 
 def main() -> None:
@@ -290,7 +356,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # an encoding that lacks a letter of a fact shows its escape
             stream.reconfigure(errors="backslashreplace")
-    app()
+    _app(())()
 
 
 if __name__ == "__main__":

@@ -20,12 +20,11 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from aeenc import values
 from aeenc.errors import AeencError
-from aeenc.evaluation.metrics import METRIC_FIELDS
 
 _KEY = "aeenc.output"
 PROTOCOLS = ("strict", "paper")
-METRICS = tuple(METRIC_FIELDS)
 
 Report = Callable[[int, int, str], None]
 
@@ -184,11 +183,39 @@ def lasted_s(started: datetime, ended: datetime | None) -> float | None:
     return (ended - started).total_seconds() if ended is not None else None
 
 
+_OUTCOMES = {"better": "better", "no_difference": "no difference shown", "worse": "worse"}
+
+
+def comparison_dict(compared: values.GateComparison) -> dict[str, Any]:
+    """Converts what a version was compared with to plain values."""
+    return {
+        "version": compared.version,
+        "queries": compared.queries,
+        "candidate_map": compared.candidate_map,
+        "version_map": compared.version_map,
+        "p_value": compared.p_value,
+        "p_better": compared.p_better,
+        "outcome": compared.outcome.name.lower(),
+    }
+
+
+def outcome_words(compared: Mapping[str, Any]) -> str:
+    """Describes the outcome of a `comparison_dict`, such as `better (+.334, p .0001)`; p of the change's direction."""
+    if compared["outcome"] not in _OUTCOMES:
+        return "too few"
+    change = compared["candidate_map"] - compared["version_map"]
+    p_value = compared["p_better" if change > 0 else "p_value"]
+    shown = f"{p_value:.{4 if p_value < 0.001 else 3}f}".removeprefix("0")
+    return f"{_OUTCOMES[compared['outcome']]} ({change:+.3f}, p {shown})".replace("0.", ".", 1)
+
+
 def metrics_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:
     """Makes a table of both protocols of two reports, with the change; `report_dict` makes the reports."""
+    from aeenc.evaluation.metrics import METRIC_FIELDS  # other commands need no numpy
+
     columns = ["metric", *(f"{protocol} {what}" for protocol in PROTOCOLS for what in ("before", "after", "change"))]
     rows = []
-    for name in METRICS:
+    for name in METRIC_FIELDS:
         row = [name]
         for protocol in PROTOCOLS:
             old, new = before[protocol][name], after[protocol][name]

@@ -21,8 +21,11 @@ from aeenc.evaluation.graded import (
 from aeenc.evaluation.leaves import LeafRecall, leaf_recall, normalised
 from aeenc.evaluation.metrics import (
     UNRANKED,
+    Difference,
     Metrics,
+    Outcome,
     average_precision,
+    difference_of,
     hit,
     metrics_of,
     ndcg,
@@ -46,10 +49,12 @@ from aeenc.evaluation.trec import (
 __all__ = [
     "UNRANKED",
     "AnswerDataset",
+    "Difference",
     "Gain",
     "GradedMetrics",
     "LeafRecall",
     "Metrics",
+    "Outcome",
     "Overlap",
     "Prediction",
     "Question",
@@ -62,6 +67,7 @@ __all__ = [
     "analogy_scores",
     "answer_ranks",
     "average_precision",
+    "difference_of",
     "draw_prototypes",
     "fuse",
     "graded_metrics_of",

@@ -16,8 +16,11 @@ from numpy.typing import NDArray
 from aeenc.errors import InvalidArgument
 
 Ranks = NDArray[np.int64]
+Outcome = Literal["BETTER", "NO_DIFFERENCE", "WORSE", "TOO_FEW"]
 UNRANKED = 2**62
 BLOCK_SIGNS = 1_000_000  # of a randomisation test, held at once
+SIGNIFICANCE = 0.05
+FEWEST = 10  # queries: fewer can tell only an enormous difference from chance
 # printed name -> field of Metrics and of the message RetrievalMetrics
 METRIC_FIELDS = {
     "MAP": "map",
@@ -111,6 +114,34 @@ def paired_randomisation_test(
         signs = generator.integers(0, 2, size=(block, len(differences))) * 2 - 1
         extreme += int((extremity((signs * differences).mean(axis=1)) >= observed - 1e-15).sum())
     return (extreme + 1) / (rounds + 1)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How one system differs from another on the same queries: both means, and the one-sided p of each direction."""
+
+    outcome: Outcome
+    first: float
+    second: float
+    p_better: float
+    p_worse: float
+
+
+def difference_of(first: NDArray[np.float64], second: NDArray[np.float64]) -> Difference:
+    """Says whether the first system is better or worse than the second, one value per query (q,) each.
+
+    Each direction has its own one-sided paired randomisation test. TOO_FEW, with p 1, for fewer than FEWEST queries.
+    Raises InvalidArgument as the test does.
+    """
+    p_better = paired_randomisation_test(second, first, alternative="less")
+    p_worse = paired_randomisation_test(first, second, alternative="less")
+    means = float(first.mean()), float(second.mean())
+    if len(first) < FEWEST:
+        return Difference("TOO_FEW", *means, 1.0, 1.0)
+    outcome: Outcome = "NO_DIFFERENCE"
+    if min(p_better, p_worse) < SIGNIFICANCE:
+        outcome = "BETTER" if p_better < p_worse else "WORSE"
+    return Difference(outcome, *means, p_better, p_worse)
 
 
 def _gold(ranks: Ranks) -> Ranks:

@@ -12,8 +12,6 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from aeenc.errors import InvalidArgument
 from aeenc.trees.dataset import FACTS_FILE, Dataset, split_files
 from aeenc.trees.files import tree_lines
@@ -29,6 +27,8 @@ def folds_of(trees: Sequence[Tree], number: int, seed: int = 0) -> list[list[int
     fold with the fewest queries. Raises
     InvalidArgument where fewer than two folds are asked for, or more than there are groups of connected trees.
     """
+    import numpy as np  # which no other call of the SDK's trees needs
+
     groups = connected(trees)
     if not 2 <= number <= len(groups):
         raise InvalidArgument(

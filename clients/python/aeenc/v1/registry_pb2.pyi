@@ -1,6 +1,7 @@
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -8,8 +9,21 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OUTCOME_UNSPECIFIED: _ClassVar[Outcome]
+    OUTCOME_BETTER: _ClassVar[Outcome]
+    OUTCOME_NO_DIFFERENCE: _ClassVar[Outcome]
+    OUTCOME_WORSE: _ClassVar[Outcome]
+    OUTCOME_TOO_FEW: _ClassVar[Outcome]
+OUTCOME_UNSPECIFIED: Outcome
+OUTCOME_BETTER: Outcome
+OUTCOME_NO_DIFFERENCE: Outcome
+OUTCOME_WORSE: Outcome
+OUTCOME_TOO_FEW: Outcome
+
 class PublishRequest(_message.Message):
-    __slots__ = ("version", "label", "expected_revision", "force", "wait", "request_id", "share")
+    __slots__ = ("version", "label", "expected_revision", "force", "wait", "request_id", "share", "only_better")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +31,7 @@ class PublishRequest(_message.Message):
     WAIT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
+    ONLY_BETTER_FIELD_NUMBER: _ClassVar[int]
     version: str
     label: str
     expected_revision: int
@@ -24,7 +39,8 @@ class PublishRequest(_message.Message):
     wait: _duration_pb2.Duration
     request_id: str
     share: float
-    def __init__(self, version: _Optional[str] = ..., label: _Optional[str] = ..., expected_revision: _Optional[int] = ..., force: bool = ..., wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ..., share: _Optional[float] = ...) -> None: ...
+    only_better: bool
+    def __init__(self, version: _Optional[str] = ..., label: _Optional[str] = ..., expected_revision: _Optional[int] = ..., force: bool = ..., wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ..., share: _Optional[float] = ..., only_better: bool = ...) -> None: ...
 
 class PublishResponse(_message.Message):
     __slots__ = ("label", "rollouts", "complete", "generation", "gate")
@@ -49,18 +65,22 @@ class QualityGate(_message.Message):
     def __init__(self, comparisons: _Optional[_Iterable[_Union[GateComparison, _Mapping]]] = ..., not_compared: _Optional[str] = ...) -> None: ...
 
 class GateComparison(_message.Message):
-    __slots__ = ("version", "queries", "candidate_map", "version_map", "p_value")
+    __slots__ = ("version", "queries", "candidate_map", "version_map", "p_value", "p_better", "outcome")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     QUERIES_FIELD_NUMBER: _ClassVar[int]
     CANDIDATE_MAP_FIELD_NUMBER: _ClassVar[int]
     VERSION_MAP_FIELD_NUMBER: _ClassVar[int]
     P_VALUE_FIELD_NUMBER: _ClassVar[int]
+    P_BETTER_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
     version: str
     queries: int
     candidate_map: float
     version_map: float
     p_value: float
-    def __init__(self, version: _Optional[str] = ..., queries: _Optional[int] = ..., candidate_map: _Optional[float] = ..., version_map: _Optional[float] = ..., p_value: _Optional[float] = ...) -> None: ...
+    p_better: float
+    outcome: Outcome
+    def __init__(self, version: _Optional[str] = ..., queries: _Optional[int] = ..., candidate_map: _Optional[float] = ..., version_map: _Optional[float] = ..., p_value: _Optional[float] = ..., p_better: _Optional[float] = ..., outcome: _Optional[_Union[Outcome, str]] = ...) -> None: ...
 
 class SetLabelRequest(_message.Message):
     __slots__ = ("label", "version", "expected_revision", "request_id", "share")

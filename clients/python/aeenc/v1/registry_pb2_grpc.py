@@ -88,7 +88,7 @@ class RegistryAdminServiceServicer(object):
         - INVALID_ARGUMENT: a label, a share or an ensemble that SetLabel refuses.
         - NOT_FOUND: unknown version.
         - FAILED_PRECONDITION (QUALITY_GATE): the validation MAP is worse than the serving one's beyond noise, without
-        `force`.
+        `force`; with `only_better`, also if it was not shown to be better.
         - FAILED_PRECONDITION (OTHER_PREMISES): the corpus now serves other premises than the generation, without `force`.
         - FAILED_PRECONDITION (ENCODERS_BEHIND): an encoder does not serve both encoders of the generation in time.
         - ABORTED: the label or the active generation has moved in the meantime.

@@ -41,7 +41,16 @@ if TYPE_CHECKING:
         TreePremise,
         TreeState,
     )
-    from aeenc.values.registry import GateComparison, Label, Publication, QualityGate, Rollback, Rollout, Rollouts
+    from aeenc.values.registry import (
+        GateComparison,
+        Label,
+        Outcome,
+        Publication,
+        QualityGate,
+        Rollback,
+        Rollout,
+        Rollouts,
+    )
     from aeenc.values.sampler import (
         Collect,
         ImportedPairs,
@@ -136,6 +145,7 @@ _HOMES = {
     "Negatives": "trainer",
     "NodeVerdict": "people",
     "OracleTask": "oracle",
+    "Outcome": "registry",
     "OwnText": "types",
     "Pair": "types",
     "PairSign": "types",
@@ -230,6 +240,7 @@ __all__ = [
     "Negatives",
     "NodeVerdict",
     "OracleTask",
+    "Outcome",
     "OwnText",
     "Pair",
     "PairSign",

@@ -9,7 +9,57 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from aeenc.v1 import registry_pb2
-from aeenc.values.reading import EPOCH, moment
+from aeenc.values.reading import EPOCH, Choice, moment
+
+
+class Outcome(Choice):
+    """The outcome of a comparison by two one-sided tests at the level 0.05."""
+
+    UNSPECIFIED = 0
+    """Not set."""
+    BETTER = 1
+    """Better beyond chance."""
+    NO_DIFFERENCE = 2
+    """Neither was shown."""
+    WORSE = 3
+    """Worse beyond chance."""
+    TOO_FEW = 4
+    """Fewer than 10 queries: there is no test."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateComparison:
+    """A version beside another one: the one that serves, or the one that its job began with."""
+
+    version: str = ""
+    """The other version."""
+    queries: int = 0
+    """The number of validation queries of both."""
+    candidate_map: float = 0.0
+    """The strict MAP of the compared version, 0 to 1."""
+    version_map: float = 0.0
+    """The strict MAP of the other version, 0 to 1."""
+    p_value: float = 0.0
+    """The one-sided p-value of a paired randomisation test, 0 to 1: the chance to look that much worse without being
+    so.
+    """
+    p_better: float = 0.0
+    """The same for the other direction: the chance to look that much better without being so."""
+    outcome: Outcome = Outcome.UNSPECIFIED
+    """What both tests say together."""
+
+    @classmethod
+    def from_message(cls, message: registry_pb2.GateComparison) -> GateComparison:
+        """Reads the message."""
+        return cls(
+            version=message.version,
+            queries=message.queries,
+            candidate_map=message.candidate_map,
+            version_map=message.version_map,
+            p_value=message.p_value,
+            p_better=message.p_better,
+            outcome=Outcome(message.outcome),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,35 +122,6 @@ class Rollout:
             ok=message.ok,
             reason=message.reason,
             acknowledged_at=moment(message.acknowledged_at),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GateComparison:
-    """A version beside another one that was published before it."""
-
-    version: str = ""
-    """The other version."""
-    queries: int = 0
-    """The number of validation queries of both."""
-    candidate_map: float = 0.0
-    """The strict MAP of the version that is published, 0 to 1."""
-    version_map: float = 0.0
-    """The strict MAP of the other version, 0 to 1."""
-    p_value: float = 0.0
-    """The one-sided p-value of a paired randomisation test, 0 to 1: the chance to look that much worse without being
-    so.
-    """
-
-    @classmethod
-    def from_message(cls, message: registry_pb2.GateComparison) -> GateComparison:
-        """Reads the message."""
-        return cls(
-            version=message.version,
-            queries=message.queries,
-            candidate_map=message.candidate_map,
-            version_map=message.version_map,
-            p_value=message.p_value,
         )
 
 

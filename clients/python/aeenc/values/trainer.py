@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from aeenc.v1 import trainer_pb2
 from aeenc.values.index import RetrieveMode
 from aeenc.values.reading import EPOCH, Choice, lasting, moment
+from aeenc.values.registry import GateComparison
 from aeenc.values.types import GoldQuery, OwnText, ServiceInfo
 
 
@@ -190,7 +191,8 @@ class JobConfig:
     """Seed of all randomness."""
     validation: tuple[GoldQuery, ...] = ()
     """Gold queries to evaluate after each epoch, at most `Limits.items`. The best epoch by strict MAP is kept. Empty:
-    the last epoch is kept.
+    the last epoch is kept, and a job over runs holds back whole trees to judge it by: a fifth of the hypotheses that
+    were explained, at least 15, at most half; none where that leaves fewer than 10 queries.
     """
     split: str = ""
     """The split whose texts may be learned from. Premises that occur only in trees of other splits are masked. Empty:
@@ -317,6 +319,10 @@ class JobProgress:
     """Queries that the loss cannot use: no positive, or no refused premise if it needs both."""
     outside: int = 0
     """Distinct premises outside the generation, which are encoded at the start."""
+    gain: GateComparison = GateComparison()
+    """What the job has gained: its result beside `base_version`, on the validation queries or those that it held back.
+    Unset before the end, and for a job over data sets alone without validation queries.
+    """
 
     @classmethod
     def from_message(cls, message: trainer_pb2.JobProgress) -> JobProgress:
@@ -336,6 +342,7 @@ class JobProgress:
             dropped=message.dropped,
             skipped=message.skipped,
             outside=message.outside,
+            gain=GateComparison.from_message(message.gain),
         )
 
 

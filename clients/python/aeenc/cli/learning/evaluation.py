@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import typer
 
-from aeenc import Client, Retrieval
+from aeenc import Client, Retrieval, values
 from aeenc.calls.retrieval import FusionMethod, Mode
 from aeenc.cli.corpus import Source, build_corpus, corpus_name, ensure_corpus, load_data
 from aeenc.cli.learning.jobs import TRAINING_SPLIT, Gold, gold_of
@@ -32,13 +32,15 @@ from aeenc.cli.learning.retrieval import (
     check_model,
     fusion_of,
 )
-from aeenc.cli.output import Output, output_of, table
+from aeenc.cli.output import Output, comparison_dict, outcome_words, output_of, table
 from aeenc.cli.targets import client
 from aeenc.errors import AeencError, FailedPrecondition, InvalidArgument, PermissionDenied
 from aeenc.evaluation import (
+    UNRANKED,
     Gain,
     Run,
     average_precision,
+    difference_of,
     graded_ndcg,
     is_graded,
     metrics_of,
@@ -185,8 +187,15 @@ def evaluate(
     ] = False,
     run: Annotated[Path | None, typer.Option(help="Write the strict rankings as a TREC run.")] = None,
     qrels: Annotated[Path | None, typer.Option(help="Write the gold premises as TREC qrels.")] = None,
+    against: Annotated[
+        str, typer.Option(metavar="LABEL", help="Compare with this label's encoder, such as `previous`.")
+    ] = "",
+    whole: Annotated[bool, typer.Option("--all", help="Show all metrics, parts and whole trees.")] = False,
 ) -> None:
-    """Measures how well gold premises of a split are found, by an encoder or in a mode of Retrieve."""
+    """Measures how well gold premises of a split are found, by an encoder or in a mode of Retrieve.
+
+    With --json, all metrics are there in any case.
+    """
     check_model(label, version)
     retrieval = retrieval_of(
         mode,
@@ -219,20 +228,31 @@ def evaluate(
             generation = generation_for(connected, corpus, version, None)
         if own and prior:
             explain_training(connected, corpus, dataset)
-        measured = report_dict(
-            connected.trainer.evaluate(
+        answer = connected.trainer.evaluate(
+            corpus,
+            queries,
+            label=label,
+            version=version,
+            generation=generation,
+            retrieval=retrieval,
+            training=training_of(dataset, split),
+            trees=dataset.trees(split) if trees and not conditioned and isinstance(dataset, Dataset) else (),
+            ranks=bool(against),
+            strict_only=protocol == "strict",
+            timeout_s=TIMEOUT_S,
+        )
+        measured = report_dict(answer)
+        if against:
+            other = connected.trainer.evaluate(
                 corpus,
                 queries,
-                label=label,
-                version=version,
-                generation=generation,
+                label=against,
                 retrieval=retrieval,
-                training=training_of(dataset, split),
-                trees=dataset.trees(split) if trees and not conditioned and isinstance(dataset, Dataset) else (),
-                strict_only=protocol == "strict",
+                ranks=True,
+                strict_only=True,
                 timeout_s=TIMEOUT_S,
             )
-        )
+            measured["against"] = comparison_dict(_compared(answer, other))
         if run is not None:
             ranker = Ranker(connected, corpus, retrieval, measured["model_version"] or None, measured["generation"])
             with out.progress("run", "queries") as report:
@@ -243,7 +263,36 @@ def evaluate(
     counts = ", ".join(f"{measured[name]:,} {name}" for name in ("queries", "pairs", "candidates"))
     encoder = f"encoder {measured['model_version']}, " if measured["model_version"] else ""
     source = f"{split}: {counts}; {encoder}generation {measured['generation']}"
-    out.result({"corpus": corpus, "split": split, **measured}, *report_tables(measured), source)
+    result = {"corpus": corpus, "split": split, **measured}
+    out.result(result, *report_tables(measured, whole=whole or "graded" in measured), *_against(measured), source)
+
+
+def _compared(report: values.EvaluationReport, other: values.EvaluationReport) -> values.GateComparison:
+    """Compares average precisions of two reports with ranks, under the strict protocol."""
+    ours, theirs = (
+        np.array([_precision(one) for one in told.ranks if one.strict], dtype=np.float64) for told in (report, other)
+    )
+    found = difference_of(ours, theirs)
+    return values.GateComparison(
+        version=other.model_version,
+        queries=len(ours),
+        candidate_map=found.first,
+        version_map=found.second,
+        p_value=found.p_worse,
+        p_better=found.p_better,
+        outcome=values.Outcome[found.outcome],
+    )
+
+
+def _precision(ranks: values.GoldRanks) -> float:
+    """The average precision of a query; rank 0 is that of a premise that was not found."""
+    return average_precision(np.array([rank or UNRANKED for rank in ranks.strict]))
+
+
+def _against(measured: Mapping[str, Any]) -> list[str]:
+    if not (compared := measured.get("against")):
+        return []
+    return [f"against {compared['version']}, MAP {compared['version_map']:.3f}: {outcome_words(compared)}"]
 
 
 def strict_gold(queries: Sequence[Gold]) -> Iterator[Gold]:
@@ -338,19 +387,19 @@ def compare(
     }
     ranks = [ranks_of(run, gold) for run in runs]
     metrics = [metrics_of(own).to_dict() for own in ranks]
-    values = {name: [[value(one) for one in own] for own in ranks] for name, value in _PER_QUERY.items()}
+    by_query = {name: [[value(one) for one in own] for own in ranks] for name, value in _PER_QUERY.items()}
     recalls: list[dict[float, list[float]]] = []
     if is_graded(rated):
         grades = [list(own.values()) for own in rated.values()]
         places = [ranks_of(run, rated) for run in runs]
         for name, graded in _GRADED.items():
-            values[name] = [[graded(*one) for one in zip(own, grades, strict=True)] for own in places]
-            for own, per_query in zip(metrics, values[name], strict=True):
+            by_query[name] = [[graded(*one) for one in zip(own, grades, strict=True)] for own in places]
+            for own, per_query in zip(metrics, by_query[name], strict=True):
                 own[name] = float(np.mean(per_query))
         recalls = [recall_by_grade([one.tolist() for one in own], grades, LENGTHS) for own in places]
     p_values = {
         name: paired_randomisation_test(*(np.array(own) for own in both), rounds=rounds, seed=seed)
-        for name, both in values.items()
+        for name, both in by_query.items()
     }
     rows = [
         (

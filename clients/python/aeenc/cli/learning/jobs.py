@@ -14,14 +14,15 @@ from aeenc import Client, values
 from aeenc.calls.retrieval import Mode as RetrieveMode
 from aeenc.cli.corpus import Source, load_data
 from aeenc.cli.learning.runs import check_end, follow_run, run_dict, show_run, work_dict
-from aeenc.cli.output import Output, fields_table, output_of, shown_time, table
+from aeenc.cli.output import Output, comparison_dict, fields_table, outcome_words, output_of, shown_time, table
 from aeenc.cli.targets import client
-from aeenc.errors import NotFound
+from aeenc.errors import FailedPrecondition, InvalidArgument, NotFound
 from aeenc.evaluation import RatedDataset
 from aeenc.trainer import NegativesName, TargetsName
 from aeenc.trees import Dataset
 
 TRAINING_SPLIT = "train"
+PUBLISH_WAIT_S = 60.0
 Gold = tuple[str, Sequence[str] | Mapping[str, float]]  # a query and its gold premises, as texts, maybe with grades
 
 
@@ -82,7 +83,8 @@ def job_dict(job: values.Job) -> dict[str, Any]:
         "epochs": progress.epochs_done,
         "steps": progress.steps_done,
         "loss": progress.loss,
-        "validation_map": progress.best_validation_map,
+        "validation_map": progress.best_validation_map or None,  # 0: no epoch was measured
+        "gain": comparison_dict(progress.gain) if progress.gain.outcome else None,
         "queries": progress.queries,
         "positives": progress.positives,
         "negatives": progress.negatives,
@@ -112,13 +114,47 @@ def follow_job(client: Client, job: values.Job, out: Output) -> values.Job:
         )
 
 
-def show_job(job: values.Job, out: Output) -> None:
-    """Writes a job as a result. Raises EndedBadly for one that has failed or was cancelled."""
-    result = job_dict(job)
-    command = f"aeenc publish {job.version}"
-    after = [f"compare it with what serves, and serve it: {command}", f"only try it: {command} --label trial"]
-    out.result(result, fields_table(result), *(after if job.version else []))
+def show_job(job: values.Job, out: Output, *, published: bool | None = None) -> None:
+    """Writes a job as a result. Raises EndedBadly for one that has failed or was cancelled.
+
+    `published`: whether its version serves now; None if nobody asked for that.
+    """
+    result = job_dict(job) | ({} if published is None else {"published": published})
+    shown = fields_table(result | {"gain": _gain_words(result)})
+    out.result(result, shown, *(_next_words(job) if job.version and not published else []))
     check_end("job", result)
+
+
+def _gain_words(told: Mapping[str, Any]) -> str:
+    """Says what a job has gained; empty before its end, and where a data set had no queries to measure it by."""
+    if not (gain := told["gain"]):
+        return "none measured" if told["version"] else ""
+    if not gain["queries"]:
+        return f"{outcome_words(gain)} trees to hold any back and measure it by"
+    return f"{outcome_words(gain)} on {gain['queries']:,} queries that it did not learn from"
+
+
+def _next_words(job: values.Job) -> list[str]:
+    command = f"aeenc publish {job.version}"
+    better = job.progress.gain.outcome == values.Outcome.BETTER
+    serve = f"serve it, if it is better than what serves, too: {command}"
+    return [serve if better else f"serve it nevertheless: {command} --anyway", f"only try it: {command} --label trial"]
+
+
+def _published(client: Client, job: values.Job, out: Output) -> bool:
+    """Publishes the version of a job that has gained. Says why where it does not."""
+    gain = comparison_dict(job.progress.gain)
+    if job.state != values.JobState.SUCCEEDED or gain["outcome"] != "better":
+        out.note(f"{job.version or job.id} is not published: it was not shown to be better")
+        return False
+    try:
+        client.registry.publish(job.version, wait_s=PUBLISH_WAIT_S, only_better=True)
+    except FailedPrecondition as error:
+        if error.reason != "QUALITY_GATE":
+            raise
+        out.note(f"not published: {error.message}")
+        return False
+    return True
 
 
 def train(
@@ -194,8 +230,14 @@ def train(
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
     base_version: Annotated[str, typer.Option(show_default="the pre-trained", help="Start from this checkpoint.")] = "",
     wait: Annotated[bool, typer.Option(help="Follow the job to its end.")] = True,
+    publish: Annotated[bool, typer.Option("--publish", help="Publish the result if it is better.")] = False,
 ) -> None:
-    """Starts a training job; a finished one leaves a checkpoint to publish. Learns from texts of `train` only."""
+    """Starts a training job; a finished one leaves a checkpoint to publish. Learns from texts of `train` only.
+
+    Without --data, a job over runs holds back a fifth of their trees, and says whether it is better on them.
+    """
+    if publish and not wait:
+        raise InvalidArgument("--publish needs the end of the job; leave --no-wait out")
     validation = gold_of(load_data(data), split) if data is not None else []
     out = output_of(context)
     with client(context) as connected:
@@ -230,7 +272,8 @@ def train(
             split=TRAINING_SPLIT,
         )
         out.note(f"job {job.id} has started; when this command is interrupted it goes on: aeenc follow {job.id}")
-        show_job(follow_job(connected, job, out) if wait else job, out)
+        ended = follow_job(connected, job, out) if wait else job
+        show_job(ended, out, published=_published(connected, ended, out) if publish else None)
 
 
 Id = Annotated[str, typer.Argument(help="A run or a job.", metavar="ID")]
@@ -326,6 +369,7 @@ def jobs(context: typer.Context) -> None:
 def _about_job(told: dict[str, Any]) -> list[str]:
     sources = [f"run {run}" for run in told["runs"]] + [f"data set {name}" for name in told["data_sets"]]
     made = [f"version {told['version']}"] if told["version"] else []
+    made += [outcome_words(told["gain"])] if told["gain"] else []
     return [", ".join([told["corpus"], *sources]), f"{told['epochs']} epochs", *made]
 
 

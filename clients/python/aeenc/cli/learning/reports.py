@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from aeenc import values
-from aeenc.cli.output import METRICS, table
+from aeenc.cli.output import table
 from aeenc.evaluation.graded import LENGTHS, grade_text
 from aeenc.evaluation.metrics import METRIC_FIELDS
 
@@ -19,6 +19,7 @@ _GRADED = {
     "oracle NDCG@200 exponential": "oracle_ndcg_exponential",
 }
 _SHOWN = ("MAP", "NDCG", "Hit@10", "Hit@50")
+_FEW = ("MAP", "Hit@10")
 
 
 def report_dict(report: values.EvaluationReport) -> dict[str, Any]:
@@ -52,11 +53,19 @@ def metrics_dict(metrics: values.RetrievalMetrics) -> dict[str, float]:
     return {name: getattr(metrics, field) for name, field in METRIC_FIELDS.items()}
 
 
-def report_tables(told: Mapping[str, Any]) -> list[Table]:
-    """Makes the tables of `report_dict`: both protocols, the parts under the strict one, whole trees."""
+def report_tables(told: Mapping[str, Any], *, whole: bool = True) -> list[Table]:
+    """Makes the tables of `report_dict`: both protocols, the parts under the strict one, whole trees.
+
+    Unless `whole`, only MAP and Hit@10 of both protocols.
+    """
     protocols = [name for name in ("strict", "paper") if name in told]
-    rows = [[name, *(f"{told[protocol][name]:.3f}" for protocol in protocols)] for name in METRICS]
+    rows = [
+        [name, *(f"{told[protocol][name]:.3f}" for protocol in protocols)]
+        for name in (METRIC_FIELDS if whole else _FEW)
+    ]
     made = [table(["metric", *protocols], rows, right=len(protocols))]
+    if not whole:
+        return made
     if "parts" in told:
         parts = [
             (

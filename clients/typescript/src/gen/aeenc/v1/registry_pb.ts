@@ -4,8 +4,8 @@
 // @generated from file aeenc/v1/registry.proto (package aeenc.v1, syntax proto3)
 /* eslint-disable */
 
-import type { GenFile, GenMessage, GenService } from "@bufbuild/protobuf/codegenv2";
-import { fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
+import type { GenEnum, GenFile, GenMessage, GenService } from "@bufbuild/protobuf/codegenv2";
+import { enumDesc, fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
 import type { Duration, Timestamp } from "@bufbuild/protobuf/wkt";
 import { file_google_protobuf_duration, file_google_protobuf_timestamp } from "@bufbuild/protobuf/wkt";
 import type { Message } from "@bufbuild/protobuf";
@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file aeenc/v1/registry.proto.
  */
 export const file_aeenc_v1_registry: GenFile = /*@__PURE__*/
-  fileDesc("ChdhZWVuYy92MS9yZWdpc3RyeS5wcm90bxIIYWVlbmMudjEi0AEKDlB1Ymxpc2hSZXF1ZXN0Eg8KB3ZlcnNpb24YASABKAkSDQoFbGFiZWwYAiABKAkSHgoRZXhwZWN0ZWRfcmV2aXNpb24YAyABKARIAIgBARINCgVmb3JjZRgEIAEoCBInCgR3YWl0GAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhIKCnJlcXVlc3RfaWQYBiABKAkSEgoFc2hhcmUYByABKAFIAYgBAUIUChJfZXhwZWN0ZWRfcmV2aXNpb25CCAoGX3NoYXJlIqEBCg9QdWJsaXNoUmVzcG9uc2USHgoFbGFiZWwYASABKAsyDy5hZWVuYy52MS5MYWJlbBIjCghyb2xsb3V0cxgCIAMoCzIRLmFlZW5jLnYxLlJvbGxvdXQSEAoIY29tcGxldGUYAyABKAgSEgoKZ2VuZXJhdGlvbhgEIAEoCRIjCgRnYXRlGAUgASgLMhUuYWVlbmMudjEuUXVhbGl0eUdhdGUiUgoLUXVhbGl0eUdhdGUSLQoLY29tcGFyaXNvbnMYASADKAsyGC5hZWVuYy52MS5HYXRlQ29tcGFyaXNvbhIUCgxub3RfY29tcGFyZWQYAiABKAkibwoOR2F0ZUNvbXBhcmlzb24SDwoHdmVyc2lvbhgBIAEoCRIPCgdxdWVyaWVzGAIgASgEEhUKDWNhbmRpZGF0ZV9tYXAYAyABKAESEwoLdmVyc2lvbl9tYXAYBCABKAESDwoHcF92YWx1ZRgFIAEoASKZAQoPU2V0TGFiZWxSZXF1ZXN0Eg0KBWxhYmVsGAEgASgJEg8KB3ZlcnNpb24YAiABKAkSHgoRZXhwZWN0ZWRfcmV2aXNpb24YAyABKARIAIgBARISCgpyZXF1ZXN0X2lkGAQgASgJEhIKBXNoYXJlGAUgASgBSAGIAQFCFAoSX2V4cGVjdGVkX3JldmlzaW9uQggKBl9zaGFyZSIyChBTZXRMYWJlbFJlc3BvbnNlEh4KBWxhYmVsGAEgASgLMg8uYWVlbmMudjEuTGFiZWwiSQoSRGVsZXRlTGFiZWxSZXF1ZXN0Eg0KBWxhYmVsGAEgASgJEhAKCHNwYWNlX2lkGAIgASgJEhIKCnJlcXVlc3RfaWQYAyABKAkiFQoTRGVsZXRlTGFiZWxSZXNwb25zZSK1AQoPUm9sbGJhY2tSZXF1ZXN0Eg0KBWxhYmVsGAEgASgJEh4KEWV4cGVjdGVkX3JldmlzaW9uGAIgASgESACIAQESEAoIc3BhY2VfaWQYAyABKAkSEgoKcmVxdWVzdF9pZBgEIAEoCRInCgR3YWl0GAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEg4KBmNvcnB1cxgGIAEoCUIUChJfZXhwZWN0ZWRfcmV2aXNpb24ifQoQUm9sbGJhY2tSZXNwb25zZRIeCgVsYWJlbBgBIAEoCzIPLmFlZW5jLnYxLkxhYmVsEiMKCHJvbGxvdXRzGAIgAygLMhEuYWVlbmMudjEuUm9sbG91dBIQCghjb21wbGV0ZRgDIAEoCBISCgpnZW5lcmF0aW9uGAQgASgJIkwKEUxpc3RMYWJlbHNSZXF1ZXN0EhAKCHNwYWNlX2lkGAEgASgJEhEKCXBhZ2Vfc2l6ZRgCIAEoDRISCgpwYWdlX3Rva2VuGAMgASgJIk4KEkxpc3RMYWJlbHNSZXNwb25zZRIfCgZsYWJlbHMYASADKAsyDy5hZWVuYy52MS5MYWJlbBIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkioQEKBUxhYmVsEhAKCHNwYWNlX2lkGAEgASgJEgwKBG5hbWUYAiABKAkSDwoHdmVyc2lvbhgDIAEoCRIQCghyZXZpc2lvbhgEIAEoBBIYChBwcmV2aW91c192ZXJzaW9uGAUgASgJEiwKCG1vdmVkX2F0GAYgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBINCgVzaGFyZRgHIAEoASI2ChNMaXN0Um9sbG91dHNSZXF1ZXN0Eg0KBWxhYmVsGAEgASgJEhAKCHNwYWNlX2lkGAIgASgJIlsKFExpc3RSb2xsb3V0c1Jlc3BvbnNlEh4KBWxhYmVsGAEgASgLMg8uYWVlbmMudjEuTGFiZWwSIwoIcm9sbG91dHMYAiADKAsyES5hZWVuYy52MS5Sb2xsb3V0In4KB1JvbGxvdXQSEAoIaW5zdGFuY2UYASABKAkSEAoIcmV2aXNpb24YAiABKAQSCgoCb2sYAyABKAgSDgoGcmVhc29uGAQgASgJEjMKD2Fja25vd2xlZGdlZF9hdBgFIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAywAMKFFJlZ2lzdHJ5QWRtaW5TZXJ2aWNlEj4KB1B1Ymxpc2gSGC5hZWVuYy52MS5QdWJsaXNoUmVxdWVzdBoZLmFlZW5jLnYxLlB1Ymxpc2hSZXNwb25zZRJBCghTZXRMYWJlbBIZLmFlZW5jLnYxLlNldExhYmVsUmVxdWVzdBoaLmFlZW5jLnYxLlNldExhYmVsUmVzcG9uc2USSgoLRGVsZXRlTGFiZWwSHC5hZWVuYy52MS5EZWxldGVMYWJlbFJlcXVlc3QaHS5hZWVuYy52MS5EZWxldGVMYWJlbFJlc3BvbnNlEkEKCFJvbGxiYWNrEhkuYWVlbmMudjEuUm9sbGJhY2tSZXF1ZXN0GhouYWVlbmMudjEuUm9sbGJhY2tSZXNwb25zZRJHCgpMaXN0TGFiZWxzEhsuYWVlbmMudjEuTGlzdExhYmVsc1JlcXVlc3QaHC5hZWVuYy52MS5MaXN0TGFiZWxzUmVzcG9uc2USTQoMTGlzdFJvbGxvdXRzEh0uYWVlbmMudjEuTGlzdFJvbGxvdXRzUmVxdWVzdBoeLmFlZW5jLnYxLkxpc3RSb2xsb3V0c1Jlc3BvbnNlYgZwcm90bzM", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("ChdhZWVuYy92MS9yZWdpc3RyeS5wcm90bxIIYWVlbmMudjEi5QEKDlB1Ymxpc2hSZXF1ZXN0Eg8KB3ZlcnNpb24YASABKAkSDQoFbGFiZWwYAiABKAkSHgoRZXhwZWN0ZWRfcmV2aXNpb24YAyABKARIAIgBARINCgVmb3JjZRgEIAEoCBInCgR3YWl0GAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhIKCnJlcXVlc3RfaWQYBiABKAkSEgoFc2hhcmUYByABKAFIAYgBARITCgtvbmx5X2JldHRlchgIIAEoCEIUChJfZXhwZWN0ZWRfcmV2aXNpb25CCAoGX3NoYXJlIqEBCg9QdWJsaXNoUmVzcG9uc2USHgoFbGFiZWwYASABKAsyDy5hZWVuYy52MS5MYWJlbBIjCghyb2xsb3V0cxgCIAMoCzIRLmFlZW5jLnYxLlJvbGxvdXQSEAoIY29tcGxldGUYAyABKAgSEgoKZ2VuZXJhdGlvbhgEIAEoCRIjCgRnYXRlGAUgASgLMhUuYWVlbmMudjEuUXVhbGl0eUdhdGUiUgoLUXVhbGl0eUdhdGUSLQoLY29tcGFyaXNvbnMYASADKAsyGC5hZWVuYy52MS5HYXRlQ29tcGFyaXNvbhIUCgxub3RfY29tcGFyZWQYAiABKAkipQEKDkdhdGVDb21wYXJpc29uEg8KB3ZlcnNpb24YASABKAkSDwoHcXVlcmllcxgCIAEoBBIVCg1jYW5kaWRhdGVfbWFwGAMgASgBEhMKC3ZlcnNpb25fbWFwGAQgASgBEg8KB3BfdmFsdWUYBSABKAESEAoIcF9iZXR0ZXIYBiABKAESIgoHb3V0Y29tZRgHIAEoDjIRLmFlZW5jLnYxLk91dGNvbWUimQEKD1NldExhYmVsUmVxdWVzdBINCgVsYWJlbBgBIAEoCRIPCgd2ZXJzaW9uGAIgASgJEh4KEWV4cGVjdGVkX3JldmlzaW9uGAMgASgESACIAQESEgoKcmVxdWVzdF9pZBgEIAEoCRISCgVzaGFyZRgFIAEoAUgBiAEBQhQKEl9leHBlY3RlZF9yZXZpc2lvbkIICgZfc2hhcmUiMgoQU2V0TGFiZWxSZXNwb25zZRIeCgVsYWJlbBgBIAEoCzIPLmFlZW5jLnYxLkxhYmVsIkkKEkRlbGV0ZUxhYmVsUmVxdWVzdBINCgVsYWJlbBgBIAEoCRIQCghzcGFjZV9pZBgCIAEoCRISCgpyZXF1ZXN0X2lkGAMgASgJIhUKE0RlbGV0ZUxhYmVsUmVzcG9uc2UitQEKD1JvbGxiYWNrUmVxdWVzdBINCgVsYWJlbBgBIAEoCRIeChFleHBlY3RlZF9yZXZpc2lvbhgCIAEoBEgAiAEBEhAKCHNwYWNlX2lkGAMgASgJEhIKCnJlcXVlc3RfaWQYBCABKAkSJwoEd2FpdBgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIOCgZjb3JwdXMYBiABKAlCFAoSX2V4cGVjdGVkX3JldmlzaW9uIn0KEFJvbGxiYWNrUmVzcG9uc2USHgoFbGFiZWwYASABKAsyDy5hZWVuYy52MS5MYWJlbBIjCghyb2xsb3V0cxgCIAMoCzIRLmFlZW5jLnYxLlJvbGxvdXQSEAoIY29tcGxldGUYAyABKAgSEgoKZ2VuZXJhdGlvbhgEIAEoCSJMChFMaXN0TGFiZWxzUmVxdWVzdBIQCghzcGFjZV9pZBgBIAEoCRIRCglwYWdlX3NpemUYAiABKA0SEgoKcGFnZV90b2tlbhgDIAEoCSJOChJMaXN0TGFiZWxzUmVzcG9uc2USHwoGbGFiZWxzGAEgAygLMg8uYWVlbmMudjEuTGFiZWwSFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIqEBCgVMYWJlbBIQCghzcGFjZV9pZBgBIAEoCRIMCgRuYW1lGAIgASgJEg8KB3ZlcnNpb24YAyABKAkSEAoIcmV2aXNpb24YBCABKAQSGAoQcHJldmlvdXNfdmVyc2lvbhgFIAEoCRIsCghtb3ZlZF9hdBgGIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASDQoFc2hhcmUYByABKAEiNgoTTGlzdFJvbGxvdXRzUmVxdWVzdBINCgVsYWJlbBgBIAEoCRIQCghzcGFjZV9pZBgCIAEoCSJbChRMaXN0Um9sbG91dHNSZXNwb25zZRIeCgVsYWJlbBgBIAEoCzIPLmFlZW5jLnYxLkxhYmVsEiMKCHJvbGxvdXRzGAIgAygLMhEuYWVlbmMudjEuUm9sbG91dCJ+CgdSb2xsb3V0EhAKCGluc3RhbmNlGAEgASgJEhAKCHJldmlzaW9uGAIgASgEEgoKAm9rGAMgASgIEg4KBnJlYXNvbhgEIAEoCRIzCg9hY2tub3dsZWRnZWRfYXQYBSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wKnkKB091dGNvbWUSFwoTT1VUQ09NRV9VTlNQRUNJRklFRBAAEhIKDk9VVENPTUVfQkVUVEVSEAESGQoVT1VUQ09NRV9OT19ESUZGRVJFTkNFEAISEQoNT1VUQ09NRV9XT1JTRRADEhMKD09VVENPTUVfVE9PX0ZFVxAEMsADChRSZWdpc3RyeUFkbWluU2VydmljZRI+CgdQdWJsaXNoEhguYWVlbmMudjEuUHVibGlzaFJlcXVlc3QaGS5hZWVuYy52MS5QdWJsaXNoUmVzcG9uc2USQQoIU2V0TGFiZWwSGS5hZWVuYy52MS5TZXRMYWJlbFJlcXVlc3QaGi5hZWVuYy52MS5TZXRMYWJlbFJlc3BvbnNlEkoKC0RlbGV0ZUxhYmVsEhwuYWVlbmMudjEuRGVsZXRlTGFiZWxSZXF1ZXN0Gh0uYWVlbmMudjEuRGVsZXRlTGFiZWxSZXNwb25zZRJBCghSb2xsYmFjaxIZLmFlZW5jLnYxLlJvbGxiYWNrUmVxdWVzdBoaLmFlZW5jLnYxLlJvbGxiYWNrUmVzcG9uc2USRwoKTGlzdExhYmVscxIbLmFlZW5jLnYxLkxpc3RMYWJlbHNSZXF1ZXN0GhwuYWVlbmMudjEuTGlzdExhYmVsc1Jlc3BvbnNlEk0KDExpc3RSb2xsb3V0cxIdLmFlZW5jLnYxLkxpc3RSb2xsb3V0c1JlcXVlc3QaHi5hZWVuYy52MS5MaXN0Um9sbG91dHNSZXNwb25zZWIGcHJvdG8z", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * The checkpoint to publish.
@@ -71,6 +71,14 @@ export type PublishRequest = Message<"aeenc.v1.PublishRequest"> & {
    * @generated from field: optional double share = 7;
    */
   share?: number | undefined;
+
+  /**
+   * Publishes only what the gate finds better than every version of the label that it can be compared with, and at
+   * least one; not for a label that serves nothing yet or this version already. Needs `force` unset.
+   *
+   * @generated from field: bool only_better = 8;
+   */
+  onlyBetter: boolean;
 };
 
 /**
@@ -159,7 +167,7 @@ export const QualityGateSchema: GenMessage<QualityGate> = /*@__PURE__*/
   messageDesc(file_aeenc_v1_registry, 2);
 
 /**
- * A version beside another one that was published before it.
+ * A version beside another one: the one that serves, or the one that its job began with.
  *
  * @generated from message aeenc.v1.GateComparison
  */
@@ -179,7 +187,7 @@ export type GateComparison = Message<"aeenc.v1.GateComparison"> & {
   queries: bigint;
 
   /**
-   * The strict MAP of the version that is published, 0 to 1.
+   * The strict MAP of the compared version, 0 to 1.
    *
    * @generated from field: double candidate_map = 3;
    */
@@ -198,6 +206,20 @@ export type GateComparison = Message<"aeenc.v1.GateComparison"> & {
    * @generated from field: double p_value = 5;
    */
   pValue: number;
+
+  /**
+   * The same for the other direction: the chance to look that much better without being so.
+   *
+   * @generated from field: double p_better = 6;
+   */
+  pBetter: number;
+
+  /**
+   * What both tests say together.
+   *
+   * @generated from field: aeenc.v1.Outcome outcome = 7;
+   */
+  outcome: Outcome;
 };
 
 /**
@@ -661,6 +683,54 @@ export const RolloutSchema: GenMessage<Rollout> = /*@__PURE__*/
   messageDesc(file_aeenc_v1_registry, 15);
 
 /**
+ * The outcome of a comparison by two one-sided tests at the level 0.05.
+ *
+ * @generated from enum aeenc.v1.Outcome
+ */
+export enum Outcome {
+  /**
+   * Not set.
+   *
+   * @generated from enum value: OUTCOME_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * Better beyond chance.
+   *
+   * @generated from enum value: OUTCOME_BETTER = 1;
+   */
+  BETTER = 1,
+
+  /**
+   * Neither was shown.
+   *
+   * @generated from enum value: OUTCOME_NO_DIFFERENCE = 2;
+   */
+  NO_DIFFERENCE = 2,
+
+  /**
+   * Worse beyond chance.
+   *
+   * @generated from enum value: OUTCOME_WORSE = 3;
+   */
+  WORSE = 3,
+
+  /**
+   * Fewer than 10 queries: there is no test.
+   *
+   * @generated from enum value: OUTCOME_TOO_FEW = 4;
+   */
+  TOO_FEW = 4,
+}
+
+/**
+ * Describes the enum aeenc.v1.Outcome.
+ */
+export const OutcomeSchema: GenEnum<Outcome> = /*@__PURE__*/
+  enumDesc(file_aeenc_v1_registry, 0);
+
+/**
  * Moves labels, as their only writer. The trainer serves it. Needs the admin credential if one is configured.
  *
  * A `request_id` makes a retry safe: the same id gets the same answer again for a day and changes nothing. It fails with
@@ -680,7 +750,7 @@ export const RegistryAdminService: GenService<{
    * - INVALID_ARGUMENT: a label, a share or an ensemble that SetLabel refuses.
    * - NOT_FOUND: unknown version.
    * - FAILED_PRECONDITION (QUALITY_GATE): the validation MAP is worse than the serving one's beyond noise, without
-   *   `force`.
+   *   `force`; with `only_better`, also if it was not shown to be better.
    * - FAILED_PRECONDITION (OTHER_PREMISES): the corpus now serves other premises than the generation, without `force`.
    * - FAILED_PRECONDITION (ENCODERS_BEHIND): an encoder does not serve both encoders of the generation in time.
    * - ABORTED: the label or the active generation has moved in the meantime.
