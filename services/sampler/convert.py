@@ -341,7 +341,7 @@ def _to_answer(answer: TaskAnswer) -> people_pb2.TaskAnswer:
         additions=[candidate.to_proto() for candidate in answer.added],
         written=answer.written,
         intermediates=answer.intermediates,
-        alternatives=[people_pb2.PremiseSet(premise_ids=one) for one in answer.alternatives],
+        alternatives=[types_pb2.PremiseSet(premise_ids=one) for one in answer.alternatives],
         inference=answer.inference,
         node_verdict=f"NODE_VERDICT_{answer.node_verdict or 'UNSPECIFIED'}",
     )

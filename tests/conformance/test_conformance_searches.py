@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aeenc import errors
-from aeenc.v1 import index_pb2
+from aeenc.v1 import index_pb2, types_pb2
 from services.corpus.inner_products import exact_scores
 from services.index.lexical.bm25 import LexicalIndex, best
 from services.index.ranking.fusion import fuse
@@ -307,7 +307,7 @@ async def test_wrong_questions_get_a_status_and_a_message_that_helps_and_the_ser
         {"rerank": 5},
         {"prior": 0.1},
         {"negative_feedback": 0.1},
-        {"accepted": [index_pb2.AcceptedPremises(premise_ids=["f1"])]},
+        {"accepted": [types_pb2.PremiseSet(premise_ids=["f1"])]},
     ],
     ids=lambda field: next(iter(field)),
 )

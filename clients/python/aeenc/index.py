@@ -170,7 +170,7 @@ class IndexClient:
             k=k,
             mode=mode_number(mode),
             fusion=None if fusion is None else as_message(fusion, index_pb2.Fusion, "fusion"),
-            accepted=[message(index_pb2.AcceptedPremises, premise_ids=ids) for ids in accepted],
+            accepted=[message(types_pb2.PremiseSet, premise_ids=ids) for ids in accepted],
             prior=prior,
             negative_feedback=negative_feedback,
             rerank=rerank,

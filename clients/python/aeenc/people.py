@@ -17,7 +17,7 @@ from aeenc.calls.inputs import enum_value, listed, refuse_single_texts
 from aeenc.errors import InvalidArgument
 from aeenc.oracle import EXPLAINS, Verdict
 from aeenc.transport.channel import Channel
-from aeenc.v1 import oracle_pb2, people_pb2, people_pb2_grpc
+from aeenc.v1 import oracle_pb2, people_pb2, people_pb2_grpc, types_pb2
 from aeenc.values.writing import duration, message, shown
 
 Ticks = Iterable[str] | Mapping[str, "Verdict | oracle_pb2.Judgement"]
@@ -120,7 +120,7 @@ class PeopleClient:
             written=written,
             intermediates=intermediates,
             alternatives=[
-                message(people_pb2.PremiseSet, premise_ids=one) for one in listed(alternatives, "alternatives")
+                message(types_pb2.PremiseSet, premise_ids=one) for one in listed(alternatives, "alternatives")
             ],
             inference=inference,
             node_verdict=enum_value(people_pb2.NodeVerdict, node_verdict, "node_verdict"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aeenc import errors, vectors
-from aeenc.v1 import index_pb2
+from aeenc.v1 import index_pb2, types_pb2
 from services.index.ranking.validation import CLAUSES, RETRIEVE_HIT_BYTES
 from services.kit.limits import Limits
 from support.worlds.index_world import SPACE, premise, raises, vector_of
@@ -67,7 +67,7 @@ REFUSED = {
         ),
     ),
     "versions": retrieve(1, 1, rerank=LIMITS.k, rerank_versions=[f"x{n}" for n in range(9)]),
-    "accepted": retrieve(1, 1, accepted=[index_pb2.AcceptedPremises(premise_ids=["p1"] * (LIMITS.items + 1))]),
+    "accepted": retrieve(1, 1, accepted=[types_pb2.PremiseSet(premise_ids=["p1"] * (LIMITS.items + 1))]),
 }
 
 

@@ -165,7 +165,7 @@ class RetrieveRequest(_message.Message):
     k: int
     mode: RetrieveMode
     model: _types_pb2.ModelSelector
-    accepted: _containers.RepeatedCompositeFieldContainer[AcceptedPremises]
+    accepted: _containers.RepeatedCompositeFieldContainer[_types_pb2.PremiseSet]
     rerank: int
     prior: float
     drop_self: bool
@@ -180,7 +180,7 @@ class RetrieveRequest(_message.Message):
     rerank_weight: float
     rerank_versions: _containers.RepeatedScalarFieldContainer[str]
     params: SearchParams
-    def __init__(self, corpus: _Optional[str] = ..., texts: _Optional[_Iterable[str]] = ..., k: _Optional[int] = ..., mode: _Optional[_Union[RetrieveMode, str]] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., accepted: _Optional[_Iterable[_Union[AcceptedPremises, _Mapping]]] = ..., rerank: _Optional[int] = ..., prior: _Optional[float] = ..., drop_self: bool = ..., exclude_ids: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[PremiseFilter, _Mapping]] = ..., generation: _Optional[str] = ..., truncate: _Optional[_Union[_types_pb2.Truncate, str]] = ..., precision: _Optional[_Union[_types_pb2.Precision, str]] = ..., routing_key: _Optional[str] = ..., fusion: _Optional[_Union[Fusion, _Mapping]] = ..., negative_feedback: _Optional[float] = ..., rerank_weight: _Optional[float] = ..., rerank_versions: _Optional[_Iterable[str]] = ..., params: _Optional[_Union[SearchParams, _Mapping]] = ...) -> None: ...
+    def __init__(self, corpus: _Optional[str] = ..., texts: _Optional[_Iterable[str]] = ..., k: _Optional[int] = ..., mode: _Optional[_Union[RetrieveMode, str]] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., accepted: _Optional[_Iterable[_Union[_types_pb2.PremiseSet, _Mapping]]] = ..., rerank: _Optional[int] = ..., prior: _Optional[float] = ..., drop_self: bool = ..., exclude_ids: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[PremiseFilter, _Mapping]] = ..., generation: _Optional[str] = ..., truncate: _Optional[_Union[_types_pb2.Truncate, str]] = ..., precision: _Optional[_Union[_types_pb2.Precision, str]] = ..., routing_key: _Optional[str] = ..., fusion: _Optional[_Union[Fusion, _Mapping]] = ..., negative_feedback: _Optional[float] = ..., rerank_weight: _Optional[float] = ..., rerank_versions: _Optional[_Iterable[str]] = ..., params: _Optional[_Union[SearchParams, _Mapping]] = ...) -> None: ...
 
 class Fusion(_message.Message):
     __slots__ = ("method", "lexical_weight", "features")
@@ -198,12 +198,6 @@ class Fusion(_message.Message):
     lexical_weight: float
     features: _containers.ScalarMap[str, float]
     def __init__(self, method: _Optional[_Union[FusionMethod, str]] = ..., lexical_weight: _Optional[float] = ..., features: _Optional[_Mapping[str, float]] = ...) -> None: ...
-
-class AcceptedPremises(_message.Message):
-    __slots__ = ("premise_ids",)
-    PREMISE_IDS_FIELD_NUMBER: _ClassVar[int]
-    premise_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, premise_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RetrieveResponse(_message.Message):
     __slots__ = ("results", "model_version", "space_id", "generation", "exact", "timings", "rerank_versions", "unknown_splits", "unknown_tags", "precision")

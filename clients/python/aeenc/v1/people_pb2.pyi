@@ -1,4 +1,5 @@
 from aeenc.v1 import oracle_pb2 as _oracle_pb2
+from aeenc.v1 import types_pb2 as _types_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
@@ -211,14 +212,8 @@ class SubmitVerdictsRequest(_message.Message):
     inference: str
     node_verdict: NodeVerdict
     intermediates: _containers.RepeatedScalarFieldContainer[str]
-    alternatives: _containers.RepeatedCompositeFieldContainer[PremiseSet]
-    def __init__(self, lease_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., seen_upto: _Optional[int] = ..., elapsed: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., client_seq: _Optional[int] = ..., note: _Optional[str] = ..., additions: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., written: _Optional[_Iterable[str]] = ..., inference: _Optional[str] = ..., node_verdict: _Optional[_Union[NodeVerdict, str]] = ..., intermediates: _Optional[_Iterable[str]] = ..., alternatives: _Optional[_Iterable[_Union[PremiseSet, _Mapping]]] = ...) -> None: ...
-
-class PremiseSet(_message.Message):
-    __slots__ = ("premise_ids",)
-    PREMISE_IDS_FIELD_NUMBER: _ClassVar[int]
-    premise_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, premise_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    alternatives: _containers.RepeatedCompositeFieldContainer[_types_pb2.PremiseSet]
+    def __init__(self, lease_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., seen_upto: _Optional[int] = ..., elapsed: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., client_seq: _Optional[int] = ..., note: _Optional[str] = ..., additions: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., written: _Optional[_Iterable[str]] = ..., inference: _Optional[str] = ..., node_verdict: _Optional[_Union[NodeVerdict, str]] = ..., intermediates: _Optional[_Iterable[str]] = ..., alternatives: _Optional[_Iterable[_Union[_types_pb2.PremiseSet, _Mapping]]] = ...) -> None: ...
 
 class SubmitVerdictsResponse(_message.Message):
     __slots__ = ("answer_id", "late")
@@ -719,8 +714,8 @@ class TaskAnswer(_message.Message):
     inference: str
     node_verdict: NodeVerdict
     intermediates: _containers.RepeatedScalarFieldContainer[str]
-    alternatives: _containers.RepeatedCompositeFieldContainer[PremiseSet]
-    def __init__(self, answer_id: _Optional[str] = ..., annotator: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., late: bool = ..., at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., note: _Optional[str] = ..., additions: _Optional[_Iterable[_Union[_oracle_pb2.Candidate, _Mapping]]] = ..., written: _Optional[_Iterable[str]] = ..., inference: _Optional[str] = ..., node_verdict: _Optional[_Union[NodeVerdict, str]] = ..., intermediates: _Optional[_Iterable[str]] = ..., alternatives: _Optional[_Iterable[_Union[PremiseSet, _Mapping]]] = ...) -> None: ...
+    alternatives: _containers.RepeatedCompositeFieldContainer[_types_pb2.PremiseSet]
+    def __init__(self, answer_id: _Optional[str] = ..., annotator: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., late: bool = ..., at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., note: _Optional[str] = ..., additions: _Optional[_Iterable[_Union[_oracle_pb2.Candidate, _Mapping]]] = ..., written: _Optional[_Iterable[str]] = ..., inference: _Optional[str] = ..., node_verdict: _Optional[_Union[NodeVerdict, str]] = ..., intermediates: _Optional[_Iterable[str]] = ..., alternatives: _Optional[_Iterable[_Union[_types_pb2.PremiseSet, _Mapping]]] = ...) -> None: ...
 
 class WatchTasksRequest(_message.Message):
     __slots__ = ("run_id", "from_seq", "from_now")

@@ -135,6 +135,12 @@ class Premise(_message.Message):
     tags: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, id: _Optional[str] = ..., text: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., splits: _Optional[_Iterable[str]] = ..., tags: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class PremiseSet(_message.Message):
+    __slots__ = ("premise_ids",)
+    PREMISE_IDS_FIELD_NUMBER: _ClassVar[int]
+    premise_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, premise_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class GoldQuery(_message.Message):
     __slots__ = ("text", "premises", "grades")
     TEXT_FIELD_NUMBER: _ClassVar[int]

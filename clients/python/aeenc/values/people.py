@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from aeenc.v1 import people_pb2
 from aeenc.values.oracle import Candidate, OracleTask, Verdict
 from aeenc.values.reading import EPOCH, Choice, lasting, moment
+from aeenc.values.types import PremiseSet
 
 
 class TaskState(Choice):
@@ -179,19 +180,6 @@ class SubmittedVerdicts:
     def from_message(cls, message: people_pb2.SubmitVerdictsResponse) -> SubmittedVerdicts:
         """Reads the message."""
         return cls(answer_id=message.answer_id, late=message.late)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PremiseSet:
-    """Premises that explain a query together: one way of several."""
-
-    premise_ids: tuple[str, ...] = ()
-    """Their ids, each accepted in the same answer."""
-
-    @classmethod
-    def from_message(cls, message: people_pb2.PremiseSet) -> PremiseSet:
-        """Reads the message."""
-        return cls(premise_ids=tuple(message.premise_ids))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -633,6 +633,19 @@ class ModelSelector:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PremiseSet:
+    """Premises that belong together: those accepted for a query, or that explain it together."""
+
+    premise_ids: tuple[str, ...] = ()
+    """Their ids."""
+
+    @classmethod
+    def from_message(cls, message: types_pb2.PremiseSet) -> PremiseSet:
+        """Reads the message."""
+        return cls(premise_ids=tuple(message.premise_ids))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GoldQuery:
     """A query and the premises known to explain it."""
 

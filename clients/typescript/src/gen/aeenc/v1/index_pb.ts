@@ -6,7 +6,7 @@
 
 import type { GenEnum, GenFile, GenMessage, GenService } from "@bufbuild/protobuf/codegenv2";
 import { enumDesc, fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
-import type { Embeddings, ModelSelector, Precision, Premise, ServiceInfo, Timings, Truncate } from "./types_pb.js";
+import type { Embeddings, ModelSelector, Precision, Premise, PremiseSet, ServiceInfo, Timings, Truncate } from "./types_pb.js";
 import { file_aeenc_v1_types } from "./types_pb.js";
 import type { Timestamp } from "@bufbuild/protobuf/wkt";
 import { file_google_protobuf_timestamp } from "@bufbuild/protobuf/wkt";
@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file aeenc/v1/index.proto.
  */
 export const file_aeenc_v1_index: GenFile = /*@__PURE__*/
-  fileDesc("ChRhZWVuYy92MS9pbmRleC5wcm90bxIIYWVlbmMudjEi7gEKDVNlYXJjaFJlcXVlc3QSDgoGY29ycHVzGAEgASgJEiUKB3ZlY3RvcnMYAiABKAsyFC5hZWVuYy52MS5FbWJlZGRpbmdzEhAKCHNwYWNlX2lkGAMgASgJEgkKAWsYBCABKA0SEwoLZXhjbHVkZV9pZHMYBSADKAkSJwoGZmlsdGVyGAYgASgLMhcuYWVlbmMudjEuUHJlbWlzZUZpbHRlchISCgpnZW5lcmF0aW9uGAcgASgJEiYKBnBhcmFtcxgIIAEoCzIWLmFlZW5jLnYxLlNlYXJjaFBhcmFtcxIPCgd0aW1pbmdzGAkgASgIIrgBCg5TZWFyY2hSZXNwb25zZRIfCgdyZXN1bHRzGAEgAygLMg4uYWVlbmMudjEuSGl0cxISCgpnZW5lcmF0aW9uGAIgASgJEhAKCHNwYWNlX2lkGAMgASgJEg0KBWV4YWN0GAQgASgIEiIKB3RpbWluZ3MYBSABKAsyES5hZWVuYy52MS5UaW1pbmdzEhYKDnVua25vd25fc3BsaXRzGAYgAygJEhQKDHVua25vd25fdGFncxgHIAMoCSIrCgRIaXRzEhMKC3ByZW1pc2VfaWRzGAEgAygJEg4KBnNjb3JlcxgCIAMoAiJwCg1QcmVtaXNlRmlsdGVyEhEKCWFueV9zcGxpdBgBIAMoCRIQCghvbmx5X2lkcxgCIAMoCRIRCgliZWZvcmVfaWQYAyABKAkSJwoKYW55X2NsYXVzZRgEIAMoCzITLmFlZW5jLnYxLlRhZ0NsYXVzZSIsCglUYWdDbGF1c2USDgoGYWxsX29mGAEgAygJEg8KB25vbmVfb2YYAiADKAkiQAoMU2VhcmNoUGFyYW1zEhEKCWVmX3NlYXJjaBgBIAEoDRIOCgZucHJvYmUYAiABKA0SDQoFZXhhY3QYAyABKAgixgQKD1JldHJpZXZlUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSDQoFdGV4dHMYAiADKAkSCQoBaxgDIAEoDRIkCgRtb2RlGAQgASgOMhYuYWVlbmMudjEuUmV0cmlldmVNb2RlEiYKBW1vZGVsGAUgASgLMhcuYWVlbmMudjEuTW9kZWxTZWxlY3RvchIsCghhY2NlcHRlZBgGIAMoCzIaLmFlZW5jLnYxLkFjY2VwdGVkUHJlbWlzZXMSDgoGcmVyYW5rGAcgASgNEg0KBXByaW9yGAggASgCEhYKCWRyb3Bfc2VsZhgJIAEoCEgAiAEBEhMKC2V4Y2x1ZGVfaWRzGAogAygJEicKBmZpbHRlchgLIAEoCzIXLmFlZW5jLnYxLlByZW1pc2VGaWx0ZXISEgoKZ2VuZXJhdGlvbhgMIAEoCRIkCgh0cnVuY2F0ZRgNIAEoDjISLmFlZW5jLnYxLlRydW5jYXRlEiYKCXByZWNpc2lvbhgOIAEoDjITLmFlZW5jLnYxLlByZWNpc2lvbhITCgtyb3V0aW5nX2tleRgPIAEoCRIgCgZmdXNpb24YECABKAsyEC5hZWVuYy52MS5GdXNpb24SGQoRbmVnYXRpdmVfZmVlZGJhY2sYESABKAISFQoNcmVyYW5rX3dlaWdodBgSIAEoAhIXCg9yZXJhbmtfdmVyc2lvbnMYEyADKAkSJgoGcGFyYW1zGBQgASgLMhYuYWVlbmMudjEuU2VhcmNoUGFyYW1zQgwKCl9kcm9wX3NlbGYiwwEKBkZ1c2lvbhImCgZtZXRob2QYASABKA4yFi5hZWVuYy52MS5GdXNpb25NZXRob2QSGwoObGV4aWNhbF93ZWlnaHQYAiABKAJIAIgBARIwCghmZWF0dXJlcxgDIAMoCzIeLmFlZW5jLnYxLkZ1c2lvbi5GZWF0dXJlc0VudHJ5Gi8KDUZlYXR1cmVzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgCOgI4AUIRCg9fbGV4aWNhbF93ZWlnaHQiJwoQQWNjZXB0ZWRQcmVtaXNlcxITCgtwcmVtaXNlX2lkcxgBIAMoCSKfAgoQUmV0cmlldmVSZXNwb25zZRIsCgdyZXN1bHRzGAEgAygLMhsuYWVlbmMudjEuUmV0cmlldmVkUHJlbWlzZXMSFQoNbW9kZWxfdmVyc2lvbhgCIAEoCRIQCghzcGFjZV9pZBgDIAEoCRISCgpnZW5lcmF0aW9uGAQgASgJEg0KBWV4YWN0GAUgASgIEiIKB3RpbWluZ3MYBiABKAsyES5hZWVuYy52MS5UaW1pbmdzEhcKD3JlcmFua192ZXJzaW9ucxgHIAMoCRIWCg51bmtub3duX3NwbGl0cxgIIAMoCRIUCgx1bmtub3duX3RhZ3MYCSADKAkSJgoJcHJlY2lzaW9uGAogASgOMhMuYWVlbmMudjEuUHJlY2lzaW9uIkEKEVJldHJpZXZlZFByZW1pc2VzEiwKCHByZW1pc2VzGAEgAygLMhouYWVlbmMudjEuUmV0cmlldmVkUHJlbWlzZSI7ChBSZXRyaWV2ZWRQcmVtaXNlEgoKAmlkGAEgASgJEgwKBHRleHQYAiABKAkSDQoFc2NvcmUYAyABKAIiRQoSR2V0UHJlbWlzZXNSZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRILCgNpZHMYAiADKAkSEgoKZ2VuZXJhdGlvbhgDIAEoCSJOChNHZXRQcmVtaXNlc1Jlc3BvbnNlEiMKCHByZW1pc2VzGAEgAygLMhEuYWVlbmMudjEuUHJlbWlzZRISCgpnZW5lcmF0aW9uGAIgASgJImAKE0xpc3RQcmVtaXNlc1JlcXVlc3QSDgoGY29ycHVzGAEgASgJEhEKCXBhZ2Vfc2l6ZRgCIAEoDRISCgpwYWdlX3Rva2VuGAMgASgJEhIKCmdlbmVyYXRpb24YBCABKAkifAoUTGlzdFByZW1pc2VzUmVzcG9uc2USIwoIcHJlbWlzZXMYASADKAsyES5hZWVuYy52MS5QcmVtaXNlEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCRISCgpnZW5lcmF0aW9uGAMgASgJEhIKCnRvdGFsX3NpemUYBCABKAQiOwoSTGlzdENvcnBvcmFSZXF1ZXN0EhEKCXBhZ2Vfc2l6ZRgBIAEoDRISCgpwYWdlX3Rva2VuGAIgASgJIlUKE0xpc3RDb3Jwb3JhUmVzcG9uc2USJQoHY29ycG9yYRgBIAMoCzIULmFlZW5jLnYxLkNvcnB1c0luZm8SFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIhwKGkluZGV4U2VydmljZUdldEluZm9SZXF1ZXN0ImwKG0luZGV4U2VydmljZUdldEluZm9SZXNwb25zZRImCgdzZXJ2aWNlGAEgASgLMhUuYWVlbmMudjEuU2VydmljZUluZm8SJQoHY29ycG9yYRgCIAMoCzIULmFlZW5jLnYxLkNvcnB1c0luZm8ibAoKQ29ycHVzSW5mbxIOCgZjb3JwdXMYASABKAkSJAoGYWN0aXZlGAIgASgLMhQuYWVlbmMudjEuR2VuZXJhdGlvbhIoCghyZXBsaWNhcxgDIAMoCzIWLmFlZW5jLnYxLkluZGV4UmVwbGljYSJyChZCdWlsZEdlbmVyYXRpb25SZXF1ZXN0EicKBmhlYWRlchgBIAEoCzIVLmFlZW5jLnYxLkJ1aWxkSGVhZGVySAASJwoFY2h1bmsYAiABKAsyFi5hZWVuYy52MS5QcmVtaXNlQ2h1bmtIAEIGCgRwYXJ0ItYBCgtCdWlsZEhlYWRlchIOCgZjb3JwdXMYASABKAkSEgoKcmVxdWVzdF9pZBgCIAEoCRIXCg9iYXNlX2dlbmVyYXRpb24YAyABKAkSEgoKZGVsZXRlX2lkcxgEIAMoCRIZChFleHBlY3RlZF9wcmVtaXNlcxgFIAEoBBIQCghhY3RpdmF0ZRgGIAEoCBITCgtyZXN1bWVfZnJvbRgHIAEoBBIiCgdmb2xkaW5nGAggASgOMhEuYWVlbmMudjEuRm9sZGluZxIQCghzcGFjZV9pZBgJIAEoCSJ9ChZQdXRFeHBsYW5hdGlvbnNSZXF1ZXN0Ei4KBmhlYWRlchgBIAEoCzIcLmFlZW5jLnYxLkV4cGxhbmF0aW9uc0hlYWRlckgAEisKBWNodW5rGAIgASgLMhouYWVlbmMudjEuRXhwbGFuYXRpb25DaHVua0gAQgYKBHBhcnQiNQoSRXhwbGFuYXRpb25zSGVhZGVyEg4KBmNvcnB1cxgBIAEoCRIPCgdyZXBsYWNlGAIgASgIIj8KEEV4cGxhbmF0aW9uQ2h1bmsSKwoMZXhwbGFuYXRpb25zGAEgAygLMhUuYWVlbmMudjEuRXhwbGFuYXRpb24iMAoLRXhwbGFuYXRpb24SDAoEdGV4dBgBIAEoCRITCgtwcmVtaXNlX2lkcxgCIAMoCSJXChdQdXRFeHBsYW5hdGlvbnNSZXNwb25zZRISCgp0b3RhbF9zaXplGAEgASgEEigKCHJlcGxpY2FzGAIgAygLMhYuYWVlbmMudjEuSW5kZXhSZXBsaWNhIjMKDFByZW1pc2VDaHVuaxIjCghwcmVtaXNlcxgBIAMoCzIRLmFlZW5jLnYxLlByZW1pc2Ui8QEKF0J1aWxkR2VuZXJhdGlvblJlc3BvbnNlEhAKCHJlY2VpdmVkGAEgASgEEg8KB2VuY29kZWQYAiABKAQSJQoJYWNrX2xldmVsGAMgASgOMhIuYWVlbmMudjEuQWNrTGV2ZWwSKAoKZ2VuZXJhdGlvbhgEIAEoCzIULmFlZW5jLnYxLkdlbmVyYXRpb24SEQoJYWN0aXZhdGVkGAUgASgIEg8KB2R1cmFibGUYBiABKAQSGQoRZXhwZWN0ZWRfcHJlbWlzZXMYByABKAQSIwoFc3RhZ2UYCCABKA4yFC5hZWVuYy52MS5CdWlsZFN0YWdlIqUCCgpHZW5lcmF0aW9uEgoKAmlkGAEgASgJEg4KBmNvcnB1cxgCIAEoCRIQCghzcGFjZV9pZBgDIAEoCRIXCg9wcmVtaXNlX3ZlcnNpb24YBCABKAkSEAoIcHJlbWlzZXMYBSABKAQSCwoDZGltGAYgASgNEg4KBmVuZ2luZRgHIAEoCRIXCg9tYW5pZmVzdF9zaGEyNTYYCCABKAkSLgoKY3JlYXRlZF9hdBgJIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASDgoGYWN0aXZlGAogASgIEhIKCnNpemVfYnl0ZXMYCyABKAQSDQoFbm90ZXMYDiADKAkSDwoHaGVsZF9ieRgPIAMoCRIUCgxyZWNhbGxfYXRfMTAYECABKAEijQEKGUFjdGl2YXRlR2VuZXJhdGlvblJlcXVlc3QSDgoGY29ycHVzGAEgASgJEhIKCmdlbmVyYXRpb24YAiABKAkSIAoTZXhwZWN0ZWRfZ2VuZXJhdGlvbhgDIAEoCUgAiAEBEhIKCnJlcXVlc3RfaWQYBCABKAlCFgoUX2V4cGVjdGVkX2dlbmVyYXRpb24iiQEKGkFjdGl2YXRlR2VuZXJhdGlvblJlc3BvbnNlEiQKBmFjdGl2ZRgBIAEoCzIULmFlZW5jLnYxLkdlbmVyYXRpb24SGwoTcHJldmlvdXNfZ2VuZXJhdGlvbhgCIAEoCRIoCghyZXBsaWNhcxgDIAMoCzIWLmFlZW5jLnYxLkluZGV4UmVwbGljYSJmCgxJbmRleFJlcGxpY2ESEAoIaW5zdGFuY2UYASABKAkSEgoKZ2VuZXJhdGlvbhgCIAEoCRIQCghzcGFjZV9pZBgDIAEoCRIOCgZiZWhpbmQYBCABKAgSDgoGcmVhc29uGAUgASgJIk8KFkxpc3RHZW5lcmF0aW9uc1JlcXVlc3QSDgoGY29ycHVzGAEgASgJEhEKCXBhZ2Vfc2l6ZRgCIAEoDRISCgpwYWdlX3Rva2VuGAMgASgJIl0KF0xpc3RHZW5lcmF0aW9uc1Jlc3BvbnNlEikKC2dlbmVyYXRpb25zGAEgAygLMhQuYWVlbmMudjEuR2VuZXJhdGlvbhIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiPQoXVmVyaWZ5R2VuZXJhdGlvblJlcXVlc3QSDgoGY29ycHVzGAEgASgJEhIKCmdlbmVyYXRpb24YAiABKAkiRAoYVmVyaWZ5R2VuZXJhdGlvblJlc3BvbnNlEigKCmdlbmVyYXRpb24YASABKAsyFC5hZWVuYy52MS5HZW5lcmF0aW9uImIKF0RlbGV0ZUdlbmVyYXRpb25SZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRISCgpnZW5lcmF0aW9uGAIgASgJEhIKCnJlcXVlc3RfaWQYAyABKAkSDwoHZGVzcGl0ZRgEIAMoCSJYChhEZWxldGVHZW5lcmF0aW9uUmVzcG9uc2USEgoKZ2VuZXJhdGlvbhgBIAEoCRIoCghyZXBsaWNhcxgCIAMoCzIWLmFlZW5jLnYxLkluZGV4UmVwbGljYSJLChVIb2xkR2VuZXJhdGlvblJlcXVlc3QSDgoGY29ycHVzGAEgASgJEhIKCmdlbmVyYXRpb24YAiABKAkSDgoGaG9sZGVyGAMgASgJIhgKFkhvbGRHZW5lcmF0aW9uUmVzcG9uc2UiTgoYUmVsZWFzZUdlbmVyYXRpb25SZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRISCgpnZW5lcmF0aW9uGAIgASgJEg4KBmhvbGRlchgDIAEoCSIbChlSZWxlYXNlR2VuZXJhdGlvblJlc3BvbnNlKqABCgxSZXRyaWV2ZU1vZGUSHQoZUkVUUklFVkVfTU9ERV9VTlNQRUNJRklFRBAAEhcKE1JFVFJJRVZFX01PREVfREVOU0UQARIZChVSRVRSSUVWRV9NT0RFX0xFWElDQUwQAhIYChRSRVRSSUVWRV9NT0RFX0hZQlJJRBADEiMKH1JFVFJJRVZFX01PREVfSVRFUkFUSVZFX0xFWElDQUwQBCprCgxGdXNpb25NZXRob2QSHQoZRlVTSU9OX01FVEhPRF9VTlNQRUNJRklFRBAAEhkKFUZVU0lPTl9NRVRIT0RfTUlOX01BWBABEiEKHUZVU0lPTl9NRVRIT0RfUkVDSVBST0NBTF9SQU5LEAIqTQoHRm9sZGluZxIXChNGT0xESU5HX1VOU1BFQ0lGSUVEEAASEQoNRk9MRElOR19FWEFDVBABEhYKEkZPTERJTkdfTk9STUFMSVpFRBACKl4KCkJ1aWxkU3RhZ2USGwoXQlVJTERfU1RBR0VfVU5TUEVDSUZJRUQQABIZChVCVUlMRF9TVEFHRV9SRUNFSVZJTkcQARIYChRCVUlMRF9TVEFHRV9JTkRFWElORxACKm4KCEFja0xldmVsEhkKFUFDS19MRVZFTF9VTlNQRUNJRklFRBAAEhYKEkFDS19MRVZFTF9SRUNFSVZFRBABEhUKEUFDS19MRVZFTF9EVVJBQkxFEAISGAoUQUNLX0xFVkVMX1NFQVJDSEFCTEUQAzLNAwoMSW5kZXhTZXJ2aWNlEjsKBlNlYXJjaBIXLmFlZW5jLnYxLlNlYXJjaFJlcXVlc3QaGC5hZWVuYy52MS5TZWFyY2hSZXNwb25zZRJBCghSZXRyaWV2ZRIZLmFlZW5jLnYxLlJldHJpZXZlUmVxdWVzdBoaLmFlZW5jLnYxLlJldHJpZXZlUmVzcG9uc2USSgoLR2V0UHJlbWlzZXMSHC5hZWVuYy52MS5HZXRQcmVtaXNlc1JlcXVlc3QaHS5hZWVuYy52MS5HZXRQcmVtaXNlc1Jlc3BvbnNlEk0KDExpc3RQcmVtaXNlcxIdLmFlZW5jLnYxLkxpc3RQcmVtaXNlc1JlcXVlc3QaHi5hZWVuYy52MS5MaXN0UHJlbWlzZXNSZXNwb25zZRJKCgtMaXN0Q29ycG9yYRIcLmFlZW5jLnYxLkxpc3RDb3Jwb3JhUmVxdWVzdBodLmFlZW5jLnYxLkxpc3RDb3Jwb3JhUmVzcG9uc2USVgoHR2V0SW5mbxIkLmFlZW5jLnYxLkluZGV4U2VydmljZUdldEluZm9SZXF1ZXN0GiUuYWVlbmMudjEuSW5kZXhTZXJ2aWNlR2V0SW5mb1Jlc3BvbnNlMusFChFJbmRleEFkbWluU2VydmljZRJaCg9CdWlsZEdlbmVyYXRpb24SIC5hZWVuYy52MS5CdWlsZEdlbmVyYXRpb25SZXF1ZXN0GiEuYWVlbmMudjEuQnVpbGRHZW5lcmF0aW9uUmVzcG9uc2UoATABEl8KEkFjdGl2YXRlR2VuZXJhdGlvbhIjLmFlZW5jLnYxLkFjdGl2YXRlR2VuZXJhdGlvblJlcXVlc3QaJC5hZWVuYy52MS5BY3RpdmF0ZUdlbmVyYXRpb25SZXNwb25zZRJWCg9MaXN0R2VuZXJhdGlvbnMSIC5hZWVuYy52MS5MaXN0R2VuZXJhdGlvbnNSZXF1ZXN0GiEuYWVlbmMudjEuTGlzdEdlbmVyYXRpb25zUmVzcG9uc2USWQoQVmVyaWZ5R2VuZXJhdGlvbhIhLmFlZW5jLnYxLlZlcmlmeUdlbmVyYXRpb25SZXF1ZXN0GiIuYWVlbmMudjEuVmVyaWZ5R2VuZXJhdGlvblJlc3BvbnNlElkKEERlbGV0ZUdlbmVyYXRpb24SIS5hZWVuYy52MS5EZWxldGVHZW5lcmF0aW9uUmVxdWVzdBoiLmFlZW5jLnYxLkRlbGV0ZUdlbmVyYXRpb25SZXNwb25zZRJTCg5Ib2xkR2VuZXJhdGlvbhIfLmFlZW5jLnYxLkhvbGRHZW5lcmF0aW9uUmVxdWVzdBogLmFlZW5jLnYxLkhvbGRHZW5lcmF0aW9uUmVzcG9uc2USXAoRUmVsZWFzZUdlbmVyYXRpb24SIi5hZWVuYy52MS5SZWxlYXNlR2VuZXJhdGlvblJlcXVlc3QaIy5hZWVuYy52MS5SZWxlYXNlR2VuZXJhdGlvblJlc3BvbnNlElgKD1B1dEV4cGxhbmF0aW9ucxIgLmFlZW5jLnYxLlB1dEV4cGxhbmF0aW9uc1JlcXVlc3QaIS5hZWVuYy52MS5QdXRFeHBsYW5hdGlvbnNSZXNwb25zZSgBYgZwcm90bzM", [file_aeenc_v1_types, file_google_protobuf_timestamp]);
+  fileDesc("ChRhZWVuYy92MS9pbmRleC5wcm90bxIIYWVlbmMudjEi7gEKDVNlYXJjaFJlcXVlc3QSDgoGY29ycHVzGAEgASgJEiUKB3ZlY3RvcnMYAiABKAsyFC5hZWVuYy52MS5FbWJlZGRpbmdzEhAKCHNwYWNlX2lkGAMgASgJEgkKAWsYBCABKA0SEwoLZXhjbHVkZV9pZHMYBSADKAkSJwoGZmlsdGVyGAYgASgLMhcuYWVlbmMudjEuUHJlbWlzZUZpbHRlchISCgpnZW5lcmF0aW9uGAcgASgJEiYKBnBhcmFtcxgIIAEoCzIWLmFlZW5jLnYxLlNlYXJjaFBhcmFtcxIPCgd0aW1pbmdzGAkgASgIIrgBCg5TZWFyY2hSZXNwb25zZRIfCgdyZXN1bHRzGAEgAygLMg4uYWVlbmMudjEuSGl0cxISCgpnZW5lcmF0aW9uGAIgASgJEhAKCHNwYWNlX2lkGAMgASgJEg0KBWV4YWN0GAQgASgIEiIKB3RpbWluZ3MYBSABKAsyES5hZWVuYy52MS5UaW1pbmdzEhYKDnVua25vd25fc3BsaXRzGAYgAygJEhQKDHVua25vd25fdGFncxgHIAMoCSIrCgRIaXRzEhMKC3ByZW1pc2VfaWRzGAEgAygJEg4KBnNjb3JlcxgCIAMoAiJwCg1QcmVtaXNlRmlsdGVyEhEKCWFueV9zcGxpdBgBIAMoCRIQCghvbmx5X2lkcxgCIAMoCRIRCgliZWZvcmVfaWQYAyABKAkSJwoKYW55X2NsYXVzZRgEIAMoCzITLmFlZW5jLnYxLlRhZ0NsYXVzZSIsCglUYWdDbGF1c2USDgoGYWxsX29mGAEgAygJEg8KB25vbmVfb2YYAiADKAkiQAoMU2VhcmNoUGFyYW1zEhEKCWVmX3NlYXJjaBgBIAEoDRIOCgZucHJvYmUYAiABKA0SDQoFZXhhY3QYAyABKAgiwAQKD1JldHJpZXZlUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSDQoFdGV4dHMYAiADKAkSCQoBaxgDIAEoDRIkCgRtb2RlGAQgASgOMhYuYWVlbmMudjEuUmV0cmlldmVNb2RlEiYKBW1vZGVsGAUgASgLMhcuYWVlbmMudjEuTW9kZWxTZWxlY3RvchImCghhY2NlcHRlZBgGIAMoCzIULmFlZW5jLnYxLlByZW1pc2VTZXQSDgoGcmVyYW5rGAcgASgNEg0KBXByaW9yGAggASgCEhYKCWRyb3Bfc2VsZhgJIAEoCEgAiAEBEhMKC2V4Y2x1ZGVfaWRzGAogAygJEicKBmZpbHRlchgLIAEoCzIXLmFlZW5jLnYxLlByZW1pc2VGaWx0ZXISEgoKZ2VuZXJhdGlvbhgMIAEoCRIkCgh0cnVuY2F0ZRgNIAEoDjISLmFlZW5jLnYxLlRydW5jYXRlEiYKCXByZWNpc2lvbhgOIAEoDjITLmFlZW5jLnYxLlByZWNpc2lvbhITCgtyb3V0aW5nX2tleRgPIAEoCRIgCgZmdXNpb24YECABKAsyEC5hZWVuYy52MS5GdXNpb24SGQoRbmVnYXRpdmVfZmVlZGJhY2sYESABKAISFQoNcmVyYW5rX3dlaWdodBgSIAEoAhIXCg9yZXJhbmtfdmVyc2lvbnMYEyADKAkSJgoGcGFyYW1zGBQgASgLMhYuYWVlbmMudjEuU2VhcmNoUGFyYW1zQgwKCl9kcm9wX3NlbGYiwwEKBkZ1c2lvbhImCgZtZXRob2QYASABKA4yFi5hZWVuYy52MS5GdXNpb25NZXRob2QSGwoObGV4aWNhbF93ZWlnaHQYAiABKAJIAIgBARIwCghmZWF0dXJlcxgDIAMoCzIeLmFlZW5jLnYxLkZ1c2lvbi5GZWF0dXJlc0VudHJ5Gi8KDUZlYXR1cmVzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgCOgI4AUIRCg9fbGV4aWNhbF93ZWlnaHQinwIKEFJldHJpZXZlUmVzcG9uc2USLAoHcmVzdWx0cxgBIAMoCzIbLmFlZW5jLnYxLlJldHJpZXZlZFByZW1pc2VzEhUKDW1vZGVsX3ZlcnNpb24YAiABKAkSEAoIc3BhY2VfaWQYAyABKAkSEgoKZ2VuZXJhdGlvbhgEIAEoCRINCgVleGFjdBgFIAEoCBIiCgd0aW1pbmdzGAYgASgLMhEuYWVlbmMudjEuVGltaW5ncxIXCg9yZXJhbmtfdmVyc2lvbnMYByADKAkSFgoOdW5rbm93bl9zcGxpdHMYCCADKAkSFAoMdW5rbm93bl90YWdzGAkgAygJEiYKCXByZWNpc2lvbhgKIAEoDjITLmFlZW5jLnYxLlByZWNpc2lvbiJBChFSZXRyaWV2ZWRQcmVtaXNlcxIsCghwcmVtaXNlcxgBIAMoCzIaLmFlZW5jLnYxLlJldHJpZXZlZFByZW1pc2UiOwoQUmV0cmlldmVkUHJlbWlzZRIKCgJpZBgBIAEoCRIMCgR0ZXh0GAIgASgJEg0KBXNjb3JlGAMgASgCIkUKEkdldFByZW1pc2VzUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSCwoDaWRzGAIgAygJEhIKCmdlbmVyYXRpb24YAyABKAkiTgoTR2V0UHJlbWlzZXNSZXNwb25zZRIjCghwcmVtaXNlcxgBIAMoCzIRLmFlZW5jLnYxLlByZW1pc2USEgoKZ2VuZXJhdGlvbhgCIAEoCSJgChNMaXN0UHJlbWlzZXNSZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRIRCglwYWdlX3NpemUYAiABKA0SEgoKcGFnZV90b2tlbhgDIAEoCRISCgpnZW5lcmF0aW9uGAQgASgJInwKFExpc3RQcmVtaXNlc1Jlc3BvbnNlEiMKCHByZW1pc2VzGAEgAygLMhEuYWVlbmMudjEuUHJlbWlzZRIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkSEgoKZ2VuZXJhdGlvbhgDIAEoCRISCgp0b3RhbF9zaXplGAQgASgEIjsKEkxpc3RDb3Jwb3JhUmVxdWVzdBIRCglwYWdlX3NpemUYASABKA0SEgoKcGFnZV90b2tlbhgCIAEoCSJVChNMaXN0Q29ycG9yYVJlc3BvbnNlEiUKB2NvcnBvcmEYASADKAsyFC5hZWVuYy52MS5Db3JwdXNJbmZvEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSIcChpJbmRleFNlcnZpY2VHZXRJbmZvUmVxdWVzdCJsChtJbmRleFNlcnZpY2VHZXRJbmZvUmVzcG9uc2USJgoHc2VydmljZRgBIAEoCzIVLmFlZW5jLnYxLlNlcnZpY2VJbmZvEiUKB2NvcnBvcmEYAiADKAsyFC5hZWVuYy52MS5Db3JwdXNJbmZvImwKCkNvcnB1c0luZm8SDgoGY29ycHVzGAEgASgJEiQKBmFjdGl2ZRgCIAEoCzIULmFlZW5jLnYxLkdlbmVyYXRpb24SKAoIcmVwbGljYXMYAyADKAsyFi5hZWVuYy52MS5JbmRleFJlcGxpY2EicgoWQnVpbGRHZW5lcmF0aW9uUmVxdWVzdBInCgZoZWFkZXIYASABKAsyFS5hZWVuYy52MS5CdWlsZEhlYWRlckgAEicKBWNodW5rGAIgASgLMhYuYWVlbmMudjEuUHJlbWlzZUNodW5rSABCBgoEcGFydCLWAQoLQnVpbGRIZWFkZXISDgoGY29ycHVzGAEgASgJEhIKCnJlcXVlc3RfaWQYAiABKAkSFwoPYmFzZV9nZW5lcmF0aW9uGAMgASgJEhIKCmRlbGV0ZV9pZHMYBCADKAkSGQoRZXhwZWN0ZWRfcHJlbWlzZXMYBSABKAQSEAoIYWN0aXZhdGUYBiABKAgSEwoLcmVzdW1lX2Zyb20YByABKAQSIgoHZm9sZGluZxgIIAEoDjIRLmFlZW5jLnYxLkZvbGRpbmcSEAoIc3BhY2VfaWQYCSABKAkifQoWUHV0RXhwbGFuYXRpb25zUmVxdWVzdBIuCgZoZWFkZXIYASABKAsyHC5hZWVuYy52MS5FeHBsYW5hdGlvbnNIZWFkZXJIABIrCgVjaHVuaxgCIAEoCzIaLmFlZW5jLnYxLkV4cGxhbmF0aW9uQ2h1bmtIAEIGCgRwYXJ0IjUKEkV4cGxhbmF0aW9uc0hlYWRlchIOCgZjb3JwdXMYASABKAkSDwoHcmVwbGFjZRgCIAEoCCI/ChBFeHBsYW5hdGlvbkNodW5rEisKDGV4cGxhbmF0aW9ucxgBIAMoCzIVLmFlZW5jLnYxLkV4cGxhbmF0aW9uIjAKC0V4cGxhbmF0aW9uEgwKBHRleHQYASABKAkSEwoLcHJlbWlzZV9pZHMYAiADKAkiVwoXUHV0RXhwbGFuYXRpb25zUmVzcG9uc2USEgoKdG90YWxfc2l6ZRgBIAEoBBIoCghyZXBsaWNhcxgCIAMoCzIWLmFlZW5jLnYxLkluZGV4UmVwbGljYSIzCgxQcmVtaXNlQ2h1bmsSIwoIcHJlbWlzZXMYASADKAsyES5hZWVuYy52MS5QcmVtaXNlIvEBChdCdWlsZEdlbmVyYXRpb25SZXNwb25zZRIQCghyZWNlaXZlZBgBIAEoBBIPCgdlbmNvZGVkGAIgASgEEiUKCWFja19sZXZlbBgDIAEoDjISLmFlZW5jLnYxLkFja0xldmVsEigKCmdlbmVyYXRpb24YBCABKAsyFC5hZWVuYy52MS5HZW5lcmF0aW9uEhEKCWFjdGl2YXRlZBgFIAEoCBIPCgdkdXJhYmxlGAYgASgEEhkKEWV4cGVjdGVkX3ByZW1pc2VzGAcgASgEEiMKBXN0YWdlGAggASgOMhQuYWVlbmMudjEuQnVpbGRTdGFnZSKlAgoKR2VuZXJhdGlvbhIKCgJpZBgBIAEoCRIOCgZjb3JwdXMYAiABKAkSEAoIc3BhY2VfaWQYAyABKAkSFwoPcHJlbWlzZV92ZXJzaW9uGAQgASgJEhAKCHByZW1pc2VzGAUgASgEEgsKA2RpbRgGIAEoDRIOCgZlbmdpbmUYByABKAkSFwoPbWFuaWZlc3Rfc2hhMjU2GAggASgJEi4KCmNyZWF0ZWRfYXQYCSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEg4KBmFjdGl2ZRgKIAEoCBISCgpzaXplX2J5dGVzGAsgASgEEg0KBW5vdGVzGA4gAygJEg8KB2hlbGRfYnkYDyADKAkSFAoMcmVjYWxsX2F0XzEwGBAgASgBIo0BChlBY3RpdmF0ZUdlbmVyYXRpb25SZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRISCgpnZW5lcmF0aW9uGAIgASgJEiAKE2V4cGVjdGVkX2dlbmVyYXRpb24YAyABKAlIAIgBARISCgpyZXF1ZXN0X2lkGAQgASgJQhYKFF9leHBlY3RlZF9nZW5lcmF0aW9uIokBChpBY3RpdmF0ZUdlbmVyYXRpb25SZXNwb25zZRIkCgZhY3RpdmUYASABKAsyFC5hZWVuYy52MS5HZW5lcmF0aW9uEhsKE3ByZXZpb3VzX2dlbmVyYXRpb24YAiABKAkSKAoIcmVwbGljYXMYAyADKAsyFi5hZWVuYy52MS5JbmRleFJlcGxpY2EiZgoMSW5kZXhSZXBsaWNhEhAKCGluc3RhbmNlGAEgASgJEhIKCmdlbmVyYXRpb24YAiABKAkSEAoIc3BhY2VfaWQYAyABKAkSDgoGYmVoaW5kGAQgASgIEg4KBnJlYXNvbhgFIAEoCSJPChZMaXN0R2VuZXJhdGlvbnNSZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRIRCglwYWdlX3NpemUYAiABKA0SEgoKcGFnZV90b2tlbhgDIAEoCSJdChdMaXN0R2VuZXJhdGlvbnNSZXNwb25zZRIpCgtnZW5lcmF0aW9ucxgBIAMoCzIULmFlZW5jLnYxLkdlbmVyYXRpb24SFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIj0KF1ZlcmlmeUdlbmVyYXRpb25SZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRISCgpnZW5lcmF0aW9uGAIgASgJIkQKGFZlcmlmeUdlbmVyYXRpb25SZXNwb25zZRIoCgpnZW5lcmF0aW9uGAEgASgLMhQuYWVlbmMudjEuR2VuZXJhdGlvbiJiChdEZWxldGVHZW5lcmF0aW9uUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSEgoKZ2VuZXJhdGlvbhgCIAEoCRISCgpyZXF1ZXN0X2lkGAMgASgJEg8KB2Rlc3BpdGUYBCADKAkiWAoYRGVsZXRlR2VuZXJhdGlvblJlc3BvbnNlEhIKCmdlbmVyYXRpb24YASABKAkSKAoIcmVwbGljYXMYAiADKAsyFi5hZWVuYy52MS5JbmRleFJlcGxpY2EiSwoVSG9sZEdlbmVyYXRpb25SZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRISCgpnZW5lcmF0aW9uGAIgASgJEg4KBmhvbGRlchgDIAEoCSIYChZIb2xkR2VuZXJhdGlvblJlc3BvbnNlIk4KGFJlbGVhc2VHZW5lcmF0aW9uUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSEgoKZ2VuZXJhdGlvbhgCIAEoCRIOCgZob2xkZXIYAyABKAkiGwoZUmVsZWFzZUdlbmVyYXRpb25SZXNwb25zZSqgAQoMUmV0cmlldmVNb2RlEh0KGVJFVFJJRVZFX01PREVfVU5TUEVDSUZJRUQQABIXChNSRVRSSUVWRV9NT0RFX0RFTlNFEAESGQoVUkVUUklFVkVfTU9ERV9MRVhJQ0FMEAISGAoUUkVUUklFVkVfTU9ERV9IWUJSSUQQAxIjCh9SRVRSSUVWRV9NT0RFX0lURVJBVElWRV9MRVhJQ0FMEAQqawoMRnVzaW9uTWV0aG9kEh0KGUZVU0lPTl9NRVRIT0RfVU5TUEVDSUZJRUQQABIZChVGVVNJT05fTUVUSE9EX01JTl9NQVgQARIhCh1GVVNJT05fTUVUSE9EX1JFQ0lQUk9DQUxfUkFOSxACKk0KB0ZvbGRpbmcSFwoTRk9MRElOR19VTlNQRUNJRklFRBAAEhEKDUZPTERJTkdfRVhBQ1QQARIWChJGT0xESU5HX05PUk1BTElaRUQQAipeCgpCdWlsZFN0YWdlEhsKF0JVSUxEX1NUQUdFX1VOU1BFQ0lGSUVEEAASGQoVQlVJTERfU1RBR0VfUkVDRUlWSU5HEAESGAoUQlVJTERfU1RBR0VfSU5ERVhJTkcQAipuCghBY2tMZXZlbBIZChVBQ0tfTEVWRUxfVU5TUEVDSUZJRUQQABIWChJBQ0tfTEVWRUxfUkVDRUlWRUQQARIVChFBQ0tfTEVWRUxfRFVSQUJMRRACEhgKFEFDS19MRVZFTF9TRUFSQ0hBQkxFEAMyzQMKDEluZGV4U2VydmljZRI7CgZTZWFyY2gSFy5hZWVuYy52MS5TZWFyY2hSZXF1ZXN0GhguYWVlbmMudjEuU2VhcmNoUmVzcG9uc2USQQoIUmV0cmlldmUSGS5hZWVuYy52MS5SZXRyaWV2ZVJlcXVlc3QaGi5hZWVuYy52MS5SZXRyaWV2ZVJlc3BvbnNlEkoKC0dldFByZW1pc2VzEhwuYWVlbmMudjEuR2V0UHJlbWlzZXNSZXF1ZXN0Gh0uYWVlbmMudjEuR2V0UHJlbWlzZXNSZXNwb25zZRJNCgxMaXN0UHJlbWlzZXMSHS5hZWVuYy52MS5MaXN0UHJlbWlzZXNSZXF1ZXN0Gh4uYWVlbmMudjEuTGlzdFByZW1pc2VzUmVzcG9uc2USSgoLTGlzdENvcnBvcmESHC5hZWVuYy52MS5MaXN0Q29ycG9yYVJlcXVlc3QaHS5hZWVuYy52MS5MaXN0Q29ycG9yYVJlc3BvbnNlElYKB0dldEluZm8SJC5hZWVuYy52MS5JbmRleFNlcnZpY2VHZXRJbmZvUmVxdWVzdBolLmFlZW5jLnYxLkluZGV4U2VydmljZUdldEluZm9SZXNwb25zZTLrBQoRSW5kZXhBZG1pblNlcnZpY2USWgoPQnVpbGRHZW5lcmF0aW9uEiAuYWVlbmMudjEuQnVpbGRHZW5lcmF0aW9uUmVxdWVzdBohLmFlZW5jLnYxLkJ1aWxkR2VuZXJhdGlvblJlc3BvbnNlKAEwARJfChJBY3RpdmF0ZUdlbmVyYXRpb24SIy5hZWVuYy52MS5BY3RpdmF0ZUdlbmVyYXRpb25SZXF1ZXN0GiQuYWVlbmMudjEuQWN0aXZhdGVHZW5lcmF0aW9uUmVzcG9uc2USVgoPTGlzdEdlbmVyYXRpb25zEiAuYWVlbmMudjEuTGlzdEdlbmVyYXRpb25zUmVxdWVzdBohLmFlZW5jLnYxLkxpc3RHZW5lcmF0aW9uc1Jlc3BvbnNlElkKEFZlcmlmeUdlbmVyYXRpb24SIS5hZWVuYy52MS5WZXJpZnlHZW5lcmF0aW9uUmVxdWVzdBoiLmFlZW5jLnYxLlZlcmlmeUdlbmVyYXRpb25SZXNwb25zZRJZChBEZWxldGVHZW5lcmF0aW9uEiEuYWVlbmMudjEuRGVsZXRlR2VuZXJhdGlvblJlcXVlc3QaIi5hZWVuYy52MS5EZWxldGVHZW5lcmF0aW9uUmVzcG9uc2USUwoOSG9sZEdlbmVyYXRpb24SHy5hZWVuYy52MS5Ib2xkR2VuZXJhdGlvblJlcXVlc3QaIC5hZWVuYy52MS5Ib2xkR2VuZXJhdGlvblJlc3BvbnNlElwKEVJlbGVhc2VHZW5lcmF0aW9uEiIuYWVlbmMudjEuUmVsZWFzZUdlbmVyYXRpb25SZXF1ZXN0GiMuYWVlbmMudjEuUmVsZWFzZUdlbmVyYXRpb25SZXNwb25zZRJYCg9QdXRFeHBsYW5hdGlvbnMSIC5hZWVuYy52MS5QdXRFeHBsYW5hdGlvbnNSZXF1ZXN0GiEuYWVlbmMudjEuUHV0RXhwbGFuYXRpb25zUmVzcG9uc2UoAWIGcHJvdG8z", [file_aeenc_v1_types, file_google_protobuf_timestamp]);
 
 /**
  * Vectors to search for.
@@ -340,9 +340,9 @@ export type RetrieveRequest = Message<"aeenc.v1.RetrieveRequest"> & {
    * Premises already accepted: empty, or one list per text, in the order of `texts`. Retrieves what a text and its
    * accepted premises do not yet explain together. Accepted premises are not returned again.
    *
-   * @generated from field: repeated aeenc.v1.AcceptedPremises accepted = 6;
+   * @generated from field: repeated aeenc.v1.PremiseSet accepted = 6;
    */
-  accepted: AcceptedPremises[];
+  accepted: PremiseSet[];
 
   /**
    * Re-ranks the first n premises with the cross-encoder; n is k to `Limits.k`. 0: off.
@@ -501,27 +501,6 @@ export const FusionSchema: GenMessage<Fusion> = /*@__PURE__*/
   messageDesc(file_aeenc_v1_index, 7);
 
 /**
- * Premises already accepted for one query.
- *
- * @generated from message aeenc.v1.AcceptedPremises
- */
-export type AcceptedPremises = Message<"aeenc.v1.AcceptedPremises"> & {
-  /**
-   * Their ids.
-   *
-   * @generated from field: repeated string premise_ids = 1;
-   */
-  premiseIds: string[];
-};
-
-/**
- * Describes the message aeenc.v1.AcceptedPremises.
- * Use `create(AcceptedPremisesSchema)` to create a new message.
- */
-export const AcceptedPremisesSchema: GenMessage<AcceptedPremises> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 8);
-
-/**
  * The premises found for all texts.
  *
  * @generated from message aeenc.v1.RetrieveResponse
@@ -603,7 +582,7 @@ export type RetrieveResponse = Message<"aeenc.v1.RetrieveResponse"> & {
  * Use `create(RetrieveResponseSchema)` to create a new message.
  */
 export const RetrieveResponseSchema: GenMessage<RetrieveResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 9);
+  messageDesc(file_aeenc_v1_index, 8);
 
 /**
  * The premises found for one text, best first.
@@ -624,7 +603,7 @@ export type RetrievedPremises = Message<"aeenc.v1.RetrievedPremises"> & {
  * Use `create(RetrievedPremisesSchema)` to create a new message.
  */
 export const RetrievedPremisesSchema: GenMessage<RetrievedPremises> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 10);
+  messageDesc(file_aeenc_v1_index, 9);
 
 /**
  * One retrieved premise.
@@ -662,7 +641,7 @@ export type RetrievedPremise = Message<"aeenc.v1.RetrievedPremise"> & {
  * Use `create(RetrievedPremiseSchema)` to create a new message.
  */
 export const RetrievedPremiseSchema: GenMessage<RetrievedPremise> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 11);
+  messageDesc(file_aeenc_v1_index, 10);
 
 /**
  * The ids to look up.
@@ -697,7 +676,7 @@ export type GetPremisesRequest = Message<"aeenc.v1.GetPremisesRequest"> & {
  * Use `create(GetPremisesRequestSchema)` to create a new message.
  */
 export const GetPremisesRequestSchema: GenMessage<GetPremisesRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 12);
+  messageDesc(file_aeenc_v1_index, 11);
 
 /**
  * The premises for the ids.
@@ -725,7 +704,7 @@ export type GetPremisesResponse = Message<"aeenc.v1.GetPremisesResponse"> & {
  * Use `create(GetPremisesResponseSchema)` to create a new message.
  */
 export const GetPremisesResponseSchema: GenMessage<GetPremisesResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 13);
+  messageDesc(file_aeenc_v1_index, 12);
 
 /**
  * The page of premises to list.
@@ -767,7 +746,7 @@ export type ListPremisesRequest = Message<"aeenc.v1.ListPremisesRequest"> & {
  * Use `create(ListPremisesRequestSchema)` to create a new message.
  */
 export const ListPremisesRequestSchema: GenMessage<ListPremisesRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 14);
+  messageDesc(file_aeenc_v1_index, 13);
 
 /**
  * A page of premises.
@@ -809,7 +788,7 @@ export type ListPremisesResponse = Message<"aeenc.v1.ListPremisesResponse"> & {
  * Use `create(ListPremisesResponseSchema)` to create a new message.
  */
 export const ListPremisesResponseSchema: GenMessage<ListPremisesResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 15);
+  messageDesc(file_aeenc_v1_index, 14);
 
 /**
  * The page of corpora to list.
@@ -837,7 +816,7 @@ export type ListCorporaRequest = Message<"aeenc.v1.ListCorporaRequest"> & {
  * Use `create(ListCorporaRequestSchema)` to create a new message.
  */
 export const ListCorporaRequestSchema: GenMessage<ListCorporaRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 16);
+  messageDesc(file_aeenc_v1_index, 15);
 
 /**
  * A page of corpora.
@@ -865,7 +844,7 @@ export type ListCorporaResponse = Message<"aeenc.v1.ListCorporaResponse"> & {
  * Use `create(ListCorporaResponseSchema)` to create a new message.
  */
 export const ListCorporaResponseSchema: GenMessage<ListCorporaResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 17);
+  messageDesc(file_aeenc_v1_index, 16);
 
 /**
  * Requests information about the index.
@@ -880,7 +859,7 @@ export type IndexServiceGetInfoRequest = Message<"aeenc.v1.IndexServiceGetInfoRe
  * Use `create(IndexServiceGetInfoRequestSchema)` to create a new message.
  */
 export const IndexServiceGetInfoRequestSchema: GenMessage<IndexServiceGetInfoRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 18);
+  messageDesc(file_aeenc_v1_index, 17);
 
 /**
  * Describes this index process.
@@ -908,7 +887,7 @@ export type IndexServiceGetInfoResponse = Message<"aeenc.v1.IndexServiceGetInfoR
  * Use `create(IndexServiceGetInfoResponseSchema)` to create a new message.
  */
 export const IndexServiceGetInfoResponseSchema: GenMessage<IndexServiceGetInfoResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 19);
+  messageDesc(file_aeenc_v1_index, 18);
 
 /**
  * A corpus and its active generation.
@@ -943,7 +922,7 @@ export type CorpusInfo = Message<"aeenc.v1.CorpusInfo"> & {
  * Use `create(CorpusInfoSchema)` to create a new message.
  */
 export const CorpusInfoSchema: GenMessage<CorpusInfo> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 20);
+  messageDesc(file_aeenc_v1_index, 19);
 
 /**
  * One message of a build: the header first, then premises.
@@ -980,7 +959,7 @@ export type BuildGenerationRequest = Message<"aeenc.v1.BuildGenerationRequest"> 
  * Use `create(BuildGenerationRequestSchema)` to create a new message.
  */
 export const BuildGenerationRequestSchema: GenMessage<BuildGenerationRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 21);
+  messageDesc(file_aeenc_v1_index, 20);
 
 /**
  * Opens a build.
@@ -1060,7 +1039,7 @@ export type BuildHeader = Message<"aeenc.v1.BuildHeader"> & {
  * Use `create(BuildHeaderSchema)` to create a new message.
  */
 export const BuildHeaderSchema: GenMessage<BuildHeader> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 22);
+  messageDesc(file_aeenc_v1_index, 21);
 
 /**
  * One message of PutExplanations: the header first, then explanations.
@@ -1097,7 +1076,7 @@ export type PutExplanationsRequest = Message<"aeenc.v1.PutExplanationsRequest"> 
  * Use `create(PutExplanationsRequestSchema)` to create a new message.
  */
 export const PutExplanationsRequestSchema: GenMessage<PutExplanationsRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 23);
+  messageDesc(file_aeenc_v1_index, 22);
 
 /**
  * Opens a call of PutExplanations.
@@ -1125,7 +1104,7 @@ export type ExplanationsHeader = Message<"aeenc.v1.ExplanationsHeader"> & {
  * Use `create(ExplanationsHeaderSchema)` to create a new message.
  */
 export const ExplanationsHeaderSchema: GenMessage<ExplanationsHeader> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 24);
+  messageDesc(file_aeenc_v1_index, 23);
 
 /**
  * A batch of explanations.
@@ -1146,7 +1125,7 @@ export type ExplanationChunk = Message<"aeenc.v1.ExplanationChunk"> & {
  * Use `create(ExplanationChunkSchema)` to create a new message.
  */
 export const ExplanationChunkSchema: GenMessage<ExplanationChunk> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 25);
+  messageDesc(file_aeenc_v1_index, 24);
 
 /**
  * A hypothesis and what explains it.
@@ -1174,7 +1153,7 @@ export type Explanation = Message<"aeenc.v1.Explanation"> & {
  * Use `create(ExplanationSchema)` to create a new message.
  */
 export const ExplanationSchema: GenMessage<Explanation> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 26);
+  messageDesc(file_aeenc_v1_index, 25);
 
 /**
  * The result of PutExplanations.
@@ -1202,7 +1181,7 @@ export type PutExplanationsResponse = Message<"aeenc.v1.PutExplanationsResponse"
  * Use `create(PutExplanationsResponseSchema)` to create a new message.
  */
 export const PutExplanationsResponseSchema: GenMessage<PutExplanationsResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 27);
+  messageDesc(file_aeenc_v1_index, 26);
 
 /**
  * A batch of premises for a build.
@@ -1223,7 +1202,7 @@ export type PremiseChunk = Message<"aeenc.v1.PremiseChunk"> & {
  * Use `create(PremiseChunkSchema)` to create a new message.
  */
 export const PremiseChunkSchema: GenMessage<PremiseChunk> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 28);
+  messageDesc(file_aeenc_v1_index, 27);
 
 /**
  * Progress of a build.
@@ -1294,7 +1273,7 @@ export type BuildGenerationResponse = Message<"aeenc.v1.BuildGenerationResponse"
  * Use `create(BuildGenerationResponseSchema)` to create a new message.
  */
 export const BuildGenerationResponseSchema: GenMessage<BuildGenerationResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 29);
+  messageDesc(file_aeenc_v1_index, 28);
 
 /**
  * One immutable build of a corpus.
@@ -1408,7 +1387,7 @@ export type Generation = Message<"aeenc.v1.Generation"> & {
  * Use `create(GenerationSchema)` to create a new message.
  */
 export const GenerationSchema: GenMessage<Generation> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 30);
+  messageDesc(file_aeenc_v1_index, 29);
 
 /**
  * The generation to activate.
@@ -1450,7 +1429,7 @@ export type ActivateGenerationRequest = Message<"aeenc.v1.ActivateGenerationRequ
  * Use `create(ActivateGenerationRequestSchema)` to create a new message.
  */
 export const ActivateGenerationRequestSchema: GenMessage<ActivateGenerationRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 31);
+  messageDesc(file_aeenc_v1_index, 30);
 
 /**
  * The result of an activation.
@@ -1486,7 +1465,7 @@ export type ActivateGenerationResponse = Message<"aeenc.v1.ActivateGenerationRes
  * Use `create(ActivateGenerationResponseSchema)` to create a new message.
  */
 export const ActivateGenerationResponseSchema: GenMessage<ActivateGenerationResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 32);
+  messageDesc(file_aeenc_v1_index, 31);
 
 /**
  * An index process, and what it serves of a corpus.
@@ -1535,7 +1514,7 @@ export type IndexReplica = Message<"aeenc.v1.IndexReplica"> & {
  * Use `create(IndexReplicaSchema)` to create a new message.
  */
 export const IndexReplicaSchema: GenMessage<IndexReplica> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 33);
+  messageDesc(file_aeenc_v1_index, 32);
 
 /**
  * The corpus whose generations to list.
@@ -1570,7 +1549,7 @@ export type ListGenerationsRequest = Message<"aeenc.v1.ListGenerationsRequest"> 
  * Use `create(ListGenerationsRequestSchema)` to create a new message.
  */
 export const ListGenerationsRequestSchema: GenMessage<ListGenerationsRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 34);
+  messageDesc(file_aeenc_v1_index, 33);
 
 /**
  * A page of generations.
@@ -1598,7 +1577,7 @@ export type ListGenerationsResponse = Message<"aeenc.v1.ListGenerationsResponse"
  * Use `create(ListGenerationsResponseSchema)` to create a new message.
  */
 export const ListGenerationsResponseSchema: GenMessage<ListGenerationsResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 35);
+  messageDesc(file_aeenc_v1_index, 34);
 
 /**
  * The generation to check.
@@ -1626,7 +1605,7 @@ export type VerifyGenerationRequest = Message<"aeenc.v1.VerifyGenerationRequest"
  * Use `create(VerifyGenerationRequestSchema)` to create a new message.
  */
 export const VerifyGenerationRequestSchema: GenMessage<VerifyGenerationRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 36);
+  messageDesc(file_aeenc_v1_index, 35);
 
 /**
  * Confirms that a generation is sound.
@@ -1647,7 +1626,7 @@ export type VerifyGenerationResponse = Message<"aeenc.v1.VerifyGenerationRespons
  * Use `create(VerifyGenerationResponseSchema)` to create a new message.
  */
 export const VerifyGenerationResponseSchema: GenMessage<VerifyGenerationResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 37);
+  messageDesc(file_aeenc_v1_index, 36);
 
 /**
  * The generation to delete.
@@ -1689,7 +1668,7 @@ export type DeleteGenerationRequest = Message<"aeenc.v1.DeleteGenerationRequest"
  * Use `create(DeleteGenerationRequestSchema)` to create a new message.
  */
 export const DeleteGenerationRequestSchema: GenMessage<DeleteGenerationRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 38);
+  messageDesc(file_aeenc_v1_index, 37);
 
 /**
  * Confirms a deletion.
@@ -1717,7 +1696,7 @@ export type DeleteGenerationResponse = Message<"aeenc.v1.DeleteGenerationRespons
  * Use `create(DeleteGenerationResponseSchema)` to create a new message.
  */
 export const DeleteGenerationResponseSchema: GenMessage<DeleteGenerationResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 39);
+  messageDesc(file_aeenc_v1_index, 38);
 
 /**
  * The generation to keep, and for whom.
@@ -1752,7 +1731,7 @@ export type HoldGenerationRequest = Message<"aeenc.v1.HoldGenerationRequest"> & 
  * Use `create(HoldGenerationRequestSchema)` to create a new message.
  */
 export const HoldGenerationRequestSchema: GenMessage<HoldGenerationRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 40);
+  messageDesc(file_aeenc_v1_index, 39);
 
 /**
  * Confirms a hold, durable once it arrives.
@@ -1767,7 +1746,7 @@ export type HoldGenerationResponse = Message<"aeenc.v1.HoldGenerationResponse"> 
  * Use `create(HoldGenerationResponseSchema)` to create a new message.
  */
 export const HoldGenerationResponseSchema: GenMessage<HoldGenerationResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 41);
+  messageDesc(file_aeenc_v1_index, 40);
 
 /**
  * The hold to end.
@@ -1802,7 +1781,7 @@ export type ReleaseGenerationRequest = Message<"aeenc.v1.ReleaseGenerationReques
  * Use `create(ReleaseGenerationRequestSchema)` to create a new message.
  */
 export const ReleaseGenerationRequestSchema: GenMessage<ReleaseGenerationRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 42);
+  messageDesc(file_aeenc_v1_index, 41);
 
 /**
  * Confirms that the holder no longer holds the generation.
@@ -1817,7 +1796,7 @@ export type ReleaseGenerationResponse = Message<"aeenc.v1.ReleaseGenerationRespo
  * Use `create(ReleaseGenerationResponseSchema)` to create a new message.
  */
 export const ReleaseGenerationResponseSchema: GenMessage<ReleaseGenerationResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 43);
+  messageDesc(file_aeenc_v1_index, 42);
 
 /**
  * How texts are matched.

@@ -8,6 +8,8 @@ import type { GenEnum, GenFile, GenMessage, GenService } from "@bufbuild/protobu
 import { enumDesc, fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
 import type { Candidate, OracleTask, Verdict } from "./oracle_pb.js";
 import { file_aeenc_v1_oracle } from "./oracle_pb.js";
+import type { PremiseSet } from "./types_pb.js";
+import { file_aeenc_v1_types } from "./types_pb.js";
 import type { Duration, Timestamp } from "@bufbuild/protobuf/wkt";
 import { file_google_protobuf_duration, file_google_protobuf_timestamp } from "@bufbuild/protobuf/wkt";
 import type { Message } from "@bufbuild/protobuf";
@@ -16,7 +18,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file aeenc/v1/people.proto.
  */
 export const file_aeenc_v1_people: GenFile = /*@__PURE__*/
-  fileDesc("ChVhZWVuYy92MS9wZW9wbGUucHJvdG8SCGFlZW5jLnYxIpMBChBMZWFzZVRhc2tSZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIRCglhbm5vdGF0b3IYAiABKAkSEQoJbWF4X3Rhc2tzGAMgASgNEhIKCnJlcXVlc3RfaWQYBCABKAkSDQoFcXVldWUYBSABKAkSFQoNaHlwb3RoZXNpc19pZBgGIAEoCRIPCgd0YXNrX2lkGAcgASgJIjQKEUxlYXNlVGFza1Jlc3BvbnNlEh8KBmxlYXNlcxgBIAMoCzIPLmFlZW5jLnYxLkxlYXNlItMBCgVMZWFzZRIQCghsZWFzZV9pZBgBIAEoCRIOCgZydW5faWQYAiABKAkSIgoEdGFzaxgDIAEoCzIULmFlZW5jLnYxLk9yYWNsZVRhc2sSLgoKZXhwaXJlc19hdBgEIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLAoJcmVtYWluaW5nGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhUKDWh5cG90aGVzaXNfaWQYBiABKAkSDwoHbm9kZV9pZBgHIAEoCSIlChFSZW5ld0xlYXNlUmVxdWVzdBIQCghsZWFzZV9pZBgBIAEoCSJyChJSZW5ld0xlYXNlUmVzcG9uc2USLgoKZXhwaXJlc19hdBgBIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLAoJcmVtYWluaW5nGAIgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIjYKElJlbGVhc2VUYXNrUmVxdWVzdBIQCghsZWFzZV9pZBgBIAEoCRIOCgZyZWFzb24YAiABKAkiFQoTUmVsZWFzZVRhc2tSZXNwb25zZSLpAgoVU3VibWl0VmVyZGljdHNSZXF1ZXN0EhAKCGxlYXNlX2lkGAEgASgJEiMKCHZlcmRpY3RzGAIgAygLMhEuYWVlbmMudjEuVmVyZGljdBIRCglzZWVuX3VwdG8YAyABKA0SKgoHZWxhcHNlZBgEIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhISCgpjbGllbnRfc2VxGAUgASgEEgwKBG5vdGUYBiABKAkSJAoJYWRkaXRpb25zGAcgAygLMhEuYWVlbmMudjEuVmVyZGljdBIPCgd3cml0dGVuGAggAygJEhEKCWluZmVyZW5jZRgJIAEoCRIrCgxub2RlX3ZlcmRpY3QYCiABKA4yFS5hZWVuYy52MS5Ob2RlVmVyZGljdBIVCg1pbnRlcm1lZGlhdGVzGAsgAygJEioKDGFsdGVybmF0aXZlcxgMIAMoCzIULmFlZW5jLnYxLlByZW1pc2VTZXQiIQoKUHJlbWlzZVNldBITCgtwcmVtaXNlX2lkcxgBIAMoCSI5ChZTdWJtaXRWZXJkaWN0c1Jlc3BvbnNlEhEKCWFuc3dlcl9pZBgBIAEoCRIMCgRsYXRlGAIgASgIIlsKE1VuZG9WZXJkaWN0c1JlcXVlc3QSEQoJYW5ub3RhdG9yGAEgASgJEg0KBWNvdW50GAIgASgNEg4KBnJ1bl9pZBgDIAEoCRISCgpyZXF1ZXN0X2lkGAQgASgJIioKFFVuZG9WZXJkaWN0c1Jlc3BvbnNlEhIKCmFuc3dlcl9pZHMYASADKAkisgEKFEFtZW5kVmVyZGljdHNSZXF1ZXN0EhEKCWFuc3dlcl9pZBgBIAEoCRIjCgh2ZXJkaWN0cxgCIAMoCzIRLmFlZW5jLnYxLlZlcmRpY3QSEQoJYW5ub3RhdG9yGAMgASgJEhIKCnJlcXVlc3RfaWQYBCABKAkSJAoJYWRkaXRpb25zGAUgAygLMhEuYWVlbmMudjEuVmVyZGljdBIVCg1pbnRlcm1lZGlhdGVzGAYgAygJIioKFUFtZW5kVmVyZGljdHNSZXNwb25zZRIRCglhbnN3ZXJfaWQYASABKAkiggEKEUFkanVkaWNhdGVSZXF1ZXN0Eg8KB3Rhc2tfaWQYASABKAkSDgoGcnVuX2lkGAIgASgJEiMKCHZlcmRpY3RzGAMgAygLMhEuYWVlbmMudjEuVmVyZGljdBITCgthZGp1ZGljYXRvchgEIAEoCRISCgpyZXF1ZXN0X2lkGAUgASgJIicKEkFkanVkaWNhdGVSZXNwb25zZRIRCglhbnN3ZXJfaWQYASABKAkifQoQQ2xvc2VUYXNrUmVxdWVzdBIPCgd0YXNrX2lkGAEgASgJEg4KBnJ1bl9pZBgCIAEoCRITCgthZGp1ZGljYXRvchgDIAEoCRIOCgZyZWFzb24YBCABKAkSEgoKcmVxdWVzdF9pZBgFIAEoCRIPCgdvdmVybGFwGAYgASgNIjcKEUNsb3NlVGFza1Jlc3BvbnNlEiIKBHRhc2sYASABKAsyFC5hZWVuYy52MS5KdWRnZWRUYXNrIlsKEVNldHRsZVRhc2tSZXF1ZXN0Eg8KB3Rhc2tfaWQYASABKAkSDgoGcnVuX2lkGAIgASgJEhEKCWFubm90YXRvchgDIAEoCRISCgpyZXF1ZXN0X2lkGAQgASgJIjgKElNldHRsZVRhc2tSZXNwb25zZRIiCgR0YXNrGAEgASgLMhQuYWVlbmMudjEuSnVkZ2VkVGFzayKEAQoUUmV0cmlldmVBZ2FpblJlcXVlc3QSDgoGcnVuX2lkGAEgASgJEhUKDWh5cG90aGVzaXNfaWQYAiABKAkSDwoHdGFza19pZBgDIAEoCRIQCghsZWFzZV9pZBgEIAEoCRIRCglhbm5vdGF0b3IYBSABKAkSDwoHZHJ5X3J1bhgGIAEoCCJAChVSZXRyaWV2ZUFnYWluUmVzcG9uc2USFQoNbW9kZWxfdmVyc2lvbhgBIAEoCRIQCgh0YXNrX2lkcxgCIAMoCSJcChJMaXN0Q2hhbmdlc1JlcXVlc3QSDgoGcnVuX2lkGAEgASgJEg8KB3Rhc2tfaWQYAiABKAkSEQoJcGFnZV9zaXplGAMgASgNEhIKCnBhZ2VfdG9rZW4YBCABKAkiVQoTTGlzdENoYW5nZXNSZXNwb25zZRIlCgdjaGFuZ2VzGAEgAygLMhQuYWVlbmMudjEuVGFza0NoYW5nZRIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkipwIKClRhc2tDaGFuZ2USCwoDc2VxGAEgASgEEiYKBGtpbmQYAiABKA4yGC5hZWVuYy52MS5UYXNrQ2hhbmdlS2luZBIPCgd0YXNrX2lkGAMgASgJEg4KBnBlcnNvbhgEIAEoCRImCgJhdBgFIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASJAoGYW5zd2VyGAYgASgLMhQuYWVlbmMudjEuVGFza0Fuc3dlchIYChBmb3JtZXJfYW5zd2VyX2lkGAcgASgJEiMKCHZlcmRpY3RzGAggAygLMhEuYWVlbmMudjEuVmVyZGljdBIOCgZyZWFzb24YCSABKAkSDwoHb3ZlcmxhcBgKIAEoDRIVCg1tb2RlbF92ZXJzaW9uGAsgASgJIjcKDkdldFRyZWVSZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIVCg1oeXBvdGhlc2lzX2lkGAIgASgJIjQKD0dldFRyZWVSZXNwb25zZRIhCgR0cmVlGAEgASgLMhMuYWVlbmMudjEuVHJlZVN0YXRlIjkKEFdhdGNoVHJlZVJlcXVlc3QSDgoGcnVuX2lkGAEgASgJEhUKDWh5cG90aGVzaXNfaWQYAiABKAkiNgoRV2F0Y2hUcmVlUmVzcG9uc2USIQoEdHJlZRgBIAEoCzITLmFlZW5jLnYxLlRyZWVTdGF0ZSKJAQoJVHJlZVN0YXRlEg4KBnJ1bl9pZBgBIAEoCRIVCg1oeXBvdGhlc2lzX2lkGAIgASgJEiEKBW5vZGVzGAMgAygLMhIuYWVlbmMudjEuVHJlZU5vZGUSEAoIZmluaXNoZWQYBCABKAgSEAoIcXVlc3Rpb24YBSABKAkSDgoGYW5zd2VyGAYgASgJIvECCghUcmVlTm9kZRIPCgdub2RlX2lkGAEgASgJEhEKCXBhcmVudF9pZBgCIAEoCRISCgpwcmVtaXNlX2lkGAMgASgJEgwKBHRleHQYBCABKAkSDQoFZGVwdGgYBSABKA0SJgoFc3RhdGUYBiABKA4yFy5hZWVuYy52MS5UcmVlTm9kZVN0YXRlEg8KB3Rhc2tfaWQYByABKAkSJwoIYWNjZXB0ZWQYCCADKAsyFS5hZWVuYy52MS5UcmVlUHJlbWlzZRIPCgdob2xkZXJzGAkgAygJEg8KB2Fuc3dlcnMYCiABKA0SDwoHb3ZlcmxhcBgLIAEoDRISCgppbmZlcmVuY2VzGAwgAygJEiwKDW5vZGVfdmVyZGljdHMYDSADKA4yFS5hZWVuYy52MS5Ob2RlVmVyZGljdBIVCg1tb2RlbF92ZXJzaW9uGA4gASgJEhIKCmdlbmVyYXRpb24YDyABKAkSDgoGYXV0aG9yGBAgASgJIlsKC1RyZWVQcmVtaXNlEhIKCnByZW1pc2VfaWQYASABKAkSDAoEdGV4dBgCIAEoCRIMCgRyYW5rGAMgASgNEgwKBGxlYWYYBCABKAgSDgoGYXV0aG9yGAUgASgJIiYKEUxpc3RRdWV1ZXNSZXF1ZXN0EhEKCWFubm90YXRvchgBIAEoCSI1ChJMaXN0UXVldWVzUmVzcG9uc2USHwoGcXVldWVzGAEgAygLMg8uYWVlbmMudjEuUXVldWUi7AEKBVF1ZXVlEgwKBG5hbWUYASABKAkSDwoHb3ZlcmxhcBgCIAEoDRInCgR1bmRvGAMgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhEKCWd1aWRlbGluZRgEIAEoCRIjCgV0b3RhbBgFIAEoCzIULmFlZW5jLnYxLlRhc2tDb3VudHMSIAoEcnVucxgGIAMoCzISLmFlZW5jLnYxLlJ1blRhc2tzEhEKCW1heF9ncmFkZRgHIAEoAhIuCg1xdWFsaWZpY2F0aW9uGAggASgLMhcuYWVlbmMudjEuUXVhbGlmaWNhdGlvbiJdCg1RdWFsaWZpY2F0aW9uEg0KBWl0ZW1zGAEgASgNEhAKCGFuc3dlcmVkGAIgASgNEisKBXN0YXRlGAMgASgOMhwuYWVlbmMudjEuUXVhbGlmaWNhdGlvblN0YXRlIkAKCFJ1blRhc2tzEg4KBnJ1bl9pZBgBIAEoCRIkCgZjb3VudHMYAiABKAsyFC5hZWVuYy52MS5UYXNrQ291bnRzIrYBCgpUYXNrQ291bnRzEg0KBXRhc2tzGAEgASgEEg8KB3dhaXRpbmcYAiABKAQSDAoEZnJlZRgDIAEoBBIOCgZsZWFzZWQYBCABKAQSDwoHZGVjaWRlZBgFIAEoBBIRCgljb25mbGljdHMYBiABKAQSDwoHc2V0dGxlZBgHIAEoBBIMCgRtaW5lGAggASgEEhEKCW1pbmVfaG91chgJIAEoBBIUCgxhbnN3ZXJzX2hvdXIYCiABKAQiXgoSTGlzdEFuc3dlcnNSZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIRCglhbm5vdGF0b3IYAiABKAkSEQoJcGFnZV9zaXplGAMgASgNEhIKCnBhZ2VfdG9rZW4YBCABKAkiUwoTTGlzdEFuc3dlcnNSZXNwb25zZRIjCgV0YXNrcxgBIAMoCzIULmFlZW5jLnYxLkp1ZGdlZFRhc2sSFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIiUKE0dldEFncmVlbWVudFJlcXVlc3QSDgoGcnVuX2lkGAEgASgJIokCChRHZXRBZ3JlZW1lbnRSZXNwb25zZRITCgtjb2hlbl9rYXBwYRgBIAEoARIUCgxmbGVpc3Nfa2FwcGEYAiABKAESGgoSa3JpcHBlbmRvcmZmX2FscGhhGAMgASgBEhIKCmNhbmRpZGF0ZXMYBCABKAQSEgoKYW5ub3RhdG9ycxgFIAEoDRIqCgdyZXBvcnRzGAYgAygLMhkuYWVlbmMudjEuQW5ub3RhdG9yUmVwb3J0EhoKEnBvc2l0aXZlX2FncmVlbWVudBgHIAEoARIPCgdlZGdlX2YxGAggASgBEikKCGNvbnRyb2xzGAkgAygLMhcuYWVlbmMudjEuQ29udHJvbFJlcG9ydCK9AQoPQW5ub3RhdG9yUmVwb3J0EhEKCWFubm90YXRvchgBIAEoCRIPCgdhbnN3ZXJzGAIgASgEEgwKBGxhdGUYAyABKAQSGAoQY29udHJvbF92ZXJkaWN0cxgEIAEoBBIXCg9jb250cm9sX2NvcnJlY3QYBSABKAQSLwoMbWVhbl9lbGFwc2VkGAYgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhQKDGFuc3dlcnNfaG91chgHIAEoBCJ+Cg1Db250cm9sUmVwb3J0Eg0KBXF1ZXJ5GAEgASgJEg8KB2Fuc3dlcnMYAiABKAQSEAoIdmVyZGljdHMYAyABKAQSDwoHY29ycmVjdBgEIAEoBBIqCghtaXN0YWtlcxgFIAMoCzIYLmFlZW5jLnYxLkNvbnRyb2xNaXN0YWtlIkAKDkNvbnRyb2xNaXN0YWtlEgwKBHRleHQYASABKAkSEAoIZXhwbGFpbnMYAiABKAgSDgoGcGVvcGxlGAMgASgEIoABChBMaXN0VGFza3NSZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIiCgVzdGF0ZRgCIAEoDjITLmFlZW5jLnYxLlRhc2tTdGF0ZRIRCglwYWdlX3NpemUYAyABKA0SEgoKcGFnZV90b2tlbhgEIAEoCRIRCglhbm5vdGF0b3IYBSABKAkiUQoRTGlzdFRhc2tzUmVzcG9uc2USIwoFdGFza3MYASADKAsyFC5hZWVuYy52MS5KdWRnZWRUYXNrEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSLIAQoKSnVkZ2VkVGFzaxIiCgR0YXNrGAEgASgLMhQuYWVlbmMudjEuT3JhY2xlVGFzaxIiCgVzdGF0ZRgCIAEoDjITLmFlZW5jLnYxLlRhc2tTdGF0ZRIlCgdhbnN3ZXJzGAMgAygLMhQuYWVlbmMudjEuVGFza0Fuc3dlchIjCghkZWNpc2lvbhgEIAMoCzIRLmFlZW5jLnYxLlZlcmRpY3QSEQoJY29uZmxpY3RzGAUgAygJEhMKC2FkanVkaWNhdG9yGAYgASgJItcCCgpUYXNrQW5zd2VyEhEKCWFuc3dlcl9pZBgBIAEoCRIRCglhbm5vdGF0b3IYAiABKAkSIwoIdmVyZGljdHMYAyADKAsyES5hZWVuYy52MS5WZXJkaWN0EgwKBGxhdGUYBCABKAgSJgoCYXQYBSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEgwKBG5vdGUYBiABKAkSJgoJYWRkaXRpb25zGAcgAygLMhMuYWVlbmMudjEuQ2FuZGlkYXRlEg8KB3dyaXR0ZW4YCCADKAkSEQoJaW5mZXJlbmNlGAkgASgJEisKDG5vZGVfdmVyZGljdBgKIAEoDjIVLmFlZW5jLnYxLk5vZGVWZXJkaWN0EhUKDWludGVybWVkaWF0ZXMYCyADKAkSKgoMYWx0ZXJuYXRpdmVzGAwgAygLMhQuYWVlbmMudjEuUHJlbWlzZVNldCJHChFXYXRjaFRhc2tzUmVxdWVzdBIOCgZydW5faWQYASABKAkSEAoIZnJvbV9zZXEYAiABKAQSEAoIZnJvbV9ub3cYAyABKAgioQEKEldhdGNoVGFza3NSZXNwb25zZRILCgNzZXEYASABKAQSIgoFZXZlbnQYAiABKA4yEy5hZWVuYy52MS5UYXNrRXZlbnQSDwoHdGFza19pZBgDIAEoCRIOCgZydW5faWQYBCABKAkSJgoCYXQYBSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhEKCWFubm90YXRvchgGIAEoCSqXAQoSUXVhbGlmaWNhdGlvblN0YXRlEiMKH1FVQUxJRklDQVRJT05fU1RBVEVfVU5TUEVDSUZJRUQQABIcChhRVUFMSUZJQ0FUSU9OX1NUQVRFX09QRU4QARIeChpRVUFMSUZJQ0FUSU9OX1NUQVRFX1BBU1NFRBACEh4KGlFVQUxJRklDQVRJT05fU1RBVEVfRkFJTEVEEAMqigEKC05vZGVWZXJkaWN0EhwKGE5PREVfVkVSRElDVF9VTlNQRUNJRklFRBAAEhkKFU5PREVfVkVSRElDVF9DT01QTEVURRABEiAKHE5PREVfVkVSRElDVF9QUkVNSVNFX01JU1NJTkcQAhIgChxOT0RFX1ZFUkRJQ1RfTk9UX0VYUExBSU5BQkxFEAMqzQIKCVRhc2tFdmVudBIaChZUQVNLX0VWRU5UX1VOU1BFQ0lGSUVEEAASFQoRVEFTS19FVkVOVF9RVUVVRUQQARIVChFUQVNLX0VWRU5UX0xFQVNFRBACEhcKE1RBU0tfRVZFTlRfQU5TV0VSRUQQAxIWChJUQVNLX0VWRU5UX0VYUElSRUQQBBIXChNUQVNLX0VWRU5UX0NPTkZMSUNUEAUSGgoWVEFTS19FVkVOVF9BREpVRElDQVRFRBAGEhcKE1RBU0tfRVZFTlRfUkVMRUFTRUQQBxIVChFUQVNLX0VWRU5UX1VORE9ORRAIEhYKElRBU0tfRVZFTlRfQU1FTkRFRBAJEhYKElRBU0tfRVZFTlRfU0VUVExFRBAKEhYKElRBU0tfRVZFTlRfTE9XRVJFRBALEhgKFFRBU0tfRVZFTlRfV0lUSERSQVdOEAwquQIKDlRhc2tDaGFuZ2VLaW5kEiAKHFRBU0tfQ0hBTkdFX0tJTkRfVU5TUEVDSUZJRUQQABIbChdUQVNLX0NIQU5HRV9LSU5EX0FOU1dFUhABEhkKFVRBU0tfQ0hBTkdFX0tJTkRfVU5ETxACEhoKFlRBU0tfQ0hBTkdFX0tJTkRfQU1FTkQQAxIcChhUQVNLX0NIQU5HRV9LSU5EX1JFTEVBU0UQBBIfChtUQVNLX0NIQU5HRV9LSU5EX0FESlVESUNBVEUQBRIaChZUQVNLX0NIQU5HRV9LSU5EX0NMT1NFEAYSGgoWVEFTS19DSEFOR0VfS0lORF9MT1dFUhAHEhsKF1RBU0tfQ0hBTkdFX0tJTkRfSEFTVEVOEAgSHQoZVEFTS19DSEFOR0VfS0lORF9XSVRIRFJBVxAJKvYBCg1UcmVlTm9kZVN0YXRlEh8KG1RSRUVfTk9ERV9TVEFURV9VTlNQRUNJRklFRBAAEhsKF1RSRUVfTk9ERV9TVEFURV9QRU5ESU5HEAESGAoUVFJFRV9OT0RFX1NUQVRFX09QRU4QAhIaChZUUkVFX05PREVfU1RBVEVfTEVBU0VEEAMSGwoXVFJFRV9OT0RFX1NUQVRFX0RFQ0lERUQQBBIcChhUUkVFX05PREVfU1RBVEVfQ09ORkxJQ1QQBRIaChZUUkVFX05PREVfU1RBVEVfSlVER0VEEAYSGgoWVFJFRV9OT0RFX1NUQVRFX0ZBSUxFRBAHKqIBCglUYXNrU3RhdGUSGgoWVEFTS19TVEFURV9VTlNQRUNJRklFRBAAEhYKElRBU0tfU1RBVEVfV0FJVElORxABEhYKElRBU0tfU1RBVEVfREVDSURFRBACEhcKE1RBU0tfU1RBVEVfQ09ORkxJQ1QQAxIWChJUQVNLX1NUQVRFX1NFVFRMRUQQBBIYChRUQVNLX1NUQVRFX1dJVEhEUkFXThAFMtMKCg1QZW9wbGVTZXJ2aWNlEkQKCUxlYXNlVGFzaxIaLmFlZW5jLnYxLkxlYXNlVGFza1JlcXVlc3QaGy5hZWVuYy52MS5MZWFzZVRhc2tSZXNwb25zZRJHCgpSZW5ld0xlYXNlEhsuYWVlbmMudjEuUmVuZXdMZWFzZVJlcXVlc3QaHC5hZWVuYy52MS5SZW5ld0xlYXNlUmVzcG9uc2USSgoLUmVsZWFzZVRhc2sSHC5hZWVuYy52MS5SZWxlYXNlVGFza1JlcXVlc3QaHS5hZWVuYy52MS5SZWxlYXNlVGFza1Jlc3BvbnNlElMKDlN1Ym1pdFZlcmRpY3RzEh8uYWVlbmMudjEuU3VibWl0VmVyZGljdHNSZXF1ZXN0GiAuYWVlbmMudjEuU3VibWl0VmVyZGljdHNSZXNwb25zZRJNCgxVbmRvVmVyZGljdHMSHS5hZWVuYy52MS5VbmRvVmVyZGljdHNSZXF1ZXN0Gh4uYWVlbmMudjEuVW5kb1ZlcmRpY3RzUmVzcG9uc2USUAoNQW1lbmRWZXJkaWN0cxIeLmFlZW5jLnYxLkFtZW5kVmVyZGljdHNSZXF1ZXN0Gh8uYWVlbmMudjEuQW1lbmRWZXJkaWN0c1Jlc3BvbnNlEkcKCkFkanVkaWNhdGUSGy5hZWVuYy52MS5BZGp1ZGljYXRlUmVxdWVzdBocLmFlZW5jLnYxLkFkanVkaWNhdGVSZXNwb25zZRJECglDbG9zZVRhc2sSGi5hZWVuYy52MS5DbG9zZVRhc2tSZXF1ZXN0GhsuYWVlbmMudjEuQ2xvc2VUYXNrUmVzcG9uc2USRwoKU2V0dGxlVGFzaxIbLmFlZW5jLnYxLlNldHRsZVRhc2tSZXF1ZXN0GhwuYWVlbmMudjEuU2V0dGxlVGFza1Jlc3BvbnNlElAKDVJldHJpZXZlQWdhaW4SHi5hZWVuYy52MS5SZXRyaWV2ZUFnYWluUmVxdWVzdBofLmFlZW5jLnYxLlJldHJpZXZlQWdhaW5SZXNwb25zZRJKCgtMaXN0Q2hhbmdlcxIcLmFlZW5jLnYxLkxpc3RDaGFuZ2VzUmVxdWVzdBodLmFlZW5jLnYxLkxpc3RDaGFuZ2VzUmVzcG9uc2USPgoHR2V0VHJlZRIYLmFlZW5jLnYxLkdldFRyZWVSZXF1ZXN0GhkuYWVlbmMudjEuR2V0VHJlZVJlc3BvbnNlEkYKCVdhdGNoVHJlZRIaLmFlZW5jLnYxLldhdGNoVHJlZVJlcXVlc3QaGy5hZWVuYy52MS5XYXRjaFRyZWVSZXNwb25zZTABEkcKCkxpc3RRdWV1ZXMSGy5hZWVuYy52MS5MaXN0UXVldWVzUmVxdWVzdBocLmFlZW5jLnYxLkxpc3RRdWV1ZXNSZXNwb25zZRJKCgtMaXN0QW5zd2VycxIcLmFlZW5jLnYxLkxpc3RBbnN3ZXJzUmVxdWVzdBodLmFlZW5jLnYxLkxpc3RBbnN3ZXJzUmVzcG9uc2USTQoMR2V0QWdyZWVtZW50Eh0uYWVlbmMudjEuR2V0QWdyZWVtZW50UmVxdWVzdBoeLmFlZW5jLnYxLkdldEFncmVlbWVudFJlc3BvbnNlEkQKCUxpc3RUYXNrcxIaLmFlZW5jLnYxLkxpc3RUYXNrc1JlcXVlc3QaGy5hZWVuYy52MS5MaXN0VGFza3NSZXNwb25zZRJJCgpXYXRjaFRhc2tzEhsuYWVlbmMudjEuV2F0Y2hUYXNrc1JlcXVlc3QaHC5hZWVuYy52MS5XYXRjaFRhc2tzUmVzcG9uc2UwAWIGcHJvdG8z", [file_aeenc_v1_oracle, file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("ChVhZWVuYy92MS9wZW9wbGUucHJvdG8SCGFlZW5jLnYxIpMBChBMZWFzZVRhc2tSZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIRCglhbm5vdGF0b3IYAiABKAkSEQoJbWF4X3Rhc2tzGAMgASgNEhIKCnJlcXVlc3RfaWQYBCABKAkSDQoFcXVldWUYBSABKAkSFQoNaHlwb3RoZXNpc19pZBgGIAEoCRIPCgd0YXNrX2lkGAcgASgJIjQKEUxlYXNlVGFza1Jlc3BvbnNlEh8KBmxlYXNlcxgBIAMoCzIPLmFlZW5jLnYxLkxlYXNlItMBCgVMZWFzZRIQCghsZWFzZV9pZBgBIAEoCRIOCgZydW5faWQYAiABKAkSIgoEdGFzaxgDIAEoCzIULmFlZW5jLnYxLk9yYWNsZVRhc2sSLgoKZXhwaXJlc19hdBgEIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLAoJcmVtYWluaW5nGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhUKDWh5cG90aGVzaXNfaWQYBiABKAkSDwoHbm9kZV9pZBgHIAEoCSIlChFSZW5ld0xlYXNlUmVxdWVzdBIQCghsZWFzZV9pZBgBIAEoCSJyChJSZW5ld0xlYXNlUmVzcG9uc2USLgoKZXhwaXJlc19hdBgBIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLAoJcmVtYWluaW5nGAIgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIjYKElJlbGVhc2VUYXNrUmVxdWVzdBIQCghsZWFzZV9pZBgBIAEoCRIOCgZyZWFzb24YAiABKAkiFQoTUmVsZWFzZVRhc2tSZXNwb25zZSLpAgoVU3VibWl0VmVyZGljdHNSZXF1ZXN0EhAKCGxlYXNlX2lkGAEgASgJEiMKCHZlcmRpY3RzGAIgAygLMhEuYWVlbmMudjEuVmVyZGljdBIRCglzZWVuX3VwdG8YAyABKA0SKgoHZWxhcHNlZBgEIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhISCgpjbGllbnRfc2VxGAUgASgEEgwKBG5vdGUYBiABKAkSJAoJYWRkaXRpb25zGAcgAygLMhEuYWVlbmMudjEuVmVyZGljdBIPCgd3cml0dGVuGAggAygJEhEKCWluZmVyZW5jZRgJIAEoCRIrCgxub2RlX3ZlcmRpY3QYCiABKA4yFS5hZWVuYy52MS5Ob2RlVmVyZGljdBIVCg1pbnRlcm1lZGlhdGVzGAsgAygJEioKDGFsdGVybmF0aXZlcxgMIAMoCzIULmFlZW5jLnYxLlByZW1pc2VTZXQiOQoWU3VibWl0VmVyZGljdHNSZXNwb25zZRIRCglhbnN3ZXJfaWQYASABKAkSDAoEbGF0ZRgCIAEoCCJbChNVbmRvVmVyZGljdHNSZXF1ZXN0EhEKCWFubm90YXRvchgBIAEoCRINCgVjb3VudBgCIAEoDRIOCgZydW5faWQYAyABKAkSEgoKcmVxdWVzdF9pZBgEIAEoCSIqChRVbmRvVmVyZGljdHNSZXNwb25zZRISCgphbnN3ZXJfaWRzGAEgAygJIrIBChRBbWVuZFZlcmRpY3RzUmVxdWVzdBIRCglhbnN3ZXJfaWQYASABKAkSIwoIdmVyZGljdHMYAiADKAsyES5hZWVuYy52MS5WZXJkaWN0EhEKCWFubm90YXRvchgDIAEoCRISCgpyZXF1ZXN0X2lkGAQgASgJEiQKCWFkZGl0aW9ucxgFIAMoCzIRLmFlZW5jLnYxLlZlcmRpY3QSFQoNaW50ZXJtZWRpYXRlcxgGIAMoCSIqChVBbWVuZFZlcmRpY3RzUmVzcG9uc2USEQoJYW5zd2VyX2lkGAEgASgJIoIBChFBZGp1ZGljYXRlUmVxdWVzdBIPCgd0YXNrX2lkGAEgASgJEg4KBnJ1bl9pZBgCIAEoCRIjCgh2ZXJkaWN0cxgDIAMoCzIRLmFlZW5jLnYxLlZlcmRpY3QSEwoLYWRqdWRpY2F0b3IYBCABKAkSEgoKcmVxdWVzdF9pZBgFIAEoCSInChJBZGp1ZGljYXRlUmVzcG9uc2USEQoJYW5zd2VyX2lkGAEgASgJIn0KEENsb3NlVGFza1JlcXVlc3QSDwoHdGFza19pZBgBIAEoCRIOCgZydW5faWQYAiABKAkSEwoLYWRqdWRpY2F0b3IYAyABKAkSDgoGcmVhc29uGAQgASgJEhIKCnJlcXVlc3RfaWQYBSABKAkSDwoHb3ZlcmxhcBgGIAEoDSI3ChFDbG9zZVRhc2tSZXNwb25zZRIiCgR0YXNrGAEgASgLMhQuYWVlbmMudjEuSnVkZ2VkVGFzayJbChFTZXR0bGVUYXNrUmVxdWVzdBIPCgd0YXNrX2lkGAEgASgJEg4KBnJ1bl9pZBgCIAEoCRIRCglhbm5vdGF0b3IYAyABKAkSEgoKcmVxdWVzdF9pZBgEIAEoCSI4ChJTZXR0bGVUYXNrUmVzcG9uc2USIgoEdGFzaxgBIAEoCzIULmFlZW5jLnYxLkp1ZGdlZFRhc2sihAEKFFJldHJpZXZlQWdhaW5SZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIVCg1oeXBvdGhlc2lzX2lkGAIgASgJEg8KB3Rhc2tfaWQYAyABKAkSEAoIbGVhc2VfaWQYBCABKAkSEQoJYW5ub3RhdG9yGAUgASgJEg8KB2RyeV9ydW4YBiABKAgiQAoVUmV0cmlldmVBZ2FpblJlc3BvbnNlEhUKDW1vZGVsX3ZlcnNpb24YASABKAkSEAoIdGFza19pZHMYAiADKAkiXAoSTGlzdENoYW5nZXNSZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIPCgd0YXNrX2lkGAIgASgJEhEKCXBhZ2Vfc2l6ZRgDIAEoDRISCgpwYWdlX3Rva2VuGAQgASgJIlUKE0xpc3RDaGFuZ2VzUmVzcG9uc2USJQoHY2hhbmdlcxgBIAMoCzIULmFlZW5jLnYxLlRhc2tDaGFuZ2USFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIqcCCgpUYXNrQ2hhbmdlEgsKA3NlcRgBIAEoBBImCgRraW5kGAIgASgOMhguYWVlbmMudjEuVGFza0NoYW5nZUtpbmQSDwoHdGFza19pZBgDIAEoCRIOCgZwZXJzb24YBCABKAkSJgoCYXQYBSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEiQKBmFuc3dlchgGIAEoCzIULmFlZW5jLnYxLlRhc2tBbnN3ZXISGAoQZm9ybWVyX2Fuc3dlcl9pZBgHIAEoCRIjCgh2ZXJkaWN0cxgIIAMoCzIRLmFlZW5jLnYxLlZlcmRpY3QSDgoGcmVhc29uGAkgASgJEg8KB292ZXJsYXAYCiABKA0SFQoNbW9kZWxfdmVyc2lvbhgLIAEoCSI3Cg5HZXRUcmVlUmVxdWVzdBIOCgZydW5faWQYASABKAkSFQoNaHlwb3RoZXNpc19pZBgCIAEoCSI0Cg9HZXRUcmVlUmVzcG9uc2USIQoEdHJlZRgBIAEoCzITLmFlZW5jLnYxLlRyZWVTdGF0ZSI5ChBXYXRjaFRyZWVSZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIVCg1oeXBvdGhlc2lzX2lkGAIgASgJIjYKEVdhdGNoVHJlZVJlc3BvbnNlEiEKBHRyZWUYASABKAsyEy5hZWVuYy52MS5UcmVlU3RhdGUiiQEKCVRyZWVTdGF0ZRIOCgZydW5faWQYASABKAkSFQoNaHlwb3RoZXNpc19pZBgCIAEoCRIhCgVub2RlcxgDIAMoCzISLmFlZW5jLnYxLlRyZWVOb2RlEhAKCGZpbmlzaGVkGAQgASgIEhAKCHF1ZXN0aW9uGAUgASgJEg4KBmFuc3dlchgGIAEoCSLxAgoIVHJlZU5vZGUSDwoHbm9kZV9pZBgBIAEoCRIRCglwYXJlbnRfaWQYAiABKAkSEgoKcHJlbWlzZV9pZBgDIAEoCRIMCgR0ZXh0GAQgASgJEg0KBWRlcHRoGAUgASgNEiYKBXN0YXRlGAYgASgOMhcuYWVlbmMudjEuVHJlZU5vZGVTdGF0ZRIPCgd0YXNrX2lkGAcgASgJEicKCGFjY2VwdGVkGAggAygLMhUuYWVlbmMudjEuVHJlZVByZW1pc2USDwoHaG9sZGVycxgJIAMoCRIPCgdhbnN3ZXJzGAogASgNEg8KB292ZXJsYXAYCyABKA0SEgoKaW5mZXJlbmNlcxgMIAMoCRIsCg1ub2RlX3ZlcmRpY3RzGA0gAygOMhUuYWVlbmMudjEuTm9kZVZlcmRpY3QSFQoNbW9kZWxfdmVyc2lvbhgOIAEoCRISCgpnZW5lcmF0aW9uGA8gASgJEg4KBmF1dGhvchgQIAEoCSJbCgtUcmVlUHJlbWlzZRISCgpwcmVtaXNlX2lkGAEgASgJEgwKBHRleHQYAiABKAkSDAoEcmFuaxgDIAEoDRIMCgRsZWFmGAQgASgIEg4KBmF1dGhvchgFIAEoCSImChFMaXN0UXVldWVzUmVxdWVzdBIRCglhbm5vdGF0b3IYASABKAkiNQoSTGlzdFF1ZXVlc1Jlc3BvbnNlEh8KBnF1ZXVlcxgBIAMoCzIPLmFlZW5jLnYxLlF1ZXVlIuwBCgVRdWV1ZRIMCgRuYW1lGAEgASgJEg8KB292ZXJsYXAYAiABKA0SJwoEdW5kbxgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIRCglndWlkZWxpbmUYBCABKAkSIwoFdG90YWwYBSABKAsyFC5hZWVuYy52MS5UYXNrQ291bnRzEiAKBHJ1bnMYBiADKAsyEi5hZWVuYy52MS5SdW5UYXNrcxIRCgltYXhfZ3JhZGUYByABKAISLgoNcXVhbGlmaWNhdGlvbhgIIAEoCzIXLmFlZW5jLnYxLlF1YWxpZmljYXRpb24iXQoNUXVhbGlmaWNhdGlvbhINCgVpdGVtcxgBIAEoDRIQCghhbnN3ZXJlZBgCIAEoDRIrCgVzdGF0ZRgDIAEoDjIcLmFlZW5jLnYxLlF1YWxpZmljYXRpb25TdGF0ZSJACghSdW5UYXNrcxIOCgZydW5faWQYASABKAkSJAoGY291bnRzGAIgASgLMhQuYWVlbmMudjEuVGFza0NvdW50cyK2AQoKVGFza0NvdW50cxINCgV0YXNrcxgBIAEoBBIPCgd3YWl0aW5nGAIgASgEEgwKBGZyZWUYAyABKAQSDgoGbGVhc2VkGAQgASgEEg8KB2RlY2lkZWQYBSABKAQSEQoJY29uZmxpY3RzGAYgASgEEg8KB3NldHRsZWQYByABKAQSDAoEbWluZRgIIAEoBBIRCgltaW5lX2hvdXIYCSABKAQSFAoMYW5zd2Vyc19ob3VyGAogASgEIl4KEkxpc3RBbnN3ZXJzUmVxdWVzdBIOCgZydW5faWQYASABKAkSEQoJYW5ub3RhdG9yGAIgASgJEhEKCXBhZ2Vfc2l6ZRgDIAEoDRISCgpwYWdlX3Rva2VuGAQgASgJIlMKE0xpc3RBbnN3ZXJzUmVzcG9uc2USIwoFdGFza3MYASADKAsyFC5hZWVuYy52MS5KdWRnZWRUYXNrEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSIlChNHZXRBZ3JlZW1lbnRSZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCSKJAgoUR2V0QWdyZWVtZW50UmVzcG9uc2USEwoLY29oZW5fa2FwcGEYASABKAESFAoMZmxlaXNzX2thcHBhGAIgASgBEhoKEmtyaXBwZW5kb3JmZl9hbHBoYRgDIAEoARISCgpjYW5kaWRhdGVzGAQgASgEEhIKCmFubm90YXRvcnMYBSABKA0SKgoHcmVwb3J0cxgGIAMoCzIZLmFlZW5jLnYxLkFubm90YXRvclJlcG9ydBIaChJwb3NpdGl2ZV9hZ3JlZW1lbnQYByABKAESDwoHZWRnZV9mMRgIIAEoARIpCghjb250cm9scxgJIAMoCzIXLmFlZW5jLnYxLkNvbnRyb2xSZXBvcnQivQEKD0Fubm90YXRvclJlcG9ydBIRCglhbm5vdGF0b3IYASABKAkSDwoHYW5zd2VycxgCIAEoBBIMCgRsYXRlGAMgASgEEhgKEGNvbnRyb2xfdmVyZGljdHMYBCABKAQSFwoPY29udHJvbF9jb3JyZWN0GAUgASgEEi8KDG1lYW5fZWxhcHNlZBgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIUCgxhbnN3ZXJzX2hvdXIYByABKAQifgoNQ29udHJvbFJlcG9ydBINCgVxdWVyeRgBIAEoCRIPCgdhbnN3ZXJzGAIgASgEEhAKCHZlcmRpY3RzGAMgASgEEg8KB2NvcnJlY3QYBCABKAQSKgoIbWlzdGFrZXMYBSADKAsyGC5hZWVuYy52MS5Db250cm9sTWlzdGFrZSJACg5Db250cm9sTWlzdGFrZRIMCgR0ZXh0GAEgASgJEhAKCGV4cGxhaW5zGAIgASgIEg4KBnBlb3BsZRgDIAEoBCKAAQoQTGlzdFRhc2tzUmVxdWVzdBIOCgZydW5faWQYASABKAkSIgoFc3RhdGUYAiABKA4yEy5hZWVuYy52MS5UYXNrU3RhdGUSEQoJcGFnZV9zaXplGAMgASgNEhIKCnBhZ2VfdG9rZW4YBCABKAkSEQoJYW5ub3RhdG9yGAUgASgJIlEKEUxpc3RUYXNrc1Jlc3BvbnNlEiMKBXRhc2tzGAEgAygLMhQuYWVlbmMudjEuSnVkZ2VkVGFzaxIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiyAEKCkp1ZGdlZFRhc2sSIgoEdGFzaxgBIAEoCzIULmFlZW5jLnYxLk9yYWNsZVRhc2sSIgoFc3RhdGUYAiABKA4yEy5hZWVuYy52MS5UYXNrU3RhdGUSJQoHYW5zd2VycxgDIAMoCzIULmFlZW5jLnYxLlRhc2tBbnN3ZXISIwoIZGVjaXNpb24YBCADKAsyES5hZWVuYy52MS5WZXJkaWN0EhEKCWNvbmZsaWN0cxgFIAMoCRITCgthZGp1ZGljYXRvchgGIAEoCSLXAgoKVGFza0Fuc3dlchIRCglhbnN3ZXJfaWQYASABKAkSEQoJYW5ub3RhdG9yGAIgASgJEiMKCHZlcmRpY3RzGAMgAygLMhEuYWVlbmMudjEuVmVyZGljdBIMCgRsYXRlGAQgASgIEiYKAmF0GAUgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIMCgRub3RlGAYgASgJEiYKCWFkZGl0aW9ucxgHIAMoCzITLmFlZW5jLnYxLkNhbmRpZGF0ZRIPCgd3cml0dGVuGAggAygJEhEKCWluZmVyZW5jZRgJIAEoCRIrCgxub2RlX3ZlcmRpY3QYCiABKA4yFS5hZWVuYy52MS5Ob2RlVmVyZGljdBIVCg1pbnRlcm1lZGlhdGVzGAsgAygJEioKDGFsdGVybmF0aXZlcxgMIAMoCzIULmFlZW5jLnYxLlByZW1pc2VTZXQiRwoRV2F0Y2hUYXNrc1JlcXVlc3QSDgoGcnVuX2lkGAEgASgJEhAKCGZyb21fc2VxGAIgASgEEhAKCGZyb21fbm93GAMgASgIIqEBChJXYXRjaFRhc2tzUmVzcG9uc2USCwoDc2VxGAEgASgEEiIKBWV2ZW50GAIgASgOMhMuYWVlbmMudjEuVGFza0V2ZW50Eg8KB3Rhc2tfaWQYAyABKAkSDgoGcnVuX2lkGAQgASgJEiYKAmF0GAUgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIRCglhbm5vdGF0b3IYBiABKAkqlwEKElF1YWxpZmljYXRpb25TdGF0ZRIjCh9RVUFMSUZJQ0FUSU9OX1NUQVRFX1VOU1BFQ0lGSUVEEAASHAoYUVVBTElGSUNBVElPTl9TVEFURV9PUEVOEAESHgoaUVVBTElGSUNBVElPTl9TVEFURV9QQVNTRUQQAhIeChpRVUFMSUZJQ0FUSU9OX1NUQVRFX0ZBSUxFRBADKooBCgtOb2RlVmVyZGljdBIcChhOT0RFX1ZFUkRJQ1RfVU5TUEVDSUZJRUQQABIZChVOT0RFX1ZFUkRJQ1RfQ09NUExFVEUQARIgChxOT0RFX1ZFUkRJQ1RfUFJFTUlTRV9NSVNTSU5HEAISIAocTk9ERV9WRVJESUNUX05PVF9FWFBMQUlOQUJMRRADKs0CCglUYXNrRXZlbnQSGgoWVEFTS19FVkVOVF9VTlNQRUNJRklFRBAAEhUKEVRBU0tfRVZFTlRfUVVFVUVEEAESFQoRVEFTS19FVkVOVF9MRUFTRUQQAhIXChNUQVNLX0VWRU5UX0FOU1dFUkVEEAMSFgoSVEFTS19FVkVOVF9FWFBJUkVEEAQSFwoTVEFTS19FVkVOVF9DT05GTElDVBAFEhoKFlRBU0tfRVZFTlRfQURKVURJQ0FURUQQBhIXChNUQVNLX0VWRU5UX1JFTEVBU0VEEAcSFQoRVEFTS19FVkVOVF9VTkRPTkUQCBIWChJUQVNLX0VWRU5UX0FNRU5ERUQQCRIWChJUQVNLX0VWRU5UX1NFVFRMRUQQChIWChJUQVNLX0VWRU5UX0xPV0VSRUQQCxIYChRUQVNLX0VWRU5UX1dJVEhEUkFXThAMKrkCCg5UYXNrQ2hhbmdlS2luZBIgChxUQVNLX0NIQU5HRV9LSU5EX1VOU1BFQ0lGSUVEEAASGwoXVEFTS19DSEFOR0VfS0lORF9BTlNXRVIQARIZChVUQVNLX0NIQU5HRV9LSU5EX1VORE8QAhIaChZUQVNLX0NIQU5HRV9LSU5EX0FNRU5EEAMSHAoYVEFTS19DSEFOR0VfS0lORF9SRUxFQVNFEAQSHwobVEFTS19DSEFOR0VfS0lORF9BREpVRElDQVRFEAUSGgoWVEFTS19DSEFOR0VfS0lORF9DTE9TRRAGEhoKFlRBU0tfQ0hBTkdFX0tJTkRfTE9XRVIQBxIbChdUQVNLX0NIQU5HRV9LSU5EX0hBU1RFThAIEh0KGVRBU0tfQ0hBTkdFX0tJTkRfV0lUSERSQVcQCSr2AQoNVHJlZU5vZGVTdGF0ZRIfChtUUkVFX05PREVfU1RBVEVfVU5TUEVDSUZJRUQQABIbChdUUkVFX05PREVfU1RBVEVfUEVORElORxABEhgKFFRSRUVfTk9ERV9TVEFURV9PUEVOEAISGgoWVFJFRV9OT0RFX1NUQVRFX0xFQVNFRBADEhsKF1RSRUVfTk9ERV9TVEFURV9ERUNJREVEEAQSHAoYVFJFRV9OT0RFX1NUQVRFX0NPTkZMSUNUEAUSGgoWVFJFRV9OT0RFX1NUQVRFX0pVREdFRBAGEhoKFlRSRUVfTk9ERV9TVEFURV9GQUlMRUQQByqiAQoJVGFza1N0YXRlEhoKFlRBU0tfU1RBVEVfVU5TUEVDSUZJRUQQABIWChJUQVNLX1NUQVRFX1dBSVRJTkcQARIWChJUQVNLX1NUQVRFX0RFQ0lERUQQAhIXChNUQVNLX1NUQVRFX0NPTkZMSUNUEAMSFgoSVEFTS19TVEFURV9TRVRUTEVEEAQSGAoUVEFTS19TVEFURV9XSVRIRFJBV04QBTLTCgoNUGVvcGxlU2VydmljZRJECglMZWFzZVRhc2sSGi5hZWVuYy52MS5MZWFzZVRhc2tSZXF1ZXN0GhsuYWVlbmMudjEuTGVhc2VUYXNrUmVzcG9uc2USRwoKUmVuZXdMZWFzZRIbLmFlZW5jLnYxLlJlbmV3TGVhc2VSZXF1ZXN0GhwuYWVlbmMudjEuUmVuZXdMZWFzZVJlc3BvbnNlEkoKC1JlbGVhc2VUYXNrEhwuYWVlbmMudjEuUmVsZWFzZVRhc2tSZXF1ZXN0Gh0uYWVlbmMudjEuUmVsZWFzZVRhc2tSZXNwb25zZRJTCg5TdWJtaXRWZXJkaWN0cxIfLmFlZW5jLnYxLlN1Ym1pdFZlcmRpY3RzUmVxdWVzdBogLmFlZW5jLnYxLlN1Ym1pdFZlcmRpY3RzUmVzcG9uc2USTQoMVW5kb1ZlcmRpY3RzEh0uYWVlbmMudjEuVW5kb1ZlcmRpY3RzUmVxdWVzdBoeLmFlZW5jLnYxLlVuZG9WZXJkaWN0c1Jlc3BvbnNlElAKDUFtZW5kVmVyZGljdHMSHi5hZWVuYy52MS5BbWVuZFZlcmRpY3RzUmVxdWVzdBofLmFlZW5jLnYxLkFtZW5kVmVyZGljdHNSZXNwb25zZRJHCgpBZGp1ZGljYXRlEhsuYWVlbmMudjEuQWRqdWRpY2F0ZVJlcXVlc3QaHC5hZWVuYy52MS5BZGp1ZGljYXRlUmVzcG9uc2USRAoJQ2xvc2VUYXNrEhouYWVlbmMudjEuQ2xvc2VUYXNrUmVxdWVzdBobLmFlZW5jLnYxLkNsb3NlVGFza1Jlc3BvbnNlEkcKClNldHRsZVRhc2sSGy5hZWVuYy52MS5TZXR0bGVUYXNrUmVxdWVzdBocLmFlZW5jLnYxLlNldHRsZVRhc2tSZXNwb25zZRJQCg1SZXRyaWV2ZUFnYWluEh4uYWVlbmMudjEuUmV0cmlldmVBZ2FpblJlcXVlc3QaHy5hZWVuYy52MS5SZXRyaWV2ZUFnYWluUmVzcG9uc2USSgoLTGlzdENoYW5nZXMSHC5hZWVuYy52MS5MaXN0Q2hhbmdlc1JlcXVlc3QaHS5hZWVuYy52MS5MaXN0Q2hhbmdlc1Jlc3BvbnNlEj4KB0dldFRyZWUSGC5hZWVuYy52MS5HZXRUcmVlUmVxdWVzdBoZLmFlZW5jLnYxLkdldFRyZWVSZXNwb25zZRJGCglXYXRjaFRyZWUSGi5hZWVuYy52MS5XYXRjaFRyZWVSZXF1ZXN0GhsuYWVlbmMudjEuV2F0Y2hUcmVlUmVzcG9uc2UwARJHCgpMaXN0UXVldWVzEhsuYWVlbmMudjEuTGlzdFF1ZXVlc1JlcXVlc3QaHC5hZWVuYy52MS5MaXN0UXVldWVzUmVzcG9uc2USSgoLTGlzdEFuc3dlcnMSHC5hZWVuYy52MS5MaXN0QW5zd2Vyc1JlcXVlc3QaHS5hZWVuYy52MS5MaXN0QW5zd2Vyc1Jlc3BvbnNlEk0KDEdldEFncmVlbWVudBIdLmFlZW5jLnYxLkdldEFncmVlbWVudFJlcXVlc3QaHi5hZWVuYy52MS5HZXRBZ3JlZW1lbnRSZXNwb25zZRJECglMaXN0VGFza3MSGi5hZWVuYy52MS5MaXN0VGFza3NSZXF1ZXN0GhsuYWVlbmMudjEuTGlzdFRhc2tzUmVzcG9uc2USSQoKV2F0Y2hUYXNrcxIbLmFlZW5jLnYxLldhdGNoVGFza3NSZXF1ZXN0GhwuYWVlbmMudjEuV2F0Y2hUYXNrc1Jlc3BvbnNlMAFiBnByb3RvMw", [file_aeenc_v1_oracle, file_aeenc_v1_types, file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * Requests tasks.
@@ -350,7 +352,7 @@ export type SubmitVerdictsRequest = Message<"aeenc.v1.SubmitVerdictsRequest"> & 
   intermediates: string[];
 
   /**
-   * Sets of accepted premises that each explain the query, where there are several ways to explain it, at most 16. Kept
+   * Sets of premises accepted in this answer that each explain the query, where there are several ways to explain it, at most 16. Kept
    * with the answer; every premise of them is accepted in any case.
    *
    * @generated from field: repeated aeenc.v1.PremiseSet alternatives = 12;
@@ -364,27 +366,6 @@ export type SubmitVerdictsRequest = Message<"aeenc.v1.SubmitVerdictsRequest"> & 
  */
 export const SubmitVerdictsRequestSchema: GenMessage<SubmitVerdictsRequest> = /*@__PURE__*/
   messageDesc(file_aeenc_v1_people, 7);
-
-/**
- * Premises that explain a query together: one way of several.
- *
- * @generated from message aeenc.v1.PremiseSet
- */
-export type PremiseSet = Message<"aeenc.v1.PremiseSet"> & {
-  /**
-   * Their ids, each accepted in the same answer.
-   *
-   * @generated from field: repeated string premise_ids = 1;
-   */
-  premiseIds: string[];
-};
-
-/**
- * Describes the message aeenc.v1.PremiseSet.
- * Use `create(PremiseSetSchema)` to create a new message.
- */
-export const PremiseSetSchema: GenMessage<PremiseSet> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 8);
 
 /**
  * The recorded answer.
@@ -412,7 +393,7 @@ export type SubmitVerdictsResponse = Message<"aeenc.v1.SubmitVerdictsResponse"> 
  * Use `create(SubmitVerdictsResponseSchema)` to create a new message.
  */
 export const SubmitVerdictsResponseSchema: GenMessage<SubmitVerdictsResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 9);
+  messageDesc(file_aeenc_v1_people, 8);
 
 /**
  * The answers to take back.
@@ -454,7 +435,7 @@ export type UndoVerdictsRequest = Message<"aeenc.v1.UndoVerdictsRequest"> & {
  * Use `create(UndoVerdictsRequestSchema)` to create a new message.
  */
 export const UndoVerdictsRequestSchema: GenMessage<UndoVerdictsRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 10);
+  messageDesc(file_aeenc_v1_people, 9);
 
 /**
  * The answers that were taken back.
@@ -475,7 +456,7 @@ export type UndoVerdictsResponse = Message<"aeenc.v1.UndoVerdictsResponse"> & {
  * Use `create(UndoVerdictsResponseSchema)` to create a new message.
  */
 export const UndoVerdictsResponseSchema: GenMessage<UndoVerdictsResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 11);
+  messageDesc(file_aeenc_v1_people, 10);
 
 /**
  * Verdicts to replace.
@@ -531,7 +512,7 @@ export type AmendVerdictsRequest = Message<"aeenc.v1.AmendVerdictsRequest"> & {
  * Use `create(AmendVerdictsRequestSchema)` to create a new message.
  */
 export const AmendVerdictsRequestSchema: GenMessage<AmendVerdictsRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 12);
+  messageDesc(file_aeenc_v1_people, 11);
 
 /**
  * The amended answer.
@@ -552,7 +533,7 @@ export type AmendVerdictsResponse = Message<"aeenc.v1.AmendVerdictsResponse"> & 
  * Use `create(AmendVerdictsResponseSchema)` to create a new message.
  */
 export const AmendVerdictsResponseSchema: GenMessage<AmendVerdictsResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 13);
+  messageDesc(file_aeenc_v1_people, 12);
 
 /**
  * The resolution of a conflict.
@@ -601,7 +582,7 @@ export type AdjudicateRequest = Message<"aeenc.v1.AdjudicateRequest"> & {
  * Use `create(AdjudicateRequestSchema)` to create a new message.
  */
 export const AdjudicateRequestSchema: GenMessage<AdjudicateRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 14);
+  messageDesc(file_aeenc_v1_people, 13);
 
 /**
  * Confirms the resolution.
@@ -622,7 +603,7 @@ export type AdjudicateResponse = Message<"aeenc.v1.AdjudicateResponse"> & {
  * Use `create(AdjudicateResponseSchema)` to create a new message.
  */
 export const AdjudicateResponseSchema: GenMessage<AdjudicateResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 15);
+  messageDesc(file_aeenc_v1_people, 14);
 
 /**
  * The task to close.
@@ -678,7 +659,7 @@ export type CloseTaskRequest = Message<"aeenc.v1.CloseTaskRequest"> & {
  * Use `create(CloseTaskRequestSchema)` to create a new message.
  */
 export const CloseTaskRequestSchema: GenMessage<CloseTaskRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 16);
+  messageDesc(file_aeenc_v1_people, 15);
 
 /**
  * Confirms the closing.
@@ -699,7 +680,7 @@ export type CloseTaskResponse = Message<"aeenc.v1.CloseTaskResponse"> & {
  * Use `create(CloseTaskResponseSchema)` to create a new message.
  */
 export const CloseTaskResponseSchema: GenMessage<CloseTaskResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 17);
+  messageDesc(file_aeenc_v1_people, 16);
 
 /**
  * The task to go on with.
@@ -741,7 +722,7 @@ export type SettleTaskRequest = Message<"aeenc.v1.SettleTaskRequest"> & {
  * Use `create(SettleTaskRequestSchema)` to create a new message.
  */
 export const SettleTaskRequestSchema: GenMessage<SettleTaskRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 18);
+  messageDesc(file_aeenc_v1_people, 17);
 
 /**
  * The task that the run goes on with.
@@ -762,7 +743,7 @@ export type SettleTaskResponse = Message<"aeenc.v1.SettleTaskResponse"> & {
  * Use `create(SettleTaskResponseSchema)` to create a new message.
  */
 export const SettleTaskResponseSchema: GenMessage<SettleTaskResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 19);
+  messageDesc(file_aeenc_v1_people, 18);
 
 /**
  * The tasks to retrieve again.
@@ -818,7 +799,7 @@ export type RetrieveAgainRequest = Message<"aeenc.v1.RetrieveAgainRequest"> & {
  * Use `create(RetrieveAgainRequestSchema)` to create a new message.
  */
 export const RetrieveAgainRequestSchema: GenMessage<RetrieveAgainRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 20);
+  messageDesc(file_aeenc_v1_people, 19);
 
 /**
  * What is retrieved again.
@@ -846,7 +827,7 @@ export type RetrieveAgainResponse = Message<"aeenc.v1.RetrieveAgainResponse"> & 
  * Use `create(RetrieveAgainResponseSchema)` to create a new message.
  */
 export const RetrieveAgainResponseSchema: GenMessage<RetrieveAgainResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 21);
+  messageDesc(file_aeenc_v1_people, 20);
 
 /**
  * The changes to list.
@@ -889,7 +870,7 @@ export type ListChangesRequest = Message<"aeenc.v1.ListChangesRequest"> & {
  * Use `create(ListChangesRequestSchema)` to create a new message.
  */
 export const ListChangesRequestSchema: GenMessage<ListChangesRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 22);
+  messageDesc(file_aeenc_v1_people, 21);
 
 /**
  * A page of changes.
@@ -917,7 +898,7 @@ export type ListChangesResponse = Message<"aeenc.v1.ListChangesResponse"> & {
  * Use `create(ListChangesResponseSchema)` to create a new message.
  */
 export const ListChangesResponseSchema: GenMessage<ListChangesResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 23);
+  messageDesc(file_aeenc_v1_people, 22);
 
 /**
  * Something that a person did with a task.
@@ -1008,7 +989,7 @@ export type TaskChange = Message<"aeenc.v1.TaskChange"> & {
  * Use `create(TaskChangeSchema)` to create a new message.
  */
 export const TaskChangeSchema: GenMessage<TaskChange> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 24);
+  messageDesc(file_aeenc_v1_people, 23);
 
 /**
  * The tree to get.
@@ -1036,7 +1017,7 @@ export type GetTreeRequest = Message<"aeenc.v1.GetTreeRequest"> & {
  * Use `create(GetTreeRequestSchema)` to create a new message.
  */
 export const GetTreeRequestSchema: GenMessage<GetTreeRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 25);
+  messageDesc(file_aeenc_v1_people, 24);
 
 /**
  * The tree.
@@ -1057,7 +1038,7 @@ export type GetTreeResponse = Message<"aeenc.v1.GetTreeResponse"> & {
  * Use `create(GetTreeResponseSchema)` to create a new message.
  */
 export const GetTreeResponseSchema: GenMessage<GetTreeResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 26);
+  messageDesc(file_aeenc_v1_people, 25);
 
 /**
  * The tree to follow.
@@ -1085,7 +1066,7 @@ export type WatchTreeRequest = Message<"aeenc.v1.WatchTreeRequest"> & {
  * Use `create(WatchTreeRequestSchema)` to create a new message.
  */
 export const WatchTreeRequestSchema: GenMessage<WatchTreeRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 27);
+  messageDesc(file_aeenc_v1_people, 26);
 
 /**
  * The tree after a change, or as it is at first.
@@ -1106,7 +1087,7 @@ export type WatchTreeResponse = Message<"aeenc.v1.WatchTreeResponse"> & {
  * Use `create(WatchTreeResponseSchema)` to create a new message.
  */
 export const WatchTreeResponseSchema: GenMessage<WatchTreeResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 28);
+  messageDesc(file_aeenc_v1_people, 27);
 
 /**
  * A tree of a run.
@@ -1162,7 +1143,7 @@ export type TreeState = Message<"aeenc.v1.TreeState"> & {
  * Use `create(TreeStateSchema)` to create a new message.
  */
 export const TreeStateSchema: GenMessage<TreeState> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 29);
+  messageDesc(file_aeenc_v1_people, 28);
 
 /**
  * A query in a tree, with what explains it.
@@ -1288,7 +1269,7 @@ export type TreeNode = Message<"aeenc.v1.TreeNode"> & {
  * Use `create(TreeNodeSchema)` to create a new message.
  */
 export const TreeNodeSchema: GenMessage<TreeNode> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 30);
+  messageDesc(file_aeenc_v1_people, 29);
 
 /**
  * A premise that explains a node.
@@ -1337,7 +1318,7 @@ export type TreePremise = Message<"aeenc.v1.TreePremise"> & {
  * Use `create(TreePremiseSchema)` to create a new message.
  */
 export const TreePremiseSchema: GenMessage<TreePremise> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 31);
+  messageDesc(file_aeenc_v1_people, 30);
 
 /**
  * Requests the queues of people.
@@ -1358,7 +1339,7 @@ export type ListQueuesRequest = Message<"aeenc.v1.ListQueuesRequest"> & {
  * Use `create(ListQueuesRequestSchema)` to create a new message.
  */
 export const ListQueuesRequestSchema: GenMessage<ListQueuesRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 32);
+  messageDesc(file_aeenc_v1_people, 31);
 
 /**
  * The queues of people.
@@ -1379,7 +1360,7 @@ export type ListQueuesResponse = Message<"aeenc.v1.ListQueuesResponse"> & {
  * Use `create(ListQueuesResponseSchema)` to create a new message.
  */
 export const ListQueuesResponseSchema: GenMessage<ListQueuesResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 33);
+  messageDesc(file_aeenc_v1_people, 32);
 
 /**
  * A queue of people that runs may name as their oracle.
@@ -1449,7 +1430,7 @@ export type Queue = Message<"aeenc.v1.Queue"> & {
  * Use `create(QueueSchema)` to create a new message.
  */
 export const QueueSchema: GenMessage<Queue> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 34);
+  messageDesc(file_aeenc_v1_people, 33);
 
 /**
  * How far a person is in the qualification round of a queue: control items that they answer before any other task.
@@ -1484,7 +1465,7 @@ export type Qualification = Message<"aeenc.v1.Qualification"> & {
  * Use `create(QualificationSchema)` to create a new message.
  */
 export const QualificationSchema: GenMessage<Qualification> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 35);
+  messageDesc(file_aeenc_v1_people, 34);
 
 /**
  * The tasks of one run.
@@ -1512,7 +1493,7 @@ export type RunTasks = Message<"aeenc.v1.RunTasks"> & {
  * Use `create(RunTasksSchema)` to create a new message.
  */
 export const RunTasksSchema: GenMessage<RunTasks> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 36);
+  messageDesc(file_aeenc_v1_people, 35);
 
 /**
  * Numbers of tasks, without control items.
@@ -1596,7 +1577,7 @@ export type TaskCounts = Message<"aeenc.v1.TaskCounts"> & {
  * Use `create(TaskCountsSchema)` to create a new message.
  */
 export const TaskCountsSchema: GenMessage<TaskCounts> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 37);
+  messageDesc(file_aeenc_v1_people, 36);
 
 /**
  * The page of answers to list.
@@ -1639,7 +1620,7 @@ export type ListAnswersRequest = Message<"aeenc.v1.ListAnswersRequest"> & {
  * Use `create(ListAnswersRequestSchema)` to create a new message.
  */
 export const ListAnswersRequestSchema: GenMessage<ListAnswersRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 38);
+  messageDesc(file_aeenc_v1_people, 37);
 
 /**
  * A page of answered tasks.
@@ -1667,7 +1648,7 @@ export type ListAnswersResponse = Message<"aeenc.v1.ListAnswersResponse"> & {
  * Use `create(ListAnswersResponseSchema)` to create a new message.
  */
 export const ListAnswersResponseSchema: GenMessage<ListAnswersResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 39);
+  messageDesc(file_aeenc_v1_people, 38);
 
 /**
  * The run whose agreement to report.
@@ -1688,7 +1669,7 @@ export type GetAgreementRequest = Message<"aeenc.v1.GetAgreementRequest"> & {
  * Use `create(GetAgreementRequestSchema)` to create a new message.
  */
 export const GetAgreementRequestSchema: GenMessage<GetAgreementRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 40);
+  messageDesc(file_aeenc_v1_people, 39);
 
 /**
  * The agreement between annotators. Undefined values are NaN.
@@ -1768,7 +1749,7 @@ export type GetAgreementResponse = Message<"aeenc.v1.GetAgreementResponse"> & {
  * Use `create(GetAgreementResponseSchema)` to create a new message.
  */
 export const GetAgreementResponseSchema: GenMessage<GetAgreementResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 41);
+  messageDesc(file_aeenc_v1_people, 40);
 
 /**
  * The work of one annotator in a run.
@@ -1831,7 +1812,7 @@ export type AnnotatorReport = Message<"aeenc.v1.AnnotatorReport"> & {
  * Use `create(AnnotatorReportSchema)` to create a new message.
  */
 export const AnnotatorReportSchema: GenMessage<AnnotatorReport> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 42);
+  messageDesc(file_aeenc_v1_people, 41);
 
 /**
  * A control item of a run, and how people have answered it.
@@ -1880,7 +1861,7 @@ export type ControlReport = Message<"aeenc.v1.ControlReport"> & {
  * Use `create(ControlReportSchema)` to create a new message.
  */
 export const ControlReportSchema: GenMessage<ControlReport> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 43);
+  messageDesc(file_aeenc_v1_people, 42);
 
 /**
  * A candidate of a control item that people judge wrongly.
@@ -1915,7 +1896,7 @@ export type ControlMistake = Message<"aeenc.v1.ControlMistake"> & {
  * Use `create(ControlMistakeSchema)` to create a new message.
  */
 export const ControlMistakeSchema: GenMessage<ControlMistake> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 44);
+  messageDesc(file_aeenc_v1_people, 43);
 
 /**
  * The page of tasks to list.
@@ -1966,7 +1947,7 @@ export type ListTasksRequest = Message<"aeenc.v1.ListTasksRequest"> & {
  * Use `create(ListTasksRequestSchema)` to create a new message.
  */
 export const ListTasksRequestSchema: GenMessage<ListTasksRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 45);
+  messageDesc(file_aeenc_v1_people, 44);
 
 /**
  * A page of tasks.
@@ -1994,7 +1975,7 @@ export type ListTasksResponse = Message<"aeenc.v1.ListTasksResponse"> & {
  * Use `create(ListTasksResponseSchema)` to create a new message.
  */
 export const ListTasksResponseSchema: GenMessage<ListTasksResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 46);
+  messageDesc(file_aeenc_v1_people, 45);
 
 /**
  * A task and the answers of people.
@@ -2051,7 +2032,7 @@ export type JudgedTask = Message<"aeenc.v1.JudgedTask"> & {
  * Use `create(JudgedTaskSchema)` to create a new message.
  */
 export const JudgedTaskSchema: GenMessage<JudgedTask> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 47);
+  messageDesc(file_aeenc_v1_people, 46);
 
 /**
  * One person's answer to a task.
@@ -2149,7 +2130,7 @@ export type TaskAnswer = Message<"aeenc.v1.TaskAnswer"> & {
  * Use `create(TaskAnswerSchema)` to create a new message.
  */
 export const TaskAnswerSchema: GenMessage<TaskAnswer> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 48);
+  messageDesc(file_aeenc_v1_people, 47);
 
 /**
  * The queue to follow.
@@ -2184,7 +2165,7 @@ export type WatchTasksRequest = Message<"aeenc.v1.WatchTasksRequest"> & {
  * Use `create(WatchTasksRequestSchema)` to create a new message.
  */
 export const WatchTasksRequestSchema: GenMessage<WatchTasksRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 49);
+  messageDesc(file_aeenc_v1_people, 48);
 
 /**
  * One event of a queue.
@@ -2240,7 +2221,7 @@ export type WatchTasksResponse = Message<"aeenc.v1.WatchTasksResponse"> & {
  * Use `create(WatchTasksResponseSchema)` to create a new message.
  */
 export const WatchTasksResponseSchema: GenMessage<WatchTasksResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 50);
+  messageDesc(file_aeenc_v1_people, 49);
 
 /**
  * The state of a qualification round.
