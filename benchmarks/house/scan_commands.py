@@ -44,6 +44,9 @@ WORDS = {
 }
 FEW = ("no UTF-8", "9223372036854775808", "100 kB")
 
+# What the scan leaves where it interrupts a command: in a thread, or in a server that is collected later.
+OWN_TRACES = ("KeyboardInterrupt", "Event loop is closed")
+
 
 def scan_commands(names: Collection[str]) -> Scanned:
     """Runs all commands. It changes the working directory's files."""
@@ -115,7 +118,7 @@ def _run(found: Scanned, root: Any, words: Sequence[str], what: str, limit_s: fl
             signal.setitimer(signal.ITIMER_REAL, 0)
         stderr.flush()
         told = stderr.buffer.getvalue().decode(errors="replace")
-    has_trace = "Traceback" in told and "KeyboardInterrupt" not in told  # which the scan itself may leave in a thread
+    has_trace = "Traceback" in told and not any(trace in told for trace in OWN_TRACES)
     bad = crash or (told[-300:] if has_trace else "")
     if not bad and code not in EXIT_CODES:
         bad = f"exit {code}: {told[-200:]}"

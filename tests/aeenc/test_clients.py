@@ -11,8 +11,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
+import numpy as np
 import pytest
 from google.protobuf.message import Message
+from numpy.typing import NDArray
 
 import aeenc
 from aeenc import blocking, errors, people, sampler, trainer
@@ -31,7 +33,7 @@ CLIENTS = (*AWAITING, *(getattr(blocking, f"Blocking{client.__name__}") for clie
 CLIENTS += (aeenc.AsyncClient, aeenc.Client)
 # The blocking clients are annotated with names that only type checkers import: those of the awaiting clients' modules.
 ANNOTATED = {name: value for client in AWAITING for name, value in vars(import_module(client.__module__)).items()}
-ANNOTATED |= {"Iterator": Iterator}
+ANNOTATED |= {"Iterator": Iterator, "NDArray": NDArray, "np": np}
 LOADED = """
 import aeenc, sys
 client = aeenc.connect()
@@ -104,7 +106,7 @@ def parts(kind: object, seen: set[object]) -> Iterator[type]:
     if isinstance(kind, type) and not get_args(kind):
         yield kind
         if is_dataclass(kind):
-            hints = get_type_hints(kind)
+            hints = get_type_hints(kind, localns=ANNOTATED)
             for field in fields(kind):
                 yield from parts(hints[field.name], seen)
 

@@ -275,7 +275,10 @@ class JobRunner:
             await run_in_thread(files.write_inputs, pairs, validation, held_out, candidates)
 
     def _held_back(self, job: Job, pairs: list[JudgedPair], further: list[JudgedPair]) -> HeldBack:
-        opened = open_generation(self._checkpoints.store, job.config.corpus, job.generation)
+        try:
+            opened = open_generation(self._checkpoints.store, job.config.corpus, job.generation)
+        except errors.NotFound:  # the job's process says so, with the remedy
+            return HeldBack([], [*pairs, *further])
         return hold_back(pairs, further, opened.premises, job.config.seed)
 
     async def _candidates(
