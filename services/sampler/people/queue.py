@@ -101,7 +101,7 @@ class TaskQueue:
                 await self.sweep(run)
                 only = await self._only(run, wanted)
                 while len(leased) < most and 2 * sum(map(_text_bytes, leased)) < self._message_bytes:
-                    one = await self._take(run, annotator, len(leased), request, content, only)
+                    one = await self._take(run, annotator, leased, request, content, only)
                     if one is None:
                         break
                     leased.append(one)
@@ -243,14 +243,14 @@ class TaskQueue:
         self,
         run: Run,
         annotator: str,
-        taken: int,
+        taken: Sequence[LeasedTask],
         request: tuple[str, ...],
         content: str,
         only: frozenset[str] | None,
     ) -> LeasedTask | None:
         """Leases the best task that this person may take."""
-        lease_s = await self.lease_s(run.config.oracle) * (taken + 1)  # a person judges one after the other
-        numbered = (*request, str(taken)) if request else ()
+        lease_s = await self.lease_s(run.config.oracle) * (len(taken) + 1)  # a person judges one after the other
+        numbered = (*request, str(len(taken))) if request else ()
         async with self._picking:
             picked = await self._pick(run, annotator, taken, numbered, content, only, lease_s)
         return await self._leased(*picked) if picked else None
@@ -259,19 +259,20 @@ class TaskQueue:
         self,
         run: Run,
         annotator: str,
-        taken: int,
+        taken: Sequence[LeasedTask],
         request: tuple[str, ...],
         content: str,
         only: frozenset[str] | None,
         lease_s: float,
     ) -> tuple[Lease, TaskRecord, float] | None:
-        """The lease of the best task, the task, and the time."""
+        """The lease of the best task, the task, and the time; of no task taken, whose lease a slow call may outlive."""
+        mine = {one.record.task.task_id for one in taken}
         while True:
             overtaken = False
-            for chunk in _chunks(await self._candidates(run, annotator, taken, only)):
+            for chunk in _chunks(await self._candidates(run, annotator, len(taken), only)):
                 found, at = await self._tasks.read_many(run.id, chunk)
                 for record in found:
-                    if not record.open_to(annotator, at):
+                    if record.task.task_id in mine or not record.open_to(annotator, at):
                         continue
                     lease_id = f"{run.id}.{record.task.task_id}.{uuid.uuid4().hex[:12]}"
                     change = steps.lease(record, annotator, lease_id, at, lease_s)

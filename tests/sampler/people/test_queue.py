@@ -42,6 +42,20 @@ async def test_a_leased_task_is_nobody_elses(world: SamplerWorld):
         assert (await events(people, run_id, "RELEASED"))[-3:] == ["LEASED", "LEASED", "RELEASED"]
 
 
+async def test_a_call_that_outlives_its_first_lease_does_not_lease_the_task_again(world: SamplerWorld, monkeypatch):
+    write = TaskStore.write
+
+    async def slowly(*arguments: Any) -> Any:
+        written = await write(*arguments)
+        await asyncio.sleep(0.5)
+        return written
+
+    async with at_work(world, 1, min_lease_s=0.2, first_lease_s=0.2) as (people, _, run_id):
+        monkeypatch.setattr(TaskStore, "write", slowly)
+        [lease] = await people.lease("ann", run_id=run_id, max_tasks=2)
+        assert (await people.submit(lease, [])).late
+
+
 async def test_what_people_say_becomes_the_pairs_of_the_run(world: SamplerWorld):
     async with at_work(world) as (people, sampler, run_id):
         one, two = await people.lease("ann", max_tasks=5)
