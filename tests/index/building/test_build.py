@@ -9,6 +9,7 @@ import numpy as np
 from aeenc import errors
 from aeenc.v1 import index_pb2
 from services.index.building import vectors
+from services.index.building.journal import PREFIX
 from services.index.lexical.bm25 import ARRAYS, SETTINGS, WORDS
 from support.waiting import until
 from support.worlds.index_world import FACTS, SPACE, facts, files_of, premise, raises, vector_of
@@ -106,7 +107,8 @@ async def test_a_build_cancelled_in_the_middle_leaves_nothing_visible(serve, enc
         await until(lambda: any(encoded > 0 for _, encoded in progress))
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
-        await until(lambda: files_of(index.store) == {})
+        # A slow machine may have synced the first premises by then: they are kept for a retry, which nobody sees.
+        await until(lambda: all(PREFIX in str(path) for path in files_of(index.store)))
         assert not (await index.client.info()).corpora
         await until(lambda: encoder.servicer.in_flight == 0)
 
