@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from aeenc import errors
 from aeenc.oracle import ABSTAINS, BAD_FACT, EXPLAINS, IRRELEVANT, REFUSES, UNSEEN, Candidate, Task, Verdict
 from services.sampler.people.tasks import NodeVerdict, Policy, Remark, TaskAnswer, VerdictKind, VerdictKinds
+from services.store.life_cycles import digest
 
 SentVerdicts = Sequence[tuple[str, Verdict]]
 _REMARKS: dict[int, Remark] = {IRRELEVANT: "IRRELEVANT", BAD_FACT: "BAD_FACT"}
@@ -34,6 +35,14 @@ class SentAnswer:
     intermediates: tuple[str, ...] = ()
     alternatives: tuple[tuple[str, ...], ...] = ()
     added: tuple[Candidate, ...] = ()
+
+    @property
+    def said(self) -> str:
+        """Tells two calls under one request id or number apart. A retry may have taken another time."""
+        judged = (*self.verdicts, *self.additions)
+        given = [(key, one.judgement, one.leaf, one.grade, one.remark) for key, one in judged]
+        words = (self.note, self.written, self.inference, self.node_verdict, self.intermediates, self.alternatives)
+        return f"verdicts {digest(repr((given, self.seen_upto, words)))[:12]}"
 
 
 @dataclass(frozen=True)

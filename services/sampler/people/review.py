@@ -150,7 +150,7 @@ class Review:
         check_words(sent)
         run_id, task_id = parts_of(answer_id, "answer")
         run = await self._runs.get(run_id)
-        said = _said((*sent.verdicts, *sent.additions), annotator, sent.intermediates)
+        said = f"{sent.said} of {annotator!r}"
         request = ("amend", answer_id, request_id) if request_id else ()
         if (before := (await self._tasks.read(run_id, task_id)).record) is not None:
             await self._await_commit(run, before)
@@ -168,7 +168,7 @@ class Review:
         check_annotator(adjudicator, "adjudicator")
         run = await self._runs.get(run_id)
         request = ("adjudicate", run_id, task_id, request_id) if request_id else ()
-        said = _said(verdicts, adjudicator)
+        said = f"{SentAnswer(verdicts).said} of {adjudicator!r}"
         if (before := (await self._tasks.read(run_id, task_id)).record) is not None:
             await self._await_commit(run, before)
         record, made = await self._tasks.apply(
@@ -335,13 +335,6 @@ class Review:
                 seq = event.seq
             if ended and not events:
                 return
-
-
-def _said(verdicts: SentVerdicts, who: str, further: Sequence[str] = ()) -> str:
-    """Tells two calls under one request id apart."""
-    told: list[object] = [(key, one.judgement, one.leaf, one.grade, one.remark) for key, one in verdicts]
-    told += further
-    return f"verdicts {digest(repr(told))[:12]} of {who!r}"
 
 
 def _ratings(record: TaskRecord) -> list[Mapping[str, bool]]:

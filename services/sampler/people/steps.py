@@ -104,6 +104,9 @@ def submit(
     held = _lease(record, lease_id, who)
     if held.ended == "ANSWERED":
         if seq and held.client_seq == seq:
+            if held.said and held.said != sent.said:
+                message = f"client_seq {seq} is that of another answer under lease {lease_id}, {held.answer_id}"
+                raise errors.AlreadyExists(f"{message}; amend that one")
             return Change(record, id=held.answer_id)
         message = (
             f"lease {lease_id} was answered before, as {held.answer_id}; amend that answer, or, if it was taken back, "
@@ -145,7 +148,8 @@ def submit(
     )
     check_alternatives(answer)
     swept = expire(record, at)
-    after = _with_lease(swept.record, replace(held, ended="ANSWERED", answer_id=answer.id, client_seq=seq))
+    over = replace(held, ended="ANSWERED", answer_id=answer.id, client_seq=seq, said=sent.said)
+    after = _with_lease(swept.record, over)
     after = replace(after, answers=(*record.answers, answer), made=record.made + 1, undone=False)
     after, surplus = _without_surplus(after, held.annotator, at)
     return _decided(

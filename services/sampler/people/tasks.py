@@ -68,7 +68,10 @@ VerdictKinds = dict[str, VerdictKind]
 
 @dataclass(frozen=True)
 class Lease:
-    """A task held by one person. `ended` stays empty while at most the clock has ended it; MOOT: others answered."""
+    """A task held by one person. `ended` stays empty while at most the clock has ended it; MOOT: others answered.
+
+    `client_seq` numbers the answer under it, and `said` tells that from another one.
+    """
 
     id: str
     annotator: str
@@ -77,6 +80,7 @@ class Lease:
     ended: Ending = ""
     answer_id: str = ""
     client_seq: int = 0
+    said: str = ""
 
     def live(self, at: float) -> bool:
         """Whether it holds the task."""

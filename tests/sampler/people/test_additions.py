@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -99,8 +100,8 @@ async def test_an_added_premise_becomes_a_pair_and_a_node_of_the_tree(world: Sam
     async with at_work(world, 1, run={"max_depth": 1}, undo_s=0.0) as (people, sampler, run_id):
         lease = await take(people, "ann")
         extra = missing(lease)
-        sent = await people.submit(lease, [], additions=[extra], inference="because of it, this", client_seq=5)
-        assert await people.submit(lease, [], additions=[extra], client_seq=5) == sent
+        once = partial(people.submit, lease, [], additions=[extra], inference="because of it, this", client_seq=5)
+        assert await once() == await once()
         below = await asyncio.wait_for(waiting(people, "bob"), 20)
         assert below.task.query == f"fact {extra.removeprefix('p')}"
         await people.submit(below, [below.task.candidates[0].premise_id])

@@ -94,6 +94,20 @@ async def test_the_task_of_a_lease_that_is_over_goes_to_the_next_and_a_late_answ
         assert (await events(people, run_id, "ANSWERED"))[1:] == ["LEASED", "EXPIRED", "LEASED", "EXPIRED", "ANSWERED"]
 
 
+async def test_another_answer_under_the_number_of_a_former_one_is_refused(world: SamplerWorld):
+    async with at_work(world, 1, undo_s=NEVER) as (people, _, _):
+        lease = await take(people, "ann")
+        first, second = (candidate.premise_id for candidate in lease.task.candidates[:2])
+        sent = await people.submit(lease, [first], note="so", elapsed_s=1.0, client_seq=7)
+        assert await people.submit(lease, [first], note="so", elapsed_s=2.0, client_seq=7) == sent
+        others: list[dict[str, Any]] = [{"verdicts": [second]}, {"seen_upto": 1}, {"written": ["a fact"]}, {"note": ""}]
+        for other in others:
+            with pytest.raises(errors.AlreadyExists, match=f"7 .*{sent.answer_id}; amend"):
+                await people.submit(lease, **{"verdicts": [first], "note": "so", "client_seq": 7, **other})
+        await people.amend(sent.answer_id, {second: EXPLAINS}, "ann")
+        assert await people.submit(lease, [first], note="so", client_seq=7) == sent
+
+
 async def test_an_answer_without_a_number_is_never_taken_for_a_retry_of_another(world: SamplerWorld):
     async with at_work(world, 1, undo_s=NEVER) as (people, _, run_id):
         lease = await take(people, "ann")

@@ -183,6 +183,7 @@ class PeopleServiceServicer(object):
         states what is to be explained, or that belongs to another split than the run's.
         - NOT_FOUND: unknown lease, or an addition that the run's generation lacks.
         - FAILED_PRECONDITION (TASK_ANSWERED): the task was answered under another lease.
+        - ALREADY_EXISTS: the lease was answered otherwise under this `client_seq`; amend that answer.
         - FAILED_PRECONDITION (LEASE_ANSWERED): the lease was already answered.
         - FAILED_PRECONDITION (LEASE_RELEASED): the task was returned.
         - FAILED_PRECONDITION (TASK_WITHDRAWN): the task was retrieved again after the lease had ended.
