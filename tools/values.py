@@ -2,7 +2,7 @@
 
     message Run {                     @dataclass(frozen=True, slots=True, kw_only=True)
       // Its state.                   class Run:
-      RunState state = 3;      ──►        state: RunState = RunState.UNSPECIFIED
+      WorkState state = 3;      ──►        state: WorkState = WorkState.UNSPECIFIED
     }                                     (Its state.)
 
 Only the messages below `RETURNED` and what they hold. A field that holds a message is `| None` if `MAY_MISS` names it;
@@ -146,7 +146,7 @@ class _Contract:
 
 
 def _comments(path: Path) -> Iterator[tuple[str, str]]:
-    """Yields the comment of each message, enum, field and enum value: `Run`, `Run.state`, `RUN_STATE_FAILED`."""
+    """Yields the comment of each message, enum, field and enum value: `Run`, `Run.state`, `WORK_STATE_FAILED`."""
     comment: list[str] = []
     blocks: list[str] = []
     for line in path.read_text(encoding="utf-8").splitlines():

@@ -25,7 +25,7 @@ from typing import Any
 
 from aeenc import AsyncClient, errors
 from aeenc.v1 import types_pb2
-from aeenc.values import RunState
+from aeenc.values import WorkState
 from benchmarks.harness.baselines import run
 from benchmarks.harness.rows import ROOT, Rows
 from benchmarks.promises.fleet import CORPUS, NAMESPACE, PREMISES, Fleet, describe_fleet, job_fields, running_fleet
@@ -47,7 +47,7 @@ KEPT_GENERATIONS = 3
 KILLS = 10
 GO_ON_S = 60.0
 BUSY_BYTES, VALUE_BYTES = 100 * 1024 * 1024, 1000
-LIVE = (RunState.PENDING, RunState.RUNNING)
+LIVE = (WorkState.PENDING, WorkState.RUNNING)
 
 
 @dataclass(frozen=True)
@@ -292,7 +292,7 @@ class Asked:
             while found.state in LIVE and time.monotonic() < end:
                 await asyncio.sleep(0.2)
                 found = await self.client.sampler.get_run(run_id)
-            if found.state != RunState.SUCCEEDED:
+            if found.state != WorkState.SUCCEEDED:
                 bad.append(f"run {run_id} is in state {found.state}: {found.error}")
         made = await self.client.index.build(CORPUS, HALF_PREMISES, request_id=HALF_BUILD, activate=False)
         return bad + ([] if made.premises == len(HALF_PREMISES) else ["the unfinished build"])

@@ -373,11 +373,11 @@ class Soak:
                 self.seen.lost.append(f"import {query} of run {run_id}: {found}")
         for run_id in done.runs:
             run = await self._insist_found(lambda run_id=run_id: client.sampler.wait(run_id))
-            if run is None or run.state != values.RunState.SUCCEEDED:
+            if run is None or run.state != values.WorkState.SUCCEEDED:
                 self.seen.lost.append(f"run {run_id}: {run}")
         for job_id in done.jobs:
             job = await self._insist_found(lambda job_id=job_id: client.trainer.wait(job_id))
-            if job is None or job.state != values.JobState.SUCCEEDED:
+            if job is None or job.state != values.WorkState.SUCCEEDED:
                 self.seen.lost.append(f"job {job_id}: {job}")
         await self._look_at_labels()
         await self._look_at_generations()

@@ -86,7 +86,7 @@ class Soak:
             loss, mode = trainer_pb2.LOSS_TRIPLET_MARGIN, trainer_pb2.MODE_DUAL
             job = await client.start_job(**job_fields(pairs, seed=seed + 1, epochs=1, mode=mode, loss=loss))
             ended = await client.wait(job.id)
-            if ended.state != values.JobState.SUCCEEDED:
+            if ended.state != values.WorkState.SUCCEEDED:
                 raise RuntimeError(f"the job of a tandem failed: {ended.error}")
             self._tandems.append(ended.version)
 
@@ -192,7 +192,7 @@ class Soak:
                 await other.people.lease(f"ann-{number}", run_id=run.id)
                 await other.sampler.cancel(run.id, request_id=f"cancel-{number}")
                 state = (await self._insist(lambda client: client.sampler.get_run(run.id))).state  # noqa: B023
-                if state != values.RunState.CANCELLED:
+                if state != values.WorkState.CANCELLED:
                     self.seen.stuck.append(f"run {run.id} was cancelled and is {state}")
                 self.seen.counts["run cancelled"] += 1
             except PASSING as error:

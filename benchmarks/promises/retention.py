@@ -56,7 +56,7 @@ LOOKS = 600  # over the whole time
 REWRITE = {"auto-aof-rewrite-percentage": 20, "auto-aof-rewrite-min-size": 65536}
 PART = "disk, "
 MOST = 0.02
-ENDED = (3, 4, 5)  # RunState and JobState: SUCCEEDED, FAILED, CANCELLED
+ENDED = (3, 4, 5)  # WorkState: SUCCEEDED, FAILED, CANCELLED
 
 
 class Traffic:

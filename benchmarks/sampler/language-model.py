@@ -84,7 +84,7 @@ async def ran(redis_url: str, namespace: str, fault: str, after: int, seconds: f
                 run = await client.wait(run.id)
                 took_s = time.monotonic() - begun
                 states = [run.state.name]
-                while run.state is values.RunState.FAILED and len(states) < 4:
+                while run.state is values.WorkState.FAILED and len(states) < 4:
                     is_mended = True
                     await client.resume(run.id)
                     run = await client.wait(run.id)

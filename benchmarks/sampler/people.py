@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import aeenc
-from aeenc.v1 import index_pb2_grpc, sampler_pb2
+from aeenc.v1 import index_pb2_grpc, sampler_pb2, types_pb2
 from benchmarks.harness.rows import Rows
 from services.sampler.people.task_store import TaskStore
 from services.sampler.records.keys import TaskKeys
@@ -104,7 +104,7 @@ async def _report(
     refused = {
         reason: counts[reason] for reason in ("TASK_ANSWERED", "LEASE_ANSWERED", "LEASE_RELEASED", "TASK_WITHDRAWN")
     }
-    ok = run.state == sampler_pb2.RUN_STATE_SUCCEEDED and min(counts[mood] for mood in (*MOODS, "sent back")) > 0
+    ok = run.state == types_pb2.WORK_STATE_SUCCEEDED and min(counts[mood] for mood in (*MOODS, "sent back")) > 0
     rows.note(f"{name}: sent back to be retrieved again", counts["sent back"], "tasks")
     rows.add(f"{name}: run finished", ok, "", "True", ok, refused)
     rows.at_most(f"{name}: tasks in more hands than answers wanted", len(found.held_twice), "times", 0)

@@ -125,7 +125,7 @@ class EventFollower:
                     if seq != self.seq + 1:
                         self.wrong.append(f"{seq} after {self.seq}")
                     self.seq = seq
-                    if seen.state == values.RunState.SUCCEEDED:
+                    if seen.state == values.WorkState.SUCCEEDED:
                         return
             await asyncio.sleep(0.05)
 
@@ -146,7 +146,7 @@ class RunStarter:
                 with contextlib.suppress(errors.AeencError):
                     started = await client.start_run(**self.start, timeout_s=5)
                     self.ids.add(started.id)
-                    if started.state == values.RunState.FAILED:
+                    if started.state == values.WorkState.FAILED:
                         await client.resume(started.id)
                         self.resumed += 1
             await asyncio.sleep(TEND_S)
@@ -187,7 +187,7 @@ async def among_dying_processes(rows: Rows, on: SoakFleet, hypotheses: list[tupl
     pairs, progress = await recorded(client, started.id), (await client.get_run(started.id)).progress
     undisturbed = await client.start_run(hypotheses, **config, oracle="fast")
     ended = await client.wait(undisturbed.id)
-    assert ended.state == values.RunState.SUCCEEDED, ended.error
+    assert ended.state == values.WorkState.SUCCEEDED, ended.error
     swaps, others = differences(pairs, await recorded(client, undisturbed.id))
     same = f"{len(pairs)} pairs, {len(swaps)} in rank-K swaps"
     rows.at_most("pairs unlike an undisturbed run's, but for rank-K swaps", len(others), "pairs", 0, same)

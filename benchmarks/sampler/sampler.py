@@ -45,10 +45,10 @@ Hypotheses = Sequence[tuple[str, str]]
 
 async def ended(client: SamplerClient, run_id: str) -> values.Run:
     """The run once it has ended, looked at now and then: a watcher would take part in what is measured."""
-    live = (values.RunState.PENDING, values.RunState.RUNNING)
+    live = (values.WorkState.PENDING, values.WorkState.RUNNING)
     while (found := await client.get_run(run_id)).state in live:  # noqa: ASYNC110 -- the run is in another process
         await asyncio.sleep(POLL_S)
-    assert found.state == values.RunState.SUCCEEDED, found.error
+    assert found.state == values.WorkState.SUCCEEDED, found.error
     return found
 
 

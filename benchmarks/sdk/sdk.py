@@ -189,7 +189,7 @@ from aeenc.v1 import index_pb2, index_pb2_grpc
 class Index(index_pb2_grpc.IndexServiceServicer):
     async def Retrieve(self, request, context):
         texts = [f"iron is metal number {n} that magnets attract" for n in range(10)]
-        premises = [index_pb2.RetrievedPremise(id=text[:20], text=text, score=0.5) for text in texts]
+        premises = [{"premise": {"id": text[:20], "text": text}, "score": 0.5} for text in texts]
         found = index_pb2.RetrievedPremises(premises=premises)
         return index_pb2.RetrieveResponse(results=[found], model_version="q", generation="g")
 

@@ -202,7 +202,7 @@ class Measured:
             idempotency_key=f"analogy-{selection.name}-{number}-{seed}-{self._epochs}",
         )
         ended = self._client.trainer.wait(job.id)
-        if ended.state != values.JobState.SUCCEEDED:
+        if ended.state != values.WorkState.SUCCEEDED:
             raise SystemExit(f"{selection.name}, p = {number}, seed {seed}: {ended.error}")
         self._client.registry.publish(ended.version, label="analogy", wait_s=120, force=True)
         return self.encode(ended.version, self._client.trainer.get_checkpoint(ended.version).space_id)

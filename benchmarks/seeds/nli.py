@@ -92,7 +92,7 @@ class Measured:
             **LOSSES[name],
         )
         ended = self._client.trainer.wait(job.id)
-        if ended.state != values.JobState.SUCCEEDED:
+        if ended.state != values.WorkState.SUCCEEDED:
             raise SystemExit(f"{name}, seed {seed}: {ended.error}")
         tandem = self._client.trainer.get_checkpoint(ended.version).tandem
         if tandem is None:

@@ -124,7 +124,7 @@ class Ladder:
             **fields,  # type: ignore[arg-type]
         )
         ended = self.client.trainer.wait(job.id)
-        if ended.state != values.JobState.SUCCEEDED:
+        if ended.state != values.WorkState.SUCCEEDED:
             raise SystemExit(f"job {ended.id} of seed {seed} has failed: {ended.error}")
         return ended.version
 

@@ -119,15 +119,15 @@ class Research:
         self._search_in(trainer.get_checkpoint(base).space_id if base else trainer.info().default_space_id)
         of_gold = {"split": TRAINING_SPLIT, "validation": validation_of(self.dataset, VALIDATION)}
         job = trainer.start_job(corpus=self.corpus, idempotency_key=self._key(key, fields), **{**of_gold, **fields})
-        if job.state == values.JobState.CANCELLED:
+        if job.state == values.WorkState.CANCELLED:
             self.client.trainer.resume(job.id)
         job = self.client.trainer.wait(job.id, on_progress=_Told(key))
-        if job.state == values.JobState.FAILED:  # the machine may have been switched off
+        if job.state == values.WorkState.FAILED:  # the machine may have been switched off
             self.client.trainer.resume(job.id)
             job = self.client.trainer.wait(job.id, on_progress=_Told(key))
-        if job.state == values.JobState.CANCELLED:
+        if job.state == values.WorkState.CANCELLED:
             raise Unfinished(f"job {job.id} was cancelled; run this again to go on with it")
-        if job.state != values.JobState.SUCCEEDED:
+        if job.state != values.WorkState.SUCCEEDED:
             raise Unfinished(f"job {job.id} has failed, and once more after it was resumed: {job.error}")
         return job
 

@@ -29,7 +29,7 @@ from services.store.artifacts import ArtifactStore
 
 SAMPLE = ROOT / "data" / "sample"
 SEED = 2022
-LIVE = (values.JobState.PENDING, values.JobState.RUNNING)
+LIVE = (values.WorkState.PENDING, values.WorkState.RUNNING)
 RECIPES: list[dict[str, Any]] = [
     {"loss": trainer_pb2.LOSS_FULL_CORPUS_SOFTMAX, "epochs": 3},
     {"loss": trainer_pb2.LOSS_TRIPLET_MARGIN, "epochs": 3, "accumulation": 2},
@@ -68,7 +68,7 @@ async def disturbed(
         await asyncio.sleep(0.05)  # between two processes
         hit = fleet.kill_job()
     ended = await trainer.wait(started.id)
-    if ended.state == values.JobState.FAILED:
+    if ended.state == values.WorkState.FAILED:
         await trainer.resume(started.id)
         ended = await trainer.wait(started.id)
     return ended, phase if hit else "nothing"
@@ -106,7 +106,7 @@ async def soak(rows: Rows, jobs: int) -> None:
             ended, phase = await disturbed(fleet, trainer, started, draw.uniform(0, 0.95 * lasted_s), number % 2 == 1)
             overhead_s += time.monotonic() - begun - lasted_s
             hits[phase] = hits.get(phase, 0) + 1
-            ended_well += ended.state == values.JobState.SUCCEEDED
+            ended_well += ended.state == values.WorkState.SUCCEEDED
             same += bool(ended.version) and taken(store, ended.version) == digest
             loss = trainer_pb2.Loss.Name(recipe["loss"]).removeprefix("LOSS_")
             print(f"  {number + 1}/{jobs} {loss} hit while {phase}: {ended.error or 'ok'}", flush=True)

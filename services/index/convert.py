@@ -145,10 +145,10 @@ def to_retrieve_response(answer: RetrievalResult, room: AnswerRoom) -> index_pb2
     )
     for one in answer.hits:
         found = response.results.add().premises
-        for ordinal, score in zip(one.ordinals.tolist(), one.scores.tolist(), strict=True):
+        for rank, (ordinal, score) in enumerate(zip(one.ordinals.tolist(), one.scores.tolist(), strict=True), start=1):
             premise = premises[ordinal]
-            room.take(len(premise.id) + len(premise.text) + 11)
-            found.add(id=premise.id, text=premise.text, score=score)
+            room.take(len(premise.id) + len(premise.text) + 15)
+            found.add(premise={"id": premise.id, "text": premise.text}, rank=rank, score=score)
     return response
 
 

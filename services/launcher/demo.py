@@ -215,7 +215,7 @@ def _sample(client: aeenc.Client, dataset: Dataset, out: Output) -> values.Run:
     )
     with out.progress("sampling", "trees") as tell:
         run = client.sampler.wait(run.id, on_progress=lambda now: tell(now.progress.trees_done, now.progress.trees, ""))
-    if run.state != values.RunState.SUCCEEDED:
+    if run.state != values.WorkState.SUCCEEDED:
         raise EndedBadly(f"sampling run {run.id} did not succeed: {run.error}")
     progress = run.progress
     out.note(
@@ -238,7 +238,7 @@ def _train(
         job = client.trainer.wait(
             job.id, on_progress=lambda now: tell(now.progress.steps_done, now.progress.steps, describe(now))
         )
-    if job.state != values.JobState.SUCCEEDED:
+    if job.state != values.WorkState.SUCCEEDED:
         raise EndedBadly(f"training job {job.id} did not succeed: {job.error}")
     out.note(f"  {job.version}: validation MAP {job.progress.best_validation_map:.3f} after {epochs} epochs")
     return job

@@ -166,7 +166,7 @@ def to_run(run: Run) -> sampler_pb2.Run:
     return sampler_pb2.Run(
         id=run.id,
         config=to_config(run.config),
-        state=f"RUN_STATE_{run.state}",
+        state=f"WORK_STATE_{run.state}",
         error=run.error,
         model_version=run.model_version,
         generation=run.generation,

@@ -154,7 +154,7 @@ def to_job(job: Job) -> trainer_pb2.Job:
                 "own_text": f"OWN_TEXT_{job.config.own_text}",
             }
         ),
-        state=f"JOB_STATE_{job.state}",
+        state=f"WORK_STATE_{job.state}",
         error=job.error,
         progress=_progress(job.progress),
         version=job.version,

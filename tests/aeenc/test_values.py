@@ -97,12 +97,12 @@ def test_what_is_handed_back_is_what_was_read(name):
 
 
 def test_an_enum_has_the_numbers_of_the_contract_and_keeps_those_of_a_newer_service():
-    assert {one.name: one.value for one in values.RunState} == {
-        name.removeprefix("RUN_STATE_"): number for name, number in sampler_pb2.RunState.items()
+    assert {one.name: one.value for one in values.WorkState} == {
+        name.removeprefix("WORK_STATE_"): number for name, number in types_pb2.WorkState.items()
     }
     run = values.Run.from_message(sampler_pb2.Run(state=99))
-    assert (run.state, run.state.name, repr(run.state)) == (99, "UNKNOWN_99", "<RunState.UNKNOWN_99: 99>")
-    assert values.RunState.SUCCEEDED == sampler_pb2.RUN_STATE_SUCCEEDED
+    assert (run.state, run.state.name, repr(run.state)) == (99, "UNKNOWN_99", "<WorkState.UNKNOWN_99: 99>")
+    assert values.WorkState.SUCCEEDED == types_pb2.WORK_STATE_SUCCEEDED
 
 
 def test_a_value_is_frozen_has_no_room_for_other_names_and_can_be_copied_and_hashed():

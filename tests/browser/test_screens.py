@@ -33,7 +33,7 @@ class SampleIndex(FakeIndex):
             left = {key: fact for key, fact in self.facts.items() if key not in request.exclude_ids and fact != text}
             scores = {key: len(wanted & words(fact)) / len(wanted | words(fact)) for key, fact in left.items()}
             best = sorted(scores, key=lambda key: (-scores[key], key))[: request.k]
-            found = [index_pb2.RetrievedPremise(id=key, text=left[key], score=scores[key]) for key in best]
+            found = [types_pb2.RankedPremise(premise={"id": key, "text": left[key]}, score=scores[key]) for key in best]
             answer.results.append(index_pb2.RetrievedPremises(premises=found))
         return answer
 

@@ -13,7 +13,7 @@ import redis
 
 import aeenc
 from aeenc import errors
-from aeenc.v1 import sampler_pb2, types_pb2
+from aeenc.v1 import types_pb2
 from services.launcher.private_redis import start_private_redis
 from support.certificates import certify
 from support.chart_pods import SETS, Cluster, rendered
@@ -77,7 +77,7 @@ def test_every_pod_answers_healthy_works_with_the_others_and_ends_in_time(cluste
         if "prod-aeenc-gold" in cluster.processes:
             run = client.sampler.start_run([("h", FACTS[0])], corpus="facts", oracle="gold", k=3)
             ended = client.sampler.wait(run.id)
-            assert (ended.state, ended.progress.judgements) == (sampler_pb2.RUN_STATE_SUCCEEDED, 3), ended.error
+            assert (ended.state, ended.progress.judgements) == (types_pb2.WORK_STATE_SUCCEEDED, 3), ended.error
     knows_the_lab = any("AEENC_INDEX_TOKENS_FILE" in one.variables for one in cluster.workloads)
     with aeenc.connect(**targets, token=LAB, timeout_s=10, ca=ca) as lab:
         if knows_the_lab:

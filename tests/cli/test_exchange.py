@@ -13,7 +13,7 @@ from dataclasses import replace
 from aeenc import AsyncClient
 from aeenc.oracle import EXPLAINS, REFUSES
 from aeenc.trees import HELD_OUT, Dataset, read_trees
-from aeenc.v1 import oracle_pb2, sampler_pb2
+from aeenc.v1 import oracle_pb2, types_pb2
 from support.worlds.index_world import facts
 from support.worlds.sampler_world import SamplerWorld, at_work, take
 
@@ -47,7 +47,7 @@ async def test_exported_pairs_can_be_imported_once(aeenc, world, trees, tmp_path
         for old, new in zip(there, copied, strict=True):
             assert replace(new, provenance=replace(new.provenance, run_id=old.provenance.run_id)) == old
         imported = await sampler.get_run(first.json["run"])
-        assert imported.state == sampler_pb2.RUN_STATE_SUCCEEDED
+        assert imported.state == types_pb2.WORK_STATE_SUCCEEDED
         assert imported.progress.negatives == run["negatives"]
 
 

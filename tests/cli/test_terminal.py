@@ -21,7 +21,7 @@ from rich.console import Console, RenderableType
 import aeenc as sdk
 from aeenc.cli.terminal import END, ESCAPE, HELP, JudgingSession, Keys
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN
-from aeenc.v1 import people_pb2, sampler_pb2
+from aeenc.v1 import people_pb2, types_pb2
 from services.kit.credentials.credential_file import Credential, HashedToken, hash_of, render
 from services.sampler.__main__ import build
 from support.command import running
@@ -276,7 +276,7 @@ async def test_a_person_judges_in_a_real_terminal(world: SamplerWorld):
         assert process.returncode == 0
         assert "ann has answered 1" in output
         assert await said(sampler, run_id) == ["-+-------..."]
-        assert (await sampler.get_run(run_id)).state == sampler_pb2.RUN_STATE_SUCCEEDED
+        assert (await sampler.get_run(run_id)).state == types_pb2.WORK_STATE_SUCCEEDED
 
 
 async def test_an_answer_that_is_refused_stays_on_the_screen_and_can_be_corrected(world: SamplerWorld):

@@ -24,7 +24,7 @@ import aeenc
 from aeenc import errors
 from aeenc.oracles.client import OracleClient
 from aeenc.transport.sync import LOOP
-from aeenc.v1 import sampler_pb2
+from aeenc.v1 import types_pb2
 from services.encoder.settings import EncoderSettings
 from services.index.settings import IndexSettings
 from services.kit.healthcheck import connects, serves
@@ -174,7 +174,7 @@ def test_a_corpus_is_built_and_retrieved_from_through_the_composed_services(clie
 def test_the_sampler_reaches_the_oracle_and_the_registry_with_their_tokens(client: aeenc.Client):
     run = client.sampler.start_run([("h", FACTS[0])], corpus="five", oracle="gold", k=3)
     ended = client.sampler.wait(run.id)
-    assert (ended.state, ended.progress.judgements) == (sampler_pb2.RUN_STATE_SUCCEEDED, 3), ended.error
+    assert (ended.state, ended.progress.judgements) == (types_pb2.WORK_STATE_SUCCEEDED, 3), ended.error
     deadline = time.monotonic() + 20  # the label goes once the run has ended
     while (labels := {label.name for label in client.registry.list_labels()}) != {"stable"}:
         assert time.monotonic() < deadline, labels

@@ -227,5 +227,5 @@ def test_the_walks_in_node_of_the_page_of_calls_work_beside_a_running_fleet(flee
     assert {line.split()[1] for line in found.stdout.splitlines()[1:-1]} == {"p1", "p2"}, "what the filter lets through"
     judged = node("oracle.js")
     assert judged.returncode == 0, judged.stderr
-    assert "RUN_STATE_SUCCEEDED" in judged.stdout.splitlines()[-1]
+    assert "WORK_STATE_SUCCEEDED" in judged.stdout.splitlines()[-1]
     assert "publish a version first" in node("rollback.js").stderr, "nothing was published"

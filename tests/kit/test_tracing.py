@@ -17,7 +17,7 @@ from opentelemetry.util._once import Once
 import aeenc
 from aeenc import errors
 from aeenc.transport import tracing as sdk_tracing
-from aeenc.v1 import sampler_pb2, trainer_pb2, types_pb2
+from aeenc.v1 import types_pb2
 from services.index.ranking.encoding import EncodeKey, QueryEncoder
 from services.kit import logs, tracing
 from services.kit.settings import ServiceSettings
@@ -106,7 +106,7 @@ async def test_one_trace_leads_through_build_retrieve_run_job_publication_and_sw
     await receiver.path("a caller's own", retrieve, retrieve, score, score)
 
     run = await fleet.client.sampler.start_run([("h1", FACTS[1])], corpus="science", oracle="mine", k=2)
-    assert (await fleet.client.sampler.wait(run.id)).state == sampler_pb2.RUN_STATE_SUCCEEDED
+    assert (await fleet.client.sampler.wait(run.id)).state == types_pb2.WORK_STATE_SUCCEEDED
     start = rpc("Sampler", "StartRun")
     judged = await receiver.path(start, start, "run", rpc("Oracle", "Judge"))
     assert judged[2].attributes["aeenc.run_id"] == run.id
@@ -118,7 +118,7 @@ async def test_one_trace_leads_through_build_retrieve_run_job_publication_and_sw
     imported = await fleet.client.sampler.import_pairs("science", pairs)
     job = await fleet.client.trainer.start_job(run_ids=[imported.run_id], corpus="science")
     async for _, seen in fleet.client.trainer.watch(job.id):
-        if seen.state == trainer_pb2.JOB_STATE_RUNNING:
+        if seen.state == types_pb2.WORK_STATE_RUNNING:
             break
     await fleet.client.trainer.cancel(job.id)  # what it learns is not the question here
     start = rpc("Trainer", "StartJob")

@@ -21,7 +21,7 @@ from aeenc import errors
 from aeenc.oracle import OracleServer
 from aeenc.transport.sync import LOOP
 from aeenc.transport.targets import Targets
-from aeenc.v1 import sampler_pb2, trainer_pb2, types_pb2
+from aeenc.v1 import types_pb2
 from services.launcher.doctor import examine
 from services.launcher.fleet import Fleet, Options
 from services.launcher.processes import ProcessId, becomes_free, end
@@ -142,7 +142,7 @@ def test_a_sampler_and_a_redis_that_are_killed_lose_no_acknowledged_pair(home: P
     after = pairs_of(client, run.id)
     assert seen.items() <= after.items()
     ended = client.sampler.wait(run.id)
-    assert ended.state == sampler_pb2.RUN_STATE_SUCCEEDED, ended.error
+    assert ended.state == types_pb2.WORK_STATE_SUCCEEDED, ended.error
     whole = pairs_of(client, run.id)
     assert seen.items() <= whole.items()
     assert len(set(whole.values())) == len(whole), "a pair stands twice"
@@ -167,7 +167,7 @@ def test_a_trainer_that_is_killed_shows_no_half_checkpoint_and_goes_on(home: Pat
     ) == sorted(known)
     up_again(home)
     ended = client.trainer.wait(job.id)
-    assert ended.state == trainer_pb2.JOB_STATE_SUCCEEDED, ended.error
+    assert ended.state == types_pb2.WORK_STATE_SUCCEEDED, ended.error
     assert {checkpoint.version for checkpoint in client.trainer.list_checkpoints()} == known | {ended.version}
     files = index_files(home)
     published = client.registry.publish(ended.version, wait_s=20)
@@ -265,7 +265,7 @@ def test_with_tokens_the_services_want_them_and_know_each_others(home: Path, cli
     with contextlib.closing(aeenc.connect(**peers, token="t", admin_token="a")) as known:
         assert len(known.index.retrieve("facts", ["the sun"], k=3)[0]) == 3
         ended = known.sampler.wait(known.sampler.start_run(HYPOTHESES[:2], corpus="facts", oracle="mine", k=3).id)
-        assert ended.state == sampler_pb2.RUN_STATE_SUCCEEDED, ended.error
+        assert ended.state == types_pb2.WORK_STATE_SUCCEEDED, ended.error
     assert "t" not in json.loads((home / "fleet.json").read_bytes())["options"].values()
     Fleet(home).up(options)
 

@@ -12,7 +12,7 @@ from benchmarks.promises.mutations.mutation import Mutation, Subject, fresh
 
 K = 3
 TREES = 2
-LIVE = (sampler_pb2.RUN_STATE_PENDING, sampler_pb2.RUN_STATE_RUNNING)
+LIVE = (types_pb2.WORK_STATE_PENDING, types_pb2.WORK_STATE_RUNNING)
 PAIRS = 5
 
 
@@ -48,7 +48,7 @@ class RunMutation(Mutation):
     @staticmethod
     def state_of(run: sampler_pb2.Run) -> str:
         """Whether somebody may work on it."""
-        return "live" if run.state in LIVE else sampler_pb2.RunState.Name(run.state)
+        return "live" if run.state in LIVE else types_pb2.WorkState.Name(run.state)
 
 
 class StartRun(RunMutation):
@@ -97,7 +97,7 @@ class CancelRun(RunMutation):
     def _maker(run_id: str, another: str) -> Any:
         ask, request_id = sampler_pb2.CancelRunRequest, fresh("r")
         requests = [ask(run_id=one, request_id=request_id) for one in (run_id, another)]
-        return lambda: (*requests, "RUN_STATE_CANCELLED")
+        return lambda: (*requests, "WORK_STATE_CANCELLED")
 
 
 class ResumeRun(RunMutation):
@@ -111,7 +111,7 @@ class ResumeRun(RunMutation):
         for run in runs:
             await self.world.client.sampler.cancel(run.id)
         *runs, another = runs
-        return [Subject(run.id, self._maker(run.id, another.id), {"RUN_STATE_CANCELLED"}) for run in runs]
+        return [Subject(run.id, self._maker(run.id, another.id), {"WORK_STATE_CANCELLED"}) for run in runs]
 
     @staticmethod
     def _maker(run_id: str, another: str) -> Any:

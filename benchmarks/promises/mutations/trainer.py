@@ -6,14 +6,14 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from aeenc.v1 import registry_pb2, trainer_pb2
+from aeenc.v1 import registry_pb2, trainer_pb2, types_pb2
 from benchmarks.promises.fleet import CORPUS, NAMESPACE
 from benchmarks.promises.mutations.mutation import Made, Mutation, Subject, agreed, fresh
 from services.store.registry import Registry
 
 EPOCHS = 100  # of a job that shall not end by itself
 CALLS = 30  # of one label, one after the other
-CANCELLED = trainer_pb2.JOB_STATE_CANCELLED
+CANCELLED = types_pb2.WORK_STATE_CANCELLED
 
 
 class JobMutation(Mutation):
@@ -39,7 +39,7 @@ class JobMutation(Mutation):
     async def tidy(self) -> None:
         """Cancels all jobs, so that none trains while the next RPC has its turn."""
         async for job in self.world.client.trainer.list_jobs():
-            if job.state in {trainer_pb2.JOB_STATE_PENDING, trainer_pb2.JOB_STATE_RUNNING}:
+            if job.state in {types_pb2.WORK_STATE_PENDING, types_pb2.WORK_STATE_RUNNING}:
                 await self.world.client.trainer.cancel(job.id)
 
 

@@ -188,7 +188,9 @@ class IndexClient:
         )
         response = await self.channel.unary(self._stub.Retrieve, request, timeout_s=timeout_s, hedge=True)
         return Retrieved(
-            results=[[Hit(p.id, p.text, p.score) for p in found.premises] for found in response.results],
+            results=[
+                [Hit(p.premise.id, p.premise.text, p.score) for p in found.premises] for found in response.results
+            ],
             model_version=response.model_version,
             space_id=response.space_id,
             generation=response.generation,

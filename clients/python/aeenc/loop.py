@@ -23,7 +23,7 @@ from typing import Any
 
 from aeenc import errors, values
 from aeenc.blocking import Client
-from aeenc.v1 import sampler_pb2, trainer_pb2
+from aeenc.v1 import types_pb2
 
 __all__ = ["STABLE", "Gold", "Journal", "Loop", "LoopPlan", "RolloutIncomplete", "Round", "WorkEndedBadly"]
 
@@ -153,8 +153,8 @@ class _EndStates:
     cancelled: int
 
 
-_RUN = _EndStates(sampler_pb2.RUN_STATE_SUCCEEDED, sampler_pb2.RUN_STATE_FAILED, sampler_pb2.RUN_STATE_CANCELLED)
-_JOB = _EndStates(trainer_pb2.JOB_STATE_SUCCEEDED, trainer_pb2.JOB_STATE_FAILED, trainer_pb2.JOB_STATE_CANCELLED)
+_RUN = _EndStates(types_pb2.WORK_STATE_SUCCEEDED, types_pb2.WORK_STATE_FAILED, types_pb2.WORK_STATE_CANCELLED)
+_JOB = _EndStates(types_pb2.WORK_STATE_SUCCEEDED, types_pb2.WORK_STATE_FAILED, types_pb2.WORK_STATE_CANCELLED)
 
 
 class Loop:

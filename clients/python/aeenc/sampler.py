@@ -21,7 +21,6 @@ SignName = Literal["positive", "negative", "skipped"]
 CollectName = Literal["both", "positives_only"]
 Root = tuple[str, str] | tuple[str, str, str, str] | sampler_pb2.Hypothesis
 ROOT_FIELDS = ("id", "text", "question", "answer")
-_END_STATES = (sampler_pb2.RUN_STATE_SUCCEEDED, sampler_pb2.RUN_STATE_FAILED, sampler_pb2.RUN_STATE_CANCELLED)
 
 
 class SamplerClient:
@@ -132,7 +131,7 @@ class SamplerClient:
         await self.get_run(run_id)  # a sampler that is away from the beginning is not waited for
         patient = SamplerClient(self.channel.patient())
         return await wait_for_end(
-            lambda seq: self.watch(run_id, from_seq=seq), lambda: patient.get_run(run_id), _END_STATES, on_progress
+            lambda seq: self.watch(run_id, from_seq=seq), lambda: patient.get_run(run_id), on_progress
         )
 
     async def cancel(self, run_id: str, *, request_id: str = "") -> values.Run:

@@ -30,7 +30,6 @@ from aeenc.values.writing import as_message, message, shown
 
 CHUNK_QUERIES = 512
 EVALUATE_TIMEOUT_S = 1800.0
-_END_STATES = (trainer_pb2.JOB_STATE_SUCCEEDED, trainer_pb2.JOB_STATE_FAILED, trainer_pb2.JOB_STATE_CANCELLED)
 
 OwnTextName = Literal["excluded", "negative"]
 ModeName = Literal["single", "siamese", "dual", "cross_encoder"]
@@ -204,7 +203,7 @@ class TrainerClient:
         await self.get_job(job_id)  # a trainer that is away from the beginning is not waited for
         patient = TrainerClient(self.channel.patient())
         return await wait_for_end(
-            lambda seq: self.watch(job_id, from_seq=seq), lambda: patient.get_job(job_id), _END_STATES, on_progress
+            lambda seq: self.watch(job_id, from_seq=seq), lambda: patient.get_job(job_id), on_progress
         )
 
     async def cancel(self, job_id: str, *, request_id: str = "") -> values.Job:

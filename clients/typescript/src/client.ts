@@ -205,7 +205,8 @@ export class Client {
       { signal, timeoutMs },
     );
     return {
-      results: response.results.map(({ premises }) => premises.map(({ id, text, score }) => ({ id, text, score }))),
+      results: response.results.map(({ premises }) =>
+        premises.map(({ premise, score }) => ({ id: premise?.id ?? "", text: premise?.text ?? "", score }))),
       modelVersion: response.modelVersion,
       spaceId: response.spaceId,
       generation: response.generation,

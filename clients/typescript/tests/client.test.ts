@@ -8,7 +8,8 @@ import { Code, ConnectError, type HandlerContext } from "@connectrpc/connect";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
 import { AeencError, connect, serveOracle, type Client } from "aeenc";
 import { IndexAdminService, IndexService, type RetrieveRequest } from "aeenc/v1/index";
-import { RunState, SamplerService } from "aeenc/v1/sampler";
+import { SamplerService } from "aeenc/v1/sampler";
+import { WorkState } from "aeenc/v1/types";
 import { TrainerService } from "aeenc/v1/trainer";
 
 const failsWith = (code: string) => (error: unknown) => error instanceof AeencError && error.code === code;
@@ -279,7 +280,7 @@ describe("before a running fleet", { skip: !process.env.AEENC_TEST_ORACLE }, () 
       const { id } = await client.startRun(hypotheses, { corpus: "science", oracle: "node", k: 4, maxJudgements: 4n });
       let last = (await client.sampler.getRun({ runId: id })).run!;
       for await (const event of client.watchRun(id)) last = event.run;
-      assert.equal(RunState[last.state], "SUCCEEDED", last.error);
+      assert.equal(WorkState[last.state], "SUCCEEDED", last.error);
       assert.deepEqual([last.progress?.positives, last.progress?.negatives], [1n, 3n]);
       const { pairs } = await client.sampler.listPairs({ runId: id });
       assert.deepEqual(pairs.map(({ provenance }) => provenance?.annotator), Array(4).fill("first"));

@@ -28,9 +28,9 @@ from services.sampler.oracles.budgets import OracleBudgets
 from services.sampler.oracles.gateway import Gateway
 from services.sampler.records.node_store import NodeStore
 from services.sampler.records.run_store import RunStore
-from services.sampler.records.runs import Run, RunState
+from services.sampler.records.runs import Run
 from services.store.formats import NewerFormat
-from services.store.life_cycles import LIVE, WorkLease
+from services.store.life_cycles import LIVE, State, WorkLease
 
 log = get(__name__)
 
@@ -246,7 +246,7 @@ class Runner:
         finally:
             await cancel_all(keeping_up)
 
-    async def _end(self, run: Run, state: RunState, error: str) -> None:
+    async def _end(self, run: Run, state: State, error: str) -> None:
         if state == "FAILED":
             failed()
         while True:

@@ -21,8 +21,8 @@ from services.sampler.oracles.gateway import Gateway
 from services.sampler.records.node_store import NodeStore
 from services.sampler.records.pair_log import IMPORT, PairLog
 from services.sampler.records.run_store import RunStore
-from services.sampler.records.runs import Hypothesis, Pair, PairSign, Run, RunConfig, RunEvent, RunProgress, RunState
-from services.store.life_cycles import LIVE
+from services.sampler.records.runs import Hypothesis, Pair, PairSign, Run, RunConfig, RunEvent, RunProgress
+from services.store.life_cycles import LIVE, State
 from services.store.requests import Request
 
 PAGE = 100
@@ -138,7 +138,7 @@ class Sampling:
         request = Request(request_id, "ResumeRun", {"run_id": run_id})
         oracle = self._oracles.get((await self._store.get(run_id)).config.oracle)
         grows = oracle is not None and bool(await oracle.amended(run_id))
-        resumable: list[RunState] = ["FAILED", "CANCELLED"]
+        resumable: list[State] = ["FAILED", "CANCELLED"]
         if grows:
             resumable.append("SUCCEEDED")
         answer = await self._store.transition(run_id, resumable, "PENDING", request=request)

@@ -21,12 +21,11 @@ from services.sampler.records.runs import (
     Run,
     RunConfig,
     RunEvent,
-    RunState,
     parse_time,
     progress_of,
     state_of,
 )
-from services.store.life_cycles import Expired, LifeCycles, Step, WorkLease, emit_script
+from services.store.life_cycles import Expired, LifeCycles, State, Step, WorkLease, emit_script
 from services.store.redis import Leases, Script, unavailable_if_down
 from services.store.requests import Request
 
@@ -131,8 +130,8 @@ class RunStore:
     async def transition(
         self,
         run_id: str,
-        allowed: Sequence[RunState],
-        state: RunState,
+        allowed: Sequence[State],
+        state: State,
         *,
         error: str = "",
         owner: str = "",

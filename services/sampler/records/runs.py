@@ -17,7 +17,7 @@ from services.store.life_cycles import LIVE, State, now
 FORMAT_VERSION = 1
 MAX_NOTE = 1024  # characters; it stands in every pair of its node
 
-RunState = State
+
 PairSign = Literal["POSITIVE", "NEGATIVE", "SKIPPED"]
 PremiseSource = Literal["", "RETRIEVED", "SEARCHED"]
 UNDECIDED = "undecided"  # the reason of a pair that the oracle left open
@@ -115,7 +115,7 @@ class Run:
 
     id: str
     config: RunConfig
-    state: RunState
+    state: State
     error: str
     model_version: str
     generation: str
@@ -237,6 +237,6 @@ def progress_of(values: Iterable[str | None]) -> RunProgress:
     return RunProgress(*(int(value or 0) for value in values))
 
 
-def state_of(text: str) -> RunState:
+def state_of(text: str) -> State:
     """The state of a record."""
-    return cast("RunState", text)
+    return cast("State", text)

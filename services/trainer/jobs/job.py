@@ -10,12 +10,12 @@ from datetime import datetime
 from typing import Any, Literal, Self
 
 from services.store.formats import check_format, known_fields
+from services.store.life_cycles import LIVE, State
 from services.trainer.data.training_set import OwnText
 from services.trainer.registry.comparison import Comparison
 
 FORMAT_VERSION = 1
 
-JobState = Literal["PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"]
 Loss = Literal[
     "FULL_CORPUS_SOFTMAX",
     "TRIPLET_MARGIN",
@@ -32,7 +32,6 @@ Mode = Literal["SINGLE", "SIAMESE", "DUAL", "CROSS_ENCODER"]
 Targets = Literal["BINARY", "GRADES", "GRADE_DISTRIBUTION"]
 Negatives = Literal["RETRIEVED", "RANDOM", "NONE"]
 Candidates = Literal["", "DENSE", "LEXICAL", "HYBRID", "ITERATIVE_LEXICAL"]
-LIVE: tuple[JobState, ...] = ("PENDING", "RUNNING")
 
 
 @dataclass(frozen=True)
@@ -150,7 +149,7 @@ class Job:
     id: str
     config: JobConfig
     generation: str
-    state: JobState
+    state: State
     error: str
     progress: JobProgress
     version: str

@@ -30,13 +30,13 @@ from services.kit.readiness import Readiness
 from services.kit.tracing import failed, span
 from services.store.files import DISK_FULL
 from services.store.formats import NewerFormat
-from services.store.life_cycles import WorkLease
+from services.store.life_cycles import LIVE, State, WorkLease
 from services.trainer.data.holding_back import HeldBack, hold_back
 from services.trainer.data.pair_sources import DataSets, Retrieved, SampledPairs
 from services.trainer.data.training_set import JudgedPair
 from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.files import ComputeOptions, JobFiles, TrainingPlan
-from services.trainer.jobs.job import LIVE, Candidates, Job, JobProgress, JobState
+from services.trainer.jobs.job import Candidates, Job, JobProgress
 from services.trainer.jobs.store import JobStore
 from services.trainer.jobs.tandem_building import TandemBuilder
 from services.trainer.processes.child import EXIT_DISK_FULL, Child, asked_to_end, describe_exit
@@ -334,7 +334,7 @@ class JobRunner:
             if answer != "OK":
                 raise JobStopped
 
-    async def _end(self, job_id: str, state: JobState, *, error: str = "", version: str = "") -> str:
+    async def _end(self, job_id: str, state: State, *, error: str = "", version: str = "") -> str:
         log.info("job ended", job=job_id, state=state, error=error, version=version)
         if state == "FAILED":
             failed()

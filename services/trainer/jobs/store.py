@@ -13,7 +13,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from services.store.formats import check_format
-from services.store.life_cycles import Expired, LifeCycles, WorkKeys, WorkLease
+from services.store.life_cycles import Expired, LifeCycles, State, WorkKeys, WorkLease
 from services.store.redis import unavailable_if_down
 from services.store.requests import Request
 from services.trainer.jobs.job import (
@@ -21,7 +21,6 @@ from services.trainer.jobs.job import (
     Job,
     JobEvent,
     JobProgress,
-    JobState,
     config_json,
     job_of,
     job_then,
@@ -75,10 +74,10 @@ class JobStore:
         """Reads a job. Raises NotFound."""
         return job_of(job_id, await self._cycles.get(job_id))
 
-    async def state(self, job_id: str) -> JobState | None:
+    async def state(self, job_id: str) -> State | None:
         """Reads the state of a job; None for an unknown job."""
         async with unavailable_if_down(f"read job {job_id}"):
-            state: JobState | None = await self._redis.hget(self._keys.record(job_id), "state")
+            state: State | None = await self._redis.hget(self._keys.record(job_id), "state")
         return state
 
     async def validation(self, job_id: str) -> list[tuple[str, list[str]]]:
@@ -100,14 +99,14 @@ class JobStore:
     async def transition(
         self,
         job_id: str,
-        allowed: Sequence[JobState],
-        state: JobState,
+        allowed: Sequence[State],
+        state: State,
         *,
         error: str = "",
         version: str = "",
         owner: str = "",
         request: Request | None = None,
-        already: Sequence[JobState] = (),
+        already: Sequence[State] = (),
     ) -> str:
         """Moves a job to a state, as `LifeCycles.transition` does."""
         fields = {"version": version}

@@ -14,8 +14,9 @@ from aeenc import errors
 from aeenc.index import IndexClient
 from services.kit.concurrency import finish
 from services.kit.logs import get
+from services.store.life_cycles import LIVE
 from services.store.registry import Registry
-from services.trainer.jobs.job import LIVE, Job
+from services.trainer.jobs.job import Job
 from services.trainer.jobs.store import JobStore
 from services.trainer.registry.tandem_publishing import await_all
 from services.trainer.registry.tandems import Tandem, Tandems

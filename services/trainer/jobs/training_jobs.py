@@ -14,11 +14,12 @@ from services.corpus.generation import open_generation
 from services.kit.convert import position_of
 from services.kit.limits import Limits, check_texts
 from services.kit.tracing import traceparent
+from services.store.life_cycles import LIVE, State
 from services.store.registry import CheckpointRow
 from services.store.requests import Request
 from services.trainer.data.pair_sources import DataSets, SampledPairs
 from services.trainer.evaluation.protocol import EvaluationQuery, GoldStandard, merge_queries
-from services.trainer.jobs.job import LIVE, Job, JobConfig, JobEvent, JobProgress, JobState, job_then, why_not
+from services.trainer.jobs.job import Job, JobConfig, JobEvent, JobProgress, job_then, why_not
 from services.trainer.jobs.runner import JobRunner
 from services.trainer.jobs.store import JobStore
 from services.trainer.registry.checkpoints import CROSS_ENCODER, Checkpoints
@@ -180,7 +181,7 @@ class TrainingJobs:
         request = Request(request_id, "ResumeJob", {"job_id": job_id})
         if record := await self._store.requests.answer(request):
             return job_then(await self._store.get(job_id), record)
-        resumable: tuple[JobState, ...] = ("FAILED", "CANCELLED")
+        resumable: tuple[State, ...] = ("FAILED", "CANCELLED")
         answer = await self._store.transition(job_id, resumable, "PENDING", request=request, already=LIVE)
         if answer == "SUCCEEDED":
             raise errors.FailedPrecondition(f"job {job_id} has succeeded; start a new job")

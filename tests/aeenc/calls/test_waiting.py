@@ -13,7 +13,7 @@ import pytest
 import aeenc
 from aeenc import Channel, Retry, SamplerClient, errors
 from aeenc.transport import status
-from aeenc.v1 import sampler_pb2, sampler_pb2_grpc
+from aeenc.v1 import sampler_pb2, sampler_pb2_grpc, types_pb2
 from support.relay import Relay
 
 
@@ -51,7 +51,7 @@ async def served(runs: Runs, address: str) -> tuple[Any, int]:
 
 
 async def test_a_restart_longer_than_the_patience_of_other_calls_is_waited_for() -> None:
-    running = Runs(sampler_pb2.RUN_STATE_RUNNING)
+    running = Runs(types_pb2.WORK_STATE_RUNNING)
     server, port = await served(running, "127.0.0.1:0")
     channel = Channel(f"127.0.0.1:{port}", timeout_s=10, retry=Retry(away_s=0.05))
     waiting = asyncio.ensure_future(SamplerClient(channel).wait("r"))
@@ -59,8 +59,8 @@ async def test_a_restart_longer_than_the_patience_of_other_calls_is_waited_for()
     await server.stop(0)
     with pytest.raises(errors.Unavailable):
         await SamplerClient(channel).get_run("r")
-    server, _ = await served(Runs(sampler_pb2.RUN_STATE_SUCCEEDED), f"127.0.0.1:{port}")
-    assert (await waiting).state == sampler_pb2.RUN_STATE_SUCCEEDED
+    server, _ = await served(Runs(types_pb2.WORK_STATE_SUCCEEDED), f"127.0.0.1:{port}")
+    assert (await waiting).state == types_pb2.WORK_STATE_SUCCEEDED
     await channel.close()
     await server.stop(0)
 
@@ -78,7 +78,7 @@ class Refusing(Runs):
     """Refuses to be watched some `times`; then the run ends, and is seen to."""
 
     def __init__(self, refusal: errors.AeencError, times: int) -> None:
-        super().__init__(sampler_pb2.RUN_STATE_RUNNING)
+        super().__init__(types_pb2.WORK_STATE_RUNNING)
         self.watches = 0
         self._refusal, self._times = refusal, times
 
@@ -87,7 +87,7 @@ class Refusing(Runs):
         if self.watches <= self._times:
             trailer = ((status.DETAILS_KEY, status.details_of(self._refusal)),)
             await context.abort(status.code_of(self._refusal), status.message_of(self._refusal), trailer)
-        self.state = sampler_pb2.RUN_STATE_SUCCEEDED
+        self.state = types_pb2.WORK_STATE_SUCCEEDED
         yield sampler_pb2.WatchRunResponse(seq=1, run=sampler_pb2.Run(id=request.run_id, state=self.state))
 
 
@@ -103,7 +103,7 @@ async def test_a_watch_that_is_refused_is_begun_again_after_a_pause(
     server, port = await served(runs, "127.0.0.1:0")
     channel = Channel(f"127.0.0.1:{port}", timeout_s=5)
     started = time.monotonic()
-    assert (await SamplerClient(channel).wait("r")).state == sampler_pb2.RUN_STATE_SUCCEEDED
+    assert (await SamplerClient(channel).wait("r")).state == types_pb2.WORK_STATE_SUCCEEDED
     assert time.monotonic() - started > least_s
     assert runs.watches == times + 1
     await channel.close()
@@ -112,13 +112,13 @@ async def test_a_watch_that_is_refused_is_begun_again_after_a_pause(
 
 async def test_a_run_is_asked_after_when_nothing_is_heard_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aeenc.calls.waiting.SILENT_S", 0.2)
-    runs = Runs(sampler_pb2.RUN_STATE_RUNNING)
+    runs = Runs(types_pb2.WORK_STATE_RUNNING)
     server, port = await served(runs, "127.0.0.1:0")
     channel = Channel(f"127.0.0.1:{port}", timeout_s=5)
     waiting = asyncio.ensure_future(SamplerClient(channel).wait("r"))
     await runs.watched.wait()
-    runs.state = sampler_pb2.RUN_STATE_SUCCEEDED
-    assert (await asyncio.wait_for(waiting, 30)).state == sampler_pb2.RUN_STATE_SUCCEEDED
+    runs.state = types_pb2.WORK_STATE_SUCCEEDED
+    assert (await asyncio.wait_for(waiting, 30)).state == types_pb2.WORK_STATE_SUCCEEDED
     await channel.close()
     await server.stop(0)
 
@@ -138,7 +138,7 @@ async def test_a_timeout_of_the_callers_own_is_raised() -> None:
 async def test_a_watch_ends_when_its_host_vanishes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aeenc.transport.channel.KEEPALIVE_S", 0.2)
     monkeypatch.setattr("aeenc.transport.channel.KEEPALIVE_TIMEOUT_S", 0.2)
-    runs = Runs(sampler_pb2.RUN_STATE_RUNNING)
+    runs = Runs(types_pb2.WORK_STATE_RUNNING)
     server, port = await served(runs, "127.0.0.1:0")
     async with Relay(f"127.0.0.1:{port}") as relay:
         channel = Channel(relay.address, timeout_s=5)
@@ -152,7 +152,7 @@ async def test_a_watch_ends_when_its_host_vanishes(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_list_asks_for_a_page_when_it_comes_to_it() -> None:
-    runs = Runs(sampler_pb2.RUN_STATE_SUCCEEDED)
+    runs = Runs(types_pb2.WORK_STATE_SUCCEEDED)
     server, port = await served(runs, "127.0.0.1:0")
     async with aeenc.AsyncClient(sampler=f"127.0.0.1:{port}") as client:
         listing = client.sampler.list_runs(page_size=2)

@@ -86,7 +86,7 @@ class Sampler(sampler_pb2_grpc.SamplerServiceServicer):
             yield sampler_pb2.WatchRunResponse(seq=seq, run=sampler_pb2.Run(id="r", progress=progress))
 
     async def GetRun(self, request: Any, context: Any) -> sampler_pb2.GetRunResponse:
-        return sampler_pb2.GetRunResponse(run=sampler_pb2.Run(id="r", state=sampler_pb2.RUN_STATE_SUCCEEDED))
+        return sampler_pb2.GetRunResponse(run=sampler_pb2.Run(id="r", state=types_pb2.WORK_STATE_SUCCEEDED))
 
 
 @pytest.fixture

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import pytest
 
 from aeenc.trees import Dataset
-from aeenc.v1 import trainer_pb2
+from aeenc.v1 import trainer_pb2, types_pb2
 from benchmarks.tables import research as module
 from benchmarks.tables.research import Research, Unfinished, research
 
 FAILED, CANCELLED, SUCCEEDED = (
-    trainer_pb2.JOB_STATE_FAILED,
-    trainer_pb2.JOB_STATE_CANCELLED,
-    trainer_pb2.JOB_STATE_SUCCEEDED,
+    types_pb2.WORK_STATE_FAILED,
+    types_pb2.WORK_STATE_CANCELLED,
+    types_pb2.WORK_STATE_SUCCEEDED,
 )
 
 
@@ -23,7 +23,7 @@ class Trainer:
     """A job that ends so, one time after the other; notes what it was asked."""
 
     ends: list[int]
-    known: int = trainer_pb2.JOB_STATE_PENDING
+    known: int = types_pb2.WORK_STATE_PENDING
     asked: list[str] = field(default_factory=list)
 
     def info(self):

@@ -85,7 +85,7 @@ async def test_runs_and_jobs_are_listed_with_what_tells_them_apart(aeenc, world,
     assert max(map(len, shown.splitlines())) <= 80
     assert all(part in shown for part in (run, "science, oracle fake", "split train", "2 of 2 trees"))
     config = trainer_pb2.JobConfig(corpus="science", run_ids=[run], data_sets=["gold"])
-    fleet.trainer.jobs = [job(trainer_pb2.JOB_STATE_SUCCEEDED, version="q95a0123456789ab", config=config)]
+    fleet.trainer.jobs = [job(types_pb2.WORK_STATE_SUCCEEDED, version="q95a0123456789ab", config=config)]
     (told,) = (await aeenc(*options, "--json", "jobs")).json["jobs"]
     assert (told["corpus"], told["runs"], told["data_sets"]) == ("science", [run], ["gold"])
     assert told["started_at"] == "1970-01-01T00:00:10+00:00"
@@ -204,7 +204,7 @@ def test_hypotheses_have_unique_ids_and_texts(trees):
 
 
 async def test_a_job_is_started_as_asked_and_leaves_its_version(aeenc, fleet, trees):
-    fleet.trainer.jobs = [job(trainer_pb2.JOB_STATE_RUNNING), job(trainer_pb2.JOB_STATE_SUCCEEDED, version="q7")]
+    fleet.trainer.jobs = [job(types_pb2.WORK_STATE_RUNNING), job(types_pb2.WORK_STATE_SUCCEEDED, version="q7")]
     words = ("train", "science", "--run", "r1", "--run", "r2", "--loss", "triplet-margin", "--margin", 0)
     ended = await aeenc(*fleet.options, "--json", *words, "--seed", 5, "--data", trees)
     assert ended.code == 0
@@ -224,7 +224,7 @@ async def test_a_job_is_started_as_asked_and_leaves_its_version(aeenc, fleet, tr
 
 def gained(outcome=registry_pb2.OUTCOME_BETTER, change=0.334, p=0.0001, queries=49):
     """A job that has ended with this gain."""
-    made = job(trainer_pb2.JOB_STATE_SUCCEEDED, version="q7")
+    made = job(types_pb2.WORK_STATE_SUCCEEDED, version="q7")
     made.progress.best_validation_map = 0
     compared = made.progress.gain
     compared.version, compared.queries, compared.outcome = "q0", queries, outcome
@@ -257,7 +257,7 @@ async def test_a_job_says_in_a_word_what_it_has_gained(aeenc, fleet, told, words
 
 
 async def test_what_was_not_measured_is_not_zero(aeenc, fleet):
-    made = job(trainer_pb2.JOB_STATE_SUCCEEDED, version="q7")
+    made = job(types_pb2.WORK_STATE_SUCCEEDED, version="q7")
     made.progress.best_validation_map = 0
     fleet.trainer.jobs = [made]
     shown = (await aeenc(*fleet.options, "train", "science", "--data-set", "gold")).stdout
@@ -289,7 +289,7 @@ async def test_publish_takes_only_what_is_better_unless_told_anyway(aeenc, fleet
 
 
 async def test_loss_data_sets_and_batches_reach_the_job(aeenc, fleet):
-    fleet.trainer.jobs = [job(trainer_pb2.JOB_STATE_SUCCEEDED, version="q7")]
+    fleet.trainer.jobs = [job(types_pb2.WORK_STATE_SUCCEEDED, version="q7")]
     words = ("train", "science", "--data-set", "gold", "--data-set", "snli", "--loss", "gist", "--batching", "items")
     more = ("--hard-negatives", 3, "--guide-version", "q1", "--guide-margin", 0.5, "--items-per-epoch", 64)
     more += ("--initial-share", 0.125, "--own-text", "negative")
@@ -302,7 +302,7 @@ async def test_loss_data_sets_and_batches_reach_the_job(aeenc, fleet):
     assert (config.initial_share, config.own_text) == (0.125, types_pb2.OWN_TEXT_NEGATIVE)
 
 
-@pytest.mark.parametrize("state", [trainer_pb2.JOB_STATE_FAILED, trainer_pb2.JOB_STATE_CANCELLED])
+@pytest.mark.parametrize("state", [types_pb2.WORK_STATE_FAILED, types_pb2.WORK_STATE_CANCELLED])
 async def test_a_job_that_ends_badly_is_exit_code_5_with_its_reason(aeenc, fleet, state):
     fleet.trainer.jobs = [job(state, error="out of memory")]
     ended = await aeenc(*fleet.options, "--json", "train", "science", "--run", "r1")

@@ -11,7 +11,7 @@ from aeenc.v1 import trainer_pb2, types_pb2
 from support.worlds.index_world import SPACE
 
 OTHER = "s00000000000000bb"
-DONE = trainer_pb2.Job(id="j", state=trainer_pb2.JOB_STATE_SUCCEEDED, version="q1")
+DONE = trainer_pb2.Job(id="j", state=types_pb2.WORK_STATE_SUCCEEDED, version="q1")
 
 
 @pytest.mark.parametrize(

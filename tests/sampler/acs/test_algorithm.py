@@ -9,7 +9,7 @@ from support.worlds.sampler_world import HYPOTHESES, SamplerWorld, brute_force, 
 async def test_a_run_records_exactly_the_pairs_of_algorithm_2(world: SamplerWorld):
     async with world.sampler() as client:
         run = await finish(client)
-        assert run.state == sampler_pb2.RUN_STATE_SUCCEEDED, run.error
+        assert run.state == types_pb2.WORK_STATE_SUCCEEDED, run.error
         expected = brute_force()
         assert await pair_set(client, run.id) == expected
     progress = run.progress
@@ -99,7 +99,7 @@ async def test_the_budget_is_spent_in_the_order_of_hypothesis_depth_and_rank(
         run = await finish(client, max_judgements=max_judgements, max_nodes_per_tree=max_nodes)
         expected = brute_force(max_judgements=max_judgements, max_nodes=max_nodes or 10**9)
         assert await pair_set(client, run.id) == expected
-    assert run.state == sampler_pb2.RUN_STATE_SUCCEEDED
+    assert run.state == types_pb2.WORK_STATE_SUCCEEDED
     assert run.progress.judgements == len(world.oracle.asked) <= max_judgements
 
 

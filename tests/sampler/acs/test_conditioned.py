@@ -2,7 +2,7 @@
 
 import asyncio
 
-from aeenc.v1 import sampler_pb2
+from aeenc.v1 import types_pb2
 from services.sampler.acs.algorithm import ROUNDS
 from support.worlds.sampler_world import FACTS, HYPOTHESES, SamplerWorld, explains, finish, is_leaf, nearest, pair_set
 
@@ -70,7 +70,7 @@ async def test_a_conditioned_run_that_is_cancelled_between_rounds_asks_nothing_a
         world.oracle.asked.clear()
         await client.resume(run.id)
         run = await asyncio.wait_for(client.wait(run.id), 40)
-        assert run.state == sampler_pb2.RUN_STATE_SUCCEEDED
+        assert run.state == types_pb2.WORK_STATE_SUCCEEDED
         assert await pair_set(client, run.id) == brute_force_conditioned(max_depth=1)
         assert not set(world.oracle.asked) & {(query, premise) for query, premise, _ in kept}
         assert run.progress.judgements == len(brute_force_conditioned(max_depth=1))

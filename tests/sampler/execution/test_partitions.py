@@ -49,7 +49,7 @@ async def test_a_run_outlives_a_partition_from_redis_and_calls_end_in_time(
         await _fails_in_time(asking.start_run(HYPOTHESES, **CONFIG, idempotency_key="once"))
         to_redis.heal()
         again = await client.start_run(HYPOTHESES, **CONFIG, idempotency_key="once")
-        assert (await asyncio.wait_for(client.wait(run.id), 20)).state == values.RunState.SUCCEEDED
+        assert (await asyncio.wait_for(client.wait(run.id), 20)).state == values.WorkState.SUCCEEDED
         assert await pair_set(client, run.id) == brute_force()
         assert {one.id async for one in client.list_runs()} == {run.id, again.id}
 
@@ -67,7 +67,7 @@ async def test_a_run_survives_connections_to_redis_that_are_reset_again_and_agai
             resets += 1
             await asyncio.wait([waiting], timeout=0.1)
         assert resets > 1
-        assert (await waiting).state == values.RunState.SUCCEEDED
+        assert (await waiting).state == values.WorkState.SUCCEEDED
         found = [(pair.query, pair.premise) async for pair in client.list_pairs(run.id)]
         assert await pair_set(client, run.id) == brute_force()
         assert len(found) == len(set(found))
@@ -80,7 +80,7 @@ async def test_a_slow_link_to_redis_slows_calls_and_fails_none(world: SamplerWor
         begun = time.monotonic()
         run = await client.start_run(HYPOTHESES[:1], **CONFIG)
         assert time.monotonic() - begun > 0.02
-        assert (await asyncio.wait_for(client.wait(run.id), 20)).state == values.RunState.SUCCEEDED
+        assert (await asyncio.wait_for(client.wait(run.id), 20)).state == values.WorkState.SUCCEEDED
 
 
 async def test_a_partition_from_a_service_ends_calls_at_their_deadline_and_heals(world: SamplerWorld) -> None:
@@ -116,7 +116,7 @@ async def test_a_run_waits_for_an_index_and_an_oracle_behind_a_partition(world: 
                 before = (await client.get_run(run.id)).progress.nodes_judged
                 await asyncio.sleep(0.2)
                 now = await client.get_run(run.id)
-                assert (now.state, now.progress.nodes_judged) == (values.RunState.RUNNING, before)
+                assert (now.state, now.progress.nodes_judged) == (values.WorkState.RUNNING, before)
                 relay.heal()
-                assert (await asyncio.wait_for(client.wait(run.id), 20)).state == values.RunState.SUCCEEDED
+                assert (await asyncio.wait_for(client.wait(run.id), 20)).state == values.WorkState.SUCCEEDED
                 assert await pair_set(client, run.id) == brute_force()

@@ -62,7 +62,7 @@ async def test_events_are_replayed_from_any_position_and_end_with_the_run(world:
         run = await finish(client)
         events = [event async for event in client.watch(run.id)]
         assert [seq for seq, _ in events] == list(range(1, len(events) + 1))
-        assert events[0][1].state == sampler_pb2.RUN_STATE_PENDING
+        assert events[0][1].state == types_pb2.WORK_STATE_PENDING
         assert events[-1][1] == run
         judged = [event.progress.nodes_judged for _, event in events]
         assert judged == sorted(judged)
@@ -76,7 +76,7 @@ async def test_a_cancelled_run_keeps_its_pairs_and_resumes_without_asking_again(
         run = await client.start_run(HYPOTHESES, **CONFIG)
         await until_progress(client, run.id, nodes_judged=6)
         run = await client.cancel(run.id, request_id="stop")
-        assert run.state == sampler_pb2.RUN_STATE_CANCELLED
+        assert run.state == types_pb2.WORK_STATE_CANCELLED
         assert await client.cancel(run.id, request_id="stop") == run  # the answer of the first attempt was lost
         assert run.ended_at is not None
         kept = await pair_set(client, run.id)
@@ -175,7 +175,7 @@ async def test_imported_pairs_are_a_run_of_their_own(world: SamplerWorld):
         listed = [p async for p in client.list_pairs(first.run_id)]
         assert [(p.seq, p.query, p.provenance.annotator) for p in listed] == [(n, "q", "ann") for n in (1, 2, 3)]
         run = await client.get_run(first.run_id)
-        assert (run.state, run.progress.negatives) == (sampler_pb2.RUN_STATE_SUCCEEDED, 3)
+        assert (run.state, run.progress.negatives) == (types_pb2.WORK_STATE_SUCCEEDED, 3)
         for field in ("query", "premise", "sign"):
             bad = types_pb2.Pair()
             bad.CopyFrom(pair)

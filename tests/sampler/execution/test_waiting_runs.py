@@ -14,7 +14,7 @@ from redis.exceptions import ResponseError
 
 import aeenc
 from aeenc import errors
-from aeenc.v1 import sampler_pb2
+from aeenc.v1 import types_pb2
 from services.sampler.people import task_store
 from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import TaskRecord
@@ -54,7 +54,7 @@ async def test_runs_that_wait_for_people_take_no_place_and_say_what_they_wait_fo
         run = await finish(sampler)  # the only place for others is free
         assert await pair_set(sampler, run.id) == brute_force()
         states = sorted([(await sampler.get_run(one.id)).state for one in people])
-        running, pending = sampler_pb2.RUN_STATE_RUNNING, sampler_pb2.RUN_STATE_PENDING
+        running, pending = types_pb2.WORK_STATE_RUNNING, types_pb2.WORK_STATE_PENDING
         assert states == sorted([running, running, pending])
 
 
@@ -69,13 +69,13 @@ async def test_a_sampler_without_a_queue_leaves_its_runs_to_those_that_have_it_a
 
             await eventually(is_known)
             assert "has no oracle or queue 'team'" in (await waits(other))[run.id]
-        assert (await finish(other)).state == sampler_pb2.RUN_STATE_SUCCEEDED  # time enough to take the run, and room
-        assert (await other.get_run(run.id)).state == sampler_pb2.RUN_STATE_RUNNING
+        assert (await finish(other)).state == types_pb2.WORK_STATE_SUCCEEDED  # time enough to take the run, and room
+        assert (await other.get_run(run.id)).state == types_pb2.WORK_STATE_RUNNING
         async with world.sampler(**queues) as sampler:
             people = aeenc.PeopleClient(sampler.channel)
             await people.submit(await take(people, "ann", run.id), [])
             ended = await asyncio.wait_for(sampler.wait(run.id), 20)
-            assert ended.state == sampler_pb2.RUN_STATE_SUCCEEDED
+            assert ended.state == types_pb2.WORK_STATE_SUCCEEDED
 
 
 async def test_a_run_whose_oracle_is_away_says_so_until_it_is_back(world: SamplerWorld):
@@ -91,7 +91,7 @@ async def test_a_run_whose_oracle_is_away_says_so_until_it_is_back(world: Sample
         await eventually(told)
         assert "out of order" in (await waits(sampler))[run.id]
         world.oracle.status = None
-        assert (await asyncio.wait_for(sampler.wait(run.id), 40)).state == sampler_pb2.RUN_STATE_SUCCEEDED
+        assert (await asyncio.wait_for(sampler.wait(run.id), 40)).state == types_pb2.WORK_STATE_SUCCEEDED
         assert await waits(sampler) == {}
 
 
@@ -108,7 +108,7 @@ async def test_a_look_for_runs_that_fails_is_not_the_last_one(world: SamplerWorl
     monkeypatch.setattr(RunStore, "active", broken)
     async with world.sampler() as sampler:
         run = await finish(sampler)
-    assert run.state == sampler_pb2.RUN_STATE_SUCCEEDED
+    assert run.state == types_pb2.WORK_STATE_SUCCEEDED
     assert failures >= 4
 
 

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from aeenc import errors
-from aeenc.v1 import sampler_pb2
+from aeenc.v1 import types_pb2
 from services.sampler.acs import algorithm
 from services.sampler.execution.run_worker import READ_TREES
 from services.sampler.oracles.budgets import OracleBudgets
@@ -135,7 +135,7 @@ async def test_an_oracle_that_stays_silent_on_one_node_does_not_hold_up_the_othe
     async with world.sampler(wave_nodes=16, oracle={"max_attempts": 1}) as client:  # four nodes a call
         run = await finish(client)
         assert await pair_set(client, run.id) == brute_force([h for h in HYPOTHESES if h[1] != "hypothesis 3"])
-    assert (run.state, run.progress.nodes_failed) == (sampler_pb2.RUN_STATE_SUCCEEDED, 1)
+    assert (run.state, run.progress.nodes_failed) == (types_pb2.WORK_STATE_SUCCEEDED, 1)
 
 
 async def test_an_oracle_is_never_asked_beyond_its_budget_and_goes_on_when_it_is_raised(world: SamplerWorld):
@@ -144,7 +144,7 @@ async def test_an_oracle_is_never_asked_beyond_its_budget_and_goes_on_when_it_is
     async with world.sampler(oracle={"max_judgements": limit}) as client:
         runs = [await client.start_run(HYPOTHESES[part], **CONFIG) for part in (slice(0, 4), slice(4, 9))]
         runs = [await asyncio.wait_for(client.wait(run.id), 40) for run in runs]
-        failed = [run for run in runs if run.state == sampler_pb2.RUN_STATE_FAILED]
+        failed = [run for run in runs if run.state == types_pb2.WORK_STATE_FAILED]
         assert failed
         assert f"may be asked for {limit} verdicts in all" in failed[0].error
         assert limit - 12 <= len(world.oracle.asked) <= limit
@@ -152,7 +152,7 @@ async def test_an_oracle_is_never_asked_beyond_its_budget_and_goes_on_when_it_is
     async with world.sampler(oracle={"max_judgements": 10 * limit}) as client:
         for run in failed:
             await client.resume(run.id)
-            assert (await asyncio.wait_for(client.wait(run.id), 40)).state == sampler_pb2.RUN_STATE_SUCCEEDED
+            assert (await asyncio.wait_for(client.wait(run.id), 40)).state == types_pb2.WORK_STATE_SUCCEEDED
         for run, part in zip(runs, (slice(0, 4), slice(4, 9)), strict=True):
             pairs = await pair_set(client, run.id)
             assert pairs == brute_force(HYPOTHESES[part]) >= kept[run.id]
@@ -225,7 +225,7 @@ async def test_samplers_share_the_runs_that_wait(world: SamplerWorld):
             busy = {info.service.instance for info in infos if info.active_runs}
             assert not set(infos[0].active_runs) & set(infos[1].active_runs)
         for run in runs:
-            assert (await asyncio.wait_for(second.wait(run.id), 40)).state == sampler_pb2.RUN_STATE_SUCCEEDED
+            assert (await asyncio.wait_for(second.wait(run.id), 40)).state == types_pb2.WORK_STATE_SUCCEEDED
             assert await pair_set(second, run.id) == brute_force()
 
 
@@ -236,12 +236,12 @@ async def test_a_run_that_has_lost_its_oracle_fails_and_keeps_its_nodes(world: S
         await world.oracle.called(3)
         world.oracle.status = grpc.StatusCode.UNAVAILABLE
         run = await asyncio.wait_for(client.wait(run.id), 20)
-        assert run.state == sampler_pb2.RUN_STATE_FAILED
+        assert run.state == types_pb2.WORK_STATE_FAILED
         assert run.progress.nodes_failed == 0
         world.oracle.status = None
         await client.resume(run.id)
         run = await asyncio.wait_for(client.wait(run.id), 20)
-        assert run.state == sampler_pb2.RUN_STATE_SUCCEEDED
+        assert run.state == types_pb2.WORK_STATE_SUCCEEDED
         assert await pair_set(client, run.id) == brute_force()
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from aeenc.oracle import EXPLAINS, REFUSES, Candidate, Task, Verdict
 from aeenc.oracles.client import Answer
-from aeenc.v1 import oracle_pb2, oracle_pb2_grpc, sampler_pb2
+from aeenc.v1 import oracle_pb2, oracle_pb2_grpc, types_pb2
 from services.sampler.acs.algorithm import PairState
 from services.sampler.oracles.answers import MAX_ANNOTATOR, read_answers
 from support.worlds.sampler_world import (
@@ -114,7 +114,7 @@ async def test_an_oracle_that_sends_nonsense_fails_the_run_with_a_remedy(
 ):
     async with raw(**broken) as target, world.sampler(oracle={"target": target}) as client:
         run = await finish(client)
-        assert run.state == sampler_pb2.RUN_STATE_FAILED
+        assert run.state == types_pb2.WORK_STATE_FAILED
         assert told in run.error
         assert "resume" in run.error
         assert await pair_set(client, run.id, "+-?") == set()

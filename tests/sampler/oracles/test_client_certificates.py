@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from aeenc.v1 import oracle_pb2_grpc, sampler_pb2
+from aeenc.v1 import oracle_pb2_grpc, types_pb2
 from support.certificates import certify, needs_openssl
 from support.worlds.sampler_world import SamplerWorld, brute_force, finish, pair_set
 
@@ -38,13 +38,13 @@ async def test_an_oracle_is_shown_the_samplers_certificate_and_answers_nobody_el
         for identity in ({}, {"cert": str(other), "key": str(other_key)}):
             async with world.sampler(oracle={**settings, **identity}) as client:
                 run = await finish(client)
-                assert run.state == sampler_pb2.RUN_STATE_FAILED
+                assert run.state == types_pb2.WORK_STATE_FAILED
                 assert f"localhost:{port}" in run.error
                 assert await pair_set(client, run.id) == set()
         assert world.oracle.calls == 0
         async with world.sampler(oracle={**settings, "cert": str(mine), "key": str(my_key)}) as client:
             run = await finish(client)
-            assert run.state == sampler_pb2.RUN_STATE_SUCCEEDED
+            assert run.state == types_pb2.WORK_STATE_SUCCEEDED
             assert await pair_set(client, run.id) == brute_force()
 
 

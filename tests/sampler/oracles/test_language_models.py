@@ -17,7 +17,7 @@ from aeenc.oracles.llm import LanguageModelOracle
 from support.servers.model_endpoint import KEY, ModelEndpoint
 from support.worlds.sampler_world import SamplerWorld, finish, pair_set
 
-FAILED, SUCCEEDED = values.RunState.FAILED, values.RunState.SUCCEEDED
+FAILED, SUCCEEDED = values.WorkState.FAILED, values.WorkState.SUCCEEDED
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ import pytest
 import aeenc
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Task, Verdict
 from aeenc.oracles.noisy import GARBAGE, Noise, NoisyOracle
-from aeenc.v1 import oracle_pb2, sampler_pb2
+from aeenc.v1 import oracle_pb2, types_pb2
 from support.worlds.sampler_world import E_, SamplerWorld, brute_force, explains, finish, is_leaf, pair_set
 
 
@@ -62,7 +62,7 @@ async def test_timeouts_abstentions_and_garbage_become_no_negatives_and_the_run_
         recorded = await pair_set(client, run.id)
         skipped = await pair_set(client, run.id, "?")
     await server.stop(0)
-    assert run.state == sampler_pb2.RUN_STATE_SUCCEEDED
+    assert run.state == types_pb2.WORK_STATE_SUCCEEDED
     assert run.progress.trees_done == run.progress.trees
     assert min(oracle.happened[what] for what in ("hang", "abstain", "garbage", "failure")) > 0
     assert {(query, premise) for query, premise, sign in recorded if sign == "-"} <= oracle.said(REFUSES)

@@ -15,7 +15,7 @@ import aeenc
 from aeenc import errors
 from aeenc.oracle import REFUSES, Task, Verdict
 from aeenc.transport import status
-from aeenc.v1 import oracle_pb2_grpc, sampler_pb2
+from aeenc.v1 import oracle_pb2_grpc, types_pb2
 from support.certificates import certify, needs_openssl
 from support.worlds.sampler_world import (
     E_,
@@ -31,7 +31,7 @@ from support.worlds.sampler_world import (
 )
 
 REGISTER = oracle_pb2_grpc.add_OracleServiceServicer_to_server
-SUCCEEDED, FAILED = sampler_pb2.RUN_STATE_SUCCEEDED, sampler_pb2.RUN_STATE_FAILED
+SUCCEEDED, FAILED = types_pb2.WORK_STATE_SUCCEEDED, types_pb2.WORK_STATE_FAILED
 
 
 async def test_a_run_waits_for_an_oracle_that_restarts(world: SamplerWorld, until_progress):
@@ -46,7 +46,7 @@ async def test_a_run_waits_for_an_oracle_that_restarts(world: SamplerWorld, unti
             run = await client.start_run(HYPOTHESES, corpus="science", oracle="fake", k=6)
             await until_progress(client, run.id, nodes_judged=5)
         await asyncio.sleep(0.5)  # away for longer than all attempts take
-        assert (await client.get_run(run.id)).state == sampler_pb2.RUN_STATE_RUNNING
+        assert (await client.get_run(run.id)).state == types_pb2.WORK_STATE_RUNNING
         async with serving(REGISTER, oracle, port):
             run = await client.wait(run.id)
             assert run.state == SUCCEEDED
@@ -61,7 +61,7 @@ async def test_a_run_waits_while_an_oracle_fails_everybody(world: SamplerWorld, 
         world.oracle.calls, world.oracle.status = 0, grpc.StatusCode.UNAVAILABLE
         run = await client.start_run(HYPOTHESES, corpus="science", oracle="fake", k=6)
         await world.oracle.called(12)  # more than the one attempt together and that of each alone
-        assert (await client.get_run(run.id)).state == sampler_pb2.RUN_STATE_RUNNING
+        assert (await client.get_run(run.id)).state == types_pb2.WORK_STATE_RUNNING
         world.oracle.status = None
         assert (await client.wait(run.id)).state == SUCCEEDED
         assert await pair_set(client, run.id) == brute_force()

@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from aeenc.v1 import oracle_pb2, oracle_pb2_grpc, sampler_pb2
+from aeenc.v1 import oracle_pb2, oracle_pb2_grpc, types_pb2
 from support.worlds.sampler_world import (
     HYPOTHESES,
     PairSet,
@@ -21,7 +21,7 @@ from support.worlds.sampler_world import (
 
 EXPLAINS = oracle_pb2.JUDGEMENT_EXPLAINS
 REFUSES = oracle_pb2.JUDGEMENT_DOES_NOT_EXPLAIN
-FAILED, SUCCEEDED = sampler_pb2.RUN_STATE_FAILED, sampler_pb2.RUN_STATE_SUCCEEDED
+FAILED, SUCCEEDED = types_pb2.WORK_STATE_FAILED, types_pb2.WORK_STATE_SUCCEEDED
 
 
 def positives(pairs: PairSet) -> PairSet:

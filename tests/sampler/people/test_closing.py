@@ -7,7 +7,7 @@ import pytest
 import aeenc
 from aeenc import errors
 from aeenc.oracle import EXPLAINS, REFUSES
-from aeenc.v1 import people_pb2, sampler_pb2
+from aeenc.v1 import people_pb2, types_pb2
 from support.worlds.sampler_world import NEVER, SamplerWorld, at_work, pairs, take
 
 CONFLICT = people_pb2.TASK_STATE_CONFLICT
@@ -20,7 +20,7 @@ async def only_task(people: aeenc.PeopleClient, run_id: str) -> people_pb2.Judge
 
 async def signs(sampler: aeenc.SamplerClient, run_id: str) -> dict[str, str]:
     """Each premise's sign, and the reason of a skipped one, once the run has ended."""
-    assert (await sampler.wait(run_id)).state == sampler_pb2.RUN_STATE_SUCCEEDED
+    assert (await sampler.wait(run_id)).state == types_pb2.WORK_STATE_SUCCEEDED
     return {p.premise_id: " +-?"[p.sign] + p.reason for p in await pairs(sampler, run_id)}
 
 

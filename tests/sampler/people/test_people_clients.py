@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import aeenc
-from aeenc.v1 import sampler_pb2
+from aeenc.v1 import types_pb2
 from services.kit.concurrency import cancel_all
 from services.sampler.people.task_store import TaskStore
 from services.sampler.records.keys import TaskKeys
@@ -44,7 +44,7 @@ async def finished(sampler: aeenc.SamplerClient, run_id: str, crowd: list[asynci
     waiting = asyncio.create_task(sampler.wait(run_id))
     done, _ = await asyncio.wait([waiting, *crowd], timeout=WAIT_S, return_when=asyncio.FIRST_COMPLETED)
     assert done == {waiting}, done or "the run did not end"
-    assert waiting.result().state == sampler_pb2.RUN_STATE_SUCCEEDED
+    assert waiting.result().state == types_pb2.WORK_STATE_SUCCEEDED
 
 
 @pytest.mark.slow

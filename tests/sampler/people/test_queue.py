@@ -11,7 +11,7 @@ import pytest
 import aeenc
 from aeenc import errors
 from aeenc.oracle import ABSTAINS, BAD_FACT, EXPLAINS, IRRELEVANT, REFUSES, Task, Verdict
-from aeenc.v1 import people_pb2, sampler_pb2
+from aeenc.v1 import people_pb2, types_pb2
 from services.sampler.people import gateway, steps, tasks
 from services.sampler.people.controls import read_controls
 from services.sampler.people.task_store import TaskStore
@@ -64,7 +64,7 @@ async def test_what_people_say_becomes_the_pairs_of_the_run(world: SamplerWorld)
         others = {c.premise_id: ABSTAINS for c in two.task.candidates}
         await people.submit(two, others, elapsed_s=4.0)
         run = await asyncio.wait_for(sampler.wait(run_id), 40)
-        assert run.state == sampler_pb2.RUN_STATE_SUCCEEDED
+        assert run.state == types_pb2.WORK_STATE_SUCCEEDED
         assert (run.progress.positives, run.progress.negatives, run.progress.skipped) == (1, 2, 5)
         signs = {
             pair.premise_id: " +-?"[pair.sign] for pair in await pairs(sampler, run_id) if pair.query == one.task.query
@@ -228,7 +228,7 @@ async def test_what_was_settled_for_a_sampler_that_died_is_found_by_the_next(wor
     await settle_elsewhere(world, run_id, lease.task.task_id)
     async with world.sampler(queues={"team": {**QUEUE, "undo_s": NEVER}}) as sampler:
         run = await asyncio.wait_for(sampler.wait(run_id), 40)
-        assert (run.state, run.progress.negatives) == (sampler_pb2.RUN_STATE_SUCCEEDED, 4)
+        assert (run.state, run.progress.negatives) == (types_pb2.WORK_STATE_SUCCEEDED, 4)
 
 
 async def test_what_another_sampler_has_settled_is_found_by_one_that_waits_for_it(world: SamplerWorld, monkeypatch):
@@ -238,7 +238,7 @@ async def test_what_another_sampler_has_settled_is_found_by_one_that_waits_for_i
         await people.submit(lease, [])
         await settle_elsewhere(world, run_id, lease.task.task_id)
         run = await asyncio.wait_for(sampler.wait(run_id), 20)
-        assert (run.state, run.progress.negatives) == (sampler_pb2.RUN_STATE_SUCCEEDED, 4)
+        assert (run.state, run.progress.negatives) == (types_pb2.WORK_STATE_SUCCEEDED, 4)
 
 
 async def test_tasks_that_wait_unchanged_are_not_read_again(world: SamplerWorld, monkeypatch):
@@ -376,7 +376,7 @@ async def test_tasks_of_a_judge_who_left_are_decided_once_the_overlap_is_lowered
         await people.submit(await take(people, "ann"), [])
     async with world.sampler(queues={"team": {**QUEUE, "overlap": 1}}) as sampler:
         run = await asyncio.wait_for(sampler.wait(run_id), 20)
-        assert (run.state, run.progress.negatives) == (sampler_pb2.RUN_STATE_SUCCEEDED, 4)
+        assert (run.state, run.progress.negatives) == (types_pb2.WORK_STATE_SUCCEEDED, 4)
 
 
 async def test_remarks_stay_with_the_answer_until_its_verdict_is_amended(world: SamplerWorld):

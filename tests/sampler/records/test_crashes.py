@@ -58,7 +58,7 @@ async def test_a_killed_sampler_loses_no_pair_and_its_successor_asks_nothing_aga
     world.oracle.delay_s = 0.0
     async with sampler_process(world, tmp_path) as (_, client):
         finished = await asyncio.wait_for(client.wait(run.id), 30)
-        assert finished.state == sampler_pb2.RUN_STATE_SUCCEEDED
+        assert finished.state == types_pb2.WORK_STATE_SUCCEEDED
         assert await pair_set(client, run.id) == expected
         assert [pair.seq for pair in kept] == list(range(1, len(kept) + 1))
         first = [(pair.query, pair.premise) async for pair in client.list_pairs(run.id)][: len(kept)]
@@ -83,7 +83,7 @@ async def test_two_samplers_never_work_on_one_run(world: SamplerWorld):
     world.oracle.delay_s = 0.01
     async with world.sampler(wave_nodes=4) as one, world.sampler(wave_nodes=4) as other:
         run = await one.start_run(HYPOTHESES, **CONFIG)
-        assert (await other.wait(run.id)).state == sampler_pb2.RUN_STATE_SUCCEEDED
+        assert (await other.wait(run.id)).state == types_pb2.WORK_STATE_SUCCEEDED
         assert await pair_set(other, run.id) == brute_force()
     assert len(world.oracle.asked) == len(set(world.oracle.asked))
 
@@ -145,7 +145,7 @@ async def test_a_run_waits_for_a_killed_redis_and_keeps_what_it_held(world: Samp
             await redis.restart()
             try:
                 run = await asyncio.wait_for(client.wait(run.id), 20)
-                assert run.state == sampler_pb2.RUN_STATE_SUCCEEDED
+                assert run.state == types_pb2.WORK_STATE_SUCCEEDED
                 assert await pair_set(client, run.id) == brute_force()
                 assert not set(world.oracle.asked) & {(query, premise) for query, premise, _ in kept}
             finally:

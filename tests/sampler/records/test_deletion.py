@@ -288,7 +288,7 @@ async def test_of_a_long_runs_events_the_last_are_kept_and_a_late_watcher_begins
     async with world.sampler(queues={"team": QUEUE}) as client:
         run = await client.start_run([("t", "hypothesis 1")], corpus="science", oracle="team")
         async for seq, seen in client.watch(run.id):  # noqa: B007
-            if seen.state == sampler_pb2.RUN_STATE_RUNNING:
+            if seen.state == types_pb2.WORK_STATE_RUNNING:
                 break
         [(_, event)] = await redis.xrevrange(keys.events(run.id), count=1)
         pipe = redis.pipeline(transaction=False)

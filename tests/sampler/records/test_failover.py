@@ -152,7 +152,7 @@ async def test_a_failover_under_load_loses_nothing_acknowledged_and_calls_go_on(
                 caller.cancel()
             await asyncio.gather(*callers, return_exceptions=True)
             assert await load.lost() == []
-            assert (await asyncio.wait_for(sampler.wait(run.id), 60)).state == values.RunState.SUCCEEDED
+            assert (await asyncio.wait_for(sampler.wait(run.id), 60)).state == values.WorkState.SUCCEEDED
             found = [(p.query, p.premise) async for p in sampler.list_pairs(run.id)]
             assert await pair_set(sampler, run.id) == brute_force()
             assert len(found) == len(set(found))

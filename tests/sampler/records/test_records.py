@@ -153,7 +153,7 @@ async def test_the_label_of_a_run_names_the_version_that_it_follows(world: Sampl
 async def test_a_registry_that_is_away_does_not_stop_a_run(world: SamplerWorld):
     async with world.sampler(trainer_target="127.0.0.1:1") as client:
         run = await finish(client)
-        assert run.state == sampler_pb2.RUN_STATE_SUCCEEDED
+        assert run.state == types_pb2.WORK_STATE_SUCCEEDED
         assert await pair_set(client, run.id) == brute_force()
 
 
@@ -187,7 +187,7 @@ async def test_a_run_is_resumed_once_for_a_request_id(world: SamplerWorld):
         await client.channel.unary(stub.ResumeRun, resume)
         await client.cancel(run.id, request_id="c2")
         again = (await client.channel.unary(stub.ResumeRun, resume)).run
-        assert again.state == sampler_pb2.RUN_STATE_CANCELLED
+        assert again.state == types_pb2.WORK_STATE_CANCELLED
         with pytest.raises(errors.AlreadyExists, match="with rpc 'CancelRun', now with 'ResumeRun'"):
             await client.channel.unary(stub.ResumeRun, sampler_pb2.ResumeRunRequest(run_id=run.id, request_id="c1"))
         with pytest.raises(errors.AlreadyExists, match="with other k, max_depth;"):
@@ -229,7 +229,7 @@ async def test_what_a_later_minor_release_adds_to_a_run_is_passed_over(world: Sa
         await until_progress(client, run.id, nodes_judged=12)
     await widen(redis, keys, run.id)
     async with world.sampler() as client:
-        assert (await client.wait(run.id)).state == sampler_pb2.RUN_STATE_SUCCEEDED
+        assert (await client.wait(run.id)).state == types_pb2.WORK_STATE_SUCCEEDED
         assert await pair_set(client, run.id) == brute_force()
         await widen(redis, keys, run.id)
         assert [tree async for tree in client.export_trees(run.id)]
@@ -273,7 +273,7 @@ async def test_a_task_of_a_newer_release_is_refused_by_name_and_disturbs_no_othe
         await eventually(leased)
         assert leases[0].run_id == run.id
         await people.submit(leases[0], [])
-        assert (await client.wait(run.id)).state == sampler_pb2.RUN_STATE_SUCCEEDED
+        assert (await client.wait(run.id)).state == types_pb2.WORK_STATE_SUCCEEDED
 
     redis, tasks = connect(world.settings["redis_url"]), TaskKeys(world.settings["namespace"])
     async with at_work(world, hypotheses=1) as (people, client, newer):
@@ -288,7 +288,7 @@ async def test_a_task_of_a_newer_release_is_refused_by_name_and_disturbs_no_othe
         await judge_another(client, "hypothesis 2")
     async with world.sampler(queues={"team": QUEUE}) as client:  # which takes the first run over
         await judge_another(client, "hypothesis 3")
-        assert (await client.get_run(newer)).state == sampler_pb2.RUN_STATE_RUNNING
+        assert (await client.get_run(newer)).state == types_pb2.WORK_STATE_RUNNING
     assert await redis.hgetall(key) == before
     await redis.aclose()
 

@@ -16,14 +16,14 @@ from aeenc.v1 import (
 )
 
 DONE, FAILED, CANCELLED = (
-    trainer_pb2.JOB_STATE_SUCCEEDED,
-    trainer_pb2.JOB_STATE_FAILED,
-    trainer_pb2.JOB_STATE_CANCELLED,
+    types_pb2.WORK_STATE_SUCCEEDED,
+    types_pb2.WORK_STATE_FAILED,
+    types_pb2.WORK_STATE_CANCELLED,
 )
 RUN_DONE, RUN_FAILED, RUN_CANCELLED = (
-    sampler_pb2.RUN_STATE_SUCCEEDED,
-    sampler_pb2.RUN_STATE_FAILED,
-    sampler_pb2.RUN_STATE_CANCELLED,
+    types_pb2.WORK_STATE_SUCCEEDED,
+    types_pb2.WORK_STATE_FAILED,
+    types_pb2.WORK_STATE_CANCELLED,
 )
 TRIAL = "loop-"
 

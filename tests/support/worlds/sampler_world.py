@@ -104,7 +104,7 @@ class FakeIndex(index_pb2_grpc.IndexServiceServicer):
         results = [
             index_pb2.RetrievedPremises(
                 premises=[
-                    index_pb2.RetrievedPremise(id=i, text=t + self.suffix, score=s)
+                    types_pb2.RankedPremise(premise={"id": i, "text": t + self.suffix}, score=s)
                     for i, t, s in nearest(
                         text, request.k, request.filter.any_split, accepted, request.exclude_ids, version
                     )

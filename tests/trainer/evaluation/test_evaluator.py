@@ -183,7 +183,7 @@ async def test_a_cross_encoder_learns_to_rerank_what_a_mode_retrieves(world: Wor
     await until((directory / "inputs.json").is_file, 60)
     candidates = JobFiles(directory).candidates()
     ended = await world.trainer.wait(job.id)
-    assert (ended.state, ended.error) == (values.JobState.SUCCEEDED, "")
+    assert (ended.state, ended.error) == (values.WorkState.SUCCEEDED, "")
     assert set(candidates) == {*QUERIES[:3], *(text for text, _ in validation)}
     for text, ids in candidates.items():
         found = await world.index.retrieve(world.corpus, [text], k=200, mode="iterative_lexical")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from aeenc import Channel, RegistryClient, errors
-from aeenc.v1 import trainer_pb2
+from aeenc.v1 import trainer_pb2, types_pb2
 from support.worlds.trainer_world import FACTS, QUERIES, TrainerWorld
 
 
@@ -19,7 +19,7 @@ async def test_a_cross_encoder_is_trained_published_and_asked_for_scores(world: 
     assert (config.loss, config.batching) == (trainer_pb2.LOSS_REGRESSION, trainer_pb2.BATCHING_QUERIES)
     assert (config.batch_size, config.hard_negatives) == (8, 6)
     job = await world.trainer.wait(job.id)
-    assert (job.state, job.error) == (trainer_pb2.JOB_STATE_SUCCEEDED, "")
+    assert (job.state, job.error) == (types_pb2.WORK_STATE_SUCCEEDED, "")
     checkpoint = await world.trainer.get_checkpoint(job.version)
     assert (checkpoint.space_id, checkpoint.base_version) == ("cross-encoder", world.space.version)
     registry = RegistryClient(Channel(world.trainer.channel.target, timeout_s=20))

@@ -19,9 +19,9 @@ from services.trainer.data.pair_sources import SampledPairs
 from support.worlds.trainer_world import FACTS, QUERIES, VALIDATION, TrainerWorld
 
 SUCCEEDED, FAILED, CANCELLED = (
-    trainer_pb2.JOB_STATE_SUCCEEDED,
-    trainer_pb2.JOB_STATE_FAILED,
-    trainer_pb2.JOB_STATE_CANCELLED,
+    types_pb2.WORK_STATE_SUCCEEDED,
+    types_pb2.WORK_STATE_FAILED,
+    types_pb2.WORK_STATE_CANCELLED,
 )
 
 
@@ -43,7 +43,7 @@ def children() -> list[int]:
 async def until_training(world: TrainerWorld, job_id: str, from_seq: int = 0) -> int:
     """Waits for a step after an event, and returns its event."""
     async for seq, job in world.trainer.watch(job_id, from_seq=from_seq):
-        if job.progress.phase == "training" and job.state == trainer_pb2.JOB_STATE_RUNNING:
+        if job.progress.phase == "training" and job.state == types_pb2.WORK_STATE_RUNNING:
             return seq
     raise AssertionError("the job has ended without a step")
 
@@ -52,7 +52,7 @@ async def until_training(world: TrainerWorld, job_id: str, from_seq: int = 0) ->
 async def test_a_job_trains_in_a_child_and_leaves_a_checkpoint_to_publish(world: TrainerWorld, tmp_path: Path):
     job = await world.start(epochs=2, idempotency_key="once", seed=3)
     again = await world.start(epochs=2, idempotency_key="once", seed=3)
-    assert (again.id, job.state, list(job.config.validation)) == (job.id, trainer_pb2.JOB_STATE_PENDING, [])
+    assert (again.id, job.state, list(job.config.validation)) == (job.id, types_pb2.WORK_STATE_PENDING, [])
     with pytest.raises(errors.AlreadyExists, match="epochs 2, now 3; choose another key"):
         await world.start(epochs=3, idempotency_key="once", seed=3)
     events: list[tuple[int, str]] = []
@@ -100,7 +100,7 @@ async def test_a_job_whose_process_is_killed_fails_with_the_reason_and_can_be_re
     assert "killed by signal 9" in ended.error
     assert [c.version async for c in world.trainer.list_checkpoints()] == [world.space.version], "no half checkpoint"
     resumed = await world.trainer.resume(job.id)
-    assert resumed.state == trainer_pb2.JOB_STATE_PENDING
+    assert resumed.state == types_pb2.WORK_STATE_PENDING
     while children() in ([], [pid]):  # noqa: ASYNC110 - processes have no event
         await asyncio.sleep(0.05)
     await until_training(world, job.id, seq + 1)

@@ -13,7 +13,7 @@ import pytest
 
 from aeenc import AsyncClient, IndexClient, RegistryClient, TrainerClient, errors
 from aeenc.evaluation import AnswerDataset
-from aeenc.v1 import trainer_pb2
+from aeenc.v1 import trainer_pb2, types_pb2
 from services.encoder.__main__ import build as build_encoder
 from services.encoder.settings import EncoderSettings
 from services.index.__main__ import build as build_index
@@ -95,7 +95,7 @@ async def test_a_job_leaves_a_tandem_that_is_published_as_one(
     monkeypatch.setattr(Child, "start", never)
     await world.trainer.resume(job.id)
     job = await world.trainer.wait(job.id)
-    assert (job.state, job.error) == (trainer_pb2.JOB_STATE_SUCCEEDED, "")
+    assert (job.state, job.error) == (types_pb2.WORK_STATE_SUCCEEDED, "")
     checkpoint = await world.trainer.get_checkpoint(job.version)
     assert checkpoint.space_id != world.space.space_id
     assert checkpoint.tandem.premise_version == job.version, "one encoder for both"
@@ -115,7 +115,7 @@ async def test_a_job_learns_from_questions_and_answers_and_its_encoder_serves(wo
     sets = {name: AnswerDataset.load(ANSWERS / name).questions("train") for name in ("wikiqa", "trecqa")}
     options = {"data_sets": list(sets), "split": "train", "validation": (), "loss": "analogy", "prototypes": 5}
     job = await world.trainer.wait((await world.start(**options)).id)
-    assert (job.state, job.error) == (trainer_pb2.JOB_STATE_SUCCEEDED, "")
+    assert (job.state, job.error) == (types_pb2.WORK_STATE_SUCCEEDED, "")
     assert (job.config.prototypes, job.config.split) == (5, "train")
     asked = [question for questions in sets.values() for question in questions]
     told = [right for question in asked for right in question.answers.values()]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Container
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from aeenc import errors
 from aeenc.transport.channel import pause_s
+from aeenc.v1 import types_pb2
 
 if TYPE_CHECKING:
     from aeenc.values import Job, Run
 
+ENDED = (types_pb2.WORK_STATE_SUCCEEDED, types_pb2.WORK_STATE_FAILED, types_pb2.WORK_STATE_CANCELLED)
 SILENT_S = 600.0  # without an event, after which the state is asked for; a lost connection is noticed before
 Work = TypeVar("Work", "Run", "Job")
 
@@ -19,10 +21,9 @@ Work = TypeVar("Work", "Run", "Job")
 async def wait_for_end(
     watch: Callable[[int], AsyncIterator[tuple[int, Work]]],
     get: Callable[[], Awaitable[Work]],
-    end_states: Container[int],
     on_progress: Callable[[Work], None] | None,
 ) -> Work:
-    """Follows events until the work is in one of `end_states`; `watch` starts them at a sequence number.
+    """Follows events until the work has ended; `watch` starts them at a sequence number.
 
     A service that restarts or refuses to be watched for now is watched again, after a pause.
     """
@@ -44,7 +45,7 @@ async def wait_for_end(
             if not silence.expired():  # what `on_progress` raised
                 raise
         work = await get()
-        if work.state in end_states:
+        if work.state in ENDED:
             return work
         in_vain = 0 if seq > before else in_vain + 1
         if refusal is not None or in_vain:

@@ -226,18 +226,8 @@ class RetrieveResponse(_message.Message):
 class RetrievedPremises(_message.Message):
     __slots__ = ("premises",)
     PREMISES_FIELD_NUMBER: _ClassVar[int]
-    premises: _containers.RepeatedCompositeFieldContainer[RetrievedPremise]
-    def __init__(self, premises: _Optional[_Iterable[_Union[RetrievedPremise, _Mapping]]] = ...) -> None: ...
-
-class RetrievedPremise(_message.Message):
-    __slots__ = ("id", "text", "score")
-    ID_FIELD_NUMBER: _ClassVar[int]
-    TEXT_FIELD_NUMBER: _ClassVar[int]
-    SCORE_FIELD_NUMBER: _ClassVar[int]
-    id: str
-    text: str
-    score: float
-    def __init__(self, id: _Optional[str] = ..., text: _Optional[str] = ..., score: _Optional[float] = ...) -> None: ...
+    premises: _containers.RepeatedCompositeFieldContainer[_types_pb2.RankedPremise]
+    def __init__(self, premises: _Optional[_Iterable[_Union[_types_pb2.RankedPremise, _Mapping]]] = ...) -> None: ...
 
 class GetPremisesRequest(_message.Message):
     __slots__ = ("corpus", "ids", "generation")

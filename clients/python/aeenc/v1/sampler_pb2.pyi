@@ -14,24 +14,9 @@ class Collect(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     COLLECT_UNSPECIFIED: _ClassVar[Collect]
     COLLECT_BOTH: _ClassVar[Collect]
     COLLECT_POSITIVES_ONLY: _ClassVar[Collect]
-
-class RunState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    RUN_STATE_UNSPECIFIED: _ClassVar[RunState]
-    RUN_STATE_PENDING: _ClassVar[RunState]
-    RUN_STATE_RUNNING: _ClassVar[RunState]
-    RUN_STATE_SUCCEEDED: _ClassVar[RunState]
-    RUN_STATE_FAILED: _ClassVar[RunState]
-    RUN_STATE_CANCELLED: _ClassVar[RunState]
 COLLECT_UNSPECIFIED: Collect
 COLLECT_BOTH: Collect
 COLLECT_POSITIVES_ONLY: Collect
-RUN_STATE_UNSPECIFIED: RunState
-RUN_STATE_PENDING: RunState
-RUN_STATE_RUNNING: RunState
-RUN_STATE_SUCCEEDED: RunState
-RUN_STATE_FAILED: RunState
-RUN_STATE_CANCELLED: RunState
 
 class StartRunRequest(_message.Message):
     __slots__ = ("config", "hypotheses")
@@ -121,7 +106,7 @@ class Run(_message.Message):
     CURRENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     id: str
     config: RunConfig
-    state: RunState
+    state: _types_pb2.WorkState
     error: str
     model_version: str
     generation: str
@@ -129,7 +114,7 @@ class Run(_message.Message):
     created_at: _timestamp_pb2.Timestamp
     ended_at: _timestamp_pb2.Timestamp
     current_version: str
-    def __init__(self, id: _Optional[str] = ..., config: _Optional[_Union[RunConfig, _Mapping]] = ..., state: _Optional[_Union[RunState, str]] = ..., error: _Optional[str] = ..., model_version: _Optional[str] = ..., generation: _Optional[str] = ..., progress: _Optional[_Union[RunProgress, _Mapping]] = ..., created_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., current_version: _Optional[str] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., config: _Optional[_Union[RunConfig, _Mapping]] = ..., state: _Optional[_Union[_types_pb2.WorkState, str]] = ..., error: _Optional[str] = ..., model_version: _Optional[str] = ..., generation: _Optional[str] = ..., progress: _Optional[_Union[RunProgress, _Mapping]] = ..., created_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., current_version: _Optional[str] = ...) -> None: ...
 
 class RunProgress(_message.Message):
     __slots__ = ("trees", "trees_done", "nodes_judged", "nodes_pending", "positives", "negatives", "skipped", "judgements", "nodes_failed", "filtered")

@@ -52,15 +52,6 @@ class Negatives(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     NEGATIVES_RETRIEVED: _ClassVar[Negatives]
     NEGATIVES_RANDOM: _ClassVar[Negatives]
     NEGATIVES_NONE: _ClassVar[Negatives]
-
-class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    JOB_STATE_UNSPECIFIED: _ClassVar[JobState]
-    JOB_STATE_PENDING: _ClassVar[JobState]
-    JOB_STATE_RUNNING: _ClassVar[JobState]
-    JOB_STATE_SUCCEEDED: _ClassVar[JobState]
-    JOB_STATE_FAILED: _ClassVar[JobState]
-    JOB_STATE_CANCELLED: _ClassVar[JobState]
 BATCHING_UNSPECIFIED: Batching
 BATCHING_QUERIES: Batching
 BATCHING_ITEMS: Batching
@@ -87,12 +78,6 @@ NEGATIVES_UNSPECIFIED: Negatives
 NEGATIVES_RETRIEVED: Negatives
 NEGATIVES_RANDOM: Negatives
 NEGATIVES_NONE: Negatives
-JOB_STATE_UNSPECIFIED: JobState
-JOB_STATE_PENDING: JobState
-JOB_STATE_RUNNING: JobState
-JOB_STATE_SUCCEEDED: JobState
-JOB_STATE_FAILED: JobState
-JOB_STATE_CANCELLED: JobState
 
 class StartJobRequest(_message.Message):
     __slots__ = ("config",)
@@ -184,13 +169,13 @@ class Job(_message.Message):
     ENDED_AT_FIELD_NUMBER: _ClassVar[int]
     id: str
     config: JobConfig
-    state: JobState
+    state: _types_pb2.WorkState
     error: str
     progress: JobProgress
     version: str
     created_at: _timestamp_pb2.Timestamp
     ended_at: _timestamp_pb2.Timestamp
-    def __init__(self, id: _Optional[str] = ..., config: _Optional[_Union[JobConfig, _Mapping]] = ..., state: _Optional[_Union[JobState, str]] = ..., error: _Optional[str] = ..., progress: _Optional[_Union[JobProgress, _Mapping]] = ..., version: _Optional[str] = ..., created_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., config: _Optional[_Union[JobConfig, _Mapping]] = ..., state: _Optional[_Union[_types_pb2.WorkState, str]] = ..., error: _Optional[str] = ..., progress: _Optional[_Union[JobProgress, _Mapping]] = ..., version: _Optional[str] = ..., created_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class JobProgress(_message.Message):
     __slots__ = ("phase", "epochs_done", "steps_done", "steps", "loss", "validation_map", "best_validation_map", "remaining", "queries", "positives", "negatives", "dropped", "skipped", "outside", "gain")

@@ -53,6 +53,15 @@ class Precision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PRECISION_INT8: _ClassVar[Precision]
     PRECISION_BFLOAT16: _ClassVar[Precision]
 
+class WorkState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WORK_STATE_UNSPECIFIED: _ClassVar[WorkState]
+    WORK_STATE_PENDING: _ClassVar[WorkState]
+    WORK_STATE_RUNNING: _ClassVar[WorkState]
+    WORK_STATE_SUCCEEDED: _ClassVar[WorkState]
+    WORK_STATE_FAILED: _ClassVar[WorkState]
+    WORK_STATE_CANCELLED: _ClassVar[WorkState]
+
 class ServiceState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     SERVICE_STATE_UNSPECIFIED: _ClassVar[ServiceState]
@@ -92,6 +101,12 @@ PRECISION_FLOAT32: Precision
 PRECISION_FLOAT16: Precision
 PRECISION_INT8: Precision
 PRECISION_BFLOAT16: Precision
+WORK_STATE_UNSPECIFIED: WorkState
+WORK_STATE_PENDING: WorkState
+WORK_STATE_RUNNING: WorkState
+WORK_STATE_SUCCEEDED: WorkState
+WORK_STATE_FAILED: WorkState
+WORK_STATE_CANCELLED: WorkState
 SERVICE_STATE_UNSPECIFIED: ServiceState
 SERVICE_STATE_STARTING: ServiceState
 SERVICE_STATE_SERVING: ServiceState
@@ -134,6 +149,16 @@ class Premise(_message.Message):
     splits: _containers.RepeatedScalarFieldContainer[str]
     tags: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, id: _Optional[str] = ..., text: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., splits: _Optional[_Iterable[str]] = ..., tags: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RankedPremise(_message.Message):
+    __slots__ = ("premise", "rank", "score")
+    PREMISE_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    premise: Premise
+    rank: int
+    score: float
+    def __init__(self, premise: _Optional[_Union[Premise, _Mapping]] = ..., rank: _Optional[int] = ..., score: _Optional[float] = ...) -> None: ...
 
 class PremiseSet(_message.Message):
     __slots__ = ("premise_ids",)

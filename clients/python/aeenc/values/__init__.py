@@ -57,7 +57,6 @@ if TYPE_CHECKING:
         Run,
         RunConfig,
         RunProgress,
-        RunState,
         SamplerInfo,
         WaitingRun,
     )
@@ -67,7 +66,6 @@ if TYPE_CHECKING:
         Job,
         JobConfig,
         JobProgress,
-        JobState,
         Loss,
         Mode,
         Negatives,
@@ -99,6 +97,7 @@ if TYPE_CHECKING:
         ServiceState,
         Timings,
         TreeMetrics,
+        WorkState,
     )
 
 _HOMES = {
@@ -130,7 +129,6 @@ _HOMES = {
     "Job": "trainer",
     "JobConfig": "trainer",
     "JobProgress": "trainer",
-    "JobState": "trainer",
     "JudgedTask": "people",
     "Judgement": "oracle",
     "Label": "registry",
@@ -169,7 +167,6 @@ _HOMES = {
     "Run": "sampler",
     "RunConfig": "sampler",
     "RunProgress": "sampler",
-    "RunState": "sampler",
     "RunTasks": "people",
     "SamplerInfo": "sampler",
     "ServiceInfo": "types",
@@ -194,6 +191,7 @@ _HOMES = {
     "TreeState": "people",
     "Verdict": "oracle",
     "WaitingRun": "sampler",
+    "WorkState": "types",
 }
 
 __all__ = [
@@ -225,7 +223,6 @@ __all__ = [
     "Job",
     "JobConfig",
     "JobProgress",
-    "JobState",
     "JudgedTask",
     "Judgement",
     "Label",
@@ -264,7 +261,6 @@ __all__ = [
     "Run",
     "RunConfig",
     "RunProgress",
-    "RunState",
     "RunTasks",
     "SamplerInfo",
     "ServiceInfo",
@@ -289,6 +285,7 @@ __all__ = [
     "TreeState",
     "Verdict",
     "WaitingRun",
+    "WorkState",
 ]
 
 if not TYPE_CHECKING:  # to make the classes takes long enough to be worth waiting for the first use

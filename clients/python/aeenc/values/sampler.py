@@ -11,7 +11,7 @@ from typing import cast
 
 from aeenc.v1 import sampler_pb2, types_pb2
 from aeenc.values.reading import EPOCH, Choice, moment
-from aeenc.values.types import ModelSelector, ServiceInfo
+from aeenc.values.types import ModelSelector, ServiceInfo, WorkState
 from aeenc.values.writing import as_message, message
 
 
@@ -24,23 +24,6 @@ class Collect(Choice):
     """Positives, and the negatives that the oracle saw and refused."""
     POSITIVES_ONLY = 2
     """Only positives."""
-
-
-class RunState(Choice):
-    """The state of a run."""
-
-    UNSPECIFIED = 0
-    """Unspecified."""
-    PENDING = 1
-    """Stored and waiting for a sampler."""
-    RUNNING = 2
-    """A sampler is executing it."""
-    SUCCEEDED = 3
-    """No node is left to judge."""
-    FAILED = 4
-    """Stopped by an error; see `error`. Can be resumed."""
-    CANCELLED = 5
-    """Stopped by CancelRun. Can be resumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,7 +250,7 @@ class Run:
     """The run's id."""
     config: RunConfig = RunConfig()
     """Its configuration."""
-    state: RunState = RunState.UNSPECIFIED
+    state: WorkState = WorkState.UNSPECIFIED
     """Its state."""
     error: str = ""
     """The reason for a failure. Empty otherwise."""
@@ -290,7 +273,7 @@ class Run:
         return cls(
             id=message.id,
             config=RunConfig.from_message(message.config),
-            state=RunState(message.state),
+            state=WorkState(message.state),
             error=message.error,
             model_version=message.model_version,
             generation=message.generation,

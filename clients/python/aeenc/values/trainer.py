@@ -12,7 +12,7 @@ from aeenc.v1 import trainer_pb2
 from aeenc.values.index import RetrieveMode
 from aeenc.values.reading import EPOCH, Choice, lasting, moment
 from aeenc.values.registry import GateComparison
-from aeenc.values.types import GoldQuery, OwnText, ServiceInfo
+from aeenc.values.types import GoldQuery, OwnText, ServiceInfo, WorkState
 
 
 class Loss(Choice):
@@ -110,23 +110,6 @@ class Negatives(Choice):
     """Premises of the whole generation, drawn at random."""
     NONE = 3
     """None: only refused premises."""
-
-
-class JobState(Choice):
-    """The state of a job."""
-
-    UNSPECIFIED = 0
-    """Unspecified."""
-    PENDING = 1
-    """Stored and waiting for the trainer."""
-    RUNNING = 2
-    """A trainer is executing it."""
-    SUCCEEDED = 3
-    """Its checkpoint is in the store and in the registry."""
-    FAILED = 4
-    """Stopped by an error; see `error`. Can be resumed."""
-    CANCELLED = 5
-    """Stopped by CancelJob. Can be resumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,7 +337,7 @@ class Job:
     """The job's id."""
     config: JobConfig = JobConfig()
     """Its configuration, without the validation queries."""
-    state: JobState = JobState.UNSPECIFIED
+    state: WorkState = WorkState.UNSPECIFIED
     """Its state."""
     error: str = ""
     """The reason for a failure. Empty otherwise."""
@@ -375,7 +358,7 @@ class Job:
         return cls(
             id=message.id,
             config=JobConfig.from_message(message.config),
-            state=JobState(message.state),
+            state=WorkState(message.state),
             error=message.error,
             progress=JobProgress.from_message(message.progress),
             version=message.version,

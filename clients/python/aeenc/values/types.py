@@ -94,6 +94,23 @@ class Precision(Choice):
     """The upper half of single precision, on a CPU that multiplies it in hardware."""
 
 
+class WorkState(Choice):
+    """The state of a run or a job."""
+
+    UNSPECIFIED = 0
+    """Unspecified."""
+    PENDING = 1
+    """Stored and waiting for a process that executes it."""
+    RUNNING = 2
+    """A process is executing it."""
+    SUCCEEDED = 3
+    """Done: no node is left to judge, or the checkpoint is in the store and in the registry."""
+    FAILED = 4
+    """Stopped by an error; see `error`. Can be resumed."""
+    CANCELLED = 5
+    """Stopped by its caller. Can be resumed."""
+
+
 class OwnText(Choice):
     """What a premise with the query's own text is to the query."""
 

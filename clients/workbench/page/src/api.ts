@@ -49,9 +49,9 @@ export interface Agreement {
 export interface Control {
   query: string; answers: number; verdicts: number; correct: number; mistakes: { text: string; explains: boolean; people: number }[];
 }
-export type JobState = "unspecified" | "pending" | "running" | "succeeded" | "failed" | "cancelled";
+export type WorkState = "unspecified" | "pending" | "running" | "succeeded" | "failed" | "cancelled";
 export interface Job {
-  id: string; state: JobState; error: string; version: string; created_at: string;
+  id: string; state: WorkState; error: string; version: string; created_at: string;
   config: { corpus: string; run_ids: string[]; epochs: number };
   progress: {
     phase: string; epochs_done: number; steps_done: number; steps: number; loss: number; validation_map: number;

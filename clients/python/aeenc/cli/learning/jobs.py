@@ -144,7 +144,7 @@ def _next_words(job: values.Job) -> list[str]:
 def _published(client: Client, job: values.Job, out: Output) -> bool:
     """Publishes the version of a job that has gained. Says why where it does not."""
     gain = comparison_dict(job.progress.gain)
-    if job.state != values.JobState.SUCCEEDED or gain["outcome"] != "better":
+    if job.state != values.WorkState.SUCCEEDED or gain["outcome"] != "better":
         out.note(f"{job.version or job.id} is not published: it was not shown to be better")
         return False
     try:

@@ -76,7 +76,7 @@ def follow_run(client: Client, run: values.Run, out: Output) -> values.Run:
         )
     budget, trees = ended.config.max_judgements, ended.progress.trees
     left = trees - ended.progress.trees_done
-    if budget and left and ended.state is values.RunState.SUCCEEDED:
+    if budget and left and ended.state is values.WorkState.SUCCEEDED:
         begun = {pair.provenance.node_id.partition("-")[0] for pair in client.sampler.list_pairs(run.id)}
         out.note(
             f"--max-judgements {budget} has ended the run: {left} of {trees} trees are unfinished, "

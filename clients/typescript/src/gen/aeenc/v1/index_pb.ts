@@ -6,7 +6,7 @@
 
 import type { GenEnum, GenFile, GenMessage, GenService } from "@bufbuild/protobuf/codegenv2";
 import { enumDesc, fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
-import type { Embeddings, ModelSelector, Precision, Premise, PremiseSet, ServiceInfo, Timings, Truncate } from "./types_pb.js";
+import type { Embeddings, ModelSelector, Precision, Premise, PremiseSet, RankedPremise, ServiceInfo, Timings, Truncate } from "./types_pb.js";
 import { file_aeenc_v1_types } from "./types_pb.js";
 import type { Timestamp } from "@bufbuild/protobuf/wkt";
 import { file_google_protobuf_timestamp } from "@bufbuild/protobuf/wkt";
@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file aeenc/v1/index.proto.
  */
 export const file_aeenc_v1_index: GenFile = /*@__PURE__*/
-  fileDesc("ChRhZWVuYy92MS9pbmRleC5wcm90bxIIYWVlbmMudjEi7gEKDVNlYXJjaFJlcXVlc3QSDgoGY29ycHVzGAEgASgJEiUKB3ZlY3RvcnMYAiABKAsyFC5hZWVuYy52MS5FbWJlZGRpbmdzEhAKCHNwYWNlX2lkGAMgASgJEgkKAWsYBCABKA0SEwoLZXhjbHVkZV9pZHMYBSADKAkSJwoGZmlsdGVyGAYgASgLMhcuYWVlbmMudjEuUHJlbWlzZUZpbHRlchISCgpnZW5lcmF0aW9uGAcgASgJEiYKBnBhcmFtcxgIIAEoCzIWLmFlZW5jLnYxLlNlYXJjaFBhcmFtcxIPCgd0aW1pbmdzGAkgASgIIrgBCg5TZWFyY2hSZXNwb25zZRIfCgdyZXN1bHRzGAEgAygLMg4uYWVlbmMudjEuSGl0cxISCgpnZW5lcmF0aW9uGAIgASgJEhAKCHNwYWNlX2lkGAMgASgJEg0KBWV4YWN0GAQgASgIEiIKB3RpbWluZ3MYBSABKAsyES5hZWVuYy52MS5UaW1pbmdzEhYKDnVua25vd25fc3BsaXRzGAYgAygJEhQKDHVua25vd25fdGFncxgHIAMoCSIrCgRIaXRzEhMKC3ByZW1pc2VfaWRzGAEgAygJEg4KBnNjb3JlcxgCIAMoAiJwCg1QcmVtaXNlRmlsdGVyEhEKCWFueV9zcGxpdBgBIAMoCRIQCghvbmx5X2lkcxgCIAMoCRIRCgliZWZvcmVfaWQYAyABKAkSJwoKYW55X2NsYXVzZRgEIAMoCzITLmFlZW5jLnYxLlRhZ0NsYXVzZSIsCglUYWdDbGF1c2USDgoGYWxsX29mGAEgAygJEg8KB25vbmVfb2YYAiADKAkiQAoMU2VhcmNoUGFyYW1zEhEKCWVmX3NlYXJjaBgBIAEoDRIOCgZucHJvYmUYAiABKA0SDQoFZXhhY3QYAyABKAgiwAQKD1JldHJpZXZlUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSDQoFdGV4dHMYAiADKAkSCQoBaxgDIAEoDRIkCgRtb2RlGAQgASgOMhYuYWVlbmMudjEuUmV0cmlldmVNb2RlEiYKBW1vZGVsGAUgASgLMhcuYWVlbmMudjEuTW9kZWxTZWxlY3RvchImCghhY2NlcHRlZBgGIAMoCzIULmFlZW5jLnYxLlByZW1pc2VTZXQSDgoGcmVyYW5rGAcgASgNEg0KBXByaW9yGAggASgCEhYKCWRyb3Bfc2VsZhgJIAEoCEgAiAEBEhMKC2V4Y2x1ZGVfaWRzGAogAygJEicKBmZpbHRlchgLIAEoCzIXLmFlZW5jLnYxLlByZW1pc2VGaWx0ZXISEgoKZ2VuZXJhdGlvbhgMIAEoCRIkCgh0cnVuY2F0ZRgNIAEoDjISLmFlZW5jLnYxLlRydW5jYXRlEiYKCXByZWNpc2lvbhgOIAEoDjITLmFlZW5jLnYxLlByZWNpc2lvbhITCgtyb3V0aW5nX2tleRgPIAEoCRIgCgZmdXNpb24YECABKAsyEC5hZWVuYy52MS5GdXNpb24SGQoRbmVnYXRpdmVfZmVlZGJhY2sYESABKAISFQoNcmVyYW5rX3dlaWdodBgSIAEoAhIXCg9yZXJhbmtfdmVyc2lvbnMYEyADKAkSJgoGcGFyYW1zGBQgASgLMhYuYWVlbmMudjEuU2VhcmNoUGFyYW1zQgwKCl9kcm9wX3NlbGYiwwEKBkZ1c2lvbhImCgZtZXRob2QYASABKA4yFi5hZWVuYy52MS5GdXNpb25NZXRob2QSGwoObGV4aWNhbF93ZWlnaHQYAiABKAJIAIgBARIwCghmZWF0dXJlcxgDIAMoCzIeLmFlZW5jLnYxLkZ1c2lvbi5GZWF0dXJlc0VudHJ5Gi8KDUZlYXR1cmVzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgCOgI4AUIRCg9fbGV4aWNhbF93ZWlnaHQinwIKEFJldHJpZXZlUmVzcG9uc2USLAoHcmVzdWx0cxgBIAMoCzIbLmFlZW5jLnYxLlJldHJpZXZlZFByZW1pc2VzEhUKDW1vZGVsX3ZlcnNpb24YAiABKAkSEAoIc3BhY2VfaWQYAyABKAkSEgoKZ2VuZXJhdGlvbhgEIAEoCRINCgVleGFjdBgFIAEoCBIiCgd0aW1pbmdzGAYgASgLMhEuYWVlbmMudjEuVGltaW5ncxIXCg9yZXJhbmtfdmVyc2lvbnMYByADKAkSFgoOdW5rbm93bl9zcGxpdHMYCCADKAkSFAoMdW5rbm93bl90YWdzGAkgAygJEiYKCXByZWNpc2lvbhgKIAEoDjITLmFlZW5jLnYxLlByZWNpc2lvbiJBChFSZXRyaWV2ZWRQcmVtaXNlcxIsCghwcmVtaXNlcxgBIAMoCzIaLmFlZW5jLnYxLlJldHJpZXZlZFByZW1pc2UiOwoQUmV0cmlldmVkUHJlbWlzZRIKCgJpZBgBIAEoCRIMCgR0ZXh0GAIgASgJEg0KBXNjb3JlGAMgASgCIkUKEkdldFByZW1pc2VzUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSCwoDaWRzGAIgAygJEhIKCmdlbmVyYXRpb24YAyABKAkiTgoTR2V0UHJlbWlzZXNSZXNwb25zZRIjCghwcmVtaXNlcxgBIAMoCzIRLmFlZW5jLnYxLlByZW1pc2USEgoKZ2VuZXJhdGlvbhgCIAEoCSJgChNMaXN0UHJlbWlzZXNSZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRIRCglwYWdlX3NpemUYAiABKA0SEgoKcGFnZV90b2tlbhgDIAEoCRISCgpnZW5lcmF0aW9uGAQgASgJInwKFExpc3RQcmVtaXNlc1Jlc3BvbnNlEiMKCHByZW1pc2VzGAEgAygLMhEuYWVlbmMudjEuUHJlbWlzZRIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkSEgoKZ2VuZXJhdGlvbhgDIAEoCRISCgp0b3RhbF9zaXplGAQgASgEIjsKEkxpc3RDb3Jwb3JhUmVxdWVzdBIRCglwYWdlX3NpemUYASABKA0SEgoKcGFnZV90b2tlbhgCIAEoCSJVChNMaXN0Q29ycG9yYVJlc3BvbnNlEiUKB2NvcnBvcmEYASADKAsyFC5hZWVuYy52MS5Db3JwdXNJbmZvEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSIcChpJbmRleFNlcnZpY2VHZXRJbmZvUmVxdWVzdCJsChtJbmRleFNlcnZpY2VHZXRJbmZvUmVzcG9uc2USJgoHc2VydmljZRgBIAEoCzIVLmFlZW5jLnYxLlNlcnZpY2VJbmZvEiUKB2NvcnBvcmEYAiADKAsyFC5hZWVuYy52MS5Db3JwdXNJbmZvImwKCkNvcnB1c0luZm8SDgoGY29ycHVzGAEgASgJEiQKBmFjdGl2ZRgCIAEoCzIULmFlZW5jLnYxLkdlbmVyYXRpb24SKAoIcmVwbGljYXMYAyADKAsyFi5hZWVuYy52MS5JbmRleFJlcGxpY2EicgoWQnVpbGRHZW5lcmF0aW9uUmVxdWVzdBInCgZoZWFkZXIYASABKAsyFS5hZWVuYy52MS5CdWlsZEhlYWRlckgAEicKBWNodW5rGAIgASgLMhYuYWVlbmMudjEuUHJlbWlzZUNodW5rSABCBgoEcGFydCLWAQoLQnVpbGRIZWFkZXISDgoGY29ycHVzGAEgASgJEhIKCnJlcXVlc3RfaWQYAiABKAkSFwoPYmFzZV9nZW5lcmF0aW9uGAMgASgJEhIKCmRlbGV0ZV9pZHMYBCADKAkSGQoRZXhwZWN0ZWRfcHJlbWlzZXMYBSABKAQSEAoIYWN0aXZhdGUYBiABKAgSEwoLcmVzdW1lX2Zyb20YByABKAQSIgoHZm9sZGluZxgIIAEoDjIRLmFlZW5jLnYxLkZvbGRpbmcSEAoIc3BhY2VfaWQYCSABKAkifQoWUHV0RXhwbGFuYXRpb25zUmVxdWVzdBIuCgZoZWFkZXIYASABKAsyHC5hZWVuYy52MS5FeHBsYW5hdGlvbnNIZWFkZXJIABIrCgVjaHVuaxgCIAEoCzIaLmFlZW5jLnYxLkV4cGxhbmF0aW9uQ2h1bmtIAEIGCgRwYXJ0IjUKEkV4cGxhbmF0aW9uc0hlYWRlchIOCgZjb3JwdXMYASABKAkSDwoHcmVwbGFjZRgCIAEoCCI/ChBFeHBsYW5hdGlvbkNodW5rEisKDGV4cGxhbmF0aW9ucxgBIAMoCzIVLmFlZW5jLnYxLkV4cGxhbmF0aW9uIjAKC0V4cGxhbmF0aW9uEgwKBHRleHQYASABKAkSEwoLcHJlbWlzZV9pZHMYAiADKAkiVwoXUHV0RXhwbGFuYXRpb25zUmVzcG9uc2USEgoKdG90YWxfc2l6ZRgBIAEoBBIoCghyZXBsaWNhcxgCIAMoCzIWLmFlZW5jLnYxLkluZGV4UmVwbGljYSIzCgxQcmVtaXNlQ2h1bmsSIwoIcHJlbWlzZXMYASADKAsyES5hZWVuYy52MS5QcmVtaXNlIvEBChdCdWlsZEdlbmVyYXRpb25SZXNwb25zZRIQCghyZWNlaXZlZBgBIAEoBBIPCgdlbmNvZGVkGAIgASgEEiUKCWFja19sZXZlbBgDIAEoDjISLmFlZW5jLnYxLkFja0xldmVsEigKCmdlbmVyYXRpb24YBCABKAsyFC5hZWVuYy52MS5HZW5lcmF0aW9uEhEKCWFjdGl2YXRlZBgFIAEoCBIPCgdkdXJhYmxlGAYgASgEEhkKEWV4cGVjdGVkX3ByZW1pc2VzGAcgASgEEiMKBXN0YWdlGAggASgOMhQuYWVlbmMudjEuQnVpbGRTdGFnZSKlAgoKR2VuZXJhdGlvbhIKCgJpZBgBIAEoCRIOCgZjb3JwdXMYAiABKAkSEAoIc3BhY2VfaWQYAyABKAkSFwoPcHJlbWlzZV92ZXJzaW9uGAQgASgJEhAKCHByZW1pc2VzGAUgASgEEgsKA2RpbRgGIAEoDRIOCgZlbmdpbmUYByABKAkSFwoPbWFuaWZlc3Rfc2hhMjU2GAggASgJEi4KCmNyZWF0ZWRfYXQYCSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEg4KBmFjdGl2ZRgKIAEoCBISCgpzaXplX2J5dGVzGAsgASgEEg0KBW5vdGVzGA4gAygJEg8KB2hlbGRfYnkYDyADKAkSFAoMcmVjYWxsX2F0XzEwGBAgASgBIo0BChlBY3RpdmF0ZUdlbmVyYXRpb25SZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRISCgpnZW5lcmF0aW9uGAIgASgJEiAKE2V4cGVjdGVkX2dlbmVyYXRpb24YAyABKAlIAIgBARISCgpyZXF1ZXN0X2lkGAQgASgJQhYKFF9leHBlY3RlZF9nZW5lcmF0aW9uIokBChpBY3RpdmF0ZUdlbmVyYXRpb25SZXNwb25zZRIkCgZhY3RpdmUYASABKAsyFC5hZWVuYy52MS5HZW5lcmF0aW9uEhsKE3ByZXZpb3VzX2dlbmVyYXRpb24YAiABKAkSKAoIcmVwbGljYXMYAyADKAsyFi5hZWVuYy52MS5JbmRleFJlcGxpY2EiZgoMSW5kZXhSZXBsaWNhEhAKCGluc3RhbmNlGAEgASgJEhIKCmdlbmVyYXRpb24YAiABKAkSEAoIc3BhY2VfaWQYAyABKAkSDgoGYmVoaW5kGAQgASgIEg4KBnJlYXNvbhgFIAEoCSJPChZMaXN0R2VuZXJhdGlvbnNSZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRIRCglwYWdlX3NpemUYAiABKA0SEgoKcGFnZV90b2tlbhgDIAEoCSJdChdMaXN0R2VuZXJhdGlvbnNSZXNwb25zZRIpCgtnZW5lcmF0aW9ucxgBIAMoCzIULmFlZW5jLnYxLkdlbmVyYXRpb24SFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIj0KF1ZlcmlmeUdlbmVyYXRpb25SZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRISCgpnZW5lcmF0aW9uGAIgASgJIkQKGFZlcmlmeUdlbmVyYXRpb25SZXNwb25zZRIoCgpnZW5lcmF0aW9uGAEgASgLMhQuYWVlbmMudjEuR2VuZXJhdGlvbiJiChdEZWxldGVHZW5lcmF0aW9uUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSEgoKZ2VuZXJhdGlvbhgCIAEoCRISCgpyZXF1ZXN0X2lkGAMgASgJEg8KB2Rlc3BpdGUYBCADKAkiWAoYRGVsZXRlR2VuZXJhdGlvblJlc3BvbnNlEhIKCmdlbmVyYXRpb24YASABKAkSKAoIcmVwbGljYXMYAiADKAsyFi5hZWVuYy52MS5JbmRleFJlcGxpY2EiSwoVSG9sZEdlbmVyYXRpb25SZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRISCgpnZW5lcmF0aW9uGAIgASgJEg4KBmhvbGRlchgDIAEoCSIYChZIb2xkR2VuZXJhdGlvblJlc3BvbnNlIk4KGFJlbGVhc2VHZW5lcmF0aW9uUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSEgoKZ2VuZXJhdGlvbhgCIAEoCRIOCgZob2xkZXIYAyABKAkiGwoZUmVsZWFzZUdlbmVyYXRpb25SZXNwb25zZSqgAQoMUmV0cmlldmVNb2RlEh0KGVJFVFJJRVZFX01PREVfVU5TUEVDSUZJRUQQABIXChNSRVRSSUVWRV9NT0RFX0RFTlNFEAESGQoVUkVUUklFVkVfTU9ERV9MRVhJQ0FMEAISGAoUUkVUUklFVkVfTU9ERV9IWUJSSUQQAxIjCh9SRVRSSUVWRV9NT0RFX0lURVJBVElWRV9MRVhJQ0FMEAQqawoMRnVzaW9uTWV0aG9kEh0KGUZVU0lPTl9NRVRIT0RfVU5TUEVDSUZJRUQQABIZChVGVVNJT05fTUVUSE9EX01JTl9NQVgQARIhCh1GVVNJT05fTUVUSE9EX1JFQ0lQUk9DQUxfUkFOSxACKk0KB0ZvbGRpbmcSFwoTRk9MRElOR19VTlNQRUNJRklFRBAAEhEKDUZPTERJTkdfRVhBQ1QQARIWChJGT0xESU5HX05PUk1BTElaRUQQAipeCgpCdWlsZFN0YWdlEhsKF0JVSUxEX1NUQUdFX1VOU1BFQ0lGSUVEEAASGQoVQlVJTERfU1RBR0VfUkVDRUlWSU5HEAESGAoUQlVJTERfU1RBR0VfSU5ERVhJTkcQAipuCghBY2tMZXZlbBIZChVBQ0tfTEVWRUxfVU5TUEVDSUZJRUQQABIWChJBQ0tfTEVWRUxfUkVDRUlWRUQQARIVChFBQ0tfTEVWRUxfRFVSQUJMRRACEhgKFEFDS19MRVZFTF9TRUFSQ0hBQkxFEAMyzQMKDEluZGV4U2VydmljZRI7CgZTZWFyY2gSFy5hZWVuYy52MS5TZWFyY2hSZXF1ZXN0GhguYWVlbmMudjEuU2VhcmNoUmVzcG9uc2USQQoIUmV0cmlldmUSGS5hZWVuYy52MS5SZXRyaWV2ZVJlcXVlc3QaGi5hZWVuYy52MS5SZXRyaWV2ZVJlc3BvbnNlEkoKC0dldFByZW1pc2VzEhwuYWVlbmMudjEuR2V0UHJlbWlzZXNSZXF1ZXN0Gh0uYWVlbmMudjEuR2V0UHJlbWlzZXNSZXNwb25zZRJNCgxMaXN0UHJlbWlzZXMSHS5hZWVuYy52MS5MaXN0UHJlbWlzZXNSZXF1ZXN0Gh4uYWVlbmMudjEuTGlzdFByZW1pc2VzUmVzcG9uc2USSgoLTGlzdENvcnBvcmESHC5hZWVuYy52MS5MaXN0Q29ycG9yYVJlcXVlc3QaHS5hZWVuYy52MS5MaXN0Q29ycG9yYVJlc3BvbnNlElYKB0dldEluZm8SJC5hZWVuYy52MS5JbmRleFNlcnZpY2VHZXRJbmZvUmVxdWVzdBolLmFlZW5jLnYxLkluZGV4U2VydmljZUdldEluZm9SZXNwb25zZTLrBQoRSW5kZXhBZG1pblNlcnZpY2USWgoPQnVpbGRHZW5lcmF0aW9uEiAuYWVlbmMudjEuQnVpbGRHZW5lcmF0aW9uUmVxdWVzdBohLmFlZW5jLnYxLkJ1aWxkR2VuZXJhdGlvblJlc3BvbnNlKAEwARJfChJBY3RpdmF0ZUdlbmVyYXRpb24SIy5hZWVuYy52MS5BY3RpdmF0ZUdlbmVyYXRpb25SZXF1ZXN0GiQuYWVlbmMudjEuQWN0aXZhdGVHZW5lcmF0aW9uUmVzcG9uc2USVgoPTGlzdEdlbmVyYXRpb25zEiAuYWVlbmMudjEuTGlzdEdlbmVyYXRpb25zUmVxdWVzdBohLmFlZW5jLnYxLkxpc3RHZW5lcmF0aW9uc1Jlc3BvbnNlElkKEFZlcmlmeUdlbmVyYXRpb24SIS5hZWVuYy52MS5WZXJpZnlHZW5lcmF0aW9uUmVxdWVzdBoiLmFlZW5jLnYxLlZlcmlmeUdlbmVyYXRpb25SZXNwb25zZRJZChBEZWxldGVHZW5lcmF0aW9uEiEuYWVlbmMudjEuRGVsZXRlR2VuZXJhdGlvblJlcXVlc3QaIi5hZWVuYy52MS5EZWxldGVHZW5lcmF0aW9uUmVzcG9uc2USUwoOSG9sZEdlbmVyYXRpb24SHy5hZWVuYy52MS5Ib2xkR2VuZXJhdGlvblJlcXVlc3QaIC5hZWVuYy52MS5Ib2xkR2VuZXJhdGlvblJlc3BvbnNlElwKEVJlbGVhc2VHZW5lcmF0aW9uEiIuYWVlbmMudjEuUmVsZWFzZUdlbmVyYXRpb25SZXF1ZXN0GiMuYWVlbmMudjEuUmVsZWFzZUdlbmVyYXRpb25SZXNwb25zZRJYCg9QdXRFeHBsYW5hdGlvbnMSIC5hZWVuYy52MS5QdXRFeHBsYW5hdGlvbnNSZXF1ZXN0GiEuYWVlbmMudjEuUHV0RXhwbGFuYXRpb25zUmVzcG9uc2UoAWIGcHJvdG8z", [file_aeenc_v1_types, file_google_protobuf_timestamp]);
+  fileDesc("ChRhZWVuYy92MS9pbmRleC5wcm90bxIIYWVlbmMudjEi7gEKDVNlYXJjaFJlcXVlc3QSDgoGY29ycHVzGAEgASgJEiUKB3ZlY3RvcnMYAiABKAsyFC5hZWVuYy52MS5FbWJlZGRpbmdzEhAKCHNwYWNlX2lkGAMgASgJEgkKAWsYBCABKA0SEwoLZXhjbHVkZV9pZHMYBSADKAkSJwoGZmlsdGVyGAYgASgLMhcuYWVlbmMudjEuUHJlbWlzZUZpbHRlchISCgpnZW5lcmF0aW9uGAcgASgJEiYKBnBhcmFtcxgIIAEoCzIWLmFlZW5jLnYxLlNlYXJjaFBhcmFtcxIPCgd0aW1pbmdzGAkgASgIIrgBCg5TZWFyY2hSZXNwb25zZRIfCgdyZXN1bHRzGAEgAygLMg4uYWVlbmMudjEuSGl0cxISCgpnZW5lcmF0aW9uGAIgASgJEhAKCHNwYWNlX2lkGAMgASgJEg0KBWV4YWN0GAQgASgIEiIKB3RpbWluZ3MYBSABKAsyES5hZWVuYy52MS5UaW1pbmdzEhYKDnVua25vd25fc3BsaXRzGAYgAygJEhQKDHVua25vd25fdGFncxgHIAMoCSIrCgRIaXRzEhMKC3ByZW1pc2VfaWRzGAEgAygJEg4KBnNjb3JlcxgCIAMoAiJwCg1QcmVtaXNlRmlsdGVyEhEKCWFueV9zcGxpdBgBIAMoCRIQCghvbmx5X2lkcxgCIAMoCRIRCgliZWZvcmVfaWQYAyABKAkSJwoKYW55X2NsYXVzZRgEIAMoCzITLmFlZW5jLnYxLlRhZ0NsYXVzZSIsCglUYWdDbGF1c2USDgoGYWxsX29mGAEgAygJEg8KB25vbmVfb2YYAiADKAkiQAoMU2VhcmNoUGFyYW1zEhEKCWVmX3NlYXJjaBgBIAEoDRIOCgZucHJvYmUYAiABKA0SDQoFZXhhY3QYAyABKAgiwAQKD1JldHJpZXZlUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSDQoFdGV4dHMYAiADKAkSCQoBaxgDIAEoDRIkCgRtb2RlGAQgASgOMhYuYWVlbmMudjEuUmV0cmlldmVNb2RlEiYKBW1vZGVsGAUgASgLMhcuYWVlbmMudjEuTW9kZWxTZWxlY3RvchImCghhY2NlcHRlZBgGIAMoCzIULmFlZW5jLnYxLlByZW1pc2VTZXQSDgoGcmVyYW5rGAcgASgNEg0KBXByaW9yGAggASgCEhYKCWRyb3Bfc2VsZhgJIAEoCEgAiAEBEhMKC2V4Y2x1ZGVfaWRzGAogAygJEicKBmZpbHRlchgLIAEoCzIXLmFlZW5jLnYxLlByZW1pc2VGaWx0ZXISEgoKZ2VuZXJhdGlvbhgMIAEoCRIkCgh0cnVuY2F0ZRgNIAEoDjISLmFlZW5jLnYxLlRydW5jYXRlEiYKCXByZWNpc2lvbhgOIAEoDjITLmFlZW5jLnYxLlByZWNpc2lvbhITCgtyb3V0aW5nX2tleRgPIAEoCRIgCgZmdXNpb24YECABKAsyEC5hZWVuYy52MS5GdXNpb24SGQoRbmVnYXRpdmVfZmVlZGJhY2sYESABKAISFQoNcmVyYW5rX3dlaWdodBgSIAEoAhIXCg9yZXJhbmtfdmVyc2lvbnMYEyADKAkSJgoGcGFyYW1zGBQgASgLMhYuYWVlbmMudjEuU2VhcmNoUGFyYW1zQgwKCl9kcm9wX3NlbGYiwwEKBkZ1c2lvbhImCgZtZXRob2QYASABKA4yFi5hZWVuYy52MS5GdXNpb25NZXRob2QSGwoObGV4aWNhbF93ZWlnaHQYAiABKAJIAIgBARIwCghmZWF0dXJlcxgDIAMoCzIeLmFlZW5jLnYxLkZ1c2lvbi5GZWF0dXJlc0VudHJ5Gi8KDUZlYXR1cmVzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgCOgI4AUIRCg9fbGV4aWNhbF93ZWlnaHQinwIKEFJldHJpZXZlUmVzcG9uc2USLAoHcmVzdWx0cxgBIAMoCzIbLmFlZW5jLnYxLlJldHJpZXZlZFByZW1pc2VzEhUKDW1vZGVsX3ZlcnNpb24YAiABKAkSEAoIc3BhY2VfaWQYAyABKAkSEgoKZ2VuZXJhdGlvbhgEIAEoCRINCgVleGFjdBgFIAEoCBIiCgd0aW1pbmdzGAYgASgLMhEuYWVlbmMudjEuVGltaW5ncxIXCg9yZXJhbmtfdmVyc2lvbnMYByADKAkSFgoOdW5rbm93bl9zcGxpdHMYCCADKAkSFAoMdW5rbm93bl90YWdzGAkgAygJEiYKCXByZWNpc2lvbhgKIAEoDjITLmFlZW5jLnYxLlByZWNpc2lvbiI+ChFSZXRyaWV2ZWRQcmVtaXNlcxIpCghwcmVtaXNlcxgBIAMoCzIXLmFlZW5jLnYxLlJhbmtlZFByZW1pc2UiRQoSR2V0UHJlbWlzZXNSZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRILCgNpZHMYAiADKAkSEgoKZ2VuZXJhdGlvbhgDIAEoCSJOChNHZXRQcmVtaXNlc1Jlc3BvbnNlEiMKCHByZW1pc2VzGAEgAygLMhEuYWVlbmMudjEuUHJlbWlzZRISCgpnZW5lcmF0aW9uGAIgASgJImAKE0xpc3RQcmVtaXNlc1JlcXVlc3QSDgoGY29ycHVzGAEgASgJEhEKCXBhZ2Vfc2l6ZRgCIAEoDRISCgpwYWdlX3Rva2VuGAMgASgJEhIKCmdlbmVyYXRpb24YBCABKAkifAoUTGlzdFByZW1pc2VzUmVzcG9uc2USIwoIcHJlbWlzZXMYASADKAsyES5hZWVuYy52MS5QcmVtaXNlEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCRISCgpnZW5lcmF0aW9uGAMgASgJEhIKCnRvdGFsX3NpemUYBCABKAQiOwoSTGlzdENvcnBvcmFSZXF1ZXN0EhEKCXBhZ2Vfc2l6ZRgBIAEoDRISCgpwYWdlX3Rva2VuGAIgASgJIlUKE0xpc3RDb3Jwb3JhUmVzcG9uc2USJQoHY29ycG9yYRgBIAMoCzIULmFlZW5jLnYxLkNvcnB1c0luZm8SFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIhwKGkluZGV4U2VydmljZUdldEluZm9SZXF1ZXN0ImwKG0luZGV4U2VydmljZUdldEluZm9SZXNwb25zZRImCgdzZXJ2aWNlGAEgASgLMhUuYWVlbmMudjEuU2VydmljZUluZm8SJQoHY29ycG9yYRgCIAMoCzIULmFlZW5jLnYxLkNvcnB1c0luZm8ibAoKQ29ycHVzSW5mbxIOCgZjb3JwdXMYASABKAkSJAoGYWN0aXZlGAIgASgLMhQuYWVlbmMudjEuR2VuZXJhdGlvbhIoCghyZXBsaWNhcxgDIAMoCzIWLmFlZW5jLnYxLkluZGV4UmVwbGljYSJyChZCdWlsZEdlbmVyYXRpb25SZXF1ZXN0EicKBmhlYWRlchgBIAEoCzIVLmFlZW5jLnYxLkJ1aWxkSGVhZGVySAASJwoFY2h1bmsYAiABKAsyFi5hZWVuYy52MS5QcmVtaXNlQ2h1bmtIAEIGCgRwYXJ0ItYBCgtCdWlsZEhlYWRlchIOCgZjb3JwdXMYASABKAkSEgoKcmVxdWVzdF9pZBgCIAEoCRIXCg9iYXNlX2dlbmVyYXRpb24YAyABKAkSEgoKZGVsZXRlX2lkcxgEIAMoCRIZChFleHBlY3RlZF9wcmVtaXNlcxgFIAEoBBIQCghhY3RpdmF0ZRgGIAEoCBITCgtyZXN1bWVfZnJvbRgHIAEoBBIiCgdmb2xkaW5nGAggASgOMhEuYWVlbmMudjEuRm9sZGluZxIQCghzcGFjZV9pZBgJIAEoCSJ9ChZQdXRFeHBsYW5hdGlvbnNSZXF1ZXN0Ei4KBmhlYWRlchgBIAEoCzIcLmFlZW5jLnYxLkV4cGxhbmF0aW9uc0hlYWRlckgAEisKBWNodW5rGAIgASgLMhouYWVlbmMudjEuRXhwbGFuYXRpb25DaHVua0gAQgYKBHBhcnQiNQoSRXhwbGFuYXRpb25zSGVhZGVyEg4KBmNvcnB1cxgBIAEoCRIPCgdyZXBsYWNlGAIgASgIIj8KEEV4cGxhbmF0aW9uQ2h1bmsSKwoMZXhwbGFuYXRpb25zGAEgAygLMhUuYWVlbmMudjEuRXhwbGFuYXRpb24iMAoLRXhwbGFuYXRpb24SDAoEdGV4dBgBIAEoCRITCgtwcmVtaXNlX2lkcxgCIAMoCSJXChdQdXRFeHBsYW5hdGlvbnNSZXNwb25zZRISCgp0b3RhbF9zaXplGAEgASgEEigKCHJlcGxpY2FzGAIgAygLMhYuYWVlbmMudjEuSW5kZXhSZXBsaWNhIjMKDFByZW1pc2VDaHVuaxIjCghwcmVtaXNlcxgBIAMoCzIRLmFlZW5jLnYxLlByZW1pc2Ui8QEKF0J1aWxkR2VuZXJhdGlvblJlc3BvbnNlEhAKCHJlY2VpdmVkGAEgASgEEg8KB2VuY29kZWQYAiABKAQSJQoJYWNrX2xldmVsGAMgASgOMhIuYWVlbmMudjEuQWNrTGV2ZWwSKAoKZ2VuZXJhdGlvbhgEIAEoCzIULmFlZW5jLnYxLkdlbmVyYXRpb24SEQoJYWN0aXZhdGVkGAUgASgIEg8KB2R1cmFibGUYBiABKAQSGQoRZXhwZWN0ZWRfcHJlbWlzZXMYByABKAQSIwoFc3RhZ2UYCCABKA4yFC5hZWVuYy52MS5CdWlsZFN0YWdlIqUCCgpHZW5lcmF0aW9uEgoKAmlkGAEgASgJEg4KBmNvcnB1cxgCIAEoCRIQCghzcGFjZV9pZBgDIAEoCRIXCg9wcmVtaXNlX3ZlcnNpb24YBCABKAkSEAoIcHJlbWlzZXMYBSABKAQSCwoDZGltGAYgASgNEg4KBmVuZ2luZRgHIAEoCRIXCg9tYW5pZmVzdF9zaGEyNTYYCCABKAkSLgoKY3JlYXRlZF9hdBgJIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASDgoGYWN0aXZlGAogASgIEhIKCnNpemVfYnl0ZXMYCyABKAQSDQoFbm90ZXMYDiADKAkSDwoHaGVsZF9ieRgPIAMoCRIUCgxyZWNhbGxfYXRfMTAYECABKAEijQEKGUFjdGl2YXRlR2VuZXJhdGlvblJlcXVlc3QSDgoGY29ycHVzGAEgASgJEhIKCmdlbmVyYXRpb24YAiABKAkSIAoTZXhwZWN0ZWRfZ2VuZXJhdGlvbhgDIAEoCUgAiAEBEhIKCnJlcXVlc3RfaWQYBCABKAlCFgoUX2V4cGVjdGVkX2dlbmVyYXRpb24iiQEKGkFjdGl2YXRlR2VuZXJhdGlvblJlc3BvbnNlEiQKBmFjdGl2ZRgBIAEoCzIULmFlZW5jLnYxLkdlbmVyYXRpb24SGwoTcHJldmlvdXNfZ2VuZXJhdGlvbhgCIAEoCRIoCghyZXBsaWNhcxgDIAMoCzIWLmFlZW5jLnYxLkluZGV4UmVwbGljYSJmCgxJbmRleFJlcGxpY2ESEAoIaW5zdGFuY2UYASABKAkSEgoKZ2VuZXJhdGlvbhgCIAEoCRIQCghzcGFjZV9pZBgDIAEoCRIOCgZiZWhpbmQYBCABKAgSDgoGcmVhc29uGAUgASgJIk8KFkxpc3RHZW5lcmF0aW9uc1JlcXVlc3QSDgoGY29ycHVzGAEgASgJEhEKCXBhZ2Vfc2l6ZRgCIAEoDRISCgpwYWdlX3Rva2VuGAMgASgJIl0KF0xpc3RHZW5lcmF0aW9uc1Jlc3BvbnNlEikKC2dlbmVyYXRpb25zGAEgAygLMhQuYWVlbmMudjEuR2VuZXJhdGlvbhIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiPQoXVmVyaWZ5R2VuZXJhdGlvblJlcXVlc3QSDgoGY29ycHVzGAEgASgJEhIKCmdlbmVyYXRpb24YAiABKAkiRAoYVmVyaWZ5R2VuZXJhdGlvblJlc3BvbnNlEigKCmdlbmVyYXRpb24YASABKAsyFC5hZWVuYy52MS5HZW5lcmF0aW9uImIKF0RlbGV0ZUdlbmVyYXRpb25SZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRISCgpnZW5lcmF0aW9uGAIgASgJEhIKCnJlcXVlc3RfaWQYAyABKAkSDwoHZGVzcGl0ZRgEIAMoCSJYChhEZWxldGVHZW5lcmF0aW9uUmVzcG9uc2USEgoKZ2VuZXJhdGlvbhgBIAEoCRIoCghyZXBsaWNhcxgCIAMoCzIWLmFlZW5jLnYxLkluZGV4UmVwbGljYSJLChVIb2xkR2VuZXJhdGlvblJlcXVlc3QSDgoGY29ycHVzGAEgASgJEhIKCmdlbmVyYXRpb24YAiABKAkSDgoGaG9sZGVyGAMgASgJIhgKFkhvbGRHZW5lcmF0aW9uUmVzcG9uc2UiTgoYUmVsZWFzZUdlbmVyYXRpb25SZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRISCgpnZW5lcmF0aW9uGAIgASgJEg4KBmhvbGRlchgDIAEoCSIbChlSZWxlYXNlR2VuZXJhdGlvblJlc3BvbnNlKqABCgxSZXRyaWV2ZU1vZGUSHQoZUkVUUklFVkVfTU9ERV9VTlNQRUNJRklFRBAAEhcKE1JFVFJJRVZFX01PREVfREVOU0UQARIZChVSRVRSSUVWRV9NT0RFX0xFWElDQUwQAhIYChRSRVRSSUVWRV9NT0RFX0hZQlJJRBADEiMKH1JFVFJJRVZFX01PREVfSVRFUkFUSVZFX0xFWElDQUwQBCprCgxGdXNpb25NZXRob2QSHQoZRlVTSU9OX01FVEhPRF9VTlNQRUNJRklFRBAAEhkKFUZVU0lPTl9NRVRIT0RfTUlOX01BWBABEiEKHUZVU0lPTl9NRVRIT0RfUkVDSVBST0NBTF9SQU5LEAIqTQoHRm9sZGluZxIXChNGT0xESU5HX1VOU1BFQ0lGSUVEEAASEQoNRk9MRElOR19FWEFDVBABEhYKEkZPTERJTkdfTk9STUFMSVpFRBACKl4KCkJ1aWxkU3RhZ2USGwoXQlVJTERfU1RBR0VfVU5TUEVDSUZJRUQQABIZChVCVUlMRF9TVEFHRV9SRUNFSVZJTkcQARIYChRCVUlMRF9TVEFHRV9JTkRFWElORxACKm4KCEFja0xldmVsEhkKFUFDS19MRVZFTF9VTlNQRUNJRklFRBAAEhYKEkFDS19MRVZFTF9SRUNFSVZFRBABEhUKEUFDS19MRVZFTF9EVVJBQkxFEAISGAoUQUNLX0xFVkVMX1NFQVJDSEFCTEUQAzLNAwoMSW5kZXhTZXJ2aWNlEjsKBlNlYXJjaBIXLmFlZW5jLnYxLlNlYXJjaFJlcXVlc3QaGC5hZWVuYy52MS5TZWFyY2hSZXNwb25zZRJBCghSZXRyaWV2ZRIZLmFlZW5jLnYxLlJldHJpZXZlUmVxdWVzdBoaLmFlZW5jLnYxLlJldHJpZXZlUmVzcG9uc2USSgoLR2V0UHJlbWlzZXMSHC5hZWVuYy52MS5HZXRQcmVtaXNlc1JlcXVlc3QaHS5hZWVuYy52MS5HZXRQcmVtaXNlc1Jlc3BvbnNlEk0KDExpc3RQcmVtaXNlcxIdLmFlZW5jLnYxLkxpc3RQcmVtaXNlc1JlcXVlc3QaHi5hZWVuYy52MS5MaXN0UHJlbWlzZXNSZXNwb25zZRJKCgtMaXN0Q29ycG9yYRIcLmFlZW5jLnYxLkxpc3RDb3Jwb3JhUmVxdWVzdBodLmFlZW5jLnYxLkxpc3RDb3Jwb3JhUmVzcG9uc2USVgoHR2V0SW5mbxIkLmFlZW5jLnYxLkluZGV4U2VydmljZUdldEluZm9SZXF1ZXN0GiUuYWVlbmMudjEuSW5kZXhTZXJ2aWNlR2V0SW5mb1Jlc3BvbnNlMusFChFJbmRleEFkbWluU2VydmljZRJaCg9CdWlsZEdlbmVyYXRpb24SIC5hZWVuYy52MS5CdWlsZEdlbmVyYXRpb25SZXF1ZXN0GiEuYWVlbmMudjEuQnVpbGRHZW5lcmF0aW9uUmVzcG9uc2UoATABEl8KEkFjdGl2YXRlR2VuZXJhdGlvbhIjLmFlZW5jLnYxLkFjdGl2YXRlR2VuZXJhdGlvblJlcXVlc3QaJC5hZWVuYy52MS5BY3RpdmF0ZUdlbmVyYXRpb25SZXNwb25zZRJWCg9MaXN0R2VuZXJhdGlvbnMSIC5hZWVuYy52MS5MaXN0R2VuZXJhdGlvbnNSZXF1ZXN0GiEuYWVlbmMudjEuTGlzdEdlbmVyYXRpb25zUmVzcG9uc2USWQoQVmVyaWZ5R2VuZXJhdGlvbhIhLmFlZW5jLnYxLlZlcmlmeUdlbmVyYXRpb25SZXF1ZXN0GiIuYWVlbmMudjEuVmVyaWZ5R2VuZXJhdGlvblJlc3BvbnNlElkKEERlbGV0ZUdlbmVyYXRpb24SIS5hZWVuYy52MS5EZWxldGVHZW5lcmF0aW9uUmVxdWVzdBoiLmFlZW5jLnYxLkRlbGV0ZUdlbmVyYXRpb25SZXNwb25zZRJTCg5Ib2xkR2VuZXJhdGlvbhIfLmFlZW5jLnYxLkhvbGRHZW5lcmF0aW9uUmVxdWVzdBogLmFlZW5jLnYxLkhvbGRHZW5lcmF0aW9uUmVzcG9uc2USXAoRUmVsZWFzZUdlbmVyYXRpb24SIi5hZWVuYy52MS5SZWxlYXNlR2VuZXJhdGlvblJlcXVlc3QaIy5hZWVuYy52MS5SZWxlYXNlR2VuZXJhdGlvblJlc3BvbnNlElgKD1B1dEV4cGxhbmF0aW9ucxIgLmFlZW5jLnYxLlB1dEV4cGxhbmF0aW9uc1JlcXVlc3QaIS5hZWVuYy52MS5QdXRFeHBsYW5hdGlvbnNSZXNwb25zZSgBYgZwcm90bzM", [file_aeenc_v1_types, file_google_protobuf_timestamp]);
 
 /**
  * Vectors to search for.
@@ -591,11 +591,14 @@ export const RetrieveResponseSchema: GenMessage<RetrieveResponse> = /*@__PURE__*
  */
 export type RetrievedPremises = Message<"aeenc.v1.RetrievedPremises"> & {
   /**
-   * The premises with their scores.
+   * The premises with their scores: a cosine in mode DENSE; a sum of BM25 weights in LEXICAL; 0 to 1 in HYBRID by
+   * MIN_MAX and with a prior; the cross-encoder's score after re-ranking, the weighted sum with `rerank_weight`, or minus
+   * the sum of ranks of an ensemble. In ITERATIVE_LEXICAL, the similarity to the query of its round: the order of the
+   * list is the ranking, not the scores.
    *
-   * @generated from field: repeated aeenc.v1.RetrievedPremise premises = 1;
+   * @generated from field: repeated aeenc.v1.RankedPremise premises = 1;
    */
-  premises: RetrievedPremise[];
+  premises: RankedPremise[];
 };
 
 /**
@@ -604,44 +607,6 @@ export type RetrievedPremises = Message<"aeenc.v1.RetrievedPremises"> & {
  */
 export const RetrievedPremisesSchema: GenMessage<RetrievedPremises> = /*@__PURE__*/
   messageDesc(file_aeenc_v1_index, 9);
-
-/**
- * One retrieved premise.
- *
- * @generated from message aeenc.v1.RetrievedPremise
- */
-export type RetrievedPremise = Message<"aeenc.v1.RetrievedPremise"> & {
-  /**
-   * The premise's id.
-   *
-   * @generated from field: string id = 1;
-   */
-  id: string;
-
-  /**
-   * The premise's text.
-   *
-   * @generated from field: string text = 2;
-   */
-  text: string;
-
-  /**
-   * The score: a cosine in mode DENSE; a sum of BM25 weights in LEXICAL; 0 to 1 in HYBRID by MIN_MAX and with a prior;
-   * the cross-encoder's score after re-ranking, the weighted sum with `rerank_weight`, or minus the sum of ranks of an
-   * ensemble. In ITERATIVE_LEXICAL, the
-   * similarity to the query of its round: the order of the list is the ranking, not the scores.
-   *
-   * @generated from field: float score = 3;
-   */
-  score: number;
-};
-
-/**
- * Describes the message aeenc.v1.RetrievedPremise.
- * Use `create(RetrievedPremiseSchema)` to create a new message.
- */
-export const RetrievedPremiseSchema: GenMessage<RetrievedPremise> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 10);
 
 /**
  * The ids to look up.
@@ -676,7 +641,7 @@ export type GetPremisesRequest = Message<"aeenc.v1.GetPremisesRequest"> & {
  * Use `create(GetPremisesRequestSchema)` to create a new message.
  */
 export const GetPremisesRequestSchema: GenMessage<GetPremisesRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 11);
+  messageDesc(file_aeenc_v1_index, 10);
 
 /**
  * The premises for the ids.
@@ -704,7 +669,7 @@ export type GetPremisesResponse = Message<"aeenc.v1.GetPremisesResponse"> & {
  * Use `create(GetPremisesResponseSchema)` to create a new message.
  */
 export const GetPremisesResponseSchema: GenMessage<GetPremisesResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 12);
+  messageDesc(file_aeenc_v1_index, 11);
 
 /**
  * The page of premises to list.
@@ -746,7 +711,7 @@ export type ListPremisesRequest = Message<"aeenc.v1.ListPremisesRequest"> & {
  * Use `create(ListPremisesRequestSchema)` to create a new message.
  */
 export const ListPremisesRequestSchema: GenMessage<ListPremisesRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 13);
+  messageDesc(file_aeenc_v1_index, 12);
 
 /**
  * A page of premises.
@@ -788,7 +753,7 @@ export type ListPremisesResponse = Message<"aeenc.v1.ListPremisesResponse"> & {
  * Use `create(ListPremisesResponseSchema)` to create a new message.
  */
 export const ListPremisesResponseSchema: GenMessage<ListPremisesResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 14);
+  messageDesc(file_aeenc_v1_index, 13);
 
 /**
  * The page of corpora to list.
@@ -816,7 +781,7 @@ export type ListCorporaRequest = Message<"aeenc.v1.ListCorporaRequest"> & {
  * Use `create(ListCorporaRequestSchema)` to create a new message.
  */
 export const ListCorporaRequestSchema: GenMessage<ListCorporaRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 15);
+  messageDesc(file_aeenc_v1_index, 14);
 
 /**
  * A page of corpora.
@@ -844,7 +809,7 @@ export type ListCorporaResponse = Message<"aeenc.v1.ListCorporaResponse"> & {
  * Use `create(ListCorporaResponseSchema)` to create a new message.
  */
 export const ListCorporaResponseSchema: GenMessage<ListCorporaResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 16);
+  messageDesc(file_aeenc_v1_index, 15);
 
 /**
  * Requests information about the index.
@@ -859,7 +824,7 @@ export type IndexServiceGetInfoRequest = Message<"aeenc.v1.IndexServiceGetInfoRe
  * Use `create(IndexServiceGetInfoRequestSchema)` to create a new message.
  */
 export const IndexServiceGetInfoRequestSchema: GenMessage<IndexServiceGetInfoRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 17);
+  messageDesc(file_aeenc_v1_index, 16);
 
 /**
  * Describes this index process.
@@ -887,7 +852,7 @@ export type IndexServiceGetInfoResponse = Message<"aeenc.v1.IndexServiceGetInfoR
  * Use `create(IndexServiceGetInfoResponseSchema)` to create a new message.
  */
 export const IndexServiceGetInfoResponseSchema: GenMessage<IndexServiceGetInfoResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 18);
+  messageDesc(file_aeenc_v1_index, 17);
 
 /**
  * A corpus and its active generation.
@@ -922,7 +887,7 @@ export type CorpusInfo = Message<"aeenc.v1.CorpusInfo"> & {
  * Use `create(CorpusInfoSchema)` to create a new message.
  */
 export const CorpusInfoSchema: GenMessage<CorpusInfo> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 19);
+  messageDesc(file_aeenc_v1_index, 18);
 
 /**
  * One message of a build: the header first, then premises.
@@ -959,7 +924,7 @@ export type BuildGenerationRequest = Message<"aeenc.v1.BuildGenerationRequest"> 
  * Use `create(BuildGenerationRequestSchema)` to create a new message.
  */
 export const BuildGenerationRequestSchema: GenMessage<BuildGenerationRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 20);
+  messageDesc(file_aeenc_v1_index, 19);
 
 /**
  * Opens a build.
@@ -1039,7 +1004,7 @@ export type BuildHeader = Message<"aeenc.v1.BuildHeader"> & {
  * Use `create(BuildHeaderSchema)` to create a new message.
  */
 export const BuildHeaderSchema: GenMessage<BuildHeader> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 21);
+  messageDesc(file_aeenc_v1_index, 20);
 
 /**
  * One message of PutExplanations: the header first, then explanations.
@@ -1076,7 +1041,7 @@ export type PutExplanationsRequest = Message<"aeenc.v1.PutExplanationsRequest"> 
  * Use `create(PutExplanationsRequestSchema)` to create a new message.
  */
 export const PutExplanationsRequestSchema: GenMessage<PutExplanationsRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 22);
+  messageDesc(file_aeenc_v1_index, 21);
 
 /**
  * Opens a call of PutExplanations.
@@ -1104,7 +1069,7 @@ export type ExplanationsHeader = Message<"aeenc.v1.ExplanationsHeader"> & {
  * Use `create(ExplanationsHeaderSchema)` to create a new message.
  */
 export const ExplanationsHeaderSchema: GenMessage<ExplanationsHeader> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 23);
+  messageDesc(file_aeenc_v1_index, 22);
 
 /**
  * A batch of explanations.
@@ -1125,7 +1090,7 @@ export type ExplanationChunk = Message<"aeenc.v1.ExplanationChunk"> & {
  * Use `create(ExplanationChunkSchema)` to create a new message.
  */
 export const ExplanationChunkSchema: GenMessage<ExplanationChunk> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 24);
+  messageDesc(file_aeenc_v1_index, 23);
 
 /**
  * A hypothesis and what explains it.
@@ -1153,7 +1118,7 @@ export type Explanation = Message<"aeenc.v1.Explanation"> & {
  * Use `create(ExplanationSchema)` to create a new message.
  */
 export const ExplanationSchema: GenMessage<Explanation> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 25);
+  messageDesc(file_aeenc_v1_index, 24);
 
 /**
  * The result of PutExplanations.
@@ -1181,7 +1146,7 @@ export type PutExplanationsResponse = Message<"aeenc.v1.PutExplanationsResponse"
  * Use `create(PutExplanationsResponseSchema)` to create a new message.
  */
 export const PutExplanationsResponseSchema: GenMessage<PutExplanationsResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 26);
+  messageDesc(file_aeenc_v1_index, 25);
 
 /**
  * A batch of premises for a build.
@@ -1202,7 +1167,7 @@ export type PremiseChunk = Message<"aeenc.v1.PremiseChunk"> & {
  * Use `create(PremiseChunkSchema)` to create a new message.
  */
 export const PremiseChunkSchema: GenMessage<PremiseChunk> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 27);
+  messageDesc(file_aeenc_v1_index, 26);
 
 /**
  * Progress of a build.
@@ -1273,7 +1238,7 @@ export type BuildGenerationResponse = Message<"aeenc.v1.BuildGenerationResponse"
  * Use `create(BuildGenerationResponseSchema)` to create a new message.
  */
 export const BuildGenerationResponseSchema: GenMessage<BuildGenerationResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 28);
+  messageDesc(file_aeenc_v1_index, 27);
 
 /**
  * One immutable build of a corpus.
@@ -1387,7 +1352,7 @@ export type Generation = Message<"aeenc.v1.Generation"> & {
  * Use `create(GenerationSchema)` to create a new message.
  */
 export const GenerationSchema: GenMessage<Generation> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 29);
+  messageDesc(file_aeenc_v1_index, 28);
 
 /**
  * The generation to activate.
@@ -1429,7 +1394,7 @@ export type ActivateGenerationRequest = Message<"aeenc.v1.ActivateGenerationRequ
  * Use `create(ActivateGenerationRequestSchema)` to create a new message.
  */
 export const ActivateGenerationRequestSchema: GenMessage<ActivateGenerationRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 30);
+  messageDesc(file_aeenc_v1_index, 29);
 
 /**
  * The result of an activation.
@@ -1465,7 +1430,7 @@ export type ActivateGenerationResponse = Message<"aeenc.v1.ActivateGenerationRes
  * Use `create(ActivateGenerationResponseSchema)` to create a new message.
  */
 export const ActivateGenerationResponseSchema: GenMessage<ActivateGenerationResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 31);
+  messageDesc(file_aeenc_v1_index, 30);
 
 /**
  * An index process, and what it serves of a corpus.
@@ -1514,7 +1479,7 @@ export type IndexReplica = Message<"aeenc.v1.IndexReplica"> & {
  * Use `create(IndexReplicaSchema)` to create a new message.
  */
 export const IndexReplicaSchema: GenMessage<IndexReplica> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 32);
+  messageDesc(file_aeenc_v1_index, 31);
 
 /**
  * The corpus whose generations to list.
@@ -1549,7 +1514,7 @@ export type ListGenerationsRequest = Message<"aeenc.v1.ListGenerationsRequest"> 
  * Use `create(ListGenerationsRequestSchema)` to create a new message.
  */
 export const ListGenerationsRequestSchema: GenMessage<ListGenerationsRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 33);
+  messageDesc(file_aeenc_v1_index, 32);
 
 /**
  * A page of generations.
@@ -1577,7 +1542,7 @@ export type ListGenerationsResponse = Message<"aeenc.v1.ListGenerationsResponse"
  * Use `create(ListGenerationsResponseSchema)` to create a new message.
  */
 export const ListGenerationsResponseSchema: GenMessage<ListGenerationsResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 34);
+  messageDesc(file_aeenc_v1_index, 33);
 
 /**
  * The generation to check.
@@ -1605,7 +1570,7 @@ export type VerifyGenerationRequest = Message<"aeenc.v1.VerifyGenerationRequest"
  * Use `create(VerifyGenerationRequestSchema)` to create a new message.
  */
 export const VerifyGenerationRequestSchema: GenMessage<VerifyGenerationRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 35);
+  messageDesc(file_aeenc_v1_index, 34);
 
 /**
  * Confirms that a generation is sound.
@@ -1626,7 +1591,7 @@ export type VerifyGenerationResponse = Message<"aeenc.v1.VerifyGenerationRespons
  * Use `create(VerifyGenerationResponseSchema)` to create a new message.
  */
 export const VerifyGenerationResponseSchema: GenMessage<VerifyGenerationResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 36);
+  messageDesc(file_aeenc_v1_index, 35);
 
 /**
  * The generation to delete.
@@ -1668,7 +1633,7 @@ export type DeleteGenerationRequest = Message<"aeenc.v1.DeleteGenerationRequest"
  * Use `create(DeleteGenerationRequestSchema)` to create a new message.
  */
 export const DeleteGenerationRequestSchema: GenMessage<DeleteGenerationRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 37);
+  messageDesc(file_aeenc_v1_index, 36);
 
 /**
  * Confirms a deletion.
@@ -1696,7 +1661,7 @@ export type DeleteGenerationResponse = Message<"aeenc.v1.DeleteGenerationRespons
  * Use `create(DeleteGenerationResponseSchema)` to create a new message.
  */
 export const DeleteGenerationResponseSchema: GenMessage<DeleteGenerationResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 38);
+  messageDesc(file_aeenc_v1_index, 37);
 
 /**
  * The generation to keep, and for whom.
@@ -1731,7 +1696,7 @@ export type HoldGenerationRequest = Message<"aeenc.v1.HoldGenerationRequest"> & 
  * Use `create(HoldGenerationRequestSchema)` to create a new message.
  */
 export const HoldGenerationRequestSchema: GenMessage<HoldGenerationRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 39);
+  messageDesc(file_aeenc_v1_index, 38);
 
 /**
  * Confirms a hold, durable once it arrives.
@@ -1746,7 +1711,7 @@ export type HoldGenerationResponse = Message<"aeenc.v1.HoldGenerationResponse"> 
  * Use `create(HoldGenerationResponseSchema)` to create a new message.
  */
 export const HoldGenerationResponseSchema: GenMessage<HoldGenerationResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 40);
+  messageDesc(file_aeenc_v1_index, 39);
 
 /**
  * The hold to end.
@@ -1781,7 +1746,7 @@ export type ReleaseGenerationRequest = Message<"aeenc.v1.ReleaseGenerationReques
  * Use `create(ReleaseGenerationRequestSchema)` to create a new message.
  */
 export const ReleaseGenerationRequestSchema: GenMessage<ReleaseGenerationRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 41);
+  messageDesc(file_aeenc_v1_index, 40);
 
 /**
  * Confirms that the holder no longer holds the generation.
@@ -1796,7 +1761,7 @@ export type ReleaseGenerationResponse = Message<"aeenc.v1.ReleaseGenerationRespo
  * Use `create(ReleaseGenerationResponseSchema)` to create a new message.
  */
 export const ReleaseGenerationResponseSchema: GenMessage<ReleaseGenerationResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 42);
+  messageDesc(file_aeenc_v1_index, 41);
 
 /**
  * How texts are matched.

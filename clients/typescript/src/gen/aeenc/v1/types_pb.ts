@@ -15,7 +15,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file aeenc/v1/types.proto.
  */
 export const file_aeenc_v1_types: GenFile = /*@__PURE__*/
-  fileDesc("ChRhZWVuYy92MS90eXBlcy5wcm90bxIIYWVlbmMudjEiVQoKRW1iZWRkaW5ncxIMCgRkYXRhGAEgASgMEh4KBWR0eXBlGAIgASgOMg8uYWVlbmMudjEuRFR5cGUSDAoEcm93cxgDIAEoDRILCgNkaW0YBCABKA0iPwoNTW9kZWxTZWxlY3RvchIPCgVsYWJlbBgBIAEoCUgAEhEKB3ZlcnNpb24YAiABKAlIAEIKCghzZWxlY3RvciJSCgdQcmVtaXNlEgoKAmlkGAEgASgJEgwKBHRleHQYAiABKAkSDwoHYWxpYXNlcxgDIAMoCRIOCgZzcGxpdHMYBCADKAkSDAoEdGFncxgFIAMoCSIhCgpQcmVtaXNlU2V0EhMKC3ByZW1pc2VfaWRzGAEgAygJIjsKCUdvbGRRdWVyeRIMCgR0ZXh0GAEgASgJEhAKCHByZW1pc2VzGAIgAygJEg4KBmdyYWRlcxgDIAMoASKjAQoEUGFpchILCgNzZXEYASABKAQSDQoFcXVlcnkYAiABKAkSEgoKcHJlbWlzZV9pZBgDIAEoCRIPCgdwcmVtaXNlGAQgASgJEiAKBHNpZ24YBSABKA4yEi5hZWVuYy52MS5QYWlyU2lnbhIoCgpwcm92ZW5hbmNlGAYgASgLMhQuYWVlbmMudjEuUHJvdmVuYW5jZRIOCgZyZWFzb24YByABKAkiQgoHR2FyYmFnZRIMCgRraW5kGAEgASgJEgoKAmlkGAIgASgJEg4KBnJlYXNvbhgDIAEoCRINCgVieXRlcxgEIAEoBCKeAgoKUHJvdmVuYW5jZRIOCgZydW5faWQYASABKAkSDwoHbm9kZV9pZBgCIAEoCRIMCgRyYW5rGAMgASgNEg0KBXNjb3JlGAQgASgCEhUKDW1vZGVsX3ZlcnNpb24YBSABKAkSEgoKZ2VuZXJhdGlvbhgGIAEoCRIOCgZvcmFjbGUYByABKAkSEQoJYW5ub3RhdG9yGAggASgJEi0KCWp1ZGdlZF9hdBgJIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASDQoFZ3JhZGUYCiABKAISDwoHYW1lbmRlZBgLIAEoCBIMCgRub3RlGAwgASgJEicKBnNvdXJjZRgNIAEoDjIXLmFlZW5jLnYxLlByZW1pc2VTb3VyY2Ui4QEKB1RpbWluZ3MSKAoFdG90YWwYASABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SKAoFcXVldWUYAiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SKwoIdG9rZW5pemUYAyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SKgoHY29tcHV0ZRgEIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIpCgZlbmNvZGUYBSABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24i3QEKC1NlcnZpY2VJbmZvEhgKEHNvZnR3YXJlX3ZlcnNpb24YASABKAkSEwoLYXBpX3ZlcnNpb24YAiABKAkSEAoIaW5zdGFuY2UYAyABKAkSJQoFc3RhdGUYBCABKA4yFi5hZWVuYy52MS5TZXJ2aWNlU3RhdGUSFAoMc3RhdGVfcmVhc29uGAUgASgJEi4KCnN0YXJ0ZWRfYXQYBiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEiAKBmxpbWl0cxgHIAEoCzIQLmFlZW5jLnYxLkxpbWl0cyKKAQoGTGltaXRzEhUKDW1lc3NhZ2VfYnl0ZXMYASABKAQSDQoFaXRlbXMYAiABKA0SEgoKdGV4dF9ieXRlcxgDIAEoDRIJCgFrGAQgASgNEg4KBnRva2VucxgFIAEoDRIUCgxxdWV1ZWRfaXRlbXMYBiABKA0SFQoNcXVldWVkX3Rva2VucxgHIAEoDSKyAwoQRXZhbHVhdGlvblJlcG9ydBIqCgZzdHJpY3QYASABKAsyGi5hZWVuYy52MS5SZXRyaWV2YWxNZXRyaWNzEikKBXBhcGVyGAIgASgLMhouYWVlbmMudjEuUmV0cmlldmFsTWV0cmljcxISCgpjYW5kaWRhdGVzGAMgASgNEg8KB3F1ZXJpZXMYBCABKA0SDQoFcGFpcnMYBSABKA0SFQoNbW9kZWxfdmVyc2lvbhgGIAEoCRISCgpnZW5lcmF0aW9uGAcgASgJEhcKD3JlcmFua192ZXJzaW9ucxgIIAMoCRInCgVwYXJ0cxgJIAMoCzIYLmFlZW5jLnYxLkV2YWx1YXRpb25QYXJ0Ei8KEGh5cG90aGVzaXNfYWxvbmUYCiABKAsyFS5hZWVuYy52MS5UcmVlTWV0cmljcxIoCglnb2xkX3RyZWUYCyABKAsyFS5hZWVuYy52MS5UcmVlTWV0cmljcxIiCgVyYW5rcxgMIAMoCzITLmFlZW5jLnYxLkdvbGRSYW5rcxInCgZncmFkZWQYDSABKAsyFy5hZWVuYy52MS5HcmFkZWRNZXRyaWNzIqMBCg1HcmFkZWRNZXRyaWNzEhMKC25kY2dfbGluZWFyGAEgASgBEhgKEG5kY2dfZXhwb25lbnRpYWwYAiABKAESGgoSb3JhY2xlX25kY2dfbGluZWFyGAMgASgBEh8KF29yYWNsZV9uZGNnX2V4cG9uZW50aWFsGAQgASgBEiYKB3JlY2FsbHMYBSADKAsyFS5hZWVuYy52MS5HcmFkZVJlY2FsbCKbAQoLR3JhZGVSZWNhbGwSDQoFZ3JhZGUYASABKAESDQoFcGFpcnMYAiABKA0SFAoMcmVjYWxsX2F0XzEwGAMgASgBEhQKDHJlY2FsbF9hdF8yNRgEIAEoARIUCgxyZWNhbGxfYXRfNTAYBSABKAESFQoNcmVjYWxsX2F0XzEwMBgGIAEoARIVCg1yZWNhbGxfYXRfMjAwGAcgASgBIrMBCg5FdmFsdWF0aW9uUGFydBIqCgRraW5kGAEgASgOMhwuYWVlbmMudjEuRXZhbHVhdGlvblBhcnRLaW5kEioKBnN0cmljdBgCIAEoCzIaLmFlZW5jLnYxLlJldHJpZXZhbE1ldHJpY3MSKQoFcGFwZXIYAyABKAsyGi5hZWVuYy52MS5SZXRyaWV2YWxNZXRyaWNzEg8KB3F1ZXJpZXMYBCABKA0SDQoFcGFpcnMYBSABKA0ieQoLVHJlZU1ldHJpY3MSFAoMcmVjYWxsX2F0XzI1GAEgASgBEhoKEnJlY2FsbF9hdF8yNV9taWNybxgCIAEoARIZChFhbGxfY29ycmVjdF9hdF8yNRgDIAEoARINCgV0cmVlcxgEIAEoDRIOCgZsZWF2ZXMYBSABKA0iKgoJR29sZFJhbmtzEg4KBnN0cmljdBgBIAMoBBINCgVwYXBlchgCIAMoBCKOAQoQUmV0cmlldmFsTWV0cmljcxILCgNtYXAYASABKAESDAoEbmRjZxgCIAEoARISCgpuZGNnX2F0XzEwGAMgASgBEhIKCm5kY2dfYXRfNTAYBCABKAESEQoJaGl0X2F0XzEwGAUgASgBEhEKCWhpdF9hdF8yMBgGIAEoARIRCgloaXRfYXRfNTAYByABKAEqygIKEkV2YWx1YXRpb25QYXJ0S2luZBIkCiBFVkFMVUFUSU9OX1BBUlRfS0lORF9VTlNQRUNJRklFRBAAEiMKH0VWQUxVQVRJT05fUEFSVF9LSU5EX1FVRVJZX1NFRU4QARIlCiFFVkFMVUFUSU9OX1BBUlRfS0lORF9RVUVSWV9VTlNFRU4QAhIlCiFFVkFMVUFUSU9OX1BBUlRfS0lORF9QUkVNSVNFX1NFRU4QAxInCiNFVkFMVUFUSU9OX1BBUlRfS0lORF9QUkVNSVNFX1VOU0VFThAEEiIKHkVWQUxVQVRJT05fUEFSVF9LSU5EX1BBSVJfU0VFThAFEiQKIEVWQUxVQVRJT05fUEFSVF9LSU5EX1BBSVJfVU5TRUVOEAYSKAokRVZBTFVBVElPTl9QQVJUX0tJTkRfTk9UX0NPTkRJVElPTkVEEAcqRwoFRFR5cGUSFgoSRF9UWVBFX1VOU1BFQ0lGSUVEEAASEgoORF9UWVBFX0ZMT0FUMzIQARISCg5EX1RZUEVfRkxPQVQxNhACKmoKDVByZW1pc2VTb3VyY2USHgoaUFJFTUlTRV9TT1VSQ0VfVU5TUEVDSUZJRUQQABIcChhQUkVNSVNFX1NPVVJDRV9SRVRSSUVWRUQQARIbChdQUkVNSVNFX1NPVVJDRV9TRUFSQ0hFRBACKlEKB093blRleHQSGAoUT1dOX1RFWFRfVU5TUEVDSUZJRUQQABIVChFPV05fVEVYVF9FWENMVURFRBABEhUKEU9XTl9URVhUX05FR0FUSVZFEAIqbAoIUGFpclNpZ24SGQoVUEFJUl9TSUdOX1VOU1BFQ0lGSUVEEAASFgoSUEFJUl9TSUdOX1BPU0lUSVZFEAESFgoSUEFJUl9TSUdOX05FR0FUSVZFEAISFQoRUEFJUl9TSUdOX1NLSVBQRUQQAyqAAQoJUHJlY2lzaW9uEhkKFVBSRUNJU0lPTl9VTlNQRUNJRklFRBAAEhUKEVBSRUNJU0lPTl9GTE9BVDMyEAESFQoRUFJFQ0lTSU9OX0ZMT0FUMTYQAhISCg5QUkVDSVNJT05fSU5UOBADEhYKElBSRUNJU0lPTl9CRkxPQVQxNhAEKpwBCgxTZXJ2aWNlU3RhdGUSHQoZU0VSVklDRV9TVEFURV9VTlNQRUNJRklFRBAAEhoKFlNFUlZJQ0VfU1RBVEVfU1RBUlRJTkcQARIZChVTRVJWSUNFX1NUQVRFX1NFUlZJTkcQAhIaChZTRVJWSUNFX1NUQVRFX0RFR1JBREVEEAMSGgoWU0VSVklDRV9TVEFURV9EUkFJTklORxAEKkoKCFRydW5jYXRlEhgKFFRSVU5DQVRFX1VOU1BFQ0lGSUVEEAASEgoOVFJVTkNBVEVfRVJST1IQARIQCgxUUlVOQ0FURV9FTkQQAmIGcHJvdG8z", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("ChRhZWVuYy92MS90eXBlcy5wcm90bxIIYWVlbmMudjEiVQoKRW1iZWRkaW5ncxIMCgRkYXRhGAEgASgMEh4KBWR0eXBlGAIgASgOMg8uYWVlbmMudjEuRFR5cGUSDAoEcm93cxgDIAEoDRILCgNkaW0YBCABKA0iPwoNTW9kZWxTZWxlY3RvchIPCgVsYWJlbBgBIAEoCUgAEhEKB3ZlcnNpb24YAiABKAlIAEIKCghzZWxlY3RvciJSCgdQcmVtaXNlEgoKAmlkGAEgASgJEgwKBHRleHQYAiABKAkSDwoHYWxpYXNlcxgDIAMoCRIOCgZzcGxpdHMYBCADKAkSDAoEdGFncxgFIAMoCSJQCg1SYW5rZWRQcmVtaXNlEiIKB3ByZW1pc2UYASABKAsyES5hZWVuYy52MS5QcmVtaXNlEgwKBHJhbmsYAiABKA0SDQoFc2NvcmUYAyABKAIiIQoKUHJlbWlzZVNldBITCgtwcmVtaXNlX2lkcxgBIAMoCSI7CglHb2xkUXVlcnkSDAoEdGV4dBgBIAEoCRIQCghwcmVtaXNlcxgCIAMoCRIOCgZncmFkZXMYAyADKAEiowEKBFBhaXISCwoDc2VxGAEgASgEEg0KBXF1ZXJ5GAIgASgJEhIKCnByZW1pc2VfaWQYAyABKAkSDwoHcHJlbWlzZRgEIAEoCRIgCgRzaWduGAUgASgOMhIuYWVlbmMudjEuUGFpclNpZ24SKAoKcHJvdmVuYW5jZRgGIAEoCzIULmFlZW5jLnYxLlByb3ZlbmFuY2USDgoGcmVhc29uGAcgASgJIkIKB0dhcmJhZ2USDAoEa2luZBgBIAEoCRIKCgJpZBgCIAEoCRIOCgZyZWFzb24YAyABKAkSDQoFYnl0ZXMYBCABKAQingIKClByb3ZlbmFuY2USDgoGcnVuX2lkGAEgASgJEg8KB25vZGVfaWQYAiABKAkSDAoEcmFuaxgDIAEoDRINCgVzY29yZRgEIAEoAhIVCg1tb2RlbF92ZXJzaW9uGAUgASgJEhIKCmdlbmVyYXRpb24YBiABKAkSDgoGb3JhY2xlGAcgASgJEhEKCWFubm90YXRvchgIIAEoCRItCglqdWRnZWRfYXQYCSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEg0KBWdyYWRlGAogASgCEg8KB2FtZW5kZWQYCyABKAgSDAoEbm90ZRgMIAEoCRInCgZzb3VyY2UYDSABKA4yFy5hZWVuYy52MS5QcmVtaXNlU291cmNlIuEBCgdUaW1pbmdzEigKBXRvdGFsGAEgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEigKBXF1ZXVlGAIgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEisKCHRva2VuaXplGAMgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEioKB2NvbXB1dGUYBCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SKQoGZW5jb2RlGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIt0BCgtTZXJ2aWNlSW5mbxIYChBzb2Z0d2FyZV92ZXJzaW9uGAEgASgJEhMKC2FwaV92ZXJzaW9uGAIgASgJEhAKCGluc3RhbmNlGAMgASgJEiUKBXN0YXRlGAQgASgOMhYuYWVlbmMudjEuU2VydmljZVN0YXRlEhQKDHN0YXRlX3JlYXNvbhgFIAEoCRIuCgpzdGFydGVkX2F0GAYgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIgCgZsaW1pdHMYByABKAsyEC5hZWVuYy52MS5MaW1pdHMiigEKBkxpbWl0cxIVCg1tZXNzYWdlX2J5dGVzGAEgASgEEg0KBWl0ZW1zGAIgASgNEhIKCnRleHRfYnl0ZXMYAyABKA0SCQoBaxgEIAEoDRIOCgZ0b2tlbnMYBSABKA0SFAoMcXVldWVkX2l0ZW1zGAYgASgNEhUKDXF1ZXVlZF90b2tlbnMYByABKA0isgMKEEV2YWx1YXRpb25SZXBvcnQSKgoGc3RyaWN0GAEgASgLMhouYWVlbmMudjEuUmV0cmlldmFsTWV0cmljcxIpCgVwYXBlchgCIAEoCzIaLmFlZW5jLnYxLlJldHJpZXZhbE1ldHJpY3MSEgoKY2FuZGlkYXRlcxgDIAEoDRIPCgdxdWVyaWVzGAQgASgNEg0KBXBhaXJzGAUgASgNEhUKDW1vZGVsX3ZlcnNpb24YBiABKAkSEgoKZ2VuZXJhdGlvbhgHIAEoCRIXCg9yZXJhbmtfdmVyc2lvbnMYCCADKAkSJwoFcGFydHMYCSADKAsyGC5hZWVuYy52MS5FdmFsdWF0aW9uUGFydBIvChBoeXBvdGhlc2lzX2Fsb25lGAogASgLMhUuYWVlbmMudjEuVHJlZU1ldHJpY3MSKAoJZ29sZF90cmVlGAsgASgLMhUuYWVlbmMudjEuVHJlZU1ldHJpY3MSIgoFcmFua3MYDCADKAsyEy5hZWVuYy52MS5Hb2xkUmFua3MSJwoGZ3JhZGVkGA0gASgLMhcuYWVlbmMudjEuR3JhZGVkTWV0cmljcyKjAQoNR3JhZGVkTWV0cmljcxITCgtuZGNnX2xpbmVhchgBIAEoARIYChBuZGNnX2V4cG9uZW50aWFsGAIgASgBEhoKEm9yYWNsZV9uZGNnX2xpbmVhchgDIAEoARIfChdvcmFjbGVfbmRjZ19leHBvbmVudGlhbBgEIAEoARImCgdyZWNhbGxzGAUgAygLMhUuYWVlbmMudjEuR3JhZGVSZWNhbGwimwEKC0dyYWRlUmVjYWxsEg0KBWdyYWRlGAEgASgBEg0KBXBhaXJzGAIgASgNEhQKDHJlY2FsbF9hdF8xMBgDIAEoARIUCgxyZWNhbGxfYXRfMjUYBCABKAESFAoMcmVjYWxsX2F0XzUwGAUgASgBEhUKDXJlY2FsbF9hdF8xMDAYBiABKAESFQoNcmVjYWxsX2F0XzIwMBgHIAEoASKzAQoORXZhbHVhdGlvblBhcnQSKgoEa2luZBgBIAEoDjIcLmFlZW5jLnYxLkV2YWx1YXRpb25QYXJ0S2luZBIqCgZzdHJpY3QYAiABKAsyGi5hZWVuYy52MS5SZXRyaWV2YWxNZXRyaWNzEikKBXBhcGVyGAMgASgLMhouYWVlbmMudjEuUmV0cmlldmFsTWV0cmljcxIPCgdxdWVyaWVzGAQgASgNEg0KBXBhaXJzGAUgASgNInkKC1RyZWVNZXRyaWNzEhQKDHJlY2FsbF9hdF8yNRgBIAEoARIaChJyZWNhbGxfYXRfMjVfbWljcm8YAiABKAESGQoRYWxsX2NvcnJlY3RfYXRfMjUYAyABKAESDQoFdHJlZXMYBCABKA0SDgoGbGVhdmVzGAUgASgNIioKCUdvbGRSYW5rcxIOCgZzdHJpY3QYASADKAQSDQoFcGFwZXIYAiADKAQijgEKEFJldHJpZXZhbE1ldHJpY3MSCwoDbWFwGAEgASgBEgwKBG5kY2cYAiABKAESEgoKbmRjZ19hdF8xMBgDIAEoARISCgpuZGNnX2F0XzUwGAQgASgBEhEKCWhpdF9hdF8xMBgFIAEoARIRCgloaXRfYXRfMjAYBiABKAESEQoJaGl0X2F0XzUwGAcgASgBKsoCChJFdmFsdWF0aW9uUGFydEtpbmQSJAogRVZBTFVBVElPTl9QQVJUX0tJTkRfVU5TUEVDSUZJRUQQABIjCh9FVkFMVUFUSU9OX1BBUlRfS0lORF9RVUVSWV9TRUVOEAESJQohRVZBTFVBVElPTl9QQVJUX0tJTkRfUVVFUllfVU5TRUVOEAISJQohRVZBTFVBVElPTl9QQVJUX0tJTkRfUFJFTUlTRV9TRUVOEAMSJwojRVZBTFVBVElPTl9QQVJUX0tJTkRfUFJFTUlTRV9VTlNFRU4QBBIiCh5FVkFMVUFUSU9OX1BBUlRfS0lORF9QQUlSX1NFRU4QBRIkCiBFVkFMVUFUSU9OX1BBUlRfS0lORF9QQUlSX1VOU0VFThAGEigKJEVWQUxVQVRJT05fUEFSVF9LSU5EX05PVF9DT05ESVRJT05FRBAHKkcKBURUeXBlEhYKEkRfVFlQRV9VTlNQRUNJRklFRBAAEhIKDkRfVFlQRV9GTE9BVDMyEAESEgoORF9UWVBFX0ZMT0FUMTYQAipqCg1QcmVtaXNlU291cmNlEh4KGlBSRU1JU0VfU09VUkNFX1VOU1BFQ0lGSUVEEAASHAoYUFJFTUlTRV9TT1VSQ0VfUkVUUklFVkVEEAESGwoXUFJFTUlTRV9TT1VSQ0VfU0VBUkNIRUQQAipRCgdPd25UZXh0EhgKFE9XTl9URVhUX1VOU1BFQ0lGSUVEEAASFQoRT1dOX1RFWFRfRVhDTFVERUQQARIVChFPV05fVEVYVF9ORUdBVElWRRACKmwKCFBhaXJTaWduEhkKFVBBSVJfU0lHTl9VTlNQRUNJRklFRBAAEhYKElBBSVJfU0lHTl9QT1NJVElWRRABEhYKElBBSVJfU0lHTl9ORUdBVElWRRACEhUKEVBBSVJfU0lHTl9TS0lQUEVEEAMqgAEKCVByZWNpc2lvbhIZChVQUkVDSVNJT05fVU5TUEVDSUZJRUQQABIVChFQUkVDSVNJT05fRkxPQVQzMhABEhUKEVBSRUNJU0lPTl9GTE9BVDE2EAISEgoOUFJFQ0lTSU9OX0lOVDgQAxIWChJQUkVDSVNJT05fQkZMT0FUMTYQBCqiAQoJV29ya1N0YXRlEhoKFldPUktfU1RBVEVfVU5TUEVDSUZJRUQQABIWChJXT1JLX1NUQVRFX1BFTkRJTkcQARIWChJXT1JLX1NUQVRFX1JVTk5JTkcQAhIYChRXT1JLX1NUQVRFX1NVQ0NFRURFRBADEhUKEVdPUktfU1RBVEVfRkFJTEVEEAQSGAoUV09SS19TVEFURV9DQU5DRUxMRUQQBSqcAQoMU2VydmljZVN0YXRlEh0KGVNFUlZJQ0VfU1RBVEVfVU5TUEVDSUZJRUQQABIaChZTRVJWSUNFX1NUQVRFX1NUQVJUSU5HEAESGQoVU0VSVklDRV9TVEFURV9TRVJWSU5HEAISGgoWU0VSVklDRV9TVEFURV9ERUdSQURFRBADEhoKFlNFUlZJQ0VfU1RBVEVfRFJBSU5JTkcQBCpKCghUcnVuY2F0ZRIYChRUUlVOQ0FURV9VTlNQRUNJRklFRBAAEhIKDlRSVU5DQVRFX0VSUk9SEAESEAoMVFJVTkNBVEVfRU5EEAJiBnByb3RvMw", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * A matrix of embeddings, one row per text. Uses raw bytes, because `repeated float` costs a Python caller about twenty
@@ -149,6 +149,41 @@ export const PremiseSchema: GenMessage<Premise> = /*@__PURE__*/
   messageDesc(file_aeenc_v1_types, 2);
 
 /**
+ * A premise in a ranking.
+ *
+ * @generated from message aeenc.v1.RankedPremise
+ */
+export type RankedPremise = Message<"aeenc.v1.RankedPremise"> & {
+  /**
+   * The premise: its id and text. GetPremises has the rest.
+   *
+   * @generated from field: aeenc.v1.Premise premise = 1;
+   */
+  premise?: Premise | undefined;
+
+  /**
+   * Its place in the ranking, from 1. 0: it has none, because a person added it.
+   *
+   * @generated from field: uint32 rank = 2;
+   */
+  rank: number;
+
+  /**
+   * Its score. Larger is better.
+   *
+   * @generated from field: float score = 3;
+   */
+  score: number;
+};
+
+/**
+ * Describes the message aeenc.v1.RankedPremise.
+ * Use `create(RankedPremiseSchema)` to create a new message.
+ */
+export const RankedPremiseSchema: GenMessage<RankedPremise> = /*@__PURE__*/
+  messageDesc(file_aeenc_v1_types, 3);
+
+/**
  * Premises that belong together: those accepted for a query, or that explain it together.
  *
  * @generated from message aeenc.v1.PremiseSet
@@ -167,7 +202,7 @@ export type PremiseSet = Message<"aeenc.v1.PremiseSet"> & {
  * Use `create(PremiseSetSchema)` to create a new message.
  */
 export const PremiseSetSchema: GenMessage<PremiseSet> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 3);
+  messageDesc(file_aeenc_v1_types, 4);
 
 /**
  * A query and the premises known to explain it.
@@ -203,7 +238,7 @@ export type GoldQuery = Message<"aeenc.v1.GoldQuery"> & {
  * Use `create(GoldQuerySchema)` to create a new message.
  */
 export const GoldQuerySchema: GenMessage<GoldQuery> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 4);
+  messageDesc(file_aeenc_v1_types, 5);
 
 /**
  * A learning example: a query, a premise, a sign and its provenance.
@@ -268,7 +303,7 @@ export type Pair = Message<"aeenc.v1.Pair"> & {
  * Use `create(PairSchema)` to create a new message.
  */
 export const PairSchema: GenMessage<Pair> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 5);
+  messageDesc(file_aeenc_v1_types, 6);
 
 /**
  * One thing that a collection of garbage removes, or would remove.
@@ -310,7 +345,7 @@ export type Garbage = Message<"aeenc.v1.Garbage"> & {
  * Use `create(GarbageSchema)` to create a new message.
  */
 export const GarbageSchema: GenMessage<Garbage> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 6);
+  messageDesc(file_aeenc_v1_types, 7);
 
 /**
  * The provenance of a pair.
@@ -416,7 +451,7 @@ export type Provenance = Message<"aeenc.v1.Provenance"> & {
  * Use `create(ProvenanceSchema)` to create a new message.
  */
 export const ProvenanceSchema: GenMessage<Provenance> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 7);
+  messageDesc(file_aeenc_v1_types, 8);
 
 /**
  * The duration of each part of a call. Apart from scheduling, the parts add up to the total.
@@ -465,7 +500,7 @@ export type Timings = Message<"aeenc.v1.Timings"> & {
  * Use `create(TimingsSchema)` to create a new message.
  */
 export const TimingsSchema: GenMessage<Timings> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 8);
+  messageDesc(file_aeenc_v1_types, 9);
 
 /**
  * The part of GetInfo that all services share.
@@ -528,7 +563,7 @@ export type ServiceInfo = Message<"aeenc.v1.ServiceInfo"> & {
  * Use `create(ServiceInfoSchema)` to create a new message.
  */
 export const ServiceInfoSchema: GenMessage<ServiceInfo> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 9);
+  messageDesc(file_aeenc_v1_types, 10);
 
 /**
  * Limits that a service enforces. Unless a field says otherwise, a call beyond one fails with INVALID_ARGUMENT and
@@ -595,7 +630,7 @@ export type Limits = Message<"aeenc.v1.Limits"> & {
  * Use `create(LimitsSchema)` to create a new message.
  */
 export const LimitsSchema: GenMessage<Limits> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 10);
+  messageDesc(file_aeenc_v1_types, 11);
 
 /**
  * Retrieval quality of one system on one set of queries, under both protocols of docs/evaluation.md.
@@ -702,7 +737,7 @@ export type EvaluationReport = Message<"aeenc.v1.EvaluationReport"> & {
  * Use `create(EvaluationReportSchema)` to create a new message.
  */
 export const EvaluationReportSchema: GenMessage<EvaluationReport> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 11);
+  messageDesc(file_aeenc_v1_types, 12);
 
 /**
  * Retrieval quality on graded gold premises. Each NDCG lies in [0, 1], is macro over queries, and compares with the best
@@ -752,7 +787,7 @@ export type GradedMetrics = Message<"aeenc.v1.GradedMetrics"> & {
  * Use `create(GradedMetricsSchema)` to create a new message.
  */
 export const GradedMetricsSchema: GenMessage<GradedMetrics> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 12);
+  messageDesc(file_aeenc_v1_types, 13);
 
 /**
  * The share of the (query, premise) pairs of one grade whose premise is in the first k, micro.
@@ -815,7 +850,7 @@ export type GradeRecall = Message<"aeenc.v1.GradeRecall"> & {
  * Use `create(GradeRecallSchema)` to create a new message.
  */
 export const GradeRecallSchema: GenMessage<GradeRecall> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 13);
+  messageDesc(file_aeenc_v1_types, 14);
 
 /**
  * Retrieval quality on a part of the queries and pairs. Gold premises of a query that are outside the subset are
@@ -865,7 +900,7 @@ export type EvaluationPart = Message<"aeenc.v1.EvaluationPart"> & {
  * Use `create(EvaluationPartSchema)` to create a new message.
  */
 export const EvaluationPartSchema: GenMessage<EvaluationPart> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 14);
+  messageDesc(file_aeenc_v1_types, 15);
 
 /**
  * The share of a tree's leaves among the first 25 premises found for it. Each value lies in [0, 1].
@@ -914,7 +949,7 @@ export type TreeMetrics = Message<"aeenc.v1.TreeMetrics"> & {
  * Use `create(TreeMetricsSchema)` to create a new message.
  */
 export const TreeMetricsSchema: GenMessage<TreeMetrics> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 15);
+  messageDesc(file_aeenc_v1_types, 16);
 
 /**
  * The ranks of one query's gold premises, from 1, in the order in which they were sent; 0 for one that was not found.
@@ -943,7 +978,7 @@ export type GoldRanks = Message<"aeenc.v1.GoldRanks"> & {
  * Use `create(GoldRanksSchema)` to create a new message.
  */
 export const GoldRanksSchema: GenMessage<GoldRanks> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 16);
+  messageDesc(file_aeenc_v1_types, 17);
 
 /**
  * Retrieval metrics under one protocol. Each lies in [0, 1]; larger is better.
@@ -1006,7 +1041,7 @@ export type RetrievalMetrics = Message<"aeenc.v1.RetrievalMetrics"> & {
  * Use `create(RetrievalMetricsSchema)` to create a new message.
  */
 export const RetrievalMetricsSchema: GenMessage<RetrievalMetrics> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 17);
+  messageDesc(file_aeenc_v1_types, 18);
 
 /**
  * Subsets of an evaluation's queries and pairs.
@@ -1271,6 +1306,61 @@ export const PrecisionSchema: GenEnum<Precision> = /*@__PURE__*/
   enumDesc(file_aeenc_v1_types, 5);
 
 /**
+ * The state of a run or a job.
+ *
+ * @generated from enum aeenc.v1.WorkState
+ */
+export enum WorkState {
+  /**
+   * Unspecified.
+   *
+   * @generated from enum value: WORK_STATE_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * Stored and waiting for a process that executes it.
+   *
+   * @generated from enum value: WORK_STATE_PENDING = 1;
+   */
+  PENDING = 1,
+
+  /**
+   * A process is executing it.
+   *
+   * @generated from enum value: WORK_STATE_RUNNING = 2;
+   */
+  RUNNING = 2,
+
+  /**
+   * Done: no node is left to judge, or the checkpoint is in the store and in the registry.
+   *
+   * @generated from enum value: WORK_STATE_SUCCEEDED = 3;
+   */
+  SUCCEEDED = 3,
+
+  /**
+   * Stopped by an error; see `error`. Can be resumed.
+   *
+   * @generated from enum value: WORK_STATE_FAILED = 4;
+   */
+  FAILED = 4,
+
+  /**
+   * Stopped by its caller. Can be resumed.
+   *
+   * @generated from enum value: WORK_STATE_CANCELLED = 5;
+   */
+  CANCELLED = 5,
+}
+
+/**
+ * Describes the enum aeenc.v1.WorkState.
+ */
+export const WorkStateSchema: GenEnum<WorkState> = /*@__PURE__*/
+  enumDesc(file_aeenc_v1_types, 6);
+
+/**
  * Whether a service answers calls.
  *
  * @generated from enum aeenc.v1.ServiceState
@@ -1316,7 +1406,7 @@ export enum ServiceState {
  * Describes the enum aeenc.v1.ServiceState.
  */
 export const ServiceStateSchema: GenEnum<ServiceState> = /*@__PURE__*/
-  enumDesc(file_aeenc_v1_types, 6);
+  enumDesc(file_aeenc_v1_types, 7);
 
 /**
  * How to treat a text that is too long for the model.
@@ -1350,5 +1440,5 @@ export enum Truncate {
  * Describes the enum aeenc.v1.Truncate.
  */
 export const TruncateSchema: GenEnum<Truncate> = /*@__PURE__*/
-  enumDesc(file_aeenc_v1_types, 7);
+  enumDesc(file_aeenc_v1_types, 8);
 
