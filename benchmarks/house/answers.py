@@ -51,7 +51,7 @@ def calls(encoder: Any, index: Any, space_id: str, metadata: Sequence[tuple[str,
     def retrieve(mode: str, k: int) -> Call:
         wanted = index_pb2.RetrieveMode.Value(f"RETRIEVE_MODE_{mode}")
         return lambda n: index.Retrieve(
-            index_pb2.RetrieveRequest(corpus=CORPUS, texts=[SHORT] * n, k=k, mode=wanted), **sent
+            index_pb2.RetrieveRequest(corpus=CORPUS, texts=[SHORT] * n, k=k, options={"mode": wanted}), **sent
         )
 
     texts = [f"{n}: {LONG}" for n in range(ITEMS)]

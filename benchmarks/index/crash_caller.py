@@ -188,5 +188,5 @@ async def _requests(
     yield index_pb2.BuildGenerationRequest(header=header)
     for start in range(0, len(premises), CHUNK):
         chunk = [types_pb2.Premise(id=one, text=text) for one, text in premises[start : start + CHUNK]]
-        yield index_pb2.BuildGenerationRequest(chunk=index_pb2.PremiseChunk(premises=chunk))
+        yield index_pb2.BuildGenerationRequest(premises=chunk)
         await asyncio.sleep(0.002)

@@ -9,7 +9,7 @@ from typing import Any
 from google.protobuf import timestamp_pb2
 from google.protobuf.message import Message
 
-from aeenc import errors, vectors
+from aeenc import vectors
 from aeenc.calls.encoding import Precision
 from aeenc.v1 import index_pb2, types_pb2
 from services.corpus.generation import PremiseRecord
@@ -30,7 +30,7 @@ from services.index.values import (
     TextQuery,
     VectorQuery,
 )
-from services.kit.convert import bounded, decode_enum, request_id, to_duration
+from services.kit.convert import bounded, decode_enum, opened_by, request_id, to_duration
 from services.kit.limits import AnswerRoom, Limits, check_texts
 from services.store.artifacts import Artifact
 
@@ -86,7 +86,7 @@ def to_effort(request: index_pb2.SearchRequest | index_pb2.RetrieveRequest) -> E
 
 def to_text_query(request: index_pb2.RetrieveRequest, context: Any) -> TextQuery:
     """Converts a Retrieve call. The encoder gets its request id, so that one call has one name in all logs."""
-    chosen = request.model.WhichOneof("selector")
+    chosen, options = request.model.WhichOneof("selector"), request.options
     return TextQuery(
         texts=tuple(request.texts),
         scope=to_scope(request),
@@ -94,16 +94,16 @@ def to_text_query(request: index_pb2.RetrieveRequest, context: Any) -> TextQuery
         version=request.model.version if chosen == "version" else None,
         drop_self=request.drop_self if request.HasField("drop_self") else True,
         truncate=decode_enum(_TRUNCATES, request.truncate, "truncate", False),
-        mode=decode_enum(_MODES, request.mode, "mode", "DENSE"),
+        mode=decode_enum(_MODES, options.mode, "mode", "DENSE"),
         accepted=tuple(tuple(one.premise_ids) for one in request.accepted),
-        rerank=request.rerank,
-        rerank_weight=request.rerank_weight,
-        rerank_versions=tuple(request.rerank_versions),
-        prior=request.prior,
-        negative_feedback=request.negative_feedback,
-        fusion=decode_enum(_FUSIONS, request.fusion.method, "fusion.method", "min_max"),
-        lexical_weight=request.fusion.lexical_weight if request.fusion.HasField("lexical_weight") else LEXICAL_WEIGHT,
-        features=dict(request.fusion.features),
+        rerank=options.rerank,
+        rerank_weight=options.rerank_weight,
+        rerank_versions=tuple(options.rerank_versions),
+        prior=options.prior,
+        negative_feedback=options.negative_feedback,
+        fusion=decode_enum(_FUSIONS, options.fusion.method, "fusion.method", "min_max"),
+        lexical_weight=options.fusion.lexical_weight if options.fusion.HasField("lexical_weight") else LEXICAL_WEIGHT,
+        features=dict(options.fusion.features),
         precision=decode_enum(_PRECISIONS, request.precision, "precision", None),
         routing_key=request.routing_key,
         request_id=request_id(context),
@@ -244,63 +244,49 @@ def to_build_response(
     return response
 
 
-async def to_build_spec(
-    requests: AsyncIterator[index_pb2.BuildGenerationRequest], *, timeout_s: float | None
-) -> BuildSpec:
-    """Reads the header that opens a build. Raises InvalidArgument when it does not come first."""
+def to_build_spec(header: index_pb2.BuildHeader, *, timeout_s: float | None) -> BuildSpec:
+    """Converts the header of a build."""
+    return BuildSpec(
+        corpus=header.corpus,
+        request_id=header.request_id,
+        base_generation=header.base_generation,
+        delete_ids=tuple(header.delete_ids),
+        activate=header.activate,
+        resume_from=header.resume_from,
+        space_id=header.space_id,
+        expected_premises=header.expected_premises,
+        timeout_s=timeout_s,
+        sameness=decode_enum(_SAMENESS, header.folding, "header.folding", "EXACT"),
+    )
+
+
+async def to_premises(
+    opening: index_pb2.BuildGenerationRequest, requests: AsyncIterator[index_pb2.BuildGenerationRequest]
+) -> AsyncIterator[Sequence[PremiseRecord]]:
+    """Reads the premises of a build: those beside its header, and those of the messages that follow."""
+    if opening.premises:
+        yield _records(opening)
     async for request in requests:
-        if request.WhichOneof("part") == "header":
-            header = request.header
-            return BuildSpec(
-                corpus=header.corpus,
-                request_id=header.request_id,
-                base_generation=header.base_generation,
-                delete_ids=tuple(header.delete_ids),
-                activate=header.activate,
-                resume_from=header.resume_from,
-                space_id=header.space_id,
-                expected_premises=header.expected_premises,
-                timeout_s=timeout_s,
-                sameness=decode_enum(_SAMENESS, header.folding, "header.folding", "EXACT"),
-            )
-        break
-    raise errors.InvalidArgument.field("header", "is missing; the first message of a build carries it")
+        yield _records(request)
+
+
+def _records(request: index_pb2.BuildGenerationRequest) -> list[PremiseRecord]:
+    return [PremiseRecord(p.id, p.text, tuple(p.aliases), tuple(p.splits), tuple(p.tags)) for p in request.premises]
 
 
 async def to_explanations(
     requests: AsyncIterator[index_pb2.PutExplanationsRequest], limits: Limits
 ) -> tuple[str, bool, list[Explanation]]:
     """Reads the corpus, whether to replace, and the explanations. Raises InvalidArgument for a bad stream, TooLarge."""
-    opened: index_pb2.ExplanationsHeader | None = None
+    header = index_pb2.ExplanationsHeader()
     found: list[Explanation] = []
-    async for request in bounded(requests, EXPLANATIONS_BYTES, "explanations", "put them in several calls"):
-        part = request.WhichOneof("part")
-        if (part == "header") != (opened is None):
-            raise errors.InvalidArgument.field(
-                part or "part", "is out of place; the first message is the header, the others are chunks"
-            )
-        if opened is None:
-            opened = request.header
-            continue
-        chunk = request.chunk.explanations
-        check_texts([one.text for one in chunk], limits, "explanations")
-        found += [Explanation(one.text, tuple(one.premise_ids)) for one in chunk]
-    if opened is None:
-        raise errors.InvalidArgument.field("header", "is missing; the first message carries it")
-    return opened.corpus, opened.replace, found
-
-
-async def to_premise_chunks(
-    requests: AsyncIterator[index_pb2.BuildGenerationRequest],
-) -> AsyncIterator[Sequence[PremiseRecord]]:
-    """Reads the premises behind a build's header. Raises InvalidArgument for a second header or an empty message."""
-    async for request in requests:
-        if request.WhichOneof("part") != "chunk":
-            raise errors.InvalidArgument.field("chunk", "is missing; only the first message of a build has no premises")
-        yield [
-            PremiseRecord(p.id, p.text, tuple(p.aliases), tuple(p.splits), tuple(p.tags))
-            for p in request.chunk.premises
-        ]
+    whole = bounded(requests, EXPLANATIONS_BYTES, "explanations", "put them in several calls")
+    async for request in opened_by("header", whole):
+        header.MergeFrom(request.header)
+        if request.explanations:
+            check_texts([one.text for one in request.explanations], limits, "explanations")
+        found += [Explanation(one.text, tuple(one.premise_ids)) for one in request.explanations]
+    return header.corpus, header.replace, found
 
 
 def _timings(answer: RetrievalResult) -> types_pb2.Timings:

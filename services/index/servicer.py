@@ -9,7 +9,7 @@ from aeenc.v1 import index_pb2, index_pb2_grpc
 from services.index import convert
 from services.index.catalogue.listing import Listing
 from services.index.values import ExplanationStore, GenerationBuilder, GenerationStore, GenerationView, Retriever
-from services.kit.convert import deadline_s
+from services.kit.convert import deadline_s, opened_by
 from services.kit.limits import Limits, check_count
 from services.kit.server import GrpcServer, to_service_info
 
@@ -86,8 +86,10 @@ class IndexAdminServicer(index_pb2_grpc.IndexAdminServiceServicer):
     async def BuildGeneration(
         self, requests: AsyncIterator[index_pb2.BuildGenerationRequest], context: Any
     ) -> AsyncIterator[index_pb2.BuildGenerationResponse]:
-        spec = await convert.to_build_spec(requests, timeout_s=deadline_s(context))
-        async for progress in self._builder.build(spec, convert.to_premise_chunks(requests)):
+        opened = opened_by("header", requests)
+        opening = await anext(opened)
+        spec = convert.to_build_spec(opening.header, timeout_s=deadline_s(context))
+        async for progress in self._builder.build(spec, convert.to_premises(opening, opened)):
             active_id = self._catalogue.active_id(spec.corpus)
             yield convert.to_build_response(progress, expected_premises=spec.expected_premises, active_id=active_id)
 

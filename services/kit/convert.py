@@ -52,6 +52,19 @@ def named_fields(message: Message) -> Iterator[tuple[str, str]]:
             yield from named_fields(getattr(message, field.name))
 
 
+async def opened_by(field: str, requests: AsyncIterator[M]) -> AsyncIterator[M]:
+    """Yields the messages of a stream. Raises InvalidArgument unless the first one, and no other, has the field."""
+    opened = False
+    async for request in requests:
+        if request.HasField(field) == opened:
+            wrong = "belongs into the first message only" if opened else "is missing in the first message"
+            raise errors.InvalidArgument.field(field, wrong)
+        opened = True
+        yield request
+    if not opened:
+        raise errors.InvalidArgument.field(field, "is missing; the stream has no message")
+
+
 async def bounded(requests: AsyncIterator[M], max_bytes: int, field: str, remedy: str) -> AsyncIterator[M]:
     """Yields the messages of a stream. Raises TooLarge, naming `field`, when they have more than `max_bytes` in all."""
     size_bytes = 0

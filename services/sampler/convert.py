@@ -10,7 +10,7 @@ from aeenc import errors
 from aeenc.oracle import Verdict
 from aeenc.v1 import oracle_pb2, people_pb2, sampler_pb2, types_pb2
 from services.corpus.sameness import same_key
-from services.kit.convert import bounded, decode_enum, to_duration, to_timestamp
+from services.kit.convert import bounded, decode_enum, opened_by, to_duration, to_timestamp
 from services.kit.limits import Limits, check_count
 from services.sampler.acs.algorithm import ROOT, Rules
 from services.sampler.acs.negatives import NegativeFilter
@@ -78,19 +78,15 @@ async def from_start_requests(
     requests: AsyncIterator[sampler_pb2.StartRunRequest], max_hypotheses: int
 ) -> tuple[RunConfig, list[Hypothesis]]:
     """The configuration of the first message and the hypotheses of all. Refuses more than fit into one run."""
-    config: RunConfig | None = None
+    config: sampler_pb2.RunConfig | None = None
     hypotheses: list[Hypothesis] = []
-    async for request in bounded(requests, START_BYTES, "hypotheses", "start several runs"):
-        if config is None:
-            config = from_config(request.config)
-        elif request.HasField("config"):
-            raise errors.InvalidArgument.field("config", "stands in a later message; send it in the first one only")
+    whole = bounded(requests, START_BYTES, "hypotheses", "start several runs")
+    async for request in opened_by("config", whole):
+        config = config or request.config
         hypotheses += (Hypothesis(one.id, one.text, one.question, one.answer) for one in request.hypotheses)
         if len(hypotheses) > max_hypotheses:
             raise errors.TooLarge(f"hypotheses: more than {max_hypotheses:,}; start several runs")
-    if config is None:
-        raise errors.InvalidArgument.field("config", "is missing; send it in the first message")
-    return config, hypotheses
+    return from_config(config or sampler_pb2.RunConfig()), hypotheses
 
 
 def from_config(message: sampler_pb2.RunConfig) -> RunConfig:

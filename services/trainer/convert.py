@@ -15,7 +15,7 @@ from aeenc.calls.retrieval import Mode as RetrieveMode
 from aeenc.evaluation import UNRANKED, GradedMetrics, Metrics
 from aeenc.evaluation.graded import LENGTHS, check_grade
 from aeenc.v1 import index_pb2, registry_pb2, trainer_pb2, types_pb2
-from services.kit.convert import bounded, decode_enum, to_timestamp
+from services.kit.convert import bounded, decode_enum, opened_by, to_timestamp
 from services.store.registry import CheckpointRow, LabelRow, RolloutRow
 from services.trainer.data.training_set import OwnText
 from services.trainer.evaluation.evaluator import Evaluation, EvaluationSpec
@@ -245,11 +245,8 @@ async def from_evaluate_requests(
     queries: list[EvaluationQuery] = []
     training: list[EvaluationQuery] = []
     trees: list[GoldTree] = []
-    async for request in bounded(requests, max_bytes, "queries", "evaluate in parts"):
-        if config is None:
-            config = request.config
-        elif request.HasField("config"):
-            raise errors.InvalidArgument.field("config", "stands in a later message; send it in the first only")
+    async for request in bounded(opened_by("config", requests), max_bytes, "queries", "evaluate in parts"):
+        config = config or request.config
         queries.extend(_queries(request.queries))
         training.extend(_queries(request.training))
         trees.extend(GoldTree(one.hypothesis, tuple(one.intermediates), tuple(one.leaves)) for one in request.trees)
@@ -265,9 +262,10 @@ async def from_evaluate_requests(
         label=config.model.label or None,
         version=config.model.version or None,
         generation=config.generation,
-        retrieval=_retrieval(config.retrieval) if config.HasField("retrieval") else None,
+        retrieval=_retrieval(config.retrieval) if config.HasField("retrieval") or config.conditioned else None,
         ranks=config.ranks,
         strict_only=config.strict_only,
+        conditioned=config.conditioned,
     )
 
 
@@ -342,7 +340,7 @@ def _query(message: types_pb2.GoldQuery) -> EvaluationQuery:
     return EvaluationQuery(message.text, tuple(one for one, _ in gold), tuple(grade for _, grade in gold))
 
 
-def _retrieval(message: trainer_pb2.RetrievalOptions) -> Retrieval:
+def _retrieval(message: index_pb2.RetrievalOptions) -> Retrieval:
     fusion = None
     if message.HasField("fusion"):
         weight = message.fusion.lexical_weight if message.fusion.HasField("lexical_weight") else None
@@ -358,7 +356,6 @@ def _retrieval(message: trainer_pb2.RetrievalOptions) -> Retrieval:
         rerank=message.rerank,
         rerank_weight=message.rerank_weight,
         rerank_versions=tuple(message.rerank_versions),
-        conditioned=message.conditioned,
         negative_feedback=message.negative_feedback,
     )
 

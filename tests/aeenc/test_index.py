@@ -27,7 +27,7 @@ class BreaksOff(index_pb2_grpc.IndexAdminServiceServicer):
 
     async def BuildGeneration(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         self.headers.append((await anext(requests)).header)
-        self.premises.append([one.id async for request in requests for one in request.chunk.premises])
+        self.premises.append([one.id async for request in requests for one in request.premises])
         if len(self.headers) == 1:
             yield index_pb2.BuildGenerationResponse(received=10, durable=4)
             trailer = ((status.DETAILS_KEY, status.details_of(self.trouble)),)

@@ -137,7 +137,7 @@ async def test_bad_builds_are_refused_by_name_and_leave_nothing_behind(subject):
         await raises(errors.InvalidArgument, build(good, corpus=wrong), "header.corpus")
     await raises(errors.InvalidArgument, subject.reports(chunk(good)), "header")
     await raises(errors.InvalidArgument, subject.reports(), "header")
-    await raises(errors.InvalidArgument, subject.reports(header(corpus), header(corpus)), "chunk")
+    await raises(errors.InvalidArgument, subject.reports(header(corpus), header(corpus)), "header")
     await raises(errors.InvalidArgument, build(good, delete_ids=["a"]), "base_generation")
     await raises(errors.NotFound, build(good, base_generation="g1"), corpus)
     await raises(errors.NotFound, anext(subject.index.list_generations(corpus)), corpus)

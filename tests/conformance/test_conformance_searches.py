@@ -301,25 +301,25 @@ async def test_wrong_questions_get_a_status_and_a_message_that_helps_and_the_ser
 @pytest.mark.parametrize(
     "field",
     [
-        {"mode": index_pb2.RETRIEVE_MODE_LEXICAL},
-        {"mode": index_pb2.RETRIEVE_MODE_HYBRID},
-        {"mode": index_pb2.RETRIEVE_MODE_ITERATIVE_LEXICAL},
-        {"rerank": 5},
-        {"prior": 0.1},
-        {"negative_feedback": 0.1},
+        {"options": {"mode": index_pb2.RETRIEVE_MODE_LEXICAL}},
+        {"options": {"mode": index_pb2.RETRIEVE_MODE_HYBRID}},
+        {"options": {"mode": index_pb2.RETRIEVE_MODE_ITERATIVE_LEXICAL}},
+        {"options": {"rerank": 5}},
+        {"options": {"prior": 0.1}},
+        {"options": {"negative_feedback": 0.1}},
         {"accepted": [types_pb2.PremiseSet(premise_ids=["f1"])]},
     ],
-    ids=lambda field: next(iter(field)),
+    ids=lambda field: next(iter(field.get("options", field))),
 )
 async def test_what_a_server_does_not_have_it_refuses_by_name_and_never_passes_over(subject, field):
     corpus, _, _ = await science(subject)
     request = index_pb2.RetrieveRequest(corpus=corpus, texts=["ice"], k=5, **field)
     [outcome] = await asyncio.gather(subject.unary("Retrieve", request), return_exceptions=True)
     if isinstance(outcome, errors.Unimplemented):
-        said = next(iter(field)) if "mode" not in field else index_pb2.RetrieveMode.Name(field["mode"])[14:]
-        assert said in outcome.message
+        name, value = next(iter(field.get("options", field).items()))
+        assert (name if name != "mode" else index_pb2.RetrieveMode.Name(value)[14:]) in outcome.message
     elif isinstance(outcome, errors.FailedPrecondition):
-        assert "prior" in field, "only a prior needs what has to be put first"
+        assert "prior" in field.get("options", field), "only a prior needs what has to be put first"
         assert "prior" in outcome.message
     else:
         assert len(outcome.results) == 1

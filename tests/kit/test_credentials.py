@@ -386,7 +386,7 @@ def test_names_are_found_in_a_request_and_in_what_it_holds() -> None:
     assert ("corpus", "science") in named_fields(index_pb2.SearchRequest(corpus="science"))
     header = index_pb2.BuildGenerationRequest(header=index_pb2.BuildHeader(corpus="science"))
     assert ("corpus", "science") in list(named_fields(header))
-    assert not list(named_fields(index_pb2.BuildGenerationRequest(chunk=index_pb2.PremiseChunk())))
+    assert not list(named_fields(index_pb2.BuildGenerationRequest()))
     assert ("corpus", "") in list(named_fields(index_pb2.SearchRequest()))
     config = sampler_pb2.StartRunRequest(config=sampler_pb2.RunConfig(corpus="science"))
     assert ("corpus", "science") in list(named_fields(config))
@@ -463,7 +463,7 @@ async def test_corpora_hold_in_requests_and_streams_and_what_changes_something_i
 
         def build_of(corpus: str) -> Any:
             header = index_pb2.BuildGenerationRequest(header=index_pb2.BuildHeader(corpus=corpus))
-            chunk = index_pb2.BuildGenerationRequest(chunk=index_pb2.PremiseChunk())
+            chunk = index_pb2.BuildGenerationRequest()
             return changing.BuildGeneration(iter([header, chunk]), metadata=ann)
 
         def explain(corpus: str) -> Any:

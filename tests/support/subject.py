@@ -86,4 +86,4 @@ def header(corpus: str, **fields: Any) -> index_pb2.BuildGenerationRequest:
 
 def chunk(*premises: types_pb2.Premise) -> index_pb2.BuildGenerationRequest:
     """A message with premises."""
-    return index_pb2.BuildGenerationRequest(chunk=index_pb2.PremiseChunk(premises=premises))
+    return index_pb2.BuildGenerationRequest(premises=premises)

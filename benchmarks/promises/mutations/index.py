@@ -65,8 +65,7 @@ class Build(IndexMutation):
         header = index_pb2.BuildHeader(corpus=corpus, request_id=fresh("r"), expected_premises=PREMISES, activate=True)
 
         def messages(salt: str) -> list[index_pb2.BuildGenerationRequest]:
-            chunk = index_pb2.PremiseChunk(premises=premises(salt))
-            return [index_pb2.BuildGenerationRequest(header=header), index_pb2.BuildGenerationRequest(chunk=chunk)]
+            return [index_pb2.BuildGenerationRequest(header=header, premises=premises(salt))]
 
         return lambda: (messages(corpus), messages("other"), "present")
 
@@ -201,7 +200,7 @@ class Explain(IndexMutation):
             wanted, ask = f"p{next(numbers) % PREMISES}", index_pb2.PutExplanationsRequest
             header = ask(header=index_pb2.ExplanationsHeader(corpus=corpus, replace=True))
             one = index_pb2.Explanation(text=PROBE, premise_ids=[wanted])
-            return [header, ask(chunk=index_pb2.ExplanationChunk(explanations=[one]))], None, wanted
+            return [header, ask(explanations=[one])], None, wanted
 
         return make
 

@@ -49,8 +49,8 @@ async def test_every_option_of_the_client_is_one_of_the_route(before, double):
     body = {"corpus": "science", "query": QUERY, "mode": "hybrid", "fusion": fusion, "rerank": 10}
     await before.post("/v1/retrieve", json={**body, "rerank_versions": ["x1", "x2"]})
     (asked,) = double.requests
-    assert asked.fusion == aeenc.Fusion("reciprocal_rank", 0.25, {"first": 2.5}).to_proto()
-    assert list(asked.rerank_versions) == ["x1", "x2"]
+    assert asked.options.fusion == aeenc.Fusion("reciprocal_rank", 0.25, {"first": 2.5}).to_proto()
+    assert list(asked.options.rerank_versions) == ["x1", "x2"]
 
 
 def test_every_mode_is_explained():

@@ -1063,11 +1063,13 @@ class BlockingTrainerClient:
         trees: Iterable[Tree] = (),
         ranks: bool = False,
         strict_only: bool = False,
+        conditioned: bool = False,
         timeout_s: float = 1800.0,
     ) -> values.EvaluationReport:
         """Evaluates a query encoder on gold queries against all premises of a corpus, under both protocols.
 
-        With `retrieval`, evaluates the index's answers instead. `training` (gold queries) splits the report into parts
+        With `retrieval`, evaluates the index's answers instead; `conditioned` gives it one gold premise of each query
+        as accepted. `training` (gold queries) splits the report into parts
         seen in training and not; `trees` adds the quality over whole trees; `ranks` adds each gold premise's rank.
         Queries whose premises have grades (a mapping, 0 to 100) add graded metrics.
 
@@ -1086,6 +1088,7 @@ class BlockingTrainerClient:
                     trees=caller.each(trees),
                     ranks=ranks,
                     strict_only=strict_only,
+                    conditioned=conditioned,
                     timeout_s=timeout_s,
                 )
             )

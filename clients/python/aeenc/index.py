@@ -27,14 +27,13 @@ from aeenc.calls.retrieval import (
     Retrieval,
     Retrieved,
     SearchResult,
-    mode_number,
     premise_filter,
     rank,
 )
 from aeenc.transport.channel import Channel
 from aeenc.transport.checks import check_seconds
 from aeenc.v1 import index_pb2, index_pb2_grpc, types_pb2
-from aeenc.values.writing import as_message, message, shown
+from aeenc.values.writing import message, shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -168,14 +167,16 @@ class IndexClient:
             corpus=corpus,
             texts=texts,
             k=k,
-            mode=mode_number(mode),
-            fusion=None if fusion is None else as_message(fusion, index_pb2.Fusion, "fusion"),
+            options=Retrieval(
+                mode=mode,
+                fusion=fusion,
+                prior=prior,
+                rerank=rerank,
+                negative_feedback=negative_feedback,
+                rerank_weight=rerank_weight,
+                rerank_versions=rerank_versions,
+            ).to_proto(),
             accepted=[message(types_pb2.PremiseSet, premise_ids=ids) for ids in accepted],
-            prior=prior,
-            negative_feedback=negative_feedback,
-            rerank=rerank,
-            rerank_weight=rerank_weight,
-            rerank_versions=rerank_versions,
             model=selector(label, version),
             exclude_ids=exclude,
             filter=premise_filter(splits, only_ids, before_id, tags),

@@ -254,11 +254,13 @@ class TrainerClient:
         trees: Iterable[Tree] | AsyncIterable[Tree] = (),
         ranks: bool = False,
         strict_only: bool = False,
+        conditioned: bool = False,
         timeout_s: float = EVALUATE_TIMEOUT_S,
     ) -> values.EvaluationReport:
         """Evaluates a query encoder on gold queries against all premises of a corpus, under both protocols.
 
-        With `retrieval`, evaluates the index's answers instead. `training` (gold queries) splits the report into parts
+        With `retrieval`, evaluates the index's answers instead; `conditioned` gives it one gold premise of each query
+        as accepted. `training` (gold queries) splits the report into parts
         seen in training and not; `trees` adds the quality over whole trees; `ranks` adds each gold premise's rank.
         Queries whose premises have grades (a mapping, 0 to 100) add graded metrics.
 
@@ -269,9 +271,10 @@ class TrainerClient:
             corpus=corpus,
             model=selector(label, version),
             generation=generation,
-            retrieval=None if retrieval is None else as_message(retrieval, trainer_pb2.RetrievalOptions, "retrieval"),
+            retrieval=None if retrieval is None else as_message(retrieval, index_pb2.RetrievalOptions, "retrieval"),
             ranks=ranks,
             strict_only=strict_only,
+            conditioned=conditioned,
         )
         response: trainer_pb2.EvaluateResponse = await self.channel.send_stream(
             self._stub.Evaluate,

@@ -95,9 +95,9 @@ describe("before a server that fails on demand", () => {
     const fusion = { lexicalWeight: 0.25, features: { first: 3.5, rank: 0.5 } };
     await client.retrieve("science", ["text"], { mode: "hybrid", fusion, rerank: 20, rerankVersions: ["x1", "x2"] });
     const request = asked.at(-1);
-    assert.deepEqual(request?.fusion?.features, fusion.features);
-    assert.equal(request?.fusion?.lexicalWeight, 0.25);
-    assert.deepEqual(request?.rerankVersions, ["x1", "x2"]);
+    assert.deepEqual(request?.options?.fusion?.features, fusion.features);
+    assert.equal(request?.options?.fusion?.lexicalWeight, 0.25);
+    assert.deepEqual(request?.options?.rerankVersions, ["x1", "x2"]);
   });
 
   test("a transient failure is repeated under the same request id", async () => {

@@ -56,11 +56,7 @@ class EvaluationSpec:
     retrieval: Retrieval | None = None
     ranks: bool = False
     strict_only: bool = False
-
-    @property
-    def conditioned(self) -> bool:
-        """Whether one premise of each query is told."""
-        return self.retrieval is not None and self.retrieval.conditioned
+    conditioned: bool = False  # by one premise of each query; with `retrieval`
 
 
 @dataclass(frozen=True)
@@ -120,7 +116,7 @@ class Evaluator:
             if spec.retrieval is None:
                 done = await self._by_vectors(spec, opened)
                 ranked.pin(done.model_version)
-            elif spec.retrieval.conditioned:
+            elif spec.conditioned:
                 done = await self._conditioned(ranked, opened, standard)
             else:
                 done = await self._by_index(spec, ranked, opened, standard)

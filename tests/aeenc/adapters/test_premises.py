@@ -33,7 +33,7 @@ class Index(FakeIndex):
         self.tokens.append(dict(context.invocation_metadata()).get("authorization", ""))
         try:
             answer = await super().Retrieve(request, context)
-            answer.rerank_versions.extend(["x1"] if request.rerank else [])
+            answer.rerank_versions.extend(["x1"] if request.options.rerank else [])
             answer.unknown_splits[:] = [split for split in request.filter.any_split if split == "tset"]
             return answer
         except asyncio.CancelledError:

@@ -114,7 +114,7 @@ async def test_a_mode_is_asked_for_as_it_was_given(aeenc, fleet, trees):
     assert "paper" not in ended.json
     await aeenc(*fleet.options, "evaluate", "--data", trees, "--conditioned")
     asked = fleet.trainer.asked[-1]
-    assert (asked.config.retrieval.conditioned, len(asked.trees)) == (True, 0)
+    assert (asked.config.conditioned, len(asked.trees)) == (True, 0)
     refused = await aeenc(*fleet.options, "evaluate", "--data", trees, "--conditioned", "--run", "x")
     assert (refused.code, "--conditioned" in refused.stderr) == (2, True)
     refused = await aeenc(*fleet.options, "evaluate", "--data", trees, "--lexical-weight", 0.5)

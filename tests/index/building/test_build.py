@@ -29,7 +29,7 @@ def header(**fields):
 
 
 def chunk(*premises):
-    return index_pb2.BuildGenerationRequest(chunk=index_pb2.PremiseChunk(premises=premises))
+    return index_pb2.BuildGenerationRequest(premises=premises)
 
 
 async def test_equal_texts_become_aliases_in_the_order_of_insertion(index, encoder):
@@ -66,7 +66,7 @@ async def test_bad_builds_are_refused_by_name_and_leave_nothing_behind(index):
         await raises(errors.InvalidArgument, build(good, corpus=corpus), "header.corpus")
     await raises(errors.InvalidArgument, reports(index, chunk(good)), "header")
     await raises(errors.InvalidArgument, reports(index), "header")
-    await raises(errors.InvalidArgument, reports(index, header(), header()), "chunk")
+    await raises(errors.InvalidArgument, reports(index, header(), header()), "header")
     await raises(errors.InvalidArgument, build(good, delete_ids=["a"]), "base_generation")
     await raises(errors.NotFound, build(good, base_generation="g1"), "science")
     assert files_of(index.store) == {}

@@ -95,8 +95,7 @@ async def test_what_is_answered_is_written_although_the_caller_is_slow(index):
     async def requests():
         yield index_pb2.BuildGenerationRequest(header=index_pb2.BuildHeader(corpus="science"))
         for start in range(0, 48, 8):
-            chunk = index_pb2.PremiseChunk(premises=PREMISES[start : start + 8])
-            yield index_pb2.BuildGenerationRequest(chunk=chunk)
+            yield index_pb2.BuildGenerationRequest(premises=PREMISES[start : start + 8])
         # The caller stays: rows must not wait until the encoders have no more room.
         await until(lambda: max(written, default=0) >= 24)
 

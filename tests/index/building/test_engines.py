@@ -348,7 +348,7 @@ async def test_a_text_is_searched_as_widely_alone_as_beside_others(serve, scienc
 async def test_a_build_says_how_many_premises_are_to_come_and_that_it_is_indexing(index):
     async def requests():
         yield index_pb2.BuildGenerationRequest(header=index_pb2.BuildHeader(corpus="c", expected_premises=10))
-        yield index_pb2.BuildGenerationRequest(chunk=index_pb2.PremiseChunk(premises=facts()))
+        yield index_pb2.BuildGenerationRequest(premises=facts())
 
     stream = index.client._admin_channel.stream(index.client._admin.BuildGeneration, requests(), timeout_s=20)
     reports = [report async for report in stream]

@@ -173,7 +173,7 @@ async def test_acknowledged_premises_need_not_be_streamed_again(serve):
         async def requests():
             header = index_pb2.BuildHeader(corpus="science", request_id="r", resume_from=40, activate=True)
             yield index_pb2.BuildGenerationRequest(header=header)
-            yield index_pb2.BuildGenerationRequest(chunk=index_pb2.PremiseChunk(premises=PREMISES[40:]))
+            yield index_pb2.BuildGenerationRequest(premises=PREMISES[40:])
 
         reports = [one async for one in channel.stream(stub.BuildGeneration, requests(), timeout_s=20)]
         assert reports[0].durable == 40, "the first report says what is there"
@@ -187,7 +187,7 @@ async def test_a_caller_who_waits_is_told_what_is_durable(serve):
 
         async def requests():
             yield index_pb2.BuildGenerationRequest(header=index_pb2.BuildHeader(corpus="science", request_id="r"))
-            yield index_pb2.BuildGenerationRequest(chunk=index_pb2.PremiseChunk(premises=PREMISES[:3]))
+            yield index_pb2.BuildGenerationRequest(premises=PREMISES[:3])
             await wait.wait()
 
         stream = index.client._admin_channel.stream(index.client._admin.BuildGeneration, requests(), timeout_s=10)

@@ -33,16 +33,17 @@ BUILDS = {"first": FACTS[:4], "second": FACTS[4:9]}
 async def build(index, disk: TornDisk, request_id: str) -> str:
     """Streams one premise at a time, each after the one before has been acknowledged as durable."""
     texts = BUILDS[request_id]
-    sent: asyncio.Queue[object] = asyncio.Queue()
-    sent.put_nowait(index_pb2.BuildHeader(corpus=CORPUS, request_id=request_id))
+    sent: asyncio.Queue[index_pb2.BuildGenerationRequest | None] = asyncio.Queue()
+    header = index_pb2.BuildHeader(corpus=CORPUS, request_id=request_id)
+    sent.put_nowait(index_pb2.BuildGenerationRequest(header=header))
 
     async def requests():
         while (part := await sent.get()) is not None:
-            field = "header" if isinstance(part, index_pb2.BuildHeader) else "chunk"
-            yield index_pb2.BuildGenerationRequest(**{field: part})
+            yield part
 
     def send(number: int) -> None:
-        sent.put_nowait(index_pb2.PremiseChunk(premises=[premise(f"{request_id}{number}", texts[number])]))
+        premises = [premise(f"{request_id}{number}", texts[number])]
+        sent.put_nowait(index_pb2.BuildGenerationRequest(premises=premises))
 
     send(0)
     durable, report = 0, index_pb2.BuildGenerationResponse()

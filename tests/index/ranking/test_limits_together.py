@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -35,14 +36,16 @@ def whole_filter() -> index_pb2.PremiseFilter:
     )
 
 
-def retrieve(texts: int, k: int, mode: str = "LEXICAL", **options: Any) -> index_pb2.RetrieveRequest:
+def retrieve(
+    texts: int, k: int, mode: str = "LEXICAL", options: Mapping[str, Any] = {}, **fields: Any
+) -> index_pb2.RetrieveRequest:
     return index_pb2.RetrieveRequest(
         corpus="science",
         texts=[f"fact {n}" for n in range(texts)],
         k=k,
-        mode=index_pb2.RetrieveMode.Value(f"RETRIEVE_MODE_{mode}"),
+        options={"mode": index_pb2.RetrieveMode.Value(f"RETRIEVE_MODE_{mode}"), **options},
         exclude_ids=[f"p{n}" for n in range(LIMITS.items)],
-        **options,
+        **fields,
     )
 
 
@@ -57,7 +60,7 @@ def never_ranking(index: Any) -> None:
 
 REFUSED = {
     "texts and k": retrieve(LIMITS.items, LIMITS.k, filter=whole_filter()),
-    "texts and rerank": retrieve(LIMITS.items, 1, rerank=LIMITS.k, filter=whole_filter()),
+    "texts and rerank": retrieve(LIMITS.items, 1, options={"rerank": LIMITS.k}, filter=whole_filter()),
     "splits": retrieve(1, 1, filter=index_pb2.PremiseFilter(any_split=["dev"] * (LIMITS.items + 1))),
     "clauses": retrieve(
         1,
@@ -66,7 +69,7 @@ REFUSED = {
             any_clause=[index_pb2.TagClause(all_of=[f"tag-{n}"]) for n in range(CLAUSES + 1)]
         ),
     ),
-    "versions": retrieve(1, 1, rerank=LIMITS.k, rerank_versions=[f"x{n}" for n in range(9)]),
+    "versions": retrieve(1, 1, options={"rerank": LIMITS.k, "rerank_versions": [f"x{n}" for n in range(9)]}),
     "accepted": retrieve(1, 1, accepted=[types_pb2.PremiseSet(premise_ids=["p1"] * (LIMITS.items + 1))]),
 }
 
@@ -81,7 +84,7 @@ async def test_a_request_that_cannot_be_answered_is_refused_before_anything_is_r
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_one_text_at_all_other_limits_is_answered(index, mode: str):
-    asked = retrieve(1, LIMITS.k, mode, filter=whole_filter(), rerank=LIMITS.k)
+    asked = retrieve(1, LIMITS.k, mode, {"rerank": LIMITS.k}, filter=whole_filter())
     del asked.exclude_ids[1:]
     answer = await index.client.channel.unary(index.client._stub.Retrieve, asked)
     [found] = answer.results

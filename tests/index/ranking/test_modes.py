@@ -73,7 +73,7 @@ async def test_a_shorter_list_begins_a_longer_one(index):
 
 async def test_bad_questions_are_refused_by_name(built):
     async def ask(**fields):
-        request = index_pb2.RetrieveRequest(corpus="science", texts=["ice"], k=3, **fields)
+        request = index_pb2.RetrieveRequest(corpus="science", texts=["ice"], k=3, options=fields)
         await built.client.channel.unary(built.client._stub.Retrieve, request)
 
     await raises(errors.InvalidArgument, ask(mode=77), "mode", "77")

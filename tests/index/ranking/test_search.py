@@ -143,7 +143,8 @@ async def test_wrong_questions_get_a_status_and_a_message_that_helps_and_the_ser
 async def test_a_value_of_a_newer_proto_is_refused_by_name_instead_of_passed_over(index, field):
     await index.client.build("science", facts())
     request = index_pb2.RetrieveRequest(corpus="science", texts=["ice"], k=1)
-    setattr(request.fusion if "." in field else request, field.rpartition(".")[2], 99)
+    within = {"mode": request.options, "fusion.method": request.options.fusion}.get(field, request)
+    setattr(within, field.rpartition(".")[2], 99)
     call = index.client.channel.unary(index.client._stub.Retrieve, request)
     await raises(errors.InvalidArgument, call, f"{field}: 99 is unknown to this service")
 

@@ -223,7 +223,7 @@ async def test_explanations_are_put_again_after_a_passing_refusal_unless_they_co
 
 async def test_a_stream_of_explanations_begins_with_its_header(built):
     header = index_pb2.PutExplanationsRequest(header=index_pb2.ExplanationsHeader(corpus="science"))
-    chunk = index_pb2.PutExplanationsRequest(chunk=index_pb2.ExplanationChunk(explanations=[{"text": "x"}]))
+    chunk = index_pb2.PutExplanationsRequest(explanations=[{"text": "x"}])
 
     async def put(*requests):
         async def sent():

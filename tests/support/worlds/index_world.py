@@ -208,8 +208,7 @@ async def broken_build(
     async def requests():
         yield index_pb2.BuildGenerationRequest(header=header)
         for start in range(0, len(premises), 20):
-            chunk = index_pb2.PremiseChunk(premises=premises[start : start + 20])
-            yield index_pb2.BuildGenerationRequest(chunk=chunk)
+            yield index_pb2.BuildGenerationRequest(premises=premises[start : start + 20])
         await wait.wait()
 
     stream = index.client._admin_channel.stream(index.client._admin.BuildGeneration, requests(), timeout_s=20)

@@ -197,13 +197,14 @@ async def test_dense_retrieval_and_the_encoders_cosines_agree(world: World):
     assert by_index.model_version == by_vectors.model_version
 
 
-@pytest.mark.parametrize("retrieval", [Retrieval("hybrid"), Retrieval(conditioned=True)], ids=["hybrid", "conditioned"])
+@pytest.mark.parametrize("conditioned", [False, True], ids=["hybrid", "conditioned"])
 async def test_the_figures_are_the_same_in_whatever_parts_the_index_is_asked(
-    world: World, monkeypatch: pytest.MonkeyPatch, retrieval: Retrieval
+    world: World, monkeypatch: pytest.MonkeyPatch, conditioned: bool
 ):
-    whole = await world.evaluate(retrieval=retrieval, training=GOLD[:4], ranks=True)
+    asked = {"retrieval": Retrieval("hybrid"), "conditioned": conditioned, "training": GOLD[:4], "ranks": True}
+    whole = await world.evaluate(**asked)
     monkeypatch.setattr("services.trainer.evaluation.index_ranks.PART", 5)
-    assert await world.evaluate(retrieval=retrieval, training=GOLD[:4], ranks=True) == whole
+    assert await world.evaluate(**asked) == whole
 
 
 async def test_the_papers_protocol_can_be_left_out(world: World):
@@ -215,7 +216,7 @@ async def test_the_papers_protocol_can_be_left_out(world: World):
 
 
 async def test_a_conditioned_evaluation_tells_the_premise_found_first_and_looks_for_the_others(world: World):
-    report = await world.evaluate(retrieval=Retrieval("lexical", conditioned=True))
+    report = await world.evaluate(retrieval=Retrieval("lexical"), conditioned=True)
     told_values, plain_values = [], []
     for text, premises in merged(GOLD).items():
         gold = tuple(one for one in premises if one != text)
@@ -264,8 +265,8 @@ async def test_wrong_evaluations_of_retrieval_are_refused_with_a_remedy(world: W
     alone = [(QUERIES[0], (FACTS[0],))]
     wrong: list[tuple[Any, dict[str, Any], type[errors.AeencError], str]] = [
         (GOLD, {"trees": [tree]}, errors.InvalidArgument, "no such fact"),
-        (GOLD, {"trees": [tree], "retrieval": Retrieval(conditioned=True)}, errors.InvalidArgument, "conditioned"),
-        (alone, {"retrieval": Retrieval(conditioned=True)}, errors.InvalidArgument, "two gold premises"),
+        (GOLD, {"trees": [tree], "retrieval": Retrieval(), "conditioned": True}, errors.InvalidArgument, "conditioned"),
+        (alone, {"retrieval": Retrieval(), "conditioned": True}, errors.InvalidArgument, "two gold premises"),
         (alone, {"retrieval": Retrieval(prior=0.3)}, errors.FailedPrecondition, "explanations"),
         (alone, {"retrieval": Retrieval(prior=3.0)}, errors.InvalidArgument, "prior"),
         (alone, {"retrieval": Retrieval(rerank_weight=0.3)}, errors.InvalidArgument, "rerank_weight: is 0.3"),

@@ -26,7 +26,7 @@ async def build_requests(
     """Yields the header, then the premises but for the first `done`. Reports change the header meanwhile."""
     yield index_pb2.BuildGenerationRequest(header=header)
     async for chunk in chunks(_after(done, premises), CHUNK_ITEMS, CHUNK_BYTES):
-        yield index_pb2.BuildGenerationRequest(chunk=index_pb2.PremiseChunk(premises=chunk))
+        yield index_pb2.BuildGenerationRequest(premises=chunk)
 
 
 async def _after(count: int, premises: Items[PremiseForm]) -> AsyncIterator[types_pb2.Premise]:
@@ -74,7 +74,7 @@ async def explanation_requests(
     yield index_pb2.PutExplanationsRequest(header=header)
     messages = (_explanation(item) async for item in each(explanations, "explanations"))
     async for chunk in chunks(messages, CHUNK_ITEMS, CHUNK_BYTES):
-        yield index_pb2.PutExplanationsRequest(chunk=index_pb2.ExplanationChunk(explanations=chunk))
+        yield index_pb2.PutExplanationsRequest(explanations=chunk)
 
 
 def _explanation(item: tuple[str, Sequence[str]]) -> index_pb2.Explanation:

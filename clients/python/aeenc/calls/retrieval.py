@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from aeenc import errors, values
 from aeenc.calls.inputs import at_least_one, chosen, listed, refuse_single_text
-from aeenc.v1 import index_pb2, trainer_pb2
+from aeenc.v1 import index_pb2
 from aeenc.values.writing import as_message, message
 
 if TYPE_CHECKING:
@@ -147,31 +147,29 @@ Retrieve = Callable[..., Awaitable[Retrieved]]  # IndexClient.retrieve
 
 @dataclass(frozen=True)
 class Retrieval:
-    """Options of Retrieve. With `conditioned`, an evaluation gives it one premise of each query."""
+    """Options of Retrieve."""
 
     mode: Mode = "dense"
     fusion: Fusion | None = None
     prior: float = 0.0
     rerank: int = 0
-    conditioned: bool = False
     negative_feedback: float = 0.0
     rerank_weight: float = 0.0
-    rerank_versions: tuple[str, ...] = ()
+    rerank_versions: Sequence[str] = ()
 
     def options(self) -> dict[str, Any]:
-        """Returns the keyword arguments of `retrieve`; `conditioned` belongs to evaluations alone."""
-        return {name: value for name, value in vars(self).items() if name != "conditioned"}
+        """Returns the keyword arguments of `retrieve`."""
+        return dict(vars(self))
 
-    def to_proto(self) -> trainer_pb2.RetrievalOptions:
-        """Converts to the message of an evaluation. Raises InvalidArgument for one string as `rerank_versions`."""
+    def to_proto(self) -> index_pb2.RetrievalOptions:
+        """Converts to the message. Raises InvalidArgument for one string as `rerank_versions`."""
         refuse_single_text(self.rerank_versions, "rerank_versions")
         return message(
-            trainer_pb2.RetrievalOptions,
+            index_pb2.RetrievalOptions,
             mode=mode_number(self.mode),
             fusion=as_message(self.fusion, index_pb2.Fusion, "fusion") if self.fusion is not None else None,
             prior=self.prior,
             rerank=self.rerank,
-            conditioned=self.conditioned,
             negative_feedback=self.negative_feedback,
             rerank_weight=self.rerank_weight,
             rerank_versions=self.rerank_versions,

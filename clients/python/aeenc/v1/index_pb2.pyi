@@ -139,15 +139,13 @@ class SearchParams(_message.Message):
     def __init__(self, ef_search: _Optional[int] = ..., nprobe: _Optional[int] = ..., exact: bool = ...) -> None: ...
 
 class RetrieveRequest(_message.Message):
-    __slots__ = ("corpus", "texts", "k", "mode", "model", "accepted", "rerank", "prior", "drop_self", "exclude_ids", "filter", "generation", "truncate", "precision", "routing_key", "fusion", "negative_feedback", "rerank_weight", "rerank_versions", "params")
+    __slots__ = ("corpus", "texts", "k", "options", "model", "accepted", "drop_self", "exclude_ids", "filter", "generation", "truncate", "precision", "routing_key", "params")
     CORPUS_FIELD_NUMBER: _ClassVar[int]
     TEXTS_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
-    MODE_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
-    RERANK_FIELD_NUMBER: _ClassVar[int]
-    PRIOR_FIELD_NUMBER: _ClassVar[int]
     DROP_SELF_FIELD_NUMBER: _ClassVar[int]
     EXCLUDE_IDS_FIELD_NUMBER: _ClassVar[int]
     FILTER_FIELD_NUMBER: _ClassVar[int]
@@ -155,19 +153,13 @@ class RetrieveRequest(_message.Message):
     TRUNCATE_FIELD_NUMBER: _ClassVar[int]
     PRECISION_FIELD_NUMBER: _ClassVar[int]
     ROUTING_KEY_FIELD_NUMBER: _ClassVar[int]
-    FUSION_FIELD_NUMBER: _ClassVar[int]
-    NEGATIVE_FEEDBACK_FIELD_NUMBER: _ClassVar[int]
-    RERANK_WEIGHT_FIELD_NUMBER: _ClassVar[int]
-    RERANK_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
     corpus: str
     texts: _containers.RepeatedScalarFieldContainer[str]
     k: int
-    mode: RetrieveMode
+    options: RetrievalOptions
     model: _types_pb2.ModelSelector
     accepted: _containers.RepeatedCompositeFieldContainer[_types_pb2.PremiseSet]
-    rerank: int
-    prior: float
     drop_self: bool
     exclude_ids: _containers.RepeatedScalarFieldContainer[str]
     filter: PremiseFilter
@@ -175,12 +167,26 @@ class RetrieveRequest(_message.Message):
     truncate: _types_pb2.Truncate
     precision: _types_pb2.Precision
     routing_key: str
+    params: SearchParams
+    def __init__(self, corpus: _Optional[str] = ..., texts: _Optional[_Iterable[str]] = ..., k: _Optional[int] = ..., options: _Optional[_Union[RetrievalOptions, _Mapping]] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., accepted: _Optional[_Iterable[_Union[_types_pb2.PremiseSet, _Mapping]]] = ..., drop_self: bool = ..., exclude_ids: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[PremiseFilter, _Mapping]] = ..., generation: _Optional[str] = ..., truncate: _Optional[_Union[_types_pb2.Truncate, str]] = ..., precision: _Optional[_Union[_types_pb2.Precision, str]] = ..., routing_key: _Optional[str] = ..., params: _Optional[_Union[SearchParams, _Mapping]] = ...) -> None: ...
+
+class RetrievalOptions(_message.Message):
+    __slots__ = ("mode", "fusion", "prior", "rerank", "negative_feedback", "rerank_weight", "rerank_versions")
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    FUSION_FIELD_NUMBER: _ClassVar[int]
+    PRIOR_FIELD_NUMBER: _ClassVar[int]
+    RERANK_FIELD_NUMBER: _ClassVar[int]
+    NEGATIVE_FEEDBACK_FIELD_NUMBER: _ClassVar[int]
+    RERANK_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    RERANK_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    mode: RetrieveMode
     fusion: Fusion
+    prior: float
+    rerank: int
     negative_feedback: float
     rerank_weight: float
     rerank_versions: _containers.RepeatedScalarFieldContainer[str]
-    params: SearchParams
-    def __init__(self, corpus: _Optional[str] = ..., texts: _Optional[_Iterable[str]] = ..., k: _Optional[int] = ..., mode: _Optional[_Union[RetrieveMode, str]] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., accepted: _Optional[_Iterable[_Union[_types_pb2.PremiseSet, _Mapping]]] = ..., rerank: _Optional[int] = ..., prior: _Optional[float] = ..., drop_self: bool = ..., exclude_ids: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[PremiseFilter, _Mapping]] = ..., generation: _Optional[str] = ..., truncate: _Optional[_Union[_types_pb2.Truncate, str]] = ..., precision: _Optional[_Union[_types_pb2.Precision, str]] = ..., routing_key: _Optional[str] = ..., fusion: _Optional[_Union[Fusion, _Mapping]] = ..., negative_feedback: _Optional[float] = ..., rerank_weight: _Optional[float] = ..., rerank_versions: _Optional[_Iterable[str]] = ..., params: _Optional[_Union[SearchParams, _Mapping]] = ...) -> None: ...
+    def __init__(self, mode: _Optional[_Union[RetrieveMode, str]] = ..., fusion: _Optional[_Union[Fusion, _Mapping]] = ..., prior: _Optional[float] = ..., rerank: _Optional[int] = ..., negative_feedback: _Optional[float] = ..., rerank_weight: _Optional[float] = ..., rerank_versions: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Fusion(_message.Message):
     __slots__ = ("method", "lexical_weight", "features")
@@ -310,12 +316,12 @@ class CorpusInfo(_message.Message):
     def __init__(self, corpus: _Optional[str] = ..., active: _Optional[_Union[Generation, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[IndexReplica, _Mapping]]] = ...) -> None: ...
 
 class BuildGenerationRequest(_message.Message):
-    __slots__ = ("header", "chunk")
+    __slots__ = ("header", "premises")
     HEADER_FIELD_NUMBER: _ClassVar[int]
-    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    PREMISES_FIELD_NUMBER: _ClassVar[int]
     header: BuildHeader
-    chunk: PremiseChunk
-    def __init__(self, header: _Optional[_Union[BuildHeader, _Mapping]] = ..., chunk: _Optional[_Union[PremiseChunk, _Mapping]] = ...) -> None: ...
+    premises: _containers.RepeatedCompositeFieldContainer[_types_pb2.Premise]
+    def __init__(self, header: _Optional[_Union[BuildHeader, _Mapping]] = ..., premises: _Optional[_Iterable[_Union[_types_pb2.Premise, _Mapping]]] = ...) -> None: ...
 
 class BuildHeader(_message.Message):
     __slots__ = ("corpus", "request_id", "base_generation", "delete_ids", "expected_premises", "activate", "resume_from", "folding", "space_id")
@@ -340,12 +346,12 @@ class BuildHeader(_message.Message):
     def __init__(self, corpus: _Optional[str] = ..., request_id: _Optional[str] = ..., base_generation: _Optional[str] = ..., delete_ids: _Optional[_Iterable[str]] = ..., expected_premises: _Optional[int] = ..., activate: bool = ..., resume_from: _Optional[int] = ..., folding: _Optional[_Union[Folding, str]] = ..., space_id: _Optional[str] = ...) -> None: ...
 
 class PutExplanationsRequest(_message.Message):
-    __slots__ = ("header", "chunk")
+    __slots__ = ("header", "explanations")
     HEADER_FIELD_NUMBER: _ClassVar[int]
-    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    EXPLANATIONS_FIELD_NUMBER: _ClassVar[int]
     header: ExplanationsHeader
-    chunk: ExplanationChunk
-    def __init__(self, header: _Optional[_Union[ExplanationsHeader, _Mapping]] = ..., chunk: _Optional[_Union[ExplanationChunk, _Mapping]] = ...) -> None: ...
+    explanations: _containers.RepeatedCompositeFieldContainer[Explanation]
+    def __init__(self, header: _Optional[_Union[ExplanationsHeader, _Mapping]] = ..., explanations: _Optional[_Iterable[_Union[Explanation, _Mapping]]] = ...) -> None: ...
 
 class ExplanationsHeader(_message.Message):
     __slots__ = ("corpus", "replace")
@@ -354,12 +360,6 @@ class ExplanationsHeader(_message.Message):
     corpus: str
     replace: bool
     def __init__(self, corpus: _Optional[str] = ..., replace: bool = ...) -> None: ...
-
-class ExplanationChunk(_message.Message):
-    __slots__ = ("explanations",)
-    EXPLANATIONS_FIELD_NUMBER: _ClassVar[int]
-    explanations: _containers.RepeatedCompositeFieldContainer[Explanation]
-    def __init__(self, explanations: _Optional[_Iterable[_Union[Explanation, _Mapping]]] = ...) -> None: ...
 
 class Explanation(_message.Message):
     __slots__ = ("text", "premise_ids")
@@ -376,12 +376,6 @@ class PutExplanationsResponse(_message.Message):
     total_size: int
     replicas: _containers.RepeatedCompositeFieldContainer[IndexReplica]
     def __init__(self, total_size: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[IndexReplica, _Mapping]]] = ...) -> None: ...
-
-class PremiseChunk(_message.Message):
-    __slots__ = ("premises",)
-    PREMISES_FIELD_NUMBER: _ClassVar[int]
-    premises: _containers.RepeatedCompositeFieldContainer[_types_pb2.Premise]
-    def __init__(self, premises: _Optional[_Iterable[_Union[_types_pb2.Premise, _Mapping]]] = ...) -> None: ...
 
 class BuildGenerationResponse(_message.Message):
     __slots__ = ("received", "encoded", "ack_level", "generation", "activated", "durable", "expected_premises", "stage")

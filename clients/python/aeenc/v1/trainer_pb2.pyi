@@ -350,40 +350,22 @@ class GoldTree(_message.Message):
     def __init__(self, hypothesis: _Optional[str] = ..., intermediates: _Optional[_Iterable[str]] = ..., leaves: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EvaluateConfig(_message.Message):
-    __slots__ = ("corpus", "model", "generation", "retrieval", "ranks", "strict_only")
+    __slots__ = ("corpus", "model", "generation", "retrieval", "ranks", "strict_only", "conditioned")
     CORPUS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     STRICT_ONLY_FIELD_NUMBER: _ClassVar[int]
+    CONDITIONED_FIELD_NUMBER: _ClassVar[int]
     corpus: str
     model: _types_pb2.ModelSelector
     generation: str
-    retrieval: RetrievalOptions
+    retrieval: _index_pb2.RetrievalOptions
     ranks: bool
     strict_only: bool
-    def __init__(self, corpus: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., generation: _Optional[str] = ..., retrieval: _Optional[_Union[RetrievalOptions, _Mapping]] = ..., ranks: bool = ..., strict_only: bool = ...) -> None: ...
-
-class RetrievalOptions(_message.Message):
-    __slots__ = ("mode", "fusion", "prior", "rerank", "conditioned", "negative_feedback", "rerank_weight", "rerank_versions")
-    MODE_FIELD_NUMBER: _ClassVar[int]
-    FUSION_FIELD_NUMBER: _ClassVar[int]
-    PRIOR_FIELD_NUMBER: _ClassVar[int]
-    RERANK_FIELD_NUMBER: _ClassVar[int]
-    CONDITIONED_FIELD_NUMBER: _ClassVar[int]
-    NEGATIVE_FEEDBACK_FIELD_NUMBER: _ClassVar[int]
-    RERANK_WEIGHT_FIELD_NUMBER: _ClassVar[int]
-    RERANK_VERSIONS_FIELD_NUMBER: _ClassVar[int]
-    mode: _index_pb2.RetrieveMode
-    fusion: _index_pb2.Fusion
-    prior: float
-    rerank: int
     conditioned: bool
-    negative_feedback: float
-    rerank_weight: float
-    rerank_versions: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, mode: _Optional[_Union[_index_pb2.RetrieveMode, str]] = ..., fusion: _Optional[_Union[_index_pb2.Fusion, _Mapping]] = ..., prior: _Optional[float] = ..., rerank: _Optional[int] = ..., conditioned: bool = ..., negative_feedback: _Optional[float] = ..., rerank_weight: _Optional[float] = ..., rerank_versions: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, corpus: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., generation: _Optional[str] = ..., retrieval: _Optional[_Union[_index_pb2.RetrievalOptions, _Mapping]] = ..., ranks: bool = ..., strict_only: bool = ..., conditioned: bool = ...) -> None: ...
 
 class EvaluateResponse(_message.Message):
     __slots__ = ("report",)

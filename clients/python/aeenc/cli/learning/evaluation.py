@@ -206,7 +206,6 @@ def evaluate(
         negative_feedback=negative_feedback,
         rerank=rerank,
         rerank_weight=rerank_weight,
-        conditioned=conditioned,
     )
     if conditioned and run is not None:
         raise InvalidArgument("--run has no conditioned form; leave --conditioned or --run out")
@@ -239,6 +238,7 @@ def evaluate(
             trees=dataset.trees(split) if trees and not conditioned and isinstance(dataset, Dataset) else (),
             ranks=bool(against),
             strict_only=protocol == "strict",
+            conditioned=conditioned,
             timeout_s=TIMEOUT_S,
         )
         measured = report_dict(answer)
@@ -250,6 +250,7 @@ def evaluate(
                 retrieval=retrieval,
                 ranks=True,
                 strict_only=True,
+                conditioned=conditioned,
                 timeout_s=TIMEOUT_S,
             )
             measured["against"] = comparison_dict(_compared(answer, other))

@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file aeenc/v1/index.proto.
  */
 export const file_aeenc_v1_index: GenFile = /*@__PURE__*/
-  fileDesc("ChRhZWVuYy92MS9pbmRleC5wcm90bxIIYWVlbmMudjEi7gEKDVNlYXJjaFJlcXVlc3QSDgoGY29ycHVzGAEgASgJEiUKB3ZlY3RvcnMYAiABKAsyFC5hZWVuYy52MS5FbWJlZGRpbmdzEhAKCHNwYWNlX2lkGAMgASgJEgkKAWsYBCABKA0SEwoLZXhjbHVkZV9pZHMYBSADKAkSJwoGZmlsdGVyGAYgASgLMhcuYWVlbmMudjEuUHJlbWlzZUZpbHRlchISCgpnZW5lcmF0aW9uGAcgASgJEiYKBnBhcmFtcxgIIAEoCzIWLmFlZW5jLnYxLlNlYXJjaFBhcmFtcxIPCgd0aW1pbmdzGAkgASgIIrgBCg5TZWFyY2hSZXNwb25zZRIfCgdyZXN1bHRzGAEgAygLMg4uYWVlbmMudjEuSGl0cxISCgpnZW5lcmF0aW9uGAIgASgJEhAKCHNwYWNlX2lkGAMgASgJEg0KBWV4YWN0GAQgASgIEiIKB3RpbWluZ3MYBSABKAsyES5hZWVuYy52MS5UaW1pbmdzEhYKDnVua25vd25fc3BsaXRzGAYgAygJEhQKDHVua25vd25fdGFncxgHIAMoCSIrCgRIaXRzEhMKC3ByZW1pc2VfaWRzGAEgAygJEg4KBnNjb3JlcxgCIAMoAiJwCg1QcmVtaXNlRmlsdGVyEhEKCWFueV9zcGxpdBgBIAMoCRIQCghvbmx5X2lkcxgCIAMoCRIRCgliZWZvcmVfaWQYAyABKAkSJwoKYW55X2NsYXVzZRgEIAMoCzITLmFlZW5jLnYxLlRhZ0NsYXVzZSIsCglUYWdDbGF1c2USDgoGYWxsX29mGAEgAygJEg8KB25vbmVfb2YYAiADKAkiQAoMU2VhcmNoUGFyYW1zEhEKCWVmX3NlYXJjaBgBIAEoDRIOCgZucHJvYmUYAiABKA0SDQoFZXhhY3QYAyABKAgiwAQKD1JldHJpZXZlUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSDQoFdGV4dHMYAiADKAkSCQoBaxgDIAEoDRIkCgRtb2RlGAQgASgOMhYuYWVlbmMudjEuUmV0cmlldmVNb2RlEiYKBW1vZGVsGAUgASgLMhcuYWVlbmMudjEuTW9kZWxTZWxlY3RvchImCghhY2NlcHRlZBgGIAMoCzIULmFlZW5jLnYxLlByZW1pc2VTZXQSDgoGcmVyYW5rGAcgASgNEg0KBXByaW9yGAggASgCEhYKCWRyb3Bfc2VsZhgJIAEoCEgAiAEBEhMKC2V4Y2x1ZGVfaWRzGAogAygJEicKBmZpbHRlchgLIAEoCzIXLmFlZW5jLnYxLlByZW1pc2VGaWx0ZXISEgoKZ2VuZXJhdGlvbhgMIAEoCRIkCgh0cnVuY2F0ZRgNIAEoDjISLmFlZW5jLnYxLlRydW5jYXRlEiYKCXByZWNpc2lvbhgOIAEoDjITLmFlZW5jLnYxLlByZWNpc2lvbhITCgtyb3V0aW5nX2tleRgPIAEoCRIgCgZmdXNpb24YECABKAsyEC5hZWVuYy52MS5GdXNpb24SGQoRbmVnYXRpdmVfZmVlZGJhY2sYESABKAISFQoNcmVyYW5rX3dlaWdodBgSIAEoAhIXCg9yZXJhbmtfdmVyc2lvbnMYEyADKAkSJgoGcGFyYW1zGBQgASgLMhYuYWVlbmMudjEuU2VhcmNoUGFyYW1zQgwKCl9kcm9wX3NlbGYiwwEKBkZ1c2lvbhImCgZtZXRob2QYASABKA4yFi5hZWVuYy52MS5GdXNpb25NZXRob2QSGwoObGV4aWNhbF93ZWlnaHQYAiABKAJIAIgBARIwCghmZWF0dXJlcxgDIAMoCzIeLmFlZW5jLnYxLkZ1c2lvbi5GZWF0dXJlc0VudHJ5Gi8KDUZlYXR1cmVzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgCOgI4AUIRCg9fbGV4aWNhbF93ZWlnaHQinwIKEFJldHJpZXZlUmVzcG9uc2USLAoHcmVzdWx0cxgBIAMoCzIbLmFlZW5jLnYxLlJldHJpZXZlZFByZW1pc2VzEhUKDW1vZGVsX3ZlcnNpb24YAiABKAkSEAoIc3BhY2VfaWQYAyABKAkSEgoKZ2VuZXJhdGlvbhgEIAEoCRINCgVleGFjdBgFIAEoCBIiCgd0aW1pbmdzGAYgASgLMhEuYWVlbmMudjEuVGltaW5ncxIXCg9yZXJhbmtfdmVyc2lvbnMYByADKAkSFgoOdW5rbm93bl9zcGxpdHMYCCADKAkSFAoMdW5rbm93bl90YWdzGAkgAygJEiYKCXByZWNpc2lvbhgKIAEoDjITLmFlZW5jLnYxLlByZWNpc2lvbiI+ChFSZXRyaWV2ZWRQcmVtaXNlcxIpCghwcmVtaXNlcxgBIAMoCzIXLmFlZW5jLnYxLlJhbmtlZFByZW1pc2UiRQoSR2V0UHJlbWlzZXNSZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRILCgNpZHMYAiADKAkSEgoKZ2VuZXJhdGlvbhgDIAEoCSJOChNHZXRQcmVtaXNlc1Jlc3BvbnNlEiMKCHByZW1pc2VzGAEgAygLMhEuYWVlbmMudjEuUHJlbWlzZRISCgpnZW5lcmF0aW9uGAIgASgJImAKE0xpc3RQcmVtaXNlc1JlcXVlc3QSDgoGY29ycHVzGAEgASgJEhEKCXBhZ2Vfc2l6ZRgCIAEoDRISCgpwYWdlX3Rva2VuGAMgASgJEhIKCmdlbmVyYXRpb24YBCABKAkifAoUTGlzdFByZW1pc2VzUmVzcG9uc2USIwoIcHJlbWlzZXMYASADKAsyES5hZWVuYy52MS5QcmVtaXNlEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCRISCgpnZW5lcmF0aW9uGAMgASgJEhIKCnRvdGFsX3NpemUYBCABKAQiOwoSTGlzdENvcnBvcmFSZXF1ZXN0EhEKCXBhZ2Vfc2l6ZRgBIAEoDRISCgpwYWdlX3Rva2VuGAIgASgJIlUKE0xpc3RDb3Jwb3JhUmVzcG9uc2USJQoHY29ycG9yYRgBIAMoCzIULmFlZW5jLnYxLkNvcnB1c0luZm8SFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIhwKGkluZGV4U2VydmljZUdldEluZm9SZXF1ZXN0ImwKG0luZGV4U2VydmljZUdldEluZm9SZXNwb25zZRImCgdzZXJ2aWNlGAEgASgLMhUuYWVlbmMudjEuU2VydmljZUluZm8SJQoHY29ycG9yYRgCIAMoCzIULmFlZW5jLnYxLkNvcnB1c0luZm8ibAoKQ29ycHVzSW5mbxIOCgZjb3JwdXMYASABKAkSJAoGYWN0aXZlGAIgASgLMhQuYWVlbmMudjEuR2VuZXJhdGlvbhIoCghyZXBsaWNhcxgDIAMoCzIWLmFlZW5jLnYxLkluZGV4UmVwbGljYSJyChZCdWlsZEdlbmVyYXRpb25SZXF1ZXN0EicKBmhlYWRlchgBIAEoCzIVLmFlZW5jLnYxLkJ1aWxkSGVhZGVySAASJwoFY2h1bmsYAiABKAsyFi5hZWVuYy52MS5QcmVtaXNlQ2h1bmtIAEIGCgRwYXJ0ItYBCgtCdWlsZEhlYWRlchIOCgZjb3JwdXMYASABKAkSEgoKcmVxdWVzdF9pZBgCIAEoCRIXCg9iYXNlX2dlbmVyYXRpb24YAyABKAkSEgoKZGVsZXRlX2lkcxgEIAMoCRIZChFleHBlY3RlZF9wcmVtaXNlcxgFIAEoBBIQCghhY3RpdmF0ZRgGIAEoCBITCgtyZXN1bWVfZnJvbRgHIAEoBBIiCgdmb2xkaW5nGAggASgOMhEuYWVlbmMudjEuRm9sZGluZxIQCghzcGFjZV9pZBgJIAEoCSJ9ChZQdXRFeHBsYW5hdGlvbnNSZXF1ZXN0Ei4KBmhlYWRlchgBIAEoCzIcLmFlZW5jLnYxLkV4cGxhbmF0aW9uc0hlYWRlckgAEisKBWNodW5rGAIgASgLMhouYWVlbmMudjEuRXhwbGFuYXRpb25DaHVua0gAQgYKBHBhcnQiNQoSRXhwbGFuYXRpb25zSGVhZGVyEg4KBmNvcnB1cxgBIAEoCRIPCgdyZXBsYWNlGAIgASgIIj8KEEV4cGxhbmF0aW9uQ2h1bmsSKwoMZXhwbGFuYXRpb25zGAEgAygLMhUuYWVlbmMudjEuRXhwbGFuYXRpb24iMAoLRXhwbGFuYXRpb24SDAoEdGV4dBgBIAEoCRITCgtwcmVtaXNlX2lkcxgCIAMoCSJXChdQdXRFeHBsYW5hdGlvbnNSZXNwb25zZRISCgp0b3RhbF9zaXplGAEgASgEEigKCHJlcGxpY2FzGAIgAygLMhYuYWVlbmMudjEuSW5kZXhSZXBsaWNhIjMKDFByZW1pc2VDaHVuaxIjCghwcmVtaXNlcxgBIAMoCzIRLmFlZW5jLnYxLlByZW1pc2Ui8QEKF0J1aWxkR2VuZXJhdGlvblJlc3BvbnNlEhAKCHJlY2VpdmVkGAEgASgEEg8KB2VuY29kZWQYAiABKAQSJQoJYWNrX2xldmVsGAMgASgOMhIuYWVlbmMudjEuQWNrTGV2ZWwSKAoKZ2VuZXJhdGlvbhgEIAEoCzIULmFlZW5jLnYxLkdlbmVyYXRpb24SEQoJYWN0aXZhdGVkGAUgASgIEg8KB2R1cmFibGUYBiABKAQSGQoRZXhwZWN0ZWRfcHJlbWlzZXMYByABKAQSIwoFc3RhZ2UYCCABKA4yFC5hZWVuYy52MS5CdWlsZFN0YWdlIqUCCgpHZW5lcmF0aW9uEgoKAmlkGAEgASgJEg4KBmNvcnB1cxgCIAEoCRIQCghzcGFjZV9pZBgDIAEoCRIXCg9wcmVtaXNlX3ZlcnNpb24YBCABKAkSEAoIcHJlbWlzZXMYBSABKAQSCwoDZGltGAYgASgNEg4KBmVuZ2luZRgHIAEoCRIXCg9tYW5pZmVzdF9zaGEyNTYYCCABKAkSLgoKY3JlYXRlZF9hdBgJIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASDgoGYWN0aXZlGAogASgIEhIKCnNpemVfYnl0ZXMYCyABKAQSDQoFbm90ZXMYDiADKAkSDwoHaGVsZF9ieRgPIAMoCRIUCgxyZWNhbGxfYXRfMTAYECABKAEijQEKGUFjdGl2YXRlR2VuZXJhdGlvblJlcXVlc3QSDgoGY29ycHVzGAEgASgJEhIKCmdlbmVyYXRpb24YAiABKAkSIAoTZXhwZWN0ZWRfZ2VuZXJhdGlvbhgDIAEoCUgAiAEBEhIKCnJlcXVlc3RfaWQYBCABKAlCFgoUX2V4cGVjdGVkX2dlbmVyYXRpb24iiQEKGkFjdGl2YXRlR2VuZXJhdGlvblJlc3BvbnNlEiQKBmFjdGl2ZRgBIAEoCzIULmFlZW5jLnYxLkdlbmVyYXRpb24SGwoTcHJldmlvdXNfZ2VuZXJhdGlvbhgCIAEoCRIoCghyZXBsaWNhcxgDIAMoCzIWLmFlZW5jLnYxLkluZGV4UmVwbGljYSJmCgxJbmRleFJlcGxpY2ESEAoIaW5zdGFuY2UYASABKAkSEgoKZ2VuZXJhdGlvbhgCIAEoCRIQCghzcGFjZV9pZBgDIAEoCRIOCgZiZWhpbmQYBCABKAgSDgoGcmVhc29uGAUgASgJIk8KFkxpc3RHZW5lcmF0aW9uc1JlcXVlc3QSDgoGY29ycHVzGAEgASgJEhEKCXBhZ2Vfc2l6ZRgCIAEoDRISCgpwYWdlX3Rva2VuGAMgASgJIl0KF0xpc3RHZW5lcmF0aW9uc1Jlc3BvbnNlEikKC2dlbmVyYXRpb25zGAEgAygLMhQuYWVlbmMudjEuR2VuZXJhdGlvbhIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiPQoXVmVyaWZ5R2VuZXJhdGlvblJlcXVlc3QSDgoGY29ycHVzGAEgASgJEhIKCmdlbmVyYXRpb24YAiABKAkiRAoYVmVyaWZ5R2VuZXJhdGlvblJlc3BvbnNlEigKCmdlbmVyYXRpb24YASABKAsyFC5hZWVuYy52MS5HZW5lcmF0aW9uImIKF0RlbGV0ZUdlbmVyYXRpb25SZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRISCgpnZW5lcmF0aW9uGAIgASgJEhIKCnJlcXVlc3RfaWQYAyABKAkSDwoHZGVzcGl0ZRgEIAMoCSJYChhEZWxldGVHZW5lcmF0aW9uUmVzcG9uc2USEgoKZ2VuZXJhdGlvbhgBIAEoCRIoCghyZXBsaWNhcxgCIAMoCzIWLmFlZW5jLnYxLkluZGV4UmVwbGljYSJLChVIb2xkR2VuZXJhdGlvblJlcXVlc3QSDgoGY29ycHVzGAEgASgJEhIKCmdlbmVyYXRpb24YAiABKAkSDgoGaG9sZGVyGAMgASgJIhgKFkhvbGRHZW5lcmF0aW9uUmVzcG9uc2UiTgoYUmVsZWFzZUdlbmVyYXRpb25SZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRISCgpnZW5lcmF0aW9uGAIgASgJEg4KBmhvbGRlchgDIAEoCSIbChlSZWxlYXNlR2VuZXJhdGlvblJlc3BvbnNlKqABCgxSZXRyaWV2ZU1vZGUSHQoZUkVUUklFVkVfTU9ERV9VTlNQRUNJRklFRBAAEhcKE1JFVFJJRVZFX01PREVfREVOU0UQARIZChVSRVRSSUVWRV9NT0RFX0xFWElDQUwQAhIYChRSRVRSSUVWRV9NT0RFX0hZQlJJRBADEiMKH1JFVFJJRVZFX01PREVfSVRFUkFUSVZFX0xFWElDQUwQBCprCgxGdXNpb25NZXRob2QSHQoZRlVTSU9OX01FVEhPRF9VTlNQRUNJRklFRBAAEhkKFUZVU0lPTl9NRVRIT0RfTUlOX01BWBABEiEKHUZVU0lPTl9NRVRIT0RfUkVDSVBST0NBTF9SQU5LEAIqTQoHRm9sZGluZxIXChNGT0xESU5HX1VOU1BFQ0lGSUVEEAASEQoNRk9MRElOR19FWEFDVBABEhYKEkZPTERJTkdfTk9STUFMSVpFRBACKl4KCkJ1aWxkU3RhZ2USGwoXQlVJTERfU1RBR0VfVU5TUEVDSUZJRUQQABIZChVCVUlMRF9TVEFHRV9SRUNFSVZJTkcQARIYChRCVUlMRF9TVEFHRV9JTkRFWElORxACKm4KCEFja0xldmVsEhkKFUFDS19MRVZFTF9VTlNQRUNJRklFRBAAEhYKEkFDS19MRVZFTF9SRUNFSVZFRBABEhUKEUFDS19MRVZFTF9EVVJBQkxFEAISGAoUQUNLX0xFVkVMX1NFQVJDSEFCTEUQAzLNAwoMSW5kZXhTZXJ2aWNlEjsKBlNlYXJjaBIXLmFlZW5jLnYxLlNlYXJjaFJlcXVlc3QaGC5hZWVuYy52MS5TZWFyY2hSZXNwb25zZRJBCghSZXRyaWV2ZRIZLmFlZW5jLnYxLlJldHJpZXZlUmVxdWVzdBoaLmFlZW5jLnYxLlJldHJpZXZlUmVzcG9uc2USSgoLR2V0UHJlbWlzZXMSHC5hZWVuYy52MS5HZXRQcmVtaXNlc1JlcXVlc3QaHS5hZWVuYy52MS5HZXRQcmVtaXNlc1Jlc3BvbnNlEk0KDExpc3RQcmVtaXNlcxIdLmFlZW5jLnYxLkxpc3RQcmVtaXNlc1JlcXVlc3QaHi5hZWVuYy52MS5MaXN0UHJlbWlzZXNSZXNwb25zZRJKCgtMaXN0Q29ycG9yYRIcLmFlZW5jLnYxLkxpc3RDb3Jwb3JhUmVxdWVzdBodLmFlZW5jLnYxLkxpc3RDb3Jwb3JhUmVzcG9uc2USVgoHR2V0SW5mbxIkLmFlZW5jLnYxLkluZGV4U2VydmljZUdldEluZm9SZXF1ZXN0GiUuYWVlbmMudjEuSW5kZXhTZXJ2aWNlR2V0SW5mb1Jlc3BvbnNlMusFChFJbmRleEFkbWluU2VydmljZRJaCg9CdWlsZEdlbmVyYXRpb24SIC5hZWVuYy52MS5CdWlsZEdlbmVyYXRpb25SZXF1ZXN0GiEuYWVlbmMudjEuQnVpbGRHZW5lcmF0aW9uUmVzcG9uc2UoATABEl8KEkFjdGl2YXRlR2VuZXJhdGlvbhIjLmFlZW5jLnYxLkFjdGl2YXRlR2VuZXJhdGlvblJlcXVlc3QaJC5hZWVuYy52MS5BY3RpdmF0ZUdlbmVyYXRpb25SZXNwb25zZRJWCg9MaXN0R2VuZXJhdGlvbnMSIC5hZWVuYy52MS5MaXN0R2VuZXJhdGlvbnNSZXF1ZXN0GiEuYWVlbmMudjEuTGlzdEdlbmVyYXRpb25zUmVzcG9uc2USWQoQVmVyaWZ5R2VuZXJhdGlvbhIhLmFlZW5jLnYxLlZlcmlmeUdlbmVyYXRpb25SZXF1ZXN0GiIuYWVlbmMudjEuVmVyaWZ5R2VuZXJhdGlvblJlc3BvbnNlElkKEERlbGV0ZUdlbmVyYXRpb24SIS5hZWVuYy52MS5EZWxldGVHZW5lcmF0aW9uUmVxdWVzdBoiLmFlZW5jLnYxLkRlbGV0ZUdlbmVyYXRpb25SZXNwb25zZRJTCg5Ib2xkR2VuZXJhdGlvbhIfLmFlZW5jLnYxLkhvbGRHZW5lcmF0aW9uUmVxdWVzdBogLmFlZW5jLnYxLkhvbGRHZW5lcmF0aW9uUmVzcG9uc2USXAoRUmVsZWFzZUdlbmVyYXRpb24SIi5hZWVuYy52MS5SZWxlYXNlR2VuZXJhdGlvblJlcXVlc3QaIy5hZWVuYy52MS5SZWxlYXNlR2VuZXJhdGlvblJlc3BvbnNlElgKD1B1dEV4cGxhbmF0aW9ucxIgLmFlZW5jLnYxLlB1dEV4cGxhbmF0aW9uc1JlcXVlc3QaIS5hZWVuYy52MS5QdXRFeHBsYW5hdGlvbnNSZXNwb25zZSgBYgZwcm90bzM", [file_aeenc_v1_types, file_google_protobuf_timestamp]);
+  fileDesc("ChRhZWVuYy92MS9pbmRleC5wcm90bxIIYWVlbmMudjEi7gEKDVNlYXJjaFJlcXVlc3QSDgoGY29ycHVzGAEgASgJEiUKB3ZlY3RvcnMYAiABKAsyFC5hZWVuYy52MS5FbWJlZGRpbmdzEhAKCHNwYWNlX2lkGAMgASgJEgkKAWsYBCABKA0SEwoLZXhjbHVkZV9pZHMYBSADKAkSJwoGZmlsdGVyGAYgASgLMhcuYWVlbmMudjEuUHJlbWlzZUZpbHRlchISCgpnZW5lcmF0aW9uGAcgASgJEiYKBnBhcmFtcxgIIAEoCzIWLmFlZW5jLnYxLlNlYXJjaFBhcmFtcxIPCgd0aW1pbmdzGAkgASgIIrgBCg5TZWFyY2hSZXNwb25zZRIfCgdyZXN1bHRzGAEgAygLMg4uYWVlbmMudjEuSGl0cxISCgpnZW5lcmF0aW9uGAIgASgJEhAKCHNwYWNlX2lkGAMgASgJEg0KBWV4YWN0GAQgASgIEiIKB3RpbWluZ3MYBSABKAsyES5hZWVuYy52MS5UaW1pbmdzEhYKDnVua25vd25fc3BsaXRzGAYgAygJEhQKDHVua25vd25fdGFncxgHIAMoCSIrCgRIaXRzEhMKC3ByZW1pc2VfaWRzGAEgAygJEg4KBnNjb3JlcxgCIAMoAiJwCg1QcmVtaXNlRmlsdGVyEhEKCWFueV9zcGxpdBgBIAMoCRIQCghvbmx5X2lkcxgCIAMoCRIRCgliZWZvcmVfaWQYAyABKAkSJwoKYW55X2NsYXVzZRgEIAMoCzITLmFlZW5jLnYxLlRhZ0NsYXVzZSIsCglUYWdDbGF1c2USDgoGYWxsX29mGAEgAygJEg8KB25vbmVfb2YYAiADKAkiQAoMU2VhcmNoUGFyYW1zEhEKCWVmX3NlYXJjaBgBIAEoDRIOCgZucHJvYmUYAiABKA0SDQoFZXhhY3QYAyABKAgiuwMKD1JldHJpZXZlUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSDQoFdGV4dHMYAiADKAkSCQoBaxgDIAEoDRIrCgdvcHRpb25zGAQgASgLMhouYWVlbmMudjEuUmV0cmlldmFsT3B0aW9ucxImCgVtb2RlbBgFIAEoCzIXLmFlZW5jLnYxLk1vZGVsU2VsZWN0b3ISJgoIYWNjZXB0ZWQYBiADKAsyFC5hZWVuYy52MS5QcmVtaXNlU2V0EhYKCWRyb3Bfc2VsZhgHIAEoCEgAiAEBEhMKC2V4Y2x1ZGVfaWRzGAggAygJEicKBmZpbHRlchgJIAEoCzIXLmFlZW5jLnYxLlByZW1pc2VGaWx0ZXISEgoKZ2VuZXJhdGlvbhgKIAEoCRIkCgh0cnVuY2F0ZRgLIAEoDjISLmFlZW5jLnYxLlRydW5jYXRlEiYKCXByZWNpc2lvbhgMIAEoDjITLmFlZW5jLnYxLlByZWNpc2lvbhITCgtyb3V0aW5nX2tleRgNIAEoCRImCgZwYXJhbXMYDiABKAsyFi5hZWVuYy52MS5TZWFyY2hQYXJhbXNCDAoKX2Ryb3Bfc2VsZiLEAQoQUmV0cmlldmFsT3B0aW9ucxIkCgRtb2RlGAEgASgOMhYuYWVlbmMudjEuUmV0cmlldmVNb2RlEiAKBmZ1c2lvbhgCIAEoCzIQLmFlZW5jLnYxLkZ1c2lvbhINCgVwcmlvchgDIAEoAhIOCgZyZXJhbmsYBCABKA0SGQoRbmVnYXRpdmVfZmVlZGJhY2sYBSABKAISFQoNcmVyYW5rX3dlaWdodBgGIAEoAhIXCg9yZXJhbmtfdmVyc2lvbnMYByADKAkiwwEKBkZ1c2lvbhImCgZtZXRob2QYASABKA4yFi5hZWVuYy52MS5GdXNpb25NZXRob2QSGwoObGV4aWNhbF93ZWlnaHQYAiABKAJIAIgBARIwCghmZWF0dXJlcxgDIAMoCzIeLmFlZW5jLnYxLkZ1c2lvbi5GZWF0dXJlc0VudHJ5Gi8KDUZlYXR1cmVzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgCOgI4AUIRCg9fbGV4aWNhbF93ZWlnaHQinwIKEFJldHJpZXZlUmVzcG9uc2USLAoHcmVzdWx0cxgBIAMoCzIbLmFlZW5jLnYxLlJldHJpZXZlZFByZW1pc2VzEhUKDW1vZGVsX3ZlcnNpb24YAiABKAkSEAoIc3BhY2VfaWQYAyABKAkSEgoKZ2VuZXJhdGlvbhgEIAEoCRINCgVleGFjdBgFIAEoCBIiCgd0aW1pbmdzGAYgASgLMhEuYWVlbmMudjEuVGltaW5ncxIXCg9yZXJhbmtfdmVyc2lvbnMYByADKAkSFgoOdW5rbm93bl9zcGxpdHMYCCADKAkSFAoMdW5rbm93bl90YWdzGAkgAygJEiYKCXByZWNpc2lvbhgKIAEoDjITLmFlZW5jLnYxLlByZWNpc2lvbiI+ChFSZXRyaWV2ZWRQcmVtaXNlcxIpCghwcmVtaXNlcxgBIAMoCzIXLmFlZW5jLnYxLlJhbmtlZFByZW1pc2UiRQoSR2V0UHJlbWlzZXNSZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRILCgNpZHMYAiADKAkSEgoKZ2VuZXJhdGlvbhgDIAEoCSJOChNHZXRQcmVtaXNlc1Jlc3BvbnNlEiMKCHByZW1pc2VzGAEgAygLMhEuYWVlbmMudjEuUHJlbWlzZRISCgpnZW5lcmF0aW9uGAIgASgJImAKE0xpc3RQcmVtaXNlc1JlcXVlc3QSDgoGY29ycHVzGAEgASgJEhEKCXBhZ2Vfc2l6ZRgCIAEoDRISCgpwYWdlX3Rva2VuGAMgASgJEhIKCmdlbmVyYXRpb24YBCABKAkifAoUTGlzdFByZW1pc2VzUmVzcG9uc2USIwoIcHJlbWlzZXMYASADKAsyES5hZWVuYy52MS5QcmVtaXNlEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCRISCgpnZW5lcmF0aW9uGAMgASgJEhIKCnRvdGFsX3NpemUYBCABKAQiOwoSTGlzdENvcnBvcmFSZXF1ZXN0EhEKCXBhZ2Vfc2l6ZRgBIAEoDRISCgpwYWdlX3Rva2VuGAIgASgJIlUKE0xpc3RDb3Jwb3JhUmVzcG9uc2USJQoHY29ycG9yYRgBIAMoCzIULmFlZW5jLnYxLkNvcnB1c0luZm8SFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIhwKGkluZGV4U2VydmljZUdldEluZm9SZXF1ZXN0ImwKG0luZGV4U2VydmljZUdldEluZm9SZXNwb25zZRImCgdzZXJ2aWNlGAEgASgLMhUuYWVlbmMudjEuU2VydmljZUluZm8SJQoHY29ycG9yYRgCIAMoCzIULmFlZW5jLnYxLkNvcnB1c0luZm8ibAoKQ29ycHVzSW5mbxIOCgZjb3JwdXMYASABKAkSJAoGYWN0aXZlGAIgASgLMhQuYWVlbmMudjEuR2VuZXJhdGlvbhIoCghyZXBsaWNhcxgDIAMoCzIWLmFlZW5jLnYxLkluZGV4UmVwbGljYSJkChZCdWlsZEdlbmVyYXRpb25SZXF1ZXN0EiUKBmhlYWRlchgBIAEoCzIVLmFlZW5jLnYxLkJ1aWxkSGVhZGVyEiMKCHByZW1pc2VzGAIgAygLMhEuYWVlbmMudjEuUHJlbWlzZSLWAQoLQnVpbGRIZWFkZXISDgoGY29ycHVzGAEgASgJEhIKCnJlcXVlc3RfaWQYAiABKAkSFwoPYmFzZV9nZW5lcmF0aW9uGAMgASgJEhIKCmRlbGV0ZV9pZHMYBCADKAkSGQoRZXhwZWN0ZWRfcHJlbWlzZXMYBSABKAQSEAoIYWN0aXZhdGUYBiABKAgSEwoLcmVzdW1lX2Zyb20YByABKAQSIgoHZm9sZGluZxgIIAEoDjIRLmFlZW5jLnYxLkZvbGRpbmcSEAoIc3BhY2VfaWQYCSABKAkicwoWUHV0RXhwbGFuYXRpb25zUmVxdWVzdBIsCgZoZWFkZXIYASABKAsyHC5hZWVuYy52MS5FeHBsYW5hdGlvbnNIZWFkZXISKwoMZXhwbGFuYXRpb25zGAIgAygLMhUuYWVlbmMudjEuRXhwbGFuYXRpb24iNQoSRXhwbGFuYXRpb25zSGVhZGVyEg4KBmNvcnB1cxgBIAEoCRIPCgdyZXBsYWNlGAIgASgIIjAKC0V4cGxhbmF0aW9uEgwKBHRleHQYASABKAkSEwoLcHJlbWlzZV9pZHMYAiADKAkiVwoXUHV0RXhwbGFuYXRpb25zUmVzcG9uc2USEgoKdG90YWxfc2l6ZRgBIAEoBBIoCghyZXBsaWNhcxgCIAMoCzIWLmFlZW5jLnYxLkluZGV4UmVwbGljYSLxAQoXQnVpbGRHZW5lcmF0aW9uUmVzcG9uc2USEAoIcmVjZWl2ZWQYASABKAQSDwoHZW5jb2RlZBgCIAEoBBIlCglhY2tfbGV2ZWwYAyABKA4yEi5hZWVuYy52MS5BY2tMZXZlbBIoCgpnZW5lcmF0aW9uGAQgASgLMhQuYWVlbmMudjEuR2VuZXJhdGlvbhIRCglhY3RpdmF0ZWQYBSABKAgSDwoHZHVyYWJsZRgGIAEoBBIZChFleHBlY3RlZF9wcmVtaXNlcxgHIAEoBBIjCgVzdGFnZRgIIAEoDjIULmFlZW5jLnYxLkJ1aWxkU3RhZ2UipQIKCkdlbmVyYXRpb24SCgoCaWQYASABKAkSDgoGY29ycHVzGAIgASgJEhAKCHNwYWNlX2lkGAMgASgJEhcKD3ByZW1pc2VfdmVyc2lvbhgEIAEoCRIQCghwcmVtaXNlcxgFIAEoBBILCgNkaW0YBiABKA0SDgoGZW5naW5lGAcgASgJEhcKD21hbmlmZXN0X3NoYTI1NhgIIAEoCRIuCgpjcmVhdGVkX2F0GAkgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIOCgZhY3RpdmUYCiABKAgSEgoKc2l6ZV9ieXRlcxgLIAEoBBINCgVub3RlcxgOIAMoCRIPCgdoZWxkX2J5GA8gAygJEhQKDHJlY2FsbF9hdF8xMBgQIAEoASKNAQoZQWN0aXZhdGVHZW5lcmF0aW9uUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSEgoKZ2VuZXJhdGlvbhgCIAEoCRIgChNleHBlY3RlZF9nZW5lcmF0aW9uGAMgASgJSACIAQESEgoKcmVxdWVzdF9pZBgEIAEoCUIWChRfZXhwZWN0ZWRfZ2VuZXJhdGlvbiKJAQoaQWN0aXZhdGVHZW5lcmF0aW9uUmVzcG9uc2USJAoGYWN0aXZlGAEgASgLMhQuYWVlbmMudjEuR2VuZXJhdGlvbhIbChNwcmV2aW91c19nZW5lcmF0aW9uGAIgASgJEigKCHJlcGxpY2FzGAMgAygLMhYuYWVlbmMudjEuSW5kZXhSZXBsaWNhImYKDEluZGV4UmVwbGljYRIQCghpbnN0YW5jZRgBIAEoCRISCgpnZW5lcmF0aW9uGAIgASgJEhAKCHNwYWNlX2lkGAMgASgJEg4KBmJlaGluZBgEIAEoCBIOCgZyZWFzb24YBSABKAkiTwoWTGlzdEdlbmVyYXRpb25zUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSEQoJcGFnZV9zaXplGAIgASgNEhIKCnBhZ2VfdG9rZW4YAyABKAkiXQoXTGlzdEdlbmVyYXRpb25zUmVzcG9uc2USKQoLZ2VuZXJhdGlvbnMYASADKAsyFC5hZWVuYy52MS5HZW5lcmF0aW9uEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSI9ChdWZXJpZnlHZW5lcmF0aW9uUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSEgoKZ2VuZXJhdGlvbhgCIAEoCSJEChhWZXJpZnlHZW5lcmF0aW9uUmVzcG9uc2USKAoKZ2VuZXJhdGlvbhgBIAEoCzIULmFlZW5jLnYxLkdlbmVyYXRpb24iYgoXRGVsZXRlR2VuZXJhdGlvblJlcXVlc3QSDgoGY29ycHVzGAEgASgJEhIKCmdlbmVyYXRpb24YAiABKAkSEgoKcmVxdWVzdF9pZBgDIAEoCRIPCgdkZXNwaXRlGAQgAygJIlgKGERlbGV0ZUdlbmVyYXRpb25SZXNwb25zZRISCgpnZW5lcmF0aW9uGAEgASgJEigKCHJlcGxpY2FzGAIgAygLMhYuYWVlbmMudjEuSW5kZXhSZXBsaWNhIksKFUhvbGRHZW5lcmF0aW9uUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSEgoKZ2VuZXJhdGlvbhgCIAEoCRIOCgZob2xkZXIYAyABKAkiGAoWSG9sZEdlbmVyYXRpb25SZXNwb25zZSJOChhSZWxlYXNlR2VuZXJhdGlvblJlcXVlc3QSDgoGY29ycHVzGAEgASgJEhIKCmdlbmVyYXRpb24YAiABKAkSDgoGaG9sZGVyGAMgASgJIhsKGVJlbGVhc2VHZW5lcmF0aW9uUmVzcG9uc2UqoAEKDFJldHJpZXZlTW9kZRIdChlSRVRSSUVWRV9NT0RFX1VOU1BFQ0lGSUVEEAASFwoTUkVUUklFVkVfTU9ERV9ERU5TRRABEhkKFVJFVFJJRVZFX01PREVfTEVYSUNBTBACEhgKFFJFVFJJRVZFX01PREVfSFlCUklEEAMSIwofUkVUUklFVkVfTU9ERV9JVEVSQVRJVkVfTEVYSUNBTBAEKmsKDEZ1c2lvbk1ldGhvZBIdChlGVVNJT05fTUVUSE9EX1VOU1BFQ0lGSUVEEAASGQoVRlVTSU9OX01FVEhPRF9NSU5fTUFYEAESIQodRlVTSU9OX01FVEhPRF9SRUNJUFJPQ0FMX1JBTksQAipNCgdGb2xkaW5nEhcKE0ZPTERJTkdfVU5TUEVDSUZJRUQQABIRCg1GT0xESU5HX0VYQUNUEAESFgoSRk9MRElOR19OT1JNQUxJWkVEEAIqXgoKQnVpbGRTdGFnZRIbChdCVUlMRF9TVEFHRV9VTlNQRUNJRklFRBAAEhkKFUJVSUxEX1NUQUdFX1JFQ0VJVklORxABEhgKFEJVSUxEX1NUQUdFX0lOREVYSU5HEAIqbgoIQWNrTGV2ZWwSGQoVQUNLX0xFVkVMX1VOU1BFQ0lGSUVEEAASFgoSQUNLX0xFVkVMX1JFQ0VJVkVEEAESFQoRQUNLX0xFVkVMX0RVUkFCTEUQAhIYChRBQ0tfTEVWRUxfU0VBUkNIQUJMRRADMs0DCgxJbmRleFNlcnZpY2USOwoGU2VhcmNoEhcuYWVlbmMudjEuU2VhcmNoUmVxdWVzdBoYLmFlZW5jLnYxLlNlYXJjaFJlc3BvbnNlEkEKCFJldHJpZXZlEhkuYWVlbmMudjEuUmV0cmlldmVSZXF1ZXN0GhouYWVlbmMudjEuUmV0cmlldmVSZXNwb25zZRJKCgtHZXRQcmVtaXNlcxIcLmFlZW5jLnYxLkdldFByZW1pc2VzUmVxdWVzdBodLmFlZW5jLnYxLkdldFByZW1pc2VzUmVzcG9uc2USTQoMTGlzdFByZW1pc2VzEh0uYWVlbmMudjEuTGlzdFByZW1pc2VzUmVxdWVzdBoeLmFlZW5jLnYxLkxpc3RQcmVtaXNlc1Jlc3BvbnNlEkoKC0xpc3RDb3Jwb3JhEhwuYWVlbmMudjEuTGlzdENvcnBvcmFSZXF1ZXN0Gh0uYWVlbmMudjEuTGlzdENvcnBvcmFSZXNwb25zZRJWCgdHZXRJbmZvEiQuYWVlbmMudjEuSW5kZXhTZXJ2aWNlR2V0SW5mb1JlcXVlc3QaJS5hZWVuYy52MS5JbmRleFNlcnZpY2VHZXRJbmZvUmVzcG9uc2Uy6wUKEUluZGV4QWRtaW5TZXJ2aWNlEloKD0J1aWxkR2VuZXJhdGlvbhIgLmFlZW5jLnYxLkJ1aWxkR2VuZXJhdGlvblJlcXVlc3QaIS5hZWVuYy52MS5CdWlsZEdlbmVyYXRpb25SZXNwb25zZSgBMAESXwoSQWN0aXZhdGVHZW5lcmF0aW9uEiMuYWVlbmMudjEuQWN0aXZhdGVHZW5lcmF0aW9uUmVxdWVzdBokLmFlZW5jLnYxLkFjdGl2YXRlR2VuZXJhdGlvblJlc3BvbnNlElYKD0xpc3RHZW5lcmF0aW9ucxIgLmFlZW5jLnYxLkxpc3RHZW5lcmF0aW9uc1JlcXVlc3QaIS5hZWVuYy52MS5MaXN0R2VuZXJhdGlvbnNSZXNwb25zZRJZChBWZXJpZnlHZW5lcmF0aW9uEiEuYWVlbmMudjEuVmVyaWZ5R2VuZXJhdGlvblJlcXVlc3QaIi5hZWVuYy52MS5WZXJpZnlHZW5lcmF0aW9uUmVzcG9uc2USWQoQRGVsZXRlR2VuZXJhdGlvbhIhLmFlZW5jLnYxLkRlbGV0ZUdlbmVyYXRpb25SZXF1ZXN0GiIuYWVlbmMudjEuRGVsZXRlR2VuZXJhdGlvblJlc3BvbnNlElMKDkhvbGRHZW5lcmF0aW9uEh8uYWVlbmMudjEuSG9sZEdlbmVyYXRpb25SZXF1ZXN0GiAuYWVlbmMudjEuSG9sZEdlbmVyYXRpb25SZXNwb25zZRJcChFSZWxlYXNlR2VuZXJhdGlvbhIiLmFlZW5jLnYxLlJlbGVhc2VHZW5lcmF0aW9uUmVxdWVzdBojLmFlZW5jLnYxLlJlbGVhc2VHZW5lcmF0aW9uUmVzcG9uc2USWAoPUHV0RXhwbGFuYXRpb25zEiAuYWVlbmMudjEuUHV0RXhwbGFuYXRpb25zUmVxdWVzdBohLmFlZW5jLnYxLlB1dEV4cGxhbmF0aW9uc1Jlc3BvbnNlKAFiBnByb3RvMw", [file_aeenc_v1_types, file_google_protobuf_timestamp]);
 
 /**
  * Vectors to search for.
@@ -323,11 +323,11 @@ export type RetrieveRequest = Message<"aeenc.v1.RetrieveRequest"> & {
   k: number;
 
   /**
-   * How to match. Default: DENSE.
+   * How to rank. Default: by the query encoder alone.
    *
-   * @generated from field: aeenc.v1.RetrieveMode mode = 4;
+   * @generated from field: aeenc.v1.RetrievalOptions options = 4;
    */
-  mode: RetrieveMode;
+  options?: RetrievalOptions | undefined;
 
   /**
    * The query encoder. Default: label `stable`.
@@ -345,60 +345,44 @@ export type RetrieveRequest = Message<"aeenc.v1.RetrieveRequest"> & {
   accepted: PremiseSet[];
 
   /**
-   * Re-ranks the first n premises with the cross-encoder; n is k to `Limits.k`. 0: off.
-   *
-   * @generated from field: uint32 rerank = 7;
-   */
-  rerank: number;
-
-  /**
-   * The share of the explanatory-power prior, 0 to 1. The prior is a bonus for premises that explain similar
-   * hypotheses, as stored by PutExplanations. It ignores hypotheses with the same words as the query. Not in mode
-   * ITERATIVE_LEXICAL. 0: off.
-   *
-   * @generated from field: float prior = 8;
-   */
-  prior: number;
-
-  /**
    * Whether to drop a premise whose text equals the query's. Default: true.
    *
-   * @generated from field: optional bool drop_self = 9;
+   * @generated from field: optional bool drop_self = 7;
    */
   dropSelf?: boolean | undefined;
 
   /**
    * Premises never to return, for any query.
    *
-   * @generated from field: repeated string exclude_ids = 10;
+   * @generated from field: repeated string exclude_ids = 8;
    */
   excludeIds: string[];
 
   /**
    * Restricts the premises that may be returned.
    *
-   * @generated from field: aeenc.v1.PremiseFilter filter = 11;
+   * @generated from field: aeenc.v1.PremiseFilter filter = 9;
    */
   filter?: PremiseFilter | undefined;
 
   /**
    * The generation to search. Default: the active one.
    *
-   * @generated from field: string generation = 12;
+   * @generated from field: string generation = 10;
    */
   generation: string;
 
   /**
    * How to treat a text that is too long for the model. Default: ERROR.
    *
-   * @generated from field: aeenc.v1.Truncate truncate = 13;
+   * @generated from field: aeenc.v1.Truncate truncate = 11;
    */
   truncate: Truncate;
 
   /**
    * The precision to encode the texts at; with FLOAT32 pairs are re-ranked in it, too. Default: the encoder's setting.
    *
-   * @generated from field: aeenc.v1.Precision precision = 14;
+   * @generated from field: aeenc.v1.Precision precision = 12;
    */
   precision: Precision;
 
@@ -406,52 +390,14 @@ export type RetrieveRequest = Message<"aeenc.v1.RetrieveRequest"> & {
    * A key of the caller's choice. While label `canary` has a share, calls with the same key take the same route.
    * Default: none; then calls whose texts are encoded together take the same route.
    *
-   * @generated from field: string routing_key = 15;
+   * @generated from field: string routing_key = 13;
    */
   routingKey: string;
 
   /**
-   * How mode HYBRID combines both rankings. Default: scores by MIN_MAX, with BM25 at a weight of 0.2.
-   *
-   * @generated from field: aeenc.v1.Fusion fusion = 16;
-   */
-  fusion?: Fusion | undefined;
-
-  /**
-   * The share of negative feedback, 0 to 1. Subtracts this share of the mean vector of the first ranking's top five
-   * premises from the query vector and ranks again. Those premises already explain their part, so premises for the rest
-   * move up. Modes DENSE and HYBRID. A good start is 0.1. 0: off.
-   *
-   * @generated from field: float negative_feedback = 17;
-   */
-  negativeFeedback: number;
-
-  /**
-   * The weight of the cross-encoder's score in re-ranking: score = first ranking's score + weight × cross-encoder's
-   * score. 0 or more, finite. The best value depends on both scales; 0.2 is a start in mode HYBRID. Not in mode
-   * ITERATIVE_LEXICAL. Default: 0, which uses the cross-encoder's score alone.
-   *
-   * INVALID_ARGUMENT: negative, NaN or infinite, without `rerank`, or in mode ITERATIVE_LEXICAL.
-   *
-   * @generated from field: float rerank_weight = 18;
-   */
-  rerankWeight: number;
-
-  /**
-   * The cross-encoders that re-rank, 1 to 8 versions that labels name at the moment. Several re-rank by the sum of the
-   * ranks that they give, ties by insertion order. Empty: the cross-encoder or the ensemble
-   * that label `stable` names. FAILED_PRECONDITION: that is an ensemble, with `rerank_weight`.
-   *
-   * INVALID_ARGUMENT: more than 8, one twice, without `rerank`, or several with `rerank_weight`.
-   *
-   * @generated from field: repeated string rerank_versions = 19;
-   */
-  rerankVersions: string[];
-
-  /**
    * Tuning of approximate engines, in modes DENSE and HYBRID. Exact engines ignore it.
    *
-   * @generated from field: aeenc.v1.SearchParams params = 20;
+   * @generated from field: aeenc.v1.SearchParams params = 14;
    */
   params?: SearchParams | undefined;
 };
@@ -462,6 +408,82 @@ export type RetrieveRequest = Message<"aeenc.v1.RetrieveRequest"> & {
  */
 export const RetrieveRequestSchema: GenMessage<RetrieveRequest> = /*@__PURE__*/
   messageDesc(file_aeenc_v1_index, 6);
+
+/**
+ * How to rank premises, in Retrieve and in an evaluation.
+ *
+ * @generated from message aeenc.v1.RetrievalOptions
+ */
+export type RetrievalOptions = Message<"aeenc.v1.RetrievalOptions"> & {
+  /**
+   * How to match. Default: DENSE.
+   *
+   * @generated from field: aeenc.v1.RetrieveMode mode = 1;
+   */
+  mode: RetrieveMode;
+
+  /**
+   * How mode HYBRID combines both rankings. Default: scores by MIN_MAX, with BM25 at a weight of 0.2.
+   *
+   * @generated from field: aeenc.v1.Fusion fusion = 2;
+   */
+  fusion?: Fusion | undefined;
+
+  /**
+   * The share of the explanatory-power prior, 0 to 1. The prior is a bonus for premises that explain similar
+   * hypotheses, as stored by PutExplanations. It ignores hypotheses with the same words as the query. Not in mode
+   * ITERATIVE_LEXICAL. 0: off.
+   *
+   * @generated from field: float prior = 3;
+   */
+  prior: number;
+
+  /**
+   * Re-ranks the first n premises with the cross-encoder; the rest follow in their order. At most `Limits.k`, in Retrieve
+   * at least k. 0: off.
+   *
+   * @generated from field: uint32 rerank = 4;
+   */
+  rerank: number;
+
+  /**
+   * The share of negative feedback, 0 to 1. Subtracts this share of the mean vector of the first ranking's top five
+   * premises from the query vector and ranks again. Those premises already explain their part, so premises for the rest
+   * move up. Modes DENSE and HYBRID. A good start is 0.1. 0: off.
+   *
+   * @generated from field: float negative_feedback = 5;
+   */
+  negativeFeedback: number;
+
+  /**
+   * The weight of the cross-encoder's score in re-ranking: score = first ranking's score + weight × cross-encoder's
+   * score. 0 or more, finite. The best value depends on both scales; 0.2 is a start in mode HYBRID. Not in mode
+   * ITERATIVE_LEXICAL. Default: 0, which uses the cross-encoder's score alone.
+   *
+   * INVALID_ARGUMENT: negative, NaN or infinite, without `rerank`, or in mode ITERATIVE_LEXICAL.
+   *
+   * @generated from field: float rerank_weight = 6;
+   */
+  rerankWeight: number;
+
+  /**
+   * The cross-encoders that re-rank, 1 to 8 versions that labels name at the moment. Several re-rank by the sum of the
+   * ranks that they give, ties by insertion order. Empty: the cross-encoder or the ensemble
+   * that label `stable` names. FAILED_PRECONDITION: that is an ensemble, with `rerank_weight`.
+   *
+   * INVALID_ARGUMENT: more than 8, one twice, without `rerank`, or several with `rerank_weight`.
+   *
+   * @generated from field: repeated string rerank_versions = 7;
+   */
+  rerankVersions: string[];
+};
+
+/**
+ * Describes the message aeenc.v1.RetrievalOptions.
+ * Use `create(RetrievalOptionsSchema)` to create a new message.
+ */
+export const RetrievalOptionsSchema: GenMessage<RetrievalOptions> = /*@__PURE__*/
+  messageDesc(file_aeenc_v1_index, 7);
 
 /**
  * How to combine two rankings.
@@ -498,7 +520,7 @@ export type Fusion = Message<"aeenc.v1.Fusion"> & {
  * Use `create(FusionSchema)` to create a new message.
  */
 export const FusionSchema: GenMessage<Fusion> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 7);
+  messageDesc(file_aeenc_v1_index, 8);
 
 /**
  * The premises found for all texts.
@@ -582,7 +604,7 @@ export type RetrieveResponse = Message<"aeenc.v1.RetrieveResponse"> & {
  * Use `create(RetrieveResponseSchema)` to create a new message.
  */
 export const RetrieveResponseSchema: GenMessage<RetrieveResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 8);
+  messageDesc(file_aeenc_v1_index, 9);
 
 /**
  * The premises found for one text, best first.
@@ -606,7 +628,7 @@ export type RetrievedPremises = Message<"aeenc.v1.RetrievedPremises"> & {
  * Use `create(RetrievedPremisesSchema)` to create a new message.
  */
 export const RetrievedPremisesSchema: GenMessage<RetrievedPremises> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 9);
+  messageDesc(file_aeenc_v1_index, 10);
 
 /**
  * The ids to look up.
@@ -641,7 +663,7 @@ export type GetPremisesRequest = Message<"aeenc.v1.GetPremisesRequest"> & {
  * Use `create(GetPremisesRequestSchema)` to create a new message.
  */
 export const GetPremisesRequestSchema: GenMessage<GetPremisesRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 10);
+  messageDesc(file_aeenc_v1_index, 11);
 
 /**
  * The premises for the ids.
@@ -669,7 +691,7 @@ export type GetPremisesResponse = Message<"aeenc.v1.GetPremisesResponse"> & {
  * Use `create(GetPremisesResponseSchema)` to create a new message.
  */
 export const GetPremisesResponseSchema: GenMessage<GetPremisesResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 11);
+  messageDesc(file_aeenc_v1_index, 12);
 
 /**
  * The page of premises to list.
@@ -711,7 +733,7 @@ export type ListPremisesRequest = Message<"aeenc.v1.ListPremisesRequest"> & {
  * Use `create(ListPremisesRequestSchema)` to create a new message.
  */
 export const ListPremisesRequestSchema: GenMessage<ListPremisesRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 12);
+  messageDesc(file_aeenc_v1_index, 13);
 
 /**
  * A page of premises.
@@ -753,7 +775,7 @@ export type ListPremisesResponse = Message<"aeenc.v1.ListPremisesResponse"> & {
  * Use `create(ListPremisesResponseSchema)` to create a new message.
  */
 export const ListPremisesResponseSchema: GenMessage<ListPremisesResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 13);
+  messageDesc(file_aeenc_v1_index, 14);
 
 /**
  * The page of corpora to list.
@@ -781,7 +803,7 @@ export type ListCorporaRequest = Message<"aeenc.v1.ListCorporaRequest"> & {
  * Use `create(ListCorporaRequestSchema)` to create a new message.
  */
 export const ListCorporaRequestSchema: GenMessage<ListCorporaRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 14);
+  messageDesc(file_aeenc_v1_index, 15);
 
 /**
  * A page of corpora.
@@ -809,7 +831,7 @@ export type ListCorporaResponse = Message<"aeenc.v1.ListCorporaResponse"> & {
  * Use `create(ListCorporaResponseSchema)` to create a new message.
  */
 export const ListCorporaResponseSchema: GenMessage<ListCorporaResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 15);
+  messageDesc(file_aeenc_v1_index, 16);
 
 /**
  * Requests information about the index.
@@ -824,7 +846,7 @@ export type IndexServiceGetInfoRequest = Message<"aeenc.v1.IndexServiceGetInfoRe
  * Use `create(IndexServiceGetInfoRequestSchema)` to create a new message.
  */
 export const IndexServiceGetInfoRequestSchema: GenMessage<IndexServiceGetInfoRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 16);
+  messageDesc(file_aeenc_v1_index, 17);
 
 /**
  * Describes this index process.
@@ -852,7 +874,7 @@ export type IndexServiceGetInfoResponse = Message<"aeenc.v1.IndexServiceGetInfoR
  * Use `create(IndexServiceGetInfoResponseSchema)` to create a new message.
  */
 export const IndexServiceGetInfoResponseSchema: GenMessage<IndexServiceGetInfoResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 17);
+  messageDesc(file_aeenc_v1_index, 18);
 
 /**
  * A corpus and its active generation.
@@ -887,36 +909,28 @@ export type CorpusInfo = Message<"aeenc.v1.CorpusInfo"> & {
  * Use `create(CorpusInfoSchema)` to create a new message.
  */
 export const CorpusInfoSchema: GenMessage<CorpusInfo> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 18);
+  messageDesc(file_aeenc_v1_index, 19);
 
 /**
- * One message of a build: the header first, then premises.
+ * One message of a build.
  *
  * @generated from message aeenc.v1.BuildGenerationRequest
  */
 export type BuildGenerationRequest = Message<"aeenc.v1.BuildGenerationRequest"> & {
   /**
-   * The content of this message.
+   * Opens the build. Required in the first message, refused in later ones.
    *
-   * @generated from oneof aeenc.v1.BuildGenerationRequest.part
+   * @generated from field: aeenc.v1.BuildHeader header = 1;
    */
-  part: {
-    /**
-     * Opens the build. Only in the first message.
-     *
-     * @generated from field: aeenc.v1.BuildHeader header = 1;
-     */
-    value: BuildHeader;
-    case: "header";
-  } | {
-    /**
-     * Premises in insertion order. At most `Limits.message_bytes` per message.
-     *
-     * @generated from field: aeenc.v1.PremiseChunk chunk = 2;
-     */
-    value: PremiseChunk;
-    case: "chunk";
-  } | { case: undefined; value?: undefined };
+  header?: BuildHeader | undefined;
+
+  /**
+   * Premises in insertion order. A text that was seen before, by the header's `folding`, becomes an alias of the first
+   * one.
+   *
+   * @generated from field: repeated aeenc.v1.Premise premises = 2;
+   */
+  premises: Premise[];
 };
 
 /**
@@ -924,7 +938,7 @@ export type BuildGenerationRequest = Message<"aeenc.v1.BuildGenerationRequest"> 
  * Use `create(BuildGenerationRequestSchema)` to create a new message.
  */
 export const BuildGenerationRequestSchema: GenMessage<BuildGenerationRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 19);
+  messageDesc(file_aeenc_v1_index, 20);
 
 /**
  * Opens a build.
@@ -1004,36 +1018,27 @@ export type BuildHeader = Message<"aeenc.v1.BuildHeader"> & {
  * Use `create(BuildHeaderSchema)` to create a new message.
  */
 export const BuildHeaderSchema: GenMessage<BuildHeader> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 20);
+  messageDesc(file_aeenc_v1_index, 21);
 
 /**
- * One message of PutExplanations: the header first, then explanations.
+ * One message of PutExplanations.
  *
  * @generated from message aeenc.v1.PutExplanationsRequest
  */
 export type PutExplanationsRequest = Message<"aeenc.v1.PutExplanationsRequest"> & {
   /**
-   * The content of this message.
+   * Opens the call. Required in the first message, refused in later ones.
    *
-   * @generated from oneof aeenc.v1.PutExplanationsRequest.part
+   * @generated from field: aeenc.v1.ExplanationsHeader header = 1;
    */
-  part: {
-    /**
-     * Opens the call. Only in the first message.
-     *
-     * @generated from field: aeenc.v1.ExplanationsHeader header = 1;
-     */
-    value: ExplanationsHeader;
-    case: "header";
-  } | {
-    /**
-     * Explanations. At most `Limits.message_bytes` and `Limits.items` per message.
-     *
-     * @generated from field: aeenc.v1.ExplanationChunk chunk = 2;
-     */
-    value: ExplanationChunk;
-    case: "chunk";
-  } | { case: undefined; value?: undefined };
+  header?: ExplanationsHeader | undefined;
+
+  /**
+   * Explanations, at most `Limits.items` per message.
+   *
+   * @generated from field: repeated aeenc.v1.Explanation explanations = 2;
+   */
+  explanations: Explanation[];
 };
 
 /**
@@ -1041,7 +1046,7 @@ export type PutExplanationsRequest = Message<"aeenc.v1.PutExplanationsRequest"> 
  * Use `create(PutExplanationsRequestSchema)` to create a new message.
  */
 export const PutExplanationsRequestSchema: GenMessage<PutExplanationsRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 21);
+  messageDesc(file_aeenc_v1_index, 22);
 
 /**
  * Opens a call of PutExplanations.
@@ -1069,27 +1074,6 @@ export type ExplanationsHeader = Message<"aeenc.v1.ExplanationsHeader"> & {
  * Use `create(ExplanationsHeaderSchema)` to create a new message.
  */
 export const ExplanationsHeaderSchema: GenMessage<ExplanationsHeader> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 22);
-
-/**
- * A batch of explanations.
- *
- * @generated from message aeenc.v1.ExplanationChunk
- */
-export type ExplanationChunk = Message<"aeenc.v1.ExplanationChunk"> & {
-  /**
-   * The explanations.
-   *
-   * @generated from field: repeated aeenc.v1.Explanation explanations = 1;
-   */
-  explanations: Explanation[];
-};
-
-/**
- * Describes the message aeenc.v1.ExplanationChunk.
- * Use `create(ExplanationChunkSchema)` to create a new message.
- */
-export const ExplanationChunkSchema: GenMessage<ExplanationChunk> = /*@__PURE__*/
   messageDesc(file_aeenc_v1_index, 23);
 
 /**
@@ -1147,27 +1131,6 @@ export type PutExplanationsResponse = Message<"aeenc.v1.PutExplanationsResponse"
  */
 export const PutExplanationsResponseSchema: GenMessage<PutExplanationsResponse> = /*@__PURE__*/
   messageDesc(file_aeenc_v1_index, 25);
-
-/**
- * A batch of premises for a build.
- *
- * @generated from message aeenc.v1.PremiseChunk
- */
-export type PremiseChunk = Message<"aeenc.v1.PremiseChunk"> & {
-  /**
-   * The premises. A text that was seen before, by the header's `folding`, becomes an alias of the first one.
-   *
-   * @generated from field: repeated aeenc.v1.Premise premises = 1;
-   */
-  premises: Premise[];
-};
-
-/**
- * Describes the message aeenc.v1.PremiseChunk.
- * Use `create(PremiseChunkSchema)` to create a new message.
- */
-export const PremiseChunkSchema: GenMessage<PremiseChunk> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 26);
 
 /**
  * Progress of a build.
@@ -1238,7 +1201,7 @@ export type BuildGenerationResponse = Message<"aeenc.v1.BuildGenerationResponse"
  * Use `create(BuildGenerationResponseSchema)` to create a new message.
  */
 export const BuildGenerationResponseSchema: GenMessage<BuildGenerationResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 27);
+  messageDesc(file_aeenc_v1_index, 26);
 
 /**
  * One immutable build of a corpus.
@@ -1352,7 +1315,7 @@ export type Generation = Message<"aeenc.v1.Generation"> & {
  * Use `create(GenerationSchema)` to create a new message.
  */
 export const GenerationSchema: GenMessage<Generation> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 28);
+  messageDesc(file_aeenc_v1_index, 27);
 
 /**
  * The generation to activate.
@@ -1394,7 +1357,7 @@ export type ActivateGenerationRequest = Message<"aeenc.v1.ActivateGenerationRequ
  * Use `create(ActivateGenerationRequestSchema)` to create a new message.
  */
 export const ActivateGenerationRequestSchema: GenMessage<ActivateGenerationRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 29);
+  messageDesc(file_aeenc_v1_index, 28);
 
 /**
  * The result of an activation.
@@ -1430,7 +1393,7 @@ export type ActivateGenerationResponse = Message<"aeenc.v1.ActivateGenerationRes
  * Use `create(ActivateGenerationResponseSchema)` to create a new message.
  */
 export const ActivateGenerationResponseSchema: GenMessage<ActivateGenerationResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 30);
+  messageDesc(file_aeenc_v1_index, 29);
 
 /**
  * An index process, and what it serves of a corpus.
@@ -1479,7 +1442,7 @@ export type IndexReplica = Message<"aeenc.v1.IndexReplica"> & {
  * Use `create(IndexReplicaSchema)` to create a new message.
  */
 export const IndexReplicaSchema: GenMessage<IndexReplica> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 31);
+  messageDesc(file_aeenc_v1_index, 30);
 
 /**
  * The corpus whose generations to list.
@@ -1514,7 +1477,7 @@ export type ListGenerationsRequest = Message<"aeenc.v1.ListGenerationsRequest"> 
  * Use `create(ListGenerationsRequestSchema)` to create a new message.
  */
 export const ListGenerationsRequestSchema: GenMessage<ListGenerationsRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 32);
+  messageDesc(file_aeenc_v1_index, 31);
 
 /**
  * A page of generations.
@@ -1542,7 +1505,7 @@ export type ListGenerationsResponse = Message<"aeenc.v1.ListGenerationsResponse"
  * Use `create(ListGenerationsResponseSchema)` to create a new message.
  */
 export const ListGenerationsResponseSchema: GenMessage<ListGenerationsResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 33);
+  messageDesc(file_aeenc_v1_index, 32);
 
 /**
  * The generation to check.
@@ -1570,7 +1533,7 @@ export type VerifyGenerationRequest = Message<"aeenc.v1.VerifyGenerationRequest"
  * Use `create(VerifyGenerationRequestSchema)` to create a new message.
  */
 export const VerifyGenerationRequestSchema: GenMessage<VerifyGenerationRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 34);
+  messageDesc(file_aeenc_v1_index, 33);
 
 /**
  * Confirms that a generation is sound.
@@ -1591,7 +1554,7 @@ export type VerifyGenerationResponse = Message<"aeenc.v1.VerifyGenerationRespons
  * Use `create(VerifyGenerationResponseSchema)` to create a new message.
  */
 export const VerifyGenerationResponseSchema: GenMessage<VerifyGenerationResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 35);
+  messageDesc(file_aeenc_v1_index, 34);
 
 /**
  * The generation to delete.
@@ -1633,7 +1596,7 @@ export type DeleteGenerationRequest = Message<"aeenc.v1.DeleteGenerationRequest"
  * Use `create(DeleteGenerationRequestSchema)` to create a new message.
  */
 export const DeleteGenerationRequestSchema: GenMessage<DeleteGenerationRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 36);
+  messageDesc(file_aeenc_v1_index, 35);
 
 /**
  * Confirms a deletion.
@@ -1661,7 +1624,7 @@ export type DeleteGenerationResponse = Message<"aeenc.v1.DeleteGenerationRespons
  * Use `create(DeleteGenerationResponseSchema)` to create a new message.
  */
 export const DeleteGenerationResponseSchema: GenMessage<DeleteGenerationResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 37);
+  messageDesc(file_aeenc_v1_index, 36);
 
 /**
  * The generation to keep, and for whom.
@@ -1696,7 +1659,7 @@ export type HoldGenerationRequest = Message<"aeenc.v1.HoldGenerationRequest"> & 
  * Use `create(HoldGenerationRequestSchema)` to create a new message.
  */
 export const HoldGenerationRequestSchema: GenMessage<HoldGenerationRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 38);
+  messageDesc(file_aeenc_v1_index, 37);
 
 /**
  * Confirms a hold, durable once it arrives.
@@ -1711,7 +1674,7 @@ export type HoldGenerationResponse = Message<"aeenc.v1.HoldGenerationResponse"> 
  * Use `create(HoldGenerationResponseSchema)` to create a new message.
  */
 export const HoldGenerationResponseSchema: GenMessage<HoldGenerationResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 39);
+  messageDesc(file_aeenc_v1_index, 38);
 
 /**
  * The hold to end.
@@ -1746,7 +1709,7 @@ export type ReleaseGenerationRequest = Message<"aeenc.v1.ReleaseGenerationReques
  * Use `create(ReleaseGenerationRequestSchema)` to create a new message.
  */
 export const ReleaseGenerationRequestSchema: GenMessage<ReleaseGenerationRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 40);
+  messageDesc(file_aeenc_v1_index, 39);
 
 /**
  * Confirms that the holder no longer holds the generation.
@@ -1761,7 +1724,7 @@ export type ReleaseGenerationResponse = Message<"aeenc.v1.ReleaseGenerationRespo
  * Use `create(ReleaseGenerationResponseSchema)` to create a new message.
  */
 export const ReleaseGenerationResponseSchema: GenMessage<ReleaseGenerationResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 41);
+  messageDesc(file_aeenc_v1_index, 40);
 
 /**
  * How texts are matched.

@@ -297,7 +297,7 @@ export type SubmitVerdictsRequest = Message<"aeenc.v1.SubmitVerdictsRequest"> & 
   elapsed?: Duration | undefined;
 
   /**
-   * Numbers the client's answers, so that the server recognises a retry: the same lease and number get the same
+   * Numbers the client's answers, so that the server recognises a retry: the same lease, number and answer get the same
    * `answer_id` again. 0: no number; every further answer is refused (LEASE_ANSWERED).
    *
    * @generated from field: uint64 client_seq = 5;
@@ -2679,6 +2679,7 @@ export const PeopleService: GenService<{
    *   states what is to be explained, or that belongs to another split than the run's.
    * - NOT_FOUND: unknown lease, or an addition that the run's generation lacks.
    * - FAILED_PRECONDITION (TASK_ANSWERED): the task was answered under another lease.
+   * - ALREADY_EXISTS: the lease was answered otherwise under this `client_seq`; amend that answer.
    * - FAILED_PRECONDITION (LEASE_ANSWERED): the lease was already answered.
    * - FAILED_PRECONDITION (LEASE_RELEASED): the task was returned.
    * - FAILED_PRECONDITION (TASK_WITHDRAWN): the task was retrieved again after the lease had ended.
