@@ -139,6 +139,30 @@ async def test_what_the_system_refuses_is_said_in_one_line(aeenc, fleet, trees, 
     assert said in line
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("export", "trees", "--data", "{trees}", "--split", "dev", "--to", "{to}"),
+        ("export", "trees", "--data", "{trees}", "--split", "dev", "--as", "dot", "--to", "{to}"),
+        ("export", "folds", "--data", "{trees}", "--split", "dev", "--folds", "2", "--to", "{to}"),
+        ("fuse", "{run}", "{run}", "--out", "{to}"),
+        ("loop", "trees", "--data", "{trees}", "--journal", "{to}"),
+        ("token", "new", "ann", "--role", "read", "--file", "{to}"),
+        ("oracle", "llm", "--base-url", "http://127.0.0.1:1", "--model", "m", "--cache", "{to}"),
+        ("oracle", "composite", "--trees", "{trees}", "--remote", "127.0.0.1:1", "--audit-log", "{to}"),
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+async def test_what_cannot_be_written_is_named(aeenc, trees, tmp_path, words):
+    (tmp_path / "run").write_text("q Q0 p 1 0.5 t\n")
+    places = ["/proc/none", "/proc/none/x", tmp_path / "run" / "x", tmp_path]
+    for to in places if "--audit-log" in words else ["/dev/full", *places]:  # a log is full only when it is written
+        ended = await aeenc(*(word.format(trees=trees, run=tmp_path / "run", to=to) for word in words))
+        line = ended.stderr.splitlines()[-1]
+        assert (ended.code in {2, 3, 4}, line.startswith("error: ")) == (True, True), (to, ended)
+        assert str(to).removesuffix("/x").removesuffix("none") in line, to
+
+
 def test_a_full_standard_output_is_said_in_one_line(trees):
     words = [sys.executable, "-m", "aeenc.cli.main", "export", "trees", "--data", trees, "--to", trees / "to"]
     with Path("/dev/full").open("w") as full:

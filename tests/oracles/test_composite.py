@@ -87,6 +87,12 @@ async def test_an_audit_takes_back_what_it_contradicts_and_writes_it_down(tmp_pa
     assert len((tmp_path / "audit.jsonl").read_text().splitlines()) == 3
 
 
+async def test_a_full_audit_log_is_named():
+    stages = [Scripted("model", {"a": REFUSES}), Scripted("person", {"a": REFUSES})]
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+        await ask(CompositeOracle(stages, audit=1.0, audit_log="/dev/full"), task("a"))
+
+
 async def test_the_audited_share_is_what_was_asked_for_and_the_same_each_time():
     ids = [f"p{n}" for n in range(500)]
     everything = dict.fromkeys(ids, REFUSES)

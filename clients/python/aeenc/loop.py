@@ -23,6 +23,7 @@ from typing import Any
 
 from aeenc import errors, values
 from aeenc.blocking import Client
+from aeenc.files.whole import naming
 from aeenc.v1 import types_pb2
 
 __all__ = ["STABLE", "Gold", "Journal", "Loop", "LoopPlan", "RolloutIncomplete", "Round", "WorkEndedBadly"]
@@ -107,6 +108,8 @@ class Journal:
             journal = cls(path, uuid.uuid4().hex[:12], plan.fingerprint(), [])
             journal.save()
             return journal
+        if not path.is_file():
+            raise errors.InvalidArgument(f"{path} is no file that a journal could be kept in; name another")
         try:
             record = json.loads(path.read_bytes())
             if (version := int(record["format_version"])) > FORMAT_VERSION:
@@ -135,7 +138,7 @@ class Journal:
         unknown = [folder, *(one.parent for one in (folder, *folder.parents) if not one.exists())]
         folder.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_name(f".{self.path.name}.tmp")
-        with temporary.open("w", encoding="utf-8") as file:
+        with naming(self.path), temporary.open("w", encoding="utf-8") as file:
             json.dump(record, file, indent=1)
             file.flush()
             os.fsync(file.fileno())

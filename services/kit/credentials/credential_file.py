@@ -109,6 +109,8 @@ def parse(text: str, where: str) -> tuple[Credential, ...]:
 
 def load(path: Path) -> tuple[Credential, ...]:
     """Reads a file. Raises InvalidArgument as `parse` does, and for a file that cannot be read."""
+    if path.is_char_device():  # some never end
+        raise errors.InvalidArgument(f"{path} is a device; give a TOML file of credentials")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -14,6 +14,16 @@ from aeenc.errors import AlreadyExists, InvalidArgument
 
 
 @contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """Names the file that is written in an OSError without a name, such as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+@contextmanager
 def whole_file(path: Path | str) -> Iterator[TextIO]:
     """Opens a text file to write; it replaces the old one when the block ends without an error.
 
@@ -25,13 +35,14 @@ def whole_file(path: Path | str) -> Iterator[TextIO]:
     if target.exists() and (descriptor is not None or not target.is_file()):
         # Opened by its name, a descriptor's file would be written from its start, over what others have put there.
         opened = target if descriptor is None else os.dup(descriptor)
-        with open(opened, "w", encoding="utf-8", newline="\n") as file:  # noqa: PTH123 -- Path.open takes no descriptor
+        # Path.open takes no descriptor.
+        with naming(target), open(opened, "w", encoding="utf-8", newline="\n") as file:  # noqa: PTH123
             yield file
         return
     target = target.resolve()
     temporary = _beside(target)
     try:
-        with temporary.open("w", encoding="utf-8", newline="\n") as file:
+        with naming(target), temporary.open("w", encoding="utf-8", newline="\n") as file:
             yield file
         temporary.replace(target)
     finally:
@@ -49,7 +60,8 @@ def whole_folder(path: Path | str) -> Iterator[Path]:
     temporary = _beside(target)
     temporary.mkdir()
     try:
-        yield temporary
+        with naming(target):
+            yield temporary
         temporary.replace(target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aeenc.errors import InvalidArgument
+from aeenc.files.whole import naming
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Oracle, Task, Verdict, ask
 
 _DECIDED = (EXPLAINS, REFUSES)
@@ -37,7 +38,7 @@ class CompositeOracle(Oracle):
     `audit` is the share of the decided candidates that the last stage judges as well, drawn from `seed` by query and
     premise. Where it disagrees the candidate becomes ABSTAIN: a conflict is nobody's negative. With `audit_log` each
     audited verdict is appended there as a line of JSON. An error of any stage is an error of the task.
-    Raises InvalidArgument for fewer than two stages, or a share outside 0 to 1.
+    Raises InvalidArgument for fewer than two stages, or a share outside 0 to 1, OSError for a log that is not writable.
     """
 
     name = "composite"
@@ -53,6 +54,7 @@ class CompositeOracle(Oracle):
         self._log = Path(audit_log) if audit_log else None
         self._counts: Counter[tuple[str, bool]] = Counter()
         self._lock = threading.Lock()
+        self._write([])
 
     @property
     def audited(self) -> dict[str, AuditCounts]:
@@ -128,8 +130,11 @@ class CompositeOracle(Oracle):
                 "audit": _WORDS[check.judgement],
             }
             lines.append(json.dumps(line, ensure_ascii=False) + "\n")
-        if self._log is not None and lines:
-            with self._lock, self._log.open("a", encoding="utf-8") as file:
+        self._write(lines)
+
+    def _write(self, lines: Sequence[str]) -> None:
+        if self._log is not None:
+            with self._lock, naming(self._log), self._log.open("a", encoding="utf-8") as file:
                 file.write("".join(lines))
 
     def _is_audited(self, query: str, premise_id: str) -> bool:

@@ -55,8 +55,9 @@ class Ledger:
     def __init__(self, path: Path | str | None, budget: Budget) -> None:
         self._budget, self._lock = budget, threading.Lock()
         self._reserved = [0, 0]
-        self._file = sqlite3.connect(path or ":memory:", timeout=0.2, check_same_thread=False, isolation_level=None)
+        place = path or ":memory:"
         try:
+            self._file = sqlite3.connect(place, timeout=0.2, check_same_thread=False, isolation_level=None)
             self._file.execute("PRAGMA synchronous = FULL")
             self._file.execute("PRAGMA locking_mode = EXCLUSIVE")  # two processes would each spend the same rest
             self._file.execute("CREATE TABLE IF NOT EXISTS answers (asked TEXT PRIMARY KEY, verdicts TEXT NOT NULL)")
