@@ -14,12 +14,12 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from aeenc import errors
 from services.kit.call import CALL, choose_request_id
+from services.kit.limits import FIELD_BYTES
 
 E = TypeVar("E", bound=int)
 T = TypeVar("T")
 P = TypeVar("P")
 M = TypeVar("M", bound=Message)
-FIELD_BYTES = 8  # of a message in another, and more than its tag and its length take
 ENVELOPE_BYTES = 512  # of a page beside its items, and more than its token takes
 
 _NAMING = {"corpus", "generation", "label", "version", "annotator"}

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
+
+from google.protobuf.message import Message
 
 from aeenc.errors import FieldViolation, InvalidArgument, TooLarge
+
+M = TypeVar("M", bound=Message)
+FIELD_BYTES = 8  # of a message in another, and more than its tag and its length take
 
 
 @dataclass(frozen=True)
@@ -24,17 +31,25 @@ class Limits:
 class AnswerRoom:
     """Counts what an answer surely takes while it is filled, so that one that cannot be sent is not made."""
 
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes, self._bytes = limit_bytes, 0
+    def __init__(self, limit_bytes: int, remedy: str = "ask for fewer at once or for a smaller k") -> None:
+        self._limit_bytes, self._remedy, self._bytes = limit_bytes, remedy, 0
 
     def take(self, size_bytes: int) -> None:
         """Adds a part. Raises TooLarge once the answer is over the limit."""
         self._bytes += size_bytes
         if self._bytes > self._limit_bytes:
-            raise TooLarge(
-                f"the answer would be over the limit of {self._limit_bytes:,} bytes; ask for fewer at once or for a "
-                "smaller k"
-            )
+            raise TooLarge(f"the answer would be over the limit of {self._limit_bytes:,} bytes; {self._remedy}")
+
+    def all_of(self, messages: Iterable[M]) -> Iterator[M]:
+        """Yields the messages of a list. Raises as `take` does."""
+        for message in messages:
+            self.take(message.ByteSize() + FIELD_BYTES)
+            yield message
+
+    def first_of(self, messages: Iterable[M]) -> Iterator[M]:
+        """Yields the messages of a list until the next would be over the limit."""
+        with suppress(TooLarge):
+            yield from self.all_of(messages)
 
 
 def check_count(count: int, limits: Limits, field: str) -> None:

@@ -10,8 +10,8 @@ from aeenc import errors
 from aeenc.oracle import Verdict
 from aeenc.v1 import oracle_pb2, people_pb2, sampler_pb2, types_pb2
 from services.corpus.sameness import same_key
-from services.kit.convert import bounded, decode_enum, opened_by, to_duration, to_timestamp
-from services.kit.limits import Limits, check_count
+from services.kit.convert import ENVELOPE_BYTES, bounded, decode_enum, opened_by, to_duration, to_timestamp
+from services.kit.limits import AnswerRoom, Limits, check_count
 from services.sampler.acs.algorithm import ROOT, Rules
 from services.sampler.acs.negatives import NegativeFilter
 from services.sampler.execution.retention import OldRun
@@ -362,12 +362,14 @@ def to_change(change: LoggedChange) -> people_pb2.TaskChange:
     )
 
 
-def to_tree(tree: TreeNow) -> people_pb2.TreeState:
-    """A tree."""
+def to_tree(tree: TreeNow, limit_bytes: int) -> people_pb2.TreeState:
+    """A tree. Raises TooLarge for one over the limit of an answer."""
+    room = AnswerRoom(limit_bytes - ENVELOPE_BYTES, "read it by ExportTrees, or raise the sampler's MESSAGE_BYTES")
+    room.take(len((tree.question + tree.answer + tree.hypothesis_id).encode()))
     return people_pb2.TreeState(
         run_id=tree.run_id,
         hypothesis_id=tree.hypothesis_id,
-        nodes=[_to_node(tree, node) for node in tree.nodes],
+        nodes=list(room.all_of(_to_node(tree, node) for node in tree.nodes)),
         finished=tree.finished,
         question=tree.question,
         answer=tree.answer,
@@ -399,6 +401,12 @@ def _to_node(tree: TreeNow, now: NodeNow) -> people_pb2.TreeNode:
     )
 
 
+def to_queues(queues: Iterable[QueueNow], limit_bytes: int) -> people_pb2.ListQueuesResponse:
+    """The queues. Raises TooLarge where they are over the limit of an answer."""
+    room = AnswerRoom(limit_bytes, "shorten the guidelines of the queues, or raise the sampler's MESSAGE_BYTES")
+    return people_pb2.ListQueuesResponse(queues=list(room.all_of(map(to_queue, queues))))
+
+
 def to_queue(queue: QueueNow) -> people_pb2.Queue:
     """A queue with its counts."""
     return people_pb2.Queue(
@@ -425,9 +433,32 @@ def to_qualification(found: Qualification | None) -> people_pb2.Qualification | 
     )
 
 
-def to_agreement(report: Report) -> people_pb2.GetAgreementResponse:
-    """The figures, each annotator's, and those of control items."""
+def to_agreement(report: Report, limit_bytes: int) -> people_pb2.GetAgreementResponse:
+    """The figures, each annotator's, and those of as many control items as an answer holds. Raises TooLarge."""
     found = report.agreement
+    room = AnswerRoom(limit_bytes - ENVELOPE_BYTES, "raise the sampler's MESSAGE_BYTES")
+    people = [
+        people_pb2.AnnotatorReport(
+            annotator=name,
+            answers=one.answers,
+            late=one.late,
+            control_verdicts=one.control_verdicts,
+            control_correct=one.control_correct,
+            mean_elapsed=to_duration(one.elapsed_s / max(one.answers, 1)),
+            answers_hour=one.answers_hour,
+        )
+        for name, one in report.people.items()
+    ]
+    controls = (
+        people_pb2.ControlReport(
+            query=one.query,
+            answers=one.answers,
+            verdicts=one.verdicts,
+            correct=one.correct,
+            mistakes=[people_pb2.ControlMistake(**vars(mistake)) for mistake in one.mistakes],
+        )
+        for one in report.controls
+    )
     return people_pb2.GetAgreementResponse(
         cohen_kappa=found.cohen_kappa,
         fleiss_kappa=found.fleiss_kappa,
@@ -436,28 +467,8 @@ def to_agreement(report: Report) -> people_pb2.GetAgreementResponse:
         annotators=found.annotators,
         positive_agreement=found.positive_agreement,
         edge_f1=found.edge_f1,
-        reports=[
-            people_pb2.AnnotatorReport(
-                annotator=name,
-                answers=one.answers,
-                late=one.late,
-                control_verdicts=one.control_verdicts,
-                control_correct=one.control_correct,
-                mean_elapsed=to_duration(one.elapsed_s / max(one.answers, 1)),
-                answers_hour=one.answers_hour,
-            )
-            for name, one in report.people.items()
-        ],
-        controls=[
-            people_pb2.ControlReport(
-                query=one.query,
-                answers=one.answers,
-                verdicts=one.verdicts,
-                correct=one.correct,
-                mistakes=[people_pb2.ControlMistake(**vars(mistake)) for mistake in one.mistakes],
-            )
-            for one in report.controls
-        ],
+        reports=list(room.all_of(people)),
+        controls=list(room.first_of(controls)),
     )
 
 

@@ -98,6 +98,7 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
 
     def __init__(self, queue: TaskQueue, review: Review, overview: Overview, limits: Limits) -> None:
         self._queue, self._review, self._overview = queue, review, overview
+        self._limit_bytes = limits.message_bytes
         self._page = partial(page_within, limits.message_bytes)
 
     async def LeaseTask(self, request: people_pb2.LeaseTaskRequest, context: Any) -> people_pb2.LeaseTaskResponse:
@@ -176,17 +177,17 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
 
     async def GetTree(self, request: people_pb2.GetTreeRequest, context: Any) -> people_pb2.GetTreeResponse:
         tree = await self._overview.tree(request.run_id, request.hypothesis_id)
-        return people_pb2.GetTreeResponse(tree=convert.to_tree(tree))
+        return people_pb2.GetTreeResponse(tree=convert.to_tree(tree, self._limit_bytes))
 
     async def WatchTree(
         self, request: people_pb2.WatchTreeRequest, context: Any
     ) -> AsyncIterator[people_pb2.WatchTreeResponse]:
         async for tree in self._overview.watch_tree(request.run_id, request.hypothesis_id):
-            yield people_pb2.WatchTreeResponse(tree=convert.to_tree(tree))
+            yield people_pb2.WatchTreeResponse(tree=convert.to_tree(tree, self._limit_bytes))
 
     async def ListQueues(self, request: people_pb2.ListQueuesRequest, context: Any) -> people_pb2.ListQueuesResponse:
         queues = await self._overview.queues(caller().person(request.annotator, "annotator"))
-        return people_pb2.ListQueuesResponse(queues=[convert.to_queue(queue) for queue in queues])
+        return convert.to_queues(queues, self._limit_bytes)
 
     async def ListAnswers(self, request: people_pb2.ListAnswersRequest, context: Any) -> people_pb2.ListAnswersResponse:
         before, annotator = position_of(request.page_token), caller().person(request.annotator, "annotator")
@@ -200,7 +201,7 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
     async def GetAgreement(
         self, request: people_pb2.GetAgreementRequest, context: Any
     ) -> people_pb2.GetAgreementResponse:
-        return convert.to_agreement(await self._review.agreement(request.run_id))
+        return convert.to_agreement(await self._review.agreement(request.run_id), self._limit_bytes)
 
     async def ListTasks(self, request: people_pb2.ListTasksRequest, context: Any) -> people_pb2.ListTasksResponse:
         state, after = convert.from_state(request.state), position_of(request.page_token)

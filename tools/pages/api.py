@@ -117,7 +117,7 @@ def _rows() -> Iterator[tuple[str, str, str]]:
     yield "queries of Evaluate with `ranks`; their premises, about", ranks, refused
     yield "evaluations that wait", f"{MAX_WAITING}", waits
     yield "a page: `page_size`", f"{items}; of tasks, answers and changes {MAX_PAGE}", "the page has that many"
-    yield "tasks of LeaseTask", f"{MAX_TASKS}, and candidates' texts of half a message", "INVALID_ARGUMENT; fewer come"
+    yield "tasks of LeaseTask", f"{MAX_TASKS}, and what an answer holds", "INVALID_ARGUMENT; fewer come"
     yield "a lease, renewed or not", f"{MAX_HELD_S / 60:.0f} minutes", "FAILED_PRECONDITION (`LEASE_EXPIRED`)"
     yield (
         "additions, facts, intermediates of an answer; alternatives",

@@ -29,6 +29,7 @@ from services.store.formats import NewerFormat
 
 LEASE_TIMES = 3.0  # of the mean answer time
 MAX_TASKS = 64
+CANDIDATE_BYTES = 128  # beside its id and its text
 READ = 32
 
 
@@ -59,8 +60,12 @@ class LeasedTask:
     hypothesis_id: str = ""
 
 
-def _text_bytes(leased: LeasedTask) -> int:
-    return sum(len(candidate.text.encode()) for candidate in leased.record.task.candidates)
+def _size_bytes(record: TaskRecord) -> int:
+    """A lease of the task in an answer takes less."""
+    task = record.task
+    shown = (*task.accepted, *task.candidates)
+    texts = (task.query, *task.path, *(text for one in shown for text in (one.id, one.text)))
+    return sum(len(text.encode()) for text in texts) + CANDIDATE_BYTES * (len(shown) + 8)
 
 
 class TaskQueue:
@@ -84,7 +89,7 @@ class TaskQueue:
     async def lease(self, wanted: Wanted, annotator: str, max_tasks: int, request_id: str) -> list[LeasedTask]:
         """At most `max_tasks` tasks for a person, among those wanted. None if nothing waits.
 
-        No further one once their texts take half of a message: a lease that no answer could hold would be lost.
+        No further one that the answer would not hold: its lease would be lost. Raises TooLarge if it holds none.
         """
         check_annotator(annotator)
         most = max_tasks or 1
@@ -95,23 +100,23 @@ class TaskQueue:
         if request and (earlier := await self._leased_before(request, content)):
             return earlier
         leased: list[LeasedTask] = []
-        unqualified: NotQualified | None = None
+        refused: errors.AeencError | None = None
         for run in await self._open_runs(wanted):
             try:
                 await self.sweep(run)
                 only = await self._only(run, wanted)
-                while len(leased) < most and 2 * sum(map(_text_bytes, leased)) < self._message_bytes:
+                while len(leased) < most:
                     one = await self._take(run, annotator, leased, request, content, only)
                     if one is None:
                         break
                     leased.append(one)
-            except NotQualified as error:  # another queue may have tasks for this person
-                unqualified = error
+            except (NotQualified, errors.TooLarge) as error:  # another queue or run may have tasks for this person
+                refused = error
             except NewerFormat:  # a task: it keeps nobody from those of other runs
                 if wanted.run_id:
                     raise
-        if unqualified and not leased:
-            raise unqualified
+        if refused and not leased:
+            raise refused
         return leased
 
     async def renew(self, lease_id: str, who: str = "") -> tuple[float, float]:
@@ -265,20 +270,32 @@ class TaskQueue:
         only: frozenset[str] | None,
         lease_s: float,
     ) -> tuple[Lease, TaskRecord, float] | None:
-        """The lease of the best task, the task, and the time; of no task taken, whose lease a slow call may outlive."""
+        """The lease of the best task, the task, and the time; of no task taken, whose lease a slow call may outlive.
+
+        Raises TooLarge where an answer has room for none.
+        """
         mine = {one.record.task.task_id for one in taken}
+        room = self._message_bytes - sum(_size_bytes(one.record) for one in taken)
         while True:
-            overtaken = False
+            overtaken, too_large = False, ""
             for chunk in _chunks(await self._candidates(run, annotator, len(taken), only)):
                 found, at = await self._tasks.read_many(run.id, chunk)
                 for record in found:
                     if record.task.task_id in mine or not record.open_to(annotator, at):
+                        continue
+                    if (size := _size_bytes(record)) > room:
+                        if taken:
+                            return None
+                        too_large = f"task {record.task.task_id} of run {run.id} takes {size:,} bytes"
                         continue
                     lease_id = f"{run.id}.{record.task.task_id}.{uuid.uuid4().hex[:12]}"
                     change = steps.lease(record, annotator, lease_id, at, lease_s)
                     if await self._tasks.write(change, run.config.oracle, at, request, content):
                         return change.record.leases[-1], change.record, at
                     overtaken = True
+            if not overtaken and too_large:
+                remedy = "raise the sampler's MESSAGE_BYTES, or start a run with a smaller k"
+                raise errors.TooLarge(f"{too_large}, over the limit of {self._message_bytes:,} of an answer; {remedy}")
             if not overtaken:
                 return None
 

@@ -102,31 +102,3 @@ async def test_an_unknown_task_is_not_closed(world: SamplerWorld):
     async with at_work(world, hypotheses=1) as (people, _, run_id):
         with pytest.raises(errors.NotFound, match="no task 'none'"):
             await people.close(run_id, "none", "chief")
-
-
-async def test_a_page_of_tasks_and_of_answers_ends_before_it_is_too_large_for_a_message(world: SamplerWorld):
-    most, count = 40_000, 6
-    world.index.suffix = " x" * 1_500
-    async with at_work(world, count, changes={"message_bytes": most}) as (people, _, run_id):
-        given = []
-        while len(given) < count:
-            leases = await people.lease("ann", max_tasks=count)
-            assert sum(len(one.text) for lease in leases for one in lease.task.candidates) < most
-            given.append(len(leases))
-            for lease in leases:
-                await people.submit(lease, [])
-            if sum(given) == count:
-                break
-        assert len(given) > 1
-        for rpc, request in (
-            (people._stub.ListTasks, people_pb2.ListTasksRequest(run_id=run_id, page_size=100)),
-            (people._stub.ListAnswers, people_pb2.ListAnswersRequest(run_id=run_id, page_size=100, annotator="ann")),
-        ):
-            ids, pages = [], 0
-            while not pages or request.page_token:
-                page = await people.channel.unary(rpc, request)
-                assert page.ByteSize() <= most
-                ids += [task.task.task_id for task in page.tasks]
-                request.page_token, pages = page.next_page_token, pages + 1
-            assert len(ids) == len(set(ids)) == count
-            assert pages > 1

@@ -297,7 +297,9 @@ class PeopleServiceServicer(object):
     def GetTree(self, request, context):
         """Gets the tree of a hypothesis as it is: its nodes, what explains each, and who works on it.
 
-        Fails with NOT_FOUND for an unknown run or hypothesis.
+        Fails with:
+        - NOT_FOUND: unknown run or hypothesis.
+        - INVALID_ARGUMENT (OVER_LIMIT): the tree is larger than `Limits.message_bytes`; ExportTrees has it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -306,7 +308,7 @@ class PeopleServiceServicer(object):
     def WatchTree(self, request, context):
         """Sends the tree of a hypothesis, and the whole tree again whenever it has changed, until its run has ended.
 
-        Fails with NOT_FOUND for an unknown run or hypothesis.
+        Fails as GetTree does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -315,7 +317,7 @@ class PeopleServiceServicer(object):
     def ListQueues(self, request, context):
         """Lists the queues of people with their guidelines and the numbers of their tasks.
 
-        Does not fail while Redis answers.
+        Fails with INVALID_ARGUMENT (OVER_LIMIT) where the guidelines together are larger than `Limits.message_bytes`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
