@@ -655,7 +655,9 @@ class Agreement:
     nobody accepts any.
     """
     controls: tuple[ControlReport, ...] = ()
-    """The control items of the run that somebody has answered, those with the most mistakes first."""
+    """The control items of the run that somebody has answered, those with the most mistakes first, as many as
+    `Limits.message_bytes` has room for.
+    """
 
     @classmethod
     def from_message(cls, message: people_pb2.GetAgreementResponse) -> Agreement:
