@@ -401,12 +401,6 @@ def _to_node(tree: TreeNow, now: NodeNow) -> people_pb2.TreeNode:
     )
 
 
-def to_queues(queues: Iterable[QueueNow], limit_bytes: int) -> people_pb2.ListQueuesResponse:
-    """The queues. Raises TooLarge where they are over the limit of an answer."""
-    room = AnswerRoom(limit_bytes, "shorten the guidelines of the queues, or raise the sampler's MESSAGE_BYTES")
-    return people_pb2.ListQueuesResponse(queues=list(room.all_of(map(to_queue, queues))))
-
-
 def to_queue(queue: QueueNow) -> people_pb2.Queue:
     """A queue with its counts."""
     return people_pb2.Queue(

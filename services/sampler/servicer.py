@@ -10,7 +10,7 @@ from aeenc.v1 import people_pb2, people_pb2_grpc, sampler_pb2, sampler_pb2_grpc
 from services.kit.convert import page_within, position_of, to_duration, to_timestamp
 from services.kit.credentials.gate import caller, person_name
 from services.kit.credentials.roles import Role
-from services.kit.limits import Limits
+from services.kit.limits import AnswerRoom, Limits
 from services.kit.server import GrpcServer, to_service_info
 from services.sampler import convert
 from services.sampler.execution.retention import Retention
@@ -187,7 +187,8 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
 
     async def ListQueues(self, request: people_pb2.ListQueuesRequest, context: Any) -> people_pb2.ListQueuesResponse:
         queues = await self._overview.queues(caller().person(request.annotator, "annotator"))
-        return convert.to_queues(queues, self._limit_bytes)
+        room = AnswerRoom(self._limit_bytes, "shorten their guidelines, or raise the sampler's MESSAGE_BYTES")
+        return people_pb2.ListQueuesResponse(queues=list(room.all_of(map(convert.to_queue, queues))))
 
     async def ListAnswers(self, request: people_pb2.ListAnswersRequest, context: Any) -> people_pb2.ListAnswersResponse:
         before, annotator = position_of(request.page_token), caller().person(request.annotator, "annotator")
