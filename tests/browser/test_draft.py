@@ -29,24 +29,27 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "seen_upto", "sent"),
+    ("verdicts", "read", "seen_upto", "sent"),
     [
-        ({}, 2, {}),
-        ({"b": "refuses"}, 2, {"b": "refuses"}),
-        ({"b": "refuses"}, 6, {"b": "refuses", "c": "abstains", "e": "abstains"}),
-        ({"a": "explains"}, 5, {"a": "explains", "c": "abstains", "e": "abstains"}),
-        ({}, 6, {"c": "abstains", "e": "abstains"}),
-        ({"b": "refuses", "c": "refuses"}, 4, {"b": "refuses", "c": "refuses"}),
+        ({}, "", 6, "a:unseen b:unseen c:unseen d:unseen e:unseen f:unseen"),
+        ({}, "ab", 6, "a:refuses b:refuses c:abstains d:unseen e:abstains f:unseen"),
+        ({}, "abdf", 2, "a:refuses b:refuses c:abstains d:unseen e:abstains f:unseen"),
+        ({"a": "explains"}, "", 6, "a:explains b:unseen c:unseen d:unseen e:abstains f:unseen"),
+        ({"b": "refuses", "d": "refuses"}, "d", 2, "a:unseen b:unseen c:unseen d:refuses e:unseen f:unseen"),
+        ({"b": "refuses", "c": "refuses"}, "b", 4, "a:unseen b:refuses c:abstains d:unseen e:unseen f:unseen"),
+        ({"f": "abstains"}, "f", 6, "a:unseen b:unseen c:unseen d:unseen e:unseen f:abstains"),
     ],
 )
-def test_a_folded_candidate_is_abstained_from_above_the_line_and_unsaid_below_it(
-    script: str, verdicts: dict[str, str], seen_upto: int, sent: dict[str, str]
+def test_only_what_was_read_is_refused_and_nothing_that_is_folded(
+    script: str, verdicts: dict[str, str], read: str, seen_upto: int, sent: str
 ) -> None:
     candidates = [
         {"premise_id": name, "text": name, "rank": rank, "score": 0, "same_key": key}
         for rank, (name, key) in enumerate(KEYS.items(), start=1)
     ]
-    asked = json.dumps({"candidates": candidates, "draft": {"verdicts": verdicts, "seenUpto": seen_upto}})
+    draft = {"verdicts": verdicts, "read": list(read), "seenUpto": seen_upto}
+    asked = json.dumps({"candidates": candidates, "draft": draft})
     command = ["node", "--input-type=module", "--eval", script, asked]
     told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    assert told == {"folds": [["a", "e"], ["b", "c"], ["d"], ["f"]], "sent": sent}
+    assert told["folds"] == [["a", "e"], ["b", "c"], ["d"], ["f"]]
+    assert told["sent"] == dict(one.split(":") for one in sent.split())

@@ -61,6 +61,7 @@ async def test_every_view_shows_what_people_judge(bench: Any) -> None:
         await at.run(["a mirror reflects the light from a face", "an umbrella casts a shadow on a sunny day"], k=9)
         page = await at.window("ann")
         await page.get_by_role("heading", level=1).filter(has_text="mirror").wait_for()
+        await page.locator(".gutter.seen").nth(8).wait_for()
         for key in ("1", "ArrowDown", "x", "3"):
             await page.keyboard.press(key)
         assert await page.locator(".tree .growing").count() == 2
@@ -77,6 +78,7 @@ async def test_every_view_shows_what_people_judge(bench: Any) -> None:
         await page.get_by_text("Submitted").wait_for()
         other = await at.window("bob")
         await other.get_by_role("heading", level=1).filter(has_text="mirror").wait_for()
+        await other.locator(".gutter.seen").nth(5).wait_for()
         await other.keyboard.press("1")
         await other.keyboard.press("2")
         await other.keyboard.press("Control+Enter")

@@ -27,8 +27,10 @@ from aeenc_workbench.sign_in import SESSION_S, Links, Sessions, person_of, sign_
 
 PAGE = Path(__file__).parent / "page"
 BODY_BYTES = 1024 * 1024
-ENTER = """<!doctype html><html lang="en"><title>AE-Enc workbench</title><h1>AE-Enc workbench</h1>
-<form method="post"><button autofocus>Sign in</button></form></html>"""
+DOOR = """<!doctype html><html lang="en"><title>AE-Enc workbench</title>
+<meta name="viewport" content="width=device-width">
+<link rel="stylesheet" href="/assets/workbench.css"><main class="wide"><h1>AE-Enc workbench</h1>{}</main></html>"""
+ENTER = DOOR.format('<form method="post"><button class="primary" autofocus>Sign in</button></form>')
 HEADERS = {
     b"content-security-policy": (
         b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -73,7 +75,10 @@ def make_app(
         try:
             person = links.use(request.query_params.get("link", ""))
         except Unauthenticated as error:
-            return HTMLResponse(f"<!doctype html><title>Not signed in</title><p>{error.message}</p>", 401)
+            if request.session and sessions.lives(request.session):
+                return RedirectResponse("/", 303)
+            remedy = "This link does not sign you in; ask whoever has sent it for a new one."
+            return HTMLResponse(DOOR.format(f"<p>{remedy}</p><p>{error.message}</p>"), 401)
         sign_in(request, person)
         return RedirectResponse("/", 303)
 

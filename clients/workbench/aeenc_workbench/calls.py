@@ -15,13 +15,14 @@ from starlette.routing import Route
 
 from aeenc import AsyncClient, oracle, values
 from aeenc.errors import Aborted, PermissionDenied
-from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Verdict
+from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN, Verdict
 from aeenc_workbench import downloads
 from aeenc_workbench.events import NO_STORE
 from aeenc_workbench.plain import plain
 from aeenc_workbench.sign_in import Leases, Person, person_of
 
 Word = Literal["explains", "leaf", "refuses", "abstains"]
+Said = Literal[Word, "unseen"]
 B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
 Gold = tuple[str, tuple[str, ...]]  # a query and the texts of its premises
@@ -31,8 +32,8 @@ _VERDICTS = {
     "leaf": Verdict(EXPLAINS, leaf=True),
     "refuses": Verdict(REFUSES),
     "abstains": Verdict(ABSTAINS),
+    "unseen": Verdict(UNSEEN),
 }
-
 
 _REMARKS = {"irrelevant": oracle.IRRELEVANT, "bad_fact": oracle.BAD_FACT}
 
@@ -64,7 +65,7 @@ class AnswerBody(Body):
     """An answer. Candidates without a verdict are refused up to `seen_upto`, and unseen beyond."""
 
     lease: str
-    verdicts: dict[str, Word] = {}
+    verdicts: dict[str, Said] = {}
     grades: dict[str, float] = {}
     remarks: dict[str, Literal["irrelevant", "bad_fact"]] = {}
     seen_upto: int = Field(0, ge=0, lt=2**31)
@@ -234,7 +235,7 @@ async def answer(call: Call) -> Any:
     )
 
 
-def _verdict(body: AnswerBody, premise_id: str, word: Word) -> Verdict:
+def _verdict(body: AnswerBody, premise_id: str, word: Said) -> Verdict:
     remark = _REMARKS.get(body.remarks.get(premise_id, ""), oracle.NO_REMARK)
     return replace(_VERDICTS[word], grade=body.grades.get(premise_id), remark=remark)
 

@@ -1,31 +1,33 @@
 // One person at work: lease, judge, submit, take back or go on, next.
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { call, follow, fresh, freshSeq, Problem, type Hit, type Lease, type NodeVerdict, type Person, type Queue, type Remark, type Tree, type Word } from "./api";
+import { After, became, type Last } from "./after";
+import { Bar } from "./bar";
 import { Candidates } from "./candidates";
-import { accepts, dropDraft, emptyDraft, folded, heldKey, loadDraft, saveDraft, sentGrades, sentVerdicts, sentWays, type Draft } from "./draft";
+import { accepts, dropDraft, emptyDraft, folded, heldKey, lastKey, loadDraft, saveDraft, saysNothing, sentGrades, sentVerdicts, sentWays, unseen, type Draft } from "./draft";
+import { Guideline } from "./guideline";
 import { useRerank } from "./rerank";
 import { Reopen } from "./reopen";
 import { Search } from "./search";
+import { turn, useSight } from "./sight";
 import { TreeView } from "./tree";
 
 const ACTIVE_MS = 120_000; // a lease is renewed while its person does something
 const LOOK_MS = 120; // after an event, so that several make one look
 const COUNT_MS = 2000; // between two looks at the counts
 const OPENS = ["queued", "released", "expired", "undone"]; // events after which there may be a task for somebody
-const KEYS: [string, string][] = [
-  ["1–9", "tick"], ["↑ ↓", "move"], ["a", "accept"], ["l", "leaf"], ["r", "refuse"], ["x", "abstain"], ["i", "irrelevant"], ["b", "bad fact"], ["s", "read down to here"],
-  ["/", "search"], ["n", "note"], ["e", "re-rank"], ["u", "undo"], ["o", "reopen"], ["g", "go on now"], ["k", "skip"], ["Ctrl ↵", "submit"], ["?", "guideline"],
-];
-
-interface Last { lease: Lease; draft: Draft; until: number; settled: boolean }
+const ARMED_MS = 1000; // a task that came later than this is not submitted unless something was said of it: the press was meant for the last one
+const LETTERS = "aeenc.keys"; // "off": no key of a single letter, digit or sign does anything
 
 export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; reloadQueues: () => void; role: Person["role"] }) {
   const [lease, setLease] = useState<Lease | null>(null);
   const [draft, showDraft] = useState<Draft | null>(null);
   const [tree, drawTree] = useState<Tree | null>(null);
-  const [last, setLast] = useState<Last | null>(null);
+  const [last, showLast] = useState<Last | null>(null);
   const [focus, showFocus] = useState(0);
+  const [keyed, setKeyed] = useState(0); // keys that have moved the frame
   const [stay, setStay] = useState(true);
+  const [from, setFrom] = useState(""); // a queue; empty: any
   const [searching, setSearching] = useState(false);
   const [guideline, setGuideline] = useState(false);
   const [reopening, setReopening] = useState<string | null>(null); // the run whose answers are in sight; empty: any
@@ -33,10 +35,17 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
   const [told, setTold] = useState("");
   const [grows, setGrows] = useState(false);
   const [busy, setBusy] = useState(false);
+  const [empty, setEmpty] = useState(false); // an answer that accepts nothing waits for a word
+  const [cleared, setCleared] = useState<Draft | null>(null);
+  const [letters, setLetters] = useState(localStorage.getItem(LETTERS) !== "off");
   const [now, setNow] = useState(Date.now());
   const [ends, setEnds] = useState(0);
   const active = useRef(Date.now());
-  const shown = useRef<{ lease: Lease | null; tree: Tree | null }>({ lease: null, tree: null });
+  const shown = useRef<{ lease: Lease | null; tree: Tree | null; last: Last | null; queue: string }>({ lease: null, tree: null, last: null, queue: "" });
+  const opened = useRef(0);
+  const touched = useRef(false); // something was said of the task since it was opened
+  const looks = useRef(0); // at trees: an answer to an earlier one is dropped
+  const top = useRef<HTMLHeadingElement>(null);
   // What keys act upon: two keys may come before the page is drawn again.
   const latest = useRef<{ draft: Draft | null; focus: number }>({ draft: null, focus: 0 });
   const asking = useRef(false);
@@ -47,8 +56,15 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
 
   const { version: newer, moved, rerank } = useRerank(lease, () => latest.current.draft, open, setTold);
 
-  function setDraft(changed: (before: Draft) => Draft): void {
-    if (latest.current.draft) replaceDraft(changed(latest.current.draft));
+  const spent = useSight(lease?.lease_id ?? "", () => Date.now() - active.current < ACTIVE_MS, (ids) => setDraft((before) => ({ ...before, read: [...new Set([...before.read, ...ids])] })));
+
+  // What is judged is frozen while it is sent: false.
+  function setDraft(changed: (before: Draft) => Draft): boolean {
+    const before = latest.current.draft;
+    if (!before || working.current) return false;
+    replaceDraft({ ...changed(before), spentMs: before.spentMs + spent.current });
+    spent.current = 0;
+    return true;
   }
 
   function replaceDraft(draft: Draft | null): void {
@@ -62,6 +78,19 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
     showFocus(index);
   }
 
+  // The same for a key: what it frames comes wholly into sight.
+  function frame(index: number): void {
+    setFocus(Math.max(0, Math.min(index, folds.length - 1)));
+    setKeyed((before) => before + 1);
+  }
+
+  function setLast(next: Last | null): void {
+    shown.current.last = next;
+    showLast(next);
+    if (next) localStorage.setItem(lastKey(), JSON.stringify(next));
+    else localStorage.removeItem(lastKey());
+  }
+
   function setTree(tree: Tree | null): void {
     shown.current.tree = tree;
     drawTree(tree);
@@ -69,12 +98,14 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
 
   function open(found: Lease | null, kept?: Draft): void {
     shown.current.lease = found;
+    touched.current = false;
     setLease(found);
     setFocus(0);
     setSearching(false);
+    setEmpty(false);
+    setCleared(null);
     typed.current = null;
     if (!found) {
-      localStorage.removeItem(heldKey());
       replaceDraft(null);
       return;
     }
@@ -84,16 +115,45 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
     void showTree(found.run_id, found.hypothesis_id, found);
   }
 
-  async function showTree(run: string, hypothesis: string, of: Lease | null = null): Promise<void> {
+  // A task begins at its hypothesis.
+  useLayoutEffect(() => {
+    if (!lease) return;
+    scrollTo(0, 0);
+    top.current?.focus({ preventScroll: true });
+  }, [lease?.lease_id]);
+
+  // Forgets a lease unless another tab has taken a newer one.
+  function letGo(leaseId: string): void {
+    if (heldLease()?.lease_id === leaseId) localStorage.removeItem(heldKey());
+  }
+
+  // Draws a tree, unless another was asked for meanwhile. That of another task goes at once.
+  async function showTree(run: string, hypothesis: string, of: Lease | null = null): Promise<Tree | null> {
+    const look = ++looks.current;
+    const before = shown.current.tree;
+    if (before && (before.run_id !== run || before.hypothesis_id !== hypothesis)) setTree(null);
     if (!hypothesis) {
       setTree(of && pathTree(of));
-      return;
+      return null;
     }
     try {
-      setTree(await call<Tree>(`/api/runs/${encodeURIComponent(run)}/tree?hypothesis=${encodeURIComponent(hypothesis)}`));
+      const found = await call<Tree>(treePath(run, hypothesis));
+      if (look === looks.current) setTree(found);
+      return found;
     } catch (error) {
-      setTold((error as Error).message);
+      if (look === looks.current) setTold((error as Error).message);
+      return null;
     }
+  }
+
+  // What has become of the last answer.
+  async function lookAfter(): Promise<void> {
+    const last = shown.current.last;
+    if (!last || last.settled || !last.lease.hypothesis_id) return;
+    const task = last.lease.task.task_id;
+    const tree = await call<Tree>(treePath(last.lease.run_id, last.lease.hypothesis_id)).catch(() => null);
+    const now = shown.current.last;
+    if (tree && now?.lease.task.task_id === task) setLast({ ...now, node: tree.nodes.find((node) => node.task_id === task) });
   }
 
   // The next task. While the tree in sight is about to grow, its person waits for it rather than begin another one.
@@ -109,14 +169,15 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
       if (stay && tree?.hypothesis_id && !elsewhere) {
         found = await call<Lease | null>("/api/lease", { run: tree.run_id, hypothesis: tree.hypothesis_id, request: fresh() }).catch(() => null);
         if (!found) {
-          await showTree(tree.run_id, tree.hypothesis_id);
-          const grows = shown.current.tree?.nodes.some((node) => node.state === "pending" || (node.state === "decided" && node.accepted.some((one) => !one.leaf))) ?? false;
+          const now = await showTree(tree.run_id, tree.hypothesis_id);
+          const grows = now?.nodes.some((node) => node.state === "pending" || (node.state === "decided" && node.accepted.some((one) => !one.leaf))) ?? false;
           setGrows(grows);
           if (grows) { open(null); return; }
         }
       }
       setGrows(false);
-      found ??= await call<Lease | null>("/api/lease", { request: fresh() });
+      found ??= await call<Lease | null>("/api/lease", { queue: shown.current.queue, request: fresh() });
+      opened.current = Date.now();
       open(found);
     } catch (error) {
       setTold((error as Error).message);
@@ -129,10 +190,9 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
   }
 
   useEffect(() => {
-    const stored = localStorage.getItem(heldKey());
-    const held = stored ? (JSON.parse(stored) as Lease) : null;
-    if (held && Date.parse(held.expires_at) > Date.now()) open(held);
-    else void next();
+    const stored = JSON.parse(localStorage.getItem(lastKey()) ?? "null") as Last | null;
+    if (stored && stored.until > Date.now()) { setLast(stored); void lookAfter(); }
+    void begin();
     const ticking = setInterval(() => setNow(Date.now()), 500);
     const busyNow = (): void => { active.current = Date.now(); };
     addEventListener("pointerdown", busyNow);
@@ -141,7 +201,8 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
     let counted = 0;
     // Whose tree or queue has changed looks at once; events of others, of which there may be many, are counted now and then.
     const stop = follow((event) => {
-      const { lease: held, tree: drawn } = shown.current;
+      const { lease: held, tree: drawn, last } = shown.current;
+      if (last && (event.event === "connected" || event.task === last.lease.task.task_id)) void lookAfter();
       const mine = event.event === "connected" || drawn?.nodes.some((node) => node.task_id === event.task);
       const grows = drawn !== null && !drawn.finished && event.run === drawn.run_id && ["queued", "settled"].includes(event.event);
       if (Date.now() > counted) { counted = Date.now() + COUNT_MS; reloadQueues(); }
@@ -149,36 +210,61 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
       due = setTimeout(() => {
         due = undefined;
         const { lease: held, tree: drawn } = shown.current;
-        if (drawn) void showTree(drawn.run_id, drawn.hypothesis_id, held);
+        const asks = held ?? drawn;
+        if (asks) void showTree(asks.run_id, asks.hypothesis_id, held);
         if (!held && !working.current) void next();
       }, LOOK_MS);
     });
     return () => { clearInterval(ticking); stop(); removeEventListener("pointerdown", busyNow); removeEventListener("keydown", busyNow); };
   }, []);
 
+  // The task that was held before; the same one if its time has ended meanwhile and nobody else has taken it.
+  async function begin(): Promise<void> {
+    const held = heldLease();
+    if (held && Date.parse(held.expires_at) > Date.now()) { open(held); return; }
+    if (!held) { await next(); return; }
+    localStorage.removeItem(heldKey());
+    const kept = loadDraft(held);
+    const again = await call<Lease | null>("/api/lease", { run: held.run_id, task: held.task.task_id, request: fresh() }).catch(() => null);
+    if (again) open(again);
+    else {
+      await next();
+      if (Object.keys(kept.verdicts).length > 0 || !saysNothing(kept)) setTold(`Your time for “${held.task.query}” has ended, and somebody else has it or has answered it. What you had ticked is kept in this browser.`);
+    }
+  }
+
   useEffect(() => {
     if (!lease) return undefined;
+    const isShown = (): boolean => shown.current.lease?.lease_id === lease.lease_id && !working.current;
     const renewing = setInterval(() => {
-      if (Date.now() - active.current > ACTIVE_MS) return;
+      if (Date.now() - active.current > ACTIVE_MS || !isShown()) return;
       call<{ expires_at: string }>("/api/renew", { lease: lease.lease_id })
-        .then((renewed) => { setEnds(Date.parse(renewed.expires_at)); localStorage.setItem(heldKey(), JSON.stringify({ ...lease, ...renewed })); })
-        .catch((error: Error) => setTold(`${error.message}. You may still submit; if others were faster, it is not counted.`));
+        .then((renewed) => {
+          if (!isShown()) return;
+          setEnds(Date.parse(renewed.expires_at));
+          if (heldLease()?.lease_id === lease.lease_id) localStorage.setItem(heldKey(), JSON.stringify({ ...lease, ...renewed }));
+        })
+        .catch((error: Error) => { if (isShown()) setTold(`${error.message} You may still submit; if others were faster, it is not counted.`); });
     }, Math.max(5000, (lease.remaining * 1000) / 3));
     return () => clearInterval(renewing);
   }, [lease]);
 
-  const change = (part: Partial<Draft>): void => setDraft((before) => ({ ...before, ...part }));
+  function change(part: Partial<Draft>): void {
+    touched.current = true;
+    setCleared(null);
+    setEmpty(false);
+    setDraft((before) => ({ ...before, ...part }));
+  }
 
   function say(premiseId: string, word: Word): void {
-    setDraft((before) => {
-      const verdicts = { ...before.verdicts };
-      const remarks = { ...before.remarks };
-      delete remarks[premiseId];
-      if (verdicts[premiseId] === word) delete verdicts[premiseId];
-      else verdicts[premiseId] = word;
-      const rank = lease?.task.candidates.find((one) => one.premise_id === premiseId)?.rank ?? 0;
-      return { ...before, verdicts, remarks, seenUpto: Math.max(before.seenUpto, rank) };
-    });
+    const before = latest.current.draft;
+    if (!before) return;
+    const verdicts = { ...before.verdicts };
+    const remarks = { ...before.remarks };
+    delete remarks[premiseId];
+    if (verdicts[premiseId] === word) delete verdicts[premiseId];
+    else verdicts[premiseId] = word;
+    change({ verdicts, remarks });
   }
 
   // A remark brings the verdict that it means: what is irrelevant is refused, of a bad fact nothing is learnt.
@@ -186,32 +272,51 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
     const marked = latest.current.draft?.remarks[premiseId] === remark;
     const word: Word = remark === "irrelevant" ? "refuses" : "abstains";
     if (marked || latest.current.draft?.verdicts[premiseId] !== word) say(premiseId, word);
-    if (!marked) setDraft((before) => ({ ...before, remarks: { ...before.remarks, [premiseId]: remark } }));
+    if (!marked) change({ remarks: { ...latest.current.draft?.remarks, [premiseId]: remark } });
   }
 
-  function grade(premiseId: string, grade: number): void {
-    setDraft((before) => ({ ...before, grades: { ...before.grades, [premiseId]: grade } }));
+  const grade = (premiseId: string, grade: number): void => change({ grades: { ...latest.current.draft?.grades, [premiseId]: grade } });
+
+  // What a letter says of the framed candidate. The next one follows.
+  function judge(does: (premiseId: string) => void): void {
+    const { focus } = latest.current;
+    const fold = folds[focus];
+    if (!fold || working.current) return;
+    does(fold.head.premise_id);
+    frame(focus + 1);
   }
 
-  function look(index: number): void {
-    const fold = folds[index];
-    if (!fold) return;
-    setFocus(index);
-    setDraft((before) => ({ ...before, seenUpto: Math.max(before.seenUpto, fold.head.rank) }));
+  // Draws the line below which nothing counts as read, or takes it away.
+  function line(): void {
+    const rank = folds[latest.current.focus]?.head.rank ?? 0;
+    if (lease) change({ seenUpto: latest.current.draft?.seenUpto === rank ? emptyDraft(lease).seenUpto : rank });
+  }
+
+  function step(by: 1 | -1): void {
+    const { focus } = latest.current;
+    if (turn(document.querySelector(".focused"), by > 0)) return;
+    const rank = folds[focus + by]?.head.rank ?? 0;
+    if (latest.current.draft && rank > latest.current.draft.seenUpto && by > 0) change({ seenUpto: rank });
+    frame(focus + by);
   }
 
   function add(hit: Hit): void {
-    setDraft((before) => {
-      const additions = { ...before.additions };
-      if (additions[hit.id]) delete additions[hit.id];
-      else additions[hit.id] = { text: hit.text, leaf: false };
-      return { ...before, additions };
-    });
+    const additions = { ...latest.current.draft?.additions };
+    if (additions[hit.id]) delete additions[hit.id];
+    else additions[hit.id] = { text: hit.text, leaf: false };
+    change({ additions });
   }
 
   function write(text: string, intermediate: boolean): void {
     const list = intermediate ? "intermediates" : "written";
-    setDraft((before) => ({ ...before, [list]: [...before[list].filter((one) => one !== text), text] }));
+    change({ [list]: [...(latest.current.draft?.[list] ?? []).filter((one) => one !== text), text] });
+  }
+
+  function clear(): void {
+    const before = latest.current.draft;
+    if (!lease || !before) return;
+    change(cleared ?? { ...emptyDraft(lease), read: before.read });
+    setCleared(cleared ? null : before);
   }
 
   // One answer at a time is sent or taken back, however often somebody presses.
@@ -230,34 +335,48 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
     }
   }
 
-  const submit = (): Promise<void> => alone(async () => {
+  function submit(): void {
     const draft = latest.current.draft;
-    if (!lease || !draft) return;
-    const body = {
-      lease: lease.lease_id, verdicts: sentVerdicts(draft, folds), grades: sentGrades(draft), remarks: draft.remarks, seen_upto: draft.seenUpto, note: draft.note,
-      additions: Object.fromEntries(Object.entries(draft.additions).map(([id, one]) => [id, one.leaf ? "leaf" : "explains"])),
-      written: draft.written, alternatives: sentWays(draft), intermediates: draft.intermediates, inference: draft.inference, node_verdict: draft.nodeVerdict,
-      elapsed_s: (Date.now() - draft.begun) / 1000, seq: freshSeq(),
-    };
-    try {
-      await call("/api/answer", body);
-      const queue = queues.find((one) => one.runs.some((run) => run.run_id === lease.run_id));
-      const until = Date.now() + (queue?.undo ?? 0) * 1000;
-      dropDraft(lease.task.task_id);
-      localStorage.removeItem(heldKey());
-      await next();
-      setLast({ lease, draft, until, settled: false }); // only now can it be taken back: see `alone`
-    } catch (error) {
-      const answered = error instanceof Problem && ["TASK_ANSWERED", "LEASE_ANSWERED", "LEASE_RELEASED"].includes(error.reason);
-      if (!answered) throw error;
-      setTold(error.message);
-      localStorage.removeItem(heldKey());
-      await next();
-    }
-  });
+    if (!lease || !draft || (!touched.current && Date.now() - opened.current < ARMED_MS)) return;
+    if (saysNothing(draft)) setEmpty(true);
+    else void send();
+  }
+
+  const send = (why?: NodeVerdict): Promise<void> => {
+    if (why) change({ nodeVerdict: why });
+    return alone(async () => {
+      const draft = latest.current.draft;
+      if (!lease || !draft) return;
+      const verdicts = sentVerdicts(draft, folds);
+      const read = lease.task.candidates.filter((one) => verdicts[one.premise_id] !== "unseen");
+      const body = {
+        lease: lease.lease_id, verdicts, grades: sentGrades(draft), remarks: Object.fromEntries(Object.entries(draft.remarks).filter(([id]) => verdicts[id] !== "unseen")),
+        seen_upto: Math.max(0, ...read.map((one) => one.rank)), note: draft.note,
+        additions: Object.fromEntries(Object.entries(draft.additions).map(([id, one]) => [id, one.leaf ? "leaf" : "explains"])),
+        written: draft.written, alternatives: sentWays(draft), intermediates: draft.intermediates, inference: draft.inference, node_verdict: draft.nodeVerdict,
+        elapsed_s: (draft.spentMs + spent.current) / 1000, seq: freshSeq(),
+      };
+      try {
+        await call("/api/answer", body);
+        const queue = queues.find((one) => one.runs.some((run) => run.run_id === lease.run_id));
+        const until = Date.now() + (queue?.undo ?? 0) * 1000;
+        dropDraft(lease.task.task_id);
+        letGo(lease.lease_id);
+        await next();
+        setLast({ lease, draft: { ...draft, spentMs: draft.spentMs + spent.current }, until, settled: false, unseen: unseen(draft, folds) }); // only now can it be taken back: see `alone`
+        void lookAfter();
+      } catch (error) {
+        const answered = error instanceof Problem && ["TASK_ANSWERED", "LEASE_ANSWERED", "LEASE_RELEASED"].includes(error.reason);
+        if (!answered) throw error;
+        setTold(error.message);
+        letGo(lease.lease_id);
+        await next();
+      }
+    });
+  };
 
   const undo = (): Promise<void> => alone(async () => {
-    if (!last) return;
+    if (!last) { setTold("There is nothing to undo any more. Your answers can be changed: o."); return; }
     await call("/api/undo", { run: last.lease.run_id, request: fresh() });
     setLast(null);
     if (lease) await call("/api/release", { lease: lease.lease_id, reason: "undo" });
@@ -273,40 +392,43 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
 
   async function goOn(): Promise<void> {
     if (!last || last.settled) return;
+    if (last.node && last.node.state !== "decided") { setTold(`The run cannot go on with it yet. ${became(last)}`); return; }
     try {
       await call("/api/settle", { run: last.lease.run_id, task: last.lease.task.task_id, request: fresh() });
-      setLast({ ...last, settled: true });
+      const now = shown.current.last;
+      if (now?.lease.lease_id === last.lease.lease_id) setLast({ ...now, settled: true });
     } catch (error) {
       setTold((error as Error).message);
     }
   }
 
-  async function skip(): Promise<void> {
-    if (lease) await call("/api/release", { lease: lease.lease_id, reason: "skipped" });
+  const skip = (): Promise<void> => alone(async () => {
+    if (lease) { await call("/api/release", { lease: lease.lease_id, reason: "skipped" }); letGo(lease.lease_id); }
     await next(true);
-  }
+  });
 
   // Before the next key can come: what is drawn is what keys act upon.
   useLayoutEffect(() => {
     function pressed(event: KeyboardEvent): void {
-      if (reopening !== null && !["Escape", "o"].includes(event.key)) return; // keys are for what is in sight, not for the task behind it
-      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); if (!event.repeat) void submit(); return; }
+      const open = reopening !== null ? "o" : guideline ? "?" : "";
+      if (open && !["Escape", open].includes(event.key)) return; // keys are for what is in sight, not for the task behind it
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); if (!event.repeat) submit(); return; }
       if (typed.current !== null && event.key.length === 1) { event.preventDefault(); typed.current += event.key; return; }
       const typing = event.target instanceof HTMLElement && event.target.matches("input:not([type=checkbox]), textarea, select");
-      if (event.key === "Escape") { typed.current = null; setSearching(false); setGuideline(false); setReopening(null); (event.target as HTMLElement).blur?.(); return; }
+      if (event.key === "Escape") { typed.current = null; setSearching(false); setGuideline(false); setReopening(null); setEmpty(false); (event.target as HTMLElement).blur?.(); return; }
       const heldDown = event.repeat && !event.key.startsWith("Arrow");
+      if (event.key.length === 1 && !letters) return;
       if (typing || heldDown || event.ctrlKey || event.metaKey || event.altKey) return;
       const { focus } = latest.current;
-      const focused = folds[focus]?.head.premise_id;
+      const said = (word: Word) => (): void => judge((id) => say(id, word));
+      const marked = (remark: Remark) => (): void => judge((id) => mark(id, remark));
       const does: Record<string, () => unknown> = {
-        ArrowDown: () => look(Math.min(focus + 1, folds.length - 1)), ArrowUp: () => look(Math.max(focus - 1, 0)),
-        a: () => focused && say(focused, "explains"), l: () => focused && say(focused, "leaf"), r: () => focused && say(focused, "refuses"),
-        x: () => focused && say(focused, "abstains"), i: () => focused && mark(focused, "irrelevant"), b: () => focused && mark(focused, "bad_fact"), s: () => folds[focus] && change({ seenUpto: folds[focus]!.head.rank }),
-        "/": () => { if (lease) { typed.current = searching ? null : ""; setSearching(true); } }, n: () => document.getElementById("note")?.focus(), e: rerank, u: undo, o: reopen, g: goOn, k: skip, "?": () => setGuideline((open) => !open),
+        ArrowDown: () => step(1), ArrowUp: () => step(-1), a: said("explains"), l: said("leaf"), r: said("refuses"), x: said("abstains"), i: marked("irrelevant"), b: marked("bad_fact"), s: () => { line(); frame(focus); },
+        "/": () => { if (lease) { typed.current = searching ? null : ""; setSearching(true); } }, n: () => document.getElementById("note")?.focus(), e: () => alone(rerank), u: undo, o: reopen, g: goOn, k: skip, "?": () => setGuideline((open) => !open),
       };
       const page = Math.floor(focus / 9) * 9;
       const digit = /^[1-9]$/.test(event.key) ? folds[page + Number(event.key) - 1] : undefined;
-      if (digit) { event.preventDefault(); say(digit.head.premise_id, "explains"); }
+      if (digit) { event.preventDefault(); say(digit.head.premise_id, "explains"); frame(page + Number(event.key) - 1); }
       else if (does[event.key]) { event.preventDefault(); void does[event.key]!(); }
     }
     addEventListener("keydown", pressed);
@@ -319,74 +441,68 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
     ...Object.values(draft.additions),
     ...draft.intermediates.map((text) => ({ text, leaf: false })),
   ] : [];
-  const undoS = last && !last.settled ? Math.max(0, Math.ceil((last.until - now) / 1000)) : 0;
+  const message = told && <p class="problem" role="alert">{told} <button type="button" class="plain" onClick={() => setTold("")}>Dismiss</button></p>;
   return (
     <div class="annotate">
       <aside class="side">
         <h2>Tree</h2>
         {tree?.question && <p class="behind"><span class="quiet">Question</span> {tree.question}{tree.answer && <><br /><span class="quiet">Answer</span> {tree.answer}</>}</p>}
         <TreeView tree={tree} current={lease ? lease.node_id || `${lease.task.path.length}` : ""} growing={growing} />
-        {tree?.hypothesis_id && tree.nodes.some((node) => node.state === "judged" && node.accepted.length > 0) && <p class="quiet"><a href={`/api/runs/${encodeURIComponent(tree.run_id)}/tree.svg?hypothesis=${encodeURIComponent(tree.hypothesis_id)}`} target="_blank" rel="noreferrer">The tree as a picture</a></p>}
+        {tree?.hypothesis_id && tree.nodes.some((node) => node.state === "judged" && node.accepted.length > 0) && <p class="quiet"><a href={`${treePath(tree.run_id, tree.hypothesis_id).replace("/tree?", "/tree.svg?")}`} target="_blank" rel="noreferrer">The tree as a picture</a></p>}
+        {queues.length > 1 && <label>Tasks of <select value={from} onChange={(event) => { shown.current.queue = event.currentTarget.value; setFrom(event.currentTarget.value); }}><option value="">any queue</option>{queues.map((one) => <option key={one.name} value={one.name}>{one.name}, {one.total.free} free</option>)}</select></label>}
         <label class="check"><input type="checkbox" checked={stay} onChange={(event) => setStay(event.currentTarget.checked)} /> stay in this tree</label>
+        <label class="check"><input type="checkbox" checked={showScores} onChange={(event) => setShowScores(event.currentTarget.checked)} /> scores</label>
         <p><button type="button" onClick={reopen}>Reopen an answer <kbd>o</kbd></button></p>
-        {queue && <p class="quiet">{queue.name}: {queue.total.waiting} wait, {queue.total.settled + queue.total.decided} done, {queue.total.mine} yours ({queue.total.mine_hour} in the last hour)</p>}
+        {queue && <p class="quiet">{queue.name}: {queue.total.free} free for you, {queue.total.mine} answered by you ({queue.total.mine_hour} in the last hour)</p>}
       </aside>
       <section class="work" aria-label="Task">
-        {told && <p class="problem" role="alert">{told} <button type="button" class="plain" onClick={() => setTold("")}>Dismiss</button></p>}
         {queue?.qualification.state === "open" && <p class="last" role="status">You qualify for {queue.name}: {queue.qualification.answered} of {queue.qualification.items} tasks answered. What you get first was judged before; afterwards you get the open ones.</p>}
-        {last && (
-          <p class="last">
-            <span role="status">Submitted: “{last.lease.task.query}”.{last.settled && " The run goes on."}</span>{" "}
-            {!last.settled && (undoS > 0 ? <>
-              <button type="button" disabled={busy} onClick={undo}>Undo <kbd>u</kbd> ({undoS} s)</button>
-              <button type="button" onClick={goOn}>Go on now <kbd>g</kbd></button>
-            </> : "The run goes on with it.")}
-          </p>
-        )}
+        {last && <After last={last} now={now} busy={busy} undo={undo} goOn={goOn} />}
         {reopening !== null && <Reopen at={reopening} all={role !== "annotator"} close={() => setReopening(null)} />}
-        {guideline && <section class="panel guideline" aria-label="Guideline"><h2>Guideline</h2><pre>{queue?.guideline || "This queue has no guideline."}</pre></section>}
-        {!lease || !draft ? <p class="waiting" role="status">{grows ? <>This tree grows as soon as your answer is final. <button type="button" onClick={skip}>Another tree meanwhile <kbd>k</kbd></button></> : "Nothing waits for you at the moment. New tasks appear here by themselves."}</p> : <>
+        {guideline && <Guideline text={queue?.guideline ?? ""} letters={letters} setLetters={(on) => { localStorage.setItem(LETTERS, on ? "on" : "off"); setLetters(on); }} close={() => setGuideline(false)} />}
+        {!lease || !draft ? <>{message}<p class="waiting" role="status">{grows ? <>This tree grows as soon as your answer is final. <button type="button" onClick={skip}>Another tree meanwhile <kbd>k</kbd></button></> : "Nothing waits for you at the moment. New tasks appear here by themselves."}</p></> : <>
           {lease.task.path.length > 0 && <ol class="path" aria-label="Path from the hypothesis">{lease.task.path.map((text, n) => <li key={n}>{text}</li>)}</ol>}
-          {newer && <p class="last" role="status">A newer encoder was published. <button type="button" onClick={rerank}>Re-rank with the new encoder <kbd>e</kbd></button></p>}
-          <h1><span class="ask">Which of these explain</span> {lease.task.query}</h1>
+          {newer && <p class="last" role="status">A newer encoder was published. <button type="button" disabled={busy} onClick={() => alone(rerank)}>Re-rank with the new encoder <kbd>e</kbd></button></p>}
+          <h1 ref={top} tabIndex={-1}><span class="ask">Which of these explain</span> {lease.task.query}</h1>
           {lease.task.accepted.length > 0 && <ul class="already" aria-label="Accepted before">{lease.task.accepted.map((one) => <li key={one.premise_id}>{one.text}</li>)}</ul>}
-          {searching && <Search typed={typed} lease={lease} draft={draft} add={add} write={write} close={() => setSearching(false)} />}
-          <Candidates lease={lease} draft={draft} folds={folds} focus={focus} moved={moved} showScores={showScores} maxGrade={queue?.max_grade ?? 0} grade={grade} setWay={(id, way) => change({ ways: { ...draft.ways, [id]: way } })} mark={mark} say={say} look={look} draw={(rank) => change({ seenUpto: rank })} />
-          <ul class="added" aria-label="Added">
-            {Object.entries(draft.additions).map(([id, one]) => (
-              <li key={id}>Added: {one.text}
-                <label class="check"><input type="checkbox" checked={one.leaf} onChange={(event) => change({ additions: { ...draft.additions, [id]: { ...one, leaf: event.currentTarget.checked } } })} /> leaf</label>
-                <button type="button" class="plain" onClick={() => add({ id, text: one.text, score: 0 })}>Remove</button>
-              </li>
-            ))}
-            {draft.intermediates.map((text) => <li key={`i${text}`}>Intermediate conclusion: {text} <button type="button" class="plain" onClick={() => change({ intermediates: draft.intermediates.filter((one) => one !== text) })}>Remove</button></li>)}
-            {draft.written.map((text, n) => <li key={n}>Written: {text} <button type="button" class="plain" onClick={() => change({ written: draft.written.filter((_, at) => at !== n) })}>Remove</button></li>)}
-          </ul>
-          <div class="node">
-            <label>This node is
-              <select value={draft.nodeVerdict} onChange={(event) => change({ nodeVerdict: event.currentTarget.value as NodeVerdict })}>
-                <option value="">not said</option><option value="complete">explained completely</option>
-                <option value="premise_missing">lacking a premise</option><option value="not_explainable">not explainable</option>
-              </select>
-            </label>
-            <label class="grow">Because <input id="inference" value={draft.inference} maxLength={1024} placeholder="… how the query follows, in your words" onInput={(event) => change({ inference: event.currentTarget.value })} /></label>
-            <label class="grow">Note <input id="note" value={draft.note} maxLength={1024} onInput={(event) => change({ note: event.currentTarget.value })} /></label>
-          </div>
-          <footer class="bar">
-            <div class="actions">
-              <button type="button" class="primary" disabled={busy} onClick={submit}>Submit <kbd>Ctrl ↵</kbd></button>
-              <button type="button" onClick={() => setSearching(true)}>Search <kbd>/</kbd></button>
-              <button type="button" onClick={skip}>Skip <kbd>k</kbd></button>
-              <button type="button" class="plain" onClick={() => change(emptyDraft(lease))}>Clear</button>
-              <label class="check"><input type="checkbox" checked={showScores} onChange={(event) => setShowScores(event.currentTarget.checked)} /> scores</label>
-              <span class={`left ${ends - now < 60_000 ? "soon" : ""}`}>{ends > now ? `yours for ${Math.ceil((ends - now) / 1000)} s` : "the lease is over; submit anyway"}</span>
+          <div inert={busy}>
+            <ul class="added" aria-label="Added">
+              {Object.entries(draft.additions).map(([id, one]) => (
+                <li key={id}>Added: {one.text}
+                  <label class="check"><input type="checkbox" checked={one.leaf} onChange={(event) => change({ additions: { ...draft.additions, [id]: { ...one, leaf: event.currentTarget.checked } } })} /> leaf</label>
+                  <button type="button" class="plain" onClick={() => add({ id, text: one.text, score: 0 })}>Remove</button>
+                </li>
+              ))}
+              {draft.intermediates.map((text) => <li key={`i${text}`}>Intermediate conclusion: {text} <button type="button" class="plain" onClick={() => change({ intermediates: draft.intermediates.filter((one) => one !== text) })}>Remove</button></li>)}
+              {draft.written.map((text, n) => <li key={n}>Kept as a suggestion: {text} <button type="button" class="plain" onClick={() => change({ written: draft.written.filter((_, at) => at !== n) })}>Remove</button></li>)}
+            </ul>
+            <Candidates key={lease.lease_id} lease={lease} draft={draft} folds={folds} focus={focus} keyed={keyed} moved={moved} showScores={showScores} maxGrade={queue?.max_grade ?? 0} grade={grade} setWay={(id, way) => change({ ways: { ...draft.ways, [id]: way } })} tick={(index) => { setFocus(index); say(folds[index]!.head.premise_id, "explains"); }} look={setFocus} />
+            <div class="node">
+              <label>This node is
+                <select value={draft.nodeVerdict} onChange={(event) => change({ nodeVerdict: event.currentTarget.value as NodeVerdict })}>
+                  <option value="">not said</option><option value="complete">explained completely</option>
+                  <option value="premise_missing">lacking a premise</option><option value="not_explainable">not explainable</option>
+                </select>
+              </label>
+              <label class="grow">Because <input id="inference" value={draft.inference} maxLength={1024} placeholder="… how the query follows, in your words" onInput={(event) => change({ inference: event.currentTarget.value })} /></label>
+              <label class="grow">Note <input id="note" value={draft.note} maxLength={1024} onInput={(event) => change({ note: event.currentTarget.value })} /></label>
             </div>
-            <p class="keys" aria-label="Keys">{KEYS.map(([key, does]) => <span key={key}><kbd>{key}</kbd> {does}</span>)}</p>
-          </footer>
+          </div>
+          <Bar draft={draft} folds={folds} focus={focus} busy={busy} over={ends <= now} asking={empty} cleared={cleared !== null} told={message}
+            search={searching && <Search key={lease.lease_id} typed={typed} lease={lease} draft={draft} add={add} write={write} close={() => setSearching(false)} />}
+            judge={(word) => judge((id) => say(id, word))} mark={(remark) => judge((id) => mark(id, remark))} submit={submit} send={(why) => void send(why)} back={() => setEmpty(false)}
+            find={() => setSearching(true)} skip={skip} clear={clear} help={() => setGuideline(true)} />
         </>}
       </section>
     </div>
   );
+}
+
+const treePath = (run: string, hypothesis: string): string => `/api/runs/${encodeURIComponent(run)}/tree?hypothesis=${encodeURIComponent(hypothesis)}`;
+
+function heldLease(): Lease | null {
+  const stored = localStorage.getItem(heldKey());
+  return stored ? (JSON.parse(stored) as Lease) : null;
 }
 
 // A task that no tree asks: its path is all there is to draw.

@@ -1,64 +1,55 @@
-// The candidates of a task, the verdict on each, and the line down to which they were looked at.
-import { useEffect, useRef } from "preact/hooks";
-import type { Lease, Remark, Word } from "./api";
+// The candidates of a task: the sentence, whether it is accepted, and whether it was read.
+import { useLayoutEffect, useRef } from "preact/hooks";
+import type { Lease } from "./api";
 import { acceptedIn, accepts, type Draft, type Fold } from "./draft";
 import { Marked } from "./marked";
+import { reveal } from "./sight";
 
-const VERDICTS: { word: Word; label: string; key: string }[] = [
-  { word: "explains", label: "Accept", key: "a" },
-  { word: "leaf", label: "Leaf", key: "l" },
-  { word: "refuses", label: "Refuse", key: "r" },
-  { word: "abstains", label: "Abstain", key: "x" },
-];
-
-const REMARKS: { remark: Remark; label: string; key: string }[] = [
-  { remark: "irrelevant", label: "true but irrelevant", key: "i" },
-  { remark: "bad_fact", label: "bad fact", key: "b" },
-];
+const SAID: Record<string, string> = { leaf: "leaf", refuses: "refused", abstains: "abstained", irrelevant: "irrelevant", bad_fact: "bad fact" };
 
 interface Props {
-  lease: Lease; draft: Draft; folds: Fold[]; focus: number; moved: Map<string, number> | null; showScores: boolean; maxGrade: number;
-  setWay: (premiseId: string, way: number) => void; grade: (premiseId: string, grade: number) => void; mark: (premiseId: string, remark: Remark) => void;
-  say: (premiseId: string, word: Word) => void; look: (index: number) => void; draw: (rank: number) => void;
+  lease: Lease; draft: Draft; folds: Fold[]; focus: number; keyed: number; moved: Map<string, number> | null; showScores: boolean; maxGrade: number;
+  setWay: (premiseId: string, way: number) => void; grade: (premiseId: string, grade: number) => void; tick: (index: number) => void; look: (index: number) => void;
 }
 
-export function Candidates({ lease, draft, folds, focus, moved, showScores, maxGrade, grade, setWay, mark, say, look, draw }: Props) {
+// `keyed` counts the keys that have moved the frame: after each the framed row is wholly in sight, and has the focus.
+export function Candidates({ lease, draft, folds, focus, keyed, moved, showScores, maxGrade, grade, setWay, tick, look }: Props) {
   const list = useRef<HTMLOListElement>(null);
-  useEffect(() => list.current?.querySelector(".focused")?.scrollIntoView({ block: "nearest" }), [focus]);
+  useLayoutEffect(() => {
+    if (!keyed) return;
+    const row = list.current?.querySelector<HTMLElement>(".focused");
+    row?.querySelector<HTMLElement>(".tick")?.focus({ preventScroll: true });
+    reveal(row);
+  }, [keyed]);
   const { query, path } = lease.task;
   const several = acceptedIn(draft).length > 1;
   const above = new Set([...path, query]);
+  const page = Math.floor(focus / 9) * 9;
   return (
     <ol class="candidates" ref={list} aria-label="Candidates, best first">
       {folds.map(({ head, others }, index) => {
-        const said = draft.verdicts[head.premise_id];
-        const accepted = accepts(draft, head.premise_id);
-        const seen = head.rank <= draft.seenUpto;
-        const isLine = seen && !(folds[index + 1] && folds[index + 1]!.head.rank <= draft.seenUpto);
-        const state = said ?? (seen ? "unticked" : "unseen");
+        const id = head.premise_id;
+        const said = draft.remarks[id] ?? draft.verdicts[id];
+        const accepted = accepts(draft, id);
+        const seen = draft.read.includes(id) && (head.rank <= draft.seenUpto || draft.verdicts[id] !== undefined);
+        const isLine = head.rank <= draft.seenUpto && (folds[index + 1]?.head.rank ?? 0) > draft.seenUpto;
+        const digit = index >= page && index < page + 9 && index > 8 ? `${index - page + 1}` : "";
         return (
-          <li key={head.premise_id} class={`candidate ${state} ${index === focus ? "focused" : ""} ${isLine ? "line" : ""}`} aria-current={index === focus ? "true" : undefined} onClick={() => look(index)}>
-            <div class="said" role="group" aria-label={`Verdict on candidate ${index + 1}`}>
-              <span class="number" aria-hidden="true">{index + 1}</span>
-              {VERDICTS.map(({ word, label, key }) => (
-                <button type="button" key={word} class={word} aria-pressed={said === word} title={`${label} (${key})`} onClick={(event) => { event.stopPropagation(); look(index); say(head.premise_id, word); }}>{label}</button>
-              ))}
-            </div>
+          <li key={id} data-premise={id} class={`candidate ${draft.verdicts[id] ?? (seen ? "unticked" : "unseen")} ${index === focus ? "focused" : ""} ${isLine ? "line" : ""}`} aria-current={index === focus ? "true" : undefined} onClick={() => look(index)}>
+            <button type="button" class="tick" aria-pressed={accepted} aria-label={`Accept candidate ${index + 1}: ${head.text}`} onClick={(event) => { event.stopPropagation(); tick(index); }}>{index + 1}</button>
             <div class="sentence">
               <Marked text={head.text} query={query} />
-              {moved && <Moved rank={head.rank} before={moved.get(head.premise_id)} />}
-              <span class="remarks" role="group" aria-label={`Remark on candidate ${index + 1}`}>
-                {REMARKS.map(({ remark, label, key }) => (
-                  <button type="button" key={remark} class="plain" aria-pressed={draft.remarks[head.premise_id] === remark} title={`${label} (${key})`} onClick={(event) => { event.stopPropagation(); look(index); mark(head.premise_id, remark); }}>{label}</button>
-                ))}
-              </span>
-              {several && accepted && <label class="grade">way <select value={draft.ways[head.premise_id] ?? 0} onClick={(event) => event.stopPropagation()} onChange={(event) => setWay(head.premise_id, Number(event.currentTarget.value))}><option value="0">each</option>{[1, 2, 3, 4].map((way) => <option key={way} value={way}>{way}</option>)}</select></label>}
-              {maxGrade > 0 && accepted && <label class="grade">grade <input type="number" min="1" max={maxGrade} step="any" value={draft.grades[head.premise_id] ?? ""} onClick={(event) => event.stopPropagation()} onInput={(event) => grade(head.premise_id, event.currentTarget.valueAsNumber)} /></label>}
+              {said && SAID[said] && <span class="chip">{SAID[said]}</span>}
+              {digit && <span class="digit">key <kbd>{digit}</kbd></span>}
+              {moved && <Moved rank={head.rank} before={moved.get(id)} />}
+              {several && accepted && <label class="grade" title="Only where there are several ways to explain it: which of them this belongs to">way <select value={draft.ways[id] ?? 0} onClick={(event) => event.stopPropagation()} onChange={(event) => setWay(id, Number(event.currentTarget.value))}><option value="0">each</option>{[1, 2, 3, 4].map((way) => <option key={way} value={way}>{way}</option>)}</select></label>}
+              {maxGrade > 0 && accepted && <label class="grade">grade <input type="number" min="1" max={maxGrade} step="any" value={draft.grades[id] ?? ""} onClick={(event) => event.stopPropagation()} onInput={(event) => grade(id, event.currentTarget.valueAsNumber)} /></label>}
               {showScores && <span class="score">{head.score.toFixed(3)}</span>}
               {above.has(head.text) && <span class="warning">says what is to be explained: a tree may not lead back to itself</span>}
               {others.length > 0 && <details class="others"><summary>{others.length} in other words</summary>{others.map((other) => <p key={other.premise_id}>{other.text}</p>)}</details>}
             </div>
-            {isLine ? <span class="mark">read down to here: unticked above is refused, below is unseen</span> : <button type="button" class="plain draw" onClick={(event) => { event.stopPropagation(); draw(head.rank); }}>{seen ? "Unread below" : "Read down to here"}</button>}
+            <span class={`gutter ${seen ? "seen" : ""}`} title={seen ? "Read: if you leave it unticked, it is refused" : "Not read yet: it counts only after a second whole in sight"}>{seen ? "✓ read" : "unread"}</span>
+            {isLine && <span class="mark">You stopped here: nothing below counts as read.</span>}
           </li>
         );
       })}

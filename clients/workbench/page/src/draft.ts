@@ -6,22 +6,23 @@ export interface Draft {
   grades: Record<string, number>;
   remarks: Record<string, Remark>;
   ways: Record<string, number>; // which of several explanations a premise belongs to; 0, or not there: to each
-  seenUpto: number;
+  read: string[]; // what was in sight for a second
+  seenUpto: number; // the rank below which nothing counts as read
   additions: Record<string, { text: string; leaf: boolean }>;
   written: string[];
   intermediates: string[]; // of what is written: nodes that are retrieved for
   note: string;
   inference: string;
   nodeVerdict: NodeVerdict;
-  begun: number;
+  spentMs: number;
 }
 
-const PAGE = 9;
 const KEPT = 50; // drafts
 const DRAFTS = "aeenc.draft.";
 let owner = "";
 const name = (taskId: string): string => `${DRAFTS}${owner}.${taskId}`;
 export const heldKey = (): string => `aeenc.lease.${owner}`;
+export const lastKey = (): string => `aeenc.last.${owner}`;
 
 // Whose lease and drafts these are. The next person at this browser has others: answers are blind.
 export function belongsTo(person: string): void {
@@ -29,8 +30,8 @@ export function belongsTo(person: string): void {
 }
 
 export function emptyDraft(lease: Lease): Draft {
-  const seenUpto = lease.task.candidates.slice(0, PAGE).reduce((most, one) => Math.max(most, one.rank), 0);
-  return { verdicts: {}, grades: {}, remarks: {}, ways: {}, seenUpto, additions: {}, written: [], intermediates: [], note: "", inference: "", nodeVerdict: "", begun: Date.now() };
+  const seenUpto = Math.max(0, ...lease.task.candidates.map((one) => one.rank));
+  return { verdicts: {}, grades: {}, remarks: {}, ways: {}, read: [], seenUpto, additions: {}, written: [], intermediates: [], note: "", inference: "", nodeVerdict: "", spentMs: 0 };
 }
 
 // The draft for the same node with other candidates: what was said of those that are still there, and all else.
@@ -96,10 +97,23 @@ export function sentWays(draft: Draft): string[][] {
   return ways.map((way) => accepted.filter((id) => [0, way].includes(draft.ways[id] ?? 0)));
 }
 
-// What is sent. A candidate folded under another is not in sight: above the line it is abstained from, never refused, and
-// below it nothing is said of it.
-export function sentVerdicts(draft: Draft, folds: Fold[]): Record<string, Word> {
-  const hidden = folds.flatMap(({ others }) => others).filter((one) => one.rank <= draft.seenUpto);
-  const abstained = Object.fromEntries(hidden.map((one) => [one.premise_id, "abstains" as Word]));
-  return { ...abstained, ...draft.verdicts };
+// How many of the candidates in the list nothing is said of, as they were not read.
+export const unseen = (draft: Draft, folds: Fold[]): number => {
+  const sent = sentVerdicts(draft, folds);
+  return folds.filter(({ head }) => sent[head.premise_id] === "unseen").length;
+};
+
+// Whether an answer accepts nothing and does not say why.
+export const saysNothing = (draft: Draft): boolean => acceptedIn(draft).length + draft.intermediates.length === 0 && draft.nodeVerdict === "";
+
+// What is sent, of every candidate: only what was read is refused, whether it was left unticked or refused by a key. A
+// candidate folded under another is not in sight: where that one was judged or read it is abstained from.
+export function sentVerdicts(draft: Draft, folds: Fold[]): Record<string, Word | "unseen"> {
+  const sent: Record<string, Word | "unseen"> = { ...draft.verdicts };
+  for (const { head, others } of folds) {
+    const said = sent[head.premise_id] ?? (head.rank <= draft.seenUpto ? "refuses" : "unseen");
+    sent[head.premise_id] = said === "refuses" && !draft.read.includes(head.premise_id) ? "unseen" : said;
+    for (const one of others) if (!sent[one.premise_id] || sent[one.premise_id] === "refuses") sent[one.premise_id] = sent[head.premise_id] === "unseen" ? "unseen" : "abstains";
+  }
+  return sent;
 }

@@ -1,5 +1,5 @@
 // What a team lead looks at: queues, conflicts side by side, agreement, trees to download.
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { call, follow, fresh, type Agreement, type Change, type Control, type Counts, type JudgedTask, type Queue, type QueuedRun, type Word } from "./api";
 
 const COLUMNS: [keyof Counts, string][] = [
@@ -18,22 +18,31 @@ export function Lead({ queues, reloadQueues }: { queues: Queue[]; reloadQueues: 
   const ended = known.filter((one) => !live.includes(one.run_id));
   const runs = [...live, ...ended.map((one) => one.run_id)];
   const [run, setRun] = useState("");
-  const [tasks, setTasks] = useState<JudgedTask[]>([]);
+  const [tasks, setTasks] = useState<JudgedTask[] | null>(null);
   const [agreed, setAgreed] = useState<Agreement | null>(null);
-  const [changes, setChanges] = useState<Change[]>([]);
+  const [changes, setChanges] = useState<Change[] | null>(null);
   const [told, setTold] = useState("");
+  const chosen = useRef("");
 
-  const of = <T,>(what: string): Promise<T> => call<T>(`/api/runs/${encodeURIComponent(run)}/${what}`);
   const failed = (error: Error): void => setTold(error.message);
-  const loadDisputes = (): Promise<void> => of<JudgedTask[]>("tasks?state=conflict").then(setTasks).catch(failed);
+  // What is told of a run is dropped when another one was chosen meanwhile.
+  const of = <T,>(what: string, draw: (found: T) => void): Promise<void> =>
+    call<T>(`/api/runs/${encodeURIComponent(run)}/${what}`).then((found) => { if (chosen.current === run) draw(found); })
+      .catch((error: Error) => { if (chosen.current === run) failed(error); });
+  const loadDisputes = (): Promise<void> => of<JudgedTask[]>("tasks?state=conflict", setTasks);
   const loadFigures = async (): Promise<void> => {
-    await of<Change[]>("changes").then(setChanges).catch(failed);
-    await of<Agreement>("agreement").then(setAgreed).catch(failed);
+    await of<Change[]>("changes", setChanges);
+    await of<Agreement>("agreement", setAgreed);
   };
   const load = (): Promise<void> => loadDisputes().then(loadFigures);
   useEffect(() => { call<QueuedRun[]>("/api/runs").then(setKnown).catch(failed); }, [live.join()]);
   useEffect(() => { if (!run && queues.length > 0 && runs[0]) setRun(runs[0]); }, [queues, known]); // live ones first
   useEffect(() => {
+    chosen.current = run;
+    setTasks(null);
+    setAgreed(null);
+    setChanges(null);
+    setTold("");
     if (!run) return undefined;
     void load();
     const looks = { counts: paced(reloadQueues, COUNT_MS), disputes: paced(loadDisputes, LOOK_MS), figures: paced(loadFigures, FIGURES_MS) };
@@ -58,7 +67,7 @@ export function Lead({ queues, reloadQueues }: { queues: Queue[]; reloadQueues: 
 
   return (
     <div class="wide">
-      {told && <p class="problem" role="alert">{told}</p>}
+      {told && <p class="problem" role="alert">{told} <button type="button" class="plain" onClick={() => setTold("")}>Dismiss</button></p>}
       <h1>Queues</h1>
       <table>
         <thead><tr><th scope="col">Queue</th><th scope="col">Run</th>{COLUMNS.map(([, name]) => <th scope="col" key={name} class="figure">{name}</th>)}<th scope="col">Files</th></tr></thead>
@@ -81,13 +90,15 @@ export function Lead({ queues, reloadQueues }: { queues: Queue[]; reloadQueues: 
       {run && <>
         <label>Run <select value={run} onChange={(event) => setRun(event.currentTarget.value)}>{runs.map((one) => <option key={one} value={one}>{one}</option>)}</select></label>
         <h2>Disputed</h2>
-        {tasks.length === 0 && <p class="quiet">Nobody disagrees.</p>}
-        {tasks.map((task) => <Conflict key={task.task.task_id} task={task} decide={(verdicts) => decide(task, verdicts)} />)}
+        {!tasks && <p class="quiet" role="status">Reading …</p>}
+        {tasks?.length === 0 && <p class="quiet">Nobody disagrees.</p>}
+        {tasks?.map((task) => <Conflict key={task.task.task_id} task={task} decide={(verdicts) => decide(task, verdicts)} />)}
         <h2>Agreement</h2>
+        {!agreed && <p class="quiet">Reading …</p>}
         {agreed && <Figures agreed={agreed} />}
         {agreed && agreed.controls.length > 0 && <Controls controls={agreed.controls} />}
         <h2>What was done</h2>
-        <Trail changes={changes} />
+        {changes && <Trail changes={changes} />}
       </>}
     </div>
   );

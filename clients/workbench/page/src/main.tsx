@@ -17,6 +17,7 @@ const VIEWS: [name: string, title: string, role: Person["role"]][] = [
 function App() {
   const [person, setPerson] = useState<Person | null>(null);
   const [refused, setRefused] = useState("");
+  const [left, setLeft] = useState(false); // signed out on purpose
   const [provider, setProvider] = useState(false);
   const [queues, setQueues] = useState<Queue[]>([]);
   const [view, setView] = useState(location.hash.slice(1) || "annotate");
@@ -24,7 +25,7 @@ function App() {
   const reloadQueues = (): void => { call<Queue[]>("/api/queues").then(setQueues).catch(() => undefined); };
 
   // The call after it is refused, and that answer says how to sign in.
-  const signOut = (): void => { call("/sign-out", {}).then(() => call("/api/me")).catch((error: Error) => setRefused(error.message)); };
+  const signOut = (): void => { call("/sign-out", {}).then(() => { setLeft(true); return call("/api/me"); }).catch((error: Error) => setRefused(error.message)); };
 
   useEffect(() => {
     watchConnection(setConnected, (problem) => { setProvider(problem.reason === "OIDC"); setRefused(problem.message); });
@@ -34,7 +35,7 @@ function App() {
     return () => removeEventListener("hashchange", moved);
   }, []);
 
-  if (refused) return <main class="wide"><h1>AE-Enc workbench</h1><p role="alert">{refused}</p>{provider && <p><a href="/oidc/sign-in">Sign in</a></p>}</main>;
+  if (refused) return <main class="wide"><h1>AE-Enc workbench</h1>{left ? <p role="status">You are signed out. What you have ticked is kept in this browser. To come back, {provider ? "sign in." : "ask your lead for a new link."}</p> : <p role="alert">{refused}</p>}{provider && <p><a href="/oidc/sign-in">Sign in</a></p>}</main>;
   if (!person) return <main class="wide"><p role="status">…</p></main>;
   const views = VIEWS.filter(([, , role]) => ROLES.indexOf(person.role) >= ROLES.indexOf(role));
   const shown = views.some(([name]) => name === view) ? view : "annotate";

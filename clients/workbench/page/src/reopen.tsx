@@ -1,5 +1,6 @@
 // A person's answers in a run, to open one again: what is changed amends the answer, the rest stays as it was judged.
 import { useEffect, useState } from "preact/hooks";
+import { Sheet } from "./guideline";
 import { call, fresh, type JudgedTask, type QueuedRun, type TaskAnswer, type Word } from "./api";
 
 const WORDS: Word[] = ["explains", "leaf", "refuses", "abstains"];
@@ -39,8 +40,8 @@ export function Reopen({ at, all, close }: { at: string; all: boolean; close: ()
   }
 
   return (
-    <section class="panel reopen" aria-label="Answers">
-      <h2>{all ? "All answers" : "Your answers"} <button type="button" class="plain" onClick={close}>Close <kbd>Esc</kbd></button></h2>
+    <Sheet name={all ? "All answers" : "Your answers"} close={close}>
+      <section class="reopen" aria-label="Answers">
       {runs.length > 1 && <label>Run <select value={run} onChange={(event) => setRun(event.currentTarget.value)}>{runs.map((one) => <option key={one.run_id} value={one.run_id}>{one.run_id}, {one.state}</option>)}</select></label>}
       {told && <p role="status">{told}</p>}
       {given.length === 0 && <p class="quiet">There are none in this run yet.</p>}
@@ -53,7 +54,8 @@ export function Reopen({ at, all, close }: { at: string; all: boolean; close: ()
           </li>
         ))}
       </ul>
-    </section>
+      </section>
+    </Sheet>
   );
 }
 

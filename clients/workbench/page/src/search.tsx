@@ -34,11 +34,18 @@ export function Search({ typed, lease, draft, add, write, close }: Props) {
     }
   }
 
+  function keep(intermediate: boolean): void {
+    const same = (one: string): boolean => one.trim().toLowerCase() === text.trim().toLowerCase();
+    const circular = [...lease.task.path, lease.task.query].some(same);
+    setProblem(circular ? "This is what is to be explained: a tree may not lead back to itself. Write what it follows from." : text.trim() ? "" : "Write a sentence first.");
+    if (!circular && text.trim()) write(text.trim(), intermediate);
+  }
+
   return (
     <section class="panel search" aria-label="Search the corpus">
       <form onSubmit={search} role="search">
         <label class="grow">Search the corpus
-          <input ref={input} value={text} onInput={(event) => setText(event.currentTarget.value)} onKeyDown={(event) => event.key === "Escape" && close()} />
+          <input ref={input} value={text} maxLength={1024} onInput={(event) => setText(event.currentTarget.value)} onKeyDown={(event) => event.key === "Escape" && close()} />
         </label>
         <label>by
           <select value={mode} onChange={(event) => setMode(event.currentTarget.value as (typeof MODES)[number])}>
@@ -47,8 +54,8 @@ export function Search({ typed, lease, draft, add, write, close }: Props) {
         </label>
         <label class="check"><input type="checkbox" checked={conditioned} onChange={(event) => setConditioned(event.currentTarget.checked)} /> for what is still unexplained</label>
         <button type="submit">Search</button>
-        <button type="button" onClick={() => write(text, false)} title="The corpus lacks it: keep it as a suggestion">Write as a fact</button>
-        <button type="button" onClick={() => write(text, true)} title="It follows from other facts: it becomes a node of the tree, for which facts are retrieved">Write as an intermediate conclusion</button>
+        <button type="button" onClick={() => keep(false)} title="The corpus lacks it: keep it as a suggestion">Write as a fact</button>
+        <button type="button" onClick={() => keep(true)} title="It follows from other facts: it becomes a node of the tree, for which facts are retrieved">Write as an intermediate conclusion</button>
         <button type="button" class="plain" onClick={close}>Close <kbd>Esc</kbd></button>
       </form>
       {problem && <p class="problem" role="alert">{problem}</p>}

@@ -1,0 +1,305 @@
+"""Only what was in sight for a second is refused; the frame stays in sight; one task stands alone."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from browser.recorder import AREA, SIGHT_MS, record, seen
+
+from aeenc import values
+
+pytestmark = pytest.mark.browser
+ROWS = '[aria-label^="Candidates"] > li'
+
+
+async def shown(page: Any, query: str) -> None:
+    """Waits until a task asks this."""
+    await page.get_by_role("heading", level=1).filter(has_text=query).wait_for()
+
+
+async def submitted(page: Any) -> None:
+    await page.keyboard.press("Control+Enter")
+    await page.get_by_text("Submitted").wait_for()
+
+
+async def judgements(bench: Any, run_id: str, task: int = 0) -> list[str]:
+    tasks = [one async for one in bench.people.list_tasks(run_id)]
+    return [one.judgement.name for answer in tasks[task].answers for one in answer.verdicts]
+
+
+def held(page: Any, path: str) -> Callable[[], Awaitable[None]]:
+    """Holds the answers of a path back until what it returns is called."""
+    free = asyncio.Event()
+
+    async def wait(route: Any) -> None:
+        await free.wait()
+        await route.continue_()
+
+    async def release() -> None:
+        free.set()
+
+    page.held = page.route(path, wait)
+    return release
+
+
+async def test_a_new_task_opens_at_its_hypothesis(bench: Any) -> None:
+    async with bench(undo_s=0.0) as at:
+        await at.run(["hypothesis 0", "hypothesis 1"], k=50, max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        await page.keyboard.press("1")
+        await page.mouse.move(800, 400)
+        await page.mouse.wheel(0, 900)
+        await page.wait_for_function("scrollY > 500")
+        await page.get_by_role("button", name="Submit").click()
+        await shown(page, "hypothesis 1")
+        await page.wait_for_function("scrollY === 0")
+        assert await page.evaluate("document.activeElement.tagName") == "H1"
+
+
+async def test_what_was_not_in_sight_for_a_second_is_unseen(bench: Any) -> None:
+    async with bench() as at:
+        run_id = await at.run(["hypothesis 0"], k=50, max_depth=0)
+        page = await at.window("ann")
+        await record(page)
+        await shown(page, "hypothesis 0")
+        await page.mouse.move(800, 400)
+        await page.mouse.wheel(0, 10_000)
+        await page.wait_for_timeout(1500)
+        await page.keyboard.press("1")
+        await page.get_by_text("not seen", exact=False).first.wait_for()
+        await submitted(page)
+        said = await judgements(at, run_id)
+        [task] = [one async for one in at.people.list_tasks(run_id)]
+        times = await seen(page)
+        for candidate, judgement in zip(task.task.candidates, said, strict=True):
+            if judgement == "DOES_NOT_EXPLAIN":
+                assert times.get(f"hypothesis 0\n{candidate.text}", 0.0) >= SIGHT_MS, candidate.text
+        assert said[0] == "EXPLAINS"
+        assert said[1:6] == ["UNSEEN"] * 5
+        assert said[-1] == "DOES_NOT_EXPLAIN"
+
+
+async def test_a_row_behind_the_bar_a_tab_behind_another_and_a_dialog_hide(bench: Any) -> None:
+    async with bench() as at:
+        run_id = await at.run(["hypothesis 0"], k=9, max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        await page.evaluate("""() => {
+            Object.defineProperty(document, "visibilityState", { get: () => window.behind ? "hidden" : "visible" });
+            window.behind = true;
+            document.dispatchEvent(new Event("visibilitychange"));
+        }""")
+        await page.set_viewport_size({"width": 1280, "height": 500})
+        await page.keyboard.press("1")
+        await page.wait_for_timeout(1300)
+        assert await page.locator(".gutter.seen").count() == 0
+        await page.keyboard.press("?")
+        await page.evaluate("() => { window.behind = false; }")
+        await page.wait_for_timeout(1300)
+        assert await page.locator(".gutter.seen").count() == 0
+        await page.keyboard.press("Escape")
+        await page.locator(".gutter.seen").first.wait_for()
+        bar = await page.locator("footer.bar").bounding_box()
+        hidden = [
+            n
+            for n, row in enumerate(await page.locator(f"{ROWS} .text").all())
+            if (box := await row.bounding_box()) and box["y"] + box["height"] > bar["y"]
+        ]
+        assert hidden
+        await submitted(page)
+        said = await judgements(at, run_id)
+        assert [said[n] for n in hidden] == ["UNSEEN"] * len(hidden)
+        assert "DOES_NOT_EXPLAIN" in said
+
+
+async def test_a_text_taller_than_the_window_is_read_line_by_line(bench: Any) -> None:
+    async with bench() as at:
+        at.world.index.suffix = " and so on" * 150
+        await at.run(["hypothesis 0"], k=1, max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        await page.set_viewport_size({"width": 900, "height": 420})
+        await page.wait_for_timeout(1500)
+        assert await page.locator(".gutter.seen").count() == 0
+        for _ in range(12):
+            await page.keyboard.press("ArrowDown")
+            await page.wait_for_timeout(1200)
+            if await page.locator(".gutter.seen").count():
+                break
+        assert await page.locator(".gutter.seen").count() == 1
+
+
+async def test_an_empty_answer_is_asked_about_and_two_clicks_send_one(bench: Any) -> None:
+    async with bench(undo_s=0.0) as at:
+        run_id = await at.run(["hypothesis 0", "hypothesis 1", "hypothesis 2"], max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        await page.keyboard.press("1")
+        await page.set_viewport_size({"width": 1280, "height": 420})  # the bar stays where it is
+        submit = page.get_by_role("button", name="Submit")
+        box = await submit.bounding_box()
+        spot = (box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        await page.mouse.click(*spot)
+        await page.wait_for_timeout(600)
+        await page.mouse.click(*spot)
+        await page.wait_for_timeout(1500)
+        await page.mouse.click(*spot)
+        question = page.get_by_role("alertdialog", name="Nothing is accepted")
+        await question.wait_for()
+        await page.set_viewport_size({"width": 1280, "height": 800})
+        await page.keyboard.press("Control+Enter")
+        await page.locator(".gutter.seen").nth(3).wait_for()
+        assert [len(task.answers) async for task in at.people.list_tasks(run_id)] == [1, 0, 0]
+        await question.get_by_role("button", name="Nothing explains it").click()
+        await shown(page, "hypothesis 2")
+        [_, second, _] = [task async for task in at.people.list_tasks(run_id)]
+        assert second.answers[0].node_verdict is values.NodeVerdict.NOT_EXPLAINABLE
+        assert [one.judgement.name for one in second.answers[0].verdicts] == ["DOES_NOT_EXPLAIN"] * 4
+
+
+@pytest.mark.parametrize(("width", "height"), [(390, 844), (1280, 800), (640, 400)])
+async def test_the_framed_row_is_wholly_in_sight_after_each_of_200_keys(bench: Any, width: int, height: int) -> None:
+    async with bench() as at:
+        await at.run(["hypothesis 0"], k=50, max_depth=0)
+        page = await at.window("ann")
+        await page.set_viewport_size({"width": width, "height": height})
+        await shown(page, "hypothesis 0")
+        rng = random.Random(width)
+        keys = ["ArrowDown"] * 45 + ["ArrowUp"] * 30
+        keys += rng.choices(["ArrowDown", "ArrowUp", "a", "l", "r", "x", "i", "b", "s", *"123456789"], k=125)
+        for count, key in enumerate(keys, 1):
+            await page.keyboard.press(key)
+            above, below = await page.evaluate(AREA)
+            assert min(above, below) > -1, f"key {count}, {key}: {above:.0f} above, {below:.0f} below"
+
+
+async def test_a_digit_moves_the_frame_and_a_letter_goes_to_the_next_row(bench: Any) -> None:
+    async with bench() as at:
+        run_id = await at.run(["hypothesis 0"], k=9, max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        await page.locator(".gutter.seen").nth(8).wait_for()
+        for key in ("6", "l", "a"):
+            await page.keyboard.press(key)
+        await submitted(page)
+        [task] = [one async for one in at.people.list_tasks(run_id)]
+        accepted = [
+            (n, one.leaf) for n, one in enumerate(task.answers[0].verdicts, 1) if one.judgement.name == "EXPLAINS"
+        ]
+        assert accepted == [(6, True), (7, False)]
+
+
+async def test_a_row_does_not_grow_under_the_mouse_or_in_the_frame(bench: Any) -> None:
+    async with bench() as at:
+        await at.run(["hypothesis 0"], k=9, max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        await page.get_by_text("unread").first.wait_for(state="detached")
+
+        async def boxes() -> list[Any]:
+            return [await row.bounding_box() for row in await page.locator(ROWS).all()]
+
+        before = await boxes()
+        await page.locator(ROWS).nth(3).hover()
+        assert await boxes() == before
+        await page.locator(ROWS).nth(4).locator(".text").click()
+        assert await boxes() == before
+
+
+async def test_the_tree_of_the_last_task_never_stands_beside_the_next(bench: Any) -> None:
+    async with bench() as at:
+        roots = [(f"tree-{n}", f"hypothesis {n}", f"question {n}", f"answer {n}") for n in (0, 1)]
+        await at.sampler.start_run(roots, corpus="science", oracle="team", k=4, max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        await page.get_by_text("question 0").wait_for()
+        release = held(page, "**/tree?hypothesis=tree-0")
+        await page.held
+        await page.keyboard.press("1")
+        await page.reload()
+        await shown(page, "hypothesis 0")
+        await page.evaluate("fetch('/api/me')")
+        await page.keyboard.press("k")
+        await shown(page, "hypothesis 1")
+        await page.get_by_text("question 1").wait_for()
+        await release()
+        await page.wait_for_timeout(700)
+        assert await page.get_by_text("question 0").count() == 0
+        assert await page.get_by_text("question 1").count() == 1
+
+
+async def test_what_is_judged_is_frozen_while_it_is_sent(bench: Any) -> None:
+    async with bench() as at:
+        run_id = await at.run(["hypothesis 0"], max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        await page.keyboard.press("1")
+        release = held(page, "**/api/answer")
+        await page.held
+        await page.keyboard.press("Control+Enter")
+        await page.keyboard.press("2")
+        await page.locator(ROWS).nth(2).click(force=True)
+        assert await page.locator('.candidates [aria-pressed="true"]').count() == 1
+        await page.get_by_role("button", name="Sending").wait_for()
+        await release()
+        await page.get_by_text("Submitted").wait_for()
+        assert (await judgements(at, run_id)).count("EXPLAINS") == 1
+
+
+async def test_a_renewal_that_the_answer_overtook_is_no_error(bench: Any) -> None:
+    async with bench(first_lease_s=15.0, min_lease_s=15.0, undo_s=0.0) as at:
+        await at.run(["hypothesis 0", "hypothesis 1"], max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        await page.keyboard.press("1")
+        release = held(page, "**/api/renew")
+        await page.held
+        async with page.expect_request("**/api/renew"):
+            pass
+        await page.keyboard.press("Control+Enter")
+        await shown(page, "hypothesis 1")
+        await page.get_by_text("Submitted").wait_for()
+        async with page.expect_response("**/api/renew"):
+            await release()
+        await page.wait_for_timeout(300)
+        assert await page.get_by_role("alert").count() == 0
+
+
+async def test_the_page_says_what_becomes_of_an_answer(bench: Any) -> None:
+    async with bench(overlap=2, policy="adjudicate", undo_s=2.0) as at:
+        run_id = await at.run(["hypothesis 0"], max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        await page.keyboard.press("1")
+        await submitted(page)
+        await page.get_by_text("One more person answers it before the tree grows.").wait_for()
+        assert await page.get_by_role("button", name="Go on now").count() == 0
+        await page.keyboard.press("g")
+        await page.get_by_role("alert").get_by_text("cannot go on with it yet").wait_for()
+        await page.wait_for_timeout(2500)
+        assert await page.get_by_text("The run goes on with it").count() == 0
+        [lease] = await at.people.lease("bob", run_id=run_id)
+        await at.people.submit(lease, [lease.task.candidates[1].premise_id])
+        await page.get_by_text("People disagree on it: an adjudicator decides.").wait_for()
+
+
+async def test_a_panel_opens_where_one_looks(bench: Any) -> None:
+    async with bench() as at:
+        await at.run(["hypothesis 0"], k=50, max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        await page.mouse.move(800, 400)
+        for key, name in (("/", "Search the corpus"), ("?", "Guideline"), ("o", "answers")):
+            await page.mouse.wheel(0, 900)
+            await page.wait_for_function("scrollY > 500")
+            await page.keyboard.press(key)
+            role = "region" if key == "/" else "dialog"
+            box = await page.get_by_role(role, name=name).bounding_box()
+            assert box["y"] >= 0
+            assert box["y"] + box["height"] <= 800
+            await page.keyboard.press("Escape")
