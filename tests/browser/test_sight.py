@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from browser.recorder import AREA, SIGHT_MS, record, seen
 
 from aeenc import values
+from support.worlds.browser_sight import AREA, SIGHT_MS, record, seen
 
 pytestmark = pytest.mark.browser
 ROWS = '[aria-label^="Candidates"] > li'
