@@ -36,9 +36,9 @@ class RecordingOracle(NoisyOracle):
 
     def __init__(self, oracle: Oracle, noise: Noise, *, seed: int) -> None:
         super().__init__(oracle, noise, seed=seed)
-        self.answers: list[tuple[Task, oracle_pb2.OracleAnswer]] = []
+        self.answers: list[tuple[Task, oracle_pb2.Answer]] = []
 
-    def sent(self, task: Task, answer: oracle_pb2.OracleAnswer) -> oracle_pb2.OracleAnswer:
+    def sent(self, task: Task, answer: oracle_pb2.Answer) -> oracle_pb2.Answer:
         """As the noisy oracle's."""
         answer = super().sent(task, answer)
         self.answers.append((task, answer))

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from types import MappingProxyType
 
 from aeenc import errors
-from aeenc.oracle import Verdict
+from aeenc.oracle import EXPLAINS, REFUSES, Verdict
 from aeenc.v1 import oracle_pb2, people_pb2, sampler_pb2, types_pb2
+from aeenc.values import Answer
 from services.corpus.sameness import same_key
 from services.kit.convert import ENVELOPE_BYTES, bounded, decode_enum, opened_by, to_duration, to_timestamp
 from services.kit.limits import AnswerRoom, Limits, check_count
-from services.sampler.acs.algorithm import ROOT, Rules
+from services.sampler.acs.algorithm import ROOT, Rules, Statement
 from services.sampler.acs.negatives import NegativeFilter
 from services.sampler.execution.retention import OldRun
-from services.sampler.people.controls import Qualification
+from services.sampler.oracles.answers import statement_of
+from services.sampler.people.controls import Mistake, Qualification
 from services.sampler.people.decisions import SentAnswer, SentVerdicts, verdict_of
 from services.sampler.people.overview import NodeNow, QueueNow, TreeNow
 from services.sampler.people.queue import LeasedTask
 from services.sampler.people.review import Report
 from services.sampler.people.task_store import LoggedChange, TaskEvent
 from services.sampler.people.tasks import (
-    NodeVerdict,
     Remark,
     TaskAnswer,
     TaskRecord,
@@ -60,12 +62,6 @@ _STATES: dict[people_pb2.TaskState, TaskState | None] = {
     people_pb2.TASK_STATE_CONFLICT: "CONFLICT",
     people_pb2.TASK_STATE_SETTLED: "SETTLED",
     people_pb2.TASK_STATE_WITHDRAWN: "WITHDRAWN",
-}
-
-_NODE_VERDICTS: dict[people_pb2.NodeVerdict, NodeVerdict] = {
-    people_pb2.NODE_VERDICT_COMPLETE: "COMPLETE",
-    people_pb2.NODE_VERDICT_PREMISE_MISSING: "PREMISE_MISSING",
-    people_pb2.NODE_VERDICT_NOT_EXPLAINABLE: "NOT_EXPLAINABLE",
 }
 
 _SOURCES: dict[types_pb2.PremiseSource, PremiseSource] = {
@@ -261,31 +257,24 @@ def from_verdicts(messages: Iterable[oracle_pb2.Verdict]) -> SentVerdicts:
 
 def from_submission(request: people_pb2.SubmitVerdictsRequest) -> SentAnswer:
     """An answer as it was sent. Without `elapsed`, the time since the lease was granted counts."""
-    return SentAnswer(
-        verdicts=from_verdicts(request.verdicts),
-        seen_upto=request.seen_upto,
-        elapsed_s=request.elapsed.seconds + request.elapsed.nanos / 1e9 if request.HasField("elapsed") else None,
-        note=request.note,
-        additions=from_verdicts(request.additions),
-        written=tuple(request.written),
-        inference=request.inference,
-        node_verdict=decode_enum(_NODE_VERDICTS, request.node_verdict, "node_verdict", ""),
-        intermediates=_conclusions(request),
-        alternatives=tuple(dict.fromkeys(tuple(dict.fromkeys(one.premise_ids)) for one in request.alternatives)),
-    )
+    elapsed_s = request.elapsed.seconds + request.elapsed.nanos / 1e9 if request.HasField("elapsed") else None
+    return replace(from_answer(request.answer), seen_upto=request.seen_upto, elapsed_s=elapsed_s)
 
 
-def from_amendment(request: people_pb2.AmendVerdictsRequest) -> SentAnswer:
-    """What an amendment changes of an answer."""
-    return SentAnswer(
-        verdicts=from_verdicts(request.verdicts),
-        additions=from_verdicts(request.additions),
-        intermediates=_conclusions(request),
-    )
+def from_answer(message: oracle_pb2.Answer) -> SentAnswer:
+    """An answer, or what changes of one."""
+    if message.node_verdict not in oracle_pb2.NodeVerdict.values():
+        raise errors.InvalidArgument.field("node_verdict", f"{message.node_verdict} is unknown; update the sampler")
+    said = statement_of(Answer.from_message(message))
+    return SentAnswer(from_verdicts(message.verdicts), additions=from_verdicts(message.additions), **said.parts())
 
 
-def _conclusions(request: people_pb2.SubmitVerdictsRequest | people_pb2.AmendVerdictsRequest) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(text.strip() for text in request.intermediates))
+def from_decision(message: oracle_pb2.Answer) -> SentVerdicts:
+    """An adjudicator's verdicts. Raises InvalidArgument for anything else."""
+    alone = oracle_pb2.Answer(task_id=message.task_id, annotator=message.annotator, verdicts=message.verdicts)
+    if message != alone:
+        raise errors.InvalidArgument.field("answer", "holds more than verdicts, which alone are adjudicated; amend it")
+    return from_verdicts(message.verdicts)
 
 
 def from_state(state: people_pb2.TaskState) -> TaskState | None:
@@ -326,20 +315,26 @@ def to_judged_task(record: TaskRecord, only: str = "") -> people_pb2.JudgedTask:
     )
 
 
-def _to_answer(answer: TaskAnswer) -> people_pb2.TaskAnswer:
-    return people_pb2.TaskAnswer(
-        answer_id=answer.id,
-        annotator=answer.annotator,
-        verdicts=_verdicts(answer.verdicts, answer.grades, answer.remarks),
-        late=answer.late,
-        at=to_timestamp(to_time(answer.at)),
-        note=answer.note,
-        additions=[candidate.to_proto() for candidate in answer.added],
-        written=answer.written,
-        intermediates=answer.intermediates,
-        alternatives=[types_pb2.PremiseSet(premise_ids=one) for one in answer.alternatives],
-        inference=answer.inference,
-        node_verdict=f"NODE_VERDICT_{answer.node_verdict or 'UNSPECIFIED'}",
+def _to_answer(answer: TaskAnswer) -> oracle_pb2.Answer:
+    verdicts = _verdicts(answer.verdicts, answer.grades, answer.remarks, {one.id: one.text for one in answer.added})
+    message = to_statement(answer)
+    message.verdicts.extend(one for one in verdicts if not one.text)
+    message.additions.extend(one for one in verdicts if one.text)
+    message.answer_id, message.late = answer.id, answer.late
+    message.at.FromDatetime(to_time(answer.at))
+    return message
+
+
+def to_statement(said: Statement) -> oracle_pb2.Answer:
+    """An answer without verdicts."""
+    return oracle_pb2.Answer(
+        annotator=said.annotator,
+        note=said.note,
+        written=said.written,
+        intermediates=said.intermediates,
+        alternatives=[types_pb2.PremiseSet(premise_ids=one) for one in said.alternatives],
+        inference=said.inference,
+        node_verdict=f"NODE_VERDICT_{said.node_verdict or 'UNSPECIFIED'}",
     )
 
 
@@ -355,7 +350,7 @@ def to_change(change: LoggedChange) -> people_pb2.TaskChange:
         at=to_timestamp(to_time(entry["at"])),
         answer=_to_answer(answer) if answer else None,
         former_answer_id=entry.get("supersedes", "") or (entry["answer_id"] if kind == "UNDO" else ""),
-        verdicts=[] if answer else _verdicts(kinds_of(entry.get("choices", {})), entry.get("grades")),
+        verdicts=[] if answer else _verdicts(kinds_of(entry.get("choices", {})), entry.get("grades", {})),
         reason=entry.get("reason", ""),
         overlap=entry.get("overlap", 0),
         model_version=entry.get("version", ""),
@@ -388,14 +383,15 @@ def _to_node(tree: TreeNow, now: NodeNow) -> people_pb2.TreeNode:
         state=f"TREE_NODE_STATE_{now.state}",
         task_id=now.task_id,
         accepted=[
-            people_pb2.TreePremise(premise_id=one.id, text=one.text, rank=one.rank, leaf=one.leaf, author=one.author)
+            oracle_pb2.Verdict(
+                premise_id=one.id, text=one.text, judgement=EXPLAINS, leaf=one.leaf, annotator=one.author
+            )
             for one in now.accepted
         ],
         holders=now.holders,
-        answers=now.answers,
+        answered=now.answers,
         overlap=now.overlap,
-        inferences=now.inferences,
-        node_verdicts=[f"NODE_VERDICT_{verdict}" for verdict in now.verdicts],
+        answers=[to_statement(one) for one in now.said],
         model_version=now.version,
         generation=tree.generation,
     )
@@ -449,7 +445,7 @@ def to_agreement(report: Report, limit_bytes: int) -> people_pb2.GetAgreementRes
             answers=one.answers,
             verdicts=one.verdicts,
             correct=one.correct,
-            mistakes=[people_pb2.ControlMistake(**vars(mistake)) for mistake in one.mistakes],
+            mistakes=[people_pb2.ControlMistake(right=_right(wrong), people=wrong.people) for wrong in one.mistakes],
         )
         for one in report.controls
     )
@@ -466,6 +462,10 @@ def to_agreement(report: Report, limit_bytes: int) -> people_pb2.GetAgreementRes
     )
 
 
+def _right(wrong: Mistake) -> oracle_pb2.Verdict:
+    return oracle_pb2.Verdict(text=wrong.text, judgement=EXPLAINS if wrong.explains else REFUSES)
+
+
 def to_event(event: TaskEvent) -> people_pb2.WatchTasksResponse:
     """An event."""
     return people_pb2.WatchTasksResponse(
@@ -479,18 +479,22 @@ def to_event(event: TaskEvent) -> people_pb2.WatchTasksResponse:
 
 
 def _verdicts(
-    kinds: VerdictKinds, grades: Mapping[str, float | None] | None = None, remarks: Mapping[str, Remark] | None = None
+    kinds: VerdictKinds,
+    grades: Mapping[str, float | None] = MappingProxyType({}),
+    remarks: Mapping[str, Remark] = MappingProxyType({}),
+    texts: Mapping[str, str] = MappingProxyType({}),
 ) -> list[oracle_pb2.Verdict]:
     verdicts = []
     for premise_id, kind in kinds.items():
-        verdict = verdict_of(kind, (grades or {}).get(premise_id))
+        verdict = verdict_of(kind, grades.get(premise_id))
         verdicts.append(
             oracle_pb2.Verdict(
                 premise_id=premise_id,
                 judgement=verdict.judgement,
                 leaf=verdict.leaf,
                 grade=verdict.grade,
-                remark=f"REMARK_{(remarks or {}).get(premise_id, 'UNSPECIFIED')}",
+                remark=f"REMARK_{remarks.get(premise_id, 'UNSPECIFIED')}",
+                text=texts.get(premise_id, ""),
             )
         )
     return verdicts

@@ -135,15 +135,15 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
     async def AmendVerdicts(
         self, request: people_pb2.AmendVerdictsRequest, context: Any
     ) -> people_pb2.AmendVerdictsResponse:
-        sent = convert.from_amendment(request)
-        annotator, others = caller().person(request.annotator, "annotator"), caller().role >= Role.ADJUDICATE
+        sent = convert.from_answer(request.answer)
+        annotator, others = caller().person(sent.annotator, "annotator"), caller().role >= Role.ADJUDICATE
         answer_id = await self._review.amend(request.answer_id, sent, annotator, request.request_id, others=others)
         return people_pb2.AmendVerdictsResponse(answer_id=answer_id)
 
     async def Adjudicate(self, request: people_pb2.AdjudicateRequest, context: Any) -> people_pb2.AdjudicateResponse:
-        verdicts = convert.from_verdicts(request.verdicts)
-        who = caller().person(request.adjudicator, "adjudicator")
-        answer_id = await self._review.adjudicate(request.run_id, request.task_id, verdicts, who, request.request_id)
+        answer, verdicts = request.answer, convert.from_decision(request.answer)
+        who = caller().person(answer.annotator, "annotator")
+        answer_id = await self._review.adjudicate(request.run_id, answer.task_id, verdicts, who, request.request_id)
         return people_pb2.AdjudicateResponse(answer_id=answer_id)
 
     async def CloseTask(self, request: people_pb2.CloseTaskRequest, context: Any) -> people_pb2.CloseTaskResponse:

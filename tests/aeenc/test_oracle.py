@@ -66,7 +66,7 @@ async def served(oracle: aeenc.Oracle, **options: Any) -> AsyncIterator[OracleCl
 
 
 def judgements(answer: Answer) -> dict[str, object]:
-    return {premise: verdict.judgement for premise, verdict in answer.verdicts}
+    return {verdict.premise_id: verdict.judgement for verdict in answer.verdicts}
 
 
 async def test_an_iterable_of_ids_accepts_these_and_refuses_all_others() -> None:
@@ -128,7 +128,9 @@ async def test_a_mapping_may_say_more_and_what_it_leaves_out_is_unseen() -> None
 
     async with served(Careful()) as client:
         leaf, abstained = await client.judge("r1", [task("leaf", task_id="t1"), task(task_id="t2")])
-    assert dict(leaf.verdicts) == {"p1": whole, "p2": Verdict(UNSEEN)}
+    first, second = leaf.verdicts
+    assert (first.judgement, first.leaf, first.grade, first.annotator, first.remark) == (EXPLAINS, True, 0.5, "ada", 2)
+    assert (second.premise_id, second.judgement) == ("p2", UNSEEN)
     assert judgements(abstained) == {"p1": UNSEEN, "p2": ABSTAINS}
 
 

@@ -44,7 +44,7 @@ async def ask(address: str, query: str = "the nail moves") -> dict[str, Verdict]
     candidates = tuple(Candidate(text, text, n, 0.5) for n, text in enumerate(TEXTS, start=1))
     [answer] = await reached(lambda: client.judge("run", [Task("t", "run", query, (), (), candidates)]))
     await client.channel.close()
-    return dict(answer.verdicts)
+    return {one.premise_id: one for one in answer.verdicts}
 
 
 def test_an_oracle_whose_port_is_taken_names_the_option(trees):
@@ -73,9 +73,9 @@ async def test_a_gold_oracle_serves_until_it_is_told_to_stop(trees, number):
         finally:
             process.send_signal(number)
             _, stderr = process.communicate(timeout=20)
-    assert dict(answer.verdicts) == {
-        "iron is magnetic": Verdict(EXPLAINS, leaf=True),
-        "ice is light": Verdict(REFUSES),
+    assert {one.premise_id: (one.judgement, one.leaf) for one in answer.verdicts} == {
+        "iron is magnetic": (EXPLAINS, True),
+        "ice is light": (REFUSES, False),
     }
     assert (process.returncode, stderr) == (0, "")
 

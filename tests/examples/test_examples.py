@@ -66,7 +66,7 @@ async def test_ten_lines_of_python_are_an_oracle(tmp_path: Path):
     with running([sys.executable, str(moved)], **PIPES):
         [answer] = await ask(f"127.0.0.1:{port}")
     assert answer.annotator == "mine"
-    assert [verdict.judgement for _, verdict in answer.verdicts] == [EXPLAINS, EXPLAINS, REFUSES, EXPLAINS, REFUSES]
+    assert [verdict.judgement for verdict in answer.verdicts] == [EXPLAINS, EXPLAINS, REFUSES, EXPLAINS, REFUSES]
 
 
 def test_every_oracle_of_ones_own_that_is_shown_has_a_port_that_no_part_of_a_fleet_takes():
@@ -165,7 +165,7 @@ async def test_an_oracle_in_node_judges_as_the_one_in_python(typescript: Path):
         other = Task("other", "run", "nobody knows", (), (), ())
         first, second = await ask(address, "secret", (TASK, other))
     assert (first.task_id, first.annotator) == ("t", "node-shared-words")
-    judged = {name: verdict.judgement for name, verdict in first.verdicts}
+    judged = {verdict.premise_id: verdict.judgement for verdict in first.verdicts}
     assert judged == await expected()
     assert set(judged.values()) == {EXPLAINS, ABSTAINS, REFUSES}
     assert (second.task_id, second.verdicts) == ("other", ())

@@ -137,8 +137,9 @@ async def test_a_remote_oracle_is_a_stage_and_every_verdict_travels_with_its_nam
     client = OracleClient(Channel(f"127.0.0.1:{served.port}", timeout_s=10))
     [answer] = await reached(lambda: client.judge("run", [task("a", "b", "c")]))
     assert answer.annotator == "composite"
-    assert said(dict(answer.verdicts)) == {"a": (EXPLAINS, "gold"), "b": (REFUSES, "ada"), "c": (UNSEEN, "ada")}
-    assert dict(answer.verdicts)["b"].remark == IRRELEVANT
+    given = {one.premise_id: one for one in answer.verdicts}
+    assert said(given) == {"a": (EXPLAINS, "gold"), "b": (REFUSES, "ada"), "c": (UNSEEN, "ada")}
+    assert given["b"].remark == IRRELEVANT
     await client.channel.close()
     await remote.close()
     await served.stop(0)

@@ -27,7 +27,7 @@ async def ask(oracle: GoldOracle, query: str, *texts: str) -> dict[str, Verdict]
     await client.channel.close()
     await server.stop(0)
     assert (answer.task_id, answer.annotator) == ("t", "gold")
-    return dict(answer.verdicts)
+    return {one.premise_id: Verdict(one.judgement, one.leaf) for one in answer.verdicts}
 
 
 async def test_gold_is_the_union_of_a_querys_children_over_all_trees(dataset: Dataset):

@@ -87,7 +87,7 @@ async def test_latency_is_waited_and_what_hangs_does_not_come_back(monkeypatch: 
 
 @pytest.mark.parametrize("kind", sorted(GARBAGE))
 def test_no_kind_of_garbage_holds_a_clear_verdict(kind: str):
-    answer = oracle_pb2.OracleAnswer(task_id="t0", annotator="it")
+    answer = oracle_pb2.Answer(task_id="t0", annotator="it")
     for name in ("p1", "p2"):
         answer.verdicts.add(premise_id=name, judgement=REFUSES)
     spoilt = GARBAGE[kind](answer)

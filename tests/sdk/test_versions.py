@@ -31,7 +31,7 @@ async def main():
     client = OracleClient(aeenc.Channel(f"127.0.0.1:{server.port}"))
     task = aeenc.Task("t", "r", "query", (), (), tuple(aeenc.Candidate(str(n), "text", n, 0.5) for n in range(4)))
     (answer,) = await client.judge("r", [task])
-    assert [verdict.judgement for _, verdict in answer.verdicts] == [1, 2, 1, 2], answer
+    assert [verdict.judgement for verdict in answer.verdicts] == [1, 2, 1, 2], answer
     try:
         await aeenc.EncoderClient(aeenc.Channel("127.0.0.1:1", timeout_s=0.3)).encode(["x"])
     except aeenc.errors.AeencError as error:

@@ -192,7 +192,7 @@ class SubmitVerdicts(PeopleMutation):
         def request(premise_id: str, seq: int) -> people_pb2.SubmitVerdictsRequest:
             lease_id = self.leases[task].lease_id
             return people_pb2.SubmitVerdictsRequest(
-                lease_id=lease_id, verdicts=[verdict(premise_id)], seen_upto=K, client_seq=seq
+                lease_id=lease_id, answer=oracle_pb2.Answer(verdicts=[verdict(premise_id)]), seen_upto=K, client_seq=seq
             )
 
         return lambda: (request(self.first(task), 1), request(self.second(task), 2), "answered")
@@ -245,7 +245,9 @@ class AmendVerdicts(UndoVerdicts):
 
         def request(premise_id: str) -> people_pb2.AmendVerdictsRequest:
             return people_pb2.AmendVerdictsRequest(
-                answer_id=self.answers[task], verdicts=[verdict(premise_id)], annotator="lead", request_id=request_id
+                answer_id=self.answers[task],
+                answer=oracle_pb2.Answer(verdicts=[verdict(premise_id)], annotator="lead"),
+                request_id=request_id,
             )
 
         return lambda: (request(self.second(task)), request(self.first(task)), "amended")
@@ -281,9 +283,8 @@ class Adjudicate(PeopleMutation):
 
         def request(judgement: oracle_pb2.Judgement) -> people_pb2.AdjudicateRequest:
             verdicts = [verdict(self.first(task), judgement)]
-            return people_pb2.AdjudicateRequest(
-                task_id=task, run_id=self.run_ids[task], verdicts=verdicts, adjudicator="lead", request_id=request_id
-            )
+            answer = oracle_pb2.Answer(task_id=task, annotator="lead", verdicts=verdicts)
+            return people_pb2.AdjudicateRequest(run_id=self.run_ids[task], answer=answer, request_id=request_id)
 
         return lambda: (request(EXPLAINS), request(REFUSES), "decided")
 

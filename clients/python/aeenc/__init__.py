@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # what is loaded when it is first used, for editors and type 
     from aeenc.encoder import EncoderClient
     from aeenc.errors import AeencError
     from aeenc.index import IndexClient
-    from aeenc.oracle import Candidate, Oracle, Task, Verdict
+    from aeenc.oracle import Answer, Candidate, Oracle, Task, Verdict
     from aeenc.people import PeopleClient
     from aeenc.registry import RegistryClient
     from aeenc.sampler import SamplerClient
@@ -40,6 +40,7 @@ __all__ = [
     "PATIENT",
     "AeencEncoder",
     "AeencError",
+    "Answer",
     "AsyncClient",
     "Candidate",
     "Channel",
@@ -73,6 +74,7 @@ __all__ = [
 _HOMES = {
     "AeencEncoder": "adapters.sentences",
     "AeencError": "errors",
+    "Answer": "oracle",
     "AsyncClient": "client",
     "Candidate": "oracle",
     "Channel": "transport.channel",

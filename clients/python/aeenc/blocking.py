@@ -26,7 +26,8 @@ if TYPE_CHECKING:  # to load all clients takes long enough to be worth waiting f
     from aeenc.calls.retrieval import Fusion, Mode, Rankings, Retrieval, Retrieved, SearchResult
     from aeenc.encoder import EncoderClient
     from aeenc.index import BuildStage, IndexClient
-    from aeenc.people import NodeVerdictName, PeopleClient, StateName, Ticks
+    from aeenc.oracle import NodeVerdictName, Verdicts
+    from aeenc.people import PeopleClient, StateName
     from aeenc.registry import RegistryClient
     from aeenc.sampler import CollectName, Root, SamplerClient, SignName
     from aeenc.trainer import (
@@ -742,12 +743,12 @@ class BlockingPeopleClient:
     def submit(
         self,
         lease: values.Lease,
-        verdicts: Ticks,
+        verdicts: Verdicts,
         *,
         seen_upto: int | None = None,
         elapsed_s: float | None = None,
         note: str = "",
-        additions: Ticks = (),
+        additions: Verdicts = (),
         written: Sequence[str] = (),
         intermediates: Sequence[str] = (),
         alternatives: Sequence[Sequence[str]] = (),
@@ -770,11 +771,11 @@ class BlockingPeopleClient:
         return run(
             self._awaiting.submit(
                 lease,
-                given(verdicts),
+                verdicts,
                 seen_upto=seen_upto,
                 elapsed_s=elapsed_s,
                 note=note,
-                additions=given(additions),
+                additions=additions,
                 written=given(written),
                 intermediates=given(intermediates),
                 alternatives=given(alternatives),
@@ -791,10 +792,10 @@ class BlockingPeopleClient:
     def amend(
         self,
         answer_id: str,
-        verdicts: Ticks,
+        verdicts: Verdicts,
         annotator: str,
         *,
-        additions: Ticks = (),
+        additions: Verdicts = (),
         intermediates: Sequence[str] = (),
         request_id: str = "",
     ) -> str:
@@ -805,17 +806,19 @@ class BlockingPeopleClient:
         return run(
             self._awaiting.amend(
                 answer_id,
-                given(verdicts),
+                verdicts,
                 annotator,
-                additions=given(additions),
+                additions=additions,
                 intermediates=given(intermediates),
                 request_id=request_id,
             )
         )
 
-    def adjudicate(self, run_id: str, task_id: str, verdicts: Ticks, adjudicator: str, *, request_id: str = "") -> str:
+    def adjudicate(
+        self, run_id: str, task_id: str, verdicts: Verdicts, adjudicator: str, *, request_id: str = ""
+    ) -> str:
         """Decides a conflict: verdicts on all candidates in conflict, and on others if they are to change."""
-        return run(self._awaiting.adjudicate(run_id, task_id, given(verdicts), adjudicator, request_id=request_id))
+        return run(self._awaiting.adjudicate(run_id, task_id, verdicts, adjudicator, request_id=request_id))
 
     def close(
         self, run_id: str, task_id: str, adjudicator: str, *, reason: str = "", overlap: int = 0, request_id: str = ""

@@ -19,23 +19,24 @@ import logging
 import secrets
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from aeenc import errors
+from aeenc.calls.inputs import enum_value, listed, refuse_single_texts
 from aeenc.transport import status
 from aeenc.transport.addresses import is_loopback
 from aeenc.transport.channel import MESSAGE_BYTES
 from aeenc.transport.checks import credential
-from aeenc.v1 import oracle_pb2, oracle_pb2_grpc
-from aeenc.values.writing import as_messages, message
+from aeenc.v1 import oracle_pb2, oracle_pb2_grpc, types_pb2
+from aeenc.values.writing import as_messages, message, shown
 
 EXPLAINS = oracle_pb2.JUDGEMENT_EXPLAINS
 REFUSES = oracle_pb2.JUDGEMENT_DOES_NOT_EXPLAIN
@@ -122,6 +123,61 @@ class Verdict:
 
 
 Verdicts = Iterable[str] | Mapping[str, "Verdict | oracle_pb2.Judgement"]
+VerdictsT = TypeVar("VerdictsT", bound=Verdicts)
+NodeVerdictName = Literal["complete", "premise_missing", "not_explainable"]
+
+
+@dataclass(frozen=True)
+class Answer(Generic[VerdictsT]):
+    """The verdicts on a node's candidates, and what is said of the node as a whole.
+
+    `additions` are premises of the corpus (ids) that explain the query and are missing among the candidates.
+    `intermediates` are conclusions in the author's words: they become nodes of the tree and are retrieved for;
+    `written` are facts that the corpus lacks, kept as suggestions. `alternatives` are sets of accepted premises (ids)
+    that each explain the query, where there are several ways. `inference` says how the query follows, `node_verdict`
+    whether the premises explain it entirely. `note` is kept with the pairs. `annotator` names who answers, unless it is
+    the oracle itself.
+    """
+
+    verdicts: VerdictsT
+    note: str = ""
+    additions: Verdicts = ()
+    written: Sequence[str] = ()
+    intermediates: Sequence[str] = ()
+    alternatives: Sequence[Sequence[str]] = ()
+    inference: str = ""
+    node_verdict: NodeVerdictName | int | None = None
+    annotator: str = ""
+
+    def to_proto(self, task_id: str = "") -> oracle_pb2.Answer:
+        """Converts to the message. Ids in a list explain. Raises InvalidArgument, naming what cannot be sent."""
+        refuse_single_texts(written=self.written, intermediates=self.intermediates)
+        alternatives = listed(self.alternatives, "alternatives")
+        return message(
+            oracle_pb2.Answer,
+            task_id=task_id,
+            annotator=self.annotator,
+            verdicts=_messages(self.verdicts, "verdicts"),
+            note=self.note,
+            additions=_messages(self.additions, "additions"),
+            written=self.written,
+            intermediates=self.intermediates,
+            alternatives=[message(types_pb2.PremiseSet, premise_ids=one) for one in alternatives],
+            inference=self.inference,
+            node_verdict=enum_value(oracle_pb2.NodeVerdict, self.node_verdict, "node_verdict"),
+        )
+
+
+def _messages(verdicts: Verdicts, name: str) -> list[oracle_pb2.Verdict]:
+    if not isinstance(verdicts, Mapping):
+        ids = listed(verdicts, name)
+        for number, one in enumerate(ids):
+            if not isinstance(one, str):
+                raise errors.InvalidArgument.field(f"{name}[{number}]", f"is {shown(one)}; give a premise's id")
+        verdicts = dict.fromkeys(ids, EXPLAINS)
+    return [
+        (one if isinstance(one, Verdict) else Verdict(one)).to_proto(premise_id) for premise_id, one in verdicts.items()
+    ]
 
 
 class Oracle:
@@ -133,16 +189,17 @@ class Oracle:
     name = "oracle"
     workers = 4
 
-    def judge(self, task: Task) -> Verdicts | Awaitable[Verdicts]:
+    def judge(self, task: Task) -> Verdicts | Answer[Any] | Awaitable[Verdicts | Answer[Any]]:
         """Says which candidates explain the query.
 
         Return the ids of those that do, and all others count as refused; or a mapping from id to a judgement or
-        Verdict, and whatever it leaves out counts as unseen. May be a coroutine function. Anything else, such as one
-        string or an id that is not among the candidates, leaves the task unanswered with an error that names it.
+        Verdict, and whatever it leaves out counts as unseen; or an Answer, which holds one of these and what is to be
+        said of the node as a whole. May be a coroutine function. Anything else, such as one string or an id that is not
+        among the candidates, leaves the task unanswered with an error that names it.
         """
         raise NotImplementedError(f"{type(self).__name__} does not override judge(self, task)")
 
-    def sent(self, task: Task, answer: oracle_pb2.OracleAnswer) -> oracle_pb2.OracleAnswer:  # noqa: ARG002 -- a hook
+    def sent(self, task: Task, answer: oracle_pb2.Answer) -> oracle_pb2.Answer:  # noqa: ARG002 -- a hook
         """Returns the message to send for a task; override it to inspect or spoil the message in a test."""
         return answer
 
@@ -253,7 +310,7 @@ class _Servicer(oracle_pb2_grpc.OracleServiceServicer):
             if not secrets.compare_digest(sent.get(name, "").encode(), value.encode()):
                 raise errors.Unauthenticated("the oracle needs its token as `authorization: Bearer …`")
 
-    async def _answer(self, run_id: str, message: oracle_pb2.OracleTask) -> oracle_pb2.OracleAnswer:
+    async def _answer(self, run_id: str, message: oracle_pb2.OracleTask) -> oracle_pb2.Answer:
         task = Task(
             task_id=message.task_id,
             run_id=run_id,
@@ -263,13 +320,12 @@ class _Servicer(oracle_pb2_grpc.OracleServiceServicer):
             candidates=tuple(_candidate(candidate) for candidate in message.candidates),
             model_version=message.model_version,
         )
-        verdicts = await ask(self._oracle, task)
+        answer = await answer_of(self._oracle, task)
         try:
-            sent = [verdict.to_proto(premise_id) for premise_id, verdict in verdicts.items()]
+            sent = replace(answer, annotator=answer.annotator or self._oracle.name).to_proto(task.task_id)
         except errors.InvalidArgument as error:
             raise _wrong(self._oracle, f"cannot be sent: {error.message}") from error
-        answer = oracle_pb2.OracleAnswer(task_id=task.task_id, annotator=self._oracle.name, verdicts=sent)
-        return self._oracle.sent(task, answer)
+        return self._oracle.sent(task, sent)
 
 
 def _request(data: bytes) -> oracle_pb2.JudgeRequest | None:
@@ -306,25 +362,31 @@ async def all_of(parts: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 async def ask(oracle: Oracle, task: Task) -> dict[str, Verdict]:
-    """Asks an oracle of this process for verdicts on all candidates of a task, by id.
+    """Asks an oracle of this process for verdicts on all candidates of a task, by id. Raises as `answer_of` does."""
+    return (await answer_of(oracle, task)).verdicts
+
+
+async def answer_of(oracle: Oracle, task: Task) -> Answer[dict[str, Verdict]]:
+    """Asks an oracle of this process for an answer with verdicts on all candidates of a task, by id.
 
     Raises as its `judge` does, and Unavailable for an answer that is not about these candidates: to take what is left
     of it would refuse the others without anybody having said so.
     """
     judge: Callable[[Task], Any] = oracle.judge
     if inspect.iscoroutinefunction(judge):
-        answer = await judge(task)
+        given = await judge(task)
     else:
         threads = oracle._judge_threads  # noqa: SLF001 -- private, since a subclass may have a field of any public name
-        answer = await asyncio.get_running_loop().run_in_executor(threads, judge, task)
-    if isinstance(answer, str | bytes) or not isinstance(answer, Iterable):
-        raise _wrong(oracle, f"is {type(answer).__name__} {_short(answer)}; return a list of ids, or a mapping from id")
-    named = answer if isinstance(answer, Mapping) else list(answer)
+        given = await asyncio.get_running_loop().run_in_executor(threads, judge, task)
+    answer: Answer[Any] = given if isinstance(given, Answer) else Answer(given)
+    said: object = answer.verdicts
+    if isinstance(said, str | bytes) or not isinstance(said, Iterable):
+        raise _wrong(oracle, f"is {type(said).__name__} {_short(said)}; return a list of ids, or a mapping from id")
+    named = said if isinstance(said, Mapping) else list(said)
     _check_names(oracle, task, named)
     if not isinstance(named, Mapping):
-        chosen = set(named)
-        return {c.id: Verdict(EXPLAINS if c.id in chosen else REFUSES) for c in task.candidates}
-    return {c.id: _read(oracle, c.id, named.get(c.id, UNSEEN)) for c in task.candidates}
+        named = {c.id: EXPLAINS if c.id in named else REFUSES for c in task.candidates}
+    return replace(answer, verdicts={c.id: _read(oracle, c.id, named.get(c.id, UNSEEN)) for c in task.candidates})
 
 
 def _check_names(oracle: Oracle, task: Task, names: Iterable[object]) -> None:

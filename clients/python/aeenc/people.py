@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from typing import Literal
 
 from aeenc import values
-from aeenc.calls.inputs import enum_value, listed, refuse_single_texts
+from aeenc.calls.inputs import enum_value
 from aeenc.errors import InvalidArgument
-from aeenc.oracle import EXPLAINS, Verdict
+from aeenc.oracle import Answer, NodeVerdictName, Verdicts
 from aeenc.transport.channel import Channel
-from aeenc.v1 import oracle_pb2, people_pb2, people_pb2_grpc, types_pb2
+from aeenc.v1 import people_pb2, people_pb2_grpc
 from aeenc.values.writing import duration, message, shown
 
-Ticks = Iterable[str] | Mapping[str, "Verdict | oracle_pb2.Judgement"]
 StateName = Literal["waiting", "decided", "conflict", "settled", "withdrawn"]
-NodeVerdictName = Literal["complete", "premise_missing", "not_explainable"]
 PAGE = 200
 
 
@@ -79,12 +77,12 @@ class PeopleClient:
     async def submit(
         self,
         lease: values.Lease,
-        verdicts: Ticks,
+        verdicts: Verdicts,
         *,
         seen_upto: int | None = None,
         elapsed_s: float | None = None,
         note: str = "",
-        additions: Ticks = (),
+        additions: Verdicts = (),
         written: Sequence[str] = (),
         intermediates: Sequence[str] = (),
         alternatives: Sequence[Sequence[str]] = (),
@@ -104,26 +102,19 @@ class PeopleClient:
         Raises FailedPrecondition: TASK_ANSWERED when others were faster, LEASE_ANSWERED, LEASE_RELEASED;
         InvalidArgument or NotFound for an addition that may not explain this query.
         """
-        refuse_single_texts(written=written, intermediates=intermediates)
         if not isinstance(lease, values.Lease | people_pb2.Lease):
             raise InvalidArgument.field("lease", f"is {shown(lease)}; give a Lease, as `lease` returns")
         lowest = max((candidate.rank for candidate in lease.task.candidates), default=0)
+        answer = Answer(
+            verdicts, note, additions, written, intermediates, alternatives, inference, node_verdict
+        ).to_proto()
         request = message(
             people_pb2.SubmitVerdictsRequest,
             lease_id=lease.lease_id,
-            verdicts=_verdicts(verdicts),
+            answer=answer,
             seen_upto=lowest if seen_upto is None else seen_upto,
             elapsed=None if elapsed_s is None else duration(elapsed_s, "elapsed_s"),
             client_seq=client_seq or random.getrandbits(63),
-            note=note,
-            additions=_verdicts(additions, "additions"),
-            written=written,
-            intermediates=intermediates,
-            alternatives=[
-                message(types_pb2.PremiseSet, premise_ids=one) for one in listed(alternatives, "alternatives")
-            ],
-            inference=inference,
-            node_verdict=enum_value(people_pb2.NodeVerdict, node_verdict, "node_verdict"),
         )
         return values.SubmittedVerdicts.from_message(await self.channel.unary(self._stub.SubmitVerdicts, request))
 
@@ -141,10 +132,10 @@ class PeopleClient:
     async def amend(
         self,
         answer_id: str,
-        verdicts: Ticks,
+        verdicts: Verdicts,
         annotator: str,
         *,
-        additions: Ticks = (),
+        additions: Verdicts = (),
         intermediates: Sequence[str] = (),
         request_id: str = "",
     ) -> str:
@@ -155,24 +146,19 @@ class PeopleClient:
         request = message(
             people_pb2.AmendVerdictsRequest,
             answer_id=answer_id,
-            verdicts=_verdicts(verdicts),
-            annotator=annotator,
+            answer=Answer(verdicts, additions=additions, intermediates=intermediates, annotator=annotator).to_proto(),
             request_id=request_id or _request_id(),
-            additions=_verdicts(additions, "additions"),
-            intermediates=intermediates,
         )
         return str((await self.channel.unary(self._stub.AmendVerdicts, request)).answer_id)
 
     async def adjudicate(
-        self, run_id: str, task_id: str, verdicts: Ticks, adjudicator: str, *, request_id: str = ""
+        self, run_id: str, task_id: str, verdicts: Verdicts, adjudicator: str, *, request_id: str = ""
     ) -> str:
         """Decides a conflict: verdicts on all candidates in conflict, and on others if they are to change."""
         request = message(
             people_pb2.AdjudicateRequest,
             run_id=run_id,
-            task_id=task_id,
-            verdicts=_verdicts(verdicts),
-            adjudicator=adjudicator,
+            answer=Answer(verdicts, annotator=adjudicator).to_proto(task_id),
             request_id=request_id or _request_id(),
         )
         return str((await self.channel.unary(self._stub.Adjudicate, request)).answer_id)
@@ -303,18 +289,6 @@ class PeopleClient:
         request = message(people_pb2.WatchTasksRequest, run_id=run_id, from_seq=from_seq, from_now=from_now)
         async for event in self.channel.stream(self._stub.WatchTasks, request):
             yield values.TaskUpdate.from_message(event)
-
-
-def _verdicts(ticks: Ticks, name: str = "verdicts") -> list[oracle_pb2.Verdict]:
-    if not isinstance(ticks, Mapping):
-        ids = listed(ticks, name)
-        for number, one in enumerate(ids):
-            if not isinstance(one, str):
-                raise InvalidArgument.field(f"{name}[{number}]", f"is {shown(one)}; give a premise's id")
-        ticks = dict.fromkeys(ids, EXPLAINS)
-    return [
-        (one if isinstance(one, Verdict) else Verdict(one)).to_proto(premise_id) for premise_id, one in ticks.items()
-    ]
 
 
 def _request_id() -> str:

@@ -6,6 +6,6 @@ export { AeencError } from "./errors.js";
 export type { ErrorCode, FieldViolation } from "./errors.js";
 export { serveOracle } from "./oracle.js";
 export type {
-  Answer, Candidate, Judgement, Oracle, OracleOptions, OracleServer, Task, Verdict,
+  Answer, Candidate, Judgement, NodeAnswer, Oracle, OracleOptions, OracleServer, Task, Verdict,
 } from "./oracle.js";
 export type { ConnectOptions, ServiceName } from "./targets.js";

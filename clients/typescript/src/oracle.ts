@@ -10,7 +10,7 @@ import { BlockList, isIP, type AddressInfo } from "node:net";
 import { Code, ConnectError, type ConnectRouter, type HandlerContext } from "@connectrpc/connect";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
 import { AeencError } from "./errors.js";
-import { Judgement as JudgementNumber, OracleService, type OracleTask } from "./gen/aeenc/v1/oracle_pb.js";
+import { Judgement as JudgementNumber, NodeVerdict, OracleService, type OracleTask } from "./gen/aeenc/v1/oracle_pb.js";
 import { ErrorInfoSchema } from "./gen/google/rpc/error_details_pb.js";
 
 /** `refuses` makes a hard negative; `abstains` and `unseen` never make one. */
@@ -21,6 +21,12 @@ const NUMBERS: Record<Judgement, JudgementNumber> = {
   refuses: JudgementNumber.DOES_NOT_EXPLAIN,
   abstains: JudgementNumber.ABSTAIN,
   unseen: JudgementNumber.UNSEEN,
+};
+
+const NODE_NUMBERS: Record<NonNullable<NodeAnswer["nodeVerdict"]>, NodeVerdict> = {
+  complete: NodeVerdict.COMPLETE,
+  premise_missing: NodeVerdict.PREMISE_MISSING,
+  not_explainable: NodeVerdict.NOT_EXPLAINABLE,
 };
 
 /** A premise put before the oracle; `rank` counts from 1, `score` is a cosine. */
@@ -61,10 +67,24 @@ export type Answer =
   | ReadonlyMap<string, Judgement | Verdict>
   | Readonly<Record<string, Judgement | Verdict>>;
 
+/** An answer with what is to be said of the node as a whole, as `Answer` in oracle.proto has it. */
+export interface NodeAnswer {
+  verdicts: Answer;
+  note?: string;
+  nodeVerdict?: "complete" | "premise_missing" | "not_explainable";
+  /** Premises of the corpus (ids) that explain the query and are missing among the candidates. */
+  additions?: readonly string[];
+  intermediates?: readonly string[];
+  /** Sets of accepted premises (ids) that each explain the query. */
+  alternatives?: readonly (readonly string[])[];
+  inference?: string;
+  written?: readonly string[];
+}
+
 export interface Oracle {
   /** The annotator in the log of pairs. Default: `oracle`. */
   name?: string;
-  judge(task: Task): Answer | Promise<Answer>;
+  judge(task: Task): Answer | NodeAnswer | Promise<Answer | NodeAnswer>;
 }
 
 export interface OracleOptions {
@@ -146,15 +166,29 @@ async function answerOf(oracle: Oracle, runId: string, message: OracleTask) {
     accepted: message.accepted.map(({ premiseId, text, rank, score }) => ({ id: premiseId, text, rank, score })),
     candidates: message.candidates.map(({ premiseId, text, rank, score }) => ({ id: premiseId, text, rank, score })),
   };
-  const verdicts = readAnswer(task, await judged(oracle, task));
+  const answer = await judged(oracle, task);
+  const whole = isWhole(answer, task) ? answer : undefined;
+  const verdicts = readAnswer(task, whole ? whole.verdicts : answer);
   return {
     taskId: task.taskId,
     annotator: oracle.name ?? "oracle",
+    note: whole?.note,
+    nodeVerdict: whole?.nodeVerdict && NODE_NUMBERS[whole.nodeVerdict],
+    additions: whole?.additions?.map((premiseId) => ({ premiseId, judgement: NUMBERS.explains })),
+    intermediates: [...(whole?.intermediates ?? [])],
+    alternatives: whole?.alternatives?.map((premiseIds) => ({ premiseIds: [...premiseIds] })),
+    inference: whole?.inference,
+    written: [...(whole?.written ?? [])],
     verdicts: task.candidates.map(({ id }) => {
       const { judgement, leaf, grade, annotator } = verdicts.get(id) ?? { judgement: "unseen" };
       return { premiseId: id, judgement: NUMBERS[judgement], leaf, grade, annotator };
     }),
   };
+}
+
+function isWhole(answer: unknown, task: Task): answer is NodeAnswer {
+  const isObject = typeof answer === "object" && answer !== null && Object.hasOwn(answer, "verdicts");
+  return isObject && task.candidates.every(({ id }) => id !== "verdicts");
 }
 
 async function judged(oracle: Oracle, task: Task): Promise<unknown> {

@@ -8,6 +8,7 @@ import { Code, ConnectError, type HandlerContext } from "@connectrpc/connect";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
 import { AeencError, connect, serveOracle, type Client } from "aeenc";
 import { IndexAdminService, IndexService, type RetrieveRequest } from "aeenc/v1/index";
+import { PeopleService } from "aeenc/v1/people";
 import { SamplerService } from "aeenc/v1/sampler";
 import { WorkState } from "aeenc/v1/types";
 import { TrainerService } from "aeenc/v1/trainer";
@@ -41,7 +42,7 @@ describe("before a server that fails on demand", () => {
             asked.push(request);
             note(context);
             if (texts[0] === "slow") await new Promise((resolve) => context.signal.addEventListener("abort", resolve));
-            return { results: texts.map((text) => ({ premises: [{ id: "p", text, score: 0.5 }] })), generation: "g" };
+            return { results: texts.map((text) => ({ premises: [{ premise: { id: "p", text }, score: 0.5 }] })), generation: "g" };
           },
         });
         router.service(IndexAdminService, {
@@ -72,6 +73,8 @@ describe("before a server that fails on demand", () => {
             }
             return { run: { id: `${count}` } };
           },
+        });
+        router.service(PeopleService, {
           submitVerdicts({ clientSeq }, context) {
             seqs.push(clientSeq);
             note(context);
@@ -187,10 +190,10 @@ describe("before a server that fails on demand", () => {
 
   test("an answer that is sent again is known by its number", async () => {
     failures = [new ConnectError("restarts", Code.Unavailable)];
-    await client.sampler.submitVerdicts({ leaseId: "l" });
+    await client.people.submitVerdicts({ leaseId: "l" });
     assert.ok(seqs[0] > 0n);
     assert.equal(seqs[0], seqs[1]);
-    await client.sampler.submitVerdicts({ leaseId: "l" });
+    await client.people.submitVerdicts({ leaseId: "l" });
     assert.notEqual(seqs[0], seqs[2]);
   });
 

@@ -4,12 +4,17 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { createClient, type ConnectError } from "@connectrpc/connect";
 import { createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-node";
-import { serveOracle, type Answer, type Task } from "aeenc";
-import { Judgement, OracleService } from "aeenc/v1/oracle";
+import { serveOracle, type Answer, type NodeAnswer, type Task } from "aeenc";
+import { Judgement, NodeVerdict, OracleService } from "aeenc/v1/oracle";
 
 const CANDIDATES = ["a", "b", "c"].map((id, place) => ({ premiseId: id, text: id, rank: place + 1, score: 0.5 }));
 
 async function ask(judge: (task: Task) => Answer | Promise<Answer>, sent = "secret") {
+  const { verdicts } = await answerOf(judge, sent);
+  return Object.fromEntries(verdicts.map((verdict) => [verdict.premiseId, verdict]));
+}
+
+async function answerOf(judge: (task: Task) => Answer | NodeAnswer | Promise<Answer>, sent = "secret") {
   const server = await serveOracle({ name: "test", judge }, { address: "127.0.0.1:0", token: "secret" });
   const baseUrl = `http://${server.address}`;
   const sessionManager = new Http2SessionManager(baseUrl);
@@ -18,7 +23,7 @@ async function ask(judge: (task: Task) => Answer | Promise<Answer>, sent = "secr
     const tasks = [{ taskId: "t", query: "query", path: ["root"], candidates: CANDIDATES }];
     const { answers } = await client.judge({ runId: "r", tasks }, { headers: { authorization: `Bearer ${sent}` } });
     assert.deepEqual(answers.map(({ taskId, annotator }) => [taskId, annotator]), [["t", "test"]]);
-    return Object.fromEntries(answers[0].verdicts.map((verdict) => [verdict.premiseId, verdict]));
+    return answers[0];
   } finally {
     sessionManager.abort();
     await server.stop(0);
@@ -41,6 +46,15 @@ test("what judgements by id leave out is unseen, never refused", async () => {
 test("a verdict carries leaf, grade and annotator", async () => {
   const { a } = await ask(async () => ({ a: { judgement: "explains", leaf: true, grade: 0.5, annotator: "Ada" } }));
   assert.deepEqual([a.judgement, a.leaf, a.grade, a.annotator], [Judgement.EXPLAINS, true, 0.5, "Ada"]);
+});
+
+test("an answer may speak of the node as a whole", async () => {
+  const said = { additions: ["d"], alternatives: [["a"], ["d"]], intermediates: ["so it is"], inference: "because" };
+  const answer = await answerOf(() => ({ verdicts: ["a"], nodeVerdict: "premise_missing", ...said }));
+  assert.deepEqual(answer.verdicts.map(({ judgement }) => judgement), [1, 2, 2]);
+  assert.deepEqual([answer.nodeVerdict, answer.inference], [NodeVerdict.PREMISE_MISSING, "because"]);
+  assert.deepEqual([answer.additions[0].premiseId, answer.intermediates], ["d", ["so it is"]]);
+  assert.deepEqual(answer.alternatives.map(({ premiseIds }) => premiseIds), said.alternatives);
 });
 
 test("the task has query, path and candidates", async () => {

@@ -11,7 +11,7 @@ The result is defined breadth-first per tree, so neither batching nor concurrenc
   Runs that began before this rule drop ancestors from the k nearest, and put fewer than k before the oracle;
 - a premise that an oracle adds, because it is missing among the candidates, is accepted in every tree of the run that
   asks this query, after the candidates. Where it is the query or an ancestor it is left out, as a candidate is.
-  The same holds for an intermediate conclusion that people write, but it is no premise: no pair comes of it;
+  The same holds for an intermediate conclusion that it writes, but it is no premise: no pair comes of it;
 - what people accept of a judged node later explains it from then on, and is expanded like all else. The level in work
   goes back to the one below that node; what was judged stays judged, and no text is expanded twice. What they take back
   explains it no longer: what hangs on nothing else is cut, and not asked unless they accept it again;
@@ -24,15 +24,17 @@ An oracle is assumed to judge a premise by the query. If it decides by the path,
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import cache
+from typing import Any, Literal
 
 from services.sampler.acs.negatives import NegativeFilter, Reason, RefusalFilter
 
 ROOT = 0
 ADDED = 0  # the rank of a premise that was not retrieved: an oracle has added it
 ROUNDS = 8  # at most; only a conditioned node has more than one
+NodeVerdict = Literal["", "COMPLETE", "PREMISE_MISSING", "NOT_EXPLAINABLE"]
 MAX_REACH = 1000  # the index returns no more; above k = 1,000 - max_depth, a deep node may see fewer than k
 
 
@@ -102,7 +104,7 @@ class RetrievedPremise:
 class Node:
     """A query in a tree. Ordinals count from 0, the root, as nodes are found, parents first; the root's parent is -1.
 
-    An intermediate that people wrote has an author instead of a premise id.
+    An intermediate that somebody wrote has an author instead of a premise id.
     """
 
     ordinal: int
@@ -117,7 +119,7 @@ class Node:
 class AcceptedPremise:
     """A premise that explains a node's query. A leaf is not expanded.
 
-    An intermediate that people wrote has an author instead of an id, and no pair comes of it.
+    An intermediate that somebody wrote has an author instead of an id, and no pair comes of it.
     """
 
     id: str
@@ -129,10 +131,37 @@ class AcceptedPremise:
 
 @dataclass(frozen=True)
 class Intermediate:
-    """A conclusion in people's own words that explains a query and needs an explanation itself."""
+    """A conclusion in somebody's own words that explains a query and needs an explanation itself."""
 
     text: str
     author: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    """What somebody says of a query beside verdicts on its candidates.
+
+    `written` are facts in their own words, which no corpus has, and `intermediates` are such as become nodes.
+    `inference` says how the query follows, `node_verdict` whether anything is missing. Each of `alternatives` (ids)
+    explains the query by itself.
+    """
+
+    annotator: str = ""
+    note: str = ""
+    written: tuple[str, ...] = ()
+    inference: str = ""
+    node_verdict: NodeVerdict = ""
+    intermediates: tuple[str, ...] = ()
+    alternatives: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Whether it says nothing."""
+        return not any(value for name, value in self.parts().items() if name != "annotator")
+
+    def parts(self) -> dict[str, Any]:
+        """Its fields, of an answer that is more than a statement, too."""
+        return {one.name: getattr(self, one.name) for one in fields(Statement)}
 
 
 @dataclass(frozen=True)
@@ -263,11 +292,15 @@ def cut_nodes(nodes: Sequence[Node], results: Mapping[int, Result]) -> frozenset
 
 @dataclass(frozen=True)
 class Known:
-    """What a run knows of a query: the states of its pairs by premise id, and what people added or wrote."""
+    """What a run knows of a query: the states of its pairs by premise id, and what was added, written or said of it.
+
+    What people say stays with their tasks.
+    """
 
     states: Mapping[str, PairState] = field(default_factory=dict)
     added: tuple[RetrievedPremise, ...] = ()
     written: tuple[Intermediate, ...] = ()
+    statements: tuple[Statement, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from services.sampler.acs.algorithm import (
     PairState,
     RetrievedPremise,
     Rules,
+    Statement,
     Tree,
 )
 
@@ -32,7 +33,8 @@ class NodeAnswer:
 
     `added` are premises that explain the query and were not asked about; `states` has theirs, too. `unknown` counts
     verdicts on other premises. `annotators` names who gave single verdicts, where that is not the answer's `annotator`.
-    `written` are intermediate conclusions.
+    `written` are intermediate conclusions. Until it is admitted, a remote oracle's `statement` may hold anything, and
+    the premises that it adds are only `proposed` (ids), with states of their own.
     """
 
     task_id: str
@@ -44,6 +46,8 @@ class NodeAnswer:
     note: str = ""
     added: tuple[RetrievedPremise, ...] = ()
     written: tuple[Intermediate, ...] = ()
+    statement: Statement | None = None
+    proposed: tuple[str, ...] = ()
 
     def annotator_of(self, premise_id: str) -> str:
         """Who gave the verdict on a candidate."""
@@ -109,7 +113,9 @@ class NodeRound:
         if answer:
             added, written = _together(known.added, answer.added), {one.text: one for one in answer.written}
             written |= {one.text: one for one in known.written}
-            answered, known = answer.states, Known(known.states, added, tuple(written.values()))
+            said = () if answer.statement is None else (answer.statement,)
+            answered = answer.states
+            known = Known(known.states, added, tuple(written.values()), (*known.statements, *said))
         outcome = algorithm.conclude(self.node.text, self._with_added(known), self.nearest, known, answered, rules)
         accepted = (*outcome.result.accepted, *self._intermediates(known, outcome.result.accepted))
         return replace(outcome, result=replace(outcome.result, accepted=accepted, version=self.version))

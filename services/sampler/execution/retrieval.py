@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 from aeenc import errors
 from aeenc.calls.retrieval import Hit
@@ -15,6 +17,7 @@ from services.sampler.acs.algorithm import ADDED, RetrievedPremise
 from services.sampler.records.runs import Run, RunConfig
 
 log = get(__name__)
+T = TypeVar("T")
 
 CALL_TEXTS = 256
 CALL_HITS = 20_000  # keeps an answer below 4 MiB with premises of usual length
@@ -81,29 +84,45 @@ class Retrieval:
                 )
         return [Candidate(premise.id, premise.text, ADDED, 0.0) for premise in found]
 
+    async def proposed(self, run: Run, ids: Sequence[str]) -> dict[str, Candidate]:
+        """Those premises that may be added to the run's trees, by the id or alias asked. What keeps others is logged.
+
+        Waits for the index as a run does. Raises what GetPremises raises.
+        """
+        found: dict[str, Candidate] = {}
+        for premise_id in ids:
+            try:
+                [found[premise_id]] = await self._patiently(run, partial(self.premises, run, [premise_id]))
+            except (errors.NotFound, errors.InvalidArgument) as error:
+                log.warning("an oracle adds a premise that may not be added", run=run.id, reason=error.message)
+        return found
+
     async def _retrieve(self, run: Run, queries: Sequence[Query]) -> list[list[Hit]]:
         conditioned = any(accepted for _, accepted in queries)
+        call = partial(
+            self._index.retrieve,
+            run.config.corpus,
+            [text for text, _ in queries],
+            k=run.config.rules.reach,
+            accepted=[accepted[:MAX_ACCEPTED] for _, accepted in queries] if conditioned else (),
+            version=run.version,
+            splits=run.config.splits(),
+            generation=run.generation,
+            precision="float32",
+            truncate=True,  # the oracle sees the whole text; only the encoder sees less of it
+        )
+        return (await self._patiently(run, call)).results
+
+    async def _patiently(self, run: Run, call: Callable[[], Awaitable[T]]) -> T:
         give_up_at = time.monotonic() + self._patience_s
         while True:
             try:
-                retrieved = await self._index.retrieve(
-                    run.config.corpus,
-                    [text for text, _ in queries],
-                    k=run.config.rules.reach,
-                    accepted=[accepted[:MAX_ACCEPTED] for _, accepted in queries] if conditioned else (),
-                    version=run.version,
-                    splits=run.config.splits(),
-                    generation=run.generation,
-                    precision="float32",
-                    truncate=True,  # the oracle sees the whole text; only the encoder sees less of it
-                )
+                return await call()
             except _PASSING as error:
                 if time.monotonic() > give_up_at:
                     raise
                 log.warning("run waits for the index", run=run.id, reason=error.message)
                 await asyncio.sleep(PAUSE_S)
-            else:
-                return retrieved.results
 
 
 def _ranked(hits: Sequence[Hit]) -> list[RetrievedPremise]:

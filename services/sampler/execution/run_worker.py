@@ -28,9 +28,10 @@ from services.kit.logs import get
 from services.sampler.acs.algorithm import Node, Outcome, RetrievedPremise, Tree, affordable
 from services.sampler.acs.nodes import Amendment, NodeAnswer, NodeRound
 from services.sampler.execution.retrieval import Retrieval
-from services.sampler.oracles.answers import UnansweredTask, WithdrawnTask
+from services.sampler.oracles.answers import UnansweredTask, WithdrawnTask, admitted
 from services.sampler.oracles.budgets import OracleBudgets
 from services.sampler.oracles.gateway import FEW, Gateway, OracleFailed
+from services.sampler.oracles.statements import MAX_ADDED
 from services.sampler.records.node_store import NodeCommit, NodeStore, TreeAdvance, Written
 from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Run
@@ -294,13 +295,24 @@ class RunWorker:
             if not self._lease.sure:  # else we might repeat what a successor has asked and stored
                 await self._make_sure()
             by_task = {one.node_id: one for one in rounds}
-            outcomes = await self._oracle.judge(self._run.id, [_task(self._run, one) for one in rounds])
-            answers = [(by_task[o.task_id], o) for o in outcomes if isinstance(o, NodeAnswer)]
+            tasks = {one.node_id: _task(self._run, one) for one in rounds}
+            outcomes = await self._oracle.judge(self._run.id, [*tasks.values()])
+            given = [o for o in outcomes if isinstance(o, NodeAnswer)]
+            answers = [(by_task[o.task_id], await self._admitted(tasks[o.task_id], o)) for o in given]
             following += await self._commit(answers)
             self._last.extend(True for _ in answers)
             self._unanswered += [(by_task[o.task_id], o) for o in outcomes if isinstance(o, UnansweredTask)]
             rounds = await self._again([by_task[o.task_id] for o in outcomes if isinstance(o, WithdrawnTask)])
         return following
+
+    async def _admitted(self, task: Task, answer: NodeAnswer) -> NodeAnswer:
+        """A remote oracle's answer with the premises that it adds, as far as it may; people have heard of theirs."""
+        if answer.statement is None:
+            return answer
+        try:
+            return admitted(task, answer, await self._retrieval.proposed(self._run, answer.proposed[:MAX_ADDED]))
+        except errors.AeencError as error:
+            raise RunFailed(f"{error.message} (then resume the run)") from None
 
     async def _again(self, withdrawn: Sequence[NodeRound]) -> list[NodeRound]:
         """Rounds that nobody has judged, retrieved again. They ask no more than before: a budget has covered that.

@@ -268,7 +268,7 @@ class OracleGateway:
             return _CallReport([], list(tasks), error.message, replied=False, pause_s=pause_s)
         finally:
             self._metrics.open(self.name, self._breaker.open)
-        read = read_answers(tasks, answers)
+        read = read_answers(tasks, answers, self.name)
         if read:
             self.last_answer_at = time.monotonic()
         self._metrics.read(self.name, read)

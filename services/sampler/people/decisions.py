@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from aeenc import errors
 from aeenc.oracle import ABSTAINS, BAD_FACT, EXPLAINS, IRRELEVANT, REFUSES, UNSEEN, Candidate, Task, Verdict
-from services.sampler.people.tasks import NodeVerdict, Policy, Remark, TaskAnswer, VerdictKind, VerdictKinds
+from services.sampler.acs.algorithm import Statement
+from services.sampler.people.tasks import Policy, Remark, TaskAnswer, VerdictKind, VerdictKinds
 from services.store.life_cycles import digest
 
 SentVerdicts = Sequence[tuple[str, Verdict]]
@@ -21,19 +22,13 @@ _UNSTATED = 0  # the enum's zero counts as unseen
 
 
 @dataclass(frozen=True)
-class SentAnswer:
+class SentAnswer(Statement):
     """What a person sends for a task. `added` are the premises of `additions` once they were looked up."""
 
     verdicts: SentVerdicts = ()
     seen_upto: int = 0
     elapsed_s: float | None = None
-    note: str = ""
     additions: SentVerdicts = ()
-    written: tuple[str, ...] = ()
-    inference: str = ""
-    node_verdict: NodeVerdict = ""
-    intermediates: tuple[str, ...] = ()
-    alternatives: tuple[tuple[str, ...], ...] = ()
     added: tuple[Candidate, ...] = ()
 
     @property
@@ -41,7 +36,7 @@ class SentAnswer:
         """Tells two calls under one request id or number apart. A retry may have taken another time."""
         judged = (*self.verdicts, *self.additions)
         given = [(key, one.judgement, one.leaf, one.grade, one.remark) for key, one in judged]
-        words = (self.note, self.written, self.inference, self.node_verdict, self.intermediates, self.alternatives)
+        words = [*replace(self, annotator="").parts().values()]
         return f"verdicts {digest(repr((given, self.seen_upto, words)))[:12]}"
 
 
@@ -91,6 +86,11 @@ def read_verdicts(candidates: Iterable[Candidate], verdicts: SentVerdicts, name:
                 )
             read.remarks[premise_id] = _REMARKS[verdict.remark]
     return read
+
+
+def accepted_in(kinds: VerdictKinds) -> set[str]:
+    """The premises (ids) that verdicts accept."""
+    return {premise_id for premise_id, kind in kinds.items() if kind.accepts}
 
 
 def complete(task: Task, chosen: VerdictKinds, added: VerdictKinds, sent: SentAnswer) -> VerdictKinds:

@@ -17,11 +17,11 @@ from functools import partial
 
 from aeenc import errors
 from aeenc.oracle import Task
-from aeenc.oracles.client import Answer as OracleAnswer
+from aeenc.values import Answer, Judgement, Verdict
 from services.kit.concurrency import cancel_all
 from services.kit.logs import get
 from services.sampler.acs.nodes import Amendment, NodeAnswer
-from services.sampler.oracles.answers import Addition, WithdrawnTask, read_answers, with_additions
+from services.sampler.oracles.answers import WithdrawnTask, admitted, read_answers
 from services.sampler.people import steps
 from services.sampler.people.decisions import verdict_of
 from services.sampler.people.queue import TaskQueue, Wanted
@@ -120,11 +120,10 @@ class PeopleGateway:
                 self._waiting.pop(key, None)
         ended = list(zip(records, tasks, strict=True))
         settled = [(record, task) for record, task in ended if not record.withdrawn]
-        given = read_answers([task for _, task in settled], [_answer(record, task) for record, task in settled])
-        added = {task.task_id: _added(record) for record, task in settled}
-        written = {task.task_id: record.intermediates for record, task in settled}
+        asked = {task.task_id: (record, task) for record, task in settled}
         answers = [
-            replace(with_additions(answer, added[answer.task_id]), written=written[answer.task_id]) for answer in given
+            _admitted(*asked[given.task_id], given)
+            for given in read_answers([task for _, task in settled], [_answer(*one) for one in asked.values()])
         ]
         return [*answers, *(WithdrawnTask(task.task_id) for record, task in ended if record.withdrawn)]
 
@@ -253,23 +252,26 @@ class PeopleGateway:
         return self._known[run_id]
 
 
-def _answer(record: TaskRecord, task: Task) -> OracleAnswer:
+def _answer(record: TaskRecord, task: Task) -> Answer:
     """The decision as the oracle protocol has it: given by all who answered, except where an adjudicator decided."""
-    verdicts = []
-    for candidate in task.candidates:  # a resumed run may ask for fewer than at first
-        verdict = verdict_of(record.settled.get(candidate.id, VerdictKind.UNSEEN), record.grade(candidate.id))
-        adjudicator = record.adjudicator if candidate.id in record.adjudicated else ""
-        verdicts.append((candidate.id, replace(verdict, annotator=adjudicator)))
     who = ", ".join(sorted(answer.annotator for answer in record.answers))
-    return OracleAnswer(task.task_id, tuple(verdicts), who, record.note)
-
-
-def _added(record: TaskRecord) -> list[Addition]:
-    """The additions that the run goes on with. One that an adjudicator has refused is none."""
-    found = []
+    asked = [candidate.id for candidate in task.candidates]  # a resumed run may ask for fewer than at first
+    verdicts = tuple(_verdict(record, one, record.adjudicator * (one in record.adjudicated)) for one in asked)
+    additions = []
     for premise in record.candidates[len(record.task.candidates) :]:
-        kind = record.settled.get(premise.id, VerdictKind.UNSEEN)
-        if kind.accepts:
-            who = ", ".join(sorted(answer.annotator for answer in record.answers if premise in answer.added))
-            found.append((premise, replace(verdict_of(kind, record.grade(premise.id)), annotator=who)))
-    return found
+        if record.settled.get(premise.id, VerdictKind.UNSEEN).accepts:  # an adjudicator may have refused it
+            author = ", ".join(sorted(answer.annotator for answer in record.answers if premise in answer.added))
+            additions.append(_verdict(record, premise.id, author))
+    return Answer(task_id=task.task_id, verdicts=verdicts, annotator=who, note=record.note, additions=tuple(additions))
+
+
+def _verdict(record: TaskRecord, premise_id: str, annotator: str) -> Verdict:
+    said = verdict_of(record.settled.get(premise_id, VerdictKind.UNSEEN), record.grade(premise_id))
+    judgement = Judgement(said.judgement)
+    return Verdict(premise_id=premise_id, judgement=judgement, leaf=said.leaf, grade=said.grade, annotator=annotator)
+
+
+def _admitted(record: TaskRecord, task: Task, answer: NodeAnswer) -> NodeAnswer:
+    """The answer with what people added and wrote. What else they say stays with their task."""
+    found = {premise.id: premise for premise in record.candidates}
+    return replace(admitted(task, replace(answer, statement=None), found), written=record.intermediates)

@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from services.sampler.acs.algorithm import AcceptedPremise, Node, Tree
+from services.sampler.acs.algorithm import AcceptedPremise, Known, Node, Statement, Tree
 from services.sampler.people.controls import ControlItems, Qualification
 from services.sampler.people.task_store import TaskStore
-from services.sampler.people.tasks import NodeVerdict, TaskRecord, TaskState, check_annotator, explaining, parts_of
+from services.sampler.people.tasks import TaskRecord, TaskState, check_annotator, explaining, parts_of
 from services.sampler.records.node_store import NodeStore
 from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Run
@@ -47,8 +47,7 @@ class NodeNow:
     holders: tuple[str, ...] = ()
     answers: int = 0
     overlap: int = 0
-    inferences: tuple[str, ...] = ()
-    verdicts: tuple[NodeVerdict, ...] = ()
+    said: tuple[Statement, ...] = ()
     version: str = ""
 
 
@@ -147,7 +146,12 @@ class Overview:
         ids = await self._tasks.asking(run_id, [node.text for node in hanging])
         found, at = await self._tasks.read_many(run_id, sorted({one for one in ids if one}))
         by_id = {record.task.task_id: record for record in found}
-        nodes = [_node(tree, node, by_id.get(one), at) for node, one in zip(hanging, ids, strict=True)]
+        alone = [node.text for node, one in zip(hanging, ids, strict=True) if one not in by_id]
+        known = dict(zip(alone, await self._nodes.answers(run_id, alone), strict=True))
+        nodes = [
+            _node(tree, node, by_id.get(one), known.get(node.text, Known()), at)
+            for node, one in zip(hanging, ids, strict=True)
+        ]
         nodes.sort(key=lambda now: now.node.depth)  # a tree that has grown has its last nodes higher up
         return TreeNow(
             run_id,
@@ -249,7 +253,7 @@ class Overview:
             counted.tasks[record.task.task_id] = None if record.control or record.withdrawn else _brief(record)
 
 
-def _node(tree: Tree, node: Node, record: TaskRecord | None, at: float) -> NodeNow:
+def _node(tree: Tree, node: Node, record: TaskRecord | None, known: Known, at: float) -> NodeNow:
     result = tree.results.get(node.ordinal)
     accepted = result.accepted if result else ()
     if record is not None and record.decision:
@@ -273,8 +277,7 @@ def _node(tree: Tree, node: Node, record: TaskRecord | None, at: float) -> NodeN
         holders=holders,
         answers=len(record.answers) if record else 0,
         overlap=record.overlap if record else 0,
-        inferences=tuple(answer.inference for answer in decided if answer.inference),
-        verdicts=tuple(answer.node_verdict for answer in decided if answer.node_verdict),
+        said=(*decided, *(known.statements if result is not None else ())),
         version=(result.version if result else "") or (record.task.model_version if record else ""),
     )
 

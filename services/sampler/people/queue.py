@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from aeenc import errors
 from services.sampler.people import steps
-from services.sampler.people.additions import Premises, check_words
+from services.sampler.people.additions import Premises
 from services.sampler.people.controls import ControlItems, NotQualified, draw
 from services.sampler.people.decisions import SentAnswer
 from services.sampler.people.task_store import TaskStore
@@ -142,7 +142,6 @@ class TaskQueue:
 
         `who` is the only person for whom the caller may act; empty: anybody.
         """
-        check_words(sent)
         run, task_id = await self._of(lease_id)
         if sent.additions and (before := (await self._tasks.read(run.id, task_id)).record) is not None:
             sent = await self._premises.looked_up(run, before.task, sent)

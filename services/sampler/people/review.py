@@ -19,7 +19,7 @@ from services.kit.logs import get
 from services.sampler.acs.algorithm import ADDED
 from services.sampler.acs.negatives import RefusalFilter
 from services.sampler.people import steps
-from services.sampler.people.additions import Premises, check_words
+from services.sampler.people.additions import Premises
 from services.sampler.people.agreement import Agreement, agreement_apart, edge_f1, positive_agreement
 from services.sampler.people.controls import ControlReport, control_report, right_and_judged
 from services.sampler.people.decisions import SentAnswer, SentVerdicts
@@ -147,7 +147,6 @@ class Review:
         The run's worker then lets the tree grow below what is accepted now.
         """
         check_annotator(annotator)
-        check_words(sent)
         run_id, task_id = parts_of(answer_id, "answer")
         run = await self._runs.get(run_id)
         said = f"{sent.said} of {annotator!r}"

@@ -16,8 +16,8 @@ from typing import Any
 
 from aeenc import errors
 from aeenc.oracle import Task
-from services.sampler.people.additions import check_alternatives, check_intermediates
-from services.sampler.people.decisions import SentAnswer, SentVerdicts, complete, decide, read_verdicts
+from services.sampler.oracles.statements import check
+from services.sampler.people.decisions import SentAnswer, SentVerdicts, accepted_in, complete, decide, read_verdicts
 from services.sampler.people.tasks import (
     EventName,
     Lease,
@@ -28,7 +28,6 @@ from services.sampler.people.tasks import (
     answer_dict,
     codes,
 )
-from services.sampler.records.runs import MAX_NOTE
 
 MAX_HELD_S = 3600.0  # after an hour without an answer a task goes to another person, renewed or not
 MIN_ELAPSED_S = 0.1
@@ -122,14 +121,14 @@ def submit(
     if len(record.answers) >= record.overlap or any(a.annotator == held.annotator for a in record.answers):
         message = f"the task of lease {lease_id} was answered under another lease; nothing is left to do"
         raise errors.FailedPrecondition(message, reason="TASK_ANSWERED")
-    check_intermediates(record.task, sent.intermediates)
     chosen = read_verdicts(record.task.candidates, sent.verdicts)
     added = read_verdicts(sent.added, sent.additions, "additions")
     said = chosen | added
+    check(record.task, sent, accepted_in(said.kinds))
     took_s = min(max(at - held.taken_at if sent.elapsed_s is None else sent.elapsed_s, MIN_ELAPSED_S), MAX_HELD_S)
     answer = TaskAnswer(
+        **{**sent.parts(), "annotator": held.annotator},
         id=_answer_id(record),
-        annotator=held.annotator,
         lease_id=lease_id,
         verdicts=complete(record.task, chosen.kinds, added.kinds, sent),
         grades=said.grades,
@@ -138,15 +137,8 @@ def submit(
         elapsed_s=took_s,
         late=not held.live(at),
         at=at,
-        note=sent.note[:MAX_NOTE],
         added=sent.added,
-        written=sent.written,
-        inference=sent.inference,
-        node_verdict=sent.node_verdict,
-        intermediates=sent.intermediates,
-        alternatives=sent.alternatives,
     )
-    check_alternatives(answer)
     swept = expire(record, at)
     over = replace(held, ended="ANSWERED", answer_id=answer.id, client_seq=seq, said=sent.said)
     after = _with_lease(swept.record, over)
@@ -205,9 +197,10 @@ def amend(
     said = read_verdicts((*record.task.candidates, *answer.added), sent.verdicts)
     said |= read_verdicts(sent.added, sent.additions, "additions")
     chosen = said.kinds
-    if not chosen and not sent.intermediates:
+    if not chosen and sent.empty:
         raise errors.InvalidArgument.field("verdicts", "is empty; give those that change")
-    check_intermediates(record.task, sent.intermediates)
+    holding = {**answer.verdicts, **chosen}
+    check(record.task, sent, accepted_in(holding))
     if decided := [premise_id for premise_id in chosen if premise_id in record.adjudicated]:
         raise errors.FailedPrecondition(
             f"{decided} of task {record.task.task_id!r} were decided by {record.adjudicator}, which stands above every "
@@ -222,15 +215,18 @@ def amend(
     amended = replace(
         answer,
         id=_answer_id(record),
-        verdicts={**answer.verdicts, **chosen},
+        verdicts=holding,
         own=own,
         grades={**{k: v for k, v in answer.grades.items() if k not in chosen}, **said.grades},
         remarks={**{k: v for k, v in answer.remarks.items() if k not in chosen}, **said.remarks},
-        alternatives=tuple(
-            one for one in answer.alternatives if all(chosen.get(key, VerdictKind.LEAF).accepts for key in one)
-        ),
+        note=sent.note or answer.note,
+        inference=sent.inference or answer.inference,
+        node_verdict=sent.node_verdict or answer.node_verdict,
+        alternatives=sent.alternatives
+        or tuple(one for one in answer.alternatives if all(chosen.get(key, VerdictKind.LEAF).accepts for key in one)),
         added=tuple({one.id: one for one in (*answer.added, *sent.added)}.values()),
         intermediates=tuple(dict.fromkeys((*answer.intermediates, *sent.intermediates))),
+        written=tuple(dict.fromkeys((*answer.written, *sent.written))),
         at=at,
         by=annotator,
     )

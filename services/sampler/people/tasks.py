@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from aeenc import errors
 from aeenc.oracle import Candidate, Task
-from services.sampler.acs.algorithm import ADDED, AcceptedPremise, Intermediate
+from services.sampler.acs.algorithm import ADDED, AcceptedPremise, Intermediate, Statement
 from services.store.formats import check_format, known_fields, unknown_fields
 
 FORMAT_VERSION = 1
@@ -24,7 +24,6 @@ FORMAT_VERSION = 1
 Policy = Literal["majority", "adjudicate"]
 Ending = Literal["", "ANSWERED", "RELEASED", "EXPIRED", "MOOT"]
 Remark = Literal["IRRELEVANT", "BAD_FACT"]
-NodeVerdict = Literal["", "COMPLETE", "PREMISE_MISSING", "NOT_EXPLAINABLE"]
 TaskState = Literal["WAITING", "DECIDED", "CONFLICT", "SETTLED", "WITHDRAWN"]
 Withdrawn = Literal["", "ASKED", "DONE"]
 EventName = Literal[
@@ -87,19 +86,16 @@ class Lease:
         return not self.ended and at < self.expires_at
 
 
-@dataclass(frozen=True)
-class TaskAnswer:
-    """One person's verdicts on every candidate, and their remark (`note`).
+@dataclass(frozen=True, kw_only=True)
+class TaskAnswer(Statement):
+    """One person's verdicts on every candidate, and what else they say of the query.
 
     `by` names who amended it last, if anyone; `own` are its author's verdicts, once somebody else has amended it.
-    `added` are premises that they found by a search, with verdicts like candidates. `written` are facts in their own
-    words, which no corpus has, and `intermediates` are such as become nodes. `remarks` are on candidates themselves.
-    `inference` says how the query follows, `node_verdict` whether anything is missing. Each of `alternatives` (ids)
-    explains the query by itself.
+    `added` are premises that they found by a search, with verdicts like candidates. `remarks` are on candidates
+    themselves.
     """
 
     id: str
-    annotator: str
     lease_id: str
     verdicts: VerdictKinds
     grades: dict[str, float]
@@ -109,14 +105,8 @@ class TaskAnswer:
     at: float
     by: str = ""
     own: VerdictKinds = field(default_factory=dict)
-    note: str = ""
     added: tuple[Candidate, ...] = ()
-    written: tuple[str, ...] = ()
-    inference: str = ""
-    node_verdict: NodeVerdict = ""
     remarks: dict[str, Remark] = field(default_factory=dict)
-    intermediates: tuple[str, ...] = ()
-    alternatives: tuple[tuple[str, ...], ...] = ()
 
     @property
     def said(self) -> VerdictKinds:

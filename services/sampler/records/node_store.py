@@ -9,7 +9,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any, Literal, Self
 
 from redis.asyncio import Redis
@@ -27,6 +27,7 @@ from services.sampler.acs.algorithm import (
     PairState,
     Result,
     RetrievedPremise,
+    Statement,
     Tree,
     cut_nodes,
 )
@@ -34,7 +35,7 @@ from services.sampler.acs.nodes import NodeAnswer, NodeRound
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.run_store import CHUNK, EMIT
 from services.sampler.records.runs import FORMAT_VERSION, UNDECIDED, Hypothesis, Pair, PairSign, Run
-from services.store.formats import check_format
+from services.store.formats import check_format, known_fields
 from services.store.life_cycles import digest, now
 from services.store.redis import Script, unavailable_if_down
 
@@ -329,7 +330,7 @@ def _commit_arguments(node: NodeCommit) -> list[Any]:
         json.dumps([FORMAT_VERSION]) if node.result is None else _result_json(node.result),
         int(node.result is not None),
         digest(node.query),
-        _known_json(node.known) if node.known.states else "",
+        _known_json(node.known) if node.known.states or node.known.statements else "",
         signs["POSITIVE"],
         signs["NEGATIVE"],
         node.filtered,
@@ -361,6 +362,8 @@ def _known_json(known: Known) -> str:
         stored["added"] = [[one.id, one.text] for one in known.added]
     if known.written:
         stored["written"] = [astuple(one) for one in known.written]
+    if known.statements:
+        stored["statements"] = [asdict(one) for one in known.statements]
     return json.dumps(stored)
 
 
@@ -369,7 +372,15 @@ def _known(run_id: str, row: str) -> Known:
     check_format(stored, FORMAT_VERSION, f"an answer of run {run_id}")
     added = (RetrievedPremise(premise_id, text, ADDED, 0.0) for premise_id, text in stored.get("added", ()))
     written = (Intermediate(*row[:2]) for row in stored.get("written", ()))
-    return Known({name: PairState(code) for name, code in stored["rulings"].items()}, tuple(added), tuple(written))
+    said = map(_statement, stored.get("statements", ()))
+    states = {name: PairState(code) for name, code in stored["rulings"].items()}
+    return Known(states, tuple(added), tuple(written), tuple(said))
+
+
+def _statement(stored: dict[str, Any]) -> Statement:
+    lists = {name: tuple(stored[name]) for name in ("written", "intermediates")}
+    ways = tuple(tuple(one) for one in stored["alternatives"])
+    return Statement(**{**known_fields(Statement, stored), **lists, "alternatives": ways})
 
 
 def _row(text: str, values: int) -> list[Any]:

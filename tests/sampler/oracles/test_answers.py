@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aeenc.oracle import EXPLAINS, REFUSES, Candidate, Task, Verdict
-from aeenc.oracles.client import Answer
+from aeenc.oracle import EXPLAINS, REFUSES, Candidate, Task
 from aeenc.v1 import oracle_pb2, oracle_pb2_grpc, types_pb2
+from aeenc.values import Answer, Judgement, Verdict
 from services.sampler.acs.algorithm import PairState
 from services.sampler.oracles.answers import MAX_ANNOTATOR, read_answers
 from support.worlds.sampler_world import (
@@ -33,7 +33,8 @@ TASKS = [Task(name, "run", "query", (), (), tuple(Candidate(i, i, 1, 0.5) for i 
 
 verdicts = st.builds(
     Verdict,
-    judgement=st.sampled_from([0, 1, 2, 3, 4, 5, 99, -1]),
+    premise_id=st.sampled_from([*IDS, "other", ""]),
+    judgement=st.sampled_from([0, 1, 2, 3, 4, 5, 99, -1]).map(Judgement),
     leaf=st.booleans(),
     grade=st.none() | st.floats(),
     annotator=st.text(max_size=3),
@@ -41,7 +42,7 @@ verdicts = st.builds(
 answers = st.builds(
     Answer,
     task_id=st.sampled_from(["t1", "t2", "t3", ""]),
-    verdicts=st.lists(st.tuples(st.sampled_from([*IDS, "other", ""]), verdicts), max_size=6).map(tuple),
+    verdicts=st.lists(verdicts, max_size=6).map(tuple),
     annotator=st.text(max_size=3),
 )
 
@@ -53,22 +54,27 @@ def test_a_refusal_is_read_only_from_a_single_clear_refusal(given_answers: list[
         assert len(mine) == 1
         assert judged.states.keys() == set(IDS)
         for premise_id, state in judged.states.items():
-            said = [verdict.judgement for name, verdict in mine[0].verdicts if name == premise_id]
+            said = [one.judgement for one in mine[0].verdicts if one.premise_id == premise_id]
             assert state.refused is (said == [REFUSES])
             assert state.accepted is (said == [EXPLAINS])
             assert state is not PairState.REFUSED
 
 
+def refused(premise_id: str, **said: Any) -> Verdict:
+    return Verdict(premise_id=premise_id, judgement=Judgement.DOES_NOT_EXPLAIN, **said)
+
+
 @pytest.mark.parametrize("grade", [math.nan, math.inf, -math.inf])
 def test_a_grade_that_is_no_number_is_dropped_and_the_verdict_kept(grade: float):
-    odd = Answer("t1", (("p1", Verdict(REFUSES, grade=grade)), ("p2", Verdict(REFUSES, grade=0.5))), "it")
+    odd = Answer(task_id="t1", verdicts=(refused("p1", grade=grade), refused("p2", grade=0.5)), annotator="it")
     [judged] = read_answers(TASKS, [odd])
     assert judged.grades == {"p2": 0.5}
     assert judged.states["p1"].refused
 
 
 def test_an_endless_annotator_is_cut():
-    long = Answer("t1", (("p1", Verdict(REFUSES, annotator="a" * 10**6)), ("p2", Verdict(REFUSES))), "b" * 10**6)
+    given = (refused("p1", annotator="a" * 10**6), refused("p2"))
+    long = Answer(task_id="t1", verdicts=given, annotator="b" * 10**6)
     [judged] = read_answers(TASKS, [long])
     assert judged.annotator_of("p1") == "a" * MAX_ANNOTATOR
     assert judged.annotator_of("p2") == "b" * MAX_ANNOTATOR

@@ -28,9 +28,9 @@ class Recorded(NoisyOracle):
 
     def __init__(self, noise: Noise, seed: int) -> None:
         super().__init__(Honest(), noise, seed=seed)
-        self.answers: list[tuple[Task, oracle_pb2.OracleAnswer]] = []
+        self.answers: list[tuple[Task, oracle_pb2.Answer]] = []
 
-    def sent(self, task: Task, answer: oracle_pb2.OracleAnswer) -> oracle_pb2.OracleAnswer:
+    def sent(self, task: Task, answer: oracle_pb2.Answer) -> oracle_pb2.Answer:
         self.answers.append((task, super().sent(task, answer)))
         return self.answers[-1][1]
 

@@ -192,9 +192,7 @@ async def test_a_written_intermediate_is_retrieved_for_and_stands_in_the_tree_wi
         await people.submit(await waiting(people, "bob"), [])
         await asyncio.wait_for(sampler.wait(run_id), 40)
         root, node, _ = (await people.get_tree(run_id, "tree-0")).nodes
-        assert [(one.premise_id, one.text, one.author, one.rank) for one in root.accepted][:1] == [
-            ("", INTERMEDIATE, "ann", 0)
-        ]
+        assert [(one.premise_id, one.text, one.annotator) for one in root.accepted][:1] == [("", INTERMEDIATE, "ann")]
         assert (node.premise_id, node.text, node.author, node.parent_id) == ("", INTERMEDIATE, "ann", root.node_id)
         recorded = await pairs(sampler, run_id)
         assert {INTERMEDIATE, "hypothesis 0"} <= {pair.query for pair in recorded}
@@ -258,7 +256,7 @@ async def test_several_ways_to_explain_a_query_stay_with_the_answer(world: Sampl
     [
         ([[]], "is empty"),
         ([["nobody"]], "'nobody', which this answer does not accept"),
-        ([[f"p{number}"] for number in range(17)], "has 17 sets"),
+        ([[f"p{number}"] for number in range(17)], "has 17 items"),
     ],
 )
 async def test_a_way_names_accepted_premises_alone(world: SamplerWorld, ways: list[list[str]], why: str):

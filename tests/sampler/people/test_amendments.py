@@ -224,7 +224,7 @@ async def test_the_remark_of_an_oracle_stands_in_its_pairs(world: SamplerWorld):
         def judge(self, task: Task) -> list[str]:
             return []
 
-        def sent(self, task: Task, answer: oracle_pb2.OracleAnswer) -> oracle_pb2.OracleAnswer:
+        def sent(self, task: Task, answer: oracle_pb2.Answer) -> oracle_pb2.Answer:
             answer.note = f"of {task.query}"
             return answer
 

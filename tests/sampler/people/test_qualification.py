@@ -75,7 +75,11 @@ async def test_who_fails_gets_no_task_of_the_run(world: SamplerWorld, tmp_path):
         assert [(one.query, one.answers, one.verdicts, one.correct) for one in told.controls] == [
             (query, 2, 6, 5) for query in ("what is iron", "what is tin")
         ]
-        assert told.controls[0].mistakes == (values.ControlMistake(text="iron is a metal", explains=True, people=1),)
+        assert told.controls[0].mistakes == (
+            values.ControlMistake(
+                right=values.Verdict(text="iron is a metal", judgement=values.Judgement.EXPLAINS), people=1
+            ),
+        )
         assert {one.annotator: one.answers_hour for one in told.reports} == {"ann": 2, "bob": 2}
 
 

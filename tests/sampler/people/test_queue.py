@@ -10,7 +10,7 @@ import pytest
 
 import aeenc
 from aeenc import errors
-from aeenc.oracle import ABSTAINS, BAD_FACT, EXPLAINS, IRRELEVANT, REFUSES, Task, Verdict
+from aeenc.oracle import ABSTAINS, BAD_FACT, EXPLAINS, IRRELEVANT, REFUSES, Answer, Task, Verdict
 from aeenc.v1 import people_pb2, types_pb2
 from services.sampler.people import gateway, steps, tasks
 from services.sampler.people.controls import read_controls
@@ -114,8 +114,8 @@ async def test_an_answer_without_a_number_is_never_taken_for_a_retry_of_another(
         first, second = (candidate.premise_id for candidate in lease.task.candidates[:2])
 
         async def answer(premise_id: str) -> None:  # the SDK numbers every answer
-            verdicts = [Verdict(EXPLAINS).to_proto(premise_id)]
-            request = people_pb2.SubmitVerdictsRequest(lease_id=lease.lease_id, verdicts=verdicts)
+            answer = Answer([premise_id]).to_proto()
+            request = people_pb2.SubmitVerdictsRequest(lease_id=lease.lease_id, answer=answer)
             await people.channel.unary(people._stub.SubmitVerdicts, request)
 
         await answer(first)

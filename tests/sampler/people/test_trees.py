@@ -55,7 +55,9 @@ async def test_a_tree_shows_what_is_open_held_decided_and_judged(world: SamplerW
         await people.submit(lease, [ticked.premise_id], inference="because of it", node_verdict="complete")
         [root] = (await people.get_tree(run_id, "tree-0")).nodes
         assert (root.state, [one.premise_id for one in root.accepted]) == (State.DECIDED, [ticked.premise_id])
-        assert (root.inferences, root.node_verdicts) == (("because of it",), (values.NodeVerdict.COMPLETE,))
+        [said] = root.answers
+        assert (said.annotator, said.inference, said.verdicts) == ("ann", "because of it", ())
+        assert said.node_verdict is values.NodeVerdict.COMPLETE
         await people.settle(run_id, lease.task.task_id, "ann")
         tree = await reached(people, run_id, {"0-0": State.JUDGED, "0-1": State.OPEN})
         below = tree.nodes[1]
@@ -82,7 +84,7 @@ async def test_the_inferences_of_others_are_not_shown_before_a_task_is_decided(w
         lease = await take(people, "ann")
         await people.submit(lease, [], inference="mine alone")
         [root] = (await people.get_tree(run_id, "tree-0")).nodes
-        assert (root.answers, root.overlap, root.inferences, root.accepted) == (1, 2, (), ())
+        assert (root.answered, root.overlap, root.answers, root.accepted) == (1, 2, (), ())
 
 
 async def test_a_tree_of_a_run_without_people_is_shown_too(world: SamplerWorld):

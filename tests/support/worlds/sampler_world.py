@@ -185,7 +185,7 @@ class FakeOracle(oracle_pb2_grpc.OracleServiceServicer):
         for task in request.tasks:
             verdicts = self.behaviour(task)
             if verdicts is not None:
-                answers.append(oracle_pb2.OracleAnswer(task_id=task.task_id, verdicts=verdicts, annotator="fake"))
+                answers.append(oracle_pb2.Answer(task_id=task.task_id, verdicts=verdicts, annotator="fake"))
         return oracle_pb2.JudgeResponse(answers=answers)
 
 

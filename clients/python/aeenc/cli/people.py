@@ -96,7 +96,7 @@ def tree(
             "task": node.task_id,
             "accepted": [{"id": one.premise_id, "text": one.text, "leaf": one.leaf} for one in node.accepted],
             "holders": list(node.holders),
-            "inferences": list(node.inferences),
+            "answers": [_answer_dict(answer) for answer in node.answers],
         }
         for node in found.nodes
     ]
@@ -220,7 +220,7 @@ def close(
 
 def _change_dict(change: values.TaskChange) -> dict[str, Any]:
     answer = change.answer
-    verdicts = answer.verdicts if answer else change.verdicts
+    verdicts = (*answer.verdicts, *answer.additions) if answer else change.verdicts
     overlap = f"overlap {change.overlap}" if change.overlap else ""
     return {
         "seq": change.seq,
@@ -248,29 +248,17 @@ def _lines(task: dict[str, Any]) -> list[Text]:
 
 
 def _task_dict(task: values.JudgedTask) -> dict[str, Any]:
-    added = [candidate for answer in task.answers for candidate in answer.additions]
-    texts = {candidate.premise_id: candidate.text for candidate in (*task.task.candidates, *added)}
+    texts = {candidate.premise_id: candidate.text for candidate in task.task.candidates}
+    texts |= {verdict.premise_id: verdict.text for answer in task.answers for verdict in answer.additions}
     said = {
-        answer.annotator: {verdict.premise_id: _word(verdict) for verdict in answer.verdicts} for answer in task.answers
+        answer.annotator: {verdict.premise_id: _word(verdict) for verdict in (*answer.verdicts, *answer.additions)}
+        for answer in task.answers
     }
     return {
         "task": task.task.task_id,
         "state": task.state.name,
         "query": task.task.query,
-        "answers": [
-            {
-                "answer": answer.answer_id,
-                "annotator": answer.annotator,
-                "late": answer.late,
-                "additions": [{"id": one.premise_id, "text": one.text} for one in answer.additions],
-                "written": list(answer.written),
-                "intermediates": list(answer.intermediates),
-                "inference": answer.inference,
-                "alternatives": [list(one.premise_ids) for one in answer.alternatives],
-                "node_verdict": "" if not answer.node_verdict else answer.node_verdict.name.lower(),
-            }
-            for answer in task.answers
-        ],
+        "answers": [_answer_dict(answer) for answer in task.answers],
         "conflicts": [
             {
                 "id": premise_id,
@@ -280,6 +268,20 @@ def _task_dict(task: values.JudgedTask) -> dict[str, Any]:
             for premise_id in task.conflicts
         ],
         "adjudicator": task.adjudicator,
+    }
+
+
+def _answer_dict(answer: values.Answer) -> dict[str, Any]:
+    return {
+        "answer": answer.answer_id,
+        "annotator": answer.annotator,
+        "late": answer.late,
+        "additions": [{"id": one.premise_id, "text": one.text} for one in answer.additions],
+        "written": list(answer.written),
+        "intermediates": list(answer.intermediates),
+        "inference": answer.inference,
+        "alternatives": [list(one.premise_ids) for one in answer.alternatives],
+        "node_verdict": "" if not answer.node_verdict else answer.node_verdict.name.lower(),
     }
 
 
@@ -295,12 +297,11 @@ def _report_dict(report: values.AnnotatorReport) -> dict[str, Any]:
 
 
 def _control_dict(control: values.ControlReport) -> dict[str, Any]:
-    said = {True: "explains", False: "does not explain"}
     return {
         "query": control.query,
         "answers": control.answers,
         "right": f"{control.correct} of {control.verdicts}",
-        "mistakes": [f"{one.text} ({said[one.explains]}; {one.people} otherwise)" for one in control.mistakes],
+        "mistakes": [f"{one.right.text} ({_word(one.right)}; {one.people} otherwise)" for one in control.mistakes],
     }
 
 

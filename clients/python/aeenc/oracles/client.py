@@ -6,25 +6,15 @@ Answers are not checked: verdicts come back as the oracle gave them, unknown, do
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import grpc
 
 from aeenc.errors import AeencError
-from aeenc.oracle import Task, Verdict
+from aeenc.oracle import Task
 from aeenc.transport.channel import Channel
 from aeenc.v1 import oracle_pb2, oracle_pb2_grpc
+from aeenc.values.oracle import Answer
 from aeenc.values.writing import as_messages, message
-
-
-@dataclass(frozen=True)
-class Answer:
-    """An oracle's answer to one task: (premise id, verdict) in its order, who answered, and a remark."""
-
-    task_id: str
-    verdicts: tuple[tuple[str, Verdict], ...]
-    annotator: str
-    note: str = ""
 
 
 class OracleClient:
@@ -48,12 +38,4 @@ class OracleClient:
         )
         if response is None:  # grpcio's result for bytes that it cannot parse
             raise AeencError(f"{self.channel.target} answered with bytes that are not a JudgeResponse")
-        return [_answer(answer) for answer in response.answers]
-
-
-def _answer(answer: oracle_pb2.OracleAnswer) -> Answer:
-    verdicts = (
-        (v.premise_id, Verdict(v.judgement, v.leaf, v.grade if v.HasField("grade") else None, v.annotator, v.remark))
-        for v in answer.verdicts
-    )
-    return Answer(answer.task_id, tuple(verdicts), answer.annotator, answer.note)
+        return [Answer.from_message(answer) for answer in response.answers]

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from aeenc.errors import InvalidArgument
 from aeenc.files.whole import naming
-from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Oracle, Task, Verdict, ask
+from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Answer, Candidate, Oracle, Task, Verdict, answer_of
 
 _DECIDED = (EXPLAINS, REFUSES)
 _WORDS = {EXPLAINS: "explains", REFUSES: "refuses"}
@@ -65,21 +65,25 @@ class CompositeOracle(Oracle):
                 for stage in self._stages[:-1]
             }
 
-    async def judge(self, task: Task) -> dict[str, Verdict]:
-        """Returns the first decision on each candidate and who made it; a candidate may stay undecided."""
+    async def judge(self, task: Task) -> Answer[dict[str, Verdict]]:
+        """Returns the first decision on each candidate and who made it; a candidate may stay undecided.
+
+        What is said of the node as a whole is the last stage's that was asked.
+        """
         found: dict[str, Verdict] = {}
+        said = Answer(found)
         decided_by: dict[str, str] = {}
         *early, last = self._stages
         for stage in early:
-            await self._ask(stage, task, _open(task, decided_by), found, decided_by)
+            said = await self._ask(stage, task, _open(task, decided_by), found, decided_by) or said
         audited = [c for c in task.candidates if c.id in decided_by and self._is_audited(task.query, c.id)]
         remaining = _open(task, decided_by)
         checks: dict[str, Verdict] = {}
-        await self._ask(last, task, _in_order(task, [*remaining, *audited]), checks, {})
+        said = await self._ask(last, task, _in_order(task, [*remaining, *audited]), checks, {}) or said
         for candidate in remaining:
             found[candidate.id] = _preferred(found.get(candidate.id), checks[candidate.id])
         self._compare(task, audited, found, checks, decided_by)
-        return found
+        return replace(said, verdicts=found, annotator="")
 
     async def _ask(
         self,
@@ -88,15 +92,16 @@ class CompositeOracle(Oracle):
         candidates: Sequence[Candidate],
         found: dict[str, Verdict],
         decided_by: dict[str, str],
-    ) -> None:
+    ) -> Answer[dict[str, Verdict]] | None:
         if not candidates:
-            return
-        given = await ask(stage, replace(task, candidates=tuple(candidates)))
-        for premise_id, verdict in given.items():
+            return None
+        given = await answer_of(stage, replace(task, candidates=tuple(candidates)))
+        for premise_id, verdict in given.verdicts.items():
             named = replace(verdict, annotator=verdict.annotator or stage.name)
             found[premise_id] = _preferred(found.get(premise_id), named)
             if verdict.judgement in _DECIDED:
                 decided_by[premise_id] = stage.name
+        return given
 
     def _compare(
         self,

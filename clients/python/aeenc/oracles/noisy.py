@@ -15,10 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 from aeenc.errors import InvalidArgument, Unavailable
-from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Oracle, Task, Verdict, ask
+from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Answer, Oracle, Task, Verdict, answer_of
 from aeenc.v1 import oracle_pb2
 
 UNKNOWN_JUDGEMENT = 99
+Sent = oracle_pb2.Answer
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ class NoisyOracle(Oracle):
         self._spoilt: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
 
-    async def judge(self, task: Task) -> dict[str, Verdict]:
-        """Returns the wrapped oracle's verdicts with noise. Raises Unavailable, or hangs, at the given rates."""
+    async def judge(self, task: Task) -> Answer[dict[str, Verdict]]:
+        """Returns the wrapped oracle's answer with noisy verdicts. Raises Unavailable, or hangs, at the given rates."""
         noise, key = self._noise, (task.run_id, task.task_id)
         with self._lock:
             self._attempts[key] += 1
@@ -67,12 +68,13 @@ class NoisyOracle(Oracle):
             await asyncio.sleep(noise.hang_s)
         if self._happens("failure", noise.failure, task.query, attempt):
             raise Unavailable("this oracle fails at times, on purpose; ask again")
-        given = await ask(self._oracle, task)
+        given = await answer_of(self._oracle, task)
         if self._happens("garbage", noise.garbage, task.query, attempt):
             self._spoilt.add(key)
-        return {name: self._disturbed(task.query, name, verdict) for name, verdict in given.items()}
+        noisy = {name: self._disturbed(task.query, name, verdict) for name, verdict in given.verdicts.items()}
+        return replace(given, verdicts=noisy)
 
-    def sent(self, task: Task, answer: oracle_pb2.OracleAnswer) -> oracle_pb2.OracleAnswer:
+    def sent(self, task: Task, answer: Sent) -> Sent:
         """Returns the answer, or nonsense in its place."""
         key = (task.run_id, task.task_id)
         if key not in self._spoilt:
@@ -108,49 +110,46 @@ def _exponential(chance: float) -> float:
     return min(-math.log1p(-chance), 5.0)
 
 
-Answer = oracle_pb2.OracleAnswer
-
-
-def _contradicts_itself(answer: Answer) -> Answer:
+def _contradicts_itself(answer: Sent) -> Sent:
     """Refuses and accepts every candidate."""
-    spoilt = Answer(task_id=answer.task_id, annotator=answer.annotator)
+    spoilt = Sent(task_id=answer.task_id, annotator=answer.annotator)
     for verdict in answer.verdicts:
         for judgement in (REFUSES, EXPLAINS):
             spoilt.verdicts.add(premise_id=verdict.premise_id, judgement=judgement)
     return spoilt
 
 
-def _says_nothing(answer: Answer) -> Answer:
+def _says_nothing(answer: Sent) -> Sent:
     """Gives no verdicts."""
-    return Answer(task_id=answer.task_id, annotator=answer.annotator)
+    return Sent(task_id=answer.task_id, annotator=answer.annotator)
 
 
-def _speaks_of_others(answer: Answer) -> Answer:
+def _speaks_of_others(answer: Sent) -> Sent:
     """Refuses premises of another corpus."""
-    spoilt = Answer(task_id=answer.task_id, annotator=answer.annotator)
+    spoilt = Sent(task_id=answer.task_id, annotator=answer.annotator)
     for verdict in answer.verdicts:
         spoilt.verdicts.add(premise_id=f"{verdict.premise_id}-of-another-corpus", judgement=REFUSES)
     return spoilt
 
 
-def _speaks_of_another_task(answer: Answer) -> Answer:
+def _speaks_of_another_task(answer: Sent) -> Sent:
     """Refuses everything, in the name of another task."""
-    spoilt = Answer(task_id=f"{answer.task_id}-of-another-run", annotator=answer.annotator)
+    spoilt = Sent(task_id=f"{answer.task_id}-of-another-run", annotator=answer.annotator)
     for verdict in answer.verdicts:
         spoilt.verdicts.add(premise_id=verdict.premise_id, judgement=REFUSES)
     return spoilt
 
 
-def _uses_unknown_words(answer: Answer) -> Answer:
+def _uses_unknown_words(answer: Sent) -> Sent:
     """Gives judgements that are unknown or UNSPECIFIED."""
-    spoilt = Answer(task_id=answer.task_id, annotator=answer.annotator)
+    spoilt = Sent(task_id=answer.task_id, annotator=answer.annotator)
     for number, verdict in enumerate(answer.verdicts):
         judgement = (UNKNOWN_JUDGEMENT, oracle_pb2.JUDGEMENT_UNSPECIFIED)[number % 2]
         spoilt.verdicts.add(premise_id=verdict.premise_id, judgement=judgement)
     return spoilt
 
 
-GARBAGE: dict[str, Callable[[Answer], Answer]] = {
+GARBAGE: dict[str, Callable[[Sent], Sent]] = {
     "contradicts itself": _contradicts_itself,
     "says nothing": _says_nothing,
     "speaks of another task": _speaks_of_another_task,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from aeenc import values
 from aeenc.errors import Unavailable
-from aeenc.oracle import Oracle, Task, Verdict
+from aeenc.oracle import Answer, Oracle, Task, Verdict
 from aeenc.oracles.client import OracleClient
 from aeenc.transport.channel import Channel
 from aeenc.transport.checks import refuse_plain_token
+from aeenc.v1 import oracle_pb2
 
 TIMEOUT_S = 3600.0  # a person may answer
 
@@ -39,23 +42,42 @@ class RemoteOracle(Oracle):
         refuse_plain_token(target, **self._options)
         self._client: OracleClient | None = None
 
-    async def judge(self, task: Task) -> dict[str, Verdict]:
-        """Returns the remote oracle's verdicts. A candidate that it judged twice, or not at all, stays unseen."""
+    async def judge(self, task: Task) -> Answer[dict[str, Verdict]]:
+        """Returns the remote oracle's answer. A candidate that it judged twice, or not at all, stays unseen."""
         if self._client is None:
             self._client = OracleClient(Channel(self._target, **self._options))
         answers = await self._client.judge(task.run_id, [task])
         mine = [answer for answer in answers if answer.task_id == task.task_id]
         if len(mine) != 1:
             raise Unavailable(f"{self._target} gave {len(mine)} answers to one task; ask again")
-        verdicts: dict[str, Verdict] = {}
-        twice: set[str] = set()
-        for premise_id, verdict in mine[0].verdicts:
-            if premise_id in verdicts:
-                twice.add(premise_id)
-            verdicts[premise_id] = replace(verdict, annotator=verdict.annotator or mine[0].annotator)
-        return {name: verdict for name, verdict in verdicts.items() if name not in twice}
+        [answer] = mine
+        times = Counter(one.premise_id for one in answer.verdicts)
+        return Answer(
+            _verdicts([one for one in answer.verdicts if times[one.premise_id] == 1], answer.annotator),
+            answer.note,
+            _verdicts(answer.additions, answer.annotator),
+            answer.written,
+            answer.intermediates,
+            [one.premise_ids for one in answer.alternatives],
+            answer.inference,
+            answer.node_verdict,
+            answer.annotator,
+        )
 
     async def close(self) -> None:
         """Closes the connection."""
         if self._client is not None:
             await self._client.channel.close()
+
+
+def _verdicts(given: Iterable[values.Verdict], annotator: str) -> dict[str, Verdict]:
+    return {
+        one.premise_id: Verdict(
+            cast("oracle_pb2.Judgement", one.judgement),
+            one.leaf,
+            one.grade,
+            one.annotator or annotator,
+            cast("oracle_pb2.Remark", one.remark),
+        )
+        for one in given
+    }

@@ -1,3 +1,5 @@
+from aeenc.v1 import types_pb2 as _types_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -13,6 +15,13 @@ class Remark(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REMARK_IRRELEVANT: _ClassVar[Remark]
     REMARK_BAD_FACT: _ClassVar[Remark]
 
+class NodeVerdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NODE_VERDICT_UNSPECIFIED: _ClassVar[NodeVerdict]
+    NODE_VERDICT_COMPLETE: _ClassVar[NodeVerdict]
+    NODE_VERDICT_PREMISE_MISSING: _ClassVar[NodeVerdict]
+    NODE_VERDICT_NOT_EXPLAINABLE: _ClassVar[NodeVerdict]
+
 class Judgement(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     JUDGEMENT_UNSPECIFIED: _ClassVar[Judgement]
@@ -23,6 +32,10 @@ class Judgement(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 REMARK_UNSPECIFIED: Remark
 REMARK_IRRELEVANT: Remark
 REMARK_BAD_FACT: Remark
+NODE_VERDICT_UNSPECIFIED: NodeVerdict
+NODE_VERDICT_COMPLETE: NodeVerdict
+NODE_VERDICT_PREMISE_MISSING: NodeVerdict
+NODE_VERDICT_NOT_EXPLAINABLE: NodeVerdict
 JUDGEMENT_UNSPECIFIED: Judgement
 JUDGEMENT_EXPLAINS: Judgement
 JUDGEMENT_DOES_NOT_EXPLAIN: Judgement
@@ -70,33 +83,53 @@ class Candidate(_message.Message):
 class JudgeResponse(_message.Message):
     __slots__ = ("answers",)
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
-    answers: _containers.RepeatedCompositeFieldContainer[OracleAnswer]
-    def __init__(self, answers: _Optional[_Iterable[_Union[OracleAnswer, _Mapping]]] = ...) -> None: ...
+    answers: _containers.RepeatedCompositeFieldContainer[Answer]
+    def __init__(self, answers: _Optional[_Iterable[_Union[Answer, _Mapping]]] = ...) -> None: ...
 
-class OracleAnswer(_message.Message):
-    __slots__ = ("task_id", "verdicts", "annotator", "note")
+class Answer(_message.Message):
+    __slots__ = ("task_id", "verdicts", "annotator", "note", "node_verdict", "additions", "intermediates", "alternatives", "inference", "written", "answer_id", "late", "at")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
     ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
+    NODE_VERDICT_FIELD_NUMBER: _ClassVar[int]
+    ADDITIONS_FIELD_NUMBER: _ClassVar[int]
+    INTERMEDIATES_FIELD_NUMBER: _ClassVar[int]
+    ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
+    INFERENCE_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_ID_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
     task_id: str
     verdicts: _containers.RepeatedCompositeFieldContainer[Verdict]
     annotator: str
     note: str
-    def __init__(self, task_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., annotator: _Optional[str] = ..., note: _Optional[str] = ...) -> None: ...
+    node_verdict: NodeVerdict
+    additions: _containers.RepeatedCompositeFieldContainer[Verdict]
+    intermediates: _containers.RepeatedScalarFieldContainer[str]
+    alternatives: _containers.RepeatedCompositeFieldContainer[_types_pb2.PremiseSet]
+    inference: str
+    written: _containers.RepeatedScalarFieldContainer[str]
+    answer_id: str
+    late: bool
+    at: _timestamp_pb2.Timestamp
+    def __init__(self, task_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., annotator: _Optional[str] = ..., note: _Optional[str] = ..., node_verdict: _Optional[_Union[NodeVerdict, str]] = ..., additions: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., intermediates: _Optional[_Iterable[str]] = ..., alternatives: _Optional[_Iterable[_Union[_types_pb2.PremiseSet, _Mapping]]] = ..., inference: _Optional[str] = ..., written: _Optional[_Iterable[str]] = ..., answer_id: _Optional[str] = ..., late: bool = ..., at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("premise_id", "judgement", "leaf", "grade", "annotator", "remark")
+    __slots__ = ("premise_id", "judgement", "leaf", "grade", "annotator", "remark", "text")
     PREMISE_ID_FIELD_NUMBER: _ClassVar[int]
     JUDGEMENT_FIELD_NUMBER: _ClassVar[int]
     LEAF_FIELD_NUMBER: _ClassVar[int]
     GRADE_FIELD_NUMBER: _ClassVar[int]
     ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
     REMARK_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
     premise_id: str
     judgement: Judgement
     leaf: bool
     grade: float
     annotator: str
     remark: Remark
-    def __init__(self, premise_id: _Optional[str] = ..., judgement: _Optional[_Union[Judgement, str]] = ..., leaf: bool = ..., grade: _Optional[float] = ..., annotator: _Optional[str] = ..., remark: _Optional[_Union[Remark, str]] = ...) -> None: ...
+    text: str
+    def __init__(self, premise_id: _Optional[str] = ..., judgement: _Optional[_Union[Judgement, str]] = ..., leaf: bool = ..., grade: _Optional[float] = ..., annotator: _Optional[str] = ..., remark: _Optional[_Union[Remark, str]] = ..., text: _Optional[str] = ...) -> None: ...

@@ -49,8 +49,9 @@ class OracleServiceServicer(object):
     def Judge(self, request, context):
         """Judges the candidates of a batch of nodes.
 
-        The response must hold one answer per task and, in it, one verdict per candidate. A verdict that is missing, unknown
-        or duplicate counts as unseen, never as a refusal. A task without an answer, or with a late one, is asked again.
+        The response must hold one answer per task and, in it, one verdict per candidate; what an answer says of the node as
+        a whole is recorded like a person's. A verdict that is missing, unknown or duplicate counts as unseen, never as a
+        refusal. A task without an answer, or with a late one, is asked again.
 
         - FAILED_PRECONDITION, UNAUTHENTICATED, PERMISSION_DENIED, UNIMPLEMENTED: somebody has to change something first;
         the run fails at once.

@@ -1,5 +1,4 @@
 from aeenc.v1 import oracle_pb2 as _oracle_pb2
-from aeenc.v1 import types_pb2 as _types_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
@@ -17,13 +16,6 @@ class QualificationState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     QUALIFICATION_STATE_OPEN: _ClassVar[QualificationState]
     QUALIFICATION_STATE_PASSED: _ClassVar[QualificationState]
     QUALIFICATION_STATE_FAILED: _ClassVar[QualificationState]
-
-class NodeVerdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    NODE_VERDICT_UNSPECIFIED: _ClassVar[NodeVerdict]
-    NODE_VERDICT_COMPLETE: _ClassVar[NodeVerdict]
-    NODE_VERDICT_PREMISE_MISSING: _ClassVar[NodeVerdict]
-    NODE_VERDICT_NOT_EXPLAINABLE: _ClassVar[NodeVerdict]
 
 class TaskEvent(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -77,10 +69,6 @@ QUALIFICATION_STATE_UNSPECIFIED: QualificationState
 QUALIFICATION_STATE_OPEN: QualificationState
 QUALIFICATION_STATE_PASSED: QualificationState
 QUALIFICATION_STATE_FAILED: QualificationState
-NODE_VERDICT_UNSPECIFIED: NodeVerdict
-NODE_VERDICT_COMPLETE: NodeVerdict
-NODE_VERDICT_PREMISE_MISSING: NodeVerdict
-NODE_VERDICT_NOT_EXPLAINABLE: NodeVerdict
 TASK_EVENT_UNSPECIFIED: TaskEvent
 TASK_EVENT_QUEUED: TaskEvent
 TASK_EVENT_LEASED: TaskEvent
@@ -188,32 +176,18 @@ class ReleaseTaskResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class SubmitVerdictsRequest(_message.Message):
-    __slots__ = ("lease_id", "verdicts", "seen_upto", "elapsed", "client_seq", "note", "additions", "written", "inference", "node_verdict", "intermediates", "alternatives")
+    __slots__ = ("lease_id", "answer", "seen_upto", "elapsed", "client_seq")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
-    VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
     SEEN_UPTO_FIELD_NUMBER: _ClassVar[int]
     ELAPSED_FIELD_NUMBER: _ClassVar[int]
     CLIENT_SEQ_FIELD_NUMBER: _ClassVar[int]
-    NOTE_FIELD_NUMBER: _ClassVar[int]
-    ADDITIONS_FIELD_NUMBER: _ClassVar[int]
-    WRITTEN_FIELD_NUMBER: _ClassVar[int]
-    INFERENCE_FIELD_NUMBER: _ClassVar[int]
-    NODE_VERDICT_FIELD_NUMBER: _ClassVar[int]
-    INTERMEDIATES_FIELD_NUMBER: _ClassVar[int]
-    ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
-    verdicts: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
+    answer: _oracle_pb2.Answer
     seen_upto: int
     elapsed: _duration_pb2.Duration
     client_seq: int
-    note: str
-    additions: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
-    written: _containers.RepeatedScalarFieldContainer[str]
-    inference: str
-    node_verdict: NodeVerdict
-    intermediates: _containers.RepeatedScalarFieldContainer[str]
-    alternatives: _containers.RepeatedCompositeFieldContainer[_types_pb2.PremiseSet]
-    def __init__(self, lease_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., seen_upto: _Optional[int] = ..., elapsed: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., client_seq: _Optional[int] = ..., note: _Optional[str] = ..., additions: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., written: _Optional[_Iterable[str]] = ..., inference: _Optional[str] = ..., node_verdict: _Optional[_Union[NodeVerdict, str]] = ..., intermediates: _Optional[_Iterable[str]] = ..., alternatives: _Optional[_Iterable[_Union[_types_pb2.PremiseSet, _Mapping]]] = ...) -> None: ...
+    def __init__(self, lease_id: _Optional[str] = ..., answer: _Optional[_Union[_oracle_pb2.Answer, _Mapping]] = ..., seen_upto: _Optional[int] = ..., elapsed: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., client_seq: _Optional[int] = ...) -> None: ...
 
 class SubmitVerdictsResponse(_message.Message):
     __slots__ = ("answer_id", "late")
@@ -242,20 +216,14 @@ class UndoVerdictsResponse(_message.Message):
     def __init__(self, answer_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AmendVerdictsRequest(_message.Message):
-    __slots__ = ("answer_id", "verdicts", "annotator", "request_id", "additions", "intermediates")
+    __slots__ = ("answer_id", "answer", "request_id")
     ANSWER_ID_FIELD_NUMBER: _ClassVar[int]
-    VERDICTS_FIELD_NUMBER: _ClassVar[int]
-    ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    ADDITIONS_FIELD_NUMBER: _ClassVar[int]
-    INTERMEDIATES_FIELD_NUMBER: _ClassVar[int]
     answer_id: str
-    verdicts: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
-    annotator: str
+    answer: _oracle_pb2.Answer
     request_id: str
-    additions: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
-    intermediates: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, answer_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., annotator: _Optional[str] = ..., request_id: _Optional[str] = ..., additions: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., intermediates: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, answer_id: _Optional[str] = ..., answer: _Optional[_Union[_oracle_pb2.Answer, _Mapping]] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class AmendVerdictsResponse(_message.Message):
     __slots__ = ("answer_id",)
@@ -264,18 +232,14 @@ class AmendVerdictsResponse(_message.Message):
     def __init__(self, answer_id: _Optional[str] = ...) -> None: ...
 
 class AdjudicateRequest(_message.Message):
-    __slots__ = ("task_id", "run_id", "verdicts", "adjudicator", "request_id")
-    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("run_id", "answer", "request_id")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
-    VERDICTS_FIELD_NUMBER: _ClassVar[int]
-    ADJUDICATOR_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    task_id: str
     run_id: str
-    verdicts: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
-    adjudicator: str
+    answer: _oracle_pb2.Answer
     request_id: str
-    def __init__(self, task_id: _Optional[str] = ..., run_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., adjudicator: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., answer: _Optional[_Union[_oracle_pb2.Answer, _Mapping]] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class AdjudicateResponse(_message.Message):
     __slots__ = ("answer_id",)
@@ -385,13 +349,13 @@ class TaskChange(_message.Message):
     task_id: str
     person: str
     at: _timestamp_pb2.Timestamp
-    answer: TaskAnswer
+    answer: _oracle_pb2.Answer
     former_answer_id: str
     verdicts: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
     reason: str
     overlap: int
     model_version: str
-    def __init__(self, seq: _Optional[int] = ..., kind: _Optional[_Union[TaskChangeKind, str]] = ..., task_id: _Optional[str] = ..., person: _Optional[str] = ..., at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., answer: _Optional[_Union[TaskAnswer, _Mapping]] = ..., former_answer_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., reason: _Optional[str] = ..., overlap: _Optional[int] = ..., model_version: _Optional[str] = ...) -> None: ...
+    def __init__(self, seq: _Optional[int] = ..., kind: _Optional[_Union[TaskChangeKind, str]] = ..., task_id: _Optional[str] = ..., person: _Optional[str] = ..., at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., answer: _Optional[_Union[_oracle_pb2.Answer, _Mapping]] = ..., former_answer_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., reason: _Optional[str] = ..., overlap: _Optional[int] = ..., model_version: _Optional[str] = ...) -> None: ...
 
 class GetTreeRequest(_message.Message):
     __slots__ = ("run_id", "hypothesis_id")
@@ -438,7 +402,7 @@ class TreeState(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., hypothesis_id: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[TreeNode, _Mapping]]] = ..., finished: bool = ..., question: _Optional[str] = ..., answer: _Optional[str] = ...) -> None: ...
 
 class TreeNode(_message.Message):
-    __slots__ = ("node_id", "parent_id", "premise_id", "text", "depth", "state", "task_id", "accepted", "holders", "answers", "overlap", "inferences", "node_verdicts", "model_version", "generation", "author")
+    __slots__ = ("node_id", "parent_id", "premise_id", "text", "depth", "state", "task_id", "accepted", "holders", "answered", "overlap", "answers", "model_version", "generation", "author")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     PARENT_ID_FIELD_NUMBER: _ClassVar[int]
     PREMISE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -448,10 +412,9 @@ class TreeNode(_message.Message):
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
-    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
     OVERLAP_FIELD_NUMBER: _ClassVar[int]
-    INFERENCES_FIELD_NUMBER: _ClassVar[int]
-    NODE_VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     AUTHOR_FIELD_NUMBER: _ClassVar[int]
@@ -462,30 +425,15 @@ class TreeNode(_message.Message):
     depth: int
     state: TreeNodeState
     task_id: str
-    accepted: _containers.RepeatedCompositeFieldContainer[TreePremise]
+    accepted: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
     holders: _containers.RepeatedScalarFieldContainer[str]
-    answers: int
+    answered: int
     overlap: int
-    inferences: _containers.RepeatedScalarFieldContainer[str]
-    node_verdicts: _containers.RepeatedScalarFieldContainer[NodeVerdict]
+    answers: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Answer]
     model_version: str
     generation: str
     author: str
-    def __init__(self, node_id: _Optional[str] = ..., parent_id: _Optional[str] = ..., premise_id: _Optional[str] = ..., text: _Optional[str] = ..., depth: _Optional[int] = ..., state: _Optional[_Union[TreeNodeState, str]] = ..., task_id: _Optional[str] = ..., accepted: _Optional[_Iterable[_Union[TreePremise, _Mapping]]] = ..., holders: _Optional[_Iterable[str]] = ..., answers: _Optional[int] = ..., overlap: _Optional[int] = ..., inferences: _Optional[_Iterable[str]] = ..., node_verdicts: _Optional[_Iterable[_Union[NodeVerdict, str]]] = ..., model_version: _Optional[str] = ..., generation: _Optional[str] = ..., author: _Optional[str] = ...) -> None: ...
-
-class TreePremise(_message.Message):
-    __slots__ = ("premise_id", "text", "rank", "leaf", "author")
-    PREMISE_ID_FIELD_NUMBER: _ClassVar[int]
-    TEXT_FIELD_NUMBER: _ClassVar[int]
-    RANK_FIELD_NUMBER: _ClassVar[int]
-    LEAF_FIELD_NUMBER: _ClassVar[int]
-    AUTHOR_FIELD_NUMBER: _ClassVar[int]
-    premise_id: str
-    text: str
-    rank: int
-    leaf: bool
-    author: str
-    def __init__(self, premise_id: _Optional[str] = ..., text: _Optional[str] = ..., rank: _Optional[int] = ..., leaf: bool = ..., author: _Optional[str] = ...) -> None: ...
+    def __init__(self, node_id: _Optional[str] = ..., parent_id: _Optional[str] = ..., premise_id: _Optional[str] = ..., text: _Optional[str] = ..., depth: _Optional[int] = ..., state: _Optional[_Union[TreeNodeState, str]] = ..., task_id: _Optional[str] = ..., accepted: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., holders: _Optional[_Iterable[str]] = ..., answered: _Optional[int] = ..., overlap: _Optional[int] = ..., answers: _Optional[_Iterable[_Union[_oracle_pb2.Answer, _Mapping]]] = ..., model_version: _Optional[str] = ..., generation: _Optional[str] = ..., author: _Optional[str] = ...) -> None: ...
 
 class ListQueuesRequest(_message.Message):
     __slots__ = ("annotator",)
@@ -642,14 +590,12 @@ class ControlReport(_message.Message):
     def __init__(self, query: _Optional[str] = ..., answers: _Optional[int] = ..., verdicts: _Optional[int] = ..., correct: _Optional[int] = ..., mistakes: _Optional[_Iterable[_Union[ControlMistake, _Mapping]]] = ...) -> None: ...
 
 class ControlMistake(_message.Message):
-    __slots__ = ("text", "explains", "people")
-    TEXT_FIELD_NUMBER: _ClassVar[int]
-    EXPLAINS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("right", "people")
+    RIGHT_FIELD_NUMBER: _ClassVar[int]
     PEOPLE_FIELD_NUMBER: _ClassVar[int]
-    text: str
-    explains: bool
+    right: _oracle_pb2.Verdict
     people: int
-    def __init__(self, text: _Optional[str] = ..., explains: bool = ..., people: _Optional[int] = ...) -> None: ...
+    def __init__(self, right: _Optional[_Union[_oracle_pb2.Verdict, _Mapping]] = ..., people: _Optional[int] = ...) -> None: ...
 
 class ListTasksRequest(_message.Message):
     __slots__ = ("run_id", "state", "page_size", "page_token", "annotator")
@@ -683,39 +629,11 @@ class JudgedTask(_message.Message):
     ADJUDICATOR_FIELD_NUMBER: _ClassVar[int]
     task: _oracle_pb2.OracleTask
     state: TaskState
-    answers: _containers.RepeatedCompositeFieldContainer[TaskAnswer]
+    answers: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Answer]
     decision: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
     conflicts: _containers.RepeatedScalarFieldContainer[str]
     adjudicator: str
-    def __init__(self, task: _Optional[_Union[_oracle_pb2.OracleTask, _Mapping]] = ..., state: _Optional[_Union[TaskState, str]] = ..., answers: _Optional[_Iterable[_Union[TaskAnswer, _Mapping]]] = ..., decision: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., conflicts: _Optional[_Iterable[str]] = ..., adjudicator: _Optional[str] = ...) -> None: ...
-
-class TaskAnswer(_message.Message):
-    __slots__ = ("answer_id", "annotator", "verdicts", "late", "at", "note", "additions", "written", "inference", "node_verdict", "intermediates", "alternatives")
-    ANSWER_ID_FIELD_NUMBER: _ClassVar[int]
-    ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
-    VERDICTS_FIELD_NUMBER: _ClassVar[int]
-    LATE_FIELD_NUMBER: _ClassVar[int]
-    AT_FIELD_NUMBER: _ClassVar[int]
-    NOTE_FIELD_NUMBER: _ClassVar[int]
-    ADDITIONS_FIELD_NUMBER: _ClassVar[int]
-    WRITTEN_FIELD_NUMBER: _ClassVar[int]
-    INFERENCE_FIELD_NUMBER: _ClassVar[int]
-    NODE_VERDICT_FIELD_NUMBER: _ClassVar[int]
-    INTERMEDIATES_FIELD_NUMBER: _ClassVar[int]
-    ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
-    answer_id: str
-    annotator: str
-    verdicts: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
-    late: bool
-    at: _timestamp_pb2.Timestamp
-    note: str
-    additions: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Candidate]
-    written: _containers.RepeatedScalarFieldContainer[str]
-    inference: str
-    node_verdict: NodeVerdict
-    intermediates: _containers.RepeatedScalarFieldContainer[str]
-    alternatives: _containers.RepeatedCompositeFieldContainer[_types_pb2.PremiseSet]
-    def __init__(self, answer_id: _Optional[str] = ..., annotator: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., late: bool = ..., at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., note: _Optional[str] = ..., additions: _Optional[_Iterable[_Union[_oracle_pb2.Candidate, _Mapping]]] = ..., written: _Optional[_Iterable[str]] = ..., inference: _Optional[str] = ..., node_verdict: _Optional[_Union[NodeVerdict, str]] = ..., intermediates: _Optional[_Iterable[str]] = ..., alternatives: _Optional[_Iterable[_Union[_types_pb2.PremiseSet, _Mapping]]] = ...) -> None: ...
+    def __init__(self, task: _Optional[_Union[_oracle_pb2.OracleTask, _Mapping]] = ..., state: _Optional[_Union[TaskState, str]] = ..., answers: _Optional[_Iterable[_Union[_oracle_pb2.Answer, _Mapping]]] = ..., decision: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., conflicts: _Optional[_Iterable[str]] = ..., adjudicator: _Optional[str] = ...) -> None: ...
 
 class WatchTasksRequest(_message.Message):
     __slots__ = ("run_id", "from_seq", "from_now")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from aeenc.values.encoder import AppliedLabel, EncoderInfo, LoadedVersion, ModelType, SwapOutcome
     from aeenc.values.index import Activation, CorpusInfo, Generation, IndexInfo, IndexReplica, RetrieveMode
-    from aeenc.values.oracle import Candidate, Judgement, OracleTask, Remark, Verdict
+    from aeenc.values.oracle import Answer, Candidate, Judgement, NodeVerdict, OracleTask, Remark, Verdict
     from aeenc.values.people import (
         Agreement,
         AnnotatorReport,
@@ -21,14 +21,12 @@ if TYPE_CHECKING:
         ControlReport,
         JudgedTask,
         Lease,
-        NodeVerdict,
         Qualification,
         QualificationState,
         Queue,
         RetrievedAgain,
         RunTasks,
         SubmittedVerdicts,
-        TaskAnswer,
         TaskChange,
         TaskChangeKind,
         TaskCounts,
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
         TaskUpdate,
         TreeNode,
         TreeNodeState,
-        TreePremise,
         TreeState,
     )
     from aeenc.values.registry import (
@@ -104,6 +101,7 @@ _HOMES = {
     "Activation": "index",
     "Agreement": "people",
     "AnnotatorReport": "people",
+    "Answer": "oracle",
     "AppliedLabel": "encoder",
     "Batching": "trainer",
     "Candidate": "oracle",
@@ -141,7 +139,7 @@ _HOMES = {
     "ModelType": "encoder",
     "NegativeFilter": "sampler",
     "Negatives": "trainer",
-    "NodeVerdict": "people",
+    "NodeVerdict": "oracle",
     "OracleTask": "oracle",
     "Outcome": "registry",
     "OwnText": "types",
@@ -175,7 +173,6 @@ _HOMES = {
     "SwapOutcome": "encoder",
     "Tandem": "trainer",
     "Targets": "trainer",
-    "TaskAnswer": "people",
     "TaskChange": "people",
     "TaskChangeKind": "people",
     "TaskCounts": "people",
@@ -187,7 +184,6 @@ _HOMES = {
     "TreeMetrics": "types",
     "TreeNode": "people",
     "TreeNodeState": "people",
-    "TreePremise": "people",
     "TreeState": "people",
     "Verdict": "oracle",
     "WaitingRun": "sampler",
@@ -198,6 +194,7 @@ __all__ = [
     "Activation",
     "Agreement",
     "AnnotatorReport",
+    "Answer",
     "AppliedLabel",
     "Batching",
     "Candidate",
@@ -269,7 +266,6 @@ __all__ = [
     "SwapOutcome",
     "Tandem",
     "Targets",
-    "TaskAnswer",
     "TaskChange",
     "TaskChangeKind",
     "TaskCounts",
@@ -281,7 +277,6 @@ __all__ = [
     "TreeMetrics",
     "TreeNode",
     "TreeNodeState",
-    "TreePremise",
     "TreeState",
     "Verdict",
     "WaitingRun",

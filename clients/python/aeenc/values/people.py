@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from aeenc.v1 import people_pb2
-from aeenc.values.oracle import Candidate, OracleTask, Verdict
+from aeenc.values.oracle import Answer, OracleTask, Verdict
 from aeenc.values.reading import EPOCH, Choice, lasting, moment
-from aeenc.values.types import PremiseSet
 
 
 class TaskState(Choice):
@@ -29,19 +28,6 @@ class TaskState(Choice):
     """The run has continued with the decision."""
     WITHDRAWN = 5
     """Its node is retrieved again, or came back as another task."""
-
-
-class NodeVerdict(Choice):
-    """What a person says of a node as a whole. Recorded with the answer; it decides nothing."""
-
-    UNSPECIFIED = 0
-    """Not said."""
-    COMPLETE = 1
-    """The accepted premises explain the query."""
-    PREMISE_MISSING = 2
-    """A premise is missing, and a search did not find it."""
-    NOT_EXPLAINABLE = 3
-    """Nothing explains the query: it is wrong, unclear, or needs no explanation."""
 
 
 class TaskChangeKind(Choice):
@@ -183,54 +169,6 @@ class SubmittedVerdicts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskAnswer:
-    """One person's answer to a task."""
-
-    answer_id: str = ""
-    """Identifies the answer in AmendVerdicts."""
-    annotator: str = ""
-    """The person who answered."""
-    verdicts: tuple[Verdict, ...] = ()
-    """One verdict per candidate."""
-    late: bool = False
-    """Whether the answer came after the end of its lease."""
-    at: datetime = EPOCH
-    """When the answer came."""
-    note: str = ""
-    """The note on the answer. Empty: none."""
-    additions: tuple[Candidate, ...] = ()
-    """The premises that the person added, with rank 0. `verdicts` has a verdict on each."""
-    written: tuple[str, ...] = ()
-    """The facts that they wrote. Suggestions only."""
-    inference: str = ""
-    """How the query follows, in their words. Empty: not said."""
-    node_verdict: NodeVerdict = NodeVerdict.UNSPECIFIED
-    """Whether the premises explain the query entirely."""
-    intermediates: tuple[str, ...] = ()
-    """The intermediate conclusions that they wrote."""
-    alternatives: tuple[PremiseSet, ...] = ()
-    """The ways to explain the query, where they see several."""
-
-    @classmethod
-    def from_message(cls, message: people_pb2.TaskAnswer) -> TaskAnswer:
-        """Reads the message."""
-        return cls(
-            answer_id=message.answer_id,
-            annotator=message.annotator,
-            verdicts=tuple([Verdict.from_message(one) for one in message.verdicts]),
-            late=message.late,
-            at=moment(message.at),
-            note=message.note,
-            additions=tuple([Candidate.from_message(one) for one in message.additions]),
-            written=tuple(message.written),
-            inference=message.inference,
-            node_verdict=NodeVerdict(message.node_verdict),
-            intermediates=tuple(message.intermediates),
-            alternatives=tuple([PremiseSet.from_message(one) for one in message.alternatives]),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedTask:
     """A task and the answers of people."""
 
@@ -238,7 +176,7 @@ class JudgedTask:
     """The task."""
     state: TaskState = TaskState.UNSPECIFIED
     """Its state."""
-    answers: tuple[TaskAnswer, ...] = ()
+    answers: tuple[Answer, ...] = ()
     """The valid answers. Only the log keeps those that were taken back or replaced."""
     decision: tuple[Verdict, ...] = ()
     """The verdict on each candidate, with the adjudicator's grade, else the mean of those who agree with it. Empty
@@ -255,7 +193,7 @@ class JudgedTask:
         return cls(
             task=OracleTask.from_message(message.task),
             state=TaskState(message.state),
-            answers=tuple([TaskAnswer.from_message(one) for one in message.answers]),
+            answers=tuple([Answer.from_message(one) for one in message.answers]),
             decision=tuple([Verdict.from_message(one) for one in message.decision]),
             conflicts=tuple(message.conflicts),
             adjudicator=message.adjudicator,
@@ -291,7 +229,7 @@ class TaskChange:
     """The person who did it. Empty: nobody in particular."""
     at: datetime = EPOCH
     """When."""
-    answer: TaskAnswer | None = None
+    answer: Answer | None = None
     """The answer given, or as amended. Unset for other changes."""
     former_answer_id: str = ""
     """The answer that was amended or taken back. Empty for other changes."""
@@ -313,39 +251,12 @@ class TaskChange:
             task_id=message.task_id,
             person=message.person,
             at=moment(message.at),
-            answer=TaskAnswer.from_message(message.answer) if message.HasField("answer") else None,
+            answer=Answer.from_message(message.answer) if message.HasField("answer") else None,
             former_answer_id=message.former_answer_id,
             verdicts=tuple([Verdict.from_message(one) for one in message.verdicts]),
             reason=message.reason,
             overlap=message.overlap,
             model_version=message.model_version,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TreePremise:
-    """A premise that explains a node."""
-
-    premise_id: str = ""
-    """The premise's id. Empty: an intermediate conclusion that people wrote."""
-    text: str = ""
-    """The premise's text."""
-    rank: int = 0
-    """Its rank among the candidates. 0: a person has added it."""
-    leaf: bool = False
-    """Whether it needs no explanation itself."""
-    author: str = ""
-    """The people who wrote it as an intermediate conclusion. Empty: nobody did."""
-
-    @classmethod
-    def from_message(cls, message: people_pb2.TreePremise) -> TreePremise:
-        """Reads the message."""
-        return cls(
-            premise_id=message.premise_id,
-            text=message.text,
-            rank=message.rank,
-            leaf=message.leaf,
-            author=message.author,
         )
 
 
@@ -358,7 +269,7 @@ class TreeNode:
     parent_id: str = ""
     """The node above. Empty at the root."""
     premise_id: str = ""
-    """The premise that the node is. Empty at the root, and where people wrote it as an intermediate conclusion."""
+    """The premise that the node is. Empty at the root, and where somebody wrote it as an intermediate conclusion."""
     text: str = ""
     """Its text: the query."""
     depth: int = 0
@@ -367,24 +278,24 @@ class TreeNode:
     """Its state."""
     task_id: str = ""
     """The task that asks its query. Empty: it was not put before people."""
-    accepted: tuple[TreePremise, ...] = ()
-    """The premises that explain it: candidates by rank, then additions. Later amendments are included."""
+    accepted: tuple[Verdict, ...] = ()
+    """What explains it, each EXPLAINS: candidates by rank, then additions, then intermediate conclusions, which have no
+    id. Later amendments are included. `annotator` is set where somebody wrote a conclusion.
+    """
     holders: tuple[str, ...] = ()
     """The people who hold its task."""
-    answers: int = 0
-    """The answers that its task has, and how many it needs."""
+    answered: int = 0
+    """The number of answers that its task has."""
     overlap: int = 0
     """The number of answers that decide the task."""
-    inferences: tuple[str, ...] = ()
-    """How the query follows, in the words of those who answered. Empty until the task is decided."""
-    node_verdicts: tuple[NodeVerdict, ...] = ()
-    """What those who answered say of the node as a whole. Empty until the task is decided."""
+    answers: tuple[Answer, ...] = ()
+    """What those who answered say of the node as a whole, without verdicts. Empty until the task is decided."""
     model_version: str = ""
     """The query encoder that retrieved its candidates. Empty: none yet, or it was not noted."""
     generation: str = ""
     """The corpus generation of its candidates."""
     author: str = ""
-    """The people who wrote it as an intermediate conclusion. Empty: nobody did."""
+    """Who wrote it as an intermediate conclusion. Empty: nobody did."""
 
     @classmethod
     def from_message(cls, message: people_pb2.TreeNode) -> TreeNode:
@@ -397,12 +308,11 @@ class TreeNode:
             depth=message.depth,
             state=TreeNodeState(message.state),
             task_id=message.task_id,
-            accepted=tuple([TreePremise.from_message(one) for one in message.accepted]),
+            accepted=tuple([Verdict.from_message(one) for one in message.accepted]),
             holders=tuple(message.holders),
-            answers=message.answers,
+            answered=message.answered,
             overlap=message.overlap,
-            inferences=tuple(message.inferences),
-            node_verdicts=tuple([NodeVerdict(one) for one in message.node_verdicts]),
+            answers=tuple([Answer.from_message(one) for one in message.answers]),
             model_version=message.model_version,
             generation=message.generation,
             author=message.author,
@@ -588,17 +498,15 @@ class AnnotatorReport:
 class ControlMistake:
     """A candidate of a control item that people judge wrongly."""
 
-    text: str = ""
-    """Its text."""
-    explains: bool = False
-    """Whether it explains the query."""
+    right: Verdict = Verdict()
+    """The right verdict on it, with its text."""
     people: int = 0
     """The number of people who said otherwise."""
 
     @classmethod
     def from_message(cls, message: people_pb2.ControlMistake) -> ControlMistake:
         """Reads the message."""
-        return cls(text=message.text, explains=message.explains, people=message.people)
+        return cls(right=Verdict.from_message(message.right), people=message.people)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,6 @@ export function became({ settled, node }: Last): string {
   if (node?.state === "judged") return "The run has gone on with it.";
   if (node?.state === "decided") return "The run goes on with it when the time to undo is over.";
   if (node?.state === "conflict") return "People disagree on it: an adjudicator decides.";
-  const missing = node ? node.overlap - node.answers : 0;
+  const missing = node ? node.overlap - node.answered : 0;
   return missing > 0 ? `${missing === 1 ? "One more person answers" : `${missing} more people answer`} it before the tree grows.` : "";
 }

@@ -510,8 +510,8 @@ function pathTree(lease: Lease): Tree {
   const texts = [...lease.task.path, lease.task.query];
   const nodes = texts.map((text, depth) => ({
     node_id: `${depth}`, parent_id: depth ? `${depth - 1}` : "", premise_id: depth ? `p${depth}` : "", text, depth, task_id: "",
-    state: depth === texts.length - 1 ? "leased" as const : "judged" as const, holders: [], answers: 0, overlap: 1, inferences: [], author: "",
-    accepted: depth < texts.length - 1 ? [{ premise_id: `p${depth + 1}`, text: texts[depth + 1]!, rank: 1, leaf: false, author: "" }] : [],
+    state: depth === texts.length - 1 ? "leased" as const : "judged" as const, holders: [], answered: 0, overlap: 1, answers: [], author: "",
+    accepted: depth < texts.length - 1 ? [{ premise_id: `p${depth + 1}`, text: texts[depth + 1]!, judgement: "explains", leaf: false, grade: null, annotator: "", remark: "" }] : [],
   }));
   return { run_id: lease.run_id, hypothesis_id: "", nodes, finished: false, question: "", answer: "" };
 }

@@ -13,11 +13,10 @@ export interface Again { model_version: string; task_ids: string[] }
 export interface Lease {
   lease_id: string; run_id: string; task: Task; expires_at: string; remaining: number; hypothesis_id: string; node_id: string;
 }
-export interface TreePremise { premise_id: string; text: string; rank: number; leaf: boolean; author: string }
 export type NodeState = "pending" | "open" | "leased" | "decided" | "conflict" | "judged" | "failed";
 export interface TreeNode {
   node_id: string; parent_id: string; premise_id: string; text: string; depth: number; state: NodeState; task_id: string;
-  accepted: TreePremise[]; holders: string[]; answers: number; overlap: number; inferences: string[]; author: string;
+  accepted: Verdict[]; holders: string[]; answered: number; overlap: number; answers: Answer[]; author: string;
 }
 export interface Tree { run_id: string; hypothesis_id: string; nodes: TreeNode[]; finished: boolean; question: string; answer: string }
 export interface Counts {
@@ -29,16 +28,18 @@ export interface Queue {
   qualification: { items: number; answered: number; state: "unspecified" | "open" | "passed" | "failed" };
 }
 export interface QueuedRun { run_id: string; queue: string; state: string } // ended ones, too
-export interface Verdict { premise_id: string; judgement: string; leaf: boolean; grade: number | null; remark: string }
+export interface Verdict {
+  premise_id: string; judgement: string; leaf: boolean; grade: number | null; annotator: string; remark: string; text: string;
+}
 export interface Change {
-  seq: number; kind: string; task_id: string; person: string; at: string; answer: TaskAnswer | null; reason: string; overlap: number;
+  seq: number; kind: string; task_id: string; person: string; at: string; answer: Answer | null; reason: string; overlap: number;
   model_version: string;
 }
-export interface TaskAnswer {
-  answer_id: string; annotator: string; verdicts: Verdict[]; note: string; additions: Candidate[]; written: string[];
+export interface Answer {
+  answer_id: string; annotator: string; verdicts: Verdict[]; note: string; additions: Verdict[]; written: string[];
   intermediates: string[]; inference: string;
 }
-export interface JudgedTask { task: Task; state: string; answers: TaskAnswer[]; conflicts: string[]; adjudicator: string }
+export interface JudgedTask { task: Task; state: string; answers: Answer[]; conflicts: string[]; adjudicator: string }
 export interface Hit { id: string; text: string; score: number }
 export interface Agreement {
   cohen_kappa: number | null; fleiss_kappa: number | null; krippendorff_alpha: number | null; positive_agreement: number | null;
@@ -47,7 +48,7 @@ export interface Agreement {
   controls: Control[];
 }
 export interface Control {
-  query: string; answers: number; verdicts: number; correct: number; mistakes: { text: string; explains: boolean; people: number }[];
+  query: string; answers: number; verdicts: number; correct: number; mistakes: { right: Verdict; people: number }[];
 }
 export type WorkState = "unspecified" | "pending" | "running" | "succeeded" | "failed" | "cancelled";
 export interface Job {

@@ -130,7 +130,7 @@ function Conflict({ task, decide }: { task: JudgedTask; decide: (verdicts: Recor
           <tr key={id}>
             <td>{texts.get(id)}</td>
             {task.answers.map((one) => {
-              const verdict = one.verdicts.find((given) => given.premise_id === id);
+              const verdict = [...one.verdicts, ...one.additions].find((given) => given.premise_id === id);
               return <td key={one.answer_id}>{SAID[verdict?.judgement ?? "unseen"] ?? verdict?.judgement}{one.note && <small>{one.note}</small>}</td>;
             })}
             <td><span class="said" role="group" aria-label={`Decision on ${texts.get(id) ?? id}`}>
@@ -165,7 +165,7 @@ function Controls({ controls }: { controls: Control[] }) {
       <tbody>{controls.map((one) => (
         <tr key={one.query}>
           <td>{one.query}</td><td class="figure">{one.answers}</td><td class="figure">{one.correct} of {one.verdicts}</td>
-          <td>{one.mistakes.map((wrong) => <div key={wrong.text}>{wrong.text} <small>{wrong.explains ? "explains" : "does not explain"}; otherwise said: {wrong.people}</small></div>)}</td>
+          <td>{one.mistakes.map((wrong) => <div key={wrong.right.text}>{wrong.right.text} <small>{wrong.right.judgement.replaceAll("_", " ")}; otherwise said: {wrong.people}</small></div>)}</td>
         </tr>
       ))}</tbody>
     </table>

@@ -1,11 +1,11 @@
 // A person's answers in a run, to open one again: what is changed amends the answer, the rest stays as it was judged.
 import { useEffect, useState } from "preact/hooks";
 import { Sheet } from "./guideline";
-import { call, fresh, type JudgedTask, type QueuedRun, type TaskAnswer, type Word } from "./api";
+import { call, fresh, type JudgedTask, type QueuedRun, type Answer, type Word } from "./api";
 
 const WORDS: Word[] = ["explains", "leaf", "refuses", "abstains"];
 
-interface Given { task: JudgedTask; answer: TaskAnswer }
+interface Given { task: JudgedTask; answer: Answer }
 
 // An adjudicator sees the answers of all (`all`), everybody else their own: at first those in the run `at`, or the latest.
 export function Reopen({ at, all, close }: { at: string; all: boolean; close: () => void }) {
@@ -28,7 +28,7 @@ export function Reopen({ at, all, close }: { at: string; all: boolean; close: ()
     call<QueuedRun[]>("/api/runs").then((found) => { setRuns(found); setRun((before) => before || (found[0]?.run_id ?? "")); }).catch((error: Error) => setTold(error.message));
   }, []);
 
-  async function amend(answer: TaskAnswer, verdicts: Record<string, Word>, intermediates: string[]): Promise<void> {
+  async function amend(answer: Answer, verdicts: Record<string, Word>, intermediates: string[]): Promise<void> {
     try {
       await call("/api/amend", { run, answer: answer.answer_id, verdicts, intermediates, request: fresh() });
       setOpened("");
@@ -67,7 +67,7 @@ function Verdicts({ task, answer, save }: Given & { save: (verdicts: Record<stri
   const judged: Record<string, Word> = { does_not_explain: "refuses", abstain: "abstains" };
   return <>
     <ul>
-      {answer.verdicts.map((verdict) => {
+      {[...answer.verdicts, ...answer.additions].map((verdict) => {
         const before = verdict.judgement === "explains" ? (verdict.leaf ? "leaf" : "explains") : judged[verdict.judgement];
         const said = changed[verdict.premise_id] ?? before;
         return (

@@ -23,7 +23,7 @@ export function rowsOf(tree: Tree, current: string, growing: Growing[]): Row | u
       ...node.accepted.map((premise) => {
         const id = `${node.node_id}/${premise.premise_id || premise.text}`;
         const below = nodes.get(grown.get(id) ?? "");
-        return below ? build(below) : { id, text: premise.text, leaf: premise.leaf, author: premise.author, children: [] };
+        return below ? build(below) : { id, text: premise.text, leaf: premise.leaf, author: premise.annotator, children: [] };
       }),
       ...(node.node_id === current ? growing.map((one) => ({ ...one, id: `+${one.text}`, growing: true, children: [] })) : []),
     ],
@@ -51,9 +51,9 @@ function Branch({ row, current }: { row: HierarchyNode<Row>; current: string }) 
     <li role="treeitem" aria-level={row.depth + 1} aria-expanded={row.children ? true : undefined} aria-current={here ? "true" : undefined} aria-selected={here}>
       <div class={`row ${here ? "here" : ""} ${node?.state ?? "fact"} ${growing ? "growing" : ""}`}>
         <span class="text">{text}</span>
-        {state && <span class={`state ${node?.state ?? "leaf"}`}>{state}{node && node.overlap > 1 && node.state !== "judged" ? ` ${node.answers}/${node.overlap}` : ""}</span>}
+        {state && <span class={`state ${node?.state ?? "leaf"}`}>{state}{node && node.overlap > 1 && node.state !== "judged" ? ` ${node.answered}/${node.overlap}` : ""}</span>}
         {author && <span class="author">written by {author}</span>}
-        {node?.inferences.map((inference) => <span class="inference" key={inference}>{inference}</span>)}
+        {node?.answers.map(({ inference }) => inference && <span class="inference" key={inference}>{inference}</span>)}
       </div>
       {row.children && <ul role="group">{row.children.map((child) => <Branch key={child.data.id} row={child} current={current} />)}</ul>}
     </li>

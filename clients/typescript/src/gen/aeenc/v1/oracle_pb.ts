@@ -6,13 +6,17 @@
 
 import type { GenEnum, GenFile, GenMessage, GenService } from "@bufbuild/protobuf/codegenv2";
 import { enumDesc, fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
+import type { PremiseSet } from "./types_pb.js";
+import { file_aeenc_v1_types } from "./types_pb.js";
+import type { Timestamp } from "@bufbuild/protobuf/wkt";
+import { file_google_protobuf_timestamp } from "@bufbuild/protobuf/wkt";
 import type { Message } from "@bufbuild/protobuf";
 
 /**
  * Describes the file aeenc/v1/oracle.proto.
  */
 export const file_aeenc_v1_oracle: GenFile = /*@__PURE__*/
-  fileDesc("ChVhZWVuYy92MS9vcmFjbGUucHJvdG8SCGFlZW5jLnYxIkMKDEp1ZGdlUmVxdWVzdBIOCgZydW5faWQYASABKAkSIwoFdGFza3MYAiADKAsyFC5hZWVuYy52MS5PcmFjbGVUYXNrIqEBCgpPcmFjbGVUYXNrEg8KB3Rhc2tfaWQYASABKAkSDQoFcXVlcnkYAiABKAkSDAoEcGF0aBgDIAMoCRIlCghhY2NlcHRlZBgEIAMoCzITLmFlZW5jLnYxLkNhbmRpZGF0ZRInCgpjYW5kaWRhdGVzGAUgAygLMhMuYWVlbmMudjEuQ2FuZGlkYXRlEhUKDW1vZGVsX3ZlcnNpb24YBiABKAkiXAoJQ2FuZGlkYXRlEhIKCnByZW1pc2VfaWQYASABKAkSDAoEdGV4dBgCIAEoCRIMCgRyYW5rGAMgASgNEg0KBXNjb3JlGAQgASgCEhAKCHNhbWVfa2V5GAUgASgJIjgKDUp1ZGdlUmVzcG9uc2USJwoHYW5zd2VycxgBIAMoCzIWLmFlZW5jLnYxLk9yYWNsZUFuc3dlciJlCgxPcmFjbGVBbnN3ZXISDwoHdGFza19pZBgBIAEoCRIjCgh2ZXJkaWN0cxgCIAMoCzIRLmFlZW5jLnYxLlZlcmRpY3QSEQoJYW5ub3RhdG9yGAMgASgJEgwKBG5vdGUYBCABKAkipgEKB1ZlcmRpY3QSEgoKcHJlbWlzZV9pZBgBIAEoCRImCglqdWRnZW1lbnQYAiABKA4yEy5hZWVuYy52MS5KdWRnZW1lbnQSDAoEbGVhZhgDIAEoCBISCgVncmFkZRgEIAEoAkgAiAEBEhEKCWFubm90YXRvchgFIAEoCRIgCgZyZW1hcmsYBiABKA4yEC5hZWVuYy52MS5SZW1hcmtCCAoGX2dyYWRlKkwKBlJlbWFyaxIWChJSRU1BUktfVU5TUEVDSUZJRUQQABIVChFSRU1BUktfSVJSRUxFVkFOVBABEhMKD1JFTUFSS19CQURfRkFDVBACKosBCglKdWRnZW1lbnQSGQoVSlVER0VNRU5UX1VOU1BFQ0lGSUVEEAASFgoSSlVER0VNRU5UX0VYUExBSU5TEAESHgoaSlVER0VNRU5UX0RPRVNfTk9UX0VYUExBSU4QAhIVChFKVURHRU1FTlRfQUJTVEFJThADEhQKEEpVREdFTUVOVF9VTlNFRU4QBDJJCg1PcmFjbGVTZXJ2aWNlEjgKBUp1ZGdlEhYuYWVlbmMudjEuSnVkZ2VSZXF1ZXN0GhcuYWVlbmMudjEuSnVkZ2VSZXNwb25zZWIGcHJvdG8z");
+  fileDesc("ChVhZWVuYy92MS9vcmFjbGUucHJvdG8SCGFlZW5jLnYxIkMKDEp1ZGdlUmVxdWVzdBIOCgZydW5faWQYASABKAkSIwoFdGFza3MYAiADKAsyFC5hZWVuYy52MS5PcmFjbGVUYXNrIqEBCgpPcmFjbGVUYXNrEg8KB3Rhc2tfaWQYASABKAkSDQoFcXVlcnkYAiABKAkSDAoEcGF0aBgDIAMoCRIlCghhY2NlcHRlZBgEIAMoCzITLmFlZW5jLnYxLkNhbmRpZGF0ZRInCgpjYW5kaWRhdGVzGAUgAygLMhMuYWVlbmMudjEuQ2FuZGlkYXRlEhUKDW1vZGVsX3ZlcnNpb24YBiABKAkiXAoJQ2FuZGlkYXRlEhIKCnByZW1pc2VfaWQYASABKAkSDAoEdGV4dBgCIAEoCRIMCgRyYW5rGAMgASgNEg0KBXNjb3JlGAQgASgCEhAKCHNhbWVfa2V5GAUgASgJIjIKDUp1ZGdlUmVzcG9uc2USIQoHYW5zd2VycxgBIAMoCzIQLmFlZW5jLnYxLkFuc3dlciLiAgoGQW5zd2VyEg8KB3Rhc2tfaWQYASABKAkSIwoIdmVyZGljdHMYAiADKAsyES5hZWVuYy52MS5WZXJkaWN0EhEKCWFubm90YXRvchgDIAEoCRIMCgRub3RlGAQgASgJEisKDG5vZGVfdmVyZGljdBgFIAEoDjIVLmFlZW5jLnYxLk5vZGVWZXJkaWN0EiQKCWFkZGl0aW9ucxgGIAMoCzIRLmFlZW5jLnYxLlZlcmRpY3QSFQoNaW50ZXJtZWRpYXRlcxgHIAMoCRIqCgxhbHRlcm5hdGl2ZXMYCCADKAsyFC5hZWVuYy52MS5QcmVtaXNlU2V0EhEKCWluZmVyZW5jZRgJIAEoCRIPCgd3cml0dGVuGAogAygJEhEKCWFuc3dlcl9pZBgLIAEoCRIMCgRsYXRlGAwgASgIEiYKAmF0GA0gASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcCK0AQoHVmVyZGljdBISCgpwcmVtaXNlX2lkGAEgASgJEiYKCWp1ZGdlbWVudBgCIAEoDjITLmFlZW5jLnYxLkp1ZGdlbWVudBIMCgRsZWFmGAMgASgIEhIKBWdyYWRlGAQgASgCSACIAQESEQoJYW5ub3RhdG9yGAUgASgJEiAKBnJlbWFyaxgGIAEoDjIQLmFlZW5jLnYxLlJlbWFyaxIMCgR0ZXh0GAcgASgJQggKBl9ncmFkZSpMCgZSZW1hcmsSFgoSUkVNQVJLX1VOU1BFQ0lGSUVEEAASFQoRUkVNQVJLX0lSUkVMRVZBTlQQARITCg9SRU1BUktfQkFEX0ZBQ1QQAiqKAQoLTm9kZVZlcmRpY3QSHAoYTk9ERV9WRVJESUNUX1VOU1BFQ0lGSUVEEAASGQoVTk9ERV9WRVJESUNUX0NPTVBMRVRFEAESIAocTk9ERV9WRVJESUNUX1BSRU1JU0VfTUlTU0lORxACEiAKHE5PREVfVkVSRElDVF9OT1RfRVhQTEFJTkFCTEUQAyqLAQoJSnVkZ2VtZW50EhkKFUpVREdFTUVOVF9VTlNQRUNJRklFRBAAEhYKEkpVREdFTUVOVF9FWFBMQUlOUxABEh4KGkpVREdFTUVOVF9ET0VTX05PVF9FWFBMQUlOEAISFQoRSlVER0VNRU5UX0FCU1RBSU4QAxIUChBKVURHRU1FTlRfVU5TRUVOEAQySQoNT3JhY2xlU2VydmljZRI4CgVKdWRnZRIWLmFlZW5jLnYxLkp1ZGdlUmVxdWVzdBoXLmFlZW5jLnYxLkp1ZGdlUmVzcG9uc2ViBnByb3RvMw", [file_aeenc_v1_types, file_google_protobuf_timestamp]);
 
 /**
  * A batch of nodes to judge.
@@ -157,9 +161,9 @@ export type JudgeResponse = Message<"aeenc.v1.JudgeResponse"> & {
   /**
    * One answer per task, in any order.
    *
-   * @generated from field: repeated aeenc.v1.OracleAnswer answers = 1;
+   * @generated from field: repeated aeenc.v1.Answer answers = 1;
    */
-  answers: OracleAnswer[];
+  answers: Answer[];
 };
 
 /**
@@ -170,56 +174,125 @@ export const JudgeResponseSchema: GenMessage<JudgeResponse> = /*@__PURE__*/
   messageDesc(file_aeenc_v1_oracle, 3);
 
 /**
- * The answer to one task.
+ * What an oracle, or a person as one, says of one node. From an oracle, texts over their limit are cut, and what may not
+ * be is left out and logged; a person's call fails with INVALID_ARGUMENT instead.
  *
- * @generated from message aeenc.v1.OracleAnswer
+ * @generated from message aeenc.v1.Answer
  */
-export type OracleAnswer = Message<"aeenc.v1.OracleAnswer"> & {
+export type Answer = Message<"aeenc.v1.Answer"> & {
   /**
-   * The task that this answers.
+   * The task that this answers. Read in Judge and Adjudicate alone: elsewhere the lease or the answer's id names it.
    *
    * @generated from field: string task_id = 1;
    */
   taskId: string;
 
   /**
-   * One verdict per candidate, in any order.
+   * Verdicts on its candidates, in any order.
    *
    * @generated from field: repeated aeenc.v1.Verdict verdicts = 2;
    */
   verdicts: Verdict[];
 
   /**
-   * The author of the answer: a person's id, a model's name, `gold`. Default: the sampler's name for the oracle. Longer
-   * values are cut to 256 characters.
+   * The author of the answer: a person's id, a model's name, `gold`. Default: the sampler's name for the oracle, or the
+   * holder of the lease. At most 256 characters.
    *
    * @generated from field: string annotator = 3;
    */
   annotator: string;
 
   /**
-   * A remark for the log. At most 1 KiB.
+   * A note on the task, kept with its pairs (`Provenance.note`). At most 1,024 characters; the rest is cut.
    *
    * @generated from field: string note = 4;
    */
   note: string;
+
+  /**
+   * Whether the premises explain the query entirely.
+   *
+   * @generated from field: aeenc.v1.NodeVerdict node_verdict = 5;
+   */
+  nodeVerdict: NodeVerdict;
+
+  /**
+   * Premises of the corpus that explain the query and are missing among the candidates, at most 64, each EXPLAINS. They
+   * count like candidates, with rank 0 and source SEARCHED.
+   *
+   * @generated from field: repeated aeenc.v1.Verdict additions = 6;
+   */
+  additions: Verdict[];
+
+  /**
+   * Intermediate conclusions in the author's words that explain the query and need an explanation themselves, at most 64
+   * of 1,024 characters each. They become nodes of the tree and are retrieved for, but never premises of a corpus or
+   * pair.
+   *
+   * @generated from field: repeated string intermediates = 7;
+   */
+  intermediates: string[];
+
+  /**
+   * Sets of accepted premises that each explain the query, where there are several ways to explain it, at most 16. Every
+   * premise of them is accepted in any case.
+   *
+   * @generated from field: repeated aeenc.v1.PremiseSet alternatives = 8;
+   */
+  alternatives: PremiseSet[];
+
+  /**
+   * How the query follows from what explains it, in the author's words. At most 1,024 characters.
+   *
+   * @generated from field: string inference = 9;
+   */
+  inference: string;
+
+  /**
+   * Facts in the author's words that no premise states, at most 64 of 1,024 characters each. Suggestions: they are kept
+   * with the answer and become part of no tree, pair or corpus.
+   *
+   * @generated from field: repeated string written = 10;
+   */
+  written: string[];
+
+  /**
+   * Identifies a person's answer in AmendVerdicts. Set by the sampler, as are the fields below.
+   *
+   * @generated from field: string answer_id = 11;
+   */
+  answerId: string;
+
+  /**
+   * Whether it came after the end of its lease.
+   *
+   * @generated from field: bool late = 12;
+   */
+  late: boolean;
+
+  /**
+   * When it came.
+   *
+   * @generated from field: google.protobuf.Timestamp at = 13;
+   */
+  at?: Timestamp | undefined;
 };
 
 /**
- * Describes the message aeenc.v1.OracleAnswer.
- * Use `create(OracleAnswerSchema)` to create a new message.
+ * Describes the message aeenc.v1.Answer.
+ * Use `create(AnswerSchema)` to create a new message.
  */
-export const OracleAnswerSchema: GenMessage<OracleAnswer> = /*@__PURE__*/
+export const AnswerSchema: GenMessage<Answer> = /*@__PURE__*/
   messageDesc(file_aeenc_v1_oracle, 4);
 
 /**
- * The verdict on one candidate.
+ * The verdict on one premise.
  *
  * @generated from message aeenc.v1.Verdict
  */
 export type Verdict = Message<"aeenc.v1.Verdict"> & {
   /**
-   * The candidate's premise id.
+   * The premise's id.
    *
    * @generated from field: string premise_id = 1;
    */
@@ -259,6 +332,13 @@ export type Verdict = Message<"aeenc.v1.Verdict"> & {
    * @generated from field: aeenc.v1.Remark remark = 6;
    */
   remark: Remark;
+
+  /**
+   * The premise's text. Set by the sampler where the task has no candidate of this id.
+   *
+   * @generated from field: string text = 7;
+   */
+  text: string;
 };
 
 /**
@@ -301,6 +381,47 @@ export enum Remark {
  */
 export const RemarkSchema: GenEnum<Remark> = /*@__PURE__*/
   enumDesc(file_aeenc_v1_oracle, 0);
+
+/**
+ * What is said of a node as a whole. It decides nothing.
+ *
+ * @generated from enum aeenc.v1.NodeVerdict
+ */
+export enum NodeVerdict {
+  /**
+   * Not said.
+   *
+   * @generated from enum value: NODE_VERDICT_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * The accepted premises explain the query.
+   *
+   * @generated from enum value: NODE_VERDICT_COMPLETE = 1;
+   */
+  COMPLETE = 1,
+
+  /**
+   * A premise is missing, and a search did not find it.
+   *
+   * @generated from enum value: NODE_VERDICT_PREMISE_MISSING = 2;
+   */
+  PREMISE_MISSING = 2,
+
+  /**
+   * Nothing explains the query: it is wrong, unclear, or needs no explanation.
+   *
+   * @generated from enum value: NODE_VERDICT_NOT_EXPLAINABLE = 3;
+   */
+  NOT_EXPLAINABLE = 3,
+}
+
+/**
+ * Describes the enum aeenc.v1.NodeVerdict.
+ */
+export const NodeVerdictSchema: GenEnum<NodeVerdict> = /*@__PURE__*/
+  enumDesc(file_aeenc_v1_oracle, 1);
 
 /**
  * Whether a candidate explains a query.
@@ -348,7 +469,7 @@ export enum Judgement {
  * Describes the enum aeenc.v1.Judgement.
  */
 export const JudgementSchema: GenEnum<Judgement> = /*@__PURE__*/
-  enumDesc(file_aeenc_v1_oracle, 1);
+  enumDesc(file_aeenc_v1_oracle, 2);
 
 /**
  * Judges candidates. The sampler calls it; behind it may be a person, gold trees or a model.
@@ -359,8 +480,9 @@ export const OracleService: GenService<{
   /**
    * Judges the candidates of a batch of nodes.
    *
-   * The response must hold one answer per task and, in it, one verdict per candidate. A verdict that is missing, unknown
-   * or duplicate counts as unseen, never as a refusal. A task without an answer, or with a late one, is asked again.
+   * The response must hold one answer per task and, in it, one verdict per candidate; what an answer says of the node as
+   * a whole is recorded like a person's. A verdict that is missing, unknown or duplicate counts as unseen, never as a
+   * refusal. A task without an answer, or with a late one, is asked again.
    *
    * - FAILED_PRECONDITION, UNAUTHENTICATED, PERMISSION_DENIED, UNIMPLEMENTED: somebody has to change something first;
    *   the run fails at once.

@@ -6,10 +6,8 @@
 
 import type { GenEnum, GenFile, GenMessage, GenService } from "@bufbuild/protobuf/codegenv2";
 import { enumDesc, fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
-import type { Candidate, OracleTask, Verdict } from "./oracle_pb.js";
+import type { Answer, OracleTask, Verdict } from "./oracle_pb.js";
 import { file_aeenc_v1_oracle } from "./oracle_pb.js";
-import type { PremiseSet } from "./types_pb.js";
-import { file_aeenc_v1_types } from "./types_pb.js";
 import type { Duration, Timestamp } from "@bufbuild/protobuf/wkt";
 import { file_google_protobuf_duration, file_google_protobuf_timestamp } from "@bufbuild/protobuf/wkt";
 import type { Message } from "@bufbuild/protobuf";
@@ -18,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file aeenc/v1/people.proto.
  */
 export const file_aeenc_v1_people: GenFile = /*@__PURE__*/
-  fileDesc("ChVhZWVuYy92MS9wZW9wbGUucHJvdG8SCGFlZW5jLnYxIpMBChBMZWFzZVRhc2tSZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIRCglhbm5vdGF0b3IYAiABKAkSEQoJbWF4X3Rhc2tzGAMgASgNEhIKCnJlcXVlc3RfaWQYBCABKAkSDQoFcXVldWUYBSABKAkSFQoNaHlwb3RoZXNpc19pZBgGIAEoCRIPCgd0YXNrX2lkGAcgASgJIjQKEUxlYXNlVGFza1Jlc3BvbnNlEh8KBmxlYXNlcxgBIAMoCzIPLmFlZW5jLnYxLkxlYXNlItMBCgVMZWFzZRIQCghsZWFzZV9pZBgBIAEoCRIOCgZydW5faWQYAiABKAkSIgoEdGFzaxgDIAEoCzIULmFlZW5jLnYxLk9yYWNsZVRhc2sSLgoKZXhwaXJlc19hdBgEIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLAoJcmVtYWluaW5nGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhUKDWh5cG90aGVzaXNfaWQYBiABKAkSDwoHbm9kZV9pZBgHIAEoCSIlChFSZW5ld0xlYXNlUmVxdWVzdBIQCghsZWFzZV9pZBgBIAEoCSJyChJSZW5ld0xlYXNlUmVzcG9uc2USLgoKZXhwaXJlc19hdBgBIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLAoJcmVtYWluaW5nGAIgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIjYKElJlbGVhc2VUYXNrUmVxdWVzdBIQCghsZWFzZV9pZBgBIAEoCRIOCgZyZWFzb24YAiABKAkiFQoTUmVsZWFzZVRhc2tSZXNwb25zZSLpAgoVU3VibWl0VmVyZGljdHNSZXF1ZXN0EhAKCGxlYXNlX2lkGAEgASgJEiMKCHZlcmRpY3RzGAIgAygLMhEuYWVlbmMudjEuVmVyZGljdBIRCglzZWVuX3VwdG8YAyABKA0SKgoHZWxhcHNlZBgEIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhISCgpjbGllbnRfc2VxGAUgASgEEgwKBG5vdGUYBiABKAkSJAoJYWRkaXRpb25zGAcgAygLMhEuYWVlbmMudjEuVmVyZGljdBIPCgd3cml0dGVuGAggAygJEhEKCWluZmVyZW5jZRgJIAEoCRIrCgxub2RlX3ZlcmRpY3QYCiABKA4yFS5hZWVuYy52MS5Ob2RlVmVyZGljdBIVCg1pbnRlcm1lZGlhdGVzGAsgAygJEioKDGFsdGVybmF0aXZlcxgMIAMoCzIULmFlZW5jLnYxLlByZW1pc2VTZXQiOQoWU3VibWl0VmVyZGljdHNSZXNwb25zZRIRCglhbnN3ZXJfaWQYASABKAkSDAoEbGF0ZRgCIAEoCCJbChNVbmRvVmVyZGljdHNSZXF1ZXN0EhEKCWFubm90YXRvchgBIAEoCRINCgVjb3VudBgCIAEoDRIOCgZydW5faWQYAyABKAkSEgoKcmVxdWVzdF9pZBgEIAEoCSIqChRVbmRvVmVyZGljdHNSZXNwb25zZRISCgphbnN3ZXJfaWRzGAEgAygJIrIBChRBbWVuZFZlcmRpY3RzUmVxdWVzdBIRCglhbnN3ZXJfaWQYASABKAkSIwoIdmVyZGljdHMYAiADKAsyES5hZWVuYy52MS5WZXJkaWN0EhEKCWFubm90YXRvchgDIAEoCRISCgpyZXF1ZXN0X2lkGAQgASgJEiQKCWFkZGl0aW9ucxgFIAMoCzIRLmFlZW5jLnYxLlZlcmRpY3QSFQoNaW50ZXJtZWRpYXRlcxgGIAMoCSIqChVBbWVuZFZlcmRpY3RzUmVzcG9uc2USEQoJYW5zd2VyX2lkGAEgASgJIoIBChFBZGp1ZGljYXRlUmVxdWVzdBIPCgd0YXNrX2lkGAEgASgJEg4KBnJ1bl9pZBgCIAEoCRIjCgh2ZXJkaWN0cxgDIAMoCzIRLmFlZW5jLnYxLlZlcmRpY3QSEwoLYWRqdWRpY2F0b3IYBCABKAkSEgoKcmVxdWVzdF9pZBgFIAEoCSInChJBZGp1ZGljYXRlUmVzcG9uc2USEQoJYW5zd2VyX2lkGAEgASgJIn0KEENsb3NlVGFza1JlcXVlc3QSDwoHdGFza19pZBgBIAEoCRIOCgZydW5faWQYAiABKAkSEwoLYWRqdWRpY2F0b3IYAyABKAkSDgoGcmVhc29uGAQgASgJEhIKCnJlcXVlc3RfaWQYBSABKAkSDwoHb3ZlcmxhcBgGIAEoDSI3ChFDbG9zZVRhc2tSZXNwb25zZRIiCgR0YXNrGAEgASgLMhQuYWVlbmMudjEuSnVkZ2VkVGFzayJbChFTZXR0bGVUYXNrUmVxdWVzdBIPCgd0YXNrX2lkGAEgASgJEg4KBnJ1bl9pZBgCIAEoCRIRCglhbm5vdGF0b3IYAyABKAkSEgoKcmVxdWVzdF9pZBgEIAEoCSI4ChJTZXR0bGVUYXNrUmVzcG9uc2USIgoEdGFzaxgBIAEoCzIULmFlZW5jLnYxLkp1ZGdlZFRhc2sihAEKFFJldHJpZXZlQWdhaW5SZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIVCg1oeXBvdGhlc2lzX2lkGAIgASgJEg8KB3Rhc2tfaWQYAyABKAkSEAoIbGVhc2VfaWQYBCABKAkSEQoJYW5ub3RhdG9yGAUgASgJEg8KB2RyeV9ydW4YBiABKAgiQAoVUmV0cmlldmVBZ2FpblJlc3BvbnNlEhUKDW1vZGVsX3ZlcnNpb24YASABKAkSEAoIdGFza19pZHMYAiADKAkiXAoSTGlzdENoYW5nZXNSZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIPCgd0YXNrX2lkGAIgASgJEhEKCXBhZ2Vfc2l6ZRgDIAEoDRISCgpwYWdlX3Rva2VuGAQgASgJIlUKE0xpc3RDaGFuZ2VzUmVzcG9uc2USJQoHY2hhbmdlcxgBIAMoCzIULmFlZW5jLnYxLlRhc2tDaGFuZ2USFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIqcCCgpUYXNrQ2hhbmdlEgsKA3NlcRgBIAEoBBImCgRraW5kGAIgASgOMhguYWVlbmMudjEuVGFza0NoYW5nZUtpbmQSDwoHdGFza19pZBgDIAEoCRIOCgZwZXJzb24YBCABKAkSJgoCYXQYBSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEiQKBmFuc3dlchgGIAEoCzIULmFlZW5jLnYxLlRhc2tBbnN3ZXISGAoQZm9ybWVyX2Fuc3dlcl9pZBgHIAEoCRIjCgh2ZXJkaWN0cxgIIAMoCzIRLmFlZW5jLnYxLlZlcmRpY3QSDgoGcmVhc29uGAkgASgJEg8KB292ZXJsYXAYCiABKA0SFQoNbW9kZWxfdmVyc2lvbhgLIAEoCSI3Cg5HZXRUcmVlUmVxdWVzdBIOCgZydW5faWQYASABKAkSFQoNaHlwb3RoZXNpc19pZBgCIAEoCSI0Cg9HZXRUcmVlUmVzcG9uc2USIQoEdHJlZRgBIAEoCzITLmFlZW5jLnYxLlRyZWVTdGF0ZSI5ChBXYXRjaFRyZWVSZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIVCg1oeXBvdGhlc2lzX2lkGAIgASgJIjYKEVdhdGNoVHJlZVJlc3BvbnNlEiEKBHRyZWUYASABKAsyEy5hZWVuYy52MS5UcmVlU3RhdGUiiQEKCVRyZWVTdGF0ZRIOCgZydW5faWQYASABKAkSFQoNaHlwb3RoZXNpc19pZBgCIAEoCRIhCgVub2RlcxgDIAMoCzISLmFlZW5jLnYxLlRyZWVOb2RlEhAKCGZpbmlzaGVkGAQgASgIEhAKCHF1ZXN0aW9uGAUgASgJEg4KBmFuc3dlchgGIAEoCSLxAgoIVHJlZU5vZGUSDwoHbm9kZV9pZBgBIAEoCRIRCglwYXJlbnRfaWQYAiABKAkSEgoKcHJlbWlzZV9pZBgDIAEoCRIMCgR0ZXh0GAQgASgJEg0KBWRlcHRoGAUgASgNEiYKBXN0YXRlGAYgASgOMhcuYWVlbmMudjEuVHJlZU5vZGVTdGF0ZRIPCgd0YXNrX2lkGAcgASgJEicKCGFjY2VwdGVkGAggAygLMhUuYWVlbmMudjEuVHJlZVByZW1pc2USDwoHaG9sZGVycxgJIAMoCRIPCgdhbnN3ZXJzGAogASgNEg8KB292ZXJsYXAYCyABKA0SEgoKaW5mZXJlbmNlcxgMIAMoCRIsCg1ub2RlX3ZlcmRpY3RzGA0gAygOMhUuYWVlbmMudjEuTm9kZVZlcmRpY3QSFQoNbW9kZWxfdmVyc2lvbhgOIAEoCRISCgpnZW5lcmF0aW9uGA8gASgJEg4KBmF1dGhvchgQIAEoCSJbCgtUcmVlUHJlbWlzZRISCgpwcmVtaXNlX2lkGAEgASgJEgwKBHRleHQYAiABKAkSDAoEcmFuaxgDIAEoDRIMCgRsZWFmGAQgASgIEg4KBmF1dGhvchgFIAEoCSImChFMaXN0UXVldWVzUmVxdWVzdBIRCglhbm5vdGF0b3IYASABKAkiNQoSTGlzdFF1ZXVlc1Jlc3BvbnNlEh8KBnF1ZXVlcxgBIAMoCzIPLmFlZW5jLnYxLlF1ZXVlIuwBCgVRdWV1ZRIMCgRuYW1lGAEgASgJEg8KB292ZXJsYXAYAiABKA0SJwoEdW5kbxgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIRCglndWlkZWxpbmUYBCABKAkSIwoFdG90YWwYBSABKAsyFC5hZWVuYy52MS5UYXNrQ291bnRzEiAKBHJ1bnMYBiADKAsyEi5hZWVuYy52MS5SdW5UYXNrcxIRCgltYXhfZ3JhZGUYByABKAISLgoNcXVhbGlmaWNhdGlvbhgIIAEoCzIXLmFlZW5jLnYxLlF1YWxpZmljYXRpb24iXQoNUXVhbGlmaWNhdGlvbhINCgVpdGVtcxgBIAEoDRIQCghhbnN3ZXJlZBgCIAEoDRIrCgVzdGF0ZRgDIAEoDjIcLmFlZW5jLnYxLlF1YWxpZmljYXRpb25TdGF0ZSJACghSdW5UYXNrcxIOCgZydW5faWQYASABKAkSJAoGY291bnRzGAIgASgLMhQuYWVlbmMudjEuVGFza0NvdW50cyK2AQoKVGFza0NvdW50cxINCgV0YXNrcxgBIAEoBBIPCgd3YWl0aW5nGAIgASgEEgwKBGZyZWUYAyABKAQSDgoGbGVhc2VkGAQgASgEEg8KB2RlY2lkZWQYBSABKAQSEQoJY29uZmxpY3RzGAYgASgEEg8KB3NldHRsZWQYByABKAQSDAoEbWluZRgIIAEoBBIRCgltaW5lX2hvdXIYCSABKAQSFAoMYW5zd2Vyc19ob3VyGAogASgEIl4KEkxpc3RBbnN3ZXJzUmVxdWVzdBIOCgZydW5faWQYASABKAkSEQoJYW5ub3RhdG9yGAIgASgJEhEKCXBhZ2Vfc2l6ZRgDIAEoDRISCgpwYWdlX3Rva2VuGAQgASgJIlMKE0xpc3RBbnN3ZXJzUmVzcG9uc2USIwoFdGFza3MYASADKAsyFC5hZWVuYy52MS5KdWRnZWRUYXNrEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSIlChNHZXRBZ3JlZW1lbnRSZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCSKJAgoUR2V0QWdyZWVtZW50UmVzcG9uc2USEwoLY29oZW5fa2FwcGEYASABKAESFAoMZmxlaXNzX2thcHBhGAIgASgBEhoKEmtyaXBwZW5kb3JmZl9hbHBoYRgDIAEoARISCgpjYW5kaWRhdGVzGAQgASgEEhIKCmFubm90YXRvcnMYBSABKA0SKgoHcmVwb3J0cxgGIAMoCzIZLmFlZW5jLnYxLkFubm90YXRvclJlcG9ydBIaChJwb3NpdGl2ZV9hZ3JlZW1lbnQYByABKAESDwoHZWRnZV9mMRgIIAEoARIpCghjb250cm9scxgJIAMoCzIXLmFlZW5jLnYxLkNvbnRyb2xSZXBvcnQivQEKD0Fubm90YXRvclJlcG9ydBIRCglhbm5vdGF0b3IYASABKAkSDwoHYW5zd2VycxgCIAEoBBIMCgRsYXRlGAMgASgEEhgKEGNvbnRyb2xfdmVyZGljdHMYBCABKAQSFwoPY29udHJvbF9jb3JyZWN0GAUgASgEEi8KDG1lYW5fZWxhcHNlZBgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIUCgxhbnN3ZXJzX2hvdXIYByABKAQifgoNQ29udHJvbFJlcG9ydBINCgVxdWVyeRgBIAEoCRIPCgdhbnN3ZXJzGAIgASgEEhAKCHZlcmRpY3RzGAMgASgEEg8KB2NvcnJlY3QYBCABKAQSKgoIbWlzdGFrZXMYBSADKAsyGC5hZWVuYy52MS5Db250cm9sTWlzdGFrZSJACg5Db250cm9sTWlzdGFrZRIMCgR0ZXh0GAEgASgJEhAKCGV4cGxhaW5zGAIgASgIEg4KBnBlb3BsZRgDIAEoBCKAAQoQTGlzdFRhc2tzUmVxdWVzdBIOCgZydW5faWQYASABKAkSIgoFc3RhdGUYAiABKA4yEy5hZWVuYy52MS5UYXNrU3RhdGUSEQoJcGFnZV9zaXplGAMgASgNEhIKCnBhZ2VfdG9rZW4YBCABKAkSEQoJYW5ub3RhdG9yGAUgASgJIlEKEUxpc3RUYXNrc1Jlc3BvbnNlEiMKBXRhc2tzGAEgAygLMhQuYWVlbmMudjEuSnVkZ2VkVGFzaxIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiyAEKCkp1ZGdlZFRhc2sSIgoEdGFzaxgBIAEoCzIULmFlZW5jLnYxLk9yYWNsZVRhc2sSIgoFc3RhdGUYAiABKA4yEy5hZWVuYy52MS5UYXNrU3RhdGUSJQoHYW5zd2VycxgDIAMoCzIULmFlZW5jLnYxLlRhc2tBbnN3ZXISIwoIZGVjaXNpb24YBCADKAsyES5hZWVuYy52MS5WZXJkaWN0EhEKCWNvbmZsaWN0cxgFIAMoCRITCgthZGp1ZGljYXRvchgGIAEoCSLXAgoKVGFza0Fuc3dlchIRCglhbnN3ZXJfaWQYASABKAkSEQoJYW5ub3RhdG9yGAIgASgJEiMKCHZlcmRpY3RzGAMgAygLMhEuYWVlbmMudjEuVmVyZGljdBIMCgRsYXRlGAQgASgIEiYKAmF0GAUgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIMCgRub3RlGAYgASgJEiYKCWFkZGl0aW9ucxgHIAMoCzITLmFlZW5jLnYxLkNhbmRpZGF0ZRIPCgd3cml0dGVuGAggAygJEhEKCWluZmVyZW5jZRgJIAEoCRIrCgxub2RlX3ZlcmRpY3QYCiABKA4yFS5hZWVuYy52MS5Ob2RlVmVyZGljdBIVCg1pbnRlcm1lZGlhdGVzGAsgAygJEioKDGFsdGVybmF0aXZlcxgMIAMoCzIULmFlZW5jLnYxLlByZW1pc2VTZXQiRwoRV2F0Y2hUYXNrc1JlcXVlc3QSDgoGcnVuX2lkGAEgASgJEhAKCGZyb21fc2VxGAIgASgEEhAKCGZyb21fbm93GAMgASgIIqEBChJXYXRjaFRhc2tzUmVzcG9uc2USCwoDc2VxGAEgASgEEiIKBWV2ZW50GAIgASgOMhMuYWVlbmMudjEuVGFza0V2ZW50Eg8KB3Rhc2tfaWQYAyABKAkSDgoGcnVuX2lkGAQgASgJEiYKAmF0GAUgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIRCglhbm5vdGF0b3IYBiABKAkqlwEKElF1YWxpZmljYXRpb25TdGF0ZRIjCh9RVUFMSUZJQ0FUSU9OX1NUQVRFX1VOU1BFQ0lGSUVEEAASHAoYUVVBTElGSUNBVElPTl9TVEFURV9PUEVOEAESHgoaUVVBTElGSUNBVElPTl9TVEFURV9QQVNTRUQQAhIeChpRVUFMSUZJQ0FUSU9OX1NUQVRFX0ZBSUxFRBADKooBCgtOb2RlVmVyZGljdBIcChhOT0RFX1ZFUkRJQ1RfVU5TUEVDSUZJRUQQABIZChVOT0RFX1ZFUkRJQ1RfQ09NUExFVEUQARIgChxOT0RFX1ZFUkRJQ1RfUFJFTUlTRV9NSVNTSU5HEAISIAocTk9ERV9WRVJESUNUX05PVF9FWFBMQUlOQUJMRRADKs0CCglUYXNrRXZlbnQSGgoWVEFTS19FVkVOVF9VTlNQRUNJRklFRBAAEhUKEVRBU0tfRVZFTlRfUVVFVUVEEAESFQoRVEFTS19FVkVOVF9MRUFTRUQQAhIXChNUQVNLX0VWRU5UX0FOU1dFUkVEEAMSFgoSVEFTS19FVkVOVF9FWFBJUkVEEAQSFwoTVEFTS19FVkVOVF9DT05GTElDVBAFEhoKFlRBU0tfRVZFTlRfQURKVURJQ0FURUQQBhIXChNUQVNLX0VWRU5UX1JFTEVBU0VEEAcSFQoRVEFTS19FVkVOVF9VTkRPTkUQCBIWChJUQVNLX0VWRU5UX0FNRU5ERUQQCRIWChJUQVNLX0VWRU5UX1NFVFRMRUQQChIWChJUQVNLX0VWRU5UX0xPV0VSRUQQCxIYChRUQVNLX0VWRU5UX1dJVEhEUkFXThAMKrkCCg5UYXNrQ2hhbmdlS2luZBIgChxUQVNLX0NIQU5HRV9LSU5EX1VOU1BFQ0lGSUVEEAASGwoXVEFTS19DSEFOR0VfS0lORF9BTlNXRVIQARIZChVUQVNLX0NIQU5HRV9LSU5EX1VORE8QAhIaChZUQVNLX0NIQU5HRV9LSU5EX0FNRU5EEAMSHAoYVEFTS19DSEFOR0VfS0lORF9SRUxFQVNFEAQSHwobVEFTS19DSEFOR0VfS0lORF9BREpVRElDQVRFEAUSGgoWVEFTS19DSEFOR0VfS0lORF9DTE9TRRAGEhoKFlRBU0tfQ0hBTkdFX0tJTkRfTE9XRVIQBxIbChdUQVNLX0NIQU5HRV9LSU5EX0hBU1RFThAIEh0KGVRBU0tfQ0hBTkdFX0tJTkRfV0lUSERSQVcQCSr2AQoNVHJlZU5vZGVTdGF0ZRIfChtUUkVFX05PREVfU1RBVEVfVU5TUEVDSUZJRUQQABIbChdUUkVFX05PREVfU1RBVEVfUEVORElORxABEhgKFFRSRUVfTk9ERV9TVEFURV9PUEVOEAISGgoWVFJFRV9OT0RFX1NUQVRFX0xFQVNFRBADEhsKF1RSRUVfTk9ERV9TVEFURV9ERUNJREVEEAQSHAoYVFJFRV9OT0RFX1NUQVRFX0NPTkZMSUNUEAUSGgoWVFJFRV9OT0RFX1NUQVRFX0pVREdFRBAGEhoKFlRSRUVfTk9ERV9TVEFURV9GQUlMRUQQByqiAQoJVGFza1N0YXRlEhoKFlRBU0tfU1RBVEVfVU5TUEVDSUZJRUQQABIWChJUQVNLX1NUQVRFX1dBSVRJTkcQARIWChJUQVNLX1NUQVRFX0RFQ0lERUQQAhIXChNUQVNLX1NUQVRFX0NPTkZMSUNUEAMSFgoSVEFTS19TVEFURV9TRVRUTEVEEAQSGAoUVEFTS19TVEFURV9XSVRIRFJBV04QBTLTCgoNUGVvcGxlU2VydmljZRJECglMZWFzZVRhc2sSGi5hZWVuYy52MS5MZWFzZVRhc2tSZXF1ZXN0GhsuYWVlbmMudjEuTGVhc2VUYXNrUmVzcG9uc2USRwoKUmVuZXdMZWFzZRIbLmFlZW5jLnYxLlJlbmV3TGVhc2VSZXF1ZXN0GhwuYWVlbmMudjEuUmVuZXdMZWFzZVJlc3BvbnNlEkoKC1JlbGVhc2VUYXNrEhwuYWVlbmMudjEuUmVsZWFzZVRhc2tSZXF1ZXN0Gh0uYWVlbmMudjEuUmVsZWFzZVRhc2tSZXNwb25zZRJTCg5TdWJtaXRWZXJkaWN0cxIfLmFlZW5jLnYxLlN1Ym1pdFZlcmRpY3RzUmVxdWVzdBogLmFlZW5jLnYxLlN1Ym1pdFZlcmRpY3RzUmVzcG9uc2USTQoMVW5kb1ZlcmRpY3RzEh0uYWVlbmMudjEuVW5kb1ZlcmRpY3RzUmVxdWVzdBoeLmFlZW5jLnYxLlVuZG9WZXJkaWN0c1Jlc3BvbnNlElAKDUFtZW5kVmVyZGljdHMSHi5hZWVuYy52MS5BbWVuZFZlcmRpY3RzUmVxdWVzdBofLmFlZW5jLnYxLkFtZW5kVmVyZGljdHNSZXNwb25zZRJHCgpBZGp1ZGljYXRlEhsuYWVlbmMudjEuQWRqdWRpY2F0ZVJlcXVlc3QaHC5hZWVuYy52MS5BZGp1ZGljYXRlUmVzcG9uc2USRAoJQ2xvc2VUYXNrEhouYWVlbmMudjEuQ2xvc2VUYXNrUmVxdWVzdBobLmFlZW5jLnYxLkNsb3NlVGFza1Jlc3BvbnNlEkcKClNldHRsZVRhc2sSGy5hZWVuYy52MS5TZXR0bGVUYXNrUmVxdWVzdBocLmFlZW5jLnYxLlNldHRsZVRhc2tSZXNwb25zZRJQCg1SZXRyaWV2ZUFnYWluEh4uYWVlbmMudjEuUmV0cmlldmVBZ2FpblJlcXVlc3QaHy5hZWVuYy52MS5SZXRyaWV2ZUFnYWluUmVzcG9uc2USSgoLTGlzdENoYW5nZXMSHC5hZWVuYy52MS5MaXN0Q2hhbmdlc1JlcXVlc3QaHS5hZWVuYy52MS5MaXN0Q2hhbmdlc1Jlc3BvbnNlEj4KB0dldFRyZWUSGC5hZWVuYy52MS5HZXRUcmVlUmVxdWVzdBoZLmFlZW5jLnYxLkdldFRyZWVSZXNwb25zZRJGCglXYXRjaFRyZWUSGi5hZWVuYy52MS5XYXRjaFRyZWVSZXF1ZXN0GhsuYWVlbmMudjEuV2F0Y2hUcmVlUmVzcG9uc2UwARJHCgpMaXN0UXVldWVzEhsuYWVlbmMudjEuTGlzdFF1ZXVlc1JlcXVlc3QaHC5hZWVuYy52MS5MaXN0UXVldWVzUmVzcG9uc2USSgoLTGlzdEFuc3dlcnMSHC5hZWVuYy52MS5MaXN0QW5zd2Vyc1JlcXVlc3QaHS5hZWVuYy52MS5MaXN0QW5zd2Vyc1Jlc3BvbnNlEk0KDEdldEFncmVlbWVudBIdLmFlZW5jLnYxLkdldEFncmVlbWVudFJlcXVlc3QaHi5hZWVuYy52MS5HZXRBZ3JlZW1lbnRSZXNwb25zZRJECglMaXN0VGFza3MSGi5hZWVuYy52MS5MaXN0VGFza3NSZXF1ZXN0GhsuYWVlbmMudjEuTGlzdFRhc2tzUmVzcG9uc2USSQoKV2F0Y2hUYXNrcxIbLmFlZW5jLnYxLldhdGNoVGFza3NSZXF1ZXN0GhwuYWVlbmMudjEuV2F0Y2hUYXNrc1Jlc3BvbnNlMAFiBnByb3RvMw", [file_aeenc_v1_oracle, file_aeenc_v1_types, file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("ChVhZWVuYy92MS9wZW9wbGUucHJvdG8SCGFlZW5jLnYxIpMBChBMZWFzZVRhc2tSZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIRCglhbm5vdGF0b3IYAiABKAkSEQoJbWF4X3Rhc2tzGAMgASgNEhIKCnJlcXVlc3RfaWQYBCABKAkSDQoFcXVldWUYBSABKAkSFQoNaHlwb3RoZXNpc19pZBgGIAEoCRIPCgd0YXNrX2lkGAcgASgJIjQKEUxlYXNlVGFza1Jlc3BvbnNlEh8KBmxlYXNlcxgBIAMoCzIPLmFlZW5jLnYxLkxlYXNlItMBCgVMZWFzZRIQCghsZWFzZV9pZBgBIAEoCRIOCgZydW5faWQYAiABKAkSIgoEdGFzaxgDIAEoCzIULmFlZW5jLnYxLk9yYWNsZVRhc2sSLgoKZXhwaXJlc19hdBgEIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLAoJcmVtYWluaW5nGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhUKDWh5cG90aGVzaXNfaWQYBiABKAkSDwoHbm9kZV9pZBgHIAEoCSIlChFSZW5ld0xlYXNlUmVxdWVzdBIQCghsZWFzZV9pZBgBIAEoCSJyChJSZW5ld0xlYXNlUmVzcG9uc2USLgoKZXhwaXJlc19hdBgBIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLAoJcmVtYWluaW5nGAIgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIjYKElJlbGVhc2VUYXNrUmVxdWVzdBIQCghsZWFzZV9pZBgBIAEoCRIOCgZyZWFzb24YAiABKAkiFQoTUmVsZWFzZVRhc2tSZXNwb25zZSKeAQoVU3VibWl0VmVyZGljdHNSZXF1ZXN0EhAKCGxlYXNlX2lkGAEgASgJEiAKBmFuc3dlchgCIAEoCzIQLmFlZW5jLnYxLkFuc3dlchIRCglzZWVuX3VwdG8YAyABKA0SKgoHZWxhcHNlZBgEIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhISCgpjbGllbnRfc2VxGAUgASgEIjkKFlN1Ym1pdFZlcmRpY3RzUmVzcG9uc2USEQoJYW5zd2VyX2lkGAEgASgJEgwKBGxhdGUYAiABKAgiWwoTVW5kb1ZlcmRpY3RzUmVxdWVzdBIRCglhbm5vdGF0b3IYASABKAkSDQoFY291bnQYAiABKA0SDgoGcnVuX2lkGAMgASgJEhIKCnJlcXVlc3RfaWQYBCABKAkiKgoUVW5kb1ZlcmRpY3RzUmVzcG9uc2USEgoKYW5zd2VyX2lkcxgBIAMoCSJfChRBbWVuZFZlcmRpY3RzUmVxdWVzdBIRCglhbnN3ZXJfaWQYASABKAkSIAoGYW5zd2VyGAIgASgLMhAuYWVlbmMudjEuQW5zd2VyEhIKCnJlcXVlc3RfaWQYAyABKAkiKgoVQW1lbmRWZXJkaWN0c1Jlc3BvbnNlEhEKCWFuc3dlcl9pZBgBIAEoCSJZChFBZGp1ZGljYXRlUmVxdWVzdBIOCgZydW5faWQYASABKAkSIAoGYW5zd2VyGAIgASgLMhAuYWVlbmMudjEuQW5zd2VyEhIKCnJlcXVlc3RfaWQYAyABKAkiJwoSQWRqdWRpY2F0ZVJlc3BvbnNlEhEKCWFuc3dlcl9pZBgBIAEoCSJ9ChBDbG9zZVRhc2tSZXF1ZXN0Eg8KB3Rhc2tfaWQYASABKAkSDgoGcnVuX2lkGAIgASgJEhMKC2FkanVkaWNhdG9yGAMgASgJEg4KBnJlYXNvbhgEIAEoCRISCgpyZXF1ZXN0X2lkGAUgASgJEg8KB292ZXJsYXAYBiABKA0iNwoRQ2xvc2VUYXNrUmVzcG9uc2USIgoEdGFzaxgBIAEoCzIULmFlZW5jLnYxLkp1ZGdlZFRhc2siWwoRU2V0dGxlVGFza1JlcXVlc3QSDwoHdGFza19pZBgBIAEoCRIOCgZydW5faWQYAiABKAkSEQoJYW5ub3RhdG9yGAMgASgJEhIKCnJlcXVlc3RfaWQYBCABKAkiOAoSU2V0dGxlVGFza1Jlc3BvbnNlEiIKBHRhc2sYASABKAsyFC5hZWVuYy52MS5KdWRnZWRUYXNrIoQBChRSZXRyaWV2ZUFnYWluUmVxdWVzdBIOCgZydW5faWQYASABKAkSFQoNaHlwb3RoZXNpc19pZBgCIAEoCRIPCgd0YXNrX2lkGAMgASgJEhAKCGxlYXNlX2lkGAQgASgJEhEKCWFubm90YXRvchgFIAEoCRIPCgdkcnlfcnVuGAYgASgIIkAKFVJldHJpZXZlQWdhaW5SZXNwb25zZRIVCg1tb2RlbF92ZXJzaW9uGAEgASgJEhAKCHRhc2tfaWRzGAIgAygJIlwKEkxpc3RDaGFuZ2VzUmVxdWVzdBIOCgZydW5faWQYASABKAkSDwoHdGFza19pZBgCIAEoCRIRCglwYWdlX3NpemUYAyABKA0SEgoKcGFnZV90b2tlbhgEIAEoCSJVChNMaXN0Q2hhbmdlc1Jlc3BvbnNlEiUKB2NoYW5nZXMYASADKAsyFC5hZWVuYy52MS5UYXNrQ2hhbmdlEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSKjAgoKVGFza0NoYW5nZRILCgNzZXEYASABKAQSJgoEa2luZBgCIAEoDjIYLmFlZW5jLnYxLlRhc2tDaGFuZ2VLaW5kEg8KB3Rhc2tfaWQYAyABKAkSDgoGcGVyc29uGAQgASgJEiYKAmF0GAUgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIgCgZhbnN3ZXIYBiABKAsyEC5hZWVuYy52MS5BbnN3ZXISGAoQZm9ybWVyX2Fuc3dlcl9pZBgHIAEoCRIjCgh2ZXJkaWN0cxgIIAMoCzIRLmFlZW5jLnYxLlZlcmRpY3QSDgoGcmVhc29uGAkgASgJEg8KB292ZXJsYXAYCiABKA0SFQoNbW9kZWxfdmVyc2lvbhgLIAEoCSI3Cg5HZXRUcmVlUmVxdWVzdBIOCgZydW5faWQYASABKAkSFQoNaHlwb3RoZXNpc19pZBgCIAEoCSI0Cg9HZXRUcmVlUmVzcG9uc2USIQoEdHJlZRgBIAEoCzITLmFlZW5jLnYxLlRyZWVTdGF0ZSI5ChBXYXRjaFRyZWVSZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIVCg1oeXBvdGhlc2lzX2lkGAIgASgJIjYKEVdhdGNoVHJlZVJlc3BvbnNlEiEKBHRyZWUYASABKAsyEy5hZWVuYy52MS5UcmVlU3RhdGUiiQEKCVRyZWVTdGF0ZRIOCgZydW5faWQYASABKAkSFQoNaHlwb3RoZXNpc19pZBgCIAEoCRIhCgVub2RlcxgDIAMoCzISLmFlZW5jLnYxLlRyZWVOb2RlEhAKCGZpbmlzaGVkGAQgASgIEhAKCHF1ZXN0aW9uGAUgASgJEg4KBmFuc3dlchgGIAEoCSLPAgoIVHJlZU5vZGUSDwoHbm9kZV9pZBgBIAEoCRIRCglwYXJlbnRfaWQYAiABKAkSEgoKcHJlbWlzZV9pZBgDIAEoCRIMCgR0ZXh0GAQgASgJEg0KBWRlcHRoGAUgASgNEiYKBXN0YXRlGAYgASgOMhcuYWVlbmMudjEuVHJlZU5vZGVTdGF0ZRIPCgd0YXNrX2lkGAcgASgJEiMKCGFjY2VwdGVkGAggAygLMhEuYWVlbmMudjEuVmVyZGljdBIPCgdob2xkZXJzGAkgAygJEhAKCGFuc3dlcmVkGAogASgNEg8KB292ZXJsYXAYCyABKA0SIQoHYW5zd2VycxgMIAMoCzIQLmFlZW5jLnYxLkFuc3dlchIVCg1tb2RlbF92ZXJzaW9uGA0gASgJEhIKCmdlbmVyYXRpb24YDiABKAkSDgoGYXV0aG9yGA8gASgJIiYKEUxpc3RRdWV1ZXNSZXF1ZXN0EhEKCWFubm90YXRvchgBIAEoCSI1ChJMaXN0UXVldWVzUmVzcG9uc2USHwoGcXVldWVzGAEgAygLMg8uYWVlbmMudjEuUXVldWUi7AEKBVF1ZXVlEgwKBG5hbWUYASABKAkSDwoHb3ZlcmxhcBgCIAEoDRInCgR1bmRvGAMgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhEKCWd1aWRlbGluZRgEIAEoCRIjCgV0b3RhbBgFIAEoCzIULmFlZW5jLnYxLlRhc2tDb3VudHMSIAoEcnVucxgGIAMoCzISLmFlZW5jLnYxLlJ1blRhc2tzEhEKCW1heF9ncmFkZRgHIAEoAhIuCg1xdWFsaWZpY2F0aW9uGAggASgLMhcuYWVlbmMudjEuUXVhbGlmaWNhdGlvbiJdCg1RdWFsaWZpY2F0aW9uEg0KBWl0ZW1zGAEgASgNEhAKCGFuc3dlcmVkGAIgASgNEisKBXN0YXRlGAMgASgOMhwuYWVlbmMudjEuUXVhbGlmaWNhdGlvblN0YXRlIkAKCFJ1blRhc2tzEg4KBnJ1bl9pZBgBIAEoCRIkCgZjb3VudHMYAiABKAsyFC5hZWVuYy52MS5UYXNrQ291bnRzIrYBCgpUYXNrQ291bnRzEg0KBXRhc2tzGAEgASgEEg8KB3dhaXRpbmcYAiABKAQSDAoEZnJlZRgDIAEoBBIOCgZsZWFzZWQYBCABKAQSDwoHZGVjaWRlZBgFIAEoBBIRCgljb25mbGljdHMYBiABKAQSDwoHc2V0dGxlZBgHIAEoBBIMCgRtaW5lGAggASgEEhEKCW1pbmVfaG91chgJIAEoBBIUCgxhbnN3ZXJzX2hvdXIYCiABKAQiXgoSTGlzdEFuc3dlcnNSZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIRCglhbm5vdGF0b3IYAiABKAkSEQoJcGFnZV9zaXplGAMgASgNEhIKCnBhZ2VfdG9rZW4YBCABKAkiUwoTTGlzdEFuc3dlcnNSZXNwb25zZRIjCgV0YXNrcxgBIAMoCzIULmFlZW5jLnYxLkp1ZGdlZFRhc2sSFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIiUKE0dldEFncmVlbWVudFJlcXVlc3QSDgoGcnVuX2lkGAEgASgJIokCChRHZXRBZ3JlZW1lbnRSZXNwb25zZRITCgtjb2hlbl9rYXBwYRgBIAEoARIUCgxmbGVpc3Nfa2FwcGEYAiABKAESGgoSa3JpcHBlbmRvcmZmX2FscGhhGAMgASgBEhIKCmNhbmRpZGF0ZXMYBCABKAQSEgoKYW5ub3RhdG9ycxgFIAEoDRIqCgdyZXBvcnRzGAYgAygLMhkuYWVlbmMudjEuQW5ub3RhdG9yUmVwb3J0EhoKEnBvc2l0aXZlX2FncmVlbWVudBgHIAEoARIPCgdlZGdlX2YxGAggASgBEikKCGNvbnRyb2xzGAkgAygLMhcuYWVlbmMudjEuQ29udHJvbFJlcG9ydCK9AQoPQW5ub3RhdG9yUmVwb3J0EhEKCWFubm90YXRvchgBIAEoCRIPCgdhbnN3ZXJzGAIgASgEEgwKBGxhdGUYAyABKAQSGAoQY29udHJvbF92ZXJkaWN0cxgEIAEoBBIXCg9jb250cm9sX2NvcnJlY3QYBSABKAQSLwoMbWVhbl9lbGFwc2VkGAYgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhQKDGFuc3dlcnNfaG91chgHIAEoBCJ+Cg1Db250cm9sUmVwb3J0Eg0KBXF1ZXJ5GAEgASgJEg8KB2Fuc3dlcnMYAiABKAQSEAoIdmVyZGljdHMYAyABKAQSDwoHY29ycmVjdBgEIAEoBBIqCghtaXN0YWtlcxgFIAMoCzIYLmFlZW5jLnYxLkNvbnRyb2xNaXN0YWtlIkIKDkNvbnRyb2xNaXN0YWtlEiAKBXJpZ2h0GAEgASgLMhEuYWVlbmMudjEuVmVyZGljdBIOCgZwZW9wbGUYAiABKAQigAEKEExpc3RUYXNrc1JlcXVlc3QSDgoGcnVuX2lkGAEgASgJEiIKBXN0YXRlGAIgASgOMhMuYWVlbmMudjEuVGFza1N0YXRlEhEKCXBhZ2Vfc2l6ZRgDIAEoDRISCgpwYWdlX3Rva2VuGAQgASgJEhEKCWFubm90YXRvchgFIAEoCSJRChFMaXN0VGFza3NSZXNwb25zZRIjCgV0YXNrcxgBIAMoCzIULmFlZW5jLnYxLkp1ZGdlZFRhc2sSFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIsQBCgpKdWRnZWRUYXNrEiIKBHRhc2sYASABKAsyFC5hZWVuYy52MS5PcmFjbGVUYXNrEiIKBXN0YXRlGAIgASgOMhMuYWVlbmMudjEuVGFza1N0YXRlEiEKB2Fuc3dlcnMYAyADKAsyEC5hZWVuYy52MS5BbnN3ZXISIwoIZGVjaXNpb24YBCADKAsyES5hZWVuYy52MS5WZXJkaWN0EhEKCWNvbmZsaWN0cxgFIAMoCRITCgthZGp1ZGljYXRvchgGIAEoCSJHChFXYXRjaFRhc2tzUmVxdWVzdBIOCgZydW5faWQYASABKAkSEAoIZnJvbV9zZXEYAiABKAQSEAoIZnJvbV9ub3cYAyABKAgioQEKEldhdGNoVGFza3NSZXNwb25zZRILCgNzZXEYASABKAQSIgoFZXZlbnQYAiABKA4yEy5hZWVuYy52MS5UYXNrRXZlbnQSDwoHdGFza19pZBgDIAEoCRIOCgZydW5faWQYBCABKAkSJgoCYXQYBSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhEKCWFubm90YXRvchgGIAEoCSqXAQoSUXVhbGlmaWNhdGlvblN0YXRlEiMKH1FVQUxJRklDQVRJT05fU1RBVEVfVU5TUEVDSUZJRUQQABIcChhRVUFMSUZJQ0FUSU9OX1NUQVRFX09QRU4QARIeChpRVUFMSUZJQ0FUSU9OX1NUQVRFX1BBU1NFRBACEh4KGlFVQUxJRklDQVRJT05fU1RBVEVfRkFJTEVEEAMqzQIKCVRhc2tFdmVudBIaChZUQVNLX0VWRU5UX1VOU1BFQ0lGSUVEEAASFQoRVEFTS19FVkVOVF9RVUVVRUQQARIVChFUQVNLX0VWRU5UX0xFQVNFRBACEhcKE1RBU0tfRVZFTlRfQU5TV0VSRUQQAxIWChJUQVNLX0VWRU5UX0VYUElSRUQQBBIXChNUQVNLX0VWRU5UX0NPTkZMSUNUEAUSGgoWVEFTS19FVkVOVF9BREpVRElDQVRFRBAGEhcKE1RBU0tfRVZFTlRfUkVMRUFTRUQQBxIVChFUQVNLX0VWRU5UX1VORE9ORRAIEhYKElRBU0tfRVZFTlRfQU1FTkRFRBAJEhYKElRBU0tfRVZFTlRfU0VUVExFRBAKEhYKElRBU0tfRVZFTlRfTE9XRVJFRBALEhgKFFRBU0tfRVZFTlRfV0lUSERSQVdOEAwquQIKDlRhc2tDaGFuZ2VLaW5kEiAKHFRBU0tfQ0hBTkdFX0tJTkRfVU5TUEVDSUZJRUQQABIbChdUQVNLX0NIQU5HRV9LSU5EX0FOU1dFUhABEhkKFVRBU0tfQ0hBTkdFX0tJTkRfVU5ETxACEhoKFlRBU0tfQ0hBTkdFX0tJTkRfQU1FTkQQAxIcChhUQVNLX0NIQU5HRV9LSU5EX1JFTEVBU0UQBBIfChtUQVNLX0NIQU5HRV9LSU5EX0FESlVESUNBVEUQBRIaChZUQVNLX0NIQU5HRV9LSU5EX0NMT1NFEAYSGgoWVEFTS19DSEFOR0VfS0lORF9MT1dFUhAHEhsKF1RBU0tfQ0hBTkdFX0tJTkRfSEFTVEVOEAgSHQoZVEFTS19DSEFOR0VfS0lORF9XSVRIRFJBVxAJKvYBCg1UcmVlTm9kZVN0YXRlEh8KG1RSRUVfTk9ERV9TVEFURV9VTlNQRUNJRklFRBAAEhsKF1RSRUVfTk9ERV9TVEFURV9QRU5ESU5HEAESGAoUVFJFRV9OT0RFX1NUQVRFX09QRU4QAhIaChZUUkVFX05PREVfU1RBVEVfTEVBU0VEEAMSGwoXVFJFRV9OT0RFX1NUQVRFX0RFQ0lERUQQBBIcChhUUkVFX05PREVfU1RBVEVfQ09ORkxJQ1QQBRIaChZUUkVFX05PREVfU1RBVEVfSlVER0VEEAYSGgoWVFJFRV9OT0RFX1NUQVRFX0ZBSUxFRBAHKqIBCglUYXNrU3RhdGUSGgoWVEFTS19TVEFURV9VTlNQRUNJRklFRBAAEhYKElRBU0tfU1RBVEVfV0FJVElORxABEhYKElRBU0tfU1RBVEVfREVDSURFRBACEhcKE1RBU0tfU1RBVEVfQ09ORkxJQ1QQAxIWChJUQVNLX1NUQVRFX1NFVFRMRUQQBBIYChRUQVNLX1NUQVRFX1dJVEhEUkFXThAFMtMKCg1QZW9wbGVTZXJ2aWNlEkQKCUxlYXNlVGFzaxIaLmFlZW5jLnYxLkxlYXNlVGFza1JlcXVlc3QaGy5hZWVuYy52MS5MZWFzZVRhc2tSZXNwb25zZRJHCgpSZW5ld0xlYXNlEhsuYWVlbmMudjEuUmVuZXdMZWFzZVJlcXVlc3QaHC5hZWVuYy52MS5SZW5ld0xlYXNlUmVzcG9uc2USSgoLUmVsZWFzZVRhc2sSHC5hZWVuYy52MS5SZWxlYXNlVGFza1JlcXVlc3QaHS5hZWVuYy52MS5SZWxlYXNlVGFza1Jlc3BvbnNlElMKDlN1Ym1pdFZlcmRpY3RzEh8uYWVlbmMudjEuU3VibWl0VmVyZGljdHNSZXF1ZXN0GiAuYWVlbmMudjEuU3VibWl0VmVyZGljdHNSZXNwb25zZRJNCgxVbmRvVmVyZGljdHMSHS5hZWVuYy52MS5VbmRvVmVyZGljdHNSZXF1ZXN0Gh4uYWVlbmMudjEuVW5kb1ZlcmRpY3RzUmVzcG9uc2USUAoNQW1lbmRWZXJkaWN0cxIeLmFlZW5jLnYxLkFtZW5kVmVyZGljdHNSZXF1ZXN0Gh8uYWVlbmMudjEuQW1lbmRWZXJkaWN0c1Jlc3BvbnNlEkcKCkFkanVkaWNhdGUSGy5hZWVuYy52MS5BZGp1ZGljYXRlUmVxdWVzdBocLmFlZW5jLnYxLkFkanVkaWNhdGVSZXNwb25zZRJECglDbG9zZVRhc2sSGi5hZWVuYy52MS5DbG9zZVRhc2tSZXF1ZXN0GhsuYWVlbmMudjEuQ2xvc2VUYXNrUmVzcG9uc2USRwoKU2V0dGxlVGFzaxIbLmFlZW5jLnYxLlNldHRsZVRhc2tSZXF1ZXN0GhwuYWVlbmMudjEuU2V0dGxlVGFza1Jlc3BvbnNlElAKDVJldHJpZXZlQWdhaW4SHi5hZWVuYy52MS5SZXRyaWV2ZUFnYWluUmVxdWVzdBofLmFlZW5jLnYxLlJldHJpZXZlQWdhaW5SZXNwb25zZRJKCgtMaXN0Q2hhbmdlcxIcLmFlZW5jLnYxLkxpc3RDaGFuZ2VzUmVxdWVzdBodLmFlZW5jLnYxLkxpc3RDaGFuZ2VzUmVzcG9uc2USPgoHR2V0VHJlZRIYLmFlZW5jLnYxLkdldFRyZWVSZXF1ZXN0GhkuYWVlbmMudjEuR2V0VHJlZVJlc3BvbnNlEkYKCVdhdGNoVHJlZRIaLmFlZW5jLnYxLldhdGNoVHJlZVJlcXVlc3QaGy5hZWVuYy52MS5XYXRjaFRyZWVSZXNwb25zZTABEkcKCkxpc3RRdWV1ZXMSGy5hZWVuYy52MS5MaXN0UXVldWVzUmVxdWVzdBocLmFlZW5jLnYxLkxpc3RRdWV1ZXNSZXNwb25zZRJKCgtMaXN0QW5zd2VycxIcLmFlZW5jLnYxLkxpc3RBbnN3ZXJzUmVxdWVzdBodLmFlZW5jLnYxLkxpc3RBbnN3ZXJzUmVzcG9uc2USTQoMR2V0QWdyZWVtZW50Eh0uYWVlbmMudjEuR2V0QWdyZWVtZW50UmVxdWVzdBoeLmFlZW5jLnYxLkdldEFncmVlbWVudFJlc3BvbnNlEkQKCUxpc3RUYXNrcxIaLmFlZW5jLnYxLkxpc3RUYXNrc1JlcXVlc3QaGy5hZWVuYy52MS5MaXN0VGFza3NSZXNwb25zZRJJCgpXYXRjaFRhc2tzEhsuYWVlbmMudjEuV2F0Y2hUYXNrc1JlcXVlc3QaHC5hZWVuYy52MS5XYXRjaFRhc2tzUmVzcG9uc2UwAWIGcHJvdG8z", [file_aeenc_v1_oracle, file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * Requests tasks.
@@ -42,7 +40,7 @@ export type LeaseTaskRequest = Message<"aeenc.v1.LeaseTaskRequest"> & {
 
   /**
    * The maximum number of tasks, at most 64. Default: 1. Each further task adds one lease time to its lease. There are
-   * fewer once the texts of their candidates take half of `Limits.message_bytes`.
+   * fewer where `Limits.message_bytes` has no room for more; it fails with INVALID_ARGUMENT where it has none for one.
    *
    * @generated from field: uint32 max_tasks = 3;
    */
@@ -275,11 +273,11 @@ export type SubmitVerdictsRequest = Message<"aeenc.v1.SubmitVerdictsRequest"> & 
   leaseId: string;
 
   /**
-   * The person's verdicts. They count whatever the candidate's rank.
+   * The answer. Its verdicts count whatever the candidate's rank.
    *
-   * @generated from field: repeated aeenc.v1.Verdict verdicts = 2;
+   * @generated from field: aeenc.v1.Answer answer = 2;
    */
-  verdicts: Verdict[];
+  answer?: Answer | undefined;
 
   /**
    * The lowest rank that the person looked at. Unticked candidates up to it are refused; those beyond are unseen.
@@ -303,61 +301,6 @@ export type SubmitVerdictsRequest = Message<"aeenc.v1.SubmitVerdictsRequest"> & 
    * @generated from field: uint64 client_seq = 5;
    */
   clientSeq: bigint;
-
-  /**
-   * A note on the task, kept with its pairs (`Provenance.note`). At most 1,024 characters; the rest is
-   * cut.
-   *
-   * @generated from field: string note = 6;
-   */
-  note: string;
-
-  /**
-   * Premises of the corpus that explain the query and are missing among the candidates, at most 64, each EXPLAINS. They
-   * count like candidates, with rank 0 and source SEARCHED.
-   *
-   * @generated from field: repeated aeenc.v1.Verdict additions = 7;
-   */
-  additions: Verdict[];
-
-  /**
-   * Facts in the person's words that no premise states, at most 64 of 1,024 characters each. Suggestions: they are kept
-   * with the answer and become part of no tree, pair or corpus.
-   *
-   * @generated from field: repeated string written = 8;
-   */
-  written: string[];
-
-  /**
-   * How the query follows from what explains it, in the person's words. At most 1,024 characters.
-   *
-   * @generated from field: string inference = 9;
-   */
-  inference: string;
-
-  /**
-   * Whether the premises explain the query entirely.
-   *
-   * @generated from field: aeenc.v1.NodeVerdict node_verdict = 10;
-   */
-  nodeVerdict: NodeVerdict;
-
-  /**
-   * Intermediate conclusions in the person's words that explain the query and need an explanation themselves, at most 64
-   * of 1,024 characters each. They become nodes of the tree and are retrieved for, but never premises of a corpus or
-   * pair.
-   *
-   * @generated from field: repeated string intermediates = 11;
-   */
-  intermediates: string[];
-
-  /**
-   * Sets of premises accepted in this answer that each explain the query, where there are several ways to explain it, at most 16. Kept
-   * with the answer; every premise of them is accepted in any case.
-   *
-   * @generated from field: repeated aeenc.v1.PremiseSet alternatives = 12;
-   */
-  alternatives: PremiseSet[];
 };
 
 /**
@@ -459,7 +402,7 @@ export const UndoVerdictsResponseSchema: GenMessage<UndoVerdictsResponse> = /*@_
   messageDesc(file_aeenc_v1_people, 10);
 
 /**
- * Verdicts to replace.
+ * What to change of an answer.
  *
  * @generated from message aeenc.v1.AmendVerdictsRequest
  */
@@ -472,39 +415,19 @@ export type AmendVerdictsRequest = Message<"aeenc.v1.AmendVerdictsRequest"> & {
   answerId: string;
 
   /**
-   * The new verdicts. Candidates without one keep their old verdict.
+   * The new verdicts, and what else changes, by the person who amends. Candidates without a verdict keep their old one,
+   * and fields that are not set keep their value; additions, intermediates and written facts join those of before.
    *
-   * @generated from field: repeated aeenc.v1.Verdict verdicts = 2;
+   * @generated from field: aeenc.v1.Answer answer = 2;
    */
-  verdicts: Verdict[];
-
-  /**
-   * The person who amends.
-   *
-   * @generated from field: string annotator = 3;
-   */
-  annotator: string;
+  answer?: Answer | undefined;
 
   /**
    * Makes a retry safe.
    *
-   * @generated from field: string request_id = 4;
+   * @generated from field: string request_id = 3;
    */
   requestId: string;
-
-  /**
-   * Premises to add, as in SubmitVerdicts.
-   *
-   * @generated from field: repeated aeenc.v1.Verdict additions = 5;
-   */
-  additions: Verdict[];
-
-  /**
-   * Intermediate conclusions to add, as in SubmitVerdicts.
-   *
-   * @generated from field: repeated string intermediates = 6;
-   */
-  intermediates: string[];
 };
 
 /**
@@ -542,37 +465,24 @@ export const AmendVerdictsResponseSchema: GenMessage<AmendVerdictsResponse> = /*
  */
 export type AdjudicateRequest = Message<"aeenc.v1.AdjudicateRequest"> & {
   /**
-   * The task in conflict.
-   *
-   * @generated from field: string task_id = 1;
-   */
-  taskId: string;
-
-  /**
    * The run.
    *
-   * @generated from field: string run_id = 2;
+   * @generated from field: string run_id = 1;
    */
   runId: string;
 
   /**
-   * The verdicts, at least one for each candidate in conflict. ABSTAIN keeps a candidate out of training.
+   * The decision: the task, the person who decides, and at least one verdict for each candidate in conflict. ABSTAIN
+   * keeps a candidate out of training. Nothing else may be set.
    *
-   * @generated from field: repeated aeenc.v1.Verdict verdicts = 3;
+   * @generated from field: aeenc.v1.Answer answer = 2;
    */
-  verdicts: Verdict[];
-
-  /**
-   * The person who decides.
-   *
-   * @generated from field: string adjudicator = 4;
-   */
-  adjudicator: string;
+  answer?: Answer | undefined;
 
   /**
    * Makes a retry safe.
    *
-   * @generated from field: string request_id = 5;
+   * @generated from field: string request_id = 3;
    */
   requestId: string;
 };
@@ -944,9 +854,9 @@ export type TaskChange = Message<"aeenc.v1.TaskChange"> & {
   /**
    * The answer given, or as amended. Unset for other changes.
    *
-   * @generated from field: aeenc.v1.TaskAnswer answer = 6;
+   * @generated from field: aeenc.v1.Answer answer = 6;
    */
-  answer?: TaskAnswer | undefined;
+  answer?: Answer | undefined;
 
   /**
    * The answer that was amended or taken back. Empty for other changes.
@@ -1166,7 +1076,7 @@ export type TreeNode = Message<"aeenc.v1.TreeNode"> & {
   parentId: string;
 
   /**
-   * The premise that the node is. Empty at the root, and where people wrote it as an intermediate conclusion.
+   * The premise that the node is. Empty at the root, and where somebody wrote it as an intermediate conclusion.
    *
    * @generated from field: string premise_id = 3;
    */
@@ -1201,11 +1111,12 @@ export type TreeNode = Message<"aeenc.v1.TreeNode"> & {
   taskId: string;
 
   /**
-   * The premises that explain it: candidates by rank, then additions. Later amendments are included.
+   * What explains it, each EXPLAINS: candidates by rank, then additions, then intermediate conclusions, which have no id.
+   * Later amendments are included. `annotator` is set where somebody wrote a conclusion.
    *
-   * @generated from field: repeated aeenc.v1.TreePremise accepted = 8;
+   * @generated from field: repeated aeenc.v1.Verdict accepted = 8;
    */
-  accepted: TreePremise[];
+  accepted: Verdict[];
 
   /**
    * The people who hold its task.
@@ -1215,11 +1126,11 @@ export type TreeNode = Message<"aeenc.v1.TreeNode"> & {
   holders: string[];
 
   /**
-   * The answers that its task has, and how many it needs.
+   * The number of answers that its task has.
    *
-   * @generated from field: uint32 answers = 10;
+   * @generated from field: uint32 answered = 10;
    */
-  answers: number;
+  answered: number;
 
   /**
    * The number of answers that decide the task.
@@ -1229,37 +1140,30 @@ export type TreeNode = Message<"aeenc.v1.TreeNode"> & {
   overlap: number;
 
   /**
-   * How the query follows, in the words of those who answered. Empty until the task is decided.
+   * What those who answered say of the node as a whole, without verdicts. Empty until the task is decided.
    *
-   * @generated from field: repeated string inferences = 12;
+   * @generated from field: repeated aeenc.v1.Answer answers = 12;
    */
-  inferences: string[];
-
-  /**
-   * What those who answered say of the node as a whole. Empty until the task is decided.
-   *
-   * @generated from field: repeated aeenc.v1.NodeVerdict node_verdicts = 13;
-   */
-  nodeVerdicts: NodeVerdict[];
+  answers: Answer[];
 
   /**
    * The query encoder that retrieved its candidates. Empty: none yet, or it was not noted.
    *
-   * @generated from field: string model_version = 14;
+   * @generated from field: string model_version = 13;
    */
   modelVersion: string;
 
   /**
    * The corpus generation of its candidates.
    *
-   * @generated from field: string generation = 15;
+   * @generated from field: string generation = 14;
    */
   generation: string;
 
   /**
-   * The people who wrote it as an intermediate conclusion. Empty: nobody did.
+   * Who wrote it as an intermediate conclusion. Empty: nobody did.
    *
-   * @generated from field: string author = 16;
+   * @generated from field: string author = 15;
    */
   author: string;
 };
@@ -1270,55 +1174,6 @@ export type TreeNode = Message<"aeenc.v1.TreeNode"> & {
  */
 export const TreeNodeSchema: GenMessage<TreeNode> = /*@__PURE__*/
   messageDesc(file_aeenc_v1_people, 29);
-
-/**
- * A premise that explains a node.
- *
- * @generated from message aeenc.v1.TreePremise
- */
-export type TreePremise = Message<"aeenc.v1.TreePremise"> & {
-  /**
-   * The premise's id. Empty: an intermediate conclusion that people wrote.
-   *
-   * @generated from field: string premise_id = 1;
-   */
-  premiseId: string;
-
-  /**
-   * The premise's text.
-   *
-   * @generated from field: string text = 2;
-   */
-  text: string;
-
-  /**
-   * Its rank among the candidates. 0: a person has added it.
-   *
-   * @generated from field: uint32 rank = 3;
-   */
-  rank: number;
-
-  /**
-   * Whether it needs no explanation itself.
-   *
-   * @generated from field: bool leaf = 4;
-   */
-  leaf: boolean;
-
-  /**
-   * The people who wrote it as an intermediate conclusion. Empty: nobody did.
-   *
-   * @generated from field: string author = 5;
-   */
-  author: string;
-};
-
-/**
- * Describes the message aeenc.v1.TreePremise.
- * Use `create(TreePremiseSchema)` to create a new message.
- */
-export const TreePremiseSchema: GenMessage<TreePremise> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 30);
 
 /**
  * Requests the queues of people.
@@ -1339,7 +1194,7 @@ export type ListQueuesRequest = Message<"aeenc.v1.ListQueuesRequest"> & {
  * Use `create(ListQueuesRequestSchema)` to create a new message.
  */
 export const ListQueuesRequestSchema: GenMessage<ListQueuesRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 31);
+  messageDesc(file_aeenc_v1_people, 30);
 
 /**
  * The queues of people.
@@ -1360,7 +1215,7 @@ export type ListQueuesResponse = Message<"aeenc.v1.ListQueuesResponse"> & {
  * Use `create(ListQueuesResponseSchema)` to create a new message.
  */
 export const ListQueuesResponseSchema: GenMessage<ListQueuesResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 32);
+  messageDesc(file_aeenc_v1_people, 31);
 
 /**
  * A queue of people that runs may name as their oracle.
@@ -1430,7 +1285,7 @@ export type Queue = Message<"aeenc.v1.Queue"> & {
  * Use `create(QueueSchema)` to create a new message.
  */
 export const QueueSchema: GenMessage<Queue> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 33);
+  messageDesc(file_aeenc_v1_people, 32);
 
 /**
  * How far a person is in the qualification round of a queue: control items that they answer before any other task.
@@ -1465,7 +1320,7 @@ export type Qualification = Message<"aeenc.v1.Qualification"> & {
  * Use `create(QualificationSchema)` to create a new message.
  */
 export const QualificationSchema: GenMessage<Qualification> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 34);
+  messageDesc(file_aeenc_v1_people, 33);
 
 /**
  * The tasks of one run.
@@ -1493,7 +1348,7 @@ export type RunTasks = Message<"aeenc.v1.RunTasks"> & {
  * Use `create(RunTasksSchema)` to create a new message.
  */
 export const RunTasksSchema: GenMessage<RunTasks> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 35);
+  messageDesc(file_aeenc_v1_people, 34);
 
 /**
  * Numbers of tasks, without control items.
@@ -1577,7 +1432,7 @@ export type TaskCounts = Message<"aeenc.v1.TaskCounts"> & {
  * Use `create(TaskCountsSchema)` to create a new message.
  */
 export const TaskCountsSchema: GenMessage<TaskCounts> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 36);
+  messageDesc(file_aeenc_v1_people, 35);
 
 /**
  * The page of answers to list.
@@ -1620,7 +1475,7 @@ export type ListAnswersRequest = Message<"aeenc.v1.ListAnswersRequest"> & {
  * Use `create(ListAnswersRequestSchema)` to create a new message.
  */
 export const ListAnswersRequestSchema: GenMessage<ListAnswersRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 37);
+  messageDesc(file_aeenc_v1_people, 36);
 
 /**
  * A page of answered tasks.
@@ -1648,7 +1503,7 @@ export type ListAnswersResponse = Message<"aeenc.v1.ListAnswersResponse"> & {
  * Use `create(ListAnswersResponseSchema)` to create a new message.
  */
 export const ListAnswersResponseSchema: GenMessage<ListAnswersResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 38);
+  messageDesc(file_aeenc_v1_people, 37);
 
 /**
  * The run whose agreement to report.
@@ -1669,7 +1524,7 @@ export type GetAgreementRequest = Message<"aeenc.v1.GetAgreementRequest"> & {
  * Use `create(GetAgreementRequestSchema)` to create a new message.
  */
 export const GetAgreementRequestSchema: GenMessage<GetAgreementRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 39);
+  messageDesc(file_aeenc_v1_people, 38);
 
 /**
  * The agreement between annotators. Undefined values are NaN.
@@ -1737,7 +1592,8 @@ export type GetAgreementResponse = Message<"aeenc.v1.GetAgreementResponse"> & {
   edgeF1: number;
 
   /**
-   * The control items of the run that somebody has answered, those with the most mistakes first.
+   * The control items of the run that somebody has answered, those with the most mistakes first, as many as
+   * `Limits.message_bytes` has room for.
    *
    * @generated from field: repeated aeenc.v1.ControlReport controls = 9;
    */
@@ -1749,7 +1605,7 @@ export type GetAgreementResponse = Message<"aeenc.v1.GetAgreementResponse"> & {
  * Use `create(GetAgreementResponseSchema)` to create a new message.
  */
 export const GetAgreementResponseSchema: GenMessage<GetAgreementResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 40);
+  messageDesc(file_aeenc_v1_people, 39);
 
 /**
  * The work of one annotator in a run.
@@ -1812,7 +1668,7 @@ export type AnnotatorReport = Message<"aeenc.v1.AnnotatorReport"> & {
  * Use `create(AnnotatorReportSchema)` to create a new message.
  */
 export const AnnotatorReportSchema: GenMessage<AnnotatorReport> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 41);
+  messageDesc(file_aeenc_v1_people, 40);
 
 /**
  * A control item of a run, and how people have answered it.
@@ -1861,7 +1717,7 @@ export type ControlReport = Message<"aeenc.v1.ControlReport"> & {
  * Use `create(ControlReportSchema)` to create a new message.
  */
 export const ControlReportSchema: GenMessage<ControlReport> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 42);
+  messageDesc(file_aeenc_v1_people, 41);
 
 /**
  * A candidate of a control item that people judge wrongly.
@@ -1870,23 +1726,16 @@ export const ControlReportSchema: GenMessage<ControlReport> = /*@__PURE__*/
  */
 export type ControlMistake = Message<"aeenc.v1.ControlMistake"> & {
   /**
-   * Its text.
+   * The right verdict on it, with its text.
    *
-   * @generated from field: string text = 1;
+   * @generated from field: aeenc.v1.Verdict right = 1;
    */
-  text: string;
-
-  /**
-   * Whether it explains the query.
-   *
-   * @generated from field: bool explains = 2;
-   */
-  explains: boolean;
+  right?: Verdict | undefined;
 
   /**
    * The number of people who said otherwise.
    *
-   * @generated from field: uint64 people = 3;
+   * @generated from field: uint64 people = 2;
    */
   people: bigint;
 };
@@ -1896,7 +1745,7 @@ export type ControlMistake = Message<"aeenc.v1.ControlMistake"> & {
  * Use `create(ControlMistakeSchema)` to create a new message.
  */
 export const ControlMistakeSchema: GenMessage<ControlMistake> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 43);
+  messageDesc(file_aeenc_v1_people, 42);
 
 /**
  * The page of tasks to list.
@@ -1947,7 +1796,7 @@ export type ListTasksRequest = Message<"aeenc.v1.ListTasksRequest"> & {
  * Use `create(ListTasksRequestSchema)` to create a new message.
  */
 export const ListTasksRequestSchema: GenMessage<ListTasksRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 44);
+  messageDesc(file_aeenc_v1_people, 43);
 
 /**
  * A page of tasks.
@@ -1975,7 +1824,7 @@ export type ListTasksResponse = Message<"aeenc.v1.ListTasksResponse"> & {
  * Use `create(ListTasksResponseSchema)` to create a new message.
  */
 export const ListTasksResponseSchema: GenMessage<ListTasksResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 45);
+  messageDesc(file_aeenc_v1_people, 44);
 
 /**
  * A task and the answers of people.
@@ -2000,9 +1849,9 @@ export type JudgedTask = Message<"aeenc.v1.JudgedTask"> & {
   /**
    * The valid answers. Only the log keeps those that were taken back or replaced.
    *
-   * @generated from field: repeated aeenc.v1.TaskAnswer answers = 3;
+   * @generated from field: repeated aeenc.v1.Answer answers = 3;
    */
-  answers: TaskAnswer[];
+  answers: Answer[];
 
   /**
    * The verdict on each candidate, with the adjudicator's grade, else the mean of those who agree with it. Empty while
@@ -2032,105 +1881,7 @@ export type JudgedTask = Message<"aeenc.v1.JudgedTask"> & {
  * Use `create(JudgedTaskSchema)` to create a new message.
  */
 export const JudgedTaskSchema: GenMessage<JudgedTask> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 46);
-
-/**
- * One person's answer to a task.
- *
- * @generated from message aeenc.v1.TaskAnswer
- */
-export type TaskAnswer = Message<"aeenc.v1.TaskAnswer"> & {
-  /**
-   * Identifies the answer in AmendVerdicts.
-   *
-   * @generated from field: string answer_id = 1;
-   */
-  answerId: string;
-
-  /**
-   * The person who answered.
-   *
-   * @generated from field: string annotator = 2;
-   */
-  annotator: string;
-
-  /**
-   * One verdict per candidate.
-   *
-   * @generated from field: repeated aeenc.v1.Verdict verdicts = 3;
-   */
-  verdicts: Verdict[];
-
-  /**
-   * Whether the answer came after the end of its lease.
-   *
-   * @generated from field: bool late = 4;
-   */
-  late: boolean;
-
-  /**
-   * When the answer came.
-   *
-   * @generated from field: google.protobuf.Timestamp at = 5;
-   */
-  at?: Timestamp | undefined;
-
-  /**
-   * The note on the answer. Empty: none.
-   *
-   * @generated from field: string note = 6;
-   */
-  note: string;
-
-  /**
-   * The premises that the person added, with rank 0. `verdicts` has a verdict on each.
-   *
-   * @generated from field: repeated aeenc.v1.Candidate additions = 7;
-   */
-  additions: Candidate[];
-
-  /**
-   * The facts that they wrote. Suggestions only.
-   *
-   * @generated from field: repeated string written = 8;
-   */
-  written: string[];
-
-  /**
-   * How the query follows, in their words. Empty: not said.
-   *
-   * @generated from field: string inference = 9;
-   */
-  inference: string;
-
-  /**
-   * Whether the premises explain the query entirely.
-   *
-   * @generated from field: aeenc.v1.NodeVerdict node_verdict = 10;
-   */
-  nodeVerdict: NodeVerdict;
-
-  /**
-   * The intermediate conclusions that they wrote.
-   *
-   * @generated from field: repeated string intermediates = 11;
-   */
-  intermediates: string[];
-
-  /**
-   * The ways to explain the query, where they see several.
-   *
-   * @generated from field: repeated aeenc.v1.PremiseSet alternatives = 12;
-   */
-  alternatives: PremiseSet[];
-};
-
-/**
- * Describes the message aeenc.v1.TaskAnswer.
- * Use `create(TaskAnswerSchema)` to create a new message.
- */
-export const TaskAnswerSchema: GenMessage<TaskAnswer> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 47);
+  messageDesc(file_aeenc_v1_people, 45);
 
 /**
  * The queue to follow.
@@ -2165,7 +1916,7 @@ export type WatchTasksRequest = Message<"aeenc.v1.WatchTasksRequest"> & {
  * Use `create(WatchTasksRequestSchema)` to create a new message.
  */
 export const WatchTasksRequestSchema: GenMessage<WatchTasksRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 48);
+  messageDesc(file_aeenc_v1_people, 46);
 
 /**
  * One event of a queue.
@@ -2221,7 +1972,7 @@ export type WatchTasksResponse = Message<"aeenc.v1.WatchTasksResponse"> & {
  * Use `create(WatchTasksResponseSchema)` to create a new message.
  */
 export const WatchTasksResponseSchema: GenMessage<WatchTasksResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 49);
+  messageDesc(file_aeenc_v1_people, 47);
 
 /**
  * The state of a qualification round.
@@ -2263,47 +2014,6 @@ export enum QualificationState {
  */
 export const QualificationStateSchema: GenEnum<QualificationState> = /*@__PURE__*/
   enumDesc(file_aeenc_v1_people, 0);
-
-/**
- * What a person says of a node as a whole. Recorded with the answer; it decides nothing.
- *
- * @generated from enum aeenc.v1.NodeVerdict
- */
-export enum NodeVerdict {
-  /**
-   * Not said.
-   *
-   * @generated from enum value: NODE_VERDICT_UNSPECIFIED = 0;
-   */
-  UNSPECIFIED = 0,
-
-  /**
-   * The accepted premises explain the query.
-   *
-   * @generated from enum value: NODE_VERDICT_COMPLETE = 1;
-   */
-  COMPLETE = 1,
-
-  /**
-   * A premise is missing, and a search did not find it.
-   *
-   * @generated from enum value: NODE_VERDICT_PREMISE_MISSING = 2;
-   */
-  PREMISE_MISSING = 2,
-
-  /**
-   * Nothing explains the query: it is wrong, unclear, or needs no explanation.
-   *
-   * @generated from enum value: NODE_VERDICT_NOT_EXPLAINABLE = 3;
-   */
-  NOT_EXPLAINABLE = 3,
-}
-
-/**
- * Describes the enum aeenc.v1.NodeVerdict.
- */
-export const NodeVerdictSchema: GenEnum<NodeVerdict> = /*@__PURE__*/
-  enumDesc(file_aeenc_v1_people, 1);
 
 /**
  * A kind of task event.
@@ -2407,7 +2117,7 @@ export enum TaskEvent {
  * Describes the enum aeenc.v1.TaskEvent.
  */
 export const TaskEventSchema: GenEnum<TaskEvent> = /*@__PURE__*/
-  enumDesc(file_aeenc_v1_people, 2);
+  enumDesc(file_aeenc_v1_people, 1);
 
 /**
  * A kind of change in the audit trail.
@@ -2490,7 +2200,7 @@ export enum TaskChangeKind {
  * Describes the enum aeenc.v1.TaskChangeKind.
  */
 export const TaskChangeKindSchema: GenEnum<TaskChangeKind> = /*@__PURE__*/
-  enumDesc(file_aeenc_v1_people, 3);
+  enumDesc(file_aeenc_v1_people, 2);
 
 /**
  * The state of a node in a tree.
@@ -2559,7 +2269,7 @@ export enum TreeNodeState {
  * Describes the enum aeenc.v1.TreeNodeState.
  */
 export const TreeNodeStateSchema: GenEnum<TreeNodeState> = /*@__PURE__*/
-  enumDesc(file_aeenc_v1_people, 4);
+  enumDesc(file_aeenc_v1_people, 3);
 
 /**
  * The state of a task.
@@ -2614,7 +2324,7 @@ export enum TaskState {
  * Describes the enum aeenc.v1.TaskState.
  */
 export const TaskStateSchema: GenEnum<TaskState> = /*@__PURE__*/
-  enumDesc(file_aeenc_v1_people, 5);
+  enumDesc(file_aeenc_v1_people, 4);
 
 /**
  * Hands out the tasks of runs to people and keeps what they answer. The sampler's server serves it.
@@ -2817,7 +2527,9 @@ export const PeopleService: GenService<{
   /**
    * Gets the tree of a hypothesis as it is: its nodes, what explains each, and who works on it.
    *
-   * Fails with NOT_FOUND for an unknown run or hypothesis.
+   * Fails with:
+   * - NOT_FOUND: unknown run or hypothesis.
+   * - INVALID_ARGUMENT (OVER_LIMIT): the tree is larger than `Limits.message_bytes`; ExportTrees has it.
    *
    * @generated from rpc aeenc.v1.PeopleService.GetTree
    */
@@ -2829,7 +2541,7 @@ export const PeopleService: GenService<{
   /**
    * Sends the tree of a hypothesis, and the whole tree again whenever it has changed, until its run has ended.
    *
-   * Fails with NOT_FOUND for an unknown run or hypothesis.
+   * Fails as GetTree does.
    *
    * @generated from rpc aeenc.v1.PeopleService.WatchTree
    */
@@ -2841,7 +2553,7 @@ export const PeopleService: GenService<{
   /**
    * Lists the queues of people with their guidelines and the numbers of their tasks.
    *
-   * Does not fail while Redis answers.
+   * Fails with INVALID_ARGUMENT (OVER_LIMIT) where the guidelines together are larger than `Limits.message_bytes`.
    *
    * @generated from rpc aeenc.v1.PeopleService.ListQueues
    */

@@ -574,9 +574,8 @@ export const ServiceInfoSchema: GenMessage<ServiceInfo> = /*@__PURE__*/
 export type Limits = Message<"aeenc.v1.Limits"> & {
   /**
    * Maximum size of a message to the service and of a unary response, in bytes. Default: 4 MiB. gRPC itself refuses a
-   * larger message, with RESOURCE_EXHAUSTED and without details. A larger response of Search, Retrieve, GetPremises,
-   * Encode or Evaluate fails with INVALID_ARGUMENT; lists end their pages before. A tree, a report of agreement, queues
-   * with long guidelines and the task of one lease may be larger.
+   * larger message, with RESOURCE_EXHAUSTED and without details. A larger response fails with INVALID_ARGUMENT
+   * (OVER_LIMIT), and so does a larger tree in WatchTree; lists end their pages before.
    *
    * @generated from field: uint64 message_bytes = 1;
    */
