@@ -16,6 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from aeenc import errors
 from services.launcher.processes import free_port
 from support.waiting import eventually
 
@@ -151,6 +152,10 @@ async def test_the_attempts_cookie_is_lax_and_the_sessions_strict(tmp_path: Path
         ({"roles": ["strangers"]}, 403),
         ({"roles": "leads"}, 303),
         ({"roles": None}, 403),
+        ({"aud": [CLIENT, "another"]}, 401),
+        ({"aud": [CLIENT, "another"], "azp": "another"}, 401),
+        ({"aud": [CLIENT, "another"], "azp": CLIENT}, 303),
+        ({"azp": "another"}, 401),
     ],
     ids=str,
 )
@@ -160,6 +165,27 @@ async def test_claims_that_do_not_hold_sign_nobody_in(tmp_path: Path, spoiled: d
         ended = await sign_in(browser)
         assert ended.status_code == status
         assert (await browser.get("/api/me")).status_code == (200 if status == 303 else 401)
+
+
+@pytest.mark.parametrize(
+    ("claims", "name", "role"),
+    [
+        ({"realm_access": {"roles": ["leads"]}}, "realm_access.roles", "adjudicator"),
+        ({"a.b": ["leads"], "a": {"b": ["people"]}}, "a.b", "adjudicator"),
+        ({"https://example.org/roles": "people"}, "https://example.org/roles", "annotator"),
+        ({"realm_access": ["leads"]}, "realm_access.roles", None),
+        ({}, "realm_access.roles", None),
+    ],
+)
+def test_roles_are_found_within_a_claim(claims: dict[str, Any], name: str, role: str | None) -> None:
+    from aeenc_workbench.oidc import Provider
+
+    provider = Provider("", CLIENT, SECRET, URL, {"people": "annotator", "leads": "adjudicator"}, roles_claim=name)
+    try:
+        found = provider.person({"preferred_username": "ann", **claims}).role
+    except errors.PermissionDenied:
+        found = None
+    assert found == role
 
 
 async def test_a_token_of_another_key_signs_nobody_in(tmp_path: Path) -> None:

@@ -156,6 +156,12 @@ def test_its_token_travels_to_another_host_without_tls_only_where_asked(tmp_path
     assert WorkbenchSettings.from_command_line([*words, "--plain-token"]).plain_token
 
 
+def test_it_shows_the_services_a_certificate_of_its_own(tmp_path: Path) -> None:
+    words = ["--port", "0", "--state-dir", str(tmp_path), "--sampler", "192.0.2.1:1"]
+    with pytest.raises(SystemExit, match="cert and key belong together"):
+        main([*words, "--cert", __file__])
+
+
 async def test_nobody_answers_under_the_lease_of_somebody_else(bench: Any) -> None:
     async with bench() as at:
         run_id = await at.run(["hypothesis 0"], max_depth=0)

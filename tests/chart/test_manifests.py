@@ -235,18 +235,28 @@ def test_later_settings_win_even_with_0_and_null_takes_one_away():
     assert "AEENC_ENCODER_LOAD_S" not in found
 
 
-def test_where_client_certificates_are_asked_for_services_probes_and_gateway_show_one():
+def test_where_client_certificates_are_asked_for_all_that_call_and_probes_show_one():
     tls = {"secretName": "aeenc-tls", "clientCertificates": True}
-    for one in workloads(render({"tls": tls, "gateway": {"enabled": True}})):
+    web = {"gateway": {"enabled": True}, "workbench": {"enabled": True, "url": "https://annotate.example.com"}}
+    for one in workloads(render({"tls": tls, **web})):
         found = plain_environment(one)
         prefix = f"AEENC_{one.component.upper()}_"
         if one.component in {"encoder", "index", "sampler", "trainer"}:
             assert found[f"{prefix}TLS_CLIENT_CA"] == "/etc/aeenc/tls/ca.crt"
             assert {"--ca", "--cert", "--key"} < set(one.container["readinessProbe"]["exec"]["command"])
-        own = {"index": "PEER_", "sampler": "PEER_", "trainer": "PEER_", "gateway": ""}.get(one.component)
+        callers = {"index": "PEER_", "sampler": "PEER_", "trainer": "PEER_", "gateway": "", "workbench": ""}
+        own = callers.get(one.component)
         if own is not None:
             shown = [found[f"{prefix}{own}{name}"] for name in ("CERT", "KEY")]
             assert shown == ["/etc/aeenc/tls/tls.crt", "/etc/aeenc/tls/tls.key"]
+
+
+def test_not_everybody_reads_what_is_measured():
+    policies = of_kind(render({}), "NetworkPolicy")
+    metrics = [
+        rule["from"] for one in policies for rule in one["spec"]["ingress"] if 9050 < rule["ports"][0]["port"] < 9060
+    ]
+    assert metrics == [[{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]] * 4
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,11 @@ class Workload:
         for source in self.container.get("envFrom", []):
             found |= secrets[source["secretRef"]["name"]]
         for variable in self.container.get("env", []):
-            if "valueFrom" in variable:
+            if "resourceFieldRef" in variable.get("valueFrom", {}):
+                _, kind, name = ["", *variable["valueFrom"]["resourceFieldRef"]["resource"].split(".")]
+                number, unit = re.fullmatch(r"(\d+)(Mi|Gi)", self.container["resources"][kind][name]).groups()
+                found[variable["name"]] = str(int(number) * {"Mi": 1 << 20, "Gi": 1 << 30}[unit])
+            elif "valueFrom" in variable:
                 reference = variable["valueFrom"]["secretKeyRef"]
                 found[variable["name"]] = secrets[reference["name"]][reference["key"]]
             else:

@@ -33,7 +33,8 @@ def main(arguments: list[str] | None = None) -> None:
     if settings.link:
         _print_links(settings, links, f"{scheme}://{settings.host}:{settings.port}")
         return
-    targets: dict[str, Any] = settings.model_dump(include={"sampler", "index", "trainer", "token", "ca"})
+    named = {"sampler", "index", "trainer", "token", "ca", "cert", "key"}
+    targets: dict[str, Any] = settings.model_dump(include=named)
     targets["plain_token"] = settings.plain_token or None
     try:
         found = Targets.find(**targets)

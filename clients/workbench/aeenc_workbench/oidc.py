@@ -35,7 +35,8 @@ REASON = "OIDC"  # of the error that tells the page to offer this way in
 class Provider:
     """An OpenID provider, and how its claims name people and roles.
 
-    `roles` maps a value of the claim `roles_claim` to a role here; of several the greatest counts. `url` is the address
+    `roles` maps a value of the claim `roles_claim` to a role here; of several the greatest counts. Dots lead into a
+    claim: `realm_access.roles`. `url` is the address
     at which people reach the workbench.
     """
 
@@ -57,7 +58,7 @@ class Provider:
         name = claims.get(self.name_claim)
         if not isinstance(name, str) or not name.strip():
             raise PermissionDenied(f"the provider sends no claim {self.name_claim!r}; set oidc_name_claim")
-        given = claims.get(self.roles_claim, ())
+        given = _claim(claims, self.roles_claim)
         values = [given] if isinstance(given, str) else given if isinstance(given, list) else []
         found = [Person(name, self.roles[value]) for value in values if value in self.roles]
         if not found:
@@ -130,6 +131,8 @@ class Oidc:
             read = jwt.decode(str(token["id_token"]), keys, algorithms=ALGORITHMS)
             wanted = {"iss": self._provider.issuer, "aud": self._provider.client_id, "nonce": nonce}
             rules = {name: {"essential": True, "value": value} for name, value in wanted.items()}
+            several = isinstance(audience := read.claims.get("aud"), list) and len(audience) > 1
+            rules["azp"] = {"essential": several, "value": self._provider.client_id}  # who asked for the token
             jwt.JWTClaimsRegistry(leeway=60, exp={"essential": True}, **rules).validate(read.claims)  # type: ignore[arg-type]
         except (JoseError, OAuthError, KeyError, ValueError) as error:
             raise Unauthenticated(f"the provider's answer does not hold ({error}); begin again") from None
@@ -159,6 +162,14 @@ class Oidc:
                 raise Unavailable(f"the provider at {issuer} calls itself {found.get('issuer')!r}; set oidc_issuer so")
             self._known = found
         return self._known
+
+
+def _claim(claims: Mapping[str, Any], name: str) -> Any:
+    """Returns a claim by its name, else by its path; None where there is none."""
+    found: Any = claims
+    for part in [name] if name in claims else name.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
 
 
 async def _get(address: str) -> Any:

@@ -47,6 +47,10 @@ class WorkbenchSettings(BaseSettings):
         None, description="its credential; default: AEENC_TOKEN, else the local fleet's"
     )
     ca: Path | None = Field(None, description="CA (PEM) of the services; default: AEENC_CA; none: plain, or AEENC_TLS")
+    cert: Path | None = Field(
+        None, description="client certificate (PEM) that the services ask for; default: AEENC_CERT"
+    )
+    key: Path | None = Field(None, description="private key (PEM) of `cert`; default: AEENC_KEY")
     plain_token: bool = Field(
         False, description="send `token` to services on another host without `ca`, too: in a network that you trust"
     )
@@ -56,7 +60,9 @@ class WorkbenchSettings(BaseSettings):
     oidc_client_id: str = Field("", description="the workbench's id at the provider")
     oidc_client_secret_file: Path | None = Field(None, description="file with its secret at the provider")
     oidc_role: list[str] = Field([], description="VALUE=ROLE: who has VALUE in the roles claim is annotator, … admin")
-    oidc_roles_claim: str = Field("roles", description="claim that names people's roles")
+    oidc_roles_claim: str = Field(
+        "roles", description="claim that names people's roles; dots lead into one: realm_access.roles"
+    )
     oidc_name_claim: str = Field("preferred_username", description="claim that names a person")
     oidc_session_s: int = Field(8 * 3600, ge=60, description="seconds after which people sign in anew, with new roles")
     allow_insecure: bool = Field(False, description="listen beyond loopback without TLS, as behind a proxy that has it")
