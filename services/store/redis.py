@@ -191,7 +191,7 @@ def _remedy(error: exceptions.RedisError) -> str:
         return "check the user and REDIS_PASSWORD or REDIS_PASSWORD_FILE"
     if isinstance(error, exceptions.NoPermissionError):
         return "give the user the rights that docs/operations.md names"
-    if "OOM" in str(error):
+    if "maxmemory" in str(error):
         return "give it more memory (maxmemory), or delete runs and jobs that are over, then repeat the call"
     return "is it running and its disk not full?"
 
