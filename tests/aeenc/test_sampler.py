@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+import grpc
 import pytest
 
 from aeenc import Channel, SamplerClient, errors, values
@@ -110,3 +112,32 @@ async def test_long_hypotheses_travel_in_messages_that_a_service_accepts(served:
     assert not any(message.HasField("config") for message in others)
     assert max(message.ByteSize() for message in served[0].messages) < MESSAGE_BYTES
     assert [root.id for message in served[0].messages for root in message.hypotheses] == [name for name, _ in roots]
+
+
+class Exports(sampler_pb2_grpc.SamplerServiceServicer):
+    """Fails each of the first calls after so many trees, and then sends three."""
+
+    def __init__(self, *fails_after: int) -> None:
+        self.fails_after, self.calls = list(fails_after), 0
+
+    async def ExportTrees(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        self.calls += 1
+        sent = self.fails_after.pop(0) if self.fails_after else 3
+        for n in range(sent):
+            yield sampler_pb2.ExportTreesResponse(hypothesis_id=f"t{n}", record_json="{}")
+        if sent < 3:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "it restarts")
+
+
+@pytest.mark.parametrize(("fails_after", "calls", "whole"), [((0, 0), 3, True), ((0, 1), 2, False), ((), 1, True)])
+async def test_an_export_begins_again_as_long_as_nothing_has_come(
+    fails_after: tuple[int, ...], calls: int, whole: bool
+) -> None:
+    exports, found = Exports(*fails_after), []
+    async with serving(sampler_pb2_grpc.add_SamplerServiceServicer_to_server, exports) as port:
+        channel = Channel(f"127.0.0.1:{port}", timeout_s=5)
+        with nullcontext() if whole else pytest.raises(errors.Unavailable, match="restarts"):
+            async for name, _ in SamplerClient(channel).export_trees("r"):
+                found.append(name)
+        await channel.close()
+    assert (exports.calls, found) == (calls, ["t0", "t1", "t2"] if whole else ["t0"])

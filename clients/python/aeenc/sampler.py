@@ -210,7 +210,7 @@ class SamplerClient:
     async def export_trees(self, run_id: str) -> AsyncIterator[tuple[str, str]]:
         """Yields the trees that a run has built: hypothesis id and EntailmentBank record (one line of JSON)."""
         request = message(sampler_pb2.ExportTreesRequest, run_id=run_id)
-        async for tree in self.channel.stream(self._stub.ExportTrees, request):
+        async for tree in self.channel.stream(self._stub.ExportTrees, request, retry=True):
             yield tree.hypothesis_id, tree.record_json
 
     async def info(self) -> values.SamplerInfo:

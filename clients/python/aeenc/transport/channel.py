@@ -266,17 +266,25 @@ class Channel:
         raise AssertionError("unreachable")
 
     async def stream(
-        self, method: Callable[..., Any], request: Any, *, timeout_s: float | None = None
+        self, method: Callable[..., Any], request: Any, *, timeout_s: float | None = None, retry: bool = False
     ) -> AsyncIterator[Any]:
         """Calls a method that answers a stream; `request` is a message, or an async iterator of messages.
 
-        No default deadline: a watch may last as long as what it watches.
+        No default deadline: a watch may last as long as what it watches. With `retry`, for a message, what fails before
+        the first answer is repeated as `unary` does.
         """
         sent = _Sent(request) if isinstance(request, AsyncIterator) else None
         metadata = self.metadata()
         with traced(method, metadata):
             limit_s = None if timeout_s is None else min(check_seconds(timeout_s), FOREVER_S)
-            call = method(sent.messages() if sent else request, timeout=limit_s, metadata=metadata)
+
+            async def begin(_: float) -> Any:
+                begun = method(sent.messages() if sent else request, timeout=limit_s, metadata=metadata)
+                if retry:
+                    await begun.wait_for_connection()  # until the service answers anything
+                return begun
+
+            call = await (self._repeated(method, begin, metadata, self.timeout_s, retry) if retry else begin(0.0))
             try:
                 async for response in call:
                     yield response
