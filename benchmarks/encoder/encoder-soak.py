@@ -160,7 +160,7 @@ async def failing_loads(
     for number in range(count):
         kind = kinds[number % len(kinds)]
         _, rollout = await fleet.point(bad[kind], space_id=space_id)
-        shown = next(swap for swap in (await client.info()).swaps if swap.label == "stable")
+        shown = next(swap for swap in (await client.info()).swaps if swap.label.name == "stable")
         if rollout.ok or shown.ok or reason_of(kind) not in shown.reason:
             hidden.append(f"{kind}: {shown.reason.replace(str(store.root), '')}")
         await asyncio.sleep(0.3)

@@ -388,8 +388,8 @@ class Soak:
             now = rows.get(name)
             if now is None or now.revision < label.revision:
                 self.seen.lost.append(f"label {name} at {label.revision}: {now}")
-            elif now.revision == label.revision and now.version != label.version:
-                self.seen.lost.append(f"label {name} names {now.version}, not {label.version}")
+            elif now.revision == label.revision and now.versions != label.versions:
+                self.seen.lost.append(f"label {name} names {now.versions}, not {label.versions}")
 
     async def _look_at_generations(self) -> None:
         for process in self._fleet.processes["index"]:

@@ -156,9 +156,9 @@ class Soak:
         rows = await self._insist(lambda client: _labels(client, label.space_id))
         found = [row for row in rows if row.name == label.name]
         if not found or found[0].revision < label.revision:
-            self.seen.lost.append(f"{what} {label.name} to {label.version}, revision {label.revision}; found {found}")
-        elif found[0].revision == label.revision and found[0].version != label.version:
-            self.seen.lost.append(f"{label.name} at {label.revision} names {found[0].version}, not {label.version}")
+            self.seen.lost.append(f"{what} {label.name} to {label.versions}, revision {label.revision}; found {found}")
+        elif found[0].revision == label.revision and found[0].versions != label.versions:
+            self.seen.lost.append(f"{label.name} at {label.revision} names {found[0].versions}, not {label.versions}")
 
     async def _look_for_stable(self) -> None:
         """The space that the corpus serves has a `stable`, a moment after whatever has just ended."""

@@ -84,7 +84,7 @@ def retrieval(rows: Rows, running: Research, version: str, cross_encoder: str) -
         running.score_with(next(one.version for one in running.cross_encoders() if not one.job_id))
     for label in running.client.registry.list_labels():
         if label.space_id == CROSS_ENCODERS:
-            rows.note(f"re-ranked by cross-encoder {label.version} ({label.name})", None, "")
+            rows.note(f"re-ranked by cross-encoder {' and '.join(label.versions)} ({label.name})", None, "")
     dense: dict[str, float] = {}
 
     def say(way: str, strict: dict[str, float]) -> None:

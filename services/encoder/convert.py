@@ -12,6 +12,7 @@ from services.encoder.batching.queues import Lane
 from services.encoder.rollout.history import Swap
 from services.encoder.rollout.versions import Selection, Versions
 from services.kit.convert import decode_enum, to_duration, to_timestamp
+from services.store.registry_rows import versions_of
 
 _ROLES = {encoder_pb2.ROLE_QUERY: "query", encoder_pb2.ROLE_PREMISE: "premise"}
 _LANES: dict[encoder_pb2.Lane, Lane] = {encoder_pb2.LANE_INTERACTIVE: "interactive", encoder_pb2.LANE_BULK: "bulk"}
@@ -139,12 +140,10 @@ def to_versions(versions: Versions) -> list[encoder_pb2.LoadedVersion]:
     ]
 
 
-def to_labels(versions: Versions) -> list[encoder_pb2.AppliedLabel]:
+def to_labels(versions: Versions) -> list[types_pb2.Label]:
     """Lists the labels as this process serves them."""
     return [
-        encoder_pb2.AppliedLabel(
-            space_id=space_id, label=name, version=here.version, revision=here.revision, share=here.share
-        )
+        types_pb2.Label(space_id=space_id, name=name, versions=here.versions, revision=here.revision, share=here.share)
         for (space_id, name), here in sorted(versions.labels.items())
     ]
 
@@ -153,10 +152,12 @@ def to_swaps(swaps: Iterable[Swap]) -> list[encoder_pb2.SwapOutcome]:
     """Lists the last swaps, newest first."""
     return [
         encoder_pb2.SwapOutcome(
-            space_id=swap.space_id,
-            label=swap.label,
-            version=swap.version,
-            revision=swap.revision,
+            label=types_pb2.Label(
+                space_id=swap.space_id,
+                name=swap.label,
+                versions=versions_of(swap.version),
+                revision=swap.revision,
+            ),
             ok=swap.ok,
             reason=swap.reason,
             finished_at=to_timestamp(swap.finished_at),

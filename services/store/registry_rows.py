@@ -22,6 +22,11 @@ TOGETHER = "+"  # between the versions of an ensemble
 CROSS_ENCODERS = "cross-encoder"  # stands for a space in labels; cross-encoders have none
 
 
+def versions_of(named: str) -> list[str]:
+    """Returns the version that a row names, or those of its ensemble; none of an empty text."""
+    return named.split(TOGETHER) if named else []
+
+
 @dataclass(frozen=True)
 class CheckpointRow:
     """A registered checkpoint. `manifest_sha256` ties it to the files in the store."""
@@ -71,7 +76,7 @@ class LabelRow:
     @property
     def versions(self) -> list[str]:
         """The version, or those of the ensemble."""
-        return self.version.split(TOGETHER)
+        return versions_of(self.version)
 
     @classmethod
     def of_hash(cls, row: dict[str, str]) -> LabelRow:

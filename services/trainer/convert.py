@@ -17,6 +17,7 @@ from aeenc.evaluation.graded import LENGTHS, check_grade
 from aeenc.v1 import index_pb2, registry_pb2, trainer_pb2, types_pb2
 from services.kit.convert import bounded, decode_enum, opened_by, to_timestamp
 from services.store.registry import CheckpointRow, LabelRow, RolloutRow
+from services.store.registry_rows import TOGETHER, versions_of
 from services.trainer.data.training_set import OwnText
 from services.trainer.evaluation.evaluator import Evaluation, EvaluationSpec
 from services.trainer.evaluation.parts import Part
@@ -188,14 +189,23 @@ def to_checkpoint(row: CheckpointRow, labels: Sequence[str], tandem: Tandem | No
     )
 
 
-def to_label(row: LabelRow) -> registry_pb2.Label:
+def named_versions(request: registry_pb2.PublishRequest | registry_pb2.SetLabelRequest) -> str:
+    """Reads the version that a label shall name, or those of an ensemble, as a row has them."""
+    if not request.versions or any(not one or TOGETHER in one for one in request.versions):
+        raise errors.InvalidArgument.field(
+            "versions", f"is {list(request.versions)}; give a version, or those of an ensemble"
+        )
+    return TOGETHER.join(request.versions)
+
+
+def to_label(row: LabelRow) -> types_pb2.Label:
     """Writes a label."""
-    return registry_pb2.Label(
+    return types_pb2.Label(
         space_id=row.space_id,
         name=row.name,
-        version=row.version,
+        versions=row.versions,
         revision=row.revision,
-        previous_version=row.previous,
+        previous_versions=versions_of(row.previous),
         moved_at=to_timestamp(row.moved_at),
         share=row.share,
     )

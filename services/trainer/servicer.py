@@ -136,7 +136,7 @@ class RegistryAdminServicer(registry_pb2_grpc.RegistryAdminServiceServicer):
 
     async def Publish(self, request: registry_pb2.PublishRequest, context: Any) -> registry_pb2.PublishResponse:
         publication = await self._publishing.publish(
-            request.version,
+            convert.named_versions(request),
             request.label,
             expected_revision=convert.revision(request),
             force=request.force,
@@ -150,7 +150,11 @@ class RegistryAdminServicer(registry_pb2_grpc.RegistryAdminServiceServicer):
 
     async def SetLabel(self, request: registry_pb2.SetLabelRequest, context: Any) -> registry_pb2.SetLabelResponse:
         row = await self._publishing.set_label(
-            request.label, request.version, convert.revision(request), convert.share(request), request.request_id
+            request.label,
+            convert.named_versions(request),
+            convert.revision(request),
+            convert.share(request),
+            request.request_id,
         )
         return registry_pb2.SetLabelResponse(label=convert.to_label(row))
 

@@ -85,7 +85,7 @@ class Encoder(HashedEncoder):
             default_space_id=SPACE,
             dim=DIM,
             versions=[encoder_pb2.LoadedVersion(version=VERSION, space_id=SPACE, labels=["stable"])],
-            labels=[encoder_pb2.AppliedLabel(space_id=SPACE, label="stable", version=VERSION, revision=1)],
+            labels=[types_pb2.Label(space_id=SPACE, name="stable", versions=[VERSION], revision=1)],
         )
 
 
@@ -106,7 +106,7 @@ class Trainer(
     moved_on_to: str = ""
     failure: errors.AeencError | None = None
     checkpoint: trainer_pb2.Checkpoint = field(default_factory=trainer_pb2.Checkpoint)
-    labels: list[registry_pb2.Label] = field(default_factory=list)
+    labels: list[types_pb2.Label] = field(default_factory=list)
     asked: list[Any] = field(default_factory=list)
 
     async def _hear(self, request: Any, context: Any) -> None:
@@ -166,9 +166,9 @@ class Trainer(
 
     async def Publish(self, request: Any, context: Any) -> Any:
         await self._hear(request, context)
-        version = self.moved_on_to or request.version
-        label = registry_pb2.Label(
-            name=request.label, version=version, revision=2, previous_version="q0", share=request.share
+        versions = [self.moved_on_to] if self.moved_on_to else request.versions
+        label = types_pb2.Label(
+            name=request.label, versions=versions, revision=2, previous_versions=["q0"], share=request.share
         )
         rollouts = [
             registry_pb2.Rollout(instance="encoder-a", revision=2, ok=True),
@@ -178,7 +178,7 @@ class Trainer(
 
     async def Rollback(self, request: Any, context: Any) -> Any:
         await self._hear(request, context)
-        label = registry_pb2.Label(name=request.label, version="q0", revision=3, previous_version="q1")
+        label = types_pb2.Label(name=request.label, versions=["q0"], revision=3, previous_versions=["q1"])
         return registry_pb2.RollbackResponse(label=label, complete=True)
 
 

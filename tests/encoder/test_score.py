@@ -176,7 +176,7 @@ async def test_a_label_of_an_ensemble_loads_all_and_scores_by_one_only_for_who_a
         info = await client.info()
         labels = {one.version: list(one.labels) for one in info.versions if one.version in both}
         assert labels == {cross.version: ["pair", "stable"], other.version: ["pair"]}
-        assert "+".join(both) in {label.version for label in info.labels}
+        assert tuple(both) in {label.versions for label in info.labels}
         row = await registry.set_label(CROSS, "pair", f"{cross.version}+{bad.version}")
         (rollout,) = await registry.await_rollout(row, 20)
         assert not rollout.ok

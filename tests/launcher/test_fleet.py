@@ -272,7 +272,7 @@ def test_with_tokens_the_services_want_them_and_know_each_others(home: Path, cli
 
 @pytest.mark.slow
 def test_down_ends_everything_and_up_finds_the_state(home: Path, client: aeenc.Client):
-    labels = {(label.name, label.version) for label in client.registry.list_labels()}
+    labels = {(label.name, label.versions) for label in client.registry.list_labels()}
     fleet = Fleet(home)
     processes = fleet.running()
     assert set(fleet.down()) == set(processes)
@@ -283,5 +283,5 @@ def test_down_ends_everything_and_up_finds_the_state(home: Path, client: aeenc.C
     command = [aeenc_script, "--json", "up", "--home", str(home)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=50, check=True)
     assert json.loads(done.stdout)["targets"] == fleet.targets()
-    assert {(label.name, label.version) for label in client.registry.list_labels()} == labels
+    assert {(label.name, label.versions) for label in client.registry.list_labels()} == labels
     assert len(client.index.retrieve("facts", ["the sun"], k=3)[0]) == 3

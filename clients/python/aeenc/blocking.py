@@ -1167,7 +1167,7 @@ class BlockingRegistryClient:
     ) -> values.Label:
         """Points a label at a version; `share` as in `publish`.
 
-        Several versions, a sequence or joined by +, are an ensemble of cross-encoders that re-ranks by sum of ranks.
+        Several versions are an ensemble of cross-encoders that re-ranks by sum of ranks.
         """
         return run(
             self._awaiting.set_label(

@@ -250,7 +250,9 @@ class Loop:
     def _serve(self, one: Round) -> None:
         """Points the plan's label at a round's encoder unless it does already; forces one that lifts nothing."""
         label = self._plan.label
-        if one.version not in {known.version for known in self._client.registry.list_labels() if known.name == label}:
+        if (one.version,) not in {
+            known.versions for known in self._client.registry.list_labels() if known.name == label
+        }:
             best_before = max((before.validation_map for before in self.rounds[: one.number]), default=0.0)
             self._publish(one.version, label, force=one.published or one.validation_map <= best_before)
         one.published = True

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
 
 from aeenc import values
 from aeenc.transport.channel import Channel
@@ -50,7 +49,7 @@ class RegistryClient:
         """
         request = message(
             registry_pb2.PublishRequest,
-            version=_together(version),
+            versions=_versions(version),
             label=label,
             expected_revision=expected_revision,
             force=force,
@@ -73,12 +72,12 @@ class RegistryClient:
     ) -> values.Label:
         """Points a label at a version; `share` as in `publish`.
 
-        Several versions, a sequence or joined by +, are an ensemble of cross-encoders that re-ranks by sum of ranks.
+        Several versions are an ensemble of cross-encoders that re-ranks by sum of ranks.
         """
         request = message(
             registry_pb2.SetLabelRequest,
             label=label,
-            version=_together(version),
+            versions=_versions(version),
             expected_revision=expected_revision,
             share=share,
             request_id=request_id or uuid.uuid4().hex,
@@ -134,7 +133,5 @@ class RegistryClient:
         return values.Rollouts.from_message(await self.channel.unary(self._stub.ListRollouts, request))
 
 
-def _together(version: str | Sequence[str]) -> str:
-    """Joins versions. A part that is no text is the message's to refuse."""
-    parts: Any = version if isinstance(version, str | bytes) or not isinstance(version, Iterable) else list(version)
-    return "+".join(parts) if isinstance(parts, list) and all(isinstance(one, str) for one in parts) else parts
+def _versions(version: str | Sequence[str]) -> Sequence[str]:
+    return [version] if isinstance(version, str) else version

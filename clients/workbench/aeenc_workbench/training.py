@@ -119,7 +119,7 @@ async def measure(call: Call) -> Any:
     if not call.gold:
         raise FailedPrecondition("there are no gold queries; start the workbench with --gold FOLDER", reason="NO_GOLD")
     labels = await first(call.client.registry.list_labels())
-    if body.version not in {label.version for label in labels}:
+    if body.version not in {version for label in labels for version in label.versions}:
         await call.client.registry.publish(body.version, label=TRIAL, wait_s=ROLLOUT_S)
     report = await call.client.trainer.evaluate(body.corpus, call.gold, version=body.version, strict_only=True)
     return {"version": report.model_version, "queries": report.queries, "strict": report.strict}

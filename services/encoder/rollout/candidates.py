@@ -33,7 +33,7 @@ from services.encoder.runtime.model import Model, TokenizerCache
 from services.encoder.runtime.thread_priority import CANDIDATE, lower_priority, run_when_idle
 from services.store.artifacts import ArtifactStore
 from services.store.registry import LabelRow, Registry
-from services.store.registry_rows import CROSS_ENCODERS, TOGETHER
+from services.store.registry_rows import CROSS_ENCODERS, versions_of
 
 E = TypeVar("E", bound=Exception)
 
@@ -283,7 +283,7 @@ class Spaces:
 
     async def models(self, space_id: str, version: str) -> list[Model]:
         """Returns the model of a label's version, or those of its ensemble. Raises the reason to refuse one."""
-        return [await self.model(space_id, one) for one in version.split(TOGETHER)]
+        return [await self.model(space_id, one) for one in versions_of(version)]
 
     async def model(self, space_id: str, version: str) -> Model:
         """Returns a version of a space, loaded already or now. Raises the reason to refuse it."""
@@ -296,7 +296,7 @@ class Spaces:
 
     def loaded(self, space_id: str, version: str) -> list[Model]:
         """Returns what can serve a label's version, or its ensemble, without a load; empty when there is none."""
-        models = [self._versions.models.get(one) for one in version.split(TOGETHER)]
+        models = [self._versions.models.get(one) for one in versions_of(version)]
         here = [model for model in models if model is not None]
         if len(here) < len(models):
             return []
@@ -319,7 +319,7 @@ class Spaces:
     async def restore_models(self, label: SavedLabel) -> list[Model]:
         """Returns the version or the ensemble of a label as it was served last, without the registry."""
         dim, models = self._dim(label.space_id), []
-        for version, digest in zip(label.version.split(TOGETHER), label.manifest_sha256.split(TOGETHER), strict=True):
+        for version, digest in zip(versions_of(label.version), versions_of(label.manifest_sha256), strict=True):
             model = self._versions.models.get(version)
             model = model or await self._loader.load_known(label.space_id, version, digest, dim)
             self._loader.check_precision(model)

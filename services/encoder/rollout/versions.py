@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from aeenc.errors import FailedPrecondition, SpaceMismatch, Unavailable, Unimplemented, VersionNotLoaded
 from services.encoder.runtime.model import Model
-from services.store.registry_rows import CROSS_ENCODERS, TOGETHER
+from services.store.registry_rows import CROSS_ENCODERS, versions_of
 
 STABLE, CANARY = "stable", "canary"
 LabelKey = tuple[str, str]  # space and label
@@ -31,7 +31,7 @@ class ServedLabel:
     @property
     def versions(self) -> list[str]:
         """The version, or those of the ensemble."""
-        return self.version.split(TOGETHER)
+        return versions_of(self.version)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from aeenc.index import IndexClient
 from services.kit.logs import get
 from services.store.artifacts import remove_directory
 from services.store.registry import Registry
-from services.store.registry_rows import TOGETHER
+from services.store.registry_rows import versions_of
 from services.store.requests import Request
 from services.trainer.jobs.job import Job
 from services.trainer.jobs.store import JobStore
@@ -82,7 +82,7 @@ class Deletion:
             place = f"label {label.name!r} of space {label.space_id}"
             if premise_version := await self._registry.space(label.space_id):
                 needed[premise_version] = f"it encodes the premises of space {label.space_id}, which {place} opens"
-            needed |= dict.fromkeys(label.previous.split(TOGETHER), f"{place} goes back to it")
+            needed |= dict.fromkeys(versions_of(label.previous), f"{place} goes back to it")
             needed |= dict.fromkeys(label.versions, f"{place} names it")
         needed.pop("", None)
         return needed

@@ -21,7 +21,7 @@ from services.kit.logs import get
 from services.kit.tracing import span
 from services.store.formats import known_fields
 from services.store.registry import CheckpointRow, LabelRow, Registry, RolloutRow
-from services.store.registry_rows import TOGETHER
+from services.store.registry_rows import TOGETHER, versions_of
 from services.store.requests import Request
 from services.trainer.registry.checkpoints import CROSS_ENCODER, Checkpoints
 from services.trainer.registry.comparison import Comparison
@@ -270,7 +270,7 @@ class Publisher:
 
     async def _named(self, version: str, label: str, share: float | None) -> CheckpointRow:
         """Returns the checkpoint that a label shall name, or the first of an ensemble, after checking all of it."""
-        versions = version.split(TOGETHER)
+        versions = versions_of(version)
         rows = [await self._checkpoints.get(one) for one in versions]
         if len(rows) > 1:
             _check_ensemble(rows, label)

@@ -97,13 +97,13 @@ async def test_runs_and_jobs_are_listed_with_what_tells_them_apart(aeenc, world,
 async def test_labels_are_listed_and_deleted(aeenc, fleet):
     assert "no labels" in (await aeenc(*fleet.options, "labels")).stdout
     fleet.trainer.labels = [
-        registry_pb2.Label(space_id="s0", name="stable", version="q1-" + "a" * 16, previous_version="q0", revision=2)
+        types_pb2.Label(space_id="s0", name="stable", versions=["q1-" + "a" * 16], previous_versions=["q0"], revision=2)
     ]
     (told,) = (await aeenc(*fleet.options, "--json", "labels")).json["labels"]
-    assert (told["label"], told["version"], told["space_id"]) == ("stable", "q1-" + "a" * 16, "s0")
+    assert (told["label"], told["versions"], told["space_id"]) == ("stable", ["q1-" + "a" * 16], "s0")
     shown = (await aeenc(*fleet.options, "labels")).stdout
     assert ("q1-" + "a" * 16 in shown, "s0" in shown) == (True, False)
-    fleet.trainer.labels.append(registry_pb2.Label(space_id="cross-encoder", name="stable", version="c1", revision=1))
+    fleet.trainer.labels.append(types_pb2.Label(space_id="cross-encoder", name="stable", versions=["c1"], revision=1))
     assert "cross-encoder" in (await aeenc(*fleet.options, "labels")).stdout
     deleted = await aeenc(*fleet.options, "--json", "labels", "delete", "trial", "--space", "s0")
     assert deleted.json == {"label": "trial", "deleted": True}
@@ -272,7 +272,7 @@ async def test_training_publishes_by_itself_only_what_is_better(aeenc, fleet):
     ended = await aeenc(*command)
     assert (ended.code, ended.json["published"], ended.json["gain"]["outcome"]) == (0, True, "better")
     request = fleet.trainer.asked[-1]
-    assert (request.version, request.only_better, request.force) == ("q7", True, False)
+    assert (request.versions, request.only_better, request.force) == (["q7"], True, False)
     fleet.trainer.jobs = [gained(registry_pb2.OUTCOME_NO_DIFFERENCE, 0.01, 0.3)]
     asked = len(fleet.trainer.asked)
     ended = await aeenc(*command)
@@ -343,7 +343,7 @@ async def test_garbage_of_both_services_is_collected_and_summed_up(aeenc, fleet,
 
 async def test_publish_and_rollback_say_what_every_encoder_serves(aeenc, fleet):
     ended = await aeenc(*fleet.options, "--json", "publish", "q1", "--wait", 5, "--force")
-    assert (ended.code, ended.json["version"], ended.json["complete"]) == (0, "q1", True)
+    assert (ended.code, ended.json["versions"], ended.json["complete"]) == (0, ["q1"], True)
     assert [rollout["instance"] for rollout in ended.json["rollouts"]] == ["encoder-a", "encoder-b"]
     request = fleet.trainer.asked[0]
     assert (request.label, request.wait.seconds, request.force) == ("stable", 5, True)

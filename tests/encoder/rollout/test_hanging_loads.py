@@ -87,7 +87,7 @@ async def test_a_rollback_that_was_acknowledged_during_a_load_is_kept_for_a_star
         shutil.copytree(tmp_path / "state", tmp_path / "crashed")
     async with serve(redis_url=f"unix://{tmp_path}/nowhere.sock", state_dir=tmp_path / "crashed") as (_, client):
         assert (await client.encode(["sun"])).model_version == tuned[0].version
-        assert "run-1" not in {label.label for label in (await client.info()).labels}
+        assert "run-1" not in {label.name for label in (await client.info()).labels}
 
 
 async def test_moving_a_label_away_ends_the_load_of_what_it_named(serve, tuned, registry, hang) -> None:
@@ -166,7 +166,9 @@ async def test_a_start_onto_a_stable_that_hangs_tries_it_once_and_serves_the_ver
         assert (await client.encode(["sun"])).model_version == tuned[0].version
         assert server.readiness.state == "DEGRADED"
         assert server.readiness.reason.endswith("or raise AEENC_ENCODER_LOAD_S"), "it says why"
-        assert [swap.ok for swap in (await client.info()).swaps if swap.version == tuned[1].version] == [False]
+        assert [swap.ok for swap in (await client.info()).swaps if swap.label.versions == (tuned[1].version,)] == [
+            False
+        ]
         await until(lambda: loads() == 1, 10)
 
 

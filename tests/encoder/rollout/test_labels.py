@@ -67,7 +67,7 @@ async def test_the_canary_gets_its_share_by_key_and_the_same_in_every_encoder(se
         await registry.set_label(TINY_SPACE, "canary", canary.version, share=0.0)
 
         async def none_left() -> bool:
-            (shown,) = [label for label in (await one.info()).labels if label.label == "canary"]
+            (shown,) = [label for label in (await one.info()).labels if label.name == "canary"]
             return shown.share == 0.0
 
         await eventually(none_left)
@@ -101,7 +101,11 @@ async def test_of_two_moves_at_once_the_newest_wins_and_the_other_is_told(serve,
         (rollout,) = await registry.await_rollout(newest, 20)
         assert rollout.ok
         assert (await client.encode(["sun"])).model_version == tuned[2].version
-        swaps = [(swap.version, swap.ok, swap.reason) for swap in (await client.info()).swaps if swap.label == "stable"]
+        swaps = [
+            (*swap.label.versions, swap.ok, swap.reason)
+            for swap in (await client.info()).swaps
+            if swap.label.name == "stable"
+        ]
         assert (tuned[1].version, False, f"overtaken by revision {newest.revision} ({tuned[2].version})") in swaps
         assert overtaken.revision < newest.revision
 
@@ -256,7 +260,7 @@ async def test_the_first_start_shows_what_stable_serves_in_metric_and_history(se
             "aeenc_encoder_serving_revision", {"space": TINY_SPACE, "label": "stable", "version": tuned[0].version}
         )
         assert revision == row.revision
-        swaps = [(swap.version, swap.ok) for swap in (await client.info()).swaps if swap.label == "stable"]
+        swaps = [(*swap.label.versions, swap.ok) for swap in (await client.info()).swaps if swap.label.name == "stable"]
         assert swaps == [(tuned[0].version, True)]
 
 
@@ -315,7 +319,7 @@ async def test_a_bad_premise_encoder_of_a_new_default_space_disturbs_nothing(
         assert (await client.encode(["sun"], role="premise")).model_version == tiny_checkpoint.version
         row = await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
         assert (await registry.await_rollout(row, 20))[0].ok, "labels are still followed"
-        assert len([swap for swap in (await client.info()).swaps if swap.label == "(premises)"]) < 5
+        assert len([swap for swap in (await client.info()).swaps if swap.label.name == "(premises)"]) < 5
         await until(lambda: server.readiness.state == "SERVING")
 
 

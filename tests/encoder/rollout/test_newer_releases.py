@@ -78,7 +78,7 @@ async def test_a_label_of_the_next_major_release_stays_as_it_is_and_the_others_a
         await registry.delete_label(TINY_SPACE, "gone")
 
         async def names() -> dict[str, tuple[str, float]]:
-            return {one.label: (one.version, one.share) for one in (await client.info()).labels}
+            return {one.name: (*one.versions, one.share) for one in (await client.info()).labels}
 
         wanted = dict.fromkeys(labels, (after, 0.0)) | {refused: (before, 1.0 if refused == "canary" else 0.0)}
 

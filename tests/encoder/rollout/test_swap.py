@@ -58,7 +58,7 @@ async def test_swaps_under_load_fail_no_call_and_mix_no_versions(
         assert info.service.limits.tokens == 64, "the model's own"
     assert len(expected) == 9
     assert len(seen) > 50
-    labels = {label.label: label.version for label in info.labels}
+    labels = {label.name: label.versions[0] for label in info.labels}
     assert labels["stable"] == checkpoint.version
     assert {version.version for version in info.versions} == {*labels.values(), tiny_checkpoint.version}
 
@@ -121,7 +121,11 @@ async def refused(serve, tiny_checkpoint, registry: Registry):
             assert not rollout.ok
             assert (await client.encode(["sun"])).model_version == tiny_checkpoint.version
             assert server.readiness.state == "SERVING"
-            (swap,) = [s for s in (await client.info()).swaps if s.version == candidate.version and s.label == "stable"]
+            (swap,) = [
+                s
+                for s in (await client.info()).swaps
+                if s.label.versions == (candidate.version,) and s.label.name == "stable"
+            ]
             assert not swap.ok
             assert re.search(reason, swap.reason), swap.reason
             failed = server.metrics.get_sample_value(

@@ -100,21 +100,21 @@ class CountingServices(
         return trainer_pb2.EvaluateResponse(report=report)
 
     async def ListLabels(self, request: Any, context: Any) -> Any:
-        labels = [registry_pb2.Label(name="stable", version="q9", space_id="another")]
-        labels += [registry_pb2.Label(name=name, version=version) for name, version in self.labels.items()]
+        labels = [types_pb2.Label(name="stable", versions=["q9"], space_id="another")]
+        labels += [types_pb2.Label(name=name, versions=[version]) for name, version in self.labels.items()]
         return registry_pb2.ListLabelsResponse(labels=labels)
 
     async def SetLabel(self, request: Any, context: Any) -> Any:
-        self.labels[request.label] = request.version
-        return registry_pb2.SetLabelResponse(label=registry_pb2.Label(name=request.label, version=request.version))
+        self.labels[request.label] = request.versions[0]
+        return registry_pb2.SetLabelResponse(label=types_pb2.Label(name=request.label, versions=request.versions))
 
     async def Publish(self, request: Any, context: Any) -> Any:
-        self.labels[request.label] = request.version
+        self.labels[request.label] = request.versions[0]
         if request.label.startswith(TRIAL):
-            self.tried.append(request.version)
+            self.tried += request.versions
         else:
-            self.published.append((request.version, request.force))
-        label = registry_pb2.Label(name=request.label, version=request.version)
+            self.published.append((request.versions[0], request.force))
+        label = types_pb2.Label(name=request.label, versions=request.versions)
         return registry_pb2.PublishResponse(label=label, complete=not self.behind)
 
     async def DeleteLabel(self, request: Any, context: Any) -> Any:

@@ -202,11 +202,11 @@ class FakeRegistry(registry_pb2_grpc.RegistryAdminServiceServicer):
         return {label: version for label, version in dict(self.moves).items() if version}
 
     async def SetLabel(self, request: registry_pb2.SetLabelRequest, context: Any) -> registry_pb2.SetLabelResponse:
-        self.moves.append((request.label, request.version))
+        self.moves.append((request.label, request.versions[0]))
         return registry_pb2.SetLabelResponse()
 
     async def ListLabels(self, request: registry_pb2.ListLabelsRequest, context: Any) -> Any:
-        found = [registry_pb2.Label(space_id="s0", name=name, version=one) for name, one in self.labels.items()]
+        found = [types_pb2.Label(space_id="s0", name=name, versions=[one]) for name, one in self.labels.items()]
         return registry_pb2.ListLabelsResponse(labels=found)
 
     async def DeleteLabel(self, request: registry_pb2.DeleteLabelRequest, context: Any) -> Any:

@@ -157,11 +157,11 @@ async def test_its_labels_move_and_come_back_like_any(started, exported: Exporte
         await Checkpoints(store, registry).register(newer)
         published = (await labels.publish(newer)).label
         assert (published.space_id, published.name, published.revision) == ("cross-encoder", "stable", 2)
-        named = {label.name: label.version async for label in labels.list_labels(space_id="cross-encoder")}
+        named = {label.name: label.versions[0] async for label in labels.list_labels(space_id="cross-encoder")}
         assert named == {"stable": newer, "previous": exported.artifact.id}
         back = (await labels.rollback(space_id="cross-encoder")).label
-        assert (back.version, back.revision) == (exported.artifact.id, 3)
-        assert (await labels.get_rollouts(space_id="cross-encoder")).label.version == exported.artifact.id
+        assert (back.versions, back.revision) == ((exported.artifact.id,), 3)
+        assert (await labels.get_rollouts(space_id="cross-encoder")).label.versions[0] == exported.artifact.id
         assert (await labels.get_rollouts()).label.revision == 1, "the sentence encoder's label has not moved"
 
 

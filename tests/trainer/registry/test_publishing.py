@@ -24,7 +24,7 @@ __all__ = ["world"]
 
 async def test_the_first_start_serves_the_pretrained_encoder(world: World):
     (label,) = [label async for label in world.registry.list_labels()]
-    assert (label.name, label.version, label.revision) == ("stable", world.space.version, 1)
+    assert (label.name, label.versions, label.revision) == ("stable", (world.space.version,), 1)
     (checkpoint,) = [one async for one in world.trainer.list_checkpoints()]
     assert (checkpoint.version, checkpoint.pretrained, list(checkpoint.labels)) == (
         world.space.version,
@@ -37,12 +37,12 @@ async def test_the_first_start_serves_the_pretrained_encoder(world: World):
 async def test_rollback_points_back_and_again_forth(world: World):
     good = await world.checkpoint("good", GOOD)
     await world.registry.publish(good)
-    assert {(row.name, row.version) async for row in world.registry.list_labels()} == {
+    assert {(row.name, *row.versions) async for row in world.registry.list_labels()} == {
         ("stable", good),
         ("previous", world.space.version),
     }
-    assert (await world.registry.rollback()).label.version == world.space.version
-    assert (await world.registry.rollback()).label.version == good
+    assert (await world.registry.rollback()).label.versions[0] == world.space.version
+    assert (await world.registry.rollback()).label.versions[0] == good
 
 
 async def test_a_label_names_an_ensemble_of_cross_encoders(world: World):
@@ -51,16 +51,16 @@ async def test_a_label_names_an_ensemble_of_cross_encoders(world: World):
         for name, precisions in (("good", GOOD), ("bad", BAD), ("worse", [one / 2 for one in BAD]))
     ]
     moved = await world.registry.publish([good, bad])
-    assert (moved.label.version, moved.label.space_id) == (f"{good}+{bad}", CROSS_ENCODER)
+    assert (moved.label.versions, moved.label.space_id) == ((good, bad), CROSS_ENCODER)
     assert moved.gate.not_compared == "an ensemble has no validation of its own"
-    listed = {one.name: one.version async for one in world.registry.list_labels(space_id=CROSS_ENCODER)}
-    assert listed == {"stable": f"{good}+{bad}"}
+    listed = {one.name: one.versions async for one in world.registry.list_labels(space_id=CROSS_ENCODER)}
+    assert listed == {"stable": (good, bad)}
     named = {one.version: list(one.labels) async for one in world.trainer.list_checkpoints()}
     assert (named[good], named[bad], named[worse]) == (["stable"], ["stable"], [])
     with pytest.raises(errors.FailedPrecondition, match=f"serving {good}"):
         await world.registry.publish(worse)
-    assert (await world.registry.set_label("stable", f"{bad}+{worse}")).version == f"{bad}+{worse}"
-    assert (await world.registry.rollback(space_id=CROSS_ENCODER)).label.version == f"{good}+{bad}"
+    assert (await world.registry.set_label("stable", [bad, worse])).versions == (bad, worse)
+    assert (await world.registry.rollback(space_id=CROSS_ENCODER)).label.versions == (good, bad)
 
 
 async def test_an_ensemble_that_makes_no_sense_is_refused_by_name_and_moves_nothing(world: World):
@@ -103,7 +103,7 @@ async def test_a_repeated_rollback_request_goes_back_once(world: World):
     stub = registry_pb2_grpc.RegistryAdminServiceStub(world.registry.channel.grpc)
     request = registry_pb2.RollbackRequest(request_id="once")
     for _ in range(2):
-        assert (await stub.Rollback(request)).label.version == world.space.version
+        assert (await stub.Rollback(request)).label.versions[0] == world.space.version
 
 
 async def test_a_rollback_with_nothing_before_is_refused(world: World):
@@ -137,7 +137,7 @@ async def test_what_another_caller_publishes_while_the_gate_compares_is_not_over
         else:
             with pytest.raises(errors.Aborted, match=f"{better}.*read it and retry"):
                 await world.registry.publish(first, label=label)
-        assert (await world.registry.get_rollouts(label)).label.version == version
+        assert (await world.registry.get_rollouts(label)).label.versions[0] == version
 
 
 async def test_wrong_names_are_refused_with_a_remedy(world: World):
@@ -229,7 +229,7 @@ async def test_a_publication_that_a_newer_one_overtakes_returns_at_once_and_says
         world.space.space_id, "stable", RolloutRow("encoder-1", newer.revision, True, "", datetime.now(UTC))
     )
     ended = await asyncio.wait_for(overtaken, 15)
-    assert (ended.complete, ended.label.version, ended.label.revision) == (False, second, newer.revision)
+    assert (ended.complete, ended.label.versions[0], ended.label.revision) == (False, second, newer.revision)
     assert [rollout.instance for rollout in ended.rollouts] == ["encoder-1"]
     assert (await world.registry.publish(second, wait_s=5)).complete
 
@@ -279,7 +279,7 @@ async def test_a_rollback_whose_trainer_dies_before_the_label_moves_is_carried_o
     with pytest.raises(Exception, match="the trainer died"):
         await stub.Rollback(registry_pb2.RollbackRequest(request_id="once"))
     await world.registry.publish(other)
-    assert (await stub.Rollback(registry_pb2.RollbackRequest(request_id="once"))).label.version == good
+    assert (await stub.Rollback(registry_pb2.RollbackRequest(request_id="once"))).label.versions[0] == good
 
 
 async def test_a_repeated_request_gets_its_answer_also_after_a_restart_and_other_content_is_refused(
@@ -297,8 +297,8 @@ async def test_a_repeated_request_gets_its_answer_also_after_a_restart_and_other
         async with serve_trainer(space, redis_url, namespace, tmp_path) as (_, trainer):
             world = World(RegistryClient(trainer.channel), trainer, registry, space, Checkpoints(space.store, registry))
             if not answers:
-                publish.version = await world.checkpoint("good", GOOD)
-                calls[1][1].version = publish.version
+                publish.versions.append(await world.checkpoint("good", GOOD))
+                calls[1][1].versions.extend(publish.versions)
                 await world.registry.set_label("trial", space.version)
             stub = registry_pb2_grpc.RegistryAdminServiceStub(trainer.channel.grpc)
             answers.append([await getattr(stub, rpc)(request) for rpc, request, _, _ in calls])

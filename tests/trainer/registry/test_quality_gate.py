@@ -18,15 +18,15 @@ async def test_a_measurably_worse_checkpoint_needs_force(world: World):
     with pytest.raises(errors.FailedPrecondition, match=r"MAP 0\.4350, the serving .* 0\.7800") as caught:
         await world.registry.publish(bad)
     assert caught.value.reason == "QUALITY_GATE"
-    assert (await world.registry.get_rollouts()).label.version == good
-    assert (await world.registry.publish(bad, force=True)).label.version == bad
+    assert (await world.registry.get_rollouts()).label.versions[0] == good
+    assert (await world.registry.publish(bad, force=True)).label.versions[0] == bad
 
 
 async def test_a_difference_within_noise_passes_the_gate(world: World):
     good = await world.checkpoint("good", GOOD)
     about = await world.checkpoint("about", [*GOOD[1:], GOOD[0] - 0.01])
     await world.registry.publish(good)
-    assert (await world.registry.publish(about)).label.version == about
+    assert (await world.registry.publish(about)).label.versions[0] == about
 
 
 async def test_only_being_worse_is_asked_for(world: World):
@@ -49,13 +49,13 @@ async def test_asked_for_only_better_it_publishes_nothing_else(world: World):
     few = await world.checkpoint("few", [1.0] * 9)
     (compared,) = (await world.registry.publish(first, only_better=True)).gate.comparisons
     assert (compared.outcome, compared.p_better < 0.05) == (values.Outcome.BETTER, True)
-    assert (await world.registry.publish(first, only_better=True)).label.version == first, "it serves already"
+    assert (await world.registry.publish(first, only_better=True)).label.versions[0] == first, "it serves already"
     for doubtful, words in ((about, "no difference shown: MAP"), (few, "too few validation queries: 9"), (good, "MAP")):
         with pytest.raises(errors.FailedPrecondition, match=rf"{doubtful} was not shown to be better .*{words}"):
             await world.registry.publish(doubtful, only_better=True)
-    assert (await world.registry.publish(about, label="trial", only_better=True)).label.version == about
-    assert (await world.registry.publish(better, only_better=True)).label.version == better
-    assert (await world.registry.publish(few, only_better=True, force=True)).label.version == few
+    assert (await world.registry.publish(about, label="trial", only_better=True)).label.versions[0] == about
+    assert (await world.registry.publish(better, only_better=True)).label.versions[0] == better
+    assert (await world.registry.publish(few, only_better=True, force=True)).label.versions[0] == few
 
 
 async def test_quality_over_the_rankings_of_another_encoder_is_not_compared(world: World):
@@ -65,7 +65,7 @@ async def test_quality_over_the_rankings_of_another_encoder_is_not_compared(worl
     with pytest.raises(errors.FailedPrecondition, match="serving"):
         await world.registry.publish(bad)
     other = await world.checkpoint("other", BAD, reranks="q2")
-    assert (await world.registry.publish(other)).label.version == other
+    assert (await world.registry.publish(other)).label.versions[0] == other
 
 
 async def test_the_pretrained_encoder_is_compared_by_what_the_job_measured_before(world: World):

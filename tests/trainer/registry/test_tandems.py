@@ -47,10 +47,10 @@ async def test_callers_get_encoder_and_premises_of_one_space_while_a_tandem_is_p
     await until(lambda: len(seen) > 10)
     published = await world.registry.publish(tandem.version, wait_s=20)
     assert (published.complete, published.generation) == (True, tandem.generation)
-    assert (published.label.name, published.label.version) == ("stable", tandem.version)
+    assert (published.label.name, published.label.versions[0]) == ("stable", tandem.version)
     await until(lambda: seen[-1] == new)
     back = await world.registry.rollback(corpus=world.corpus, wait_s=20)
-    assert (back.complete, back.generation, back.label.version) == (True, world.base, world.space.version)
+    assert (back.complete, back.generation, back.label.versions[0]) == (True, world.base, world.space.version)
     await until(lambda: seen[-1] == old)
     stop.set()
     await asyncio.gather(*callers)  # no call has failed
@@ -247,7 +247,7 @@ async def test_a_rollback_that_names_no_space_moves_the_one_that_serves_or_none(
     after = {label.space_id: label async for label in world.registry.list_labels() if label.name == "stable"}
     assert after == before
     back = await world.registry.rollback(space_id=world.space.space_id, expected_revision=revision)
-    assert (back.label.space_id, back.label.version) == (world.space.space_id, world.space.version)
+    assert (back.label.space_id, back.label.versions[0]) == (world.space.space_id, world.space.version)
 
 
 async def test_the_space_before_the_way_back_is_closed(world: TandemWorld, pairs: list[TandemCheckpoints]) -> None:

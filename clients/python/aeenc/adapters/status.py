@@ -24,7 +24,7 @@ def encoder_dict(info: values.EncoderInfo) -> dict[str, Any]:
     """Reads the encoder's versions, and its labels: those of its default space, and apart those of every other."""
     labels: dict[str, dict[str, str]] = {info.default_space_id: {}}
     for applied in info.labels:
-        labels.setdefault(applied.space_id, {})[applied.label] = applied.version
+        labels.setdefault(applied.space_id, {})[applied.name] = ", ".join(applied.versions)
     return {
         **_service(info.service),
         "space_id": info.default_space_id,

@@ -154,7 +154,7 @@ def _lag(rollout: values.Rollout, revision: int) -> str:
 
 def publish(
     context: typer.Context,
-    version: Annotated[str, typer.Argument(help="The checkpoint.")],
+    versions: Annotated[list[str], typer.Argument(help="The checkpoint, or the cross-encoders of an ensemble.")],
     label: Label = STABLE,
     wait_s: Wait = 60.0,
     anyway: Annotated[
@@ -170,14 +170,14 @@ def publish(
     is worse.
 
     A checkpoint of mode siamese or dual becomes `stable` as one with its generation, or not at all. Several
-    cross-encoders, V1+V2, re-rank together.
+    cross-encoders re-rank together.
     """
     with client(context) as connected:
         _reach_registry(connected)
         moved = connected.registry.publish(
-            version, label=label, wait_s=wait_s, force=anyway, only_better=label == STABLE and not anyway, share=share
+            versions, label=label, wait_s=wait_s, force=anyway, only_better=label == STABLE and not anyway, share=share
         )
-    _show(output_of(context), moved, wait_s, version)
+    _show(output_of(context), moved, wait_s, versions)
 
 
 def rollback(
@@ -193,7 +193,7 @@ def rollback(
     with client(context) as connected:
         _reach_registry(connected)
         moved = connected.registry.rollback(label=label, space_id=space_id, wait_s=wait_s, corpus=corpus)
-    was, now = moved.label.previous_version, moved.label.version
+    was, now = " and ".join(moved.label.previous_versions), " and ".join(moved.label.versions)
     told = [f"was {was}, now {now}; another rollback returns to {was}"] if was else []
     _show(output_of(context), moved, wait_s, told=told)
 
@@ -219,17 +219,19 @@ def labels(context: typer.Context) -> None:
     """Lists what each label names; `delete` removes one."""
     with client(context) as connected:
         found = [_label_dict(one) for one in connected.registry.list_labels()]
-    columns, apart = _by_space(["label", "version", "previous"], found)
-    rows = [[one["label"], *apart(one), one["version"], one["previous_version"]] for one in found]
-    shown = table(columns, rows, whole=("space", "version", "previous"))
+    columns, apart = _by_space(["label", "versions", "previous"], found)
+    rows = [
+        [one["label"], *apart(one), ", ".join(one["versions"]), ", ".join(one["previous_versions"])] for one in found
+    ]
+    shown = table(columns, rows, whole=("space", "versions", "previous"))
     output_of(context).result({"labels": found}, shown if rows else "no labels")
 
 
 def _label_dict(label: values.Label) -> dict[str, Any]:
     return {
         "label": label.name,
-        "version": label.version,
-        "previous_version": label.previous_version,
+        "versions": list(label.versions),
+        "previous_versions": list(label.previous_versions),
         "revision": label.revision,
         "space_id": label.space_id,
         "share": label.share,
@@ -378,7 +380,7 @@ def _show(
     out: Output,
     moved: values.Publication | values.Rollback,
     wait_s: float,
-    version: str = "",
+    versions: Sequence[str] = (),
     told: Sequence[str] = (),
 ) -> None:
     result = moved_dict(moved)
@@ -389,19 +391,16 @@ def _show(
     served = [table(["encoder", "serves it"], rows)] if rows else []
     out.result(result, fields_table(fields), *told, *_gate_shown(result.get("gate", {})), *served)
     if wait_s and not moved.complete:
-        raise EndedBadly(_why_incomplete(result, wait_s, version))
+        raise EndedBadly(_why_incomplete(result, wait_s, versions))
 
 
-def _why_incomplete(result: dict[str, Any], wait_s: float, version: str) -> str:
-    label, rollouts = result["label"], result["rollouts"]
+def _why_incomplete(result: dict[str, Any], wait_s: float, versions: Sequence[str]) -> str:
+    label, rollouts, named = result["label"], result["rollouts"], " and ".join(result["versions"])
     behind = [f"{rollout['instance']} ({rollout['lag']})" for rollout in rollouts if rollout["lag"]]
-    if version and result["version"] != version:
-        return f"{label} has moved on to {result['version']} (revision {result['revision']}) meanwhile"
+    if versions and result["versions"] != list(versions):
+        return f"{label} has moved on to {named} (revision {result['revision']}) meanwhile"
     if behind:
-        return (
-            f"{label} names {result['version']}, but not every encoder serves it within {wait_s:g} s: "
-            f"{', '.join(behind)}"
-        )
+        return f"{label} names {named}, but not every encoder serves it within {wait_s:g} s: {', '.join(behind)}"
     if rollouts:
         return f"{label} was moved again meanwhile, to revision {result['revision']}"
-    return f"{label} names {result['version']}, but no encoder is alive to serve it"
+    return f"{label} names {named}, but no encoder is alive to serve it"

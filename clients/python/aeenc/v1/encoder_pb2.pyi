@@ -141,11 +141,11 @@ class EncoderServiceGetInfoResponse(_message.Message):
     default_space_id: str
     dim: int
     versions: _containers.RepeatedCompositeFieldContainer[LoadedVersion]
-    labels: _containers.RepeatedCompositeFieldContainer[AppliedLabel]
+    labels: _containers.RepeatedCompositeFieldContainer[_types_pb2.Label]
     swaps: _containers.RepeatedCompositeFieldContainer[SwapOutcome]
     runtime: str
     runtime_reason: str
-    def __init__(self, service: _Optional[_Union[_types_pb2.ServiceInfo, _Mapping]] = ..., default_space_id: _Optional[str] = ..., dim: _Optional[int] = ..., versions: _Optional[_Iterable[_Union[LoadedVersion, _Mapping]]] = ..., labels: _Optional[_Iterable[_Union[AppliedLabel, _Mapping]]] = ..., swaps: _Optional[_Iterable[_Union[SwapOutcome, _Mapping]]] = ..., runtime: _Optional[str] = ..., runtime_reason: _Optional[str] = ...) -> None: ...
+    def __init__(self, service: _Optional[_Union[_types_pb2.ServiceInfo, _Mapping]] = ..., default_space_id: _Optional[str] = ..., dim: _Optional[int] = ..., versions: _Optional[_Iterable[_Union[LoadedVersion, _Mapping]]] = ..., labels: _Optional[_Iterable[_Union[_types_pb2.Label, _Mapping]]] = ..., swaps: _Optional[_Iterable[_Union[SwapOutcome, _Mapping]]] = ..., runtime: _Optional[str] = ..., runtime_reason: _Optional[str] = ...) -> None: ...
 
 class LoadedVersion(_message.Message):
     __slots__ = ("version", "space_id", "labels", "premise_encoder", "in_flight", "model_type", "precisions", "precision_reason")
@@ -167,36 +167,16 @@ class LoadedVersion(_message.Message):
     precision_reason: str
     def __init__(self, version: _Optional[str] = ..., space_id: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., premise_encoder: bool = ..., in_flight: _Optional[int] = ..., model_type: _Optional[_Union[ModelType, str]] = ..., precisions: _Optional[_Iterable[_Union[_types_pb2.Precision, str]]] = ..., precision_reason: _Optional[str] = ...) -> None: ...
 
-class AppliedLabel(_message.Message):
-    __slots__ = ("space_id", "label", "version", "revision", "share")
-    SPACE_ID_FIELD_NUMBER: _ClassVar[int]
-    LABEL_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    REVISION_FIELD_NUMBER: _ClassVar[int]
-    SHARE_FIELD_NUMBER: _ClassVar[int]
-    space_id: str
-    label: str
-    version: str
-    revision: int
-    share: float
-    def __init__(self, space_id: _Optional[str] = ..., label: _Optional[str] = ..., version: _Optional[str] = ..., revision: _Optional[int] = ..., share: _Optional[float] = ...) -> None: ...
-
 class SwapOutcome(_message.Message):
-    __slots__ = ("label", "version", "revision", "ok", "reason", "finished_at", "duration", "space_id")
+    __slots__ = ("label", "ok", "reason", "finished_at", "duration")
     LABEL_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    REVISION_FIELD_NUMBER: _ClassVar[int]
     OK_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     FINISHED_AT_FIELD_NUMBER: _ClassVar[int]
     DURATION_FIELD_NUMBER: _ClassVar[int]
-    SPACE_ID_FIELD_NUMBER: _ClassVar[int]
-    label: str
-    version: str
-    revision: int
+    label: _types_pb2.Label
     ok: bool
     reason: str
     finished_at: _timestamp_pb2.Timestamp
     duration: _duration_pb2.Duration
-    space_id: str
-    def __init__(self, label: _Optional[str] = ..., version: _Optional[str] = ..., revision: _Optional[int] = ..., ok: bool = ..., reason: _Optional[str] = ..., finished_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., space_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, label: _Optional[_Union[_types_pb2.Label, _Mapping]] = ..., ok: bool = ..., reason: _Optional[str] = ..., finished_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...

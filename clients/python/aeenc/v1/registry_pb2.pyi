@@ -1,3 +1,4 @@
+from aeenc.v1 import types_pb2 as _types_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
@@ -23,8 +24,8 @@ OUTCOME_WORSE: Outcome
 OUTCOME_TOO_FEW: Outcome
 
 class PublishRequest(_message.Message):
-    __slots__ = ("version", "label", "expected_revision", "force", "wait", "request_id", "share", "only_better")
-    VERSION_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("versions", "label", "expected_revision", "force", "wait", "request_id", "share", "only_better")
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_REVISION_FIELD_NUMBER: _ClassVar[int]
     FORCE_FIELD_NUMBER: _ClassVar[int]
@@ -32,7 +33,7 @@ class PublishRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
     ONLY_BETTER_FIELD_NUMBER: _ClassVar[int]
-    version: str
+    versions: _containers.RepeatedScalarFieldContainer[str]
     label: str
     expected_revision: int
     force: bool
@@ -40,7 +41,7 @@ class PublishRequest(_message.Message):
     request_id: str
     share: float
     only_better: bool
-    def __init__(self, version: _Optional[str] = ..., label: _Optional[str] = ..., expected_revision: _Optional[int] = ..., force: bool = ..., wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ..., share: _Optional[float] = ..., only_better: bool = ...) -> None: ...
+    def __init__(self, versions: _Optional[_Iterable[str]] = ..., label: _Optional[str] = ..., expected_revision: _Optional[int] = ..., force: bool = ..., wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ..., share: _Optional[float] = ..., only_better: bool = ...) -> None: ...
 
 class PublishResponse(_message.Message):
     __slots__ = ("label", "rollouts", "complete", "generation", "gate")
@@ -49,12 +50,12 @@ class PublishResponse(_message.Message):
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     GATE_FIELD_NUMBER: _ClassVar[int]
-    label: Label
+    label: _types_pb2.Label
     rollouts: _containers.RepeatedCompositeFieldContainer[Rollout]
     complete: bool
     generation: str
     gate: QualityGate
-    def __init__(self, label: _Optional[_Union[Label, _Mapping]] = ..., rollouts: _Optional[_Iterable[_Union[Rollout, _Mapping]]] = ..., complete: bool = ..., generation: _Optional[str] = ..., gate: _Optional[_Union[QualityGate, _Mapping]] = ...) -> None: ...
+    def __init__(self, label: _Optional[_Union[_types_pb2.Label, _Mapping]] = ..., rollouts: _Optional[_Iterable[_Union[Rollout, _Mapping]]] = ..., complete: bool = ..., generation: _Optional[str] = ..., gate: _Optional[_Union[QualityGate, _Mapping]] = ...) -> None: ...
 
 class QualityGate(_message.Message):
     __slots__ = ("comparisons", "not_compared")
@@ -83,24 +84,24 @@ class GateComparison(_message.Message):
     def __init__(self, version: _Optional[str] = ..., queries: _Optional[int] = ..., candidate_map: _Optional[float] = ..., version_map: _Optional[float] = ..., p_value: _Optional[float] = ..., p_better: _Optional[float] = ..., outcome: _Optional[_Union[Outcome, str]] = ...) -> None: ...
 
 class SetLabelRequest(_message.Message):
-    __slots__ = ("label", "version", "expected_revision", "request_id", "share")
+    __slots__ = ("label", "versions", "expected_revision", "request_id", "share")
     LABEL_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_REVISION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
     label: str
-    version: str
+    versions: _containers.RepeatedScalarFieldContainer[str]
     expected_revision: int
     request_id: str
     share: float
-    def __init__(self, label: _Optional[str] = ..., version: _Optional[str] = ..., expected_revision: _Optional[int] = ..., request_id: _Optional[str] = ..., share: _Optional[float] = ...) -> None: ...
+    def __init__(self, label: _Optional[str] = ..., versions: _Optional[_Iterable[str]] = ..., expected_revision: _Optional[int] = ..., request_id: _Optional[str] = ..., share: _Optional[float] = ...) -> None: ...
 
 class SetLabelResponse(_message.Message):
     __slots__ = ("label",)
     LABEL_FIELD_NUMBER: _ClassVar[int]
-    label: Label
-    def __init__(self, label: _Optional[_Union[Label, _Mapping]] = ...) -> None: ...
+    label: _types_pb2.Label
+    def __init__(self, label: _Optional[_Union[_types_pb2.Label, _Mapping]] = ...) -> None: ...
 
 class DeleteLabelRequest(_message.Message):
     __slots__ = ("label", "space_id", "request_id")
@@ -138,11 +139,11 @@ class RollbackResponse(_message.Message):
     ROLLOUTS_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
-    label: Label
+    label: _types_pb2.Label
     rollouts: _containers.RepeatedCompositeFieldContainer[Rollout]
     complete: bool
     generation: str
-    def __init__(self, label: _Optional[_Union[Label, _Mapping]] = ..., rollouts: _Optional[_Iterable[_Union[Rollout, _Mapping]]] = ..., complete: bool = ..., generation: _Optional[str] = ...) -> None: ...
+    def __init__(self, label: _Optional[_Union[_types_pb2.Label, _Mapping]] = ..., rollouts: _Optional[_Iterable[_Union[Rollout, _Mapping]]] = ..., complete: bool = ..., generation: _Optional[str] = ...) -> None: ...
 
 class ListLabelsRequest(_message.Message):
     __slots__ = ("space_id", "page_size", "page_token")
@@ -158,27 +159,9 @@ class ListLabelsResponse(_message.Message):
     __slots__ = ("labels", "next_page_token")
     LABELS_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
-    labels: _containers.RepeatedCompositeFieldContainer[Label]
+    labels: _containers.RepeatedCompositeFieldContainer[_types_pb2.Label]
     next_page_token: str
-    def __init__(self, labels: _Optional[_Iterable[_Union[Label, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
-
-class Label(_message.Message):
-    __slots__ = ("space_id", "name", "version", "revision", "previous_version", "moved_at", "share")
-    SPACE_ID_FIELD_NUMBER: _ClassVar[int]
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    REVISION_FIELD_NUMBER: _ClassVar[int]
-    PREVIOUS_VERSION_FIELD_NUMBER: _ClassVar[int]
-    MOVED_AT_FIELD_NUMBER: _ClassVar[int]
-    SHARE_FIELD_NUMBER: _ClassVar[int]
-    space_id: str
-    name: str
-    version: str
-    revision: int
-    previous_version: str
-    moved_at: _timestamp_pb2.Timestamp
-    share: float
-    def __init__(self, space_id: _Optional[str] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., revision: _Optional[int] = ..., previous_version: _Optional[str] = ..., moved_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., share: _Optional[float] = ...) -> None: ...
+    def __init__(self, labels: _Optional[_Iterable[_Union[_types_pb2.Label, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class ListRolloutsRequest(_message.Message):
     __slots__ = ("label", "space_id")
@@ -192,9 +175,9 @@ class ListRolloutsResponse(_message.Message):
     __slots__ = ("label", "rollouts")
     LABEL_FIELD_NUMBER: _ClassVar[int]
     ROLLOUTS_FIELD_NUMBER: _ClassVar[int]
-    label: Label
+    label: _types_pb2.Label
     rollouts: _containers.RepeatedCompositeFieldContainer[Rollout]
-    def __init__(self, label: _Optional[_Union[Label, _Mapping]] = ..., rollouts: _Optional[_Iterable[_Union[Rollout, _Mapping]]] = ...) -> None: ...
+    def __init__(self, label: _Optional[_Union[_types_pb2.Label, _Mapping]] = ..., rollouts: _Optional[_Iterable[_Union[Rollout, _Mapping]]] = ...) -> None: ...
 
 class Rollout(_message.Message):
     __slots__ = ("instance", "revision", "ok", "reason", "acknowledged_at")

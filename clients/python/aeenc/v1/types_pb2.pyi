@@ -236,6 +236,24 @@ class Provenance(_message.Message):
     source: PremiseSource
     def __init__(self, run_id: _Optional[str] = ..., node_id: _Optional[str] = ..., rank: _Optional[int] = ..., score: _Optional[float] = ..., model_version: _Optional[str] = ..., generation: _Optional[str] = ..., oracle: _Optional[str] = ..., annotator: _Optional[str] = ..., judged_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., grade: _Optional[float] = ..., amended: bool = ..., note: _Optional[str] = ..., source: _Optional[_Union[PremiseSource, str]] = ...) -> None: ...
 
+class Label(_message.Message):
+    __slots__ = ("space_id", "name", "versions", "revision", "previous_versions", "moved_at", "share")
+    SPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    MOVED_AT_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    space_id: str
+    name: str
+    versions: _containers.RepeatedScalarFieldContainer[str]
+    revision: int
+    previous_versions: _containers.RepeatedScalarFieldContainer[str]
+    moved_at: _timestamp_pb2.Timestamp
+    share: float
+    def __init__(self, space_id: _Optional[str] = ..., name: _Optional[str] = ..., versions: _Optional[_Iterable[str]] = ..., revision: _Optional[int] = ..., previous_versions: _Optional[_Iterable[str]] = ..., moved_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., share: _Optional[float] = ...) -> None: ...
+
 class Timings(_message.Message):
     __slots__ = ("total", "queue", "tokenize", "compute", "encode")
     TOTAL_FIELD_NUMBER: _ClassVar[int]

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from aeenc.values.encoder import AppliedLabel, EncoderInfo, LoadedVersion, ModelType, SwapOutcome
+    from aeenc.values.encoder import EncoderInfo, LoadedVersion, ModelType, SwapOutcome
     from aeenc.values.index import Activation, CorpusInfo, Generation, IndexInfo, IndexReplica, RetrieveMode
     from aeenc.values.oracle import Answer, Candidate, Judgement, NodeVerdict, OracleTask, Remark, Verdict
     from aeenc.values.people import (
@@ -37,16 +37,7 @@ if TYPE_CHECKING:
         TreeNodeState,
         TreeState,
     )
-    from aeenc.values.registry import (
-        GateComparison,
-        Label,
-        Outcome,
-        Publication,
-        QualityGate,
-        Rollback,
-        Rollout,
-        Rollouts,
-    )
+    from aeenc.values.registry import GateComparison, Outcome, Publication, QualityGate, Rollback, Rollout, Rollouts
     from aeenc.values.sampler import (
         Collect,
         ImportedPairs,
@@ -79,6 +70,7 @@ if TYPE_CHECKING:
         GoldRanks,
         GradedMetrics,
         GradeRecall,
+        Label,
         Limits,
         ModelSelector,
         OwnText,
@@ -102,7 +94,6 @@ _HOMES = {
     "Agreement": "people",
     "AnnotatorReport": "people",
     "Answer": "oracle",
-    "AppliedLabel": "encoder",
     "Batching": "trainer",
     "Candidate": "oracle",
     "Checkpoint": "trainer",
@@ -129,7 +120,7 @@ _HOMES = {
     "JobProgress": "trainer",
     "JudgedTask": "people",
     "Judgement": "oracle",
-    "Label": "registry",
+    "Label": "types",
     "Lease": "people",
     "Limits": "types",
     "LoadedVersion": "encoder",
@@ -195,7 +186,6 @@ __all__ = [
     "Agreement",
     "AnnotatorReport",
     "Answer",
-    "AppliedLabel",
     "Batching",
     "Candidate",
     "Checkpoint",

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 from aeenc.v1 import encoder_pb2
 from aeenc.values.reading import EPOCH, Choice, lasting, moment
-from aeenc.values.types import Precision, ServiceInfo
+from aeenc.values.types import Label, Precision, ServiceInfo
 
 
 class ModelType(Choice):
@@ -63,65 +63,29 @@ class LoadedVersion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AppliedLabel:
-    """A label as this process last applied it."""
-
-    space_id: str = ""
-    """The space in which the label lives."""
-    label: str = ""
-    """The label."""
-    version: str = ""
-    """The version it points to in this process."""
-    revision: int = 0
-    """The registry revision that this process has applied."""
-    share: float = 0.0
-    """The share of the calls without a model that go to this label, 0 to 1. Only `canary` has a share."""
-
-    @classmethod
-    def from_message(cls, message: encoder_pb2.AppliedLabel) -> AppliedLabel:
-        """Reads the message."""
-        return cls(
-            space_id=message.space_id,
-            label=message.label,
-            version=message.version,
-            revision=message.revision,
-            share=message.share,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SwapOutcome:
-    """The outcome of one attempt to serve a version."""
+    """The outcome of one attempt to serve what a label names."""
 
-    label: str = ""
-    """The label that moved."""
-    version: str = ""
-    """The version that the label was to point to."""
-    revision: int = 0
-    """The registry's revision."""
+    label: Label = Label()
+    """The label, as this process was to serve it."""
     ok: bool = False
-    """Whether the version serves. When false, the previous version keeps serving."""
+    """Whether it does. When false, the previous version keeps serving."""
     reason: str = ""
     """Why the attempt failed. Empty when ok."""
     finished_at: datetime = EPOCH
     """When the attempt ended."""
     duration: timedelta = timedelta()
     """The duration from the wake-up to the reference swap."""
-    space_id: str = ""
-    """The space in which the label lives."""
 
     @classmethod
     def from_message(cls, message: encoder_pb2.SwapOutcome) -> SwapOutcome:
         """Reads the message."""
         return cls(
-            label=message.label,
-            version=message.version,
-            revision=message.revision,
+            label=Label.from_message(message.label),
             ok=message.ok,
             reason=message.reason,
             finished_at=moment(message.finished_at),
             duration=lasting(message.duration),
-            space_id=message.space_id,
         )
 
 
@@ -137,8 +101,8 @@ class EncoderInfo:
     """The number of values per vector."""
     versions: tuple[LoadedVersion, ...] = ()
     """The loaded versions."""
-    labels: tuple[AppliedLabel, ...] = ()
-    """The labels as this process last applied them."""
+    labels: tuple[Label, ...] = ()
+    """The labels as this process serves them."""
     swaps: tuple[SwapOutcome, ...] = ()
     """The most recent swaps, newest first, at most 20."""
     runtime: str = ""
@@ -154,7 +118,7 @@ class EncoderInfo:
             default_space_id=message.default_space_id,
             dim=message.dim,
             versions=tuple([LoadedVersion.from_message(one) for one in message.versions]),
-            labels=tuple([AppliedLabel.from_message(one) for one in message.labels]),
+            labels=tuple([Label.from_message(one) for one in message.labels]),
             swaps=tuple([SwapOutcome.from_message(one) for one in message.swaps]),
             runtime=message.runtime,
             runtime_reason=message.runtime_reason,

@@ -10,6 +10,7 @@ from datetime import datetime
 
 from aeenc.v1 import registry_pb2
 from aeenc.values.reading import EPOCH, Choice, moment
+from aeenc.values.types import Label
 
 
 class Outcome(Choice):
@@ -59,42 +60,6 @@ class GateComparison:
             p_value=message.p_value,
             p_better=message.p_better,
             outcome=Outcome(message.outcome),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Label:
-    """A movable name for a checkpoint."""
-
-    space_id: str = ""
-    """The space in which it lives; that of cross-encoders is `cross-encoder`. A request that names none means the only
-    one with this label, or of several the only one that a corpus serves; FAILED_PRECONDITION (SPACE_AMBIGUOUS) where
-    that leaves several.
-    """
-    name: str = ""
-    """Its name."""
-    version: str = ""
-    """The version it names, or those of an ensemble of cross-encoders, joined by `+`."""
-    revision: int = 0
-    """The number of moves so far. The newest state has the highest number."""
-    previous_version: str = ""
-    """The version or ensemble that it named before. Empty: none."""
-    moved_at: datetime = EPOCH
-    """When it moved."""
-    share: float = 0.0
-    """The share of the calls without a model that go to this label, 0 to 1. Only `canary` has a share."""
-
-    @classmethod
-    def from_message(cls, message: registry_pb2.Label) -> Label:
-        """Reads the message."""
-        return cls(
-            space_id=message.space_id,
-            name=message.name,
-            version=message.version,
-            revision=message.revision,
-            previous_version=message.previous_version,
-            moved_at=moment(message.moved_at),
-            share=message.share,
         )
 
 

@@ -627,6 +627,42 @@ class ServiceInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """A movable name for a checkpoint."""
+
+    space_id: str = ""
+    """The space in which it lives; that of cross-encoders is `cross-encoder`. A request that names none means the only
+    one with this label, or of several the only one that a corpus serves; FAILED_PRECONDITION (SPACE_AMBIGUOUS) where
+    that leaves several.
+    """
+    name: str = ""
+    """Its name."""
+    versions: tuple[str, ...] = ()
+    """The version it names. Several cross-encoders are an ensemble."""
+    revision: int = 0
+    """The number of moves so far. The newest state has the highest number."""
+    previous_versions: tuple[str, ...] = ()
+    """The versions that it named before. Empty: none, or an encoder says what it serves."""
+    moved_at: datetime = EPOCH
+    """When it moved. Unset where an encoder says what it serves."""
+    share: float = 0.0
+    """The share of the calls without a model that go to this label, 0 to 1. Only `canary` has a share."""
+
+    @classmethod
+    def from_message(cls, message: types_pb2.Label) -> Label:
+        """Reads the message."""
+        return cls(
+            space_id=message.space_id,
+            name=message.name,
+            versions=tuple(message.versions),
+            revision=message.revision,
+            previous_versions=tuple(message.previous_versions),
+            moved_at=moment(message.moved_at),
+            share=message.share,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSelector:
     """Selects a query encoder. Unset: label `stable`."""
 

@@ -59,7 +59,7 @@ export interface Job {
     positives: number; negatives: number;
   };
 }
-export interface Label { name: string; version: string; previous_version: string; revision: number }
+export interface Label { name: string; versions: string[]; previous_versions: string[]; revision: number }
 export interface Overview { runs: { id: string; corpus: string; state: string }[]; jobs: Job[]; labels: Label[]; gold: number }
 export interface Measured { version: string; queries: number; strict: { map: number; ndcg: number; hit_at_10: number; hit_at_50: number } }
 export interface Publication { complete: boolean; generation: string; label: Label; gate?: { not_compared: string } }

@@ -48,7 +48,7 @@ export function Training() {
   const move = (what: "publish" | "rollback", version: string): Promise<void> => doing(async () => {
     const body = { label: LABEL, version, revision: label?.revision ?? 0, request: fresh() };
     const moved = await call<Publication>(`/api/${what}`, body);
-    return `${LABEL} is now ${moved.label.version}${moved.complete ? ", and every encoder serves it" : "; not every encoder serves it yet"}.`;
+    return `${LABEL} is now ${moved.label.versions.join(" and ")}${moved.complete ? ", and every encoder serves it" : "; not every encoder serves it yet"}.`;
   });
 
   return (
@@ -79,8 +79,8 @@ export function Training() {
           <thead><tr><th scope="col">Label</th><th scope="col">Version</th><th scope="col">Before</th><th scope="col">Back</th></tr></thead>
           <tbody>{known.labels.map((one) => (
             <tr key={one.name}>
-              <td>{one.name}</td><td><code>{one.version}</code></td><td><code>{one.previous_version}</code></td>
-              <td>{one.name === LABEL && one.previous_version && <button type="button" disabled={busy} onClick={() => move("rollback", "")}>Roll back</button>}</td>
+              <td>{one.name}</td><td><code>{one.versions.join(" and ")}</code></td><td><code>{one.previous_versions.join(" and ")}</code></td>
+              <td>{one.name === LABEL && one.previous_versions.length > 0 && <button type="button" disabled={busy} onClick={() => move("rollback", "")}>Roll back</button>}</td>
             </tr>
           ))}</tbody>
         </table>
@@ -98,7 +98,7 @@ function OneJob({ started, label, gold, busy, doing, publish }: OneJobProps) {
   const { job, points } = useJob(started);
   const [measured, setMeasured] = useState<Measured[]>([]);
   const { progress, version } = job;
-  const before = label?.version === version ? label.previous_version : label?.version;
+  const before = (label?.versions[0] === version ? label.previous_versions : label?.versions)?.[0];
 
   const measure = (): Promise<void> => doing(async () => {
     const found: Measured[] = [];
@@ -114,7 +114,7 @@ function OneJob({ started, label, gold, busy, doing, publish }: OneJobProps) {
       <div class="actions">
         {!ENDED.includes(job.state) && <button type="button" disabled={busy} onClick={() => doing(async () => { await call("/api/cancel", { job: job.id, request: fresh() }); return `Job ${job.id} is cancelled.`; })}>Cancel</button>}
         {version && gold > 0 && <button type="button" disabled={busy} onClick={measure}>Measure on dev</button>}
-        {version && job.state === "succeeded" && label?.version !== version && <button type="button" class="primary" disabled={busy} onClick={() => publish(version)}>Publish as {LABEL}</button>}
+        {version && job.state === "succeeded" && label?.versions[0] !== version && <button type="button" class="primary" disabled={busy} onClick={() => publish(version)}>Publish as {LABEL}</button>}
         {version && gold === 0 && <span class="quiet">To measure on gold trees, start the workbench with --gold FOLDER.</span>}
       </div>
       {measured.length > 0 && (

@@ -6,7 +6,7 @@
 
 import type { GenEnum, GenFile, GenMessage, GenService } from "@bufbuild/protobuf/codegenv2";
 import { enumDesc, fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
-import type { Embeddings, ModelSelector, Precision, ServiceInfo, Timings, Truncate } from "./types_pb.js";
+import type { Embeddings, Label, ModelSelector, Precision, ServiceInfo, Timings, Truncate } from "./types_pb.js";
 import { file_aeenc_v1_types } from "./types_pb.js";
 import type { Duration, Timestamp } from "@bufbuild/protobuf/wkt";
 import { file_google_protobuf_duration, file_google_protobuf_timestamp } from "@bufbuild/protobuf/wkt";
@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file aeenc/v1/encoder.proto.
  */
 export const file_aeenc_v1_encoder: GenFile = /*@__PURE__*/
-  fileDesc("ChZhZWVuYy92MS9lbmNvZGVyLnByb3RvEghhZWVuYy52MSL3AQoNRW5jb2RlUmVxdWVzdBINCgV0ZXh0cxgBIAMoCRIcCgRyb2xlGAIgASgOMg4uYWVlbmMudjEuUm9sZRImCgVtb2RlbBgDIAEoCzIXLmFlZW5jLnYxLk1vZGVsU2VsZWN0b3ISJAoIdHJ1bmNhdGUYBCABKA4yEi5hZWVuYy52MS5UcnVuY2F0ZRIQCghzcGFjZV9pZBgFIAEoCRIcCgRsYW5lGAYgASgOMg4uYWVlbmMudjEuTGFuZRImCglwcmVjaXNpb24YByABKA4yEy5hZWVuYy52MS5QcmVjaXNpb24SEwoLcm91dGluZ19rZXkYCCABKAki0gEKDkVuY29kZVJlc3BvbnNlEigKCmVtYmVkZGluZ3MYASABKAsyFC5hZWVuYy52MS5FbWJlZGRpbmdzEhUKDW1vZGVsX3ZlcnNpb24YAiABKAkSEAoIc3BhY2VfaWQYAyABKAkSIgoHdGltaW5ncxgEIAEoCzIRLmFlZW5jLnYxLlRpbWluZ3MSEQoJdHJ1bmNhdGVkGAUgASgNEiYKCXByZWNpc2lvbhgGIAEoDjITLmFlZW5jLnYxLlByZWNpc2lvbhIOCgZ0b2tlbnMYByABKA0iUAoTRW5jb2RlU3RyZWFtUmVxdWVzdBImCgViYXRjaBgBIAEoCzIXLmFlZW5jLnYxLkVuY29kZVJlcXVlc3QSEQoJYmF0Y2hfc2VxGAIgASgEIlIKFEVuY29kZVN0cmVhbVJlc3BvbnNlEicKBWJhdGNoGAEgASgLMhguYWVlbmMudjEuRW5jb2RlUmVzcG9uc2USEQoJYmF0Y2hfc2VxGAIgASgEIsABCgxTY29yZVJlcXVlc3QSDQoFcXVlcnkYASABKAkSEAoIcHJlbWlzZXMYAiADKAkSJgoFbW9kZWwYAyABKAsyFy5hZWVuYy52MS5Nb2RlbFNlbGVjdG9yEiQKCHRydW5jYXRlGAQgASgOMhIuYWVlbmMudjEuVHJ1bmNhdGUSGQoRZmlyc3Rfb2ZfZW5zZW1ibGUYBSABKAgSJgoJcHJlY2lzaW9uGAYgASgOMhMuYWVlbmMudjEuUHJlY2lzaW9uIqcBCg1TY29yZVJlc3BvbnNlEg4KBnNjb3JlcxgBIAMoAhIVCg1tb2RlbF92ZXJzaW9uGAIgASgJEiIKB3RpbWluZ3MYAyABKAsyES5hZWVuYy52MS5UaW1pbmdzEhEKCXRydW5jYXRlZBgEIAEoDRIQCghlbnNlbWJsZRgFIAMoCRImCglwcmVjaXNpb24YBiABKA4yEy5hZWVuYy52MS5QcmVjaXNpb24iHgocRW5jb2RlclNlcnZpY2VHZXRJbmZvUmVxdWVzdCKQAgodRW5jb2RlclNlcnZpY2VHZXRJbmZvUmVzcG9uc2USJgoHc2VydmljZRgBIAEoCzIVLmFlZW5jLnYxLlNlcnZpY2VJbmZvEhgKEGRlZmF1bHRfc3BhY2VfaWQYAiABKAkSCwoDZGltGAMgASgNEikKCHZlcnNpb25zGAQgAygLMhcuYWVlbmMudjEuTG9hZGVkVmVyc2lvbhImCgZsYWJlbHMYBSADKAsyFi5hZWVuYy52MS5BcHBsaWVkTGFiZWwSJAoFc3dhcHMYBiADKAsyFS5hZWVuYy52MS5Td2FwT3V0Y29tZRIPCgdydW50aW1lGAcgASgJEhYKDnJ1bnRpbWVfcmVhc29uGAggASgJItoBCg1Mb2FkZWRWZXJzaW9uEg8KB3ZlcnNpb24YASABKAkSEAoIc3BhY2VfaWQYAiABKAkSDgoGbGFiZWxzGAMgAygJEhcKD3ByZW1pc2VfZW5jb2RlchgEIAEoCBIRCglpbl9mbGlnaHQYBSABKA0SJwoKbW9kZWxfdHlwZRgGIAEoDjITLmFlZW5jLnYxLk1vZGVsVHlwZRInCgpwcmVjaXNpb25zGAcgAygOMhMuYWVlbmMudjEuUHJlY2lzaW9uEhgKEHByZWNpc2lvbl9yZWFzb24YCCABKAkiYQoMQXBwbGllZExhYmVsEhAKCHNwYWNlX2lkGAEgASgJEg0KBWxhYmVsGAIgASgJEg8KB3ZlcnNpb24YAyABKAkSEAoIcmV2aXNpb24YBCABKAQSDQoFc2hhcmUYBSABKAEiywEKC1N3YXBPdXRjb21lEg0KBWxhYmVsGAEgASgJEg8KB3ZlcnNpb24YAiABKAkSEAoIcmV2aXNpb24YAyABKAQSCgoCb2sYBCABKAgSDgoGcmVhc29uGAUgASgJEi8KC2ZpbmlzaGVkX2F0GAYgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIrCghkdXJhdGlvbhgHIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIQCghzcGFjZV9pZBgIIAEoCSpBCgRMYW5lEhQKEExBTkVfVU5TUEVDSUZJRUQQABIUChBMQU5FX0lOVEVSQUNUSVZFEAESDQoJTEFORV9CVUxLEAIqZgoJTW9kZWxUeXBlEhoKFk1PREVMX1RZUEVfVU5TUEVDSUZJRUQQABIfChtNT0RFTF9UWVBFX1NFTlRFTkNFX0VOQ09ERVIQARIcChhNT0RFTF9UWVBFX0NST1NTX0VOQ09ERVIQAio+CgRSb2xlEhQKEFJPTEVfVU5TUEVDSUZJRUQQABIOCgpST0xFX1FVRVJZEAESEAoMUk9MRV9QUkVNSVNFEAIytgIKDkVuY29kZXJTZXJ2aWNlEjsKBkVuY29kZRIXLmFlZW5jLnYxLkVuY29kZVJlcXVlc3QaGC5hZWVuYy52MS5FbmNvZGVSZXNwb25zZRJRCgxFbmNvZGVTdHJlYW0SHS5hZWVuYy52MS5FbmNvZGVTdHJlYW1SZXF1ZXN0Gh4uYWVlbmMudjEuRW5jb2RlU3RyZWFtUmVzcG9uc2UoATABEjgKBVNjb3JlEhYuYWVlbmMudjEuU2NvcmVSZXF1ZXN0GhcuYWVlbmMudjEuU2NvcmVSZXNwb25zZRJaCgdHZXRJbmZvEiYuYWVlbmMudjEuRW5jb2RlclNlcnZpY2VHZXRJbmZvUmVxdWVzdBonLmFlZW5jLnYxLkVuY29kZXJTZXJ2aWNlR2V0SW5mb1Jlc3BvbnNlYgZwcm90bzM", [file_aeenc_v1_types, file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("ChZhZWVuYy92MS9lbmNvZGVyLnByb3RvEghhZWVuYy52MSL3AQoNRW5jb2RlUmVxdWVzdBINCgV0ZXh0cxgBIAMoCRIcCgRyb2xlGAIgASgOMg4uYWVlbmMudjEuUm9sZRImCgVtb2RlbBgDIAEoCzIXLmFlZW5jLnYxLk1vZGVsU2VsZWN0b3ISJAoIdHJ1bmNhdGUYBCABKA4yEi5hZWVuYy52MS5UcnVuY2F0ZRIQCghzcGFjZV9pZBgFIAEoCRIcCgRsYW5lGAYgASgOMg4uYWVlbmMudjEuTGFuZRImCglwcmVjaXNpb24YByABKA4yEy5hZWVuYy52MS5QcmVjaXNpb24SEwoLcm91dGluZ19rZXkYCCABKAki0gEKDkVuY29kZVJlc3BvbnNlEigKCmVtYmVkZGluZ3MYASABKAsyFC5hZWVuYy52MS5FbWJlZGRpbmdzEhUKDW1vZGVsX3ZlcnNpb24YAiABKAkSEAoIc3BhY2VfaWQYAyABKAkSIgoHdGltaW5ncxgEIAEoCzIRLmFlZW5jLnYxLlRpbWluZ3MSEQoJdHJ1bmNhdGVkGAUgASgNEiYKCXByZWNpc2lvbhgGIAEoDjITLmFlZW5jLnYxLlByZWNpc2lvbhIOCgZ0b2tlbnMYByABKA0iUAoTRW5jb2RlU3RyZWFtUmVxdWVzdBImCgViYXRjaBgBIAEoCzIXLmFlZW5jLnYxLkVuY29kZVJlcXVlc3QSEQoJYmF0Y2hfc2VxGAIgASgEIlIKFEVuY29kZVN0cmVhbVJlc3BvbnNlEicKBWJhdGNoGAEgASgLMhguYWVlbmMudjEuRW5jb2RlUmVzcG9uc2USEQoJYmF0Y2hfc2VxGAIgASgEIsABCgxTY29yZVJlcXVlc3QSDQoFcXVlcnkYASABKAkSEAoIcHJlbWlzZXMYAiADKAkSJgoFbW9kZWwYAyABKAsyFy5hZWVuYy52MS5Nb2RlbFNlbGVjdG9yEiQKCHRydW5jYXRlGAQgASgOMhIuYWVlbmMudjEuVHJ1bmNhdGUSGQoRZmlyc3Rfb2ZfZW5zZW1ibGUYBSABKAgSJgoJcHJlY2lzaW9uGAYgASgOMhMuYWVlbmMudjEuUHJlY2lzaW9uIqcBCg1TY29yZVJlc3BvbnNlEg4KBnNjb3JlcxgBIAMoAhIVCg1tb2RlbF92ZXJzaW9uGAIgASgJEiIKB3RpbWluZ3MYAyABKAsyES5hZWVuYy52MS5UaW1pbmdzEhEKCXRydW5jYXRlZBgEIAEoDRIQCghlbnNlbWJsZRgFIAMoCRImCglwcmVjaXNpb24YBiABKA4yEy5hZWVuYy52MS5QcmVjaXNpb24iHgocRW5jb2RlclNlcnZpY2VHZXRJbmZvUmVxdWVzdCKJAgodRW5jb2RlclNlcnZpY2VHZXRJbmZvUmVzcG9uc2USJgoHc2VydmljZRgBIAEoCzIVLmFlZW5jLnYxLlNlcnZpY2VJbmZvEhgKEGRlZmF1bHRfc3BhY2VfaWQYAiABKAkSCwoDZGltGAMgASgNEikKCHZlcnNpb25zGAQgAygLMhcuYWVlbmMudjEuTG9hZGVkVmVyc2lvbhIfCgZsYWJlbHMYBSADKAsyDy5hZWVuYy52MS5MYWJlbBIkCgVzd2FwcxgGIAMoCzIVLmFlZW5jLnYxLlN3YXBPdXRjb21lEg8KB3J1bnRpbWUYByABKAkSFgoOcnVudGltZV9yZWFzb24YCCABKAki2gEKDUxvYWRlZFZlcnNpb24SDwoHdmVyc2lvbhgBIAEoCRIQCghzcGFjZV9pZBgCIAEoCRIOCgZsYWJlbHMYAyADKAkSFwoPcHJlbWlzZV9lbmNvZGVyGAQgASgIEhEKCWluX2ZsaWdodBgFIAEoDRInCgptb2RlbF90eXBlGAYgASgOMhMuYWVlbmMudjEuTW9kZWxUeXBlEicKCnByZWNpc2lvbnMYByADKA4yEy5hZWVuYy52MS5QcmVjaXNpb24SGAoQcHJlY2lzaW9uX3JlYXNvbhgIIAEoCSKnAQoLU3dhcE91dGNvbWUSHgoFbGFiZWwYASABKAsyDy5hZWVuYy52MS5MYWJlbBIKCgJvaxgCIAEoCBIOCgZyZWFzb24YAyABKAkSLwoLZmluaXNoZWRfYXQYBCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEisKCGR1cmF0aW9uGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uKkEKBExhbmUSFAoQTEFORV9VTlNQRUNJRklFRBAAEhQKEExBTkVfSU5URVJBQ1RJVkUQARINCglMQU5FX0JVTEsQAipmCglNb2RlbFR5cGUSGgoWTU9ERUxfVFlQRV9VTlNQRUNJRklFRBAAEh8KG01PREVMX1RZUEVfU0VOVEVOQ0VfRU5DT0RFUhABEhwKGE1PREVMX1RZUEVfQ1JPU1NfRU5DT0RFUhACKj4KBFJvbGUSFAoQUk9MRV9VTlNQRUNJRklFRBAAEg4KClJPTEVfUVVFUlkQARIQCgxST0xFX1BSRU1JU0UQAjK2AgoORW5jb2RlclNlcnZpY2USOwoGRW5jb2RlEhcuYWVlbmMudjEuRW5jb2RlUmVxdWVzdBoYLmFlZW5jLnYxLkVuY29kZVJlc3BvbnNlElEKDEVuY29kZVN0cmVhbRIdLmFlZW5jLnYxLkVuY29kZVN0cmVhbVJlcXVlc3QaHi5hZWVuYy52MS5FbmNvZGVTdHJlYW1SZXNwb25zZSgBMAESOAoFU2NvcmUSFi5hZWVuYy52MS5TY29yZVJlcXVlc3QaFy5hZWVuYy52MS5TY29yZVJlc3BvbnNlEloKB0dldEluZm8SJi5hZWVuYy52MS5FbmNvZGVyU2VydmljZUdldEluZm9SZXF1ZXN0GicuYWVlbmMudjEuRW5jb2RlclNlcnZpY2VHZXRJbmZvUmVzcG9uc2ViBnByb3RvMw", [file_aeenc_v1_types, file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * A batch of texts to embed.
@@ -372,11 +372,11 @@ export type EncoderServiceGetInfoResponse = Message<"aeenc.v1.EncoderServiceGetI
   versions: LoadedVersion[];
 
   /**
-   * The labels as this process last applied them.
+   * The labels as this process serves them.
    *
-   * @generated from field: repeated aeenc.v1.AppliedLabel labels = 5;
+   * @generated from field: repeated aeenc.v1.Label labels = 5;
    */
-  labels: AppliedLabel[];
+  labels: Label[];
 
   /**
    * The most recent swaps, newest first, at most 20.
@@ -479,115 +479,45 @@ export const LoadedVersionSchema: GenMessage<LoadedVersion> = /*@__PURE__*/
   messageDesc(file_aeenc_v1_encoder, 8);
 
 /**
- * A label as this process last applied it.
- *
- * @generated from message aeenc.v1.AppliedLabel
- */
-export type AppliedLabel = Message<"aeenc.v1.AppliedLabel"> & {
-  /**
-   * The space in which the label lives.
-   *
-   * @generated from field: string space_id = 1;
-   */
-  spaceId: string;
-
-  /**
-   * The label.
-   *
-   * @generated from field: string label = 2;
-   */
-  label: string;
-
-  /**
-   * The version it points to in this process.
-   *
-   * @generated from field: string version = 3;
-   */
-  version: string;
-
-  /**
-   * The registry revision that this process has applied.
-   *
-   * @generated from field: uint64 revision = 4;
-   */
-  revision: bigint;
-
-  /**
-   * The share of the calls without a model that go to this label, 0 to 1. Only `canary` has a share.
-   *
-   * @generated from field: double share = 5;
-   */
-  share: number;
-};
-
-/**
- * Describes the message aeenc.v1.AppliedLabel.
- * Use `create(AppliedLabelSchema)` to create a new message.
- */
-export const AppliedLabelSchema: GenMessage<AppliedLabel> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_encoder, 9);
-
-/**
- * The outcome of one attempt to serve a version.
+ * The outcome of one attempt to serve what a label names.
  *
  * @generated from message aeenc.v1.SwapOutcome
  */
 export type SwapOutcome = Message<"aeenc.v1.SwapOutcome"> & {
   /**
-   * The label that moved.
+   * The label, as this process was to serve it.
    *
-   * @generated from field: string label = 1;
+   * @generated from field: aeenc.v1.Label label = 1;
    */
-  label: string;
+  label?: Label | undefined;
 
   /**
-   * The version that the label was to point to.
+   * Whether it does. When false, the previous version keeps serving.
    *
-   * @generated from field: string version = 2;
-   */
-  version: string;
-
-  /**
-   * The registry's revision.
-   *
-   * @generated from field: uint64 revision = 3;
-   */
-  revision: bigint;
-
-  /**
-   * Whether the version serves. When false, the previous version keeps serving.
-   *
-   * @generated from field: bool ok = 4;
+   * @generated from field: bool ok = 2;
    */
   ok: boolean;
 
   /**
    * Why the attempt failed. Empty when ok.
    *
-   * @generated from field: string reason = 5;
+   * @generated from field: string reason = 3;
    */
   reason: string;
 
   /**
    * When the attempt ended.
    *
-   * @generated from field: google.protobuf.Timestamp finished_at = 6;
+   * @generated from field: google.protobuf.Timestamp finished_at = 4;
    */
   finishedAt?: Timestamp | undefined;
 
   /**
    * The duration from the wake-up to the reference swap.
    *
-   * @generated from field: google.protobuf.Duration duration = 7;
+   * @generated from field: google.protobuf.Duration duration = 5;
    */
   duration?: Duration | undefined;
-
-  /**
-   * The space in which the label lives.
-   *
-   * @generated from field: string space_id = 8;
-   */
-  spaceId: string;
 };
 
 /**
@@ -595,7 +525,7 @@ export type SwapOutcome = Message<"aeenc.v1.SwapOutcome"> & {
  * Use `create(SwapOutcomeSchema)` to create a new message.
  */
 export const SwapOutcomeSchema: GenMessage<SwapOutcome> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_encoder, 10);
+  messageDesc(file_aeenc_v1_encoder, 9);
 
 /**
  * The queue in which texts wait. While both queues have work, bulk gets one batch in eight.

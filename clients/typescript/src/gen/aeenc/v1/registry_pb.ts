@@ -6,6 +6,8 @@
 
 import type { GenEnum, GenFile, GenMessage, GenService } from "@bufbuild/protobuf/codegenv2";
 import { enumDesc, fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
+import type { Label } from "./types_pb.js";
+import { file_aeenc_v1_types } from "./types_pb.js";
 import type { Duration, Timestamp } from "@bufbuild/protobuf/wkt";
 import { file_google_protobuf_duration, file_google_protobuf_timestamp } from "@bufbuild/protobuf/wkt";
 import type { Message } from "@bufbuild/protobuf";
@@ -14,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file aeenc/v1/registry.proto.
  */
 export const file_aeenc_v1_registry: GenFile = /*@__PURE__*/
-  fileDesc("ChdhZWVuYy92MS9yZWdpc3RyeS5wcm90bxIIYWVlbmMudjEi5QEKDlB1Ymxpc2hSZXF1ZXN0Eg8KB3ZlcnNpb24YASABKAkSDQoFbGFiZWwYAiABKAkSHgoRZXhwZWN0ZWRfcmV2aXNpb24YAyABKARIAIgBARINCgVmb3JjZRgEIAEoCBInCgR3YWl0GAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhIKCnJlcXVlc3RfaWQYBiABKAkSEgoFc2hhcmUYByABKAFIAYgBARITCgtvbmx5X2JldHRlchgIIAEoCEIUChJfZXhwZWN0ZWRfcmV2aXNpb25CCAoGX3NoYXJlIqEBCg9QdWJsaXNoUmVzcG9uc2USHgoFbGFiZWwYASABKAsyDy5hZWVuYy52MS5MYWJlbBIjCghyb2xsb3V0cxgCIAMoCzIRLmFlZW5jLnYxLlJvbGxvdXQSEAoIY29tcGxldGUYAyABKAgSEgoKZ2VuZXJhdGlvbhgEIAEoCRIjCgRnYXRlGAUgASgLMhUuYWVlbmMudjEuUXVhbGl0eUdhdGUiUgoLUXVhbGl0eUdhdGUSLQoLY29tcGFyaXNvbnMYASADKAsyGC5hZWVuYy52MS5HYXRlQ29tcGFyaXNvbhIUCgxub3RfY29tcGFyZWQYAiABKAkipQEKDkdhdGVDb21wYXJpc29uEg8KB3ZlcnNpb24YASABKAkSDwoHcXVlcmllcxgCIAEoBBIVCg1jYW5kaWRhdGVfbWFwGAMgASgBEhMKC3ZlcnNpb25fbWFwGAQgASgBEg8KB3BfdmFsdWUYBSABKAESEAoIcF9iZXR0ZXIYBiABKAESIgoHb3V0Y29tZRgHIAEoDjIRLmFlZW5jLnYxLk91dGNvbWUimQEKD1NldExhYmVsUmVxdWVzdBINCgVsYWJlbBgBIAEoCRIPCgd2ZXJzaW9uGAIgASgJEh4KEWV4cGVjdGVkX3JldmlzaW9uGAMgASgESACIAQESEgoKcmVxdWVzdF9pZBgEIAEoCRISCgVzaGFyZRgFIAEoAUgBiAEBQhQKEl9leHBlY3RlZF9yZXZpc2lvbkIICgZfc2hhcmUiMgoQU2V0TGFiZWxSZXNwb25zZRIeCgVsYWJlbBgBIAEoCzIPLmFlZW5jLnYxLkxhYmVsIkkKEkRlbGV0ZUxhYmVsUmVxdWVzdBINCgVsYWJlbBgBIAEoCRIQCghzcGFjZV9pZBgCIAEoCRISCgpyZXF1ZXN0X2lkGAMgASgJIhUKE0RlbGV0ZUxhYmVsUmVzcG9uc2UitQEKD1JvbGxiYWNrUmVxdWVzdBINCgVsYWJlbBgBIAEoCRIeChFleHBlY3RlZF9yZXZpc2lvbhgCIAEoBEgAiAEBEhAKCHNwYWNlX2lkGAMgASgJEhIKCnJlcXVlc3RfaWQYBCABKAkSJwoEd2FpdBgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIOCgZjb3JwdXMYBiABKAlCFAoSX2V4cGVjdGVkX3JldmlzaW9uIn0KEFJvbGxiYWNrUmVzcG9uc2USHgoFbGFiZWwYASABKAsyDy5hZWVuYy52MS5MYWJlbBIjCghyb2xsb3V0cxgCIAMoCzIRLmFlZW5jLnYxLlJvbGxvdXQSEAoIY29tcGxldGUYAyABKAgSEgoKZ2VuZXJhdGlvbhgEIAEoCSJMChFMaXN0TGFiZWxzUmVxdWVzdBIQCghzcGFjZV9pZBgBIAEoCRIRCglwYWdlX3NpemUYAiABKA0SEgoKcGFnZV90b2tlbhgDIAEoCSJOChJMaXN0TGFiZWxzUmVzcG9uc2USHwoGbGFiZWxzGAEgAygLMg8uYWVlbmMudjEuTGFiZWwSFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIqEBCgVMYWJlbBIQCghzcGFjZV9pZBgBIAEoCRIMCgRuYW1lGAIgASgJEg8KB3ZlcnNpb24YAyABKAkSEAoIcmV2aXNpb24YBCABKAQSGAoQcHJldmlvdXNfdmVyc2lvbhgFIAEoCRIsCghtb3ZlZF9hdBgGIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASDQoFc2hhcmUYByABKAEiNgoTTGlzdFJvbGxvdXRzUmVxdWVzdBINCgVsYWJlbBgBIAEoCRIQCghzcGFjZV9pZBgCIAEoCSJbChRMaXN0Um9sbG91dHNSZXNwb25zZRIeCgVsYWJlbBgBIAEoCzIPLmFlZW5jLnYxLkxhYmVsEiMKCHJvbGxvdXRzGAIgAygLMhEuYWVlbmMudjEuUm9sbG91dCJ+CgdSb2xsb3V0EhAKCGluc3RhbmNlGAEgASgJEhAKCHJldmlzaW9uGAIgASgEEgoKAm9rGAMgASgIEg4KBnJlYXNvbhgEIAEoCRIzCg9hY2tub3dsZWRnZWRfYXQYBSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wKnkKB091dGNvbWUSFwoTT1VUQ09NRV9VTlNQRUNJRklFRBAAEhIKDk9VVENPTUVfQkVUVEVSEAESGQoVT1VUQ09NRV9OT19ESUZGRVJFTkNFEAISEQoNT1VUQ09NRV9XT1JTRRADEhMKD09VVENPTUVfVE9PX0ZFVxAEMsADChRSZWdpc3RyeUFkbWluU2VydmljZRI+CgdQdWJsaXNoEhguYWVlbmMudjEuUHVibGlzaFJlcXVlc3QaGS5hZWVuYy52MS5QdWJsaXNoUmVzcG9uc2USQQoIU2V0TGFiZWwSGS5hZWVuYy52MS5TZXRMYWJlbFJlcXVlc3QaGi5hZWVuYy52MS5TZXRMYWJlbFJlc3BvbnNlEkoKC0RlbGV0ZUxhYmVsEhwuYWVlbmMudjEuRGVsZXRlTGFiZWxSZXF1ZXN0Gh0uYWVlbmMudjEuRGVsZXRlTGFiZWxSZXNwb25zZRJBCghSb2xsYmFjaxIZLmFlZW5jLnYxLlJvbGxiYWNrUmVxdWVzdBoaLmFlZW5jLnYxLlJvbGxiYWNrUmVzcG9uc2USRwoKTGlzdExhYmVscxIbLmFlZW5jLnYxLkxpc3RMYWJlbHNSZXF1ZXN0GhwuYWVlbmMudjEuTGlzdExhYmVsc1Jlc3BvbnNlEk0KDExpc3RSb2xsb3V0cxIdLmFlZW5jLnYxLkxpc3RSb2xsb3V0c1JlcXVlc3QaHi5hZWVuYy52MS5MaXN0Um9sbG91dHNSZXNwb25zZWIGcHJvdG8z", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("ChdhZWVuYy92MS9yZWdpc3RyeS5wcm90bxIIYWVlbmMudjEi5gEKDlB1Ymxpc2hSZXF1ZXN0EhAKCHZlcnNpb25zGAEgAygJEg0KBWxhYmVsGAIgASgJEh4KEWV4cGVjdGVkX3JldmlzaW9uGAMgASgESACIAQESDQoFZm9yY2UYBCABKAgSJwoEd2FpdBgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhISCgpyZXF1ZXN0X2lkGAYgASgJEhIKBXNoYXJlGAcgASgBSAGIAQESEwoLb25seV9iZXR0ZXIYCCABKAhCFAoSX2V4cGVjdGVkX3JldmlzaW9uQggKBl9zaGFyZSKhAQoPUHVibGlzaFJlc3BvbnNlEh4KBWxhYmVsGAEgASgLMg8uYWVlbmMudjEuTGFiZWwSIwoIcm9sbG91dHMYAiADKAsyES5hZWVuYy52MS5Sb2xsb3V0EhAKCGNvbXBsZXRlGAMgASgIEhIKCmdlbmVyYXRpb24YBCABKAkSIwoEZ2F0ZRgFIAEoCzIVLmFlZW5jLnYxLlF1YWxpdHlHYXRlIlIKC1F1YWxpdHlHYXRlEi0KC2NvbXBhcmlzb25zGAEgAygLMhguYWVlbmMudjEuR2F0ZUNvbXBhcmlzb24SFAoMbm90X2NvbXBhcmVkGAIgASgJIqUBCg5HYXRlQ29tcGFyaXNvbhIPCgd2ZXJzaW9uGAEgASgJEg8KB3F1ZXJpZXMYAiABKAQSFQoNY2FuZGlkYXRlX21hcBgDIAEoARITCgt2ZXJzaW9uX21hcBgEIAEoARIPCgdwX3ZhbHVlGAUgASgBEhAKCHBfYmV0dGVyGAYgASgBEiIKB291dGNvbWUYByABKA4yES5hZWVuYy52MS5PdXRjb21lIpoBCg9TZXRMYWJlbFJlcXVlc3QSDQoFbGFiZWwYASABKAkSEAoIdmVyc2lvbnMYAiADKAkSHgoRZXhwZWN0ZWRfcmV2aXNpb24YAyABKARIAIgBARISCgpyZXF1ZXN0X2lkGAQgASgJEhIKBXNoYXJlGAUgASgBSAGIAQFCFAoSX2V4cGVjdGVkX3JldmlzaW9uQggKBl9zaGFyZSIyChBTZXRMYWJlbFJlc3BvbnNlEh4KBWxhYmVsGAEgASgLMg8uYWVlbmMudjEuTGFiZWwiSQoSRGVsZXRlTGFiZWxSZXF1ZXN0Eg0KBWxhYmVsGAEgASgJEhAKCHNwYWNlX2lkGAIgASgJEhIKCnJlcXVlc3RfaWQYAyABKAkiFQoTRGVsZXRlTGFiZWxSZXNwb25zZSK1AQoPUm9sbGJhY2tSZXF1ZXN0Eg0KBWxhYmVsGAEgASgJEh4KEWV4cGVjdGVkX3JldmlzaW9uGAIgASgESACIAQESEAoIc3BhY2VfaWQYAyABKAkSEgoKcmVxdWVzdF9pZBgEIAEoCRInCgR3YWl0GAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEg4KBmNvcnB1cxgGIAEoCUIUChJfZXhwZWN0ZWRfcmV2aXNpb24ifQoQUm9sbGJhY2tSZXNwb25zZRIeCgVsYWJlbBgBIAEoCzIPLmFlZW5jLnYxLkxhYmVsEiMKCHJvbGxvdXRzGAIgAygLMhEuYWVlbmMudjEuUm9sbG91dBIQCghjb21wbGV0ZRgDIAEoCBISCgpnZW5lcmF0aW9uGAQgASgJIkwKEUxpc3RMYWJlbHNSZXF1ZXN0EhAKCHNwYWNlX2lkGAEgASgJEhEKCXBhZ2Vfc2l6ZRgCIAEoDRISCgpwYWdlX3Rva2VuGAMgASgJIk4KEkxpc3RMYWJlbHNSZXNwb25zZRIfCgZsYWJlbHMYASADKAsyDy5hZWVuYy52MS5MYWJlbBIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiNgoTTGlzdFJvbGxvdXRzUmVxdWVzdBINCgVsYWJlbBgBIAEoCRIQCghzcGFjZV9pZBgCIAEoCSJbChRMaXN0Um9sbG91dHNSZXNwb25zZRIeCgVsYWJlbBgBIAEoCzIPLmFlZW5jLnYxLkxhYmVsEiMKCHJvbGxvdXRzGAIgAygLMhEuYWVlbmMudjEuUm9sbG91dCJ+CgdSb2xsb3V0EhAKCGluc3RhbmNlGAEgASgJEhAKCHJldmlzaW9uGAIgASgEEgoKAm9rGAMgASgIEg4KBnJlYXNvbhgEIAEoCRIzCg9hY2tub3dsZWRnZWRfYXQYBSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wKnkKB091dGNvbWUSFwoTT1VUQ09NRV9VTlNQRUNJRklFRBAAEhIKDk9VVENPTUVfQkVUVEVSEAESGQoVT1VUQ09NRV9OT19ESUZGRVJFTkNFEAISEQoNT1VUQ09NRV9XT1JTRRADEhMKD09VVENPTUVfVE9PX0ZFVxAEMsADChRSZWdpc3RyeUFkbWluU2VydmljZRI+CgdQdWJsaXNoEhguYWVlbmMudjEuUHVibGlzaFJlcXVlc3QaGS5hZWVuYy52MS5QdWJsaXNoUmVzcG9uc2USQQoIU2V0TGFiZWwSGS5hZWVuYy52MS5TZXRMYWJlbFJlcXVlc3QaGi5hZWVuYy52MS5TZXRMYWJlbFJlc3BvbnNlEkoKC0RlbGV0ZUxhYmVsEhwuYWVlbmMudjEuRGVsZXRlTGFiZWxSZXF1ZXN0Gh0uYWVlbmMudjEuRGVsZXRlTGFiZWxSZXNwb25zZRJBCghSb2xsYmFjaxIZLmFlZW5jLnYxLlJvbGxiYWNrUmVxdWVzdBoaLmFlZW5jLnYxLlJvbGxiYWNrUmVzcG9uc2USRwoKTGlzdExhYmVscxIbLmFlZW5jLnYxLkxpc3RMYWJlbHNSZXF1ZXN0GhwuYWVlbmMudjEuTGlzdExhYmVsc1Jlc3BvbnNlEk0KDExpc3RSb2xsb3V0cxIdLmFlZW5jLnYxLkxpc3RSb2xsb3V0c1JlcXVlc3QaHi5hZWVuYy52MS5MaXN0Um9sbG91dHNSZXNwb25zZWIGcHJvdG8z", [file_aeenc_v1_types, file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * The checkpoint to publish.
@@ -23,11 +25,11 @@ export const file_aeenc_v1_registry: GenFile = /*@__PURE__*/
  */
 export type PublishRequest = Message<"aeenc.v1.PublishRequest"> & {
   /**
-   * Its version, or an ensemble as in SetLabel, which is compared with nothing.
+   * Its version, or those of an ensemble as in SetLabel, which is compared with nothing.
    *
-   * @generated from field: string version = 1;
+   * @generated from field: repeated string versions = 1;
    */
-  version: string;
+  versions: string[];
 
   /**
    * The label to move. Default: `stable`.
@@ -243,11 +245,11 @@ export type SetLabelRequest = Message<"aeenc.v1.SetLabelRequest"> & {
   label: string;
 
   /**
-   * The version. Several cross-encoders, joined by `+`, are an ensemble: Retrieve re-ranks by their sum of ranks.
+   * The version. Several cross-encoders are an ensemble: Retrieve re-ranks by their sum of ranks.
    *
-   * @generated from field: string version = 2;
+   * @generated from field: repeated string versions = 2;
    */
-  version: string;
+  versions: string[];
 
   /**
    * Moves the label only from this revision; 0: only if the label does not exist. Unset: not checked.
@@ -513,71 +515,6 @@ export const ListLabelsResponseSchema: GenMessage<ListLabelsResponse> = /*@__PUR
   messageDesc(file_aeenc_v1_registry, 11);
 
 /**
- * A movable name for a checkpoint.
- *
- * @generated from message aeenc.v1.Label
- */
-export type Label = Message<"aeenc.v1.Label"> & {
-  /**
-   * The space in which it lives; that of cross-encoders is `cross-encoder`. A request that names none means the only one
-   * with this label, or of several the only one that a corpus serves; FAILED_PRECONDITION (SPACE_AMBIGUOUS) where that
-   * leaves several.
-   *
-   * @generated from field: string space_id = 1;
-   */
-  spaceId: string;
-
-  /**
-   * Its name.
-   *
-   * @generated from field: string name = 2;
-   */
-  name: string;
-
-  /**
-   * The version it names, or those of an ensemble of cross-encoders, joined by `+`.
-   *
-   * @generated from field: string version = 3;
-   */
-  version: string;
-
-  /**
-   * The number of moves so far. The newest state has the highest number.
-   *
-   * @generated from field: uint64 revision = 4;
-   */
-  revision: bigint;
-
-  /**
-   * The version or ensemble that it named before. Empty: none.
-   *
-   * @generated from field: string previous_version = 5;
-   */
-  previousVersion: string;
-
-  /**
-   * When it moved.
-   *
-   * @generated from field: google.protobuf.Timestamp moved_at = 6;
-   */
-  movedAt?: Timestamp | undefined;
-
-  /**
-   * The share of the calls without a model that go to this label, 0 to 1. Only `canary` has a share.
-   *
-   * @generated from field: double share = 7;
-   */
-  share: number;
-};
-
-/**
- * Describes the message aeenc.v1.Label.
- * Use `create(LabelSchema)` to create a new message.
- */
-export const LabelSchema: GenMessage<Label> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_registry, 12);
-
-/**
  * The label whose rollout to list.
  *
  * @generated from message aeenc.v1.ListRolloutsRequest
@@ -603,7 +540,7 @@ export type ListRolloutsRequest = Message<"aeenc.v1.ListRolloutsRequest"> & {
  * Use `create(ListRolloutsRequestSchema)` to create a new message.
  */
 export const ListRolloutsRequestSchema: GenMessage<ListRolloutsRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_registry, 13);
+  messageDesc(file_aeenc_v1_registry, 12);
 
 /**
  * The rollout of a label.
@@ -631,7 +568,7 @@ export type ListRolloutsResponse = Message<"aeenc.v1.ListRolloutsResponse"> & {
  * Use `create(ListRolloutsResponseSchema)` to create a new message.
  */
 export const ListRolloutsResponseSchema: GenMessage<ListRolloutsResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_registry, 14);
+  messageDesc(file_aeenc_v1_registry, 13);
 
 /**
  * The state of one label on one encoder.
@@ -680,7 +617,7 @@ export type Rollout = Message<"aeenc.v1.Rollout"> & {
  * Use `create(RolloutSchema)` to create a new message.
  */
 export const RolloutSchema: GenMessage<Rollout> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_registry, 15);
+  messageDesc(file_aeenc_v1_registry, 14);
 
 /**
  * The outcome of a comparison by two one-sided tests at the level 0.05.

@@ -15,7 +15,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file aeenc/v1/types.proto.
  */
 export const file_aeenc_v1_types: GenFile = /*@__PURE__*/
-  fileDesc("ChRhZWVuYy92MS90eXBlcy5wcm90bxIIYWVlbmMudjEiVQoKRW1iZWRkaW5ncxIMCgRkYXRhGAEgASgMEh4KBWR0eXBlGAIgASgOMg8uYWVlbmMudjEuRFR5cGUSDAoEcm93cxgDIAEoDRILCgNkaW0YBCABKA0iPwoNTW9kZWxTZWxlY3RvchIPCgVsYWJlbBgBIAEoCUgAEhEKB3ZlcnNpb24YAiABKAlIAEIKCghzZWxlY3RvciJSCgdQcmVtaXNlEgoKAmlkGAEgASgJEgwKBHRleHQYAiABKAkSDwoHYWxpYXNlcxgDIAMoCRIOCgZzcGxpdHMYBCADKAkSDAoEdGFncxgFIAMoCSJQCg1SYW5rZWRQcmVtaXNlEiIKB3ByZW1pc2UYASABKAsyES5hZWVuYy52MS5QcmVtaXNlEgwKBHJhbmsYAiABKA0SDQoFc2NvcmUYAyABKAIiIQoKUHJlbWlzZVNldBITCgtwcmVtaXNlX2lkcxgBIAMoCSI7CglHb2xkUXVlcnkSDAoEdGV4dBgBIAEoCRIQCghwcmVtaXNlcxgCIAMoCRIOCgZncmFkZXMYAyADKAEiowEKBFBhaXISCwoDc2VxGAEgASgEEg0KBXF1ZXJ5GAIgASgJEhIKCnByZW1pc2VfaWQYAyABKAkSDwoHcHJlbWlzZRgEIAEoCRIgCgRzaWduGAUgASgOMhIuYWVlbmMudjEuUGFpclNpZ24SKAoKcHJvdmVuYW5jZRgGIAEoCzIULmFlZW5jLnYxLlByb3ZlbmFuY2USDgoGcmVhc29uGAcgASgJIkIKB0dhcmJhZ2USDAoEa2luZBgBIAEoCRIKCgJpZBgCIAEoCRIOCgZyZWFzb24YAyABKAkSDQoFYnl0ZXMYBCABKAQingIKClByb3ZlbmFuY2USDgoGcnVuX2lkGAEgASgJEg8KB25vZGVfaWQYAiABKAkSDAoEcmFuaxgDIAEoDRINCgVzY29yZRgEIAEoAhIVCg1tb2RlbF92ZXJzaW9uGAUgASgJEhIKCmdlbmVyYXRpb24YBiABKAkSDgoGb3JhY2xlGAcgASgJEhEKCWFubm90YXRvchgIIAEoCRItCglqdWRnZWRfYXQYCSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEg0KBWdyYWRlGAogASgCEg8KB2FtZW5kZWQYCyABKAgSDAoEbm90ZRgMIAEoCRInCgZzb3VyY2UYDSABKA4yFy5hZWVuYy52MS5QcmVtaXNlU291cmNlIuEBCgdUaW1pbmdzEigKBXRvdGFsGAEgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEigKBXF1ZXVlGAIgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEisKCHRva2VuaXplGAMgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEioKB2NvbXB1dGUYBCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SKQoGZW5jb2RlGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIt0BCgtTZXJ2aWNlSW5mbxIYChBzb2Z0d2FyZV92ZXJzaW9uGAEgASgJEhMKC2FwaV92ZXJzaW9uGAIgASgJEhAKCGluc3RhbmNlGAMgASgJEiUKBXN0YXRlGAQgASgOMhYuYWVlbmMudjEuU2VydmljZVN0YXRlEhQKDHN0YXRlX3JlYXNvbhgFIAEoCRIuCgpzdGFydGVkX2F0GAYgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIgCgZsaW1pdHMYByABKAsyEC5hZWVuYy52MS5MaW1pdHMiigEKBkxpbWl0cxIVCg1tZXNzYWdlX2J5dGVzGAEgASgEEg0KBWl0ZW1zGAIgASgNEhIKCnRleHRfYnl0ZXMYAyABKA0SCQoBaxgEIAEoDRIOCgZ0b2tlbnMYBSABKA0SFAoMcXVldWVkX2l0ZW1zGAYgASgNEhUKDXF1ZXVlZF90b2tlbnMYByABKA0isgMKEEV2YWx1YXRpb25SZXBvcnQSKgoGc3RyaWN0GAEgASgLMhouYWVlbmMudjEuUmV0cmlldmFsTWV0cmljcxIpCgVwYXBlchgCIAEoCzIaLmFlZW5jLnYxLlJldHJpZXZhbE1ldHJpY3MSEgoKY2FuZGlkYXRlcxgDIAEoDRIPCgdxdWVyaWVzGAQgASgNEg0KBXBhaXJzGAUgASgNEhUKDW1vZGVsX3ZlcnNpb24YBiABKAkSEgoKZ2VuZXJhdGlvbhgHIAEoCRIXCg9yZXJhbmtfdmVyc2lvbnMYCCADKAkSJwoFcGFydHMYCSADKAsyGC5hZWVuYy52MS5FdmFsdWF0aW9uUGFydBIvChBoeXBvdGhlc2lzX2Fsb25lGAogASgLMhUuYWVlbmMudjEuVHJlZU1ldHJpY3MSKAoJZ29sZF90cmVlGAsgASgLMhUuYWVlbmMudjEuVHJlZU1ldHJpY3MSIgoFcmFua3MYDCADKAsyEy5hZWVuYy52MS5Hb2xkUmFua3MSJwoGZ3JhZGVkGA0gASgLMhcuYWVlbmMudjEuR3JhZGVkTWV0cmljcyKjAQoNR3JhZGVkTWV0cmljcxITCgtuZGNnX2xpbmVhchgBIAEoARIYChBuZGNnX2V4cG9uZW50aWFsGAIgASgBEhoKEm9yYWNsZV9uZGNnX2xpbmVhchgDIAEoARIfChdvcmFjbGVfbmRjZ19leHBvbmVudGlhbBgEIAEoARImCgdyZWNhbGxzGAUgAygLMhUuYWVlbmMudjEuR3JhZGVSZWNhbGwimwEKC0dyYWRlUmVjYWxsEg0KBWdyYWRlGAEgASgBEg0KBXBhaXJzGAIgASgNEhQKDHJlY2FsbF9hdF8xMBgDIAEoARIUCgxyZWNhbGxfYXRfMjUYBCABKAESFAoMcmVjYWxsX2F0XzUwGAUgASgBEhUKDXJlY2FsbF9hdF8xMDAYBiABKAESFQoNcmVjYWxsX2F0XzIwMBgHIAEoASKzAQoORXZhbHVhdGlvblBhcnQSKgoEa2luZBgBIAEoDjIcLmFlZW5jLnYxLkV2YWx1YXRpb25QYXJ0S2luZBIqCgZzdHJpY3QYAiABKAsyGi5hZWVuYy52MS5SZXRyaWV2YWxNZXRyaWNzEikKBXBhcGVyGAMgASgLMhouYWVlbmMudjEuUmV0cmlldmFsTWV0cmljcxIPCgdxdWVyaWVzGAQgASgNEg0KBXBhaXJzGAUgASgNInkKC1RyZWVNZXRyaWNzEhQKDHJlY2FsbF9hdF8yNRgBIAEoARIaChJyZWNhbGxfYXRfMjVfbWljcm8YAiABKAESGQoRYWxsX2NvcnJlY3RfYXRfMjUYAyABKAESDQoFdHJlZXMYBCABKA0SDgoGbGVhdmVzGAUgASgNIioKCUdvbGRSYW5rcxIOCgZzdHJpY3QYASADKAQSDQoFcGFwZXIYAiADKAQijgEKEFJldHJpZXZhbE1ldHJpY3MSCwoDbWFwGAEgASgBEgwKBG5kY2cYAiABKAESEgoKbmRjZ19hdF8xMBgDIAEoARISCgpuZGNnX2F0XzUwGAQgASgBEhEKCWhpdF9hdF8xMBgFIAEoARIRCgloaXRfYXRfMjAYBiABKAESEQoJaGl0X2F0XzUwGAcgASgBKsoCChJFdmFsdWF0aW9uUGFydEtpbmQSJAogRVZBTFVBVElPTl9QQVJUX0tJTkRfVU5TUEVDSUZJRUQQABIjCh9FVkFMVUFUSU9OX1BBUlRfS0lORF9RVUVSWV9TRUVOEAESJQohRVZBTFVBVElPTl9QQVJUX0tJTkRfUVVFUllfVU5TRUVOEAISJQohRVZBTFVBVElPTl9QQVJUX0tJTkRfUFJFTUlTRV9TRUVOEAMSJwojRVZBTFVBVElPTl9QQVJUX0tJTkRfUFJFTUlTRV9VTlNFRU4QBBIiCh5FVkFMVUFUSU9OX1BBUlRfS0lORF9QQUlSX1NFRU4QBRIkCiBFVkFMVUFUSU9OX1BBUlRfS0lORF9QQUlSX1VOU0VFThAGEigKJEVWQUxVQVRJT05fUEFSVF9LSU5EX05PVF9DT05ESVRJT05FRBAHKkcKBURUeXBlEhYKEkRfVFlQRV9VTlNQRUNJRklFRBAAEhIKDkRfVFlQRV9GTE9BVDMyEAESEgoORF9UWVBFX0ZMT0FUMTYQAipqCg1QcmVtaXNlU291cmNlEh4KGlBSRU1JU0VfU09VUkNFX1VOU1BFQ0lGSUVEEAASHAoYUFJFTUlTRV9TT1VSQ0VfUkVUUklFVkVEEAESGwoXUFJFTUlTRV9TT1VSQ0VfU0VBUkNIRUQQAipRCgdPd25UZXh0EhgKFE9XTl9URVhUX1VOU1BFQ0lGSUVEEAASFQoRT1dOX1RFWFRfRVhDTFVERUQQARIVChFPV05fVEVYVF9ORUdBVElWRRACKmwKCFBhaXJTaWduEhkKFVBBSVJfU0lHTl9VTlNQRUNJRklFRBAAEhYKElBBSVJfU0lHTl9QT1NJVElWRRABEhYKElBBSVJfU0lHTl9ORUdBVElWRRACEhUKEVBBSVJfU0lHTl9TS0lQUEVEEAMqgAEKCVByZWNpc2lvbhIZChVQUkVDSVNJT05fVU5TUEVDSUZJRUQQABIVChFQUkVDSVNJT05fRkxPQVQzMhABEhUKEVBSRUNJU0lPTl9GTE9BVDE2EAISEgoOUFJFQ0lTSU9OX0lOVDgQAxIWChJQUkVDSVNJT05fQkZMT0FUMTYQBCqiAQoJV29ya1N0YXRlEhoKFldPUktfU1RBVEVfVU5TUEVDSUZJRUQQABIWChJXT1JLX1NUQVRFX1BFTkRJTkcQARIWChJXT1JLX1NUQVRFX1JVTk5JTkcQAhIYChRXT1JLX1NUQVRFX1NVQ0NFRURFRBADEhUKEVdPUktfU1RBVEVfRkFJTEVEEAQSGAoUV09SS19TVEFURV9DQU5DRUxMRUQQBSqcAQoMU2VydmljZVN0YXRlEh0KGVNFUlZJQ0VfU1RBVEVfVU5TUEVDSUZJRUQQABIaChZTRVJWSUNFX1NUQVRFX1NUQVJUSU5HEAESGQoVU0VSVklDRV9TVEFURV9TRVJWSU5HEAISGgoWU0VSVklDRV9TVEFURV9ERUdSQURFRBADEhoKFlNFUlZJQ0VfU1RBVEVfRFJBSU5JTkcQBCpKCghUcnVuY2F0ZRIYChRUUlVOQ0FURV9VTlNQRUNJRklFRBAAEhIKDlRSVU5DQVRFX0VSUk9SEAESEAoMVFJVTkNBVEVfRU5EEAJiBnByb3RvMw", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("ChRhZWVuYy92MS90eXBlcy5wcm90bxIIYWVlbmMudjEiVQoKRW1iZWRkaW5ncxIMCgRkYXRhGAEgASgMEh4KBWR0eXBlGAIgASgOMg8uYWVlbmMudjEuRFR5cGUSDAoEcm93cxgDIAEoDRILCgNkaW0YBCABKA0iPwoNTW9kZWxTZWxlY3RvchIPCgVsYWJlbBgBIAEoCUgAEhEKB3ZlcnNpb24YAiABKAlIAEIKCghzZWxlY3RvciJSCgdQcmVtaXNlEgoKAmlkGAEgASgJEgwKBHRleHQYAiABKAkSDwoHYWxpYXNlcxgDIAMoCRIOCgZzcGxpdHMYBCADKAkSDAoEdGFncxgFIAMoCSJQCg1SYW5rZWRQcmVtaXNlEiIKB3ByZW1pc2UYASABKAsyES5hZWVuYy52MS5QcmVtaXNlEgwKBHJhbmsYAiABKA0SDQoFc2NvcmUYAyABKAIiIQoKUHJlbWlzZVNldBITCgtwcmVtaXNlX2lkcxgBIAMoCSI7CglHb2xkUXVlcnkSDAoEdGV4dBgBIAEoCRIQCghwcmVtaXNlcxgCIAMoCRIOCgZncmFkZXMYAyADKAEiowEKBFBhaXISCwoDc2VxGAEgASgEEg0KBXF1ZXJ5GAIgASgJEhIKCnByZW1pc2VfaWQYAyABKAkSDwoHcHJlbWlzZRgEIAEoCRIgCgRzaWduGAUgASgOMhIuYWVlbmMudjEuUGFpclNpZ24SKAoKcHJvdmVuYW5jZRgGIAEoCzIULmFlZW5jLnYxLlByb3ZlbmFuY2USDgoGcmVhc29uGAcgASgJIkIKB0dhcmJhZ2USDAoEa2luZBgBIAEoCRIKCgJpZBgCIAEoCRIOCgZyZWFzb24YAyABKAkSDQoFYnl0ZXMYBCABKAQingIKClByb3ZlbmFuY2USDgoGcnVuX2lkGAEgASgJEg8KB25vZGVfaWQYAiABKAkSDAoEcmFuaxgDIAEoDRINCgVzY29yZRgEIAEoAhIVCg1tb2RlbF92ZXJzaW9uGAUgASgJEhIKCmdlbmVyYXRpb24YBiABKAkSDgoGb3JhY2xlGAcgASgJEhEKCWFubm90YXRvchgIIAEoCRItCglqdWRnZWRfYXQYCSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEg0KBWdyYWRlGAogASgCEg8KB2FtZW5kZWQYCyABKAgSDAoEbm90ZRgMIAEoCRInCgZzb3VyY2UYDSABKA4yFy5hZWVuYy52MS5QcmVtaXNlU291cmNlIqMBCgVMYWJlbBIQCghzcGFjZV9pZBgBIAEoCRIMCgRuYW1lGAIgASgJEhAKCHZlcnNpb25zGAMgAygJEhAKCHJldmlzaW9uGAQgASgEEhkKEXByZXZpb3VzX3ZlcnNpb25zGAUgAygJEiwKCG1vdmVkX2F0GAYgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBINCgVzaGFyZRgHIAEoASLhAQoHVGltaW5ncxIoCgV0b3RhbBgBIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIoCgVxdWV1ZRgCIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIrCgh0b2tlbml6ZRgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIqCgdjb21wdXRlGAQgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEikKBmVuY29kZRgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiLdAQoLU2VydmljZUluZm8SGAoQc29mdHdhcmVfdmVyc2lvbhgBIAEoCRITCgthcGlfdmVyc2lvbhgCIAEoCRIQCghpbnN0YW5jZRgDIAEoCRIlCgVzdGF0ZRgEIAEoDjIWLmFlZW5jLnYxLlNlcnZpY2VTdGF0ZRIUCgxzdGF0ZV9yZWFzb24YBSABKAkSLgoKc3RhcnRlZF9hdBgGIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASIAoGbGltaXRzGAcgASgLMhAuYWVlbmMudjEuTGltaXRzIooBCgZMaW1pdHMSFQoNbWVzc2FnZV9ieXRlcxgBIAEoBBINCgVpdGVtcxgCIAEoDRISCgp0ZXh0X2J5dGVzGAMgASgNEgkKAWsYBCABKA0SDgoGdG9rZW5zGAUgASgNEhQKDHF1ZXVlZF9pdGVtcxgGIAEoDRIVCg1xdWV1ZWRfdG9rZW5zGAcgASgNIrIDChBFdmFsdWF0aW9uUmVwb3J0EioKBnN0cmljdBgBIAEoCzIaLmFlZW5jLnYxLlJldHJpZXZhbE1ldHJpY3MSKQoFcGFwZXIYAiABKAsyGi5hZWVuYy52MS5SZXRyaWV2YWxNZXRyaWNzEhIKCmNhbmRpZGF0ZXMYAyABKA0SDwoHcXVlcmllcxgEIAEoDRINCgVwYWlycxgFIAEoDRIVCg1tb2RlbF92ZXJzaW9uGAYgASgJEhIKCmdlbmVyYXRpb24YByABKAkSFwoPcmVyYW5rX3ZlcnNpb25zGAggAygJEicKBXBhcnRzGAkgAygLMhguYWVlbmMudjEuRXZhbHVhdGlvblBhcnQSLwoQaHlwb3RoZXNpc19hbG9uZRgKIAEoCzIVLmFlZW5jLnYxLlRyZWVNZXRyaWNzEigKCWdvbGRfdHJlZRgLIAEoCzIVLmFlZW5jLnYxLlRyZWVNZXRyaWNzEiIKBXJhbmtzGAwgAygLMhMuYWVlbmMudjEuR29sZFJhbmtzEicKBmdyYWRlZBgNIAEoCzIXLmFlZW5jLnYxLkdyYWRlZE1ldHJpY3MiowEKDUdyYWRlZE1ldHJpY3MSEwoLbmRjZ19saW5lYXIYASABKAESGAoQbmRjZ19leHBvbmVudGlhbBgCIAEoARIaChJvcmFjbGVfbmRjZ19saW5lYXIYAyABKAESHwoXb3JhY2xlX25kY2dfZXhwb25lbnRpYWwYBCABKAESJgoHcmVjYWxscxgFIAMoCzIVLmFlZW5jLnYxLkdyYWRlUmVjYWxsIpsBCgtHcmFkZVJlY2FsbBINCgVncmFkZRgBIAEoARINCgVwYWlycxgCIAEoDRIUCgxyZWNhbGxfYXRfMTAYAyABKAESFAoMcmVjYWxsX2F0XzI1GAQgASgBEhQKDHJlY2FsbF9hdF81MBgFIAEoARIVCg1yZWNhbGxfYXRfMTAwGAYgASgBEhUKDXJlY2FsbF9hdF8yMDAYByABKAEiswEKDkV2YWx1YXRpb25QYXJ0EioKBGtpbmQYASABKA4yHC5hZWVuYy52MS5FdmFsdWF0aW9uUGFydEtpbmQSKgoGc3RyaWN0GAIgASgLMhouYWVlbmMudjEuUmV0cmlldmFsTWV0cmljcxIpCgVwYXBlchgDIAEoCzIaLmFlZW5jLnYxLlJldHJpZXZhbE1ldHJpY3MSDwoHcXVlcmllcxgEIAEoDRINCgVwYWlycxgFIAEoDSJ5CgtUcmVlTWV0cmljcxIUCgxyZWNhbGxfYXRfMjUYASABKAESGgoScmVjYWxsX2F0XzI1X21pY3JvGAIgASgBEhkKEWFsbF9jb3JyZWN0X2F0XzI1GAMgASgBEg0KBXRyZWVzGAQgASgNEg4KBmxlYXZlcxgFIAEoDSIqCglHb2xkUmFua3MSDgoGc3RyaWN0GAEgAygEEg0KBXBhcGVyGAIgAygEIo4BChBSZXRyaWV2YWxNZXRyaWNzEgsKA21hcBgBIAEoARIMCgRuZGNnGAIgASgBEhIKCm5kY2dfYXRfMTAYAyABKAESEgoKbmRjZ19hdF81MBgEIAEoARIRCgloaXRfYXRfMTAYBSABKAESEQoJaGl0X2F0XzIwGAYgASgBEhEKCWhpdF9hdF81MBgHIAEoASrKAgoSRXZhbHVhdGlvblBhcnRLaW5kEiQKIEVWQUxVQVRJT05fUEFSVF9LSU5EX1VOU1BFQ0lGSUVEEAASIwofRVZBTFVBVElPTl9QQVJUX0tJTkRfUVVFUllfU0VFThABEiUKIUVWQUxVQVRJT05fUEFSVF9LSU5EX1FVRVJZX1VOU0VFThACEiUKIUVWQUxVQVRJT05fUEFSVF9LSU5EX1BSRU1JU0VfU0VFThADEicKI0VWQUxVQVRJT05fUEFSVF9LSU5EX1BSRU1JU0VfVU5TRUVOEAQSIgoeRVZBTFVBVElPTl9QQVJUX0tJTkRfUEFJUl9TRUVOEAUSJAogRVZBTFVBVElPTl9QQVJUX0tJTkRfUEFJUl9VTlNFRU4QBhIoCiRFVkFMVUFUSU9OX1BBUlRfS0lORF9OT1RfQ09ORElUSU9ORUQQBypHCgVEVHlwZRIWChJEX1RZUEVfVU5TUEVDSUZJRUQQABISCg5EX1RZUEVfRkxPQVQzMhABEhIKDkRfVFlQRV9GTE9BVDE2EAIqagoNUHJlbWlzZVNvdXJjZRIeChpQUkVNSVNFX1NPVVJDRV9VTlNQRUNJRklFRBAAEhwKGFBSRU1JU0VfU09VUkNFX1JFVFJJRVZFRBABEhsKF1BSRU1JU0VfU09VUkNFX1NFQVJDSEVEEAIqUQoHT3duVGV4dBIYChRPV05fVEVYVF9VTlNQRUNJRklFRBAAEhUKEU9XTl9URVhUX0VYQ0xVREVEEAESFQoRT1dOX1RFWFRfTkVHQVRJVkUQAipsCghQYWlyU2lnbhIZChVQQUlSX1NJR05fVU5TUEVDSUZJRUQQABIWChJQQUlSX1NJR05fUE9TSVRJVkUQARIWChJQQUlSX1NJR05fTkVHQVRJVkUQAhIVChFQQUlSX1NJR05fU0tJUFBFRBADKoABCglQcmVjaXNpb24SGQoVUFJFQ0lTSU9OX1VOU1BFQ0lGSUVEEAASFQoRUFJFQ0lTSU9OX0ZMT0FUMzIQARIVChFQUkVDSVNJT05fRkxPQVQxNhACEhIKDlBSRUNJU0lPTl9JTlQ4EAMSFgoSUFJFQ0lTSU9OX0JGTE9BVDE2EAQqogEKCVdvcmtTdGF0ZRIaChZXT1JLX1NUQVRFX1VOU1BFQ0lGSUVEEAASFgoSV09SS19TVEFURV9QRU5ESU5HEAESFgoSV09SS19TVEFURV9SVU5OSU5HEAISGAoUV09SS19TVEFURV9TVUNDRUVERUQQAxIVChFXT1JLX1NUQVRFX0ZBSUxFRBAEEhgKFFdPUktfU1RBVEVfQ0FOQ0VMTEVEEAUqnAEKDFNlcnZpY2VTdGF0ZRIdChlTRVJWSUNFX1NUQVRFX1VOU1BFQ0lGSUVEEAASGgoWU0VSVklDRV9TVEFURV9TVEFSVElORxABEhkKFVNFUlZJQ0VfU1RBVEVfU0VSVklORxACEhoKFlNFUlZJQ0VfU1RBVEVfREVHUkFERUQQAxIaChZTRVJWSUNFX1NUQVRFX0RSQUlOSU5HEAQqSgoIVHJ1bmNhdGUSGAoUVFJVTkNBVEVfVU5TUEVDSUZJRUQQABISCg5UUlVOQ0FURV9FUlJPUhABEhAKDFRSVU5DQVRFX0VORBACYgZwcm90bzM", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * A matrix of embeddings, one row per text. Uses raw bytes, because `repeated float` costs a Python caller about twenty
@@ -454,6 +454,71 @@ export const ProvenanceSchema: GenMessage<Provenance> = /*@__PURE__*/
   messageDesc(file_aeenc_v1_types, 8);
 
 /**
+ * A movable name for a checkpoint.
+ *
+ * @generated from message aeenc.v1.Label
+ */
+export type Label = Message<"aeenc.v1.Label"> & {
+  /**
+   * The space in which it lives; that of cross-encoders is `cross-encoder`. A request that names none means the only one
+   * with this label, or of several the only one that a corpus serves; FAILED_PRECONDITION (SPACE_AMBIGUOUS) where that
+   * leaves several.
+   *
+   * @generated from field: string space_id = 1;
+   */
+  spaceId: string;
+
+  /**
+   * Its name.
+   *
+   * @generated from field: string name = 2;
+   */
+  name: string;
+
+  /**
+   * The version it names. Several cross-encoders are an ensemble.
+   *
+   * @generated from field: repeated string versions = 3;
+   */
+  versions: string[];
+
+  /**
+   * The number of moves so far. The newest state has the highest number.
+   *
+   * @generated from field: uint64 revision = 4;
+   */
+  revision: bigint;
+
+  /**
+   * The versions that it named before. Empty: none, or an encoder says what it serves.
+   *
+   * @generated from field: repeated string previous_versions = 5;
+   */
+  previousVersions: string[];
+
+  /**
+   * When it moved. Unset where an encoder says what it serves.
+   *
+   * @generated from field: google.protobuf.Timestamp moved_at = 6;
+   */
+  movedAt?: Timestamp | undefined;
+
+  /**
+   * The share of the calls without a model that go to this label, 0 to 1. Only `canary` has a share.
+   *
+   * @generated from field: double share = 7;
+   */
+  share: number;
+};
+
+/**
+ * Describes the message aeenc.v1.Label.
+ * Use `create(LabelSchema)` to create a new message.
+ */
+export const LabelSchema: GenMessage<Label> = /*@__PURE__*/
+  messageDesc(file_aeenc_v1_types, 9);
+
+/**
  * The duration of each part of a call. Apart from scheduling, the parts add up to the total.
  *
  * @generated from message aeenc.v1.Timings
@@ -500,7 +565,7 @@ export type Timings = Message<"aeenc.v1.Timings"> & {
  * Use `create(TimingsSchema)` to create a new message.
  */
 export const TimingsSchema: GenMessage<Timings> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 9);
+  messageDesc(file_aeenc_v1_types, 10);
 
 /**
  * The part of GetInfo that all services share.
@@ -563,7 +628,7 @@ export type ServiceInfo = Message<"aeenc.v1.ServiceInfo"> & {
  * Use `create(ServiceInfoSchema)` to create a new message.
  */
 export const ServiceInfoSchema: GenMessage<ServiceInfo> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 10);
+  messageDesc(file_aeenc_v1_types, 11);
 
 /**
  * Limits that a service enforces. Unless a field says otherwise, a call beyond one fails with INVALID_ARGUMENT and
@@ -629,7 +694,7 @@ export type Limits = Message<"aeenc.v1.Limits"> & {
  * Use `create(LimitsSchema)` to create a new message.
  */
 export const LimitsSchema: GenMessage<Limits> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 11);
+  messageDesc(file_aeenc_v1_types, 12);
 
 /**
  * Retrieval quality of one system on one set of queries, under both protocols of docs/evaluation.md.
@@ -736,7 +801,7 @@ export type EvaluationReport = Message<"aeenc.v1.EvaluationReport"> & {
  * Use `create(EvaluationReportSchema)` to create a new message.
  */
 export const EvaluationReportSchema: GenMessage<EvaluationReport> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 12);
+  messageDesc(file_aeenc_v1_types, 13);
 
 /**
  * Retrieval quality on graded gold premises. Each NDCG lies in [0, 1], is macro over queries, and compares with the best
@@ -786,7 +851,7 @@ export type GradedMetrics = Message<"aeenc.v1.GradedMetrics"> & {
  * Use `create(GradedMetricsSchema)` to create a new message.
  */
 export const GradedMetricsSchema: GenMessage<GradedMetrics> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 13);
+  messageDesc(file_aeenc_v1_types, 14);
 
 /**
  * The share of the (query, premise) pairs of one grade whose premise is in the first k, micro.
@@ -849,7 +914,7 @@ export type GradeRecall = Message<"aeenc.v1.GradeRecall"> & {
  * Use `create(GradeRecallSchema)` to create a new message.
  */
 export const GradeRecallSchema: GenMessage<GradeRecall> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 14);
+  messageDesc(file_aeenc_v1_types, 15);
 
 /**
  * Retrieval quality on a part of the queries and pairs. Gold premises of a query that are outside the subset are
@@ -899,7 +964,7 @@ export type EvaluationPart = Message<"aeenc.v1.EvaluationPart"> & {
  * Use `create(EvaluationPartSchema)` to create a new message.
  */
 export const EvaluationPartSchema: GenMessage<EvaluationPart> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 15);
+  messageDesc(file_aeenc_v1_types, 16);
 
 /**
  * The share of a tree's leaves among the first 25 premises found for it. Each value lies in [0, 1].
@@ -948,7 +1013,7 @@ export type TreeMetrics = Message<"aeenc.v1.TreeMetrics"> & {
  * Use `create(TreeMetricsSchema)` to create a new message.
  */
 export const TreeMetricsSchema: GenMessage<TreeMetrics> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 16);
+  messageDesc(file_aeenc_v1_types, 17);
 
 /**
  * The ranks of one query's gold premises, from 1, in the order in which they were sent; 0 for one that was not found.
@@ -977,7 +1042,7 @@ export type GoldRanks = Message<"aeenc.v1.GoldRanks"> & {
  * Use `create(GoldRanksSchema)` to create a new message.
  */
 export const GoldRanksSchema: GenMessage<GoldRanks> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 17);
+  messageDesc(file_aeenc_v1_types, 18);
 
 /**
  * Retrieval metrics under one protocol. Each lies in [0, 1]; larger is better.
@@ -1040,7 +1105,7 @@ export type RetrievalMetrics = Message<"aeenc.v1.RetrievalMetrics"> & {
  * Use `create(RetrievalMetricsSchema)` to create a new message.
  */
 export const RetrievalMetricsSchema: GenMessage<RetrievalMetrics> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 18);
+  messageDesc(file_aeenc_v1_types, 19);
 
 /**
  * Subsets of an evaluation's queries and pairs.
