@@ -152,15 +152,15 @@ def upserted_per_s(vectors: NDArray[np.float32]) -> float:
     """Premises a second that one core turns into the rows of a request to Milvus, without Milvus."""
     from pymilvus.client.prepare import Prepare
 
-    from services.index.milvus import schema
+    from services.index.milvus.collection import row_of, schema_of
 
-    fields = schema.generation_schema(DIM).to_dict()["fields"]
+    fields = schema_of(DIM).to_dict()["fields"]
     some = premises(4096)
 
     def send() -> None:
         for start in range(0, len(some), 256):
             part = some[start : start + 256]
-            rows = [schema.to_row(start + n, one, vectors[start + n]) for n, one in enumerate(part)]
+            rows = [row_of(start + n, one, vectors[start + n]) for n, one in enumerate(part)]
             Prepare.row_upsert_param("sizing", rows, "", fields_info=fields).SerializeToString()
 
     return len(some) / timed(send)

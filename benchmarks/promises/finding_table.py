@@ -88,22 +88,22 @@ FINDINGS = {
     ),
     4: Finding(
         "a Milvus index answered from a generation of another space when its own was deleted meanwhile",
-        "the space is checked again, the sweeper reads again, and nothing is asked for callers who have left",
+        "files decide which generation serves, whatever proposes; nothing is asked for callers who have left",
         _of(
-            "index/milvus/test_milvus_generations.py",
-            "test_a_search_does_not_slide_into_another_space_when_its_generation_is_deleted",
+            "index/milvus/test_milvus_collections.py",
+            "test_a_collection_goes_once_nobody_reads_its_generation",
             "test_nothing_is_asked_of_milvus_for_a_caller_who_has_left",
         )
         + _of(
-            "index/milvus/test_milvus_builds.py",
-            "test_a_build_that_commits_while_the_sweeper_is_at_work_stays",
+            "index/catalogue/test_replicas.py",
+            "test_what_one_replica_deletes_no_other_answers_from_and_its_files_go_when_nobody_reads_them",
         ),
     ),
     5: Finding(
         "answers of IVF and HNSW depended on the other texts of the call",
         "a text is searched as widely alone as beside others",
         _of("index/building/test_engines.py", "test_a_text_is_searched_as_widely_alone_as_beside_others")
-        + _of("index/milvus/test_milvus_generations.py", "test_a_text_is_searched_as_widely_alone_as_beside_others"),
+        + _of("index/milvus/test_milvus_answers.py", "test_a_text_is_searched_as_widely_alone_as_beside_others"),
     ),
     6: Finding(
         "one unreadable corpus, one slow opening or one exact search held up or ended all others",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from aeenc.encoder import EncoderClient
+from aeenc.errors import InvalidArgument
 from aeenc.transport.channel import Channel
 from aeenc.v1 import index_pb2_grpc
 from services.index.building.builder import Builder
@@ -19,12 +21,15 @@ from services.index.ranking.prior import Explanations
 from services.index.ranking.ranker import Ranker
 from services.index.ranking.retrieval import Retrieval
 from services.index.servicer import IndexAdminServicer, IndexServicer
-from services.index.settings import IndexSettings, milvus_lacks
-from services.index.values import Backend, BuildOptions
+from services.index.settings import IndexSettings
 from services.kit.readiness import Readiness
 from services.kit.server import GrpcServer
 from services.kit.workers import run_workers
+from services.store.artifacts import ArtifactStore
 from services.store.objects import open_store
+
+if TYPE_CHECKING:
+    from services.index.milvus.collections import Collections  # its client is an extra of its own
 
 
 class ServiceHealth:
@@ -74,36 +79,11 @@ def build(settings: IndexSettings) -> GrpcServer:
         max_queued=settings.max_queued,
         on_change=health.source("encoder"),
     )
-    open_backend = _on_milvus if settings.backend == "milvus" else _on_files
-    backend = open_backend(settings, server, health, channel, encoder)
-
-    async def load() -> None:
-        server.readiness.starting("opening the active generations")
-        await backend.load()
-        health.open()
-
-    async def close() -> None:
-        await backend.close()
-        await encoder.close()
-        await channel.close()
-
-    server.on_start(load)
-    server.on_stop(close)
-    public = IndexServicer(server, backend.catalogue, backend.retrieval, limits)
-    admin = IndexAdminServicer(backend.catalogue, backend.builder, backend.explanations, limits)
-    server.add(index_pb2_grpc.add_IndexServiceServicer_to_server, public, "aeenc.v1.IndexService")
-    server.add(index_pb2_grpc.add_IndexAdminServiceServicer_to_server, admin, "aeenc.v1.IndexAdminService", admin=True)
-    return server
-
-
-def _on_files(
-    settings: IndexSettings, server: GrpcServer, health: ServiceHealth, channel: Channel, encoder: QueryEncoder
-) -> Backend:
-    """Wires up generations in files, searched in this process by FAISS and by words."""
     store, metrics = (
         open_store(settings.artifacts_dir, settings.artifacts_url, settings.artifacts_cache_bytes),
         IndexMetrics(server.metrics),
     )
+    milvus = _milvus(settings, store, health.source("milvus")) if settings.milvus_uri else None
     replicas = Replicas(store, settings.instance, lease_s=settings.replica_lease_s, wait_s=settings.replica_wait_s)
     batcher, executor = SearchBatcher(settings.max_queued, metrics.searched), LexicalExecutor(settings.max_queued)
     catalogue = Catalogue(
@@ -112,56 +92,64 @@ def _on_files(
         replicas,
         pinned_generations=settings.pinned_generations,
         pinned_bytes=settings.pinned_bytes,
+        open_remote=milvus.of if milvus else None,
     )
     catalogue.on_change(health.source("corpora"))
     follower = Follower(catalogue, replicas, settings.look_s, health.source("store"))
     explanations = Explanations(store, catalogue)
-    ranker = Ranker(batcher, executor, encoder, _reranker(settings, channel), pool=settings.k_max)
-    retrieval = Retrieval(catalogue, batcher, ranker, explanations, settings.limits)
-    builder = Builder(store, catalogue, channel, settings.limits, _build_options(settings))
+    reranker = Reranker(EncoderClient(channel), timeout_s=settings.encode_timeout_s)
+    ranker = Ranker(batcher, executor, encoder, reranker, pool=settings.k_max)
+    retrieval = Retrieval(catalogue, batcher, ranker, explanations, limits)
+    builder = Builder(store, catalogue, channel, limits, settings.builds)
 
     async def load() -> None:
+        server.readiness.starting("opening the active generations")
         batcher.start()
         follower.beat()
         await catalogue.load()
         await builder.sweep()
         follower.start()
+        if milvus:
+            milvus.start()
+        health.open()
 
     async def close() -> None:
         await follower.close()
+        if milvus:
+            await milvus.close()
         batcher.close()
         executor.close()
         await catalogue.close()
+        await encoder.close()
+        await channel.close()
 
-    return Backend(catalogue, retrieval, builder, explanations, load, close)
+    server.on_start(load)
+    server.on_stop(close)
+    public = IndexServicer(server, catalogue, retrieval, limits)
+    admin = IndexAdminServicer(catalogue, builder, explanations, limits)
+    server.add(index_pb2_grpc.add_IndexServiceServicer_to_server, public, "aeenc.v1.IndexService")
+    server.add(index_pb2_grpc.add_IndexAdminServiceServicer_to_server, admin, "aeenc.v1.IndexAdminService", admin=True)
+    return server
 
 
-def _on_milvus(
-    settings: IndexSettings, _server: GrpcServer, health: ServiceHealth, channel: Channel, encoder: QueryEncoder
-) -> Backend:
-    """Wires up generations in a Milvus; only here its client is loaded."""
+def _milvus(settings: IndexSettings, store: ArtifactStore, on_state: Callable[[str], None]) -> Collections:
+    """Wires up a Milvus; only here its client is loaded."""
     try:
-        from services.index.milvus.backend import open_backend
+        from services.index.milvus.collections import Collections
+        from services.index.milvus.link import MilvusAddress, MilvusLink
     except ModuleNotFoundError as error:
-        raise milvus_lacks(error) from error
-    state, reranker = health.source("milvus"), _reranker(settings, channel)
-    return open_backend(settings, encoder, reranker, channel, _build_options(settings), on_state=state)
-
-
-def _reranker(settings: IndexSettings, channel: Channel) -> Reranker:
-    return Reranker(EncoderClient(channel), timeout_s=settings.encode_timeout_s)
-
-
-def _build_options(settings: IndexSettings) -> BuildOptions:
-    return BuildOptions(
-        settings.build_batch,
-        settings.build_window,
-        settings.build_encode_timeout_s,
-        settings.build_sync_s,
-        settings.build_keep_s,
-        settings.engines,
-        settings.request_keep_s,
-        settings.lexical,
+        raise InvalidArgument(
+            f"AEENC_INDEX_MILVUS_URI needs {error.name}; install aeenc-services with the extra index-milvus"
+        ) from error
+    address = MilvusAddress(settings.milvus_uri, settings.milvus_token, settings.milvus_database)
+    link = MilvusLink(address, timeout_s=settings.milvus_timeout_s, threads=settings.milvus_threads, on_state=on_state)
+    return Collections(
+        store,
+        link,
+        settings.milvus_prefix,
+        refresh_s=settings.milvus_refresh_s,
+        lease_s=settings.milvus_lease_s,
+        patience_s=settings.milvus_patience_s,
     )
 
 

@@ -211,7 +211,7 @@ def to_generation(artifact: Artifact, *, active: bool, held_by: Sequence[str] = 
         size_bytes=artifact.size_bytes,
         notes=_notes(meta),
         held_by=held_by,
-        recall_at_10=meta.get("index", {}).get("recall_at_10", float(meta["engine"] == "flat")),
+        recall_at_10=meta.get("index", {}).get("recall_at_10", float(meta["engine"] in {"flat", "milvus-flat"})),
     )
 
 

@@ -7,8 +7,12 @@ from typing import Any
 
 from aeenc.v1 import index_pb2, index_pb2_grpc
 from services.index import convert
+from services.index.building.builder import Builder
+from services.index.catalogue.catalogue import Catalogue
 from services.index.catalogue.listing import Listing
-from services.index.values import ExplanationStore, GenerationBuilder, GenerationStore, GenerationView, Retriever
+from services.index.ranking.prior import Explanations
+from services.index.ranking.retrieval import Retrieval
+from services.index.values import GenerationView
 from services.kit.convert import deadline_s, opened_by
 from services.kit.limits import Limits, check_count
 from services.kit.server import GrpcServer, to_service_info
@@ -17,7 +21,7 @@ from services.kit.server import GrpcServer, to_service_info
 class IndexServicer(index_pb2_grpc.IndexServiceServicer):
     """Searches and reads."""
 
-    def __init__(self, server: GrpcServer, catalogue: GenerationStore, retrieval: Retriever, limits: Limits) -> None:
+    def __init__(self, server: GrpcServer, catalogue: Catalogue, retrieval: Retrieval, limits: Limits) -> None:
         self._server = server
         self._catalogue = catalogue
         self._retrieval = retrieval
@@ -74,9 +78,7 @@ class IndexServicer(index_pb2_grpc.IndexServiceServicer):
 class IndexAdminServicer(index_pb2_grpc.IndexAdminServiceServicer):
     """Builds generations and switches between them."""
 
-    def __init__(
-        self, catalogue: GenerationStore, builder: GenerationBuilder, explanations: ExplanationStore, limits: Limits
-    ) -> None:
+    def __init__(self, catalogue: Catalogue, builder: Builder, explanations: Explanations, limits: Limits) -> None:
         self._catalogue = catalogue
         self._builder = builder
         self._explanations = explanations

@@ -10,7 +10,7 @@ from pydantic_settings import SettingsConfigDict
 
 from aeenc.errors import InvalidArgument
 from aeenc.transport.addresses import split
-from services.index.values import EngineOptions, LexicalSettings
+from services.index.values import BuildOptions, EngineOptions, LexicalSettings
 from services.kit.limits import Limits
 from services.kit.settings import Secret, ServiceSettings, usable_cores
 
@@ -101,7 +101,7 @@ class IndexSettings(ServiceSettings):
     )
 
     backend: Literal["faiss", "milvus"] = Field(
-        "faiss", description="where generations are: in files of this machine, or in a Milvus (extra `index-milvus`)"
+        "faiss", description="what searches new generations: this process, or a Milvus (extra `index-milvus`)"
     )
     milvus_uri: str = Field("", description="the Milvus: http://host:port, or a path that milvus-lite opens")
     milvus_token: Secret | None = Field(None, description="`user:password` or API key for Milvus")
@@ -110,15 +110,17 @@ class IndexSettings(ServiceSettings):
         "aeenc", pattern="^[A-Za-z_][A-Za-z0-9_]{0,31}$", description="what names of collections in Milvus start with"
     )
     milvus_engine: Literal["auto", "flat", "hnsw"] = Field(
-        "auto", description="index in Milvus: exact, approximate, or exact up to 250,000 premises"
+        "auto", description="index in Milvus: exact, approximate, or exact up to FLAT_PREMISES"
     )
     milvus_timeout_s: float = Field(10.0, gt=0, description="most seconds that one call of Milvus may take")
-    milvus_patience_s: float = Field(3600.0, gt=0, description="most seconds that Milvus may index and load a build")
-    milvus_threads: int = Field(16, ge=1, le=256, description="searches and look-ups at Milvus at once")
-    milvus_refresh_s: float = Field(
-        2.0, gt=0, description="seconds after which an activation by another process is seen"
+    milvus_patience_s: float = Field(
+        3600.0, gt=0, description="most seconds that Milvus may index and load a generation"
     )
-    milvus_lease_s: float = Field(60.0, gt=0, description="seconds of silence after which a build is dead and swept")
+    milvus_threads: int = Field(16, ge=1, le=256, description="searches at Milvus at once")
+    milvus_refresh_s: float = Field(2.0, gt=0, description="seconds between two looks whether Milvus answers")
+    milvus_lease_s: float = Field(
+        60.0, gt=0, description="seconds that a collection stays in Milvus once nobody reads its deleted generation"
+    )
 
     @field_validator("encoder_target", mode="after")
     @classmethod
@@ -154,7 +156,8 @@ class IndexSettings(ServiceSettings):
     @property
     def engines(self) -> EngineOptions:
         """The search engines of new generations."""
-        return EngineOptions(self.engine, self.flat_premises, self.storage, self.recall, self.build_threads)
+        milvus = self.milvus_engine if self.backend == "milvus" else None
+        return EngineOptions(self.engine, self.flat_premises, self.storage, self.recall, self.build_threads, milvus)
 
     @property
     def lexical(self) -> LexicalSettings:
@@ -169,6 +172,20 @@ class IndexSettings(ServiceSettings):
         )
 
     @property
+    def builds(self) -> BuildOptions:
+        """How builds use the encoders, the disk and the engines."""
+        return BuildOptions(
+            self.build_batch,
+            self.build_window,
+            self.build_encode_timeout_s,
+            self.build_sync_s,
+            self.build_keep_s,
+            self.engines,
+            self.request_keep_s,
+            self.lexical,
+        )
+
+    @property
     def limits(self) -> Limits:
         """The limits that the index enforces and states in GetInfo."""
         return Limits(
@@ -178,10 +195,3 @@ class IndexSettings(ServiceSettings):
             k=self.k_max,
             queued_items=self.max_queued,
         )
-
-
-def milvus_lacks(error: ModuleNotFoundError) -> InvalidArgument:
-    """Makes the error of a process that shall use a Milvus without its client."""
-    return InvalidArgument(
-        f"AEENC_INDEX_BACKEND=milvus needs {error.name}; install aeenc-services with the extra index-milvus"
-    )

@@ -1,8 +1,6 @@
-"""The index's vocabulary: the values and protocols that its rooms pass to each other.
+"""The index's vocabulary: the values that its rooms pass to each other.
 
-Two back ends implement the protocols: files searched by FAISS in this process, and collections in a Milvus. Both return
-the same values and raise the same errors, so callers can tell them apart only by the name of the engine. This module
-imports no other module of the index, which keeps the rooms free of import circles.
+This module imports no other module of the index, which keeps the rooms free of import circles.
 """
 
 from __future__ import annotations
@@ -10,15 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
     Collection,
-    Iterable,
     Iterator,
     Mapping,
-    Sequence,
 )
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
-from services.corpus.generation import PremiseRecord, Storage
+from services.corpus.generation import Generation, Storage
 from services.corpus.premises import Clause
 from services.store.artifacts import Artifact
 from services.store.formats import known_fields
@@ -252,7 +244,8 @@ class BuildProgress:
     stage: BuildStage = "RECEIVING"
 
 
-Engine = Literal["flat", "ivf", "hnsw"]
+Engine = Literal["flat", "ivf", "hnsw", "milvus-flat", "milvus-hnsw"]
+REMOTE_ENGINES = {"milvus-flat", "milvus-hnsw"}
 RETRY_AFTER_S = 0.05  # after which a refused call may come back
 LEAST_ROWS = 1000  # below it, an approximate engine has too little to learn from and a scan takes 0.1 ms
 
@@ -262,7 +255,8 @@ class EngineOptions:
     """The operator's choice of search engine for new generations.
 
     `auto` takes `flat` up to `flat_premises` and `ivf` beyond. `recall` is the share of the true ten nearest that an
-    approximate engine must find; `threads` build it.
+    approximate engine must find; `threads` build it. With `milvus`, a Milvus searches: `flat` compares with all
+    premises, `hnsw` is approximate, `auto` decides by `flat_premises`.
     """
 
     engine: Literal["auto", "flat", "ivf", "hnsw"] = "auto"
@@ -270,9 +264,13 @@ class EngineOptions:
     storage: Storage = "float32"
     recall: float = 0.99
     threads: int = 1
+    milvus: Literal["auto", "flat", "hnsw"] | None = None
 
     def choose(self, rows: int) -> Engine:
         """Chooses the engine for a number of premises."""
+        if self.milvus is not None:
+            is_flat = self.milvus == "flat" or (self.milvus == "auto" and rows <= self.flat_premises)
+            return "milvus-flat" if is_flat else "milvus-hnsw"
         if rows < LEAST_ROWS:
             return "flat"
         if self.engine != "auto":
@@ -347,119 +345,15 @@ class Explanation:
     premise_ids: tuple[str, ...]
 
 
-class PremiseLookup(Protocol):
-    """Premises by ordinal, at least those of one answer."""
-
-    def __getitem__(self, ordinal: int, /) -> PremiseRecord: ...
-
-
-class GenerationFacts(Protocol):
-    """The manifest of a generation and its premises."""
-
-    @property
-    def artifact(self) -> Artifact: ...
-    @property
-    def id(self) -> str: ...
-    @property
-    def corpus(self) -> str: ...
-    @property
-    def space_id(self) -> str: ...
-    @property
-    def dim(self) -> int: ...
-    @property
-    def premises(self) -> PremiseLookup: ...
-    def ids_of(self, ordinals: Iterable[int], /) -> list[str]: ...
-
-
 class GenerationView(Protocol):
-    """A generation as an answer names it, with the premises of that answer."""
+    """A generation as an answer names it, with its premises."""
 
     @property
     def id(self) -> str: ...
-    @property
-    def generation(self) -> GenerationFacts: ...
-
-
-class ReadableGeneration(GenerationView, Protocol):
-    """A generation whose premises can be looked up and listed."""
-
     @property
     def rows(self) -> int: ...
-
-    async def find(self, ids: Iterable[str], most_bytes: int) -> list[PremiseRecord]:
-        """Finds premises by id or alias, in the order given.
-
-        Raises NotFound naming the first unknown ones, TooLarge when their texts take more than `most_bytes`.
-        """
-
-    async def page(self, start: int, count: int, most_bytes: int) -> list[PremiseRecord]:
-        """Returns at most `count` premises from the ordinal `start` on, in order of insertion.
-
-        The page may end when their texts take more than `most_bytes`.
-        """
-
-
-class HoldStore(Protocol):
-    """Who holds which generations of a corpus."""
-
-    async def put(self, corpus: str, generation_id: str, holder: str) -> None: ...
-    async def remove(self, corpus: str, generation_id: str, holder: str) -> None: ...
-    async def of(self, corpus: str) -> Mapping[str, Sequence[str]]: ...
-
-
-class GenerationStore(Protocol):
-    """The corpora, their generations, the switch between generations, and who holds which."""
-
     @property
-    def holds(self) -> HoldStore: ...
-    def corpora(self) -> Sequence[tuple[str, GenerationView | None]]: ...
-    def active_id(self, corpus: str) -> str | None: ...
-    def replicas(self, corpus: str) -> Sequence[ReplicaState]: ...
-    async def resolve(self, corpus: str, generation_id: str = "") -> ReadableGeneration: ...
-    async def activate(
-        self, corpus: str, generation_id: str, *, expected: str | None = None, request_id: str = ""
-    ) -> Activation: ...
-    async def generations(self, corpus: str) -> list[Artifact]: ...
-    async def delete(
-        self, corpus: str, generation_id: str, *, despite: Collection[str] = (), request_id: str = ""
-    ) -> Sequence[ReplicaState]: ...
-    async def verify(self, corpus: str, generation_id: str) -> Artifact: ...
-    async def check_known(self, corpus: str) -> None: ...
-
-
-class Retriever(Protocol):
-    """Answers Search and Retrieve."""
-
-    async def search(self, query: VectorQuery, *, deadline_s: float | None = None) -> RetrievalResult: ...
-    async def retrieve(self, query: TextQuery, *, deadline_s: float | None = None) -> RetrievalResult: ...
-
-
-class GenerationBuilder(Protocol):
-    """Builds generations from streamed premises."""
-
-    def build(
-        self, spec: BuildSpec, chunks: AsyncIterator[Sequence[PremiseRecord]]
-    ) -> AsyncGenerator[BuildProgress, None]: ...
-
-
-class ExplanationStore(Protocol):
-    """Keeps explanations for the prior."""
-
-    async def put(
-        self, corpus: str, explanations: Iterable[Explanation], *, replace: bool
-    ) -> tuple[int, Sequence[ReplicaState]]: ...
-
-
-@dataclass(frozen=True)
-class Backend:
-    """A back end that is not open yet: `load` opens it once the port is bound, `close` ends it."""
-
-    catalogue: GenerationStore
-    retrieval: Retriever
-    builder: GenerationBuilder
-    explanations: ExplanationStore
-    load: Callable[[], Awaitable[None]]
-    close: Callable[[], Awaitable[None]]
+    def generation(self) -> Generation: ...
 
 
 class QueueLimit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,6 +13,7 @@ from aeenc import AsyncClient
 from services.index.__main__ import build
 from services.index.settings import IndexSettings
 from services.store.artifacts import ArtifactStore
+from support.servers.milvus_server import MilvusServer
 from support.waiting import until
 from support.worlds.index_world import RunningEncoder
 
@@ -37,12 +39,30 @@ async def encoder() -> AsyncIterator[RunningEncoder]:
     await running.stop()
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Runs the tests of a module over each engine that it names."""
+    if "over" in metafunc.fixturenames and (engines := getattr(metafunc.module, "OVER", ())):
+        metafunc.parametrize("over", engines, indirect=True)
+
+
 @pytest.fixture
-def serve(encoder: RunningEncoder, artifact_store: ArtifactStore) -> Serve:
+def over(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The settings of the engine that a test runs over: those that its module names in `OVER`."""
+    if getattr(request, "param", "files") == "files":
+        return {}
+    server: MilvusServer = request.getfixturevalue("milvus")
+    address = {"milvus_uri": server.uri, "milvus_prefix": f"t{uuid.uuid4().hex[:12]}"}
+    return {"backend": "milvus", "milvus_timeout_s": 10.0, "milvus_refresh_s": 0.1, **address}
+
+
+@pytest.fixture
+def serve(encoder: RunningEncoder, artifact_store: ArtifactStore, over: dict[str, Any]) -> Serve:
     """`async with serve(**settings) as index`: each starts a new process's worth of index over the same store."""
 
     @asynccontextmanager
     async def start(**changes: Any) -> AsyncIterator[RunningIndex]:
+        given = {**over, **changes}
+        retry = given.pop("retry", True)
         settings = IndexSettings(
             **{
                 "port": 0,
@@ -51,13 +71,13 @@ def serve(encoder: RunningEncoder, artifact_store: ArtifactStore) -> Serve:
                 "encode_timeout_s": 10.0,
                 "build_encode_timeout_s": 10.0,
                 "build_batch": 8,
-                **changes,
+                **given,
             }
         )
         server = build(settings)
         async with server:
             await until(lambda: server.readiness.answers)
-            async with AsyncClient(index=f"127.0.0.1:{server.port}") as client:
+            async with AsyncClient(index=f"127.0.0.1:{server.port}", retry=retry) as client:
                 yield RunningIndex(server, client, artifact_store)
 
     return start

@@ -509,8 +509,7 @@ class BlockingIndexClient:
         """Checks every file of a generation, by default of the active one, and changes nothing.
 
         Raises DataLoss for a damaged one, whose message names a file. Its `metadata` has `generation`, `space_id`,
-        `active` and `damaged`, as far as the index knows them: the damaged files separated by commas, or `words` where
-        a Milvus has lost those alone.
+        `active` and `damaged`, as far as the index knows them: the damaged files separated by commas.
         """
         return run(self._awaiting.verify(corpus, generation))
 

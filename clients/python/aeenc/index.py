@@ -409,8 +409,7 @@ class IndexClient:
         """Checks every file of a generation, by default of the active one, and changes nothing.
 
         Raises DataLoss for a damaged one, whose message names a file. Its `metadata` has `generation`, `space_id`,
-        `active` and `damaged`, as far as the index knows them: the damaged files separated by commas, or `words` where
-        a Milvus has lost those alone.
+        `active` and `damaged`, as far as the index knows them: the damaged files separated by commas.
         """
         request = message(index_pb2.VerifyGenerationRequest, corpus=corpus, generation=generation)
         call = self._admin_channel.unary(self._admin.VerifyGeneration, request, timeout_s=VERIFY_TIMEOUT_S)

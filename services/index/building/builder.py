@@ -6,26 +6,23 @@
 
 A build works in a hidden directory; nothing of it can be seen before its commit. A build that fails or is cancelled is
 removed, unless it has a request id: then a call with the same id continues it, also behind a premise that was refused
-and has been corrected. BuildFlow is the course on both back
-ends, up to premises and vectors on disk; Builder is that of files, milvus/builder.py that of a Milvus.
+and has been corrected. One that a Milvus searches is built like any other; its vectors are sent behind the commit.
 """
 
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any
 from weakref import WeakValueDictionary
 
 from aeenc import errors
 from aeenc.transport.channel import Channel
 from services.corpus.generation import (
     PremiseRecord,
-    Storage,
     check_corpus_name,
     corpora_of,
     folder_of,
@@ -42,7 +39,7 @@ from services.index.building.vectors import BatchEncoder, finish_in_thread
 from services.index.catalogue.catalogue import Catalogue
 from services.index.catalogue.requests import check_same, sweep_notes
 from services.index.lexical.bm25 import write_lexical
-from services.index.values import AckLevel, BuildOptions, BuildProgress, BuildSpec, GenerationStore
+from services.index.values import REMOTE_ENGINES, AckLevel, BuildOptions, BuildProgress, BuildSpec
 from services.kit import logs
 from services.kit.concurrency import cancel_all, finish, run_in_thread, with_pauses
 from services.kit.limits import Limits
@@ -50,7 +47,6 @@ from services.store.artifacts import Artifact, ArtifactStore, remove_directory
 from services.store.files import full_disk_is_unavailable
 
 log = logs.get(__name__)
-Store = TypeVar("Store", bound=GenerationStore)
 REPORT_S = 2.0
 FULL_DISK_REMEDY = (
     "free space and build again: with the same request_id it continues behind what was durable, "
@@ -59,27 +55,18 @@ FULL_DISK_REMEDY = (
 PATIENCE_SHARE = 0.5  # of its caller's time, that a build waits at most for an encoder
 
 
-class BuildFlow(ABC, Generic[Store]):
-    """The course of a build on any back end: preconditions, turns, retries, premises and vectors on disk, activation.
-
-    Several builds may run at once; two calls with one request id take turns. `storage` is that of new vectors.
-    """
+class Builder:
+    """Builds generations. Several builds may run at once; two calls with one request id take turns."""
 
     def __init__(
-        self,
-        store: ArtifactStore,
-        catalogue: Store,
-        encoders: Channel,
-        limits: Limits,
-        options: BuildOptions,
-        storage: Storage,
+        self, store: ArtifactStore, catalogue: Catalogue, encoders: Channel, limits: Limits, options: BuildOptions
     ) -> None:
         self._store = store
         self._catalogue = catalogue
         self._encoders = encoders
         self._limits = limits
         self._options = options
-        self._storage: Storage = storage
+        self._finished = FinishedBuilds(store)
         self._turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     async def sweep(self) -> None:
@@ -124,21 +111,73 @@ class BuildFlow(ABC, Generic[Store]):
         assert last is not None
         yield await self._activated(spec, last)
 
-    @abstractmethod
     async def _built_before(self, spec: BuildSpec) -> tuple[FinishedBuild, BuildProgress] | None:
-        """Finds what the request built before; None when nothing, or when that was deleted or damaged since."""
+        finished = await asyncio.to_thread(self._finished.get, spec.corpus, spec.request_id)
+        if finished is None:
+            return None
+        try:
+            artifact = await finish_in_thread(self._complete, spec, finished.generation)
+        except errors.DataLoss as error:
+            log.warning("a finished build is damaged; building it again", corpus=spec.corpus, reason=error.message)
+            return None
+        count = int(artifact.meta["premises"])
+        return finished, BuildProgress(count, count, "DURABLE", count, artifact, finished.activated)
 
-    @abstractmethod
-    async def _base(self, spec: BuildSpec) -> Base | None:
-        """Opens the base generation; None when the request names none. Raises NotFound for an unknown one."""
+    def _complete(self, spec: BuildSpec, generation_id: str) -> Artifact:
+        """Opens what the request built, and does what the first call may not have come to: the upload, tidying up."""
+        self._store.open(folder_of(spec.corpus), generation_id)
+        artifact = self._store.push(folder_of(spec.corpus), generation_id)
+        remove_journal(self._store, spec.corpus, spec.request_id)
+        return artifact
 
-    @abstractmethod
-    async def _commit(self, spec: BuildSpec, pipeline: BuildPipeline) -> Artifact:
-        """Indexes what the pipeline has written and commits it. Then nothing of the journal need be kept."""
-
-    @abstractmethod
     async def _note_activated(self, spec: BuildSpec) -> None:
-        """Records durably that the request has activated what it built."""
+        await run_in_thread(self._finished.mark_activated, spec.corpus, spec.request_id)
+
+    async def _base(self, spec: BuildSpec) -> Base | None:
+        if not spec.base_generation:
+            return None
+        await self._catalogue.resolve(spec.corpus, spec.base_generation)  # raises NotFound for an unknown one
+        # by hash: a new generation must not copy a damaged vector
+        base = await asyncio.to_thread(open_generation, self._store, spec.corpus, spec.base_generation, verify="full")
+        return Base(base.premises, base.vectors, base.space_id, base.premise_version)
+
+    async def _commit(self, spec: BuildSpec, pipeline: BuildPipeline) -> Artifact:
+        assert pipeline.file is not None
+        engine = await index_generation(
+            pipeline.writer.path,
+            self._options.engines,
+            pipeline.file.rows,
+            pipeline.file.largest_norm,
+            self._options.lexical,
+        )
+        if "index" not in engine:  # else the process has indexed the words, too
+            texts = (draft.text for draft in pipeline.folding.drafts)
+            engine |= await finish_in_thread(write_lexical, pipeline.writer.path, texts, self._options.lexical)
+        publishing = asyncio.create_task(self._publish(spec, pipeline, engine))
+        await finish(publishing)  # a cancelled call publishes on disk and in memory or not at all
+        artifact = publishing.result()
+        if artifact.meta["engine"] in REMOTE_ENGINES:
+            try:
+                await self._catalogue.prepare(spec.corpus, artifact.id)
+            except errors.Unavailable as error:
+                log.warning("vectors are sent when the generation is activated", reason=error.message)
+        return artifact
+
+    async def _publish(self, spec: BuildSpec, pipeline: BuildPipeline, engine: dict[str, Any]) -> Artifact:
+        artifact = await asyncio.to_thread(self._write, spec, pipeline, engine)
+        self._catalogue.added(spec.corpus, artifact.id)
+        pipeline.keep = False
+        log.info("built", corpus=spec.corpus, generation=artifact.id, premises=artifact.meta["premises"])
+        return artifact
+
+    def _write(self, spec: BuildSpec, pipeline: BuildPipeline, engine: dict[str, Any]) -> Artifact:
+        def announce(generation_id: str) -> None:
+            # before it can be seen: no kill leaves a generation that its request does not know
+            asked = {**spec.fingerprint(), **pipeline.streamed}
+            self._finished.put(spec.corpus, spec.request_id, FinishedBuild(generation_id, activated=False, asked=asked))
+
+        artifact = pipeline.writer.commit(self._meta(spec, pipeline, engine), id_prefix="g", announce=announce)
+        return self._push(spec, pipeline, artifact)
 
     async def _build_anew(
         self, spec: BuildSpec, chunks: AsyncIterator[Sequence[PremiseRecord]]
@@ -153,7 +192,13 @@ class BuildFlow(ABC, Generic[Store]):
             await asyncio.to_thread(folding.start_from, base.premises, spec.delete_ids)
         journal = Journal(self._store, spec.corpus, spec.request_id, spec.fingerprint()) if spec.request_id else None
         pipeline = BuildPipeline(
-            folding, partial(self._batches, spec), base, journal, self._options.sync_s, self._storage, spec.space_id
+            folding,
+            partial(self._batches, spec),
+            base,
+            journal,
+            self._options.sync_s,
+            self._options.engines.storage,
+            spec.space_id,
         )
         try:
             await pipeline.open(self._store, folder_of(spec.corpus), spec.resume_from)
@@ -300,78 +345,6 @@ def check_base(generation: str, space_id: str, wanted: str) -> None:
             f"base generation {generation} is of space {space_id}, the build of space {wanted}; stream the whole "
             "corpus, without a base generation"
         )
-
-
-class Builder(BuildFlow[Catalogue]):
-    """Builds generations into files."""
-
-    def __init__(
-        self, store: ArtifactStore, catalogue: Catalogue, encoders: Channel, limits: Limits, options: BuildOptions
-    ) -> None:
-        super().__init__(store, catalogue, encoders, limits, options, options.engines.storage)
-        self._finished = FinishedBuilds(store)
-
-    async def _built_before(self, spec: BuildSpec) -> tuple[FinishedBuild, BuildProgress] | None:
-        finished = await asyncio.to_thread(self._finished.get, spec.corpus, spec.request_id)
-        if finished is None:
-            return None
-        try:
-            artifact = await finish_in_thread(self._complete, spec, finished.generation)
-        except errors.DataLoss as error:
-            log.warning("a finished build is damaged; building it again", corpus=spec.corpus, reason=error.message)
-            return None
-        count = int(artifact.meta["premises"])
-        return finished, BuildProgress(count, count, "DURABLE", count, artifact, finished.activated)
-
-    def _complete(self, spec: BuildSpec, generation_id: str) -> Artifact:
-        """Opens what the request built, and does what the first call may not have come to: the upload, tidying up."""
-        self._store.open(folder_of(spec.corpus), generation_id)
-        artifact = self._store.push(folder_of(spec.corpus), generation_id)
-        remove_journal(self._store, spec.corpus, spec.request_id)
-        return artifact
-
-    async def _note_activated(self, spec: BuildSpec) -> None:
-        await run_in_thread(self._finished.mark_activated, spec.corpus, spec.request_id)
-
-    async def _base(self, spec: BuildSpec) -> Base | None:
-        if not spec.base_generation:
-            return None
-        await self._catalogue.resolve(spec.corpus, spec.base_generation)  # raises NotFound for an unknown one
-        # by hash: a new generation must not copy a damaged vector
-        base = await asyncio.to_thread(open_generation, self._store, spec.corpus, spec.base_generation, verify="full")
-        return Base(base.premises, base.vectors, base.space_id, base.premise_version)
-
-    async def _commit(self, spec: BuildSpec, pipeline: BuildPipeline) -> Artifact:
-        assert pipeline.file is not None
-        engine = await index_generation(
-            pipeline.writer.path,
-            self._options.engines,
-            pipeline.file.rows,
-            pipeline.file.largest_norm,
-            self._options.lexical,
-        )
-        if engine["engine"] == "flat":
-            texts = (draft.text for draft in pipeline.folding.drafts)
-            engine |= await finish_in_thread(write_lexical, pipeline.writer.path, texts, self._options.lexical)
-        publishing = asyncio.create_task(self._publish(spec, pipeline, engine))
-        await finish(publishing)  # a cancelled call publishes on disk and in memory or not at all
-        return publishing.result()
-
-    async def _publish(self, spec: BuildSpec, pipeline: BuildPipeline, engine: dict[str, Any]) -> Artifact:
-        artifact = await asyncio.to_thread(self._write, spec, pipeline, engine)
-        self._catalogue.added(spec.corpus, artifact.id)
-        pipeline.keep = False
-        log.info("built", corpus=spec.corpus, generation=artifact.id, premises=artifact.meta["premises"])
-        return artifact
-
-    def _write(self, spec: BuildSpec, pipeline: BuildPipeline, engine: dict[str, Any]) -> Artifact:
-        def announce(generation_id: str) -> None:
-            # before it can be seen: no kill leaves a generation that its request does not know
-            asked = {**spec.fingerprint(), **pipeline.streamed}
-            self._finished.put(spec.corpus, spec.request_id, FinishedBuild(generation_id, activated=False, asked=asked))
-
-        artifact = pipeline.writer.commit(self._meta(spec, pipeline, engine), id_prefix="g", announce=announce)
-        return self._push(spec, pipeline, artifact)
 
 
 def sweep_generations(store: ArtifactStore, corpora: Iterable[str]) -> None:

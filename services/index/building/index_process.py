@@ -34,7 +34,7 @@ from services.corpus.premises import PREMISES, PremiseRecord
 from services.index.dense.approximate import INDEX_FILE, ApproximateIndex, IndexPlan, read_proposer
 from services.index.dense.exact import FAISS, FlatIndex
 from services.index.lexical.bm25 import write_lexical
-from services.index.values import Engine, EngineOptions, LexicalSettings, SearchHits
+from services.index.values import REMOTE_ENGINES, Engine, EngineOptions, LexicalSettings, SearchHits
 from services.kit import logs
 from services.kit.concurrency import finish, run_in_thread
 
@@ -62,11 +62,11 @@ async def index_generation(
 ) -> dict[str, Any]:
     """Indexes the finished vectors and premises in the directory `path`; returns the engine for the manifest.
 
-    With the engine flat nothing takes minutes, so it does nothing and leaves the words to the caller. Cancelled, it
-    ends the child. Raises Unavailable when the child dies, OSError when the disk is full.
+    With the engine flat, or one of a Milvus, nothing takes minutes: it does nothing and leaves the words to the caller.
+    Cancelled, it ends the child. Raises Unavailable when the child dies, OSError when the disk is full.
     """
     engine = options.choose(rows)
-    if engine == "flat":
+    if engine == "flat" or engine in REMOTE_ENGINES:
         return {"engine": engine}
     request = {
         "path": str(path),

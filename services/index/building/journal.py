@@ -5,7 +5,6 @@ It is a hidden directory in the corpus's folder, named after the request id:
     premises.jsonl   the premises as streamed
     progress.json    the request, and how much is durable: counts, sizes, CRC-32s; always replaced as a whole
     generation/      the generation in the making, with its vectors
-    vectors.npy      another link to these, for the time in which a commit has taken `generation/` away (Milvus)
     lock             held by whoever builds
 
 Whatever lies beyond `progress.json` was never acknowledged and is cut off. Where the store has a bucket, a copy of all
@@ -17,7 +16,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 import time
 import zlib
 from collections.abc import Iterable, Sequence
@@ -205,7 +203,6 @@ class Journal:
         for left in self.generation.iterdir():
             if left.name != VECTORS or not self.kept.rows:
                 left.unlink()  # from an interrupted commit
-        self._take_back_vectors()
 
     def vectors(self) -> VectorFile | None:
         """Opens the kept rows of vectors to append to them; None when there are none."""
@@ -224,16 +221,6 @@ class Journal:
             log.warning("kept vectors are damaged; encoding them again", path=str(self._directory), reason=str(error))
             self.kept = DurableState(self.kept.premises, self.kept.premises_bytes, self.kept.premises_crc32)
             return None
-
-    def keep_vectors(self) -> None:
-        """Keeps the vectors for a retry also while a commit takes the directory of the generation away."""
-        link = self._directory / VECTORS
-        link.unlink(missing_ok=True)
-        try:
-            os.link(self.generation / VECTORS, link)
-            sync_directory(self._directory)
-        except OSError as error:  # this file system has no links: a retry encodes again
-            log.warning("a build keeps no vectors beside its generation", path=str(link), reason=str(error))
 
     def unseen(self, chunk: Sequence[PremiseRecord]) -> Sequence[PremiseRecord]:
         """Returns the premises of a chunk that are not kept. Raises AlreadyExists for one unlike the kept one."""
@@ -331,17 +318,6 @@ class Journal:
     @property
     def _name(self) -> str:
         return repr(self._request["request_id"][:80])
-
-    def _take_back_vectors(self) -> None:
-        """Copies the vectors that `keep_vectors` kept, if a commit took the others: an artifact's never change."""
-        link, vectors = self._directory / VECTORS, self.generation / VECTORS
-        if self.kept.rows and link.exists() and not vectors.exists():
-            copy = vectors.with_suffix(".copy")
-            shutil.copyfile(link, copy)
-            with copy.open("rb") as file:
-                os.fsync(file.fileno())
-            copy.rename(vectors)
-            sync_directory(self.generation)
 
     def _take_over(self) -> None:
         """Reads what is kept. A damaged journal counts as absent; `open` refuses a caller who relies on it."""

@@ -130,11 +130,6 @@ class BuildPipeline:
         if self._journal is not None:
             await self._sync(None)
 
-    def keep_vectors(self) -> None:
-        """Keeps the vectors for a retry beyond a commit that may yet fail. It blocks."""
-        if self._journal is not None:
-            self._journal.keep_vectors()
-
     async def close(self) -> None:
         """Cancels what is under way and closes the files."""
         try:

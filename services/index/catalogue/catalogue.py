@@ -37,6 +37,7 @@ from services.index.catalogue.looks import FailedOpening, Look
 from services.index.catalogue.replicas import Followed, Replicas
 from services.index.catalogue.requests import RequestKind, RequestNote, RequestNotes, check_same
 from services.index.catalogue.served import ServedGeneration, check_by_searching
+from services.index.dense.approximate import OpenRemote
 from services.index.dense.batcher import SearchBatcher
 from services.index.dense.int8 import KeptCodes, drop_codes
 from services.index.values import Activation, ReplicaState
@@ -62,8 +63,9 @@ class Catalogue:
         *,
         pinned_generations: int = 4,
         pinned_bytes: int = PINNED_BYTES,
+        open_remote: OpenRemote | None = None,
     ) -> None:
-        self._store, self._batcher, self._replicas = store, batcher, replicas
+        self._store, self._batcher, self._replicas, self._open_remote = store, batcher, replicas, open_remote
         self._pinned_generations, self._pinned_bytes = pinned_generations, pinned_bytes
         self._notes, self.holds = RequestNotes(store), Holds(store)
         self._active: dict[str, ServedGeneration] = {}
@@ -246,6 +248,10 @@ class Catalogue:
                 unreadable(error).message if isinstance(error, OSError) else error.message, metadata=damage
             ) from error
         return candidate.generation.artifact
+
+    async def prepare(self, corpus: str, generation_id: str) -> None:
+        """Searches a generation as an activation does, so that this has less to do: a Milvus is sent the vectors."""
+        await check_by_searching(self._batcher, await self.resolve(corpus, generation_id))
 
     def added(self, corpus: str, generation_id: str) -> None:
         """Registers a finished generation. It may have taken the place of a damaged one, which is closed."""
@@ -461,7 +467,7 @@ class Catalogue:
 
     def _open(self, corpus: str, generation_id: str, *, hashed: bool) -> ServedGeneration:
         opened = open_generation(self._store, corpus, generation_id, verify="full" if hashed else "size")
-        return ServedGeneration.of(opened, KeptCodes(self._store, corpus, generation_id))
+        return ServedGeneration.of(opened, KeptCodes(self._store, corpus, generation_id), self._open_remote)
 
     def _pin(self, corpus: str, served: ServedGeneration) -> None:
         self._pinned[corpus, served.id] = served

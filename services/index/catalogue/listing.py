@@ -12,7 +12,8 @@ from typing import NoReturn
 
 from aeenc import errors
 from services.corpus.generation import PremiseRecord
-from services.index.values import GenerationStore, GenerationView, ReadableGeneration
+from services.index.catalogue.catalogue import Catalogue
+from services.index.catalogue.served import ServedGeneration
 from services.kit.convert import page_newest_first
 from services.kit.limits import Limits
 from services.store.artifacts import Artifact
@@ -26,13 +27,13 @@ class PremisePage:
 
     premises: list[PremiseRecord]
     next_token: str
-    served: ReadableGeneration
+    served: ServedGeneration
 
 
 class Listing:
     """Lists corpora, premises and generations."""
 
-    def __init__(self, catalogue: GenerationStore, limits: Limits) -> None:
+    def __init__(self, catalogue: Catalogue, limits: Limits) -> None:
         self._catalogue = catalogue
         self._limits = limits
 
@@ -56,7 +57,7 @@ class Listing:
         found = await self._catalogue.generations(corpus)
         return page_newest_first(found, lambda one: (one.created_at, one.id), self._page_size(page_size), token)
 
-    def corpora(self, *, page_size: int, token: str) -> tuple[list[tuple[str, GenerationView | None]], str]:
+    def corpora(self, *, page_size: int, token: str) -> tuple[list[tuple[str, ServedGeneration | None]], str]:
         """Returns a page of corpora by name, with their active generations, and the next token.
 
         Raises InvalidArgument for a token of another listing.

@@ -8,7 +8,7 @@ What a query finds does not depend on the others of its batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from aeenc import errors
 from services.corpus.generation import Generation
 from services.index.dense.exact import FAISS, SCAN_ROWS, FlatIndex, flat_over, selector_of
 from services.index.dense.int8 import Int8Proposer, KeptCodes
-from services.index.values import DEFAULT_EFFORT, Effort, Engine, SearchHits
+from services.index.dense.remote import RemoteIndex, RemoteProposer
+from services.index.values import DEFAULT_EFFORT, REMOTE_ENGINES, Effort, Engine, SearchHits
 from services.store.files import sha256_of
 
 INDEX_FILE = "index.faiss"
@@ -159,12 +160,16 @@ class ApproximateIndex:
 
 
 SearchIndex = FlatIndex | ApproximateIndex
+OpenRemote = Callable[[Generation], RemoteProposer]
 
 
-def open_index(generation: Generation, kept: KeptCodes | None = None) -> SearchIndex:
+def open_index(
+    generation: Generation, kept: KeptCodes | None = None, open_remote: OpenRemote | None = None
+) -> SearchIndex | RemoteIndex:
     """Opens the index of a generation. Raises DataLoss naming the file that differs from its manifest.
 
-    The integers of an exact engine are `kept` on disk; without it, in memory.
+    The integers of an exact engine are `kept` on disk; without it, in memory. Raises FailedPrecondition for an engine
+    of another system that `open_remote` is missing for.
     """
     artifact = generation.artifact
     try:
@@ -173,6 +178,8 @@ def open_index(generation: Generation, kept: KeptCodes | None = None) -> SearchI
             coarse = Int8Proposer(generation.vectors, kept) if len(generation.vectors) >= CODES_FROM else None
             return FlatIndex(generation.vectors, largest_norm=largest_norm, coarse=coarse)
         flat = FlatIndex(generation.vectors, largest_norm=largest_norm)
+        if artifact.meta["engine"] in REMOTE_ENGINES:
+            return RemoteIndex(flat, _remote(generation, open_remote))
         plan = IndexPlan.of(artifact.meta)
     except (KeyError, TypeError, ValueError) as error:
         raise errors.DataLoss(f"{artifact.path} names no engine ({error}); build the generation again") from error
@@ -180,6 +187,15 @@ def open_index(generation: Generation, kept: KeptCodes | None = None) -> SearchI
     if sha256_of(path) != artifact.files[INDEX_FILE].sha256:  # every time: FAISS trusts what it reads
         raise errors.DataLoss(f"{path} does not have the sha256 of its manifest; build the generation again")
     return ApproximateIndex(flat, read_proposer(path, flat, plan), plan)
+
+
+def _remote(generation: Generation, open_remote: OpenRemote | None) -> RemoteProposer:
+    if open_remote is None:
+        raise errors.FailedPrecondition(
+            f"generation {generation.id} of corpus {generation.corpus!r} is searched by a Milvus; set "
+            "AEENC_INDEX_MILVUS_URI, or build the corpus again with AEENC_INDEX_BACKEND=faiss"
+        )
+    return open_remote(generation)
 
 
 def read_proposer(path: Path, flat: FlatIndex, plan: IndexPlan) -> IvfProposer | GraphProposer:

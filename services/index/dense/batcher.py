@@ -6,6 +6,7 @@
                                       └───────────── the rest of a large call ◄───────────┘
 
 Scans of large corpora go slice by slice, by turns with other searches, and end when their callers have left.
+A RemoteIndex is asked in threads of its own, each call alone: waiting for another system must hold up nobody.
 There is no delay timer. While the thread computes, callers queue up; a batch starts once the event loop has run a few
 rounds without a new query. So a busy loop makes large batches and an idle one waits for nothing. The thread owns
 FAISS's process-wide threshold and its OpenMP setting: nothing else in this process may search by FAISS.
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 from aeenc import errors
 from services.index.dense.approximate import SearchIndex
 from services.index.dense.exact import COARSE_UP_TO
+from services.index.dense.remote import RemoteIndex
 from services.index.values import DEFAULT_EFFORT, Effort, QueueLimit, SearchHits, Selection
 from services.kit import logs
 
@@ -43,7 +45,7 @@ class SearchableGeneration(Protocol):
     """A generation with an index open for search."""
 
     @property
-    def index(self) -> SearchIndex: ...
+    def index(self) -> SearchIndex | RemoteIndex: ...
     def allowed(self, selection: Selection) -> NDArray[np.bool_] | None: ...
 
 
@@ -103,6 +105,7 @@ class _Batch:
 
 def _steps_of(parts: Sequence[tuple[_PendingSearch, int]]) -> Iterator[list[SearchHits] | None]:
     first = parts[0][0]
+    assert not isinstance(first.served.index, RemoteIndex)
     queries = np.concatenate([one.queries[len(one.hits) : len(one.hits) + count] for one, count in parts])
     allowed = first.served.allowed(first.selection)
     yield from first.served.index.steps(queries, max(one.k for one, _ in parts), allowed, first.effort)
@@ -139,6 +142,7 @@ class SearchBatcher:
         self._scans: deque[_Batch] = deque()  # begun, and waiting for their next turn
         self._scanned_last = False
         self._queue = QueueLimit(max_queued)
+        self._remote_queue = QueueLimit(max_queued, "queries are at Milvus")
         self._closed = False
         self._ready = False
         self._waking = False
@@ -187,6 +191,8 @@ class SearchBatcher:
         deadline = None if deadline_s is None else time.monotonic() + deadline_s
         answer: asyncio.Future[SearchOutcome] = asyncio.get_running_loop().create_future()
         search = _PendingSearch(served, queries, k + len(excluded), selection, effort, excluded, deadline, answer)
+        if isinstance(served.index, RemoteIndex):
+            return await self._ask(served.index, search, deadline_s, is_check=is_check)
         with self._changed:
             if self._closed:
                 raise errors.Unavailable("the index is shutting down; ask another one")
@@ -194,6 +200,34 @@ class SearchBatcher:
             (self._pending.appendleft if is_check else self._pending.append)(search)
         self._wake_soon(answer.get_loop())
         return await answer
+
+    async def _ask(
+        self, index: RemoteIndex, search: _PendingSearch, deadline_s: float | None, *, is_check: bool
+    ) -> SearchOutcome:
+        """Asks another system. It asks no more once nobody waits for the answer."""
+        has_left = threading.Event()
+
+        def work() -> list[SearchHits]:
+            search.started_at = time.perf_counter()
+            for hits in index.steps(search.queries, search.k, search.selection, search.effort):
+                if hits is not None:
+                    return [search.kept(found) for found in hits]
+                if has_left.is_set():
+                    break
+            raise errors.Cancelled("the caller has gone; ask again")
+
+        count = len(search.queries)
+        self._remote_queue.add(count, always=is_check)
+        try:
+            async with asyncio.timeout(deadline_s):
+                hits = await search.answer.get_loop().run_in_executor(index.threads, work)
+        except TimeoutError:
+            raise errors.DeadlineExceeded("the call's time was over before it was answered; allow more time") from None
+        finally:
+            self._remote_queue.remove(count)
+            has_left.set()
+        started = search.started_at or search.queued_at
+        return SearchOutcome(hits, started - search.queued_at, time.perf_counter() - started)
 
     def _wake_soon(self, loop: asyncio.AbstractEventLoop) -> None:
         """Lets the thread go on once the loop has handled the calls that are arriving, so that they join the batch."""

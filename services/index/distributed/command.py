@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from aeenc import Client
@@ -19,7 +18,7 @@ from services.index.distributed.plan import Plan
 from services.index.distributed.ray_processes import connected
 from services.index.distributed.stages import Encoders
 from services.index.distributed.work import sweep
-from services.index.settings import IndexSettings, milvus_lacks
+from services.index.settings import IndexSettings
 from services.store.artifacts import Artifact, ArtifactStore
 from services.store.objects import open_store
 
@@ -45,7 +44,7 @@ def build_on_ray(
     all processes see, or a URL; by default it lies among the artifacts. A build of the same input goes on in it, until
     its generation is activated, or checked if it shall not be.
 
-    Raises FailedPrecondition for another store or Milvus than the index's, Aborted, and leaves the generation inactive,
+    Raises FailedPrecondition for another store than the index's, Aborted, and leaves the generation inactive,
     when somebody has activated another one since the start, and what `build` raises.
     """
     if address and workers:
@@ -53,23 +52,13 @@ def build_on_ray(
             f"--workers {workers} is for processes of this machine; leave it out with --ray {address}"
         )
     settings = IndexSettings()
-    storage, into_milvus = settings.engines.storage, None
-    if settings.backend == "milvus":
-        try:
-            from services.index.milvus.backend import loading_of
-        except ModuleNotFoundError as error:
-            raise milvus_lacks(error) from error
-        storage, into_milvus = "float32", partial(loading_of, settings, corpus)
     store = open_store(settings.artifacts_dir, settings.artifacts_url, settings.artifacts_cache_bytes)
     serving = {one.corpus: one.active.id for one in client.index.info().corpora if one.active.id}
-    if into_milvus is None:  # where a Milvus says what is active, the artifacts do not
-        _check_store(store, corpus, serving)
-        expected = _recorded(store, corpus)
-    else:
-        expected = serving.get(corpus, "")
+    _check_store(store, corpus, serving)
+    expected = _recorded(store, corpus)
     if "://" not in str(facts.path):  # processes of a cluster work in directories of their own
         facts = replace(facts, path=facts.path.absolute())
-    plan = Plan.of(corpus, facts, text_bytes=settings.text_bytes, storage=storage, space_id=space_id)
+    plan = Plan.of(corpus, facts, text_bytes=settings.text_bytes, storage=settings.storage, space_id=space_id)
     folder = work or f"{settings.artifacts_url or settings.artifacts_dir}/{FOLDER}"
     if "://" not in folder:
         folder = str(Path(folder).absolute())
@@ -80,7 +69,7 @@ def build_on_ray(
         try:
             client.index.verify(corpus, artifact.id)
         except NotFound as error:
-            raise _another_store(store) if into_milvus is None else _another_milvus() from error
+            raise _another_store(store) from error
         if activate:
             client.index.activate(corpus, artifact.id, expected=expected)
 
@@ -94,7 +83,6 @@ def build_on_ray(
             settings.engines,
             settings.lexical,
             on_progress,
-            into_milvus,
             accept,
         )
 
@@ -125,11 +113,4 @@ def _another_store(store: ArtifactStore) -> FailedPrecondition:
     return FailedPrecondition(
         f"the index has other artifacts than {store.url or store.root.absolute()}; run the command with the index's "
         "AEENC_INDEX_ARTIFACTS_DIR or AEENC_INDEX_ARTIFACTS_URL, where these artifacts are"
-    )
-
-
-def _another_milvus() -> FailedPrecondition:
-    return FailedPrecondition(
-        "the index does not find the generation in its Milvus; run the command with the index's "
-        "AEENC_INDEX_MILVUS_URI, AEENC_INDEX_MILVUS_DATABASE and AEENC_INDEX_MILVUS_PREFIX"
     )

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from aeenc.errors import InvalidArgument
 from services.index.distributed import stages
@@ -22,9 +21,6 @@ from services.index.distributed.work import FULL_DISK_REMEDY, Range, Work
 from services.index.values import EngineOptions, LexicalSettings
 from services.store.artifacts import Artifact, ArtifactStore
 from services.store.files import full_disk_is_unavailable
-
-if TYPE_CHECKING:
-    from services.index.milvus.writer import Loading
 
 Task = Callable[..., dict[str, Any]]
 OnProgress = Callable[[str, int, int], None]  # what is done, premises or tasks so far, all
@@ -61,12 +57,9 @@ def build(
     engines: EngineOptions,
     lexical: LexicalSettings,
     on_progress: OnProgress = lambda *_: None,
-    into_milvus: Callable[[], AbstractAsyncContextManager[Loading]] | None = None,
     accept: Callable[[Artifact], None] = lambda _: None,
 ) -> Built:
     """Builds a generation, which is not active, and removes the work below `url` when `accept` has returned.
-
-    It is indexed on files unless `into_milvus` opens a way into a Milvus.
 
     Raises InvalidArgument for bad facts, what the encoder and `accept` raise, Unavailable when processes keep dying,
     a disk is full or another command is at the same work, DataLoss for damaged work, which the next build makes again.
@@ -74,15 +67,11 @@ def build(
     work = Work(url)
     run = _Stages(plan, work, processes, on_progress)
 
-    async def published(shards: Sequence[Mapping[str, Any]]) -> Artifact:
-        async with into_milvus() if into_milvus else nullcontext() as milvus:
-            return await publish(plan, work, shards, store, engines, lexical, milvus)
-
     with full_disk_is_unavailable(f"the disk of {url} or of {store.root}", FULL_DISK_REMEDY), work.alone():
         facts, premises, shards = _shards(plan, run, encoders)
         check_versions(work, shards, run.newest)
         on_progress("indexing", premises, premises)
-        artifact = asyncio.run(published(shards))
+        artifact = asyncio.run(publish(plan, work, shards, store, engines, lexical))
         accept(artifact)
         work.remove()
     return Built(artifact, facts, premises, run.ran)

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import mmap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from aeenc.errors import FailedPrecondition
-from services.corpus.arrays import map_array
 from services.corpus.generation import (
     KIND,
-    PREMISES,
     VECTORS,
     PremiseRecord,
-    Premises,
     folder_of,
     generation_meta,
     write_premises,
 )
-from services.corpus.premises import Tables
 from services.index.building.index_process import index_generation, texts_of
 from services.index.building.vectors import VectorFile
 from services.index.distributed import stages
@@ -30,11 +24,7 @@ from services.index.distributed.plan import Plan
 from services.index.distributed.work import Work
 from services.index.lexical.bm25 import write_lexical
 from services.index.values import EngineOptions, LexicalSettings
-from services.kit.concurrency import run_in_thread
 from services.store.artifacts import Artifact, ArtifactStore
-
-if TYPE_CHECKING:
-    from services.index.milvus.writer import Loading  # its client is an extra of its own
 
 Record = Mapping[str, Any]
 
@@ -60,9 +50,8 @@ async def publish(
     store: ArtifactStore,
     engines: EngineOptions,
     lexical: LexicalSettings,
-    milvus: Loading | None,
 ) -> Artifact:
-    """Writes the generation, a shard at a time, indexes it on files or in Milvus, and makes it visible, not active.
+    """Writes the generation, a shard at a time, indexes it, and makes it visible, not active.
 
     Raises DataLoss for a shard that differs from its record; the next build makes that one again.
     """
@@ -82,12 +71,9 @@ async def publish(
             vectors.append(np.frombuffer(content, stages.DTYPES[plan.storage]).reshape(shard["count"], -1))
         vectors.finish()
         write_premises(writer.path, premises())
-        if milvus is None:
-            engine = await index_generation(writer.path, engines, vectors.rows, vectors.largest_norm, lexical)
-            if engine["engine"] == "flat":
-                engine |= write_lexical(writer.path, texts_of(writer.path), lexical)
-        else:
-            engine = await milvus.send(_mapped(writer.path / PREMISES), map_array(writer.path / VECTORS))
+        engine = await index_generation(writer.path, engines, vectors.rows, vectors.largest_norm, lexical)
+        if "index" not in engine:
+            engine |= write_lexical(writer.path, texts_of(writer.path), lexical)
         meta = generation_meta(
             corpus=plan.corpus,
             space_id=first["space_id"],
@@ -98,16 +84,4 @@ async def publish(
             storage=vectors.storage,
             **engine,
         )
-
-        def keep() -> Artifact:
-            return store.push(folder, writer.commit(meta, id_prefix="g").id)
-
-        artifact = await run_in_thread(keep)  # minutes, in which `milvus` must show that it is alive
-    return artifact if milvus is None else (await milvus.commit(artifact)).artifact
-
-
-def _mapped(path: Path) -> Premises:
-    """Opens the premises that were just written, without a copy of their lines."""
-    with path.open("rb") as file:
-        tables = Tables.of((PremiseRecord.of_line(line), len(line)) for line in file)
-        return Premises(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), tables, path)
+        return store.push(folder, writer.commit(meta, id_prefix="g").id)

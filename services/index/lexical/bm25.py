@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,6 @@ SETTINGS = "lexical.settings.json"
 BLOCK_TEXTS = 65_536
 ARRAYS = {"data": "lexical.weights.npy", "indices": "lexical.ordinals.npy", "indptr": "lexical.terms.npy"}
 FORMAT_VERSION = 1  # of the settings' file
-Word = TypeVar("Word", int, str)  # a term of a vocabulary, or the word itself
 _END = b"\n"  # of each word; no word contains one
 
 
@@ -123,7 +122,9 @@ class LexicalIndex:
         return query.hits
 
     def _as_document(self, terms: Terms) -> Terms:
-        return Terms(terms.ids, document_weights(terms.weights, self._containing[terms.ids], self.rows, self.settings))
+        """Gives terms the weights that they would have in a text of average length."""
+        weights = self.rarity[terms.ids] * terms.weights / (terms.weights + np.float32(self.settings.k1))
+        return Terms(terms.ids, weights)
 
     def row(self, ordinal: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The terms of a premise in rising order, and their weights."""
@@ -145,36 +146,13 @@ class LexicalIndex:
         return np.where(squares > 0, np.sqrt(squares), 1.0).astype(np.float32)
 
     @cached_property
-    def _containing(self) -> NDArray[np.int64]:
-        """The number of premises that contain each term."""
-        return np.diff(self.starts)
-
-    @cached_property
     def rarity(self) -> NDArray[np.float32]:
         """Lucene's inverse document frequency of each term."""
-        return rarity_of(self._containing, self.rows)
-
-    def frequencies(self) -> Iterator[tuple[str, int]]:
-        """The words of the premises, each with the number of premises that contain it."""
-        return ((word, count) for word, count in zip(self.vocabulary, self._containing.tolist(), strict=True) if count)
+        containing = np.diff(self.starts)
+        return np.log1p((self.rows - containing + 0.5) / (containing + 0.5)).astype(np.float32)
 
 
-def rarity_of(containing: NDArray[np.int64], rows: int) -> NDArray[np.float32]:
-    """Lucene's inverse document frequency of words (n,) that `containing` of the `rows` premises contain."""
-    return np.log1p((rows - containing + 0.5) / (containing + 0.5)).astype(np.float32)
-
-
-def document_weights(
-    counts: NDArray[np.float32], containing: NDArray[np.int64], rows: int, settings: LexicalSettings
-) -> NDArray[np.float32]:
-    """Gives words (n,) the weights that they would have in a text of average length.
-
-    `containing` says how many of the `rows` premises contain each.
-    """
-    return rarity_of(containing, rows) * counts / (counts + np.float32(settings.k1))
-
-
-class GrowingQuery(Generic[Word]):
+class GrowingQuery:
     """The query of iterative BM25 (Chia et al. 2020), and the premises that its rounds have taken.
 
     Each round takes the closest premises, `growth` times as many as before, and adds their words to the query. Each
@@ -182,8 +160,8 @@ class GrowingQuery(Generic[Word]):
     scale of 1 takes the first premise's words in full, which costs quality (MAP .467, not .474, without stems).
     """
 
-    def __init__(self, weights: dict[Word, float], k: int, settings: LexicalSettings) -> None:
-        self.weights: dict[Word, float] = weights
+    def __init__(self, weights: dict[int, float], k: int, settings: LexicalSettings) -> None:
+        self.weights = weights
         self._k, self._settings = k, settings
         self._size, self._scale = 1.0, settings.first_scale
         self._ordinals = np.empty(0, np.int64)
@@ -200,7 +178,7 @@ class GrowingQuery(Generic[Word]):
         """The premises taken so far, in the order of the rounds."""
         return SearchHits(self._ordinals, self._scores)
 
-    def take(self, found: SearchHits, premises: Iterable[tuple[Iterable[Word], NDArray[np.float32]]]) -> None:
+    def take(self, found: SearchHits, premises: Iterable[tuple[Iterable[int], NDArray[np.float32]]]) -> None:
         """Takes a round's premises: the best ones, and the words of each with their weights."""
         self._is_over = not len(found.ordinals)
         self._ordinals = np.concatenate([self._ordinals, found.ordinals])

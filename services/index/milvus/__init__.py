@@ -1,1 +1,1 @@
-"""Generations in a Milvus: a collection each, for corpora beyond one machine. Needs the extra `index-milvus`."""
+"""A Milvus that proposes premises by vectors, for corpora beyond one machine. Needs the extra `index-milvus`."""

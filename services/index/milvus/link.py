@@ -1,7 +1,8 @@
-"""The connection to Milvus: calls in threads, each with a time limit, and failures as the project's errors.
+"""The connection to Milvus: calls that block, each with a time limit, and failures as the project's errors.
 
-pymilvus blocks and turns answers into Python objects, so none of its calls runs in the event loop. The link connects at
-the first call, and again after a failure. Starting the service does not wait for Milvus.
+pymilvus blocks and turns answers into Python objects, so none of its calls runs in the event loop; searches run in the
+link's threads. The link connects at the first call, and again after a failure. Starting the service does not wait for
+Milvus.
 """
 
 from __future__ import annotations
@@ -10,22 +11,20 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from pymilvus import MilvusClient
 from pymilvus.exceptions import MilvusException
 
 from aeenc import errors
-from services.index.building.vectors import await_to_end
 from services.kit import logs
 
 log = logs.get(__name__)
-T = TypeVar("T")
 RETRY_AFTER_S = 1.0
-WRITERS = 64  # threads; a build's commit may hold one for an hour, and no search may wait for it
 KEEPALIVE_MS = 60_000  # milvus-lite ends connections that ping every ten seconds, pymilvus's default
 # Codes of Milvus (pkg/util/merr) and of its client.
 _ABSENT = {100, 1600}  # collection, alias
@@ -70,57 +69,51 @@ class MilvusLink:
         threads: int = 16,
         on_state: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.address = address
-        self.timeout_s = timeout_s
-        self._on_state = on_state
-        self._readers = ThreadPoolExecutor(threads, thread_name_prefix="milvus-read")
-        self._writers = ThreadPoolExecutor(WRITERS, thread_name_prefix="milvus-write")
+        self.threads = ThreadPoolExecutor(threads, thread_name_prefix="milvus")
+        self._address, self._timeout_s = address, timeout_s
+        self._on_state, self._problem = on_state, ""
+        self._loop = asyncio.get_running_loop()
         self._connecting = threading.Lock()
         self._client: MilvusClient | None = None
+        self._is_closed = False
         self._failed: tuple[float, Exception | None] = (0.0, None)
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)  # it logs a traceback for every failed call
 
-    async def read(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Runs blocking work that uses `call` and only reads, in a thread. Cancelled, it does not wait for the work."""
-        return await self._reporting(asyncio.get_running_loop().run_in_executor(self._readers, work, *arguments))
-
-    async def write(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Runs blocking work that uses `call`, in a thread. Cancelled, it waits for the end of the work first."""
-        return await self._reporting(
-            await_to_end(asyncio.get_running_loop().run_in_executor(self._writers, work, *arguments))
-        )
-
-    async def _reporting(self, work: Awaitable[T]) -> T:
-        try:
-            result = await work
-        except errors.Unavailable as error:
-            self._on_state(error.message)
-            raise
-        self._on_state("")
-        return result
-
     def call(self, method: str, /, *, timeout_s: float | None = None, **arguments: Any) -> Any:
         """Calls a method of the client; it blocks. Raises MilvusNotFound, Overloaded, Unavailable or the unexpected."""
-        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
         try:
-            client = self._connected()
-            return getattr(client, method)(timeout=limit_s, **arguments)
+            answer = getattr(self._connected(), method)(timeout=limit_s, **arguments)
         except Exception as error:
             foreseen = self._foreseen(error, method)
             if foreseen is None:
                 raise
-            raise foreseen from error
+            if type(foreseen) is errors.Unavailable:
+                self._report(foreseen.message)
+            # pymilvus leaves a circle of errors and frames, which with ours would hold a generation's files
+            raise foreseen from error.with_traceback(None)
+        self._report("")
+        return answer
+
+    def _report(self, problem: str) -> None:
+        """Tells the event loop of a change."""
+        if problem != self._problem:
+            self._problem = problem
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._on_state, problem)
 
     async def close(self) -> None:
         """Closes the connection; calls under way end with it."""
-        for threads in (self._readers, self._writers):
-            threads.shutdown(wait=False, cancel_futures=True)
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        self._is_closed = True
         if self._client is not None:
             await asyncio.to_thread(self._client.close)
 
     def _connected(self) -> MilvusClient:
         waiting_since = time.monotonic()
         with self._connecting:
+            if self._is_closed:  # ends what sends a generation
+                raise errors.Unavailable("the index is shutting down; ask another one")
             if self._client is None:
                 failed_at, failure = self._failed
                 if failure is not None and failed_at > waiting_since:
@@ -133,13 +126,13 @@ class MilvusLink:
             return self._client
 
     def _connect(self) -> MilvusClient:
-        address = self.address
+        address = self._address
         token = address.token or ""
         return MilvusClient(
             address.uri,
             token=token,
             db_name=address.database,
-            timeout=self.timeout_s,
+            timeout=self._timeout_s,
             dedicated=True,  # a shared connection stays open after `close`, and pings
             grpc_options={"grpc.keepalive_time_ms": KEEPALIVE_MS},
         )
@@ -160,7 +153,7 @@ class MilvusLink:
             )
         if code in _AWAY:
             return errors.Unavailable(
-                f"Milvus at {self.address.uri} does not answer {method} ({short}); start it, or set "
+                f"Milvus at {self._address.uri} does not answer {method} ({short}); start it, or set "
                 "AEENC_INDEX_MILVUS_URI and AEENC_INDEX_MILVUS_TOKEN to one that does",
                 retry_after_s=RETRY_AFTER_S,
             )

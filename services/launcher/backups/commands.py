@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -110,10 +110,6 @@ async def _bring_back(backup: Backup, home: Path | None, url: str, artifacts: Pa
 
 
 Url = Annotated[str, typer.Option(help="The object store behind --artifacts, which is then a cache.")]
-Backend = Annotated[
-    Literal["faiss", "milvus"],
-    typer.Option(envvar="AEENC_INDEX_BACKEND", help="The back end of its indexes; a Milvus takes no archive."),
-]
 
 
 def export_corpus(
@@ -141,7 +137,6 @@ def import_corpus(
     home: Home = None,
     artifacts: Annotated[Path | None, typer.Option(help="The ARTIFACTS_DIR of other services.")] = None,
     artifacts_url: Url = "",
-    backend: Backend = "faiss",
 ) -> None:
     """Adds an exported generation to this deployment, whose indexes serve it within seconds.
 
@@ -149,11 +144,6 @@ def import_corpus(
     """
     from services.launcher.backups.generations import import_generation
 
-    if backend == "milvus":
-        raise FailedPrecondition(
-            "AEENC_INDEX_BACKEND=milvus: an index on a Milvus does not serve files; build the corpus there "
-            "(`aeenc corpus build`)"
-        )
     moved = import_generation(_store(home, artifacts, artifacts_url), source, corpus, activate=activate)
     output_of(context).result({**asdict(moved), "active": activate}, _table(asdict(moved)))
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from aeenc import errors
 from services.corpus.active import read_active, write_active
@@ -17,7 +15,6 @@ from services.launcher.backups.store_files import ARTIFACTS, HeldArtifact
 from services.store.artifacts import MANIFEST, ArtifactStore
 
 KIND = "generation"  # what the archive says it is; a backup says nothing
-ENGINES = ("flat", "ivf", "hnsw")  # whose generations an index serves from their files alone
 
 
 @dataclass(frozen=True)
@@ -34,18 +31,13 @@ class Moved:
 def export_generation(store: ArtifactStore, corpus: str, generation: str, target: Path) -> Moved:
     """Writes a generation, by default the active one, into a new archive.
 
-    Raises NotFound without one, DataLoss for a damaged one, FailedPrecondition for one in a Milvus, AlreadyExists when
-    `target` does.
+    Raises NotFound without one, DataLoss for a damaged one, AlreadyExists when `target` does.
     """
     check_corpus_name(corpus)
     generation = generation or read_active(store, corpus) or ""
     if not generation:
-        raise errors.NotFound(
-            f"corpus {corpus!r} has no active generation in {store.root}; name one by --generation (one in a Milvus "
-            "cannot be exported)"
-        )
+        raise errors.NotFound(f"corpus {corpus!r} has no active generation in {store.root}; name one by --generation")
     artifact = store.open(folder_of(corpus), generation, verify="size")
-    _check_engine(corpus, generation, artifact.meta)
     held = HeldArtifact(store, folder_of(corpus), generation)
     moved = Moved(corpus, generation, artifact.meta["space_id"], artifact.meta["premises"], artifact.size_bytes)
     with new_backup(target) as archive:
@@ -59,8 +51,7 @@ def import_generation(store: ArtifactStore, source: Path, corpus: str = "", *, a
     """Adds the generation of an archive, to its own corpus or another, and by default makes it the active one.
 
     Every file is compared with its hash before the generation can be seen. Repeating it changes nothing. Raises
-    InvalidArgument for another kind of archive, FailedPrecondition for a generation in a Milvus, DataLoss for a damaged
-    one, NewerFormat for one of a newer release.
+    InvalidArgument for another kind of archive, DataLoss for a damaged one, NewerFormat for one of a newer release.
     """
     with closing(Backup(source)) as archive:
         if archive.manifest.get("kind") != KIND:
@@ -70,7 +61,6 @@ def import_generation(store: ArtifactStore, source: Path, corpus: str = "", *, a
         corpus = corpus or own
         check_corpus_name(corpus)
         manifest = json.loads(archive.read(prefix + MANIFEST))
-        _check_engine(own, generation, manifest["meta"])
         with store.writer(manifest["kind"], folder_of(corpus)) as writer:
             for name in manifest["files"]:
                 if prefix + name not in archive.files or "/" in name:
@@ -86,12 +76,3 @@ def import_generation(store: ArtifactStore, source: Path, corpus: str = "", *, a
         write_active(store, corpus, artifact.id)
     meta = artifact.meta
     return Moved(corpus, artifact.id, meta["space_id"], meta["premises"], artifact.size_bytes)
-
-
-def _check_engine(corpus: str, generation: str, meta: Mapping[str, Any]) -> None:
-    """Raises FailedPrecondition for a generation that no index serves from its files."""
-    if (engine := meta.get("engine")) not in ENGINES:
-        raise errors.FailedPrecondition(
-            f"generation {generation} of corpus {corpus!r} has the engine {engine!r}, and only those of "
-            f"{', '.join(ENGINES)} can be moved; build the corpus again where it should serve (`aeenc corpus build`)"
-        )

@@ -207,7 +207,7 @@ class TandemPublisher:
 
     async def _is_served(self, corpus: str, generation: str) -> bool:
         """Whether a generation is active, at whichever index process."""
-        with suppress(errors.AeencError, OSError):  # the store knows before they do; a Milvus has another one
+        with suppress(errors.AeencError, OSError):  # the store knows before they do
             if await asyncio.to_thread(read_active, self._store, corpus) == generation:
                 return True
         found = [one for one in (await self._index.info()).corpora if one.corpus == corpus]

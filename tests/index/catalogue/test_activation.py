@@ -7,6 +7,7 @@ from aeenc import errors
 from aeenc.v1 import index_pb2
 from support.worlds.index_world import SPACE, facts, files_of, raises, vector_of
 
+OVER = ("files", "milvus")
 TWO = vector_of("ice melts")[None, :]
 
 

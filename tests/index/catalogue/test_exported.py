@@ -6,17 +6,16 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from aeenc import errors
-from aeenc.cli.main import app
-from services.launcher.backups import generations
 from services.launcher.backups.archive import Backup, new_backup
 from services.launcher.backups.generations import export_generation, import_generation
 from services.launcher.backups.restoring import check
 from services.store.artifacts import ArtifactStore
 from support.waiting import eventually
 from support.worlds.index_world import FACTS, facts
+
+OVER = ("files", "milvus")
 
 
 @pytest.fixture
@@ -90,35 +89,3 @@ async def test_an_export_names_what_is_missing_and_overwrites_nothing(exported: 
     with pytest.raises(errors.NotFound, match="'nothing'"):
         export_generation(artifact_store, "nothing", "", exported.with_name("other.tar"))
     assert not exported.with_name("other.tar").exists()
-
-
-async def test_a_generation_in_a_milvus_is_neither_exported_nor_imported(
-    serve, exported: Path, artifact_store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    other, archive = ArtifactStore(tmp_path / "other"), tmp_path / "milvus.tar"
-    whole = artifact_store.open("generations/science", import_generation(artifact_store, exported).generation)
-    with artifact_store.writer("generation", "generations/science") as writer:
-        for name in whole.files:
-            (writer.path / name).write_bytes((whole.path / name).read_bytes())
-        in_milvus = writer.commit({**whole.meta, "engine": "milvus-flat"}, id_prefix="g").id
-    with monkeypatch.context() as patched:
-        patched.setattr(generations, "ENGINES", ("milvus-flat",))
-        export_generation(artifact_store, "science", in_milvus, archive)
-    with pytest.raises(errors.FailedPrecondition, match=f"{in_milvus}.*'milvus-flat'.*build"):
-        export_generation(artifact_store, "science", in_milvus, tmp_path / "again.tar")
-    assert not (tmp_path / "again.tar").exists()
-    async with serve(artifacts_dir=other.root) as index:
-        active = import_generation(other, exported).generation
-        with pytest.raises(errors.FailedPrecondition, match=f"{in_milvus}.*'milvus-flat'.*build"):
-            import_generation(other, archive)
-        assert other.list("generations/science") == [active]
-        assert (await index.client.retrieve("science", FACTS[:1], k=1)).generation == active
-
-
-def test_an_index_on_a_milvus_takes_no_archive(exported: Path, tmp_path: Path):
-    other = ArtifactStore(tmp_path / "other")
-    words = ["--json", "corpus", "import", str(exported), "--artifacts", str(other.root)]
-    refused = CliRunner().invoke(app, words, env={"AEENC_INDEX_BACKEND": "milvus"})
-    assert (refused.exit_code, "AEENC_INDEX_BACKEND=milvus" in refused.stderr) == (4, True)
-    assert other.list("generations/science") == []
-    assert CliRunner().invoke(app, words, env={"AEENC_INDEX_BACKEND": ""}).exit_code == 0

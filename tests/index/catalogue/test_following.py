@@ -16,6 +16,7 @@ from services.index.catalogue.catalogue import Catalogue
 from support.waiting import eventually
 from support.worlds.index_world import SPACE, facts, vector_of
 
+OVER = ("files", "milvus")
 TWO = vector_of("ice melts")[None, :]
 NEVER = 1000.0
 BRISK = {"look_s": 0.05, "replica_lease_s": 0.4, "replica_wait_s": 0.3}

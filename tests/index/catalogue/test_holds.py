@@ -5,6 +5,8 @@ import pytest
 from aeenc import errors
 from support.worlds.index_world import facts, raises
 
+OVER = ("files", "milvus")
+
 
 async def two_generations(index):
     first = await index.client.build("science", facts()[:6])

@@ -15,6 +15,7 @@ from services.store.artifacts import ArtifactStore
 from support.waiting import eventually, until
 from support.worlds.index_world import SPACE, facts, vector_of
 
+OVER = ("files", "milvus")
 TWO = vector_of("ice melts")[None, :]
 NEVER = 1000.0
 

@@ -12,6 +12,8 @@ from services.corpus.generation import folder_of
 from services.index.catalogue.requests import RequestNote, RequestNotes
 from support.worlds.index_world import PREMISES, broken_build, facts, raises, works
 
+OVER = ("files", "milvus")
+
 
 async def activate(index, generation, *, request_id="a", **more):
     request = index_pb2.ActivateGenerationRequest(

@@ -1,21 +1,13 @@
-"""Indexes on a Milvus of their own, over the encoder of the other tests."""
+"""Indexes whose generations a Milvus searches, and the Milvus as somebody else's client sees it."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
-
-from aeenc import AsyncClient
-from services.index.__main__ import build
-from services.index.settings import IndexSettings
-from services.kit.readiness import Readiness
-from services.store.artifacts import ArtifactStore
-from support.waiting import until
 
 
 @pytest.fixture
@@ -24,51 +16,21 @@ def prefix() -> str:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> ArtifactStore:
-    """Where builds are under way, and where the files of generations stay."""
-    return ArtifactStore(tmp_path / "artifacts")
+def over(milvus: Any, prefix: str) -> dict[str, Any]:
+    """The settings of `serve`."""
+    return {
+        "backend": "milvus",
+        "milvus_uri": milvus.uri,
+        "milvus_prefix": prefix,
+        "milvus_timeout_s": 10.0,
+        "milvus_refresh_s": 0.1,
+        "retry": False,
+    }
 
 
 @pytest.fixture
-def start(encoder, milvus, prefix, store):
-    """`async with start(**settings) as index`: an index process's worth on Milvus; several share one prefix."""
-
-    @asynccontextmanager
-    async def one(**changes: Any) -> AsyncIterator[Any]:
-        settings = IndexSettings(
-            **{
-                "port": 0,
-                "backend": "milvus",
-                "milvus_uri": milvus.uri,
-                "milvus_prefix": prefix,
-                "milvus_timeout_s": 10.0,
-                "milvus_refresh_s": 0.1,
-                "artifacts_dir": store.root,
-                "encoder_target": encoder.target,
-                "encode_timeout_s": 10.0,
-                "build_encode_timeout_s": 10.0,
-                "build_batch": 8,
-                **changes,
-            }
-        )
-        server = build(settings)
-        async with server:
-            await until(lambda: server.readiness.answers, timeout_s=20)
-            async with AsyncClient(index=f"127.0.0.1:{server.port}", retry=False) as client:
-                yield Running(server.readiness, client)
-
-    return one
-
-
-class Running:
-    def __init__(self, readiness: Readiness, client: AsyncClient) -> None:
-        self.readiness = readiness
-        self.client = client.index
-
-
-@pytest.fixture
-def raw(milvus) -> Iterator[Any]:
-    """The Milvus as somebody else's client sees it."""
+def raw(milvus: Any) -> Iterator[Any]:
+    """A client of the Milvus."""
     from pymilvus import MilvusClient
 
     client = MilvusClient(milvus.uri, dedicated=True)
@@ -77,24 +39,17 @@ def raw(milvus) -> Iterator[Any]:
 
 
 @pytest.fixture
-def named(raw: Any, prefix: str) -> Callable[[str], list[str]]:
-    """`named("g")`: the collections of this test whose kind the letter stands for, in the order of their names.
+def collections(raw: Any, prefix: str) -> Callable[[], set[str]]:
+    """The collections of this test.
 
     milvus-lite reads a name and then its state, and fails if the collection is dropped in between; it is asked again.
     """
-
     from pymilvus.exceptions import MilvusException
 
-    def of(kind: str) -> list[str]:
+    def of_prefix() -> set[str]:
         for _ in range(20):
             with suppress(MilvusException):
-                return [name for name in raw.list_collections() if name.startswith(f"{prefix}_{kind}_")]
+                return {name for name in raw.list_collections() if name.startswith(f"{prefix}_")}
         raise AssertionError("Milvus does not list its collections")
 
-    return of
-
-
-@pytest.fixture
-def collections(named: Callable[[str], list[str]]) -> Callable[[], list[str]]:
-    """The collections of generations, finished or not."""
-    return lambda: named("g")
+    return of_prefix

@@ -1,14 +1,17 @@
-"""A Milvus that is away, slow or killed: named meanwhile, found again by itself, and nothing that it kept is lost."""
+"""A Milvus that is away, killed or not there at all: searches say so, the rest goes on, and it is found again."""
 
-import asyncio
-import time
+import sys
 
 import pytest
 
 from aeenc import errors
-from support.servers.milvus_server import MilvusServer
+from services.index.__main__ import build
+from services.index.settings import IndexSettings
+from support.servers.milvus_server import MilvusServer, need_milvus
 from support.waiting import until
 from support.worlds.index_world import FACTS, SPACE, facts, raises, vector_of
+
+need_milvus()
 
 TWO = vector_of("ice melts")[None, :]
 
@@ -21,69 +24,82 @@ def server(tmp_path):
     running.stop()
 
 
+@pytest.fixture
+def over(over, server):
+    return {**over, "milvus_uri": server.uri, "milvus_timeout_s": 2.0}
+
+
+async def goes_on(index):
+    """What needs no Milvus."""
+    assert [premise.text async for premise in index.client.list_premises("science")] == FACTS
+    assert [premise.id for premise in await index.client.get_premises("science", ["f3"])] == ["f3"]
+    assert (await index.client.retrieve("science", ["ice"], k=1, mode="lexical"))[0]
+    assert (await index.client.info()).corpora[0].active.id
+
+
 @pytest.mark.slow
-async def test_a_milvus_that_goes_and_comes_back_is_named_meanwhile_and_needs_nobody(start, server):
+async def test_a_milvus_that_goes_and_comes_back_is_named_meanwhile_and_needs_nobody(serve, server):
     server.start()
-    async with start(milvus_uri=server.uri, milvus_timeout_s=2.0) as index:
-        generation = await index.client.build("science", facts())
+    async with serve() as index:
+        await index.client.build("science", facts())
         before = await index.client.search("science", TWO, space_id=SPACE)
         server.stop()
-        await raises(errors.Unavailable, index.client.search("science", TWO, space_id=SPACE), server.uri, "start it")
-        await raises(errors.Unavailable, index.client.build("science", facts()[:3], resume_s=0), server.uri)
-        await until(lambda: index.readiness.state == "DEGRADED", timeout_s=10)
-        assert server.uri in index.readiness.reason
-        info = await index.client.info()
-        assert info.corpora[0].active.id == generation.id
+        search = index.client.search("science", TWO, space_id=SPACE, timeout_s=20)
+        await raises(errors.Unavailable, search, server.uri, "start it")
+        await until(lambda: index.server.readiness.state == "DEGRADED", timeout_s=10)
+        assert server.uri in index.server.readiness.reason
+        await goes_on(index)
+        later = await index.client.build("science", facts()[:3], activate=False)
+        await raises(errors.Unavailable, index.client.activate("science", later.id), server.uri)
         server.start()
-        await until(lambda: index.readiness.state == "SERVING", timeout_s=20)
+        await until(lambda: index.server.readiness.state == "SERVING", timeout_s=20)
         after = await index.client.search("science", TWO, space_id=SPACE)
-        assert after.ids == before.ids
-        assert after.scores[0].tobytes() == before.scores[0].tobytes()
+        assert (after.ids, after.scores[0].tobytes()) == (before.ids, before.scores[0].tobytes())
+        await index.client.activate("science", later.id)
 
 
 @pytest.mark.slow
-async def test_an_index_starts_before_its_milvus_and_finds_it_later(start, server):
-    async with start(milvus_uri=server.uri, milvus_timeout_s=2.0) as index:
-        assert index.readiness.state == "DEGRADED"
-        await raises(errors.Unavailable, index.client.search("science", TWO, space_id=SPACE), server.uri)
-        server.start()
-        await until(lambda: index.readiness.state == "SERVING", timeout_s=20)
-        assert (await index.client.build("science", facts())).active
-
-
-@pytest.mark.slow
-async def test_what_was_acknowledged_is_there_after_milvus_is_killed(start, server):
+async def test_an_index_starts_before_its_milvus_which_is_sent_what_it_lacks(serve, server, tmp_path):
     server.start()
-    async with start(milvus_uri=server.uri) as index:
+    async with serve() as index:
         await index.client.build("science", facts())
-        server.stop(9)
+    server.stop(9)
+    async with serve() as index:
+        await until(lambda: index.server.readiness.state == "DEGRADED", timeout_s=10)
+        search = index.client.search("science", TWO, space_id=SPACE, timeout_s=20)
+        await raises(errors.Unavailable, search, server.uri)
+        await goes_on(index)
+        server.directory.rename(tmp_path / "lost")
         server.start()
-        await until(lambda: index.readiness.state == "SERVING", timeout_s=20)
-        assert [one.text async for one in index.client.list_premises("science")] == FACTS
-        assert (await index.client.search("science", TWO, space_id=SPACE)).ids[0]
+        await until(lambda: index.server.readiness.state == "SERVING", timeout_s=20)
+        assert (await index.client.search("science", TWO, space_id=SPACE, k=50)).ids[0]
 
 
-async def test_the_event_loop_goes_on_while_milvus_is_slow(start, monkeypatch):
-    from services.index.milvus.generation import GenerationCollection
-
-    async with start() as index:
+async def test_an_index_without_a_milvus_says_which_setting_its_generation_needs(serve, server):
+    server.start()
+    async with serve() as index:
+        built = await index.client.build("science", facts())
+    async with serve(backend="faiss", milvus_uri="") as index:
+        assert built.id in index.server.readiness.reason
+        search = index.client.search("science", TWO, space_id=SPACE)
+        await raises(errors.FailedPrecondition, search, built.id, "AEENC_INDEX_MILVUS_URI")
         await index.client.build("science", facts())
-        real, ticks, meanwhile = GenerationCollection.candidates, 0, []
+        assert (await index.client.search("science", TWO, space_id=SPACE)).ids[0]
+    async with serve(backend="faiss") as index:  # and one that has it serves both
+        await index.client.activate("science", built.id)
+        assert (await index.client.search("science", TWO, space_id=SPACE)).generation == built.id
 
-        def slow(self, *arguments, **more):
-            before, started = ticks, time.monotonic()
-            time.sleep(0.5)
-            while not meanwhile and ticks - before <= 10 and time.monotonic() - started < 20:
-                time.sleep(0.05)
-            meanwhile.append(ticks - before)
-            return real(self, *arguments, **more)
 
-        monkeypatch.setattr(GenerationCollection, "candidates", slow)
-        call = asyncio.ensure_future(index.client.search("science", TWO, space_id=SPACE))
-        while not call.done():
-            await asyncio.sleep(0.002)
-            ticks += 1
-        assert call.result().ids[0]
-        assert meanwhile[0] > 10, "a loop that waits for Milvus does not tick"
-        late = index.client.search("science", TWO, space_id=SPACE, timeout_s=0.2)
-        await raises(errors.DeadlineExceeded, late)
+async def test_a_missing_client_stops_the_start_and_is_named(tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pymilvus" or "index.milvus" in name]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pymilvus", None)
+    with pytest.raises(errors.InvalidArgument, match=r"pymilvus.*index-milvus"):
+        build(IndexSettings(backend="milvus", milvus_uri="http://127.0.0.1:1", artifacts_dir=tmp_path))
+
+
+async def test_settings_that_cannot_work_stop_the_start(tmp_path):
+    with pytest.raises(ValueError, match="AEENC_INDEX_MILVUS_URI"):
+        IndexSettings(backend="milvus", artifacts_dir=tmp_path)
+    with pytest.raises(ValueError, match="milvus_prefix"):
+        IndexSettings(backend="milvus", milvus_uri="http://m:1", milvus_prefix="a-b", artifacts_dir=tmp_path)

@@ -459,8 +459,8 @@ class IndexAdminServiceServicer(object):
     def VerifyGeneration(self, request, context):
         """Checks a generation as an activation does: hashes every file and searches for a sample of its own vectors. It
         changes nothing. To repair a damaged generation, build it again from the same premises and activate it. DATA_LOSS
-        has metadata, as far as the back end knows it: `generation`, `space_id`, `active` (`true` or `false`), and
-        `damaged`, the damaged files separated by commas, or `words` where a Milvus has lost those alone.
+        has metadata, as far as the index knows it: `generation`, `space_id`, `active` (`true` or `false`), and `damaged`,
+        the damaged files separated by commas.
 
         Fails with:
         - NOT_FOUND: unknown corpus or generation.
