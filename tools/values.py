@@ -44,11 +44,10 @@ RETURNED = {
     "SubmitVerdictsResponse": "SubmittedVerdicts",
     "JudgedTask": "JudgedTask",
     "RetrieveAgainResponse": "RetrievedAgain",
-    "TaskChange": "TaskChange",
+    "TaskEvent": "TaskEvent",
     "TreeState": "TreeState",
     "Queue": "Queue",
     "GetAgreementResponse": "Agreement",
-    "WatchTasksResponse": "TaskUpdate",
     "TrainerServiceGetInfoResponse": "TrainerInfo",
     "Job": "Job",
     "Checkpoint": "Checkpoint",
@@ -71,7 +70,7 @@ MAY_MISS = (
     "Run.ended_at",
     "RunConfig.model",
     "RunConfig.negative_filter",
-    "TaskChange.answer",
+    "TaskEvent.answer",
 )
 GIVEN = ("Premise", "Pair", "RunConfig")  # what callers hand back: these have `to_message`
 

@@ -23,7 +23,7 @@ from services.sampler.people.decisions import SentAnswer, SentVerdicts, verdict_
 from services.sampler.people.overview import NodeNow, QueueNow, TreeNow
 from services.sampler.people.queue import LeasedTask
 from services.sampler.people.review import Report
-from services.sampler.people.task_store import LoggedChange, TaskEvent
+from services.sampler.people.task_store import TaskEvent
 from services.sampler.people.tasks import (
     Remark,
     TaskAnswer,
@@ -338,19 +338,23 @@ def to_statement(said: Statement) -> oracle_pb2.Answer:
     )
 
 
-def to_change(change: LoggedChange) -> people_pb2.TaskChange:
-    """An entry of the verdict log."""
-    entry, kind = change.entry, change.entry["op"]
-    answer = answer_from(entry) if kind in ("ANSWER", "AMEND") else None
-    return people_pb2.TaskChange(
-        seq=change.seq,
-        kind=f"TASK_CHANGE_KIND_{kind}",
-        task_id=change.task_id,
-        person=(answer.by or answer.annotator) if answer else entry["annotator"],
-        at=to_timestamp(to_time(entry["at"])),
-        answer=_to_answer(answer) if answer else None,
-        former_answer_id=entry.get("supersedes", "") or (entry["answer_id"] if kind == "UNDO" else ""),
-        verdicts=[] if answer else _verdicts(kinds_of(entry.get("choices", {})), entry.get("grades", {})),
+def to_event(event: TaskEvent) -> people_pb2.TaskEvent:
+    """An event, with what was said where it is an entry of the verdict log."""
+    entry, answer = event.entry, None
+    if "lease_id" in entry and "choices" in entry:
+        answer = _to_answer(answer_from(entry))
+    elif entry.get("choices"):
+        verdicts = _verdicts(kinds_of(entry["choices"]), entry.get("grades", {}))
+        answer = oracle_pb2.Answer(annotator=event.annotator, verdicts=verdicts)
+    return people_pb2.TaskEvent(
+        seq=event.seq,
+        kind=f"TASK_EVENT_KIND_{event.event}",
+        task_id=event.task_id,
+        run_id=event.run_id,
+        person=event.annotator,
+        at=to_timestamp(to_time(event.at)),
+        answer=answer,
+        former_answer_id=entry.get("supersedes", "") or (entry.get("answer_id", "") if event.event == "UNDONE" else ""),
         reason=entry.get("reason", ""),
         overlap=entry.get("overlap", 0),
         model_version=entry.get("version", ""),
@@ -393,7 +397,6 @@ def _to_node(tree: TreeNow, now: NodeNow) -> people_pb2.TreeNode:
         overlap=now.overlap,
         answers=[to_statement(one) for one in now.said],
         model_version=now.version,
-        generation=tree.generation,
     )
 
 
@@ -407,10 +410,7 @@ def to_queue(queue: QueueNow) -> people_pb2.Queue:
         max_grade=queue.settings.max_grade,
         qualification=to_qualification(queue.qualification),
         total=people_pb2.TaskCounts(**vars(queue.total)),
-        runs=[
-            people_pb2.RunTasks(run_id=run_id, counts=people_pb2.TaskCounts(**vars(counts)))
-            for run_id, counts in queue.runs.items()
-        ],
+        runs=[people_pb2.TaskCounts(run_id=run_id, **vars(counts)) for run_id, counts in queue.runs.items()],
     )
 
 
@@ -464,18 +464,6 @@ def to_agreement(report: Report, limit_bytes: int) -> people_pb2.GetAgreementRes
 
 def _right(wrong: Mistake) -> oracle_pb2.Verdict:
     return oracle_pb2.Verdict(text=wrong.text, judgement=EXPLAINS if wrong.explains else REFUSES)
-
-
-def to_event(event: TaskEvent) -> people_pb2.WatchTasksResponse:
-    """An event."""
-    return people_pb2.WatchTasksResponse(
-        seq=event.seq,
-        event=f"TASK_EVENT_{event.event}",
-        task_id=event.task_id,
-        run_id=event.run_id,
-        at=to_timestamp(to_time(event.at)),
-        annotator=event.annotator,
-    )
 
 
 def _verdicts(

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from aeenc.v1 import people_pb2, people_pb2_grpc, sampler_pb2, sampler_pb2_grpc
-from services.kit.convert import page_within, position_of, to_duration, to_timestamp
+from services.kit.convert import page_within, position_of, to_timestamp
 from services.kit.credentials.gate import caller, person_name
 from services.kit.credentials.roles import Role
 from services.kit.limits import AnswerRoom, Limits
@@ -108,10 +108,8 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
         return people_pb2.LeaseTaskResponse(leases=[convert.to_lease(one) for one in leased])
 
     async def RenewLease(self, request: people_pb2.RenewLeaseRequest, context: Any) -> people_pb2.RenewLeaseResponse:
-        expires_at, at = await self._queue.renew(request.lease_id, caller().person("", "lease_id"))
-        return people_pb2.RenewLeaseResponse(
-            expires_at=to_timestamp(convert.to_time(expires_at)), remaining=to_duration(max(expires_at - at, 0.0))
-        )
+        expires_at = await self._queue.renew(request.lease_id, caller().person("", "lease_id"))
+        return people_pb2.RenewLeaseResponse(expires_at=to_timestamp(convert.to_time(expires_at)))
 
     async def ReleaseTask(self, request: people_pb2.ReleaseTaskRequest, context: Any) -> people_pb2.ReleaseTaskResponse:
         await self._queue.release(request.lease_id, request.reason, caller().person("", "lease_id"))
@@ -147,16 +145,17 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
         return people_pb2.AdjudicateResponse(answer_id=answer_id)
 
     async def CloseTask(self, request: people_pb2.CloseTaskRequest, context: Any) -> people_pb2.CloseTaskResponse:
-        who = caller().person(request.adjudicator, "adjudicator")
         record = await self._review.close(
-            request.run_id, request.task_id, who, request.reason, request.request_id, request.overlap
+            request.run_id,
+            request.task_id,
+            caller().person(request.annotator, "annotator"),
+            request.reason,
+            request.request_id,
+            request.overlap,
+            settle=request.settle,
+            others=caller().role >= Role.ADJUDICATE,
         )
         return people_pb2.CloseTaskResponse(task=convert.to_judged_task(record))
-
-    async def SettleTask(self, request: people_pb2.SettleTaskRequest, context: Any) -> people_pb2.SettleTaskResponse:
-        annotator = caller().person(request.annotator, "annotator")
-        record = await self._review.hasten(request.run_id, request.task_id, annotator, request.request_id)
-        return people_pb2.SettleTaskResponse(task=convert.to_judged_task(record))
 
     async def RetrieveAgain(
         self, request: people_pb2.RetrieveAgainRequest, context: Any
@@ -171,7 +170,7 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
         changes, position = await self._page(
             request.page_size,
             lambda size: self._review.changes(request.run_id, request.task_id, after, size),
-            convert.to_change,
+            convert.to_event,
         )
         return people_pb2.ListChangesResponse(changes=changes, next_page_token=str(position or ""))
 
@@ -190,27 +189,26 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
         room = AnswerRoom(self._limit_bytes, "shorten their guidelines, or raise the sampler's MESSAGE_BYTES")
         return people_pb2.ListQueuesResponse(queues=list(room.all_of(map(convert.to_queue, queues))))
 
-    async def ListAnswers(self, request: people_pb2.ListAnswersRequest, context: Any) -> people_pb2.ListAnswersResponse:
-        before, annotator = position_of(request.page_token), caller().person(request.annotator, "annotator")
-        tasks, position = await self._page(
-            request.page_size,
-            lambda size: self._overview.answers(request.run_id, annotator, before, size),
-            lambda record: convert.to_judged_task(record, only=annotator),
-        )
-        return people_pb2.ListAnswersResponse(tasks=tasks, next_page_token=str(position or ""))
-
     async def GetAgreement(
         self, request: people_pb2.GetAgreementRequest, context: Any
     ) -> people_pb2.GetAgreementResponse:
         return convert.to_agreement(await self._review.agreement(request.run_id), self._limit_bytes)
 
     async def ListTasks(self, request: people_pb2.ListTasksRequest, context: Any) -> people_pb2.ListTasksResponse:
-        state, after = convert.from_state(request.state), position_of(request.page_token)
-        blind = caller().role < Role.ADJUDICATE
+        position = position_of(request.page_token)
+        if request.answered_by:
+            mine = caller().person(request.answered_by, "answered_by")
+            tasks, position = await self._page(
+                request.page_size,
+                lambda size: self._overview.answers(request.run_id, mine, position, size),
+                lambda record: convert.to_judged_task(record, only=mine),
+            )
+            return people_pb2.ListTasksResponse(tasks=tasks, next_page_token=str(position or ""))
+        state, blind = convert.from_state(request.state), caller().role < Role.ADJUDICATE
         viewer = caller().person(request.annotator, "annotator") if blind else person_name(request.annotator)
         tasks, position = await self._page(
             request.page_size,
-            lambda size: self._review.tasks(request.run_id, state, after, size),
+            lambda size: self._review.tasks(request.run_id, state, position, size),
             lambda record: convert.to_judged_task(record, only=record.hidden_from(viewer)),
         )
         return people_pb2.ListTasksResponse(tasks=tasks, next_page_token=str(position or ""))
@@ -219,7 +217,7 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
         self, request: people_pb2.WatchTasksRequest, context: Any
     ) -> AsyncIterator[people_pb2.WatchTasksResponse]:
         async for event in self._review.watch(request.run_id, request.from_seq, from_now=request.from_now):
-            yield convert.to_event(event)
+            yield people_pb2.WatchTasksResponse(event=convert.to_event(event))
 
 
 class SamplerAdminServicer(sampler_pb2_grpc.SamplerAdminServiceServicer):

@@ -36,7 +36,6 @@ CALLS: dict[str, Callable[[Channel], Awaitable[object]]] = {
     "AmendVerdicts": lambda channel: PeopleClient(channel).amend("a", ["p1"], "ann"),
     "Adjudicate": lambda channel: PeopleClient(channel).adjudicate("r", "t", ["p1"], "ann"),
     "CloseTask": lambda channel: PeopleClient(channel).close("r", "t", "ann"),
-    "SettleTask": lambda channel: PeopleClient(channel).settle("r", "t", "ann"),
     "StartJob": lambda channel: TrainerClient(channel).start_job(corpus="science", run_ids=["r"]),
     "CancelJob": lambda channel: TrainerClient(channel).cancel("j"),
     "DeleteJob": lambda channel: TrainerClient(channel).delete("j"),

@@ -35,9 +35,8 @@ from support.certificates import certify, needs_openssl
 NEEDS_TOKEN = {
     "aeenc.v1.EncoderService": "Encode EncodeStream GetInfo Score",
     "aeenc.v1.IndexService": "GetInfo GetPremises ListCorpora ListPremises Retrieve Search",
-    "aeenc.v1.PeopleService": "Adjudicate AmendVerdicts CloseTask GetAgreement GetTree LeaseTask ListAnswers "
-    "ListChanges ListQueues ListTasks ReleaseTask RenewLease RetrieveAgain SettleTask SubmitVerdicts "
-    "UndoVerdicts WatchTasks WatchTree",
+    "aeenc.v1.PeopleService": "Adjudicate AmendVerdicts CloseTask GetAgreement GetTree LeaseTask ListChanges "
+    "ListQueues ListTasks ReleaseTask RenewLease RetrieveAgain SubmitVerdicts UndoVerdicts WatchTasks WatchTree",
     "aeenc.v1.SamplerService": "CancelRun ExportTrees GetInfo GetRun ImportPairs ListPairs ListRuns ResumeRun StartRun "
     "WatchRun",
     "aeenc.v1.TrainerService": "CancelJob Evaluate GetCheckpoint GetInfo GetJob ListCheckpoints ListJobs ResumeJob "
@@ -55,10 +54,10 @@ NEEDS_THE_ORACLES_TOKEN = {"aeenc.v1.OracleService": "Judge"}
 # The same for named credentials: what a role needs beyond `read`. All other RPCs above need `read`.
 NEEDS_ROLE = {
     "annotate": {
-        "aeenc.v1.PeopleService": "AmendVerdicts LeaseTask ListAnswers ReleaseTask RenewLease RetrieveAgain "
-        "SettleTask SubmitVerdicts UndoVerdicts"
+        "aeenc.v1.PeopleService": "AmendVerdicts CloseTask LeaseTask ReleaseTask RenewLease RetrieveAgain "
+        "SubmitVerdicts UndoVerdicts"
     },
-    "adjudicate": {"aeenc.v1.PeopleService": "Adjudicate CloseTask ListChanges"},
+    "adjudicate": {"aeenc.v1.PeopleService": "Adjudicate ListChanges"},
     "admin": {
         "aeenc.v1.SamplerService": "CancelRun ImportPairs ResumeRun StartRun",
         "aeenc.v1.TrainerService": "CancelJob ResumeJob StartJob",

@@ -172,7 +172,7 @@ class ReleaseTask(PeopleMutation):
         return lambda: (people_pb2.ReleaseTaskRequest(lease_id=self.leases[task].lease_id), None, "released")
 
     async def states(self, subjects: Sequence[Subject]) -> list[str]:
-        records, logged = await self.records(subjects), await self.logged(subjects, "RELEASE")
+        records, logged = await self.records(subjects), await self.logged(subjects, "RELEASED")
         return [
             agreed("released" if record.leases[0].ended else "held", "released" if logged[subject.name] else "held")
             for subject, record in zip(subjects, records, strict=True)
@@ -198,7 +198,7 @@ class SubmitVerdicts(PeopleMutation):
         return lambda: (request(self.first(task), 1), request(self.second(task), 2), "answered")
 
     async def states(self, subjects: Sequence[Subject]) -> list[str]:
-        records, logged = await self.records(subjects), await self.logged(subjects, "ANSWER")
+        records, logged = await self.records(subjects), await self.logged(subjects, "ANSWERED")
         word = {0: "open", 1: "answered"}
         return [
             agreed(*(word.get(n, f"{n} times") for n in (len(record.answers), logged[subject.name])))
@@ -228,7 +228,7 @@ class UndoVerdicts(PeopleMutation):
         return lambda: (request(1), request(2), "undone")
 
     async def states(self, subjects: Sequence[Subject]) -> list[str]:
-        records, logged = await self.records(subjects), await self.logged(subjects, "UNDO")
+        records, logged = await self.records(subjects), await self.logged(subjects, "UNDONE")
         return [
             agreed("answered" if record.answers else "undone", "undone" if logged[subject.name] else "answered")
             for subject, record in zip(subjects, records, strict=True)
@@ -253,7 +253,7 @@ class AmendVerdicts(UndoVerdicts):
         return lambda: (request(self.second(task)), request(self.first(task)), "amended")
 
     async def states(self, subjects: Sequence[Subject]) -> list[str]:
-        records, logged = await self.records(subjects), await self.logged(subjects, "AMEND")
+        records, logged = await self.records(subjects), await self.logged(subjects, "AMENDED")
         return [
             agreed("amended" if record.answers[0].by else "answered", "amended" if logged[subject.name] else "answered")
             for subject, record in zip(subjects, records, strict=True)
@@ -289,7 +289,7 @@ class Adjudicate(PeopleMutation):
         return lambda: (request(EXPLAINS), request(REFUSES), "decided")
 
     async def states(self, subjects: Sequence[Subject]) -> list[str]:
-        records, logged = await self.records(subjects), await self.logged(subjects, "ADJUDICATE")
+        records, logged = await self.records(subjects), await self.logged(subjects, "ADJUDICATED")
         return [
             agreed("decided" if record.adjudicator else "open", "decided" if logged[subject.name] else "open")
             for subject, record in zip(subjects, records, strict=True)
@@ -307,15 +307,15 @@ class CloseTask(PeopleMutation):
     def _maker(self, task: str) -> Any:
         request_id = fresh("r")
 
-        def request(adjudicator: str) -> people_pb2.CloseTaskRequest:
+        def request(annotator: str) -> people_pb2.CloseTaskRequest:
             return people_pb2.CloseTaskRequest(
-                task_id=task, run_id=self.run_ids[task], adjudicator=adjudicator, request_id=request_id
+                task_id=task, run_id=self.run_ids[task], annotator=annotator, request_id=request_id
             )
 
         return lambda: (request("lead"), request("another"), "closed")
 
     async def states(self, subjects: Sequence[Subject]) -> list[str]:
-        records, logged = await self.records(subjects), await self.logged(subjects, "CLOSE")
+        records, logged = await self.records(subjects), await self.logged(subjects, "CLOSED")
         return [
             agreed("closed" if record.decided_at else "open", "closed" if logged[subject.name] else "open")
             for subject, record in zip(subjects, records, strict=True)
@@ -323,23 +323,23 @@ class CloseTask(PeopleMutation):
 
 
 class SettleTask(UndoVerdicts):
-    """SettleTask, of each person's one answer."""
+    """CloseTask with `settle`, of each person's one answer."""
 
-    rpc = "PeopleService.SettleTask"
+    rpc = "PeopleService.CloseTask"
     ignored = ("task.state",)
 
     def _maker(self, task: str) -> Any:
         request_id = fresh("r")
 
-        def request(annotator: str) -> people_pb2.SettleTaskRequest:
-            return people_pb2.SettleTaskRequest(
-                task_id=task, run_id=self.run_ids[task], annotator=annotator, request_id=request_id
+        def request(annotator: str) -> people_pb2.CloseTaskRequest:
+            return people_pb2.CloseTaskRequest(
+                task_id=task, run_id=self.run_ids[task], annotator=annotator, settle=True, request_id=request_id
             )
 
         return lambda: (request(self.names[task]), request("another"), "settled")
 
     async def states(self, subjects: Sequence[Subject]) -> list[str]:
-        records, logged = await self.records(subjects), await self.logged(subjects, "HASTEN")
+        records, logged = await self.records(subjects), await self.logged(subjects, "HASTENED")
         return [
             agreed("settled" if record.final else "answered", "settled" if logged[subject.name] else "answered")
             for subject, record in zip(subjects, records, strict=True)
@@ -377,7 +377,7 @@ class RetrieveAgain(PeopleMutation):
         return lambda: (request, None, "sent back")
 
     async def states(self, subjects: Sequence[Subject]) -> list[str]:
-        records, logged = await self.records(subjects), await self.logged(subjects, "WITHDRAW")
+        records, logged = await self.records(subjects), await self.logged(subjects, "WITHDRAWN")
         words = {0: "held", 1: "sent back"}
         return [
             agreed(

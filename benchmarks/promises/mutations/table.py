@@ -17,7 +17,7 @@ READS = {
     "EncoderService": "Encode EncodeStream GetInfo Score",
     "IndexService": "GetInfo GetPremises ListCorpora ListPremises Retrieve Search",
     "IndexAdminService": "ListGenerations VerifyGeneration",
-    "PeopleService": "GetAgreement GetTree ListAnswers ListChanges ListQueues ListTasks WatchTasks WatchTree",
+    "PeopleService": "GetAgreement GetTree ListChanges ListQueues ListTasks WatchTasks WatchTree",
     "SamplerService": "ExportTrees GetInfo GetRun ListPairs ListRuns WatchRun",
     "TrainerService": "Evaluate GetCheckpoint GetInfo GetJob ListCheckpoints ListJobs WatchJob",
     "RegistryAdminService": "ListLabels ListRollouts",

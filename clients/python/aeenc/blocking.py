@@ -859,7 +859,7 @@ class BlockingPeopleClient:
             )
         )
 
-    def list_changes(self, run_id: str, *, task_id: str = "", page_size: int = 200) -> Iterator[values.TaskChange]:
+    def list_changes(self, run_id: str, *, task_id: str = "", page_size: int = 200) -> Iterator[values.TaskEvent]:
         """Yields what people have done with the tasks of a run, or with one, oldest first: the audit trail."""
         with Caller() as caller:
             yield from caller.iterate(self._awaiting.list_changes(run_id, task_id=task_id, page_size=page_size))
@@ -899,7 +899,7 @@ class BlockingPeopleClient:
                 self._awaiting.list_tasks(run_id, state=state, annotator=annotator, page_size=page_size)
             )
 
-    def watch(self, run_id: str = "", *, from_seq: int = 0, from_now: bool = False) -> Iterator[values.TaskUpdate]:
+    def watch(self, run_id: str = "", *, from_seq: int = 0, from_now: bool = False) -> Iterator[values.TaskEvent]:
         """Replays the events of a run's tasks, or of all, and follows them; a run's until it has ended.
 
         `from_now`: replays none.

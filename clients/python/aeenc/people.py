@@ -175,7 +175,7 @@ class PeopleClient:
             people_pb2.CloseTaskRequest,
             run_id=run_id,
             task_id=task_id,
-            adjudicator=adjudicator,
+            annotator=adjudicator,
             reason=reason,
             overlap=overlap,
             request_id=request_id or _request_id(),
@@ -189,13 +189,14 @@ class PeopleClient:
         Raises FailedPrecondition: TASK_UNDECIDED while answers are missing, NOT_ANSWERED for somebody else's task.
         """
         request = message(
-            people_pb2.SettleTaskRequest,
+            people_pb2.CloseTaskRequest,
             run_id=run_id,
             task_id=task_id,
             annotator=annotator,
+            settle=True,
             request_id=request_id or _request_id(),
         )
-        response: people_pb2.SettleTaskResponse = await self.channel.unary(self._stub.SettleTask, request)
+        response: people_pb2.CloseTaskResponse = await self.channel.unary(self._stub.CloseTask, request)
         return values.JudgedTask.from_message(response.task)
 
     async def retrieve_again(
@@ -226,11 +227,11 @@ class PeopleClient:
 
     async def list_changes(
         self, run_id: str, *, task_id: str = "", page_size: int = PAGE
-    ) -> AsyncIterator[values.TaskChange]:
+    ) -> AsyncIterator[values.TaskEvent]:
         """Yields what people have done with the tasks of a run, or with one, oldest first: the audit trail."""
         request = message(people_pb2.ListChangesRequest, run_id=run_id, task_id=task_id, page_size=page_size)
         async for change in self.channel.pages(self._stub.ListChanges, request, "changes"):
-            yield values.TaskChange.from_message(change)
+            yield values.TaskEvent.from_message(change)
 
     async def get_tree(self, run_id: str, hypothesis_id: str) -> values.TreeState:
         """Gets the tree of a hypothesis: its nodes, what explains each, and who works on it."""
@@ -254,8 +255,10 @@ class PeopleClient:
         self, run_id: str, annotator: str, *, page_size: int = PAGE
     ) -> AsyncIterator[values.JudgedTask]:
         """Yields the tasks of a run that a person has answered, the latest first, without the answers of others."""
-        request = message(people_pb2.ListAnswersRequest, run_id=run_id, annotator=annotator, page_size=page_size)
-        async for task in self.channel.pages(self._stub.ListAnswers, request, "tasks"):
+        if not annotator:
+            raise InvalidArgument.field("annotator", "is empty; say whose answers to list")
+        request = message(people_pb2.ListTasksRequest, run_id=run_id, answered_by=annotator, page_size=page_size)
+        async for task in self.channel.pages(self._stub.ListTasks, request, "tasks"):
             yield values.JudgedTask.from_message(task)
 
     async def get_agreement(self, run_id: str, *, timeout_s: float = 120.0) -> values.Agreement:
@@ -281,14 +284,14 @@ class PeopleClient:
 
     async def watch(
         self, run_id: str = "", *, from_seq: int = 0, from_now: bool = False
-    ) -> AsyncIterator[values.TaskUpdate]:
+    ) -> AsyncIterator[values.TaskEvent]:
         """Replays the events of a run's tasks, or of all, and follows them; a run's until it has ended.
 
         `from_now`: replays none.
         """
         request = message(people_pb2.WatchTasksRequest, run_id=run_id, from_seq=from_seq, from_now=from_now)
-        async for event in self.channel.stream(self._stub.WatchTasks, request):
-            yield values.TaskUpdate.from_message(event)
+        async for response in self.channel.stream(self._stub.WatchTasks, request):
+            yield values.TaskEvent.from_message(response.event)
 
 
 def _request_id() -> str:

@@ -364,7 +364,7 @@ async def agreement(call: Call) -> Any:
 async def changes(call: Call) -> Any:
     """The latest changes of a run's tasks, the latest first: the audit trail."""
     call.person.must_be("adjudicator")
-    latest: deque[values.TaskChange] = deque(maxlen=MAX_LISTED)
+    latest: deque[values.TaskEvent] = deque(maxlen=MAX_LISTED)
     async for change in call.client.people.list_changes(call.run, task_id=call.request.query_params.get("task", "")):
         latest.append(change)
     return list(reversed(latest))

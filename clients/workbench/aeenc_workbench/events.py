@@ -94,7 +94,7 @@ class Events:
                 async for event in self._client.people.watch(from_seq=seq + 1, from_now=not seq):
                     seq = event.seq
                     # who acted is not told: people who share a task judge it blindly
-                    self._tell({"event": event.event.name.lower(), "run": event.run_id, "task": event.task_id})
+                    self._tell({"event": event.kind.name.lower(), "run": event.run_id, "task": event.task_id})
             except AeencError as error:
                 seq = 0 if error.reason == "EVENTS_GONE" else seq
                 self._tell({"event": "away", "detail": error.message})

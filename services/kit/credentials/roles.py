@@ -26,10 +26,10 @@ _TABLE = {
         "TrainerService": "Evaluate GetCheckpoint GetInfo GetJob ListCheckpoints ListJobs WatchJob",
     },
     Role.ANNOTATE: {
-        "PeopleService": "AmendVerdicts LeaseTask ListAnswers ReleaseTask RenewLease RetrieveAgain SettleTask "
-        "SubmitVerdicts UndoVerdicts"
+        "PeopleService": "AmendVerdicts CloseTask LeaseTask ReleaseTask RenewLease RetrieveAgain SubmitVerdicts "
+        "UndoVerdicts"
     },
-    Role.ADJUDICATE: {"PeopleService": "Adjudicate CloseTask ListChanges"},
+    Role.ADJUDICATE: {"PeopleService": "Adjudicate ListChanges"},
     Role.ADMIN: {
         "IndexAdminService": "ActivateGeneration BuildGeneration DeleteGeneration HoldGeneration ListGenerations "
         "PutExplanations ReleaseGeneration VerifyGeneration",

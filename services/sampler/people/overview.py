@@ -53,14 +53,13 @@ class NodeNow:
 
 @dataclass(frozen=True)
 class TreeNow:
-    """A tree as it is. `finished`: nothing of it is left to judge. Its premises are those of one `generation`."""
+    """A tree as it is. `finished`: nothing of it is left to judge."""
 
     run_id: str
     hypothesis_id: str
     index: int
     nodes: tuple[NodeNow, ...]
     finished: bool
-    generation: str = ""
     question: str = ""
     answer: str = ""
 
@@ -140,7 +139,7 @@ class Overview:
 
     async def tree(self, run_id: str, hypothesis_id: str) -> TreeNow:
         """The tree of a hypothesis. Raises NotFound."""
-        run = await self._runs.get(run_id)
+        await self._runs.get(run_id)
         tree = await self._nodes.tree_of(run_id, hypothesis_id)
         hanging = [node for node in tree.nodes if node.ordinal in tree.results or node.ordinal not in tree.cut]
         ids = await self._tasks.asking(run_id, [node.text for node in hanging])
@@ -159,7 +158,6 @@ class Overview:
             tree.index,
             tuple(nodes),
             finished=await self._nodes.is_finished(run_id, tree.index),
-            generation=run.generation,
             question=tree.question,
             answer=tree.answer,
         )

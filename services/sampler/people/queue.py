@@ -119,18 +119,12 @@ class TaskQueue:
             raise refused
         return leased
 
-    async def renew(self, lease_id: str, who: str = "") -> tuple[float, float]:
-        """When a renewed lease ends, and the time now, in seconds of Redis's clock."""
+    async def renew(self, lease_id: str, who: str = "") -> float:
+        """When a renewed lease ends, in seconds of Redis's clock."""
         run, task_id = await self._of(lease_id)
         lease_s = await self.lease_s(run.config.oracle)
-        times: list[float] = []
-
-        def step(old: TaskRecord, at: float) -> steps.Change:
-            times.append(at)
-            return steps.renew(old, lease_id, at, lease_s, who)
-
-        record, _ = await self._tasks.apply(run, task_id, step)
-        return next(lease.expires_at for lease in record.leases if lease.id == lease_id), times[-1]
+        record, _ = await self._tasks.apply(run, task_id, lambda old, at: steps.renew(old, lease_id, at, lease_s, who))
+        return next(lease.expires_at for lease in record.leases if lease.id == lease_id)
 
     async def release(self, lease_id: str, reason: str, who: str = "") -> None:
         """Gives a task back unanswered."""

@@ -25,7 +25,7 @@ from services.sampler.people.controls import ControlReport, control_report, righ
 from services.sampler.people.decisions import SentAnswer, SentVerdicts
 from services.sampler.people.gateway import PeopleGateway
 from services.sampler.people.queue import TaskQueue, Wanted
-from services.sampler.people.task_store import LoggedChange, TaskEvent, TaskStore
+from services.sampler.people.task_store import TaskEvent, TaskStore
 from services.sampler.people.tasks import TaskRecord, TaskState, VerdictKind, check_annotator, parts_of
 from services.sampler.records.node_store import NodeStore
 from services.sampler.records.pair_log import PairLog
@@ -177,29 +177,37 @@ class Review:
         return made
 
     async def close(
-        self, run_id: str, task_id: str, who: str, reason: str, request_id: str, overlap: int = 0
+        self,
+        run_id: str,
+        task_id: str,
+        who: str,
+        reason: str = "",
+        request_id: str = "",
+        overlap: int = 0,
+        *,
+        settle: bool = False,
+        others: bool = True,
     ) -> TaskRecord:
-        """Lets the answers that there are, or `overlap` of them, decide a task. Gives the task."""
-        check_annotator(who, "adjudicator")
+        """Lets the answers that there are, or `overlap` of them, decide a task. Gives the task.
+
+        With `settle` the run goes on with a decision at once; it can then only be amended. Without `others` a person
+        may do nothing else.
+        """
+        check_annotator(who)
+        if settle and overlap:
+            raise errors.InvalidArgument.field("overlap", f"is {overlap}, and settle is set; give one of them")
+        if not settle and not others:
+            raise errors.PermissionDenied("this credential may only settle what its person has answered (settle)")
         run = await self._runs.get(run_id)
         request = ("close", run_id, task_id, request_id) if request_id else ()
-        said = f"overlap {overlap}, reason {digest(reason)[:12]} of {who!r}"
+        said = f"settle {settle}, overlap {overlap}, reason {digest(reason)[:12]} of {who!r}"
 
         def step(old: TaskRecord, at: float) -> steps.Change:
+            if settle:
+                return steps.hasten(old, who, at)
             return steps.lower(old, overlap, at, who) if overlap else steps.close(old, who, reason[:MAX_NOTE], at)
 
         record, _ = await self._tasks.apply(run, task_id, step, request, said)
-        self._wake(run)
-        return record
-
-    async def hasten(self, run_id: str, task_id: str, annotator: str, request_id: str) -> TaskRecord:
-        """Lets the run go on with a decision at once; it can then only be amended. Gives the task."""
-        check_annotator(annotator)
-        run = await self._runs.get(run_id)
-        request = ("hasten", run_id, task_id, request_id) if request_id else ()
-        record, _ = await self._tasks.apply(
-            run, task_id, lambda old, at: steps.hasten(old, annotator, at), request, f"by {annotator!r}"
-        )
         self._wake(run)
         return record
 
@@ -220,7 +228,7 @@ class Review:
             self._wake(run)
         return run, tasks
 
-    async def changes(self, run_id: str, task_id: str, after: int, limit: int) -> tuple[list[LoggedChange], int]:
+    async def changes(self, run_id: str, task_id: str, after: int, limit: int) -> tuple[list[TaskEvent], int]:
         """A page of the verdict log of a run, and the position to go on from (0: that was all)."""
         await self._runs.get(run_id)
         size = min(limit or PAGE, MAX_PAGE)

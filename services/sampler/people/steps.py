@@ -86,7 +86,7 @@ def release(record: TaskRecord, lease_id: str, at: float, reason: str, who: str 
     held = _lease(record, lease_id, who)
     if not held.live(at):
         return Change(record)
-    entry = {"op": "RELEASE", "annotator": held.annotator, "lease_id": lease_id, "reason": reason, "at": at}
+    entry = {"op": "RELEASED", "annotator": held.annotator, "lease_id": lease_id, "reason": reason, "at": at}
     given_back = replace(_with_lease(record, replace(held, ended="RELEASED")), returned=record.returned + 1)
     return Change(given_back, (("RELEASED", held.annotator),), (entry,))
 
@@ -148,7 +148,7 @@ def submit(
         Change(
             after,
             (*swept.events, *surplus, ("ANSWERED", held.annotator)),
-            ({"op": "ANSWER", **answer_dict(answer)},),
+            ({"op": "ANSWERED", **answer_dict(answer)},),
             id=answer.id,
             elapsed_s=took_s,
             answered=answer.id,
@@ -167,7 +167,7 @@ def undo(record: TaskRecord, answer_id: str, at: float) -> Change:
         why = f"was amended by {amended_by}" if answer.own else f"has become pairs of run {record.run_id}"
         why = "was adjudicated" if adjudicated else why
         raise errors.FailedPrecondition(f"answer {answer_id} {why}; amend it instead", reason="ANSWER_USED")
-    entry = {"op": "UNDO", "answer_id": answer_id, "annotator": answer.annotator, "at": at}
+    entry = {"op": "UNDONE", "answer_id": answer_id, "annotator": answer.annotator, "at": at}
     left = tuple(other for other in record.answers if other.id != answer_id)
     if record.reopens:
         record = replace(record, overlap=record.reopens, reopens=0, adjudicated={}, adjudicator="", disputed=())
@@ -231,7 +231,7 @@ def amend(
         by=annotator,
     )
     answers = tuple(amended if other.id == answer_id else other for other in record.answers)
-    entry = {"op": "AMEND", "supersedes": answer_id, **answer_dict(amended)}
+    entry = {"op": "AMENDED", "supersedes": answer_id, **answer_dict(amended)}
     change = Change(
         _regraded(record, replace(record, answers=answers, made=record.made + 1, decided_at=0.0)),
         (("AMENDED", annotator),),
@@ -261,7 +261,7 @@ def adjudicate(record: TaskRecord, verdicts: SentVerdicts, adjudicator: str, at:
     if not chosen:
         raise errors.InvalidArgument.field("verdicts", "is empty; give those that change")
     answer_id = _answer_id(record)
-    entry = {"op": "ADJUDICATE", "answer_id": answer_id, "annotator": adjudicator, "choices": codes(chosen), "at": at}
+    entry = {"op": "ADJUDICATED", "answer_id": answer_id, "annotator": adjudicator, "choices": codes(chosen), "at": at}
     after = replace(
         record,
         adjudicated={**record.adjudicated, **chosen},
@@ -284,7 +284,7 @@ def lower(record: TaskRecord, overlap: int, at: float, who: str = "") -> Change:
     """Lets fewer people judge the task, which may decide it; more are not asked of a task that waits already."""
     if record.control or record.settled or record.withdrawn or overlap >= record.overlap:
         return Change(record)
-    entry = {"op": "LOWER", "annotator": who, "overlap": overlap, "at": at}
+    entry = {"op": "LOWERED", "annotator": who, "overlap": overlap, "at": at}
     return _decided(Change(replace(record, overlap=overlap), (("LOWERED", who),), (entry,), id="lowered"), at)
 
 
@@ -300,8 +300,8 @@ def hasten(record: TaskRecord, annotator: str, at: float) -> Change:
     if all(answer.annotator != annotator for answer in record.answers):
         message = f"{annotator} has not answered task {record.task.task_id!r}; those who have may let the run go on"
         raise errors.FailedPrecondition(message, reason="NOT_ANSWERED")
-    entry = {"op": "HASTEN", "annotator": annotator, "at": at}
-    return Change(replace(record, final=True), (), (entry,), id="final")
+    entry = {"op": "HASTENED", "annotator": annotator, "at": at}
+    return Change(replace(record, final=True), (("HASTENED", annotator),), (entry,), id="final")
 
 
 def close(record: TaskRecord, adjudicator: str, reason: str, at: float) -> Change:
@@ -321,8 +321,8 @@ def close(record: TaskRecord, adjudicator: str, reason: str, at: float) -> Chang
     closed = replace(closed, reopens=record.overlap)
     if disputed:
         closed = replace(closed, adjudicator=adjudicator)
-    entry = {"op": "CLOSE", "annotator": adjudicator, "choices": codes(disputed), "reason": reason, "at": at}
-    return _decided(Change(closed, (("ADJUDICATED", adjudicator),), (entry,), id="closed"), at)
+    entry = {"op": "CLOSED", "annotator": adjudicator, "choices": codes(disputed), "reason": reason, "at": at}
+    return _decided(Change(closed, (("CLOSED", adjudicator),), (entry,), id="closed"), at)
 
 
 def settle(record: TaskRecord, at: float, undo_s: float, node_id: str) -> Change:
@@ -350,7 +350,7 @@ def send_back(record: TaskRecord, version: str | None, at: float, lease_id: str 
     if any(held.id != lease_id for held in record.held(at)):
         return Change(record)
     leases = tuple(replace(lease, ended="RELEASED") if lease.live(at) else lease for lease in record.leases)
-    entry = {"op": "WITHDRAW", "annotator": who, "version": version or "", "at": at}
+    entry = {"op": "WITHDRAWN", "annotator": who, "version": version or "", "at": at}
     withdrawn = replace(record, leases=leases, withdrawn="ASKED")
     return Change(withdrawn, (("WITHDRAWN", who),), (entry,), id="withdrawn")
 

@@ -18,7 +18,7 @@ import itertools
 import json
 import random
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -51,7 +51,10 @@ _BACK, _BEGUN, _FIRST = 10**7, 10**9, 10**12
 
 @dataclass(frozen=True)
 class TaskEvent:
-    """One event of a queue; `seq` counts from 1 in the run's events, or in all."""
+    """One event of a queue; `seq` counts from 1 in the run's events, or in all, or in the run's verdict log.
+
+    `entry` is what a step has written into the log (`op`, `annotator`, `at`, and more).
+    """
 
     seq: int
     event: str
@@ -59,15 +62,7 @@ class TaskEvent:
     task_id: str
     annotator: str
     at: float
-
-
-@dataclass(frozen=True)
-class LoggedChange:
-    """An entry of the verdict log of a run, as a step has written it (`op`, `annotator`, `at`, and more)."""
-
-    seq: int
-    task_id: str
-    entry: Mapping[str, Any]
+    entry: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -377,16 +372,13 @@ class TaskStore:
             check_format(values, records.FORMAT_VERSION, "an event of a task")
         return [_event(entry_id, values) for entry_id, values in entries]
 
-    async def verdict_log(self, run_id: str, after_seq: int = 0, limit: int | None = None) -> list[LoggedChange]:
+    async def verdict_log(self, run_id: str, after_seq: int = 0, limit: int | None = None) -> list[TaskEvent]:
         """The verdict log of a run after a position, oldest first."""
         async with unavailable_if_down(f"read the verdict log of run {run_id}"):
             entries = await self._redis.xrange(self._keys.verdicts(run_id), min=f"({after_seq}-0", count=limit)
         for _, values in entries:
             check_format(values, records.FORMAT_VERSION, f"a verdict of run {run_id}")
-        return [
-            LoggedChange(int(entry_id.partition("-")[0]), values["task"], json.loads(values["entry"]))
-            for entry_id, values in entries
-        ]
+        return [_logged(run_id, entry_id, values) for entry_id, values in entries]
 
     async def keys_of(self, run_id: str, _record: Mapping[str, str]) -> AsyncIterator[list[str]]:
         """The keys of a run's tasks and of what people did with them, in parts; what finds others comes last."""
@@ -435,6 +427,12 @@ def _event(entry_id: str, values: dict[str, str]) -> TaskEvent:
     at = datetime.fromisoformat(values["at"]).timestamp()
     seq = int(entry_id.partition("-")[0])
     return TaskEvent(seq, values["event"], values["run"], values["task"], values["annotator"], at)
+
+
+def _logged(run_id: str, entry_id: str, values: dict[str, str]) -> TaskEvent:
+    entry, seq = json.loads(values["entry"]), int(entry_id.partition("-")[0])
+    who = entry.get("by") or entry["annotator"]
+    return TaskEvent(seq, entry["op"], run_id, values["task"], who, entry["at"], entry)
 
 
 def _score(record: TaskRecord, at: float) -> str:

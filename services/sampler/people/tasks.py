@@ -39,6 +39,8 @@ EventName = Literal[
     "SETTLED",
     "LOWERED",
     "WITHDRAWN",
+    "CLOSED",
+    "HASTENED",
 ]
 
 

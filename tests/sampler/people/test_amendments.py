@@ -293,7 +293,9 @@ async def test_an_adjudicators_grade_stands_above_those_of_the_answers_before_an
         assert await grades() == [5.0, 7.0]
         [task] = [task async for task in people.list_tasks(run_id)]
         assert {one.premise_id: one.grade for one in task.decision}[disputed] == 7.0
-        logged = [one.verdicts[0].grade async for one in people.list_changes(run_id) if one.verdicts]
+        changes = [one async for one in people.list_changes(run_id)]
+        decided = [one.answer for one in changes if one.kind is values.TaskEventKind.ADJUDICATED and one.answer]
+        logged = [answer.verdicts[0].grade for answer in decided]
         assert logged == [5.0, 7.0]
 
 

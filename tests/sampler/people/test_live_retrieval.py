@@ -128,10 +128,7 @@ async def test_a_node_says_by_which_version_it_was_retrieved_and_so_do_its_pairs
         await people.submit(second, [second.task.candidates[0].premise_id])
         await asyncio.wait_for(sampler.wait(run_id), 40)
         nodes = [(await people.get_tree(run_id, f"tree-{number}")).nodes[0] for number in (0, 1)]
-        assert [(node.model_version, node.generation) for node in nodes] == [
-            (FIRST, "generation-1"),
-            (SECOND, "generation-1"),
-        ]
+        assert [node.model_version for node in nodes] == [FIRST, SECOND]
         by_query = {(pair.query, pair.provenance.model_version) for pair in await pairs(sampler, run_id)}
         assert by_query == {("hypothesis 0", FIRST), ("hypothesis 1", SECOND)}
 
@@ -284,15 +281,15 @@ async def test_the_audit_trail_has_every_change_in_order(world: SamplerWorld):
         world.index.stable = SECOND
         await people.retrieve_again(run_id, "cid")
         changes = [change async for change in people.list_changes(run_id, page_size=2)]
-        kind = values.TaskChangeKind
+        kind = values.TaskEventKind
         assert [(one.kind, one.person) for one in changes[:5]] == [
-            (kind.RELEASE, "ann"),
-            (kind.ANSWER, "ann"),
-            (kind.AMEND, "ann"),
-            (kind.UNDO, "ann"),
-            (kind.LOWER, "lead"),
+            (kind.RELEASED, "ann"),
+            (kind.ANSWERED, "ann"),
+            (kind.AMENDED, "ann"),
+            (kind.UNDONE, "ann"),
+            (kind.LOWERED, "lead"),
         ]
-        assert {(one.kind, one.person, one.model_version) for one in changes[5:]} == {(kind.WITHDRAW, "cid", SECOND)}
+        assert {(one.kind, one.person, one.model_version) for one in changes[5:]} == {(kind.WITHDRAWN, "cid", SECOND)}
         assert [one.seq for one in changes] == list(range(1, len(changes) + 1))
         released, answered, changed, undone, lowered = changes[:5]
         assert released.reason == "lunch"

@@ -138,7 +138,7 @@ async def test_a_batch_has_its_share_of_control_items_and_none_of_them_shows(wor
         async with aclosing(people.watch(run_id)) as events:
             while any(seen.get(lease.task.task_id) != ["QUEUED", "LEASED"] for lease in leases):
                 event = await asyncio.wait_for(anext(events), 5)
-                seen.setdefault(event.task_id, []).append(event.event.name)
+                seen.setdefault(event.task_id, []).append(event.kind.name)
 
 
 async def test_people_who_answer_one_control_item_share_no_record_and_one_report(world: SamplerWorld, tmp_path):

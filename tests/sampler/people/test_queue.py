@@ -27,7 +27,7 @@ async def events(people: aeenc.PeopleClient, run_id: str, last: str) -> list[str
     async with aclosing(people.watch(run_id)) as watched:
         while last not in seen:
             event = await anext(watched)
-            seen.append(people_pb2.TaskEvent.Name(event.event).removeprefix("TASK_EVENT_"))
+            seen.append(event.kind.name)
     return seen
 
 

@@ -192,9 +192,9 @@ async def test_fewer_people_judge_a_task_once_its_overlap_is_lowered(world: Samp
         assert lowered.state in (values.TaskState.DECIDED, values.TaskState.SETTLED)
         assert (await asyncio.wait_for(sampler.wait(run_id), 40)).progress.nodes_judged == 1
         assert [event async for event in people.watch(run_id, from_now=True)] == []
-        told = [(event.event, event.annotator) async for event in people.watch(run_id)]
-        assert (values.TaskEvent.LOWERED, "judge") in told
-        assert (values.TaskEvent.ANSWERED, "ann") in told
+        told = [(event.kind, event.person) async for event in people.watch(run_id)]
+        assert (values.TaskEventKind.LOWERED, "judge") in told
+        assert (values.TaskEventKind.ANSWERED, "ann") in told
 
 
 async def test_a_queue_tells_its_guideline_and_the_numbers_of_its_tasks(world: SamplerWorld, tmp_path):

@@ -231,9 +231,9 @@ def _lost(ledger: Ledger, tasks: list[people_pb2.JudgedTask], log: list[dict[str
         for name in said.keys() | stored.keys()
         if said.get(name) != stored.get(name)
     ]
-    logged = Counter(entry["id"] for entry in log if entry["op"] == "ANSWER")
+    logged = Counter(entry["id"] for entry in log if entry["op"] == "ANSWERED")
     problems += [f"{name} stands {logged[name]} times in the log" for name in ledger.said if logged[name] != 1]
-    taken_back = {str(entry["answer_id"]) for entry in log if entry["op"] == "UNDO"}
+    taken_back = {str(entry["answer_id"]) for entry in log if entry["op"] == "UNDONE"}
     if taken_back != ledger.undone:
         problems.append(f"undone: {taken_back ^ ledger.undone}")
     return problems

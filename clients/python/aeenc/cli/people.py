@@ -46,7 +46,7 @@ def queues(
     rows = [
         {"queue": queue.name, "run": run, **{column: getattr(counts, column) for column in columns}}
         for queue in found
-        for run, counts in [("", queue.total), *((one.run_id, one.counts) for one in queue.runs)]
+        for run, counts in [("", queue.total), *((one.run_id, one) for one in queue.runs)]
     ]
     # With short heads, the runs below their queue, and a person's own numbers in lines, 80 columns hold all.
     heads = {
@@ -218,9 +218,9 @@ def close(
     output_of(context).result(shown, *_lines(shown))
 
 
-def _change_dict(change: values.TaskChange) -> dict[str, Any]:
+def _change_dict(change: values.TaskEvent) -> dict[str, Any]:
     answer = change.answer
-    verdicts = (*answer.verdicts, *answer.additions) if answer else change.verdicts
+    verdicts = (*answer.verdicts, *answer.additions) if answer else ()
     overlap = f"overlap {change.overlap}" if change.overlap else ""
     return {
         "seq": change.seq,

@@ -17,34 +17,23 @@ class QualificationState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     QUALIFICATION_STATE_PASSED: _ClassVar[QualificationState]
     QUALIFICATION_STATE_FAILED: _ClassVar[QualificationState]
 
-class TaskEvent(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class TaskEventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    TASK_EVENT_UNSPECIFIED: _ClassVar[TaskEvent]
-    TASK_EVENT_QUEUED: _ClassVar[TaskEvent]
-    TASK_EVENT_LEASED: _ClassVar[TaskEvent]
-    TASK_EVENT_ANSWERED: _ClassVar[TaskEvent]
-    TASK_EVENT_EXPIRED: _ClassVar[TaskEvent]
-    TASK_EVENT_CONFLICT: _ClassVar[TaskEvent]
-    TASK_EVENT_ADJUDICATED: _ClassVar[TaskEvent]
-    TASK_EVENT_RELEASED: _ClassVar[TaskEvent]
-    TASK_EVENT_UNDONE: _ClassVar[TaskEvent]
-    TASK_EVENT_AMENDED: _ClassVar[TaskEvent]
-    TASK_EVENT_SETTLED: _ClassVar[TaskEvent]
-    TASK_EVENT_LOWERED: _ClassVar[TaskEvent]
-    TASK_EVENT_WITHDRAWN: _ClassVar[TaskEvent]
-
-class TaskChangeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    TASK_CHANGE_KIND_UNSPECIFIED: _ClassVar[TaskChangeKind]
-    TASK_CHANGE_KIND_ANSWER: _ClassVar[TaskChangeKind]
-    TASK_CHANGE_KIND_UNDO: _ClassVar[TaskChangeKind]
-    TASK_CHANGE_KIND_AMEND: _ClassVar[TaskChangeKind]
-    TASK_CHANGE_KIND_RELEASE: _ClassVar[TaskChangeKind]
-    TASK_CHANGE_KIND_ADJUDICATE: _ClassVar[TaskChangeKind]
-    TASK_CHANGE_KIND_CLOSE: _ClassVar[TaskChangeKind]
-    TASK_CHANGE_KIND_LOWER: _ClassVar[TaskChangeKind]
-    TASK_CHANGE_KIND_HASTEN: _ClassVar[TaskChangeKind]
-    TASK_CHANGE_KIND_WITHDRAW: _ClassVar[TaskChangeKind]
+    TASK_EVENT_KIND_UNSPECIFIED: _ClassVar[TaskEventKind]
+    TASK_EVENT_KIND_QUEUED: _ClassVar[TaskEventKind]
+    TASK_EVENT_KIND_LEASED: _ClassVar[TaskEventKind]
+    TASK_EVENT_KIND_ANSWERED: _ClassVar[TaskEventKind]
+    TASK_EVENT_KIND_EXPIRED: _ClassVar[TaskEventKind]
+    TASK_EVENT_KIND_CONFLICT: _ClassVar[TaskEventKind]
+    TASK_EVENT_KIND_ADJUDICATED: _ClassVar[TaskEventKind]
+    TASK_EVENT_KIND_RELEASED: _ClassVar[TaskEventKind]
+    TASK_EVENT_KIND_UNDONE: _ClassVar[TaskEventKind]
+    TASK_EVENT_KIND_AMENDED: _ClassVar[TaskEventKind]
+    TASK_EVENT_KIND_SETTLED: _ClassVar[TaskEventKind]
+    TASK_EVENT_KIND_LOWERED: _ClassVar[TaskEventKind]
+    TASK_EVENT_KIND_WITHDRAWN: _ClassVar[TaskEventKind]
+    TASK_EVENT_KIND_CLOSED: _ClassVar[TaskEventKind]
+    TASK_EVENT_KIND_HASTENED: _ClassVar[TaskEventKind]
 
 class TreeNodeState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -69,29 +58,21 @@ QUALIFICATION_STATE_UNSPECIFIED: QualificationState
 QUALIFICATION_STATE_OPEN: QualificationState
 QUALIFICATION_STATE_PASSED: QualificationState
 QUALIFICATION_STATE_FAILED: QualificationState
-TASK_EVENT_UNSPECIFIED: TaskEvent
-TASK_EVENT_QUEUED: TaskEvent
-TASK_EVENT_LEASED: TaskEvent
-TASK_EVENT_ANSWERED: TaskEvent
-TASK_EVENT_EXPIRED: TaskEvent
-TASK_EVENT_CONFLICT: TaskEvent
-TASK_EVENT_ADJUDICATED: TaskEvent
-TASK_EVENT_RELEASED: TaskEvent
-TASK_EVENT_UNDONE: TaskEvent
-TASK_EVENT_AMENDED: TaskEvent
-TASK_EVENT_SETTLED: TaskEvent
-TASK_EVENT_LOWERED: TaskEvent
-TASK_EVENT_WITHDRAWN: TaskEvent
-TASK_CHANGE_KIND_UNSPECIFIED: TaskChangeKind
-TASK_CHANGE_KIND_ANSWER: TaskChangeKind
-TASK_CHANGE_KIND_UNDO: TaskChangeKind
-TASK_CHANGE_KIND_AMEND: TaskChangeKind
-TASK_CHANGE_KIND_RELEASE: TaskChangeKind
-TASK_CHANGE_KIND_ADJUDICATE: TaskChangeKind
-TASK_CHANGE_KIND_CLOSE: TaskChangeKind
-TASK_CHANGE_KIND_LOWER: TaskChangeKind
-TASK_CHANGE_KIND_HASTEN: TaskChangeKind
-TASK_CHANGE_KIND_WITHDRAW: TaskChangeKind
+TASK_EVENT_KIND_UNSPECIFIED: TaskEventKind
+TASK_EVENT_KIND_QUEUED: TaskEventKind
+TASK_EVENT_KIND_LEASED: TaskEventKind
+TASK_EVENT_KIND_ANSWERED: TaskEventKind
+TASK_EVENT_KIND_EXPIRED: TaskEventKind
+TASK_EVENT_KIND_CONFLICT: TaskEventKind
+TASK_EVENT_KIND_ADJUDICATED: TaskEventKind
+TASK_EVENT_KIND_RELEASED: TaskEventKind
+TASK_EVENT_KIND_UNDONE: TaskEventKind
+TASK_EVENT_KIND_AMENDED: TaskEventKind
+TASK_EVENT_KIND_SETTLED: TaskEventKind
+TASK_EVENT_KIND_LOWERED: TaskEventKind
+TASK_EVENT_KIND_WITHDRAWN: TaskEventKind
+TASK_EVENT_KIND_CLOSED: TaskEventKind
+TASK_EVENT_KIND_HASTENED: TaskEventKind
 TREE_NODE_STATE_UNSPECIFIED: TreeNodeState
 TREE_NODE_STATE_PENDING: TreeNodeState
 TREE_NODE_STATE_OPEN: TreeNodeState
@@ -156,12 +137,10 @@ class RenewLeaseRequest(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ...) -> None: ...
 
 class RenewLeaseResponse(_message.Message):
-    __slots__ = ("expires_at", "remaining")
+    __slots__ = ("expires_at",)
     EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
-    REMAINING_FIELD_NUMBER: _ClassVar[int]
     expires_at: _timestamp_pb2.Timestamp
-    remaining: _duration_pb2.Duration
-    def __init__(self, expires_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., remaining: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    def __init__(self, expires_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class ReleaseTaskRequest(_message.Message):
     __slots__ = ("lease_id", "reason")
@@ -248,40 +227,24 @@ class AdjudicateResponse(_message.Message):
     def __init__(self, answer_id: _Optional[str] = ...) -> None: ...
 
 class CloseTaskRequest(_message.Message):
-    __slots__ = ("task_id", "run_id", "adjudicator", "reason", "request_id", "overlap")
-    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("run_id", "task_id", "annotator", "reason", "request_id", "overlap", "settle")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
-    ADJUDICATOR_FIELD_NUMBER: _ClassVar[int]
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     OVERLAP_FIELD_NUMBER: _ClassVar[int]
-    task_id: str
+    SETTLE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
-    adjudicator: str
+    task_id: str
+    annotator: str
     reason: str
     request_id: str
     overlap: int
-    def __init__(self, task_id: _Optional[str] = ..., run_id: _Optional[str] = ..., adjudicator: _Optional[str] = ..., reason: _Optional[str] = ..., request_id: _Optional[str] = ..., overlap: _Optional[int] = ...) -> None: ...
+    settle: bool
+    def __init__(self, run_id: _Optional[str] = ..., task_id: _Optional[str] = ..., annotator: _Optional[str] = ..., reason: _Optional[str] = ..., request_id: _Optional[str] = ..., overlap: _Optional[int] = ..., settle: bool = ...) -> None: ...
 
 class CloseTaskResponse(_message.Message):
-    __slots__ = ("task",)
-    TASK_FIELD_NUMBER: _ClassVar[int]
-    task: JudgedTask
-    def __init__(self, task: _Optional[_Union[JudgedTask, _Mapping]] = ...) -> None: ...
-
-class SettleTaskRequest(_message.Message):
-    __slots__ = ("task_id", "run_id", "annotator", "request_id")
-    TASK_ID_FIELD_NUMBER: _ClassVar[int]
-    RUN_ID_FIELD_NUMBER: _ClassVar[int]
-    ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    task_id: str
-    run_id: str
-    annotator: str
-    request_id: str
-    def __init__(self, task_id: _Optional[str] = ..., run_id: _Optional[str] = ..., annotator: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
-
-class SettleTaskResponse(_message.Message):
     __slots__ = ("task",)
     TASK_FIELD_NUMBER: _ClassVar[int]
     task: JudgedTask
@@ -327,35 +290,9 @@ class ListChangesResponse(_message.Message):
     __slots__ = ("changes", "next_page_token")
     CHANGES_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
-    changes: _containers.RepeatedCompositeFieldContainer[TaskChange]
+    changes: _containers.RepeatedCompositeFieldContainer[TaskEvent]
     next_page_token: str
-    def __init__(self, changes: _Optional[_Iterable[_Union[TaskChange, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
-
-class TaskChange(_message.Message):
-    __slots__ = ("seq", "kind", "task_id", "person", "at", "answer", "former_answer_id", "verdicts", "reason", "overlap", "model_version")
-    SEQ_FIELD_NUMBER: _ClassVar[int]
-    KIND_FIELD_NUMBER: _ClassVar[int]
-    TASK_ID_FIELD_NUMBER: _ClassVar[int]
-    PERSON_FIELD_NUMBER: _ClassVar[int]
-    AT_FIELD_NUMBER: _ClassVar[int]
-    ANSWER_FIELD_NUMBER: _ClassVar[int]
-    FORMER_ANSWER_ID_FIELD_NUMBER: _ClassVar[int]
-    VERDICTS_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    OVERLAP_FIELD_NUMBER: _ClassVar[int]
-    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
-    seq: int
-    kind: TaskChangeKind
-    task_id: str
-    person: str
-    at: _timestamp_pb2.Timestamp
-    answer: _oracle_pb2.Answer
-    former_answer_id: str
-    verdicts: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
-    reason: str
-    overlap: int
-    model_version: str
-    def __init__(self, seq: _Optional[int] = ..., kind: _Optional[_Union[TaskChangeKind, str]] = ..., task_id: _Optional[str] = ..., person: _Optional[str] = ..., at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., answer: _Optional[_Union[_oracle_pb2.Answer, _Mapping]] = ..., former_answer_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., reason: _Optional[str] = ..., overlap: _Optional[int] = ..., model_version: _Optional[str] = ...) -> None: ...
+    def __init__(self, changes: _Optional[_Iterable[_Union[TaskEvent, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class GetTreeRequest(_message.Message):
     __slots__ = ("run_id", "hypothesis_id")
@@ -402,7 +339,7 @@ class TreeState(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., hypothesis_id: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[TreeNode, _Mapping]]] = ..., finished: bool = ..., question: _Optional[str] = ..., answer: _Optional[str] = ...) -> None: ...
 
 class TreeNode(_message.Message):
-    __slots__ = ("node_id", "parent_id", "premise_id", "text", "depth", "state", "task_id", "accepted", "holders", "answered", "overlap", "answers", "model_version", "generation", "author")
+    __slots__ = ("node_id", "parent_id", "premise_id", "text", "depth", "state", "task_id", "accepted", "holders", "answered", "overlap", "answers", "model_version", "author")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     PARENT_ID_FIELD_NUMBER: _ClassVar[int]
     PREMISE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -416,7 +353,6 @@ class TreeNode(_message.Message):
     OVERLAP_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
-    GENERATION_FIELD_NUMBER: _ClassVar[int]
     AUTHOR_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     parent_id: str
@@ -431,9 +367,8 @@ class TreeNode(_message.Message):
     overlap: int
     answers: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Answer]
     model_version: str
-    generation: str
     author: str
-    def __init__(self, node_id: _Optional[str] = ..., parent_id: _Optional[str] = ..., premise_id: _Optional[str] = ..., text: _Optional[str] = ..., depth: _Optional[int] = ..., state: _Optional[_Union[TreeNodeState, str]] = ..., task_id: _Optional[str] = ..., accepted: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., holders: _Optional[_Iterable[str]] = ..., answered: _Optional[int] = ..., overlap: _Optional[int] = ..., answers: _Optional[_Iterable[_Union[_oracle_pb2.Answer, _Mapping]]] = ..., model_version: _Optional[str] = ..., generation: _Optional[str] = ..., author: _Optional[str] = ...) -> None: ...
+    def __init__(self, node_id: _Optional[str] = ..., parent_id: _Optional[str] = ..., premise_id: _Optional[str] = ..., text: _Optional[str] = ..., depth: _Optional[int] = ..., state: _Optional[_Union[TreeNodeState, str]] = ..., task_id: _Optional[str] = ..., accepted: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., holders: _Optional[_Iterable[str]] = ..., answered: _Optional[int] = ..., overlap: _Optional[int] = ..., answers: _Optional[_Iterable[_Union[_oracle_pb2.Answer, _Mapping]]] = ..., model_version: _Optional[str] = ..., author: _Optional[str] = ...) -> None: ...
 
 class ListQueuesRequest(_message.Message):
     __slots__ = ("annotator",)
@@ -462,10 +397,10 @@ class Queue(_message.Message):
     undo: _duration_pb2.Duration
     guideline: str
     total: TaskCounts
-    runs: _containers.RepeatedCompositeFieldContainer[RunTasks]
+    runs: _containers.RepeatedCompositeFieldContainer[TaskCounts]
     max_grade: float
     qualification: Qualification
-    def __init__(self, name: _Optional[str] = ..., overlap: _Optional[int] = ..., undo: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., guideline: _Optional[str] = ..., total: _Optional[_Union[TaskCounts, _Mapping]] = ..., runs: _Optional[_Iterable[_Union[RunTasks, _Mapping]]] = ..., max_grade: _Optional[float] = ..., qualification: _Optional[_Union[Qualification, _Mapping]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., overlap: _Optional[int] = ..., undo: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., guideline: _Optional[str] = ..., total: _Optional[_Union[TaskCounts, _Mapping]] = ..., runs: _Optional[_Iterable[_Union[TaskCounts, _Mapping]]] = ..., max_grade: _Optional[float] = ..., qualification: _Optional[_Union[Qualification, _Mapping]] = ...) -> None: ...
 
 class Qualification(_message.Message):
     __slots__ = ("items", "answered", "state")
@@ -477,16 +412,8 @@ class Qualification(_message.Message):
     state: QualificationState
     def __init__(self, items: _Optional[int] = ..., answered: _Optional[int] = ..., state: _Optional[_Union[QualificationState, str]] = ...) -> None: ...
 
-class RunTasks(_message.Message):
-    __slots__ = ("run_id", "counts")
-    RUN_ID_FIELD_NUMBER: _ClassVar[int]
-    COUNTS_FIELD_NUMBER: _ClassVar[int]
-    run_id: str
-    counts: TaskCounts
-    def __init__(self, run_id: _Optional[str] = ..., counts: _Optional[_Union[TaskCounts, _Mapping]] = ...) -> None: ...
-
 class TaskCounts(_message.Message):
-    __slots__ = ("tasks", "waiting", "free", "leased", "decided", "conflicts", "settled", "mine", "mine_hour", "answers_hour")
+    __slots__ = ("tasks", "waiting", "free", "leased", "decided", "conflicts", "settled", "mine", "mine_hour", "answers_hour", "run_id")
     TASKS_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     FREE_FIELD_NUMBER: _ClassVar[int]
@@ -497,6 +424,7 @@ class TaskCounts(_message.Message):
     MINE_FIELD_NUMBER: _ClassVar[int]
     MINE_HOUR_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_HOUR_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
     tasks: int
     waiting: int
     free: int
@@ -507,27 +435,8 @@ class TaskCounts(_message.Message):
     mine: int
     mine_hour: int
     answers_hour: int
-    def __init__(self, tasks: _Optional[int] = ..., waiting: _Optional[int] = ..., free: _Optional[int] = ..., leased: _Optional[int] = ..., decided: _Optional[int] = ..., conflicts: _Optional[int] = ..., settled: _Optional[int] = ..., mine: _Optional[int] = ..., mine_hour: _Optional[int] = ..., answers_hour: _Optional[int] = ...) -> None: ...
-
-class ListAnswersRequest(_message.Message):
-    __slots__ = ("run_id", "annotator", "page_size", "page_token")
-    RUN_ID_FIELD_NUMBER: _ClassVar[int]
-    ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
-    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
-    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     run_id: str
-    annotator: str
-    page_size: int
-    page_token: str
-    def __init__(self, run_id: _Optional[str] = ..., annotator: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
-
-class ListAnswersResponse(_message.Message):
-    __slots__ = ("tasks", "next_page_token")
-    TASKS_FIELD_NUMBER: _ClassVar[int]
-    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
-    tasks: _containers.RepeatedCompositeFieldContainer[JudgedTask]
-    next_page_token: str
-    def __init__(self, tasks: _Optional[_Iterable[_Union[JudgedTask, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+    def __init__(self, tasks: _Optional[int] = ..., waiting: _Optional[int] = ..., free: _Optional[int] = ..., leased: _Optional[int] = ..., decided: _Optional[int] = ..., conflicts: _Optional[int] = ..., settled: _Optional[int] = ..., mine: _Optional[int] = ..., mine_hour: _Optional[int] = ..., answers_hour: _Optional[int] = ..., run_id: _Optional[str] = ...) -> None: ...
 
 class GetAgreementRequest(_message.Message):
     __slots__ = ("run_id",)
@@ -598,18 +507,20 @@ class ControlMistake(_message.Message):
     def __init__(self, right: _Optional[_Union[_oracle_pb2.Verdict, _Mapping]] = ..., people: _Optional[int] = ...) -> None: ...
 
 class ListTasksRequest(_message.Message):
-    __slots__ = ("run_id", "state", "page_size", "page_token", "annotator")
+    __slots__ = ("run_id", "state", "page_size", "page_token", "annotator", "answered_by")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_BY_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     state: TaskState
     page_size: int
     page_token: str
     annotator: str
-    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[TaskState, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., annotator: _Optional[str] = ...) -> None: ...
+    answered_by: str
+    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[TaskState, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., annotator: _Optional[str] = ..., answered_by: _Optional[str] = ...) -> None: ...
 
 class ListTasksResponse(_message.Message):
     __slots__ = ("tasks", "next_page_token")
@@ -646,17 +557,33 @@ class WatchTasksRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., from_seq: _Optional[int] = ..., from_now: bool = ...) -> None: ...
 
 class WatchTasksResponse(_message.Message):
-    __slots__ = ("seq", "event", "task_id", "run_id", "at", "annotator")
-    SEQ_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("event",)
     EVENT_FIELD_NUMBER: _ClassVar[int]
+    event: TaskEvent
+    def __init__(self, event: _Optional[_Union[TaskEvent, _Mapping]] = ...) -> None: ...
+
+class TaskEvent(_message.Message):
+    __slots__ = ("seq", "kind", "task_id", "run_id", "person", "at", "answer", "former_answer_id", "reason", "overlap", "model_version")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PERSON_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
-    ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    FORMER_ANSWER_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     seq: int
-    event: TaskEvent
+    kind: TaskEventKind
     task_id: str
     run_id: str
+    person: str
     at: _timestamp_pb2.Timestamp
-    annotator: str
-    def __init__(self, seq: _Optional[int] = ..., event: _Optional[_Union[TaskEvent, str]] = ..., task_id: _Optional[str] = ..., run_id: _Optional[str] = ..., at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., annotator: _Optional[str] = ...) -> None: ...
+    answer: _oracle_pb2.Answer
+    former_answer_id: str
+    reason: str
+    overlap: int
+    model_version: str
+    def __init__(self, seq: _Optional[int] = ..., kind: _Optional[_Union[TaskEventKind, str]] = ..., task_id: _Optional[str] = ..., run_id: _Optional[str] = ..., person: _Optional[str] = ..., at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., answer: _Optional[_Union[_oracle_pb2.Answer, _Mapping]] = ..., former_answer_id: _Optional[str] = ..., reason: _Optional[str] = ..., overlap: _Optional[int] = ..., model_version: _Optional[str] = ...) -> None: ...

@@ -79,11 +79,6 @@ class PeopleServiceStub(object):
                 request_serializer=aeenc_dot_v1_dot_people__pb2.CloseTaskRequest.SerializeToString,
                 response_deserializer=aeenc_dot_v1_dot_people__pb2.CloseTaskResponse.FromString,
                 _registered_method=True)
-        self.SettleTask = channel.unary_unary(
-                '/aeenc.v1.PeopleService/SettleTask',
-                request_serializer=aeenc_dot_v1_dot_people__pb2.SettleTaskRequest.SerializeToString,
-                response_deserializer=aeenc_dot_v1_dot_people__pb2.SettleTaskResponse.FromString,
-                _registered_method=True)
         self.RetrieveAgain = channel.unary_unary(
                 '/aeenc.v1.PeopleService/RetrieveAgain',
                 request_serializer=aeenc_dot_v1_dot_people__pb2.RetrieveAgainRequest.SerializeToString,
@@ -108,11 +103,6 @@ class PeopleServiceStub(object):
                 '/aeenc.v1.PeopleService/ListQueues',
                 request_serializer=aeenc_dot_v1_dot_people__pb2.ListQueuesRequest.SerializeToString,
                 response_deserializer=aeenc_dot_v1_dot_people__pb2.ListQueuesResponse.FromString,
-                _registered_method=True)
-        self.ListAnswers = channel.unary_unary(
-                '/aeenc.v1.PeopleService/ListAnswers',
-                request_serializer=aeenc_dot_v1_dot_people__pb2.ListAnswersRequest.SerializeToString,
-                response_deserializer=aeenc_dot_v1_dot_people__pb2.ListAnswersResponse.FromString,
                 _registered_method=True)
         self.GetAgreement = channel.unary_unary(
                 '/aeenc.v1.PeopleService/GetAgreement',
@@ -240,28 +230,18 @@ class PeopleServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CloseTask(self, request, context):
-        """Closes a task that nobody will answer any more: the answers that there are decide it, and candidates on which they
-        disagree, or of which there is no answer, stay undecided: they become skipped pairs, never negatives. Leases on the
-        task end. With `overlap`, so many answers are to decide it instead, which may decide it at once; a higher overlap
-        has no effect. A task that is decided stays as it is. Until the run has gone on, taking an answer back opens the
-        task again.
+        """Closes a task early: the answers that there are decide it, and candidates on which they disagree, or of which there
+        is no answer, stay undecided: they become skipped pairs, never negatives. Leases on the task end. A task that is
+        decided stays as it is. Until the run has gone on, taking an answer back opens the task again. `overlap` and `settle`
+        close less of it.
 
         Fails with:
         - NOT_FOUND: unknown run or task.
+        - PERMISSION_DENIED: without `settle`, the role to adjudicate is missing.
+        - INVALID_ARGUMENT: both `overlap` and `settle`.
         - FAILED_PRECONDITION: the run has gone on with the task's decision; amend or adjudicate it.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def SettleTask(self, request, context):
-        """Lets the run go on with a task's decision at once, instead of after the queue's `undo_s`. From then on its answers
-        can only be amended. Has no effect where the run has gone on.
-
-        Fails with:
-        - NOT_FOUND: unknown run or task.
-        - FAILED_PRECONDITION (TASK_UNDECIDED): answers are missing, or annotators disagree.
-        - FAILED_PRECONDITION (NOT_ANSWERED): the person has not answered the task.
+        - FAILED_PRECONDITION (TASK_UNDECIDED): with `settle`, answers are missing, or annotators disagree.
+        - FAILED_PRECONDITION (NOT_ANSWERED): with `settle`, the person has not answered the task.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -323,17 +303,6 @@ class PeopleServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ListAnswers(self, request, context):
-        """Lists the tasks of a run that a person has answered, the latest answer first, without the answers of others.
-
-        Fails with:
-        - NOT_FOUND: unknown run.
-        - INVALID_ARGUMENT: no annotator.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def GetAgreement(self, request, context):
         """Reports the agreement between annotators.
 
@@ -344,7 +313,7 @@ class PeopleServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListTasks(self, request, context):
-        """Lists the tasks of a run with their valid answers, in queue order.
+        """Lists the tasks of a run with their valid answers, in queue order, or those that a person has answered.
 
         Fails with NOT_FOUND: unknown run.
         """
@@ -408,11 +377,6 @@ def add_PeopleServiceServicer_to_server(servicer, server):
                     request_deserializer=aeenc_dot_v1_dot_people__pb2.CloseTaskRequest.FromString,
                     response_serializer=aeenc_dot_v1_dot_people__pb2.CloseTaskResponse.SerializeToString,
             ),
-            'SettleTask': grpc.unary_unary_rpc_method_handler(
-                    servicer.SettleTask,
-                    request_deserializer=aeenc_dot_v1_dot_people__pb2.SettleTaskRequest.FromString,
-                    response_serializer=aeenc_dot_v1_dot_people__pb2.SettleTaskResponse.SerializeToString,
-            ),
             'RetrieveAgain': grpc.unary_unary_rpc_method_handler(
                     servicer.RetrieveAgain,
                     request_deserializer=aeenc_dot_v1_dot_people__pb2.RetrieveAgainRequest.FromString,
@@ -437,11 +401,6 @@ def add_PeopleServiceServicer_to_server(servicer, server):
                     servicer.ListQueues,
                     request_deserializer=aeenc_dot_v1_dot_people__pb2.ListQueuesRequest.FromString,
                     response_serializer=aeenc_dot_v1_dot_people__pb2.ListQueuesResponse.SerializeToString,
-            ),
-            'ListAnswers': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListAnswers,
-                    request_deserializer=aeenc_dot_v1_dot_people__pb2.ListAnswersRequest.FromString,
-                    response_serializer=aeenc_dot_v1_dot_people__pb2.ListAnswersResponse.SerializeToString,
             ),
             'GetAgreement': grpc.unary_unary_rpc_method_handler(
                     servicer.GetAgreement,
@@ -691,33 +650,6 @@ class PeopleService(object):
             _registered_method=True)
 
     @staticmethod
-    def SettleTask(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/aeenc.v1.PeopleService/SettleTask',
-            aeenc_dot_v1_dot_people__pb2.SettleTaskRequest.SerializeToString,
-            aeenc_dot_v1_dot_people__pb2.SettleTaskResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def RetrieveAgain(request,
             target,
             options=(),
@@ -842,33 +774,6 @@ class PeopleService(object):
             '/aeenc.v1.PeopleService/ListQueues',
             aeenc_dot_v1_dot_people__pb2.ListQueuesRequest.SerializeToString,
             aeenc_dot_v1_dot_people__pb2.ListQueuesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListAnswers(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/aeenc.v1.PeopleService/ListAnswers',
-            aeenc_dot_v1_dot_people__pb2.ListAnswersRequest.SerializeToString,
-            aeenc_dot_v1_dot_people__pb2.ListAnswersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -30,29 +30,39 @@ class TaskState(Choice):
     """Its node is retrieved again, or came back as another task."""
 
 
-class TaskChangeKind(Choice):
-    """A kind of change in the audit trail."""
+class TaskEventKind(Choice):
+    """A kind of task event."""
 
     UNSPECIFIED = 0
     """Unspecified."""
-    ANSWER = 1
+    QUEUED = 1
+    """The task entered the queue."""
+    LEASED = 2
+    """The task was leased."""
+    ANSWERED = 3
     """An answer was given."""
-    UNDO = 2
+    EXPIRED = 4
+    """The lease ended without an answer."""
+    CONFLICT = 5
+    """Annotators disagree."""
+    ADJUDICATED = 6
+    """The conflict was resolved."""
+    RELEASED = 7
+    """The task was returned unanswered."""
+    UNDONE = 8
     """An answer was taken back."""
-    AMEND = 3
+    AMENDED = 9
     """An answer was amended."""
-    RELEASE = 4
-    """The task was given back unanswered."""
-    ADJUDICATE = 5
-    """A conflict was decided."""
-    CLOSE = 6
+    SETTLED = 10
+    """The decision went to the run and can now only be amended."""
+    LOWERED = 11
+    """Fewer people are to judge the task."""
+    WITHDRAWN = 12
+    """The task left the queue, and its node is retrieved again."""
+    CLOSED = 13
     """The task was closed."""
-    LOWER = 7
-    """Fewer people were to judge it."""
-    HASTEN = 8
-    """The run went on with the decision at once."""
-    WITHDRAW = 9
-    """Its node was sent back to be retrieved again."""
+    HASTENED = 14
+    """Somebody let the run go on with the decision at once."""
 
 
 class TreeNodeState(Choice):
@@ -87,37 +97,6 @@ class QualificationState(Choice):
     """The person gets the tasks of the queue."""
     FAILED = 3
     """Too few verdicts were right. The person gets no task of this run."""
-
-
-class TaskEvent(Choice):
-    """A kind of task event."""
-
-    UNSPECIFIED = 0
-    """Unspecified."""
-    QUEUED = 1
-    """The task entered the queue."""
-    LEASED = 2
-    """The task was leased."""
-    ANSWERED = 3
-    """The task was answered."""
-    EXPIRED = 4
-    """The lease ended without an answer."""
-    CONFLICT = 5
-    """Annotators disagree."""
-    ADJUDICATED = 6
-    """The conflict was resolved, or the task was closed."""
-    RELEASED = 7
-    """The task was returned unanswered."""
-    UNDONE = 8
-    """An answer was taken back."""
-    AMENDED = 9
-    """An answer was amended."""
-    SETTLED = 10
-    """The decision went to the run and can now only be amended."""
-    LOWERED = 11
-    """Fewer people are to judge the task."""
-    WITHDRAWN = 12
-    """The task left the queue, and its node is retrieved again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,25 +195,27 @@ class RetrievedAgain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskChange:
-    """Something that a person did with a task."""
+class TaskEvent:
+    """Something that happened to a task. ListChanges lists what people did, with what they said."""
 
     seq: int = 0
-    """Its position among the run's changes, from 1."""
-    kind: TaskChangeKind = TaskChangeKind.UNSPECIFIED
-    """What was done."""
+    """Its position in the run, or in all, from 1; that of a change, among the run's changes."""
+    kind: TaskEventKind = TaskEventKind.UNSPECIFIED
+    """What happened."""
     task_id: str = ""
     """The task."""
+    run_id: str = ""
+    """The run."""
     person: str = ""
-    """The person who did it. Empty: nobody in particular."""
+    """The person who caused it. Empty: nobody in particular."""
     at: datetime = EPOCH
     """When."""
     answer: Answer | None = None
-    """The answer given, or as amended. Unset for other changes."""
+    """The answer given or as amended, or the verdicts that an adjudication or the closing of the task has set. Unset
+    for other changes.
+    """
     former_answer_id: str = ""
     """The answer that was amended or taken back. Empty for other changes."""
-    verdicts: tuple[Verdict, ...] = ()
-    """The verdicts that an adjudication or the closing of the task has set."""
     reason: str = ""
     """The reason given, where a task was given back or closed."""
     overlap: int = 0
@@ -243,17 +224,17 @@ class TaskChange:
     """The version that the task's node was to be retrieved with, where it was withdrawn. Empty for other changes."""
 
     @classmethod
-    def from_message(cls, message: people_pb2.TaskChange) -> TaskChange:
+    def from_message(cls, message: people_pb2.TaskEvent) -> TaskEvent:
         """Reads the message."""
         return cls(
             seq=message.seq,
-            kind=TaskChangeKind(message.kind),
+            kind=TaskEventKind(message.kind),
             task_id=message.task_id,
+            run_id=message.run_id,
             person=message.person,
             at=moment(message.at),
             answer=Answer.from_message(message.answer) if message.HasField("answer") else None,
             former_answer_id=message.former_answer_id,
-            verdicts=tuple([Verdict.from_message(one) for one in message.verdicts]),
             reason=message.reason,
             overlap=message.overlap,
             model_version=message.model_version,
@@ -292,8 +273,6 @@ class TreeNode:
     """What those who answered say of the node as a whole, without verdicts. Empty until the task is decided."""
     model_version: str = ""
     """The query encoder that retrieved its candidates. Empty: none yet, or it was not noted."""
-    generation: str = ""
-    """The corpus generation of its candidates."""
     author: str = ""
     """Who wrote it as an intermediate conclusion. Empty: nobody did."""
 
@@ -314,7 +293,6 @@ class TreeNode:
             overlap=message.overlap,
             answers=tuple([Answer.from_message(one) for one in message.answers]),
             model_version=message.model_version,
-            generation=message.generation,
             author=message.author,
         )
 
@@ -373,6 +351,8 @@ class TaskCounts:
     """Those of the last hour."""
     answers_hour: int = 0
     """Everybody's answers of the last hour."""
+    run_id: str = ""
+    """The run whose tasks they are. Empty: several."""
 
     @classmethod
     def from_message(cls, message: people_pb2.TaskCounts) -> TaskCounts:
@@ -388,22 +368,8 @@ class TaskCounts:
             mine=message.mine,
             mine_hour=message.mine_hour,
             answers_hour=message.answers_hour,
+            run_id=message.run_id,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunTasks:
-    """The tasks of one run."""
-
-    run_id: str = ""
-    """The run."""
-    counts: TaskCounts = TaskCounts()
-    """Their counts."""
-
-    @classmethod
-    def from_message(cls, message: people_pb2.RunTasks) -> RunTasks:
-        """Reads the message."""
-        return cls(run_id=message.run_id, counts=TaskCounts.from_message(message.counts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -439,7 +405,7 @@ class Queue:
     """A text for its people, in Markdown. Empty: none."""
     total: TaskCounts = TaskCounts()
     """The counts of all its runs that go on."""
-    runs: tuple[RunTasks, ...] = ()
+    runs: tuple[TaskCounts, ...] = ()
     """The counts of each of them, oldest first."""
     max_grade: float = 0.0
     """The highest grade to ask for with each premise that explains, from 1. 0: none is asked for."""
@@ -455,7 +421,7 @@ class Queue:
             undo=lasting(message.undo),
             guideline=message.guideline,
             total=TaskCounts.from_message(message.total),
-            runs=tuple([RunTasks.from_message(one) for one in message.runs]),
+            runs=tuple([TaskCounts.from_message(one) for one in message.runs]),
             max_grade=message.max_grade,
             qualification=Qualification.from_message(message.qualification),
         )
@@ -580,34 +546,4 @@ class Agreement:
             positive_agreement=message.positive_agreement,
             edge_f1=message.edge_f1,
             controls=tuple([ControlReport.from_message(one) for one in message.controls]),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskUpdate:
-    """One event of a queue."""
-
-    seq: int = 0
-    """The position of the event, from 1."""
-    event: TaskEvent = TaskEvent.UNSPECIFIED
-    """The kind of event."""
-    task_id: str = ""
-    """The task."""
-    run_id: str = ""
-    """The run."""
-    at: datetime = EPOCH
-    """The time of the event."""
-    annotator: str = ""
-    """The person who caused it. Empty: nobody in particular."""
-
-    @classmethod
-    def from_message(cls, message: people_pb2.WatchTasksResponse) -> TaskUpdate:
-        """Reads the message."""
-        return cls(
-            seq=message.seq,
-            event=TaskEvent(message.event),
-            task_id=message.task_id,
-            run_id=message.run_id,
-            at=moment(message.at),
-            annotator=message.annotator,
         )

@@ -21,10 +21,10 @@ export interface TreeNode {
 export interface Tree { run_id: string; hypothesis_id: string; nodes: TreeNode[]; finished: boolean; question: string; answer: string }
 export interface Counts {
   tasks: number; waiting: number; free: number; leased: number; decided: number; conflicts: number; settled: number;
-  mine: number; mine_hour: number; answers_hour: number;
+  mine: number; mine_hour: number; answers_hour: number; run_id: string;
 }
 export interface Queue {
-  name: string; overlap: number; undo: number; guideline: string; max_grade: number; total: Counts; runs: { run_id: string; counts: Counts }[];
+  name: string; overlap: number; undo: number; guideline: string; max_grade: number; total: Counts; runs: Counts[];
   qualification: { items: number; answered: number; state: "unspecified" | "open" | "passed" | "failed" };
 }
 export interface QueuedRun { run_id: string; queue: string; state: string } // ended ones, too

@@ -8,7 +8,7 @@ const COLUMNS: [keyof Counts, string][] = [
 const LOOK_MS = 300; // after an event, so that several make one look
 const COUNT_MS = 2000;
 const FIGURES_MS = 10_000; // agreement takes the sampler seconds
-const DISPUTES = ["conflict", "adjudicated", "amended", "undone", "lowered"]; // events after which other tasks are disputed
+const DISPUTES = ["conflict", "adjudicated", "closed", "amended", "undone", "lowered"]; // events after which other tasks are disputed
 const FILES: [string, string][] = [["trees", "trees"], ["pairs", "pairs"], ["triplets", "triplets"], ["beir", "BEIR, TREC"]];
 const SAID: Record<string, string> = { explains: "yes", does_not_explain: "no", abstain: "abstains", unseen: "unseen" };
 
@@ -72,11 +72,11 @@ export function Lead({ queues, reloadQueues }: { queues: Queue[]; reloadQueues: 
       <table>
         <thead><tr><th scope="col">Queue</th><th scope="col">Run</th>{COLUMNS.map(([, name]) => <th scope="col" key={name} class="figure">{name}</th>)}<th scope="col">Files</th></tr></thead>
         <tbody>
-          {queues.flatMap((queue) => queue.runs.map(({ run_id, counts }) => (
-            <tr key={run_id}>
-              <td>{queue.name}</td><td><code>{run_id}</code></td>
+          {queues.flatMap((queue) => queue.runs.map((counts) => (
+            <tr key={counts.run_id}>
+              <td>{queue.name}</td><td><code>{counts.run_id}</code></td>
               {COLUMNS.map(([column]) => <td key={column} class="figure">{counts[column]}</td>)}
-              <td class="files"><Files run={run_id} /></td>
+              <td class="files"><Files run={counts.run_id} /></td>
             </tr>
           )))}
           {ended.map((one) => (

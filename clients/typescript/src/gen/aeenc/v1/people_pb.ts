@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file aeenc/v1/people.proto.
  */
 export const file_aeenc_v1_people: GenFile = /*@__PURE__*/
-  fileDesc("ChVhZWVuYy92MS9wZW9wbGUucHJvdG8SCGFlZW5jLnYxIpMBChBMZWFzZVRhc2tSZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIRCglhbm5vdGF0b3IYAiABKAkSEQoJbWF4X3Rhc2tzGAMgASgNEhIKCnJlcXVlc3RfaWQYBCABKAkSDQoFcXVldWUYBSABKAkSFQoNaHlwb3RoZXNpc19pZBgGIAEoCRIPCgd0YXNrX2lkGAcgASgJIjQKEUxlYXNlVGFza1Jlc3BvbnNlEh8KBmxlYXNlcxgBIAMoCzIPLmFlZW5jLnYxLkxlYXNlItMBCgVMZWFzZRIQCghsZWFzZV9pZBgBIAEoCRIOCgZydW5faWQYAiABKAkSIgoEdGFzaxgDIAEoCzIULmFlZW5jLnYxLk9yYWNsZVRhc2sSLgoKZXhwaXJlc19hdBgEIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLAoJcmVtYWluaW5nGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhUKDWh5cG90aGVzaXNfaWQYBiABKAkSDwoHbm9kZV9pZBgHIAEoCSIlChFSZW5ld0xlYXNlUmVxdWVzdBIQCghsZWFzZV9pZBgBIAEoCSJyChJSZW5ld0xlYXNlUmVzcG9uc2USLgoKZXhwaXJlc19hdBgBIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLAoJcmVtYWluaW5nGAIgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIjYKElJlbGVhc2VUYXNrUmVxdWVzdBIQCghsZWFzZV9pZBgBIAEoCRIOCgZyZWFzb24YAiABKAkiFQoTUmVsZWFzZVRhc2tSZXNwb25zZSKeAQoVU3VibWl0VmVyZGljdHNSZXF1ZXN0EhAKCGxlYXNlX2lkGAEgASgJEiAKBmFuc3dlchgCIAEoCzIQLmFlZW5jLnYxLkFuc3dlchIRCglzZWVuX3VwdG8YAyABKA0SKgoHZWxhcHNlZBgEIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhISCgpjbGllbnRfc2VxGAUgASgEIjkKFlN1Ym1pdFZlcmRpY3RzUmVzcG9uc2USEQoJYW5zd2VyX2lkGAEgASgJEgwKBGxhdGUYAiABKAgiWwoTVW5kb1ZlcmRpY3RzUmVxdWVzdBIRCglhbm5vdGF0b3IYASABKAkSDQoFY291bnQYAiABKA0SDgoGcnVuX2lkGAMgASgJEhIKCnJlcXVlc3RfaWQYBCABKAkiKgoUVW5kb1ZlcmRpY3RzUmVzcG9uc2USEgoKYW5zd2VyX2lkcxgBIAMoCSJfChRBbWVuZFZlcmRpY3RzUmVxdWVzdBIRCglhbnN3ZXJfaWQYASABKAkSIAoGYW5zd2VyGAIgASgLMhAuYWVlbmMudjEuQW5zd2VyEhIKCnJlcXVlc3RfaWQYAyABKAkiKgoVQW1lbmRWZXJkaWN0c1Jlc3BvbnNlEhEKCWFuc3dlcl9pZBgBIAEoCSJZChFBZGp1ZGljYXRlUmVxdWVzdBIOCgZydW5faWQYASABKAkSIAoGYW5zd2VyGAIgASgLMhAuYWVlbmMudjEuQW5zd2VyEhIKCnJlcXVlc3RfaWQYAyABKAkiJwoSQWRqdWRpY2F0ZVJlc3BvbnNlEhEKCWFuc3dlcl9pZBgBIAEoCSJ9ChBDbG9zZVRhc2tSZXF1ZXN0Eg8KB3Rhc2tfaWQYASABKAkSDgoGcnVuX2lkGAIgASgJEhMKC2FkanVkaWNhdG9yGAMgASgJEg4KBnJlYXNvbhgEIAEoCRISCgpyZXF1ZXN0X2lkGAUgASgJEg8KB292ZXJsYXAYBiABKA0iNwoRQ2xvc2VUYXNrUmVzcG9uc2USIgoEdGFzaxgBIAEoCzIULmFlZW5jLnYxLkp1ZGdlZFRhc2siWwoRU2V0dGxlVGFza1JlcXVlc3QSDwoHdGFza19pZBgBIAEoCRIOCgZydW5faWQYAiABKAkSEQoJYW5ub3RhdG9yGAMgASgJEhIKCnJlcXVlc3RfaWQYBCABKAkiOAoSU2V0dGxlVGFza1Jlc3BvbnNlEiIKBHRhc2sYASABKAsyFC5hZWVuYy52MS5KdWRnZWRUYXNrIoQBChRSZXRyaWV2ZUFnYWluUmVxdWVzdBIOCgZydW5faWQYASABKAkSFQoNaHlwb3RoZXNpc19pZBgCIAEoCRIPCgd0YXNrX2lkGAMgASgJEhAKCGxlYXNlX2lkGAQgASgJEhEKCWFubm90YXRvchgFIAEoCRIPCgdkcnlfcnVuGAYgASgIIkAKFVJldHJpZXZlQWdhaW5SZXNwb25zZRIVCg1tb2RlbF92ZXJzaW9uGAEgASgJEhAKCHRhc2tfaWRzGAIgAygJIlwKEkxpc3RDaGFuZ2VzUmVxdWVzdBIOCgZydW5faWQYASABKAkSDwoHdGFza19pZBgCIAEoCRIRCglwYWdlX3NpemUYAyABKA0SEgoKcGFnZV90b2tlbhgEIAEoCSJVChNMaXN0Q2hhbmdlc1Jlc3BvbnNlEiUKB2NoYW5nZXMYASADKAsyFC5hZWVuYy52MS5UYXNrQ2hhbmdlEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSKjAgoKVGFza0NoYW5nZRILCgNzZXEYASABKAQSJgoEa2luZBgCIAEoDjIYLmFlZW5jLnYxLlRhc2tDaGFuZ2VLaW5kEg8KB3Rhc2tfaWQYAyABKAkSDgoGcGVyc29uGAQgASgJEiYKAmF0GAUgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIgCgZhbnN3ZXIYBiABKAsyEC5hZWVuYy52MS5BbnN3ZXISGAoQZm9ybWVyX2Fuc3dlcl9pZBgHIAEoCRIjCgh2ZXJkaWN0cxgIIAMoCzIRLmFlZW5jLnYxLlZlcmRpY3QSDgoGcmVhc29uGAkgASgJEg8KB292ZXJsYXAYCiABKA0SFQoNbW9kZWxfdmVyc2lvbhgLIAEoCSI3Cg5HZXRUcmVlUmVxdWVzdBIOCgZydW5faWQYASABKAkSFQoNaHlwb3RoZXNpc19pZBgCIAEoCSI0Cg9HZXRUcmVlUmVzcG9uc2USIQoEdHJlZRgBIAEoCzITLmFlZW5jLnYxLlRyZWVTdGF0ZSI5ChBXYXRjaFRyZWVSZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIVCg1oeXBvdGhlc2lzX2lkGAIgASgJIjYKEVdhdGNoVHJlZVJlc3BvbnNlEiEKBHRyZWUYASABKAsyEy5hZWVuYy52MS5UcmVlU3RhdGUiiQEKCVRyZWVTdGF0ZRIOCgZydW5faWQYASABKAkSFQoNaHlwb3RoZXNpc19pZBgCIAEoCRIhCgVub2RlcxgDIAMoCzISLmFlZW5jLnYxLlRyZWVOb2RlEhAKCGZpbmlzaGVkGAQgASgIEhAKCHF1ZXN0aW9uGAUgASgJEg4KBmFuc3dlchgGIAEoCSLPAgoIVHJlZU5vZGUSDwoHbm9kZV9pZBgBIAEoCRIRCglwYXJlbnRfaWQYAiABKAkSEgoKcHJlbWlzZV9pZBgDIAEoCRIMCgR0ZXh0GAQgASgJEg0KBWRlcHRoGAUgASgNEiYKBXN0YXRlGAYgASgOMhcuYWVlbmMudjEuVHJlZU5vZGVTdGF0ZRIPCgd0YXNrX2lkGAcgASgJEiMKCGFjY2VwdGVkGAggAygLMhEuYWVlbmMudjEuVmVyZGljdBIPCgdob2xkZXJzGAkgAygJEhAKCGFuc3dlcmVkGAogASgNEg8KB292ZXJsYXAYCyABKA0SIQoHYW5zd2VycxgMIAMoCzIQLmFlZW5jLnYxLkFuc3dlchIVCg1tb2RlbF92ZXJzaW9uGA0gASgJEhIKCmdlbmVyYXRpb24YDiABKAkSDgoGYXV0aG9yGA8gASgJIiYKEUxpc3RRdWV1ZXNSZXF1ZXN0EhEKCWFubm90YXRvchgBIAEoCSI1ChJMaXN0UXVldWVzUmVzcG9uc2USHwoGcXVldWVzGAEgAygLMg8uYWVlbmMudjEuUXVldWUi7AEKBVF1ZXVlEgwKBG5hbWUYASABKAkSDwoHb3ZlcmxhcBgCIAEoDRInCgR1bmRvGAMgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhEKCWd1aWRlbGluZRgEIAEoCRIjCgV0b3RhbBgFIAEoCzIULmFlZW5jLnYxLlRhc2tDb3VudHMSIAoEcnVucxgGIAMoCzISLmFlZW5jLnYxLlJ1blRhc2tzEhEKCW1heF9ncmFkZRgHIAEoAhIuCg1xdWFsaWZpY2F0aW9uGAggASgLMhcuYWVlbmMudjEuUXVhbGlmaWNhdGlvbiJdCg1RdWFsaWZpY2F0aW9uEg0KBWl0ZW1zGAEgASgNEhAKCGFuc3dlcmVkGAIgASgNEisKBXN0YXRlGAMgASgOMhwuYWVlbmMudjEuUXVhbGlmaWNhdGlvblN0YXRlIkAKCFJ1blRhc2tzEg4KBnJ1bl9pZBgBIAEoCRIkCgZjb3VudHMYAiABKAsyFC5hZWVuYy52MS5UYXNrQ291bnRzIrYBCgpUYXNrQ291bnRzEg0KBXRhc2tzGAEgASgEEg8KB3dhaXRpbmcYAiABKAQSDAoEZnJlZRgDIAEoBBIOCgZsZWFzZWQYBCABKAQSDwoHZGVjaWRlZBgFIAEoBBIRCgljb25mbGljdHMYBiABKAQSDwoHc2V0dGxlZBgHIAEoBBIMCgRtaW5lGAggASgEEhEKCW1pbmVfaG91chgJIAEoBBIUCgxhbnN3ZXJzX2hvdXIYCiABKAQiXgoSTGlzdEFuc3dlcnNSZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIRCglhbm5vdGF0b3IYAiABKAkSEQoJcGFnZV9zaXplGAMgASgNEhIKCnBhZ2VfdG9rZW4YBCABKAkiUwoTTGlzdEFuc3dlcnNSZXNwb25zZRIjCgV0YXNrcxgBIAMoCzIULmFlZW5jLnYxLkp1ZGdlZFRhc2sSFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIiUKE0dldEFncmVlbWVudFJlcXVlc3QSDgoGcnVuX2lkGAEgASgJIokCChRHZXRBZ3JlZW1lbnRSZXNwb25zZRITCgtjb2hlbl9rYXBwYRgBIAEoARIUCgxmbGVpc3Nfa2FwcGEYAiABKAESGgoSa3JpcHBlbmRvcmZmX2FscGhhGAMgASgBEhIKCmNhbmRpZGF0ZXMYBCABKAQSEgoKYW5ub3RhdG9ycxgFIAEoDRIqCgdyZXBvcnRzGAYgAygLMhkuYWVlbmMudjEuQW5ub3RhdG9yUmVwb3J0EhoKEnBvc2l0aXZlX2FncmVlbWVudBgHIAEoARIPCgdlZGdlX2YxGAggASgBEikKCGNvbnRyb2xzGAkgAygLMhcuYWVlbmMudjEuQ29udHJvbFJlcG9ydCK9AQoPQW5ub3RhdG9yUmVwb3J0EhEKCWFubm90YXRvchgBIAEoCRIPCgdhbnN3ZXJzGAIgASgEEgwKBGxhdGUYAyABKAQSGAoQY29udHJvbF92ZXJkaWN0cxgEIAEoBBIXCg9jb250cm9sX2NvcnJlY3QYBSABKAQSLwoMbWVhbl9lbGFwc2VkGAYgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhQKDGFuc3dlcnNfaG91chgHIAEoBCJ+Cg1Db250cm9sUmVwb3J0Eg0KBXF1ZXJ5GAEgASgJEg8KB2Fuc3dlcnMYAiABKAQSEAoIdmVyZGljdHMYAyABKAQSDwoHY29ycmVjdBgEIAEoBBIqCghtaXN0YWtlcxgFIAMoCzIYLmFlZW5jLnYxLkNvbnRyb2xNaXN0YWtlIkIKDkNvbnRyb2xNaXN0YWtlEiAKBXJpZ2h0GAEgASgLMhEuYWVlbmMudjEuVmVyZGljdBIOCgZwZW9wbGUYAiABKAQigAEKEExpc3RUYXNrc1JlcXVlc3QSDgoGcnVuX2lkGAEgASgJEiIKBXN0YXRlGAIgASgOMhMuYWVlbmMudjEuVGFza1N0YXRlEhEKCXBhZ2Vfc2l6ZRgDIAEoDRISCgpwYWdlX3Rva2VuGAQgASgJEhEKCWFubm90YXRvchgFIAEoCSJRChFMaXN0VGFza3NSZXNwb25zZRIjCgV0YXNrcxgBIAMoCzIULmFlZW5jLnYxLkp1ZGdlZFRhc2sSFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIsQBCgpKdWRnZWRUYXNrEiIKBHRhc2sYASABKAsyFC5hZWVuYy52MS5PcmFjbGVUYXNrEiIKBXN0YXRlGAIgASgOMhMuYWVlbmMudjEuVGFza1N0YXRlEiEKB2Fuc3dlcnMYAyADKAsyEC5hZWVuYy52MS5BbnN3ZXISIwoIZGVjaXNpb24YBCADKAsyES5hZWVuYy52MS5WZXJkaWN0EhEKCWNvbmZsaWN0cxgFIAMoCRITCgthZGp1ZGljYXRvchgGIAEoCSJHChFXYXRjaFRhc2tzUmVxdWVzdBIOCgZydW5faWQYASABKAkSEAoIZnJvbV9zZXEYAiABKAQSEAoIZnJvbV9ub3cYAyABKAgioQEKEldhdGNoVGFza3NSZXNwb25zZRILCgNzZXEYASABKAQSIgoFZXZlbnQYAiABKA4yEy5hZWVuYy52MS5UYXNrRXZlbnQSDwoHdGFza19pZBgDIAEoCRIOCgZydW5faWQYBCABKAkSJgoCYXQYBSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhEKCWFubm90YXRvchgGIAEoCSqXAQoSUXVhbGlmaWNhdGlvblN0YXRlEiMKH1FVQUxJRklDQVRJT05fU1RBVEVfVU5TUEVDSUZJRUQQABIcChhRVUFMSUZJQ0FUSU9OX1NUQVRFX09QRU4QARIeChpRVUFMSUZJQ0FUSU9OX1NUQVRFX1BBU1NFRBACEh4KGlFVQUxJRklDQVRJT05fU1RBVEVfRkFJTEVEEAMqzQIKCVRhc2tFdmVudBIaChZUQVNLX0VWRU5UX1VOU1BFQ0lGSUVEEAASFQoRVEFTS19FVkVOVF9RVUVVRUQQARIVChFUQVNLX0VWRU5UX0xFQVNFRBACEhcKE1RBU0tfRVZFTlRfQU5TV0VSRUQQAxIWChJUQVNLX0VWRU5UX0VYUElSRUQQBBIXChNUQVNLX0VWRU5UX0NPTkZMSUNUEAUSGgoWVEFTS19FVkVOVF9BREpVRElDQVRFRBAGEhcKE1RBU0tfRVZFTlRfUkVMRUFTRUQQBxIVChFUQVNLX0VWRU5UX1VORE9ORRAIEhYKElRBU0tfRVZFTlRfQU1FTkRFRBAJEhYKElRBU0tfRVZFTlRfU0VUVExFRBAKEhYKElRBU0tfRVZFTlRfTE9XRVJFRBALEhgKFFRBU0tfRVZFTlRfV0lUSERSQVdOEAwquQIKDlRhc2tDaGFuZ2VLaW5kEiAKHFRBU0tfQ0hBTkdFX0tJTkRfVU5TUEVDSUZJRUQQABIbChdUQVNLX0NIQU5HRV9LSU5EX0FOU1dFUhABEhkKFVRBU0tfQ0hBTkdFX0tJTkRfVU5ETxACEhoKFlRBU0tfQ0hBTkdFX0tJTkRfQU1FTkQQAxIcChhUQVNLX0NIQU5HRV9LSU5EX1JFTEVBU0UQBBIfChtUQVNLX0NIQU5HRV9LSU5EX0FESlVESUNBVEUQBRIaChZUQVNLX0NIQU5HRV9LSU5EX0NMT1NFEAYSGgoWVEFTS19DSEFOR0VfS0lORF9MT1dFUhAHEhsKF1RBU0tfQ0hBTkdFX0tJTkRfSEFTVEVOEAgSHQoZVEFTS19DSEFOR0VfS0lORF9XSVRIRFJBVxAJKvYBCg1UcmVlTm9kZVN0YXRlEh8KG1RSRUVfTk9ERV9TVEFURV9VTlNQRUNJRklFRBAAEhsKF1RSRUVfTk9ERV9TVEFURV9QRU5ESU5HEAESGAoUVFJFRV9OT0RFX1NUQVRFX09QRU4QAhIaChZUUkVFX05PREVfU1RBVEVfTEVBU0VEEAMSGwoXVFJFRV9OT0RFX1NUQVRFX0RFQ0lERUQQBBIcChhUUkVFX05PREVfU1RBVEVfQ09ORkxJQ1QQBRIaChZUUkVFX05PREVfU1RBVEVfSlVER0VEEAYSGgoWVFJFRV9OT0RFX1NUQVRFX0ZBSUxFRBAHKqIBCglUYXNrU3RhdGUSGgoWVEFTS19TVEFURV9VTlNQRUNJRklFRBAAEhYKElRBU0tfU1RBVEVfV0FJVElORxABEhYKElRBU0tfU1RBVEVfREVDSURFRBACEhcKE1RBU0tfU1RBVEVfQ09ORkxJQ1QQAxIWChJUQVNLX1NUQVRFX1NFVFRMRUQQBBIYChRUQVNLX1NUQVRFX1dJVEhEUkFXThAFMtMKCg1QZW9wbGVTZXJ2aWNlEkQKCUxlYXNlVGFzaxIaLmFlZW5jLnYxLkxlYXNlVGFza1JlcXVlc3QaGy5hZWVuYy52MS5MZWFzZVRhc2tSZXNwb25zZRJHCgpSZW5ld0xlYXNlEhsuYWVlbmMudjEuUmVuZXdMZWFzZVJlcXVlc3QaHC5hZWVuYy52MS5SZW5ld0xlYXNlUmVzcG9uc2USSgoLUmVsZWFzZVRhc2sSHC5hZWVuYy52MS5SZWxlYXNlVGFza1JlcXVlc3QaHS5hZWVuYy52MS5SZWxlYXNlVGFza1Jlc3BvbnNlElMKDlN1Ym1pdFZlcmRpY3RzEh8uYWVlbmMudjEuU3VibWl0VmVyZGljdHNSZXF1ZXN0GiAuYWVlbmMudjEuU3VibWl0VmVyZGljdHNSZXNwb25zZRJNCgxVbmRvVmVyZGljdHMSHS5hZWVuYy52MS5VbmRvVmVyZGljdHNSZXF1ZXN0Gh4uYWVlbmMudjEuVW5kb1ZlcmRpY3RzUmVzcG9uc2USUAoNQW1lbmRWZXJkaWN0cxIeLmFlZW5jLnYxLkFtZW5kVmVyZGljdHNSZXF1ZXN0Gh8uYWVlbmMudjEuQW1lbmRWZXJkaWN0c1Jlc3BvbnNlEkcKCkFkanVkaWNhdGUSGy5hZWVuYy52MS5BZGp1ZGljYXRlUmVxdWVzdBocLmFlZW5jLnYxLkFkanVkaWNhdGVSZXNwb25zZRJECglDbG9zZVRhc2sSGi5hZWVuYy52MS5DbG9zZVRhc2tSZXF1ZXN0GhsuYWVlbmMudjEuQ2xvc2VUYXNrUmVzcG9uc2USRwoKU2V0dGxlVGFzaxIbLmFlZW5jLnYxLlNldHRsZVRhc2tSZXF1ZXN0GhwuYWVlbmMudjEuU2V0dGxlVGFza1Jlc3BvbnNlElAKDVJldHJpZXZlQWdhaW4SHi5hZWVuYy52MS5SZXRyaWV2ZUFnYWluUmVxdWVzdBofLmFlZW5jLnYxLlJldHJpZXZlQWdhaW5SZXNwb25zZRJKCgtMaXN0Q2hhbmdlcxIcLmFlZW5jLnYxLkxpc3RDaGFuZ2VzUmVxdWVzdBodLmFlZW5jLnYxLkxpc3RDaGFuZ2VzUmVzcG9uc2USPgoHR2V0VHJlZRIYLmFlZW5jLnYxLkdldFRyZWVSZXF1ZXN0GhkuYWVlbmMudjEuR2V0VHJlZVJlc3BvbnNlEkYKCVdhdGNoVHJlZRIaLmFlZW5jLnYxLldhdGNoVHJlZVJlcXVlc3QaGy5hZWVuYy52MS5XYXRjaFRyZWVSZXNwb25zZTABEkcKCkxpc3RRdWV1ZXMSGy5hZWVuYy52MS5MaXN0UXVldWVzUmVxdWVzdBocLmFlZW5jLnYxLkxpc3RRdWV1ZXNSZXNwb25zZRJKCgtMaXN0QW5zd2VycxIcLmFlZW5jLnYxLkxpc3RBbnN3ZXJzUmVxdWVzdBodLmFlZW5jLnYxLkxpc3RBbnN3ZXJzUmVzcG9uc2USTQoMR2V0QWdyZWVtZW50Eh0uYWVlbmMudjEuR2V0QWdyZWVtZW50UmVxdWVzdBoeLmFlZW5jLnYxLkdldEFncmVlbWVudFJlc3BvbnNlEkQKCUxpc3RUYXNrcxIaLmFlZW5jLnYxLkxpc3RUYXNrc1JlcXVlc3QaGy5hZWVuYy52MS5MaXN0VGFza3NSZXNwb25zZRJJCgpXYXRjaFRhc2tzEhsuYWVlbmMudjEuV2F0Y2hUYXNrc1JlcXVlc3QaHC5hZWVuYy52MS5XYXRjaFRhc2tzUmVzcG9uc2UwAWIGcHJvdG8z", [file_aeenc_v1_oracle, file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("ChVhZWVuYy92MS9wZW9wbGUucHJvdG8SCGFlZW5jLnYxIpMBChBMZWFzZVRhc2tSZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIRCglhbm5vdGF0b3IYAiABKAkSEQoJbWF4X3Rhc2tzGAMgASgNEhIKCnJlcXVlc3RfaWQYBCABKAkSDQoFcXVldWUYBSABKAkSFQoNaHlwb3RoZXNpc19pZBgGIAEoCRIPCgd0YXNrX2lkGAcgASgJIjQKEUxlYXNlVGFza1Jlc3BvbnNlEh8KBmxlYXNlcxgBIAMoCzIPLmFlZW5jLnYxLkxlYXNlItMBCgVMZWFzZRIQCghsZWFzZV9pZBgBIAEoCRIOCgZydW5faWQYAiABKAkSIgoEdGFzaxgDIAEoCzIULmFlZW5jLnYxLk9yYWNsZVRhc2sSLgoKZXhwaXJlc19hdBgEIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLAoJcmVtYWluaW5nGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhUKDWh5cG90aGVzaXNfaWQYBiABKAkSDwoHbm9kZV9pZBgHIAEoCSIlChFSZW5ld0xlYXNlUmVxdWVzdBIQCghsZWFzZV9pZBgBIAEoCSJEChJSZW5ld0xlYXNlUmVzcG9uc2USLgoKZXhwaXJlc19hdBgBIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAiNgoSUmVsZWFzZVRhc2tSZXF1ZXN0EhAKCGxlYXNlX2lkGAEgASgJEg4KBnJlYXNvbhgCIAEoCSIVChNSZWxlYXNlVGFza1Jlc3BvbnNlIp4BChVTdWJtaXRWZXJkaWN0c1JlcXVlc3QSEAoIbGVhc2VfaWQYASABKAkSIAoGYW5zd2VyGAIgASgLMhAuYWVlbmMudjEuQW5zd2VyEhEKCXNlZW5fdXB0bxgDIAEoDRIqCgdlbGFwc2VkGAQgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhIKCmNsaWVudF9zZXEYBSABKAQiOQoWU3VibWl0VmVyZGljdHNSZXNwb25zZRIRCglhbnN3ZXJfaWQYASABKAkSDAoEbGF0ZRgCIAEoCCJbChNVbmRvVmVyZGljdHNSZXF1ZXN0EhEKCWFubm90YXRvchgBIAEoCRINCgVjb3VudBgCIAEoDRIOCgZydW5faWQYAyABKAkSEgoKcmVxdWVzdF9pZBgEIAEoCSIqChRVbmRvVmVyZGljdHNSZXNwb25zZRISCgphbnN3ZXJfaWRzGAEgAygJIl8KFEFtZW5kVmVyZGljdHNSZXF1ZXN0EhEKCWFuc3dlcl9pZBgBIAEoCRIgCgZhbnN3ZXIYAiABKAsyEC5hZWVuYy52MS5BbnN3ZXISEgoKcmVxdWVzdF9pZBgDIAEoCSIqChVBbWVuZFZlcmRpY3RzUmVzcG9uc2USEQoJYW5zd2VyX2lkGAEgASgJIlkKEUFkanVkaWNhdGVSZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIgCgZhbnN3ZXIYAiABKAsyEC5hZWVuYy52MS5BbnN3ZXISEgoKcmVxdWVzdF9pZBgDIAEoCSInChJBZGp1ZGljYXRlUmVzcG9uc2USEQoJYW5zd2VyX2lkGAEgASgJIosBChBDbG9zZVRhc2tSZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIPCgd0YXNrX2lkGAIgASgJEhEKCWFubm90YXRvchgDIAEoCRIOCgZyZWFzb24YBCABKAkSEgoKcmVxdWVzdF9pZBgFIAEoCRIPCgdvdmVybGFwGAYgASgNEg4KBnNldHRsZRgHIAEoCCI3ChFDbG9zZVRhc2tSZXNwb25zZRIiCgR0YXNrGAEgASgLMhQuYWVlbmMudjEuSnVkZ2VkVGFzayKEAQoUUmV0cmlldmVBZ2FpblJlcXVlc3QSDgoGcnVuX2lkGAEgASgJEhUKDWh5cG90aGVzaXNfaWQYAiABKAkSDwoHdGFza19pZBgDIAEoCRIQCghsZWFzZV9pZBgEIAEoCRIRCglhbm5vdGF0b3IYBSABKAkSDwoHZHJ5X3J1bhgGIAEoCCJAChVSZXRyaWV2ZUFnYWluUmVzcG9uc2USFQoNbW9kZWxfdmVyc2lvbhgBIAEoCRIQCgh0YXNrX2lkcxgCIAMoCSJcChJMaXN0Q2hhbmdlc1JlcXVlc3QSDgoGcnVuX2lkGAEgASgJEg8KB3Rhc2tfaWQYAiABKAkSEQoJcGFnZV9zaXplGAMgASgNEhIKCnBhZ2VfdG9rZW4YBCABKAkiVAoTTGlzdENoYW5nZXNSZXNwb25zZRIkCgdjaGFuZ2VzGAEgAygLMhMuYWVlbmMudjEuVGFza0V2ZW50EhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSI3Cg5HZXRUcmVlUmVxdWVzdBIOCgZydW5faWQYASABKAkSFQoNaHlwb3RoZXNpc19pZBgCIAEoCSI0Cg9HZXRUcmVlUmVzcG9uc2USIQoEdHJlZRgBIAEoCzITLmFlZW5jLnYxLlRyZWVTdGF0ZSI5ChBXYXRjaFRyZWVSZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIVCg1oeXBvdGhlc2lzX2lkGAIgASgJIjYKEVdhdGNoVHJlZVJlc3BvbnNlEiEKBHRyZWUYASABKAsyEy5hZWVuYy52MS5UcmVlU3RhdGUiiQEKCVRyZWVTdGF0ZRIOCgZydW5faWQYASABKAkSFQoNaHlwb3RoZXNpc19pZBgCIAEoCRIhCgVub2RlcxgDIAMoCzISLmFlZW5jLnYxLlRyZWVOb2RlEhAKCGZpbmlzaGVkGAQgASgIEhAKCHF1ZXN0aW9uGAUgASgJEg4KBmFuc3dlchgGIAEoCSK7AgoIVHJlZU5vZGUSDwoHbm9kZV9pZBgBIAEoCRIRCglwYXJlbnRfaWQYAiABKAkSEgoKcHJlbWlzZV9pZBgDIAEoCRIMCgR0ZXh0GAQgASgJEg0KBWRlcHRoGAUgASgNEiYKBXN0YXRlGAYgASgOMhcuYWVlbmMudjEuVHJlZU5vZGVTdGF0ZRIPCgd0YXNrX2lkGAcgASgJEiMKCGFjY2VwdGVkGAggAygLMhEuYWVlbmMudjEuVmVyZGljdBIPCgdob2xkZXJzGAkgAygJEhAKCGFuc3dlcmVkGAogASgNEg8KB292ZXJsYXAYCyABKA0SIQoHYW5zd2VycxgMIAMoCzIQLmFlZW5jLnYxLkFuc3dlchIVCg1tb2RlbF92ZXJzaW9uGA0gASgJEg4KBmF1dGhvchgOIAEoCSImChFMaXN0UXVldWVzUmVxdWVzdBIRCglhbm5vdGF0b3IYASABKAkiNQoSTGlzdFF1ZXVlc1Jlc3BvbnNlEh8KBnF1ZXVlcxgBIAMoCzIPLmFlZW5jLnYxLlF1ZXVlIu4BCgVRdWV1ZRIMCgRuYW1lGAEgASgJEg8KB292ZXJsYXAYAiABKA0SJwoEdW5kbxgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIRCglndWlkZWxpbmUYBCABKAkSIwoFdG90YWwYBSABKAsyFC5hZWVuYy52MS5UYXNrQ291bnRzEiIKBHJ1bnMYBiADKAsyFC5hZWVuYy52MS5UYXNrQ291bnRzEhEKCW1heF9ncmFkZRgHIAEoAhIuCg1xdWFsaWZpY2F0aW9uGAggASgLMhcuYWVlbmMudjEuUXVhbGlmaWNhdGlvbiJdCg1RdWFsaWZpY2F0aW9uEg0KBWl0ZW1zGAEgASgNEhAKCGFuc3dlcmVkGAIgASgNEisKBXN0YXRlGAMgASgOMhwuYWVlbmMudjEuUXVhbGlmaWNhdGlvblN0YXRlIsYBCgpUYXNrQ291bnRzEg0KBXRhc2tzGAEgASgEEg8KB3dhaXRpbmcYAiABKAQSDAoEZnJlZRgDIAEoBBIOCgZsZWFzZWQYBCABKAQSDwoHZGVjaWRlZBgFIAEoBBIRCgljb25mbGljdHMYBiABKAQSDwoHc2V0dGxlZBgHIAEoBBIMCgRtaW5lGAggASgEEhEKCW1pbmVfaG91chgJIAEoBBIUCgxhbnN3ZXJzX2hvdXIYCiABKAQSDgoGcnVuX2lkGAsgASgJIiUKE0dldEFncmVlbWVudFJlcXVlc3QSDgoGcnVuX2lkGAEgASgJIokCChRHZXRBZ3JlZW1lbnRSZXNwb25zZRITCgtjb2hlbl9rYXBwYRgBIAEoARIUCgxmbGVpc3Nfa2FwcGEYAiABKAESGgoSa3JpcHBlbmRvcmZmX2FscGhhGAMgASgBEhIKCmNhbmRpZGF0ZXMYBCABKAQSEgoKYW5ub3RhdG9ycxgFIAEoDRIqCgdyZXBvcnRzGAYgAygLMhkuYWVlbmMudjEuQW5ub3RhdG9yUmVwb3J0EhoKEnBvc2l0aXZlX2FncmVlbWVudBgHIAEoARIPCgdlZGdlX2YxGAggASgBEikKCGNvbnRyb2xzGAkgAygLMhcuYWVlbmMudjEuQ29udHJvbFJlcG9ydCK9AQoPQW5ub3RhdG9yUmVwb3J0EhEKCWFubm90YXRvchgBIAEoCRIPCgdhbnN3ZXJzGAIgASgEEgwKBGxhdGUYAyABKAQSGAoQY29udHJvbF92ZXJkaWN0cxgEIAEoBBIXCg9jb250cm9sX2NvcnJlY3QYBSABKAQSLwoMbWVhbl9lbGFwc2VkGAYgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhQKDGFuc3dlcnNfaG91chgHIAEoBCJ+Cg1Db250cm9sUmVwb3J0Eg0KBXF1ZXJ5GAEgASgJEg8KB2Fuc3dlcnMYAiABKAQSEAoIdmVyZGljdHMYAyABKAQSDwoHY29ycmVjdBgEIAEoBBIqCghtaXN0YWtlcxgFIAMoCzIYLmFlZW5jLnYxLkNvbnRyb2xNaXN0YWtlIkIKDkNvbnRyb2xNaXN0YWtlEiAKBXJpZ2h0GAEgASgLMhEuYWVlbmMudjEuVmVyZGljdBIOCgZwZW9wbGUYAiABKAQilQEKEExpc3RUYXNrc1JlcXVlc3QSDgoGcnVuX2lkGAEgASgJEiIKBXN0YXRlGAIgASgOMhMuYWVlbmMudjEuVGFza1N0YXRlEhEKCXBhZ2Vfc2l6ZRgDIAEoDRISCgpwYWdlX3Rva2VuGAQgASgJEhEKCWFubm90YXRvchgFIAEoCRITCgthbnN3ZXJlZF9ieRgGIAEoCSJRChFMaXN0VGFza3NSZXNwb25zZRIjCgV0YXNrcxgBIAMoCzIULmFlZW5jLnYxLkp1ZGdlZFRhc2sSFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIsQBCgpKdWRnZWRUYXNrEiIKBHRhc2sYASABKAsyFC5hZWVuYy52MS5PcmFjbGVUYXNrEiIKBXN0YXRlGAIgASgOMhMuYWVlbmMudjEuVGFza1N0YXRlEiEKB2Fuc3dlcnMYAyADKAsyEC5hZWVuYy52MS5BbnN3ZXISIwoIZGVjaXNpb24YBCADKAsyES5hZWVuYy52MS5WZXJkaWN0EhEKCWNvbmZsaWN0cxgFIAMoCRITCgthZGp1ZGljYXRvchgGIAEoCSJHChFXYXRjaFRhc2tzUmVxdWVzdBIOCgZydW5faWQYASABKAkSEAoIZnJvbV9zZXEYAiABKAQSEAoIZnJvbV9ub3cYAyABKAgiOAoSV2F0Y2hUYXNrc1Jlc3BvbnNlEiIKBWV2ZW50GAEgASgLMhMuYWVlbmMudjEuVGFza0V2ZW50IowCCglUYXNrRXZlbnQSCwoDc2VxGAEgASgEEiUKBGtpbmQYAiABKA4yFy5hZWVuYy52MS5UYXNrRXZlbnRLaW5kEg8KB3Rhc2tfaWQYAyABKAkSDgoGcnVuX2lkGAQgASgJEg4KBnBlcnNvbhgFIAEoCRImCgJhdBgGIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASIAoGYW5zd2VyGAcgASgLMhAuYWVlbmMudjEuQW5zd2VyEhgKEGZvcm1lcl9hbnN3ZXJfaWQYCCABKAkSDgoGcmVhc29uGAkgASgJEg8KB292ZXJsYXAYCiABKA0SFQoNbW9kZWxfdmVyc2lvbhgLIAEoCSqXAQoSUXVhbGlmaWNhdGlvblN0YXRlEiMKH1FVQUxJRklDQVRJT05fU1RBVEVfVU5TUEVDSUZJRUQQABIcChhRVUFMSUZJQ0FUSU9OX1NUQVRFX09QRU4QARIeChpRVUFMSUZJQ0FUSU9OX1NUQVRFX1BBU1NFRBACEh4KGlFVQUxJRklDQVRJT05fU1RBVEVfRkFJTEVEEAMqzAMKDVRhc2tFdmVudEtpbmQSHwobVEFTS19FVkVOVF9LSU5EX1VOU1BFQ0lGSUVEEAASGgoWVEFTS19FVkVOVF9LSU5EX1FVRVVFRBABEhoKFlRBU0tfRVZFTlRfS0lORF9MRUFTRUQQAhIcChhUQVNLX0VWRU5UX0tJTkRfQU5TV0VSRUQQAxIbChdUQVNLX0VWRU5UX0tJTkRfRVhQSVJFRBAEEhwKGFRBU0tfRVZFTlRfS0lORF9DT05GTElDVBAFEh8KG1RBU0tfRVZFTlRfS0lORF9BREpVRElDQVRFRBAGEhwKGFRBU0tfRVZFTlRfS0lORF9SRUxFQVNFRBAHEhoKFlRBU0tfRVZFTlRfS0lORF9VTkRPTkUQCBIbChdUQVNLX0VWRU5UX0tJTkRfQU1FTkRFRBAJEhsKF1RBU0tfRVZFTlRfS0lORF9TRVRUTEVEEAoSGwoXVEFTS19FVkVOVF9LSU5EX0xPV0VSRUQQCxIdChlUQVNLX0VWRU5UX0tJTkRfV0lUSERSQVdOEAwSGgoWVEFTS19FVkVOVF9LSU5EX0NMT1NFRBANEhwKGFRBU0tfRVZFTlRfS0lORF9IQVNURU5FRBAOKvYBCg1UcmVlTm9kZVN0YXRlEh8KG1RSRUVfTk9ERV9TVEFURV9VTlNQRUNJRklFRBAAEhsKF1RSRUVfTk9ERV9TVEFURV9QRU5ESU5HEAESGAoUVFJFRV9OT0RFX1NUQVRFX09QRU4QAhIaChZUUkVFX05PREVfU1RBVEVfTEVBU0VEEAMSGwoXVFJFRV9OT0RFX1NUQVRFX0RFQ0lERUQQBBIcChhUUkVFX05PREVfU1RBVEVfQ09ORkxJQ1QQBRIaChZUUkVFX05PREVfU1RBVEVfSlVER0VEEAYSGgoWVFJFRV9OT0RFX1NUQVRFX0ZBSUxFRBAHKqIBCglUYXNrU3RhdGUSGgoWVEFTS19TVEFURV9VTlNQRUNJRklFRBAAEhYKElRBU0tfU1RBVEVfV0FJVElORxABEhYKElRBU0tfU1RBVEVfREVDSURFRBACEhcKE1RBU0tfU1RBVEVfQ09ORkxJQ1QQAxIWChJUQVNLX1NUQVRFX1NFVFRMRUQQBBIYChRUQVNLX1NUQVRFX1dJVEhEUkFXThAFMr4JCg1QZW9wbGVTZXJ2aWNlEkQKCUxlYXNlVGFzaxIaLmFlZW5jLnYxLkxlYXNlVGFza1JlcXVlc3QaGy5hZWVuYy52MS5MZWFzZVRhc2tSZXNwb25zZRJHCgpSZW5ld0xlYXNlEhsuYWVlbmMudjEuUmVuZXdMZWFzZVJlcXVlc3QaHC5hZWVuYy52MS5SZW5ld0xlYXNlUmVzcG9uc2USSgoLUmVsZWFzZVRhc2sSHC5hZWVuYy52MS5SZWxlYXNlVGFza1JlcXVlc3QaHS5hZWVuYy52MS5SZWxlYXNlVGFza1Jlc3BvbnNlElMKDlN1Ym1pdFZlcmRpY3RzEh8uYWVlbmMudjEuU3VibWl0VmVyZGljdHNSZXF1ZXN0GiAuYWVlbmMudjEuU3VibWl0VmVyZGljdHNSZXNwb25zZRJNCgxVbmRvVmVyZGljdHMSHS5hZWVuYy52MS5VbmRvVmVyZGljdHNSZXF1ZXN0Gh4uYWVlbmMudjEuVW5kb1ZlcmRpY3RzUmVzcG9uc2USUAoNQW1lbmRWZXJkaWN0cxIeLmFlZW5jLnYxLkFtZW5kVmVyZGljdHNSZXF1ZXN0Gh8uYWVlbmMudjEuQW1lbmRWZXJkaWN0c1Jlc3BvbnNlEkcKCkFkanVkaWNhdGUSGy5hZWVuYy52MS5BZGp1ZGljYXRlUmVxdWVzdBocLmFlZW5jLnYxLkFkanVkaWNhdGVSZXNwb25zZRJECglDbG9zZVRhc2sSGi5hZWVuYy52MS5DbG9zZVRhc2tSZXF1ZXN0GhsuYWVlbmMudjEuQ2xvc2VUYXNrUmVzcG9uc2USUAoNUmV0cmlldmVBZ2FpbhIeLmFlZW5jLnYxLlJldHJpZXZlQWdhaW5SZXF1ZXN0Gh8uYWVlbmMudjEuUmV0cmlldmVBZ2FpblJlc3BvbnNlEkoKC0xpc3RDaGFuZ2VzEhwuYWVlbmMudjEuTGlzdENoYW5nZXNSZXF1ZXN0Gh0uYWVlbmMudjEuTGlzdENoYW5nZXNSZXNwb25zZRI+CgdHZXRUcmVlEhguYWVlbmMudjEuR2V0VHJlZVJlcXVlc3QaGS5hZWVuYy52MS5HZXRUcmVlUmVzcG9uc2USRgoJV2F0Y2hUcmVlEhouYWVlbmMudjEuV2F0Y2hUcmVlUmVxdWVzdBobLmFlZW5jLnYxLldhdGNoVHJlZVJlc3BvbnNlMAESRwoKTGlzdFF1ZXVlcxIbLmFlZW5jLnYxLkxpc3RRdWV1ZXNSZXF1ZXN0GhwuYWVlbmMudjEuTGlzdFF1ZXVlc1Jlc3BvbnNlEk0KDEdldEFncmVlbWVudBIdLmFlZW5jLnYxLkdldEFncmVlbWVudFJlcXVlc3QaHi5hZWVuYy52MS5HZXRBZ3JlZW1lbnRSZXNwb25zZRJECglMaXN0VGFza3MSGi5hZWVuYy52MS5MaXN0VGFza3NSZXF1ZXN0GhsuYWVlbmMudjEuTGlzdFRhc2tzUmVzcG9uc2USSQoKV2F0Y2hUYXNrcxIbLmFlZW5jLnYxLldhdGNoVGFza3NSZXF1ZXN0GhwuYWVlbmMudjEuV2F0Y2hUYXNrc1Jlc3BvbnNlMAFiBnByb3RvMw", [file_aeenc_v1_oracle, file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * Requests tasks.
@@ -200,13 +200,6 @@ export type RenewLeaseResponse = Message<"aeenc.v1.RenewLeaseResponse"> & {
    * @generated from field: google.protobuf.Timestamp expires_at = 1;
    */
   expiresAt?: Timestamp | undefined;
-
-  /**
-   * The time until then, by the sampler's clock.
-   *
-   * @generated from field: google.protobuf.Duration remaining = 2;
-   */
-  remaining?: Duration | undefined;
 };
 
 /**
@@ -522,25 +515,25 @@ export const AdjudicateResponseSchema: GenMessage<AdjudicateResponse> = /*@__PUR
  */
 export type CloseTaskRequest = Message<"aeenc.v1.CloseTaskRequest"> & {
   /**
-   * The task.
-   *
-   * @generated from field: string task_id = 1;
-   */
-  taskId: string;
-
-  /**
    * The run.
    *
-   * @generated from field: string run_id = 2;
+   * @generated from field: string run_id = 1;
    */
   runId: string;
 
   /**
-   * The person who closes it.
+   * The task.
    *
-   * @generated from field: string adjudicator = 3;
+   * @generated from field: string task_id = 2;
    */
-  adjudicator: string;
+  taskId: string;
+
+  /**
+   * The person who closes it; with `settle`, one of those who have answered it.
+   *
+   * @generated from field: string annotator = 3;
+   */
+  annotator: string;
 
   /**
    * Why. Kept in the log. At most 1,024 characters; the rest is cut. Empty: not said.
@@ -557,11 +550,20 @@ export type CloseTaskRequest = Message<"aeenc.v1.CloseTaskRequest"> & {
   requestId: string;
 
   /**
-   * The number of answers that decide it from now on. 0: those that there are.
+   * The number of answers that decide it from now on, which may decide it at once. A higher one than before has no
+   * effect. 0: those that there are.
    *
    * @generated from field: uint32 overlap = 6;
    */
   overlap: number;
+
+  /**
+   * Closes nothing but the time to take answers back: the run goes on with the decision at once, instead of after the
+   * queue's `undo_s`. Has no effect where the run has gone on.
+   *
+   * @generated from field: bool settle = 7;
+   */
+  settle: boolean;
 };
 
 /**
@@ -591,69 +593,6 @@ export type CloseTaskResponse = Message<"aeenc.v1.CloseTaskResponse"> & {
  */
 export const CloseTaskResponseSchema: GenMessage<CloseTaskResponse> = /*@__PURE__*/
   messageDesc(file_aeenc_v1_people, 16);
-
-/**
- * The task to go on with.
- *
- * @generated from message aeenc.v1.SettleTaskRequest
- */
-export type SettleTaskRequest = Message<"aeenc.v1.SettleTaskRequest"> & {
-  /**
-   * The task.
-   *
-   * @generated from field: string task_id = 1;
-   */
-  taskId: string;
-
-  /**
-   * The run.
-   *
-   * @generated from field: string run_id = 2;
-   */
-  runId: string;
-
-  /**
-   * One of those who have answered it.
-   *
-   * @generated from field: string annotator = 3;
-   */
-  annotator: string;
-
-  /**
-   * Makes a retry safe.
-   *
-   * @generated from field: string request_id = 4;
-   */
-  requestId: string;
-};
-
-/**
- * Describes the message aeenc.v1.SettleTaskRequest.
- * Use `create(SettleTaskRequestSchema)` to create a new message.
- */
-export const SettleTaskRequestSchema: GenMessage<SettleTaskRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 17);
-
-/**
- * The task that the run goes on with.
- *
- * @generated from message aeenc.v1.SettleTaskResponse
- */
-export type SettleTaskResponse = Message<"aeenc.v1.SettleTaskResponse"> & {
-  /**
-   * The task as it is now.
-   *
-   * @generated from field: aeenc.v1.JudgedTask task = 1;
-   */
-  task?: JudgedTask | undefined;
-};
-
-/**
- * Describes the message aeenc.v1.SettleTaskResponse.
- * Use `create(SettleTaskResponseSchema)` to create a new message.
- */
-export const SettleTaskResponseSchema: GenMessage<SettleTaskResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 18);
 
 /**
  * The tasks to retrieve again.
@@ -709,7 +648,7 @@ export type RetrieveAgainRequest = Message<"aeenc.v1.RetrieveAgainRequest"> & {
  * Use `create(RetrieveAgainRequestSchema)` to create a new message.
  */
 export const RetrieveAgainRequestSchema: GenMessage<RetrieveAgainRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 19);
+  messageDesc(file_aeenc_v1_people, 17);
 
 /**
  * What is retrieved again.
@@ -737,7 +676,7 @@ export type RetrieveAgainResponse = Message<"aeenc.v1.RetrieveAgainResponse"> & 
  * Use `create(RetrieveAgainResponseSchema)` to create a new message.
  */
 export const RetrieveAgainResponseSchema: GenMessage<RetrieveAgainResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 20);
+  messageDesc(file_aeenc_v1_people, 18);
 
 /**
  * The changes to list.
@@ -780,7 +719,7 @@ export type ListChangesRequest = Message<"aeenc.v1.ListChangesRequest"> & {
  * Use `create(ListChangesRequestSchema)` to create a new message.
  */
 export const ListChangesRequestSchema: GenMessage<ListChangesRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 21);
+  messageDesc(file_aeenc_v1_people, 19);
 
 /**
  * A page of changes.
@@ -791,9 +730,9 @@ export type ListChangesResponse = Message<"aeenc.v1.ListChangesResponse"> & {
   /**
    * The changes, oldest first.
    *
-   * @generated from field: repeated aeenc.v1.TaskChange changes = 1;
+   * @generated from field: repeated aeenc.v1.TaskEvent changes = 1;
    */
-  changes: TaskChange[];
+  changes: TaskEvent[];
 
   /**
    * The next page's token. Empty on the last page.
@@ -808,98 +747,7 @@ export type ListChangesResponse = Message<"aeenc.v1.ListChangesResponse"> & {
  * Use `create(ListChangesResponseSchema)` to create a new message.
  */
 export const ListChangesResponseSchema: GenMessage<ListChangesResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 22);
-
-/**
- * Something that a person did with a task.
- *
- * @generated from message aeenc.v1.TaskChange
- */
-export type TaskChange = Message<"aeenc.v1.TaskChange"> & {
-  /**
-   * Its position among the run's changes, from 1.
-   *
-   * @generated from field: uint64 seq = 1;
-   */
-  seq: bigint;
-
-  /**
-   * What was done.
-   *
-   * @generated from field: aeenc.v1.TaskChangeKind kind = 2;
-   */
-  kind: TaskChangeKind;
-
-  /**
-   * The task.
-   *
-   * @generated from field: string task_id = 3;
-   */
-  taskId: string;
-
-  /**
-   * The person who did it. Empty: nobody in particular.
-   *
-   * @generated from field: string person = 4;
-   */
-  person: string;
-
-  /**
-   * When.
-   *
-   * @generated from field: google.protobuf.Timestamp at = 5;
-   */
-  at?: Timestamp | undefined;
-
-  /**
-   * The answer given, or as amended. Unset for other changes.
-   *
-   * @generated from field: aeenc.v1.Answer answer = 6;
-   */
-  answer?: Answer | undefined;
-
-  /**
-   * The answer that was amended or taken back. Empty for other changes.
-   *
-   * @generated from field: string former_answer_id = 7;
-   */
-  formerAnswerId: string;
-
-  /**
-   * The verdicts that an adjudication or the closing of the task has set.
-   *
-   * @generated from field: repeated aeenc.v1.Verdict verdicts = 8;
-   */
-  verdicts: Verdict[];
-
-  /**
-   * The reason given, where a task was given back or closed.
-   *
-   * @generated from field: string reason = 9;
-   */
-  reason: string;
-
-  /**
-   * The new overlap, where it was lowered. 0 for other changes.
-   *
-   * @generated from field: uint32 overlap = 10;
-   */
-  overlap: number;
-
-  /**
-   * The version that the task's node was to be retrieved with, where it was withdrawn. Empty for other changes.
-   *
-   * @generated from field: string model_version = 11;
-   */
-  modelVersion: string;
-};
-
-/**
- * Describes the message aeenc.v1.TaskChange.
- * Use `create(TaskChangeSchema)` to create a new message.
- */
-export const TaskChangeSchema: GenMessage<TaskChange> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 23);
+  messageDesc(file_aeenc_v1_people, 20);
 
 /**
  * The tree to get.
@@ -927,7 +775,7 @@ export type GetTreeRequest = Message<"aeenc.v1.GetTreeRequest"> & {
  * Use `create(GetTreeRequestSchema)` to create a new message.
  */
 export const GetTreeRequestSchema: GenMessage<GetTreeRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 24);
+  messageDesc(file_aeenc_v1_people, 21);
 
 /**
  * The tree.
@@ -948,7 +796,7 @@ export type GetTreeResponse = Message<"aeenc.v1.GetTreeResponse"> & {
  * Use `create(GetTreeResponseSchema)` to create a new message.
  */
 export const GetTreeResponseSchema: GenMessage<GetTreeResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 25);
+  messageDesc(file_aeenc_v1_people, 22);
 
 /**
  * The tree to follow.
@@ -976,7 +824,7 @@ export type WatchTreeRequest = Message<"aeenc.v1.WatchTreeRequest"> & {
  * Use `create(WatchTreeRequestSchema)` to create a new message.
  */
 export const WatchTreeRequestSchema: GenMessage<WatchTreeRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 26);
+  messageDesc(file_aeenc_v1_people, 23);
 
 /**
  * The tree after a change, or as it is at first.
@@ -997,7 +845,7 @@ export type WatchTreeResponse = Message<"aeenc.v1.WatchTreeResponse"> & {
  * Use `create(WatchTreeResponseSchema)` to create a new message.
  */
 export const WatchTreeResponseSchema: GenMessage<WatchTreeResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 27);
+  messageDesc(file_aeenc_v1_people, 24);
 
 /**
  * A tree of a run.
@@ -1053,7 +901,7 @@ export type TreeState = Message<"aeenc.v1.TreeState"> & {
  * Use `create(TreeStateSchema)` to create a new message.
  */
 export const TreeStateSchema: GenMessage<TreeState> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 28);
+  messageDesc(file_aeenc_v1_people, 25);
 
 /**
  * A query in a tree, with what explains it.
@@ -1154,16 +1002,9 @@ export type TreeNode = Message<"aeenc.v1.TreeNode"> & {
   modelVersion: string;
 
   /**
-   * The corpus generation of its candidates.
-   *
-   * @generated from field: string generation = 14;
-   */
-  generation: string;
-
-  /**
    * Who wrote it as an intermediate conclusion. Empty: nobody did.
    *
-   * @generated from field: string author = 15;
+   * @generated from field: string author = 14;
    */
   author: string;
 };
@@ -1173,7 +1014,7 @@ export type TreeNode = Message<"aeenc.v1.TreeNode"> & {
  * Use `create(TreeNodeSchema)` to create a new message.
  */
 export const TreeNodeSchema: GenMessage<TreeNode> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 29);
+  messageDesc(file_aeenc_v1_people, 26);
 
 /**
  * Requests the queues of people.
@@ -1194,7 +1035,7 @@ export type ListQueuesRequest = Message<"aeenc.v1.ListQueuesRequest"> & {
  * Use `create(ListQueuesRequestSchema)` to create a new message.
  */
 export const ListQueuesRequestSchema: GenMessage<ListQueuesRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 30);
+  messageDesc(file_aeenc_v1_people, 27);
 
 /**
  * The queues of people.
@@ -1215,7 +1056,7 @@ export type ListQueuesResponse = Message<"aeenc.v1.ListQueuesResponse"> & {
  * Use `create(ListQueuesResponseSchema)` to create a new message.
  */
 export const ListQueuesResponseSchema: GenMessage<ListQueuesResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 31);
+  messageDesc(file_aeenc_v1_people, 28);
 
 /**
  * A queue of people that runs may name as their oracle.
@@ -1261,9 +1102,9 @@ export type Queue = Message<"aeenc.v1.Queue"> & {
   /**
    * The counts of each of them, oldest first.
    *
-   * @generated from field: repeated aeenc.v1.RunTasks runs = 6;
+   * @generated from field: repeated aeenc.v1.TaskCounts runs = 6;
    */
-  runs: RunTasks[];
+  runs: TaskCounts[];
 
   /**
    * The highest grade to ask for with each premise that explains, from 1. 0: none is asked for.
@@ -1285,7 +1126,7 @@ export type Queue = Message<"aeenc.v1.Queue"> & {
  * Use `create(QueueSchema)` to create a new message.
  */
 export const QueueSchema: GenMessage<Queue> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 32);
+  messageDesc(file_aeenc_v1_people, 29);
 
 /**
  * How far a person is in the qualification round of a queue: control items that they answer before any other task.
@@ -1320,35 +1161,7 @@ export type Qualification = Message<"aeenc.v1.Qualification"> & {
  * Use `create(QualificationSchema)` to create a new message.
  */
 export const QualificationSchema: GenMessage<Qualification> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 33);
-
-/**
- * The tasks of one run.
- *
- * @generated from message aeenc.v1.RunTasks
- */
-export type RunTasks = Message<"aeenc.v1.RunTasks"> & {
-  /**
-   * The run.
-   *
-   * @generated from field: string run_id = 1;
-   */
-  runId: string;
-
-  /**
-   * Their counts.
-   *
-   * @generated from field: aeenc.v1.TaskCounts counts = 2;
-   */
-  counts?: TaskCounts | undefined;
-};
-
-/**
- * Describes the message aeenc.v1.RunTasks.
- * Use `create(RunTasksSchema)` to create a new message.
- */
-export const RunTasksSchema: GenMessage<RunTasks> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 34);
+  messageDesc(file_aeenc_v1_people, 30);
 
 /**
  * Numbers of tasks, without control items.
@@ -1425,6 +1238,13 @@ export type TaskCounts = Message<"aeenc.v1.TaskCounts"> & {
    * @generated from field: uint64 answers_hour = 10;
    */
   answersHour: bigint;
+
+  /**
+   * The run whose tasks they are. Empty: several.
+   *
+   * @generated from field: string run_id = 11;
+   */
+  runId: string;
 };
 
 /**
@@ -1432,78 +1252,7 @@ export type TaskCounts = Message<"aeenc.v1.TaskCounts"> & {
  * Use `create(TaskCountsSchema)` to create a new message.
  */
 export const TaskCountsSchema: GenMessage<TaskCounts> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 35);
-
-/**
- * The page of answers to list.
- *
- * @generated from message aeenc.v1.ListAnswersRequest
- */
-export type ListAnswersRequest = Message<"aeenc.v1.ListAnswersRequest"> & {
-  /**
-   * The run.
-   *
-   * @generated from field: string run_id = 1;
-   */
-  runId: string;
-
-  /**
-   * The person.
-   *
-   * @generated from field: string annotator = 2;
-   */
-  annotator: string;
-
-  /**
-   * Maximum number of answers to examine for a page, at most 500. 0: 100. Control items are left out, so a page may
-   * hold fewer.
-   *
-   * @generated from field: uint32 page_size = 3;
-   */
-  pageSize: number;
-
-  /**
-   * The token of the previous page.
-   *
-   * @generated from field: string page_token = 4;
-   */
-  pageToken: string;
-};
-
-/**
- * Describes the message aeenc.v1.ListAnswersRequest.
- * Use `create(ListAnswersRequestSchema)` to create a new message.
- */
-export const ListAnswersRequestSchema: GenMessage<ListAnswersRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 36);
-
-/**
- * A page of answered tasks.
- *
- * @generated from message aeenc.v1.ListAnswersResponse
- */
-export type ListAnswersResponse = Message<"aeenc.v1.ListAnswersResponse"> & {
-  /**
-   * The tasks, each with the person's answer alone.
-   *
-   * @generated from field: repeated aeenc.v1.JudgedTask tasks = 1;
-   */
-  tasks: JudgedTask[];
-
-  /**
-   * The next page's token. Empty on the last page.
-   *
-   * @generated from field: string next_page_token = 2;
-   */
-  nextPageToken: string;
-};
-
-/**
- * Describes the message aeenc.v1.ListAnswersResponse.
- * Use `create(ListAnswersResponseSchema)` to create a new message.
- */
-export const ListAnswersResponseSchema: GenMessage<ListAnswersResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 37);
+  messageDesc(file_aeenc_v1_people, 31);
 
 /**
  * The run whose agreement to report.
@@ -1524,7 +1273,7 @@ export type GetAgreementRequest = Message<"aeenc.v1.GetAgreementRequest"> & {
  * Use `create(GetAgreementRequestSchema)` to create a new message.
  */
 export const GetAgreementRequestSchema: GenMessage<GetAgreementRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 38);
+  messageDesc(file_aeenc_v1_people, 32);
 
 /**
  * The agreement between annotators. Undefined values are NaN.
@@ -1605,7 +1354,7 @@ export type GetAgreementResponse = Message<"aeenc.v1.GetAgreementResponse"> & {
  * Use `create(GetAgreementResponseSchema)` to create a new message.
  */
 export const GetAgreementResponseSchema: GenMessage<GetAgreementResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 39);
+  messageDesc(file_aeenc_v1_people, 33);
 
 /**
  * The work of one annotator in a run.
@@ -1668,7 +1417,7 @@ export type AnnotatorReport = Message<"aeenc.v1.AnnotatorReport"> & {
  * Use `create(AnnotatorReportSchema)` to create a new message.
  */
 export const AnnotatorReportSchema: GenMessage<AnnotatorReport> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 40);
+  messageDesc(file_aeenc_v1_people, 34);
 
 /**
  * A control item of a run, and how people have answered it.
@@ -1717,7 +1466,7 @@ export type ControlReport = Message<"aeenc.v1.ControlReport"> & {
  * Use `create(ControlReportSchema)` to create a new message.
  */
 export const ControlReportSchema: GenMessage<ControlReport> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 41);
+  messageDesc(file_aeenc_v1_people, 35);
 
 /**
  * A candidate of a control item that people judge wrongly.
@@ -1745,7 +1494,7 @@ export type ControlMistake = Message<"aeenc.v1.ControlMistake"> & {
  * Use `create(ControlMistakeSchema)` to create a new message.
  */
 export const ControlMistakeSchema: GenMessage<ControlMistake> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 42);
+  messageDesc(file_aeenc_v1_people, 36);
 
 /**
  * The page of tasks to list.
@@ -1789,6 +1538,14 @@ export type ListTasksRequest = Message<"aeenc.v1.ListTasksRequest"> & {
    * @generated from field: string annotator = 5;
    */
   annotator: string;
+
+  /**
+   * Only tasks that this person has answered, control items left out, the latest answer first, each with their answer
+   * alone. `state` and `annotator` have no effect then. Empty: all.
+   *
+   * @generated from field: string answered_by = 6;
+   */
+  answeredBy: string;
 };
 
 /**
@@ -1796,7 +1553,7 @@ export type ListTasksRequest = Message<"aeenc.v1.ListTasksRequest"> & {
  * Use `create(ListTasksRequestSchema)` to create a new message.
  */
 export const ListTasksRequestSchema: GenMessage<ListTasksRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 43);
+  messageDesc(file_aeenc_v1_people, 37);
 
 /**
  * A page of tasks.
@@ -1824,7 +1581,7 @@ export type ListTasksResponse = Message<"aeenc.v1.ListTasksResponse"> & {
  * Use `create(ListTasksResponseSchema)` to create a new message.
  */
 export const ListTasksResponseSchema: GenMessage<ListTasksResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 44);
+  messageDesc(file_aeenc_v1_people, 38);
 
 /**
  * A task and the answers of people.
@@ -1881,7 +1638,7 @@ export type JudgedTask = Message<"aeenc.v1.JudgedTask"> & {
  * Use `create(JudgedTaskSchema)` to create a new message.
  */
 export const JudgedTaskSchema: GenMessage<JudgedTask> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 45);
+  messageDesc(file_aeenc_v1_people, 39);
 
 /**
  * The queue to follow.
@@ -1916,7 +1673,7 @@ export type WatchTasksRequest = Message<"aeenc.v1.WatchTasksRequest"> & {
  * Use `create(WatchTasksRequestSchema)` to create a new message.
  */
 export const WatchTasksRequestSchema: GenMessage<WatchTasksRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 46);
+  messageDesc(file_aeenc_v1_people, 40);
 
 /**
  * One event of a queue.
@@ -1925,18 +1682,39 @@ export const WatchTasksRequestSchema: GenMessage<WatchTasksRequest> = /*@__PURE_
  */
 export type WatchTasksResponse = Message<"aeenc.v1.WatchTasksResponse"> & {
   /**
-   * The position of the event, from 1.
+   * The event, without what was said.
+   *
+   * @generated from field: aeenc.v1.TaskEvent event = 1;
+   */
+  event?: TaskEvent | undefined;
+};
+
+/**
+ * Describes the message aeenc.v1.WatchTasksResponse.
+ * Use `create(WatchTasksResponseSchema)` to create a new message.
+ */
+export const WatchTasksResponseSchema: GenMessage<WatchTasksResponse> = /*@__PURE__*/
+  messageDesc(file_aeenc_v1_people, 41);
+
+/**
+ * Something that happened to a task. ListChanges lists what people did, with what they said.
+ *
+ * @generated from message aeenc.v1.TaskEvent
+ */
+export type TaskEvent = Message<"aeenc.v1.TaskEvent"> & {
+  /**
+   * Its position in the run, or in all, from 1; that of a change, among the run's changes.
    *
    * @generated from field: uint64 seq = 1;
    */
   seq: bigint;
 
   /**
-   * The kind of event.
+   * What happened.
    *
-   * @generated from field: aeenc.v1.TaskEvent event = 2;
+   * @generated from field: aeenc.v1.TaskEventKind kind = 2;
    */
-  event: TaskEvent;
+  kind: TaskEventKind;
 
   /**
    * The task.
@@ -1953,26 +1731,62 @@ export type WatchTasksResponse = Message<"aeenc.v1.WatchTasksResponse"> & {
   runId: string;
 
   /**
-   * The time of the event.
+   * The person who caused it. Empty: nobody in particular.
    *
-   * @generated from field: google.protobuf.Timestamp at = 5;
+   * @generated from field: string person = 5;
+   */
+  person: string;
+
+  /**
+   * When.
+   *
+   * @generated from field: google.protobuf.Timestamp at = 6;
    */
   at?: Timestamp | undefined;
 
   /**
-   * The person who caused it. Empty: nobody in particular.
+   * The answer given or as amended, or the verdicts that an adjudication or the closing of the task has set. Unset for
+   * other changes.
    *
-   * @generated from field: string annotator = 6;
+   * @generated from field: aeenc.v1.Answer answer = 7;
    */
-  annotator: string;
+  answer?: Answer | undefined;
+
+  /**
+   * The answer that was amended or taken back. Empty for other changes.
+   *
+   * @generated from field: string former_answer_id = 8;
+   */
+  formerAnswerId: string;
+
+  /**
+   * The reason given, where a task was given back or closed.
+   *
+   * @generated from field: string reason = 9;
+   */
+  reason: string;
+
+  /**
+   * The new overlap, where it was lowered. 0 for other changes.
+   *
+   * @generated from field: uint32 overlap = 10;
+   */
+  overlap: number;
+
+  /**
+   * The version that the task's node was to be retrieved with, where it was withdrawn. Empty for other changes.
+   *
+   * @generated from field: string model_version = 11;
+   */
+  modelVersion: string;
 };
 
 /**
- * Describes the message aeenc.v1.WatchTasksResponse.
- * Use `create(WatchTasksResponseSchema)` to create a new message.
+ * Describes the message aeenc.v1.TaskEvent.
+ * Use `create(TaskEventSchema)` to create a new message.
  */
-export const WatchTasksResponseSchema: GenMessage<WatchTasksResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_people, 47);
+export const TaskEventSchema: GenMessage<TaskEvent> = /*@__PURE__*/
+  messageDesc(file_aeenc_v1_people, 42);
 
 /**
  * The state of a qualification round.
@@ -2018,189 +1832,120 @@ export const QualificationStateSchema: GenEnum<QualificationState> = /*@__PURE__
 /**
  * A kind of task event.
  *
- * @generated from enum aeenc.v1.TaskEvent
+ * @generated from enum aeenc.v1.TaskEventKind
  */
-export enum TaskEvent {
+export enum TaskEventKind {
   /**
    * Unspecified.
    *
-   * @generated from enum value: TASK_EVENT_UNSPECIFIED = 0;
+   * @generated from enum value: TASK_EVENT_KIND_UNSPECIFIED = 0;
    */
   UNSPECIFIED = 0,
 
   /**
    * The task entered the queue.
    *
-   * @generated from enum value: TASK_EVENT_QUEUED = 1;
+   * @generated from enum value: TASK_EVENT_KIND_QUEUED = 1;
    */
   QUEUED = 1,
 
   /**
    * The task was leased.
    *
-   * @generated from enum value: TASK_EVENT_LEASED = 2;
+   * @generated from enum value: TASK_EVENT_KIND_LEASED = 2;
    */
   LEASED = 2,
 
   /**
-   * The task was answered.
+   * An answer was given.
    *
-   * @generated from enum value: TASK_EVENT_ANSWERED = 3;
+   * @generated from enum value: TASK_EVENT_KIND_ANSWERED = 3;
    */
   ANSWERED = 3,
 
   /**
    * The lease ended without an answer.
    *
-   * @generated from enum value: TASK_EVENT_EXPIRED = 4;
+   * @generated from enum value: TASK_EVENT_KIND_EXPIRED = 4;
    */
   EXPIRED = 4,
 
   /**
    * Annotators disagree.
    *
-   * @generated from enum value: TASK_EVENT_CONFLICT = 5;
+   * @generated from enum value: TASK_EVENT_KIND_CONFLICT = 5;
    */
   CONFLICT = 5,
 
   /**
-   * The conflict was resolved, or the task was closed.
+   * The conflict was resolved.
    *
-   * @generated from enum value: TASK_EVENT_ADJUDICATED = 6;
+   * @generated from enum value: TASK_EVENT_KIND_ADJUDICATED = 6;
    */
   ADJUDICATED = 6,
 
   /**
    * The task was returned unanswered.
    *
-   * @generated from enum value: TASK_EVENT_RELEASED = 7;
+   * @generated from enum value: TASK_EVENT_KIND_RELEASED = 7;
    */
   RELEASED = 7,
 
   /**
    * An answer was taken back.
    *
-   * @generated from enum value: TASK_EVENT_UNDONE = 8;
+   * @generated from enum value: TASK_EVENT_KIND_UNDONE = 8;
    */
   UNDONE = 8,
 
   /**
    * An answer was amended.
    *
-   * @generated from enum value: TASK_EVENT_AMENDED = 9;
+   * @generated from enum value: TASK_EVENT_KIND_AMENDED = 9;
    */
   AMENDED = 9,
 
   /**
    * The decision went to the run and can now only be amended.
    *
-   * @generated from enum value: TASK_EVENT_SETTLED = 10;
+   * @generated from enum value: TASK_EVENT_KIND_SETTLED = 10;
    */
   SETTLED = 10,
 
   /**
    * Fewer people are to judge the task.
    *
-   * @generated from enum value: TASK_EVENT_LOWERED = 11;
+   * @generated from enum value: TASK_EVENT_KIND_LOWERED = 11;
    */
   LOWERED = 11,
 
   /**
    * The task left the queue, and its node is retrieved again.
    *
-   * @generated from enum value: TASK_EVENT_WITHDRAWN = 12;
+   * @generated from enum value: TASK_EVENT_KIND_WITHDRAWN = 12;
    */
   WITHDRAWN = 12,
-}
-
-/**
- * Describes the enum aeenc.v1.TaskEvent.
- */
-export const TaskEventSchema: GenEnum<TaskEvent> = /*@__PURE__*/
-  enumDesc(file_aeenc_v1_people, 1);
-
-/**
- * A kind of change in the audit trail.
- *
- * @generated from enum aeenc.v1.TaskChangeKind
- */
-export enum TaskChangeKind {
-  /**
-   * Unspecified.
-   *
-   * @generated from enum value: TASK_CHANGE_KIND_UNSPECIFIED = 0;
-   */
-  UNSPECIFIED = 0,
-
-  /**
-   * An answer was given.
-   *
-   * @generated from enum value: TASK_CHANGE_KIND_ANSWER = 1;
-   */
-  ANSWER = 1,
-
-  /**
-   * An answer was taken back.
-   *
-   * @generated from enum value: TASK_CHANGE_KIND_UNDO = 2;
-   */
-  UNDO = 2,
-
-  /**
-   * An answer was amended.
-   *
-   * @generated from enum value: TASK_CHANGE_KIND_AMEND = 3;
-   */
-  AMEND = 3,
-
-  /**
-   * The task was given back unanswered.
-   *
-   * @generated from enum value: TASK_CHANGE_KIND_RELEASE = 4;
-   */
-  RELEASE = 4,
-
-  /**
-   * A conflict was decided.
-   *
-   * @generated from enum value: TASK_CHANGE_KIND_ADJUDICATE = 5;
-   */
-  ADJUDICATE = 5,
 
   /**
    * The task was closed.
    *
-   * @generated from enum value: TASK_CHANGE_KIND_CLOSE = 6;
+   * @generated from enum value: TASK_EVENT_KIND_CLOSED = 13;
    */
-  CLOSE = 6,
+  CLOSED = 13,
 
   /**
-   * Fewer people were to judge it.
+   * Somebody let the run go on with the decision at once.
    *
-   * @generated from enum value: TASK_CHANGE_KIND_LOWER = 7;
+   * @generated from enum value: TASK_EVENT_KIND_HASTENED = 14;
    */
-  LOWER = 7,
-
-  /**
-   * The run went on with the decision at once.
-   *
-   * @generated from enum value: TASK_CHANGE_KIND_HASTEN = 8;
-   */
-  HASTEN = 8,
-
-  /**
-   * Its node was sent back to be retrieved again.
-   *
-   * @generated from enum value: TASK_CHANGE_KIND_WITHDRAW = 9;
-   */
-  WITHDRAW = 9,
+  HASTENED = 14,
 }
 
 /**
- * Describes the enum aeenc.v1.TaskChangeKind.
+ * Describes the enum aeenc.v1.TaskEventKind.
  */
-export const TaskChangeKindSchema: GenEnum<TaskChangeKind> = /*@__PURE__*/
-  enumDesc(file_aeenc_v1_people, 2);
+export const TaskEventKindSchema: GenEnum<TaskEventKind> = /*@__PURE__*/
+  enumDesc(file_aeenc_v1_people, 1);
 
 /**
  * The state of a node in a tree.
@@ -2269,7 +2014,7 @@ export enum TreeNodeState {
  * Describes the enum aeenc.v1.TreeNodeState.
  */
 export const TreeNodeStateSchema: GenEnum<TreeNodeState> = /*@__PURE__*/
-  enumDesc(file_aeenc_v1_people, 3);
+  enumDesc(file_aeenc_v1_people, 2);
 
 /**
  * The state of a task.
@@ -2324,7 +2069,7 @@ export enum TaskState {
  * Describes the enum aeenc.v1.TaskState.
  */
 export const TaskStateSchema: GenEnum<TaskState> = /*@__PURE__*/
-  enumDesc(file_aeenc_v1_people, 4);
+  enumDesc(file_aeenc_v1_people, 3);
 
 /**
  * Hands out the tasks of runs to people and keeps what they answer. The sampler's server serves it.
@@ -2458,15 +2203,18 @@ export const PeopleService: GenService<{
     output: typeof AdjudicateResponseSchema;
   },
   /**
-   * Closes a task that nobody will answer any more: the answers that there are decide it, and candidates on which they
-   * disagree, or of which there is no answer, stay undecided: they become skipped pairs, never negatives. Leases on the
-   * task end. With `overlap`, so many answers are to decide it instead, which may decide it at once; a higher overlap
-   * has no effect. A task that is decided stays as it is. Until the run has gone on, taking an answer back opens the
-   * task again.
+   * Closes a task early: the answers that there are decide it, and candidates on which they disagree, or of which there
+   * is no answer, stay undecided: they become skipped pairs, never negatives. Leases on the task end. A task that is
+   * decided stays as it is. Until the run has gone on, taking an answer back opens the task again. `overlap` and `settle`
+   * close less of it.
    *
    * Fails with:
    * - NOT_FOUND: unknown run or task.
+   * - PERMISSION_DENIED: without `settle`, the role to adjudicate is missing.
+   * - INVALID_ARGUMENT: both `overlap` and `settle`.
    * - FAILED_PRECONDITION: the run has gone on with the task's decision; amend or adjudicate it.
+   * - FAILED_PRECONDITION (TASK_UNDECIDED): with `settle`, answers are missing, or annotators disagree.
+   * - FAILED_PRECONDITION (NOT_ANSWERED): with `settle`, the person has not answered the task.
    *
    * @generated from rpc aeenc.v1.PeopleService.CloseTask
    */
@@ -2474,22 +2222,6 @@ export const PeopleService: GenService<{
     methodKind: "unary";
     input: typeof CloseTaskRequestSchema;
     output: typeof CloseTaskResponseSchema;
-  },
-  /**
-   * Lets the run go on with a task's decision at once, instead of after the queue's `undo_s`. From then on its answers
-   * can only be amended. Has no effect where the run has gone on.
-   *
-   * Fails with:
-   * - NOT_FOUND: unknown run or task.
-   * - FAILED_PRECONDITION (TASK_UNDECIDED): answers are missing, or annotators disagree.
-   * - FAILED_PRECONDITION (NOT_ANSWERED): the person has not answered the task.
-   *
-   * @generated from rpc aeenc.v1.PeopleService.SettleTask
-   */
-  settleTask: {
-    methodKind: "unary";
-    input: typeof SettleTaskRequestSchema;
-    output: typeof SettleTaskResponseSchema;
   },
   /**
    * Lets a run retrieve by the version that its label names now: every later node, and the tasks that nobody has begun.
@@ -2563,20 +2295,6 @@ export const PeopleService: GenService<{
     output: typeof ListQueuesResponseSchema;
   },
   /**
-   * Lists the tasks of a run that a person has answered, the latest answer first, without the answers of others.
-   *
-   * Fails with:
-   * - NOT_FOUND: unknown run.
-   * - INVALID_ARGUMENT: no annotator.
-   *
-   * @generated from rpc aeenc.v1.PeopleService.ListAnswers
-   */
-  listAnswers: {
-    methodKind: "unary";
-    input: typeof ListAnswersRequestSchema;
-    output: typeof ListAnswersResponseSchema;
-  },
-  /**
    * Reports the agreement between annotators.
    *
    * Fails with NOT_FOUND for an unknown run.
@@ -2589,7 +2307,7 @@ export const PeopleService: GenService<{
     output: typeof GetAgreementResponseSchema;
   },
   /**
-   * Lists the tasks of a run with their valid answers, in queue order.
+   * Lists the tasks of a run with their valid answers, in queue order, or those that a person has answered.
    *
    * Fails with NOT_FOUND: unknown run.
    *
