@@ -236,8 +236,8 @@ async def test_skipping_what_is_not_kept_is_refused(serve):
 async def test_what_lies_beyond_the_last_sync_is_cut_off(serve, encoder, name):
     async with serve(**SYNC) as index:
         await broken_build(index, PREMISES[:40])
-        with (work_of(index.store) / name).open("ab") as file:
-            file.write(b'{"id": "torn')
+    with (work_of(index.store) / name).open("ab") as file:  # once the build that was broken off writes no more
+        file.write(b'{"id": "torn')
     async with serve(**SYNC) as index:
         report = await broken_build(index, durable=60, rows=50)  # goes on behind what was cut off, and is broken again
     encoder.servicer.encoded_premises.clear()
@@ -252,11 +252,11 @@ async def test_what_lies_beyond_the_last_sync_is_cut_off(serve, encoder, name):
 async def test_damaged_work_is_done_again_and_not_taken_over(serve, encoder, name):
     async with serve(**SYNC) as index:
         await broken_build(index)
-        path = work_of(index.store) / name
-        data = bytearray(path.read_bytes())
-        place = data.index(VERSION.encode()) if name == "progress.json" else len(data) // 2
-        data[place] ^= 0x10
-        path.write_bytes(data)
+    path = work_of(index.store) / name  # once the build that was broken off writes no more
+    data = bytearray(path.read_bytes())
+    place = data.index(VERSION.encode()) if name == "progress.json" else len(data) // 2
+    data[place] ^= 0x10
+    path.write_bytes(data)
     encoder.servicer.encoded_premises.clear()
     async with serve(**SYNC) as index:
         generation = await build(index)

@@ -163,6 +163,7 @@ async def test_ranks_that_may_not_fit_an_answer_are_refused_before_anything_is_r
     assert (await world.evaluate()).strict.map > 0
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_a_cross_encoder_learns_to_rerank_what_a_mode_retrieves(world: World, rated: Path):

@@ -11,6 +11,7 @@ from aeenc.v1 import types_pb2
 from services.corpus.generation import PremiseRecord
 from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, SIGNS, TrainerWorld
 
+pytestmark = pytest.mark.usefixtures("forks")
 PAIRS_OF_FEW = [
     types_pb2.Pair(query=pair.query, premise_id=pair.premise_id, premise=pair.premise, sign=SIGNS[pair.sign])
     for pair in PAIRS

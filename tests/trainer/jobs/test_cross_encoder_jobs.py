@@ -11,6 +11,7 @@ from aeenc.v1 import trainer_pb2, types_pb2
 from support.worlds.trainer_world import FACTS, QUERIES, TrainerWorld
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_a_cross_encoder_is_trained_published_and_asked_for_scores(world: TrainerWorld):

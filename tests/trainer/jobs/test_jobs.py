@@ -1,8 +1,9 @@
-"""Jobs through the RPCs, computed by a real child process, on pairs from a real sampler."""
+"""Jobs through the RPCs, computed by a child process, on pairs from a real sampler."""
 
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -25,19 +26,9 @@ SUCCEEDED, FAILED, CANCELLED = (
 )
 
 
-def children() -> list[int]:
+def children() -> list[int | None]:
     """The pids of job processes that this test process has started."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes()
-                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if b"services.trainer.learning" in command and b"job" in command and int(parent) == os.getpid():
-                found.append(int(entry.name))
-    return found
+    return [one.pid for one in multiprocessing.active_children()]
 
 
 async def until_training(world: TrainerWorld, job_id: str, from_seq: int = 0) -> int:
@@ -76,6 +67,7 @@ async def test_a_job_trains_in_a_child_and_leaves_a_checkpoint_to_publish(world:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forks")
 async def test_a_job_learns_from_a_data_set_alone_with_every_field_of_its_loss(world: TrainerWorld):
     fields = {"loss": trainer_pb2.LOSS_GIST, "batching": trainer_pb2.BATCHING_ITEMS, "hard_negatives": 2}
     fields |= {"guide_margin": 0.25, "accumulation": 2, "items_per_epoch": 1, "guide_version": world.space.version}
@@ -90,10 +82,12 @@ async def test_a_job_learns_from_a_data_set_alone_with_every_field_of_its_loss(w
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forks")
 async def test_a_job_whose_process_is_killed_fails_with_the_reason_and_can_be_resumed(world: TrainerWorld):
     job = await world.start(epochs=60, batch_size=1)
     seq = await until_training(world, job.id)
     (pid,) = children()
+    assert pid is not None
     os.kill(pid, signal.SIGKILL)
     ended = await world.trainer.wait(job.id)
     assert ended.state == FAILED
@@ -114,6 +108,7 @@ async def test_a_job_whose_process_is_killed_fails_with_the_reason_and_can_be_re
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forks")
 async def test_a_job_whose_generation_is_deleted_fails_with_its_name_and_the_remedy(world: TrainerWorld):
     job = await world.start(epochs=50)
     await world.trainer.cancel(job.id)

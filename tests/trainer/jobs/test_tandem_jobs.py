@@ -24,6 +24,7 @@ from support.waiting import until
 from support.worlds.tandem_world import PREMISES
 from support.worlds.trainer_world import PAIRS, VALIDATION, Space, serve_trainer
 
+pytestmark = pytest.mark.usefixtures("forks")
 CORPUS = "tandem-science"
 ANSWERS = Path(__file__).parents[3] / "data" / "sample" / "answers"
 SIAMESE = {"mode": trainer_pb2.MODE_SIAMESE, "loss": trainer_pb2.LOSS_MULTIPLE_NEGATIVES_RANKING}

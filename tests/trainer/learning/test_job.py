@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import resource
-import subprocess
-import sys
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -35,7 +33,8 @@ from services.trainer.learning.loop.training import Diverged
 from services.trainer.learning.loss.losses import FullCorpusSoftmax
 from services.trainer.learning.query_encoder import QueryEncoder, TextBatches, load_encoder
 from services.trainer.models.space import SpaceSpec
-from services.trainer.processes.child import EXIT_DISK_FULL, MODULE, describe_exit
+from services.trainer.processes.child import EXIT_DISK_FULL, describe_exit
+from support.models.forks import Fork
 from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, Killed, MakeJob, Space, killed_after
 
 
@@ -338,18 +337,13 @@ def test_the_space_is_another_one_when_anything_that_decides_it_changes(space: S
     assert space_id_of(tmp_path, spec) != space.space_id
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("forks")
 def test_a_full_disk_ends_the_job_without_a_visible_checkpoint(space: Space, make_job: MakeJob):
     files = make_job(epochs=1)
     before = space.store.list("checkpoints")
-    child = subprocess.Popen(
-        [sys.executable, "-m", MODULE, "job", str(files.directory)],
-        stdin=subprocess.PIPE,  # its lifeline; closing it would end the child
-    )
+    child = Fork(["job", str(files.directory)])
     resource.prlimit(child.pid, resource.RLIMIT_FSIZE, (40_000, 40_000))
     assert child.wait(timeout=60) == EXIT_DISK_FULL
-    assert child.stdin is not None
-    child.stdin.close()
     assert "disk is full" in describe_exit(EXIT_DISK_FULL)
     assert (files.result(), space.store.list("checkpoints")) == (None, before)
 

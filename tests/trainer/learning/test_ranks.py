@@ -56,6 +56,7 @@ def weights_after(files: JobFiles) -> dict[str, torch.Tensor]:
     return {**load_file(files.directory / BEST), **of_premises}
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["SINGLE", "SIAMESE", "DUAL"])
 def test_two_processes_learn_what_one_learns(make_job: MakeJob, mode: str):
@@ -94,6 +95,7 @@ def test_a_process_that_ends_before_all_have_met_ends_the_job_by_number(
         run_job(make_job(validation=[], means=ComputeOptions(threads=2, processes=2)))
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_process_that_dies_at_work_ends_the_job_by_number(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch):

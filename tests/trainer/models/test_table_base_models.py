@@ -68,13 +68,7 @@ MODELS = {
     "simcse": Published(
         write_simcse, lambda path: by_hand(path, "BertModel", lambda out: out.last_hidden_state[0, 0]), pooling="cls"
     ),
-    "dpr-question": Published(
-        write_dpr, lambda path: by_hand(path, "DPRQuestionEncoder", lambda out: out.pooler_output[0])
-    ),
-    "dpr-context": Published(
-        lambda path: write_dpr(path, "Context"),
-        lambda path: by_hand(path, "DPRContextEncoder", lambda out: out.pooler_output[0]),
-    ),
+    "dpr": Published(write_dpr, lambda path: by_hand(path, "DPRQuestionEncoder", lambda out: out.pooler_output[0])),
     "sentence-t5": Published(write_sentence_t5, by_t5),
 }
 
@@ -123,6 +117,12 @@ def test_a_job_learns_from_a_model_of_the_table(space: Space, make_job: MakeJob)
     assert before.keys() == after.keys()
     assert all("pooler" in name for name in after if np.array_equal(before[name], after[name]))
     try_one_step(artifact)
+
+
+def test_an_encoder_of_contexts_gives_its_published_vectors(tmp_path: Path) -> None:
+    directory = write_dpr(tmp_path, "Context")
+    published = by_hand(directory, "DPRContextEncoder", lambda out: out.pooler_output[0])
+    assert least_cosine(ours(directory), published) >= 0.99999
 
 
 def test_a_projection_and_a_reader_of_dpr_are_refused(tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ def remember(exported: Exported, state: Path, artifacts: Path) -> None:
     shutil.copytree(exported.artifact.path, artifacts / "checkpoints" / exported.artifact.id)
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.slow
 @pytest.mark.timeout(360)  # two exports in processes of their own
 async def test_a_start_exports_and_serves_the_cross_encoder_once(
@@ -115,6 +116,7 @@ async def test_a_start_exports_and_serves_the_cross_encoder_once(
     assert other.version != made.version
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.slow
 async def test_what_the_child_refuses_ends_the_start_with_its_reason(refused, exported: Exported, tmp_path: Path):
     directory = shutil.copytree(exported.directory, tmp_path / "model")

@@ -1,0 +1,36 @@
+"""Imports what a job computes with and traces the tiny model: forks of a process with this imported need neither."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+import tqdm
+
+from services.trainer.learning import job
+from services.trainer.learning.checkpoint import export
+from services.trainer.learning.checkpoint.probes import PROBES, spec_of
+from services.trainer.learning.query_encoder import TextBatches, load_encoder
+from support.models.forks import Graphs
+from support.models.tiny_base_models import write_tiny_base
+
+__all__ = ["job"]
+
+
+def trace() -> None:
+    """Traces as an export does, but without onnxruntime and progress bars, which would leave threads."""
+    tqdm.tqdm.monitor_interval = 0
+    request = {"max_tokens": 64, "query_prefix": "", "premise_prefix": ""}
+    with tempfile.TemporaryDirectory() as folder:
+        base = write_tiny_base(Path(folder))
+        spec = spec_of(base, request)
+        batches = TextBatches(base, spec, 0)
+        example = batches.pad(batches.ids(PROBES[:3], ""), torch.device("cpu"))
+        export.onnx_bytes(
+            load_encoder(base, spec).eval(), ("input_ids", "attention_mask"), "sentence_embedding", args=example
+        )
+
+
+export._traced = Graphs()
+trace()
