@@ -27,8 +27,8 @@ from aeenc.evaluation import UNRANKED, Gain, graded_ndcg, oracle_ndcg
 from benchmarks.harness.entailmentbank import DATA, check_there
 from benchmarks.harness.rows import ROOT, Rows
 from benchmarks.seeds.textgraphs import average_precisions, fused, ladder
-from services.index.lexical.tuning import measured_on, tune
 from services.index.values import LexicalSettings
+from services.tuning.words import measured_on, tune
 
 SAMPLE = ROOT / "data" / "sample" / "textgraphs"
 ANSWERS = ROOT / "data" / "sample" / "answers"

@@ -52,10 +52,10 @@ from benchmarks.tables.research import EVALUATE_S, HOME, Research, at_hand
 from benchmarks.tables.table_records import RESULTS, record_of
 from benchmarks.tables.table_rows import FULL, ORDERED, ORDERED_RERANKED, OURS, RERANKER, VECTORS
 from services.index.ranking.features import VECTOR_NAMES
-from services.index.ranking.out_of_fold import HeldOut, OutOfFold, Weights, drawn
-from services.index.ranking.tuning import encoded, held_out_of, tune
 from services.index.values import SearchHits
 from services.trainer.evaluation.tree_level import FIRST, GoldTree, tree_level
+from services.tuning.out_of_fold import HeldOut, OutOfFold, Weights, drawn
+from services.tuning.retrieval import encoded, held_out_of, tune
 
 PARTS = ("pretrained", "ours", "epochs", "latency", "paper", "split")
 SPLIT = "dev"

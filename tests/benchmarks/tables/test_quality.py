@@ -31,8 +31,8 @@ from benchmarks.tables.by_tree import (
 )
 from benchmarks.tables.own_text import EXCLUDED, SYSTEMS
 from benchmarks.tables.quality import retrieval_of, share_of_whole_trees
-from services.index.ranking.out_of_fold import Weights
 from services.index.values import SearchHits
+from services.tuning.out_of_fold import Weights
 
 
 def _dataset(path: Path) -> Dataset:

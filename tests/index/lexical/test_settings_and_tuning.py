@@ -19,10 +19,10 @@ from aeenc.evaluation import RatedDataset
 from aeenc.trees import Dataset
 from services.index.lexical import words
 from services.index.lexical.bm25 import SETTINGS, LexicalIndex, write_lexical
-from services.index.lexical.tuning import Measured, measured_on, tune
 from services.index.lexical.words import words_of
 from services.index.values import LexicalSettings
 from services.store.artifacts import ArtifactStore
+from services.tuning.words import Measured, measured_on, tune
 
 SAMPLE = Path(__file__).parents[3] / "data" / "sample"
 TEXTS = [candidate.text for candidate in Dataset.load(SAMPLE).candidates()]

@@ -14,10 +14,10 @@ from services.index.ranking.features import (
     VECTOR_NAMES,
     FirstWords,
     features_of,
-    fit,
     order_by,
 )
 from services.index.values import SearchHits
+from services.tuning.feature_weights import fit
 from support.worlds.index_world import FACTS, facts, raises
 
 LEXICAL = LexicalIndex.of(FACTS)

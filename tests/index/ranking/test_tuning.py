@@ -13,11 +13,12 @@ import pytest
 from aeenc import Fusion
 from aeenc.errors import FailedPrecondition
 from aeenc.v1 import encoder_pb2
-from services.index.ranking import tuning
 from services.index.ranking.features import VECTOR_NAMES, order_by
-from services.index.ranking.out_of_fold import RERANKED, HeldOut, OutOfFold, Weights, drawn, reranked
 from services.index.ranking.prior import Prior
-from services.index.ranking.tuning import (
+from services.index.values import Explanation, SearchHits
+from services.tuning import retrieval as tuning
+from services.tuning.out_of_fold import RERANKED, HeldOut, OutOfFold, Weights, drawn, reranked
+from services.tuning.retrieval import (
     PUBLISHED,
     RERANK_WEIGHTS,
     Asked,
@@ -30,7 +31,6 @@ from services.index.ranking.tuning import (
     tune_over_folds,
     tune_reranking,
 )
-from services.index.values import Explanation, SearchHits
 from support.worlds.index_world import FACTS, facts, vector_of
 
 EXPLAINED = [

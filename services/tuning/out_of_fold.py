@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from aeenc.evaluation import UNRANKED, average_precision
 from aeenc.evaluation.metrics import Ranks
 from services.index.lexical.bm25 import LexicalIndex, best
-from services.index.ranking.features import DEPTH, NAMES, VECTOR_NAMES, FirstWords, features_of, fit, order_by
+from services.index.ranking.features import DEPTH, NAMES, VECTOR_NAMES, FirstWords, features_of, order_by
 from services.index.ranking.fusion import fuse_hits, rocchio_feedback, with_pair_scores
 from services.index.ranking.prior import Prior, with_bonus
 from services.index.values import SearchHits
+from services.tuning.feature_weights import fit
 
 POOL = 1000  # of the ranker
 FEEDBACK = 5

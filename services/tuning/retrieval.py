@@ -30,10 +30,10 @@ from aeenc.calls.encoding import Precision
 from aeenc.errors import FailedPrecondition, InvalidArgument, NotFound
 from aeenc.trees import HELD_OUT, Dataset
 from services.index.ranking.features import NAMES, VECTOR_NAMES
-from services.index.ranking.out_of_fold import RERANKED, HeldOut, LearnedOrder, OutOfFold, Weights, drawn, reranked
 from services.index.ranking.prior import Prior
 from services.index.values import Explanation, SearchHits
 from services.store.registry_rows import CROSS_ENCODERS
+from services.tuning.out_of_fold import RERANKED, HeldOut, LearnedOrder, OutOfFold, Weights, drawn, reranked
 
 if TYPE_CHECKING:
     import optuna
