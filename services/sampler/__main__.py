@@ -6,6 +6,7 @@ from aeenc.index import IndexClient
 from aeenc.registry import RegistryClient
 from aeenc.transport.channel import Channel
 from aeenc.v1 import people_pb2_grpc, sampler_pb2_grpc
+from services.corpus.holds import GenerationHolds
 from services.kit.limits import Limits
 from services.kit.server import GrpcServer, run
 from services.sampler.execution.following import Following
@@ -48,7 +49,7 @@ def build(settings: SamplerSettings) -> GrpcServer:
         else None
     )
     admin = Channel(settings.index_target, **settings.peer(admin=True), timeout_s=5.0)
-    holds = RunHolds(store, IndexClient(admin), registry)
+    holds = RunHolds(GenerationHolds(redis, keys, IndexClient(admin)), registry)
     following = Following(store, retrieval, holds)
     metrics = OracleMetrics(server.metrics)
     tasks = TaskStore(redis, TaskKeys(settings.namespace))

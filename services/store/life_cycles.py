@@ -145,6 +145,7 @@ class WorkKeys:
         self.active = f"{self.prefix}{noun}s:active"
         self.number = f"{self.prefix}{noun}s:number"
         self.deleted = f"{self.prefix}{noun}s:deleted"  # of which something may be left (set)
+        self.holds = f"{self.prefix}{noun}s:holds"  # the corpus and the generation that each holds (hash)
 
     def idempotency(self, key: str) -> str:
         """Maps a caller's idempotency key to the work that it started (string)."""

@@ -9,6 +9,7 @@ from aeenc.index import IndexClient
 from aeenc.sampler import SamplerClient
 from aeenc.transport.channel import Channel
 from aeenc.v1 import registry_pb2_grpc, trainer_pb2_grpc
+from services.corpus.holds import GenerationHolds
 from services.kit.limits import Limits
 from services.kit.server import GrpcServer, run
 from services.store.durability import warn_unless_durable
@@ -32,6 +33,8 @@ from services.trainer.registry.tandem_publishing import TandemPublisher
 from services.trainer.registry.tandems import Tandems
 from services.trainer.servicer import RegistryAdminServicer, TrainerAdminServicer, TrainerServicer
 from services.trainer.settings import TrainerSettings
+
+HOLD_S = 5.0  # an index that is away keeps no job from its start
 
 
 def build(settings: TrainerSettings) -> GrpcServer:
@@ -58,6 +61,8 @@ def build(settings: TrainerSettings) -> GrpcServer:
     index = IndexClient(Channel(settings.index_target, **settings.peer()), index_admin)
     tandems = Tandems(redis, settings.namespace)
     building = TandemBuilder(registry, index, tandems, store)
+    holding = Channel(settings.index_target, **{**settings.peer(admin=True), "timeout_s": HOLD_S, "retry": False})
+    holds = GenerationHolds(redis, store.keys, IndexClient(holding))
     jobs_dir = settings.state_dir / "jobs"
     runner = JobRunner(
         store,
@@ -67,6 +72,7 @@ def build(settings: TrainerSettings) -> GrpcServer:
         server.readiness,
         tandems=building,
         retrieved=Retrieved(index),
+        holds=holds,
         instance=settings.instance,
         jobs_dir=jobs_dir,
         means=ComputeOptions(**{field.name: getattr(settings, field.name) for field in fields(ComputeOptions)}),
@@ -80,6 +86,7 @@ def build(settings: TrainerSettings) -> GrpcServer:
         registry,
         deletion,
         building,
+        holds,
         Leases(redis),
         Retention(settings.job_keep_s, settings.jobs_kept, settings.checkpoint_keep_s, settings.checkpoints_kept),
         jobs_dir=jobs_dir,
@@ -87,7 +94,7 @@ def build(settings: TrainerSettings) -> GrpcServer:
     )
     device = Device(settings.device)
     limits = Limits(settings.message_bytes, settings.max_items, settings.text_bytes, tokens=settings.max_tokens)
-    jobs = TrainingJobs(store, checkpoints, pairs, data_sets, runner, limits)
+    jobs = TrainingJobs(store, checkpoints, pairs, data_sets, runner, holds, limits)
     evaluator = Evaluator(
         checkpoints.store,
         EncoderClient(Channel(settings.encoder_target, **settings.peer())),
@@ -129,7 +136,7 @@ def build(settings: TrainerSettings) -> GrpcServer:
 
     server.on_start(start)
     # The last one is called first.
-    closing = (index_admin.close, evaluator.close, pairs.close, device.close, runner.stop, collection.stop)
+    closing = (holds.close, index_admin.close, evaluator.close, pairs.close, device.close, runner.stop, collection.stop)
     for close in (redis.aclose, *closing):
         server.on_stop(close)
     return server

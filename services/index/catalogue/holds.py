@@ -33,7 +33,7 @@ def check_unheld(corpus: str, generation_id: str, holders: Iterable[str], despit
     if left := [one for one in holders if one not in despite]:
         raise errors.FailedPrecondition(
             f"generation {generation_id} of corpus {corpus!r} is held by {', '.join(left)}; wait for their end, cancel "
-            "them (`run-<id>` is a run), or name them in `despite` (`--despite`): they cannot go on without it",
+            "them (`run-<id>`, `job-<id>`), or name them in `despite` (`--despite`): they cannot go on without it",
             reason="IN_USE",
         )
 

@@ -1,7 +1,6 @@
 """What a live run keeps, under its name `run-<id>`: its encoder version loaded, and its generation from deletion.
 
-A label of the registry does the former, a hold of the index the latter. Redis notes which runs hold a generation, so
-that a later look of any sampler ends what a dead one has left, and sets what the index was away for.
+A label of the registry does the former, a hold of the index the latter (`corpus.holds`).
 """
 
 from __future__ import annotations
@@ -10,23 +9,21 @@ import contextlib
 import re
 
 from aeenc import errors
-from aeenc.index import IndexClient
 from aeenc.registry import RegistryClient
+from services.corpus.holds import GenerationHolds
 from services.kit.logs import get
-from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Run
 
 log = get(__name__)
 
 _LABEL = re.compile("run-([0-9a-f]{16})")  # the label of a run, not one that a person has named so
-_PASSING = (errors.Unavailable, errors.Overloaded, errors.DeadlineExceeded)
 
 
 class RunHolds:
     """Sets and ends the labels of runs, and their holds. Without a registry there are no labels."""
 
-    def __init__(self, store: RunStore, index: IndexClient, registry: RegistryClient | None) -> None:
-        self._store, self._index, self._registry = store, index, registry
+    def __init__(self, generations: GenerationHolds, registry: RegistryClient | None) -> None:
+        self._generations, self._registry = generations, registry
 
     async def hold(self, run: Run) -> None:
         """Points the run's label at its version, and holds its generation."""
@@ -34,47 +31,30 @@ class RunHolds:
         if self._registry is None:
             return
         try:
-            await self._registry.set_label(self._name(run.id), run.version)
+            await self._registry.set_label(self._generations.name(run.id), run.version)
         except errors.AeencError as error:
-            log.warning("run goes on without its label", run=run.id, label=self._name(run.id), reason=error.message)
+            log.warning("run goes on without its label", run=run.id, reason=error.message)
 
     async def hold_generation(self, run: Run) -> None:
         """Keeps the run's generation from deletion. To do it again changes nothing."""
-        try:
-            await self._store.note_hold(run)
-            await self._index.hold(run.config.corpus, run.generation, self._name(run.id))
-        except errors.AeencError as error:
-            log.warning("nothing keeps the run's generation", run=run.id, held=run.generation, reason=error.message)
-            if not isinstance(error, _PASSING):  # else a later look tries again
-                await self._store.forget_hold(run.id)
+        await self._generations.hold(run.id, run.config.corpus, run.generation)
 
     async def drop(self, run_id: str) -> bool:
         """Deletes the run's label and ends its hold. False: one of them stays for now."""
-        is_released = await self._release(run_id)
+        is_released = await self._generations.release(run_id)
         if self._registry is None:
             return is_released
         try:
             with contextlib.suppress(errors.NotFound):
-                await self._registry.delete_label(self._name(run_id))
+                await self._registry.delete_label(self._generations.name(run_id))
         except errors.AeencError as error:
-            log.warning("the label of an ended run stays", run=run_id, label=self._name(run_id), reason=error.message)
+            log.warning("the label of an ended run stays", run=run_id, reason=error.message)
             return False
         return is_released
 
-    async def _release(self, run_id: str) -> bool:
-        try:
-            if (held := (await self._store.holds()).get(run_id)) is not None:
-                with contextlib.suppress(errors.NotFound):
-                    await self._index.release(*held, self._name(run_id))
-                await self._store.forget_hold(run_id)
-        except errors.AeencError as error:
-            log.warning("the hold of an ended run stays", run=run_id, reason=error.message)
-            return False
-        return True
-
     async def held(self) -> list[str]:
         """The runs that have a label or a hold; of labels none while the registry is away."""
-        held = set(await self._store.holds())
+        held = set(await self._generations.held())
         if self._registry is None:
             return sorted(held)
         try:
@@ -87,10 +67,6 @@ class RunHolds:
 
     async def close(self) -> None:
         """Closes the connections."""
-        await self._index.channel.close()
+        await self._generations.close()
         if self._registry is not None:
             await self._registry.channel.close()
-
-    @staticmethod
-    def _name(run_id: str) -> str:
-        return f"run-{run_id}"

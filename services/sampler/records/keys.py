@@ -12,7 +12,6 @@ class RunKeys(WorkKeys):
     def __init__(self, namespace: str) -> None:
         super().__init__(namespace, "run")
         self.retention = f"{self.prefix}runs:retention"  # the lease of who removes old runs
-        self.holds = f"{self.prefix}runs:holds"  # the corpus and the generation that each run holds (hash)
 
     def import_request(self, request_id: str) -> str:
         """Maps an import's request id to the run that it made; with `:added`, to the pairs that it added (string)."""

@@ -155,22 +155,6 @@ class RunStore:
         """The lease of a run, not taken yet."""
         return self._cycles.lease(run_id, owner, lease_s)
 
-    async def note_hold(self, run: Run) -> None:
-        """Notes that a run holds its generation at the index, or is about to."""
-        async with unavailable_if_down(f"note what run {run.id} holds"):
-            await self._redis.hset(self._keys.holds, run.id, json.dumps([run.config.corpus, run.generation]))
-
-    async def forget_hold(self, run_id: str) -> None:
-        """Notes that a run holds nothing any more."""
-        async with unavailable_if_down(f"note that run {run_id} holds nothing"):
-            await self._redis.hdel(self._keys.holds, run_id)
-
-    async def holds(self) -> dict[str, tuple[str, str]]:
-        """The corpus and the generation that each run holds."""
-        async with unavailable_if_down("read what runs hold"):
-            found = await self._redis.hgetall(self._keys.holds)
-        return {run_id: tuple(json.loads(held)) for run_id, held in found.items()}
-
     async def delete(self, run_id: str, request: Request) -> None:
         """Takes an ended run out of sight, once for a request. Raises what `LifeCycles.delete` raises."""
         await self._cycles.delete(run_id, _idempotency_key, request)

@@ -16,9 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from aeenc import errors
+from services.corpus.holds import GenerationHolds
 from services.kit.concurrency import cancel_all, finish
 from services.kit.logs import get
 from services.store.formats import known_fields
+from services.store.life_cycles import LIVE
 from services.store.redis import Leases
 from services.store.registry import Registry
 from services.store.requests import Request
@@ -66,6 +68,7 @@ class Collection:
         registry: Registry,
         deletion: Deletion,
         building: TandemBuilder,
+        holds: GenerationHolds,
         leases: Leases,
         retention: Retention,
         *,
@@ -73,7 +76,7 @@ class Collection:
         lease: str,
     ) -> None:
         self._store, self._checkpoints, self._registry = store, checkpoints, registry
-        self._deletion, self._building = deletion, building
+        self._deletion, self._building, self._holds = deletion, building, holds
         self._retention, self._jobs_dir = retention, jobs_dir
         self._leases, self._lease, self._owner = leases, lease, uuid.uuid4().hex
         self._rounds: asyncio.Task[None] | None = None
@@ -108,7 +111,8 @@ class Collection:
     async def _go_round(self) -> None:
         while True:
             try:
-                await self._building.sweep()  # needs no turn: trainers may remove the same label
+                await self._keep_holds()  # neither needs a turn: trainers may remove the same hold or label
+                await self._building.sweep()
                 if self._retention == Retention():
                     async with self._turn():
                         await self._deletion.finish()
@@ -119,6 +123,17 @@ class Collection:
             except Exception:  # the next round may go well
                 log.exception("collecting garbage failed")
             await asyncio.sleep(ROUND_S)
+
+    async def _keep_holds(self) -> None:
+        """Ends the holds of jobs that are over: their trainer died before it could, or the index was away.
+
+        Live ones hold their generation again: the index may have been away then, too, or was restored.
+        """
+        for job_id, held in (await self._holds.held()).items():
+            if await self._store.state(job_id) not in LIVE:
+                await self._holds.release(job_id)
+            if await self._store.state(job_id) in LIVE:  # perhaps resumed meanwhile
+                await self._holds.hold(job_id, *held)
 
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:

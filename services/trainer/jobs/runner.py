@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 from aeenc import errors
 from aeenc.calls.retrieval import Mode
 from services.corpus.generation import open_generation
+from services.corpus.holds import GenerationHolds
 from services.kit.concurrency import cancel_all, finish, run_in_thread
 from services.kit.logs import get
 from services.kit.readiness import Readiness
@@ -86,6 +87,7 @@ class JobRunner:
         *,
         tandems: TandemBuilder,
         retrieved: Retrieved,
+        holds: GenerationHolds,
         instance: str,
         jobs_dir: Path,
         means: ComputeOptions,
@@ -94,6 +96,7 @@ class JobRunner:
     ) -> None:
         self._store, self._checkpoints, self._readiness = store, checkpoints, readiness
         self._pairs, self._data_sets, self._tandems, self._retrieved = pairs, data_sets, tandems, retrieved
+        self._holds = holds
         # A restarted process is another owner: its predecessor's calls in flight must not count as its own.
         self._owner = f"{instance}:{uuid.uuid4().hex[:8]}"
         self._jobs_dir, self._means = jobs_dir, means
@@ -338,9 +341,12 @@ class JobRunner:
         log.info("job ended", job=job_id, state=state, error=error, version=version)
         if state == "FAILED":
             failed()
-        return await self._patiently(
+        answer = await self._patiently(
             lambda: self._store.transition(job_id, ("RUNNING",), state, error=error, version=version, owner=self._owner)
         )
+        if answer in {"OK", state}:  # the second by an attempt whose answer was lost; else a successor needs the hold
+            await self._holds.release(job_id)
+        return answer
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeats a call until Redis answers: a computed result must not be lost."""

@@ -38,7 +38,7 @@ class JobStore:
 
     def __init__(self, redis: Redis, namespace: str) -> None:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
-        self._keys = WorkKeys(namespace, "job")
+        self._keys = self.keys = WorkKeys(namespace, "job")
         self._cycles = LifeCycles(
             redis,
             self._keys,

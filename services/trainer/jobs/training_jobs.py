@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from aeenc import errors
 from services.corpus.active import read_active
 from services.corpus.generation import open_generation
+from services.corpus.holds import GenerationHolds
 from services.kit.convert import position_of
 from services.kit.limits import Limits, check_texts
 from services.kit.tracing import traceparent
@@ -39,9 +40,10 @@ class TrainingJobs:
         pairs: SampledPairs,
         data_sets: DataSets,
         runner: JobRunner,
+        holds: GenerationHolds,
         limits: Limits,
     ) -> None:
-        self._store, self._checkpoints = store, checkpoints
+        self._store, self._checkpoints, self._holds = store, checkpoints, holds
         self._pairs, self._data_sets, self._runner = pairs, data_sets, runner
         self.limits = limits
 
@@ -69,6 +71,8 @@ class TrainingJobs:
             traceparent=traceparent(),
         )
         stored = await self._store.get(await self._store.create(job, validation))
+        if stored.id == job.id:
+            await self._holds.hold(job.id, config.corpus, generation)
         self._runner.wake()
         return _same(stored, config, fingerprint), stored.id != job.id
 
@@ -171,6 +175,7 @@ class TrainingJobs:
         if answer != "OK":
             raise errors.FailedPrecondition(f"job {job_id} has ended ({answer}); there is nothing to cancel")
         await self._runner.drop(job_id)
+        await self._holds.release(job_id)
         return job
 
     async def resume(self, job_id: str, request_id: str = "") -> Job:
@@ -185,8 +190,10 @@ class TrainingJobs:
         answer = await self._store.transition(job_id, resumable, "PENDING", request=request, already=LIVE)
         if answer == "SUCCEEDED":
             raise errors.FailedPrecondition(f"job {job_id} has succeeded; start a new job")
+        job = await self._store.get(job_id)
+        await self._holds.hold(job_id, job.config.corpus, job.generation)
         self._runner.wake()
-        return await self._store.get(job_id)
+        return job
 
     @property
     def active_job(self) -> str:

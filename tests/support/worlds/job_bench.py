@@ -41,6 +41,17 @@ class StandInServices:
             raise self.left.pop(0)
 
 
+class NoHolds:
+    """Holds nothing."""
+
+    async def hold(self, *_: str) -> None:
+        """Does nothing."""
+
+    async def release(self, _: str) -> bool:
+        """Does nothing."""
+        return True
+
+
 class Checkpoints:
     """A store of files that is empty, and a registry that takes anything."""
 
@@ -74,6 +85,7 @@ class Bench:
             self.readiness,
             tandems=StandInServices(),  # type: ignore[arg-type]
             retrieved=StandInServices(),  # type: ignore[arg-type]
+            holds=NoHolds(),  # type: ignore[arg-type]
             instance="i",
             jobs_dir=jobs_dir,
             means=ComputeOptions(),

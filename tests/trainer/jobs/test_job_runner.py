@@ -15,7 +15,7 @@ from services.trainer.jobs.files import JobFiles
 from services.trainer.jobs.job import LIVE, JobConfig
 from services.trainer.jobs.training_jobs import TrainingJobs
 from support.waiting import eventually, until
-from support.worlds.job_bench import Bench, computing, starting
+from support.worlds.job_bench import Bench, NoHolds, computing, starting
 
 SLOW_TO_END = """
 import os, pathlib, signal, sys, time
@@ -125,7 +125,7 @@ async def test_only_directories_that_nobody_can_resume_are_removed(bench: Bench)
 
 
 async def test_a_repeated_request_cancels_or_resumes_a_job_once_and_gets_the_first_answer(bench: Bench):
-    jobs = TrainingJobs(bench.store, *[None] * 3, bench.runner, None)  # type: ignore[arg-type]
+    jobs = TrainingJobs(bench.store, *[None] * 3, bench.runner, NoHolds(), None)  # type: ignore[arg-type]
     cancelled = await jobs.cancel(bench.job.id, "c")
     resumed = await jobs.resume(bench.job.id, "r")
     again = await jobs.cancel(bench.job.id, "c")
@@ -142,7 +142,7 @@ async def test_a_repeated_request_cancels_or_resumes_a_job_once_and_gets_the_fir
 
 async def test_an_idempotency_key_with_another_configuration_is_refused_and_what_differs_named(bench: Bench):
     limits = Limits(10_000, 10, 1_000, tokens=64)
-    jobs = TrainingJobs(bench.store, *[None] * 3, bench.runner, limits)  # type: ignore[arg-type]
+    jobs = TrainingJobs(bench.store, *[None] * 3, bench.runner, NoHolds(), limits)  # type: ignore[arg-type]
     config = JobConfig("c", ("r",), idempotency_key="k")
     stored = replace(config, base_version="q1")
     await bench.store.create(replace(bench.job, id="keyed", config=stored, fingerprint=config.fingerprint([])), [])
@@ -160,7 +160,7 @@ async def test_a_job_of_a_newer_release_is_refused_by_name_and_the_others_go_on(
     computing(bench, lambda: asyncio.sleep(0))
     bench.runner.start()
     await eventually(lambda: has_state(bench, other.id, "SUCCEEDED"))
-    jobs = TrainingJobs(bench.store, *[None] * 3, bench.runner, None)  # type: ignore[arg-type]
+    jobs = TrainingJobs(bench.store, *[None] * 3, bench.runner, NoHolds(), None)  # type: ignore[arg-type]
     for call in (jobs.get(bench.job.id), jobs.cancel(bench.job.id, "c"), jobs.resume(bench.job.id)):
         with pytest.raises(errors.FailedPrecondition, match=f"job {bench.job.id} has format_version 2"):
             await call

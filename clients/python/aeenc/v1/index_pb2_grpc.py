@@ -483,8 +483,8 @@ class IndexAdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def HoldGeneration(self, request, context):
-        """Keeps a generation from deletion until the same holder releases it. Samplers hold those of live runs as `run-<id>`.
-        To hold it again changes nothing.
+        """Keeps a generation from deletion until the same holder releases it. Samplers and trainers hold those of live runs
+        and jobs, as `run-<id>` and `job-<id>`. To hold it again changes nothing.
 
         Fails with:
         - INVALID_ARGUMENT: `holder` is not a name.

@@ -64,7 +64,7 @@ class Generation:
     words are not English.
     """
     held_by: tuple[str, ...] = ()
-    """Who holds it, sorted; `run-<id>` is a live run. Only ListGenerations fills it."""
+    """Who holds it, sorted; `run-<id>` and `job-<id>` are live. Only ListGenerations fills it."""
     recall_at_10: float = 0.0
     """The share of the true ten nearest that the engine found for a sample of its premises when it was built. 1 with an
     exact engine. 0: not measured.

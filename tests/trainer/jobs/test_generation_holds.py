@@ -1,0 +1,114 @@
+"""A live job holds its generation at the index, so that nobody deletes what it learns against."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aeenc
+from aeenc import errors
+from aeenc.v1 import types_pb2
+from services.corpus.active import read_active
+from services.corpus.holds import GenerationHolds
+from services.corpus.premises import PremiseRecord
+from services.index.__main__ import build as build_index
+from services.index.settings import IndexSettings
+from services.trainer.garbage import collection
+from services.trainer.jobs.runner import JobRunner
+from support.waiting import eventually
+from support.worlds.trainer_world import FACTS, QUERIES, Space, serve_trainer
+
+
+class HeldWorld:
+    """An index, a corpus with one generation, and trainers whose jobs last until `ends` is set."""
+
+    def __init__(self, index: aeenc.IndexClient, corpus: str, generation: str, serve: Any) -> None:
+        self.index, self.corpus, self.generation, self._serve = index, corpus, generation, serve
+        self.ends = asyncio.Event()
+
+    @asynccontextmanager
+    async def trainer(self) -> AsyncIterator[aeenc.TrainerClient]:
+        async with self._serve() as (_, client):
+            yield client
+
+    async def start(self, trainer: aeenc.TrainerClient) -> aeenc.values.Job:
+        return await trainer.start_job(corpus=self.corpus, data_sets=["given"], split="train")
+
+    async def until_held_by(self, *holders: str) -> None:
+        async def is_held() -> bool:
+            [generation] = [one async for one in self.index.list_generations(self.corpus)]
+            return list(generation.held_by) == list(holders)
+
+        await eventually(is_held)
+
+
+@pytest.fixture
+async def held(
+    space: Space, corpus: str, redis_url: str, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[HeldWorld]:
+    given = tmp_path / "given.jsonl"
+    given.write_text(json.dumps({"query": QUERIES[9], "positive": FACTS[9], "negative": FACTS[10]}) + "\n")
+    settings = IndexSettings(port=0, artifacts_dir=space.store.root, encoder_target="127.0.0.1:1")
+    async with build_index(settings) as server, aeenc.AsyncClient(index=f"127.0.0.1:{server.port}") as client:
+        options = {"index_target": f"127.0.0.1:{server.port}", "data_sets": {"given": given}}
+        serve: partial[AbstractAsyncContextManager[Any]]
+        serve = partial(serve_trainer, space, redis_url, namespace, tmp_path / "trainer", **options)
+        made = HeldWorld(client.index, corpus, read_active(space.store, corpus) or "", serve)
+
+        async def compute(*_: Any) -> str:
+            await made.ends.wait()
+            return space.version
+
+        monkeypatch.setattr(JobRunner, "_compute", compute)
+        yield made
+
+
+async def test_nobody_deletes_the_generation_of_a_live_job_unless_by_its_name(held: HeldWorld, space: Space):
+    async with held.trainer() as trainer:
+        job = await held.start(trainer)
+        await held.until_held_by(f"job-{job.id}")
+        space.build(held.corpus, [PremiseRecord("f0", FACTS[0])])
+        with pytest.raises(errors.FailedPrecondition, match=f"is held by job-{job.id}; .*cancel"):
+            await held.index.delete(held.corpus, held.generation)
+        await held.index.delete(held.corpus, held.generation, despite=[f"job-{job.id}"])
+
+
+@pytest.mark.parametrize("end", ["success", "cancel"])
+async def test_the_hold_ends_with_the_job_and_comes_back_when_it_is_resumed(held: HeldWorld, end: str):
+    async with held.trainer() as trainer:
+        job = await held.start(trainer)
+        if end == "cancel":
+            await trainer.cancel(job.id)
+            await held.until_held_by()
+            await trainer.resume(job.id)
+            await held.until_held_by(f"job-{job.id}")
+        held.ends.set()
+        assert (await trainer.wait(job.id)).state == types_pb2.WORK_STATE_SUCCEEDED
+        await held.until_held_by()
+
+
+async def test_what_a_dead_trainer_has_left_and_what_was_lost_is_set_right_at_a_later_look(
+    held: HeldWorld, monkeypatch: pytest.MonkeyPatch
+):
+    async def dies(*_: str) -> bool:
+        return False
+
+    with monkeypatch.context() as patched:
+        patched.setattr(GenerationHolds, "release", dies)
+        async with held.trainer() as trainer:
+            over = await held.start(trainer)
+            await trainer.cancel(over.id)
+            await held.until_held_by(f"job-{over.id}")
+    monkeypatch.setattr(collection, "ROUND_S", 0.05)
+    async with held.trainer() as trainer:
+        await held.until_held_by()
+        live = await held.start(trainer)
+        await held.index.release(held.corpus, held.generation, f"job-{live.id}")
+        await held.until_held_by(f"job-{live.id}")
