@@ -164,7 +164,7 @@ async def test_no_label_can_name_a_deleted_checkpoint_whatever_was_read_before(w
     assert world.space.store.open("checkpoints", version), "its files stay for a while"
     assert version not in [one.version async for one in world.trainer.list_checkpoints()]
     await world.checkpoints.register(version)  # a job has made the same one again
-    assert (await world.registry.set_label("trial", version)).version == version
+    assert (await world.registry.set_label("trial", version)).versions == (version,)
 
 
 async def test_checkpoints_deleted_while_they_are_listed_hide_no_others(world: TandemWorld, second: Any):
