@@ -76,7 +76,7 @@ class Browsers:
             link = self._links.make(Person(name, "adjudicator"))
             while True:
                 try:
-                    await http.get(f"/sign-in?link={link}")
+                    await http.post(f"/sign-in?link={link}")
                     me = (await http.get("/api/me")).json()
                     self._sessions[name] = http, str(me["csrf"])
                     break

@@ -86,5 +86,5 @@ async def test_every_view_shows_what_people_judge(bench: Any) -> None:
         lead = await at.window("lead", "adjudicator")
         await lead.get_by_role("link", name="Lead").click()
         await lead.get_by_role("button", name="Decide").wait_for()
-        await lead.get_by_role("group").first.get_by_role("button", name="explains").click()
+        await lead.get_by_role("group").first.get_by_role("button", name="Accept").click()
         await picture(lead, "lead")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from aeenc import values
-from support.worlds.browser_sight import AREA, SIGHT_MS, record, seen
+from support.worlds.browser_sight import AREA, SIGHT_MS, Walked, Walker, check, record, seen
 
 pytestmark = pytest.mark.browser
+ANSWERS, LONGEST_S = 12, 75.0  # of a walk; `make bench NAME=workbench ARGS='--only walks'` is the long form
 ROWS = '[aria-label^="Candidates"] > li'
 
 
@@ -303,3 +305,21 @@ async def test_a_panel_opens_where_one_looks(bench: Any) -> None:
             assert box["y"] >= 0
             assert box["y"] + box["height"] <= 800
             await page.keyboard.press("Escape")
+
+
+async def test_whatever_people_do_nothing_unseen_is_refused_and_no_answer_goes_astray(bench: Any) -> None:
+    async with bench(undo_s=1.0) as at:
+        at.world.index.suffix = " and so on" * 4
+        runs = [await at.run([f"k{k} hypothesis {n}" for n in range(30)], k=k, max_depth=0) for k in (9, 50)]
+        walked = Walked()
+        pages = [(await at.window(f"walker{n}"), n, width) for n, width in enumerate((390, 1280, 1440))]
+        walkers = [Walker(page, f"walker{n}", width, walked) for page, n, width in pages]
+        for walker in walkers:
+            await walker.start()
+        ends = time.monotonic() + LONGEST_S
+        await asyncio.gather(*(walker.walk(ANSWERS, ends) for walker in walkers))
+        await asyncio.sleep(2)
+        await check(walkers, at.people, runs, walked)
+        assert walked.answers > 0
+        wrong = (walked.refused_unseen, walked.of_another_task, walked.lost, walked.twice)
+        assert wrong == ([], [], [], []), walked

@@ -45,7 +45,8 @@ async def test_an_admin_trains_publishes_and_rolls_back_by_keyboard(
         page = await open_window(browser, url, links, "lead", "admin")
         await page.route("**/api/jobs/*/events", lambda route: route.fulfill(status=503), times=1)  # no trainer
         await press(page, page.get_by_role("link", name="Training"))
-        await page.get_by_role("checkbox", name=world.run_id).focus()
+        await page.get_by_title(world.run_id).wait_for()
+        await page.get_by_role("checkbox").first.focus()
         await page.keyboard.press("Space")
         await page.get_by_label("Epochs").fill("2")
         await press(page, page.get_by_role("button", name="Train", exact=True))

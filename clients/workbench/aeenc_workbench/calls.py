@@ -186,7 +186,13 @@ async def runs(call: Call) -> Any:
     """The latest runs that ask a queue, ended ones too, the latest first."""
     names = {queue.name for queue in await call.client.people.list_queues()}
     asking = (run async for run in call.client.sampler.list_runs() if run.config.oracle in names)
-    return [{"run_id": run.id, "queue": run.config.oracle, "state": run.state} for run in await first(asking)]
+    return [{"run_id": run.id, **described(run)} for run in await first(asking)]
+
+
+def described(run: values.Run) -> dict[str, Any]:
+    """What names a run to people."""
+    made = {"state": run.state, "queue": run.config.oracle, "created_at": run.created_at}
+    return {**made, "trees": run.progress.trees}
 
 
 async def lease(call: Call) -> Any:

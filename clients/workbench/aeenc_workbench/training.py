@@ -13,7 +13,7 @@ from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
 from aeenc.errors import AeencError, FailedPrecondition, InvalidArgument
-from aeenc_workbench.calls import Body, Call, first, make_routes
+from aeenc_workbench.calls import Body, Call, described, first, make_routes
 from aeenc_workbench.events import NO_STORE, server_sent
 
 TRAINING_SPLIT = "train"  # as `aeenc train`: no text of other splits is learned from
@@ -59,7 +59,7 @@ async def overview(call: Call) -> Any:
     client = call.client
     return {
         "runs": [
-            {"id": run.id, "corpus": run.config.corpus, "state": run.state}
+            {"id": run.id, "corpus": run.config.corpus, **described(run)}
             for run in await first(client.sampler.list_runs())
         ],
         "jobs": await first(client.trainer.list_jobs(page_size=MAX_LISTED), MAX_LISTED),

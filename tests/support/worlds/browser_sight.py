@@ -1,16 +1,34 @@
-"""Which candidates were in sight, by boxes that are taken at every frame, never by the word of the page.
+"""Which candidates were in sight, by boxes that are taken at every frame, never by the word of the page; random walks.
 
 A candidate is in sight while the whole text of its row lies in the window, below the header and above the bar, in a
 visible tab without a dialog. Of a text that is taller than that area, each line counts for itself.
+
+    Walker ─ keys, clicks, wheel, sizes, two tabs ─▶ the page ─ calls, each late by up to 600 ms ─▶ the workbench
+       └──── what it has recorded of boxes and calls, beside what the sampler has ────▶ Walked
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
+import random
+import time
+from dataclasses import dataclass, field
 from typing import Any
 
+import aeenc
+
 SIGHT_MS = 1000.0
+FRAME_MS = 34.0  # a row that comes or goes within two frames may be counted by one side only
+LATE_S = 0.6
+ACT_S = 2.0
+PHONE = 390
+KEYS = [*3 * "12345", *"6789aalrxibsnugko/?", *3 * ["ArrowDown"], "ArrowUp", "Escape"]
 RECORD = """
-window.inSight = {};
+Object.defineProperty(document, "visibilityState", { get: () => window.behind ? "hidden" : "visible" });
+window.inSight = JSON.parse(sessionStorage.getItem("inSight") ?? "{}");
+addEventListener("pagehide", () => sessionStorage.setItem("inSight", JSON.stringify(window.inSight)));
 (() => {
     const ROWS = 'ol[aria-label^="Candidates"] > li';
     let lit = [], at = performance.now();
@@ -49,6 +67,7 @@ AREA = """() => {
     const bar = document.querySelector("footer.bar").getBoundingClientRect();
     return [row.top - Math.max(0, header.bottom), Math.min(innerHeight, bar.top) - row.bottom];
 }"""
+ASKED = "document.querySelector('h1')?.innerText.split('\\n').at(-1).trim()"
 
 
 async def record(page: Any) -> None:
@@ -60,3 +79,156 @@ async def record(page: Any) -> None:
 async def seen(page: Any) -> dict[str, float]:
     """For how many ms each `query, newline, text` was in sight: of its line that was so for the shortest time."""
     return {key: min(times) for key, times in (await page.evaluate("window.inSight")).items()}
+
+
+@dataclass
+class Walked:
+    """What walkers have done, and what was wrong with it."""
+
+    answers: int = 0
+    refusals: int = 0
+    unread: int = 0  # candidates sent as unseen
+    refused_unseen: list[str] = field(default_factory=list)
+    of_another_task: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    twice: list[str] = field(default_factory=list)
+
+
+class Walker:
+    """One person who presses, clicks and scrolls at random, in two tabs."""
+
+    def __init__(self, page: Any, name: str, width: int, walked: Walked) -> None:
+        self.name, self._walked, self._width = name, walked, width
+        self._rng = random.Random(f"{name} {width}")
+        self._tabs, self._at = [page], page
+        self._leases: dict[str, dict[str, Any]] = {}
+        self.given: dict[str, str] = {}  # answer ids and their tasks, as the page was told
+        self.undone: set[str] = set()
+        self.acts = 0
+
+    async def start(self) -> None:
+        """Records from now on, and opens a second tab."""
+        context = self._at.context
+        await context.add_init_script(RECORD)
+        await context.route(lambda url: "/api/" in url and "/events" not in url, self._pass_on)
+        for stored in await self._at.evaluate("Object.values(localStorage)"):
+            held = json.loads(stored) if "lease_id" in stored else {}
+            self._leases |= {held["lease_id"]: held["task"]} if "lease_id" in held else {}
+        await self._at.reload()
+        self._tabs.append(await context.new_page())
+        await self._tabs[1].goto(self._at.url)
+        for tab in self._tabs:
+            tab.set_default_timeout(1000 * ACT_S)
+            await tab.set_viewport_size({"width": self._width, "height": 800})
+
+    async def walk(self, answers: int, ends: float) -> None:
+        """Acts until all walkers together have given so many answers, or the time is over."""
+        while self._walked.answers < answers and time.monotonic() < ends:
+            with contextlib.suppress(Exception):  # what it looks for has just gone: the next act finds another thing
+                self.acts += 1
+                await asyncio.wait_for(self._act(), 2 * ACT_S)
+            await asyncio.sleep(self._rng.choice((0.02, 0.05, 0.1, 0.3, 0.6)))
+
+    async def _act(self) -> None:
+        acts = {
+            self._key: 30, self._submit: 26, self._press: 10, self._wheel: 14, self._row: 8,
+            self._size: 4, self._tab: 2, self._hide: 2, self._reload: 1,
+        }  # fmt: skip
+        await self._rng.choices(list(acts), weights=list(acts.values()))[0](self._at)
+
+    async def _key(self, page: Any) -> None:
+        await page.keyboard.press(self._rng.choice(KEYS))
+        if self._rng.random() < 0.5:
+            await page.keyboard.press("Escape")
+
+    async def _submit(self, page: Any) -> None:
+        await page.keyboard.press("Escape")
+        for _ in range(self._rng.choice((1, 1, 2))):
+            await page.keyboard.press("Control+Enter")
+        choices = page.get_by_role("alertdialog").get_by_role("button")
+        if self._rng.random() < 0.7 and (count := await choices.count()):
+            await choices.nth(self._rng.randrange(count)).click()
+
+    async def _press(self, page: Any) -> None:
+        await page.get_by_role("button", name="Submit").click(click_count=self._rng.choice((1, 2)))
+
+    async def _wheel(self, page: Any) -> None:
+        await page.mouse.move(self._width * 0.6, 300)
+        await page.mouse.wheel(0, self._rng.choice((-1, 1, 1)) * self._rng.choice((60, 200, 500, 1500)))
+
+    async def _row(self, page: Any) -> None:
+        rows = page.locator('ol[aria-label^="Candidates"] > li')
+        row = rows.nth(self._rng.randrange(max(1, await rows.count())))
+        await row.locator(self._rng.choice((".text", ".tick"))).click()
+
+    async def _size(self, page: Any) -> None:
+        zoom = self._rng.choice((1, 1, 1.5, 2)) if self._width > PHONE else 1
+        height = self._rng.choice((480, 650, 800, 1000))
+        await page.set_viewport_size({"width": int(self._width / zoom), "height": int(height / zoom)})
+
+    async def _tab(self, page: Any) -> None:
+        self._at = self._tabs[1 - self._tabs.index(page)]
+
+    async def _hide(self, page: Any) -> None:
+        await page.evaluate("() => { window.behind = true; }")
+        await asyncio.sleep(self._rng.uniform(0.2, 1.5))
+        await page.evaluate("() => { window.behind = false; }")
+
+    async def _reload(self, page: Any) -> None:
+        await page.reload()
+
+    async def _pass_on(self, route: Any) -> None:
+        """Sends a call on, late; checks an answer before it goes, notes what comes back."""
+        request = route.request
+        call = request.url.rpartition("/api/")[2].partition("?")[0]
+        try:
+            if call == "answer":
+                await self._check(request.frame.page, json.loads(request.post_data))
+            await asyncio.sleep(self._rng.uniform(0, LATE_S / 2))
+            response = await route.fetch(timeout=30_000)
+            told = await response.json() if response.ok and call in ("lease", "answer", "undo") else None
+            if call == "lease" and told:
+                self._leases[told["lease_id"]] = told["task"]
+            elif call == "answer" and told:
+                task = self._leases[json.loads(request.post_data)["lease"]]["task_id"]
+                if told["answer_id"] not in self.given:
+                    self._walked.answers += 1
+                self.given[told["answer_id"]] = task
+            elif call == "undo" and told:
+                self.undone.update(told["answers"])
+            await asyncio.sleep(self._rng.uniform(0, LATE_S / 2))
+            await route.fulfill(response=response)
+        except Exception:  # noqa: BLE001 -- the page was left meanwhile: its call is cut, as a lost connection would be
+            with contextlib.suppress(Exception):
+                await route.abort()
+
+    async def _check(self, page: Any, body: dict[str, Any]) -> None:
+        task = self._leases[body["lease"]]
+        query = task["query"]
+        if (asked := await page.evaluate(ASKED)) != query:
+            self._walked.of_another_task.append(f"{self.name}: {query!r} was sent while {asked!r} was shown")
+        times: dict[str, float] = {}
+        for tab in self._tabs:
+            for key, ms in (await seen(tab)).items():
+                times[key] = times.get(key, 0.0) + ms
+        for candidate in task["candidates"]:
+            said = body["verdicts"].get(candidate["premise_id"])
+            refused = said == "refuses" or (said is None and candidate["rank"] <= body["seen_upto"])
+            self._walked.refusals += refused
+            self._walked.unread += said == "unseen"
+            ms = times.get(f"{query}\n{candidate['text'].strip()}", 0.0)
+            if refused and ms < SIGHT_MS - FRAME_MS:
+                self._walked.refused_unseen.append(f"{self.name}: {query!r}, {candidate['text'][:20]!r}: {ms:.0f} ms")
+
+
+async def check(walkers: list[Walker], people: aeenc.PeopleClient, runs: list[str], walked: Walked) -> None:
+    """Compares what pages were told with what the sampler has."""
+    kept: list[str] = []
+    for run in runs:
+        async for task in people.list_tasks(run):
+            kept += [answer.answer_id for answer in task.answers]
+            names = [answer.annotator for answer in task.answers]
+            walked.twice += [f"{task.task.task_id}: {name}" for name in names if names.count(name) > 1]
+    given = {answer for walker in walkers for answer in walker.given}
+    undone = set().union(*(walker.undone for walker in walkers))
+    walked.lost += sorted(given - undone - set(kept))

@@ -1,5 +1,7 @@
 // The calls of the page. All are safe to repeat: answers and leases carry ids of their own.
 
+import { plainly } from "./words";
+
 export type Remark = "irrelevant" | "bad_fact";
 export type Word = "explains" | "leaf" | "refuses" | "abstains";
 export type NodeVerdict = "" | "complete" | "premise_missing" | "not_explainable";
@@ -27,7 +29,7 @@ export interface Queue {
   name: string; overlap: number; undo: number; guideline: string; max_grade: number; total: Counts; runs: Counts[];
   qualification: { items: number; answered: number; state: "unspecified" | "open" | "passed" | "failed" };
 }
-export interface QueuedRun { run_id: string; queue: string; state: string } // ended ones, too
+export interface QueuedRun { run_id: string; queue: string; state: string; created_at: string; trees: number } // ended ones, too
 export interface Verdict {
   premise_id: string; judgement: string; leaf: boolean; grade: number | null; annotator: string; remark: string; text: string;
 }
@@ -60,7 +62,7 @@ export interface Job {
   };
 }
 export interface Label { name: string; versions: string[]; previous_versions: string[]; revision: number }
-export interface Overview { runs: { id: string; corpus: string; state: string }[]; jobs: Job[]; labels: Label[]; gold: number }
+export interface Overview { runs: { id: string; corpus: string; state: string; queue: string; created_at: string; trees: number }[]; jobs: Job[]; labels: Label[]; gold: number }
 export interface Measured { version: string; queries: number; strict: { map: number; ndcg: number; hit_at_10: number; hit_at_50: number } }
 export interface Publication { complete: boolean; generation: string; label: Label; gate?: { not_compared: string } }
 export interface QueueEvent { event: string; run: string; task: string; detail?: string }
@@ -104,7 +106,7 @@ export async function call<T>(path: string, body?: object): Promise<T> {
     if (!away) {
       onConnection(true);
       const told = await response!.json().catch(() => ({})) as { detail?: string; reason?: string };
-      const problem = new Problem(response!.status, told.reason ?? "", told.detail ?? response!.statusText);
+      const problem = new Problem(response!.status, told.reason ?? "", plainly(told.reason ?? "", told.detail ?? response!.statusText));
       if (problem.status === 401) onSignedOut(problem);
       throw problem;
     }

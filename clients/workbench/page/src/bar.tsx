@@ -1,12 +1,13 @@
 // The bar below a task: what can be said of the framed candidate, and of the whole.
 import type { NodeVerdict, Remark, Word } from "./api";
 import { unseen, type Draft, type Fold } from "./draft";
+import { SAYS } from "./words";
 
-const VERDICTS: { word: Word; label: string; key: string; means: string }[] = [
-  { word: "explains", label: "Accept", key: "a", means: "It is needed to explain the sentence above, and is to be explained itself" },
-  { word: "leaf", label: "Leaf", key: "l", means: "It is needed to explain the sentence above, and needs no explanation itself" },
-  { word: "refuses", label: "Refuse", key: "r", means: "It does not explain the sentence above. What you have read and left unticked is refused in any case" },
-  { word: "abstains", label: "Abstain", key: "x", means: "You cannot tell: nothing is learnt from it" },
+const VERDICTS: { word: Word; key: string; means: string }[] = [
+  { word: "explains", key: "a", means: "It is needed to explain the sentence above, and is to be explained itself" },
+  { word: "leaf", key: "l", means: "It is needed to explain the sentence above, and needs no explanation itself" },
+  { word: "refuses", key: "r", means: "It does not explain the sentence above. What you have read and left unticked is refused in any case" },
+  { word: "abstains", key: "x", means: "You cannot tell: nothing is learnt from it" },
 ];
 const REMARKS: { remark: Remark; label: string; key: string; means: string }[] = [
   { remark: "irrelevant", label: "Irrelevant", key: "i", means: "It is true but does not belong here: refused, with this remark" },
@@ -29,8 +30,8 @@ export function Bar({ draft, folds, focus, busy, over, asking, cleared, search, 
       {asking && <Question left={left} all={folds.length} send={send} skip={skip} back={back} />}
       <div class="said" role="group" aria-label={`Verdict on candidate ${focus + 1}`} inert={busy}>
         <span class="quiet" aria-hidden="true">{focus + 1}</span>
-        {VERDICTS.map(({ word, label, key, means }) => (
-          <button type="button" key={word} class={word} aria-pressed={draft.verdicts[id] === word} title={means} onClick={() => judge(word)}>{label} <kbd>{key}</kbd></button>
+        {VERDICTS.map(({ word, key, means }) => (
+          <button type="button" key={word} class={word} aria-pressed={draft.verdicts[id] === word} title={means} onClick={() => judge(word)}>{SAYS[word]} <kbd>{key}</kbd></button>
         ))}
         {REMARKS.map(({ remark, label, key, means }) => (
           <button type="button" key={remark} class="plain" aria-pressed={draft.remarks[id] === remark} title={means} onClick={() => mark(remark)}>{label} <kbd>{key}</kbd></button>

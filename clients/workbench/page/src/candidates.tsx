@@ -4,8 +4,7 @@ import type { Lease } from "./api";
 import { acceptedIn, accepts, type Draft, type Fold } from "./draft";
 import { Marked } from "./marked";
 import { reveal } from "./sight";
-
-const SAID: Record<string, string> = { leaf: "leaf", refuses: "refused", abstains: "abstained", irrelevant: "irrelevant", bad_fact: "bad fact" };
+import { SAID } from "./words";
 
 interface Props {
   lease: Lease; draft: Draft; folds: Fold[]; focus: number; keyed: number; moved: Map<string, number> | null; showScores: boolean; maxGrade: number;
@@ -39,7 +38,7 @@ export function Candidates({ lease, draft, folds, focus, keyed, moved, showScore
             <button type="button" class="tick" aria-pressed={accepted} aria-label={`Accept candidate ${index + 1}: ${head.text}`} onClick={(event) => { event.stopPropagation(); tick(index); }}>{index + 1}</button>
             <div class="sentence">
               <Marked text={head.text} query={query} />
-              {said && SAID[said] && <span class="chip">{SAID[said]}</span>}
+              {said && said !== "explains" && <span class="chip">{SAID[said]}</span>}
               {digit && <span class="digit">key <kbd>{digit}</kbd></span>}
               {moved && <Moved rank={head.rank} before={moved.get(id)} />}
               {several && accepted && <label class="grade" title="Only where there are several ways to explain it: which of them this belongs to">way <select value={draft.ways[id] ?? 0} onClick={(event) => event.stopPropagation()} onChange={(event) => setWay(id, Number(event.currentTarget.value))}><option value="0">each</option>{[1, 2, 3, 4].map((way) => <option key={way} value={way}>{way}</option>)}</select></label>}

@@ -41,6 +41,7 @@ export function Curve({ points, steps }: { points: Point[]; steps: number }) {
         <text x={WIDTH - RIGHT + 6} y={y(1) + 8}>1</text><text x={WIDTH - RIGHT + 6} y={y(0)}>0</text>
         <text x={LEFT} y={HEIGHT - 6}>step 0</text><text x={WIDTH - RIGHT} y={HEIGHT - 6} text-anchor="end">{most}</text>
         <polyline class="loss" points={points.map((one) => `${x(one.step)},${y(one.loss / highest)}`).join(" ")} />
+        {points.length === 1 && <circle class="loss" cx={x(last.step)} cy={y(last.loss / highest)} r="3" />}
         <polyline class="map" points={epochs.map((one) => `${x(one.step)},${y(one.map)}`).join(" ")} />
         {epochs.map((one) => <circle key={one.epoch} class="map" cx={x(one.step)} cy={y(one.map)} r="3" />)}
       </svg>

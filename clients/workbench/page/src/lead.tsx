@@ -1,6 +1,7 @@
 // What a team lead looks at: queues, conflicts side by side, agreement, trees to download.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { call, follow, fresh, type Agreement, type Change, type Control, type Counts, type JudgedTask, type Queue, type QueuedRun, type Word } from "./api";
+import { call, follow, fresh, type Agreement, type Change, type Control, type Counts, type JudgedTask, type Queue, type QueuedRun, type Answer, type Word } from "./api";
+import { runName, SAID, SAYS } from "./words";
 
 const COLUMNS: [keyof Counts, string][] = [
   ["tasks", "Tasks"], ["waiting", "Wait"], ["leased", "In work"], ["decided", "Decided"], ["conflicts", "Disputed"], ["settled", "Done"], ["answers_hour", "Answers an hour"],
@@ -10,13 +11,13 @@ const COUNT_MS = 2000;
 const FIGURES_MS = 10_000; // agreement takes the sampler seconds
 const DISPUTES = ["conflict", "adjudicated", "closed", "amended", "undone", "lowered"]; // events after which other tasks are disputed
 const FILES: [string, string][] = [["trees", "trees"], ["pairs", "pairs"], ["triplets", "triplets"], ["beir", "BEIR, TREC"]];
-const SAID: Record<string, string> = { explains: "yes", does_not_explain: "no", abstain: "abstains", unseen: "unseen" };
 
 export function Lead({ queues, reloadQueues }: { queues: Queue[]; reloadQueues: () => void }) {
   const live = queues.flatMap((queue) => queue.runs.map((run) => run.run_id));
   const [known, setKnown] = useState<QueuedRun[]>([]);
   const ended = known.filter((one) => !live.includes(one.run_id));
   const runs = [...live, ...ended.map((one) => one.run_id)];
+  const nameOf = (id: string): string => { const one = known.find((run) => run.run_id === id); return one ? runName(one) : id; };
   const [run, setRun] = useState("");
   const [tasks, setTasks] = useState<JudgedTask[] | null>(null);
   const [agreed, setAgreed] = useState<Agreement | null>(null);
@@ -36,7 +37,10 @@ export function Lead({ queues, reloadQueues }: { queues: Queue[]; reloadQueues: 
   };
   const load = (): Promise<void> => loadDisputes().then(loadFigures);
   useEffect(() => { call<QueuedRun[]>("/api/runs").then(setKnown).catch(failed); }, [live.join()]);
-  useEffect(() => { if (!run && queues.length > 0 && runs[0]) setRun(runs[0]); }, [queues, known]); // live ones first
+  useEffect(() => { // at first the run that needs a decision most
+    const most = queues.flatMap((queue) => queue.runs).reduce((most, one) => (one.conflicts > (most?.conflicts ?? 0) ? one : most), undefined as Counts | undefined);
+    if (!run && queues.length > 0 && runs[0]) setRun(most?.run_id ?? runs[0]);
+  }, [queues, known]);
   useEffect(() => {
     chosen.current = run;
     setTasks(null);
@@ -69,26 +73,26 @@ export function Lead({ queues, reloadQueues }: { queues: Queue[]; reloadQueues: 
     <div class="wide">
       {told && <p class="problem" role="alert">{told} <button type="button" class="plain" onClick={() => setTold("")}>Dismiss</button></p>}
       <h1>Queues</h1>
-      <table>
+      <div class="tables" tabIndex={0} role="region" aria-label="Queues"><table>
         <thead><tr><th scope="col">Queue</th><th scope="col">Run</th>{COLUMNS.map(([, name]) => <th scope="col" key={name} class="figure">{name}</th>)}<th scope="col">Files</th></tr></thead>
         <tbody>
           {queues.flatMap((queue) => queue.runs.map((counts) => (
             <tr key={counts.run_id}>
-              <td>{queue.name}</td><td><code>{counts.run_id}</code></td>
+              <td>{queue.name}</td><td title={counts.run_id}>{nameOf(counts.run_id)}</td>
               {COLUMNS.map(([column]) => <td key={column} class="figure">{counts[column]}</td>)}
               <td class="files"><Files run={counts.run_id} /></td>
             </tr>
           )))}
           {ended.map((one) => (
             <tr key={one.run_id}>
-              <td>{one.queue}</td><td><code>{one.run_id}</code></td><td colSpan={COLUMNS.length} class="quiet">{one.state}</td><td class="files"><Files run={one.run_id} /></td>
+              <td>{one.queue}</td><td title={one.run_id}>{runName(one)}</td><td colSpan={COLUMNS.length} class="quiet">{one.state}</td><td class="files"><Files run={one.run_id} /></td>
             </tr>
           ))}
           {runs.length === 0 && <tr><td colSpan={10} class="quiet">No run waits for people. Start one: aeenc sample CORPUS --oracle QUEUE</td></tr>}
         </tbody>
-      </table>
+      </table></div>
       {run && <>
-        <label>Run <select value={run} onChange={(event) => setRun(event.currentTarget.value)}>{runs.map((one) => <option key={one} value={one}>{one}</option>)}</select></label>
+        <label>Run <select value={run} onChange={(event) => setRun(event.currentTarget.value)}>{runs.map((one) => <option key={one} value={one}>{nameOf(one)}</option>)}</select></label>
         <h2>Disputed</h2>
         {!tasks && <p class="quiet" role="status">Reading …</p>}
         {tasks?.length === 0 && <p class="quiet">Nobody disagrees.</p>}
@@ -121,24 +125,30 @@ function Conflict({ task, decide }: { task: JudgedTask; decide: (verdicts: Recor
   const [verdicts, setVerdicts] = useState<Record<string, Word>>({});
   const texts = new Map([...task.task.candidates, ...task.answers.flatMap((one) => one.additions)].map((one) => [one.premise_id, one.text]));
   const missing = task.conflicts.filter((id) => !verdicts[id]).length;
+  const said = (answer: Answer, id: string): string => {
+    const given = [...answer.verdicts, ...answer.additions].find((one) => one.premise_id === id);
+    const word = given?.leaf && given.judgement === "explains" ? "leaf" : given?.judgement ?? "unseen";
+    return [SAID[word] ?? word, given?.remark && SAID[given.remark], given?.grade && `grade ${given.grade}`].filter(Boolean).join(", ");
+  };
+  const agreed = [...texts.keys()].filter((id) => !task.conflicts.includes(id) && task.answers.some((one) => ["accepted", "leaf"].includes(said(one, id).split(",")[0]!)));
   return (
     <section class="panel conflict" aria-label={`Disputed: ${task.task.query}`}>
+      {task.task.path.length > 0 && <ol class="path" aria-label="Path from the hypothesis">{task.task.path.map((text, n) => <li key={n}>{text}</li>)}</ol>}
       <h3>{task.task.query}</h3>
-      <table>
+      {agreed.length > 0 && <p><span class="quiet">Accepted by agreement:</span> {agreed.map((id) => texts.get(id)).join("; ")}</p>}
+      {task.answers.map((one) => (one.inference || one.note) && <p key={one.answer_id}><span class="quiet">{one.annotator}:</span> {one.inference && `because ${one.inference}`} {one.note && <small>{one.note}</small>}</p>)}
+      <div class="tables" tabIndex={0} role="region" aria-label="Candidates"><table>
         <thead><tr><th scope="col">Candidate</th>{task.answers.map((one) => <th scope="col" key={one.answer_id}>{one.annotator}</th>)}<th scope="col">Decision</th></tr></thead>
         <tbody>{task.conflicts.map((id) => (
           <tr key={id}>
             <td>{texts.get(id)}</td>
-            {task.answers.map((one) => {
-              const verdict = [...one.verdicts, ...one.additions].find((given) => given.premise_id === id);
-              return <td key={one.answer_id}>{SAID[verdict?.judgement ?? "unseen"] ?? verdict?.judgement}{one.note && <small>{one.note}</small>}</td>;
-            })}
+            {task.answers.map((one) => <td key={one.answer_id}>{said(one, id)}</td>)}
             <td><span class="said" role="group" aria-label={`Decision on ${texts.get(id) ?? id}`}>
-              {(["explains", "refuses", "abstains"] as Word[]).map((word) => <button type="button" key={word} class={word} aria-pressed={verdicts[id] === word} onClick={() => setVerdicts({ ...verdicts, [id]: word })}>{word}</button>)}
+              {(Object.keys(SAYS) as Word[]).map((word) => <button type="button" key={word} class={word} aria-pressed={verdicts[id] === word} onClick={() => setVerdicts({ ...verdicts, [id]: word })}>{SAYS[word]}</button>)}
             </span></td>
           </tr>
         ))}</tbody>
-      </table>
+      </table></div>
       <button type="button" class="primary" disabled={missing > 0} onClick={() => decide(verdicts)}>Decide{missing > 0 ? ` (${missing} left)` : ""}</button>
     </section>
   );
@@ -149,10 +159,10 @@ function Figures({ agreed }: { agreed: Agreement }) {
   return <>
     <p>Positive agreement {figure(agreed.positive_agreement)}, F1 of edges {figure(agreed.edge_f1)}.</p>
     <p>Cohen's kappa {figure(agreed.cohen_kappa)}, Fleiss' kappa {figure(agreed.fleiss_kappa)}, Krippendorff's alpha {figure(agreed.krippendorff_alpha)}, over {agreed.candidates} candidates. Where nearly all is refused, these mislead: read the disputes, too.</p>
-    <table>
+    <div class="tables" tabIndex={0} role="region" aria-label="People"><table>
       <thead><tr><th scope="col">Person</th><th scope="col" class="figure">Answers</th><th scope="col" class="figure">Last hour</th><th scope="col" class="figure">Late</th><th scope="col" class="figure">Controls right</th><th scope="col" class="figure">Seconds each</th></tr></thead>
       <tbody>{agreed.reports.map((one) => <tr key={one.annotator}><td>{one.annotator}</td><td class="figure">{one.answers}</td><td class="figure">{one.answers_hour}</td><td class="figure">{one.late}</td><td class="figure">{one.control_correct} of {one.control_verdicts}</td><td class="figure">{one.mean_elapsed.toFixed(1)}</td></tr>)}</tbody>
-    </table>
+    </table></div>
   </>;
 }
 
@@ -160,7 +170,7 @@ function Figures({ agreed }: { agreed: Agreement }) {
 function Controls({ controls }: { controls: Control[] }) {
   return <>
     <h2>Control items</h2>
-    <table>
+    <div class="tables" tabIndex={0} role="region" aria-label="Control items"><table>
       <thead><tr><th scope="col">Query</th><th scope="col" class="figure">Answers</th><th scope="col" class="figure">Right</th><th scope="col">Mistakes</th></tr></thead>
       <tbody>{controls.map((one) => (
         <tr key={one.query}>
@@ -168,7 +178,7 @@ function Controls({ controls }: { controls: Control[] }) {
           <td>{one.mistakes.map((wrong) => <div key={wrong.right.text}>{wrong.right.text} <small>{wrong.right.judgement.replaceAll("_", " ")}; otherwise said: {wrong.people}</small></div>)}</td>
         </tr>
       ))}</tbody>
-    </table>
+    </table></div>
   </>;
 }
 

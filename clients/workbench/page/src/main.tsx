@@ -39,10 +39,11 @@ function App() {
   if (!person) return <main class="wide"><p role="status">…</p></main>;
   const views = VIEWS.filter(([, , role]) => ROLES.indexOf(person.role) >= ROLES.indexOf(role));
   const shown = views.some(([name]) => name === view) ? view : "annotate";
+  const disputes = queues.reduce((sum, queue) => sum + queue.total.conflicts, 0);
   return <>
     <header>
       <strong>AE-Enc</strong>
-      <nav aria-label="Views">{views.map(([name, title]) => <a key={name} href={`#${name}`} aria-current={shown === name ? "page" : undefined}>{title}</a>)}</nav>
+      <nav aria-label="Views">{views.map(([name, title]) => <a key={name} href={`#${name}`} aria-current={shown === name ? "page" : undefined}>{title}{name === "lead" && disputes > 0 && ` (${disputes})`}</a>)}</nav>
       {!connected && <span class="away" role="status">No connection. What you have ticked is kept; it goes on by itself.</span>}
       <span class="person">{person.name} <button type="button" class="plain" onClick={signOut}>Sign out</button></span>
     </header>

@@ -1,6 +1,7 @@
 // A person's answers in a run, to open one again: what is changed amends the answer, the rest stays as it was judged.
 import { useEffect, useState } from "preact/hooks";
 import { Sheet } from "./guideline";
+import { runName, SAYS } from "./words";
 import { call, fresh, type JudgedTask, type QueuedRun, type Answer, type Word } from "./api";
 
 const WORDS: Word[] = ["explains", "leaf", "refuses", "abstains"];
@@ -42,7 +43,7 @@ export function Reopen({ at, all, close }: { at: string; all: boolean; close: ()
   return (
     <Sheet name={all ? "All answers" : "Your answers"} close={close}>
       <section class="reopen" aria-label="Answers">
-      {runs.length > 1 && <label>Run <select value={run} onChange={(event) => setRun(event.currentTarget.value)}>{runs.map((one) => <option key={one.run_id} value={one.run_id}>{one.run_id}, {one.state}</option>)}</select></label>}
+      {runs.length > 1 && <label>Run <select value={run} onChange={(event) => setRun(event.currentTarget.value)}>{runs.map((one) => <option key={one.run_id} value={one.run_id}>{runName(one)}, {one.state}</option>)}</select></label>}
       {told && <p role="status">{told}</p>}
       {given.length === 0 && <p class="quiet">There are none in this run yet.</p>}
       <ul>
@@ -73,7 +74,7 @@ function Verdicts({ task, answer, save }: Given & { save: (verdicts: Record<stri
         return (
           <li key={verdict.premise_id}>
             <span class="said" role="group" aria-label={`Verdict on ${texts.get(verdict.premise_id) ?? verdict.premise_id}`}>
-              {WORDS.map((word) => <button type="button" key={word} class={word} aria-pressed={said === word} onClick={() => setChanged({ ...changed, [verdict.premise_id]: word })}>{word}</button>)}
+              {WORDS.map((word) => <button type="button" key={word} class={word} aria-pressed={said === word} onClick={() => setChanged({ ...changed, [verdict.premise_id]: word })}>{SAYS[word]}</button>)}
             </span> {texts.get(verdict.premise_id)}
           </li>
         );

@@ -2,6 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { call, fresh, type Job, type Label, type Measured, type Overview, type Publication } from "./api";
 import { Curve, ENDED, useJob } from "./curve";
+import { runName } from "./words";
 
 const LABEL = "stable";
 
@@ -42,7 +43,7 @@ export function Training() {
     await doing(async () => {
       const started = await call<Job>("/api/train", { runs: chosen, epochs, request: fresh() });
       setShown(started.id);
-      return `Job ${started.id} has started.`;
+      return "The job has started.";
     });
   }
   const move = (what: "publish" | "rollback", version: string): Promise<void> => doing(async () => {
@@ -63,27 +64,27 @@ export function Training() {
             {known.runs.length === 0 && <span class="quiet">There is no run yet. Start one: aeenc sample CORPUS --oracle QUEUE</span>}
             {known.runs.map((run) => (
               <label class="check" key={run.id}>
-                <input type="checkbox" checked={chosen.includes(run.id)} disabled={corpus !== undefined && run.corpus !== corpus} onChange={() => toggle(run.id)} /> <code>{run.id}</code> <span class="quiet">{run.corpus}, {run.state}</span>
+                <input type="checkbox" checked={chosen.includes(run.id)} disabled={corpus !== undefined && run.corpus !== corpus} onChange={() => toggle(run.id)} /> <span title={run.id}>{runName(run)}</span> <span class="quiet">{run.corpus}, {run.state}</span>
               </label>
             ))}
           </fieldset>
-          <label>Epochs <input type="number" min="1" max="100" value={epochs} onInput={(event) => setEpochs(event.currentTarget.valueAsNumber)} /></label>
+          <label>Epochs <input type="number" min="1" max="100" step="1" required value={epochs} onInput={(event) => setEpochs(event.currentTarget.valueAsNumber)} /></label>
           <button type="submit" class="primary" disabled={busy || chosen.length === 0}>Train</button>
         </form>
         <h2>Jobs</h2>
         {!job && <p class="quiet">No job yet.</p>}
-        {job && known.jobs.length > 1 && <label>Job <select value={job.id} onChange={(event) => setShown(event.currentTarget.value)}>{known.jobs.map((one) => <option key={one.id} value={one.id}>{one.id}, {new Date(one.created_at).toLocaleString()}</option>)}</select></label>}
+        {job && known.jobs.length > 1 && <label>Job <select value={job.id} onChange={(event) => setShown(event.currentTarget.value)}>{known.jobs.map((one) => <option key={one.id} value={one.id}>{new Date(one.created_at).toLocaleString()}, {one.state}</option>)}</select></label>}
         {job && <OneJob key={job.id} started={job} label={label} gold={known.gold} busy={busy} doing={doing} publish={(version) => move("publish", version)} />}
         <h2>Labels</h2>
-        <table>
+        <div class="tables" tabIndex={0} role="region" aria-label="Labels"><table>
           <thead><tr><th scope="col">Label</th><th scope="col">Version</th><th scope="col">Before</th><th scope="col">Back</th></tr></thead>
           <tbody>{known.labels.map((one) => (
             <tr key={one.name}>
               <td>{one.name}</td><td><code>{one.versions.join(" and ")}</code></td><td><code>{one.previous_versions.join(" and ")}</code></td>
-              <td>{one.name === LABEL && one.previous_versions.length > 0 && <button type="button" disabled={busy} onClick={() => move("rollback", "")}>Roll back</button>}</td>
+              <td>{one.name === LABEL && one.previous_versions.length > 0 && <button type="button" disabled={busy} onClick={() => move("rollback", "")}>Roll back to {one.previous_versions.join(" and ")}</button>}</td>
             </tr>
           ))}</tbody>
-        </table>
+        </table></div>
       </>}
     </div>
   );
@@ -108,17 +109,17 @@ function OneJob({ started, label, gold, busy, doing, publish }: OneJobProps) {
   });
 
   return (
-    <section class="panel" aria-label={`Job ${job.id}`}>
-      <p><code>{job.id}</code> <span class="state">{job.state}</span> {progress.phase} epoch {progress.epochs_done} of {job.config.epochs}; {progress.positives} positives, {progress.negatives} refused. {job.error}</p>
+    <section class="panel" aria-label="Job">
+      <p><span title={job.id}>{new Date(job.created_at).toLocaleString()}</span> <span class="state">{job.state}</span> {!ENDED.includes(job.state) && progress.phase} epoch {progress.epochs_done} of {job.config.epochs}; {progress.positives} positives, {progress.negatives} refused. {job.error}</p>
       <Curve points={points} steps={progress.steps} />
       <div class="actions">
-        {!ENDED.includes(job.state) && <button type="button" disabled={busy} onClick={() => doing(async () => { await call("/api/cancel", { job: job.id, request: fresh() }); return `Job ${job.id} is cancelled.`; })}>Cancel</button>}
+        {!ENDED.includes(job.state) && <button type="button" disabled={busy} onClick={() => doing(async () => { await call("/api/cancel", { job: job.id, request: fresh() }); return "The job is cancelled."; })}>Cancel</button>}
         {version && gold > 0 && <button type="button" disabled={busy} onClick={measure}>Measure on dev</button>}
         {version && job.state === "succeeded" && label?.versions[0] !== version && <button type="button" class="primary" disabled={busy} onClick={() => publish(version)}>Publish as {LABEL}</button>}
         {version && gold === 0 && <span class="quiet">To measure on gold trees, start the workbench with --gold FOLDER.</span>}
       </div>
       {measured.length > 0 && (
-        <table>
+        <div class="tables" tabIndex={0} role="region" aria-label="Figures"><table>
           <thead><tr><th scope="col">On dev</th><th scope="col" class="figure">Strict MAP</th><th scope="col" class="figure">NDCG</th><th scope="col" class="figure">Hit@10</th><th scope="col" class="figure">Hit@50</th></tr></thead>
           <tbody>{measured.map((one) => (
             <tr key={one.version}>
@@ -126,7 +127,7 @@ function OneJob({ started, label, gold, busy, doing, publish }: OneJobProps) {
               {[one.strict.map, one.strict.ndcg, one.strict.hit_at_10, one.strict.hit_at_50].map((figure, n) => <td key={n} class="figure">{figure.toFixed(3)}</td>)}
             </tr>
           ))}</tbody>
-        </table>
+        </table></div>
       )}
     </section>
   );

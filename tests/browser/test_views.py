@@ -1,0 +1,235 @@
+"""What every view keeps to: one run at a time, words in people's terms, any size of window, nothing typed is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from aeenc_workbench.sign_in import Person
+from browser.test_safety import AXE, serious
+
+from support.waiting import eventually
+
+pytestmark = pytest.mark.browser
+
+
+async def disputed(bench: Any, text: str) -> str:
+    """Starts a run in which two people disagree."""
+    run_id: str = await bench.run([text], max_depth=0)
+    for name, choice in (("ann", 0), ("bob", 1)):
+        [lease] = await bench.people.lease(name, run_id=run_id)
+        await bench.people.submit(lease, [lease.task.candidates[choice].premise_id])
+    return run_id
+
+
+async def test_nothing_of_one_run_stands_under_the_name_of_another(bench: Any) -> None:
+    async with bench(overlap=2, policy="adjudicate") as at:
+        first, second = await disputed(at, "hypothesis 0"), await at.run(["hypothesis 1"], max_depth=0)
+        page = await at.window("lead", "adjudicator")
+        await page.goto(f"{at.url}/#lead")
+        chosen = page.locator("label", has_text="Run").locator("select")
+        dispute = page.get_by_role("region", name="Disputed: hypothesis 0")
+        await chosen.select_option(first)
+        await dispute.wait_for()
+        person = page.get_by_role("cell", name="bob", exact=True)
+        await person.first.wait_for()
+        free = asyncio.Event()
+
+        async def late(route: Any) -> None:
+            await free.wait()
+            await route.continue_()
+
+        for call in ("agreement", "changes", "tasks?state=conflict"):
+            await page.route(f"**/api/runs/{second}/{call}", late)
+        await chosen.select_option(second)
+        await page.wait_for_timeout(300)
+        assert await dispute.count() == 0, "the disputes of the other run"
+        assert await person.count() == 0, "the people of the other run"
+        await chosen.select_option(first)
+        await dispute.wait_for()
+        async with page.expect_response(f"**/api/runs/{second}/tasks?state=conflict"):
+            free.set()
+        await page.wait_for_timeout(300)
+        assert await dispute.count() == 1, "a late answer has replaced it"
+
+
+async def test_an_old_link_leads_to_the_session_or_says_whom_to_ask(bench: Any) -> None:
+    async with bench() as at:
+        link = f"{at.url}/sign-in?link={at.links.make(Person('ann'))}"
+        async with httpx.AsyncClient(follow_redirects=True) as http:
+            assert (await http.post(link)).status_code == 200
+            again = await http.post(link)
+            assert (again.status_code, str(again.url).rstrip("/")) == (200, at.url), "the session goes on"
+        async with httpx.AsyncClient() as stranger:
+            refused = await stranger.post(link)
+        assert refused.status_code == 401
+        assert "ask whoever has sent it for a new one" in refused.text
+        assert "workbench.css" in refused.text
+
+
+async def shown(page: Any, query: str) -> None:
+    await page.get_by_role("heading", level=1).filter(has_text=query).wait_for()
+
+
+@pytest.mark.parametrize("size", [(390, 844), (640, 400), (1440, 900)])
+async def test_no_view_scrolls_sideways_or_has_a_fault_of_accessibility(bench: Any, size: tuple[int, int]) -> None:
+    if not AXE.is_file():
+        pytest.skip("axe-core is not installed: `npm install --no-save` in clients/workbench/page")
+    async with bench(overlap=2, policy="adjudicate") as at:
+        at.world.index.suffix = " " + "x" * 300  # a long word
+        await disputed(at, "hypothesis 0")
+        await at.run([f"hypothesis 1 {'y' * 300}"], k=9)
+        page = await at.window("chief", "admin")
+        await page.set_viewport_size({"width": size[0], "height": size[1]})
+        await shown(page, "hypothesis 1")
+        wide, faults = {}, {}
+
+        async def look(view: str) -> None:
+            wide[view] = await page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            for scheme in ("light", "dark"):
+                await page.emulate_media(color_scheme=scheme)
+                faults[f"{view}, {scheme}"] = await serious(page)
+
+        await page.keyboard.press("/")
+        await page.keyboard.type("fact")
+        await page.keyboard.press("Enter")
+        await page.get_by_role("button", name="Add", exact=True).first.click()
+        await page.keyboard.press("Escape")
+        await look("annotate")
+        await page.keyboard.press("?")
+        await page.get_by_role("dialog", name="Guideline").wait_for()
+        await look("guideline")
+        await page.keyboard.press("Escape")
+        for view, there in (("Lead", "Agreement"), ("Training", "Labels"), ("Playground", "Playground")):
+            await page.goto(f"{at.url}/#{view.lower()}")
+            if view != "Training":  # it needs a trainer
+                await page.get_by_role("heading", name=there).wait_for()
+            await look(view)
+        assert not any(faults.values()), faults
+        assert max(wide.values()) <= 0, wide
+
+
+async def test_what_is_refused_is_said_in_the_terms_of_the_page(bench: Any) -> None:
+    async with bench(undo_s=0.0) as at:
+        await at.run(["hypothesis 0", "hypothesis 1", "hypothesis 2"], max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        await page.keyboard.press("/")
+        box = page.get_by_role("region", name="Search the corpus").get_by_role("textbox")
+        await box.fill("x" * 6000)
+        assert len(await box.input_value()) == 1024
+        await box.fill("Hypothesis 0")
+        await page.get_by_role("button", name="Write as an intermediate conclusion").click()
+        await page.get_by_text("a tree may not lead back to itself").wait_for()
+        assert await page.get_by_role("list", name="Added").get_by_role("listitem").count() == 0
+        await page.keyboard.press("Escape")
+        other = await page.context.new_page()
+        await other.goto(at.url)
+        await shown(other, "hypothesis 0")
+        for tab in (page, other):
+            await tab.keyboard.press("1")
+            await tab.keyboard.press("Control+Enter")
+            await shown(tab, "hypothesis 1" if tab is page else "hypothesis")
+        told = other.get_by_role("alert")
+        await told.get_by_text("This task was answered before, perhaps in another tab.").wait_for()
+        assert "lease" not in await told.inner_text()
+
+
+async def test_a_guideline_is_drawn_and_there_is_one_with_a_tree_without_any(bench: Any, tmp_path: Path) -> None:
+    file = tmp_path / "guideline.md"
+    file.write_text(
+        "# Ours\n\n**only** [Examples](https://example.org/a)\n\n1. one\n2. two `x`\n\n<b>raw</b> [no](javascript:1)\n"
+    )
+    for given in (str(file), None):
+        async with bench(guideline=given) as at:
+            await at.run(["hypothesis 0"], max_depth=0)
+            page = await at.window("ann")
+            await shown(page, "hypothesis 0")
+            await page.keyboard.press("?")
+            guideline = page.get_by_role("dialog", name="Guideline")
+            if given is None:
+                await guideline.get_by_text("fluffed feathers trap a layer of air").wait_for()
+                continue
+            await guideline.get_by_role("heading", name="Ours").wait_for()
+            assert await guideline.locator("strong").inner_text() == "only"
+            assert await guideline.get_by_role("link", name="Examples").get_attribute("href") == "https://example.org/a"
+            assert await guideline.locator("ol li").all_inner_texts() == ["one", "two x"]
+            assert await guideline.get_by_text("<b>raw</b> [no](javascript:1)").count() == 1
+            await page.keyboard.press("Escape")
+            assert await page.get_by_text("re-rank").count() == 0, "a key that does nothing"
+
+
+async def test_undo_outlives_a_reload_and_clear_can_be_taken_back(bench: Any) -> None:
+    async with bench() as at:
+        run_id = await at.run(["hypothesis 0", "hypothesis 1"], max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        await page.keyboard.press("2")
+        await page.keyboard.press("n")
+        await page.keyboard.type("my note")
+        note = page.get_by_label("Note")
+        await page.get_by_role("button", name="Clear").click()
+        ticked = page.locator(".candidates [aria-pressed=true]")
+        assert (await note.input_value(), await ticked.count()) == ("", 0)
+        await page.get_by_role("button", name="Bring back").click()
+        assert (await note.input_value(), await page.locator(".candidates [aria-pressed=true]").count()) == (
+            "my note",
+            1,
+        )
+        await page.keyboard.press("Control+Enter")
+        await page.get_by_text("Submitted").wait_for()
+        await page.reload()
+        await page.get_by_role("button", name="Undo").wait_for()
+        await page.keyboard.press("u")
+        await shown(page, "hypothesis 0")
+        assert await note.input_value() == "my note"
+        assert not any([task.answers async for task in at.people.list_tasks(run_id)])
+        await page.keyboard.press("Escape")
+        await page.keyboard.press("u")
+        await page.get_by_text("There is nothing to undo any more.").wait_for()
+
+
+async def test_who_comes_back_late_gets_the_same_task_or_hears_that_it_is_gone(bench: Any) -> None:
+    async with bench(first_lease_s=1.5, min_lease_s=1.5) as at:
+        run_id = await at.run(["hypothesis 0", "hypothesis 1"], max_depth=0)
+        page = await at.window("ann")
+        for taken in (False, True):
+            await shown(page, "hypothesis 0")
+            if not taken:
+                await page.keyboard.press("2")
+            await page.goto(f"{at.url}/#playground")
+            await page.get_by_role("heading", name="Playground").wait_for()
+
+            await asyncio.sleep(2)
+            if taken:
+                [task] = [one.task async for one in at.people.list_tasks(run_id) if one.task.query == "hypothesis 0"]
+
+                async def by_bob(task_id: str = task.task_id) -> bool:
+                    return bool(await at.people.lease("bob", run_id=run_id, task_id=task_id))
+
+                await eventually(by_bob)
+            await page.goto(f"{at.url}/#annotate")
+            await shown(page, "hypothesis 1" if taken else "hypothesis 0")
+        await page.get_by_text("Your time for “hypothesis 0” has ended").wait_for()
+
+
+async def test_a_job_of_one_step_is_drawn_and_has_no_phase_after_its_end(bench: Any) -> None:
+    progress = {"phase": "exporting", "epochs_done": 1, "steps_done": 1, "steps": 1, "loss": 0.5, "validation_map": 0.0}
+    job = {"id": "job-1", "state": "succeeded", "error": "", "version": "v2", "created_at": "2026-01-01T00:00:00Z"}
+    job |= {"config": {"corpus": "science", "run_ids": [], "epochs": 1}}
+    job |= {"progress": {**progress, "positives": 5, "negatives": 3}}
+    known = {"runs": [], "jobs": [job], "labels": [], "gold": 0}
+    async with bench() as at:
+        page = await at.window("chief", "admin")
+        await page.route("**/api/training", lambda route: route.fulfill(json=known))
+        told = {"content_type": "text/event-stream", "body": f"data: {json.dumps(job)}\n\n"}
+        await page.route("**/api/jobs/*/events", lambda route: route.fulfill(**told))
+        await page.goto(f"{at.url}/#training")
+        drawn = page.get_by_role("region", name="Job")
+        await drawn.get_by_role("img").wait_for()
+        assert await drawn.locator("circle.loss").count() == 1
+        assert "exporting" not in await drawn.inner_text()
