@@ -7,11 +7,13 @@ import signal
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 import redis
 import structlog
+import typer.testing
 
 from services.launcher.private_redis import start_private_redis
 from services.store.artifacts import ArtifactStore
@@ -27,6 +29,8 @@ def pytest_configure() -> None:
     """Lets Ctrl-C end the processes that tests start; a shell ignores it for what it starts in the background."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _log_plain_tracebacks()
+    # Else each command that a test runs is all commands made anew, which takes most of its time.
+    typer.testing._get_command = cache(typer.testing._get_command)
 
 
 def _log_plain_tracebacks() -> None:

@@ -228,7 +228,7 @@ async def test_tasks_are_retrieved_again_and_the_trail_says_who_asked(aeenc, wor
         ).json
         assert len(done["tasks"]) == 1
         [change] = (await aeenc(*target, "--json", "changes", run_id)).json["changes"]
-        assert (change["change"], change["person"], change["detail"]) == ("withdraw", "ann", "version-2")
+        assert (change["change"], change["person"], change["detail"]) == ("withdrawn", "ann", "version-2")
         assert change["task"] in done["tasks"]
         shown = (await aeenc(*target, "changes", run_id)).stdout
         assert change["task"] in shown
