@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from aeenc.trees import HELD_OUT, Dataset
-from services.index.ranking import tuning
 from services.index.ranking.features import NAMES
+from services.tuning import retrieval
 from support.worlds.light_fleet import LightFleet, light_fleet
 
 __all__ = ["light_fleet"]
@@ -27,7 +27,7 @@ async def test_weights_are_tuned_on_the_held_out_queries_of_all_folds(
     aeenc, light_fleet: LightFleet, tmp_path, monkeypatch
 ):
     pytest.importorskip("optuna")
-    monkeypatch.setattr(tuning, "FEW", 1000)
+    monkeypatch.setattr(retrieval, "FEW", 1000)
     client = light_fleet.client
     targets = [
         word
