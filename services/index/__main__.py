@@ -18,8 +18,8 @@ from services.index.lexical.executor import LexicalExecutor
 from services.index.metrics import IndexMetrics
 from services.index.ranking.encoding import QueryEncoder, Reranker
 from services.index.ranking.prior import Explanations
-from services.index.ranking.ranker import Ranker
 from services.index.ranking.retrieval import Retrieval
+from services.index.ranking.stages import Stages
 from services.index.servicer import IndexAdminServicer, IndexServicer
 from services.index.settings import IndexSettings
 from services.kit.readiness import Readiness
@@ -98,8 +98,7 @@ def build(settings: IndexSettings) -> GrpcServer:
     follower = Follower(catalogue, replicas, settings.look_s, health.source("store"))
     explanations = Explanations(store, catalogue)
     reranker = Reranker(EncoderClient(channel), timeout_s=settings.encode_timeout_s)
-    ranker = Ranker(batcher, executor, encoder, reranker, pool=settings.k_max)
-    retrieval = Retrieval(catalogue, batcher, ranker, explanations, limits)
+    retrieval = Retrieval(catalogue, batcher, Stages(batcher, executor, encoder, reranker), explanations, limits)
     builder = Builder(store, catalogue, channel, limits, settings.builds)
 
     async def load() -> None:

@@ -28,6 +28,7 @@ from services.index.values import (
     Sameness,
     Scope,
     TextQuery,
+    Timings,
     VectorQuery,
 )
 from services.kit.convert import bounded, decode_enum, opened_by, request_id, to_duration
@@ -118,7 +119,7 @@ def to_search_response(answer: RetrievalResult, room: AnswerRoom, timed: bool) -
         generation=generation.id,
         space_id=generation.space_id,
         exact=answer.exact,
-        timings=_timings(answer) if timed else None,
+        timings=_timings(answer.timings) if timed else None,
         unknown_splits=answer.unknown_splits,
         unknown_tags=answer.unknown_tags,
     )
@@ -139,7 +140,7 @@ def to_retrieve_response(answer: RetrievalResult, room: AnswerRoom) -> index_pb2
         space_id=answer.served.generation.space_id,
         generation=answer.served.id,
         exact=answer.exact,
-        timings=_timings(answer),
+        timings=_timings(answer.timings),
         unknown_splits=answer.unknown_splits,
         unknown_tags=answer.unknown_tags,
     )
@@ -289,12 +290,12 @@ async def to_explanations(
     return header.corpus, header.replace, found
 
 
-def _timings(answer: RetrievalResult) -> types_pb2.Timings:
+def _timings(taken: Timings) -> types_pb2.Timings:
     return types_pb2.Timings(
-        total=to_duration(answer.total_s),
-        queue=to_duration(answer.queue_s),
-        compute=to_duration(answer.compute_s),
-        encode=to_duration(answer.encode_s) if answer.encode_s else None,
+        total=to_duration(taken.total_s),
+        queue=to_duration(taken.queue_s),
+        compute=to_duration(taken.compute_s),
+        encode=to_duration(taken.encode_s) if taken.encode_s else None,
     )
 
 

@@ -171,24 +171,36 @@ class TextQuery:
         return self.rerank or self.scope.k
 
 
+@dataclass
+class Timings:
+    """The seconds of an answer: in all, waiting in queues, computing, and at the encoder."""
+
+    total_s: float = 0.0
+    queue_s: float = 0.0
+    compute_s: float = 0.0
+    encode_s: float = 0.0
+
+    def add(self, queue_s: float, compute_s: float) -> None:
+        """Adds those of a part."""
+        self.queue_s += queue_s
+        self.compute_s += compute_s
+
+
 @dataclass(frozen=True)
 class RetrievalResult:
-    """The hits of each query in the generation searched, by an encoder's `version` in `precision`. Times in seconds.
+    """The hits of each query in the generation searched, by an encoder's `version` in `precision`.
 
-    `unknown_splits` and `unknown_tags` are those of the scope that no premise has, where the back end knows that.
+    `unknown_splits` and `unknown_tags` are those of the scope that no premise has.
     """
 
     hits: list[SearchHits]
     served: GenerationView
-    total_s: float
-    queue_s: float
-    compute_s: float
-    encode_s: float = 0.0
-    version: str = ""
-    reranked_by: tuple[str, ...] = ()
+    timings: Timings
     unknown_splits: tuple[str, ...] = ()
     unknown_tags: tuple[str, ...] = ()
+    version: str = ""
     precision: str = ""
+    reranked_by: tuple[str, ...] = ()
 
     @property
     def exact(self) -> bool:

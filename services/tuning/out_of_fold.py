@@ -1,6 +1,6 @@
 """Ranks held-out queries as Retrieve would with given weights, by models and a prior that have not seen them.
 
-It calls the ranker's own functions (fusion.py, features.py) over exact cosines, so what is tuned is what is served.
+It calls the functions that Retrieve calls (fusion.py, features.py) over exact cosines: what is tuned is what is served.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from aeenc.evaluation import UNRANKED, average_precision
 from aeenc.evaluation.metrics import Ranks
 from services.index.lexical.bm25 import LexicalIndex, best
 from services.index.ranking.features import DEPTH, NAMES, VECTOR_NAMES, FirstWords, features_of, order_by
-from services.index.ranking.fusion import fuse_hits, rocchio_feedback, with_pair_scores
+from services.index.ranking.fusion import POOL, fuse_hits, rocchio_feedback, with_pair_scores
 from services.index.ranking.prior import Prior, with_bonus
 from services.index.values import SearchHits
 from services.tuning.feature_weights import fit
 
-POOL = 1000  # of the ranker
 FEEDBACK = 5
 BLOCK = 256  # queries whose cosines are in memory together
 RERANKED = 20  # premises that a cross-encoder reads

@@ -139,9 +139,9 @@ async def check_by_searching(batcher: SearchBatcher, candidate: ServedGeneration
     vectors = candidate.index.vectors[sample].astype(np.float32)
     is_sound = bool(np.all(np.abs(norms_of(vectors) - 1.0) <= NORM_TOLERANCE))
     if is_sound:
-        outcome = await batcher.search(candidate, vectors, 1, ALL, is_check=True)
+        found = await batcher.search(candidate, vectors, 1, ALL, is_check=True)
         # compares scores and not ordinals: an equal vector with a lower ordinal comes first
-        lost = sum(abs(float(one.scores[0]) - 1.0) > 2 * NORM_TOLERANCE for one in outcome.hits)
+        lost = sum(abs(float(one.scores[0]) - 1.0) > 2 * NORM_TOLERANCE for one in found)
         is_sound = lost <= (0 if candidate.index.exact else len(sample) * MOST_LOST)
     if not is_sound:
         path = candidate.generation.artifact.path

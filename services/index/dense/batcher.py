@@ -30,7 +30,7 @@ from aeenc import errors
 from services.index.dense.approximate import SearchIndex
 from services.index.dense.exact import COARSE_UP_TO
 from services.index.dense.remote import RemoteIndex
-from services.index.values import DEFAULT_EFFORT, Effort, QueueLimit, SearchHits, Selection
+from services.index.values import DEFAULT_EFFORT, Effort, QueueLimit, SearchHits, Selection, Timings
 from services.kit import logs
 
 log = logs.get(__name__)
@@ -49,15 +49,6 @@ class SearchableGeneration(Protocol):
     def allowed(self, selection: Selection) -> NDArray[np.bool_] | None: ...
 
 
-@dataclass(frozen=True)
-class SearchOutcome:
-    """The hits of each query of a call, and how long it waited and was computed, in seconds."""
-
-    hits: list[SearchHits]
-    queue_s: float
-    compute_s: float
-
-
 @dataclass(eq=False, slots=True)
 class _PendingSearch:
     served: SearchableGeneration
@@ -67,7 +58,7 @@ class _PendingSearch:
     effort: Effort
     excluded: frozenset[int]  # left out of the k hits afterwards
     deadline: float | None
-    answer: asyncio.Future[SearchOutcome]
+    answer: asyncio.Future[list[SearchHits]]
     queued_at: float = field(default_factory=time.perf_counter)
     started_at: float | None = None
     compute_s: float = 0.0
@@ -179,8 +170,9 @@ class SearchBatcher:
         effort: Effort = DEFAULT_EFFORT,
         deadline_s: float | None = None,
         is_check: bool = False,
-    ) -> SearchOutcome:
-        """Finds the k nearest premises of each query (n, dim).
+        timings: Timings | None = None,
+    ) -> list[SearchHits]:
+        """Finds the k nearest premises of each query (n, dim); adds to `timings` how long it waited and was computed.
 
         A self-check (`is_check`) is always admitted, and goes first: a full queue must keep no generation from serving.
 
@@ -189,21 +181,28 @@ class SearchBatcher:
         """
         selection, excluded = _apart(selection, k)
         deadline = None if deadline_s is None else time.monotonic() + deadline_s
-        answer: asyncio.Future[SearchOutcome] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[list[SearchHits]] = asyncio.get_running_loop().create_future()
         search = _PendingSearch(served, queries, k + len(excluded), selection, effort, excluded, deadline, answer)
         if isinstance(served.index, RemoteIndex):
-            return await self._ask(served.index, search, deadline_s, is_check=is_check)
+            hits = await self._ask(served.index, search, deadline_s, is_check=is_check)
+        else:
+            self._enqueue(search, is_check=is_check)
+            hits = await answer
+        if timings is not None and search.started_at is not None:
+            timings.add(search.started_at - search.queued_at, search.compute_s)
+        return hits
+
+    def _enqueue(self, search: _PendingSearch, *, is_check: bool) -> None:
         with self._changed:
             if self._closed:
                 raise errors.Unavailable("the index is shutting down; ask another one")
-            self._queue.add(len(queries), always=is_check)
+            self._queue.add(len(search.queries), always=is_check)
             (self._pending.appendleft if is_check else self._pending.append)(search)
-        self._wake_soon(answer.get_loop())
-        return await answer
+        self._wake_soon(search.answer.get_loop())
 
     async def _ask(
         self, index: RemoteIndex, search: _PendingSearch, deadline_s: float | None, *, is_check: bool
-    ) -> SearchOutcome:
+    ) -> list[SearchHits]:
         """Asks another system. It asks no more once nobody waits for the answer."""
         has_left = threading.Event()
 
@@ -226,8 +225,9 @@ class SearchBatcher:
         finally:
             self._remote_queue.remove(count)
             has_left.set()
-        started = search.started_at or search.queued_at
-        return SearchOutcome(hits, started - search.queued_at, time.perf_counter() - started)
+        if search.started_at is not None:
+            search.compute_s = time.perf_counter() - search.started_at
+        return hits
 
     def _wake_soon(self, loop: asyncio.AbstractEventLoop) -> None:
         """Lets the thread go on once the loop has handled the calls that are arriving, so that they join the batch."""
@@ -342,23 +342,20 @@ class SearchBatcher:
 
     def _take(self, batch: _Batch, hits: list[SearchHits]) -> None:
         """Hands out the hits of a batch; the rest of a large call goes back to the end of the line."""
-        done: list[tuple[_PendingSearch, SearchOutcome | Exception]] = []
+        done: list[tuple[_PendingSearch, list[SearchHits] | Exception]] = []
         start = 0
         for search, count in batch.parts:
             search.hits += map(search.kept, hits[start : start + count])
             start += count
             search.compute_s += batch.compute_s
-            assert search.started_at is not None
             if len(search.hits) == len(search.queries):
-                done.append(
-                    (search, SearchOutcome(search.hits, search.started_at - search.queued_at, search.compute_s))
-                )
+                done.append((search, search.hits))
             else:
                 with self._changed:
                     self._pending.append(search)
         self._deliver(done)
 
-    def _deliver(self, outcomes: list[tuple[_PendingSearch, SearchOutcome | Exception]]) -> None:
+    def _deliver(self, outcomes: list[tuple[_PendingSearch, list[SearchHits] | Exception]]) -> None:
         """Hands outcomes to the callers. They share a loop, which wakes once; some may have given up, or all with it.
 
         The next batch starts once the loop has delivered these answers and taken in what their callers ask next.

@@ -1,6 +1,6 @@
-"""Answers Search and Retrieve: checks the request, has it ranked, and names the generation.
+"""Answers Search and Retrieve: checks the request, has it ranked (stages.py), and names the generation.
 
-Search calls no other service. Only ranking texts by vectors needs the encoder (see the ranker).
+Search calls no other service. Only ranking texts by vectors needs the encoder.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from services.index.catalogue.catalogue import Catalogue
 from services.index.catalogue.served import ServedGeneration
 from services.index.dense.batcher import SearchBatcher
 from services.index.ranking.prior import Explanations
-from services.index.ranking.ranker import RankCall, Ranker
+from services.index.ranking.stages import Call, Stages
 from services.index.ranking.validation import (
     RETRIEVE_HIT_BYTES,
     SEARCH_HIT_BYTES,
@@ -23,7 +23,7 @@ from services.index.ranking.validation import (
     check_text_query,
     check_vector_query,
 )
-from services.index.values import ALL, RetrievalResult, Scope, Selection, TextQuery, VectorQuery
+from services.index.values import ALL, RetrievalResult, Scope, Selection, TextQuery, Timings, VectorQuery
 from services.kit.limits import Limits
 
 T = TypeVar("T")
@@ -31,13 +31,13 @@ ON_LOOP = 64  # ids or texts: looking them up takes about a millisecond
 
 
 class Retrieval:
-    """Answers Search and Retrieve from files."""
+    """Answers Search and Retrieve."""
 
     def __init__(
-        self, catalogue: Catalogue, batcher: SearchBatcher, ranker: Ranker, explanations: Explanations, limits: Limits
+        self, catalogue: Catalogue, batcher: SearchBatcher, stages: Stages, explanations: Explanations, limits: Limits
     ) -> None:
         self._catalogue, self._batcher = catalogue, batcher
-        self._ranker, self._explanations, self._limits = ranker, explanations, limits
+        self._stages, self._explanations, self._limits = stages, explanations, limits
 
     async def search(self, query: VectorQuery, *, deadline_s: float | None = None) -> RetrievalResult:
         """Finds the nearest premises of each vector.
@@ -50,20 +50,18 @@ class Retrieval:
         check_vector_query(query, served)
         check_answer(len(query.vectors), query.scope.k, served.rows, SEARCH_HIT_BYTES, self._limits)
         selection = await select(served, query.scope)
-        outcome = await self._batcher.search(
-            served, query.vectors, query.scope.k, selection, effort=query.effort, deadline_s=deadline_s
-        )
-        total_s = time.perf_counter() - started
-        splits, tags = served.unknown(query.scope)
-        return RetrievalResult(
-            outcome.hits,
+        timings = Timings()
+        hits = await self._batcher.search(
             served,
-            total_s,
-            outcome.queue_s,
-            outcome.compute_s,
-            unknown_splits=splits,
-            unknown_tags=tags,
+            query.vectors,
+            query.scope.k,
+            selection,
+            effort=query.effort,
+            deadline_s=deadline_s,
+            timings=timings,
         )
+        timings.total_s = time.perf_counter() - started
+        return RetrievalResult(hits, served, timings, *served.unknown(query.scope))
 
     async def retrieve(self, query: TextQuery, *, deadline_s: float | None = None) -> RetrievalResult:
         """Finds the premises that best explain each text.
@@ -79,20 +77,11 @@ class Retrieval:
         prior = await self._explanations.prior(served.generation) if query.prior else None
         selection = await select(served, query.scope)
         looked_up = len(query.texts) + sum(map(len, query.accepted))
-        call = await _off_loop(looked_up, lambda: RankCall.of(query, served, selection, deadline, prior))
-        ranked = await self._ranker.rank(call)
-        return RetrievalResult(
-            ranked.hits,
-            served,
-            time.perf_counter() - started,
-            ranked.queue_s,
-            ranked.compute_s,
-            ranked.encode_s,
-            ranked.version,
-            ranked.reranked_by,
-            *served.unknown(query.scope),
-            ranked.precision,
-        )
+        call = await _off_loop(looked_up, lambda: Call.of(query, served, selection, deadline, prior))
+        hits = await self._stages.rank(call)
+        call.timings.total_s = time.perf_counter() - started
+        unknown = served.unknown(query.scope)
+        return RetrievalResult(hits, served, call.timings, *unknown, call.version, call.precision, call.reranked_by)
 
 
 async def select(served: ServedGeneration, scope: Scope) -> Selection:

@@ -144,7 +144,7 @@ async def test_exact_searches_of_a_large_corpus_let_others_have_their_turn():
         scanned, _ = await asyncio.gather(*calls)
     finally:
         await asyncio.to_thread(batcher.close)
-    assert len(scanned.hits) == 6
+    assert len(scanned) == 6
     assert index.order == [(True, 6), (False, 6), (True, 6), (True, 6)]
 
 
@@ -194,7 +194,7 @@ async def test_nobody_scans_on_for_a_caller_who_has_left(end, monkeypatch):
             await waiting
     monkeypatch.undo()
     if closing is None:
-        assert len((await batcher.search(served, vectors, 1, ALL)).hits) == 100
+        assert len(await batcher.search(served, vectors, 1, ALL)) == 100
         assert batcher._queue.size == 0
     await (closing or asyncio.to_thread(batcher.close))
     assert [exact for exact, _ in index.order].count(True) == 1

@@ -108,7 +108,7 @@ async def test_concurrent_mixed_batches_give_each_query_the_answer_that_it_gets_
     searching.close()
     assert searching.batches < len(calls), "nothing was coalesced"
     for (picked, k, effort, _), outcome in zip(calls, outcomes, strict=True):
-        for row, found in zip(picked.tolist(), outcome.hits, strict=True):
+        for row, found in zip(picked.tolist(), outcome, strict=True):
             expected = index.nearest(QUERIES[row : row + 1], k, effort=EXACT)[0] if effort.exact else alone[row, k]
             assert (found.ordinals.tolist(), found.exact) == (expected.ordinals.tolist(), effort.exact)
             assert found.scores.tobytes() == expected.scores.tobytes()

@@ -84,7 +84,7 @@ async def test_concurrent_mixed_batches_equal_a_float64_brute_force_to_the_bit(b
     outcomes = await asyncio.gather(*(call for _, _, call in calls))
     assert batcher.batches < sum(-(-len(picked) // 64) for picked, _, _ in calls), "nothing was coalesced"
     for (picked, k, _), outcome in zip(calls, outcomes, strict=True):
-        for row, found in zip(picked, outcome.hits, strict=True):
+        for row, found in zip(picked, outcome, strict=True):
             assert_same(found, brute_force(matrix, queries[row], k))
 
 
@@ -116,7 +116,7 @@ async def test_a_selection_leaves_out_and_the_rest_stays_exact(batcher: SearchBa
     allowed = np.array([n % 4 != 1 and n not in {0, 2, 3} for n in range(len(matrix))])
     for rows in (1, 40):
         outcome = await batcher.search(served, matrix[:rows], 20, selection)
-        for query, found in zip(matrix[:rows], outcome.hits, strict=True):
+        for query, found in zip(matrix[:rows], outcome, strict=True):
             assert_same(found, brute_force(matrix, query, 20, allowed))
 
 
@@ -130,17 +130,17 @@ async def test_excluded_premises_leave_the_rest_exact_and_a_few_share_a_scan(bat
         *(batcher.search(served, matrix[n : n + 1], 20, selection) for n, selection in enumerate(selections))
     )
     for query, selection, outcome in zip(matrix, selections, outcomes, strict=False):
-        assert_same(outcome.hits[0], brute_force(matrix, query, 20, served.allowed(selection)))
+        assert_same(outcome[0], brute_force(matrix, query, 20, served.allowed(selection)))
     assert (batcher.batches == 1) == (excluded <= EXCLUDED_AFTERWARDS)
 
 
 async def test_fewer_allowed_premises_than_k_give_a_shorter_list(batcher: SearchBatcher):
     served = served_of(crowded(500), [("dev",)] * 497 + [("train",)] * 3)
     outcome = await batcher.search(served, served.index.vectors[:2], 10, Selection(frozenset({"train"})))
-    assert [sorted(found.ordinals.tolist()) for found in outcome.hits] == [[497, 498, 499]] * 2
+    assert [sorted(found.ordinals.tolist()) for found in outcome] == [[497, 498, 499]] * 2
     nothing = Selection(frozenset({"train"}), frozenset({497, 498, 499}))
     outcome = await batcher.search(served, served.index.vectors[:2], 10, nothing)
-    assert [len(found.ordinals) for found in outcome.hits] == [0, 0]
+    assert [len(found.ordinals) for found in outcome] == [0, 0]
 
 
 async def test_a_full_queue_refuses_with_the_time_to_come_back():
@@ -152,8 +152,8 @@ async def test_a_full_queue_refuses_with_the_time_to_come_back():
         await batcher.search(served, served.index.vectors[:1], 5, ALL)
     assert caught.value.retry_after_s
     batcher.start()
-    assert len((await waiting).hits) == 10
-    assert len((await batcher.search(served, served.index.vectors[:1], 5, ALL)).hits) == 1
+    assert len(await waiting) == 10
+    assert len(await batcher.search(served, served.index.vectors[:1], 5, ALL)) == 1
     batcher.close()
 
 
@@ -179,7 +179,7 @@ async def test_expired_and_cancelled_work_is_dropped_and_the_others_are_answered
     cancelled.cancel()
     await asyncio.sleep(0)
     batcher.start()
-    assert len((await good).hits) == 1
+    assert len(await good) == 1
     with pytest.raises(errors.DeadlineExceeded):
         await expired
     assert batcher.batches == 1

@@ -54,7 +54,7 @@ def never_ranking(index: Any) -> None:
         raise AssertionError("it was ranked")
 
     public = next(one for _, one in index.server._servicers if hasattr(one, "_retrieval"))
-    public._retrieval._ranker.rank = ranked
+    public._retrieval._stages.rank = ranked
     public._retrieval._batcher.search = ranked
 
 

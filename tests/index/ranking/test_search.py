@@ -174,7 +174,7 @@ async def test_an_answer_that_cannot_fit_is_refused_before_anything_is_ranked(in
     }
     assert await calls[ask](2)
     public._retrieval._batcher.search = ranked
-    public._retrieval._ranker.rank = ranked
+    public._retrieval._stages.rank = ranked
     await raises(errors.TooLarge, calls[ask](100), "4,000 hits", "at most", "smaller k")
 
 

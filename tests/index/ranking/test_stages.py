@@ -14,7 +14,7 @@ from aeenc import Fusion, errors
 from aeenc.v1 import encoder_pb2, index_pb2
 from services.corpus.generation import open_generation
 from services.index.lexical.bm25 import LexicalIndex
-from services.index.ranking import ranker
+from services.index.ranking import stages
 from services.index.ranking.encoding import TOGETHER, WINDOW, EncodeKey, QueryEncoder, QueryVectors
 from services.index.ranking.fusion import fuse
 from services.index.ranking.prior import FILE, Hypotheses, Prior
@@ -432,7 +432,19 @@ async def test_two_rankings_of_a_text_share_what_no_vector_changes(
     for kind, name in ((LexicalIndex, "scores"), (Hypotheses, "nearest")):
         call = getattr(kind, name)
         monkeypatch.setattr(kind, name, lambda *given, call=call, name=name: counted.append(name) or call(*given))
-    monkeypatch.setattr(ranker, "KEPT_SCORES", kept)
+    monkeypatch.setattr(stages, "KEPT_SCORES", kept)
     await index.client.retrieve("science", ["iron", "ice"], mode="hybrid", prior=0.2, negative_feedback=0.3)
     # the hypotheses nearest to a text are found by words, too
     assert (counted.count("nearest"), counted.count("scores") - 2) == (2, 2 if kept else 4)
+
+
+async def test_a_limit_of_the_operator_changes_no_ranking(serve) -> None:
+    answers = []
+    for k_max in (1000, 4):
+        async with serve(k_max=k_max) as index:
+            await index.client.build("science", facts())
+            await index.client.put_explanations("science", [(FACTS[0], ["f1"])], replace=True)
+            for more in ({}, {"prior": 0.3}, {"negative_feedback": 0.4}):
+                found = await index.client.retrieve("science", ["iron", "ice"], k=4, mode="hybrid", **more)
+                answers.append([[(hit.id, hit.score) for hit in hits] for hits in found])
+    assert answers[:3] == answers[3:]
