@@ -65,7 +65,12 @@ def combinations() -> Iterator[Asked]:
 async def conformance(rows: Rows, home: Path, dataset: Dataset, queries: int) -> None:
     """Builds both, explains both, asks both."""
     encoder, milvus = RunningEncoder(), MilvusServer(home / "milvus")
-    lite = {"backend": "milvus", "milvus_uri": milvus.uri, "milvus_timeout_s": CALL_S}
+    lite = {
+        "artifacts_dir": home / "lite",
+        "backend": "milvus",
+        "milvus_uri": milvus.uri,
+        "milvus_timeout_s": CALL_S,
+    }
     async with AsyncExitStack() as stack:
         await encoder.server.start()
         stack.push_async_callback(encoder.stop)
