@@ -16,12 +16,11 @@ from aeenc.evaluation import UNRANKED, average_precision
 from aeenc.evaluation.metrics import Ranks
 from services.index.lexical.bm25 import LexicalIndex, best
 from services.index.ranking.features import DEPTH, NAMES, VECTOR_NAMES, FirstWords, features_of, order_by
-from services.index.ranking.fusion import POOL, fuse_hits, rocchio_feedback, with_pair_scores
+from services.index.ranking.fusion import FEEDBACK, POOL, fuse_hits, rocchio_feedback, with_pair_scores
 from services.index.ranking.prior import Prior, with_bonus
 from services.index.values import SearchHits
 from services.tuning.feature_weights import fit
 
-FEEDBACK = 5
 BLOCK = 256  # queries whose cosines are in memory together
 RERANKED = 20  # premises that a cross-encoder reads
 

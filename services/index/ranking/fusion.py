@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from services.index.values import FusionMethod, SearchHits
 
 POOL = 1000  # premises of each first ranking that are fused, and scored by the prior
+FEEDBACK = 5  # premises of a first ranking that negative feedback looks at
 RANK_OFFSET = 60  # of reciprocal ranks, as in the paper
 
 
