@@ -113,9 +113,11 @@ async def test_the_generation_is_that_of_a_build_from_a_stream(
     assert not (tmp_path / "work").exists(), "the work is removed, and what a killed worker has left there"
 
 
-async def test_an_index_serves_what_it_did_not_build(serve: Any, built: Any, source: Any):
+@pytest.mark.parametrize("over", ["files", "milvus"], indirect=True)
+async def test_an_index_serves_what_it_did_not_build(serve: Any, built: Any, source: Any, over: Any):
     async with serve() as index:
-        found = await built(source())
+        found = await built(source(), engines=EngineOptions(milvus="flat" if over else None))
+        await index.client.verify("c", found.artifact.id)
         await index.client.activate("c", found.artifact.id, expected="")
         hits = await index.client.retrieve("c", ["which fact is 78?"], mode="lexical")
         assert hits[0][0].text == "fact 78 of the corpus"
