@@ -562,7 +562,8 @@ class Limits:
     message_bytes: int = 0
     """Maximum size of a message to the service and of a unary response, in bytes. Default: 4 MiB. gRPC itself refuses a
     larger message, with RESOURCE_EXHAUSTED and without details. A larger response fails with INVALID_ARGUMENT
-    (OVER_LIMIT), and so does a larger tree in WatchTree; lists end their pages before.
+    (OVER_LIMIT), and so does a larger tree in WatchTree; lists end their pages before. GetInfo of an index with
+    thousands of corpora and CollectGarbage, which have no pages, may be larger.
     """
     items: int = 0
     """Maximum number of items (texts, vectors, pairs) in a unary call. Default: 1,024."""

@@ -1295,7 +1295,7 @@ export type Generation = Message<"aeenc.v1.Generation"> & {
   notes: string[];
 
   /**
-   * Who holds it, sorted; `run-<id>` is a live run. Only ListGenerations fills it.
+   * Who holds it, sorted; `run-<id>` and `job-<id>` are live. Only ListGenerations fills it.
    *
    * @generated from field: repeated string held_by = 15;
    */
@@ -2113,8 +2113,8 @@ export const IndexAdminService: GenService<{
     output: typeof DeleteGenerationResponseSchema;
   },
   /**
-   * Keeps a generation from deletion until the same holder releases it. Samplers hold those of live runs as `run-<id>`.
-   * To hold it again changes nothing.
+   * Keeps a generation from deletion until the same holder releases it. Samplers and trainers hold those of live runs
+   * and jobs, as `run-<id>` and `job-<id>`. To hold it again changes nothing.
    *
    * Fails with:
    * - INVALID_ARGUMENT: `holder` is not a name.

@@ -640,7 +640,8 @@ export type Limits = Message<"aeenc.v1.Limits"> & {
   /**
    * Maximum size of a message to the service and of a unary response, in bytes. Default: 4 MiB. gRPC itself refuses a
    * larger message, with RESOURCE_EXHAUSTED and without details. A larger response fails with INVALID_ARGUMENT
-   * (OVER_LIMIT), and so does a larger tree in WatchTree; lists end their pages before.
+   * (OVER_LIMIT), and so does a larger tree in WatchTree; lists end their pages before. GetInfo of an index with
+   * thousands of corpora and CollectGarbage, which have no pages, may be larger.
    *
    * @generated from field: uint64 message_bytes = 1;
    */
