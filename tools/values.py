@@ -35,6 +35,7 @@ RETURNED = {
     "EvaluationReport": "EvaluationReport",
     "EncoderServiceGetInfoResponse": "EncoderInfo",
     "IndexServiceGetInfoResponse": "IndexInfo",
+    "CorpusInfo": "CorpusInfo",
     "Generation": "Generation",
     "ActivateGenerationResponse": "Activation",
     "SamplerServiceGetInfoResponse": "SamplerInfo",

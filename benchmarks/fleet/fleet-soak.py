@@ -394,8 +394,8 @@ class Soak:
     async def _look_at_generations(self) -> None:
         for process in self._fleet.processes["index"]:
             async with AsyncClient(index=process.target, timeout_s=CALL_S) as one:
-                info = await one.index.info()
-            active = next((corpus.active.id for corpus in info.corpora if corpus.corpus == CORPUS), "none")
+                corpora = [corpus async for corpus in one.index.list_corpora()]
+            active = next((corpus.active.id for corpus in corpora if corpus.corpus == CORPUS), "none")
             if active not in self.acknowledged.generations:
                 self.seen.lost.append(f"{process.name} serves {active}, not {self.acknowledged.generations}")
 

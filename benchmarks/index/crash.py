@@ -151,7 +151,7 @@ class Crashes:
     async def _check(self, caller: CorpusCaller) -> None:
         """Compares a corpus with its model and takes over what has come of the operation under way."""
         client, model, report = self._client, caller.model, self.report
-        shown = {info.corpus: info.active.id for info in (await client.info()).corpora}
+        shown = {info.corpus: info.active.id async for info in client.list_corpora()}
         try:
             listed = {one.id async for one in client.list_generations(model.name)}
         except errors.NotFound:

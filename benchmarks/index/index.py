@@ -304,7 +304,7 @@ async def main(options: argparse.Namespace) -> None:
         else:
             await client.build(CORPUS, premises)
         queries, space_id = await encoded(direct, texts[:2048])
-        active = (await client.info()).corpora[0].active.id
+        active = (await anext(client.list_corpora())).active.id
         matrix = np.array(open_generation(ArtifactStore(index.artifacts_dir), CORPUS, active).vectors)
         if name in {None, "search"}:
             kernels(rows, matrix, queries)

@@ -163,8 +163,8 @@ class Soak:
     async def _look_for_stable(self) -> None:
         """The space that the corpus serves has a `stable`, a moment after whatever has just ended."""
         for _ in range(20):
-            info = await self._insist(lambda client: client.index.info())
-            spaces = [one.active.space_id for one in info.corpora if one.corpus == CORPUS]
+            corpora = await self._insist(_corpora)
+            spaces = [one.active.space_id for one in corpora if one.corpus == CORPUS]
             labels = await self._insist(_labels)
             missing = set(spaces) - {row.space_id for row in labels if row.name == "stable"}
             if not missing:
@@ -231,6 +231,10 @@ class Soak:
     def _still(self, encoder: ServiceProcess, since: float) -> bool:
         """Whether it has lived all the time."""
         return encoder.alive and self._ready_since.get(encoder.name) == since
+
+
+async def _corpora(client: AsyncClient) -> list[values.CorpusInfo]:
+    return [corpus async for corpus in client.index.list_corpora()]
 
 
 async def _labels(client: AsyncClient, space_id: str = "") -> list[values.Label]:

@@ -45,7 +45,7 @@ async def running_retrieval(dataset: Dataset) -> AsyncIterator[RetrievalFleet]:
         running_index(KEPT / base.id / str(len(premises)), encoder_target=encoder.process.target) as index,
     ):
         client = index.client()
-        corpora = (await client.info()).corpora
+        corpora = [one async for one in client.list_corpora()]
         generation = corpora[0].active if corpora else await client.build(CORPUS, premises)
         await client.channel.close()
         yield RetrievalFleet(encoder, index, generation.id)

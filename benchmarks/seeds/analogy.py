@@ -186,7 +186,7 @@ class Measured:
     def trained(self, selection: Selection, number: int, seed: int) -> Encode:
         """Encodes by what a job has learned of so many prototypes, trained unless it was before."""
         corpus = f"answers-{selection.name}"
-        if corpus not in {found.corpus for found in self._client.index.info().corpora}:
+        if corpus not in {found.corpus for found in self._client.index.list_corpora()}:
             texts = selection.candidates()
             self._client.index.build(corpus, [values.Premise(id=f"a{n}", text=text) for n, text in enumerate(texts)])
         job = self._client.trainer.start_job(

@@ -130,7 +130,7 @@ def main() -> None:
         os.environ["AEENC_TRAINER_BASE_MODEL"] = given.base
     rows = Rows("nli")
     with kept_fleet(HOME / given.data.resolve().name, training, test) as client:
-        if CORPUS not in {found.corpus for found in client.index.info().corpora}:
+        if CORPUS not in {found.corpus for found in client.index.list_corpora()}:
             client.index.build(CORPUS, [values.Premise(id=f"h{n}", text=text) for n, text in enumerate(texts)])
         measured = Measured(client, entailed(pairs), given.items, similar)
         before = measured.quality()

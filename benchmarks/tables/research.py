@@ -163,7 +163,7 @@ class Research:
 
     def _search_in(self, space_id: str) -> None:
         """Activates a generation of a space, unless one is active."""
-        active = {found.corpus: found.active for found in self.client.index.info().corpora}[self.corpus]
+        active = {found.corpus: found.active for found in self.client.index.list_corpora()}[self.corpus]
         if active.space_id != space_id:
             found = [one for one in self.client.index.list_generations(self.corpus) if one.space_id == space_id]
             self.client.index.activate(self.corpus, found[0].id, expected=active.id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from typing import Any
 
 from aeenc.v1 import index_pb2, index_pb2_grpc
@@ -12,7 +12,6 @@ from services.index.catalogue.catalogue import Catalogue
 from services.index.catalogue.listing import Listing
 from services.index.ranking.prior import Explanations
 from services.index.ranking.retrieval import Retrieval
-from services.index.values import GenerationView
 from services.kit.convert import deadline_s, opened_by
 from services.kit.limits import Limits, check_count
 from services.kit.server import GrpcServer, to_service_info
@@ -61,18 +60,13 @@ class IndexServicer(index_pb2_grpc.IndexServiceServicer):
 
     async def ListCorpora(self, request: index_pb2.ListCorporaRequest, _context: Any) -> index_pb2.ListCorporaResponse:
         page, token = self._listing.corpora(page_size=request.page_size, token=request.page_token)
-        return index_pb2.ListCorporaResponse(corpora=self._described(page), next_page_token=token)
+        found = [convert.to_corpus_info(name, served, self._catalogue.replicas(name)) for name, served in page]
+        return index_pb2.ListCorporaResponse(corpora=found, next_page_token=token)
 
     async def GetInfo(
         self, _request: index_pb2.IndexServiceGetInfoRequest, _context: Any
     ) -> index_pb2.IndexServiceGetInfoResponse:
-        return index_pb2.IndexServiceGetInfoResponse(
-            service=to_service_info(self._server, self._limits),
-            corpora=self._described(self._catalogue.corpora()),
-        )
-
-    def _described(self, corpora: Iterable[tuple[str, GenerationView | None]]) -> list[index_pb2.CorpusInfo]:
-        return [convert.to_corpus_info(name, served, self._catalogue.replicas(name)) for name, served in corpora]
+        return index_pb2.IndexServiceGetInfoResponse(service=to_service_info(self._server, self._limits))
 
 
 class IndexAdminServicer(index_pb2_grpc.IndexAdminServiceServicer):

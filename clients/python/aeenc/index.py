@@ -349,7 +349,7 @@ class IndexClient:
 
     async def _active(self, corpus: str) -> values.Generation:
         """Finds the active generation. Raises NotFound, naming the corpora that have one."""
-        serving = [one for one in (await self.info()).corpora if one.active.id]
+        serving = [one async for one in self.list_corpora() if one.active.id]
         for one in serving:
             if one.corpus == corpus:
                 return one.active

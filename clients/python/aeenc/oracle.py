@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, cast
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -122,7 +122,7 @@ class Verdict:
         )
 
 
-Verdicts = Iterable[str] | Mapping[str, "Verdict | oracle_pb2.Judgement"]
+Verdicts = Iterable[str] | Mapping[str, "Verdict | int"]  # numbers of Judgement
 VerdictsT = TypeVar("VerdictsT", bound=Verdicts)
 NodeVerdictName = Literal["complete", "premise_missing", "not_explainable"]
 
@@ -176,7 +176,8 @@ def _messages(verdicts: Verdicts, name: str) -> list[oracle_pb2.Verdict]:
                 raise errors.InvalidArgument.field(f"{name}[{number}]", f"is {shown(one)}; give a premise's id")
         verdicts = dict.fromkeys(ids, EXPLAINS)
     return [
-        (one if isinstance(one, Verdict) else Verdict(one)).to_proto(premise_id) for premise_id, one in verdicts.items()
+        (one if isinstance(one, Verdict) else Verdict(cast("oracle_pb2.Judgement", one))).to_proto(premise_id)
+        for premise_id, one in verdicts.items()
     ]
 
 

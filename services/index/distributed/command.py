@@ -53,7 +53,7 @@ def build_on_ray(
         )
     settings = IndexSettings()
     store = open_store(settings.artifacts_dir, settings.artifacts_url, settings.artifacts_cache_bytes)
-    serving = {one.corpus: one.active.id for one in client.index.info().corpora if one.active.id}
+    serving = {one.corpus: one.active.id for one in client.index.list_corpora() if one.active.id}
     _check_store(store, corpus, serving)
     expected = _recorded(store, corpus)
     if "://" not in str(facts.path):  # processes of a cluster work in directories of their own

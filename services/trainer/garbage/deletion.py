@@ -76,7 +76,7 @@ class Deletion:
         for row in await self._registry.checkpoints():
             if row.job_id in live:
                 needed[row.version] = f"job {row.job_id}, which made it, is not done"
-        for found in (await self._index.info()).corpora:
+        async for found in self._index.list_corpora():
             needed[found.active.premise_version] = f"corpus {found.corpus!r} serves premises that it has encoded"
         for label in await self._registry.labels():
             place = f"label {label.name!r} of space {label.space_id}"

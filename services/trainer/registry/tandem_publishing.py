@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from aeenc import errors
 from aeenc.index import IndexClient
-from aeenc.values import IndexInfo
+from aeenc.values import CorpusInfo
 from services.corpus.active import read_active
 from services.corpus.generation import PREMISES, folder_of
 from services.kit.concurrency import finish
@@ -72,7 +72,7 @@ class TandemPublisher:
 
     async def active(self, corpus: str) -> ActiveGeneration:
         """Asks the index for the active generation of a corpus."""
-        for found in (await self._index.info()).corpora:
+        async for found in self._index.list_corpora():
             if found.corpus == corpus and found.active.id:
                 return ActiveGeneration(found.active.id, found.active.space_id)
         return ActiveGeneration()
@@ -175,7 +175,7 @@ class TandemPublisher:
 
     async def served_spaces(self) -> set[str]:
         """The spaces that corpora serve. Raises what the index raises."""
-        return served_spaces(await self._index.info())
+        return served_spaces([one async for one in self._index.list_corpora()])
 
     async def _check_unmoved(self, space_id: str, revision: int) -> None:
         """Raises Aborted unless `stable` of a space is at a revision; 0 for no label."""
@@ -210,7 +210,7 @@ class TandemPublisher:
         with suppress(errors.AeencError, OSError):  # the store knows before they do
             if await asyncio.to_thread(read_active, self._store, corpus) == generation:
                 return True
-        found = [one for one in (await self._index.info()).corpora if one.corpus == corpus]
+        found = [one async for one in self._index.list_corpora() if one.corpus == corpus]
         return any(generation in {one.active.id, *(each.generation for each in one.replicas)} for one in found)
 
     async def _await_indexes(self, corpus: str, wait_s: float) -> None:
@@ -218,7 +218,7 @@ class TandemPublisher:
         end = time.monotonic() + wait_s
         with suppress(errors.AeencError):  # the publication has happened; what follows is for the next one
             while True:
-                found = [one for one in (await self._index.info()).corpora if one.corpus == corpus]
+                found = [one async for one in self._index.list_corpora() if one.corpus == corpus]
                 behind = [f"{each.instance} ({each.reason})" for one in found for each in one.replicas if each.behind]
                 if not behind or time.monotonic() >= end:
                     break
@@ -282,10 +282,10 @@ class TandemPublisher:
             )
 
 
-def served_spaces(info: IndexInfo) -> set[str]:
+def served_spaces(corpora: Sequence[CorpusInfo]) -> set[str]:
     """The spaces that index processes serve, those included that have not followed the last activation yet."""
-    replicas = (each.space_id for found in info.corpora for each in found.replicas)
-    return {*(found.active.space_id for found in info.corpora), *replicas}
+    replicas = (each.space_id for found in corpora for each in found.replicas)
+    return {*(found.active.space_id for found in corpora), *replicas}
 
 
 async def await_all(registry: Registry, row: LabelRow, timeout_s: float) -> list[RolloutRow]:

@@ -42,7 +42,7 @@ class Trainer:
 
 def running(trainer, trees, tmp_path):
     corpora = [SimpleNamespace(corpus="c", active=SimpleNamespace(id="g0", space_id="s0"))]
-    index = SimpleNamespace(info=lambda: SimpleNamespace(corpora=corpora))
+    index = SimpleNamespace(list_corpora=lambda: corpora)
     return Research(SimpleNamespace(trainer=trainer, index=index), Dataset.load(trees), "c", tmp_path)
 
 

@@ -131,7 +131,7 @@ async def index_of(fleet):
 async def active(fleet, corpus: str) -> str:
     """The generation of a corpus that is searched."""
     async with index_of(fleet) as index:
-        return {one.corpus: one.active.id for one in (await index.info()).corpora}[corpus]
+        return {one.corpus: one.active.id async for one in index.list_corpora()}[corpus]
 
 
 @pytest.mark.parametrize("mode", ["dense", "lexical"])
@@ -223,7 +223,7 @@ async def test_a_prior_without_the_split_that_it_learns_from_is_refused_before_a
     assert (ended.code, ended.error["status"]) == (2, "INVALID_ARGUMENT")
     assert "(it has dev); add that split, name a corpus that has explanations by --corpus" in ended.error["message"]
     async with index_of(fleet) as index:
-        assert not (await index.info()).corpora
+        assert not [one async for one in index.list_corpora()]
 
 
 def test_rounds_are_a_table():
@@ -273,7 +273,7 @@ async def test_an_evaluation_leaves_what_another_one_is_using(aeenc, fleet, tree
     def with_another(self, *args, **options):
         with Client(index=fleet.index) as other:
             name = corpus_name(Dataset.load(trees))
-            other.index.hold(name, other.index.info().corpora[0].active.id, "evaluate-other")
+            other.index.hold(name, next(other.index.list_corpora()).active.id, "evaluate-other")
         return evaluate(self, *args, **options)
 
     monkeypatch.setattr(BlockingTrainerClient, "evaluate", with_another)

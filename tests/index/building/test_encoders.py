@@ -79,7 +79,7 @@ async def test_an_encoder_of_another_version_in_the_middle_stops_the_build(index
     encoders[1].servicer.version = "q-other"
     await raises(errors.FailedPrecondition, work, "q-other", "build again")
     assert files_of(index.store) == {}
-    assert not (await index.client.info()).corpora
+    assert not [one async for one in index.client.list_corpora()]
     await until(lambda: not any(one.servicer.open_streams for one in encoders))
 
 

@@ -97,7 +97,7 @@ def damaged(store: ArtifactStore, generation: str, position: int) -> None:
 
 async def test_an_approximate_engine_says_so_and_searches_exactly_where_asked(serve, science):
     async with serve() as index:
-        info = (await index.client.info()).corpora[0].active
+        info = (await anext(index.client.list_corpora())).active
         assert (info.id, info.engine, info.premises) == (science, "ivf", 1500)
         found, exact = await search(index), await search(index, exact=True)
         assert (found.exact, exact.exact) == (False, True)

@@ -18,7 +18,7 @@ async def two_generations(index):
 
 
 async def active(index):
-    return (await index.client.info()).corpora[0].active.id
+    return (await anext(index.client.list_corpora())).active.id
 
 
 async def test_activation_moves_the_pointer_and_back_while_a_pinned_search_stays(index):
@@ -152,7 +152,7 @@ async def test_verify_says_what_a_repair_must_know_of_a_generation_too_damaged_t
 
 
 async def corpora(index):
-    return [(one.corpus, one.active.id) for one in (await index.client.info()).corpora]
+    return [(one.corpus, one.active.id) async for one in index.client.list_corpora()]
 
 
 async def test_a_corpus_is_deleted_in_every_process_and_after_a_restart_and_can_be_built_again(serve):

@@ -67,7 +67,7 @@ async def three_generations(index):
 
 
 async def active(index):
-    return (await index.client.info()).corpora[0].active.id
+    return (await anext(index.client.list_corpora())).active.id
 
 
 async def test_an_activation_is_not_overwritten_by_one_whose_caller_left(index, monkeypatch):

@@ -37,7 +37,7 @@ async def test_an_imported_generation_answers_as_the_exported_one(serve, exporte
         assert (moved.corpus, moved.generation, moved.premises) == ("science", before.generation, len(facts()))
 
         async def serves() -> bool:
-            return any(one.active.id == moved.generation for one in (await index.client.info()).corpora)
+            return moved.generation in [one.active.id async for one in index.client.list_corpora()]
 
         await eventually(serves)
         assert (await index.client.retrieve("science", FACTS[:3], k=4)).results == before.results

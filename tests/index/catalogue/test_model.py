@@ -157,7 +157,10 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(corpus=CORPORA)
     def look(self, corpus):
-        shown = {info.corpus: info.active.id for info in self.runner.run(self.client.info()).corpora}
+        async def found() -> dict[str, str]:
+            return {one.corpus: one.active.id async for one in self.client.list_corpora()}
+
+        shown = self.runner.run(found())
         assert shown.get(corpus, "") == self.active.get(corpus, "")
         assert (corpus in shown) == bool(self.generations[corpus])
         if shown.get(corpus):

@@ -40,7 +40,7 @@ async def test_what_one_replica_has_built_and_activated_the_other_serves_when_th
             ("two", second, False),
             ("one", second, False),
         ]
-        [corpus] = (await one.client.info()).corpora
+        [corpus] = [found async for found in one.client.list_corpora()]
         assert {(each.instance, each.space_id) for each in corpus.replicas} == {("one", SPACE), ("two", SPACE)}
 
 

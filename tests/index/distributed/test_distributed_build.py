@@ -293,7 +293,7 @@ async def test_the_work_stays_until_the_generation_is_activated(
         again = Here()
         found = await commanded(index, source.again(), again)
         assert not again.ran
-        assert [one.active.id for one in (await index.client.info()).corpora] == [found.artifact.id]
+        assert [one.active.id async for one in index.client.list_corpora()] == [found.artifact.id]
     assert not any((artifact_store.root / command.FOLDER).iterdir())
 
 
@@ -306,7 +306,7 @@ async def test_a_corpus_whose_generation_does_not_open_is_built_again(
     vectors.write_bytes(vectors.read_bytes()[:-4])
     async with serve() as index:
         found = await commanded(index, source())
-        assert [one.active.id for one in (await index.client.info()).corpora] == [found.artifact.id]
+        assert [one.active.id async for one in index.client.list_corpora()] == [found.artifact.id]
 
 
 @pytest.mark.parametrize("built_before", ["c", "d", None])

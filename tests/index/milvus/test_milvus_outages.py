@@ -34,7 +34,7 @@ async def goes_on(index):
     assert [premise.text async for premise in index.client.list_premises("science")] == FACTS
     assert [premise.id for premise in await index.client.get_premises("science", ["f3"])] == ["f3"]
     assert (await index.client.retrieve("science", ["ice"], k=1, mode="lexical"))[0]
-    assert (await index.client.info()).corpora[0].active.id
+    assert (await anext(index.client.list_corpora())).active.id
 
 
 @pytest.mark.slow

@@ -48,7 +48,7 @@ async def test_every_mode_honours_self_filters_and_exclusion(index, mode):
 
 
 async def test_hybrid_is_the_fusion_of_exact_scores(built):
-    served = open_generation(built.store, "science", (await built.client.info()).corpora[0].active.id)
+    served = open_generation(built.store, "science", (await anext(built.client.list_corpora())).active.id)
     lexical = LexicalIndex.open(served.artifact, len(served.premises))
     text = "does a magnet melt ice"
     cosines = (served.vectors @ vector_of(text, encoder_pb2.ROLE_QUERY)).astype(np.float32)

@@ -91,7 +91,7 @@ async def test_negative_feedback_looks_at_the_ranking_that_words_and_prior_made(
     query = query - 0.6 * np.mean([vector_of(hit.text) for hit in first], axis=0)
     query /= np.linalg.norm(query)
     found = (await built.client.retrieve("science", [text], k=10, negative_feedback=0.6, **options))[0]
-    served = open_generation(built.store, "science", (await built.client.info()).corpora[0].active.id)
+    served = open_generation(built.store, "science", (await anext(built.client.list_corpora())).active.id)
     lexical = LexicalIndex.of(FACTS[:10])
     fused = fuse(served.vectors @ query, lexical.scores(lexical.terms(text)), 0.5)
     bonus = Prior.of([Explanation(one, tuple(ids)) for one, ids in explained], served).bonus(text, ALL)
@@ -120,7 +120,7 @@ async def test_the_prior_lifts_what_explained_similar_hypotheses(built):
     lifted = (await built.client.retrieve("science", [text], k=10, prior=0.9))[0]
     assert {hit.id for hit in plain} == {hit.id for hit in lifted}
     assert lifted[0].id == "f1", "both similar hypotheses were explained by it"
-    served = open_generation(built.store, "science", (await built.client.info()).corpora[0].active.id)
+    served = open_generation(built.store, "science", (await anext(built.client.list_corpora())).active.id)
     prior = Prior.of([Explanation(one, tuple(ids)) for one, ids in EXPLAINED], served)
     bonus = prior.bonus(text, ALL)
     cosines = served.vectors @ vector_of(text, encoder_pb2.ROLE_QUERY)

@@ -107,7 +107,7 @@ class TandemWorld:
 
     async def active(self) -> str:
         """The generation that serves."""
-        return next(one.active.id for one in (await self.index.info()).corpora if one.corpus == self.corpus)
+        return (await anext(one async for one in self.index.list_corpora() if one.corpus == self.corpus)).active.id
 
     async def spaces(self) -> set[str]:
         """The spaces that the encoder has loaded."""

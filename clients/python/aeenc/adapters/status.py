@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -35,12 +35,10 @@ def encoder_dict(info: values.EncoderInfo) -> dict[str, Any]:
     }
 
 
-def index_dict(info: values.IndexInfo) -> dict[str, Any]:
+def index_dict(info: values.IndexInfo, corpora: Iterable[values.CorpusInfo]) -> dict[str, Any]:
     """Reads the index's corpora and their active generations."""
-    corpora = {
-        found.corpus: {"generation": found.active.id, "premises": found.active.premises} for found in info.corpora
-    }
-    return {**_service(info.service), "corpora": corpora}
+    found = {one.corpus: {"generation": one.active.id, "premises": one.active.premises} for one in corpora}
+    return {**_service(info.service), "corpora": found}
 
 
 def sampler_dict(info: values.SamplerInfo) -> dict[str, Any]:
@@ -65,13 +63,24 @@ def _service(info: values.ServiceInfo) -> dict[str, Any]:
     }
 
 
-# service -> its client, and what reads the client's info
-_QUESTIONS: dict[str, tuple[Callable[[Channel], Any], Callable[[Any], dict[str, Any]]]] = {
-    "encoder": (EncoderClient, encoder_dict),
-    "index": (IndexClient, index_dict),
-    "sampler": (SamplerClient, sampler_dict),
-    "trainer": (TrainerClient, trainer_dict),
-}
+async def _encoder(channel: Channel) -> dict[str, Any]:
+    return encoder_dict(await EncoderClient(channel).info())
+
+
+async def _index(channel: Channel) -> dict[str, Any]:
+    client = IndexClient(channel)
+    return index_dict(await client.info(), [one async for one in client.list_corpora()])
+
+
+async def _sampler(channel: Channel) -> dict[str, Any]:
+    return sampler_dict(await SamplerClient(channel).info())
+
+
+async def _trainer(channel: Channel) -> dict[str, Any]:
+    return trainer_dict(await TrainerClient(channel).info())
+
+
+_REPORTS = {"encoder": _encoder, "index": _index, "sampler": _sampler, "trainer": _trainer}
 
 
 async def ask(targets: Targets) -> dict[str, ServiceReport]:
@@ -82,11 +91,10 @@ async def ask(targets: Targets) -> dict[str, ServiceReport]:
 
 
 async def _answer(targets: Targets, service: str) -> ServiceReport:
-    connect, read = _QUESTIONS[service]
     try:
         channel = targets.channel(service)
         try:
-            return read(await connect(channel).info())
+            return await _REPORTS[service](channel)
         finally:
             await channel.close()
     except AeencError as error:

@@ -130,7 +130,7 @@ def ensure_corpus(client: Client, dataset: Source, on_progress: Callable[[int, i
     Where one with these texts serves already, and has them in other splits, the name gets a hash of the splits.
     """
     name, space_id = corpus_name(dataset), client.trainer.info().default_space_id
-    serving = {found.corpus for found in client.index.info().corpora if found.active.space_id == space_id}
+    serving = {found.corpus for found in client.index.list_corpora() if found.active.space_id == space_id}
     splits = {candidate.text: sorted(candidate.splits) for candidate in dataset.candidates()}
     if name in serving and not _has_splits(client, name, splits):
         name += f"-{hashlib.sha256(json.dumps(splits).encode()).hexdigest()[:8]}"
@@ -293,7 +293,7 @@ def remove(
 
 def _change(context: typer.Context, name: str, change: Callable[[Client], values.Generation]) -> None:
     with client(context) as connected:
-        before = {one.corpus: one.active.id for one in connected.index.info().corpora}.get(name, "")
+        before = {one.corpus: one.active.id for one in connected.index.list_corpora()}.get(name, "")
         now = change(connected)
     told = {"generation": now.id, "premises": now.premises, "active": True, "before": before}
     output_of(context).result({"corpus": name, **told})

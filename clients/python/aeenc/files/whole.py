@@ -15,11 +15,12 @@ from aeenc.errors import AlreadyExists, InvalidArgument
 
 @contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Names the file that is written in an OSError without a name, such as that of a full disk."""
+    """Names the file that is written in an error of the system without a name, such as that of a full disk."""
     try:
         yield
     except OSError as error:
-        error.filename = error.filename or str(path)
+        if error.errno is not None and not isinstance(error, ConnectionError):  # what is written may come by a call
+            error.filename = error.filename or str(path)
         raise
 
 

@@ -298,12 +298,10 @@ class IndexServiceGetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class IndexServiceGetInfoResponse(_message.Message):
-    __slots__ = ("service", "corpora")
+    __slots__ = ("service",)
     SERVICE_FIELD_NUMBER: _ClassVar[int]
-    CORPORA_FIELD_NUMBER: _ClassVar[int]
     service: _types_pb2.ServiceInfo
-    corpora: _containers.RepeatedCompositeFieldContainer[CorpusInfo]
-    def __init__(self, service: _Optional[_Union[_types_pb2.ServiceInfo, _Mapping]] = ..., corpora: _Optional[_Iterable[_Union[CorpusInfo, _Mapping]]] = ...) -> None: ...
+    def __init__(self, service: _Optional[_Union[_types_pb2.ServiceInfo, _Mapping]] = ...) -> None: ...
 
 class CorpusInfo(_message.Message):
     __slots__ = ("corpus", "active", "replicas")

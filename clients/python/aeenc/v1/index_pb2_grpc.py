@@ -129,7 +129,7 @@ class IndexServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetInfo(self, request, context):
-        """Reports the corpora, their active generations, limits and state.
+        """Reports limits and state.
 
         Does not fail while the process runs.
         """

@@ -34,6 +34,19 @@ class RetrieveMode(Choice):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IndexInfo:
+    """Describes this index process."""
+
+    service: ServiceInfo = ServiceInfo()
+    """The fields common to all services."""
+
+    @classmethod
+    def from_message(cls, message: index_pb2.IndexServiceGetInfoResponse) -> IndexInfo:
+        """Reads the message."""
+        return cls(service=ServiceInfo.from_message(message.service))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
     """One immutable build of a corpus."""
 
@@ -136,24 +149,6 @@ class CorpusInfo:
             corpus=message.corpus,
             active=Generation.from_message(message.active),
             replicas=tuple([IndexReplica.from_message(one) for one in message.replicas]),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexInfo:
-    """Describes this index process."""
-
-    service: ServiceInfo = ServiceInfo()
-    """The fields common to all services."""
-    corpora: tuple[CorpusInfo, ...] = ()
-    """Its corpora."""
-
-    @classmethod
-    def from_message(cls, message: index_pb2.IndexServiceGetInfoResponse) -> IndexInfo:
-        """Reads the message."""
-        return cls(
-            service=ServiceInfo.from_message(message.service),
-            corpora=tuple([CorpusInfo.from_message(one) for one in message.corpora]),
         )
 
 

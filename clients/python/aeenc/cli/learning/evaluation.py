@@ -75,7 +75,7 @@ def generation_for(
     Builds a missing one from `dataset` without activating it; raises FailedPrecondition without a dataset.
     """
     space_id = client.trainer.get_checkpoint(version).space_id
-    active = {found.corpus: found.active for found in client.index.info().corpora}
+    active = {found.corpus: found.active for found in client.index.list_corpora()}
     if corpus in active and active[corpus].space_id == space_id:
         return str(active[corpus].id)
     if corpus in active:
@@ -99,7 +99,7 @@ def candidates_of(
     What had to be built for it is deleted in the end, unless it is to be kept or another evaluation uses it.
     """
     corpus, generation, is_built = corpus_name(dataset), "", False
-    before = {one.corpus for one in client.index.info().corpora}
+    before = {one.corpus for one in client.index.list_corpora()}
     with out.progress("candidates", "facts") as report:
 
         def progressed(encoded: int, total: int) -> None:
@@ -111,7 +111,7 @@ def candidates_of(
             generation = generation_for(client, corpus, version, dataset, progressed)
         else:
             corpus = ensure_corpus(client, dataset, progressed)
-    active = {one.corpus: one.active.id for one in client.index.info().corpora}
+    active = {one.corpus: one.active.id for one in client.index.list_corpora()}
     held, holder = generation or active[corpus], f"evaluate-{uuid.uuid4().hex[:12]}"
     with suppress(PermissionDenied):  # without the admin's credential nothing is built, either
         client.index.hold(corpus, held, holder)
