@@ -104,7 +104,7 @@ class Load:
         for _ in roots:
             while not (leases := await client.people.lease("ann", run_id=run.id)):  # noqa: ASYNC110 -- calls, no event
                 await asyncio.sleep(0.05)
-            answered = await client.people.submit(leases[0], [leases[0].task.candidates[0].premise_id])
+            answered = await client.people.submit(leases[0], [leases[0].task.candidates[0].premise.id])
             self.note("answer", run.id, answered.answer_id)
 
     async def train(self, client: AsyncClient) -> None:

@@ -109,7 +109,10 @@ class Browsers:
         if found is None:
             return []
         task = found["task"]
-        candidates = tuple(values.Candidate(**one) for one in task["candidates"])
+        candidates = tuple(
+            values.RankedPremise(premise=values.Premise(id=one["premise_id"], text=one["text"]), rank=one["rank"])
+            for one in task["candidates"]
+        )
         asked = values.OracleTask(task_id=task["task_id"], query=task["query"], candidates=candidates)
         lease = values.Lease(
             lease_id=found["lease_id"],
@@ -275,7 +278,7 @@ async def _person(
         next_s.append(time.monotonic() - begun)
         [lease] = found
         await asyncio.sleep(rng.expovariate(1 / 1.0))
-        ticked = {lease.task.candidates[0].premise_id: Verdict(EXPLAINS)}
+        ticked = {lease.task.candidates[0].premise.id: Verdict(EXPLAINS)}
         await browsers.submit(lease, ticked, client_seq=rng.getrandbits(40))
         tree, begun = lease.hypothesis_id, time.monotonic()
         body = {"run": run_id, "task": lease.task.task_id, "request": uuid.uuid4().hex}

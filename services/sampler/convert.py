@@ -289,13 +289,12 @@ def to_time(at: float) -> datetime:
 
 def to_lease(leased: LeasedTask) -> people_pb2.Lease:
     """A lease with what is to be judged."""
-    task = leased.record.task.to_proto()
-    for candidate in (*task.accepted, *task.candidates):
-        candidate.same_key = same_key(candidate.text)
+    task = leased.record.task
     return people_pb2.Lease(
         lease_id=leased.lease.id,
         run_id=leased.record.run_id,
-        task=task,
+        task=task.to_proto(),
+        same_keys=[same_key(candidate.text) for candidate in task.candidates],
         expires_at=to_timestamp(to_time(leased.lease.expires_at)),
         remaining=to_duration(max(leased.lease.expires_at - leased.at, 0.0)),
         hypothesis_id=leased.hypothesis_id,

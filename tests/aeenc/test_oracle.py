@@ -49,7 +49,7 @@ def test_a_task_travels_whole():
     sent = task().to_proto()
     assert (sent.task_id, sent.query, list(sent.path)) == (task().task_id, task().query, ["the root"])
     for candidates, known in ((sent.accepted, [ICE]), (sent.candidates, [SUN, ICE])):
-        assert [(one.premise_id, one.text, one.rank, one.score) for one in candidates] == [
+        assert [(one.premise.id, one.premise.text, one.rank, one.score) for one in candidates] == [
             (one.id, one.text, one.rank, pytest.approx(one.score)) for one in known
         ]
 

@@ -274,7 +274,7 @@ async def test_two_people_disagree_and_a_third_decides(bench: Any) -> None:
             await window.get_by_text("Nobody disagrees.").wait_for()
         [task] = [one async for one in at.people.list_tasks(run_id)]
         assert (task.adjudicator, len(task.conflicts)) == ("lead", 0)
-        again = {"run": run_id, "task": task.task.task_id, "verdicts": {task.task.candidates[0].premise_id: "refuses"}}
+        again = {"run": run_id, "task": task.task.task_id, "verdicts": {task.task.candidates[0].premise.id: "refuses"}}
         assert await late.evaluate(POST, ["/api/adjudicate", again]) == 409, "a decision is replaced unseen"
         assert await lead.evaluate(POST, ["/api/adjudicate", again]) == 200, "one's own decision can be changed"
         await page.goto(f"{at.url}/#lead")
@@ -356,7 +356,7 @@ async def test_a_node_that_is_open_is_ranked_again_by_a_new_encoder(bench: Any) 
         await shown(page, "hypothesis 1")
         [before] = [task.task async for task in at.people.list_tasks(run_id)]
         after = [premise_id for premise_id, _, _ in nearest("hypothesis 1", 8, version="version-2")]
-        kept = next(n for n, one in enumerate(before.candidates, 1) if one.premise_id in after)
+        kept = next(n for n, one in enumerate(before.candidates, 1) if one.premise.id in after)
         await page.keyboard.press(str(kept))
         await page.keyboard.press("n")
         await page.keyboard.type("my note")
@@ -366,12 +366,12 @@ async def test_a_node_that_is_open_is_ranked_again_by_a_new_encoder(bench: Any) 
         await page.keyboard.press("e")
         await page.get_by_text("new", exact=True).first.wait_for()
         [now] = [task.task async for task in at.people.list_tasks(run_id, state="waiting")]
-        assert [one.premise_id for one in now.candidates] == after
+        assert [one.premise.id for one in now.candidates] == after
         await page.keyboard.press("Control+Enter")
         await page.get_by_text("Submitted: “hypothesis 1”").wait_for()
         [task] = [one async for one in at.people.list_tasks(run_id) if one.answers]
         accepted = [one.premise_id for one in task.answers[0].verdicts if one.judgement.name == "EXPLAINS"]
-        assert accepted == [before.candidates[kept - 1].premise_id]
+        assert accepted == [before.candidates[kept - 1].premise.id]
         assert (task.answers[0].note, task.task.model_version) == ("my note", "version-2")
 
 
@@ -411,7 +411,7 @@ async def test_a_lead_reads_the_trail_and_takes_files_away(bench: Any) -> None:
     async with bench(undo_s=0.0) as at:
         run_id = await at.run(["hypothesis 0"], max_depth=0)
         lease = (await at.people.lease("ann"))[0]
-        await at.people.submit(lease, [lease.task.candidates[0].premise_id], note="because")
+        await at.people.submit(lease, [lease.task.candidates[0].premise.id], note="because")
         await asyncio.wait_for(at.sampler.wait(run_id), 30)
         other = await at.run(["hypothesis 1", "hypothesis 2", "hypothesis 3"], max_depth=0)
         page = await at.window("lead", "adjudicator")
@@ -478,5 +478,5 @@ async def test_a_person_names_two_ways_to_explain(bench: Any) -> None:
         await page.keyboard.press("Control+Enter")
         await page.get_by_text("Submitted").wait_for()
         [task] = [one async for one in at.people.list_tasks(run_id)]
-        first, second, third, _ = (one.premise_id for one in task.task.candidates)
+        first, second, third, _ = (one.premise.id for one in task.task.candidates)
         assert [set(one.premise_ids) for one in task.answers[0].alternatives] == [{first, second}, {first, third}]

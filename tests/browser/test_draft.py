@@ -13,7 +13,7 @@ PAGE = Path(__file__).parents[2] / "clients" / "workbench" / "page"
 RUN = """
 import { folded, sentVerdicts } from %s;
 const { candidates, draft } = JSON.parse(process.argv[1]);
-const folds = folded(candidates);
+const folds = folded(candidates, keys);
 console.log(JSON.stringify({ folds: folds.map(({ head, others }) => [head, ...others].map((one) => one.premise_id)),
   sent: sentVerdicts(draft, folds) }));
 """
@@ -44,11 +44,10 @@ def test_only_what_was_read_is_refused_and_nothing_that_is_folded(
     script: str, verdicts: dict[str, str], read: str, seen_upto: int, sent: str
 ) -> None:
     candidates = [
-        {"premise_id": name, "text": name, "rank": rank, "score": 0, "same_key": key}
-        for rank, (name, key) in enumerate(KEYS.items(), start=1)
+        {"premise_id": name, "text": name, "rank": rank, "score": 0} for rank, name in enumerate(KEYS, start=1)
     ]
     draft = {"verdicts": verdicts, "read": list(read), "seenUpto": seen_upto}
-    asked = json.dumps({"candidates": candidates, "draft": draft})
+    asked = json.dumps({"candidates": candidates, "keys": [*KEYS.values()], "draft": draft})
     command = ["node", "--input-type=module", "--eval", script, asked]
     told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert told["folds"] == [["a", "e"], ["b", "c"], ["d"], ["f"]]

@@ -171,7 +171,7 @@ async def test_nobody_answers_under_the_lease_of_somebody_else(bench: Any) -> No
                 http.headers["x-csrf-token"] = (await http.get("/api/me")).json()["csrf"]
             lease = (await ann.post("/api/lease", json={})).json()["lease_id"]
             [task] = [one async for one in at.people.list_tasks(run_id)]
-            calls = {"answer": {"verdicts": {task.task.candidates[0].premise_id: "explains"}, "seq": 1}}
+            calls = {"answer": {"verdicts": {task.task.candidates[0].premise.id: "explains"}, "seq": 1}}
             calls |= {"renew": {}, "release": {}}
             for call, body in calls.items():
                 for stolen in (lease, "made-up"):

@@ -80,7 +80,7 @@ async def test_what_was_not_in_sight_for_a_second_is_unseen(bench: Any) -> None:
         times = await seen(page)
         for candidate, judgement in zip(task.task.candidates, said, strict=True):
             if judgement == "DOES_NOT_EXPLAIN":
-                assert times.get(f"hypothesis 0\n{candidate.text}", 0.0) >= SIGHT_MS, candidate.text
+                assert times.get(f"hypothesis 0\n{candidate.premise.text}", 0.0) >= SIGHT_MS, candidate
         assert said[0] == "EXPLAINS"
         assert said[1:6] == ["UNSEEN"] * 5
         assert said[-1] == "DOES_NOT_EXPLAIN"
@@ -286,7 +286,7 @@ async def test_the_page_says_what_becomes_of_an_answer(bench: Any) -> None:
         await page.wait_for_timeout(2500)
         assert await page.get_by_text("The run goes on with it").count() == 0
         [lease] = await at.people.lease("bob", run_id=run_id)
-        await at.people.submit(lease, [lease.task.candidates[1].premise_id])
+        await at.people.submit(lease, [lease.task.candidates[1].premise.id])
         await page.get_by_text("People disagree on it: an adjudicator decides.").wait_for()
 
 

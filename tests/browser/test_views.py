@@ -22,7 +22,7 @@ async def disputed(bench: Any, text: str) -> str:
     run_id: str = await bench.run([text], max_depth=0)
     for name, choice in (("ann", 0), ("bob", 1)):
         [lease] = await bench.people.lease(name, run_id=run_id)
-        await bench.people.submit(lease, [lease.task.candidates[choice].premise_id])
+        await bench.people.submit(lease, [lease.task.candidates[choice].premise.id])
     return run_id
 
 

@@ -160,7 +160,7 @@ async def test_triplets_hold_a_positive_and_a_negative_of_the_run(aeenc, world, 
 
 async def test_trees_of_a_run_are_written_in_every_form(aeenc, world, trees, tmp_path):
     world.oracle.behaviour = lambda task: [
-        oracle_pb2.Verdict(premise_id=candidate.premise_id, judgement=EXPLAINS, leaf=True)
+        oracle_pb2.Verdict(premise_id=candidate.premise.id, judgement=EXPLAINS, leaf=True)
         for candidate in task.candidates
     ]
     async with world.sampler() as sampler:
@@ -181,7 +181,7 @@ async def test_trees_of_a_run_are_written_in_every_form(aeenc, world, trees, tmp
 
 async def test_the_trees_of_a_run_are_evaluated_as_gold_on_its_corpus(aeenc, world, fleet, tmp_path, trees):
     world.oracle.behaviour = lambda task: [
-        oracle_pb2.Verdict(premise_id=task.candidates[0].premise_id, judgement=EXPLAINS, leaf=True)
+        oracle_pb2.Verdict(premise_id=task.candidates[0].premise.id, judgement=EXPLAINS, leaf=True)
     ]
     mine = tmp_path / "mine"
     (mine / "dataset" / "task_1").mkdir(parents=True)
@@ -243,7 +243,7 @@ async def test_a_run_in_beirs_layout_has_the_corpus_of_its_index(aeenc, world, f
 async def test_an_overruled_verdict_is_in_no_export_unless_asked_for(aeenc, world: SamplerWorld, tmp_path):
     async with at_work(world, 1) as (people, sampler, run_id):
         lease = await take(people, "ann")
-        ids = [c.premise_id for c in lease.task.candidates]
+        ids = [c.premise.id for c in lease.task.candidates]
         answer = await people.submit(lease, ids[:2])
         await asyncio.wait_for(sampler.wait(run_id), 40)
         await people.amend(answer.answer_id, {ids[0]: REFUSES}, "bob")

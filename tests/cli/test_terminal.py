@@ -82,7 +82,7 @@ async def said(sampler: sdk.SamplerClient, run_id: str) -> list[str]:
     async for task in sdk.PeopleClient(sampler.channel).list_tasks(run_id):
         for answer in task.answers:
             by_id = {v.premise_id: SIGNS[v.judgement] + ("l" if v.leaf else "") for v in answer.verdicts}
-            shown.append("".join(by_id[c.premise_id] for c in task.task.candidates))
+            shown.append("".join(by_id[c.premise.id] for c in task.task.candidates))
     return shown
 
 
@@ -121,7 +121,7 @@ async def test_what_a_search_finds_and_what_a_person_writes_goes_with_the_answer
         assert answered == 1
         [task] = [one async for one in sdk.PeopleClient(sampler.channel).list_tasks(run_id)]
         [answer] = task.answers
-        shown = [candidate.premise_id for candidate in task.task.candidates]
+        shown = [candidate.premise.id for candidate in task.task.candidates]
         found = [premise_id for premise_id, text, _ in nearest("ice", 60) if premise_id not in shown]
         assert [one.premise_id for one in answer.additions] == [found[1]]
         assert answer.written == ("é fact",)
@@ -202,7 +202,7 @@ async def test_a_person_lets_the_run_go_on_and_sees_tree_and_queue(aeenc, world:
         task = await anext(sdk.PeopleClient(sampler.channel).list_tasks(run_id))
         drawn = (await aeenc(*target, "tree", run_id, "tree-0")).stdout
         assert "hypothesis 0" in drawn
-        assert task.task.candidates[0].text in drawn
+        assert task.task.candidates[0].premise.text in drawn
 
 
 async def test_a_person_has_the_task_on_the_screen_ranked_again(world: SamplerWorld):

@@ -87,11 +87,11 @@ class PeopleMutation(RunMutation):
 
     def first(self, task: str) -> str:
         """The first candidate of a leased task."""
-        return str(self.leases[task].task.candidates[0].premise_id)
+        return str(self.leases[task].task.candidates[0].premise.id)
 
     def second(self, task: str) -> str:
         """The second candidate of a leased task."""
-        return str(self.leases[task].task.candidates[1].premise_id)
+        return str(self.leases[task].task.candidates[1].premise.id)
 
 
 class LeaseTask(PeopleMutation):
@@ -272,7 +272,7 @@ class Adjudicate(PeopleMutation):
 
     async def took(self, lease: people_pb2.Lease, task: str) -> None:
         self._seen[task] += 1
-        ids = [candidate.premise_id for candidate in lease.task.candidates]
+        ids = [candidate.premise.id for candidate in lease.task.candidates]
         await self.answer(lease, ids[:1] if self._seen[task] == 1 else [])
 
     async def prepare(self, count: int) -> list[Subject]:

@@ -63,9 +63,10 @@ class Candidate:
     rank: int
     score: float
 
-    def to_proto(self) -> oracle_pb2.Candidate:
+    def to_proto(self) -> types_pb2.RankedPremise:
         """Converts to the message."""
-        return message(oracle_pb2.Candidate, premise_id=self.id, text=self.text, rank=self.rank, score=self.score)
+        premise = message(types_pb2.Premise, id=self.id, text=self.text)
+        return message(types_pb2.RankedPremise, premise=premise, rank=self.rank, score=self.score)
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,8 @@ class Task:
             task_id=self.task_id,
             query=self.query,
             path=self.path,
-            accepted=as_messages(self.accepted, oracle_pb2.Candidate, "accepted"),
-            candidates=as_messages(self.candidates, oracle_pb2.Candidate, "candidates"),
+            accepted=as_messages(self.accepted, types_pb2.RankedPremise, "accepted"),
+            candidates=as_messages(self.candidates, types_pb2.RankedPremise, "candidates"),
             model_version=self.model_version,
         )
 
@@ -342,8 +343,8 @@ def _known(request: oracle_pb2.JudgeRequest | None) -> oracle_pb2.JudgeRequest:
     return request
 
 
-def _candidate(message: oracle_pb2.Candidate) -> Candidate:
-    return Candidate(id=message.premise_id, text=message.text, rank=message.rank, score=message.score)
+def _candidate(message: types_pb2.RankedPremise) -> Candidate:
+    return Candidate(message.premise.id, message.premise.text, message.rank, message.score)
 
 
 async def all_of(parts: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

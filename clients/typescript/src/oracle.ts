@@ -11,6 +11,7 @@ import { Code, ConnectError, type ConnectRouter, type HandlerContext } from "@co
 import { connectNodeAdapter } from "@connectrpc/connect-node";
 import { AeencError } from "./errors.js";
 import { Judgement as JudgementNumber, NodeVerdict, OracleService, type OracleTask } from "./gen/aeenc/v1/oracle_pb.js";
+import { type RankedPremise } from "./gen/aeenc/v1/types_pb.js";
 import { ErrorInfoSchema } from "./gen/google/rpc/error_details_pb.js";
 
 /** `refuses` makes a hard negative; `abstains` and `unseen` never make one. */
@@ -163,8 +164,8 @@ async function answerOf(oracle: Oracle, runId: string, message: OracleTask) {
     runId,
     query: message.query,
     path: message.path,
-    accepted: message.accepted.map(({ premiseId, text, rank, score }) => ({ id: premiseId, text, rank, score })),
-    candidates: message.candidates.map(({ premiseId, text, rank, score }) => ({ id: premiseId, text, rank, score })),
+    accepted: message.accepted.map(candidateOf),
+    candidates: message.candidates.map(candidateOf),
   };
   const answer = await judged(oracle, task);
   const whole = isWhole(answer, task) ? answer : undefined;
@@ -184,6 +185,10 @@ async function answerOf(oracle: Oracle, runId: string, message: OracleTask) {
       return { premiseId: id, judgement: NUMBERS[judgement], leaf, grade, annotator };
     }),
   };
+}
+
+function candidateOf({ premise, rank, score }: RankedPremise): Candidate {
+  return { id: premise?.id ?? "", text: premise?.text ?? "", rank, score };
 }
 
 function isWhole(answer: unknown, task: Task): answer is NodeAnswer {

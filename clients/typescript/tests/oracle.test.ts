@@ -7,7 +7,7 @@ import { createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-no
 import { serveOracle, type Answer, type NodeAnswer, type Task } from "aeenc";
 import { Judgement, NodeVerdict, OracleService } from "aeenc/v1/oracle";
 
-const CANDIDATES = ["a", "b", "c"].map((id, place) => ({ premiseId: id, text: id, rank: place + 1, score: 0.5 }));
+const CANDIDATES = ["a", "b", "c"].map((id, place) => ({ premise: { id, text: id }, rank: place + 1, score: 0.5 }));
 
 async function ask(judge: (task: Task) => Answer | Promise<Answer>, sent = "secret") {
   const { verdicts } = await answerOf(judge, sent);

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from aeenc.errors import AeencError
+from aeenc.values import RankedPremise
 
 HTTP_STATUS = {
     "INVALID_ARGUMENT": 400,
@@ -34,6 +35,8 @@ HTTP_STATUS = {
 
 def plain(value: Any) -> Any:
     """Returns a value as JSON has it: enums by name, times in ISO 8601, durations in seconds, NaN as null."""
+    if isinstance(value, RankedPremise):
+        return {"premise_id": value.premise.id, "text": value.premise.text, "rank": value.rank, "score": value.score}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Enum):

@@ -69,7 +69,7 @@ async def test_neither_a_query_nor_its_ancestors_are_candidates(world: SamplerWo
         await finish(client)
     assert any(len(task.path) >= 2 for task in world.oracle.tasks)
     for task in world.oracle.tasks:
-        texts = {candidate.text for candidate in task.candidates}
+        texts = {candidate.premise.text for candidate in task.candidates}
         assert not texts & {task.query, *task.path}
 
 

@@ -50,7 +50,7 @@ async def test_nothing_is_asked_twice_and_accepted_premises_are_shown(world: Sam
     shown = [task for task in world.oracle.tasks if task.accepted]
     assert shown
     for task in shown:
-        assert all(explains(task.query, premise.text) for premise in task.accepted)
+        assert all(explains(task.query, one.premise.text) for one in task.accepted)
 
 
 async def test_batching_does_not_change_a_conditioned_run(by_wave_nodes):

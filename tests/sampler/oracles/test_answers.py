@@ -136,8 +136,8 @@ async def test_every_pair_says_where_it_comes_from(world: SamplerWorld):
     async with world.sampler() as client:
         run = await finish(client)
         pairs = [pair async for pair in client.list_pairs(run.id)]
-    first = {(task.query, task.candidates[0].premise_id) for task in world.oracle.tasks}
-    last = {(task.query, task.candidates[-1].premise_id) for task in world.oracle.tasks}
+    first = {(task.query, task.candidates[0].premise.id) for task in world.oracle.tasks}
+    last = {(task.query, task.candidates[-1].premise.id) for task in world.oracle.tasks}
     assert len(pairs) == len(brute_force())
     for pair in pairs:
         origin = pair.provenance

@@ -71,7 +71,7 @@ async def test_a_premise_judged_twice_becomes_no_pair(world: SamplerWorld):
     async with world.sampler() as client:
         run = await finish(client, max_depth=0)
         recorded = await pair_set(client, run.id)
-    first = {(task.query, task.candidates[0].text) for task in world.oracle.tasks}
+    first = {(task.query, task.candidates[0].premise.text) for task in world.oracle.tasks}
     assert not {(query, premise) for query, premise, _ in recorded} & first
     assert run.progress.skipped == len(HYPOTHESES)
 

@@ -34,7 +34,7 @@ def answered(record: TaskRecord, who: str, sent: SentAnswer) -> TaskRecord:
 
 def missing(lease: Any, *, split: str = "") -> str:
     """A premise that is not among a lease's candidates, and that a run of this split may use."""
-    shown = {candidate.premise_id for candidate in lease.task.candidates}
+    shown = {candidate.premise.id for candidate in lease.task.candidates}
     allowed = {"facts", split} if split else set()
     for number in range(FACTS):
         stands_in = set(splits_of(number))
@@ -104,7 +104,7 @@ async def test_an_added_premise_becomes_a_pair_and_a_node_of_the_tree(world: Sam
         assert await once() == await once()
         below = await asyncio.wait_for(waiting(people, "bob"), 20)
         assert below.task.query == f"fact {extra.removeprefix('p')}"
-        await people.submit(below, [below.task.candidates[0].premise_id])
+        await people.submit(below, [below.task.candidates[0].premise.id])
         await asyncio.wait_for(sampler.wait(run_id), 40)
         [pair] = [one for one in await pairs(sampler, run_id) if one.premise_id == extra]
         assert (pair.query, pair.sign) == ("hypothesis 0", aeenc.values.PairSign.POSITIVE)
@@ -133,7 +133,7 @@ async def waiting(people: aeenc.PeopleClient, who: str) -> Any:
 async def test_what_may_not_be_added_is_refused_by_name(world: SamplerWorld):
     async with at_work(world, 1, run={"max_depth": 1, "split": "dev"}, undo_s=0.0) as (people, _, _):
         lease = await take(people, "ann")
-        shown = lease.task.candidates[0].premise_id
+        shown = lease.task.candidates[0].premise.id
         train = next(f"p{n}" for n in range(FACTS) if splits_of(n) == ("train",))
         for additions, problem in (
             ([shown], "is a candidate of the task"),
@@ -160,7 +160,7 @@ async def test_written_facts_are_kept_with_their_author_and_are_no_part_of_the_r
         lease = await take(people, "ann")
         fact = "a fact that the corpus lacks"
         await people.submit(
-            lease, [lease.task.candidates[0].premise_id], written=[fact], node_verdict="premise_missing"
+            lease, [lease.task.candidates[0].premise.id], written=[fact], node_verdict="premise_missing"
         )
         await asyncio.wait_for(sampler.wait(run_id), 40)
         [task] = [one async for one in people.list_tasks(run_id)]
@@ -188,7 +188,7 @@ async def test_a_written_intermediate_is_retrieved_for_and_stands_in_the_tree_wi
         await people.submit(lease, [], intermediates=[INTERMEDIATE, "an intermediate that nothing explains"])
         below = await waiting(people, "bob")
         assert (below.task.query, below.task.path) == (INTERMEDIATE, ("hypothesis 0",))
-        await people.submit(below, {below.task.candidates[0].premise_id: Verdict(EXPLAINS, leaf=True)})
+        await people.submit(below, {below.task.candidates[0].premise.id: Verdict(EXPLAINS, leaf=True)})
         await people.submit(await waiting(people, "bob"), [])
         await asyncio.wait_for(sampler.wait(run_id), 40)
         root, node, _ = (await people.get_tree(run_id, "tree-0")).nodes
@@ -211,7 +211,7 @@ async def test_a_decided_node_shows_its_intermediates_and_an_undone_answer_takes
         with pytest.raises(errors.InvalidArgument, match="may not lead back to itself"):
             await people.submit(lease, [], intermediates=["hypothesis 0"])
         with pytest.raises(errors.InvalidArgument, match="is the candidate"):
-            await people.submit(lease, [], intermediates=[lease.task.candidates[0].text])
+            await people.submit(lease, [], intermediates=[lease.task.candidates[0].premise.text])
         await people.submit(lease, [], seen_upto=0, intermediates=[INTERMEDIATE])
         [root] = (await people.get_tree(run_id, "tree-0")).nodes
         assert [one.text for one in root.accepted] == [INTERMEDIATE]
@@ -238,7 +238,7 @@ def test_an_intermediate_holds_in_every_tree_that_asks_the_query_except_below_it
 async def test_several_ways_to_explain_a_query_stay_with_the_answer(world: SamplerWorld):
     async with at_work(world, 1, undo_s=NEVER) as (people, _, run_id):
         lease = await take(people, "ann")
-        first, second, third, _ = (candidate.premise_id for candidate in lease.task.candidates)
+        first, second, third, _ = (candidate.premise.id for candidate in lease.task.candidates)
         ways = [[first, second], [first, third]]
         given = await people.submit(lease, [first, second, third], alternatives=ways)
 
@@ -263,4 +263,4 @@ async def test_a_way_names_accepted_premises_alone(world: SamplerWorld, ways: li
     async with at_work(world, 1) as (people, _, _):
         lease = await take(people, "ann")
         with pytest.raises(errors.InvalidArgument, match=why):
-            await people.submit(lease, [lease.task.candidates[0].premise_id], alternatives=ways)
+            await people.submit(lease, [lease.task.candidates[0].premise.id], alternatives=ways)

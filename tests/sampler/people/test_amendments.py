@@ -90,7 +90,7 @@ def test_an_amended_pair_says_why_it_is_skipped_and_passes_the_filters_of_its_ru
 async def settled(people: aeenc.PeopleClient, sampler: aeenc.SamplerClient, run_id: str) -> tuple[str, list[str]]:
     """A run whose only task has one accepted premise: the answer, and the premises by rank."""
     lease = await take(people, "ann")
-    ids = [c.premise_id for c in lease.task.candidates]
+    ids = [c.premise.id for c in lease.task.candidates]
     answer = await people.submit(lease, [ids[0]])
     await asyncio.wait_for(sampler.wait(run_id), 40)
     return answer.answer_id, ids
@@ -129,7 +129,11 @@ async def test_what_an_amendment_takes_back_is_in_no_exported_tree_and_what_it_a
             found = [trees.tree_from_record(json.loads(record)) async for _, record in sampler.export_trees(run_id)]
             return {tree.texts[label] for tree in found for label in tree.leaves}
 
-        texts = {c.premise_id: c.text for t in [t async for t in people.list_tasks(run_id)] for c in t.task.candidates}
+        texts = {
+            c.premise.id: c.premise.text
+            for t in [t async for t in people.list_tasks(run_id)]
+            for c in t.task.candidates
+        }
         assert await explaining() == {texts[ids[0]]}
         answer_id = await people.amend(answer_id, {ids[0]: REFUSES, ids[2]: EXPLAINS}, "bob")
         assert await explaining() == {texts[ids[2]]}
@@ -157,7 +161,9 @@ async def test_a_refusal_that_was_amended_is_no_negative_of_another_tree_later(w
             await eventually(is_queued)
             [lease] = leases
             assert lease.task.query == query
-            return await people.submit(lease, [c.premise_id for c in lease.task.candidates if c.text == accepted])
+            return await people.submit(
+                lease, [c.premise.id for c in lease.task.candidates if c.premise.text == accepted]
+            )
 
         await answered("early", "fact 16", "fact 35")
         sent = await answered("early", "fact 35", "")
@@ -167,13 +173,13 @@ async def test_a_refusal_that_was_amended_is_no_negative_of_another_tree_later(w
             return (await sampler.get_run(run.id)).progress.nodes_judged == 2
 
         await eventually(is_recorded)
-        await people.amend(sent.answer_id, {asked[0].premise_id: EXPLAINS}, "bob")
+        await people.amend(sent.answer_id, {asked[0].premise.id: EXPLAINS}, "bob")
         await answered("late", "hypothesis 5", "fact 35")
         await answered("late", "fact 35", "fact 16")
         ended = await asyncio.wait_for(sampler.wait(run.id), 20)
         found = [pair for pair in await pairs(sampler, run.id) if pair.query == "fact 35"]
-        assert [(pair.premise_id, pair.sign.name) for pair in found if pair.premise_id == asked[0].premise_id] == [
-            (asked[0].premise_id, "POSITIVE")
+        assert [(pair.premise_id, pair.sign.name) for pair in found if pair.premise_id == asked[0].premise.id] == [
+            (asked[0].premise.id, "POSITIVE")
         ]
         logged = [pair.sign.name for pair in await pairs(sampler, run.id)]
         assert (ended.progress.positives, ended.progress.negatives) == (
@@ -185,7 +191,7 @@ async def test_a_refusal_that_was_amended_is_no_negative_of_another_tree_later(w
 async def test_an_answer_whose_run_ended_before_it_was_recorded_is_amended_once_the_run_is_resumed(world: SamplerWorld):
     async with at_work(world, 1, undo_s=NEVER) as (people, sampler, run_id):
         lease = await take(people, "ann")
-        ids = [c.premise_id for c in lease.task.candidates]
+        ids = [c.premise.id for c in lease.task.candidates]
         answer = await people.submit(lease, [ids[0]])
         await sampler.cancel(run_id)
         redis = connect(world.settings["redis_url"])
@@ -241,7 +247,7 @@ async def test_an_adjudicator_takes_a_decision_back_before_and_after_it_became_p
         ids: list[str] = []
         for name, ticked in (("ann", 0), ("bob", 1)):
             lease = await take(people, name)
-            ids = [c.premise_id for c in lease.task.candidates]
+            ids = [c.premise.id for c in lease.task.candidates]
             await people.submit(lease, [ids[ticked]])
         [task] = [task async for task in people.list_tasks(run_id)]
         task_id, answer_id = task.task.task_id, task.answers[0].answer_id
@@ -258,7 +264,7 @@ async def test_an_adjudicator_takes_a_decision_back_before_and_after_it_became_p
 async def test_an_amended_grade_replaces_that_of_the_pair_and_the_note_stays(world: SamplerWorld):
     async with at_work(world, 1) as (people, sampler, run_id):
         lease = await take(people, "ann")
-        first, second = (candidate.premise_id for candidate in lease.task.candidates[:2])
+        first, second = (candidate.premise.id for candidate in lease.task.candidates[:2])
         sent = await people.submit(lease, {first: Verdict(EXPLAINS, grade=2.0)}, note="badly put")
         await asyncio.wait_for(sampler.wait(run_id), 40)
 
@@ -280,7 +286,7 @@ async def test_an_adjudicators_grade_stands_above_those_of_the_answers_before_an
     async with at_work(world, 1, overlap=2) as (people, sampler, run_id):
         for name, judgement in (("ann", EXPLAINS), ("bob", REFUSES)):
             lease = await take(people, name)
-            disputed = lease.task.candidates[0].premise_id
+            disputed = lease.task.candidates[0].premise.id
             await people.submit(lease, {disputed: Verdict(judgement, grade=2.0)})
 
         async def grades() -> list[float]:
@@ -306,7 +312,7 @@ async def test_agreement_is_that_of_peoples_own_answers_whatever_a_lead_amends(w
     monkeypatch.setattr(review, "agreement_apart", none)
     async with at_work(world, 1, overlap=2, undo_s=NEVER) as (people, _, run_id):
         lease, other = await take(people, "ann"), await take(people, "bob")
-        one, two = (candidate.premise_id for candidate in lease.task.candidates[:2])
+        one, two = (candidate.premise.id for candidate in lease.task.candidates[:2])
         sent = await people.submit(lease, [one])
         await people.submit(other, [one, two])
 
@@ -324,7 +330,7 @@ async def test_what_somebody_else_has_amended_is_not_undone_by_its_author(world:
     async with at_work(world, 2, undo_s=NEVER) as (people, _, run_id):
         one, two = await people.lease("ann", max_tasks=2)
         first, second = await people.submit(one, []), await people.submit(two, [])
-        await people.amend(first.answer_id, {one.task.candidates[0].premise_id: EXPLAINS}, "lead")
+        await people.amend(first.answer_id, {one.task.candidates[0].premise.id: EXPLAINS}, "lead")
         assert await people.undo("ann", run_id) == [second.answer_id]
         with pytest.raises(errors.FailedPrecondition, match="amended by lead") as used:
             await people.undo("ann", run_id)

@@ -43,7 +43,7 @@ async def test_a_task_without_an_answer_is_closed_as_undecided(world: SamplerWor
         with pytest.raises(errors.AlreadyExists, match="used before to close"):
             await people.close(run_id, task.task.task_id, "another", request_id="c1")
         assert closed.state in {people_pb2.TASK_STATE_DECIDED, people_pb2.TASK_STATE_SETTLED}
-        assert await signs(sampler, run_id) == {c.premise_id: "?undecided" for c in task.task.candidates}
+        assert await signs(sampler, run_id) == {c.premise.id: "?undecided" for c in task.task.candidates}
         with pytest.raises(errors.FailedPrecondition, match="nothing is left to do"):
             await people.submit(lease, [])
         with pytest.raises(errors.FailedPrecondition, match="has gone on with task"):
@@ -53,7 +53,7 @@ async def test_a_task_without_an_answer_is_closed_as_undecided(world: SamplerWor
 async def test_the_answers_that_there_are_decide_and_what_they_have_not_seen_is_no_negative(world: SamplerWorld):
     async with at_work(world, hypotheses=1, overlap=3) as (people, sampler, run_id):
         lease = await take(people, "ann")
-        first, second, third, fourth = (candidate.premise_id for candidate in lease.task.candidates)
+        first, second, third, fourth = (candidate.premise.id for candidate in lease.task.candidates)
         await people.submit(lease, {first: EXPLAINS}, seen_upto=lease.task.candidates[1].rank)
         assert (await only_task(people, run_id)).state == people_pb2.TASK_STATE_WAITING
         await people.close(run_id, lease.task.task_id, "chief")
@@ -65,8 +65,8 @@ async def test_what_people_dispute_stays_undecided_when_the_task_is_closed(world
     async with at_work(world, hypotheses=1, overlap=2) as (people, sampler, run_id):
         for name, judgement in (("ann", EXPLAINS), ("ben", REFUSES)):
             lease = await take(people, name)
-            await people.submit(lease, {lease.task.candidates[0].premise_id: judgement})
-        disputed, *others = (candidate.premise_id for candidate in lease.task.candidates)
+            await people.submit(lease, {lease.task.candidates[0].premise.id: judgement})
+        disputed, *others = (candidate.premise.id for candidate in lease.task.candidates)
         assert (await only_task(people, run_id)).state == CONFLICT
         closed = await people.close(run_id, lease.task.task_id, "chief")
         assert (list(closed.conflicts), closed.adjudicator) == ([], "chief")
@@ -81,7 +81,7 @@ async def test_an_answer_that_is_taken_back_opens_a_closed_task_again_for_as_man
         lease = await take(people, "ann")
         await people.submit(lease, [])
         if disputed:
-            await people.submit(await take(people, "ben"), {lease.task.candidates[0].premise_id: EXPLAINS})
+            await people.submit(await take(people, "ben"), {lease.task.candidates[0].premise.id: EXPLAINS})
         await people.close(run_id, lease.task.task_id, "chief")
         assert (await only_task(people, run_id)).state == people_pb2.TASK_STATE_DECIDED
         await people.undo("ann", run_id)
@@ -101,9 +101,9 @@ async def test_what_was_adjudicated_after_it_was_closed_is_not_taken_back(world:
     async with at_work(world, hypotheses=1, overlap=2, undo_s=NEVER) as (people, _, run_id):
         for name, judgement in (("ann", EXPLAINS), ("ben", REFUSES)):
             lease = await take(people, name)
-            await people.submit(lease, {lease.task.candidates[0].premise_id: judgement})
+            await people.submit(lease, {lease.task.candidates[0].premise.id: judgement})
         await people.close(run_id, lease.task.task_id, "chief")
-        await people.adjudicate(run_id, lease.task.task_id, {lease.task.candidates[0].premise_id: EXPLAINS}, "lead")
+        await people.adjudicate(run_id, lease.task.task_id, {lease.task.candidates[0].premise.id: EXPLAINS}, "lead")
         with pytest.raises(errors.FailedPrecondition, match="was adjudicated; amend it instead"):
             await people.undo("ann", run_id)
 
@@ -121,7 +121,7 @@ async def test_a_page_of_tasks_and_of_answers_ends_before_it_is_too_large_for_a_
         given = []
         while len(given) < count:
             leases = await people.lease("ann", max_tasks=count)
-            assert sum(len(one.text) for lease in leases for one in lease.task.candidates) < most
+            assert sum(len(one.premise.text) for lease in leases for one in lease.task.candidates) < most
             given.append(len(leases))
             for lease in leases:
                 await people.submit(lease, [])
@@ -148,7 +148,7 @@ async def test_what_no_answer_holds_is_refused_with_the_limit_and_the_remedy(wor
         tree = await people.get_tree(run_id, "tree-0")
         async with aclosing(people.watch_tree(run_id, "tree-0")) as watched:
             assert await anext(watched) == tree
-            await people.submit(lease, [one.premise_id for one in lease.task.candidates])
+            await people.submit(lease, [one.premise.id for one in lease.task.candidates])
             await people.settle(run_id, lease.task.task_id, "ann")
             with pytest.raises(errors.TooLarge, match=over):
                 async for _ in watched:

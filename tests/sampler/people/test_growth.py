@@ -140,7 +140,7 @@ async def test_an_amended_node_gets_the_children_that_it_lacked(world: SamplerWo
         assert (await tree_of(people, run_id))[first.text] == "JUDGED", "what was judged stays judged"
         for _ in range(2):
             [child] = await people.lease("ann", run_id=run_id, hypothesis_id="tree-0")
-            await people.submit(child, {child.task.candidates[0].premise_id: Verdict(EXPLAINS, leaf=True)})
+            await people.submit(child, {child.task.candidates[0].premise.id: Verdict(EXPLAINS, leaf=True)})
         await people.submit(await take(people, "ann"), [])  # the other tree, and the run ends
         run = await asyncio.wait_for(sampler.wait(run_id), 40)
         assert (run.state.name, run.progress.trees_done, run.progress.nodes_pending) == ("SUCCEEDED", 2, 0)
@@ -159,7 +159,7 @@ async def test_what_stands_deeper_is_judged_before_or_after_what_has_grown(world
         await people.submit(root, {first.premise_id: Verdict(EXPLAINS)})
         await waits(people, run_id, first.text)
         child = await take(people, "ann")
-        below = next(one for one in child.task.candidates if one.text != second.text)
+        below = next(one for one in child.task.candidates if one.premise.text != second.text)
         await people.submit(child, {below.premise_id: Verdict(EXPLAINS)})
         await waits(people, run_id, below.text)
         answer = await answer_of(people, run_id, "hypothesis 0")

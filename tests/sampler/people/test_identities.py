@@ -82,7 +82,7 @@ async def test_only_the_author_or_an_adjudicator_amends(world: SamplerWorld, tmp
     async with team(world, tmp_path) as (people, _):
         lease = await take(people["ann"], "ann")
         first = (await people["ann"].submit(lease, [])).answer_id
-        ticked = [lease.task.candidates[0].premise_id]
+        ticked = [lease.task.candidates[0].premise.id]
         with pytest.raises(errors.PermissionDenied, match="is by ann; only its author or an adjudicator"):
             await people["bob"].amend(first, ticked, "bob")
         second = await people["ann"].amend(first, ticked, "ann")
@@ -94,7 +94,7 @@ async def test_a_service_account_speaks_for_the_people_who_use_it(world: Sampler
         lease = await take(people["web"], "cem")
         answer = (await people["web"].submit(lease, [])).answer_id
         with pytest.raises(errors.PermissionDenied, match="is by cem"):
-            await people["web"].amend(answer, [lease.task.candidates[0].premise_id], "dan")
+            await people["web"].amend(answer, [lease.task.candidates[0].premise.id], "dan")
         assert [one async for one in people["web"].list_answers(run_id, "cem")]
 
 

@@ -55,7 +55,7 @@ async def retrieved_by(people: aeenc.PeopleClient, run_id: str, wanted: dict[str
 
     await eventually(there)
     for query, one in found[-1].items():
-        assert [candidate.premise_id for candidate in one.task.candidates] == ids(query, wanted[query])
+        assert [candidate.premise.id for candidate in one.task.candidates] == ids(query, wanted[query])
     return found[-1]
 
 
@@ -113,7 +113,7 @@ async def test_the_holder_of_a_task_may_have_it_retrieved_again(world: SamplerWo
 async def test_a_node_says_by_which_version_it_was_retrieved_and_so_do_its_pairs(world: SamplerWorld):
     async with at_work(world, 2) as (people, sampler, run_id):
         first = await take(people, "ann", run_id, "tree-0")
-        await people.submit(first, [first.task.candidates[0].premise_id])
+        await people.submit(first, [first.task.candidates[0].premise.id])
 
         async def judged() -> bool:
             [node] = (await people.get_tree(run_id, "tree-0")).nodes
@@ -125,7 +125,7 @@ async def test_a_node_says_by_which_version_it_was_retrieved_and_so_do_its_pairs
         found = await retrieved_by(people, run_id, {"hypothesis 1": SECOND})
         second = await take(people, "ann", run_id)
         assert second.task.task_id == found["hypothesis 1"].task.task_id
-        await people.submit(second, [second.task.candidates[0].premise_id])
+        await people.submit(second, [second.task.candidates[0].premise.id])
         await asyncio.wait_for(sampler.wait(run_id), 40)
         nodes = [(await people.get_tree(run_id, f"tree-{number}")).nodes[0] for number in (0, 1)]
         assert [node.model_version for node in nodes] == [FIRST, SECOND]
@@ -274,8 +274,8 @@ async def test_the_audit_trail_has_every_change_in_order(world: SamplerWorld):
         lease = await take(people, "ann")
         await people.release(lease.lease_id, "lunch")
         lease = await take(people, "ann")
-        given = await people.submit(lease, [lease.task.candidates[0].premise_id], note="sure")
-        amended = await people.amend(given.answer_id, [lease.task.candidates[1].premise_id], "ann")
+        given = await people.submit(lease, [lease.task.candidates[0].premise.id], note="sure")
+        amended = await people.amend(given.answer_id, [lease.task.candidates[1].premise.id], "ann")
         await people.undo("ann", run_id)
         await people.close(run_id, lease.task.task_id, "lead", overlap=1)
         world.index.stable = SECOND

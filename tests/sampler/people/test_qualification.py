@@ -33,7 +33,7 @@ def controls(folder: Path) -> dict[str, Any]:
 
 def metals(lease: values.Lease) -> list[str]:
     """What a person who looks accepts."""
-    return [one.premise_id for one in lease.task.candidates if "metal" in one.text]
+    return [one.premise.id for one in lease.task.candidates if "metal" in one.premise.text]
 
 
 async def standing(people: Any, name: str) -> values.Qualification:

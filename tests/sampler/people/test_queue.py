@@ -59,9 +59,9 @@ async def test_a_call_that_outlives_its_first_lease_does_not_lease_the_task_agai
 async def test_what_people_say_becomes_the_pairs_of_the_run(world: SamplerWorld):
     async with at_work(world) as (people, sampler, run_id):
         one, two = await people.lease("ann", max_tasks=5)
-        ids = [c.premise_id for c in one.task.candidates]
+        ids = [c.premise.id for c in one.task.candidates]
         await people.submit(one, [ids[0]], seen_upto=3)
-        others = {c.premise_id: ABSTAINS for c in two.task.candidates}
+        others = {c.premise.id: ABSTAINS for c in two.task.candidates}
         await people.submit(two, others, elapsed_s=4.0)
         run = await asyncio.wait_for(sampler.wait(run_id), 40)
         assert run.state == types_pb2.WORK_STATE_SUCCEEDED
@@ -97,7 +97,7 @@ async def test_the_task_of_a_lease_that_is_over_goes_to_the_next_and_a_late_answ
 async def test_another_answer_under_the_number_of_a_former_one_is_refused(world: SamplerWorld):
     async with at_work(world, 1, undo_s=NEVER) as (people, _, _):
         lease = await take(people, "ann")
-        first, second = (candidate.premise_id for candidate in lease.task.candidates[:2])
+        first, second = (candidate.premise.id for candidate in lease.task.candidates[:2])
         sent = await people.submit(lease, [first], note="so", elapsed_s=1.0, client_seq=7)
         assert await people.submit(lease, [first], note="so", elapsed_s=2.0, client_seq=7) == sent
         others: list[dict[str, Any]] = [{"verdicts": [second]}, {"seen_upto": 1}, {"written": ["a fact"]}, {"note": ""}]
@@ -111,7 +111,7 @@ async def test_another_answer_under_the_number_of_a_former_one_is_refused(world:
 async def test_an_answer_without_a_number_is_never_taken_for_a_retry_of_another(world: SamplerWorld):
     async with at_work(world, 1, undo_s=NEVER) as (people, _, run_id):
         lease = await take(people, "ann")
-        first, second = (candidate.premise_id for candidate in lease.task.candidates[:2])
+        first, second = (candidate.premise.id for candidate in lease.task.candidates[:2])
 
         async def answer(premise_id: str) -> None:  # the SDK numbers every answer
             answer = Answer([premise_id]).to_proto()
@@ -169,7 +169,7 @@ async def test_an_undone_answer_is_judged_again_first(world: SamplerWorld):
 async def test_a_settled_answer_is_amended_and_its_pairs_are_replaced(world: SamplerWorld):
     async with at_work(world, 1) as (people, sampler, run_id):
         lease = await take(people, "ann")
-        ids = [c.premise_id for c in lease.task.candidates]
+        ids = [c.premise.id for c in lease.task.candidates]
         answer = await people.submit(lease, [ids[0]])
         await asyncio.wait_for(sampler.wait(run_id), 40)
         with pytest.raises(errors.FailedPrecondition, match="amend it") as used:
@@ -195,7 +195,7 @@ async def test_a_conflict_holds_its_node_back_until_somebody_decides(world: Samp
         ids: list[str] = []
         for name, ticked in (("ann", 0), ("bob", 1)):
             lease = await take(people, name)
-            ids = [c.premise_id for c in lease.task.candidates]
+            ids = [c.premise.id for c in lease.task.candidates]
             await people.submit(lease, [ids[ticked]])
         [task] = [task async for task in people.list_tasks(run_id, state=people_pb2.TASK_STATE_CONFLICT)]
         assert list(task.conflicts) == ids[:2]
@@ -280,8 +280,8 @@ async def test_control_items_measure_annotators_and_become_no_pairs(world: Sampl
             scores = [c.score for c in lease.task.candidates]
             assert scores == sorted(scores, reverse=True)
             assert (len(set(scores)), scores[-1] > 0) == (3, True)
-            assert all(re.fullmatch(r"p[0-9]+", c.premise_id) for c in lease.task.candidates)
-            metal = next(c.premise_id for c in lease.task.candidates if c.text == "iron is a metal")
+            assert all(re.fullmatch(r"p[0-9]+", c.premise.id) for c in lease.task.candidates)
+            metal = next(c.premise.id for c in lease.task.candidates if c.premise.text == "iron is a metal")
             await people.submit(lease, [metal] if right else [])
             await people.submit(await take(people, name), [])
         told = await people.get_agreement(run_id)
@@ -298,7 +298,8 @@ async def test_the_candidates_of_a_lease_carry_a_key_by_which_they_say_the_same(
     controls = tmp_path / "controls.jsonl"
     controls.write_text(json.dumps(item))
     async with at_work(world, controls=str(controls), qualify=1) as (people, _, run_id):
-        keys = {one.text: one.same_key for one in (await take(people, "ann", run_id)).task.candidates}
+        lease = await take(people, "ann", run_id)
+        keys = dict(zip((one.premise.text for one in lease.task.candidates), lease.same_keys, strict=True))
         assert keys[texts[0]] == keys[texts[1]] != keys[texts[2]]
         assert all(keys.values())
 
@@ -382,7 +383,7 @@ async def test_tasks_of_a_judge_who_left_are_decided_once_the_overlap_is_lowered
 async def test_remarks_stay_with_the_answer_until_its_verdict_is_amended(world: SamplerWorld):
     async with at_work(world, 1, undo_s=NEVER) as (people, _, run_id):
         lease = await take(people, "ann")
-        first, second = (candidate.premise_id for candidate in lease.task.candidates[:2])
+        first, second = (candidate.premise.id for candidate in lease.task.candidates[:2])
         said = {first: Verdict(REFUSES, remark=IRRELEVANT), second: Verdict(ABSTAINS, remark=BAD_FACT)}
         given = await people.submit(lease, said)
 
@@ -400,4 +401,4 @@ async def test_a_remark_that_nobody_knows_is_refused_by_name(world: SamplerWorld
         lease = await take(people, "ann")
         wrong = Verdict(REFUSES, remark=9)  # type: ignore[arg-type]
         with pytest.raises(errors.InvalidArgument, match=r"verdicts\[0\]\.remark: 9 is unknown"):
-            await people.submit(lease, {lease.task.candidates[0].premise_id: wrong})
+            await people.submit(lease, {lease.task.candidates[0].premise.id: wrong})

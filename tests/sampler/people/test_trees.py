@@ -114,7 +114,7 @@ async def test_a_watched_tree_comes_again_after_every_change_and_ends_with_its_r
         second = await take(people, "ann", run_id, "tree-1")
         assert second.task.query == "hypothesis 1"
         await until(lambda: bool(seen) and states(seen[-1]) == {"1-0": State.LEASED})
-        await people.submit(second, [second.task.candidates[0].premise_id])
+        await people.submit(second, [second.task.candidates[0].premise.id])
         below: list[Any] = []
 
         async def grown() -> bool:
@@ -159,7 +159,7 @@ async def test_a_decision_goes_on_at_once_when_its_author_says_so(world: Sampler
         task_id = lease.task.task_id
         with pytest.raises(errors.FailedPrecondition, match="1 of 1 answers are missing"):
             await people.settle(run_id, task_id, "ann")
-        answer = await people.submit(lease, [lease.task.candidates[0].premise_id])
+        answer = await people.submit(lease, [lease.task.candidates[0].premise.id])
         with pytest.raises(errors.FailedPrecondition, match="bob has not answered"):
             await people.settle(run_id, task_id, "bob")
         begun = time.monotonic()
@@ -205,7 +205,7 @@ async def test_a_queue_tells_its_guideline_and_the_numbers_of_its_tasks(world: S
         assert (queue.name, queue.overlap, queue.guideline) == ("team", 2, "# Tick what *explains*")
         assert (queue.total.tasks, queue.total.waiting, queue.total.free, queue.total.mine) == (3, 3, 3, 0)
         first = await take(people, "ann", run_id, "tree-0")
-        await people.submit(first, [first.task.candidates[0].premise_id])
+        await people.submit(first, [first.task.candidates[0].premise.id])
         second = await take(people, "ann", run_id, "tree-1")
         other = await take(people, "bob", run_id, "tree-0")
         assert other.task.task_id == first.task.task_id

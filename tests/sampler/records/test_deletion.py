@@ -82,8 +82,8 @@ async def test_a_live_run_is_not_deleted_and_a_cancelled_one_is_with_all_that_pe
 
         await eventually(queued)
         lease = await take(people, "ben", run.id)
-        answer = await people.submit(lease, [lease.task.candidates[0].premise_id])
-        await people.amend(answer.answer_id, [lease.task.candidates[1].premise_id], "cem")
+        answer = await people.submit(lease, [lease.task.candidates[0].premise.id])
+        await people.amend(answer.answer_id, [lease.task.candidates[1].premise.id], "cem")
         await TaskStore(redis, TaskKeys(world.settings["namespace"])).fail(run.id, "dan")
         with pytest.raises(errors.FailedPrecondition, match=f"run {run.id} is RUNNING; cancel it first"):
             await client.delete(run.id)

@@ -92,7 +92,7 @@ class People:
         while not self.done.is_set():
             tasks = await self._insist(self._conflicts)
             for task in tasks:
-                texts = {c.premise_id: c.text for c in task.task.candidates}
+                texts = {c.premise.id: c.premise.text for c in task.task.candidates}
                 verdicts = {i: _truth(task.task.query, texts[i]) for i in task.conflicts}
                 # Somebody may have undone their answer, and another have answered since.
                 with contextlib.suppress(errors.NotFound, errors.InvalidArgument):
@@ -147,9 +147,11 @@ class People:
 
     async def _submit(self, rng: random.Random, name: str, lease: people_pb2.Lease, *, twice: bool) -> str:
         query = lease.task.query
-        premises = {c.text: says_yes(name, query, c.text, self.flip) for c in lease.task.candidates}
+        premises = {c.premise.text: says_yes(name, query, c.premise.text, self.flip) for c in lease.task.candidates}
         ticked = {
-            c.premise_id: Verdict(EXPLAINS, leaf=is_leaf(c.text)) for c in lease.task.candidates if premises[c.text]
+            c.premise.id: Verdict(EXPLAINS, leaf=is_leaf(c.premise.text))
+            for c in lease.task.candidates
+            if premises[c.premise.text]
         }
         seq = rng.getrandbits(40)
         try:
@@ -202,12 +204,12 @@ async def check(
         *_lost(people.ledger, tasks, [one.entry for one in await store.verdict_log(people.run_id)]),
     ]
     settled = [task for task in tasks if task.state == people_pb2.TASK_STATE_SETTLED]
-    decided = {(task.task.query, c.premise_id) for task in settled for c in task.task.candidates}
+    decided = {(task.task.query, c.premise.id) for task in settled for c in task.task.candidates}
     unanswered = []
     for task in tasks:
         names = [answer.annotator for answer in task.answers]
         # A run that was taken over may have asked the same query for another node first.
-        overtaken = all((task.task.query, c.premise_id) in decided for c in task.task.candidates)
+        overtaken = all((task.task.query, c.premise.id) in decided for c in task.task.candidates)
         if len(names) != len(set(names)) or (len(names) != overlap and (task in settled or not overtaken)):
             unanswered.append(f"task {task.task.task_id} ended in state {task.state} with answers of {names}")
     expected = brute_force(hypotheses, decides=_decided(people.ledger.holding()))
@@ -221,7 +223,7 @@ def _lost(ledger: Ledger, tasks: list[people_pb2.JudgedTask], log: list[dict[str
     """Acknowledged answers that the queue or its log does not have, or has otherwise."""
     stored: dict[str, tuple[str, dict[str, bool]]] = {}
     for task in tasks:
-        texts = {c.premise_id: c.text for c in task.task.candidates}
+        texts = {c.premise.id: c.premise.text for c in task.task.candidates}
         for answer in task.answers:
             yes = {texts[v.premise_id]: v.judgement == EXPLAINS for v in answer.verdicts}
             stored[answer.answer_id] = (answer.annotator, yes)

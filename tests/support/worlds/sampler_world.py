@@ -137,10 +137,8 @@ Behaviour = Callable[[oracle_pb2.OracleTask], list[oracle_pb2.Verdict] | None]
 def honest(task: oracle_pb2.OracleTask) -> list[oracle_pb2.Verdict]:
     """One clear verdict a candidate."""
     return [
-        oracle_pb2.Verdict(
-            premise_id=c.premise_id, judgement=E_ if explains(task.query, c.text) else R_, leaf=is_leaf(c.text)
-        )
-        for c in task.candidates
+        oracle_pb2.Verdict(premise_id=c.id, judgement=E_ if explains(task.query, c.text) else R_, leaf=is_leaf(c.text))
+        for c in (one.premise for one in task.candidates)
     ]
 
 
@@ -174,7 +172,7 @@ class FakeOracle(oracle_pb2_grpc.OracleServiceServicer):
         try:
             for task in request.tasks:
                 self.tasks.append(task)
-                self.asked += [(task.query, candidate.text) for candidate in task.candidates]
+                self.asked += [(task.query, candidate.premise.text) for candidate in task.candidates]
             waits = any(task.query in self.silent for task in request.tasks)
             await asyncio.sleep(self.silent_s if waits else self.delay_s)
         finally:

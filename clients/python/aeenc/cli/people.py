@@ -248,7 +248,7 @@ def _lines(task: dict[str, Any]) -> list[Text]:
 
 
 def _task_dict(task: values.JudgedTask) -> dict[str, Any]:
-    texts = {candidate.premise_id: candidate.text for candidate in task.task.candidates}
+    texts = {one.premise.id: one.premise.text for one in task.task.candidates}
     texts |= {verdict.premise_id: verdict.text for answer in task.answers for verdict in answer.additions}
     said = {
         answer.annotator: {verdict.premise_id: _word(verdict) for verdict in (*answer.verdicts, *answer.additions)}

@@ -158,7 +158,7 @@ class Screen:
         candidates = self.shown()
         if digit > len(candidates):
             return
-        premise_id = candidates[digit - 1].premise_id
+        premise_id = candidates[digit - 1].premise.id
         if leaf:
             self.leaves ^= {premise_id}
             self.ticked |= {premise_id} & self.leaves
@@ -168,7 +168,7 @@ class Screen:
 
     def keep(self, before: Screen) -> None:
         """Keeps what was ticked and written on an earlier screen of the same query, as far as it is still there."""
-        there = {candidate.premise_id for candidate in self.lease.task.candidates}
+        there = {candidate.premise.id for candidate in self.lease.task.candidates}
         self.ticked, self.leaves = before.ticked & there, before.leaves & there
         self.added, self.written, self.intermediates = before.added, before.written, before.intermediates
 
@@ -178,7 +178,7 @@ class Screen:
 
     def abstentions(self) -> dict[str, Verdict]:
         """Returns an abstention on every candidate."""
-        return {candidate.premise_id: Verdict(ABSTAINS) for candidate in self.lease.task.candidates}
+        return {candidate.premise.id: Verdict(ABSTAINS) for candidate in self.lease.task.candidates}
 
     def drawn(self, note: str) -> RenderableType:
         """Draws the screen."""
@@ -186,11 +186,11 @@ class Screen:
         lines: list[Text] = [Text(note, style="dim"), Text()]
         lines += [Text(f"{'  ' * depth}{text}", style="dim") for depth, text in enumerate(task.path)]
         lines += [Text(f"Which of these explain: {task.query}", style="bold"), Text()]
-        lines += [Text(f"      already: {candidate.text}", style="dim") for candidate in task.accepted]
+        lines += [Text(f"      already: {candidate.premise.text}", style="dim") for candidate in task.accepted]
         for number, candidate in enumerate(self.shown(), start=1):
-            ticked = candidate.premise_id in self.ticked
-            mark = "leaf" if candidate.premise_id in self.leaves else " ok " if ticked else "    "
-            lines.append(Text(f"  {number} [{mark}] {candidate.text}", style="green" if ticked else ""))
+            ticked = candidate.premise.id in self.ticked
+            mark = "leaf" if candidate.premise.id in self.leaves else " ok " if ticked else "    "
+            lines.append(Text(f"  {number} [{mark}] {candidate.premise.text}", style="green" if ticked else ""))
         lines += [Text(f"    added: {text}", style="green") for text in self.added.values()]
         lines += [Text(f"  written: {text}", style="green") for text in self.written]
         lines += [Text(f"  follows: {text}", style="green") for text in self.intermediates]
@@ -329,7 +329,7 @@ class JudgingSession:
                 version=run.current_version,
                 generation=run.generation,
                 splits=("facts", run.config.split) if run.config.split else (),
-                exclude=[candidate.premise_id for candidate in task.candidates],
+                exclude=[candidate.premise.id for candidate in task.candidates],
                 truncate=True,
             )
         except errors.AeencError as error:

@@ -61,24 +61,10 @@ class OracleTask(_message.Message):
     task_id: str
     query: str
     path: _containers.RepeatedScalarFieldContainer[str]
-    accepted: _containers.RepeatedCompositeFieldContainer[Candidate]
-    candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
+    accepted: _containers.RepeatedCompositeFieldContainer[_types_pb2.RankedPremise]
+    candidates: _containers.RepeatedCompositeFieldContainer[_types_pb2.RankedPremise]
     model_version: str
-    def __init__(self, task_id: _Optional[str] = ..., query: _Optional[str] = ..., path: _Optional[_Iterable[str]] = ..., accepted: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., model_version: _Optional[str] = ...) -> None: ...
-
-class Candidate(_message.Message):
-    __slots__ = ("premise_id", "text", "rank", "score", "same_key")
-    PREMISE_ID_FIELD_NUMBER: _ClassVar[int]
-    TEXT_FIELD_NUMBER: _ClassVar[int]
-    RANK_FIELD_NUMBER: _ClassVar[int]
-    SCORE_FIELD_NUMBER: _ClassVar[int]
-    SAME_KEY_FIELD_NUMBER: _ClassVar[int]
-    premise_id: str
-    text: str
-    rank: int
-    score: float
-    same_key: str
-    def __init__(self, premise_id: _Optional[str] = ..., text: _Optional[str] = ..., rank: _Optional[int] = ..., score: _Optional[float] = ..., same_key: _Optional[str] = ...) -> None: ...
+    def __init__(self, task_id: _Optional[str] = ..., query: _Optional[str] = ..., path: _Optional[_Iterable[str]] = ..., accepted: _Optional[_Iterable[_Union[_types_pb2.RankedPremise, _Mapping]]] = ..., candidates: _Optional[_Iterable[_Union[_types_pb2.RankedPremise, _Mapping]]] = ..., model_version: _Optional[str] = ...) -> None: ...
 
 class JudgeResponse(_message.Message):
     __slots__ = ("answers",)

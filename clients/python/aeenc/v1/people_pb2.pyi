@@ -113,7 +113,7 @@ class LeaseTaskResponse(_message.Message):
     def __init__(self, leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("lease_id", "run_id", "task", "expires_at", "remaining", "hypothesis_id", "node_id")
+    __slots__ = ("lease_id", "run_id", "task", "expires_at", "remaining", "hypothesis_id", "node_id", "same_keys")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +121,7 @@ class Lease(_message.Message):
     REMAINING_FIELD_NUMBER: _ClassVar[int]
     HYPOTHESIS_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    SAME_KEYS_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     run_id: str
     task: _oracle_pb2.OracleTask
@@ -128,7 +129,8 @@ class Lease(_message.Message):
     remaining: _duration_pb2.Duration
     hypothesis_id: str
     node_id: str
-    def __init__(self, lease_id: _Optional[str] = ..., run_id: _Optional[str] = ..., task: _Optional[_Union[_oracle_pb2.OracleTask, _Mapping]] = ..., expires_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., remaining: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., hypothesis_id: _Optional[str] = ..., node_id: _Optional[str] = ...) -> None: ...
+    same_keys: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, lease_id: _Optional[str] = ..., run_id: _Optional[str] = ..., task: _Optional[_Union[_oracle_pb2.OracleTask, _Mapping]] = ..., expires_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., remaining: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., hypothesis_id: _Optional[str] = ..., node_id: _Optional[str] = ..., same_keys: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RenewLeaseRequest(_message.Message):
     __slots__ = ("lease_id",)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from aeenc.values.encoder import EncoderInfo, LoadedVersion, ModelType, SwapOutcome
     from aeenc.values.index import Activation, CorpusInfo, Generation, IndexInfo, IndexReplica, RetrieveMode
-    from aeenc.values.oracle import Answer, Candidate, Judgement, NodeVerdict, OracleTask, Remark, Verdict
+    from aeenc.values.oracle import Answer, Judgement, NodeVerdict, OracleTask, Remark, Verdict
     from aeenc.values.people import (
         Agreement,
         AnnotatorReport,
@@ -78,6 +78,7 @@ if TYPE_CHECKING:
         PremiseSet,
         PremiseSource,
         Provenance,
+        RankedPremise,
         RetrievalMetrics,
         ServiceInfo,
         ServiceState,
@@ -92,7 +93,6 @@ _HOMES = {
     "AnnotatorReport": "people",
     "Answer": "oracle",
     "Batching": "trainer",
-    "Candidate": "oracle",
     "Checkpoint": "trainer",
     "Collect": "sampler",
     "ControlMistake": "people",
@@ -143,6 +143,7 @@ _HOMES = {
     "QualificationState": "people",
     "QualityGate": "registry",
     "Queue": "people",
+    "RankedPremise": "types",
     "Remark": "oracle",
     "RetrievalMetrics": "types",
     "RetrieveMode": "index",
@@ -181,7 +182,6 @@ __all__ = [
     "AnnotatorReport",
     "Answer",
     "Batching",
-    "Candidate",
     "Checkpoint",
     "Collect",
     "ControlMistake",
@@ -232,6 +232,7 @@ __all__ = [
     "QualificationState",
     "QualityGate",
     "Queue",
+    "RankedPremise",
     "Remark",
     "RetrievalMetrics",
     "RetrieveMode",

@@ -10,7 +10,7 @@ from datetime import datetime
 
 from aeenc.v1 import oracle_pb2
 from aeenc.values.reading import EPOCH, Choice, moment
-from aeenc.values.types import PremiseSet
+from aeenc.values.types import PremiseSet, RankedPremise
 
 
 class Judgement(Choice):
@@ -53,35 +53,6 @@ class NodeVerdict(Choice):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """A premise for the oracle to judge."""
-
-    premise_id: str = ""
-    """The premise's id, echoed in the verdict."""
-    text: str = ""
-    """The premise's text."""
-    rank: int = 0
-    """Its rank, from 1."""
-    score: float = 0.0
-    """Its score, a cosine."""
-    same_key: str = ""
-    """Names what the text says: premises of equal keys say the same, apart from case, spaces, punctuation, articles,
-    "is", "are", "be" and plural endings. Opaque. Set in leases only.
-    """
-
-    @classmethod
-    def from_message(cls, message: oracle_pb2.Candidate) -> Candidate:
-        """Reads the message."""
-        return cls(
-            premise_id=message.premise_id,
-            text=message.text,
-            rank=message.rank,
-            score=message.score,
-            same_key=message.same_key,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OracleTask:
     """One node and its candidates."""
 
@@ -91,10 +62,10 @@ class OracleTask:
     """The query: a hypothesis or an intermediate."""
     path: tuple[str, ...] = ()
     """The texts from the root to the query's parent. Empty at the root."""
-    accepted: tuple[Candidate, ...] = ()
+    accepted: tuple[RankedPremise, ...] = ()
     """The premises accepted so far for the query."""
-    candidates: tuple[Candidate, ...] = ()
-    """The candidates to judge, best first."""
+    candidates: tuple[RankedPremise, ...] = ()
+    """The candidates to judge, best first, each with its score, a cosine."""
     model_version: str = ""
     """The encoder version that retrieved them. Empty: it was not noted."""
 
@@ -105,8 +76,8 @@ class OracleTask:
             task_id=message.task_id,
             query=message.query,
             path=tuple(message.path),
-            accepted=tuple([Candidate.from_message(one) for one in message.accepted]),
-            candidates=tuple([Candidate.from_message(one) for one in message.candidates]),
+            accepted=tuple([RankedPremise.from_message(one) for one in message.accepted]),
+            candidates=tuple([RankedPremise.from_message(one) for one in message.candidates]),
             model_version=message.model_version,
         )
 

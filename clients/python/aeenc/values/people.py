@@ -117,6 +117,10 @@ class Lease:
     """The hypothesis of the tree that asks the task first. Empty: none does."""
     node_id: str = ""
     """The node that asks it first. Empty: none does."""
+    same_keys: tuple[str, ...] = ()
+    """Names what each of the task's candidates says, in their order: those of equal keys say the same, apart from case,
+    spaces, punctuation, articles, "is", "are", "be" and plural endings. Opaque.
+    """
 
     @classmethod
     def from_message(cls, message: people_pb2.Lease) -> Lease:
@@ -129,6 +133,7 @@ class Lease:
             remaining=lasting(message.remaining),
             hypothesis_id=message.hypothesis_id,
             node_id=message.node_id,
+            same_keys=tuple(message.same_keys),
         )
 
 

@@ -87,8 +87,7 @@ class NegativeFilter:
     """
     rewordings: bool = False
     """Whether to drop rewordings of the query or of an accepted premise: the same words and symbols in the same order,
-    apart from case, punctuation, articles, "is", "are", "be" and plural endings (Candidate.same_key). Default:
-    false.
+    apart from case, punctuation, articles, "is", "are", "be" and plural endings (Lease.same_keys). Default: false.
     """
 
     @classmethod

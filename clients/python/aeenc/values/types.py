@@ -686,6 +686,23 @@ class ModelSelector:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankedPremise:
+    """A premise in a ranking."""
+
+    premise: Premise = Premise()
+    """The premise: its id and text. GetPremises has the rest."""
+    rank: int = 0
+    """Its place in the ranking, from 1. 0: it has none, because a person added it."""
+    score: float = 0.0
+    """Its score. Larger is better."""
+
+    @classmethod
+    def from_message(cls, message: types_pb2.RankedPremise) -> RankedPremise:
+        """Reads the message."""
+        return cls(premise=Premise.from_message(message.premise), rank=message.rank, score=message.score)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PremiseSet:
     """Premises that belong together: those accepted for a query, or that explain it together."""
 

@@ -52,7 +52,7 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
   const leaving = useRef(false); // "another tree" was pressed while a task was asked for
   const working = useRef(false); // an answer is on its way, there or back
   const typed = useRef<string | null>(null); // what comes after "/" before the search is drawn
-  const folds = useMemo(() => (lease ? folded(lease.task.candidates) : []), [lease]);
+  const folds = useMemo(() => (lease ? folded(lease.task.candidates, lease.same_keys) : []), [lease]);
 
   const { version: newer, moved, rerank } = useRerank(lease, () => latest.current.draft, open, setTold);
 

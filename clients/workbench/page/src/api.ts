@@ -7,13 +7,14 @@ export type Word = "explains" | "leaf" | "refuses" | "abstains";
 export type NodeVerdict = "" | "complete" | "premise_missing" | "not_explainable";
 
 export interface Person { name: string; role: "annotator" | "adjudicator" | "admin"; csrf: string }
-export interface Candidate { premise_id: string; text: string; rank: number; score: number; same_key: string }
+export interface Candidate { premise_id: string; text: string; rank: number; score: number }
 export interface Task {
   task_id: string; query: string; path: string[]; accepted: Candidate[]; candidates: Candidate[]; model_version: string;
 }
 export interface Again { model_version: string; task_ids: string[] }
 export interface Lease {
   lease_id: string; run_id: string; task: Task; expires_at: string; remaining: number; hypothesis_id: string; node_id: string;
+  same_keys: string[];
 }
 export type NodeState = "pending" | "open" | "leased" | "decided" | "conflict" | "judged" | "failed";
 export interface TreeNode {

@@ -66,10 +66,10 @@ export function dropDraft(taskId: string): void {
 export interface Fold { head: Candidate; others: Candidate[] }
 
 // Candidates that say the same in other words, as their keys tell, stand under the best of them.
-export function folded(candidates: Candidate[]): Fold[] {
+export function folded(candidates: Candidate[], keys: string[]): Fold[] {
   const folds = new Map<string, Fold>();
-  for (const candidate of candidates) {
-    const key = candidate.same_key || candidate.premise_id;
+  for (const [place, candidate] of candidates.entries()) {
+    const key = keys[place] || candidate.premise_id;
     const fold = folds.get(key);
     if (fold) fold.others.push(candidate);
     else folds.set(key, { head: candidate, others: [] });

@@ -6,7 +6,7 @@
 
 import type { GenEnum, GenFile, GenMessage, GenService } from "@bufbuild/protobuf/codegenv2";
 import { enumDesc, fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
-import type { PremiseSet } from "./types_pb.js";
+import type { PremiseSet, RankedPremise } from "./types_pb.js";
 import { file_aeenc_v1_types } from "./types_pb.js";
 import type { Timestamp } from "@bufbuild/protobuf/wkt";
 import { file_google_protobuf_timestamp } from "@bufbuild/protobuf/wkt";
@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file aeenc/v1/oracle.proto.
  */
 export const file_aeenc_v1_oracle: GenFile = /*@__PURE__*/
-  fileDesc("ChVhZWVuYy92MS9vcmFjbGUucHJvdG8SCGFlZW5jLnYxIkMKDEp1ZGdlUmVxdWVzdBIOCgZydW5faWQYASABKAkSIwoFdGFza3MYAiADKAsyFC5hZWVuYy52MS5PcmFjbGVUYXNrIqEBCgpPcmFjbGVUYXNrEg8KB3Rhc2tfaWQYASABKAkSDQoFcXVlcnkYAiABKAkSDAoEcGF0aBgDIAMoCRIlCghhY2NlcHRlZBgEIAMoCzITLmFlZW5jLnYxLkNhbmRpZGF0ZRInCgpjYW5kaWRhdGVzGAUgAygLMhMuYWVlbmMudjEuQ2FuZGlkYXRlEhUKDW1vZGVsX3ZlcnNpb24YBiABKAkiXAoJQ2FuZGlkYXRlEhIKCnByZW1pc2VfaWQYASABKAkSDAoEdGV4dBgCIAEoCRIMCgRyYW5rGAMgASgNEg0KBXNjb3JlGAQgASgCEhAKCHNhbWVfa2V5GAUgASgJIjIKDUp1ZGdlUmVzcG9uc2USIQoHYW5zd2VycxgBIAMoCzIQLmFlZW5jLnYxLkFuc3dlciLiAgoGQW5zd2VyEg8KB3Rhc2tfaWQYASABKAkSIwoIdmVyZGljdHMYAiADKAsyES5hZWVuYy52MS5WZXJkaWN0EhEKCWFubm90YXRvchgDIAEoCRIMCgRub3RlGAQgASgJEisKDG5vZGVfdmVyZGljdBgFIAEoDjIVLmFlZW5jLnYxLk5vZGVWZXJkaWN0EiQKCWFkZGl0aW9ucxgGIAMoCzIRLmFlZW5jLnYxLlZlcmRpY3QSFQoNaW50ZXJtZWRpYXRlcxgHIAMoCRIqCgxhbHRlcm5hdGl2ZXMYCCADKAsyFC5hZWVuYy52MS5QcmVtaXNlU2V0EhEKCWluZmVyZW5jZRgJIAEoCRIPCgd3cml0dGVuGAogAygJEhEKCWFuc3dlcl9pZBgLIAEoCRIMCgRsYXRlGAwgASgIEiYKAmF0GA0gASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcCK0AQoHVmVyZGljdBISCgpwcmVtaXNlX2lkGAEgASgJEiYKCWp1ZGdlbWVudBgCIAEoDjITLmFlZW5jLnYxLkp1ZGdlbWVudBIMCgRsZWFmGAMgASgIEhIKBWdyYWRlGAQgASgCSACIAQESEQoJYW5ub3RhdG9yGAUgASgJEiAKBnJlbWFyaxgGIAEoDjIQLmFlZW5jLnYxLlJlbWFyaxIMCgR0ZXh0GAcgASgJQggKBl9ncmFkZSpMCgZSZW1hcmsSFgoSUkVNQVJLX1VOU1BFQ0lGSUVEEAASFQoRUkVNQVJLX0lSUkVMRVZBTlQQARITCg9SRU1BUktfQkFEX0ZBQ1QQAiqKAQoLTm9kZVZlcmRpY3QSHAoYTk9ERV9WRVJESUNUX1VOU1BFQ0lGSUVEEAASGQoVTk9ERV9WRVJESUNUX0NPTVBMRVRFEAESIAocTk9ERV9WRVJESUNUX1BSRU1JU0VfTUlTU0lORxACEiAKHE5PREVfVkVSRElDVF9OT1RfRVhQTEFJTkFCTEUQAyqLAQoJSnVkZ2VtZW50EhkKFUpVREdFTUVOVF9VTlNQRUNJRklFRBAAEhYKEkpVREdFTUVOVF9FWFBMQUlOUxABEh4KGkpVREdFTUVOVF9ET0VTX05PVF9FWFBMQUlOEAISFQoRSlVER0VNRU5UX0FCU1RBSU4QAxIUChBKVURHRU1FTlRfVU5TRUVOEAQySQoNT3JhY2xlU2VydmljZRI4CgVKdWRnZRIWLmFlZW5jLnYxLkp1ZGdlUmVxdWVzdBoXLmFlZW5jLnYxLkp1ZGdlUmVzcG9uc2ViBnByb3RvMw", [file_aeenc_v1_types, file_google_protobuf_timestamp]);
+  fileDesc("ChVhZWVuYy92MS9vcmFjbGUucHJvdG8SCGFlZW5jLnYxIkMKDEp1ZGdlUmVxdWVzdBIOCgZydW5faWQYASABKAkSIwoFdGFza3MYAiADKAsyFC5hZWVuYy52MS5PcmFjbGVUYXNrIqkBCgpPcmFjbGVUYXNrEg8KB3Rhc2tfaWQYASABKAkSDQoFcXVlcnkYAiABKAkSDAoEcGF0aBgDIAMoCRIpCghhY2NlcHRlZBgEIAMoCzIXLmFlZW5jLnYxLlJhbmtlZFByZW1pc2USKwoKY2FuZGlkYXRlcxgFIAMoCzIXLmFlZW5jLnYxLlJhbmtlZFByZW1pc2USFQoNbW9kZWxfdmVyc2lvbhgGIAEoCSIyCg1KdWRnZVJlc3BvbnNlEiEKB2Fuc3dlcnMYASADKAsyEC5hZWVuYy52MS5BbnN3ZXIi4gIKBkFuc3dlchIPCgd0YXNrX2lkGAEgASgJEiMKCHZlcmRpY3RzGAIgAygLMhEuYWVlbmMudjEuVmVyZGljdBIRCglhbm5vdGF0b3IYAyABKAkSDAoEbm90ZRgEIAEoCRIrCgxub2RlX3ZlcmRpY3QYBSABKA4yFS5hZWVuYy52MS5Ob2RlVmVyZGljdBIkCglhZGRpdGlvbnMYBiADKAsyES5hZWVuYy52MS5WZXJkaWN0EhUKDWludGVybWVkaWF0ZXMYByADKAkSKgoMYWx0ZXJuYXRpdmVzGAggAygLMhQuYWVlbmMudjEuUHJlbWlzZVNldBIRCglpbmZlcmVuY2UYCSABKAkSDwoHd3JpdHRlbhgKIAMoCRIRCglhbnN3ZXJfaWQYCyABKAkSDAoEbGF0ZRgMIAEoCBImCgJhdBgNIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAitAEKB1ZlcmRpY3QSEgoKcHJlbWlzZV9pZBgBIAEoCRImCglqdWRnZW1lbnQYAiABKA4yEy5hZWVuYy52MS5KdWRnZW1lbnQSDAoEbGVhZhgDIAEoCBISCgVncmFkZRgEIAEoAkgAiAEBEhEKCWFubm90YXRvchgFIAEoCRIgCgZyZW1hcmsYBiABKA4yEC5hZWVuYy52MS5SZW1hcmsSDAoEdGV4dBgHIAEoCUIICgZfZ3JhZGUqTAoGUmVtYXJrEhYKElJFTUFSS19VTlNQRUNJRklFRBAAEhUKEVJFTUFSS19JUlJFTEVWQU5UEAESEwoPUkVNQVJLX0JBRF9GQUNUEAIqigEKC05vZGVWZXJkaWN0EhwKGE5PREVfVkVSRElDVF9VTlNQRUNJRklFRBAAEhkKFU5PREVfVkVSRElDVF9DT01QTEVURRABEiAKHE5PREVfVkVSRElDVF9QUkVNSVNFX01JU1NJTkcQAhIgChxOT0RFX1ZFUkRJQ1RfTk9UX0VYUExBSU5BQkxFEAMqiwEKCUp1ZGdlbWVudBIZChVKVURHRU1FTlRfVU5TUEVDSUZJRUQQABIWChJKVURHRU1FTlRfRVhQTEFJTlMQARIeChpKVURHRU1FTlRfRE9FU19OT1RfRVhQTEFJThACEhUKEUpVREdFTUVOVF9BQlNUQUlOEAMSFAoQSlVER0VNRU5UX1VOU0VFThAEMkkKDU9yYWNsZVNlcnZpY2USOAoFSnVkZ2USFi5hZWVuYy52MS5KdWRnZVJlcXVlc3QaFy5hZWVuYy52MS5KdWRnZVJlc3BvbnNlYgZwcm90bzM", [file_aeenc_v1_types, file_google_protobuf_timestamp]);
 
 /**
  * A batch of nodes to judge.
@@ -76,16 +76,16 @@ export type OracleTask = Message<"aeenc.v1.OracleTask"> & {
   /**
    * The premises accepted so far for the query.
    *
-   * @generated from field: repeated aeenc.v1.Candidate accepted = 4;
+   * @generated from field: repeated aeenc.v1.RankedPremise accepted = 4;
    */
-  accepted: Candidate[];
+  accepted: RankedPremise[];
 
   /**
-   * The candidates to judge, best first.
+   * The candidates to judge, best first, each with its score, a cosine.
    *
-   * @generated from field: repeated aeenc.v1.Candidate candidates = 5;
+   * @generated from field: repeated aeenc.v1.RankedPremise candidates = 5;
    */
-  candidates: Candidate[];
+  candidates: RankedPremise[];
 
   /**
    * The encoder version that retrieved them. Empty: it was not noted.
@@ -101,56 +101,6 @@ export type OracleTask = Message<"aeenc.v1.OracleTask"> & {
  */
 export const OracleTaskSchema: GenMessage<OracleTask> = /*@__PURE__*/
   messageDesc(file_aeenc_v1_oracle, 1);
-
-/**
- * A premise for the oracle to judge.
- *
- * @generated from message aeenc.v1.Candidate
- */
-export type Candidate = Message<"aeenc.v1.Candidate"> & {
-  /**
-   * The premise's id, echoed in the verdict.
-   *
-   * @generated from field: string premise_id = 1;
-   */
-  premiseId: string;
-
-  /**
-   * The premise's text.
-   *
-   * @generated from field: string text = 2;
-   */
-  text: string;
-
-  /**
-   * Its rank, from 1.
-   *
-   * @generated from field: uint32 rank = 3;
-   */
-  rank: number;
-
-  /**
-   * Its score, a cosine.
-   *
-   * @generated from field: float score = 4;
-   */
-  score: number;
-
-  /**
-   * Names what the text says: premises of equal keys say the same, apart from case, spaces, punctuation, articles, "is",
-   * "are", "be" and plural endings. Opaque. Set in leases only.
-   *
-   * @generated from field: string same_key = 5;
-   */
-  sameKey: string;
-};
-
-/**
- * Describes the message aeenc.v1.Candidate.
- * Use `create(CandidateSchema)` to create a new message.
- */
-export const CandidateSchema: GenMessage<Candidate> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_oracle, 2);
 
 /**
  * The answers to a batch of tasks.
@@ -171,7 +121,7 @@ export type JudgeResponse = Message<"aeenc.v1.JudgeResponse"> & {
  * Use `create(JudgeResponseSchema)` to create a new message.
  */
 export const JudgeResponseSchema: GenMessage<JudgeResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_oracle, 3);
+  messageDesc(file_aeenc_v1_oracle, 2);
 
 /**
  * What an oracle, or a person as one, says of one node. From an oracle, texts over their limit are cut, and what may not
@@ -283,7 +233,7 @@ export type Answer = Message<"aeenc.v1.Answer"> & {
  * Use `create(AnswerSchema)` to create a new message.
  */
 export const AnswerSchema: GenMessage<Answer> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_oracle, 4);
+  messageDesc(file_aeenc_v1_oracle, 3);
 
 /**
  * The verdict on one premise.
@@ -346,7 +296,7 @@ export type Verdict = Message<"aeenc.v1.Verdict"> & {
  * Use `create(VerdictSchema)` to create a new message.
  */
 export const VerdictSchema: GenMessage<Verdict> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_oracle, 5);
+  messageDesc(file_aeenc_v1_oracle, 4);
 
 /**
  * What a person remarks on a candidate beside the verdict.

@@ -201,7 +201,7 @@ export type NegativeFilter = Message<"aeenc.v1.NegativeFilter"> & {
 
   /**
    * Whether to drop rewordings of the query or of an accepted premise: the same words and symbols in the same order,
-   * apart from case, punctuation, articles, "is", "are", "be" and plural endings (Candidate.same_key). Default: false.
+   * apart from case, punctuation, articles, "is", "are", "be" and plural endings (Lease.same_keys). Default: false.
    *
    * @generated from field: bool rewordings = 5;
    */
