@@ -14,18 +14,21 @@ from aeenc.values.types import PremiseSet, RankedPremise
 
 
 class Judgement(Choice):
-    """Whether a candidate explains a query."""
+    """Whether a premise explains a query, and what sign the run's pair of both has (`PairSign`)."""
 
     UNSPECIFIED = 0
     """Unspecified. Counts as unseen."""
     EXPLAINS = 1
-    """The candidate explains the query."""
+    """The premise explains the query: POSITIVE."""
     DOES_NOT_EXPLAIN = 2
-    """The oracle saw the candidate, and it does not explain the query: a hard negative."""
+    """The oracle saw the premise, and it does not explain the query, a hard negative: NEGATIVE, or SKIPPED where the
+    run's negative filter leaves it out. No pair beyond `max_negatives_per_query`, or if only positives are
+    collected.
+    """
     ABSTAIN = 3
-    """The oracle declines to decide. Never a negative."""
+    """The oracle declines to decide: SKIPPED, never a negative."""
     UNSEEN = 4
-    """The oracle did not look at the candidate. Never a negative."""
+    """The oracle did not look at the premise: SKIPPED, never a negative."""
 
 
 class Remark(Choice):

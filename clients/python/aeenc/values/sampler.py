@@ -243,7 +243,10 @@ class RunProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One sampling job."""
+    """One sampling job: its trees, pairs and events, and the tasks of people with what they said, until the run is
+    deleted. While it is live, it keeps its generation from deletion and, by the label `run-<id>`, its encoder
+    version loaded.
+    """
 
     id: str = ""
     """The run's id."""

@@ -374,7 +374,7 @@ export const NodeVerdictSchema: GenEnum<NodeVerdict> = /*@__PURE__*/
   enumDesc(file_aeenc_v1_oracle, 1);
 
 /**
- * Whether a candidate explains a query.
+ * Whether a premise explains a query, and what sign the run's pair of both has (`PairSign`).
  *
  * @generated from enum aeenc.v1.Judgement
  */
@@ -387,28 +387,29 @@ export enum Judgement {
   UNSPECIFIED = 0,
 
   /**
-   * The candidate explains the query.
+   * The premise explains the query: POSITIVE.
    *
    * @generated from enum value: JUDGEMENT_EXPLAINS = 1;
    */
   EXPLAINS = 1,
 
   /**
-   * The oracle saw the candidate, and it does not explain the query: a hard negative.
+   * The oracle saw the premise, and it does not explain the query, a hard negative: NEGATIVE, or SKIPPED where the run's
+   * negative filter leaves it out. No pair beyond `max_negatives_per_query`, or if only positives are collected.
    *
    * @generated from enum value: JUDGEMENT_DOES_NOT_EXPLAIN = 2;
    */
   DOES_NOT_EXPLAIN = 2,
 
   /**
-   * The oracle declines to decide. Never a negative.
+   * The oracle declines to decide: SKIPPED, never a negative.
    *
    * @generated from enum value: JUDGEMENT_ABSTAIN = 3;
    */
   ABSTAIN = 3,
 
   /**
-   * The oracle did not look at the candidate. Never a negative.
+   * The oracle did not look at the premise: SKIPPED, never a negative.
    *
    * @generated from enum value: JUDGEMENT_UNSEEN = 4;
    */

@@ -286,7 +286,8 @@ export const StartRunResponseSchema: GenMessage<StartRunResponse> = /*@__PURE__*
   messageDesc(file_aeenc_v1_sampler, 4);
 
 /**
- * One sampling job.
+ * One sampling job: its trees, pairs and events, and the tasks of people with what they said, until the run is deleted.
+ * While it is live, it keeps its generation from deletion and, by the label `run-<id>`, its encoder version loaded.
  *
  * @generated from message aeenc.v1.Run
  */
