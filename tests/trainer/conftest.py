@@ -1,8 +1,13 @@
 """Fixtures: the tiny space, the corpus in it, the tiny cross-encoder, a job's runner, services around a trainer."""
 
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 import pytest
 
 from services.trainer.learning.checkpoint import export
+from services.trainer.learning.query_encoder import QueryEncoder
 from support.models.forks import Graphs, forks
 from support.models.tiny_cross_encoders import Exported, shared_cross_encoder
 from support.worlds.job_bench import bench
@@ -21,3 +26,20 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
 def _graphs() -> None:
     """Has this process trace each tiny architecture once."""
     export._traced = Graphs()
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], list[int]]:
+    """Computes the loss of all units of a job's inputs; gives how many texts each pass through an encoder takes."""
+
+    def counted(inputs: Any) -> list[int]:
+        encoders, objective = inputs.encoders(), inputs.objective()
+        taken: list[int] = []
+        forward = QueryEncoder.forward
+        monkeypatch.setattr(
+            QueryEncoder, "forward", lambda self, ids, mask: taken.append(len(ids)) or forward(self, ids, mask)
+        )
+        objective.loss(encoders, np.arange(objective.size))
+        return taken
+
+    return counted
