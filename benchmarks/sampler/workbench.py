@@ -2,6 +2,7 @@
 
     kills   20 people judge a run; sampler and workbench are killed 10 times each: what is lost, what is given twice?
     times   20 people, 16 k premises, all services on the same cores: next task, and the children after a decision
+    walks   browsers at random, in two tabs and three widths: what is refused unseen, sent astray, lost, doubled?
     page    the weight of the first load
     first   two commands in an empty directory, a browser, the first judged node: how long a new user needs at least
 
@@ -45,17 +46,20 @@ from services.sampler.people.task_store import TaskStore
 from services.sampler.records.keys import TaskKeys
 from services.store.redis import connect
 from support.service_process import RedisProcess, ServiceProcess
+from support.worlds.browser_sight import Walked, Walker, windows
+from support.worlds.browser_sight import check as compare
 from support.worlds.people_world import People, check
 from support.worlds.sampler_world import FakeIndex, serving
 
-PARTS = ("page", "first", "times", "kills")
+PARTS = ("page", "first", "times", "kills", "walks")
 PEOPLE, KILLS, NAMESPACE = 20, 10, "workbench"
 RETRY_S, LOOK_S = 0.3, 0.12  # of the page
 SETTLE_S = 1.0  # from opening the page to asking for a task
 CHILD_S = 10.0  # after which a node is taken to have no child
 TEAM = {"undo_s": 0.5, "min_lease_s": 2.0, "first_lease_s": 2.0}
 PAGE = Path(sys.modules["aeenc_workbench"].__file__ or "").parent / "page"
-FIRST_LOAD_BYTES, NEXT_MS, CHILDREN_MS, FIRST_S = 250_000, 150.0, 500.0, 60.0
+FIRST_LOAD_BYTES, NEXT_MS, CHILDREN_MS, FIRST_S = 60_000, 150.0, 500.0, 60.0
+WIDTHS = (390, 1280, 1440)
 UP = ["up", "--people", "team", "--workbench", "--base-port", "0"]
 SAMPLE = ["sample", "--data", str(ROOT / "data" / "sample"), "--oracle", "team", "-k", "9", "--no-wait"]
 
@@ -307,6 +311,50 @@ async def _follow(browsers: Browsers, name: str, events: asyncio.Event) -> None:
                 events.set()
 
 
+async def walks(rows: Rows, *, answers: int, longest_s: float) -> None:
+    """People at random in browsers, beside boxes and calls that the driver records."""
+    async with AsyncExitStack() as stack:
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aeenc-bench-")))
+        redis = RedisProcess(home / "redis")
+        stack.callback(redis.stop)
+        register = index_pb2_grpc.add_IndexServiceServicer_to_server
+        index = FakeIndex()
+        index.suffix = " and so on" * 4
+        index_port = await stack.enter_async_context(serving(register, index))
+        settings = {"redis_url": redis.url, "namespace": NAMESPACE, "index_target": f"127.0.0.1:{index_port}"}
+        queues = {"queues": {"team": {**TEAM, "min_lease_s": 30.0, "first_lease_s": 30.0}}, "poll_s": 0.1}
+        sampling = await stack.enter_async_context(ServiceProcess.of("sampler", home, **settings, **queues).running())
+        started = running_workbench(home, sampling.target, settings["index_target"])
+        _, url, links = await stack.enter_async_context(started)
+        sampler = aeenc.SamplerClient(aeenc.Channel(sampling.target, retry=aeenc.PATIENT))
+        people, walked = aeenc.PeopleClient(sampler.channel), Walked()
+        asked = {k: [(f"k{k}-{n}", f"k{k} hypothesis {n}") for n in range(answers)] for k in (9, 50)}
+        runs = [
+            await sampler.start_run(roots, corpus="science", oracle="team", k=k, max_depth=0)
+            for k, roots in asked.items()
+        ]
+        names = [f"{width} px, person {n}" for width in WIDTHS for n in range(2)]
+        signed_in = [f"{url}/sign-in?link={links.make(Person(name, 'annotator'))}" for name in names]
+        pages = await stack.enter_async_context(windows(signed_in))
+        wide = [int(name.partition(" ")[0]) for name in names]
+        walkers = [Walker(*one, walked) for one in zip(pages, names, wide, strict=True)]
+        for walker in walkers:
+            await walker.start()
+        begun = time.monotonic()
+        await asyncio.gather(*(walker.walk(answers, begun + longest_s) for walker in walkers))
+        took_s = time.monotonic() - begun
+        await asyncio.sleep(SETTLE_S)
+        await compare(walkers, people, [run.id for run in runs], walked)
+        await sampler.channel.close()
+    rows.note(f"{len(walkers)} walkers, {walked.answers} answers", took_s / 60, "min", f"{walked.unread} sent unseen")
+    told = f"of {walked.refusals}"
+    rows.at_most("refusals of candidates not in sight for a second", len(walked.refused_unseen), "refusals", 0, told)
+    rows.at_most("answers to another task than the one shown", len(walked.of_another_task), "answers", 0)
+    rows.at_most("answers lost or twice", len(walked.lost) + len(walked.twice), "answers", 0)
+    for problem in [*walked.refused_unseen, *walked.of_another_task, *walked.lost, *walked.twice][:10]:
+        print("     ", problem)
+
+
 def page(rows: Rows) -> None:
     """What a browser loads first."""
     packed = sum(len(gzip.compress(path.read_bytes())) for path in PAGE.rglob("*") if path.is_file())
@@ -342,6 +390,7 @@ async def first(rows: Rows) -> None:
                 browser = await playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
                 page = await browser.new_page()
                 await page.goto(started["sign_in"])
+                await page.get_by_role("button", name="Sign in").click()
                 await page.get_by_role("group", name="Verdict on candidate 1").wait_for(timeout=60_000)
                 await page.keyboard.press("1")
                 await page.keyboard.press("Control+Enter")
@@ -367,6 +416,8 @@ async def main() -> None:
     parser.add_argument("--only", choices=PARTS, help="one part")
     parser.add_argument("--hypotheses", type=int, default=400, help="of the run of `kills`")
     parser.add_argument("--think-s", type=float, default=0.5, help="mean seconds that a person thinks in `kills`")
+    parser.add_argument("--answers", type=int, default=500, help="of `walks`")
+    parser.add_argument("--longest-s", type=float, default=3600.0, help="seconds after which `walks` ends in any case")
     options = parser.parse_args()
     rows = Rows("workbench")
     for part in [options.only] if options.only else PARTS:
@@ -376,6 +427,8 @@ async def main() -> None:
             await first(rows)
         elif part == "times":
             await times(rows, hypotheses=200, answers=15)
+        elif part == "walks":
+            await walks(rows, answers=options.answers, longest_s=options.longest_s)
         else:
             await kills(rows, hypotheses=options.hypotheses, think_s=options.think_s)
     rows.finish()

@@ -26,7 +26,7 @@ from support.models.tiny_base_models import write_tiny_base
 pytestmark = pytest.mark.browser
 WORKBENCH = Path(__file__).parents[2] / "clients" / "workbench"
 BUILT = WORKBENCH / "aeenc_workbench" / "page"
-FIRST_LOAD_BYTES = 250_000
+FIRST_LOAD_BYTES = 60_000
 INTERACTIVE_S = 1.0
 
 

@@ -13,7 +13,10 @@ import asyncio
 import contextlib
 import json
 import random
+import shutil
 import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +29,8 @@ ACT_S = 2.0
 PHONE = 390
 KEYS = [*3 * "12345", *"6789aalrxibsnugko/?", *3 * ["ArrowDown"], "ArrowUp", "Escape"]
 RECORD = """
-Object.defineProperty(document, "visibilityState", { get: () => window.behind ? "hidden" : "visible" });
+const really = Object.getOwnPropertyDescriptor(Document.prototype, "visibilityState").get;
+Object.defineProperty(document, "visibilityState", { get: () => window.behind ? "hidden" : really.call(document) });
 window.inSight = JSON.parse(sessionStorage.getItem("inSight") ?? "{}");
 addEventListener("pagehide", () => sessionStorage.setItem("inSight", JSON.stringify(window.inSight)));
 (() => {
@@ -70,6 +74,23 @@ AREA = """() => {
 ASKED = "document.querySelector('h1')?.innerText.split('\\n').at(-1).trim()"
 
 
+@asynccontextmanager
+async def windows(links: Sequence[str]) -> AsyncIterator[list[Any]]:
+    """A window for each link, signed in by it, each with cookies of its own."""
+    from playwright.async_api import async_playwright
+
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        pages = [await (await browser.new_context()).new_page() for _ in links]
+        for page, link in zip(pages, links, strict=True):
+            await page.goto(link)
+            await page.get_by_role("button", name="Sign in").click()
+            await page.get_by_role("heading", level=1).wait_for()
+        yield pages
+        await browser.close()
+
+
 async def record(page: Any) -> None:
     """Begins to take boxes, now and after each reload."""
     await page.add_init_script(RECORD)
@@ -111,12 +132,12 @@ class Walker:
         context = self._at.context
         await context.add_init_script(RECORD)
         await context.route(lambda url: "/api/" in url and "/events" not in url, self._pass_on)
-        for stored in await self._at.evaluate("Object.values(localStorage)"):
-            held = json.loads(stored) if "lease_id" in stored else {}
-            self._leases |= {held["lease_id"]: held["task"]} if "lease_id" in held else {}
-        await self._at.reload()
+        at = self._at.url
+        await self._at.goto(f"{at.partition('#')[0]}assets/workbench.css")
+        await self._at.evaluate("localStorage.clear()")  # what was in sight before is not recorded
+        await self._at.goto(at)
         self._tabs.append(await context.new_page())
-        await self._tabs[1].goto(self._at.url)
+        await self._tabs[1].goto(at)
         for tab in self._tabs:
             tab.set_default_timeout(1000 * ACT_S)
             await tab.set_viewport_size({"width": self._width, "height": 800})
@@ -168,6 +189,7 @@ class Walker:
 
     async def _tab(self, page: Any) -> None:
         self._at = self._tabs[1 - self._tabs.index(page)]
+        await self._at.bring_to_front()
 
     async def _hide(self, page: Any) -> None:
         await page.evaluate("() => { window.behind = true; }")

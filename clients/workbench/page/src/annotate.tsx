@@ -56,7 +56,7 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
 
   const { version: newer, moved, rerank } = useRerank(lease, () => latest.current.draft, open, setTold);
 
-  const spent = useSight(lease?.lease_id ?? "", () => Date.now() - active.current < ACTIVE_MS, (ids) => setDraft((before) => ({ ...before, read: [...new Set([...before.read, ...ids])] })));
+  const spent = useSight(lease?.lease_id ?? "", () => Date.now() - active.current < ACTIVE_MS, (of, ids) => of === shown.current.lease?.lease_id && setDraft((before) => ({ ...before, read: [...new Set([...before.read, ...ids])] })));
 
   // What is judged is frozen while it is sent: false.
   function setDraft(changed: (before: Draft) => Draft): boolean {
@@ -99,6 +99,7 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
   function open(found: Lease | null, kept?: Draft): void {
     shown.current.lease = found;
     touched.current = false;
+    spent.current = 0;
     setLease(found);
     setFocus(0);
     setSearching(false);

@@ -34,12 +34,13 @@ function linesInSight(): Map<string, boolean[]> {
   return found;
 }
 
-// Tells which rows of a task have become read, again until it is taken (true). Counts the ms for which the task was in a
+// Tells which rows of a task have become read, again until it is taken (true); of no other task, though it may have the
+// same premises. Counts the ms for which the task was in a
 // visible tab and its person there.
-export function useSight(task: string, there: () => boolean, told: (premiseIds: string[]) => boolean): { current: number } {
+export function useSight(task: string, there: () => boolean, told: (task: string, premiseIds: string[]) => boolean): { current: number } {
   const spent = useRef(0);
-  const tell = useRef(told);
-  tell.current = told;
+  const drawn = useRef({ task, told });
+  drawn.current = { task, told };
   useEffect(() => {
     spent.current = 0;
     if (!task) return undefined;
@@ -49,6 +50,7 @@ export function useSight(task: string, there: () => boolean, told: (premiseIds: 
     let before = linesInSight();
     // Counts what was in sight at both ends of the time since the last look.
     function look(): void {
+      if (drawn.current.task !== task) return;
       const passed = Math.min(performance.now() - at, LONGEST_MS);
       at = performance.now();
       const now = linesInSight();
@@ -61,12 +63,16 @@ export function useSight(task: string, there: () => boolean, told: (premiseIds: 
       }
       before = now;
       const read = [...times].filter(([id, time]) => !done.has(id) && Math.min(...time) >= SIGHT_MS).map(([id]) => id);
-      if (read.length > 0 && tell.current(read)) read.forEach((id) => done.add(id));
+      if (read.length > 0 && drawn.current.told(task, read)) read.forEach((id) => done.add(id));
     }
-    const looking = setInterval(look, LOOK_MS);
+    // With a frame, as there are none while the tab is behind another or draws nothing.
+    let looking: ReturnType<typeof setTimeout> | undefined;
+    const again = (): void => { looking = setTimeout(() => requestAnimationFrame(() => { if (!left) { look(); again(); } }), LOOK_MS); };
+    let left = false;
+    again();
     const moves = [[document, "scroll"], [document, "visibilitychange"], [window, "resize"], [visualViewport!, "scroll"], [visualViewport!, "resize"]] as const;
     for (const [where, what] of moves) where.addEventListener(what, look);
-    return () => { clearInterval(looking); for (const [where, what] of moves) where.removeEventListener(what, look); };
+    return () => { left = true; clearTimeout(looking); for (const [where, what] of moves) where.removeEventListener(what, look); };
   }, [task]);
   return spent;
 }
