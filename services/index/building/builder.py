@@ -159,7 +159,7 @@ class Builder:
         if artifact.meta["engine"] in REMOTE_ENGINES:
             try:
                 await self._catalogue.prepare(spec.corpus, artifact.id)
-            except errors.Unavailable as error:
+            except (errors.Unavailable, errors.Overloaded) as error:
                 log.warning("vectors are sent when the generation is activated", reason=error.message)
         return artifact
 

@@ -100,17 +100,18 @@ async def test_one_process_sends_and_the_others_are_told_to_come_back(serve, art
         assert collections() == {name}
 
 
+@pytest.mark.parametrize("kind", [errors.Unavailable, errors.Overloaded])
 async def test_a_build_whose_vectors_milvus_does_not_take_is_there_and_sent_when_it_is_activated(
-    serve, encoder, collections, monkeypatch
+    serve, encoder, collections, monkeypatch, kind
 ):
     def away(*_: Any) -> None:
-        raise errors.Unavailable("Milvus is away")
+        raise kind("Milvus is away")
 
     async with serve() as index:
         with monkeypatch.context() as patched:
             patched.setattr(GenerationCollection, "_send", away)
             built = await index.client.build("science", facts(), activate=False, request_id="r")
-            await raises(errors.Unavailable, index.client.activate("science", built.id), "away")
+            await raises(kind, index.client.activate("science", built.id), "away")
         encoder.servicer.encoded_premises.clear()
         assert (await index.client.build("science", facts(), request_id="r")).id == built.id
         assert not encoder.servicer.encoded_premises
