@@ -45,8 +45,9 @@ class SearchHits:
         cls, ordinals: NDArray[np.int64], scores: NDArray[np.floating], k: int, *, exact: bool = True
     ) -> SearchHits:
         """Ranks rows by score and keeps the first k. Ties go to the lower ordinal, the premise inserted first."""
-        order = np.lexsort((ordinals, -scores))[:k]
-        return cls(ordinals[order], scores[order].astype(np.float32, copy=False), exact)
+        rounded = scores.astype(np.float32, copy=False)  # first: what is told as equal is equal
+        order = np.lexsort((ordinals, -rounded))[:k]
+        return cls(ordinals[order], rounded[order], exact)
 
     def first(self, k: int) -> SearchHits:
         """Keeps the first k hits."""

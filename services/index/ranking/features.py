@@ -15,13 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.index.lexical.bm25 import COVERED, LexicalIndex, Terms
-from services.index.ranking.fusion import scaled
+from services.index.ranking.fusion import EXPLAINED, scaled
 from services.index.values import SearchHits
 
 DEPTH = 100  # premises that are ordered anew
 PARTNERS = 20
 TEMPERATURE = 0.08  # of the partners' probabilities; their scores lie within 0 and 1
-EXPLAINED = 0.5  # share of a premise's vector that a query loses to it, as to one that was accepted
 NOT_FOUND = 3 * DEPTH  # the rank of what iterative BM25 does not have among its first DEPTH
 
 NAMES = (
@@ -104,8 +103,9 @@ def order_by(first: SearchHits, features: NDArray[np.float64], weights: Mapping[
     n = len(features)
     sums = features @ np.array([weights.get(name, 0.0) for name in NAMES])
     least = float(first.scores[n - 1]) if n else 0.0
-    scores = np.concatenate([least + (1.0 - least) * scaled(sums.astype(np.float32)), first.scores[n:]])
-    return SearchHits.best(first.ordinals, scores, k, exact=first.exact)
+    ordered = SearchHits.best(first.ordinals[:n], least + (1.0 - least) * scaled(sums.astype(np.float32)), n)
+    ordinals = np.concatenate([ordered.ordinals, first.ordinals[n:]])
+    return SearchHits(ordinals, np.concatenate([ordered.scores, first.scores[n:]]), first.exact).first(k)
 
 
 class _SharedWords:

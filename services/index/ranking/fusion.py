@@ -16,6 +16,8 @@ from services.index.values import FusionMethod, SearchHits
 
 POOL = 1000  # premises of each first ranking that are fused, and scored by the prior
 FEEDBACK = 5  # premises of a first ranking that negative feedback looks at
+EXPLAINED = 0.5  # share of the premises' mean that a query loses to what is accepted (docs/experiments/retrieval.md)
+LEAST_LEFT = 1e-3  # length of what feedback leaves of a query
 RANK_OFFSET = 60  # of reciprocal ranks, as in the paper
 
 
@@ -73,12 +75,16 @@ def rocchio_feedback(
 ) -> NDArray[np.float32]:
     """Takes a share of the mean of some premises' vectors off each query; the result has unit length.
 
+    A query of which nothing would be left but the rounding keeps its vector.
+
     `premises` has one array (premises, dim) for each query: the premises accepted for it, whose words its text holds as
     well, or the best of a first ranking. This is Rocchio's feedback (1971) with a negative weight.
     """
     changed = vectors.copy()
     for row, own in enumerate(premises):
         if len(own):
-            changed[row] -= np.float32(share) * own.mean(axis=0, dtype=np.float32)
-            changed[row] /= np.linalg.norm(changed[row])
+            left = changed[row] - np.float32(share) * own.mean(axis=0, dtype=np.float32)
+            length = np.linalg.norm(left)
+            if length > LEAST_LEFT:
+                changed[row] = left / length
     return changed

@@ -29,13 +29,12 @@ from services.index.lexical.bm25 import LexicalIndex, Terms, best
 from services.index.lexical.executor import LexicalExecutor
 from services.index.ranking.encoding import EncodeKey, QueryEncoder, Reranker
 from services.index.ranking.features import DEPTH, FirstWords, features_of, order_by
-from services.index.ranking.fusion import FEEDBACK, POOL, fuse_hits, rocchio_feedback
+from services.index.ranking.fusion import EXPLAINED, FEEDBACK, POOL, fuse_hits, rocchio_feedback
 from services.index.ranking.prior import Near, Prior, with_bonus
 from services.index.ranking.validation import check_accepted, check_vectors
 from services.index.values import ALL, WITHOUT_ENCODER, SearchHits, Selection, TextQuery, Timings
 
 KEPT_SCORES = 4_000_000  # by words, of all texts of a call together; beyond that, they are computed twice
-EXPLAINED = 0.5  # share of the accepted premises' mean that a query's vector loses (docs/experiments/retrieval.md)
 
 
 @dataclass(eq=False)

@@ -8,7 +8,6 @@ import pytest
 from aeenc import Fusion, errors
 from services.index.lexical.bm25 import COVERED, LexicalIndex, Terms
 from services.index.ranking.features import (
-    EXPLAINED,
     NAMES,
     TEMPERATURE,
     VECTOR_NAMES,
@@ -16,6 +15,7 @@ from services.index.ranking.features import (
     features_of,
     order_by,
 )
+from services.index.ranking.fusion import EXPLAINED
 from services.index.values import SearchHits
 from services.tuning.feature_weights import fit
 from support.worlds.index_world import FACTS, facts, raises
@@ -153,6 +153,15 @@ async def test_a_longer_list_by_features_begins_with_the_shorter_one(index) -> N
         (await index.client.retrieve("science", [TEXT], k=k, mode="hybrid", fusion=fusion))[0] for k in (2, 8)
     ]
     assert [hit.id for hit in long][:2] == [hit.id for hit in short]
+
+
+def test_a_follower_as_good_as_the_least_stays_behind_what_is_ordered_anew() -> None:
+    first = SearchHits(np.array([1, 3, 2, 0]), np.array([1.0, 0.9, 0.5, 0.5], np.float32))
+    features = np.zeros((3, len(NAMES)))
+    features[:, 0] = [0.0, 1.0, 2.0]
+    ordered = order_by(first, features, {"first": 1.0}, 4)
+    assert (ordered.ordinals.tolist(), ordered.scores.tolist()) == ([2, 3, 1, 0], [1.0, 0.75, 0.5, 0.5])
+    assert order_by(first, features, {"first": 1.0}, 3).ordinals.tolist() == [2, 3, 1]
 
 
 def test_weights_of_some_features_are_fitted_without_the_others() -> None:
