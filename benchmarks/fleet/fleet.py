@@ -206,9 +206,7 @@ async def take_over(root: Path, count: int) -> TakenOver:
     paced = {"build_batch": BATCH, "build_sync_s": 0.1}
     async with running(2, root, pause_s=BATCH_S, **paced) as fleet:
         client = fleet.client(fleet.targets)
-        building = asyncio.create_task(
-            client.build(CORPUS, premises(count), request_id="one", expected_premises=count, timeout_s=300.0)
-        )
+        building = asyncio.create_task(client.build(CORPUS, premises(count), request_id="one", timeout_s=300.0))
         await until(lambda: len(fleet.encoder.encoded) >= count * KILLED_AT, BUILD_S)
         builder = next(process for process in fleet.processes if _builds(process))
         builder.kill()

@@ -226,17 +226,13 @@ def _notes(meta: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def to_build_response(
-    progress: BuildProgress, *, expected_premises: int, active_id: str | None
-) -> index_pb2.BuildGenerationResponse:
+def to_build_response(progress: BuildProgress, active_id: str | None) -> index_pb2.BuildGenerationResponse:
     """Converts one report of a build."""
     response = index_pb2.BuildGenerationResponse(
         received=progress.received,
         encoded=progress.encoded,
         ack_level=f"ACK_LEVEL_{progress.ack_level}",
-        activated=progress.activated,
         durable=progress.durable,
-        expected_premises=expected_premises,
         stage=f"BUILD_STAGE_{progress.stage}",
     )
     if progress.is_last and progress.generation is not None:
@@ -255,7 +251,6 @@ def to_build_spec(header: index_pb2.BuildHeader, *, timeout_s: float | None) -> 
         activate=header.activate,
         resume_from=header.resume_from,
         space_id=header.space_id,
-        expected_premises=header.expected_premises,
         timeout_s=timeout_s,
         sameness=decode_enum(_SAMENESS, header.folding, "header.folding", "EXACT"),
     )

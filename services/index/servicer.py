@@ -87,7 +87,7 @@ class IndexAdminServicer(index_pb2_grpc.IndexAdminServiceServicer):
         spec = convert.to_build_spec(opening.header, timeout_s=deadline_s(context))
         async for progress in self._builder.build(spec, convert.to_premises(opening, opened)):
             active_id = self._catalogue.active_id(spec.corpus)
-            yield convert.to_build_response(progress, expected_premises=spec.expected_premises, active_id=active_id)
+            yield convert.to_build_response(progress, active_id)
 
     async def ActivateGeneration(
         self, request: index_pb2.ActivateGenerationRequest, _context: Any

@@ -226,7 +226,6 @@ class BuildSpec:
     resume_from: int = 0
     sameness: Sameness = "EXACT"
     space_id: str = ""
-    expected_premises: int = 0
     timeout_s: float | None = None
 
     def fingerprint(self) -> dict[str, str]:

@@ -375,7 +375,6 @@ def to_service_info(server: GrpcServer, limits: Limits) -> types_pb2.ServiceInfo
     """Returns the part of GetInfo's answer that all services share."""
     return types_pb2.ServiceInfo(
         software_version=aeenc.__version__,
-        api_version="aeenc.v1",
         instance=server.settings.instance,
         state=f"SERVICE_STATE_{server.readiness.state}",
         state_reason="; ".join(filter(None, (server.readiness.reason, server.gate.problem))),

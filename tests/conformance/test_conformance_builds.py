@@ -29,14 +29,14 @@ async def test_acknowledgements_name_their_level_and_only_the_last_names_the_gen
     assert levels == sorted(levels)
     assert levels[0] == RECEIVED
     assert levels[-2:] == [DURABLE, SEARCHABLE]
-    assert (answers[-1].received, answers[-1].encoded, answers[-1].activated) == (10, 10, True)
+    assert (answers[-1].received, answers[-1].encoded, answers[-1].generation.active) == (10, 10, True)
     generation = answers[-1].generation
     assert (generation.corpus, generation.premises, generation.active) == (corpus, 10, True)
     assert generation.manifest_sha256
     assert generation.size_bytes > 0
     assert generation.created_at.seconds > 0
     idle = await subject.reports(header(corpus, activate=False), chunk(*facts()[:3]))
-    assert (idle[-1].ack_level, idle[-1].activated) == (DURABLE, False)
+    assert (idle[-1].ack_level, idle[-1].generation.active) == (DURABLE, False)
 
 
 async def test_progress_grows_with_what_is_encoded(subject):

@@ -62,7 +62,7 @@ class Build(IndexMutation):
         return [Subject(corpus, self._maker(corpus), {"absent"}, between=between) for corpus in corpora]
 
     def _maker(self, corpus: str) -> Any:
-        header = index_pb2.BuildHeader(corpus=corpus, request_id=fresh("r"), expected_premises=PREMISES, activate=True)
+        header = index_pb2.BuildHeader(corpus=corpus, request_id=fresh("r"), activate=True)
 
         def messages(salt: str) -> list[index_pb2.BuildGenerationRequest]:
             return [index_pb2.BuildGenerationRequest(header=header, premises=premises(salt))]

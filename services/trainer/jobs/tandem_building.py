@@ -62,7 +62,6 @@ class TandemBuilder:
                 premises,
                 activate=False,
                 request_id=f"tandem {job.id}",
-                expected_premises=len(premises),
                 space_id=space_id,
             )
             if generation.premise_version != premise_version:

@@ -97,7 +97,6 @@ def build_corpus(
         name,
         premises,
         activate=activate,
-        expected_premises=count,
         space_id=space_id,
         on_progress=progressed,
         on_stage=on_stage,

@@ -322,12 +322,11 @@ class BuildGenerationRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[BuildHeader, _Mapping]] = ..., premises: _Optional[_Iterable[_Union[_types_pb2.Premise, _Mapping]]] = ...) -> None: ...
 
 class BuildHeader(_message.Message):
-    __slots__ = ("corpus", "request_id", "base_generation", "delete_ids", "expected_premises", "activate", "resume_from", "folding", "space_id")
+    __slots__ = ("corpus", "request_id", "base_generation", "delete_ids", "activate", "resume_from", "folding", "space_id")
     CORPUS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_GENERATION_FIELD_NUMBER: _ClassVar[int]
     DELETE_IDS_FIELD_NUMBER: _ClassVar[int]
-    EXPECTED_PREMISES_FIELD_NUMBER: _ClassVar[int]
     ACTIVATE_FIELD_NUMBER: _ClassVar[int]
     RESUME_FROM_FIELD_NUMBER: _ClassVar[int]
     FOLDING_FIELD_NUMBER: _ClassVar[int]
@@ -336,12 +335,11 @@ class BuildHeader(_message.Message):
     request_id: str
     base_generation: str
     delete_ids: _containers.RepeatedScalarFieldContainer[str]
-    expected_premises: int
     activate: bool
     resume_from: int
     folding: Folding
     space_id: str
-    def __init__(self, corpus: _Optional[str] = ..., request_id: _Optional[str] = ..., base_generation: _Optional[str] = ..., delete_ids: _Optional[_Iterable[str]] = ..., expected_premises: _Optional[int] = ..., activate: bool = ..., resume_from: _Optional[int] = ..., folding: _Optional[_Union[Folding, str]] = ..., space_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, corpus: _Optional[str] = ..., request_id: _Optional[str] = ..., base_generation: _Optional[str] = ..., delete_ids: _Optional[_Iterable[str]] = ..., activate: bool = ..., resume_from: _Optional[int] = ..., folding: _Optional[_Union[Folding, str]] = ..., space_id: _Optional[str] = ...) -> None: ...
 
 class PutExplanationsRequest(_message.Message):
     __slots__ = ("header", "explanations")
@@ -376,24 +374,20 @@ class PutExplanationsResponse(_message.Message):
     def __init__(self, total_size: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[IndexReplica, _Mapping]]] = ...) -> None: ...
 
 class BuildGenerationResponse(_message.Message):
-    __slots__ = ("received", "encoded", "ack_level", "generation", "activated", "durable", "expected_premises", "stage")
+    __slots__ = ("received", "encoded", "ack_level", "generation", "durable", "stage")
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     ENCODED_FIELD_NUMBER: _ClassVar[int]
     ACK_LEVEL_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
-    ACTIVATED_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
-    EXPECTED_PREMISES_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     received: int
     encoded: int
     ack_level: AckLevel
     generation: Generation
-    activated: bool
     durable: int
-    expected_premises: int
     stage: BuildStage
-    def __init__(self, received: _Optional[int] = ..., encoded: _Optional[int] = ..., ack_level: _Optional[_Union[AckLevel, str]] = ..., generation: _Optional[_Union[Generation, _Mapping]] = ..., activated: bool = ..., durable: _Optional[int] = ..., expected_premises: _Optional[int] = ..., stage: _Optional[_Union[BuildStage, str]] = ...) -> None: ...
+    def __init__(self, received: _Optional[int] = ..., encoded: _Optional[int] = ..., ack_level: _Optional[_Union[AckLevel, str]] = ..., generation: _Optional[_Union[Generation, _Mapping]] = ..., durable: _Optional[int] = ..., stage: _Optional[_Union[BuildStage, str]] = ...) -> None: ...
 
 class Generation(_message.Message):
     __slots__ = ("id", "corpus", "space_id", "premise_version", "premises", "dim", "engine", "manifest_sha256", "created_at", "active", "size_bytes", "notes", "held_by", "recall_at_10")

@@ -269,22 +269,20 @@ class Timings(_message.Message):
     def __init__(self, total: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., queue: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., tokenize: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., compute: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., encode: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ServiceInfo(_message.Message):
-    __slots__ = ("software_version", "api_version", "instance", "state", "state_reason", "started_at", "limits")
+    __slots__ = ("software_version", "instance", "state", "state_reason", "started_at", "limits")
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
-    API_VERSION_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     STATE_REASON_FIELD_NUMBER: _ClassVar[int]
     STARTED_AT_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     software_version: str
-    api_version: str
     instance: str
     state: ServiceState
     state_reason: str
     started_at: _timestamp_pb2.Timestamp
     limits: Limits
-    def __init__(self, software_version: _Optional[str] = ..., api_version: _Optional[str] = ..., instance: _Optional[str] = ..., state: _Optional[_Union[ServiceState, str]] = ..., state_reason: _Optional[str] = ..., started_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ...) -> None: ...
+    def __init__(self, software_version: _Optional[str] = ..., instance: _Optional[str] = ..., state: _Optional[_Union[ServiceState, str]] = ..., state_reason: _Optional[str] = ..., started_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("message_bytes", "items", "text_bytes", "k", "tokens", "queued_items", "queued_tokens")

@@ -600,8 +600,6 @@ class ServiceInfo:
 
     software_version: str = ""
     """The release of the software, such as `0.1.0`."""
-    api_version: str = ""
-    """The contract's version, such as `aeenc.v1`."""
     instance: str = ""
     """The name of this process in rollout acknowledgements and logs."""
     state: ServiceState = ServiceState.UNSPECIFIED
@@ -618,7 +616,6 @@ class ServiceInfo:
         """Reads the message."""
         return cls(
             software_version=message.software_version,
-            api_version=message.api_version,
             instance=message.instance,
             state=ServiceState(message.state),
             state_reason=message.state_reason,
