@@ -125,15 +125,15 @@ async def test_an_amended_node_gets_the_children_that_it_lacked(world: SamplerWo
     async with at_work(world, 2, run={"max_depth": 2}, undo_s=0.0) as (people, sampler, run_id):
         root = await take(people, "ann", run_id, "tree-0")
         assert root.task.query == "hypothesis 0"
-        first, second = (one for one in root.task.candidates[:2])
-        await people.submit(root, {first.premise_id: Verdict(EXPLAINS)})
+        first, second = (one.premise for one in root.task.candidates[:2])
+        await people.submit(root, {first.id: Verdict(EXPLAINS)})
         await waits(people, run_id, first.text)
         [child] = await people.lease("ann", run_id=run_id, hypothesis_id="tree-0")
         await people.submit(child, [])
         await settled(people, run_id, first.text)
         answer = await answer_of(people, run_id, "hypothesis 0")
         changed = await people.amend(
-            answer.answer_id, {second.premise_id: Verdict(EXPLAINS)}, "ann", intermediates=["so it is"]
+            answer.answer_id, {second.id: Verdict(EXPLAINS)}, "ann", intermediates=["so it is"]
         )
         await waits(people, run_id, second.text)
         await waits(people, run_id, "so it is")
@@ -155,15 +155,15 @@ async def test_an_amended_node_gets_the_children_that_it_lacked(world: SamplerWo
 async def test_what_stands_deeper_is_judged_before_or_after_what_has_grown(world: SamplerWorld):
     async with at_work(world, 1, run={"max_depth": 2}, undo_s=0.0) as (people, sampler, run_id):
         root = await take(people, "ann")
-        first, second = (one for one in root.task.candidates[:2])
-        await people.submit(root, {first.premise_id: Verdict(EXPLAINS)})
+        first, second = (one.premise for one in root.task.candidates[:2])
+        await people.submit(root, {first.id: Verdict(EXPLAINS)})
         await waits(people, run_id, first.text)
         child = await take(people, "ann")
-        below = next(one for one in child.task.candidates if one.premise.text != second.text)
-        await people.submit(child, {below.premise_id: Verdict(EXPLAINS)})
+        below = next(one.premise for one in child.task.candidates if one.premise.text != second.text)
+        await people.submit(child, {below.id: Verdict(EXPLAINS)})
         await waits(people, run_id, below.text)
         answer = await answer_of(people, run_id, "hypothesis 0")
-        await people.amend(answer.answer_id, {second.premise_id: Verdict(EXPLAINS)}, "ann")
+        await people.amend(answer.answer_id, {second.id: Verdict(EXPLAINS)}, "ann")
         await waits(people, run_id, second.text)
         leases = {one.task.query: one for one in await people.lease("ann", max_tasks=2)}
         await people.submit(leases[second.text], [])
@@ -181,9 +181,9 @@ async def test_a_run_that_has_succeeded_goes_on_where_more_was_accepted_since(wo
         await asyncio.wait_for(sampler.wait(run_id), 40)
         with pytest.raises(errors.FailedPrecondition, match="has succeeded; start a new run"):
             await sampler.resume(run_id)
-        second = root.task.candidates[1]
+        second = root.task.candidates[1].premise
         answer = await answer_of(people, run_id, "hypothesis 0")
-        await people.amend(answer.answer_id, {second.premise_id: Verdict(EXPLAINS)}, "ann")
+        await people.amend(answer.answer_id, {second.id: Verdict(EXPLAINS)}, "ann")
         await sampler.resume(run_id)
         await waits(people, run_id, second.text)
         await people.submit(await take(people, "ann"), [])
@@ -198,9 +198,9 @@ async def test_the_next_sampler_lets_a_tree_grow_whose_sampler_has_died(world: S
         root = await take(people, "ann", run_id, "tree-0")
         await people.submit(root, [])
         await settled(people, run_id, "hypothesis 0")
-        second = root.task.candidates[1]
+        second = root.task.candidates[1].premise
         answer = await answer_of(people, run_id, "hypothesis 0")
-        await people.amend(answer.answer_id, {second.premise_id: Verdict(EXPLAINS)}, "ann")
+        await people.amend(answer.answer_id, {second.id: Verdict(EXPLAINS)}, "ann")
     async with world.sampler(queues={"team": {**QUEUE, "undo_s": 0.0}}) as sampler:
         people = aeenc.PeopleClient(sampler.channel)
         await waits(people, run_id, second.text)
@@ -211,12 +211,12 @@ async def test_what_hangs_on_a_premise_that_was_taken_back_leaves_the_queue_and_
 ):
     async with at_work(world, 1, run={"max_depth": 2}, undo_s=0.0) as (people, sampler, run_id):
         root = await take(people, "ann")
-        first, second = (one for one in root.task.candidates[:2])
-        await people.submit(root, {first.premise_id: EXPLAINS, second.premise_id: EXPLAINS})
+        first, second = (one.premise for one in root.task.candidates[:2])
+        await people.submit(root, {first.id: EXPLAINS, second.id: EXPLAINS})
         await waits(people, run_id, first.text)
         await waits(people, run_id, second.text)
         answer = await answer_of(people, run_id, "hypothesis 0")
-        changed = await people.amend(answer.answer_id, {first.premise_id: REFUSES}, "ann")
+        changed = await people.amend(answer.answer_id, {first.id: REFUSES}, "ann")
 
         async def is_gone() -> bool:
             [queue] = await people.list_queues()
@@ -226,9 +226,9 @@ async def test_what_hangs_on_a_premise_that_was_taken_back_leaves_the_queue_and_
         assert (await sampler.get_run(run_id)).progress.nodes_pending == 1
         [lease] = await people.lease("ann", max_tasks=5)
         assert lease.task.query == second.text
-        changed = await people.amend(changed, {first.premise_id: EXPLAINS}, "ann")
+        changed = await people.amend(changed, {first.id: EXPLAINS}, "ann")
         await waits(people, run_id, first.text)
-        await people.amend(changed, {first.premise_id: REFUSES}, "ann")
+        await people.amend(changed, {first.id: REFUSES}, "ann")
         await eventually(is_gone_while_held(people, run_id, first.text))
         await people.submit(lease, [])
         run = await asyncio.wait_for(sampler.wait(run_id), 40)
@@ -249,13 +249,13 @@ def is_gone_while_held(people: aeenc.PeopleClient, run_id: str, text: str) -> Ca
 async def test_a_cut_node_that_somebody_holds_is_recorded_when_they_answer_and_else_asked_no_more(world: SamplerWorld):
     async with at_work(world, 1, run={"max_depth": 1}, undo_s=0.0) as (people, sampler, run_id):
         root = await take(people, "ann")
-        first, second = (one for one in root.task.candidates[:2])
-        await people.submit(root, {first.premise_id: EXPLAINS, second.premise_id: EXPLAINS})
+        first, second = (one.premise for one in root.task.candidates[:2])
+        await people.submit(root, {first.id: EXPLAINS, second.id: EXPLAINS})
         await waits(people, run_id, first.text)
         await waits(people, run_id, second.text)
         one, two = await people.lease("ann", max_tasks=2)
         answer = await answer_of(people, run_id, "hypothesis 0")
-        await people.amend(answer.answer_id, {first.premise_id: REFUSES, second.premise_id: REFUSES}, "ann")
+        await people.amend(answer.answer_id, {first.id: REFUSES, second.id: REFUSES}, "ann")
 
         async def are_cut() -> bool:
             return not {first.text, second.text} & (await tree_of(people, run_id)).keys()

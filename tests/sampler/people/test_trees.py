@@ -51,17 +51,17 @@ async def test_a_tree_shows_what_is_open_held_decided_and_judged(world: SamplerW
         lease = await take(people, "ann")
         [root] = (await people.get_tree(run_id, "tree-0")).nodes
         assert (root.state, root.holders, root.task_id) == (State.LEASED, ("ann",), lease.task.task_id)
-        ticked = lease.task.candidates[0]
-        await people.submit(lease, [ticked.premise_id], inference="because of it", node_verdict="complete")
+        ticked = lease.task.candidates[0].premise
+        await people.submit(lease, [ticked.id], inference="because of it", node_verdict="complete")
         [root] = (await people.get_tree(run_id, "tree-0")).nodes
-        assert (root.state, [one.premise_id for one in root.accepted]) == (State.DECIDED, [ticked.premise_id])
+        assert (root.state, [one.premise_id for one in root.accepted]) == (State.DECIDED, [ticked.id])
         [said] = root.answers
         assert (said.annotator, said.inference, said.verdicts) == ("ann", "because of it", ())
         assert said.node_verdict is values.NodeVerdict.COMPLETE
         await people.settle(run_id, lease.task.task_id, "ann")
         tree = await reached(people, run_id, {"0-0": State.JUDGED, "0-1": State.OPEN})
         below = tree.nodes[1]
-        assert (below.parent_id, below.premise_id, below.text) == ("0-0", ticked.premise_id, ticked.text)
+        assert (below.parent_id, below.premise_id, below.text) == ("0-0", ticked.id, ticked.text)
         assert not tree.finished
 
 
