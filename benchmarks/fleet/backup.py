@@ -29,7 +29,7 @@ from aeenc.values import WorkState
 from benchmarks.harness.baselines import run
 from benchmarks.harness.rows import ROOT, Rows
 from benchmarks.promises.fleet import CORPUS, NAMESPACE, PREMISES, Fleet, describe_fleet, job_fields, running_fleet
-from services.corpus.active import read_active
+from services.corpus.active import latest_move, read_active
 from services.launcher.backups.keys import capture
 from services.store.artifacts import ArtifactStore
 from services.store.redis import connect
@@ -340,7 +340,8 @@ class Asked:
         return "" if is_later else f"{now} is active, after {one.said}"
 
     async def _explanation(self, one: Acknowledged) -> str:
-        path = self.store.root / "generations" / one.about / ".explanations.json"
+        name = latest_move(self.store, one.about).explanations
+        path = self.store.root / "generations" / one.about / ".explanations" / name
         return "" if one.said in path.read_text() else "it is not there"
 
     async def _durable(self, one: Acknowledged) -> str:

@@ -59,10 +59,10 @@ FINDINGS = {
             *_of(
                 "index/catalogue/test_requests.py",
                 "test_an_activation_sent_again_gets_the_same_answer_and_moves_nothing",
-                "test_an_activation_that_a_kill_cut_off_is_finished_by_its_retry",
+                "test_the_retry_of_a_call_that_was_killed_behind_its_record_gets_its_answer",
                 "test_a_deletion_sent_again_gets_the_same_answer_and_deletes_nothing_else",
                 "test_a_finished_build_is_not_returned_for_another_one",
-                "test_notes_of_requests_are_removed_by_age",
+                "test_records_of_finished_builds_are_removed_by_age",
             ),
             *_of(
                 "sampler/records/test_records.py",
@@ -120,13 +120,10 @@ FINDINGS = {
     ),
     7: Finding(
         "a flat generation beyond about 5.6 M x 384 could not open: its codes were one ONNX constant",
-        "codes are cut into blocks that are packed once, kept beside the generation and mapped",
+        "codes are cut into blocks, each a constant of its own",
         _of(
             "index/dense/test_int8.py",
             "test_no_constant_holds_more_codes_than_one_model_can",
-            "test_codes_that_are_kept_are_mapped_and_not_copied",
-            "test_codes_that_are_damaged_or_of_other_vectors_are_made_again",
-            "test_codes_go_when_their_generation_has_gone",
         )
         + _of(
             "index/building/test_engines.py",

@@ -50,7 +50,7 @@ RPCS = (
 )
 OTHER_CORPUS = "other"  # a job's own generation must stay
 COLLECT_EVERY_S = 7.0
-NOTES = "space/artifacts/generations/*/.requests"
+RECORDS = "space/artifacts/generations/*/.build-*"
 JOB_EVERY_S = 15.0
 LOOKS = 600  # over the whole time
 REWRITE = {"auto-aof-rewrite-percentage": 20, "auto-aof-rewrite-min-size": 65536}
@@ -183,9 +183,9 @@ async def _look(fleet: Fleet, seconds: float) -> list[dict[str, float]]:
             await _shorten(redis)
             memory = (await redis.info("memory"))["used_memory_dataset"]  # without the buffers of a rewrite
             folders = await asyncio.to_thread(_folders, fleet.home)
-            log, notes = folders.pop("redis"), sum(_size_mb(folder) for folder in fleet.home.glob(NOTES))
-            disk = sum(folders.values()) - notes
-            measured = {"Redis memory": memory / 1e6, "Redis's log": log, "disk": disk, NOTES: notes}
+            log, kept = folders.pop("redis"), sum(_size_mb(folder) for folder in fleet.home.glob(RECORDS))
+            disk = sum(folders.values()) - kept
+            measured = {"Redis memory": memory / 1e6, "Redis's log": log, "disk": disk, RECORDS: kept}
             found.append({**measured, **{f"{PART}{name}": size for name, size in folders.items()}})
     return found
 
@@ -234,8 +234,8 @@ def _report(
 ) -> None:
     name = f"retention, {minutes:g} min"
     rows.note(f"{name}: what came and went", counts.total(), "times", dict(counts))
-    kept_a_day = [look.pop(NOTES) for look in looks]
-    rows.note(f"{name}: the index's notes of requests, kept for a day", kept_a_day[-1] * 1e3, "kB")
+    kept_a_day = [look.pop(RECORDS) for look in looks]
+    rows.note(f"{name}: the index's records of builds, kept for a day", kept_a_day[-1] * 1e3, "kB")
     for part in sorted({name for look in looks for name in look if name.startswith(PART)}):
         thirds = _thirds([look.pop(part, 0.0) for look in looks])
         rows.note(

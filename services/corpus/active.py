@@ -16,11 +16,12 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from aeenc import errors
 from services.corpus.generation import folder_of
-from services.corpus.moves import Kind, Move, Records, make_move, read_move
+from services.corpus.moves import ACTIVATION, Move, MoveRequest, Records, made_before, make_move, read_move
 from services.store.artifacts import ArtifactStore
 from services.store.files import make_directory, sync_directory, write_and_sync
 from services.store.objects import Bucket, CachedStore
@@ -49,20 +50,24 @@ def latest_move(store: ArtifactStore, corpus: str) -> Move:
 
 
 def write_active(
-    store: ArtifactStore, corpus: str, generation_id: str, check: Callable[[str], None] = lambda _: None
-) -> tuple[str, Move]:
-    """Makes a generation the active one, durably; one process at a time wins. Returns what was active, and the move.
+    store: ArtifactStore,
+    corpus: str,
+    generation_id: str,
+    check: Callable[[str], None] = lambda _: None,
+    request: MoveRequest = ACTIVATION,
+) -> Move:
+    """Makes a generation the active one, durably; one process at a time wins. A request that did so gets its move.
 
     `check` takes the id of the active generation ("": none) and may raise; what it has seen still holds when the move
-    is made. Raises NewerFormat for records that are not to be replaced.
+    is made. Raises NewerFormat for records that are not to be replaced, AlreadyExists as `made_before` does.
     """
 
-    def decide(before: str) -> str:
-        check(before)
-        return generation_id
+    def decide(last: Move) -> Move:
+        check(last.generation)
+        return replace(last, generation=generation_id)
 
     with moving(store, corpus):
-        return make_move(records_of(store, corpus), decide)
+        return make_move(records_of(store, corpus), decide, request)
 
 
 @contextmanager
@@ -88,28 +93,55 @@ def moving(store: ArtifactStore, corpus: str, *, alone: bool = False) -> Iterato
 
 
 def note_change(
-    store: ArtifactStore, corpus: str, kind: Kind, what: str, check: Callable[[str], None] = lambda _: None
+    store: ArtifactStore,
+    corpus: str,
+    request: MoveRequest,
+    decide: Callable[[Move], Move] = lambda last: last,
 ) -> Move:
     """Records that something else has changed, for those who follow; the active generation stays.
 
-    `check` is as in `write_active`. Raises DataLoss when nobody can read which generation is active.
+    `decide` is as in `make_move`. Raises DataLoss when nobody can read which generation is active.
     """
-
-    def decide(active: str) -> str:
-        check(active)
-        return active
-
     records = records_of(store, corpus)
     read_move(records)
-    return make_move(records, decide, kind, what)[1]
+    return make_move(records, decide, request)
 
 
-def delete_inactive(store: ArtifactStore, corpus: str, generation_id: str, check: Check) -> Move:
-    """Deletes a generation and records that, while nobody moves. What `check` raises leaves it as it was."""
+def delete_inactive(store: ArtifactStore, corpus: str, generation_id: str, check: Check, request: MoveRequest) -> Move:
+    """Deletes a generation and records that, while nobody moves. What `check` raises leaves it as it was.
+
+    A request that has deleted it changes nothing. Returns a move from which on it is deleted.
+    """
+
+    def decide(last: Move) -> Move:
+        check(last.generation)
+        return last
+
     with moving(store, corpus, alone=True):
-        check(read_active(store, corpus))
-        with store.deleting(folder_of(corpus), generation_id):
-            return note_change(store, corpus, "delete", generation_id, check)
+        if not deleted_before(store, corpus, generation_id, request):
+            check(read_active(store, corpus))
+            try:
+                store.check_exists(folder_of(corpus), generation_id)
+                if request.id:  # a kill from here on leaves a deletion that its retry knows
+                    note_change(store, corpus, replace(request, kind="deleting"), decide)
+                with store.deleting(folder_of(corpus), generation_id):
+                    return note_change(store, corpus, request, decide)
+            except errors.NotFound:  # of two hosts at a bucket, the other was faster
+                if not deleted_before(store, corpus, generation_id, request):
+                    raise
+        return latest_move(store, corpus)
+
+
+def deleted_before(store: ArtifactStore, corpus: str, generation_id: str, request: MoveRequest) -> bool:
+    """Whether a request has deleted a generation, also one that was killed before it had recorded so.
+
+    Raises AlreadyExists when it asked for something else.
+    """
+    records = records_of(store, corpus)
+    if made_before(records, request) is not None:
+        return True
+    is_begun = made_before(records, replace(request, kind="deleting")) is not None
+    return is_begun and generation_id not in store.list(folder_of(corpus))
 
 
 def records_of(store: ArtifactStore, corpus: str) -> Records:

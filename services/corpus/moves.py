@@ -1,6 +1,6 @@
 """The moves of a corpus: numbered records, each created once and never changed. The last one says what is active.
 
-    read the last record ──► decide ──► create the next number ──► created: the move is made
+    read the last record ──► decide ──► create the next number ──► created: the move is made, its request answered
              ▲                                  │
              └─────────── taken: somebody was faster
 
@@ -13,8 +13,9 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from aeenc import errors
@@ -22,22 +23,38 @@ from services.store.formats import check_format, known_fields
 
 FORMAT_VERSION = 1
 KEPT = 256  # records; older ones are removed
-Kind = Literal["activate", "delete", "explain"]
+READERS = 16  # of the records in a bucket, each of which takes a while
+Kind = Literal["activate", "deleting", "delete", "explain"]
+
+
+@dataclass(frozen=True)
+class MoveRequest:
+    """What makes a move: the kind, and where the call has a request id (else ""), that and what it asks for."""
+
+    kind: Kind = "activate"
+    id: str = ""
+    asked: Mapping[str, Any] = field(default_factory=dict)
+
+
+ACTIVATION = MoveRequest()
 
 
 @dataclass(frozen=True)
 class Move:
-    """A change of a corpus. From it on, `generation` is active ("": none).
+    """A change of a corpus. From it on, `generation` is active ("": none; before it `previous`).
 
-    `kind` and `what` say what has changed. `token` names whoever made the record. Number 0 is a corpus
-    without a record.
+    `explanations` names the file of those for the prior. `request_id` and `asked` are those of the request that made
+    the move. `token` names whoever made the record. Number 0 is a corpus without a record.
     """
 
     number: int = 0
     generation: str = ""
     kind: Kind = "activate"
-    what: str = ""
     token: str = ""
+    explanations: str = ""
+    previous: str = ""
+    request_id: str = ""
+    asked: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, data: bytes, name: str) -> Move:
@@ -81,22 +98,67 @@ def read_move(records: Records) -> Move:
     return Move()
 
 
-def make_move(
-    records: Records, decide: Callable[[str], str], kind: Kind = "activate", what: str = ""
-) -> tuple[str, Move]:
+def make_move(records: Records, decide: Callable[[Move], Move], request: MoveRequest = ACTIVATION) -> Move:
     """Makes the next move: of all who decide upon the same state exactly one makes it, the others decide again.
 
-    `decide` takes the id of the active generation ("": none) and returns the one to be active. What it raises ends the
-    call, and nothing has changed. Returns what was active before, and the move. A damaged last record counts as
-    nothing active. Raises NewerFormat for one of a newer release.
+    `decide` takes the last move and returns it with another generation or other explanations. What it raises ends the
+    call, and nothing has changed. A request that has made its move gets that one again. After a damaged last record
+    nothing is active. Raises NewerFormat for one of a newer release.
     """
     while True:
-        last = Move(max(records.numbers(), default=0))
-        with suppress(errors.DataLoss):
-            last = read_move(records)
-        move = Move(last.number + 1, decide(last.generation), kind, what, uuid.uuid4().hex)
+        last = _last(records)
+        if before := made_before(records, request):  # looked up behind the last one: a later one takes our number
+            return before
+        move = replace(
+            decide(last),
+            number=last.number + 1,
+            kind=request.kind,
+            token=uuid.uuid4().hex,
+            previous=last.generation,
+            request_id=request.id,
+            asked=request.asked,
+        )
         if _create(records, move):
-            return last.generation, move
+            return move
+
+
+def made_before(records: Records, request: MoveRequest) -> Move | None:
+    """Returns the move that a request has made, if it is among those kept. What is damaged counts as none.
+
+    Raises AlreadyExists when the request asked for something else.
+    """
+    if not request.id:
+        return None
+    numbers = sorted(records.numbers(), reverse=True)
+    with ThreadPoolExecutor(READERS) as threads:
+        for number, data in zip(numbers, threads.map(records.read, numbers), strict=True):
+            with suppress(errors.DataLoss):
+                move = Move.of(data or b"", f"record {number} of the corpus's moves")
+                if (move.kind, move.request_id) == (request.kind, request.id):
+                    check_same(request.id, move.asked, request.asked)
+                    return replace(move, number=number)
+    return None
+
+
+def check_same(request_id: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises AlreadyExists naming what a request asks for now and did not ask for before."""
+    differing = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+    if differing:
+        said = ", ".join(f"{name} was {before.get(name)!r} and is {now.get(name)!r}" for name in differing)
+        raise errors.AlreadyExists(
+            f"request_id {request_id[:80]!r} asked for something else before: {said}; use another request_id"
+        )
+
+
+def _last(records: Records) -> Move:
+    """The last move. Of a damaged one only the number counts, and the explanations are those before it."""
+    with suppress(errors.DataLoss):
+        return read_move(records)
+    damaged, *before = sorted(records.numbers(), reverse=True)
+    for number in before:
+        with suppress(errors.DataLoss):
+            return Move(damaged, explanations=Move.of(records.read(number) or b"", f"record {number}").explanations)
+    return Move(damaged)
 
 
 def _create(records: Records, move: Move) -> bool:

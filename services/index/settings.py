@@ -84,7 +84,9 @@ class IndexSettings(ServiceSettings):
         24 * 3600.0, gt=0, description="seconds for which an unfinished build waits for its caller to come again"
     )
     request_keep_s: float = Field(
-        7 * 24 * 3600.0, gt=0, description="seconds for which a retry with the same request_id gets the same answer"
+        7 * 24 * 3600.0,
+        gt=0,
+        description="seconds for which the retry of a build with the same request_id gets the same answer",
     )
     pinned_generations: int = Field(4, ge=1, description="generations kept open besides the active ones")
     pinned_bytes: int = Field(

@@ -316,7 +316,7 @@ class BuildOptions:
     """How a build uses the encoders: texts per batch, batches in flight at each, seconds to wait without an answer.
 
     With a request id, a build syncs to disk every `sync_s` seconds, and an unfinished one is removed after `keep_s`.
-    `engines` search the generation, by words as `lexical` says. What a request has done is known for `request_keep_s`.
+    `engines` search the generation, by words as `lexical` says. What a build has done is known for `request_keep_s`.
     """
 
     batch: int = 128

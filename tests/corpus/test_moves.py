@@ -3,6 +3,7 @@
 import multiprocessing
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from aeenc import errors
 from services.corpus import moves
 from services.corpus.active import MOVES, latest_move, note_change, read_active, write_active
 from services.corpus.generation import folder_of
-from services.corpus.moves import make_move, read_move
+from services.corpus.moves import Move, MoveRequest, make_move, read_move
 from services.store.artifacts import ArtifactStore
 
 
@@ -57,17 +58,19 @@ def test_the_last_move_is_active_whoever_made_it(steps: list[tuple[str, str]]) -
     for number, (step, name) in enumerate(steps):
         expected, generation = active, f"{name} of step {number}"
 
-        def decide(before: str, expected: str = expected, generation: str = generation) -> str:
-            if before != expected:
-                raise errors.Aborted(f"{before}, not {expected}")
-            return generation
+        def decide(last: Move, expected: str = expected, generation: str = generation) -> Move:
+            if last.generation != expected:
+                raise errors.Aborted(f"{last.generation}, not {expected}")
+            return replace(last, generation=generation)
 
         if step == "move, another is faster":
-            records.before_create = lambda faster=generation: make_move(records, lambda _: faster)
+            records.before_create = lambda faster=generation: make_move(
+                records, lambda last: replace(last, generation=faster)
+            )
             with pytest.raises(errors.Aborted):
                 make_move(records, decide)
         else:
-            assert make_move(records, decide)[0] == active
+            assert make_move(records, decide).previous == active
         active = generation
         assert read_move(records).generation == active
 
@@ -79,12 +82,12 @@ def test_of_those_who_decide_upon_the_same_state_one_wins(callers: int, loses_an
     records.loses_answers = loses_answers
 
     def race(caller: int) -> None:
-        def decide(before: str) -> str:
-            if before:
+        def decide(last: Move) -> Move:
+            if last.generation:
                 raise errors.Aborted("somebody was faster")
             if caller + 1 < callers:  # all decide, then create in the opposite order
                 records.before_create = lambda: race(caller + 1)
-            return f"g{caller}"
+            return replace(last, generation=f"g{caller}")
 
         try:
             make_move(records, decide)
@@ -103,18 +106,18 @@ def test_old_records_are_removed_and_whoever_slept_so_long_has_not_won(monkeypat
 
     def others_move() -> None:
         for number in range(9):
-            make_move(records, lambda _, number=number: f"g{number}")
+            make_move(records, lambda last, number=number: replace(last, generation=f"g{number}"))
 
-    def decide(before: str) -> str:
-        if before:
-            raise errors.Aborted(before)
-        return "late"
+    def decide(last: Move) -> Move:
+        if last.generation:
+            raise errors.Aborted(last.generation)
+        return replace(last, generation="late")
 
     records.before_create = others_move
     with pytest.raises(errors.Aborted, match="g8"):
         make_move(records, decide)
     assert read_move(records).generation == "g8"
-    make_move(records, lambda _: "g9")
+    make_move(records, lambda last: replace(last, generation="g9"))
     assert sorted(records.records) == [7, 8, 9, 10]
 
 
@@ -154,9 +157,9 @@ def test_two_processes_that_race_have_one_winner_each_time(artifact_store: Artif
 def test_nothing_is_active_until_it_is_written_and_then_the_last_one(artifact_store: ArtifactStore) -> None:
     assert read_active(artifact_store, "science") is None
     write_active(artifact_store, "science", "g1")
-    assert write_active(artifact_store, "science", "g2")[0] == "g1"
+    assert write_active(artifact_store, "science", "g2").previous == "g1"
     assert read_active(artifact_store, "science") == "g2"
-    assert note_change(artifact_store, "science", "delete", "g1").number == 3
+    assert note_change(artifact_store, "science", MoveRequest("delete")).number == 3
     assert read_active(artifact_store, "science") == "g2"
     assert artifact_store.list(folder_of("science")) == []
 
@@ -168,8 +171,17 @@ def test_a_record_that_cannot_be_read_is_data_loss_until_another_one_is_written(
     write_active(artifact_store, "science", "g1")
     [record] = (artifact_store.root / folder_of("science") / MOVES).iterdir()
     record.write_text(content)
-    for call in (read_active, lambda *_: note_change(artifact_store, "science", "delete", "g0")):
+    for call in (read_active, lambda *_: note_change(artifact_store, "science", MoveRequest("delete"))):
         with pytest.raises(errors.DataLoss, match="activate a generation again"):
             call(artifact_store, "science")
     write_active(artifact_store, "science", "g2")
     assert latest_move(artifact_store, "science").generation == "g2"
+
+
+def test_explanations_outlive_activations_also_over_a_damaged_record(artifact_store: ArtifactStore) -> None:
+    write_active(artifact_store, "science", "g1")
+    note_change(artifact_store, "science", MoveRequest("explain"), lambda last: replace(last, explanations="e"))
+    damaged = write_active(artifact_store, "science", "g2")
+    (artifact_store.root / folder_of("science") / MOVES / f"{damaged.number:012}.json").write_text("{")
+    assert write_active(artifact_store, "science", "g1").explanations == "e"
+    assert latest_move(artifact_store, "science").explanations == "e"

@@ -51,7 +51,7 @@ def test_artifacts_lie_in_s3_as_they_lie_in_a_directory(s3: subprocess.Popen[str
                 raise errors.Aborted(active)
 
         try:
-            return write_active((one, two)[number % 2], "science", f"g{number}", check)[1].generation
+            return write_active((one, two)[number % 2], "science", f"g{number}", check).generation
         except errors.Aborted:
             return ""
 

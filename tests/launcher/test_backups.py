@@ -34,7 +34,8 @@ SECRET = "a-token-that-nobody-may-see"
 @pytest.mark.parametrize("name", ["backup", "backup.tar"])
 async def test_what_is_backed_up_comes_back_elsewhere(here: Deployment, there: Deployment, tmp_path: Path, name: str):
     checkpoint, generation = await here.register("one"), here.activate("premises")
-    explanations = here.store.root / folder_of(CORPUS) / ".explanations.json"
+    explanations = here.store.root / folder_of(CORPUS) / ".explanations/000000000002-a.json"
+    explanations.parent.mkdir()
     explanations.write_text("{}")
     prefix = f"aeenc:{here.namespace}:1:"
     await here.redis.hset(f"{prefix}hash", mapping={"a": "é", "b": "2"})
@@ -55,7 +56,7 @@ async def test_what_is_backed_up_comes_back_elsewhere(here: Deployment, there: D
     assert there.store.open("checkpoints", checkpoint.id, expected_manifest_sha256=row.manifest_sha256)
     assert read_active(there.store, CORPUS) == generation
     assert there.store.open(folder_of(CORPUS), generation)
-    assert (there.store.root / folder_of(CORPUS) / ".explanations.json").read_text() == "{}"
+    assert (there.store.root / folder_of(CORPUS) / ".explanations/000000000002-a.json").read_text() == "{}"
     assert not (there.store.root / RESTORING).exists()
     assert await there.redis.get("others:key") is None
 

@@ -56,12 +56,13 @@ async def test_a_manifest_that_is_not_the_registered_one_is_named_and_all_else_c
     assert read_active(there.store, CORPUS) == generation
 
 
-@pytest.mark.parametrize("record", [".explanations.json", f"{MOVES}/000000000042.json"])
+@pytest.mark.parametrize("record", [".explanations/000000000002-a.json", f"{MOVES}/000000000042.json"])
 async def test_a_record_of_a_corpus_that_cannot_be_read_is_named_and_all_else_is_saved(
     here: Deployment, tmp_path: Path, record: str
 ):
     here.activate("premises")
     unreadable = here.store.root / folder_of(CORPUS) / record
+    unreadable.parent.mkdir(exist_ok=True)
     unreadable.symlink_to(unreadable)
     made = await here.back_up(tmp_path / "backup")
     assert made.damaged[0] == f"{folder_of(CORPUS)}/{record} cannot be read ({os.strerror(errno.ELOOP)})"

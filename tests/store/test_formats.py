@@ -18,8 +18,6 @@ from aeenc.oracle import Candidate, Task
 from services.corpus.active import read_active, write_active
 from services.corpus.generation import folder_of
 from services.encoder.rollout.history import StateFile
-from services.index.building.finished import FinishedBuild, FinishedBuilds
-from services.index.catalogue.requests import RequestNote, RequestNotes
 from services.sampler.people.tasks import TaskRecord, from_json, task_from_json, task_json
 from services.sampler.records.runs import Pair, RunConfig
 from services.store.artifacts import MANIFEST, ArtifactStore
@@ -85,20 +83,6 @@ def move(place: Place) -> Record:
     return Record(path, lambda: read_active(place.store, CORPUS), lambda: write_active(place.store, CORPUS, "g1"))
 
 
-def note(place: Place) -> Record:
-    notes = RequestNotes(place.store)
-    notes.put(CORPUS, "activate", "r", RequestNote({"generation": "g1"}))
-    [path] = (place.store.root / folder_of(CORPUS)).glob(".requests/*.json")
-    return Record(path, lambda: notes.get(CORPUS, "activate", "r"), lambda: notes.get(CORPUS, "activate", "r"))
-
-
-def finished_build(place: Place) -> Record:
-    builds, generation = FinishedBuilds(place.store), manifest(place).where.parent.name  # type: ignore[union-attr]
-    builds.put(CORPUS, "r", FinishedBuild(generation, activated=True, asked={"a": 1}))
-    [path] = (place.store.root / folder_of(CORPUS)).glob(".requests/*.json")
-    return Record(path, lambda: builds.get(CORPUS, "r"), lambda: builds.mark_activated(CORPUS, "r"))
-
-
 def job_inputs(place: Place) -> Record:
     files = JobFiles(place.folder)
     files.write_inputs([], [])
@@ -157,8 +141,6 @@ async def tandem(place: Place) -> Record:
 KINDS: dict[str, Callable[[Place], Record | Awaitable[Record]]] = {
     "manifest": manifest,
     "move": move,
-    "note of a request": note,
-    "note of a build": finished_build,
     "inputs of a job": job_inputs,
     "plan of a job": job_plan,
     "job": job,

@@ -20,6 +20,7 @@ import pytest
 from aeenc import errors
 from services.corpus import moves
 from services.corpus.active import latest_move, note_change, read_active, write_active
+from services.corpus.moves import Move, MoveRequest
 from services.store import objects
 from services.store.artifacts import MANIFEST, Artifact, ArtifactStore
 from services.store.objects import Bucket, CachedStore, open_store
@@ -402,7 +403,7 @@ def test_moves_in_a_bucket_have_one_winner_and_are_known_while_it_is_away(host: 
     def move(number: int) -> str:
         store = stores[number % 2]
         try:
-            return write_active(store, "science", f"g{number}", lambda active: _expect(active, ""))[1].generation
+            return write_active(store, "science", f"g{number}", lambda active: _expect(active, "")).generation
         except errors.Aborted:
             return ""
 
@@ -436,7 +437,7 @@ def test_a_directory_that_is_copied_into_a_bucket_is_all_that_the_bucket_needs(h
     one = host("one")
     assert one.open(FOLDER, written.id, expected_manifest_sha256=written.manifest_sha256)
     assert read_active(one, "science") == "g1"
-    assert write_active(one, "science", "g2")[0] == "g1"
+    assert write_active(one, "science", "g2").previous == "g1"
 
 
 def test_records_that_are_gone_from_the_bucket_go_from_the_copies(host: Any, monkeypatch: pytest.MonkeyPatch):
@@ -459,7 +460,7 @@ def test_an_activation_that_a_deletion_overtakes_finds_nothing_to_activate(host:
         if not looked:  # it is still there, and gone a moment later
             looked.append(True)
             with one.deleting(FOLDER, target):
-                note_change(one, "science", "delete", target)
+                note_change(one, "science", MoveRequest("delete"))
 
     with pytest.raises(errors.NotFound, match=target):
         write_active(two, "science", target, check)
@@ -474,16 +475,17 @@ def test_a_deletion_that_an_activation_overtakes_changes_nothing_whoever_sweeps(
     there = sorted((remote / FOLDER / target).iterdir())
     write_active(two, "science", target)
 
-    def check(active: str) -> None:
-        if active == target:
+    def check(last: Move) -> Move:
+        if last.generation == target:
             raise errors.FailedPrecondition("active")
+        return last
 
     def delete() -> None:
         with one.deleting(FOLDER, target):
             with pytest.raises(errors.NotFound):
                 two.check_exists(FOLDER, target)
             two.sweep(FOLDER)
-            note_change(one, "science", "delete", target, check)
+            note_change(one, "science", MoveRequest("delete"), check)
 
     with pytest.raises(errors.FailedPrecondition):
         delete()

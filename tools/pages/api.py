@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from aeenc import errors
+from services.corpus.moves import KEPT as MOVES_KEPT
 from services.encoder.batching.encoder import MAX_KEY_BYTES
 from services.index.building.folding import ID_BYTES, TAG_BYTES
 from services.index.convert import EXPLANATIONS_BYTES
@@ -132,7 +133,8 @@ def _rows() -> Iterator[tuple[str, str, str]]:
     )
     yield "`wait` of Publish and Rollback", f"{MAX_WAIT_S:.0f} s", "waits that long"
     kept_s = index["request_keep_s"].default
-    kept = f"{REQUEST_TTL_S / 3600:.0f} hours; by the index {kept_s / 86_400:.0f} days (`REQUEST_KEEP_S`)"
+    kept = f"{REQUEST_TTL_S / 3600:.0f} hours; by the index {kept_s / 86_400:.0f} days for builds (`REQUEST_KEEP_S`)"
+    kept += f", else {MOVES_KEPT} changes of the corpus"
     yield "time for which a `request_id` is known", kept, "the call is a new one"
     streams = common["max_streams"].default
     yield (

@@ -30,18 +30,24 @@ from services.corpus.generation import (
     open_generation,
     write_premises,
 )
-from services.index.building.finished import FinishedBuild, FinishedBuilds
+from services.corpus.moves import check_same
 from services.index.building.folding import Folding
 from services.index.building.index_process import index_generation
-from services.index.building.journal import Journal, StreamedPremises, remove_journal, sweep_abandoned
+from services.index.building.journal import (
+    FinishedBuild,
+    Journal,
+    StreamedPremises,
+    finished_build,
+    sweep_journals,
+    tidy_journal,
+)
 from services.index.building.pipeline import Base, BuildPipeline
 from services.index.building.vectors import BatchEncoder, finish_in_thread
 from services.index.catalogue.catalogue import Catalogue
-from services.index.catalogue.requests import check_same, sweep_notes
 from services.index.lexical.bm25 import write_lexical
 from services.index.values import REMOTE_ENGINES, AckLevel, BuildOptions, BuildProgress, BuildSpec
 from services.kit import logs
-from services.kit.concurrency import cancel_all, finish, run_in_thread, with_pauses
+from services.kit.concurrency import cancel_all, finish, with_pauses
 from services.kit.limits import Limits
 from services.store.artifacts import Artifact, ArtifactStore, remove_directory
 from services.store.files import full_disk_is_unavailable
@@ -66,16 +72,14 @@ class Builder:
         self._encoders = encoders
         self._limits = limits
         self._options = options
-        self._finished = FinishedBuilds(store)
         self._turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     async def sweep(self) -> None:
-        """Removes builds that nobody has continued for long, and old notes, of all corpora."""
+        """Removes builds that nobody has continued for long, and records of old ones, of all corpora."""
         await asyncio.to_thread(lambda: self._sweep(corpora_of(self._store)))
 
     def _sweep(self, corpora: Sequence[str]) -> None:
-        sweep_abandoned(self._store, corpora, self._options.keep_s)
-        sweep_notes(self._store, corpora, self._options.request_keep_s)
+        sweep_journals(self._store, corpora, self._options.keep_s, self._options.request_keep_s)
 
     async def build(
         self, spec: BuildSpec, chunks: AsyncIterator[Sequence[PremiseRecord]]
@@ -112,7 +116,7 @@ class Builder:
         yield await self._activated(spec, last)
 
     async def _built_before(self, spec: BuildSpec) -> tuple[FinishedBuild, BuildProgress] | None:
-        finished = await asyncio.to_thread(self._finished.get, spec.corpus, spec.request_id)
+        finished = await asyncio.to_thread(finished_build, self._store, spec.corpus, spec.request_id)
         if finished is None:
             return None
         try:
@@ -121,17 +125,14 @@ class Builder:
             log.warning("a finished build is damaged; building it again", corpus=spec.corpus, reason=error.message)
             return None
         count = int(artifact.meta["premises"])
-        return finished, BuildProgress(count, count, "DURABLE", count, artifact, finished.activated)
+        return finished, BuildProgress(count, count, "DURABLE", count, artifact)
 
     def _complete(self, spec: BuildSpec, generation_id: str) -> Artifact:
         """Opens what the request built, and does what the first call may not have come to: the upload, tidying up."""
         self._store.open(folder_of(spec.corpus), generation_id)
         artifact = self._store.push(folder_of(spec.corpus), generation_id)
-        remove_journal(self._store, spec.corpus, spec.request_id)
+        tidy_journal(self._store, spec.corpus, spec.request_id)
         return artifact
-
-    async def _note_activated(self, spec: BuildSpec) -> None:
-        await run_in_thread(self._finished.mark_activated, spec.corpus, spec.request_id)
 
     async def _base(self, spec: BuildSpec) -> Base | None:
         if not spec.base_generation:
@@ -171,12 +172,9 @@ class Builder:
         return artifact
 
     def _write(self, spec: BuildSpec, pipeline: BuildPipeline, engine: dict[str, Any]) -> Artifact:
-        def announce(generation_id: str) -> None:
-            # before it can be seen: no kill leaves a generation that its request does not know
-            asked = {**spec.fingerprint(), **pipeline.streamed}
-            self._finished.put(spec.corpus, spec.request_id, FinishedBuild(generation_id, activated=False, asked=asked))
-
-        artifact = pipeline.writer.commit(self._meta(spec, pipeline, engine), id_prefix="g", announce=announce)
+        # announced before it can be seen: no kill leaves a generation that its request does not know
+        meta = self._meta(spec, pipeline, engine)
+        artifact = pipeline.writer.commit(meta, id_prefix="g", announce=pipeline.announce)
         return self._push(spec, pipeline, artifact)
 
     async def _build_anew(
@@ -285,17 +283,13 @@ class Builder:
         """Activates where asked and makes the last report. A retry of an activated build does not activate again."""
         generation = last.generation
         assert generation is not None
-        if spec.activate and not last.activated:
-            await finish(asyncio.create_task(self._activate(spec, generation.id)))
+        if spec.activate:
+            find = partial(finished_build, self._store, spec.corpus, spec.request_id)
+            built = await asyncio.to_thread(find) if spec.request_id else None
+            await self._catalogue.activate(spec.corpus, generation.id, request_id=built.activation if built else "")
             last = replace(last, activated=True)
         is_active = self._catalogue.active_id(spec.corpus) == generation.id
         return replace(last, ack_level="SEARCHABLE" if is_active else "DURABLE", is_last=True)
-
-    async def _activate(self, spec: BuildSpec, generation_id: str) -> None:
-        """Activates and notes it. A cancelled call does both: a retry must not activate again."""
-        await self._catalogue.activate(spec.corpus, generation_id)
-        if spec.request_id:
-            await self._note_activated(spec)
 
 
 async def while_indexing(
@@ -328,7 +322,7 @@ async def check_asked_again(
     """
     before = dict(built.asked)
     premises = {name: before.pop(name, None) for name in StreamedPremises().to_record()}
-    check_same(spec.request_id, before, spec.fingerprint())
+    check_same(spec.request_id, before, {"request_id": spec.request_id, **spec.fingerprint()})
     streamed = StreamedPremises()
     async for chunk in chunks:
         await asyncio.to_thread(streamed.add, chunk)

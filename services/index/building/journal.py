@@ -1,9 +1,10 @@
-"""The journal of a build: what it keeps on disk for its retries while it is unfinished (afterwards: finished.py).
+"""The journal of a build: what it keeps on disk for its retries, and of a finished one, which generation it built.
 
 It is a hidden directory in the corpus's folder, named after the request id:
 
     premises.jsonl   the premises as streamed
-    progress.json    the request, and how much is durable: counts, sizes, CRC-32s; always replaced as a whole
+    progress.json    the request, and how much is durable: counts, sizes, CRC-32s; always replaced as a whole; at the
+                     end, what was built: the rest then goes, and a retry gets it and not a second build
     generation/      the generation in the making, with its vectors
     lock             held by whoever builds
 
@@ -14,11 +15,14 @@ of it follows there, so that the build goes on at another host. Everything here 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
+import shutil
 import time
+import uuid
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -28,7 +32,6 @@ from typing import Any, BinaryIO
 from aeenc import errors
 from services.corpus.generation import PREMISES, VECTORS, PremiseRecord, Storage, folder_of
 from services.index.building.vectors import VectorFile, crc32_of
-from services.index.catalogue.requests import name_of
 from services.kit import logs
 from services.store.artifacts import ArtifactStore, remove_directory
 from services.store.files import atomic_write, make_directory, sync_directory
@@ -39,8 +42,10 @@ log = logs.get(__name__)
 PREFIX = ".build-"
 PROGRESS = "progress.json"
 GENERATION, LOCK = "generation", "lock"
+PARTS = "parts"  # of a copy
 PART_BYTES = 16 * 1024 * 1024  # at most, of an object of a copy
 _GROWING = (PREMISES, f"{GENERATION}/{VECTORS}")
+SAID = ("request", "kept", "built", "activation", "streamed")  # by the record of progress
 FORMAT_VERSION = 1
 
 
@@ -61,6 +66,18 @@ class DurableState:
     premise_version: str = ""
     storage: Storage = "float32"
     largest_norm: float = 0.0
+
+
+@dataclass(frozen=True)
+class FinishedBuild:
+    """The generation that a request has built, and what it asked for, its premises included.
+
+    `activation` is the request id of its activation, which a retry repeats and a later build does not.
+    """
+
+    generation: str
+    activation: str
+    asked: Mapping[str, Any]
 
 
 class StreamedPremises:
@@ -125,18 +142,13 @@ class JournalCopy:
         atomic_write(self._directory / PROGRESS, content)
         log.info("a build goes on from its copy", key=self._key)
 
-    def remove(self) -> None:
-        """Removes the copy, its progress first."""
-        with suppress(errors.Unavailable):  # swept later
-            remove_copy(self._bucket, self._key)
-
     def _own_progress(self) -> bytes:
         with suppress(FileNotFoundError):
             return (self._directory / PROGRESS).read_bytes()
         return b""
 
     def _part(self, name: str, start: int) -> str:
-        return f"{self._key}/{Path(name).name}-{start:015}"
+        return f"{self._key}/{PARTS}/{Path(name).name}-{start:015}"
 
 
 def _ahead(progress: bytes) -> tuple[int, int]:
@@ -146,12 +158,6 @@ def _ahead(progress: bytes) -> tuple[int, int]:
         return int(kept["premises"]), int(kept["rows"])
     except (ValueError, KeyError, TypeError):
         return -1, -1
-
-
-def remove_copy(bucket: Bucket, key: str) -> None:
-    """Removes the copy of a journal, its progress first."""
-    bucket.remove(f"{key}/{PROGRESS}")
-    bucket.remove_below(key)
 
 
 class Journal:
@@ -164,10 +170,10 @@ class Journal:
         self.kept = DurableState()
         self.premises: list[PremiseRecord] = []
         self._request = {"request_id": request_id, **fingerprint}
-        key = key_of(corpus, request_id)
-        self._directory = store.root / key
+        self._store, self._key = store, key_of(corpus, request_id)
+        self._directory = store.root / self._key
         self.generation = self._directory / GENERATION
-        self._copy = JournalCopy(store.bucket, key, self._directory) if isinstance(store, CachedStore) else None
+        self._copy = JournalCopy(store.bucket, self._key, self._directory) if isinstance(store, CachedStore) else None
         self._position = 0  # of the next streamed premise
         self._streamed = 0  # in earlier calls
         self._count = self._bytes = self._crc32 = 0
@@ -273,12 +279,24 @@ class Journal:
                 storage=file.storage,
                 largest_norm=file.largest_norm,
             )
-        said = {"request": self._request, "kept": asdict(kept)}
-        record = {"format_version": FORMAT_VERSION, **said, "crc32": _crc32_of(said)}
-        atomic_write(self._directory / PROGRESS, json.dumps(record).encode())
         self.kept = kept
+        atomic_write(self._directory / PROGRESS, self._progress())
         if self._copy is not None:
             self._copy.push()
+
+    def finish(self, generation_id: str) -> None:
+        """Records durably which generation is built, for all hosts. Raises Unavailable when the bucket is away."""
+        self._store.documents.write(f"{self._key}/{PROGRESS}", self._progress(built=generation_id))
+
+    def _progress(self, built: str = "") -> bytes:
+        said = {
+            "request": self._request,
+            "kept": asdict(self.kept),
+            "built": built,
+            "activation": uuid.uuid4().hex,
+            "streamed": self.streamed,
+        }
+        return json.dumps({"format_version": FORMAT_VERSION, **said, "crc32": _crc32_of(said)}).encode()
 
     def cut_before(self, premise_id: str) -> None:
         """Takes back the premise of this id and all behind it; the next `sync` makes that durable."""
@@ -303,16 +321,17 @@ class Journal:
         return (self._count, rows) != (self.kept.premises, self.kept.rows)
 
     def close(self, *, keep: bool) -> None:
-        """Ends the build. Without `keep`, or when nothing was ever synced, it removes everything."""
+        """Ends the build. Without `keep`, it is finished. Where nothing was ever synced, everything goes."""
         if self._log is not None:
             with suppress(OSError):  # a full disk no longer matters: a retry cuts off what is beyond `kept`
                 self._log.close()
         if self._lock is not None:
-            if self._is_ours and (not keep or self.kept == DurableState()):
+            if self._is_ours and not keep:
+                _tidy(self._store, self._key)
+            elif self._is_ours and self.kept == DurableState():
                 with suppress(FileNotFoundError):
                     remove_directory(self._directory)
-                if self._copy is not None:
-                    self._copy.remove()
+                _remove_copy(self._store, self._key)
             self._lock.close()
 
     @property
@@ -322,7 +341,8 @@ class Journal:
     def _take_over(self) -> None:
         """Reads what is kept. A damaged journal counts as absent; `open` refuses a caller who relies on it."""
         try:
-            request, kept = _read_progress(self._directory / PROGRESS)
+            record = _progress_of((self._directory / PROGRESS).read_bytes(), str(self._directory / PROGRESS))
+            request, kept = record["request"], DurableState(**known_fields(DurableState, record["kept"]))
             premises = _read_premises(self._directory / PREMISES, kept)
         except FileNotFoundError:
             return
@@ -337,60 +357,98 @@ class Journal:
         self.kept, self.premises = kept, premises
 
 
-def sweep_abandoned(store: ArtifactStore, corpora: Iterable[str], older_than_s: float) -> None:
-    """Removes corpora's journals that nobody has continued for so long. Builds under way, in any process, stay."""
+def finished_build(store: ArtifactStore, corpus: str, request_id: str) -> FinishedBuild | None:
+    """Finds what a request has built; None when it has not finished, or when its generation was deleted since.
+
+    A generation whose upload has not ended counts where it is: `push` it. A damaged record counts as none: building it
+    again gives the same. Raises NewerFormat for one of a newer release.
+    """
+    key = f"{key_of(corpus, request_id)}/{PROGRESS}"
+    try:
+        record = _progress_of(store.documents.read(key) or b"", key)
+        finished = FinishedBuild(
+            str(record["built"]), str(record["activation"]), {**record["request"], **record["streamed"]}
+        )
+    except (ValueError, KeyError, TypeError):
+        return None
+    try:
+        store.check_exists(folder_of(corpus), finished.generation)
+    except (errors.NotFound, errors.InvalidArgument):  # the latter: of an unfinished one
+        is_here = finished.generation and store.awaits_push(folder_of(corpus), finished.generation)
+        return finished if is_here else None
+    return finished
+
+
+def sweep_journals(store: ArtifactStore, corpora: Iterable[str], older_than_s: float, finished_s: float) -> None:
+    """Removes corpora's journals that nobody has continued for so long, and the rest of finished ones of that age.
+
+    Builds under way, in any process, stay.
+    """
     for corpus in corpora:
         for directory in (store.root / folder_of(corpus)).glob(f"{PREFIX}*"):
             with suppress(OSError):  # swept by another process, or not readable: that concerns its own corpus
-                if time.time() - directory.stat().st_mtime >= older_than_s and _remove_unlocked(directory):
-                    log.info("swept an abandoned build", path=str(directory))
+                most_s = older_than_s if (directory / PREMISES).exists() else finished_s
+                if time.time() - directory.stat().st_mtime >= most_s and (lock := _locked(directory, make=False)):
+                    with lock:
+                        remove_directory(directory)
+                    log.info("swept the journal of a build", path=str(directory))
         if isinstance(store, CachedStore):
-            _sweep_copies(store.bucket, corpus, datetime.now(UTC) - timedelta(seconds=older_than_s))
+            _sweep_copies(store, corpus, older_than_s, finished_s)
 
 
-def remove_journal(store: ArtifactStore, corpus: str, request_id: str) -> None:
-    """Removes what a finished build still keeps, and its copy, if there is any and nobody holds it."""
+def tidy_journal(store: ArtifactStore, corpus: str, request_id: str) -> None:
+    """Removes what a finished build still keeps but for its record, unless somebody holds it."""
     key = key_of(corpus, request_id)
-    if _remove_unlocked(store.root / key) and isinstance(store, CachedStore):
+    if (lock := _locked(store.root / key, make=False)) is not None:
+        with lock:
+            _tidy(store, key)
+
+
+def _tidy(store: ArtifactStore, key: str) -> None:
+    """Removes premises and vectors, also of the copy: the record stays."""
+    (store.root / key / PREMISES).unlink(missing_ok=True)
+    shutil.rmtree(store.root / key / GENERATION, ignore_errors=True)
+    if isinstance(store, CachedStore):
         with suppress(errors.Unavailable):  # swept later
-            remove_copy(store.bucket, key)
+            store.bucket.remove_below(f"{key}/{PARTS}")
 
 
-def _remove_unlocked(directory: Path) -> bool:
-    """Removes a journal. Returns False, and does nothing, when there is none or somebody builds."""
-    if (lock := _locked(directory, make=False)) is None:
-        return False
-    with lock:
-        remove_directory(directory)
-    return True
+def _remove_copy(store: ArtifactStore, key: str) -> None:
+    """Removes the copy of a journal, if there is one, its progress first."""
+    if isinstance(store, CachedStore):
+        with suppress(errors.Unavailable):  # swept later
+            store.bucket.remove(f"{key}/{PROGRESS}")
+            store.bucket.remove_below(key)
 
 
 def key_of(corpus: str, request_id: str) -> str:
-    """Names the journal of a request."""
-    return f"{folder_of(corpus)}/{PREFIX}{name_of(request_id)}"
+    """Names the journal of a request, whose id may contain any character."""
+    return f"{folder_of(corpus)}/{PREFIX}{hashlib.sha256(request_id.encode()).hexdigest()[:32]}"
 
 
-def _sweep_copies(bucket: Bucket, corpus: str, oldest: datetime) -> None:
+def _sweep_copies(store: CachedStore, corpus: str, older_than_s: float, finished_s: float) -> None:
     """Removes a corpus's copies that nobody has written to since; those of builds under way are written to."""
     with suppress(errors.Unavailable):
-        for name in bucket.names(folder_of(corpus)):
+        for name in store.bucket.names(folder_of(corpus)):
             key = f"{folder_of(corpus)}/{name}"
-            written = [at for _, at in bucket.sizes(key).values()] if name.startswith(PREFIX) else []
-            if written and max(written) < oldest:
-                remove_copy(bucket, key)
-                log.info("swept the copy of an abandoned build", key=key)
+            sizes = store.bucket.sizes(key) if name.startswith(PREFIX) else {}
+            most_s = finished_s if all(one.endswith(PROGRESS) for one in sizes) else older_than_s
+            if sizes and max(at for _, at in sizes.values()) < datetime.now(UTC) - timedelta(seconds=most_s):
+                _remove_copy(store, key)
+                log.info("swept the copy of a build", key=key)
 
 
 def _crc32_of(said: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(said, sort_keys=True).encode())
 
 
-def _read_progress(path: Path) -> tuple[dict[str, Any], DurableState]:
-    record = json.loads(path.read_bytes())
-    check_format(record, FORMAT_VERSION, str(path))
-    if record["crc32"] != _crc32_of({"request": record["request"], "kept": record["kept"]}):
-        raise ValueError(f"{path.name} does not match its CRC-32")
-    return record["request"], DurableState(**known_fields(DurableState, record["kept"]))
+def _progress_of(content: bytes, name: str) -> dict[str, Any]:
+    """Reads a record of progress. Raises ValueError, KeyError or TypeError for a damaged one, NewerFormat."""
+    record: dict[str, Any] = json.loads(content)
+    check_format(record, FORMAT_VERSION, name)
+    if record["crc32"] != _crc32_of({name: record[name] for name in SAID}):
+        raise ValueError(f"{name} does not match its CRC-32")
+    return record
 
 
 def _read_premises(path: Path, kept: DurableState) -> list[PremiseRecord]:

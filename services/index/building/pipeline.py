@@ -73,10 +73,10 @@ class BuildPipeline:
         """Streamed premises that are durable."""
         return self._journal.kept.premises if self._journal else 0
 
-    @property
-    def streamed(self) -> dict[str, int]:
-        """All premises that the request has streamed, as its journal counts them; nothing without a journal."""
-        return self._journal.streamed if self._journal else {}
+    def announce(self, generation_id: str) -> None:
+        """Records, where there is a journal, which generation is about to be visible."""
+        if self._journal is not None:
+            self._journal.finish(generation_id)
 
     @property
     def is_all_durable(self) -> bool:

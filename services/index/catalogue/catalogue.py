@@ -15,14 +15,21 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from weakref import WeakValueDictionary
 
 from aeenc import errors
-from services.corpus.active import Check, delete_inactive, latest_move, read_active, write_active
+from services.corpus.active import (
+    Check,
+    delete_inactive,
+    deleted_before,
+    latest_move,
+    read_active,
+    records_of,
+    write_active,
+)
 from services.corpus.generation import corpora_of, folder_of, is_corpus_name, open_generation
-from services.corpus.moves import Move
+from services.corpus.moves import Move, MoveRequest, made_before
 from services.index.catalogue.checks import (
     check_expected,
     check_inactive,
@@ -35,11 +42,9 @@ from services.index.catalogue.checks import (
 from services.index.catalogue.holds import Holds, check_unheld
 from services.index.catalogue.looks import FailedOpening, Look
 from services.index.catalogue.replicas import Followed, Replicas
-from services.index.catalogue.requests import RequestKind, RequestNote, RequestNotes, check_same
 from services.index.catalogue.served import ServedGeneration, check_by_searching
 from services.index.dense.approximate import OpenRemote
 from services.index.dense.batcher import SearchBatcher
-from services.index.dense.int8 import KeptCodes, drop_codes
 from services.index.values import Activation, ReplicaState
 from services.kit import logs
 from services.kit.concurrency import cancel_all, finish
@@ -67,7 +72,7 @@ class Catalogue:
     ) -> None:
         self._store, self._batcher, self._replicas, self._open_remote = store, batcher, replicas, open_remote
         self._pinned_generations, self._pinned_bytes = pinned_generations, pinned_bytes
-        self._notes, self.holds = RequestNotes(store), Holds(store)
+        self.holds = Holds(store)
         self._active: dict[str, ServedGeneration] = {}
         self._followed: dict[str, int] = {}  # the number of the last move of each corpus that holds here
         self._swept_at: dict[str, float] = {}
@@ -173,25 +178,25 @@ class Catalogue:
         gets the same answer again and moves nothing; AlreadyExists when it asked for something else before.
         """
         await self.check_known(corpus)
+        asked = {"generation": generation_id, "expected_generation": expected}
+        request = MoveRequest("activate", request_id, asked)
+        folder, artifact, candidate = folder_of(corpus), None, None
         async with self._switching:
             previous = await asyncio.to_thread(self._recorded, corpus)
-            note = RequestNote({"generation": generation_id, "expected_generation": expected}, previous)
-            before = await self._noted(corpus, "activate", request_id, note)
-            artifact, candidate = None, None
-            if before is not None and (before.done or previous == generation_id):
+            made = await asyncio.to_thread(lambda: made_before(records_of(self._store, corpus), request))
+            if made is not None:
                 if generation_id:
-                    open_again = partial(self._store.open, folder_of(corpus), generation_id, verify="size")
-                    artifact = await asyncio.to_thread(open_again)
-                return Activation(artifact, before.previous or None, self.replicas(corpus))
+                    artifact = await asyncio.to_thread(self._store.described, folder, generation_id)
+                return Activation(artifact, made.previous or None, self.replicas(corpus))
             check_expected(corpus, previous or None, expected)
             if generation_id:
                 candidate = await asyncio.to_thread(self._open, corpus, generation_id, hashed=True)
                 await check_by_searching(self._batcher, candidate)
                 artifact = candidate.generation.artifact
-            moved = asyncio.create_task(self._move(corpus, candidate, expected, request_id, note))
+            moved = asyncio.create_task(self._move(corpus, candidate, expected, request))
             await finish(moved)  # a cancelled call moves both or none
-        previous, move = moved.result()
-        return Activation(artifact, previous or None, await self.reached(corpus, move))
+        move = moved.result()
+        return Activation(artifact, move.previous or None, await self.reached(corpus, move))
 
     async def reached(self, corpus: str, move: Move) -> tuple[ReplicaState, ...]:
         """Waits, for a while, until all live replicas have followed to a move. Returns them, this one first."""
@@ -213,18 +218,14 @@ class Catalogue:
         Whoever reads it keeps it; its files go when the last one has let go. A `request_id` that has deleted it does
         nothing again; AlreadyExists when it deleted another one.
         """
+        request = MoveRequest("delete", request_id, {"generation": generation_id})
         async with self._switching:
-            note = RequestNote({"generation": generation_id})
-            before = await self._noted(corpus, "delete", request_id, note)
-            ids = await asyncio.to_thread(self._store.list, folder_of(corpus)) if before else []
-            if before is not None and (before.done or generation_id not in ids):
+            if await asyncio.to_thread(deleted_before, self._store, corpus, generation_id, request):
                 return self.replicas(corpus)
             await self.check_known(corpus)
             await self._follow_now(corpus)
-            await asyncio.to_thread(self._store.check_exists, folder_of(corpus), generation_id)
             check = partial(self._check_unused, corpus, generation_id, despite)
-            await asyncio.to_thread(check, self.active_id(corpus))
-            removed = asyncio.create_task(self._remove(corpus, generation_id, check, request_id, note))
+            removed = asyncio.create_task(self._remove(corpus, generation_id, check, request))
             await finish(removed)
         return await self.reached(corpus, removed.result())
 
@@ -264,17 +265,10 @@ class Catalogue:
             await self._follow_now(corpus, lambda: corpus in self._corpora)
         check_known(corpus, self._corpora)
 
-    async def _noted(self, corpus: str, kind: RequestKind, request_id: str, note: RequestNote) -> RequestNote | None:
-        """Finds what the request left before, or None. Raises AlreadyExists when it asked for something else."""
-        before = await asyncio.to_thread(self._notes.get, corpus, kind, request_id) if request_id else None
-        if before is not None:
-            check_same(request_id, before.asked, note.asked)
-        return before
-
     async def _move(
-        self, corpus: str, candidate: ServedGeneration | None, expected: str | None, request_id: str, note: RequestNote
-    ) -> tuple[str, Move]:
-        """Moves on disk, then in memory, which must agree; returns what was active before, and the move.
+        self, corpus: str, candidate: ServedGeneration | None, expected: str | None, request: MoveRequest
+    ) -> Move:
+        """Moves on disk, then in memory, which must agree.
 
         Raises Aborted if another process has moved since, so that another than the expected one is active.
         """
@@ -285,13 +279,10 @@ class Catalogue:
             if wanted:
                 self._store.check_exists(folder_of(corpus), wanted)
 
-        await asyncio.to_thread(self._notes.put, corpus, "activate", request_id, note)
-        previous, move = await asyncio.to_thread(write_active, self._store, corpus, wanted, check)
+        move = await asyncio.to_thread(write_active, self._store, corpus, wanted, check, request)
         self._swap(corpus, candidate, move)
-        done = replace(note, previous=previous, done=True)
-        await asyncio.to_thread(self._notes.put, corpus, "activate", request_id, done)
-        log.info("activated", corpus=corpus, generation=wanted, previous=previous)
-        return previous, move
+        log.info("activated", corpus=corpus, generation=wanted, previous=move.previous)
+        return move
 
     def _swap(self, corpus: str, served: ServedGeneration | None, move: Move) -> None:
         """Serves a generation, or none, instead of the one before, unless that comes from a later move."""
@@ -317,25 +308,21 @@ class Catalogue:
         check_inactive(corpus, generation_id, active)
         check_unheld(corpus, generation_id, self.holds.read(corpus).get(generation_id, ()), despite)
 
-    async def _remove(self, corpus: str, generation_id: str, check: Check, request_id: str, note: RequestNote) -> Move:
-        await asyncio.to_thread(self._notes.put, corpus, "delete", request_id, note)
+    async def _remove(self, corpus: str, generation_id: str, check: Check, request: MoveRequest) -> Move:
         self._pinned.pop((corpus, generation_id), None)
-        move, left = await asyncio.to_thread(self._delete, corpus, generation_id, check)
+        move, left = await asyncio.to_thread(self._delete, corpus, generation_id, check, request)
         self._pinned.pop((corpus, generation_id), None)
         if not left:
             self._corpora.discard(corpus)
         if corpus in self._followed or not left:
             self._advance(corpus, move.number)
-        await asyncio.to_thread(self._notes.put, corpus, "delete", request_id, replace(note, done=True))
         return move
 
-    def _delete(self, corpus: str, generation_id: str, check: Check) -> tuple[Move, list[str]]:
+    def _delete(self, corpus: str, generation_id: str, check: Check, request: MoveRequest) -> tuple[Move, list[str]]:
         """Deletes a generation with its holds, and returns the move and what is left."""
-        move = delete_inactive(self._store, corpus, generation_id, check)
+        move = delete_inactive(self._store, corpus, generation_id, check, request)
         self.holds.drop(corpus, generation_id)
-        left = self._store.list(folder_of(corpus))
-        drop_codes(self._store, corpus, left)
-        return move, left
+        return move, self._store.list(folder_of(corpus))
 
     def _recorded(self, corpus: str) -> str:
         """The generation that the store says is active; "" for none, also when nobody can read which."""
@@ -448,7 +435,6 @@ class Catalogue:
         """Removes what killed processes and deletions have left and nobody reads."""
         self._swept_at[corpus] = time.monotonic()
         self._store.sweep(folder_of(corpus))
-        drop_codes(self._store, corpus, self._store.list(folder_of(corpus)))
 
     async def report(self) -> None:
         """Tells the others what holds here, and that this replica lives. Raises OSError when the store is away."""
@@ -467,7 +453,7 @@ class Catalogue:
 
     def _open(self, corpus: str, generation_id: str, *, hashed: bool) -> ServedGeneration:
         opened = open_generation(self._store, corpus, generation_id, verify="full" if hashed else "size")
-        return ServedGeneration.of(opened, KeptCodes(self._store, corpus, generation_id), self._open_remote)
+        return ServedGeneration.of(opened, self._open_remote)
 
     def _pin(self, corpus: str, served: ServedGeneration) -> None:
         self._pinned[corpus, served.id] = served

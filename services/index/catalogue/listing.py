@@ -1,6 +1,7 @@
 """Listings page by page. A page token names the last item before, which may be gone by then.
 
 That of premises names their generation and a position instead, so that the listing stays whole across an activation.
+That of corpora has no position, so that neither listing takes the other's.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ class Listing:
 
     async def premises(self, corpus: str, *, page_size: int, token: str, generation: str) -> PremisePage:
         """Returns a page of premises. Raises NotFound, InvalidArgument for a token of another listing."""
-        named, start = _parse(token)
+        named, position = _parse(token)
+        if token and not position.isdecimal():
+            _refuse()
+        start = int(position or 0)
         if named and generation and named != generation:
             raise errors.InvalidArgument.field(
                 "page_token", f"belongs to generation {named}, the call names {generation}; name the same or none"
@@ -62,10 +66,12 @@ class Listing:
 
         Raises InvalidArgument for a token of another listing.
         """
-        last, _ = _parse(token)
+        last, position = _parse(token)
+        if position:
+            _refuse()
         found = [one for one in self._catalogue.corpora() if one[0] > last]
         page = found[: self._page_size(page_size)]
-        return page, _token(page[-1][0], 0) if len(page) < len(found) else ""
+        return page, _token(page[-1][0]) if len(page) < len(found) else ""
 
     def _page_size(self, asked: int) -> int:
         return min(asked or DEFAULT_PAGE, self._limits.items)
@@ -80,22 +86,19 @@ class Listing:
         return records
 
 
-def _token(generation: str, start: int) -> str:
-    return base64.urlsafe_b64encode(f"{generation}:{start}".encode()).decode()
+def _token(name: str, position: int | str = "") -> str:
+    return base64.urlsafe_b64encode(f"{name}:{position}".encode()).decode()
 
 
-def _parse(token: str) -> tuple[str, int]:
-    """Returns the generation ("": none) and the position that a token names."""
+def _parse(token: str) -> tuple[str, str]:
+    """Returns the name ("": none) and the position that a token has."""
     if not token:
-        return "", 0
+        return "", ""
     try:
-        generation, _, start = base64.urlsafe_b64decode(token.encode()).decode().rpartition(":")
-        position = int(start)
+        name, _, position = base64.urlsafe_b64decode(token.encode()).decode().rpartition(":")
     except ValueError:
         _refuse()
-    if not generation or position < 0:
-        _refuse()
-    return generation, position
+    return (name, position) if name else _refuse()
 
 
 def _refuse() -> NoReturn:

@@ -17,7 +17,6 @@ from services.corpus.generation import Generation, PremiseRecord
 from services.corpus.inner_products import norms_of
 from services.index.dense.approximate import OpenRemote, SearchIndex, open_index
 from services.index.dense.batcher import SearchBatcher
-from services.index.dense.int8 import KeptCodes
 from services.index.dense.remote import RemoteIndex
 from services.index.lexical.bm25 import LexicalIndex
 from services.index.values import ALL, GenerationView, Scope, Selection
@@ -35,15 +34,12 @@ class ServedGeneration:
     generation: Generation
     index: SearchIndex | RemoteIndex
     lexical: LexicalIndex | None = None
-    kept: KeptCodes | None = None  # holds the codes that `index` has opened
 
     @classmethod
-    def of(
-        cls, generation: Generation, kept: KeptCodes | None = None, open_remote: OpenRemote | None = None
-    ) -> ServedGeneration:
-        """Opens the indexes of a generation, with codes `kept` on disk. Raises DataLoss naming the damaged file."""
+    def of(cls, generation: Generation, open_remote: OpenRemote | None = None) -> ServedGeneration:
+        """Opens the indexes of a generation. Raises DataLoss naming the damaged file."""
         lexical = LexicalIndex.open(generation.artifact, len(generation.premises))
-        return cls(generation, open_index(generation, kept, open_remote), lexical, kept)
+        return cls(generation, open_index(generation, open_remote), lexical)
 
     @property
     def id(self) -> str:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from aeenc import errors
 from services.corpus.generation import Generation
 from services.index.dense.exact import FAISS, SCAN_ROWS, FlatIndex, flat_over, selector_of
-from services.index.dense.int8 import Int8Proposer, KeptCodes
+from services.index.dense.int8 import Int8Proposer
 from services.index.dense.remote import RemoteIndex, RemoteProposer
 from services.index.values import DEFAULT_EFFORT, REMOTE_ENGINES, Effort, Engine, SearchHits
 from services.store.files import sha256_of
@@ -163,19 +163,16 @@ SearchIndex = FlatIndex | ApproximateIndex
 OpenRemote = Callable[[Generation], RemoteProposer]
 
 
-def open_index(
-    generation: Generation, kept: KeptCodes | None = None, open_remote: OpenRemote | None = None
-) -> SearchIndex | RemoteIndex:
+def open_index(generation: Generation, open_remote: OpenRemote | None = None) -> SearchIndex | RemoteIndex:
     """Opens the index of a generation. Raises DataLoss naming the file that differs from its manifest.
 
-    The integers of an exact engine are `kept` on disk; without it, in memory. Raises FailedPrecondition for an engine
-    of another system that `open_remote` is missing for.
+    Raises FailedPrecondition for an engine of another system that `open_remote` is missing for.
     """
     artifact = generation.artifact
     try:
         largest_norm = artifact.meta.get("largest_norm")
         if artifact.meta["engine"] == "flat":
-            coarse = Int8Proposer(generation.vectors, kept) if len(generation.vectors) >= CODES_FROM else None
+            coarse = Int8Proposer(generation.vectors) if len(generation.vectors) >= CODES_FROM else None
             return FlatIndex(generation.vectors, largest_norm=largest_norm, coarse=coarse)
         flat = FlatIndex(generation.vectors, largest_norm=largest_norm)
         if artifact.meta["engine"] in REMOTE_ENGINES:

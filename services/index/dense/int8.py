@@ -1,48 +1,35 @@
 """Candidates of an exact search by integers of eight bits: a quarter of the memory to read, at many times the speed.
 
-    vectors ──► blocks of codes ──► onnxruntime packs them for this processor ──► <artifacts>/codes/… ──► memory map
+    vectors ──► blocks of codes ──► onnxruntime packs them for this processor
 
 A premise is rounded to 8 bits a dimension and a query to 7, each with a scale of its own. Products of integers are
 exact, so the rounding error of a score has a bound that holds for every row; with that bound as the ceiling, the search
 stays exact. onnxruntime multiplies and picks, with the best kernel that the processor has.
 
-That kernel wants the codes in a layout of its own, which depends on the processor, so they are no file of a generation.
-They are derived when it is opened for the first time, and kept beside all generations for the next time.
+That kernel wants the codes in a layout of its own, which depends on the processor, so they are no file of a generation:
+they are made whenever it is opened (decision 17).
 """
 
 from __future__ import annotations
 
-import hashlib
-import platform
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from aeenc import errors
 from services.corpus.inner_products import norms_of
 from services.index.dense.exact import UNIT_ROUNDOFF, Proposal
-from services.kit import logs
-from services.store.artifacts import Artifact, ArtifactStore, Hold
 
-log = logs.get(__name__)
 LARGEST_PREMISE = 127
 LARGEST_QUERY = 63  # with 8 bits the products of a pair would overflow in processors without VNNI
 ZERO = 64  # queries are unsigned
 BLOCK_ROWS = 1024
 SCORES_AT_ONCE = 4_000_000  # 16 MB
 CONSTANT_BYTES = 128 * 1024**2  # of codes in one model; protobuf takes 2 GiB, and making one takes four copies
-KEPT_FROM_BYTES = 32 * 1024**2  # of codes; fewer are made anew each time, in some tenths of a second
-KIND, FOLDER = "codes", "codes"
-CHECKED_ROWS = 64
-LAYOUT = 2  # of the model: kept codes with another one are made again
 _OUT_OF_REACH = np.float32(-1e30)
 
 
@@ -55,19 +42,14 @@ class Rounding:
 
 
 class Int8Proposer:
-    """Proposes by integers rounded from `vectors` (rows, dim), in a quarter of their memory.
+    """Proposes by integers rounded from `vectors` (rows, dim), in a quarter of their memory."""
 
-    With `kept` they are read from disk through a memory map, once they take `KEPT_FROM_BYTES`; without it, or where the
-    disk does not take them, they are in memory.
-    """
-
-    def __init__(self, vectors: NDArray[Any], kept: KeptCodes | None = None) -> None:
+    def __init__(self, vectors: NDArray[Any]) -> None:
         rows, dim = vectors.shape
         self._parts = parts_of(rows, dim)
-        opened = None
-        if kept is not None and vectors.size >= KEPT_FROM_BYTES:
-            opened = kept.open(vectors, self._parts)
-        self._sessions, rounding = opened or in_memory(vectors, self._parts)
+        models = ((_session(model), rounding) for model, rounding in (_model_of(vectors[part]) for part in self._parts))
+        self._sessions, roundings = zip(*models, strict=True)  # one after another: each takes four copies of its codes
+        rounding = Rounding(max(one.largest_norm for one in roundings), max(one.largest_error for one in roundings))
         self._by_error = 1.01 * rounding.largest_norm
         lost = 4 * UNIT_ROUNDOFF * (rounding.largest_norm + rounding.largest_error)
         self._by_length = 1.01 * (rounding.largest_error + lost)
@@ -117,119 +99,6 @@ def parts_of(rows: int, dim: int) -> list[slice]:
     return [slice(start, end) for start, end in pairwise(starts)]
 
 
-Opened = tuple[Sequence[ort.InferenceSession], Rounding]
-
-
-def in_memory(vectors: NDArray[Any], parts: Sequence[slice]) -> Opened:
-    """Makes the codes of each block, one after another."""
-    sessions, roundings = [], []
-    for part in parts:
-        model, rounding = _model_of(vectors[part])
-        sessions.append(_session(model))
-        roundings.append(rounding)
-    return sessions, _largest(roundings)
-
-
-class KeptCodes:
-    """The codes of one generation on disk, as onnxruntime packs them on a processor like this one.
-
-    What it has opened stays on disk as long as it lives, whoever drops it meanwhile.
-    """
-
-    def __init__(self, store: ArtifactStore, corpus: str, generation_id: str) -> None:
-        self._held: Hold | None = None
-        self._store, self._folder = ArtifactStore(store.root), f"{FOLDER}/{corpus}"  # of this processor: never shared
-        self._prefix = f"{generation_id}-{processor_key()}-"
-
-    def open(self, vectors: NDArray[Any], parts: Sequence[slice]) -> Opened | None:
-        """Opens the codes of `vectors`, and makes them where they are missing or damaged; None if the disk refuses."""
-        try:
-            return self._find(vectors, parts) or self._read(self._make(vectors, parts), vectors, parts)
-        except Exception as error:  # noqa: BLE001 -- onnxruntime has errors of its own; any means: do without
-            log.warning("codes cannot be kept and stay in memory", folder=self._folder, reason=str(error))
-            return None
-
-    def _find(self, vectors: NDArray[Any], parts: Sequence[slice]) -> Opened | None:
-        for artifact_id in self._store.list(self._folder):
-            if not artifact_id.startswith(self._prefix):
-                continue
-            try:
-                # by hash, every time: onnxruntime trusts what it reads
-                if opened := self._read(self._store.open(self._folder, artifact_id, verify="full"), vectors, parts):
-                    return opened
-            except (errors.DataLoss, KeyError, TypeError) as error:
-                log.warning("damaged codes are made again", folder=self._folder, reason=str(error))
-            self._held = None
-            with suppress(errors.NotFound):
-                self._store.delete(self._folder, artifact_id)
-        return None
-
-    def _read(self, artifact: Artifact, vectors: NDArray[Any], parts: Sequence[slice]) -> Opened | None:
-        self._held = Hold(artifact.path)
-        meta = artifact.meta
-        if meta["rows"] != len(vectors) or meta["blocks"] != len(parts):
-            return None
-        sessions = [_session(str(artifact.file(f"{block}.onnx"))) for block in range(len(parts))]
-        if not _multiplies(sessions[0], vectors[parts[0]]):
-            raise errors.DataLoss(f"{artifact.path} is packed for another processor")
-        return sessions, Rounding(meta["largest_norm"], meta["largest_error"])
-
-    def _make(self, vectors: NDArray[Any], parts: Sequence[slice]) -> Artifact:
-        with self._store.writer(KIND, self._folder) as writer:
-            roundings = []
-            for block, part in enumerate(parts):
-                model, rounding = _model_of(vectors[part])
-                roundings.append(rounding)
-                _session(model, writer.path / str(block))
-            largest = _largest(roundings)
-            meta = {
-                "rows": len(vectors),
-                "blocks": len(parts),
-                "largest_norm": largest.largest_norm,
-                "largest_error": largest.largest_error,
-            }
-            return writer.commit(meta, id_prefix=self._prefix)
-
-
-def drop_codes(store: ArtifactStore, corpus: str, kept: Collection[str]) -> None:
-    """Deletes the codes of all generations of a corpus but those `kept`, and what killed writers left."""
-    store, folder = ArtifactStore(store.root), f"{FOLDER}/{corpus}"
-    with suppress(OSError):  # a disk that only reads keeps them
-        store.sweep(folder)
-        for artifact_id in store.list(folder):
-            if artifact_id.partition("-")[0] not in kept:
-                with suppress(errors.NotFound):
-                    store.delete(folder, artifact_id)
-
-
-@cache
-def processor_key() -> str:
-    """Names what the layout of packed codes depends on: onnxruntime, and what this processor can do."""
-    known = f"{ort.__version__} {platform.machine()} {LAYOUT}"
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        known += next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    return hashlib.sha256(known.encode()).hexdigest()[:8]
-
-
-def _largest(roundings: Sequence[Rounding]) -> Rounding:
-    return Rounding(max(one.largest_norm for one in roundings), max(one.largest_error for one in roundings))
-
-
-def _multiplies(session: ort.InferenceSession, vectors: NDArray[Any]) -> bool:
-    """Whether a session multiplies a few rows as integers do: packed codes are read as they are, right or wrong."""
-    first = vectors[:CHECKED_ROWS].astype(np.float64)
-    scales, query = _scales(first), first[:1].astype(np.float32)
-    bias = np.full(len(vectors), _OUT_OF_REACH)
-    bias[: len(first)] = 0.0
-    found = _best_of(session, query, len(first), bias)
-    unit = max(float(np.abs(query).max()), 1e-30) / LARGEST_QUERY
-    products = np.rint(first / scales[:, None]) @ np.rint(query[0].astype(np.float64) / unit)
-    wanted = np.empty(len(first))
-    wanted[found["ordinals"][0]] = found["scores"][0]
-    return bool(np.allclose(wanted, products * scales * unit, rtol=1e-2, atol=1e-3))
-
-
 def _model_of(vectors: NDArray[Any]) -> tuple[bytes, Rounding]:
     """Rounds vectors (rows, dim) to the model that multiplies with their codes."""
     rows, dim = vectors.shape
@@ -259,15 +128,10 @@ def _blocks(vectors: NDArray[Any]) -> Iterator[tuple[slice, NDArray[np.float64]]
         yield part, vectors[part].astype(np.float64)
 
 
-def _session(model: bytes | str, kept: Path | None = None) -> ort.InferenceSession:
-    """Opens a model, given as bytes or as a file. With `kept`, writes it there with its codes as packed: kept.onnx."""
+def _session(model: bytes) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    if kept is not None:
-        options.optimized_model_filepath = f"{kept}.onnx"
-        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", f"{kept.name}.bin")
-        options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import uuid
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import replace as with_changes
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
-from services.corpus.active import moving, note_change
+from services.corpus.active import latest_move, note_change
 from services.corpus.generation import Generation, folder_of
-from services.corpus.moves import Move
+from services.corpus.moves import Move, MoveRequest
 from services.index.catalogue.catalogue import Catalogue
 from services.index.lexical.bm25 import LexicalIndex
 from services.index.ranking.fusion import scaled
@@ -31,10 +31,8 @@ from services.index.values import Explanation, ReplicaState, SearchHits
 from services.kit.concurrency import finish
 from services.store.artifacts import ArtifactStore
 from services.store.formats import check_format
-from services.store.objects import CachedStore
 
-FILE, NUMBERED = ".explanations.json", ".explanations"
-KEPT = 4  # numbers in a bucket
+FOLDER = ".explanations"
 FORMAT_VERSION = 1
 NEAREST = 40  # hypotheses that count
 OPEN = 8  # priors kept in memory
@@ -175,77 +173,50 @@ class Explanations:
         return len(now), move
 
     def _put(self, corpus: str, added: Sequence[Explanation], replace: bool) -> tuple[list[Explanation], Move]:
-        """Joins explanations with those in the store; what others put meanwhile is joined, too."""
-        while True:
-            with moving(self._store, corpus, alone=True):
-                number, before = self._latest(corpus)
-                now = joined([] if replace else _explanations(before, corpus), added)
-                if not self._write(corpus, number + 1, now):
-                    continue
-                try:
-                    move = note_change(self._store, corpus, "explain", "")
-                except BaseException:
-                    self._take_back(corpus, number + 1)
-                    raise
-                self._before(corpus).unlink(missing_ok=True)
-                return now, move
+        """Joins explanations with those in the store in a new file, which the move names."""
+        now: list[Explanation] = []
+        before = ""
+
+        def decide(last: Move) -> Move:
+            nonlocal now, before
+            before = last.explanations
+            now = joined([] if replace else self._latest(corpus), added)
+            name = f"{last.number + 1:012}-{uuid.uuid4().hex[:8]}.json"  # two may try the same number
+            record = {"format_version": FORMAT_VERSION, "explanations": [[one.text, one.premise_ids] for one in now]}
+            self._store.documents.write(_key(corpus, name), json.dumps(record, ensure_ascii=False).encode())
+            return with_changes(last, explanations=name)
+
+        move = note_change(self._store, corpus, MoveRequest("explain"), decide)
+        for old in self._store.documents.names(f"{folder_of(corpus)}/{FOLDER}"):
+            if not old.startswith(".") and old < before:  # that one somebody may be reading
+                self._store.documents.remove(_key(corpus, old))
+        return now, move
 
     async def _get(self, corpus: str) -> list[Explanation]:
         if (known := self._known.get(corpus)) is not None:
             return known
         times = self._forgotten[corpus]
-        found = await asyncio.to_thread(lambda: _explanations(self._latest(corpus)[1], corpus))
+        found = await asyncio.to_thread(self._latest, corpus)
         if times == self._forgotten[corpus]:
             self._known[corpus] = found
         return found
 
-    def _latest(self, corpus: str) -> tuple[int, bytes | None]:
-        """Reads the explanations and their number. In a bucket each number is created once, so that of two hosts that
-        have read the same one makes the next; a directory has one file, number 0, and `moving` keeps others away.
-        """
-        folder, documents = folder_of(corpus), self._store.documents
-        while self._store.url and (number := max(self._numbers(corpus), default=0)):
-            if (content := documents.read(_key(corpus, number))) is not None:  # otherwise there are later ones
-                return number, content
-        return 0, documents.read(f"{folder}/{FILE}")
-
-    def _numbers(self, corpus: str) -> list[int]:
-        names = (Path(name).stem for name in self._store.documents.names(f"{folder_of(corpus)}/{NUMBERED}"))
-        return [int(name) for name in names if name.isdigit()]
-
-    def _write(self, corpus: str, number: int, explanations: Sequence[Explanation]) -> bool:
-        """Writes explanations; False when another host was faster. Removes numbers that nobody can be reading."""
-        record = {
-            "format_version": FORMAT_VERSION,
-            "explanations": [[one.text, one.premise_ids] for one in explanations],
-        }
-        content = json.dumps(record, ensure_ascii=False).encode()
-        if not isinstance(self._store, CachedStore):
-            before = self._before(corpus)
-            before.unlink(missing_ok=True)
-            with suppress(FileNotFoundError):
-                before.hardlink_to(before.with_name(FILE))
-            self._store.documents.write(f"{folder_of(corpus)}/{FILE}", content)
-            return True
-        if not self._store.bucket.create(_key(corpus, number), content):
-            return False
-        for old in self._numbers(corpus):
-            if old <= number - KEPT:
-                self._store.bucket.remove(_key(corpus, old))
-        return True
-
-    def _take_back(self, corpus: str, number: int) -> None:
-        """Brings back what was before a change that nobody could record: memory and disk must agree."""
-        if isinstance(self._store, CachedStore):
-            self._store.bucket.remove(_key(corpus, number))
-        elif (before := self._before(corpus)).exists():
-            before.replace(before.with_name(FILE))  # needs no space, where a disk is full
-        else:
-            before.with_name(FILE).unlink(missing_ok=True)
-
-    def _before(self, corpus: str) -> Path:
-        """Names the link to the explanations before a change; it stands until the change is recorded."""
-        return self._store.root / folder_of(corpus) / f"{FILE}.before"
+    def _latest(self, corpus: str) -> list[Explanation]:
+        """Reads the explanations that the last move names. Raises DataLoss for damaged ones, NewerFormat."""
+        name = latest_move(self._store, corpus).explanations
+        if not name:
+            return []
+        key = _key(corpus, name)
+        try:
+            record: Mapping[str, Any] = json.loads(self._store.documents.read(key) or b"")
+            check_format(record, FORMAT_VERSION, key)
+            return [Explanation(str(text), tuple(map(str, ids))) for text, ids in record["explanations"]]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            if latest_move(self._store, corpus).explanations != name:  # replaced meanwhile, and removed
+                return self._latest(corpus)
+            raise errors.DataLoss(
+                f"{key} cannot be read ({error}); put the explanations again, with replace"
+            ) from error
 
 
 def joined(before: Iterable[Explanation], added: Iterable[Explanation]) -> list[Explanation]:
@@ -265,22 +236,8 @@ def check_explained(corpus: str, explanations: Sequence[Explanation]) -> None:
         )
 
 
-def _key(corpus: str, number: int) -> str:
-    return f"{folder_of(corpus)}/{NUMBERED}/{number:012}.json"
-
-
-def _explanations(content: bytes | None, corpus: str) -> list[Explanation]:
-    """Reads a corpus's explanations. Raises DataLoss for damaged ones, NewerFormat for those of a newer release."""
-    if content is None:
-        return []
-    try:
-        record: Mapping[str, Any] = json.loads(content)
-        check_format(record, FORMAT_VERSION, f"{folder_of(corpus)}/{FILE}")
-        return [Explanation(str(text), tuple(map(str, ids))) for text, ids in record["explanations"]]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise errors.DataLoss(
-            f"{folder_of(corpus)}/{FILE} cannot be read ({error}); put the explanations again, with replace"
-        ) from error
+def _key(corpus: str, name: str) -> str:
+    return f"{folder_of(corpus)}/{FOLDER}/{name}"
 
 
 def _folded(text: str) -> str:

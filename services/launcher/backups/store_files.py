@@ -106,13 +106,13 @@ class Records:
 def read_records(store: ArtifactStore) -> Records:
     """Reads the records of all corpora.
 
-    Notes of requests are read before the moves: no retry is answered with something that the moves do not show.
+    Moves are read first: the explanations that they name stay until the move after the next.
     """
     files: dict[str, bytes] = {}
     active, damaged = {}, []
     for corpus in corpora(store):
         folder = store.root / folder_of(corpus)
-        for path in sorted(_small_files(folder), key=lambda path: path.parent.name == MOVES):
+        for path in sorted(_small_files(folder), key=lambda path: path.parent.name != MOVES):
             name = f"{folder_of(corpus)}/{path.relative_to(folder)}"
             try:
                 files[f"{ARTIFACTS}/{name}"] = path.read_bytes()
@@ -140,7 +140,7 @@ def _small_files(folder: Path) -> Iterator[Path]:
 
 
 def copy_builds(store: ArtifactStore, backup: BackupWriter) -> list[str]:
-    """Copies the journals of unfinished builds: first what says how much counts, then what only grows.
+    """Copies the journals of builds: first what says how much counts, then what only grows.
 
     Returns those that cannot be read.
     """

@@ -18,8 +18,7 @@ from aeenc import errors
 from aeenc.v1 import index_pb2
 from services.corpus.active import read_active
 from services.corpus.generation import folder_of, open_generation
-from services.index.building.finished import FinishedBuilds
-from services.index.building.journal import Journal
+from services.index.building.journal import Journal, finished_build
 from services.index.values import BuildSpec
 from services.store.artifacts import ArtifactStore
 from support.torn_disk import State, TornDisk
@@ -114,7 +113,7 @@ def check_pointers(store: ArtifactStore, promises: tuple, visible: set[str]) -> 
 
 
 def check_build(store: ArtifactStore, request_id: str, texts: list[str], promised: dict) -> None:
-    finished = FinishedBuilds(store).get(CORPUS, request_id)
+    finished = finished_build(store, CORPUS, request_id)
     built = {one[1]: one[2] for one in promised.get("built", [])}
     gone = {one[1] for one in promised.get("deleting", [])}
     if request_id in built:

@@ -200,3 +200,17 @@ async def test_none_is_activated_only_where_the_expected_one_is_active(index):
     assert await corpora(index) == [("science", "")]
     await index.client.activate("science", first.id, expected="")
     assert (await index.client.retrieve("science", ["ice"])).generation == first.id
+
+
+async def test_a_listing_refuses_the_token_of_another_one(index):
+    for corpus in ("alpha", "science"):
+        await index.client.build(corpus, facts())
+    stub, unary = index.client._stub, index.client.channel.unary
+    premises = await unary(stub.ListPremises, index_pb2.ListPremisesRequest(corpus="science", page_size=1))
+    corpora = await unary(stub.ListCorpora, index_pb2.ListCorporaRequest(page_size=1))
+    wrong = index_pb2.ListCorporaRequest(page_token=premises.next_page_token)
+    await raises(errors.InvalidArgument, unary(stub.ListCorpora, wrong), "page_token", "this listing")
+    wrong = index_pb2.ListPremisesRequest(corpus="science", page_token=corpora.next_page_token)
+    await raises(errors.InvalidArgument, unary(stub.ListPremises, wrong), "page_token", "this listing")
+    again = await unary(stub.ListCorpora, index_pb2.ListCorporaRequest(page_token=corpora.next_page_token))
+    assert [one.corpus for one in again.corpora] == ["science"]

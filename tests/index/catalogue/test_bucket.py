@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from aeenc import errors
+from services.corpus.active import MoveObjects
 from services.index.catalogue import catalogue
-from services.index.ranking.prior import Explanations
 from services.index.values import Explanation
 from services.store.objects import Bucket, CachedStore
 from support.waiting import eventually, until
@@ -109,14 +109,14 @@ async def test_explanations_reach_the_other_host_and_those_of_two_hosts_are_join
 async def test_explanations_put_while_another_host_puts_some_are_joined_with_them(hosts, monkeypatch):
     one, two = hosts
     [other] = (each._explanations for _, each in two.server._servicers if hasattr(each, "_explanations"))
-    write = Explanations._write
+    create = MoveObjects.create
 
-    def overtaken(self: Explanations, *arguments: Any) -> bool:
-        monkeypatch.setattr(Explanations, "_write", write)
+    def overtaken(self: MoveObjects, *arguments: Any) -> bool:
+        monkeypatch.setattr(MoveObjects, "create", create)
         other._put("science", [Explanation("overtaking", ("f1",))], False)
-        return write(self, *arguments)
+        return create(self, *arguments)
 
-    monkeypatch.setattr(Explanations, "_write", overtaken)
+    monkeypatch.setattr(MoveObjects, "create", overtaken)
     assert await one.client.put_explanations("science", [("overtaken", ["f2"])]) == 2
     assert await two.client.put_explanations("science", [("later", ["f3"])]) == 3
 

@@ -125,8 +125,8 @@ async def test_a_deletion_whose_caller_left_is_whole(index, monkeypatch):
 
 async def test_explanations_are_not_overwritten_by_those_whose_caller_left(index, serve, monkeypatch):
     await index.client.build("science", facts())
-    gate = Gate(Explanations._write)
-    monkeypatch.setattr(Explanations, "_write", gate.as_method())
+    gate = Gate(Explanations._put)
+    monkeypatch.setattr(Explanations, "_put", gate.as_method())
     await leave_within(gate, index.client.put_explanations("science", [("one", ["f1"])]))
     assert await overtaking(gate, index.client.put_explanations("science", [("two", ["f2"])])) == 2
     async with serve() as again:

@@ -1,5 +1,6 @@
 """A request id makes a retry safe: the same answer again, also after a restart, and no other request under it."""
 
+import asyncio
 import json
 import os
 
@@ -7,9 +8,10 @@ import pytest
 
 from aeenc import errors
 from aeenc.v1 import index_pb2
-from services.corpus.active import read_active
+from services.corpus.active import read_active, write_active
 from services.corpus.generation import folder_of
-from services.index.catalogue.requests import RequestNote, RequestNotes
+from services.index.building.journal import PREFIX
+from services.store.artifacts import ArtifactStore
 from support.worlds.index_world import PREMISES, broken_build, facts, raises, works
 
 OVER = ("files", "milvus")
@@ -50,15 +52,51 @@ async def test_an_activation_sent_again_gets_the_same_answer_and_moves_nothing(s
         await raises(errors.AlreadyExists, call, "expected_generation was")
 
 
-async def test_an_activation_that_a_kill_cut_off_is_finished_by_its_retry(index):
-    first, second = await two_generations(index)
-    note = RequestNote({"generation": second, "expected_generation": first}, previous=first)
-    RequestNotes(index.store).put("science", "activate", "a", note)  # and then the power went
-    assert (await activate(index, second, expected_generation=first)).previous_generation == first
-    assert read_active(index.store, "science") == second
-    RequestNotes(index.store).put("science", "activate", "b", note)  # the pointer moved, and then it went
-    answer = await activate(index, second, request_id="b", expected_generation=first)
-    assert (answer.active.id, answer.previous_generation) == (second, first)
+@pytest.mark.parametrize("call", ["an activation", "a deletion"])
+async def test_a_call_sent_to_two_replicas_at_once_has_one_answer(serve, call: str):
+    async with serve(look_s=0.05) as one, serve(look_s=0.05) as two:
+        first, second = await two_generations(one)
+        both = (one, two)
+        if call == "an activation":
+            answers = await asyncio.gather(*(activate(each, second, expected_generation=first) for each in both))
+            assert [(each.active.id, each.previous_generation) for each in answers] == [(second, first)] * 2
+        else:
+            answers = await asyncio.gather(*(delete(each, second) for each in both))
+            assert [each.generation for each in answers] == [second] * 2
+
+
+async def test_the_retry_of_a_call_that_was_killed_behind_its_record_gets_its_answer(serve, monkeypatch):
+    async with serve(retry=False) as index:
+        first, second = await two_generations(index)
+        with monkeypatch.context() as patched:
+
+            def killed(*args):
+                write_active(*args)
+                raise OSError("and then the power went")
+
+            patched.setattr("services.index.catalogue.catalogue.write_active", killed)
+            await raises(errors.AeencError, activate(index, second, expected_generation=first))
+    async with serve() as index:
+        await activate(index, first, request_id="back")
+        answer = await activate(index, second, expected_generation=first)
+        assert (answer.active.id, answer.previous_generation) == (second, first)
+        assert read_active(index.store, "science") == first, "a retry moves nothing"
+
+
+async def test_the_retry_of_a_deletion_that_was_killed_before_its_record_gets_its_answer(serve, monkeypatch):
+    async with serve(retry=False) as index:
+        _, second = await two_generations(index)
+        with monkeypatch.context() as patched:
+
+            def killed(self, folder, generation):
+                sound(self, folder, generation)
+                raise OSError("and then the power went")
+
+            sound = ArtifactStore.delete
+            patched.setattr(ArtifactStore, "delete", killed)
+            await raises(errors.AeencError, delete(index, second))
+    async with serve() as index:
+        assert (await delete(index, second)).generation == second
 
 
 async def test_a_deletion_sent_again_gets_the_same_answer_and_deletes_nothing_else(serve):
@@ -98,18 +136,16 @@ async def test_a_finished_build_is_not_returned_for_another_one(serve, changes, 
         await raises(errors.AlreadyExists, index.client.build("science", **{**asked, **changes}), "'r'", word)
 
 
-async def test_notes_of_requests_are_removed_by_age(serve):
+async def test_records_of_finished_builds_are_removed_by_age(serve):
     async with serve() as index:
-        first, second = await two_generations(index)
-        await activate(index, second)
-        await delete(index, first)
+        await two_generations(index)
         await index.client.build("science", facts(), request_id="r")
-        notes = list((index.store.root / "generations/science/.requests").glob("*.json"))
-        assert len(notes) == 5, "three builds, an activation and a deletion"
-        for path in notes[:4]:
+        records = list((index.store.root / "generations/science").glob(f"{PREFIX}*"))
+        assert len(records) == 3
+        for path in records[:2]:
             os.utime(path, (0, 0))
     async with serve():
-        assert [path.exists() for path in notes] == [False] * 4 + [True]
+        assert [path.exists() for path in records] == [False] * 2 + [True]
 
 
 @pytest.mark.parametrize("of", ["a finished build", "an unfinished build"])
@@ -117,7 +153,7 @@ async def test_a_build_that_a_newer_release_has_noted_is_refused_by_name_and_sta
     async with serve(build_sync_s=0.01, build_batch=8) as index:
         if of == "a finished build":
             await index.client.build("science", PREMISES, request_id="r")
-            [path] = (index.store.root / folder_of("science")).glob(".requests/*.json")
+            [path] = (index.store.root / folder_of("science")).glob(f"{PREFIX}*/progress.json")
         else:
             await broken_build(index)
             path = works(index.store)[0] / "progress.json"
@@ -130,19 +166,19 @@ async def test_a_build_that_a_newer_release_has_noted_is_refused_by_name_and_sta
         assert (await index.client.build("science", PREMISES, request_id="s")).premises == len(PREMISES)
 
 
-async def test_a_note_and_explanations_of_a_newer_release_are_refused_by_name_and_stay(serve):
+@pytest.mark.parametrize("record", [".moves", ".explanations"])
+async def test_a_move_and_explanations_of_a_newer_release_are_refused_by_name_and_stay(serve, record: str):
     async with serve() as index:
         first, second = await two_generations(index)
         await activate(index, second, expected_generation=first)
         await index.client.put_explanations("science", [("a magnet attracts a nail", ["f1"])])
-        folder = index.store.root / folder_of("science")
-        [note], explanations = (folder / ".requests").glob("activate-*.json"), folder / ".explanations.json"
-        for path in (note, explanations):
-            path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 99}))
+        path = max((index.store.root / folder_of("science") / record).iterdir())
+        path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 99}))
+        before = path.read_text()
+        if record == ".moves":
+            again = activate(index, second, expected_generation=first)
+            await raises(errors.FailedPrecondition, again, "moves", "format_version 99")
     async with serve() as index:
-        again = activate(index, second, expected_generation=first)
-        await raises(errors.FailedPrecondition, again, note.name, "format_version 99")
         added = index.client.put_explanations("science", [("ice melts", ["f2"])])
-        await raises(errors.FailedPrecondition, added, ".explanations.json", "format_version 99")
-        assert {json.loads(path.read_text())["format_version"] for path in (note, explanations)} == {99}
-        assert (await index.client.get_premises("science", [facts()[0].id]))[0].id == facts()[0].id
+        await raises(errors.FailedPrecondition, added, "format_version 99")
+        assert path.read_text() == before

@@ -1,9 +1,6 @@
 """Integer codes as proposers: no row left out may score above the ceiling, and the search stays exact to the bit."""
 
-import ctypes
-import gc
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
@@ -13,8 +10,7 @@ from numpy.typing import NDArray
 from services.corpus.inner_products import exact_scores
 from services.index.dense import int8 as codes
 from services.index.dense.exact import FlatIndex, Proposal
-from services.index.dense.int8 import Int8Proposer, KeptCodes, drop_codes
-from services.store.artifacts import ArtifactStore
+from services.index.dense.int8 import Int8Proposer
 
 DIM = 384
 
@@ -166,72 +162,3 @@ def test_no_constant_holds_more_codes_than_one_model_can(monkeypatch: pytest.Mon
             assert all(len(set(row)) == width for row in proposed.ordinals.tolist())
             outside = left_out(matrix, matrix[200:210], proposed) if allowed is None else None
             assert outside is None or (outside <= proposed.ceiling).all()
-
-
-@pytest.fixture
-def kept(artifact_store: ArtifactStore, monkeypatch: pytest.MonkeyPatch) -> KeptCodes:
-    monkeypatch.setattr(codes, "KEPT_FROM_BYTES", 0)
-    return KeptCodes(artifact_store, "science", "g1")
-
-
-def kept_files(store: ArtifactStore) -> dict[str, int]:
-    found = (store.root / "codes" / "science").rglob("*.bin")
-    return {str(path): path.stat().st_mtime_ns for path in found}
-
-
-def anonymous_bytes() -> int:
-    """The memory that no file backs, less what is free in the heap: opening a block copies it for a moment."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return 1024 * int(next(line for line in lines if line.startswith("RssAnon")).split()[1])
-
-
-def test_codes_that_are_kept_are_mapped_and_not_copied(kept: KeptCodes, artifact_store: ArtifactStore):
-    matrix = spread(40_000, 10)
-    made = Int8Proposer(matrix, kept)
-    [(path, written)] = kept_files(artifact_store).items()
-    before = anonymous_bytes()
-    again = Int8Proposer(matrix, kept)
-    assert anonymous_bytes() - before < matrix.size / 4
-    assert path in Path("/proc/self/maps").read_text(encoding="utf-8")
-    assert kept_files(artifact_store) == {path: written}
-    queries = spread(5, 11)
-    proposals = [one.propose(queries, 40, None) for one in (Int8Proposer(matrix), made, again)]
-    assert len({np.sort(one.ordinals).tobytes() for one in proposals}) == 1
-    assert len({one.ceiling.tobytes() for one in proposals}) == 1
-
-
-def test_codes_that_are_damaged_or_of_other_vectors_are_made_again(
-    kept: KeptCodes, artifact_store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(codes, "CONSTANT_BYTES", 700 * DIM)
-    matrix = awkward()
-    Int8Proposer(spread(len(matrix), 12), kept)
-    assert_finds_the_nearest(Int8Proposer(matrix, kept), matrix)
-    path = Path(max(kept_files(artifact_store)))
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 255
-    path.write_bytes(data)
-    assert_finds_the_nearest(Int8Proposer(matrix, kept), matrix)
-    assert len(kept_files(artifact_store)) == 2, "two blocks of one set"
-
-
-def test_a_disk_that_takes_no_codes_leaves_them_in_memory(kept: KeptCodes, monkeypatch: pytest.MonkeyPatch):
-    def full(*_args: object, **_named: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(ArtifactStore, "writer", full)
-    assert_finds_the_nearest(Int8Proposer(awkward(), kept), awkward())
-
-
-def test_codes_go_when_their_generation_has_gone(kept: KeptCodes, artifact_store: ArtifactStore):
-    Int8Proposer(awkward(), kept)
-    drop_codes(artifact_store, "science", ["g1", "g2"])
-    assert len(kept_files(artifact_store)) == 1
-    drop_codes(artifact_store, "science", ["g2"])
-    assert artifact_store.list("codes/science") == []
-    assert len(kept_files(artifact_store)) == 1, "somebody has them open"
-    kept._held = None
-    drop_codes(artifact_store, "science", ["g2"])
-    assert not kept_files(artifact_store)

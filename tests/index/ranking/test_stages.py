@@ -12,12 +12,13 @@ import pytest
 
 from aeenc import Fusion, errors
 from aeenc.v1 import encoder_pb2, index_pb2
+from services.corpus.active import MoveFiles
 from services.corpus.generation import open_generation
 from services.index.lexical.bm25 import LexicalIndex
 from services.index.ranking import stages
 from services.index.ranking.encoding import TOGETHER, WINDOW, EncodeKey, QueryEncoder, QueryVectors
 from services.index.ranking.fusion import fuse
-from services.index.ranking.prior import FILE, Hypotheses, Prior
+from services.index.ranking.prior import FOLDER, Hypotheses, Prior
 from services.index.values import Explanation
 from support.waiting import until
 from support.worlds.index_world import FACTS, SPACE, facts, premise, raises, vector_of
@@ -158,9 +159,10 @@ async def test_explanations_outlive_the_process_and_are_joined_or_replaced(serve
         await raises(errors.NotFound, index.client.put_explanations("nonsense", EXPLAINED), "nonsense")
         await raises(errors.InvalidArgument, index.client.put_explanations("science", [(" ", ["f1"])]), "[0]", "empty")
         assert await first(index) == "f9", "what is refused changes nothing"
-    (index.store.root / "generations" / "science" / FILE).write_text("[1]")
+    [*_, last] = sorted((index.store.root / "generations" / "science" / FOLDER).iterdir())
+    last.write_text("[1]")
     async with serve() as index:
-        await raises(errors.DataLoss, first(index), FILE, "put the explanations again")
+        await raises(errors.DataLoss, first(index), last.name, "put the explanations again")
         assert (await index.client.retrieve("science", ["the frog hunts"]))[0], "only the prior needs them"
         await index.client.put_explanations("science", [("frogs hunt", ["f9"])], replace=True)
         assert await first(index) == "f9"
@@ -177,15 +179,19 @@ async def test_explanations_whose_change_cannot_be_recorded_are_as_before_on_dis
         await index.client.build("science", facts())
         if before:
             await index.client.put_explanations("science", before)
-        file = index.store.root / "generations" / "science" / FILE
-        was = file.read_bytes() if file.exists() else None
         with monkeypatch.context() as patched:
-            patched.setattr("services.index.ranking.prior.note_change", full)
+            patched.setattr(MoveFiles, "create", full)
             once = iter([("ice melts", ["f6"])])  # an iterator is not sent again
             await raises(errors.Unavailable, index.client.put_explanations("science", once, replace=True), "full")
-        assert (file.read_bytes() if file.exists() else None) == was
-        assert await index.client.put_explanations("science", [("ice melts", ["f6"])]) == len(before) + 1
-        assert [path.name for path in file.parent.glob(f"{FILE}*")] == [FILE]
+        async with serve() as again:
+            assert await again.client.put_explanations("science", [("a magnet attracts", ["f2"])]) == len(before) + 1
+        assert await index.client.put_explanations("science", [("ice melts", ["f6"])]) == len(before) + 2
+
+
+async def test_the_files_of_old_explanations_go(built):
+    for number in range(6):
+        await built.client.put_explanations("science", [(f"hypothesis {number}", ["f1"])])
+    assert len(list((built.store.root / "generations" / "science" / FOLDER).iterdir())) == 2
 
 
 async def test_a_prior_is_made_once_for_all_who_wait_and_not_kept_if_explanations_changed_meanwhile(built, monkeypatch):

@@ -222,7 +222,9 @@ async def broken_build(
 
 def works(store: ArtifactStore) -> list[Path]:
     """The directories of unfinished builds of `science`."""
-    return list((store.root / "generations/science").glob(f"{PREFIX}*"))
+    return [
+        path for path in (store.root / "generations/science").glob(f"{PREFIX}*") if (path / "premises.jsonl").exists()
+    ]
 
 
 def indexing_processes() -> list[int]:

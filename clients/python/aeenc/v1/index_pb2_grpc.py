@@ -349,8 +349,8 @@ class IndexService(object):
 class IndexAdminServiceStub(object):
     """Builds and activates generations. Needs the admin credential if one is configured.
 
-    A `request_id` makes a retry safe: the same id gets the same answer again for some days and changes nothing. It fails
-    with ALREADY_EXISTS where it was used for something else.
+    A `request_id` makes a retry safe: the same id gets the same answer again, for some days where it builds, else for the
+    next 256 changes of the corpus, and changes nothing. It fails with ALREADY_EXISTS where it was used for something else.
     """
 
     def __init__(self, channel):
@@ -404,8 +404,8 @@ class IndexAdminServiceStub(object):
 class IndexAdminServiceServicer(object):
     """Builds and activates generations. Needs the admin credential if one is configured.
 
-    A `request_id` makes a retry safe: the same id gets the same answer again for some days and changes nothing. It fails
-    with ALREADY_EXISTS where it was used for something else.
+    A `request_id` makes a retry safe: the same id gets the same answer again, for some days where it builds, else for the
+    next 256 changes of the corpus, and changes nothing. It fails with ALREADY_EXISTS where it was used for something else.
     """
 
     def BuildGeneration(self, request_iterator, context):
@@ -573,8 +573,8 @@ def add_IndexAdminServiceServicer_to_server(servicer, server):
 class IndexAdminService(object):
     """Builds and activates generations. Needs the admin credential if one is configured.
 
-    A `request_id` makes a retry safe: the same id gets the same answer again for some days and changes nothing. It fails
-    with ALREADY_EXISTS where it was used for something else.
+    A `request_id` makes a retry safe: the same id gets the same answer again, for some days where it builds, else for the
+    next 256 changes of the corpus, and changes nothing. It fails with ALREADY_EXISTS where it was used for something else.
     """
 
     @staticmethod
