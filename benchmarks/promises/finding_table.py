@@ -124,10 +124,6 @@ FINDINGS = {
         _of(
             "index/dense/test_int8.py",
             "test_no_constant_holds_more_codes_than_one_model_can",
-        )
-        + _of(
-            "index/building/test_engines.py",
-            "test_the_codes_of_an_exact_engine_stay_on_disk_until_their_generation_is_deleted",
         ),
     ),
     8: Finding(

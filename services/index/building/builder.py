@@ -137,10 +137,10 @@ class Builder:
     async def _base(self, spec: BuildSpec) -> Base | None:
         if not spec.base_generation:
             return None
-        await self._catalogue.resolve(spec.corpus, spec.base_generation)  # raises NotFound for an unknown one
+        await self._catalogue.check_known(spec.corpus)
         # by hash: a new generation must not copy a damaged vector
         base = await asyncio.to_thread(open_generation, self._store, spec.corpus, spec.base_generation, verify="full")
-        return Base(base.premises, base.vectors, base.space_id, base.premise_version)
+        return Base(base.premises, base.vectors, base.space_id, base.premise_version, base.held)
 
     async def _commit(self, spec: BuildSpec, pipeline: BuildPipeline) -> Artifact:
         assert pipeline.file is not None

@@ -18,17 +18,18 @@ from services.corpus.generation import KIND, VECTORS, PremiseRecord, Storage
 from services.index.building.folding import Draft, Folding
 from services.index.building.journal import Journal
 from services.index.building.vectors import BatchEncoder, VectorFile, VectorLookup, finish_in_thread
-from services.store.artifacts import ArtifactStore, ArtifactWriter
+from services.store.artifacts import ArtifactStore, ArtifactWriter, Hold
 
 
 @dataclass(frozen=True, eq=False)
 class Base:
-    """A generation that a build changes: its premises, and their vectors by ordinal."""
+    """A generation that a build changes: its premises, and their vectors by ordinal. Its files stay while it lives."""
 
     premises: Sequence[PremiseRecord]
     vectors: VectorLookup
     space_id: str
     premise_version: str
+    held: Hold | None = None
 
 
 class BuildPipeline:
@@ -55,7 +56,7 @@ class BuildPipeline:
         self.file: VectorFile | None = None
         self.keep = True
         self._make_batches = batches
-        self._base = None if base is None else base.vectors
+        self._base = base
         self._journal = journal
         self._sync_s = sync_s
         self._storage: Storage = storage
@@ -146,7 +147,7 @@ class BuildPipeline:
 
     async def _take(self) -> None:
         try:
-            rows = await self.batches.take(self._base)
+            rows = await self.batches.take(None if self._base is None else self._base.vectors)
         except errors.InvalidArgument:  # a premise of the batch; what is before it stays, and the retry corrects it
             if self._journal is not None:
                 refused = next(one for one in self.folding.drafts[self.written :] if one.base_ordinal is None)

@@ -31,6 +31,8 @@ from services.corpus.active import (
 from services.corpus.generation import corpora_of, folder_of, is_corpus_name, open_generation
 from services.corpus.moves import Move, MoveRequest, made_before
 from services.index.catalogue.checks import (
+    FailedOpening,
+    Look,
     check_expected,
     check_inactive,
     check_known,
@@ -40,7 +42,6 @@ from services.index.catalogue.checks import (
     unreadable,
 )
 from services.index.catalogue.holds import Holds, check_unheld
-from services.index.catalogue.looks import FailedOpening, Look
 from services.index.catalogue.replicas import Followed, Replicas
 from services.index.catalogue.served import ServedGeneration, check_by_searching
 from services.index.dense.approximate import OpenRemote
@@ -83,7 +84,7 @@ class Catalogue:
         self._pinned: OrderedDict[tuple[str, str], ServedGeneration] = OrderedDict()
         self._opening: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._following: dict[str, asyncio.Task[None]] = {}  # at most one of each corpus
-        self._switching = asyncio.Lock()
+        self._switching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._listeners: list[Callable[[str], None]] = []
 
     def on_change(self, listener: Callable[[str], None]) -> None:
@@ -159,14 +160,9 @@ class Catalogue:
                 damage = self._damaged[corpus]
                 raise type(damage)(damage.message)
             raise none_active(corpus)
-        key = (corpus, generation_id)
-        own = asyncio.Lock()
-        async with self._opening.setdefault(key, own):  # one at a time of each generation; others do not wait
-            served = self._pinned.get(key)
-            if served is None:
-                served = await asyncio.to_thread(self._open, corpus, generation_id, hashed=False)
-            self._pin(corpus, served)
-            return served
+        served = await self._opened(corpus, generation_id)
+        self._pin(corpus, served)
+        return served
 
     async def activate(
         self, corpus: str, generation_id: str, *, expected: str | None = None, request_id: str = ""
@@ -181,7 +177,7 @@ class Catalogue:
         asked = {"generation": generation_id, "expected_generation": expected}
         request = MoveRequest("activate", request_id, asked)
         folder, artifact, candidate = folder_of(corpus), None, None
-        async with self._switching:
+        async with self._turn(corpus):
             previous = await asyncio.to_thread(self._recorded, corpus)
             made = await asyncio.to_thread(lambda: made_before(records_of(self._store, corpus), request))
             if made is not None:
@@ -190,7 +186,7 @@ class Catalogue:
                 return Activation(artifact, made.previous or None, self.replicas(corpus))
             check_expected(corpus, previous or None, expected)
             if generation_id:
-                candidate = await asyncio.to_thread(self._open, corpus, generation_id, hashed=True)
+                candidate = await self._opened(corpus, generation_id, hashed=True)
                 await check_by_searching(self._batcher, candidate)
                 artifact = candidate.generation.artifact
             moved = asyncio.create_task(self._move(corpus, candidate, expected, request))
@@ -219,7 +215,7 @@ class Catalogue:
         nothing again; AlreadyExists when it deleted another one.
         """
         request = MoveRequest("delete", request_id, {"generation": generation_id})
-        async with self._switching:
+        async with self._turn(corpus):
             if await asyncio.to_thread(deleted_before, self._store, corpus, generation_id, request):
                 return self.replicas(corpus)
             await self.check_known(corpus)
@@ -241,7 +237,7 @@ class Catalogue:
         if not wanted:
             raise none_active(corpus)
         try:
-            candidate = await asyncio.to_thread(self._open, corpus, wanted, hashed=True)
+            candidate = await self._opened(corpus, wanted, hashed=True)
             await check_by_searching(self._batcher, candidate)
         except (errors.DataLoss, OSError) as error:
             damage = await asyncio.to_thread(damage_of, self._store, corpus, wanted, active=wanted == active)
@@ -264,6 +260,10 @@ class Catalogue:
         if corpus not in self._corpora and is_corpus_name(corpus):
             await self._follow_now(corpus, lambda: corpus in self._corpora)
         check_known(corpus, self._corpora)
+
+    def _turn(self, corpus: str) -> asyncio.Lock:
+        """The lock of a corpus: one that takes long to open holds up no other."""
+        return self._switching.setdefault(corpus, asyncio.Lock())
 
     async def _move(
         self, corpus: str, candidate: ServedGeneration | None, expected: str | None, request: MoveRequest
@@ -394,11 +394,23 @@ class Catalogue:
             if self._damaged.pop(corpus, None) is not None:
                 self._tell()
         elif move.number >= self._followed.get(corpus, 0):  # else this process has moved on since the look
-            served = await self._opened(corpus, move, is_checked=is_checked)
+            served = await self._opened_again(corpus, move, is_checked=is_checked)
             self._swap(corpus, served, move)
             log.info("follows", corpus=corpus, generation=served.id, previous=serving.id if serving else "")
 
-    async def _opened(self, corpus: str, move: Move, *, is_checked: bool) -> ServedGeneration:
+    async def _opened(self, corpus: str, generation_id: str, *, hashed: bool = False) -> ServedGeneration:
+        """Opens a generation, one at a time of each, unless it is open and stands; `hashed` hashes its files anyway."""
+        own = asyncio.Lock()
+        async with self._opening.setdefault((corpus, generation_id), own):
+            active = self._active.get(corpus)
+            served = active if self.active_id(corpus) == generation_id else self._pinned.get((corpus, generation_id))
+            if served is None or not served.stands:
+                return await asyncio.to_thread(self._open, corpus, generation_id, hashed=hashed)
+            if hashed:
+                await asyncio.to_thread(self._store.open, folder_of(corpus), generation_id)
+            return served
+
+    async def _opened_again(self, corpus: str, move: Move, *, is_checked: bool) -> ServedGeneration:
         """Opens and warms the generation of a move. Where that has failed, the next try waits, longer each time."""
         failed = self._failed.get(corpus)
         pause_s = PAUSE_S
@@ -407,7 +419,7 @@ class Catalogue:
                 raise failed.error.with_traceback(None)
             pause_s = min(2 * failed.pause_s, LONGEST_PAUSE_S)
         try:
-            served = await asyncio.to_thread(self._open, corpus, move.generation, hashed=False)
+            served = await self._opened(corpus, move.generation)
             if is_checked:
                 await check_by_searching(self._batcher, served)
         except Exception as error:
@@ -422,10 +434,10 @@ class Catalogue:
             folder, serving = folder_of(corpus), self._active.get(corpus)
             move = latest_move(self._store, corpus)
             ids = self._store.list(folder)  # after the move: without what it has deleted
-            held = serving.generation.held if serving is not None and serving.id in ids else None
+            is_replaced = serving is not None and serving.id in ids and not serving.stands
             is_due = time.monotonic() - self._swept_at.get(corpus, 0.0) >= SWEEP_S
             has_deleted = is_due and self._store.has_deleted(folder)
-            return Look(move, ids, has_deleted, is_replaced=held is not None and not held.stands())
+            return Look(move, ids, has_deleted, is_replaced)
         except OSError as error:
             return unreadable(error)
         except errors.AeencError as error:

@@ -1,12 +1,38 @@
-"""Checks and errors that both catalogues share. Each message names the corpus, the generation and the remedy."""
+"""What a process finds of a corpus in the store, and the errors for it, which name corpus, generation and remedy."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from aeenc import errors
 from services.corpus.generation import folder_of
+from services.corpus.moves import Move
 from services.store.artifacts import ArtifactStore
+
+
+@dataclass(frozen=True)
+class Look:
+    """A corpus as the store has it now: its latest move, and the generations at that move or later.
+
+    `has_deleted`: deleted generations still lie there (looked up only now and then). `is_replaced`: the generation that
+    serves was replaced by the same content.
+    """
+
+    move: Move
+    ids: Sequence[str]
+    has_deleted: bool
+    is_replaced: bool
+
+
+@dataclass(frozen=True)
+class FailedOpening:
+    """A move whose generation could not be opened, and until when it is not tried again: a try may fetch gigabytes."""
+
+    move: int
+    error: Exception
+    pause_s: float
+    again_at: float  # by time.monotonic()
 
 
 def unreadable(error: OSError) -> errors.DataLoss:

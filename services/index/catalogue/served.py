@@ -47,6 +47,11 @@ class ServedGeneration:
         return self.generation.id
 
     @property
+    def stands(self) -> bool:
+        """Whether its files are still those on disk: not deleted, nor replaced by the same content."""
+        return self.generation.held is None or self.generation.held.stands()
+
+    @property
     def rows(self) -> int:
         """The number of premises."""
         return len(self.generation.premises)

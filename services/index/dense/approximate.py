@@ -121,8 +121,13 @@ class ApproximateIndex:
         allowed: NDArray[np.bool_] | None = None,
         effort: Effort = DEFAULT_EFFORT,
     ) -> list[SearchHits]:
-        """Finds k near rows of each query (n, dim), not always the nearest; fewer if fewer are `allowed` (rows,)."""
+        """Finds k near rows of each query (n, dim), not always the nearest; fewer if fewer are `allowed` (rows,).
+
+        Raises InvalidArgument for an effort that the engine does not know.
+        """
         available = self.rows if allowed is None else int(np.count_nonzero(allowed))
+        if not effort.exact:
+            self._check(effort)
         if effort.exact or available <= max(k, SCAN_ROWS if allowed is not None else 0):
             return self.flat.nearest(queries, k, allowed)
         asked = (effort.nprobe if self.plan.lists else effort.ef_search) or self.plan.breadth
@@ -143,6 +148,17 @@ class ApproximateIndex:
             pending = np.array([row for row in pending.tolist() if row not in results], dtype=np.int64)
             breadth = min(breadth * 4, self._widest)
         return [results[row] for row in range(len(queries))]
+
+    def _check(self, effort: Effort) -> None:
+        known, unknown = ("nprobe", "ef_search") if self.plan.lists else ("ef_search", "nprobe")
+        if getattr(effort, unknown):
+            raise errors.InvalidArgument.field(
+                f"params.{unknown}", f"means nothing to the engine {self.plan.engine}; set {known}, exact, or neither"
+            )
+        if effort.ef_search > WIDEST_SEARCH:
+            raise errors.InvalidArgument.field(
+                "params.ef_search", f"must be at most {WIDEST_SEARCH:,}, got {effort.ef_search:,}; or set exact"
+            )
 
     def steps(
         self,

@@ -25,7 +25,6 @@ from services.index.__main__ import build
 from services.index.building import index_process
 from services.index.building.index_process import index_generation, train_ivf
 from services.index.building.vectors import VectorFile
-from services.index.dense import int8
 from services.index.dense.batcher import SearchBatcher
 from services.index.lexical.bm25 import write_lexical
 from services.index.settings import IndexSettings
@@ -122,28 +121,17 @@ async def test_an_approximate_engine_says_so_and_searches_exactly_where_asked(se
         assert all(int(one.removeprefix("p")) % 3 == 0 for ids in fewer.ids for one in ids)
 
 
-async def test_the_codes_of_an_exact_engine_stay_on_disk_until_their_generation_is_deleted(
-    serve, artifact_store, monkeypatch
-):
-    monkeypatch.setattr(int8, "KEPT_FROM_BYTES", 0)
-    folder = artifact_store.root / "codes" / "science"
+async def test_breadth_of_another_engine_and_beyond_the_limit_is_refused(serve, artifact_store, science):
     async with serve() as index:
-        built = await index.client.build("science", PREMISES)
-        generation = artifact_store.root / "generations/science" / built.id
-        assert built.engine == "flat"
-        assert not [path for path in generation.iterdir() if path.suffix == ".onnx"]
-        assert (await index.client.verify("science")).id == built.id
-        kept = {path: path.stat().st_mtime_ns for path in folder.rglob("*.bin")}
-        before = await search(index)
-    async with serve() as index:
-        after = await search(index)
-        assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.bin")} == kept
-        assert len(kept) == 1
-        assert after.ids == before.ids
-        assert [one.tobytes() for one in after.scores] == [one.tobytes() for one in before.scores]
-        await index.client.build("science", facts())
-        await index.client.delete("science", built.id)
-        assert not list(folder.glob("[!.]*")), "those that somebody still holds are hidden until the next sweep"
+        await raises(errors.InvalidArgument, search(index, ef_search=16), "params.ef_search", "ivf", "nprobe")
+        retrieved = index.client.retrieve("science", [TEXTS[7]], k=3, ef_search=16)
+        await raises(errors.InvalidArgument, retrieved, "params.ef_search", "ivf")
+        assert (await search(index, ef_search=16, exact=True)).exact
+    async with serve(engine="hnsw", **QUICK) as index:
+        await index.client.build("graph", PREMISES)
+        await raises(errors.InvalidArgument, search(index, "graph", nprobe=4), "params.nprobe", "hnsw", "ef_search")
+        await raises(errors.InvalidArgument, search(index, "graph", ef_search=4097), "params.ef_search", "4,096")
+        assert (await search(index, "graph", ef_search=64)).ids
 
 
 async def test_the_manifest_says_how_the_engine_was_built_and_what_it_finds(science, artifact_store):

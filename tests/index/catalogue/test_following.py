@@ -13,6 +13,7 @@ import pytest
 
 from services.index.catalogue import catalogue as catalogue_module
 from services.index.catalogue.catalogue import Catalogue
+from services.index.catalogue.served import check_by_searching
 from support.waiting import eventually
 from support.worlds.index_world import SPACE, facts, vector_of
 
@@ -134,6 +135,42 @@ async def test_forty_callers_of_a_corpus_that_another_replica_has_just_activated
         calls[0].cancel()
         found = await asyncio.gather(*calls[1:])
         assert (set(found), opened) == ({second}, ["science"])
+
+
+async def test_a_generation_that_is_read_and_activated_at_once_is_opened_once(serve, monkeypatch):
+    async with serve() as index:
+        await index.client.build("science", facts()[:6])
+        second = (await index.client.build("science", facts(), activate=False)).id
+        opened = list[str]()
+
+        def slowly(corpus: str) -> None:
+            opened.append(corpus)
+            time.sleep(0.1)
+
+        opening(monkeypatch, catalogue_of(index), slowly)
+        reading = [index.client.get_premises("science", ["f1"], generation=second) for _ in range(4)]
+        await asyncio.gather(*reading, index.client.activate("science", second))
+        assert await served(index, "science") == second
+        assert opened in (["science"], []), "over a Milvus the build has opened it"
+
+
+async def test_an_activation_that_takes_long_holds_up_no_other_corpus(serve, monkeypatch):
+    async with serve() as index:
+        ids = {one: (await index.client.build(one, facts(), activate=False)).id for one in ("science", "other")}
+        goes_on = threading.Event()
+
+        async def slowly(batcher, candidate):
+            assert candidate.generation.corpus == "other" or await asyncio.to_thread(goes_on.wait, 30)
+            await check_by_searching(batcher, candidate)
+
+        monkeypatch.setattr(catalogue_module, "check_by_searching", slowly)
+        slow = asyncio.ensure_future(index.client.activate("science", ids["science"]))
+        try:
+            await asyncio.wait_for(index.client.activate("other", ids["other"]), 15)
+            assert not slow.done()
+        finally:
+            goes_on.set()
+        await slow
 
 
 @pytest.mark.crash

@@ -267,14 +267,16 @@ export const TagClauseSchema: GenMessage<TagClause> = /*@__PURE__*/
  */
 export type SearchParams = Message<"aeenc.v1.SearchParams"> & {
   /**
-   * Search breadth of HNSW, at most 4,096. 0: the breadth that reached the target recall at build time.
+   * Search breadth of HNSW, at most 4,096. 0: the breadth that reached the target recall at build time. IVF refuses it
+   * with INVALID_ARGUMENT.
    *
    * @generated from field: uint32 ef_search = 1;
    */
   efSearch: number;
 
   /**
-   * Number of IVF lists to visit. 0: the number that reached the target recall at build time.
+   * Number of IVF lists to visit; more than there are means all. 0: the number that reached the target recall at build
+   * time. HNSW refuses it with INVALID_ARGUMENT.
    *
    * @generated from field: uint32 nprobe = 2;
    */
@@ -1989,8 +1991,8 @@ export const IndexService: GenService<{
 /**
  * Builds and activates generations. Needs the admin credential if one is configured.
  *
- * A `request_id` makes a retry safe: the same id gets the same answer again for some days and changes nothing. It fails
- * with ALREADY_EXISTS where it was used for something else.
+ * A `request_id` makes a retry safe: the same id gets the same answer again, for some days where it builds, else for the
+ * next 256 changes of the corpus, and changes nothing. It fails with ALREADY_EXISTS where it was used for something else.
  *
  * @generated from service aeenc.v1.IndexAdminService
  */
