@@ -32,7 +32,7 @@ IDS = "premises.ids.npy"
 TEXTS = "premises.texts.npy"
 GROUPS = "premises.groups.npy"
 GROUP_NAMES = "premises.groups.json"
-KEPT_RECORDS = 32_768  # decoded premises kept for the next call, about 400 bytes each
+KEPT_RECORDS, KEPT_LINE_BYTES = 32_768, 1024  # decoded premises kept for the next call, if their line is no longer
 KEPT_IDS = 32_768  # about 100 bytes each
 KEPT_MASKS = 8
 Names = frozenset[str]
@@ -184,9 +184,12 @@ class Premises(Sequence[PremiseRecord]):
                 return decode(ordinal).id  # the few that JSON writes otherwise
             return raw.decode()
 
-        self._decode = decode
+        def read(ordinal: int) -> PremiseRecord:
+            return (kept if starts[ordinal + 1] - starts[ordinal] <= KEPT_LINE_BYTES else decode)(ordinal)
+
+        kept = lru_cache(maxsize=KEPT_RECORDS)(decode)
+        self._decode, self._read = decode, read
         self._id = lru_cache(maxsize=KEPT_IDS)(read_id)
-        self._kept = lru_cache(maxsize=KEPT_RECORDS)(decode)
         self._mask = lru_cache(maxsize=KEPT_MASKS)(lambda splits, clauses: _mask(tables, splits, clauses))
         self.splits = frozenset[str]().union(*(splits for splits, _ in tables.group_names))
         self.tags = frozenset[str]().union(*(tags for _, tags in tables.group_names))
@@ -221,7 +224,7 @@ class Premises(Sequence[PremiseRecord]):
             ordinal += self._rows
         if not 0 <= ordinal < self._rows:
             raise IndexError(ordinal)
-        return self._kept(ordinal)
+        return self._read(ordinal)
 
     def ids_of(self, ordinals: Iterable[int]) -> list[str]:
         """Returns the ids of premises by their ordinals, from 0. It reads no more of a line than its id."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -145,3 +146,12 @@ def test_the_tables_of_ten_thousand_premises_are_small_and_find_each(artifact_st
 def test_no_premises_have_empty_tables() -> None:
     assert Tables.of([]).fit(0)
     assert len(Premises.of([])) == 0
+
+
+def test_long_premises_are_not_kept_in_memory() -> None:
+    premises = Premises.of(PremiseRecord(f"p{n}", f"{n} " + "x" * 16_000) for n in range(1000))
+    tracemalloc.start()
+    assert sum(len(premises[n].text) for n in range(1000)) > 16_000_000
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 2_000_000

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ ATTEMPTS = 10  # of a task whose process dies
 AHEAD = 2  # tasks for each process that wait for it
 OBJECTS_BYTES = 100 * 1024 * 1024  # of Ray's shared memory: results are small
 LOOPBACK = "127.0.0.1"
+ON_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # as there, wherever we are; read when Ray is imported
 
 
 class RayProcesses:
@@ -92,32 +92,33 @@ def connected(address: str = "", workers: int = 0) -> Iterator[RayProcesses]:
 
     Raises FailedPrecondition where Ray is not installed, Unavailable where the cluster does not answer.
     """
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0"} | ({} if address else ON_LOOPBACK)
     try:
         ray: Any = importlib.import_module("ray")  # typed in parts only
     except ModuleNotFoundError:
         raise errors.FailedPrecondition("--engine ray needs Ray; install aeenc-services[index-ray]") from None
     quiet = {"log_to_driver": False, "logging_level": "error"}
-    folder = "" if address else tempfile.mkdtemp(prefix="aeenc-ray-")
-    try:
+    with tempfile.TemporaryDirectory(prefix="aeenc-ray-", ignore_cleanup_errors=True) as folder:
         try:
-            if address:
-                ray.init(address=address, **quiet)
-            else:
-                _stay_on_loopback()
-                _start(ray, num_cpus=workers or None, _temp_dir=folder, include_dashboard=False, **quiet)
-        except errors.AeencError:
-            raise
-        except Exception as error:  # where its processes do not start in time, Ray raises a plain one
-            said = str(error).splitlines()[0]
-            raise errors.Unavailable(
-                f"Ray does not answer at {address or 'this machine'} ({said}); start it, or try again"
-            ) from error
-        yield RayProcesses(ray)
-    finally:
-        ray.shutdown()
-        if folder:
-            shutil.rmtree(folder, ignore_errors=True)
+            try:
+                if address:
+                    ray.init(address=address, **quiet)
+                else:
+                    os.environ["RAY_TMPDIR"] = folder
+                    _start(ray, num_cpus=workers or None, include_dashboard=False, **quiet)
+            except Exception as error:  # where its processes do not start in time, Ray raises a plain one
+                said = str(error).splitlines()[0]
+                raise errors.Unavailable(
+                    f"Ray does not answer at {address or 'this machine'} ({said}); start it, or try again"
+                ) from error
+            if not address and ray.util.get_node_ip_address() != LOOPBACK:
+                raise errors.FailedPrecondition(
+                    "Ray listens on all addresses: something has imported it before, or its release does not fit the "
+                    "extra index-ray; build in a process of its own"
+                )
+            yield RayProcesses(ray)
+        finally:
+            ray.shutdown()
 
 
 def _start(ray: Any, **options: Any) -> None:
@@ -127,14 +128,3 @@ def _start(ray: Any, **options: Any) -> None:
     except Exception:  # noqa: BLE001 - a plain one, as above
         ray.shutdown()
         ray.init(object_store_memory=OBJECTS_BYTES, **options)
-
-
-def _stay_on_loopback() -> None:
-    """Makes Ray's own processes listen on loopback, as Ray does by itself on macOS and Windows alone."""
-    constants: Any = importlib.import_module("ray._private.ray_constants")
-    services: Any = importlib.import_module("ray._private.services")
-    constants.ENABLE_RAY_CLUSTER = False
-    if services.get_node_ip_address() != LOOPBACK:
-        raise errors.FailedPrecondition(
-            "this release of Ray would listen on all addresses; install one that fits the extra index-ray"
-        )

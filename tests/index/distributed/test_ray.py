@@ -18,7 +18,7 @@ from aeenc.errors import InvalidArgument, Unavailable
 from aeenc.transport.targets import Targets
 from services.index.distributed.engine import build
 from services.index.distributed.plan import Plan
-from services.index.distributed.ray_processes import connected
+from services.index.distributed.ray_processes import ON_LOOPBACK, connected
 from services.index.distributed.stages import Encoders
 from services.index.values import EngineOptions, LexicalSettings
 from services.store.artifacts import ArtifactStore
@@ -106,11 +106,13 @@ async def test_an_error_of_a_task_is_the_callers(encoder: Any, artifact_store: A
 
 @pytest.mark.parametrize("failures", [1, 2])
 def test_a_start_that_ray_gives_up_is_tried_once_more(monkeypatch: pytest.MonkeyPatch, failures: int):
+    for name, value in ON_LOOPBACK.items():
+        monkeypatch.setenv(name, value)
     ray = pytest.importorskip("ray")
     left, folders = [failures], list[str]()
 
-    def init(**options: Any) -> None:
-        folders.append(options["_temp_dir"])
+    def init(**_: Any) -> None:
+        folders.append(os.environ["RAY_TMPDIR"])
         left[0] -= 1
         if left[0] >= 0:
             raise Exception("The current node timed out during startup.")  # noqa: TRY002 - as Ray does
