@@ -22,7 +22,7 @@ from services.trainer.data.training_set import JudgedPair
 from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.files import JobFiles, TrainingPlan
 from services.trainer.jobs.job import JobConfig
-from services.trainer.learning.job import load_inputs, train
+from services.trainer.learning.job import load, train
 from services.trainer.learning.loop.ranks import Rank
 from services.trainer.learning.query_encoder import Encoders
 from services.trainer.registry.comparison import compared
@@ -32,7 +32,6 @@ from support.worlds.trainer_world import Space, make_space
 CORPUS = "gain"
 HYPOTHESES = 60
 EXPLAINING, JUDGED = 2, 8
-EPOCHS = 12  # as the demo takes for little data
 MOST_WRONG, LEAST_RIGHT = 0.05, 0.9  # of the jobs on random and on true verdicts
 
 
@@ -66,14 +65,14 @@ def outcome_of(space: Space, directory: Path, seed: int, true: bool) -> tuple[st
     generation = space.build(CORPUS, [PremiseRecord(f"f{n}", text) for n, text in enumerate(facts)])
     premises = open_generation(space.store, CORPUS, generation).premises
     held = hold_back(verdicts(generator, hypotheses, facts, true), [], premises, seed)
-    recipe = {"learning_rate": 1e-3, "epochs": EPOCHS, "split": "train", "seed": seed}
+    recipe = {"learning_rate": 1e-3, "split": "train", "seed": seed}
     config = JobConfig(CORPUS, ("run",), base_version=space.version, **recipe)
     plan = TrainingPlan("job", config, generation, str(space.store.root))
     files = JobFiles(directory)
     files.write_plan(replace(plan, holds_back=True))
     files.write_inputs(held.pairs, [EvaluationQuery(*query) for query in held.queries])
-    inputs = load_inputs(files, Rank())
-    train(files, inputs, inputs.encoders(), inputs.objective(), Rank())
+    inputs, objective = load(files, Rank())
+    train(files, inputs, inputs.encoders(), objective, Rank())
     after, before = inputs.evaluate(inputs.encoders(directory)), inputs.evaluate(Encoders(inputs.encoder()))
     if after is None or before is None:
         raise RuntimeError(f"job {seed} held nothing back")

@@ -150,7 +150,7 @@ def demo(
     context: typer.Context,
     data: Annotated[Path | None, typer.Option(help="Directory in EntailmentBank's layout.  [default: sample]")] = None,
     home: Home = None,
-    epochs: Annotated[int, typer.Option(min=0, max=100, help="0: as many as the data needs, at least 3.")] = 0,
+    epochs: Annotated[int, typer.Option(min=0, max=100, help="0: by the size of the data.")] = 0,
 ) -> None:
     """Shows the whole loop: corpus, sampling, training, publishing under load, and quality before and after."""
     directory = data or SAMPLE

@@ -12,7 +12,6 @@ import asyncio
 import hashlib
 import itertools
 import json
-import math
 import shutil
 import signal
 import threading
@@ -37,9 +36,6 @@ from services.store.files import atomic_write, sha256_of
 
 CORPUS = "demo"
 CANDIDATES_A_NODE = 50
-BATCH = 32
-MIN_EPOCHS, MAX_EPOCHS = 3, 20
-MIN_STEPS = 80  # below that, small data teaches nothing at this learning rate
 LOAD_S = 2.0  # callers go on for so long before and after the swap
 TOP = 5
 SWAP_S = 60.0
@@ -200,7 +196,7 @@ def _loop(
         "candidates": before["candidates"],
         "queries": before["queries"],
         "pairs": {"positive": run.progress.positives, "negative": run.progress.negatives},
-        "epochs": job.config.epochs,
+        "epochs": job.progress.epochs,
         "before": {name: before[name] for name in ("strict", "paper")},
         "after": {name: after[name] for name in ("strict", "paper")},
         "versions": {"before": before["model_version"], "after": after["model_version"]},
@@ -228,19 +224,16 @@ def _sample(client: aeenc.Client, dataset: Dataset, out: Output) -> values.Run:
 def _train(
     client: aeenc.Client, run: values.Run, validation: list[tuple[str, tuple[str, ...]]], epochs: int, out: Output
 ) -> values.Job:
-    if not epochs:
-        steps = max(1, math.ceil(run.progress.nodes_judged / BATCH))  # in one epoch: nearly every node is a query
-        epochs = min(MAX_EPOCHS, max(MIN_EPOCHS, math.ceil(MIN_STEPS / steps)))
-    job = client.trainer.start_job(
-        validation=validation, corpus=CORPUS, run_ids=[run.id], epochs=epochs, batch_size=BATCH, split="train"
-    )
+    job = client.trainer.start_job(validation=validation, corpus=CORPUS, run_ids=[run.id], epochs=epochs, split="train")
     with out.progress("training", "steps") as tell:
         job = client.trainer.wait(
             job.id, on_progress=lambda now: tell(now.progress.steps_done, now.progress.steps, describe(now))
         )
     if job.state != values.WorkState.SUCCEEDED:
         raise EndedBadly(f"training job {job.id} did not succeed: {job.error}")
-    out.note(f"  {job.version}: validation MAP {job.progress.best_validation_map:.3f} after {epochs} epochs")
+    out.note(
+        f"  {job.version}: validation MAP {job.progress.best_validation_map:.3f} after {job.progress.epochs} epochs"
+    )
     return job
 
 

@@ -111,7 +111,7 @@ def from_config(message: trainer_pb2.JobConfig) -> tuple[JobConfig, list[tuple[s
         idempotency_key=message.idempotency_key,
         base_version=message.base_version,
         loss=loss,
-        epochs=message.epochs or 3,
+        epochs=message.epochs,
         batch_size=message.batch_size or (8 if crossed else 32),
         learning_rate=_short(message.learning_rate) or defaults.learning_rate,
         temperature=_short(message.temperature) or defaults.temperature,

@@ -26,7 +26,7 @@ class TrainBody(Body):
     """The runs whose pairs to learn from, all of one corpus."""
 
     runs: list[str] = Field(min_length=1, max_length=100)
-    epochs: int = Field(3, ge=1, le=100)
+    epochs: int = Field(0, ge=0, le=100)
     request: str
 
 

@@ -77,7 +77,7 @@ class JobConfig:
     idempotency_key: str = ""
     base_version: str = ""
     loss: Loss = "FULL_CORPUS_SOFTMAX"
-    epochs: int = 3
+    epochs: int = 0  # by the size of the data
     batch_size: int = 32
     learning_rate: float = 1e-4
     temperature: float = 0.03
@@ -132,6 +132,7 @@ class JobProgress:
     dropped: int = 0
     skipped: int = 0
     outside: int = 0
+    epochs: int = 0
     gain: Comparison | None = None
 
     @classmethod

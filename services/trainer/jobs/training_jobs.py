@@ -127,7 +127,7 @@ class TrainingJobs:
             _check_cross_encoder(config)
         else:
             _check_no_reranking(config)
-        _within("epochs", config.epochs, 1, 100)
+        _within("epochs", config.epochs, 0, 100)
         _within("batch_size", config.batch_size, 1, 1024)
         _within("learning_rate", config.learning_rate, 1e-8, 1.0)
         _within("temperature", config.temperature, 1e-3, 10.0)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from services.store.artifacts import Artifact
@@ -25,7 +25,7 @@ from services.trainer.learning.inputs import JobInputs
 from services.trainer.learning.loop.curves import Curves
 from services.trainer.learning.loop.epoch_state import TrainingState
 from services.trainer.learning.loop.ranks import Rank, together
-from services.trainer.learning.loop.training import Diverged, Step, Training
+from services.trainer.learning.loop.training import Diverged, Step, Training, usual_epochs
 from services.trainer.learning.loss.objective import Objective
 from services.trainer.learning.query_encoder import Encoders, QueryEncoder
 from services.trainer.registry.comparison import Comparison, compared
@@ -43,8 +43,7 @@ def run_job(files: JobFiles) -> None:
     rank = Rank(0, plan.means.processes)
     prepare_torch(plan.means.threads // rank.processes, plan.means.device)
     files.write_progress({**(files.progress() or {}), "phase": "loading"})  # an earlier attempt's epochs stay done
-    inputs = load_inputs(files, rank)
-    objective = inputs.objective()
+    inputs, objective = load(files, rank)
     failure = ""
     try:
         state = train(files, inputs, inputs.encoders(), objective, rank)
@@ -62,6 +61,17 @@ def run_job(files: JobFiles) -> None:
     files.write_result({**made, **({"error": failure + kept} if failure else {})})
 
 
+def load(files: JobFiles, rank: Rank) -> tuple[JobInputs, Objective]:
+    """Loads what a job learns from, and how; chooses its epochs where its configuration does not.
+
+    Raises as JobInputs.load does.
+    """
+    inputs = load_inputs(files, rank)
+    objective, plan = inputs.objective(), inputs.plan
+    config = replace(plan.config, epochs=plan.config.epochs or usual_epochs(plan.config, objective.size))
+    return replace(inputs, plan=replace(plan, config=config)), objective
+
+
 def load_inputs(files: JobFiles, rank: Rank) -> JobInputs:
     """Loads the inputs for the mode of a job. Raises as JobInputs.load does."""
     kind = RerankingInputs if files.plan().config.mode == "CROSS_ENCODER" else JobInputs
@@ -73,8 +83,8 @@ def run_rank(files: JobFiles, number: int) -> None:
     means = files.plan().means
     rank = Rank(number, means.processes)
     prepare_torch(means.threads // rank.processes, means.device)
-    inputs = load_inputs(files, rank)
-    train(files, inputs, inputs.encoders(), inputs.objective(), rank)
+    inputs, objective = load(files, rank)
+    train(files, inputs, inputs.encoders(), objective, rank)
 
 
 def train(
@@ -214,6 +224,7 @@ def _report(files: JobFiles, inputs: JobInputs, objective: Objective, curves: Cu
         {
             "phase": step.phase,
             "epochs_done": state.epochs_done,
+            "epochs": inputs.plan.config.epochs,
             "steps_done": step.steps_done,
             "steps": step.steps,
             "loss": step.loss,

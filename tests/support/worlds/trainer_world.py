@@ -6,7 +6,7 @@ import json
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -177,11 +177,10 @@ def make_job(space: Space, corpus: str, tmp_path: Path) -> MakeJob:
         **fields: Any,
     ) -> JobFiles:
         active = read_active(space.store, corpus) or ""
-        config = JobConfig(
-            corpus=corpus, run_ids=("r",), base_version=space.version, batch_size=8, learning_rate=1e-3, split="train"
-        )
+        usual = {"base_version": space.version, "epochs": 3, "batch_size": 8, "learning_rate": 1e-3, "split": "train"}
+        config = JobConfig(corpus=corpus, run_ids=("r",), **{**usual, **fields})
         job_id = uuid.uuid4().hex[:8]
-        plan = TrainingPlan(job_id, replace(config, **fields), active, str(space.store.root), means)
+        plan = TrainingPlan(job_id, config, active, str(space.store.root), means)
         files = JobFiles(tmp_path / job_id)
         files.write_plan(plan)
         files.write_inputs(pairs, validation, held_out, retrieved)

@@ -21,6 +21,7 @@ from services.store.formats import NewerFormat
 from services.trainer.data.training_set import JudgedPair
 from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.files import ComputeOptions, JobFiles
+from services.trainer.jobs.job import JobConfig
 from services.trainer.learning import job
 from services.trainer.learning.checkpoint import export
 from services.trainer.learning.devices import free_bytes, prepare_torch
@@ -55,6 +56,18 @@ def trained(files: JobFiles) -> dict[str, np.ndarray]:
     inputs = JobInputs.load(files, Rank())
     train(files, inputs, inputs.encoders(), inputs.objective(), Rank())
     return load_file(files.directory / BEST)
+
+
+@pytest.mark.parametrize(("size", "items", "chosen"), [(50, 0, 12), (3_942, 0, 9), (10**6, 0, 3), (10**6, 4_000, 8)])
+def test_epochs_that_nobody_names_are_fewer_the_more_there_is_to_learn(size: int, items: int, chosen: int):
+    assert training.usual_epochs(JobConfig("c", ("r",), items_per_epoch=items), size) == chosen
+
+
+def test_a_job_says_how_many_epochs_it_chose(space: Space, make_job: MakeJob):
+    files = make_job(epochs=0, validation=[])
+    lineage = space.store.open("checkpoints", run(files)).meta["lineage"]
+    progress = files.progress() or {}
+    assert (lineage["epochs"], progress["epochs"], progress["epochs_done"]) == (12, 12, 12)
 
 
 def test_a_job_learns_and_leaves_a_checkpoint_that_the_encoder_accepts(space: Space, make_job: MakeJob):

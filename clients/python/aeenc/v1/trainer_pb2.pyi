@@ -178,7 +178,7 @@ class Job(_message.Message):
     def __init__(self, id: _Optional[str] = ..., config: _Optional[_Union[JobConfig, _Mapping]] = ..., state: _Optional[_Union[_types_pb2.WorkState, str]] = ..., error: _Optional[str] = ..., progress: _Optional[_Union[JobProgress, _Mapping]] = ..., version: _Optional[str] = ..., created_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class JobProgress(_message.Message):
-    __slots__ = ("phase", "epochs_done", "steps_done", "steps", "loss", "validation_map", "best_validation_map", "remaining", "queries", "positives", "negatives", "dropped", "skipped", "outside", "gain")
+    __slots__ = ("phase", "epochs_done", "steps_done", "steps", "loss", "validation_map", "best_validation_map", "remaining", "queries", "positives", "negatives", "dropped", "skipped", "outside", "gain", "epochs")
     PHASE_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_DONE_FIELD_NUMBER: _ClassVar[int]
     STEPS_DONE_FIELD_NUMBER: _ClassVar[int]
@@ -194,6 +194,7 @@ class JobProgress(_message.Message):
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
     OUTSIDE_FIELD_NUMBER: _ClassVar[int]
     GAIN_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
     phase: str
     epochs_done: int
     steps_done: int
@@ -209,7 +210,8 @@ class JobProgress(_message.Message):
     skipped: int
     outside: int
     gain: _registry_pb2.GateComparison
-    def __init__(self, phase: _Optional[str] = ..., epochs_done: _Optional[int] = ..., steps_done: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., validation_map: _Optional[float] = ..., best_validation_map: _Optional[float] = ..., remaining: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., queries: _Optional[int] = ..., positives: _Optional[int] = ..., negatives: _Optional[int] = ..., dropped: _Optional[int] = ..., skipped: _Optional[int] = ..., outside: _Optional[int] = ..., gain: _Optional[_Union[_registry_pb2.GateComparison, _Mapping]] = ...) -> None: ...
+    epochs: int
+    def __init__(self, phase: _Optional[str] = ..., epochs_done: _Optional[int] = ..., steps_done: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., validation_map: _Optional[float] = ..., best_validation_map: _Optional[float] = ..., remaining: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., queries: _Optional[int] = ..., positives: _Optional[int] = ..., negatives: _Optional[int] = ..., dropped: _Optional[int] = ..., skipped: _Optional[int] = ..., outside: _Optional[int] = ..., gain: _Optional[_Union[_registry_pb2.GateComparison, _Mapping]] = ..., epochs: _Optional[int] = ...) -> None: ...
 
 class GetJobRequest(_message.Message):
     __slots__ = ("job_id",)

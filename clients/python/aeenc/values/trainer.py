@@ -153,7 +153,9 @@ class JobConfig:
     default: name one.
     """
     epochs: int = 0
-    """Passes over the data, 1 to 100. Default: 3."""
+    """Passes over the data, at most 100. Default (0): by the size of the data, as many as give 1,000 steps, but 3 to
+    12: nine for the train split of EntailmentBank, 12 for 50 hypotheses. `JobProgress.epochs` has the number.
+    """
     batch_size: int = 0
     """Queries or items per step, see `batching`; 1 to 1,024. Default: 32; in mode CROSS_ENCODER, 8."""
     learning_rate: float = 0.0
@@ -306,6 +308,8 @@ class JobProgress:
     """What the job has gained: its result beside `base_version`, on the validation queries or those that it held back.
     Unset before the end, and for a job over data sets alone without validation queries.
     """
+    epochs: int = 0
+    """Epochs in total: those of the configuration, or chosen by the size of the data; 0 while loading."""
 
     @classmethod
     def from_message(cls, message: trainer_pb2.JobProgress) -> JobProgress:
@@ -326,6 +330,7 @@ class JobProgress:
             skipped=message.skipped,
             outside=message.outside,
             gain=GateComparison.from_message(message.gain),
+            epochs=message.epochs,
         )
 
 

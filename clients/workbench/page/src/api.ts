@@ -56,9 +56,9 @@ export interface Control {
 export type WorkState = "unspecified" | "pending" | "running" | "succeeded" | "failed" | "cancelled";
 export interface Job {
   id: string; state: WorkState; error: string; version: string; created_at: string;
-  config: { corpus: string; run_ids: string[]; epochs: number };
+  config: { corpus: string; run_ids: string[] };
   progress: {
-    phase: string; epochs_done: number; steps_done: number; steps: number; loss: number; validation_map: number;
+    phase: string; epochs: number; epochs_done: number; steps_done: number; steps: number; loss: number; validation_map: number;
     positives: number; negatives: number;
   };
 }

@@ -9,7 +9,7 @@ const LABEL = "stable";
 export function Training() {
   const [known, setKnown] = useState<Overview | null>(null);
   const [chosen, setChosen] = useState<string[]>([]);
-  const [epochs, setEpochs] = useState(3);
+  const [epochs, setEpochs] = useState(0);
   const [shown, setShown] = useState("");
   const [told, setTold] = useState("");
   const [problem, setProblem] = useState("");
@@ -68,7 +68,7 @@ export function Training() {
               </label>
             ))}
           </fieldset>
-          <label>Epochs <input type="number" min="1" max="100" step="1" required value={epochs} onInput={(event) => setEpochs(event.currentTarget.valueAsNumber)} /></label>
+          <label>Epochs (0: by the data) <input type="number" min="0" max="100" step="1" required value={epochs} onInput={(event) => setEpochs(event.currentTarget.valueAsNumber)} /></label>
           <button type="submit" class="primary" disabled={busy || chosen.length === 0}>Train</button>
         </form>
         <h2>Jobs</h2>
@@ -110,7 +110,7 @@ function OneJob({ started, label, gold, busy, doing, publish }: OneJobProps) {
 
   return (
     <section class="panel" aria-label="Job">
-      <p><span title={job.id}>{new Date(job.created_at).toLocaleString()}</span> <span class="state">{job.state}</span> {!ENDED.includes(job.state) && progress.phase} epoch {progress.epochs_done} of {job.config.epochs}; {progress.positives} positives, {progress.negatives} refused. {job.error}</p>
+      <p><span title={job.id}>{new Date(job.created_at).toLocaleString()}</span> <span class="state">{job.state}</span> {!ENDED.includes(job.state) && progress.phase} epoch {progress.epochs_done} of {progress.epochs}; {progress.positives} positives, {progress.negatives} refused. {job.error}</p>
       <Curve points={points} steps={progress.steps} />
       <div class="actions">
         {!ENDED.includes(job.state) && <button type="button" disabled={busy} onClick={() => doing(async () => { await call("/api/cancel", { job: job.id, request: fresh() }); return "The job is cancelled."; })}>Cancel</button>}

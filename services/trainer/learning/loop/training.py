@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn, optim
 
 from services.trainer.jobs.files import TrainingPlan
+from services.trainer.jobs.job import JobConfig
 from services.trainer.learning.loop.epoch_state import (
     BEST,
     BEST_PREMISES,
@@ -44,6 +45,8 @@ WEIGHT_DECAY = 0.01
 WARM_UP = 0.1  # share of all steps
 MAX_GRADIENT_NORM = 1.0
 TELL_S = 0.5
+USUAL_STEPS = 1_000  # nine epochs of EntailmentBank's train split; the table of results has eight
+FEWEST_EPOCHS, MOST_EPOCHS = 3, 12
 
 
 class Diverged(Exception):
@@ -100,8 +103,7 @@ class Training:
         )
         self._kept = KeptWeights(encoders, self._config.initial_share)
         self._loss = 0.0
-        an_epoch = min(objective.size, self._config.items_per_epoch or objective.size)
-        self._steps = -(-an_epoch // self._config.batch_size) * self._config.epochs
+        self._steps = _steps_per_epoch(self._config, objective.size) * self._config.epochs
 
     def run(self) -> TrainingState:
         """Trains the epochs that are left; the best weights then lie in the files of `BEST`. Raises Diverged."""
@@ -178,6 +180,16 @@ class Training:
     def _say(self, phase: str, state: TrainingState, done: int, remaining_s: float) -> None:
         if self._rank.leads:
             self._tell(Step(phase, state, done, self._steps, self._loss, remaining_s))
+
+
+def usual_epochs(config: JobConfig, size: int) -> int:
+    """Chooses the epochs over so many queries or items: few data need more passes for as many steps."""
+    wanted = -(-USUAL_STEPS // _steps_per_epoch(config, size))
+    return min(max(wanted, FEWEST_EPOCHS), MOST_EPOCHS)
+
+
+def _steps_per_epoch(config: JobConfig, size: int) -> int:
+    return -(-min(size, config.items_per_epoch or size) // config.batch_size)
 
 
 def schedule(step: int, steps: int) -> float:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from aeenc.cli.learning.jobs import TRAINING_SPLIT, Batching, Loss, validation_of
+from aeenc.cli.learning.jobs import EPOCHS_HELP, RATE_HELP, TRAINING_SPLIT, Batching, Loss, validation_of
 from aeenc.cli.learning.reports import report_dict
 from aeenc.cli.learning.runs import hypotheses_of
 from aeenc.cli.output import output_of, table
@@ -70,10 +70,12 @@ def loop(
     data_sets: Annotated[
         list[str] | None, typer.Option("--data-set", help="Learn from this data set of the trainer's, too.")
     ] = None,
-    epochs: Annotated[int, typer.Option(min=0, help="0: the service's default.")] = 0,
-    batch_size: Annotated[int, typer.Option(min=0, help="0: the service's default.")] = 0,
-    learning_rate: Annotated[float, typer.Option(min=0, help="0: the loss's default.")] = 0.0,
-    temperature: Annotated[float, typer.Option(min=0, help="Of the softmax; 0: the service's default.")] = 0.0,
+    epochs: Annotated[int, typer.Option(min=0, max=100, help=EPOCHS_HELP)] = 0,
+    batch_size: Annotated[int, typer.Option(min=0, max=1024, help="Queries or items a step; 0: 32.")] = 0,
+    learning_rate: Annotated[float, typer.Option(min=0, help=RATE_HELP)] = 0.0,
+    temperature: Annotated[
+        float, typer.Option(min=0, help="Of a softmax; 0: .03 over the full corpus, .05 over a batch.")
+    ] = 0.0,
     margin: Annotated[float | None, typer.Option(help="Of losses with one.")] = None,
     regularization: Annotated[float | None, typer.Option(help="Weight towards the pre-trained encoder.")] = None,
     batching: Annotated[
