@@ -140,8 +140,8 @@ def revoke(context: typer.Context, name: Name, file: File) -> None:
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the group `token`."""
-    group = typer.Typer(help="Named credentials: who may call the services.", no_args_is_help=True)
+    """Named credentials: who may call the services."""
+    group = typer.Typer(help=register.__doc__, no_args_is_help=True)
     for name, command in (("new", new), ("rotate", rotate), ("list", show), ("revoke", revoke)):
         group.command(name)(command)
     app.add_typer(group, name="token")

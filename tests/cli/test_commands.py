@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from aeenc.cli.learning.runs import hypotheses_of
-from aeenc.cli.main import _app, app
+from aeenc.cli.main import Commands, _app, app
 from aeenc.transport.sync import LOOP
 from aeenc.trees import Dataset
 from services.index.__main__ import build
@@ -116,7 +117,7 @@ def test_hypotheses_have_ids_that_are_unique_in_a_run():
 
 
 def test_without_the_services_their_commands_say_what_to_install(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("aeenc.cli.main.entry_points", lambda group: ())
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: ())
     sdk_alone = _app()
     of_the_services = set(get_command(app).commands) - set(get_command(sdk_alone).commands)
     assert {"up", "token"} < of_the_services
@@ -130,7 +131,7 @@ def test_without_the_services_their_commands_say_what_to_install(monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    "words", [["--version"], ["status"], ["retrieve", "corpus", "text"]], ids=lambda words: words[0]
+    "words", [["--version"], ["--help"], ["status"], ["retrieve", "corpus", "text"]], ids=lambda words: words[0]
 )
 def test_a_command_imports_only_what_it_needs(words: list[str]):
     nobody = [word for name in ("encoder", "index", "sampler", "trainer") for word in (f"--{name}", "127.0.0.1:1")]
@@ -140,7 +141,18 @@ def test_a_command_imports_only_what_it_needs(words: list[str]):
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     imported = {name.partition(".")[0] for name in ended.stderr.splitlines()[-1].split()}
     assert "typer" in imported
-    assert not imported & {"numpy", "services", "scipy", "faiss", "onnxruntime", "structlog", "torch"}
+    assert not imported & {"numpy", "scipy", "faiss", "onnxruntime", "structlog", "torch"}
+
+
+def test_the_list_of_commands_has_the_help_of_each_in_a_box_of_its_kind():
+    everything: Any = get_command(app)
+    whole, listed = everything.commands, Commands(name="aeenc")
+    listed.get_help(typer.Context(listed))  # reads the sources
+    boxes: Any = listed.commands.values()
+    assert {name: one.get_short_help_str() for name, one in listed.commands.items()} == {
+        name: one.get_short_help_str() for name, one in whole.items()
+    }
+    assert all(one.rich_help_panel for one in boxes)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -11,7 +11,6 @@ from typing import Any
 from aeenc import values
 from aeenc.calls.inputs import Items, chunks, each, pair_of, refuse_single_text
 from aeenc.errors import InvalidArgument
-from aeenc.trees import content_id
 from aeenc.v1 import index_pb2, types_pb2
 from aeenc.values.writing import message, shown
 
@@ -43,6 +42,8 @@ async def premise_messages(premises: Items[PremiseForm]) -> AsyncIterator[types_
 
     Raises InvalidArgument, with its place, for what is no premise.
     """
+    from aeenc.trees import content_id  # who only searches needs no trees
+
     named: set[str] = set()  # by their texts
     place = 0
     async for given in each(premises, "premises"):

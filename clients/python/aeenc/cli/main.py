@@ -9,11 +9,13 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.abc import InspectLoader
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -99,6 +101,16 @@ _LISTS: dict[str, tuple[str, dict[str, str]]] = {
     "checkpoints": ("fleet.checkpoints", {"delete": "fleet.delete_checkpoint"}),
     "labels": ("fleet.labels", {"delete": "fleet.delete_label"}),
 }
+# The boxes of `aeenc --help`, in the order of a first day. What is not named here has one of its own.
+_PANELS = {
+    "Start": "up demo status doctor down",
+    "Search": "corpus retrieve",
+    "Learn": "sample train evaluate compare loop runs jobs follow resume cancel oracle export import data tune "
+    "tune-retrieval fuse score-trees",
+    "People": "workbench queues tree tasks retrieve-again changes agreement adjudicate close",
+    "Operate": "publish rollback checkpoints labels gc backup restore token completion",
+}
+Find = Callable[[str], Callable[..., None]]  # the function of a command, by its path
 # code -> classes of errors; the first that fits decides
 _EXIT_CODES: dict[int, tuple[type[errors.AeencError], ...]] = {
     5: (output.EndedBadly, errors.DataLoss),
@@ -112,12 +124,18 @@ _EXIT_CODES: dict[int, tuple[type[errors.AeencError], ...]] = {
     1: (errors.AeencError,),
 }
 INTERRUPTED = 130
+# Commands of the services -> the function that has their help, below `services`.
+_OF_SERVICES = {
+    **{name: f"launcher.commands.{name}" for name in ("up", "down", "demo", "doctor")},
+    "backup": "launcher.backups.commands.back_up",
+    "restore": "launcher.backups.commands.bring_back",
+    "token": "launcher.tokens.register",
+    "tune": "tuning.words.command",
+    "tune-retrieval": "tuning.retrieval.command",
+}
 # Commands of other distributions. A user who has only the SDK is told where they come from.
-_SERVICES = ("the services", "pip install ./clients/python '.[one-machine]' (in a checkout)")
 _ELSEWHERE = {
-    **dict.fromkeys(
-        ("backup", "demo", "doctor", "down", "restore", "token", "tune", "tune-retrieval", "up"), _SERVICES
-    ),
+    **dict.fromkeys(_OF_SERVICES, ("the services", "pip install ./clients/python '.[one-machine]' (in a checkout)")),
     "workbench": ("the workbench", "pip install ./clients/python ./clients/workbench (in a checkout)"),
 }
 _COMPLETION = "_AEENC_COMPLETE"
@@ -154,7 +172,15 @@ class Commands(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         self._add_others()
-        return super().list_commands(ctx)
+        order = [name for names in _PANELS.values() for name in names.split() if name in self.commands]
+        return [*order, *(name for name in super().list_commands(ctx) if name not in order)]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self._add_others(_described)
+        boxes = {name: panel for panel, names in _PANELS.items() for name in names.split()}
+        for name, command in self.commands.items():
+            vars(command)["rich_help_panel"] = boxes.get(name)
+        super().format_help(ctx, formatter)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self.commands and cmd_name in _OWN and not self._is_whole:
@@ -163,9 +189,9 @@ class Commands(TyperGroup):
             self._add_others()
         return super().get_command(ctx, cmd_name)
 
-    def _add_others(self) -> None:
+    def _add_others(self, find: Find | None = None) -> None:
         if not self._is_whole:
-            whole = _built(None)
+            whole = _built(None, find or _function)
             self.commands, self.epilog, self._is_whole = whole.commands, whole.epilog, True
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -289,51 +315,74 @@ def _name_of(path: str) -> str:
 _OWN = {"completion", *map(_name_of, _COMMANDS), *_GROUPS, *_LISTS} - {"corpus"}
 
 
-def _function(path: str) -> Callable[..., None]:
-    """Imports the function of a command, by its path below `aeenc.cli`."""
+def _function(path: str, package: str = "aeenc.cli") -> Callable[..., None]:
+    """Imports the function of a command, by its path below the package."""
     module, _, name = path.rpartition(".")
-    function: Callable[..., None] = getattr(import_module(f"aeenc.cli.{module}"), name)
+    function: Callable[..., None] = getattr(import_module(f"{package}.{module}"), name)
     return function
 
 
-def _built(names: Collection[str] | None) -> Any:
+def _described(path: str, package: str = "aeenc.cli") -> Callable[..., None]:
+    """Makes a stand-in that has the help of a command alone, read from its source, whose imports take a second."""
+    module, _, name = path.rpartition(".")
+    spec = find_spec(f"{package}.{module}")
+    source = spec.loader.get_source(spec.name) if spec and isinstance(spec.loader, InspectLoader) else None
+    found = re.search(rf'^ *def {name}\(.*?^ *"""(.*?)"""', source or "", re.MULTILINE | re.DOTALL)
+    if found is None:
+        return _function(path, package)
+
+    def stand_in() -> None: ...
+
+    stand_in.__doc__ = found[1]
+    return stand_in
+
+
+def _built(names: Collection[str] | None, find: Find = _function) -> Any:
     """Builds the click group of `_app`."""
-    return typer.main.get_command(_app(names))
+    return typer.main.get_command(_app(names, find))
 
 
-def _group(name: str) -> typer.Typer:
+def _group(name: str, find: Find) -> typer.Typer:
     about, commands = _GROUPS[name]
     group = typer.Typer(help=about, no_args_is_help=True)
     if name == "import":
         group.callback()(lambda: None)  # otherwise its only command would become the group itself
     for own_name, path in commands.items():
-        group.command(own_name)(_function(path))
+        group.command(own_name)(find(path))
     return group
 
 
-def _list(name: str) -> typer.Typer:
+def _list(name: str, find: Find) -> typer.Typer:
     path, commands = _LISTS[name]
-    command = _function(path)
+    command = find(path)
     group = typer.Typer(help=command.__doc__)
     group.callback(invoke_without_command=True)(_alone(command))
     for own_name, own in commands.items():
-        group.command(own_name)(_function(own))
+        group.command(own_name)(find(own))
     return group
 
 
-def _app(names: Collection[str] | None = None) -> typer.Typer:
+def _app(names: Collection[str] | None = None, find: Find = _function) -> typer.Typer:
     """Builds the command line: all of it, or some commands of this distribution."""
     made = typer.Typer(name="aeenc", cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
 
     own = [path for path in _COMMANDS if names is None or _name_of(path) in names]
     for path in own:
-        made.command(_name_of(path))(_function(path))
+        made.command(_name_of(path))(find(path))
     if names is None or "completion" in names:
         made.command()(completion)
     for name in [*_GROUPS, *_LISTS] if names is None else [name for name in names if name in {*_GROUPS, *_LISTS}]:
-        made.add_typer(_list(name) if name in _LISTS else _group(name), name=name)
+        made.add_typer(_list(name, find) if name in _LISTS else _group(name, find), name=name)
     missing = []
-    others = entry_points(group="aeenc.commands") if names is None else ()
+    others: Iterable[Any] = ()
+    if names is None:
+        from importlib.metadata import entry_points  # reads the files of all distributions
+
+        others = entry_points(group="aeenc.commands")
+    if find is _described and find_spec("services"):
+        for name, path in _OF_SERVICES.items():
+            made.command(name)(_described(path, "services"))
+        others = [entry for entry in others if not entry.value.startswith("services.")]
     for entry in sorted(others, key=lambda entry: entry.name):
         try:
             entry.load()(made)

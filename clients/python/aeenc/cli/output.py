@@ -11,17 +11,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from aeenc import values
 from aeenc.errors import AeencError
+
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn, Task
 
 _KEY = "aeenc.output"
 PROTOCOLS = ("strict", "paper")
@@ -95,11 +97,13 @@ class Output:
     @contextmanager
     def progress(self, text: str, unit: str) -> Iterator[Report]:
         """Shows a progress bar on stderr. Call the yielded function with (done, total, text), from any thread."""
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
         columns = (
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            _Rate(unit),
+            _rate(unit),
             TimeRemainingColumn(),
         )
         with Progress(*columns, console=Console(stderr=True), disable=self.as_json) as bar:
@@ -115,16 +119,16 @@ class Output:
                     bar.update(task, visible=False)
 
 
-class _Rate(ProgressColumn):
-    """Units per second."""
+def _rate(unit: str) -> ProgressColumn:
+    """A column of units per second."""
+    from rich.progress import ProgressColumn
 
-    def __init__(self, unit: str) -> None:
-        super().__init__()
-        self.unit = unit
+    class Rate(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            speed = task.finished_speed or task.speed
+            return Text(f"{speed:,.0f} {unit}/s" if speed else f"? {unit}/s")
 
-    def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        return Text(f"{speed:,.0f} {self.unit}/s" if speed else f"? {self.unit}/s")
+    return Rate()
 
 
 def remember(context: typer.Context, output: Output) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 import aeenc
-from aeenc.transport.targets import Targets
+
+if TYPE_CHECKING:  # what needs no service needs no gRPC
+    from aeenc.transport.targets import Targets
 
 _KEY = "aeenc.targets"
 
@@ -21,6 +23,8 @@ def remember(context: typer.Context, options: Mapping[str, Any]) -> None:
 
 def targets_of(context: typer.Context) -> Targets:
     """Returns the targets of this invocation. Raises InvalidArgument for a malformed fleet file."""
+    from aeenc.transport.targets import Targets
+
     return Targets.find(**context.meta.get(_KEY, {}))
 
 
