@@ -6,7 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +23,7 @@ from services.kit.credentials.credential_file import load
 from services.launcher import tokens as named_credentials
 from services.launcher.backups import commands as backups
 from services.launcher.demo import run_demo
-from services.launcher.fleet import BASE_PORT, Fleet, Options, fingerprint, read_token
+from services.launcher.fleet import BASE_PORT, Fleet, Options, fingerprint, read_token, running_elsewhere
 
 Home = Annotated[Path | None, typer.Option(help="Where everything is kept.  [default: AEENC_HOME or .aeenc]")]
 SAMPLE = Path(__file__).resolve().parents[2] / "data" / "sample"
@@ -35,7 +35,10 @@ def up(
     base_port: Annotated[
         int | None, typer.Option(min=0, max=65000, help=f"First of six ports; 0: free ones.  [default: {BASE_PORT}]")
     ] = None,
-    oracle: Annotated[list[str] | None, typer.Option(help="NAME=HOST:PORT of an oracle of yours; repeatable.")] = None,
+    oracle: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=HOST:PORT of an oracle of yours, besides those known; NAME= forgets it."),
+    ] = None,
     oracle_token: Annotated[
         list[str] | None, typer.Option(help="NAME=FILE with the token that this oracle expects; repeatable.")
     ] = None,
@@ -60,6 +63,10 @@ def up(
     fleet = Fleet(home or default_home(), token=given.token, admin_token=given.admin_token)
     out = output_of(context)
     known = fleet.options() or Options()
+    if fleet.options() is None:
+        others = ", ".join(map(str, running_elsewhere(fleet.home)))
+        named = f"; another one runs in {others}, which --home or AEENC_HOME names" if others else ""
+        out.note(f"a new fleet in {fleet.home}{named}")
     if gold is not None:
         Dataset.load(gold).trees(split)  # before anything is touched
     with_workbench = known.workbench if workbench is None else workbench
@@ -67,7 +74,7 @@ def up(
         raise InvalidArgument(
             "--workbench needs `pip install ./clients/workbench` in a checkout; or start without: --no-workbench"
         )
-    oracles = known.oracles if oracle is None else dict(_parse_oracle(text) for text in oracle)
+    oracles = _oracles(known.oracles, oracle or [], out.note)
     if oracle_token is not None:
         token_files = dict(_parse_token_file(text, oracles) for text in oracle_token)
     else:  # no token goes to another address than it was given for
@@ -97,7 +104,8 @@ def up(
     rows = [*targets.items(), *((f"oracle {name}", target) for name, target in options.oracles.items())]
     rows += [(f"people {name}", f"{n} on each task: aeenc oracle terminal") for name, n in options.people.items()]
     link = {"sign_in": fleet.sign_in_link()} if options.workbench else {}
-    out.result({"home": str(fleet.home), "targets": targets, **link}, table(["service", "address"], rows))
+    told = {"home": str(fleet.home), "targets": targets, **link}
+    out.result(told, table(["service", "address"], rows), "build a corpus: aeenc corpus build NAME --facts FILE")
     if link and not out.as_json:
         typer.echo(f"Workbench, to be opened once within an hour: {link['sign_in']}")  # in one line: it is to be copied
 
@@ -169,11 +177,21 @@ def register(app: typer.Typer) -> None:
     named_credentials.register(app)
 
 
-def _parse_oracle(text: str) -> tuple[str, str]:
-    name, equals, target = text.partition("=")
-    if not equals or not name or ":" not in target:
-        raise InvalidArgument(f"--oracle {text!r} is not NAME=HOST:PORT, such as mine=127.0.0.1:50060")
-    return name, target
+def _oracles(known: Mapping[str, str], given: Sequence[str], say: Callable[[str], None]) -> dict[str, str]:
+    """Adds the oracles given to those known, and says which of these change."""
+    oracles = dict(known)
+    for text in given:
+        name, equals, target = text.partition("=")
+        if not equals or not name or (target and ":" not in target):
+            raise InvalidArgument(
+                f"--oracle {text!r} is neither NAME=HOST:PORT, such as mine=127.0.0.1:50060, nor NAME= to forget it"
+            )
+        before = oracles.pop(name, target)
+        if target:
+            oracles[name] = target
+        if before != target:
+            say(f"oracle {name}: {f'no longer at {before}' if target else 'forgotten'}")
+    return oracles
 
 
 def _parse_token_file(text: str, oracles: Collection[str]) -> tuple[str, str]:

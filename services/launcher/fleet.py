@@ -15,6 +15,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -92,6 +93,16 @@ def read_token(file: str) -> str:
         return bare_token(token)
     except ValueError as error:
         raise errors.InvalidArgument(f"the token in {file} {error}") from None
+
+
+def running_elsewhere(home: Path) -> list[Path]:
+    """Finds the homes of other fleets that this account runs on this machine."""
+    found: set[Path] = set()
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # of another account, or ended
+            stores = re.findall(rb"AEENC_ENCODER_ARTIFACTS_DIR=([^\0]+)", environment.read_bytes())
+            found |= {Path(os.fsdecode(store)).parent for store in stores}
+    return sorted(one for one in found - {home} if (one / "fleet.json").is_file())
 
 
 def _check_free(name: str, target: str) -> None:

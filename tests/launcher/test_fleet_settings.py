@@ -21,6 +21,7 @@ from services.launcher.fleet import Fleet, Options
 from services.launcher.private_redis import start_private_redis
 from services.launcher.processes import LOCALHOST, free_port, is_taken
 from services.store.redis import connect
+from support.command import running
 from support.waiting import until
 
 SAMPLE = Path(__file__).parents[2] / "data" / "sample"
@@ -77,6 +78,28 @@ def test_the_token_of_an_oracle_comes_from_a_file_and_is_kept_nowhere_else(tmp_p
     assert fleet._affected(changed) == {"sampler"}, "another token restarts the sampler alone"
     assert up("--oracle", "mine=elsewhere:1").exit_code == 0
     assert oracles()["mine"] == {"target": "elsewhere:1"}, "it goes to no other address"
+
+
+def test_an_oracle_is_added_to_those_before_and_one_that_changes_is_said(tmp_path: Path, up: Callable[..., Result]):
+    assert up("--oracle", "mine=h:1", "--oracle", "open=h:2").exit_code == 0
+    told = up("--oracle", "other=h:3", "--oracle", "mine=h:4", "--oracle", "open=")
+    assert "oracle mine: no longer at h:1" in told.stderr
+    assert "oracle open: forgotten" in told.stderr
+    options = Fleet(tmp_path).options()
+    assert options is not None
+    assert options.oracles == {"mine": "h:4", "other": "h:3"}
+
+
+def test_a_first_up_says_where_it_is_and_where_another_fleet_runs(tmp_path: Path, up: Callable[..., Result]):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "fleet.json").write_text("{}")
+    environment = {"AEENC_ENCODER_ARTIFACTS_DIR": str(other / "artifacts")}
+    with running(["sleep", "60"], env=environment):
+        told = " ".join(up().stderr.split())
+    assert f"a new fleet in {tmp_path}; another one runs in " in told
+    assert str(other) in told
+    assert "a new fleet" not in up().stderr
 
 
 def test_the_workbench_starts_and_ends_alone_and_needs_its_distribution(

@@ -16,7 +16,7 @@ import typer
 from aeenc import Client, values
 from aeenc.adapters.facts import IDS, TEXTS, Facts, Format, path_of, read_facts
 from aeenc.calls.inputs import begins_again
-from aeenc.cli.output import Output, output_of
+from aeenc.cli.output import Output, fields_table, output_of
 from aeenc.cli.targets import client, targets_of
 from aeenc.errors import DataLoss, InvalidArgument
 from aeenc.evaluation import RatedDataset
@@ -188,7 +188,8 @@ def build(
             built = build_shown(out, connected, name, source, activate=activate, space_id=space_id)
     for note in built.notes:
         out.note(note)
-    out.result({name: value for name, value in asdict(built).items() if name != "notes"})
+    told = {key: value for key, value in asdict(built).items() if key != "notes"}
+    out.result(told, fields_table(told), f"search it: aeenc retrieve {name} TEXT")
 
 
 def _build_elsewhere(

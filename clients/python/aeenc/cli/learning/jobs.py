@@ -124,9 +124,17 @@ def show_job(job: values.Job, out: Output, *, published: bool | None = None) -> 
     `published`: whether its version serves now; None if nobody asked for that.
     """
     result = job_dict(job) | ({} if published is None else {"published": published})
-    shown = fields_table(result | {"gain": _gain_words(result)})
+    words = {name: text.format(result[name]) for name, text in _WORDS.items() if result[name]}
+    shown = fields_table(result | words | {"gain": _gain_words(result)})
     out.result(result, shown, *(_next_words(job) if job.version and not published else []))
     check_end("job", result)
+
+
+_WORDS = {
+    "dropped": "{:,} pairs not to be learned from: of other splits, held back or contradicted",
+    "skipped": "{:,} queries that the loss cannot use: nothing explains them, or nothing was refused",
+    "outside": "{:,} premises that are not in the corpus",
+}
 
 
 def _gain_words(told: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ import typer
 from aeenc import Client, values
 from aeenc.adapters.facts import path_of, read_facts
 from aeenc.cli.corpus import FileFormat, IdColumn, TextColumn, ensure_corpus
-from aeenc.cli.output import EndedBadly, Output, lasted_s, output_of
+from aeenc.cli.output import EndedBadly, Output, fields_table, lasted_s, output_of
 from aeenc.cli.targets import client
 from aeenc.errors import InvalidArgument
 from aeenc.sampler import Root
@@ -88,7 +88,13 @@ def follow_run(client: Client, run: values.Run, out: Output) -> values.Run:
 def show_run(run: values.Run, out: Output) -> None:
     """Writes a run as a result. Raises EndedBadly for one that has failed or was cancelled."""
     result = run_dict(run)
-    out.result(result)
+    words = {
+        "filtered": "{:,} refused candidates that the filter keeps from training",
+        "skipped": "{:,} verdicts without a decision: abstained, unseen or missing",
+    }
+    shown = fields_table(result | {name: text.format(result[name]) for name, text in words.items() if result[name]})
+    learnt = f"learn from it: aeenc train {run.config.corpus} --run {run.id}"
+    out.result(result, shown, *([learnt] if run.progress.positives else []))
     if result["judgements"] and result["skipped"] == result["judgements"]:
         out.note(f"oracle {run.config.oracle!r} has decided nothing; does it know these hypotheses?")
     check_end("run", result)
