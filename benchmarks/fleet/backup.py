@@ -345,7 +345,8 @@ class Asked:
         return "" if one.said in path.read_text() else "it is not there"
 
     async def _durable(self, one: Acknowledged) -> str:
-        [path] = (self.store.root / "generations" / one.about).glob(".build-*/progress.json")
+        builds = (self.store.root / "generations" / one.about).glob(".builds/*/progress.json")
+        [path] = [path for path in builds if (path.parent / "premises.jsonl").exists()]  # finished ones have none
         kept = json.loads(path.read_bytes())["kept"]["premises"]
         return "" if kept >= one.said else f"{kept} premises, not {one.said}"
 

@@ -235,7 +235,7 @@ def _builds(process: ServiceProcess) -> bool:
     """Whether a process has the journal of a build open."""
     for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
         with suppress(FileNotFoundError):
-            if "/.build-" in str(descriptor.readlink()):
+            if "/.builds/" in str(descriptor.readlink()):
                 return True
     return False
 

@@ -23,7 +23,7 @@ from benchmarks.index.crash_caller import CorpusCaller, CorpusModel, Premise
 from benchmarks.index.fleet import IndexFleet, index_fleet
 from benchmarks.index.stand_in_encoder import StandInEncoder
 from services.corpus.generation import PREMISES, folder_of
-from services.index.building.journal import PREFIX
+from services.index.building.journal import BUILDS
 from services.store.artifacts import ArtifactStore
 from support.waiting import reached
 
@@ -136,7 +136,7 @@ class Crashes:
             else:
                 self.report.wrong.append(f"a caller was told {type(outcome).__name__}: {outcome}")
         await self._client.channel.close()
-        committing = self._store.root.glob(f"*/*/{PREFIX}*/*/{PREMISES}")  # written when all else is
+        committing = self._store.root.glob(f"*/*/{BUILDS}/*/*/{PREMISES}")  # written when all else is
         self.report.broken["commit"] += len(list(committing))
         self._look_at_builds()
 

@@ -50,7 +50,7 @@ RPCS = (
 )
 OTHER_CORPUS = "other"  # a job's own generation must stay
 COLLECT_EVERY_S = 7.0
-RECORDS = "space/artifacts/generations/*/.build-*"
+RECORDS = "space/artifacts/generations/*/.builds"
 JOB_EVERY_S = 15.0
 LOOKS = 600  # over the whole time
 REWRITE = {"auto-aof-rewrite-percentage": 20, "auto-aof-rewrite-min-size": 65536}

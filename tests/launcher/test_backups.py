@@ -134,17 +134,17 @@ async def test_keys_and_moves_are_of_one_moment(here: Deployment, tmp_path: Path
 
 
 async def test_an_unfinished_build_comes_back_as_far_as_it_said(here: Deployment, there: Deployment, tmp_path: Path):
-    build = here.store.root / folder_of(CORPUS) / ".build-0123"
+    build = here.store.root / folder_of(CORPUS) / ".builds/0123"
     (build / "generation").mkdir(parents=True)
     for name in ("premises.jsonl", "progress.json", "lock", "generation/vectors.npy", ".progress.json.abc"):
         (build / name).write_text(name)
     await here.back_up(tmp_path / "backup")
     backup = opened(tmp_path / "backup")
-    copied = [name.rpartition("/.build-0123/")[2] for name in backup.files if ".build-" in name]
+    copied = [name.rpartition("/.builds/0123/")[2] for name in backup.files if ".builds/" in name]
     assert copied[0] == "progress.json"  # what it counts is in the files that are copied after it
     assert sorted(copied) == ["generation/vectors.npy", "lock", "premises.jsonl", "progress.json"]
     await restore(there.redis, there.store, backup)
-    restored = there.store.root / folder_of(CORPUS) / ".build-0123" / "generation" / "vectors.npy"
+    restored = there.store.root / folder_of(CORPUS) / ".builds/0123" / "generation" / "vectors.npy"
     assert restored.read_text() == "generation/vectors.npy"
 
 

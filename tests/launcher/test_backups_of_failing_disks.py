@@ -131,14 +131,14 @@ async def test_a_file_that_breaks_in_the_middle_is_named_and_all_else_comes_back
 
 
 async def test_a_journal_that_breaks_in_the_middle_is_named(here: Deployment, tmp_path: Path):
-    journal = here.store.root / folder_of(CORPUS) / ".build-0123" / "premises.jsonl"
+    journal = here.store.root / folder_of(CORPUS) / ".builds/0123" / "premises.jsonl"
     journal.parent.mkdir(parents=True)
     journal.write_text(LARGE)
     with pytest.MonkeyPatch.context() as patch:
-        replace_source(patch, f"{folder_of(CORPUS)}/.build-0123/premises.jsonl", breaking_at(1))
+        replace_source(patch, f"{folder_of(CORPUS)}/.builds/0123/premises.jsonl", breaking_at(1))
         made = await here.back_up(tmp_path / "backup.tar")
     [said] = made.damaged
-    assert said.endswith(".build-0123/premises.jsonl cannot be read (Input/output error)")
+    assert said.endswith(".builds/0123/premises.jsonl cannot be read (Input/output error)")
     assert set(opened(tmp_path / "backup.tar").files) == {making.KEYS}
 
 

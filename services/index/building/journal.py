@@ -1,6 +1,6 @@
 """The journal of a build: what it keeps on disk for its retries, and of a finished one, which generation it built.
 
-It is a hidden directory in the corpus's folder, named after the request id:
+It is a directory in a hidden one of the corpus, named after the request id:
 
     premises.jsonl   the premises as streamed
     progress.json    the request, and how much is durable: counts, sizes, CRC-32s; always replaced as a whole; at the
@@ -39,7 +39,7 @@ from services.store.formats import check_format, known_fields
 from services.store.objects import Bucket, CachedStore
 
 log = logs.get(__name__)
-PREFIX = ".build-"
+BUILDS = ".builds"  # a folder of their own: a look at a corpus lists only what stands beside
 PROGRESS = "progress.json"
 GENERATION, LOCK = "generation", "lock"
 PARTS = "parts"  # of a copy
@@ -385,7 +385,7 @@ def sweep_journals(store: ArtifactStore, corpora: Iterable[str], older_than_s: f
     Builds under way, in any process, stay.
     """
     for corpus in corpora:
-        for directory in (store.root / folder_of(corpus)).glob(f"{PREFIX}*"):
+        for directory in (store.root / folder_of(corpus)).glob(f"{BUILDS}/*"):
             with suppress(OSError):  # swept by another process, or not readable: that concerns its own corpus
                 most_s = older_than_s if (directory / PREMISES).exists() else finished_s
                 if time.time() - directory.stat().st_mtime >= most_s and (lock := _locked(directory, make=False)):
@@ -423,15 +423,15 @@ def _remove_copy(store: ArtifactStore, key: str) -> None:
 
 def key_of(corpus: str, request_id: str) -> str:
     """Names the journal of a request, whose id may contain any character."""
-    return f"{folder_of(corpus)}/{PREFIX}{hashlib.sha256(request_id.encode()).hexdigest()[:32]}"
+    return f"{folder_of(corpus)}/{BUILDS}/{hashlib.sha256(request_id.encode()).hexdigest()[:32]}"
 
 
 def _sweep_copies(store: CachedStore, corpus: str, older_than_s: float, finished_s: float) -> None:
     """Removes a corpus's copies that nobody has written to since; those of builds under way are written to."""
     with suppress(errors.Unavailable):
-        for name in store.bucket.names(folder_of(corpus)):
-            key = f"{folder_of(corpus)}/{name}"
-            sizes = store.bucket.sizes(key) if name.startswith(PREFIX) else {}
+        for name in store.bucket.names(f"{folder_of(corpus)}/{BUILDS}"):
+            key = f"{folder_of(corpus)}/{BUILDS}/{name}"
+            sizes = store.bucket.sizes(key)
             most_s = finished_s if all(one.endswith(PROGRESS) for one in sizes) else older_than_s
             if sizes and max(at for _, at in sizes.values()) < datetime.now(UTC) - timedelta(seconds=most_s):
                 _remove_copy(store, key)

@@ -22,8 +22,8 @@ from services.store.artifacts import DAMAGED, DELETED, MANIFEST, TEMPORARY, Arti
 
 ARTIFACTS = "artifacts"  # where they are in a backup
 CHECKPOINTS, GENERATIONS = "checkpoints", "generations"
-BUILD = ".build-"  # journals of builds, as the index names them
-_LEFT_OUT = (TEMPORARY, DELETED, DAMAGED, BUILD, "..")  # "..": a record that is being written
+BUILDS = ".builds"  # journals of builds, as the index names them
+_LEFT_OUT = (TEMPORARY, DELETED, DAMAGED, BUILDS, "..")  # "..": a record that is being written
 
 
 def corpora(store: ArtifactStore) -> list[str]:
@@ -147,7 +147,7 @@ def copy_builds(store: ArtifactStore, backup: BackupWriter) -> list[str]:
     damaged = []
     for corpus in corpora(store):
         folder = store.root / folder_of(corpus)
-        for journal in sorted(folder.glob(f"{BUILD}*")):
+        for journal in sorted(folder.glob(f"{BUILDS}/*")):
             files = [path for path in journal.rglob("*") if path.is_file() and not path.name.startswith(".")]
             for path in sorted(files, key=lambda path: path.name != "progress.json"):
                 name = f"{folder_of(corpus)}/{path.relative_to(folder)}"

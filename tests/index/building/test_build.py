@@ -9,7 +9,7 @@ import numpy as np
 from aeenc import errors
 from aeenc.v1 import index_pb2
 from services.index.building import vectors
-from services.index.building.journal import PREFIX
+from services.index.building.journal import BUILDS
 from services.index.lexical.bm25 import ARRAYS, SETTINGS, WORDS
 from support.waiting import until
 from support.worlds.index_world import FACTS, SPACE, facts, files_of, premise, raises, vector_of
@@ -108,7 +108,7 @@ async def test_a_build_cancelled_in_the_middle_leaves_nothing_visible(serve, enc
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
         # A slow machine may have synced the first premises by then: they are kept for a retry, which nobody sees.
-        await until(lambda: all(PREFIX in str(path) for path in files_of(index.store)))
+        await until(lambda: all(BUILDS in str(path) for path in files_of(index.store)))
         assert not [one async for one in index.client.list_corpora()]
         await until(lambda: encoder.servicer.in_flight == 0)
 

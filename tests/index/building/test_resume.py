@@ -58,7 +58,7 @@ async def test_a_build_goes_on_at_another_host_that_shares_a_bucket_alone(serve,
         assert (await build(index)).premises == 60
         assert await listed(index) == [(one.id, one.text) for one in PREMISES]
         assert not set(encoder.servicer.encoded_premises) & {one.text for one in PREMISES[: report.encoded]}
-    assert [path.name for path in bucket.glob("generations/science/.build-*/*")] == ["progress.json"], "that is all"
+    assert [path.name for path in bucket.glob("generations/science/.builds/*/*")] == ["progress.json"], "that is all"
 
 
 async def test_a_build_whose_upload_failed_is_uploaded_by_its_retry_and_not_encoded_again(
@@ -83,7 +83,7 @@ async def test_a_build_whose_upload_failed_is_uploaded_by_its_retry_and_not_enco
         assert not encoder.servicer.encoded_premises
         assert index.store.list("generations/science") == [generation.id]
         assert not works(index.store)
-    assert [path.name for path in bucket.glob("generations/science/.build-*/*")] == ["progress.json"], "that is all"
+    assert [path.name for path in bucket.glob("generations/science/.builds/*/*")] == ["progress.json"], "that is all"
 
 
 async def test_a_build_whose_upload_failed_leaves_nothing_here_when_no_retry_can_go_on(
@@ -132,7 +132,7 @@ async def test_a_copy_of_a_journal_in_which_two_hosts_have_written_counts_as_abs
     one, two = ({**SYNC, "artifacts_url": f"file://{bucket}", "artifacts_dir": tmp_path / name} for name in "ab")
     async with serve(**one) as index:
         await broken_build(index)
-    part = max(bucket.glob("generations/science/.build-*/parts/vectors*"), key=lambda path: path.name)
+    part = max(bucket.glob("generations/science/.builds/*/parts/vectors*"), key=lambda path: path.name)
     part.write_bytes(b"x" * part.stat().st_size)
     async with serve(**two) as index:
         assert (await build(index)).premises == 60

@@ -10,7 +10,7 @@ from aeenc import errors
 from aeenc.v1 import index_pb2
 from services.corpus.active import read_active, write_active
 from services.corpus.generation import folder_of
-from services.index.building.journal import PREFIX
+from services.index.building.journal import BUILDS
 from services.store.artifacts import ArtifactStore
 from support.worlds.index_world import PREMISES, broken_build, facts, raises, works
 
@@ -140,7 +140,7 @@ async def test_records_of_finished_builds_are_removed_by_age(serve):
     async with serve() as index:
         await two_generations(index)
         await index.client.build("science", facts(), request_id="r")
-        records = list((index.store.root / "generations/science").glob(f"{PREFIX}*"))
+        records = list((index.store.root / "generations/science").glob(f"{BUILDS}/*"))
         assert len(records) == 3
         for path in records[:2]:
             os.utime(path, (0, 0))
@@ -153,7 +153,7 @@ async def test_a_build_that_a_newer_release_has_noted_is_refused_by_name_and_sta
     async with serve(build_sync_s=0.01, build_batch=8) as index:
         if of == "a finished build":
             await index.client.build("science", PREMISES, request_id="r")
-            [path] = (index.store.root / folder_of("science")).glob(f"{PREFIX}*/progress.json")
+            [path] = (index.store.root / folder_of("science")).glob(f"{BUILDS}/*/progress.json")
         else:
             await broken_build(index)
             path = works(index.store)[0] / "progress.json"

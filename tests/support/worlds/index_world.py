@@ -20,7 +20,7 @@ from aeenc import errors, vectors
 from aeenc.transport import status
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, index_pb2, types_pb2
 from services.encoder.servicer import ordered
-from services.index.building.journal import PREFIX
+from services.index.building.journal import BUILDS
 from services.store.artifacts import ArtifactStore
 
 DIM = 32
@@ -223,7 +223,7 @@ async def broken_build(
 def works(store: ArtifactStore) -> list[Path]:
     """The directories of unfinished builds of `science`."""
     return [
-        path for path in (store.root / "generations/science").glob(f"{PREFIX}*") if (path / "premises.jsonl").exists()
+        path for path in (store.root / "generations/science").glob(f"{BUILDS}/*") if (path / "premises.jsonl").exists()
     ]
 
 
