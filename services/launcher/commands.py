@@ -45,6 +45,7 @@ def up(
     people: Annotated[
         list[str] | None, typer.Option(help="NAME or NAME=N of a queue of people, N on each task; repeatable.")
     ] = None,
+    guideline: Annotated[Path | None, typer.Option(help="Markdown file that the people of these queues read.")] = None,
     workbench: Annotated[
         bool | None, typer.Option("--workbench/--no-workbench", help="Also serve the page on which people judge.")
     ] = None,
@@ -86,6 +87,7 @@ def up(
         oracle_token_files=token_files,
         oracle_credentials=fingerprint(*map(read_token, token_files.values())),
         people=known.people if people is None else dict(_parse_queue(text) for text in people),
+        guideline=known.guideline if guideline is None else str(guideline.resolve()),
         workbench=with_workbench,
         gold_trees=known.gold_trees if gold is None else str(gold.resolve()),
         gold_split=known.gold_split if gold is None else split,

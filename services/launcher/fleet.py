@@ -48,6 +48,9 @@ READY_STATES = (2, 3)  # SERVING and DEGRADED
 Say = Callable[[str], None]
 
 
+_OF_SAMPLER = ("oracles", "oracle_token_files", "oracle_credentials", "people", "guideline")
+
+
 @dataclass(frozen=True)
 class Options:
     """The options of `up`; kept, so that a later `up` needs no flags. Of tokens only a fingerprint is kept."""
@@ -57,6 +60,7 @@ class Options:
     oracle_token_files: dict[str, str] = field(default_factory=dict)
     oracle_credentials: str = ""
     people: dict[str, int] = field(default_factory=dict)
+    guideline: str = ""  # what the people of all these queues read
     workbench: bool = False
     gold_trees: str = ""
     gold_split: str = "train"
@@ -72,7 +76,7 @@ class Options:
     @property
     def of_sampler(self) -> dict[str, Any]:
         """Those that concern the sampler alone."""
-        return {name: getattr(self, name) for name in ("oracles", "oracle_token_files", "oracle_credentials", "people")}
+        return {name: getattr(self, name) for name in _OF_SAMPLER}
 
 
 def fingerprint(*tokens: str) -> str:
@@ -286,7 +290,8 @@ class Fleet:
         if name == "sampler":
             settings["oracles"] = json.dumps(self._oracles(options, targets))
             if options.people:  # else AEENC_SAMPLER_QUEUES applies, if it is set
-                settings["queues"] = json.dumps({name: {"overlap": n} for name, n in options.people.items()})
+                read = {"guideline": options.guideline} if options.guideline else {}
+                settings["queues"] = json.dumps({name: {"overlap": n, **read} for name, n in options.people.items()})
         if self._token:
             settings |= {"token": self._token, "peer_token": self._token}
         if self._admin_token:

@@ -149,7 +149,7 @@ async def test_a_guideline_is_drawn_and_there_is_one_with_a_tree_without_any(ben
             await at.run(["hypothesis 0"], max_depth=0)
             page = await at.window("ann")
             await shown(page, "hypothesis 0")
-            await page.keyboard.press("?")
+            await page.get_by_role("button", name="Read the guideline first").click()
             guideline = page.get_by_role("dialog", name="Guideline")
             if given is None:
                 await guideline.get_by_text("fluffed feathers trap a layer of air").wait_for()

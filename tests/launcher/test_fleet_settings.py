@@ -102,6 +102,15 @@ def test_a_first_up_says_where_it_is_and_where_another_fleet_runs(tmp_path: Path
     assert "a new fleet" not in up().stderr
 
 
+def test_the_people_of_a_fleet_have_a_guideline(tmp_path: Path, up: Callable[..., Result]):
+    assert up("--people", "team=2", "--guideline", str(tmp_path / "guideline.md")).exit_code == 0
+    assert up().exit_code == 0, "a later `up` needs no flags"
+    options = Fleet(tmp_path).options()
+    assert options is not None
+    queues = json.loads(Fleet(tmp_path)._settings("sampler", options, TARGETS, "")["queues"])
+    assert queues == {"team": {"overlap": 2, "guideline": str((tmp_path / "guideline.md").resolve())}}
+
+
 def test_the_workbench_starts_and_ends_alone_and_needs_its_distribution(
     tmp_path: Path, up: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ):

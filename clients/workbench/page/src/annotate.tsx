@@ -4,7 +4,7 @@ import { call, follow, fresh, freshSeq, Problem, type Hit, type Lease, type Node
 import { After, became, type Last } from "./after";
 import { Bar } from "./bar";
 import { Candidates } from "./candidates";
-import { accepts, dropDraft, emptyDraft, folded, heldKey, lastKey, loadDraft, saveDraft, saysNothing, sentGrades, sentVerdicts, sentWays, unseen, type Draft } from "./draft";
+import { accepts, dropDraft, emptyDraft, folded, heldKey, lastKey, loadDraft, metKey, saveDraft, saysNothing, sentGrades, sentVerdicts, sentWays, unseen, type Draft } from "./draft";
 import { Guideline } from "./guideline";
 import { useRerank } from "./rerank";
 import { Reopen } from "./reopen";
@@ -37,6 +37,7 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
   const [busy, setBusy] = useState(false);
   const [empty, setEmpty] = useState(false); // an answer that accepts nothing waits for a word
   const [cleared, setCleared] = useState<Draft | null>(null);
+  const [met, setMet] = useState(localStorage.getItem(metKey()) !== null); // has opened the guideline, or answered
   const [letters, setLetters] = useState(localStorage.getItem(LETTERS) !== "off");
   const [now, setNow] = useState(Date.now());
   const [ends, setEnds] = useState(0);
@@ -362,6 +363,8 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
         const queue = queues.find((one) => one.runs.some((run) => run.run_id === lease.run_id));
         const until = Date.now() + (queue?.undo ?? 0) * 1000;
         dropDraft(lease.task.task_id);
+        localStorage.setItem(metKey(), "yes");
+        setMet(true);
         letGo(lease.lease_id);
         await next();
         setLast({ lease, draft: { ...draft, spentMs: draft.spentMs + spent.current }, until, settled: false, unseen: unseen(draft, folds) }); // only now can it be taken back: see `alone`
@@ -385,6 +388,12 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
     if (again) open(again, last.draft);
     else { setTold("Taken back; somebody else has that task now."); await next(); }
   });
+
+  function help(): void {
+    localStorage.setItem(metKey(), "yes");
+    setMet(true);
+    setGuideline(true);
+  }
 
   function reopen(): void {
     const run = lease?.run_id ?? last?.lease.run_id ?? tree?.run_id ?? "";
@@ -425,7 +434,7 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
       const marked = (remark: Remark) => (): void => judge((id) => mark(id, remark));
       const does: Record<string, () => unknown> = {
         ArrowDown: () => step(1), ArrowUp: () => step(-1), a: said("explains"), l: said("leaf"), r: said("refuses"), x: said("abstains"), i: marked("irrelevant"), b: marked("bad_fact"), s: () => { line(); frame(focus); },
-        "/": () => { if (lease) { typed.current = searching ? null : ""; setSearching(true); } }, n: () => document.getElementById("note")?.focus(), e: () => alone(rerank), u: undo, o: reopen, g: goOn, k: skip, "?": () => setGuideline((open) => !open),
+        "/": () => { if (lease) { typed.current = searching ? null : ""; setSearching(true); } }, n: () => document.getElementById("note")?.focus(), e: () => alone(rerank), u: undo, o: reopen, g: goOn, k: skip, "?": guideline ? () => setGuideline(false) : help,
       };
       const page = Math.floor(focus / 9) * 9;
       const digit = /^[1-9]$/.test(event.key) ? folds[page + Number(event.key) - 1] : undefined;
@@ -458,6 +467,7 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
       </aside>
       <section class="work" aria-label="Task">
         {queue?.qualification.state === "open" && <p class="last" role="status">You qualify for {queue.name}: {queue.qualification.answered} of {queue.qualification.items} tasks answered. What you get first was judged before; afterwards you get the open ones.</p>}
+        {!met && lease && <p class="last">New here? <button type="button" onClick={help}>Read the guideline first <kbd>?</kbd></button></p>}
         {last && <After last={last} now={now} busy={busy} undo={undo} goOn={goOn} />}
         {reopening !== null && <Reopen at={reopening} all={role !== "annotator"} close={() => setReopening(null)} />}
         {guideline && <Guideline text={queue?.guideline ?? ""} letters={letters} setLetters={(on) => { localStorage.setItem(LETTERS, on ? "on" : "off"); setLetters(on); }} close={() => setGuideline(false)} />}
@@ -492,7 +502,7 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
           <Bar draft={draft} folds={folds} focus={focus} busy={busy} over={ends <= now} asking={empty} cleared={cleared !== null} told={message}
             search={searching && <Search key={lease.lease_id} typed={typed} lease={lease} draft={draft} add={add} write={write} close={() => setSearching(false)} />}
             judge={(word) => judge((id) => say(id, word))} mark={(remark) => judge((id) => mark(id, remark))} submit={submit} send={(why) => void send(why)} back={() => setEmpty(false)}
-            find={() => setSearching(true)} skip={skip} clear={clear} help={() => setGuideline(true)} />
+            find={() => setSearching(true)} skip={skip} clear={clear} help={help} />
         </>}
       </section>
     </div>

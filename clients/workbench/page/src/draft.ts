@@ -22,6 +22,7 @@ const DRAFTS = "aeenc.draft.";
 let owner = "";
 const name = (taskId: string): string => `${DRAFTS}${owner}.${taskId}`;
 export const heldKey = (): string => `aeenc.lease.${owner}`;
+export const metKey = (): string => `aeenc.met.${owner}`;
 export const lastKey = (): string => `aeenc.last.${owner}`;
 
 // Whose lease and drafts these are. The next person at this browser has others: answers are blind.
