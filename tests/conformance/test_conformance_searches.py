@@ -141,6 +141,7 @@ async def test_an_id_of_a_filter_that_the_generation_lacks_is_named_and_so_is_a_
     corpus, _, _ = await science(subject)
     for options in ({"only_ids": ["f1", "nobody"]}, {"before_id": "nobody"}):
         await raises(errors.NotFound, subject.index.retrieve(corpus, ["ice"], **options), "nobody")
+    await raises(errors.NotFound, subject.index.retrieve(corpus, ["ice"], only_ids=["f1", ""]), "no premise")
     for clause in ("", "physics,", "-", "a,,b"):
         await raises(errors.InvalidArgument, subject.index.retrieve(corpus, ["ice"], tags=[clause]), "tags[0]")
     await raises(errors.TooLarge, subject.index.retrieve(corpus, ["ice"], only_ids=["f1"] * 1025), "only_ids")

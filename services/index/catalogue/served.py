@@ -79,7 +79,7 @@ class ServedGeneration:
         """
         ordinals = self.generation.ordinal_by_id
         excluded = (ordinals.get(premise_id) for premise_id in scope.exclude_ids)
-        named = {one: ordinals.get(one) for one in (*scope.only_ids, scope.before_id) if one}
+        named = {one: ordinals.get(one) for one in (*scope.only_ids, *([scope.before_id] if scope.before_id else []))}
         known = {one: ordinal for one, ordinal in named.items() if ordinal is not None}
         check_found(self, [one for one in named if one not in known])
         return Selection(

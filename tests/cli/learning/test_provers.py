@@ -123,7 +123,7 @@ async def test_intermediates_are_judged_by_a_function_of_the_user(aeenc, files, 
     assert ended.json["intermediates"] == {"F1": 1.0, "AllCorrect": 1.0}
     assert ended.json["overall"] == {"AllCorrect": 0.5}
     assert "left_out" not in ended.json
-    for name in ("judge_of_mine:none", "no_such_module:f", "judge_of_mine", ":", "judge_of_mine:X"):
+    for name in ("judge_of_mine:none", "no_such_module:f", "judge_of_mine", ":", "judge_of_mine:X", "../x"):
         ended = await aeenc("--json", "score-trees", *files, "--similarity", name)
         assert (ended.code, f"--similarity {name}" in ended.error["message"]) == (2, True), ended.stderr
 

@@ -172,7 +172,7 @@ def _function(name: str) -> proofs.Similarity:
         found: Any = import_module(module)
         for part in function.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise InvalidArgument(f"--similarity {name}: {error}; give MODULE:FUNCTION that Python can import") from None
     finally:
         sys.path.remove(str(Path.cwd()))
