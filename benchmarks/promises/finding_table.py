@@ -415,7 +415,7 @@ FINDINGS = {
     30: Finding(
         "a wrong split printed an empty table, a wrong label exited with 4, builds said nothing, torch for GetInfo",
         "wrong use is named and exits with 2; a build says its stage; no child without a GPU driver",
-        _of("index/building/test_engines.py", "test_a_build_says_how_many_premises_are_to_come_and_that_it_is_indexing")
+        _of("index/building/test_engines.py", "test_a_build_says_that_it_is_indexing")
         + _of(
             "trainer/processes/test_device.py",
             "test_without_a_gpu_driver_the_device_is_known_at_once_and_no_process_is_started",

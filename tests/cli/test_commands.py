@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -146,13 +145,19 @@ def test_a_command_imports_only_what_it_needs(words: list[str]):
 
 def test_the_list_of_commands_has_the_help_of_each_in_a_box_of_its_kind():
     everything: Any = get_command(app)
-    whole, listed = everything.commands, Commands(name="aeenc")
-    listed.get_help(typer.Context(listed))  # reads the sources
+    whole, listed = everything.commands, Commands.described()
     boxes: Any = listed.commands.values()
     assert {name: one.get_short_help_str() for name, one in listed.commands.items()} == {
         name: one.get_short_help_str() for name, one in whole.items()
     }
     assert all(one.rich_help_panel for one in boxes)
+
+
+def test_a_command_runs_after_help_was_shown_in_the_same_process():
+    assert CliRunner().invoke(app, ["--help"]).exit_code == 0
+    refused = CliRunner().invoke(app, ["retrieve", "science", "a text", "-k", "no"])
+    assert (refused.exit_code, "no such option" in refused.output.lower()) == (2, False)
+    assert "Invalid value" in refused.output
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

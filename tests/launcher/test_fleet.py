@@ -211,7 +211,7 @@ def test_a_stranger_lists_services_and_retrieves_by_reflection_alone(home: Path,
     services, _, answer = done.stdout.partition("\n")
     assert "aeenc.v1.IndexService" in services
     (result,) = json.loads(answer)["results"]
-    assert [premise["text"] in FACTS for premise in result["premises"]] == [True] * 3
+    assert [one["premise"]["text"] in FACTS for one in result["premises"]] == [True] * 3
 
 
 @pytest.mark.slow

@@ -11,9 +11,9 @@ from typing import Any
 from aeenc import errors
 from aeenc.v1 import index_pb2, types_pb2
 from benchmarks.promises.mutations.mutation import Made, Mutation, Subject, agreed, fresh
-from services.corpus.active import read_active
+from services.corpus.active import latest_move, read_active
 from services.corpus.generation import folder_of
-from services.index.ranking.prior import FILE
+from services.index.ranking.prior import FOLDER
 from support.worlds.trainer_world import FACTS
 
 PREMISES = 12
@@ -208,7 +208,8 @@ class Explain(IndexMutation):
         return [await self._state(subject.name) for subject in subjects]
 
     async def _state(self, corpus: str) -> str:
-        path = self.world.fleet.space.store.root / folder_of(corpus) / FILE
+        store = self.world.fleet.space.store
+        path = store.root / folder_of(corpus) / FOLDER / latest_move(store, corpus).explanations
         [[_, ids]] = json.loads(await asyncio.to_thread(path.read_bytes))["explanations"]
         found = await self.world.client.index.retrieve(corpus, [SIMILAR], k=1, prior=1.0)
         return agreed(found.results[0][0].id, *ids)

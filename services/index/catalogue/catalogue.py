@@ -46,6 +46,7 @@ from services.index.catalogue.replicas import Followed, Replicas
 from services.index.catalogue.served import ServedGeneration, check_by_searching
 from services.index.dense.approximate import OpenRemote
 from services.index.dense.batcher import SearchBatcher
+from services.index.dense.remote import RemoteIndex
 from services.index.values import Activation, ReplicaState
 from services.kit import logs
 from services.kit.concurrency import cancel_all, finish
@@ -404,7 +405,8 @@ class Catalogue:
         async with self._opening.setdefault((corpus, generation_id), own):
             active = self._active.get(corpus)
             served = active if self.active_id(corpus) == generation_id else self._pinned.get((corpus, generation_id))
-            if served is None or not served.stands:
+            is_unsure = hashed and served is not None and isinstance(served.index, RemoteIndex)  # what Milvus has
+            if served is None or not served.stands or is_unsure:
                 return await asyncio.to_thread(self._open, corpus, generation_id, hashed=hashed)
             if hashed:
                 await asyncio.to_thread(self._store.open, folder_of(corpus), generation_id)

@@ -174,7 +174,7 @@ async def test_wrong_jobs_are_refused_with_a_remedy(world: TrainerWorld):
         ({"guide_version": "qnothing"}, errors.NotFound, "ListCheckpoints"),
         ({"run_ids": ["nothing"]}, errors.NotFound, "ListRuns"),
         ({"run_ids": [empty]}, errors.FailedPrecondition, "no positive pair"),
-        ({"epochs": 101}, errors.InvalidArgument, "1 to 100"),
+        ({"epochs": 101}, errors.InvalidArgument, "0 to 100"),
         ({"batch_size": 5000}, errors.InvalidArgument, "1 to 1024"),
         ({"learning_rate": float("nan")}, errors.InvalidArgument, "learning_rate"),
         ({"temperature": -1.0}, errors.InvalidArgument, "temperature"),

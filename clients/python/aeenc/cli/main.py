@@ -176,11 +176,17 @@ class Commands(TyperGroup):
         return [*order, *(name for name in super().list_commands(ctx) if name not in order)]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        self._add_others(_described)
+        super(Commands, self.described()).format_help(ctx, formatter)
+
+    @staticmethod
+    def described() -> Commands:
+        """Builds all commands with their help alone, each in its box. They cannot run."""
+        made: Commands = _built(None, _described)
+        made._is_whole = True
         boxes = {name: panel for panel, names in _PANELS.items() for name in names.split()}
-        for name, command in self.commands.items():
+        for name, command in made.commands.items():
             vars(command)["rich_help_panel"] = boxes.get(name)
-        super().format_help(ctx, formatter)
+        return made
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self.commands and cmd_name in _OWN and not self._is_whole:
@@ -189,9 +195,9 @@ class Commands(TyperGroup):
             self._add_others()
         return super().get_command(ctx, cmd_name)
 
-    def _add_others(self, find: Find | None = None) -> None:
+    def _add_others(self) -> None:
         if not self._is_whole:
-            whole = _built(None, find or _function)
+            whole = _built(None)
             self.commands, self.epilog, self._is_whole = whole.commands, whole.epilog, True
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
