@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from aeenc import values
+from support.waiting import eventually
 from support.worlds.browser_sight import AREA, SIGHT_MS, Walked, Walker, check, record, seen
 
 pytestmark = pytest.mark.browser
@@ -56,10 +57,10 @@ async def test_a_new_task_opens_at_its_hypothesis(bench: Any) -> None:
         await page.keyboard.press("1")
         await page.mouse.move(800, 400)
         await page.mouse.wheel(0, 900)
-        await page.wait_for_function("scrollY > 500")
+        await eventually(lambda: page.evaluate("scrollY > 500"))
         await page.get_by_role("button", name="Submit").click()
         await shown(page, "hypothesis 1")
-        await page.wait_for_function("scrollY === 0")
+        await eventually(lambda: page.evaluate("scrollY === 0"))
         assert await page.evaluate("document.activeElement.tagName") == "H1"
 
 
@@ -298,7 +299,7 @@ async def test_a_panel_opens_where_one_looks(bench: Any) -> None:
         await page.mouse.move(800, 400)
         for key, name in (("/", "Search the corpus"), ("?", "Guideline"), ("o", "answers")):
             await page.mouse.wheel(0, 900)
-            await page.wait_for_function("scrollY > 500")
+            await eventually(lambda: page.evaluate("scrollY > 500"))
             await page.keyboard.press(key)
             role = "region" if key == "/" else "dialog"
             box = await page.get_by_role(role, name=name).bounding_box()
