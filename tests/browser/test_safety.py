@@ -59,8 +59,11 @@ async def test_a_session_cookie_is_strict_and_a_link_signs_in_once(bench: Any) -
             cookie = entered.headers["set-cookie"].lower()
             assert "httponly" in cookie
             assert "samesite=strict" in cookie
-            assert (await http.post(link)).status_code == 401
-            assert (await http.post(f"{at.url}/sign-in?link=made-up")).status_code == 401
+            assert (await http.post(link)).headers["location"] == "/", "who is signed in already is led to the page"
+            async with httpx.AsyncClient() as another:
+                for used in (link, f"{at.url}/sign-in?link=made-up"):
+                    refused = await another.post(used)
+                    assert (refused.status_code, "set-cookie" in refused.headers) == (401, False)
             me = (await http.get(f"{at.url}/api/me")).json()
             assert (me["name"], me["role"]) == ("ann", "annotator")
             forged = await http.post(f"{at.url}/api/lease", json={})

@@ -59,8 +59,14 @@ class RetrieveRequest(BaseModel):
     version: str | None = Field(None, description="A version of the query encoder, in place of a label.")
     accepted: list[list[str]] = Field([], description="Ids of premises accepted so far, one list for each query.")
     exclude: list[str] = Field([], description="Ids of premises never to return.")
-    splits: list[str] = Field([], description="Returns premises of these splits alone.")
+    splits: list[str] = Field([], description="Returns premises of these splits, and of none, alone.")
+    only_ids: list[str] = Field([], description="Returns these premises alone, by id or alias.")
+    before_id: str = Field("", description="Returns the premises inserted before this one alone.")
+    tags: list[str] = Field([], description="Returns premises that fit one of these clauses, such as `physics,-draft`.")
     generation: str = Field("", description="The generation to search. Default: the active one.")
+    exact: bool = Field(False, description="Whether to search exactly, whatever the engine.")
+    nprobe: Count = Field(0, description="The lists of an IVF index to visit. 0: as chosen when it was built.")
+    ef_search: Count = Field(0, description="The breadth of a search by HNSW. 0: as chosen when it was built.")
     rerank: Count = Field(0, description="How many premises a cross-encoder ranks again, at least k. 0: none.")
     rerank_weight: float = Field(0.0, description="The weight of its score beside the first one. 0: its score alone.")
     rerank_versions: list[str] = Field([], description="Several cross-encoders, which rank by the sum of their ranks.")
@@ -110,7 +116,7 @@ class Result(BaseModel):
 class Retrieval(BaseModel):
     """The premises of each query, and their origin; `model_version` is empty in lexical modes.
 
-    `unknown_splits` are those asked for that no premise has.
+    `unknown_splits` and `unknown_tags` are those asked for that no premise has.
     """
 
     results: list[Result]
@@ -118,6 +124,7 @@ class Retrieval(BaseModel):
     rerank_versions: list[str]
     generation: str
     unknown_splits: list[str]
+    unknown_tags: list[str]
 
 
 async def retrieve(body: RetrieveRequest, request: Request) -> Response:
@@ -168,6 +175,7 @@ def _origin(found: Retrieved) -> dict[str, Any]:
         "rerank_versions": found.rerank_versions,
         "generation": found.generation,
         "unknown_splits": found.unknown_splits,
+        "unknown_tags": found.unknown_tags,
     }
 
 
