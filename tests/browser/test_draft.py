@@ -12,7 +12,7 @@ pytestmark = pytest.mark.browser
 PAGE = Path(__file__).parents[2] / "clients" / "workbench" / "page"
 RUN = """
 import { folded, sentVerdicts } from %s;
-const { candidates, draft } = JSON.parse(process.argv[1]);
+const { candidates, keys, draft } = JSON.parse(process.argv[1]);
 const folds = folded(candidates, keys);
 console.log(JSON.stringify({ folds: folds.map(({ head, others }) => [head, ...others].map((one) => one.premise_id)),
   sent: sentVerdicts(draft, folds) }));
