@@ -255,7 +255,8 @@ async def from_evaluate_requests(
     queries: list[EvaluationQuery] = []
     training: list[EvaluationQuery] = []
     trees: list[GoldTree] = []
-    async for request in bounded(opened_by("config", requests), max_bytes, "queries", "evaluate in parts"):
+    whole = bounded(requests, max_bytes, "queries", "evaluate in parts")
+    async for request in opened_by("config", whole):
         config = config or request.config
         queries.extend(_queries(request.queries))
         training.extend(_queries(request.training))

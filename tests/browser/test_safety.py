@@ -19,6 +19,7 @@ from aeenc_workbench.sign_in import Links, Person
 pytestmark = pytest.mark.browser
 PAYLOAD = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>\'"`${window.pwned=1}`'
 AXE = Path(__file__).parents[2] / "clients" / "workbench" / "page" / "node_modules" / "axe-core" / "axe.min.js"
+needs_axe = pytest.mark.skipif(not AXE.is_file(), reason="axe-core is missing: npm install in clients/workbench/page")
 
 
 async def test_scripts_in_hypotheses_premises_names_and_notes_do_not_run(bench: Any) -> None:
@@ -236,9 +237,8 @@ async def test_the_next_person_at_a_browser_sees_and_sends_nothing_of_the_last(b
         assert accepted == {"bob": [1], "ann": [2]}
 
 
+@needs_axe
 async def test_no_view_has_a_serious_fault_of_accessibility(bench: Any) -> None:
-    if not AXE.is_file():
-        pytest.skip("axe-core is not installed: `npm install --no-save` in clients/workbench/page")
     async with bench() as at:
         await at.run(["hypothesis 0", "hypothesis 1"], max_depth=1)
         page = await at.window("ann", "adjudicator")

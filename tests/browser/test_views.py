@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from aeenc_workbench.sign_in import Person
-from browser.test_safety import AXE, serious
+from browser.test_safety import needs_axe, serious
 
 from support.waiting import eventually
 
@@ -75,10 +75,9 @@ async def shown(page: Any, query: str) -> None:
     await page.get_by_role("heading", level=1).filter(has_text=query).wait_for()
 
 
+@needs_axe
 @pytest.mark.parametrize("size", [(390, 844), (640, 400), (1440, 900)])
 async def test_no_view_scrolls_sideways_or_has_a_fault_of_accessibility(bench: Any, size: tuple[int, int]) -> None:
-    if not AXE.is_file():
-        pytest.skip("axe-core is not installed: `npm install --no-save` in clients/workbench/page")
     async with bench(overlap=2, policy="adjudicate") as at:
         at.world.index.suffix = " " + "x" * 300  # a long word
         await disputed(at, "hypothesis 0")

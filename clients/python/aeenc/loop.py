@@ -109,7 +109,7 @@ class Journal:
             journal.save()
             return journal
         if not path.is_file():
-            raise errors.InvalidArgument(f"{path} is no file that a journal could be kept in; name another")
+            raise errors.InvalidArgument(f"{path} is not a regular file; name another path for the journal")
         try:
             record = json.loads(path.read_bytes())
             if (version := int(record["format_version"])) > FORMAT_VERSION:

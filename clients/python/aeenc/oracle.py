@@ -123,7 +123,7 @@ class Verdict:
         )
 
 
-Verdicts = Iterable[str] | Mapping[str, "Verdict | int"]  # numbers of Judgement
+Verdicts = Iterable[str] | Mapping[str, Verdict | int]  # numbers of Judgement
 VerdictsT = TypeVar("VerdictsT", bound=Verdicts)
 NodeVerdictName = Literal["complete", "premise_missing", "not_explainable"]
 

@@ -128,8 +128,9 @@ def admitted(task: Task, answer: NodeAnswer, found: Mapping[str, Candidate]) -> 
         if name in grades:  # by an alias, perhaps
             grades[premise.id] = grades[name]
         annotators[premise.id] = annotators.get(name, answer.annotator)
-    answer = replace(answer, states=states, grades=grades, annotators=annotators, proposed=())
-    answer = replace(answer, added=tuple(added.values()))
+    answer = replace(
+        answer, states=states, grades=grades, annotators=annotators, proposed=(), added=tuple(added.values())
+    )
     if answer.statement is None:
         return answer
     said = without_faults(task, answer.statement, {name for name, state in states.items() if state.accepted})

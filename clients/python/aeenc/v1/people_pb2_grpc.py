@@ -230,10 +230,10 @@ class PeopleServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CloseTask(self, request, context):
-        """Closes a task early: the answers that there are decide it, and candidates on which they disagree, or of which there
-        is no answer, stay undecided: they become skipped pairs, never negatives. Leases on the task end. A task that is
-        decided stays as it is. Until the run has gone on, taking an answer back opens the task again. `overlap` and `settle`
-        close less of it.
+        """Closes a task early: the answers given so far decide it. Candidates that nobody has judged, or on which people
+        disagree, stay undecided: they become skipped pairs, never negatives. Leases on the task end. A task that is decided
+        stays as it is. Until the run has gone on, taking an answer back opens the task again. `overlap` and `settle` close
+        less of it.
 
         Fails with:
         - NOT_FOUND: unknown run or task.

@@ -43,7 +43,7 @@ class Remark(Choice):
 
 
 class NodeVerdict(Choice):
-    """What is said of a node as a whole. It decides nothing."""
+    """A judgement of a whole node. A run records it and goes on as before."""
 
     UNSPECIFIED = 0
     """Not said."""
@@ -120,8 +120,8 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What an oracle, or a person as one, says of one node. From an oracle, texts over their limit are cut, and what
-    may not be is left out and logged; a person's call fails with INVALID_ARGUMENT instead.
+    """The answer of an oracle or a person about one node. A part that breaks a rule is cut or left out, and logged, if
+    it comes from an oracle; a person's call fails with INVALID_ARGUMENT.
     """
 
     task_id: str = ""

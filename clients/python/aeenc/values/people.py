@@ -206,7 +206,7 @@ class TaskEvent:
     seq: int = 0
     """Its position in the run, or in all, from 1; that of a change, among the run's changes."""
     kind: TaskEventKind = TaskEventKind.UNSPECIFIED
-    """What happened."""
+    """The kind of event."""
     task_id: str = ""
     """The task."""
     run_id: str = ""
@@ -265,7 +265,7 @@ class TreeNode:
     task_id: str = ""
     """The task that asks its query. Empty: it was not put before people."""
     accepted: tuple[Verdict, ...] = ()
-    """What explains it, each EXPLAINS: candidates by rank, then additions, then intermediate conclusions, which have no
+    """The premises that explain it: candidates by rank, then additions, then intermediate conclusions, which have no
     id. Later amendments are included. `annotator` is set where somebody wrote a conclusion.
     """
     holders: tuple[str, ...] = ()
@@ -275,7 +275,7 @@ class TreeNode:
     overlap: int = 0
     """The number of answers that decide the task."""
     answers: tuple[Answer, ...] = ()
-    """What those who answered say of the node as a whole, without verdicts. Empty until the task is decided."""
+    """The answers about the node as a whole, without their verdicts. Empty until the task is decided."""
     model_version: str = ""
     """The query encoder that retrieved its candidates. Empty: none yet, or it was not noted."""
     author: str = ""

@@ -124,8 +124,8 @@ export const JudgeResponseSchema: GenMessage<JudgeResponse> = /*@__PURE__*/
   messageDesc(file_aeenc_v1_oracle, 2);
 
 /**
- * What an oracle, or a person as one, says of one node. From an oracle, texts over their limit are cut, and what may not
- * be is left out and logged; a person's call fails with INVALID_ARGUMENT instead.
+ * The answer of an oracle or a person about one node. A part that breaks a rule is cut or left out, and logged, if it
+ * comes from an oracle; a person's call fails with INVALID_ARGUMENT.
  *
  * @generated from message aeenc.v1.Answer
  */
@@ -333,7 +333,7 @@ export const RemarkSchema: GenEnum<Remark> = /*@__PURE__*/
   enumDesc(file_aeenc_v1_oracle, 0);
 
 /**
- * What is said of a node as a whole. It decides nothing.
+ * A judgement of a whole node. A run records it and goes on as before.
  *
  * @generated from enum aeenc.v1.NodeVerdict
  */

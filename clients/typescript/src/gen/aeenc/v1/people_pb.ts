@@ -967,7 +967,7 @@ export type TreeNode = Message<"aeenc.v1.TreeNode"> & {
   taskId: string;
 
   /**
-   * What explains it, each EXPLAINS: candidates by rank, then additions, then intermediate conclusions, which have no id.
+   * The premises that explain it: candidates by rank, then additions, then intermediate conclusions, which have no id.
    * Later amendments are included. `annotator` is set where somebody wrote a conclusion.
    *
    * @generated from field: repeated aeenc.v1.Verdict accepted = 8;
@@ -996,7 +996,7 @@ export type TreeNode = Message<"aeenc.v1.TreeNode"> & {
   overlap: number;
 
   /**
-   * What those who answered say of the node as a whole, without verdicts. Empty until the task is decided.
+   * The answers about the node as a whole, without their verdicts. Empty until the task is decided.
    *
    * @generated from field: repeated aeenc.v1.Answer answers = 12;
    */
@@ -1718,7 +1718,7 @@ export type TaskEvent = Message<"aeenc.v1.TaskEvent"> & {
   seq: bigint;
 
   /**
-   * What happened.
+   * The kind of event.
    *
    * @generated from field: aeenc.v1.TaskEventKind kind = 2;
    */
@@ -2211,10 +2211,10 @@ export const PeopleService: GenService<{
     output: typeof AdjudicateResponseSchema;
   },
   /**
-   * Closes a task early: the answers that there are decide it, and candidates on which they disagree, or of which there
-   * is no answer, stay undecided: they become skipped pairs, never negatives. Leases on the task end. A task that is
-   * decided stays as it is. Until the run has gone on, taking an answer back opens the task again. `overlap` and `settle`
-   * close less of it.
+   * Closes a task early: the answers given so far decide it. Candidates that nobody has judged, or on which people
+   * disagree, stay undecided: they become skipped pairs, never negatives. Leases on the task end. A task that is decided
+   * stays as it is. Until the run has gone on, taking an answer back opens the task again. `overlap` and `settle` close
+   * less of it.
    *
    * Fails with:
    * - NOT_FOUND: unknown run or task.
