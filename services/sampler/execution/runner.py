@@ -99,10 +99,10 @@ class Runner:
         """Looks for runs now instead of at the next poll."""
         self._wake.set()
 
-    def drop(self, run_id: str) -> None:
-        """Stops working on a run that was cancelled."""
+    async def drop(self, run_id: str) -> None:
+        """Stops working on a run that was cancelled, and returns when the work has ended."""
         if (task := self._working.get(run_id)) is not None:
-            task.cancel()
+            await cancel_all([task])
 
     async def stop(self) -> None:
         """Lets go of all runs, so that another sampler can take them over at once."""
@@ -209,7 +209,8 @@ class Runner:
     async def _work_on(self, run: Run, lease: WorkLease) -> None:
         run_id = run.id
         log.info("run is worked on", run=run_id, judged=run.progress.nodes_judged)
-        await self._holds.hold(run)
+        # A call that is broken off may hold the generation after CancelRun has released it.
+        await finish(asyncio.create_task(self._holds.hold(run)))
         try:
             await self._worked(run, lease)
         except RunStopped:

@@ -124,7 +124,7 @@ class Sampling:
         if answer != "OK":
             raise errors.FailedPrecondition(f"run {run_id} has ended ({answer}); there is nothing to cancel")
         if run.ended:  # else this is a retry, and the run was resumed meanwhile
-            self._runner.drop(run_id)
+            await self._runner.drop(run_id)
             await self._holds.drop(run.id)
         return run
 

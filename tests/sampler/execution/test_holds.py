@@ -1,5 +1,8 @@
 """A live run holds its generation at the index, so that nobody deletes it beneath people who work for weeks."""
 
+import asyncio
+import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +13,7 @@ import aeenc
 from aeenc import errors
 from aeenc.v1 import oracle_pb2_grpc
 from services.index.__main__ import build as build_index
+from services.index.catalogue.holds import Holds
 from services.index.settings import IndexSettings
 from services.sampler.__main__ import build as build_sampler
 from services.sampler.execution import retention
@@ -107,6 +111,29 @@ async def test_the_hold_ends_with_the_run_and_comes_back_when_it_is_resumed(worl
             await sampler.delete(run.id)
         await world.index.build("science", facts())
         await world.index.delete("science", run.generation)
+
+
+async def test_a_run_that_is_cancelled_while_it_takes_its_hold_leaves_none(
+    world: HeldWorld, monkeypatch: pytest.MonkeyPatch
+):
+    world.oracle.delay_s = 60.0
+    begun, put = threading.Event(), Holds._put
+
+    def slowly(self: Holds, *args: str) -> None:
+        begun.set()
+        time.sleep(0.3)
+        put(self, *args)
+
+    async with world.sampler() as sampler:
+        run = await world.start(sampler)
+        await sampler.cancel(run.id)
+        await world.until_held_by(run.generation)
+        await sampler.resume(run.id)
+        monkeypatch.setattr(Holds, "_put", slowly)  # the worker holds it once more when it begins
+        assert await asyncio.to_thread(begun.wait, 10.0)
+        await sampler.cancel(run.id)
+        await asyncio.sleep(0.5)
+        assert await world.held_by(run.generation) == []
 
 
 async def test_a_run_without_its_generation_says_what_helps(world: HeldWorld):
