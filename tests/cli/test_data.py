@@ -88,3 +88,15 @@ def test_all_files_of_the_layout_are_pinned():
     splits = {f"dataset/task_{task}/{split}.jsonl" for task in (1, 2) for split in ("train", "dev", "test")}
     assert set(ENTAILMENTBANK_FILES) == {*splits, "supporting_data/worldtree_corpus_sentences_extended.json"}
     assert all(len(blob) == 40 for blob in ENTAILMENTBANK_FILES.values())
+
+
+@pytest.mark.parametrize(("leak", "code"), [(False, 0), (True, 1)])
+async def test_a_data_set_is_checked_and_a_leak_ends_with_1(aeenc, trees, leak, code):
+    files = [trees / "dataset" / "task_1" / f"{split}.jsonl" for split in ("train", "dev")]
+    if leak:
+        files[1].write_text(files[1].read_text() + files[0].read_text())
+    ended = await aeenc("--json", "data", "check", trees)
+    assert ended.code == code, ended.stderr
+    assert any(fault["kind"] == "query-in-train" for fault in ended.json["faults"]) is leak
+    shown = await aeenc("data", "check", trees)
+    assert "│ train │ 1" in shown.stdout

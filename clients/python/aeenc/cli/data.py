@@ -1,4 +1,4 @@
-"""`aeenc data fetch`, `export` and `import`: public data sets, what runs recorded as files, folds, pairs from files.
+"""`aeenc data`, `export` and `import`: data sets fetched and checked, what runs recorded as files, pairs from files.
 
 Each file of a public data set is checked against the git blob id of a fixed commit.
 """
@@ -21,10 +21,11 @@ from typing import Annotated
 import typer
 
 from aeenc import Client, exports, values
-from aeenc.cli.output import output_of
+from aeenc.cli.output import output_of, table
 from aeenc.cli.targets import client
 from aeenc.errors import AeencError, AlreadyExists, DataLoss, InvalidArgument, Unavailable
 from aeenc.evaluation import RatedDataset, read_textgraphs
+from aeenc.evaluation.faults import FAULTS, Fault, faults_of
 from aeenc.files.whole import is_stdout, whole_file, whole_folder
 from aeenc.trees import Dataset, Tree, draw, to_dot, to_svg, tree_from_record, write_folds, write_trees
 
@@ -116,6 +117,33 @@ def fetch(
     with out.progress(f"fetching {name.value}", "files") as report:
         fetched = fetch_entailmentbank(folder, on_progress=lambda done, total: report(done, total, ""))
     out.result({"name": name.value, "folder": str(folder), "files": len(ENTAILMENTBANK_FILES), "fetched": fetched})
+
+
+def check(
+    context: typer.Context,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory in EntailmentBank's layout.")],
+    every: Annotated[bool, typer.Option("--all", help="Every fault, in place of one of a kind.")] = False,
+) -> None:
+    """Looks for faults of a data set that no figure shows, and for each line that cannot be read.
+
+    Queries that are also in train, gold leaves that the fact file lacks,
+    candidates that stand twice but for case, punctuation and articles. The
+    exit code is 1 if a line cannot be read or a query is in train.
+    """
+    found = faults_of(directory)
+    groups: dict[tuple[str, str], list[Fault]] = {}
+    for fault in sorted(found, key=lambda fault: list(FAULTS).index(fault.kind)):
+        groups.setdefault((fault.kind, fault.split), []).append(fault)
+    rows = [
+        (FAULTS[kind], split, len(faults), fault.text, fault.other)
+        for (kind, split), faults in groups.items()
+        for fault in (faults if every else faults[:1])
+    ]
+    grave = sum(fault.is_grave for fault in found)
+    shown = table(["fault", "split", "how many", "text", "other text"], rows) if rows else "no faults"
+    output_of(context).result({"faults": [asdict(fault) for fault in found], "grave": grave}, shown)
+    if grave:
+        raise typer.Exit(1)
 
 
 Runs = Annotated[list[str], typer.Argument(help="Runs; their pairs are joined.", metavar="RUN...")]

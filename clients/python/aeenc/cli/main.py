@@ -79,7 +79,7 @@ _GROUPS: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
     "import": ("Judgements made elsewhere.", {"pairs": "data.import_pairs"}),
-    "data": ("Data sets.", {"fetch": "data.fetch"}),
+    "data": ("Data sets.", {"fetch": "data.fetch", "check": "data.check"}),
     "oracle": (
         "Oracles: who says what explains.",
         {

@@ -56,14 +56,14 @@ class Dataset:
     def load(cls, directory: Path | str) -> Dataset:
         """Reads all splits of a directory. Raises NotFound for another layout, InvalidTree for a malformed file."""
         root = Path(directory)
-        files = _tree_files(root)
-        facts = _read_facts(root / FACTS_FILE)
+        files = tree_files(root)
+        facts = read_facts(root / FACTS_FILE)
         return cls(root, facts, {split: read_trees(path) for split, path in files.items()})
 
     @staticmethod
     def splits_in(directory: Path | str) -> tuple[str, ...]:
         """Lists the splits of a directory without reading them. Raises NotFound for another layout."""
-        return tuple(_tree_files(Path(directory)))
+        return tuple(tree_files(Path(directory)))
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -131,7 +131,8 @@ class Dataset:
                         yield step.text, tree.texts[premise], distractor
 
 
-def _tree_files(root: Path) -> dict[str, Path]:
+def tree_files(root: Path) -> dict[str, Path]:
+    """Maps the splits of a directory to their tree files, train first. Raises NotFound for another layout."""
     files = {path.stem: path for path in split_files(root, "task_1")}
     if not files:
         there = "is a file, not a directory; " if root.exists() else "the directory does not exist; "
@@ -167,7 +168,8 @@ def content_id(text: str, kind: str = "text") -> str:
     return f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def _read_facts(path: Path) -> dict[str, str]:
+def read_facts(path: Path) -> dict[str, str]:
+    """Reads a fact file: fact id to text; a missing one holds none. Raises InvalidArgument for a malformed one."""
     if not path.is_file():
         return {}
     content = "".join(line for _, line in text_lines(path))

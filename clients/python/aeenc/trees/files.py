@@ -84,14 +84,19 @@ def tree_lines(path: Path | str) -> Iterator[tuple[str, Tree]]:
     try:
         for place, line in text_lines(path):
             if line.strip():
-                yield line, _tree_at(place, parsed(place, line))
+                yield line, tree_at(place, line)
     except InvalidTree:
         raise
     except InvalidArgument as error:
         raise InvalidTree(error.message) from None
 
 
-def _tree_at(place: str, record: object) -> Tree:
+def tree_at(place: str, line: str) -> Tree:
+    """Reads a tree from a line of a file. Raises InvalidTree whose message starts with `place`."""
+    try:
+        record = parsed(place, line)
+    except InvalidArgument as error:
+        raise InvalidTree(error.message) from None
     try:
         if not isinstance(record, dict):
             raise InvalidTree("the line must be a JSON object; write one a line")

@@ -1,0 +1,147 @@
+"""Faults of a data set that no figure shows: queries that are in `train`, too, gold that is no fact, repeated texts.
+
+A text *nearly* equals another if both have the same words (`normalised`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from aeenc.errors import InvalidArgument, InvalidTree
+from aeenc.evaluation.leaves import normalised
+from aeenc.files.lines import text_lines
+from aeenc.trees.dataset import FACTS, FACTS_FILE, Dataset, read_facts, tree_files
+from aeenc.trees.files import tree_at
+from aeenc.trees.tree import Tree
+
+TRAIN = "train"
+# kind -> what it means, in the order of a report
+FAULTS = {
+    "unreadable": "cannot be read",
+    "train-missing": "no train to compare with",
+    "query-in-train": "query that is also in train",
+    "query-nearly-in-train": "query with the words of one in train",
+    "repeated-id": "id of several trees",
+    "query-is-its-gold": "query among its own gold premises",
+    "facts-missing": "no facts to find gold leaves in",
+    "gold-not-a-fact": "gold leaf that is no fact",
+    "near-duplicate": "candidate with the words of another",
+}
+_GRAVE = ("unreadable", "train-missing", "query-in-train", "query-nearly-in-train")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault: its kind (`FAULTS`), the split where it stands (`facts`: the fact file), and the text at fault.
+
+    `unreadable`, `train-missing` and `facts-missing` have a message in place of a text, `repeated-id` an id. `other`
+    is the text that it nearly equals: a query of train, a fact, or another candidate. Empty: there is none.
+    """
+
+    kind: str
+    split: str
+    text: str
+    other: str = ""
+
+    @property
+    def is_grave(self) -> bool:
+        """Whether figures of the split mean something else than they say, or cannot be had."""
+        return self.kind in _GRAVE
+
+
+def faults_of(directory: Path | str) -> list[Fault]:
+    """Lists the faults of a directory in EntailmentBank's layout, by split. Raises NotFound for another layout.
+
+    What cannot be read is a fault, too: each line of a tree file, and the fact file as a whole.
+    """
+    root = Path(directory)
+    found: list[Fault] = []
+    facts: dict[str, str] = {}
+    try:
+        facts = read_facts(root / FACTS_FILE)
+    except InvalidArgument as error:
+        found.append(Fault("unreadable", FACTS, error.message))
+    else:
+        if not facts:
+            found.append(Fault("facts-missing", FACTS, f"{root / FACTS_FILE} is missing or holds no facts"))
+    trees: dict[str, list[Tree]] = {}
+    for split, path in tree_files(root).items():
+        trees[split] = []
+        for tree in _trees_in(path):
+            if isinstance(tree, Tree):
+                trees[split].append(tree)
+            else:
+                found.append(Fault("unreadable", split, tree))
+    dataset = Dataset(root, facts, trees)
+    for split in dataset.splits:
+        ids = Counter(tree.id for tree in dataset.trees(split))
+        found += [Fault("repeated-id", split, one) for one, count in ids.items() if count > 1]
+        found += _leaks(dataset, split)
+        if facts:
+            found += _unknown_gold(dataset, split)
+    return [*found, *_near_duplicates(dataset)]
+
+
+def _trees_in(path: Path) -> Iterator[Tree | str]:
+    """Yields the trees of a file, and for a line without one what is wrong with it."""
+    lines = 0
+    try:
+        for place, line in text_lines(path):
+            if line.strip():
+                lines += 1
+                try:
+                    yield tree_at(place, line)
+                except InvalidTree as error:
+                    yield error.message
+    except InvalidArgument as error:  # the lines behind it are unreadable as well
+        yield error.message
+    else:
+        if not lines:
+            yield f"{path}:1: holds no trees; write one JSON object a line"
+
+
+def _leaks(dataset: Dataset, split: str) -> Iterator[Fault]:
+    queries = dataset.queries(split)
+    for query in queries:
+        if query.text in query.gold:
+            yield Fault("query-is-its-gold", split, query.text)
+    if split == TRAIN:
+        return
+    if TRAIN not in dataset.splits:
+        yield Fault(
+            "train-missing",
+            split,
+            f"{dataset.directory} has no split {TRAIN!r}: what {split} shares with it is unknown",
+        )
+        return
+    trained = {query.text for query in dataset.queries(TRAIN)}
+    nearly = _by_words(trained)
+    for query in queries:
+        if query.text in trained:
+            yield Fault("query-in-train", split, query.text)
+        elif (other := nearly.get(normalised(query.text))) is not None:
+            yield Fault("query-nearly-in-train", split, query.text, other)
+
+
+def _unknown_gold(dataset: Dataset, split: str) -> Iterator[Fault]:
+    facts = set(dataset.facts.values())
+    nearly = _by_words(facts)
+    leaves = dict.fromkeys(tree.texts[label] for tree in dataset.trees(split) for label in tree.leaves)
+    for text in leaves:
+        if text not in facts:
+            yield Fault("gold-not-a-fact", split, text, nearly.get(normalised(text), ""))
+
+
+def _near_duplicates(dataset: Dataset) -> Iterator[Fault]:
+    met: dict[str, str] = {}
+    for candidate in dataset.candidates():
+        other = met.setdefault(normalised(candidate.text), candidate.text)
+        if other != candidate.text:
+            yield Fault("near-duplicate", candidate.splits[0], candidate.text, other)
+
+
+def _by_words(texts: Iterable[str]) -> dict[str, str]:
+    return {normalised(text): text for text in sorted(texts, reverse=True)}
