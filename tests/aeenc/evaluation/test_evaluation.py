@@ -16,6 +16,7 @@ from aeenc.cli.main import app
 from aeenc.errors import InvalidArgument
 from aeenc.evaluation import (
     UNRANKED,
+    difference_of,
     fuse,
     metrics_of,
     query_id,
@@ -128,6 +129,22 @@ def test_two_runs_are_compared_by_a_paired_test(tmp_path: Path):
     assert set(same["p"].values()) == {1.0}
     shown = CliRunner().invoke(app, words[1:]).stdout
     assert "better.run" in shown
+
+
+@pytest.mark.parametrize(
+    ("up", "down", "outcome"),
+    [
+        (13, 2, "BETTER"),  # p .004
+        (12, 3, "NO_DIFFERENCE"),  # .018: what is called better is published by itself
+        (3, 12, "WORSE"),  # .018: a loss is refused at a milder level
+        (4, 11, "NO_DIFFERENCE"),  # .059
+        (9, 0, "TOO_FEW"),
+    ],
+)
+def test_better_needs_stronger_evidence_than_worse(up: int, down: int, outcome: str):
+    ours = np.array([0.6] * up + [0.4] * down)
+    found = difference_of(ours, np.full(up + down, 0.5))
+    assert found.outcome == outcome, found
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_query(tmp_path: Path):

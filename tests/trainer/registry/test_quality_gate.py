@@ -48,7 +48,7 @@ async def test_asked_for_only_better_it_publishes_nothing_else(world: World):
     first = await world.checkpoint("first", GOOD, base_version=world.space.version, before=BAD)
     few = await world.checkpoint("few", [1.0] * 9)
     (compared,) = (await world.registry.publish(first, only_better=True)).gate.comparisons
-    assert (compared.outcome, compared.p_better < 0.05) == (values.Outcome.BETTER, True)
+    assert (compared.outcome, compared.p_better < 0.01) == (values.Outcome.BETTER, True)
     assert (await world.registry.publish(first, only_better=True)).label.versions[0] == first, "it serves already"
     for doubtful, words in ((about, "no difference shown: MAP"), (few, "too few validation queries: 9"), (good, "MAP")):
         with pytest.raises(errors.FailedPrecondition, match=rf"{doubtful} was not shown to be better .*{words}"):

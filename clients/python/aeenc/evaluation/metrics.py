@@ -20,6 +20,7 @@ Outcome = Literal["BETTER", "NO_DIFFERENCE", "WORSE", "TOO_FEW"]
 UNRANKED = 2**62
 BLOCK_SIGNS = 1_000_000  # of a randomisation test, held at once
 SIGNIFICANCE = 0.05
+BETTER_SIGNIFICANCE = 0.01  # a job publishes what is better by itself, maybe often; of verdicts by chance, 1 in 100
 FEWEST = 10  # queries: fewer can tell only an enormous difference from chance
 # printed name -> field of Metrics and of the message RetrievalMetrics
 METRIC_FIELDS = {
@@ -130,7 +131,8 @@ class Difference:
 def difference_of(first: NDArray[np.float64], second: NDArray[np.float64]) -> Difference:
     """Says whether the first system is better or worse than the second, one value per query (q,) each.
 
-    Each direction has its own one-sided paired randomisation test. TOO_FEW, with p 1, for fewer than FEWEST queries.
+    Each direction has its own one-sided paired randomisation test, at the level BETTER_SIGNIFICANCE or SIGNIFICANCE.
+    TOO_FEW, with p 1, for fewer than FEWEST queries.
     Raises InvalidArgument as the test does.
     """
     p_better = paired_randomisation_test(second, first, alternative="less")
@@ -139,8 +141,10 @@ def difference_of(first: NDArray[np.float64], second: NDArray[np.float64]) -> Di
     if len(first) < FEWEST:
         return Difference("TOO_FEW", *means, 1.0, 1.0)
     outcome: Outcome = "NO_DIFFERENCE"
-    if min(p_better, p_worse) < SIGNIFICANCE:
-        outcome = "BETTER" if p_better < p_worse else "WORSE"
+    if p_better < BETTER_SIGNIFICANCE:
+        outcome = "BETTER"
+    elif p_worse < SIGNIFICANCE:
+        outcome = "WORSE"
     return Difference(outcome, *means, p_better, p_worse)
 
 

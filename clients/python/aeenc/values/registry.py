@@ -14,12 +14,12 @@ from aeenc.values.types import Label
 
 
 class Outcome(Choice):
-    """The outcome of a comparison by two one-sided tests at the level 0.05."""
+    """The outcome of a comparison by two one-sided tests: better at the level 0.01, worse at 0.05."""
 
     UNSPECIFIED = 0
     """Not set."""
     BETTER = 1
-    """Better beyond chance."""
+    """Better beyond chance: a job publishes it by itself, so its level is the stricter one."""
     NO_DIFFERENCE = 2
     """Neither was shown."""
     WORSE = 3

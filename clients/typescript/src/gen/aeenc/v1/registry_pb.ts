@@ -620,7 +620,7 @@ export const RolloutSchema: GenMessage<Rollout> = /*@__PURE__*/
   messageDesc(file_aeenc_v1_registry, 14);
 
 /**
- * The outcome of a comparison by two one-sided tests at the level 0.05.
+ * The outcome of a comparison by two one-sided tests: better at the level 0.01, worse at 0.05.
  *
  * @generated from enum aeenc.v1.Outcome
  */
@@ -633,7 +633,7 @@ export enum Outcome {
   UNSPECIFIED = 0,
 
   /**
-   * Better beyond chance.
+   * Better beyond chance: a job publishes it by itself, so its level is the stricter one.
    *
    * @generated from enum value: OUTCOME_BETTER = 1;
    */
