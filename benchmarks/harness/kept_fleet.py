@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import aeenc
 from services.launcher.fleet import SERVICES, Fleet, Options
@@ -41,12 +42,12 @@ def _content(path: Path) -> dict[str, str]:
 
 
 @contextmanager
-def kept_fleet(home: Path, *read: Path) -> Iterator[aeenc.Client]:
+def kept_fleet(home: Path, *read: Path, oracles: Mapping[str, str] = MappingProxyType({})) -> Iterator[aeenc.Client]:
     """A client of the fleet in `home`, whose name gets the digest of what is read; the fleet ends with the block."""
     fleet = Fleet(home.with_name(f"{home.name}-{inputs_digest(*read)}"))
     fleet.down()  # one that was left behind has other settings
     try:
-        targets = fleet.up(Options(base_port=0), lambda text: print(f"  {text}", flush=True))
+        targets = fleet.up(Options(base_port=0, oracles=dict(oracles)), lambda text: print(f"  {text}", flush=True))
         services = {name: targets[name] for name in SERVICES}
         with aeenc.connect(**services, retry=aeenc.PATIENT) as client:
             yield client
