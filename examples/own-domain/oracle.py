@@ -1,6 +1,9 @@
-"""The oracle of this domain, which knows what explains what: python examples/own-domain/oracle.py."""
+"""The oracle of this domain, which knows what explains what: python examples/own-domain/oracle.py.
 
-from facts import chains
+It writes the files of `facts.py` first.
+"""
+
+from facts import chains, main
 
 import aeenc
 
@@ -17,4 +20,5 @@ class Cook(aeenc.Oracle):
 
 
 if __name__ == "__main__":
+    main()
     Cook().serve("127.0.0.1:50060")

@@ -1,6 +1,6 @@
 """The notebooks of examples/, executed from top to bottom beside a fleet of their own. Needs a package index.
 
-`make test-sdk`. The notebook on training trains: some minutes.
+`make test-sdk`. Two of them train: some minutes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 from services.launcher.processes import free_port
 from tools.pinned_venv import ROOT, PinnedVenv
 
-NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = sorted((ROOT / "examples").glob("*/*.ipynb"))
 ORACLE = "127.0.0.1:50060"
 EXECUTE = """
 import sys, nbformat, nbclient
@@ -41,7 +41,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         assert done.returncode == 0, done.stderr
 
     sample = str(ROOT / "data" / "sample")
-    aeenc("up", "--base-port", "0", "--gold", sample, "--oracle", f"mine={oracle}")
+    aeenc("up", "--base-port", "0", "--gold", sample, "--oracle", f"mine={oracle}", "--oracle", f"cook={oracle}")
     try:
         aeenc("corpus", "build", "science", "--data", sample)
         targets = json.loads((folder / ".aeenc" / "fleet.json").read_text())["targets"]
