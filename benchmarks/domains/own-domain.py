@@ -114,7 +114,7 @@ class Measured:
 def unseen_map(report: values.EvaluationReport) -> float:
     """Returns the strict MAP of the gold facts that explain nothing that was judged; no others are candidates."""
     [part] = [one for one in report.parts if one.kind == values.EvaluationPartKind.PREMISE_UNSEEN]
-    return part.strict.map
+    return part.strict.map if part.strict else 0.0
 
 
 def domain_cell(measured: Measured, name: str, seed: int) -> Cell:
