@@ -55,7 +55,7 @@ class PairState(Enum):
     @property
     def accepted(self) -> bool:
         """Whether the premise explains the query."""
-        return self in {PairState.EXPLAINS, PairState.LEAF}
+        return self is PairState.EXPLAINS or self is PairState.LEAF
 
     @property
     def refused(self) -> bool:
@@ -80,11 +80,6 @@ class Rules:
     def reach(self) -> int:
         """How many premises are looked up for a query: k are left when all its ancestors are among them."""
         return max(self.k, min(self.k + self.max_depth, MAX_REACH))
-
-    @property
-    def worst_case(self) -> int:
-        """The most candidates that one node can put before the oracle."""
-        return self.k * (ROUNDS if self.conditioned else 1)
 
 
 @dataclass(frozen=True)
@@ -406,41 +401,3 @@ def _refused(
             elif state is not PairState.REFUSED and places <= most and len(negatives) < room:
                 negatives.append(candidate)
     return negatives, filtered
-
-
-def affordable(trees: Sequence[Tree], rules: Rules, judgements: int) -> tuple[list[Tree], bool]:
-    """The first trees to work on together without spending the budget out of order, and whether that is safe.
-
-    `trees` are the unfinished ones in order, `judgements` is what is stored. Without a budget: all. With one: those
-    whose worst cases it covers together, nodes in work included; in whatever order they are asked, nothing is cut off.
-    If it does not even cover the first tree: that one alone, and its level has to be asked in order (not safe).
-    """
-    if not rules.max_judgements:
-        return list(trees), True
-    left = rules.max_judgements - judgements
-    if left <= 0:
-        return [], True
-    chosen: list[Tree] = []
-    for tree in trees:
-        left -= _most_nodes_left(tree, rules, left) * rules.worst_case
-        if left < 0:
-            break
-        chosen.append(tree)
-    return (chosen, True) if chosen else (list(trees[:1]), False)
-
-
-def _most_nodes_left(tree: Tree, rules: Rules, enough: int) -> int:
-    """The most nodes of a tree that may still be judged. Stops counting above `enough`."""
-    level = [node for node in tree.nodes if node.depth == tree.depth]
-    found = len(level) - sum(node.ordinal in tree.results for node in level)
-    below = sum(
-        len(tree.results[node.ordinal].accepted) if node.ordinal in tree.results else rules.worst_case for node in level
-    )
-    for _ in range(tree.depth, rules.max_depth):
-        found += below
-        below *= rules.worst_case
-        if not below or found > enough:
-            break
-    if rules.max_nodes_per_tree:
-        found = min(found, rules.max_nodes_per_tree - len(tree.results))
-    return found

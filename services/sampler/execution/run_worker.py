@@ -1,15 +1,14 @@
-"""Works on one run in waves of independent nodes, so that no service waits for another.
+"""Works on one run: each node is a coroutine, and what many of them ask at once goes into common calls.
 
-                  one wave: nodes of many trees                       each node on its own
-    open trees ─▶ retrieve, one call ─▶ ask the oracle, a few calls ─▶ commit: pairs, result, event ─▶ next level
-                         ▲                      │ abstained, missing, unseen: skipped, never a negative
-                         └── conditioned nodes, after new acceptances ◀──┘
+    open trees ─▶ judge_node, many at once:  candidates ─▶ asked ─▶ answer ─▶ commit ─▶ children: the tree's next level
+                                             one call of     │      one call    one round trip
+                                             the index       │      of the oracle   └─▶ a conditioned node: once more
+                                                             └─ the run's budget is taken here, in the order of asking
 
 What people accept of judged nodes later is looked for now and then; the tree grows below it.
 
-While the oracle judges some waves, the encoder works on others, and a tree goes on as soon as its own level is judged.
 Everything that a worker holds is also in Redis: another one that takes the run over starts from there and repeats no
-recorded question. `acs` defines what answers mean, and why neither waves nor their order change the result.
+recorded question. `acs` defines what answers mean, and why without a budget no order of nodes changes the result.
 """
 
 from __future__ import annotations
@@ -17,15 +16,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 from aeenc import errors
 from aeenc.oracle import Candidate, Task
 from services.kit.concurrency import cancel_all, observe_failure
 from services.kit.logs import get
-from services.sampler.acs.algorithm import Node, Outcome, RetrievedPremise, Tree, affordable
+from services.sampler.acs.algorithm import MAX_REACH, Known, Node, Outcome, RetrievedPremise, Tree
 from services.sampler.acs.nodes import Amendment, NodeAnswer, NodeRound
 from services.sampler.execution.retrieval import Retrieval
 from services.sampler.oracles.answers import UnansweredTask, WithdrawnTask, admitted
@@ -39,6 +39,7 @@ from services.store.life_cycles import WorkLease
 
 log = get(__name__)
 T = TypeVar("T")
+Asked = TypeVar("Asked")
 
 REDIS_PAUSE_S = 0.5
 LOOK_S = 1.0  # between two looks for what people have amended
@@ -46,8 +47,9 @@ READ_TREES = 16  # at once: reading those of a run that is taken over takes 0.1 
 CALL_BYTES = 1024 * 1024  # an oracle's server may accept no more than gRPC's default of 4 MiB
 LAST_NODES = 50  # of those asked: when more than this share gets no answer, it is the oracle that fails
 MOST_FAILED = 0.2
-WAVES = 4  # the nodes in work make at least this many waves, so that some are judged while others are encoded
-WAVES_AT_ENCODER = 2  # with this many, a small wave waits to grow: the encoder always has a next one
+WAVES = 4  # the nodes in work make at least this many calls of the index, so that some are judged while it has others
+CALLS_AT_INDEX = 2  # with this many, those that wait fill the next call: the encoder always has one
+COMMITS = 4  # round trips to Redis at once
 
 
 class RunStopped(Exception):
@@ -56,6 +58,48 @@ class RunStopped(Exception):
 
 class RunFailed(Exception):
     """The run cannot go on; the message says why and what to do."""
+
+
+class Calls(Generic[Asked, T]):
+    """Puts what many coroutines ask at once into common calls: of `most`, and `at_once` of them; the rest waits."""
+
+    def __init__(
+        self, call: Callable[[list[Asked]], Coroutine[Any, Any, Sequence[T]]], most: int, at_once: int
+    ) -> None:
+        self._call, self._most, self._at_once = call, most, at_once
+        self._waiting: deque[tuple[Asked, asyncio.Future[T]]] = deque()
+        self._open: set[asyncio.Task[Sequence[T]]] = set()
+
+    async def ask(self, asked: Asked) -> T:
+        """The answer to one of them. Raises what its call raises."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+        self._waiting.append((asked, answer))
+        loop.call_soon(self._begin)  # after all others that go on now
+        return await answer
+
+    def end(self) -> set[asyncio.Task[Sequence[T]]]:
+        """Begins no further call. Returns those that are open."""
+        self._waiting.clear()
+        return self._open
+
+    def _begin(self) -> None:
+        while self._waiting and len(self._open) < self._at_once:
+            together = [self._waiting.popleft() for _ in range(min(self._most, len(self._waiting)))]
+            self._open.add(call := asyncio.create_task(self._call([asked for asked, _ in together])))
+            call.add_done_callback(partial(self._ended, [answer for _, answer in together]))
+
+    def _ended(self, answers: Sequence[asyncio.Future[T]], call: asyncio.Task[Sequence[T]]) -> None:
+        self._open.discard(call)
+        if call.cancelled():  # with all who wait for it
+            return
+        error = call.exception()
+        for place, answer in enumerate(answers):
+            if error is not None and not answer.done():
+                answer.set_exception(error)
+            elif not answer.done():
+                answer.set_result(call.result()[place])
+        self._begin()
 
 
 class RunWorker:
@@ -76,25 +120,26 @@ class RunWorker:
         self._rules = run.config.rules
         self._store, self._nodes = store, nodes
         self._retrieval, self._oracle, self._budgets = retrieval, oracle, budgets
-        self._max_nodes = max_nodes
         self._max_in_work = oracle.settings.open_tasks or max_nodes
-        self._judgements = run.progress.judgements
+        self._taken = run.progress.judgements  # of the run's budget, by what was asked
         self._open_trees: dict[int, Tree] = {}
         self._judged: set[int] = set()  # those of them whose level is judged
         self._to_ask: dict[int, list[Node]] = {}  # by tree, in order, the pending nodes that are not in work
         self._last_index = -1
         self._all_read = False
         self._in_work: dict[tuple[int, int], str] = {}  # (tree, ordinal) -> query
-        self._waves_at_encoder = 0
-        self._progressed = asyncio.Event()  # something was stored or retrieved, or a wave has ended
+        self._progressed = asyncio.Event()  # something was stored, or a node has ended
         self._unanswered: list[tuple[NodeRound, UnansweredTask]] = []
         self._last: deque[bool] = deque(maxlen=LAST_NODES)  # whether the nodes asked last were answered
         self._refused_by_budget = False
         self._amended: Sequence[Amendment] = ()
+        self._retrievals = Calls(self._retrieve, max(1, max_nodes // WAVES), CALLS_AT_INDEX)
+        self._questions = Calls(self._ask, oracle.settings.batch_tasks, self._max_in_work)
+        self._commits = Calls(self._store_nodes, self._max_in_work, COMMITS)
 
     async def work(self) -> None:
         """Judges nodes until none is left or the budget is spent. Raises RunFailed or RunStopped."""
-        waves: set[asyncio.Task[None]] = set()
+        nodes: set[asyncio.Task[None]] = set()
         looking = []
         if self._oracle.asks_people:
             self._amended = await self._patiently(lambda: self._oracle.amended(self._run.id))
@@ -102,27 +147,39 @@ class RunWorker:
         try:
             while True:
                 self._progressed.clear()
-                for ended in [wave for wave in waves if wave.done()]:
-                    waves.remove(ended)
+                for ended in [node for node in nodes if node.done()]:
+                    nodes.remove(ended)
                     ended.result()
-                await self._give_up(idle=not waves)
+                await self._give_up(idle=not nodes)
                 await self._read_trees()
                 await self._grow()
                 while await self._advance():
                     await self._read_trees()
-                while nodes := self._next_wave():
-                    wave = asyncio.create_task(self._run_wave(nodes))
-                    wave.add_done_callback(observe_failure)
-                    waves.add(wave)
-                    await asyncio.sleep(0)  # else the first waves of thousands of trees hold the loop up
-                if waves:
+                for tree, node in self._put_to_work():
+                    nodes.add(task := asyncio.create_task(self.judge_node(tree, node)))
+                    task.add_done_callback(observe_failure)
+                if nodes:
                     await self._progressed.wait()
                 elif self._refused_by_budget:
                     raise RunFailed(self._budgets.describe(self._oracle.name, self._oracle.settings.max_judgements))
                 elif self._open_trees or self._all_read:
                     return
         finally:
-            await cancel_all([*waves, *looking])
+            calls = (*self._retrievals.end(), *self._questions.end(), *self._commits.end())
+            await cancel_all([*nodes, *calls, *looking])
+
+    async def judge_node(self, tree: Tree, node: Node) -> None:
+        """Candidates, the question, its answer, what is stored: once, or as often as a conditioned node asks again."""
+        due: NodeRound | None = NodeRound.first(tree, node, Known())
+        try:
+            while due is not None:
+                asked = self._within_budget(await self._retrievals.ask(due))
+                answered = await self._answered(asked) if asked else None
+                due = await self._commit(*answered) if answered else None
+        finally:
+            if self._in_work.pop((tree.index, node.ordinal), None) is not None:
+                self._look_at([tree])  # else it may be closed by now
+            self._progressed.set()
 
     async def _look_for_amendments(self) -> None:
         """Looks now and then for what people have accepted of judged nodes since."""
@@ -182,66 +239,32 @@ class RunWorker:
             if not self._to_ask[index]:
                 del self._to_ask[index]
 
-    def _next_wave(self) -> list[tuple[Tree, Node]]:
-        """The nodes of the next wave, in order; none until it is known who is to blame for an unanswered node.
+    def _put_to_work(self) -> list[tuple[Tree, Node]]:
+        """The nodes to begin now, in order; none until it is known who is to blame for an unanswered node.
 
-        Of nodes with the same query only one is in work: the others will find its answers. While the encoder has
-        enough to do, a wave waits until it is full. What a budget may not cover is asked in order, one wave at a time;
-        conditioned nodes ask again, so each makes a wave of its own.
+        Of nodes with the same query only one is in work: the others will find its answers.
         """
-        room = self._max_in_work - len(self._in_work)
-        if self._unanswered or self._refused_by_budget or not self._to_ask or room <= 0:
+        if self._unanswered or self._refused_by_budget or self._left <= 0:
             return []
-        counted = self._open_trees if self._rules.max_judgements else self._to_ask  # a budget counts nodes in work, too
-        in_order = [self._open_trees[index] for index in sorted(counted)]
-        trees, safe = affordable(in_order, self._rules, self._judgements)
-        if self._in_work and not safe:
-            return []
-        full = max(1, self._max_nodes // WAVES) if safe else 1 if self._rules.conditioned else self._max_nodes
-        wave = list(itertools.islice(self._askable(trees), min(full, room)))
-        if not wave or (len(wave) < full and self._waves_at_encoder >= WAVES_AT_ENCODER):
-            return []
-        self._in_work.update(((tree.index, node.ordinal), node.text) for tree, node in wave)
-        self._look_at(tree for tree, _ in wave)
-        self._waves_at_encoder += 1
-        return wave
+        found = list(itertools.islice(self._askable(), self._max_in_work - len(self._in_work)))
+        self._in_work.update(((tree.index, node.ordinal), node.text) for tree, node in found)
+        self._look_at(tree for tree, _ in found)
+        return found
 
-    def _askable(self, trees: Iterable[Tree]) -> Iterator[tuple[Tree, Node]]:
-        """The nodes of trees that may be asked now, each query once, in order."""
+    def _askable(self) -> Iterator[tuple[Tree, Node]]:
+        """The nodes that may be asked now, each query once, in order."""
         queries = set(self._in_work.values())
-        for tree in trees:
-            for node in self._to_ask.get(tree.index, ()):
+        for index in sorted(self._to_ask):
+            for node in self._to_ask[index]:
                 if node.text not in queries:
                     queries.add(node.text)
-                    yield tree, node
-
-    async def _run_wave(self, wave: Sequence[tuple[Tree, Node]]) -> None:
-        try:
-            rounds = await self._first_rounds(wave)
-            while rounds:
-                rounds = await self._retrieve(await self._judge(self._within_budget(rounds)))
-        finally:
-            unjudged = [tree for tree, node in wave if self._in_work.pop((tree.index, node.ordinal), None) is not None]
-            self._look_at(unjudged)  # the trees of the others may be closed by now
-            self._progressed.set()
-
-    async def _first_rounds(self, wave: Sequence[tuple[Tree, Node]]) -> list[NodeRound]:
-        queries = [node.text for _, node in wave]
-        try:
-            known = await self._patiently(lambda: self._nodes.answers(self._run.id, queries))
-            return await self._retrieve(
-                [NodeRound.first(tree, node, states) for (tree, node), states in zip(wave, known, strict=True)]
-            )
-        finally:
-            self._waves_at_encoder -= 1
-            self._progressed.set()
+                    yield self._open_trees[index], node
 
     async def _retrieve(self, rounds: Sequence[NodeRound]) -> list[NodeRound]:
-        """The rounds with what they retrieve by the version that the run follows now."""
-        if not rounds:
-            return []
+        """The rounds with what the run knows, and what they retrieve by the version that it follows now."""
         queries = [(one.node.text, one.accepted) for one in rounds]
         run = await self._patiently(lambda: self._store.get(self._run.id))
+        known = await self._patiently(lambda: self._nodes.answers(self._run.id, [text for text, _ in queries]))
         try:
             found = await self._retrieval.nearest(run, queries)
         except errors.NotFound as error:
@@ -249,39 +272,65 @@ class RunWorker:
         except errors.AeencError as error:
             raise RunFailed(f"{error.message} (then resume the run)") from None
         return [
-            one.with_nearest(nearest, self._rules.k, run.version) for one, nearest in zip(rounds, found, strict=True)
+            replace(one, known=states).with_nearest(nearest, self._rules.k, run.version)
+            for one, nearest, states in zip(rounds, found, known, strict=True)
         ]
 
-    def _within_budget(self, rounds: Sequence[NodeRound]) -> list[NodeRound]:
-        """The rounds that the run's budget still covers, the last one perhaps in part."""
-        if not self._rules.max_judgements:
-            return list(rounds)
-        within: list[NodeRound] = []
-        left = self._rules.max_judgements - self._judgements
-        for one in rounds:
-            if left <= 0:
-                break
-            within.append(one.asking(left))
-            left -= len(within[-1].asked)
-        return within
+    @property
+    def _left(self) -> int:
+        """The verdicts that the run's budget still covers; without one, more than any node asks for."""
+        return self._rules.max_judgements - self._taken if self._rules.max_judgements else MAX_REACH
 
-    async def _judge(self, rounds: Sequence[NodeRound]) -> list[NodeRound]:
-        """Asks the oracle in concurrent calls and commits each as soon as it is answered. Returns the next rounds."""
-        granted = await self._within_oracle_budget([one for one in rounds if one.asked])
-        calls = [self._commit([(one, None) for one in rounds if not one.asked])]
-        calls += [self._judge_batch(batch) for batch in batches(granted, self._oracle.settings.batch_tasks)]
-        tasks = [asyncio.create_task(call) for call in calls]
+    def _within_budget(self, one: NodeRound) -> NodeRound | None:
+        """The round as far as the run's budget covers it, taken from the budget. None: nothing is left for it."""
+        covered = one.asking(max(self._left, 0))
+        if one.asked and not covered.asked:
+            return None
+        self._taken += len(covered.asked)
+        return covered
+
+    async def _answered(self, one: NodeRound) -> tuple[NodeRound, NodeAnswer | None] | None:
+        """The round as it was asked, and its answer; without one nothing had to be asked. None: it is not judged now.
+
+        A task that was withdrawn is retrieved again, and asks no more than before: a budget has covered that.
+        """
+        while one.asked:
+            outcome = await self._questions.ask(one)
+            if isinstance(outcome, NodeAnswer):
+                self._last.append(True)
+                return one, await self._admitted(one, outcome)
+            again = None
+            if isinstance(outcome, WithdrawnTask) and one.node.ordinal not in one.tree.cut:
+                again = (await self._retrievals.ask(one.anew())).asking(len(one.asked))
+            self._taken -= len(one.asked)
+            if isinstance(outcome, UnansweredTask):
+                self._unanswered.append((one, outcome))
+            if again is None or (covered := self._within_budget(again)) is None:
+                return None
+            one = covered
+        return one, None
+
+    async def _ask(self, rounds: Sequence[NodeRound]) -> list[NodeAnswer | UnansweredTask | WithdrawnTask | None]:
+        """Asks the oracle in a call, or several where texts are long. None: its own budget does not cover the node."""
+        granted = await self._within_oracle_budget(rounds)
+        if not self._lease.sure:  # else we might repeat what a successor has asked and stored
+            await self._make_sure()
+        calls = [
+            asyncio.create_task(self._oracle.judge(self._run.id, [_task(self._run, one) for one in part]))
+            for part in _parts(granted)
+        ]
         try:
-            return [one for following in await asyncio.gather(*tasks) for one in following]
+            outcomes = {one.task_id: one for outcomes in await asyncio.gather(*calls) for one in outcomes}
         except OracleFailed as error:
             raise RunFailed(str(error)) from None
         finally:
-            await cancel_all(tasks)
+            await cancel_all(calls)
+        return [outcomes.get(one.node_id) for one in rounds]
 
-    async def _within_oracle_budget(self, rounds: list[NodeRound]) -> list[NodeRound]:
-        """The rounds that the oracle's own budget covers; once it refuses one, no further wave starts."""
+    async def _within_oracle_budget(self, rounds: Sequence[NodeRound]) -> Sequence[NodeRound]:
+        """The rounds that the oracle's own budget covers; once it refuses one, no further node begins."""
         limit = self._oracle.settings.max_judgements
-        if not limit or not rounds:
+        if not limit:
             return rounds
         wanted = [(f"{one.node_id}:{one.round}", len(one.asked)) for one in rounds]
         name = self._oracle.name
@@ -289,51 +338,22 @@ class RunWorker:
         self._refused_by_budget |= not all(granted)
         return [one for one, may in zip(rounds, granted, strict=True) if may]
 
-    async def _judge_batch(self, rounds: Sequence[NodeRound]) -> list[NodeRound]:
-        following: list[NodeRound] = []
-        while rounds:
-            if not self._lease.sure:  # else we might repeat what a successor has asked and stored
-                await self._make_sure()
-            by_task = {one.node_id: one for one in rounds}
-            tasks = {one.node_id: _task(self._run, one) for one in rounds}
-            outcomes = await self._oracle.judge(self._run.id, [*tasks.values()])
-            given = [o for o in outcomes if isinstance(o, NodeAnswer)]
-            answers = [(by_task[o.task_id], await self._admitted(tasks[o.task_id], o)) for o in given]
-            following += await self._commit(answers)
-            self._last.extend(True for _ in answers)
-            self._unanswered += [(by_task[o.task_id], o) for o in outcomes if isinstance(o, UnansweredTask)]
-            rounds = await self._again([by_task[o.task_id] for o in outcomes if isinstance(o, WithdrawnTask)])
-        return following
-
-    async def _admitted(self, task: Task, answer: NodeAnswer) -> NodeAnswer:
+    async def _admitted(self, one: NodeRound, answer: NodeAnswer) -> NodeAnswer:
         """A remote oracle's answer with the premises that it adds, as far as it may; people have heard of theirs."""
         if answer.statement is None:
             return answer
         try:
-            return admitted(task, answer, await self._retrieval.proposed(self._run, answer.proposed[:MAX_ADDED]))
+            found = await self._retrieval.proposed(self._run, answer.proposed[:MAX_ADDED])
         except errors.AeencError as error:
             raise RunFailed(f"{error.message} (then resume the run)") from None
-
-    async def _again(self, withdrawn: Sequence[NodeRound]) -> list[NodeRound]:
-        """Rounds that nobody has judged, retrieved again. They ask no more than before: a budget has covered that.
-
-        Cut nodes are asked no more, and make room for others.
-        """
-        for one in withdrawn:
-            if one.node.ordinal in one.tree.cut:
-                del self._in_work[one.tree.index, one.node.ordinal]
-                self._look_at([one.tree])
-                self._progressed.set()
-        withdrawn = [one for one in withdrawn if one.node.ordinal not in one.tree.cut]
-        found = await self._retrieve([one.anew() for one in withdrawn])
-        return [one.asking(len(before.asked)) for one, before in zip(found, withdrawn, strict=True)]
+        return admitted(_task(self._run, one), answer, found)
 
     async def _give_up(self, *, idle: bool) -> None:
         """Counts nodes as failed if they are to blame: the oracle answered others meanwhile, or they failed before.
 
-        Otherwise the run fails and keeps them, once all waves have ended without an answer (`idle`).
+        Otherwise the run fails and keeps them, once nothing is in work (`idle`).
         """
-        unanswered, self._unanswered = self._unanswered, []  # waves in work may add to it meanwhile
+        unanswered, self._unanswered = self._unanswered, []  # nodes in work may add to it meanwhile
         guilty = [one for one, outcome in unanswered if self._oracle.last_answer_at > outcome.since]
         doubtful = [(one, outcome) for one, outcome in unanswered if self._oracle.last_answer_at <= outcome.since]
         if idle and 0 < len(doubtful) <= FEW:
@@ -345,37 +365,31 @@ class RunWorker:
         if guilty and failed > max(FEW, MOST_FAILED * len(self._last)):
             reason = f"{failed} of the last {len(self._last)} nodes got no answer; the last: {unanswered[-1][1].reason}"
             raise RunFailed(self._oracle.describe(reason))
-        await self._store_rounds([(one, one.failure(self._rules), None, True) for one in guilty])
+        for one in guilty:
+            await self._record(one, one.failure(self._rules), None, last=True)
         self._unanswered += doubtful
         if idle and doubtful:
             one, outcome = doubtful[0]
             raise RunFailed(f"{self._oracle.describe(outcome.reason)} (first unanswered node: {one.node_id})")
 
-    async def _commit(self, judged: Sequence[tuple[NodeRound, NodeAnswer | None]]) -> list[NodeRound]:
-        """Stores what was judged. Returns the next rounds of the nodes that have one."""
-        ended: list[tuple[NodeRound, Outcome, NodeAnswer | None, bool]] = []
-        following: list[NodeRound] = []
-        for one, answer in judged:
-            outcome = one.outcome(answer, self._rules)
-            next_round = one.next_round(outcome, self._rules)
-            ended.append((one, outcome, answer, next_round is None))
-            if next_round is not None:
-                following.append(next_round)
-        await self._store_rounds(ended)
+    async def _commit(self, one: NodeRound, answer: NodeAnswer | None) -> NodeRound | None:
+        """Stores what was judged. Returns the node's next round, if it has one."""
+        outcome = one.outcome(answer, self._rules)
+        following = one.next_round(outcome, self._rules)
+        await self._record(one, outcome, answer, last=following is None)
         return following
 
-    async def _store_rounds(self, ended: Sequence[tuple[NodeRound, Outcome, NodeAnswer | None, bool]]) -> None:
-        commits = [
-            NodeCommit.of_round(self._run, one, outcome, answer, last=last) for one, outcome, answer, last in ended
-        ]
+    async def _record(self, one: NodeRound, outcome: Outcome, answer: NodeAnswer | None, *, last: bool) -> None:
+        await self._commits.ask(NodeCommit.of_round(self._run, one, outcome, answer, last=last))
+        if last:
+            one.tree.results[one.node.ordinal] = outcome.result
+            self._in_work.pop((one.tree.index, one.node.ordinal), None)
+            self._progressed.set()
+        self._look_at([one.tree])
+
+    async def _store_nodes(self, commits: Sequence[NodeCommit]) -> Sequence[Any]:
         await self._write(lambda: self._nodes.commit(self._run.id, self._lease.owner, commits))
-        for (one, outcome, _, last), commit in zip(ended, commits, strict=True):
-            self._judgements += commit.judgements
-            if last:
-                one.tree.results[one.node.ordinal] = outcome.result
-                self._in_work.pop((one.tree.index, one.node.ordinal), None)
-                self._progressed.set()
-        self._look_at(one.tree for one, *_ in ended)
+        return commits
 
     async def _advance(self) -> bool:
         """Opens the next level of each tree whose level is judged, and closes the trees that have none.
@@ -426,13 +440,13 @@ class RunWorker:
                 await asyncio.sleep(REDIS_PAUSE_S)
 
 
-def batches(rounds: Sequence[NodeRound], most_tasks: int) -> list[list[NodeRound]]:
-    """Rounds in calls of at most `most_tasks` tasks and about CALL_BYTES."""
+def _parts(rounds: Iterable[NodeRound]) -> list[list[NodeRound]]:
+    """Rounds in calls of about CALL_BYTES."""
     found: list[list[NodeRound]] = []
     size_bytes = 0
     for one in rounds:
         round_bytes = sum(len(candidate.text.encode()) + 64 for candidate in one.asked)
-        if not found or len(found[-1]) >= most_tasks or size_bytes + round_bytes > CALL_BYTES:
+        if not found or size_bytes + round_bytes > CALL_BYTES:
             found.append([])
             size_bytes = 0
         found[-1].append(one)

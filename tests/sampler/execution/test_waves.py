@@ -15,37 +15,27 @@ from services.sampler.records.keys import RunKeys
 from services.sampler.records.node_store import NodeStore
 from services.sampler.records.run_store import RunStore
 from services.store.redis import connect
-from support.worlds.sampler_world import HYPOTHESES, SamplerWorld, brute_force, explains, finish, is_leaf, pair_set
+from support.worlds.sampler_world import (
+    HYPOTHESES,
+    SamplerWorld,
+    at_work,
+    brute_force,
+    explains,
+    finish,
+    is_leaf,
+    pair_set,
+    take,
+)
 
 CONFIG = {"corpus": "science", "oracle": "fake", "k": 6}
 
 
-def grown(depth: int, *accepted: int | None) -> algorithm.Tree:
-    """A tree whose level `depth` has nodes that accepted so many, or (None) wait."""
-    nodes = [algorithm.Node(n, f"node {n}", depth=depth) for n in range(len(accepted))]
-    leaf = algorithm.AcceptedPremise("p", "premise", 1, leaf=False)
-    results = {n: algorithm.Result((leaf,) * count) for n, count in enumerate(accepted) if count is not None}
-    return algorithm.Tree(0, "t", nodes, results, depth)
-
-
-def test_trees_go_together_only_while_the_budget_covers_their_worst_cases():
-    def chosen(budget: int, trees: list[algorithm.Tree], judgements: int = 0, **rules: object) -> tuple[int, bool]:
-        found, safe = algorithm.affordable(trees, algorithm.Rules(k=2, max_judgements=budget, **rules), judgements)  # type: ignore[arg-type]
-        assert found == trees[: len(found)]
-        return len(found), safe
-
-    flat, full = [grown(0, None) for _ in range(4)], 2  # verdicts of a tree with one node
-    assert chosen(0, flat) == (4, True)
-    assert [chosen(full * n, flat, max_depth=0) for n in (1, 2, 4)] == [(1, True), (2, True), (4, True)]
-    assert [chosen(budget, flat, max_depth=0) for budget in (1, 3)] == [(1, False), (1, True)]
-    assert chosen(10, flat, judgements=10, max_depth=0) == (0, True)
-    # depth 2: one node, two below it, four below those; two verdicts each
-    assert [chosen(budget, flat, max_depth=2) for budget in (13, 14, 28)] == [(1, False), (1, True), (2, True)]
-    assert chosen(6, flat, max_depth=8, max_nodes_per_tree=3) == (1, True)
-    # one waits, one has accepted a single premise: 1 node here, 2 + 1 below
-    assert [chosen(budget, [grown(1, None, 1)], max_depth=2) for budget in (7, 8)] == [(1, False), (1, True)]
-    assert chosen(10, flat, max_depth=2**32 - 1) == (1, False)
-    assert chosen(100, [grown(1, 0)], max_depth=2**32 - 1) == (1, True)
+@pytest.mark.parametrize("max_depth", [0, 2])
+async def test_a_run_with_a_budget_gives_eight_people_a_task_at_once(world: SamplerWorld, max_depth: int):
+    run = {"max_judgements": 10_000, "k": 20, "max_depth": max_depth}
+    async with at_work(world, 8, run=run) as (people, _, run_id):
+        leases = [await take(people, f"person {n}", run_id) for n in range(8)]
+    assert len({lease.task.query for lease in leases}) == 8
 
 
 async def test_a_tree_that_waits_does_not_hold_up_others_that_the_budget_covers(world: SamplerWorld, until_progress):
@@ -57,23 +47,22 @@ async def test_a_tree_that_waits_does_not_hold_up_others_that_the_budget_covers(
         assert await pair_set(client, run.id) == brute_force(others, max_nodes=3)
 
 
-@pytest.mark.parametrize("max_judgements", [25, 40, 70])
-async def test_a_budget_that_may_not_suffice_is_spent_in_order_however_slow_single_answers_are(
-    world: SamplerWorld, max_judgements: int
+@pytest.mark.parametrize("conditioned", [False, True])
+@pytest.mark.parametrize(("k", "max_judgements"), [(12, 25), (4, 40), (6, 1_000)])
+async def test_a_budget_is_used_up_and_never_exceeded_however_slow_single_answers_are(
+    world: SamplerWorld, k: int, max_judgements: int, conditioned: bool
 ):
     world.oracle.silent = frozenset(f"fact {n}" for n in range(60) if n % 2)
     world.oracle.silent_s = 0.1
-    async with world.sampler(wave_nodes=2, oracle={"batch_tasks": 1, "max_concurrency": 16}) as client:
-        run = await finish(client, k=12, hypotheses=HYPOTHESES[:2], max_judgements=max_judgements)
-        expected = brute_force(HYPOTHESES[:2], k=12, max_judgements=max_judgements)
-        assert await pair_set(client, run.id) == expected
-    assert run.progress.judgements == len(world.oracle.asked) == max_judgements
-
-
-async def test_a_conditioned_run_keeps_to_its_budget_whatever_is_asked_together(by_wave_nodes):
-    found = await by_wave_nodes(1, 64, k=4, max_nodes_per_tree=2, max_judgements=120, conditioned=True)
-    assert all(run.progress.judgements <= 120 for run, _ in found)
-    assert found[0][1] == found[1][1] != set()
+    async with world.sampler(wave_nodes=8, oracle={"batch_tasks": 1, "max_concurrency": 16}) as client:
+        run = await finish(client, k=k, max_judgements=max_judgements, conditioned=conditioned)
+        found = await pair_set(client, run.id)
+    assert run.state == types_pb2.WORK_STATE_SUCCEEDED
+    assert run.progress.judgements == len(world.oracle.asked) <= max_judgements
+    whole = brute_force(k=k)
+    if not conditioned:
+        assert found <= whole
+        assert len(found) == min(max_judgements, len(whole))
 
 
 async def test_the_next_wave_is_retrieved_for_while_the_oracle_judges(world: SamplerWorld):

@@ -128,7 +128,9 @@ class RunConfig:
     max_depth: int | None = None
     """The maximum depth of expansion; the root has depth 0. Default: 8."""
     max_judgements: int = 0
-    """The maximum number of judgements (verdicts requested) in the whole run. 0: no limit."""
+    """The maximum number of judgements (verdicts requested) in the whole run, spent in the order of asking. 0: no
+    limit.
+    """
     collect: Collect = Collect.UNSPECIFIED
     """Which pairs to record. Default: BOTH."""
     model: ModelSelector | None = None

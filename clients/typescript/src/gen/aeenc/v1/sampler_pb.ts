@@ -32,7 +32,7 @@ export type StartRunRequest = Message<"aeenc.v1.StartRunRequest"> & {
   config?: RunConfig | undefined;
 
   /**
-   * Hypotheses to explain. Budgets are spent in this order.
+   * Hypotheses to explain, begun in this order.
    *
    * @generated from field: repeated aeenc.v1.Hypothesis hypotheses = 2;
    */
@@ -88,7 +88,7 @@ export type RunConfig = Message<"aeenc.v1.RunConfig"> & {
   maxDepth?: number | undefined;
 
   /**
-   * The maximum number of judgements (verdicts requested) in the whole run. 0: no limit.
+   * The maximum number of judgements (verdicts requested) in the whole run, spent in the order of asking. 0: no limit.
    *
    * @generated from field: uint64 max_judgements = 6;
    */
