@@ -21,8 +21,8 @@ WORKERS ?= 4
 
 BIN := $(VENV)/bin
 PY := $(BIN)/python
-BENCHMARKS := $(notdir $(basename $(shell grep -ls '__main__' benchmarks/*/*.py)))
-BENCH := $(shell grep -ls '__main__' benchmarks/*/$(NAME).py)
+BENCHMARKS := $(notdir $(basename $(shell grep -ls '^if __name__' benchmarks/*/*.py)))
+BENCH := $(shell grep -ls '^if __name__' benchmarks/*/$(NAME).py)
 PYTEST := $(PY) -m pytest $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help

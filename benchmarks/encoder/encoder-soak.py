@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import PATIENT, EncoderClient, errors
-from benchmarks.encoder.fleet import EncoderFleet, running_encoder
-from benchmarks.encoder.fuzz import fuzz
+from benchmarks.encoder.garbage import garbage
 from benchmarks.harness.baselines import run
 from benchmarks.harness.checkpoints import (
     DAMAGES,
@@ -34,6 +33,7 @@ from benchmarks.harness.checkpoints import (
 from benchmarks.harness.entailmentbank import entailmentbank
 from benchmarks.harness.load import Calls, RawCalls, closed_loop, poisson, without_collector
 from benchmarks.harness.rows import Rows
+from benchmarks.harness.services import EncoderFleet, running_encoder
 from services.store.artifacts import Artifact, ArtifactStore
 
 SWAP_EVERY_S = 5.0
@@ -229,16 +229,6 @@ async def main(options: argparse.Namespace) -> None:
         async with running_encoder(store, base) as fleet:
             await garbage(rows, fleet, options.fuzz_s)
     rows.finish()
-
-
-async def garbage(rows: Rows, fleet: EncoderFleet, seconds: float) -> None:
-    """Bad input of all kinds beside a good caller."""
-    report = await fuzz(fleet, seconds, seed=1)
-    fine = report.alive and report.good_calls > 0 and not (report.unexpected or report.bad_good_calls)
-    told = report.unexpected or f"{report.calls} calls, {dict(report.by_code)}"
-    rows.add(f"garbage for {seconds:g} s: no crash, no wrong answer", fine, "", "True", fine, told)
-    memory = f"{report.rss_mb_before:.0f} MB, then {report.rss_mb_after:.0f}"
-    rows.add("garbage: memory grows by more than 5 % and 5 MB", report.leaks, "", "False", not report.leaks, memory)
 
 
 if __name__ == "__main__":

@@ -15,30 +15,20 @@ from collections.abc import Awaitable, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
-from prometheus_client import CollectorRegistry
 
-from aeenc import EncoderClient, errors
-from benchmarks.encoder.fleet import EncoderFleet, running_encoder
+from aeenc import EncoderClient
 from benchmarks.harness.baselines import BareOnnxruntime, Echo, SentenceTransformers, run
 from benchmarks.harness.checkpoints import STORE, base_checkpoint, int8_checkpoint, variant
 from benchmarks.harness.entailmentbank import entailmentbank
 from benchmarks.harness.load import closed_loop
 from benchmarks.harness.rows import Rows
-from services.encoder.batching.admission import CostModel
-from services.encoder.batching.batcher import Batcher
-from services.encoder.metrics import EncoderMetrics
-from services.encoder.runtime.runners import Tokens
-from services.kit import logs
+from benchmarks.harness.services import EncoderFleet, running_encoder
 from services.store.artifacts import Artifact, ArtifactStore
 from services.trainer.models.base_model import DEFAULT_NAME, find_base_model
 
 ROUNDS = 5
 TEXTS = 2048  # three seconds a pass, so that its ragged end weighs little
 CONNECTIONS = 4
-DEADLY = 13  # a text of so many tokens kills the thread that computes it
-CALLS = 2000
-KILLS = 20
 
 
 async def throughput(rows: Rows, base: Artifact, gated: Artifact, store: ArtifactStore, texts: Sequence[str]) -> None:
@@ -138,89 +128,6 @@ async def invariance(
         rows.at_least(name, worst, "cosine", bar)
 
 
-async def cancel_storm(rows: Rows, fleet: EncoderFleet, texts: Sequence[str]) -> None:
-    """Two thousand calls, every other cancelled after a moment: the others are answered, and nothing stays queued."""
-    client = fleet.client(retry=True, timeout_s=60)
-    expected = (await client.encode(texts[:8])).vectors
-    rng = random.Random(3)
-    outcomes = {"answered": 0, "cancelled": 0, "wrong": 0}
-
-    async def call(number: int) -> None:
-        task = asyncio.ensure_future(client.encode(texts[:8]))
-        if number % 2:
-            await asyncio.sleep(rng.uniform(0, 0.05))
-            task.cancel()
-        try:
-            answer = await task
-        except asyncio.CancelledError:
-            outcomes["cancelled"] += 1
-        except errors.AeencError:
-            outcomes["wrong"] += 1
-        else:
-            same = np.allclose(answer.vectors, expected, atol=1e-5)
-            outcomes["answered" if same else "wrong"] += 1
-
-    for start in range(0, 2000, 200):
-        await asyncio.gather(*(call(n) for n in range(start, start + 200)))
-    begun = time.monotonic()
-    await client.encode(["is it still there?"])
-    after_s = time.monotonic() - begun
-    fine = outcomes["wrong"] == 0 and outcomes["answered"] >= 1000 and after_s < 1.0
-    rows.add(
-        "cancel storm: wrong or failed among 1,000 not cancelled", outcomes["wrong"], "calls", "0", fine, str(outcomes)
-    )
-    await client.channel.close()
-
-
-class _DeadlyRunner:
-    """A runner that ends its thread, as a bug of the service might."""
-
-    pads = True
-    width = 4
-
-    def __init__(self) -> None:
-        self.held: set[int] = set()
-
-    def run(self, batch: Sequence[Tokens]) -> NDArray[np.float32]:
-        time.sleep(0.001)
-        if any(len(tokens.ids) == DEADLY for tokens in batch):
-            self.held |= {tokens.ids[0] for tokens in batch}
-            raise SystemExit
-        return np.repeat(np.array([[tokens.ids[0]] for tokens in batch], dtype=np.float32), self.width, axis=1)
-
-
-async def failed_beyond_held() -> int:
-    """Calls that failed, hung or were answered wrongly although no dead worker held them; of 2,000 with 20 kills."""
-    logs.configure(log_format="console", level="critical", service="bench", instance="worker-kill")
-    batcher = Batcher(
-        workers=2,
-        batch_items=8,
-        batch_tokens=512,
-        stuck_s=10,
-        cost=CostModel(2),
-        metrics=EncoderMetrics(CollectorRegistry()),
-    )
-    runner, bad = _DeadlyRunner(), 0
-
-    async def call(number: int) -> None:
-        nonlocal bad
-        length = DEADLY if number % (CALLS // KILLS) == 50 else 3 + number % 9
-        try:
-            async with asyncio.timeout(20):
-                answer = await batcher.encode(runner, [Tokens([number] * length)], "interactive")
-        except errors.Unavailable:
-            bad += number not in runner.held
-        except TimeoutError:
-            bad += 1
-        else:
-            bad += bool((answer.rows != number).any())
-
-    for start in range(0, CALLS, 100):
-        await asyncio.gather(*(call(number) for number in range(start, start + 100)))
-    await batcher.close()
-    return bad
-
-
 async def main() -> None:
     """Runs all parts."""
     rows = Rows("encoder")
@@ -231,7 +138,6 @@ async def main() -> None:
     random.Random(0).shuffle(texts)
     async with running_encoder(store, base) as fleet:
         await latency(rows, fleet, base, texts)
-        await cancel_storm(rows, fleet, texts)
         client = fleet.client(retry=True)
         await invariance(rows, client, texts[:256], "float32", 0.99999)
         await client.channel.close()
@@ -241,8 +147,6 @@ async def main() -> None:
         client = fleet.client(retry=True)
         await invariance(rows, client, texts[:256], "int8", 0.99999)
         await client.channel.close()
-    beyond = await failed_beyond_held()
-    rows.at_most("worker kill: calls failed beyond those it held", beyond, "calls", 0)
     await throughput(rows, base, gated, store, texts[:TEXTS])
     rows.finish()
 

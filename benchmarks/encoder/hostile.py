@@ -6,7 +6,6 @@
     spinner   instead of the callers, as much processor time as they took, at the services' priority and at theirs
 
 An encoder with the base model and an index, both with a file of credentials. Loopback only; about two minutes.
-`--root DIR` runs the services of another checkout, to see what was before.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from aeenc import AsyncClient, errors
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, index_pb2, index_pb2_grpc, types_pb2
-from benchmarks.encoder.fleet import EncoderFleet
-from benchmarks.encoder.fuzz import LOST
 from benchmarks.harness.baselines import run
 from benchmarks.harness.checkpoints import STORE, base_checkpoint, register
 from benchmarks.harness.rows import ROOT, Rows
+from benchmarks.harness.services import EncoderFleet
+from benchmarks.house.scan_rpcs import LOST
 from services.encoder.runtime.thread_priority import WORKER
 from services.kit.credentials.credential_file import Credential, HashedToken, hash_of, new_token, render
 from services.store.artifacts import Artifact, ArtifactStore
@@ -219,7 +218,7 @@ async def person(client: AsyncClient, seconds: float) -> Answers:
 
 @asynccontextmanager
 async def running(
-    store: ArtifactStore, base: Artifact, tokens: Sequence[str], root: Path
+    store: ArtifactStore, base: Artifact, tokens: Sequence[str]
 ) -> AsyncIterator[tuple[EncoderFleet, ServiceProcess]]:
     """Starts an encoder and an index that know these tokens, the first of them an administrator's."""
     with tempfile.TemporaryDirectory(prefix="aeenc-bench-") as scratch:
@@ -241,7 +240,6 @@ async def running(
         encoder = ServiceProcess.of(
             "encoder",
             home,
-            root=root,
             redis_url=redis_process.url,
             namespace="bench",
             artifacts_dir=store.root,
@@ -251,7 +249,6 @@ async def running(
         index = ServiceProcess.of(
             "index",
             home,
-            root=root,
             artifacts_dir=home / "artifacts",
             encoder_target=encoder.target,
             peer_token=own["token"],
@@ -276,12 +273,12 @@ def processor_s(processes: Sequence[ServiceProcess]) -> float:
     return sum(sum(psutil.Process(one.pid).cpu_times()[:2]) for one in processes)
 
 
-async def measure(rows: Rows, seconds: float, root: Path) -> None:
+async def measure(rows: Rows, seconds: float) -> None:
     """Measures the person alone, beside the hostile callers, and beside a spinner."""
     store = ArtifactStore(STORE)
     base = base_checkpoint(store)
     tokens = [new_token() for _ in range(CALLERS + 2)]
-    async with running(store, base, tokens, root) as (fleet, index):
+    async with running(store, base, tokens) as (fleet, index):
         services = [fleet.process, index]
         targets = {"encoder": fleet.process.target, "index": index.target}
         async with AsyncClient(**targets, token=tokens[0], timeout_s=60) as admin:
@@ -323,14 +320,13 @@ async def main() -> None:
     """Measures, or is the hostile callers' process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--root", type=Path, default=ROOT, help="the checkout whose services run")
     parser.add_argument("--callers", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.callers:
         print(json.dumps(await hostile(**json.loads(arguments.callers))))
         return
     rows = Rows("hostile")
-    await measure(rows, arguments.seconds, arguments.root.resolve())
+    await measure(rows, arguments.seconds)
     rows.finish()
 
 

@@ -4,7 +4,7 @@
     races         2 replicas, 1,000 pairs of activations with the same `expected`: who wins?
     builds        2 replicas, one is killed while it builds: what is encoded again?
 
-`--only PART` runs one part. `--root DIR` runs the services of another checkout, to see what was before. Loopback only.
+`--only PART` runs one part. Loopback only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from aeenc import Channel, IndexClient, errors
 from aeenc.v1 import types_pb2
-from benchmarks.harness.rows import ROOT, Rows
+from benchmarks.harness.rows import Rows
 from benchmarks.index.stand_in_encoder import SPACE, StandInEncoder, vector_of
 from support.service_process import ServiceProcess
 from support.waiting import until
@@ -53,14 +53,14 @@ class Fleet:
 
 
 @asynccontextmanager
-async def running(count: int, root: Path, *, pause_s: float = 0.0, **settings: object) -> AsyncIterator[Fleet]:
-    """Starts `count` index processes with the code of a checkout; everything ends with the block."""
+async def running(count: int, *, pause_s: float = 0.0, **settings: object) -> AsyncIterator[Fleet]:
+    """Starts `count` index processes ; everything ends with the block."""
     async with AsyncExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aeenc-bench-")))
         encoder = await stack.enter_async_context(StandInEncoder(pause_s=pause_s))
         own = {"artifacts_dir": home / "artifacts", "encoder_target": encoder.target, **settings}
         names = [f"index-{number}" for number in range(count)]
-        processes = [ServiceProcess.of("index", home, name=one, instance=one, root=root, **own) for one in names]
+        processes = [ServiceProcess.of("index", home, name=one, instance=one, **own) for one in names]
         fleet = Fleet(processes, encoder)
         for process in processes:
             await stack.enter_async_context(process.running())
@@ -113,15 +113,11 @@ class Load:
             await asyncio.sleep(PAUSE_S)
 
 
-async def activations(rows: Rows, root: Path) -> None:
+async def activations(rows: Rows) -> None:
     """An answer between an acknowledgement and the beginning of the next activation must be of its generation."""
-    async with running(3, root) as fleet:
+    async with running(3) as fleet:
         clients, load, acknowledged, took = fleet.clients, Load(fleet), [], []
         ids = [(await clients[0].build(CORPUS, premises(200 + 50 * n), activate=n == 0)).id for n in range(3)]
-        if root != ROOT:  # services that do not follow each other find what is there when they start
-            for process in fleet.processes[1:]:
-                await process.stop()
-                await process.restart()
         callers = [asyncio.create_task(load.call(number)) for number in range(CALLERS)]
         for number in range(ACTIVATIONS):
             generation = ids[(number + 1) % 3]
@@ -158,14 +154,10 @@ async def activations(rows: Rows, root: Path) -> None:
     rows.note("an activation, median", statistics.median(took), "s", max(took))
 
 
-async def races(rows: Rows, root: Path) -> None:
+async def races(rows: Rows) -> None:
     """Two replicas, two callers that expect the same generation and want different ones."""
-    faster = {} if root != ROOT else {"look_s": 0.05}
-    async with running(2, root, **faster) as fleet:
+    async with running(2, look_s=0.05) as fleet:
         ids = [(await fleet.clients[0].build(CORPUS, premises(40 + n), activate=n == 0)).id for n in range(3)]
-        if root != ROOT:
-            await fleet.processes[1].stop()
-            await fleet.processes[1].restart()
         winners: Counter[int] = Counter()
         failures: Counter[str] = Counter()
         active = ids[0]
@@ -201,10 +193,10 @@ class TakenOver:
     took_s: float
 
 
-async def take_over(root: Path, count: int) -> TakenOver:
+async def take_over(count: int) -> TakenOver:
     """Kills the replica that builds half-way; the caller, who knows both addresses, goes on."""
     paced = {"build_batch": BATCH, "build_sync_s": 0.1}
-    async with running(2, root, pause_s=BATCH_S, **paced) as fleet:
+    async with running(2, pause_s=BATCH_S, **paced) as fleet:
         client = fleet.client(fleet.targets)
         building = asyncio.create_task(client.build(CORPUS, premises(count), request_id="one", timeout_s=300.0))
         await until(lambda: len(fleet.encoder.encoded) >= count * KILLED_AT, BUILD_S)
@@ -222,9 +214,9 @@ async def take_over(root: Path, count: int) -> TakenOver:
     return TakenOver(is_whole, encoded, again, took_s)
 
 
-async def builds(rows: Rows, root: Path) -> None:
+async def builds(rows: Rows) -> None:
     """A replica that dies while it builds."""
-    done = await take_over(root, PREMISES)
+    done = await take_over(PREMISES)
     kept = 1 - done.again / done.encoded
     rows.add("the build went on at the other replica", done.is_whole, "", "True", done.is_whole)
     rows.add("encoded before the kill and not again", round(kept, 4), "share", "≥ 0.9", kept >= 0.9, done.encoded)
@@ -244,13 +236,11 @@ def main() -> None:
     """Runs the parts and ends the process; exit status 1 when a claim does not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=PARTS, help="one part; its results get a name of their own")
-    parser.add_argument("--root", type=Path, default=ROOT, help="the checkout whose services run (default: this one)")
     options = parser.parse_args()
-    before = "" if options.root == ROOT else "-before"
-    rows = Rows(f"fleet-{options.only}{before}" if options.only else f"fleet{before}")
+    rows = Rows(f"fleet-{options.only}" if options.only else "fleet")
     parts = {"activations": activations, "races": races, "builds": builds}
     for name in [options.only] if options.only else PARTS:
-        asyncio.run(parts[name](rows, options.root))
+        asyncio.run(parts[name](rows))
     rows.finish()
 
 

@@ -23,11 +23,11 @@ from contextlib import asynccontextmanager
 
 from aeenc.oracle import Oracle, Task
 from benchmarks.harness.baselines import run
+from benchmarks.harness.fleet import CORPUS, Fleet, running_fleet
 from benchmarks.harness.rows import Rows
 from benchmarks.house.scan_rpcs import scan_rpcs
 from benchmarks.house.scan_sdk import scan_sdk
 from benchmarks.house.scan_values import Scanned
-from benchmarks.promises.fleet import CORPUS, Fleet, running_fleet
 
 LOGGED = ("call failed", "Traceback", "never retrieved", "Fatal")  # what no service may log for a caller's mistake
 

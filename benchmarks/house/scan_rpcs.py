@@ -61,12 +61,12 @@ async def scan_rpcs(addresses: Mapping[str, str], known: Sound) -> Scanned:
 
             for service in file.DESCRIPTOR.services_by_name.values():
                 for method in service.methods:
-                    await asyncio.gather(*(one(method, *request) for request in _requests(method, known)))
+                    await asyncio.gather(*(one(method, *request) for request in requests_of(method, known)))
                     await _lives(found, channel, method)
     return found
 
 
-def _requests(method: MethodDescriptor, known: Sound) -> Iterator[tuple[str, list[bytes]]]:
+def requests_of(method: MethodDescriptor, known: Sound) -> Iterator[tuple[str, list[bytes]]]:
     """The streams of messages of a method, each with one odd field, and what that is."""
     kind = method.input_type
     parts = [one.name for one in kind.oneofs[0].fields] if method.client_streaming and kind.oneofs else [""]

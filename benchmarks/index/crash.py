@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aeenc import IndexClient, errors
+from benchmarks.harness.services import IndexFleet, index_fleet
 from benchmarks.index.crash_caller import CorpusCaller, CorpusModel, Premise
-from benchmarks.index.fleet import IndexFleet, index_fleet
 from benchmarks.index.stand_in_encoder import StandInEncoder
 from services.corpus.generation import PREMISES, folder_of
 from services.index.building.journal import BUILDS

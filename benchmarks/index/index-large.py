@@ -1,10 +1,9 @@
 """A large corpus in the index: recall, build, throughput, memory, opening, filters. `make bench NAME=index-large`.
 
-Vectors are those of real facts, over and over, each time with other noise; queries are real hypotheses. An index in a
-process of its own gets them through BuildGeneration from an encoder that makes the vectors up, so that the index alone
-is measured. Filters are one id, 1,000 ids, a tag of each tenth premise, and what stands before the middle; right is
-what a scan of the allowed rows in float64 finds. A million premises take about ten minutes;
-`benchmarks/index/index-large.py --rows 50000` is a smaller one.
+An index in a process of its own gets vectors (benchmarks/index/cloud.py) through BuildGeneration from an encoder that
+makes them up, so that the index alone is measured. Filters are one id, 1,000 ids, a tag of each tenth premise, and what
+stands before the middle; right is what a scan of the allowed rows in float64 finds. A million premises take about ten
+minutes; `benchmarks/index/index-large.py --rows 50000` is a smaller one.
 Needs EntailmentBank in `data/entailmentbank` or in AEENC_BENCH_DATA.
 """
 
@@ -15,7 +14,7 @@ import asyncio
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -27,11 +26,11 @@ from numpy.typing import NDArray
 from aeenc import AsyncClient
 from aeenc.v1 import types_pb2
 from benchmarks.harness.baselines import run
-from benchmarks.harness.checkpoints import STORE, base_checkpoint, embedded
-from benchmarks.harness.entailmentbank import entailmentbank
+from benchmarks.harness.checkpoints import STORE
 from benchmarks.harness.rows import Rows
+from benchmarks.harness.services import IndexFleet, running_index
 from benchmarks.index import searching
-from benchmarks.index.fleet import IndexFleet, running_index
+from benchmarks.index.cloud import Cloud, Matrix
 from benchmarks.index.stand_in_encoder import SPACE, StandInEncoder
 from services.corpus.generation import VECTORS, folder_of
 from services.index.dense.exact import SCAN_ROWS, FlatIndex
@@ -39,7 +38,6 @@ from services.store.artifacts import ArtifactStore
 
 CORPUS = "large"
 MILLION = 1_000_000  # premises from which on all bars hold
-NOISE = 0.5  # length of a row's noise beside its fact's 1: a row and its fact have a cosine of .89, two of one fact .8
 K = 10
 CALLERS = 64
 LOAD_S = 10.0
@@ -47,26 +45,7 @@ SCANS = 20
 IDS, STEP = 1000, 10  # of filters: ids, and how many premises there are for each that has the tag
 FILTERED, ROUNDS = 20, 5  # queries, and how often each is asked
 BUILD_TIMEOUT_S = 3600.0
-Matrix = NDArray[np.float32]
 Ordinals = NDArray[np.int64]
-
-
-def sources() -> tuple[Matrix, Matrix]:
-    """Vectors of EntailmentBank's facts and of its dev queries; encoded once and kept."""
-    kept = STORE.parent / "sources.npz"
-    if not kept.is_file():
-        base, dataset = base_checkpoint(ArtifactStore(STORE)), entailmentbank()
-        facts = embedded(base, [candidate.text for candidate in dataset.candidates()])
-        np.savez(kept, facts=facts, queries=embedded(base, [one.text for one in dataset.queries("dev")]))
-    with np.load(kept, allow_pickle=False) as arrays:
-        return arrays["facts"], arrays["queries"]
-
-
-def cloud(facts: Matrix, ordinals: list[int]) -> Matrix:
-    """Rows of the corpus: fact `ordinal` modulo their number, plus the noise of that ordinal; unit length."""
-    noise = np.stack([np.random.default_rng(n).standard_normal(facts.shape[1], np.float32) for n in ordinals])
-    rows = facts[np.array(ordinals) % len(facts)] + NOISE * noise / np.linalg.norm(noise, axis=1, keepdims=True)
-    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
 def premises(count: int) -> Iterator[types_pb2.Premise]:
@@ -89,15 +68,12 @@ def resident_bytes(index: IndexFleet) -> int:
 
 async def large(rows: Rows, count: int) -> None:
     """Prints the rows of a corpus of `count` premises."""
-    facts, queries = await asyncio.to_thread(sources)
-    name = f"{count:,} x {facts.shape[1]}"
-
-    def embed(texts: Sequence[str]) -> Matrix:
-        return cloud(facts, [int(text.rpartition(" ")[2]) for text in texts])
-
+    cloud = await asyncio.to_thread(Cloud)
+    queries = cloud.queries
+    name = f"{count:,} x {queries.shape[1]}"
     with tempfile.TemporaryDirectory(prefix="aeenc-large-", dir=STORE.parent) as scratch:
         root = Path(scratch)
-        async with StandInEncoder(embed) as encoder:
+        async with StandInEncoder(cloud.embed) as encoder:
             async with running_ivf(root, encoder.target) as index, AsyncClient(index=index.process.target) as client:
                 started = time.monotonic()
                 built = await client.index.build(CORPUS, premises(count), timeout_s=BUILD_TIMEOUT_S)

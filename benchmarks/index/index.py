@@ -23,13 +23,12 @@ import psutil
 from aeenc import EncoderClient, Fusion, IndexClient, vectors
 from aeenc.trees import Dataset
 from aeenc.v1 import index_pb2, types_pb2
-from benchmarks.encoder.fleet import EncoderFleet, running_encoder
 from benchmarks.harness.baselines import Echo, run
 from benchmarks.harness.checkpoints import STORE, base_checkpoint
 from benchmarks.harness.entailmentbank import entailmentbank
 from benchmarks.harness.load import closed_loop
 from benchmarks.harness.rows import Rows
-from benchmarks.index.fleet import IndexFleet, running_index
+from benchmarks.harness.services import EncoderFleet, IndexFleet, premises_of, running_encoder, running_index
 from benchmarks.index.quality import Queries, ask_for_the_others
 from services.corpus.generation import open_generation
 from services.index.dense.exact import FlatIndex
@@ -290,9 +289,8 @@ async def main(options: argparse.Namespace) -> None:
     name, dataset = options.only, entailmentbank()
     rows = Rows(f"index-{name}" if name else "index")
     store = ArtifactStore(STORE)
-    candidates = dataset.candidates()
-    premises = [types_pb2.Premise(id=one.id, text=one.text, splits=one.splits) for one in candidates]
-    texts = [one.text for one in candidates]
+    premises = premises_of(dataset)
+    texts = [one.text for one in premises]
     random.Random(0).shuffle(texts)
     async with (
         running_encoder(store, base_checkpoint(store)) as encoder,

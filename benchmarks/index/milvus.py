@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness.rows import Rows
-from benchmarks.index.sizing import clustered
 from services.corpus.generation import (
     KIND,
     VECTORS,
@@ -35,7 +34,7 @@ from services.store.artifacts import ArtifactStore
 from support.servers.milvus_server import MilvusServer
 
 ROUNDS = 10
-K = 10
+K, DIM, CLUSTERS = 10, 384, 2_000
 SIZES = (2_000, 16_000)
 PATIENCE_S = 600.0  # of Milvus, while it indexes
 
@@ -81,6 +80,14 @@ async def measure(rows: Rows, uri: str, store: ArtifactStore, size: int) -> None
     await collections.close()
 
 
+def clustered(count: int, *, seed: int) -> np.ndarray:
+    """Unit vectors (count, DIM) around the same centres for every seed; graphs behave unlike themselves on noise."""
+    centres = np.random.default_rng(1).normal(size=(CLUSTERS, DIM))
+    rng = np.random.default_rng(seed)
+    matrix = centres[rng.integers(0, CLUSTERS, count)] + 0.8 * rng.normal(size=(count, DIM))
+    return (matrix / np.linalg.norm(matrix, axis=1, keepdims=True)).astype(np.float32)
+
+
 def searched(index: RemoteIndex, queries: np.ndarray, selection: Selection) -> None:
     """Searches to the end."""
     *_, hits = index.steps(queries, K, selection)
@@ -94,7 +101,7 @@ def written(store: ArtifactStore, size: int) -> Generation:
         write_premises(writer.path, (PremiseRecord(f"p{n}", f"fact {n}", (), ("facts",)) for n in range(size)))
         np.save(writer.path / VECTORS, clustered(size, seed=3), allow_pickle=False)
         meta = generation_meta(
-            corpus="bench", space_id="s", premise_version="q", dim=384, premises=size, engine="milvus-flat"
+            corpus="bench", space_id="s", premise_version="q", dim=DIM, premises=size, engine="milvus-flat"
         )
         written = writer.commit(meta, id_prefix="g")
     return open_generation(store, "bench", written.id)

@@ -40,7 +40,7 @@ class StandInEncoder(encoder_pb2_grpc.EncoderServiceServicer):
     """
 
     def __init__(self, embed: Callable[[Sequence[str]], Matrix] = hashed, *, pause_s: float = 0.0) -> None:
-        self.encoded: Counter[str] = Counter()
+        self.encoded: Any = Counter[str]()
         self._embed = embed
         self._pause_s = pause_s
         self._server = grpc.aio.server()
@@ -57,7 +57,8 @@ class StandInEncoder(encoder_pb2_grpc.EncoderServiceServicer):
     async def Encode(self, request: encoder_pb2.EncodeRequest, _context: Any) -> encoder_pb2.EncodeResponse:
         """The vectors of the texts."""
         await asyncio.sleep(self._pause_s)
-        self.encoded.update(request.texts)
+        if self.encoded is not None:
+            self.encoded.update(request.texts)
         embeddings = vectors.to_proto(self._embed(request.texts))
         return encoder_pb2.EncodeResponse(embeddings=embeddings, model_version=VERSION, space_id=SPACE)
 

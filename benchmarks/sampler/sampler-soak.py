@@ -1,9 +1,9 @@
-"""Runs among dying processes, judged by a program and by people. `make bench NAME=sampler-soak`.
+"""Runs among dying processes: `make bench NAME=sampler-soak`.
 
 Samplers, Redis and the oracle get SIGKILL every second or so, whatever the victim is doing, and a new start at once; at
 least 200 times while the run goes on. Its pairs are compared with those of an undisturbed run, and what the oracle was
 asked with what was stored by then. Needs EntailmentBank in `data/entailmentbank` or in AEENC_BENCH_DATA.
-Thirteen minutes; `--only PART` runs one part, `--kills` and `--trees` make it shorter, and the rows then say so.
+Eight minutes; `--kills` and `--trees` make it shorter, and the rows then say so.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from aeenc import PATIENT, Channel, SamplerClient, errors, values
 from benchmarks.harness.baselines import run
 from benchmarks.harness.entailmentbank import DATA, entailmentbank
 from benchmarks.harness.rows import Rows
+from benchmarks.harness.services import CORPUS, RetrievalFleet, running_retrieval
 from benchmarks.sampler.acs_definition import differences, recorded
-from benchmarks.sampler.fleet import CORPUS, RetrievalFleet, running_retrieval
-from benchmarks.sampler.people import people
 from benchmarks.sampler.witness_oracle import asked_at
 from services.launcher.processes import free_port
 from support.service_process import RedisProcess, ServiceProcess
@@ -201,23 +200,17 @@ async def among_dying_processes(rows: Rows, on: SoakFleet, hypotheses: list[tupl
 
 async def main(options: argparse.Namespace) -> None:
     """The soak."""
-    dataset, rows = entailmentbank(), Rows(f"sampler-soak-{options.only}" if options.only else "sampler-soak")
+    dataset, rows = entailmentbank(), Rows("sampler-soak")
     trees = dataset.trees(SPLIT)[: options.trees]
     hypotheses = [(f"{n}-{tree.id}", tree.hypothesis) for n, tree in enumerate(trees)]
-    if options.only in {None, "run"}:
-        async with running_retrieval(dataset) as retrieval, soak_fleet(retrieval, options.delay_s) as on:
-            await among_dying_processes(rows, on, hypotheses, options.kills)
-    if options.only in {None, "people"}:
-        await people(rows, hypotheses=options.questions, kills=options.people_kills)
+    async with running_retrieval(dataset) as retrieval, soak_fleet(retrieval, options.delay_s) as on:
+        await among_dying_processes(rows, on, hypotheses, options.kills)
     rows.finish()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--only", choices=["run", "people"], help="one part; its results get a name of their own")
-    parser.add_argument("--questions", type=int, default=200, help="hypotheses put before people")
-    parser.add_argument("--people-kills", type=int, default=30)
     parser.add_argument("--trees", type=int, default=1313)
     parser.add_argument("--delay-s", type=float, default=0.8, help="how long the oracle takes for a call")
     run(main(parser.parse_args()))

@@ -1,4 +1,4 @@
-"""The sampler on all train trees: speed against one node at a time, pairs against the definition, memory, noise.
+"""The sampler on all train trees: speed against one node at a time, pairs against the definition, memory.
 
 `make bench NAME=sampler`. Both ways take turns over the same services, each over a Redis of its own with every write on
 disk before it is acknowledged. Needs EntailmentBank in `data/entailmentbank` or in AEENC_BENCH_DATA. Eight
@@ -23,15 +23,14 @@ from aeenc.trees import Dataset
 from benchmarks.harness.baselines import run
 from benchmarks.harness.entailmentbank import entailmentbank
 from benchmarks.harness.rows import Rows
-from benchmarks.sampler.acs_definition import Definition, SignedPair, differences, recorded
-from benchmarks.sampler.fleet import (
+from benchmarks.harness.services import (
     CORPUS,
     RetrievalFleet,
     running_oracle,
     running_retrieval,
     running_sampler,
 )
-from benchmarks.sampler.noisy import HYPOTHESES, noisy
+from benchmarks.sampler.acs_definition import Definition, SignedPair, differences, recorded
 from services.corpus.generation import open_generation
 from services.store.artifacts import ArtifactStore
 
@@ -58,7 +57,7 @@ async def sampled(
     """Seconds of a run from its start to its end as the sampler records them, the run, and its pairs."""
     settings = {"wave_nodes": 1} if one_at_a_time else {}
     how = {"target": oracle, **(ONE_AT_A_TIME if one_at_a_time else {})}
-    async with running_sampler(retrieval, how, **settings) as sampler:
+    async with running_sampler(retrieval.index.process.target, how, **settings) as sampler:
         started = await sampler.client.start_run(
             hypotheses, corpus=CORPUS, oracle="gold", k=K, max_depth=MAX_DEPTH, split=SPLIT
         )
@@ -120,7 +119,7 @@ async def memory(rows: Rows, retrieval: RetrievalFleet, dataset: Dataset, count:
     with tempfile.TemporaryDirectory(prefix="aeenc-bench-") as scratch:
         async with (
             running_oracle(Path(scratch), SPLIT) as oracle,
-            running_sampler(retrieval, {"target": oracle}) as sampler,
+            running_sampler(retrieval.index.process.target, {"target": oracle}) as sampler,
         ):
             idle = sampler.process.resident_mb()
             started = await sampler.client.start_run(hypotheses, corpus=CORPUS, oracle="gold", k=K, split=SPLIT)
@@ -145,18 +144,13 @@ async def main(options: argparse.Namespace) -> None:
             await speed_and_pairs(rows, retrieval, dataset, options.trees, options.rounds)
         if options.only in {None, "memory"}:
             await memory(rows, retrieval, dataset, options.in_flight)
-        if options.only in {None, "noisy"}:
-            await noisy(rows, retrieval.index.process.target, CORPUS, dataset, count=options.noisy)
     rows.finish()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--only", choices=["speed", "memory", "noisy"], help="one part; its results get a name of their own"
-    )
+    parser.add_argument("--only", choices=["speed", "memory"], help="one part; its results get a name of their own")
     parser.add_argument("--trees", type=int, default=1313)
     parser.add_argument("--in-flight", type=int, default=10_000, help="hypotheses of the run whose memory is measured")
-    parser.add_argument("--noisy", type=int, default=HYPOTHESES, help="hypotheses put before the noisy oracle")
     parser.add_argument("--rounds", type=int, default=2, help="how often the two ways take turns")
     run(main(parser.parse_args()))

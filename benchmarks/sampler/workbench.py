@@ -4,7 +4,6 @@
     times   20 people, 16 k premises, all services on the same cores: next task, and the children after a decision
     walks   browsers at random, in two tabs and three widths: what is refused unseen, sent astray, lost, doubled?
     page    the weight of the first load
-    first   two commands in an empty directory, a browser, the first judged node: how long a new user needs at least
 
 `--only PART` runs one part. Needs `pip install clients/workbench` (`make test-browser` does it). Loopback only.
 """
@@ -16,11 +15,8 @@ import asyncio
 import contextlib
 import gzip
 import json
-import os
 import random
-import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -39,8 +35,8 @@ from aeenc import errors, values
 from aeenc.oracle import EXPLAINS, Verdict
 from aeenc.v1 import index_pb2_grpc
 from benchmarks.harness.entailmentbank import entailmentbank
-from benchmarks.harness.rows import ROOT, Rows
-from benchmarks.sampler.fleet import CORPUS, running_retrieval, running_sampler
+from benchmarks.harness.rows import Rows
+from benchmarks.harness.services import CORPUS, running_retrieval, running_sampler
 from services.launcher.processes import free_port
 from services.sampler.people.task_store import TaskStore
 from services.sampler.records.keys import TaskKeys
@@ -51,17 +47,15 @@ from support.worlds.browser_sight import check as compare
 from support.worlds.people_world import People, check
 from support.worlds.sampler_world import FakeIndex, serving
 
-PARTS = ("page", "first", "times", "kills", "walks")
+PARTS = ("page", "times", "kills", "walks")
 PEOPLE, KILLS, NAMESPACE = 20, 10, "workbench"
 RETRY_S, LOOK_S = 0.3, 0.12  # of the page
 SETTLE_S = 1.0  # from opening the page to asking for a task
 CHILD_S = 10.0  # after which a node is taken to have no child
 TEAM = {"undo_s": 0.5, "min_lease_s": 2.0, "first_lease_s": 2.0}
 PAGE = Path(sys.modules["aeenc_workbench"].__file__ or "").parent / "page"
-FIRST_LOAD_BYTES, NEXT_MS, CHILDREN_MS, FIRST_S = 60_000, 150.0, 500.0, 60.0
+FIRST_LOAD_BYTES, NEXT_MS, CHILDREN_MS = 60_000, 150.0, 500.0
 WIDTHS = (390, 1280, 1440)
-UP = ["up", "--people", "team", "--workbench", "--base-port", "0"]
-SAMPLE = ["sample", "--data", str(ROOT / "data" / "sample"), "--oracle", "team", "-k", "9", "--no-wait"]
 
 
 class Browsers:
@@ -238,7 +232,9 @@ async def times(rows: Rows, *, hypotheses: int, answers: int) -> None:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aeenc-bench-")))
         retrieval = await stack.enter_async_context(running_retrieval(dataset))
         queues = {"team": {"undo_s": 60.0}}
-        sampling = await stack.enter_async_context(running_sampler(retrieval, {"target": "127.0.0.1:1"}, queues=queues))
+        sampling = await stack.enter_async_context(
+            running_sampler(retrieval.index.process.target, {"target": "127.0.0.1:1"}, queues=queues)
+        )
         started = running_workbench(home, sampling.process.target, retrieval.index.process.target)
         _, url, links = await stack.enter_async_context(started)
         people = aeenc.PeopleClient(sampling.client.channel)
@@ -361,55 +357,6 @@ def page(rows: Rows) -> None:
     rows.at_most("page weight, first load, compressed", packed, "bytes", FIRST_LOAD_BYTES)
 
 
-async def first(rows: Rows) -> None:
-    """From the first command to the first node that the run has recorded, by somebody who presses keys at once."""
-    from playwright.async_api import async_playwright
-
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
-    with tempfile.TemporaryDirectory(prefix="aeenc-") as directory:
-        environment = {**os.environ, "AEENC_HOME": directory, "HOME": directory}
-
-        def command(words: list[str]) -> str:
-            done = subprocess.run(
-                [sys.executable, "-m", "aeenc.cli.main", "--json", *words],
-                cwd=directory,
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=True,
-            )
-            return done.stdout
-
-        begun = time.monotonic()
-        try:
-            started = json.loads(await asyncio.to_thread(command, UP))
-            up_s = time.monotonic() - begun
-            await asyncio.to_thread(command, SAMPLE)
-            sampled_s = time.monotonic() - begun
-            async with async_playwright() as playwright:
-                browser = await playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-                page = await browser.new_page()
-                await page.goto(started["sign_in"])
-                await page.get_by_role("button", name="Sign in").click()
-                await page.get_by_role("group", name="Verdict on candidate 1").wait_for(timeout=60_000)
-                await page.keyboard.press("1")
-                await page.keyboard.press("Control+Enter")
-                await page.get_by_text("Submitted:").wait_for()
-                await page.keyboard.press("g")
-                await page.get_by_text("The run goes on.").wait_for()
-                took_s = time.monotonic() - begun
-                await browser.close()
-        finally:
-            await asyncio.to_thread(command, ["down"])
-    rows.at_most(
-        "two commands and a browser: the first judged node",
-        took_s,
-        "s",
-        FIRST_S,
-        f"up {up_s:.0f} s, run {sampled_s:.0f} s",
-    )
-
-
 async def main() -> None:
     """Measures the parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -423,8 +370,6 @@ async def main() -> None:
     for part in [options.only] if options.only else PARTS:
         if part == "page":
             page(rows)
-        elif part == "first":
-            await first(rows)
         elif part == "times":
             await times(rows, hypotheses=200, answers=15)
         elif part == "walks":

@@ -17,8 +17,8 @@ from typing import Any
 
 from aeenc import Channel, IndexClient
 from aeenc.trees import Dataset
-from aeenc.v1 import types_pb2
 from benchmarks.harness.rows import Rows
+from benchmarks.harness.services import premises_of
 from benchmarks.tables.table_rows import ORDERED
 from services.index.__main__ import build
 from services.index.settings import IndexSettings
@@ -90,12 +90,8 @@ async def conformance(rows: Rows, home: Path, dataset: Dataset, queries: int) ->
 
 
 async def _fill(client: IndexClient, dataset: Dataset) -> None:
-    candidates = dataset.candidates()
-    await client.build(
-        CORPUS,
-        [types_pb2.Premise(id=one.id, text=one.text, aliases=one.aliases, splits=one.splits) for one in candidates],
-    )
-    ids = {one.text: one.id for one in candidates}
+    await client.build(CORPUS, premises_of(dataset))
+    ids = {one.text: one.id for one in dataset.candidates()}
     gold = [(query.text, [ids[one] for one in query.gold]) for query in dataset.queries("train")]
     await client.put_explanations(CORPUS, gold, replace=True)
 

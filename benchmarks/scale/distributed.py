@@ -18,15 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from aeenc.adapters.facts import read_facts
 from benchmarks.harness.rows import Rows
-from benchmarks.index.fleet import IndexFleet, running_index
+from benchmarks.harness.services import IndexFleet, running_index
 from benchmarks.index.stand_in_encoder import StandInEncoder
 from services.corpus.generation import Generation, open_generation
 from services.index.distributed.plan import SHARD_FACTS
-from services.launcher.fleet import Fleet, Options
 from services.store.artifacts import ArtifactStore
 
 WORKERS = 2
@@ -182,45 +179,6 @@ async def _same(
         found["generation"] == streamed.id,
         round(count / (time.monotonic() - started)),
     )
-
-
-def minilm(rows: Rows, home: Path, sources: list[str], count: int) -> None:
-    """A build with MiniLM, workers killed, and the same from one stream."""
-    facts = home / "minilm.jsonl"
-    ids, texts = write_facts(facts, sources, count)
-    fleet = Fleet(home / "fleet")
-    try:
-        targets = fleet.up(Options(base_port=0))
-        environment = {"AEENC_INDEX_ARTIFACTS_DIR": str(fleet.artifacts)}
-        started = time.monotonic()
-        after = iter((0.35, 0.7))  # of the time that two cores take, roughly: the second time is later still
-        next_at = [started + next(after) * count / 500]
-
-        def due(kills: int) -> bool:
-            return kills < len(KILLED_AT) and time.monotonic() > next_at[0] + kills * 0.35 * count / 500
-
-        chosen = {name: targets[name] for name in ("encoder", "index", "trainer", "sampler")}
-        found, watch = run_build(chosen, environment, facts, "ray", due)
-        generation = opened(fleet.artifacts, "ray", found["generation"])
-        name = f"{count:,} facts on Ray with MiniLM, {len(watch.killed)} killed"
-        rows.at_most(f"{name}: premises lost or double", lost_or_double(generation, ids, texts), "", 0, texts)
-        _memory(rows, name, watch)
-        streamed = _streamed(chosen, environment, facts)
-        other = opened(fleet.artifacts, "stream", streamed)
-        same = [one == two for one, two in zip(generation.premises, other.premises, strict=True)]
-        ours, theirs = (one.vectors[:].astype(np.float64) for one in (generation, other))  # of unit length to 6e-7
-        lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
-        cosines = np.einsum("nd,nd->n", ours, theirs) / lengths
-        rows.add(f"{name} and from a stream: ids, ordinals and texts", all(same), "", "equal", all(same), len(same))
-        rows.at_least(f"{name} and from a stream: least cosine", float(cosines.min()), "", 0.999999)
-    finally:
-        fleet.down()
-
-
-def _streamed(targets: dict[str, str], environment: dict[str, str], facts: Path) -> str:
-    command = _build_command(targets, "stream", facts)
-    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=True)
-    return str(json.loads(done.stdout.splitlines()[-1])["generation"])
 
 
 def _build_command(targets: dict[str, str], corpus: str, facts: Path, *options: str) -> list[str]:

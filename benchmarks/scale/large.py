@@ -1,7 +1,7 @@
 """Ten million premises on one machine: built by Ray with float16 and IVF, searched over gRPC, beside bare FAISS.
 
-Premises are real facts, over and over, each time with a number of its own and other noise in its vector; queries are
-real hypotheses. The encoder makes the vectors up, so the time of the stage that encodes is told apart from the rest.
+The encoder makes the vectors up (benchmarks/index/cloud.py), so the time of the stage that encodes is told apart from
+the rest.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import faiss
@@ -18,55 +19,33 @@ from numpy.typing import NDArray
 
 from aeenc import AsyncClient
 from aeenc.calls.retrieval import Mode
-from benchmarks.harness.checkpoints import STORE, base_checkpoint, embedded
-from benchmarks.harness.entailmentbank import entailmentbank
 from benchmarks.harness.rows import Rows
+from benchmarks.harness.services import IndexFleet, running_index
 from benchmarks.index import searching
-from benchmarks.index.fleet import IndexFleet, running_index
+from benchmarks.index.cloud import Cloud, Matrix
 from benchmarks.index.stand_in_encoder import StandInEncoder
 from benchmarks.scale.distributed import GIB, anonymous_bytes, opened, run_build
-from benchmarks.scale.other_engines import K, Task, beside
 from services.corpus.generation import Generation
 from services.index.dense.approximate import INDEX_FILE
 from services.index.dense.exact import FlatIndex
-from services.store.artifacts import ArtifactStore
 
-Matrix = NDArray[np.float32]
-CORPUS = "large"
-NOISE = 0.5  # length of a row's noise beside its fact's 1: a row and its fact have a cosine of .89
-NOISES = 65_536  # distinct ones; a prime number of facts makes few pairs of rows share both
+CORPUS, K = "large", 10
 CALLERS, LOAD_S = 64, 20.0
 EXCLUDED = 20  # ids that a search leaves out
 PARTS = (5, 100)  # the split `of5` has every fifth premise, `of100` every hundredth
 FILTERED = 128  # queries whose recall under a filter is measured, as each true answer is a scan of all rows
 TIMED = 200  # calls of Retrieve
+BARE, BARE_S = 400, 30.0  # searches of bare FAISS that are timed, at most
 SETTINGS = {"engine": "ivf", "storage": "float16"}
 
 
-class Cloud:
-    """Vectors of premises by their ordinal: a real fact's plus noise, of unit length."""
+@dataclass(frozen=True)
+class Task:
+    """Search `vectors` (rows, dim) for `queries` (n, dim); `truth` has their K nearest."""
 
-    def __init__(self) -> None:
-        base, dataset = base_checkpoint(ArtifactStore(STORE)), entailmentbank()
-        self.texts = [one.text for one in dataset.queries("dev")]
-        self.queries = embedded(base, self.texts)
-        self._query_of = dict(zip(self.texts, self.queries, strict=True))
-        self.facts = [candidate.text for candidate in dataset.candidates()]
-        self._facts = embedded(base, self.facts)
-        noise = np.random.default_rng(3).standard_normal((NOISES, self._facts.shape[1]), np.float32)
-        self._noise = NOISE * noise / np.linalg.norm(noise, axis=1, keepdims=True)
-        self.seconds = 0.0
-
-    def embed(self, texts: Sequence[str]) -> Matrix:
-        """The vectors of premises, whose texts end with an ordinal, or of queries."""
-        if texts[0] in self._query_of:
-            return np.stack([self._query_of[text] for text in texts])
-        started = time.perf_counter()
-        ordinals = np.array([int(text.rpartition(" ")[2]) for text in texts])
-        rows = self._facts[ordinals % len(self._facts)] + self._noise[ordinals * 31 % NOISES]
-        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-        self.seconds += time.perf_counter() - started
-        return rows
+    vectors: NDArray[np.float16]
+    queries: Matrix
+    truth: Sequence[NDArray[np.int64]]
 
 
 def write_premises(path: Path, count: int, facts: Sequence[str]) -> None:
@@ -77,14 +56,14 @@ def write_premises(path: Path, count: int, facts: Sequence[str]) -> None:
             file.write(json.dumps({"id": f"p{n}", "text": f"{facts[n % len(facts)]} {n}", "splits": splits}) + "\n")
 
 
-async def large(rows: Rows, home: Path, count: int, *, others: bool = False) -> None:
-    """Builds and measures; with `others`, other engines over the same vectors, too."""
+async def large(rows: Rows, home: Path, count: int) -> None:
+    """Builds and measures."""
     cloud = await asyncio.to_thread(Cloud)
     facts = home / "large.jsonl"
     write_premises(facts, count, cloud.facts)
     name = f"{count:,} x {cloud.queries.shape[1]} float16"
     async with StandInEncoder(cloud.embed) as encoder:
-        encoder.encoded = _Nothing()
+        encoder.encoded = None  # counts of so many texts would fill the memory
         async with running_index(home / "large", encoder_target=encoder.target, **SETTINGS) as index:
             environment = {"AEENC_INDEX_ARTIFACTS_DIR": str(index.artifacts_dir)}
             environment |= {f"AEENC_INDEX_{key.upper()}": value for key, value in SETTINGS.items()}
@@ -102,8 +81,6 @@ async def large(rows: Rows, home: Path, count: int, *, others: bool = False) -> 
         ):
             await _served(rows, name, index, client, task, cloud.texts, bare, kept)
         rows.note(f"{name}: bare FAISS, searches a second; recall@10", bare, "1/s", round(kept, 4))
-        if others:
-            await asyncio.to_thread(beside, rows, name, home, task, kept)
 
 
 async def _served(
@@ -161,8 +138,13 @@ def _bare(generation: Generation, queries: Matrix) -> tuple[Task, float, float]:
 
     flat = FlatIndex(generation.vectors, largest_norm=generation.artifact.meta["largest_norm"])
     task = Task(generation.vectors, queries, [one.ordinals for one in flat.nearest(queries, K)])
-    kept = task.recall(search)  # meets all pages, as the served index does before it is timed
-    return task, task.rate(search), kept
+    found = zip(queries, task.truth, strict=True)  # meets all pages, as the served index does before it is timed
+    kept = sum(len(np.intersect1d(search(query), true)) for query, true in found) / K / len(queries)
+    started, done = time.perf_counter(), 0
+    while done < BARE and time.perf_counter() - started < BARE_S:
+        search(queries[done % len(queries)])
+        done += 1
+    return task, done / (time.perf_counter() - started), kept
 
 
 async def _retrieve_ms(client: AsyncClient, texts: Sequence[str], mode: Mode) -> list[float]:
@@ -173,10 +155,3 @@ async def _retrieve_ms(client: AsyncClient, texts: Sequence[str], mode: Mode) ->
         await client.index.retrieve(CORPUS, [text], k=K, mode=mode, timeout_s=60)
         taken.append(1000 * (time.perf_counter() - started))
     return [round(float(one), 1) for one in np.percentile(taken, [50, 95])]
-
-
-class _Nothing:
-    """Stands for the counts of what was encoded, which would be too many."""
-
-    def update(self, texts: Sequence[str]) -> None:
-        """Forgets them."""

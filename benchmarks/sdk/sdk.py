@@ -1,25 +1,16 @@
-"""The SDK: types and documentation, the cost of importing it and of blocking, a model's answers. `make bench NAME=sdk`.
+"""The SDK: what importing it, its commands and its blocking calls cost. `make bench NAME=sdk`.
 
-    types    public methods with a full signature and a docstring
-    snippets what type checkers find in the docs and examples (benchmarks/sdk/snippets.py; a package index)
     start    `import aeenc; aeenc.connect()` over importing what it stands on
     cli      CPU time of `aeenc --help`, `status` and `retrieve` over importing grpc, typer and rich
     blocking what a blocking call of Retrieve adds to the raw stub's
-    llm      a language model's oracle before an endpoint with 1,000 faulty answers
-    gateway  embeddings over HTTP against the same over gRPC (benchmarks/sdk/gateway.py)
     wheel    both wheels in an empty environment: up, corpus, retrieve, down (benchmarks/sdk/wheel.py; a package index)
-    docs     the site, and a page for every RPC, setting, command and public name
 
-Loopback only but for `snippets` and `wheel`, no data; four minutes. `--only PART` runs one part.
+Loopback only but for `wheel`, no data; three minutes. `--only PART` runs one part.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import inspect
-import io
-import logging
 import resource
 import statistics
 import subprocess
@@ -32,21 +23,12 @@ from typing import Any
 import grpc
 
 import aeenc
-from aeenc import blocking, errors
-from aeenc.oracle import REFUSES, Candidate, Task, ask
-from aeenc.oracles.ledger import Budget
-from aeenc.oracles.llm import LanguageModelOracle
 from aeenc.v1 import index_pb2, index_pb2_grpc
 from benchmarks.harness.rows import Rows
-from benchmarks.sdk.documented import documented
-from benchmarks.sdk.gateway import gateway
-from benchmarks.sdk.snippets import snippets
 from benchmarks.sdk.wheel import wheel
-from support.servers.model_endpoint import FAULTS, KEY, ModelEndpoint
 
 ROUNDS = 15
 CALLS = 2_000
-FAULTY = 1_000
 STOOD_ON = "import grpc.aio, google.protobuf.message, google.rpc.status_pb2, numpy"
 OURS = "import aeenc; client = aeenc.connect()"
 USED = f"{OURS}; client.index"  # what a first call adds before it is sent
@@ -68,15 +50,10 @@ print(time.perf_counter() - at, resource.getrusage(resource.RUSAGE_SELF).ru_maxr
 def main() -> None:
     """Measures the parts and prints a row each."""
     parts = {
-        "types": types,
-        "snippets": snippets,
         "start": start,
         "cli": command_line,
         "blocking": calls,
-        "llm": language_model,
-        "gateway": gateway,
         "wheel": wheel,
-        "docs": documented,
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=parts, help="one part; its results get a name of their own")
@@ -86,26 +63,6 @@ def main() -> None:
         if only in {None, name}:
             part(rows)
     rows.finish()
-
-
-def types(rows: Rows) -> None:
-    """Signatures and docstrings of all public methods."""
-    lacking, methods = [], 0
-    faces = [getattr(aeenc, name) for name in aeenc.__all__ if name.endswith("Client")]
-    faces += [one for name, one in vars(blocking).items() if name.startswith("Blocking")]
-    for face in faces:
-        for name, method in inspect.getmembers(face, inspect.isfunction):
-            if name.startswith("_"):
-                continue
-            methods += 1
-            signature = inspect.signature(method)
-            types_given = [signature.return_annotation]
-            types_given += [one.annotation for name, one in signature.parameters.items() if name != "self"]
-            is_typed = inspect.Signature.empty not in types_given and "Any" not in types_given
-            if not is_typed or not inspect.getdoc(method):
-                lacking.append(f"{face.__name__}.{name}")
-    share = 1 - len(lacking) / methods
-    rows.at_least("public methods with a full signature and a docstring", share, "share", 1.0, lacking or methods)
 
 
 def command_line(rows: Rows) -> None:
@@ -213,61 +170,6 @@ def served() -> Iterator[str]:
             yield f"127.0.0.1:{process.stdout.readline().strip()}"
         finally:
             process.terminate()
-
-
-def language_model(rows: Rows) -> None:
-    """1,000 faulty answers among whole ones; whatever is refused must stand in a whole answer."""
-    logged = io.StringIO()
-    handler = logging.StreamHandler(logged)
-    logging.getLogger().addHandler(handler)
-    logging.getLogger().setLevel(logging.DEBUG)
-    faults = [fault for fault in FAULTS if fault != "hang"]
-    endpoint = ModelEndpoint(fault=lambda number: "" if number % 4 == 3 else faults[number % len(faults)])
-    with endpoint.served():
-        refused, raised, abstained = asyncio.run(_judged(endpoint))
-    logging.getLogger().removeHandler(handler)
-    valid = {text for sent in endpoint.sent if not sent.fault for text in sent.refused}
-    faulty = sum(bool(sent.fault) for sent in endpoint.sent)
-    wrong = [text for text in refused if text not in valid]
-    rows.add("faulty answers of a language model", faulty, "answers", f"≥ {FAULTY}", faulty >= FAULTY, abstained)
-    rows.add("premises refused without a valid refusal", len(wrong), "premises", "0", not wrong, len(refused))
-    leaks = sum(KEY in text for text in (*raised, logged.getvalue()))
-    rows.add("the key in a log or an error", leaks, "times", "0", not leaks, f"{len(raised)} errors")
-    spent, budget = asyncio.run(_spent())
-    rows.add("tokens spent beyond the budget", max(spent - budget, 0), "tokens", "0", 0 < spent <= budget, budget)
-
-
-async def _judged(endpoint: ModelEndpoint) -> tuple[list[str], list[str], int]:
-    """Judges until enough answers were faulty; premises refused, errors as texts, candidates abstained from."""
-    oracle = LanguageModelOracle(endpoint.url, "m", key=KEY, candidates=3, timeout_s=5)
-    refused: list[str] = []
-    raised: list[str] = []
-    abstained = number = 0
-    while sum(bool(sent.fault) for sent in endpoint.sent) < FAULTY:
-        number += 1
-        texts = [f"{metal} number {number} is a metal" for metal in ("iron", "gold", "tin")]
-        task = Task("t", "r", f"query {number}", (), (), tuple(Candidate(text, text, 1, 0.5) for text in texts))
-        try:
-            verdicts = await ask(oracle, task)
-        except errors.AeencError as error:
-            raised.append(f"{error!r} {error.__cause__!r} {error.__context__!r}")
-            continue
-        refused += [text for text, verdict in verdicts.items() if verdict.judgement == REFUSES]
-        abstained += sum(verdict.judgement not in {1, REFUSES} for verdict in verdicts.values())
-    await oracle.close()
-    return refused, raised, abstained
-
-
-async def _spent() -> tuple[int, int]:
-    """What an endpoint charges while many tasks at once compete for a small budget."""
-    budget = 50_000
-    with ModelEndpoint().served() as endpoint:
-        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY, budget=Budget(tokens=budget), concurrency=16)
-        tasks = [Task("t", "r", f"query {n}", (), (), (Candidate("p", f"fact {n}", 1, 0.5),)) for n in range(200)]
-        found = await asyncio.gather(*(ask(oracle, task) for task in tasks), return_exceptions=True)
-        assert all(isinstance(one, dict | errors.FailedPrecondition) for one in found), "only a spent budget fails"
-        await oracle.close()
-    return sum(sent.tokens for sent in endpoint.sent), budget
 
 
 if __name__ == "__main__":

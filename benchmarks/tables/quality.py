@@ -4,8 +4,6 @@
     make bench NAME=quality ARGS='--only ours'         five encoders without a fold each, three with all; hours
     make bench NAME=quality ARGS='--only epochs'       fewer epochs and more, out of fold; 15 encoders, half an hour
     make bench NAME=quality ARGS='--only latency'      what each stage adds to one query; three minutes
-    make bench NAME=quality ARGS='--only paper'        pairs of Figure 3, and what `make own-text` has kept; a minute
-    make bench NAME=quality ARGS='--only split'        the same commands over half of dev, renamed test; ten minutes
     make bench NAME=quality ARGS='--base NAME'         a larger base model, by hub id or directory; half an hour a seed
 
 Weights are tuned on train, out of fold (docs/decisions/0043-weights-are-tuned-out-of-fold.md), no epoch is chosen, and
@@ -18,11 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -36,19 +29,13 @@ from numpy.typing import NDArray
 from aeenc import Fusion, Retrieval
 from aeenc.cli.learning.evaluation import explain_training
 from aeenc.cli.learning.jobs import validation_of
-from aeenc.files.whole import whole_folder
 from aeenc.trainer import gold_tree
 from aeenc.trees import HELD_OUT, Dataset, Tree
-from benchmarks.harness.entailmentbank import DATA, check_there
-from benchmarks.harness.kept_fleet import inputs_digest
-from benchmarks.harness.rows import ROOT, Rows
+from benchmarks.harness.rows import Rows
 from benchmarks.tables.by_tree import fact_precisions_of, groups_of, p_by_tree, precisions_of, unseen_of
 from benchmarks.tables.drawing import draw_stages
-from benchmarks.tables.figure3 import SYSTEMS as FIGURE_3
-from benchmarks.tables.figure3 import pairs_of
 from benchmarks.tables.folds import Folds, folds
-from benchmarks.tables.own_text import EXCLUDED, KEPT, RULES, SYSTEMS, queries_of, scored
-from benchmarks.tables.research import EVALUATE_S, HOME, Research, at_hand
+from benchmarks.tables.research import EVALUATE_S, Research, at_hand
 from benchmarks.tables.table_records import RESULTS, record_of
 from benchmarks.tables.table_rows import FULL, ORDERED, ORDERED_RERANKED, OURS, RERANKER, VECTORS
 from services.index.ranking.features import VECTOR_NAMES
@@ -57,7 +44,7 @@ from services.trainer.evaluation.tree_level import FIRST, GoldTree, tree_level
 from services.tuning.out_of_fold import HeldOut, OutOfFold, Weights, drawn
 from services.tuning.retrieval import encoded, held_out_of, tune
 
-PARTS = ("pretrained", "ours", "epochs", "latency", "paper", "split")
+PARTS = ("pretrained", "ours", "epochs", "latency")
 SPLIT = "dev"
 TRIALS = 40
 EPOCHS = (4, OURS["epochs"], 12)
@@ -74,8 +61,6 @@ STAGES: Mapping[str, Retrieval] = {
 BRIEF = 64  # queries that the cross-encoder of the latency learns from
 SEEDS = (0, 1, 2)
 LARGER: Mapping[str, Any] = {**OURS, "learning_rate": 5e-5}  # of a base model of 12 layers
-PAIRS: Mapping[str, int] = {"TP": 984, "FN": 266, "FP": 8963}  # of Figure 3, as published
-JUMP_F, JUMP_HIT = 0.4, 0.01  # an encoder explains the paper's jump: its least f, and what it may lose of Hit@10
 
 
 @dataclass(frozen=True)
@@ -359,78 +344,6 @@ def latency(rows: Rows, running: Folds) -> None:
     draw_stages(points, f"strict MAP, {SPLIT}", RESULTS / f"stages-{SPLIT}.png")
 
 
-def paper(rows: Rows, running: Folds) -> None:
-    """The paper's jump in MAP, as far as it has been measured and kept, and Figure 3, whose pairs are made anew."""
-    research = running.whole
-    systems = _kept("own-text").get("systems", {})
-    queries = {name: queries_of(research.dataset, SPLIT, ranks) for name, ranks in systems.items()}
-    jump(rows, {name: scored(own, RULES[KEPT]) for name, own in queries.items()})
-    figure, pairs = {"systems": {}, **_kept("figure3")}, pairs_of(research, SPLIT)
-    for kind, published in PAIRS.items():
-        found, kept = len(pairs[kind]), figure.get("token overlap", {}).get(kind, {}).get("pairs", 0)
-        rows.add(f"Figure 3: {kind}", found, "", f"{published:,}, as kept", found == published == kept, kept)
-    apart = {name: one["cosine"]["FP"]["mean"] - one["cosine"]["FN"]["mean"] for name, one in figure["systems"].items()}
-    before = apart.pop("untrained", 0.0)
-    for name in sorted(FIGURE_3.keys() - {"untrained"}):
-        row, after = f"Figure 3, {name}: FP - FN, difference of mean cosines", apart.get(name)
-        told = after if after is not None else "not measured: make figure3"
-        rows.add(row, told, "", "less than untrained", after is not None and after < before, before)
-
-
-def jump(rows: Rows, found: Mapping[str, Mapping[str, float]]) -> None:
-    """Adds f of each encoder, and whether one explains the paper's jump, or the table of all refutes it."""
-    for name, one in found.items():
-        rows.note(f"the paper's jump, {name}: f", one["f"], "", f"Hit@10 {one['Hit@10']:.3f}")
-    high = {name: one["Hit@10"] for name, one in found.items() if one["f"] >= JUMP_F}
-    least = found[EXCLUDED]["Hit@10"] - JUMP_HIT if EXCLUDED in found else 1.0
-    explained = ", ".join(name for name, hit in high.items() if hit >= least)
-    refuted = not high and found.keys() >= SYSTEMS.keys()
-    row = f"the paper's jump: an encoder with f ≥ {JUMP_F} and Hit@10 within {JUMP_HIT} of {EXCLUDED}"
-    told = explained or ("refuted" if refuted else "open")
-    rows.add(row, told, "", "one, or all refuted", told != "open", f"{len(found)} of {len(SYSTEMS)} measured")
-
-
-def _kept(name: str) -> dict[str, Any]:
-    path = RESULTS / f"{name}-{SPLIT}.json"
-    return dict(json.loads(path.read_bytes())) if path.is_file() else {}
-
-
-def renamed_split(rows: Rows) -> None:
-    """Runs the commands of the paper's tables over a split `test`: every other tree of dev, which dev then lacks."""
-    check_there()
-    data = HOME / f"renamed-split-{inputs_digest(DATA)}"
-    if not data.is_dir():
-        with whole_folder(data) as copy:
-            shutil.copytree(DATA, copy, dirs_exist_ok=True)
-            for dev in copy.glob("dataset/*/dev.jsonl"):
-                lines = dev.read_text(encoding="utf-8").splitlines(keepends=True)
-                dev.write_text("".join(lines[::2]), encoding="utf-8")
-                dev.with_name("test.jsonl").write_text("".join(lines[1::2]), encoding="utf-8")
-    with tempfile.TemporaryDirectory() as results:
-        environment = {**os.environ, "AEENC_BENCH_DATA": str(data), "AEENC_BENCH_RESULTS": results}
-        only = {
-            "table1": ["tf-idf", "minilm", "minilm-hybrid", "ours-ordered"],
-            "figure3": ["untrained"],
-            "own_text": ["untrained"],
-        }
-        for command, names in only.items():
-            asked = ["--split", "test", *(word for name in names for word in ("--only", name))]
-            one_seed = ["--one-seed"] if command == "table1" else []
-            run = [sys.executable, "-m", f"benchmarks.tables.{command}", *asked, *one_seed]
-            status = subprocess.run(run, env=environment, cwd=ROOT, check=False).returncode
-            rows.at_most(f"renamed split: exit status of {command}", status, "", 0)
-        pages = sorted(path.name for path in Path(results).glob("*-test.md"))
-        rows.add("renamed split: pages", ", ".join(pages), "", "3", len(pages) == len(only))
-        found = {
-            path.stem: json.loads(path.read_bytes())["report"] for path in Path(results).glob("table1-test/*.json")
-        }
-        ordered, alone = (
-            found.get(f"{name}-0", {}).get("strict", {}).get("MAP") for name in ("ours-ordered", "minilm")
-        )
-        is_above = ordered is not None and alone is not None and ordered >= alone
-        rows.add("renamed split: strict MAP, full pipeline", ordered, "", "≥ untrained cosine", is_above, alone)
-
-
 def _mean(seeds: Sequence[Measured]) -> Measured:
     all_correct = float(np.mean([one.all_correct for one in seeds]))
     precisions = np.mean([one.average_precisions for one in seeds], axis=0)
@@ -450,13 +363,10 @@ def main() -> None:
         rows.finish()
         return
     rows = Rows.of("quality", given.only, PARTS)
-    measures = {"pretrained": pretrained, "ours": ours, "epochs": epochs, "latency": latency, "paper": paper}
-    if asked := [part for part in given.only if part in measures]:
-        with folds() as running:
-            for part in asked:
-                measures[part](rows, running)
-    if "split" in given.only:
-        renamed_split(rows)
+    measures = {"pretrained": pretrained, "ours": ours, "epochs": epochs, "latency": latency}
+    with folds() as running:
+        for part in given.only:
+            measures[part](rows, running)
     rows.finish()
 
 

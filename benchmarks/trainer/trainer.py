@@ -1,8 +1,6 @@
-"""The trainer and the evaluation: untrained and trained rows, full retrieval, export, speed. `make bench NAME=trainer`.
+"""The trainer and the evaluation: untrained and trained rows, speed. `make bench NAME=trainer`.
 
     untrained   the untrained systems against the published figures
-    retrieval   what fusion, prior and re-ranking give a checkpoint on dev (--version; default: row `ours` of Table 1)
-    export      the exported ONNX against torch on 1,000 texts (--version; default: the pre-trained encoder)
     epochs      the wall time of 5 epochs of our recipe on all train trees
     table       the bars on the trained rows of Table 1, from docs/results (`make table1` measures them; --split)
 
@@ -20,22 +18,17 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from aeenc.trees import Dataset
-from benchmarks.harness.checkpoints import session
 from benchmarks.harness.entailmentbank import DATA
 from benchmarks.harness.rows import Rows
 from benchmarks.tables.research import VALIDATION, Research, research
 from benchmarks.tables.table_records import Candidates, Record, candidates_of, records
-from benchmarks.tables.table_rows import BY_NAME, OURS, version_of
+from benchmarks.tables.table_rows import BY_NAME, OURS
 from benchmarks.tables.table_text import best_rounds
 from benchmarks.tables.untrained import bm25, iterative_bm25, tf_idf
-from benchmarks.trainer.tuning import described, tune
-from services.store.registry_rows import CROSS_ENCODERS
 
-PARTS = ("untrained", "retrieval", "export", "epochs", "table")
-SERVED = {"untrained", "retrieval", "export", "epochs"}
+PARTS = ("untrained", "epochs", "table")
+SERVED = {"untrained", "epochs"}
 TOLERANCE = 0.003
 NAMES = ("MAP", "NDCG", "NDCG@10", "NDCG@50", "Hit@10", "Hit@20", "Hit@50")
 # docs/evaluation.md, dev
@@ -47,8 +40,6 @@ REFERENCE: Mapping[tuple[str, str], tuple[float, ...]] = {
     ("BM25", "strict"): (0.445,),
     ("I-BM25", "strict"): (0.467,),
 }
-TEXTS = 1000
-BATCH = 32
 EPOCHS = 5
 UNMEASURED = "not measured: make table1"
 Figures = Mapping[str, Any]
@@ -76,55 +67,6 @@ def untrained(rows: Rows, running: Research) -> None:
     for name, level in trees.items():
         told = f"micro {level['Recall@25 micro']:.3f}, all correct {level['AllCorrect@25']:.3f}"
         rows.note(f"MiniLM, whole trees, {name.replace('_', ' ')}", level["Recall@25"], "R@25", told)
-
-
-def retrieval(rows: Rows, running: Research, version: str, cross_encoder: str) -> None:
-    """The gain of each stage of retrieval over a checkpoint; re-ranked by a named cross-encoder, or the one served."""
-    if cross_encoder:
-        running.score_with(next(one.version for one in running.cross_encoders() if not one.job_id))
-    for label in running.client.registry.list_labels():
-        if label.space_id == CROSS_ENCODERS:
-            rows.note(f"re-ranked by cross-encoder {' and '.join(label.versions)} ({label.name})", None, "")
-    dense: dict[str, float] = {}
-
-    def say(way: str, strict: dict[str, float]) -> None:
-        if strict:
-            dense.update(strict if not dense else {})
-            told = f"Hit@10 {strict['Hit@10']:.4f}, dense MAP {dense['MAP']:.4f}"
-            rows.note(f"dev, strict, {way}", strict["MAP"], "MAP", told)
-        else:
-            rows.note(way, None, "")
-
-    tuned = tune(running, VALIDATION, version, say)
-    name = f"our full retrieval, strict ({described(tuned.retrieval)})"
-    rows.at_least(f"{name}: MAP", tuned.strict["MAP"], "MAP", 0.595, round(dense["MAP"], 4))
-    rows.at_least(f"{name}: Hit@10", tuned.strict["Hit@10"], "share", 0.825, round(dense["Hit@10"], 4))
-
-
-def export(rows: Rows, running: Research, version: str) -> None:
-    """The largest difference of any number between the exported model and torch, on batches of like length."""
-    import torch
-
-    from services.store.artifacts import ArtifactStore
-    from services.trainer.learning.query_encoder import TextBatches, load_encoder
-    from services.trainer.models.space import SpaceSpec
-
-    artifact = ArtifactStore(running.home / "artifacts").open("checkpoints", version)
-    spec = SpaceSpec.of_meta(artifact.meta)
-    batches = TextBatches(artifact.path, spec, artifact.meta["pad_id"])
-    texts = [candidate.text for candidate in running.dataset.candidates()]
-    chosen = np.random.default_rng(0).permutation(len(texts))[:TEXTS]
-    encoder, model = load_encoder(artifact.path, spec).eval(), session(artifact.file("model.onnx"), threads=2)
-    worst = 0.0
-    ids = sorted(batches.ids([texts[n] for n in chosen], spec.query_prefix), key=len)
-    for start in range(0, len(ids), BATCH):
-        padded = batches.pad(ids[start : start + BATCH], torch.device("cpu"))
-        with torch.inference_mode():
-            expected = encoder(*padded).numpy()
-        tokens, mask = (np.asarray(one, dtype=np.int64) for one in padded)
-        found = model.run(["sentence_embedding"], {"input_ids": tokens, "attention_mask": mask})[0]
-        worst = max(worst, float(np.abs(found - expected).max()))
-    rows.at_most(f"exported ONNX against torch, {len(chosen)} texts: largest difference", worst, "", 1e-4, version)
 
 
 def epochs(rows: Rows, running: Research) -> None:
@@ -210,10 +152,8 @@ def main() -> None:
     """Runs all parts, or the one that was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=PARTS, help="one part; its results get a name of their own")
-    parser.add_argument("--version", help="the checkpoint of `retrieval` and `export`")
     parser.add_argument("--data", type=Path, default=DATA, help="directory in EntailmentBank's layout")
     parser.add_argument("--split", default=VALIDATION, help="the split whose Table 1 `table` reads")
-    parser.add_argument("--cross-encoder", default="", help="a directory or hub id; `retrieval` re-ranks with it")
     parser.add_argument("--corpus", default="", help="of `table`, where results are among several candidate sets")
     options = parser.parse_args()
     wanted = [options.only] if options.only else list(PARTS)
@@ -225,15 +165,9 @@ def main() -> None:
     rows = Rows(name)
     if SERVED & set(wanted):
         Dataset.load(options.data)  # before anything is started
-        with research(directory=options.data, cross_encoder=options.cross_encoder) as running:
+        with research(directory=options.data) as running:
             if "untrained" in wanted:
                 untrained(rows, running)
-            if "retrieval" in wanted:
-                version = options.version or version_of(running, "ours", OURS, 0)
-                running.serve(version)
-                retrieval(rows, running, version, options.cross_encoder)
-            if "export" in wanted:
-                export(rows, running, options.version or running.pretrained())
             if "epochs" in wanted:
                 epochs(rows, running)
     if "table" in wanted:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.fleet.backup import measured
+from benchmarks.fleet.backups import measured
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
 

@@ -44,19 +44,17 @@ class ServiceProcess:
         *,
         port: int,
         host: str = "127.0.0.1",
-        prefix: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         has_health: bool = True,
-        root: Path = ROOT,
     ) -> None:
         self.name = name
         self.target = f"{host}:{port}"
         self.log = home / f"{name}.log"
         self.starting_s = 0.0  # from the last start to `ready`
-        self._command = [*prefix, sys.executable, *command]
+        self._command = [sys.executable, *command]
         self._environment = {**os.environ, **(environment or {})}
-        self._own_path = (environment or {}).get("PYTHONPATH", "")  # packages beside the checkout
-        self.use(root)
+        paths = [str(ROOT), str(ROOT / "clients" / "python"), *filter(None, [(environment or {}).get("PYTHONPATH")])]
+        self._environment["PYTHONPATH"] = os.pathsep.join(paths)  # and packages beside the checkout
         self._has_health = has_health
         self._started = 0.0
         self._process: subprocess.Popen[bytes] | None = None
@@ -68,27 +66,16 @@ class ServiceProcess:
         home: Path,
         *,
         name: str = "",
-        prefix: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
-        root: Path = ROOT,
         **settings: object,
     ) -> Self:
-        """Describes `python -m services.SERVICE` by fields of its settings class; port 0 stands for a free one.
-
-        `root` is the checkout whose code it runs, `prefix` a command that runs it, such as `nsenter …`.
-        """
+        """Describes `python -m services.SERVICE` by fields of its settings class; port 0 stands for a free one."""
         port = int(str(settings.get("port") or free_port(set())))
         settings = {"log_level": "warning", **settings, "port": port}
         own = {f"AEENC_{service.upper()}_{key.upper()}": _as_text(value) for key, value in settings.items()}
         command, given = ["-m", f"services.{service}"], {**(environment or {}), **own}
         host = str(settings.get("host") or "127.0.0.1")
-        return cls(name or service, command, home, port=port, host=host, prefix=prefix, environment=given, root=root)
-
-    def use(self, root: Path) -> None:
-        """Runs the code of another checkout from the next start on."""
-        self.root = root
-        paths = [str(root), str(root / "clients" / "python"), *filter(None, [self._own_path])]
-        self._environment["PYTHONPATH"] = os.pathsep.join(paths)
+        return cls(name or service, command, home, port=port, host=host, environment=given)
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
@@ -113,7 +100,7 @@ class ServiceProcess:
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
                 self._command,
-                cwd=self.root,
+                cwd=ROOT,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -2,7 +2,7 @@
 
 The job has measured what served when it began; a version that has come to serve since counts if its own job measured it
 on the same. The best version ever published is not remembered: the best of many on the same queries is partly luck, and
-a candidate as good as all of them would often lose to it (`make bench NAME=gate`).
+a candidate as good as all of them would often lose to it (docs/operations.md).
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,8 +14,7 @@ import pytest
 from aeenc.evaluation import paired_randomisation_test
 from aeenc.trees import Dataset
 from benchmarks.harness import rows
-from benchmarks.harness.rows import Rows
-from benchmarks.tables import figure3, quality
+from benchmarks.tables import quality
 from benchmarks.tables.by_tree import (
     BY_QUERY,
     FACTS,
@@ -29,7 +27,6 @@ from benchmarks.tables.by_tree import (
     p_by_tree,
     precisions_of,
 )
-from benchmarks.tables.own_text import EXCLUDED, SYSTEMS
 from benchmarks.tables.quality import retrieval_of, share_of_whole_trees
 from services.index.values import SearchHits
 from services.tuning.out_of_fold import Weights
@@ -173,74 +170,3 @@ def test_a_base_model_and_its_seeds_keep_the_rows_of_others(bench, tmp_path: Pat
     for base, seed in (("org/one", "0"), ("org/one", "1"), ("org/two", "0")):
         bench("--base", base, "--seeds", seed)
     assert {"org/one, seeds [0]", "org/one, seeds [1]", "org/two, seeds [0]"} <= _kept(tmp_path)
-
-
-@pytest.fixture
-def paper(monkeypatch, tmp_path):
-    """`paper(found)` over a tree of ten queries whose first 20 premises are all there are; its rows by name."""
-    monkeypatch.setattr(rows, "RESULTS", tmp_path)
-    monkeypatch.setattr(quality, "RESULTS", tmp_path)
-    dataset = _dataset(tmp_path)
-    texts = [one.text for one in dataset.candidates()]
-    hits = [[SimpleNamespace(text=text) for text in texts]] * 10
-    index = SimpleNamespace(rankings=lambda *_, **__: SimpleNamespace(results=hits))
-    whole = SimpleNamespace(
-        dataset=dataset,
-        corpus="c",
-        client=SimpleNamespace(index=index),
-        pretrained=lambda: "q0",
-        serve=lambda _: None,
-    )
-    monkeypatch.setattr(quality, "PAIRS", {"TP": 20, "FN": 0, "FP": 0})
-
-    def run(found=None, kept=(20, 0, 0), nearer=()):
-        overlap = {kind: {"pairs": count} for kind, count in zip(quality.PAIRS, kept, strict=True)}
-        systems = {
-            name: {"cosine": {"FP": {"mean": apart}, "FN": {"mean": 0.0}}} for name, apart in dict(nearer).items()
-        }
-        (tmp_path / "figure3-dev.json").write_text(json.dumps({"token overlap": overlap, "systems": systems}))
-        (tmp_path / "own-text-dev.json").write_text(json.dumps({"systems": found or {}}))
-        monkeypatch.setattr(quality, "scored", lambda ranks, _: ranks)
-        monkeypatch.setattr(quality, "queries_of", lambda *given: given[-1])
-        quality.paper(Rows("quality"), SimpleNamespace(whole=whole))
-        return {one["row"]: one for one in json.loads((tmp_path / "quality.json").read_bytes())}
-
-    return run
-
-
-def test_the_pairs_of_figure_3_are_made_anew_and_must_be_those_that_are_kept(paper, monkeypatch) -> None:
-    def oks(**options: object) -> list[bool]:
-        return [paper(**options)[f"Figure 3: {kind}"]["ok"] for kind in ("TP", "FN", "FP")]
-
-    assert oks() == [True, True, True]
-    assert oks(kept=(19, 1, 0)) == [False, False, True]
-    monkeypatch.setattr(
-        figure3, "related_of", lambda trees: {f"node {n}": set() for n in range(10)} | {"the top": set()}
-    )
-    assert oks() == [True, True, False]
-
-
-def test_figure_3_holds_where_both_trained_encoders_bring_missed_and_wrong_premises_nearer(paper) -> None:
-    def oks(**apart: float) -> list[bool]:
-        found = paper(nearer={name.replace("_", " "): value for name, value in apart.items()})
-        return [one["ok"] for name, one in found.items() if name.endswith("difference of mean cosines")]
-
-    before = {"untrained": 0.2, "tuned_on_gold": 0.1}
-    assert oks(**before, **{"iterative AE-Enc": 0.1}) == [True, True]
-    assert oks(**before, **{"iterative AE-Enc": 0.2}) == [False, True]
-    assert oks(**before) == [False, True]
-    assert oks(tuned_on_gold=0.1) == [False, False]
-
-
-def test_the_papers_jump_is_refuted_only_by_a_table_of_all_encoders_without_one_that_explains_it(paper) -> None:
-    def row(found):
-        return next(one for name, one in paper(found).items() if name.startswith("the paper's jump: "))
-
-    refuting = {name: {"f": 0.1, "Hit@10": 0.7} for name in SYSTEMS}
-    assert (row(refuting)["value"], row(refuting)["ok"]) == ("refuted", True)
-    missing = {name: one for name, one in refuting.items() if name != "untrained"}
-    assert (row(missing)["value"], row(missing)["ok"]) == ("open", False)
-    worse = {**refuting, "untrained": {"f": 0.5, "Hit@10": 0.6}}
-    assert (row(worse)["value"], row(worse)["ok"]) == ("open", False)
-    explaining = {EXCLUDED: refuting[EXCLUDED], "untrained": {"f": 0.5, "Hit@10": 0.7}}
-    assert (row(explaining)["value"], row(explaining)["ok"]) == ("untrained", True)

@@ -10,9 +10,8 @@ import pytest
 from aeenc import Channel, IndexClient
 from aeenc.v1 import types_pb2
 from benchmarks.fleet.fleet import PREMISES, take_over
-from benchmarks.harness.rows import ROOT
+from benchmarks.harness.services import running_index
 from benchmarks.index.crash import crash
-from benchmarks.index.fleet import running_index
 from benchmarks.index.stand_in_encoder import StandInEncoder
 from support.waiting import until
 
@@ -88,6 +87,6 @@ async def test_the_sdk_goes_on_with_a_build_whose_index_was_killed():
 
 @pytest.mark.slow
 async def test_a_build_whose_replica_is_killed_goes_on_at_another():
-    done = await take_over(ROOT, PREMISES)
+    done = await take_over(PREMISES)
     assert done.is_whole
     assert done.again <= done.encoded / 4  # `make bench NAME=fleet` wants a tenth; beside other tests a sync is late

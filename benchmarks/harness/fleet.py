@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -12,12 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 from redis.asyncio import Redis
 
 from aeenc import PATIENT, AsyncClient
 from aeenc.v1 import oracle_pb2_grpc, types_pb2
-from benchmarks.harness.rows import ROOT
 from services.launcher.processes import free_port
 from services.store.objects import open_store
 from services.store.redis import connect
@@ -32,13 +29,13 @@ from support.worlds.trainer_world import FACTS, PAIRS, SIGNS, VALIDATION, Space,
 NAMESPACE = "promises"
 CORPUS = "science"
 PREMISES = [types_pb2.Premise(id=f"f{n}", text=text, splits=("facts", "train")) for n, text in enumerate(FACTS)]
-QUEUES = {
-    "team": {"undo_s": 3600.0, "first_lease_s": 600.0, "min_lease_s": 600.0},
-    "judges": {"overlap": 2, "policy": "adjudicate", "undo_s": 3600.0, "first_lease_s": 600.0, "min_lease_s": 600.0},
-}
+QUEUES = {"team": {"undo_s": 3600.0, "first_lease_s": 600.0, "min_lease_s": 600.0}}
 PACE = {"lease_s": 2.0, "poll_s": 0.2}
 JOB = {"corpus": CORPUS, "split": "train", "learning_rate": 1e-3, "batch_size": 8}
 SERVICES = ("encoder", "index", "sampler", "trainer")
+ONE_EACH = dict.fromkeys(SERVICES, 1)
+
+Settings = Mapping[str, Mapping[str, Any]]  # by service, or by process
 
 
 @dataclass
@@ -49,10 +46,10 @@ class Fleet:
     redis: Any  # a RedisProcess or a ReplicatedRedis
     space: Space
     processes: dict[str, list[ServiceProcess]]
-    settings: dict[str, dict[str, Any]]
     oracle: FakeOracle
+    oracle_target: str
     artifacts_url: str = ""
-    versions: list[TinyCheckpoint] = field(default_factory=list)  # of the space, registered by `add_versions`
+    versions: list[TinyCheckpoint] = field(default_factory=list)  # of the space, registered by `add_version`
     seeds: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def all(self) -> Iterator[ServiceProcess]:
@@ -60,14 +57,13 @@ class Fleet:
         for processes in self.processes.values():
             yield from processes
 
-    def targets(self, service: str) -> str:
-        """The addresses of a service's processes, as callers write them."""
-        return ",".join(process.target for process in self.processes[service])
+    def targets(self) -> dict[str, str]:
+        """The addresses of each service's processes, as callers write them."""
+        return {name: ",".join(one.target for one in found) for name, found in self.processes.items()}
 
-    def client(self, number: int = 0, **options: Any) -> AsyncClient:
-        """A client of all encoders, and of one index, sampler and trainer; it waits for those that restart."""
-        own = {name: self.processes[name][number % len(self.processes[name])].target for name in SERVICES[1:]}
-        return AsyncClient(encoder=self.targets("encoder"), **{**own, "timeout_s": 30.0, "retry": PATIENT, **options})
+    def client(self, **options: Any) -> AsyncClient:
+        """A client of all processes that waits for those that restart."""
+        return AsyncClient(**{**self.targets(), "timeout_s": 30.0, "retry": PATIENT, **options})
 
     @asynccontextmanager
     async def store(self) -> AsyncIterator[Redis]:
@@ -85,23 +81,9 @@ class Fleet:
                 process.start()
             await asyncio.gather(*(process.ready() for process in self.processes[service]))
 
-    def kill(self) -> None:
-        """Sends SIGKILL to every process of a service and to those that they have started, at once."""
-        family = [psutil.Process(process.pid) for process in self.all() if process.alive]
-        family += [child for parent in family for child in parent.children(recursive=True)]
-        for one in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
-        for process in self.all():
-            process.kill()
-
     async def stop(self) -> None:
         """Stops every process of a service."""
         await asyncio.gather(*(process.stop() for process in self.all()))
-
-    async def restart(self, *services: str) -> None:
-        """Starts the processes of some services again at their addresses."""
-        await asyncio.gather(*(process.restart() for name in services for process in self.processes[name]))
 
     async def build(self, corpus: str = CORPUS) -> str:
         """Builds and activates the facts as a corpus. Returns the generation."""
@@ -116,18 +98,15 @@ class Fleet:
         async with self.client() as client:
             return str((await client.sampler.import_pairs(CORPUS, pairs)).run_id)
 
-    async def add_versions(self, count: int) -> list[TinyCheckpoint]:
-        """Makes query encoders of the space and registers them, as finished jobs would."""
+    async def add_version(self) -> TinyCheckpoint:
+        """Makes a query encoder of the space and registers it, as a finished job would."""
+        own = {"seed": next(self.seeds), "base_version": self.space.version, "space_id": self.space.space_id}
+        made = await asyncio.to_thread(write_tiny_checkpoint, self.space.store, **own)
+        open_store(self.space.store.root, self.artifacts_url).push("checkpoints", made.version)
         async with self.store() as redis:
-            for _ in range(count):
-                seed = next(self.seeds)
-                made = write_tiny_checkpoint(
-                    self.space.store, seed=seed, base_version=self.space.version, space_id=self.space.space_id
-                )
-                open_store(self.space.store.root, self.artifacts_url).push("checkpoints", made.version)
-                await register(Registry(redis, NAMESPACE), made)
-                self.versions.append(made)
-        return self.versions
+            await register(Registry(redis, NAMESPACE), made)
+        self.versions.append(made)
+        return made
 
 
 def job_fields(run_id: str, **fields: Any) -> dict[str, Any]:
@@ -138,18 +117,14 @@ def job_fields(run_id: str, **fields: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def running_fleet(
+    counts: Mapping[str, int] = ONE_EACH,
     *,
-    encoders: int = 1,
-    indexes: int = 1,
-    samplers: int = 1,
-    trainers: int = 1,
-    settings: Mapping[str, Mapping[str, Any]] | None = None,
-    environment: Mapping[str, Mapping[str, str]] | None = None,
-    root: Path = ROOT,
+    settings: Settings | None = None,
+    environment: Mapping[str, str] | None = None,
     start_redis: Callable[[Path], RedisProcess | ReplicatedRedis] = RedisProcess,
     artifacts_url: str = "",
 ) -> AsyncIterator[Fleet]:
-    """Starts all; everything ends with the block. `environment` is by process name, such as `encoder-1`.
+    """Starts all; everything ends with the block. `environment` is that of every process.
 
     With `artifacts_url` every encoder and index has a directory of its own, as on hosts of their own.
     """
@@ -160,18 +135,8 @@ async def running_fleet(
         space = make_space(home / "space")
         open_store(space.store.root, artifacts_url).push("checkpoints", space.version)
         async with serving(oracle_pb2_grpc.add_OracleServiceServicer_to_server, oracle) as port:
-            fleet = describe_fleet(
-                home,
-                redis,
-                space,
-                oracle,
-                f"127.0.0.1:{port}",
-                counts={"encoder": encoders, "index": indexes, "sampler": samplers, "trainer": trainers},
-                settings=settings or {},
-                environment=environment or {},
-                root=root,
-                artifacts_url=artifacts_url,
-            )
+            more = {"counts": counts, "settings": settings, "environment": environment, "artifacts_url": artifacts_url}
+            fleet = describe_fleet(home, redis, space, oracle, f"127.0.0.1:{port}", **more)
             try:
                 await fleet.start()
                 async with fleet.client() as client:
@@ -193,62 +158,41 @@ def describe_fleet(
     oracle: FakeOracle,
     oracle_target: str,
     *,
-    counts: Mapping[str, int],
-    settings: Mapping[str, Mapping[str, Any]],
-    environment: Mapping[str, Mapping[str, str]],
-    root: Path = ROOT,
+    counts: Mapping[str, int] = ONE_EACH,
+    settings: Settings | None = None,
+    environment: Mapping[str, str] | None = None,
     artifacts_url: str = "",
 ) -> Fleet:
     """Describes the processes, not yet started; each has its own port, log and state."""
     taken: set[str] = set()
-    ports: dict[str, list[int]] = {}
-    for service, count in counts.items():
-        ports[service] = [_port(taken) for _ in range(count)]
+    ports = {service: [_port(taken) for _ in range(count)] for service, count in counts.items()}
     targets = {name: ",".join(f"127.0.0.1:{port}" for port in found) for name, found in ports.items()}
-    first = {name: f"127.0.0.1:{found[0]}" for name, found in ports.items()}
-    people = {"queues": QUEUES, "max_people_runs": 1000}
     common = {"redis_url": redis.url, "namespace": NAMESPACE}
     gold = {"target": oracle_target, "max_attempts": 20, "timeout_s": 10.0}
+    people = {"queues": QUEUES, "max_people_runs": 1000}
+    peers = {f"{name}_target": targets[name] for name in SERVICES[:3]}
     by_service: dict[str, dict[str, Any]] = {
         "encoder": {**common, "artifacts_dir": space.store.root, "workers": 1, "poll_s": 1.0},
         "index": {"artifacts_dir": space.store.root, "encoder_target": targets["encoder"], "build_sync_s": 0.05},
         "sampler": {**common, **PACE, "index_target": targets["index"], "oracles": {"gold": gold}, **people},
-        "trainer": {
-            "encoder_target": targets["encoder"],
-            "index_target": targets["index"],
-            "sampler_target": first["sampler"],
-            "int8": False,
-        },
+        "trainer": {**PACE, **peers, "int8": False},
     }
     processes: dict[str, list[ServiceProcess]] = {}
     for service, found in ports.items():
         processes[service] = []
         for number, port in enumerate(found):
             name = f"{service}-{number}"
-            own = {**by_service[service], **settings.get(service, {}), "port": port, "instance": name}
+            own = {**by_service[service], **(settings or {}).get(service, {}), "port": port, "instance": name}
             if service == "trainer":
-                own = {**_trainer(space, redis, home / name), **PACE, **own}
+                own = {**trainer_settings(space, redis.url, NAMESPACE, home / name), **own}
             elif service == "encoder":
                 own["state_dir"] = home / name
             if artifacts_url and service != "sampler":
                 own["artifacts_url"] = artifacts_url
             if artifacts_url and service in ("encoder", "index"):
                 own["artifacts_dir"] = home / f"{name}-artifacts"
-            described = ServiceProcess.of(service, home, name=name, environment=environment.get(name), root=root, **own)
-            processes[service].append(described)
-    return Fleet(home, redis, space, processes, by_service, oracle, artifacts_url)
-
-
-def _trainer(space: Space, redis: RedisProcess | ReplicatedRedis, state: Path) -> dict[str, Any]:
-    """Settings of a trainer. It exports the base model itself, once, where `space` does not say that this was done."""
-    exported = {path: path.read_bytes() for path in state.glob("pretrained.*")}
-    made = trainer_settings(space, redis.url, NAMESPACE, state)
-    if not space.request:
-        for path in state.glob("pretrained.*"):
-            path.unlink()
-        for path, content in exported.items():
-            path.write_bytes(content)
-    return made
+            processes[service].append(ServiceProcess.of(service, home, name=name, environment=environment, **own))
+    return Fleet(home, redis, space, processes, oracle, oracle_target, artifacts_url)
 
 
 def _port(taken: set[str]) -> int:

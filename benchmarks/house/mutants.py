@@ -1,0 +1,258 @@
+"""Do the tests notice broken code? Mutants of a room, drawn by a seed. `make bench NAME=mutants ARGS='--room ranking'`.
+
+    modules ─▶ every place that can be mutated ─▶ `--count` of them, by `--seed` ─▶ a copy of the repository a worker
+            ─▶ the room's tests there, `-x` ─▶ killed (a test fails, or time is up) or survived
+
+The tests of a module's own folder run first, then the others. What a mutant came to is kept below .aeenc for as long as
+its module's text stays the same: a run that is broken off goes on. Survivors are listed with file, line and change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import queue
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.rows import ROOT, Rows
+from services.store.life_cycles import digest
+
+KEPT = ROOT / ".aeenc" / "bench" / "mutants"
+LEAST = 0.9
+SLOWER, SPARE_S = 4.0, 20.0  # a mutant's tests may take so many times as long as without it, and so much longer
+EXIT_PASSED = 0  # of pytest
+_SWAPS: dict[type, type] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.And: ast.Or, ast.Or: ast.And,
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Room:
+    """Globs of modules, and the tests that are to notice."""
+
+    modules: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+ROOMS = {
+    "ranking": Room(("services/index/ranking/*.py", "services/index/dense/exact.py"),
+                    ("tests/index/ranking", "tests/index/dense")),
+    "learning": Room(
+        ("services/trainer/learning/loss/*.py", "services/trainer/evaluation/*.py", "services/trainer/registry/*.py",
+         "services/encoder/batching/admission.py", "services/encoder/batching/queues.py"),
+        ("tests/trainer/learning/loss", "tests/trainer/evaluation", "tests/trainer/registry", "tests/encoder/batching"),
+    ),
+    "sdk": Room(
+        ("clients/python/aeenc/transport/*.py", "clients/python/aeenc/files/*.py", "clients/python/aeenc/exports/*.py",
+         "clients/python/aeenc/adapters/*.py", "clients/python/aeenc/values/reading.py"),
+        ("tests/aeenc/transport", "tests/aeenc/files", "tests/aeenc/exports", "tests/aeenc/adapters",
+         "tests/aeenc/test_values.py"),
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A change of one piece of a module, between two offsets of its bytes."""
+
+    path: str
+    line: int
+    start: int
+    end: int
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {' '.join(self.before.split())[:80]} -> {self.after[:80]}"
+
+
+def mutants_of(path: str, source: str) -> Iterator[Mutant]:
+    """All mutants of a module, in the order of its text. Annotations, docstrings and messages of errors are let be."""
+    starts = [0]
+    for line in source.encode().split(b"\n"):
+        starts.append(starts[-1] + len(line) + 1)
+
+    def mutant(node: Any, after: str) -> Mutant:
+        start, end = (starts[row - 1] + column for row, column in (
+            (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)))  # fmt: skip
+        return Mutant(path, node.lineno, start, end, source.encode()[start:end].decode(), after)
+
+    def walk(node: ast.AST) -> Iterator[Mutant]:
+        for after in _changes(node):
+            yield mutant(node, f"({after})" if isinstance(node, ast.expr) else after)
+        for name, value in ast.iter_fields(node):
+            if name in {"annotation", "returns", "decorator_list"} or isinstance(node, ast.Raise | ast.JoinedStr):
+                continue
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    yield from walk(child)
+
+    found = [one for one in walk(ast.parse(source)) if one.after != f"({one.before})"]
+    yield from sorted(found, key=lambda one: (one.start, one.end, one.after))
+
+
+def _changes(node: ast.AST) -> Iterator[str]:
+    """What may stand in place of a node."""
+    is_call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call | ast.Await)
+    if is_call or isinstance(node, ast.AugAssign | ast.Raise | ast.Continue | ast.Break):
+        yield "pass"
+    elif isinstance(node, ast.Return) and node.value is not None and not _is_none(node.value):
+        yield "return None"
+    elif isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float):
+        yield repr(not node.value if isinstance(node.value, bool) else node.value + 1)
+    elif isinstance(node, ast.expr):
+        yield from map(ast.unparse, _expressions(node))
+
+
+def _expressions(node: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(node, ast.Compare):
+        for at, operator in enumerate(node.ops):
+            ops = [*node.ops[:at], _SWAPS[type(operator)](), *node.ops[at + 1 :]]
+            yield ast.Compare(node.left, ops, node.comparators)
+    elif isinstance(node, ast.BoolOp):
+        yield ast.BoolOp(_SWAPS[type(node.op)](), node.values)
+        yield from node.values
+    elif isinstance(node, ast.BinOp) and type(node.op) in _SWAPS:
+        yield ast.BinOp(node.left, _SWAPS[type(node.op)](), node.right)
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub | ast.Invert):
+        yield node.operand
+    elif isinstance(node, ast.IfExp):
+        yield ast.IfExp(ast.UnaryOp(ast.Not(), node.test), node.body, node.orelse)
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def drawn(modules: Sequence[str], count: int, seed: int) -> list[Mutant]:
+    """So many mutants of all modules that globs name."""
+    paths = sorted({path for pattern in modules for path in ROOT.glob(pattern)})
+    if not paths:
+        raise SystemExit(f"no module is named by {' '.join(modules)}; give --modules")
+    every = [one for path in paths for one in mutants_of(path.relative_to(ROOT).as_posix(), path.read_text())]
+    return random.Random(seed).sample(every, min(count, len(every)))
+
+
+class Copy:
+    """A copy of the files that git knows, as they are now, in which one mutant at a time is tried."""
+
+    def __init__(self, folder: Path, tests: Sequence[str]) -> None:
+        self._folder, self._tests = folder, tests
+        self._changed = 0  # so that no compiled file is taken for that of another text
+        listed = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard", "-z"],
+                                capture_output=True, check=True, text=True)  # fmt: skip
+        for name in filter(None, listed.stdout.split("\0")):
+            if (ROOT / name).is_file():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_bytes((ROOT / name).read_bytes())
+
+    def passes(self, limit_s: float, mutant: Mutant | None = None) -> bool:
+        """Whether all tests pass within the time, with a mutant or without."""
+        if mutant is None:
+            return self._run(self._tests, limit_s)
+        sound = (ROOT / mutant.path).read_bytes()
+        self._write(mutant.path, sound[: mutant.start] + mutant.after.encode() + sound[mutant.end :])
+        try:
+            own = [one for one in self._tests if Path(one).name in Path(mutant.path).parts]
+            others = [one for one in self._tests if one not in own]
+            return all(self._run(tests, limit_s) for tests in (own, others) if tests)
+        finally:
+            self._write(mutant.path, sound)
+
+    def _write(self, path: str, content: bytes) -> None:
+        self._changed += 2
+        (self._folder / path).write_bytes(content)
+        at = time.time() - 1_000_000 + self._changed
+        os.utime(self._folder / path, (at, at))
+
+    def _run(self, tests: Sequence[str], limit_s: float) -> bool:
+        options = ["-q", "-x", "-p", "no:cacheprovider", "-m", "not (slow or crash or soak or reference or sdk)"]
+        paths = os.pathsep.join(str(self._folder / part) for part in (".", "clients/python", "tests"))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pytest", *options, *tests], cwd=self._folder, stdin=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        try:
+            return process.wait(limit_s) == EXIT_PASSED
+        except subprocess.TimeoutExpired:
+            return False
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, 9)
+                process.wait()
+
+
+def try_all(rows: Rows, name: str, mutants: Sequence[Mutant], tests: Sequence[str], workers: int) -> None:
+    """Tries what was not tried before, and adds the rows."""
+    KEPT.mkdir(parents=True, exist_ok=True)
+    kept = KEPT / f"{name}.json"
+    told: dict[str, bool] = json.loads(kept.read_bytes()) if kept.is_file() else {}
+    key_of = {one: digest(f"{one}{one.start}{(ROOT / one.path).read_text()}{' '.join(tests)}") for one in mutants}
+    left = [one for one in mutants if key_of[one] not in told]
+    begun = time.monotonic()
+    with ExitStack() as stack:
+        folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aeenc-mutants-")))
+                   for _ in range(workers if left else 0)]  # fmt: skip
+        copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+        limit_s = 0.0
+        for folder in folders:
+            copy = Copy(folder, tests)
+            if not limit_s:
+                if not copy.passes(3600.0):
+                    raise SystemExit(f"without a mutant, {' '.join(tests)} do not pass; mend them first")
+                limit_s = SLOWER * (time.monotonic() - begun) + SPARE_S
+                begun = time.monotonic()
+            copies.put(copy)
+
+        def survives(mutant: Mutant) -> None:
+            copy = copies.get()
+            told[key_of[mutant]] = copy.passes(limit_s, mutant)
+            copies.put(copy)
+            kept.write_text(json.dumps(told))
+            print(f"  {'survived' if told[key_of[mutant]] else 'killed'}  {mutant}", flush=True)
+
+        with ThreadPoolExecutor(workers) as pool:
+            list(pool.map(survives, left))
+    survivors = [str(one) for one in mutants if told[key_of[one]]]
+    if left:
+        rows.note(f"{name}: seconds a mutant, {workers} at a time", (time.monotonic() - begun) / len(left), "s")
+    share = 1 - len(survivors) / len(mutants)
+    rows.at_least(f"{name}: {len(mutants)} mutants, killed", share, "share", LEAST, survivors or None)
+    print("\n".join(["survivors:", *survivors]))
+
+
+def main() -> None:
+    """Draws and tries."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--room", choices=ROOMS, default="ranking")
+    parser.add_argument("--modules", nargs="+", help="globs, instead of the room's")
+    parser.add_argument("--tests", nargs="+", help="files and folders, instead of the room's")
+    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=2)
+    given = parser.parse_args()
+    room = ROOMS[given.room]
+    mutants = drawn(given.modules or room.modules, given.count, given.seed)
+    rows = Rows("mutants" if given.modules else f"mutants-{given.room}")
+    try_all(rows, given.room, mutants, given.tests or room.tests, given.workers)
+    rows.finish()
+
+
+if __name__ == "__main__":
+    main()
