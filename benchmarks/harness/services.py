@@ -47,9 +47,9 @@ class EncoderFleet:
 
 @asynccontextmanager
 async def running_encoder(
-    store: ArtifactStore, base: Artifact, stable: Artifact | None = None, **settings: object
+    store: ArtifactStore, base: Artifact, stable: Artifact | None = None, *, precision: str = "", **settings: object
 ) -> AsyncIterator[EncoderFleet]:
-    """Starts the encoder with `stable` on `stable` or `base`; everything ends with the block."""
+    """Starts the encoder with `stable` on `stable` or `base`, in a `precision`; everything ends with the block."""
     with tempfile.TemporaryDirectory(prefix="aeenc-bench-") as scratch:
         home = Path(scratch)
         redis_process = RedisProcess(home / "redis")
@@ -57,7 +57,7 @@ async def running_encoder(
         registry = Registry(redis, "bench")
         for artifact in filter(None, (base, stable)):
             await register(registry, artifact)
-        await registry.set_label(base.meta["space_id"], "stable", (stable or base).id)
+        await registry.set_label(base.meta["space_id"], "stable", (stable or base).id, precision=precision)
         own = {"namespace": "bench", "artifacts_dir": store.root, "state_dir": home / "state"}
         process = ServiceProcess.of("encoder", home, redis_url=redis_process.url, **{**own, **settings})
         try:

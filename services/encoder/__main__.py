@@ -12,13 +12,11 @@ from services.encoder.batching.breaker import Breaker
 from services.encoder.batching.encoder import Encoder
 from services.encoder.batching.queues import CPU_BATCH_ITEMS, CPU_BATCH_TOKENS, GPU_BATCH_TOKENS, GPU_WORKERS
 from services.encoder.metrics import EncoderMetrics
-from services.encoder.rollout.calibration import AUTO
 from services.encoder.rollout.candidates import CandidateLoader
 from services.encoder.rollout.follower import Follower, FollowerOptions
 from services.encoder.rollout.history import SwapHistory
-from services.encoder.rollout.loading import LoadOptions, check_runtime
+from services.encoder.rollout.loading import LoadOptions
 from services.encoder.rollout.versions import Versions
-from services.encoder.runtime.model import FLOAT16, FLOAT32
 from services.encoder.runtime.onnx_session import CPU, providers_of
 from services.encoder.runtime.torch_session import torch_device_of
 from services.encoder.servicer import EncoderServicer
@@ -37,12 +35,12 @@ log = get(__name__)
 
 def build(settings: EncoderSettings) -> GrpcServer:
     """Wires the encoder."""
-    options, handicap = _options(settings)
+    options, workers, handicap = _options(settings)
     # The library's own pool: on a CPU it costs more than it saves, on a GPU many cores must tokenize.
     os.environ["TOKENIZERS_PARALLELISM"] = str(options.on_gpu).lower()
     server = GrpcServer(settings)
     metrics = EncoderMetrics(server.metrics)
-    versions, history, cost = Versions(), SwapHistory(metrics), CostModel(options.workers)
+    versions, history, cost = Versions(), SwapHistory(metrics), CostModel(workers)
     runtime = _name_of(options)
     metrics.runs_on(runtime, handicap)
     if handicap:
@@ -50,7 +48,9 @@ def build(settings: EncoderSettings) -> GrpcServer:
     redis = connect(settings.redis_url, **settings.redis())
     registry = Registry(redis, settings.namespace)
     follower = Follower(
-        FollowerOptions(settings.instance, settings.space_id, settings.state_dir, settings.poll_s, handicap),
+        FollowerOptions(
+            settings.instance, settings.space_id, settings.state_dir, settings.poll_s, options.faster, handicap
+        ),
         registry,
         CandidateLoader(
             registry,
@@ -71,7 +71,7 @@ def build(settings: EncoderSettings) -> GrpcServer:
         queued_tokens=settings.queued_tokens or (GPU_QUEUED_TOKENS if options.on_gpu else CPU_QUEUED_TOKENS),
     )
     batcher = Batcher(
-        workers=options.workers,
+        workers=workers,
         batch_items=_batch(settings, options.on_gpu)[0],
         batch_tokens=options.batch_tokens,
         stuck_s=settings.stuck_s,
@@ -87,6 +87,7 @@ def build(settings: EncoderSettings) -> GrpcServer:
         admission,
         breaker,
         limits,
+        metrics,
         lambda tokens: caller().spend(tokens),
         pooled=options.on_gpu,
     )
@@ -103,23 +104,17 @@ def build(settings: EncoderSettings) -> GrpcServer:
     return server
 
 
-def _options(settings: EncoderSettings) -> tuple[LoadOptions, str]:
-    """Returns how models are loaded, and why that is not on the CUDA that was installed."""
+def _options(settings: EncoderSettings) -> tuple[LoadOptions, int, str]:
+    """Returns how models are loaded, by how many workers they compute, and why not on the CUDA that was installed."""
     torch_device = reason = ""
     if settings.runtime == "torch":
         torch_device, reason = torch_device_of(settings.device, settings.gpu_bytes)
     # With torch, of cross-encoders only, which compute on a CPU where this onnxruntime cannot do so on torch's card.
     placement = providers_of(torch_device or settings.device, settings.gpu_bytes, or_cpu=bool(torch_device))
-    precision = settings.precision.removeprefix("prefer-")
-    options = LoadOptions(settings.model_bytes, precision, placement, torch_device)
-    if precision != AUTO:
-        options = replace(options, strict=precision == settings.precision)
-    elif torch_device or options.on_gpu:
-        options = replace(options, precision=FLOAT16 if options.on_gpu else FLOAT32)
-    check_runtime(options)
+    options = LoadOptions(settings.model_bytes, placement, torch_device)
+    options = replace(options, batch_tokens=_batch(settings, options.on_gpu)[1])
     workers = settings.workers or (GPU_WORKERS if options.on_gpu and options.pairs_on_gpu else usable_cores())
-    options = replace(options, batch_tokens=_batch(settings, options.on_gpu)[1], workers=workers)
-    return options, reason if torch_device else placement.reason
+    return options, workers, reason if torch_device else placement.reason
 
 
 def _batch(settings: EncoderSettings, on_gpu: bool) -> tuple[int, int]:
@@ -131,7 +126,7 @@ def _batch(settings: EncoderSettings, on_gpu: bool) -> tuple[int, int]:
 def _name_of(options: LoadOptions) -> str:
     where = f"torch/{options.torch_device}" if options.torch_device else f"onnxruntime/{options.placement.providers[0]}"
     are_apart = options.on_gpu and not options.pairs_on_gpu
-    return f"{where}/{options.precision}" + (f", cross-encoders onnxruntime/{CPU}" if are_apart else "")
+    return where + (f", cross-encoders onnxruntime/{CPU}" if are_apart else "")
 
 
 if __name__ == "__main__":

@@ -11,19 +11,12 @@ from services.encoder.batching.encoder import CallResult, EncodeCall, ScoreCall
 from services.encoder.batching.queues import Lane
 from services.encoder.rollout.history import Swap
 from services.encoder.rollout.versions import Selection, Versions
-from services.kit.convert import decode_enum, to_duration, to_timestamp
-from services.store.registry_rows import versions_of
+from services.kit.convert import PRECISIONS, decode_enum, to_duration, to_precision, to_timestamp
+from services.store.registry_rows import LabelRow
 
 _ROLES = {encoder_pb2.ROLE_QUERY: "query", encoder_pb2.ROLE_PREMISE: "premise"}
 _LANES: dict[encoder_pb2.Lane, Lane] = {encoder_pb2.LANE_INTERACTIVE: "interactive", encoder_pb2.LANE_BULK: "bulk"}
-_PRECISIONS = {
-    types_pb2.PRECISION_FLOAT32: "float32",
-    types_pb2.PRECISION_FLOAT16: "float16",
-    types_pb2.PRECISION_INT8: "int8",
-    types_pb2.PRECISION_BFLOAT16: "bfloat16",
-}
 _TRUNCATES = {types_pb2.TRUNCATE_ERROR: False, types_pb2.TRUNCATE_END: True}
-_TO_PRECISION = {name: value for value, name in _PRECISIONS.items()}
 _MODEL_TYPES = {
     "sentence-encoder": encoder_pb2.MODEL_TYPE_SENTENCE_ENCODER,
     "cross-encoder": encoder_pb2.MODEL_TYPE_CROSS_ENCODER,
@@ -46,7 +39,7 @@ def to_call(
         role=decode_enum(_ROLES, request.role, "role", ""),
         selection=_selection(request.model, request.space_id, request.routing_key or request_id),
         truncate=decode_enum(_TRUNCATES, request.truncate, "truncate", False),
-        precision=decode_enum(_PRECISIONS, request.precision, "precision", ""),
+        precision=decode_enum(PRECISIONS, request.precision, "precision", ""),
         lane=chosen,
         deadline_s=deadline_s,
         patient=lane == chosen == "bulk",
@@ -91,7 +84,7 @@ def to_score_call(
         premises=request.premises,
         selection=_selection(request.model, "", request_id),
         truncate=decode_enum(_TRUNCATES, request.truncate, "truncate", False),
-        precision=decode_enum(_PRECISIONS, request.precision, "precision", ""),
+        precision=decode_enum(PRECISIONS, request.precision, "precision", ""),
         deadline_s=deadline_s,
         first_of_ensemble=request.first_of_ensemble,
         caller=caller,
@@ -106,7 +99,7 @@ def to_response(result: CallResult) -> encoder_pb2.EncodeResponse:
         space_id=result.space_id,
         timings=_timings(result),
         truncated=result.truncated,
-        precision=_TO_PRECISION[result.precision],
+        precision=to_precision(result.precision),
         tokens=result.tokens,
     )
 
@@ -119,7 +112,7 @@ def to_score_response(result: CallResult) -> encoder_pb2.ScoreResponse:
         timings=_timings(result),
         truncated=result.truncated,
         ensemble=result.ensemble,
-        precision=_TO_PRECISION[result.precision],
+        precision=to_precision(result.precision),
     )
 
 
@@ -129,12 +122,11 @@ def to_versions(versions: Versions) -> list[encoder_pb2.LoadedVersion]:
         encoder_pb2.LoadedVersion(
             version=version,
             space_id=model.space_id,
-            labels=sorted(name for (_, name), here in versions.labels.items() if version in here.versions),
+            labels=sorted(name for (_, name), row in versions.labels.items() if version in row.versions),
             premise_encoder=version in versions.premise_versions.values(),
             in_flight=versions.in_flight[model],
             model_type=_MODEL_TYPES[model.model_type],
-            precisions=[_TO_PRECISION[precision] for precision in model.runners],
-            precision_reason=model.precision_reason,
+            precisions=map(to_precision, dict.fromkeys((versions.precision_of(version), *model.runners))),
         )
         for version, model in sorted(versions.models.items())
     ]
@@ -142,29 +134,32 @@ def to_versions(versions: Versions) -> list[encoder_pb2.LoadedVersion]:
 
 def to_labels(versions: Versions) -> list[types_pb2.Label]:
     """Lists the labels as this process serves them."""
-    return [
-        types_pb2.Label(space_id=space_id, name=name, versions=here.versions, revision=here.revision, share=here.share)
-        for (space_id, name), here in sorted(versions.labels.items())
-    ]
+    return [_to_label(row) for _, row in sorted(versions.labels.items())]
 
 
 def to_swaps(swaps: Iterable[Swap]) -> list[encoder_pb2.SwapOutcome]:
     """Lists the last swaps, newest first."""
     return [
         encoder_pb2.SwapOutcome(
-            label=types_pb2.Label(
-                space_id=swap.space_id,
-                name=swap.label,
-                versions=versions_of(swap.version),
-                revision=swap.revision,
-            ),
-            ok=swap.ok,
+            label=_to_label(swap.row),
+            ok=not swap.reason,
             reason=swap.reason,
             finished_at=to_timestamp(swap.finished_at),
             duration=to_duration(swap.duration_s),
         )
         for swap in swaps
     ]
+
+
+def _to_label(row: LabelRow) -> types_pb2.Label:
+    return types_pb2.Label(
+        space_id=row.space_id,
+        name=row.name,
+        versions=row.versions,
+        revision=row.revision,
+        share=row.share,
+        precision=to_precision(row.precision),
+    )
 
 
 def _selection(model: types_pb2.ModelSelector, space_id: str, routing_key: str) -> Selection:

@@ -49,13 +49,6 @@ class EncoderSettings(RedisSettings):
         description="most tokens admitted at once, a quarter of them bulk; 0: 32768 on a CPU, 1048576 on a GPU",
     )
     stuck_s: float = Field(60.0, gt=0, description="how long one batch may take before its worker is replaced")
-    precision: Literal[
-        "auto", "float32", "bfloat16", "float16", "int8", "prefer-bfloat16", "prefer-float16", "prefer-int8"
-    ] = Field(
-        "auto",
-        description="precision of queries (pairs have float32 or int8); auto: on a CPU the fastest that passed its "
-        "check, on a GPU prefer-float16; prefer-…: float32 for a version without it; see docs/operations.md",
-    )
     poll_s: float = Field(30.0, gt=0, description="how often labels are read again without an event")
     load_s: float = Field(120.0, gt=0, description="how long loading one checkpoint may take")
     loaded_bytes: int = Field(

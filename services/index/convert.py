@@ -10,7 +10,6 @@ from google.protobuf import timestamp_pb2
 from google.protobuf.message import Message
 
 from aeenc import vectors
-from aeenc.calls.encoding import Precision
 from aeenc.v1 import index_pb2, types_pb2
 from services.corpus.generation import PremiseRecord
 from services.index.values import (
@@ -31,7 +30,7 @@ from services.index.values import (
     Timings,
     VectorQuery,
 )
-from services.kit.convert import bounded, decode_enum, opened_by, request_id, to_duration
+from services.kit.convert import PRECISIONS, bounded, decode_enum, opened_by, request_id, to_duration, to_precision
 from services.kit.limits import AnswerRoom, Limits, check_texts
 from services.store.artifacts import Artifact
 
@@ -46,13 +45,6 @@ _FUSIONS: dict[int, FusionMethod] = {
     index_pb2.FUSION_METHOD_RECIPROCAL_RANK: "reciprocal_rank",
 }
 _TRUNCATES = {types_pb2.TRUNCATE_ERROR: False, types_pb2.TRUNCATE_END: True}
-_PRECISIONS: dict[types_pb2.Precision, Precision | None] = {
-    types_pb2.PRECISION_FLOAT32: "float32",
-    types_pb2.PRECISION_FLOAT16: "float16",
-    types_pb2.PRECISION_INT8: "int8",
-    types_pb2.PRECISION_BFLOAT16: "bfloat16",
-}
-_TO_PRECISION: dict[str, types_pb2.Precision] = {name: number for number, name in _PRECISIONS.items() if name}
 _SAMENESS: dict[int, Sameness] = {index_pb2.FOLDING_EXACT: "EXACT", index_pb2.FOLDING_NORMALIZED: "NORMALIZED"}
 EXPLANATIONS_BYTES = 64 * 1024 * 1024  # of one call, which memory holds at once
 HITS_ON_LOOP = 400  # about a millisecond of work, reading premises from disk included
@@ -105,7 +97,7 @@ def to_text_query(request: index_pb2.RetrieveRequest, context: Any) -> TextQuery
         fusion=decode_enum(_FUSIONS, options.fusion.method, "fusion.method", "min_max"),
         lexical_weight=options.fusion.lexical_weight if options.fusion.HasField("lexical_weight") else LEXICAL_WEIGHT,
         features=dict(options.fusion.features),
-        precision=decode_enum(_PRECISIONS, request.precision, "precision", None),
+        precision=decode_enum(PRECISIONS, request.precision, "precision", None),
         routing_key=request.routing_key,
         request_id=request_id(context),
         effort=to_effort(request),
@@ -136,7 +128,7 @@ def to_retrieve_response(answer: RetrievalResult, room: AnswerRoom) -> index_pb2
     response = index_pb2.RetrieveResponse(
         model_version=answer.version,
         rerank_versions=answer.reranked_by,
-        precision=_TO_PRECISION.get(answer.precision, types_pb2.PRECISION_UNSPECIFIED),
+        precision=to_precision(answer.precision),
         space_id=answer.served.generation.space_id,
         generation=answer.served.id,
         exact=answer.exact,

@@ -25,7 +25,7 @@ from services.corpus.premises import Clause
 from services.store.artifacts import Artifact
 from services.store.formats import known_fields
 
-Precision = Literal["float32", "float16", "int8", "bfloat16"]
+Precision = Literal["float32", "float16", "int8"]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from aeenc import errors
+from aeenc.calls.encoding import Precision
+from aeenc.v1 import types_pb2
 from services.kit.call import CALL, choose_request_id
 from services.kit.limits import FIELD_BYTES
 
@@ -23,6 +25,13 @@ M = TypeVar("M", bound=Message)
 ENVELOPE_BYTES = 512  # of a page beside its items, and more than its token takes
 
 _NAMING = {"corpus", "generation", "label", "version", "annotator"}
+
+PRECISIONS: dict[types_pb2.Precision, Precision] = {
+    types_pb2.PRECISION_FLOAT32: "float32",
+    types_pb2.PRECISION_FLOAT16: "float16",
+    types_pb2.PRECISION_INT8: "int8",
+}
+_PRECISION_NUMBERS: dict[str, types_pb2.Precision] = {name: number for number, name in PRECISIONS.items()}
 
 
 def deadline_s(context: Any) -> float | None:
@@ -156,3 +165,8 @@ def decode_enum(values: Mapping[E, T], sent: E, field: str, unset: T) -> T:
             field, f"{sent} is unknown to this service; use one of {sorted(values)}, or update it"
         )
     return values.get(sent, unset)
+
+
+def to_precision(name: str) -> types_pb2.Precision:
+    """Writes a precision; unspecified for none, or one of a newer release."""
+    return _PRECISION_NUMBERS.get(name, types_pb2.PRECISION_UNSPECIFIED)

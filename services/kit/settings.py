@@ -6,12 +6,14 @@ stops the start with its name.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import re
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -45,35 +47,36 @@ def usable_cores(root: Path = Path("/")) -> int:
     A quota is rounded down, to at least 1: threads beyond it would be throttled together. `root` is the file system.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([cores, *map(int, _quotas(root))]))
+    quotas = _limits(root, "cpu", ("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+    return max(1, min([cores, *(quota // period for quota, period in quotas)]))
 
 
-def _quotas(root: Path) -> Iterator[float]:
-    """Yields the quotas of this process's cgroups and of those above them, in cores; version 2 and version 1."""
+def usable_memory_bytes(root: Path = Path("/")) -> int:
+    """Returns the memory of this machine, or the limit of a cgroup of this process where that is less."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = _limits(root, "memory", ("memory.max",), ("memory.limit_in_bytes",))
+    return min([machine, *(limit for limit, *_ in limits)])
+
+
+def _limits(root: Path, controller: str, *files: Sequence[str]) -> Iterator[list[int]]:
+    """Yields the limits of this process's cgroups and of those above them; the `files` are of version 2, or 1."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:  # not Linux
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
         mounted = root / "sys/fs/cgroup" / controllers
         group = mounted if ".." in path else mounted / path.lstrip("/")
-        for folder in (group, *group.parents):
-            if folder.is_relative_to(mounted) and (quota := _quota(folder)) is not None:
-                yield quota
-
-
-def _quota(folder: Path) -> float | None:
-    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
-        try:
-            quota, period = " ".join((folder / name).read_text() for name in names).split()
-            if quota not in {"max", "-1"}:
-                return int(quota) / int(period)
-        except (OSError, ValueError, ZeroDivisionError):
-            continue
-    return None
+        for folder, names in product((group, *group.parents), files):
+            if not folder.is_relative_to(mounted):
+                continue
+            with contextlib.suppress(OSError, ValueError):  # such as "max"
+                limit = [int(number) for name in names for number in (folder / name).read_text().split()]
+                if limit and min(limit) > 0:
+                    yield limit
 
 
 class ServiceSettings(BaseSettings):

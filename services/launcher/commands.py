@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -16,7 +13,7 @@ import typer
 
 from aeenc.cli.output import output_of, table
 from aeenc.cli.targets import targets_of
-from aeenc.errors import FailedPrecondition, InvalidArgument
+from aeenc.errors import InvalidArgument
 from aeenc.transport.targets import home as default_home
 from aeenc.trees import Dataset
 from services.kit.credentials.credential_file import load
@@ -120,15 +117,8 @@ def down(context: typer.Context, home: Home = None) -> None:
     output_of(context).result({"home": str(fleet.home), "ended": ended}, text)
 
 
-def doctor(
-    context: typer.Context,
-    home: Home = None,
-    cpu: Annotated[bool, typer.Option("--cpu", help="Measure instead what encodes fastest on this CPU.")] = False,
-) -> None:
+def doctor(context: typer.Context, home: Home = None) -> None:
     """Looks for what is wrong with this machine and the services, each with its remedy; exit code 1 if something is."""
-    if cpu:
-        _compare_precisions(context, Fleet(home or default_home()))
-        return
     from services.launcher.doctor import examine  # brings redis, which other commands do not need
 
     found = asyncio.run(examine(targets_of(context), Fleet(home or default_home())))
@@ -139,21 +129,6 @@ def doctor(
     )
     if wrong:
         raise typer.Exit(1)
-
-
-def _compare_precisions(context: typer.Context, fleet: Fleet) -> None:
-    """Shows what the encoder's own check measures with a checkpoint of this home."""
-    command = [sys.executable, "-m", "services.encoder.rollout.comparison", str(fleet.artifacts)]
-    asked = subprocess.run(command, capture_output=True, text=True, check=False)
-    if asked.returncode:
-        raise FailedPrecondition(asked.stderr.strip().rpartition("\n")[2])
-    found = json.loads(asked.stdout)
-    columns = ["precision", "runtime", "texts/s, one core", "cosine to float32", "verdict"]
-    rows = [
-        (one["precision"], one["runtime"], one["texts_s"] or "", one["cosine"] or "", one["verdict"])
-        for one in found["precisions"]
-    ]
-    output_of(context).result(found, table(columns, rows, title=f"Checkpoint {found['version']} on {found['cpu']}"))
 
 
 def demo(

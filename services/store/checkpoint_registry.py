@@ -17,7 +17,7 @@ from services.store.redis import Script, key_prefix, unavailable_if_down
 from services.store.registry_rows import CheckpointRow, read_all
 from services.store.requests import REQUEST_TTL_S, Request, Requests, text_of
 
-# KEYS: row, checkpoints, labels set, deleted versions, buried row, the request's record, times.
+# KEYS: row, checkpoints, labels set, deleted versions, buried row, the request's record, times, precisions.
 # ARGV: version, prefix of labels' and spaces' keys, request or '', seconds
 # Answers '' when done, '?' for an unknown version, otherwise who needs it. A version that the premises of a labelled
 # space are encoded by is needed, too: encoders load it with the label.
@@ -40,6 +40,7 @@ redis.call('SET', KEYS[5], row)
 redis.call('DEL', KEYS[1])
 redis.call('ZREM', KEYS[2], ARGV[1])
 redis.call('HDEL', KEYS[7], ARGV[1])
+redis.call('HDEL', KEYS[8], ARGV[1])
 redis.call('ZADD', KEYS[4], redis.call('TIME')[1], ARGV[1])
 if ARGV[3] ~= '' then
   redis.call('HSET', KEYS[6], 'content', ARGV[3])
@@ -128,6 +129,7 @@ class CheckpointRegistry:
         keys = [
             *(self._key("checkpoint", version), self._key("checkpoints"), self._key("labels"), self._buried),
             *(self._key("deleted-checkpoint", version), self._request_key(request), self._times),
+            self._key("precisions"),
         ]
         async with unavailable_if_down(f"delete checkpoint {version}"):
             needed = await self._bury(keys=keys, args=[version, self._prefix, text_of(request), REQUEST_TTL_S])

@@ -11,8 +11,11 @@ Events only wake readers; the row is the truth. The newest row has the highest r
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -37,23 +40,25 @@ ROLLOUT_PAUSE_S = 0.05  # many encoders answer at a time
 EVENTS_KEPT = 10_000
 DELETED_TTL_S = 86_400
 
-# KEYS: label row, labels set, events, previous' row, deleted label's revision, the request's record, deleted versions.
+# KEYS: label row, labels set, events, previous' row, deleted label's revision, the request's record, deleted versions,
+# the last precision of each version.
 # ARGV: version, expected revision or -1, now, space, name, keep, share or '', request or '', seconds, further answer,
-# traceparent or ''
+# traceparent or '', precision or '' for the version's last one
 # Answers {1, revision, version} and the row's fields and values, {1, 0, ''} to a request that was carried out before,
 # {0, revision, version} at another revision, {-1, format_version, name} for a row of a newer release, {-2}
 # for a deleted version.
 # A move of `stable` takes `previous` along, so that the way back is always loaded. A deleted label that is set again
 # continues from its last revision: an encoder that missed the deletion sees that it has moved.
 _MOVE = """
-local function move(key, name, version, share, last)
+local function move(key, name, version, share, last, precision)
   local row = redis.call('HMGET', key, 'revision', 'version', 'previous')
   local revision = (tonumber(row[1] or last) or 0) + 1
   local previous = row[2]
   if previous == version then previous = row[3] end
   redis.call('HSET', key, 'format_version', 1, 'space_id', ARGV[4], 'name', name, 'version', version,
     'revision', revision, 'previous', previous or '', 'moved_at', ARGV[3], 'share', share,
-    'traceparent', ARGV[11])
+    'traceparent', ARGV[11], 'precision', precision)
+  redis.call('HSET', KEYS[8], version, precision)
   redis.call('SADD', KEYS[2], ARGV[4] .. ' ' .. name)
   redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[6], '*', 'space_id', ARGV[4], 'label', name,
     'version', version, 'revision', revision)
@@ -74,14 +79,23 @@ end
 for version in string.gmatch(ARGV[1], '[^+]+') do
   if redis.call('ZSCORE', KEYS[7], version) then return {-2, 0, version} end
 end
-local current = redis.call('HMGET', KEYS[1], 'revision', 'version', 'share')
+local current = redis.call('HMGET', KEYS[1], 'revision', 'version', 'share', 'precision')
 local revision = tonumber(current[1] or 0)
 if tonumber(ARGV[2]) >= 0 and revision ~= tonumber(ARGV[2]) then return {0, revision, current[2] or ''} end
 local share = ARGV[7]
 if share == '' then share = current[3] or '0' end
-if current[2] == ARGV[1] and tonumber(share) == tonumber(current[3] or 0) then return done(revision) end
-if ARGV[5] == 'stable' and current[2] then move(KEYS[4], 'previous', current[2], '0', 0) end
-return done(move(KEYS[1], ARGV[5], ARGV[1], share, redis.call('GET', KEYS[5]) or 0))
+local now = current[4] or 'float32'
+local precision = ARGV[12]
+if precision == '' then
+  precision = current[2] == ARGV[1] and now or redis.call('HGET', KEYS[8], ARGV[1]) or 'float32'
+end
+if current[2] == ARGV[1] and precision == now and tonumber(share) == tonumber(current[3] or 0) then
+  return done(revision)
+end
+if ARGV[5] == 'stable' and current[2] and current[2] ~= ARGV[1] then
+  move(KEYS[4], 'previous', current[2], '0', 0, now)
+end
+return done(move(KEYS[1], ARGV[5], ARGV[1], share, redis.call('GET', KEYS[5]) or 0, precision))
 """
 
 # KEYS: label row, labels set, events, acknowledgements, deleted label's revision, the request's record.
@@ -103,11 +117,16 @@ end
 return 1
 """
 
-# KEYS: instances.  ARGV: instance, seconds it lives, seconds until the silent are forgotten.  Answers 1 to a new one.
+# KEYS: instances, what they compute.  ARGV: instance, seconds it lives, seconds until the silent are forgotten, what it
+# computes.  Answers 1 to a new one.
 # Only the clock of Redis counts: those of two hosts may differ by more than a heartbeat's life.
 _NOW = "local time = redis.call('TIME')\nlocal now = tonumber(time[1]) + tonumber(time[2]) / 1e6\n"
 _BEAT = f"""{_NOW}
+for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', '(' .. now - ARGV[3])) do
+  redis.call('HDEL', KEYS[2], gone)
+end
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', '(' .. now - ARGV[3])
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[4])
 return redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[1])
 """
 
@@ -149,6 +168,8 @@ class Registry(CheckpointRegistry):
         self._rollouts = Script(redis, _ROLLOUTS)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by space
         self._instances = self._key("instances")  # sorted set: until when each encoder counts as alive
+        self._files = self._key("instance-files")  # hash: what each of them computes, as `heartbeat` has it
+        self._precisions = self._key("precisions")  # hash: the precision in which each version was published last
         self._answers = self._key("rollout-events")  # stream: who has acknowledged, to wake those who wait
 
     async def set_label(
@@ -161,11 +182,13 @@ class Registry(CheckpointRegistry):
         share: float | None = None,
         request: Request | None = None,
         answer: str = "",
+        precision: str = "",
     ) -> LabelRow:
         """Points a label at a version, or an ensemble of versions joined by +; when `stable` moves, `previous` follows.
 
         Repeating a move changes nothing. In the same step it notes the `request`, if that has an id, with the row and
-        what else its `answer` has. Without `share` the label keeps its share, at first 0. A new share is a move, too.
+        what else its `answer` has. Without `share` the label keeps its share, at first 0; without `precision` the
+        version keeps that of its last publication, at first float32. Another share or precision is a move, too.
         Raises Aborted when the label is not at `expected_revision` (0: the label must not exist).
         """
         keys = [
@@ -176,12 +199,13 @@ class Registry(CheckpointRegistry):
             self._deleted_key(space_id, name),
             self._request_key(request),
             self._buried,
+            self._precisions,
         ]
         expected = -1 if expected_revision is None else expected_revision
         wanted = "" if share is None else repr(share)
         noted = [text_of(request), REQUEST_TTL_S, answer]
         at = datetime.now(UTC).isoformat()
-        arguments = [version, expected, at, space_id, name, EVENTS_KEPT, wanted, *noted, traceparent()]
+        arguments = [version, expected, at, space_id, name, EVENTS_KEPT, wanted, *noted, traceparent(), precision]
         async with unavailable_if_down(f"move label {name}"):
             moved, revision, current, *row = await self._in_turn(space_id, self._move, keys, arguments)
         if moved == -2:
@@ -293,18 +317,30 @@ class Registry(CheckpointRegistry):
         async with unavailable_if_down(f"acknowledge label {label}"):
             await self._acknowledge(keys=keys, args=[row.instance, row.to_json(), ANSWERS_KEPT])
 
-    async def heartbeat(self, instance: str) -> bool:
+    async def heartbeat(self, instance: str, files: Mapping[str, str] = MappingProxyType({})) -> bool:
         """Marks an encoder as alive for the next 15 s, by the clock of Redis.
 
-        True for one that was not known, or forgotten: then its acknowledgements may be gone, too.
+        `files`: the lower precisions in which it computes faster than in float32, the best first, and the file of a
+        checkpoint that each needs. True for one that was not known, or forgotten: then its acknowledgements may be
+        gone, too.
         """
+        arguments = [instance, HEARTBEAT_TTL_S, FORGET_S, json.dumps(dict(files))]
         async with unavailable_if_down("send the heartbeat"):
-            return bool(await self._beat(keys=[self._instances], args=[instance, HEARTBEAT_TTL_S, FORGET_S]))
+            return bool(await self._beat(keys=[self._instances, self._files], args=arguments))
+
+    async def best_precision(self, files: Collection[str]) -> str:
+        """Returns the best precision that every live encoder computes from the files of a checkpoint; else float32."""
+        async with unavailable_if_down("read what encoders compute"):
+            _, *flat = await self._rollouts(keys=[self._instances, self._files])
+        offers = [json.loads(offer or "{}") for offer in flat[1::2]]
+        common = (name for name in (offers[0] if offers else ()) if all(offer.get(name) in files for offer in offers))
+        return next(common, "float32")
 
     async def sign_off(self, instance: str) -> None:
         """Marks an encoder as gone."""
         async with unavailable_if_down("sign off"):
             await self._redis.zrem(self._instances, instance)
+            await self._redis.hdel(self._files, instance)
 
     async def rollouts(self, space_id: str, label: str) -> list[RolloutRow]:
         """Returns how far each live encoder has come with a label; one that has not answered yet is at revision 0."""

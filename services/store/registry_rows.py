@@ -61,7 +61,7 @@ class LabelRow:
     """A movable name for a checkpoint in one space, or for an ensemble of cross-encoders: versions joined by +.
 
     `share`, 0 to 1: of the calls that name no model, for `canary`; 0 for a cross-encoder, as all pairs of a ranking
-    must go to one.
+    must go to one. `precision`: what queries, or pairs, are computed in.
     """
 
     space_id: str
@@ -72,6 +72,7 @@ class LabelRow:
     moved_at: datetime
     share: float = 0.0
     traceparent: str = ""  # of the call that moved it
+    precision: str = "float32"
 
     @property
     def versions(self) -> list[str]:
@@ -93,6 +94,7 @@ class LabelRow:
                 moved_at=datetime.fromisoformat(row["moved_at"]),
                 share=float(row["share"]),
                 traceparent=row["traceparent"],
+                precision=row["precision"],
             )
 
     def to_hash(self) -> dict[str, str]:

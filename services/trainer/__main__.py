@@ -52,7 +52,15 @@ def build(settings: TrainerSettings) -> GrpcServer:
     if settings.premise_precision != "float32":
         options["premise_precision"] = settings.premise_precision
     exports = ModelExports(checkpoints.store, settings.state_dir)
-    space = PretrainedSpace(checkpoints, registry, exports, settings.base_model, options, settings.base_model_sha256)
+    space = PretrainedSpace(
+        checkpoints,
+        registry,
+        exports,
+        settings.base_model,
+        options,
+        settings.base_model_sha256,
+        settings.base_precision,
+    )
     cross_encoder = CrossEncoder(checkpoints, registry, exports, settings.cross_encoder)
     store = JobStore(redis, settings.namespace)
     pairs = SampledPairs(SamplerClient(Channel(settings.sampler_target, **settings.peer())))

@@ -15,7 +15,7 @@ from aeenc.calls.retrieval import Mode as RetrieveMode
 from aeenc.evaluation import UNRANKED, GradedMetrics, Metrics
 from aeenc.evaluation.graded import LENGTHS, check_grade
 from aeenc.v1 import index_pb2, registry_pb2, trainer_pb2, types_pb2
-from services.kit.convert import bounded, decode_enum, opened_by, to_timestamp
+from services.kit.convert import PRECISIONS, bounded, decode_enum, opened_by, to_precision, to_timestamp
 from services.store.registry import CheckpointRow, LabelRow, RolloutRow
 from services.store.registry_rows import TOGETHER, versions_of
 from services.trainer.data.training_set import OwnText
@@ -208,7 +208,13 @@ def to_label(row: LabelRow) -> types_pb2.Label:
         previous_versions=versions_of(row.previous),
         moved_at=to_timestamp(row.moved_at),
         share=row.share,
+        precision=to_precision(row.precision),
     )
+
+
+def precision(message: Any) -> str:
+    """Reads the precision in which a label is to be served; "" for none."""
+    return decode_enum(PRECISIONS, message.precision, "precision", "")
 
 
 def to_rollouts(rows: Sequence[RolloutRow]) -> list[registry_pb2.Rollout]:

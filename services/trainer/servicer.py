@@ -143,6 +143,7 @@ class RegistryAdminServicer(registry_pb2_grpc.RegistryAdminServiceServicer):
             only_better=request.only_better,
             wait_s=convert.seconds(request.wait),
             share=convert.share(request),
+            precision=convert.precision(request),
             request_id=request.request_id,
         )
         gate = convert.to_gate(publication.gate)
@@ -155,6 +156,7 @@ class RegistryAdminServicer(registry_pb2_grpc.RegistryAdminServiceServicer):
             convert.revision(request),
             convert.share(request),
             request.request_id,
+            convert.precision(request),
         )
         return registry_pb2.SetLabelResponse(label=convert.to_label(row))
 

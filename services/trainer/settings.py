@@ -48,6 +48,11 @@ class TrainerSettings(RedisSettings):
         description="how exactly the base model encodes premises; int8: faster on a CPU, in a space of its own, which "
         "the torch runtime cannot serve",
     )
+    base_precision: Literal["float32", "float16", "int8"] = Field(
+        "float32",
+        description="how exactly encoders compute queries by the base model until another version is published: "
+        "float16 where all of them have a GPU, int8 where its premises have it",
+    )
     data_sets: dict[str, Path] = Field(
         default_factory=dict,
         description="data sets by the name that jobs use: directories of trees or of rated facts, JSON lines; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 
 import pytest
 
@@ -10,9 +11,11 @@ from aeenc import errors
 from services.encoder.batching import breaker
 from services.encoder.batching.batcher import WORKER_DIED
 from services.encoder.rollout.loading import LoadOptions, load_model
-from services.encoder.rollout.versions import ServedLabel, Versions
+from services.encoder.rollout.versions import Versions
+from services.encoder.runtime.model import Model
 from services.encoder.runtime.onnx_session import CPU, Placement
 from services.encoder.runtime.runners import PaddedRunner
+from services.store.registry import LabelRow
 from support.models.tiny_checkpoints import TINY_SPACE, register, tiny_tokenizer, write_tiny_checkpoint
 from support.waiting import eventually, until
 
@@ -116,7 +119,7 @@ async def test_a_good_version_in_place_of_the_failing_one_brings_readiness_back(
 
 
 def loaded(checkpoint):
-    options = LoadOptions(2**30, "float32", Placement([CPU]))
+    options = LoadOptions(2**30, Placement([CPU]))
     return load_model(checkpoint.artifact, options, space_id=TINY_SPACE, dim=None)
 
 
@@ -135,22 +138,26 @@ class SlowBatcher:
 async def test_a_probe_that_ends_after_its_model_was_dropped_marks_nothing(tiny_checkpoint) -> None:
     versions, batcher, model = Versions(), SlowBatcher(), loaded(tiny_checkpoint)
     watching = breaker.Breaker(versions, batcher, lambda: None)
-    versions.serve((TINY_SPACE, "canary"), [model], ServedLabel(model.version, 1))
+    versions.serve(labelled("canary", model), [model])
     watching.failed(model, "float32", errors.Unavailable("the worker died", reason=WORKER_DIED))
     await batcher.begun.wait()
     versions.withdraw_all_but([])
     assert versions.drop_unnamed() == [model]
     batcher.end.set()
     await until(lambda: not watching._probes)
-    assert versions.failing({model.version}) == ""
+    assert versions.failing() == ""
+
+
+def labelled(name: str, model: Model) -> LabelRow:
+    return LabelRow(TINY_SPACE, name, model.version, 1, "", datetime.now(UTC))
 
 
 def test_what_failed_is_forgotten_when_its_version_is_loaded_anew(tiny_checkpoint) -> None:
     versions, model, again = Versions(), loaded(tiny_checkpoint), loaded(tiny_checkpoint)
-    label = ServedLabel(model.version, 1)
-    versions.serve((TINY_SPACE, "canary"), [model], label)
-    versions.mark(model.version, "the device is lost")
-    versions.serve((TINY_SPACE, "next"), [model], label)
-    assert "the device is lost" in versions.failing({model.version})
-    versions.serve((TINY_SPACE, "canary"), [again], label)
-    assert versions.failing({model.version}) == ""
+    versions.serve(labelled("canary", model), [model])
+    versions.mark((model.version, "float32"), "the device is lost")
+    versions.serve(labelled("next", model), [model])
+    assert "the device is lost" in versions.failing({(model.version, "float32")})
+    assert versions.failing({(model.version, "int8")}) == "", "another precision computes"
+    versions.serve(labelled("canary", again), [again])
+    assert versions.failing() == ""

@@ -11,8 +11,6 @@ import pytest
 from aeenc import errors
 from aeenc.v1 import encoder_pb2
 from aeenc.v1.types_pb2 import Precision
-from services.encoder.batching.admission import Admission
-from services.encoder.runtime.runners import PairRunner
 from services.store.artifacts import ArtifactStore
 from services.store.registry import Registry
 from support.models.tiny_checkpoints import (
@@ -108,22 +106,6 @@ async def test_a_query_that_is_refused_is_named_without_a_position(serve, cross)
             with pytest.raises(errors.InvalidArgument, match=message) as caught:
                 await client.score(query, ["moon"])
             assert [one.field for one in caught.value.violations] == ["query"]
-
-
-async def test_a_pair_is_admitted_with_no_more_tokens_than_its_model_takes(serve, cross, monkeypatch) -> None:
-    estimates: list[tuple[int, object]] = []
-    original = Admission.admitted
-
-    def admitted(self, lane, tokens, *arguments):
-        estimates.append((tokens, arguments[-1]))
-        return original(self, lane, tokens, *arguments)
-
-    monkeypatch.setattr(Admission, "admitted", admitted)
-    async with serve() as (_, client):
-        longest = 64
-        await client.score("sun " * 50, ["star " * 50] * 3, truncate=True)
-        await client.score("sun " * 10, ["star " * 8])
-    assert estimates == [(3 * longest, PairRunner), (20 + 2, PairRunner)]
 
 
 async def test_a_query_is_tokenized_once_however_many_premises_it_has(serve, cross) -> None:
@@ -238,28 +220,24 @@ async def test_a_loaded_version_of_the_wrong_kind_is_not_served_by_another_space
         assert (await client.score("sun", ["moon"])).model_version == cross.version
 
 
-@pytest.mark.parametrize("precision", ["int8", "prefer-int8"])
-async def test_pairs_are_scored_in_int8_where_the_version_has_it_and_in_float32_on_request(
-    serve, pretrained, artifact_store, registry, precision
+async def test_pairs_are_scored_in_the_precision_of_the_label_and_in_float32_on_request(
+    serve, pretrained, artifact_store, registry
 ) -> None:
     quantized = write_tiny_cross_encoder_checkpoint(artifact_store, int8=INT8)
-    await register(registry, quantized, label="stable")
-    texts = write_tiny_checkpoint(artifact_store, seed=4, base_version=pretrained.version, int8=INT8)
-    await register(registry, texts, label="stable")
+    await register(registry, quantized)
+    await registry.set_label(CROSS, "stable", quantized.version, precision="int8")
     query, premise = PAIRS[1]
     int8, float32 = (float(np.load(quantized.artifact.file(name))[1]) for name in ("probes.int8.npy", "probes.npy"))
     assert int8 != float32
-    async with serve(precision=precision) as (_, client):
+    async with serve() as (_, client):
         found = await client.score(query, [premise])
         assert (found.precision, found.scores[0]) == ("int8", pytest.approx(int8, abs=1e-5))
         exact = await client.score(query, [premise], precision="float32")
         assert (exact.precision, exact.scores[0]) == ("float32", pytest.approx(float32, abs=1e-5))
-        with pytest.raises(errors.FailedPrecondition, match="not computed in bfloat16 here"):
-            await client.score(query, [premise], precision="bfloat16")
+        with pytest.raises(errors.FailedPrecondition, match="not computed in float16 here"):
+            await client.score(query, [premise], precision="float16")
         (own,) = [one for one in (await client.info()).versions if one.version == quantized.version]
         assert [Precision.Name(one) for one in own.precisions] == ["PRECISION_INT8", "PRECISION_FLOAT32"]
-    async with serve(precision="float32") as (_, client):
-        assert (await client.score(query, [premise])).precision == "float32"
 
 
 def other_int8_scores(path, meta) -> None:
@@ -274,25 +252,18 @@ def failed_the_gate(path, meta) -> None:
     ("change", "reason"),
     [(other_int8_scores, "off by 1.0000 from its probes"), (failed_the_gate, "did not pass the trainer's gate")],
 )
-async def test_an_int8_model_of_pairs_that_does_not_hold_is_left_for_float32(
-    serve, copied, pretrained, artifact_store, registry, change, reason
+async def test_an_int8_model_of_pairs_that_does_not_hold_is_refused(
+    serve, cross, copied, pretrained, artifact_store, registry, change, reason
 ) -> None:
     quantized = write_tiny_cross_encoder_checkpoint(artifact_store, int8=INT8)
     changed = copied(quantized.artifact, change)
-    await register(registry, changed, label="stable")
-    async with serve(precision="prefer-int8") as (_, client):
-        assert (await client.score("sun", ["moon"])).precision == "float32"
-        (own,) = [one for one in (await client.info()).versions if one.version == changed.version]
-        assert reason in own.precision_reason
-
-
-async def test_a_cross_encoder_without_int8_serves_where_int8_is_asked_for_by_name(
-    serve, cross, pretrained, artifact_store, registry
-) -> None:
-    texts = write_tiny_checkpoint(artifact_store, seed=4, base_version=pretrained.version, int8=INT8)
-    await register(registry, texts, label="stable")
-    async with serve(precision="int8") as (_, client):
-        assert (await client.score("sun", ["moon"])).precision == "float32"
+    await register(registry, changed)
+    async with serve(poll_s=30) as (_, client):
+        row = await registry.set_label(CROSS, "stable", changed.version, precision="int8")
+        (rollout,) = await registry.await_rollout(row, 20)
+        assert not rollout.ok
+        assert reason in rollout.reason
+        assert (await client.score("sun", ["moon"])).model_version == cross.version
 
 
 PROTOTYPES = [("the sun is a star", "sun"), ("ice can melt", "water"), ("a plant is food", "leaf")]

@@ -58,6 +58,6 @@ def test_the_affinity_of_the_process_bounds_the_cores(tmp_path: Path, monkeypatc
 
 
 def test_workers_and_threads_are_the_usable_cores_unless_set():
-    encoder, _ = _options(EncoderSettings(device="cpu"))
-    defaults = (encoder.workers, IndexSettings().build_threads, TrainerSettings().threads)
+    _, workers, _ = _options(EncoderSettings(device="cpu"))
+    defaults = (workers, IndexSettings().build_threads, TrainerSettings().threads)
     assert defaults == (usable_cores(),) * 3

@@ -18,9 +18,7 @@ from services.launcher import doctor
 from services.launcher.fleet import Fleet, Options
 from services.launcher.private_redis import start_private_redis
 from services.launcher.processes import ProcessId, free_port
-from services.store.artifacts import ArtifactStore
 from services.store.redis import connect
-from support.models.tiny_checkpoints import write_tiny_checkpoint
 
 GONE = errors.Unavailable("no service answers", reason=AWAY)
 SERVING = {"state": "SERVING", "reason": "", "software": aeenc.__version__}
@@ -180,22 +178,6 @@ def test_two_distributions_of_one_module_and_a_missing_one_are_wrong(monkeypatch
     assert [one.state for one in found] == ["wrong", "wrong", "ok"]
     assert "encoder-cpu" in found[0].remedy
     assert "uninstall faiss-cpu and faiss-gpu" in found[1].remedy
-
-
-def test_precisions_are_compared_with_a_checkpoint_of_the_home(tmp_path: Path) -> None:
-    asked = ["--json", "doctor", "--cpu", "--home", str(tmp_path)]
-    refused = CliRunner().invoke(app, asked)
-    assert refused.exit_code == 4
-    assert "holds no checkpoint to measure with" in refused.output
-    checkpoint = write_tiny_checkpoint(ArtifactStore(Fleet(tmp_path).artifacts), seed=3)
-    ended = CliRunner().invoke(app, asked)
-    assert ended.exit_code == 0, ended.output
-    found = json.loads(ended.stdout)
-    assert found["version"] == checkpoint.version
-    rows = {row["precision"]: row for row in found["precisions"]}
-    assert (rows["float32"]["cosine"], rows["float32"]["texts_s"] > 0) == (1.0, True)
-    assert "has no model.int8.onnx" in rows["int8"]["verdict"]
-    assert "bfloat16" in rows
 
 
 def test_a_proxy_that_leads_to_a_service_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ class BlockingEncoderClient:
     """Calls EncoderService. Raises the classes of `aeenc.errors`.
 
     Options of the encode calls: `label` or `version` names the query encoder (default: label `stable`); `precision` is
-    that of the computation (default: the encoder's setting); texts of the `lane` "bulk" let interactive ones go first;
+    that of the computation (default: that of the label); texts of the `lane` "bulk" let interactive ones go first;
     while label `canary` has a share, calls with the same `routing_key` get the same version.
     """
 
@@ -1126,6 +1126,7 @@ class BlockingRegistryClient:
         only_better: bool = False,
         expected_revision: int | None = None,
         share: float | None = None,
+        precision: Precision | None = None,
         request_id: str = "",
     ) -> values.Publication:
         """Points a label at a checkpoint; with `wait_s`, returns when every live encoder serves it or time is up.
@@ -1138,6 +1139,8 @@ class BlockingRegistryClient:
         the answer) or not at all: the call fails when an encoder does not serve it in time.
         `share`, for label `canary` only, is its part of the calls that name no model, 0 to 1; None: unchanged. A
         cross-encoder has none.
+        `precision` is what every encoder computes queries, or pairs, in; one that cannot does not serve the version and
+        says why. None: the best that the checkpoint has a file for and every live encoder reports.
         When the label moves again meanwhile, the answer comes at once, incomplete and with the label as it is now.
         """
         return run(
@@ -1149,6 +1152,7 @@ class BlockingRegistryClient:
                 only_better=only_better,
                 expected_revision=expected_revision,
                 share=share,
+                precision=precision,
                 request_id=request_id,
             )
         )
@@ -1160,15 +1164,21 @@ class BlockingRegistryClient:
         *,
         expected_revision: int | None = None,
         share: float | None = None,
+        precision: Precision | None = None,
         request_id: str = "",
     ) -> values.Label:
-        """Points a label at a version; `share` as in `publish`.
+        """Points a label at a version; `share` as in `publish`. `precision` None: that of its last publication.
 
         Several versions are an ensemble of cross-encoders that re-ranks by sum of ranks.
         """
         return run(
             self._awaiting.set_label(
-                label, given(version), expected_revision=expected_revision, share=share, request_id=request_id
+                label,
+                given(version),
+                expected_revision=expected_revision,
+                share=share,
+                precision=precision,
+                request_id=request_id,
             )
         )
 

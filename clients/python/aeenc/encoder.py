@@ -32,7 +32,7 @@ class EncoderClient:
     """Calls EncoderService. Raises the classes of `aeenc.errors`.
 
     Options of the encode calls: `label` or `version` names the query encoder (default: label `stable`); `precision` is
-    that of the computation (default: the encoder's setting); texts of the `lane` "bulk" let interactive ones go first;
+    that of the computation (default: that of the label); texts of the `lane` "bulk" let interactive ones go first;
     while label `canary` has a share, calls with the same `routing_key` get the same version.
     """
 

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 
 from aeenc import values
+from aeenc.calls.encoding import Precision, precision_number
 from aeenc.transport.channel import Channel
 from aeenc.v1 import registry_pb2, registry_pb2_grpc
 from aeenc.values.writing import duration, message
@@ -33,6 +34,7 @@ class RegistryClient:
         only_better: bool = False,
         expected_revision: int | None = None,
         share: float | None = None,
+        precision: Precision | None = None,
         request_id: str = "",
     ) -> values.Publication:
         """Points a label at a checkpoint; with `wait_s`, returns when every live encoder serves it or time is up.
@@ -45,6 +47,8 @@ class RegistryClient:
         the answer) or not at all: the call fails when an encoder does not serve it in time.
         `share`, for label `canary` only, is its part of the calls that name no model, 0 to 1; None: unchanged. A
         cross-encoder has none.
+        `precision` is what every encoder computes queries, or pairs, in; one that cannot does not serve the version and
+        says why. None: the best that the checkpoint has a file for and every live encoder reports.
         When the label moves again meanwhile, the answer comes at once, incomplete and with the label as it is now.
         """
         request = message(
@@ -56,6 +60,7 @@ class RegistryClient:
             only_better=only_better,
             wait=duration(wait_s, "wait_s"),
             share=share,
+            precision=precision_number(precision),
             request_id=request_id or uuid.uuid4().hex,
         )
         response = await self.channel.unary(self._stub.Publish, request, timeout_s=max(wait_s, 0.0) + WAIT_MARGIN_S)
@@ -68,9 +73,10 @@ class RegistryClient:
         *,
         expected_revision: int | None = None,
         share: float | None = None,
+        precision: Precision | None = None,
         request_id: str = "",
     ) -> values.Label:
-        """Points a label at a version; `share` as in `publish`.
+        """Points a label at a version; `share` as in `publish`. `precision` None: that of its last publication.
 
         Several versions are an ensemble of cross-encoders that re-ranks by sum of ranks.
         """
@@ -80,6 +86,7 @@ class RegistryClient:
             versions=_versions(version),
             expected_revision=expected_revision,
             share=share,
+            precision=precision_number(precision),
             request_id=request_id or uuid.uuid4().hex,
         )
         return values.Label.from_message((await self.channel.unary(self._stub.SetLabel, request)).label)

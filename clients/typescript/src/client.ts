@@ -35,7 +35,6 @@ const PRECISIONS = {
   float32: Precision.FLOAT32,
   float16: Precision.FLOAT16,
   int8: Precision.INT8,
-  bfloat16: Precision.BFLOAT16,
 };
 
 /** Options of one call. */

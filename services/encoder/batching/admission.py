@@ -3,8 +3,8 @@
 A call is admitted as a whole or refused with RESOURCE_EXHAUSTED and a retry delay. It is refused when its lane is full,
 others wait in it, or its caller would hold more of it than is left free for the others (a dynamic threshold, Choudhury
 and Hahne 1998); or early, when the cost model says that its deadline cannot be met. A batch of a stream waits a while
-for room first; its sender stops reading meanwhile. A call enters with an estimate and is judged again when its tokens
-are counted. One with more than a `PARTS`th of its lane holds so much, and is computed in parts of that size.
+for room first; its sender stops reading meanwhile. A call with more than a `PARTS`th of its lane holds so much, and is
+computed in parts of that size.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import NoReturn
 
 from aeenc.errors import DeadlineExceeded, Overloaded
@@ -38,15 +39,16 @@ Flow = tuple[str, type[Runner] | None]  # a caller and a kind of work, which sha
 class Admission:
     """A semaphore in tokens for each lane. Used from the event loop only."""
 
-    def __init__(self, queued_tokens: int, cost: CostModel, metrics: EncoderMetrics) -> None:
-        self._cost, self._metrics = cost, metrics
+    def __init__(self, queued_tokens: int, cost: CostModel, metrics: EncoderMetrics, *, unit: str = "tokens") -> None:
+        """With another `unit`, "tokens" stands for such units here, and the metric of queued tokens is left alone."""
+        self._cost, self._metrics, self._unit = cost, metrics, unit
         bulk = int(queued_tokens * BULK_SHARE)
         self._limits: dict[Lane, int] = {"interactive": queued_tokens - bulk, "bulk": bulk}
         self._held: dict[Lane, int] = dict.fromkeys(LANES, 0)
         self._flows: dict[Lane, Counter[Flow]] = {lane: Counter() for lane in LANES}
-        for lane in LANES:
+        for lane in LANES if unit == "tokens" else ():
             metrics.queued_tokens.labels(lane).set_function(functools.partial(self._held.__getitem__, lane))
-        self._waiting: dict[Lane, deque[tuple[Hold, int, asyncio.Future[None]]]] = {lane: deque() for lane in LANES}
+        self._waiting: dict[Lane, deque[tuple[Hold, asyncio.Future[None]]]] = {lane: deque() for lane in LANES}
 
     @asynccontextmanager
     async def admitted(
@@ -57,109 +59,112 @@ class Admission:
         patience_s: float = 0.0,
         caller: str = "",
         kind: type[Runner] | None = None,
-    ) -> AsyncIterator[Hold]:
+    ) -> AsyncIterator[None]:
         """Holds the tokens of a call for the block. With `patience_s` it waits for room, first come, first served.
 
         Calls of one `caller` share a part of the lane; `kind` is the class of the runner that computes them. Raises
         Overloaded, or DeadlineExceeded for a deadline that even an idle encoder cannot meet.
         """
-        hold = Hold(self, lane, patience_s, (caller, kind), self._cost if kind is None else self._cost.of(kind))
+        hold = Hold(lane, min(tokens, self.part(lane)), bool(patience_s), (caller, kind))
+        if self._waiting[lane] or not self._has_room(hold):
+            if not patience_s or not await self._wait_in_line(hold, patience_s):
+                self._refuse(hold)
+        else:
+            self._take(hold)
         try:
-            await hold.resize(tokens, deadline)
-            yield hold
+            self._check_deadline(hold, tokens, deadline)
+            yield
         finally:
-            self._set(hold, 0)
-            self._wake(lane)
+            self._give_back(hold)
+
+    def check_room(self, lane: Lane, tokens: int, caller: str, kind: type[Runner]) -> None:
+        """Raises Overloaded for a call without patience that would be refused with so many tokens, before any work."""
+        hold = Hold(lane, min(tokens, self.part(lane)), False, (caller, kind))
+        if self._waiting[lane] or not self._has_room(hold):
+            self._refuse(hold)
 
     def part(self, lane: Lane) -> int:
         """Returns the tokens that a call holds at most, of which its next part is to be made."""
         return self._limits[lane] // PARTS
 
-    async def resize(self, hold: Hold, tokens: int, deadline: float | None) -> None:
-        """Lets a call hold that many tokens, or a part of its lane if that is less. Raises as `admitted`."""
-        lane, held = hold.lane, min(tokens, self.part(hold.lane))
-        more = held - hold.tokens
-        must_line_up = more > 0 and bool(self._waiting[lane])
-        if self._has_room(hold, more) and not must_line_up:
-            self._set(hold, held)
-        else:
-            if not hold.patience_s:
-                self._refuse(hold, more)
-            self._set(hold, 0)  # two calls that wait for each other's tokens would wait in vain
-            if not await self._wait_in_line(hold, held):
-                self._refuse(hold, held)
-        self._wake(lane)
-        self._check_deadline(hold, tokens, deadline)
-
-    async def _wait_in_line(self, hold: Hold, tokens: int) -> bool:
+    async def _wait_in_line(self, hold: Hold, patience_s: float) -> bool:
         """Waits for room. Returns whether the tokens are held now."""
-        lane, waiter = hold.lane, (hold, tokens, asyncio.get_running_loop().create_future())
-        self._waiting[lane].append(waiter)
-        self._wake(lane)  # a call that lines up anew has let go of its tokens
+        waiter = (hold, asyncio.get_running_loop().create_future())
+        self._waiting[hold.lane].append(waiter)
         try:
-            async with asyncio.timeout(hold.patience_s):
-                await waiter[2]
+            async with asyncio.timeout(patience_s):
+                await waiter[1]
         except TimeoutError:
             pass
+        except asyncio.CancelledError:
+            if waiter[1].done() and not waiter[1].cancelled():  # it was let in at this moment
+                self._give_back(hold)
+            raise
         finally:
-            if waiter in self._waiting[lane]:
-                self._waiting[lane].remove(waiter)
-            self._wake(lane)
-        return waiter[2].done() and not waiter[2].cancelled()
+            if waiter in self._waiting[hold.lane]:
+                self._waiting[hold.lane].remove(waiter)
+            self._wake(hold.lane)
+        return waiter[1].done() and not waiter[1].cancelled()
 
-    def _set(self, hold: Hold, tokens: int) -> None:
-        flows, more = self._flows[hold.lane], tokens - hold.tokens
-        self._held[hold.lane] += more
-        flows[hold.flow] += more
+    def _take(self, hold: Hold) -> None:
+        self._held[hold.lane] += hold.tokens
+        self._flows[hold.lane][hold.flow] += hold.tokens
+
+    def _give_back(self, hold: Hold) -> None:
+        flows = self._flows[hold.lane]
+        self._held[hold.lane] -= hold.tokens
+        flows[hold.flow] -= hold.tokens
         if not flows[hold.flow]:
             del flows[hold.flow]
-        hold.tokens = tokens
+        self._wake(hold.lane)
 
-    def _has_room(self, hold: Hold, more: int) -> bool:
-        """Whether a call may hold more: in the room left, and unless it waits for room, within its caller's share.
+    def _has_room(self, hold: Hold) -> bool:
+        """Whether a call fits into the room left, and unless it waits for room, into its caller's share.
 
         That share leaves room for as much again, so that a caller's large calls do not keep out the small ones.
         """
-        left = self._limits[hold.lane] - self._held[hold.lane] - more
-        return more <= 0 or left >= (0 if hold.patience_s else self._flows[hold.lane][hold.flow] + 2 * more)
+        left = self._limits[hold.lane] - self._held[hold.lane] - hold.tokens
+        return left >= (0 if hold.patient else self._flows[hold.lane][hold.flow] + 2 * hold.tokens)
 
     def _wake(self, lane: Lane) -> None:
         """Admits waiters, the oldest first, while there is room. Their tokens are held from here on."""
         waiting = self._waiting[lane]
-        while waiting and (waiting[0][2].done() or self._has_room(waiting[0][0], waiting[0][1])):
-            hold, tokens, woken = waiting.popleft()
+        while waiting and (waiting[0][1].done() or self._has_room(waiting[0][0])):
+            hold, woken = waiting.popleft()
             if not woken.done():
-                self._set(hold, tokens)
+                self._take(hold)
                 woken.set_result(None)
 
-    def _refuse(self, hold: Hold, tokens: int) -> NoReturn:
+    def _refuse(self, hold: Hold) -> NoReturn:
         self._metrics.refused.labels("queue_full").inc()
         lane, own = hold.lane, self._flows[hold.lane][hold.flow]
-        held, limit = self._held[lane] + sum(waiting for _, waiting, _ in self._waiting[lane]), self._limits[lane]
-        retry_after_s = max(self._cost.queue_s(held + own + 3 * tokens - limit), MIN_RETRY_S)
+        held, limit = self._held[lane] + sum(waiting.tokens for waiting, _ in self._waiting[lane]), self._limits[lane]
+        retry_after_s = max(self._cost.queue_s(held + own + 3 * hold.tokens - limit), MIN_RETRY_S)
         raise Overloaded(
-            f"{held:,} tokens wait in the {lane} lane, {own:,} of them yours, and {tokens:,} more are over its limit "
-            f"of {limit:,}, or leave less for others than you hold; retry in {retry_after_s:.2f} s",
+            f"{held:,} {self._unit} wait in the {lane} lane, {own:,} of them yours, and {hold.tokens:,} more are over "
+            f"its limit of {limit:,}, or leave less for others than you hold; retry in {retry_after_s:.2f} s",
             reason="QUEUE_FULL",
             retry_after_s=retry_after_s,
         )
 
     def _check_deadline(self, hold: Hold, tokens: int, deadline: float | None) -> None:
-        if deadline is None or not hold.cost.is_known:
+        kind = hold.flow[1]
+        cost = self._cost if kind is None else self._cost.of(kind)
+        if deadline is None or not cost.is_known:
             return
         left_s = deadline - time.monotonic()
-        alone_s = hold.cost.compute_s(tokens)
+        alone_s = cost.compute_s(tokens)
         if alone_s > left_s:
             self._metrics.refused.labels("deadline_too_short").inc()
             raise DeadlineExceeded(
-                f"{tokens:,} tokens take about {alone_s:.2f} s here and the deadline is in {left_s:.2f} s; "
+                f"{tokens:,} {self._unit} take about {alone_s:.2f} s here and the deadline is in {left_s:.2f} s; "
                 "allow more time or split the call"
             )
         queue_s = self._cost.queue_s(self._ahead(hold, tokens))
         if queue_s + alone_s > left_s:
             self._metrics.refused.labels("deadline_unreachable").inc()
             raise Overloaded(
-                f"{tokens:,} tokens would be done in about {queue_s + alone_s:.2f} s and the deadline is in "
+                f"{tokens:,} {self._unit} would be done in about {queue_s + alone_s:.2f} s and the deadline is in "
                 f"{left_s:.2f} s; retry in {queue_s:.2f} s or allow more time",
                 reason="DEADLINE_UNREACHABLE",
                 retry_after_s=max(queue_s, MIN_RETRY_S),
@@ -173,16 +178,14 @@ class Admission:
         return mine + others + (self._held["interactive"] if hold.lane == "bulk" else 0)
 
 
+@dataclass(frozen=True, eq=False)
 class Hold:
-    """The tokens that an admitted call holds in its lane. `cost` forecasts how long they take."""
+    """The tokens of a call in its lane. `patient`: it has waited for room, or will."""
 
-    def __init__(self, admission: Admission, lane: Lane, patience_s: float, flow: Flow, cost: CostModel) -> None:
-        self._admission, self.lane, self.patience_s, self.flow, self.cost = admission, lane, patience_s, flow, cost
-        self.tokens = 0
-
-    async def resize(self, tokens: int, deadline: float | None) -> None:
-        """Holds another number of tokens from now on. Raises Overloaded or DeadlineExceeded."""
-        await self._admission.resize(self, tokens, deadline)
+    lane: Lane
+    tokens: int
+    patient: bool
+    flow: Flow
 
 
 class CostModel:

@@ -15,7 +15,6 @@ from aeenc.errors import AeencError
 from services.encoder.batching.batcher import MODEL_FAILED, WORKER_DIED, WORKER_STUCK, Batcher
 from services.encoder.rollout.versions import Versions
 from services.encoder.runtime.model import Model
-from services.encoder.runtime.runners import Tokens
 from services.kit.concurrency import cancel_all
 from services.kit.logs import get
 
@@ -55,25 +54,25 @@ class Breaker:
     async def _probe(self, model: Model, precision: str) -> None:
         """Probes a model until it computes or is no longer loaded."""
         key = (model.version, precision)
-        text = Tokens([model.description.pad_id + 1] * PROBE_TOKENS, [0] * PROBE_TOKENS)
+        text = model.description.text_of(PROBE_TOKENS)
         try:
             while self._versions.models.get(model.version) is model:
                 try:
                     await self._batcher.encode(model.runners[precision], [text], "interactive")
                 except AeencError as error:
-                    self._mark(model, f"{error.message} (in {precision})")
+                    self._mark(model, precision, error.message)
                 else:
-                    self._mark(model, "")
+                    self._mark(model, precision, "")
                     return
                 await asyncio.sleep(PROBE_S)
         finally:
             self._failures.pop(key, None)
             del self._probes[key]
 
-    def _mark(self, model: Model, failure: str) -> None:
+    def _mark(self, model: Model, precision: str, failure: str) -> None:
         if self._versions.models.get(model.version) is not model:  # it was dropped during the probe
             return
-        if self._versions.mark(model.version, failure):
+        if self._versions.mark((model.version, precision), failure):
             if failure:
                 log.error("a model fails every run", version=model.version, reason=failure)
             else:

@@ -1,13 +1,10 @@
 """Candidates on their way to serving, and the spaces that they need.
 
-    registry row ──► store: manifest digest, sizes ──► load_steps: sha256, open, warm, golden check ──► Model
-                                  └── idle thread, after PATIENCE_S a thread of low priority ──┘
+    registry row ──► store: manifest digest, sizes ──► load_model: sha256, open, warm, golden check ──► Model
 
-While callers are served, an idle-priority thread takes the steps of a load: the kernel gives it only the time they
-leave. When that is too little, a thread of low priority, with a share of its own, goes on with the next step, so
-nothing is done twice. Sessions create no threads (see onnx_session), so none can inherit such a priority. A load that
-is cancelled or out of time ends after its step. A step that never ends keeps its thread, and MAX_HUNG of them end all
-loading.
+A thread of low priority loads, so that callers and workers go first. Sessions create no threads (see onnx_session), so
+none can inherit its priority. A load that is cancelled or out of time ends after its step. A step that never ends keeps
+its thread, and MAX_HUNG of them end all loading.
 """
 
 from __future__ import annotations
@@ -15,34 +12,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TypeVar
 
 from aeenc import errors
-from services.encoder.rollout.calibration import Calibration
-from services.encoder.rollout.history import PREMISES, SavedLabel, SavedSpace, SwapHistory
-from services.encoder.rollout.loading import LoadOptions, Steps, check_place, load_steps, model_bytes
+from services.encoder.rollout.history import PREMISES, SavedSpace, SwapHistory
+from services.encoder.rollout.loading import LoadOptions, add_precision, check_place, load_model, model_bytes
 from services.encoder.rollout.versions import STABLE, Versions
 from services.encoder.runtime.model import Model, TokenizerCache
-from services.encoder.runtime.thread_priority import CANDIDATE, lower_priority, run_when_idle
-from services.store.artifacts import ArtifactStore
+from services.encoder.runtime.thread_priority import CANDIDATE, lower_priority
+from services.kit.settings import usable_memory_bytes
+from services.store.artifacts import Artifact, ArtifactStore
 from services.store.registry import LabelRow, Registry
-from services.store.registry_rows import CROSS_ENCODERS, versions_of
+from services.store.registry_rows import CROSS_ENCODERS
 
+T = TypeVar("T")
 E = TypeVar("E", bound=Exception)
 
 FOLDER = "checkpoints"
-PATIENCE_S = 3.0  # until the thread of low priority goes on; an idle-priority load takes 1 to 2 s
 GRACE_S = 2.0  # that a load waits for the last step of the one before
 MAX_HUNG = 2  # threads with a step that never ends
 LOAD_S = 120.0
-CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 class CandidateLoader:
@@ -61,38 +57,43 @@ class CandidateLoader:
         loaded_bytes: int = 0,
     ) -> None:
         self._registry, self._store, self._options = registry, store, options
-        self._load_s, self._memory = load_s, Memory(loaded_bytes or memory_bytes() // 2)
-        self._tokenizers, self._calibration = TokenizerCache(), Calibration()
+        self._load_s, self._memory = load_s, Memory(loaded_bytes or usable_memory_bytes() // 2)
+        self._tokenizers = TokenizerCache()
         self._threads: set[threading.Thread] = set()
 
-    async def load(self, space_id: str, version: str, dim: int | None, *, beside: bool = False) -> Model:
-        """Loads a version, `beside` a serving one or before any serves.
-
-        Raises NotFound, DeadlineExceeded, and errors that name the wrong file or value.
-        """
+    async def load(self, space_id: str, version: str, dim: int | None) -> Model:
+        """Loads a version. Raises NotFound, DeadlineExceeded, and errors that name the wrong file or value."""
         row = await self._registry.checkpoint(version)
         if row is None:
             raise errors.NotFound(f"the registry does not know checkpoint {version}; publish it again")
-        return await self.load_known(space_id, version, row.manifest_sha256, dim, beside=beside)
+        return await self.load_known(space_id, version, row.manifest_sha256, dim)
 
-    async def load_known(
-        self, space_id: str, version: str, manifest_sha256: str, dim: int | None, *, beside: bool = False
-    ) -> Model:
+    async def load_known(self, space_id: str, version: str, manifest_sha256: str, dim: int | None) -> Model:
         """Loads a version whose manifest digest is known, without the registry."""
-        await self._await_the_load_before()
-        steps = self._steps(space_id, version, manifest_sha256, dim)
-        try:
-            async with asyncio.timeout(self._load_s):
-                model = await self._advance(version, steps, idle=True) if beside else None
-                return model or await self._finish(version, steps)
-        except TimeoutError:
-            raise errors.DeadlineExceeded(
-                f"loading checkpoint {version} took longer than {self._load_s:g} s; look at the disk, or raise "
-                "AEENC_ENCODER_LOAD_S"
-            ) from None
-        finally:
-            with contextlib.suppress(ValueError):  # it is at a step; then its thread closes it
-                steps.close()
+
+        def load(pause: Callable[[], None]) -> Model:
+            hold = self._store.hold(FOLDER, version)  # neither a deletion nor a cache takes what is served
+            artifact = self._opened(version, manifest_sha256)
+            reserved = self._memory.reserve(version, model_bytes(artifact, self._options))
+            tokenizers = self._tokenizers
+            options = self._options
+            model = load_model(artifact, options, space_id=space_id, dim=dim, tokenizers=tokenizers, pause=pause)
+            model.reserved += [hold, reserved]
+            return model
+
+        return await self._in_thread(version, load)
+
+    async def add_precision(self, model: Model, precision: str) -> None:
+        """Loads a precision of a loaded version beside those that it has. Raises the reason why it cannot be."""
+
+        def add(pause: Callable[[], None]) -> None:
+            artifact = self._opened(model.version, model.description.manifest_sha256)
+            reserved = self._memory.reserve(model.version, model_bytes(artifact, self._options, precision))
+            add_precision(model, artifact, self._options, precision, pause=pause)
+            model.reserved.append(reserved)
+
+        if precision not in model.runners:
+            await self._in_thread(model.version, add)
 
     async def release(self, models: list[Model]) -> None:
         """Frees models that no call uses any more, and empties `models`.
@@ -107,29 +108,8 @@ class CandidateLoader:
 
         await asyncio.to_thread(release)
 
-    def check_precision(self, model: Model) -> None:
-        """Raises FailedPrecondition for a query encoder without the precision that was asked for by name."""
-        wanted = self._options.precision
-        if self._options.strict and model.model_type == "sentence-encoder" and wanted not in model.runners:
-            raise errors.FailedPrecondition(
-                f"version {model.version} cannot be computed in {wanted} here: {model.precision_reason}; publish one "
-                f"that can, or set AEENC_ENCODER_PRECISION=prefer-{wanted}"
-            )
-
-    def _steps(self, space_id: str, version: str, manifest_sha256: str, dim: int | None) -> Steps:
-        artifact = self._store.open(FOLDER, version, expected_manifest_sha256=manifest_sha256, verify="size")
-        reserved = self._memory.reserve(version, model_bytes(artifact, self._options))
-        model = yield from load_steps(
-            artifact,
-            self._options,
-            space_id=space_id,
-            dim=dim,
-            tokenizers=self._tokenizers,
-            calibration=self._calibration,
-        )
-        reserved.size_bytes = model_bytes(artifact, self._options, model.runners)
-        model.reserved = reserved
-        return model
+    def _opened(self, version: str, manifest_sha256: str) -> Artifact:
+        return self._store.open(FOLDER, version, expected_manifest_sha256=manifest_sha256, verify="size")
 
     async def _await_the_load_before(self) -> None:
         """Waits a while for a step that goes on after its load was given up. Raises FailedPrecondition for too many."""
@@ -143,42 +123,72 @@ class CandidateLoader:
                 "restart the encoder"
             )
 
-    async def _finish(self, version: str, steps: Steps) -> Model:
-        model = await self._advance(version, steps, idle=False)
-        if model is None:
-            raise errors.DataLoss(f"checkpoint {version} ended its load without a model")
-        return model
+    async def _in_thread(self, version: str, load: Callable[[Callable[[], None]], T]) -> T:
+        """Loads in a thread of its own. `load` gets what it is to call between its steps."""
+        await self._await_the_load_before()
+        given_up, loaded = threading.Event(), Future[T]()
+        loaded.set_running_or_notify_cancel()  # from here on only the thread ends it
 
-    async def _advance(self, version: str, steps: Steps, *, idle: bool) -> Model | None:
-        """Takes steps in a thread of its own; None when they have not ended after an idle thread's patience."""
-        stop, given_up, taken = threading.Event(), threading.Event(), Future[Model | None]()
-        taken.set_running_or_notify_cancel()  # from here on only the thread ends it
+        def pause() -> None:
+            if given_up.is_set():
+                raise errors.Aborted("the load was given up")
 
-        def take() -> None:
-            run_when_idle() if idle else lower_priority(CANDIDATE)
+        def run() -> None:
+            lower_priority(CANDIDATE)
             try:
-                model = _take(version, steps, stop)
-                if given_up.is_set():
-                    steps.close()  # frees what it has opened, whoever still refers to it
+                result = _attempt(version, lambda: load(pause))
+                pause()  # what comes too late is freed, whoever still refers to the future
             except errors.AeencError as error:
-                taken.set_exception(error)
+                loaded.set_exception(error)
             else:
-                taken.set_result(model)
+                loaded.set_result(result)
 
         # A daemon: a hanging step must not keep the process from ending.
-        thread = threading.Thread(target=take, name="load-idle" if idle else "load-low", daemon=True)
+        thread = threading.Thread(target=run, name="load", daemon=True)
         self._threads.add(thread)
         thread.start()
-        timer = asyncio.get_running_loop().call_later(PATIENCE_S, stop.set) if idle else None
         try:
-            return await asyncio.wrap_future(taken)
-        except asyncio.CancelledError:
-            given_up.set()
-            raise
+            async with asyncio.timeout(self._load_s):
+                return await asyncio.wrap_future(loaded)
+        except TimeoutError:
+            raise errors.DeadlineExceeded(
+                f"loading checkpoint {version} took longer than {self._load_s:g} s; look at the disk, or raise "
+                "AEENC_ENCODER_LOAD_S"
+            ) from None
         finally:
-            stop.set()
-            if timer is not None:
-                timer.cancel()
+            given_up.set()
+
+
+def _attempt(version: str, load: Callable[[], T]) -> T:
+    """Loads. Raises errors of ours without causes and frames, which would keep a session of a failed load in memory."""
+    try:
+        return load()
+    except errors.AeencError as error:
+        raise _strip(error) from None
+    except Exception as error:  # noqa: BLE001 -- a bad file may make a library raise anything
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        _strip(error)
+        raise errors.DataLoss(f"checkpoint {version} cannot be loaded: {reason}") from None
+    finally:
+        _return_memory()
+
+
+def _strip(error: E) -> E:
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+    return error
+
+
+def _return_memory() -> None:
+    """Gives freed memory back to the system; glibc would keep the holes that a load leaves."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+@dataclass(eq=False)
+class Reservation:
+    """A number of bytes, held as long as this object lives."""
+
+    size_bytes: int
 
 
 class Memory:
@@ -199,24 +209,6 @@ class Memory:
         reservation = Reservation(size_bytes)
         self._reserved.add(reservation)
         return reservation
-
-
-class Reservation:
-    """A number of bytes, held as long as this object lives."""
-
-    __slots__ = ("__weakref__", "size_bytes")
-
-    def __init__(self, size_bytes: int) -> None:
-        self.size_bytes = size_bytes
-
-
-def memory_bytes() -> int:
-    """Returns the memory of this container or machine."""
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        return min(int(CGROUP_LIMIT.read_text()), machine)
-    except (OSError, ValueError):  # no control group, or "max"
-        return machine
 
 
 class Spaces:
@@ -262,9 +254,8 @@ class Spaces:
         try:
             model = premises
             if row.version != premises.version:
-                beside = self._versions.complete
-                model = await self._loader.load(row.space_id, row.version, premises.dim, beside=beside)
-            self._loader.check_precision(model)
+                model = await self._loader.load(row.space_id, row.version, premises.dim)
+            await self._loader.add_precision(model, row.precision)
         except errors.Unavailable:  # the same round follows the label and tries again
             return None
         except errors.AeencError as error:
@@ -281,32 +272,26 @@ class Spaces:
         with contextlib.suppress(errors.AeencError):
             self._versions.open_space(space_id, await self._load(space_id, version))
 
-    async def models(self, space_id: str, version: str) -> list[Model]:
-        """Returns the model of a label's version, or those of its ensemble. Raises the reason to refuse one."""
-        return [await self.model(space_id, one) for one in versions_of(version)]
+    async def models(self, row: LabelRow) -> list[Model]:
+        """Returns the model of a label, or those of its ensemble, loaded already or now. Raises why one is refused."""
+        space_id, dim, models = row.space_id, self._dim(row.space_id), []
+        for version in row.versions:
+            model = self._versions.models.get(version) or await self._loader.load(space_id, version, dim)
+            check_place(model.description, space_id, dim)
+            await self._loader.add_precision(model, row.precision)
+            models.append(model)
+        return models
 
-    async def model(self, space_id: str, version: str) -> Model:
-        """Returns a version of a space, loaded already or now. Raises the reason to refuse it."""
-        dim = self._dim(space_id)
-        beside = self._versions.complete
-        model = self._versions.models.get(version) or await self._loader.load(space_id, version, dim, beside=beside)
-        check_place(model.description, space_id, dim)
-        self._loader.check_precision(model)
-        return model
-
-    def loaded(self, space_id: str, version: str) -> list[Model]:
-        """Returns what can serve a label's version, or its ensemble, without a load; empty when there is none."""
-        models = [self._versions.models.get(one) for one in versions_of(version)]
-        here = [model for model in models if model is not None]
-        if len(here) < len(models):
+    def loaded(self, row: LabelRow) -> list[Model]:
+        """Returns what can serve a label, or its ensemble, without a load; empty when that is not all here."""
+        models = [model for version in row.versions if (model := self._versions.models.get(version)) is not None]
+        if len(models) < len(row.versions):
             return []
-        try:
-            for model in here:
-                check_place(model.description, space_id, self._dim(space_id))
-                self._loader.check_precision(model)
-        except errors.AeencError:
-            return []
-        return here
+        with contextlib.suppress(errors.AeencError):
+            for model in models:
+                check_place(model.description, row.space_id, self._dim(row.space_id))
+            return models if all(row.precision in model.runners for model in models) else []
+        return []
 
     async def restore(self, saved: SavedSpace, *, default: bool) -> None:
         """Opens a space as it was served last, without the registry. One that is open keeps its premise encoder."""
@@ -316,13 +301,13 @@ class Spaces:
             premises = await self._loader.load_known(saved.space_id, version, saved.premise_manifest_sha256, None)
         self._versions.open_space(saved.space_id, premises, default=default)
 
-    async def restore_models(self, label: SavedLabel) -> list[Model]:
+    async def restore_models(self, row: LabelRow, digests: list[str]) -> list[Model]:
         """Returns the version or the ensemble of a label as it was served last, without the registry."""
-        dim, models = self._dim(label.space_id), []
-        for version, digest in zip(versions_of(label.version), versions_of(label.manifest_sha256), strict=True):
+        dim, models = self._dim(row.space_id), []
+        for version, digest in zip(row.versions, digests, strict=True):
             model = self._versions.models.get(version)
-            model = model or await self._loader.load_known(label.space_id, version, digest, dim)
-            self._loader.check_precision(model)
+            model = model or await self._loader.load_known(row.space_id, version, digest, dim)
+            await self._loader.add_precision(model, row.precision)
             models.append(model)
         return models
 
@@ -340,8 +325,7 @@ class Spaces:
         started = time.monotonic()
         try:
             loaded = self._versions.models.get(version)
-            beside = self._versions.complete
-            model = loaded or await self._loader.load(space_id, version, None, beside=beside)
+            model = loaded or await self._loader.load(space_id, version, None)
         except errors.AeencError as error:
             self._history.record(_premises_row(space_id, version), time.monotonic() - started, error.message)
             raise
@@ -354,35 +338,3 @@ class Spaces:
 
 def _premises_row(space_id: str, version: str) -> LabelRow:
     return LabelRow(space_id, PREMISES, version, 0, "", datetime.now(UTC))
-
-
-def _take(version: str, steps: Steps, stop: threading.Event) -> Model | None:
-    """Takes steps until they end or `stop` is set, but at least one. Raises errors without causes and frames."""
-    try:
-        while True:
-            next(steps)
-            if stop.is_set():
-                return None
-    except StopIteration as end:
-        model: Model = end.value
-        return model
-    except errors.AeencError as error:
-        raise _strip(error) from None
-    except Exception as error:  # noqa: BLE001 -- a bad file may make a library raise anything
-        reason = f"{type(error).__name__}: {str(error)[:200]}"
-        _strip(error)
-        raise errors.DataLoss(f"checkpoint {version} cannot be loaded: {reason}") from None
-    finally:
-        _return_memory()
-
-
-def _strip(error: E) -> E:
-    """Strips an error of its causes and frames, which keep a session of a failed load in memory."""
-    error.__traceback__ = error.__context__ = error.__cause__ = None
-    return error
-
-
-def _return_memory() -> None:
-    """Gives freed memory back to the system; glibc would keep the holes that a load leaves."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)

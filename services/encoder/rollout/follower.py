@@ -17,7 +17,7 @@ import contextlib
 import time
 from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ from aeenc import errors
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.rollout.candidates import CandidateLoader, Spaces
 from services.encoder.rollout.history import SavedLabel, SavedState, StateFile, SwapHistory
-from services.encoder.rollout.versions import STABLE, LabelKey, ServedLabel, Versions
-from services.encoder.runtime.model import Model
+from services.encoder.rollout.versions import STABLE, LabelKey, Versions
+from services.encoder.runtime.model import FLOAT32, Model
 from services.kit import tracing
 from services.kit.concurrency import cancel_all
 from services.kit.logs import get
@@ -42,7 +42,6 @@ HEARTBEAT_S = 5.0
 RETRY_S = 1.0
 DRAIN_POLL_S = 0.1
 START_PATIENCE_S = 10.0
-FALLEN_BACK = 0  # stands for a revision: the label serves another version than its row names
 
 
 @dataclass(frozen=True)
@@ -50,13 +49,15 @@ class FollowerOptions:
     """The instance that follows, the directory of its state, and its polling interval in seconds.
 
     `space_id` is the one space to serve; empty: the registry's default one and every other that has a label.
-    `handicap`: why the encoder computes on less than it has; such an encoder reports DEGRADED.
+    `faster`: what the encoder offers to compute, as `Registry.heartbeat` has it. `handicap`: why it computes on less
+    than it has; such an encoder reports DEGRADED.
     """
 
     instance: str
     space_id: str
     state_dir: Path
     poll_s: float
+    faster: Mapping[str, str]
     handicap: str = ""
 
 
@@ -164,7 +165,7 @@ class Follower:
             await asyncio.sleep(HEARTBEAT_S)
 
     async def _send_heartbeat(self) -> None:
-        if await self._registry.heartbeat(self._options.instance):
+        if await self._registry.heartbeat(self._options.instance, self._options.faster):
             self._acknowledged.clear()  # the registry did not know this encoder: it has no answer of it either
 
     async def _apply(self, *, retry_failed: bool) -> None:
@@ -221,10 +222,10 @@ class Follower:
             if self._loading is not None:
                 loading, task = self._loading
                 latest = named.get((loading.space_id, loading.name))
-                if latest is None or latest.version != loading.version:
+                if latest is None or not _is_same(latest, loading):
                     task.cancel()
             for row in sorted(rows, key=self._urgency):
-                models = self._spaces.loaded(row.space_id, row.version)
+                models = self._spaces.loaded(row)
                 if models and not self._is_served(row):
                     with _span_of(row):
                         await self._conclude(row, models, "", 0.0)
@@ -271,8 +272,7 @@ class Follower:
             self.show_readiness()
 
     def _is_served(self, row: LabelRow) -> bool:
-        here = self._versions.labels.get((row.space_id, row.name))
-        return here == ServedLabel(row.version, row.revision, row.share)
+        return self._versions.labels.get((row.space_id, row.name)) == row
 
     async def _follow_row(self, row: LabelRow, *, retry_failed: bool) -> None:
         if self._is_served(row):
@@ -284,20 +284,18 @@ class Follower:
 
     async def _fall_back(self, stable: LabelRow) -> None:
         """Serves the version that `stable` named here last, or before, when its own cannot be served at the start."""
-        state = await self._state_file.load()
-        key = (stable.space_id, stable.name)
-        served = [label.version for label in (state.labels if state else ()) if (label.space_id, label.name) == key]
-        for version in dict.fromkeys((*served, stable.previous)):
-            if version in {"", stable.version}:
+        state, key = await self._state_file.load(), (stable.space_id, stable.name)
+        rows = [one.row for one in (state.labels if state else ()) if (one.row.space_id, one.row.name) == key]
+        for row in (*rows, replace(stable, version=stable.previous, precision=FLOAT32)):
+            if row.version in {"", stable.version}:
                 continue
             try:
-                model = await self._spaces.model(stable.space_id, version)
+                models = await self._spaces.models(row)
             except errors.AeencError as error:
-                log.warning("cannot fall back", version=version, reason=error.message)
+                log.warning("cannot fall back", version=row.version, reason=error.message)
                 continue
-            if self._versions.complete:  # the label has moved to a loaded version meanwhile
-                return
-            self._serve(key, [model], ServedLabel(version, FALLEN_BACK))
+            if not self._versions.complete:  # otherwise the label has moved to a loaded version meanwhile
+                self._serve(replace(row, revision=0), models)
             return
 
     async def _patiently(self, load: asyncio.Future[Any]) -> None:
@@ -314,20 +312,20 @@ class Follower:
     def show_readiness(self) -> None:
         """Derives readiness from what is served, what fails and what is followed."""
         space_id, stable = self._versions.space_id, self._stable
-        here = self._versions.labels.get((space_id, STABLE))
+        row = self._versions.labels.get((space_id, STABLE))
         reason = self._history.failure(space_id, STABLE)
-        if here is None:
+        if row is None:
             self._readiness.starting(f"no version can be served: {reason}")
-        elif failing := self._versions.failing({here.version, self._versions.premise_version}):
+        elif failing := self._versions.failing({(row.version, row.precision), self._versions.premises}):
             self._readiness.starting(failing)
         elif self._behind:
             self._readiness.degraded(self._behind)
-        elif here.revision == FALLEN_BACK and stable is not None:
-            self._readiness.degraded(f"label `stable` names {stable.version}, serving {here.version}: {reason}")
+        elif row.revision == 0 and stable is not None:
+            self._readiness.degraded(f"label `stable` names {stable.version}, serving {row.version}: {reason}")
         elif unserved := [one for one in self._elsewhere if (one, STABLE) not in self._versions.labels]:
             reason = self._history.failure(unserved[0], STABLE)
             self._readiness.degraded(f"space {unserved[0]} is not served: {reason}")
-        elif failing := self._versions.failing(self._versions.models):
+        elif failing := self._versions.failing():
             self._readiness.degraded(failing)
         elif self._options.handicap:
             self._readiness.degraded(self._options.handicap)
@@ -354,11 +352,11 @@ class Follower:
             latest = await self._registry.label(row.space_id, row.name)
             if latest is None:
                 return None
-            if latest.version == row.version and (models or failure):
+            if _is_same(latest, row) and (models or failure):
                 if not self._is_served(latest):
                     await self._conclude(latest, models, failure, time.monotonic() - started)
                 return None
-        if latest.version != row.version:
+        if not _is_same(latest, row):
             failure = failure or f"overtaken by revision {latest.revision} ({latest.version})"
             self._history.record(row, time.monotonic() - started, failure)
             tracing.failed()
@@ -367,7 +365,7 @@ class Follower:
 
     async def _load(self, row: LabelRow) -> list[Model]:
         """Returns the row's models, loaded already or now; empty when the label moved away meanwhile."""
-        task = asyncio.ensure_future(self._spaces.models(row.space_id, row.version))
+        task = asyncio.ensure_future(self._spaces.models(row))
         self._loading = (row, task)
         try:
             await self._patiently(task)
@@ -382,7 +380,7 @@ class Follower:
         """
         self._history.record(row, duration_s, failure)
         if models:
-            self._serve((row.space_id, row.name), models, ServedLabel(row.version, row.revision, row.share))
+            self._serve(row, models)
             await self._save()
         else:
             tracing.failed()
@@ -392,11 +390,9 @@ class Follower:
         """Keeps what is served; until the first round has ended, beside what the last process served."""
         await self._state_file.save(self._versions, complete=self._stable is not None)
 
-    def _serve(self, key: LabelKey, models: list[Model], label: ServedLabel) -> None:
-        self._versions.serve(key, models, label)
-        precision, reason = models[0].choose("", "query"), models[0].precision_reason
-        self._metrics.serves(*key, label.version, label.revision, precision)
-        log.info("queries are computed", label=key[1], version=label.version, precision=precision, reason=reason)
+    def _serve(self, row: LabelRow, models: list[Model]) -> None:
+        self._versions.serve(row, models)
+        self._metrics.serves(row.space_id, row.name, row.version, row.revision, row.precision)
 
     def _drop_unnamed(self) -> None:
         """Drops versions that nothing names; their memory goes when their last call has ended."""
@@ -435,17 +431,22 @@ class Follower:
         self._fall_behind(f"serving the labels of the last run: {why}")
 
     async def _restore_labels(self, labels: Iterable[SavedLabel]) -> None:
-        for label in labels:
-            key = (label.space_id, label.name)
+        for row, manifests in labels:
+            key = (row.space_id, row.name)
             if key in self._versions.labels:
                 continue
             try:
-                models = await self._spaces.restore_models(label)
+                models = await self._spaces.restore_models(row, manifests)
             except errors.AeencError as error:
-                log.exception("a saved label cannot be served", label=label.name, reason=error.message)
+                log.exception("a saved label cannot be served", label=row.name, reason=error.message)
                 continue
             if key not in self._versions.labels:  # nor has an event had it served meanwhile
-                self._serve(key, models, ServedLabel(label.version, label.revision, label.share))
+                self._serve(row, models)
+
+
+def _is_same(row: LabelRow, other: LabelRow) -> bool:
+    """Whether two states of a label ask for the same computation."""
+    return (row.version, row.precision) == (other.version, other.precision)
 
 
 def _span_of(row: LabelRow) -> AbstractContextManager[tracing.Span]:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,31 +14,27 @@ from typing import NamedTuple
 
 from aeenc.errors import DataLoss
 from services.encoder.metrics import EncoderMetrics
-from services.encoder.rollout.versions import LabelKey, ServedLabel, Versions
+from services.encoder.rollout.versions import LabelKey, Versions
 from services.kit.logs import get
 from services.store.files import atomic_write
 from services.store.formats import NewerFormat, check_format
 from services.store.registry import LabelRow
-from services.store.registry_rows import TOGETHER
+from services.store.registry_rows import TOGETHER, versions_of
 
 log = get(__name__)
 
 KEPT_SWAPS = 20
 PREMISES = "(premises)"  # stands for a label: the space's premise encoder
 FORMAT_VERSION = 1
-FILE = "labels.json"
+FILE, MANIFESTS = "labels.json", "manifest_sha256"
 _RUN = re.compile("run-[0-9a-f]{16}")  # the label of a run, of which there are ever more
 
 
 @dataclass(frozen=True)
 class Swap:
-    """The outcome of one attempt to serve a version under a label; `reason` says why it failed."""
+    """The outcome of one attempt to serve what a label's row names; `reason` says why it failed, empty: it did not."""
 
-    space_id: str
-    label: str
-    version: str
-    revision: int
-    ok: bool
+    row: LabelRow
     reason: str
     finished_at: datetime
     duration_s: float
@@ -57,18 +53,24 @@ class SwapHistory:
 
     def record(self, row: LabelRow, duration_s: float, reason: str = "") -> None:
         """Records an attempt in GetInfo, metrics and log; without a reason it succeeded."""
-        ok = not reason
-        swap = Swap(row.space_id, row.name, row.version, row.revision, ok, reason, datetime.now(UTC), duration_s)
+        swap = Swap(row, reason, datetime.now(UTC), duration_s)
         self._swaps.appendleft(swap)
         name = "run" if _RUN.fullmatch(row.name) else row.name
-        self._metrics.swaps.labels(row.space_id, name, "ok" if ok else "failed").inc()
+        self._metrics.swaps.labels(row.space_id, name, "failed" if reason else "ok").inc()
         self.forget((row.space_id, row.name))
-        if ok:
-            seconds = round(duration_s, 3)
-            log.info("label serves", label=row.name, version=row.version, revision=row.revision, seconds=seconds)
-        else:
+        if reason:
             self._failures[row.space_id, row.name] = swap
             log.error("label keeps its version", label=row.name, refused=row.version, reason=reason)
+            return
+        seconds = round(duration_s, 3)
+        log.info(
+            "label serves",
+            label=row.name,
+            version=row.version,
+            precision=row.precision,
+            revision=row.revision,
+            seconds=seconds,
+        )
 
     def failure(self, space_id: str, label: str) -> str:
         """Returns why the last attempt for a label failed; empty when it did not."""
@@ -78,7 +80,7 @@ class SwapHistory:
     def has_failed(self, row: LabelRow) -> bool:
         """Whether the last attempt for a label was this one, and failed."""
         failed = self._failures.get((row.space_id, row.name))
-        return failed is not None and (failed.revision, failed.version) == (row.revision, row.version)
+        return failed is not None and (failed.row.revision, failed.row.version) == (row.revision, row.version)
 
     def forget(self, key: LabelKey) -> None:
         """Forgets the failure of a label."""
@@ -91,14 +93,10 @@ class SwapHistory:
 
 
 class SavedLabel(NamedTuple):
-    """A label as it was served, with the digest that its checkpoint's manifest must have; an ensemble's joined by +."""
+    """A label's row as it was served, and the digests that the manifests of its versions must have."""
 
-    space_id: str
-    name: str
-    version: str
-    revision: int
-    share: float
-    manifest_sha256: str
+    row: LabelRow
+    manifests: list[str]
 
 
 class SavedSpace(NamedTuple):
@@ -120,8 +118,8 @@ class SavedState(NamedTuple):
         """Describes what is served."""
         digests = {version: model.description.manifest_sha256 for version, model in versions.models.items()}
         labels = tuple(
-            SavedLabel(space_id, name, here.version, here.revision, here.share, _digests_of(here, digests))
-            for (space_id, name), here in sorted(versions.labels.items())
+            SavedLabel(row, [digests[version] for version in row.versions])
+            for _, row in sorted(versions.labels.items())
         )
         default_first = sorted(versions.premise_versions.items(), key=lambda one: (one[0] != versions.space_id, one[0]))
         spaces = tuple(SavedSpace(space_id, version, digests[version]) for space_id, version in default_first)
@@ -129,15 +127,12 @@ class SavedState(NamedTuple):
 
     def over(self, older: SavedState) -> SavedState:
         """Returns this state with the spaces and labels that only the older one has."""
-        spaces, labels = {one.space_id for one in self.spaces}, {one[:2] for one in self.labels}
+        spaces = {one.space_id for one in self.spaces}
+        labels = {(one.row.space_id, one.row.name) for one in self.labels}
         return SavedState(
             (*self.spaces, *(one for one in older.spaces if one.space_id not in spaces)),
-            (*self.labels, *(one for one in older.labels if one[:2] not in labels)),
+            (*self.labels, *(one for one in older.labels if (one.row.space_id, one.row.name) not in labels)),
         )
-
-
-def _digests_of(label: ServedLabel, digests: Mapping[str, str]) -> str:
-    return TOGETHER.join(digests[version] for version in label.versions)
 
 
 class StateFile:
@@ -177,7 +172,7 @@ def _write(path: Path, state: SavedState) -> None:
     record = {
         "format_version": FORMAT_VERSION,
         "spaces": [space._asdict() for space in state.spaces],
-        "labels": [label._asdict() for label in state.labels],
+        "labels": [{**row.to_hash(), MANIFESTS: TOGETHER.join(manifests)} for row, manifests in state.labels],
     }
     atomic_write(path, json.dumps(record, indent=1).encode())
 
@@ -188,7 +183,7 @@ def _read(path: Path) -> SavedState | None:
         check_format(record, FORMAT_VERSION, str(path))
         return SavedState(
             tuple(SavedSpace(*(one[name] for name in SavedSpace._fields)) for one in record["spaces"]),
-            tuple(SavedLabel(*(one[name] for name in SavedLabel._fields)) for one in record["labels"]),
+            tuple(SavedLabel(LabelRow.of_hash(one), versions_of(one[MANIFESTS])) for one in record["labels"]),
         )
     except FileNotFoundError:
         return None

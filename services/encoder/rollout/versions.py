@@ -13,25 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from aeenc.errors import FailedPrecondition, SpaceMismatch, Unavailable, Unimplemented, VersionNotLoaded
-from services.encoder.runtime.model import Model
-from services.store.registry_rows import CROSS_ENCODERS, versions_of
+from services.encoder.runtime.model import FLOAT32, Model
+from services.store.registry_rows import CROSS_ENCODERS, LabelRow
 
 STABLE, CANARY = "stable", "canary"
 LabelKey = tuple[str, str]  # space and label
-
-
-@dataclass(frozen=True)
-class ServedLabel:
-    """A label as this process serves it. `share`: the part of calls without a model that `canary` gets."""
-
-    version: str  # those of an ensemble joined by +
-    revision: int
-    share: float = 0.0
-
-    @property
-    def versions(self) -> list[str]:
-        """The version, or those of the ensemble."""
-        return versions_of(self.version)
+Computation = tuple[str, str]  # version and precision
 
 
 @dataclass(frozen=True)
@@ -54,9 +41,9 @@ class Versions:
     def __init__(self) -> None:
         self._space_id = ""
         self._premise_versions: dict[str, str] = {}
-        self._labels: dict[LabelKey, ServedLabel] = {}
+        self._labels: dict[LabelKey, LabelRow] = {}
         self._models: dict[str, Model] = {}
-        self._failing: dict[str, str] = {}
+        self._failing: dict[Computation, str] = {}
         self.in_flight: Counter[Model] = Counter()
 
     @property
@@ -70,8 +57,8 @@ class Versions:
         return self._premise_versions
 
     @property
-    def labels(self) -> Mapping[LabelKey, ServedLabel]:
-        """The served labels."""
+    def labels(self) -> Mapping[LabelKey, LabelRow]:
+        """The served labels. One that serves another version than its row names is at revision 0."""
         return self._labels
 
     @property
@@ -85,12 +72,26 @@ class Versions:
         return self.premise_versions.get(self.space_id, "")
 
     @property
+    def premises(self) -> Computation:
+        """The premise encoder of the default space, and its precision."""
+        model = self._models.get(self.premise_version)
+        return self.premise_version, model.description.premise_precision if model else FLOAT32
+
+    @property
     def complete(self) -> bool:
         """Whether queries and premises of the default space can be encoded."""
         return self.premise_version in self.models and (self.space_id, STABLE) in self.labels
 
-    def resolve(self, role: str, selection: Selection) -> Model:
-        """Returns the model for a text. Raises SpaceMismatch, FailedPrecondition or VersionNotLoaded."""
+    def precision_of(self, version: str) -> str:
+        """Returns the precision of a version that is named: that of its labels, float32 where these differ."""
+        of_labels = {row.precision for row in self._labels.values() if version in row.versions}
+        return of_labels.pop() if len(of_labels) == 1 else FLOAT32
+
+    def resolve(self, role: str, selection: Selection) -> tuple[Model, str]:
+        """Returns the model for a text, and its precision.
+
+        Raises SpaceMismatch, FailedPrecondition or VersionNotLoaded.
+        """
         if not self.complete:
             raise Unavailable("no version is loaded yet; retry when health says SERVING")
         space_id = selection.space_id or self.space_id
@@ -102,11 +103,12 @@ class Versions:
         if role == "premise":
             if selection.label or selection.version:
                 raise FailedPrecondition("premises are always encoded by the space's own encoder; leave `model` unset")
-            return self.models[self.premise_versions[space_id]]
+            model = self.models[self.premise_versions[space_id]]
+            return model, model.description.premise_precision
         return self._named(space_id, selection)
 
-    def resolve_cross_encoder(self, selection: Selection) -> tuple[Model, Sequence[str]]:
-        """Returns the cross-encoder for a Score, and all versions of its label where these are several.
+    def resolve_cross_encoder(self, selection: Selection) -> tuple[Model, str, Sequence[str]]:
+        """Returns the cross-encoder for a Score, its precision, and all versions of its label where these are several.
 
         Raises Unimplemented without any, or without a stable one where none is named, VersionNotLoaded for another.
         """
@@ -116,13 +118,13 @@ class Versions:
                 "no cross-encoder is `stable` here; publish one, name one in AEENC_TRAINER_CROSS_ENCODER, or rank by "
                 "the scores of IndexService.Retrieve"
             )
-        model = self._named(CROSS_ENCODERS, selection)
+        model, precision = self._named(CROSS_ENCODERS, selection)
         if selection.version:
-            return model, ()
-        here = self.labels[CROSS_ENCODERS, self._label(CROSS_ENCODERS, selection)].versions
-        return model, here if len(here) > 1 else ()
+            return model, precision, ()
+        together = self.labels[CROSS_ENCODERS, self._label(CROSS_ENCODERS, selection)].versions
+        return model, precision, together if len(together) > 1 else ()
 
-    def _named(self, space_id: str, selection: Selection) -> Model:
+    def _named(self, space_id: str, selection: Selection) -> tuple[Model, str]:
         if selection.version:
             model = self.models.get(selection.version)
             if model is None or model.space_id != space_id:
@@ -131,13 +133,13 @@ class Versions:
                     f"version {selection.version!r} is not loaded ({loaded} are); point a label at it: "
                     f"`aeenc publish {selection.version} --label trial`"
                 )
-            return model
+            return model, self.precision_of(model.version)
         label = self._label(space_id, selection)
-        here = self.labels.get((space_id, label))
-        if here is None:
+        row = self.labels.get((space_id, label))
+        if row is None:
             named = ", ".join(sorted(name for space, name in self.labels if space == space_id))
             raise VersionNotLoaded(f"label {label!r} names nothing here (there are {named})")
-        return self.models[here.versions[0]]
+        return self.models[row.versions[0]], row.precision
 
     def _label(self, space_id: str, selection: Selection) -> str:
         return selection.label or (CANARY if self._is_canary(space_id, selection.routing_key) else STABLE)
@@ -161,30 +163,33 @@ class Versions:
             if not self.in_flight[model]:
                 del self.in_flight[model]
 
-    def serve(self, key: LabelKey, models: Sequence[Model], label: ServedLabel) -> None:
+    def serve(self, row: LabelRow, models: Sequence[Model]) -> None:
         """Serves the models of a label's versions. The assignment to the label is the swap."""
         for model in models:
             self._hold(model)
-        self._labels[key] = label
+        self._labels[row.space_id, row.name] = row
 
     def _hold(self, model: Model) -> None:
         """Keeps a model; what was noted about another one of its version does not count for it."""
         if self._models.get(model.version) is not model:
-            self._failing.pop(model.version, None)
+            self._forget_failures(model)
             self._models[model.version] = model
 
-    def failing(self, versions: Collection[str]) -> str:
-        """Says which of these versions fails every run, and why; empty when none does."""
-        return next(
-            (f"version {one} fails every run: {why}" for one, why in self._failing.items() if one in versions), ""
-        )
+    def _forget_failures(self, model: Model) -> None:
+        self._failing = {done: why for done, why in self._failing.items() if done[0] != model.version}
 
-    def mark(self, version: str, failure: str) -> bool:
+    def failing(self, computations: Collection[Computation] | None = None) -> str:
+        """Says which of these, or of all, fails every run, and why; empty when none does."""
+        failures = self._failing.items()
+        named = (item for item in failures if computations is None or item[0] in computations)
+        return next((f"version {one} fails every run in {in_}: {why}" for (one, in_), why in named), "")
+
+    def mark(self, computation: Computation, failure: str) -> bool:
         """Notes that a version fails every run; without a failure, that it computes. Returns whether that is new."""
-        changes = bool(failure) != (version in self._failing)
-        self._failing.pop(version, None)
+        changes = bool(failure) != (computation in self._failing)
+        self._failing.pop(computation, None)
         if failure:
-            self._failing[version] = failure
+            self._failing[computation] = failure
         return changes
 
     def withdraw_all_but(self, keys: Collection[LabelKey]) -> list[LabelKey]:
@@ -208,8 +213,8 @@ class Versions:
 
     def drop_unnamed(self) -> list[Model]:
         """Drops every version that neither a label nor a space names, and returns the models."""
-        named = set(self._premise_versions.values()).union(*(here.versions for here in self._labels.values()))
+        named = set(self._premise_versions.values()).union(*(row.versions for row in self._labels.values()))
         dropped = [self._models.pop(version) for version in set(self._models) - named]
         for model in dropped:
-            self._failing.pop(model.version, None)
+            self._forget_failures(model)
         return dropped

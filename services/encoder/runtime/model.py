@@ -14,7 +14,7 @@ from services.encoder.runtime.runners import Runner, Tokens
 from services.store.artifacts import Artifact
 
 ModelType = Literal["sentence-encoder", "cross-encoder"]
-FLOAT32, FLOAT16, BFLOAT16, INT8 = "float32", "float16", "bfloat16", "int8"
+FLOAT32, FLOAT16, INT8 = "float32", "float16", "int8"
 _META = ("space_id", "dim", "max_tokens", "pad_id", "query_prefix", "premise_prefix")
 _TOKENIZER_FILE = "tokenizer.json"
 _CACHED_TOKENIZERS = 4
@@ -65,6 +65,10 @@ class Description:
         except (TypeError, ValueError, AttributeError) as error:
             raise DataLoss(f"{artifact.path} has a manifest with wrong values ({error}); publish it again") from error
 
+    def text_of(self, length: int) -> Tokens:
+        """Returns some text of so many tokens, none of them padding."""
+        return Tokens([0 if self.pad_id else 1] * length, [0] * length)
+
 
 @dataclass(frozen=True)
 class TokenBatch:
@@ -110,10 +114,10 @@ class Tokenization:
     def __init__(self, tokenizer: Tokenizer, max_tokens: int) -> None:
         self._tokenizer, self.max_tokens = tokenizer, max_tokens
 
-    def texts(self, texts: Sequence[str], *, truncate: bool, name: str = "texts") -> TokenBatch:
+    def texts(self, texts: Sequence[str], *, truncate: bool) -> TokenBatch:
         """Tokenizes with special tokens. Raises InvalidArgument naming each text over the limit unless `truncate`."""
         encodings = self._tokenizer.encode_batch_fast(list(texts))
-        return self._cut([Tokens(encoding.ids) for encoding in encodings], name, truncate)
+        return self._cut([Tokens(encoding.ids) for encoding in encodings], "texts", truncate)
 
     def pairs(self, query: str, premises: Sequence[str], *, truncate: bool) -> TokenBatch:
         """Tokenizes the query with each premise; `truncate` cuts the premise.
@@ -152,19 +156,12 @@ class Tokenization:
 
 
 class Model:
-    """A checkpoint ready to serve. `runners` are by precision, the default one first.
+    """A checkpoint ready to serve. `runners` are by precision: float32, and what labels or premises need beside it.
 
-    `precision_reason` says why the precision set for this encoder is not among them, or what `auto` has measured.
     `reserved` is whatever must live as long as the model does.
     """
 
-    def __init__(
-        self,
-        description: Description,
-        tokenization: Tokenization,
-        runners: Mapping[str, Runner],
-        precision_reason: str = "",
-    ) -> None:
+    def __init__(self, description: Description, tokenization: Tokenization, runners: Mapping[str, Runner]) -> None:
         self.description = description
         self.version = description.version
         self.space_id = description.space_id
@@ -172,28 +169,21 @@ class Model:
         self.model_type = description.model_type
         self.tokenization = tokenization
         self.runners = dict(runners)
-        self.precision_reason = precision_reason
-        self.reserved: object = None
+        self.reserved: list[object] = []
 
-    def choose(self, precision: str, role: str) -> str:
-        """Returns the precision for a call that asks for `precision` ("": the default).
+    def choose(self, precision: str, default: str, role: str) -> str:
+        """Returns the precision for a call that asks for `precision` ("": `default`).
 
         Premises have that of their space. Raises FailedPrecondition for a precision that is not loaded.
         """
-        if role == "premise":
-            own = self.description.premise_precision
-            if precision not in {"", own}:
-                raise InvalidArgument.field(
-                    "precision", f"is {precision}, but premises of this space are always {own}; leave it unset"
-                )
-            return own
-        if not precision:
-            return next(iter(self.runners))
-        if precision not in self.runners:
-            why = f" ({self.precision_reason})" if self.precision_reason else ""
+        if role == "premise" and precision not in {"", default}:
+            raise InvalidArgument.field(
+                "precision", f"is {precision}, but premises of this space are always {default}; leave it unset"
+            )
+        if (precision or default) not in self.runners:
             raise FailedPrecondition(
-                f"version {self.version} is not computed in {precision} here{why}; leave `precision` unset or ask for "
-                f"{' or '.join(self.runners)}",
+                f"version {self.version} is not computed in {precision} here; leave `precision` unset, ask for "
+                f"{' or '.join(self.runners)}, or publish it in {precision}",
                 reason="PRECISION_NOT_LOADED",
             )
-        return precision
+        return precision or default

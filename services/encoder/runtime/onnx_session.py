@@ -16,7 +16,8 @@ import onnxruntime as ort
 from aeenc.errors import DataLoss, FailedPrecondition
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
-DEVICES = Path("/dev")
+DEVICES, CPUINFO = Path("/dev"), Path("/proc/cpuinfo")
+_INT8_PRODUCTS = {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"}  # instructions of x86 and ARM
 _SLOWER_FUSIONS = ["SkipLayerNormFusion"]  # on a CPU the fused kernel is slower than the two that it replaces
 
 # A model of one Identity operator, y = x, of one float: ir_version 8, opset 17.
@@ -94,6 +95,15 @@ def providers_of(device: str, gpu_bytes: int = 0, *, or_cpu: bool = False) -> Pl
         also = f", or name another card than {cuda['device_id']}" if ":" in device else ""
         raise FailedPrecondition(f"AEENC_ENCODER_DEVICE={device}, but {reason}{also}")
     return Placement([CPU], f"{reason}, or set AEENC_ENCODER_DEVICE=cpu")
+
+
+def multiplies_int8() -> bool:
+    """Whether this CPU has instructions for products of 8-bit integers, with which int8 is faster than float32."""
+    try:
+        words = set(CPUINFO.read_text(encoding="utf-8", errors="replace").split())
+    except OSError:  # not Linux
+        return False
+    return bool(_INT8_PRODUCTS & words)
 
 
 def _has_gpu() -> bool:

@@ -25,7 +25,7 @@ class Tokens(NamedTuple):
 
 
 class Session(Protocol):
-    """The interface of an inference session that runners use: onnxruntime's, OpenVINO's, or one in torch.
+    """The interface of an inference session that runners use: onnxruntime's, or one in torch.
 
     One that computes no padding says so by `pads = False`.
     """

@@ -24,13 +24,3 @@ def lower_priority(niceness: int) -> None:
         with contextlib.suppress(OSError):
             of_main = os.getpriority(os.PRIO_PROCESS, os.getpid())
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), of_main + niceness)
-
-
-def run_when_idle() -> None:
-    """Lets the calling thread run only on an idle processor, and yield it as soon as another thread wants it.
-
-    Niceness alone is not enough: a thread of any niceness finishes its time slice of some milliseconds.
-    """
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # 0: this thread

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from aeenc.errors import AeencError, DataLoss, NotFound
 from services.kit.convert import page_newest_first
 from services.kit.logs import get
 from services.kit.tracing import traceparent
-from services.store.artifacts import ArtifactStore
+from services.store.artifacts import Artifact, ArtifactStore
 from services.store.registry import CheckpointRow, Registry
 
 log = get(__name__)
@@ -83,6 +84,16 @@ class Checkpoints:
         page, token = page_newest_first(rows, lambda row: (row.created_at, row.version), page_size, page_token)
         return [(row, [label.name for label in labels if row.version in label.versions]) for row in page], token
 
+    async def files(self, versions: Sequence[str]) -> set[str]:
+        """Returns the names of the files that all of these versions have. Cross-encoders compute from ONNX alone."""
+
+        def read() -> set[str]:
+            opened = [self.store.described(FOLDER, version) for version in versions]
+            names = set.intersection(*(set(artifact.files) for artifact in opened))
+            return {name for name in names if name.endswith(".onnx")} if _is_of_pairs(opened[0]) else names
+
+        return await asyncio.to_thread(read)
+
     async def metrics(self, version: str) -> dict[str, Any] | None:
         """Reads a checkpoint's validation metrics; None if it was trained without validation queries."""
 
@@ -119,4 +130,8 @@ def is_cross_encoder(store: ArtifactStore, version: str) -> bool:
         artifact = store.open(FOLDER, version, verify="size")
     except AeencError:
         return False
-    return artifact.meta.get("model_type") == CROSS_ENCODER
+    return _is_of_pairs(artifact)
+
+
+def _is_of_pairs(artifact: Artifact) -> bool:
+    return bool(artifact.meta.get("model_type") == CROSS_ENCODER)

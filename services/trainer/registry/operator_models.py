@@ -101,10 +101,14 @@ class PretrainedSpace:
         base_model: str,
         options: dict[str, Any],
         sha256: str = "",
+        precision: str = "",
     ) -> None:
-        """`sha256` is what that of the base model's weights must be, as find_base_model takes it."""
+        """`sha256` is what that of the base model's weights must be, as find_base_model takes it.
+
+        `precision` is that of queries by the base model.
+        """
         self._checkpoints, self._registry, self._exports = checkpoints, registry, exports
-        self._base_model, self._options, self._sha256 = base_model, options, sha256
+        self._base_model, self._options, self._sha256, self._precision = base_model, options, sha256, precision
         self.space_id = ""
 
     async def ensure(self) -> str:
@@ -131,7 +135,8 @@ class PretrainedSpace:
         await self._registry.set_space(row.space_id, version, default=True)
         # The space serves this version or another one already, perhaps under a newer release's label.
         with contextlib.suppress(errors.Aborted, NewerFormat):
-            await self._registry.set_label(row.space_id, STABLE, version, expected_revision=0)
+            precision = self._precision
+            await self._registry.set_label(row.space_id, STABLE, version, expected_revision=0, precision=precision)
         return row
 
 

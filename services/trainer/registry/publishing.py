@@ -64,6 +64,7 @@ class _Move:
     force: bool
     only_better: bool
     share: float | None
+    precision: str
     request: Request
 
 
@@ -92,10 +93,12 @@ class Publisher:
         wait_s: float,
         only_better: bool = False,
         share: float | None = None,
+        precision: str = "",
         request_id: str = "",
     ) -> Publication:
         """Points a label at a checkpoint unless it is measurably worse than the version that the label serves.
 
+        Without a `precision` it takes the best that every live encoder reports and the checkpoint has.
         For `stable` in a space that the corpus does not serve yet, the generation is activated, too (TandemPublisher).
         Raises FailedPrecondition for a worse checkpoint, with `only_better` for one that was not shown to be better;
         Aborted if the version compared with no longer serves.
@@ -104,8 +107,9 @@ class Publisher:
         _check_share(name, share)
         asked = {"version": version, "label": name, "expected_revision": expected_revision, "force": force}
         asked |= {"only_better": only_better} if only_better else {}
+        asked |= {"precision": precision} if precision else {}
         request = Request(request_id, "Publish", {**asked, "share": share})
-        move = _Move(version, name, expected_revision, force, only_better, share, request)
+        move = _Move(version, name, expected_revision, force, only_better, share, precision, request)
         async with self._turn if force else contextlib.nullcontext():
             record = await self._registry.requests.answer(request) or {}
             tandem = await self._tandems.tandem(version)
@@ -138,8 +142,10 @@ class Publisher:
             share=move.share,
             request=move.request,
             answer=_answer(gate),
+            precision=move.precision or await self._best_precision(move.version),
         )
-        log.info("published", label=move.label, version=move.version, revision=moved.revision, gate=gate)
+        at = {"revision": moved.revision, "precision": moved.precision}
+        log.info("published", label=move.label, version=move.version, **at, gate=gate)
         return moved, gate
 
     async def _publish_tandem(self, move: _Move, tandem: Tandem, wait_s: float) -> Publication:
@@ -155,8 +161,13 @@ class Publisher:
             wait_s=min(wait_s, MAX_WAIT_S),
             request=move.request,
             answer=_answer(gate, tandem.generation),
+            precision=move.precision or await self._best_precision(tandem.version),
         )
         return await self._activated(move.request, done, _answer(gate, done.generation))
+
+    async def _best_precision(self, version: str) -> str:
+        """Returns the best precision in which every live encoder computes a version, or all versions of an ensemble."""
+        return await self._registry.best_precision(await self._checkpoints.files(versions_of(version)))
 
     async def _compare(self, move: _Move, space_id: str) -> tuple[int | None, Verdict]:
         """Returns the revision of the space's label that the version was compared with, None where it was not."""
@@ -177,18 +188,26 @@ class Publisher:
         expected_revision: int | None,
         share: float | None = None,
         request_id: str = "",
+        precision: str = "",
     ) -> LabelRow:
-        """Points a label at a version or an ensemble, without the gate."""
+        """Points a label at a version or an ensemble, without the gate; without a `precision` in its last one."""
         name = _movable(label)
         _check_share(name, share)
         asked = {"label": name, "version": version, "expected_revision": expected_revision, "share": share}
+        asked |= {"precision": precision} if precision else {}
         request = Request(request_id, "SetLabel", asked)
         async with self._turn:
             if record := await self._registry.requests.answer(request):
                 return LabelRow.of_hash(record)
             row = await self._named(version, name, share)
             return await self._registry.set_label(
-                row.space_id, name, version, expected_revision=expected_revision, share=share, request=request
+                row.space_id,
+                name,
+                version,
+                expected_revision=expected_revision,
+                share=share,
+                request=request,
+                precision=precision,
             )
 
     async def delete_label(self, label: str, space_id: str, request_id: str = "") -> None:

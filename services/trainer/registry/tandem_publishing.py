@@ -88,6 +88,7 @@ class TandemPublisher:
         wait_s: float,
         request: Request,
         answer: str,
+        precision: str,
     ) -> TandemActivation:
         """Has the encoders load the tandem, then activates its generation if `before` is still active.
 
@@ -104,7 +105,13 @@ class TandemPublisher:
             if expected_revision is None:
                 expected_revision = named.revision if named else 0
             moving = asyncio.create_task(
-                self._registry.set_label(tandem.space_id, STABLE, tandem.version, expected_revision=expected_revision)
+                self._registry.set_label(
+                    tandem.space_id,
+                    STABLE,
+                    tandem.version,
+                    expected_revision=expected_revision,
+                    precision=precision,
+                )
             )
             try:
                 await finish(moving)

@@ -79,10 +79,8 @@ async def test_a_forecast_counts_of_other_callers_what_goes_first_when_they_take
 
 async def test_a_call_larger_than_its_lane_holds_a_part_of_it():
     gate = admission(4000)
-    async with gate.admitted("interactive", 50_000, None) as hold:
-        assert hold.tokens == gate.part("interactive") == 375
-        await hold.resize(40_000, None)
-        assert hold.tokens == 375
+    async with gate.admitted("interactive", 50_000, None):
+        assert gate.part("interactive") == 375
         async with gate.admitted("interactive", 370, None):
             pass
 
@@ -251,39 +249,12 @@ async def test_one_absurdly_slow_batch_does_not_close_the_door(monkeypatch):
         pass  # who refuses everything learns nothing: after a while somebody is let in
 
 
-async def test_what_a_call_holds_follows_its_tokens_once_they_are_counted():
+async def test_a_call_that_has_no_room_at_all_is_refused_before_its_tokens_are_counted():
     gate = admission(4000)
-    async with gate.admitted("interactive", 350, None, caller="a") as hold:
-        await hold.resize(50, None)
-        async with AsyncExitStack() as others:
-            for caller in "bcdefg":
-                await others.enter_async_context(gate.admitted("interactive", 350, None, caller=caller))
-            with pytest.raises(Overloaded, match="300 more are over its limit of 3,000"):
-                await hold.resize(350, None)
-        await hold.resize(370, None)
-
-
-async def test_patient_calls_that_all_prove_larger_are_let_in_one_after_the_other():
-    gate, entered = admission(4000), []
-
-    async def call(estimate: int, tokens: int) -> None:
-        async with gate.admitted("bulk", estimate, None, 20) as hold:
-            await asyncio.sleep(0)
-            await hold.resize(tokens, None)
-            entered.append(tokens)
-
-    async with held(gate, *[125] * 7):
-        await asyncio.wait_for(asyncio.gather(*(call(40, 100 + n) for n in range(3))), 20)
-    assert entered == [100, 101, 102]
-
-
-async def test_a_patient_call_that_proves_larger_waits_for_the_room():
-    gate = admission(4000)
-    async with gate.admitted("bulk", 20, None, 20) as hold:
-        async with held(gate, *[125] * 7, 100):
-            growing = asyncio.create_task(hold.resize(120, None))
-            await asyncio.sleep(0)
-            assert not growing.done()
-        await asyncio.wait_for(growing, 20)
-    async with held(gate, *[125] * 8):
-        pass
+    gate.check_room("bulk", 30, "a", PaddedRunner)
+    async with held(gate, *[125] * 7, 60):  # 65 are left
+        gate.check_room("bulk", 20, "a", PaddedRunner)  # and as much again for others, twice
+        with pytest.raises(Overloaded, match="40 more are over its limit of 1,000"):
+            gate.check_room("bulk", 40, "a", PaddedRunner)
+        gate.check_room("interactive", 375, "a", PaddedRunner)
+    gate.check_room("bulk", 125, "a", PaddedRunner)

@@ -1,4 +1,4 @@
-"""Loading beside a serving version: on an idle processor, or with a share of its own on a busy one."""
+"""Loading: in a thread of low priority that ends when nobody wants its model any more."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import weakref
 import pytest
 
 from aeenc import errors
-from services.encoder.rollout import candidates, loading
+from services.encoder.rollout import loading
 from services.encoder.rollout.candidates import CandidateLoader
 from services.encoder.rollout.loading import LoadOptions
 from services.encoder.runtime.onnx_session import Placement
@@ -24,60 +24,46 @@ from support.waiting import until
 
 @pytest.fixture
 def made(registry, artifact_store):
-    return CandidateLoader(registry, artifact_store, LoadOptions(2**30, "float32", Placement(["CPUExecutionProvider"])))
+    return CandidateLoader(registry, artifact_store, LoadOptions(2**30, Placement(["CPUExecutionProvider"])))
 
 
-def load(made, checkpoint, *, beside=True):
-    digest = checkpoint.artifact.manifest_sha256
-    return made.load_known(checkpoint.space_id, checkpoint.version, digest, None, beside=beside)
+def load(made, checkpoint):
+    return made.load_known(checkpoint.space_id, checkpoint.version, checkpoint.artifact.manifest_sha256, None)
 
 
-def threads_of(monkeypatch, before=lambda: None):
-    """Notes in which thread, and with which scheduling and niceness, each session is opened."""
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux schedules threads by themselves")
+async def test_a_load_runs_in_a_thread_of_low_priority(made, tiny_checkpoint, monkeypatch):
     opened = []
     original = loading.open_session
 
     def noted(*arguments, **options):
         niceness = os.getpriority(os.PRIO_PROCESS, 0) - os.getpriority(os.PRIO_PROCESS, os.getpid())
-        opened.append((threading.current_thread().name, os.sched_getscheduler(0), niceness))
-        before()
+        opened.append((threading.current_thread().name, niceness))
         return original(*arguments, **options)
 
     monkeypatch.setattr(loading, "open_session", noted)
-    return opened
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux schedules threads by themselves")
-async def test_a_load_beside_a_serving_version_runs_when_idle_and_the_first_one_does_not_wait_for_that(
-    made, tiny_checkpoint, monkeypatch
-):
-    opened = threads_of(monkeypatch)
-    assert (await load(made, tiny_checkpoint, beside=False)).version == tiny_checkpoint.version
     assert (await load(made, tiny_checkpoint)).version == tiny_checkpoint.version
-    share = min(CANDIDATE, 19 - os.getpriority(os.PRIO_PROCESS, os.getpid()))  # 19 is the highest niceness
-    assert opened == [("load-low", os.SCHED_OTHER, share), ("load-idle", os.SCHED_IDLE, 0)]
+    assert opened == [("load", min(CANDIDATE, 19 - os.getpriority(os.PRIO_PROCESS, os.getpid())))]  # 19 is the highest
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux schedules threads by themselves")
-async def test_a_load_that_takes_too_long_when_idle_goes_on_with_a_share_and_does_nothing_twice(
-    made, tiny_checkpoint, monkeypatch
-):
-    opened, warmed, took_long = threads_of(monkeypatch, lambda: took_long.wait(20)), [], threading.Event()
-    original = loading._warm
+async def test_a_load_that_is_given_up_ends_after_its_step(made, tiny_checkpoint, monkeypatch):
+    begun, go_on, warmed = threading.Event(), threading.Event(), []
+    original = loading.open_session
 
-    def warm(*arguments):
-        warmed.append(threading.current_thread().name)
-        return original(*arguments)
+    def open_session(*arguments, **options):
+        begun.set()
+        go_on.wait(20)
+        return original(*arguments, **options)
 
-    monkeypatch.setattr(loading, "_warm", warm)
-    monkeypatch.setattr(candidates, "PATIENCE_S", 0.1)
-    loading_beside = asyncio.create_task(load(made, tiny_checkpoint))
-    await until(lambda: bool(opened))
-    await asyncio.sleep(2 * candidates.PATIENCE_S)  # the loop ends the shorter wait, which began before, first
-    took_long.set()
-    assert (await loading_beside).version == tiny_checkpoint.version
-    assert [name for name, *_ in opened] == ["load-idle"], "one session is opened, once"
-    assert warmed == ["load-low"], "the next step is taken by the thread with a share"
+    monkeypatch.setattr(loading, "open_session", open_session)
+    monkeypatch.setattr(loading, "_warm", lambda *_: warmed.append(1))
+    loading_now = asyncio.create_task(load(made, tiny_checkpoint))
+    await asyncio.to_thread(begun.wait, 10)
+    loading_now.cancel()
+    await asyncio.wait([loading_now])
+    go_on.set()
+    await until(lambda: not any(thread.is_alive() for thread in made._threads))
+    assert not warmed
 
 
 async def test_a_model_that_came_too_late_does_not_stay_in_memory(made, tiny_checkpoint, monkeypatch):
@@ -108,19 +94,26 @@ async def test_checkpoints_with_the_same_tokenizer_file_share_it(made, tiny_chec
     assert first.tokenization._tokenizer is second.tokenization._tokenizer
 
 
-async def test_memory_is_held_for_the_precisions_that_serve_and_not_for_those_that_were_tried(
-    registry, artifact_store, monkeypatch
-):
-    monkeypatch.setattr(loading, "fastest", lambda rates: "float32")
-    monkeypatch.setattr(loading, "bfloat16_refusal", lambda: "there is none")
+async def test_memory_is_held_for_the_precisions_that_serve(registry, artifact_store):
     passed = {"passed": True, "recipe": "rowwise"}
     first, second = (write_tiny_checkpoint(artifact_store, seed=seed, int8=passed) for seed in (1, 2))
     float32, int8 = (first.artifact.files[name].size_bytes for name in ("model.onnx", "model.int8.onnx"))
-    options, limit = LoadOptions(2**30, "auto", Placement(["CPUExecutionProvider"])), 2 * float32 + int8
-    loader = CandidateLoader(registry, artifact_store, options, loaded_bytes=limit)
+    options = LoadOptions(2**30, Placement(["CPUExecutionProvider"]))
+    loader = CandidateLoader(registry, artifact_store, options, loaded_bytes=2 * float32 + int8)
     models = [await load(loader, checkpoint) for checkpoint in (first, second)]
-    assert [list(model.runners) for model in models] == [["float32"], ["float32"]]
-    assert [model.reserved.size_bytes for model in models] == [float32, float32]
+    await loader.add_precision(models[0], "int8")
+    assert [list(model.runners) for model in models] == [["float32", "int8"], ["float32"]]
+    with pytest.raises(errors.FailedPrecondition, match="over the limit"):
+        await loader.add_precision(models[1], "int8")
+
+
+async def test_what_is_loaded_stays_although_its_artifact_is_deleted(made, tiny_checkpoint, artifact_store):
+    model = await load(made, tiny_checkpoint)
+    artifact_store.delete("checkpoints", tiny_checkpoint.version)
+    assert not artifact_store.sweep("checkpoints") or artifact_store.has_deleted("checkpoints")
+    model.reserved.clear()
+    artifact_store.sweep("checkpoints")
+    assert not artifact_store.has_deleted("checkpoints")
 
 
 class Session:
@@ -135,11 +128,8 @@ def break_down() -> None:
     raise RuntimeError("the runtime's own")
 
 
-@pytest.mark.parametrize("beside", [True, False])
 @pytest.mark.parametrize("fail", [refuse, break_down])
-async def test_what_a_failed_load_had_opened_is_freed_without_a_collector(
-    made, tiny_checkpoint, monkeypatch, beside, fail
-):
+async def test_what_a_failed_load_had_opened_is_freed_without_a_collector(made, tiny_checkpoint, monkeypatch, fail):
     opened = []
 
     def check(*_arguments, **_options):
@@ -155,7 +145,7 @@ async def test_what_a_failed_load_had_opened_is_freed_without_a_collector(
     gc.disable()
     try:
         with contextlib.suppress(errors.AeencError):
-            await load(made, tiny_checkpoint, beside=beside)
+            await load(made, tiny_checkpoint)
         assert [one() for one in opened] == [None]
         assert not list(made._memory._reserved), "the frames of the load are gone, and with them what it reserved"
     finally:

@@ -20,10 +20,7 @@ Hang = Callable[[TinyCheckpoint], threading.Event]
 
 @pytest.fixture
 def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hang]:
-    """Makes opening a checkpoint's model hang until the test ends; the event tells that it does.
-
-    No load waits for an idle processor: on a busy machine it might, for as long as a test allows a load.
-    """
+    """Makes opening a checkpoint's model hang until the test ends; the event tells that it does."""
     begun: dict[str, threading.Event] = {}
     end = threading.Event()
     original = loading.open_session
@@ -36,7 +33,6 @@ def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hang]:
 
     monkeypatch.setattr(loading, "open_session", open_session)
     monkeypatch.setattr(candidates, "GRACE_S", 0.1)
-    monkeypatch.setattr(candidates, "run_when_idle", lambda: None)
     yield lambda checkpoint: begun.setdefault(checkpoint.version, threading.Event())
     end.set()
 
@@ -53,7 +49,7 @@ async def tuned(artifact_store: ArtifactStore, tiny_checkpoint: TinyCheckpoint, 
 
 
 def loads() -> int:
-    """The threads that load. One of idle priority that has ended its load may stay a while on a busy machine."""
+    """The threads that load."""
     return sum(thread.name.startswith("load") for thread in threading.enumerate())
 
 
@@ -174,7 +170,7 @@ async def test_a_start_onto_a_stable_that_hangs_tries_it_once_and_serves_the_ver
 
 async def test_a_candidate_that_would_not_fit_beside_the_serving_versions_is_refused(serve, tuned, registry) -> None:
     size = tuned[0].artifact.files["model.onnx"].size_bytes
-    async with serve(poll_s=30, precision="float32", loaded_bytes=size * 5 // 2) as (_, client):
+    async with serve(poll_s=30, loaded_bytes=size * 5 // 2) as (_, client):
         row = await registry.set_label(TINY_SPACE, "canary", tuned[1].version)
         (rollout,) = await registry.await_rollout(row, 30)
         assert not rollout.ok
@@ -185,7 +181,7 @@ async def test_a_candidate_that_would_not_fit_beside_the_serving_versions_is_ref
 
 async def test_memory_of_a_version_that_is_gone_is_free_for_the_next(serve, tuned, registry) -> None:
     size = tuned[0].artifact.files["model.onnx"].size_bytes
-    async with serve(poll_s=30, precision="float32", loaded_bytes=size * 7 // 2) as (_, client):
+    async with serve(poll_s=30, loaded_bytes=size * 7 // 2) as (_, client):
         for checkpoint in (tuned[1], tuned[2], tuned[0]):
 
             async def room() -> bool:

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from aeenc import errors
-from services.encoder.rollout import candidates, follower, history, loading
+from services.encoder.rollout import follower, history, loading
 from services.encoder.rollout.candidates import CandidateLoader
 from services.encoder.rollout.follower import Follower
 from services.encoder.runtime.model import Model
@@ -145,13 +145,10 @@ async def test_a_restart_onto_a_bad_stable_serves_the_last_good_version_and_says
 async def test_a_new_replica_of_a_bad_stable_serves_what_it_named_before(
     serve, tuned, registry, artifact_store, tmp_path, monkeypatch
 ) -> None:
-    idle: list[None] = []
-    monkeypatch.setattr(candidates, "run_when_idle", lambda: idle.append(None))
     monkeypatch.setattr(follower, "RETRY_S", 30.0)  # one round only
     bad = write_tiny_checkpoint(artifact_store, seed=9, base_version=tuned[0].version, poison=True)
     await register(registry, bad, label="stable")
     async with serve(state_dir=tmp_path / "fresh", poll_s=30) as (server, client):
-        assert not idle, "a load waits for an idle processor although nothing serves"
         assert (await client.encode(["sun"])).model_version == tuned[0].version
         assert server.readiness.state == "DEGRADED"
 
@@ -390,7 +387,7 @@ async def test_heartbeats_go_on_whatever_one_of_them_meets(serve, tuned, monkeyp
     beats: list[str] = []
     answers = iter([errors.Unavailable("away"), RuntimeError("a bug"), None])
 
-    async def beat(self: Registry, instance: str) -> None:
+    async def beat(self: Registry, instance: str, _faster: object) -> None:
         beats.append(instance)
         if error := next(answers, None):
             raise error

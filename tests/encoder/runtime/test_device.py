@@ -9,18 +9,21 @@ from typing import Any
 
 import onnxruntime
 import pytest
+from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
 from aeenc import errors
 from aeenc.v1 import types_pb2
 from services.encoder import __main__ as encoder_main
 from services.encoder.batching.admission import GPU_QUEUED_TOKENS
-from services.encoder.batching.encoder import Encoder
+from services.encoder.batching.encoder import EncodeCall, Encoder
 from services.encoder.batching.queues import GPU_WORKERS
+from services.encoder.metrics import EncoderMetrics
 from services.encoder.rollout import loading
 from services.encoder.runtime import onnx_session, torch_session
 from services.encoder.runtime.onnx_session import CPU, CUDA
 from services.encoder.settings import EncoderSettings
+from services.kit.limits import Limits
 from support.models.tiny_checkpoints import register, write_tiny_cross_encoder_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore:Specified provider")
@@ -41,7 +44,7 @@ async def test_auto_falls_back_from_a_cuda_that_does_not_work_and_says_so_everyw
     async with serve(device="auto") as (server, client):
         assert (await client.encode(["sun"])).model_version == tiny_checkpoint.version
         info = await client.info()
-        assert info.runtime == f"onnxruntime/{CPU}/auto"
+        assert info.runtime == f"onnxruntime/{CPU}"
         assert "CUDA" in info.runtime_reason
         assert info.service.state == types_pb2.SERVICE_STATE_DEGRADED
         assert info.service.state_reason == info.runtime_reason
@@ -158,7 +161,7 @@ def torch_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("device", "number"), [("auto", "0"), ("cuda", "0"), ("cuda:1", "1")])
 def test_cross_encoders_compute_on_the_card_that_torch_takes(torch_on_a_card, card, device, number) -> None:
-    options, handicap = encoder_main._options(EncoderSettings(runtime="torch", device=device))
+    options, _, handicap = encoder_main._options(EncoderSettings(runtime="torch", device=device))
     assert options.placement.options()[0]["device_id"] == number
     assert (options.pairs_on_gpu, handicap) == (True, "")
 
@@ -171,7 +174,7 @@ def test_an_encoder_in_torch_on_a_card_is_not_degraded_by_cross_encoders_on_the_
     monkeypatch.setattr(onnx_session, "DEVICES", tmp_path)
     monkeypatch.setattr(onnx_session.ort, "get_available_providers", lambda: [CPU])
     settings = EncoderSettings(runtime="torch", device=device)
-    options, handicap = encoder_main._options(settings)
+    options, _, handicap = encoder_main._options(settings)
     assert (options.on_gpu, options.pairs_on_gpu, handicap) == (True, False, "")
     assert encoder_main._name_of(options).endswith(f", cross-encoders onnxruntime/{CPU}")
     assert options.batch_tokens == encoder_main._batch(settings, on_gpu=True)[1]
@@ -184,8 +187,8 @@ async def test_a_gpu_is_fed_by_two_workers_all_cores_and_a_queue_of_its_size(
     monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
     async with serve(runtime="torch", wait=False) as (_, client):
         assert (await client.info()).service.limits.queued_tokens == GPU_QUEUED_TOKENS
-        assert encoder_main._options(EncoderSettings(runtime="torch"))[0].workers == GPU_WORKERS
-        assert encoder_main._options(EncoderSettings(runtime="torch", workers=3))[0].workers == 3
+        assert encoder_main._options(EncoderSettings(runtime="torch"))[1] == GPU_WORKERS
+        assert encoder_main._options(EncoderSettings(runtime="torch", workers=3))[1] == 3
         assert os.environ["TOKENIZERS_PARALLELISM"] == "true"
     async with serve(device="cpu", queued_tokens=2048, wait=False) as (_, client):
         assert (await client.info()).service.limits.queued_tokens == 2048
@@ -194,11 +197,11 @@ async def test_a_gpu_is_fed_by_two_workers_all_cores_and_a_queue_of_its_size(
 
 @pytest.mark.parametrize(("pooled", "count", "thread"), [(True, 1, "Main"), (True, 2, "tokenize"), (False, 2, "Main")])
 async def test_short_texts_wait_for_no_pool_on_the_event_loop(pooled: bool, count: int, thread: str) -> None:
-    parts: Any = [None] * 5
-    encoder = Encoder(*parts, pooled=pooled)
+    parts: Any = [None] * 4
+    encoder = Encoder(*parts, Limits(queued_tokens=1024), EncoderMetrics(CollectorRegistry()), pooled=pooled)
     tokenize: Any = lambda: threading.current_thread().name  # noqa: E731
-    call: Any = SimpleNamespace(tokenize=tokenize, count=count, characters=9)
-    assert str(await encoder._tokenize(call)).startswith(thread)
+    found = await encoder._tokenized(EncodeCall(texts=(), role="query"), tokenize, [4] * count, None, 0.0)
+    assert str(found).startswith(thread)
 
 
 def test_a_queue_that_holds_no_text_is_refused() -> None:
@@ -210,8 +213,8 @@ def test_a_queue_that_holds_no_text_is_refused() -> None:
 def test_workers_are_as_many_as_cores_where_a_cpu_scores_pairs(torch_on_a_card, monkeypatch) -> None:
     monkeypatch.setattr(onnx_session.ort, "get_available_providers", lambda: [CPU])
     monkeypatch.setattr(encoder_main, "usable_cores", lambda: 16)
-    options, _ = encoder_main._options(EncoderSettings(runtime="torch"))
-    assert (options.on_gpu, options.workers) == (True, 16)
+    options, workers, _ = encoder_main._options(EncoderSettings(runtime="torch"))
+    assert (options.on_gpu, workers) == (True, 16)
 
 
 class WatchedSession:
@@ -235,7 +238,7 @@ def test_on_a_gpu_a_version_is_tried_with_the_largest_batch(tiny_checkpoint, mon
     monkeypatch.setattr(loading, "open_session", opened)
     longest = int(tiny_checkpoint.artifact.meta["max_tokens"])
     placement = onnx_session.Placement(providers)
-    options = loading.LoadOptions(2**30, "float32", placement, batch_tokens=5 * longest - 1)
+    options = loading.LoadOptions(2**30, placement, batch_tokens=5 * longest - 1)
     loading.load_model(tiny_checkpoint.artifact, options, space_id=tiny_checkpoint.space_id, dim=32)
     assert max(rows for rows, length in shapes if length == longest) == texts
 
@@ -251,6 +254,6 @@ def test_a_cross_encoder_on_the_cpu_beside_torch_on_a_card_is_not_tried_with_the
     monkeypatch.setattr(loading, "open_session", opened)
     monkeypatch.setattr(loading, "inputs_of", lambda session: onnx_session.inputs_of(session._session))
     pairs = write_tiny_cross_encoder_checkpoint(artifact_store)
-    options = loading.LoadOptions(2**30, "float32", onnx_session.Placement([CPU]), "cuda", batch_tokens=16_384)
+    options = loading.LoadOptions(2**30, onnx_session.Placement([CPU]), "cuda", batch_tokens=16_384)
     loading.load_model(pairs.artifact, options, space_id=pairs.space_id, dim=None)
     assert {rows for rows, _ in shapes} == {1}

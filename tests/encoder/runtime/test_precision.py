@@ -1,24 +1,21 @@
-"""The precision that a call gets; a precision that fails its checks here is not served."""
+"""The precision of a label: every encoder computes in it, or does not serve the version and says why."""
 
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Sequence
+from contextlib import AsyncExitStack
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from prometheus_client import generate_latest
 
-from aeenc import EncoderClient, errors
+from aeenc import errors
 from aeenc.v1 import types_pb2
-from services.encoder.rollout import calibration, loading
-from services.encoder.runtime.runners import Tokens
+from services.encoder.runtime import onnx_session
 from services.store.artifacts import ArtifactStore
 from services.store.registry import Registry
 from support.models.tiny_checkpoints import PROBES, TinyCheckpoint, register, write_tiny_checkpoint
-from support.waiting import eventually, until
+from support.waiting import eventually
 
 PASSED = {
     "passed": True,
@@ -29,59 +26,89 @@ PASSED = {
     "reason": "",
     "recipe": "rowwise",
 }
+INT8 = {"model.onnx", "model.int8.onnx"}
 
 
 @pytest.fixture
 async def space(artifact_store: ArtifactStore, tiny_checkpoint: TinyCheckpoint, registry: Registry) -> TinyCheckpoint:
-    await register(registry, tiny_checkpoint)
+    await register(registry, tiny_checkpoint, label="stable")
     return tiny_checkpoint
 
 
-async def publish(registry, store, base, **fields) -> TinyCheckpoint:
-    checkpoint = write_tiny_checkpoint(store, seed=3, base_version=base.version, **fields)
-    await register(registry, checkpoint, label="stable")
+@pytest.fixture
+async def tuned(artifact_store: ArtifactStore, space: TinyCheckpoint, registry: Registry) -> TinyCheckpoint:
+    """A version that has int8, known to the registry."""
+    checkpoint = write_tiny_checkpoint(artifact_store, seed=3, base_version=space.version, int8=PASSED)
+    await register(registry, checkpoint)
     return checkpoint
 
 
-async def test_queries_get_int8_where_the_encoder_is_set_to_it_and_the_gate_was_passed(
-    serve, space, registry, artifact_store
-) -> None:
-    await publish(registry, artifact_store, space, int8=PASSED)
-    async with serve(precision="int8") as (_, client):
+async def test_queries_get_the_precision_of_their_label_or_the_one_asked_for(serve, space, tuned, registry) -> None:
+    await registry.set_label(space.space_id, "stable", tuned.version, precision="int8")
+    async with serve() as (server, client):
         default, exact = await client.encode(["sun"]), await client.encode(["sun"], precision="float32")
         assert (default.precision, exact.precision) == ("int8", "float32")
         assert not np.allclose(default.vectors, exact.vectors)
+        assert (await client.encode(["sun"], version=tuned.version)).precision == "int8"
         premise = await client.encode(["sun"], role="premise")
         assert premise.precision == "float32"
         with pytest.raises(errors.InvalidArgument, match="premises of this space are always float32"):
             await client.encode(["sun"], role="premise", precision="int8")
-        (tuned,) = [version for version in (await client.info()).versions if not version.premise_encoder]
-        assert list(tuned.precisions) == [types_pb2.PRECISION_INT8, types_pb2.PRECISION_FLOAT32]
+        info = await client.info()
+        (shown,) = [version for version in info.versions if not version.premise_encoder]
+        assert list(shown.precisions) == [types_pb2.PRECISION_INT8, types_pb2.PRECISION_FLOAT32]
+        (label,) = [one for one in info.labels if one.name == "stable"]
+        assert label.precision == types_pb2.PRECISION_INT8
+        metrics = generate_latest(server.metrics).decode()
+        assert f'label="stable",precision="int8",space="{space.space_id}"}} 1.0' in metrics
 
 
-async def test_an_encoder_that_is_set_to_float32_does_not_load_int8(serve, space, registry, artifact_store) -> None:
-    await publish(registry, artifact_store, space, int8=PASSED)
-    async with serve(precision="float32") as (_, client):
+async def test_a_version_that_no_label_serves_in_int8_is_not_loaded_in_it(serve, space, tuned, registry) -> None:
+    await registry.set_label(space.space_id, "stable", tuned.version)
+    async with serve() as (_, client):
         assert (await client.encode(["sun"])).precision == "float32"
         with pytest.raises(errors.FailedPrecondition, match=r"is not computed in int8 here.*float32"):
             await client.encode(["sun"], precision="int8")
+
+
+async def test_a_label_that_moves_to_another_precision_of_its_version_is_followed(
+    serve, space, tuned, registry
+) -> None:
+    await registry.set_label(space.space_id, "stable", tuned.version)
+    async with serve(poll_s=30) as (_, client):
+        for precision in ("int8", "float32", "int8"):
+            row = await registry.set_label(space.space_id, "stable", tuned.version, precision=precision)
+            assert row.previous == space.version, "the way back stays"
+            (rollout,) = await registry.await_rollout(row, 20)
+            assert (rollout.ok, rollout.revision) == (True, row.revision)
+            assert (await client.encode(["sun"])).precision == precision
+
+
+async def test_two_labels_of_a_version_have_their_own_precisions(serve, space, tuned, registry) -> None:
+    await registry.set_label(space.space_id, "stable", tuned.version)
+    await registry.set_label(space.space_id, "canary", tuned.version, precision="int8")
+    async with serve() as (_, client):
+        found = [(await client.encode(["sun"], label=label)).precision for label in ("stable", "canary")]
+        assert found == ["float32", "int8"]
+        assert (await client.encode(["sun"], version=tuned.version)).precision == "float32", "where labels differ"
 
 
 def of_int8_premises(path, meta) -> None:
     meta["premise_precision"] = "int8"
 
 
-@pytest.mark.parametrize(("precision", "of_queries"), [("float32", "float32"), ("int8", "int8")])
+@pytest.mark.parametrize("precision", ["float32", "int8"])
 async def test_premises_are_int8_in_a_space_of_them_whatever_queries_are(
-    serve, copied, artifact_store, registry, precision, of_queries
+    serve, copied, artifact_store, registry, precision
 ) -> None:
     base = copied(write_tiny_checkpoint(artifact_store, seed=3, int8=PASSED).artifact, of_int8_premises)
     await register(registry, base, label="stable")
-    async with serve(precision=precision) as (_, client):
+    await registry.set_label(base.space_id, "stable", base.version, precision=precision)
+    async with serve() as (_, client):
         found = await client.encode(PROBES, role="premise")
         assert found.precision == "int8"
         np.testing.assert_allclose(found.vectors, np.load(base.artifact.file("probes.int8.npy")), atol=1e-5)
-        assert (await client.encode(["sun"])).precision == of_queries
+        assert (await client.encode(["sun"])).precision == precision
         with pytest.raises(errors.InvalidArgument, match="is float32, but premises of this space are always int8"):
             await client.encode(["sun"], role="premise", precision="float32")
 
@@ -93,7 +120,7 @@ async def test_a_query_encoder_of_such_a_space_needs_no_int8_of_its_own(
     tuned = write_tiny_checkpoint(artifact_store, seed=4, base_version=base.version)
     await register(registry, base)
     await register(registry, copied(tuned.artifact, of_int8_premises), label="stable")
-    async with serve(precision="float32") as (_, client):
+    async with serve() as (_, client):
         assert (await client.encode(["sun"])).precision == "float32"
         assert (await client.encode(["sun"], role="premise")).precision == "int8"
 
@@ -110,7 +137,7 @@ def without_its_int8(path, meta) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (without_its_int8, "premises of space .* are int8, which this encoder cannot compute: .* has no model.int8"),
+        (without_its_int8, "cannot be computed in int8 here: it has no model.int8"),
         (of_unknown_premises, "premises in int4, which this release does not know; update the encoder"),
     ],
 )
@@ -128,83 +155,6 @@ async def test_a_space_whose_premises_cannot_be_computed_here_is_not_served(
         await eventually(refused)
 
 
-def pretend(monkeypatch, **seconds: float) -> None:
-    """Sets what calibration measures for a precision, by the order of its runners."""
-    took = iter(list(seconds.values()) * calibration.ROUNDS)
-    monkeypatch.setattr(calibration, "_seconds", lambda runner, batch: next(took))
-
-
-@pytest.mark.parametrize(("int8_s", "first"), [(0.5, "int8"), (0.99, "float32"), (2.0, "float32")])
-async def test_by_default_the_fastest_precision_is_measured_when_a_version_is_loaded(
-    serve, space, registry, artifact_store, monkeypatch, int8_s, first
-) -> None:
-    monkeypatch.setattr(loading, "bfloat16_refusal", lambda: "there is none")
-    pretend(monkeypatch, float32=1.0, int8=int8_s)
-    tuned = await publish(registry, artifact_store, space, int8=PASSED)
-    async with serve() as (server, client):
-        assert (await client.encode(["sun"])).precision == first
-        assert (await client.encode(["sun"], precision="float32")).precision == "float32"
-        versions = {version.version: version for version in (await client.info()).versions}
-        shown = versions[tuned.version]
-        assert shown.precisions[0].name == first.upper()
-        assert shown.precision_reason.startswith("measured here on one core, texts a second: float32 11, int8 ")
-        assert shown.precision_reason.endswith("there is none")
-        assert "has no model.int8.onnx" in versions[space.version].precision_reason
-        told = generate_latest(server.metrics).decode()
-        assert f'label="stable",precision="{first}",space="{space.space_id}"}} 1.0' in told
-
-
-async def test_an_int8_that_fails_the_golden_check_here_is_not_measured(
-    serve, copied, space, registry, artifact_store
-) -> None:
-    tuned = write_tiny_checkpoint(artifact_store, seed=3, base_version=space.version, int8=PASSED)
-    tuned = copied(tuned.artifact, wrong_probes)
-    await register(registry, tuned, label="stable")
-    async with serve() as (_, client):
-        assert (await client.encode(["sun"])).precision == "float32"
-        (shown,) = [one for one in (await client.info()).versions if one.version == tuned.version]
-        assert [one.name for one in shown.precisions] == ["FLOAT32"]
-        assert "other vectors here than at export" in shown.precision_reason
-
-
-def rates_of(calibrated: calibration.Calibration, runners, sizes: object = 1) -> tuple[dict[str, float], int]:
-    """What is measured, and the number of steps in which loading may stop."""
-    steps = calibrated.rates(sizes, runners, [Tokens([1] * length) for length in range(20, 30)])
-    taken = 0
-    while True:
-        try:
-            next(steps)
-            taken += 1
-        except StopIteration as end:
-            return end.value, taken
-
-
-def test_runners_take_turns_in_short_steps_once_for_models_of_one_size() -> None:
-    turns: list[tuple[str, int]] = []
-
-    class Fake:
-        pads, width = True, 1
-
-        def __init__(self, name: str, busy_s: float) -> None:
-            self.name, self.busy_s = name, busy_s
-
-        def run(self, batch: Sequence[Tokens]) -> NDArray[np.float32]:
-            turns.append((self.name, len(batch)))
-            until = time.thread_time() + self.busy_s
-            while time.thread_time() < until:
-                pass
-            return np.ones((len(batch), 1), dtype=np.float32)
-
-    runners = {"float32": Fake("float32", 0.004), "int8": Fake("int8", 0.001)}
-    calibrated = calibration.Calibration()
-    rates, taken = rates_of(calibrated, runners)
-    assert taken == 2 * calibration.ROUNDS
-    assert turns[:3] == [("float32", 9), ("int8", 9), ("float32", 9)], "the shortest that fill a batch of 256 tokens"
-    assert calibration.fastest(rates) == "int8"
-    assert rates_of(calibrated, runners) == (rates, 0)
-    assert rates_of(calibrated, runners, sizes=2)[1] == taken
-
-
 def nothing(path, meta) -> None:
     pass
 
@@ -214,56 +164,112 @@ def wrong_probes(path, meta) -> None:
     np.save(path / "probes.int8.npy", np.roll(vectors, 1, axis=0))
 
 
+def long_probes(path, meta) -> None:
+    np.save(path / "probes.int8.npy", np.load(path / "probes.int8.npy") * 3)
+
+
 def no_model(path, meta) -> None:
     (path / "model.int8.onnx").write_bytes(b"this is no model at all")
 
 
+def no_file(path, meta) -> None:
+    (path / "model.int8.onnx").unlink()
+
+
 @pytest.mark.parametrize(
-    ("figures", "change", "reason"),
+    ("figures", "change", "precision", "reason"),
     [
-        ({**PASSED, "passed": False, "reason": "MAP falls by 0.01"}, nothing, "did not pass the trainer's gate"),
-        (PASSED, wrong_probes, "other vectors here than at export"),
-        (PASSED, no_model, "is not an ONNX model"),
+        (
+            {**PASSED, "passed": False, "reason": "MAP falls by 0.01"},
+            nothing,
+            "int8",
+            "did not pass the trainer's gate",
+        ),
+        (PASSED, wrong_probes, "int8", "other vectors here than at export"),
+        (PASSED, long_probes, "int8", "without unit norm"),
+        (PASSED, no_model, "int8", "is not an ONNX model"),
+        (PASSED, no_file, "int8", "has no model.int8.onnx"),
+        (PASSED, nothing, "float16", "half precision is for a GPU"),
+        (PASSED, nothing, "int4", "cannot be computed in int4 here"),
     ],
-    ids=["gate", "other-cpu", "damaged"],
+    ids=["gate", "other-cpu", "no-unit-vectors", "damaged", "missing", "no-gpu", "unknown"],
 )
-async def test_a_preferred_int8_that_is_not_right_here_falls_back_to_float32_and_says_why(
-    serve, copied, space, registry, artifact_store, figures, change, reason
+async def test_a_precision_that_cannot_be_served_is_refused_with_the_reason_and_the_old_version_stays(
+    serve, copied, space, registry, artifact_store, figures, change, precision, reason
 ) -> None:
-    tuned = write_tiny_checkpoint(artifact_store, seed=3, base_version=space.version, int8=figures)
-    tuned = copied(tuned.artifact, change)
-    await register(registry, tuned, label="stable")
-    async with serve(precision="prefer-int8") as (server, client):
-        answer = await client.encode(["sun"])
-        assert (answer.model_version, answer.precision) == (tuned.version, "float32")
-        (shown,) = [version for version in (await client.info()).versions if version.version == tuned.version]
-        assert reason in shown.precision_reason
+    candidate = write_tiny_checkpoint(artifact_store, seed=3, base_version=space.version, int8=figures)
+    candidate = copied(candidate.artifact, change)
+    await register(registry, candidate)
+    async with serve(poll_s=30) as (server, client):
+        row = await registry.set_label(space.space_id, "stable", candidate.version, precision=precision)
+        (rollout,) = await registry.await_rollout(row, 20)
+        assert not rollout.ok
+        assert reason in rollout.reason
+        assert (await client.encode(["sun"])).model_version == space.version
         assert server.readiness.state == "SERVING"
 
 
-async def test_a_candidate_without_the_precision_asked_for_by_name_is_refused_and_says_why(
-    serve, space, registry, artifact_store
+async def test_a_start_refuses_a_version_in_a_precision_that_cannot_be_and_serves_the_one_before(
+    serve, space, registry, artifact_store, tuned, monkeypatch
 ) -> None:
-    good = await publish(registry, artifact_store, space, int8=PASSED)
-    async with serve(precision="int8", poll_s=30) as (_, client):
-        row = await registry.set_label(space.space_id, "stable", space.version)
-        (rollout,) = await registry.await_rollout(row, 10)
-        assert not rollout.ok
-        assert "cannot be computed in int8 here" in rollout.reason
-        assert "has no model.int8.onnx" in rollout.reason
-        answer = await client.encode(["sun"])
-        assert (answer.model_version, answer.precision) == (good.version, "int8")
+    await registry.set_label(space.space_id, "stable", tuned.version, precision="float16")
+    async with serve() as (server, client):
+        assert (await client.encode(["sun"])).model_version == space.version
+        assert server.readiness.state == "DEGRADED"
+        assert "half precision is for a GPU" in server.readiness.reason
 
 
-async def test_a_start_refuses_a_version_without_the_precision_asked_for_by_name(serve, space, registry):
-    await registry.set_label(space.space_id, "stable", space.version)
-    async with serve(precision="int8", wait=False) as (server, client):
-        await until(lambda: "cannot be computed in int8 here" in server.readiness.reason)
-        with pytest.raises(errors.Unavailable):
-            await EncoderClient(client.channel.with_options(retry=False)).encode(["sun"])
+async def test_replicas_on_unlike_cpus_never_answer_in_two_precisions_and_one_that_cannot_is_named(
+    serve, space, tuned, registry, monkeypatch, tmp_path
+) -> None:
+    """Three kinds of replicas: with instructions for int8, without them, and with wrong products in int8."""
+    from services.encoder.rollout import loading
+
+    def cpu(flags: str) -> None:
+        (tmp_path / "cpuinfo").write_text(f"model name : simulated\nflags : fpu {flags}\n")
+        monkeypatch.setattr(onnx_session, "CPUINFO", tmp_path / "cpuinfo")
+
+    async def replica(name: str, flags: str):
+        cpu(flags)
+        return await stack.enter_async_context(serve(instance=name, state_dir=tmp_path / name, poll_s=30))
+
+    async with AsyncExitStack() as stack:
+        _, fast = await replica("fast", "avx2 avx512_vnni")
+        assert await registry.best_precision(INT8) == "int8"
+        assert await registry.best_precision({"model.onnx"}) == "float32", "the gate has left no file"
+        _, slow = await replica("slow", "avx2")
+        assert await registry.best_precision(INT8) == "float32", "not all of them gain by it"
+        row = await registry.set_label(space.space_id, "stable", tuned.version, precision="int8")
+        assert all(one.ok for one in await registry.await_rollout(row, 20))
+        for precision in ("int8", "float32"):
+            row = await registry.set_label(space.space_id, "stable", tuned.version, precision=precision)
+            await registry.await_rollout(row, 20)
+            answers = [await client.encode(["sun"]) for client in (fast, slow) * 5]
+            assert {answer.precision for answer in answers} == {precision}, "both compute it, or neither"
+
+        original = loading._check_vectors
+
+        def wrong_in_int8(artifact, description, tokens, runner, probes) -> None:
+            if probes == "probes.int8.npy":
+                raise errors.FailedPrecondition("gives other vectors here than at export")
+            original(artifact, description, tokens, runner, probes)
+
+        await registry.set_label(space.space_id, "stable", space.version)
+        row = await registry.set_label(space.space_id, "stable", tuned.version, precision="int8")
+        await registry.await_rollout(row, 20)
+        monkeypatch.setattr(loading, "_check_vectors", wrong_in_int8)
+        _, odd = await replica("odd", "avx2")
+        await eventually(lambda: _has_answered(registry, row, "odd"))
+        rollouts = {one.instance: one for one in await registry.rollouts(row.space_id, "stable")}
+        assert [rollouts[name].ok for name in ("fast", "slow", "odd")] == [True, True, False]
+        assert "other vectors here" in rollouts["odd"].reason
+        served = {
+            (one.model_version, one.precision) for one in [await fast.encode(["sun"]), await slow.encode(["sun"])]
+        }
+        assert served == {(tuned.version, "int8")}
+        assert (await odd.encode(["sun"])).model_version == space.version, "another version, and it says so"
 
 
-async def test_half_precision_asked_for_by_name_stops_the_start_without_a_gpu(serve) -> None:
-    with pytest.raises(errors.FailedPrecondition, match="half precision is for a GPU"):
-        async with serve(precision="float16", device="cpu", wait=False):
-            pass
+async def _has_answered(registry: Registry, row, instance: str) -> bool:
+    found = {one.instance: one.revision for one in await registry.rollouts(row.space_id, row.name)}
+    return found.get(instance, 0) >= row.revision

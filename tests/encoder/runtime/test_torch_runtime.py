@@ -53,9 +53,9 @@ async def test_torch_gives_the_vectors_of_onnxruntime(serve, registry: Registry,
     await register(registry, checkpoint, label="stable")
     async with serve() as (_, client):
         expected = (await client.encode(PROBES)).vectors
-        assert (await info_of(client)).runtime == "onnxruntime/CPUExecutionProvider/auto"
+        assert (await info_of(client)).runtime == "onnxruntime/CPUExecutionProvider"
     async with serve(runtime="torch", workers=3) as (_, client):
-        assert (await info_of(client)).runtime == "torch/cpu/float32"
+        assert (await info_of(client)).runtime == "torch/cpu"
         together = await client.encode(PROBES)
         assert together.model_version == checkpoint.version
         assert np.einsum("nd,nd->n", together.vectors, expected).min() >= 0.99999
@@ -66,24 +66,17 @@ async def test_torch_gives_the_vectors_of_onnxruntime(serve, registry: Registry,
 
 async def test_torch_has_no_int8_and_says_so(serve, registry: Registry, checkpoint: TinyCheckpoint) -> None:
     await register(registry, checkpoint, label="stable")
-    with pytest.raises(errors.FailedPrecondition, match="AEENC_ENCODER_PRECISION=int8, but the torch runtime has no"):
-        async with serve(runtime="torch", precision="int8", wait=False):
-            pass
-    async with serve(runtime="torch", precision="prefer-int8") as (_, client):
-        assert len((await client.encode(["sun"])).vectors) == 1
-        with pytest.raises(errors.FailedPrecondition, match="the torch runtime has no int8"):
-            await client.encode(["sun"], precision="int8")
+    async with serve(runtime="torch") as (_, client):
+        row = await registry.set_label(checkpoint.space_id, "stable", checkpoint.version, precision="int8")
+        (rollout,) = await registry.await_rollout(row, 20)
+        assert not rollout.ok
+        assert "int8 for onnxruntime on a CPU" in rollout.reason
+        assert (await client.encode(["sun"])).precision == "float32"
 
 
-def load_in_torch(checkpoint: TinyCheckpoint, precision: str = "float32") -> Any:
-    options = LoadOptions(2**30, precision, Placement([CPU]), torch_device="cpu")
+def load_in_torch(checkpoint: TinyCheckpoint) -> Any:
+    options = LoadOptions(2**30, Placement([CPU]), torch_device="cpu")
     return load_model(checkpoint.artifact, options, space_id=checkpoint.space_id, dim=32)
-
-
-def test_half_precision_without_a_gpu_falls_back(checkpoint: TinyCheckpoint) -> None:
-    model = load_in_torch(checkpoint, "float16")
-    assert list(model.runners) == ["float32"]
-    assert "this encoder has none" in model.precision_reason
 
 
 def test_other_weights_than_those_of_the_probes_are_refused(copied, exported: Artifact, tmp_path: Path) -> None:
@@ -139,7 +132,7 @@ from services.encoder.settings import EncoderSettings
 from services.store.artifacts import ArtifactStore
 build(EncoderSettings(port=0, metrics_port=0))
 artifact = ArtifactStore(Path({str(artifact_store.root)!r})).open("checkpoints", {tiny_checkpoint.version!r})
-options = LoadOptions(2**30, "float32", Placement(["CPUExecutionProvider"]))
+options = LoadOptions(2**30, Placement(["CPUExecutionProvider"]))
 load_model(artifact, options, space_id={tiny_checkpoint.space_id!r}, dim=32)
 heavy = sorted({{"torch", "transformers", "safetensors"}} & set(sys.modules))
 assert not heavy, heavy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ class World:
         space_id: str = "",
         queries: str = "x",
         measured: dict[str, list[float]] | None = None,
+        files: Sequence[str] = (),
     ) -> str:
         """Registers a checkpoint of nothing but its metrics; the registry looks no further."""
         meta = {
@@ -54,6 +55,8 @@ class World:
                 metrics |= {"reranks": reranks} if reranks else {}
                 metrics |= {"measured": measured} if measured else {}
                 (writer.path / "metrics.json").write_text(json.dumps(metrics))
+            for file in files:
+                (writer.path / file).write_bytes(b"weights")
             version = writer.commit(meta, id_prefix="q").id
         await self.checkpoints.register(version)
         return version

@@ -249,7 +249,7 @@ def test_a_job_leaves_a_pair_that_the_encoder_accepts_in_a_space_of_its_own(spac
     inputs = load(files)
     assert premise.meta["space_id"] == space_id_of(premise.path, inputs.spec)
     for artifact in artifacts:
-        options = LoadOptions(2**30, "float32", Placement([CPU]))
+        options = LoadOptions(2**30, Placement([CPU]))
         assert load_model(artifact, options, space_id=query.meta["space_id"], dim=32).version == artifact.id
     metrics = json.loads(query.file("metrics.json").read_bytes())
     assert metrics["after"]["strict"]["MAP"] > metrics["before"]["strict"]["MAP"] + 0.05

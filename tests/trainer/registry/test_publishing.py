@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aeenc import Channel, RegistryClient, errors
-from aeenc.v1 import registry_pb2, registry_pb2_grpc
+from aeenc.v1 import registry_pb2, registry_pb2_grpc, types_pb2
 from services.store.registry import Registry, RolloutRow
 from services.trainer.registry.checkpoints import CROSS_ENCODER, Checkpoints
 from services.trainer.registry.publishing import Publisher
@@ -43,6 +43,37 @@ async def test_rollback_points_back_and_again_forth(world: World):
     }
     assert (await world.registry.rollback()).label.versions[0] == world.space.version
     assert (await world.registry.rollback()).label.versions[0] == good
+
+
+FLOAT32, FLOAT16, INT8 = types_pb2.PRECISION_FLOAT32, types_pb2.PRECISION_FLOAT16, types_pb2.PRECISION_INT8
+CPU, GPU = {"int8": "model.int8.onnx"}, {"float16": "model.fp16.onnx"}
+
+
+@pytest.mark.parametrize(
+    ("encoders", "files", "asked", "precision"),
+    [
+        ([], ["model.int8.onnx"], None, FLOAT32),
+        ([CPU, CPU], ["model.int8.onnx"], None, INT8),
+        ([CPU, {}], ["model.int8.onnx"], None, FLOAT32),
+        ([CPU, GPU], ["model.int8.onnx", "model.fp16.onnx"], None, FLOAT32),
+        ([GPU], ["model.int8.onnx", "model.fp16.onnx"], None, FLOAT16),
+        ([CPU], ["model.onnx"], None, FLOAT32),
+        ([CPU], ["model.int8.onnx"], "float32", FLOAT32),
+        ([{}], ["model.int8.onnx"], "int8", INT8),
+    ],
+)
+async def test_a_version_is_published_in_the_best_precision_of_all_live_encoders_or_the_one_asked_for(
+    world: World, encoders, files, asked, precision
+):
+    for number, offered in enumerate(encoders):
+        await world.rows.heartbeat(f"encoder-{number}", offered)
+    good = await world.checkpoint("good", GOOD, files=files)
+    moved = await world.registry.publish(good, precision=asked)
+    assert moved.label.precision == precision
+    assert (await world.registry.rollback()).label.precision == FLOAT32, "the base model has its own"
+    assert (await world.registry.rollback()).label.precision == precision, "and the way back its last"
+    assert (await world.registry.set_label("run-1", good)).precision == precision
+    assert (await world.registry.set_label("run-1", good, precision="float32")).precision == FLOAT32
 
 
 async def test_a_label_names_an_ensemble_of_cross_encoders(world: World):

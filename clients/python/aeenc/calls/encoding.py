@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Role = Literal["query", "premise"]
-Precision = Literal["float32", "float16", "int8", "bfloat16"]
+Precision = Literal["float32", "float16", "int8"]
 Lane = Literal["interactive", "bulk"]
 
 _ROLES: dict[str | None, encoder_pb2.Role] = {"query": encoder_pb2.ROLE_QUERY, "premise": encoder_pb2.ROLE_PREMISE}
@@ -32,7 +32,6 @@ _PRECISIONS: dict[str | None, types_pb2.Precision | None] = {
     None: None,
     "float32": types_pb2.PRECISION_FLOAT32,
     "float16": types_pb2.PRECISION_FLOAT16,
-    "bfloat16": types_pb2.PRECISION_BFLOAT16,
     "int8": types_pb2.PRECISION_INT8,
 }
 _PRECISION_NAMES: dict[int, str] = {number: name for name, number in _PRECISIONS.items() if name and number}

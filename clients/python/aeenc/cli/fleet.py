@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 from rich.console import Console, RenderableType
@@ -163,6 +163,10 @@ def publish(
     share: Annotated[
         float | None, typer.Option(min=0, max=1, help="Share of the calls naming no model, for label canary.")
     ] = None,
+    precision: Annotated[
+        Literal["float32", "float16", "int8"] | None,
+        typer.Option(show_default="the best of all encoders", help="How exactly every encoder computes it."),
+    ] = None,
 ) -> None:
     """Points a label at a checkpoint and waits until every live encoder serves it.
 
@@ -175,7 +179,13 @@ def publish(
     with client(context) as connected:
         _reach_registry(connected)
         moved = connected.registry.publish(
-            versions, label=label, wait_s=wait_s, force=anyway, only_better=label == STABLE and not anyway, share=share
+            versions,
+            label=label,
+            wait_s=wait_s,
+            force=anyway,
+            only_better=label == STABLE and not anyway,
+            share=share,
+            precision=precision,
         )
     _show(output_of(context), moved, wait_s, versions)
 
@@ -235,6 +245,7 @@ def _label_dict(label: values.Label) -> dict[str, Any]:
         "revision": label.revision,
         "space_id": label.space_id,
         "share": label.share,
+        "precision": label.precision.name.lower(),
     }
 
 

@@ -148,7 +148,7 @@ class EncoderServiceGetInfoResponse(_message.Message):
     def __init__(self, service: _Optional[_Union[_types_pb2.ServiceInfo, _Mapping]] = ..., default_space_id: _Optional[str] = ..., dim: _Optional[int] = ..., versions: _Optional[_Iterable[_Union[LoadedVersion, _Mapping]]] = ..., labels: _Optional[_Iterable[_Union[_types_pb2.Label, _Mapping]]] = ..., swaps: _Optional[_Iterable[_Union[SwapOutcome, _Mapping]]] = ..., runtime: _Optional[str] = ..., runtime_reason: _Optional[str] = ...) -> None: ...
 
 class LoadedVersion(_message.Message):
-    __slots__ = ("version", "space_id", "labels", "premise_encoder", "in_flight", "model_type", "precisions", "precision_reason")
+    __slots__ = ("version", "space_id", "labels", "premise_encoder", "in_flight", "model_type", "precisions")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SPACE_ID_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
@@ -156,7 +156,6 @@ class LoadedVersion(_message.Message):
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
     PRECISIONS_FIELD_NUMBER: _ClassVar[int]
-    PRECISION_REASON_FIELD_NUMBER: _ClassVar[int]
     version: str
     space_id: str
     labels: _containers.RepeatedScalarFieldContainer[str]
@@ -164,8 +163,7 @@ class LoadedVersion(_message.Message):
     in_flight: int
     model_type: ModelType
     precisions: _containers.RepeatedScalarFieldContainer[_types_pb2.Precision]
-    precision_reason: str
-    def __init__(self, version: _Optional[str] = ..., space_id: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., premise_encoder: bool = ..., in_flight: _Optional[int] = ..., model_type: _Optional[_Union[ModelType, str]] = ..., precisions: _Optional[_Iterable[_Union[_types_pb2.Precision, str]]] = ..., precision_reason: _Optional[str] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., space_id: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., premise_encoder: bool = ..., in_flight: _Optional[int] = ..., model_type: _Optional[_Union[ModelType, str]] = ..., precisions: _Optional[_Iterable[_Union[_types_pb2.Precision, str]]] = ...) -> None: ...
 
 class SwapOutcome(_message.Message):
     __slots__ = ("label", "ok", "reason", "finished_at", "duration")

@@ -24,7 +24,7 @@ OUTCOME_WORSE: Outcome
 OUTCOME_TOO_FEW: Outcome
 
 class PublishRequest(_message.Message):
-    __slots__ = ("versions", "label", "expected_revision", "force", "wait", "request_id", "share", "only_better")
+    __slots__ = ("versions", "label", "expected_revision", "force", "wait", "request_id", "share", "only_better", "precision")
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class PublishRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
     ONLY_BETTER_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
     versions: _containers.RepeatedScalarFieldContainer[str]
     label: str
     expected_revision: int
@@ -41,7 +42,8 @@ class PublishRequest(_message.Message):
     request_id: str
     share: float
     only_better: bool
-    def __init__(self, versions: _Optional[_Iterable[str]] = ..., label: _Optional[str] = ..., expected_revision: _Optional[int] = ..., force: bool = ..., wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ..., share: _Optional[float] = ..., only_better: bool = ...) -> None: ...
+    precision: _types_pb2.Precision
+    def __init__(self, versions: _Optional[_Iterable[str]] = ..., label: _Optional[str] = ..., expected_revision: _Optional[int] = ..., force: bool = ..., wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ..., share: _Optional[float] = ..., only_better: bool = ..., precision: _Optional[_Union[_types_pb2.Precision, str]] = ...) -> None: ...
 
 class PublishResponse(_message.Message):
     __slots__ = ("label", "rollouts", "complete", "generation", "gate")
@@ -84,18 +86,20 @@ class GateComparison(_message.Message):
     def __init__(self, version: _Optional[str] = ..., queries: _Optional[int] = ..., candidate_map: _Optional[float] = ..., version_map: _Optional[float] = ..., p_value: _Optional[float] = ..., p_better: _Optional[float] = ..., outcome: _Optional[_Union[Outcome, str]] = ...) -> None: ...
 
 class SetLabelRequest(_message.Message):
-    __slots__ = ("label", "versions", "expected_revision", "request_id", "share")
+    __slots__ = ("label", "versions", "expected_revision", "request_id", "share", "precision")
     LABEL_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_REVISION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
     label: str
     versions: _containers.RepeatedScalarFieldContainer[str]
     expected_revision: int
     request_id: str
     share: float
-    def __init__(self, label: _Optional[str] = ..., versions: _Optional[_Iterable[str]] = ..., expected_revision: _Optional[int] = ..., request_id: _Optional[str] = ..., share: _Optional[float] = ...) -> None: ...
+    precision: _types_pb2.Precision
+    def __init__(self, label: _Optional[str] = ..., versions: _Optional[_Iterable[str]] = ..., expected_revision: _Optional[int] = ..., request_id: _Optional[str] = ..., share: _Optional[float] = ..., precision: _Optional[_Union[_types_pb2.Precision, str]] = ...) -> None: ...
 
 class SetLabelResponse(_message.Message):
     __slots__ = ("label",)

@@ -51,7 +51,6 @@ class Precision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PRECISION_FLOAT32: _ClassVar[Precision]
     PRECISION_FLOAT16: _ClassVar[Precision]
     PRECISION_INT8: _ClassVar[Precision]
-    PRECISION_BFLOAT16: _ClassVar[Precision]
 
 class WorkState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -100,7 +99,6 @@ PRECISION_UNSPECIFIED: Precision
 PRECISION_FLOAT32: Precision
 PRECISION_FLOAT16: Precision
 PRECISION_INT8: Precision
-PRECISION_BFLOAT16: Precision
 WORK_STATE_UNSPECIFIED: WorkState
 WORK_STATE_PENDING: WorkState
 WORK_STATE_RUNNING: WorkState
@@ -237,7 +235,7 @@ class Provenance(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., node_id: _Optional[str] = ..., rank: _Optional[int] = ..., score: _Optional[float] = ..., model_version: _Optional[str] = ..., generation: _Optional[str] = ..., oracle: _Optional[str] = ..., annotator: _Optional[str] = ..., judged_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., grade: _Optional[float] = ..., amended: bool = ..., note: _Optional[str] = ..., source: _Optional[_Union[PremiseSource, str]] = ...) -> None: ...
 
 class Label(_message.Message):
-    __slots__ = ("space_id", "name", "versions", "revision", "previous_versions", "moved_at", "share")
+    __slots__ = ("space_id", "name", "versions", "revision", "previous_versions", "moved_at", "share", "precision")
     SPACE_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
@@ -245,6 +243,7 @@ class Label(_message.Message):
     PREVIOUS_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     MOVED_AT_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
     space_id: str
     name: str
     versions: _containers.RepeatedScalarFieldContainer[str]
@@ -252,7 +251,8 @@ class Label(_message.Message):
     previous_versions: _containers.RepeatedScalarFieldContainer[str]
     moved_at: _timestamp_pb2.Timestamp
     share: float
-    def __init__(self, space_id: _Optional[str] = ..., name: _Optional[str] = ..., versions: _Optional[_Iterable[str]] = ..., revision: _Optional[int] = ..., previous_versions: _Optional[_Iterable[str]] = ..., moved_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., share: _Optional[float] = ...) -> None: ...
+    precision: Precision
+    def __init__(self, space_id: _Optional[str] = ..., name: _Optional[str] = ..., versions: _Optional[_Iterable[str]] = ..., revision: _Optional[int] = ..., previous_versions: _Optional[_Iterable[str]] = ..., moved_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., share: _Optional[float] = ..., precision: _Optional[_Union[Precision, str]] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("total", "queue", "tokenize", "compute", "encode")

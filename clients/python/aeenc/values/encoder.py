@@ -41,10 +41,8 @@ class LoadedVersion:
     model_type: ModelType = ModelType.UNSPECIFIED
     """The kind of output it computes."""
     precisions: tuple[Precision, ...] = ()
-    """The precisions available here. The first is the default for queries, and for pairs."""
-    precision_reason: str = ""
-    """Why it computes in FLOAT32 although this encoder is set to a lower precision, or what an encoder has measured
-    that is set to choose by itself, and why it could not measure others. Empty otherwise.
+    """The precisions available here. The first is the default for queries, and for pairs, where the version is
+    named.
     """
 
     @classmethod
@@ -58,7 +56,6 @@ class LoadedVersion:
             in_flight=message.in_flight,
             model_type=ModelType(message.model_type),
             precisions=tuple([Precision(one) for one in message.precisions]),
-            precision_reason=message.precision_reason,
         )
 
 
@@ -106,7 +103,7 @@ class EncoderInfo:
     swaps: tuple[SwapOutcome, ...] = ()
     """The most recent swaps, newest first, at most 20."""
     runtime: str = ""
-    """The runtime, such as `onnxruntime/CPUExecutionProvider/float32`."""
+    """The runtime, such as `onnxruntime/CPUExecutionProvider`."""
     runtime_reason: str = ""
     """Why it computes on a CPU although it has a CUDA runtime. Empty otherwise."""
 

@@ -90,8 +90,6 @@ class Precision(Choice):
     """Matrix products with weights and activations in 8 bits. Only checkpoints that passed the trainer's gate have
     it.
     """
-    BFLOAT16 = 4
-    """The upper half of single precision, on a CPU that multiplies it in hardware."""
 
 
 class WorkState(Choice):
@@ -645,6 +643,8 @@ class Label:
     """When it moved. Unset where an encoder says what it serves."""
     share: float = 0.0
     """The share of the calls without a model that go to this label, 0 to 1. Only `canary` has a share."""
+    precision: Precision = Precision.UNSPECIFIED
+    """The precision in which every encoder computes queries, or pairs, with it."""
 
     @classmethod
     def from_message(cls, message: types_pb2.Label) -> Label:
@@ -657,6 +657,7 @@ class Label:
             previous_versions=tuple(message.previous_versions),
             moved_at=moment(message.moved_at),
             share=message.share,
+            precision=Precision(message.precision),
         )
 
 

@@ -111,8 +111,8 @@ def retrieve(
     rerank: Rerank = 0,
     rerank_weight: RerankWeight = 0.0,
     precision: Annotated[
-        Literal["float32", "float16", "int8", "bfloat16"] | None,
-        typer.Option(show_default="the encoder's", help="How exactly to encode the texts."),
+        Literal["float32", "float16", "int8"] | None,
+        typer.Option(show_default="the label's", help="How exactly to encode the texts."),
     ] = None,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts too long for the model.")] = False,
     routing_key: Annotated[str, typer.Option(help="Calls with one key get the same side of a canary rollout.")] = "",

@@ -382,7 +382,7 @@ export type RetrieveRequest = Message<"aeenc.v1.RetrieveRequest"> & {
   truncate: Truncate;
 
   /**
-   * The precision to encode the texts at; with FLOAT32 pairs are re-ranked in it, too. Default: the encoder's setting.
+   * The precision to encode the texts at; with FLOAT32 pairs are re-ranked in it, too. Default: that of the label.
    *
    * @generated from field: aeenc.v1.Precision precision = 12;
    */
