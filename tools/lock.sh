@@ -15,7 +15,7 @@ compile() {
 }
 
 compile --excludes requirements/exclude.txt \
-    --extra cli --extra corpus --extra encoder-cpu --extra index-cpu --extra index-milvus --extra index-ray --extra index-lemmas --extra index-tune --extra sampler --extra trainer --extra tracing --extra local --extra reports --extra dev \
+    --extra cli --extra corpus --extra encoder-cpu --extra index-cpu --extra index-milvus --extra index-ray --extra index-lemmas --extra index-tune --extra trainer --extra tracing --extra local --extra reports --extra dev \
     --output-file requirements/cpu.lock "$@" \
     pyproject.toml clients/python/pyproject.toml requirements/install.in
 compile --output-file requirements/chart.lock "$@" requirements/chart.in

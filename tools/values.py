@@ -73,11 +73,21 @@ MAY_MISS = (
     "RunConfig.negative_filter",
     "TaskEvent.answer",
 )
-GIVEN = ("Premise", "Pair", "RunConfig")  # what callers hand back: these have `to_message`
+# What callers hand back, and what the sampler makes of the work of people: these have `to_message`.
+GIVEN = (
+    "Premise",
+    "Pair",
+    "RunConfig",
+    "Answer",
+    "TaskEvent",
+    "TreeState",
+    "Queue",
+    "GetAgreementResponse",
+)
 
 TIMES = {"google.protobuf.Timestamp": "datetime", "google.protobuf.Duration": "timedelta"}
 READERS = {"datetime": "moment", "timedelta": "lasting"}
-WRITERS = {"datetime": "timestamp"}
+WRITERS = {"datetime": "timestamp", "timedelta": "length"}
 TIME_DEFAULTS = {"datetime": "EPOCH", "timedelta": "timedelta()"}
 SCALARS = {"str": ('""', {9}), "bytes": ('b""', {12}), "bool": ("False", {8}), "float": ("0.0", {1, 2})}
 WIDTH = 120
@@ -194,7 +204,7 @@ def _module(file: str, contract: _Contract) -> str:
         "from datetime import datetime, timedelta",
         "from typing import cast",
         "from aeenc.values.reading import EPOCH, Choice, lasting, moment",
-        "from aeenc.values.writing import as_message, as_messages, message, timestamp",
+        "from aeenc.values.writing import as_message, as_messages, length, message, timestamp",
         *(f"from aeenc.v1 import {name}_pb2" for name in FILES if f"{name}_pb2." in "".join(bodies)),
         *others,
     ]
@@ -292,7 +302,9 @@ def _write(field: FieldDescriptor, contract: _Contract) -> str:
     if field.is_repeated:
         return f"as_messages({given}, {kind}, '{field.name}')"
     written = f"{writer}({given})" if writer else f"as_message({given}, {kind}, '{field.name}')"
-    return f"{written} if {given} is not None else None" if contract.may_miss(field) else written
+    if contract.may_miss(field):
+        return f"{written} if {given} is not None else None"
+    return f"{written} if {given} != EPOCH else None" if _one(field) == "datetime" else written
 
 
 def _docstring(comment: str, indent: int) -> str:

@@ -59,7 +59,7 @@ def build(settings: SamplerSettings) -> GrpcServer:
     oracles: dict[str, Gateway] = {
         name: OracleGateway(name, oracle, metrics) for name, oracle in settings.oracles.items()
     }
-    gateways = {name: PeopleGateway(name, one, store, tasks, queue) for name, one in settings.queues.items()}
+    gateways = {name: PeopleGateway(name, one, tasks, queue) for name, one in settings.queues.items()}
     oracles |= gateways
     runner = Runner(
         store,
@@ -79,7 +79,7 @@ def build(settings: SamplerSettings) -> GrpcServer:
     )
     limits = Limits(settings.message_bytes, settings.max_items, settings.text_bytes, k=MAX_K)
     sampling = Sampling(store, nodes, pairs, retrieval, holds, runner, oracles, limits, settings.max_hypotheses)
-    review = Review(store, nodes, tasks, pairs, premises, gateways, queue, following.follow)
+    review = Review(store, nodes, tasks, pairs, premises, queue, following.follow)
     overview = Overview(store, nodes, tasks, settings.queues, controls)
     retention = Retention(
         store,

@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
-from types import MappingProxyType
+from datetime import UTC
+from typing import cast
 
 from aeenc import errors
-from aeenc.oracle import EXPLAINS, REFUSES, Verdict
 from aeenc.v1 import oracle_pb2, people_pb2, sampler_pb2, types_pb2
-from aeenc.values import Answer
+from aeenc.values import Agreement, Answer, Queue, TaskState, TreeState
 from services.corpus.sameness import same_key
 from services.kit.convert import ENVELOPE_BYTES, bounded, decode_enum, opened_by, to_duration, to_timestamp
 from services.kit.limits import AnswerRoom, Limits, check_count
-from services.sampler.acs.algorithm import ROOT, Rules, Statement
+from services.sampler.acs.algorithm import Rules
 from services.sampler.acs.negatives import NegativeFilter
 from services.sampler.execution.retention import OldRun
-from services.sampler.oracles.answers import statement_of
-from services.sampler.people.controls import Mistake, Qualification
-from services.sampler.people.decisions import SentAnswer, SentVerdicts, verdict_of
-from services.sampler.people.overview import NodeNow, QueueNow, TreeNow
+from services.sampler.people.decisions import SentAnswer, cleaned
 from services.sampler.people.queue import LeasedTask
-from services.sampler.people.review import Report
-from services.sampler.people.task_store import TaskEvent
-from services.sampler.people.tasks import (
-    Remark,
-    TaskAnswer,
-    TaskRecord,
-    TaskState,
-    VerdictKinds,
-    answer_from,
-    kinds_of,
-)
+from services.sampler.people.tasks import TaskRecord, moment_of
 from services.sampler.records.runs import (
     MAX_NOTE,
     Hypothesis,
@@ -54,14 +40,6 @@ _SIGNS: dict[types_pb2.PairSign, PairSign | None] = {
     types_pb2.PAIR_SIGN_POSITIVE: "POSITIVE",
     types_pb2.PAIR_SIGN_NEGATIVE: "NEGATIVE",
     types_pb2.PAIR_SIGN_SKIPPED: "SKIPPED",
-}
-
-_STATES: dict[people_pb2.TaskState, TaskState | None] = {
-    people_pb2.TASK_STATE_WAITING: "WAITING",
-    people_pb2.TASK_STATE_DECIDED: "DECIDED",
-    people_pb2.TASK_STATE_CONFLICT: "CONFLICT",
-    people_pb2.TASK_STATE_SETTLED: "SETTLED",
-    people_pb2.TASK_STATE_WITHDRAWN: "WITHDRAWN",
 }
 
 _SOURCES: dict[types_pb2.PremiseSource, PremiseSource] = {
@@ -247,14 +225,6 @@ def _judged_at(origin: types_pb2.Provenance, field: str) -> str:
         raise errors.InvalidArgument.field(field, problem) from None
 
 
-def from_verdicts(messages: Iterable[oracle_pb2.Verdict]) -> SentVerdicts:
-    """Verdicts as they were sent."""
-    return [
-        (m.premise_id, Verdict(m.judgement, m.leaf, m.grade if m.HasField("grade") else None, remark=m.remark))
-        for m in messages
-    ]
-
-
 def from_submission(request: people_pb2.SubmitVerdictsRequest) -> SentAnswer:
     """An answer as it was sent. Without `elapsed`, the time since the lease was granted counts."""
     elapsed_s = request.elapsed.seconds + request.elapsed.nanos / 1e9 if request.HasField("elapsed") else None
@@ -265,26 +235,14 @@ def from_answer(message: oracle_pb2.Answer) -> SentAnswer:
     """An answer, or what changes of one."""
     if message.node_verdict not in oracle_pb2.NodeVerdict.values():
         raise errors.InvalidArgument.field("node_verdict", f"{message.node_verdict} is unknown; update the sampler")
-    said = statement_of(Answer.from_message(message))
-    return SentAnswer(from_verdicts(message.verdicts), additions=from_verdicts(message.additions), **said.parts())
-
-
-def from_decision(message: oracle_pb2.Answer) -> SentVerdicts:
-    """An adjudicator's verdicts. Raises InvalidArgument for anything else."""
-    alone = oracle_pb2.Answer(task_id=message.task_id, annotator=message.annotator, verdicts=message.verdicts)
-    if message != alone:
-        raise errors.InvalidArgument.field("answer", "holds more than verdicts, which alone are adjudicated; amend it")
-    return from_verdicts(message.verdicts)
+    return SentAnswer(cleaned(Answer.from_message(message)))
 
 
 def from_state(state: people_pb2.TaskState) -> TaskState | None:
     """The state to list; None for all."""
-    return decode_enum(_STATES, state, "state", None)
-
-
-def to_time(at: float) -> datetime:
-    """A moment of Redis's clock."""
-    return datetime.fromtimestamp(at, UTC)
+    return decode_enum(
+        {number: TaskState(number) for number in people_pb2.TaskState.values() if number}, state, "state", None
+    )
 
 
 def to_lease(leased: LeasedTask) -> people_pb2.Lease:
@@ -295,7 +253,7 @@ def to_lease(leased: LeasedTask) -> people_pb2.Lease:
         run_id=leased.record.run_id,
         task=task.to_proto(),
         same_keys=[same_key(candidate.text) for candidate in task.candidates],
-        expires_at=to_timestamp(to_time(leased.lease.expires_at)),
+        expires_at=to_timestamp(moment_of(leased.lease.expires_at)),
         remaining=to_duration(max(leased.lease.expires_at - leased.at, 0.0)),
         hypothesis_id=leased.hypothesis_id,
         node_id=leased.record.node_id,
@@ -306,182 +264,34 @@ def to_judged_task(record: TaskRecord, only: str = "") -> people_pb2.JudgedTask:
     """A task and what people have said of it, or what one of them has said."""
     return people_pb2.JudgedTask(
         task=record.task.to_proto(),
-        state=f"TASK_STATE_{record.state}",
-        answers=[_to_answer(answer) for answer in record.answers if not only or answer.annotator == only],
-        decision=_verdicts(record.decision, {one: record.grade(one) for one in record.decision}),
+        state=cast("people_pb2.TaskState", record.state),
+        answers=[one.answer.to_message() for one in record.answers if not only or one.annotator == only],
+        decision=[verdict.to_message() for verdict in record.decision.values()],
         conflicts=record.conflicts,
         adjudicator=record.adjudicator,
     )
 
 
-def _to_answer(answer: TaskAnswer) -> oracle_pb2.Answer:
-    verdicts = _verdicts(answer.verdicts, answer.grades, answer.remarks, {one.id: one.text for one in answer.added})
-    message = to_statement(answer)
-    message.verdicts.extend(one for one in verdicts if not one.text)
-    message.additions.extend(one for one in verdicts if one.text)
-    message.answer_id, message.late = answer.id, answer.late
-    message.at.FromDatetime(to_time(answer.at))
+def to_tree(tree: TreeState, limit_bytes: int) -> people_pb2.TreeState:
+    """A tree. Raises TooLarge for one over the limit of an answer."""
+    message = tree.to_message()
+    room = AnswerRoom(limit_bytes - ENVELOPE_BYTES, "read it by ExportTrees, or raise the sampler's MESSAGE_BYTES")
+    room.take(message.ByteSize())
     return message
 
 
-def to_statement(said: Statement) -> oracle_pb2.Answer:
-    """An answer without verdicts."""
-    return oracle_pb2.Answer(
-        annotator=said.annotator,
-        note=said.note,
-        written=said.written,
-        intermediates=said.intermediates,
-        alternatives=[types_pb2.PremiseSet(premise_ids=one) for one in said.alternatives],
-        inference=said.inference,
-        node_verdict=f"NODE_VERDICT_{said.node_verdict or 'UNSPECIFIED'}",
-    )
+def to_queue(queue: Queue) -> people_pb2.Queue:
+    """A queue with its counts; without a qualification where the person needs none."""
+    message = queue.to_message()
+    if not queue.qualification.state:
+        message.ClearField("qualification")
+    return message
 
 
-def to_event(event: TaskEvent) -> people_pb2.TaskEvent:
-    """An event, with what was said where it is an entry of the verdict log."""
-    entry, answer = event.entry, None
-    if "lease_id" in entry and "choices" in entry:
-        answer = _to_answer(answer_from(entry))
-    elif entry.get("choices"):
-        verdicts = _verdicts(kinds_of(entry["choices"]), entry.get("grades", {}))
-        answer = oracle_pb2.Answer(annotator=event.annotator, verdicts=verdicts)
-    return people_pb2.TaskEvent(
-        seq=event.seq,
-        kind=f"TASK_EVENT_KIND_{event.event}",
-        task_id=event.task_id,
-        run_id=event.run_id,
-        person=event.annotator,
-        at=to_timestamp(to_time(event.at)),
-        answer=answer,
-        former_answer_id=entry.get("supersedes", "") or (entry.get("answer_id", "") if event.event == "UNDONE" else ""),
-        reason=entry.get("reason", ""),
-        overlap=entry.get("overlap", 0),
-        model_version=entry.get("version", ""),
-    )
-
-
-def to_tree(tree: TreeNow, limit_bytes: int) -> people_pb2.TreeState:
-    """A tree. Raises TooLarge for one over the limit of an answer."""
-    room = AnswerRoom(limit_bytes - ENVELOPE_BYTES, "read it by ExportTrees, or raise the sampler's MESSAGE_BYTES")
-    room.take(len((tree.question + tree.answer + tree.hypothesis_id).encode()))
-    return people_pb2.TreeState(
-        run_id=tree.run_id,
-        hypothesis_id=tree.hypothesis_id,
-        nodes=list(room.all_of(_to_node(tree, node) for node in tree.nodes)),
-        finished=tree.finished,
-        question=tree.question,
-        answer=tree.answer,
-    )
-
-
-def _to_node(tree: TreeNow, now: NodeNow) -> people_pb2.TreeNode:
-    node = now.node
-    return people_pb2.TreeNode(
-        node_id=f"{tree.index}-{node.ordinal}",
-        parent_id=f"{tree.index}-{node.parent}" if node.ordinal != ROOT else "",
-        premise_id=node.premise_id,
-        text=node.text,
-        author=node.author,
-        depth=node.depth,
-        state=f"TREE_NODE_STATE_{now.state}",
-        task_id=now.task_id,
-        accepted=[
-            oracle_pb2.Verdict(
-                premise_id=one.id, text=one.text, judgement=EXPLAINS, leaf=one.leaf, annotator=one.author
-            )
-            for one in now.accepted
-        ],
-        holders=now.holders,
-        answered=now.answers,
-        overlap=now.overlap,
-        answers=[to_statement(one) for one in now.said],
-        model_version=now.version,
-    )
-
-
-def to_queue(queue: QueueNow) -> people_pb2.Queue:
-    """A queue with its counts."""
-    return people_pb2.Queue(
-        name=queue.name,
-        overlap=queue.settings.overlap,
-        undo=to_duration(queue.settings.undo_s),
-        guideline=queue.guideline,
-        max_grade=queue.settings.max_grade,
-        qualification=to_qualification(queue.qualification),
-        total=people_pb2.TaskCounts(**vars(queue.total)),
-        runs=[people_pb2.TaskCounts(run_id=run_id, **vars(counts)) for run_id, counts in queue.runs.items()],
-    )
-
-
-def to_qualification(found: Qualification | None) -> people_pb2.Qualification | None:
-    """A person's qualification, where there is one."""
-    if found is None:
-        return None
-    return people_pb2.Qualification(
-        items=found.items, answered=found.answered, state=f"QUALIFICATION_STATE_{found.state}"
-    )
-
-
-def to_agreement(report: Report, limit_bytes: int) -> people_pb2.GetAgreementResponse:
+def to_agreement(found: Agreement, limit_bytes: int) -> people_pb2.GetAgreementResponse:
     """The figures, each annotator's, and those of as many control items as an answer holds. Raises TooLarge."""
-    found = report.agreement
+    message = replace(found, controls=()).to_message()
     room = AnswerRoom(limit_bytes - ENVELOPE_BYTES, "raise the sampler's MESSAGE_BYTES")
-    people = [
-        people_pb2.AnnotatorReport(
-            annotator=name,
-            answers=one.answers,
-            late=one.late,
-            control_verdicts=one.control_verdicts,
-            control_correct=one.control_correct,
-            mean_elapsed=to_duration(one.elapsed_s / max(one.answers, 1)),
-            answers_hour=one.answers_hour,
-        )
-        for name, one in report.people.items()
-    ]
-    controls = (
-        people_pb2.ControlReport(
-            query=one.query,
-            answers=one.answers,
-            verdicts=one.verdicts,
-            correct=one.correct,
-            mistakes=[people_pb2.ControlMistake(right=_right(wrong), people=wrong.people) for wrong in one.mistakes],
-        )
-        for one in report.controls
-    )
-    return people_pb2.GetAgreementResponse(
-        cohen_kappa=found.cohen_kappa,
-        fleiss_kappa=found.fleiss_kappa,
-        krippendorff_alpha=found.krippendorff_alpha,
-        candidates=found.candidates,
-        annotators=found.annotators,
-        positive_agreement=found.positive_agreement,
-        edge_f1=found.edge_f1,
-        reports=list(room.all_of(people)),
-        controls=list(room.first_of(controls)),
-    )
-
-
-def _right(wrong: Mistake) -> oracle_pb2.Verdict:
-    return oracle_pb2.Verdict(text=wrong.text, judgement=EXPLAINS if wrong.explains else REFUSES)
-
-
-def _verdicts(
-    kinds: VerdictKinds,
-    grades: Mapping[str, float | None] = MappingProxyType({}),
-    remarks: Mapping[str, Remark] = MappingProxyType({}),
-    texts: Mapping[str, str] = MappingProxyType({}),
-) -> list[oracle_pb2.Verdict]:
-    verdicts = []
-    for premise_id, kind in kinds.items():
-        verdict = verdict_of(kind, grades.get(premise_id))
-        verdicts.append(
-            oracle_pb2.Verdict(
-                premise_id=premise_id,
-                judgement=verdict.judgement,
-                leaf=verdict.leaf,
-                grade=verdict.grade,
-                remark=f"REMARK_{remarks.get(premise_id, 'UNSPECIFIED')}",
-                text=texts.get(premise_id, ""),
-            )
-        )
-    return verdicts
+    room.take(message.ByteSize())
+    message.controls.extend(room.first_of(one.to_message() for one in found.controls))
+    return message

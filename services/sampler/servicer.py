@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from aeenc.v1 import people_pb2, people_pb2_grpc, sampler_pb2, sampler_pb2_grpc
+from aeenc.values import Answer, TaskEvent
 from services.kit.convert import page_within, position_of, to_timestamp
 from services.kit.credentials.gate import caller, person_name
 from services.kit.credentials.roles import Role
@@ -18,6 +20,7 @@ from services.sampler.execution.sampling import Sampling
 from services.sampler.people.overview import Overview
 from services.sampler.people.queue import TaskQueue, Wanted
 from services.sampler.people.review import Review
+from services.sampler.people.tasks import moment_of
 
 
 class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
@@ -109,7 +112,7 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
 
     async def RenewLease(self, request: people_pb2.RenewLeaseRequest, context: Any) -> people_pb2.RenewLeaseResponse:
         expires_at = await self._queue.renew(request.lease_id, caller().person("", "lease_id"))
-        return people_pb2.RenewLeaseResponse(expires_at=to_timestamp(convert.to_time(expires_at)))
+        return people_pb2.RenewLeaseResponse(expires_at=to_timestamp(moment_of(expires_at)))
 
     async def ReleaseTask(self, request: people_pb2.ReleaseTaskRequest, context: Any) -> people_pb2.ReleaseTaskResponse:
         await self._queue.release(request.lease_id, request.reason, caller().person("", "lease_id"))
@@ -134,14 +137,14 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
         self, request: people_pb2.AmendVerdictsRequest, context: Any
     ) -> people_pb2.AmendVerdictsResponse:
         sent = convert.from_answer(request.answer)
-        annotator, others = caller().person(sent.annotator, "annotator"), caller().role >= Role.ADJUDICATE
+        annotator, others = caller().person(sent.answer.annotator, "annotator"), caller().role >= Role.ADJUDICATE
         answer_id = await self._review.amend(request.answer_id, sent, annotator, request.request_id, others=others)
         return people_pb2.AmendVerdictsResponse(answer_id=answer_id)
 
     async def Adjudicate(self, request: people_pb2.AdjudicateRequest, context: Any) -> people_pb2.AdjudicateResponse:
-        answer, verdicts = request.answer, convert.from_decision(request.answer)
-        who = caller().person(answer.annotator, "annotator")
-        answer_id = await self._review.adjudicate(request.run_id, answer.task_id, verdicts, who, request.request_id)
+        decision = Answer.from_message(request.answer)
+        decision = replace(decision, annotator=caller().person(decision.annotator, "annotator"))
+        answer_id = await self._review.adjudicate(request.run_id, decision, request.request_id)
         return people_pb2.AdjudicateResponse(answer_id=answer_id)
 
     async def CloseTask(self, request: people_pb2.CloseTaskRequest, context: Any) -> people_pb2.CloseTaskResponse:
@@ -170,7 +173,7 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
         changes, position = await self._page(
             request.page_size,
             lambda size: self._review.changes(request.run_id, request.task_id, after, size),
-            convert.to_event,
+            TaskEvent.to_message,
         )
         return people_pb2.ListChangesResponse(changes=changes, next_page_token=str(position or ""))
 
@@ -217,7 +220,7 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
         self, request: people_pb2.WatchTasksRequest, context: Any
     ) -> AsyncIterator[people_pb2.WatchTasksResponse]:
         async for event in self._review.watch(request.run_id, request.from_seq, from_now=request.from_now):
-            yield people_pb2.WatchTasksResponse(event=convert.to_event(event))
+            yield people_pb2.WatchTasksResponse(event=event.to_message())
 
 
 class SamplerAdminServicer(sampler_pb2_grpc.SamplerAdminServiceServicer):

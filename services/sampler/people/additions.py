@@ -9,9 +9,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from aeenc import errors
-from aeenc.oracle import EXPLAINS, Candidate, Task
+from aeenc.oracle import Candidate, Task
+from aeenc.values import Judgement
 from services.sampler.oracles.statements import MAX_ADDED
-from services.sampler.people.decisions import SentAnswer, SentVerdicts
+from services.sampler.people.decisions import SentAnswer
 from services.sampler.records.runs import Run
 
 LookUp = Callable[[Run, Sequence[str]], Awaitable[list[Candidate]]]
@@ -24,39 +25,34 @@ class Premises:
         self._look_up = look_up
 
     async def looked_up(self, run: Run, task: Task, sent: SentAnswer) -> SentAnswer:
-        """The answer with the premises of its additions. Raises InvalidArgument for what may not be added."""
-        if not sent.additions:
+        """The answer with the premises of its additions. Raises InvalidArgument for what could not explain the query.
+
+        Such are candidates of the task, the query, its ancestors, and refusals.
+        """
+        additions = sent.answer.additions
+        if not additions:
             return sent
-        if len(sent.additions) > MAX_ADDED:
-            problem = f"has {len(sent.additions)} items; at most {MAX_ADDED} in one answer"
+        if len(additions) > MAX_ADDED:
+            problem = f"has {len(additions)} items; at most {MAX_ADDED} in one answer"
             raise errors.InvalidArgument.field("additions", problem)
-        added = await self._look_up(run, [premise_id for premise_id, _ in sent.additions])
-        check_additions(task, sent.additions, added)
-        return replace(
-            sent,
-            additions=[(premise.id, verdict) for premise, (_, verdict) in zip(added, sent.additions, strict=True)],
-            added=tuple(added),
+        added = await self._look_up(run, [verdict.premise_id for verdict in additions])
+        asked = {candidate.id for candidate in task.candidates}
+        for position, (verdict, premise) in enumerate(zip(additions, added, strict=True)):
+            field = "premise_id"
+            if premise.id in asked:
+                problem = f"{premise.id!r} is a candidate of the task; judge it among `verdicts`"
+            elif premise.text in (task.query, *task.path):
+                problem = (
+                    f"{premise.id!r} says what is to be explained here or above; a tree may not lead back to itself"
+                )
+            elif verdict.judgement is not Judgement.EXPLAINS:
+                field = "judgement"
+                problem = f"is {int(verdict.judgement)}; only premises that explain (EXPLAINS) are added"
+            else:
+                continue
+            raise errors.InvalidArgument.field(f"additions[{position}].{field}", problem)
+        found = tuple(
+            replace(verdict, premise_id=premise.id, text=premise.text)
+            for verdict, premise in zip(additions, added, strict=True)
         )
-
-
-def check_additions(task: Task, additions: SentVerdicts, candidates: Sequence[Candidate]) -> None:
-    """Refuses additions that could not explain the query: candidates of the task, the query, its ancestors, refusals.
-
-    `candidates` are their premises, in the same order. Raises InvalidArgument.
-    """
-    asked = {candidate.id for candidate in task.candidates}
-    for position, ((_, verdict), premise) in enumerate(zip(additions, candidates, strict=True)):
-        field = f"additions[{position}]"
-        if premise.id in asked:
-            raise errors.InvalidArgument.field(
-                f"{field}.premise_id", f"{premise.id!r} is a candidate of the task; judge it among `verdicts`"
-            )
-        if premise.text in (task.query, *task.path):
-            raise errors.InvalidArgument.field(
-                f"{field}.premise_id",
-                f"{premise.id!r} says what is to be explained here or above; a tree may not lead back to itself",
-            )
-        if verdict.judgement != EXPLAINS:
-            raise errors.InvalidArgument.field(
-                f"{field}.judgement", f"is {verdict.judgement}; only premises that explain (EXPLAINS) are added"
-            )
+        return replace(sent, answer=replace(sent.answer, additions=found))

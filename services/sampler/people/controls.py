@@ -11,25 +11,23 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from aeenc import errors
 from aeenc.oracle import Candidate, Task
+from aeenc.values import ControlMistake, ControlReport, Judgement, Qualification, QualificationState, Verdict
 from services.sampler.people.task_store import TaskStore
-from services.sampler.people.tasks import TaskRecord, VerdictKinds, parts_of, task_name
+from services.sampler.people.tasks import TaskRecord, Verdicts, accepts, decides, task_name
 from services.sampler.records.runs import Run
 from services.sampler.settings import QueueSettings
 
 STEP = 0.01  # between scores that are made up
 ATTEMPTS = 20
-RUNS_KEPT = 16  # whose control items are kept; some kilobytes each
+BESIDE = 64  # waiting tasks, one of which lends a control item its node
 _HEX = re.compile("(?=.*[0-9])(?=.*[a-f])[0-9a-f-]+")
-
-QualificationState = Literal["OPEN", "PASSED", "FAILED"]
 
 
 class NotQualified(errors.FailedPrecondition):
@@ -48,15 +46,6 @@ class Control:
     path: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Qualification:
-    """How far a person is in the qualification round of a queue: control items answered, of so many."""
-
-    items: int
-    answered: int
-    state: QualificationState
-
-
 class ControlItems:
     """The control items of the queues of one namespace, as tasks of their runs."""
 
@@ -64,7 +53,6 @@ class ControlItems:
         self, tasks: TaskStore, queues: Mapping[str, QueueSettings], controls: Mapping[str, Sequence[Control]]
     ) -> None:
         self._tasks, self._queues, self._controls = tasks, queues, controls
-        self._made_up: OrderedDict[str, list[TaskRecord]] = OrderedDict()  # by run; each takes about a millisecond
 
     @classmethod
     def of(cls, tasks: TaskStore, queues: Mapping[str, QueueSettings]) -> Self:
@@ -77,43 +65,26 @@ class ControlItems:
                 )
         return cls(tasks, queues, controls)
 
-    async def left(
-        self, run: Run, annotator: str, answered: Collection[str], waiting: Sequence[str], *, qualifying: bool = False
-    ) -> list[str]:
-        """The control items that a person may take now, each a task of their own that is put there if it is missing.
-
-        `answered` are the tasks that they have answered, `waiting` some that are no control items. To mix one in, the
-        first is enough; for the qualification round there are all of it.
-        """
-        controls = self._controls.get(run.config.oracle, ())
-        first, _ = await self._tasks.read_many(run.id, await self._tasks.task_ids(run.id, 0, 1))
-        if not first or not controls:
-            return []
-        model = first[0].task  # a run's first task is none of its control items: they come once others wait
-        of_round = controls[: self._queues[run.config.oracle].qualify] if qualifying else controls
-        items = {own_id(record, annotator): record for record in self._records(run, of_round, model)}
+    async def next_item(self, run: Run, annotator: str, *, qualifying: bool = False) -> list[str]:
+        """The next control item for a person, a task of their own that is put there if it is missing; none: empty."""
+        queue = run.config.oracle
+        of_round = self._controls.get(queue, ())[: self._queues[queue].qualify if qualifying else None]
+        answered = await self._tasks.answered_by(run.id, annotator, controls=True)
+        items = {task_of(control, annotator): control for control in of_round}
         left = [task_id for task_id in items if task_id not in answered]
         there, at = await self._tasks.read_many(run.id, left)
         taken = {one.task.task_id for one in there if not one.open_to(annotator, at)}
-        wanted = [task_id for task_id in left if task_id not in taken][: None if qualifying else 1]
-        beside = {task_id: waiting[int(draw(annotator, task_id) * len(waiting))] for task_id in wanted}
-        found, _ = await self._tasks.read_many(run.id, sorted(set(beside.values())))
-        by_id = {one.task.task_id: one for one in found}
-        await self._tasks.put(
-            [own_record(items[one], one, by_id[beside[one]]) for one in wanted if beside[one] in by_id]
-        )
+        wanted = [task_id for task_id in left if task_id not in taken][:1]
+        if any(one.task.task_id in wanted for one in there):
+            return wanted
+        first = await self._tasks.task_ids(run.id, 0, 1)  # none of its control items: they come once others wait
+        found, _ = await self._tasks.read_many(run.id, [*first, *await self._tasks.waiting(run.id, 0, BESIDE)])
+        model, *beside = found
+        if not beside:  # the last task was taken meanwhile
+            return []
+        new = [control_record(run, items[one], one, model, beside[int(draw(one) * len(beside))]) for one in wanted]
+        await self._tasks.put(new)
         return wanted
-
-    def _records(self, run: Run, controls: Sequence[Control], model: Task) -> Iterator[TaskRecord]:
-        """The control items as tasks of a run, each made up when it is first needed."""
-        made_up = self._made_up.setdefault(run.id, [])
-        self._made_up.move_to_end(run.id)
-        if len(self._made_up) > RUNS_KEPT:
-            self._made_up.popitem(last=False)
-        for place, control in enumerate(controls):
-            if place == len(made_up):
-                made_up.append(control_record(run, control, model))
-            yield made_up[place]
 
     async def qualification(self, run: Run, annotator: str) -> Qualification | None:
         """A person's qualification for the run's queue; None where it has no such round.
@@ -123,21 +94,25 @@ class ControlItems:
         """
         queue = run.config.oracle
         settings = self._queues[queue]
+
+        def standing(answered: int, state: str) -> Qualification:
+            return Qualification(items=settings.qualify, answered=answered, state=QualificationState[state])
+
         if not settings.qualify or annotator in settings.qualified:
             return None
         if noted := await self._tasks.qualification(run.id, queue, annotator):
-            return Qualification(settings.qualify, settings.qualify, noted)
-        ids = {parts_of(one, "answer")[1] for one in await self._tasks.answered_by(run.id, annotator)}
-        found = [one for one in (await self._tasks.read_many(run.id, sorted(ids)))[0] if one.control]
-        counted = [right_and_judged(one, a.said) for one in found for a in one.answers if a.annotator == annotator]
+            return standing(settings.qualify, noted)
+        ids = await self._tasks.answered_by(run.id, annotator, controls=True)
+        found, _ = await self._tasks.read_many(run.id, ids)
+        counted = [right_and_judged(one, given.own_verdicts) for one in found for given in one.answers]
         if len(found) < settings.qualify:
-            return Qualification(settings.qualify, len(found), "OPEN")
+            return standing(len(found), "OPEN")
         right, judged = (sum(numbers) for numbers in zip(*counted, strict=True))
         if not judged or right < settings.qualify_share * judged:
             await self._tasks.fail(run.id, annotator)
-            return Qualification(settings.qualify, len(found), "FAILED")
+            return standing(len(found), "FAILED")
         await self._tasks.qualify(queue, annotator)
-        return Qualification(settings.qualify, len(found), "PASSED")
+        return standing(len(found), "PASSED")
 
 
 def read_controls(path: Path) -> tuple[Control, ...]:
@@ -160,33 +135,29 @@ def read_controls(path: Path) -> tuple[Control, ...]:
     return tuple(found)
 
 
-def control_record(run: Run, control: Control, model: Task) -> TaskRecord:
-    """A control item as a task of a run, with a name like any other's and its candidates in an order of its own.
+def task_of(control: Control, annotator: str) -> str:
+    """The id of one person's task of a control item: people who answer the same item change no common record."""
+    return task_name(json.dumps([annotator, *vars(control).values()]), ())
 
-    Its premises have ids and scores like those of `model`, a task of the run, or people would tell it by them.
+
+def control_record(run: Run, control: Control, task_id: str, model: TaskRecord, beside: TaskRecord) -> TaskRecord:
+    """A control item as a task of a run, with its candidates in an order of its own.
+
+    Its premises have ids and scores like those of `model`, a task of the run, and it names the node and the version of
+    one `beside` it, or people would tell it by them.
     """
     gold = {**dict.fromkeys(control.refuses, False), **dict.fromkeys(control.explains, True)}
     texts = sorted(gold, key=lambda text: hashlib.sha256(f"{control.query}\n{text}".encode()).digest())
     ids: dict[str, str] = {}
     for text in texts:
-        ids[text] = _like_ids(model, control.query, text, taken=ids.values())
-    scores = _like_scores(model, control.query, len(texts))
+        ids[text] = _like_ids(model.task, control.query, text, taken=ids.values())
+    scores = _like_scores(model.task, control.query, len(texts))
     candidates = tuple(
         Candidate(ids[text], text, rank, score) for rank, (text, score) in enumerate(zip(texts, scores, strict=True), 1)
     )
-    task = Task(task_name(control.query, candidates), run.id, control.query, control.path, (), candidates)
-    return TaskRecord(run.id, task, 1, "majority", gold={ids[text]: gold[text] for text in texts})
-
-
-def own_id(item: TaskRecord, annotator: str) -> str:
-    """The id of one person's task of a control item: people who answer the same item change no common record."""
-    return task_name(f"{item.task.query}\n{annotator}", item.task.candidates)
-
-
-def own_record(item: TaskRecord, task_id: str, beside: TaskRecord) -> TaskRecord:
-    """One person's task of a control item. What names its node is that of a task beside it, or people would tell it."""
-    task = replace(item.task, task_id=task_id, model_version=beside.task.model_version)
-    return replace(item, task=task, node_id=beside.node_id)
+    task = Task(task_id, run.id, control.query, control.path, (), candidates, beside.task.model_version)
+    gold_ids = {ids[text]: gold[text] for text in texts}
+    return TaskRecord(run.id, task, 1, "majority", gold=gold_ids, node_id=beside.node_id)
 
 
 def _like_ids(model: Task, query: str, text: str, taken: Collection[str]) -> str:
@@ -217,52 +188,33 @@ def draw(*parts: object) -> float:
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "big") / 2**32
 
 
-def right_and_judged(record: TaskRecord, verdicts: VerdictKinds) -> tuple[int, int]:
+def right_and_judged(record: TaskRecord, verdicts: Verdicts) -> tuple[int, int]:
     """Counts how many of a person's verdicts on a control item are right, and how many are a yes or a no.
 
     What they have added to it is neither right nor wrong.
     """
-    decided = [premise_id for premise_id in record.gold if verdicts[premise_id].decides]
-    return sum(verdicts[one].accepts is record.gold[one] for one in decided), len(decided)
-
-
-@dataclass(frozen=True)
-class Mistake:
-    """A candidate of a control item, whether it explains the query, and how many people said otherwise."""
-
-    text: str
-    explains: bool
-    people: int
-
-
-@dataclass(frozen=True)
-class ControlReport:
-    """How people have answered a control item. Verdicts are those that are a yes or a no."""
-
-    query: str
-    answers: int
-    verdicts: int
-    correct: int
-    mistakes: tuple[Mistake, ...]
+    decided = [premise_id for premise_id in record.gold if decides(verdicts[premise_id])]
+    return sum(accepts(verdicts[one]) is record.gold[one] for one in decided), len(decided)
 
 
 def control_report(records: Sequence[TaskRecord]) -> ControlReport:
     """The report on the tasks of one control item, one of each person, with the most frequent mistake first."""
     task, gold = records[0].task, records[0].gold
-    said = [answer.said for record in records for answer in record.answers]
+    said = [given.own_verdicts for record in records for given in record.answers]
     counted = [right_and_judged(records[0], one) for one in said]
     mistakes = []
     for candidate in task.candidates:
         explains = gold[candidate.id]
-        kinds = [one[candidate.id] for one in said]
-        if people := sum(kind.decides and kind.accepts is not explains for kind in kinds):
-            mistakes.append(Mistake(candidate.text, explains, people))
+        wrong = [one for one in said if decides(one[candidate.id]) and accepts(one[candidate.id]) is not explains]
+        if wrong:
+            judgement = Judgement.EXPLAINS if explains else Judgement.DOES_NOT_EXPLAIN
+            mistakes.append(ControlMistake(right=Verdict(text=candidate.text, judgement=judgement), people=len(wrong)))
     return ControlReport(
-        task.query,
-        len(said),
-        sum(judged for _, judged in counted),
-        sum(right for right, _ in counted),
-        tuple(sorted(mistakes, key=lambda one: -one.people)),
+        query=task.query,
+        answers=len(said),
+        verdicts=sum(judged for _, judged in counted),
+        correct=sum(right for right, _ in counted),
+        mistakes=tuple(sorted(mistakes, key=lambda one: -one.people)),
     )
 
 

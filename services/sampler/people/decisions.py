@@ -11,153 +11,131 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from aeenc import errors
-from aeenc.oracle import ABSTAINS, BAD_FACT, EXPLAINS, IRRELEVANT, REFUSES, UNSEEN, Candidate, Task, Verdict
-from services.sampler.acs.algorithm import Statement
-from services.sampler.people.tasks import Policy, Remark, TaskAnswer, VerdictKind, VerdictKinds
+from aeenc.oracle import Candidate
+from aeenc.values import Answer, Judgement, PremiseSet, Remark, Verdict
+from services.sampler.acs.algorithm import ADDED
+from services.sampler.people.tasks import TaskRecord, Verdicts, accepts, by_premise, decides
+from services.sampler.records.runs import MAX_NOTE
 from services.store.life_cycles import digest
-
-SentVerdicts = Sequence[tuple[str, Verdict]]
-_REMARKS: dict[int, Remark] = {IRRELEVANT: "IRRELEVANT", BAD_FACT: "BAD_FACT"}
-_UNSTATED = 0  # the enum's zero counts as unseen
 
 
 @dataclass(frozen=True)
-class SentAnswer(Statement):
-    """What a person sends for a task. `added` are the premises of `additions` once they were looked up."""
+class SentAnswer:
+    """What a person sends for a task: the answer, the lowest rank they looked at, and how long they took, if said."""
 
-    verdicts: SentVerdicts = ()
+    answer: Answer = field(default_factory=Answer)
     seen_upto: int = 0
     elapsed_s: float | None = None
-    additions: SentVerdicts = ()
-    added: tuple[Candidate, ...] = ()
 
     @property
     def said(self) -> str:
         """Tells two calls under one request id or number apart. A retry may have taken another time."""
-        judged = (*self.verdicts, *self.additions)
-        given = [(key, one.judgement, one.leaf, one.grade, one.remark) for key, one in judged]
-        words = [*replace(self, annotator="").parts().values()]
-        return f"verdicts {digest(repr((given, self.seen_upto, words)))[:12]}"
+        return f"verdicts {digest(repr((replace(self.answer, annotator=''), self.seen_upto)))[:12]}"
 
 
-@dataclass(frozen=True)
-class Decision:
-    """The verdict on each candidate, and the candidates on which people disagree; these have none."""
-
-    verdicts: VerdictKinds
-    conflicts: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class ReadVerdicts:
-    """Single verdicts by premise, with their grades and remarks where there are any."""
-
-    kinds: VerdictKinds = field(default_factory=dict)
-    grades: dict[str, float] = field(default_factory=dict)
-    remarks: dict[str, Remark] = field(default_factory=dict)
-
-    def __or__(self, other: ReadVerdicts) -> ReadVerdicts:
-        """These and others, which win."""
-        return ReadVerdicts(self.kinds | other.kinds, self.grades | other.grades, self.remarks | other.remarks)
+def cleaned(answer: Answer) -> Answer:
+    """The answer with each thing that it says once, and a note that is not too long."""
+    ways = dict.fromkeys(tuple(dict.fromkeys(one.premise_ids)) for one in answer.alternatives)
+    return replace(
+        answer,
+        note=answer.note[:MAX_NOTE],
+        intermediates=tuple(dict.fromkeys(text.strip() for text in answer.intermediates)),
+        alternatives=tuple(PremiseSet(premise_ids=one) for one in ways),
+    )
 
 
-def read_verdicts(candidates: Iterable[Candidate], verdicts: SentVerdicts, name: str = "verdicts") -> ReadVerdicts:
-    """Reads what was sent. Raises InvalidArgument for unknown premises, doubles, unknown judgements and remarks."""
-    asked = {candidate.id for candidate in candidates}
-    read = ReadVerdicts()
-    kinds = read.kinds
-    for position, (premise_id, verdict) in enumerate(verdicts):
-        place = f"{name}[{position}]"
-        if premise_id not in asked:
-            raise errors.InvalidArgument.field(
-                f"{place}.premise_id", f"{premise_id!r} is not among the candidates of the task"
-            )
-        if premise_id in kinds:
-            raise errors.InvalidArgument.field(f"{place}.premise_id", f"{premise_id!r} is judged twice; judge it once")
-        kinds[premise_id] = _kind(verdict, place)
-        if verdict.grade is not None:
-            if not math.isfinite(verdict.grade):
-                raise errors.InvalidArgument.field(f"{place}.grade", f"is {verdict.grade}; give a finite number")
-            read.grades[premise_id] = verdict.grade
-        if verdict.remark:
-            if verdict.remark not in _REMARKS:
-                raise errors.InvalidArgument.field(
-                    f"{place}.remark", f"{verdict.remark} is unknown; update the sampler"
-                )
-            read.remarks[premise_id] = _REMARKS[verdict.remark]
+def read_verdicts(candidates: Iterable[Candidate], verdicts: Iterable[Verdict], name: str = "verdicts") -> Verdicts:
+    """The verdicts by premise. Raises InvalidArgument for unknown premises, judgements and remarks, and for doubles."""
+    asked = {candidate.id: candidate for candidate in candidates}
+    read: Verdicts = {}
+    for position, verdict in enumerate(verdicts):
+        if verdict.premise_id not in asked:
+            where, problem = "premise_id", f"{verdict.premise_id!r} is not among the candidates of the task"
+        elif verdict.premise_id in read:
+            where, problem = "premise_id", f"{verdict.premise_id!r} is judged twice; judge it once"
+        elif verdict.judgement not in tuple(Judgement):
+            where, problem = "judgement", f"{int(verdict.judgement)} is unknown; update the sampler"
+        elif verdict.grade is not None and not math.isfinite(verdict.grade):
+            where, problem = "grade", f"is {verdict.grade}; give a finite number"
+        elif verdict.remark not in tuple(Remark):
+            where, problem = "remark", f"{int(verdict.remark)} is unknown; update the sampler"
+        else:
+            judgement = verdict.judgement or Judgement.UNSEEN
+            leaf = verdict.leaf and judgement is Judgement.EXPLAINS
+            premise = asked[verdict.premise_id]
+            text = premise.text if premise.rank == ADDED else ""
+            read[premise.id] = replace(verdict, judgement=judgement, leaf=leaf, annotator="", text=text)
+            continue
+        raise errors.InvalidArgument.field(f"{name}[{position}].{where}", problem)
     return read
 
 
-def accepted_in(kinds: VerdictKinds) -> set[str]:
-    """The premises (ids) that verdicts accept."""
-    return {premise_id for premise_id, kind in kinds.items() if kind.accepts}
-
-
-def complete(task: Task, chosen: VerdictKinds, added: VerdictKinds, sent: SentAnswer) -> VerdictKinds:
-    """A verdict on every candidate and addition. Raises InvalidArgument when nothing was said and nothing seen."""
-    kinds = {c.id: chosen.get(c.id, _unticked(c, sent.seen_upto)) for c in task.candidates} | added
-    if not chosen and not sent.intermediates and all(kind is VerdictKind.UNSEEN for kind in kinds.values()):
+def complete(candidates: Sequence[Candidate], chosen: Verdicts, added: Verdicts, sent: SentAnswer) -> Answer:
+    """The answer with a verdict on every candidate. Raises InvalidArgument when nothing was said and nothing seen."""
+    kinds = {True: Judgement.DOES_NOT_EXPLAIN, False: Judgement.UNSEEN}
+    verdicts = [
+        chosen.get(one.id) or Verdict(premise_id=one.id, judgement=kinds[one.rank <= sent.seen_upto])
+        for one in candidates
+    ]
+    said = chosen or added or sent.answer.intermediates
+    if not said and all(verdict.judgement is Judgement.UNSEEN for verdict in verdicts):
         raise errors.InvalidArgument.field(
             "seen_upto", f"is {sent.seen_upto} and no verdict is given: that says nothing; release the lease instead"
         )
-    return kinds
+    return replace(sent.answer, verdicts=tuple(verdicts), additions=tuple(added.values()))
 
 
-def decide(
-    candidates: Iterable[Candidate], answers: Sequence[TaskAnswer], policy: Policy, adjudicated: VerdictKinds
-) -> Decision:
-    """Decides each candidate from several answers. An adjudicated verdict wins; the policy settles yes against no.
+def decide(record: TaskRecord) -> tuple[Verdicts, tuple[str, ...]]:
+    """The verdict on each candidate, and the candidates on which people disagree; these have none.
 
-    `majority`: the greater number wins, a tie is a conflict. `adjudicate`: any difference is a conflict.
+    An adjudicated verdict wins. `majority`: the greater number wins, a tie is a conflict. `adjudicate`: any difference
+    is one. A grade is the adjudicator's, else the mean of those given with the verdict that was decided.
     """
-    kinds: VerdictKinds = {}
+    decided: Verdicts = {}
     conflicts = []
-    for candidate in candidates:
+    answers = [one.verdicts for one in record.answers]
+    for candidate in record.candidates:
         # One person's addition is unseen by the others: they were not asked.
-        given = [answer.verdicts.get(candidate.id, VerdictKind.UNSEEN) for answer in answers]
-        kind = adjudicated.get(candidate.id) or _together(given, policy)
-        if kind is None:
+        given = [one.get(candidate.id, Verdict(judgement=Judgement.UNSEEN)) for one in answers]
+        found = record.adjudicated.get(candidate.id)
+        verdict = found or _together(candidate.id, given, all_alike=record.policy == "adjudicate")
+        if verdict is None:
             conflicts.append(candidate.id)
-        else:
-            kinds[candidate.id] = kind
-    return Decision(kinds, tuple(conflicts))
+            continue
+        if verdict.grade is None:
+            grades = [one.grade for one in given if one.grade is not None and accepts(one) == accepts(verdict)]
+            verdict = replace(verdict, grade=math.fsum(grades) / len(grades) if grades else None)
+        decided[candidate.id] = verdict
+    return decided, tuple(conflicts)
 
 
-def _together(given: Sequence[VerdictKind], policy: Policy) -> VerdictKind | None:
-    accepting = [kind for kind in given if kind.accepts]
-    refusing = [kind for kind in given if kind is VerdictKind.REFUSED]
-    if accepting and refusing and (policy == "adjudicate" or len(accepting) == len(refusing)):
+def _together(premise_id: str, given: Sequence[Verdict], *, all_alike: bool) -> Verdict | None:
+    yes = [one for one in given if accepts(one)]
+    no = sum(decides(one) for one in given) - len(yes)
+    if yes and no and (all_alike or len(yes) == no):
         return None
-    if len(accepting) > len(refusing):
-        leaves = accepting.count(VerdictKind.LEAF)
-        return VerdictKind.LEAF if 2 * leaves > len(accepting) else VerdictKind.EXPLAINS
-    if refusing:
-        return VerdictKind.REFUSED
-    return VerdictKind.ABSTAINED if VerdictKind.ABSTAINED in given else VerdictKind.UNSEEN
+    if len(yes) > no:
+        leaf = 2 * sum(one.leaf for one in yes) > len(yes)
+        return Verdict(premise_id=premise_id, judgement=Judgement.EXPLAINS, leaf=leaf)
+    abstained = any(one.judgement is Judgement.ABSTAIN for one in given)
+    undecided = Judgement.ABSTAIN if abstained else Judgement.UNSEEN
+    return Verdict(premise_id=premise_id, judgement=Judgement.DOES_NOT_EXPLAIN if no else undecided)
 
 
-def _unticked(candidate: Candidate, seen_upto: int) -> VerdictKind:
-    return VerdictKind.REFUSED if candidate.rank <= seen_upto else VerdictKind.UNSEEN
+def corrections(record: TaskRecord) -> Verdicts:
+    """The current verdicts that differ from those the run went on with, in kind or grade, now or at any time.
 
-
-def _kind(verdict: Verdict, field: str) -> VerdictKind:
-    if verdict.judgement == EXPLAINS:
-        return VerdictKind.LEAF if verdict.leaf else VerdictKind.EXPLAINS
-    known = {
-        REFUSES: VerdictKind.REFUSED,
-        ABSTAINS: VerdictKind.ABSTAINED,
-        UNSEEN: VerdictKind.UNSEEN,
-        _UNSTATED: VerdictKind.UNSEEN,
+    In conflict: abstained.
+    """
+    if not record.settled:
+        return {}
+    disputed = (Verdict(premise_id=one, judgement=Judgement.ABSTAIN) for one in record.conflicts)
+    return {
+        premise_id: verdict
+        for premise_id, verdict in {**by_premise(disputed), **record.decision}.items()
+        if premise_id in record.corrected or _said(verdict) != _said(record.settled.get(premise_id))
     }
-    kind = known.get(verdict.judgement)
-    if kind is None:
-        raise errors.InvalidArgument.field(f"{field}.judgement", f"{verdict.judgement} is unknown; update the sampler")
-    return kind
 
 
-def verdict_of(kind: VerdictKind, grade: float | None = None) -> Verdict:
-    """A verdict as the oracle protocol has it."""
-    judgement = {VerdictKind.REFUSED: REFUSES, VerdictKind.ABSTAINED: ABSTAINS, VerdictKind.UNSEEN: UNSEEN}.get(
-        kind, EXPLAINS
-    )
-    return Verdict(judgement, leaf=kind is VerdictKind.LEAF, grade=grade)
+def _said(verdict: Verdict | None) -> tuple[Judgement, bool, float | None]:
+    return (verdict.judgement, verdict.leaf, verdict.grade) if verdict else (Judgement.UNSEEN, False, None)

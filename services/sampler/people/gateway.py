@@ -3,16 +3,19 @@
     judge ─▶ put tasks ─▶ people lease and answer (`queue`) ─▶ decided for undo_s ─▶ settle ─▶ NodeAnswer
 
 It is a `Gateway` like that of a remote oracle, so a worker does not know whom it asks. It waits as long as people take.
-Their answers are in Redis, so a worker that takes the run over finds them there.
+Their answers are in Redis, so a worker that takes the run over finds them there. It looks at a run when an event of its
+tasks tells of a change, and when the next lease ends or the next decision stands; a run in which nothing happens costs
+next to nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from aeenc import errors
@@ -23,29 +26,36 @@ from services.kit.logs import get
 from services.sampler.acs.nodes import Amendment, NodeAnswer
 from services.sampler.oracles.answers import WithdrawnTask, admitted, read_answers
 from services.sampler.people import steps
-from services.sampler.people.decisions import verdict_of
 from services.sampler.people.queue import TaskQueue, Wanted
-from services.sampler.people.task_store import TaskStore
-from services.sampler.people.tasks import TaskRecord, VerdictKind, explaining, task_name
-from services.sampler.records.run_store import RunStore
+from services.sampler.people.task_store import READ, TaskStore
+from services.sampler.people.tasks import TaskRecord, accepts, explaining, task_name
 from services.sampler.records.runs import Run
 from services.sampler.settings import QueueSettings
 from services.store.formats import NewerFormat
 
 log = get(__name__)
 
-POLL_S = 0.25
-RECHECK_S = 5.0
+RECHECK_S = 15.0  # the longest time between two looks at a run
+LISTEN_MS = 2000
 AWAY_PAUSE_S = 1.0
 
 
 @dataclass
-class _Asked:
-    """A task that the run waits for: whom to tell, and the revision of the task that was looked at last."""
+class _Asking:
+    """The tasks that a run waits for, each with whom to tell: those to be queued and those in the queue.
 
-    task: Task
-    told: asyncio.Future[TaskRecord]
-    revision: int = -1
+    `changed` are those that an event has named, `look_at` is the time of the next look at all of it. `version` is the
+    one that others were sent back for, if any were.
+    """
+
+    new: dict[str, tuple[Task, asyncio.Future[TaskRecord]]] = field(default_factory=dict)
+    waiting: dict[str, tuple[Task, asyncio.Future[TaskRecord]]] = field(default_factory=dict)
+    changed: set[str] = field(default_factory=set)
+    look_at: float = 0.0
+    version: str = ""
+
+    def __len__(self) -> int:
+        return len(self.waiting) + len(self.new.keys() - self.waiting.keys())
 
 
 class PeopleGateway:
@@ -53,51 +63,51 @@ class PeopleGateway:
 
     asks_people = True
 
-    def __init__(self, name: str, settings: QueueSettings, runs: RunStore, tasks: TaskStore, queue: TaskQueue) -> None:
+    def __init__(self, name: str, settings: QueueSettings, tasks: TaskStore, queue: TaskQueue) -> None:
         self.name = name
         self.settings = settings
         self.last_answer_at = 0.0  # never read: people leave no task unanswered for good
-        self._runs, self._tasks, self._queue = runs, tasks, queue
-        self._known: dict[str, Run] = {}
-        self._new: dict[tuple[str, str], _Asked] = {}
-        self._waiting: dict[tuple[str, str], _Asked] = {}
-        self._serving: asyncio.Task[None] | None = None
+        self._tasks, self._queue = tasks, queue
+        self._asking: dict[str, _Asking] = {}  # by run
+        self._unamended: set[str] = set()  # runs of which nothing was amended since somebody asked
+        self._serving: list[asyncio.Task[None]] = []
         self._awake = asyncio.Event()
 
     def begin(self) -> None:
         """Does nothing: people are always there."""
 
-    def wake(self) -> None:
-        """Looks at once for what was decided; otherwise it does so every POLL_S."""
-        self._awake.set()
-
     async def send_back(self, run: Run) -> None:
         """Withdraws the tasks that nobody has begun and that another than the run's version has retrieved."""
-        if await self._queue.send_back(run, Wanted(run.id)):
-            self.wake()
+        asking = self._asking.get(run.id)
+        if asking is not None and asking.version != run.version:
+            await self._queue.send_back(run, Wanted(run.id))
+            asking.version = run.version
 
     async def amended(self, run_id: str) -> list[Amendment]:
         """The judged nodes of a run of which people have changed what explains them, until `grown` says it is done."""
+        if run_id in self._unamended:
+            return []
+        self._unamended.add(run_id)
+        found = await self._tasks.amended(run_id)
+        if found or run_id not in self._asking:
+            self._unamended.discard(run_id)
         return [
             Amendment(
                 record.node_id,
                 explaining(record),
                 record.task.task_id,
                 record.revision,
-                frozenset(premise_id for premise_id, kind in record.decision.items() if not kind.accepts),
+                frozenset(premise_id for premise_id, verdict in record.decision.items() if not accepts(verdict)),
             )
-            for record in await self._tasks.amended(run_id)
+            for record in found
             if not record.conflicts
         ]
 
     async def withdraw(self, run_id: str, node_ids: Collection[str]) -> None:
         """Withdraws what these nodes ask, as far as nobody has begun it."""
-        waiting = self._waiting.items()
-        asked = [name for (of_run, name), one in waiting if of_run == run_id and one.task.task_id in node_ids]
-        run = await self._run(run_id)
-        for name in asked:
-            await self._tasks.apply(run, name, lambda old, at: steps.send_back(old, None, at))
-        self.wake()
+        waiting = self._asking.get(run_id, _Asking()).waiting
+        for name in [name for name, (task, _) in waiting.items() if task.task_id in node_ids]:
+            await self._send_back(run_id, name, None)
 
     async def grown(self, run_id: str, amendment: Amendment) -> None:
         """Notes that the run's tree has what was amended."""
@@ -105,19 +115,22 @@ class PeopleGateway:
 
     async def judge(self, run_id: str, tasks: Sequence[Task]) -> list[NodeAnswer | WithdrawnTask]:
         """Puts tasks before people and waits until each is withdrawn, or decided and can no longer be taken back."""
+        asking = self._asking.setdefault(run_id, _Asking())
         futures = [asyncio.get_running_loop().create_future() for _ in tasks]
-        keys = [(run_id, task_name(task.query, task.candidates)) for task in tasks]
-        for key, task, future in zip(keys, tasks, futures, strict=True):
-            self._new[key] = _Asked(task, future)
-        self.wake()
-        if self._serving is None or self._serving.done():
-            self._serving = asyncio.create_task(self._serve())
+        names = [task_name(task.query, task.candidates) for task in tasks]
+        asking.new |= dict(zip(names, zip(tasks, futures, strict=True), strict=True))
+        self._awake.set()
+        if not self._serving:
+            self._serving = [asyncio.create_task(self._serve()), asyncio.create_task(self._listen())]
         try:
             records = await asyncio.gather(*futures)
         finally:
-            for key in keys:
-                self._new.pop(key, None)
-                self._waiting.pop(key, None)
+            for name in names:
+                asking.new.pop(name, None)
+                asking.waiting.pop(name, None)
+            if not asking:
+                self._asking.pop(run_id, None)
+                self._unamended.discard(run_id)
         ended = list(zip(records, tasks, strict=True))
         settled = [(record, task) for record, task in ended if not record.withdrawn]
         asked = {task.task_id: (record, task) for record, task in settled}
@@ -133,142 +146,161 @@ class PeopleGateway:
 
     def waiting(self, run_id: str) -> str:
         """The reason why a run waits; empty when it does not."""
-        tasks = sum(of_run == run_id for of_run, _ in (*self._new, *self._waiting))
+        tasks = len(self._asking.get(run_id, ()))
         return f"{tasks} task{'s' * (tasks != 1)} before the people of queue {self.name!r}" if tasks else ""
 
     async def close(self) -> None:
         """Stops waiting; what waits stays in Redis."""
-        if self._serving is not None:
-            await cancel_all([self._serving])
+        await cancel_all(self._serving)
 
     async def _serve(self) -> None:
         """Queues what is new and looks for what is decided, for all callers of `judge` together."""
-        checked_at = time.monotonic()
-        while self._new or self._waiting:
-            if is_due := time.monotonic() - checked_at >= RECHECK_S:
-                checked_at = time.monotonic()
+        while True:
             try:
-                await self._put_new()
-                for run_id in {run_id for run_id, _ in (*self._new, *self._waiting)}:
+                for run_id, asking in list(self._asking.items()):
                     try:
-                        await self._take_over(run_id)
-                        await self._look(await self._run(run_id))
-                        if is_due:
-                            await self._recheck(run_id)
+                        await self._put_new(run_id, asking)
+                        if asking.changed or asking.look_at <= time.monotonic():
+                            await self._look(run_id, asking)
                     except NewerFormat as error:
-                        self._leave(run_id, error)
+                        self._leave(asking, error)
             except errors.Unavailable as error:
                 log.warning("human queue waits for redis", queue=self.name, reason=error.message)
-                await asyncio.sleep(AWAY_PAUSE_S)
+                await self._pause()
             except Exception:  # one task must not keep all others from their answers
                 log.exception("human queue failed; it tries again", queue=self.name)
-                await asyncio.sleep(AWAY_PAUSE_S)
+                await self._pause()
+            next_look = min((one.look_at for one in self._asking.values()), default=math.inf)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._awake.wait(), POLL_S)
+                await asyncio.wait_for(self._awake.wait(), max(next_look - time.monotonic(), 0.0))
             self._awake.clear()
 
-    async def _put_new(self) -> None:
-        await self._tasks.put(
-            [
-                TaskRecord(
-                    run_id,
-                    replace(asked.task, task_id=name),
-                    self.settings.overlap,
-                    self.settings.policy,
-                    node_id=asked.task.task_id,
-                )
-                for (run_id, name), asked in self._new.items()
-            ]
-        )
+    async def _pause(self) -> None:
+        """After a failure, whatever the runs wait for may have changed."""
+        self._all_changed()
+        await asyncio.sleep(AWAY_PAUSE_S)
 
-    async def _take_over(self, run_id: str) -> None:
-        """Waits from now on for those new tasks of a run that are in the queue."""
-        ids = [task_id for of_run, task_id in self._new if of_run == run_id]
-        found, _ = await self._tasks.read_many(run_id, ids) if ids else ([], 0.0)
-        for stored in found:
-            record = await self._lowered(stored)
-            key = (run_id, record.task.task_id)
-            record = await self._put_back(record, self._new.get(key))
-            if waiting := self._new.pop(key, None):
-                waiting.revision = record.revision
-                self._waiting[key] = waiting
-                if record.settled:  # by a worker that died before it committed it
-                    self._resolve(record)
+    def _all_changed(self) -> None:
+        self._unamended.clear()
+        for asking in self._asking.values():
+            asking.changed.update(asking.waiting)
+        self._awake.set()
 
-    async def _put_back(self, record: TaskRecord, asked: _Asked | None) -> TaskRecord:
-        """The task, which waits again if it was withdrawn before it was asked now."""
-        if asked is None or not record.withdrawn:
-            return record
-        task = asked.task
-        if record.withdrawn == "ASKED" and record.task.model_version == task.model_version:
-            return record  # sent back since it was put
-        run = await self._run(record.run_id)
-        return (await self._tasks.apply(run, record.task.task_id, lambda old, _: steps.put_back(old, task)))[0]
+    async def _listen(self) -> None:
+        """Notes which tasks have changed, whoever has changed them."""
+        seq = -1
+        while True:
+            try:
+                if seq < 0:
+                    seq = await self._tasks.last_event("")
+                    self._all_changed()
+                events = await self._tasks.events("", seq, wait_ms=LISTEN_MS)
+            except Exception as error:  # such as an event of a newer release
+                if not isinstance(error, errors.Unavailable):
+                    log.exception("events of the human queue could not be read", queue=self.name)
+                seq = -1
+                await asyncio.sleep(AWAY_PAUSE_S)
+                continue
+            for event in events:
+                if event.seq != seq + 1:  # those between are no longer kept
+                    self._all_changed()
+                seq = event.seq
+                self._unamended.discard(event.run_id)
+                if asking := self._asking.get(event.run_id):
+                    asking.look_at = 0.0
+                    asking.changed.update({event.task_id} & asking.waiting.keys())
+            if events:
+                self._awake.set()
 
-    def _leave(self, run_id: str, error: NewerFormat) -> None:
+    async def _put_new(self, run_id: str, asking: _Asking) -> None:
+        """Waits from now on for the new tasks of a run, which are put into the queue unless they are there."""
+        settings = self.settings
+        new = list(asking.new.items())
+        for start in range(0, len(new), READ):
+            part = dict(new[start : start + READ])
+            asking.waiting |= part  # before they are read: what changes from now on, an event tells
+            found, _ = await self._tasks.read_many(run_id, list(part))
+            there = {record.task.task_id for record in found}
+            await self._tasks.put(
+                [
+                    TaskRecord(
+                        run_id, replace(task, task_id=name), settings.overlap, settings.policy, node_id=task.task_id
+                    )
+                    for name, (task, _) in part.items()
+                    if name not in there
+                ]
+            )
+            for record in found:
+                await self._take_over(asking, record, part[record.task.task_id][0])
+            for name, (task, _) in part.items():
+                if asking.version not in ("", task.model_version):  # it was retrieved while others were sent back
+                    await self._send_back(run_id, name, asking.version)
+                asking.new.pop(name, None)
+            asking.look_at = 0.0
+
+    async def _take_over(self, asking: _Asking, record: TaskRecord, task: Task) -> None:
+        """Lets a task that is in the queue already wait again, for no more people than the queue wants now."""
+        name, overlap = record.task.task_id, self.settings.overlap
+        if record.settled:  # by a worker that died before it committed it
+            self._resolve(asking, record)
+        if record.withdrawn:
+            await self._tasks.apply(record.run_id, name, lambda old, _: steps.put_back(old, task))
+        if record.overlap > overlap:  # one of those it was put before may have left
+            await self._tasks.apply(record.run_id, name, lambda old, at: steps.lower(old, overlap, at))
+
+    async def _send_back(self, run_id: str, name: str, version: str | None) -> None:
+        await self._tasks.apply(run_id, name, lambda old, at: steps.send_back(old, version, at))
+
+    def _leave(self, asking: _Asking, error: NewerFormat) -> None:
         """Tells those who wait for a run's tasks that this release cannot read them."""
-        for asked in (self._new, self._waiting):
-            for key in [key for key in asked if key[0] == run_id]:
-                told = asked.pop(key).told
-                if not told.done():
-                    told.set_exception(error)
+        for _, told in (*asking.new.values(), *asking.waiting.values()):
+            if not told.done():
+                told.set_exception(error)
+        asking.look_at = math.inf
 
-    async def _lowered(self, record: TaskRecord) -> TaskRecord:
-        """The task, for no more people than the queue wants now: one of those it was put before may have left."""
-        overlap = self.settings.overlap
-        if record.settled or record.overlap <= overlap:
-            return record
-        run = await self._run(record.run_id)
-        lowered, _ = await self._tasks.apply(run, record.task.task_id, lambda old, at: steps.lower(old, overlap, at))
-        return lowered
-
-    async def _look(self, run: Run) -> None:
-        await self._queue.sweep(run)
-        for name in await self._tasks.decided(run.id, self.settings.undo_s):
-            if waiting := self._waiting.get((run.id, name)):
-                settle = partial(steps.settle, undo_s=self.settings.undo_s, node_id=waiting.task.task_id)
-                record, _ = await self._tasks.apply(run, name, settle)
+    async def _look(self, run_id: str, asking: _Asking) -> None:
+        """Ends the leases that are over, settles what stands, and hands out what was settled or withdrawn."""
+        asking.look_at = time.monotonic() + RECHECK_S
+        changed = list(asking.changed)
+        for start in range(0, len(changed), READ):
+            for record in (await self._tasks.read_many(run_id, changed[start : start + READ]))[0]:
                 if record.settled or record.withdrawn:
-                    self._resolve(record)
+                    self._resolve(asking, record)
+        asking.changed.difference_update(changed)
+        over, decided, next_s = await self._tasks.due(run_id, self.settings.undo_s)
+        for name in over:
+            await self._tasks.apply(run_id, name, steps.expire)
+        for name in decided:
+            if waiting := asking.waiting.get(name):
+                settle = partial(steps.settle, undo_s=self.settings.undo_s, node_id=waiting[0].task_id)
+                record, _ = await self._tasks.apply(run_id, name, settle)
+                if record.settled:
+                    self._resolve(asking, record)
+        asking.look_at = min(asking.look_at, time.monotonic() + next_s)
 
-    async def _recheck(self, run_id: str) -> None:
-        """Hands out what was settled by a write whose answer was lost, or by another sampler: it is due no longer."""
-        asked = {name: one for (of_run, name), one in self._waiting.items() if of_run == run_id}
-        revisions = await self._tasks.revisions(run_id, list(asked))
-        changed = [name for name, revision in revisions.items() if revision != asked[name].revision]
-        for record in (await self._tasks.read_many(run_id, changed))[0] if changed else ():
-            asked[record.task.task_id].revision = record.revision
-            if record.settled or record.withdrawn == "DONE":
-                self._resolve(record)
-
-    def _resolve(self, record: TaskRecord) -> None:
-        asked = self._waiting.pop((record.run_id, record.task.task_id), None)
-        if asked is not None and not asked.told.done():
-            asked.told.set_result(record)
-
-    async def _run(self, run_id: str) -> Run:
-        if run_id not in self._known:
-            self._known[run_id] = await self._runs.get(run_id)
-        return self._known[run_id]
+    def _resolve(self, asking: _Asking, record: TaskRecord) -> None:
+        _, told = asking.waiting.pop(record.task.task_id, (None, None))
+        if told is not None and not told.done():
+            told.set_result(record)
 
 
 def _answer(record: TaskRecord, task: Task) -> Answer:
     """The decision as the oracle protocol has it: given by all who answered, except where an adjudicator decided."""
-    who = ", ".join(sorted(answer.annotator for answer in record.answers))
-    asked = [candidate.id for candidate in task.candidates]  # a resumed run may ask for fewer than at first
-    verdicts = tuple(_verdict(record, one, record.adjudicator * (one in record.adjudicated)) for one in asked)
+    unseen = Verdict(judgement=Judgement.UNSEEN)
     additions = []
     for premise in record.candidates[len(record.task.candidates) :]:
-        if record.settled.get(premise.id, VerdictKind.UNSEEN).accepts:  # an adjudicator may have refused it
-            author = ", ".join(sorted(answer.annotator for answer in record.answers if premise in answer.added))
-            additions.append(_verdict(record, premise.id, author))
-    return Answer(task_id=task.task_id, verdicts=verdicts, annotator=who, note=record.note, additions=tuple(additions))
-
-
-def _verdict(record: TaskRecord, premise_id: str, annotator: str) -> Verdict:
-    said = verdict_of(record.settled.get(premise_id, VerdictKind.UNSEEN), record.grade(premise_id))
-    judgement = Judgement(said.judgement)
-    return Verdict(premise_id=premise_id, judgement=judgement, leaf=said.leaf, grade=said.grade, annotator=annotator)
+        verdict = record.settled.get(premise.id, unseen)
+        if accepts(verdict):  # an adjudicator may have refused it
+            finders = sorted(one.annotator for one in record.answers if premise.id in one.verdicts)
+            additions.append(replace(verdict, annotator=", ".join(finders)))
+    return Answer(
+        task_id=task.task_id,
+        # a resumed run may ask for fewer than at first
+        verdicts=tuple(record.settled.get(one.id, replace(unseen, premise_id=one.id)) for one in task.candidates),
+        annotator=", ".join(sorted(one.annotator for one in record.answers)),
+        note=record.note,
+        additions=tuple(additions),
+    )
 
 
 def _admitted(record: TaskRecord, task: Task, answer: NodeAnswer) -> NodeAnswer:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from aeenc import errors
+from aeenc.values import QualificationState
 from services.sampler.people import steps
 from services.sampler.people.additions import Premises
 from services.sampler.people.controls import ControlItems, NotQualified, draw
@@ -103,7 +104,7 @@ class TaskQueue:
         refused: errors.AeencError | None = None
         for run in await self._open_runs(wanted):
             try:
-                await self.sweep(run)
+                await self.sweep(run.id)
                 only = await self._only(run, wanted)
                 while len(leased) < most:
                     one = await self._take(run, annotator, leased, request, content, only)
@@ -123,13 +124,15 @@ class TaskQueue:
         """When a renewed lease ends, in seconds of Redis's clock."""
         run, task_id = await self._of(lease_id)
         lease_s = await self.lease_s(run.config.oracle)
-        record, _ = await self._tasks.apply(run, task_id, lambda old, at: steps.renew(old, lease_id, at, lease_s, who))
+        record, _ = await self._tasks.apply(
+            run.id, task_id, lambda old, at: steps.renew(old, lease_id, at, lease_s, who)
+        )
         return next(lease.expires_at for lease in record.leases if lease.id == lease_id)
 
     async def release(self, lease_id: str, reason: str, who: str = "") -> None:
         """Gives a task back unanswered."""
         run, task_id = await self._of(lease_id)
-        await self._tasks.apply(run, task_id, lambda old, at: steps.release(old, lease_id, at, reason[:1024], who))
+        await self._tasks.apply(run.id, task_id, lambda old, at: steps.release(old, lease_id, at, reason[:1024], who))
 
     async def submit(self, lease_id: str, sent: SentAnswer, client_seq: int, who: str = "") -> tuple[str, bool]:
         """Takes an answer; gives its id, and whether it came after its lease had ended.
@@ -137,7 +140,7 @@ class TaskQueue:
         `who` is the only person for whom the caller may act; empty: anybody.
         """
         run, task_id = await self._of(lease_id)
-        if sent.additions and (before := (await self._tasks.read(run.id, task_id)).record) is not None:
+        if sent.answer.additions and (before := (await self._tasks.read(run.id, task_id)).record) is not None:
             sent = await self._premises.looked_up(run, before.task, sent)
 
         def step(old: TaskRecord, at: float) -> steps.Change:
@@ -147,8 +150,8 @@ class TaskQueue:
                 raise errors.FailedPrecondition(message, reason="RUN_ENDED")
             return change
 
-        record, answer_id = await self._tasks.apply(run, task_id, step)
-        return answer_id, any(answer.id == answer_id and answer.late for answer in record.answers)
+        record, answer_id = await self._tasks.apply(run.id, task_id, step, queue=run.config.oracle)
+        return answer_id, any(one.answer.late for one in record.answers if one.answer.answer_id == answer_id)
 
     async def send_back(
         self, run: Run, wanted: Wanted, lease_id: str = "", who: str = "", *, dry_run: bool = False
@@ -158,25 +161,26 @@ class TaskQueue:
         With a lease, its task, too, if `who` holds it (empty: anybody). Gives the tasks, which a dry run leaves alone.
         """
         only = await self._only(run, wanted)
-        ids = dict.fromkeys(await self._tasks.waiting(run.id, only))
+        ids = await (self._tasks.waiting(run.id) if only is None else self._tasks.waiting_of(run.id, only))
         held = parts_of(lease_id, "lease")[1] if lease_id else ""
-        if held:
-            ids[held] = None
-        wanted_ids = [task_id for task_id in ids if only is None or task_id in only]
+        if held and held not in ids and (only is None or held in only):
+            ids.append(held)
 
         def step(old: TaskRecord, at: float) -> steps.Change:
             return steps.send_back(old, run.version, at, lease_id if old.task.task_id == held else "", who)
 
-        records, at = await self._tasks.read_many(run.id, wanted_ids)
-        found = [record.task.task_id for record in records if step(record, at).id]
+        found = []
+        for start in range(0, len(ids), READ):
+            records, at = await self._tasks.read_many(run.id, ids[start : start + READ])
+            found += [record.task.task_id for record in records if step(record, at).id]
         if dry_run:
             return found
-        return [task_id for task_id in found if (await self._tasks.apply(run, task_id, step))[1]]
+        return [task_id for task_id in found if (await self._tasks.apply(run.id, task_id, step))[1]]
 
-    async def sweep(self, run: Run) -> None:
+    async def sweep(self, run_id: str) -> None:
         """Ends the leases of a run whose time is over, so that their tasks wait again."""
-        for task_id in await self._tasks.overdue(run.id):
-            await self._tasks.apply(run, task_id, steps.expire)
+        for task_id in (await self._tasks.due(run_id))[0]:
+            await self._tasks.apply(run_id, task_id, steps.expire)
 
     async def lease_s(self, queue: str) -> float:
         """The seconds that a lease of this queue lasts."""
@@ -271,7 +275,7 @@ class TaskQueue:
         room = self._message_bytes - sum(_size_bytes(one.record) for one in taken)
         while True:
             overtaken, too_large = False, ""
-            for chunk in _chunks(await self._candidates(run, annotator, len(taken), only)):
+            async for chunk in self._candidates(run, annotator, len(taken), only):
                 found, at = await self._tasks.read_many(run.id, chunk)
                 for record in found:
                     if record.task.task_id in mine or not record.open_to(annotator, at):
@@ -283,7 +287,7 @@ class TaskQueue:
                         continue
                     lease_id = f"{run.id}.{record.task.task_id}.{uuid.uuid4().hex[:12]}"
                     change = steps.lease(record, annotator, lease_id, at, lease_s)
-                    if await self._tasks.write(change, run.config.oracle, at, request, content):
+                    if await self._tasks.write(change, at, request, content):
                         return change.record.leases[-1], change.record, at
                     overtaken = True
             if not overtaken and too_large:
@@ -297,34 +301,35 @@ class TaskQueue:
         hypothesis_id = (await self._nodes.hypothesis(record.run_id, int(tree))).id if tree else ""
         return LeasedTask(lease, record, at, hypothesis_id)
 
-    async def _candidates(self, run: Run, annotator: str, taken: int, only: frozenset[str] | None) -> list[str]:
-        """The waiting tasks that this person has not judged, after a control item when one is due.
+    async def _candidates(
+        self, run: Run, annotator: str, taken: int, only: frozenset[str] | None
+    ) -> AsyncIterator[Sequence[str]]:
+        """The waiting tasks that this person has not judged, after a control item when one is due, in parts.
 
-        Among tasks that somebody has asked for (`only`), a control item would be known as one. Raises NotQualified.
+        The first part is one task, which mostly is open, and each is twice as long as the one before. Among tasks that
+        somebody has asked for (`only`), a control item would be known as one. Raises NotQualified.
         """
-        waiting = await self._tasks.waiting(run.id, only)
-        if not waiting:
-            return []
+        if not await self._tasks.waiting(run.id, 0, 1):
+            return
         qualifies = await self._qualifies(run, annotator, only)
         if only is not None:
-            return waiting
-        answered = await self._tasks.answered_by(run.id, annotator)
-        done = {parts_of(answer_id, "answer")[1] for answer_id in answered}
-        if qualifies:
-            return await self._controls.left(run, annotator, done, waiting, qualifying=True)
-        new = [task_id for task_id in waiting if task_id not in done]
-        share = self._queues[run.config.oracle].control_share
-        if not new or draw(run.id, annotator, len(answered) + taken) >= share:
-            return new
-        return [*await self._controls.left(run, annotator, done, waiting), *new]
+            yield await self._tasks.waiting_of(run.id, only)
+            return
+        drawn = draw(run.id, annotator, await self._tasks.answered(run.id, annotator) + taken)
+        if qualifies or drawn < self._queues[run.config.oracle].control_share:
+            yield await self._controls.next_item(run, annotator, qualifying=qualifies)
+        start, most = 0, 1
+        while not qualifies and (part := await self._tasks.waiting(run.id, start, most)):
+            yield await self._tasks.unanswered(run.id, annotator, part)
+            start, most = start + most, min(2 * most, READ)
 
     async def _qualifies(self, run: Run, annotator: str, only: frozenset[str] | None) -> bool:
         """Whether this person is in the qualification round. Raises NotQualified where that gives them no task."""
         found = await self._controls.qualification(run, annotator)
-        if found is None or found.state == "PASSED":
+        if found is None or found.state is QualificationState.PASSED:
             return False
         queue = run.config.oracle
-        if found.state == "FAILED":
+        if found.state is QualificationState.FAILED:
             raise NotQualified(
                 f"{annotator} has not passed the qualification round of queue {queue!r}: fewer than "
                 f"{self._queues[queue].qualify_share:.0%} of the verdicts were right; ask who leads the queue"
@@ -335,11 +340,3 @@ class TaskQueue:
                 f"{queue!r}; lease without naming a hypothesis or task first"
             )
         return True
-
-
-def _chunks(ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Parts of ids, the first of one alone, which mostly is open, and each twice as long as the one before."""
-    start, most = 0, 1
-    while start < len(ids):
-        yield ids[start : start + most]
-        start, most = start + most, min(2 * most, READ)

@@ -10,23 +10,32 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from datetime import timedelta
 from typing import Protocol
 
 from aeenc import errors
+from aeenc.values import Agreement, AnnotatorReport, Answer, Judgement, TaskEvent, TaskState
 from services.kit.concurrency import cancel_all
 from services.kit.logs import get
 from services.sampler.acs.algorithm import ADDED
 from services.sampler.acs.negatives import RefusalFilter
 from services.sampler.people import steps
 from services.sampler.people.additions import Premises
-from services.sampler.people.agreement import Agreement, agreement_apart, edge_f1, positive_agreement
-from services.sampler.people.controls import ControlReport, control_report, right_and_judged
-from services.sampler.people.decisions import SentAnswer, SentVerdicts
-from services.sampler.people.gateway import PeopleGateway
+from services.sampler.people.agreement import agreement_of, edge_f1
+from services.sampler.people.controls import control_report, right_and_judged
+from services.sampler.people.decisions import SentAnswer, corrections
 from services.sampler.people.queue import TaskQueue, Wanted
-from services.sampler.people.task_store import TaskEvent, TaskStore
-from services.sampler.people.tasks import TaskRecord, TaskState, VerdictKind, check_annotator, parts_of
+from services.sampler.people.task_store import HOUR_S, TaskStore
+from services.sampler.people.tasks import (
+    TaskAnswer,
+    TaskRecord,
+    accepts,
+    check_annotator,
+    decides,
+    moment_of,
+    parts_of,
+)
 from services.sampler.records.node_store import NodeStore
 from services.sampler.records.pair_log import PairLog
 from services.sampler.records.run_store import RunStore
@@ -38,7 +47,6 @@ log = get(__name__)
 PAGE = 100
 MAX_PAGE = 500
 WATCH_WAIT_MS = 1000
-HOUR_S = 3600.0
 REPAIR_S = 5.0  # between two looks for changes whose pairs are due
 REPAIR_AFTER_S = 10.0  # the call that made a change adds its pairs within this time, or was cut off
 REFUSED = "refused"  # the reason of a pair that a run of positives only does not keep
@@ -48,27 +56,6 @@ class Follow(Protocol):
     """Lets a run follow its label: see `execution.following`."""
 
     async def __call__(self, run_id: str, *, dry_run: bool = False) -> Run: ...
-
-
-@dataclass
-class AnnotatorReport:
-    """The work of one annotator in a run."""
-
-    answers: int = 0
-    late: int = 0
-    control_verdicts: int = 0
-    control_correct: int = 0
-    elapsed_s: float = 0.0
-    answers_hour: int = 0
-
-
-@dataclass(frozen=True)
-class Report:
-    """How the people of a run agree, what each has done, and how its control items were answered."""
-
-    agreement: Agreement
-    people: Mapping[str, AnnotatorReport]
-    controls: Sequence[ControlReport]
 
 
 class Review:
@@ -81,14 +68,12 @@ class Review:
         tasks: TaskStore,
         pairs: PairLog,
         premises: Premises,
-        gateways: Mapping[str, PeopleGateway],
         queue: TaskQueue,
         follow: Follow,
     ) -> None:
         self._runs, self._nodes, self._tasks, self._pairs = runs, nodes, tasks, pairs
-        self._premises, self._gateways = premises, gateways
+        self._premises = premises
         self._queue, self._follow = queue, follow
-        self._agreeing = asyncio.Lock()  # one agreement process at a time
         self._repairing: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -113,7 +98,7 @@ class Review:
     async def undo(self, run_id: str, annotator: str, count: int, request_id: str) -> list[str]:
         """Takes back as many of a person's last answers as it can. Raises the obstacle to the first."""
         check_annotator(annotator)
-        run = await self._runs.get(run_id)
+        await self._runs.get(run_id)
         undone: list[str] = []
         said = f"count={count or 1}"
         for number in range(count or 1):
@@ -121,11 +106,16 @@ class Review:
             if request and (earlier := await self._tasks.made(request, said)):
                 undone.append(earlier)
                 continue
-            answers = await self._tasks.answered_by(run_id, annotator)
-            if not answers:
+            last = await self._tasks.answered_by(run_id, annotator, -1)
+            if not last:
                 break
+
+            def step(old: TaskRecord, at: float) -> steps.Change:
+                given = old.answer_of(annotator)
+                return steps.undo(old, given.answer.answer_id, at) if given else steps.Change(old)
+
             try:
-                undone.append(await self._undo_one(run, answers[-1], request, said))
+                undone.append((await self._tasks.apply(run_id, last[0], step, request, said))[1])
             except errors.FailedPrecondition:
                 if not undone:
                     raise
@@ -133,11 +123,6 @@ class Review:
         if not undone:
             raise errors.NotFound(f"{annotator} has no answers in run {run_id} to take back")
         return undone
-
-    async def _undo_one(self, run: Run, answer_id: str, request: tuple[str, ...], said: str) -> str:
-        _, task_id = parts_of(answer_id, "answer")
-        await self._tasks.apply(run, task_id, lambda old, at: steps.undo(old, answer_id, at), request, said)
-        return answer_id
 
     async def amend(
         self, answer_id: str, sent: SentAnswer, annotator: str, request_id: str, *, others: bool = True
@@ -155,23 +140,29 @@ class Review:
             await self._await_commit(run, before)
             sent = await self._premises.looked_up(run, before.task, sent)
         record, amended = await self._tasks.apply(
-            run, task_id, lambda old, at: steps.amend(old, answer_id, sent, annotator, at, others=others), request, said
+            run_id,
+            task_id,
+            lambda old, at: steps.amend(old, answer_id, sent, annotator, at, others=others),
+            request,
+            said,
         )
         await self._correct(run, record, amended, annotator)
         return amended
 
-    async def adjudicate(
-        self, run_id: str, task_id: str, verdicts: SentVerdicts, adjudicator: str, request_id: str
-    ) -> str:
+    async def adjudicate(self, run_id: str, decision: Answer, request_id: str) -> str:
         """Decides a conflict, or changes what was decided. Gives the id of the decision."""
+        task_id, adjudicator = decision.task_id, decision.annotator
         check_annotator(adjudicator, "adjudicator")
+        if replace(decision, verdicts=()) != Answer(task_id=task_id, annotator=adjudicator):
+            problem = "holds more than verdicts, which alone are adjudicated; amend it"
+            raise errors.InvalidArgument.field("answer", problem)
         run = await self._runs.get(run_id)
         request = ("adjudicate", run_id, task_id, request_id) if request_id else ()
-        said = f"{SentAnswer(verdicts).said} of {adjudicator!r}"
+        said = f"{SentAnswer(decision).said} of {adjudicator!r}"
         if (before := (await self._tasks.read(run_id, task_id)).record) is not None:
             await self._await_commit(run, before)
         record, made = await self._tasks.apply(
-            run, task_id, lambda old, at: steps.adjudicate(old, verdicts, adjudicator, at), request, said
+            run_id, task_id, lambda old, at: steps.adjudicate(old, decision, at), request, said
         )
         await self._correct(run, record, made, adjudicator)
         return made
@@ -198,18 +189,16 @@ class Review:
             raise errors.InvalidArgument.field("overlap", f"is {overlap}, and settle is set; give one of them")
         if not settle and not others:
             raise errors.PermissionDenied("this credential may only settle what its person has answered (settle)")
-        run = await self._runs.get(run_id)
+        await self._runs.get(run_id)
         request = ("close", run_id, task_id, request_id) if request_id else ()
         said = f"settle {settle}, overlap {overlap}, reason {digest(reason)[:12]} of {who!r}"
 
         def step(old: TaskRecord, at: float) -> steps.Change:
             if settle:
-                return steps.hasten(old, who, at)
+                return steps.hasten(old, who)
             return steps.lower(old, overlap, at, who) if overlap else steps.close(old, who, reason[:MAX_NOTE], at)
 
-        record, _ = await self._tasks.apply(run, task_id, step, request, said)
-        self._wake(run)
-        return record
+        return (await self._tasks.apply(run_id, task_id, step, request, said))[0]
 
     async def retrieve_again(
         self, wanted: Wanted, lease_id: str, who: str, *, dry_run: bool
@@ -224,8 +213,6 @@ class Review:
         await self._queue.send_back(before, wanted, lease_id, who, dry_run=True)  # refuses what there is not
         run = await self._follow(wanted.run_id, dry_run=dry_run)
         tasks = await self._queue.send_back(run, wanted, lease_id, who, dry_run=dry_run)
-        if tasks and not dry_run:
-            self._wake(run)
         return run, tasks
 
     async def changes(self, run_id: str, task_id: str, after: int, limit: int) -> tuple[list[TaskEvent], int]:
@@ -235,11 +222,6 @@ class Review:
         found = await self._tasks.verdict_log(run_id, after, size)
         shown = [one for one in found if not task_id or one.task_id == task_id]
         return shown, found[-1].seq if len(found) == size else 0
-
-    def _wake(self, run: Run) -> None:
-        """Lets this process look at the queue at once; another sampler that works on the run looks a moment later."""
-        if gateway := self._gateways.get(run.config.oracle):
-            gateway.wake()
 
     async def _await_commit(self, run: Run, record: TaskRecord) -> None:
         """Raises until the run has recorded the node: a pair that replaces another must follow it in the log."""
@@ -294,32 +276,38 @@ class Review:
         size = min(limit or PAGE, MAX_PAGE)
         ids = await self._tasks.task_ids(run_id, after, size)
         found, _ = await self._tasks.read_many(run_id, ids)
-        shown = [record for record in found if not record.control and (state is None or record.state == state)]
+        shown = [record for record in found if not record.control and (state is None or record.state is state)]
         return shown, after + size if len(ids) == size else 0
 
-    async def agreement(self, run_id: str) -> Report:
+    async def agreement(self, run_id: str) -> Agreement:
         """The agreement of a run's annotators, a report on each, and on its control items, those done worst first."""
         await self._runs.get(run_id)
         ratings: list[Mapping[str, bool]] = []
         edges: list[Mapping[str, Set[str]]] = []
-        reports: dict[str, AnnotatorReport] = defaultdict(AnnotatorReport)
+        people: dict[str, list[tuple[TaskRecord, TaskAnswer]]] = defaultdict(list)
         items: dict[tuple[str, frozenset[str]], list[TaskRecord]] = defaultdict(list)
-        position = 0
+        position, at = 0, 0.0
         while ids := await self._tasks.task_ids(run_id, position, PAGE):
             position += len(ids)
             found, at = await self._tasks.read_many(run_id, ids)
             for record in found:
-                _count(record, reports, at)
+                said = {given.annotator: given.own_verdicts for given in record.answers}
+                for given in record.answers:
+                    people[given.annotator].append((record, given))
                 if not record.control:
-                    ratings += _ratings(record)
-                    edges.append(_edges(record))
+                    ratings += [
+                        {name: accepts(one[asked.id]) for name, one in said.items() if decides(one[asked.id])}
+                        for asked in record.task.candidates
+                    ]
+                    edges.append(
+                        {name: {key for key, one in given.items() if accepts(one)} for name, given in said.items()}
+                    )
                 elif record.answers:
                     items[record.task.query, frozenset(record.gold)].append(record)
-        async with self._agreeing:
-            beyond_chance = await agreement_apart(ratings)
-        agreed = replace(beyond_chance, positive_agreement=positive_agreement(ratings), edge_f1=edge_f1(edges))
+        agreed = await asyncio.to_thread(agreement_of, ratings)
         controls = sorted(map(control_report, items.values()), key=lambda one: one.correct - one.verdicts)
-        return Report(agreed, dict(sorted(reports.items())), controls)
+        reports = (_report(name, given, at) for name, given in sorted(people.items()))
+        return replace(agreed, edge_f1=edge_f1(edges), reports=tuple(reports), controls=tuple(controls))
 
     async def watch(self, run_id: str, from_seq: int, *, from_now: bool = False) -> AsyncIterator[TaskEvent]:
         """The events of a run's tasks until it has ended, or (empty) of all, without end; or those from now on.
@@ -344,37 +332,17 @@ class Review:
                 return
 
 
-def _ratings(record: TaskRecord) -> list[Mapping[str, bool]]:
-    """Each candidate's verdicts by annotator, where they are a yes or a no."""
-    return [
-        {
-            answer.annotator: answer.said[candidate.id].accepts
-            for answer in record.answers
-            if answer.said[candidate.id].decides
-        }
-        for candidate in record.task.candidates
-    ]
-
-
-def _edges(record: TaskRecord) -> Mapping[str, Set[str]]:
-    """What each annotator accepts, additions included."""
-    return {
-        answer.annotator: {premise_id for premise_id, kind in answer.said.items() if kind.accepts}
-        for answer in record.answers
-    }
-
-
-def _count(record: TaskRecord, reports: dict[str, AnnotatorReport], at: float) -> None:
-    for answer in record.answers:
-        report = reports[answer.annotator]
-        report.answers += 1
-        report.answers_hour += answer.at > at - HOUR_S
-        report.late += answer.late
-        report.elapsed_s += answer.elapsed_s
-        if record.control:
-            right, judged = right_and_judged(record, answer.said)
-            report.control_correct += right
-            report.control_verdicts += judged
+def _report(name: str, given: Sequence[tuple[TaskRecord, TaskAnswer]], at: float) -> AnnotatorReport:
+    controls = [right_and_judged(record, one.own_verdicts) for record, one in given if record.control]
+    return AnnotatorReport(
+        annotator=name,
+        answers=len(given),
+        late=sum(one.answer.late for _, one in given),
+        control_verdicts=sum(judged for _, judged in controls),
+        control_correct=sum(right for right, _ in controls),
+        mean_elapsed=timedelta(seconds=sum(one.elapsed_s for _, one in given) / len(given)),
+        answers_hour=sum(one.answer.at > moment_of(at - HOUR_S) for _, one in given),
+    )
 
 
 def corrected_pairs(run: Run, record: TaskRecord, who: str) -> list[Pair]:
@@ -382,10 +350,10 @@ def corrected_pairs(run: Run, record: TaskRecord, who: str) -> list[Pair]:
 
     A refusal passes the run's negative filter like any other, beside what is accepted now of the same task.
     """
-    changed = steps.corrections(record)
+    changed = corrections(record)
     holding = {**record.settled, **changed}
     candidates = record.candidates
-    holds = [one for one in candidates if holding.get(one.id, VerdictKind.UNSEEN).accepts]
+    holds = [one for one in candidates if one.id in holding and accepts(holding[one.id])]
     accepted = [(one.text, one.score) for one in holds if one.rank != ADDED]
     added = [one.text for one in holds if one.rank == ADDED]
     refusals = RefusalFilter(run.config.rules.negatives, record.task.query, accepted, [], added)
@@ -394,8 +362,12 @@ def corrected_pairs(run: Run, record: TaskRecord, who: str) -> list[Pair]:
         verdict = changed.get(candidate.id)
         if verdict is None:
             continue
-        filtered, _ = refusals.reason(candidate.text, candidate.rank, candidate.score)
-        sign, reason = _sign(verdict, filtered or "", positives_only=run.config.rules.positives_only)
+        sign: PairSign = "POSITIVE" if accepts(verdict) else "SKIPPED"
+        reason = "" if accepts(verdict) else UNDECIDED
+        if verdict.judgement is Judgement.DOES_NOT_EXPLAIN:
+            filtered, _ = refusals.reason(candidate.text, candidate.rank, candidate.score)
+            reason = REFUSED if run.config.rules.positives_only else filtered or ""
+            sign = "SKIPPED" if reason else "NEGATIVE"
         pairs.append(
             run.pair(
                 record.task.query,
@@ -404,20 +376,10 @@ def corrected_pairs(run: Run, record: TaskRecord, who: str) -> list[Pair]:
                 reason=reason,
                 node_id=record.node_id,
                 annotator=who,
-                grade=record.grade(candidate.id) or 0.0,
+                grade=verdict.grade or 0.0,
                 note=record.note[:MAX_NOTE],
                 amended=True,
                 version=record.task.model_version,
             )
         )
     return pairs
-
-
-def _sign(verdict: VerdictKind, filtered: str, *, positives_only: bool) -> tuple[PairSign, str]:
-    if verdict.accepts:
-        return "POSITIVE", ""
-    if verdict is not VerdictKind.REFUSED:
-        return "SKIPPED", UNDECIDED
-    if positives_only:
-        return "SKIPPED", REFUSED
-    return ("SKIPPED", filtered) if filtered else ("NEGATIVE", "")

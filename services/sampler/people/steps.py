@@ -1,4 +1,4 @@
-"""Pure steps of a task, from one record to the next, with the log entries and events of each.
+"""Pure steps of a task, from one record to the next, with the events of each.
 
     WAITING ─ lease, submit (overlap times) ─▶ DECIDED ─ undo_s later: settle ─▶ SETTLED ─ amend ─▶ corrections
        ▲                                          │ ▲
@@ -16,51 +16,61 @@ from typing import Any
 
 from aeenc import errors
 from aeenc.oracle import Task
+from aeenc.values import Answer, Judgement, TaskEvent, TaskEventKind, TaskState, Verdict
+from services.sampler.oracles.answers import statement_of
 from services.sampler.oracles.statements import check
-from services.sampler.people.decisions import SentAnswer, SentVerdicts, accepted_in, complete, decide, read_verdicts
+from services.sampler.people.decisions import SentAnswer, complete, corrections, decide, read_verdicts
 from services.sampler.people.tasks import (
-    EventName,
     Lease,
     TaskAnswer,
     TaskRecord,
-    VerdictKind,
-    VerdictKinds,
-    answer_dict,
-    codes,
+    Verdicts,
+    accepts,
+    addition,
+    by_premise,
+    moment_of,
 )
 
 MAX_HELD_S = 3600.0  # after an hour without an answer a task goes to another person, renewed or not
 MIN_ELAPSED_S = 0.1
 
-Events = tuple[tuple[EventName, str], ...]
-
 
 @dataclass(frozen=True)
 class Change:
-    """A step: the record after it, entries for the verdict log and the watchers, and the id that the caller gets.
+    """A step: the record after it, its events, and the id that the caller gets.
 
-    `answered` is an answer that holds from now on, `undone` one that no longer holds, `person` the one who gave them;
-    both together: the one takes the other's place. `corrects` names who changed what the run has gone on with. `asks`
-    anew: the task's candidates are the same, their scores and version are not.
+    `answered` and `undone` name the person who has an answer from now on, or has none any more, and `elapsed_s` the
+    time that it took. `corrects` names who changed what the run has gone on with. `asks` anew: the task's candidates
+    are the same, their scores and version are not.
     """
 
     record: TaskRecord
-    events: Events = ()
-    log: tuple[dict[str, Any], ...] = ()
+    events: tuple[TaskEvent, ...] = ()
     id: str = ""
     elapsed_s: float | None = None
     answered: str = ""
     undone: str = ""
-    person: str = ""
     corrects: str = ""
     asks: bool = False
+
+
+def _event(kind: TaskEventKind, person: str = "", **said: Any) -> TaskEvent:
+    return TaskEvent(kind=kind, person=person, **said)
+
+
+def _end(record: TaskRecord, over: list[Lease], ended: Any) -> TaskRecord:
+    leases = tuple(replace(lease, ended=ended) if lease in over else lease for lease in record.leases)
+    return replace(record, leases=leases)
+
+
+def _expired(over: list[Lease]) -> tuple[TaskEvent, ...]:
+    return tuple(_event(TaskEventKind.EXPIRED, lease.annotator) for lease in over)
 
 
 def expire(record: TaskRecord, at: float) -> Change:
     """Ends the leases whose time is over. The answer may still come; it is then late."""
     over = [lease for lease in record.leases if not lease.ended and lease.expires_at <= at]
-    leases = tuple(replace(lease, ended="EXPIRED") if lease in over else lease for lease in record.leases)
-    return Change(replace(record, leases=leases), tuple(("EXPIRED", lease.annotator) for lease in over))
+    return Change(_end(record, over, "EXPIRED"), _expired(over))
 
 
 def lease(record: TaskRecord, annotator: str, lease_id: str, at: float, lease_s: float) -> Change:
@@ -69,14 +79,16 @@ def lease(record: TaskRecord, annotator: str, lease_id: str, at: float, lease_s:
     swept = expire(record, at)
     taken = Lease(lease_id, annotator, at, at + min(lease_s, MAX_HELD_S))
     after = replace(swept.record, leases=(*(one for one in swept.record.leases if one.id not in over), taken))
-    return Change(after, (*swept.events, ("LEASED", annotator)), id=lease_id)
+    return Change(after, (*swept.events, _event(TaskEventKind.LEASED, annotator)), id=lease_id)
 
 
 def renew(record: TaskRecord, lease_id: str, at: float, lease_s: float, who: str = "") -> Change:
     """Lets a lease end a lease time from now, and an hour after it was given at the latest."""
     held = _lease(record, lease_id, who)
     if not held.live(at):
-        raise errors.FailedPrecondition(f"lease {lease_id} is over ({_why(held)})", reason="LEASE_EXPIRED")
+        why = {"": "its time has run out", "EXPIRED": "its time has run out", "MOOT": "others have answered"}
+        message = f"lease {lease_id} is over ({why.get(held.ended, held.ended.lower())})"
+        raise errors.FailedPrecondition(message, reason="LEASE_EXPIRED")
     until = max(held.expires_at, min(at + lease_s, held.taken_at + MAX_HELD_S))
     return Change(_with_lease(record, replace(held, expires_at=until)))
 
@@ -86,73 +98,58 @@ def release(record: TaskRecord, lease_id: str, at: float, reason: str, who: str 
     held = _lease(record, lease_id, who)
     if not held.live(at):
         return Change(record)
-    entry = {"op": "RELEASED", "annotator": held.annotator, "lease_id": lease_id, "reason": reason, "at": at}
     given_back = replace(_with_lease(record, replace(held, ended="RELEASED")), returned=record.returned + 1)
-    return Change(given_back, (("RELEASED", held.annotator),), (entry,))
+    return Change(given_back, (_event(TaskEventKind.RELEASED, held.annotator, reason=reason),))
 
 
-def submit(
-    record: TaskRecord,
-    lease_id: str,
-    sent: SentAnswer,
-    seq: int,
-    at: float,
-    who: str = "",
-) -> Change:
+def submit(record: TaskRecord, lease_id: str, sent: SentAnswer, seq: int, at: float, who: str = "") -> Change:
     """Takes an answer, in time or late, once. A retry of the same `seq` (0: none) gets the id of its first attempt."""
     held = _lease(record, lease_id, who)
-    if held.ended == "ANSWERED":
-        if seq and held.client_seq == seq:
-            if held.said and held.said != sent.said:
-                message = f"client_seq {seq} is that of another answer under lease {lease_id}, {held.answer_id}"
-                raise errors.AlreadyExists(f"{message}; amend that one")
-            return Change(record, id=held.answer_id)
-        message = (
-            f"lease {lease_id} was answered before, as {held.answer_id}; amend that answer, or, if it was taken back, "
-            "lease the task again"
-        )
-        raise errors.FailedPrecondition(message, reason="LEASE_ANSWERED")
-    if held.ended == "RELEASED":
-        message = f"lease {lease_id} was given back; lease the task again"
-        raise errors.FailedPrecondition(message, reason="LEASE_RELEASED")
-    if record.withdrawn:
-        message = f"the task of lease {lease_id} was retrieved again after its lease had ended; lease the new one"
-        raise errors.FailedPrecondition(message, reason="TASK_WITHDRAWN")
-    if len(record.answers) >= record.overlap or any(a.annotator == held.annotator for a in record.answers):
-        message = f"the task of lease {lease_id} was answered under another lease; nothing is left to do"
-        raise errors.FailedPrecondition(message, reason="TASK_ANSWERED")
-    chosen = read_verdicts(record.task.candidates, sent.verdicts)
-    added = read_verdicts(sent.added, sent.additions, "additions")
-    said = chosen | added
-    check(record.task, sent, accepted_in(said.kinds))
-    took_s = min(max(at - held.taken_at if sent.elapsed_s is None else sent.elapsed_s, MIN_ELAPSED_S), MAX_HELD_S)
-    answer = TaskAnswer(
-        **{**sent.parts(), "annotator": held.annotator},
-        id=_answer_id(record),
-        lease_id=lease_id,
-        verdicts=complete(record.task, chosen.kinds, added.kinds, sent),
-        grades=said.grades,
-        remarks=said.remarks,
-        seen_upto=sent.seen_upto,
-        elapsed_s=took_s,
-        late=not held.live(at),
-        at=at,
-        added=sent.added,
-    )
+    if held.ended == "ANSWERED" and seq and held.client_seq == seq:
+        if held.said != sent.said:
+            message = f"client_seq {seq} is that of another answer under lease {lease_id}, {held.answer_id}"
+            raise errors.AlreadyExists(f"{message}; amend that one")
+        return Change(record, id=held.answer_id)
+    for refused, reason, problem in (
+        (
+            held.ended == "ANSWERED",
+            "LEASE_ANSWERED",
+            f"was answered before, as {held.answer_id}; amend that answer; if it was taken back, lease the task again",
+        ),
+        (held.ended == "RELEASED", "LEASE_RELEASED", "was given back; lease the task again"),
+        (record.withdrawn, "TASK_WITHDRAWN", "has a task that was retrieved again after it had ended; lease a new one"),
+        (
+            len(record.answers) >= record.overlap or record.answer_of(held.annotator),
+            "TASK_ANSWERED",
+            "has a task that was answered under another lease; nothing is left to do",
+        ),
+    ):
+        if refused:
+            raise errors.FailedPrecondition(f"lease {lease_id} {problem}", reason=reason)
+    chosen = read_verdicts(record.task.candidates, sent.answer.verdicts)
+    added = read_verdicts(map(addition, sent.answer.additions), sent.answer.additions, "additions")
+    _check(record.task, sent.answer, chosen | added)
+    took_s = at - held.taken_at if sent.elapsed_s is None else sent.elapsed_s
+    took_s = min(max(took_s, MIN_ELAPSED_S), MAX_HELD_S)
+    answer_id, late = _answer_id(record), not held.live(at)
+    given = complete(record.task.candidates, chosen, added, sent)
+    answer = replace(given, annotator=held.annotator, answer_id=answer_id, late=late, at=moment_of(at))
     swept = expire(record, at)
-    over = replace(held, ended="ANSWERED", answer_id=answer.id, client_seq=seq, said=sent.said)
-    after = _with_lease(swept.record, over)
-    after = replace(after, answers=(*record.answers, answer), made=record.made + 1, undone=False)
-    after, surplus = _without_surplus(after, held.annotator, at)
+    over = replace(held, ended="ANSWERED", answer_id=answer_id, client_seq=seq, said=sent.said)
+    answers = (*record.answers, TaskAnswer(answer, took_s))
+    after = replace(_with_lease(swept.record, over), answers=answers, made=record.made + 1, undone=False)
+    # A late answer makes leases needless: the person's other ones, and the youngest beyond the room.
+    others = [one for one in after.held(at) if one.annotator != held.annotator]
+    kept = sorted(others, key=lambda one: one.taken_at)[: after.overlap - len(answers)]
+    surplus = [one for one in after.held(at) if one not in kept]
+    told = _event(TaskEventKind.ANSWERED, held.annotator, answer=answer)
     return _decided(
         Change(
-            after,
-            (*swept.events, *surplus, ("ANSWERED", held.annotator)),
-            ({"op": "ANSWERED", **answer_dict(answer)},),
-            id=answer.id,
+            _end(after, surplus, "MOOT"),
+            (*swept.events, *_expired(surplus), told),
+            id=answer_id,
             elapsed_s=took_s,
-            answered=answer.id,
-            person=held.annotator,
+            answered=held.annotator,
         ),
         at,
     )
@@ -160,26 +157,19 @@ def submit(
 
 def undo(record: TaskRecord, answer_id: str, at: float) -> Change:
     """Takes an answer back, as long as the run has not used it. A closed task is open again."""
-    answer = _answer(record, answer_id)
+    given = _answer(record, answer_id)
     adjudicated = record.adjudicated.keys() - {*record.disputed}
-    if record.settled or record.final or adjudicated or answer.own:
-        amended_by = answer.by if answer.by != answer.annotator else "somebody else before"
-        why = f"was amended by {amended_by}" if answer.own else f"has become pairs of run {record.run_id}"
+    if record.settled or record.final or adjudicated or given.own:
+        amended_by = given.by if given.by != given.annotator else "somebody else before"
+        why = f"was amended by {amended_by}" if given.own else f"has become pairs of run {record.run_id}"
         why = "was adjudicated" if adjudicated else why
         raise errors.FailedPrecondition(f"answer {answer_id} {why}; amend it instead", reason="ANSWER_USED")
-    entry = {"op": "UNDONE", "answer_id": answer_id, "annotator": answer.annotator, "at": at}
-    left = tuple(other for other in record.answers if other.id != answer_id)
+    left = tuple(other for other in record.answers if other is not given)
     if record.reopens:
         record = replace(record, overlap=record.reopens, reopens=0, adjudicated={}, adjudicator="", disputed=())
-    change = Change(
-        replace(record, answers=left, undone=True),
-        (("UNDONE", answer.annotator),),
-        (entry,),
-        id=answer_id,
-        undone=answer_id,
-        person=answer.annotator,
-    )
-    return _decided(change, at)
+    told = _event(TaskEventKind.UNDONE, given.annotator, former_answer_id=answer_id)
+    after = replace(record, answers=left, undone=True)
+    return _decided(Change(after, (told,), id=answer_id, undone=given.annotator), at)
 
 
 def amend(
@@ -189,68 +179,64 @@ def amend(
 
     Without `others` a person may change only their own.
     """
-    answer = _answer(record, answer_id)
-    if not others and annotator != answer.annotator:
+    given, new = _answer(record, answer_id), sent.answer
+    before = given.answer
+    if not others and annotator != given.annotator:
         raise errors.PermissionDenied(
-            f"answer {answer_id} is by {answer.annotator}; only its author or an adjudicator amends it"
+            f"answer {answer_id} is by {given.annotator}; only its author or an adjudicator amends it"
         )
-    said = read_verdicts((*record.task.candidates, *answer.added), sent.verdicts)
-    said |= read_verdicts(sent.added, sent.additions, "additions")
-    chosen = said.kinds
-    if not chosen and sent.empty:
+    chosen = read_verdicts((*record.task.candidates, *map(addition, before.additions)), new.verdicts)
+    chosen |= read_verdicts(map(addition, new.additions), new.additions, "additions")
+    if not chosen and replace(new, annotator="", task_id="") == Answer():
         raise errors.InvalidArgument.field("verdicts", "is empty; give those that change")
-    holding = {**answer.verdicts, **chosen}
-    check(record.task, sent, accepted_in(holding))
+    holding = {**given.verdicts, **chosen}
+    _check(record.task, new, holding)
     if decided := [premise_id for premise_id in chosen if premise_id in record.adjudicated]:
         raise errors.FailedPrecondition(
             f"{decided} of task {record.task.task_id!r} were decided by {record.adjudicator}, which stands above every "
             "answer; adjudicate the task again",
             reason="ADJUDICATED",
         )
-    own = answer.own
-    if annotator != answer.annotator:
-        own = own or answer.verdicts
+    own = given.own
+    if annotator != given.annotator:
+        own = own or tuple(given.verdicts.values())
     elif own:
-        own = {**own, **chosen}
+        own = tuple({**by_premise(own), **chosen}.values())
+    asked = {candidate.id for candidate in record.task.candidates}
+    refused = {premise_id for premise_id, verdict in chosen.items() if not accepts(verdict)}
     amended = replace(
-        answer,
-        id=_answer_id(record),
-        verdicts=holding,
-        own=own,
-        grades={**{k: v for k, v in answer.grades.items() if k not in chosen}, **said.grades},
-        remarks={**{k: v for k, v in answer.remarks.items() if k not in chosen}, **said.remarks},
-        note=sent.note or answer.note,
-        inference=sent.inference or answer.inference,
-        node_verdict=sent.node_verdict or answer.node_verdict,
-        alternatives=sent.alternatives
-        or tuple(one for one in answer.alternatives if all(chosen.get(key, VerdictKind.LEAF).accepts for key in one)),
-        added=tuple({one.id: one for one in (*answer.added, *sent.added)}.values()),
-        intermediates=tuple(dict.fromkeys((*answer.intermediates, *sent.intermediates))),
-        written=tuple(dict.fromkeys((*answer.written, *sent.written))),
-        at=at,
-        by=annotator,
+        before,
+        answer_id=_answer_id(record),
+        verdicts=tuple(one for one in holding.values() if one.premise_id in asked),
+        additions=tuple(one for one in holding.values() if one.premise_id not in asked),
+        note=new.note or before.note,
+        inference=new.inference or before.inference,
+        node_verdict=new.node_verdict or before.node_verdict,
+        alternatives=new.alternatives
+        or tuple(one for one in before.alternatives if refused.isdisjoint(one.premise_ids)),
+        intermediates=tuple(dict.fromkeys((*before.intermediates, *new.intermediates))),
+        written=tuple(dict.fromkeys((*before.written, *new.written))),
+        at=moment_of(at),
     )
-    answers = tuple(amended if other.id == answer_id else other for other in record.answers)
-    entry = {"op": "AMENDED", "supersedes": answer_id, **answer_dict(amended)}
+    answer = replace(given, answer=amended, by=annotator, own=own)
+    answers = tuple(answer if other is given else other for other in record.answers)
+    told = _event(TaskEventKind.AMENDED, annotator, answer=amended, former_answer_id=answer_id)
     change = Change(
-        _regraded(record, replace(record, answers=answers, made=record.made + 1, decided_at=0.0)),
-        (("AMENDED", annotator),),
-        (entry,),
-        id=amended.id,
-        answered=amended.id,
-        undone=answer_id,
-        person=answer.annotator,
+        replace(record, answers=answers, made=record.made + 1, decided_at=0.0),
+        (told,),
+        id=amended.answer_id,
         corrects=annotator if record.settled else "",
     )
     return _decided(change, at)
 
 
-def adjudicate(record: TaskRecord, verdicts: SentVerdicts, adjudicator: str, at: float) -> Change:
+def adjudicate(record: TaskRecord, decision: Answer, at: float) -> Change:
     """Decides the candidates in conflict, and others that the adjudicator names. Again: changes an earlier decision."""
     if not record.conflicts and not record.adjudicated:
         raise errors.NotFound(f"task {record.task.task_id!r} of run {record.run_id} is not in conflict")
-    said = read_verdicts(record.candidates, verdicts)
-    chosen = said.kinds
+    who = decision.annotator
+    read = read_verdicts(record.candidates, decision.verdicts)
+    chosen = {premise_id: replace(verdict, annotator=who) for premise_id, verdict in read.items()}
     missing = [premise_id for premise_id in record.conflicts if premise_id not in chosen]
     if missing:
         raise errors.InvalidArgument.field(
@@ -260,23 +246,15 @@ def adjudicate(record: TaskRecord, verdicts: SentVerdicts, adjudicator: str, at:
         )
     if not chosen:
         raise errors.InvalidArgument.field("verdicts", "is empty; give those that change")
-    answer_id = _answer_id(record)
-    entry = {"op": "ADJUDICATED", "answer_id": answer_id, "annotator": adjudicator, "choices": codes(chosen), "at": at}
     after = replace(
         record,
         adjudicated={**record.adjudicated, **chosen},
-        adjudicated_grades={k: v for k, v in record.adjudicated_grades.items() if k not in chosen} | said.grades,
-        adjudicator=adjudicator,
+        adjudicator=who,
         made=record.made + 1,
         disputed=tuple(one for one in record.disputed if one not in chosen),
     )
-    change = Change(
-        _regraded(record, after),
-        (("ADJUDICATED", adjudicator),),
-        ({**entry, "grades": said.grades},),
-        id=answer_id,
-        corrects=adjudicator if record.settled else "",
-    )
+    told = _event(TaskEventKind.ADJUDICATED, who, answer=Answer(annotator=who, verdicts=tuple(chosen.values())))
+    change = Change(after, (told,), id=_answer_id(record), corrects=who if record.settled else "")
     return _decided(change, at)
 
 
@@ -284,24 +262,23 @@ def lower(record: TaskRecord, overlap: int, at: float, who: str = "") -> Change:
     """Lets fewer people judge the task, which may decide it; more are not asked of a task that waits already."""
     if record.control or record.settled or record.withdrawn or overlap >= record.overlap:
         return Change(record)
-    entry = {"op": "LOWERED", "annotator": who, "overlap": overlap, "at": at}
-    return _decided(Change(replace(record, overlap=overlap), (("LOWERED", who),), (entry,), id="lowered"), at)
+    told = _event(TaskEventKind.LOWERED, who, overlap=overlap)
+    return _decided(Change(replace(record, overlap=overlap), (told,), id="lowered"), at)
 
 
-def hasten(record: TaskRecord, annotator: str, at: float) -> Change:
+def hasten(record: TaskRecord, annotator: str) -> Change:
     """Lets the run go on with the decision now, instead of after the time in which it can be taken back."""
     if record.control or record.settled or record.final:
         return Change(record, id="final")
-    if record.state != "DECIDED":
+    if record.state is not TaskState.DECIDED:
         missing = record.overlap - len(record.answers)
         why = "adjudicate it" if record.conflicts else f"{missing} of {record.overlap} answers are missing"
         message = f"task {record.task.task_id!r} of run {record.run_id} is not decided; {why}"
         raise errors.FailedPrecondition(message, reason="TASK_UNDECIDED")
-    if all(answer.annotator != annotator for answer in record.answers):
+    if record.answer_of(annotator) is None:
         message = f"{annotator} has not answered task {record.task.task_id!r}; those who have may let the run go on"
         raise errors.FailedPrecondition(message, reason="NOT_ANSWERED")
-    entry = {"op": "HASTENED", "annotator": annotator, "at": at}
-    return Change(replace(record, final=True), (("HASTENED", annotator),), (entry,), id="final")
+    return Change(replace(record, final=True), (_event(TaskEventKind.HASTENED, annotator),), id="final")
 
 
 def close(record: TaskRecord, adjudicator: str, reason: str, at: float) -> Change:
@@ -312,29 +289,26 @@ def close(record: TaskRecord, adjudicator: str, reason: str, at: float) -> Chang
     if record.settled:
         message = f"run {record.run_id} has gone on with task {record.task.task_id!r}; amend or adjudicate it instead"
         raise errors.FailedPrecondition(message, reason="TASK_SETTLED")
-    if record.control or record.state in ("DECIDED", "WITHDRAWN"):
+    if record.control or record.state in (TaskState.DECIDED, TaskState.WITHDRAWN):
         return Change(record)
-    leases = tuple(replace(lease, ended="MOOT") if lease.live(at) else lease for lease in record.leases)
-    answered = _decided(Change(replace(record, leases=leases, overlap=len(record.answers))), at).record
-    disputed = dict.fromkeys(answered.conflicts, VerdictKind.ABSTAINED)
+    ended = replace(_end(record, record.held(at), "MOOT"), overlap=len(record.answers), reopens=record.overlap)
+    answered = _decided(Change(ended), at).record
+    disputed = by_premise(
+        Verdict(premise_id=one, judgement=Judgement.ABSTAIN, annotator=adjudicator) for one in answered.conflicts
+    )
     closed = replace(answered, adjudicated={**record.adjudicated, **disputed}, disputed=(*disputed,))
-    closed = replace(closed, reopens=record.overlap)
     if disputed:
         closed = replace(closed, adjudicator=adjudicator)
-    entry = {"op": "CLOSED", "annotator": adjudicator, "choices": codes(disputed), "reason": reason, "at": at}
-    return _decided(Change(closed, (("CLOSED", adjudicator),), (entry,), id="closed"), at)
+    decision = Answer(annotator=adjudicator, verdicts=tuple(disputed.values())) if disputed else None
+    told = _event(TaskEventKind.CLOSED, adjudicator, answer=decision, reason=reason)
+    return _decided(Change(closed, (told,), id="closed"), at)
 
 
 def settle(record: TaskRecord, at: float, undo_s: float, node_id: str) -> Change:
-    """Hands the decision to a node of the run once it can no longer be taken back; until then nothing happens.
-
-    Of a task that was sent back, the node learns at once.
-    """
-    if record.withdrawn == "ASKED":
-        return Change(replace(record, withdrawn="DONE"))
-    if record.state != "DECIDED" or (at < record.decided_at + undo_s and not record.final):
+    """Hands the decision to a node of the run once it can no longer be taken back; until then nothing happens."""
+    if record.state is not TaskState.DECIDED or (at < record.decided_at + undo_s and not record.final):
         return Change(record)
-    return Change(replace(record, settled=record.decision, node_id=node_id), (("SETTLED", ""),))
+    return Change(replace(record, settled=record.decision, node_id=node_id), (_event(TaskEventKind.SETTLED),))
 
 
 def send_back(record: TaskRecord, version: str | None, at: float, lease_id: str = "", who: str = "") -> Change:
@@ -345,14 +319,11 @@ def send_back(record: TaskRecord, version: str | None, at: float, lease_id: str 
     """
     if lease_id:
         _lease(record, lease_id, who)
-    if record.control or record.state != "WAITING" or record.answers or record.task.model_version == version:
+    begun = record.control or record.state is not TaskState.WAITING or record.answers
+    if begun or record.task.model_version == version or any(held.id != lease_id for held in record.held(at)):
         return Change(record)
-    if any(held.id != lease_id for held in record.held(at)):
-        return Change(record)
-    leases = tuple(replace(lease, ended="RELEASED") if lease.live(at) else lease for lease in record.leases)
-    entry = {"op": "WITHDRAWN", "annotator": who, "version": version or "", "at": at}
-    withdrawn = replace(record, leases=leases, withdrawn="ASKED")
-    return Change(withdrawn, (("WITHDRAWN", who),), (entry,), id="withdrawn")
+    withdrawn = replace(_end(record, record.held(at), "RELEASED"), withdrawn=True)
+    return Change(withdrawn, (_event(TaskEventKind.WITHDRAWN, who, model_version=version or ""),), id="withdrawn")
 
 
 def put_back(record: TaskRecord, task: Task) -> Change:
@@ -360,30 +331,11 @@ def put_back(record: TaskRecord, task: Task) -> Change:
     if not record.withdrawn:
         return Change(record)
     asked = replace(task, task_id=record.task.task_id)
-    return Change(replace(record, task=asked, withdrawn=""), (("QUEUED", ""),), asks=True)
+    return Change(replace(record, task=asked, withdrawn=False), (_event(TaskEventKind.QUEUED),), asks=True)
 
 
-def corrections(record: TaskRecord) -> VerdictKinds:
-    """The current verdicts that differ from those the run went on with, in kind or grade, now or at any time.
-
-    In conflict: abstained.
-    """
-    if not record.settled:
-        return {}
-    now = {**dict.fromkeys(record.conflicts, VerdictKind.ABSTAINED), **record.decision}
-    return {
-        premise_id: verdict
-        for premise_id, verdict in now.items()
-        if verdict is not record.settled.get(premise_id, VerdictKind.UNSEEN) or premise_id in record.corrected
-    }
-
-
-def _regraded(before: TaskRecord, after: TaskRecord) -> TaskRecord:
-    """The record after a change, in which what has another grade than the run went on with counts as corrected."""
-    if not before.settled:
-        return after
-    changed = [one.id for one in after.candidates if before.grade(one.id) != after.grade(one.id)]
-    return replace(after, corrected=(*before.corrected, *changed))
+def _check(task: Task, answer: Answer, holding: Verdicts) -> None:
+    check(task, statement_of(answer), {premise_id for premise_id, verdict in holding.items() if accepts(verdict)})
 
 
 def _decided(change: Change, at: float) -> Change:
@@ -391,24 +343,14 @@ def _decided(change: Change, at: float) -> Change:
     record = change.record
     if record.control or len(record.answers) < record.overlap:
         return replace(change, record=replace(record, decision={}, conflicts=(), decided_at=0.0))
-    found = decide(record.candidates, record.answers, record.policy, record.adjudicated)
-    decided_at = 0.0 if found.conflicts else (record.decided_at or at)
+    decision, conflicts = decide(record)
     events = change.events
-    if found.conflicts and not record.conflicts:
-        events = (*events, ("CONFLICT", ""))
-    after = replace(record, decision=found.verdicts, conflicts=found.conflicts, decided_at=decided_at)
+    if conflicts and not record.conflicts:
+        events = (*events, _event(TaskEventKind.CONFLICT))
+    decided_at = 0.0 if conflicts else (record.decided_at or at)
+    after = replace(record, decision=decision, conflicts=conflicts, decided_at=decided_at)
     after = replace(after, corrected=tuple(corrections(after)))
     return replace(change, record=after, events=events)
-
-
-def _without_surplus(record: TaskRecord, annotator: str, at: float) -> tuple[TaskRecord, Events]:
-    """Ends the leases that a late answer made needless: the person's other ones, and the youngest beyond the room."""
-    room = record.overlap - len(record.answers)
-    others = [lease for lease in record.held(at) if lease.annotator != annotator]
-    kept = sorted(others, key=lambda lease: lease.taken_at)[:room]
-    surplus = [lease for lease in record.held(at) if lease not in kept]
-    leases = tuple(replace(lease, ended="MOOT") if lease in surplus else lease for lease in record.leases)
-    return replace(record, leases=leases), tuple(("EXPIRED", lease.annotator) for lease in surplus)
 
 
 def _lease(record: TaskRecord, lease_id: str, who: str = "") -> Lease:
@@ -422,9 +364,9 @@ def _lease(record: TaskRecord, lease_id: str, who: str = "") -> Lease:
 
 
 def _answer(record: TaskRecord, answer_id: str) -> TaskAnswer:
-    for answer in record.answers:
-        if answer.id == answer_id:
-            return answer
+    for given in record.answers:
+        if given.answer.answer_id == answer_id:
+            return given
     number = answer_id.rpartition(".")[2]
     if number.isdecimal() and 1 <= int(number) <= record.made:
         raise errors.FailedPrecondition(f"answer {answer_id} no longer holds: it was amended or taken back")
@@ -438,9 +380,3 @@ def _with_lease(record: TaskRecord, changed: Lease) -> TaskRecord:
 
 def _answer_id(record: TaskRecord) -> str:
     return f"{record.run_id}.{record.task.task_id}.{record.made + 1}"
-
-
-def _why(held: Lease) -> str:
-    return {"": "its time has run out", "EXPIRED": "its time has run out", "MOOT": "others have answered"}.get(
-        held.ended, held.ended.lower()
-    )

@@ -16,21 +16,22 @@ import asyncio
 import contextlib
 import itertools
 import json
+import math
 import random
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Literal
 
 from redis.asyncio import Redis
 
 from aeenc import errors
+from aeenc.values import TaskCounts, TaskEvent, TaskEventKind, TaskState
 from services.sampler.people import tasks as records
 from services.sampler.people.steps import Change
-from services.sampler.people.tasks import TaskRecord
+from services.sampler.people.tasks import TaskRecord, moment_of
 from services.sampler.records.keys import TaskKeys
-from services.sampler.records.runs import Run
-from services.sampler.records.task_scripts import DONE, FAIL, PUT, WRITE
+from services.sampler.records.task_scripts import DONE, DUE, FAIL, PUT, WRITE
 from services.store.durability import settled
 from services.store.formats import NewerFormat, check_format
 from services.store.life_cycles import digest
@@ -40,29 +41,15 @@ Step = Callable[[TaskRecord, float], Change]
 
 ATTEMPTS = 50
 READ = 500
-ASKED = 128  # revisions in one round trip; it holds the loop for a millisecond
 PAUSE_S = 0.005
 REQUEST_TTL_S = 86_400
+HOUR_S = 3600.0
 EVENTS_KEPT = 100_000  # of all queues together, or a few more; about 150 bytes each
 # A task's place orders the queue: what was taken back comes first, then what others have begun, then what is new, then
 # what was given back.
 _BACK, _BEGUN, _FIRST = 10**7, 10**9, 10**12
-
-
-@dataclass(frozen=True)
-class TaskEvent:
-    """One event of a queue; `seq` counts from 1 in the run's events, or in all, or in the run's verdict log.
-
-    `entry` is what a step has written into the log (`op`, `annotator`, `at`, and more).
-    """
-
-    seq: int
-    event: str
-    run_id: str
-    task_id: str
-    annotator: str
-    at: float
-    entry: Mapping[str, Any] = field(default_factory=dict)
+# What nobody has done or said stands among the events alone.
+_UNLOGGED = {getattr(TaskEventKind, name) for name in ("QUEUED", "LEASED", "EXPIRED", "CONFLICT", "SETTLED")}
 
 
 @dataclass(frozen=True)
@@ -99,6 +86,7 @@ class TaskStore:
         self._write = Script(redis, WRITE)
         self._done = Script(redis, DONE)
         self._fail = Script(redis, FAIL)
+        self._due = Script(redis, DUE)
 
     async def put(self, new: Sequence[TaskRecord]) -> None:
         """Queues tasks; those that exist stay as they are, and those of a run that was deleted are left out."""
@@ -106,7 +94,7 @@ class TaskStore:
             return
         keys = self._keys
         async with unavailable_if_down("queue tasks"):
-            at = await self._now()
+            at = moment_of(await self._now_s()).isoformat()
             pipe = self._redis.pipeline(transaction=False)
             for one in new:
                 run_id, task_id = one.run_id, one.task.task_id
@@ -119,6 +107,7 @@ class TaskStore:
                         keys.all_events,
                         keys.run(run_id),
                         keys.asked(run_id),
+                        keys.counts(run_id),
                     ],
                     args=[
                         task_id,
@@ -126,7 +115,7 @@ class TaskStore:
                         records.task_json(one.task),
                         one.to_json(),
                         at,
-                        int(not one.control),
+                        _counted(one),
                         EVENTS_KEPT,
                         digest(one.task.query),
                     ],
@@ -161,41 +150,41 @@ class TaskStore:
         found = [_record(run_id, task_id, row) for task_id, row in zip(task_ids, rows, strict=True) if row]
         return found, seconds + microseconds / 1e6
 
-    async def revisions(self, run_id: str, task_ids: Sequence[str]) -> dict[str, int]:
-        """The revision of each task that there is, which every change raises."""
-        async with unavailable_if_down(f"look for changes of the tasks of run {run_id}"):
-            found: list[str | None] = []
-            for start in range(0, len(task_ids), ASKED):
-                pipe = self._redis.pipeline(transaction=False)
-                for task_id in task_ids[start : start + ASKED]:
-                    pipe.hget(self._keys.task(run_id, task_id), "revision")
-                found += await pipe.execute()
-        return {task_id: int(revision) for task_id, revision in zip(task_ids, found, strict=True) if revision}
-
     async def write(
-        self, change: Change, queue: str, at: float, request: Sequence[str] = (), content: str = ""
+        self, change: Change, at: float, request: Sequence[str] = (), content: str = "", queue: str = ""
     ) -> bool:
         """Writes a change of the record that was read. False: somebody was faster; read it again.
 
-        `content` says what the request asks for, so that another one under the same id is noticed.
+        `content` says what the request asks for, so that another one under the same id is noticed. The time of an
+        answer counts for the pace of the `queue`.
         """
         after = change.record
         run_id, task_id, keys = after.run_id, after.task.task_id, self._keys
+        person = change.answered or change.undone
+        holder = "control" if after.control else "task"
         plan = {
             "run": run_id,
             "task": task_id,
-            "at": _iso(at),
+            "at": moment_of(at).isoformat(),
+            "hour_ago": _ms(at - HOUR_S),
+            "state": _counted(after),
+            "control": after.control,
             "waiting": _score(after, at),
-            "leases": [[held.id, _ms(held.expires_at)] for held in after.leases if not held.ended],
-            "ended": [held.id for held in after.leases if held.ended],
-            "decided": _due(after),
+            "leases": [
+                [f"{one.id} {holder} {one.annotator}", "" if one.ended else _ms(one.expires_at)] for one in after.leases
+            ],
+            "decided": "" if after.state is not TaskState.DECIDED else "0" if after.final else _ms(after.decided_at),
             "asks": records.task_json(after.task) if change.asks else "",
-            "log": [json.dumps(entry) for entry in change.log],
-            "events": change.events,
+            "log": [
+                records.event_json(replace(event, at=moment_of(at)))
+                for event in change.events
+                if event.kind not in _UNLOGGED
+            ],
+            "events": [[event.kind.name, event.person] for event in change.events],
             "events_kept": EVENTS_KEPT,
             "elapsed_ms": "" if change.elapsed_s is None else str(int(change.elapsed_s * 1000)),
-            "answered": change.answered,
-            "undone": change.undone,
+            "person": person,
+            "answered": _ms(at) if change.answered else "",
             "corrects": _correction(change, at).to_json() if change.corrects else "",
             "request": f"{change.id} {content}".rstrip() if request else "",
             "request_ttl_s": REQUEST_TTL_S,
@@ -211,17 +200,26 @@ class TaskStore:
                     keys.events(run_id),
                     keys.all_events,
                     keys.pace(queue),
-                    keys.answered_by(run_id, change.person),
+                    keys.answered_by(run_id, person),
+                    keys.controls_by(run_id, person),
+                    keys.answers_hour(run_id),
                     keys.request(*request),
                     keys.corrections,
                     keys.amended(run_id),
+                    keys.counts(run_id),
                 ],
                 args=[after.revision, after.to_json(), json.dumps(plan)],
             )
         return bool(written)
 
     async def apply(
-        self, run: Run, task_id: str, step: Step, request: Sequence[str] = (), content: str = ""
+        self,
+        run_id: str,
+        task_id: str,
+        step: Step,
+        request: Sequence[str] = (),
+        content: str = "",
+        queue: str = "",
     ) -> tuple[TaskRecord, str]:
         """The task after a step, and the id that the step made; a retried request gets that of its first attempt.
 
@@ -229,20 +227,20 @@ class TaskStore:
         Aborted when others keep changing the task, and whatever the step raises.
         """
         for _ in range(ATTEMPTS):
-            read = await self.read(run.id, task_id, request)
+            read = await self.read(run_id, task_id, request)
             if read.record is None:
                 raise errors.NotFound(
-                    f"run {run.id} has no task {task_id!r}; ListTasks (`aeenc tasks`) names those there are"
+                    f"run {run_id} has no task {task_id!r}; ListTasks (`aeenc tasks`) names those there are"
                 )
             if read.made:
                 return read.record, _same_request(read.made, content, request)
             change = step(read.record, read.at)
             if change.record is read.record or change.record == read.record:
                 return read.record, change.id
-            if await self.write(change, run.config.oracle, read.at, request, content):
+            if await self.write(change, read.at, request, content, queue):
                 return replace(change.record, revision=change.record.revision + 1), change.id
             await asyncio.sleep(random.uniform(0, PAUSE_S))  # noqa: S311 -- spreads writers out, protects nothing
-        raise errors.Aborted(f"task {task_id} of run {run.id} is changed by too many at once; try again")
+        raise errors.Aborted(f"task {task_id} of run {run_id} is changed by too many at once; try again")
 
     async def made(self, request: Sequence[str], content: str = "") -> str:
         """The id that a request has made before; empty when it has not. Raises AlreadyExists for other `content`."""
@@ -284,31 +282,27 @@ class TaskStore:
         async with unavailable_if_down(f"note the growth by task {task_id} of run {run_id}"):
             await self._done(keys=[self._keys.amended(run_id)], args=[task_id, revision])
 
-    async def waiting(self, run_id: str, only: Collection[str] | None = None) -> list[str]:
-        """The tasks that somebody may take, best first; of these alone, if some are named."""
-        key = self._keys.waiting(run_id)
+    async def waiting(self, run_id: str, start: int = 0, count: int = 0) -> list[str]:
+        """So many tasks that somebody may take, best first, from a position on; 0: all."""
         async with unavailable_if_down(f"read the queue of run {run_id}"):
-            if only is None:
-                found: list[str] = await self._redis.zrange(key, 0, -1)
-                return found
-            named = sorted(only)
-            scores = await self._redis.zmscore(key, named) if named else []
+            found: list[str] = await self._redis.zrange(self._keys.waiting(run_id), start, start + count - 1)
+        return found
+
+    async def waiting_of(self, run_id: str, task_ids: Collection[str]) -> list[str]:
+        """Those of these tasks that somebody may take, best first."""
+        if not task_ids:
+            return []
+        async with unavailable_if_down(f"read the queue of run {run_id}"):
+            scores = await self._redis.zmscore(self._keys.waiting(run_id), named := sorted(task_ids))
         placed = sorted((score, task_id) for score, task_id in zip(scores, named, strict=True) if score is not None)
         return [task_id for _, task_id in placed]
 
-    async def overdue(self, run_id: str) -> list[str]:
-        """The tasks of the leases whose time is over."""
-        async with unavailable_if_down(f"read the leases of run {run_id}"):
-            at = await self._now_s()
-            leases = await self._redis.zrangebyscore(self._keys.leases(run_id), "-inf", _ms(at))
-        return sorted({lease.split(".")[1] for lease in leases})
-
-    async def decided(self, run_id: str, undo_s: float) -> list[str]:
-        """The tasks whose decision can no longer be taken back and has not gone to the run, and those to send back."""
-        async with unavailable_if_down(f"read the decisions of run {run_id}"):
-            at = await self._now_s()
-            found: list[str] = await self._redis.zrangebyscore(self._keys.decided(run_id), "-inf", _ms(at - undo_s))
-            return found
+    async def due(self, run_id: str, undo_s: float = 0.0) -> tuple[list[str], list[str], float]:
+        """The tasks of leases whose time is over, those whose decision stands, and the seconds until the next such."""
+        async with unavailable_if_down(f"read the leases and decisions of run {run_id}"):
+            keys = [self._keys.leases(run_id), self._keys.decided(run_id)]
+            leases, decided, next_ms = await self._due(keys=keys, args=[_ms(undo_s)])
+        return sorted({one.split(".")[1] for one in leases}), decided, next_ms / 1000 if next_ms >= 0 else math.inf
 
     async def task_ids(self, run_id: str, after: int, limit: int) -> list[str]:
         """Tasks of a run in the order in which they were queued, from a position on."""
@@ -331,11 +325,63 @@ class TaskStore:
             entries = await self._redis.xrevrange(key, count=1)
         return int(entries[0][0].partition("-")[0]) if entries else 0
 
-    async def answered_by(self, run_id: str, annotator: str) -> list[str]:
-        """The ids of a person's answers in a run that hold, oldest first."""
+    async def answered(self, run_id: str, annotator: str, *, controls: bool = False) -> int:
+        """The number of a person's answers in a run that hold, or of those to control items."""
+        key = self._keys.controls_by if controls else self._keys.answered_by
+        async with unavailable_if_down(f"count the answers of {annotator}"):
+            found: int = await self._redis.zcard(key(run_id, annotator))
+        return found
+
+    async def answered_by(
+        self, run_id: str, annotator: str, start: int = 0, end: int = -1, *, controls: bool = False
+    ) -> list[str]:
+        """The tasks that a person has answered, oldest first, between two positions; or their control items."""
+        key = self._keys.controls_by if controls else self._keys.answered_by
         async with unavailable_if_down(f"read the answers of {annotator}"):
-            found: list[str] = await self._redis.lrange(self._keys.answered_by(run_id, annotator), 0, -1)
-            return found
+            found: list[str] = await self._redis.zrange(key(run_id, annotator), start, end)
+        return found
+
+    async def unanswered(self, run_id: str, annotator: str, task_ids: Sequence[str]) -> list[str]:
+        """Those of these tasks that a person has not answered."""
+        async with unavailable_if_down(f"read the answers of {annotator}"):
+            scores = await self._redis.zmscore(self._keys.answered_by(run_id, annotator), task_ids)
+        return [task_id for task_id, score in zip(task_ids, scores, strict=True) if score is None]
+
+    async def counts(self, run_id: str, annotator: str) -> TaskCounts:
+        """The numbers of a run's tasks, and of a person's answers."""
+        keys = self._keys
+        waiting, mine = keys.waiting(run_id), keys.answered_by(run_id, annotator)
+        controls = keys.controls_by(run_id, annotator)
+        async with unavailable_if_down(f"count the tasks of run {run_id}"):
+            hour = _ms(await self._now_s() - HOUR_S)
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.hgetall(keys.counts(run_id))
+            pipe.zcard(waiting)
+            pipe.zinter([waiting, mine])
+            pipe.zrange(keys.leases(run_id), 0, -1)
+            pipe.zcount(keys.answers_hour(run_id), hour, "+inf")
+            for key in (mine, controls):
+                pipe.zcard(key)
+                pipe.zcount(key, hour, "+inf")
+            found, room, answered, leases, hourly, given, given_hour, items, items_hour = await pipe.execute()
+        by_state = {name: int(number) for name, number in found.items()}
+        held = [
+            (lease.split(".")[1], who) for lease, kind, who in (one.split(" ", 2) for one in leases) if kind == "task"
+        ]
+        held_by_me = await self.waiting_of(run_id, {task_id for task_id, who in held if who == annotator})
+        return TaskCounts(
+            tasks=sum(by_state.values()),
+            waiting=by_state.get("WAITING", 0),
+            free=room - len({*answered, *held_by_me}),
+            leased=len({task_id for task_id, _ in held}),
+            decided=by_state.get("DECIDED", 0),
+            conflicts=by_state.get("CONFLICT", 0),
+            settled=by_state.get("SETTLED", 0),
+            mine=given - items,
+            mine_hour=given_hour - items_hour,
+            answers_hour=hourly,
+            run_id=run_id,
+        )
 
     async def mean_answer_s(self, queue: str) -> float:
         """The seconds that an answer takes on average; 0 before the first one."""
@@ -367,18 +413,18 @@ class TaskStore:
         key = self._keys.events(run_id) if run_id else self._keys.all_events
         async with unavailable_if_down("read the events of tasks"):
             answer = await self._redis.xread({key: f"{after_seq}-0"}, count=limit, block=wait_ms or None)
-        entries = answer[0][1] if answer else []
-        for _, values in entries:
-            check_format(values, records.FORMAT_VERSION, "an event of a task")
-        return [_event(entry_id, values) for entry_id, values in entries]
+        return [_event(entry_id, values) for entry_id, values in (answer[0][1] if answer else [])]
 
     async def verdict_log(self, run_id: str, after_seq: int = 0, limit: int | None = None) -> list[TaskEvent]:
-        """The verdict log of a run after a position, oldest first."""
+        """The verdict log of a run after a position, oldest first: its events with what was said."""
         async with unavailable_if_down(f"read the verdict log of run {run_id}"):
             entries = await self._redis.xrange(self._keys.verdicts(run_id), min=f"({after_seq}-0", count=limit)
         for _, values in entries:
             check_format(values, records.FORMAT_VERSION, f"a verdict of run {run_id}")
-        return [_logged(run_id, entry_id, values) for entry_id, values in entries]
+        return [
+            replace(records.event_from_json(values["entry"]), seq=_seq(entry_id), run_id=run_id, task_id=values["task"])
+            for entry_id, values in entries
+        ]
 
     async def keys_of(self, run_id: str, _record: Mapping[str, str]) -> AsyncIterator[list[str]]:
         """The keys of a run's tasks and of what people did with them, in parts; what finds others comes last."""
@@ -386,20 +432,18 @@ class TaskStore:
         for start in itertools.count(0, READ):
             ids = await self.task_ids(run_id, start, READ)
             found, _ = await self.read_many(run_id, ids)
-            new = {answer.annotator for one in found for answer in one.answers} - people
+            new = {given.annotator for one in found for given in one.answers} - people
             people |= new
-            yield [*(keys.task(run_id, one) for one in ids), *(keys.answered_by(run_id, one) for one in sorted(new))]
+            by_person = (part(run_id, one) for one in sorted(new) for part in (keys.answered_by, keys.controls_by))
+            yield [*(keys.task(run_id, one) for one in ids), *by_person]
             if len(ids) < READ:
                 break
-        work = (keys.waiting, keys.leases, keys.decided, keys.amended)
+        work = (keys.waiting, keys.leases, keys.decided, keys.amended, keys.counts, keys.answers_hour)
         yield [part(run_id) for part in (keys.index, *work, keys.verdicts, keys.events, keys.asked, keys.failed)]
 
     async def _now_s(self) -> float:
         seconds, microseconds = await self._redis.time()
         return float(seconds + microseconds / 1e6)
-
-    async def _now(self) -> str:
-        return _iso(await self._now_s())
 
 
 def _same_request(made: str, content: str, request: Sequence[str]) -> str:
@@ -424,35 +468,33 @@ def _record(run_id: str, task_id: str, row: dict[str, str]) -> TaskRecord:
 
 
 def _event(entry_id: str, values: dict[str, str]) -> TaskEvent:
-    at = datetime.fromisoformat(values["at"]).timestamp()
-    seq = int(entry_id.partition("-")[0])
-    return TaskEvent(seq, values["event"], values["run"], values["task"], values["annotator"], at)
+    check_format(values, records.FORMAT_VERSION, "an event of a task")
+    return TaskEvent(
+        seq=_seq(entry_id),
+        kind=TaskEventKind[values["event"]],
+        run_id=values["run"],
+        task_id=values["task"],
+        person=values["annotator"],
+        at=datetime.fromisoformat(values["at"]),
+    )
 
 
-def _logged(run_id: str, entry_id: str, values: dict[str, str]) -> TaskEvent:
-    entry, seq = json.loads(values["entry"]), int(entry_id.partition("-")[0])
-    who = entry.get("by") or entry["annotator"]
-    return TaskEvent(seq, entry["op"], run_id, values["task"], who, entry["at"], entry)
+def _seq(entry_id: str) -> int:
+    return int(entry_id.partition("-")[0])
+
+
+def _counted(record: TaskRecord) -> str:
+    """The state in which a task counts; empty: it does not."""
+    return "" if record.control or record.withdrawn else record.state.name
 
 
 def _score(record: TaskRecord, at: float) -> str:
     """Where the task stands in the queue; empty: nobody may take it."""
-    if record.control or record.state != "WAITING" or record.free(at) <= 0:
+    if record.control or record.state is not TaskState.WAITING or record.free(at) <= 0:
         return ""
     begun = _BEGUN if record.answers else 0
     return str(record.place + _BACK * record.returned - begun - (_FIRST if record.undone else 0))
 
 
-def _due(record: TaskRecord) -> str:
-    """The millisecond of the decision that a worker waits for, or 0: it may have it at once. Empty: there is none."""
-    if record.withdrawn == "ASKED" or (record.state == "DECIDED" and record.final):
-        return "0"
-    return _ms(record.decided_at) if record.state == "DECIDED" else ""
-
-
 def _ms(at: float) -> str:
     return str(int(at * 1000))
-
-
-def _iso(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat()

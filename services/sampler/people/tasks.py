@@ -8,63 +8,44 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from enum import Enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Literal
+
+from pydantic import TypeAdapter
 
 from aeenc import errors
 from aeenc.oracle import Candidate, Task
-from services.sampler.acs.algorithm import ADDED, AcceptedPremise, Intermediate, Statement
-from services.store.formats import check_format, known_fields, unknown_fields
+from aeenc.values import Answer, Judgement, TaskEvent, TaskState, Verdict
+from services.sampler.acs.algorithm import ADDED, AcceptedPremise, Intermediate
+from services.store.formats import check_format, unknown_fields
 
 FORMAT_VERSION = 1
 
 Policy = Literal["majority", "adjudicate"]
 Ending = Literal["", "ANSWERED", "RELEASED", "EXPIRED", "MOOT"]
-Remark = Literal["IRRELEVANT", "BAD_FACT"]
-TaskState = Literal["WAITING", "DECIDED", "CONFLICT", "SETTLED", "WITHDRAWN"]
-Withdrawn = Literal["", "ASKED", "DONE"]
-EventName = Literal[
-    "QUEUED",
-    "LEASED",
-    "ANSWERED",
-    "EXPIRED",
-    "CONFLICT",
-    "ADJUDICATED",
-    "RELEASED",
-    "UNDONE",
-    "AMENDED",
-    "SETTLED",
-    "LOWERED",
-    "WITHDRAWN",
-    "CLOSED",
-    "HASTENED",
-]
+Verdicts = dict[str, Verdict]
 
 
-class VerdictKind(Enum):
-    """One person's verdict on one candidate. LEAF explains, too, and needs no explanation itself."""
-
-    EXPLAINS = "E"
-    LEAF = "L"
-    REFUSED = "R"
-    ABSTAINED = "A"
-    UNSEEN = "U"
-
-    @property
-    def accepts(self) -> bool:
-        """Whether the candidate explains the query."""
-        return self in {VerdictKind.EXPLAINS, VerdictKind.LEAF}
-
-    @property
-    def decides(self) -> bool:
-        """Whether it is a yes or a no."""
-        return self.accepts or self is VerdictKind.REFUSED
+def accepts(verdict: Verdict) -> bool:
+    """Whether the premise explains the query."""
+    return verdict.judgement is Judgement.EXPLAINS
 
 
-VerdictKinds = dict[str, VerdictKind]
+def decides(verdict: Verdict) -> bool:
+    """Whether it is a yes or a no."""
+    return verdict.judgement in (Judgement.EXPLAINS, Judgement.DOES_NOT_EXPLAIN)
+
+
+def by_premise(verdicts: Iterable[Verdict]) -> Verdicts:
+    """Verdicts by the premise (id) that they are on."""
+    return {verdict.premise_id: verdict for verdict in verdicts}
+
+
+def addition(verdict: Verdict) -> Candidate:
+    """The premise that somebody has added with a verdict."""
+    return Candidate(verdict.premise_id, verdict.text, ADDED, 0.0)
 
 
 @dataclass(frozen=True)
@@ -88,32 +69,33 @@ class Lease:
         return not self.ended and at < self.expires_at
 
 
-@dataclass(frozen=True, kw_only=True)
-class TaskAnswer(Statement):
-    """One person's verdicts on every candidate, and what else they say of the query.
+@dataclass(frozen=True)
+class TaskAnswer:
+    """One person's answer, with a verdict on every candidate; additions have their premise's text.
 
     `by` names who amended it last, if anyone; `own` are its author's verdicts, once somebody else has amended it.
-    `added` are premises that they found by a search, with verdicts like candidates. `remarks` are on candidates
-    themselves.
+    Agreement and control items use these.
     """
 
-    id: str
-    lease_id: str
-    verdicts: VerdictKinds
-    grades: dict[str, float]
-    seen_upto: int
+    answer: Answer
     elapsed_s: float
-    late: bool
-    at: float
     by: str = ""
-    own: VerdictKinds = field(default_factory=dict)
-    added: tuple[Candidate, ...] = ()
-    remarks: dict[str, Remark] = field(default_factory=dict)
+    own: tuple[Verdict, ...] = ()
 
     @property
-    def said(self) -> VerdictKinds:
-        """The person's own verdicts, whoever has amended the answer. Agreement and control items use these."""
-        return self.own or self.verdicts
+    def annotator(self) -> str:
+        """Its author."""
+        return self.answer.annotator
+
+    @property
+    def verdicts(self) -> Verdicts:
+        """The verdicts that count, on candidates and additions."""
+        return by_premise((*self.answer.verdicts, *self.answer.additions))
+
+    @property
+    def own_verdicts(self) -> Verdicts:
+        """Those of its author, whoever has amended it."""
+        return by_premise(self.own) or self.verdicts
 
 
 @dataclass(frozen=True)
@@ -122,10 +104,10 @@ class TaskRecord:
 
     `answers` are those that hold, `made` counts all that were ever given. `gold` (premise id to whether it explains)
     makes it a control item. `decided_at` is 0 while answers are missing or in conflict. `node_id` is the node that asks
-    first, and `settled` the decision that the run went on with there; `corrected` are the candidates whose verdict or
-    grade has changed since. The decision of a `final` task goes to the run at once. A closed one has no more answers;
-    if one is taken back, it `reopens` for so many, and what was `disputed` is open, too. A `withdrawn` one is retrieved
-    again: somebody has ASKED for it, or its worker knows (DONE). `further` is what a later minor release has added.
+    first, and `settled` the decision that the run went on with there; `corrected` are the candidates whose verdict has
+    changed since. The decision of a `final` task goes to the run at once. A closed one has no more answers; if one is
+    taken back, it `reopens` for so many, and what was `disputed` is open, too. A `withdrawn` one is not before people:
+    its node is retrieved again. `further` is what a later minor release has added.
     """
 
     run_id: str
@@ -138,19 +120,18 @@ class TaskRecord:
     made: int = 0
     returned: int = 0
     undone: bool = False
-    adjudicated: VerdictKinds = field(default_factory=dict)
-    adjudicated_grades: dict[str, float] = field(default_factory=dict)
+    adjudicated: Verdicts = field(default_factory=dict)
     adjudicator: str = ""
-    decision: VerdictKinds = field(default_factory=dict)
+    decision: Verdicts = field(default_factory=dict)
     conflicts: tuple[str, ...] = ()
     decided_at: float = 0.0
-    settled: VerdictKinds = field(default_factory=dict)
+    settled: Verdicts = field(default_factory=dict)
     node_id: str = ""
     corrected: tuple[str, ...] = ()
     final: bool = False
     reopens: int = 0
     disputed: tuple[str, ...] = ()
-    withdrawn: Withdrawn = ""
+    withdrawn: bool = False
     place: int = 0
     revision: int = 0
     further: dict[str, Any] = field(default_factory=dict)
@@ -158,34 +139,24 @@ class TaskRecord:
     @property
     def candidates(self) -> tuple[Candidate, ...]:
         """Those of the task, then those that people have added."""
-        added = (one for answer in self.answers for one in answer.added)
-        return (*self.task.candidates, *{one.id: one for one in added}.values())
+        added = by_premise(verdict for one in self.answers for verdict in one.answer.additions)
+        return (*self.task.candidates, *map(addition, added.values()))
 
     @property
     def intermediates(self) -> tuple[Intermediate, ...]:
         """The conclusions that people wrote, each with its authors."""
         authors: dict[str, list[str]] = {}
-        for answer in self.answers:
-            for text in answer.intermediates:
-                authors.setdefault(text, []).append(answer.annotator)
+        for one in self.answers:
+            for text in one.answer.intermediates:
+                authors.setdefault(text, []).append(one.annotator)
         return tuple(Intermediate(text, ", ".join(sorted(names))) for text, names in authors.items())
 
     @property
     def note(self) -> str:
         """The remarks of all who answered, with their names where there are several."""
         if len(self.answers) == 1:
-            return self.answers[0].note
-        return "; ".join(f"{answer.annotator}: {answer.note}" for answer in self.answers if answer.note)
-
-    def grade(self, premise_id: str) -> float | None:
-        """The adjudicator's grade of a candidate, else the mean of those given with the decided verdict; None: none."""
-        if premise_id in self.adjudicated_grades:
-            return self.adjudicated_grades[premise_id]
-        if (decided := self.decision.get(premise_id)) is None:
-            return None
-        graded = [answer for answer in self.answers if premise_id in answer.grades]
-        given = [one.grades[premise_id] for one in graded if one.verdicts[premise_id].accepts == decided.accepts]
-        return math.fsum(given) / len(given) if given else None
+            return self.answers[0].answer.note
+        return "; ".join(f"{one.annotator}: {one.answer.note}" for one in self.answers if one.answer.note)
 
     @property
     def control(self) -> bool:
@@ -194,14 +165,14 @@ class TaskRecord:
 
     @property
     def state(self) -> TaskState:
-        """Its state, as TaskState in sampler.proto."""
+        """Its state."""
         if self.conflicts:
-            return "CONFLICT"
+            return TaskState.CONFLICT
         if self.settled:
-            return "SETTLED"
+            return TaskState.SETTLED
         if self.withdrawn:
-            return "WITHDRAWN"
-        return "DECIDED" if self.decided_at else "WAITING"
+            return TaskState.WITHDRAWN
+        return TaskState.DECIDED if self.decided_at else TaskState.WAITING
 
     def held(self, at: float) -> list[Lease]:
         """The leases that hold it, oldest first."""
@@ -211,55 +182,75 @@ class TaskRecord:
         """The number of people who may still take it."""
         return self.overlap - len(self.answers) - len(self.held(at))
 
+    def answer_of(self, annotator: str) -> TaskAnswer | None:
+        """A person's answer, if they have given one that holds."""
+        return next((one for one in self.answers if one.annotator == annotator), None)
+
     def hidden_from(self, viewer: str) -> str:
         """The one person whose answer the viewer may see, which is the viewer; empty: they may see all.
 
         Those who may still judge the task see nobody's answer before they have given their own.
         """
-        blind = viewer and self.state == "WAITING" and all(answer.annotator != viewer for answer in self.answers)
-        return viewer if blind else ""
+        return viewer if self.state is TaskState.WAITING and self.answer_of(viewer) is None else ""
 
     def open_to(self, annotator: str, at: float) -> bool:
         """Whether this person may take it: there is room, and it is not theirs already."""
-        mine = any(a.annotator == annotator for a in self.answers) or any(
-            lease.annotator == annotator for lease in self.held(at)
-        )
-        return not mine and self.free(at) > 0 and self.state == "WAITING"
+        mine = self.answer_of(annotator) or any(lease.annotator == annotator for lease in self.held(at))
+        return not mine and self.free(at) > 0 and self.state is TaskState.WAITING
 
     def to_json(self) -> str:
         """The part that changes, as stored; `task_json` has the rest, which is stored once."""
-        stored = asdict(replace(self, task=_NO_TASK))
-        for fixed in ("run_id", "task", "place", "revision", "further"):
-            stored.pop(fixed)
-        for name in ("adjudicated", "decision", "settled"):
-            stored[name] = codes(getattr(self, name))
-        stored["answers"] = [answer_dict(answer) for answer in self.answers]
-        return json.dumps({**self.further, "format_version": FORMAT_VERSION, **stored})
+        return json.dumps({**self.further, "format_version": FORMAT_VERSION, **_changing(self)})
+
+
+_ELSEWHERE = {"run_id", "task", "place", "revision", "further"}
+_RECORD, _TASK, _EVENT = TypeAdapter(TaskRecord), TypeAdapter(Task), TypeAdapter(TaskEvent)
+
+
+def _changing(record: TaskRecord) -> dict[str, Any]:
+    stored: dict[str, Any] = _RECORD.dump_python(record, mode="json", exclude=_ELSEWHERE, exclude_defaults=True)
+    return stored
 
 
 def from_json(task: Task, text: str, place: int, revision: int) -> TaskRecord:
     """Reads what `to_json` wrote here or in a later minor release. Raises NewerFormat."""
-    record: dict[str, Any] = json.loads(text)
-    check_format(record, FORMAT_VERSION, f"task {task.task_id} of run {task.run_id}")
-    stored, further = known_fields(TaskRecord, record), unknown_fields(TaskRecord, record)
-    for name in ("adjudicated", "decision", "settled"):
-        stored[name] = kinds_of(stored[name])
-    stored["leases"] = tuple(Lease(**known_fields(Lease, lease)) for lease in stored["leases"])
-    stored["answers"] = tuple(answer_from(answer) for answer in stored["answers"])
-    for name in ("conflicts", "corrected", "disputed"):
-        stored[name] = tuple(stored[name])
-    return TaskRecord(task.run_id, task, **stored, place=place, revision=revision, further=further)
+    stored: dict[str, Any] = json.loads(text)
+    check_format(stored, FORMAT_VERSION, f"task {task.task_id} of run {task.run_id}")
+    further = unknown_fields(TaskRecord, stored)
+    kept = {"run_id": task.run_id, "task": task, "place": place, "revision": revision, "further": further}
+    return _RECORD.validate_python({**stored, **kept})
+
+
+def task_json(task: Task) -> str:
+    """The part of a task that never changes, as stored."""
+    return json.dumps({"format_version": FORMAT_VERSION, **_TASK.dump_python(task, mode="json")})
+
+
+def task_from_json(text: str) -> Task:
+    """Reads what `task_json` wrote here or in a later minor release. Raises NewerFormat."""
+    stored: dict[str, Any] = json.loads(text)
+    check_format(stored, FORMAT_VERSION, f"task {stored.get('task_id')} of run {stored.get('run_id')}")
+    return _TASK.validate_python(stored)
+
+
+def event_json(event: TaskEvent) -> str:
+    """An entry of the verdict log, as stored."""
+    return _EVENT.dump_json(event, exclude_defaults=True).decode()
+
+
+def event_from_json(text: str) -> TaskEvent:
+    """Reads what `event_json` wrote here or in a later minor release."""
+    return _EVENT.validate_json(text)
 
 
 def explaining(record: TaskRecord, before: Sequence[AcceptedPremise] = ()) -> tuple[AcceptedPremise, ...]:
     """What explains a task's query by the decision as it is now, after what explained it before."""
     holding = {premise.id or premise.text: premise for premise in before}
     for candidate in record.candidates:
-        kind = record.decision.get(candidate.id)
-        if kind is not None and kind.accepts:
-            leaf = kind is VerdictKind.LEAF
-            holding[candidate.id] = AcceptedPremise(candidate.id, candidate.text, candidate.rank, leaf)
-        elif kind is not None:
+        verdict = record.decision.get(candidate.id)
+        if verdict is not None and accepts(verdict):
+            holding[candidate.id] = AcceptedPremise(candidate.id, candidate.text, candidate.rank, verdict.leaf)
+        elif verdict is not None:
             holding.pop(candidate.id, None)
     said = {premise.text for premise in holding.values()}
     new = [one for one in record.intermediates if one.text not in said]
@@ -272,48 +263,9 @@ def task_name(query: str, candidates: Sequence[Candidate]) -> str:
     return hashlib.sha256(asked.encode()).hexdigest()[:16]
 
 
-def task_json(task: Task) -> str:
-    """The part of a task that never changes, as stored."""
-    return json.dumps({"format_version": FORMAT_VERSION, **asdict(task)})
-
-
-def task_from_json(text: str) -> Task:
-    """Reads what `task_json` wrote here or in a later minor release. Raises NewerFormat."""
-    record: dict[str, Any] = json.loads(text)
-    check_format(record, FORMAT_VERSION, f"task {record.get('task_id')} of run {record.get('run_id')}")
-    stored = known_fields(Task, record)
-    stored["path"] = tuple(stored["path"])
-    for name in ("accepted", "candidates"):
-        stored[name] = tuple(Candidate(**known_fields(Candidate, candidate)) for candidate in stored[name])
-    return Task(**stored)
-
-
-def answer_dict(answer: TaskAnswer) -> dict[str, Any]:
-    """An answer as stored. Its verdicts are the field `choices` there."""
-    stored = asdict(answer)
-    del stored["verdicts"]
-    return {**stored, "choices": codes(answer.verdicts), "own": codes(answer.own)}
-
-
-def answer_from(stored: Mapping[str, Any]) -> TaskAnswer:
-    """Reads what `answer_dict` made here or in a later minor release."""
-    known = known_fields(TaskAnswer, stored)
-    known["added"] = tuple(Candidate(**known_fields(Candidate, one)) for one in known["added"])
-    known["alternatives"] = tuple(tuple(one) for one in known["alternatives"])
-    for name in ("written", "intermediates"):
-        known[name] = tuple(known[name])
-    known["own"] = kinds_of(known["own"])
-    return TaskAnswer(**known, verdicts=kinds_of(stored["choices"]))
-
-
-def codes(verdicts: VerdictKinds) -> dict[str, str]:
-    """Verdicts as stored."""
-    return {premise_id: verdict.value for premise_id, verdict in verdicts.items()}
-
-
-def kinds_of(stored: Mapping[str, str]) -> VerdictKinds:
-    """Reads what `codes` made."""
-    return {premise_id: VerdictKind(code) for premise_id, code in stored.items()}
+def moment_of(at: float) -> datetime:
+    """A time of Redis's clock."""
+    return datetime.fromtimestamp(at, UTC)
 
 
 def parts_of(made_id: str, what: str) -> tuple[str, str]:
@@ -328,6 +280,3 @@ def check_annotator(annotator: str, field: str = "annotator") -> None:
     """Refuses an empty name and one over 200 characters."""
     if not annotator.strip() or len(annotator) > 200:
         raise errors.InvalidArgument.field(field, "is empty or over 200 characters; say who judges")
-
-
-_NO_TASK = Task("", "", "", (), (), ())

@@ -84,7 +84,7 @@ class TaskKeys:
         return f"{self._run}{run_id}:tasks:waiting"
 
     def leases(self, run_id: str) -> str:
-        """The leases that nothing has ended yet, by the millisecond at which they end (sorted set)."""
+        """The leases that nothing has ended yet, with their holders, by the millisecond of their end (sorted set)."""
         return f"{self._run}{run_id}:tasks:leases"
 
     def decided(self, run_id: str) -> str:
@@ -104,8 +104,20 @@ class TaskKeys:
         return f"{self._run}{run_id}:task-events"
 
     def answered_by(self, run_id: str, annotator: str) -> str:
-        """The ids of a person's answers that hold, oldest first (list)."""
+        """The tasks that a person has answered, by the millisecond of their answer (sorted set)."""
         return f"{self._run}{run_id}:answered-by:{digest(annotator)}"
+
+    def controls_by(self, run_id: str, annotator: str) -> str:
+        """Those of them that are control items (sorted set)."""
+        return f"{self._run}{run_id}:controls-by:{digest(annotator)}"
+
+    def answers_hour(self, run_id: str) -> str:
+        """The answers of the last hour, control items left out: task and person, by the millisecond (sorted set)."""
+        return f"{self._run}{run_id}:tasks:answers-hour"
+
+    def counts(self, run_id: str) -> str:
+        """The number of its tasks in each state, without control items and what is withdrawn (hash)."""
+        return f"{self._run}{run_id}:tasks:counts"
 
     def asked(self, run_id: str) -> str:
         """The task that asks a query, by the query's digest; the latest where there are several (hash)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_APPEND = """
+_SHARED = """
 local function append(key, ...)
   local last = redis.call('XREVRANGE', key, '+', '-', 'COUNT', 1)[1]
   local number = last and tonumber(string.match(last[1], '^%d+')) + 1 or 1
@@ -15,41 +15,50 @@ local function note(of_run, of_all, kept, event, run, task, annotator, at)
   end
   redis.call('XTRIM', of_all, 'MAXLEN', '~', kept)
 end
--- a task has its place in a sorted set, or none
-local function place(key, score, task)
-  if score ~= '' then redis.call('ZADD', key, score, task) else redis.call('ZREM', key, task) end
+-- a member has its place in a sorted set, or none
+local function place(key, score, member)
+  if score ~= '' then redis.call('ZADD', key, score, member) else redis.call('ZREM', key, member) end
+end
+-- a run's tasks are counted by state, but those without one: control items, and what is withdrawn
+local function count(key, task, state)
+  local was = redis.call('HGET', task, 'state') or ''
+  if was == state then return end
+  if was ~= '' then redis.call('HINCRBY', key, was, -1) end
+  if state ~= '' then redis.call('HINCRBY', key, state, 1) end
+  redis.call('HSET', task, 'state', state)
 end
 """
 
-# KEYS: task, index, waiting, events, all events, run, asked
-# ARGV: task id, run id, task, record, now, whether people may take it, how many events of all are kept, query
+# KEYS: task, index, waiting, events, all events, run, asked, counts
+# ARGV: task id, run id, task, record, now, its state, how many events of all are kept, query
 PUT = (
-    _APPEND
+    _SHARED
     + """
 if redis.call('EXISTS', KEYS[6]) == 0 then return 0 end
-if ARGV[6] == '1' then redis.call('HSET', KEYS[7], ARGV[8], ARGV[1]) end
+if ARGV[6] ~= '' then redis.call('HSET', KEYS[7], ARGV[8], ARGV[1]) end
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
 local number = redis.call('RPUSH', KEYS[2], ARGV[1])
 redis.call('HSET', KEYS[1], 'format_version', 1, 'task', ARGV[3], 'record', ARGV[4], 'revision', 0, 'place', number)
-if ARGV[6] == '1' then redis.call('ZADD', KEYS[3], number, ARGV[1]) end
+if ARGV[6] ~= '' then redis.call('ZADD', KEYS[3], number, ARGV[1]) end
+count(KEYS[8], KEYS[1], ARGV[6])
 note(KEYS[4], KEYS[5], ARGV[7], 'QUEUED', ARGV[2], ARGV[1], '', ARGV[5])
 return 1
 """
 )
 
-# KEYS: task, waiting, leases, decided, verdicts, events, all events, pace, the person's answers, request, corrections,
-#       amended
+# KEYS: task, waiting, leases, decided, verdicts, events, all events, pace, the person's answers, those to control
+#       items, the run's answers of the last hour, request, corrections, amended, counts
 # ARGV: revision, record, plan (JSON, see `TaskStore.write`)
 WRITE = (
-    _APPEND
+    _SHARED
     + """
 if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[1] then return 0 end
 local plan = cjson.decode(ARGV[3])
 redis.call('HSET', KEYS[1], 'revision', ARGV[1] + 1, 'record', ARGV[2])
 if plan.asks ~= '' then redis.call('HSET', KEYS[1], 'task', plan.asks) end
+count(KEYS[15], KEYS[1], plan.state)
 place(KEYS[2], plan.waiting, plan.task)
-for _, lease in ipairs(plan.leases) do redis.call('ZADD', KEYS[3], lease[2], lease[1]) end
-for _, lease in ipairs(plan.ended) do redis.call('ZREM', KEYS[3], lease) end
+for _, lease in ipairs(plan.leases) do place(KEYS[3], lease[2], lease[1]) end
 place(KEYS[4], plan.decided, plan.task)
 for _, entry in ipairs(plan.log) do append(KEYS[5], 'task', plan.task, 'entry', entry) end
 for _, event in ipairs(plan.events) do
@@ -59,21 +68,38 @@ if plan.elapsed_ms ~= '' then
   redis.call('HINCRBY', KEYS[8], 'answers', 1)
   redis.call('HINCRBY', KEYS[8], 'elapsed_ms', plan.elapsed_ms)
 end
-if plan.undone ~= '' and plan.answered ~= '' then
-  redis.call('LINSERT', KEYS[9], 'BEFORE', plan.undone, plan.answered)
-elseif plan.answered ~= '' then
-  redis.call('RPUSH', KEYS[9], plan.answered)
+if plan.person ~= '' then
+  place(KEYS[9], plan.answered, plan.task)
+  if plan.control then
+    place(KEYS[10], plan.answered, plan.task)
+  else
+    place(KEYS[11], plan.answered, plan.task .. ' ' .. plan.person)
+    redis.call('ZREMRANGEBYSCORE', KEYS[11], '-inf', plan.hour_ago)
+  end
 end
-if plan.undone ~= '' then redis.call('LREM', KEYS[9], -1, plan.undone) end
 if plan.corrects ~= '' then
-  redis.call('HSET', KEYS[11], plan.run .. '.' .. plan.task, plan.corrects)
-  redis.call('HSET', KEYS[12], plan.task, ARGV[1] + 1)
+  redis.call('HSET', KEYS[13], plan.run .. '.' .. plan.task, plan.corrects)
+  redis.call('HSET', KEYS[14], plan.task, ARGV[1] + 1)
 end
-if plan.request ~= '' then redis.call('SET', KEYS[10], plan.request, 'EX', plan.request_ttl_s) end
+if plan.request ~= '' then redis.call('SET', KEYS[12], plan.request, 'EX', plan.request_ttl_s) end
 return 1
 """
 )
 
+# KEYS: leases, decided.  ARGV: milliseconds in which a decision can be taken back
+# Returns the leases whose time is over, the tasks whose decision stands, and the milliseconds until the next such (-1:
+# there is none).
+DUE = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local found, soonest = {}, -1
+for number, at in ipairs({now, now - ARGV[1]}) do
+  found[number] = redis.call('ZRANGEBYSCORE', KEYS[number], '-inf', at)
+  local later = redis.call('ZRANGEBYSCORE', KEYS[number], string.format('(%d', at), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+  if later[2] and (soonest < 0 or later[2] - at < soonest) then soonest = later[2] - at end
+end
+return {found[1], found[2], soonest}
+"""
 
 # KEYS: run, failed.  ARGV: annotator
 FAIL = "if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('SADD', KEYS[2], ARGV[1]) end"

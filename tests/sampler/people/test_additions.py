@@ -10,26 +10,26 @@ from typing import Any
 import pytest
 
 import aeenc
-from aeenc import errors
+from aeenc import errors, values
 from aeenc.oracle import EXPLAINS, REFUSES, Candidate, Task, Verdict
 from services.sampler.acs.algorithm import ADDED, Intermediate, Known, Node, PairState, RetrievedPremise, Rules, Tree
 from services.sampler.acs.negatives import NegativeFilter
 from services.sampler.acs.nodes import NodeAnswer, NodeRound
 from services.sampler.people import steps
-from services.sampler.people.decisions import SentAnswer
-from services.sampler.people.tasks import TaskRecord, VerdictKind, from_json
+from services.sampler.people.decisions import SentAnswer, corrections
+from services.sampler.people.tasks import TaskRecord, accepts, from_json
+from support.sent import sent, verdict
 from support.waiting import eventually
 from support.worlds.sampler_world import FACTS, NEVER, SamplerWorld, at_work, pairs, splits_of, take
 
 TASK = Task("0-0", "run", "q", (), (), (Candidate("p1", "t1", 1, 0.9), Candidate("p2", "t2", 2, 0.8)))
-MISSED = Candidate("p9", "t9", ADDED, 0.0)
-FOUND = SentAnswer([("p1", Verdict(EXPLAINS))], 2, 1.0, additions=[("p9", Verdict(EXPLAINS))], added=(MISSED,))
-PLAIN = SentAnswer([("p1", Verdict(EXPLAINS))], 2, 1.0)
+FOUND = sent([("p1", EXPLAINS)], 2, 1.0, additions=(verdict("p9", EXPLAINS, "t9"),))
+PLAIN = sent([("p1", EXPLAINS)], 2, 1.0)
 
 
-def answered(record: TaskRecord, who: str, sent: SentAnswer) -> TaskRecord:
+def answered(record: TaskRecord, who: str, given: SentAnswer) -> TaskRecord:
     record = steps.lease(record, who, f"run.0-0.{who}", 0.0, 60.0).record
-    return steps.submit(record, f"run.0-0.{who}", sent, 1, 1.0).record
+    return steps.submit(record, f"run.0-0.{who}", given, 1, 1.0).record
 
 
 def missing(lease: Any, *, split: str = "") -> str:
@@ -45,20 +45,20 @@ def missing(lease: Any, *, split: str = "") -> str:
 
 def test_what_one_person_adds_is_unseen_by_the_others_and_accepted():
     record = answered(answered(TaskRecord("run", TASK, 2, "adjudicate"), "ann", FOUND), "bob", PLAIN)
-    assert record.state == "DECIDED"
-    assert record.decision["p9"] is VerdictKind.EXPLAINS
+    assert record.state is values.TaskState.DECIDED
+    assert accepts(record.decision["p9"])
     assert [one.id for one in record.candidates] == ["p1", "p2", "p9"]
 
 
 def test_an_adjudicator_may_refuse_an_addition_and_an_amendment_may_add_one_later():
     record = answered(TaskRecord("run", TASK, 1, "majority"), "ann", PLAIN)
     settled = steps.settle(record, 2.0, 0.0, "0-0").record
-    assert steps.corrections(settled) == {}
-    later = SentAnswer(additions=FOUND.additions, added=(MISSED,))
+    assert corrections(settled) == {}
+    later = sent(additions=FOUND.answer.additions)
     amended = steps.amend(settled, "run.0-0.1", later, "ann", 3.0).record
-    assert steps.corrections(amended) == {"p9": VerdictKind.EXPLAINS}
-    refused = steps.amend(amended, "run.0-0.2", SentAnswer([("p9", Verdict(REFUSES))]), "ann", 4.0).record
-    assert steps.corrections(refused) == {"p9": VerdictKind.REFUSED}
+    assert {name: accepts(one) for name, one in corrections(amended).items()} == {"p9": True}
+    refused = steps.amend(amended, "run.0-0.2", sent([("p9", REFUSES)]), "ann", 4.0).record
+    assert {name: accepts(one) for name, one in corrections(refused).items()} == {"p9": False}
 
 
 def test_an_undone_answer_takes_its_additions_with_it():

@@ -7,7 +7,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 
@@ -18,8 +17,6 @@ from aeenc.v1 import oracle_pb2
 from services.sampler.acs.algorithm import Rules
 from services.sampler.acs.negatives import NegativeFilter
 from services.sampler.people import review, steps
-from services.sampler.people.agreement import Agreement
-from services.sampler.people.decisions import SentAnswer
 from services.sampler.people.review import corrected_pairs
 from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import TaskRecord
@@ -27,6 +24,7 @@ from services.sampler.records.keys import TaskKeys
 from services.sampler.records.pair_log import PairLog
 from services.sampler.records.runs import Pair, Run, RunConfig, RunProgress
 from services.store.redis import connect
+from support.sent import sent
 from support.waiting import eventually
 from support.worlds.sampler_world import NEVER, QUEUE, SamplerWorld, at_work, pairs, take
 
@@ -50,11 +48,9 @@ TASK = Task(
 def amended(rules: Rules, first: dict[str, int], then: dict[str, int]) -> dict[str, tuple[str, str]]:
     """Sign and reason by premise of the pairs that replace what a person said at first."""
     record = steps.lease(TaskRecord("run", TASK, 1, "majority"), "ann", "run.0-0.l", 0.0, 60.0).record
-    record = steps.submit(
-        record, "run.0-0.l", SentAnswer([(i, Verdict(j)) for i, j in first.items()], 4, 1.0), 1, 1.0
-    ).record
+    record = steps.submit(record, "run.0-0.l", sent(first.items(), 4, 1.0), 1, 1.0).record
     record = steps.settle(record, 2.0, 0.0, "0-0").record
-    record = steps.amend(record, "run.0-0.1", SentAnswer([(i, Verdict(j)) for i, j in then.items()]), "bob", 3.0).record
+    record = steps.amend(record, "run.0-0.1", sent(then.items()), "bob", 3.0).record
     run = replace(RUN, config=replace(RUN.config, rules=rules))
     found = corrected_pairs(run, record, "bob")
     assert all(pair.amended and pair.annotator == "bob" for pair in found)
@@ -198,7 +194,7 @@ async def test_an_answer_whose_run_ended_before_it_was_recorded_is_amended_once_
         store = TaskStore(redis, TaskKeys(world.settings["namespace"]))
         read = await store.read(run_id, lease.task.task_id)
         assert read.record is not None
-        assert await store.write(steps.settle(read.record, read.at, 0.0, "0-0"), "team", read.at)  # and then it died
+        assert await store.write(steps.settle(read.record, read.at, 0.0, "0-0"), read.at)  # and then it died
         await redis.aclose()
         with pytest.raises(errors.FailedPrecondition, match=f"aeenc resume {run_id}"):
             await people.amend(answer.answer_id, {ids[0]: REFUSES}, "ann")
@@ -305,11 +301,7 @@ async def test_an_adjudicators_grade_stands_above_those_of_the_answers_before_an
         assert logged == [5.0, 7.0]
 
 
-async def test_agreement_is_that_of_peoples_own_answers_whatever_a_lead_amends(world: SamplerWorld, monkeypatch):
-    async def none(_: Any) -> Agreement:  # the figures beyond chance take a process and seconds
-        return Agreement(0.0, 0.0, 0.0, 0, 0)
-
-    monkeypatch.setattr(review, "agreement_apart", none)
+async def test_agreement_is_that_of_peoples_own_answers_whatever_a_lead_amends(world: SamplerWorld):
     async with at_work(world, 1, overlap=2, undo_s=NEVER) as (people, _, run_id):
         lease, other = await take(people, "ann"), await take(people, "bob")
         one, two = (candidate.premise.id for candidate in lease.task.candidates[:2])

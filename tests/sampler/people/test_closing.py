@@ -14,10 +14,8 @@ import aeenc
 from aeenc import errors
 from aeenc.oracle import EXPLAINS, REFUSES
 from aeenc.v1 import people_pb2, types_pb2
+from aeenc.values import Agreement, AnnotatorReport, ControlReport
 from services.sampler.convert import to_agreement
-from services.sampler.people.agreement import Agreement
-from services.sampler.people.controls import ControlReport
-from services.sampler.people.review import AnnotatorReport, Report
 from support.worlds.sampler_world import NEVER, SamplerWorld, at_work, pairs, take
 
 CONFLICT = people_pb2.TASK_STATE_CONFLICT
@@ -165,10 +163,9 @@ async def test_what_no_answer_holds_is_refused_with_the_limit_and_the_remedy(wor
 
 
 async def test_the_report_on_a_run_has_as_many_control_items_as_an_answer_holds():
-    many = [ControlReport(f"q{n}" + " x" * 1_500, 1, 2, 1, ()) for n in range(9)]
-    figures = Agreement(*(0.5,) * 3, candidates=4, annotators=2)
-    told = to_agreement(Report(figures, {"ann": AnnotatorReport(answers=1)}, many), 10_000)
+    many = tuple(ControlReport(query=f"q{n}" + " x" * 1_500, answers=1) for n in range(9))
+    told = to_agreement(Agreement(cohen_kappa=0.5, controls=many), 10_000)
     assert [one.query for one in told.controls] == [one.query for one in many[:3]]
     assert told.ByteSize() <= 10_000
     with pytest.raises(errors.TooLarge, match="raise the sampler's MESSAGE_BYTES"):
-        to_agreement(Report(figures, {f"{n}" * 150: AnnotatorReport() for n in range(100)}, []), 10_000)
+        to_agreement(Agreement(reports=(AnnotatorReport(annotator="n" * 150),) * 100), 10_000)

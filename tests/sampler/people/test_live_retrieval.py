@@ -14,6 +14,7 @@ from services.sampler.execution import following
 from services.sampler.people import steps
 from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import TaskRecord
+from support.sent import sent
 from support.waiting import eventually
 from support.worlds.sampler_world import (
     FIRST,
@@ -244,9 +245,9 @@ def test_a_late_answer_to_a_withdrawn_task_is_refused_by_name():
     leased = steps.lease(WAITING, "ann", "run.t.1", 0.0, 10.0).record
     assert steps.send_back(leased, SECOND, 5.0).record is leased
     withdrawn = steps.send_back(leased, SECOND, 11.0).record
-    assert withdrawn.state == "WITHDRAWN"
+    assert withdrawn.state is State.WITHDRAWN
     with pytest.raises(errors.FailedPrecondition, match="retrieved again") as raised:
-        steps.submit(withdrawn, "run.t.1", steps.SentAnswer([]), 1, 12.0)
+        steps.submit(withdrawn, "run.t.1", sent(), 1, 12.0)
     assert raised.value.reason == "TASK_WITHDRAWN"
 
 

@@ -11,11 +11,6 @@ from typing import Any
 import pytest
 
 from aeenc import errors, values
-from aeenc.oracle import Task
-from services.sampler.people import controls as controls_module
-from services.sampler.people.controls import Control
-from services.sampler.people.tasks import TaskRecord
-from services.sampler.records.runs import Run
 from support.worlds.sampler_world import NEVER, SamplerWorld, at_work, take
 
 ITEMS = [
@@ -106,22 +101,6 @@ async def test_a_control_item_that_a_lead_amends_still_measures_its_author(world
         told = await people.get_agreement(run_id)
         assert [(one.verdicts, one.correct, len(one.mistakes)) for one in told.controls] == [(3, 2, 1)]
         assert [(one.control_verdicts, one.control_correct) for one in told.reports] == [(3, 2)]
-
-
-async def test_a_control_item_is_made_up_once_for_all_who_get_it(world: SamplerWorld, tmp_path, monkeypatch):
-    made, made_up = list[str](), controls_module.control_record
-
-    def noted(run: Run, control: Control, model: Task) -> TaskRecord:
-        made.append(control.query)
-        return made_up(run, control, model)
-
-    monkeypatch.setattr(controls_module, "control_record", noted)
-    async with at_work(world, 2, **{**controls(tmp_path), "control_share": 1.0}) as (people, _, _):
-        for name in ("ann", "bob"):
-            for _ in range(3):
-                lease = await take(people, name)
-                await people.submit(lease, metals(lease))
-        assert made == ["what is iron", "what is tin", "what is lead"]
 
 
 async def test_a_batch_has_its_share_of_control_items_and_none_of_them_shows(world: SamplerWorld, tmp_path):

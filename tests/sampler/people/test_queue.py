@@ -217,7 +217,7 @@ async def settle_elsewhere(world: SamplerWorld, run_id: str, task_id: str) -> No
     store = TaskStore(redis, TaskKeys(world.settings["namespace"]))
     read = await store.read(run_id, task_id)
     assert read.record is not None
-    assert await store.write(steps.settle(read.record, read.at, 0.0, "0-0"), "team", read.at)
+    assert await store.write(steps.settle(read.record, read.at, 0.0, "0-0"), read.at)
     await redis.aclose()
 
 
@@ -243,24 +243,22 @@ async def test_what_another_sampler_has_settled_is_found_by_one_that_waits_for_i
 
 async def test_tasks_that_wait_unchanged_are_not_read_again(world: SamplerWorld, monkeypatch):
     read, from_json = list[str](), tasks.from_json
+    due, looks = TaskStore.due, list[str]()
 
     def noted(task: Task, *stored: Any) -> tasks.TaskRecord:
         read.append(task.query)
         return from_json(task, *stored)
 
-    recheck, looks = gateway.PeopleGateway._recheck, list[str]()
-
-    async def counted(one: gateway.PeopleGateway, run_id: str) -> None:
-        await recheck(one, run_id)
+    async def counted(store: TaskStore, run_id: str, *limits: float) -> Any:
         looks.append(run_id)
+        return await due(store, run_id, *limits)
 
     async def some_looks() -> None:
         wanted = len(looks) + 5
         await until(lambda: len(looks) >= wanted)
 
-    monkeypatch.setattr(gateway, "RECHECK_S", 0.0)
-    monkeypatch.setattr(gateway, "POLL_S", 0.02)
-    monkeypatch.setattr(gateway.PeopleGateway, "_recheck", counted)
+    monkeypatch.setattr(gateway, "RECHECK_S", 0.02)
+    monkeypatch.setattr(TaskStore, "due", counted)
     async with at_work(world, 2, overlap=2) as (people, _, _):
         await people.submit(await take(people, "ann"), [])
         await some_looks()  # they have seen the answer

@@ -4,15 +4,29 @@ from dataclasses import replace
 
 import pytest
 
-from aeenc import errors
+from aeenc import errors, values
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN, Candidate, Task, Verdict
 from services.sampler.people import steps
-from services.sampler.people.decisions import SentAnswer
-from services.sampler.people.tasks import TaskRecord, VerdictKind, from_json, task_from_json, task_json
+from services.sampler.people.decisions import corrections
+from services.sampler.people.tasks import TaskRecord, from_json, task_from_json, task_json
+from support.sent import sent
 
-E, L, R, A, U = VerdictKind.EXPLAINS, VerdictKind.LEAF, VerdictKind.REFUSED, VerdictKind.ABSTAINED, VerdictKind.UNSEEN
+E, L, R, A, U = (EXPLAINS, False), (EXPLAINS, True), (REFUSES, False), (ABSTAINS, False), (UNSEEN, False)
 TASK = Task("0-0", "run", "query", ("root",), (), tuple(Candidate(f"p{n}", f"fact {n}", n, 0.5) for n in range(1, 5)))
 YES, NO = Verdict(EXPLAINS), Verdict(REFUSES)
+State = values.TaskState
+
+
+def told(change: steps.Change) -> list[tuple[str, str]]:
+    return [(event.kind.name, event.person) for event in change.events]
+
+
+def kinds(verdicts: dict[str, values.Verdict]) -> dict[str, tuple]:
+    return {premise_id: (one.judgement, one.leaf) for premise_id, one in verdicts.items()}
+
+
+def decided(verdicts: list[tuple[str, Verdict]], who: str) -> values.Answer:
+    return replace(sent(verdicts).answer, annotator=who)
 
 
 def new(overlap: int = 1, policy: str = "majority") -> TaskRecord:
@@ -24,14 +38,14 @@ def leased(record: TaskRecord, who: str, at: float = 0.0, lease_s: float = 60.0)
 
 
 def answered(record: TaskRecord, who: str, verdicts=(), *, upto: int = 4, at: float = 1.0) -> TaskRecord:
-    return steps.submit(leased(record, who), f"run.0-0.{who}0", SentAnswer(verdicts, upto, 1.0), 1, at).record
+    return steps.submit(leased(record, who), f"run.0-0.{who}0", sent(verdicts, upto, 1.0), 1, at).record
 
 
 def test_only_what_was_seen_and_left_unticked_is_refused():
     record = answered(new(), "ann", [("p1", YES), ("p4", Verdict(EXPLAINS, leaf=True))], upto=2)
-    assert record.decision == {"p1": E, "p2": R, "p3": U, "p4": L}
+    assert kinds(record.decision) == {"p1": E, "p2": R, "p3": U, "p4": L}
     record = answered(new(), "ann", [("p1", Verdict(ABSTAINS)), ("p2", Verdict(UNSEEN)), ("p3", Verdict(0))], upto=4)
-    assert record.decision == {"p1": A, "p2": U, "p3": U, "p4": R}
+    assert kinds(record.decision) == {"p1": A, "p2": U, "p3": U, "p4": R}
 
 
 @pytest.mark.parametrize(
@@ -67,31 +81,31 @@ def test_a_wrong_answer_is_refused_by_name_and_changes_nothing(verdicts, upto: i
         ("ELRR", "majority", None),
     ],
 )
-def test_several_answers_decide_by_policy(votes: str, policy: str, decided: VerdictKind | None):
+def test_several_answers_decide_by_policy(votes: str, policy: str, decided: tuple | None):
     said = {"E": YES, "L": Verdict(EXPLAINS, leaf=True), "R": NO, "A": Verdict(ABSTAINS), "U": Verdict(UNSEEN)}
     record = new(len(votes), policy)
     for n, vote in enumerate(votes):
-        assert record.state == "WAITING"
+        assert record.state is State.WAITING
         record = answered(record, f"person {n}", [("p1", said[vote]), ("p2", YES)])
-    assert record.decision.get("p1") is decided
+    assert kinds(record.decision).get("p1") == decided
     assert record.conflicts == (() if decided else ("p1",))
-    assert record.state == ("DECIDED" if decided else "CONFLICT")
-    assert record.decision["p2"] is E
+    assert record.state is (State.DECIDED if decided else State.CONFLICT)
+    assert kinds(record.decision)["p2"] == E
 
 
 def test_a_late_answer_is_accepted_once_and_ends_the_lease_it_makes_needless():
     record = leased(leased(new(), "ann", 0.0, 10.0), "bob", 20.0, 10.0)
-    change = steps.submit(record, "run.0-0.ann0", SentAnswer([("p1", YES)], 4), 7, 25.0)
+    change = steps.submit(record, "run.0-0.ann0", sent([("p1", YES)], 4), 7, 25.0)
     [answer] = change.record.answers
-    assert (answer.annotator, answer.late, change.record.state) == ("ann", True, "DECIDED")
-    assert change.events == (("EXPIRED", "bob"), ("ANSWERED", "ann"))
-    again = steps.submit(change.record, "run.0-0.ann0", SentAnswer([("p1", YES)], 4), 7, 26.0)
-    assert (again.id, again.record) == (answer.id, change.record)
+    assert (answer.annotator, answer.answer.late, change.record.state) == ("ann", True, State.DECIDED)
+    assert told(change) == [("EXPIRED", "bob"), ("ANSWERED", "ann")]
+    again = steps.submit(change.record, "run.0-0.ann0", sent([("p1", YES)], 4), 7, 26.0)
+    assert (again.id, again.record) == (answer.answer.answer_id, change.record)
     with pytest.raises(errors.FailedPrecondition, match="answered before") as refused:
-        steps.submit(change.record, "run.0-0.ann0", SentAnswer([("p2", YES)], 4), 8, 26.0)
+        steps.submit(change.record, "run.0-0.ann0", sent([("p2", YES)], 4), 8, 26.0)
     assert refused.value.reason == "LEASE_ANSWERED"
     with pytest.raises(errors.FailedPrecondition) as refused:
-        steps.submit(change.record, "run.0-0.bob20", SentAnswer([("p1", YES)], 4), 1, 26.0)
+        steps.submit(change.record, "run.0-0.bob20", sent([("p1", YES)], 4), 1, 26.0)
     assert refused.value.reason == "TASK_ANSWERED"
     with pytest.raises(errors.FailedPrecondition, match="others have answered"):
         steps.renew(change.record, "run.0-0.bob20", 26.0, 10.0)
@@ -100,8 +114,8 @@ def test_a_late_answer_is_accepted_once_and_ends_the_lease_it_makes_needless():
 def test_a_late_answer_ends_its_persons_other_lease_and_spares_those_with_room():
     record = leased(new(overlap=3), "ann", 0.0, 10.0)
     record = leased(leased(leased(record, "ann", 20.0), "bob", 21.0), "cem", 22.0)
-    change = steps.submit(record, "run.0-0.ann0", SentAnswer([("p1", YES)], 4), 1, 25.0)
-    assert change.events == (("EXPIRED", "ann"), ("ANSWERED", "ann"))
+    change = steps.submit(record, "run.0-0.ann0", sent([("p1", YES)], 4), 1, 25.0)
+    assert told(change) == [("EXPIRED", "ann"), ("ANSWERED", "ann")]
     assert [lease.annotator for lease in change.record.held(25.0)] == ["bob", "cem"]
 
 
@@ -123,7 +137,7 @@ def test_a_released_lease_is_over_for_good():
     assert (record.free(1.0), record.returned) == (1, 1)
     assert steps.release(record, "run.0-0.ann0", 2.0, "again").record == record
     with pytest.raises(errors.FailedPrecondition) as refused:
-        steps.submit(record, "run.0-0.ann0", SentAnswer([("p1", YES)], 4), 1, 2.0)
+        steps.submit(record, "run.0-0.ann0", sent([("p1", YES)], 4), 1, 2.0)
     assert refused.value.reason == "LEASE_RELEASED"
 
 
@@ -138,13 +152,13 @@ def test_an_answer_is_taken_back_until_the_run_has_gone_on():
     record = answered(new(), "ann")
     assert steps.settle(record, 5.0, 10.0, "3-1").record == record
     undone = steps.undo(record, "run.0-0.1", 5.0).record
-    assert (undone.state, undone.answers, undone.undone) == ("WAITING", (), True)
+    assert (undone.state, undone.answers, undone.undone) == (State.WAITING, (), True)
     with pytest.raises(errors.FailedPrecondition, match="no longer holds"):
         steps.undo(undone, "run.0-0.1", 5.0)
     with pytest.raises(errors.NotFound):
         steps.undo(undone, "run.0-0.2", 5.0)
     settled = steps.settle(record, 11.0, 10.0, "3-1").record
-    assert (settled.state, settled.node_id) == ("SETTLED", "3-1")
+    assert (settled.state, settled.node_id) == (State.SETTLED, "3-1")
     with pytest.raises(errors.FailedPrecondition) as used:
         steps.undo(settled, "run.0-0.1", 12.0)
     assert used.value.reason == "ANSWER_USED"
@@ -152,27 +166,27 @@ def test_an_answer_is_taken_back_until_the_run_has_gone_on():
 
 def test_an_amendment_changes_the_decision_and_what_the_run_was_told():
     record = answered(new(), "ann", [("p1", YES)])
-    change = steps.amend(record, "run.0-0.1", SentAnswer([("p2", YES)]), "bob", 2.0)
-    assert (change.id, change.record.decision) == ("run.0-0.2", {"p1": E, "p2": E, "p3": R, "p4": R})
-    assert steps.corrections(change.record) == {}
+    change = steps.amend(record, "run.0-0.1", sent([("p2", YES)]), "bob", 2.0)
+    assert (change.id, kinds(change.record.decision)) == ("run.0-0.2", {"p1": E, "p2": E, "p3": R, "p4": R})
+    assert corrections(change.record) == {}
     settled = steps.settle(change.record, 100.0, 10.0, "3-1").record
-    amended = steps.amend(settled, "run.0-0.2", SentAnswer([("p1", NO)]), "ann", 101.0).record
-    assert (amended.state, steps.corrections(amended)) == ("SETTLED", {"p1": R})
-    back = steps.amend(amended, "run.0-0.3", SentAnswer([("p1", YES)]), "ann", 102.0).record
-    assert steps.corrections(back) == {"p1": E}
+    amended = steps.amend(settled, "run.0-0.2", sent([("p1", NO)]), "ann", 101.0).record
+    assert (amended.state, kinds(corrections(amended))) == (State.SETTLED, {"p1": R})
+    back = steps.amend(amended, "run.0-0.3", sent([("p1", YES)]), "ann", 102.0).record
+    assert kinds(corrections(back)) == {"p1": E}
     with pytest.raises(errors.FailedPrecondition, match="no longer holds"):
-        steps.amend(back, "run.0-0.1", SentAnswer([("p1", NO)]), "ann", 103.0)
+        steps.amend(back, "run.0-0.1", sent([("p1", NO)]), "ann", 103.0)
 
 
 def test_what_an_author_says_after_somebody_elses_amendment_is_their_own_and_no_longer_undone():
     record = answered(new(), "ann", [("p1", YES)])
-    record = steps.amend(record, "run.0-0.1", SentAnswer([("p1", NO), ("p3", YES)]), "lead", 2.0).record
-    record = steps.amend(record, "run.0-0.2", SentAnswer([("p2", YES)]), "ann", 3.0).record
+    record = steps.amend(record, "run.0-0.1", sent([("p1", NO), ("p3", YES)]), "lead", 2.0).record
+    record = steps.amend(record, "run.0-0.2", sent([("p2", YES)]), "ann", 3.0).record
     [answer] = record.answers
-    assert answer.verdicts == record.decision == {"p1": R, "p2": E, "p3": E, "p4": R}
-    assert answer.said == {"p1": E, "p2": E, "p3": R, "p4": R}
+    assert kinds(answer.verdicts) == kinds(record.decision) == {"p1": R, "p2": E, "p3": E, "p4": R}
+    assert kinds(answer.own_verdicts) == {"p1": E, "p2": E, "p3": R, "p4": R}
     with pytest.raises(errors.FailedPrecondition, match="amended by somebody else") as used:
-        steps.undo(record, answer.id, 4.0)
+        steps.undo(record, answer.answer.answer_id, 4.0)
     assert used.value.reason == "ANSWER_USED"
 
 
@@ -181,16 +195,16 @@ def test_what_an_author_says_after_somebody_elses_amendment_is_their_own_and_no_
     [("E4 E2 R9", E, 3.0), ("E4 R R", R, None), ("E4 R1 A", None, None), ("L4 E1", E, 2.5)],
 )
 def test_a_decision_has_the_mean_grade_of_those_who_agree_with_it(
-    votes: str, decided: VerdictKind | None, grade: float | None
+    votes: str, decided: tuple | None, grade: float | None
 ):
-    sent = votes.split()
-    record = new(len(sent))
-    for n, vote in enumerate(sent):
+    given = votes.split()
+    record = new(len(given))
+    for n, vote in enumerate(given):
         judgement = {"R": REFUSES, "A": ABSTAINS}.get(vote[0], EXPLAINS)
         verdict = Verdict(judgement, leaf=vote[0] == "L", grade=float(vote[1:]) if vote[1:] else None)
         record = answered(record, f"person {n}", [("p1", verdict)])
-    assert record.decision.get("p1") is decided
-    assert record.grade("p1") == grade
+    assert kinds(record.decision).get("p1") == decided
+    assert grade == (record.decision["p1"].grade if decided else None)
 
 
 def test_a_conflict_waits_for_an_adjudicator_who_decides_every_candidate_of_it():
@@ -198,13 +212,15 @@ def test_a_conflict_waits_for_an_adjudicator_who_decides_every_candidate_of_it()
     assert record.conflicts == ("p1", "p2", "p3")
     assert steps.settle(record, 1e6, 0.0, "3-1").record == record
     with pytest.raises(errors.InvalidArgument, match="p3"):
-        steps.adjudicate(record, [("p1", YES), ("p2", NO)], "judge", 3.0)
-    judged = steps.adjudicate(record, [("p1", YES), ("p2", NO), ("p3", Verdict(ABSTAINS))], "judge", 3.0).record
-    assert (judged.state, judged.decision) == ("DECIDED", {"p1": E, "p2": R, "p3": A, "p4": R})
-    again = steps.adjudicate(judged, [("p1", NO)], "chief", 4.0).record
-    assert (again.adjudicator, again.decision) == ("chief", {"p1": R, "p2": R, "p3": A, "p4": R})
+        steps.adjudicate(record, decided([("p1", YES), ("p2", NO)], "judge"), 3.0)
+    judged = steps.adjudicate(
+        record, decided([("p1", YES), ("p2", NO), ("p3", Verdict(ABSTAINS))], "judge"), 3.0
+    ).record
+    assert (judged.state, kinds(judged.decision)) == (State.DECIDED, {"p1": E, "p2": R, "p3": A, "p4": R})
+    again = steps.adjudicate(judged, decided([("p1", NO)], "chief"), 4.0).record
+    assert (again.adjudicator, kinds(again.decision)) == ("chief", {"p1": R, "p2": R, "p3": A, "p4": R})
     with pytest.raises(errors.FailedPrecondition, match="adjudicated"):
-        steps.undo(judged, judged.answers[0].id, 4.0)
+        steps.undo(judged, judged.answers[0].answer.answer_id, 4.0)
 
 
 def test_of_the_leases_that_a_person_gave_back_only_the_last_is_kept():
@@ -219,13 +235,13 @@ def test_of_the_leases_that_a_person_gave_back_only_the_last_is_kept():
 def test_a_control_item_is_never_decided():
     control = replace(new(overlap=1000), gold={"p1": True, "p2": False})
     record = answered(control, "ann", [("p1", YES)])
-    assert (record.state, record.decision) == ("WAITING", {})
+    assert (record.state, record.decision) == (State.WAITING, {})
     assert record.open_to("bob", 1.0)
 
 
 def test_a_record_is_read_as_it_was_written():
     record = answered(answered(new(overlap=2), "ann", [("p1", Verdict(EXPLAINS, grade=0.5))]), "bob")
-    record = steps.adjudicate(record, [("p1", NO)], "judge", 3.0).record
+    record = steps.adjudicate(record, decided([("p1", NO)], "judge"), 3.0).record
     task = task_from_json(task_json(TASK))
     assert task == TASK
     assert from_json(task, record.to_json(), record.place, record.revision) == record

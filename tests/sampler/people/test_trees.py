@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
 from contextlib import aclosing
 from itertools import pairwise
 from typing import Any
@@ -16,11 +15,10 @@ import aeenc
 from aeenc import errors, values
 from aeenc.oracle import Candidate, Task
 from services.sampler.people import steps
-from services.sampler.people.decisions import SentAnswer
-from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import TaskRecord
 from services.sampler.records.keys import TaskKeys
 from services.store.redis import connect
+from support.sent import sent
 from support.waiting import eventually, until
 from support.worlds.sampler_world import NEVER, QUEUE, SamplerWorld, at_work, finish, take
 
@@ -174,9 +172,9 @@ async def test_a_decision_goes_on_at_once_when_its_author_says_so(world: Sampler
 
 def test_a_hastened_decision_is_settled_before_its_time_and_cannot_be_undone():
     record = steps.lease(TaskRecord("run", TASK, 1, "majority"), "ann", "run.0-0.l", 0.0, 60.0).record
-    record = steps.submit(record, "run.0-0.l", SentAnswer(seen_upto=1), 1, 1.0).record
+    record = steps.submit(record, "run.0-0.l", sent(seen_upto=1), 1, 1.0).record
     assert steps.settle(record, 2.0, NEVER, "0-0").record == record
-    final = steps.hasten(record, "ann", 2.0).record
+    final = steps.hasten(record, "ann").record
     with pytest.raises(errors.FailedPrecondition):
         steps.undo(final, "run.0-0.1", 2.0)
     assert steps.settle(final, 2.0, NEVER, "0-0").record.settled == record.decision
@@ -221,50 +219,13 @@ async def test_a_queue_tells_its_guideline_and_the_numbers_of_its_tasks(world: S
         assert (queue.total.leased, queue.total.mine) == (0, 0)
 
 
-@pytest.fixture
-def slow_reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Sets the seconds that the store takes for tasks, until it is set again."""
-    read_many, taken_s = TaskStore.read_many, [0.0]
-
-    async def slowly(store: TaskStore, run_id: str, ids: list[str]) -> Any:
-        await asyncio.sleep(taken_s[0] if ids else 0.0)
-        return await read_many(store, run_id, ids)
-
-    monkeypatch.setattr(TaskStore, "read_many", slowly)
-    return lambda seconds: taken_s.__setitem__(0, seconds)
-
-
 async def numbers(people: aeenc.PeopleClient) -> tuple[int, int]:
     """How many tasks of the queue there are, and how many of them wait."""
     [queue] = await people.list_queues("ann")
     return queue.total.tasks, queue.total.waiting
 
 
-async def test_the_numbers_of_a_queue_are_whole_after_a_call_that_broke_off(world: SamplerWorld, slow_reads: Any):
-    async def broken_off() -> None:
-        slow_reads(0.5)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(people.list_queues("ann"), 0.2)
-        slow_reads(0.0)
-
-    async with at_work(world, 2, undo_s=NEVER) as (people, _, _):
-        await broken_off()
-        assert await numbers(people) == (2, 2)
-        await people.submit(await take(people, "ann"), [])
-        await broken_off()
-        assert await numbers(people) == (2, 1)
-
-
-async def test_who_asks_for_the_numbers_of_a_queue_while_they_are_read_gets_all(world: SamplerWorld, slow_reads: Any):
-    async with at_work(world, 2, undo_s=NEVER) as (people, _, _):
-        slow_reads(0.4)
-        first = asyncio.create_task(numbers(people))
-        await asyncio.sleep(0.1)
-        assert await numbers(people) == await first == (2, 2)
-
-
-@pytest.mark.parametrize("newer", ["record", "task"])
-async def test_a_run_of_a_newer_release_keeps_nobody_from_the_numbers_of_the_others(world: SamplerWorld, newer: str):
+async def test_a_run_of_a_newer_release_keeps_nobody_from_the_numbers_of_the_others(world: SamplerWorld):
     keys = TaskKeys(world.settings["namespace"])
     redis_of = aclosing(connect(world.settings["redis_url"]))
     async with at_work(world, 2, undo_s=NEVER) as (people, sampler, run_id), redis_of as redis:
@@ -274,9 +235,7 @@ async def test_a_run_of_a_newer_release_keeps_nobody_from_the_numbers_of_the_oth
             return await numbers(people) == (3, 3)
 
         await eventually(all_there)
-        task_id = (await anext(people.list_tasks(run_id))).task.task_id
-        key = keys.run(run_id) if newer == "record" else keys.task(run_id, task_id)
-        await redis.hset(key, "format_version", 99)
+        await redis.hset(keys.run(run_id), "format_version", 99)
         async with world.sampler(queues={"team": QUEUE}) as client:  # a process that has counted nothing before
             [queue] = await aeenc.PeopleClient(client.channel).list_queues("ann")
         assert (queue.total.tasks, [run.run_id for run in queue.runs]) == (1, [other.id])

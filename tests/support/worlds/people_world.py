@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 import aeenc
-from aeenc import errors
+from aeenc import errors, values
 from aeenc.oracle import EXPLAINS, REFUSES, Verdict
 from aeenc.v1 import people_pb2
 from services.sampler.people.task_store import TaskStore
@@ -25,6 +25,7 @@ from support import agreement_reference
 from support.worlds.sampler_world import FIRST, FakeIndex, brute_force, chance, explains, is_leaf, pair_set
 
 T = TypeVar("T")
+Kind = values.TaskEventKind
 # What people do with a task besides thinking, in 25 tasks; the cards are dealt round by round to whoever has one.
 DECK = ["die", "release", "come late", "renew"] * 2 + ["think"] * 17
 UNDO_EVERY, TWICE_EVERY = 7, 9  # answers
@@ -201,7 +202,7 @@ async def check(
     tasks = [task async for task in people.client.list_tasks(people.run_id)]
     lost = [
         *people.ledger.wrong,
-        *_lost(people.ledger, tasks, [one.entry for one in await store.verdict_log(people.run_id)]),
+        *_lost(people.ledger, tasks, await store.verdict_log(people.run_id)),
     ]
     settled = [task for task in tasks if task.state == people_pb2.TASK_STATE_SETTLED]
     decided = {(task.task.query, c.premise.id) for task in settled for c in task.task.candidates}
@@ -219,7 +220,7 @@ async def check(
     )
 
 
-def _lost(ledger: Ledger, tasks: list[people_pb2.JudgedTask], log: list[dict[str, object]]) -> list[str]:
+def _lost(ledger: Ledger, tasks: list[people_pb2.JudgedTask], log: list[values.TaskEvent]) -> list[str]:
     """Acknowledged answers that the queue or its log does not have, or has otherwise."""
     stored: dict[str, tuple[str, dict[str, bool]]] = {}
     for task in tasks:
@@ -233,9 +234,9 @@ def _lost(ledger: Ledger, tasks: list[people_pb2.JudgedTask], log: list[dict[str
         for name in said.keys() | stored.keys()
         if said.get(name) != stored.get(name)
     ]
-    logged = Counter(entry["id"] for entry in log if entry["op"] == "ANSWERED")
+    logged = Counter(one.answer.answer_id for one in log if one.kind is Kind.ANSWERED)
     problems += [f"{name} stands {logged[name]} times in the log" for name in ledger.said if logged[name] != 1]
-    taken_back = {str(entry["answer_id"]) for entry in log if entry["op"] == "UNDONE"}
+    taken_back = {one.former_answer_id for one in log if one.kind is Kind.UNDONE}
     if taken_back != ledger.undone:
         problems.append(f"undone: {taken_back ^ ledger.undone}")
     return problems
@@ -252,13 +253,13 @@ async def _held_twice(store: TaskStore, run_id: str, overlap: int) -> list[str]:
                 problems.append(f"event {event.seq} follows {seq}")
             seq = event.seq
             held = live[event.task_id]
-            if event.event == "LEASED":
-                if event.annotator in held:
-                    problems.append(f"{event.annotator} holds task {event.task_id} twice")
-                held.add(event.annotator)
-            elif event.event in {"ANSWERED", "EXPIRED", "RELEASED"}:
-                held.discard(event.annotator)
-            answered[event.task_id] += (event.event == "ANSWERED") - (event.event == "UNDONE")
+            if event.kind is Kind.LEASED:
+                if event.person in held:
+                    problems.append(f"{event.person} holds task {event.task_id} twice")
+                held.add(event.person)
+            elif event.kind in {Kind.ANSWERED, Kind.EXPIRED, Kind.RELEASED}:
+                held.discard(event.person)
+            answered[event.task_id] += (event.kind is Kind.ANSWERED) - (event.kind is Kind.UNDONE)
             if len(held) + answered[event.task_id] > overlap:
                 problems.append(f"task {event.task_id} is held by {held} with {answered[event.task_id]} answers")
     return problems

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import cast
 
-from aeenc.v1 import oracle_pb2
+from aeenc.v1 import oracle_pb2, types_pb2
 from aeenc.values.reading import EPOCH, Choice, moment
 from aeenc.values.types import PremiseSet, RankedPremise
+from aeenc.values.writing import as_messages, message, timestamp
 
 
 class Judgement(Choice):
@@ -117,6 +119,19 @@ class Verdict:
             text=message.text,
         )
 
+    def to_message(self) -> oracle_pb2.Verdict:
+        """Converts to the message."""
+        return message(
+            oracle_pb2.Verdict,
+            premise_id=self.premise_id,
+            judgement=cast("str", self.judgement),
+            leaf=self.leaf,
+            grade=self.grade,
+            annotator=self.annotator,
+            remark=cast("str", self.remark),
+            text=self.text,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
@@ -181,4 +196,23 @@ class Answer:
             answer_id=message.answer_id,
             late=message.late,
             at=moment(message.at),
+        )
+
+    def to_message(self) -> oracle_pb2.Answer:
+        """Converts to the message."""
+        return message(
+            oracle_pb2.Answer,
+            task_id=self.task_id,
+            verdicts=as_messages(self.verdicts, oracle_pb2.Verdict, "verdicts"),
+            annotator=self.annotator,
+            note=self.note,
+            node_verdict=cast("str", self.node_verdict),
+            additions=as_messages(self.additions, oracle_pb2.Verdict, "additions"),
+            intermediates=self.intermediates,
+            alternatives=as_messages(self.alternatives, types_pb2.PremiseSet, "alternatives"),
+            inference=self.inference,
+            written=self.written,
+            answer_id=self.answer_id,
+            late=self.late,
+            at=timestamp(self.at) if self.at != EPOCH else None,
         )

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import cast
 
-from aeenc.v1 import people_pb2
+from aeenc.v1 import oracle_pb2, people_pb2
 from aeenc.values.oracle import Answer, OracleTask, Verdict
 from aeenc.values.reading import EPOCH, Choice, lasting, moment
+from aeenc.values.writing import as_message, as_messages, length, message, timestamp
 
 
 class TaskState(Choice):
@@ -245,6 +247,23 @@ class TaskEvent:
             model_version=message.model_version,
         )
 
+    def to_message(self) -> people_pb2.TaskEvent:
+        """Converts to the message."""
+        return message(
+            people_pb2.TaskEvent,
+            seq=self.seq,
+            kind=cast("str", self.kind),
+            task_id=self.task_id,
+            run_id=self.run_id,
+            person=self.person,
+            at=timestamp(self.at) if self.at != EPOCH else None,
+            answer=as_message(self.answer, oracle_pb2.Answer, "answer") if self.answer is not None else None,
+            former_answer_id=self.former_answer_id,
+            reason=self.reason,
+            overlap=self.overlap,
+            model_version=self.model_version,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeNode:
@@ -301,6 +320,26 @@ class TreeNode:
             author=message.author,
         )
 
+    def to_message(self) -> people_pb2.TreeNode:
+        """Converts to the message."""
+        return message(
+            people_pb2.TreeNode,
+            node_id=self.node_id,
+            parent_id=self.parent_id,
+            premise_id=self.premise_id,
+            text=self.text,
+            depth=self.depth,
+            state=cast("str", self.state),
+            task_id=self.task_id,
+            accepted=as_messages(self.accepted, oracle_pb2.Verdict, "accepted"),
+            holders=self.holders,
+            answered=self.answered,
+            overlap=self.overlap,
+            answers=as_messages(self.answers, oracle_pb2.Answer, "answers"),
+            model_version=self.model_version,
+            author=self.author,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeState:
@@ -329,6 +368,18 @@ class TreeState:
             finished=message.finished,
             question=message.question,
             answer=message.answer,
+        )
+
+    def to_message(self) -> people_pb2.TreeState:
+        """Converts to the message."""
+        return message(
+            people_pb2.TreeState,
+            run_id=self.run_id,
+            hypothesis_id=self.hypothesis_id,
+            nodes=as_messages(self.nodes, people_pb2.TreeNode, "nodes"),
+            finished=self.finished,
+            question=self.question,
+            answer=self.answer,
         )
 
 
@@ -376,6 +427,23 @@ class TaskCounts:
             run_id=message.run_id,
         )
 
+    def to_message(self) -> people_pb2.TaskCounts:
+        """Converts to the message."""
+        return message(
+            people_pb2.TaskCounts,
+            tasks=self.tasks,
+            waiting=self.waiting,
+            free=self.free,
+            leased=self.leased,
+            decided=self.decided,
+            conflicts=self.conflicts,
+            settled=self.settled,
+            mine=self.mine,
+            mine_hour=self.mine_hour,
+            answers_hour=self.answers_hour,
+            run_id=self.run_id,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qualification:
@@ -394,6 +462,12 @@ class Qualification:
     def from_message(cls, message: people_pb2.Qualification) -> Qualification:
         """Reads the message."""
         return cls(items=message.items, answered=message.answered, state=QualificationState(message.state))
+
+    def to_message(self) -> people_pb2.Qualification:
+        """Converts to the message."""
+        return message(
+            people_pb2.Qualification, items=self.items, answered=self.answered, state=cast("str", self.state)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -431,6 +505,20 @@ class Queue:
             qualification=Qualification.from_message(message.qualification),
         )
 
+    def to_message(self) -> people_pb2.Queue:
+        """Converts to the message."""
+        return message(
+            people_pb2.Queue,
+            name=self.name,
+            overlap=self.overlap,
+            undo=length(self.undo),
+            guideline=self.guideline,
+            total=as_message(self.total, people_pb2.TaskCounts, "total"),
+            runs=as_messages(self.runs, people_pb2.TaskCounts, "runs"),
+            max_grade=self.max_grade,
+            qualification=as_message(self.qualification, people_pb2.Qualification, "qualification"),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnnotatorReport:
@@ -464,6 +552,19 @@ class AnnotatorReport:
             answers_hour=message.answers_hour,
         )
 
+    def to_message(self) -> people_pb2.AnnotatorReport:
+        """Converts to the message."""
+        return message(
+            people_pb2.AnnotatorReport,
+            annotator=self.annotator,
+            answers=self.answers,
+            late=self.late,
+            control_verdicts=self.control_verdicts,
+            control_correct=self.control_correct,
+            mean_elapsed=length(self.mean_elapsed),
+            answers_hour=self.answers_hour,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlMistake:
@@ -478,6 +579,12 @@ class ControlMistake:
     def from_message(cls, message: people_pb2.ControlMistake) -> ControlMistake:
         """Reads the message."""
         return cls(right=Verdict.from_message(message.right), people=message.people)
+
+    def to_message(self) -> people_pb2.ControlMistake:
+        """Converts to the message."""
+        return message(
+            people_pb2.ControlMistake, right=as_message(self.right, oracle_pb2.Verdict, "right"), people=self.people
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -504,6 +611,17 @@ class ControlReport:
             verdicts=message.verdicts,
             correct=message.correct,
             mistakes=tuple([ControlMistake.from_message(one) for one in message.mistakes]),
+        )
+
+    def to_message(self) -> people_pb2.ControlReport:
+        """Converts to the message."""
+        return message(
+            people_pb2.ControlReport,
+            query=self.query,
+            answers=self.answers,
+            verdicts=self.verdicts,
+            correct=self.correct,
+            mistakes=as_messages(self.mistakes, people_pb2.ControlMistake, "mistakes"),
         )
 
 
@@ -551,4 +669,19 @@ class Agreement:
             positive_agreement=message.positive_agreement,
             edge_f1=message.edge_f1,
             controls=tuple([ControlReport.from_message(one) for one in message.controls]),
+        )
+
+    def to_message(self) -> people_pb2.GetAgreementResponse:
+        """Converts to the message."""
+        return message(
+            people_pb2.GetAgreementResponse,
+            cohen_kappa=self.cohen_kappa,
+            fleiss_kappa=self.fleiss_kappa,
+            krippendorff_alpha=self.krippendorff_alpha,
+            candidates=self.candidates,
+            annotators=self.annotators,
+            reports=as_messages(self.reports, people_pb2.AnnotatorReport, "reports"),
+            positive_agreement=self.positive_agreement,
+            edge_f1=self.edge_f1,
+            controls=as_messages(self.controls, people_pb2.ControlReport, "controls"),
         )

@@ -712,6 +712,10 @@ class PremiseSet:
         """Reads the message."""
         return cls(premise_ids=tuple(message.premise_ids))
 
+    def to_message(self) -> types_pb2.PremiseSet:
+        """Converts to the message."""
+        return message(types_pb2.PremiseSet, premise_ids=self.premise_ids)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoldQuery:

@@ -73,6 +73,11 @@ def duration(seconds: float, field: str) -> Duration:
     return made
 
 
+def length(of: timedelta) -> Duration:
+    """Returns the message of a length of time."""
+    return duration(of.total_seconds(), "")
+
+
 def timestamp(at: datetime, field: str = "judged_at") -> Timestamp:
     """Returns the message of a time, which needs a time zone."""
     try:
