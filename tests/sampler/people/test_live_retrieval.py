@@ -14,7 +14,6 @@ from services.sampler.execution import following
 from services.sampler.people import steps
 from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import TaskRecord
-from support.sent import sent
 from support.waiting import eventually
 from support.worlds.sampler_world import (
     FIRST,
@@ -28,6 +27,7 @@ from support.worlds.sampler_world import (
     ready,
     take,
 )
+from support.worlds.sent import sent
 
 K = 4
 SECOND = "version-2"

@@ -75,7 +75,9 @@ def duration(seconds: float, field: str) -> Duration:
 
 def length(of: timedelta) -> Duration:
     """Returns the message of a length of time."""
-    return duration(of.total_seconds(), "")
+    made = Duration()
+    made.FromTimedelta(of)
+    return made
 
 
 def timestamp(at: datetime, field: str = "judged_at") -> Timestamp:
