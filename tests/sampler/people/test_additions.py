@@ -19,8 +19,8 @@ from services.sampler.people import steps
 from services.sampler.people.decisions import SentAnswer, corrections
 from services.sampler.people.tasks import TaskRecord, accepts, from_json
 from support.waiting import eventually
+from support.worlds.people_world import sent, verdict
 from support.worlds.sampler_world import FACTS, NEVER, SamplerWorld, at_work, pairs, splits_of, take
-from support.worlds.sent import sent, verdict
 
 TASK = Task("0-0", "run", "q", (), (), (Candidate("p1", "t1", 1, 0.9), Candidate("p2", "t2", 2, 0.8)))
 FOUND = sent([("p1", EXPLAINS)], 2, 1.0, additions=(verdict("p9", EXPLAINS, "t9"),))

@@ -25,8 +25,8 @@ from services.sampler.records.pair_log import PairLog
 from services.sampler.records.runs import Pair, Run, RunConfig, RunProgress
 from services.store.redis import connect
 from support.waiting import eventually
+from support.worlds.people_world import sent
 from support.worlds.sampler_world import NEVER, QUEUE, SamplerWorld, at_work, pairs, take
-from support.worlds.sent import sent
 
 RUN = Run(
     "run",

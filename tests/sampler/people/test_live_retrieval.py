@@ -15,6 +15,7 @@ from services.sampler.people import steps
 from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import TaskRecord
 from support.waiting import eventually
+from support.worlds.people_world import sent
 from support.worlds.sampler_world import (
     FIRST,
     NEVER,
@@ -27,7 +28,6 @@ from support.worlds.sampler_world import (
     ready,
     take,
 )
-from support.worlds.sent import sent
 
 K = 4
 SECOND = "version-2"

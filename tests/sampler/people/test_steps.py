@@ -9,7 +9,7 @@ from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN, Candidate, Task, V
 from services.sampler.people import steps
 from services.sampler.people.decisions import corrections
 from services.sampler.people.tasks import TaskRecord, from_json, task_from_json, task_json
-from support.worlds.sent import sent
+from support.worlds.people_world import sent
 
 E, L, R, A, U = (EXPLAINS, False), (EXPLAINS, True), (REFUSES, False), (ABSTAINS, False), (UNSEEN, False)
 TASK = Task("0-0", "run", "query", ("root",), (), tuple(Candidate(f"p{n}", f"fact {n}", n, 0.5) for n in range(1, 5)))

@@ -19,8 +19,8 @@ from services.sampler.people.tasks import TaskRecord
 from services.sampler.records.keys import TaskKeys
 from services.store.redis import connect
 from support.waiting import eventually, until
+from support.worlds.people_world import sent
 from support.worlds.sampler_world import NEVER, QUEUE, SamplerWorld, at_work, finish, take
-from support.worlds.sent import sent
 
 GROWING = {"max_depth": 1}
 TASK = Task("0-0", "run", "q", (), (), (Candidate("p1", "t1", 1, 0.9),))

@@ -11,15 +11,16 @@ import contextlib
 import itertools
 import random
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import aeenc
 from aeenc import errors, values
 from aeenc.oracle import EXPLAINS, REFUSES, Verdict
 from aeenc.v1 import people_pb2
+from services.sampler.people.decisions import SentAnswer
 from services.sampler.people.task_store import TaskStore
 from support import agreement_reference
 from support.worlds.sampler_world import FIRST, FakeIndex, brute_force, chance, explains, is_leaf, pair_set
@@ -293,3 +294,27 @@ def agreement_differs(found: people_pb2.GetAgreementResponse, ledger: Ledger) ->
         abs(found.fleiss_kappa - agreement_reference.fleiss(common)),
         abs(found.krippendorff_alpha - agreement_reference.krippendorff(common)),
     )
+
+
+def verdict(premise_id: str, said: Verdict | int, text: str = "") -> values.Verdict:
+    """One verdict as the sampler reads it."""
+    one = said if isinstance(said, Verdict) else Verdict(said)  # type: ignore[arg-type]
+    return values.Verdict(
+        premise_id=premise_id,
+        judgement=values.Judgement(one.judgement),
+        leaf=one.leaf,
+        grade=one.grade,
+        remark=values.Remark(one.remark),
+        text=text,
+    )
+
+
+def sent(
+    verdicts: Iterable[tuple[str, Verdict | int]] = (),
+    seen_upto: int = 0,
+    elapsed_s: float | None = None,
+    **said: Any,
+) -> SentAnswer:
+    """An answer; `said` are its other fields."""
+    given = tuple(verdict(premise_id, one) for premise_id, one in verdicts)
+    return SentAnswer(values.Answer(verdicts=given, **said), seen_upto, elapsed_s)
