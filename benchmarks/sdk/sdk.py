@@ -36,8 +36,8 @@ COMMAND_LINE = "import sys; from aeenc.cli.entry import main; sys.argv = ['aeenc
 NOBODY = [word for name in ("encoder", "index", "sampler", "trainer") for word in (f"--{name}", "127.0.0.1:1")]
 COMMANDS = {
     "--help": ["--help"],
-    "status": ["--timeout", "0.1", *NOBODY, "status"],
-    "retrieve": ["--timeout", "0.1", *NOBODY, "retrieve", "corpus", "text"],
+    "status": [*NOBODY, "status"],
+    "retrieve": [*NOBODY, "retrieve", "corpus", "text"],
 }
 MEASURE = """
 import resource, time

@@ -17,7 +17,7 @@ from aeenc.calls.inputs import (
     refuse_single_text,
     refuse_single_texts,
 )
-from aeenc.calls.premises import PremiseForm, build_requests, explanation_requests, premise_messages
+from aeenc.calls.premises import build_requests, explanation_requests, premise_messages
 from aeenc.calls.retrieval import (
     Fusion,
     Hit,
@@ -38,6 +38,8 @@ from aeenc.values.writing import message, shown
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from aeenc.calls.premises import PremiseForm
 
 BUILD_TIMEOUT_S = 24 * 3600.0
 VERIFY_TIMEOUT_S = 3600.0  # every byte is read

@@ -39,9 +39,13 @@ Say = Callable[[str], None]
 class WorkEndedBadly(errors.Aborted):
     """A run or a job of a round failed again, or somebody cancelled it."""
 
+    default_reason = "ENDED_BADLY"
+
 
 class RolloutIncomplete(errors.DeadlineExceeded):
     """Not every encoder serves what a round has published."""
+
+    default_reason = "ENDED_BADLY"
 
 
 @dataclass(frozen=True)

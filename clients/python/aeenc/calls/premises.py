@@ -6,7 +6,7 @@ Files of facts are read elsewhere (`aeenc.adapters.facts`).
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from aeenc import values
 from aeenc.calls.inputs import Items, chunks, each, pair_of, refuse_single_text
@@ -14,7 +14,8 @@ from aeenc.errors import InvalidArgument
 from aeenc.v1 import index_pb2, types_pb2
 from aeenc.values.writing import message, shown
 
-PremiseForm = str | tuple[str, str] | values.Premise | types_pb2.Premise
+if TYPE_CHECKING:  # who searches needs none, and its dataclasses take long to make
+    PremiseForm: TypeAlias = str | tuple[str, str] | values.Premise | types_pb2.Premise
 CHUNK_ITEMS = 512
 CHUNK_BYTES = 512 * 1024  # about
 

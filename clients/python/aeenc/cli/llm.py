@@ -83,7 +83,7 @@ def llm(
     key: Key = None,
     show_prompt: ShowPrompt = False,  # noqa: ARG001 -- its callback has done it
 ) -> None:
-    r"""Serves a language model as an oracle. Needs `pip install './clients/python\[oracle-llm]'` (in a checkout).
+    """Serves a language model as an oracle. Needs `pip install './clients/python[oracle-llm]'` (in a checkout).
 
     A schema, a temperature or a seed that the endpoint refuses is left out.
     Whatever is not a whole, valid answer makes it abstain. Run

@@ -9,18 +9,18 @@ from __future__ import annotations
 import errno
 import io
 import os
-import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
-from importlib.abc import InspectLoader
 from importlib.util import find_spec
+from inspect import cleandoc
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from aeenc import __version__, errors
 from aeenc.cli import output, targets
@@ -101,8 +101,8 @@ _LISTS: dict[str, tuple[str, dict[str, str]]] = {
     "checkpoints": ("fleet.checkpoints", {"delete": "fleet.delete_checkpoint"}),
     "labels": ("fleet.labels", {"delete": "fleet.delete_label"}),
 }
-# The boxes of `aeenc --help`, in the order of a first day. What is not named here has one of its own.
-_PANELS = {
+# The sections of `aeenc --help`, in the order of a first day. What is not named here has one of its own.
+_SECTIONS = {
     "Start": "up demo status doctor down",
     "Search": "corpus retrieve",
     "Learn": "sample train evaluate compare loop runs jobs follow resume cancel oracle export import data tune "
@@ -110,10 +110,9 @@ _PANELS = {
     "People": "workbench queues tree tasks retrieve-again changes agreement adjudicate close",
     "Operate": "publish rollback checkpoints labels gc backup restore token completion",
 }
-Find = Callable[[str], Callable[..., None]]  # the function of a command, by its path
 # code -> classes of errors; the first that fits decides
 _EXIT_CODES: dict[int, tuple[type[errors.AeencError], ...]] = {
-    5: (output.EndedBadly, errors.DataLoss),
+    5: (errors.DataLoss,),
     2: (
         *(errors.InvalidArgument, errors.NotFound, errors.Unauthenticated, errors.PermissionDenied),
         errors.VersionNotLoaded,  # no encoder has the label or version of the arguments
@@ -146,14 +145,40 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 def exit_code_of(error: errors.AeencError) -> int:
     """Returns the exit code of a command that ended with this error."""
-    from aeenc.loop import RolloutIncomplete, WorkEndedBadly
-
-    if isinstance(error, (WorkEndedBadly, RolloutIncomplete)):
+    if error.reason == output.EndedBadly.default_reason:
         return 5
     return next(code for code, classes in _EXIT_CODES.items() if isinstance(error, classes))
 
 
-class Commands(TyperGroup):
+def _processed(param: Any, process: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:
+    """Passes on a default, or a text, as it is: typer loads pydantic for any other, which takes as long as gRPC."""
+    is_given = context.get_parameter_source(param.name).name != "DEFAULT"
+    kind = getattr(getattr(param, "type_descriptor", None), "annotation", None)
+    if (param.required and value is None) or (is_given and kind not in {str, list[str]}):
+        return process(context, value)
+    passed = list(value or ()) if kind == list[str] else value
+    return param.callback(context, param, passed) if param.callback else passed
+
+
+class _Quick:
+    """A command, or a group of them, whose parameters are `_processed`."""
+
+    def get_params(self, ctx: Any) -> Any:
+        params = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            vars(param).setdefault("process_value", partial(_processed, param, param.process_value))
+        return params
+
+
+class Command(_Quick, TyperCommand):
+    """A command."""
+
+
+class Group(_Quick, TyperGroup):
+    """A group of commands."""
+
+
+class Commands(Group):
     """The root command: turns errors into one line and an exit code, and accepts --json anywhere.
 
     It begins empty and adds what is asked for: one command with its imports, or all with those of other distributions,
@@ -170,23 +195,16 @@ class Commands(TyperGroup):
         with _failures_told(ctx):
             return super().parse_args(ctx, args)
 
-    def list_commands(self, ctx: Any) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 -- click's
         self._add_others()
-        order = [name for names in _PANELS.values() for name in names.split() if name in self.commands]
-        return [*order, *(name for name in super().list_commands(ctx) if name not in order)]
+        return [name for names in _in_sections(self.commands).values() for name in names]
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        super(Commands, self.described()).format_help(ctx, formatter)
-
-    @staticmethod
-    def described() -> Commands:
-        """Builds all commands with their help alone, each in its box. They cannot run."""
-        made: Commands = _built(None, _described)
-        made._is_whole = True
-        boxes = {name: panel for panel, names in _PANELS.items() for name in names.split()}
-        for name, command in made.commands.items():
-            vars(command)["rich_help_panel"] = boxes.get(name)
-        return made
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 -- click's
+        told, missing = summaries()
+        self.epilog = "\n\n".join([EXIT_CODES, *missing])
+        for section, names in _in_sections(told).items():
+            with formatter.section(section):
+                formatter.write_dl([(name, told[name]) for name in names])
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self.commands and cmd_name in _OWN and not self._is_whole:
@@ -210,6 +228,56 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         with _failures_told(ctx):
             return super().invoke(ctx)
+
+
+def _in_sections(names: Collection[str]) -> dict[str, list[str]]:
+    """Sorts commands into the sections of `aeenc --help`."""
+    found = {section: [one for one in known.split() if one in names] for section, known in _SECTIONS.items()}
+    named = {one for listed in found.values() for one in listed}
+    found["Others"] = [one for one in names if one not in named]
+    return {section: listed for section, listed in found.items() if listed}
+
+
+def summaries() -> tuple[dict[str, str], list[str]]:
+    """Reads what each command does, importing none of this distribution and of the services; and what is missing."""
+    told = {_name_of(path): _summary(path) for path in (*_COMMANDS, "main.completion")}
+    told |= {name: about for name, (about, _) in _GROUPS.items()}
+    told |= {name: _summary(path) for name, (path, _) in _LISTS.items()}
+    if find_spec("services"):
+        told |= {name: _summary(path, "services") for name, path in _OF_SERVICES.items()}
+    others = typer.Typer()
+    others.callback()(lambda: None)
+    missing = _add_distributions(others, except_for="services.")
+    found: Any = typer.main.get_command(others)
+    return told | {name: command.help or "" for name, command in found.commands.items()}, missing
+
+
+def _summary(path: str, package: str = "aeenc.cli") -> str:
+    """Returns the first paragraph of a command's docstring, from the code of its module, whose imports take long."""
+    module, _, name = path.rpartition(".")
+    spec: Any = find_spec(f"{package}.{module}")
+    codes = [spec.loader.get_code(spec.name)]
+    for code in codes:  # a command may stand in another one
+        inner = [one for one in code.co_consts if hasattr(one, "co_name")]
+        if found := next((one for one in inner if one.co_name == name), None):
+            return " ".join(cleandoc(found.co_consts[0] or "").partition("\n\n")[0].split())
+        codes += inner
+    raise LookupError(path)
+
+
+def _add_distributions(made: typer.Typer, except_for: str = " ") -> list[str]:
+    """Adds the commands of other distributions; returns a line for each that lacks something."""
+    from importlib.metadata import entry_points  # reads the files of all distributions
+
+    missing = []
+    for entry in sorted(entry_points(group="aeenc.commands"), key=lambda entry: entry.name):
+        if entry.value.startswith(except_for):
+            continue
+        try:
+            entry.load()(made)
+        except ImportError as error:  # a distribution without its extras must not hide the other commands
+            missing.append(f"The commands of `{entry.name}` are not available: {error}")
+    return missing
 
 
 @contextmanager
@@ -321,79 +389,51 @@ def _name_of(path: str) -> str:
 _OWN = {"completion", *map(_name_of, _COMMANDS), *_GROUPS, *_LISTS} - {"corpus"}
 
 
-def _function(path: str, package: str = "aeenc.cli") -> Callable[..., None]:
-    """Imports the function of a command, by its path below the package."""
+def _function(path: str) -> Callable[..., None]:
+    """Imports the function of a command, by its path below `aeenc.cli`."""
     module, _, name = path.rpartition(".")
-    function: Callable[..., None] = getattr(import_module(f"{package}.{module}"), name)
+    function: Callable[..., None] = getattr(import_module(f"aeenc.cli.{module}"), name)
     return function
 
 
-def _described(path: str, package: str = "aeenc.cli") -> Callable[..., None]:
-    """Makes a stand-in that has the help of a command alone, read from its source, whose imports take a second."""
-    module, _, name = path.rpartition(".")
-    spec = find_spec(f"{package}.{module}")
-    source = spec.loader.get_source(spec.name) if spec and isinstance(spec.loader, InspectLoader) else None
-    found = re.search(rf'^ *def {name}\(.*?^ *"""(.*?)"""', source or "", re.MULTILINE | re.DOTALL)
-    if found is None:
-        return _function(path, package)
-
-    def stand_in() -> None: ...
-
-    stand_in.__doc__ = found[1]
-    return stand_in
-
-
-def _built(names: Collection[str] | None, find: Find = _function) -> Any:
+def _built(names: Collection[str] | None) -> Any:
     """Builds the click group of `_app`."""
-    return typer.main.get_command(_app(names, find))
+    return typer.main.get_command(_app(names))
 
 
-def _group(name: str, find: Find) -> typer.Typer:
+def _group(name: str) -> typer.Typer:
     about, commands = _GROUPS[name]
-    group = typer.Typer(help=about, no_args_is_help=True)
+    group = typer.Typer(cls=Group, help=about, no_args_is_help=True)
     if name == "import":
         group.callback()(lambda: None)  # otherwise its only command would become the group itself
-    for own_name, path in commands.items():
-        group.command(own_name)(find(path))
+    for command, path in commands.items():
+        group.command(command, cls=Command)(_function(path))
     return group
 
 
-def _list(name: str, find: Find) -> typer.Typer:
+def _list(name: str) -> typer.Typer:
     path, commands = _LISTS[name]
-    command = find(path)
-    group = typer.Typer(help=command.__doc__)
-    group.callback(invoke_without_command=True)(_alone(command))
-    for own_name, own in commands.items():
-        group.command(own_name)(find(own))
+    listing = _function(path)
+    group = typer.Typer(cls=Group, help=listing.__doc__)
+    group.callback(invoke_without_command=True)(_alone(listing))
+    for command, deleting in commands.items():
+        group.command(command, cls=Command)(_function(deleting))
     return group
 
 
-def _app(names: Collection[str] | None = None, find: Find = _function) -> typer.Typer:
+def _app(names: Collection[str] | None = None) -> typer.Typer:
     """Builds the command line: all of it, or some commands of this distribution."""
-    made = typer.Typer(name="aeenc", cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
-
-    own = [path for path in _COMMANDS if names is None or _name_of(path) in names]
-    for path in own:
-        made.command(_name_of(path))(find(path))
+    made = typer.Typer(
+        name="aeenc", cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
+    )
+    for path in _COMMANDS:
+        if names is None or _name_of(path) in names:
+            made.command(_name_of(path), cls=Command)(_function(path))
     if names is None or "completion" in names:
         made.command()(completion)
     for name in [*_GROUPS, *_LISTS] if names is None else [name for name in names if name in {*_GROUPS, *_LISTS}]:
-        made.add_typer(_list(name, find) if name in _LISTS else _group(name, find), name=name)
-    missing = []
-    others: Iterable[Any] = ()
-    if names is None:
-        from importlib.metadata import entry_points  # reads the files of all distributions
-
-        others = entry_points(group="aeenc.commands")
-    if find is _described and find_spec("services"):
-        for name, path in _OF_SERVICES.items():
-            made.command(name)(_described(path, "services"))
-        others = [entry for entry in others if not entry.value.startswith("services.")]
-    for entry in sorted(others, key=lambda entry: entry.name):
-        try:
-            entry.load()(made)
-        except ImportError as error:  # a distribution without its extras must not hide the other commands
-            missing.append(f"The commands of `{entry.name}` are not available: {error}")
+        made.add_typer(_list(name) if name in _LISTS else _group(name), name=name)
+    missing = _add_distributions(made) if names is None else []
     made.callback(epilog="\n\n".join([EXIT_CODES, *missing]))(options)
     return made
 

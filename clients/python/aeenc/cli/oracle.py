@@ -155,9 +155,9 @@ def model(
     cert: Cert = None,
     key: Key = None,
 ) -> None:
-    r"""Serves a cross-encoder or an NLI model in ONNX as an oracle.
+    """Serves a cross-encoder or an NLI model in ONNX as an oracle.
 
-    Needs `pip install './clients/python\[oracle-model]'` (in a checkout).
+    Needs `pip install './clients/python[oracle-model]'` (in a checkout).
     """
     oracle = ModelOracle(
         directory, accept=accept, refuse=refuse, label=label, premise_first=premise_first, threads=threads

@@ -14,16 +14,14 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.segment import Segment
-from rich.table import Table
-from rich.text import Text
 
 from aeenc import values
 from aeenc.errors import AeencError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # rich is for results: a command that fails, or has one for a program, need not wait for it
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.progress import ProgressColumn, Task
+    from rich.table import Table
 
 _KEY = "aeenc.output"
 PROTOCOLS = ("strict", "paper")
@@ -48,6 +46,8 @@ class Visible:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yields what the console draws."""
+        from rich.segment import Segment
+
         for segment in console.render(self._renderable, options):
             yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
@@ -69,6 +69,8 @@ class Output:
         if self.as_json:
             typer.echo(json.dumps(values))
             return
+        from rich.console import Console
+
         console = Console(highlight=False)
         for renderable in shown or (fields_table(values),):
             console.print(Visible(renderable), crop=False)  # an id that is cut at the edge is worth nothing
@@ -97,6 +99,7 @@ class Output:
     @contextmanager
     def progress(self, text: str, unit: str) -> Iterator[Report]:
         """Shows a progress bar on stderr. Call the yielded function with (done, total, text), from any thread."""
+        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = (
@@ -122,6 +125,7 @@ class Output:
 def _rate(unit: str) -> ProgressColumn:
     """A column of units per second."""
     from rich.progress import ProgressColumn
+    from rich.text import Text
 
     class Rate(ProgressColumn):
         def render(self, task: Task) -> Text:
@@ -154,6 +158,9 @@ def table(
 
     The columns `whole`, of ids and times, are never broken over lines, so that what stands there can be copied.
     """
+    from rich.table import Table
+    from rich.text import Text
+
     rows = list(rows)
     made = Table(title=Text(title) if title else None, title_justify="left")
     for place, name in enumerate(columns):
@@ -168,6 +175,9 @@ def table(
 
 def fields_table(values: Mapping[str, Any]) -> Table:
     """Makes a table with one field of a result per line; leaves empty ones out."""
+    from rich.table import Table
+    from rich.text import Text
+
     made = Table(show_header=False, box=None, pad_edge=False)
     for name, value in values.items():
         if value not in ("", None, []):

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import contextlib
 from itertools import accumulate, takewhile
+from typing import TYPE_CHECKING
 
 import grpc
-from google.protobuf import any_pb2, duration_pb2
-from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2, status_pb2
 
 from aeenc import errors
+
+if TYPE_CHECKING:  # a call that succeeds needs none
+    from google.protobuf.message import Message
+    from google.rpc import error_details_pb2, status_pb2
 
 DETAILS_KEY = "grpc-status-details-bin"
 REQUEST_ID_KEY = "x-request-id"  # sent by the caller, and returned with an error
@@ -59,6 +61,9 @@ def _sent_bytes(text: str) -> float:
 
 def details_of(error: errors.AeencError) -> bytes:
     """Serialises the `google.rpc.Status` for the trailer `grpc-status-details-bin`."""
+    from google.protobuf import duration_pb2
+    from google.rpc import error_details_pb2, status_pb2
+
     message = message_of(error)
     status = status_pb2.Status(code=code_of(error).value[0], message=message)
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata)
@@ -78,6 +83,8 @@ def details_of(error: errors.AeencError) -> bytes:
 
 def _violations_of(error: errors.AeencError, *, room_bytes: float) -> error_details_pb2.BadRequest:
     """Makes the message of the first violations, as many as fit."""
+    from google.rpc import error_details_pb2
+
     bad = error_details_pb2.BadRequest()
     for violation in error.violations[:MAX_VIOLATIONS]:
         bad.field_violations.add(
@@ -89,23 +96,34 @@ def _violations_of(error: errors.AeencError, *, room_bytes: float) -> error_deta
     return bad
 
 
-def _pack(status: status_pb2.Status, detail: object) -> None:
-    packed = any_pb2.Any()
-    packed.Pack(detail)  # type: ignore[arg-type]
-    status.details.append(packed)
+def _pack(status: status_pb2.Status, detail: Message) -> None:
+    status.details.add().Pack(detail)
 
 
 def from_rpc_error(rpc_error: grpc.aio.AioRpcError) -> errors.AeencError:
     """Rebuilds the error that a service raised: same class, message, reason, violations and delay; its request id."""
     code, message = rpc_error.code(), rpc_error.details() or ""
-    status = status_pb2.Status()
-    request_id = ""
+    details, request_id = b"", ""
     for key, value in rpc_error.trailing_metadata() or ():
         if key == REQUEST_ID_KEY and isinstance(value, str):
             request_id = value
         if key == DETAILS_KEY:
-            with contextlib.suppress(DecodeError):  # a foreign server may send anything
-                status = status_pb2.Status.FromString(value if isinstance(value, bytes) else value.encode())
+            details = value if isinstance(value, bytes) else value.encode()
+    error = _detailed(code, message, details)
+    error.request_id = request_id
+    return error
+
+
+def _detailed(code: grpc.StatusCode, message: str, details: bytes) -> errors.AeencError:
+    """Rebuilds an error from its status and the details beside it, which a foreign server may fill with anything."""
+    if not details:
+        return _BY_CODE.get(code.name, errors.AeencError)(message)
+    from google.protobuf.message import DecodeError
+    from google.rpc import error_details_pb2, status_pb2
+
+    status = status_pb2.Status()
+    with contextlib.suppress(DecodeError):
+        status = status_pb2.Status.FromString(details)
     info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
     retry_after_s: float | None = None
     for detail in status.details:
@@ -117,12 +135,10 @@ def from_rpc_error(rpc_error: grpc.aio.AioRpcError) -> errors.AeencError:
     cls = _BY_REASON.get(info.reason, errors.AeencError)
     if cls.code != code.name:  # our own reason under a common code, or a foreign server
         cls = _BY_CODE.get(code.name, errors.AeencError)
-    error = cls(
+    return cls(
         message,
         reason=info.reason or None,
         violations=[errors.FieldViolation(v.field, v.description) for v in bad.field_violations],
         retry_after_s=retry_after_s,
         metadata=dict(info.metadata),
     )
-    error.request_id = request_id
-    return error
