@@ -30,7 +30,7 @@ GOES_ON_S = {"oracle": 0.1, "": 3.0}  # of a group, after which a command is int
 HALF_S = 5.0  # more than that is a command that hears no interruption
 EXIT_CODES = {0, 2, 3, 4, 5, 130}  # 1 is an unexpected failure
 SHELL = {"help", "install_completion", "show_completion"}  # what typer adds to a command
-IDLE = {"up", "down", "demo", "backup", "restore", "tune", "tune-retrieval", "doctor", "data fetch", "oracle terminal"}
+IDLE = {"up", "down", "demo", "backup", "restore", "tune", "tune-retrieval", "doctor", "data fetch"}
 WORDS = {
     "empty": "",
     "blank": " \t",

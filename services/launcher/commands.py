@@ -101,7 +101,7 @@ def up(
         load(Path(options.tokens_file))
     targets = fleet.up(options, out.note)
     rows = [*targets.items(), *((f"oracle {name}", target) for name, target in options.oracles.items())]
-    rows += [(f"people {name}", f"{n} on each task: aeenc oracle terminal") for name, n in options.people.items()]
+    rows += [(f"people {name}", f"{n} on each task") for name, n in options.people.items()]
     link = {"sign_in": fleet.sign_in_link()} if options.workbench else {}
     told = {"home": str(fleet.home), "targets": targets, **link}
     out.result(told, table(["service", "address"], rows), "build a corpus: aeenc corpus build NAME --facts FILE")

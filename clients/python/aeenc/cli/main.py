@@ -88,7 +88,6 @@ _GROUPS: dict[str, tuple[str, dict[str, str]]] = {
             "model": "oracle.model",
             "llm": "llm.llm",
             "composite": "oracle.composite",
-            "terminal": "terminal.terminal",
             "controls": "oracle.controls",
             "check": "llm.check",
         },

@@ -1,7 +1,4 @@
-"""`aeenc oracle …`: serves gold trees, a model, or a composite of oracles; writes control items for people.
-
-`aeenc oracle terminal`, where a person judges, is in `aeenc.cli.terminal`.
-"""
+"""`aeenc oracle …`: serves gold trees, a model, or a composite of oracles; writes control items for people."""
 
 from __future__ import annotations
 

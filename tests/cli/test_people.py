@@ -1,0 +1,135 @@
+"""The commands about people's work: queues and trees, conflicts, figures of agreement, and the trail of changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime
+
+import pytest
+
+import aeenc as sdk
+from aeenc.v1 import types_pb2
+from support.waiting import eventually
+from support.worlds.sampler_world import SamplerWorld
+
+PAGE = 9  # candidates that a person has seen
+
+
+@asynccontextmanager
+async def queued(world: SamplerWorld, count: int = 2, **queue: object) -> AsyncIterator[tuple[sdk.SamplerClient, str]]:
+    """A run of some hypotheses with twelve candidates each in the queue `team`."""
+    async with world.sampler(queues={"team": {"undo_s": 0.0, "first_lease_s": 30.0, **queue}}) as sampler:
+        roots = [(f"tree-{n}", f"hypothesis {n}") for n in range(count)]
+        run = await sampler.start_run(roots, corpus="science", oracle="team", k=12, max_depth=0)
+
+        async def waits() -> bool:
+            return len([t async for t in sdk.PeopleClient(sampler.channel).list_tasks(run.id)]) == count
+
+        await eventually(waits)
+        yield sampler, run.id
+
+
+async def accept(sampler: sdk.SamplerClient, run_id: str, rank: int, name: str = "ann") -> str:
+    """A person accepts the candidate of a rank of their next task, and refuses the others of the page."""
+    people = sdk.PeopleClient(sampler.channel)
+    [lease] = await people.lease(name, run_id=run_id)
+    await people.submit(lease, [lease.task.candidates[rank - 1].premise.id], seen_upto=PAGE)
+    return lease.task.task_id
+
+
+async def test_a_lead_sees_queue_and_tree(aeenc, world: SamplerWorld):
+    async with queued(world, 2, undo_s=3600.0) as (sampler, run_id):
+        target = ("--sampler", sampler.channel.target)
+        before = (await aeenc(*target, "--json", "tree", run_id, "tree-0")).json
+        assert (before["finished"], [node["state"] for node in before["nodes"]]) == (False, ["open"])
+        numbers = (await aeenc(*target, "--json", "queues", "--annotator", "ann")).json["queues"]
+        assert [(row["queue"], row["run"], row["free"]) for row in numbers] == [("team", "", 2), ("team", run_id, 2)]
+        await sdk.PeopleClient(sampler.channel).settle(run_id, await accept(sampler, run_id, 1), "ann")
+        shown = (await aeenc(*target, "queues", "--annotator", "ann")).stdout
+        assert run_id in shown
+        assert "ann in queue team: 1 answers, 1 in the last hour" in shown
+        assert max(map(len, shown.splitlines())) <= 80
+
+        async def went_on() -> bool:
+            return (await sampler.get_run(run_id)).progress.nodes_judged == 1
+
+        await eventually(went_on)
+        task = await anext(sdk.PeopleClient(sampler.channel).list_tasks(run_id))
+        drawn = (await aeenc(*target, "tree", run_id, "tree-0")).stdout
+        assert "hypothesis 0" in drawn
+        assert task.task.candidates[0].premise.text in drawn
+
+
+async def test_tasks_are_retrieved_again_and_the_trail_says_who_asked(aeenc, world: SamplerWorld):
+    async with queued(world, 2) as (sampler, run_id):
+        target = ("--sampler", sampler.channel.target)
+        world.index.stable = "version-2"
+        tried = (await aeenc(*target, "--json", "retrieve-again", run_id, "--dry-run")).json
+        assert (tried["version"], len(tried["tasks"])) == ("version-2", 2)
+        assert "no changes" in (await aeenc(*target, "changes", run_id)).stdout
+        done = (
+            await aeenc(*target, "--json", "retrieve-again", run_id, "--annotator", "ann", "--hypothesis", "tree-1")
+        ).json
+        assert len(done["tasks"]) == 1
+        [change] = (await aeenc(*target, "--json", "changes", run_id)).json["changes"]
+        assert (change["change"], change["person"], change["detail"]) == ("withdrawn", "ann", "version-2")
+        assert change["task"] in done["tasks"]
+        shown = (await aeenc(*target, "changes", run_id)).stdout
+        assert change["task"] in shown
+        assert f"{datetime.fromisoformat(change['at']).astimezone():%Y-%m-%d %H:%M:%S}" in shown
+
+
+async def test_conflicts_are_listed_decided_and_agreement_is_told(aeenc, world: SamplerWorld):
+    async with queued(world, 1, overlap=2) as (sampler, run_id):
+        target = ("--sampler", sampler.channel.target)
+        for rank, name in ((1, "ann"), (2, "bob")):
+            await accept(sampler, run_id, rank, name)
+        listed = await aeenc(*target, "--json", "tasks", run_id, "--state", "conflict")
+        [task] = listed.json["tasks"]
+        assert [c["said"] for c in task["conflicts"]] == [
+            "ann: explains, bob: does not explain",
+            "ann: does not explain, bob: explains",
+        ]
+        told = await aeenc(*target, "--json", "agreement", run_id)
+        assert (told.json["candidates"], told.json["annotators"]) == (9, 2)
+        assert told.json["krippendorff_alpha"] < 0.5
+        assert {report["annotator"]: report["answers"] for report in told.json["reports"]} == {"ann": 1, "bob": 1}
+        assert "annotators compared" in (await aeenc(*target, "agreement", run_id)).stdout
+        first, second = (c["id"] for c in task["conflicts"])
+        decide = (*target, "--json", "adjudicate", run_id, task["task"], "--explains", first)
+        assert (await aeenc(*decide)).code == 2
+        assert (await aeenc(*decide, "--refuses", first)).code == 2
+        assert (await aeenc(*decide, "--refuses", second, "--adjudicator", "judge")).code == 0
+        await asyncio.wait_for(sampler.wait(run_id), 40)
+        assert "SETTLED" in (await aeenc(*target, "tasks", run_id)).stdout
+        assert (await aeenc(*target, "--json", "tasks", run_id)).json["tasks"][0]["adjudicator"] == "judge"
+
+
+@pytest.mark.parametrize("words", [("tasks", "x"), ("agreement", "x"), ("tree", "x", "y"), ("changes", "x")])
+async def test_an_unknown_run_is_wrong_use(aeenc, world: SamplerWorld, words):
+    async with world.sampler() as sampler:
+        assert (await aeenc("--sampler", sampler.channel.target, *words)).code == 2
+
+
+@pytest.mark.parametrize("name", ["=2", "team=0", "team=x", "team=101"])
+async def test_a_queue_with_a_wrong_number_of_people_is_refused_before_anything_starts(aeenc, name: str):
+    ended = await aeenc("--json", "up", "--people", name)
+    assert (ended.code, repr(name) in ended.error["message"]) == (2, True)
+
+
+async def test_a_command_closes_a_task_and_what_nobody_saw_is_undecided(world: SamplerWorld, aeenc):
+    async with queued(world, 1, overlap=2) as (sampler, run_id):
+        task_id = await accept(sampler, run_id, 1)
+        words = ("--sampler", sampler.channel.target, "--json", "close", run_id, task_id, "--reason", "ben has left")
+        closed = await aeenc(*words)
+        assert closed.code == 0, closed.stderr
+        assert (await sampler.wait(run_id)).progress.nodes_judged == 1
+        found = Counter([pair.sign async for pair in sampler.list_pairs(run_id)])
+        assert found == {
+            types_pb2.PAIR_SIGN_POSITIVE: 1,
+            types_pb2.PAIR_SIGN_NEGATIVE: 8,
+            types_pb2.PAIR_SIGN_SKIPPED: 3,
+        }
