@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,8 +22,8 @@ from typing import Any
 
 from aeenc import errors, values
 from aeenc.blocking import Client
-from aeenc.files.whole import naming
-from aeenc.v1 import types_pb2
+from aeenc.files.whole import whole_file
+from aeenc.values import WorkState
 
 __all__ = ["STABLE", "Gold", "Journal", "Loop", "LoopPlan", "RolloutIncomplete", "Round", "WorkEndedBadly"]
 
@@ -138,30 +137,8 @@ class Journal:
             "ended": self.ended,
             "rounds": [vars(one) for one in self.rounds],
         }
-        folder = self.path.parent
-        unknown = [folder, *(one.parent for one in (folder, *folder.parents) if not one.exists())]
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_name(f".{self.path.name}.tmp")
-        with naming(self.path), temporary.open("w", encoding="utf-8") as file:
+        with whole_file(self.path, durable=True) as file:  # a lost one would begin run and job a second time
             json.dump(record, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path)
-        for one in unknown:  # a journal whose name is lost would begin run and job a second time
-            _sync(one)
-
-
-@dataclass(frozen=True)
-class _EndStates:
-    """The end states of a run or a job."""
-
-    succeeded: int
-    failed: int
-    cancelled: int
-
-
-_RUN = _EndStates(types_pb2.WORK_STATE_SUCCEEDED, types_pb2.WORK_STATE_FAILED, types_pb2.WORK_STATE_CANCELLED)
-_JOB = _EndStates(types_pb2.WORK_STATE_SUCCEEDED, types_pb2.WORK_STATE_FAILED, types_pb2.WORK_STATE_CANCELLED)
 
 
 class Loop:
@@ -272,7 +249,7 @@ class Loop:
             label=plan.label,
             **{**plan.run, **(plan.later_run if now.number > 1 else {})},
         )
-        run = self._finish(now, "run", "sampling", sampler, _RUN, start)
+        run = self._finish(now, "run", "sampling", sampler, start)
         if not run.progress.positives:
             raise errors.FailedPrecondition(
                 f"run {run.id} of round {now.number} found nothing that explains; look at the oracle {plan.oracle!r}",
@@ -291,13 +268,11 @@ class Loop:
             base_version="" if plan.restart else self.rounds[now.number - 1].version,
             **plan.job,
         )
-        job = self._finish(now, "job", "training", trainer, _JOB, start)
+        job = self._finish(now, "job", "training", trainer, start)
         now.version, now.validation_map = job.version, job.progress.best_validation_map
         self._journal.save()
 
-    def _finish(
-        self, now: Round, kind: str, phase: str, service: Any, ends: _EndStates, start: Callable[..., Any]
-    ) -> Any:
+    def _finish(self, now: Round, kind: str, phase: str, service: Any, start: Callable[..., Any]) -> Any:
         """Starts the run or job of a round unless an earlier start of the loop did; waits for it to succeed."""
         known = bool(getattr(now, kind))
         if not known:
@@ -306,7 +281,7 @@ class Loop:
         work_id = getattr(now, kind)
         self._say(f"round {now.number}: {phase}, {kind} {work_id}")
         look = getattr(service, f"get_{kind}")
-        return _succeeded(service, look, work_id, ends, f"{kind} {work_id} of round {now.number}", known=known)
+        return _succeeded(service, look, work_id, f"{kind} {work_id} of round {now.number}", known=known)
 
     def _publish(self, version: str, label: str, *, force: bool) -> None:
         published = self._client.registry.publish(version, label=label, wait_s=PUBLISH_S, force=force)
@@ -323,32 +298,22 @@ class Loop:
         self._say(f"round {now.number}: {now.version}, strict MAP {now.validation_map:.4f}")
 
 
-def _succeeded(
-    client: Any, look: Callable[[str], Any], work_id: str, ends: _EndStates, name: str, *, known: bool
-) -> Any:
+def _succeeded(client: Any, look: Callable[[str], Any], work_id: str, name: str, *, known: bool) -> Any:
     """Waits for a run or job and returns it; resumes once one that fails.
 
     `known`: an earlier start of the loop began it. If it was cancelled since, starting the loop again resumes it.
     Raises WorkEndedBadly when it fails again, or when somebody cancels it meanwhile.
     """
-    if known and look(work_id).state == ends.cancelled:
+    if known and look(work_id).state == WorkState.CANCELLED:
         client.resume(work_id)
     work = client.wait(work_id)
-    if work.state == ends.failed:
+    if work.state == WorkState.FAILED:
         client.resume(work_id)
         work = client.wait(work_id)
-    if work.state == ends.cancelled:
+    if work.state == WorkState.CANCELLED:
         raise WorkEndedBadly(
             f"{name} was cancelled; start the loop again to resume it, with another journal to begin anew"
         )
-    if work.state != ends.succeeded:
+    if work.state != WorkState.SUCCEEDED:
         raise WorkEndedBadly(f"{name} has not succeeded: {work.error}")
     return work
-
-
-def _sync(directory: Path) -> None:
-    opened = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)

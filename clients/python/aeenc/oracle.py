@@ -222,19 +222,15 @@ class Oracle:
 
         Ends the program with one line, exit status 1, where it cannot listen.
         """
+        options = {"token": token, "allow_insecure": allow_insecure, "cert": cert, "key": key}
+
+        def listens(_: int) -> None:
+            sys.stderr.write(f"oracle {self.name} listens on {address}\n")  # who started it waits for this line
+
         try:
-            asyncio.run(self._serve(address, token=token, allow_insecure=allow_insecure, cert=cert, key=key))
+            asyncio.run(serve_until_signal(self, listens, address, **options))
         except errors.Unavailable as error:
             sys.exit(error.message)
-
-    async def _serve(self, address: str, **options: Any) -> None:
-        stop = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        server = await self.start(address, **options)
-        sys.stderr.write(f"oracle {self.name} listens on {address}\n")  # the person who started it waits for this line
-        await stop.wait()
-        await server.stop()
 
     async def start(
         self,
@@ -269,6 +265,17 @@ class Oracle:
             raise errors.Unavailable(f"cannot listen on {address}; is another process there?") from error
         await server.start()
         return OracleServer(server, port)
+
+
+async def serve_until_signal(oracle: Oracle, listens: Callable[[int], None], address: str, **options: Any) -> None:
+    """Serves until SIGINT or SIGTERM; `listens` is called with the port. Options are those of `Oracle.start`."""
+    server = await oracle.start(address, **options)
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    listens(server.port)
+    await stop.wait()
+    await server.stop()
 
 
 class OracleServer:

@@ -16,6 +16,7 @@ import typer
 from aeenc import Client, values
 from aeenc.adapters.facts import IDS, TEXTS, Facts, Format, path_of, read_facts
 from aeenc.calls.inputs import begins_again
+from aeenc.cli.options import taking
 from aeenc.cli.output import Output, fields_table, output_of
 from aeenc.cli.targets import client, targets_of
 from aeenc.errors import DataLoss, InvalidArgument
@@ -27,14 +28,6 @@ from aeenc.trees import Dataset
 Source = Dataset | RatedDataset
 _ENGINES = "aeenc.build_engines"
 PREMISE_FILES = "premises."  # how their names begin in a generation
-Data = Annotated[Path | None, typer.Option(help="Directory in EntailmentBank's layout.")]
-FactsPath = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PATH|URL",
-        help="One fact a line; or .jsonl, .csv, .tsv, .json, .parquet, a dataset's directory, or -.",
-    ),
-]
 FileFormat = Annotated[
     Format | None, typer.Option("--format", show_default="by the suffix; of -, txt", help="The file's format.")
 ]
@@ -144,14 +137,34 @@ def _has_splits(client: Client, corpus: str, splits: Mapping[str, Sequence[str]]
     return all(known.get(text, own) == own for text, own in splits.items())
 
 
-def build(
-    context: typer.Context,
-    name: Annotated[str, typer.Argument(help="The corpus; created when it does not exist.")],
-    data: Data = None,
-    facts: FactsPath = None,
+def source_of(
+    data: Annotated[Path | None, typer.Option(help="Directory in EntailmentBank's layout.")] = None,
+    facts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH|URL",
+            help="One fact a line; or .jsonl, .csv, .tsv, .json, .parquet, a dataset's directory, or -.",
+        ),
+    ] = None,
     file_format: FileFormat = None,
     id_column: IdColumn = "",
     text_column: TextColumn = "",
+) -> Source | Iterable[values.Premise] | None:
+    """Opens the source of premises that is given, if any. Raises InvalidArgument for two, or options of another."""
+    if facts is None and (file_format or id_column or text_column):
+        raise InvalidArgument("--format, --id-column and --text-column go with --facts")
+    if facts is None:
+        return None if data is None else load_data(data)
+    if data is not None:
+        raise InvalidArgument("give either --data DIR or --facts FILE")
+    return read_facts(path_of(facts), file_format=file_format, id_column=id_column, text_column=text_column)
+
+
+@taking(source=source_of)
+def build(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The corpus; created when it does not exist.")],
+    source: Source | Iterable[values.Premise] | None = None,
     activate: Annotated[bool, typer.Option(help="Let searches see it once it is finished.")] = True,
     space_id: Annotated[
         str, typer.Option("--space", show_default="the encoder's own", help="The space of its vectors.")
@@ -175,7 +188,8 @@ def build(
     ] = "",
 ) -> None:
     """Builds a new generation of a corpus; the one that serves goes on until the new one is complete."""
-    source = read_source(data, facts, file_format=file_format, id_column=id_column, text_column=text_column)
+    if source is None:
+        raise InvalidArgument("give either --data DIR or --facts FILE")
     out = output_of(context)
     with client(context) as connected:
         if engine:
@@ -222,24 +236,6 @@ def _build_elsewhere(
         seconds=round(seconds, 3),
         facts_per_s=round(built.facts / seconds, 1),
     )
-
-
-def read_source(
-    data: Path | None,
-    facts: str | None,
-    *,
-    file_format: Format | None = None,
-    id_column: str = "",
-    text_column: str = "",
-) -> Source | Iterable[values.Premise]:
-    """Opens the one source of premises that is given. Raises InvalidArgument for none, two, or options of another."""
-    if facts is None and (file_format or id_column or text_column):
-        raise InvalidArgument("--format, --id-column and --text-column go with --facts")
-    if data is not None and facts is None:
-        return load_data(data)
-    if facts is not None and data is None:
-        return read_facts(path_of(facts), file_format=file_format, id_column=id_column, text_column=text_column)
-    raise InvalidArgument("give either --data DIR or --facts FILE")
 
 
 def build_shown(
@@ -314,15 +310,12 @@ def verify(
     output_of(context).result({"corpus": name, **sound})
 
 
+@taking(source=source_of)
 def repair(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="The corpus.")],
     generation: Generation = "",
-    data: Data = None,
-    facts: FactsPath = None,
-    file_format: FileFormat = None,
-    id_column: IdColumn = "",
-    text_column: TextColumn = "",
+    source: Source | Iterable[values.Premise] | None = None,
     space_id: Annotated[
         str, typer.Option("--space", show_default="the generation's own", help="The space of its vectors.")
     ] = "",
@@ -332,9 +325,6 @@ def repair(
     The premises are those of --data or --facts, else those of the generation itself, as long as they are sound. A sound
     generation is left alone. --space is needed where nobody can read in which space it was.
     """
-    source = None
-    if any((data, facts, file_format, id_column, text_column)):
-        source = read_source(data, facts, file_format=file_format, id_column=id_column, text_column=text_column)
     out = output_of(context)
     with client(context) as connected:
         try:

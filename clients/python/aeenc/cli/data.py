@@ -14,9 +14,8 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -45,12 +44,6 @@ ENTAILMENTBANK_FILES = {
 }
 FILE_BYTES = 64 * 1024 * 1024  # the largest file has about 6 MB
 READ_TIMEOUT_S = 30.0
-
-
-class Name(StrEnum):
-    """A data set that can be fetched."""
-
-    ENTAILMENTBANK = "entailmentbank"
 
 
 def blob_id(content: bytes) -> str:
@@ -108,15 +101,15 @@ def _download(url: str) -> bytes:
 
 def fetch(
     context: typer.Context,
-    name: Annotated[Name, typer.Argument(help="The data set.")],
+    name: Annotated[Literal["entailmentbank"], typer.Argument(help="The data set.")],
     to: Annotated[Path | None, typer.Option(show_default="data/NAME", help="Where to put it.")] = None,
 ) -> None:
     """Downloads a public data set. Each file is checked; on a mismatch nothing is kept."""
-    folder = to or Path("data") / name.value
+    folder = to or Path("data") / name
     out = output_of(context)
-    with out.progress(f"fetching {name.value}", "files") as report:
+    with out.progress(f"fetching {name}", "files") as report:
         fetched = fetch_entailmentbank(folder, on_progress=lambda done, total: report(done, total, ""))
-    out.result({"name": name.value, "folder": str(folder), "files": len(ENTAILMENTBANK_FILES), "fetched": fetched})
+    out.result({"name": name, "folder": str(folder), "files": len(ENTAILMENTBANK_FILES), "fetched": fetched})
 
 
 def check(
@@ -152,39 +145,22 @@ Data = Annotated[Path | None, typer.Option(help="Gold trees instead of a run: a 
 Split = Annotated[str, typer.Option(help="The split of --data, and of the qrels.")]
 
 
-class Sign(StrEnum):
-    """A choice of pairs by their sign."""
-
-    ALL = "all"
-    POSITIVE = "positive"
-    NEGATIVE = "negative"
-    SKIPPED = "skipped"
-
-
-class Form(StrEnum):
-    """A format of trees: lines of JSON, drawings for a terminal, or one Graphviz or SVG file per tree."""
-
-    JSONL = "jsonl"
-    TEXT = "text"
-    DOT = "dot"
-    SVG = "svg"
-
-
-_PICTURES: dict[Form, Callable[[Tree], str]] = {Form.DOT: to_dot, Form.SVG: to_svg}
+Form = Literal["jsonl", "text", "dot", "svg"]
+_PICTURES: dict[Form, Callable[[Tree], str]] = {"dot": to_dot, "svg": to_svg}
 
 
 def export_pairs(
     context: typer.Context,
     runs: Runs,
     to: Annotated[Path, typer.Option(help="The file; -: stdout.")],
-    sign: Annotated[Sign, typer.Option(help="Which pairs.")] = Sign.ALL,
+    sign: Annotated[Literal["all", "positive", "negative", "skipped"], typer.Option(help="Which pairs.")] = "all",
     overruled: Annotated[bool, typer.Option("--overruled", help="Also those that were amended since.")] = False,
 ) -> None:
     """Writes the pairs of runs with all that is known of them, one JSON object a line.
 
     Of a verdict that was amended only the last word is written.
     """
-    wanted = None if sign is Sign.ALL else values.PairSign[sign.name]
+    wanted = None if sign == "all" else values.PairSign[sign.upper()]
     with client(context) as connected:
         found = _pairs(connected, runs) if overruled else exports.last_words(_pairs(connected, runs))
         count = exports.write_pairs(to, (pair for pair in found if wanted is None or pair.sign == wanted))
@@ -244,7 +220,7 @@ def export_trees(
     run: Run = None,
     data: Data = None,
     split: Split = "train",
-    form: Annotated[Form, typer.Option("--as", help="How they are written.")] = Form.JSONL,
+    form: Annotated[Form, typer.Option("--as", help="How they are written.")] = "jsonl",
     only: Annotated[list[str] | None, typer.Option(help="Only the tree of this hypothesis id; repeatable.")] = None,
 ) -> None:
     """Writes trees: EntailmentBank's lines of JSON, text, or a picture (DOT, SVG) of each."""
@@ -328,15 +304,15 @@ def _pairs(connected: Client, runs: list[str]) -> Iterator[values.Pair]:
 
 
 def _write(to: Path, form: Form, trees: list[Tree]) -> None:
-    if form is Form.JSONL:
+    if form == "jsonl":
         write_trees(to, trees)
-    elif form is Form.TEXT:
+    elif form == "text":
         with whole_file(to) as file:
             file.write("".join(f"{draw(tree)}\n\n" for tree in trees))
     else:
         with whole_folder(to) as folder:
             for name, tree in zip(_file_names(trees), trees, strict=True):
-                (folder / f"{name}.{form.value}").write_text(_PICTURES[form](tree), encoding="utf-8")
+                (folder / f"{name}.{form}").write_text(_PICTURES[form](tree), encoding="utf-8")
 
 
 def _file_names(trees: list[Tree]) -> Iterator[str]:

@@ -11,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from aeenc.cli.oracle import HERE, Address, Cert, Key, Remote, RemoteToken, Token, remote_oracle, serve
+from aeenc.cli.options import taking
+from aeenc.cli.oracle import Place, Remote, RemoteToken, place_of, remote_oracle
 from aeenc.cli.output import output_of
 from aeenc.errors import InvalidArgument
 from aeenc.oracles.agreement import GoldAgreement, GoldTask, agreement_with_gold, gold_tasks
@@ -19,29 +20,6 @@ from aeenc.oracles.ledger import Budget
 from aeenc.oracles.llm import CANDIDATES, CONCURRENCY, FORM, TEMPLATE, TIMEOUT_S, LanguageModelOracle, read_key
 from aeenc.oracles.remote import RemoteOracle
 from aeenc.trees import Dataset
-
-BaseUrl = Annotated[str, typer.Option(metavar="URL", help="Endpoint that speaks OpenAI's API, as https://host/v1.")]
-Model = Annotated[str, typer.Option(help="Name of the model at the endpoint.")]
-KeyVariable = Annotated[str, typer.Option(metavar="VARIABLE", help="Environment variable that holds the API key.")]
-KeyFile = Annotated[Path | None, typer.Option(help="File that holds the API key; goes before the variable.")]
-Samples = Annotated[int, typer.Option(min=1, help="Answers drawn for each prompt; where they differ: abstain.")]
-Temperature = Annotated[
-    float | None, typer.Option(min=0, show_default="0; .7 with several samples", help="Of the model's sampling.")
-]
-Template = Annotated[
-    Path | None, typer.Option(help="File with the prompt: $query, $candidates, and perhaps $path and $accepted.")
-]
-Thinking = Annotated[
-    int, typer.Option("--thinking-tokens", min=0, help="Room in each answer for a model that thinks first: 4000, say.")
-]
-InPrompt = Annotated[int, typer.Option(min=1, help="Most candidates in one prompt.")]
-Cache = Annotated[Path | None, typer.Option(help="File of valid answers and of what was spent.")]
-MaxTokens = Annotated[int, typer.Option(min=0, help="Tokens that may be spent, with the cache's; 0: no limit.")]
-MaxCost = Annotated[float, typer.Option(min=0, help="Money that may be spent, with the cache's; 0: no limit.")]
-PromptPrice = Annotated[float, typer.Option(min=0, help="Price of a million tokens of prompts.")]
-AnswerPrice = Annotated[float, typer.Option(min=0, help="Price of a million tokens of answers.")]
-Concurrency = Annotated[int, typer.Option(min=1, help="Calls to the endpoint at once.")]
-Seconds = Annotated[float, typer.Option(min=0.1, help="Seconds that the endpoint may take for an answer.")]
 
 
 def _show_prompt(context: typer.Context, wanted: bool) -> None:
@@ -51,46 +29,54 @@ def _show_prompt(context: typer.Context, wanted: bool) -> None:
         raise typer.Exit
 
 
-ShowPrompt = Annotated[
-    bool,
-    typer.Option(
-        "--show-prompt", is_eager=True, callback=_show_prompt, help="Print the template of the prompt, and end."
-    ),
-]
-
-
-def llm(
-    context: typer.Context,
-    base_url: BaseUrl,
-    model: Model,
-    key_variable: KeyVariable = "OPENAI_API_KEY",
-    key_file: KeyFile = None,
-    samples: Samples = 1,
-    temperature: Temperature = None,
-    template: Template = None,
-    thinking_tokens: Thinking = 0,
-    prompt_candidates: InPrompt = CANDIDATES,
-    cache: Cache = None,
-    max_tokens: MaxTokens = 0,
-    max_cost: MaxCost = 0.0,
-    prompt_price: PromptPrice = 0.0,
-    answer_price: AnswerPrice = 0.0,
-    concurrency: Concurrency = CONCURRENCY,
-    answer_timeout: Seconds = TIMEOUT_S,
-    address: Address = HERE,
-    token: Token = None,
-    cert: Cert = None,
-    key: Key = None,
-    show_prompt: ShowPrompt = False,  # noqa: ARG001 -- its callback has done it
-) -> None:
-    """Serves a language model as an oracle. Needs `pip install './clients/python[oracle-llm]'` (in a checkout).
-
-    A schema, a temperature or a seed that the endpoint refuses is left out.
-    Whatever is not a whole, valid answer makes it abstain. Run
-    `aeenc oracle check` first: it says how far the model agrees with
-    gold trees, and what that costs.
-    """
-    oracle = LanguageModelOracle(
+def language_model_of(
+    base_url: Annotated[
+        str, typer.Option(metavar="URL", help="Endpoint that speaks OpenAI's API, as https://host/v1.")
+    ] = "",
+    model: Annotated[str, typer.Option(help="Name of the model at the endpoint.")] = "",
+    key_variable: Annotated[
+        str, typer.Option(metavar="VARIABLE", help="Environment variable that holds the API key.")
+    ] = "OPENAI_API_KEY",
+    key_file: Annotated[
+        Path | None, typer.Option(help="File that holds the API key; goes before the variable.")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Answers drawn for each prompt; where they differ: abstain.")] = 1,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, show_default="0; .7 with several samples", help="Of the model's sampling.")
+    ] = None,
+    template: Annotated[
+        Path | None, typer.Option(help="File with the prompt: $query, $candidates, and perhaps $path and $accepted.")
+    ] = None,
+    thinking_tokens: Annotated[
+        int, typer.Option(min=0, help="Room in each answer for a model that thinks first: 4000, say.")
+    ] = 0,
+    prompt_candidates: Annotated[int, typer.Option(min=1, help="Most candidates in one prompt.")] = CANDIDATES,
+    cache: Annotated[Path | None, typer.Option(help="File of valid answers and of what was spent.")] = None,
+    max_tokens: Annotated[
+        int, typer.Option(min=0, help="Tokens that may be spent, with the cache's; 0: no limit.")
+    ] = 0,
+    max_cost: Annotated[
+        float, typer.Option(min=0, help="Money that may be spent, with the cache's; 0: no limit.")
+    ] = 0.0,
+    prompt_price: Annotated[float, typer.Option(min=0, help="Price of a million tokens of prompts.")] = 0.0,
+    answer_price: Annotated[float, typer.Option(min=0, help="Price of a million tokens of answers.")] = 0.0,
+    concurrency: Annotated[int, typer.Option(min=1, help="Calls to the endpoint at once.")] = CONCURRENCY,
+    answer_timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds that the endpoint may take for an answer.")
+    ] = TIMEOUT_S,
+    show_prompt: Annotated[  # noqa: ARG001 -- its callback has done it
+        bool,
+        typer.Option(
+            "--show-prompt", is_eager=True, callback=_show_prompt, help="Print the template of the prompt, and end."
+        ),
+    ] = False,
+) -> LanguageModelOracle | None:
+    """Makes the oracle of a command's options; None without an endpoint."""
+    if bool(base_url) != bool(model):
+        raise InvalidArgument("--base-url URL and --model NAME belong together; give both")
+    if not base_url:
+        return None
+    return LanguageModelOracle(
         base_url,
         model,
         key=read_key(os.environ, key_variable, key_file),
@@ -104,16 +90,31 @@ def llm(
         concurrency=concurrency,
         timeout_s=answer_timeout,
     )
+
+
+@taking(oracle=language_model_of, place=place_of)
+def llm(context: typer.Context, oracle: LanguageModelOracle | None, place: Place) -> None:
+    """Serves a language model as an oracle. Needs `pip install './clients/python[oracle-llm]'` (in a checkout).
+
+    A schema, a temperature or a seed that the endpoint refuses is left out.
+    Whatever is not a whole, valid answer makes it abstain. Run
+    `aeenc oracle check` first: it says how far the model agrees with
+    gold trees, and what that costs.
+    """
+    if oracle is None:
+        raise InvalidArgument("give --base-url URL and --model NAME")
     out = output_of(context)
-    asyncio.run(serve(oracle, address, token, out, cert=cert, key=key))
+    place.serve(oracle, out)
     used = oracle.usage
     out.note(f"{used.calls} calls, {used.prompt_tokens} + {used.answer_tokens} tokens, cost {used.cost:.4f}")
     for line in _invalid(oracle):
         out.note(line)
 
 
+@taking(model=language_model_of)
 def check(
     context: typer.Context,
+    model: LanguageModelOracle | None,
     trees: Annotated[Path, typer.Option(help="Gold trees: a directory in EntailmentBank's layout.")],
     split: Annotated[str, typer.Option(help="The split whose queries are asked.")] = "dev",
     queries: Annotated[int, typer.Option(min=1, help="Queries asked.")] = 50,
@@ -121,19 +122,6 @@ def check(
     seed: Annotated[int, typer.Option(help="Which queries are drawn.")] = 0,
     remote: Remote = None,
     remote_token: RemoteToken = None,
-    base_url: Annotated[str | None, typer.Option(metavar="URL", help="Endpoint of a language model.")] = None,
-    model: Annotated[str, typer.Option(help="Name of the model at the endpoint.")] = "",
-    key_variable: KeyVariable = "OPENAI_API_KEY",
-    key_file: KeyFile = None,
-    samples: Samples = 1,
-    temperature: Temperature = None,
-    template: Template = None,
-    thinking_tokens: Thinking = 0,
-    cache: Cache = None,
-    max_tokens: MaxTokens = 0,
-    max_cost: MaxCost = 0.0,
-    prompt_price: PromptPrice = 0.0,
-    answer_price: AnswerPrice = 0.0,
 ) -> None:
     """Compares an oracle with gold trees: precision, recall, kappa, cost.
 
@@ -141,25 +129,11 @@ def check(
     (--base-url and --model). Its candidates are a query's gold premises
     among those of other trees that share most words with them.
     """
-    if (remote is None) == (base_url is None):
+    if (remote is None) == (model is None):
         raise InvalidArgument("give either --remote HOST:PORT or --base-url URL with --model NAME")
     out = output_of(context)
     tasks = gold_tasks(Dataset.load(trees), split, count=queries, candidates=candidates, seed=seed)
-    oracle: RemoteOracle | LanguageModelOracle
-    if remote is not None:
-        oracle = remote_oracle(context, remote, remote_token)
-    else:
-        oracle = LanguageModelOracle(
-            base_url or "",
-            model,
-            key=read_key(os.environ, key_variable, key_file),
-            samples=samples,
-            temperature=temperature,
-            template=template.read_text(encoding="utf-8") if template else TEMPLATE,
-            thinking_tokens=thinking_tokens,
-            cache=cache,
-            budget=Budget(max_tokens, max_cost, prompt_price, answer_price),
-        )
+    oracle = model or remote_oracle(context, remote or "", remote_token)
     agreement, cost = asyncio.run(_measured(oracle, tasks))
     figures = {name: _shown(getattr(agreement, name)) for name in _FIGURES}
     lines = [f"{_FIGURES[name]:<44}{'none' if value is None else f'{value:.3f}'}" for name, value in figures.items()]

@@ -3,79 +3,75 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-from enum import StrEnum
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from aeenc.cli.options import taking
 from aeenc.cli.output import Output, output_of
 from aeenc.cli.targets import targets_of
 from aeenc.errors import InvalidArgument, Unavailable
-from aeenc.oracle import Oracle
+from aeenc.oracle import Oracle, serve_until_signal
 from aeenc.oracles.composite import CompositeOracle
 from aeenc.oracles.controls import control_items, write_control_items
-from aeenc.oracles.gold import GoldOracle
+from aeenc.oracles.gold import GoldOracle, Mode
 from aeenc.oracles.model import ModelOracle
 from aeenc.oracles.noisy import Noise, NoisyOracle
 from aeenc.oracles.remote import TIMEOUT_S, RemoteOracle
 from aeenc.trees import Dataset
 
 
-class Mode(StrEnum):
-    """The premises that explain a query: its own, or all its descendants."""
+@dataclass(frozen=True)
+class Place:
+    """Where an oracle listens, and for whom."""
 
-    DIRECT = "direct"
-    SUBTREE = "subtree"
+    address: str
+    token: str | None
+    cert: Path | None
+    key: Path | None
 
+    def serve(self, oracle: Oracle, out: Output) -> None:
+        """Serves until SIGINT or SIGTERM; prints the address once it listens, so that port 0 works."""
+        at = self.address
 
-Cert = Annotated[Path | None, typer.Option(help="Certificate (PEM) of this oracle; makes connections TLS.")]
-Key = Annotated[Path | None, typer.Option(help="Private key (PEM) of --cert.")]
+        def listens(port: int) -> None:
+            bound = at if at.startswith("unix:") else f"{at.rpartition(':')[0]}:{port}"
+            out.result({"oracle": oracle.name, "address": bound}, f"oracle {oracle.name} listens on {bound}")
 
-
-async def serve(
-    oracle: Oracle,
-    address: str,
-    token: str | None,
-    out: Output,
-    *,
-    cert: Path | None = None,
-    key: Path | None = None,
-) -> None:
-    """Serves until SIGINT or SIGTERM; prints the address once it listens, so that port 0 works."""
-    try:
-        server = await oracle.start(address, token=token, cert=cert, key=key)
-    except Unavailable as error:
-        raise Unavailable(f"{error.message} If so, give another address: --address HOST:PORT") from None
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    bound = address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{server.port}"
-    out.result({"oracle": oracle.name, "address": bound}, f"oracle {oracle.name} listens on {bound}")
-    await stop.wait()
-    await server.stop()
+        try:
+            asyncio.run(serve_until_signal(oracle, listens, at, token=self.token, cert=self.cert, key=self.key))
+        except Unavailable as error:
+            raise Unavailable(f"{error.message} If so, give another address: --address HOST:PORT") from None
 
 
-def gold(
-    context: typer.Context,
-    trees: Annotated[Path, typer.Option(help="Directory in EntailmentBank's layout.")],
-    split: Annotated[str, typer.Option(help="The split whose trees answer.")] = "train",
-    mode: Annotated[Mode, typer.Option(help="Accept a query's own premises, or all below it.")] = Mode.DIRECT,
-    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Port 0 takes a free one.")] = "127.0.0.1:50055",
+def place_of(
+    address: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 takes a free one.")
+    ] = "127.0.0.1:50055",
     token: Annotated[
         str | None, typer.Option(envvar="AEENC_ORACLE_TOKEN", help="Credential that callers need.")
     ] = None,
-    cert: Cert = None,
-    key: Key = None,
+    cert: Annotated[Path | None, typer.Option(help="Certificate (PEM) of this oracle; makes connections TLS.")] = None,
+    key: Annotated[Path | None, typer.Option(help="Private key (PEM) of --cert.")] = None,
+) -> Place:
+    """Tells where an oracle listens, from the options of a command."""
+    return Place(address, token, cert, key)
+
+
+@taking(place=place_of)
+def gold(
+    context: typer.Context,
+    trees: Annotated[Path, typer.Option(help="Directory in EntailmentBank's layout.")],
+    place: Place,
+    split: Annotated[str, typer.Option(help="The split whose trees answer.")] = "train",
+    mode: Annotated[Mode, typer.Option(help="Accept a query's own premises, or all below it.")] = "direct",
 ) -> None:
     """Serves an oracle that answers from gold trees, until SIGTERM or Ctrl-C."""
-    oracle = GoldOracle(Dataset.load(trees), split, mode=mode.value)
-    asyncio.run(serve(oracle, address, token, output_of(context), cert=cert, key=key))
+    place.serve(GoldOracle(Dataset.load(trees), split, mode=mode), output_of(context))
 
 
-Address = Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 takes a free one.")]
-Token = Annotated[str | None, typer.Option(envvar="AEENC_ORACLE_TOKEN", help="Credential that callers need.")]
 Trees = Annotated[Path | None, typer.Option(help="Gold trees: a directory in EntailmentBank's layout.")]
 Split = Annotated[str, typer.Option(help="The split whose trees answer.")]
 Remote = Annotated[
@@ -88,11 +84,12 @@ RemoteTimeout = Annotated[float, typer.Option(min=0.1, help="Seconds that the ot
 Accept = Annotated[float, typer.Option(min=0, max=1, help="Probability from which on a premise explains.")]
 Refuse = Annotated[float, typer.Option(min=0, max=1, help="Probability up to which it is refused; between: abstain.")]
 Label = Annotated[str | None, typer.Option(help="The model's label that means yes.  [default: entail…]")]
-HERE = "127.0.0.1:50055"
 
 
+@taking(place=place_of)
 def noisy(
     context: typer.Context,
+    place: Place,
     trees: Trees = None,
     split: Split = "train",
     remote: Remote = None,
@@ -105,10 +102,6 @@ def noisy(
     latency: Annotated[float, typer.Option(min=0, help="Mean seconds of an answer.")] = 0.0,
     hang_seconds: Annotated[float, typer.Option(min=0, help="How long what hangs takes.")] = 3600.0,
     seed: Annotated[int, typer.Option(help="What is drawn.")] = 0,
-    address: Address = HERE,
-    token: Token = None,
-    cert: Cert = None,
-    key: Key = None,
 ) -> None:
     """Serves gold trees, or another oracle, made unreliable: to see what a run makes of bad answers."""
     if (trees is None) == (remote is None):
@@ -119,7 +112,7 @@ def noisy(
         else remote_oracle(context, remote or "", remote_token)
     )
     noise = Noise(flip, abstain, failure, hang, garbage, latency, hang_seconds)
-    asyncio.run(serve(NoisyOracle(wrapped, noise, seed=seed), address, token, output_of(context), cert=cert, key=key))
+    place.serve(NoisyOracle(wrapped, noise, seed=seed), output_of(context))
 
 
 def remote_oracle(
@@ -132,9 +125,11 @@ def remote_oracle(
     )
 
 
+@taking(place=place_of)
 def model(
     context: typer.Context,
     directory: Annotated[Path, typer.Argument(help="Directory with model.onnx, tokenizer.json and config.json.")],
+    place: Place,
     accept: Accept = 0.8,
     refuse: Refuse = 0.2,
     label: Label = None,
@@ -147,10 +142,6 @@ def model(
         ),
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, show_default="CPU cores", help="Threads of the model.")] = None,
-    address: Address = HERE,
-    token: Token = None,
-    cert: Cert = None,
-    key: Key = None,
 ) -> None:
     """Serves a cross-encoder or an NLI model in ONNX as an oracle.
 
@@ -159,11 +150,13 @@ def model(
     oracle = ModelOracle(
         directory, accept=accept, refuse=refuse, label=label, premise_first=premise_first, threads=threads
     )
-    asyncio.run(serve(oracle, address, token, output_of(context), cert=cert, key=key))
+    place.serve(oracle, output_of(context))
 
 
+@taking(place=place_of)
 def composite(
     context: typer.Context,
+    place: Place,
     trees: Trees = None,
     split: Split = "train",
     model: Annotated[Path | None, typer.Option(help="A model's directory, as of `aeenc oracle model`.")] = None,
@@ -176,10 +169,6 @@ def composite(
     audit: Annotated[float, typer.Option(min=0, max=1, help="Share of decided candidates that the last checks.")] = 0.0,
     audit_log: Annotated[Path | None, typer.Option(help="File that audited verdicts are appended to.")] = None,
     seed: Annotated[int, typer.Option(help="Which are audited.")] = 0,
-    address: Address = HERE,
-    token: Token = None,
-    cert: Cert = None,
-    key: Key = None,
 ) -> None:
     """Serves gold trees, then a model, then another oracle (a person's), each asked what those before left open."""
     stages: list[Oracle] = []
@@ -193,7 +182,7 @@ def composite(
         raise InvalidArgument("give at least two of --trees, --model and --remote")
     oracle = CompositeOracle(stages, audit=audit, seed=seed, audit_log=audit_log)
     out = output_of(context)
-    asyncio.run(serve(oracle, address, token, out, cert=cert, key=key))
+    place.serve(oracle, out)
     for name, audited in oracle.audited.items():
         if audited.agreed or audited.disagreed:
             out.note(f"{name}: {audited.agreed} of {audited.agreed + audited.disagreed} audited verdicts confirmed")

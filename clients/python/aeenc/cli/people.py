@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import math
 from datetime import datetime
-from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -17,19 +16,11 @@ from aeenc.cli.output import fields_table, output_of, shown_time, table
 from aeenc.cli.targets import client
 from aeenc.errors import InvalidArgument
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Verdict
+from aeenc.people import StateName
 
 RunId = Annotated[str, typer.Argument(help="A run whose oracle is a queue.", metavar="RUN")]
+Annotator = Annotated[str, typer.Option(envvar="AEENC_ANNOTATOR", help="Who does it.", show_default="your login")]
 Ids = Annotated[list[str] | None, typer.Option(metavar="ID", help="A premise's id; repeatable.")]
-
-
-class State(StrEnum):
-    """The state of a task."""
-
-    WAITING = "waiting"
-    DECIDED = "decided"
-    CONFLICT = "conflict"
-    SETTLED = "settled"
-    WITHDRAWN = "withdrawn"
 
 
 def queues(
@@ -107,12 +98,11 @@ def tree(
 def tasks(
     context: typer.Context,
     run: RunId,
-    state: Annotated[State | None, typer.Option(help="Only tasks in this state.")] = None,
+    state: Annotated[StateName | None, typer.Option(help="Only tasks in this state.")] = None,
 ) -> None:
     """Lists the tasks of a run: where they stand, who answered, and on what people disagree."""
-    wanted = values.TaskState[state.name] if state else None
     with client(context) as connected:
-        found = [_task_dict(task) for task in connected.people.list_tasks(run, state=wanted)]
+        found = [_task_dict(task) for task in connected.people.list_tasks(run, state=state)]
     shown = [line for task in found for line in _lines(task)]
     output_of(context).result({"tasks": found}, *(shown or [Text("no tasks")]))
 
@@ -122,7 +112,7 @@ def retrieve_again(
     run: RunId,
     hypothesis: Annotated[str, typer.Option(help="Only tasks of this tree.", show_default="all")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be retrieved again.")] = False,
-    annotator: Annotated[str, typer.Option(envvar="AEENC_ANNOTATOR", help="Who asks.", show_default="your login")] = "",
+    annotator: Annotator = "",
 ) -> None:
     """Lets a run retrieve by the version that its label names now: later nodes, and tasks that nobody has begun."""
     name = annotator or getpass.getuser()
@@ -186,9 +176,7 @@ def adjudicate(
     explains: Ids = None,
     refuses: Ids = None,
     abstain: Ids = None,
-    adjudicator: Annotated[
-        str | None, typer.Option(envvar="AEENC_ANNOTATOR", help="Who decides.", show_default="your login")
-    ] = None,
+    adjudicator: Annotator = "",
 ) -> None:
     """Decides a conflict: names each premise in conflict as explaining, refused, or (abstain) never to learn from."""
     verdicts: dict[str, Verdict] = {}
@@ -207,9 +195,7 @@ def close(
     run: RunId,
     task: Annotated[str, typer.Argument(help="A task that nobody will answer any more; `aeenc tasks RUN` lists them.")],
     reason: Annotated[str, typer.Option(help="Why; kept in the log.")] = "",
-    adjudicator: Annotated[
-        str | None, typer.Option(envvar="AEENC_ANNOTATOR", help="Who closes it.", show_default="your login")
-    ] = None,
+    adjudicator: Annotator = "",
 ) -> None:
     """Closes a task: the answers that there are decide it, and what they leave open is never learned from."""
     with client(context) as connected:

@@ -25,8 +25,10 @@ def naming(path: Path | str) -> Iterator[None]:
 
 
 @contextmanager
-def whole_file(path: Path | str) -> Iterator[TextIO]:
+def whole_file(path: Path | str, *, durable: bool = False) -> Iterator[TextIO]:
     """Opens a text file to write; it replaces the old one when the block ends without an error.
+
+    A `durable` one is on disk then, and so are its name and the names of folders that were made for it.
 
     A pipe, a device and an open descriptor (`/dev/stdout`, also by `-`) are written as they are; of a link, the file
     behind it is replaced.
@@ -41,13 +43,21 @@ def whole_file(path: Path | str) -> Iterator[TextIO]:
             yield file
         return
     target = target.resolve()
+    unknown = [target.parent, *(one.parent for one in target.parents if not one.exists())]
     temporary = _beside(target)
     try:
         with naming(target), temporary.open("w", encoding="utf-8", newline="\n") as file:
             yield file
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
+    for folder in unknown if durable else ():
+        opened = os.open(folder, os.O_RDONLY)
+        os.fsync(opened)
+        os.close(opened)
 
 
 @contextmanager

@@ -18,20 +18,11 @@ import numpy as np
 import typer
 
 from aeenc import Client, Retrieval, values
-from aeenc.calls.retrieval import FusionMethod, Mode
 from aeenc.cli.corpus import Source, build_corpus, corpus_name, ensure_corpus, load_data
 from aeenc.cli.learning.jobs import TRAINING_SPLIT, Gold, gold_of
 from aeenc.cli.learning.reports import recall_table, report_dict, report_tables
-from aeenc.cli.learning.retrieval import (
-    Features,
-    LexicalWeight,
-    NegativeFeedback,
-    Prior,
-    Rerank,
-    RerankWeight,
-    check_model,
-    fusion_of,
-)
+from aeenc.cli.learning.retrieval import Label, check_model, retrieval_of
+from aeenc.cli.options import taking
 from aeenc.cli.output import Output, comparison_dict, outcome_words, output_of, table
 from aeenc.cli.targets import client
 from aeenc.errors import AeencError, FailedPrecondition, InvalidArgument, PermissionDenied
@@ -139,18 +130,7 @@ def training_of(dataset: Source, split: str) -> list[Gold]:
     return gold_of(dataset, TRAINING_SPLIT) if TRAINING_SPLIT in dataset.splits and split != TRAINING_SPLIT else []
 
 
-def retrieval_of(
-    mode: Mode | None, lexical_weight: float | None, fusion: FusionMethod, features: str = "", **options: Any
-) -> Retrieval | None:
-    """Builds the options of Retrieve; None when none is set, which evaluates the encoder by all its cosines.
-
-    `features` are weights by name, in JSON. Raises InvalidArgument for another text, and without a mode that has them.
-    """
-    if mode is None and lexical_weight is None and not features and not any(options.values()):
-        return None
-    return Retrieval(mode or "dense", fusion_of(mode, lexical_weight, features, fusion), **options)
-
-
+@taking(retrieval=retrieval_of)
 def evaluate(
     context: typer.Context,
     data: Annotated[Path, typer.Option(help="Directory in EntailmentBank's layout, or of TextGraphs-2021.")],
@@ -158,7 +138,7 @@ def evaluate(
     corpus: Annotated[
         str, typer.Option(show_default="one built from --data, or found built", help="The corpus of candidates.")
     ] = "",
-    label: Annotated[str | None, typer.Option(show_default="stable", help="Query encoder by label.")] = None,
+    label: Label = None,
     version: Annotated[
         str | None,
         typer.Option(
@@ -166,17 +146,7 @@ def evaluate(
             "where that has not been done."
         ),
     ] = None,
-    mode: Annotated[
-        Mode | None,
-        typer.Option(show_default="the encoder's cosines with all premises", help="Evaluate what Retrieve answers."),
-    ] = None,
-    lexical_weight: LexicalWeight = None,
-    fusion: Annotated[FusionMethod, typer.Option(help="Of mode hybrid.")] = "min_max",
-    features: Features = "",
-    prior: Prior = 0.0,
-    negative_feedback: NegativeFeedback = 0.0,
-    rerank: Rerank = 0,
-    rerank_weight: RerankWeight = 0.0,
+    retrieval: Retrieval | None = None,
     conditioned: Annotated[
         bool, typer.Option(help="Tell one gold premise of each query, look for the others.")
     ] = False,
@@ -194,23 +164,15 @@ def evaluate(
 ) -> None:
     """Measures how well gold premises of a split are found, by an encoder or in a mode of Retrieve.
 
-    With --json, all metrics are there in any case.
+    Without --mode and the other options of Retrieve, by the encoder's cosines with all premises. With --json, all
+    metrics are there in any case.
     """
     check_model(label, version)
-    retrieval = retrieval_of(
-        mode,
-        lexical_weight,
-        fusion,
-        features,
-        prior=prior,
-        negative_feedback=negative_feedback,
-        rerank=rerank,
-        rerank_weight=rerank_weight,
-    )
     if conditioned and run is not None:
         raise InvalidArgument("--run has no conditioned form; leave --conditioned or --run out")
     dataset = load_data(data)
     queries = gold_of(dataset, split)
+    prior = retrieval.prior if retrieval else 0.0
     if prior and not corpus and TRAINING_SPLIT not in dataset.splits:
         raise InvalidArgument(
             f"--prior learns from the explanations of split {TRAINING_SPLIT!r}, which {data} does not have (it has "
@@ -258,7 +220,11 @@ def evaluate(
             ranker = Ranker(connected, corpus, retrieval, measured["model_version"] or None, measured["generation"])
             with out.progress("run", "queries") as report:
                 texts = [text for text, _ in strict_gold(queries)]
-                write_run(run, ranker.rankings(texts, lambda n: report(n, len(texts), "")), f"aeenc-{mode or 'dense'}")
+                write_run(
+                    run,
+                    ranker.rankings(texts, lambda n: report(n, len(texts), "")),
+                    f"aeenc-{(retrieval or Retrieval()).mode}",
+                )
         if qrels is not None:
             write_qrels(qrels, judged(connected, corpus, measured["generation"], queries))
     counts = ", ".join(f"{measured[name]:,} {name}" for name in ("queries", "pairs", "candidates"))

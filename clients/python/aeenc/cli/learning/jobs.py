@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -14,55 +13,83 @@ from aeenc import Client, values
 from aeenc.calls.retrieval import Mode as RetrieveMode
 from aeenc.cli.corpus import Source, load_data
 from aeenc.cli.learning.runs import check_end, follow_run, run_dict, show_run, work_dict
+from aeenc.cli.options import taking
 from aeenc.cli.output import Output, comparison_dict, fields_table, outcome_words, output_of, shown_time, table
 from aeenc.cli.targets import client
 from aeenc.errors import FailedPrecondition, InvalidArgument, NotFound
 from aeenc.evaluation import RatedDataset
-from aeenc.trainer import NegativesName, TargetsName
+from aeenc.trainer import BatchingName, NegativesName, OwnTextName, TargetsName
 from aeenc.trees import Dataset
 
 TRAINING_SPLIT = "train"
 PUBLISH_WAIT_S = 60.0
-EPOCHS_HELP = "0: by the size of the data, as many as give 1,000 steps, but 3 to 12. Small data need many passes."
-RATE_HELP = "0: 1e-4; 2e-5 over single items, and with nli-classification."
+Loss = Literal[
+    "full-corpus-softmax",
+    "triplet-margin",
+    "pairwise-contrastive",
+    "supervised-contrastive",
+    "multiple-negatives-ranking",
+    "gist",
+    "nli-classification",
+    "regression",
+    "analogy",
+]
 Gold = tuple[str, Sequence[str] | Mapping[str, float]]  # a query and its gold premises, as texts, maybe with grades
 
 
-class Loss(StrEnum):
-    """A training objective, as people type it."""
-
-    FULL_CORPUS_SOFTMAX = "full-corpus-softmax"
-    TRIPLET_MARGIN = "triplet-margin"
-    PAIRWISE_CONTRASTIVE = "pairwise-contrastive"
-    SUPERVISED_CONTRASTIVE = "supervised-contrastive"
-    MULTIPLE_NEGATIVES_RANKING = "multiple-negatives-ranking"
-    GIST = "gist"
-    NLI_CLASSIFICATION = "nli-classification"
-    REGRESSION = "regression"
-    ANALOGY = "analogy"
-
-
-class Batching(StrEnum):
-    """The unit of a step of the optimiser, as people type it."""
-
-    QUERIES = "queries"
-    ITEMS = "items"
-
-
-class Mode(StrEnum):
-    """The encoders to train, as people type it."""
-
-    SINGLE = "single"
-    SIAMESE = "siamese"
-    DUAL = "dual"
-    CROSS_ENCODER = "cross-encoder"
-
-
-class OwnText(StrEnum):
-    """What a query's own text is to it, as people type it."""
-
-    EXCLUDED = "excluded"
-    NEGATIVE = "negative"
+def recipe_of(
+    loss: Annotated[
+        Loss | None,
+        typer.Option(show_default="full-corpus-softmax; regression with --mode cross-encoder", help="The objective."),
+    ] = None,
+    data_sets: Annotated[
+        list[str] | None,
+        typer.Option("--data-set", help="Learn from this data set of the trainer's settings, too; may be repeated."),
+    ] = None,
+    epochs: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=100,
+            help="0: by the size of the data, as many as give 1,000 steps, but 3 to 12. Small data need many passes.",
+        ),
+    ] = 0,
+    batch_size: Annotated[
+        int, typer.Option(min=0, max=1024, help="Queries or items a step; 0: 32, with --mode cross-encoder 8.")
+    ] = 0,
+    batching: Annotated[
+        BatchingName | None,
+        typer.Option(
+            show_default="queries; items with --mode siamese and dual",
+            help="A step takes so many queries with all they have, or single triplets and pairs.",
+        ),
+    ] = None,
+    items_per_epoch: Annotated[int, typer.Option(min=0, help="A new random part each epoch; 0: all.")] = 0,
+    learning_rate: Annotated[
+        float, typer.Option(min=0, help="0: 1e-4; 2e-5 over single items, and with nli-classification.")
+    ] = 0.0,
+    temperature: Annotated[
+        float, typer.Option(min=0, help="Of a softmax; 0: .03 over the full corpus, .05 over a batch.")
+    ] = 0.0,
+    margin: Annotated[float | None, typer.Option(help="Of the triplet, the pairwise and the analogy loss.")] = None,
+    regularization: Annotated[float | None, typer.Option(help="Weight towards the pre-trained encoder.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
+) -> dict[str, Any]:
+    """Collects the options of a training job that a command was given, as arguments of `start_job`."""
+    chosen = {
+        "loss": loss,
+        "data_sets": tuple(data_sets or ()),
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "batching": batching,
+        "items_per_epoch": items_per_epoch,
+        "learning_rate": learning_rate,
+        "temperature": temperature,
+        "seed": seed,
+    }
+    zeros_count = {"margin": margin, "regularization": regularization}
+    given = {name: value for name, value in zeros_count.items() if value is not None}
+    return {**{name: value for name, value in chosen.items() if value}, **given, "split": TRAINING_SPLIT}
 
 
 def validation_of(dataset: Dataset, split: str) -> list[tuple[str, tuple[str, ...]]]:
@@ -169,55 +196,31 @@ def _published(client: Client, job: values.Job, out: Output) -> bool:
     return True
 
 
+@taking(recipe=recipe_of)
 def train(
     context: typer.Context,
+    recipe: dict[str, Any],
     corpus: Annotated[str, typer.Argument(help="The corpus whose premise vectors it trains against.")],
     runs: Annotated[
         list[str] | None, typer.Option("--run", help="Learn from this run's pairs; may be repeated.")
     ] = None,
-    data_sets: Annotated[
-        list[str] | None,
-        typer.Option("--data-set", help="Learn from this data set of the trainer's settings; may be repeated."),
-    ] = None,
     data: Annotated[Path | None, typer.Option(help="Validate on gold queries of this directory.")] = None,
     split: Annotated[str, typer.Option(help="The split of --data to validate on.")] = "dev",
     mode: Annotated[
-        Mode,
+        Literal["single", "siamese", "dual", "cross-encoder"],
         typer.Option(
             help="Train the query encoder alone, one encoder for both sides, or two: the last two need another "
             "loss than full-corpus-softmax and build a generation in a new space. Or a cross-encoder that re-ranks."
         ),
-    ] = Mode.SINGLE,
-    loss: Annotated[
-        Loss | None,
-        typer.Option(show_default="full-corpus-softmax; regression with --mode cross-encoder", help="The objective."),
-    ] = None,
-    epochs: Annotated[int, typer.Option(min=0, max=100, help=EPOCHS_HELP)] = 0,
-    batch_size: Annotated[
-        int, typer.Option(min=0, max=1024, help="Queries or items a step; 0: 32, with --mode cross-encoder 8.")
-    ] = 0,
-    batching: Annotated[
-        Batching | None,
-        typer.Option(
-            show_default="queries; items with --mode siamese and dual",
-            help="A step takes so many queries with all they have, or single triplets and pairs.",
-        ),
-    ] = None,
-    items_per_epoch: Annotated[int, typer.Option(min=0, help="A new random part each epoch; 0: all.")] = 0,
+    ] = "single",
     accumulation: Annotated[int, typer.Option(min=0, help="Compute a batch in so many parts; 0: one.")] = 0,
     initial_share: Annotated[
         float, typer.Option(min=0, max=1, help="Share of the weights it begins with in those it keeps.")
     ] = 0.0,
     own_text: Annotated[
-        OwnText | None,
+        OwnTextName | None,
         typer.Option(show_default="excluded", help="A query's own text is left out, or one of its refused premises."),
     ] = None,
-    learning_rate: Annotated[float, typer.Option(min=0, help=RATE_HELP)] = 0.0,
-    temperature: Annotated[
-        float, typer.Option(min=0, help="Of a softmax; 0: .03 over the full corpus, .05 over a batch.")
-    ] = 0.0,
-    margin: Annotated[float | None, typer.Option(help="Of the triplet, the pairwise and the analogy loss.")] = None,
-    regularization: Annotated[float | None, typer.Option(help="Weight towards the pre-trained encoder.")] = None,
     refused_weight: Annotated[
         float, typer.Option(min=0, help="Of a refused premise in the full-corpus softmax; 0: 1, as any other.")
     ] = 0.0,
@@ -243,7 +246,6 @@ def train(
     prototypes: Annotated[
         int, typer.Option(min=0, help="Correct pairs of a class that loss analogy compares with; 0: 30.")
     ] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
     base_version: Annotated[str, typer.Option(show_default="the pre-trained", help="Start from this checkpoint.")] = "",
     wait: Annotated[bool, typer.Option(help="Follow the job to its end.")] = True,
     publish: Annotated[bool, typer.Option("--publish", help="Publish the result if it is better.")] = False,
@@ -261,21 +263,11 @@ def train(
             validation=validation,
             corpus=corpus,
             run_ids=runs,
-            data_sets=data_sets,
             base_version=base_version,
-            mode=values.Mode[mode.name],
-            loss=values.Loss[loss.name] if loss else None,
-            epochs=epochs,
-            batch_size=batch_size,
-            batching=values.Batching[batching.name] if batching else None,
-            items_per_epoch=items_per_epoch,
+            mode=values.Mode[mode.upper().replace("-", "_")],
             accumulation=accumulation,
             initial_share=initial_share,
-            own_text=values.OwnText[own_text.name] if own_text else None,
-            learning_rate=learning_rate,
-            temperature=temperature,
-            margin=margin,
-            regularization=regularization,
+            own_text=own_text,
             refused_weight=refused_weight,
             hard_negatives=hard_negatives,
             guide_version=guide_version,
@@ -284,8 +276,7 @@ def train(
             candidates=candidates,
             negatives=negatives,
             prototypes=prototypes,
-            seed=seed,
-            split=TRAINING_SPLIT,
+            **recipe,
         )
         out.note(f"job {job.id} has started; when this command is interrupted it goes on: aeenc follow {job.id}")
         ended = follow_job(connected, job, out) if wait else job

@@ -8,26 +8,17 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from aeenc.cli.learning.jobs import EPOCHS_HELP, RATE_HELP, TRAINING_SPLIT, Batching, Loss, validation_of
+from aeenc.cli.learning.jobs import TRAINING_SPLIT, recipe_of, validation_of
 from aeenc.cli.learning.reports import report_dict
 from aeenc.cli.learning.runs import hypotheses_of
+from aeenc.cli.options import taking
 from aeenc.cli.output import output_of, table
 from aeenc.cli.targets import client
 from aeenc.loop import STABLE, Journal, Loop, LoopPlan, Round
 from aeenc.transport.targets import home
 from aeenc.trees import Dataset
-from aeenc.v1 import sampler_pb2
 
 SHOWN = ("MAP", "NDCG", "Hit@10", "Hit@50")
-BOTH, POSITIVES = sampler_pb2.COLLECT_BOTH, sampler_pb2.COLLECT_POSITIVES_ONLY
-# --collect -> of round 1, and of those after it
-COLLECT = {"both": (BOTH, BOTH), "positives-only": (POSITIVES, POSITIVES), "positives-later": (BOTH, POSITIVES)}
-DEFAULT_LOSS = Loss("full-corpus-softmax")
-
-
-def job_fields(values: dict[str, Any]) -> dict[str, Any]:
-    """Drops the fields of JobConfig that were not given."""
-    return {name: value for name, value in values.items() if value not in {None, 0, "", ()}}
 
 
 def rounds_table(rounds: list[Round]) -> Table:
@@ -42,8 +33,10 @@ def rounds_table(rounds: list[Round]) -> Table:
     return table(["", "version", "pairs", *SHOWN, "paper"], rows, right=len(SHOWN) + 2)
 
 
+@taking(recipe=recipe_of)
 def loop(
     context: typer.Context,
+    recipe: dict[str, Any],
     corpus: Annotated[str, typer.Argument(help="The corpus to retrieve from and to train against.")],
     data: Annotated[Path, typer.Option(help="Directory in EntailmentBank's layout: hypotheses and gold queries.")],
     rounds: Annotated[int, typer.Option(min=1, help="How many; a loop that has ended may go on with more.")] = 4,
@@ -66,46 +59,14 @@ def loop(
     label: Annotated[
         str, typer.Option(help="The label that samples; it is moved to what a round has gained.")
     ] = STABLE,
-    loss: Annotated[Loss, typer.Option(help="The objective.")] = DEFAULT_LOSS,
-    data_sets: Annotated[
-        list[str] | None, typer.Option("--data-set", help="Learn from this data set of the trainer's, too.")
-    ] = None,
-    epochs: Annotated[int, typer.Option(min=0, max=100, help=EPOCHS_HELP)] = 0,
-    batch_size: Annotated[int, typer.Option(min=0, max=1024, help="Queries or items a step; 0: 32.")] = 0,
-    learning_rate: Annotated[float, typer.Option(min=0, help=RATE_HELP)] = 0.0,
-    temperature: Annotated[
-        float, typer.Option(min=0, help="Of a softmax; 0: .03 over the full corpus, .05 over a batch.")
-    ] = 0.0,
-    margin: Annotated[float | None, typer.Option(help="Of losses with one.")] = None,
-    regularization: Annotated[float | None, typer.Option(help="Weight towards the pre-trained encoder.")] = None,
-    batching: Annotated[
-        Batching | None, typer.Option(show_default="the service's", help="The unit of a step of the optimiser.")
-    ] = None,
-    items_per_epoch: Annotated[int, typer.Option(min=0, help="Of batching by items; 0: all.")] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
 ) -> None:
     """Samples, trains, measures and publishes in rounds. Interrupted anywhere, the same command goes on where it was.
 
     A round's encoder is published when it is better than those before, or when a further round samples with it. A run
     or job that was cancelled meanwhile ends the command; given again, it resumes it.
     """
-    first, later = COLLECT[collect]
+    first = "positives_only" if collect == "positives-only" else "both"
     dataset = Dataset.load(data)
-    fields = {
-        "loss": f"LOSS_{loss.value.upper().replace('-', '_')}",
-        "data_sets": tuple(data_sets or ()),
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "learning_rate": learning_rate,
-        "temperature": temperature,
-        "batching": f"BATCHING_{batching.name}" if batching else "",
-        "items_per_epoch": items_per_epoch,
-        "seed": seed,
-        "split": TRAINING_SPLIT,
-    }
-    job = job_fields(fields) | {
-        name: value for name, value in (("margin", margin), ("regularization", regularization)) if value is not None
-    }
     plan = LoopPlan(
         corpus=corpus,
         hypotheses=hypotheses_of(dataset, TRAINING_SPLIT),
@@ -115,13 +76,9 @@ def loop(
         restart=restart,
         patience=patience,
         label=label,
-        run={
-            "k": k,
-            "split": TRAINING_SPLIT,
-            "collect": first,
-        },
-        later_run={} if later == first else {"collect": later},
-        job=job,
+        run={"k": k, "split": TRAINING_SPLIT, "collect": first},
+        later_run={"collect": "positives_only"} if collect == "positives-later" else {},
+        job=recipe,
     )
     out = output_of(context)
     kept = Journal.open(journal or home() / "loops" / f"{corpus}.json", plan)

@@ -13,17 +13,10 @@ from typing import Annotated, Any
 
 import typer
 
-from aeenc.calls.retrieval import FusionMethod, Mode
-from aeenc.cli.learning.evaluation import PART, retrieval_of
-from aeenc.cli.learning.retrieval import (
-    Features,
-    LexicalWeight,
-    NegativeFeedback,
-    Prior,
-    Rerank,
-    RerankWeight,
-    check_model,
-)
+from aeenc.calls.retrieval import Retrieval
+from aeenc.cli.learning.evaluation import PART
+from aeenc.cli.learning.retrieval import Label, Version, check_model, retrieval_of
+from aeenc.cli.options import taking
 from aeenc.cli.output import output_of, table
 from aeenc.cli.targets import client
 from aeenc.errors import InvalidArgument
@@ -39,6 +32,7 @@ _SIMILARITY = (
 )
 
 
+@taking(retrieval=retrieval_of)
 def export_task3(
     context: typer.Context,
     corpus: Annotated[str, typer.Argument(help="The corpus; of one built by --data, only facts are taken.")],
@@ -46,16 +40,9 @@ def export_task3(
     to: Annotated[Path, typer.Option(help="The file; -: stdout.")],
     split: Annotated[str, typer.Option(help="The split of --data.")] = "dev",
     k: Annotated[int, typer.Option("-k", min=1, max=1000 - SPARE, help="Sentences a hypothesis.")] = 25,
-    label: Annotated[str | None, typer.Option(show_default="stable", help="Query encoder by label.")] = None,
-    version: Annotated[str | None, typer.Option(help="Query encoder by version; a label must name it.")] = None,
-    mode: Annotated[Mode, typer.Option(help="By encoder, by words, or by both.")] = "dense",
-    lexical_weight: LexicalWeight = None,
-    fusion: Annotated[FusionMethod, typer.Option(help="Of mode hybrid.")] = "min_max",
-    features: Features = "",
-    prior: Prior = 0.0,
-    negative_feedback: NegativeFeedback = 0.0,
-    rerank: Rerank = 0,
-    rerank_weight: RerankWeight = 0.0,
+    label: Label = None,
+    version: Version = None,
+    retrieval: Retrieval | None = None,
 ) -> None:
     """Writes the sentences found for each hypothesis as EntailmentBank's Task 3 lines, which provers read.
 
@@ -64,16 +51,6 @@ def export_task3(
     without case, punctuation and articles, and by exact text.
     """
     check_model(label, version)
-    asked = retrieval_of(
-        mode,
-        lexical_weight,
-        fusion,
-        features,
-        prior=prior,
-        negative_feedback=negative_feedback,
-        rerank=rerank,
-        rerank_weight=rerank_weight,
-    )
     trees = Dataset.load(data).trees(split)
     conclusions = conclusions_of(trees)
     out = output_of(context)
@@ -85,7 +62,7 @@ def export_task3(
                 corpus,
                 [tree.hypothesis for tree in trees[start : start + PART]],
                 k=k + SPARE,
-                retrieval=asked,
+                retrieval=retrieval,
                 label=None if version else label,
                 version=version,
                 generation=generation,

@@ -5,32 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from aeenc import Client, Retrieved
-from aeenc.calls.retrieval import Fusion, FusionMethod, Mode
+from aeenc.calls.encoding import Precision
+from aeenc.calls.retrieval import Fusion, FusionMethod, Mode, Retrieval
+from aeenc.cli.options import taking
 from aeenc.cli.output import output_of, table
 from aeenc.cli.targets import client
 from aeenc.errors import InvalidArgument
 
-Prior = Annotated[float, typer.Option(min=0, max=1, help="Share of what explained similar hypotheses.")]
-NegativeFeedback = Annotated[
-    float, typer.Option(min=0, max=1, help="Share of what the first five have in common, taken off the query.")
-]
-Rerank = Annotated[int, typer.Option(min=0, help="Let a cross-encoder order so many premises anew.")]
-RerankWeight = Annotated[
-    float, typer.Option(min=0, help="Its score's weight beside the first ranking's; 0: its score alone.")
-]
-
-LexicalWeight = Annotated[
-    float | None, typer.Option(min=0, max=1, show_default="the index's", help="BM25's share in mode hybrid.")
-]
-Features = Annotated[
-    str,
-    typer.Option(metavar="JSON", help="Order what modes hybrid and dense find anew, by weights of features by name."),
-]
+Label = Annotated[str | None, typer.Option(show_default="stable", help="Query encoder by label.")]
+Version = Annotated[str | None, typer.Option(help="Query encoder by version; a label must name it.")]
 
 
 def check_model(label: str | None, version: str | None) -> None:
@@ -39,13 +27,30 @@ def check_model(label: str | None, version: str | None) -> None:
         raise InvalidArgument("--label and --version both name the query encoder; give one")
 
 
-def fusion_of(
-    mode: Mode | None, lexical_weight: float | None, features: str, method: FusionMethod = "min_max"
-) -> Fusion | None:
-    """Builds the fusion of a mode; None for one that has none. `features` are weights by name, in JSON.
-
-    Raises InvalidArgument for another text, and for features or a lexical weight of a mode that has none.
-    """
+def retrieval_of(
+    mode: Annotated[
+        Mode | None, typer.Option(show_default="dense", help="By encoder, by words, or by both, with --fusion.")
+    ] = None,
+    lexical_weight: Annotated[
+        float | None, typer.Option(min=0, max=1, show_default="the index's", help="BM25's share in mode hybrid.")
+    ] = None,
+    fusion: Annotated[FusionMethod, typer.Option(help="Of mode hybrid.")] = "min_max",
+    features: Annotated[
+        str,
+        typer.Option(
+            metavar="JSON", help="Order what modes hybrid and dense find anew, by weights of features by name."
+        ),
+    ] = "",
+    prior: Annotated[float, typer.Option(min=0, max=1, help="Share of what explained similar hypotheses.")] = 0.0,
+    negative_feedback: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of what the first five have in common, taken off the query.")
+    ] = 0.0,
+    rerank: Annotated[int, typer.Option(min=0, help="Let a cross-encoder order so many premises anew.")] = 0,
+    rerank_weight: Annotated[
+        float, typer.Option(min=0, help="Its score's weight beside the first ranking's; 0: its score alone.")
+    ] = 0.0,
+) -> Retrieval | None:
+    """Builds the options of Retrieve from those of a command; None when none is set."""
     if features and mode not in {"hybrid", "dense"}:
         raise InvalidArgument("--features order what modes hybrid and dense find; add --mode hybrid, or leave them out")
     if lexical_weight is not None and mode != "hybrid":
@@ -56,7 +61,16 @@ def fusion_of(
         raise InvalidArgument(
             f"--features is {features[:80]!r}; give an object of weights by name, as `aeenc tune-retrieval` prints it"
         ) from None
-    return Fusion(method, lexical_weight, weights) if mode == "hybrid" or weights else None
+    if mode is None and not any((prior, negative_feedback, rerank, rerank_weight)):
+        return None
+    return Retrieval(
+        mode or "dense",
+        Fusion(fusion, lexical_weight, weights) if mode == "hybrid" or weights else None,
+        prior=prior,
+        negative_feedback=negative_feedback,
+        rerank=rerank,
+        rerank_weight=rerank_weight,
+    )
 
 
 def check_splits(client: Client, corpus: str, generation: str, splits: Sequence[str]) -> None:
@@ -67,13 +81,14 @@ def check_splits(client: Client, corpus: str, generation: str, splits: Sequence[
         raise InvalidArgument(f"--split {', '.join(unknown)}: no premise of corpus {corpus!r} has it; known: {names}")
 
 
+@taking(retrieval=retrieval_of)
 def retrieve(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="The corpus.")],
     texts: Annotated[list[str], typer.Argument(metavar="TEXT...", help="Hypotheses to explain.")],
     k: Annotated[int, typer.Option("-k", min=1, help="Premises a text.")] = 10,
-    label: Annotated[str | None, typer.Option(show_default="stable", help="Query encoder by label.")] = None,
-    version: Annotated[str | None, typer.Option(help="Query encoder by version; a label must name it.")] = None,
+    label: Label = None,
+    version: Version = None,
     splits: Annotated[
         list[str] | None, typer.Option("--split", help="Only premises of this split, or of none; may be repeated.")
     ] = None,
@@ -100,18 +115,9 @@ def retrieve(
             metavar="ID", help="A premise that explains part of each text: find what the rest needs; may be repeated."
         ),
     ] = None,
-    mode: Annotated[
-        Literal["dense", "lexical", "hybrid", "iterative_lexical"],
-        typer.Option(help="By encoder, by words, or by both."),
-    ] = "dense",
-    lexical_weight: LexicalWeight = None,
-    features: Features = "",
-    prior: Prior = 0.0,
-    negative_feedback: NegativeFeedback = 0.0,
-    rerank: Rerank = 0,
-    rerank_weight: RerankWeight = 0.0,
+    retrieval: Retrieval | None = None,
     precision: Annotated[
-        Literal["float32", "float16", "int8"] | None,
+        Precision | None,
         typer.Option(show_default="the label's", help="How exactly to encode the texts."),
     ] = None,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts too long for the model.")] = False,
@@ -119,7 +125,7 @@ def retrieve(
 ) -> None:
     """Finds the premises that best explain each text."""
     check_model(label, version)
-    fusion = fusion_of(mode, lexical_weight, features)
+    asked = retrieval or Retrieval()
     with client(context) as connected:
         found: Retrieved = connected.index.retrieve(
             name,
@@ -127,12 +133,7 @@ def retrieve(
             k=k,
             label=label,
             version=version,
-            mode=mode,
-            fusion=fusion,
-            prior=prior,
-            negative_feedback=negative_feedback,
-            rerank=rerank,
-            rerank_weight=rerank_weight,
+            **asked.options(),
             splits=splits or (),
             exclude=exclude or (),
             only_ids=only_ids or (),
@@ -163,6 +164,6 @@ def retrieve(
     origin = {"model_version": found.model_version, "space_id": found.space_id, "generation": found.generation}
     encoder = f"encoder {found.model_version}, " if found.model_version else ""
     source = f"{encoder}generation {found.generation}"
-    if mode == "iterative_lexical":  # each round has scores of its own
+    if asked.mode == "iterative_lexical":  # each round has scores of its own
         source += "; the order is the ranking, the scores are not comparable"
     output_of(context).result({"corpus": name, "results": results, **origin}, *tables, source)
