@@ -165,9 +165,7 @@ def test_the_list_of_commands_has_the_help_of_each_in_a_section_of_its_kind():
     ]
 
 
-@pytest.mark.parametrize(
-    "words", [[], ["corpus"], ["corpus", "build"], ["runs"], ["retrieve"]], ids=" ".join
-)
+@pytest.mark.parametrize("words", [[], ["corpus"], ["corpus", "build"], ["runs"], ["retrieve"]], ids=" ".join)
 def test_help_is_plain_text(words: list[str]):
     shown = CliRunner().invoke(app, [*words, "--help"])
     assert (shown.exit_code, "Options:" in shown.stdout, "\N{BOX DRAWINGS LIGHT VERTICAL}" in shown.stdout) == (
