@@ -41,6 +41,7 @@ _FIELDS = {  # what the routes call the fields of the services' requests
     "/v1/embeddings": {"texts": "input", "routing_key": "user"},
     "/embed": {"texts": "inputs"},
     "/rerank": {"premises": "texts"},
+    "/v1/retrieve": {"texts": "queries"},
 }
 
 

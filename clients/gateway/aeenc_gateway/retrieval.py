@@ -40,6 +40,7 @@ class RetrieveRequest(BaseModel):
 
     model_config = ConfigDict(
         extra="forbid",
+        strict=True,
         json_schema_extra={"example": {"corpus": "science", "query": "a magnet attracts an iron nail", "k": 5}},
     )
 
@@ -76,6 +77,12 @@ class RetrieveRequest(BaseModel):
     truncate: bool = Field(False, description="Whether to cut texts that are too long instead of refusing them.")
     precision: Precision | None = Field(None, description="The precision of encoding. Default: the encoder's.")
     routing_key: str = Field("", description="Calls with the same key go to the same version of a canary.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, fields: Any) -> Any:
+        """Takes null for an absent field, as clients of other languages send it."""
+        return {name: one for name, one in fields.items() if one is not None} if isinstance(fields, dict) else fields
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:

@@ -18,11 +18,12 @@ from aeenc.calls.encoding import (
     Scored,
     precision_number,
     selector,
+    truncation,
 )
 from aeenc.calls.inputs import at_least_one, each, listed, pair_of, refuse_single_text
 from aeenc.errors import InvalidArgument
 from aeenc.transport.channel import Channel
-from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, types_pb2
+from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
 from aeenc.values.writing import message
 
 __all__ = ["Encoded", "EncoderClient", "Scored", "refuse_single_text", "selector"]
@@ -150,7 +151,7 @@ class EncoderClient:
             query=query,
             premises=premises,
             model=selector(label, version),
-            truncate=types_pb2.TRUNCATE_END if truncate else types_pb2.TRUNCATE_ERROR,
+            truncate=truncation(truncate),
             first_of_ensemble=first_of_ensemble,
             precision=precision_number(precision),
         )

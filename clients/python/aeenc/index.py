@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 from aeenc import errors, values, vectors
-from aeenc.calls.encoding import Precision, precision_name, precision_number, selector
+from aeenc.calls.encoding import Precision, precision_name, precision_number, selector, truncation
 from aeenc.calls.inputs import (
     begins_again,
     listed,
@@ -33,7 +33,7 @@ from aeenc.calls.retrieval import (
 from aeenc.transport.channel import Channel
 from aeenc.transport.checks import check_seconds
 from aeenc.v1 import index_pb2, index_pb2_grpc, types_pb2
-from aeenc.values.writing import message, shown
+from aeenc.values.writing import message, message_of, shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -178,13 +178,16 @@ class IndexClient:
                 rerank_weight=rerank_weight,
                 rerank_versions=rerank_versions,
             ).to_proto(),
-            accepted=[message(types_pb2.PremiseSet, premise_ids=ids) for ids in accepted],
+            accepted=[
+                message_of(f"accepted[{number}]", types_pb2.PremiseSet, premise_ids=ids)
+                for number, ids in enumerate(accepted)
+            ],
             model=selector(label, version),
             exclude_ids=exclude,
             filter=premise_filter(splits, only_ids, before_id, tags),
             generation=generation,
             drop_self=drop_self,
-            truncate=types_pb2.TRUNCATE_END if truncate else types_pb2.TRUNCATE_ERROR,
+            truncate=truncation(truncate),
             precision=precision_number(precision),
             routing_key=routing_key,
             params=message(index_pb2.SearchParams, exact=exact, nprobe=nprobe, ef_search=ef_search),

@@ -36,7 +36,7 @@ from aeenc.transport.addresses import is_loopback
 from aeenc.transport.channel import MESSAGE_BYTES
 from aeenc.transport.checks import credential
 from aeenc.v1 import oracle_pb2, oracle_pb2_grpc, types_pb2
-from aeenc.values.writing import as_messages, message, shown
+from aeenc.values.writing import as_messages, message, message_of, shown
 
 EXPLAINS = oracle_pb2.JUDGEMENT_EXPLAINS
 REFUSES = oracle_pb2.JUDGEMENT_DOES_NOT_EXPLAIN
@@ -163,7 +163,10 @@ class Answer(Generic[VerdictsT]):
             additions=_messages(self.additions, "additions"),
             written=self.written,
             intermediates=self.intermediates,
-            alternatives=[message(types_pb2.PremiseSet, premise_ids=one) for one in alternatives],
+            alternatives=[
+                message_of(f"alternatives[{number}]", types_pb2.PremiseSet, premise_ids=one)
+                for number, one in enumerate(alternatives)
+            ],
             inference=self.inference,
             node_verdict=enum_value(oracle_pb2.NodeVerdict, self.node_verdict, "node_verdict"),
         )

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Literal
 
 from aeenc import values, vectors
 from aeenc.calls.inputs import chosen, refuse_single_text
+from aeenc.errors import InvalidArgument
 from aeenc.v1 import encoder_pb2, types_pb2
-from aeenc.values.writing import message
+from aeenc.values.writing import message, shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -116,7 +117,7 @@ class EncodeOptions:
             texts=texts,
             role=chosen(_ROLES, self.role, "role"),
             model=selector(self.label, self.version),
-            truncate=types_pb2.TRUNCATE_END if self.truncate else types_pb2.TRUNCATE_ERROR,
+            truncate=truncation(self.truncate),
             space_id=self.space_id,
             lane=chosen(_LANES, self.lane, "lane"),
             precision=precision_number(self.precision),
@@ -129,6 +130,13 @@ def selector(label: str | None, version: str | None) -> types_pb2.ModelSelector 
     if version:
         return message(types_pb2.ModelSelector, version=version)
     return message(types_pb2.ModelSelector, label=label) if label else None
+
+
+def truncation(truncate: bool | None) -> types_pb2.Truncate:
+    """Returns whether texts are cut, as messages say it. Raises InvalidArgument for what is not True or False."""
+    if truncate is None or isinstance(truncate, bool):
+        return types_pb2.TRUNCATE_END if truncate else types_pb2.TRUNCATE_ERROR
+    raise InvalidArgument.field("truncate", f"is {shown(truncate)}; give True or False")
 
 
 def precision_name(number: int) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from aeenc import errors, values
 from aeenc.calls.inputs import at_least_one, chosen, listed, refuse_single_text
 from aeenc.v1 import index_pb2
-from aeenc.values.writing import as_message, message
+from aeenc.values.writing import as_message, message, message_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,13 +52,11 @@ def premise_filter(
 def _clause(number: int, text: object) -> index_pb2.TagClause:
     names = [name.strip() for name in text.split(",")] if isinstance(text, str) else []
     if not names or not all(name.removeprefix("-") for name in names):
-        wanted = "give tags with commas between them, such as 'physics,-draft'; - is for one that it must not have"
-        raise errors.InvalidArgument.field(f"tags[{number}]", f"is {text!r:.60}; {wanted}")
-    return message(
-        index_pb2.TagClause,
-        all_of=[name for name in names if not name.startswith("-")],
-        none_of=[name.removeprefix("-") for name in names if name.startswith("-")],
-    )
+        remedy = "give tags with commas between them, such as 'physics,-draft'; - is for one that it must not have"
+        raise errors.InvalidArgument.field(f"tags[{number}]", f"is {text!r:.60}; {remedy}")
+    wanted = [name for name in names if not name.startswith("-")]
+    barred = [name.removeprefix("-") for name in names if name.startswith("-")]
+    return message_of(f"tags[{number}]", index_pb2.TagClause, all_of=wanted, none_of=barred)
 
 
 def mode_number(mode: str) -> index_pb2.RetrieveMode:

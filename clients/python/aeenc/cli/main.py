@@ -170,7 +170,20 @@ class _Quick:
 
 
 class Command(_Quick, TyperCommand):
-    """A command."""
+    """A command. Errors about a field of a request name the option or the argument that has it."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except errors.AeencError as error:
+            for one in error.violations:
+                name, bracket, place = one.field.partition("[")
+                param = next((param for param in self.params if param.name == name), None)
+                if param is not None:
+                    words = (param.metavar or name).upper().strip("[].")
+                    called = words if param.param_type_name == "argument" else param.opts[-1]
+                    error.message = error.message.replace(f"{one.field}: ", f"{called}{bracket}{place}: ")
+            raise
 
 
 class Group(_Quick, TyperGroup):

@@ -45,6 +45,15 @@ def message(kind: Callable[P, MessageT], /, *args: P.args, **fields: P.kwargs) -
     return made
 
 
+def message_of(place: str, kind: Callable[P, MessageT], /, *args: P.args, **fields: P.kwargs) -> MessageT:
+    """Makes a message that is a part of a request. An error names the place that it has for the caller."""
+    try:
+        return message(kind, *args, **fields)
+    except InvalidArgument as error:
+        _, bracket, item = error.violations[0].field.partition("[")
+        raise InvalidArgument.field(place + bracket + item, error.violations[0].description) from None
+
+
 def as_message(given: Any, kind: type[MessageT], field: str) -> MessageT:
     """Returns the message of a value of ours, or a message itself. Raises InvalidArgument for anything else."""
     if isinstance(given, kind):

@@ -84,7 +84,7 @@ def check_splits(client: Client, corpus: str, generation: str, splits: Sequence[
 @taking(retrieval=retrieval_of)
 def retrieve(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="The corpus.")],
+    corpus: Annotated[str, typer.Argument(help="The corpus.")],
     texts: Annotated[list[str], typer.Argument(metavar="TEXT...", help="Hypotheses to explain.")],
     k: Annotated[int, typer.Option("-k", min=1, help="Premises a text.")] = 10,
     label: Label = None,
@@ -128,7 +128,7 @@ def retrieve(
     asked = retrieval or Retrieval()
     with client(context) as connected:
         found: Retrieved = connected.index.retrieve(
-            name,
+            corpus,
             texts,
             k=k,
             label=label,
@@ -145,9 +145,9 @@ def retrieve(
             routing_key=routing_key,
         )
         if splits and (found.unknown_splits or not all(found)):
-            check_splits(connected, name, found.generation, splits)
+            check_splits(connected, corpus, found.generation, splits)
     if found.unknown_tags:
-        raise InvalidArgument(f"--tags: no premise of corpus {name!r} has {', '.join(found.unknown_tags)}")
+        raise InvalidArgument(f"--tags: no premise of corpus {corpus!r} has {', '.join(found.unknown_tags)}")
     results = [
         {"text": text, "premises": [asdict(hit) for hit in hits]} for text, hits in zip(texts, found, strict=True)
     ]
@@ -166,4 +166,4 @@ def retrieve(
     source = f"{encoder}generation {found.generation}"
     if asked.mode == "iterative_lexical":  # each round has scores of its own
         source += "; the order is the ranking, the scores are not comparable"
-    output_of(context).result({"corpus": name, "results": results, **origin}, *tables, source)
+    output_of(context).result({"corpus": corpus, "results": results, **origin}, *tables, source)
