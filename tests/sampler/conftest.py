@@ -21,12 +21,12 @@ async def world(redis_url: str, namespace: str) -> AsyncIterator[SamplerWorld]:
 def by_wave_nodes(world: SamplerWorld) -> Callable[..., Awaitable[list[tuple[sampler_pb2.Run, set]]]]:
     """Runs one configuration with several values of `wave_nodes`, each alone; gives the runs and their pairs."""
 
-    async def runs(*sizes: int, **config: object) -> list[tuple[sampler_pb2.Run, set]]:
+    async def runs(*sizes: int, signs: str = "+-", **config: object) -> list[tuple[sampler_pb2.Run, set]]:
         found = []
         for size in sizes:
             async with world.sampler(wave_nodes=size, namespace=f"{world.settings['namespace']}-{size}") as client:
                 run = await finish(client, **config)
-                found.append((run, await pair_set(client, run.id)))
+                found.append((run, await pair_set(client, run.id, signs)))
         return found
 
     return runs

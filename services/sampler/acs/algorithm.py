@@ -8,28 +8,27 @@ The result is defined breadth-first per tree, so neither batching nor concurrenc
 - P' and N' of every node are kept (lines 7-8 of the print merge N' only);
 - a query's candidates are the first k of its nearest premises without itself and without its ancestors in the tree.
   Their order depends on the query alone, so an answer about a query in one tree holds in every other tree of the run.
-  Runs that began before this rule drop ancestors from the k nearest, and put fewer than k before the oracle;
 - a premise that an oracle adds, because it is missing among the candidates, is accepted in every tree of the run that
   asks this query, after the candidates. Where it is the query or an ancestor it is left out, as a candidate is.
   The same holds for an intermediate conclusion that it writes, but it is no premise: no pair comes of it;
 - what people accept of a judged node later explains it from then on, and is expanded like all else. The level in work
   goes back to the one below that node; what was judged stays judged, and no text is expanded twice. What they take back
   explains it no longer: what hangs on nothing else is cut, and not asked unless they accept it again;
-- whether a refusal is kept is decided by what the run knows of the premises up to its rank, and up to rank k at least.
-  A tree that looks further, because it dropped ancestors, changes nothing for the others.
+- a pair says what was answered; which refusals are negatives is decided where pairs are read (`negatives`).
 
 An oracle is assumed to judge a premise by the query. If it decides by the path, the first path asked decides for all.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from functools import cache
 from typing import Any, Literal
 
-from services.sampler.acs.negatives import NegativeFilter, Reason, RefusalFilter
+from aeenc.oracle import Candidate
+from services.sampler.acs.negatives import NegativeFilter, Reason
 
 ROOT = 0
 ADDED = 0  # the rank of a premise that was not retrieved: an oracle has added it
@@ -39,28 +38,17 @@ MAX_REACH = 1000  # the index returns no more; above k = 1,000 - max_depth, a de
 
 
 class PairState(Enum):
-    """The state of a (query, premise) pair in a run, read from a verdict.
-
-    Only a refusal becomes REFUSED (recorded as a negative), FILTERED (recorded as skipped) or REFUSED_UNKEPT (not
-    recorded). An abstention becomes SKIPPED, and so does everything that is missing, unseen or unclear.
-    """
+    """What a run knows of a (query, premise) pair. SKIPPED is whatever is no clear yes or no: see `oracles.answers`."""
 
     EXPLAINS = "E"
     LEAF = "L"
     REFUSED = "R"
-    REFUSED_UNKEPT = "r"
-    FILTERED = "F"
     SKIPPED = "S"
 
     @property
     def accepted(self) -> bool:
         """Whether the premise explains the query."""
         return self is PairState.EXPLAINS or self is PairState.LEAF
-
-    @property
-    def refused(self) -> bool:
-        """Whether the oracle saw the premise and refused it."""
-        return self in {PairState.REFUSED, PairState.REFUSED_UNKEPT, PairState.FILTERED}
 
 
 @dataclass(frozen=True)
@@ -81,18 +69,11 @@ class Rules:
         """How many premises are looked up for a query: k are left when all its ancestors are among them."""
         return max(self.k, min(self.k + self.max_depth, MAX_REACH))
 
-
-@dataclass(frozen=True)
-class RetrievedPremise:
-    """A premise retrieved for a query: rank from 1 among the query's nearest, score a cosine.
-
-    Rank ADDED: an oracle has added it, and nothing has scored it.
-    """
-
-    id: str
-    text: str
-    rank: int
-    score: float
+    @property
+    def leaves_out(self) -> bool:
+        """Whether some refusals may be no negatives."""
+        has_filter = bool(self.max_negatives_per_query) or self.negatives != NegativeFilter()
+        return has_filter and not self.positives_only
 
 
 @dataclass(frozen=True)
@@ -287,117 +268,44 @@ def cut_nodes(nodes: Sequence[Node], results: Mapping[int, Result]) -> frozenset
 
 @dataclass(frozen=True)
 class Known:
-    """What a run knows of a query: the states of its pairs by premise id, and what was added, written or said of it.
+    """What a run knows of a query: its pairs by premise id, and what was written or said of it.
 
-    What people say stays with their tasks.
+    `premises` are those of `states`, as they were retrieved, or added by somebody (rank ADDED, no score). What people
+    say stays with their tasks.
     """
 
     states: Mapping[str, PairState] = field(default_factory=dict)
-    added: tuple[RetrievedPremise, ...] = ()
+    premises: Mapping[str, Candidate] = field(default_factory=dict)
     written: tuple[Intermediate, ...] = ()
     statements: tuple[Statement, ...] = ()
+
+    @property
+    def added(self) -> list[Candidate]:
+        """The premises that were added."""
+        return [one for one in self.premises.values() if one.rank == ADDED]
+
+    def left_out(self, query: str, rules: Rules) -> dict[str, Reason]:
+        """Why refused premises of the query are no negatives by the rules of a run, by premise id."""
+        if not rules.leaves_out:
+            return {}
+        by_state: dict[PairState, list[Candidate]] = defaultdict(list)
+        for name, state in self.states.items():
+            by_state[state].append(self.premises[name])
+        accepted = (*by_state[PairState.EXPLAINS], *by_state[PairState.LEAF])
+        refused = by_state[PairState.REFUSED]
+        return rules.negatives.left_out(query, accepted, refused, rules.max_negatives_per_query)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The effect of a judged node on the run: the tree's result, the pairs to record, and what is now known.
-
-    `filtered` holds refusals that training must not learn from, each with the reason.
-    """
+    """The effect of a judged node on the run: the tree's result, the premises judged now, and what is now known."""
 
     result: Result
-    positives: tuple[RetrievedPremise, ...] = ()
-    negatives: tuple[RetrievedPremise, ...] = ()
-    filtered: tuple[tuple[RetrievedPremise, Reason], ...] = ()
-    skipped: tuple[RetrievedPremise, ...] = ()
+    judged: tuple[Candidate, ...] = ()
     known: Known = field(default_factory=Known)
 
 
-def choose(path: Sequence[str], query: str, nearest: Iterable[RetrievedPremise], k: int) -> list[RetrievedPremise]:
+def choose(path: Sequence[str], query: str, nearest: Iterable[Candidate], k: int) -> list[Candidate]:
     """The candidates of a node: the first k of the query's nearest premises without itself and its ancestors."""
     excluded = {query, *path}
     return [candidate for candidate in nearest if candidate.text not in excluded][:k]
-
-
-def conclude(
-    query: str,
-    candidates: Sequence[RetrievedPremise],
-    nearest: Sequence[RetrievedPremise],
-    known: Known,
-    answered: Mapping[str, PairState],
-    rules: Rules,
-) -> Outcome:
-    """Concludes a node from what the run knew of its query and what was answered now.
-
-    `candidates` are those retrieved, then those added that this tree may have; `known.added` are all that were added.
-    """
-    states = {**known.states, **answered}
-    accepted: list[AcceptedPremise] = []
-    positives: list[RetrievedPremise] = []
-    for candidate in candidates:
-        state = states.get(candidate.id)
-        if state is not None and state.accepted:
-            accepted.append(AcceptedPremise(candidate.id, candidate.text, candidate.rank, state is PairState.LEAF))
-            if candidate.id in answered:
-                positives.append(candidate)
-    negatives: list[RetrievedPremise] = []
-    filtered: list[tuple[RetrievedPremise, Reason]] = []
-    if not rules.positives_only:
-        said = [one.text for one in known.added]
-        negatives, filtered = _refused(query, candidates, nearest, states, rules, said)
-        states.update((candidate.id, PairState.REFUSED) for candidate in negatives)
-        states.update((candidate.id, PairState.FILTERED) for candidate, _ in filtered)
-    skipped = tuple(candidate for candidate in candidates if answered.get(candidate.id) is PairState.SKIPPED)
-    after = replace(known, states=states)
-    return Outcome(Result(tuple(accepted)), tuple(positives), tuple(negatives), tuple(filtered), skipped, after)
-
-
-def _refused(
-    query: str,
-    candidates: Sequence[RetrievedPremise],
-    nearest: Sequence[RetrievedPremise],
-    states: Mapping[str, PairState],
-    rules: Rules,
-    added: Sequence[str],
-) -> tuple[list[RetrievedPremise], list[tuple[RetrievedPremise, Reason]]]:
-    """The refusals to record now: as negatives, best first and capped, and as filtered ones.
-
-    What says the same as an added premise (`added`: their texts) is a rewording; without a score it sets no margin.
-
-    Each is decided by the premises up to its rank, and up to rank k at least. One of which nothing is known, such as an
-    ancestor, takes one of the capped places, and so does what is left out because of it; what is known to be refused is
-    decided again in every tree. All trees in which a query occurs therefore keep the same refusals, in whatever order
-    they are judged, and no query keeps more than `max_negatives_per_query` in the whole run.
-    """
-    usable = {candidate.id for candidate in candidates}
-    ruled = [(candidate, states.get(candidate.id)) for candidate in nearest]
-
-    @cache
-    def refusals_to(rank: int) -> RefusalFilter:
-        within = [(one, state) for one, state in ruled if one.rank <= rank]
-        return RefusalFilter(
-            rules.negatives,
-            query,
-            [(one.text, one.score) for one, state in within if state is not None and state.accepted],
-            [(one.text, one.score) for one, state in within if state is None and one.id not in usable],
-            added,
-        )
-
-    negatives: list[RetrievedPremise] = []
-    filtered: list[tuple[RetrievedPremise, Reason]] = []
-    most = rules.max_negatives_per_query or len(states) + len(nearest)
-    room = most - sum(state is PairState.REFUSED for state in states.values())
-    places = 0
-    for candidate, state in ruled:
-        if state is None:
-            places += candidate.id not in usable
-        elif state.refused:
-            refusals = refusals_to(max(rules.k, candidate.rank))
-            reason, for_good = refusals.reason(candidate.text, candidate.rank, candidate.score)
-            places += reason is None or not for_good
-            if reason is not None:
-                if state is PairState.REFUSED_UNKEPT:
-                    filtered.append((candidate, reason))
-            elif state is not PairState.REFUSED and places <= most and len(negatives) < room:
-                negatives.append(candidate)
-    return negatives, filtered

@@ -1,4 +1,4 @@
-"""Decides which refused premises are not kept as negatives, whoever refused them.
+"""Decides which refused premises of a query are no negatives, whoever refused them. Readers of pairs ask it.
 
 An oracle also refuses what it does not recognise: a premise that scores like an accepted one, or says the same in other
 words, may explain the query after all. The margins are those of NV-Retriever (Moreira et al. 2024, arXiv:2407.15831),
@@ -7,13 +7,14 @@ measured from the best-scored accepted premise of the query; a query without one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from aeenc.oracle import Candidate
 from services.corpus.sameness import same_key
 
-Reason = Literal["rank", "margin", "wording"]
+Reason = Literal["rank", "margin", "wording", "cap"]
 
 
 @dataclass(frozen=True)
@@ -38,42 +39,27 @@ class NegativeFilter:
         relative = float("inf") if self.relative_margin is None else best - self.relative_margin * abs(best)
         return min(absolute, relative)
 
+    def left_out(
+        self, query: str, accepted: Iterable[Candidate], refused: Iterable[Candidate], most: int = 0
+    ) -> dict[str, Reason]:
+        """Why refused premises of a query are no negatives, by id. Of the others the `most` best-scored stay (0: all).
 
-class RefusalFilter:
-    """Applies a `NegativeFilter` to the refused premises of one query.
-
-    `accepted` and `unsure` are (text, score), `added` are accepted texts without a score. An unsure premise is an
-    ancestor, not put before the oracle here; another tree may accept it. What depends on it is left out for now, and
-    reported as such.
-    """
-
-    def __init__(
-        self,
-        rules: NegativeFilter,
-        query: str,
-        accepted: Sequence[tuple[str, float]],
-        unsure: Sequence[tuple[str, float]],
-        added: Sequence[str] = (),
-    ) -> None:
-        self._rules = rules
-        best = max((score for _, score in accepted), default=None)
-        possible = [best, *(score if best is None else max(best, score) for _, score in unsure)]
-        self._limits = [rules.limit(one) for one in possible]
-        holding = (query, *(text for text, _ in accepted), *added) if rules.rewordings else ()
-        self._same = {same_key(text) for text in holding}
-        self._perhaps = {same_key(text) for text, _ in unsure} if rules.rewordings else set()
-
-    def reason(self, text: str, rank: int, score: float) -> tuple[Reason | None, bool]:
-        """The reason to leave a refused premise out (None: keep it), and whether later answers cannot change that."""
-        if rank < self._rules.min_rank or 0 < self._rules.max_rank < rank:
-            return "rank", True
-        said = same_key(text) if self._rules.rewordings else ""
-        if said in self._same:
-            return "wording", True
-        if score > max(self._limits):
-            return "margin", True
-        if said in self._perhaps:
-            return "wording", False
-        if score > min(self._limits):
-            return "margin", False
-        return None, True
+        Accepted premises without a rank were added: they have no score, and set no margin.
+        """
+        accepted = list(accepted)
+        limit = self.limit(max((one.score for one in accepted if one.rank), default=None))
+        same = {same_key(text) for text in (query, *(one.text for one in accepted))} if self.rewordings else set()
+        found: dict[str, Reason] = {}
+        kept = 0
+        for one in sorted(refused, key=lambda one: (-one.score, one.rank, one.id)):
+            if one.rank < self.min_rank or 0 < self.max_rank < one.rank:
+                found[one.id] = "rank"
+            elif same and same_key(one.text) in same:
+                found[one.id] = "wording"
+            elif one.score > limit:
+                found[one.id] = "margin"
+            elif 0 < most <= kept:
+                found[one.id] = "cap"
+            else:
+                kept += 1
+        return found

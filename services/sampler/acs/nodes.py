@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from aeenc.oracle import Candidate
 from services.sampler.acs import algorithm
 from services.sampler.acs.algorithm import (
     ADDED,
@@ -20,7 +21,7 @@ from services.sampler.acs.algorithm import (
     Node,
     Outcome,
     PairState,
-    RetrievedPremise,
+    Result,
     Rules,
     Statement,
     Tree,
@@ -44,7 +45,7 @@ class NodeAnswer:
     unknown: int
     annotators: dict[str, str] = field(default_factory=dict)
     note: str = ""
-    added: tuple[RetrievedPremise, ...] = ()
+    added: tuple[Candidate, ...] = ()
     written: tuple[Intermediate, ...] = ()
     statement: Statement | None = None
     proposed: tuple[str, ...] = ()
@@ -72,16 +73,15 @@ class Amendment:
 class NodeRound:
     """A node in one round of retrieval; a run that is not conditioned has one round a node.
 
-    `nearest` and `candidates` are those of all rounds so far; another tree may ask about more of the nearest.
-    `accepted` (ids) is what this round was conditioned on, `version` the encoder version that retrieved last.
+    `candidates` are those of all rounds so far. `accepted` (ids) is what this round was conditioned on, `version` the
+    encoder version that retrieved last.
     """
 
     tree: Tree
     node: Node
-    nearest: list[RetrievedPremise]
-    candidates: list[RetrievedPremise]
+    candidates: list[Candidate]
     known: Known
-    asked: list[RetrievedPremise]
+    asked: list[Candidate]
     accepted: tuple[str, ...] = ()
     round: int = 0
     version: str = ""
@@ -89,7 +89,7 @@ class NodeRound:
     @classmethod
     def first(cls, tree: Tree, node: Node, known: Known) -> NodeRound:
         """A node's first round, not yet retrieved for."""
-        return cls(tree, node, [], [], known, [])
+        return cls(tree, node, [], known, [])
 
     @property
     def node_id(self) -> str:
@@ -101,28 +101,35 @@ class NodeRound:
         """Names the round by what it asks: a repeated commit finds the same name, other questions get another."""
         return f"{self.round}:{hashlib.sha256(' '.join(c.id for c in self.asked).encode()).hexdigest()[:16]}"
 
-    def explaining(self, known: Known) -> list[RetrievedPremise]:
+    def explaining(self, known: Known) -> list[Candidate]:
         """The premises of this tree that are known to explain the query: candidates best first, then those added."""
         found = self._with_added(known)
         return [one for one in found if (state := known.states.get(one.id)) is not None and state.accepted]
 
-    def outcome(self, answer: NodeAnswer | None, rules: Rules) -> Outcome:
+    def outcome(self, answer: NodeAnswer | None) -> Outcome:
         """The outcome of the round; without an answer nothing had to be asked."""
-        answered: dict[str, PairState] = {}
-        known = self.known
+        known, answered = self.known, answer.states if answer else {}
         if answer:
-            added, written = _together(known.added, answer.added), {one.text: one for one in answer.written}
-            written |= {one.text: one for one in known.written}
-            said = () if answer.statement is None else (answer.statement,)
-            answered = answer.states
-            known = Known(known.states, added, tuple(written.values()), (*known.statements, *said))
-        outcome = algorithm.conclude(self.node.text, self._with_added(known), self.nearest, known, answered, rules)
-        accepted = (*outcome.result.accepted, *self._intermediates(known, outcome.result.accepted))
-        return replace(outcome, result=replace(outcome.result, accepted=accepted, version=self.version))
+            judged = (*(one for one in self.candidates if one.id in answered), *answer.added)
+            known = Known(
+                {**known.states, **answered},
+                {**known.premises, **{one.id: one for one in judged}},
+                tuple({one.text: one for one in (*answer.written, *known.written)}.values()),
+                (*known.statements, *(() if answer.statement is None else (answer.statement,))),
+            )
+        accepted = [
+            AcceptedPremise(one.id, one.text, one.rank, known.states[one.id] is PairState.LEAF)
+            for one in self.explaining(known)
+        ]
+        return Outcome(
+            Result((*accepted, *self._intermediates(known, accepted)), version=self.version),
+            tuple(one for one in self._with_added(known) if one.id in answered),
+            known,
+        )
 
-    def failure(self, rules: Rules) -> Outcome:
+    def failure(self) -> Outcome:
         """The outcome of a node that the oracle leaves unanswered: what was known before. It records nothing."""
-        return Outcome(replace(self.outcome(None, rules).result, failed=True))
+        return Outcome(replace(self.outcome(None).result, failed=True))
 
     def next_round(self, outcome: Outcome, rules: Rules) -> NodeRound | None:
         """The node's next round, not yet retrieved for. None after the last one, or if nothing new was accepted."""
@@ -134,22 +141,17 @@ class NodeRound:
     def anew(self) -> NodeRound:
         """The round before it was retrieved for. Candidates that were judged, here or in other trees, stay."""
         judged = self.known.states.keys()
-        nearest = [one for one in self.nearest if one.id in judged]
-        return replace(self, nearest=nearest, candidates=[one for one in self.candidates if one.id in judged], asked=[])
+        return replace(self, candidates=[one for one in self.candidates if one.id in judged], asked=[])
 
-    def with_nearest(self, found: Sequence[RetrievedPremise], k: int, version: str = "") -> NodeRound:
+    def with_nearest(self, found: Sequence[Candidate], k: int, version: str = "") -> NodeRound:
         """The round with what a version has retrieved; it asks about the first k that may be candidates."""
         chosen = algorithm.choose(self.tree.path(self.node), self.node.text, found, k)
         before = {candidate.id for candidate in self.candidates}
-        new = {candidate.id: candidate for candidate in chosen if candidate.id not in before}
-        seen = {candidate.id for candidate in self.nearest}
-        nearest = [new.get(candidate.id, candidate) for candidate in self.nearest]
-        nearest += [candidate for candidate in found if candidate.id not in seen]
-        candidates = [*self.candidates, *new.values()]
+        candidates = [*self.candidates, *(candidate for candidate in chosen if candidate.id not in before)]
         asked = [candidate for candidate in candidates if candidate.id not in self.known.states]
-        return replace(self, nearest=nearest, candidates=candidates, asked=asked, version=version)
+        return replace(self, candidates=candidates, asked=asked, version=version)
 
-    def _with_added(self, known: Known) -> list[RetrievedPremise]:
+    def _with_added(self, known: Known) -> list[Candidate]:
         """The candidates, and the added premises that are neither among them nor the query or an ancestor here."""
         found = {candidate.id for candidate in self.candidates}
         new = [one for one in known.added if one.id not in found]
@@ -164,7 +166,3 @@ class NodeRound:
     def asking(self, most: int) -> NodeRound:
         """The round limited to its `most` best candidates."""
         return replace(self, asked=self.asked[:most])
-
-
-def _together(before: tuple[RetrievedPremise, ...], now: tuple[RetrievedPremise, ...]) -> tuple[RetrievedPremise, ...]:
-    return tuple({one.id: one for one in (*now, *before)}.values()) if now else before

@@ -13,7 +13,7 @@ from aeenc.calls.retrieval import Hit
 from aeenc.index import IndexClient
 from aeenc.oracle import Candidate
 from services.kit.logs import get
-from services.sampler.acs.algorithm import ADDED, RetrievedPremise
+from services.sampler.acs.algorithm import ADDED
 from services.sampler.records.runs import Run, RunConfig
 
 log = get(__name__)
@@ -56,13 +56,13 @@ class Retrieval:
         )
         return found.model_version, found.generation
 
-    async def nearest(self, run: Run, queries: Sequence[Query]) -> list[list[RetrievedPremise]]:
+    async def nearest(self, run: Run, queries: Sequence[Query]) -> list[list[Candidate]]:
         """The nearest premises of each query, as many as the run's rules look up, best first.
 
         The run's version retrieves them. The query itself and those accepted are not among them. Raises what Retrieve
         raises.
         """
-        found: list[list[RetrievedPremise]] = []
+        found: list[list[Candidate]] = []
         for chunk in _chunks(queries, run.config.rules.reach):
             found += [_ranked(hits) for hits in await self._retrieve(run, chunk)]
         return found
@@ -125,8 +125,8 @@ class Retrieval:
                 await asyncio.sleep(PAUSE_S)
 
 
-def _ranked(hits: Sequence[Hit]) -> list[RetrievedPremise]:
-    return [RetrievedPremise(hit.id, hit.text, rank, hit.score) for rank, hit in enumerate(hits, start=1)]
+def _ranked(hits: Sequence[Hit]) -> list[Candidate]:
+    return [Candidate(hit.id, hit.text, rank, hit.score) for rank, hit in enumerate(hits, start=1)]
 
 
 def _chunks(queries: Sequence[Query], k: int) -> list[list[Query]]:

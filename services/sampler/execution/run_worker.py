@@ -22,10 +22,10 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from aeenc import errors
-from aeenc.oracle import Candidate, Task
+from aeenc.oracle import Task
 from services.kit.concurrency import cancel_all, observe_failure
 from services.kit.logs import get
-from services.sampler.acs.algorithm import MAX_REACH, Known, Node, Outcome, RetrievedPremise, Tree
+from services.sampler.acs.algorithm import MAX_REACH, Known, Node, Outcome, Tree
 from services.sampler.acs.nodes import Amendment, NodeAnswer, NodeRound
 from services.sampler.execution.retrieval import Retrieval
 from services.sampler.oracles.answers import UnansweredTask, WithdrawnTask, admitted
@@ -366,7 +366,7 @@ class RunWorker:
             reason = f"{failed} of the last {len(self._last)} nodes got no answer; the last: {unanswered[-1][1].reason}"
             raise RunFailed(self._oracle.describe(reason))
         for one in guilty:
-            await self._record(one, one.failure(self._rules), None, last=True)
+            await self._record(one, one.failure(), None, last=True)
         self._unanswered += doubtful
         if idle and doubtful:
             one, outcome = doubtful[0]
@@ -374,7 +374,7 @@ class RunWorker:
 
     async def _commit(self, one: NodeRound, answer: NodeAnswer | None) -> NodeRound | None:
         """Stores what was judged. Returns the node's next round, if it has one."""
-        outcome = one.outcome(answer, self._rules)
+        outcome = one.outcome(answer)
         following = one.next_round(outcome, self._rules)
         await self._record(one, outcome, answer, last=following is None)
         return following
@@ -461,11 +461,7 @@ def _task(run: Run, node_round: NodeRound) -> Task:
         run_id=run.id,
         query=node_round.node.text,
         path=node_round.tree.path(node_round.node),
-        accepted=_candidates(node_round.explaining(node_round.known)),
-        candidates=_candidates(node_round.asked),
+        accepted=tuple(node_round.explaining(node_round.known)),
+        candidates=tuple(node_round.asked),
         model_version=node_round.version,
     )
-
-
-def _candidates(premises: Sequence[RetrievedPremise]) -> tuple[Candidate, ...]:
-    return tuple(Candidate(one.id, one.text, one.rank, one.score) for one in premises)

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 
 from aeenc import errors
 from services.kit.convert import position_of
@@ -155,9 +156,30 @@ class Sampling:
     ) -> tuple[list[Pair], str]:
         """A page of a run's pairs in the order they were recorded, and the token of the next."""
         after = position_of(page_token)
-        await self._store.get(run_id)
-        found, position = await self._log.page(run_id, after, min(page_size or PAGE, self.limits.items), sign)
+        run = await self._store.get(run_id)
+        size = min(page_size or PAGE, self.limits.items)
+        found, position = await self._log.page(run_id, after, size, sign, partial(self._filtered, run))
         return found, str(position or "")
+
+    async def _filtered(self, run: Run, pairs: list[Pair]) -> list[Pair]:
+        """Pairs as the run's rules have them by what is known of their queries now: left out, skipped, or as they are.
+
+        An amended refusal is not left out by the cap: it says that an earlier pair holds no longer.
+        """
+        rules = run.config.rules
+        if not rules.leaves_out:
+            return pairs
+        queries = list({pair.query for pair in pairs if pair.sign == "NEGATIVE"})
+        known = await self._nodes.answers(run.id, queries)
+        reasons = {query: one.left_out(query, rules) for query, one in zip(queries, known, strict=True)}
+        found = []
+        for pair in pairs:
+            reason = reasons[pair.query].get(pair.premise_id) if pair.sign == "NEGATIVE" else None
+            if reason and reason != "cap":
+                found.append(replace(pair, sign="SKIPPED", reason=reason))
+            elif not reason or pair.amended:
+                found.append(pair)
+        return found
 
     async def import_pairs(self, corpus: str, pairs: Sequence[Pair], run_id: str, request_id: str) -> tuple[str, int]:
         """Adds pairs judged elsewhere to a run of their own, or to that of an earlier import.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from aeenc.oracle import Candidate, Task
 from aeenc.values import Answer, Judgement, NodeVerdict, Verdict
 from services.kit.logs import get
-from services.sampler.acs.algorithm import ADDED, Intermediate, PairState, RetrievedPremise, Statement
+from services.sampler.acs.algorithm import ADDED, Intermediate, PairState, Statement
 from services.sampler.acs.algorithm import NodeVerdict as NodeVerdictName
 from services.sampler.acs.nodes import NodeAnswer
 from services.sampler.oracles.statements import without_faults
@@ -115,7 +115,7 @@ def admitted(task: Task, answer: NodeAnswer, found: Mapping[str, Candidate]) -> 
 
     `found` are the premises that it proposes, as far as they may stand in the run's trees.
     """
-    added: dict[str, RetrievedPremise] = {}
+    added: dict[str, Candidate] = {}
     states = {name: state for name, state in answer.states.items() if name not in answer.proposed}
     grades, annotators = dict(answer.grades), dict(answer.annotators)
     for name in answer.proposed:
@@ -123,7 +123,7 @@ def admitted(task: Task, answer: NodeAnswer, found: Mapping[str, Candidate]) -> 
         if premise is None or premise.text == task.query or premise.id in states or not state.accepted:
             log.warning("an added premise is left out", task=task.task_id, premise=name, state=state.name)
             continue
-        added[premise.id] = RetrievedPremise(premise.id, premise.text, ADDED, 0.0)
+        added[premise.id] = replace(premise, rank=ADDED, score=0.0)
         states[premise.id] = state
         if name in grades:  # by an alias, perhaps
             grades[premise.id] = grades[name]
@@ -149,6 +149,6 @@ def _state(verdict: Verdict) -> PairState:
     if verdict.judgement == Judgement.EXPLAINS:
         return PairState.LEAF if verdict.leaf else PairState.EXPLAINS
     if verdict.judgement == Judgement.DOES_NOT_EXPLAIN:
-        return PairState.REFUSED_UNKEPT
+        return PairState.REFUSED
     # ABSTAIN, UNSEEN, UNSPECIFIED, and values that a later contract may add.
     return PairState.SKIPPED

@@ -18,8 +18,6 @@ from aeenc import errors
 from aeenc.values import Agreement, AnnotatorReport, Answer, Judgement, TaskEvent, TaskState
 from services.kit.concurrency import cancel_all
 from services.kit.logs import get
-from services.sampler.acs.algorithm import ADDED
-from services.sampler.acs.negatives import RefusalFilter
 from services.sampler.people import steps
 from services.sampler.people.additions import Premises
 from services.sampler.people.agreement import agreement_of, edge_f1
@@ -39,7 +37,7 @@ from services.sampler.people.tasks import (
 from services.sampler.records.node_store import NodeStore
 from services.sampler.records.pair_log import PairLog
 from services.sampler.records.run_store import RunStore
-from services.sampler.records.runs import MAX_NOTE, UNDECIDED, Pair, PairSign, Run
+from services.sampler.records.runs import MAX_NOTE, REFUSED, UNDECIDED, Pair, PairSign, Run
 from services.store.life_cycles import digest
 
 log = get(__name__)
@@ -49,7 +47,6 @@ MAX_PAGE = 500
 WATCH_WAIT_MS = 1000
 REPAIR_S = 5.0  # between two looks for changes whose pairs are due
 REPAIR_AFTER_S = 10.0  # the call that made a change adds its pairs within this time, or was cut off
-REFUSED = "refused"  # the reason of a pair that a run of positives only does not keep
 
 
 class Follow(Protocol):
@@ -346,27 +343,17 @@ def _report(name: str, given: Sequence[tuple[TaskRecord, TaskAnswer]], at: float
 
 
 def corrected_pairs(run: Run, record: TaskRecord, who: str) -> list[Pair]:
-    """A pair for each candidate whose verdict or grade has changed since the run went on, best rank first.
-
-    A refusal passes the run's negative filter like any other, beside what is accepted now of the same task.
-    """
+    """A pair for each candidate whose verdict or grade has changed since the run went on, best rank first."""
     changed = corrections(record)
-    holding = {**record.settled, **changed}
-    candidates = record.candidates
-    holds = [one for one in candidates if one.id in holding and accepts(holding[one.id])]
-    accepted = [(one.text, one.score) for one in holds if one.rank != ADDED]
-    added = [one.text for one in holds if one.rank == ADDED]
-    refusals = RefusalFilter(run.config.rules.negatives, record.task.query, accepted, [], added)
     pairs = []
-    for candidate in candidates:
+    for candidate in record.candidates:
         verdict = changed.get(candidate.id)
         if verdict is None:
             continue
         sign: PairSign = "POSITIVE" if accepts(verdict) else "SKIPPED"
         reason = "" if accepts(verdict) else UNDECIDED
         if verdict.judgement is Judgement.DOES_NOT_EXPLAIN:
-            filtered, _ = refusals.reason(candidate.text, candidate.rank, candidate.score)
-            reason = REFUSED if run.config.rules.positives_only else filtered or ""
+            reason = REFUSED if run.config.rules.positives_only else ""
             sign = "SKIPPED" if reason else "NEGATIVE"
         pairs.append(
             run.pair(
@@ -379,6 +366,7 @@ def corrected_pairs(run: Run, record: TaskRecord, who: str) -> list[Pair]:
                 grade=verdict.grade or 0.0,
                 note=record.note[:MAX_NOTE],
                 amended=True,
+                leaf=verdict.leaf,
                 version=record.task.model_version,
             )
         )

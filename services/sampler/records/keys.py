@@ -30,7 +30,7 @@ class RunKeys(WorkKeys):
         return self.part(run_id, "pairs")
 
     def amended(self, run_id: str) -> str:
-        """The last amended pair of each query and premise (hash); absent without amendments."""
+        """By query, the last amended pair of each premise (hash); absent without amendments."""
         return self.part(run_id, "amended")
 
     def hypotheses(self, run_id: str) -> str:
@@ -46,7 +46,7 @@ class RunKeys(WorkKeys):
         return self.part(run_id, f"tree:{index}")
 
     def answers(self, run_id: str) -> str:
-        """The states of each query's pairs (hash)."""
+        """What is known of each query before amendments (hash)."""
         return self.part(run_id, "answers")
 
     def asked(self, run_id: str) -> str:

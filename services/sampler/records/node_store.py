@@ -9,14 +9,14 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any, Literal, Self
 
 from redis.asyncio import Redis
 
 from aeenc import errors
+from aeenc.oracle import Candidate
 from services.sampler.acs.algorithm import (
-    ADDED,
     ROOT,
     AcceptedPremise,
     Growth,
@@ -26,7 +26,6 @@ from services.sampler.acs.algorithm import (
     Outcome,
     PairState,
     Result,
-    RetrievedPremise,
     Statement,
     Tree,
     cut_nodes,
@@ -34,7 +33,7 @@ from services.sampler.acs.algorithm import (
 from services.sampler.acs.nodes import NodeAnswer, NodeRound
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.run_store import CHUNK, EMIT
-from services.sampler.records.runs import FORMAT_VERSION, UNDECIDED, Hypothesis, Pair, PairSign, Run
+from services.sampler.records.runs import FORMAT_VERSION, REFUSED, UNDECIDED, Hypothesis, Pair, PairSign, Run
 from services.store.formats import check_format, known_fields
 from services.store.life_cycles import digest, now
 from services.store.redis import Script, unavailable_if_down
@@ -54,30 +53,29 @@ if redis.call('HGET', KEYS[1], 'state') ~= 'RUNNING' then return 'STOPPED' end
 # A pair that people have amended is not recorded again: an earlier answer does not follow a later one in the log.
 # KEYS: run, lease, tree, pairs, events, answers, amended
 # ARGV: owner, now, field of the tree, its value, whether that completes the node, query key, answers, positives,
-#       negatives, filtered, skipped, judgements, failed, whether the node counted as pending, then pairs
+#       negatives, skipped, judgements, failed, whether the node counted as pending, query, then pairs
 _COMMIT = (
     EMIT
     + _FENCE
     + """
 if redis.call('HSETNX', KEYS[3], ARGV[3], ARGV[4]) == 0 then return 'DONE' end
 if ARGV[7] ~= '' then redis.call('HSET', KEYS[6], ARGV[6], ARGV[7]) end
-local amended, left_out = redis.call('EXISTS', KEYS[7]) == 1, {0, 0, 0, 0, 0}
+local amended, left_out = redis.call('HGET', KEYS[7], ARGV[14]), {0, 0, 0, 0}
+amended = amended and cjson.decode(amended)
 for i = 15, #ARGV do
   local pair = amended and cjson.decode(ARGV[i])
-  if pair and not pair.amended and redis.call('HEXISTS', KEYS[7], cjson.encode({pair.query, pair.premise_id})) == 1 then
-    local place = ({POSITIVE = 1, NEGATIVE = 2})[pair.sign] or pair.reason == '"""
-    + UNDECIDED
-    + """' and 4 or 3
+  if pair and not pair.amended and amended[pair.premise_id] then
+    local place = ({POSITIVE = 1, NEGATIVE = 2, SKIPPED = 3})[pair.sign]
     left_out[place] = left_out[place] + 1
   else
     local seq = redis.call('HINCRBY', KEYS[1], 'pair_seq', 1)
     redis.call('XADD', KEYS[4], seq .. '-0', 'pair', ARGV[i])
   end
 end
-redis.call('HINCRBY', KEYS[1], 'nodes_judged', ARGV[5] - ARGV[13])
-redis.call('HINCRBY', KEYS[1], 'nodes_failed', ARGV[13])
-redis.call('HINCRBY', KEYS[1], 'nodes_pending', 0 - ARGV[14])
-for i, name in ipairs({'positives', 'negatives', 'filtered', 'skipped', 'judgements'}) do
+redis.call('HINCRBY', KEYS[1], 'nodes_judged', ARGV[5] - ARGV[12])
+redis.call('HINCRBY', KEYS[1], 'nodes_failed', ARGV[12])
+redis.call('HINCRBY', KEYS[1], 'nodes_pending', 0 - ARGV[13])
+for i, name in ipairs({'positives', 'negatives', 'skipped', 'judgements'}) do
   redis.call('HINCRBY', KEYS[1], name, ARGV[7 + i] - left_out[i])
 end
 emit(KEYS[1], KEYS[5], ARGV[2])
@@ -128,7 +126,8 @@ return 'OK'
 class NodeCommit:
     """Everything that a judged node adds to a run.
 
-    A round that does not complete its node has no result; `part` names the round.
+    A round that does not complete its node has no result; `part` names the round; `unknown` counts verdicts on
+    other premises.
     """
 
     tree: int
@@ -138,8 +137,7 @@ class NodeCommit:
     known: Known
     pairs: tuple[Pair, ...] = ()
     part: str = ""
-    filtered: int = 0
-    skipped: int = 0
+    unknown: int = 0
     judgements: int = 0
     cut: bool = False
 
@@ -154,10 +152,9 @@ class NodeCommit:
             query=node_round.node.text,
             result=outcome.result if last else None,
             part=node_round.part,
-            known=outcome.known,
-            pairs=tuple(_pairs(run, node_round, outcome, answer)),
-            filtered=len(outcome.filtered),
-            skipped=len(outcome.skipped) + (answer.unknown if answer else 0),
+            known=outcome.known if answer else Known(),
+            pairs=tuple(_pairs(run, node_round, outcome, answer)) if answer else (),
+            unknown=answer.unknown if answer else 0,
             judgements=len(node_round.asked) if answer else 0,
             cut=node_round.node.ordinal in node_round.tree.cut,
         )
@@ -247,8 +244,12 @@ class NodeStore:
         if not queries:
             return []
         async with unavailable_if_down(f"read the answers of run {run_id}"):
-            rows = await self._redis.hmget(self._keys.answers(run_id), [digest(query) for query in queries])
-        return [_known(run_id, row) if row else Known() for row in rows]
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.hmget(self._keys.answers(run_id), [digest(query) for query in queries])
+            pipe.hmget(self._keys.amended(run_id), queries)
+            rows, amended = await pipe.execute()
+        found = [_known(run_id, row) if row else Known() for row in rows]
+        return [_after(one, json.loads(pairs)) if pairs else one for one, pairs in zip(found, amended, strict=True)]
 
     async def commit(self, run_id: str, owner: str, nodes: Sequence[NodeCommit]) -> list[Written]:
         """Commits nodes, each on its own, in one round trip."""
@@ -301,24 +302,22 @@ class NodeStore:
             return written
 
 
-def _pairs(run: Run, node_round: NodeRound, outcome: Outcome, answer: NodeAnswer | None) -> Iterator[Pair]:
-    signed: list[tuple[RetrievedPremise, PairSign, str]] = [
-        *((candidate, "POSITIVE", "") for candidate in outcome.positives),
-        *((candidate, "NEGATIVE", "") for candidate in outcome.negatives),
-        *((candidate, "SKIPPED", reason) for candidate, reason in outcome.filtered),
-        *((candidate, "SKIPPED", UNDECIDED) for candidate in outcome.skipped),
-    ]
-    for candidate, sign, reason in signed:
+def _pairs(run: Run, node_round: NodeRound, outcome: Outcome, answer: NodeAnswer) -> Iterator[Pair]:
+    for premise in outcome.judged:
+        state = answer.states[premise.id]
+        if state is PairState.REFUSED and run.config.rules.positives_only:
+            continue
+        sign: PairSign = "POSITIVE" if state.accepted else "NEGATIVE" if state is PairState.REFUSED else "SKIPPED"
         yield run.pair(
             node_round.node.text,
-            candidate,
+            premise,
             sign,
-            reason=reason,
+            reason=UNDECIDED if sign == "SKIPPED" else "",
             node_id=node_round.node_id,
-            annotator=(answer.annotator_of(candidate.id) if answer else "") or run.config.oracle,
-            grade=answer.grades.get(candidate.id, 0.0) if answer else 0.0,
-            note=answer.note if answer else "",
-            amended=sign == "POSITIVE" and candidate.id in node_round.known.states,  # added, though refused before
+            annotator=answer.annotator_of(premise.id) or run.config.oracle,
+            grade=answer.grades.get(premise.id, 0.0),
+            note=answer.note,
+            amended=sign == "POSITIVE" and premise.id in node_round.known.states,  # added, though refused before
             version=node_round.version,
         )
 
@@ -333,11 +332,11 @@ def _commit_arguments(node: NodeCommit) -> list[Any]:
         _known_json(node.known) if node.known.states or node.known.statements else "",
         signs["POSITIVE"],
         signs["NEGATIVE"],
-        node.filtered,
-        node.skipped,
+        signs["SKIPPED"] + node.unknown,
         node.judgements,
         int(node.result is not None and node.result.failed),
         int(node.result is not None and not node.cut),
+        node.query,
         *(pair.to_json() for pair in node.pairs),
     ]
 
@@ -356,10 +355,8 @@ def _result_json(result: Result) -> str:
 
 
 def _known_json(known: Known) -> str:
-    stored: dict[str, Any] = {premise_id: state.value for premise_id, state in known.states.items()}
-    stored = {"format_version": FORMAT_VERSION, "rulings": stored}  # their stored name
-    if known.added:
-        stored["added"] = [[one.id, one.text] for one in known.added]
+    states = {one: (state.value, *_premise(known.premises[one])) for one, state in known.states.items()}
+    stored: dict[str, Any] = {"format_version": FORMAT_VERSION, "states": states}
     if known.written:
         stored["written"] = [astuple(one) for one in known.written]
     if known.statements:
@@ -367,14 +364,32 @@ def _known_json(known: Known) -> str:
     return json.dumps(stored)
 
 
+def _premise(one: Candidate) -> tuple[Any, ...]:
+    return one.text, one.rank, one.score
+
+
 def _known(run_id: str, row: str) -> Known:
     stored = json.loads(row)
     check_format(stored, FORMAT_VERSION, f"an answer of run {run_id}")
-    added = (RetrievedPremise(premise_id, text, ADDED, 0.0) for premise_id, text in stored.get("added", ()))
     written = (Intermediate(*row[:2]) for row in stored.get("written", ()))
     said = map(_statement, stored.get("statements", ()))
-    states = {name: PairState(code) for name, code in stored["rulings"].items()}
-    return Known(states, tuple(added), tuple(written), tuple(said))
+    states = {name: PairState(row[0]) for name, row in stored["states"].items()}
+    premises = {name: Candidate(name, *row[1:4]) for name, row in stored["states"].items()}
+    return Known(states, premises, tuple(written), tuple(said))
+
+
+def _after(known: Known, amended: Mapping[str, str]) -> Known:
+    """What is known of a query after people have changed their minds; `amended` are their last pairs by premise."""
+    pairs = {premise_id: Pair.from_json(text, 0) for premise_id, text in amended.items()}
+    states = {**known.states, **{name: _state(pair) for name, pair in pairs.items()}}
+    found = {name: Candidate(name, pair.premise, pair.rank, pair.score) for name, pair in pairs.items()}
+    return replace(known, states=states, premises={**found, **known.premises})
+
+
+def _state(pair: Pair) -> PairState:
+    if pair.sign == "POSITIVE":
+        return PairState.LEAF if pair.leaf else PairState.EXPLAINS
+    return PairState.REFUSED if pair.sign == "NEGATIVE" or pair.reason == REFUSED else PairState.SKIPPED
 
 
 def _statement(stored: dict[str, Any]) -> Statement:

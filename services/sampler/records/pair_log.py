@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,8 @@ from services.sampler.records.runs import FORMAT_VERSION, Pair, PairSign, RunCon
 from services.store.formats import check_format
 from services.store.life_cycles import Step, now
 from services.store.redis import Script, unavailable_if_down
+
+Reader = Callable[[list[Pair]], Awaitable[list[Pair]]]
 
 READ = 1024
 READS = 32
@@ -41,7 +43,11 @@ for first = 3, #ARGV, chunk do
       local seq = redis.call('HINCRBY', KEYS[1], 'pair_seq', 1)
       redis.call('XADD', KEYS[2], seq .. '-0', 'pair', ARGV[i])
       local pair = cjson.decode(ARGV[i])
-      if pair.amended then redis.call('HSET', KEYS[4], cjson.encode({{pair.query, pair.premise_id}}), ARGV[i]) end
+      if pair.amended then
+        local of_query = cjson.decode(redis.call('HGET', KEYS[4], pair.query) or '{{}}')
+        of_query[pair.premise_id] = ARGV[i]
+        redis.call('HSET', KEYS[4], pair.query, cjson.encode(of_query))
+      end
       local counter = ({{POSITIVE = 'positives', NEGATIVE = 'negatives', SKIPPED = 'skipped'}})[pair.sign]
       redis.call('HINCRBY', KEYS[1], counter, 1)
     end
@@ -74,32 +80,35 @@ class PairLog:
         self._keys = keys
         self._import = Script(redis, _IMPORT)
 
-    async def page(self, run_id: str, after: int, limit: int, sign: PairSign | None) -> tuple[list[Pair], int]:
+    async def page(
+        self, run_id: str, after: int, limit: int, sign: PairSign | None, read: Reader | None = None
+    ) -> tuple[list[Pair], int]:
         """At most `limit` pairs after position `after`, and the position to go on from (0: the end).
 
-        Of a rare sign it may find fewer, or none, before the end: a call reads READS * READ pairs at most.
+        `read` says what a part of the log means. Of a rare sign it may find fewer, or none, before the end: a call
+        reads READS * READ pairs at most.
         """
         pairs: list[Pair] = []
         async with unavailable_if_down(f"read the pairs of run {run_id}"):
             for _ in range(READS):
                 count = READ if sign else min(READ, limit - len(pairs))
                 entries = await self._redis.xrange(self._keys.pairs(run_id), f"({after}-0", "+", count=count)
-                for entry_id, values in entries:
-                    after = int(entry_id.partition("-")[0])
-                    pair = Pair.from_json(values["pair"], after)
+                found = [Pair.from_json(values["pair"], int(name.partition("-")[0])) for name, values in entries]
+                for pair in await read(found) if read else found:
                     if sign is None or pair.sign == sign:
                         pairs.append(pair)
                     if len(pairs) == limit:
-                        return pairs, after
+                        return pairs, pair.seq
                 if len(entries) < count:
                     return pairs, 0
+                after = found[-1].seq
         return pairs, after
 
     async def amended(self, run_id: str) -> list[Pair]:
         """The last amended pair of each query and premise of a run."""
         async with unavailable_if_down(f"read the amendments of run {run_id}"):
             stored = await self._redis.hvals(self._keys.amended(run_id))
-        return [Pair.from_json(text, 0) for text in stored]
+        return [Pair.from_json(text, 0) for of_query in stored for text in json.loads(of_query).values()]
 
     async def claim(self, request_id: str, run_id: str, corpus: str, pairs: Sequence[Pair]) -> str:
         """The run that an import's request id stands for: `run_id`, or the one of its first attempt.

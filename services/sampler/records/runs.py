@@ -7,8 +7,9 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass, field, fields
 from datetime import datetime
-from typing import Literal, Protocol, cast
+from typing import Literal, cast
 
+from aeenc.oracle import Candidate
 from services.sampler.acs.algorithm import ADDED, Rules
 from services.sampler.acs.negatives import NegativeFilter
 from services.store.formats import check_format, known_fields
@@ -21,6 +22,7 @@ MAX_NOTE = 1024  # characters; it stands in every pair of its node
 PairSign = Literal["POSITIVE", "NEGATIVE", "SKIPPED"]
 PremiseSource = Literal["", "RETRIEVED", "SEARCHED"]
 UNDECIDED = "undecided"  # the reason of a pair that the oracle left open
+REFUSED = "refused"  # the reason of an amended pair that a run of positives only does not keep
 
 
 @dataclass(frozen=True)
@@ -87,23 +89,9 @@ class RunProgress:
     skipped: int = 0
     judgements: int = 0
     nodes_failed: int = 0
-    filtered: int = 0
 
 
 COUNTERS = tuple(counter.name for counter in fields(RunProgress))
-
-
-class RankedPremise(Protocol):
-    """A premise as retrieved, as put before an oracle, or as added by one: see RetrievedPremise."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def text(self) -> str: ...
-    @property
-    def rank(self) -> int: ...
-    @property
-    def score(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -141,7 +129,7 @@ class Run:
     def pair(
         self,
         query: str,
-        premise: RankedPremise,
+        premise: Candidate,
         sign: PairSign,
         *,
         node_id: str,
@@ -150,6 +138,7 @@ class Run:
         grade: float = 0.0,
         note: str = "",
         amended: bool = False,
+        leaf: bool = False,
         version: str = "",
     ) -> Pair:
         """A pair that this run records now; `version` has retrieved it (default: the one the run began with)."""
@@ -169,6 +158,7 @@ class Run:
             judged_at=now(),
             grade=grade,
             amended=amended,
+            leaf=leaf,
             reason=reason,
             note=note,
             source="SEARCHED" if premise.rank == ADDED else "RETRIEVED",
@@ -188,9 +178,10 @@ class RunEvent:
 class Pair:
     """A query, a premise, a sign and where it came from. `seq` is 0 until the log has assigned one.
 
-    An `amended` pair replaces the earlier ones of its query and premise in its run. `reason` says why a skipped one was
-    skipped: undecided by the oracle, or the filter's reason. `note` is the remark that came with the answer. `source`
-    says whether the sampler retrieved the premise or a person found it by a search (empty: it was not noted).
+    An `amended` pair replaces the earlier ones of its query and premise in its run; of a `leaf`, its premise needs no
+    explanation. `reason` says why a skipped one was skipped: undecided by the oracle, or the filter's reason. `note` is
+    the remark that came with the answer. `source` says whether the sampler retrieved the premise or a person found it
+    by a search (empty: it was not noted).
     """
 
     query: str
@@ -208,6 +199,7 @@ class Pair:
     judged_at: str = ""
     grade: float = 0.0
     amended: bool = False
+    leaf: bool = False
     reason: str = ""
     note: str = ""
     source: PremiseSource = ""

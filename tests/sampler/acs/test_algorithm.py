@@ -109,17 +109,6 @@ async def test_a_tree_stops_at_its_node_limit(world: SamplerWorld):
         assert await pair_set(client, run.id) == brute_force(max_nodes=3)
 
 
-async def test_a_query_keeps_its_best_scored_negatives_only(by_wave_nodes):
-    recorded = [pairs for _, pairs in await by_wave_nodes(1, 3, 256, max_negatives_per_query=2)]
-    pairs = recorded[0]
-    assert recorded == [pairs] * 3
-    assert {pair for pair in pairs if pair[2] == "+"} == {pair for pair in brute_force() if pair[2] == "+"}
-    best = brute_force(max_negatives=2)
-    assert pairs <= best
-    # Only the place of an ancestor that was left out may stay empty.
-    assert len(best - pairs) <= len(best) // 10
-
-
 async def test_positives_only_records_no_negative(world: SamplerWorld):
     async with world.sampler() as client:
         run = await finish(client, collect=sampler_pb2.COLLECT_POSITIVES_ONLY)

@@ -1,15 +1,17 @@
-"""Which refusals become negatives: ranks, margins and rewordings are left out, and recorded with their reason."""
+"""Which refusals become negatives: a run records each as what it is, and what reads its pairs leaves some out."""
 
 import random
-from itertools import combinations, permutations
+from typing import Any
 
 import pytest
 
+from aeenc.oracle import Candidate
 from aeenc.v1 import sampler_pb2, types_pb2
-from services.sampler.acs import algorithm
-from services.sampler.acs.algorithm import PairState, RetrievedPremise, Rules
-from services.sampler.acs.negatives import NegativeFilter, RefusalFilter
+from services.sampler.acs.algorithm import ADDED, Known, PairState, Rules
+from services.sampler.acs.negatives import NegativeFilter
 from support.worlds.sampler_world import FACTS, SamplerWorld, brute_force, explains, finish, nearest, pair_set
+
+Found = list[tuple[str, int, float]]  # premise, rank from 1, score
 
 
 @pytest.mark.parametrize(
@@ -27,82 +29,98 @@ def test_the_highest_score_kept_lies_a_margin_below_the_best_accepted(rules: Neg
     assert rules.limit(best) == limit
 
 
-def test_a_decision_that_hangs_on_an_ancestor_is_put_off():
-    rules = NegativeFilter(absolute_margin=0.1, rewordings=True)
-    refusals = RefusalFilter(rules, "query", accepted=[("good", 0.6)], unsure=[("elder", 0.9)])
-    assert refusals.reason("far", 5, 0.5) == (None, True)
-    assert refusals.reason("near", 1, 0.7) == ("margin", False)  # would be kept, were the elder accepted
-    assert refusals.reason("nearest", 1, 0.85) == ("margin", True)
-    assert refusals.reason("the elder", 5, 0.1) == ("wording", False)
-    assert refusals.reason("a good", 5, 0.1) == ("wording", True)
-    alone = RefusalFilter(rules, "query", accepted=[], unsure=[("elder", 0.2)])
-    assert alone.reason("near", 1, 0.7) == ("margin", False)
-    assert alone.reason("far", 1, 0.05) == (None, True)
+def naive(rules: NegativeFilter, most: int, accepted: Found, refused: Found) -> tuple[set[str], dict[str, str]]:
+    """The definition, read one refusal at a time: the negatives, and the reasons of those left out by the filter."""
+    kept: list[str] = []
+    reasons: dict[str, str] = {}
+    best = max((score for _, _, score in accepted), default=None)
+    for premise, rank, score in sorted(refused, key=lambda one: one[1]):
+        near = best is not None and (
+            (rules.absolute_margin is not None and score > best - rules.absolute_margin)
+            or (rules.relative_margin is not None and score > best - rules.relative_margin * abs(best))
+        )
+        if rank < rules.min_rank or (rules.max_rank and rank > rules.max_rank):
+            reasons[premise] = "rank"
+        elif near:
+            reasons[premise] = "margin"
+        elif not most or len(kept) < most:
+            kept.append(premise)
+    return set(kept), reasons
 
 
-def expected_pairs(rules: NegativeFilter, max_negatives: int = 10**9) -> tuple[set, set]:
-    """Negatives and filtered pairs by what brute force records: every query is judged on all that it was asked.
+def test_what_is_left_out_is_what_the_definition_leaves_out():
+    """Over 70,000 pairs in any order of knowing them; scores fall with the rank, as those of a query do."""
+    draw = random.Random(5)
+    pairs = 0
+    while pairs < 70_000:
+        scores = sorted((round(draw.uniform(-1, 1), 2) for _ in range(draw.randint(0, 40))), reverse=True)
+        found = [Candidate(f"p{n}", f"fact {n}", n, score) for n, score in enumerate(scores, start=1)]
+        states = {one.id: draw.choice([*[PairState.REFUSED] * 4, *PairState]) for one in found}
+        margins = [draw.choice([None, 0.0, 0.1, 0.5]) for _ in range(2)]
+        rules = NegativeFilter(draw.choice([0, 3]), draw.choice([0, 20]), *margins)
+        most = draw.choice([0, 0, 1, 4])
+        order = draw.sample(found, len(found))
+        known = Known({one.id: states[one.id] for one in order}, {one.id: one for one in order})
+        left_out = known.left_out("q", Rules(max_negatives_per_query=most, negatives=rules))
+        by_sign: dict[bool, Found] = {
+            sign: [(one.id, one.rank, one.score) for one in found if states[one.id].accepted is sign]
+            for sign in (True, False)
+        }
+        refused = [row for row in by_sign[False] if states[row[0]] is PairState.REFUSED]
+        negatives, reasons = naive(rules, most, by_sign[True], refused)
+        assert {one for one, *_ in refused} - left_out.keys() == negatives
+        assert {one: reason for one, reason in left_out.items() if reason != "cap"} == reasons
+        pairs += len(found)
 
-    Each refusal is judged on the premises up to its rank, and up to k. Of those that no tree asked about, being
-    ancestors in all, nobody knows whether they explain the query. What is kept must be kept in either case.
-    """
+
+def test_what_was_added_sets_no_margin_but_makes_a_rewording():
+    rules = Rules(negatives=NegativeFilter(absolute_margin=0.1, rewordings=True))
+    premises = [Candidate("a", "good", ADDED, 0.0), Candidate("n", "a good", 1, -0.5), Candidate("f", "far", 2, -0.05)]
+    states = {"a": PairState.LEAF, "n": PairState.REFUSED, "f": PairState.REFUSED}
+    assert Known(states, {one.id: one for one in premises}).left_out("query", rules) == {"n": "wording"}
+
+
+def expected_pairs(rules: NegativeFilter, most: int = 0) -> tuple[set, set]:
+    """Negatives and filtered pairs of a run by the definition: every query is read by all that any tree asked."""
     judged = {(q, p): sign for q, p, sign in brute_force()}
     negatives, filtered = set(), set()
     for query in {q for q, _ in judged}:
         found = [(p, rank, score) for rank, (_, p, score) in enumerate(nearest(query, FACTS), start=1)]
-        kept = 0
-        for premise, rank, score in found:
-            if judged.get((query, premise)) != "-":
-                continue
-            within = found[: max(6, rank)]
-            accepted = [score for p, _, score in within if judged.get((query, p)) == "+"]
-            unknown = [score for p, _, score in within if (query, p) not in judged]
-            worlds = [[*accepted, *more] for n in range(len(unknown) + 1) for more in combinations(unknown, n)]
-            in_window = rules.min_rank <= rank <= (rules.max_rank or FACTS)
-            near = any(world and score > rules.limit(max(world)) for world in worlds)
-            if near or not in_window:
-                filtered.add((query, premise, "rank" if not in_window else "margin"))
-            elif kept < max_negatives:
-                kept += 1
-                negatives.add((query, premise, "-"))
+        accepted, refused = ([row for row in found if judged.get((query, row[0])) == sign] for sign in "+-")
+        kept, reasons = naive(rules, most, accepted, refused)
+        negatives |= {(query, premise, "-") for premise in kept}
+        filtered |= {(query, premise, reason) for premise, reason in reasons.items()}
     return negatives, filtered
 
 
-FILTERS = [
+FILTERS: list[dict[str, Any]] = [
     {"min_rank": 2, "max_rank": 5},
     {"absolute_margin": 0.05},
     {"relative_margin": 0.04, "min_rank": 2},
 ]
 
 
+@pytest.mark.parametrize("most", [0, 2])
+@pytest.mark.parametrize("fields", [{}, *FILTERS])
+async def test_pairs_are_listed_as_the_filter_has_them_whatever_was_asked_together(
+    by_wave_nodes, world: SamplerWorld, fields: dict, most: int
+):
+    negatives, filtered = expected_pairs(NegativeFilter(**fields), most)
+    accepted, recorded = ({one for one in brute_force() if one[2] == sign} for sign in "+-")
+    listed = {(q, p, "?") for q, p, _ in filtered} | negatives | accepted
+    config = {"negative_filter": fields, "max_negatives_per_query": most}
+    for run, pairs in await by_wave_nodes(1, 5, 256, signs="+-?", **config):
+        assert pairs == listed
+        assert (run.progress.negatives, run.progress.skipped) == (len(recorded), 0)
+
+
 @pytest.mark.parametrize("fields", FILTERS)
-async def test_filtered_refusals_are_recorded_as_skipped_with_the_reason(world: SamplerWorld, fields: dict):
-    negatives, filtered = expected_pairs(NegativeFilter(**fields))
+async def test_a_skipped_refusal_says_why(world: SamplerWorld, fields: dict):
     async with world.sampler() as client:
         run = await finish(client, negative_filter=fields)
-        recorded = await pair_set(client, run.id, "+-?")
-        skipped = [p async for p in client.list_pairs(run.id, sign=types_pb2.PAIR_SIGN_SKIPPED)]
-    reasons = {(p.query, p.premise, p.reason) for p in skipped}
-    # Only what hangs on an ancestor that another tree later asks about may be filtered first and kept after all.
-    late = {(q, p) for q, p, _ in reasons - filtered}
-    assert late <= {(q, p) for q, p, _ in negatives}
-    assert len(late) <= len(filtered) // 10
-    assert filtered <= reasons
-    assert {pair for pair in recorded if pair[2] == "-"} == negatives
-    assert {pair for pair in recorded if pair[2] == "+"} == {pair for pair in brute_force() if pair[2] == "+"}
-    assert run.progress.filtered == len(skipped) > 10
-    assert (run.progress.negatives, run.progress.skipped) == (len(negatives), 0)
-
-
-@pytest.mark.parametrize("fields", FILTERS)
-async def test_batching_changes_neither_filtered_nor_capped_negatives(by_wave_nodes, fields: dict):
-    found = await by_wave_nodes(1, 5, 256, negative_filter=fields, max_negatives_per_query=2)
-    recorded = [pairs for _, pairs in found]
-    assert recorded == [recorded[0]] * 3
-    negatives, _ = expected_pairs(NegativeFilter(**fields), max_negatives=2)
-    kept = {pair for pair in recorded[0] if pair[2] == "-"}
-    assert kept <= negatives
-    assert len(negatives - kept) <= len(negatives) // 5  # the place of an ancestor may stay empty
+        skipped = [p async for p in client.list_pairs(run.id, sign=types_pb2.PAIR_SIGN_SKIPPED, page_size=7)]
+    assert {(p.query, p.premise, p.reason) for p in skipped} == expected_pairs(NegativeFilter(**fields))[1]
+    assert len(skipped) > 10
 
 
 async def test_a_rewording_of_the_query_is_no_negative(world: SamplerWorld):
@@ -113,73 +131,11 @@ async def test_a_rewording_of_the_query_is_no_negative(world: SamplerWorld):
         skipped = [p async for p in client.list_pairs(run.id, sign=types_pb2.PAIR_SIGN_SKIPPED)]
         plain = await finish(client, **config)
     assert [(p.premise, p.reason) for p in skipped] == [(text, "wording")]
-    assert run.progress.negatives == plain.progress.negatives - 1
+    assert run.progress.negatives == plain.progress.negatives
 
 
 async def test_positives_only_records_nothing_filtered(world: SamplerWorld):
     async with world.sampler() as client:
         run = await finish(client, negative_filter={"min_rank": 3}, collect=sampler_pb2.COLLECT_POSITIVES_ONLY)
         assert await pair_set(client, run.id, "-?") == set()
-    assert run.progress.filtered == 0
-
-
-def test_a_cap_leaves_room_for_what_an_ancestor_decides():
-    rules = Rules(k=5, max_negatives_per_query=2, negatives=NegativeFilter(absolute_margin=0.1))
-    scores = {"elder": 0.9, "good": 0.75, "near": 0.7, "nearer": 0.68, "far": 0.2}
-    found = [RetrievedPremise(name, name, rank, score) for rank, (name, score) in enumerate(scores.items(), start=1)]
-    refused = dict.fromkeys(("near", "nearer", "far"), PairState.REFUSED_UNKEPT)
-    below = algorithm.conclude("q", found[1:], found, algorithm.Known(), {"good": PairState.LEAF, **refused}, rules)
-    assert (below.negatives, [candidate.id for candidate, _ in below.filtered]) == ((), ["near", "nearer"])
-    elsewhere = algorithm.conclude("q", found, found, below.known, {"elder": PairState.LEAF}, rules)
-    assert [candidate.id for candidate in elsewhere.negatives] == ["near", "nearer"]
-    without = algorithm.conclude("q", found, found, below.known, {"elder": PairState.REFUSED_UNKEPT}, rules)
-    assert [candidate.id for candidate in without.negatives] == ["far"]
-
-
-@pytest.mark.parametrize("cap", [0, 2, 4])
-@pytest.mark.parametrize("margin", [None, 0.1])
-def test_a_querys_negatives_do_not_depend_on_the_order_of_the_trees_in_which_it_occurs(cap: int, margin: float | None):
-    rules = Rules(k=5, max_depth=3, max_negatives_per_query=cap, negatives=NegativeFilter(absolute_margin=margin))
-    for seed in range(60):
-        draw = random.Random(seed)
-        found = [RetrievedPremise(f"p{n}", f"fact {n}", n, 0.9 - 0.04 * n - 0.01 * draw.random()) for n in range(1, 9)]
-        truth = {
-            one.id: draw.choice([*[PairState.REFUSED_UNKEPT] * 4, PairState.LEAF, PairState.SKIPPED]) for one in found
-        }
-        paths = [[one.text for one in draw.sample(found, draw.randint(0, 3))] for _ in range(4)]
-        kept_in: set[frozenset[str]] = set()
-        for order in permutations(paths):
-            known = algorithm.Known()
-            kept: list[str] = []
-            for path in order:
-                candidates = algorithm.choose(path, "q", found, rules.k)
-                assert len(candidates) == rules.k
-                answered = {one.id: truth[one.id] for one in candidates if one.id not in known.states}
-                outcome = algorithm.conclude("q", candidates, found, known, answered, rules)
-                known = outcome.known
-                kept += [one.id for one in outcome.negatives]
-            assert len(kept) == len(set(kept)) <= (cap or len(found))
-            kept_in.add(frozenset(kept))
-        assert len(kept_in) == 1, f"seed {seed}"
-
-
-def test_what_was_filtered_is_kept_once_a_later_answer_allows_it_and_only_once():
-    rules = Rules(k=3, negatives=NegativeFilter(absolute_margin=0.1))
-    elder, good, near = (
-        RetrievedPremise("e", "elder", 1, 0.9),
-        RetrievedPremise("g", "good", 2, 0.6),
-        RetrievedPremise("n", "near", 3, 0.55),
-    )
-    found = [elder, good, near]
-    below = algorithm.conclude(
-        "q", [good, near], found, algorithm.Known(), {"g": PairState.LEAF, "n": PairState.REFUSED_UNKEPT}, rules
-    )
-    assert (below.negatives, below.filtered) == ((), ((near, "margin"),))
-    assert below.known.states["n"] is PairState.FILTERED
-    elsewhere = algorithm.conclude("q", found, found, below.known, {"e": PairState.LEAF}, rules)
-    assert (elsewhere.negatives, elsewhere.filtered) == ((near,), ())
-    again = algorithm.conclude("q", found, found, elsewhere.known, {}, rules)
-    assert (again.negatives, again.filtered, again.positives) == ((), (), ())
-    refused = algorithm.conclude("q", found, found, below.known, {"e": PairState.REFUSED_UNKEPT}, rules)
-    assert refused.filtered == ((elder, "margin"),)
-    assert refused.negatives == ()
+    assert run.progress.negatives == 0

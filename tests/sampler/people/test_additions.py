@@ -12,8 +12,7 @@ import pytest
 import aeenc
 from aeenc import errors, values
 from aeenc.oracle import EXPLAINS, REFUSES, Candidate, Task, Verdict
-from services.sampler.acs.algorithm import ADDED, Intermediate, Known, Node, PairState, RetrievedPremise, Rules, Tree
-from services.sampler.acs.negatives import NegativeFilter
+from services.sampler.acs.algorithm import ADDED, Intermediate, Known, Node, PairState, Tree
 from services.sampler.acs.nodes import NodeAnswer, NodeRound
 from services.sampler.people import steps
 from services.sampler.people.decisions import SentAnswer, corrections
@@ -69,31 +68,19 @@ def test_an_undone_answer_takes_its_additions_with_it():
 
 
 def test_an_added_premise_is_accepted_in_every_tree_that_may_have_it():
-    rules = Rules(k=2)
-    found = [RetrievedPremise("p1", "t1", 1, 0.9), RetrievedPremise("p2", "t2", 2, 0.8)]
-    extra = RetrievedPremise("p9", "t9", ADDED, 0.0)
-    states = {"p1": PairState.EXPLAINS, "p2": PairState.REFUSED_UNKEPT, "p9": PairState.EXPLAINS}
+    found = [Candidate("p1", "t1", 1, 0.9), Candidate("p2", "t2", 2, 0.8)]
+    extra = Candidate("p9", "t9", ADDED, 0.0)
+    states = {"p1": PairState.EXPLAINS, "p2": PairState.REFUSED, "p9": PairState.EXPLAINS}
     first = NodeRound.first(Tree(0, "h", [Node(0, "q")]), Node(0, "q"), Known()).with_nearest(found, 2)
-    outcome = first.outcome(NodeAnswer("0-0", states, {}, "ann", 0, added=(extra,)), rules)
+    outcome = first.outcome(NodeAnswer("0-0", states, {}, "ann", 0, added=(extra,)))
     assert [one.id for one in outcome.result.accepted] == ["p1", "p9"]
-    assert [one.id for one in outcome.positives] == ["p1", "p9"]
+    assert [one.id for one in outcome.judged] == ["p1", "p2", "p9"]
     again = NodeRound.first(Tree(1, "g", [Node(0, "q")]), Node(0, "q"), outcome.known).with_nearest(found, 2)
     assert again.asked == []
-    assert [one.id for one in again.outcome(None, rules).result.accepted] == ["p1", "p9"]
+    assert [one.id for one in again.outcome(None).result.accepted] == ["p1", "p9"]
     below = Tree(2, "f", [Node(0, "t9"), Node(1, "q", "p5", 0, 1)])
     looped = NodeRound.first(below, below.nodes[1], outcome.known).with_nearest(found, 2)
-    assert [one.id for one in looped.outcome(None, rules).result.accepted] == ["p1"]
-
-
-def test_a_refusal_that_says_what_was_added_is_a_rewording():
-    rules = Rules(k=2, negatives=NegativeFilter(rewordings=True))
-    found = [RetrievedPremise("p1", "irons are metals", 1, 0.9), RetrievedPremise("p2", "ice is cold", 2, 0.8)]
-    extra = RetrievedPremise("p9", "iron is a metal", ADDED, 0.0)
-    states = {"p1": PairState.REFUSED_UNKEPT, "p2": PairState.REFUSED_UNKEPT, "p9": PairState.LEAF}
-    first = NodeRound.first(Tree(0, "h", [Node(0, "q")]), Node(0, "q"), Known()).with_nearest(found, 2)
-    outcome = first.outcome(NodeAnswer("0-0", states, {}, "ann", 0, added=(extra,)), rules)
-    assert [(one.id, reason) for one, reason in outcome.filtered] == [("p1", "wording")]
-    assert [one.id for one in outcome.negatives] == ["p2"]
+    assert [one.id for one in looped.outcome(None).result.accepted] == ["p1"]
 
 
 async def test_an_added_premise_becomes_a_pair_and_a_node_of_the_tree(world: SamplerWorld):
@@ -221,18 +208,17 @@ async def test_a_decided_node_shows_its_intermediates_and_an_undone_answer_takes
 
 
 def test_an_intermediate_holds_in_every_tree_that_asks_the_query_except_below_itself():
-    rules = Rules(k=2)
-    found = [RetrievedPremise("p1", "t1", 1, 0.9)]
+    found = [Candidate("p1", "t1", 1, 0.9)]
     written = (Intermediate("so t", "ann"),)
     first = NodeRound.first(Tree(0, "h", [Node(0, "q")]), Node(0, "q"), Known()).with_nearest(found, 2)
-    outcome = first.outcome(NodeAnswer("0-0", {"p1": PairState.SKIPPED}, {}, "ann", 0, written=written), rules)
+    outcome = first.outcome(NodeAnswer("0-0", {"p1": PairState.SKIPPED}, {}, "ann", 0, written=written))
     assert [(one.id, one.text, one.author) for one in outcome.result.accepted] == [("", "so t", "ann")]
-    assert outcome.positives == ()
+    assert [one.id for one in outcome.judged] == ["p1"]
     again = NodeRound.first(Tree(1, "g", [Node(0, "q")]), Node(0, "q"), outcome.known).with_nearest(found, 2)
-    assert [one.text for one in again.outcome(None, rules).result.accepted] == ["so t"]
+    assert [one.text for one in again.outcome(None).result.accepted] == ["so t"]
     below = Tree(2, "f", [Node(0, "so t"), Node(1, "q", "p5", 0, 1)])
     looped = NodeRound.first(below, below.nodes[1], outcome.known).with_nearest(found, 2)
-    assert looped.outcome(None, rules).result.accepted == ()
+    assert looped.outcome(None).result.accepted == ()
 
 
 async def test_several_ways_to_explain_a_query_stay_with_the_answer(world: SamplerWorld):

@@ -8,6 +8,7 @@ import pytest
 
 import aeenc
 from aeenc import errors
+from aeenc.oracle import Candidate
 from aeenc.v1 import registry_pb2_grpc, sampler_pb2, sampler_pb2_grpc, types_pb2
 from services.sampler.acs.algorithm import (
     ADDED,
@@ -17,7 +18,6 @@ from services.sampler.acs.algorithm import (
     Node,
     PairState,
     Result,
-    RetrievedPremise,
 )
 from services.sampler.people.task_store import TaskStore
 from services.sampler.records.keys import RunKeys, TaskKeys
@@ -47,7 +47,9 @@ COMMIT = NodeCommit(
     query="hypothesis 0",
     result=Result((AcceptedPremise("p1", "fact 1", 1, False), AcceptedPremise("", "so", 0, False, "ann"))),
     known=Known(
-        {"p1": PairState.EXPLAINS}, (RetrievedPremise("p9", "fact 9", ADDED, 0.0),), (Intermediate("so", "ann"),)
+        {"p1": PairState.EXPLAINS, "p9": PairState.LEAF},
+        {"p1": Candidate("p1", "fact 1", 1, 0.1 + 0.2), "p9": Candidate("p9", "fact 9", ADDED, 0.0)},
+        (Intermediate("so", "ann"),),
     ),
     pairs=(PAIR,),
     judgements=1,

@@ -162,7 +162,8 @@ class SamplerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListPairs(self, request, context):
-        """Lists the pairs of a run in the order of recording.
+        """Lists the pairs of a run in the order of recording. Refusals are read by the run's filter and cap and by what is
+        known of their query now, so an answer elsewhere may move them between NEGATIVE, SKIPPED and left out.
 
         Fails with NOT_FOUND: unknown run.
         """

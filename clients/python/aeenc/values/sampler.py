@@ -144,11 +144,11 @@ class RunConfig:
     at most eight times. Candidates already judged are not asked again. Default: false.
     """
     max_negatives_per_query: int = 0
-    """The maximum number of refused pairs to keep per query, best-scored first. 0: all."""
+    """The maximum number of refused pairs to list per query, best-scored first. 0: all."""
     max_nodes_per_tree: int = 0
     """The maximum number of judged nodes per tree. 0: no limit."""
     negative_filter: NegativeFilter | None = None
-    """Which refused candidates to drop as negatives because they may explain the query after all. They are recorded as
+    """Which refused candidates to drop as negatives because they may explain the query after all. They are listed as
     skipped, with the reason. Default: none.
     """
     live: bool = False
@@ -216,15 +216,13 @@ class RunProgress:
     positives: int = 0
     """Positive pairs recorded."""
     negatives: int = 0
-    """Negative pairs recorded."""
+    """Refused pairs recorded, those that the run's filter and cap leave out included."""
     skipped: int = 0
     """Verdicts without a decision: abstained, unseen, missing, unknown or duplicate."""
     judgements: int = 0
     """Verdicts requested."""
     nodes_failed: int = 0
     """Nodes given up after too many oracle failures."""
-    filtered: int = 0
-    """Refused candidates that the negative filter dropped."""
 
     @classmethod
     def from_message(cls, message: sampler_pb2.RunProgress) -> RunProgress:
@@ -239,7 +237,6 @@ class RunProgress:
             skipped=message.skipped,
             judgements=message.judgements,
             nodes_failed=message.nodes_failed,
-            filtered=message.filtered,
         )
 
 

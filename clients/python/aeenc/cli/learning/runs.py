@@ -59,7 +59,6 @@ def run_dict(run: values.Run) -> dict[str, Any]:
         "trees_done": progress.trees_done,
         "nodes_judged": progress.nodes_judged,
         "nodes_failed": progress.nodes_failed,
-        "filtered": progress.filtered,
         "judgements": progress.judgements,
         "positives": progress.positives,
         "negatives": progress.negatives,
@@ -80,7 +79,7 @@ def follow_run(client: Client, run: values.Run, out: Output) -> values.Run:
         begun = {pair.provenance.node_id.partition("-")[0] for pair in client.sampler.list_pairs(run.id)}
         out.note(
             f"--max-judgements {budget} has ended the run: {left} of {trees} trees are unfinished, "
-            f"{trees - len(begun)} of them not begun; it is spent on one hypothesis after the other"
+            f"{trees - len(begun)} of them not begun"
         )
     return ended
 
@@ -88,11 +87,8 @@ def follow_run(client: Client, run: values.Run, out: Output) -> values.Run:
 def show_run(run: values.Run, out: Output) -> None:
     """Writes a run as a result. Raises EndedBadly for one that has failed or was cancelled."""
     result = run_dict(run)
-    words = {
-        "filtered": "{:,} refused candidates that the filter keeps from training",
-        "skipped": "{:,} verdicts without a decision: abstained, unseen or missing",
-    }
-    shown = fields_table(result | {name: text.format(result[name]) for name, text in words.items() if result[name]})
+    skipped = f"{result['skipped']:,} verdicts without a decision: abstained, unseen or missing"
+    shown = fields_table(result | ({"skipped": skipped} if result["skipped"] else {}))
     learnt = f"learn from it: aeenc train {run.config.corpus} --run {run.id}"
     out.result(result, shown, *([learnt] if run.progress.positives else []))
     if result["judgements"] and result["skipped"] == result["judgements"]:
