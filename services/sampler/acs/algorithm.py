@@ -25,10 +25,12 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from aeenc.oracle import Candidate
 from services.sampler.acs.negatives import NegativeFilter, Reason
+
+if TYPE_CHECKING:
+    from aeenc.oracle import Candidate  # a value, and behind it gRPC
 
 ROOT = 0
 ADDED = 0  # the rank of a premise that was not retrieved: an oracle has added it

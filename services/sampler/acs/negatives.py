@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from aeenc.oracle import Candidate
 from services.corpus.sameness import same_key
+
+if TYPE_CHECKING:
+    from aeenc.oracle import Candidate  # a value, and behind it gRPC
 
 Reason = Literal["rank", "margin", "wording", "cap"]
 

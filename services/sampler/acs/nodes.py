@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from aeenc.oracle import Candidate
 from services.sampler.acs import algorithm
 from services.sampler.acs.algorithm import (
     ADDED,
@@ -26,6 +26,9 @@ from services.sampler.acs.algorithm import (
     Statement,
     Tree,
 )
+
+if TYPE_CHECKING:
+    from aeenc.oracle import Candidate  # a value, and behind it gRPC
 
 
 @dataclass(frozen=True)
