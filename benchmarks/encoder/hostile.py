@@ -34,16 +34,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from aeenc import AsyncClient, errors
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, index_pb2, index_pb2_grpc, types_pb2
 from benchmarks.harness.baselines import run
-from benchmarks.harness.checkpoints import STORE, base_checkpoint, register
+from benchmarks.harness.checkpoints import STORE, base_checkpoint
 from benchmarks.harness.rows import ROOT, Rows
-from benchmarks.harness.services import EncoderFleet
+from benchmarks.harness.services import running_encoder, running_index
 from benchmarks.house.scan_rpcs import LOST
 from services.encoder.runtime.thread_priority import WORKER
 from services.kit.credentials.credential_file import Credential, HashedToken, hash_of, new_token, render
-from services.store.artifacts import Artifact, ArtifactStore
-from services.store.redis import connect
-from services.store.registry import Registry
-from support.service_process import RedisProcess, ServiceProcess
+from services.store.artifacts import ArtifactStore
+from support.service_process import ServiceProcess
 
 CORPUS, PREMISES = "science", 2000
 LEAST_ANSWERED, MOST_TIMES = 0.99, 5.0
@@ -217,49 +215,22 @@ async def person(client: AsyncClient, seconds: float) -> Answers:
 
 
 @asynccontextmanager
-async def running(
-    store: ArtifactStore, base: Artifact, tokens: Sequence[str]
-) -> AsyncIterator[tuple[EncoderFleet, ServiceProcess]]:
+async def running(tokens: Sequence[str]) -> AsyncIterator[tuple[ServiceProcess, ServiceProcess]]:
     """Starts an encoder and an index that know these tokens, the first of them an administrator's."""
+    store = ArtifactStore(STORE)
     with tempfile.TemporaryDirectory(prefix="aeenc-bench-") as scratch:
-        home = Path(scratch)
-        file = home / "tokens.toml"
+        file = Path(scratch, "tokens.toml")
         named = [(f"caller-{n}", "read" if n else "admin", one) for n, one in enumerate(tokens)]
-        file.write_text(
-            "".join(
-                render(Credential(name=name, role=role, hashes=(HashedToken(sha256=hash_of(one)),)))
-                for name, role, one in named
-            )
+        credentials = (
+            Credential(name=name, role=role, hashes=(HashedToken(sha256=hash_of(one)),)) for name, role, one in named
         )
-        redis_process = RedisProcess(home / "redis")
-        redis = connect(redis_process.url)
-        registry = Registry(redis, "bench")
-        await register(registry, base)
-        await registry.set_label(base.meta["space_id"], "stable", base.id)
+        await asyncio.to_thread(file.write_text, "".join(map(render, credentials)))
         own = {"tokens_file": file, "token": new_token()}
-        encoder = ServiceProcess.of(
-            "encoder",
-            home,
-            redis_url=redis_process.url,
-            namespace="bench",
-            artifacts_dir=store.root,
-            state_dir=home / "state",
-            **own,
-        )
-        index = ServiceProcess.of(
-            "index",
-            home,
-            artifacts_dir=home / "artifacts",
-            encoder_target=encoder.target,
-            peer_token=own["token"],
-            **own,
-        )
-        try:
-            async with encoder.running(), index.running():
-                yield EncoderFleet(encoder, registry), index
-        finally:
-            await redis.aclose()
-            redis_process.stop()
+        async with (
+            running_encoder(store, base_checkpoint(store), **own) as encoder,
+            running_index(encoder_target=encoder.process.target, peer_token=own["token"], **own) as index,
+        ):
+            yield encoder.process, index.process
 
 
 def callers_process(told: dict[str, object]) -> subprocess.Popen[str]:
@@ -275,12 +246,9 @@ def processor_s(processes: Sequence[ServiceProcess]) -> float:
 
 async def measure(rows: Rows, seconds: float) -> None:
     """Measures the person alone, beside the hostile callers, and beside a spinner."""
-    store = ArtifactStore(STORE)
-    base = base_checkpoint(store)
     tokens = [new_token() for _ in range(CALLERS + 2)]
-    async with running(store, base, tokens) as (fleet, index):
-        services = [fleet.process, index]
-        targets = {"encoder": fleet.process.target, "index": index.target}
+    async with running(tokens) as services:
+        targets = dict(zip(("encoder", "index"), (one.target for one in services), strict=True))
         async with AsyncClient(**targets, token=tokens[0], timeout_s=60) as admin:
             facts = [types_pb2.Premise(id=f"p{n}", text=f"{n}: {LONG}") for n in range(PREMISES)]
             await admin.index.build(CORPUS, facts)

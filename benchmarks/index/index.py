@@ -1,4 +1,4 @@
-"""The index: search, retrieval and builds against what they rest on, sameness, quality. `make bench NAME=index`.
+"""The index: search, retrieval and builds against what they rest on. `make bench NAME=index`.
 
 Every baseline is measured in turn with what it is a baseline of, in the same run; ratios are medians over rounds. Needs
 EntailmentBank in `data/entailmentbank` or in AEENC_BENCH_DATA.
@@ -20,8 +20,7 @@ import grpc
 import numpy as np
 import psutil
 
-from aeenc import EncoderClient, Fusion, IndexClient, vectors
-from aeenc.trees import Dataset
+from aeenc import EncoderClient, IndexClient, vectors
 from aeenc.v1 import index_pb2, types_pb2
 from benchmarks.harness.baselines import Echo, run
 from benchmarks.harness.checkpoints import STORE, base_checkpoint
@@ -29,10 +28,7 @@ from benchmarks.harness.entailmentbank import entailmentbank
 from benchmarks.harness.load import closed_loop
 from benchmarks.harness.rows import Rows
 from benchmarks.harness.services import EncoderFleet, IndexFleet, premises_of, running_encoder, running_index
-from benchmarks.index.quality import Queries, ask_for_the_others
 from services.corpus.generation import open_generation
-from services.index.dense.exact import FlatIndex
-from services.index.dense.int8 import Int8Proposer
 from services.store.artifacts import ArtifactStore
 
 ROUNDS = 5
@@ -40,30 +36,8 @@ CALLERS = 64
 CONNECTIONS = 4
 SECONDS = 4.0
 CORPUS = "entailmentbank"
-FEEDBACK = 0.1
 SEARCH = "/aeenc.v1.IndexService/Search"
 Matrix = np.ndarray[Any, np.dtype[np.float32]]
-
-
-def kernels(rows: Rows, matrix: Matrix, queries: Matrix) -> None:
-    """Processor time of an exact search, re-scoring included: FAISS alone proposes, or integers do, in turn."""
-    faiss.omp_set_num_threads(1)
-    alone, coarse = FlatIndex(matrix), FlatIndex(matrix, coarse=Int8Proposer(matrix))
-    usual = faiss.cvar.distance_compute_blas_threshold
-    for size in (1, 8, 64):
-        milliseconds: dict[str, list[float]] = {"FAISS": [], "integers": []}
-        for start in range(0, 40 * size, size):
-            part = np.take(queries, range(start, start + size), axis=0, mode="wrap")
-            for name, index in (("FAISS", alone), ("integers", coarse)):
-                begun = time.thread_time()
-                index.nearest(part, 10)
-                milliseconds[name].append((time.thread_time() - begun) * 1e3 / size)
-        medians = {name: statistics.median(values) for name, values in milliseconds.items()}
-        told = ", ".join(f"{name} {value:.3f} ms" for name, value in medians.items())
-        rows.note(
-            f"exact search of {size} at once, FAISS over integers", medians["FAISS"] / medians["integers"], "x", told
-        )
-    faiss.cvar.distance_compute_blas_threshold = usual  # of the whole process: FAISS alone is measured next
 
 
 async def calls_per_second(target: str, method: str, requests: Sequence[bytes]) -> float:
@@ -174,34 +148,6 @@ async def latency(rows: Rows, index: IndexFleet, matrix: Matrix, queries: Matrix
     rows.at_most("search, one caller: p50 over FAISS and an echo", added, "ms", 1.0, baseline)
 
 
-async def sameness(rows: Rows, client: IndexClient, matrix: Matrix, queries: Matrix, space_id: str) -> None:
-    """10,000 queries in calls of all sizes at once: ids, order and scores against each query's answer alone."""
-    flat, rng = FlatIndex(matrix), random.Random(11)
-    noisy = np.concatenate([queries, queries[rng.choices(range(len(queries)), k=10_000 - len(queries))]])
-    noise = np.random.default_rng(11).normal(scale=0.02, size=noisy[len(queries) :].shape)
-    noisy[len(queries) :] += noise.astype(np.float32)
-    noisy /= np.linalg.norm(noisy, axis=1, keepdims=True)
-    parts, start = [], 0
-    while start < len(noisy):
-        size = rng.choice((1, 1, 1, 2, 5, 13, 32, 64, 200))
-        parts.append(noisy[start : start + size])
-        start += size
-    turn = asyncio.Semaphore(32)
-
-    async def ask(part: Matrix) -> list[tuple[list[str], bytes]]:
-        async with turn:
-            found = await client.search(CORPUS, part, space_id=space_id, k=25)
-        return [(ids, scores.tobytes()) for ids, scores in zip(found.ids, found.scores, strict=True)]
-
-    answers = [one for answer in await asyncio.gather(*map(ask, parts)) for one in answer]
-    ids = [premise.id async for premise in client.list_premises(CORPUS)]
-    different = 0
-    for row in range(len(noisy)):
-        (alone,) = flat.nearest(noisy[row : row + 1], 25)
-        different += answers[row] != ([ids[n] for n in alone.ordinals.tolist()], alone.scores.tobytes())
-    rows.at_most("10,000 queries in mixed batches: other ids, order or scores", different, "queries", 0, len(parts))
-
-
 async def building(rows: Rows, index: IndexFleet, encoder: EncoderFleet, premises: Sequence[types_pb2.Premise]) -> None:
     """A build's texts a second against those of the encoder's own bulk stream, in turn."""
     ratios, rates, steps = [], [], set[int]()
@@ -250,34 +196,6 @@ async def retrieval(rows: Rows, index: IndexFleet, encoder: EncoderFleet, texts:
     )
 
 
-async def quality(rows: Rows, client: IndexClient, dataset: Dataset) -> None:
-    """Strict MAP of the untrained encoder: by mode, conditioned on a premise accepted, with the prior of train."""
-    dev, train = Queries(dataset, "dev"), Queries(dataset, "train")
-    ids = {one.text: one.id for one in dataset.candidates()}
-    found = {mode: (await dev.ask(client, CORPUS, mode=mode)).map for mode in ("dense", "lexical", "hybrid")}
-    iterative = (await dev.ask(client, CORPUS, mode="iterative_lexical")).map
-    rows.at_least("dev MAP strict, hybrid", found["hybrid"], "MAP", 0.503, f"dense {found['dense']:.4f}")
-    rows.at_least("dev MAP strict, iterative BM25", iterative, "MAP", 0.460, f"BM25 {found['lexical']:.4f}")
-    rows.at_least("dev MAP strict, BM25", found["lexical"], "MAP", 0.445)
-    ranked = (await dev.ask(client, CORPUS, mode="hybrid", fusion=Fusion("reciprocal_rank", 0.2))).map
-    rows.note("dev MAP strict, hybrid by reciprocal ranks", ranked, "MAP", round(found["hybrid"], 4))
-    for split, queries in (("dev", dev.queries), ("train", random.Random(0).sample(train.queries, 600))):
-        for mode in ("dense", "lexical", "hybrid"):
-            alone, told = await ask_for_the_others(client, CORPUS, queries, ids, mode=mode)
-            name = f"{split} MAP of the other premises, one accepted, {mode}"
-            rows.at_least(name, told, "MAP", alone, round(alone, 4))
-    explained = [(one.text, [ids[text] for text in one.gold]) for one in train.queries]
-    await client.put_explanations(CORPUS, explained, replace=True)
-    for share in (0.05, 0.15):
-        with_prior = await dev.ask(client, CORPUS, prior=share)
-        told_hit = f"Hit@10 {with_prior.hit_at_10:.4f}, MAP without {found['dense']:.4f}"
-        rows.note(f"dev MAP strict, dense with the prior at {share:g}", with_prior.map, "MAP", told_hit)
-    for mode in ("dense", "hybrid"):
-        again = await dev.ask(client, CORPUS, mode=mode, negative_feedback=FEEDBACK)
-        told_hit = f"Hit@10 {again.hit_at_10:.4f}, MAP without {found[mode]:.4f}"
-        rows.at_least(f"dev MAP strict, {mode}, negative feedback", again.map, "MAP", found[mode], told_hit)
-
-
 async def encoded(client: EncoderClient, texts: Sequence[str]) -> tuple[Matrix, str]:
     """Query vectors of texts, and their space."""
     answers = [answer async for answer in client.encode_all(texts, role="query", lane="interactive")]
@@ -305,15 +223,10 @@ async def main(options: argparse.Namespace) -> None:
         active = (await anext(client.list_corpora())).active.id
         matrix = np.array(open_generation(ArtifactStore(index.artifacts_dir), CORPUS, active).vectors)
         if name in {None, "search"}:
-            kernels(rows, matrix, queries)
             await throughput(rows, index, matrix, queries, space_id)
             await latency(rows, index, matrix, queries, space_id)
         if name in {None, "retrieve"}:
             await retrieval(rows, index, encoder, texts[:2048])
-        if name in {None, "sameness"}:
-            await sameness(rows, client, matrix, queries, space_id)
-        if name in {None, "quality"}:
-            await quality(rows, client, dataset)
         rows.note("resident memory, 16 k premises", index.process.resident_mb(), "MB", round(matrix.nbytes / 1e6))
         await asyncio.gather(client.channel.close(), direct.channel.close())
     rows.finish()
@@ -321,6 +234,7 @@ async def main(options: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parts = ["build", "search", "retrieve", "sameness", "quality"]
-    parser.add_argument("--only", choices=parts, help="one part; its results get a name of their own")
+    parser.add_argument(
+        "--only", choices=["build", "search", "retrieve"], help="one part; its results get a name of their own"
+    )
     run(main(parser.parse_args()))

@@ -24,13 +24,12 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from aeenc import values
 from aeenc.trees import Tree
 from benchmarks.harness.entailmentbank import check_there
-from benchmarks.harness.rows import RESULTS, ROOT, Rows
+from benchmarks.harness.rows import RESULTS, Rows
 from benchmarks.tables.research import Research, research
 
 K = 20
@@ -49,8 +48,6 @@ JOB: Mapping[str, Any] = {
     "initial_share": 0.05,
 }
 MEASURED = RESULTS / "annotators-measured.json"
-PICTURE = ROOT / "docs" / "images" / "annotators.png"
-COLOURS = {"static": "#8a8d91", "live": "#3b6ea5", "searching": "#2a9d8f"}
 
 
 @dataclass(frozen=True)
@@ -245,33 +242,6 @@ def mean(found: Sequence[Mapping[str, float]], name: str) -> float:
     return statistics.fmean(one[name] for one in found)
 
 
-def draw(curves: Mapping[str, Mapping[int, Sequence[Mapping[str, float]]]], path: Path) -> None:
-    """Reading and MAP after each stage: the mean of all orders and seeds, and each of them as a point."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6))
-    shown = (("read_per_completed", "candidates read per completed tree"), ("MAP", "strict MAP, dev"))
-    for axis, (name, label) in zip(axes, shown, strict=True):
-        for arm, by_stage in curves.items():
-            at = [stage * STAGE_READ for stage in by_stage]
-            means = [mean(found, name) for found in by_stage.values()]
-            told = f"{arm} ({len(next(iter(by_stage.values())))} runs)"
-            axis.plot(at, means, "o-", color=COLOURS[arm], label=told)
-            for place, found in zip(at, by_stage.values(), strict=True):
-                values_of = [one[name] for one in found]
-                axis.plot([place] * len(found), values_of, ".", color=COLOURS[arm], alpha=0.35, markersize=4)
-        axis.set_xlabel("candidates read by the annotators")
-        axis.set_ylabel(label)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0].legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-
-
 def report(curves: Mapping[str, Mapping[int, Sequence[Mapping[str, float]]]], rows: Rows) -> None:
     """A row for each arm and figure after the last stage, beside the pre-trained encoder's."""
     start = curves["untrained"][0]  # of the same orders and seeds, in the same order, as each arm's runs
@@ -309,7 +279,7 @@ def compare(
 
 
 def main() -> None:
-    """Runs all arms, orders and seeds, and draws the picture."""
+    """Runs all arms, orders and seeds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--orders", type=int, default=3, help="orders of the trees")
     parser.add_argument("--seeds", type=int, default=3, help="seeds of mistakes and training")
@@ -333,8 +303,6 @@ def main() -> None:
                         print(f"  order {order}, seed {seed}, {arm}, stage {stage}: {found}", flush=True)
     rows = Rows("annotators")
     report(curves, rows)
-    if options == parser.parse_args([]):  # the picture is of all runs
-        draw({arm: by_stage for arm, by_stage in curves.items() if arm != "untrained"}, PICTURE)
     rows.finish()
 
 

@@ -14,7 +14,7 @@ import argparse
 import statistics
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from aeenc.trees import Dataset
 from benchmarks.harness.entailmentbank import DATA
 from benchmarks.harness.rows import Rows
 from benchmarks.tables.research import VALIDATION, Research, research
-from benchmarks.tables.table_records import Candidates, Record, candidates_of, records
+from benchmarks.tables.table_records import Candidates, candidates_of, records
 from benchmarks.tables.table_rows import BY_NAME, OURS
 from benchmarks.tables.table_text import best_rounds
 from benchmarks.tables.untrained import bm25, iterative_bm25, tf_idf
@@ -110,34 +110,12 @@ def table(rows: Rows, split: str, candidates: Candidates | None) -> None:
             rows.add(row, None, metric, f"≥ {least:g}", ok=False, baseline=told)
         else:
             rows.at_least(row, value, metric, least, told)
-    regularisation(rows, split, candidates)
     rows.note("the paper's Iterative AE-Enc (test), MAP", BY_NAME["ae-enc-iterative"].paper["MAP"], "MAP")
 
 
-def regularisation(rows: Rows, split: str, candidates: Candidates | None) -> None:
-    """The first round of AE-Enc without regularisation is behind the one with it, over the seeds that both have."""
-    names = ("ae-enc", "ae-enc-no-reg")
-    regularised, free = ({one.seed for one in _found(split, candidates, name)} for name in names)
-    common = sorted(regularised & free)
-    if not common:
-        return
-    once, without = (_means(split, candidates, name, "strict", common) for name in names)
-    where = "" if split == VALIDATION else f", {split}"
-    row = f"AE-Enc, one round without regularisation, strict{where}: MAP"
-    told = f"{once['MAP']:.4f} with it; docs/experiments/trainer.md explains"
-    row += f" (seeds {', '.join(map(str, common))})"
-    rows.add(row, without["MAP"], "MAP", "< regularised", without["MAP"] < once["MAP"], told)
-
-
-def _found(split: str, candidates: Candidates | None, name: str) -> list[Record]:
-    return [one for one in records(split) if one.row == name and one.candidates == candidates]
-
-
-def _means(
-    split: str, candidates: Candidates | None, name: str, protocol: str, seeds: Collection[int] | None = None
-) -> dict[str, Any]:
-    """The means of a row over its seeds, or these alone; empty: it has no results."""
-    found = [one for one in _found(split, candidates, name) if seeds is None or one.seed in seeds]
+def _means(split: str, candidates: Candidates | None, name: str, protocol: str) -> dict[str, Any]:
+    """The means of a row over its seeds; empty: it has no results."""
+    found = [one for one in records(split) if one.row == name and one.candidates == candidates]
     reports = [one.report[protocol] for one in found]
     if not reports:
         return {}

@@ -86,22 +86,6 @@ def row_of(tmp_path, begins: str):
     return row
 
 
-def test_regularisation_is_compared_by_strict_map_and_only_over_the_same_seeds(bench, tmp_path):
-    for seed, figure in ((0, 0.75), (1, 0.25)):
-        keep("ae-enc", "dev", figure, seed=seed, paper=0.25)
-    keep("ae-enc-no-reg", "dev", 0.5, paper=0.5)
-    bench()
-    name = "AE-Enc, one round without regularisation, strict: MAP"
-    row = row_of(tmp_path, name)
-    assert (row["row"], row["value"], row["bar"]) == (f"{name} (seeds 0)", 0.5, "< regularised")
-    assert row["ok"], "0.5 is below 0.75, not below the mean of both seeds"
-    for figure, ok in ((0.25, True), (1.25, False)):
-        keep("ae-enc-no-reg", "dev", figure, seed=1, paper=0.5)
-        bench()
-        row = row_of(tmp_path, name)
-        assert (row["row"], row["ok"]) == (f"{name} (seeds 0, 1)", ok)
-
-
 def test_a_row_of_several_rounds_says_which_of_them_dev_has_chosen(bench, tmp_path):
     by_round = {str(n): {} for n in range(5)}
     for seed, best in ((0, 1), (1, 2)):

@@ -1,31 +1,83 @@
-"""SIGKILL in the middle of builds, activations and deletions. `make bench NAME=index-soak` kills hundreds of times."""
+"""SIGKILL in the middle of builds, activations and deletions; `make bench NAME=promises` kills indexes of a fleet."""
 
 import asyncio
+import random
 import signal
 import subprocess
 import sys
+from collections.abc import Awaitable
+from typing import Any
 
 import pytest
 
-from aeenc import Channel, IndexClient
+from aeenc import Channel, IndexClient, errors
 from aeenc.v1 import types_pb2
 from benchmarks.fleet.fleet import PREMISES, take_over
 from benchmarks.harness.services import running_index
-from benchmarks.index.crash import crash
 from benchmarks.index.stand_in_encoder import StandInEncoder
-from support.waiting import until
+from services.corpus.generation import folder_of
+from services.store.artifacts import ArtifactStore
+from support.waiting import reached, until
+
+PACE, KILLS = {"build_sync_s": 0.02, "build_batch": 8}, 10
 
 
 @pytest.mark.slow
 async def test_nothing_acknowledged_is_lost_by_kills_and_nothing_half_built_is_served():
-    report = await crash(6, seed=3, corpora=2)
-    assert not report.wrong
-    lost = (report.lost_premises, report.lost_generations, report.lost_activations, report.undone_deletions)
-    assert (lost, report.corrupt, report.encoded_again) == ((0, 0, 0, 0), 0, 0)
-    assert sum(report.kills.values()) == 6
-    assert report.acknowledged_premises > 0
-    assert report.broken["build"] > 0
-    assert report.searches > 0
+    rng, active, sent = random.Random(3), "", list[tuple[str, str]]()
+    model: dict[str, list[tuple[str, str]]] = {}  # premises by generation
+    kind = chosen = ""  # of the call that a kill broke into: it has happened, or it has not
+    async with StandInEncoder(pause_s=0.003) as encoder, running_index(encoder_target=encoder.target, **PACE) as index:
+        store = ArtifactStore(index.artifacts_dir)
+        for number in range(KILLS + 1):
+            client = index.client(retry=False, timeout_s=10)
+            await reached(client.info, times=100)  # gRPC may remember for two seconds that nobody listened
+            found = await generations(client)
+            new = set(found) - set(model)
+            assert set(model) - set(found) <= {chosen if kind == "delete" else ""}
+            assert len(new) <= (kind == "build")
+            now = "".join(one for one, is_active in found.items() if is_active)
+            assert now in {active, *new, chosen if kind == "activate" else active}
+            active = now
+            model = {one: model.get(one, sent) for one in found}
+            for one, premises in model.items():
+                store.open(folder_of("science"), one, verify="full")
+                assert [(p.id, p.text) async for p in client.list_premises("science", generation=one)] == premises
+            if number == KILLS:
+                break
+            idle = sorted(set(model) - {active})
+            kind = ("build", "activate", "build", "delete")[number % 4] if idle else "build"
+            chosen = rng.choice(idle) if idle else ""
+            if kind == "build":
+                sent = [(f"p{number}-{n}", f"fact {n} of {number}") for n in range(rng.randint(40, 160))]
+            call = asyncio.ensure_future(operation(client, kind, chosen, sent))
+            await asyncio.wait([call], timeout=rng.choice((0.02, 0.2, 5.0)) * rng.random())
+            await asyncio.to_thread(index.process.kill)
+            [answer] = await asyncio.gather(call, return_exceptions=True)
+            if not isinstance(answer, BaseException):  # acknowledged
+                active = {"build": getattr(answer, "id", ""), "activate": chosen, "delete": active}[kind]
+                model |= {active: sent} if kind == "build" else {}
+                model.pop(chosen if kind == "delete" else "", None)
+                kind = chosen = ""
+            await client.channel.close()
+            await index.process.restart()
+    assert model
+
+
+def operation(client: IndexClient, kind: str, chosen: str, sent: list[tuple[str, str]]) -> Awaitable[Any]:
+    """One call."""
+    if kind == "build":
+        premises = [types_pb2.Premise(id=one, text=text) for one, text in sent]
+        return client.build("science", premises, request_id=sent[0][0], resume_s=0)
+    return client.activate("science", chosen) if kind == "activate" else client.delete("science", chosen)
+
+
+async def generations(client: IndexClient) -> dict[str, bool]:
+    """Whether each generation of the corpus is active."""
+    try:
+        return {one.id: one.active async for one in client.list_generations("science")}
+    except errors.NotFound:
+        return {}
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from aeenc import AsyncClient, errors
-from benchmarks.index.crash_caller import Premise, folded
 from services.index.__main__ import build
 from services.index.settings import IndexSettings
 from support.waiting import until
@@ -23,6 +22,17 @@ CORPORA = st.sampled_from(["science", "history"])
 # A text with and one without the exclamation mark have the same vector: ties.
 FACT = st.builds("fact {} is like fact {}{}".format, st.integers(0, 9), st.integers(0, 3), st.sampled_from(["", "!"]))
 TEXTS = st.lists(FACT, min_size=1, max_size=12)
+
+
+Premise = tuple[tuple[str, ...], str]  # all its ids, and its text
+
+
+def folded(base: list[Premise], deleted: set[str], sent: list[tuple[str, str]]) -> list[Premise]:
+    """A base without deleted ids, then new premises; those of one text are one premise."""
+    by_text = {text: left for ids, text in base if (left := tuple(one for one in ids if one not in deleted))}
+    for one, text in sent:
+        by_text[text] = (*by_text.get(text, ()), one)
+    return [(ids, text) for text, ids in by_text.items()]
 
 
 class IndexMachine(RuleBasedStateMachine):
