@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from tokenizers import Tokenizer
 from benchmarks.harness.entailmentbank import entailmentbank
 from benchmarks.harness.rows import ROOT
 from services.store.artifacts import Artifact, ArtifactStore
-from services.store.registry import CheckpointRow, Registry
 from services.trainer.models.base_model import DEFAULT_NAME, find_base_model
 
 FOLDER = "checkpoints"
@@ -161,30 +159,6 @@ def vectors_of(directory: Path, texts: list[str]) -> np.ndarray[Any, np.dtype[np
         ids = np.array([encoding.ids])
         rows.append(model.run(["sentence_embedding"], {"input_ids": ids, "attention_mask": np.ones_like(ids)})[0][0])
     return np.stack(rows)
-
-
-def row_of(artifact: Artifact) -> CheckpointRow:
-    """A checkpoint as the registry knows it."""
-    meta = artifact.meta
-    return CheckpointRow(
-        version=artifact.id,
-        space_id=meta["space_id"],
-        pretrained=meta["pretrained"],
-        base_version=meta["base_version"],
-        job_id="",
-        validation_map=0.0,
-        manifest_sha256=artifact.manifest_sha256,
-        created_at=datetime.now(UTC),
-        size_bytes=artifact.size_bytes,
-        dim=meta["dim"],
-    )
-
-
-async def register(registry: Registry, artifact: Artifact) -> None:
-    """Makes a checkpoint known; a pretrained one names its space."""
-    await registry.add_checkpoint(row_of(artifact))
-    if artifact.meta["pretrained"]:
-        await registry.set_space(artifact.meta["space_id"], artifact.id, default=True)
 
 
 def _change_tensor(source: Path, target: Path, change: Callable[[Any], None], *, name: str = "") -> None:

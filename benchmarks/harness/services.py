@@ -11,13 +11,14 @@ from typing import Any
 
 from aeenc import Channel, EncoderClient, IndexClient, Retry, SamplerClient, values
 from aeenc.trees import Dataset
-from benchmarks.harness.checkpoints import STORE, base_checkpoint, register
+from benchmarks.harness.checkpoints import STORE, base_checkpoint
 from benchmarks.harness.entailmentbank import DATA
 from benchmarks.harness.rows import ROOT
 from services.launcher.processes import free_port
 from services.store.artifacts import Artifact, ArtifactStore
 from services.store.redis import connect
 from services.store.registry import LabelRow, Registry, RolloutRow
+from support.models.tiny_checkpoints import register
 from support.service_process import RedisProcess, ServiceProcess
 
 CORPUS = "entailmentbank"

@@ -51,7 +51,7 @@ class Room:
 
 ROOMS = {
     "ranking": Room(("services/index/ranking/*.py", "services/index/dense/exact.py"),
-                    ("tests/index/ranking", "tests/index/dense")),
+                    ("tests/index/ranking", "tests/index/lexical", "tests/index/dense")),
     "learning": Room(
         ("services/trainer/learning/loss/*.py", "services/trainer/evaluation/*.py", "services/trainer/registry/*.py",
          "services/encoder/batching/admission.py", "services/encoder/batching/queues.py"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -160,18 +160,30 @@ def write_tiny_cross_encoder_checkpoint(
     model = tiny_cross_encoder(tokenizer.get_vocab_size(), seed)
     own = {"model_type": "cross-encoder", "space_id": "cross-encoder", "pretrained": False, "dim": 1}
     meta = {**META, **own, "lineage": {"seed": seed}}
+    models = {"": model}
+    if int8 is not None:
+        models[".int8"], meta["int8"] = tiny_cross_encoder(tokenizer.get_vocab_size(), seed + 1), int8
+    return _commit(store, models, scores_of, {"pairs": PAIRS}, meta, "x")
+
+
+def _commit(
+    store: ArtifactStore,
+    models: dict[str, bytes],
+    answers_of: Callable[[bytes], Any],
+    probes: dict[str, Any],
+    meta: dict[str, Any],
+    prefix: str,
+) -> TinyCheckpoint:
+    """Writes models by suffix with their answers to the probes."""
     with store.writer("checkpoint", "checkpoints") as writer:
-        (writer.path / "model.onnx").write_bytes(model)
-        tokenizer.save(str(writer.path / "tokenizer.json"))
-        (writer.path / "probes.json").write_text(json.dumps({"pairs": PAIRS}))
-        np.save(writer.path / "probes.npy", scores_of(model), allow_pickle=False)
-        if int8 is not None:
-            meta["int8"] = int8
-            low = tiny_cross_encoder(tokenizer.get_vocab_size(), seed + 1)
-            (writer.path / "model.int8.onnx").write_bytes(low)
-            np.save(writer.path / "probes.int8.npy", scores_of(low), allow_pickle=False)
-        artifact = writer.commit(meta, id_prefix="x")
-    return TinyCheckpoint(artifact, artifact.id, "cross-encoder")
+        tiny_tokenizer().save(str(writer.path / "tokenizer.json"))
+        (writer.path / "config.json").write_text("{}")
+        (writer.path / "probes.json").write_text(json.dumps(probes))
+        for suffix, model in models.items():
+            (writer.path / f"model{suffix}.onnx").write_bytes(model)
+            np.save(writer.path / f"probes{suffix}.npy", answers_of(model), allow_pickle=False)
+        artifact = writer.commit(meta, id_prefix=prefix)
+    return TinyCheckpoint(artifact, artifact.id, str(meta["space_id"]))
 
 
 def _model(nodes: list[Any], inputs: Sequence[str], output: Any, constants: dict[str, Any]) -> bytes:
@@ -229,32 +241,24 @@ def write_tiny_checkpoint(
         "base_version": base_version,
         "lineage": {"seed": seed},
     }
-    with store.writer("checkpoint", "checkpoints") as writer:
-        (writer.path / "model.onnx").write_bytes(model)
-        tokenizer.save(str(writer.path / "tokenizer.json"))
-        (writer.path / "config.json").write_text("{}")
-        (writer.path / "probes.json").write_text(json.dumps({"texts": list(probes)}))
-        np.save(writer.path / "probes.npy", vectors_of(model), allow_pickle=False)
-        if int8 is not None:
-            meta["int8"] = int8
-            low = tiny_model(tokenizer.get_vocab_size(), seed + 1000)
-            (writer.path / "model.int8.onnx").write_bytes(low)
-            np.save(writer.path / "probes.int8.npy", vectors_of(low), allow_pickle=False)
-        artifact = writer.commit(meta, id_prefix="q")
-    return TinyCheckpoint(artifact, artifact.id, space_id)
+    models = {"": model}
+    if int8 is not None:
+        models[".int8"], meta["int8"] = tiny_model(tokenizer.get_vocab_size(), seed + 1000), int8
+    return _commit(store, models, vectors_of, {"texts": list(probes)}, meta, "q")
 
 
-async def register(registry: Registry, checkpoint: TinyCheckpoint, *, label: str | None = None) -> None:
-    """Adds a tiny checkpoint's row to the registry; a pretrained one also names the space; `label` is pointed at it."""
-    artifact, meta = checkpoint.artifact, checkpoint.artifact.meta
+async def register(registry: Registry, checkpoint: TinyCheckpoint | Artifact, *, label: str | None = None) -> None:
+    """Adds a checkpoint's row to the registry; a pretrained one also names the space; `label` is pointed at it."""
+    artifact = checkpoint.artifact if isinstance(checkpoint, TinyCheckpoint) else checkpoint
+    meta, space_id = artifact.meta, str(artifact.meta["space_id"])
     await registry.add_checkpoint(
         CheckpointRow(
-            version=checkpoint.version,
-            space_id=checkpoint.space_id,
+            version=artifact.id,
+            space_id=space_id,
             pretrained=meta["pretrained"],
             base_version=meta["base_version"],
             job_id="",
-            validation_map=meta["validation_map"],
+            validation_map=meta.get("validation_map", 0.0),
             manifest_sha256=artifact.manifest_sha256,
             created_at=datetime.now(UTC),
             size_bytes=artifact.size_bytes,
@@ -262,6 +266,6 @@ async def register(registry: Registry, checkpoint: TinyCheckpoint, *, label: str
         )
     )
     if meta["pretrained"]:
-        await registry.set_space(checkpoint.space_id, checkpoint.version, default=True)
+        await registry.set_space(space_id, artifact.id, default=True)
     if label:
-        await registry.set_label(checkpoint.space_id, label, checkpoint.version)
+        await registry.set_label(space_id, label, artifact.id)

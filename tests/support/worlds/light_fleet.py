@@ -17,10 +17,9 @@ from services.kit.server import GrpcServer
 from services.sampler.__main__ import build as build_sampler
 from services.sampler.settings import SamplerSettings
 from services.store.artifacts import ArtifactStore
-from services.trainer.models.base_model import FILES
 from support.models.tiny_checkpoints import TinyCheckpoint
 from support.worlds.sampler_world import FakeOracle, serving
-from support.worlds.trainer_world import Space, serve_encoder, serve_trainer
+from support.worlds.trainer_world import serve_encoder, serve_trainer, untouched_space
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ async def light_fleet(
     tiny_checkpoint: TinyCheckpoint, artifact_store: ArtifactStore, redis_url: str, namespace: str, tmp_path: Path
 ) -> AsyncIterator[LightFleet]:
     """The fleet, with a port of metrics each."""
-    space = _space(tiny_checkpoint, artifact_store, tmp_path / "base")
+    space = untouched_space(tiny_checkpoint, artifact_store, tmp_path / "base")
     everywhere = {"metrics_port": 0}
     place = {"port": 0, "artifacts_dir": artifact_store.root, **everywhere}
     common = {"redis_url": redis_url, "namespace": namespace}
@@ -66,13 +65,3 @@ async def light_fleet(
         client = aeenc.AsyncClient(**addresses, retry=aeenc.PATIENT)
         stack.push_async_callback(client.close)
         yield LightFleet(client, servers, artifact_store, tiny_checkpoint)
-
-
-def _space(checkpoint: TinyCheckpoint, store: ArtifactStore, base: Path) -> Space:
-    """Tells the trainer that it has exported the checkpoint before, from a base model of which only names are there."""
-    base.mkdir()
-    for name in FILES:
-        (base / name).touch()
-    options = {"max_tokens": 64, "query_prefix": "", "premise_prefix": "", "pooling": ""}
-    request = {"artifacts_dir": str(store.root), "directory": str(base), "base_model": str(base), **options}
-    return Space(store, base, request, checkpoint.version, checkpoint.space_id)

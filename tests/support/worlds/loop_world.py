@@ -20,11 +20,6 @@ DONE, FAILED, CANCELLED = (
     types_pb2.WORK_STATE_FAILED,
     types_pb2.WORK_STATE_CANCELLED,
 )
-RUN_DONE, RUN_FAILED, RUN_CANCELLED = (
-    types_pb2.WORK_STATE_SUCCEEDED,
-    types_pb2.WORK_STATE_FAILED,
-    types_pb2.WORK_STATE_CANCELLED,
-)
 TRIAL = "loop-"
 
 
@@ -50,7 +45,7 @@ class CountingServices(
 
     def _run(self, run_id: str) -> sampler_pb2.Run:
         progress = sampler_pb2.RunProgress(positives=self.positives, negatives=9)
-        state = RUN_CANCELLED if run_id in self.cancelled else RUN_FAILED if self.failures else RUN_DONE
+        state = CANCELLED if run_id in self.cancelled else FAILED if self.failures else DONE
         return sampler_pb2.Run(id=run_id, state=state, progress=progress, error="no oracle" if self.failures else "")
 
     def _job(self, job_id: str) -> trainer_pb2.Job:

@@ -26,9 +26,9 @@ from services.trainer.jobs.store import JobStore
 from services.trainer.jobs.tandem_building import TandemBuilder
 from services.trainer.registry.checkpoints import Checkpoints
 from services.trainer.registry.tandems import Tandem, Tandems
-from support.models.tiny_checkpoints import TINY_SPACE, write_tiny_checkpoint
+from support.models.tiny_checkpoints import write_tiny_checkpoint
 from support.waiting import until
-from support.worlds.trainer_world import FACTS, Space, serve_encoder, serve_trainer
+from support.worlds.trainer_world import FACTS, Space, serve_encoder, serve_trainer, untouched_space
 
 PREMISES = [types_pb2.Premise(id=f"f{n}", text=text, splits=("facts", "train")) for n, text in enumerate(FACTS)]
 CORPUS = "science"
@@ -60,14 +60,8 @@ def make_pair(space: Space, seed: int, metrics: dict[str, Any] | None = None) ->
 @pytest.fixture
 def tandem_space(tmp_path: Path) -> Space:
     """A space without torch; its base model is never looked into, since it was exported already."""
-    store, base = ArtifactStore(tmp_path / "artifacts"), tmp_path / "base"
-    base.mkdir()
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
-        (base / name).touch()
-    version = write_tiny_checkpoint(store, seed=0).version
-    options = {"max_tokens": 64, "query_prefix": "", "premise_prefix": "", "pooling": ""}
-    request = {"artifacts_dir": str(store.root), "directory": str(base), "base_model": str(base), **options}
-    return Space(store, base, request, version, TINY_SPACE)
+    store = ArtifactStore(tmp_path / "artifacts")
+    return untouched_space(write_tiny_checkpoint(store, seed=0), store, tmp_path / "base")
 
 
 @pytest.fixture

@@ -37,10 +37,11 @@ from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.files import ComputeOptions, JobFiles, TrainingPlan
 from services.trainer.jobs.job import JobConfig
 from services.trainer.learning.loop import training
+from services.trainer.models.base_model import FILES
 from services.trainer.settings import TrainerSettings
 from support.made_once import made_once
 from support.models.tiny_base_models import write_tiny_base
-from support.models.tiny_checkpoints import WORDS
+from support.models.tiny_checkpoints import WORDS, TinyCheckpoint
 
 
 class Killed(Exception):
@@ -200,6 +201,16 @@ async def serve_trainer(
         [job async for job in client.list_jobs()]  # answered once it serves
         yield server, client
         await client.channel.close()
+
+
+def untouched_space(checkpoint: TinyCheckpoint, store: ArtifactStore, base: Path) -> Space:
+    """Tells the trainer that it has exported the checkpoint before, from a base model of which only names are there."""
+    base.mkdir()
+    for name in FILES:
+        (base / name).touch()
+    options = {"max_tokens": 64, "query_prefix": "", "premise_prefix": "", "pooling": ""}
+    request = {"artifacts_dir": str(store.root), "directory": str(base), "base_model": str(base), **options}
+    return Space(store, base, request, checkpoint.version, checkpoint.space_id)
 
 
 @asynccontextmanager
