@@ -57,7 +57,7 @@ LABEL org.opencontainers.image.title="aeenc-${SERVICE}" \
 # libgomp: OpenMP, for faiss and torch.
 RUN apt-get update && apt-get install -y --no-install-recommends libgomp1 && rm -rf /var/lib/apt/lists/* \
     && useradd --system --uid 10001 aeenc \
-    && install -d -o aeenc /var/lib/aeenc
+    && install -d -o aeenc /var/lib/aeenc /var/lib/aeenc/artifacts /var/lib/aeenc/state
 COPY --from=build /opt/aeenc /opt/aeenc
 COPY data/sample /opt/aeenc/sample
 # HOME: where the hub's client keeps a base model that is named by its hub id.

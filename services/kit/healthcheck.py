@@ -1,12 +1,14 @@
 """Health check for containers: `python -m services.kit.healthcheck HOST:PORT [--tcp]` exits with 0 when it serves.
 
 Asks grpc.health.v1, which needs no token, by TLS with `--ca`, and with `--cert` and `--key` where clients show one.
-`--tcp` only connects, for servers without that service (an oracle).
+`--tcp` only connects, for servers without that service (an oracle). `--service NAME` in place of an address takes port
+and TLS from the variables of that service of this container.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import socket
 import sys
 from pathlib import Path
@@ -15,6 +17,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 TIMEOUT_S = 5.0
+PORTS = {"encoder": 50051, "index": 50052, "sampler": 50053, "trainer": 50054}  # by default
 
 
 def serves(target: str, ca: Path | None = None, cert: Path | None = None, key: Path | None = None) -> bool:
@@ -33,6 +36,14 @@ def serves(target: str, ca: Path | None = None, cert: Path | None = None, key: P
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
+def service_serves(name: str) -> bool:
+    """Whether the service of this container serves where its variables say, shown its own certificate."""
+    own = {key.removeprefix(f"AEENC_{name.upper()}_"): value for key, value in os.environ.items() if value}
+    target = f"localhost:{own.get('PORT') or PORTS[name]}"
+    files = {key: Path(own[key]) for key in ("TLS_CERT", "TLS_KEY", "PEER_CA") if key in own}
+    return serves(target, files.get("PEER_CA", files.get("TLS_CERT")), files.get("TLS_CERT"), files.get("TLS_KEY"))
+
+
 def connects(target: str) -> bool:
     """Whether something listens at `target`."""
     host, _, port = target.rpartition(":")
@@ -46,12 +57,16 @@ def connects(target: str) -> bool:
 def main() -> None:
     """Checks the target that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("target")
+    parser.add_argument("target", nargs="?", default="")
+    parser.add_argument("--service", choices=PORTS)
     parser.add_argument("--tcp", action="store_true")
     for name in ("ca", "cert", "key"):
         parser.add_argument(f"--{name}", type=Path)
     given = parser.parse_args()
-    healthy = connects(given.target) if given.tcp else serves(given.target, given.ca, given.cert, given.key)
+    if given.service:
+        healthy = service_serves(given.service)
+    else:
+        healthy = connects(given.target) if given.tcp else serves(given.target, given.ca, given.cert, given.key)
     sys.exit(0 if healthy else 1)
 
 

@@ -49,6 +49,7 @@ from services.kit.credentials.gate import Gate
 from services.kit.limits import Limits
 from services.kit.readiness import Readiness, State
 from services.kit.settings import ServiceSettings
+from services.kit.credentials.watched_files import WatchedFiles
 
 log = logs.get(__name__)
 Hook = Callable[[], Awaitable[None]]
@@ -113,7 +114,7 @@ class Certificates:
 
     def __init__(self, cert: Path, key: Path, client_ca: Path | None, prefix: str) -> None:
         self._cert, self._key, self._client_ca, self._prefix = cert, key, client_ca, prefix
-        self._seen = self._refused = self._stamps()
+        self._files = WatchedFiles(cert, key, client_ca)
         self._initial = self._read()
 
     def credentials(self) -> grpc.ServerCredentials:
@@ -123,17 +124,13 @@ class Certificates:
         return grpc.dynamic_ssl_server_credentials(self._initial, self._read_if_changed, wanted)  # type: ignore[arg-type]
 
     def _read_if_changed(self) -> grpc.ServerCertificateConfiguration | None:
+        if not self._files.have_changed():
+            return None
         try:
-            stamps = self._stamps()
-            if stamps == self._seen:
-                return None
             configuration = self._read()
         except errors.InvalidArgument as error:
-            if self._refused != stamps:
-                self._refused = stamps
-                log.warning("the new certificates are not used", reason=error.message)
+            log.warning("the new certificates are not used", reason=error.message)
             return None
-        self._seen = stamps
         log.info("certificates were read again", cert=str(self._cert))
         return configuration
 
@@ -152,17 +149,6 @@ class Certificates:
                 f"{given} cannot be used ({error}); give PEM files, and the key of the certificate"
             ) from error
         return grpc.ssl_server_certificate_configuration([pair], ca)
-
-    def _stamps(self) -> list[tuple[int, ...]]:
-        """Returns what changes when a file is written or replaced; nothing of one that is away."""
-        stamps: list[tuple[int, ...]] = []
-        for path in filter(None, (self._cert, self._key, self._client_ca)):
-            try:
-                now = path.stat()
-                stamps.append((now.st_ino, now.st_size, now.st_mtime_ns))
-            except OSError:
-                stamps.append(())
-        return stamps
 
 
 class GrpcServer:

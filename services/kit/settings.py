@@ -36,6 +36,7 @@ def _not_empty(secret: T) -> T:
     return secret
 
 
+_TOKENS = ("token", "admin_token", "peer_token", "peer_admin_token")
 Secret = Annotated[str, AfterValidator(_not_empty)]
 Token = Annotated[Secret, AfterValidator(bare_token)]  # one that callers can send
 HiddenSecret = Annotated[SecretStr, AfterValidator(_not_empty)]
@@ -90,6 +91,8 @@ class ServiceSettings(BaseSettings):
     metrics_port: int | None = Field(None, ge=0, le=65535, description="port of the Prometheus metrics; none: off")
     token: Token | None = Field(None, description="bearer token that callers must send")
     admin_token: Token | None = Field(None, description="bearer token for the admin services; default: the token")
+    token_file: FilePath | None = Field(None, description="file with `TOKEN`")
+    admin_token_file: FilePath | None = Field(None, description="file with `ADMIN_TOKEN`")
     tokens_file: Path | None = Field(None, description="named credentials (TOML), beside the tokens")
     allow_insecure: bool = Field(False, description="listen beyond loopback although no token is set")
     tls_cert: Path | None = Field(None, description="certificate chain (PEM) of this server")
@@ -140,12 +143,26 @@ class ServiceSettings(BaseSettings):
     )
     peer_token: Token | None = Field(None, description="bearer token that this service sends to the others")
     peer_admin_token: Token | None = Field(None, description="token sent to admin services; default: peer_token")
+    peer_token_file: FilePath | None = Field(None, description="file with `PEER_TOKEN`")
+    peer_admin_token_file: FilePath | None = Field(None, description="file with `PEER_ADMIN_TOKEN`")
     plain_token: bool = Field(
         False, description="send tokens to other hosts without TLS, too: in a network that you trust"
     )
     peer_ca: FilePath | None = Field(None, description="CA (PEM) of the other services; none: plain connections")
     peer_cert: FilePath | None = Field(None, description="client certificate (PEM) that the other services ask for")
     peer_key: FilePath | None = Field(None, description="private key (PEM) of `PEER_CERT`")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tokens_of_files(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Reads the tokens that stand in files."""
+        files = {name: given[f"{name}_file"] for name in _TOKENS if given.get(f"{name}_file")}
+        if twice := [name.upper() for name in files if given.get(name) is not None]:
+            raise ValueError(f"{twice[0]} and {twice[0]}_FILE exclude each other; give one")
+        try:
+            return {**given, **{name: Path(file).read_text(encoding="utf-8").strip() for name, file in files.items()}}
+        except OSError as error:
+            raise ValueError(f"{error.filename} cannot be read ({error.strerror}); give a file with a token") from None
 
     @field_validator("host", mode="after")
     @classmethod

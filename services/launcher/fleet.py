@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +48,6 @@ READY_STATES = (2, 3)  # SERVING and DEGRADED
 Say = Callable[[str], None]
 
 
-_OF_SAMPLER = ("oracles", "oracle_token_files", "oracle_credentials", "people", "guideline")
-
-
 @dataclass(frozen=True)
 class Options:
     """The options of `up`; kept, so that a later `up` needs no flags. Of tokens only a fingerprint is kept."""
@@ -72,11 +69,6 @@ class Options:
     def optional(self) -> list[str]:
         """What else these options start beside the services."""
         return [name for name, asked in (("gold", self.gold_trees), ("workbench", self.workbench)) if asked]
-
-    @property
-    def of_sampler(self) -> dict[str, Any]:
-        """Those that concern the sampler alone."""
-        return {name: getattr(self, name) for name in _OF_SAMPLER}
 
 
 def fingerprint(*tokens: str) -> str:
@@ -167,16 +159,16 @@ class Fleet:
         return targets
 
     def _make_way(self, options: Options, say: Say) -> tuple[dict[str, ProcessId], dict[str, str]]:
-        """Ends what is to start again with other options. Returns what still runs, and the targets.
+        """Ends everything, to start again, when the options have changed. Returns what still runs, and the targets.
 
         Raises FailedPrecondition, and ends nothing, when a port is taken.
         """
         running, last = self.running(), self.targets()
-        ending = {name: running.pop(name) for name in self._affected(options) & set(running)}
+        ending, running = ({}, running) if self.options() in (None, options) else (running, {})
         released = {last[name] for name in ending if name in last}
         targets = self._choose_targets(options, running, released)
         if ending:
-            say(f"stopping {', '.join(sorted(ending))} to start again with other options")
+            say("stopping all services to start again with other options")
             self._end(ending)
         for name, target in targets.items():
             if target in released:
@@ -187,18 +179,6 @@ class Fleet:
     def credentials(self) -> str:
         """A fingerprint of the tokens; empty without."""
         return fingerprint(self._token or "", self._admin_token) if self._admin_token else ""
-
-    def _affected(self, options: Options) -> set[str]:
-        """Returns the processes whose options have changed since the last `up`."""
-        known = self.options() or options
-        gold_trees, gold_split = known.gold_trees, known.gold_split
-        asked = replace(options, workbench=known.workbench, **known.of_sampler)
-        if replace(asked, gold_trees=gold_trees, gold_split=gold_split) != known:
-            return {"redis", *SERVICES, "gold", "workbench"}  # a change that concerns all
-        affected = set() if known.workbench == options.workbench else {"workbench"}
-        if (gold_trees, gold_split) != (options.gold_trees, options.gold_split):
-            return {"gold", "sampler", "workbench"}
-        return affected if known.of_sampler == options.of_sampler else {"sampler"} | affected
 
     def down(self) -> list[str]:
         """Ends everything, Redis last. Returns the names of what was running."""

@@ -19,6 +19,7 @@ import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client import CollectorRegistry
+from pydantic import ValidationError
 from pydantic_settings import SettingsConfigDict
 
 from aeenc import Channel, EncoderClient, errors, vectors
@@ -462,3 +463,20 @@ def test_calls_are_counted_by_method_code_and_caller_and_timed_by_method() -> No
     assert of("aeenc_rpc_total", {"method": "/a.B/C", "code": "OK"}) == 2
     assert of("aeenc_caller_calls_total", {"caller": "ann", "code": "OK"}) == 1
     assert of("aeenc_caller_calls_total", {"caller": "ann", "code": "INTERNAL"}) == 1
+
+
+def test_a_token_may_stand_in_a_file_which_says_something_and_stands_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("secret\n")
+    monkeypatch.setenv("AEENC_TEST_TOKEN_FILE", str(file))
+    assert (Settings().token, Settings().admin_token) == ("secret", None)
+    with pytest.raises(ValidationError, match="TOKEN and TOKEN_FILE exclude each other"):
+        Settings(token="other")
+    file.write_text(" \n")
+    with pytest.raises(ValidationError, match="is empty; give a secret"):
+        Settings()
+    monkeypatch.setenv("AEENC_TEST_TOKEN_FILE", str(tmp_path / "nowhere"))
+    with pytest.raises(ValidationError, match="nowhere cannot be read"):
+        Settings()

@@ -64,6 +64,12 @@ async def test_a_service_reaches_another_that_asks_for_client_certificates_and_s
             return int(str(ended.value.code))
 
         assert await exit_status(cert, "--cert", own_cert, "--key", own_key) == 0
+        variables = {"PORT": server.port, "TLS_CERT": own_cert, "TLS_KEY": own_key, "PEER_CA": cert}
+        for name, value in variables.items():
+            monkeypatch.setenv(f"AEENC_INDEX_{name}", str(value))
+        assert await asyncio.to_thread(healthcheck.service_serves, "index")
+        monkeypatch.setenv("AEENC_INDEX_TLS_CERT", "")
+        assert not await asyncio.to_thread(healthcheck.service_serves, "index"), "it shows no certificate"
         assert await exit_status(cert) == 1
 
 

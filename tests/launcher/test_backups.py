@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import tarfile
@@ -31,8 +32,7 @@ __all__ = ["here", "other_redis_url", "there"]
 SECRET = "a-token-that-nobody-may-see"
 
 
-@pytest.mark.parametrize("name", ["backup", "backup.tar"])
-async def test_what_is_backed_up_comes_back_elsewhere(here: Deployment, there: Deployment, tmp_path: Path, name: str):
+async def test_what_is_backed_up_comes_back_elsewhere(here: Deployment, there: Deployment, tmp_path: Path):
     checkpoint, generation = await here.register("one"), here.activate("premises")
     explanations = here.store.root / folder_of(CORPUS) / ".explanations/000000000002-a.json"
     explanations.parent.mkdir()
@@ -43,9 +43,9 @@ async def test_what_is_backed_up_comes_back_elsewhere(here: Deployment, there: D
     await here.redis.xadd(f"{prefix}stream", {"n": "1"}, id="7-0")
     await here.redis.set(f"{prefix}lease", "owner", px=60_000)
     await here.redis.set("others:key", SECRET)
-    made = await here.back_up(tmp_path / name)
+    made = await here.back_up(tmp_path / "backup.tar")
     assert (made.keys, made.artifacts, made.corpora, made.damaged) == (7, 2, 1, ())
-    restored = await restore(there.redis, there.store, opened(tmp_path / name))
+    restored = await restore(there.redis, there.store, opened(tmp_path / "backup.tar"))
     assert (restored.keys, restored.artifacts) == (7, 2)
     assert await there.keys() == await here.keys()
     assert await there.redis.hgetall(f"{prefix}hash") == {"a": "é", "b": "2"}
@@ -84,9 +84,9 @@ async def test_what_is_deleted_while_it_is_copied_is_in_the_backup(
         return copy_builds(*arguments)
 
     monkeypatch.setattr(making, "copy_builds", delete_all)
-    made = await here.back_up(tmp_path / "backup")
+    made = await here.back_up(tmp_path / "backup.tar")
     assert made.damaged == ()
-    await restore(there.redis, there.store, opened(tmp_path / "backup"))
+    await restore(there.redis, there.store, opened(tmp_path / "backup.tar"))
     assert there.store.open("checkpoints", checkpoint.id)
     assert there.store.open(folder_of(CORPUS), read_active(there.store, CORPUS))
     assert not here.store.list("checkpoints")
@@ -110,7 +110,7 @@ async def test_what_is_made_and_removed_between_two_looks_makes_it_look_again(
         return found
 
     monkeypatch.setattr(making, "capture", racing)
-    made = await here.back_up(tmp_path / "backup")
+    made = await here.back_up(tmp_path / "backup.tar")
     assert seen == [1, 0]
     assert made.damaged == ()
 
@@ -128,8 +128,8 @@ async def test_keys_and_moves_are_of_one_moment(here: Deployment, tmp_path: Path
         return found
 
     monkeypatch.setattr(making, "capture", racing)
-    made = await here.back_up(tmp_path / "backup")
-    assert opened(tmp_path / "backup").manifest["corpora"] == {CORPUS: seen[0]}
+    made = await here.back_up(tmp_path / "backup.tar")
+    assert opened(tmp_path / "backup.tar").manifest["corpora"] == {CORPUS: seen[0]}
     assert made.keys == 1
 
 
@@ -138,8 +138,8 @@ async def test_an_unfinished_build_comes_back_as_far_as_it_said(here: Deployment
     (build / "generation").mkdir(parents=True)
     for name in ("premises.jsonl", "progress.json", "lock", "generation/vectors.npy", ".progress.json.abc"):
         (build / name).write_text(name)
-    await here.back_up(tmp_path / "backup")
-    backup = opened(tmp_path / "backup")
+    await here.back_up(tmp_path / "backup.tar")
+    backup = opened(tmp_path / "backup.tar")
     copied = [name.rpartition("/.builds/0123/")[2] for name in backup.files if ".builds/" in name]
     assert copied[0] == "progress.json"  # what it counts is in the files that are copied after it
     assert sorted(copied) == ["generation/vectors.npy", "lock", "premises.jsonl", "progress.json"]
@@ -148,73 +148,67 @@ async def test_an_unfinished_build_comes_back_as_far_as_it_said(here: Deployment
     assert restored.read_text() == "generation/vectors.npy"
 
 
-@pytest.mark.parametrize("name", ["backup", "backup.tar"])
-async def test_a_backup_that_breaks_off_is_none(
-    here: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-):
+async def test_a_backup_that_breaks_off_is_none(here: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     await here.register("one")
-    left = tmp_path / f".{name}.unfinished"
-    left.mkdir()
-    (left / MANIFEST).write_text("left by a killed one")
+    left = tmp_path / ".backup.tar.unfinished"
+    left.write_text("left by a killed one")
     with monkeypatch.context() as patch:
         patch.setattr(making, "copy_builds", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            await here.back_up(tmp_path / name)
-    assert not (tmp_path / name).exists()
+            await here.back_up(tmp_path / "backup.tar")
+    assert not (tmp_path / "backup.tar").exists()
     assert not left.exists()
-    await here.back_up(tmp_path / name)
-    opened(tmp_path / name)
+    await here.back_up(tmp_path / "backup.tar")
+    opened(tmp_path / "backup.tar")
 
 
 async def test_a_second_backup_takes_neither_the_place_of_a_first_nor_its_turn(here: Deployment, tmp_path: Path):
-    both = await asyncio.gather(*(here.back_up(tmp_path / "backup") for _ in range(2)), return_exceptions=True)
+    both = await asyncio.gather(*(here.back_up(tmp_path / "backup.tar") for _ in range(2)), return_exceptions=True)
     assert sorted(type(one).__name__ for one in both) == ["FailedPrecondition", "Made"]
-    with pytest.raises(errors.AlreadyExists, match="not empty"):
-        await here.back_up(tmp_path / "backup")
+    with pytest.raises(errors.AlreadyExists, match="exists; name a new file"):
+        await here.back_up(tmp_path / "backup.tar")
 
 
-@pytest.mark.parametrize("name", ["backup", "backup.tar"])
-async def test_every_damaged_file_is_named(here: Deployment, tmp_path: Path, name: str):
-    made = await here.register("one")
+async def test_every_damaged_file_is_named(here: Deployment, tmp_path: Path):
+    await here.register("one")
     here.activate("premises")
-    await here.back_up(tmp_path / name)
-    if name == "backup":
-        places = {path: path.stat().st_size // 2 for path in (tmp_path / name).rglob("*") if path.is_file()}
-    else:
-        with tarfile.open(tmp_path / name) as tar:
-            members = [member for member in tar.getmembers() if member.isfile()]
-        places = {Path(one.name): one.offset_data + one.size // 2 for one in members}
+    await here.back_up(tmp_path / "backup.tar")
+    with tarfile.open(tmp_path / "backup.tar") as tar:
+        members = [member for member in tar.getmembers() if member.isfile()]
+    places = {Path(one.name): one.offset_data + one.size // 2 for one in members}
     assert len(places) == 7, sorted(places)
+    target = tmp_path / "backup.tar"
     for path, offset in places.items():
-        target = path if name == "backup" else tmp_path / name
         whole = target.read_bytes()
         target.write_bytes(whole[:offset] + bytes([whole[offset] ^ 1]) + whole[offset + 1 :])
         with pytest.raises(errors.DataLoss, match=path.name):
-            opened(tmp_path / name)
+            opened(tmp_path / "backup.tar")
         target.write_bytes(whole)
-    if name == "backup":
-        (tmp_path / name / "artifacts" / "checkpoints" / made.id / "vectors.npy").unlink()
-    else:
-        os.truncate(tmp_path / name, 4096)
-    with pytest.raises((errors.DataLoss, errors.NotFound), match=str(tmp_path / name)):
-        opened(tmp_path / name)
+    os.truncate(target, 4096)
+    with pytest.raises((errors.DataLoss, errors.NotFound), match=str(tmp_path / "backup.tar")):
+        opened(tmp_path / "backup.tar")
 
 
-async def test_newer_and_unfinished_backups_are_refused_by_name(here: Deployment, tmp_path: Path):
-    await here.back_up(tmp_path / "backup")
-    manifest = tmp_path / "backup" / MANIFEST
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format_version": 2}))
+def test_newer_and_unfinished_backups_are_refused_by_name(tmp_path: Path):
+    newer, unfinished = tmp_path / "newer.tar", tmp_path / "unfinished.tar"
+    with tarfile.open(newer, "w") as tar:
+        record = json.dumps({"format_version": 2}).encode()
+        info = tarfile.TarInfo(MANIFEST)
+        info.size = len(record)
+        tar.addfile(info, io.BytesIO(record))
     with pytest.raises(NewerFormat, match=r"manifest\.json has format_version 2"):
-        Backup(tmp_path / "backup")
-    manifest.unlink()
+        Backup(newer)
+    tarfile.open(unfinished, "w").close()
     with pytest.raises(errors.NotFound, match="is not a backup"):
-        Backup(tmp_path / "backup")
+        Backup(unfinished)
+    with pytest.raises(errors.DataLoss, match=r"is not a whole \.tar"):
+        Backup(tmp_path)
 
 
 async def test_a_place_that_is_not_empty_is_named_and_kept(here: Deployment, there: Deployment, tmp_path: Path):
     new, old = await here.register("new"), await there.register("old")
-    await here.back_up(tmp_path / "backup")
-    backup = opened(tmp_path / "backup")
+    await here.back_up(tmp_path / "backup.tar")
+    backup = opened(tmp_path / "backup.tar")
     keys = await there.keys()
     with pytest.raises(errors.FailedPrecondition, match=rf"keys aeenc.*checkpoints has {old.id}.*--force") as caught:
         await restore(there.redis, there.store, backup)
@@ -249,12 +243,12 @@ def test_a_home_goes_into_another_home_without_its_secrets(tmp_path: Path):
     (home / "state" / "trainer").mkdir(parents=True)
     (home / "state" / "trainer" / "token").write_text(SECRET)
     ArtifactStore(home / "artifacts")
-    done = aeenc("--json", "backup", tmp_path / "backup", "--home", home)
+    done = aeenc("--json", "backup", tmp_path / "backup.tar", "--home", home)
     assert done.exit_code == 0, done.output
-    assert SECRET not in "".join(path.read_text() for path in (tmp_path / "backup").rglob("*") if path.is_file())
-    done = aeenc("--json", "restore", tmp_path / "backup", "--check")
+    assert SECRET.encode() not in (tmp_path / "backup.tar").read_bytes()
+    done = aeenc("--json", "restore", tmp_path / "backup.tar", "--check")
     assert json.loads(done.stdout)["sound"] is True
-    done = aeenc("--json", "restore", tmp_path / "backup", "--home", tmp_path / "other")
+    done = aeenc("--json", "restore", tmp_path / "backup.tar", "--home", tmp_path / "other")
     assert done.exit_code == 0, done.output
     (tmp_path / "other" / "artifacts" / RESTORING).mkdir()
     with pytest.raises(errors.FailedPrecondition, match="broke off; run it again with --force"):

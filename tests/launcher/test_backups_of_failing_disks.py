@@ -36,12 +36,12 @@ async def test_what_lacks_files_already_is_named_and_all_else_is_saved(here: Dep
     generation = here.activate("premises")
     shutil.rmtree(here.store.path("checkpoints", lost.id))
     (here.store.path(folder_of(CORPUS), generation) / "vectors.npy").write_text("tampered")
-    made = await here.back_up(tmp_path / "backup")
+    made = await here.back_up(tmp_path / "backup.tar")
     assert made.damaged == (
         f"checkpoints/{lost.id} has no files, though checkpoint {lost.id} is registered",
         f"{folder_of(CORPUS)}/{generation}/vectors.npy does not have the sha256 of its manifest",
     )
-    assert f"artifacts/checkpoints/{kept.id}/{MANIFEST}" in opened(tmp_path / "backup").files
+    assert f"artifacts/checkpoints/{kept.id}/{MANIFEST}" in opened(tmp_path / "backup.tar").files
 
 
 async def test_a_manifest_that_is_not_the_registered_one_is_named_and_all_else_comes_back(
@@ -50,9 +50,9 @@ async def test_a_manifest_that_is_not_the_registered_one_is_named_and_all_else_c
     made, generation = await here.register("one"), here.activate("premises")
     manifest = here.store.path("checkpoints", made.id) / MANIFEST
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "created_at": "2020-01-01T00:00:00+00:00"}))
-    backup = await here.back_up(tmp_path / "backup")
+    backup = await here.back_up(tmp_path / "backup.tar")
     assert backup.damaged == (f"checkpoints/{made.id}/{MANIFEST} cannot be read (not the registered sha256)",)
-    await restore(there.redis, there.store, opened(tmp_path / "backup"))
+    await restore(there.redis, there.store, opened(tmp_path / "backup.tar"))
     assert read_active(there.store, CORPUS) == generation
 
 
@@ -64,12 +64,12 @@ async def test_a_record_of_a_corpus_that_cannot_be_read_is_named_and_all_else_is
     unreadable = here.store.root / folder_of(CORPUS) / record
     unreadable.parent.mkdir(exist_ok=True)
     unreadable.symlink_to(unreadable)
-    made = await here.back_up(tmp_path / "backup")
+    made = await here.back_up(tmp_path / "backup.tar")
     assert made.damaged[0] == f"{folder_of(CORPUS)}/{record} cannot be read ({os.strerror(errno.ELOOP)})"
     assert made.damaged[1:] == (
         (f"corpus {CORPUS}: its records cannot be read ({os.strerror(errno.ELOOP)})",) if MOVES in record else ()
     )
-    assert f"artifacts/{folder_of(CORPUS)}/{MOVES}/000000000001.json" in opened(tmp_path / "backup").files
+    assert f"artifacts/{folder_of(CORPUS)}/{MOVES}/000000000001.json" in opened(tmp_path / "backup.tar").files
 
 
 class Source(io.FileIO):
@@ -112,17 +112,16 @@ def breaking_at(place: int) -> Callable[[int], None]:
     return at_read
 
 
-@pytest.mark.parametrize("name", ["backup", "backup.tar"])
 @pytest.mark.parametrize(("broken", "place"), [("vectors.npy", 1), (MANIFEST, 0)])
 async def test_a_file_that_breaks_in_the_middle_is_named_and_all_else_comes_back(
-    here: Deployment, there: Deployment, tmp_path: Path, name: str, broken: str, place: int
+    here: Deployment, there: Deployment, tmp_path: Path, broken: str, place: int
 ):
     checkpoint, generation = await here.register(LARGE), here.activate("premises")
     with pytest.MonkeyPatch.context() as patch:
         replace_source(patch, f"checkpoints/{checkpoint.id}/{broken}", breaking_at(place))
-        made = await here.back_up(tmp_path / name)
+        made = await here.back_up(tmp_path / "backup.tar")
     assert made.damaged == (f"checkpoints/{checkpoint.id}/{broken} cannot be read (Input/output error)",)
-    backup = opened(tmp_path / name)
+    backup = opened(tmp_path / "backup.tar")
     assert f"artifacts/checkpoints/{checkpoint.id}/{broken}" not in backup.files
     await restore(there.redis, there.store, backup)
     assert read_active(there.store, CORPUS) == generation
@@ -142,14 +141,15 @@ async def test_a_journal_that_breaks_in_the_middle_is_named(here: Deployment, tm
     assert set(opened(tmp_path / "backup.tar").files) == {making.KEYS}
 
 
-@pytest.mark.parametrize("name", ["backup", "backup.tar"])
-async def test_a_backup_without_room_is_none_and_blames_no_source(here: Deployment, tmp_path: Path, name: str):
+async def test_a_backup_without_room_is_none_and_blames_no_source(here: Deployment, tmp_path: Path):
     await here.register(LARGE)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(LARGE) // 2, before[1]))
     try:
-        with pytest.raises(errors.FailedPrecondition, match=rf"{name} cannot be written \(File too large\); make room"):
-            await here.back_up(tmp_path / name)
+        with pytest.raises(
+            errors.FailedPrecondition, match=r"backup.tar cannot be written \(File too large\); make room"
+        ):
+            await here.back_up(tmp_path / "backup.tar")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert names(tmp_path) == ["here"]
@@ -163,27 +163,24 @@ async def test_a_place_that_cannot_be_written_to_is_named(here: Deployment, tmp_
     assert names(tmp_path) == ["file"]
 
 
-@pytest.mark.parametrize("name", ["backup", "backup.tar"])
 async def test_a_disk_without_room_for_a_name_is_named(
-    here: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    here: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    method = "mkdir" if name == "backup" else "open"
-    own = getattr(Path, method)
+    own = Path.open
 
     def full(path: Path, *arguments: Any, **options: Any) -> Any:
-        if path.name == f".{name}.unfinished":
+        if path.name == ".backup.tar.unfinished":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return own(path, *arguments, **options)
 
-    monkeypatch.setattr(Path, method, full)
-    with pytest.raises(errors.FailedPrecondition, match=rf"{name} cannot be written \(No space left"):
-        await here.back_up(tmp_path / name)
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(errors.FailedPrecondition, match=r"backup.tar cannot be written \(No space left"):
+        await here.back_up(tmp_path / "backup.tar")
     assert names(tmp_path) == []
 
 
-@pytest.mark.parametrize("name", ["backup", "backup.tar"])
 async def test_a_cancelled_backup_copies_nothing_more_and_leaves_nothing(
-    here: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    here: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     made, reads = await here.register(LARGE), list[int]()
 
@@ -193,7 +190,7 @@ async def test_a_cancelled_backup_copies_nothing_more_and_leaves_nothing(
 
     replace_source(monkeypatch, f"checkpoints/{made.id}/vectors.npy", slowly)
     monkeypatch.setattr(archive, "_BLOCK_BYTES", 16 * 1024)
-    working = asyncio.create_task(here.back_up(tmp_path / name))
+    working = asyncio.create_task(here.back_up(tmp_path / "backup.tar"))
     await until(lambda: len(reads) > 2)
     working.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -243,13 +243,15 @@ def test_long_work_is_cancelled_resumed_and_listed_by_its_id(
 
 
 @pytest.mark.slow
-def test_another_oracle_restarts_the_sampler_alone(home: Path, client: aeenc.Client):
+def test_another_option_restarts_all_and_the_same_ones_nothing(home: Path, client: aeenc.Client):
     fleet = Fleet(home)
     before, options = fleet.running(), fleet.options()
     assert options is not None
     fleet.up(replace(options, oracles={**options.oracles, "other": "127.0.0.1:1"}, people={"team": 2}))
     after = Fleet(home).running()
-    assert {name for name in after if after[name] != before[name]} == {"sampler"}
+    assert {name for name in after if after[name] != before[name]} == set(before)
+    fleet.up(replace(options, oracles={**options.oracles, "other": "127.0.0.1:1"}, people={"team": 2}))
+    assert Fleet(home).running() == after
     assert set(client.sampler.info().oracles) == {"mine", "other", "team"}
 
 

@@ -24,6 +24,7 @@ from services.kit.credentials.credential_file import Credential, HashedToken, lo
 from services.kit.credentials.quota import TokenBucket
 from services.kit.credentials.roles import Role, role_for
 from services.kit.logs import get
+from services.kit.credentials.watched_files import WatchedFiles
 
 log = get(__name__)
 
@@ -124,14 +125,12 @@ class Gate:
         self.admin_services: set[str] = set()
         self.problem = ""  # why the file on disk is not in force
         self._token, self._admin_token = token, admin_token
-        self._path, self._service = path, service
+        self._path, self._service, self._file = path, service, WatchedFiles(path)
         self._wall_clock, self._clock = wall_clock, clock
         self._known: dict[bytes, list[tuple[bytes, HashedToken, Credential, Caller]]] = {}
         self._callers: dict[str, tuple[Credential, Caller]] = {}
-        self._seen: tuple[int, ...] = ()
         self._open: set[Callable[[], None]] = set()  # calls that last
         if path is not None:
-            self._seen = _stamp(path)
             self._use(load(path))
 
     def admit(self, method: str, authorization: str) -> Caller:
@@ -196,9 +195,8 @@ class Gate:
 
     def _read(self) -> tuple[Credential, ...] | errors.InvalidArgument | None:
         """Returns what a changed file says, or what is wrong with it; None without a change."""
-        if self._path is None or (stamp := _stamp(self._path)) == self._seen:
+        if self._path is None or not self._file.have_changed():
             return None
-        self._seen = stamp
         try:
             return load(self._path)
         except errors.InvalidArgument as error:
@@ -276,12 +274,3 @@ def origin(context: Any) -> str:
 def _same(sent: str, known: str | None) -> bool:
     """Whether a token was sent and is the one that is known; nothing is like nothing."""
     return bool(known and known.strip()) and secrets.compare_digest(sent.encode(), str(known).encode())
-
-
-def _stamp(path: Path) -> tuple[int, ...]:
-    """Returns what changes when a file is written or replaced; nothing of one that is away."""
-    try:
-        now = path.stat()
-    except OSError:
-        return ()
-    return now.st_ino, now.st_size, now.st_mtime_ns

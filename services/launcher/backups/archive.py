@@ -1,6 +1,6 @@
-"""A backup as files: a directory, or one `.tar`, with a manifest that comes last.
+"""A backup as one `.tar`, whose last file is its manifest.
 
-    hidden unfinished name -> files, hashed and synced -> manifest.json -> rename
+    hidden unfinished name -> files, hashed -> manifest.json -> sync, rename
 
 Without its manifest a backup does not exist. The manifest names every file with size and SHA-256, and has a SHA-256 of
 itself. What the files mean is up to `making.py` and `restoring.py`.
@@ -14,7 +14,6 @@ import hashlib
 import io
 import json
 import os
-import shutil
 import tarfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -29,15 +28,14 @@ from services.store.formats import check_format
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
-TAR = ".tar"
 _BLOCK_BYTES = 1024 * 1024
 
 
 class BackupWriter:
     """A backup in the making, `files` of which are added one by one."""
 
-    def __init__(self, target: Path, place: Path, tar: tarfile.TarFile | None) -> None:
-        self._target, self._place, self._tar = target, place, tar
+    def __init__(self, target: Path, tar: tarfile.TarFile) -> None:
+        self._target, self._tar = target, tar
         self._stopped = threading.Event()
         self.files: dict[str, FileEntry] = {}
 
@@ -48,25 +46,15 @@ class BackupWriter:
         takes others all the same. Raises FailedPrecondition when the backup cannot be written, Cancelled after `stop`.
         """
         measured = _Measured(source, size_bytes, self._stopped)
+        info = tarfile.TarInfo(name)
+        info.size = size_bytes
         with _writing(self._target):
-            if self._tar is not None:
-                info = tarfile.TarInfo(name)
-                info.size = size_bytes
-                self._tar.addfile(info, measured)
-            else:
-                self._add_file(self._place / name, measured)
+            self._tar.addfile(info, measured)
         if measured.error is not None:
             raise measured.error
         entry = FileEntry(measured.digest.hexdigest(), size_bytes)
         self.files[name] = entry
         return entry
-
-    def _add_file(self, path: Path, measured: _Measured) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("xb") as file:
-            shutil.copyfileobj(measured, file, _BLOCK_BYTES)
-            file.flush()
-            os.fsync(file.fileno())
 
     def stop(self) -> None:
         """Ends an `add` that works in another thread, and all later ones."""
@@ -100,17 +88,15 @@ def new_backup(target: Path) -> Iterator[BackupWriter]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise errors.FailedPrecondition(f"another backup to {target} is being made; wait for it") from None
-        if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
-            raise errors.AlreadyExists(f"{target} exists and is not empty; name a new place for the backup")
-        with _writing(target):
-            _remove(place)
+        if os.path.lexists(target):
+            raise errors.AlreadyExists(f"{target} exists; name a new file for the backup")
         try:
-            with _new_tar(target, place) if target.suffix == TAR else _new_folder(target, place) as writer:
+            with _new_tar(target, place) as writer:
                 yield writer
             with _writing(target):
                 place.rename(target)
         except BaseException:
-            _remove(place)
+            place.unlink(missing_ok=True)
             raise
         finally:
             Path(lock.name).unlink(missing_ok=True)
@@ -118,22 +104,12 @@ def new_backup(target: Path) -> Iterator[BackupWriter]:
 
 
 @contextmanager
-def _new_folder(target: Path, place: Path) -> Iterator[BackupWriter]:
-    with _writing(target):
-        place.mkdir()
-    yield BackupWriter(target, place, None)
-    with _writing(target):
-        for folder in [place, *(path for path in place.rglob("*") if path.is_dir())]:
-            sync_directory(folder)
-
-
-@contextmanager
 def _new_tar(target: Path, place: Path) -> Iterator[BackupWriter]:
     with _writing(target):
-        file = place.open("xb")
+        file = place.open("wb")
     try:
         with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
-            yield BackupWriter(target, place, tar)
+            yield BackupWriter(target, tar)
             with _writing(target):
                 tar.close()
                 file.flush()
@@ -159,12 +135,12 @@ class Backup:
     def __init__(self, source: Path) -> None:
         """Opens it. Raises NotFound without a manifest, DataLoss for a damaged one, NewerFormat for a newer one."""
         self.source = source
-        self._tar: tarfile.TarFile | None = None
-        if source.is_file():
-            try:
-                self._tar = tarfile.open(source, "r:")  # noqa: SIM115 -- closed by `close`
-            except (tarfile.TarError, OSError, EOFError) as error:
-                raise errors.DataLoss(f"{source} is not a whole .tar ({error}); take another backup") from error
+        try:
+            self._tar = tarfile.open(source, "r:")  # noqa: SIM115 -- closed by `close`
+        except FileNotFoundError:
+            raise errors.NotFound(f"there is no {source}; name a backup") from None
+        except (tarfile.TarError, OSError, EOFError) as error:
+            raise errors.DataLoss(f"{source} is not a whole .tar ({error}); take another backup") from error
         self.manifest = _parsed(self._read_manifest(), f"{source}/{MANIFEST}")
         self.files = {name: FileEntry(one["sha256"], one["size_bytes"]) for name, one in self.manifest["files"].items()}
         for name in self.files:
@@ -173,8 +149,7 @@ class Backup:
 
     def close(self) -> None:
         """Closes the `.tar`."""
-        if self._tar is not None:
-            self._tar.close()
+        self._tar.close()
 
     def copy(self, name: str, target: IO[bytes] | None = None) -> None:
         """Reads a file, into `target` if there is one. Raises DataLoss, naming it, unless it is as it was written."""
@@ -198,11 +173,6 @@ class Backup:
         return content.getvalue()
 
     def _open(self, name: str) -> IO[bytes]:
-        if self._tar is None:
-            path = self.source / name
-            if path.is_symlink():
-                raise OSError("it is a link")
-            return path.open("rb")
         file = self._tar.extractfile(name)
         if file is None:
             raise OSError("it is no regular file")
@@ -213,8 +183,6 @@ class Backup:
             with self._open(MANIFEST) as file:
                 return file.read()
         except (OSError, KeyError, tarfile.TarError):
-            if not self.source.exists():
-                raise errors.NotFound(f"there is no {self.source}; name a backup") from None
             why = f"it has no {MANIFEST}, which is written last; name a finished and whole one"
             raise errors.NotFound(f"{self.source} is not a backup, or only the beginning of one: {why}") from None
 
@@ -257,10 +225,3 @@ def _parsed(data: bytes, name: str) -> dict[str, Any]:
     if said != _digest_of(record):
         raise errors.DataLoss(f"{name} does not have its own sha256; take another backup")
     return record
-
-
-def _remove(place: Path) -> None:
-    if place.is_dir():
-        shutil.rmtree(place)
-    with contextlib.suppress(FileNotFoundError):
-        place.unlink()

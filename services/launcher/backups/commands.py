@@ -34,7 +34,7 @@ Artifacts = Annotated[Path | None, typer.Option(help="The ARTIFACTS_DIR of other
 
 def back_up(
     context: typer.Context,
-    target: Annotated[Path, typer.Argument(help="A new directory, or a new file that ends in .tar.")],
+    target: Annotated[Path, typer.Argument(help="A new file, such as monday.tar.")],
     home: Home = None,
     redis: RedisUrl = "",
     artifacts: Artifacts = None,
@@ -72,7 +72,7 @@ async def _back_up(
 
 def bring_back(
     context: typer.Context,
-    source: Annotated[Path, typer.Argument(help="The directory or .tar of a backup.")],
+    source: Annotated[Path, typer.Argument(help="The .tar of a backup.")],
     home: Home = None,
     redis: RedisUrl = "",
     artifacts: Artifacts = None,
@@ -115,7 +115,7 @@ Url = Annotated[str, typer.Option(help="The object store behind --artifacts, whi
 def export_corpus(
     context: typer.Context,
     corpus: Annotated[str, typer.Argument(help="The corpus.")],
-    target: Annotated[Path, typer.Argument(help="A new file that ends in .tar, or a new directory.")],
+    target: Annotated[Path, typer.Argument(help="A new file, such as science.tar.")],
     generation: Annotated[str, typer.Option(help="[default: the active one]")] = "",
     home: Home = None,
     artifacts: Annotated[Path | None, typer.Option(help="The ARTIFACTS_DIR of other services.")] = None,

@@ -225,7 +225,7 @@ spec:
           volumeMounts:
             - {name: tmp, mountPath: /tmp}
             {{- if $artifacts }}
-            - {name: artifacts, mountPath: /var/lib/aeenc/artifacts}
+            - {name: artifacts, mountPath: /var/lib/aeenc/artifacts{{ if eq .component "encoder" }}, readOnly: true{{ end }}}
             {{- end }}
             {{- if and $v.auth.tokensFile $four }}
             - {name: credentials, mountPath: /etc/aeenc/credentials, readOnly: true}

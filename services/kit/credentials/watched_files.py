@@ -1,0 +1,28 @@
+"""Files of secrets that may be replaced while a service runs: tokens, certificates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class WatchedFiles:
+    """Tells when one of some files was written, replaced or taken away since the last look."""
+
+    def __init__(self, *paths: Path | None) -> None:
+        self._paths = [path for path in paths if path is not None]
+        self._seen = self._stamps()
+
+    def have_changed(self) -> bool:
+        """Whether one has changed since the last look, or since the start."""
+        before, self._seen = self._seen, self._stamps()
+        return self._seen != before
+
+    def _stamps(self) -> list[tuple[int, ...]]:
+        stamps: list[tuple[int, ...]] = []
+        for path in self._paths:
+            try:
+                now = path.stat()
+                stamps.append((now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns))
+            except OSError:
+                stamps.append(())
+        return stamps
