@@ -46,10 +46,10 @@ from services.kit.calls.metrics import RpcMetrics
 from services.kit.concurrency import cancel_all
 from services.kit.convert import to_timestamp
 from services.kit.credentials.gate import Gate
+from services.kit.credentials.watched_files import WatchedFiles
 from services.kit.limits import Limits
 from services.kit.readiness import Readiness, State
 from services.kit.settings import ServiceSettings
-from services.kit.credentials.watched_files import WatchedFiles
 
 log = logs.get(__name__)
 Hook = Callable[[], Awaitable[None]]

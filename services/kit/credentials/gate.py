@@ -23,8 +23,8 @@ from services.kit.call import CALL
 from services.kit.credentials.credential_file import Credential, HashedToken, load
 from services.kit.credentials.quota import TokenBucket
 from services.kit.credentials.roles import Role, role_for
-from services.kit.logs import get
 from services.kit.credentials.watched_files import WatchedFiles
+from services.kit.logs import get
 
 log = get(__name__)
 
