@@ -40,7 +40,7 @@ def generated() -> str:
     types += ["from collections.abc import Iterator", "from typing import Self"]
     imports = ["from functools import cached_property", "from typing import TYPE_CHECKING"]
     imports += [f"from aeenc.{ROOT_MODULE} import {ROOT_CLASS}"]
-    imports += ["from aeenc.transport.sync import LOOP, Caller, given, run"]
+    imports += ["from aeenc.transport.sync import LOOP, Caller, given, given_options, run"]
     imports += ["if TYPE_CHECKING:  # to load all clients takes long enough to be worth waiting for the first use"]
     imports += [f"    {line}" for line in types if not line.endswith(f" {ROOT_CLASS}")]
     text = HEAD + "\n".join(imports) + "\n\n\n" + "\n\n\n".join(classes) + "\n"
@@ -172,7 +172,7 @@ def _method(module: _Module, node: ast.AsyncFunctionDef) -> str:
     passed = [lent[one.arg] for one in node.args.args[1:]]
     passed += [f"{one.arg}={lent[one.arg]}" for one in node.args.kwonlyargs]
     if node.args.kwarg is not None:
-        passed.append(f"**{{name: given(value) for name, value in {node.args.kwarg.arg}.items()}}")
+        passed.append(f"**given_options({node.args.kwarg.arg})")
     call = f"self._awaiting.{node.name}({', '.join(passed)})"
     returns = ast.unparse(node.returns) if node.returns else "None"
     module.use(_blocking(node.returns))

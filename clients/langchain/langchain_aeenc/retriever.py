@@ -55,10 +55,16 @@ class AeencRetriever(BaseRetriever):
     drop_self: bool = True
     exclude: Sequence[str] = ()
     splits: Sequence[str] = ()
+    only_ids: Sequence[str] = ()
+    before_id: str = ""
+    tags: Sequence[str] = ()
     generation: str = ""
     truncate: bool = False
     precision: Precision | None = None
     routing_key: str = ""
+    exact: bool = False
+    nprobe: int = 0
+    ef_search: int = 0
     timeout_s: float | None = None
 
     _opened: dict[tuple[Any, ...], PremiseRetriever] = PrivateAttr(default_factory=dict)

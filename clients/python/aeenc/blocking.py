@@ -9,13 +9,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from aeenc.client import AsyncClient
-from aeenc.transport.sync import LOOP, Caller, given, run
+from aeenc.transport.sync import LOOP, Caller, given, given_options, run
 
 if TYPE_CHECKING:  # to load all clients takes long enough to be worth waiting for the first use
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
     from pathlib import Path
-    from typing import Any, Self
+    from typing import Any, Self, Unpack
 
     import numpy as np
     from numpy.typing import NDArray
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # to load all clients takes long enough to be worth waiting f
     from aeenc import values
     from aeenc.calls.encoding import Encoded, Lane, Precision, Role, Scored
     from aeenc.calls.premises import PremiseForm
-    from aeenc.calls.retrieval import Fusion, Mode, Rankings, Retrieval, Retrieved, SearchResult
+    from aeenc.calls.retrieval import Mode, Rankings, Retrieval, Retrieved, RetrieveOptions, SearchResult
     from aeenc.encoder import EncoderClient
     from aeenc.index import BuildStage, IndexClient
     from aeenc.oracle import NodeVerdictName, Verdicts
@@ -290,30 +290,9 @@ class BlockingIndexClient:
         texts: Sequence[str],
         *,
         k: int = 10,
-        label: str | None = None,
-        version: str | None = None,
-        mode: Mode = "dense",
-        fusion: Fusion | None = None,
         accepted: Sequence[Sequence[str]] = (),
-        prior: float = 0.0,
-        negative_feedback: float = 0.0,
-        rerank: int = 0,
-        rerank_weight: float = 0.0,
-        rerank_versions: Sequence[str] = (),
-        drop_self: bool = True,
-        exclude: Sequence[str] = (),
-        splits: Sequence[str] = (),
-        only_ids: Sequence[str] = (),
-        before_id: str = "",
-        tags: Sequence[str] = (),
-        generation: str = "",
-        truncate: bool = False,
-        precision: Precision | None = None,
-        routing_key: str = "",
-        exact: bool = False,
-        nprobe: int = 0,
-        ef_search: int = 0,
         timeout_s: float | None = None,
+        **options: Unpack[RetrieveOptions],
     ) -> Retrieved:
         """Finds the k premises that best explain each text, k from 1 to 1,000.
 
@@ -338,33 +317,7 @@ class BlockingIndexClient:
         """
         return run(
             self._awaiting.retrieve(
-                corpus,
-                given(texts),
-                k=k,
-                label=label,
-                version=version,
-                mode=mode,
-                fusion=fusion,
-                accepted=given(accepted),
-                prior=prior,
-                negative_feedback=negative_feedback,
-                rerank=rerank,
-                rerank_weight=rerank_weight,
-                rerank_versions=given(rerank_versions),
-                drop_self=drop_self,
-                exclude=given(exclude),
-                splits=given(splits),
-                only_ids=given(only_ids),
-                before_id=before_id,
-                tags=given(tags),
-                generation=generation,
-                truncate=truncate,
-                precision=precision,
-                routing_key=routing_key,
-                exact=exact,
-                nprobe=nprobe,
-                ef_search=ef_search,
-                timeout_s=timeout_s,
+                corpus, given(texts), k=k, accepted=given(accepted), timeout_s=timeout_s, **given_options(options)
             )
         )
 

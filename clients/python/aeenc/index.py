@@ -7,10 +7,10 @@ import time
 import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from aeenc import errors, values, vectors
-from aeenc.calls.encoding import Precision, precision_name, precision_number, selector, truncation
+from aeenc.calls.encoding import precision_name
 from aeenc.calls.inputs import (
     begins_again,
     listed,
@@ -19,13 +19,12 @@ from aeenc.calls.inputs import (
 )
 from aeenc.calls.premises import build_requests, explanation_requests, premise_messages
 from aeenc.calls.retrieval import (
-    Fusion,
     Hit,
-    Mode,
-    RankingCall,
     Rankings,
     Retrieval,
+    RetrieveCall,
     Retrieved,
+    RetrieveOptions,
     SearchResult,
     premise_filter,
     rank,
@@ -33,7 +32,7 @@ from aeenc.calls.retrieval import (
 from aeenc.transport.channel import Channel
 from aeenc.transport.checks import check_seconds
 from aeenc.v1 import index_pb2, index_pb2_grpc, types_pb2
-from aeenc.values.writing import message, message_of, shown
+from aeenc.values.writing import message, shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -114,30 +113,9 @@ class IndexClient:
         texts: Sequence[str],
         *,
         k: int = 10,
-        label: str | None = None,
-        version: str | None = None,
-        mode: Mode = "dense",
-        fusion: Fusion | None = None,
         accepted: Sequence[Sequence[str]] = (),
-        prior: float = 0.0,
-        negative_feedback: float = 0.0,
-        rerank: int = 0,
-        rerank_weight: float = 0.0,
-        rerank_versions: Sequence[str] = (),
-        drop_self: bool = True,
-        exclude: Sequence[str] = (),
-        splits: Sequence[str] = (),
-        only_ids: Sequence[str] = (),
-        before_id: str = "",
-        tags: Sequence[str] = (),
-        generation: str = "",
-        truncate: bool = False,
-        precision: Precision | None = None,
-        routing_key: str = "",
-        exact: bool = False,
-        nprobe: int = 0,
-        ef_search: int = 0,
         timeout_s: float | None = None,
+        **options: Unpack[RetrieveOptions],
     ) -> Retrieved:
         """Finds the k premises that best explain each text, k from 1 to 1,000.
 
@@ -160,38 +138,7 @@ class IndexClient:
         that no encoder serves, InvalidArgument for an option out of range, FailedPrecondition where the corpus lacks
         what the mode needs, such as words or explanations.
         """
-        refuse_single_texts(texts=texts, accepted=accepted, rerank_versions=rerank_versions, exclude=exclude)
-        accepted = listed(accepted, "accepted")  # one that can be gone through only once is gone through twice here
-        for number, ids in enumerate(accepted):
-            refuse_single_text(ids, f"accepted[{number}]")
-        request = message(
-            index_pb2.RetrieveRequest,
-            corpus=corpus,
-            texts=texts,
-            k=k,
-            options=Retrieval(
-                mode=mode,
-                fusion=fusion,
-                prior=prior,
-                rerank=rerank,
-                negative_feedback=negative_feedback,
-                rerank_weight=rerank_weight,
-                rerank_versions=rerank_versions,
-            ).to_proto(),
-            accepted=[
-                message_of(f"accepted[{number}]", types_pb2.PremiseSet, premise_ids=ids)
-                for number, ids in enumerate(accepted)
-            ],
-            model=selector(label, version),
-            exclude_ids=exclude,
-            filter=premise_filter(splits, only_ids, before_id, tags),
-            generation=generation,
-            drop_self=drop_self,
-            truncate=truncation(truncate),
-            precision=precision_number(precision),
-            routing_key=routing_key,
-            params=message(index_pb2.SearchParams, exact=exact, nprobe=nprobe, ef_search=ef_search),
-        )
+        request = RetrieveCall.of(options).request(corpus, texts, k, accepted)
         response = await self.channel.unary(self._stub.Retrieve, request, timeout_s=timeout_s, hedge=True)
         return Retrieved(
             results=[
@@ -229,8 +176,17 @@ class IndexClient:
         """
         if not isinstance(retrieval := retrieval or Retrieval(), Retrieval):
             raise errors.InvalidArgument.field("retrieval", f"is {shown(retrieval)}; give a Retrieval")
-        call = RankingCall(corpus, retrieval, label, version, generation, drop_self, splits)
-        return await rank(self.retrieve, call, texts, k, accepted)
+        call = RetrieveCall(
+            **retrieval.options(),
+            label=label,
+            version=version,
+            generation=generation,
+            drop_self=drop_self,
+            splits=splits,
+            truncate=True,
+            precision="float32",
+        )
+        return await rank(self.retrieve, corpus, call, texts, k, accepted)
 
     async def get_premises(self, corpus: str, ids: Sequence[str], *, generation: str = "") -> list[values.Premise]:
         """Looks premises up by id or alias, in the order of `ids`."""

@@ -9,48 +9,26 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
-from aeenc.calls.encoding import Precision
+from aeenc.calls import retrieval
 from aeenc.calls.inputs import refuse_single_texts
-from aeenc.calls.retrieval import Fusion, Mode, Retrieved
+from aeenc.calls.retrieval import CALL_OPTIONS, Retrieved
 from aeenc.errors import InvalidArgument
 from aeenc.index import IndexClient
 from aeenc.transport.sync import awaited, run
 from aeenc.transport.targets import Targets
 
 
-class RetrieveOptions(TypedDict, total=False):
+class RetrieveOptions(retrieval.RetrieveOptions, total=False):
     """The options of `IndexClient.retrieve`, which documents them; `accepted` are the ids for the one text."""
 
     k: int
-    label: str | None
-    version: str | None
-    mode: Mode
-    fusion: Fusion | None
     accepted: Sequence[str]
-    prior: float
-    negative_feedback: float
-    rerank: int
-    rerank_weight: float
-    rerank_versions: Sequence[str]
-    drop_self: bool
-    exclude: Sequence[str]
-    splits: Sequence[str]
-    only_ids: Sequence[str]
-    before_id: str
-    tags: Sequence[str]
-    generation: str
-    truncate: bool
-    precision: Precision | None
-    routing_key: str
-    exact: bool
-    nprobe: int
-    ef_search: int
     timeout_s: float | None
 
 
-OPTIONS = frozenset(RetrieveOptions.__annotations__)
+OPTIONS = CALL_OPTIONS | {"k", "accepted", "timeout_s"}
 _PLACE = ("corpus", "index", "token", "ca", "cert", "key", "tls")
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from aeenc import errors, values
-from aeenc.calls.inputs import at_least_one, chosen, listed, refuse_single_text
-from aeenc.v1 import index_pb2
+from aeenc.calls.encoding import Precision, precision_number, selector, truncation
+from aeenc.calls.inputs import at_least_one, chosen, listed, refuse_single_text, refuse_single_texts
+from aeenc.v1 import index_pb2, types_pb2
 from aeenc.values.writing import as_message, message, message_of
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ Retrieve = Callable[..., Awaitable[Retrieved]]  # IndexClient.retrieve
 
 @dataclass(frozen=True)
 class Retrieval:
-    """Options of Retrieve."""
+    """How premises are ranked, as `IndexClient.retrieve` documents it."""
 
     mode: Mode = "dense"
     fusion: Fusion | None = None
@@ -175,6 +176,94 @@ class Retrieval:
 
 
 @dataclass(frozen=True)
+class RetrieveCall(Retrieval):
+    """All options of a call of Retrieve, as `IndexClient.retrieve` documents them."""
+
+    label: str | None = None
+    version: str | None = None
+    drop_self: bool = True
+    exclude: Sequence[str] = ()
+    splits: Sequence[str] = ()
+    only_ids: Sequence[str] = ()
+    before_id: str = ""
+    tags: Sequence[str] = ()
+    generation: str = ""
+    truncate: bool = False
+    precision: Precision | None = None
+    routing_key: str = ""
+    exact: bool = False
+    nprobe: int = 0
+    ef_search: int = 0
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> RetrieveCall:
+        """Makes the options of a call. Raises InvalidArgument for a name that is none of them."""
+        if unknown := sorted(options.keys() - CALL_OPTIONS):
+            there = ", ".join(sorted(CALL_OPTIONS))
+            raise errors.InvalidArgument.field(unknown[0], f"is no option of retrieve; there are {there}")
+        return cls(**options)
+
+    def request(
+        self, corpus: str, texts: Sequence[str], k: int, accepted: Sequence[Sequence[str]]
+    ) -> index_pb2.RetrieveRequest:
+        """Builds the request. Raises InvalidArgument, naming the option and the item, for what it cannot hold."""
+        refuse_single_texts(texts=texts, accepted=accepted, exclude=self.exclude)
+        accepted = listed(accepted, "accepted")  # one that can be gone through only once is gone through twice here
+        for number, ids in enumerate(accepted):
+            refuse_single_text(ids, f"accepted[{number}]")
+        return message(
+            index_pb2.RetrieveRequest,
+            corpus=corpus,
+            texts=texts,
+            k=k,
+            options=self.to_proto(),
+            accepted=[
+                message_of(f"accepted[{number}]", types_pb2.PremiseSet, premise_ids=ids)
+                for number, ids in enumerate(accepted)
+            ],
+            model=selector(self.label, self.version),
+            exclude_ids=self.exclude,
+            filter=premise_filter(self.splits, self.only_ids, self.before_id, self.tags),
+            generation=self.generation,
+            drop_self=self.drop_self,
+            truncate=truncation(self.truncate),
+            precision=precision_number(self.precision),
+            routing_key=self.routing_key,
+            params=message(index_pb2.SearchParams, exact=self.exact, nprobe=self.nprobe, ef_search=self.ef_search),
+        )
+
+
+class RetrieveOptions(TypedDict, total=False):
+    """The options of RetrieveCall as keyword arguments."""
+
+    mode: Mode
+    fusion: Fusion | None
+    prior: float
+    rerank: int
+    negative_feedback: float
+    rerank_weight: float
+    rerank_versions: Sequence[str]
+    label: str | None
+    version: str | None
+    drop_self: bool
+    exclude: Sequence[str]
+    splits: Sequence[str]
+    only_ids: Sequence[str]
+    before_id: str
+    tags: Sequence[str]
+    generation: str
+    truncate: bool
+    precision: Precision | None
+    routing_key: str
+    exact: bool
+    nprobe: int
+    ef_search: int
+
+
+CALL_OPTIONS = frozenset(RetrieveOptions.__annotations__)
+
+
+@dataclass(frozen=True)
 class Rankings:
     """The premises ranked for each text, best first, by one query encoder and one cross-encoder ("": none).
 
@@ -187,65 +276,51 @@ class Rankings:
     generation: str = ""
 
 
-@dataclass(frozen=True)
-class RankingCall:
-    """The corpus to rank and the way to rank it."""
-
-    corpus: str
-    retrieval: Retrieval
-    label: str | None
-    version: str | None
-    generation: str
-    drop_self: bool
-    splits: Sequence[str] = ()
-
-
 async def rank(
-    retrieve: Retrieve, call: RankingCall, texts: Sequence[str], k: int, accepted: Sequence[Sequence[str]] = ()
+    retrieve: Retrieve,
+    corpus: str,
+    call: RetrieveCall,
+    texts: Sequence[str],
+    k: int,
+    accepted: Sequence[Sequence[str]] = (),
 ) -> Rankings:
     """Ranks the first k premises for each text: with re-ranking its first n, then the others in their former order.
 
     Cuts texts that are too long. Raises as Retrieve does, and FailedPrecondition when the cross-encoder changes.
     """
-    texts, accepted, n = listed(texts, "texts"), listed(accepted, "accepted"), call.retrieval.rerank
+    texts, accepted, n = listed(texts, "texts"), listed(accepted, "accepted"), call.rerank
     if not n:
-        return await _ask(retrieve, call, texts, k, TEXTS, accepted)
-    plain = replace(call, retrieval=replace(call.retrieval, rerank=0, rerank_weight=0.0, rerank_versions=()))
-    first = await _ask(retrieve, plain, texts, k, TEXTS, accepted)
+        return await _ask(retrieve, corpus, call, texts, k, TEXTS, accepted)
+    plain = replace(call, rerank=0, rerank_weight=0.0, rerank_versions=())
+    first = await _ask(retrieve, corpus, plain, texts, k, TEXTS, accepted)
     pinned = replace(call, version=first.model_version or call.version, generation=first.generation)
-    anew = await _ask(retrieve, pinned, texts, n, max(1, PAIRS // at_least_one(n, "rerank")), accepted)
+    together = max(1, PAIRS // at_least_one(n, "rerank"))
+    anew = await _ask(retrieve, corpus, pinned, texts, n, together, accepted)
     results = [_continued(head, whole)[:k] for head, whole in zip(anew.results, first.results, strict=True)]
     return Rankings(results, first.model_version, anew.rerank_versions, first.generation)
 
 
 async def _ask(
     retrieve: Retrieve,
-    call: RankingCall,
+    corpus: str,
+    call: RetrieveCall,
     texts: Sequence[str],
     k: int,
     together: int,
     accepted: Sequence[Sequence[str]],
 ) -> Rankings:
     results: list[list[Hit]] = []
-    version, generation, reranked_by = call.version, call.generation, tuple[str, ...]()
+    reranked_by = tuple[str, ...]()
     for start in range(0, len(texts), together):
+        part = slice(start, start + together)
+        if call.version:
+            call = replace(call, label=None)
         answer = await retrieve(
-            call.corpus,
-            texts[start : start + together],
-            k=k,
-            label=None if version else call.label,
-            version=version,
-            accepted=accepted[start : start + together],
-            **call.retrieval.options(),
-            drop_self=call.drop_self,
-            splits=call.splits,
-            generation=generation,
-            truncate=True,
-            precision="float32",
-            timeout_s=TIMEOUT_S,
+            corpus, texts[part], k=k, accepted=accepted[part], timeout_s=TIMEOUT_S, **call.options()
         )
         # the version and the generation that answered first answer all
-        version, generation = answer.model_version or version, answer.generation or generation
+        version, generation = answer.model_version or call.version, answer.generation or call.generation
+        call = replace(call, version=version, generation=generation)
         if reranked_by and answer.rerank_versions != reranked_by:
             raise errors.FailedPrecondition(
                 f"the cross-encoder changed from {' and '.join(reranked_by)} to {' and '.join(answer.rerank_versions)} "
@@ -253,7 +328,7 @@ async def _ask(
             )
         reranked_by = answer.rerank_versions
         results += answer.results
-    return Rankings(results, version or "", reranked_by, generation)
+    return Rankings(results, call.version or "", reranked_by, call.generation)
 
 
 def _continued(head: list[Hit], whole: list[Hit]) -> list[Hit]:

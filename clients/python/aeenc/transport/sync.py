@@ -242,6 +242,11 @@ def given(value: T) -> T:
     return cast("T", list(value))
 
 
+def given_options(options: Any) -> Any:
+    """Makes lists of the iterables among keyword arguments, as `given` does."""
+    return {name: given(value) for name, value in options.items()}
+
+
 def _abandon(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> None:
     """Ends a coroutine whose caller was interrupted as they handed it over, whether it has become a task or not."""
     tasks = [task for task in asyncio.all_tasks(loop) if task.get_coro() is coroutine]
