@@ -7,6 +7,7 @@ import type { DescMessage, DescMethodStreaming, DescMethodUnary, MessageInitShap
 import type { StreamResponse, Transport, UnaryResponse } from "@connectrpc/connect";
 import { createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-node";
 import { AeencError } from "./errors.js";
+import { refuseOdd } from "./inputs.js";
 import { isLocal } from "./targets.js";
 
 const RETRIES = 4; // 0.1 + 0.2 + 0.4 + 0.8 s: a service that is away fails after about 1.5 s
@@ -59,6 +60,7 @@ export class Channel implements Transport {
     const deadline = performance.now() + budgetMs;
     const headers = this.#headers(header);
     const message = withRequestId(method.input, input);
+    refuseOdd(method.input, message);
     for (let attempt = 0; ; attempt++) {
       const leftMs = Math.max(Math.ceil(deadline - performance.now()), 1);
       try {

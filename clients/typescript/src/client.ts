@@ -7,10 +7,11 @@ import { timestampDate } from "@bufbuild/protobuf/wkt";
 import { createClient, type Client as ServiceClient } from "@connectrpc/connect";
 import { Channel } from "./channel.js";
 import { AeencError } from "./errors.js";
+import { listOf, pick, refuse, refuseOdd } from "./inputs.js";
 import { EncoderService } from "./gen/aeenc/v1/encoder_pb.js";
-import { FusionMethod, IndexService, RetrieveMode } from "./gen/aeenc/v1/index_pb.js";
+import { FusionMethod, IndexService, RetrieveMode, RetrieveRequestSchema } from "./gen/aeenc/v1/index_pb.js";
 import { PeopleService } from "./gen/aeenc/v1/people_pb.js";
-import { type Run, RunConfigSchema, SamplerService } from "./gen/aeenc/v1/sampler_pb.js";
+import { HypothesisSchema, type Run, RunConfigSchema, SamplerService } from "./gen/aeenc/v1/sampler_pb.js";
 import { TrainerService } from "./gen/aeenc/v1/trainer_pb.js";
 import { Precision, Truncate } from "./gen/aeenc/v1/types_pb.js";
 import { type ConnectOptions, findTargets, type ServiceName, type Targets } from "./targets.js";
@@ -19,7 +20,6 @@ const HOSTS: Record<string, ServiceName> = { Registry: "trainer", People: "sampl
 const PAUSE_MS = 500;
 const CHUNK_HYPOTHESES = 512;
 const CHUNK_BYTES = 1024 * 1024; // of hypotheses in a message; services accept 4 MiB
-const HALF = /\p{Surrogate}/u; // a lone surrogate, which UTF-8 cannot hold
 
 /** How to match texts and premises: by the encoder, by words (BM25), by both, or by words in rounds. */
 export type Mode = "dense" | "lexical" | "hybrid" | "iterative_lexical";
@@ -36,6 +36,9 @@ const PRECISIONS = {
   float16: Precision.FLOAT16,
   int8: Precision.INT8,
 };
+
+/** What `retrieve` calls fields of its request. */
+const NAMES = { excludeIds: "exclude", anySplit: "splits", premiseIds: "accepted", allOf: "tags", noneOf: "tags" };
 
 /** Options of one call. */
 export interface CallOptions {
@@ -74,6 +77,16 @@ export interface RetrieveOptions extends CallOptions {
   exclude?: readonly string[];
   /** Only premises with one of these splits, or without any. */
   splits?: readonly string[];
+  /** Only these premises, by id. */
+  onlyIds?: readonly string[];
+  /** Only premises that were inserted before this one. */
+  beforeId?: string;
+  /** Only premises that fit one of these clauses, such as `physics,-draft`. */
+  tags?: readonly string[];
+  /** Searches exactly, whatever the engine. */
+  exact?: boolean;
+  nprobe?: number;
+  efSearch?: number;
   /** The generation to search. Default: the active one. */
   generation?: string;
   /** Cuts texts that are too long for the model, instead of refusing them. */
@@ -160,51 +173,47 @@ export class Client {
   /** Finds the premises of `corpus` that best explain each text. */
   async retrieve(corpus: string, texts: readonly string[], options: RetrieveOptions = {}): Promise<Retrieved> {
     const { k = 10, mode = "dense", label, version, fusion, accepted = [], precision, signal, timeoutMs } = options;
-    if (!Array.isArray(texts)) throw new AeencError("INVALID_ARGUMENT", "texts: is no list; put one text into a list");
-    const broken = texts.findIndex((text) => typeof text !== "string" || HALF.test(text));
-    if (broken >= 0) {
-      throw new AeencError("INVALID_ARGUMENT", `texts[${broken}]: is no text, or has half a character; correct it`);
+    const { exclude = [], splits = [], onlyIds = [], tags = [], rerankVersions = [], truncate = false } = options;
+    for (const [name, given] of Object.entries({ texts, accepted, exclude, splits, onlyIds, tags, rerankVersions })) {
+      listOf(name, given);
     }
-    const { exclude = [], splits = [], rerankVersions = [] } = options;
-    for (const [name, given] of Object.entries({ accepted, exclude, splits, rerankVersions })) {
-      if (!Array.isArray(given)) throw new AeencError("INVALID_ARGUMENT", `${name}: is no list; put one into a list`);
-    }
-    if (!accepted.every(Array.isArray)) {
-      throw new AeencError("INVALID_ARGUMENT", "accepted: holds something else than lists; give one list of ids per text");
-    }
-    const response = await this.index.retrieve(
-      {
-        corpus,
-        texts: [...texts],
-        k,
-        options: {
-          mode: pick("mode", MODES, mode),
-          ...(fusion && {
-            fusion: {
-              method: pick("fusion.method", METHODS, fusion.method ?? "min_max"),
-              lexicalWeight: fusion.lexicalWeight,
-              features: { ...fusion.features },
-            },
-          }),
-          prior: options.prior,
-          negativeFeedback: options.negativeFeedback,
-          rerank: options.rerank,
-          rerankWeight: options.rerankWeight,
-          rerankVersions: [...rerankVersions],
-        },
-        accepted: accepted.map((premiseIds) => ({ premiseIds: [...premiseIds] })),
-        ...(version ? { model: { selector: { case: "version" as const, value: version } } } : {}),
-        ...(label && !version ? { model: { selector: { case: "label" as const, value: label } } } : {}),
-        dropSelf: options.dropSelf,
-        excludeIds: [...exclude],
-        ...(splits.length ? { filter: { anySplit: [...splits] } } : {}),
-        generation: options.generation,
-        truncate: options.truncate ? Truncate.END : Truncate.ERROR,
-        ...(precision && { precision: pick("precision", PRECISIONS, precision) }),
-        routingKey: options.routingKey,
+    accepted.forEach((ids, place) => listOf(`accepted[${place}]`, ids));
+    if (typeof truncate !== "boolean") refuse("truncate", truncate, "give true or false");
+    if (label !== undefined && typeof label !== "string") refuse("label", label, "give text");
+    if (version !== undefined && typeof version !== "string") refuse("version", version, "give text");
+    const request = {
+      corpus,
+      texts: [...texts],
+      k,
+      options: {
+        mode: pick("mode", MODES, mode),
+        ...(fusion && {
+          fusion: {
+            method: pick("fusion.method", METHODS, fusion.method ?? "min_max"),
+            lexicalWeight: fusion.lexicalWeight,
+            features: { ...fusion.features },
+          },
+        }),
+        prior: options.prior,
+        negativeFeedback: options.negativeFeedback,
+        rerank: options.rerank,
+        rerankWeight: options.rerankWeight,
+        rerankVersions: [...rerankVersions],
       },
-      { signal, timeoutMs },
-    );
+      accepted: accepted.map((premiseIds) => ({ premiseIds: [...premiseIds] })),
+      ...(version ? { model: { selector: { case: "version" as const, value: version } } } : {}),
+      ...(label && !version ? { model: { selector: { case: "label" as const, value: label } } } : {}),
+      dropSelf: options.dropSelf,
+      excludeIds: [...exclude],
+      filter: { anySplit: [...splits], onlyIds: [...onlyIds], beforeId: options.beforeId, anyClause: tags.map(clauseOf) },
+      generation: options.generation,
+      truncate: truncate ? Truncate.END : Truncate.ERROR,
+      ...(precision !== undefined && { precision: pick("precision", PRECISIONS, precision) }),
+      routingKey: options.routingKey,
+      params: { exact: options.exact, nprobe: options.nprobe, efSearch: options.efSearch },
+    };
+    refuseOdd(RetrieveRequestSchema, request, NAMES);
+    const response = await this.index.retrieve(request, { signal, timeoutMs });
     return {
       results: response.results.map(({ premises }) =>
         premises.map(({ premise, score }) => ({ id: premise?.id ?? "", text: premise?.text ?? "", score }))),
@@ -224,6 +233,7 @@ export class Client {
     options: CallOptions = {},
   ): Promise<Run> {
     const all = [...hypotheses];
+    for (const one of all) refuseOdd(HypothesisSchema, one);
     const keyed = { ...config, idempotencyKey: config.idempotencyKey || randomUUID() };
     async function* requests() {
       yield { config: keyed };
@@ -282,11 +292,11 @@ export class Client {
   }
 }
 
-function pick<T>(field: string, table: Readonly<Record<string, T>>, name: string): T {
-  const found = Object.hasOwn(table, name) ? table[name] : undefined;
-  if (found !== undefined) return found;
-  const known = Object.keys(table).join(", ");
-  throw new AeencError("INVALID_ARGUMENT", `${field}: is ${JSON.stringify(name)}; give one of ${known}`);
+function clauseOf(text: string, place: number): { allOf: string[]; noneOf: string[] } {
+  const names = typeof text === "string" ? text.split(",").map((name) => name.trim()) : [""];
+  if (!names.every((name) => name.replace(/^-/, ""))) refuse(`tags[${place}]`, text, "give tags, as in 'physics,-draft'");
+  const noneOf = names.filter((name) => name.startsWith("-")).map((name) => name.slice(1));
+  return { allOf: names.filter((name) => !name.startsWith("-")), noneOf };
 }
 
 function present<T>(value: T | undefined): T {

@@ -1,0 +1,78 @@
+// What no message can hold is refused before it is sent, by the name that the caller gave it.
+
+import { type DescField, type DescMessage, ScalarType } from "@bufbuild/protobuf";
+import { AeencError } from "./errors.js";
+
+const HALF = /\p{Surrogate}/u; // a lone surrogate, which UTF-8 cannot hold
+const WHOLE: Partial<Record<ScalarType, [number | bigint, number | bigint]>> = {
+  [ScalarType.INT32]: [-(2 ** 31), 2 ** 31 - 1],
+  [ScalarType.UINT32]: [0, 2 ** 32 - 1],
+  [ScalarType.INT64]: [-(2n ** 63n), 2n ** 63n - 1n],
+  [ScalarType.UINT64]: [0, 2n ** 64n - 1n],
+};
+
+/** Throws INVALID_ARGUMENT for the first value that a message of `schema` cannot hold. `names` are what the caller
+ * calls fields by other names. */
+export function refuseOdd(schema: DescMessage, input: object, names: Readonly<Record<string, string>> = {}): void {
+  const given = input as Record<string, unknown>;
+  for (const field of schema.fields) {
+    const chosen = field.oneof && (given[field.oneof.localName] as { case?: string; value?: unknown } | undefined);
+    const value = field.oneof ? (chosen?.case === field.localName ? chosen.value : undefined) : given[field.localName];
+    if (value !== undefined) refuseValue(field, value, names[field.localName] ?? field.localName, names);
+  }
+}
+
+function refuseValue(field: DescField, value: unknown, name: string, names: Readonly<Record<string, string>>): void {
+  const message = field.fieldKind === "scalar" ? undefined : field.message;
+  if (field.fieldKind === "list") {
+    listOf(name, value).forEach((one, place) => {
+      const part = names[name] ?? `${name}[${place}]`;
+      if (message) refuseOdd(message, one as object, names);
+      else if (field.listKind === "scalar") refuseScalar(field.scalar, one, part);
+    });
+  } else if (field.fieldKind === "map") {
+    for (const [key, one] of Object.entries(value as object)) {
+      if (field.mapKind === "scalar") refuseScalar(field.scalar, one, `${name}.${key}`);
+    }
+  } else if (field.fieldKind === "scalar") {
+    refuseScalar(field.scalar, value, name);
+  } else if (message && typeof value === "object" && value) {
+    refuseOdd(message, value, names);
+  }
+}
+
+function refuseScalar(kind: ScalarType, value: unknown, name: string): void {
+  const range = WHOLE[kind];
+  if (kind === ScalarType.STRING) {
+    if (typeof value !== "string") refuse(name, value, "give text");
+    if (HALF.test(value)) throw new AeencError("INVALID_ARGUMENT", `${name}: has half a character; give whole characters`);
+  } else if (kind === ScalarType.BOOL) {
+    if (typeof value !== "boolean") refuse(name, value, "give true or false");
+  } else if (kind === ScalarType.FLOAT || kind === ScalarType.DOUBLE) {
+    if (typeof value !== "number") refuse(name, value, "give a number");
+    const isTooLarge = kind === ScalarType.FLOAT && Number.isFinite(value) && !Number.isFinite(Math.fround(value));
+    if (isTooLarge) refuse(name, value, "give a number that 32 bits hold");
+  } else if (range) {
+    const isWhole = typeof value === "bigint" || Number.isInteger(value);
+    if (!isWhole || (value as number) < range[0] || (value as number) > range[1]) {
+      refuse(name, value, `give a whole number from ${range[0]} to ${range[1]}`);
+    }
+  }
+}
+
+/** Returns a list. Throws INVALID_ARGUMENT for anything else, one text among it. */
+export function listOf(name: string, given: unknown): readonly unknown[] {
+  if (!Array.isArray(given)) refuse(name, given, "give a list");
+  return given;
+}
+
+/** Returns what a name stands for. Throws INVALID_ARGUMENT for an unknown one. */
+export function pick<T>(field: string, table: Readonly<Record<string, T>>, name: unknown): T {
+  const found = typeof name === "string" && Object.hasOwn(table, name) ? table[name] : undefined;
+  return found ?? refuse(field, name, `give one of ${Object.keys(table).join(", ")}`);
+}
+
+export function refuse(name: string, value: unknown, remedy: string): never {
+  const shown = typeof value === "bigint" ? `${value}` : `${JSON.stringify(value) ?? typeof value}`;
+  throw new AeencError("INVALID_ARGUMENT", `${name}: is ${shown.slice(0, 60)}; ${remedy}`);
+}
