@@ -5,6 +5,8 @@
 
 The tests of a module's own folder run first, then the others. What a mutant came to is kept below .aeenc for as long as
 its module's text stays the same: a run that is broken off goes on. Survivors are listed with file, line and change.
+Those that change nothing that a caller could see are not counted: `mutants-equivalent.txt` beside this file has a line
+`PATH: BEFORE -> AFTER | reason` for each.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from benchmarks.harness.rows import ROOT, Rows
 from services.store.life_cycles import digest
 
 KEPT = ROOT / ".aeenc" / "bench" / "mutants"
+EQUIVALENT = Path(__file__).with_name("mutants-equivalent.txt")
 LEAST = 0.9
 SLOWER, SPARE_S = 4.0, 20.0  # a mutant's tests may take so many times as long as without it, and so much longer
 EXIT_PASSED = 0  # of pytest
@@ -77,8 +80,13 @@ class Mutant:
     before: str
     after: str
 
+    @property
+    def change(self) -> str:
+        """The change without its line, which moves."""
+        return f"{self.path}: {' '.join(self.before.split())[:80]} -> {self.after[:80]}"
+
     def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {' '.join(self.before.split())[:80]} -> {self.after[:80]}"
+        return self.change.replace(":", f":{self.line}:", 1)
 
 
 def mutants_of(path: str, source: str) -> Iterator[Mutant]:
@@ -145,7 +153,11 @@ def drawn(modules: Sequence[str], count: int, seed: int) -> list[Mutant]:
     if not paths:
         raise SystemExit(f"no module is named by {' '.join(modules)}; give --modules")
     every = [one for path in paths for one in mutants_of(path.relative_to(ROOT).as_posix(), path.read_text())]
-    return random.Random(seed).sample(every, min(count, len(every)))
+    same = (
+        {line.rpartition(" | ")[0] for line in EQUIVALENT.read_text().splitlines()} if EQUIVALENT.is_file() else set()
+    )
+    draw = random.Random(seed).sample(every, len(every))
+    return [one for one in draw if one.change not in same][:count]
 
 
 class Copy:
