@@ -128,6 +128,7 @@ class RunWorker:
         self._last_index = -1
         self._all_read = False
         self._in_work: dict[tuple[int, int], str] = {}  # (tree, ordinal) -> query
+        self._recorded_now: set[str] = set()  # those of these queries whose answers are on their way into Redis
         self._progressed = asyncio.Event()  # something was stored, or a node has ended
         self._unanswered: list[tuple[NodeRound, UnansweredTask]] = []
         self._last: deque[bool] = deque(maxlen=LAST_NODES)  # whether the nodes asked last were answered
@@ -193,24 +194,32 @@ class RunWorker:
                 self._progressed.set()
 
     async def _grow(self) -> None:
-        """Lets the trees grow below what was accepted later. One whose node is not stored yet grows another time."""
+        """Lets all trees that ask an amended query grow. What the run records just now, it looks at another time."""
         amended, self._amended = self._amended, ()
+        due: list[tuple[str, Amendment]] = []
         for one in amended:
             index, ordinal = map(int, one.node_id.split("-"))
-            tree = self._open_trees.get(index)
-            if tree is None:
-                [tree] = await self._patiently(partial(self._nodes.trees, self._run.id, [index]))
-            if ordinal not in tree.results:
-                continue
-            if growth := tree.growth(ordinal, one.accepted, self._rules, one.refused):
-                await self._write(partial(self._nodes.grow, self._run.id, self._lease.owner, index, growth))
-                tree.grow(growth)
-                if self._all_read or index <= self._last_index:  # else it is read in its turn
-                    self._open_trees[index] = tree
-                    self._look_at([tree])
+            [tree] = await self._patiently(partial(self._nodes.trees, self._run.id, [index]))
+            if ordinal in tree.results and (query := tree.nodes[ordinal].text) not in self._recorded_now:
+                due.append((query, one))
+        for start in range(0, self._run.progress.trees if due else 0, READ_TREES):
+            indexes = range(start, min(start + READ_TREES, self._run.progress.trees))
+            for tree in await self._patiently(partial(self._nodes.trees, self._run.id, indexes)):
+                await self._grow_tree(self._open_trees.get(tree.index, tree), due)
+        for _, one in due:
             await self._patiently(partial(self._oracle.grown, self._run.id, one))
         if cut := self._cut_in_work():  # a task that somebody holds is looked at again later
             await self._patiently(partial(self._oracle.withdraw, self._run.id, cut))
+
+    async def _grow_tree(self, tree: Tree, due: Sequence[tuple[str, Amendment]]) -> None:
+        for query, one in due:
+            for ordinal in [node.ordinal for node in tree.nodes if node.text == query]:
+                if growth := tree.growth(ordinal, one.accepted, self._rules, one.refused):
+                    await self._write(partial(self._nodes.grow, self._run.id, self._lease.owner, tree.index, growth))
+                    tree.grow(growth)
+                    if self._all_read or tree.index <= self._last_index:  # else it is read in its turn
+                        self._open_trees[tree.index] = tree
+                        self._look_at([tree])
 
     def _cut_in_work(self) -> list[str]:
         """The ids of the nodes in work that nobody needs to be asked any more."""
@@ -374,9 +383,17 @@ class RunWorker:
 
     async def _commit(self, one: NodeRound, answer: NodeAnswer | None) -> NodeRound | None:
         """Stores what was judged. Returns the node's next round, if it has one."""
-        outcome = one.outcome(answer)
-        following = one.next_round(outcome, self._rules)
-        await self._record(one, outcome, answer, last=following is None)
+        query = one.node.text
+        self._recorded_now.add(query)
+        try:
+            if self._oracle.asks_people:  # they may have changed their mind in another tree since
+                [known] = await self._patiently(lambda: self._nodes.answers(self._run.id, [query]))
+                one = replace(one, known=known)
+            outcome = one.outcome(answer)
+            following = one.next_round(outcome, self._rules)
+            await self._record(one, outcome, answer, last=following is None)
+        finally:
+            self._recorded_now.discard(query)
         return following
 
     async def _record(self, one: NodeRound, outcome: Outcome, answer: NodeAnswer | None, *, last: bool) -> None:

@@ -152,6 +152,54 @@ async def test_an_amended_node_gets_the_children_that_it_lacked(world: SamplerWo
         assert signs["hypothesis 0", second.text] == "POSITIVE"
 
 
+@pytest.mark.parametrize("is_resumed", [False, True])
+async def test_an_amendment_holds_in_every_tree_that_asks_the_query(world: SamplerWorld, is_resumed: bool):
+    """A third tree keeps the run going, unless it has ended by then."""
+    async with world.sampler(queues={"team": QUEUE}) as sampler:
+        people = aeenc.PeopleClient(sampler.channel)
+        roots = [("tree-0", "hypothesis 0"), ("tree-1", "hypothesis 0"), ("tree-2", "hypothesis 2")]
+        run = await sampler.start_run(
+            roots[: 2 if is_resumed else 3], corpus="science", oracle="team", k=4, max_depth=1
+        )
+
+        async def states(tree: str) -> dict[str, str]:
+            return {node.text: node.state.name for node in (await people.get_tree(run.id, tree)).nodes}
+
+        async def are_judged() -> bool:
+            return all([await states(one) == {"hypothesis 0": "JUDGED"} for one in ("tree-0", "tree-1")])
+
+        await waits(people, run.id, "hypothesis 0")
+        root = await take(people, "ann", run.id, "tree-0")
+        await people.submit(root, [])
+        await eventually(are_judged)
+        if is_resumed:
+            await asyncio.wait_for(sampler.wait(run.id), 40)
+        answer = await answer_of(people, run.id, "hypothesis 0")
+        found = root.task.candidates[1].premise
+        await people.amend(answer.answer_id, {found.id: Verdict(EXPLAINS)}, "ann")
+        for one in ("tree-0", "tree-1"):
+            accepted = (await people.get_tree(run.id, one)).nodes[0].accepted
+            assert [premise.premise_id for premise in accepted] == [found.id]
+        if is_resumed:
+            await sampler.resume(run.id)
+
+        async def have_grown() -> bool:
+            return all([found.text in await states(one) for one in ("tree-0", "tree-1")])
+
+        await eventually(have_grown)
+        below = await take(people, "ann", run.id, "tree-0")
+        assert below.task.query == found.text
+        await people.submit(below, {below.task.candidates[0].premise.id: Verdict(EXPLAINS, leaf=True)})
+        if not is_resumed:
+            await people.submit(await take(people, "ann", run.id, "tree-2"), [])
+        ended = await asyncio.wait_for(sampler.wait(run.id), 40)
+        assert (ended.state.name, ended.progress.nodes_pending) == ("SUCCEEDED", 0)
+        exported = {name: record async for name, record in sampler.export_trees(run.id)}
+        assert exported.keys() == {"tree-0", "tree-1"}
+        assert all(found.text in str(one) for one in exported.values())
+        assert len({str(one).replace("tree-1", "tree-0") for one in exported.values()}) == 1
+
+
 async def test_what_stands_deeper_is_judged_before_or_after_what_has_grown(world: SamplerWorld):
     async with at_work(world, 1, run={"max_depth": 2}, undo_s=0.0) as (people, sampler, run_id):
         root = await take(people, "ann")
