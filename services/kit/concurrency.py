@@ -1,11 +1,15 @@
-"""Building blocks for asyncio: tasks that surely end, threads that are waited for, reads with pauses."""
+"""Building blocks for asyncio: tasks that surely end, steps again and again, threads that are waited for."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
+from aeenc import errors
+from services.kit.logs import get
+
+log = get(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -51,6 +55,18 @@ async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
             cancelled = True
     if cancelled:
         raise asyncio.CancelledError
+
+
+async def every(seconds: float, step: Callable[[], Awaitable[object]], trouble: str) -> None:
+    """Does a step again and again, with pauses, until it is cancelled. Its failures are logged as `trouble`."""
+    while True:
+        try:
+            await step()
+        except errors.AeencError as error:
+            log.warning(trouble, reason=error.message)
+        except Exception:  # one failed step must not end the loop
+            log.exception(trouble)
+        await asyncio.sleep(seconds)
 
 
 def observe_failure(future: asyncio.Future[Any]) -> None:

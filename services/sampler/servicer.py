@@ -34,8 +34,7 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
         self, request_iterator: AsyncIterator[sampler_pb2.StartRunRequest], context: Any
     ) -> sampler_pb2.StartRunResponse:
         config, hypotheses = await convert.from_start_requests(request_iterator, self._sampling.max_hypotheses)
-        run, existed = await self._sampling.start(config, hypotheses)
-        return sampler_pb2.StartRunResponse(run=convert.to_run(run), existed=existed)
+        return sampler_pb2.StartRunResponse(run=convert.to_run(await self._sampling.start(config, hypotheses)))
 
     async def GetRun(self, request: sampler_pb2.GetRunRequest, context: Any) -> sampler_pb2.GetRunResponse:
         return sampler_pb2.GetRunResponse(run=convert.to_run(await self._sampling.get(request.run_id)))

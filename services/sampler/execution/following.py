@@ -9,10 +9,10 @@ A live run does so by itself; any other one when somebody asks for it. The gener
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
 from aeenc import errors
+from services.kit.concurrency import every
 from services.kit.logs import get
 from services.sampler.execution.holds import RunHolds
 from services.sampler.execution.retrieval import Retrieval
@@ -56,11 +56,8 @@ class Following:
 
     async def keep_up(self, run_id: str, oracle: Gateway) -> None:
         """Follows the label of a live run until it is cancelled."""
-        while True:
-            try:
-                await oracle.send_back(await self.follow(run_id))
-            except errors.AeencError as error:
-                log.warning("run stays with its version for now", run=run_id, reason=error.message)
-            except Exception:  # one failed look must not end the loop
-                log.exception("following the label failed; it tries again", run=run_id)
-            await asyncio.sleep(FOLLOW_S)
+
+        async def step() -> None:
+            await oracle.send_back(await self.follow(run_id))
+
+        await every(FOLLOW_S, step, f"run {run_id} stays with its version for now")

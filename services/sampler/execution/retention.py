@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from aeenc import errors
-from services.kit.concurrency import cancel_all
+from services.kit.concurrency import cancel_all, every
 from services.kit.logs import get
 from services.sampler.execution.holds import RunHolds
 from services.sampler.records.run_store import RunStore
@@ -59,7 +59,7 @@ class Retention:
 
     def start(self) -> None:
         """Begins to look for old runs, and carries on deletions that broke off."""
-        self._looking = asyncio.create_task(self._look())
+        self._looking = asyncio.create_task(every(LOOK_S, self._look, "old runs stay for now"))
 
     async def stop(self) -> None:
         """Stops looking."""
@@ -85,17 +85,10 @@ class Retention:
         return found
 
     async def _look(self) -> None:
-        while True:
-            try:
-                for run_id in await self._runs.deleted():
-                    with contextlib.suppress(NewerFormat):  # a sampler of the newer release carries it on
-                        await self._clear_if_possible(run_id)
-                await self._look_alone()
-            except errors.AeencError as error:
-                log.warning("old runs stay for now", reason=error.message)
-            except Exception:  # one failed look must not end the loop
-                log.exception("removing old runs failed; it tries again")
-            await asyncio.sleep(LOOK_S)
+        for run_id in await self._runs.deleted():
+            with contextlib.suppress(NewerFormat):  # a sampler of the newer release carries it on
+                await self._clear_if_possible(run_id)
+        await self._look_alone()
 
     async def _look_alone(self) -> None:
         if not await self._lease.renew():

@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 
 from aeenc import errors
 from aeenc.oracle import Task
-from services.kit.concurrency import cancel_all, observe_failure
+from services.kit.concurrency import cancel_all, every, observe_failure
 from services.kit.logs import get
 from services.sampler.acs.algorithm import MAX_REACH, Known, Node, Outcome, Tree
 from services.sampler.acs.nodes import Amendment, NodeAnswer, NodeRound
@@ -141,10 +141,11 @@ class RunWorker:
     async def work(self) -> None:
         """Judges nodes until none is left or the budget is spent. Raises RunFailed or RunStopped."""
         nodes: set[asyncio.Task[None]] = set()
-        looking = []
+        looking: list[asyncio.Task[None]] = []
         if self._oracle.asks_people:
-            self._amended = await self._patiently(lambda: self._oracle.amended(self._run.id))
-            looking = [asyncio.create_task(self._look_for_amendments())]
+            await self._patiently(self._look_for_amendments)
+            look = every(LOOK_S, self._look_for_amendments, f"the trees of run {self._run.id} do not grow for now")
+            looking.append(asyncio.create_task(look))
         try:
             while True:
                 self._progressed.clear()
@@ -183,15 +184,9 @@ class RunWorker:
             self._progressed.set()
 
     async def _look_for_amendments(self) -> None:
-        """Looks now and then for what people have accepted of judged nodes since."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            try:
-                self._amended = await self._oracle.amended(self._run.id)
-            except errors.AeencError as error:
-                log.warning("trees do not grow for now", run=self._run.id, reason=error.message)
-            if self._amended or self._cut_in_work():
-                self._progressed.set()
+        self._amended = await self._oracle.amended(self._run.id)
+        if self._amended or self._cut_in_work():
+            self._progressed.set()
 
     async def _grow(self) -> None:
         """Lets all trees that ask an amended query grow. What the run records just now, it looks at another time."""

@@ -54,14 +54,14 @@ class Sampling:
         self.limits = limits
         self.max_hypotheses = max_hypotheses
 
-    async def start(self, config: RunConfig, hypotheses: Sequence[Hypothesis]) -> tuple[Run, bool]:
-        """Starts a run, resolving encoder version and generation now. True: the run existed before."""
+    async def start(self, config: RunConfig, hypotheses: Sequence[Hypothesis]) -> Run:
+        """Starts a run, resolving encoder version and generation now, or finds the one that its key started."""
         await asyncio.to_thread(self._check, config, hypotheses)  # both take a moment with 100,000 hypotheses
         fingerprint = await asyncio.to_thread(config.fingerprint, hypotheses)
         if config.idempotency_key:
             existing = await self._store.by_idempotency_key(config.idempotency_key)
             if existing is not None:
-                return _same(existing, config, fingerprint), True
+                return _same(existing, config, fingerprint)
         version, generation = await self._retrieval.resolve(config, hypotheses[0].text)
         run = Run(
             id=uuid.uuid4().hex[:16],
@@ -80,7 +80,7 @@ class Sampling:
         if stored.id == run.id:
             await self._holds.hold_generation(stored)
         self._runner.wake()
-        return _same(stored, config, fingerprint), stored.id != run.id
+        return _same(stored, config, fingerprint)
 
     def _check(self, config: RunConfig, hypotheses: Sequence[Hypothesis]) -> None:
         if not config.corpus:

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from aeenc import errors
 from aeenc.values import Agreement, AnnotatorReport, Answer, Judgement, TaskEvent, TaskState
-from services.kit.concurrency import cancel_all
+from services.kit.concurrency import cancel_all, every
 from services.kit.logs import get
 from services.sampler.people import steps
 from services.sampler.people.additions import Premises
@@ -75,22 +75,12 @@ class Review:
 
     def start(self) -> None:
         """Begins to look for changes whose pairs are due."""
-        self._repairing = asyncio.create_task(self._keep_repairing())
+        self._repairing = asyncio.create_task(every(REPAIR_S, self.repair, "pairs of changes are still due"))
 
     async def stop(self) -> None:
         """Stops looking for them."""
         if self._repairing is not None:
             await cancel_all([self._repairing])
-
-    async def _keep_repairing(self) -> None:
-        while True:
-            try:
-                await self.repair()
-            except errors.Unavailable as error:
-                log.info("pairs of changes wait for redis", reason=error.message)
-            except Exception:  # one bad task must not end the loop
-                log.exception("adding the pairs of changes failed; it tries again")
-            await asyncio.sleep(REPAIR_S)
 
     async def undo(self, run_id: str, annotator: str, count: int, request_id: str) -> list[str]:
         """Takes back as many of a person's last answers as it can. Raises the obstacle to the first."""

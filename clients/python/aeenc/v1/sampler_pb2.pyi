@@ -85,12 +85,10 @@ class Hypothesis(_message.Message):
     def __init__(self, id: _Optional[str] = ..., text: _Optional[str] = ..., question: _Optional[str] = ..., answer: _Optional[str] = ...) -> None: ...
 
 class StartRunResponse(_message.Message):
-    __slots__ = ("run", "existed")
+    __slots__ = ("run",)
     RUN_FIELD_NUMBER: _ClassVar[int]
-    EXISTED_FIELD_NUMBER: _ClassVar[int]
     run: Run
-    existed: bool
-    def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., existed: bool = ...) -> None: ...
+    def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ...) -> None: ...
 
 class Run(_message.Message):
     __slots__ = ("id", "config", "state", "error", "model_version", "generation", "progress", "created_at", "ended_at", "current_version")
