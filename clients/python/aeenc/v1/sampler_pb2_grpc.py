@@ -112,9 +112,7 @@ class SamplerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetRun(self, request, context):
-        """Gets a run.
-
-        Fails with NOT_FOUND for an unknown run.
+        """Gets a run. Fails with NOT_FOUND for an unknown one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -129,20 +127,14 @@ class SamplerServiceServicer(object):
 
     def WatchRun(self, request, context):
         """Replays the events of a run from a sequence number, then follows them until the run ends. About the last 10,000
-        events are kept: the replay of a longer run begins at the first of these, and `seq` gives its number.
-
-        Fails with NOT_FOUND for an unknown run, also for one that is deleted meanwhile.
+        events are kept. Fails with NOT_FOUND for an unknown run, also for one that is deleted meanwhile.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelRun(self, request, context):
-        """Stops a run. Its records stay.
-
-        Fails with:
-        - NOT_FOUND: unknown run.
-        - FAILED_PRECONDITION: the run has ended.
+        """Stops a run; its records stay. Fails with NOT_FOUND for an unknown run, FAILED_PRECONDITION for one that has ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -163,9 +155,8 @@ class SamplerServiceServicer(object):
 
     def ListPairs(self, request, context):
         """Lists the pairs of a run in the order of recording. Refusals are read by the run's filter and cap and by what is
-        known of their query now, so an answer elsewhere may move them between NEGATIVE, SKIPPED and left out.
-
-        Fails with NOT_FOUND: unknown run.
+        known of their query now, so an answer elsewhere may move them between NEGATIVE, SKIPPED and left out. Fails with
+        NOT_FOUND for an unknown run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -185,18 +176,14 @@ class SamplerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ExportTrees(self, request, context):
-        """Streams the trees that a run has built, in EntailmentBank's format.
-
-        Fails with NOT_FOUND for an unknown run.
+        """Streams the trees that a run has built, in EntailmentBank's format. Fails with NOT_FOUND for an unknown run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetInfo(self, request, context):
-        """Reports the configured oracles, limits and state.
-
-        Does not fail while the process runs.
+        """Reports the configured oracles, limits and state. Does not fail while the process runs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -573,8 +573,7 @@ export const WatchRunRequestSchema: GenMessage<WatchRunRequest> = /*@__PURE__*/
  */
 export type WatchRunResponse = Message<"aeenc.v1.WatchRunResponse"> & {
   /**
-   * The position of the event, from 1, assigned by the server. Above `from_seq` in the first message: the events before
-   * it are no longer kept.
+   * The position of the event, from 1. Above `from_seq` in the first message: the events before it are no longer kept.
    *
    * @generated from field: uint64 seq = 1;
    */
@@ -1137,9 +1136,7 @@ export const SamplerService: GenService<{
     output: typeof StartRunResponseSchema;
   },
   /**
-   * Gets a run.
-   *
-   * Fails with NOT_FOUND for an unknown run.
+   * Gets a run. Fails with NOT_FOUND for an unknown one.
    *
    * @generated from rpc aeenc.v1.SamplerService.GetRun
    */
@@ -1160,9 +1157,7 @@ export const SamplerService: GenService<{
   },
   /**
    * Replays the events of a run from a sequence number, then follows them until the run ends. About the last 10,000
-   * events are kept: the replay of a longer run begins at the first of these, and `seq` gives its number.
-   *
-   * Fails with NOT_FOUND for an unknown run, also for one that is deleted meanwhile.
+   * events are kept. Fails with NOT_FOUND for an unknown run, also for one that is deleted meanwhile.
    *
    * @generated from rpc aeenc.v1.SamplerService.WatchRun
    */
@@ -1172,11 +1167,7 @@ export const SamplerService: GenService<{
     output: typeof WatchRunResponseSchema;
   },
   /**
-   * Stops a run. Its records stay.
-   *
-   * Fails with:
-   * - NOT_FOUND: unknown run.
-   * - FAILED_PRECONDITION: the run has ended.
+   * Stops a run; its records stay. Fails with NOT_FOUND for an unknown run, FAILED_PRECONDITION for one that has ended.
    *
    * @generated from rpc aeenc.v1.SamplerService.CancelRun
    */
@@ -1203,9 +1194,8 @@ export const SamplerService: GenService<{
   },
   /**
    * Lists the pairs of a run in the order of recording. Refusals are read by the run's filter and cap and by what is
-   * known of their query now, so an answer elsewhere may move them between NEGATIVE, SKIPPED and left out.
-   *
-   * Fails with NOT_FOUND: unknown run.
+   * known of their query now, so an answer elsewhere may move them between NEGATIVE, SKIPPED and left out. Fails with
+   * NOT_FOUND for an unknown run.
    *
    * @generated from rpc aeenc.v1.SamplerService.ListPairs
    */
@@ -1231,9 +1221,7 @@ export const SamplerService: GenService<{
     output: typeof ImportPairsResponseSchema;
   },
   /**
-   * Streams the trees that a run has built, in EntailmentBank's format.
-   *
-   * Fails with NOT_FOUND for an unknown run.
+   * Streams the trees that a run has built, in EntailmentBank's format. Fails with NOT_FOUND for an unknown run.
    *
    * @generated from rpc aeenc.v1.SamplerService.ExportTrees
    */
@@ -1243,9 +1231,7 @@ export const SamplerService: GenService<{
     output: typeof ExportTreesResponseSchema;
   },
   /**
-   * Reports the configured oracles, limits and state.
-   *
-   * Does not fail while the process runs.
+   * Reports the configured oracles, limits and state. Does not fail while the process runs.
    *
    * @generated from rpc aeenc.v1.SamplerService.GetInfo
    */
