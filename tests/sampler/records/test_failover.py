@@ -85,7 +85,7 @@ class Load:
         rows = {row.name: row for row in await self.insist(lambda: _labels(self.registry))}
         for name, label in self.labels.items():
             now = rows.get(name)
-            if now is None or now.revision < label.revision or (now.revision, now.version) < (label.revision, ""):
+            if now is None or now.revision < label.revision:
                 missing.append(f"{name} at {label.revision}: {now}")
         return missing
 

@@ -298,8 +298,6 @@ def brute_force(
     k: int = 6,
     max_depth: int = 8,
     max_nodes: int = 10**9,
-    max_judgements: int = 10**9,
-    max_negatives: int = 10**9,
     splits: Iterable[str] = (),
     decides: Callable[[str, str], bool] = explains,
 ) -> PairSet:
@@ -307,24 +305,18 @@ def brute_force(
     seen: dict[tuple[str, str], bool] = {}
     for _, hypothesis in hypotheses:
         visited, queue, judged = {hypothesis}, [(hypothesis, 0, ())], 0
-        while queue and judged < max_nodes and len(seen) < max_judgements:
+        while queue and judged < max_nodes:
             query, depth, path = queue.pop(0)
             judged += 1
             looked_up = nearest(query, FACTS, splits)
             found = [premise for _, premise, _ in looked_up if premise not in path]
             for premise in found[:k]:
                 if (query, premise) not in seen:
-                    if len(seen) >= max_judgements:
-                        break
                     seen[query, premise] = decides(query, premise)
                 if seen[query, premise] and not is_leaf(premise) and premise not in visited and depth < max_depth:
                     visited.add(premise)
                     queue.append((premise, depth + 1, (*path, query)))
-    found: PairSet = {(q, p, "+") for (q, p), good in seen.items() if good}
-    for query in {query for query, _ in seen}:
-        refused = [p for _, p, _ in nearest(query, FACTS, splits) if seen.get((query, p)) is False]
-        found |= {(query, premise, "-") for premise in refused[:max_negatives]}
-    return found
+    return {(query, premise, "+" if good else "-") for (query, premise), good in seen.items()}
 
 
 async def pair_set(client: aeenc.SamplerClient, run_id: str, signs: str = "+-") -> PairSet:
