@@ -251,6 +251,7 @@ async def test_a_job_says_in_a_word_what_it_has_gained(aeenc, fleet, told, words
     fleet.trainer.jobs = [told]
     shown = (await aeenc(*fleet.options, "train", "science", "--run", "r1")).stdout
     assert words in shown
+    assert ("MAP .500 to ." in shown) == bool(told.progress.gain.queries)
     assert command in shown
     assert "validation map" not in shown
     assert words in " ".join((await aeenc(*fleet.options, "jobs")).stdout.split())

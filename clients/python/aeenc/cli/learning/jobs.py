@@ -170,7 +170,8 @@ def _gain_words(told: Mapping[str, Any]) -> str:
         return "none measured" if told["version"] else ""
     if not gain["queries"]:
         return f"{outcome_words(gain)} trees to hold any back and measure it by"
-    return f"{outcome_words(gain)} on {gain['queries']:,} queries that it did not learn from"
+    change = f"MAP {gain['version_map']:.3f} to {gain['candidate_map']:.3f}".replace("0.", ".")
+    return f"{outcome_words(gain)}: {change} on {gain['queries']:,} queries that it did not learn from"
 
 
 def _next_words(job: values.Job) -> list[str]:
