@@ -25,10 +25,10 @@ from services.corpus.generation import (
     open_generation,
     write_premises,
 )
+from services.index.dense.approximate import RemoteIndex
 from services.index.dense.exact import FlatIndex
-from services.index.dense.remote import RemoteIndex
 from services.index.milvus.collections import Collections
-from services.index.milvus.link import MilvusAddress, MilvusLink
+from services.index.milvus.link import MilvusLink
 from services.index.values import ALL, Selection
 from services.store.artifacts import ArtifactStore
 from support.servers.milvus_server import MilvusServer
@@ -55,7 +55,7 @@ def main() -> None:
 
 async def measure(rows: Rows, uri: str, store: ArtifactStore, size: int) -> None:
     """One corpus of `size` premises."""
-    link = MilvusLink(MilvusAddress(uri), timeout_s=60.0)
+    link = MilvusLink(uri, timeout_s=60.0)
     collections = Collections(store, link, "bench", refresh_s=60.0, lease_s=60.0, patience_s=PATIENCE_S)
     generation, queries = written(store, size), clustered(64, seed=4)
     index = RemoteIndex(FlatIndex(generation.vectors, largest_norm=1.0), collections.of(generation))

@@ -38,8 +38,7 @@ from benchmarks.tables.folds import Folds, folds
 from benchmarks.tables.research import EVALUATE_S, Research, at_hand
 from benchmarks.tables.table_records import RESULTS, record_of
 from benchmarks.tables.table_rows import FULL, ORDERED, ORDERED_RERANKED, OURS, RERANKER, VECTORS
-from services.index.ranking.features import VECTOR_NAMES
-from services.index.values import SearchHits
+from services.index.values import VECTOR_FEATURES, SearchHits
 from services.trainer.evaluation.tree_level import FIRST, GoldTree, tree_level
 from services.tuning.out_of_fold import HeldOut, OutOfFold, Weights, drawn
 from services.tuning.retrieval import encoded, held_out_of, tune
@@ -151,7 +150,7 @@ def tune_out_of_fold(running: Folds, versions: Sequence[str]) -> Tuned:
     found = tune(OutOfFold(texts, premises, drawn(held_out, QUERIES, 0)).value, trials=TRIALS, seed=0)
     whole = OutOfFold(texts, premises, held_out)
     learned = whole.learn(found.weights)
-    by_vectors = whole.learn(Weights(), VECTOR_NAMES)
+    by_vectors = whole.learn(Weights(), VECTOR_FEATURES)
     trees = [tree for fold in folds for tree in fold.trees(HELD_OUT)]
 
     def quality(rankings: Iterable[SearchHits]) -> HeldOutQuality:

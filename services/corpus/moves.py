@@ -29,11 +29,15 @@ Kind = Literal["activate", "deleting", "delete", "explain"]
 
 @dataclass(frozen=True)
 class MoveRequest:
-    """What makes a move: the kind, and where the call has a request id (else ""), that and what it asks for."""
+    """What makes a move: the kind, and where the call has a request id (else ""), that and what it asks for.
+
+    Its move is not among those up to number `after`: they were looked through before.
+    """
 
     kind: Kind = "activate"
     id: str = ""
     asked: Mapping[str, Any] = field(default_factory=dict)
+    after: int = 0
 
 
 ACTIVATION = MoveRequest()
@@ -129,7 +133,7 @@ def made_before(records: Records, request: MoveRequest) -> Move | None:
     """
     if not request.id:
         return None
-    numbers = sorted(records.numbers(), reverse=True)
+    numbers = sorted((number for number in records.numbers() if number > request.after), reverse=True)
     with ThreadPoolExecutor(READERS) as threads:
         for number, data in zip(numbers, threads.map(records.read, numbers), strict=True):
             with suppress(errors.DataLoss):

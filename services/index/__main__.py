@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -14,12 +15,9 @@ from services.index.catalogue.catalogue import Catalogue
 from services.index.catalogue.following import Follower
 from services.index.catalogue.replicas import Replicas
 from services.index.dense.batcher import SearchBatcher
-from services.index.lexical.executor import LexicalExecutor
-from services.index.metrics import IndexMetrics
+from services.index.lexical.bm25 import LexicalExecutor
 from services.index.ranking.encoding import QueryEncoder, Reranker
-from services.index.ranking.prior import Explanations
 from services.index.ranking.retrieval import Retrieval
-from services.index.ranking.stages import Stages
 from services.index.servicer import IndexAdminServicer, IndexServicer
 from services.index.settings import IndexSettings
 from services.kit.readiness import Readiness
@@ -45,27 +43,18 @@ class ServiceHealth:
 
     def source(self, name: str) -> Callable[[str], None]:
         """Makes a listener for one source; it takes a problem, or "" for none."""
-
-        def report(reason: str) -> None:
-            if self._problems.get(name, "") != reason:
-                self._problems[name] = reason
-                self._update()
-
-        return report
+        return lambda problem: self._report(name, problem)
 
     def open(self) -> None:
         """Starts to report: the service answers from now on."""
         self._is_open = True
-        self._update()
+        self._report("", "")
 
-    def _update(self) -> None:
-        reasons = "; ".join(reason for reason in self._problems.values() if reason)
-        if not self._is_open:
-            return
-        if reasons:
-            self._readiness.degraded(reasons)
-        else:
-            self._readiness.serving()
+    def _report(self, name: str, problem: str) -> None:
+        self._problems[name] = problem
+        if self._is_open:
+            reasons = "; ".join(filter(None, self._problems.values()))
+            self._readiness.degraded(reasons) if reasons else self._readiness.serving()
 
 
 def build(settings: IndexSettings) -> GrpcServer:
@@ -79,13 +68,10 @@ def build(settings: IndexSettings) -> GrpcServer:
         max_queued=settings.max_queued,
         on_change=health.source("encoder"),
     )
-    store, metrics = (
-        open_store(settings.artifacts_dir, settings.artifacts_url, settings.artifacts_cache_bytes),
-        IndexMetrics(server.metrics),
-    )
+    store = open_store(settings.artifacts_dir, settings.artifacts_url, settings.artifacts_cache_bytes)
     milvus = _milvus(settings, store, health.source("milvus")) if settings.milvus_uri else None
     replicas = Replicas(store, settings.instance, lease_s=settings.replica_lease_s, wait_s=settings.replica_wait_s)
-    batcher, executor = SearchBatcher(settings.max_queued, metrics.searched), LexicalExecutor(settings.max_queued)
+    batcher, executor = SearchBatcher(settings.max_queued, server.metrics), LexicalExecutor(settings.max_queued)
     catalogue = Catalogue(
         store,
         batcher,
@@ -93,12 +79,11 @@ def build(settings: IndexSettings) -> GrpcServer:
         pinned_generations=settings.pinned_generations,
         pinned_bytes=settings.pinned_bytes,
         open_remote=milvus.of if milvus else None,
+        on_change=health.source("corpora"),
     )
-    catalogue.on_change(health.source("corpora"))
-    follower = Follower(catalogue, replicas, settings.look_s, health.source("store"))
-    explanations = Explanations(store, catalogue)
-    reranker = Reranker(EncoderClient(channel), timeout_s=settings.encode_timeout_s)
-    retrieval = Retrieval(catalogue, batcher, Stages(batcher, executor, encoder, reranker), explanations, limits)
+    follower = Follower(catalogue.follow, catalogue.report, settings.look_s, health.source("store"))
+    reranker = Reranker(EncoderClient(channel), timeout_s=settings.encode_timeout_s, max_queued=settings.max_queued)
+    retrieval = Retrieval(catalogue, batcher, executor, encoder, reranker, limits)
     builder = Builder(store, catalogue, channel, limits, settings.builds)
 
     async def load() -> None:
@@ -114,6 +99,7 @@ def build(settings: IndexSettings) -> GrpcServer:
 
     async def close() -> None:
         await follower.close()
+        await asyncio.to_thread(replicas.sign_off)
         if milvus:
             await milvus.close()
         batcher.close()
@@ -125,7 +111,7 @@ def build(settings: IndexSettings) -> GrpcServer:
     server.on_start(load)
     server.on_stop(close)
     public = IndexServicer(server, catalogue, retrieval, limits)
-    admin = IndexAdminServicer(catalogue, builder, explanations, limits)
+    admin = IndexAdminServicer(catalogue, builder, limits)
     server.add(index_pb2_grpc.add_IndexServiceServicer_to_server, public, "aeenc.v1.IndexService")
     server.add(index_pb2_grpc.add_IndexAdminServiceServicer_to_server, admin, "aeenc.v1.IndexAdminService", admin=True)
     return server
@@ -135,13 +121,19 @@ def _milvus(settings: IndexSettings, store: ArtifactStore, on_state: Callable[[s
     """Wires up a Milvus; only here its client is loaded."""
     try:
         from services.index.milvus.collections import Collections
-        from services.index.milvus.link import MilvusAddress, MilvusLink
+        from services.index.milvus.link import MilvusLink
     except ModuleNotFoundError as error:
         raise InvalidArgument(
             f"AEENC_INDEX_MILVUS_URI needs {error.name}; install aeenc-services with the extra index-milvus"
         ) from error
-    address = MilvusAddress(settings.milvus_uri, settings.milvus_token, settings.milvus_database)
-    link = MilvusLink(address, timeout_s=settings.milvus_timeout_s, threads=settings.milvus_threads, on_state=on_state)
+    link = MilvusLink(
+        settings.milvus_uri,
+        settings.milvus_token or "",
+        settings.milvus_database,
+        timeout_s=settings.milvus_timeout_s,
+        threads=settings.milvus_threads,
+        on_state=on_state,
+    )
     return Collections(
         store,
         link,

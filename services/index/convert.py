@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from google.protobuf import timestamp_pb2
@@ -12,19 +13,18 @@ from google.protobuf.message import Message
 from aeenc import vectors
 from aeenc.v1 import index_pb2, types_pb2
 from services.corpus.generation import PremiseRecord
+from services.index.building.builder import BuildProgress, BuildSpec
+from services.index.building.folding import Sameness
+from services.index.catalogue.served import EXPLANATIONS_BYTES, ServedGeneration
+from services.index.ranking.retrieval import RetrievalResult
 from services.index.values import (
     DEFAULT_EFFORT,
     LEXICAL_WEIGHT,
-    BuildProgress,
-    BuildSpec,
     Effort,
     Explanation,
     FusionMethod,
-    GenerationView,
     Mode,
     ReplicaState,
-    RetrievalResult,
-    Sameness,
     Scope,
     TextQuery,
     Timings,
@@ -46,7 +46,6 @@ _FUSIONS: dict[int, FusionMethod] = {
 }
 _TRUNCATES = {types_pb2.TRUNCATE_ERROR: False, types_pb2.TRUNCATE_END: True}
 _SAMENESS: dict[int, Sameness] = {index_pb2.FOLDING_EXACT: "EXACT", index_pb2.FOLDING_NORMALIZED: "NORMALIZED"}
-EXPLANATIONS_BYTES = 64 * 1024 * 1024  # of one call, which memory holds at once
 HITS_ON_LOOP = 400  # about a millisecond of work, reading premises from disk included
 
 
@@ -116,7 +115,7 @@ def to_search_response(answer: RetrievalResult, room: AnswerRoom, timed: bool) -
         unknown_tags=answer.unknown_tags,
     )
     for one in answer.hits:
-        ids = generation.ids_of(one.ordinals.tolist())
+        ids = generation.premises.ids_of(one.ordinals.tolist())
         room.take(sum(map(len, ids)) + 6 * len(ids))
         response.results.add(premise_ids=ids, scores=one.scores.tolist())
     return response
@@ -287,7 +286,7 @@ def _timings(taken: Timings) -> types_pb2.Timings:
 
 
 def to_corpus_info(
-    corpus: str, served: GenerationView | None, replicas: Sequence[ReplicaState]
+    corpus: str, served: ServedGeneration | None, replicas: Sequence[ReplicaState]
 ) -> index_pb2.CorpusInfo:
     """Converts a corpus, its active generation, and what the replicas serve."""
     active = to_generation(served.generation.artifact, active=True) if served else None
@@ -296,10 +295,4 @@ def to_corpus_info(
 
 def to_replica(state: ReplicaState) -> index_pb2.IndexReplica:
     """Converts what a replica serves."""
-    return index_pb2.IndexReplica(
-        instance=state.instance,
-        generation=state.generation,
-        space_id=state.space_id,
-        behind=state.is_behind,
-        reason=state.reason,
-    )
+    return index_pb2.IndexReplica(**asdict(state))

@@ -10,10 +10,9 @@ from services.index import convert
 from services.index.building.builder import Builder
 from services.index.catalogue.catalogue import Catalogue
 from services.index.catalogue.listing import Listing
-from services.index.ranking.prior import Explanations
 from services.index.ranking.retrieval import Retrieval
 from services.kit.convert import deadline_s, opened_by
-from services.kit.limits import Limits, check_count
+from services.kit.limits import Limits
 from services.kit.server import GrpcServer, to_service_info
 
 
@@ -40,22 +39,20 @@ class IndexServicer(index_pb2_grpc.IndexServiceServicer):
         return await self._answers.make(len(query.texts) * query.scope.k, convert.to_retrieve_response, answer)
 
     async def GetPremises(self, request: index_pb2.GetPremisesRequest, _context: Any) -> bytes:
-        check_count(len(request.ids), self._limits, "ids")
-        served = await self._catalogue.resolve(request.corpus, request.generation)
-        found = await served.find(request.ids, self._limits.message_bytes)
-        return await self._answers.make(len(found), convert.to_premises_response, found, served.id)
+        found, generation = await self._listing.named(request.corpus, request.ids, request.generation)
+        return await self._answers.make(len(found), convert.to_premises_response, found, generation)
 
     async def ListPremises(
         self, request: index_pb2.ListPremisesRequest, _context: Any
     ) -> index_pb2.ListPremisesResponse:
-        page = await self._listing.premises(
+        page, token, served = await self._listing.premises(
             request.corpus, page_size=request.page_size, token=request.page_token, generation=request.generation
         )
         return index_pb2.ListPremisesResponse(
-            premises=map(convert.to_premise, page.premises),
-            next_page_token=page.next_token,
-            generation=page.served.id,
-            total_size=page.served.rows,
+            premises=map(convert.to_premise, page),
+            next_page_token=token,
+            generation=served.id,
+            total_size=served.rows,
         )
 
     async def ListCorpora(self, request: index_pb2.ListCorporaRequest, _context: Any) -> index_pb2.ListCorporaResponse:
@@ -72,10 +69,9 @@ class IndexServicer(index_pb2_grpc.IndexServiceServicer):
 class IndexAdminServicer(index_pb2_grpc.IndexAdminServiceServicer):
     """Builds generations and switches between them."""
 
-    def __init__(self, catalogue: Catalogue, builder: Builder, explanations: Explanations, limits: Limits) -> None:
+    def __init__(self, catalogue: Catalogue, builder: Builder, limits: Limits) -> None:
         self._catalogue = catalogue
         self._builder = builder
-        self._explanations = explanations
         self._limits = limits
         self._listing = Listing(catalogue, limits)
 
@@ -129,9 +125,7 @@ class IndexAdminServicer(index_pb2_grpc.IndexAdminServiceServicer):
         replicas = await self._catalogue.delete(
             request.corpus, request.generation, despite=request.despite, request_id=request.request_id
         )
-        return index_pb2.DeleteGenerationResponse(
-            generation=request.generation, replicas=map(convert.to_replica, replicas)
-        )
+        return index_pb2.DeleteGenerationResponse(replicas=map(convert.to_replica, replicas))
 
     async def HoldGeneration(
         self, request: index_pb2.HoldGenerationRequest, _context: Any
@@ -151,6 +145,5 @@ class IndexAdminServicer(index_pb2_grpc.IndexAdminServiceServicer):
         self, requests: AsyncIterator[index_pb2.PutExplanationsRequest], _context: Any
     ) -> index_pb2.PutExplanationsResponse:
         corpus, replace, explanations = await convert.to_explanations(requests, self._limits)
-        await self._catalogue.check_known(corpus)
-        total, replicas = await self._explanations.put(corpus, explanations, replace=replace)
+        total, replicas = await self._catalogue.explain(corpus, explanations, replace=replace)
         return index_pb2.PutExplanationsResponse(total_size=total, replicas=map(convert.to_replica, replicas))

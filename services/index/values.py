@@ -1,29 +1,23 @@
 """The index's vocabulary: the values that its rooms pass to each other.
 
-This module imports no other module of the index, which keeps the rooms free of import circles.
+A question checks itself, and refuses with the field, the value and the remedy. This module imports no other module of
+the index, which keeps the rooms free of import circles.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import (
-    Collection,
-    Iterator,
-    Mapping,
-)
+import math
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
-from services.corpus.generation import Generation, Storage
-from services.corpus.premises import Clause
-from services.store.artifacts import Artifact
-from services.store.formats import known_fields
+from services.corpus.generation import Clause, Storage
+from services.kit.limits import Limits, check_count, check_k, check_texts
 
 Precision = Literal["float32", "float16", "int8"]
 
@@ -55,15 +49,17 @@ class SearchHits:
             return self
         return SearchHits(self.ordinals[:k], self.scores[:k], self.exact)
 
+    def followed_by(self, others: SearchHits) -> SearchHits:
+        """Joins two lists, one behind the other."""
+        joined = np.concatenate([self.ordinals, others.ordinals]), np.concatenate([self.scores, others.scores])
+        return SearchHits(*joined, self.exact)
+
     def without(self, ordinals: Collection[int], k: int) -> SearchHits:
         """Keeps the first k of the hits that are not among `ordinals`."""
         if not ordinals:
             return self.first(k)
-        return self.where(~np.isin(self.ordinals, list(ordinals)), k)
-
-    def where(self, mask: NDArray[np.bool_], k: int) -> SearchHits:
-        """Keeps the first k of the hits that `mask` (n,) marks."""
-        return SearchHits(self.ordinals[mask][:k], self.scores[mask][:k], self.exact)
+        kept = ~np.isin(self.ordinals, list(ordinals))
+        return SearchHits(self.ordinals[kept][:k], self.scores[kept][:k], self.exact)
 
 
 @dataclass(frozen=True)
@@ -84,6 +80,23 @@ FusionMethod = Literal["min_max", "reciprocal_rank"]
 LEXICAL_WEIGHT = 0.2
 Mode = Literal["DENSE", "LEXICAL", "ITERATIVE_LEXICAL", "HYBRID"]
 WITHOUT_ENCODER = {"LEXICAL", "ITERATIVE_LEXICAL"}
+LEAST_SQUARE, LARGEST_SQUARE = 0.99**2, 1.01**2  # of a unit vector; one in half precision stays well within them
+ENSEMBLE = 8  # cross-encoders at most
+CLAUSES = 64  # of a filter, and tags of a clause, at most
+
+FEATURES = (
+    "first",  # the score of the first ranking
+    "rank",  # minus the logarithm of its rank there
+    "iterative",  # minus the logarithm of its rank in iterative BM25
+    "query_covered",  # the share of the query's words that it has, by their rarity
+    "premise_covered",  # the share of its words that the query has, by their rarity
+    "length",  # the number of its distinct words
+    "words_given_others",  # the share of the best BM25 score for the query less what another premise says
+    "left_by_others",  # the share of the query's words that it has and another premise does not, by their rarity
+    "vectors_given_others",  # the cosine with the query less half of another premise's vector
+)
+VECTOR_FEATURES = ("first", "rank", "vectors_given_others")  # those that need no words: mode DENSE has them too
+_refuse = errors.InvalidArgument.field
 
 
 @dataclass(frozen=True)
@@ -99,10 +112,24 @@ class Scope:
     before_id: str = ""
     clauses: frozenset[Clause] = frozenset()
 
-    @property
-    def tags(self) -> frozenset[str]:
-        """All tags that it names."""
-        return frozenset[str]().union(*(names for clause in self.clauses for names in clause))
+    def check(self, limits: Limits) -> None:
+        """Refuses a k, a list of ids or splits, or clauses of tags beyond the limits."""
+        check_k(self.k, limits)
+        lists = {
+            "exclude_ids": self.exclude_ids,
+            "filter.only_ids": self.only_ids,
+            "filter.any_split": self.splits,
+        }
+        for name, names in lists.items():
+            if names:
+                check_count(len(names), limits, name)
+        sizes = [len(wanted) + len(unwanted) for wanted, unwanted in self.clauses]
+        if len(sizes) > CLAUSES or not all(1 <= size <= CLAUSES for size in sizes):
+            raise _refuse(
+                "filter.any_clause",
+                f"has {len(sizes):,} clauses with {', '.join(map(str, sizes[:8]))} tags; give up to {CLAUSES} clauses "
+                f"of 1 to {CLAUSES} tags, or store a tag for what they select",
+            )
 
 
 @dataclass(frozen=True)
@@ -131,6 +158,23 @@ class VectorQuery:
     space_id: str
     scope: Scope
     effort: Effort = DEFAULT_EFFORT
+
+    def check(self, limits: Limits) -> None:
+        """Refuses no vectors, too many, or a scope beyond the limits."""
+        check_count(len(self.vectors), limits, "vectors")
+        self.scope.check(limits)
+
+    def check_unit(self) -> None:
+        """Refuses vectors that are not finite or not of unit length: their inner products would not be cosines."""
+        for number, row in enumerate(self.vectors):
+            square = float(row.dot(row))  # float32 is exact enough for a tolerance of 1e-2
+            if LEAST_SQUARE <= square <= LARGEST_SQUARE:
+                continue
+            if not math.isfinite(square):
+                raise _refuse(f"vectors[{number}]", "holds NaN or infinity; send finite numbers")
+            raise _refuse(
+                f"vectors[{number}]", f"has length {math.sqrt(square):.4g}; scale it to 1, as Encode returns it"
+            )
 
 
 @dataclass(frozen=True)
@@ -171,6 +215,84 @@ class TextQuery:
         """How many premises the first ranking finds for each text."""
         return self.rerank or self.scope.k
 
+    def check(self, limits: Limits) -> None:
+        """Refuses texts, a scope, shares, a re-ranking or accepted premises beyond the limits or of no use together."""
+        check_texts(self.texts, limits)
+        self.scope.check(limits)
+        shares = {
+            "fusion.lexical_weight": self.lexical_weight,
+            "prior": self.prior,
+            "negative_feedback": self.negative_feedback,
+        }
+        for name, share in shares.items():
+            if not 0.0 <= share <= 1.0:
+                raise _refuse(name, f"{share:g} is not within 0 and 1; give its share")
+        if self.prior and self.mode == "ITERATIVE_LEXICAL":
+            raise _refuse("prior", "cannot be added to scores of different rounds; use mode LEXICAL, or set it to 0")
+        if self.negative_feedback and self.mode in WITHOUT_ENCODER:
+            raise _refuse(
+                "negative_feedback", f"changes vectors, and mode {self.mode} has none; use DENSE or HYBRID, or 0"
+            )
+        self._check_features()
+        self._check_reranking(limits)
+        if self.accepted and len(self.accepted) != len(self.texts):
+            raise _refuse(
+                "accepted",
+                f"has {len(self.accepted)} lists for {len(self.texts)} texts; give one for each text, or none",
+            )
+        if any(len(ids) > limits.items for ids in self.accepted):
+            raise _refuse("accepted", f"has over {limits.items:,} ids for a text; give fewer")
+
+    def _check_features(self) -> None:
+        known = VECTOR_FEATURES if self.mode == "DENSE" else FEATURES
+        for name, weight in self.features.items():
+            if name not in known:
+                raise _refuse("fusion.features", f"has {name!r}; mode {self.mode} has {', '.join(known)}")
+            if not math.isfinite(weight):
+                raise _refuse("fusion.features", f"{name} is {weight:g}; give a finite weight")
+        if self.features and self.mode in WITHOUT_ENCODER:
+            raise _refuse(
+                "fusion.features", f"order what DENSE and HYBRID find, and the mode is {self.mode}; use those, or none"
+            )
+
+    def _check_reranking(self, limits: Limits) -> None:
+        if self.rerank and not self.scope.k <= self.rerank <= limits.k:
+            raise _refuse("rerank", f"is {self.rerank}; give k ({self.scope.k}) to {limits.k:,}, or 0 for none")
+        if self.rerank_weight:
+            self._check_rerank_weight()
+        if self.rerank_versions:
+            self._check_ensemble()
+
+    def _check_ensemble(self) -> None:
+        versions = self.rerank_versions
+        if not len(set(versions)) == len(versions) <= ENSEMBLE:
+            raise _refuse("rerank_versions", f"has {', '.join(versions)}; give at most {ENSEMBLE} different versions")
+        if not self.rerank:
+            raise _refuse(
+                "rerank_versions", "are given and rerank is 0; say how many premises to re-rank, or leave them out"
+            )
+        if self.rerank_weight and len(versions) > 1:
+            raise _refuse(
+                "rerank_weight", f"is {self.rerank_weight:g}; an ensemble ranks by its sum of ranks alone, set it to 0"
+            )
+
+    def _check_rerank_weight(self) -> None:
+        weight = self.rerank_weight
+        if not 0.0 < weight < math.inf:
+            raise _refuse(
+                "rerank_weight",
+                f"is {weight:g}; give a positive number, or set it to 0 for the cross-encoder's score alone",
+            )
+        if not self.rerank:
+            raise _refuse(
+                "rerank_weight", f"is {weight:g} and rerank is 0; say how many premises to re-rank, or set it to 0"
+            )
+        if self.mode == "ITERATIVE_LEXICAL":
+            raise _refuse(
+                "rerank_weight",
+                f"is {weight:g}, but cannot be added to scores of different rounds; use mode LEXICAL, or set it to 0",
+            )
+
 
 @dataclass
 class Timings:
@@ -185,75 +307,6 @@ class Timings:
         """Adds those of a part."""
         self.queue_s += queue_s
         self.compute_s += compute_s
-
-
-@dataclass(frozen=True)
-class RetrievalResult:
-    """The hits of each query in the generation searched, by an encoder's `version` in `precision`.
-
-    `unknown_splits` and `unknown_tags` are those of the scope that no premise has.
-    """
-
-    hits: list[SearchHits]
-    served: GenerationView
-    timings: Timings
-    unknown_splits: tuple[str, ...] = ()
-    unknown_tags: tuple[str, ...] = ()
-    version: str = ""
-    precision: str = ""
-    reranked_by: tuple[str, ...] = ()
-
-    @property
-    def exact(self) -> bool:
-        """Whether the lists of all queries are exact."""
-        return all(one.exact for one in self.hits)
-
-
-Sameness = Literal["EXACT", "NORMALIZED"]
-BuildStage = Literal["RECEIVING", "INDEXING"]
-AckLevel = Literal["RECEIVED", "DURABLE", "SEARCHABLE"]
-
-
-@dataclass(frozen=True)
-class BuildSpec:
-    """The header of a build call: what to build. The caller waits `timeout_s` for it (None: for ever)."""
-
-    corpus: str
-    request_id: str = ""
-    base_generation: str = ""
-    delete_ids: tuple[str, ...] = ()
-    activate: bool = False
-    resume_from: int = 0
-    sameness: Sameness = "EXACT"
-    space_id: str = ""
-    timeout_s: float | None = None
-
-    def fingerprint(self) -> dict[str, str]:
-        """Everything a retry must repeat, besides the premises. Not `activate`, which a caller may add at any time."""
-        deleted = json.dumps(sorted(self.delete_ids)).encode()
-        return {
-            "base_generation": self.base_generation,
-            "deleted_sha256": hashlib.sha256(deleted).hexdigest(),
-            "sameness": self.sameness,
-            "space_id": self.space_id,
-        }
-
-
-@dataclass(frozen=True)
-class BuildProgress:
-    """The progress of a build; the last one names the generation. `ack_level` holds for what `encoded` counts.
-
-    `durable` counts the streamed premises that a retry need not stream again.
-    """
-
-    received: int
-    encoded: int
-    ack_level: AckLevel = "RECEIVED"
-    durable: int = 0
-    generation: Artifact | None = None
-    activated: bool = False
-    is_last: bool = False
-    stage: BuildStage = "RECEIVING"
 
 
 Engine = Literal["flat", "ivf", "hnsw", "milvus-flat", "milvus-hnsw"]
@@ -305,11 +358,6 @@ class LexicalSettings:
     downscale: float = 1.25
     growth: float = 2.0
 
-    @classmethod
-    def of_record(cls, record: Mapping[str, Any]) -> LexicalSettings:
-        """Reads what a generation records."""
-        return cls(**known_fields(cls, record))
-
 
 @dataclass(frozen=True)
 class BuildOptions:
@@ -336,17 +384,8 @@ class ReplicaState:
     instance: str
     generation: str
     space_id: str
-    is_behind: bool = False
+    behind: bool = False
     reason: str = ""
-
-
-@dataclass(frozen=True)
-class Activation:
-    """The active generation, the id of the one before it (None: there is or was none), and the live replicas."""
-
-    active: Artifact | None
-    previous: str | None
-    replicas: tuple[ReplicaState, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -355,17 +394,6 @@ class Explanation:
 
     text: str
     premise_ids: tuple[str, ...]
-
-
-class GenerationView(Protocol):
-    """A generation as an answer names it, with its premises."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def generation(self) -> Generation: ...
 
 
 class QueueLimit:

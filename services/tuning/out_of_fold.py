@@ -1,6 +1,6 @@
 """Ranks held-out queries as Retrieve would with given weights, by models and a prior that have not seen them.
 
-It calls the functions that Retrieve calls (fusion.py, features.py) over exact cosines: what is tuned is what is served.
+It calls the functions that Retrieve calls (fusion.py) over exact cosines: what is tuned is what is served.
 """
 
 from __future__ import annotations
@@ -12,16 +12,27 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from aeenc.errors import InvalidArgument
 from aeenc.evaluation import UNRANKED, average_precision
 from aeenc.evaluation.metrics import Ranks
 from services.index.lexical.bm25 import LexicalIndex, best
-from services.index.ranking.features import DEPTH, NAMES, VECTOR_NAMES, FirstWords, features_of, order_by
-from services.index.ranking.fusion import FEEDBACK, POOL, fuse_hits, rocchio_feedback, with_pair_scores
-from services.index.ranking.prior import Prior, with_bonus
-from services.index.values import SearchHits
-from services.tuning.feature_weights import fit
+from services.index.ranking.fusion import (
+    DEPTH,
+    FEEDBACK,
+    POOL,
+    FirstWords,
+    Prior,
+    features_of,
+    fuse_hits,
+    order_by,
+    rocchio_feedback,
+    with_bonus,
+    with_pair_scores,
+)
+from services.index.values import FEATURES, VECTOR_FEATURES, SearchHits
 
 BLOCK = 256  # queries whose cosines are in memory together
+RIDGE, STEPS = 1e-3, 50  # of the fit of features
 RERANKED = 20  # premises that a cross-encoder reads
 
 
@@ -116,9 +127,9 @@ class OutOfFold:
                 yield from self._ranked(rows, vectors, weights)
             at += len(fold.texts)
 
-    def learn(self, weights: Weights, names: Sequence[str] = NAMES) -> LearnedOrder:
+    def learn(self, weights: Weights, names: Sequence[str] = FEATURES) -> LearnedOrder:
         """Fits the weights of features on all queries, and ranks those of each fold by weights fitted on the others."""
-        examples = list(self.examples(weights, with_words=not set(names) <= set(VECTOR_NAMES)))
+        examples = list(self.examples(weights, with_words=not set(names) <= set(VECTOR_FEATURES)))
         least = min((len(one.features) for one in examples), default=0)  # corpora of fewer premises than DEPTH
         found = [one.features[:least] for one in examples]
         gold = [np.isin(one.hits.ordinals[:least], one.gold) for one in examples]
@@ -139,7 +150,7 @@ class OutOfFold:
             near = self._premises[first.ordinals]
             own_words = None
             if with_words:
-                own_words = FirstWords.of(self._lexical.terms(text), first, self._lexical, self._all_but(words.own))
+                own_words = FirstWords(self._lexical.terms(text), first, self._lexical, self._all_but(words.own))
             found = features_of(first, own_words, vector, near)
             yield Example(hits, found, gold)
 
@@ -173,7 +184,7 @@ class OutOfFold:
                 own = self._ordinal.get(text, -1)
                 scores = self._lexical.scores(self._lexical.terms(text))
                 hits = best(scores, len(self._premises), self._all_but(own))
-                bonus = fold.prior.bonus(text, everything)
+                bonus = fold.prior.bonus(fold.prior.nearest(text), everything)
                 explained = np.flatnonzero(bonus)
                 found.append(_Words(own, hits, explained, bonus[explained]))
         return found
@@ -214,3 +225,56 @@ def reranked(
         first = with_pair_scores(hits.first(n), own, weight, n)
         ordinals, scores_of_all = (first.ordinals, hits.ordinals[n:]), (first.scores, hits.scores[n:])
         yield SearchHits(np.concatenate(ordinals), np.concatenate(scores_of_all))
+
+
+def fit(
+    features: Sequence[NDArray[np.float64]], gold: Sequence[NDArray[np.bool_]], names: Sequence[str] = FEATURES
+) -> dict[str, float]:
+    """Finds the weights of some features under which the gold premises of many queries are likeliest.
+
+    By Newton's method on a softmax over the premises of a query (ListNet with binary relevance), features at unit
+    variance, a small ridge. All queries have as many premises; those without a gold one teach nothing. Raises
+    InvalidArgument where all are such.
+    """
+    if not any(own.any() for own in gold):
+        raise InvalidArgument(f"none of {len(gold)} queries has a gold premise among its first; name other queries")
+    rows = np.stack(features)[..., [FEATURES.index(name) for name in names]]
+    wanted = np.stack(gold).astype(np.float64)
+    rows, wanted = rows[wanted.any(axis=1)], wanted[wanted.any(axis=1)]
+    rows = rows - rows.mean(axis=1, keepdims=True)
+    scale = rows.std(axis=(0, 1))
+    scale[scale == 0] = 1.0
+    weights = _newton(rows / scale, wanted / wanted.sum(axis=1, keepdims=True)) / scale
+    return dict(zip(names, weights.tolist(), strict=True))
+
+
+def _newton(rows: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Maximises the mean log likelihood of `wanted` (q, n), a distribution each, over weights of `rows` (q, n, f)."""
+    queries, _, size = rows.shape
+    weights = np.zeros(size)
+
+    def likelihood(tried: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        sums = rows @ tried
+        sums -= sums.max(axis=1, keepdims=True)
+        exponents = np.exp(sums)
+        total = exponents.sum(axis=1, keepdims=True)
+        value = float((wanted * (sums - np.log(total))).sum()) / queries - RIDGE * float(tried @ tried)
+        return value, exponents / total
+
+    target = np.einsum("qn,qnf->f", wanted, rows) / queries
+    value, shares = likelihood(weights)
+    for _ in range(STEPS):
+        mean = np.matmul(shares[:, None, :], rows)[:, 0]
+        gradient = target - mean.mean(axis=0) - 2 * RIDGE * weights
+        spread = (rows * np.sqrt(shares)[..., None]).reshape(-1, size)
+        curvature = (spread.T @ spread - mean.T @ mean) / queries + 2 * RIDGE * np.eye(size)
+        step = np.linalg.solve(curvature, gradient)
+        before, share = value, 1.0
+        value, shares = likelihood(weights + step)
+        while value < before and share > 1e-4:  # a full step from afar goes too far
+            share /= 2
+            value, shares = likelihood(weights + share * step)
+        weights = weights + share * step
+        if value - before < 1e-9:
+            break
+    return weights

@@ -29,11 +29,11 @@ from aeenc import Client
 from aeenc.calls.encoding import Precision
 from aeenc.errors import FailedPrecondition, InvalidArgument, NotFound
 from aeenc.trees import HELD_OUT, Dataset
-from services.index.ranking.features import NAMES, VECTOR_NAMES
-from services.index.ranking.prior import Prior
-from services.index.values import Explanation, SearchHits
+from services.index.ranking.fusion import Prior
+from services.index.values import FEATURES, VECTOR_FEATURES, Explanation, SearchHits
 from services.store.registry_rows import CROSS_ENCODERS
 from services.tuning.out_of_fold import RERANKED, HeldOut, LearnedOrder, OutOfFold, Weights, drawn, reranked
+from services.tuning.words import check_installed, searched
 
 if TYPE_CHECKING:
     import optuna
@@ -71,12 +71,10 @@ def published(lexical: float) -> Weights:
 
 
 def tune(value: Callable[[Weights], float], *, trials: int, seed: int, lexical: float = LEXICAL_MOST) -> TunedWeights:
-    """Searches for the best weights by optuna's tree-structured Parzen estimator. Equal seeds give equal results.
+    """Searches for the best weights. Equal seeds give equal results.
 
     `lexical` is the largest share of BM25 that is tried; 0: mode dense, without the prior, which also works by words.
     """
-    import optuna
-
     prior = PRIOR_MOST if lexical else 0.0
 
     def propose(trial: optuna.Trial) -> float:
@@ -88,11 +86,7 @@ def tune(value: Callable[[Weights], float], *, trials: int, seed: int, lexical: 
             )
         )
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
-    for known in (Weights(), published(lexical)):
-        study.enqueue_trial(asdict(known))
-    study.optimize(propose, n_trials=trials)
+    study = searched(propose, [asdict(known) for known in (Weights(), published(lexical))], trials, seed)
     first = [float(trial.value or 0.0) for trial in study.trials[:2]]
     return TunedWeights(Weights(**study.best_params), float(study.best_value), *first)
 
@@ -255,7 +249,7 @@ def tune_over_folds(
         report(n, jobs, name)
     premises = encoded(client, texts, role="premise", space_id=client.trainer.info().default_space_id)
     measured = OutOfFold(texts, premises, held_out)
-    lexical, names = (0.0, VECTOR_NAMES) if asked.mode == "dense" else (LEXICAL_MOST, NAMES)
+    lexical, names = (0.0, VECTOR_FEATURES) if asked.mode == "dense" else (LEXICAL_MOST, FEATURES)
     tried = OutOfFold(texts, premises, drawn(held_out, asked.queries, asked.seed)).value
     weights = tune(tried, trials=asked.trials, seed=asked.seed, lexical=lexical).weights
     learned = measured.learn(weights, names)
@@ -304,13 +298,10 @@ def command(
     The trainer has to know the folds as data sets (`aeenc export folds` prints the setting). What was trained is found
     again by the next call.
     """
-    from importlib.util import find_spec
-
     from aeenc.cli.output import output_of, table
     from aeenc.cli.targets import client
 
-    if find_spec("optuna") is None:
-        raise FailedPrecondition("this needs optuna; install aeenc-services with the extra index-tune")
+    check_installed({"optuna": "index-tune"})
     directories = sorted(path.parents[2] for path in folds.glob(f"*/dataset/task_1/{HELD_OUT}.jsonl"))
     if len(directories) < 2:
         raise InvalidArgument(
@@ -319,13 +310,8 @@ def command(
         )
     if pretrained and cross_epochs:
         raise InvalidArgument(f"--cross-epochs {cross_epochs} trains and --pretrained does not; give one of them")
-    recipe = {
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "learning_rate": learning_rate,
-        "initial_share": initial_share,
-        "seed": seed,
-    }
+    names = ("epochs", "batch_size", "learning_rate", "initial_share", "seed")
+    recipe = dict(zip(names, (epochs, batch_size, learning_rate, initial_share, seed), strict=True))
     out = output_of(context)
     data = {path.name: Dataset.load(path) for path in directories}
     asked = Asked(mode, recipe, trials, queries, seed, pretrained=pretrained, cross_epochs=cross_epochs)
@@ -338,14 +324,10 @@ def command(
                     connected.registry.delete_label(LABEL, space_id=space_id)
     best = best_way(found.ways)
     result = {
-        "queries": found.queries,
-        "weights": asdict(found.weights),
-        "features": found.features,
+        **{name: value for name, value in asdict(found).items() if name != "ways"},
         "map": {key: way.map for key, way in found.ways.items()},
         "best": best,
         "options": found.ways[best].options,
-        "versions": found.versions,
-        "cross_encoders": found.cross_encoders,
     }
     rows = [(way.name, f"{way.map:.4f}") for way in found.ways.values()]
     shown = table([f"{found.queries:,} held-out queries, ranked by", "strict MAP"], rows, right=1)

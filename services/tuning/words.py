@@ -8,11 +8,11 @@ The first trial has the defaults, so that the result is never worse than they on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import typer
@@ -107,21 +107,34 @@ class Tuned:
     default_value: float
 
 
-def tune(measured: Measured, *, trials: int, seed: int, lemmas: bool = False) -> Tuned:
-    """Searches for the best settings by optuna's tree-structured Parzen estimator. Equal seeds give equal results."""
+def searched(
+    value: Callable[[optuna.Trial], float], first: Iterable[Mapping[str, Any]], trials: int, seed: int
+) -> optuna.Study:
+    """Searches for the highest value by optuna's tree-structured Parzen estimator, after the first trials given."""
     import optuna
-
-    words = ["stems", "words", *(["lemmas"] if lemmas else [])]
-
-    def propose(trial: optuna.Trial) -> float:
-        return measured.value(_proposed(trial, measured.ranker, words))
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
+    for known in first:
+        study.enqueue_trial(dict(known))
+    study.optimize(value, n_trials=trials)
+    return study
+
+
+def check_installed(extras: Mapping[str, str]) -> None:
+    """Raises FailedPrecondition for the first module that is missing, naming the extra that has it."""
+    for module, extra in extras.items():
+        if find_spec(module) is None:
+            raise FailedPrecondition(f"this needs {module}; install aeenc-services with the extra {extra}")
+
+
+def tune(measured: Measured, *, trials: int, seed: int, lemmas: bool = False) -> Tuned:
+    """Searches for the best settings. Equal seeds give equal results."""
+    words = ["stems", "words", *(["lemmas"] if lemmas else [])]
     defaults = asdict(LexicalSettings())
     named = ("k1", "b", "words") if measured.ranker == "bm25" else tuple(defaults)
-    study.enqueue_trial({name: defaults[name] for name in named})
-    study.optimize(propose, n_trials=trials)
+    first = {name: defaults[name] for name in named}
+    study = searched(lambda trial: measured.value(_proposed(trial, measured.ranker, words)), [first], trials, seed)
     best = replace(LexicalSettings(), **study.best_params)
     return Tuned(best, study.best_value, float(study.trials[0].value or 0.0))
 
@@ -175,13 +188,9 @@ def command(
     """Searches for the settings of BM25 that find most of a split's gold premises, and prints them for the index."""
     from aeenc.cli.output import output_of, table
 
-    for module, extra in {
-        "optuna": "index-tune",
-        "Stemmer": "index-cpu",
-        **({"simplemma": "index-lemmas"} if lemmas else {}),
-    }.items():
-        if find_spec(module) is None:
-            raise FailedPrecondition(f"this needs {module}; install aeenc-services with the extra {extra}")
+    check_installed(
+        {"optuna": "index-tune", "Stemmer": "index-cpu"} | ({"simplemma": "index-lemmas"} if lemmas else {})
+    )
     out = output_of(context)
     measured = measured_on(data, split, ranker, queries, seed)
     found = tune(measured, trials=trials, seed=seed, lemmas=lemmas)

@@ -223,7 +223,7 @@ async def test_replicas_that_do_not_follow_an_activation_are_named(aeenc, fleet,
     built = await aeenc(*fleet.options, "--json", "corpus", "build", "science", "--no-activate", "--facts", facts)
 
     async def reached(*_: object) -> tuple[ReplicaState, ...]:
-        return ReplicaState("one", "g1", SPACE), ReplicaState("slow", "g0", SPACE, is_behind=True, reason="it hangs")
+        return ReplicaState("one", "g1", SPACE), ReplicaState("slow", "g0", SPACE, behind=True, reason="it hangs")
 
     monkeypatch.setattr(Catalogue, "reached", reached)
     moved = await aeenc(*fleet.options, "--json", "corpus", "activate", "science", built.json["generation"])

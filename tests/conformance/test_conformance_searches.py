@@ -7,10 +7,9 @@ import pytest
 
 from aeenc import errors
 from aeenc.v1 import index_pb2, types_pb2
-from services.corpus.inner_products import exact_scores
+from services.corpus.arrays import exact_scores
 from services.index.lexical.bm25 import LexicalIndex, best
-from services.index.ranking.fusion import fuse
-from services.index.ranking.prior import Hypotheses, bonus_of, with_bonus
+from services.index.ranking.fusion import Prior, fuse, with_bonus
 from services.index.values import Explanation, SearchHits
 from support.subject import TOLERANCE
 from support.worlds.index_world import FACTS, facts, premise, raises
@@ -251,7 +250,7 @@ async def test_the_prior_adds_what_explained_similar_hypotheses_to_each_mode(sub
     corpus, _, matrix = await science(subject)
     explained = [("magnets attract iron nails", ("f0", "f1", "gone")), ("the iron pole melts", ("f1", "f6"))]
     assert await answered(subject, subject.index.put_explanations(corpus, explained)) == 2
-    prior = Hypotheses.of([Explanation(*one) for one in explained])
+    prior = Prior.over([Explanation(*one) for one in explained], {f"f{n}": n for n in range(len(matrix))})
     for mode in MODES:
         text, share = "a magnet and a pole of iron", 0.4
         call = subject.index.retrieve(corpus, [text], k=5, mode=mode, prior=share)
@@ -260,8 +259,8 @@ async def test_the_prior_adds_what_explained_similar_hypotheses_to_each_mode(sub
             continue
         [hits] = await answered(subject, call)
         pool = await ranked(subject, matrix, mode, text)
-        near = [({int(one[1:]) for one in explained[n][1] if one != "gone"}, each) for n, each in prior.nearest(text)]
-        is_list(subject, hits, with_bonus(pool, bonus_of(near, pool.ordinals), share, 5), mode)
+        bonus = prior.bonus(prior.nearest(text), pool.ordinals)
+        is_list(subject, hits, with_bonus(pool, bonus, share, 5), mode)
     assert await subject.index.put_explanations(corpus, [("frogs hunt", ("f8",))], replace=True) == 1
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from aeenc import errors
-from services.corpus import premises as module
-from services.corpus.premises import GROUPS, PREMISES, STARTS, TEXTS, PremiseRecord, Premises, Tables, write_premises
+from services.corpus import generation as module
+from services.corpus.generation import GROUPS, PREMISES, STARTS, TEXTS, PremiseRecord, Premises, Tables, write_premises
 from services.store.artifacts import Artifact, ArtifactStore
 
 RECORDS = [

@@ -16,9 +16,10 @@ from opentelemetry.util._once import Once
 
 import aeenc
 from aeenc import errors
+from aeenc.calls.encoding import EncodeOptions
 from aeenc.transport import tracing as sdk_tracing
 from aeenc.v1 import types_pb2
-from services.index.ranking.encoding import EncodeKey, QueryEncoder
+from services.index.ranking.encoding import QueryEncoder
 from services.kit import logs, tracing
 from services.kit.settings import ServiceSettings
 from services.store.registry import Registry
@@ -150,7 +151,7 @@ async def test_texts_that_are_encoded_together_are_one_span_that_links_all_their
 
     async def ask(number: int) -> str:
         with tracing.span(f"caller {number}") as own:
-            await encoder.encode([FACTS[number]], EncodeKey(fleet.base.space_id))
+            await encoder.encode([FACTS[number]], EncodeOptions(space_id=fleet.base.space_id))
         return f"{own.get_span_context().span_id:016x}"
 
     await fleet.client.encoder.encode([FACTS[0]])  # once it serves

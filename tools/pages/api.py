@@ -14,9 +14,10 @@ from aeenc import errors
 from services.corpus.moves import KEPT as MOVES_KEPT
 from services.encoder.batching.encoder import MAX_KEY_BYTES
 from services.index.building.folding import ID_BYTES, TAG_BYTES
-from services.index.convert import EXPLANATIONS_BYTES
-from services.index.ranking.validation import CLAUSES, ENSEMBLE, RETRIEVE_HIT_BYTES, SEARCH_HIT_BYTES
+from services.index.catalogue.served import EXPLANATIONS_BYTES
+from services.index.ranking.retrieval import RETRIEVE_HIT_BYTES, SEARCH_HIT_BYTES
 from services.index.settings import IndexSettings
+from services.index.values import CLAUSES, ENSEMBLE
 from services.kit.calls.bounds import SHARE
 from services.kit.credentials.roles import role_for
 from services.kit.settings import ServiceSettings
@@ -110,7 +111,7 @@ def _rows() -> Iterator[tuple[str, str, str]]:
     yield "cross-encoders of one Retrieve", f"{ENSEMBLE}", "INVALID_ARGUMENT"
     yield "`routing_key` of Encode", f"{MAX_KEY_BYTES} bytes", "INVALID_ARGUMENT"
     yield "a premise's id; a tag or split", f"{ID_BYTES} bytes; {TAG_BYTES} bytes", "INVALID_ARGUMENT"
-    yield "one call of PutExplanations, in all its messages", _size(EXPLANATIONS_BYTES), refused
+    yield "one call of PutExplanations; all explanations of a corpus", _size(EXPLANATIONS_BYTES), refused
     most = f"{sampler['max_hypotheses'].default:,} (`MAX_HYPOTHESES`), {_size(START_BYTES)}"
     yield "hypotheses of StartRun, in all its messages", most, refused
     yield "queries of Evaluate, in all its messages", f"{MAX_QUERIES:,}, {_size(MAX_BYTES)}", refused

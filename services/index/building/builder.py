@@ -12,26 +12,28 @@ and has been corrected. One that a Milvus searches is built like any other; its 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+import hashlib
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 from aeenc import errors
 from aeenc.transport.channel import Channel
 from services.corpus.generation import (
+    Generation,
     PremiseRecord,
     check_corpus_name,
     corpora_of,
     folder_of,
-    generation_meta,
     open_generation,
     write_premises,
 )
 from services.corpus.moves import check_same
-from services.index.building.folding import Folding
+from services.index.building.folding import Folding, Sameness
 from services.index.building.index_process import index_generation
 from services.index.building.journal import (
     FinishedBuild,
@@ -41,24 +43,67 @@ from services.index.building.journal import (
     sweep_journals,
     tidy_journal,
 )
-from services.index.building.pipeline import Base, BuildPipeline
-from services.index.building.vectors import BatchEncoder, finish_in_thread
+from services.index.building.pipeline import BuildPipeline
+from services.index.building.vectors import BatchEncoder
 from services.index.catalogue.catalogue import Catalogue
-from services.index.lexical.bm25 import write_lexical
-from services.index.values import REMOTE_ENGINES, AckLevel, BuildOptions, BuildProgress, BuildSpec
+from services.index.values import REMOTE_ENGINES, BuildOptions
 from services.kit import logs
-from services.kit.concurrency import cancel_all, finish, with_pauses
+from services.kit.concurrency import cancel_all, finish, run_in_thread, with_pauses
 from services.kit.limits import Limits
 from services.store.artifacts import Artifact, ArtifactStore, remove_directory
 from services.store.files import full_disk_is_unavailable
 
 log = logs.get(__name__)
+BuildStage = Literal["RECEIVING", "INDEXING"]
+AckLevel = Literal["RECEIVED", "DURABLE", "SEARCHABLE"]
 REPORT_S = 2.0
 FULL_DISK_REMEDY = (
     "free space and build again: with the same request_id it continues behind what was durable, "
     "without one it starts over"
 )
 PATIENCE_SHARE = 0.5  # of its caller's time, that a build waits at most for an encoder
+
+
+@dataclass(frozen=True)
+class BuildSpec:
+    """The header of a build call: what to build. The caller waits `timeout_s` for it (None: for ever)."""
+
+    corpus: str
+    request_id: str = ""
+    base_generation: str = ""
+    delete_ids: tuple[str, ...] = ()
+    activate: bool = False
+    resume_from: int = 0
+    sameness: Sameness = "EXACT"
+    space_id: str = ""
+    timeout_s: float | None = None
+
+    def fingerprint(self) -> dict[str, str]:
+        """Everything a retry must repeat, besides the premises. Not `activate`, which a caller may add at any time."""
+        deleted = json.dumps(sorted(self.delete_ids)).encode()
+        return {
+            "base_generation": self.base_generation,
+            "deleted_sha256": hashlib.sha256(deleted).hexdigest(),
+            "sameness": self.sameness,
+            "space_id": self.space_id,
+        }
+
+
+@dataclass(frozen=True)
+class BuildProgress:
+    """The progress of a build; the last one names the generation. `ack_level` holds for what `encoded` counts.
+
+    `durable` counts the streamed premises that a retry need not stream again.
+    """
+
+    received: int
+    encoded: int
+    ack_level: AckLevel = "RECEIVED"
+    durable: int = 0
+    generation: Artifact | None = None
+    activated: bool = False
+    is_last: bool = False
+    stage: BuildStage = "RECEIVING"
 
 
 class Builder:
@@ -75,10 +120,13 @@ class Builder:
         self._turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     async def sweep(self) -> None:
-        """Removes builds that nobody has continued for long, and records of old ones, of all corpora."""
+        """Removes builds that nobody has continued for long, records of old ones, and what killed writers left."""
         await asyncio.to_thread(lambda: self._sweep(corpora_of(self._store)))
 
     def _sweep(self, corpora: Sequence[str]) -> None:
+        for corpus in corpora:
+            with suppress(OSError):  # swept by another process, or not readable: that concerns its own corpus
+                self._store.sweep(folder_of(corpus))
         sweep_journals(self._store, corpora, self._options.keep_s, self._options.request_keep_s)
 
     async def build(
@@ -120,7 +168,7 @@ class Builder:
         if finished is None:
             return None
         try:
-            artifact = await finish_in_thread(self._complete, spec, finished.generation)
+            artifact = await run_in_thread(self._complete, spec, finished.generation)
         except errors.DataLoss as error:
             log.warning("a finished build is damaged; building it again", corpus=spec.corpus, reason=error.message)
             return None
@@ -134,13 +182,12 @@ class Builder:
         tidy_journal(self._store, spec.corpus, spec.request_id)
         return artifact
 
-    async def _base(self, spec: BuildSpec) -> Base | None:
+    async def _base(self, spec: BuildSpec) -> Generation | None:
         if not spec.base_generation:
             return None
         await self._catalogue.check_known(spec.corpus)
         # by hash: a new generation must not copy a damaged vector
-        base = await asyncio.to_thread(open_generation, self._store, spec.corpus, spec.base_generation, verify="full")
-        return Base(base.premises, base.vectors, base.space_id, base.premise_version, base.held)
+        return await asyncio.to_thread(open_generation, self._store, spec.corpus, spec.base_generation, verify="full")
 
     async def _commit(self, spec: BuildSpec, pipeline: BuildPipeline) -> Artifact:
         assert pipeline.file is not None
@@ -151,9 +198,6 @@ class Builder:
             pipeline.file.largest_norm,
             self._options.lexical,
         )
-        if "index" not in engine:  # else the process has indexed the words, too
-            texts = (draft.text for draft in pipeline.folding.drafts)
-            engine |= await finish_in_thread(write_lexical, pipeline.writer.path, texts, self._options.lexical)
         publishing = asyncio.create_task(self._publish(spec, pipeline, engine))
         await finish(publishing)  # a cancelled call publishes on disk and in memory or not at all
         artifact = publishing.result()
@@ -173,7 +217,8 @@ class Builder:
 
     def _write(self, spec: BuildSpec, pipeline: BuildPipeline, engine: dict[str, Any]) -> Artifact:
         # announced before it can be seen: no kill leaves a generation that its request does not know
-        meta = self._meta(spec, pipeline, engine)
+        assert pipeline.file is not None
+        meta = pipeline.file.meta(spec.corpus, pipeline.batches.space_id, pipeline.batches.version, **engine)
         artifact = pipeline.writer.commit(meta, id_prefix="g", announce=pipeline.announce)
         return self._push(spec, pipeline, artifact)
 
@@ -181,7 +226,6 @@ class Builder:
         self, spec: BuildSpec, chunks: AsyncIterator[Sequence[PremiseRecord]]
     ) -> AsyncGenerator[BuildProgress, None]:
         """Builds the generation; the last progress names it."""
-        await asyncio.to_thread(sweep_generations, self._store, [spec.corpus])
         await asyncio.to_thread(self._sweep, [spec.corpus])
         base = await self._base(spec)
         folding = Folding(self._limits, spec.sameness)
@@ -240,9 +284,9 @@ class Builder:
         """Completes the files of premises and vectors, then commits."""
         if pipeline.file is None:
             raise errors.InvalidArgument.field("premises", "are missing; stream at least one premise")
-        await finish_in_thread(pipeline.file.finish)
+        await run_in_thread(pipeline.file.finish)
         drafts = pipeline.folding.drafts
-        await finish_in_thread(write_premises, pipeline.writer.path, (draft.record() for draft in drafts))
+        await run_in_thread(write_premises, pipeline.writer.path, (draft.record() for draft in drafts))
         return await self._commit(spec, pipeline)
 
     def _push(self, spec: BuildSpec, pipeline: BuildPipeline, artifact: Artifact) -> Artifact:
@@ -256,19 +300,6 @@ class Builder:
                 with suppress(OSError):
                     remove_directory(artifact.path)
             raise
-
-    def _meta(self, spec: BuildSpec, pipeline: BuildPipeline, engine: Mapping[str, Any]) -> dict[str, Any]:
-        assert pipeline.file is not None
-        return generation_meta(
-            corpus=spec.corpus,
-            space_id=pipeline.batches.space_id,
-            premise_version=pipeline.batches.version,
-            dim=pipeline.file.dim,
-            premises=pipeline.file.rows,
-            largest_norm=pipeline.file.largest_norm,
-            storage=pipeline.file.storage,
-            **engine,
-        )
 
     def _batches(self, spec: BuildSpec, space_id: str, version: str) -> BatchEncoder:
         """Makes an encoder. It gives up early enough for the caller to learn the encoder's reason."""
@@ -339,13 +370,6 @@ def check_base(generation: str, space_id: str, wanted: str) -> None:
             f"base generation {generation} is of space {space_id}, the build of space {wanted}; stream the whole "
             "corpus, without a base generation"
         )
-
-
-def sweep_generations(store: ArtifactStore, corpora: Iterable[str]) -> None:
-    """Removes what killed writers and deletions have left of corpora's generations; what is in use stays."""
-    for corpus in corpora:
-        with suppress(OSError):  # swept by another process, or not readable: that concerns its own corpus
-            store.sweep(folder_of(corpus))
 
 
 def _progress(pipeline: BuildPipeline) -> BuildProgress:

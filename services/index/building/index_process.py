@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from aeenc import errors
 from services.corpus.arrays import map_array
-from services.corpus.premises import PREMISES, PremiseRecord
+from services.corpus.generation import PREMISES, PremiseRecord
 from services.index.dense.approximate import INDEX_FILE, ApproximateIndex, IndexPlan, read_proposer
 from services.index.dense.exact import FAISS, FlatIndex
 from services.index.lexical.bm25 import write_lexical
@@ -62,12 +62,12 @@ async def index_generation(
 ) -> dict[str, Any]:
     """Indexes the finished vectors and premises in the directory `path`; returns the engine for the manifest.
 
-    With the engine flat, or one of a Milvus, nothing takes minutes: it does nothing and leaves the words to the caller.
+    With the engine flat, or one of a Milvus, nothing takes minutes, and only the words are indexed, in a thread.
     Cancelled, it ends the child. Raises Unavailable when the child dies, OSError when the disk is full.
     """
     engine = options.choose(rows)
     if engine == "flat" or engine in REMOTE_ENGINES:
-        return {"engine": engine}
+        return {"engine": engine, **await run_in_thread(write_lexical, path, texts_of(path), lexical)}
     request = {
         "path": str(path),
         "engine": engine,
@@ -92,10 +92,10 @@ async def index_generation(
         await asyncio.wait([answer])
         answer.exception()  # retrieved, so that asyncio does not log it when the build was cancelled
     elapsed_s = round(time.monotonic() - started, 1)
-    log.info("indexed", premises=rows, elapsed_s=elapsed_s, **plan.to_meta())
+    log.info("indexed", premises=rows, elapsed_s=elapsed_s, **asdict(plan))
     if plan.recall_at_10 < plan.recall_wanted:
         log.warning("recall is below what is wanted", found=plan.recall_at_10, wanted=plan.recall_wanted)
-    return {"engine": engine, "index": plan.to_meta(), **words}
+    return {"engine": engine, "index": asdict(plan), **words}
 
 
 def _start(threads: int) -> subprocess.Popen[bytes]:
@@ -249,7 +249,7 @@ def main() -> None:
         words = write_lexical(path, texts_of(path), LexicalSettings(**request["lexical"]))
     except (OSError, RuntimeError) as error:  # FAISS raises the second
         sys.exit(str(error))
-    sys.stdout.write(json.dumps({"plan": plan.to_meta(), "words": words}) + "\n")
+    sys.stdout.write(json.dumps({"plan": asdict(plan), "words": words}) + "\n")
 
 
 def texts_of(path: Path) -> Iterator[str]:

@@ -8,28 +8,17 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
-from services.corpus.generation import KIND, VECTORS, PremiseRecord, Storage
+from services.corpus.generation import KIND, VECTORS, Generation, PremiseRecord, Storage
 from services.index.building.folding import Draft, Folding
 from services.index.building.journal import Journal
-from services.index.building.vectors import BatchEncoder, VectorFile, VectorLookup, finish_in_thread
-from services.store.artifacts import ArtifactStore, ArtifactWriter, Hold
-
-
-@dataclass(frozen=True, eq=False)
-class Base:
-    """A generation that a build changes: its premises, and their vectors by ordinal. Its files stay while it lives."""
-
-    premises: Sequence[PremiseRecord]
-    vectors: VectorLookup
-    space_id: str
-    premise_version: str
-    held: Hold | None = None
+from services.index.building.vectors import BatchEncoder, VectorFile
+from services.kit.concurrency import run_in_thread
+from services.store.artifacts import ArtifactStore, ArtifactWriter
 
 
 class BuildPipeline:
@@ -44,7 +33,7 @@ class BuildPipeline:
         self,
         folding: Folding,
         batches: Callable[[str, str], BatchEncoder],
-        base: Base | None,
+        base: Generation | None,
         journal: Journal | None,
         sync_s: float,
         storage: Storage = "float32",
@@ -86,14 +75,14 @@ class BuildPipeline:
 
     async def open(self, store: ArtifactStore, folder: str, resume_from: int) -> None:
         """Makes the directory, or takes over what the journal keeps. Raises what Journal.open raises."""
-        await finish_in_thread(self._open_files, store, folder, resume_from)
+        await run_in_thread(self._open_files, store, folder, resume_from)
         if self._journal is not None and self.file is not None:
             kept = self._journal.kept
             self.batches = self._make_batches(kept.space_id, kept.premise_version)
 
     async def receive(self, premises: Sequence[PremiseRecord]) -> None:
         """Takes streamed premises. Raises InvalidArgument for a bad one, AlreadyExists for one unlike the kept one."""
-        await finish_in_thread(self._add, premises)
+        await run_in_thread(self._add, premises)
 
     async def advance(self, batch: int) -> AsyncIterator[None]:
         """Sends all full batches; yields after each write."""
@@ -136,7 +125,7 @@ class BuildPipeline:
         try:
             await self.batches.close()
         finally:
-            await finish_in_thread(self._close)
+            await run_in_thread(self._close)
 
     async def _send(self, drafts: Sequence[Draft]) -> AsyncIterator[None]:
         while self.batches.is_full or self.batches.is_ready:
@@ -151,15 +140,15 @@ class BuildPipeline:
         except errors.InvalidArgument:  # a premise of the batch; what is before it stays, and the retry corrects it
             if self._journal is not None:
                 refused = next(one for one in self.folding.drafts[self.written :] if one.base_ordinal is None)
-                await finish_in_thread(self._journal.cut_before, refused.id)
+                await run_in_thread(self._journal.cut_before, refused.id)
                 await self._sync(self.file)
             raise
-        await finish_in_thread(self._append, rows)
+        await run_in_thread(self._append, rows)
         await self.sync_if_due()
 
     async def _sync(self, file: VectorFile | None) -> None:
         assert self._journal is not None
-        await finish_in_thread(self._journal.sync, file, self.batches.space_id, self.batches.version)
+        await run_in_thread(self._journal.sync, file, self.batches.space_id, self.batches.version)
         self._synced_at = time.monotonic()
 
     def _open_files(self, store: ArtifactStore, folder: str, resume_from: int) -> None:

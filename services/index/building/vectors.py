@@ -10,9 +10,9 @@ import io
 import os
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeVar
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,19 +21,11 @@ from aeenc import errors
 from aeenc.calls.bulk import BulkEncoder
 from aeenc.calls.encoding import Encoded, EncodeOptions
 from aeenc.transport.channel import Channel
-from services.corpus.generation import Storage
-from services.corpus.inner_products import norms_of
+from services.corpus.arrays import are_unit, norms_of
+from services.corpus.generation import DTYPES, Storage, generation_meta
 from services.index.building.folding import Draft
 
-NORM_TOLERANCE = 1e-3
 _BLOCK_BYTES = 1024 * 1024
-T = TypeVar("T")
-
-
-class VectorLookup(Protocol):
-    """Vectors by ordinal, float32 or float16: a matrix, or an object that fetches them. Used in a thread."""
-
-    def __getitem__(self, ordinals: list[int], /) -> NDArray[Any]: ...
 
 
 class VectorFile:
@@ -58,7 +50,7 @@ class VectorFile:
         self.storage: Storage = storage
         self.crc32 = crc32
         self.largest_norm = largest_norm
-        self._dtype = np.dtype({"float32": "<f4", "float16": "<f2"}[storage])
+        self._dtype = np.dtype(DTYPES[storage])
         header = self._header(0)
         self._file = path.open("r+b" if rows else "wb")
         if rows:
@@ -91,6 +83,19 @@ class VectorFile:
         self._file.seek(0)
         self._file.write(self._header(self.rows))
         self._file.close()
+
+    def meta(self, corpus: str, space_id: str, premise_version: str, **engine: Any) -> dict[str, Any]:
+        """Returns the `meta` of the manifest of a generation with these vectors."""
+        return generation_meta(
+            corpus=corpus,
+            space_id=space_id,
+            premise_version=premise_version,
+            dim=self.dim,
+            premises=self.rows,
+            storage=self.storage,
+            largest_norm=self.largest_norm,
+            **engine,
+        )
 
     def abandon(self) -> None:
         """Closes the file as it is; errors of the disk no longer matter."""
@@ -140,7 +145,7 @@ class BatchEncoder:
         texts = [draft.text for draft in drafts if draft.base_ordinal is None]
         self._batches.append((drafts, self._bulk.submit(texts) if texts else None))
 
-    async def take(self, base: VectorLookup | None) -> NDArray[np.float32]:
+    async def take(self, base: NDArray[Any] | None) -> NDArray[np.float32]:
         """Takes the vectors (n, dim) of the oldest batch: new ones are encoded, the others copied from `base`.
 
         Raises SpaceMismatch or FailedPrecondition when the encoder has changed, InvalidArgument naming the premise that
@@ -173,26 +178,6 @@ class BatchEncoder:
         self.space_id, self.version = encoded.space_id, encoded.model_version
 
 
-async def finish_in_thread(work: Callable[..., T], *arguments: Any) -> T:
-    """Runs disk work in a thread. Cancelled, it waits for the end: nobody may clean up under a writing thread."""
-    return await await_to_end(asyncio.ensure_future(asyncio.to_thread(work, *arguments)))
-
-
-async def await_to_end(work: asyncio.Future[T]) -> T:
-    """Awaits work in a thread. Cancelled, it waits for the end of the work before it raises."""
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        while not work.done():
-            try:
-                await asyncio.wait([work])
-            except asyncio.CancelledError:
-                continue
-        if not work.cancelled():
-            work.exception()  # retrieved, so that asyncio does not log it; the cancellation counts
-        raise
-
-
 def crc32_of(file: BinaryIO, size_bytes: int) -> int | None:
     """Computes the CRC-32 of the next bytes of a file; None when it has fewer."""
     crc32, left = 0, size_bytes
@@ -203,10 +188,12 @@ def crc32_of(file: BinaryIO, size_bytes: int) -> int | None:
 
 
 def _assemble(
-    drafts: Sequence[Draft], encoded: NDArray[np.float32] | None, base: VectorLookup | None
+    drafts: Sequence[Draft], encoded: NDArray[np.float32] | None, base: NDArray[Any] | None
 ) -> NDArray[np.float32]:
-    if encoded is not None:
-        _check_unit(encoded)
+    if encoded is not None and not are_unit(encoded):
+        raise errors.FailedPrecondition(
+            "the encoder returned vectors that are not of unit length; replace its checkpoint"
+        )
     new = np.array([draft.base_ordinal is None for draft in drafts])
     parts = [] if encoded is None else [(new, encoded)]
     if base is not None and not new.all():
@@ -215,13 +202,6 @@ def _assemble(
     for where, rows in parts:
         matrix[where] = rows
     return matrix
-
-
-def _check_unit(encoded: NDArray[np.float32]) -> None:
-    if not bool(np.all(np.abs(norms_of(encoded) - 1.0) <= NORM_TOLERANCE)):  # NaN fails as well
-        raise errors.FailedPrecondition(
-            "the encoder returned vectors that are not of unit length; replace its checkpoint"
-        )
 
 
 def _naming_premise(error: errors.InvalidArgument, drafts: Sequence[Draft]) -> errors.InvalidArgument:

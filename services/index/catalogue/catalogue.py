@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from weakref import WeakValueDictionary
 
@@ -30,37 +30,42 @@ from services.corpus.active import (
 )
 from services.corpus.generation import corpora_of, folder_of, is_corpus_name, open_generation
 from services.corpus.moves import Move, MoveRequest, made_before
-from services.index.catalogue.checks import (
-    FailedOpening,
-    Look,
-    check_expected,
-    check_inactive,
-    check_known,
-    damage_of,
-    none_active,
-    problem_of,
-    unreadable,
-)
+from services.index.catalogue.following import FailedOpening, Look, Looks, problem_of, unreadable
 from services.index.catalogue.holds import Holds, check_unheld
 from services.index.catalogue.replicas import Followed, Replicas
-from services.index.catalogue.served import ServedGeneration, check_by_searching
+from services.index.catalogue.served import (
+    PINNED_BYTES,
+    Explanations,
+    OpenGenerations,
+    ServedGeneration,
+    check_by_searching,
+)
 from services.index.dense.approximate import OpenRemote
 from services.index.dense.batcher import SearchBatcher
-from services.index.dense.remote import RemoteIndex
-from services.index.values import Activation, ReplicaState
+from services.index.values import Explanation, ReplicaState
 from services.kit import logs
 from services.kit.concurrency import cancel_all, finish
 from services.store.artifacts import Artifact, ArtifactStore
 
 log = logs.get(__name__)
-PINNED_BYTES = 8 * 1024**3
 FOLLOW_S = 0.5  # that the opening of one corpus may hold up the next look at all
-SWEEP_S = 5.0  # between two tries to remove what readers have kept
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # before a move that could not be followed is tried again
 
 
+@dataclass(frozen=True)
+class Activation:
+    """The active generation, the id of the one before it (None: there is or was none), and the live replicas."""
+
+    active: Artifact | None
+    previous: str | None
+    replicas: tuple[ReplicaState, ...] = ()
+
+
 class Catalogue:
-    """The generations of all corpora in one artifact store. Call `load` once before anything else."""
+    """The generations of all corpora in one artifact store. Call `load` once before anything else.
+
+    `on_change` receives the problems ("": none) after loading and after each activation.
+    """
 
     def __init__(
         self,
@@ -71,30 +76,19 @@ class Catalogue:
         pinned_generations: int = 4,
         pinned_bytes: int = PINNED_BYTES,
         open_remote: OpenRemote | None = None,
+        on_change: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._store, self._batcher, self._replicas, self._open_remote = store, batcher, replicas, open_remote
-        self._pinned_generations, self._pinned_bytes = pinned_generations, pinned_bytes
-        self.holds = Holds(store)
-        self._active: dict[str, ServedGeneration] = {}
+        self.open, self.holds = OpenGenerations(pinned_generations, pinned_bytes), Holds(store)
+        self.explanations, self._looks = Explanations(store), Looks(store)
         self._followed: dict[str, int] = {}  # the number of the last move of each corpus that holds here
-        self._swept_at: dict[str, float] = {}
-        self._followers: list[Callable[[str], None]] = []
         self._damaged: dict[str, errors.AeencError] = {}
         self._failed: dict[str, FailedOpening] = {}
         self._corpora: set[str] = set()
-        self._pinned: OrderedDict[tuple[str, str], ServedGeneration] = OrderedDict()
         self._opening: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._following: dict[str, asyncio.Task[None]] = {}  # at most one of each corpus
         self._switching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._listeners: list[Callable[[str], None]] = []
-
-    def on_change(self, listener: Callable[[str], None]) -> None:
-        """Calls `listener` with the problems ("": none) after loading and after each activation."""
-        self._listeners.append(listener)
-
-    def on_followed(self, listener: Callable[[str], None]) -> None:
-        """Calls `listener` with a corpus that another process may have changed."""
-        self._followers.append(listener)
+        self._on_change = on_change
 
     async def load(self) -> None:
         """Opens the active generation of every corpus. If one fails to open, the others still serve."""
@@ -102,7 +96,7 @@ class Catalogue:
             await asyncio.to_thread(self._replicas.look)  # before the moves are read: who moves from now on, waits
         for corpus in await asyncio.to_thread(corpora_of, self._store):
             try:
-                await asyncio.to_thread(self._sweep, corpus)
+                await asyncio.to_thread(self._looks.sweep, corpus)
             except OSError as error:  # the disk cannot read it, or we may not
                 self._set_damaged(corpus, unreadable(error))
             else:
@@ -116,10 +110,11 @@ class Catalogue:
 
         Each corpus is followed by itself: one that takes longer than `patience_s` goes on, and holds up no other.
         """
-        seen = await asyncio.to_thread(lambda: [(one, self._try_to_look(one)) for one in corpora_of(self._store)])
-        if not seen and self._corpora:
-            raise FileNotFoundError(f"{self._store.root}/generations holds no corpus any more")
-        tasks = [self._start_to_follow(corpus, look) for corpus, look in seen if corpus not in self._following]
+        unsettled = {*self._damaged, *self._failed, *self._following}
+        seen: dict[str, Look | errors.AeencError] = {}
+        with suppress(*([] if self._corpora else [FileNotFoundError])):  # there may be none yet
+            seen = await asyncio.to_thread(self._looks.changed, self.open.active, unsettled)
+        tasks = [self._start_to_follow(corpus, look) for corpus, look in seen.items() if corpus not in self._following]
         if tasks:
             await asyncio.wait(tasks, timeout=patience_s)
         await self.report()
@@ -127,12 +122,11 @@ class Catalogue:
     async def close(self) -> None:
         """Lets go of every generation."""
         await cancel_all(list(self._following.values()))
-        self._active.clear()
-        self._pinned.clear()
+        self.open = OpenGenerations()
 
     def corpora(self) -> list[tuple[str, ServedGeneration | None]]:
         """Lists all corpora by name, with their active generations."""
-        return [(corpus, self._active.get(corpus)) for corpus in sorted(self._corpora)]
+        return [(corpus, self.open.find(corpus)) for corpus in sorted(self._corpora)]
 
     def replicas(self, corpus: str) -> tuple[ReplicaState, ...]:
         """Returns the generation of a corpus that each live replica serves, this replica first."""
@@ -140,7 +134,7 @@ class Catalogue:
 
     def active_id(self, corpus: str) -> str | None:
         """The id of the active generation; None when there is none."""
-        served = self._active.get(corpus)
+        served = self.open.active.get(corpus)
         return served.id if served else None
 
     async def resolve(self, corpus: str, generation_id: str = "") -> ServedGeneration:
@@ -148,21 +142,20 @@ class Catalogue:
 
         Raises NotFound for an unknown corpus or generation, or if none is active; DataLoss for a damaged one.
         """
-        active = self._active.get(corpus)
-        if active is not None and generation_id in {"", active.id}:
+        if (active := self.open.find(corpus, generation_id)) is not None:
             return active
         await self.check_known(corpus)
         if not generation_id and corpus not in self._damaged:  # another replica may just have activated one
-            await self._follow_now(corpus, lambda: corpus in self._active)
-            if corpus in self._active:
-                return self._active[corpus]
+            await self._follow_now(corpus, lambda: corpus in self.open.active)
+            if (active := self.open.find(corpus)) is not None:
+                return active
         if not generation_id:
             if corpus in self._damaged:
                 damage = self._damaged[corpus]
                 raise type(damage)(damage.message)
             raise none_active(corpus)
         served = await self._opened(corpus, generation_id)
-        self._pin(corpus, served)
+        self.open.pin(corpus, served)
         return served
 
     async def activate(
@@ -179,13 +172,14 @@ class Catalogue:
         request = MoveRequest("activate", request_id, asked)
         folder, artifact, candidate = folder_of(corpus), None, None
         async with self._turn(corpus):
-            previous = await asyncio.to_thread(self._recorded, corpus)
+            last = await asyncio.to_thread(self._recorded, corpus)
             made = await asyncio.to_thread(lambda: made_before(records_of(self._store, corpus), request))
             if made is not None:
                 if generation_id:
                     artifact = await asyncio.to_thread(self._store.described, folder, generation_id)
                 return Activation(artifact, made.previous or None, self.replicas(corpus))
-            check_expected(corpus, previous or None, expected)
+            check_expected(corpus, last.generation, expected)
+            request = replace(request, after=last.number)
             if generation_id:
                 candidate = await self._opened(corpus, generation_id, hashed=True)
                 await check_by_searching(self._batcher, candidate)
@@ -226,6 +220,14 @@ class Catalogue:
             await finish(removed)
         return await self.reached(corpus, removed.result())
 
+    async def explain(
+        self, corpus: str, explanations: Iterable[Explanation], *, replace: bool
+    ) -> tuple[int, tuple[ReplicaState, ...]]:
+        """Adds explanations, or replaces all of them. Returns how many there are, and the live replicas."""
+        await self.check_known(corpus)
+        total, move = await self.explanations.put(corpus, explanations, replace=replace)
+        return total, await self.reached(corpus, move)
+
     async def verify(self, corpus: str, generation_id: str) -> Artifact:
         """Hashes every file of a generation ("": the active one) and searches for its own vectors.
 
@@ -254,13 +256,16 @@ class Catalogue:
     def added(self, corpus: str, generation_id: str) -> None:
         """Registers a finished generation. It may have taken the place of a damaged one, which is closed."""
         self._corpora.add(corpus)
-        self._pinned.pop((corpus, generation_id), None)
+        self.open.pinned.pop((corpus, generation_id), None)
 
     async def check_known(self, corpus: str) -> None:
         """Raises NotFound for a corpus without any generation, also in the store."""
         if corpus not in self._corpora and is_corpus_name(corpus):
             await self._follow_now(corpus, lambda: corpus in self._corpora)
-        check_known(corpus, self._corpora)
+        if corpus not in self._corpora:
+            names = ", ".join(sorted(self._corpora)[:10]) or "none yet"
+            remedy = "build it (BuildGeneration, `aeenc corpus build`)"
+            raise errors.NotFound(f"corpus {corpus!r} is unknown (known: {names}); {remedy}")
 
     def _turn(self, corpus: str) -> asyncio.Lock:
         """The lock of a corpus: one that takes long to open holds up no other."""
@@ -276,7 +281,7 @@ class Catalogue:
         wanted = candidate.id if candidate else ""
 
         def check(active: str) -> None:
-            check_expected(corpus, active or None, expected)
+            check_expected(corpus, active, expected)
             if wanted:
                 self._store.check_exists(folder_of(corpus), wanted)
 
@@ -289,30 +294,32 @@ class Catalogue:
         """Serves a generation, or none, instead of the one before, unless that comes from a later move."""
         if move.number < self._followed.get(corpus, 0):
             return
-        before = self._active.pop(corpus, None)
+        before = self.open.active.pop(corpus, None)
         if before is not None and (served is None or before.id != served.id):
-            self._pin(corpus, before)  # callers that pinned it can go on
+            self.open.pin(corpus, before)  # callers that pinned it can go on
         if served is not None:
-            self._active[corpus] = served
+            self.open.active[corpus] = served
         self._advance(corpus, move.number)
         self._damaged.pop(corpus, None)
         self._tell()
 
     def _advance(self, corpus: str, number: int) -> None:
-        """Takes note of a move, and tells those who follow: moves of others may lie between it and the last one."""
+        """Takes note of a move. Moves of others may lie between it and the last one, and have changed explanations."""
         if number > self._followed.get(corpus, -1):
             self._followed[corpus] = number
-            for listener in self._followers:
-                listener(corpus)
+            self.explanations.forget(corpus)
 
     def _check_unused(self, corpus: str, generation_id: str, despite: Collection[str], active: str | None) -> None:
-        check_inactive(corpus, generation_id, active)
+        if generation_id == active:
+            raise errors.FailedPrecondition(
+                f"generation {generation_id} is the active one of corpus {corpus!r}; activate another one first"
+            )
         check_unheld(corpus, generation_id, self.holds.read(corpus).get(generation_id, ()), despite)
 
     async def _remove(self, corpus: str, generation_id: str, check: Check, request: MoveRequest) -> Move:
-        self._pinned.pop((corpus, generation_id), None)
+        self.open.pinned.pop((corpus, generation_id), None)
         move, left = await asyncio.to_thread(self._delete, corpus, generation_id, check, request)
-        self._pinned.pop((corpus, generation_id), None)
+        self.open.pinned.pop((corpus, generation_id), None)
         if not left:
             self._corpora.discard(corpus)
         if corpus in self._followed or not left:
@@ -325,11 +332,11 @@ class Catalogue:
         self.holds.drop(corpus, generation_id)
         return move, self._store.list(folder_of(corpus))
 
-    def _recorded(self, corpus: str) -> str:
-        """The generation that the store says is active; "" for none, also when nobody can read which."""
+    def _recorded(self, corpus: str) -> Move:
+        """The last move in the store; number 0 also when nobody can read it."""
         with suppress(errors.DataLoss):
-            return read_active(self._store, corpus) or ""
-        return ""
+            return latest_move(self._store, corpus)
+        return Move()
 
     def _start_to_follow(self, corpus: str, seen: Look | errors.AeencError | None = None) -> asyncio.Task[None]:
         task = self._following[corpus] = asyncio.create_task(self._follow(corpus, seen))
@@ -354,8 +361,9 @@ class Catalogue:
         `seen` is a look of just now; `is_new` is for the start, where nothing serves yet.
         """
         try:
-            look = await asyncio.to_thread(self._try_to_look, corpus) if seen is None else seen
-            await self._follow_to(corpus, look, is_new=is_new)
+            if seen is None:
+                seen = await asyncio.to_thread(self._looks.at, corpus, self.open.active.get(corpus))
+            await self._follow_to(corpus, seen, is_new=is_new)
         except Exception as error:  # whatever it is, other corpora go on
             problem = problem_of(corpus, error)
             if corpus not in self._damaged or self._damaged[corpus].message != problem.message:
@@ -374,20 +382,19 @@ class Catalogue:
         self._keep_known(corpus, look.ids)  # again: it may serve no more
         self._advance(corpus, look.move.number)
         if look.has_deleted:
-            await asyncio.to_thread(self._sweep, corpus)
+            await asyncio.to_thread(self._looks.sweep, corpus)
 
     def _keep_known(self, corpus: str, ids: Collection[str]) -> None:
         """Takes note of the generations that there are, and lets go of pinned ones that are not."""
         if ids:
             self._corpora.add(corpus)
-            for key in [key for key in self._pinned if key[0] == corpus and key[1] not in ids]:
-                del self._pinned[key]
-        elif corpus not in self._active:
+            self.open.keep(corpus, ids)
+        elif corpus not in self.open.active:
             self._corpora.discard(corpus)
 
     async def _serve(self, corpus: str, look: Look, *, is_checked: bool) -> None:
         """Opens and warms what is active beside what serves, then swaps, also if what serves was replaced."""
-        move, serving = look.move, self._active.get(corpus)
+        move, serving = look.move, self.open.active.get(corpus)
         is_same = serving is not None and serving.id == move.generation and not look.is_replaced
         if not move.generation and serving is not None:
             self._swap(corpus, None, move)
@@ -403,10 +410,8 @@ class Catalogue:
         """Opens a generation, one at a time of each, unless it is open and stands; `hashed` hashes its files anyway."""
         own = asyncio.Lock()
         async with self._opening.setdefault((corpus, generation_id), own):
-            active = self._active.get(corpus)
-            served = active if self.active_id(corpus) == generation_id else self._pinned.get((corpus, generation_id))
-            is_unsure = hashed and served is not None and isinstance(served.index, RemoteIndex)  # what Milvus has
-            if served is None or not served.stands or is_unsure:
+            served = self.open.find(corpus, generation_id) or self.open.pinned.get((corpus, generation_id))
+            if served is None or not served.stands or (hashed and served.index.is_unsure):
                 return await asyncio.to_thread(self._open, corpus, generation_id, hashed=hashed)
             if hashed:
                 await asyncio.to_thread(self._store.open, folder_of(corpus), generation_id)
@@ -430,31 +435,11 @@ class Catalogue:
         self._failed.pop(corpus, None)
         return served
 
-    def _try_to_look(self, corpus: str) -> Look | errors.AeencError:
-        """Looks at a corpus in the store, or tells why nobody can."""
-        try:
-            folder, serving = folder_of(corpus), self._active.get(corpus)
-            move = latest_move(self._store, corpus)
-            ids = self._store.list(folder)  # after the move: without what it has deleted
-            is_replaced = serving is not None and serving.id in ids and not serving.stands
-            is_due = time.monotonic() - self._swept_at.get(corpus, 0.0) >= SWEEP_S
-            has_deleted = is_due and self._store.has_deleted(folder)
-            return Look(move, ids, has_deleted, is_replaced)
-        except OSError as error:
-            return unreadable(error)
-        except errors.AeencError as error:
-            return error
-
-    def _sweep(self, corpus: str) -> None:
-        """Removes what killed processes and deletions have left and nobody reads."""
-        self._swept_at[corpus] = time.monotonic()
-        self._store.sweep(folder_of(corpus))
-
     async def report(self) -> None:
         """Tells the others what holds here, and that this replica lives. Raises OSError when the store is away."""
         now = {}
         for corpus in {*self._corpora, *self._followed}:
-            served, damage = self._active.get(corpus), self._damaged.get(corpus)
+            served, damage = self.open.active.get(corpus), self._damaged.get(corpus)
             known = (served.id, served.generation.space_id) if served else ("", "")
             now[corpus] = Followed(self._followed.get(corpus, 0), *known, reason=damage.message if damage else "")
         self._replicas.serve(now)
@@ -469,16 +454,6 @@ class Catalogue:
         opened = open_generation(self._store, corpus, generation_id, verify="full" if hashed else "size")
         return ServedGeneration.of(opened, self._open_remote)
 
-    def _pin(self, corpus: str, served: ServedGeneration) -> None:
-        self._pinned[corpus, served.id] = served
-        self._pinned.move_to_end((corpus, served.id))
-        while len(self._pinned) > 1 and self._is_over():
-            self._pinned.popitem(last=False)
-
-    def _is_over(self) -> bool:
-        size_bytes = sum(one.generation.artifact.size_bytes for one in self._pinned.values())
-        return len(self._pinned) > self._pinned_generations or size_bytes > self._pinned_bytes
-
     def _list(self, corpus: str) -> list[Artifact]:
         found = []
         for generation_id in self._store.list(folder_of(corpus)):
@@ -490,5 +465,28 @@ class Catalogue:
 
     def _tell(self) -> None:
         reasons = [f"corpus {corpus!r}: {error.message}" for corpus, error in sorted(self._damaged.items())]
-        for listener in self._listeners:
-            listener("; ".join(reasons))
+        self._on_change("; ".join(reasons))
+
+
+def check_expected(corpus: str, active: str, expected: str | None) -> None:
+    """Raises Aborted when a generation other than the expected one is active ("": none; None: any may be)."""
+    if expected is not None and expected != active:
+        raise errors.Aborted(
+            f"corpus {corpus!r} has {active or 'no generation'} active, expected {expected or 'none'}; "
+            "call ListGenerations again before you activate"
+        )
+
+
+def none_active(corpus: str) -> errors.NotFound:
+    """The error for a corpus without an active generation."""
+    return errors.NotFound(f"corpus {corpus!r} has no active generation; activate one that ListGenerations shows")
+
+
+def damage_of(store: ArtifactStore, corpus: str, generation_id: str, *, active: bool) -> dict[str, str]:
+    """Says of a damaged generation what a repair needs to know."""
+    known = {"generation": generation_id, "active": str(active).lower()}
+    try:
+        artifact, damaged = store.damaged_files(folder_of(corpus), generation_id)
+    except (errors.AeencError, OSError):  # its manifest is damaged: nothing else is known
+        return known
+    return {**known, "space_id": str(artifact.meta.get("space_id", "")), "damaged": ",".join(damaged)}

@@ -3,29 +3,154 @@
 look at the store ──► open and warm beside what serves ──► swap ──► tell the others how far we are
 beside it, all the time: tell the others that we live, however long an opening takes
 └── the store is away: what is open keeps serving, and readiness says so
+
+A corpus whose folders have the times of the last looks has not changed: of hundreds of corpora most cost two calls of
+the system. A bucket has no such times.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import os
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
-from services.index.catalogue.catalogue import Catalogue
-from services.index.catalogue.replicas import Replicas
+from aeenc import errors
+from services.corpus.active import MOVES, latest_move
+from services.corpus.generation import corpora_of, folder_of
+from services.corpus.moves import Move
+from services.index.catalogue.served import ServedGeneration
 from services.kit import logs
 from services.kit.concurrency import cancel_all
+from services.store.artifacts import ArtifactStore
 
 log = logs.get(__name__)
+SWEEP_S = 5.0  # between two tries to remove what readers have kept
+SETTLE_S = 2.0  # of looks at unchanged times, until they tell: two changes at once may have one time
+Stamp = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Look:
+    """A corpus as the store has it now: its latest move, and the generations at that move or later.
+
+    `has_deleted`: deleted generations still lie there (looked up only now and then). `is_replaced`: the generation that
+    serves was replaced by the same content.
+    """
+
+    move: Move
+    ids: Sequence[str]
+    has_deleted: bool
+    is_replaced: bool
+
+
+@dataclass(frozen=True)
+class FailedOpening:
+    """A move whose generation could not be opened, and until when it is not tried again: a try may fetch gigabytes."""
+
+    move: int
+    error: Exception
+    pause_s: float
+    again_at: float  # by time.monotonic()
+
+
+class Looks:
+    """Looks at the corpora of a store, and knows which have not changed. It blocks."""
+
+    def __init__(self, store: ArtifactStore) -> None:
+        self._store = store
+        self._swept_at: dict[str, float] = {}
+        self._unchanged: dict[str, tuple[Stamp, float]] = {}  # since when, by time.monotonic()
+        self._settled: dict[str, Stamp] = {}
+
+    def at(self, corpus: str, serving: ServedGeneration | None) -> Look | errors.AeencError:
+        """Looks at one corpus, or tells why nobody can."""
+        try:
+            folder = folder_of(corpus)
+            move = latest_move(self._store, corpus)
+            ids = self._store.list(folder)  # after the move: without what it has deleted
+            is_replaced = serving is not None and serving.id in ids and not serving.stands
+            return Look(move, ids, self._is_due(corpus) and self._store.has_deleted(folder), is_replaced)
+        except OSError as error:
+            return unreadable(error)
+        except errors.AeencError as error:
+            return error
+
+    def changed(
+        self, active: Mapping[str, ServedGeneration], unsettled: Collection[str]
+    ) -> dict[str, Look | errors.AeencError]:
+        """Looks at all corpora that may have changed since they were followed; those `unsettled` may have.
+
+        Raises FileNotFoundError when there is none.
+        """
+        found = {}
+        corpora = corpora_of(self._store)
+        for corpus in corpora:
+            stamp, serving = self._stamp(corpus), active.get(corpus)
+            if stamp is not None and self._settled.get(corpus) == stamp and corpus not in unsettled:
+                continue
+            is_due = self._is_due(corpus)
+            found[corpus] = look = self.at(corpus, serving)
+            before, since = self._unchanged.get(corpus, (None, 0.0))
+            if stamp is None or stamp != before or corpus in unsettled:
+                self._unchanged[corpus] = stamp or (), time.monotonic()
+            elif isinstance(look, Look) and is_due and not look.has_deleted and time.monotonic() - since >= SETTLE_S:
+                self._settled[corpus] = stamp
+        if not corpora:
+            raise FileNotFoundError(f"{self._store.root}/generations holds no corpus any more")
+        return found
+
+    def sweep(self, corpus: str) -> None:
+        """Removes what killed processes and deletions have left and nobody reads."""
+        self._swept_at[corpus] = time.monotonic()
+        self._store.sweep(folder_of(corpus))
+
+    def _is_due(self, corpus: str) -> bool:
+        return time.monotonic() - self._swept_at.get(corpus, 0.0) >= SWEEP_S
+
+    def _stamp(self, corpus: str) -> Stamp | None:
+        """The times of a corpus's folders; None where they tell nothing."""
+        folder = f"{self._store.root}/{folder_of(corpus)}"
+        with suppress(OSError):
+            if not self._store.url:
+                found = os.stat(folder), os.stat(f"{folder}/{MOVES}")  # noqa: PTH116 -- of strings, a third of the time
+                return tuple(number for of in found for number in (of.st_ino, of.st_mtime_ns))
+        return None
+
+
+def unreadable(error: OSError) -> errors.DataLoss:
+    """The error for files that the disk does not give out."""
+    return errors.DataLoss(
+        f"{error.filename or 'a file'} cannot be read ({error.strerror or error}); mend the disk or the permissions "
+        "and start again, or activate another generation"
+    )
+
+
+def problem_of(corpus: str, error: Exception) -> errors.AeencError:
+    """The error that callers get for a corpus whose active generation could not be opened."""
+    if isinstance(error, errors.AeencError):
+        return error
+    if isinstance(error, OSError):
+        return unreadable(error)
+    return errors.Unavailable(
+        f"the active generation of corpus {corpus!r} cannot be opened ({type(error).__name__}: {error}); it is tried "
+        "again, or activate another generation"
+    )
 
 
 class Follower:
-    """Keeps a catalogue up to date. `on_state` takes a problem, or "" for none."""
+    """Calls `follow` and `report` of a catalogue again and again. `on_state` takes a problem, or "" for none."""
 
     def __init__(
-        self, catalogue: Catalogue, replicas: Replicas, look_s: float, on_state: Callable[[str], None]
+        self,
+        follow: Callable[[], Awaitable[None]],
+        report: Callable[[], Awaitable[None]],
+        look_s: float,
+        on_state: Callable[[str], None],
     ) -> None:
-        self._catalogue, self._replicas = catalogue, replicas
+        self._follow, self._report = follow, report
         self._look_s, self._on_state = look_s, on_state
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -38,14 +163,13 @@ class Follower:
         self._tasks.append(asyncio.create_task(self._keep()))
 
     async def close(self) -> None:
-        """Stops, and takes this replica off the list."""
+        """Stops."""
         await cancel_all(self._tasks)
-        await asyncio.to_thread(self._replicas.sign_off)
 
     async def _beat(self) -> None:
         while True:
             with suppress(OSError):  # following says so
-                await self._catalogue.report()
+                await self._report()
             await asyncio.sleep(self._look_s)
 
     async def _keep(self) -> None:
@@ -53,7 +177,7 @@ class Follower:
         while True:
             await asyncio.sleep(self._look_s)
             try:
-                await self._catalogue.follow()
+                await self._follow()
                 self._on_state("")
             except OSError as error:
                 self._on_state(f"the store cannot be read ({error}); what is open keeps serving")

@@ -7,8 +7,7 @@ That of corpora has no position, so that neither listing takes the other's.
 from __future__ import annotations
 
 import asyncio
-import base64
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import NoReturn
 
 from aeenc import errors
@@ -16,19 +15,10 @@ from services.corpus.generation import PremiseRecord
 from services.index.catalogue.catalogue import Catalogue
 from services.index.catalogue.served import ServedGeneration
 from services.kit.convert import page_newest_first
-from services.kit.limits import Limits
+from services.kit.limits import Limits, check_count
 from services.store.artifacts import Artifact
 
 DEFAULT_PAGE = 100
-
-
-@dataclass(frozen=True)
-class PremisePage:
-    """Some premises of a generation in order of insertion, and the token of the next page ("": there is none)."""
-
-    premises: list[PremiseRecord]
-    next_token: str
-    served: ServedGeneration
 
 
 class Listing:
@@ -38,8 +28,13 @@ class Listing:
         self._catalogue = catalogue
         self._limits = limits
 
-    async def premises(self, corpus: str, *, page_size: int, token: str, generation: str) -> PremisePage:
-        """Returns a page of premises. Raises NotFound, InvalidArgument for a token of another listing."""
+    async def premises(
+        self, corpus: str, *, page_size: int, token: str, generation: str
+    ) -> tuple[list[PremiseRecord], str, ServedGeneration]:
+        """Returns a page of premises, the next token, and their generation.
+
+        Raises NotFound, InvalidArgument for a token of another listing.
+        """
         named, position = _parse(token)
         if token and not position.isdecimal():
             _refuse()
@@ -51,10 +46,16 @@ class Listing:
         served = await self._catalogue.resolve(corpus, named or generation)
         if start > served.rows:
             _refuse()
-        found = await served.page(start, self._page_size(page_size), self._limits.message_bytes)
-        page = await asyncio.to_thread(self._cut, found)
+        size, most_bytes = self._page_size(page_size), self._limits.message_bytes // 2
+        page = await asyncio.to_thread(served.page, start, size, most_bytes)
         end = start + len(page)
-        return PremisePage(page, _token(served.id, end) if end < served.rows else "", served)
+        return page, _token(served.id, end) if end < served.rows else "", served
+
+    async def named(self, corpus: str, ids: Sequence[str], generation: str) -> tuple[list[PremiseRecord], str]:
+        """Returns premises by id or alias, in the order given, and their generation's id. Raises as `find_all` does."""
+        check_count(len(ids), self._limits, "ids")
+        served = await self._catalogue.resolve(corpus, generation)
+        return await asyncio.to_thread(served.find_all, ids, self._limits.message_bytes), served.id
 
     async def generations(self, corpus: str, *, page_size: int, token: str) -> tuple[list[Artifact], str]:
         """Returns a page of generations, newest first, and the next token. Raises InvalidArgument, NotFound."""
@@ -76,29 +77,15 @@ class Listing:
     def _page_size(self, asked: int) -> int:
         return min(asked or DEFAULT_PAGE, self._limits.items)
 
-    def _cut(self, records: list[PremiseRecord]) -> list[PremiseRecord]:
-        """Keeps the first premises that surely fit into one message, and at least one."""
-        room = self._limits.message_bytes // 2
-        for position, record in enumerate(records):
-            room -= sum(len(part.encode()) + 8 for part in (record.id, record.text, *record.aliases, *record.splits))
-            if room < 0 and position:
-                return records[:position]
-        return records
-
 
 def _token(name: str, position: int | str = "") -> str:
-    return base64.urlsafe_b64encode(f"{name}:{position}".encode()).decode()
+    return f"{name}:{position}"
 
 
 def _parse(token: str) -> tuple[str, str]:
     """Returns the name ("": none) and the position that a token has."""
-    if not token:
-        return "", ""
-    try:
-        name, _, position = base64.urlsafe_b64decode(token.encode()).decode().rpartition(":")
-    except ValueError:
-        _refuse()
-    return (name, position) if name else _refuse()
+    name, _, position = token.rpartition(":")
+    return (name, position) if name or not token else _refuse()
 
 
 def _refuse() -> NoReturn:

@@ -172,7 +172,7 @@ class Replicas:
             with suppress(OSError):
                 await asyncio.to_thread(self.look)
             states = tuple(one.state(corpus, move) for one in self.alive)
-            behind = [one.instance for one in states if one.is_behind]
+            behind = [one.instance for one in states if one.behind]
             if not behind or time.monotonic() >= end:
                 break
             await asyncio.sleep(self._poll_s)

@@ -1,27 +1,43 @@
-"""Search in large corpora: a FAISS index proposes candidates, and the generation's own vectors score them exactly.
+"""Search in large corpora: something proposes candidates, and the generation's own vectors score them exactly.
 
     queries ── lists, by integers, or a graph ──► FAISS: candidates ──► FlatIndex.nearest_among ──► SearchHits
+    queries ── another system: more than k ordinals ──► scores of the files' vectors ──► others out of reach? ──► hits
+                         ▲                                                                       │ no
+                         └───────────────────────── four times as many ◄─────────────────────────┘
 
-A search may overlook premises, as rarely as the manifest says; scores and their order are those of an exact search.
-What a query finds does not depend on the others of its batch.
+A search by FAISS may overlook premises, as rarely as the manifest says; scores and their order are those of an exact
+search. What a query finds does not depend on the others of its batch. Of another system that compares a query with
+every premise, the hits are those of FlatIndex to the bit; an approximate one is asked once, and its hits are never
+exact. Asking is waiting, so the batcher does it in `threads` of the system. FAISS sums by the instructions that a
+processor has: what it proposes may differ between kinds of processors, what a proposal scores does not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
+from services.corpus.arrays import exact_scores
 from services.corpus.generation import Generation
-from services.index.dense.exact import FAISS, SCAN_ROWS, FlatIndex, flat_over, selector_of
-from services.index.dense.int8 import Int8Proposer
-from services.index.dense.remote import RemoteIndex, RemoteProposer
-from services.index.values import DEFAULT_EFFORT, REMOTE_ENGINES, Effort, Engine, SearchHits
+from services.index.dense.exact import (
+    FAISS,
+    SCAN_ROWS,
+    SLACK,
+    FlatIndex,
+    Int8Proposer,
+    flat_over,
+    is_out_of_reach,
+    rounding_bound,
+    selector_of,
+)
+from services.index.values import DEFAULT_EFFORT, REMOTE_ENGINES, Effort, Engine, SearchHits, Selection
 from services.store.files import sha256_of
 
 INDEX_FILE = "index.faiss"
@@ -48,15 +64,6 @@ class IndexPlan:
     lists: int = 0
     links: int = 0
 
-    @classmethod
-    def of(cls, meta: Mapping[str, Any]) -> IndexPlan:
-        """Reads the plan from a manifest's meta. Raises KeyError or TypeError when there is none."""
-        return cls(**meta["index"])
-
-    def to_meta(self) -> dict[str, Any]:
-        """Turns the plan into JSON for the manifest."""
-        return asdict(self)
-
 
 class IvfProposer:
     """Proposes from the lists of an IVF index. Which lists a query visits, integers say, for a whole batch at once.
@@ -78,7 +85,7 @@ class IvfProposer:
         visited = np.ascontiguousarray(self._codes.propose(queries, breadth, None).ordinals, dtype=np.int64)
         parameters = FAISS.SearchParametersIVF(nprobe=breadth, sel=selector)
         for query, lists in zip(queries, visited, strict=True):
-            scores = self._centroids[lists] @ query  # alone, so always summed in the same order
+            scores = exact_scores(self._centroids[lists], query.astype(np.float64))  # by every processor alike
             raw, ordinals = np.empty(width, dtype=np.float32), np.empty(width, dtype=np.int64)
             pointers = [FAISS.swig_ptr(array) for array in (query, lists, scores, raw, ordinals)]
             # one query a call: in a batch FAISS sums in another order
@@ -105,7 +112,7 @@ class GraphProposer:
 class ApproximateIndex:
     """Searches by a FAISS index over the vectors of `flat`, which answers where a scan is requested or cheaper."""
 
-    exact = False
+    exact = is_unsure = False
 
     def __init__(self, flat: FlatIndex, proposer: IvfProposer | GraphProposer, plan: IndexPlan) -> None:
         self.flat = flat
@@ -175,11 +182,85 @@ class ApproximateIndex:
             yield self.nearest(queries, k, allowed, effort)
 
 
-SearchIndex = FlatIndex | ApproximateIndex
+class RemoteProposer(Protocol):
+    """A system that holds the vectors of one generation. `exact`: it compares a query with every premise.
+
+    It gives at most `most` ordinals for a query. Calls that wait for it run in `threads`.
+    """
+
+    exact: bool
+    most: int
+    threads: ThreadPoolExecutor
+
+    def propose(
+        self, queries: NDArray[np.float32], width: int, selection: Selection, breadth: int
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+        """Yields for each query (n, dim) at most `width` selected ordinals and their products in float32.
+
+        It has them all when there are fewer. `breadth` is that of an approximate search; 0 takes the default.
+        """
+
+
+class RemoteIndex:
+    """Searches by what a system proposes over the vectors of `flat`."""
+
+    is_unsure = True  # the system may have lost them since
+
+    def __init__(self, flat: FlatIndex, proposer: RemoteProposer) -> None:
+        self.vectors: NDArray[Any] = flat.vectors
+        self.rows, self.dim = flat.rows, flat.dim
+        self.exact, self.threads = proposer.exact, proposer.threads
+        self._flat, self._proposer = flat, proposer
+
+    def steps(
+        self, queries: NDArray[np.float32], k: int, selection: Selection, effort: Effort = DEFAULT_EFFORT
+    ) -> Iterator[list[SearchHits] | None]:
+        """Yields None after each question but the last, then the k nearest selected rows of each query (n, dim).
+
+        Raises Unimplemented for an exact search where the system is approximate.
+        """
+        if effort.exact and not self.exact:
+            raise errors.Unimplemented(
+                "params.exact is not in the engine milvus-hnsw, which is approximate; use ef_search, or build the "
+                "corpus with AEENC_INDEX_MILVUS_ENGINE=flat"
+            )
+        results: dict[int, SearchHits] = {}
+        pending, width = np.arange(len(queries)), min(k + SLACK, self._proposer.most)
+        while True:
+            proposed = self._proposer.propose(queries[pending], width, selection, effort.ef_search)
+            for row, (ordinals, products) in zip(pending.tolist(), proposed, strict=True):
+                hits = self._scored(queries[row], ordinals, products, k, width)
+                if hits.exact or not self.exact or width == self._proposer.most:
+                    results[row] = hits
+            pending = np.array([row for row in pending.tolist() if row not in results], dtype=np.int64)
+            if not len(pending):
+                break
+            width = min(4 * width, self._proposer.most)
+            yield None
+        yield [results[row] for row in range(len(queries))]
+
+    def _scored(
+        self,
+        query: NDArray[np.float32],
+        ordinals: NDArray[np.int64],
+        products: NDArray[np.float32],
+        k: int,
+        width: int,
+    ) -> SearchHits:
+        """The best k of what was proposed; exact if nothing else can be among them."""
+        hits = self._flat.rescore(query, ordinals[(ordinals >= 0) & (ordinals < self.rows)], k)
+        is_final = len(ordinals) < width
+        if not is_final and len(hits.ordinals) == k:
+            ceiling = float(products.min()) + rounding_bound(query[None], self._flat.largest_norm)
+            is_final = bool(is_out_of_reach(ceiling, hits.scores[-1:])[0])
+        return replace(hits, exact=self.exact and is_final)
+
+
+SearchIndex = FlatIndex | ApproximateIndex | RemoteIndex
 OpenRemote = Callable[[Generation], RemoteProposer]
 
 
-def open_index(generation: Generation, open_remote: OpenRemote | None = None) -> SearchIndex | RemoteIndex:
+def open_index(generation: Generation, open_remote: OpenRemote | None = None) -> SearchIndex:
     """Opens the index of a generation. Raises DataLoss naming the file that differs from its manifest.
 
     Raises FailedPrecondition for an engine of another system that `open_remote` is missing for.
@@ -192,23 +273,19 @@ def open_index(generation: Generation, open_remote: OpenRemote | None = None) ->
             return FlatIndex(generation.vectors, largest_norm=largest_norm, coarse=coarse)
         flat = FlatIndex(generation.vectors, largest_norm=largest_norm)
         if artifact.meta["engine"] in REMOTE_ENGINES:
-            return RemoteIndex(flat, _remote(generation, open_remote))
-        plan = IndexPlan.of(artifact.meta)
+            if open_remote is None:
+                raise errors.FailedPrecondition(
+                    f"generation {generation.id} of corpus {generation.corpus!r} is searched by a Milvus; set "
+                    "AEENC_INDEX_MILVUS_URI, or build the corpus again with AEENC_INDEX_BACKEND=faiss"
+                )
+            return RemoteIndex(flat, open_remote(generation))
+        plan = IndexPlan(**artifact.meta["index"])
     except (KeyError, TypeError, ValueError) as error:
         raise errors.DataLoss(f"{artifact.path} names no engine ({error}); build the generation again") from error
     path = artifact.file(INDEX_FILE)
     if sha256_of(path) != artifact.files[INDEX_FILE].sha256:  # every time: FAISS trusts what it reads
         raise errors.DataLoss(f"{path} does not have the sha256 of its manifest; build the generation again")
     return ApproximateIndex(flat, read_proposer(path, flat, plan), plan)
-
-
-def _remote(generation: Generation, open_remote: OpenRemote | None) -> RemoteProposer:
-    if open_remote is None:
-        raise errors.FailedPrecondition(
-            f"generation {generation.id} of corpus {generation.corpus!r} is searched by a Milvus; set "
-            "AEENC_INDEX_MILVUS_URI, or build the corpus again with AEENC_INDEX_BACKEND=faiss"
-        )
-    return open_remote(generation)
 
 
 def read_proposer(path: Path, flat: FlatIndex, plan: IndexPlan) -> IvfProposer | GraphProposer:

@@ -18,22 +18,19 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import faiss
 import numpy as np
 from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from aeenc import errors
-from services.index.dense.approximate import SearchIndex
+from services.index.dense.approximate import RemoteIndex, SearchIndex
 from services.index.dense.exact import COARSE_UP_TO
-from services.index.dense.remote import RemoteIndex
 from services.index.values import DEFAULT_EFFORT, Effort, QueueLimit, SearchHits, Selection, Timings
-from services.kit import logs
-
-log = logs.get(__name__)
 
 BATCH_QUERIES = 64  # also the slice of a large call, so that it cannot hold up small ones
 MULTIPLIED_ROWS = 64_000_000  # rows times queries of a batch of an exact engine: a second or less at 384 dimensions
@@ -45,7 +42,7 @@ class SearchableGeneration(Protocol):
     """A generation with an index open for search."""
 
     @property
-    def index(self) -> SearchIndex | RemoteIndex: ...
+    def index(self) -> SearchIndex: ...
     def allowed(self, selection: Selection) -> NDArray[np.bool_] | None: ...
 
 
@@ -88,11 +85,6 @@ class _Batch:
     compute_s: float = 0.0
     core_s: float = 0.0
 
-    @classmethod
-    def of(cls, parts: list[tuple[_PendingSearch, int]]) -> _Batch:
-        """Makes a batch of which nothing is computed yet."""
-        return cls(parts, _steps_of(parts))
-
 
 def _steps_of(parts: Sequence[tuple[_PendingSearch, int]]) -> Iterator[list[SearchHits] | None]:
     first = parts[0][0]
@@ -123,11 +115,20 @@ def _queries_at_once(search: _PendingSearch) -> int:
 class SearchBatcher:
     """Searches generations for many callers. At most `max_queued` queries wait; beyond that, it refuses calls.
 
-    `on_batch` receives the number of queries of each batch and its processor time in seconds.
+    `metrics` count its batches.
     """
 
-    def __init__(self, max_queued: int = 4096, on_batch: Callable[[int, float], None] = lambda *_: None) -> None:
-        self._on_batch = on_batch
+    def __init__(self, max_queued: int = 4096, metrics: CollectorRegistry | None = None) -> None:
+        registry = metrics or CollectorRegistry()
+        self._sizes = Histogram(
+            "aeenc_index_search_batch_queries",
+            "Query vectors searched for together",
+            registry=registry,
+            buckets=[1 << n for n in range(7)],
+        )
+        self._core_s = Counter(
+            "aeenc_index_search_core_seconds", "Processor time of the thread that searches", registry=registry
+        )
         self.batches = 0
         self._pending: deque[_PendingSearch] = deque()
         self._scans: deque[_Batch] = deque()  # begun, and waiting for their next turn
@@ -269,7 +270,7 @@ class SearchBatcher:
         if not self._scanned_last:
             self._ready = False
             parts = self._next_batch()
-            return _Batch.of(parts) if parts else None
+            return _Batch(parts, _steps_of(parts)) if parts else None
         scan = self._scans.popleft()
         if not all(self._dropped(search) for search, _ in scan.parts):
             return scan
@@ -330,10 +331,8 @@ class SearchBatcher:
                 self._go_on()
             return
         self.batches += 1
-        try:
-            self._on_batch(len(hits), batch.core_s)
-        except Exception:  # the answers are there, and the thread must live on
-            log.exception("a batch cannot be counted")
+        self._sizes.observe(len(hits))
+        self._core_s.inc(batch.core_s)
         self._take(batch, hits)
 
     def _go_on(self) -> None:

@@ -8,20 +8,26 @@ What is finished is found again by a build of the same plan, so that a killed pr
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from aeenc.errors import InvalidArgument
+import numpy as np
+
+from aeenc.errors import FailedPrecondition, InvalidArgument
+from services.corpus.generation import DTYPES, KIND, VECTORS, PremiseRecord, folder_of, write_premises
+from services.index.building.index_process import index_generation
+from services.index.building.vectors import VectorFile
 from services.index.distributed import stages
 from services.index.distributed.plan import Plan
-from services.index.distributed.publishing import check_versions, publish
 from services.index.distributed.stages import Encoders
 from services.index.distributed.work import FULL_DISK_REMEDY, Range, Work
 from services.index.values import EngineOptions, LexicalSettings
 from services.store.artifacts import Artifact, ArtifactStore
 from services.store.files import full_disk_is_unavailable
 
+Record = Mapping[str, Any]
 Task = Callable[..., dict[str, Any]]
 OnProgress = Callable[[str, int, int], None]  # what is done, premises or tasks so far, all
 
@@ -121,3 +127,50 @@ class _Stages:
 def _by_consumer(records: Sequence[Mapping[str, Any]], name: str, count: int) -> list[list[Range]]:
     """Turns the ranges that each record has under a name into those of each of `count` consumers."""
     return [[record[name][number] for record in records] for number in range(count)]
+
+
+def check_versions(work: Work, shards: Sequence[Record], newest: str) -> None:
+    """Raises FailedPrecondition if several versions have encoded the shards, and forgets those not of the newest."""
+    versions = Counter(str(shard["version"]) for shard in shards if shard["count"])
+    if len(versions) <= 1:
+        return
+    others = [number for number, shard in enumerate(shards) if shard["count"] and shard["version"] != newest]
+    for number in others:
+        work.forget(stages.ENCODE, number)
+    raise FailedPrecondition(
+        f"the premise encoder changed to {newest} meanwhile; build again: {len(others):,} of {len(shards):,} shards "
+        "are of another version and will be encoded anew"
+    )
+
+
+async def publish(
+    plan: Plan,
+    work: Work,
+    shards: Sequence[Record],
+    store: ArtifactStore,
+    engines: EngineOptions,
+    lexical: LexicalSettings,
+) -> Artifact:
+    """Writes the generation, a shard at a time, indexes it, and makes it visible, not active.
+
+    Raises DataLoss for a shard that differs from its record; the next build makes that one again.
+    """
+    full = [(number, shard) for number, shard in enumerate(shards) if shard["count"]]
+    first = full[0][1]
+
+    def premises() -> Iterator[PremiseRecord]:
+        for number, shard in full:
+            for line in work.whole(stages.ENCODE, number, stages.PREMISES, shard).splitlines():
+                yield PremiseRecord.of_line(line)
+
+    folder = folder_of(plan.corpus)
+    with store.writer(KIND, folder) as writer:
+        vectors = VectorFile(writer.path / VECTORS, first["dim"], plan.storage)
+        for number, shard in full:
+            content = work.whole(stages.ENCODE, number, stages.VECTORS, shard)
+            vectors.append(np.frombuffer(content, DTYPES[plan.storage]).reshape(shard["count"], -1))
+        vectors.finish()
+        write_premises(writer.path, premises())
+        engine = await index_generation(writer.path, engines, vectors.rows, vectors.largest_norm, lexical)
+        meta = vectors.meta(plan.corpus, first["space_id"], first["version"], **engine)
+        return store.push(folder, writer.commit(meta, id_prefix="g").id)

@@ -16,11 +16,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 from aeenc.adapters.facts import Facts
 from services.corpus.generation import Storage, check_corpus_name
-from services.index.values import Sameness
+from services.index.building.folding import Sameness
 
 FORMAT_VERSION = 1
 PART_BYTES = 32 * 1024 * 1024
@@ -78,7 +77,7 @@ class Plan:
         """Names the plan."""
         record = asdict(replace(self, parts=())) | {
             "format_version": FORMAT_VERSION,
-            "parts": [part_record(part) for part in self.parts],
+            "parts": [{**asdict(replace(part, path=Path())), "path": str(part.path)} for part in self.parts],
         }
         return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -91,8 +90,3 @@ class Plan:
         part = self.parts[position >> POSITION_BITS]
         where = f" from {part.part.start:,} on" if part.part and part.part.start else ""
         return f"{part.path}{where}: fact {(position & (1 << POSITION_BITS) - 1) + 1:,}"
-
-
-def part_record(part: Facts) -> dict[str, Any]:
-    """A part as JSON."""
-    return {**asdict(replace(part, path=Path())), "path": str(part.path)}

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from aeenc.adapters.facts import ID_REUSED, content_digest, id_digest
 from aeenc.errors import InvalidArgument
 from aeenc.transport.targets import Targets
-from services.corpus.generation import PremiseRecord, Storage
-from services.corpus.inner_products import norms_of
+from services.corpus.arrays import norms_of
+from services.corpus.generation import DTYPES, PremiseRecord
 from services.corpus.sameness import normalized
 from services.index.building.folding import Draft, Folding, check_premise
 from services.index.building.vectors import BatchEncoder
@@ -33,7 +33,6 @@ from services.kit.limits import Limits
 
 READ, FOLD, ENCODE = "read", "fold", "encode"
 FACTS, IDS, PREMISES, VECTORS = "facts", "ids", "premises", "vectors"
-DTYPES: dict[Storage, str] = {"float32": "<f4", "float16": "<f2"}
 _ID_WORDS = 5  # of a fact's row of numbers: 2 of its id's digest, 2 of its content's, its position
 
 

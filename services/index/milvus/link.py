@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from pymilvus import MilvusClient
@@ -49,28 +48,24 @@ class MilvusNotLoaded(errors.Unavailable):
     """Milvus has not loaded the collection; milvus-lite unloads all of them when it restarts."""
 
 
-@dataclass(frozen=True)
-class MilvusAddress:
-    """The address of Milvus: `http://host:port`, or a path that milvus-lite opens in this process."""
-
-    uri: str
-    token: str | None = None
-    database: str = ""
-
-
 class MilvusLink:
-    """Calls Milvus. `on_state` receives its problem in the event loop ("" once it answers again)."""
+    """Calls Milvus at `http://host:port`, or a path that milvus-lite opens in this process.
+
+    `on_state` receives its problem in the event loop ("" once it answers again).
+    """
 
     def __init__(
         self,
-        address: MilvusAddress,
+        uri: str,
+        token: str = "",
+        database: str = "",
         *,
         timeout_s: float = 10.0,
         threads: int = 16,
         on_state: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.threads = ThreadPoolExecutor(threads, thread_name_prefix="milvus")
-        self._address, self._timeout_s = address, timeout_s
+        self._uri, self._token, self._database, self._timeout_s = uri, token, database, timeout_s
         self._on_state, self._problem = on_state, ""
         self._loop = asyncio.get_running_loop()
         self._connecting = threading.Lock()
@@ -126,12 +121,10 @@ class MilvusLink:
             return self._client
 
     def _connect(self) -> MilvusClient:
-        address = self._address
-        token = address.token or ""
         return MilvusClient(
-            address.uri,
-            token=token,
-            db_name=address.database,
+            self._uri,
+            token=self._token,
+            db_name=self._database,
             timeout=self._timeout_s,
             dedicated=True,  # a shared connection stays open after `close`, and pings
             grpc_options={"grpc.keepalive_time_ms": KEEPALIVE_MS},
@@ -153,7 +146,7 @@ class MilvusLink:
             )
         if code in _AWAY:
             return errors.Unavailable(
-                f"Milvus at {self._address.uri} does not answer {method} ({short}); start it, or set "
+                f"Milvus at {self._uri} does not answer {method} ({short}); start it, or set "
                 "AEENC_INDEX_MILVUS_URI and AEENC_INDEX_MILVUS_TOKEN to one that does",
                 retry_after_s=RETRY_AFTER_S,
             )

@@ -13,13 +13,13 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
-from aeenc.calls.encoding import Encoded, Precision, Scored
+from aeenc.calls.encoding import Encoded, EncodeOptions, Precision, Scored
 from aeenc.encoder import EncoderClient
 from services.index.ranking.fusion import with_pair_scores
 from services.index.values import QueueLimit, SearchHits, TextQuery
@@ -35,42 +35,12 @@ TEXTS_A_CALL = 240  # as many vectors of 4,096 values fit an answer
 CALLS_AT_ONCE = 4
 
 
-@dataclass(frozen=True)
-class EncodeKey:
-    """The properties that texts must share to go out in one call; they name one version of the query encoder.
-
-    Without `routing_key` the request id of the call's first text decides about the canary for all of them.
-    """
-
-    space_id: str
-    label: str | None = None
-    version: str | None = None
-    truncate: bool = False
-    precision: Precision | None = None
-    routing_key: str = ""
-
-    @classmethod
-    def of(cls, query: TextQuery, space_id: str) -> EncodeKey:
-        """Takes from a query what its texts ask of the encoder, for a generation in `space_id`."""
-        return cls(space_id, query.label, query.version, query.truncate, query.precision, query.routing_key)
-
-
-@dataclass(frozen=True)
-class QueryVectors:
-    """The vectors of a call's texts (n, dim) float32, their space, and the version and precision that encoded them."""
-
-    vectors: NDArray[np.float32]
-    version: str
-    space_id: str
-    precision: str = ""
-
-
 @dataclass(eq=False)
 class _EncodeRequest:
     texts: tuple[str, ...]
     request_id: str
     deadline: float
-    answer: asyncio.Future[QueryVectors]
+    answer: asyncio.Future[Encoded]
     trace: tracing.Context = field(default_factory=tracing.here)
 
 
@@ -81,7 +51,11 @@ class _Queue:
 
 
 class QueryEncoder:
-    """Encodes query texts. `on_change` receives the encoder's problem ("" once it answers)."""
+    """Encodes query texts. `on_change` receives the encoder's problem ("" once it answers).
+
+    Texts go out together that ask for the same. Without `routing_key` the request id of the call's first text decides
+    about the canary for all of them.
+    """
 
     def __init__(
         self,
@@ -92,12 +66,12 @@ class QueryEncoder:
         on_change: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._client, self._timeout_s, self._on_change = client, timeout_s, on_change
-        self._queue = QueueLimit(max_queued, "texts wait for the encoder")
-        self._queues: dict[tuple[EncodeKey, bool], _Queue] = {}  # calls of several texts hold up none of one
+        self._queue, self._problem = QueueLimit(max_queued, "texts wait for the encoder"), ""
+        self._queues: dict[tuple[EncodeOptions, bool], _Queue] = {}  # calls of several texts hold up none of one
 
     async def encode(
-        self, texts: Sequence[str], key: EncodeKey, *, request_id: str = "", left_s: float | None = None
-    ) -> QueryVectors:
+        self, texts: Sequence[str], key: EncodeOptions, *, request_id: str = "", left_s: float | None = None
+    ) -> Encoded:
         """Encodes texts; the caller has `left_s` seconds left.
 
         Raises what the encoder raises; Unavailable naming the encoder when it does not answer, DeadlineExceeded,
@@ -106,9 +80,7 @@ class QueryEncoder:
         with self._queue.admitted(len(texts)):
             return await self._answer(texts, key, request_id, left_s)
 
-    async def _answer(
-        self, texts: Sequence[str], key: EncodeKey, request_id: str, left_s: float | None
-    ) -> QueryVectors:
+    async def _answer(self, texts: Sequence[str], key: EncodeOptions, request_id: str, left_s: float | None) -> Encoded:
         timeout_s = self._timeout_s if left_s is None else min(self._timeout_s, left_s * ANSWER_SHARE)
         deadline = time.monotonic() + timeout_s
         asked = _EncodeRequest(tuple(texts), request_id, deadline, asyncio.get_running_loop().create_future())
@@ -129,12 +101,17 @@ class QueryEncoder:
             ) from None
         except errors.Unavailable as error:
             target = self._client.channel.target
-            self._on_change(f"no encoder answers at {target}; Retrieve by vectors is away, Search works")
+            self._report(f"no encoder answers at {target}; Retrieve by vectors is away, Search works")
             raise errors.Unavailable(
                 f"the encoder at {target} does not answer ({error.message}){REMEDY}", retry_after_s=error.retry_after_s
             ) from None
-        self._on_change("")
+        self._report("")
         return vectors
+
+    def _report(self, problem: str) -> None:
+        if problem != self._problem:
+            self._problem = problem
+            self._on_change(problem)
 
     async def close(self) -> None:
         """Cancels the calls under way."""
@@ -143,7 +120,7 @@ class QueryEncoder:
             task.cancel()
         await asyncio.gather(*senders, return_exceptions=True)
 
-    async def _send(self, name: tuple[EncodeKey, bool], queue: _Queue) -> None:
+    async def _send(self, name: tuple[EncodeOptions, bool], queue: _Queue) -> None:
         while batch := _next(queue.waiting):
             await self._encode(name[0], batch)
         # At once: until the loop runs the task's callbacks, a new text would rely on this task.
@@ -151,7 +128,7 @@ class QueryEncoder:
         if not queue.senders and self._queues.get(name) is queue:
             del self._queues[name]
 
-    async def _encode(self, key: EncodeKey, batch: list[_EncodeRequest]) -> None:
+    async def _encode(self, key: EncodeOptions, batch: list[_EncodeRequest]) -> None:
         try:
             encoded = await self._call(key, batch)
         except errors.InvalidArgument as error:
@@ -170,9 +147,9 @@ class QueryEncoder:
             part = encoded.vectors[start : start + len(asked.texts)]
             start += len(asked.texts)
             if not asked.answer.done():
-                asked.answer.set_result(QueryVectors(part, encoded.model_version, encoded.space_id, encoded.precision))
+                asked.answer.set_result(replace(encoded, vectors=part))
 
-    async def _call(self, key: EncodeKey, batch: list[_EncodeRequest]) -> Encoded:
+    async def _call(self, key: EncodeOptions, batch: list[_EncodeRequest]) -> Encoded:
         # The sender goes on from caller to caller: the call belongs to the first of the batch and links the others.
         others = [tracing.traceparent(asked.trace) for asked in batch[1:]]
         texts = [text for asked in batch for text in asked.texts]
@@ -188,16 +165,10 @@ class QueryEncoder:
                 key = replace(key, label=None, version=parts[0].model_version)  # the first part's encodes all
             return replace(parts[0], vectors=np.concatenate([part.vectors for part in parts]))
 
-    async def _ask(self, key: EncodeKey, texts: Sequence[str], batch: list[_EncodeRequest]) -> Encoded:
+    async def _ask(self, key: EncodeOptions, texts: Sequence[str], batch: list[_EncodeRequest]) -> Encoded:
         return await self._client.encode(
             texts,
-            role="query",
-            label=key.label,
-            version=key.version,
-            space_id=key.space_id,
-            truncate=key.truncate,
-            precision=key.precision,
-            routing_key=key.routing_key,
+            **asdict(key),
             request_id=batch[0].request_id,
             timeout_s=max(max(asked.deadline for asked in batch) - time.monotonic(), 0.001),
         )
@@ -224,8 +195,9 @@ def _fail(batch: Sequence[_EncodeRequest], error: Exception) -> None:
 class Reranker:
     """Re-ranks by the encoder's Score: by what label `stable` names, or by versions; several are an ensemble."""
 
-    def __init__(self, client: EncoderClient, *, timeout_s: float = 10.0) -> None:
+    def __init__(self, client: EncoderClient, *, timeout_s: float = 10.0, max_queued: int = 4096) -> None:
         self._client, self._timeout_s = client, timeout_s
+        self._queue = QueueLimit(max_queued, "texts wait for the cross-encoder")
 
     async def rerank(
         self,
@@ -240,19 +212,20 @@ class Reranker:
         `premises` has the texts of `hits`. With a rerank_weight, the score is the hit's own plus so much of the
         cross-encoder's; with 0 it is the cross-encoder's; of an ensemble it is minus the sum of ranks. Raises what
         Score raises, Unavailable naming the encoder, FailedPrecondition when the cross-encoder changed meanwhile, or
-        for a rerank_weight where the label names an ensemble.
+        for a rerank_weight where the label names an ensemble; Overloaded when too many texts wait.
         """
         deadline = time.monotonic() + (math.inf if left_s is None else left_s * ANSWER_SHARE)
         score = functools.partial(self._in_one_precision, query, premises, deadline)
-        scored = await score(query.rerank_versions or (None,))
-        ensemble = next((part.ensemble for parts in scored for part in parts), ())
-        if ensemble and query.rerank_weight:
-            raise errors.FailedPrecondition(
-                f"label 'stable' names an ensemble of {', '.join(ensemble)}, which ranks by its sum of ranks alone; "
-                "set rerank_weight to 0"
-            )
-        if ensemble:
-            scored += await score(ensemble[1:])
+        with self._queue.admitted(len(hits)):
+            scored = await score(query.rerank_versions or (None,))
+            ensemble = next((part.ensemble for parts in scored for part in parts), ())
+            if ensemble and query.rerank_weight:
+                raise errors.FailedPrecondition(
+                    f"label 'stable' names an ensemble of {', '.join(ensemble)}, ranked by its sum of ranks alone; "
+                    "set rerank_weight to 0"
+                )
+            if ensemble:
+                scored += await score(ensemble[1:])
         versions = list(dict.fromkeys(part.model_version for parts in scored for part in parts))
         if len(versions) > len(ensemble or query.rerank_versions or (None,)):
             raise errors.FailedPrecondition(

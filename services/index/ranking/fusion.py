@@ -1,24 +1,37 @@
-"""The arithmetic of ranking: two rankings into one, and feedback on query vectors. Pure functions; higher is better.
+"""The arithmetic of ranking: two rankings into one, feedback on query vectors, the prior, features. It reads no disk.
 
 Weighted min-max scores are the default fusion. Reciprocal ranks (Cormack et al. 2009) ignore how far apart scores are,
 which costs quality here (docs/evaluation.md).
+
+The premises of an explanation fit together: what one explains of the query, no other has to, and told one of them, BM25
+finds the others twice as well. Nobody tells, and the first premise is often wrong; so each of the first PARTNERS is
+taken for right with a probability by its score, and a premise gets the mean of its scores given each of the others. The
+weighted sum of all features orders the first DEPTH premises anew. Weights are found by `aeenc tune-retrieval`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from services.index.values import FusionMethod, SearchHits
+from services.index.lexical.bm25 import COVERED, LexicalIndex, Terms
+from services.index.values import FEATURES, Explanation, FusionMethod, SearchHits
 
 POOL = 1000  # premises of each first ranking that are fused, and scored by the prior
 FEEDBACK = 5  # premises of a first ranking that negative feedback looks at
 EXPLAINED = 0.5  # share of the premises' mean that a query loses to what is accepted (docs/experiments/retrieval.md)
 LEAST_LEFT = 1e-3  # length of what feedback leaves of a query
 RANK_OFFSET = 60  # of reciprocal ranks, as in the paper
+DEPTH = 100  # premises that are ordered anew
+PARTNERS = 20
+TEMPERATURE = 0.08  # of the partners' probabilities; their scores lie within 0 and 1
+NOT_FOUND = 3 * DEPTH  # the rank of what iterative BM25 does not have among its first DEPTH
+NEAREST = 40  # hypotheses that count for the prior
+Near = Sequence[tuple[int, np.float32]]  # hypotheses, nearest first, each with its similarity
 
 
 def fuse(
@@ -88,3 +101,162 @@ def rocchio_feedback(
             if length > LEAST_LEFT:
                 changed[row] = left / length
     return changed
+
+
+@dataclass(frozen=True, eq=False)
+class Prior:
+    """The explanatory-power prior (Valentino et al. 2022): what explained similar hypotheses may explain this one.
+
+    It compares hypotheses by their words, so that it needs no encoder, outlives every checkpoint, and is up to date as
+    soon as an explanation is put. A hypothesis with exactly the query's words (in any case) is left out: its
+    explanation is the answer, not a prior. The premises of hypothesis n of `index` are the ordinals `explained[n]`.
+    """
+
+    explained: Sequence[Sequence[int]]
+    index: LexicalIndex
+    by_text: Mapping[str, list[int]]
+
+    @classmethod
+    def over(cls, explanations: Sequence[Explanation], known: Mapping[str, int]) -> Prior:
+        """Prepares explanations over the premises whose ordinals `known` has by id; skips others. It takes a while."""
+        explained = [sorted({known[one] for one in each.premise_ids if one in known}) for each in explanations]
+        by_text: dict[str, list[int]] = {}
+        for n, each in enumerate(explanations):
+            by_text.setdefault(_folded(each.text), []).append(n)
+        return cls(explained, LexicalIndex.of([each.text for each in explanations]), by_text)
+
+    def nearest(self, text: str) -> Near:
+        """The hypotheses nearest to a text, nearest first, each with its similarity."""
+        near = self.index.similarities(text)
+        near[self.by_text.get(_folded(text), [])] = 0
+        nearest = np.argsort(-near, kind="stable")[:NEAREST]
+        return [(n, near[n]) for n in nearest[near[nearest] > 0].tolist()]
+
+    def bonus(self, near: Near, ordinals: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Scores premises (n,) by the near hypotheses that they explained: their similarities, over those of the best.
+
+        The best may be none of `ordinals`.
+        """
+        total: dict[int, np.float32] = {}
+        for n, similarity in near:
+            for ordinal in self.explained[n]:
+                total[ordinal] = total.get(ordinal, np.float32(0)) + similarity
+        most = max(total.values(), default=np.float32(1))
+        return np.array([total.get(ordinal, np.float32(0)) / most for ordinal in ordinals.tolist()], np.float32)
+
+
+def with_bonus(pool: SearchHits, bonus: NDArray[np.float32], share: float, k: int) -> SearchHits:
+    """Ranks a pool again by the weighted sum of its scores, scaled to 0 to 1, and the prior's bonus (n,)."""
+    weight = np.float32(share)
+    scores = (1 - weight) * scaled(pool.scores) + weight * bonus
+    return SearchHits.best(pool.ordinals, scores, k, exact=pool.exact)
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.casefold().split()).rstrip(".")
+
+
+def features_of(
+    first: SearchHits, words: FirstWords | None, vector: NDArray[np.float32], vectors: NDArray[np.float32]
+) -> NDArray[np.float64]:
+    """Computes the features (n, len(FEATURES)) of the n first premises of a ranking, whose scores lie within 0 and 1.
+
+    `vector` (dim,) is the query's and `vectors` (n, dim) theirs. Without `words`, features of words are 0.
+    """
+    n = len(first.ordinals)
+    probability = np.exp((first.scores[:PARTNERS].astype(np.float64) - first.scores[:1]) / TEMPERATURE)
+    columns = {
+        "first": first.scores,
+        "rank": -np.log(np.arange(1, n + 1)),
+        "vectors_given_others": _mean_given_others(_cosines_given(vector, vectors, PARTNERS), probability),
+    }
+    if words is not None:
+        columns |= _of_words(first, words, probability)
+    return np.stack([np.asarray(columns.get(name, np.zeros(n)), np.float64) for name in FEATURES], axis=1)
+
+
+def _of_words(first: SearchHits, words: FirstWords, probability: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+    iterative = dict.fromkeys(first.ordinals.tolist(), NOT_FOUND)
+    iterative |= {one: at for at, one in enumerate(words.iterative, start=1)}
+    covered = words.has @ words.wanted
+    return {
+        "iterative": -np.log([iterative[one] for one in first.ordinals.tolist()]),
+        "query_covered": covered / (words.wanted.sum() or 1.0),
+        "premise_covered": covered / np.maximum(words.rarity, 1e-6),
+        "length": words.lengths,
+        "words_given_others": _mean_given_others(words.given(PARTNERS), probability, share_of_best=True),
+        "left_by_others": _mean_given_others(words.left(PARTNERS) / (words.wanted.sum() or 1.0), probability),
+    }
+
+
+def order_by(first: SearchHits, features: NDArray[np.float64], weights: Mapping[str, float], k: int) -> SearchHits:
+    """Orders the first hits anew by the weighted sum of their features (n, …); the k best of all.
+
+    Their scores then lie between 1 and the least that one of them had, so that the others follow.
+    """
+    n = len(features)
+    sums = features @ np.array([weights.get(name, 0.0) for name in FEATURES])
+    least = float(first.scores[n - 1]) if n else 0.0
+    ordered = SearchHits.best(first.ordinals[:n], least + (1.0 - least) * scaled(sums.astype(np.float32)), n)
+    rest = SearchHits(first.ordinals[n:], first.scores[n:])
+    return replace(ordered.followed_by(rest), exact=first.exact).first(k)
+
+
+class FirstWords:
+    """The words of a query and of the n first premises of its ranking: in columns, those of it and the first PARTNERS.
+
+    `weights` (n, words) are BM25's, `has` (n, words) says which they have; `query` (words,) are the query's own, 1 or
+    less where something accepted has them, and `wanted` (words,) the same by rarity. `rarity` and `lengths` (n,) sum up
+    all words of a premise. `iterative` has the first DEPTH ordinals of iterative BM25 among those `allowed`.
+    """
+
+    def __init__(
+        self, terms: Terms, first: SearchHits, lexical: LexicalIndex, allowed: NDArray[np.bool_] | None
+    ) -> None:
+        rows = [lexical.row(ordinal) for ordinal in first.ordinals.tolist()]
+        known = np.unique(np.concatenate([terms.ids, *(ids for ids, _ in rows[:PARTNERS])]))
+        self.weights = np.zeros((len(rows), len(known)))
+        for at, (ids, weights) in enumerate(rows):
+            places = np.searchsorted(known, ids)
+            shared = known[np.minimum(places, len(known) - 1)] == ids if len(known) else np.zeros(len(ids), bool)
+            self.weights[at, places[shared]] = weights[shared]
+        self.has = (self.weights > 0).astype(np.float64)
+        self.query = np.zeros(len(known))
+        self.query[np.searchsorted(known, terms.ids)] = np.minimum(terms.weights, 1.0)
+        self.wanted = self.query * lexical.rarity[known]
+        self.rarity = np.array([float(lexical.rarity[ids].sum()) for ids, _ in rows])
+        self.lengths = np.array([len(ids) for ids, _ in rows])
+        self.iterative = lexical.iterate(terms, DEPTH, allowed).ordinals.tolist()
+
+    def given(self, partners: int) -> NDArray[np.float64]:
+        """The BM25 score of each premise for the query and each of the first premises (n, partners).
+
+        A word that query and premise share counts less, as one that was accepted.
+        """
+        other = self.has[:partners]
+        joined = np.where((self.query > 0) & (other > 0), 2 * COVERED, np.maximum(self.query, other))
+        return np.asarray(self.weights @ joined.T, np.float64)
+
+    def left(self, partners: int) -> NDArray[np.float64]:
+        """The rarity of the query's words that each premise has and each of the first does not (n, partners)."""
+        return np.asarray((self.has * self.wanted) @ (1.0 - self.has[:partners]).T, np.float64)
+
+
+def _cosines_given(vector: NDArray[np.float32], vectors: NDArray[np.float32], partners: int) -> NDArray[np.float64]:
+    """The cosine of each premise with the query less what each of the first premises explains (n, partners)."""
+    rows = vectors.astype(np.float64)
+    left = vector.astype(np.float64) - EXPLAINED * rows[:partners]
+    lengths = np.maximum(np.linalg.norm(left, axis=1, keepdims=True), 1e-9)
+    return np.asarray(rows @ (left / lengths).T, np.float64)
+
+
+def _mean_given_others(
+    scores: NDArray[np.float64], probability: NDArray[np.float64], *, share_of_best: bool = False
+) -> NDArray[np.float64]:
+    """The mean of each row over its partners by their probability, without itself: (n,)."""
+    itself = np.eye(*scores.shape) > 0
+    others = np.where(itself, 0.0, scores)
+    if share_of_best:
+        others = others / np.maximum(others.max(axis=0, keepdims=True), 1e-6)
+    weights = np.where(itself, 0.0, probability)
+    return np.asarray((weights * others).sum(axis=1) / np.maximum(weights.sum(axis=1), 1e-9))

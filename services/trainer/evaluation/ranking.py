@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from services.corpus.inner_products import exact_scores
+from services.corpus.arrays import exact_scores
 
 BLOCK_QUERIES = 128
 BLOCK_PREMISES = 32_768

@@ -13,8 +13,7 @@ from services.index.catalogue import catalogue as catalogue_module
 from services.index.catalogue.served import ServedGeneration
 from services.index.dense import batcher as batcher_module
 from services.index.dense.batcher import SearchBatcher
-from services.index.metrics import IndexMetrics
-from services.index.ranking.prior import Prior
+from services.index.ranking.fusion import Prior
 from services.index.values import ALL, Effort, SearchHits
 from services.store.artifacts import ArtifactStore
 from support.waiting import until
@@ -60,7 +59,7 @@ async def test_opening_one_generation_holds_up_no_other(index, monkeypatch):
 
     monkeypatch.setattr(catalogue_module.ServedGeneration, "of", slow)
     catalogue = next(one._catalogue for _, one in index.server._servicers if hasattr(one, "_catalogue"))
-    catalogue._pinned.clear()
+    catalogue.open.pinned.clear()
     try:
         first = asyncio.ensure_future(index.client.get_premises("science", ["f1"], generation=ids[0]))
         assert await asyncio.to_thread(entered.wait, 20)
@@ -75,15 +74,15 @@ async def test_preparing_the_prior_of_one_corpus_holds_up_no_other(index, monkey
     for corpus in ("science", "other"):
         await index.client.build(corpus, facts())
         await index.client.put_explanations(corpus, [("ice melts", ["f5"])])
-    prior_of, go_on, entered = Prior.of, threading.Event(), threading.Event()
+    prior_over, go_on, entered = Prior.over, threading.Event(), threading.Event()
 
-    def slow(explanations, generation):
-        if generation.corpus == "science":
+    def slow(*given):
+        if not entered.is_set():
             entered.set()
             assert go_on.wait(20)
-        return prior_of(explanations, generation)
+        return prior_over(*given)
 
-    monkeypatch.setattr(Prior, "of", slow)
+    monkeypatch.setattr(Prior, "over", slow)
     try:
         first = asyncio.ensure_future(index.client.retrieve("science", ["heat"], prior=0.5))
         assert await asyncio.to_thread(entered.wait, 20)
@@ -99,18 +98,7 @@ async def test_pinned_generations_are_bounded_by_their_size_too(serve):
         catalogue = next(one._catalogue for _, one in index.server._servicers if hasattr(one, "_catalogue"))
         for generation_id in ids[:2]:
             assert await index.client.get_premises("science", ["f1"], generation=generation_id)
-        assert [key[1] for key in catalogue._pinned] == ids[1:2]
-
-
-async def test_a_batch_that_cannot_be_counted_is_answered_and_the_next_too(serve, monkeypatch):
-    def broken(*_):
-        raise ValueError("no such metric")
-
-    monkeypatch.setattr(IndexMetrics, "searched", broken)
-    async with serve() as index:
-        await index.client.build("science", facts())
-        for _ in range(2):
-            assert len((await index.client.search("science", TWO, space_id=SPACE, k=3)).ids[0]) == 3
+        assert [key[1] for key in catalogue.open.pinned] == ids[1:2]
 
 
 class Sliced:

@@ -11,6 +11,7 @@ import pytest
 from aeenc import errors
 from services.corpus.active import MoveObjects
 from services.index.catalogue import catalogue
+from services.index.catalogue.following import Looks
 from services.index.values import Explanation
 from services.store.objects import Bucket, CachedStore
 from support.waiting import eventually, until
@@ -108,7 +109,7 @@ async def test_explanations_reach_the_other_host_and_those_of_two_hosts_are_join
 
 async def test_explanations_put_while_another_host_puts_some_are_joined_with_them(hosts, monkeypatch):
     one, two = hosts
-    [other] = (each._explanations for _, each in two.server._servicers if hasattr(each, "_explanations"))
+    other = next(each._catalogue for _, each in two.server._servicers if hasattr(each, "_catalogue")).explanations
     create = MoveObjects.create
 
     def overtaken(self: MoveObjects, *arguments: Any) -> bool:
@@ -170,8 +171,8 @@ async def damaged(serve, tmp_path: Path) -> AsyncIterator[tuple[Any, Any, str, P
 async def test_what_cannot_be_followed_is_not_fetched_at_every_look(damaged, monkeypatch):
     one, two, built, vectors = damaged
     monkeypatch.setattr(catalogue, "PAUSE_S", 3600.0)
-    fetched, looks, look = count_downloads(monkeypatch), [], catalogue.Catalogue._try_to_look
-    monkeypatch.setattr(catalogue.Catalogue, "_try_to_look", lambda *of: (looks.append(of), look(*of))[1])
+    fetched, looks, look = count_downloads(monkeypatch), [], Looks.at
+    monkeypatch.setattr(Looks, "at", lambda *of: (looks.append(of), look(*of))[1])
     await one.client.activate("science", built)
     await until(lambda: vectors.name in two.server.readiness.reason)
     seen = len(looks)

@@ -11,7 +11,7 @@ from aeenc import errors
 from services.corpus.active import read_active, write_active
 from services.index.building.builder import Builder
 from services.index.catalogue import catalogue as catalogue_module
-from services.index.ranking.prior import Explanations
+from services.index.catalogue.served import Explanations
 from services.store.artifacts import ArtifactStore
 from support.waiting import eventually, until
 from support.worlds.index_world import facts, works

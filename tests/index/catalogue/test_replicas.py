@@ -83,11 +83,11 @@ async def test_a_damaged_generation_that_one_replica_builds_again_is_opened_agai
     async with serve(look_s=0.05) as one, serve(look_s=0.05) as two:
         first = (await one.client.build("science", facts())).id
         assert await served(two) == first
-        before = catalogue_of(two)._active["science"]
+        before = catalogue_of(two).open.active["science"]
         path = one.store.root / "generations/science" / first / "premises.jsonl"
         path.write_bytes(path.read_bytes()[:-1] + b"X")
         assert (await one.client.build("science", facts())).id == first
-        await until(lambda: catalogue_of(two)._active["science"] is not before)
+        await until(lambda: catalogue_of(two).open.active["science"] is not before)
         assert len(await two.client.get_premises("science", ["f1", "f9"])) == 2
 
 
@@ -110,7 +110,7 @@ async def test_of_replicas_that_race_with_the_same_expectation_one_wins(serve):
 async def test_what_one_replica_deletes_no_other_answers_from_and_its_files_go_when_nobody_reads_them(
     serve, monkeypatch
 ):
-    monkeypatch.setattr(catalogue_module, "SWEEP_S", 0.0)
+    monkeypatch.setattr("services.index.catalogue.following.SWEEP_S", 0.0)
     async with serve(look_s=0.05) as one, serve(look_s=0.05) as two:
         first, _ = [(await one.client.build("science", facts()[:count])).id for count in (6, 8)]
         reading = await catalogue_of(two).resolve("science", first)
@@ -246,7 +246,7 @@ def pair(artifact_store, clock):
 
 def test_a_replica_is_alive_as_long_as_its_beat_changes_by_whatever_clock(pair, clock):
     one, two = pair
-    assert [(each.instance, each.is_behind) for each in one.states("science")] == [("one", True), ("two", False)]
+    assert [(each.instance, each.behind) for each in one.states("science")] == [("one", True), ("two", False)]
     clock.now += 9.0
     two.look()
     one.look()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from services.corpus.premises import PremiseRecord, Premises
+from services.corpus.generation import PremiseRecord, Premises
 from services.index.building import index_process
 from services.index.catalogue.served import ServedGeneration
 from services.index.dense import approximate

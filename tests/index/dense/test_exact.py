@@ -8,8 +8,8 @@ import pytest
 from numpy.typing import NDArray
 
 from aeenc import errors
-from services.corpus.inner_products import exact_products
-from services.corpus.premises import PremiseRecord, Premises
+from services.corpus.arrays import exact_products
+from services.corpus.generation import PremiseRecord, Premises
 from services.index.catalogue.served import ServedGeneration
 from services.index.dense.batcher import EXCLUDED_AFTERWARDS, SearchBatcher
 from services.index.dense.exact import FlatIndex, Proposal

@@ -7,10 +7,9 @@ import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 
-from services.corpus.inner_products import exact_scores
-from services.index.dense import int8 as codes
-from services.index.dense.exact import FlatIndex, Proposal
-from services.index.dense.int8 import Int8Proposer
+from services.corpus.arrays import exact_scores
+from services.index.dense import exact as codes
+from services.index.dense.exact import FlatIndex, Int8Proposer, Proposal
 
 DIM = 384
 

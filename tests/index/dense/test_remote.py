@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from aeenc import errors
+from services.index.dense.approximate import RemoteIndex
 from services.index.dense.exact import SLACK, FlatIndex
-from services.index.dense.remote import RemoteIndex
 from services.index.values import ALL, Effort
 
 

@@ -16,9 +16,9 @@ import pytest
 from aeenc.adapters.facts import read_facts
 from aeenc.errors import InvalidArgument, Unavailable
 from aeenc.transport.targets import Targets
+from services.index.distributed.command import ON_LOOPBACK, connected
 from services.index.distributed.engine import build
 from services.index.distributed.plan import Plan
-from services.index.distributed.ray_processes import ON_LOOPBACK, connected
 from services.index.distributed.stages import Encoders
 from services.index.values import EngineOptions, LexicalSettings
 from services.store.artifacts import ArtifactStore

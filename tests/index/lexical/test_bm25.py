@@ -20,9 +20,9 @@ from services.index.lexical.bm25 import (
     LexicalIndex,
     Vocabulary,
     best,
+    words_of,
     write_lexical,
 )
-from services.index.lexical.words import words_of
 from services.index.ranking.fusion import fuse
 from services.index.values import LexicalSettings
 from services.store.artifacts import ArtifactStore
@@ -63,14 +63,33 @@ def test_weights_are_those_of_bm25s_to_the_bit_however_the_texts_are_cut_into_bl
     ids = [[vocabulary[word] for word in line] for line in documents]
     with np.errstate(invalid="ignore"):
         theirs.index((ids, vocabulary), create_empty_token=False, show_progress=False)
+    written: list[list[bytes]] = []
     for number, size in enumerate((2, 3, 1000)):
         monkeypatch.setattr("services.index.lexical.bm25.BLOCK_TEXTS", size)
         path = tmp_path / str(number)
         path.mkdir()
         write_lexical(path, iter(texts), settings)
-        for name, file in ARRAYS.items():
+        for name, file in zip(("data", "indices", "indptr"), ARRAYS, strict=False):
             ours = np.load(path / file)
             assert ours.tobytes() == theirs.scores[name].astype(ours.dtype).tobytes()
+        written.append([np.load(path / file).tobytes() for file in ARRAYS])
+    assert written[0] == written[1] == written[2]
+
+
+def test_the_words_of_a_premise_are_those_whose_lists_have_it_in_rising_order_with_their_weights(opened):
+    index = opened([*TEXTS, *TEXTS[::-1]])
+    tables = index.tables
+    terms = np.repeat(np.arange(len(tables.starts) - 1), np.diff(tables.starts))
+    for ordinal in range(10):
+        ids, weights = index.row(ordinal)
+        assert ids.tolist() == terms[tables.ordinals == ordinal].tolist() == sorted(ids.tolist())
+        assert weights.tolist() == tables.weights[tables.ordinals == ordinal].tolist()
+        length = np.sqrt((weights.astype(np.float64) ** 2).sum()) or 1.0
+        assert tables.lengths[ordinal] == np.float32(length)
+
+
+def test_a_generation_of_a_release_without_all_tables_counts_as_built_without_words(opened):
+    assert opened(damage=lambda path: (path / ARRAYS[-1]).unlink()) is None
 
 
 def by_the_book(query: str, texts: list[str]) -> np.ndarray:
@@ -113,7 +132,7 @@ def test_equal_texts_give_equal_bytes_in_any_process(tmp_path: Path):
         subprocess.run([sys.executable, "-c", code, folder, *TEXTS], env=environment, cwd=root, check=True)
         written.append({file.name: file.read_bytes() for file in folder.iterdir()})
     assert written[0] == written[1]
-    assert set(written[0]) == {WORDS, SETTINGS, *ARRAYS.values()}
+    assert set(written[0]) == {WORDS, SETTINGS, *ARRAYS}
 
 
 @pytest.mark.parametrize("texts", [["…"], ["", "!"], ["one"]])
@@ -129,11 +148,11 @@ def test_a_corpus_without_words_can_be_asked(opened, texts):
         lambda path: (path / WORDS).write_bytes((path / WORDS).read_bytes()[:-1]),
         lambda path: (path / WORDS).write_bytes((path / WORDS).read_bytes() + b"zinc\n"),
         lambda path: (path / WORDS).write_bytes((path / WORDS).read_bytes() + b"zinc"),
-        lambda path: (path / ARRAYS["data"]).write_bytes(b"no array"),
-        lambda path: np.save(path / ARRAYS["data"], np.zeros(3, np.float32)),
-        lambda path: np.save(path / ARRAYS["indices"], np.load(path / ARRAYS["indices"]) + 9),
-        lambda path: (path / ARRAYS["indptr"]).write_bytes(OBJECTS),
-        lambda path: np.save(path / ARRAYS["indptr"], np.load(path / ARRAYS["indptr"])[::-1]),
+        lambda path: (path / ARRAYS[0]).write_bytes(b"no array"),
+        *(lambda path, name=name: np.save(path / name, np.zeros(3, np.float32)) for name in ARRAYS),
+        *(lambda path, name=ARRAYS[n]: np.save(path / name, np.load(path / name) + 9) for n in (1, 3)),
+        *(lambda path, name=ARRAYS[n]: np.save(path / name, np.load(path / name)[::-1]) for n in (2, 5)),
+        lambda path: (path / ARRAYS[2]).write_bytes(OBJECTS),
     ],
 )
 def test_a_damaged_index_is_named(opened, damage):

@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 
-from services.index.lexical.executor import SLICE_S, LexicalExecutor
+from services.index.lexical.bm25 import SLICE_S, LexicalExecutor
 
 
 async def test_a_slice_of_slow_texts_ends_early_so_that_another_call_has_its_turn():

@@ -17,9 +17,7 @@ from aeenc.cli.main import app
 from aeenc.errors import DataLoss, FailedPrecondition
 from aeenc.evaluation import RatedDataset
 from aeenc.trees import Dataset
-from services.index.lexical import words
-from services.index.lexical.bm25 import SETTINGS, LexicalIndex, write_lexical
-from services.index.lexical.words import words_of
+from services.index.lexical.bm25 import SETTINGS, LexicalIndex, lemmatizer, words_of, write_lexical
 from services.index.values import LexicalSettings
 from services.store.artifacts import ArtifactStore
 from services.tuning.words import Measured, measured_on, tune
@@ -114,7 +112,7 @@ def test_lemmas_are_words_of_the_dictionary():
 
 def test_lemmas_without_their_library_name_the_extra(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "simplemma", None)
-    words.lemmatizer.cache_clear()
+    lemmatizer.cache_clear()
     with pytest.raises(FailedPrecondition, match="index-lemmas"):
         words_of(["mice"], LexicalSettings(words="lemmas"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aeenc import Fusion
-from services.index.lexical.words import words_of
+from services.index.lexical.bm25 import words_of
 from services.index.values import LexicalSettings
 from support.worlds.index_world import premise
 

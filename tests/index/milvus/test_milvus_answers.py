@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from aeenc import Fusion, errors
-from services.index.ranking.features import NAMES, VECTOR_NAMES
+from services.index.values import FEATURES, VECTOR_FEATURES
 from support.servers.milvus_server import need_milvus
 from support.worlds.index_world import FACTS, SPACE, facts, premise, raises, vector_of
 
 need_milvus()
 
-from services.index.milvus.collection import GenerationCollection, expression_of  # noqa: E402
+from services.index.milvus.collections import GenerationCollection, expression_of  # noqa: E402
 from services.index.values import Selection  # noqa: E402
 
 TEXTS = [FACTS[3], "what pulls nails", "ice"]
 ACCEPTED = [["f4"], ["also-f0", "f3", "f0"], []]
-ORDERED = Fusion(features={name: 0.3 + 0.1 * n for n, name in enumerate(NAMES)})
+ORDERED = Fusion(features={name: 0.3 + 0.1 * n for n, name in enumerate(FEATURES)})
 EXPLAINED = [("magnets pull iron nails", ["f0", "f1"]), ("frogs hunt insects", ["f8"])]
 PREMISES = [premise("f0", FACTS[0], aliases=["also-f0"]), *facts()[1:]]
 
@@ -33,7 +33,7 @@ PREMISES = [premise("f0", FACTS[0], aliases=["also-f0"]), *facts()[1:]]
         {"only_ids": ["f1", "also-f0", "f3"]},
         {"mode": "hybrid", "accepted": ACCEPTED, "fusion": Fusion("reciprocal_rank", 0.7), "negative_feedback": 0.4},
         {"mode": "hybrid", "fusion": ORDERED, "accepted": ACCEPTED, "splits": ["dev"], "negative_feedback": 0.4},
-        {"fusion": Fusion(features=dict.fromkeys(VECTOR_NAMES, 0.5)), "accepted": ACCEPTED},
+        {"fusion": Fusion(features=dict.fromkeys(VECTOR_FEATURES, 0.5)), "accepted": ACCEPTED},
         {"mode": "lexical", "prior": 0.3},
         {"mode": "iterative_lexical", "accepted": ACCEPTED, "rerank": 7},
     ],
@@ -43,7 +43,7 @@ PREMISES = [premise("f0", FACTS[0], aliases=["also-f0"]), *facts()[1:]]
 async def test_answers_are_those_of_files_to_the_bit(
     serve: Any, more: dict[str, Any], storage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.index.ranking.stages.POOL", 8)  # leaves premises out
+    monkeypatch.setattr("services.index.ranking.retrieval.POOL", 8)  # leaves premises out
     answers = []
     for settings in ({"backend": "faiss"}, {}):
         async with serve(storage=storage, **settings) as index:

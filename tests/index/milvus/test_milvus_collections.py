@@ -19,8 +19,7 @@ from support.worlds.index_world import SPACE, facts, raises, vector_of
 
 need_milvus()
 
-from services.index.milvus.collection import GenerationCollection  # noqa: E402
-from services.index.milvus.collections import FOLDER  # noqa: E402
+from services.index.milvus.collections import FOLDER, GenerationCollection  # noqa: E402
 from services.index.milvus.link import MilvusLink  # noqa: E402
 
 TWO = vector_of("ice melts")[None, :]
@@ -189,8 +188,10 @@ async def test_nothing_is_asked_of_milvus_for_a_caller_who_has_left(serve, monke
     async with serve() as index:
         await index.client.build("science", facts())
         monkeypatch.setattr(GenerationCollection, "propose", held_up)
-        monkeypatch.setattr("services.index.dense.remote.is_out_of_reach", lambda *_: [False])  # so that it asks more
-        monkeypatch.setattr("services.index.dense.remote.SLACK", 1)
+        monkeypatch.setattr(
+            "services.index.dense.approximate.is_out_of_reach", lambda *_: [False]
+        )  # so that it asks more
+        monkeypatch.setattr("services.index.dense.approximate.SLACK", 1)
         late = index.client.search("science", TWO, space_id=SPACE, k=1, timeout_s=0.2)
         await raises(errors.DeadlineExceeded, late)
         await asyncio.sleep(0.1)

@@ -12,7 +12,7 @@ need_milvus()
 
 from pymilvus.exceptions import MilvusException, ParamError  # noqa: E402
 
-from services.index.milvus.link import MilvusAddress, MilvusLink, MilvusNotFound, MilvusNotLoaded  # noqa: E402
+from services.index.milvus.link import MilvusLink, MilvusNotFound, MilvusNotLoaded  # noqa: E402
 
 
 class OfGrpc(grpc.RpcError):
@@ -45,7 +45,7 @@ class OfGrpc(grpc.RpcError):
     ],
 )
 async def test_what_may_happen_to_a_sound_call_is_an_error_of_ours(error, expected, monkeypatch):
-    link = MilvusLink(MilvusAddress("http://milvus:19530"))
+    link = MilvusLink("http://milvus:19530")
     monkeypatch.setattr(link, "_connect", lambda: (_ for _ in ()).throw(error))
     with pytest.raises(expected) as caught:
         await asyncio.to_thread(link.call, "search")
@@ -66,7 +66,7 @@ async def test_what_may_happen_to_a_sound_call_is_an_error_of_ours(error, expect
     ],
 )
 async def test_a_fault_of_this_index_is_not_taken_for_one_of_milvus(error, monkeypatch):
-    link = MilvusLink(MilvusAddress("http://milvus:19530"))
+    link = MilvusLink("http://milvus:19530")
     monkeypatch.setattr(link, "_connect", lambda: (_ for _ in ()).throw(error))
     with pytest.raises(type(error)):
         await asyncio.to_thread(link.call, "search")

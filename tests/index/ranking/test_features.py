@@ -7,17 +7,9 @@ import pytest
 
 from aeenc import Fusion, errors
 from services.index.lexical.bm25 import COVERED, LexicalIndex, Terms
-from services.index.ranking.features import (
-    NAMES,
-    TEMPERATURE,
-    VECTOR_NAMES,
-    FirstWords,
-    features_of,
-    order_by,
-)
-from services.index.ranking.fusion import EXPLAINED
-from services.index.values import SearchHits
-from services.tuning.feature_weights import fit
+from services.index.ranking.fusion import EXPLAINED, TEMPERATURE, FirstWords, features_of, order_by
+from services.index.values import FEATURES, VECTOR_FEATURES, SearchHits
+from services.tuning.out_of_fold import fit
 from support.worlds.index_world import FACTS, facts, raises
 
 LEXICAL = LexicalIndex.of(FACTS)
@@ -35,12 +27,12 @@ FIRST = SearchHits(np.array([2, 0, 1, 4]), np.array([1.0, 0.9, 0.5, 0.2], np.flo
 
 
 def _features() -> np.ndarray:
-    words = FirstWords.of(LEXICAL.terms(TEXT), FIRST, LEXICAL, None)
+    words = FirstWords(LEXICAL.terms(TEXT), FIRST, LEXICAL, None)
     return features_of(FIRST, words, QUERY, VECTORS[FIRST.ordinals])
 
 
 def _column(name: str) -> np.ndarray:
-    return _features()[:, NAMES.index(name)]
+    return _features()[:, FEATURES.index(name)]
 
 
 def _probability(at: int) -> float:
@@ -97,18 +89,18 @@ def test_left_by_others_counts_the_querys_words_that_another_premise_does_not_ha
 
 def test_one_premise_alone_has_features_too() -> None:
     one = FIRST.first(1)
-    words = FirstWords.of(LEXICAL.terms("zebra"), one, LEXICAL, None)
+    words = FirstWords(LEXICAL.terms("zebra"), one, LEXICAL, None)
     found = features_of(one, words, QUERY, VECTORS[[2]])
     assert np.isfinite(found).all()
 
 
 def test_the_weights_found_are_those_of_the_highest_likelihood() -> None:
-    rows = GENERATOR.normal(size=(60, 8, len(NAMES)))
-    hidden = np.linspace(-1, 1, len(NAMES))
+    rows = GENERATOR.normal(size=(60, 8, len(FEATURES)))
+    hidden = np.linspace(-1, 1, len(FEATURES))
     gold = np.zeros((60, 8), bool)
     gold[np.arange(60), (rows @ hidden + GENERATOR.gumbel(size=(60, 8))).argmax(axis=1)] = True
     found = fit(list(rows), list(gold))
-    weights = np.array([found[name] for name in NAMES])
+    weights = np.array([found[name] for name in FEATURES])
     assert np.corrcoef(weights, hidden)[0, 1] > 0.9
 
     def likelihood(tried: np.ndarray) -> float:
@@ -116,14 +108,14 @@ def test_the_weights_found_are_those_of_the_highest_likelihood() -> None:
         scaled = tried * (rows - rows.mean(axis=1, keepdims=True)).std(axis=(0, 1))
         return float(np.mean(sums[gold] - np.log(np.exp(sums).sum(axis=1)))) - 1e-3 * float(scaled @ scaled)
 
-    for n in range(len(NAMES)):
+    for n in range(len(FEATURES)):
         for step in (-0.02, 0.02):
-            assert likelihood(weights + step * np.eye(len(NAMES))[n]) < likelihood(weights)
+            assert likelihood(weights + step * np.eye(len(FEATURES))[n]) < likelihood(weights)
 
 
 def test_what_is_ordered_anew_stays_before_what_follows() -> None:
     hits = SearchHits(np.arange(6), np.array([1, 0.8, 0.6, 0.5, 0.5, 0.1], np.float32))
-    features = np.zeros((3, len(NAMES)))
+    features = np.zeros((3, len(FEATURES)))
     features[:, 0] = [1, 2, 3]
     ordered = order_by(hits, features, {"first": 1.0}, 6)
     assert ordered.ordinals.tolist() == [2, 1, 0, 3, 4, 5]
@@ -157,7 +149,7 @@ async def test_a_longer_list_by_features_begins_with_the_shorter_one(index) -> N
 
 def test_a_follower_as_good_as_the_least_stays_behind_what_is_ordered_anew() -> None:
     first = SearchHits(np.array([1, 3, 2, 0]), np.array([1.0, 0.9, 0.5, 0.5], np.float32))
-    features = np.zeros((3, len(NAMES)))
+    features = np.zeros((3, len(FEATURES)))
     features[:, 0] = [0.0, 1.0, 2.0]
     ordered = order_by(first, features, {"first": 1.0}, 4)
     assert (ordered.ordinals.tolist(), ordered.scores.tolist()) == ([2, 3, 1, 0], [1.0, 0.75, 0.5, 0.5])
@@ -165,8 +157,8 @@ def test_a_follower_as_good_as_the_least_stays_behind_what_is_ordered_anew() -> 
 
 
 def test_weights_of_some_features_are_fitted_without_the_others() -> None:
-    rows = GENERATOR.normal(size=(40, 8, len(NAMES)))
-    gold = rows[..., NAMES.index("rank")] == rows[..., NAMES.index("rank")].max(axis=1, keepdims=True)
-    found = fit(list(rows), list(gold), VECTOR_NAMES)
-    assert tuple(found) == VECTOR_NAMES
+    rows = GENERATOR.normal(size=(40, 8, len(FEATURES)))
+    gold = rows[..., FEATURES.index("rank")] == rows[..., FEATURES.index("rank")].max(axis=1, keepdims=True)
+    found = fit(list(rows), list(gold), VECTOR_FEATURES)
+    assert tuple(found) == VECTOR_FEATURES
     assert found["rank"] > 10 * abs(found["first"])

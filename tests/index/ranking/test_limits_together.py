@@ -10,7 +10,8 @@ import pytest
 
 from aeenc import errors, vectors
 from aeenc.v1 import index_pb2, types_pb2
-from services.index.ranking.validation import CLAUSES, RETRIEVE_HIT_BYTES
+from services.index.ranking.retrieval import RETRIEVE_HIT_BYTES
+from services.index.values import CLAUSES
 from services.kit.limits import Limits
 from support.worlds.index_world import SPACE, premise, raises, vector_of
 
@@ -54,7 +55,7 @@ def never_ranking(index: Any) -> None:
         raise AssertionError("it was ranked")
 
     public = next(one for _, one in index.server._servicers if hasattr(one, "_retrieval"))
-    public._retrieval._stages.rank = ranked
+    public._retrieval.stages = lambda _: [ranked]
     public._retrieval._batcher.search = ranked
 
 

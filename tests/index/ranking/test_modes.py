@@ -85,7 +85,7 @@ async def test_bad_questions_are_refused_by_name(built):
 
 
 async def test_a_generation_of_before_has_no_words_and_says_so(index, monkeypatch):
-    monkeypatch.setattr("services.index.building.builder.write_lexical", lambda path, texts, settings: {})
+    monkeypatch.setattr("services.index.building.index_process.write_lexical", lambda path, texts, settings: {})
     await index.client.build("science", facts())
     assert (await index.client.retrieve("science", ["ice"], k=1))[0]
     asked = index.client.retrieve("science", ["ice"], mode="lexical")

@@ -9,7 +9,7 @@ import pytest
 
 from aeenc import errors, vectors
 from aeenc.v1 import encoder_pb2, index_pb2, index_pb2_grpc, types_pb2
-from services.corpus.premises import Premises
+from services.corpus.generation import Premises
 from support.waiting import until
 from support.worlds.index_world import DIM, FACTS, SPACE, VERSION, facts, premise, raises, vector_of
 
@@ -174,7 +174,7 @@ async def test_an_answer_that_cannot_fit_is_refused_before_anything_is_ranked(in
     }
     assert await calls[ask](2)
     public._retrieval._batcher.search = ranked
-    public._retrieval._stages.rank = ranked
+    public._retrieval.stages = lambda _: [ranked]
     await raises(errors.TooLarge, calls[ask](100), "4,000 hits", "at most", "smaller k")
 
 

@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import errno
 import time
+from dataclasses import replace
 
 import grpc
 import numpy as np
 import pytest
 
-from aeenc import Fusion, errors
+from aeenc import Fusion, errors, values
+from aeenc.calls.encoding import Encoded, EncodeOptions, Scored
 from aeenc.v1 import encoder_pb2, index_pb2
 from services.corpus.active import MoveFiles
 from services.corpus.generation import open_generation
+from services.index.catalogue.served import FOLDER
 from services.index.lexical.bm25 import LexicalIndex
-from services.index.ranking import stages
-from services.index.ranking.encoding import TOGETHER, WINDOW, EncodeKey, QueryEncoder, QueryVectors
-from services.index.ranking.fusion import fuse
-from services.index.ranking.prior import FOLDER, Hypotheses, Prior
-from services.index.values import Explanation
+from services.index.ranking import retrieval
+from services.index.ranking.encoding import TOGETHER, WINDOW, QueryEncoder, Reranker
+from services.index.ranking.fusion import Prior, fuse
+from services.index.values import Explanation, Scope, SearchHits, TextQuery
 from support.waiting import until
 from support.worlds.index_world import FACTS, SPACE, facts, premise, raises, vector_of
 
@@ -95,7 +97,8 @@ async def test_negative_feedback_looks_at_the_ranking_that_words_and_prior_made(
     served = open_generation(built.store, "science", (await anext(built.client.list_corpora())).active.id)
     lexical = LexicalIndex.of(FACTS[:10])
     fused = fuse(served.vectors @ query, lexical.scores(lexical.terms(text)), 0.5)
-    bonus = Prior.of([Explanation(one, tuple(ids)) for one, ids in explained], served).bonus(text, ALL)
+    prior = Prior.over([Explanation(one, tuple(ids)) for one, ids in explained], served.ordinal_by_id)
+    bonus = prior.bonus(prior.nearest(text), ALL)
     expected = 0.5 * (fused - fused.min()) / np.ptp(fused) + 0.5 * bonus
     assert [hit.id for hit in found] == [f"f{n}" for n in np.argsort(-expected, kind="stable")]
 
@@ -122,14 +125,15 @@ async def test_the_prior_lifts_what_explained_similar_hypotheses(built):
     assert {hit.id for hit in plain} == {hit.id for hit in lifted}
     assert lifted[0].id == "f1", "both similar hypotheses were explained by it"
     served = open_generation(built.store, "science", (await anext(built.client.list_corpora())).active.id)
-    prior = Prior.of([Explanation(one, tuple(ids)) for one, ids in EXPLAINED], served)
-    bonus = prior.bonus(text, ALL)
+    prior = Prior.over([Explanation(one, tuple(ids)) for one, ids in EXPLAINED], served.ordinal_by_id)
+    near = prior.nearest(text)
+    bonus = prior.bonus(near, ALL)
     cosines = served.vectors @ vector_of(text, encoder_pb2.ROLE_QUERY)
     expected = 0.1 * (cosines - cosines.min()) / np.ptp(cosines) + 0.9 * bonus
     assert [hit.id for hit in lifted] == [f"f{n}" for n in np.argsort(-expected, kind="stable")]
     np.testing.assert_allclose([hit.score for hit in lifted], sorted(expected, reverse=True), atol=1e-5)
     assert (bonus.max(), bonus[8]) == (1.0, 0.0)
-    assert prior.bonus(text, ALL[2:]).tolist() == bonus[2:].tolist(), "a bonus does not depend on the pool"
+    assert prior.bonus(near, ALL[2:]).tolist() == bonus[2:].tolist(), "a bonus does not depend on the pool"
 
 
 async def test_the_prior_never_learns_from_the_query_itself(built):
@@ -196,8 +200,8 @@ async def test_the_files_of_old_explanations_go(built):
 
 async def test_a_prior_is_made_once_for_all_who_wait_and_not_kept_if_explanations_changed_meanwhile(built, monkeypatch):
     await built.client.put_explanations("science", EXPLAINED)
-    [explanations] = (one._explanations for _, one in built.server._servicers if hasattr(one, "_explanations"))
-    loop, make, made = asyncio.get_running_loop(), Prior.of, []
+    explanations = next(one._catalogue for _, one in built.server._servicers if hasattr(one, "_catalogue")).explanations
+    loop, make, made = asyncio.get_running_loop(), Prior.over, []
 
     def slow(*arguments):
         made.append(arguments)
@@ -206,14 +210,15 @@ async def test_a_prior_is_made_once_for_all_who_wait_and_not_kept_if_explanation
         time.sleep(0.05)  # in a thread
         return make(*arguments)
 
-    monkeypatch.setattr(Prior, "of", staticmethod(slow))
-    await asyncio.gather(*(built.client.retrieve("science", ["ice"], prior=0.5) for _ in range(8)))
+    monkeypatch.setattr(Prior, "over", staticmethod(slow))
+    for _ in range(2):
+        await asyncio.gather(*(built.client.retrieve("science", ["ice"], prior=0.5) for _ in range(8)))
     assert len(made) == 2
 
 
 async def test_explanations_are_put_again_after_a_passing_refusal_unless_they_come_from_an_iterator(built, monkeypatch):
-    [servicer] = (one for _, one in built.server._servicers if hasattr(one, "_explanations"))
-    put, refusals = servicer._explanations.put, []
+    explanations = next(one._catalogue for _, one in built.server._servicers if hasattr(one, "_catalogue")).explanations
+    put, refusals = explanations.put, []
 
     async def refused_once(*arguments, **options):
         if not refusals:
@@ -221,7 +226,7 @@ async def test_explanations_are_put_again_after_a_passing_refusal_unless_they_co
             raise errors.Unavailable("the disk is full")
         return await put(*arguments, **options)
 
-    monkeypatch.setattr(servicer._explanations, "put", refused_once)
+    monkeypatch.setattr(explanations, "put", refused_once)
     assert await built.client.put_explanations("science", EXPLAINED) == len(EXPLAINED)
     refusals.clear()
     await raises(errors.Unavailable, built.client.put_explanations("science", iter(EXPLAINED)), "full")
@@ -250,6 +255,37 @@ async def test_explanations_that_fill_the_memory_are_refused_with_the_remedy_and
     many = [(f"hypothesis {n} {'x' * 1000}", ["f0"]) for n in range(2000)]
     await raises(errors.TooLarge, built.client.put_explanations("science", many), "1 MiB", "several calls")
     assert await built.client.put_explanations("science", EXPLAINED) == len(EXPLAINED)
+
+
+async def test_explanations_of_a_corpus_that_would_be_over_the_limit_are_refused_and_change_nothing(built, monkeypatch):
+    monkeypatch.setattr("services.index.catalogue.served.EXPLANATIONS_BYTES", 12_000)
+    for n in range(2):
+        many = [(f"hypothesis {n} {m}", ["f0"]) for m in range(300)]
+        put = built.client.put_explanations("science", many)
+        if n == 0:
+            assert await put == 300
+        else:
+            await raises(errors.TooLarge, put, "'science'", "12,000", "replace")
+    assert await built.client.put_explanations("science", EXPLAINED, replace=True) == len(EXPLAINED)
+
+
+async def test_texts_beyond_the_limit_do_not_wait_for_the_cross_encoder():
+    class Scores:
+        answer = asyncio.Event()
+
+        async def score(self, _text, premises, **_options):
+            await self.answer.wait()
+            return Scored(np.ones(len(premises), np.float32), "x", values.Timings(), 0)
+
+    reranker = Reranker(Scores(), max_queued=2)  # type: ignore[arg-type]
+    hits, premises = [SearchHits(np.array([1, 2]), np.ones(2, np.float32))] * 2, [["ice", "iron"]] * 2
+    query = TextQuery(("a", "b"), Scope("science", 2), rerank=2)
+    first = asyncio.create_task(reranker.rerank(query, hits, premises, left_s=None))
+    await asyncio.sleep(0)
+    late = reranker.rerank(replace(query, texts=("c",)), hits[:1], premises[:1], left_s=None)
+    await raises(errors.Overloaded, late, "cross-encoder", "limit is 2")
+    Scores.answer.set()
+    assert (await first)[1] == ("x",)
 
 
 @pytest.mark.parametrize("mode", ["dense", "lexical", "hybrid"])
@@ -351,9 +387,9 @@ async def test_a_text_that_comes_just_as_all_calls_to_the_encoder_have_ended_is_
         async def _encode(self, _key, batch):
             await ended.wait()
             for asked in batch:
-                asked.answer.set_result(QueryVectors(np.zeros((1, 2), np.float32), "q", SPACE))
+                asked.answer.set_result(Encoded(np.zeros((1, 2), np.float32), "q", SPACE, values.Timings(), 0))
 
-    encoder, key = Encoder(None), EncodeKey(SPACE)  # type: ignore[arg-type]
+    encoder, key = Encoder(None), EncodeOptions(space_id=SPACE)  # type: ignore[arg-type]
 
     async def twice():
         await encoder.encode(["ice"], key)
@@ -365,7 +401,7 @@ async def test_a_text_that_comes_just_as_all_calls_to_the_encoder_have_ended_is_
         calls.append(asyncio.create_task(encoder.encode(["ice"], key)))
     await asyncio.sleep(0.01)
     ended.set()
-    assert [one.version for one in await asyncio.gather(*calls)] == ["q"] * WINDOW
+    assert [one.model_version for one in await asyncio.gather(*calls)] == ["q"] * WINDOW
 
 
 async def test_calls_for_other_versions_or_routes_are_never_encoded_together(built, encoder):
@@ -435,10 +471,10 @@ async def test_two_rankings_of_a_text_share_what_no_vector_changes(
     await index.client.build("science", facts())
     await index.client.put_explanations("science", [(FACTS[0], ["f1"])])
     counted: list[str] = []
-    for kind, name in ((LexicalIndex, "scores"), (Hypotheses, "nearest")):
+    for kind, name in ((LexicalIndex, "scores"), (Prior, "nearest")):
         call = getattr(kind, name)
         monkeypatch.setattr(kind, name, lambda *given, call=call, name=name: counted.append(name) or call(*given))
-    monkeypatch.setattr(stages, "KEPT_SCORES", kept)
+    monkeypatch.setattr(retrieval, "KEPT_SCORES", kept)
     await index.client.retrieve("science", ["iron", "ice"], mode="hybrid", prior=0.2, negative_feedback=0.3)
     # the hypotheses nearest to a text are found by words, too
     assert (counted.count("nearest"), counted.count("scores") - 2) == (2, 2 if kept else 4)

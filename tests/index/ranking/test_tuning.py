@@ -13,9 +13,8 @@ import pytest
 from aeenc import Fusion
 from aeenc.errors import FailedPrecondition
 from aeenc.v1 import encoder_pb2
-from services.index.ranking.features import VECTOR_NAMES, order_by
-from services.index.ranking.prior import Prior
-from services.index.values import Explanation, SearchHits
+from services.index.ranking.fusion import Prior, order_by
+from services.index.values import VECTOR_FEATURES, Explanation, SearchHits
 from services.tuning import retrieval as tuning
 from services.tuning.out_of_fold import RERANKED, HeldOut, OutOfFold, Weights, drawn, reranked
 from services.tuning.retrieval import (
@@ -98,8 +97,8 @@ async def test_what_is_learned_is_what_retrieve_orders_by(index) -> None:
 async def test_what_is_learned_of_vectors_alone_is_what_mode_dense_orders_by(index) -> None:
     await index.client.build("science", facts())
     measured = _measured(3)
-    features = measured.learn(Weights(), VECTOR_NAMES).features
-    assert tuple(features) == VECTOR_NAMES
+    features = measured.learn(Weights(), VECTOR_FEATURES).features
+    assert tuple(features) == VECTOR_FEATURES
     answered = await index.client.retrieve("science", TEXTS, k=4, fusion=Fusion(features=features))
     for hits, own in zip(answered.results, measured.examples(Weights(), with_words=False), strict=True):
         ordered = order_by(own.hits, own.features, features, 4)

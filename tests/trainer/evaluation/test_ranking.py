@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from services.corpus.inner_products import exact_scores
+from services.corpus.arrays import exact_scores
 from services.trainer.evaluation import ranking
 from services.trainer.evaluation.ranking import gold_ranks, ranks_without
 

@@ -16,8 +16,8 @@ import aeenc
 from aeenc import errors
 from aeenc.v1 import types_pb2
 from services.corpus.active import read_active
+from services.corpus.generation import PremiseRecord
 from services.corpus.holds import GenerationHolds
-from services.corpus.premises import PremiseRecord
 from services.index.__main__ import build as build_index
 from services.index.settings import IndexSettings
 from services.trainer.garbage import collection

@@ -502,12 +502,10 @@ class DeleteGenerationRequest(_message.Message):
     def __init__(self, corpus: _Optional[str] = ..., generation: _Optional[str] = ..., request_id: _Optional[str] = ..., despite: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DeleteGenerationResponse(_message.Message):
-    __slots__ = ("generation", "replicas")
-    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("replicas",)
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
-    generation: str
     replicas: _containers.RepeatedCompositeFieldContainer[IndexReplica]
-    def __init__(self, generation: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[IndexReplica, _Mapping]]] = ...) -> None: ...
+    def __init__(self, replicas: _Optional[_Iterable[_Union[IndexReplica, _Mapping]]] = ...) -> None: ...
 
 class HoldGenerationRequest(_message.Message):
     __slots__ = ("corpus", "generation", "holder")

@@ -27,7 +27,8 @@ if _version_not_supported:
 
 class IndexServiceStub(object):
     """Searches the active generation of a corpus. A query gets the same response, bit for bit, whatever the batching. The
-    response says whether its ranking is exact, which depends on the generation's engine.
+    response says whether its ranking is exact, which depends on the generation's engine. A call that names a corpus fails
+    with NOT_FOUND: unknown corpus or generation, or no active generation.
     """
 
     def __init__(self, channel):
@@ -70,7 +71,8 @@ class IndexServiceStub(object):
 
 class IndexServiceServicer(object):
     """Searches the active generation of a corpus. A query gets the same response, bit for bit, whatever the batching. The
-    response says whether its ranking is exact, which depends on the generation's engine.
+    response says whether its ranking is exact, which depends on the generation's engine. A call that names a corpus fails
+    with NOT_FOUND: unknown corpus or generation, or no active generation.
     """
 
     def Search(self, request, context):
@@ -80,7 +82,6 @@ class IndexServiceServicer(object):
         - INVALID_ARGUMENT: no vectors, a wrong dimension, NaN or infinity, k of 0 or above `Limits.k`, or more hits than an
         answer of `Limits.message_bytes` holds.
         - FAILED_PRECONDITION (SPACE_MISMATCH): the vectors belong to another space.
-        - NOT_FOUND: unknown corpus or generation, or no active generation.
         - RESOURCE_EXHAUSTED, with RetryInfo: the queue is full.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -102,9 +103,7 @@ class IndexServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetPremises(self, request, context):
-        """Looks premises up by id.
-
-        Fails with NOT_FOUND and names the first unknown ids.
+        """Looks premises up by id. Fails with NOT_FOUND and names the first unknown ids.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -113,9 +112,7 @@ class IndexServiceServicer(object):
     def ListPremises(self, request, context):
         """Lists the premises of a generation in insertion order.
 
-        Fails with:
-        - INVALID_ARGUMENT: the token belongs to another generation, or is malformed.
-        - NOT_FOUND: unknown corpus or generation, or no active generation.
+        Fails with INVALID_ARGUMENT: the token belongs to another generation, or is malformed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -130,8 +127,6 @@ class IndexServiceServicer(object):
 
     def GetInfo(self, request, context):
         """Reports limits and state.
-
-        Does not fail while the process runs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -180,7 +175,8 @@ def add_IndexServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class IndexService(object):
     """Searches the active generation of a corpus. A query gets the same response, bit for bit, whatever the batching. The
-    response says whether its ranking is exact, which depends on the generation's engine.
+    response says whether its ranking is exact, which depends on the generation's engine. A call that names a corpus fails
+    with NOT_FOUND: unknown corpus or generation, or no active generation.
     """
 
     @staticmethod
@@ -347,7 +343,8 @@ class IndexService(object):
 
 
 class IndexAdminServiceStub(object):
-    """Builds and activates generations. Needs the admin credential if one is configured.
+    """Builds and activates generations. Needs the admin credential if one is configured. A call fails with NOT_FOUND for a
+    corpus or generation that is unknown.
 
     A `request_id` makes a retry safe: the same id gets the same answer again, for some days where it builds, else for the
     next 256 changes of the corpus, and changes nothing. It fails with ALREADY_EXISTS where it was used for something else.
@@ -402,7 +399,8 @@ class IndexAdminServiceStub(object):
 
 
 class IndexAdminServiceServicer(object):
-    """Builds and activates generations. Needs the admin credential if one is configured.
+    """Builds and activates generations. Needs the admin credential if one is configured. A call fails with NOT_FOUND for a
+    corpus or generation that is unknown.
 
     A `request_id` makes a retry safe: the same id gets the same answer again, for some days where it builds, else for the
     next 256 changes of the corpus, and changes nothing. It fails with ALREADY_EXISTS where it was used for something else.
@@ -418,7 +416,6 @@ class IndexAdminServiceServicer(object):
 
         Fails with:
         - INVALID_ARGUMENT: a bad or duplicate premise, no premises, or a malformed header.
-        - NOT_FOUND: unknown base generation.
         - ALREADY_EXISTS: the `request_id` belongs to another build or to other premises.
         - FAILED_PRECONDITION: `resume_from` skips premises that are not stored, or the encoder has changed.
         - FAILED_PRECONDITION (SPACE_MISMATCH): the base generation is of another space, or the encoder does not serve the
@@ -437,7 +434,6 @@ class IndexAdminServiceServicer(object):
         processes serve the generation, or after some seconds; it names those that are behind.
 
         Fails with:
-        - NOT_FOUND: unknown generation.
         - ABORTED: `expected_generation` is not the active one.
         - DATA_LOSS: a file does not match its manifest.
 
@@ -449,8 +445,6 @@ class IndexAdminServiceServicer(object):
 
     def ListGenerations(self, request, context):
         """Lists the generations of a corpus, newest first.
-
-        Fails with NOT_FOUND: unknown corpus.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -458,13 +452,10 @@ class IndexAdminServiceServicer(object):
 
     def VerifyGeneration(self, request, context):
         """Checks a generation as an activation does: hashes every file and searches for a sample of its own vectors. It
-        changes nothing. To repair a damaged generation, build it again from the same premises and activate it. DATA_LOSS
-        has metadata, as far as the index knows it: `generation`, `space_id`, `active` (`true` or `false`), and `damaged`,
-        the damaged files separated by commas.
+        changes nothing. To repair a damaged generation, build it again from the same premises and activate it.
 
-        Fails with:
-        - NOT_FOUND: unknown corpus or generation.
-        - DATA_LOSS: a file does not match its manifest; the message names it.
+        Fails with DATA_LOSS: a file does not match its manifest; the message names it. It has metadata, as far as the index
+        knows it: `generation`, `space_id`, `active` (`true` or `false`), and `damaged`, the damaged files separated by commas.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -476,7 +467,6 @@ class IndexAdminServiceServicer(object):
         Fails with:
         - FAILED_PRECONDITION: the generation is active.
         - FAILED_PRECONDITION (IN_USE): somebody holds it whom `despite` does not name; the message names them.
-        - NOT_FOUND: unknown generation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -485,10 +475,6 @@ class IndexAdminServiceServicer(object):
     def HoldGeneration(self, request, context):
         """Keeps a generation from deletion until the same holder releases it. Samplers and trainers hold those of live runs
         and jobs, as `run-<id>` and `job-<id>`. To hold it again changes nothing.
-
-        Fails with:
-        - INVALID_ARGUMENT: `holder` is not a name.
-        - NOT_FOUND: unknown corpus or generation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -496,10 +482,6 @@ class IndexAdminServiceServicer(object):
 
     def ReleaseGeneration(self, request, context):
         """Ends a hold. One that does not exist counts as ended.
-
-        Fails with:
-        - INVALID_ARGUMENT: `holder` is not a name.
-        - NOT_FOUND: unknown corpus.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -509,9 +491,7 @@ class IndexAdminServiceServicer(object):
         """Stores which premises explain which hypotheses, for the prior of Retrieve. Hypotheses are identified by their
         texts; explanations of the same text are merged. Durable once the call returns; needs no retraining.
 
-        Fails with:
-        - NOT_FOUND: unknown corpus.
-        - INVALID_ARGUMENT: an empty text, one over the limit, or more than 64 MiB in one call.
+        Fails with INVALID_ARGUMENT: an empty text, one over the limit, or more than 64 MiB in one call or in the corpus.
 
         A broken stream leaves the explanations unchanged.
         """
@@ -571,7 +551,8 @@ def add_IndexAdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class IndexAdminService(object):
-    """Builds and activates generations. Needs the admin credential if one is configured.
+    """Builds and activates generations. Needs the admin credential if one is configured. A call fails with NOT_FOUND for a
+    corpus or generation that is unknown.
 
     A `request_id` makes a retry safe: the same id gets the same answer again, for some days where it builds, else for the
     next 256 changes of the corpus, and changes nothing. It fails with ALREADY_EXISTS where it was used for something else.

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from aeenc.errors import FailedPrecondition, InvalidArgument
 from aeenc.evaluation import UNRANKED
-from services.corpus.inner_products import exact_scores
+from services.corpus.arrays import exact_scores
 from services.store.artifacts import Artifact
 from services.trainer.data.training_set import CANDIDATES
 from services.trainer.evaluation.protocol import GoldStandard, Ranks, Report

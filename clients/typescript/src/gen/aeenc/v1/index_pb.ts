@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file aeenc/v1/index.proto.
  */
 export const file_aeenc_v1_index: GenFile = /*@__PURE__*/
-  fileDesc("ChRhZWVuYy92MS9pbmRleC5wcm90bxIIYWVlbmMudjEi7gEKDVNlYXJjaFJlcXVlc3QSDgoGY29ycHVzGAEgASgJEiUKB3ZlY3RvcnMYAiABKAsyFC5hZWVuYy52MS5FbWJlZGRpbmdzEhAKCHNwYWNlX2lkGAMgASgJEgkKAWsYBCABKA0SEwoLZXhjbHVkZV9pZHMYBSADKAkSJwoGZmlsdGVyGAYgASgLMhcuYWVlbmMudjEuUHJlbWlzZUZpbHRlchISCgpnZW5lcmF0aW9uGAcgASgJEiYKBnBhcmFtcxgIIAEoCzIWLmFlZW5jLnYxLlNlYXJjaFBhcmFtcxIPCgd0aW1pbmdzGAkgASgIIrgBCg5TZWFyY2hSZXNwb25zZRIfCgdyZXN1bHRzGAEgAygLMg4uYWVlbmMudjEuSGl0cxISCgpnZW5lcmF0aW9uGAIgASgJEhAKCHNwYWNlX2lkGAMgASgJEg0KBWV4YWN0GAQgASgIEiIKB3RpbWluZ3MYBSABKAsyES5hZWVuYy52MS5UaW1pbmdzEhYKDnVua25vd25fc3BsaXRzGAYgAygJEhQKDHVua25vd25fdGFncxgHIAMoCSIrCgRIaXRzEhMKC3ByZW1pc2VfaWRzGAEgAygJEg4KBnNjb3JlcxgCIAMoAiJwCg1QcmVtaXNlRmlsdGVyEhEKCWFueV9zcGxpdBgBIAMoCRIQCghvbmx5X2lkcxgCIAMoCRIRCgliZWZvcmVfaWQYAyABKAkSJwoKYW55X2NsYXVzZRgEIAMoCzITLmFlZW5jLnYxLlRhZ0NsYXVzZSIsCglUYWdDbGF1c2USDgoGYWxsX29mGAEgAygJEg8KB25vbmVfb2YYAiADKAkiQAoMU2VhcmNoUGFyYW1zEhEKCWVmX3NlYXJjaBgBIAEoDRIOCgZucHJvYmUYAiABKA0SDQoFZXhhY3QYAyABKAgiuwMKD1JldHJpZXZlUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSDQoFdGV4dHMYAiADKAkSCQoBaxgDIAEoDRIrCgdvcHRpb25zGAQgASgLMhouYWVlbmMudjEuUmV0cmlldmFsT3B0aW9ucxImCgVtb2RlbBgFIAEoCzIXLmFlZW5jLnYxLk1vZGVsU2VsZWN0b3ISJgoIYWNjZXB0ZWQYBiADKAsyFC5hZWVuYy52MS5QcmVtaXNlU2V0EhYKCWRyb3Bfc2VsZhgHIAEoCEgAiAEBEhMKC2V4Y2x1ZGVfaWRzGAggAygJEicKBmZpbHRlchgJIAEoCzIXLmFlZW5jLnYxLlByZW1pc2VGaWx0ZXISEgoKZ2VuZXJhdGlvbhgKIAEoCRIkCgh0cnVuY2F0ZRgLIAEoDjISLmFlZW5jLnYxLlRydW5jYXRlEiYKCXByZWNpc2lvbhgMIAEoDjITLmFlZW5jLnYxLlByZWNpc2lvbhITCgtyb3V0aW5nX2tleRgNIAEoCRImCgZwYXJhbXMYDiABKAsyFi5hZWVuYy52MS5TZWFyY2hQYXJhbXNCDAoKX2Ryb3Bfc2VsZiLEAQoQUmV0cmlldmFsT3B0aW9ucxIkCgRtb2RlGAEgASgOMhYuYWVlbmMudjEuUmV0cmlldmVNb2RlEiAKBmZ1c2lvbhgCIAEoCzIQLmFlZW5jLnYxLkZ1c2lvbhINCgVwcmlvchgDIAEoAhIOCgZyZXJhbmsYBCABKA0SGQoRbmVnYXRpdmVfZmVlZGJhY2sYBSABKAISFQoNcmVyYW5rX3dlaWdodBgGIAEoAhIXCg9yZXJhbmtfdmVyc2lvbnMYByADKAkiwwEKBkZ1c2lvbhImCgZtZXRob2QYASABKA4yFi5hZWVuYy52MS5GdXNpb25NZXRob2QSGwoObGV4aWNhbF93ZWlnaHQYAiABKAJIAIgBARIwCghmZWF0dXJlcxgDIAMoCzIeLmFlZW5jLnYxLkZ1c2lvbi5GZWF0dXJlc0VudHJ5Gi8KDUZlYXR1cmVzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgCOgI4AUIRCg9fbGV4aWNhbF93ZWlnaHQinwIKEFJldHJpZXZlUmVzcG9uc2USLAoHcmVzdWx0cxgBIAMoCzIbLmFlZW5jLnYxLlJldHJpZXZlZFByZW1pc2VzEhUKDW1vZGVsX3ZlcnNpb24YAiABKAkSEAoIc3BhY2VfaWQYAyABKAkSEgoKZ2VuZXJhdGlvbhgEIAEoCRINCgVleGFjdBgFIAEoCBIiCgd0aW1pbmdzGAYgASgLMhEuYWVlbmMudjEuVGltaW5ncxIXCg9yZXJhbmtfdmVyc2lvbnMYByADKAkSFgoOdW5rbm93bl9zcGxpdHMYCCADKAkSFAoMdW5rbm93bl90YWdzGAkgAygJEiYKCXByZWNpc2lvbhgKIAEoDjITLmFlZW5jLnYxLlByZWNpc2lvbiI+ChFSZXRyaWV2ZWRQcmVtaXNlcxIpCghwcmVtaXNlcxgBIAMoCzIXLmFlZW5jLnYxLlJhbmtlZFByZW1pc2UiRQoSR2V0UHJlbWlzZXNSZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRILCgNpZHMYAiADKAkSEgoKZ2VuZXJhdGlvbhgDIAEoCSJOChNHZXRQcmVtaXNlc1Jlc3BvbnNlEiMKCHByZW1pc2VzGAEgAygLMhEuYWVlbmMudjEuUHJlbWlzZRISCgpnZW5lcmF0aW9uGAIgASgJImAKE0xpc3RQcmVtaXNlc1JlcXVlc3QSDgoGY29ycHVzGAEgASgJEhEKCXBhZ2Vfc2l6ZRgCIAEoDRISCgpwYWdlX3Rva2VuGAMgASgJEhIKCmdlbmVyYXRpb24YBCABKAkifAoUTGlzdFByZW1pc2VzUmVzcG9uc2USIwoIcHJlbWlzZXMYASADKAsyES5hZWVuYy52MS5QcmVtaXNlEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCRISCgpnZW5lcmF0aW9uGAMgASgJEhIKCnRvdGFsX3NpemUYBCABKAQiOwoSTGlzdENvcnBvcmFSZXF1ZXN0EhEKCXBhZ2Vfc2l6ZRgBIAEoDRISCgpwYWdlX3Rva2VuGAIgASgJIlUKE0xpc3RDb3Jwb3JhUmVzcG9uc2USJQoHY29ycG9yYRgBIAMoCzIULmFlZW5jLnYxLkNvcnB1c0luZm8SFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIhwKGkluZGV4U2VydmljZUdldEluZm9SZXF1ZXN0IkUKG0luZGV4U2VydmljZUdldEluZm9SZXNwb25zZRImCgdzZXJ2aWNlGAEgASgLMhUuYWVlbmMudjEuU2VydmljZUluZm8ibAoKQ29ycHVzSW5mbxIOCgZjb3JwdXMYASABKAkSJAoGYWN0aXZlGAIgASgLMhQuYWVlbmMudjEuR2VuZXJhdGlvbhIoCghyZXBsaWNhcxgDIAMoCzIWLmFlZW5jLnYxLkluZGV4UmVwbGljYSJkChZCdWlsZEdlbmVyYXRpb25SZXF1ZXN0EiUKBmhlYWRlchgBIAEoCzIVLmFlZW5jLnYxLkJ1aWxkSGVhZGVyEiMKCHByZW1pc2VzGAIgAygLMhEuYWVlbmMudjEuUHJlbWlzZSK7AQoLQnVpbGRIZWFkZXISDgoGY29ycHVzGAEgASgJEhIKCnJlcXVlc3RfaWQYAiABKAkSFwoPYmFzZV9nZW5lcmF0aW9uGAMgASgJEhIKCmRlbGV0ZV9pZHMYBCADKAkSEAoIYWN0aXZhdGUYBSABKAgSEwoLcmVzdW1lX2Zyb20YBiABKAQSIgoHZm9sZGluZxgHIAEoDjIRLmFlZW5jLnYxLkZvbGRpbmcSEAoIc3BhY2VfaWQYCCABKAkicwoWUHV0RXhwbGFuYXRpb25zUmVxdWVzdBIsCgZoZWFkZXIYASABKAsyHC5hZWVuYy52MS5FeHBsYW5hdGlvbnNIZWFkZXISKwoMZXhwbGFuYXRpb25zGAIgAygLMhUuYWVlbmMudjEuRXhwbGFuYXRpb24iNQoSRXhwbGFuYXRpb25zSGVhZGVyEg4KBmNvcnB1cxgBIAEoCRIPCgdyZXBsYWNlGAIgASgIIjAKC0V4cGxhbmF0aW9uEgwKBHRleHQYASABKAkSEwoLcHJlbWlzZV9pZHMYAiADKAkiVwoXUHV0RXhwbGFuYXRpb25zUmVzcG9uc2USEgoKdG90YWxfc2l6ZRgBIAEoBBIoCghyZXBsaWNhcxgCIAMoCzIWLmFlZW5jLnYxLkluZGV4UmVwbGljYSLDAQoXQnVpbGRHZW5lcmF0aW9uUmVzcG9uc2USEAoIcmVjZWl2ZWQYASABKAQSDwoHZW5jb2RlZBgCIAEoBBIlCglhY2tfbGV2ZWwYAyABKA4yEi5hZWVuYy52MS5BY2tMZXZlbBIoCgpnZW5lcmF0aW9uGAQgASgLMhQuYWVlbmMudjEuR2VuZXJhdGlvbhIPCgdkdXJhYmxlGAUgASgEEiMKBXN0YWdlGAYgASgOMhQuYWVlbmMudjEuQnVpbGRTdGFnZSKlAgoKR2VuZXJhdGlvbhIKCgJpZBgBIAEoCRIOCgZjb3JwdXMYAiABKAkSEAoIc3BhY2VfaWQYAyABKAkSFwoPcHJlbWlzZV92ZXJzaW9uGAQgASgJEhAKCHByZW1pc2VzGAUgASgEEgsKA2RpbRgGIAEoDRIOCgZlbmdpbmUYByABKAkSFwoPbWFuaWZlc3Rfc2hhMjU2GAggASgJEi4KCmNyZWF0ZWRfYXQYCSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEg4KBmFjdGl2ZRgKIAEoCBISCgpzaXplX2J5dGVzGAsgASgEEg0KBW5vdGVzGAwgAygJEg8KB2hlbGRfYnkYDSADKAkSFAoMcmVjYWxsX2F0XzEwGA4gASgBIo0BChlBY3RpdmF0ZUdlbmVyYXRpb25SZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRISCgpnZW5lcmF0aW9uGAIgASgJEiAKE2V4cGVjdGVkX2dlbmVyYXRpb24YAyABKAlIAIgBARISCgpyZXF1ZXN0X2lkGAQgASgJQhYKFF9leHBlY3RlZF9nZW5lcmF0aW9uIokBChpBY3RpdmF0ZUdlbmVyYXRpb25SZXNwb25zZRIkCgZhY3RpdmUYASABKAsyFC5hZWVuYy52MS5HZW5lcmF0aW9uEhsKE3ByZXZpb3VzX2dlbmVyYXRpb24YAiABKAkSKAoIcmVwbGljYXMYAyADKAsyFi5hZWVuYy52MS5JbmRleFJlcGxpY2EiZgoMSW5kZXhSZXBsaWNhEhAKCGluc3RhbmNlGAEgASgJEhIKCmdlbmVyYXRpb24YAiABKAkSEAoIc3BhY2VfaWQYAyABKAkSDgoGYmVoaW5kGAQgASgIEg4KBnJlYXNvbhgFIAEoCSJPChZMaXN0R2VuZXJhdGlvbnNSZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRIRCglwYWdlX3NpemUYAiABKA0SEgoKcGFnZV90b2tlbhgDIAEoCSJdChdMaXN0R2VuZXJhdGlvbnNSZXNwb25zZRIpCgtnZW5lcmF0aW9ucxgBIAMoCzIULmFlZW5jLnYxLkdlbmVyYXRpb24SFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIj0KF1ZlcmlmeUdlbmVyYXRpb25SZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRISCgpnZW5lcmF0aW9uGAIgASgJIkQKGFZlcmlmeUdlbmVyYXRpb25SZXNwb25zZRIoCgpnZW5lcmF0aW9uGAEgASgLMhQuYWVlbmMudjEuR2VuZXJhdGlvbiJiChdEZWxldGVHZW5lcmF0aW9uUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSEgoKZ2VuZXJhdGlvbhgCIAEoCRISCgpyZXF1ZXN0X2lkGAMgASgJEg8KB2Rlc3BpdGUYBCADKAkiWAoYRGVsZXRlR2VuZXJhdGlvblJlc3BvbnNlEhIKCmdlbmVyYXRpb24YASABKAkSKAoIcmVwbGljYXMYAiADKAsyFi5hZWVuYy52MS5JbmRleFJlcGxpY2EiSwoVSG9sZEdlbmVyYXRpb25SZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRISCgpnZW5lcmF0aW9uGAIgASgJEg4KBmhvbGRlchgDIAEoCSIYChZIb2xkR2VuZXJhdGlvblJlc3BvbnNlIk4KGFJlbGVhc2VHZW5lcmF0aW9uUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSEgoKZ2VuZXJhdGlvbhgCIAEoCRIOCgZob2xkZXIYAyABKAkiGwoZUmVsZWFzZUdlbmVyYXRpb25SZXNwb25zZSqgAQoMUmV0cmlldmVNb2RlEh0KGVJFVFJJRVZFX01PREVfVU5TUEVDSUZJRUQQABIXChNSRVRSSUVWRV9NT0RFX0RFTlNFEAESGQoVUkVUUklFVkVfTU9ERV9MRVhJQ0FMEAISGAoUUkVUUklFVkVfTU9ERV9IWUJSSUQQAxIjCh9SRVRSSUVWRV9NT0RFX0lURVJBVElWRV9MRVhJQ0FMEAQqawoMRnVzaW9uTWV0aG9kEh0KGUZVU0lPTl9NRVRIT0RfVU5TUEVDSUZJRUQQABIZChVGVVNJT05fTUVUSE9EX01JTl9NQVgQARIhCh1GVVNJT05fTUVUSE9EX1JFQ0lQUk9DQUxfUkFOSxACKk0KB0ZvbGRpbmcSFwoTRk9MRElOR19VTlNQRUNJRklFRBAAEhEKDUZPTERJTkdfRVhBQ1QQARIWChJGT0xESU5HX05PUk1BTElaRUQQAipeCgpCdWlsZFN0YWdlEhsKF0JVSUxEX1NUQUdFX1VOU1BFQ0lGSUVEEAASGQoVQlVJTERfU1RBR0VfUkVDRUlWSU5HEAESGAoUQlVJTERfU1RBR0VfSU5ERVhJTkcQAipuCghBY2tMZXZlbBIZChVBQ0tfTEVWRUxfVU5TUEVDSUZJRUQQABIWChJBQ0tfTEVWRUxfUkVDRUlWRUQQARIVChFBQ0tfTEVWRUxfRFVSQUJMRRACEhgKFEFDS19MRVZFTF9TRUFSQ0hBQkxFEAMyzQMKDEluZGV4U2VydmljZRI7CgZTZWFyY2gSFy5hZWVuYy52MS5TZWFyY2hSZXF1ZXN0GhguYWVlbmMudjEuU2VhcmNoUmVzcG9uc2USQQoIUmV0cmlldmUSGS5hZWVuYy52MS5SZXRyaWV2ZVJlcXVlc3QaGi5hZWVuYy52MS5SZXRyaWV2ZVJlc3BvbnNlEkoKC0dldFByZW1pc2VzEhwuYWVlbmMudjEuR2V0UHJlbWlzZXNSZXF1ZXN0Gh0uYWVlbmMudjEuR2V0UHJlbWlzZXNSZXNwb25zZRJNCgxMaXN0UHJlbWlzZXMSHS5hZWVuYy52MS5MaXN0UHJlbWlzZXNSZXF1ZXN0Gh4uYWVlbmMudjEuTGlzdFByZW1pc2VzUmVzcG9uc2USSgoLTGlzdENvcnBvcmESHC5hZWVuYy52MS5MaXN0Q29ycG9yYVJlcXVlc3QaHS5hZWVuYy52MS5MaXN0Q29ycG9yYVJlc3BvbnNlElYKB0dldEluZm8SJC5hZWVuYy52MS5JbmRleFNlcnZpY2VHZXRJbmZvUmVxdWVzdBolLmFlZW5jLnYxLkluZGV4U2VydmljZUdldEluZm9SZXNwb25zZTLrBQoRSW5kZXhBZG1pblNlcnZpY2USWgoPQnVpbGRHZW5lcmF0aW9uEiAuYWVlbmMudjEuQnVpbGRHZW5lcmF0aW9uUmVxdWVzdBohLmFlZW5jLnYxLkJ1aWxkR2VuZXJhdGlvblJlc3BvbnNlKAEwARJfChJBY3RpdmF0ZUdlbmVyYXRpb24SIy5hZWVuYy52MS5BY3RpdmF0ZUdlbmVyYXRpb25SZXF1ZXN0GiQuYWVlbmMudjEuQWN0aXZhdGVHZW5lcmF0aW9uUmVzcG9uc2USVgoPTGlzdEdlbmVyYXRpb25zEiAuYWVlbmMudjEuTGlzdEdlbmVyYXRpb25zUmVxdWVzdBohLmFlZW5jLnYxLkxpc3RHZW5lcmF0aW9uc1Jlc3BvbnNlElkKEFZlcmlmeUdlbmVyYXRpb24SIS5hZWVuYy52MS5WZXJpZnlHZW5lcmF0aW9uUmVxdWVzdBoiLmFlZW5jLnYxLlZlcmlmeUdlbmVyYXRpb25SZXNwb25zZRJZChBEZWxldGVHZW5lcmF0aW9uEiEuYWVlbmMudjEuRGVsZXRlR2VuZXJhdGlvblJlcXVlc3QaIi5hZWVuYy52MS5EZWxldGVHZW5lcmF0aW9uUmVzcG9uc2USUwoOSG9sZEdlbmVyYXRpb24SHy5hZWVuYy52MS5Ib2xkR2VuZXJhdGlvblJlcXVlc3QaIC5hZWVuYy52MS5Ib2xkR2VuZXJhdGlvblJlc3BvbnNlElwKEVJlbGVhc2VHZW5lcmF0aW9uEiIuYWVlbmMudjEuUmVsZWFzZUdlbmVyYXRpb25SZXF1ZXN0GiMuYWVlbmMudjEuUmVsZWFzZUdlbmVyYXRpb25SZXNwb25zZRJYCg9QdXRFeHBsYW5hdGlvbnMSIC5hZWVuYy52MS5QdXRFeHBsYW5hdGlvbnNSZXF1ZXN0GiEuYWVlbmMudjEuUHV0RXhwbGFuYXRpb25zUmVzcG9uc2UoAWIGcHJvdG8z", [file_aeenc_v1_types, file_google_protobuf_timestamp]);
+  fileDesc("ChRhZWVuYy92MS9pbmRleC5wcm90bxIIYWVlbmMudjEi7gEKDVNlYXJjaFJlcXVlc3QSDgoGY29ycHVzGAEgASgJEiUKB3ZlY3RvcnMYAiABKAsyFC5hZWVuYy52MS5FbWJlZGRpbmdzEhAKCHNwYWNlX2lkGAMgASgJEgkKAWsYBCABKA0SEwoLZXhjbHVkZV9pZHMYBSADKAkSJwoGZmlsdGVyGAYgASgLMhcuYWVlbmMudjEuUHJlbWlzZUZpbHRlchISCgpnZW5lcmF0aW9uGAcgASgJEiYKBnBhcmFtcxgIIAEoCzIWLmFlZW5jLnYxLlNlYXJjaFBhcmFtcxIPCgd0aW1pbmdzGAkgASgIIrgBCg5TZWFyY2hSZXNwb25zZRIfCgdyZXN1bHRzGAEgAygLMg4uYWVlbmMudjEuSGl0cxISCgpnZW5lcmF0aW9uGAIgASgJEhAKCHNwYWNlX2lkGAMgASgJEg0KBWV4YWN0GAQgASgIEiIKB3RpbWluZ3MYBSABKAsyES5hZWVuYy52MS5UaW1pbmdzEhYKDnVua25vd25fc3BsaXRzGAYgAygJEhQKDHVua25vd25fdGFncxgHIAMoCSIrCgRIaXRzEhMKC3ByZW1pc2VfaWRzGAEgAygJEg4KBnNjb3JlcxgCIAMoAiJwCg1QcmVtaXNlRmlsdGVyEhEKCWFueV9zcGxpdBgBIAMoCRIQCghvbmx5X2lkcxgCIAMoCRIRCgliZWZvcmVfaWQYAyABKAkSJwoKYW55X2NsYXVzZRgEIAMoCzITLmFlZW5jLnYxLlRhZ0NsYXVzZSIsCglUYWdDbGF1c2USDgoGYWxsX29mGAEgAygJEg8KB25vbmVfb2YYAiADKAkiQAoMU2VhcmNoUGFyYW1zEhEKCWVmX3NlYXJjaBgBIAEoDRIOCgZucHJvYmUYAiABKA0SDQoFZXhhY3QYAyABKAgiuwMKD1JldHJpZXZlUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSDQoFdGV4dHMYAiADKAkSCQoBaxgDIAEoDRIrCgdvcHRpb25zGAQgASgLMhouYWVlbmMudjEuUmV0cmlldmFsT3B0aW9ucxImCgVtb2RlbBgFIAEoCzIXLmFlZW5jLnYxLk1vZGVsU2VsZWN0b3ISJgoIYWNjZXB0ZWQYBiADKAsyFC5hZWVuYy52MS5QcmVtaXNlU2V0EhYKCWRyb3Bfc2VsZhgHIAEoCEgAiAEBEhMKC2V4Y2x1ZGVfaWRzGAggAygJEicKBmZpbHRlchgJIAEoCzIXLmFlZW5jLnYxLlByZW1pc2VGaWx0ZXISEgoKZ2VuZXJhdGlvbhgKIAEoCRIkCgh0cnVuY2F0ZRgLIAEoDjISLmFlZW5jLnYxLlRydW5jYXRlEiYKCXByZWNpc2lvbhgMIAEoDjITLmFlZW5jLnYxLlByZWNpc2lvbhITCgtyb3V0aW5nX2tleRgNIAEoCRImCgZwYXJhbXMYDiABKAsyFi5hZWVuYy52MS5TZWFyY2hQYXJhbXNCDAoKX2Ryb3Bfc2VsZiLEAQoQUmV0cmlldmFsT3B0aW9ucxIkCgRtb2RlGAEgASgOMhYuYWVlbmMudjEuUmV0cmlldmVNb2RlEiAKBmZ1c2lvbhgCIAEoCzIQLmFlZW5jLnYxLkZ1c2lvbhINCgVwcmlvchgDIAEoAhIOCgZyZXJhbmsYBCABKA0SGQoRbmVnYXRpdmVfZmVlZGJhY2sYBSABKAISFQoNcmVyYW5rX3dlaWdodBgGIAEoAhIXCg9yZXJhbmtfdmVyc2lvbnMYByADKAkiwwEKBkZ1c2lvbhImCgZtZXRob2QYASABKA4yFi5hZWVuYy52MS5GdXNpb25NZXRob2QSGwoObGV4aWNhbF93ZWlnaHQYAiABKAJIAIgBARIwCghmZWF0dXJlcxgDIAMoCzIeLmFlZW5jLnYxLkZ1c2lvbi5GZWF0dXJlc0VudHJ5Gi8KDUZlYXR1cmVzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgCOgI4AUIRCg9fbGV4aWNhbF93ZWlnaHQinwIKEFJldHJpZXZlUmVzcG9uc2USLAoHcmVzdWx0cxgBIAMoCzIbLmFlZW5jLnYxLlJldHJpZXZlZFByZW1pc2VzEhUKDW1vZGVsX3ZlcnNpb24YAiABKAkSEAoIc3BhY2VfaWQYAyABKAkSEgoKZ2VuZXJhdGlvbhgEIAEoCRINCgVleGFjdBgFIAEoCBIiCgd0aW1pbmdzGAYgASgLMhEuYWVlbmMudjEuVGltaW5ncxIXCg9yZXJhbmtfdmVyc2lvbnMYByADKAkSFgoOdW5rbm93bl9zcGxpdHMYCCADKAkSFAoMdW5rbm93bl90YWdzGAkgAygJEiYKCXByZWNpc2lvbhgKIAEoDjITLmFlZW5jLnYxLlByZWNpc2lvbiI+ChFSZXRyaWV2ZWRQcmVtaXNlcxIpCghwcmVtaXNlcxgBIAMoCzIXLmFlZW5jLnYxLlJhbmtlZFByZW1pc2UiRQoSR2V0UHJlbWlzZXNSZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRILCgNpZHMYAiADKAkSEgoKZ2VuZXJhdGlvbhgDIAEoCSJOChNHZXRQcmVtaXNlc1Jlc3BvbnNlEiMKCHByZW1pc2VzGAEgAygLMhEuYWVlbmMudjEuUHJlbWlzZRISCgpnZW5lcmF0aW9uGAIgASgJImAKE0xpc3RQcmVtaXNlc1JlcXVlc3QSDgoGY29ycHVzGAEgASgJEhEKCXBhZ2Vfc2l6ZRgCIAEoDRISCgpwYWdlX3Rva2VuGAMgASgJEhIKCmdlbmVyYXRpb24YBCABKAkifAoUTGlzdFByZW1pc2VzUmVzcG9uc2USIwoIcHJlbWlzZXMYASADKAsyES5hZWVuYy52MS5QcmVtaXNlEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCRISCgpnZW5lcmF0aW9uGAMgASgJEhIKCnRvdGFsX3NpemUYBCABKAQiOwoSTGlzdENvcnBvcmFSZXF1ZXN0EhEKCXBhZ2Vfc2l6ZRgBIAEoDRISCgpwYWdlX3Rva2VuGAIgASgJIlUKE0xpc3RDb3Jwb3JhUmVzcG9uc2USJQoHY29ycG9yYRgBIAMoCzIULmFlZW5jLnYxLkNvcnB1c0luZm8SFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIhwKGkluZGV4U2VydmljZUdldEluZm9SZXF1ZXN0IkUKG0luZGV4U2VydmljZUdldEluZm9SZXNwb25zZRImCgdzZXJ2aWNlGAEgASgLMhUuYWVlbmMudjEuU2VydmljZUluZm8ibAoKQ29ycHVzSW5mbxIOCgZjb3JwdXMYASABKAkSJAoGYWN0aXZlGAIgASgLMhQuYWVlbmMudjEuR2VuZXJhdGlvbhIoCghyZXBsaWNhcxgDIAMoCzIWLmFlZW5jLnYxLkluZGV4UmVwbGljYSJkChZCdWlsZEdlbmVyYXRpb25SZXF1ZXN0EiUKBmhlYWRlchgBIAEoCzIVLmFlZW5jLnYxLkJ1aWxkSGVhZGVyEiMKCHByZW1pc2VzGAIgAygLMhEuYWVlbmMudjEuUHJlbWlzZSK7AQoLQnVpbGRIZWFkZXISDgoGY29ycHVzGAEgASgJEhIKCnJlcXVlc3RfaWQYAiABKAkSFwoPYmFzZV9nZW5lcmF0aW9uGAMgASgJEhIKCmRlbGV0ZV9pZHMYBCADKAkSEAoIYWN0aXZhdGUYBSABKAgSEwoLcmVzdW1lX2Zyb20YBiABKAQSIgoHZm9sZGluZxgHIAEoDjIRLmFlZW5jLnYxLkZvbGRpbmcSEAoIc3BhY2VfaWQYCCABKAkicwoWUHV0RXhwbGFuYXRpb25zUmVxdWVzdBIsCgZoZWFkZXIYASABKAsyHC5hZWVuYy52MS5FeHBsYW5hdGlvbnNIZWFkZXISKwoMZXhwbGFuYXRpb25zGAIgAygLMhUuYWVlbmMudjEuRXhwbGFuYXRpb24iNQoSRXhwbGFuYXRpb25zSGVhZGVyEg4KBmNvcnB1cxgBIAEoCRIPCgdyZXBsYWNlGAIgASgIIjAKC0V4cGxhbmF0aW9uEgwKBHRleHQYASABKAkSEwoLcHJlbWlzZV9pZHMYAiADKAkiVwoXUHV0RXhwbGFuYXRpb25zUmVzcG9uc2USEgoKdG90YWxfc2l6ZRgBIAEoBBIoCghyZXBsaWNhcxgCIAMoCzIWLmFlZW5jLnYxLkluZGV4UmVwbGljYSLDAQoXQnVpbGRHZW5lcmF0aW9uUmVzcG9uc2USEAoIcmVjZWl2ZWQYASABKAQSDwoHZW5jb2RlZBgCIAEoBBIlCglhY2tfbGV2ZWwYAyABKA4yEi5hZWVuYy52MS5BY2tMZXZlbBIoCgpnZW5lcmF0aW9uGAQgASgLMhQuYWVlbmMudjEuR2VuZXJhdGlvbhIPCgdkdXJhYmxlGAUgASgEEiMKBXN0YWdlGAYgASgOMhQuYWVlbmMudjEuQnVpbGRTdGFnZSKlAgoKR2VuZXJhdGlvbhIKCgJpZBgBIAEoCRIOCgZjb3JwdXMYAiABKAkSEAoIc3BhY2VfaWQYAyABKAkSFwoPcHJlbWlzZV92ZXJzaW9uGAQgASgJEhAKCHByZW1pc2VzGAUgASgEEgsKA2RpbRgGIAEoDRIOCgZlbmdpbmUYByABKAkSFwoPbWFuaWZlc3Rfc2hhMjU2GAggASgJEi4KCmNyZWF0ZWRfYXQYCSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEg4KBmFjdGl2ZRgKIAEoCBISCgpzaXplX2J5dGVzGAsgASgEEg0KBW5vdGVzGAwgAygJEg8KB2hlbGRfYnkYDSADKAkSFAoMcmVjYWxsX2F0XzEwGA4gASgBIo0BChlBY3RpdmF0ZUdlbmVyYXRpb25SZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRISCgpnZW5lcmF0aW9uGAIgASgJEiAKE2V4cGVjdGVkX2dlbmVyYXRpb24YAyABKAlIAIgBARISCgpyZXF1ZXN0X2lkGAQgASgJQhYKFF9leHBlY3RlZF9nZW5lcmF0aW9uIokBChpBY3RpdmF0ZUdlbmVyYXRpb25SZXNwb25zZRIkCgZhY3RpdmUYASABKAsyFC5hZWVuYy52MS5HZW5lcmF0aW9uEhsKE3ByZXZpb3VzX2dlbmVyYXRpb24YAiABKAkSKAoIcmVwbGljYXMYAyADKAsyFi5hZWVuYy52MS5JbmRleFJlcGxpY2EiZgoMSW5kZXhSZXBsaWNhEhAKCGluc3RhbmNlGAEgASgJEhIKCmdlbmVyYXRpb24YAiABKAkSEAoIc3BhY2VfaWQYAyABKAkSDgoGYmVoaW5kGAQgASgIEg4KBnJlYXNvbhgFIAEoCSJPChZMaXN0R2VuZXJhdGlvbnNSZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRIRCglwYWdlX3NpemUYAiABKA0SEgoKcGFnZV90b2tlbhgDIAEoCSJdChdMaXN0R2VuZXJhdGlvbnNSZXNwb25zZRIpCgtnZW5lcmF0aW9ucxgBIAMoCzIULmFlZW5jLnYxLkdlbmVyYXRpb24SFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIj0KF1ZlcmlmeUdlbmVyYXRpb25SZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRISCgpnZW5lcmF0aW9uGAIgASgJIkQKGFZlcmlmeUdlbmVyYXRpb25SZXNwb25zZRIoCgpnZW5lcmF0aW9uGAEgASgLMhQuYWVlbmMudjEuR2VuZXJhdGlvbiJiChdEZWxldGVHZW5lcmF0aW9uUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSEgoKZ2VuZXJhdGlvbhgCIAEoCRISCgpyZXF1ZXN0X2lkGAMgASgJEg8KB2Rlc3BpdGUYBCADKAkiRAoYRGVsZXRlR2VuZXJhdGlvblJlc3BvbnNlEigKCHJlcGxpY2FzGAEgAygLMhYuYWVlbmMudjEuSW5kZXhSZXBsaWNhIksKFUhvbGRHZW5lcmF0aW9uUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSEgoKZ2VuZXJhdGlvbhgCIAEoCRIOCgZob2xkZXIYAyABKAkiGAoWSG9sZEdlbmVyYXRpb25SZXNwb25zZSJOChhSZWxlYXNlR2VuZXJhdGlvblJlcXVlc3QSDgoGY29ycHVzGAEgASgJEhIKCmdlbmVyYXRpb24YAiABKAkSDgoGaG9sZGVyGAMgASgJIhsKGVJlbGVhc2VHZW5lcmF0aW9uUmVzcG9uc2UqoAEKDFJldHJpZXZlTW9kZRIdChlSRVRSSUVWRV9NT0RFX1VOU1BFQ0lGSUVEEAASFwoTUkVUUklFVkVfTU9ERV9ERU5TRRABEhkKFVJFVFJJRVZFX01PREVfTEVYSUNBTBACEhgKFFJFVFJJRVZFX01PREVfSFlCUklEEAMSIwofUkVUUklFVkVfTU9ERV9JVEVSQVRJVkVfTEVYSUNBTBAEKmsKDEZ1c2lvbk1ldGhvZBIdChlGVVNJT05fTUVUSE9EX1VOU1BFQ0lGSUVEEAASGQoVRlVTSU9OX01FVEhPRF9NSU5fTUFYEAESIQodRlVTSU9OX01FVEhPRF9SRUNJUFJPQ0FMX1JBTksQAipNCgdGb2xkaW5nEhcKE0ZPTERJTkdfVU5TUEVDSUZJRUQQABIRCg1GT0xESU5HX0VYQUNUEAESFgoSRk9MRElOR19OT1JNQUxJWkVEEAIqXgoKQnVpbGRTdGFnZRIbChdCVUlMRF9TVEFHRV9VTlNQRUNJRklFRBAAEhkKFUJVSUxEX1NUQUdFX1JFQ0VJVklORxABEhgKFEJVSUxEX1NUQUdFX0lOREVYSU5HEAIqbgoIQWNrTGV2ZWwSGQoVQUNLX0xFVkVMX1VOU1BFQ0lGSUVEEAASFgoSQUNLX0xFVkVMX1JFQ0VJVkVEEAESFQoRQUNLX0xFVkVMX0RVUkFCTEUQAhIYChRBQ0tfTEVWRUxfU0VBUkNIQUJMRRADMs0DCgxJbmRleFNlcnZpY2USOwoGU2VhcmNoEhcuYWVlbmMudjEuU2VhcmNoUmVxdWVzdBoYLmFlZW5jLnYxLlNlYXJjaFJlc3BvbnNlEkEKCFJldHJpZXZlEhkuYWVlbmMudjEuUmV0cmlldmVSZXF1ZXN0GhouYWVlbmMudjEuUmV0cmlldmVSZXNwb25zZRJKCgtHZXRQcmVtaXNlcxIcLmFlZW5jLnYxLkdldFByZW1pc2VzUmVxdWVzdBodLmFlZW5jLnYxLkdldFByZW1pc2VzUmVzcG9uc2USTQoMTGlzdFByZW1pc2VzEh0uYWVlbmMudjEuTGlzdFByZW1pc2VzUmVxdWVzdBoeLmFlZW5jLnYxLkxpc3RQcmVtaXNlc1Jlc3BvbnNlEkoKC0xpc3RDb3Jwb3JhEhwuYWVlbmMudjEuTGlzdENvcnBvcmFSZXF1ZXN0Gh0uYWVlbmMudjEuTGlzdENvcnBvcmFSZXNwb25zZRJWCgdHZXRJbmZvEiQuYWVlbmMudjEuSW5kZXhTZXJ2aWNlR2V0SW5mb1JlcXVlc3QaJS5hZWVuYy52MS5JbmRleFNlcnZpY2VHZXRJbmZvUmVzcG9uc2Uy6wUKEUluZGV4QWRtaW5TZXJ2aWNlEloKD0J1aWxkR2VuZXJhdGlvbhIgLmFlZW5jLnYxLkJ1aWxkR2VuZXJhdGlvblJlcXVlc3QaIS5hZWVuYy52MS5CdWlsZEdlbmVyYXRpb25SZXNwb25zZSgBMAESXwoSQWN0aXZhdGVHZW5lcmF0aW9uEiMuYWVlbmMudjEuQWN0aXZhdGVHZW5lcmF0aW9uUmVxdWVzdBokLmFlZW5jLnYxLkFjdGl2YXRlR2VuZXJhdGlvblJlc3BvbnNlElYKD0xpc3RHZW5lcmF0aW9ucxIgLmFlZW5jLnYxLkxpc3RHZW5lcmF0aW9uc1JlcXVlc3QaIS5hZWVuYy52MS5MaXN0R2VuZXJhdGlvbnNSZXNwb25zZRJZChBWZXJpZnlHZW5lcmF0aW9uEiEuYWVlbmMudjEuVmVyaWZ5R2VuZXJhdGlvblJlcXVlc3QaIi5hZWVuYy52MS5WZXJpZnlHZW5lcmF0aW9uUmVzcG9uc2USWQoQRGVsZXRlR2VuZXJhdGlvbhIhLmFlZW5jLnYxLkRlbGV0ZUdlbmVyYXRpb25SZXF1ZXN0GiIuYWVlbmMudjEuRGVsZXRlR2VuZXJhdGlvblJlc3BvbnNlElMKDkhvbGRHZW5lcmF0aW9uEh8uYWVlbmMudjEuSG9sZEdlbmVyYXRpb25SZXF1ZXN0GiAuYWVlbmMudjEuSG9sZEdlbmVyYXRpb25SZXNwb25zZRJcChFSZWxlYXNlR2VuZXJhdGlvbhIiLmFlZW5jLnYxLlJlbGVhc2VHZW5lcmF0aW9uUmVxdWVzdBojLmFlZW5jLnYxLlJlbGVhc2VHZW5lcmF0aW9uUmVzcG9uc2USWAoPUHV0RXhwbGFuYXRpb25zEiAuYWVlbmMudjEuUHV0RXhwbGFuYXRpb25zUmVxdWVzdBohLmFlZW5jLnYxLlB1dEV4cGxhbmF0aW9uc1Jlc3BvbnNlKAFiBnByb3RvMw", [file_aeenc_v1_types, file_google_protobuf_timestamp]);
 
 /**
  * Vectors to search for.
@@ -462,8 +462,6 @@ export type RetrievalOptions = Message<"aeenc.v1.RetrievalOptions"> & {
    * score. 0 or more, finite. The best value depends on both scales; 0.2 is a start in mode HYBRID. Not in mode
    * ITERATIVE_LEXICAL. Default: 0, which uses the cross-encoder's score alone.
    *
-   * INVALID_ARGUMENT: negative, NaN or infinite, without `rerank`, or in mode ITERATIVE_LEXICAL.
-   *
    * @generated from field: float rerank_weight = 6;
    */
   rerankWeight: number;
@@ -471,9 +469,7 @@ export type RetrievalOptions = Message<"aeenc.v1.RetrievalOptions"> & {
   /**
    * The cross-encoders that re-rank, 1 to 8 versions that labels name at the moment. Several re-rank by the sum of the
    * ranks that they give, ties by insertion order. Empty: the cross-encoder or the ensemble
-   * that label `stable` names. FAILED_PRECONDITION: that is an ensemble, with `rerank_weight`.
-   *
-   * INVALID_ARGUMENT: more than 8, one twice, without `rerank`, or several with `rerank_weight`.
+   * that label `stable` names. An ensemble takes no `rerank_weight`.
    *
    * @generated from field: repeated string rerank_versions = 7;
    */
@@ -1579,16 +1575,9 @@ export const DeleteGenerationRequestSchema: GenMessage<DeleteGenerationRequest> 
  */
 export type DeleteGenerationResponse = Message<"aeenc.v1.DeleteGenerationResponse"> & {
   /**
-   * The generation that was deleted.
-   *
-   * @generated from field: string generation = 1;
-   */
-  generation: string;
-
-  /**
    * The index processes that are alive. Those that are `behind` may still answer from it.
    *
-   * @generated from field: repeated aeenc.v1.IndexReplica replicas = 2;
+   * @generated from field: repeated aeenc.v1.IndexReplica replicas = 1;
    */
   replicas: IndexReplica[];
 };
@@ -1898,7 +1887,8 @@ export const AckLevelSchema: GenEnum<AckLevel> = /*@__PURE__*/
 
 /**
  * Searches the active generation of a corpus. A query gets the same response, bit for bit, whatever the batching. The
- * response says whether its ranking is exact, which depends on the generation's engine.
+ * response says whether its ranking is exact, which depends on the generation's engine. A call that names a corpus fails
+ * with NOT_FOUND: unknown corpus or generation, or no active generation.
  *
  * @generated from service aeenc.v1.IndexService
  */
@@ -1910,7 +1900,6 @@ export const IndexService: GenService<{
    * - INVALID_ARGUMENT: no vectors, a wrong dimension, NaN or infinity, k of 0 or above `Limits.k`, or more hits than an
    *   answer of `Limits.message_bytes` holds.
    * - FAILED_PRECONDITION (SPACE_MISMATCH): the vectors belong to another space.
-   * - NOT_FOUND: unknown corpus or generation, or no active generation.
    * - RESOURCE_EXHAUSTED, with RetryInfo: the queue is full.
    *
    * @generated from rpc aeenc.v1.IndexService.Search
@@ -1938,9 +1927,7 @@ export const IndexService: GenService<{
     output: typeof RetrieveResponseSchema;
   },
   /**
-   * Looks premises up by id.
-   *
-   * Fails with NOT_FOUND and names the first unknown ids.
+   * Looks premises up by id. Fails with NOT_FOUND and names the first unknown ids.
    *
    * @generated from rpc aeenc.v1.IndexService.GetPremises
    */
@@ -1952,9 +1939,7 @@ export const IndexService: GenService<{
   /**
    * Lists the premises of a generation in insertion order.
    *
-   * Fails with:
-   * - INVALID_ARGUMENT: the token belongs to another generation, or is malformed.
-   * - NOT_FOUND: unknown corpus or generation, or no active generation.
+   * Fails with INVALID_ARGUMENT: the token belongs to another generation, or is malformed.
    *
    * @generated from rpc aeenc.v1.IndexService.ListPremises
    */
@@ -1976,8 +1961,6 @@ export const IndexService: GenService<{
   /**
    * Reports limits and state.
    *
-   * Does not fail while the process runs.
-   *
    * @generated from rpc aeenc.v1.IndexService.GetInfo
    */
   getInfo: {
@@ -1989,7 +1972,8 @@ export const IndexService: GenService<{
   serviceDesc(file_aeenc_v1_index, 0);
 
 /**
- * Builds and activates generations. Needs the admin credential if one is configured.
+ * Builds and activates generations. Needs the admin credential if one is configured. A call fails with NOT_FOUND for a
+ * corpus or generation that is unknown.
  *
  * A `request_id` makes a retry safe: the same id gets the same answer again, for some days where it builds, else for the
  * next 256 changes of the corpus, and changes nothing. It fails with ALREADY_EXISTS where it was used for something else.
@@ -2007,7 +1991,6 @@ export const IndexAdminService: GenService<{
    *
    * Fails with:
    * - INVALID_ARGUMENT: a bad or duplicate premise, no premises, or a malformed header.
-   * - NOT_FOUND: unknown base generation.
    * - ALREADY_EXISTS: the `request_id` belongs to another build or to other premises.
    * - FAILED_PRECONDITION: `resume_from` skips premises that are not stored, or the encoder has changed.
    * - FAILED_PRECONDITION (SPACE_MISMATCH): the base generation is of another space, or the encoder does not serve the
@@ -2029,7 +2012,6 @@ export const IndexAdminService: GenService<{
    * processes serve the generation, or after some seconds; it names those that are behind.
    *
    * Fails with:
-   * - NOT_FOUND: unknown generation.
    * - ABORTED: `expected_generation` is not the active one.
    * - DATA_LOSS: a file does not match its manifest.
    *
@@ -2045,8 +2027,6 @@ export const IndexAdminService: GenService<{
   /**
    * Lists the generations of a corpus, newest first.
    *
-   * Fails with NOT_FOUND: unknown corpus.
-   *
    * @generated from rpc aeenc.v1.IndexAdminService.ListGenerations
    */
   listGenerations: {
@@ -2056,13 +2036,10 @@ export const IndexAdminService: GenService<{
   },
   /**
    * Checks a generation as an activation does: hashes every file and searches for a sample of its own vectors. It
-   * changes nothing. To repair a damaged generation, build it again from the same premises and activate it. DATA_LOSS
-   * has metadata, as far as the index knows it: `generation`, `space_id`, `active` (`true` or `false`), and `damaged`,
-   * the damaged files separated by commas.
+   * changes nothing. To repair a damaged generation, build it again from the same premises and activate it.
    *
-   * Fails with:
-   * - NOT_FOUND: unknown corpus or generation.
-   * - DATA_LOSS: a file does not match its manifest; the message names it.
+   * Fails with DATA_LOSS: a file does not match its manifest; the message names it. It has metadata, as far as the index
+   * knows it: `generation`, `space_id`, `active` (`true` or `false`), and `damaged`, the damaged files separated by commas.
    *
    * @generated from rpc aeenc.v1.IndexAdminService.VerifyGeneration
    */
@@ -2077,7 +2054,6 @@ export const IndexAdminService: GenService<{
    * Fails with:
    * - FAILED_PRECONDITION: the generation is active.
    * - FAILED_PRECONDITION (IN_USE): somebody holds it whom `despite` does not name; the message names them.
-   * - NOT_FOUND: unknown generation.
    *
    * @generated from rpc aeenc.v1.IndexAdminService.DeleteGeneration
    */
@@ -2090,10 +2066,6 @@ export const IndexAdminService: GenService<{
    * Keeps a generation from deletion until the same holder releases it. Samplers and trainers hold those of live runs
    * and jobs, as `run-<id>` and `job-<id>`. To hold it again changes nothing.
    *
-   * Fails with:
-   * - INVALID_ARGUMENT: `holder` is not a name.
-   * - NOT_FOUND: unknown corpus or generation.
-   *
    * @generated from rpc aeenc.v1.IndexAdminService.HoldGeneration
    */
   holdGeneration: {
@@ -2103,10 +2075,6 @@ export const IndexAdminService: GenService<{
   },
   /**
    * Ends a hold. One that does not exist counts as ended.
-   *
-   * Fails with:
-   * - INVALID_ARGUMENT: `holder` is not a name.
-   * - NOT_FOUND: unknown corpus.
    *
    * @generated from rpc aeenc.v1.IndexAdminService.ReleaseGeneration
    */
@@ -2119,9 +2087,7 @@ export const IndexAdminService: GenService<{
    * Stores which premises explain which hypotheses, for the prior of Retrieve. Hypotheses are identified by their
    * texts; explanations of the same text are merged. Durable once the call returns; needs no retraining.
    *
-   * Fails with:
-   * - NOT_FOUND: unknown corpus.
-   * - INVALID_ARGUMENT: an empty text, one over the limit, or more than 64 MiB in one call.
+   * Fails with INVALID_ARGUMENT: an empty text, one over the limit, or more than 64 MiB in one call or in the corpus.
    *
    * A broken stream leaves the explanations unchanged.
    *
