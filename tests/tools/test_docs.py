@@ -36,7 +36,7 @@ def test_the_reference_has_a_heading_for_each_rpc_and_its_comment(pages: dict[st
         for service in import_module(f"aeenc.v1.{name}_pb2").DESCRIPTOR.services_by_name.values():
             for method in service.methods:
                 assert f"### {service.name}.{method.name} {{#{service.name}.{method.name}}}" in text
-    assert "- NOT_FOUND: unknown corpus or generation, or no active generation." in text
+    assert "- FAILED_PRECONDITION (SPACE_MISMATCH): the vectors belong to another space." in text
 
 
 def test_the_reference_has_a_heading_for_each_command_and_a_row_for_its_options(pages: dict[str, str]):
