@@ -109,7 +109,7 @@ def to_search_response(answer: RetrievalResult, room: AnswerRoom, timed: bool) -
     response = index_pb2.SearchResponse(
         generation=generation.id,
         space_id=generation.space_id,
-        exact=answer.exact,
+        exact=all(one.exact for one in answer.hits),
         timings=_timings(answer.timings) if timed else None,
         unknown_splits=answer.unknown_splits,
         unknown_tags=answer.unknown_tags,
@@ -130,7 +130,7 @@ def to_retrieve_response(answer: RetrievalResult, room: AnswerRoom) -> index_pb2
         precision=to_precision(answer.precision),
         space_id=answer.served.generation.space_id,
         generation=answer.served.id,
-        exact=answer.exact,
+        exact=all(one.exact for one in answer.hits),
         timings=_timings(answer.timings),
         unknown_splits=answer.unknown_splits,
         unknown_tags=answer.unknown_tags,

@@ -101,7 +101,6 @@ class BuildProgress:
     ack_level: AckLevel = "RECEIVED"
     durable: int = 0
     generation: Artifact | None = None
-    activated: bool = False
     is_last: bool = False
     stage: BuildStage = "RECEIVING"
 
@@ -120,13 +119,10 @@ class Builder:
         self._turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     async def sweep(self) -> None:
-        """Removes builds that nobody has continued for long, records of old ones, and what killed writers left."""
+        """Removes builds that nobody has continued for long, and records of old ones, of all corpora."""
         await asyncio.to_thread(lambda: self._sweep(corpora_of(self._store)))
 
     def _sweep(self, corpora: Sequence[str]) -> None:
-        for corpus in corpora:
-            with suppress(OSError):  # swept by another process, or not readable: that concerns its own corpus
-                self._store.sweep(folder_of(corpus))
         sweep_journals(self._store, corpora, self._options.keep_s, self._options.request_keep_s)
 
     async def build(
@@ -190,7 +186,12 @@ class Builder:
         return await asyncio.to_thread(open_generation, self._store, spec.corpus, spec.base_generation, verify="full")
 
     async def _commit(self, spec: BuildSpec, pipeline: BuildPipeline) -> Artifact:
-        assert pipeline.file is not None
+        """Completes the files of premises and vectors, indexes them and makes them visible."""
+        if pipeline.file is None:
+            raise errors.InvalidArgument.field("premises", "are missing; stream at least one premise")
+        await run_in_thread(pipeline.file.finish)
+        drafts = pipeline.folding.drafts
+        await run_in_thread(write_premises, pipeline.writer.path, (draft.record() for draft in drafts))
         engine = await index_generation(
             pipeline.writer.path,
             self._options.engines,
@@ -226,6 +227,8 @@ class Builder:
         self, spec: BuildSpec, chunks: AsyncIterator[Sequence[PremiseRecord]]
     ) -> AsyncGenerator[BuildProgress, None]:
         """Builds the generation; the last progress names it."""
+        with suppress(OSError):  # swept by another process, or not readable
+            await asyncio.to_thread(self._store.sweep, folder_of(spec.corpus))
         await asyncio.to_thread(self._sweep, [spec.corpus])
         base = await self._base(spec)
         folding = Folding(self._limits, spec.sameness)
@@ -247,7 +250,7 @@ class Builder:
             async with aclosing(self._steps(pipeline, chunks)) as steps:
                 async for progress in steps:
                     yield progress
-            committing = asyncio.create_task(self._written(spec, pipeline))
+            committing = asyncio.create_task(self._commit(spec, pipeline))
             async with aclosing(while_indexing(committing, _progress(pipeline))) as reports:
                 async for progress in reports:
                     yield progress
@@ -280,15 +283,6 @@ class Builder:
             await pipeline.forget_vectors()
             raise
 
-    async def _written(self, spec: BuildSpec, pipeline: BuildPipeline) -> Artifact:
-        """Completes the files of premises and vectors, then commits."""
-        if pipeline.file is None:
-            raise errors.InvalidArgument.field("premises", "are missing; stream at least one premise")
-        await run_in_thread(pipeline.file.finish)
-        drafts = pipeline.folding.drafts
-        await run_in_thread(write_premises, pipeline.writer.path, (draft.record() for draft in drafts))
-        return await self._commit(spec, pipeline)
-
     def _push(self, spec: BuildSpec, pipeline: BuildPipeline, artifact: Artifact) -> Artifact:
         """Uploads what was committed. If that fails, and no journal is kept for a retry, it goes: nobody knows it."""
         folder = folder_of(spec.corpus)
@@ -318,7 +312,6 @@ class Builder:
             find = partial(finished_build, self._store, spec.corpus, spec.request_id)
             built = await asyncio.to_thread(find) if spec.request_id else None
             await self._catalogue.activate(spec.corpus, generation.id, request_id=built.activation if built else "")
-            last = replace(last, activated=True)
         is_active = self._catalogue.active_id(spec.corpus) == generation.id
         return replace(last, ack_level="SEARCHABLE" if is_active else "DURABLE", is_last=True)
 

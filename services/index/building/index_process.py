@@ -81,7 +81,8 @@ async def index_generation(
     try:
         await finish(starting)
     except asyncio.CancelledError:
-        await run_in_thread(_end, starting.result())
+        starting.result().kill()
+        await run_in_thread(starting.result().communicate)  # closes its pipes and waits for it
         raise
     process = starting.result()
     answer = asyncio.ensure_future(asyncio.to_thread(_ask, process, request))
@@ -104,11 +105,6 @@ def _start(threads: int) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", MODULE]
     # unbuffered: a buffer that a dead child did not read would be written again when its pipe closes
     return subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, env={**os.environ, **own})
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    with process:  # closes its pipes and waits for it
-        process.kill()
 
 
 def _ask(process: subprocess.Popen[bytes], request: dict[str, Any]) -> tuple[IndexPlan, dict[str, int]]:

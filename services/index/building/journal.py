@@ -80,17 +80,25 @@ class FinishedBuild:
     asked: Mapping[str, Any]
 
 
+@dataclass
 class StreamedPremises:
-    """How many premises a build streamed, and the CRC-32 of their lines: what a retry of it must repeat."""
+    """How many premises a build streamed, and the size and CRC-32 of their lines: what a retry of it must repeat."""
 
-    def __init__(self) -> None:
-        self.count = self.crc32 = 0
+    count: int = 0
+    size_bytes: int = 0
+    crc32: int = 0
 
-    def add(self, premises: Iterable[PremiseRecord]) -> None:
-        """Counts premises."""
-        lines = [premise.to_line() for premise in premises]
-        self.count += len(lines)
-        self.crc32 = zlib.crc32("".join(lines).encode(), self.crc32)
+    def add(self, premises: Iterable[PremiseRecord]) -> bytes:
+        """Counts premises, and returns their lines."""
+        lines = [premise.to_line().encode() for premise in premises]
+        self.count += len(lines) - 1
+        return self.take(b"".join(lines))
+
+    def take(self, line: bytes) -> bytes:
+        """Counts one premise by its line."""
+        self.count, self.size_bytes = self.count + 1, self.size_bytes + len(line)
+        self.crc32 = zlib.crc32(line, self.crc32)
+        return line
 
     def to_record(self) -> dict[str, int]:
         """Turns it into JSON."""
@@ -176,7 +184,7 @@ class Journal:
         self._copy = JournalCopy(store.bucket, self._key, self._directory) if isinstance(store, CachedStore) else None
         self._position = 0  # of the next streamed premise
         self._streamed = 0  # in earlier calls
-        self._count = self._bytes = self._crc32 = 0
+        self._all = StreamedPremises()
         self._log: BinaryIO | None = None
         self._lock: BinaryIO | None = None
         self._is_ours = False
@@ -188,7 +196,7 @@ class Journal:
         before, FailedPrecondition when fewer than `resume_from` premises are kept, NewerFormat for the journal of a
         newer release.
         """
-        self._lock = _locked(self._directory, make=True)
+        self._lock = locked(self._directory, make=True)
         if self._lock is None:
             raise errors.Unavailable(f"another index is building request_id {self._name}; try again later")
         if self._copy is not None:
@@ -201,10 +209,9 @@ class Journal:
                 f"{self._name} are kept; stream them from the first"
             )
         self._position, self._streamed = resume_from, self.kept.premises
-        self._count, self._bytes = self.kept.premises, self.kept.premises_bytes
-        self._crc32 = self.kept.premises_crc32
+        self._all = StreamedPremises(self.kept.premises, self.kept.premises_bytes, self.kept.premises_crc32)
         self._log = (self._directory / PREMISES).open("ab")
-        self._log.truncate(self._bytes)
+        self._log.truncate(self._all.size_bytes)
         self.generation.mkdir(exist_ok=True)
         for left in self.generation.iterdir():
             if left.name != VECTORS or not self.kept.rows:
@@ -253,19 +260,14 @@ class Journal:
     def append(self, premises: Iterable[PremiseRecord]) -> None:
         """Writes premises; the next `sync` makes them durable."""
         assert self._log is not None
-        lines = [premise.to_line() for premise in premises]
-        data = "".join(lines).encode()
-        self._log.write(data)
-        self._crc32 = zlib.crc32(data, self._crc32)
-        self._count += len(lines)
-        self._bytes += len(data)
+        self._log.write(self._all.add(premises))
 
     def sync(self, file: VectorFile | None, space_id: str, premise_version: str) -> None:
         """Syncs everything to disk, then updates `kept`. Without `file` no vectors are kept."""
         assert self._log is not None
         self._log.flush()
         os.fsync(self._log.fileno())
-        kept = DurableState(self._count, self._bytes, self._crc32)
+        kept = DurableState(self._all.count, self._all.size_bytes, self._all.crc32)
         if file is not None:
             file.sync()
             sync_directory(self.generation)
@@ -294,7 +296,7 @@ class Journal:
             "kept": asdict(self.kept),
             "built": built,
             "activation": uuid.uuid4().hex,
-            "streamed": self.streamed,
+            "streamed": self._all.to_record(),
         }
         return json.dumps({"format_version": FORMAT_VERSION, **said, "crc32": _crc32_of(said)}).encode()
 
@@ -302,23 +304,17 @@ class Journal:
         """Takes back the premise of this id and all behind it; the next `sync` makes that durable."""
         assert self._log is not None
         self._log.flush()
-        self._count = self._bytes = self._crc32 = 0
+        self._all = StreamedPremises()
         with (self._directory / PREMISES).open("rb") as lines:
             for line in lines:
                 if PremiseRecord.of_line(line).id == premise_id:
                     break
-                self._count, self._bytes = self._count + 1, self._bytes + len(line)
-                self._crc32 = zlib.crc32(line, self._crc32)
-        self._log.truncate(self._bytes)
-
-    @property
-    def streamed(self) -> dict[str, int]:
-        """All streamed premises, as StreamedPremises counts them."""
-        return {"premises": self._count, "premises_crc32": self._crc32}
+                self._all.take(line)
+        self._log.truncate(self._all.size_bytes)
 
     def has_news(self, rows: int) -> bool:
         """Whether a `sync` would make more durable than the last one."""
-        return (self._count, rows) != (self.kept.premises, self.kept.rows)
+        return (self._all.count, rows) != (self.kept.premises, self.kept.rows)
 
     def close(self, *, keep: bool) -> None:
         """Ends the build. Without `keep`, it is finished. Where nothing was ever synced, everything goes."""
@@ -388,7 +384,7 @@ def sweep_journals(store: ArtifactStore, corpora: Iterable[str], older_than_s: f
         for directory in (store.root / folder_of(corpus)).glob(f"{BUILDS}/*"):
             with suppress(OSError):  # swept by another process, or not readable: that concerns its own corpus
                 most_s = older_than_s if (directory / PREMISES).exists() else finished_s
-                if time.time() - directory.stat().st_mtime >= most_s and (lock := _locked(directory, make=False)):
+                if time.time() - directory.stat().st_mtime >= most_s and (lock := locked(directory, make=False)):
                     with lock:
                         remove_directory(directory)
                     log.info("swept the journal of a build", path=str(directory))
@@ -399,7 +395,7 @@ def sweep_journals(store: ArtifactStore, corpora: Iterable[str], older_than_s: f
 def tidy_journal(store: ArtifactStore, corpus: str, request_id: str) -> None:
     """Removes what a finished build still keeps but for its record, unless somebody holds it."""
     key = key_of(corpus, request_id)
-    if (lock := _locked(store.root / key, make=False)) is not None:
+    if (lock := locked(store.root / key, make=False)) is not None:
         with lock:
             _tidy(store, key)
 
@@ -462,7 +458,7 @@ def _read_premises(path: Path, kept: DurableState) -> list[PremiseRecord]:
     return [PremiseRecord.of_line(line) for line in lines]
 
 
-def _locked(directory: Path, *, make: bool) -> BinaryIO | None:
+def locked(directory: Path, *, make: bool, name: str = LOCK) -> BinaryIO | None:
     """Locks a directory, made if asked; None while another holds it. The kernel unlocks it when the process dies."""
     while True:
         if make:
@@ -470,11 +466,11 @@ def _locked(directory: Path, *, make: bool) -> BinaryIO | None:
         elif not directory.is_dir():
             return None
         with suppress(FileNotFoundError), ExitStack() as closing:  # swept between two steps
-            lock = closing.enter_context((directory / LOCK).open("ab"))
+            lock = closing.enter_context((directory / name).open("ab"))
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return None
-            if os.path.samestat(os.fstat(lock.fileno()), (directory / LOCK).stat()):
+            if os.path.samestat(os.fstat(lock.fileno()), (directory / name).stat()):
                 closing.pop_all()
                 return lock

@@ -26,7 +26,7 @@ from services.index.dense.approximate import OpenRemote, SearchIndex, open_index
 from services.index.dense.batcher import SearchBatcher
 from services.index.lexical.bm25 import LexicalIndex
 from services.index.values import ALL, Explanation, Scope, Selection
-from services.kit.concurrency import finish
+from services.kit.concurrency import run_in_thread
 from services.kit.limits import AnswerRoom
 from services.store.artifacts import ArtifactStore
 from services.store.formats import check_format
@@ -239,9 +239,10 @@ class Explanations:
         A hypothesis put twice keeps the premises of both. Raises TooLarge for more than EXPLANATIONS_BYTES of a corpus.
         """
         async with self._turn(corpus):
-            changing = asyncio.create_task(self._change(corpus, list(explanations), replace))
-            await finish(changing)  # a cancelled call changes both or none
-        return changing.result()
+            try:  # a cancelled call changes what is on disk and what is in memory, or neither
+                return await run_in_thread(self._put, corpus, list(explanations), replace)
+            finally:
+                self.forget(corpus)
 
     def forget(self, corpus: str) -> None:
         """Reads the explanations again when they are next needed: another process may have changed them."""
@@ -272,12 +273,6 @@ class Explanations:
     def _turn(self, corpus: str) -> asyncio.Lock:
         """The lock of a corpus: a large one holds up no other."""
         return self._changing.setdefault(corpus, asyncio.Lock())
-
-    async def _change(self, corpus: str, added: Sequence[Explanation], replace: bool) -> tuple[int, Move]:
-        """Changes what is on disk, then in memory. Returns how many there are, and the move."""
-        total, move = await asyncio.to_thread(self._put, corpus, added, replace)
-        self.forget(corpus)
-        return total, move
 
     def _put(self, corpus: str, added: Sequence[Explanation], is_all: bool) -> tuple[int, Move]:
         """Joins explanations with those in the store in a new file, which the move names."""

@@ -5,22 +5,21 @@ Each is written as a whole, and its record (`<name>.json`) last: what has a reco
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
 import re
 import shutil
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from aeenc.errors import DataLoss, Unavailable
+from services.index.building.journal import locked
 from services.kit import logs
-from services.store.files import DocumentFiles, Documents, full_disk_is_unavailable, make_directory
+from services.store.files import DocumentFiles, Documents, full_disk_is_unavailable
 from services.store.objects import Bucket
 
 log = logs.get(__name__)
@@ -40,17 +39,12 @@ class Work:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Keeps other commands away, but from an object store. Raises Unavailable while another one builds here."""
-        with ExitStack() as closing:
-            if self._directory is not None:
-                try:
-                    make_directory(self._directory)
-                    lock = closing.enter_context((self._directory / LOCK).open("ab"))
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    stands = os.path.samestat(os.fstat(lock.fileno()), (self._directory / LOCK).stat())
-                except (BlockingIOError, FileNotFoundError):
-                    stands = False
-                if not stands:
-                    raise Unavailable(f"another command builds in {self.url}; wait for its end and build again")
+        lock = None
+        if self._directory is not None:
+            lock = locked(self._directory, make=True, name=LOCK)
+            if lock is None:
+                raise Unavailable(f"another command builds in {self.url}; wait for its end and build again")
+        with lock or nullcontext():
             yield
 
     def record(self, stage: str, number: int) -> dict[str, Any] | None:

@@ -83,11 +83,6 @@ class RetrievalResult:
     precision: str = ""
     reranked_by: tuple[str, ...] = ()
 
-    @property
-    def exact(self) -> bool:
-        """Whether the lists of all queries are exact."""
-        return all(one.exact for one in self.hits)
-
 
 @dataclass(eq=False)
 class Call:

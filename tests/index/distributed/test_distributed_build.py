@@ -18,7 +18,8 @@ from aeenc import Client
 from aeenc.adapters.facts import read_facts
 from aeenc.errors import Aborted, AeencError, DataLoss, FailedPrecondition, InvalidArgument, Unavailable
 from aeenc.transport.targets import Targets
-from services.index.distributed import command, engine, stages, work
+from services.index.building import journal
+from services.index.distributed import command, engine, stages
 from services.index.distributed.engine import Built, build
 from services.index.distributed.plan import Plan
 from services.index.distributed.stages import Encoders
@@ -255,7 +256,7 @@ async def test_a_full_disk_is_unavailable_and_what_is_finished_is_kept(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    for owner, name in ((work, "make_directory"), (DocumentFiles, "write"), (engine, "write_premises")):
+    for owner, name in ((journal, "make_directory"), (DocumentFiles, "write"), (engine, "write_premises")):
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, full)
             with pytest.raises(Unavailable, match=r"is full .*free space and build again"):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from aeenc import Fusion, errors
+from aeenc import Fusion
 from services.index.lexical.bm25 import COVERED, LexicalIndex, Terms
 from services.index.ranking.fusion import EXPLAINED, TEMPERATURE, FirstWords, features_of, order_by
 from services.index.values import FEATURES, VECTOR_FEATURES, SearchHits
 from services.tuning.out_of_fold import fit
-from support.worlds.index_world import FACTS, facts, raises
+from support.worlds.index_world import FACTS, facts
 
 LEXICAL = LexicalIndex.of(FACTS)
 TEXT = "iron conducts electricity near a magnet"
@@ -121,21 +120,6 @@ def test_what_is_ordered_anew_stays_before_what_follows() -> None:
     assert ordered.ordinals.tolist() == [2, 1, 0, 3, 4, 5]
     assert ordered.scores[0] == 1
     assert (np.diff(ordered.scores) <= 0).all()
-
-
-@pytest.mark.parametrize(
-    ("mode", "features", "named"),
-    [
-        ("hybrid", {"wrods": 1.0}, "'wrods'; mode HYBRID has first, rank, iterative"),
-        ("hybrid", {"rank": float("nan")}, "rank is nan"),
-        ("dense", {"length": 1.0}, "'length'; mode DENSE has first, rank, vectors_given_others"),
-        ("lexical", {"rank": 1.0}, "DENSE and HYBRID"),
-    ],
-)
-async def test_features_that_cannot_be_are_refused(index, mode: str, features: dict[str, float], named: str) -> None:
-    await index.client.build("science", facts())
-    asked = index.client.retrieve("science", ["ice"], mode=mode, fusion=Fusion(features=features))
-    await raises(errors.InvalidArgument, asked, named)
 
 
 async def test_a_longer_list_by_features_begins_with_the_shorter_one(index) -> None:

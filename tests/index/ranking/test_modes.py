@@ -7,7 +7,7 @@ import pytest
 
 from aeenc import IndexClient, errors
 from aeenc.calls.retrieval import Fusion
-from aeenc.v1 import encoder_pb2, index_pb2
+from aeenc.v1 import encoder_pb2
 from services.corpus.generation import open_generation
 from services.index.lexical.bm25 import LexicalIndex, best
 from services.index.ranking.fusion import fuse
@@ -69,19 +69,6 @@ async def test_a_shorter_list_begins_a_longer_one(index):
     for mode in ("lexical", "hybrid", "dense", "iterative_lexical"):
         long, short = [(await index.client.retrieve("c", ["iron 3 metal 4"], k=k, mode=mode))[0] for k in (100, 10)]
         assert long[:10] == short, mode
-
-
-async def test_bad_questions_are_refused_by_name(built):
-    async def ask(**fields):
-        request = index_pb2.RetrieveRequest(corpus="science", texts=["ice"], k=3, options=fields)
-        await built.client.channel.unary(built.client._stub.Retrieve, request)
-
-    await raises(errors.InvalidArgument, ask(mode=77), "mode", "77")
-    hybrid = index_pb2.RETRIEVE_MODE_HYBRID
-    await raises(errors.InvalidArgument, ask(mode=hybrid, fusion=index_pb2.Fusion(method=9)), "fusion.method")
-    for weight in (-0.1, 1.1, float("nan")):
-        fusion = index_pb2.Fusion(lexical_weight=weight)
-        await raises(errors.InvalidArgument, ask(mode=hybrid, fusion=fusion), "lexical_weight", "0 and 1")
 
 
 async def test_a_generation_of_before_has_no_words_and_says_so(index, monkeypatch):

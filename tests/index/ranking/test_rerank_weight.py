@@ -145,20 +145,6 @@ async def test_rankings_and_evaluations_take_an_ensemble_too(built):
     assert list(retrieval.to_proto().rerank_versions) == list(VERSIONS)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"rerank": 5, "rerank_versions": ["x-a", "x-a"]}, ("x-a, x-a", "different")),
-        ({"rerank": 5, "rerank_versions": [f"x-{n}" for n in range(9)]}, ("at most 8",)),
-        ({"rerank_versions": VERSIONS}, ("rerank is 0",)),
-        ({"rerank": 5, "rerank_versions": VERSIONS, "rerank_weight": 0.5}, ("sum of ranks alone",)),
-    ],
-    ids=["twice", "nine", "no-rerank", "weight"],
-)
-async def test_an_ensemble_that_cannot_be_is_refused(built, options, words):
-    await raises(errors.InvalidArgument, built.client.retrieve("science", [TEXT], k=3, **options), *words)
-
-
 async def test_a_head_re_ranked_by_sums_is_followed_by_the_others_in_their_order(built):
     first = (await built.client.retrieve("science", [TEXT], k=10, mode="hybrid"))[0]
     retrieval = Retrieval("hybrid", rerank=4, rerank_weight=WEIGHT)
@@ -167,23 +153,3 @@ async def test_a_head_re_ranked_by_sums_is_followed_by_the_others_in_their_order
     assert [(hit.id, hit.score) for hit in found[:4]] == head
     assert [hit.id for hit in found[4:]] == [hit.id for hit in first[4:]]
     assert all(one.score > after.score for one, after in pairwise(found[3:]))
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"rerank": 5, "rerank_weight": -0.1}, ("-0.1", "positive")),
-        ({"rerank": 5, "rerank_weight": float("nan")}, ("nan", "positive")),
-        ({"rerank": 5, "rerank_weight": float("inf")}, ("inf", "positive")),
-        ({"rerank_weight": 0.2}, ("0.2", "rerank is 0")),
-        ({"rerank": 5, "rerank_weight": 0.2, "mode": "iterative_lexical"}, ("0.2", "rounds", "mode LEXICAL")),
-    ],
-    ids=["negative", "nan", "infinite", "no-rerank", "iterative"],
-)
-async def test_a_weight_that_cannot_be_is_refused_by_name(built, encoder, options, words):
-    asked = built.client.retrieve("science", [TEXT], k=3, **options)
-    refused = await raises(errors.InvalidArgument, asked, "rerank_weight", "set it to 0", *words)
-    assert "rerank_weight" in str(refused)
-    rankings = built.client.rankings("science", [TEXT], k=3, retrieval=Retrieval(**options))
-    await raises(errors.InvalidArgument, rankings, "rerank_weight")
-    assert not encoder.servicer.score_requests

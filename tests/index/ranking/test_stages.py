@@ -103,14 +103,6 @@ async def test_negative_feedback_looks_at_the_ranking_that_words_and_prior_made(
     assert [hit.id for hit in found] == [f"f{n}" for n in np.argsort(-expected, kind="stable")]
 
 
-@pytest.mark.parametrize(
-    ("share", "mode"), [(-0.1, "dense"), (1.1, "hybrid"), (float("nan"), "dense"), (0.1, "lexical")]
-)
-async def test_negative_feedback_that_cannot_be_is_refused(built, share, mode):
-    asked = built.client.retrieve("science", ["ice"], negative_feedback=share, mode=mode)
-    await raises(errors.InvalidArgument, asked, "negative_feedback")
-
-
 async def test_each_text_has_accepted_premises_of_its_own(built):
     found = await built.client.retrieve("science", ["ice", "ice"], k=10, accepted=[["f5"], ["f6", "f0"]])
     assert {hit.id for hit in found[0]} == {f"f{n}" for n in range(10)} - {"f5"}
@@ -319,20 +311,6 @@ async def test_failures_of_the_cross_encoder_reach_the_caller_by_name(serve, enc
         once = index.aeenc.with_options(retry=False).index
         ask = once.retrieve("science", ["ice"], k=2, mode="lexical", rerank=5, timeout_s=20)
         await raises(errors.Unavailable, ask, encoder.target, "rerank to 0")
-
-
-async def test_bad_stages_are_refused_by_name(built):
-    async def ask(**options):
-        await built.client.retrieve("science", ["ice", "sun"], **{"k": 3, **options})
-
-    await raises(errors.InvalidArgument, ask(rerank=2), "rerank", "3", "1,000")
-    await raises(errors.InvalidArgument, ask(rerank=1001), "rerank", "1001")
-    await raises(errors.InvalidArgument, ask(accepted=[["f1"]]), "accepted", "1 lists for 2 texts")
-    await raises(errors.InvalidArgument, ask(accepted=[["f1"], ["f99"]]), "accepted[1].premise_ids", "f99")
-    await raises(errors.InvalidArgument, ask(accepted=[["f1"] * 1025, []]), "accepted", "1,024")
-    for share in (-0.1, 1.5, float("nan")):
-        await raises(errors.InvalidArgument, ask(prior=share), "prior", "0 and 1")
-    await raises(errors.InvalidArgument, ask(prior=0.5, mode="iterative_lexical"), "prior", "rounds")
 
 
 async def test_texts_of_concurrent_calls_go_to_the_encoder_together_and_come_back_to_their_callers(built, encoder):
