@@ -37,6 +37,7 @@ log = get(__name__)
 
 RECHECK_S = 15.0  # the longest time between two looks at a run
 LISTEN_MS = 2000
+GATHER_S = 0.05  # so that many events at once make one look
 AWAY_PAUSE_S = 1.0
 
 
@@ -211,6 +212,7 @@ class PeopleGateway:
                     asking.changed.update({event.task_id} & asking.waiting.keys())
             if events:
                 self._awake.set()
+                await asyncio.sleep(GATHER_S)
 
     async def _put_new(self, run_id: str, asking: _Asking) -> None:
         """Waits from now on for the new tasks of a run, which are put into the queue unless they are there."""
