@@ -18,6 +18,7 @@ from aeenc.v1 import index_pb2_grpc
 from benchmarks.harness.rows import Rows
 from services.store.redis import connect
 from support.service_process import RedisProcess, ServiceProcess
+from support.waiting import eventually
 from support.worlds.sampler_world import FakeIndex, serving
 
 LIVE_RUNS, TREES = 5, 800
@@ -58,8 +59,11 @@ async def started(
     for number in range(runs):
         roots = [(f"{number}-{tree}", f"hypothesis {number}.{tree}") for tree in range(trees)]
         await client.start_run(roots, corpus="science", oracle=queue, k=6, live=live)
-    while sum(one.total.waiting for one in await people.list_queues()) < runs * trees:
-        await asyncio.sleep(0.2)
+
+    async def all_wait() -> bool:
+        return sum(one.total.waiting for one in await people.list_queues()) >= runs * trees
+
+    await eventually(all_wait, timeout_s=60)
 
 
 async def slowest_s(client: aeenc.SamplerClient) -> float:
@@ -98,7 +102,7 @@ async def commands(rows: Rows, redis: RedisProcess, what: str, most: float = 100
         rows.at_most(f"Redis commands a second, {what}", (after - before) / IDLE_S, "1/s", most)
 
 
-async def qualifying(rows: Rows, client: aeenc.SamplerClient, people: aeenc.PeopleClient, redis: RedisProcess) -> None:
+async def qualifying(rows: Rows, client: aeenc.SamplerClient, people: aeenc.PeopleClient, _: RedisProcess) -> None:
     """People who answer the same control item at once."""
     await started(client, people, 1, PEOPLE, "new")
     leases = [lease for number in range(PEOPLE) for lease in await people.lease(f"person {number}")]
