@@ -133,6 +133,40 @@ async def test_keys_and_moves_are_of_one_moment(here: Deployment, tmp_path: Path
     assert made.keys == 1
 
 
+async def test_a_backup_of_corpora_that_move_all_the_time_is_none(
+    here: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    here.activate("first")
+    capture, moves = making.capture, iter(range(100))
+
+    async def racing(redis: Redis, keys: str) -> making.Captured:
+        here.activate(f"again {next(moves)}")
+        return await capture(redis, keys)
+
+    monkeypatch.setattr(making, "capture", racing)
+    monkeypatch.setattr(making, "ATTEMPTS", 3)
+    with pytest.raises(errors.Unavailable, match="have moved 3 times"):
+        await here.back_up(tmp_path / "backup.tar")
+    assert not (tmp_path / "backup.tar").exists()
+
+
+def test_a_redis_with_a_password_is_backed_up_with_what_services_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked: dict[str, Any] = {}
+
+    def connect(url: str, **options: Any) -> None:
+        asked.update(options, url=url)
+        raise errors.Unavailable("seen")
+
+    monkeypatch.setattr("services.store.redis.connect", connect)
+    (tmp_path / "password").write_text(SECRET)
+    monkeypatch.setenv("AEENC_REDIS_PASSWORD_FILE", str(tmp_path / "password"))
+    monkeypatch.setenv("AEENC_REDIS_REPLICAS", "1")
+    aeenc("backup", tmp_path / "backup.tar", "--redis", "redis://db", "--artifacts", tmp_path)
+    assert (asked["url"], asked["password_file"], asked["replicas"]) == ("redis://db", tmp_path / "password", 1)
+
+
 async def test_an_unfinished_build_comes_back_as_far_as_it_said(here: Deployment, there: Deployment, tmp_path: Path):
     build = here.store.root / folder_of(CORPUS) / ".builds/0123"
     (build / "generation").mkdir(parents=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -34,37 +34,18 @@ class Selection:
 class Versions:
     """Loaded models by version, and the labels of each space that name some of them. Only its methods change them.
 
-    `space_id` is the default space. `premise_versions` holds the premise encoder of each served space; cross-encoders
-    belong to none.
+    `space_id` is the default space, empty before there is one. `premise_versions` holds the premise encoder of each
+    served space; cross-encoders belong to none. A label that serves another version than its row names is at revision
+    0.
     """
 
     def __init__(self) -> None:
-        self._space_id = ""
-        self._premise_versions: dict[str, str] = {}
-        self._labels: dict[LabelKey, LabelRow] = {}
-        self._models: dict[str, Model] = {}
+        self.space_id = ""
+        self.premise_versions: dict[str, str] = {}
+        self.labels: dict[LabelKey, LabelRow] = {}
+        self.models: dict[str, Model] = {}
         self._failing: dict[Computation, str] = {}
         self.in_flight: Counter[Model] = Counter()
-
-    @property
-    def space_id(self) -> str:
-        """The default space; empty before there is one."""
-        return self._space_id
-
-    @property
-    def premise_versions(self) -> Mapping[str, str]:
-        """The premise encoder of each served space."""
-        return self._premise_versions
-
-    @property
-    def labels(self) -> Mapping[LabelKey, LabelRow]:
-        """The served labels. One that serves another version than its row names is at revision 0."""
-        return self._labels
-
-    @property
-    def models(self) -> Mapping[str, Model]:
-        """The loaded models by version."""
-        return self._models
 
     @property
     def premise_version(self) -> str:
@@ -74,7 +55,7 @@ class Versions:
     @property
     def premises(self) -> Computation:
         """The premise encoder of the default space, and its precision."""
-        model = self._models.get(self.premise_version)
+        model = self.models.get(self.premise_version)
         return self.premise_version, model.description.premise_precision if model else FLOAT32
 
     @property
@@ -84,7 +65,7 @@ class Versions:
 
     def precision_of(self, version: str) -> str:
         """Returns the precision of a version that is named: that of its labels, float32 where these differ."""
-        of_labels = {row.precision for row in self._labels.values() if version in row.versions}
+        of_labels = {row.precision for row in self.labels.values() if version in row.versions}
         return of_labels.pop() if len(of_labels) == 1 else FLOAT32
 
     def resolve(self, role: str, selection: Selection) -> tuple[Model, str]:
@@ -167,13 +148,13 @@ class Versions:
         """Serves the models of a label's versions. The assignment to the label is the swap."""
         for model in models:
             self._hold(model)
-        self._labels[row.space_id, row.name] = row
+        self.labels[row.space_id, row.name] = row
 
     def _hold(self, model: Model) -> None:
         """Keeps a model; what was noted about another one of its version does not count for it."""
-        if self._models.get(model.version) is not model:
+        if self.models.get(model.version) is not model:
             self._forget_failures(model)
-            self._models[model.version] = model
+            self.models[model.version] = model
 
     def _forget_failures(self, model: Model) -> None:
         self._failing = {done: why for done, why in self._failing.items() if done[0] != model.version}
@@ -194,27 +175,27 @@ class Versions:
 
     def withdraw_all_but(self, keys: Collection[LabelKey]) -> list[LabelKey]:
         """Stops serving every other label, and returns those."""
-        withdrawn = [key for key in self._labels if key not in keys]
+        withdrawn = [key for key in self.labels if key not in keys]
         for key in withdrawn:
-            del self._labels[key]
+            del self.labels[key]
         return withdrawn
 
     def open_space(self, space_id: str, premises: Model, *, default: bool = False) -> None:
         """Serves the premises of a space, and makes it the default one on request."""
         self._hold(premises)
-        self._premise_versions[space_id] = premises.version
+        self.premise_versions[space_id] = premises.version
         if default:
-            self._space_id = space_id
+            self.space_id = space_id
 
     def close_spaces_but(self, spaces: Collection[str]) -> None:
         """Closes every other space except the default one."""
-        for space_id in set(self._premise_versions) - {*spaces, self._space_id}:
-            del self._premise_versions[space_id]
+        for space_id in set(self.premise_versions) - {*spaces, self.space_id}:
+            del self.premise_versions[space_id]
 
     def drop_unnamed(self) -> list[Model]:
         """Drops every version that neither a label nor a space names, and returns the models."""
-        named = set(self._premise_versions.values()).union(*(row.versions for row in self._labels.values()))
-        dropped = [self._models.pop(version) for version in set(self._models) - named]
+        named = set(self.premise_versions.values()).union(*(row.versions for row in self.labels.values()))
+        dropped = [self.models.pop(version) for version in set(self.models) - named]
         for model in dropped:
             self._forget_failures(model)
         return dropped

@@ -158,11 +158,13 @@ def _store(home: Path | None, artifacts: Path | None, url: str) -> ArtifactStore
 async def _stores(
     home: Path | None, url: str, artifacts: Path | None, *, is_stopped: bool
 ) -> AsyncIterator[tuple[Redis, ArtifactStore]]:
-    """Opens the stores that the options name."""
+    """Opens the stores that the options name; AEENC_REDIS_PASSWORD_FILE, _CA and so on say what else a Redis needs."""
     if bool(url) != (artifacts is not None):
         raise InvalidArgument("--redis and --artifacts name one deployment; give both, or --home alone")
     if artifacts is not None:
-        async with _connected(url) as redis:
+        from services.kit.settings import RedisSettings
+
+        async with _connected(url, **RedisSettings(_env_prefix="AEENC_").redis()) as redis:
             yield redis, ArtifactStore(artifacts)
         return
     fleet = Fleet(home or default_home())
@@ -176,10 +178,10 @@ async def _stores(
 
 
 @asynccontextmanager
-async def _connected(url: str) -> AsyncIterator[Redis]:
+async def _connected(url: str, **options: Any) -> AsyncIterator[Redis]:
     from services.store.redis import connect
 
-    redis = connect(url)
+    redis = connect(url, **options)
     try:
         yield redis
     finally:

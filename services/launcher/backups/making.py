@@ -22,6 +22,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 import aeenc
+from aeenc import errors
 from services.corpus.generation import folder_of
 from services.launcher.backups.archive import BackupWriter, new_backup
 from services.launcher.backups.keys import Captured, capture, pattern
@@ -99,7 +100,10 @@ async def _in_thread(backup: BackupWriter, work: Callable[..., list[str]], *argu
 async def _one_moment(
     redis: Redis, store: ArtifactStore, held: dict[str, HeldArtifact], keys: str
 ) -> tuple[Records, Captured, float]:
-    """Reads keys and records until no corpus has moved in between and all that they name is held."""
+    """Reads keys and records until no corpus has moved in between and all that they name is held.
+
+    What is still not there after ATTEMPTS looks is missing. Raises Unavailable for corpora that move all the time.
+    """
     await asyncio.to_thread(hold_all, store, held)
     records = await asyncio.to_thread(read_records, store)
     for _ in range(ATTEMPTS):
@@ -111,6 +115,8 @@ async def _one_moment(
         if before.moves == records_now.moves and not _missing(before, captured, held):
             break
         records = records_now
+    if before.moves != records_now.moves:
+        raise errors.Unavailable(f"corpora have moved {ATTEMPTS} times while the backup began; make it again")
     return before, captured, took_s
 
 
