@@ -190,6 +190,7 @@ async def test_the_reason_of_a_fall_back_outlives_the_swaps_after_it(
     serve, tuned, registry, artifact_store, monkeypatch
 ) -> None:
     monkeypatch.setattr(history, "KEPT_SWAPS", 2)
+    monkeypatch.setattr(follower, "RETRY_S", 30.0)  # on a busy machine the start would try the bad version again
     bad = write_tiny_checkpoint(artifact_store, seed=9, base_version=tuned[0].version, poison=True)
     await register(registry, bad, label="stable")
     async with serve(poll_s=30) as (server, client):
