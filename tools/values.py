@@ -57,6 +57,8 @@ RETURNED = {
     "RollbackResponse": "Rollback",
     "ListRolloutsResponse": "Rollouts",
 }
+# Enums whose values the clients take by name: what editors offer.
+NAMED = {"Loss", "Mode", "Batching", "Targets", "Negatives", "OwnText"}
 # Fields whose message may be missing, and whose absence says something: the run goes on, the part has no such figures.
 MAY_MISS = (
     "EvaluationReport.graded",
@@ -202,7 +204,7 @@ def _module(file: str, contract: _Contract) -> str:
     imports = [
         "from dataclasses import dataclass",
         "from datetime import datetime, timedelta",
-        "from typing import cast",
+        "from typing import Literal, cast",
         "from aeenc.values.reading import EPOCH, Choice, lasting, moment",
         "from aeenc.values.writing import as_message, as_messages, length, message, timestamp",
         *(f"from aeenc.v1 import {name}_pb2" for name in FILES if f"{name}_pb2." in "".join(bodies)),
@@ -218,6 +220,9 @@ def _enum(enum: EnumDescriptor, contract: _Contract) -> str:
     for value in enum.values:
         lines += [f"    {value.name.removeprefix(prefix)} = {value.number}"]
         lines += [_docstring(contract.comments[value.name], 4)]
+    if enum.name in NAMED:
+        names = [value.name.removeprefix(prefix).lower() for value in enum.values if value.number]
+        lines += ["", f"{_name(enum)}Name = Literal[{', '.join(map(repr, names))}]"]
     return "\n".join(lines)
 
 

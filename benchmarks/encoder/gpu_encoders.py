@@ -95,7 +95,7 @@ def ours_in_onnxruntime(directory: Path, device: str, *, half: bool = True) -> E
     """
     from services.encoder.runtime.onnx_session import open_session, providers_of
     from services.store.artifacts import ArtifactStore
-    from services.trainer.learning.checkpoint.export import export_pretrained
+    from services.trainer.train.export.checkpoint import export_pretrained
 
     placement = providers_of(device)
     request = {

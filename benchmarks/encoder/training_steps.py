@@ -13,16 +13,15 @@ import torch
 from torch import nn, optim
 
 from benchmarks.encoder.gpu_encoders import MAX_TOKENS
-from services.trainer.data.training_set import Example, TrainingSet
 from services.trainer.jobs.files import Precision
 from services.trainer.jobs.job import JobConfig
-from services.trainer.learning.loop.training import MAX_GRADIENT_NORM, WEIGHT_DECAY, Learner
-from services.trainer.learning.loss.frozen_vectors import FrozenVectors
-from services.trainer.learning.loss.objective import Premises, Queries
-from services.trainer.learning.loss.objectives import CorpusObjective
-from services.trainer.learning.query_encoder import Encoders, TextBatches, load_encoder
-from services.trainer.models.space import SpaceSpec
-from services.trainer.models.tokens import pad_id_of
+from services.trainer.jobs.training_set import Example, TrainingSet
+from services.trainer.models.space import SpaceSpec, pad_id_of
+from services.trainer.train.data import FrozenVectors, Premises, Queries
+from services.trainer.train.encoder import Encoders, TextBatches, load_encoder
+from services.trainer.train.loop import MAX_GRADIENT_NORM, WEIGHT_DECAY, Learner
+from services.trainer.train.losses import full_corpus_softmax
+from services.trainer.train.objectives import CorpusObjective, LossData
 
 WARM_UP = 5  # steps
 
@@ -50,12 +49,14 @@ def seconds_a_step(
     data = TrainingSet(examples, outside=[], excluded=np.zeros(premises, dtype=bool), dropped_for={})
     batches = TextBatches(model, spec, pad_id_of(model))
     encoders = Encoders(load_encoder(model, spec).to(device))
-    objective = CorpusObjective(
+    described = LossData(
+        full_corpus_softmax,
         data,
         Queries(data, batches, "", device, pretrained=None, weight=0.0, precision=precision),
         Premises(FrozenVectors(vectors.numpy(), device=device)),
         JobConfig("made-up", (), batch_size=batch_size),
     )
+    objective = CorpusObjective(described)
     learner = Learner(encoders, objective).train()
     optimizer = optim.AdamW(learner.parameters(), lr=1e-5, weight_decay=WEIGHT_DECAY)
     seconds: list[float] = []

@@ -56,7 +56,7 @@ def base_checkpoint(store: ArtifactStore) -> Artifact:
         }
         asked = store.root / "request.json"
         asked.write_text(json.dumps(request))
-        command = [sys.executable, "-m", "services.trainer.learning", "pretrained", str(asked)]
+        command = [sys.executable, "-m", "services.trainer.train", "pretrained", str(asked)]
         exporter = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE)  # it lives as long as its standard input
         if exporter.wait():
             sys.exit(f"{DEFAULT_NAME} could not be exported; its error stands above")
@@ -85,7 +85,7 @@ def variant(store: ArtifactStore, base: Artifact, number: int) -> Artifact:
 def int8_checkpoint(store: ArtifactStore, base: Artifact) -> Artifact:
     """A checkpoint of the base's weights with fp32 and, where the trainer's gate on dev passes, int8; made once."""
     from services.trainer.evaluation.protocol import EvaluationQuery
-    from services.trainer.learning.checkpoint.quantization import Trial, add_int8
+    from services.trainer.train.export.quantization import Trial, add_int8
 
     def write(folder: Path) -> dict[str, Any]:
         dataset = entailmentbank()

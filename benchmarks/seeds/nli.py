@@ -25,8 +25,8 @@ from aeenc import values
 from benchmarks.harness.kept_fleet import kept_fleet
 from benchmarks.harness.rows import ROOT, Rows
 from benchmarks.seeds.similarity import ScoredPair, read_pairs, spearman
-from services.trainer.data.pair_sources import DataSets
-from services.trainer.data.training_set import JudgedPair
+from services.trainer.jobs.pair_sources import DataSets
+from services.trainer.jobs.training_set import JudgedPair
 
 HOME = ROOT / ".aeenc" / "bench" / "nli"
 TEXT_BYTES = 16 * 1024

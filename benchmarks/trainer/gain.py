@@ -17,15 +17,15 @@ import numpy as np
 
 from benchmarks.harness.rows import Rows
 from services.corpus.generation import PremiseRecord, open_generation
-from services.trainer.data.holding_back import hold_back
-from services.trainer.data.training_set import JudgedPair
 from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.files import JobFiles, TrainingPlan
+from services.trainer.jobs.holding_back import hold_back
 from services.trainer.jobs.job import JobConfig
-from services.trainer.learning.job import load, train
-from services.trainer.learning.loop.ranks import Rank
-from services.trainer.learning.query_encoder import Encoders
-from services.trainer.registry.comparison import compared
+from services.trainer.jobs.training_set import JudgedPair
+from services.trainer.registry.quality_gate import compared
+from services.trainer.train.encoder import Encoders
+from services.trainer.train.job import load, train
+from services.trainer.train.ranks import Rank
 from support.models.tiny_checkpoints import WORDS
 from support.worlds.trainer_world import Space, make_space
 

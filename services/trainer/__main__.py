@@ -16,17 +16,16 @@ from services.store.durability import warn_unless_durable
 from services.store.objects import open_store
 from services.store.redis import Leases, connect, key_prefix
 from services.store.registry import Registry
-from services.trainer.data.pair_sources import DataSets, Retrieved, SampledPairs
 from services.trainer.evaluation.evaluator import Evaluator
-from services.trainer.garbage.collection import Collection, Retention
-from services.trainer.garbage.deletion import Deletion
 from services.trainer.jobs.files import ComputeOptions
+from services.trainer.jobs.garbage import Collection, Deletion, Retention
+from services.trainer.jobs.pair_sources import DataSets, Retrieved, SampledPairs
 from services.trainer.jobs.runner import JobRunner
 from services.trainer.jobs.store import JobStore
 from services.trainer.jobs.tandem_building import TandemBuilder
 from services.trainer.jobs.training_jobs import TrainingJobs
-from services.trainer.processes.child import Device
 from services.trainer.registry.checkpoints import Checkpoints
+from services.trainer.registry.child import Device
 from services.trainer.registry.operator_models import CrossEncoder, ModelExports, PretrainedSpace
 from services.trainer.registry.publishing import Publisher
 from services.trainer.registry.tandem_publishing import TandemPublisher
@@ -84,6 +83,7 @@ def build(settings: TrainerSettings) -> GrpcServer:
         instance=settings.instance,
         jobs_dir=jobs_dir,
         means=ComputeOptions(**{field.name: getattr(settings, field.name) for field in fields(ComputeOptions)}),
+        losses=settings.losses,
         lease_s=settings.lease_s,
         poll_s=settings.poll_s,
     )
@@ -102,7 +102,7 @@ def build(settings: TrainerSettings) -> GrpcServer:
     )
     device = Device(settings.device)
     limits = Limits(settings.message_bytes, settings.max_items, settings.text_bytes, tokens=settings.max_tokens)
-    jobs = TrainingJobs(store, checkpoints, pairs, data_sets, runner, holds, limits)
+    jobs = TrainingJobs(store, checkpoints, pairs, data_sets, runner, holds, limits, settings.losses)
     evaluator = Evaluator(
         checkpoints.store,
         EncoderClient(Channel(settings.encoder_target, **settings.peer())),

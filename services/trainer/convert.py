@@ -10,101 +10,34 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 
 from aeenc import errors
-from aeenc.calls.retrieval import Fusion, FusionMethod, Retrieval
-from aeenc.calls.retrieval import Mode as RetrieveMode
+from aeenc.calls.retrieval import Fusion, Retrieval
 from aeenc.evaluation import UNRANKED, GradedMetrics, Metrics
 from aeenc.evaluation.graded import LENGTHS, check_grade
 from aeenc.v1 import index_pb2, registry_pb2, trainer_pb2, types_pb2
-from services.kit.convert import PRECISIONS, bounded, decode_enum, opened_by, to_precision, to_timestamp
+from services.kit.convert import PRECISIONS, bounded, opened_by, to_precision, to_timestamp
 from services.store.registry import CheckpointRow, LabelRow, RolloutRow
 from services.store.registry_rows import TOGETHER, versions_of
-from services.trainer.data.training_set import OwnText
 from services.trainer.evaluation.evaluator import Evaluation, EvaluationSpec
 from services.trainer.evaluation.parts import Part
 from services.trainer.evaluation.protocol import EvaluationQuery, Ranks
 from services.trainer.evaluation.tree_level import GoldTree, TreeLevel
-from services.trainer.garbage.collection import Garbage
-from services.trainer.jobs.job import (
-    PROTOTYPES,
-    Batching,
-    Candidates,
-    Job,
-    JobConfig,
-    JobProgress,
-    Loss,
-    Mode,
-    Negatives,
-    Targets,
-    defaults_of,
-)
-from services.trainer.registry.comparison import Comparison
+from services.trainer.jobs.garbage import Garbage
+from services.trainer.jobs.job import PROTOTYPES, Job, JobConfig, JobProgress
+from services.trainer.jobs.losses import LOSSES, LossSpec
 from services.trainer.registry.publishing import Publication
-from services.trainer.registry.quality_gate import Verdict
+from services.trainer.registry.quality_gate import Comparison, Verdict
 from services.trainer.registry.tandems import Tandem
-
-_LOSSES: dict[int, Loss] = {
-    trainer_pb2.LOSS_FULL_CORPUS_SOFTMAX: "FULL_CORPUS_SOFTMAX",
-    trainer_pb2.LOSS_TRIPLET_MARGIN: "TRIPLET_MARGIN",
-    trainer_pb2.LOSS_PAIRWISE_CONTRASTIVE: "PAIRWISE_CONTRASTIVE",
-    trainer_pb2.LOSS_SUPERVISED_CONTRASTIVE: "SUPERVISED_CONTRASTIVE",
-    trainer_pb2.LOSS_MULTIPLE_NEGATIVES_RANKING: "MULTIPLE_NEGATIVES_RANKING",
-    trainer_pb2.LOSS_GIST: "GIST",
-    trainer_pb2.LOSS_NLI_CLASSIFICATION: "NLI_CLASSIFICATION",
-    trainer_pb2.LOSS_REGRESSION: "REGRESSION",
-    trainer_pb2.LOSS_ANALOGY: "ANALOGY",
-}
-_MODES: dict[int, Mode] = {
-    trainer_pb2.MODE_SINGLE: "SINGLE",
-    trainer_pb2.MODE_SIAMESE: "SIAMESE",
-    trainer_pb2.MODE_DUAL: "DUAL",
-    trainer_pb2.MODE_CROSS_ENCODER: "CROSS_ENCODER",
-}
-_BATCHINGS: dict[int, Batching] = {
-    trainer_pb2.BATCHING_QUERIES: "QUERIES",
-    trainer_pb2.BATCHING_ITEMS: "ITEMS",
-}
-_TARGETS: dict[int, Targets] = {
-    trainer_pb2.TARGETS_BINARY: "BINARY",
-    trainer_pb2.TARGETS_GRADES: "GRADES",
-    trainer_pb2.TARGETS_GRADE_DISTRIBUTION: "GRADE_DISTRIBUTION",
-}
-_NEGATIVES: dict[int, Negatives] = {
-    trainer_pb2.NEGATIVES_RETRIEVED: "RETRIEVED",
-    trainer_pb2.NEGATIVES_RANDOM: "RANDOM",
-    trainer_pb2.NEGATIVES_NONE: "NONE",
-}
-_CANDIDATES: dict[int, Candidates] = {
-    index_pb2.RETRIEVE_MODE_DENSE: "DENSE",
-    index_pb2.RETRIEVE_MODE_LEXICAL: "LEXICAL",
-    index_pb2.RETRIEVE_MODE_HYBRID: "HYBRID",
-    index_pb2.RETRIEVE_MODE_ITERATIVE_LEXICAL: "ITERATIVE_LEXICAL",
-}
-_OWN_TEXTS: dict[int, OwnText] = {
-    types_pb2.OWN_TEXT_EXCLUDED: "EXCLUDED",
-    types_pb2.OWN_TEXT_NEGATIVE: "NEGATIVE",
-}
-_RETRIEVE_MODES: dict[int, RetrieveMode] = {
-    index_pb2.RETRIEVE_MODE_DENSE: "dense",
-    index_pb2.RETRIEVE_MODE_LEXICAL: "lexical",
-    index_pb2.RETRIEVE_MODE_HYBRID: "hybrid",
-    index_pb2.RETRIEVE_MODE_ITERATIVE_LEXICAL: "iterative_lexical",
-}
-_FUSION_METHODS: dict[int, FusionMethod] = {
-    index_pb2.FUSION_METHOD_MIN_MAX: "min_max",
-    index_pb2.FUSION_METHOD_RECIPROCAL_RANK: "reciprocal_rank",
-}
 
 
 def from_config(message: trainer_pb2.JobConfig) -> tuple[JobConfig, list[tuple[str, list[str]]]]:
     """Reads a job's configuration, with the contract's defaults filled in, and its validation queries."""
-    mode = decode_enum(_MODES, message.mode, "config.mode", "SINGLE")
+    mode = _named(trainer_pb2.Mode, message.mode, "config.mode", "SINGLE")
     crossed = mode == "CROSS_ENCODER"
-    usual_loss: Loss = "REGRESSION" if crossed else "FULL_CORPUS_SOFTMAX"
-    loss = decode_enum(_LOSSES, message.loss, "config.loss", usual_loss)
-    usual: Batching = "QUERIES" if mode == "SINGLE" or crossed else "ITEMS"
-    batching = decode_enum(_BATCHINGS, message.batching, "config.batching", usual)
+    loss = _named(trainer_pb2.Loss, message.loss, "config.loss", "REGRESSION" if crossed else "FULL_CORPUS_SOFTMAX")
+    usual = "QUERIES" if mode == "SINGLE" or crossed else "ITEMS"
+    batching = _named(trainer_pb2.Batching, message.batching, "config.batching", usual)
     given = {name: _short(getattr(message, name)) for name in ("margin", "regularization") if message.HasField(name)}
-    defaults = defaults_of(loss, batching)
+    defaults = (LOSSES[loss] if not message.custom_loss else LossSpec("", "pairs")).by(batching)
     config = JobConfig(
         corpus=message.corpus,
         run_ids=tuple(message.run_ids),
@@ -130,11 +63,12 @@ def from_config(message: trainer_pb2.JobConfig) -> tuple[JobConfig, list[tuple[s
         initial_share=_short(message.initial_share),
         items_per_epoch=message.items_per_epoch,
         mode=mode,
-        targets=decode_enum(_TARGETS, message.targets, "config.targets", "BINARY"),
-        candidates=decode_enum(_CANDIDATES, message.candidates, "config.candidates", ""),
-        negatives=decode_enum(_NEGATIVES, message.negatives, "config.negatives", "RETRIEVED"),
-        own_text=decode_enum(_OWN_TEXTS, message.own_text, "config.own_text", "EXCLUDED"),
+        targets=_named(trainer_pb2.Targets, message.targets, "config.targets", "BINARY"),
+        candidates=_named(index_pb2.RetrieveMode, message.candidates, "config.candidates", ""),
+        negatives=_named(trainer_pb2.Negatives, message.negatives, "config.negatives", "RETRIEVED"),
+        own_text=_named(types_pb2.OwnText, message.own_text, "config.own_text", "EXCLUDED"),
         prototypes=message.prototypes or PROTOTYPES,
+        custom_loss=message.custom_loss,
     )
     return config, [(query.text, list(query.gold)) for query in _queries(message.validation)]
 
@@ -326,6 +260,15 @@ def seconds(duration: Duration) -> float:
     return float(duration.seconds + duration.nanos / 1e9)
 
 
+def _named(enum: Any, sent: int, field: str, unset: str) -> Any:
+    """Reads an enum's value by its name, without the enum's own; 0 is `unset`. Raises InvalidArgument."""
+    if sent and sent not in enum.values():
+        raise errors.InvalidArgument.field(
+            field, f"{sent} is unknown to this service; use one of {sorted(enum.values())[1:]}, or update it"
+        )
+    return enum.Name(sent).removeprefix(enum.Name(0).removesuffix("UNSPECIFIED")) if sent else unset
+
+
 def _short(value: float) -> float:
     """Rounds to what the caller wrote: 0.03 travels as 0.029999999329447746 in single precision."""
     return float(f"{value:.7g}")
@@ -362,12 +305,12 @@ def _retrieval(message: index_pb2.RetrievalOptions) -> Retrieval:
     if message.HasField("fusion"):
         weight = message.fusion.lexical_weight if message.fusion.HasField("lexical_weight") else None
         fusion = Fusion(
-            decode_enum(_FUSION_METHODS, message.fusion.method, "config.retrieval.fusion.method", "min_max"),
+            _named(index_pb2.FusionMethod, message.fusion.method, "config.retrieval.fusion.method", "MIN_MAX").lower(),
             weight,
             dict(message.fusion.features),
         )
     return Retrieval(
-        mode=decode_enum(_RETRIEVE_MODES, message.mode, "config.retrieval.mode", "dense"),
+        mode=_named(index_pb2.RetrieveMode, message.mode, "config.retrieval.mode", "DENSE").lower(),
         fusion=fusion,
         prior=message.prior,
         rerank=message.rerank,

@@ -11,11 +11,10 @@ from services.kit.server import GrpcServer, to_service_info
 from services.trainer import convert
 from services.trainer.convert import from_evaluate_requests, to_report
 from services.trainer.evaluation.evaluator import MAX_BYTES, MAX_QUERIES, Evaluator
-from services.trainer.garbage.collection import Collection
-from services.trainer.garbage.deletion import Deletion
+from services.trainer.jobs.garbage import Collection, Deletion
 from services.trainer.jobs.training_jobs import PAGE, TrainingJobs
-from services.trainer.processes.child import Device
 from services.trainer.registry.checkpoints import Checkpoints
+from services.trainer.registry.child import Device
 from services.trainer.registry.operator_models import PretrainedSpace
 from services.trainer.registry.publishing import Publisher
 from services.trainer.registry.tandems import Tandems

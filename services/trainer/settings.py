@@ -58,6 +58,11 @@ class TrainerSettings(RedisSettings):
         description="data sets by the name that jobs use: directories of trees or of rated facts, JSON lines; "
         "nli:PATH for inferences whose premise is the query, analogy:PATH for answer selection",
     )
+    losses: dict[str, str] = Field(
+        default_factory=dict,
+        description="losses of your own by the name that jobs use: MODULE.FUNCTION of pairs, or "
+        "triplets:MODULE.FUNCTION and others, which the trainer's Python can import",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="where jobs compute; auto: on a GPU where there is one"
     )

@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from numpy.typing import NDArray
 
 import aeenc
-from aeenc import blocking, errors, people, sampler, trainer
+from aeenc import blocking, errors, people, sampler
 from aeenc.calls.inputs import enum_value
 from aeenc.v1 import people_pb2, sampler_pb2, trainer_pb2, types_pb2
 
@@ -71,10 +71,6 @@ def test_what_a_call_takes_is_what_its_configuration_has(start, config, also):
         (sampler.CollectName, sampler_pb2.Collect),
         (sampler.SignName, types_pb2.PairSign),
         (people.StateName, people_pb2.TaskState),
-        (trainer.ModeName, trainer_pb2.Mode),
-        (trainer.OwnTextName, types_pb2.OwnText),
-        (trainer.LossName, trainer_pb2.Loss),
-        (trainer.BatchingName, trainer_pb2.Batching),
     ],
 )
 def test_the_names_that_an_editor_offers_are_the_contracts(names, enum):

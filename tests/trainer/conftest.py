@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.trainer.learning.checkpoint import export
-from services.trainer.learning.query_encoder import QueryEncoder
+from services.trainer.train.encoder import QueryEncoder
+from services.trainer.train.export import checkpoint as export
 from support.models.forks import Graphs, forks
 from support.models.tiny_cross_encoders import Exported, shared_cross_encoder
 from support.worlds.job_bench import bench
@@ -35,9 +35,9 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], list[int]]:
     def counted(inputs: Any) -> list[int]:
         encoders, objective = inputs.encoders(), inputs.objective()
         taken: list[int] = []
-        forward = QueryEncoder.forward
+        hidden = QueryEncoder.hidden
         monkeypatch.setattr(
-            QueryEncoder, "forward", lambda self, ids, mask: taken.append(len(ids)) or forward(self, ids, mask)
+            QueryEncoder, "hidden", lambda self, ids, mask: taken.append(len(ids)) or hidden(self, ids, mask)
         )
         objective.loss(encoders, np.arange(objective.size))
         return taken

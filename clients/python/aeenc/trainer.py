@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from aeenc import values
 from aeenc.calls.encoding import selector
@@ -26,27 +26,13 @@ from aeenc.errors import InvalidArgument
 from aeenc.transport.channel import Channel
 from aeenc.trees import Tree
 from aeenc.v1 import index_pb2, trainer_pb2, trainer_pb2_grpc, types_pb2
+from aeenc.values.trainer import BatchingName, LossName, ModeName, NegativesName, TargetsName
+from aeenc.values.types import OwnTextName
 from aeenc.values.writing import as_message, message, shown
 
 CHUNK_QUERIES = 512
 EVALUATE_TIMEOUT_S = 1800.0
 
-OwnTextName = Literal["excluded", "negative"]
-ModeName = Literal["single", "siamese", "dual", "cross_encoder"]
-LossName = Literal[
-    "full_corpus_softmax",
-    "triplet_margin",
-    "pairwise_contrastive",
-    "supervised_contrastive",
-    "multiple_negatives_ranking",
-    "gist",
-    "nli_classification",
-    "regression",
-    "analogy",
-]
-TargetsName = Literal["binary", "grades", "grade_distribution"]
-NegativesName = Literal["retrieved", "random", "none"]
-BatchingName = Literal["queries", "items"]
 Gold = types_pb2.GoldQuery | tuple[str, Sequence[str] | Mapping[str, float]]
 
 
@@ -115,6 +101,7 @@ class TrainerClient:
         candidates: Mode | int | None = None,
         negatives: NegativesName | int | None = None,
         prototypes: int = 0,
+        custom_loss: str = "",
         seed: int = 0,
         note: str = "",
         idempotency_key: str = "",
@@ -125,22 +112,24 @@ class TrainerClient:
         encoder), and learns only from texts of `split` ("": all). After each epoch it evaluates `validation`, gold
         queries as (text, premise texts), and keeps the best epoch by strict MAP; without them it keeps the last.
 
-        `mode` says which encoders to train (default: single), `loss` the objective (default: full_corpus_softmax;
-        regression with mode cross_encoder). 0 and None leave an option to the trainer: `epochs`, at most 100 (default:
-        as many as give 1,000 steps, but 3 to 12; the progress says how many), of `items_per_epoch` queries or items
-        (default: all); `batch_size`, 1 to 1,024 queries or items a step, which `batching` tells apart (default: 32
-        queries; 32 items in modes siamese and dual; 8 queries in mode cross_encoder), computed in `accumulation` parts;
-        `learning_rate` (default: 1e-4, of most losses over items and of nli_classification 2e-5) and `temperature`
-        (default: 0.03 or 0.05, by loss); `margin`, a cosine, of the losses triplet_margin, pairwise_contrastive and
-        analogy; `regularization`, the weight towards the pre-trained encoder; `initial_share`, the share of the initial
-        weights in the result, 0 to 1; `own_text`, what the query's own text is to it (default: excluded);
-        `refused_weight` of a refused pair beside an unjudged premise (default: 1); `hard_negatives`, 0 to 64 refused
-        premises a positive (default: 1; 6 a query in mode cross_encoder); `guide_version` and `guide_margin`, a cosine,
-        of loss gist. With mode cross_encoder, `targets` are binary, the grades of judged premises, or a distribution
-        over these (default: binary); `candidates` is the mode of Retrieve whose first 200 premises it learns to re-rank
-        (default: what encoders rank first), and `negatives` (retrieved, random or none) is what it draws besides
-        refused premises. `prototypes` is the number of correct pairs of a class that loss analogy compares with
-        (default: 30). `seed` is that of all randomness; `note` is kept with the checkpoint.
+        `mode` says which encoders to train (default: single), `loss` the objective (default:
+        full_corpus_softmax; regression with mode cross_encoder). 0 and None leave an option to the trainer:
+        `epochs`, at most 100 (default: as many as give 1,000 steps, but 3 to 12; the progress says how many),
+        of `items_per_epoch` queries or items (default: all); `batch_size`, 1 to 1,024 queries or items a step,
+        which `batching` tells apart (default: 32 queries; 32 items in modes siamese and dual; 8 queries in mode
+        cross_encoder), computed in `accumulation` parts; `learning_rate` (default: 1e-4, of most losses over
+        items and of nli_classification 2e-5) and `temperature` (default: 0.03 or 0.05, by loss); `margin`, a
+        cosine, of the losses that have one; `regularization`, the weight towards the pre-trained encoder;
+        `initial_share`, the share of the initial weights in the result, 0 to 1; `own_text`, what the query's
+        own text is to it (default: excluded); `refused_weight` of a refused pair beside an unjudged premise
+        (default: 1); `hard_negatives`, 0 to 64 refused premises a positive (default: 1; 6 a query in mode
+        cross_encoder); `guide_version` and `guide_margin`, a cosine, of loss gist. With mode cross_encoder,
+        `targets` are binary, the grades of judged premises, or a distribution over these (default: binary);
+        `candidates` is the mode of Retrieve whose first 200 premises it learns to re-rank (default: what
+        encoders rank first), and `negatives` (retrieved, random or none) is what it draws besides refused
+        premises. `prototypes` is the number of correct pairs of a class that loss analogy compares with
+        (default: 30). `custom_loss` names a loss of the trainer's settings in place of `loss`. `seed` is that
+        of all randomness; `note` is kept with the checkpoint.
 
         Makes an idempotency key where none is given. Raises InvalidArgument for an option out of range, NotFound for an
         unknown corpus, run, data set or version, FailedPrecondition (NO_POSITIVES) where nothing explains, and
@@ -162,6 +151,7 @@ class TrainerClient:
             regularization=regularization,
             refused_weight=refused_weight,
             prototypes=prototypes,
+            custom_loss=custom_loss,
             seed=seed,
             validation=[gold_query(query) for query in listed(validation, "validation")],
             split=split,

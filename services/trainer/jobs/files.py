@@ -19,9 +19,10 @@ from aeenc.errors import DataLoss
 from services.kit.logs import get
 from services.store.files import atomic_write, make_directory, sha256_of, sync_directory
 from services.store.formats import check_format, known_fields
-from services.trainer.data.training_set import JudgedPair
 from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.job import JobConfig
+from services.trainer.jobs.losses import LOSSES, LossSpec, loss_of_ones_own
+from services.trainer.jobs.training_set import JudgedPair
 
 log = get(__name__)
 
@@ -60,6 +61,12 @@ class TrainingPlan:
     artifacts_url: str = ""
     holds_back: bool = False  # without validation queries, trees of the runs judge the result, and choose no epoch
     serving: tuple[str, ...] = ()  # versions to measure beside the job's own, for the quality gate
+    custom_loss: str = ""  # what the settings call by the configuration's `custom_loss`, as `loss_of_ones_own` reads it
+
+    @property
+    def loss(self) -> LossSpec:
+        """The loss that the job trains with."""
+        return loss_of_ones_own(self.custom_loss) if self.custom_loss else LOSSES[self.config.loss]
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Self:

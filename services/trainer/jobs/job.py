@@ -1,4 +1,4 @@
-"""Values of a training job: its configuration with each loss's defaults, its progress and events, and their JSON."""
+"""Values of a training job: its configuration, its progress and events, and their JSON."""
 
 from __future__ import annotations
 
@@ -11,61 +11,15 @@ from typing import Any, Literal, Self
 
 from services.store.formats import check_format, known_fields
 from services.store.life_cycles import LIVE, State
-from services.trainer.data.training_set import OwnText
-from services.trainer.registry.comparison import Comparison
+from services.trainer.jobs.losses import Batching, Mode
+from services.trainer.jobs.training_set import OwnText
+from services.trainer.registry.quality_gate import Comparison
 
 FORMAT_VERSION = 1
 
-Loss = Literal[
-    "FULL_CORPUS_SOFTMAX",
-    "TRIPLET_MARGIN",
-    "PAIRWISE_CONTRASTIVE",
-    "SUPERVISED_CONTRASTIVE",
-    "MULTIPLE_NEGATIVES_RANKING",
-    "GIST",
-    "NLI_CLASSIFICATION",
-    "REGRESSION",
-    "ANALOGY",
-]
-Batching = Literal["QUERIES", "ITEMS"]
-Mode = Literal["SINGLE", "SIAMESE", "DUAL", "CROSS_ENCODER"]
 Targets = Literal["BINARY", "GRADES", "GRADE_DISTRIBUTION"]
 Negatives = Literal["RETRIEVED", "RANDOM", "NONE"]
-Candidates = Literal["", "DENSE", "LEXICAL", "HYBRID", "ITERATIVE_LEXICAL"]
-
-
-@dataclass(frozen=True)
-class LossDefaults:
-    """A loss's values for what the configuration leaves out."""
-
-    learning_rate: float = 1e-4
-    temperature: float = 0.05
-    margin: float = 0.1
-    regularization: float = 0.0
-
-
-_DEFAULTS: dict[Loss, LossDefaults] = {
-    "FULL_CORPUS_SOFTMAX": LossDefaults(temperature=0.03),
-    "TRIPLET_MARGIN": LossDefaults(regularization=0.1),
-    "PAIRWISE_CONTRASTIVE": LossDefaults(margin=0.5, regularization=0.1),
-    "SUPERVISED_CONTRASTIVE": LossDefaults(),
-    "MULTIPLE_NEGATIVES_RANKING": LossDefaults(),
-    "GIST": LossDefaults(),
-    "NLI_CLASSIFICATION": LossDefaults(learning_rate=2e-5),
-    "REGRESSION": LossDefaults(),
-    "ANALOGY": LossDefaults(),
-}
-_BY_QUERY: tuple[Loss, ...] = ("FULL_CORPUS_SOFTMAX", "SUPERVISED_CONTRASTIVE")  # with either batching
 PROTOTYPES = 30  # of each class of questions
-ITEMS_LEARNING_RATE = 2e-5  # lower: an epoch has many times as many steps
-
-
-def defaults_of(loss: Loss, batching: Batching) -> LossDefaults:
-    """Returns the defaults of a loss."""
-    defaults = _DEFAULTS[loss]
-    if batching == "ITEMS" and loss not in _BY_QUERY:
-        return replace(defaults, learning_rate=ITEMS_LEARNING_RATE)
-    return defaults
 
 
 @dataclass(frozen=True)
@@ -76,7 +30,7 @@ class JobConfig:
     run_ids: tuple[str, ...]
     idempotency_key: str = ""
     base_version: str = ""
-    loss: Loss = "FULL_CORPUS_SOFTMAX"
+    loss: str = "FULL_CORPUS_SOFTMAX"
     epochs: int = 0  # by the size of the data
     batch_size: int = 32
     learning_rate: float = 1e-4
@@ -97,10 +51,16 @@ class JobConfig:
     items_per_epoch: int = 0
     mode: Mode = "SINGLE"
     targets: Targets = "BINARY"
-    candidates: Candidates = ""
+    candidates: str = ""  # a mode of Retrieve; empty: what encoders rank first
     negatives: Negatives = "RETRIEVED"
     own_text: OwnText = "EXCLUDED"
     prototypes: int = PROTOTYPES
+    custom_loss: str = ""  # in place of `loss`: a name of the operator's settings
+
+    @property
+    def loss_name(self) -> str:
+        """The name of the loss that it trains with."""
+        return self.custom_loss or self.loss
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
@@ -216,23 +176,4 @@ def job_then(job: Job, values: Mapping[str, str]) -> Job:
         version=values["version"],
         progress=JobProgress.from_record(json.loads(values["progress"] or "{}")),
         ended_at=datetime.fromisoformat(values["ended_at"]) if values["ended_at"] else None,
-    )
-
-
-_NEEDS_FROZEN_PREMISES: tuple[Loss, ...] = ("FULL_CORPUS_SOFTMAX",)
-
-
-def why_not(mode: Mode, loss: Loss) -> str:
-    """Says why a mode cannot train with a loss, and what to do instead; empty if it can."""
-    if (mode == "CROSS_ENCODER") != (loss == "REGRESSION"):
-        return (
-            f"is {loss}, but mode {mode} does not train with it: mode CROSS_ENCODER takes only REGRESSION, other "
-            "modes never do; leave the loss out, or change the mode"
-        )
-    if mode in {"SINGLE", "CROSS_ENCODER"} or loss not in _NEEDS_FROZEN_PREMISES:
-        return ""
-    return (
-        f"is {loss}, which compares with every vector of the frozen corpus, but mode {mode} trains the premise encoder "
-        "and would have to encode the whole corpus in every step; give MULTIPLE_NEGATIVES_RANKING or another loss over "
-        "pairs, or mode SINGLE"
     )

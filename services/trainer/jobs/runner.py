@@ -16,9 +16,10 @@ import contextlib
 import shutil
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from aeenc import errors
@@ -32,16 +33,17 @@ from services.kit.tracing import failed, span
 from services.store.files import DISK_FULL
 from services.store.formats import NewerFormat
 from services.store.life_cycles import LIVE, State, WorkLease
-from services.trainer.data.holding_back import HeldBack, hold_back
-from services.trainer.data.pair_sources import DataSets, Retrieved, SampledPairs
-from services.trainer.data.training_set import JudgedPair
 from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.files import ComputeOptions, JobFiles, TrainingPlan
-from services.trainer.jobs.job import Candidates, Job, JobProgress
+from services.trainer.jobs.holding_back import HeldBack, hold_back
+from services.trainer.jobs.job import Job, JobProgress
+from services.trainer.jobs.losses import dotted_name
+from services.trainer.jobs.pair_sources import DataSets, Retrieved, SampledPairs
 from services.trainer.jobs.store import JobStore
 from services.trainer.jobs.tandem_building import TandemBuilder
-from services.trainer.processes.child import EXIT_DISK_FULL, Child, asked_to_end, describe_exit
+from services.trainer.jobs.training_set import JudgedPair
 from services.trainer.registry.checkpoints import Checkpoints
+from services.trainer.registry.child import EXIT_DISK_FULL, Child, asked_to_end, describe_exit
 
 log = get(__name__)
 T = TypeVar("T")
@@ -60,14 +62,6 @@ class JobFailed(Exception):
     def __init__(self, reason: str, version: str = "") -> None:
         super().__init__(reason)
         self.version = version
-
-
-_MODES: dict[Candidates, Mode] = {
-    "DENSE": "dense",
-    "LEXICAL": "lexical",
-    "HYBRID": "hybrid",
-    "ITERATIVE_LEXICAL": "iterative_lexical",
-}
 
 
 class JobStopped(Exception):
@@ -91,6 +85,7 @@ class JobRunner:
         instance: str,
         jobs_dir: Path,
         means: ComputeOptions,
+        losses: Mapping[str, str] = MappingProxyType({}),
         lease_s: float,
         poll_s: float,
     ) -> None:
@@ -99,7 +94,7 @@ class JobRunner:
         self._holds = holds
         # A restarted process is another owner: its predecessor's calls in flight must not count as its own.
         self._owner = f"{instance}:{uuid.uuid4().hex[:8]}"
-        self._jobs_dir, self._means = jobs_dir, means
+        self._jobs_dir, self._means, self._losses = jobs_dir, means, losses
         self._lease_s, self._poll_s = lease_s, poll_s
         self.active_job = ""
         self._ends: dict[str, tuple[int, int]] = {}  # by job: epochs finished, and how often it was asked to end since
@@ -260,6 +255,7 @@ class JobRunner:
             means=self._means,
             artifacts_url=self._checkpoints.store.url,
             holds_back=bool(job.config.run_ids) and not given,
+            custom_loss=dotted_name(self._losses, job.config.custom_loss),
             serving=await self._checkpoints.serving(
                 job.config.base_version, cross_encoders=job.config.mode == "CROSS_ENCODER"
             ),
@@ -290,7 +286,7 @@ class JobRunner:
         """Retrieves for the queries that explanations are known of, and for those of the validation."""
         explained = await asyncio.to_thread(lambda: {pair.query: None for pair in pairs if pair.sign == "POSITIVE"})
         queries = explained | {query.text: None for query in validation}
-        mode = _MODES[job.config.candidates]
+        mode: Mode = job.config.candidates.lower()  # type: ignore[assignment]
         return await self._retrieved.read(job.config.corpus, job.generation, mode, list(queries))
 
     async def _run_child(self, job: Job, files: JobFiles) -> dict[str, object]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from types import MappingProxyType
 
 from aeenc import errors
 from services.corpus.active import read_active
@@ -18,9 +19,10 @@ from services.kit.tracing import traceparent
 from services.store.life_cycles import LIVE, State
 from services.store.registry import CheckpointRow
 from services.store.requests import Request
-from services.trainer.data.pair_sources import DataSets, SampledPairs
 from services.trainer.evaluation.protocol import EvaluationQuery, GoldStandard, merge_queries
-from services.trainer.jobs.job import Job, JobConfig, JobEvent, JobProgress, job_then, why_not
+from services.trainer.jobs.job import Job, JobConfig, JobEvent, JobProgress, job_then
+from services.trainer.jobs.losses import LOSSES, dotted_name, loss_of_ones_own
+from services.trainer.jobs.pair_sources import DataSets, SampledPairs
 from services.trainer.jobs.runner import JobRunner
 from services.trainer.jobs.store import JobStore
 from services.trainer.registry.checkpoints import CROSS_ENCODER, Checkpoints
@@ -42,10 +44,12 @@ class TrainingJobs:
         runner: JobRunner,
         holds: GenerationHolds,
         limits: Limits,
+        losses: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        """`losses` are those of the operator's settings: dotted names of formulas by the name that jobs use."""
         self._store, self._checkpoints, self._holds = store, checkpoints, holds
         self._pairs, self._data_sets, self._runner = pairs, data_sets, runner
-        self.limits = limits
+        self.limits, self._losses = limits, losses
 
     async def start(self, config: JobConfig, validation: Sequence[Gold]) -> tuple[Job, bool]:
         """Starts a job on the generation and base version of now. True if the job existed before."""
@@ -115,8 +119,10 @@ class TrainingJobs:
             raise errors.InvalidArgument.field("config.corpus", "is empty; name a corpus of the index")
         if not (config.run_ids or config.data_sets):
             raise errors.InvalidArgument.field("config.run_ids", "is empty; name at least one run, or a data set")
-        if why := why_not(config.mode, config.loss):
-            raise errors.InvalidArgument.field("config.loss", why)
+        dotted = dotted_name(self._losses, config.custom_loss)
+        loss = loss_of_ones_own(dotted) if dotted else LOSSES[config.loss]
+        if conflict := loss.conflict(config.mode, config.loss_name):
+            raise errors.InvalidArgument.field("config.custom_loss" if dotted else "config.loss", conflict)
         if config.mode == "SIAMESE" and config.own_text == "NEGATIVE":
             raise errors.InvalidArgument.field(
                 "config.own_text",

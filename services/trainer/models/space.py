@@ -116,3 +116,8 @@ def _add_tensors(digest: Any, path: Path) -> None:
                 digest.update(data[start + begin : start + end])
         except (ValueError, KeyError, TypeError) as error:
             raise DataLoss(f"{path} is not a safetensors file ({error!r}); export it again") from error
+
+
+def pad_id_of(directory: Path) -> int:
+    """Reads the padding token's id from config.json."""
+    return int(json.loads((directory / "config.json").read_bytes()).get("pad_token_id") or 0)

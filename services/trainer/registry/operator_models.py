@@ -29,8 +29,8 @@ from services.trainer.models.base_model import (
     find_base_model,
     find_cross_encoder,
 )
-from services.trainer.processes.child import Child, describe_exit
 from services.trainer.registry.checkpoints import FOLDER, Checkpoints, is_intact
+from services.trainer.registry.child import Child, describe_exit
 
 log = get(__name__)
 

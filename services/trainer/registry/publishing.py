@@ -24,9 +24,8 @@ from services.store.registry import CheckpointRow, LabelRow, Registry, RolloutRo
 from services.store.registry_rows import TOGETHER, versions_of
 from services.store.requests import Request
 from services.trainer.registry.checkpoints import CROSS_ENCODER, Checkpoints
-from services.trainer.registry.comparison import Comparison
 from services.trainer.registry.operator_models import STABLE, PretrainedSpace
-from services.trainer.registry.quality_gate import QualityGate, Verdict
+from services.trainer.registry.quality_gate import Comparison, QualityGate, Verdict
 from services.trainer.registry.tandem_publishing import TandemActivation, TandemPublisher
 from services.trainer.registry.tandems import Tandem
 

@@ -24,7 +24,7 @@ from support.models.tiny_checkpoints import PROBES, TinyCheckpoint, register, wr
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     """A tiny BERT as the trainer exports it."""
-    from services.trainer.learning.checkpoint.export import export_pretrained
+    from services.trainer.train.export.checkpoint import export_pretrained
 
     root = tmp_path_factory.mktemp("exported")
     directory = write_sentence_model(root / "base")

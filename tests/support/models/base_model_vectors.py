@@ -11,8 +11,7 @@ import pytest
 from services.encoder.rollout.loading import LoadOptions, load_model
 from services.encoder.runtime.onnx_session import CPU, Placement
 from services.store.artifacts import Artifact, ArtifactStore
-from services.trainer.models.space import SpaceSpec
-from services.trainer.models.tokens import pad_id_of
+from services.trainer.models.space import SpaceSpec, pad_id_of
 
 TEXTS = [
     "sun",
@@ -28,7 +27,7 @@ def spec_of(directory: Path, **options: Any) -> SpaceSpec:
 
 
 def ours(directory: Path, texts: list[str] = TEXTS, prefix: str = "", **options: Any) -> Any:
-    from services.trainer.learning.query_encoder import TextBatches, encode, load_encoder
+    from services.trainer.train.encoder import TextBatches, encode, load_encoder
 
     spec = spec_of(directory, **options)
     return encode(load_encoder(directory, spec), TextBatches(directory, spec, pad_id_of(directory)), texts, prefix)
@@ -59,7 +58,7 @@ def least_cosine(found: Any, expected: Any) -> float:
 
 def exported(tmp_path: Path, directory: Path, **options: Any) -> Any:
     """The checkpoint of a model, and what the encoder makes of it."""
-    from services.trainer.learning.checkpoint.export import export_pretrained
+    from services.trainer.train.export.checkpoint import export_pretrained
 
     request = {"max_tokens": 48, "query_prefix": "", "premise_prefix": "", "base_model": "tiny", **options}
     store = ArtifactStore(tmp_path / "artifacts")
@@ -77,7 +76,7 @@ def try_one_step(artifact: Artifact) -> None:
     """One step of training with a checkpoint's weights makes the loss smaller."""
     import torch
 
-    from services.trainer.learning.query_encoder import TextBatches, load_encoder
+    from services.trainer.train.encoder import TextBatches, load_encoder
 
     spec = SpaceSpec.of_meta(artifact.meta)
     encoder = load_encoder(artifact.path, spec)

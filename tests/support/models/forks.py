@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from services.trainer.learning import __main__ as entry
-from services.trainer.learning.loop import ranks
-from services.trainer.processes import child
+from services.trainer.registry import child
+from services.trainer.train import __main__ as entry
+from services.trainer.train import ranks
 
 CONTEXT = multiprocessing.get_context("forkserver")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 import tqdm
 
-from services.trainer.learning import job
-from services.trainer.learning.checkpoint import export
-from services.trainer.learning.checkpoint.probes import PROBES, spec_of
-from services.trainer.learning.query_encoder import TextBatches, load_encoder
+from services.trainer.train import job
+from services.trainer.train.encoder import TextBatches, load_encoder
+from services.trainer.train.export import checkpoint as export
+from services.trainer.train.export.checkpoint import PROBES, spec_of
 from support.models.forks import Graphs
 from support.models.tiny_base_models import write_tiny_base
 

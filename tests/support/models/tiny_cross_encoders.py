@@ -98,7 +98,7 @@ class Exported:
 
 def export_tiny_cross_encoder(root: Path, **options: Any) -> Exported:
     """Writes one and exports it in this process."""
-    from services.trainer.learning.cross_encoders.cross_encoder import export_cross_encoder
+    from services.trainer.train.export.cross_encoder import export_cross_encoder
 
     directory = write_tiny_cross_encoder(root / "model", **options)
     store = ArtifactStore(root / "artifacts")

@@ -32,13 +32,13 @@ from services.sampler.__main__ import build as build_sampler
 from services.sampler.settings import SamplerSettings
 from services.store.artifacts import ArtifactStore
 from services.trainer.__main__ import build
-from services.trainer.data.training_set import JudgedPair
 from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.files import ComputeOptions, JobFiles, TrainingPlan
 from services.trainer.jobs.job import JobConfig
-from services.trainer.learning.loop import training
 from services.trainer.models.base_model import FILES
+from services.trainer.jobs.training_set import JudgedPair
 from services.trainer.settings import TrainerSettings
+from services.trainer.train import loop as training
 from support.made_once import made_once
 from support.models.tiny_base_models import write_tiny_base
 from support.models.tiny_checkpoints import WORDS, TinyCheckpoint
@@ -85,8 +85,8 @@ class Space:
 
     def encode(self, texts: Sequence[str]) -> Any:
         """Vectors of texts by the pre-trained encoder."""
-        from services.trainer.learning.query_encoder import TextBatches, encode, load_encoder
         from services.trainer.models.space import SpaceSpec
+        from services.trainer.train.encoder import TextBatches, encode, load_encoder
 
         artifact = self.store.open("checkpoints", self.version)
         spec = SpaceSpec.of_meta(artifact.meta)
@@ -127,7 +127,7 @@ def make_space(root: Path, dropout: float = 0.1) -> Space:
 
 def export_space(root: Path, base: Path, pooling: str = "") -> Space:
     """Exports a base model's directory into a store of its own."""
-    from services.trainer.learning.checkpoint.export import export_pretrained
+    from services.trainer.train.export.checkpoint import export_pretrained
 
     version = export_pretrained(ArtifactStore(root / "artifacts"), _request(root, base, pooling))
     return space_in(root, base, version, pooling)

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from aeenc.trees import Dataset
 from services.store.artifacts import Artifact, ArtifactStore
 from services.trainer.evaluation.protocol import EvaluationQuery, Report, evaluate
-from services.trainer.learning.checkpoint.export import export_pretrained
 from services.trainer.learning.checkpoint.kept_graph import export_kept
-from services.trainer.learning.checkpoint.quantization import int8_gate, quantize, vectors_alone
-from services.trainer.learning.query_encoder import TextBatches
 from services.trainer.models.base_model import DEFAULT_NAME, find_base_model
 from services.trainer.models.space import SpaceSpec
+from services.trainer.train.encoder import TextBatches
+from services.trainer.train.export.checkpoint import export_pretrained
+from services.trainer.train.export.quantization import int8_gate, quantize, vectors_alone
 from support.real_data import ENTAILMENTBANK, without_test
 
 pytestmark = pytest.mark.reference

@@ -13,14 +13,14 @@ import pytest
 
 from aeenc import errors
 from services.store.artifacts import ArtifactStore
-from services.trainer.data.training_set import JudgedPair
 from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs import runner
 from services.trainer.jobs.files import JobFiles
 from services.trainer.jobs.job import Job
-from services.trainer.learning import __main__ as child
-from services.trainer.learning import job as job_module
+from services.trainer.jobs.training_set import JudgedPair
 from services.trainer.registry.checkpoints import Checkpoints
+from services.trainer.train import __main__ as child
+from services.trainer.train import job as job_module
 from support.waiting import eventually, until
 from support.worlds.job_bench import Bench, StandInServices, starting
 

@@ -16,7 +16,7 @@ from aeenc import Channel, EncoderClient, errors
 from aeenc.v1 import sampler_pb2, trainer_pb2, types_pb2
 from services.corpus.active import read_active
 from services.corpus.generation import folder_of
-from services.trainer.data.pair_sources import SampledPairs
+from services.trainer.jobs.pair_sources import SampledPairs
 from support.worlds.trainer_world import FACTS, QUERIES, VALIDATION, TrainerWorld
 
 SUCCEEDED, FAILED, CANCELLED = (

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from services.trainer.jobs.files import ComputeOptions, JobFiles
-from services.trainer.processes.child import MODULE
+from services.trainer.registry.child import MODULE
 from support.worlds.trainer_world import PAIRS, MakeJob, Space
 
 JOBS = 3

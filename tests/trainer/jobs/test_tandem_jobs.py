@@ -19,7 +19,7 @@ from services.encoder.settings import EncoderSettings
 from services.index.__main__ import build as build_index
 from services.index.settings import IndexSettings
 from services.store.registry import Registry
-from services.trainer.processes.child import Child
+from services.trainer.registry.child import Child
 from support.waiting import until
 from support.worlds.tandem_world import PREMISES
 from support.worlds.trainer_world import PAIRS, VALIDATION, Space, serve_trainer

@@ -81,7 +81,7 @@ def test_weights_of_a_model_inside_another_are_found(tmp_path: Path, architectur
 def test_weights_that_lack_a_layer_are_refused_and_a_lacking_pooler_is_not_made_up(tmp_path: Path) -> None:
     from safetensors.numpy import load_file, save_file
 
-    from services.trainer.learning.query_encoder import load_encoder
+    from services.trainer.train.encoder import load_encoder
 
     directory = write_sentence_model(tmp_path)
     path = directory / "model.safetensors"
@@ -152,7 +152,7 @@ def test_the_longest_text_is_the_least_of_all_limits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("architecture", ["mpnet", "roberta"])
 def test_positions_that_start_after_the_padding_are_not_counted_as_room(tmp_path: Path, architecture: str) -> None:
-    from services.trainer.learning.query_encoder import TextBatches, encode, load_encoder
+    from services.trainer.train.encoder import TextBatches, encode, load_encoder
 
     directory = write_sentence_model(tmp_path, architecture)
     spec = spec_of(directory, max_tokens=500)
@@ -209,7 +209,7 @@ def test_fp16_is_exported_when_asked_for_and_near_fp32(
     space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from services.trainer.learning.checkpoint import quantization
-    from services.trainer.learning.checkpoint.quantization import vectors_alone
+    from services.trainer.train.export.quantization import vectors_alone
 
     artifact, model = exported(tmp_path, space.base, fp16=True, max_tokens=64)
     path = artifact.file("model.fp16.onnx")
@@ -239,7 +239,7 @@ def test_fp16_is_not_exported_unless_asked_for(space: Space) -> None:
 
 @pytest.mark.slow
 def test_a_job_exports_fp16_when_the_trainer_is_set_to(space: Space, make_job: MakeJob) -> None:
-    from services.trainer.learning.job import run_job
+    from services.trainer.train.job import run_job
 
     files = make_job(epochs=1, validation=[])
     files.write_plan(replace(files.plan(), means=replace(files.plan().means, fp16=True)))

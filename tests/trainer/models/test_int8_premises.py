@@ -11,14 +11,13 @@ import pytest
 from aeenc.errors import FailedPrecondition
 from services.store.artifacts import Artifact, ArtifactStore
 from services.trainer.learning.checkpoint import quantization
-from services.trainer.learning.checkpoint.export import export_pretrained
-from services.trainer.learning.checkpoint.probes import PROBES
-from services.trainer.learning.checkpoint.quantization import vectors_alone
-from services.trainer.learning.devices import prepare_torch
-from services.trainer.learning.inputs import JobInputs
-from services.trainer.learning.job import load_inputs, run_job
-from services.trainer.learning.loop.ranks import Rank
 from services.trainer.models.space import SpaceSpec
+from services.trainer.train.encoder import prepare_torch
+from services.trainer.train.export.checkpoint import PROBES, export_pretrained
+from services.trainer.train.export.quantization import vectors_alone
+from services.trainer.train.inputs import JobInputs
+from services.trainer.train.job import load_inputs, run_job
+from services.trainer.train.ranks import Rank
 from support.worlds.trainer_world import MakeJob, Space
 
 
@@ -43,7 +42,7 @@ def test_the_space_is_another_one_and_has_the_model_that_encodes_its_premises(sp
 
 
 def load_ids(artifact: Artifact) -> list[list[int]]:
-    from services.trainer.learning.query_encoder import TextBatches
+    from services.trainer.train.encoder import TextBatches
 
     return TextBatches(artifact.path, SpaceSpec.of_meta(artifact.meta), artifact.meta["pad_id"]).ids(PROBES, "")
 

@@ -104,7 +104,7 @@ def test_a_model_of_the_table_is_exported_and_served_by_both_runtimes(published:
 
 @pytest.mark.slow
 def test_a_job_learns_from_a_model_of_the_table(space: Space, make_job: MakeJob) -> None:
-    from services.trainer.learning.job import run_job
+    from services.trainer.train.job import run_job
 
     files = make_job(epochs=4, learning_rate=2e-4)
     run_job(files)

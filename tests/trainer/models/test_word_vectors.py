@@ -20,9 +20,9 @@ from services.encoder.rollout.loading import LoadOptions, load_model
 from services.encoder.runtime.onnx_session import CPU, Placement
 from services.trainer.jobs.files import JobFiles, TrainingPlan
 from services.trainer.jobs.job import JobConfig
-from services.trainer.learning.devices import prepare_torch
-from services.trainer.learning.job import run_job
 from services.trainer.models.word_vectors import WordVectors, write_base_model
+from services.trainer.train.encoder import prepare_torch
+from services.trainer.train.job import run_job
 from services.transformer import PooledTransformer, load_transformer
 from support.models.base_model_vectors import TEXTS, exported, least_cosine, ours
 from support.models.tiny_checkpoints import DIM, WORDS

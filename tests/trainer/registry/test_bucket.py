@@ -8,8 +8,8 @@ from pathlib import Path
 
 from services.store import objects
 from services.store.objects import open_store
-from services.trainer.learning.inputs import JobInputs
-from services.trainer.learning.loop.ranks import Rank
+from services.trainer.train.inputs import JobInputs
+from services.trainer.train.ranks import Rank
 from support.waiting import until
 from support.worlds.trainer_world import MakeJob, Space, serve_encoder, serve_trainer
 

@@ -21,8 +21,8 @@ from services.store.formats import NewerFormat
 from services.store.redis import connect, key_prefix
 from services.store.registry import Registry
 from services.trainer.__main__ import build
-from services.trainer.processes.child import Child
 from services.trainer.registry.checkpoints import Checkpoints
+from services.trainer.registry.child import Child
 from services.trainer.registry.operator_models import EXPORTER, ModelExports, once_redis_answers
 from services.trainer.settings import TrainerSettings
 from support.models.tiny_cross_encoders import PAIRS, Exported, reference, take_head, write_tiny_cross_encoder
@@ -263,8 +263,8 @@ async def test_a_setting_that_is_taken_back_or_changed_exports_the_model_again(
 def test_a_model_that_no_onnx_file_can_hold_is_refused_with_its_size(
     space: Space, exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ):
-    from services.trainer.learning import __main__ as child
-    from services.trainer.learning.checkpoint import export
+    from services.trainer.train import __main__ as child
+    from services.trainer.train.export import checkpoint as export
 
     monkeypatch.setattr(export, "MAX_WEIGHTS_BYTES", 1_000, raising=False)
     request = space.request | ({"directory": str(exported.directory)} if kind == "cross-encoder" else {})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Literal
 
 from aeenc.v1 import trainer_pb2
 from aeenc.values.index import RetrieveMode
@@ -50,6 +51,19 @@ class Loss(Choice):
     """
 
 
+LossName = Literal[
+    "full_corpus_softmax",
+    "triplet_margin",
+    "pairwise_contrastive",
+    "supervised_contrastive",
+    "multiple_negatives_ranking",
+    "gist",
+    "nli_classification",
+    "regression",
+    "analogy",
+]
+
+
 class Batching(Choice):
     """The content of an optimiser step."""
 
@@ -62,6 +76,9 @@ class Batching(Choice):
     (TRIPLET_MARGIN), a positive pair (MULTIPLE_NEGATIVES_RANKING, GIST), a pair (PAIRWISE_CONTRASTIVE,
     NLI_CLASSIFICATION), a quadruple (ANALOGY) or a query (all others).
     """
+
+
+BatchingName = Literal["queries", "items"]
 
 
 class Mode(Choice):
@@ -82,6 +99,9 @@ class Mode(Choice):
     """
 
 
+ModeName = Literal["single", "siamese", "dual", "cross_encoder"]
+
+
 class Targets(Choice):
     """What a cross-encoder's score is regressed to."""
 
@@ -99,6 +119,9 @@ class Targets(Choice):
     """
 
 
+TargetsName = Literal["binary", "grades", "grade_distribution"]
+
+
 class Negatives(Choice):
     """Premises that were not judged and become negatives."""
 
@@ -110,6 +133,9 @@ class Negatives(Choice):
     """Premises of the whole generation, drawn at random."""
     NONE = 3
     """None: only refused premises."""
+
+
+NegativesName = Literal["retrieved", "random", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +260,8 @@ class JobConfig:
     """The number of correct pairs of each class of questions, drawn at random, that the quadruples of ANALOGY compare
     with; 1 to 10,000. Default (0): 30.
     """
+    custom_loss: str = ""
+    """A loss of the operator's settings, by its name there, in place of `loss`."""
 
     @classmethod
     def from_message(cls, message: trainer_pb2.JobConfig) -> JobConfig:
@@ -269,6 +297,7 @@ class JobConfig:
             negatives=Negatives(message.negatives),
             own_text=OwnText(message.own_text),
             prototypes=message.prototypes,
+            custom_loss=message.custom_loss,
         )
 
 

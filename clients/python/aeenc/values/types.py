@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import cast
+from typing import Literal, cast
 
 from aeenc.v1 import types_pb2
 from aeenc.values.reading import EPOCH, Choice, lasting, moment
@@ -118,6 +118,9 @@ class OwnText(Choice):
     """Neither positive nor refused; it is left out."""
     NEGATIVE = 2
     """A premise like any other, which nobody calls an explanation."""
+
+
+OwnTextName = Literal["excluded", "negative"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
@@ -18,22 +18,16 @@ from aeenc.cli.output import Output, comparison_dict, fields_table, outcome_word
 from aeenc.cli.targets import client
 from aeenc.errors import FailedPrecondition, InvalidArgument, NotFound
 from aeenc.evaluation import RatedDataset
-from aeenc.trainer import BatchingName, NegativesName, OwnTextName, TargetsName
 from aeenc.trees import Dataset
+from aeenc.values.trainer import BatchingName, LossName, NegativesName, TargetsName
+from aeenc.values.types import OwnTextName
 
 TRAINING_SPLIT = "train"
 PUBLISH_WAIT_S = 60.0
-Loss = Literal[
-    "full-corpus-softmax",
-    "triplet-margin",
-    "pairwise-contrastive",
-    "supervised-contrastive",
-    "multiple-negatives-ranking",
-    "gist",
-    "nli-classification",
-    "regression",
-    "analogy",
-]
+if TYPE_CHECKING:
+    Loss = LossName
+else:
+    Loss = Literal[*(name.replace("_", "-") for name in get_args(LossName))]  # as people type them
 Gold = tuple[str, Sequence[str] | Mapping[str, float]]  # a query and its gold premises, as texts, maybe with grades
 
 
@@ -71,7 +65,7 @@ def recipe_of(
     temperature: Annotated[
         float, typer.Option(min=0, help="Of a softmax; 0: .03 over the full corpus, .05 over a batch.")
     ] = 0.0,
-    margin: Annotated[float | None, typer.Option(help="Of the triplet, the pairwise and the analogy loss.")] = None,
+    margin: Annotated[float | None, typer.Option(help="Of the losses that have one.")] = None,
     regularization: Annotated[float | None, typer.Option(help="Weight towards the pre-trained encoder.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
 ) -> dict[str, Any]:
@@ -244,6 +238,7 @@ def train(
         NegativesName | None,
         typer.Option(show_default="retrieved", help="What a cross-encoder draws besides refused premises."),
     ] = None,
+    custom_loss: Annotated[str, typer.Option(help="A loss of the trainer's settings, in place of --loss.")] = "",
     prototypes: Annotated[
         int, typer.Option(min=0, help="Correct pairs of a class that loss analogy compares with; 0: 30.")
     ] = 0,
@@ -277,6 +272,7 @@ def train(
             candidates=candidates,
             negatives=negatives,
             prototypes=prototypes,
+            custom_loss=custom_loss,
             **recipe,
         )
         out.note(f"job {job.id} has started; when this command is interrupted it goes on: aeenc follow {job.id}")

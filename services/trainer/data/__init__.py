@@ -1,1 +1,0 @@
-"""Judged pairs: where they come from, and the training set made of them."""

@@ -1,0 +1,312 @@
+"""Deletions of jobs and checkpoints, and the collection of garbage: what the settings no longer keep, or killed
+processes have left. First out of everybody's sight in one step, then from the disk.
+
+    delete_job ────────► tombstone in Redis ──► finish: events, queries, directory
+    delete_checkpoint ─► who needs it? ──► tombstone, unless a label does ──► (grace period) ──► finish: files
+
+What is interrupted is finished by the next call of `finish`, in whichever trainer. One trainer of a namespace collects
+at a time. Checkpoints that anybody needs stay, whatever their age. Ages are by the clock of Redis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from aeenc import errors
+from aeenc.index import IndexClient
+from services.corpus.holds import GenerationHolds
+from services.kit.concurrency import cancel_all, finish
+from services.kit.logs import get
+from services.store.artifacts import remove_directory
+from services.store.formats import known_fields
+from services.store.life_cycles import LIVE
+from services.store.redis import Leases
+from services.store.registry import Registry
+from services.store.registry_rows import versions_of
+from services.store.requests import Request
+from services.trainer.jobs.job import Job
+from services.trainer.jobs.runner import finished_directories
+from services.trainer.jobs.store import JobStore
+from services.trainer.jobs.tandem_building import TandemBuilder
+from services.trainer.registry.checkpoints import FOLDER, Checkpoints
+from services.trainer.registry.tandems import Tandems
+
+log = get(__name__)
+
+ROUND_S = 60.0
+LEASE_S = 10.0  # renewed while a trainer collects; a killed one is followed within this time
+RETRY_S = 1.0
+KEPT_BACK = (errors.FailedPrecondition, errors.NotFound, errors.Unavailable)  # of one thing; the next round may do it
+
+
+class Deletion:
+    """Deletes jobs and checkpoints of one namespace. `grace_s`: how long the files of a deleted checkpoint stay."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        checkpoints: Checkpoints,
+        registry: Registry,
+        tandems: Tandems,
+        index: IndexClient,
+        *,
+        jobs_dir: Path,
+        grace_s: float,
+    ) -> None:
+        self._store, self._checkpoints, self._registry = store, checkpoints, registry
+        self._tandems, self._index = tandems, index
+        self._jobs_dir, self._grace_s = jobs_dir, grace_s
+
+    async def delete_job(self, job_id: str, request_id: str = "") -> None:
+        """Deletes a job that has ended. Raises NotFound, FailedPrecondition for a live one, and as the store does."""
+        await self._store.delete(job_id, Request(request_id, "DeleteJob", {"job_id": job_id}))
+        await self._finish_job(job_id)
+
+    async def delete_checkpoint(self, version: str, request_id: str = "") -> None:
+        """Deletes a checkpoint. Raises NotFound, and FailedPrecondition (IN_USE) naming who needs it."""
+        request = Request(request_id, "DeleteCheckpoint", {"version": version})
+        if await self._registry.requests.answer(request):
+            return
+        await self._checkpoints.get(version)
+        async with self._tandems.turn():  # no tandem becomes active meanwhile
+            if why := (await self.needed()).get(version):
+                raise errors.FailedPrecondition(f"checkpoint {version} is in use: {why}", reason="IN_USE")
+            await self._registry.bury_checkpoint(version, request)
+            await self._tandems.remove(version)
+        log.info("checkpoint deleted", version=version)
+
+    async def needed(self) -> dict[str, str]:
+        """Tells why checkpoints are needed, by version: for labels, tandems, live jobs, and what corpora serve."""
+        needed: dict[str, str] = {}
+        for tandem in await self._tandems.all():
+            if tandem.premise_version != tandem.version:
+                needed[tandem.premise_version] = f"it encodes the premises of {tandem.version}'s tandem"
+        live = await self._live()
+        for job in live.values():
+            for version in (job.config.base_version, job.config.guide_version):
+                needed[version] = f"job {job.id} is {job.state} and learns with it"
+        for row in await self._registry.checkpoints():
+            if row.job_id in live:
+                needed[row.version] = f"job {row.job_id}, which made it, is not done"
+        async for found in self._index.list_corpora():
+            needed[found.active.premise_version] = f"corpus {found.corpus!r} serves premises that it has encoded"
+        for label in await self._registry.labels():
+            place = f"label {label.name!r} of space {label.space_id}"
+            if premise_version := await self._registry.space(label.space_id):
+                needed[premise_version] = f"it encodes the premises of space {label.space_id}, which {place} opens"
+            needed |= dict.fromkeys(versions_of(label.previous), f"{place} goes back to it")
+            needed |= dict.fromkeys(label.versions, f"{place} names it")
+        needed.pop("", None)
+        return needed
+
+    async def _live(self) -> dict[str, Job]:
+        jobs = {}
+        for job_id in await self._store.active():
+            with contextlib.suppress(errors.NotFound):  # it has just been deleted
+                jobs[job_id] = await self._store.get(job_id)
+        return jobs
+
+    async def finish(self) -> None:
+        """Removes what earlier deletions have left, and the files of checkpoints whose grace period is over."""
+        for job_id in await self._store.deleted():
+            await self._finish_job(job_id)
+        for version in await self._registry.claim_buried(self._grace_s):
+            with contextlib.suppress(errors.NotFound):  # an earlier attempt has removed them
+                await asyncio.to_thread(self._checkpoints.store.delete, FOLDER, version)
+            await self._tandems.remove(version)  # its deletion may have broken off before
+            await self._registry.forget_buried(version)
+            log.info("files of a deleted checkpoint removed", version=version)
+
+    async def _finish_job(self, job_id: str) -> None:
+        with contextlib.suppress(FileNotFoundError):  # it has none, or lies on another trainer's disk
+            await asyncio.to_thread(remove_directory, self._jobs_dir / job_id)
+        await self._store.clear(job_id)
+
+
+@dataclass(frozen=True)
+class Retention:
+    """What is kept: seconds since a job's end or a checkpoint's registration, and numbers. 0: without limit."""
+
+    job_s: float = 0.0
+    jobs: int = 0
+    checkpoint_s: float = 0.0
+    checkpoints: int = 0
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """One thing that is removed, or would be."""
+
+    kind: str
+    id: str
+    reason: str
+    bytes: int
+
+
+class Collection:
+    """Collects garbage every minute, between `start` and `stop`, and when asked."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        checkpoints: Checkpoints,
+        registry: Registry,
+        deletion: Deletion,
+        building: TandemBuilder,
+        holds: GenerationHolds,
+        leases: Leases,
+        retention: Retention,
+        *,
+        jobs_dir: Path,
+        lease: str,
+    ) -> None:
+        self._store, self._checkpoints, self._registry = store, checkpoints, registry
+        self._deletion, self._building, self._holds = deletion, building, holds
+        self._retention, self._jobs_dir = retention, jobs_dir
+        self._leases, self._lease, self._owner = leases, lease, uuid.uuid4().hex
+        self._rounds: asyncio.Task[None] | None = None
+        self._one = asyncio.Lock()
+
+    def start(self) -> None:
+        """Begins with the rounds."""
+        self._rounds = asyncio.create_task(self._go_round())
+
+    async def stop(self) -> None:
+        """Ends the rounds."""
+        await cancel_all([self._rounds] if self._rounds else [])
+
+    async def collect(self, *, dry_run: bool, request_id: str = "") -> list[Garbage]:
+        """Removes garbage now and lists it; with `dry_run` it is only listed. A retry of a request gets its answer.
+
+        Raises Unavailable while another trainer collects, or without the index, which knows what corpora serve.
+        """
+        request = Request(request_id, "TrainerAdminService/CollectGarbage", {"dry_run": dry_run})
+        if record := await self._registry.requests.answer(request):
+            return [Garbage(**known_fields(Garbage, one)) for one in json.loads(record["answer"])]
+        if dry_run:
+            garbage = [one async for one in self._garbage()]
+        else:
+            async with self._turn():
+                garbage = [one async for one in self._garbage() if await self._remove(one)]
+                await self._deletion.finish()
+        answer = json.dumps([asdict(one) for one in garbage])
+        await self._registry.requests.record(request, {"answer": answer})
+        return garbage
+
+    async def _go_round(self) -> None:
+        while True:
+            try:
+                await self._keep_holds()  # neither needs a turn: trainers may remove the same hold or label
+                await self._building.sweep()
+                if self._retention == Retention():
+                    async with self._turn():
+                        await self._deletion.finish()
+                else:
+                    await self.collect(dry_run=False)
+            except errors.AeencError as error:
+                log.warning("garbage stays for now", reason=error.message)
+            except Exception:  # the next round may go well
+                log.exception("collecting garbage failed")
+            await asyncio.sleep(ROUND_S)
+
+    async def _keep_holds(self) -> None:
+        """Ends the holds of jobs that are over: their trainer died before it could, or the index was away.
+
+        Live ones hold their generation again: the index may have been away then, too, or was restored.
+        """
+        for job_id, held in (await self._holds.held()).items():
+            if await self._store.state(job_id) not in LIVE:
+                await self._holds.release(job_id)
+            if await self._store.state(job_id) in LIVE:  # perhaps resumed meanwhile
+                await self._holds.hold(job_id, *held)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Keeps other trainers from collecting during the block. Raises Unavailable while one does."""
+        async with self._one:
+            if not await self._may_go_on():
+                raise errors.Unavailable(
+                    "another trainer is collecting garbage; try again in a moment", retry_after_s=RETRY_S
+                )
+            renewing = asyncio.create_task(self._renew())
+            try:
+                yield
+            finally:
+                await finish(asyncio.create_task(self._pass_on(renewing)))
+
+    async def _pass_on(self, renewing: asyncio.Task[None]) -> None:
+        await cancel_all([renewing])
+        await self._leases.release(self._lease, self._owner)
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(LEASE_S / 3)
+            with contextlib.suppress(errors.Unavailable):  # without Redis nobody else collects, either
+                await self._may_go_on()
+
+    async def _may_go_on(self) -> bool:
+        return await self._leases.take(self._lease, self._owner, LEASE_S)
+
+    async def _garbage(self) -> AsyncIterator[Garbage]:
+        keep = self._retention
+        for job in await self._store.expired(keep.job_s, keep.jobs):
+            size = await self._store.size_bytes(job.id) + await asyncio.to_thread(_bytes, self._jobs_dir / job.id)
+            yield Garbage("job", job.id, job.reason, size)
+        if keep.checkpoint_s or keep.checkpoints:
+            async for one in self._old_checkpoints(keep):
+                yield one
+        for directory, reason in await finished_directories(self._jobs_dir, self._store):
+            yield Garbage("job directory", directory.name, reason, await asyncio.to_thread(_bytes, directory))
+        for directory in await asyncio.to_thread(self._checkpoints.store.left, FOLDER):
+            size = await asyncio.to_thread(_bytes, directory)
+            yield Garbage("unfinished checkpoint", directory.name, "its writer has died", size)
+
+    async def _old_checkpoints(self, keep: Retention) -> AsyncIterator[Garbage]:
+        ages = await self._registry.checkpoint_ages()
+        surplus = len(ages) - keep.checkpoints if keep.checkpoints else 0
+        needed = await self._deletion.needed()
+        for place, (version, age_s) in enumerate(ages.items()):
+            if version in needed:
+                continue
+            if keep.checkpoint_s and age_s > keep.checkpoint_s:
+                reason = f"made {age_s:,.0f} s ago, kept for {keep.checkpoint_s:,.0f} s"
+            elif place < surplus:
+                reason = f"not among the newest {keep.checkpoints:,}"
+            else:
+                continue
+            with contextlib.suppress(errors.NotFound):  # somebody has deleted it meanwhile
+                yield Garbage("checkpoint", version, reason, (await self._checkpoints.get(version)).size_bytes)
+
+    async def _remove(self, one: Garbage) -> bool:
+        if not await self._may_go_on():  # it was silent for so long that another trainer has begun
+            return False
+        try:
+            if one.kind == "job":
+                await self._deletion.delete_job(one.id)
+            elif one.kind == "checkpoint":
+                await self._deletion.delete_checkpoint(one.id)
+            elif one.kind == "job directory":
+                await asyncio.to_thread(shutil.rmtree, self._jobs_dir / one.id, ignore_errors=True)
+            elif not await asyncio.to_thread(self._checkpoints.store.sweep, FOLDER):
+                return False
+        except KEPT_BACK as error:
+            log.info("garbage stays for now", kind=one.kind, id=one.id, reason=error.message)
+            return False
+        log.info("garbage removed", kind=one.kind, id=one.id, reason=one.reason)
+        return True
+
+
+def _bytes(directory: Path) -> int:
+    """The size of the files of a directory; 0 for one that is gone."""
+    total = 0
+    for path in directory.rglob("*"):
+        with contextlib.suppress(OSError):  # it is being removed
+            total += path.stat().st_size if path.is_file() else 0
+    return total

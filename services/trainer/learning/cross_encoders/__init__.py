@@ -1,1 +1,0 @@
-"""Cross-encoders: exported, trained and evaluated by re-ranking."""

@@ -1,1 +1,0 @@
-"""The training loop: epochs, resumption, curves, several processes."""

@@ -1,1 +1,0 @@
-"""Losses, and the objectives that put them on a job's data."""

@@ -1,1 +1,0 @@
-"""Child processes, in which torch computes apart from the event loop."""

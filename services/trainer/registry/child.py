@@ -1,0 +1,129 @@
+"""Child processes of the trainer, in which torch computes: their start, their end, and the device they report."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+from services.kit.concurrency import cancel_all
+from services.kit.logs import get
+
+log = get(__name__)
+
+EXIT_DISK_FULL = 4
+MODULE = "services.trainer.train"
+END_S = 5.0
+
+
+class Child:
+    """A process of `services.trainer.learning`. It ends by itself when this process dies, for whatever reason."""
+
+    def __init__(self, *command: str) -> None:
+        """Starts a command with a pipe as its lifeline; it shares our output.
+
+        Avoids asyncio: uvloop forks, and grpc's handlers in a forked process crash it one time in seventy and sometimes
+        break this process's connections. `subprocess` uses vfork, which runs none of our code before the exec.
+        In a session of its own, it does not get the Ctrl-C of the terminal that this process was started from.
+        """
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        threading.Thread(target=self._watch, args=(asyncio.get_running_loop(),), daemon=True).start()
+
+    @classmethod
+    async def start(cls, *arguments: str) -> Child:
+        """Starts one that does what the arguments say."""
+        return cls(sys.executable, "-m", MODULE, *arguments)
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        status = self._process.wait()
+        with contextlib.suppress(RuntimeError):  # the loop was closed before
+            loop.call_soon_threadsafe(self._ended.set_result, status)
+
+    async def wait(self) -> int:
+        """Its exit status; negative for a signal."""
+        return await asyncio.shield(self._ended)
+
+    async def end(self) -> None:
+        """Ends it: asked first, then forced. Everything it keeps is replaced as a whole, so nothing can be torn."""
+        if not self._ended.done():
+            self._process.terminate()
+            try:
+                async with asyncio.timeout(END_S):
+                    await self.wait()
+            except TimeoutError:
+                self._process.kill()
+                await self.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+
+def asked_to_end(status: int) -> bool:
+    """Tells whether a signal asked it to end, as an operating system or supervisor sends one when it stops."""
+    return status in {-signal.SIGINT, -signal.SIGTERM}
+
+
+def describe_exit(status: int) -> str:
+    """Explains an exit status without a result, and names the remedy."""
+    if status == EXIT_DISK_FULL:
+        return "the disk is full; free some space, then resume"
+    if status < 0:
+        return f"its process was killed by signal {-status} (out of memory?); resume to go on from the last epoch"
+    return f"its process ended with status {status}; the trainer's log says why; resume to try again"
+
+
+class Device:
+    """The device of one trainer's jobs. `name` is `cpu` or `cuda:0`, say; empty while unknown, or if it is missing.
+
+    A child process finds it, since torch is never loaded here. Without a driver there is nothing to find: no child.
+    """
+
+    def __init__(self, wanted: str) -> None:
+        self.name = "cpu" if wanted == "cpu" else ""
+        self._wanted = wanted
+        self._asking: asyncio.Task[None] | None = None
+
+    def ask(self) -> None:
+        """Finds the name: at once without a driver, otherwise through a child within seconds."""
+        if self.name:
+            return
+        if has_gpu_driver():
+            self._asking = asyncio.create_task(self._ask())
+        elif self._wanted == "cuda":
+            log.error("jobs have no device", reason="AEENC_TRAINER_DEVICE=cuda, but this machine has no GPU driver")
+        else:
+            self.name = "cpu"
+
+    async def close(self) -> None:
+        """Stops that child."""
+        if self._asking is not None:
+            await cancel_all([self._asking])
+
+    async def _ask(self) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            answer = Path(directory) / "device.json"
+            child = await Child.start("device", str(answer), self._wanted)
+            try:
+                status = await child.wait()
+            finally:
+                await child.end()
+            found = json.loads(answer.read_bytes()) if answer.is_file() else {"error": describe_exit(status)}
+        self.name = found.get("device", "")
+        if "error" in found:
+            log.error("jobs have no device", reason=found["error"])
+
+
+def has_gpu_driver() -> bool:
+    """Tells whether a GPU's driver is installed, without which torch finds none: CUDA's library, or AMD's device."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return Path("/dev/kfd").exists()
+    return True

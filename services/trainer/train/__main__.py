@@ -1,0 +1,114 @@
+"""The trainer's child process, `python -m services.trainer.train COMMAND …`; it ends when its parent does.
+
+Commands: `job DIR`; `rank DIR NUMBER`, further processes of a job; `pretrained REQUEST` and `cross-encoder REQUEST`,
+exports; `device ANSWER WANTED`. torch is loaded only here, so the trainer keeps answering while
+a job computes, and a job killed for memory takes nothing else along.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import traceback
+from pathlib import Path
+
+from aeenc.errors import AeencError, DeadlineExceeded, Overloaded, Unavailable
+from services.store.artifacts import ArtifactStore
+from services.store.files import DISK_FULL, atomic_write
+from services.trainer.jobs.files import JobFiles
+from services.trainer.registry.child import EXIT_DISK_FULL
+
+EXIT_WITHOUT_PARENT = 3
+
+
+def main() -> None:
+    """Runs the parent's command."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    command, path = sys.argv[1], Path(sys.argv[2])
+    if command == "job":
+        _job(JobFiles(path))
+    elif command == "rank":
+        from services.trainer.train.job import run_rank
+
+        run_rank(JobFiles(path), int(sys.argv[3]))
+    elif command == "device":
+        _device(path, sys.argv[3])
+    else:
+        _export(command, path)
+
+
+def _job(files: JobFiles) -> None:
+    """Computes a job; a failure is written as its result, if the disk still takes one."""
+    from services.trainer.train.job import run_job
+    from services.trainer.train.loop import Diverged
+
+    try:
+        run_job(files)
+    except (Unavailable, Overloaded, DeadlineExceeded) as error:  # the trainer tries again later
+        files.write_result({"error": error.message, "transient": True})
+    except AeencError as error:
+        files.write_result({"error": error.message})
+    except (Diverged, ValueError) as error:
+        files.write_result({"error": str(error)})
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        traceback.print_exc()
+        sys.exit(EXIT_DISK_FULL)  # the result could not be written either
+    except (MemoryError, RuntimeError) as error:
+        traceback.print_exc()
+        files.write_result({"error": _no_memory(error) or _internal(error)})
+    except Exception as error:  # noqa: BLE001 - the job must name its failure; the traceback goes to the trainer's log
+        traceback.print_exc()
+        files.write_result({"error": _internal(error)})
+
+
+def _no_memory(error: Exception) -> str:
+    """Explains a lack of memory, for which torch raises RuntimeError; empty for another error."""
+    words = str(error)
+    if isinstance(error, MemoryError) or "out of memory" in words or "allocate memory" in words:
+        return "out of memory; lower the batch size or raise `accumulation`, then start a new job"
+    return ""
+
+
+def _internal(error: Exception) -> str:
+    return f"internal error ({type(error).__name__}); the trainer's log has it"
+
+
+def _export(command: str, path: Path) -> None:
+    """Exports a model and writes its version into `.result`, or an error with its remedy."""
+    from services.trainer.train.export.checkpoint import export_pretrained
+    from services.trainer.train.export.cross_encoder import export_cross_encoder
+
+    request = json.loads(path.read_bytes())
+    export = export_cross_encoder if command == "cross-encoder" else export_pretrained
+    try:
+        result = {"version": export(ArtifactStore(Path(request["artifacts_dir"])), request)}
+    except AeencError as error:
+        result = {"error": error.message}
+    except ValueError as error:
+        result = {"error": str(error)}
+    atomic_write(path.with_suffix(".result"), json.dumps(result).encode())
+
+
+def _device(path: Path, wanted: str) -> None:
+    """Writes the device of a job's first process into a file, or the reason why there is none."""
+    from services.trainer.train.encoder import device_of
+
+    try:
+        answer = {"device": str(device_of(wanted))}
+    except AeencError as error:
+        answer = {"error": error.message}
+    path.write_text(json.dumps(answer))
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 1):  # the parent holds the other end and never writes
+        pass
+    os._exit(EXIT_WITHOUT_PARENT)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""One training job from its directory, in the child process: load, train, evaluate, export.
+
+JobFiles ──► JobInputs ──► Objective ──► Training (loop/) ──► BEST weights
+                                            │ progress.json        │ evaluated before and after
+                                            ▼                      ▼
+                                        Curves                 checkpoint ──► result.json
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import closing
+from dataclasses import asdict, replace
+from typing import Any
+
+from services.store.artifacts import Artifact
+from services.trainer.evaluation.protocol import Report
+from services.trainer.jobs.files import JobFiles
+from services.trainer.registry.quality_gate import Comparison, compared
+from services.trainer.train.curves import Curves
+from services.trainer.train.data import Objective
+from services.trainer.train.encoder import Encoders, QueryEncoder, prepare_torch
+from services.trainer.train.export.checkpoint import write_checkpoint
+from services.trainer.train.export.cross_encoder import write_cross_encoder
+from services.trainer.train.inputs import JobInputs
+from services.trainer.train.loop import Diverged, Step, Training, TrainingState, usual_epochs
+from services.trainer.train.ranks import Rank, together
+from services.trainer.train.reranking import RerankingInputs
+
+# Parts of the configuration left out of a checkpoint's lineage: they are in the manifest already, or irrelevant.
+_ELSEWHERE = ("base_version", "idempotency_key")
+
+
+def run_job(files: JobFiles) -> None:
+    """Computes a job and writes its result. Raises what makes it fail.
+
+    If the loss diverges after a good epoch, the best epoch becomes a checkpoint and the result has version and error.
+    """
+    plan = files.plan()
+    rank = Rank(0, plan.means.processes)
+    prepare_torch(plan.means.threads // rank.processes, plan.means.device)
+    files.write_progress({**(files.progress() or {}), "phase": "loading"})  # an earlier attempt's epochs stay done
+    inputs, objective = load(files, rank)
+    failure = ""
+    try:
+        state = train(files, inputs, inputs.encoders(), objective, rank)
+    except Diverged as error:
+        if not error.state.best_epoch:
+            raise
+        failure, state = str(error), error.state
+    if isinstance(inputs, RerankingInputs):
+        made, metrics = _export_cross_encoder(files, inputs, objective, state, failure)
+    else:
+        made, metrics = _export(files, inputs, objective, state, failure)
+    if gain := _gain(inputs, metrics):
+        files.write_progress({**(files.progress() or {}), "gain": asdict(gain)})
+    kept = f"; version {made['version']} is epoch {state.best_epoch}, the last good one"
+    files.write_result({**made, **({"error": failure + kept} if failure else {})})
+
+
+def load(files: JobFiles, rank: Rank) -> tuple[JobInputs, Objective]:
+    """Loads what a job learns from, and how; chooses its epochs where its configuration does not.
+
+    Raises as JobInputs.load does.
+    """
+    inputs = load_inputs(files, rank)
+    objective, plan = inputs.objective(), inputs.plan
+    config = replace(plan.config, epochs=plan.config.epochs or usual_epochs(plan.config, objective.size))
+    return replace(inputs, plan=replace(plan, config=config)), objective
+
+
+def load_inputs(files: JobFiles, rank: Rank) -> JobInputs:
+    """Loads the inputs for the mode of a job. Raises as JobInputs.load does."""
+    kind = RerankingInputs if files.plan().config.mode == "CROSS_ENCODER" else JobInputs
+    return kind.load(files, rank)
+
+
+def run_rank(files: JobFiles, number: int) -> None:
+    """Trains as one of the processes of a job that rank 0 leads."""
+    means = files.plan().means
+    rank = Rank(number, means.processes)
+    prepare_torch(means.threads // rank.processes, means.device)
+    inputs, objective = load(files, rank)
+    train(files, inputs, inputs.encoders(), objective, rank)
+
+
+def train(
+    files: JobFiles, inputs: JobInputs, encoders: Encoders[Any], objective: Objective, rank: Rank
+) -> TrainingState:
+    """Trains; the best weights then lie in the job's directory."""
+    curves = Curves(inputs.plan, validated=bool(inputs.validation))
+    training = Training(
+        inputs.plan,
+        encoders,
+        objective,
+        (lambda: _map_of(inputs, encoders)) if inputs.validation and not inputs.plan.holds_back else None,
+        files.directory,
+        lambda step: _report(files, inputs, objective, curves, step),
+        rank,
+    )
+    with together(files.directory, rank, inputs.device), closing(curves):
+        return training.run()
+
+
+def _export(
+    files: JobFiles, inputs: JobInputs, objective: Objective, state: TrainingState, failure: str
+) -> tuple[dict[str, str], dict[str, Any] | None]:
+    """Writes checkpoints: the `version` of the query encoder and, in a new space, the `premise_version`.
+
+    Returns these, and the metrics of the query encoder.
+    """
+    before = inputs.evaluate(Encoders(inputs.encoder()))  # as served: on the existing vectors
+    best = inputs.encoders(files.directory)
+    corpus = inputs.corpus(best) if inputs.validation else inputs.generation.vectors
+    after = inputs.evaluate(best, corpus)
+    meta = _meta(inputs, objective, state, failure, after)
+    metrics = _metrics(inputs, before, after)
+    of_query = {"metrics": metrics, "trial": inputs.trial(corpus)}
+    if best.premise is None:
+        meta["space_id"] = inputs.base.meta["space_id"]
+        return {"version": _write(inputs, best.query, meta, **of_query).id}, metrics
+    if best.second is None:  # SIAMESE: one checkpoint encodes both and spans the space
+        version = _write(inputs, best.query, meta, **of_query).id
+        return {"version": version, "premise_version": version}, metrics
+    of_premises = {**meta, "lineage": {**meta["lineage"], "encodes": "premises"}}
+    premise = _write(inputs, best.second, of_premises)
+    meta["space_id"] = premise.meta["space_id"]
+    meta["lineage"]["premise_version"] = premise.id
+    return {"version": _write(inputs, best.query, meta, **of_query).id, "premise_version": premise.id}, metrics
+
+
+def _export_cross_encoder(
+    files: JobFiles, inputs: RerankingInputs, objective: Objective, state: TrainingState, failure: str
+) -> tuple[dict[str, str], dict[str, Any] | None]:
+    scorer = inputs.scorer(files.directory)
+    after = inputs.evaluate(Encoders(scorer))
+    meta = _meta(inputs, objective, state, failure, after)
+    metrics = _metrics(inputs, inputs.before, after)
+    if metrics is not None:
+        metrics["reranks"] = inputs.rankings
+    config: Any = scorer.model.config
+    config_json = json.dumps(config.to_dict(), indent=1)
+    trial = inputs.pair_trial(after)
+    written = write_cross_encoder(inputs.store, scorer, inputs.pair_batches, config_json, meta, metrics, trial)
+    return {"version": written.id}, metrics
+
+
+def _write(inputs: JobInputs, encoder: QueryEncoder, meta: dict[str, Any], **of_query: Any) -> Artifact:
+    fp16 = inputs.plan.means.fp16
+    return write_checkpoint(inputs.store, encoder, inputs.batches, inputs.base.path, meta, fp16=fp16, **of_query)
+
+
+def _map_of(inputs: JobInputs, encoders: Encoders[Any]) -> float:
+    report = inputs.evaluate(encoders)
+    return report.strict.map if report else 0.0
+
+
+def _meta(
+    inputs: JobInputs, objective: Objective, state: TrainingState, failure: str, after: Report | None
+) -> dict[str, Any]:
+    plan, base = inputs.plan, inputs.base
+    recipe = {name: value for name, value in asdict(plan.config).items() if name not in _ELSEWHERE}
+    return {
+        "pretrained": False,
+        "pad_id": base.meta["pad_id"],
+        "base_version": base.id,
+        "job_id": plan.job_id,
+        "validation_map": after.strict.map if plan.holds_back and after else state.best_map,
+        "lineage": {
+            **recipe,
+            "generation": plan.generation,
+            "precision": inputs.precision,
+            "processes": plan.means.processes,
+            "best_epoch": state.best_epoch,
+            **_counts(inputs, objective),
+            **({"failure": failure} if failure else {}),
+        },
+    }
+
+
+def _counts(inputs: JobInputs, objective: Objective) -> dict[str, int]:
+    training_set = inputs.training_set
+    return {
+        "queries": len(training_set.examples) - objective.skipped,
+        "positives": training_set.positives,
+        "negatives": training_set.negatives,
+        "dropped": training_set.dropped,
+        "skipped": objective.skipped,
+        "outside": len(training_set.outside),
+    }
+
+
+def _metrics(inputs: JobInputs, before: Report | None, after: Report | None) -> dict[str, Any] | None:
+    """Writes the quality by validation query, so that a paired test can compare two checkpoints."""
+    if before is None or after is None:
+        return None
+    asked = [[query.text, sorted(query.gold)] for query in inputs.validation]
+    return {
+        "format_version": 1,
+        "generation": inputs.generation.id,
+        "queries_sha256": hashlib.sha256(json.dumps(asked).encode()).hexdigest(),
+        "base_version": inputs.base.id,
+        "before": {**before.to_dict(), "average_precisions": before.average_precisions.tolist()},
+        "after": {**after.to_dict(), "average_precisions": after.average_precisions.tolist()},
+        "measured": {version: served.average_precisions.tolist() for version, served in inputs.serving().items()},
+    }
+
+
+def _gain(inputs: JobInputs, metrics: dict[str, Any] | None) -> Comparison | None:
+    """Compares the result with what the job began with; None where there was nothing to measure it by."""
+    if metrics is not None:
+        precisions = [metrics[when]["average_precisions"] for when in ("after", "before")]
+        return compared(precisions[0], inputs.base.id, precisions[1])
+    return compared((), inputs.base.id, ()) if inputs.plan.holds_back else None
+
+
+def _report(files: JobFiles, inputs: JobInputs, objective: Objective, curves: Curves, step: Step) -> None:
+    state = step.state
+    curves.add(step)
+    files.write_progress(
+        {
+            "phase": step.phase,
+            "epochs_done": state.epochs_done,
+            "epochs": inputs.plan.config.epochs,
+            "steps_done": step.steps_done,
+            "steps": step.steps,
+            "loss": step.loss,
+            "validation_map": state.validation_map,
+            "best_validation_map": state.best_map,
+            "remaining_s": step.remaining_s,
+            **_counts(inputs, objective),
+        }
+    )

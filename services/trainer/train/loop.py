@@ -1,0 +1,346 @@
+"""The training loop: epochs in random order, the best one kept by strict MAP, resumable after each.
+
+    discard_if_damaged
+        ▼
+    load_state ──► epoch: batches ──► each rank's share: loss, backward ──► clip ──► AdamW step
+        ▲                                                                              │ next batch
+        │                                                                              ▼
+    save_state ◄── BEST weights, if better ◄── validate ◄── KeptWeights in place ◄── end of epoch
+
+The same plan and inputs give the same weights on the same machine, even if the process was killed in between. A killed
+job resumes from one file with weights, optimiser moments and the best epoch: safetensors and JSON, never pickle.
+Randomness is seeded by epoch, so no generator state is kept. Every file has the hash of its content, so that a damaged
+one is told from a sound one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn, optim
+
+from services.kit.logs import get
+from services.store.files import atomic_write, sync_directory
+from services.store.formats import check_format, known_fields
+from services.trainer.jobs.files import EPOCH_STATE, TrainingPlan
+from services.trainer.jobs.job import JobConfig
+from services.trainer.train.data import Objective
+from services.trainer.train.encoder import Encoders
+from services.trainer.train.ranks import Rank
+
+log = get(__name__)
+
+FORMAT_VERSION = 1
+FILE = EPOCH_STATE
+BEST, BEST_PREMISES = "best.safetensors", "best_premises.safetensors"  # the second only in mode DUAL
+HASH = "sha256"  # of the tensors and of the other metadata, beside them
+NEXT = "next-"  # before the name of weights that replace these once the state names their epoch
+WEIGHT_DECAY = 0.01
+WARM_UP = 0.1  # share of all steps
+MAX_GRADIENT_NORM = 1.0
+TELL_S = 0.5
+USUAL_STEPS = 1_000  # nine epochs of EntailmentBank's train split; the table of results has eight
+FEWEST_EPOCHS, MOST_EPOCHS = 3, 12
+
+
+@dataclass
+class TrainingState:
+    """How far training has come, apart from tensors. `best_epoch` is 0 until the first epoch has ended, never later."""
+
+    epochs_done: int = 0
+    steps_done: int = 0
+    validation_map: float = 0.0
+    best_map: float = 0.0
+    best_epoch: int = 0
+
+
+class Diverged(Exception):
+    """Stops training because the loss is not finite. `state` is the last good one; this epoch is lost."""
+
+    def __init__(self, reason: str, state: TrainingState | None = None) -> None:
+        super().__init__(reason)
+        self.state = state or TrainingState()
+
+
+@dataclass(frozen=True)
+class Step:
+    """A report of the loop. `loss` is the mean since the report before."""
+
+    phase: str
+    state: TrainingState
+    steps_done: int
+    steps: int
+    loss: float
+    remaining_s: float
+
+
+class Learner(nn.Module):
+    """Everything that the optimiser moves: the encoders, each once, and the objective's head."""
+
+    def __init__(self, encoders: Encoders[Any], objective: Objective) -> None:
+        super().__init__()
+        self.encoder, self.premise_encoder, self.head = encoders.query, encoders.second, objective.head
+        self._encoders, self._objective = encoders, objective
+
+    def forward(self, units: NDArray[np.int64], whole: NDArray[np.int64]) -> Tensor:
+        """Computes what some units add to the loss of their batch, a scalar."""
+        return self._objective.loss(self._encoders, units, whole)
+
+
+class Training:
+    """One run of the loop. `validate` measures the strict MAP of the encoders; None keeps the last epoch."""
+
+    def __init__(
+        self,
+        plan: TrainingPlan,
+        encoders: Encoders[Any],
+        objective: Objective,
+        validate: Callable[[], float] | None,
+        directory: Path,
+        tell: Callable[[Step], None],
+        rank: Rank = Rank(),  # noqa: B008 - frozen
+    ) -> None:
+        self._config, self._encoders, self._objective = plan.config, encoders, objective
+        self._validate, self._directory, self._tell, self._rank = validate, directory, tell, rank
+        self._learner = Learner(encoders, objective)
+        self._optimizer = optim.AdamW(
+            self._learner.parameters(), lr=self._config.learning_rate, weight_decay=WEIGHT_DECAY
+        )
+        self._kept = KeptWeights(encoders, self._config.initial_share)
+        self._loss = 0.0
+        self._steps = _steps_per_epoch(self._config, objective.size) * self._config.epochs
+
+    def run(self) -> TrainingState:
+        """Trains the epochs that are left; the best weights then lie in the files of `BEST`. Raises Diverged."""
+        if self._rank.leads:
+            discard_if_damaged(self._directory)
+        self._rank.meet()
+        state = load_state(self._directory, self._learner, self._optimizer)
+        if self._rank.leads:
+            settle_weights(self._directory, state)
+        wrapped = self._rank.wrap(self._learner)
+        for epoch in range(state.epochs_done + 1, self._config.epochs + 1):
+            try:
+                state.steps_done = self._epoch(wrapped, epoch, state)
+            except Diverged as error:
+                raise Diverged(f"{error} (epoch {epoch} of {self._config.epochs})", state) from None
+            if self._rank.leads:
+                self._keep(epoch, state)
+            self._rank.meet()
+        self._say("exporting", state, state.steps_done, 0.0)
+        return state
+
+    def _keep(self, epoch: int, state: TrainingState) -> None:
+        self._say("evaluating", state, state.steps_done, 0.0)
+        with self._kept.in_place():
+            state.validation_map = self._validate() if self._validate else 0.0
+            is_best = self._validate is None or state.best_epoch == 0 or state.validation_map > state.best_map
+            if is_best:
+                state.best_epoch, state.best_map = epoch, state.validation_map
+                if self._encoders.second is not None:
+                    save_weights(self._directory / BEST_PREMISES, self._encoders.second.transformer.state_dict(), epoch)
+                save_weights(self._directory / BEST, self._encoders.query.transformer.state_dict(), epoch)
+        state.epochs_done = epoch
+        save_state(self._directory, state, self._learner, self._optimizer)
+        settle_weights(self._directory, state)
+
+    def _epoch(self, learner: nn.Module, epoch: int, state: TrainingState) -> int:
+        """Takes the steps of an epoch and returns the number of steps so far."""
+        seed = self._config.seed + 1_000_003 * epoch + 7_919 * self._rank.number
+        torch.manual_seed(seed % 2**63)
+        generator = np.random.default_rng([self._config.seed, epoch])
+        self._learner.train()
+        losses: list[float] = []
+        done, started, told_at = state.steps_done, time.monotonic(), 0.0
+        for units in self._objective.batches(generator, self._config.batch_size):
+            losses.append(self._step(learner, units, done))
+            done += 1
+            now = time.monotonic()
+            if now - told_at >= TELL_S:
+                pace_s = (now - started) / (done - state.steps_done)
+                self._loss, losses, told_at = float(np.mean(losses)), [], now
+                self._say("training", state, done, pace_s * (self._steps - done))
+        return done
+
+    def _step(self, learner: nn.Module, units: NDArray[np.int64], done: int) -> float:
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._config.learning_rate * schedule(done, self._steps)
+        self._optimizer.zero_grad(set_to_none=True)
+        parts = np.array_split(units, min(self._config.accumulation, len(units)))
+        value = 0.0
+        for number, part in enumerate(parts, start=1):
+            own, weight = self._rank.share(part)
+            with _without_gradient_sync(learner) if number < len(parts) else contextlib.nullcontext():
+                loss = learner(own, units) * weight
+                loss.backward()
+            value += float(loss.detach())
+        if not math.isfinite(value):
+            raise Diverged(f"the loss became {value} at step {done + 1} of {self._steps}; lower the learning rate")
+        norm = float(nn.utils.clip_grad_norm_(self._learner.parameters(), MAX_GRADIENT_NORM))
+        if not math.isfinite(norm):
+            raise Diverged(f"the gradient became {norm} at step {done + 1} of {self._steps}; lower the learning rate")
+        self._optimizer.step()
+        return value
+
+    def _say(self, phase: str, state: TrainingState, done: int, remaining_s: float) -> None:
+        if self._rank.leads:
+            self._tell(Step(phase, state, done, self._steps, self._loss, remaining_s))
+
+
+def usual_epochs(config: JobConfig, size: int) -> int:
+    """Chooses the epochs over so many queries or items: few data need more passes for as many steps."""
+    wanted = -(-USUAL_STEPS // _steps_per_epoch(config, size))
+    return min(max(wanted, FEWEST_EPOCHS), MOST_EPOCHS)
+
+
+def _steps_per_epoch(config: JobConfig, size: int) -> int:
+    return -(-min(size, config.items_per_epoch or size) // config.batch_size)
+
+
+def schedule(step: int, steps: int) -> float:
+    """Returns the share of the peak learning rate at a step, from 0: linear warm-up, then linear decay to 0."""
+    warm_up = max(1.0, WARM_UP * steps)
+    return min((step + 1) / warm_up, (steps - step) / max(1.0, steps - warm_up), 1.0)
+
+
+def _without_gradient_sync(learner: nn.Module) -> Any:
+    """Sums gradients up without averaging them over processes: the last part of a batch does that for all."""
+    if isinstance(learner, nn.parallel.DistributedDataParallel):
+        return learner.no_sync()
+    return contextlib.nullcontext()
+
+
+class KeptWeights:
+    """The weights kept of an epoch: trained ones with a share of the initial ones. Create it before training.
+
+    A mixture is often better than either on texts unlike those of training (Wortsman et al. 2022, "Robust fine-tuning
+    of zero-shot models").
+    """
+
+    def __init__(self, encoders: Encoders[Any], share: float) -> None:
+        """`share` is that of the initial weights, from 0 to 1."""
+        trained = [encoders.query, *([encoders.second] if encoders.second is not None else [])]
+        self._weights = [weight for encoder in trained for weight in encoder.parameters()] if share else []
+        self._initial = [weight.detach().clone() for weight in self._weights]
+        self._share = share
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Gives the encoders the kept weights within the block, and the trained ones again after it."""
+        trained = [weight.detach().clone() for weight in self._weights]
+        with torch.no_grad():
+            for weight, initial in zip(self._weights, self._initial, strict=True):
+                weight.lerp_(initial, self._share)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for weight, before in zip(self._weights, trained, strict=True):
+                    weight.copy_(before)
+
+
+def save_state(directory: Path, state: TrainingState, learner: nn.Module, optimizer: optim.Optimizer) -> None:
+    """Replaces the state atomically; tensors and values share a file, so they cannot disagree."""
+    tensors = {f"weights/{name}": tensor for name, tensor in learner.state_dict().items()}
+    for name, parameter in learner.named_parameters():
+        for moment, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"{moment}/{name}"] = value
+    _save(directory / FILE, tensors, {"standing": json.dumps(asdict(state))})
+
+
+def load_state(directory: Path, learner: nn.Module, optimizer: optim.Optimizer) -> TrainingState:
+    """Restores weights and moments and returns the state; a fresh one if none is stored. Raises NewerFormat."""
+    path = directory / FILE
+    if not path.is_file():
+        return TrainingState()
+    parameters = dict(learner.named_parameters())
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata() or {}
+        check_format(metadata, FORMAT_VERSION, str(path))
+        state = TrainingState(**known_fields(TrainingState, json.loads(metadata["standing"])))
+        weights = {}
+        for key in file.keys():  # noqa: SIM118 - not a mapping
+            kind, name = key.split("/", 1)
+            if kind == "weights":
+                weights[name] = file.get_tensor(key)
+            else:
+                device = "cpu" if kind == "step" else parameters[name].device  # AdamW counts steps on the CPU
+                optimizer.state[parameters[name]][kind] = file.get_tensor(key).to(device)
+    learner.load_state_dict(weights)
+    return state
+
+
+def discard_if_damaged(directory: Path) -> None:
+    """Removes everything that is kept of training if a part of it is damaged: without it the job begins again.
+
+    Raises NewerFormat for a state of a newer release, whose hash may be another.
+    """
+    kept = [directory / f"{prefix}{name}" for name in (BEST, BEST_PREMISES) for prefix in ("", NEXT)]
+    kept = [path for path in (directory / FILE, *kept) if path.is_file()]
+    damaged = [path for path in kept if not _is_sound(path)]
+    if not damaged:
+        return
+    log.warning("a job's state is damaged; it begins again from its first epoch", path=str(damaged[0]))
+    for path in kept:
+        path.unlink()
+    sync_directory(directory)
+
+
+def _is_sound(path: Path) -> bool:
+    """Tells whether a file's content has the hash that was written with it."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            check_format(metadata, FORMAT_VERSION, str(path))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except (SafetensorError, ValueError, KeyError):
+        return False
+    return metadata.get(HASH) == _hash(tensors, metadata)
+
+
+def _hash(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    digest = hashlib.sha256(json.dumps({**metadata, HASH: ""}, sort_keys=True).encode())
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def save_weights(path: Path, weights: dict[str, Tensor], epoch: int) -> None:
+    """Stores the weights of an epoch beside the file that holds the best so far; `settle_weights` replaces it."""
+    _save(path.with_name(f"{NEXT}{path.name}"), weights, {"epoch": str(epoch)})
+
+
+def settle_weights(directory: Path, state: TrainingState) -> None:
+    """Gives the best weights their names if the state knows their epoch, and drops those of an epoch that was lost."""
+    for name in (BEST, BEST_PREMISES):
+        path = directory / f"{NEXT}{name}"
+        if not path.is_file():
+            continue
+        with safe_open(path, framework="pt") as file:
+            is_best = file.metadata()["epoch"] == str(state.best_epoch)
+        if is_best:
+            path.replace(directory / name)
+        else:
+            path.unlink()
+        sync_directory(directory)
+
+
+def _save(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    # Through bytes: the library's writer hides a full disk behind its own error class.
+    stored = {"format_version": str(FORMAT_VERSION), **metadata}
+    atomic_write(path, save(plain, {**stored, HASH: _hash(plain, stored)}))

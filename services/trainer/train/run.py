@@ -1,0 +1,97 @@
+"""Trains with a loss of one's own from a script: on a corpus of a deployment, by the loop of jobs, to a checkpoint.
+
+formula ──► TrainingPlan, JobFiles ──► run_job ──► checkpoint in the store ──► row in the registry: publish it
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from aeenc.errors import FailedPrecondition, InvalidArgument, NotFound
+from services.corpus.active import read_active
+from services.corpus.generation import open_generation
+from services.store.artifacts import ArtifactStore
+from services.store.objects import open_store
+from services.store.redis import connect
+from services.store.registry import Registry
+from services.trainer.evaluation.protocol import EvaluationQuery
+from services.trainer.jobs.files import ComputeOptions, JobFiles, TrainingPlan
+from services.trainer.jobs.job import JobConfig
+from services.trainer.jobs.losses import Over, loss_of_ones_own
+from services.trainer.jobs.pair_sources import DataSets
+from services.trainer.jobs.training_set import JudgedPair
+from services.trainer.registry.checkpoints import Checkpoints
+from services.trainer.settings import TrainerSettings
+from services.trainer.train.job import run_job
+from services.trainer.train.losses import Formula
+
+
+def run(
+    formula: Formula,
+    *,
+    corpus: str,
+    over: Over = "pairs",
+    data_sets: Mapping[str, Path] | None = None,
+    pairs: Iterable[JudgedPair] = (),
+    validation: Sequence[tuple[str, Sequence[str]]] = (),
+    directory: Path | None = None,
+    settings: TrainerSettings | None = None,
+    **options: Any,
+) -> str:
+    """Trains a query encoder with a function of one's own, registers its checkpoint and returns the version.
+
+    What `formula` gets depends on `over`: see `train/objectives.py`. It learns from `data_sets`, by name as in the
+    trainer's settings, and `pairs`; `validation` and further `options` are those of JobConfig. `settings` (default: the
+    trainer's environment) name artifacts and Redis. Called again with the same `directory`, it goes on after the last
+    epoch. Raises NotFound for an unknown corpus, FailedPrecondition for a training that fails.
+    """
+    own = settings or TrainerSettings()
+    dotted = f"{over}:{formula.__module__}.{formula.__qualname__}"
+    spec = loss_of_ones_own(dotted).by(options.get("batching", "QUERIES"))
+    usual = {name: getattr(spec, name) for name in ("learning_rate", "temperature", "margin", "regularization")}
+    config = JobConfig(corpus, (), custom_loss=formula.__name__, data_sets=tuple(data_sets or ()), **usual | options)
+    if config.mode != "SINGLE":
+        raise InvalidArgument(f"mode is {config.mode}, whose generation only a trainer builds; give SINGLE")
+    store = open_store(own.artifacts_dir, own.artifacts_url, own.artifacts_cache_bytes)
+    active = read_active(store, corpus)
+    if active is None:
+        raise NotFound(f"there is no corpus {corpus!r}; build it and activate a generation")
+    base = config.base_version or open_generation(store, corpus, active).premise_version
+    means = ComputeOptions(**{field.name: getattr(own, field.name) for field in fields(ComputeOptions)})
+    plan = TrainingPlan(
+        "",
+        replace(config, base_version=base),
+        active,
+        str(store.root.resolve()),
+        replace(means, processes=1),
+        artifacts_url=store.url,
+        custom_loss=dotted,
+    )
+    with tempfile.TemporaryDirectory() if directory is None else nullcontext(directory) as folder:
+        files = JobFiles(Path(folder))
+        files.write_plan(plan)
+        files.forget_result()
+        if not files.has_inputs():
+            read, held_out = DataSets(data_sets or {}, own.text_bytes).read(config.data_sets, config.split)
+            queries = [EvaluationQuery(text, tuple(gold)) for text, gold in validation]
+            files.write_inputs([*read, *pairs], queries, held_out)
+        run_job(files)
+        result = files.result() or {}
+    if "error" in result:
+        raise FailedPrecondition(str(result["error"]))
+    asyncio.run(_register(own, store, str(result["version"])))
+    return str(result["version"])
+
+
+async def _register(settings: TrainerSettings, store: ArtifactStore, version: str) -> None:
+    redis = connect(settings.redis_url, **settings.redis())
+    try:
+        await Checkpoints(store, Registry(redis, settings.namespace)).register(version)
+    finally:
+        await redis.aclose()

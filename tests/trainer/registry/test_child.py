@@ -1,0 +1,93 @@
+"""How the trainer starts its child processes: beside grpc's threads, without a fork."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.trainer.jobs.files import JobFiles
+from services.trainer.registry.child import Child
+from support.waiting import until
+
+# glibc calls a handler of pthread_atfork before every fork, and none before a vfork.
+COUNT_FORKS = """
+import ctypes, sys
+import uvloop
+from services.trainer.registry.child import Child
+from services.trainer.jobs.files import JobFiles
+
+forks = []
+handler = ctypes.CFUNCTYPE(None)(lambda: forks.append(1))
+ctypes.CDLL(None).__register_atfork(handler, None, None, None)
+sys.executable = "/bin/true"
+
+async def main():
+    child = await Child.start("job")
+    status = await child.wait()
+    await child.end()
+    print(status, len(forks))
+
+uvloop.run(main())
+"""
+
+DEAF = """
+import pathlib, signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+pathlib.Path(sys.argv[1]).touch()
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pthread_atfork is reached through glibc")
+def test_a_child_is_started_without_a_fork():
+    done = subprocess.run([sys.executable, "-c", COUNT_FORKS], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["0", "0"]
+
+
+async def test_a_child_tells_its_status_to_everybody_who_waits():
+    child = Child(sys.executable, "-c", "raise SystemExit(7)")
+    impatient = asyncio.create_task(child.wait())
+    await asyncio.sleep(0)
+    impatient.cancel()
+    assert await asyncio.gather(child.wait(), child.wait()) == [7, 7]
+    await child.end()
+    assert await child.wait() == 7
+
+
+async def test_a_child_does_not_get_the_signals_of_its_parents_terminal():
+    child = Child(sys.executable, "-c", "import os, sys; sys.stdin.read()")
+    assert os.getsid(child._process.pid) != os.getsid(0)
+    assert os.getpgid(child._process.pid) != os.getpgid(0)
+    await child.end()
+
+
+async def test_a_child_that_does_not_end_when_asked_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("services.trainer.registry.child.END_S", 0.2)
+    ready = tmp_path / "ready"
+    child = Child(sys.executable, "-c", DEAF, str(ready))
+    await until(ready.exists)  # it makes the file once its handler stands
+    await child.end()
+    assert await child.wait() == -signal.SIGKILL
+
+
+def test_a_lack_of_memory_is_told_with_a_remedy_and_not_as_an_internal_error(monkeypatch, tmp_path: Path):
+    import torch
+
+    from services.trainer.train import __main__ as child
+    from services.trainer.train import job
+
+    files = JobFiles(tmp_path)
+    monkeypatch.setattr(job, "run_job", lambda _: torch.empty(2**50))
+    child._job(files)
+    assert files.result() == {
+        "error": "out of memory; lower the batch size or raise `accumulation`, then start a new job"
+    }
+    monkeypatch.setattr(job, "run_job", lambda _: torch.empty(2) @ torch.empty(3))
+    child._job(files)
+    assert files.result() == {"error": "internal error (RuntimeError); the trainer's log has it"}

@@ -1,0 +1,89 @@
+"""Where a trainer's jobs compute: what was found on the machine, not what was asked for."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from aeenc import errors
+from services.trainer.registry.child import Child, Device
+from services.trainer.train.encoder import device_of
+from support.waiting import eventually, until
+from support.worlds.trainer_world import Space, serve_trainer
+
+ANSWERS = "import pathlib, sys; pathlib.Path(sys.argv[2]).write_text(sys.argv[4])"
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def test_without_a_gpu_a_job_that_may_choose_computes_on_the_cpu(no_gpu: None):
+    assert [str(device_of(wanted)) for wanted in ("auto", "cpu")] == ["cpu", "cpu"]
+
+
+def test_a_gpu_that_was_asked_for_and_is_not_there_is_named_with_a_remedy(no_gpu: None):
+    with pytest.raises(errors.FailedPrecondition, match="AEENC_TRAINER_DEVICE=auto"):
+        device_of("cuda")
+
+
+def test_each_process_of_a_job_has_a_gpu_of_its_own_as_far_as_they_go(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    devices = [str(device_of(wanted, number)) for wanted in ("auto", "cuda") for number in range(3)]
+    assert devices == ["cuda:0", "cuda:1", "cuda:0"] * 2
+
+
+@pytest.mark.slow
+async def test_a_trainer_tells_the_device_that_was_found(
+    space: Space, redis_url: str, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    async with serve_trainer(space, redis_url, namespace, tmp_path, device="auto") as (_, trainer):
+
+        async def told() -> bool:
+            return (await trainer.info()).device == "cpu"
+
+        assert (await trainer.info()).device in {"", "cpu"}
+        await eventually(told, timeout_s=60)
+
+
+@pytest.mark.parametrize(
+    ("answer", "name"), [('{"device": "cuda:0"}', "cuda:0"), ('{"error": "no GPU"}', "")], ids=["found", "missing"]
+)
+async def test_the_device_is_what_a_child_process_answers(answer: str, name: str, monkeypatch: pytest.MonkeyPatch):
+    children: list[Child] = []
+
+    async def start(cls: type[Child], *arguments: str) -> Child:
+        children.append(cls(sys.executable, "-c", ANSWERS, *arguments, answer))
+        return children[0]
+
+    monkeypatch.setattr(Child, "start", classmethod(start))
+    monkeypatch.setattr("services.trainer.registry.child.has_gpu_driver", lambda: True)
+    device = Device("cuda")
+    device.ask()
+    assert device.name == ""
+    await until(lambda: device._asking is not None and device._asking.done())
+    assert device.name == name
+    await device.close()
+
+
+async def test_without_a_gpu_driver_the_device_is_known_at_once_and_no_process_is_started(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def forbidden(*_: str) -> None:
+        raise AssertionError("torch would be loaded")
+
+    monkeypatch.setattr(Child, "start", forbidden)
+    monkeypatch.setattr("services.trainer.registry.child.has_gpu_driver", lambda: False)
+    names = {}
+    for wanted in ("auto", "cuda", "cpu"):
+        device = Device(wanted)
+        device.ask()
+        names[wanted] = device.name
+        await device.close()
+    assert names == {"auto": "cpu", "cuda": "", "cpu": "cpu"}

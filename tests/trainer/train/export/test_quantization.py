@@ -1,0 +1,255 @@
+"""The gate of int8: its arithmetic, the files it lets into a checkpoint, and what it keeps out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from services.corpus.generation import open_generation
+from services.encoder.runtime.onnx_session import CPU, Placement, check_onnx, open_session
+from services.encoder.runtime.runners import PaddedRunner, Tokens
+from services.store.artifacts import Artifact
+from services.trainer.evaluation.protocol import EvaluationQuery, evaluate
+from services.trainer.jobs.files import JobFiles
+from services.trainer.learning.checkpoint import quantization
+from services.trainer.models.space import SpaceSpec
+from services.trainer.train import loop as training
+from services.trainer.train.encoder import TextBatches
+from services.trainer.train.export.checkpoint import PROBES
+from services.trainer.train.export.quantization import (
+    Int8Gate,
+    Recipe,
+    Trial,
+    add_int8,
+    int8_gate,
+    quantize,
+    vectors_alone,
+)
+from services.trainer.train.job import run_job
+from support.worlds.trainer_world import FACTS, VALIDATION, MakeJob, Space
+
+DIM = 8
+PREMISES = np.eye(DIM, dtype=np.float32)
+ORDINALS = {f"p{n}": n for n in range(DIM)}
+INT8_FILES = {"model.int8.onnx", "probes.int8.npy"}
+FIGURES = ("map_loss", "cosine_mean", "cosine_min")
+
+
+def turned(angle_cosine: float, towards: int = 5) -> np.ndarray:
+    """The unit vector at a cosine to premise 0, the rest of it along another premise."""
+    vector = np.zeros(DIM, dtype=np.float32)
+    vector[0], vector[towards] = angle_cosine, np.sqrt(1 - angle_cosine**2)
+    return vector
+
+
+def gate(fp32: list[np.ndarray], int8: list[np.ndarray]) -> Int8Gate:
+    queries = [EvaluationQuery(f"q{n}", ("p0",)) for n in range(len(fp32))]
+    return int8_gate(queries, np.stack(fp32), np.stack(int8), PREMISES, ORDINALS)
+
+
+def test_figures_within_their_bounds_pass_and_are_what_their_names_say():
+    found = gate([PREMISES[0]] * 10, [turned(0.951), *[turned(0.998)] * 9])
+    assert (found.passed, found.reason) == (True, "")
+    assert (found.map_loss, found.queries) == (0.0, 10)
+    assert found.cosine_mean == pytest.approx((0.951 + 9 * 0.998) / 10, abs=1e-6)
+    assert found.cosine_min == pytest.approx(0.951, abs=1e-6)
+
+
+def test_a_mean_cosine_below_its_bound_fails():
+    found = gate([PREMISES[0]] * 10, [turned(0.985)] * 10)
+    assert not found.passed
+    assert found.reason == "the mean cosine to fp32 is 0.9850, below 0.99"
+
+
+def test_one_cosine_below_its_bound_fails():
+    found = gate([PREMISES[0]] * 10, [turned(0.949), *[turned(0.9999)] * 9])
+    assert not found.passed
+    assert found.reason == "the least cosine to fp32 is 0.9490, below 0.95"
+
+
+@pytest.mark.parametrize(("queries", "passed"), [(251, True), (249, False)])
+def test_a_loss_of_map_above_its_bound_fails(queries: int, passed: bool):
+    near, far = turned(0.72), turned(0.70)  # the gold premise falls from the first rank to the second
+    found = gate([near] * queries, [far, *[near] * (queries - 1)])
+    assert found.map_loss == pytest.approx(0.5 / queries)
+    assert (found.passed, "MAP falls by 0.0020, more than 0.002" in found.reason) == (passed, not passed)
+
+
+def test_a_gain_of_map_passes():
+    found = gate([turned(0.70)] * 3, [turned(0.72)] * 3)
+    assert (found.passed, found.map_loss) == (True, -0.5)
+
+
+def test_a_vector_that_is_not_finite_fails_instead_of_ending_the_job():
+    found = gate([PREMISES[0]] * 2, [PREMISES[0], PREMISES[0] * np.nan])
+    assert (found.passed, found.map_loss, found.queries) == (False, None, 2)
+    assert "not finite" in found.reason
+
+
+@pytest.mark.parametrize("recipe", ["rowwise", "blockwise"])
+def test_quantising_twice_gives_the_same_bytes_and_leaves_nothing_else(space: Space, tmp_path: Path, recipe: Recipe):
+    source = space.store.open("checkpoints", space.version).file("model.onnx")
+    for name in ("a", "b"):
+        quantize(source, tmp_path / name, recipe)
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "b"}
+    data = (tmp_path / "a").read_bytes()
+    assert data == (tmp_path / "b").read_bytes()
+    check_onnx(memoryview(data), "a")
+    operators = {node.op_type for node in onnx.load_from_string(data).graph.node}
+    assert operators & {"MatMulIntegerToFloat", "MatMulNBits"}
+
+
+@pytest.mark.parametrize("recipe", ["rowwise", "blockwise"])
+def test_neighbours_and_padding_do_not_change_a_vector(space: Space, tmp_path: Path, recipe: Recipe):
+    artifact = space.store.open("checkpoints", space.version)
+    quantize(artifact.file("model.onnx"), tmp_path / "int8", recipe)
+    ids = TextBatches(artifact.path, SpaceSpec.of_meta(artifact.meta), 0).ids(PROBES, "")
+    runner = PaddedRunner(open_session(tmp_path / "int8", Placement([CPU]), "sentence_embedding"), pad_id=0, dim=32)
+    together = runner.run([Tokens(one) for one in ids])
+    assert np.abs(together - vectors_alone(tmp_path / "int8", ids)).max() <= 1e-5
+
+
+def test_no_pair_of_products_leaves_16_bits_so_processors_without_vnni_do_not_saturate(space: Space, tmp_path: Path):
+    quantize(space.store.open("checkpoints", space.version).file("model.onnx"), tmp_path / "int8")
+    model = onnx.load(tmp_path / "int8")
+    tensors = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    products = [node for node in model.graph.node if node.op_type == "MatMulIntegerToFloat"]
+    assert products
+    for node in products:
+        weight = tensors[node.input[1]].astype(np.int32)
+        assert 255 * np.abs(weight).max() * 2 <= np.iinfo(np.int16).max
+
+
+def checkpoint(space: Space, files: JobFiles) -> Artifact:
+    run_job(files)
+    result = files.result()
+    assert result is not None
+    return space.store.open("checkpoints", result["version"], verify="full")
+
+
+def spoil(*recipes: Recipe) -> Callable[[Path, Path, Recipe], None]:
+    """A `quantize` that loses the meaning of all words with some recipes."""
+
+    def spoiled(fp32_path: Path, int8_path: Path, recipe: Recipe) -> None:
+        quantize(fp32_path, int8_path, recipe)
+        if recipe in recipes:
+            model = onnx.load(int8_path)
+            (table,) = [t for t in model.graph.initializer if t.name.endswith("word_embeddings.weight")]
+            noise = np.random.default_rng(0).normal(size=tuple(table.dims)).astype(np.float32)
+            table.CopyFrom(onnx.numpy_helper.from_array(noise, table.name))
+            onnx.save(model, int8_path)
+
+    return spoiled
+
+
+def test_a_model_that_passes_is_in_the_checkpoint_with_its_probes_and_figures(space: Space, make_job: MakeJob):
+    files = make_job(epochs=2)
+    artifact = checkpoint(space, files)
+    meta = artifact.meta["int8"]
+    assert set(meta) == {"passed", "map_loss", "cosine_mean", "cosine_min", "queries", "reason", "recipe"}
+    assert (meta["passed"], meta["queries"], meta["reason"], meta["recipe"]) == (True, 8, "", "rowwise")
+    assert set(artifact.files) >= INT8_FILES
+    spec = SpaceSpec.of_meta(artifact.meta)
+    batches = TextBatches(artifact.path, spec, 0)
+    probes = np.load(artifact.file("probes.int8.npy"), allow_pickle=False)
+    assert probes.shape == (16, 32)
+    assert np.array_equal(probes, vectors_alone(artifact.file("model.int8.onnx"), batches.ids(PROBES, "")))
+    assert not np.array_equal(probes, np.load(artifact.file("probes.npy"), allow_pickle=False))
+
+    generation = open_generation(space.store, files.plan().config.corpus, files.plan().generation)
+    ids = batches.ids([query.text for query in VALIDATION], "")
+    fp32, int8 = (vectors_alone(artifact.file(name), ids) for name in ("model.onnx", "model.int8.onnx"))
+    maps = [
+        evaluate(VALIDATION, vectors, generation.vectors, generation.ordinal_by_text).strict.map
+        for vectors in (fp32, int8)
+    ]
+    cosines = (fp32 * int8).sum(axis=1)
+    expected = [maps[0] - maps[1], cosines.mean(), cosines.min()]
+    assert [meta[name] for name in FIGURES] == pytest.approx(expected, abs=2e-6)
+    assert not np.array_equal(fp32, int8)
+
+
+def test_a_model_that_fails_is_left_out_and_the_manifest_says_why(space: Space, make_job: MakeJob, monkeypatch):
+    monkeypatch.setattr(quantization, "quantize", spoil("rowwise", "blockwise"))
+    artifact = checkpoint(space, make_job(epochs=1))
+    meta = artifact.meta["int8"]
+    assert meta["passed"] is False
+    assert meta["cosine_mean"] < 0.99
+    assert "the mean cosine to fp32" in meta["reason"]
+    assert not INT8_FILES & set(artifact.files)
+
+
+@pytest.fixture
+def tried(space: Space, tmp_path: Path) -> Callable[[], dict[str, Any]]:
+    """Tries the pre-trained model in `tmp_path` and returns what goes into the manifest."""
+    artifact = space.store.open("checkpoints", space.version)
+    (tmp_path / "model.onnx").write_bytes(artifact.file("model.onnx").read_bytes())
+    ids = TextBatches(artifact.path, SpaceSpec.of_meta(artifact.meta), 0).ids([q.text for q in VALIDATION], "")
+    ordinals = {text: n for n, text in enumerate(FACTS)}
+    return lambda: add_int8(tmp_path, Trial(VALIDATION, ids, space.encode(FACTS), ordinals), ids[:3])
+
+
+def test_where_the_fast_recipe_fails_the_finer_one_is_tried(tried, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(quantization, "quantize", spoil("rowwise"))
+    meta = tried()
+    assert (meta["passed"], meta["reason"], meta["recipe"]) == (True, "", "blockwise")
+    assert {path.name for path in tmp_path.iterdir()} == {"model.onnx", *INT8_FILES}
+    assert "MatMulNBits" in {node.op_type for node in onnx.load(tmp_path / "model.int8.onnx").graph.node}
+
+
+def test_a_quantisation_that_breaks_leaves_fp32_alone_and_a_reason(tried, tmp_path: Path, monkeypatch):
+    def broken(fp32_path: Path, int8_path: Path, recipe: Recipe) -> None:
+        int8_path.write_bytes(b"half a model")
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr(quantization, "quantize", broken)
+    meta = tried()
+    assert (meta["passed"], meta["map_loss"]) == (False, None)
+    assert meta["reason"] == "the quantisation failed (RuntimeError); the trainer's log has it"
+    assert {path.name for path in tmp_path.iterdir()} == {"model.onnx"}
+
+
+def test_a_failed_quantisation_leaves_no_file_of_its_own(tmp_path: Path):
+    (tmp_path / "model.onnx").write_bytes(b"no model")
+    with pytest.raises(Exception, match="onnx"):
+        quantize(tmp_path / "model.onnx", tmp_path / "model.int8.onnx")
+    assert {path.name for path in tmp_path.iterdir()} == {"model.onnx"}
+
+
+def test_int8_can_be_switched_off(space: Space, make_job: MakeJob):
+    files = make_job(epochs=1)
+    files.write_plan(replace(files.plan(), means=replace(files.plan().means, int8=False)))
+    artifact = checkpoint(space, files)
+    assert "int8" not in artifact.meta
+    assert not INT8_FILES & set(artifact.files)
+
+
+@pytest.mark.slow
+def test_a_job_that_was_killed_ends_with_the_same_version_int8_included(
+    space: Space, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+):
+    files = make_job(epochs=2)
+    whole = checkpoint(space, files)
+    assert whole.meta["int8"]["passed"]
+    # The content decides the version: the first checkpoint must be gone, or it would be found instead of written.
+    whole.path.rename(files.directory / "whole")
+    for name in ("result.json", "epoch.safetensors", "best.safetensors"):
+        (files.directory / name).unlink()
+    saved = training.save_state
+
+    def die_after_one(*arguments) -> None:
+        saved(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(training, "save_state", die_after_one)
+        with pytest.raises(KeyboardInterrupt):
+            run_job(files)
+    resumed = checkpoint(space, files)
+    assert (resumed.id, resumed.files) == (whole.id, whole.files)

@@ -1,0 +1,148 @@
+"""The losses against plain loops in float64, and in which direction they pull."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from services.trainer.jobs.job import JobConfig
+from services.trainer.train.losses import (
+    NliClassification,
+    drift,
+    full_corpus_softmax,
+    gist,
+    multiple_negatives_ranking,
+    pairwise_contrastive,
+    supervised_contrastive,
+    triplet_margin,
+)
+
+GENERATOR = torch.Generator().manual_seed(7)
+
+
+def given(**numbers: float) -> JobConfig:
+    return JobConfig("c", (), **numbers)  # type: ignore[arg-type]
+
+
+def cosines(*shape: int) -> Tensor:
+    return torch.rand(*shape, generator=GENERATOR, dtype=torch.float64) * 2 - 1
+
+
+def masks(*rows: list[int], n: int = 6) -> Tensor:
+    made = torch.zeros(len(rows), n, dtype=torch.bool)
+    for row, columns in enumerate(rows):
+        made[row, columns] = True
+    return made
+
+
+def test_full_corpus_softmax_is_the_plain_formula():
+    positives, rows, against = cosines(3), torch.tensor([0, 0, 1]), cosines(2) * 10
+    each = [
+        -math.log(math.exp(p / 0.1) / (math.exp(p / 0.1) + math.exp(against[row])))
+        for p, row in zip(positives.tolist(), rows.tolist(), strict=True)
+    ]
+    loss = full_corpus_softmax(positives, rows, against, given(temperature=0.1))
+    assert float(loss) == pytest.approx(((each[0] + each[1]) / 2 + each[2]) / 2, rel=1e-12)
+
+
+def test_triplet_margin_is_the_plain_formula():
+    positive, negative = cosines(9), cosines(9)
+    expected = sum(max(float(n - p) + 0.1, 0) for p, n in zip(positive, negative, strict=True)) / 9
+    assert float(triplet_margin(positive, negative, given(margin=0.1))) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_triplet_loss_pulls_what_explains_closer_unlike_the_misprint():
+    positive, negative = torch.tensor([0.5], requires_grad=True), torch.tensor([0.6], requires_grad=True)
+    loss = triplet_margin(positive, negative, given(margin=0.1))
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(0.2)
+    assert (float(positive.grad), float(negative.grad)) == (-1.0, 1.0)
+
+
+def test_a_triplet_that_keeps_its_margin_costs_nothing():
+    assert float(triplet_margin(torch.tensor([0.9]), torch.tensor([0.7]), given(margin=0.1))) == 0.0
+
+
+def test_pairwise_contrastive_is_the_plain_formula():
+    found, explains = cosines(12), torch.arange(12) % 3 == 0
+    expected = 0.0
+    for cosine, positive in zip(found.tolist(), explains.tolist(), strict=True):
+        distance = 1 - cosine
+        expected += distance**2 if positive else max(0.0, 0.5 - distance) ** 2
+    assert float(pairwise_contrastive(found, explains, given(margin=0.5))) == pytest.approx(expected / 12, rel=1e-12)
+
+
+def test_a_refused_pair_beyond_the_margin_is_left_alone_and_one_within_is_pushed_away():
+    found = torch.tensor([0.4, 0.9], dtype=torch.float64, requires_grad=True)
+    pairwise_contrastive(found, torch.tensor([False, False]), given(margin=0.5)).backward()
+    assert found.grad is not None
+    assert float(found.grad[0]) == 0.0
+    assert float(found.grad[1]) > 0.0
+
+
+def test_supervised_contrastive_is_the_plain_formula():
+    scores, positives, excluded = cosines(2, 6), masks([0, 1], [2]), masks([5], [])
+    expected = 0.0
+    for row in range(2):
+        total = sum(math.exp(scores[row, n] / 0.2) for n in range(6) if not excluded[row, n])
+        columns = positives[row].nonzero().flatten().tolist()
+        expected -= sum(math.log(math.exp(scores[row, p] / 0.2) / total) for p in columns) / len(columns)
+    assert float(supervised_contrastive(scores, positives, excluded, given(temperature=0.2))) == pytest.approx(
+        expected / 2, rel=1e-12
+    )
+
+
+def test_multiple_negatives_ranking_is_the_plain_formula():
+    scores, own, masked = cosines(3, 6), torch.tensor([0, 1, 4]), masks([1], [0, 1], [])
+    expected = 0.0
+    for row in range(3):
+        kept = [n for n in range(6) if n == own[row] or not masked[row, n]]
+        total = sum(math.exp(scores[row, n] / 0.05) for n in kept)
+        expected -= math.log(math.exp(scores[row, own[row]] / 0.05) / total)
+    assert float(multiple_negatives_ranking(scores, own, masked, None, given(temperature=0.05))) == pytest.approx(
+        expected / 3, rel=1e-12
+    )
+
+
+def test_what_else_explains_the_query_is_not_pushed_away():
+    scores = cosines(1, 4).requires_grad_()
+    multiple_negatives_ranking(scores, torch.tensor([0]), masks([0, 2], n=4), None, given(temperature=0.1)).backward()
+    assert scores.grad is not None
+    signs = torch.sign(scores.grad[0]).tolist()
+    assert signs == [-1, 1, 0, 1]
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.2])
+def test_gist_is_ranking_without_what_the_guide_finds_nearer(margin: float):
+    scores, guide, own, masked = cosines(3, 6), cosines(3, 6), torch.tensor([0, 1, 4]), masks([1], [], [5])
+    expected = 0.0
+    for row in range(3):
+        threshold = float(guide[row, own[row]]) - margin
+        kept = [n for n in range(6) if n == own[row] or not (masked[row, n] or float(guide[row, n]) > threshold)]
+        total = sum(math.exp(scores[row, n] / 0.1) for n in kept)
+        expected -= math.log(math.exp(scores[row, own[row]] / 0.1) / total)
+    assert float(gist(scores, own, masked, guide, given(temperature=0.1, guide_margin=margin))) == pytest.approx(
+        expected / 3, rel=1e-12
+    )
+
+
+def test_nli_classification_is_the_plain_formula():
+    torch.manual_seed(1)
+    loss = NliClassification(4).double()
+    queries, premises, classes = cosines(5, 4), cosines(5, 4), torch.tensor([0, 1, 2, 0, 2])
+    weight, bias = loss.classifier.weight.detach(), loss.classifier.bias.detach()
+    expected = 0.0
+    for row in range(5):
+        features = torch.cat([queries[row], premises[row], (queries[row] - premises[row]).abs()])
+        logits = [float((weight[c] * features).sum() + bias[c]) for c in range(3)]
+        expected -= math.log(math.exp(logits[classes[row]]) / sum(map(math.exp, logits)))
+    assert float(loss(queries, premises, classes)) == pytest.approx(expected / 5, rel=1e-12)
+
+
+def test_drift_is_the_mean_squared_distance_from_the_pretrained_vectors():
+    held = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    assert float(drift(held, held)) == 0.0
+    assert float(drift(torch.tensor([[0.0, 1.0], [0.0, 1.0]]), held)) == 1.0

@@ -1,0 +1,196 @@
+"""Every loss on a job's data: it learns, encodes a query once a batch, and takes for negatives only what it may."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from services.trainer.jobs.files import JobFiles
+from services.trainer.jobs.losses import LOSSES
+from services.trainer.jobs.training_set import JudgedPair
+from services.trainer.train import losses
+from services.trainer.train.encoder import QueryEncoder, precision_of
+from services.trainer.train.inputs import JobInputs
+from services.trainer.train.loop import Learner, Training
+from services.trainer.train.losses import CONTRADICTION, ENTAILMENT, NEUTRAL
+from services.trainer.train.objectives import classified
+from services.trainer.train.ranks import Rank
+from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, MakeJob
+
+NAMES = [name for name in LOSSES if name not in {"REGRESSION", "ANALOGY"}]  # which needs classes
+
+
+def load(files: JobFiles) -> JobInputs:
+    torch.set_num_threads(1)
+    return JobInputs.load(files, Rank())
+
+
+@pytest.mark.parametrize("batching", ["QUERIES", "ITEMS"])
+@pytest.mark.parametrize("loss", NAMES)
+def test_training_lowers_the_loss_and_ranks_what_explains_higher(make_job: MakeJob, loss: str, batching: str):
+    options = {"loss": loss, "batching": batching, "temperature": 0.1, "learning_rate": 3e-3, "margin": 0.5}
+    files = make_job(epochs=12, **options)
+    inputs = load(files)
+    encoders, objective = inputs.encoders(), inputs.objective()
+    units = np.arange(objective.size)
+
+    def measured() -> tuple[float, float]:
+        objective.batches(np.random.default_rng(1), objective.size)
+        report = inputs.evaluate(encoders)
+        assert report is not None
+        return float(objective.loss(encoders, units).detach()), report.strict.map
+
+    loss_before, map_before = measured()
+    Training(inputs.plan, encoders, objective, None, files.directory, lambda step: None).run()
+    loss_after, map_after = measured()
+    assert loss_after < 0.95 * loss_before
+    if loss not in {"PAIRWISE_CONTRASTIVE", "NLI_CLASSIFICATION"}:  # on so little they classify without ranking
+        assert map_after > map_before + 0.05
+
+
+@pytest.mark.parametrize("loss", NAMES)
+def test_a_batch_encodes_each_of_its_queries_once(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, loss: str):
+    inputs = load(make_job(loss=loss, batching="ITEMS"))
+    encoders, objective = inputs.encoders(), inputs.objective()
+    encoded: list[int] = []
+    hidden = QueryEncoder.hidden
+
+    def counting(self: QueryEncoder, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        encoded.append(len(ids))
+        return hidden(self, ids, mask)
+
+    objective.batches(np.random.default_rng(1), objective.size)
+    monkeypatch.setattr(QueryEncoder, "hidden", counting)
+    objective.loss(encoders, np.arange(objective.size))
+    assert encoded == [len(QUERIES)]
+
+
+def calls_of(monkeypatch: pytest.MonkeyPatch, name: str) -> list[tuple[Any, ...]]:
+    """What a formula is called with from now on."""
+    calls: list[tuple[Any, ...]] = []
+    formula = getattr(losses, name)
+    monkeypatch.setattr(losses, name, lambda *given: (calls.append(given), formula(*given))[1])
+    return calls
+
+
+def test_ranking_takes_no_sibling_and_nothing_undecided_for_a_negative(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+):
+    pairs = [
+        JudgedPair("q", "", FACTS[0], "POSITIVE"),
+        JudgedPair("q", "", FACTS[1], "POSITIVE"),
+        JudgedPair("q", "", FACTS[2], "SKIPPED"),
+        JudgedPair("q", "", FACTS[3], "NEGATIVE"),
+        JudgedPair("r", "", FACTS[2], "POSITIVE"),
+    ]
+    inputs = load(make_job(pairs, loss="MULTIPLE_NEGATIVES_RANKING", hard_negatives=2))
+    calls = calls_of(monkeypatch, "multiple_negatives_ranking")
+    objective = inputs.objective()
+    objective.batches(np.random.default_rng(1), 2)
+    objective.loss(inputs.encoders(), np.arange(objective.size))
+    ((scores, own, masked, *_),) = calls
+    assert scores.shape == (3, 4)  # q has two pairs, r one; facts 0 to 3 stand once each
+    assert own.tolist() == [0, 1, 2]
+    # q: not its other positive and not what is undecided; r: nothing but its own
+    assert masked.tolist() == [[True, True, True, False], [True, True, True, False], [False, False, True, False]]
+
+
+def test_refused_premises_are_drawn_anew_each_epoch_from_those_of_the_query(make_job: MakeJob):
+    pairs = [*PAIRS, *(JudgedPair(QUERIES[0], "", fact, "NEGATIVE", "train") for fact in FACTS[10:40])]
+    inputs = load(make_job(pairs, loss="MULTIPLE_NEGATIVES_RANKING", hard_negatives=3))
+    objective: Any = inputs.objective()
+    drawn = []
+    for epoch in (1, 2):
+        objective.batches(np.random.default_rng(epoch), 8)
+        drawn.append(objective._drawn)
+    for row, (number, _) in enumerate(objective._items):
+        assert set(drawn[0][row]) <= set(inputs.training_set.examples[number].refused.tolist())
+    assert drawn[0].tolist() != drawn[1].tolist()
+
+
+def test_a_query_without_refused_premises_ranks_among_those_of_the_batch(make_job: MakeJob):
+    pairs = [pair for pair in PAIRS if pair.sign == "POSITIVE"]
+    inputs = load(make_job(pairs, loss="MULTIPLE_NEGATIVES_RANKING", hard_negatives=2))
+    objective = inputs.objective()
+    objective.batches(np.random.default_rng(1), 8)
+    assert float(objective.loss(inputs.encoders(), np.arange(4)).detach()) > 0
+
+
+def test_the_guide_of_gist_is_the_version_that_is_named(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    inputs = load(make_job(loss="GIST"))
+    asked: list[str] = []
+    by = JobInputs._queries_by
+    monkeypatch.setattr(JobInputs, "_queries_by", lambda self, version: (asked.append(version), by(self, version))[1])
+    inputs.objective()
+    load(make_job(loss="GIST", guide_version=inputs.base.id)).objective()
+    assert asked == ["", inputs.base.id]
+
+
+def test_each_pair_is_classified_as_it_was_judged(make_job: MakeJob):
+    pairs = [
+        JudgedPair("q", "", FACTS[0], "POSITIVE"),
+        JudgedPair("q", "", FACTS[1], "CONTRADICTED"),
+        JudgedPair("r", "", FACTS[2], "NEGATIVE"),
+    ]
+    items, classes = classified(load(make_job(pairs)).training_set)
+    assert items.tolist() == [[0, 0], [0, 1], [1, 2]]
+    assert classes.tolist() == [ENTAILMENT, CONTRADICTION, NEUTRAL]
+
+
+@pytest.mark.parametrize(("loss", "skipped"), [("TRIPLET_MARGIN", 2), ("FULL_CORPUS_SOFTMAX", 1), ("GIST", 1)])
+def test_queries_with_one_side_are_counted_and_skipped(make_job: MakeJob, loss: str, skipped: int):
+    pairs = [
+        *PAIRS,
+        JudgedPair("only refused", "", FACTS[0], "NEGATIVE"),
+        JudgedPair("only accepted", "", FACTS[0], "POSITIVE"),
+    ]
+    assert load(make_job(pairs, loss=loss)).objective().skipped == skipped
+
+
+@pytest.mark.parametrize("batching", ["QUERIES", "ITEMS"])
+@pytest.mark.parametrize(
+    "loss", ["FULL_CORPUS_SOFTMAX", "TRIPLET_MARGIN", "PAIRWISE_CONTRASTIVE", "NLI_CLASSIFICATION"]
+)
+def test_parts_of_a_batch_add_up_to_its_gradient(make_job: MakeJob, loss: str, batching: str):
+    more = [  # the first query has one refused premise more than others, the second two, ...
+        JudgedPair(query, "", FACTS[-1 - shift], "NEGATIVE", "train")
+        for n, query in enumerate(QUERIES[:6])
+        for shift in range(n + 1)
+    ]
+    files = make_job([*PAIRS, *more], loss=loss, batching=batching, regularization=0.0 if batching == "ITEMS" else 0.5)
+    inputs = load(files)
+    encoders, objective = inputs.encoders(), inputs.objective()
+    encoders.query.eval()  # without dropout
+    learner, units = Learner(encoders, objective), np.arange(objective.size)
+    gradients = []
+    for parts in ([units], np.array_split(units, 3), [units[:2], units[2:]]):
+        learner.zero_grad()
+        for part in parts:
+            learner(part, units).backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in encoders.query.parameters() if p.grad is not None]))
+    scale = float(gradients[0].abs().max())
+    assert scale > 1e-4
+    assert all(torch.allclose(gradients[0], other, atol=1e-4 * scale) for other in gradients[1:])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "capabilities", "expected"),
+    [
+        ("auto", {"avx512_bf16": True}, "bfloat16"),
+        ("auto", {"avx512_bf16": False, "amx_bf16": True}, "bfloat16"),
+        ("auto", {"avx512_f": True, "avx512_bf16": False}, "float32"),
+        ("float32", {"avx512_bf16": True}, "float32"),
+        ("bfloat16", {}, "bfloat16"),
+    ],
+)
+def test_products_are_in_bfloat16_where_the_machine_has_it_or_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, wanted: Any, capabilities: dict[str, bool], expected: str
+):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    assert precision_of(wanted, torch.device("cpu")) == expected

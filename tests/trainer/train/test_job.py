@@ -1,0 +1,447 @@
+"""One job from its directory: what it writes, that it resumes to the bit, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import resource
+from dataclasses import asdict, replace
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from safetensors.numpy import load_file
+from safetensors.torch import save
+
+from aeenc.errors import FailedPrecondition, NotFound
+from services.corpus.generation import PremiseRecord, folder_of
+from services.encoder.rollout.loading import LoadOptions, load_model
+from services.encoder.runtime.onnx_session import CPU, Placement
+from services.store.formats import NewerFormat
+from services.trainer.evaluation.protocol import EvaluationQuery
+from services.trainer.jobs.files import ComputeOptions, JobFiles
+from services.trainer.jobs.job import JobConfig
+from services.trainer.jobs.training_set import JudgedPair
+from services.trainer.models.space import SpaceSpec
+from services.trainer.registry.child import EXIT_DISK_FULL, describe_exit
+from services.trainer.train import job, losses
+from services.trainer.train import loop as training
+from services.trainer.train.encoder import QueryEncoder, TextBatches, free_bytes, load_encoder, prepare_torch
+from services.trainer.train.export import checkpoint as export
+from services.trainer.train.inputs import JobInputs
+from services.trainer.train.job import run_job, train
+from services.trainer.train.loop import BEST, FILE, NEXT, Diverged
+from services.trainer.train.ranks import Rank
+from support.models.forks import Fork
+from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, Killed, MakeJob, Space, killed_after
+
+
+def weights_of(space: Space, version: str) -> dict[str, np.ndarray]:
+    return load_file(space.store.open("checkpoints", version).file("model.safetensors"))
+
+
+def run(files: JobFiles) -> str:
+    run_job(files)
+    result = files.result()
+    assert result is not None
+    return result["version"]
+
+
+def trained(files: JobFiles) -> dict[str, np.ndarray]:
+    """The weights that a job keeps, without the export."""
+    prepare_torch(files.plan().means.threads)
+    inputs = JobInputs.load(files, Rank())
+    train(files, inputs, inputs.encoders(), inputs.objective(), Rank())
+    return load_file(files.directory / BEST)
+
+
+@pytest.mark.parametrize(("size", "items", "chosen"), [(50, 0, 12), (3_942, 0, 9), (10**6, 0, 3), (10**6, 4_000, 8)])
+def test_epochs_that_nobody_names_are_fewer_the_more_there_is_to_learn(size: int, items: int, chosen: int):
+    assert training.usual_epochs(JobConfig("c", ("r",), items_per_epoch=items), size) == chosen
+
+
+def test_a_job_says_how_many_epochs_it_chose(space: Space, make_job: MakeJob):
+    files = make_job(epochs=0, validation=[])
+    lineage = space.store.open("checkpoints", run(files)).meta["lineage"]
+    progress = files.progress() or {}
+    assert (lineage["epochs"], progress["epochs"], progress["epochs_done"]) == (12, 12, 12)
+
+
+def test_a_job_learns_and_leaves_a_checkpoint_that_the_encoder_accepts(space: Space, make_job: MakeJob):
+    version = run(make_job(epochs=4))
+    artifact = space.store.open("checkpoints", version)
+    model = load_model(artifact, LoadOptions(2**30, Placement([CPU])), space_id=space.space_id, dim=32)
+    assert model.version == version
+    metrics = json.loads(artifact.file("metrics.json").read_bytes())
+    assert metrics["after"]["strict"]["MAP"] > metrics["before"]["strict"]["MAP"] + 0.05
+    assert artifact.meta["validation_map"] == pytest.approx(metrics["after"]["strict"]["MAP"], abs=1e-6)
+    assert artifact.meta["space_id"] == space.space_id
+    assert artifact.meta["base_version"] == space.version
+    assert artifact.meta["lineage"]["positives"] == len(QUERIES)
+
+
+@pytest.mark.parametrize("loss", ["FULL_CORPUS_SOFTMAX", "TRIPLET_MARGIN"])
+def test_a_job_learns_from_a_generation_in_float16(space: Space, corpus: str, make_job: MakeJob, loss: str):
+    premises = [PremiseRecord(f"f{n}", text, splits=("facts", "train")) for n, text in enumerate(FACTS)]
+    half = space.build(corpus, premises, "float16")
+    assert space.store.open(f"generations/{corpus}", half).meta["storage"] == "float16"
+    metrics = json.loads(space.store.open("checkpoints", run(make_job(loss=loss))).file("metrics.json").read_bytes())
+    assert metrics["after"]["strict"]["MAP"] > metrics["before"]["strict"]["MAP"]
+
+
+def test_the_exported_graph_computes_what_torch_computes_at_any_shape(space: Space):
+    path = space.store.open("checkpoints", space.version).file("model.onnx")
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    texts = ["sun", "the earth is a planet", "ice can melt " * 12, "a b c d e f g h i j k l m n o p"]
+    artifact = space.store.open("checkpoints", space.version)
+    spec = SpaceSpec.of_meta(artifact.meta)
+    batches = TextBatches(artifact.path, spec, 0)
+    ids, mask = batches.pad(batches.ids(texts, ""), torch.device("cpu"))
+    feeds = {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
+    vectors = session.run(["sentence_embedding"], feeds)[0]
+    expected = load_encoder(artifact.path, spec)(ids, mask).detach().numpy()
+    assert np.abs(vectors - expected).max() < 1e-5
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+
+
+def test_a_second_model_of_an_architecture_is_exported_as_if_it_were_the_first(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+):
+    artifact = space.store.open("checkpoints", space.version)
+    spec = SpaceSpec.of_meta(artifact.meta)
+    first, second = (load_encoder(artifact.path, spec).eval() for _ in range(2))
+    torch.nn.init.normal_(second.transformer.embeddings.word_embeddings.weight)
+    batches = TextBatches(artifact.path, spec, 0)
+    example = tuple(batches.pad(batches.ids(export.PROBES[:3], ""), torch.device("cpu")))
+
+    def exported(encoder: QueryEncoder) -> bytes:
+        return export.onnx_bytes(encoder, ("input_ids", "attention_mask"), "sentence_embedding", args=example)
+
+    before, after = exported(first), exported(second)
+    monkeypatch.setattr(export, "_traced", {})
+    assert after == exported(second)
+    assert after != before
+    other = load_encoder(artifact.path, replace(spec, pooling="cls"))
+    assert export._architecture(other) != export._architecture(first) == export._architecture(second)
+
+
+@pytest.mark.parametrize(
+    "loss", ["FULL_CORPUS_SOFTMAX", "TRIPLET_MARGIN", "GIST", "MULTIPLE_NEGATIVES_RANKING", "NLI_CLASSIFICATION"]
+)
+def test_a_job_that_was_killed_ends_with_the_same_weights_to_the_bit(space: Space, make_job: MakeJob, loss: str):
+    options = {"epochs": 3, "loss": loss, "regularization": 0.1, "validation": []}  # the last epoch is kept
+    options |= {"batching": "ITEMS", "items_per_epoch": 40, "accumulation": 2, "means": ComputeOptions(threads=2)}
+    whole = trained(make_job(**options))
+    files = make_job(**options)
+    with killed_after(2):
+        trained(files)
+    resumed = trained(files)
+    assert all(np.array_equal(whole[name], resumed[name]) for name in whole)
+    pretrained = weights_of(space, space.version)
+    assert any(not np.array_equal(whole[name], pretrained[name]) for name in whole)
+
+
+def test_finished_epochs_stay_told_while_a_job_is_loaded_again(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch):
+    files = make_job(epochs=3)
+    with killed_after(2):
+        run_job(files)
+    before = files.progress()
+    assert before is not None
+    assert before["epochs_done"] >= 1
+    monkeypatch.setattr(job, "load_inputs", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run_job(files)
+    assert files.progress() == {**before, "phase": "loading"}
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_share_of_the_first_weights_is_in_those_kept_and_not_in_those_trained_on(
+    space: Space, make_job: MakeJob, killed: bool
+):
+    first = weights_of(space, space.version)
+    alone = trained(make_job(epochs=2, validation=[]))
+    files = make_job(epochs=2, validation=[], initial_share=0.25)
+
+    if killed:
+        with killed_after(1):
+            trained(files)
+    kept = trained(files)
+    for name, weight in alone.items():
+        np.testing.assert_allclose(kept[name], 0.25 * first[name] + 0.75 * weight, atol=1e-6)
+    assert any(np.abs(kept[name] - weight).max() > 1e-4 for name, weight in alone.items())
+
+
+def test_what_is_measured_is_what_is_kept(space: Space, make_job: MakeJob):
+    moved, back = make_job(epochs=1, learning_rate=1e-2), make_job(epochs=1, learning_rate=1e-2, initial_share=1.0)
+    versions = [run(files) for files in (moved, back)]
+    told = [space.store.open("checkpoints", version).meta["validation_map"] for version in versions]
+    metrics = [json.loads(space.store.open("checkpoints", one).file("metrics.json").read_bytes()) for one in versions]
+    assert told[1] == pytest.approx(metrics[1]["before"]["strict"]["MAP"])
+    assert told[0] == pytest.approx(metrics[0]["after"]["strict"]["MAP"])
+    assert told[0] != pytest.approx(told[1])
+
+
+def test_the_epoch_with_the_best_validation_map_is_kept(
+    space: Space, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+):
+    kept: list[int] = []
+    maps = iter([0.3, 0.9, 0.5])
+    original = training.Training.__init__
+
+    def scripted(self, plan, encoder, objective, validate, *rest) -> None:
+        original(self, plan, encoder, objective, lambda: next(maps), *rest)
+
+    monkeypatch.setattr(training.Training, "__init__", scripted)
+    monkeypatch.setattr(
+        training,
+        "save_weights",
+        lambda *given, save=training.save_weights: (kept.append(1), save(*given)),
+    )
+    version = run(make_job(epochs=3))
+    assert space.store.open("checkpoints", version).meta["lineage"]["best_epoch"] == 2
+    assert len(kept) == 2
+
+
+def diverge_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    calls = iter(range(1, 1000))
+    formula = losses.full_corpus_softmax
+
+    def diverging(*given):
+        return formula(*given) * (float("nan") if next(calls) == step else 1.0)
+
+    monkeypatch.setattr(losses, "full_corpus_softmax", diverging)
+
+
+def test_a_loss_that_is_not_finite_ends_the_job_and_says_where(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch):
+    diverge_at(monkeypatch, step=1)
+    with pytest.raises(Diverged, match=r"the loss became nan at step 1 of 9; lower the learning rate \(epoch 1 of 3\)"):
+        run_job(make_job())
+
+
+def test_the_best_epoch_before_the_loss_went_wrong_becomes_a_checkpoint(
+    space: Space, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+):
+    diverge_at(monkeypatch, step=8)
+    files = make_job(epochs=3)
+    run_job(files)
+    result = files.result()
+    assert result is not None
+    assert "step 8 of 9" in result["error"]
+    artifact = space.store.open("checkpoints", result["version"])
+    assert artifact.meta["lineage"]["best_epoch"] in {1, 2}
+    assert "step 8" in artifact.meta["lineage"]["failure"]
+    kept, best = weights_of(space, result["version"]), load_file(files.directory / BEST)
+    assert all(np.isfinite(tensor).all() for tensor in kept.values())
+    assert all(np.array_equal(kept[name], best[name]) for name in kept)
+
+
+OWN_TEXT = [JudgedPair(FACTS[0], "", FACTS[0], "POSITIVE")]
+CONTRADICTION = [JudgedPair("q", "", FACTS[0], sign) for sign in ("POSITIVE", "NEGATIVE")]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "words", "absent"),
+    [
+        (OWN_TEXT, ["1 was dropped", "1 of a query's own text"], ["split", "both"]),
+        (CONTRADICTION, ["1 was dropped", "1 judged both ways", "one judgement"], ["split", "own text"]),
+        ([*OWN_TEXT, *CONTRADICTION], ["2 were dropped", "1 of a query's own text", "1 judged both ways"], ["split"]),
+        ([], ["none was dropped", "positive"], ["split", "own text", "both"]),
+    ],
+)
+def test_pairs_that_may_not_be_learned_from_end_the_job_with_the_reason(
+    make_job: MakeJob, pairs: list[JudgedPair], words: list[str], absent: list[str]
+):
+    refused = [JudgedPair("another", "", FACTS[1], "NEGATIVE")]
+    with pytest.raises(FailedPrecondition) as caught:
+        run_job(make_job([*refused, *pairs]))
+    assert caught.value.reason == "NO_POSITIVES"
+    assert [word for word in words if word not in str(caught.value)] == [], str(caught.value)
+    assert [word for word in absent if word in str(caught.value)] == [], str(caught.value)
+
+
+@pytest.mark.parametrize("loss", ["MULTIPLE_NEGATIVES_RANKING", "GIST"])
+@pytest.mark.parametrize(
+    ("pairs", "options", "words"),
+    [
+        ([("q", 0)], {}, ["one pair", "another query"]),
+        ([("q", 0), ("q", 1)], {}, ["another query"]),
+        ([("q", 0), ("r", 0)], {}, ["another query"]),
+        ([("q", 0), ("r", 1)], {"batch_size": 1}, ["batch_size 1"]),
+    ],
+)
+def test_a_ranking_loss_that_has_nothing_to_rank_below_a_premise_is_refused(
+    make_job: MakeJob, pairs: list[tuple[str, int]], options: dict[str, int], words: list[str], loss: str
+):
+    judged = [JudgedPair(query, "", FACTS[fact], "POSITIVE") for query, fact in pairs]
+    with pytest.raises(FailedPrecondition) as caught:
+        run_job(make_job(judged, loss=loss, **options))
+    assert caught.value.reason == "NO_NEGATIVES"
+    assert [word for word in [loss, *words] if word not in str(caught.value)] == [], str(caught.value)
+    refused = [*judged, JudgedPair("q", "", FACTS[3], "NEGATIVE")]
+    run_job(make_job(refused, loss=loss, **options))
+
+
+def test_the_triplet_loss_needs_refused_premises(make_job: MakeJob):
+    with pytest.raises(FailedPrecondition, match="collect BOTH") as caught:
+        run_job(make_job([pair for pair in PAIRS if pair.sign == "POSITIVE"], loss="TRIPLET_MARGIN"))
+    assert caught.value.reason == "NO_NEGATIVES"
+
+
+def test_the_triplet_loss_needs_a_query_with_both_sides(make_job: MakeJob):
+    pairs = [replace(pair, query=f"{pair.sign} {pair.query}") for pair in PAIRS]
+    with pytest.raises(FailedPrecondition, match="no query has both") as caught:
+        run_job(make_job(pairs, loss="TRIPLET_MARGIN"))
+    assert caught.value.reason == "NO_NEGATIVES"
+
+
+def test_refused_pairs_alone_teach_nothing(make_job: MakeJob):
+    with pytest.raises(FailedPrecondition, match="no positive pair of run r ") as caught:
+        run_job(make_job([pair for pair in PAIRS if pair.sign == "NEGATIVE"]))
+    assert caught.value.reason == "NO_POSITIVES"
+
+
+def test_a_pair_without_text_whose_premise_nobody_knows_ends_the_job_by_name(make_job: MakeJob):
+    with pytest.raises(FailedPrecondition, match=r"premise 'f999' of query") as caught:
+        run_job(make_job([*PAIRS, JudgedPair(QUERIES[0], "f999", "", "POSITIVE")]))
+    assert caught.value.reason == "UNKNOWN_PREMISE"
+
+
+def test_a_premise_outside_the_generation_is_learned_from_with_its_pretrained_vector(space: Space, make_job: MakeJob):
+    pairs = [*PAIRS, JudgedPair(QUERIES[0], "", "a fact that no generation has", "POSITIVE", "train")]
+    artifact = space.store.open("checkpoints", run(make_job(pairs, epochs=1)))
+    lineage = artifact.meta["lineage"]
+    assert (lineage["positives"], lineage["outside"]) == (len(QUERIES) + 1, 1)
+
+
+def test_without_validation_the_last_epoch_is_kept_and_nothing_is_measured(space: Space, make_job: MakeJob):
+    artifact = space.store.open("checkpoints", run(make_job(validation=[], epochs=2)))
+    assert artifact.meta["lineage"]["best_epoch"] == 2
+    assert not {"metrics.json", "model.int8.onnx", "probes.int8.npy"} & set(artifact.files)
+    assert "int8" not in artifact.meta
+    assert "int8" not in space.store.open("checkpoints", space.version).meta
+
+
+def test_a_validation_premise_that_is_not_in_the_corpus_is_named(make_job: MakeJob):
+    from aeenc.errors import InvalidArgument
+
+    with pytest.raises(InvalidArgument, match="no such fact"):
+        run_job(make_job(validation=[EvaluationQuery("a query", ("no such fact",))]))
+
+
+def test_the_space_is_another_one_when_anything_that_decides_it_changes(space: Space, tmp_path):
+    from safetensors.numpy import save_file
+
+    from services.trainer.models.space import SpaceSpec, space_id_of
+
+    artifact = space.store.open("checkpoints", space.version)
+    spec = SpaceSpec.of_meta(artifact.meta)
+    (tmp_path / "tokenizer.json").write_bytes(artifact.file("tokenizer.json").read_bytes())
+    tensors = load_file(artifact.file("model.safetensors"))
+    save_file(dict(reversed(tensors.items())), tmp_path / "model.safetensors", metadata={"written": "by another"})
+    assert space_id_of(tmp_path, spec) == space.space_id
+    assert space_id_of(tmp_path, replace(spec, max_tokens=32)) != space.space_id
+    assert space_id_of(tmp_path, replace(spec, query_prefix="query: ")) != space.space_id
+    name = next(iter(tensors))
+    tensors[name] = tensors[name] + 1
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert space_id_of(tmp_path, spec) != space.space_id
+
+
+@pytest.mark.usefixtures("forks")
+def test_a_full_disk_ends_the_job_without_a_visible_checkpoint(space: Space, make_job: MakeJob):
+    files = make_job(epochs=1)
+    before = space.store.list("checkpoints")
+    child = Fork(["job", str(files.directory)])
+    resource.prlimit(child.pid, resource.RLIMIT_FSIZE, (40_000, 40_000))
+    assert child.wait(timeout=60) == EXIT_DISK_FULL
+    assert "disk is full" in describe_exit(EXIT_DISK_FULL)
+    assert (files.result(), space.store.list("checkpoints")) == (None, before)
+
+
+def test_a_job_killed_after_writing_the_weights_of_an_epoch_that_is_not_the_best_in_the_end_keeps_the_best(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+):
+    """As on a GPU, where the epoch computed again may be another one."""
+    original, save = training.Training.__init__, training.save_state
+
+    def scripted(self, plan, encoder, objective, validate, *rest) -> None:
+        original(self, plan, encoder, objective, lambda: next(maps), *rest)
+
+    def die(directory, state, *rest) -> None:
+        if state.epochs_done == 2:
+            raise Killed
+        save(directory, state, *rest)
+
+    monkeypatch.setattr(training.Training, "__init__", scripted)
+    files, maps = make_job(epochs=2, learning_rate=1e-3), iter([0.5])
+    with killed_after(1):
+        trained(files)
+    (path,) = files.directory.glob("*best.safetensors")
+    first = load_file(path)
+    files, maps = make_job(epochs=2, learning_rate=1e-3), iter([0.5, 0.9])
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "save_state", die)
+        with pytest.raises(Killed):
+            trained(files)
+    maps = iter([0.3])
+    kept = trained(files)
+    assert all(np.array_equal(kept[name], weights) for name, weights in first.items())
+    assert sorted(path.name for path in files.directory.glob("*best*")) == [BEST]
+
+
+@pytest.mark.parametrize("name", [FILE, BEST])
+def test_a_job_whose_kept_state_is_damaged_begins_again_and_says_so(
+    make_job: MakeJob, capfd: pytest.CaptureFixture[str], name: str
+):
+    plain = trained(make_job(epochs=2))
+    files = make_job(epochs=2)
+    with killed_after(1):
+        trained(files)
+    if name == BEST:
+        (files.directory / f"{NEXT}{BEST}").replace(files.directory / BEST)
+    damaged = bytearray((files.directory / name).read_bytes())
+    damaged[-5] ^= 1
+    (files.directory / name).write_bytes(damaged)
+    kept = trained(files)
+    assert all(np.array_equal(kept[key], weights) for key, weights in plain.items())
+    said = "".join(capfd.readouterr())
+    assert "a job's state is damaged; it begins again from its first epoch" in said
+    assert str(files.directory / name) in said
+
+
+def test_a_state_of_the_next_minor_release_is_gone_on_from(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch):
+    files = make_job(epochs=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "asdict", lambda state: {**asdict(state), "watts": 300})
+        with killed_after(1):
+            trained(files)
+    trained(files)
+
+
+def test_a_state_of_the_next_major_release_is_never_taken_for_damaged_though_its_hash_is_made_another_way(
+    make_job: MakeJob,
+):
+    files = make_job(epochs=2)
+    newer = save({"weights/all": torch.zeros(1)}, {"format_version": "99", "sha256": "made another way"})
+    (files.directory / FILE).write_bytes(newer)
+    with pytest.raises(NewerFormat, match=r"epoch.safetensors has format_version 99.*; update this service"):
+        trained(files)
+    assert (files.directory / FILE).read_bytes() == newer
+
+
+def test_the_memory_left_on_this_machine_is_told():
+    assert (free_bytes(torch.device("cpu")) or 0) > 10_000_000
+
+
+@pytest.mark.parametrize("what", ["generation", "checkpoint"])
+def test_a_job_names_what_it_began_with_and_has_been_deleted_since(space: Space, make_job: MakeJob, what: str):
+    files = make_job()
+    plan = files.plan()
+    if what == "generation":
+        space.store.delete(folder_of(plan.config.corpus), plan.generation)
+        gone = f"generation {plan.generation} of corpus {plan.config.corpus!r}"
+    else:
+        gone = "checkpoint q0123"
+        files.write_plan(replace(plan, config=replace(plan.config, base_version="q0123")))
+    with pytest.raises(NotFound, match=f"^{gone}, which the job began with, has been deleted; start a new job$"):
+        JobInputs.load(files, Rank())
