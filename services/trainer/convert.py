@@ -14,7 +14,7 @@ from aeenc.calls.retrieval import Fusion, Retrieval
 from aeenc.evaluation import UNRANKED, GradedMetrics, Metrics
 from aeenc.evaluation.graded import LENGTHS, check_grade
 from aeenc.v1 import index_pb2, registry_pb2, trainer_pb2, types_pb2
-from services.kit.convert import PRECISIONS, bounded, opened_by, to_precision, to_timestamp
+from services.kit.convert import bounded, opened_by, to_precision, to_timestamp
 from services.store.registry import CheckpointRow, LabelRow, RolloutRow
 from services.store.registry_rows import TOGETHER, versions_of
 from services.trainer.evaluation.evaluator import Evaluation, EvaluationSpec
@@ -148,7 +148,7 @@ def to_label(row: LabelRow) -> types_pb2.Label:
 
 def precision(message: Any) -> str:
     """Reads the precision in which a label is to be served; "" for none."""
-    return decode_enum(PRECISIONS, message.precision, "precision", "")
+    return str(_named(types_pb2.Precision, message.precision, "precision", "")).lower()
 
 
 def to_rollouts(rows: Sequence[RolloutRow]) -> list[registry_pb2.Rollout]:

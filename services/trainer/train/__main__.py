@@ -1,8 +1,8 @@
 """The trainer's child process, `python -m services.trainer.train COMMAND …`; it ends when its parent does.
 
 Commands: `job DIR`; `rank DIR NUMBER`, further processes of a job; `pretrained REQUEST` and `cross-encoder REQUEST`,
-exports; `device ANSWER WANTED`. torch is loaded only here, so the trainer keeps answering while
-a job computes, and a job killed for memory takes nothing else along.
+exports; `device ANSWER WANTED`. torch is loaded only here, and only where something is computed or traced with it, so
+the trainer keeps answering while a job computes, and a job killed for memory takes nothing else along.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import os
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from aeenc.errors import AeencError, DeadlineExceeded, Overloaded, Unavailable
 from services.store.artifacts import ArtifactStore
@@ -79,18 +81,29 @@ def _internal(error: Exception) -> str:
 
 def _export(command: str, path: Path) -> None:
     """Exports a model and writes its version into `.result`, or an error with its remedy."""
-    from services.trainer.train.export.checkpoint import export_pretrained
-    from services.trainer.train.export.cross_encoder import export_cross_encoder
-
     request = json.loads(path.read_bytes())
-    export = export_cross_encoder if command == "cross-encoder" else export_pretrained
     try:
-        result = {"version": export(ArtifactStore(Path(request["artifacts_dir"])), request)}
+        result = {"version": _exporter(command, request)(ArtifactStore(Path(request["artifacts_dir"])), request)}
     except AeencError as error:
         result = {"error": error.message}
     except ValueError as error:
         result = {"error": str(error)}
     atomic_write(path.with_suffix(".result"), json.dumps(result).encode())
+
+
+def _exporter(command: str, request: dict[str, Any]) -> Callable[[ArtifactStore, dict[str, Any]], str]:
+    """Imports what a request needs, and torch only where a graph has to be traced."""
+    if command == "cross-encoder":
+        from services.trainer.train.export.cross_encoder import export_cross_encoder
+
+        return export_cross_encoder
+    from services.trainer.train.export.kept_graph import export_kept, is_kept
+
+    if is_kept(request):
+        return export_kept
+    from services.trainer.train.export.checkpoint import export_pretrained
+
+    return export_pretrained
 
 
 def _device(path: Path, wanted: str) -> None:

@@ -11,7 +11,7 @@ import tqdm
 from services.trainer.train import job
 from services.trainer.train.encoder import TextBatches, load_encoder
 from services.trainer.train.export import checkpoint as export
-from services.trainer.train.export.checkpoint import PROBES, spec_of
+from services.trainer.train.export.probes import PROBES, spec_of
 from support.models.forks import Graphs
 from support.models.tiny_base_models import write_tiny_base
 

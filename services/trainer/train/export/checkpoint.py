@@ -7,23 +7,21 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor, nn
 
 from aeenc.errors import FailedPrecondition
 from services.store.artifacts import Artifact, ArtifactStore
-from services.trainer.models.space import SpaceSpec, pad_id_of, space_id_of
+from services.trainer.models.space import space_id_of
 from services.trainer.registry.checkpoints import FOLDER
 from services.trainer.train.encoder import QueryEncoder, TextBatches, encode, load_encoder
+from services.trainer.train.export.probes import PROBES, pretrained_meta, spec_of, write_probes
 from services.trainer.train.export.quantization import (
     Trial,
     add_fp16,
@@ -33,17 +31,7 @@ from services.trainer.train.export.quantization import (
 )
 
 OPSET = 18
-MAX_DIFFERENCE = 1e-4  # between onnxruntime and torch, per component of a unit vector
-
 MAX_WEIGHTS_BYTES = 1_900_000_000  # an ONNX file, tensors included, must stay below 2 GiB
-# Sixteen texts of one to several dozen words, so that loading a checkpoint probes every length bucket.
-_CLAUSES = (
-    "magnetism",
-    "an iron nail is attracted by a magnet",
-    "if an object is made of a magnetic metal then it is pulled towards a magnet",
-    "the sun is a star; it gives light and heat to the planets that travel around it",
-)
-PROBES = tuple("; ".join([clause] * times) for clause in _CLAUSES for times in (1, 2, 3, 5))
 _traced: dict[tuple[Any, ...], torch.onnx.ONNXProgram] = {}  # the last graph of this process, by architecture
 
 
@@ -146,45 +134,6 @@ def _trace(
     )
     assert program is not None
     return program
-
-
-def write_probes(path: Path, directory: Path, vectors: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
-    """Writes the probes with their `vectors` by onnxruntime into `path`, and copies what else comes from `directory`.
-
-    Both (16, dim). Raises ValueError if they differ from those that torch computes.
-    """
-    difference = float(np.abs(vectors - expected).max())
-    if not difference <= MAX_DIFFERENCE:
-        raise ValueError(f"the exported model differs from the trained one by {difference:.2g}; it is not published")
-    for name in ("config.json", "tokenizer.json"):
-        shutil.copyfile(directory / name, path / name)
-    (path / "probes.json").write_text(json.dumps({"texts": list(PROBES)}))
-    np.save(path / "probes.npy", vectors, allow_pickle=False)
-
-
-def spec_of(directory: Path, request: Mapping[str, Any]) -> SpaceSpec:
-    """Reads the spec of a base model, as a request to export it asks for."""
-    return SpaceSpec.of(
-        directory,
-        max_tokens=request["max_tokens"],
-        query_prefix=request["query_prefix"],
-        premise_prefix=request["premise_prefix"],
-        pooling=request.get("pooling", ""),
-        premise_precision=request.get("premise_precision", "float32"),
-    )
-
-
-def pretrained_meta(directory: Path, spec: SpaceSpec, base_model: str) -> dict[str, Any]:
-    """Returns the meta of a base model: the premise encoder of its space and the first query encoder."""
-    return {
-        "space_id": space_id_of(directory, spec),
-        "pretrained": True,
-        "pad_id": pad_id_of(directory),
-        "base_version": "",
-        "job_id": "",
-        "validation_map": 0.0,
-        "lineage": {"base_model": base_model},
-    }
 
 
 def export_pretrained(store: ArtifactStore, request: dict[str, Any]) -> str:

@@ -21,7 +21,7 @@ from services.trainer.learning.checkpoint import quantization
 from services.trainer.models.space import SpaceSpec
 from services.trainer.train import loop as training
 from services.trainer.train.encoder import TextBatches
-from services.trainer.train.export.checkpoint import PROBES
+from services.trainer.train.export.probes import PROBES
 from services.trainer.train.export.quantization import (
     Int8Gate,
     Recipe,
