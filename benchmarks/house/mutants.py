@@ -56,9 +56,9 @@ ROOMS = {
     "ranking": Room(("services/index/ranking/*.py", "services/index/dense/exact.py"),
                     ("tests/index/ranking", "tests/index/lexical", "tests/index/dense")),
     "learning": Room(
-        ("services/trainer/learning/loss/*.py", "services/trainer/evaluation/*.py", "services/trainer/registry/*.py",
+        ("services/trainer/train/*.py", "services/trainer/evaluation/*.py", "services/trainer/registry/*.py",
          "services/encoder/batching/admission.py", "services/encoder/batching/queues.py"),
-        ("tests/trainer/learning/loss", "tests/trainer/evaluation", "tests/trainer/registry", "tests/encoder/batching"),
+        ("tests/trainer/train/losses", "tests/trainer/evaluation", "tests/trainer/registry", "tests/encoder/batching"),
     ),
     "sdk": Room(
         ("clients/python/aeenc/transport/*.py", "clients/python/aeenc/files/*.py", "clients/python/aeenc/exports/*.py",

@@ -24,8 +24,7 @@ from aeenc.files.whole import whole_folder
 from aeenc.transport.targets import home as default_home
 from services.store.artifacts import Artifact, ArtifactStore
 from services.store.objects import open_store
-from services.trainer.models.space import SpaceSpec, space_id_of
-from services.trainer.models.tokens import pad_id_of
+from services.trainer.models.space import SpaceSpec, pad_id_of, space_id_of
 
 FOLDER = "checkpoints"
 _MODULES = "sentence_transformers.models."  # names that every release since 5 reads

@@ -24,7 +24,7 @@ END_S = 5.0
 
 
 class Child:
-    """A process of `services.trainer.learning`. It ends by itself when this process dies, for whatever reason."""
+    """A process of `services.trainer.train`. It ends by itself when this process dies, for whatever reason."""
 
     def __init__(self, *command: str) -> None:
         """Starts a command with a pipe as its lifeline; it shares our output.

@@ -208,7 +208,7 @@ def test_the_default_models_space_stays_what_it_was() -> None:
 def test_fp16_is_exported_when_asked_for_and_near_fp32(
     space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from services.trainer.learning.checkpoint import quantization
+    from services.trainer.train.export import quantization
     from services.trainer.train.export.quantization import vectors_alone
 
     artifact, model = exported(tmp_path, space.base, fp16=True, max_tokens=64)

@@ -10,10 +10,11 @@ import pytest
 
 from aeenc.errors import FailedPrecondition
 from services.store.artifacts import Artifact, ArtifactStore
-from services.trainer.learning.checkpoint import quantization
+from services.trainer.train.export import quantization
 from services.trainer.models.space import SpaceSpec
 from services.trainer.train.encoder import prepare_torch
-from services.trainer.train.export.checkpoint import PROBES, export_pretrained
+from services.trainer.train.export.checkpoint import export_pretrained
+from services.trainer.train.export.probes import PROBES
 from services.trainer.train.export.quantization import vectors_alone
 from services.trainer.train.inputs import JobInputs
 from services.trainer.train.job import load_inputs, run_job

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from aeenc.cli.main import app
 from services.store.artifacts import Artifact, ArtifactStore
-from services.trainer.learning.checkpoint.export import write_checkpoint
-from services.trainer.learning.query_encoder import TextBatches, load_encoder
 from services.trainer.models.sentence_export import premise_encoder_of, write_sentence_transformer
 from services.trainer.models.space import SpaceSpec
+from services.trainer.train.encoder import TextBatches, load_encoder
+from services.trainer.train.export.checkpoint import write_checkpoint
 from support.models.base_model_vectors import TEXTS, exported, least_cosine, ours, spec_of
 from support.models.tiny_base_models import write_sentence_model
 

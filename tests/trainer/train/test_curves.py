@@ -13,7 +13,8 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from services.trainer.jobs.files import ComputeOptions, JobFiles
-from services.trainer.learning.loop import curves, training
+from services.trainer.train import curves
+from services.trainer.train import loop as training
 from services.trainer.train.curves import CONFIGURATION, LOSS, RATE, VALIDATION
 from services.trainer.train.encoder import prepare_torch
 from services.trainer.train.inputs import JobInputs

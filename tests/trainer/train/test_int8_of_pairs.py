@@ -12,7 +12,7 @@ import pytest
 
 from services.store.artifacts import Artifact
 from services.trainer.jobs.files import JobFiles
-from services.trainer.learning.checkpoint import quantization
+from services.trainer.train.export import quantization
 from services.trainer.train.encoder import prepare_torch
 from services.trainer.train.export.cross_encoder import PairTrial
 from services.trainer.train.inputs import open_checkpoint

@@ -25,7 +25,8 @@ from services.store.files import sha256_of
 from services.trainer.models.base_model import check_labels
 from services.trainer.models.space import pad_id_of
 from services.trainer.registry.checkpoints import CROSS_ENCODER, FOLDER
-from services.trainer.train.export.checkpoint import PROBES, onnx_bytes
+from services.trainer.train.export.checkpoint import onnx_bytes
+from services.trainer.train.export.probes import PROBES
 from services.trainer.train.export.quantization import (
     MAX_MAP_LOSS,
     PROBES_FILE,

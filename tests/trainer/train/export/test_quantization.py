@@ -17,7 +17,7 @@ from services.encoder.runtime.runners import PaddedRunner, Tokens
 from services.store.artifacts import Artifact
 from services.trainer.evaluation.protocol import EvaluationQuery, evaluate
 from services.trainer.jobs.files import JobFiles
-from services.trainer.learning.checkpoint import quantization
+from services.trainer.train.export import quantization
 from services.trainer.models.space import SpaceSpec
 from services.trainer.train import loop as training
 from services.trainer.train.encoder import TextBatches
