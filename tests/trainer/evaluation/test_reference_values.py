@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from aeenc.trees import Dataset
 from services.store.artifacts import Artifact, ArtifactStore
 from services.trainer.evaluation.protocol import EvaluationQuery, Report, evaluate
-from services.trainer.train.export.kept_graph import export_kept
 from services.trainer.models.base_model import DEFAULT_NAME, find_base_model
 from services.trainer.models.space import SpaceSpec
 from services.trainer.train.encoder import TextBatches
 from services.trainer.train.export.checkpoint import export_pretrained
+from services.trainer.train.export.kept_graph import export_kept
 from services.trainer.train.export.quantization import int8_gate, quantize, vectors_alone
 from support.real_data import ENTAILMENTBANK, without_test
 

@@ -10,9 +10,9 @@ import pytest
 
 from aeenc.errors import FailedPrecondition
 from services.store.artifacts import Artifact, ArtifactStore
-from services.trainer.train.export import quantization
 from services.trainer.models.space import SpaceSpec
 from services.trainer.train.encoder import prepare_torch
+from services.trainer.train.export import quantization
 from services.trainer.train.export.checkpoint import export_pretrained
 from services.trainer.train.export.probes import PROBES
 from services.trainer.train.export.quantization import vectors_alone

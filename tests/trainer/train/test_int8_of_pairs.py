@@ -12,8 +12,8 @@ import pytest
 
 from services.store.artifacts import Artifact
 from services.trainer.jobs.files import JobFiles
-from services.trainer.train.export import quantization
 from services.trainer.train.encoder import prepare_torch
+from services.trainer.train.export import quantization
 from services.trainer.train.export.cross_encoder import PairTrial
 from services.trainer.train.inputs import open_checkpoint
 from services.trainer.train.job import load_inputs, run_job

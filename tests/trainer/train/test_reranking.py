@@ -16,8 +16,8 @@ from aeenc.evaluation import UNRANKED
 from services.trainer.evaluation.protocol import evaluate
 from services.trainer.jobs.files import ComputeOptions, JobFiles
 from services.trainer.jobs.training_set import JudgedPair
-from services.trainer.train import reranking
 from services.trainer.train import loop as training
+from services.trainer.train import reranking
 from services.trainer.train.encoder import prepare_torch
 from services.trainer.train.job import load_inputs, run_job
 from services.trainer.train.ranks import Rank

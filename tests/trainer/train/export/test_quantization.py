@@ -17,10 +17,10 @@ from services.encoder.runtime.runners import PaddedRunner, Tokens
 from services.store.artifacts import Artifact
 from services.trainer.evaluation.protocol import EvaluationQuery, evaluate
 from services.trainer.jobs.files import JobFiles
-from services.trainer.train.export import quantization
 from services.trainer.models.space import SpaceSpec
 from services.trainer.train import loop as training
 from services.trainer.train.encoder import TextBatches
+from services.trainer.train.export import quantization
 from services.trainer.train.export.probes import PROBES
 from services.trainer.train.export.quantization import (
     Int8Gate,
