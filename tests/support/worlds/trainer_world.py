@@ -35,8 +35,8 @@ from services.trainer.__main__ import build
 from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.files import ComputeOptions, JobFiles, TrainingPlan
 from services.trainer.jobs.job import JobConfig
-from services.trainer.models.base_model import FILES
 from services.trainer.jobs.training_set import JudgedPair
+from services.trainer.models.base_model import FILES
 from services.trainer.settings import TrainerSettings
 from services.trainer.train import loop as training
 from support.made_once import made_once

@@ -17,7 +17,7 @@ from aeenc import Channel, TrainerClient, errors
 from services.store.redis import connect
 from services.store.registry import Registry
 from services.store.requests import Request
-from services.trainer.garbage import collection
+from services.trainer.jobs import garbage as collection
 from services.trainer.jobs.garbage import Deletion
 from services.trainer.jobs.job import LIVE
 from services.trainer.jobs.store import JobStore

@@ -20,7 +20,7 @@ from services.corpus.generation import PremiseRecord
 from services.corpus.holds import GenerationHolds
 from services.index.__main__ import build as build_index
 from services.index.settings import IndexSettings
-from services.trainer.garbage import collection
+from services.trainer.jobs import garbage as collection
 from services.trainer.jobs.runner import JobRunner
 from support.waiting import eventually
 from support.worlds.trainer_world import FACTS, QUERIES, Space, serve_trainer
