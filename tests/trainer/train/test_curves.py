@@ -13,12 +13,11 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from services.trainer.jobs.files import ComputeOptions, JobFiles
-from services.trainer.train import curves
+from services.trainer.train import job as curves
 from services.trainer.train import loop as training
-from services.trainer.train.curves import CONFIGURATION, LOSS, RATE, VALIDATION
 from services.trainer.train.encoder import prepare_torch
 from services.trainer.train.inputs import JobInputs
-from services.trainer.train.job import train
+from services.trainer.train.job import CONFIGURATION, LOSS, RATE, VALIDATION, train
 from services.trainer.train.loop import BEST, TrainingState
 from services.trainer.train.ranks import Rank
 from support.worlds.trainer_world import Killed, MakeJob
