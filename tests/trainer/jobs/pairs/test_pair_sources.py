@@ -16,7 +16,7 @@ from services.trainer.jobs.training_set import build_training_set
 from services.trainer.train.losses import CONTRADICTION, ENTAILMENT, NEUTRAL
 from services.trainer.train.objectives import classified
 
-SAMPLE = Path(__file__).resolve().parents[3] / "data" / "sample"
+SAMPLE = Path(__file__).resolve().parents[4] / "data" / "sample"
 
 
 def lines(path: Path, *records: object) -> DataSets:
