@@ -413,6 +413,7 @@ async def test_a_publication_whose_trainer_dies_after_the_switch_answers_its_ret
 
 
 UNASKED: Any = {
+    "precision": "float32",
     "compared": None,
     "expected_revision": None,
     "force": False,
