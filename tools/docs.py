@@ -40,7 +40,7 @@ LOCK = ROOT / "requirements" / "docs.lock"
 MERMAID, MERMAID_SHA256 = "11.16.0", "74d7c46dabca328c2294733910a8aa1ed0c37451776e8d5295da38a2b758fb9b"
 REFERENCE = ROOT / "build" / "reference"
 SITE = ROOT / "site"
-_ORACLES = ("gold", "model", "llm", "composite", "noisy", "remote", "agreement", "controls")
+_ORACLES = ("gold", "model", "llm", "composite", "remote", "agreement", "controls")
 # Pages of the SDK beside those of the names in `aeenc` itself: their titles and their modules.
 MODULES: dict[str, tuple[str, Sequence[str]]] = {
     "oracle": ("Your own oracle", ("aeenc.oracle",)),

@@ -1,4 +1,4 @@
-"""`aeenc oracle gold`, `noisy`, `model` and `composite` as processes: they say where they listen, answer, and end."""
+"""`aeenc oracle gold`, `model` and `composite` as processes: they say where they listen, answer, and end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from aeenc import Channel, errors
-from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN, Candidate, Task, Verdict
+from aeenc.oracle import EXPLAINS, REFUSES, UNSEEN, Candidate, Task, Verdict
 from aeenc.oracles.client import OracleClient
 from aeenc.oracles.llm import TEMPLATE
 from aeenc.oracles.model import ModelOracle
@@ -92,13 +92,6 @@ async def test_an_open_address_or_an_unknown_split_is_wrong_use(aeenc, trees):
     assert (await aeenc("oracle", "gold", "--trees", trees, "--split", "test")).code == 2
 
 
-async def test_a_noisy_oracle_wraps_gold_trees_or_a_running_oracle(trees):
-    with served("noisy", "--trees", trees, "--flip", 1) as flipped:
-        assert [verdict.judgement for verdict in (await ask(flipped)).values()] == [EXPLAINS, REFUSES, EXPLAINS]
-        with served("noisy", "--remote", flipped, "--abstain", 1) as silent:
-            assert {verdict.judgement for verdict in (await ask(silent)).values()} == {ABSTAINS}
-
-
 async def test_a_composite_passes_on_what_gold_does_not_know(trees):
     with (
         served("gold", "--trees", trees, "--split", "dev") as other,
@@ -130,11 +123,9 @@ async def test_a_model_answers_alone_and_behind_gold_trees(trees, tmp_path):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("noisy",), "--trees DIR or --remote"),
-        (("noisy", "--trees", "TREES", "--remote", "127.0.0.1:1"), "--trees DIR or --remote"),
         (("composite", "--trees", "TREES"), "at least two"),
         (("model", "EMPTY"), "config.json"),
-        (("noisy", "--trees", "TREES", "--cert", "EMPTY"), "cert and key"),
+        (("gold", "--trees", "TREES", "--cert", "EMPTY"), "cert and key"),
         (("gold", "--trees", "TREES", "--key", "EMPTY"), "cert and key"),
     ],
 )
@@ -144,12 +135,6 @@ async def test_what_makes_no_oracle_is_wrong_use(aeenc, trees, tmp_path, words, 
     ended = await aeenc("--json", "oracle", *(real.get(word, word) for word in words))
     assert ended.code == 2
     assert told in ended.error["message"]
-
-
-async def test_a_rate_above_one_is_wrong_use(aeenc, trees):
-    ended = await aeenc("oracle", "noisy", "--trees", trees, "--flip", 1.5)
-    assert ended.code == 2
-    assert "--flip" in ended.stderr
 
 
 async def test_a_language_model_serves_as_an_oracle_and_its_key_stays_out_of_the_command(tmp_path):

@@ -15,7 +15,7 @@ from tools import docs
 
 PROTOS = ("encoder", "index", "oracle", "people", "registry", "sampler", "trainer")
 MODULES = ("errors", "evaluation", "exports", "loop", "oracle", "oracles.composite", "oracles.gold", "oracles.llm")
-MODULES += ("oracles.model", "oracles.noisy", "oracles.remote", "trees")
+MODULES += ("oracles.model", "oracles.remote", "trees")
 
 
 def commands(command: Any, path: str) -> Iterator[str]:

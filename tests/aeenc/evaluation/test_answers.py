@@ -215,7 +215,7 @@ JSON: dict[str, tuple[Change, str]] = {
     "two objects in a line": (lambda data: data.replace(b"}\n{", b"}{", 1), ":1: not JSON"),
     "a list in a line": (line(2, "[1]"), ":2: '[1]' is no object"),
     "a number in a line": (line(2, "7"), ":2: '7' is no object"),
-    "lists without an end": (line(2, "[" * 100_000), ":2: not JSON"),
+    "lists without an end": (line(2, "[" * 100_000), ":2: nested too deeply"),
     "no question": (swap('"question": "where do wrens live", ', ""), ":3: question is 'None'"),
     "an empty question": (swap('"where do wrens live"', '" "'), ":3: question is ' '"),
     "a question that is a list": (swap('"where do wrens live"', '["where"]'), ":3: question is \"['where']\""),

@@ -68,7 +68,7 @@ DOCUMENT = RATINGS + ": rankingProblems[1].documents[2]"
 DAMAGE = {
     "no tables": (lambda root: shutil.rmtree(root / "tables"), "tables has no *.tsv"),
     "no ratings": (lambda root: (root / RATINGS).unlink(), RATINGS + " does not exist"),
-    "a table of another encoding": (lambda root: (root / TABLE).write_bytes(b"a\xff"), TABLE + ": byte 1 is not UTF-8"),
+    "a table of another encoding": (lambda root: (root / TABLE).write_bytes(b"a\xff"), TABLE + ":1: byte 2 is not UTF-8"),
     "an empty table": (lambda root: (root / TABLE).write_text(""), TABLE + ":1: the header"),
     "no UID column": (table("[SKIP] UID", "[SKIP] ID"), TABLE + ":1: the header"),
     "no column of words": (table("SUBJECT\tIS\tKIND", "[SKIP] S\t[SKIP] I\t[SKIP] K"), TABLE + ":1: the header"),
@@ -77,8 +77,8 @@ DAMAGE = {
     "a fact without text": (table(ROW, "\t\t\t\trated-03"), TABLE + ":4: the fact has no text"),
     "one UID for two facts": (table("rated-03", "rated-01"), TABLE + ":4: UID rated-01 has another text"),
     "an open quotation mark": (table("a moth", '"a moth'), TABLE + ":4: a cell goes over"),
-    "ratings of another encoding": (lambda root: (root / RATINGS).write_bytes(b"\xff"), RATINGS + ": byte 0 is not"),
-    "no JSON": (lambda root: edit(root / RATINGS, ":", ""), RATINGS + ": not JSON (Expecting ':' delimiter: line 2"),
+    "ratings of another encoding": (lambda root: (root / RATINGS).write_bytes(b"\xff"), RATINGS + ":1: byte 1 is not"),
+    "no JSON": (lambda root: edit(root / RATINGS, ":", ""), RATINGS + ":2: not JSON (Expecting ':' delimiter)"),
     "another JSON": (ratings(lambda told: [1]), RATINGS + ": rankingProblems must be a list"),
     "no problem": (ratings(lambda told: {"rankingProblems": []}), RATINGS + ": rankingProblems must be a list"),
     "a problem that is text": (

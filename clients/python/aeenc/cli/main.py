@@ -84,7 +84,6 @@ _GROUPS: dict[str, tuple[str, dict[str, str]]] = {
         "Oracles: who says what explains.",
         {
             "gold": "oracle.gold",
-            "noisy": "oracle.noisy",
             "model": "oracle.model",
             "llm": "llm.llm",
             "composite": "oracle.composite",

@@ -18,7 +18,6 @@ from aeenc.oracles.composite import CompositeOracle
 from aeenc.oracles.controls import control_items, write_control_items
 from aeenc.oracles.gold import GoldOracle, Mode
 from aeenc.oracles.model import ModelOracle
-from aeenc.oracles.noisy import Noise, NoisyOracle
 from aeenc.oracles.remote import TIMEOUT_S, RemoteOracle
 from aeenc.trees import Dataset
 
@@ -84,35 +83,6 @@ RemoteTimeout = Annotated[float, typer.Option(min=0.1, help="Seconds that the ot
 Accept = Annotated[float, typer.Option(min=0, max=1, help="Probability from which on a premise explains.")]
 Refuse = Annotated[float, typer.Option(min=0, max=1, help="Probability up to which it is refused; between: abstain.")]
 Label = Annotated[str | None, typer.Option(help="The model's label that means yes.  [default: entail…]")]
-
-
-@taking(place=place_of)
-def noisy(
-    context: typer.Context,
-    place: Place,
-    trees: Trees = None,
-    split: Split = "train",
-    remote: Remote = None,
-    remote_token: RemoteToken = None,
-    flip: Annotated[float, typer.Option(min=0, max=1, help="Share of verdicts turned round.")] = 0.0,
-    abstain: Annotated[float, typer.Option(min=0, max=1, help="Share of verdicts withheld.")] = 0.0,
-    failure: Annotated[float, typer.Option(min=0, max=1, help="Share of tasks that fail at an attempt.")] = 0.0,
-    hang: Annotated[float, typer.Option(min=0, max=1, help="Share of tasks not answered in time.")] = 0.0,
-    garbage: Annotated[float, typer.Option(min=0, max=1, help="Share of tasks answered with nonsense.")] = 0.0,
-    latency: Annotated[float, typer.Option(min=0, help="Mean seconds of an answer.")] = 0.0,
-    hang_seconds: Annotated[float, typer.Option(min=0, help="How long what hangs takes.")] = 3600.0,
-    seed: Annotated[int, typer.Option(help="What is drawn.")] = 0,
-) -> None:
-    """Serves gold trees, or another oracle, made unreliable: to see what a run makes of bad answers."""
-    if (trees is None) == (remote is None):
-        raise InvalidArgument("give either --trees DIR or --remote HOST:PORT")
-    wrapped: Oracle = (
-        GoldOracle(Dataset.load(trees), split)
-        if trees is not None
-        else remote_oracle(context, remote or "", remote_token)
-    )
-    noise = Noise(flip, abstain, failure, hang, garbage, latency, hang_seconds)
-    place.serve(NoisyOracle(wrapped, noise, seed=seed), output_of(context))
 
 
 def remote_oracle(

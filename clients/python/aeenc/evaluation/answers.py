@@ -12,7 +12,6 @@ Splits are train, train-all, dev and test, in capitals too. A file alone is read
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from aeenc.errors import InvalidArgument, NotFound
-from aeenc.files.lines import HALF, text_lines
+from aeenc.files.lines import HALF, parsed, text_lines
 
 CLASSES = ("who", "when", "where")
 Classify = Callable[[str], str]
@@ -207,11 +206,12 @@ class _TrecQa:
 def _jsonl(path: Path) -> Iterator[_Row]:
     for place, line in text_lines(path):
         if line.strip():
-            yield _record(place, _parsed(place, line))
+            yield _record(place, parsed(place, line))
 
 
 def _json(path: Path) -> Iterator[_Row]:
-    records = _parsed(f"{path}", "".join(line for _, line in text_lines(path)))
+    content = "".join(line for _, line in text_lines(path))
+    records = parsed(str(path), content, lambda error: f":{error.lineno}")
     if not isinstance(records, list):
         raise InvalidArgument(f"{path}:1: not a list; write a list of objects, or end the file's name in .jsonl")
     for number, record in enumerate(records):
@@ -224,16 +224,6 @@ _READERS: dict[str, Callable[[Path], Iterator[_Row]]] = {
     ".jsonl": _jsonl,
     ".json": _json,
 }
-
-
-def _parsed(place: str, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        where = place if error.lineno == 1 and ":" in place else f"{place}:{error.lineno}"
-        raise InvalidArgument(f"{where}: not JSON ({error.msg}, column {error.colno})") from None
-    except RecursionError:
-        raise InvalidArgument(f"{place}: not JSON (nested too deeply)") from None
 
 
 def _record(place: str, record: Any) -> _Row:

@@ -11,8 +11,6 @@
 from __future__ import annotations
 
 import csv
-import io
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any
 
 from aeenc.errors import InvalidArgument, NotFound
 from aeenc.evaluation.graded import check_grade
+from aeenc.files.lines import parsed, text_lines
 from aeenc.trees.dataset import FACTS, Candidate
 
 _SKIP = "[SKIP]"
@@ -109,7 +108,7 @@ def read_textgraphs(folder: Path | str, split: str) -> RatedSet:
 
 def _rows(path: Path) -> Iterator[tuple[str, str, str]]:
     """Yields the place, id and text of each fact of a table."""
-    reader = csv.reader(io.StringIO(_text(path), newline=""), delimiter="\t")
+    reader = csv.reader((line for _, line in text_lines(path)), delimiter="\t")
     header = next(reader, [])
     ids = [column for column, name in enumerate(header) if name.startswith(_SKIP) and "UID" in name]
     words = [column for column, name in enumerate(header) if not name.startswith(_SKIP)]
@@ -132,10 +131,7 @@ def _rows(path: Path) -> Iterator[tuple[str, str, str]]:
 
 def _queries(path: Path, facts: dict[str, str]) -> Iterator[RatedQuery]:
     """Yields the rated queries of a file; adds facts that no table has to `facts`."""
-    try:
-        told = json.loads(_text(path))
-    except ValueError as error:
-        raise InvalidArgument(f"{path}: not JSON ({error})") from None
+    told = parsed(str(path), "".join(line for _, line in text_lines(path)), lambda error: f":{error.lineno}")
     seen: set[str] = set()
     for where, problem in _objects(path, "", told, "rankingProblems"):
         query = _string(where, problem, "qid")
@@ -185,10 +181,3 @@ def _grade(where: str, record: dict[str, Any]) -> float:
         return float(check_grade(value))
     except InvalidArgument as error:
         raise InvalidArgument(f"{where}.relevance: {error.message}") from None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InvalidArgument(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from None

@@ -28,6 +28,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from aeenc.errors import AeencError, FailedPrecondition, InvalidArgument, Overloaded, Unavailable, install
+from aeenc.files.lines import parsed
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Oracle, Task, Verdict, all_of
 from aeenc.oracles.ledger import Budget, Ledger, Usage
 
@@ -354,7 +355,7 @@ def _verdicts(response: Any, count: int, limit: int) -> list[str]:
         raise _Invalid("empty")
     try:
         answer = _object_in(content)
-    except (ValueError, RecursionError):
+    except InvalidArgument:
         raise _Invalid("no JSON object, or a number twice") from None
     if not isinstance(answer, dict) or answer.keys() != {str(n) for n in range(1, count + 1)}:
         raise _Invalid("other facts than asked")
@@ -365,19 +366,11 @@ def _verdicts(response: Any, count: int, limit: int) -> list[str]:
 
 
 def _object_in(content: str) -> Any:
-    """The JSON object that ends a text, or stands alone in a fence, after any thoughts. Raises ValueError without."""
+    """The JSON object that ends a text, or stands alone in a fence, after any thoughts. Raises InvalidArgument."""
     said = content.rpartition(_THOUGHT)[2]
     fenced = _FENCED.findall(said)
     text = fenced[0] if len(fenced) == 1 else said
-    return json.loads(text[max(text.rfind("{"), 0) :], object_pairs_hook=_once)  # no verdict is an object
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Makes a dictionary. Raises ValueError for a name that stands twice: it is unclear which verdict counts."""
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        raise ValueError("a name stands twice")
-    return made
+    return parsed("answer", text[max(text.rfind("{"), 0) :])  # no verdict is an object
 
 
 def _used(response: Any, most_prompt: int, limit: int) -> tuple[int, int]:
