@@ -68,7 +68,7 @@ DOCUMENT = RATINGS + ": rankingProblems[1].documents[2]"
 DAMAGE = {
     "no tables": (lambda root: shutil.rmtree(root / "tables"), "tables has no *.tsv"),
     "no ratings": (lambda root: (root / RATINGS).unlink(), RATINGS + " does not exist"),
-    "a table of another encoding": (lambda root: (root / TABLE).write_bytes(b"a\xff"), TABLE + ":1: byte 2 is not UTF-8"),
+    "a table of another encoding": (lambda root: (root / TABLE).write_bytes(b"a\xff"), TABLE + ":1: byte 2 is"),
     "an empty table": (lambda root: (root / TABLE).write_text(""), TABLE + ":1: the header"),
     "no UID column": (table("[SKIP] UID", "[SKIP] ID"), TABLE + ":1: the header"),
     "no column of words": (table("SUBJECT\tIS\tKIND", "[SKIP] S\t[SKIP] I\t[SKIP] K"), TABLE + ":1: the header"),
