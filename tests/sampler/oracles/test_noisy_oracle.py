@@ -7,7 +7,7 @@ import pytest
 import aeenc
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Task, Verdict
 from aeenc.v1 import oracle_pb2, types_pb2
-from support.noisy_oracle import GARBAGE, Noise, NoisyOracle
+from support.servers.noisy_oracle import GARBAGE, Noise, NoisyOracle
 from support.worlds.sampler_world import E_, SamplerWorld, brute_force, explains, finish, is_leaf, pair_set
 
 
@@ -75,7 +75,7 @@ async def test_timeouts_abstentions_and_garbage_become_no_negatives_and_the_run_
 
 @pytest.mark.parametrize("kind", sorted(GARBAGE))
 async def test_no_kind_of_garbage_becomes_a_pair(world: SamplerWorld, kind: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("support.noisy_oracle.GARBAGE", {kind: GARBAGE[kind]})
+    monkeypatch.setattr("support.servers.noisy_oracle.GARBAGE", {kind: GARBAGE[kind]})
     server = await NoisyOracle(Honest(), Noise(garbage=1.0)).start()
     async with world.sampler(oracle={"target": f"127.0.0.1:{server.port}"}) as client:
         run = await finish(client)
