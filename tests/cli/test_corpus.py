@@ -144,7 +144,7 @@ async def test_a_weight_adds_the_cross_encoders_score_to_the_first_one(aeenc, fl
     assert list(after) == sorted(after, key=lambda text: -after[text])
     refused = await aeenc(*words, "--rerank-weight", 0.25)
     assert (refused.code, refused.error["status"]) == (2, "INVALID_ARGUMENT")
-    assert "rerank_weight: is 0.25 and rerank is 0" in refused.error["message"]
+    assert "--rerank-weight: is 0.25 and rerank is 0" in refused.error["message"]
 
 
 async def test_a_corpus_of_trees_keeps_splits_and_waits_for_activation_when_told(aeenc, fleet, trees):
