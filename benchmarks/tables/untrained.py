@@ -35,7 +35,7 @@ def bm25(dataset: Dataset, split: str) -> dict[str, Any]:
     """BM25 (Lucene's, k1 1.5, b .75, English stop words) without stems."""
 
     def rank(index: LexicalIndex, terms: Terms, allowed: Mask | None) -> Ranks:
-        return best(index.scores(terms), len(index.tables.lengths), allowed).ordinals
+        return best(index.scores(terms), len(index.tables.norms), allowed).ordinals
 
     return _ranked(dataset, split, rank)
 

@@ -50,7 +50,7 @@ SETTINGS = "lexical.settings.json"
 BLOCK_TEXTS = 65_536
 ARRAYS = (
     *("lexical.weights.npy", "lexical.ordinals.npy", "lexical.terms.npy"),  # by term
-    *("lexical.premise-terms.npy", "lexical.premise-weights.npy", "lexical.premises.npy", "lexical.lengths.npy"),
+    *("lexical.premise-terms.npy", "lexical.premise-weights.npy", "lexical.premises.npy", "lexical.norms.npy"),
 )
 FORMAT_VERSION = 1  # of the settings' file
 _END = b"\n"  # of each word; no word contains one
@@ -86,7 +86,7 @@ class Tables(NamedTuple):
     """The weights of n premises for m pairs of a term and a premise, by term and by premise.
 
     Those of term t are `weights[starts[t]:starts[t + 1]]`, for the premises `ordinals[...]`; those of premise p are
-    `premise_weights[places[p]:places[p + 1]]`, for the terms `premise_terms[...]`, which rise. `lengths` (n,) are the
+    `premise_weights[places[p]:places[p + 1]]`, for the terms `premise_terms[...]`, which rise. `norms` (n,) are the
     Euclidean ones of each premise's weights, 1 for a premise without words.
     """
 
@@ -96,13 +96,13 @@ class Tables(NamedTuple):
     premise_terms: NDArray[np.int32]
     premise_weights: NDArray[np.float32]
     places: NDArray[np.int64]
-    lengths: NDArray[np.float32]
+    norms: NDArray[np.float32]
 
     def fit(self, terms: int, rows: int) -> bool:
         """Whether the tables fit each other, a vocabulary and premises. Reads each that names others once."""
         pairs = {len(of) for of in (self.weights, self.ordinals, self.premise_terms, self.premise_weights)}
         ends = {int(self.starts[-1]), int(self.places[-1])}
-        sizes = (len(self.starts), len(self.places), len(self.lengths))
+        sizes = (len(self.starts), len(self.places), len(self.norms))
         named = ((self.ordinals, rows), (self.premise_terms, terms))
         return (
             pairs == ends
@@ -154,7 +154,7 @@ class LexicalIndex:
 
     def scores(self, terms: Terms) -> NDArray[np.float32]:
         """Scores every premise: (premises,)."""
-        scores = np.zeros(len(self.tables.lengths), np.float32)
+        scores = np.zeros(len(self.tables.norms), np.float32)
         for term, weight in zip(terms.ids.tolist(), terms.weights, strict=True):
             part = slice(self.tables.starts[term], self.tables.starts[term + 1])
             scores[self.tables.ordinals[part]] += weight * self.tables.weights[part]  # a term names a premise once
@@ -164,7 +164,7 @@ class LexicalIndex:
         """The cosine of every text's weights with those of `text`, weighted as if it were in the index: (rows,)."""
         own = self._as_document(self.terms(text))
         length = float(np.linalg.norm(own.weights)) or 1.0
-        return self.scores(own) / (self.tables.lengths * np.float32(length))
+        return self.scores(own) / (self.tables.norms * np.float32(length))
 
     def iterate(self, terms: Terms, k: int, allowed: NDArray[np.bool_] | None) -> SearchHits:
         """Finds the k best by iterative BM25 (Chia et al. 2020), scored by cosine with the query of their round.
@@ -175,12 +175,12 @@ class LexicalIndex:
         """
         terms = self._as_document(terms)
         query = dict(zip(terms.ids.tolist(), terms.weights.tolist(), strict=True))
-        left = np.ones(len(self.tables.lengths), dtype=bool) if allowed is None else allowed.copy()
+        left = np.ones(len(self.tables.norms), dtype=bool) if allowed is None else allowed.copy()
         hits, size, scale = SearchHits(np.empty(0, np.int64), np.empty(0, np.float32)), 1.0, self.settings.first_scale
         while count := min(int(size), k - len(hits.ordinals)):
             known = sorted(query)
             grown = Terms(np.array(known, np.int64), np.array([query[term] for term in known], np.float32))
-            found = best(self.scores(grown) / self.tables.lengths, count, left)
+            found = best(self.scores(grown) / self.tables.norms, count, left)
             if not len(found.ordinals):
                 break
             left[found.ordinals] = False
@@ -206,7 +206,7 @@ class LexicalIndex:
     def rarity(self) -> NDArray[np.float32]:
         """Lucene's inverse document frequency of each term."""
         containing = np.diff(self.tables.starts)
-        return np.log1p((len(self.tables.lengths) - containing + 0.5) / (containing + 0.5)).astype(np.float32)
+        return np.log1p((len(self.tables.norms) - containing + 0.5) / (containing + 0.5)).astype(np.float32)
 
 
 def write_lexical(path: Path, texts: Iterable[str], settings: LexicalSettings | None = None) -> dict[str, int]:
@@ -418,7 +418,7 @@ def weights_of(blocks: Sequence[WordCounts], settings: LexicalSettings, allocate
         ends = np.cumsum(np.bincount(block.rows, minlength=count))
         tables.places[first + 1 : first + 1 + count] = place + ends
         squares = np.bincount(block.rows, weights.astype(np.float64) ** 2, minlength=count)
-        tables.lengths[first : first + count] = np.where(squares > 0, np.sqrt(squares), 1.0)
+        tables.norms[first : first + count] = np.where(squares > 0, np.sqrt(squares), 1.0)
         first, place = first + count, place + len(terms)
     return words, tables
 

@@ -4,7 +4,8 @@
                  ▲                                 │      (each only where the query asks for it)
                  └───── feedback of the first ─────┘
 
-Their order is in `Retrieval.stages`. A stage knows nothing of the others: one more is a method, and its place there.
+Their order is in `Retrieval.stages`, that of a first ranking in `Retrieval._first`: one more is a method, and its place
+there. The last stage of a first ranking cuts it to its length; those before it keep POOL.
 The caller's label names the query encoder in the space of the generation, so that a corpus of another space needs no
 other call. Later stages score the best POOL premises of each first ranking, whatever k is up to there, so that a longer
 list starts with the shorter one. Every stage breaks ties by ordinal (SearchHits.best).

@@ -1,4 +1,4 @@
-"""Retrieves premises with the run's own encoder version and generation: the nearest of a wave's queries, or by id."""
+"""Retrieves premises with the run's own encoder version and generation: the nearest of many queries, or by id."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ READ_TREES = 16  # at once: reading those of a run that is taken over takes 0.1 
 CALL_BYTES = 1024 * 1024  # an oracle's server may accept no more than gRPC's default of 4 MiB
 LAST_NODES = 50  # of those asked: when more than this share gets no answer, it is the oracle that fails
 MOST_FAILED = 0.2
-WAVES = 4  # the nodes in work make at least this many calls of the index, so that some are judged while it has others
+CALLS = 4  # the nodes in work make at least this many calls of the index, so that some are judged while it has others
 CALLS_AT_INDEX = 2  # with this many, those that wait fill the next call: the encoder always has one
 COMMITS = 4  # round trips to Redis at once
 
@@ -134,7 +134,7 @@ class RunWorker:
         self._last: deque[bool] = deque(maxlen=LAST_NODES)  # whether the nodes asked last were answered
         self._refused_by_budget = False
         self._amended: Sequence[Amendment] = ()
-        self._retrievals = Calls(self._retrieve, max(1, max_nodes // WAVES), CALLS_AT_INDEX)
+        self._retrievals = Calls(self._retrieve, max(1, self._max_in_work // CALLS), CALLS_AT_INDEX)
         self._questions = Calls(self._ask, oracle.settings.batch_tasks, self._max_in_work)
         self._commits = Calls(self._store_nodes, self._max_in_work, COMMITS)
 

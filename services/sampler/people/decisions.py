@@ -103,7 +103,7 @@ def decide(record: TaskRecord) -> tuple[Verdicts, tuple[str, ...]]:
             conflicts.append(candidate.id)
             continue
         if verdict.grade is None:
-            grades = [one.grade for one in given if one.grade is not None and accepts(one) == accepts(verdict)]
+            grades = [one.grade for one in given if one.grade is not None and one.judgement is verdict.judgement]
             verdict = replace(verdict, grade=math.fsum(grades) / len(grades) if grades else None)
         decided[candidate.id] = verdict
     return decided, tuple(conflicts)

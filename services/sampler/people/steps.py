@@ -263,7 +263,8 @@ def lower(record: TaskRecord, overlap: int, at: float, who: str = "") -> Change:
     if record.control or record.settled or record.withdrawn or overlap >= record.overlap:
         return Change(record)
     told = _event(TaskEventKind.LOWERED, who, overlap=overlap)
-    return _decided(Change(replace(record, overlap=overlap), (told,), id="lowered"), at)
+    moot = record.held(at) if len(record.answers) >= overlap else []
+    return _decided(Change(replace(_end(record, moot, "MOOT"), overlap=overlap), (told,), id="lowered"), at)
 
 
 def hasten(record: TaskRecord, annotator: str) -> Change:

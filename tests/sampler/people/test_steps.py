@@ -192,7 +192,7 @@ def test_what_an_author_says_after_somebody_elses_amendment_is_their_own_and_no_
 
 @pytest.mark.parametrize(
     ("votes", "decided", "grade"),
-    [("E4 E2 R9", E, 3.0), ("E4 R R", R, None), ("E4 R1 A", None, None), ("L4 E1", E, 2.5)],
+    [("E4 E2 R9", E, 3.0), ("E4 R R", R, None), ("E4 R1 A", None, None), ("L4 E1", E, 2.5), ("R1 A5", R, 1.0)],
 )
 def test_a_decision_has_the_mean_grade_of_those_who_agree_with_it(
     votes: str, decided: tuple | None, grade: float | None
@@ -205,6 +205,14 @@ def test_a_decision_has_the_mean_grade_of_those_who_agree_with_it(
         record = answered(record, f"person {n}", [("p1", verdict)])
     assert kinds(record.decision).get("p1") == decided
     assert grade == (record.decision["p1"].grade if decided else None)
+
+
+def test_a_lowered_task_that_is_decided_is_no_longer_held():
+    record = leased(answered(new(overlap=2), "ann", [("p1", YES)]), "bob", at=2.0)
+    lowered = steps.lower(record, 1, 3.0).record
+    assert (lowered.state, lowered.held(3.0)) == (State.DECIDED, [])
+    waiting = leased(new(overlap=3), "bob", at=2.0)
+    assert steps.lower(waiting, 2, 3.0).record.held(3.0), "an answer is still missing"
 
 
 def test_a_conflict_waits_for_an_adjudicator_who_decides_every_candidate_of_it():

@@ -429,9 +429,9 @@ class IndexAdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ActivateGeneration(self, request, context):
-        """Makes a finished generation the one that searches use, or none. Also restores an earlier one. Of several calls with the same
-        `expected_generation`, to whichever process over the same store, one succeeds. The response comes when all live
-        processes serve the generation, or after some seconds; it names those that are behind.
+        """Makes a finished generation the one that searches use, or none. Also restores an earlier one. Of several calls with
+        the same `expected_generation`, to whichever process over the same store, one succeeds. The response comes when all
+        live processes serve the generation, or after some seconds; it names those that are behind.
 
         Fails with:
         - ABORTED: `expected_generation` is not the active one.

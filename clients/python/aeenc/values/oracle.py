@@ -24,7 +24,7 @@ class Judgement(Choice):
     """The premise explains the query: POSITIVE."""
     DOES_NOT_EXPLAIN = 2
     """The oracle saw the premise, and it does not explain the query, a hard negative: NEGATIVE, or SKIPPED where the
-    run's negative filter leaves it out. No pair beyond `max_negatives_per_query`, or if only positives are
+    run's negative filter leaves it out. Not listed beyond `max_negatives_per_query`; no pair if only positives are
     collected.
     """
     ABSTAIN = 3

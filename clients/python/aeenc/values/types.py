@@ -25,8 +25,7 @@ class PairSign(Choice):
     """The oracle saw the premise for the query and refused it."""
     SKIPPED = 3
     """The oracle neither accepted nor refused the premise (abstained, unseen, unanswered, contradictory), or refused it
-    and a filter left it out; `reason` says which. Never a negative: training leaves the premise out for this query,
-    unless the log also has the pair as a negative. It does if a later answer removed the filter's reason.
+    and a filter left it out; `reason` says which. Never a negative: training leaves the premise out for this query.
     """
 
 

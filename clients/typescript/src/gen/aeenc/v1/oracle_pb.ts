@@ -395,7 +395,7 @@ export enum Judgement {
 
   /**
    * The oracle saw the premise, and it does not explain the query, a hard negative: NEGATIVE, or SKIPPED where the run's
-   * negative filter leaves it out. No pair beyond `max_negatives_per_query`, or if only positives are collected.
+   * negative filter leaves it out. Not listed beyond `max_negatives_per_query`; no pair if only positives are collected.
    *
    * @generated from enum value: JUDGEMENT_DOES_NOT_EXPLAIN = 2;
    */
