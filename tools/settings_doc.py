@@ -30,6 +30,7 @@ OF_THIS_MACHINE = {"threads", "build_threads"}  # their default is the number of
 SET_BY_CHART = {
     *("host", "port", "metrics_port", "instance", "drain_s", "log_file", "log_file_bytes", "state_dir", "namespace"),
     *("token", "admin_token", "tokens_file", "allow_insecure", "peer_token", "peer_admin_token", "peer_ca", "ca"),
+    *("token_file", "admin_token_file", "peer_token_file", "peer_admin_token_file"),
     *("peer_cert", "peer_key", "cert", "key", "tls_cert", "tls_key", "tls_client_ca"),
     *("artifacts_dir", "artifacts_url", "artifacts_cache_bytes"),
     *("redis_url", "redis_password", "redis_password_file", "redis_sentinel_password", "redis_ca", "redis_cert"),

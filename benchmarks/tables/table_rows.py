@@ -79,7 +79,7 @@ RERANKER: Mapping[str, Any] = {
     "mode": "MODE_CROSS_ENCODER",
     "epochs": 3,
 }
-# What `make bench NAME=trainer ARGS='--only retrieval'` found on dev.
+# What `make bench NAME=trainer ARGS='--only retrieval'` at de95d670 found on dev.
 FULL = Retrieval("hybrid", Fusion(lexical_weight=0.15), prior=0.07, negative_feedback=0.15)
 # What `make bench NAME=quality ARGS='--only ours'` found on train, out of fold.
 ORDERED = Retrieval(

@@ -41,7 +41,8 @@ def service_serves(name: str) -> bool:
     own = {key.removeprefix(f"AEENC_{name.upper()}_"): value for key, value in os.environ.items() if value}
     target = f"localhost:{own.get('PORT') or PORTS[name]}"
     files = {key: Path(own[key]) for key in ("TLS_CERT", "TLS_KEY", "PEER_CA") if key in own}
-    return serves(target, files.get("PEER_CA", files.get("TLS_CERT")), files.get("TLS_CERT"), files.get("TLS_KEY"))
+    cert = files.get("TLS_CERT")
+    return serves(target, files.get("PEER_CA", cert) if cert else None, cert, files.get("TLS_KEY"))
 
 
 def connects(target: str) -> bool:

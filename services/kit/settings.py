@@ -83,7 +83,9 @@ def _limits(root: Path, controller: str, *files: Sequence[str]) -> Iterator[list
 class ServiceSettings(BaseSettings):
     """Settings that all services have. A service subclasses it with its own fields, `service` and a default port."""
 
-    model_config = SettingsConfigDict(extra="forbid", frozen=True, env_nested_delimiter="__")
+    model_config = SettingsConfigDict(  # no error shows a secret
+        extra="forbid", frozen=True, env_nested_delimiter="__", hide_input_in_errors=True
+    )
     service: ClassVar[str] = "service"
 
     host: str = Field("127.0.0.1", description="address to listen on; `unix:` targets are given as the whole target")

@@ -40,7 +40,9 @@ redis.call('SET', KEYS[5], row)
 redis.call('DEL', KEYS[1])
 redis.call('ZREM', KEYS[2], ARGV[1])
 redis.call('HDEL', KEYS[7], ARGV[1])
-redis.call('HDEL', KEYS[8], ARGV[1])
+for _, versions in ipairs(redis.call('HKEYS', KEYS[8])) do
+  if names(versions) then redis.call('HDEL', KEYS[8], versions) end
+end
 redis.call('ZADD', KEYS[4], redis.call('TIME')[1], ARGV[1])
 if ARGV[3] ~= '' then
   redis.call('HSET', KEYS[6], 'content', ARGV[3])

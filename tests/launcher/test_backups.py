@@ -167,6 +167,19 @@ def test_a_redis_with_a_password_is_backed_up_with_what_services_are_told(
     assert (asked["url"], asked["password_file"], asked["replicas"]) == ("redis://db", tmp_path / "password", 1)
 
 
+def test_settings_of_a_redis_that_exclude_each_other_are_refused_without_a_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "password").write_text(SECRET)
+    monkeypatch.setenv("AEENC_REDIS_PASSWORD_FILE", str(tmp_path / "password"))
+    monkeypatch.setenv("AEENC_REDIS_PASSWORD", SECRET)
+    monkeypatch.setenv("AEENC_TOKEN", SECRET)
+    ended = aeenc("backup", tmp_path / "backup.tar", "--redis", "redis://db", "--artifacts", tmp_path)
+    assert ended.exit_code == 2
+    assert "exclude each other" in ended.output
+    assert SECRET not in ended.output
+
+
 async def test_an_unfinished_build_comes_back_as_far_as_it_said(here: Deployment, there: Deployment, tmp_path: Path):
     build = here.store.root / folder_of(CORPUS) / ".builds/0123"
     (build / "generation").mkdir(parents=True)

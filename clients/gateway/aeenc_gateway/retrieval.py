@@ -28,7 +28,7 @@ Count = Annotated[int, Field(ge=0, lt=2**31)]
 class FusionOptions(BaseModel):
     """How the words' ranking and the encoder's become one, and in which order its first premises come."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     method: FusionMethod = Field("min_max", description="By scaled scores, or by ranks.")
     lexical_weight: float | None = Field(None, description="The share of words, 0 to 1. Default: the index's.")

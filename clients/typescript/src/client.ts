@@ -233,7 +233,12 @@ export class Client {
     options: CallOptions = {},
   ): Promise<Run> {
     const all = [...hypotheses];
-    for (const one of all) refuseOdd(HypothesisSchema, one);
+    refuseOdd(RunConfigSchema, config);
+    all.forEach((one, place) => {
+      const isWhole = typeof one?.id === "string" && typeof one.text === "string";
+      if (!isWhole) refuse(`hypotheses[${place}]`, one, "give an id and a text");
+      refuseOdd(HypothesisSchema, one);
+    });
     const keyed = { ...config, idempotencyKey: config.idempotencyKey || randomUUID() };
     async function* requests() {
       yield { config: keyed };

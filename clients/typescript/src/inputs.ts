@@ -27,6 +27,7 @@ function refuseValue(field: DescField, value: unknown, name: string, names: Read
   if (field.fieldKind === "list") {
     listOf(name, value).forEach((one, place) => {
       const part = names[name] ?? `${name}[${place}]`;
+      if (message && (typeof one !== "object" || !one)) refuse(part, one, "give an object");
       if (message) refuseOdd(message, one as object, names);
       else if (field.listKind === "scalar") refuseScalar(field.scalar, one, part);
     });

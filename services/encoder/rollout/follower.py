@@ -287,7 +287,7 @@ class Follower:
         state, key = await self._state_file.load(), (stable.space_id, stable.name)
         rows = [one.row for one in (state.labels if state else ()) if (one.row.space_id, one.row.name) == key]
         for row in (*rows, replace(stable, version=stable.previous, precision=FLOAT32)):
-            if row.version in {"", stable.version}:
+            if not row.version or _is_same(row, stable):
                 continue
             try:
                 models = await self._spaces.models(row)

@@ -4,7 +4,7 @@ look at the store ──► open and warm beside what serves ──► swap ─�
 beside it, all the time: tell the others that we live, however long an opening takes
 └── the store is away: what is open keeps serving, and readiness says so
 
-A corpus whose folders have the times of the last looks has not changed: of hundreds of corpora most cost two calls of
+A corpus whose folders have the times of the last looks has not changed: of hundreds of corpora most cost a few calls of
 the system. A bucket has no such times.
 """
 
@@ -115,9 +115,18 @@ class Looks:
         folder = f"{self._store.root}/{folder_of(corpus)}"
         with suppress(OSError):
             if not self._store.url:
-                found = os.stat(folder), os.stat(f"{folder}/{MOVES}")  # noqa: PTH116 -- of strings, a third of the time
-                return tuple(number for of in found for number in (of.st_ino, of.st_mtime_ns))
+                return *_times(folder), *_times(f"{folder}/{MOVES}")
         return None
+
+
+def _times(folder: str) -> Stamp:
+    """When a folder changed. It is opened, so that NFS asks its server: what a mere stat says may be a minute old."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        found = os.fstat(opened)
+    finally:
+        os.close(opened)
+    return found.st_ino, found.st_mtime_ns, found.st_ctime_ns  # the last one nobody can set back
 
 
 def unreadable(error: OSError) -> errors.DataLoss:

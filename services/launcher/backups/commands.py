@@ -162,9 +162,15 @@ async def _stores(
     if bool(url) != (artifacts is not None):
         raise InvalidArgument("--redis and --artifacts name one deployment; give both, or --home alone")
     if artifacts is not None:
+        from pydantic import ValidationError
+
         from services.kit.settings import RedisSettings
 
-        async with _connected(url, **RedisSettings(_env_prefix="AEENC_").redis()) as redis:
+        try:
+            options = RedisSettings(_env_prefix="AEENC_").redis()
+        except ValidationError as error:
+            raise InvalidArgument("; ".join(f"AEENC_…: {one['msg']}" for one in error.errors())) from None
+        async with _connected(url, **options) as redis:
             yield redis, ArtifactStore(artifacts)
         return
     fleet = Fleet(home or default_home())

@@ -244,7 +244,13 @@ class TandemPublisher:
             if named is None:
                 await self._registry.delete_label(tandem.space_id, STABLE, expected_revision=ours.revision)
             elif named.revision != ours.revision:
-                await self._registry.set_label(tandem.space_id, STABLE, named.version, expected_revision=ours.revision)
+                await self._registry.set_label(
+                    tandem.space_id,
+                    STABLE,
+                    named.version,
+                    expected_revision=ours.revision,
+                    precision=named.precision,
+                )
         except (errors.Aborted, errors.NotFound) as error:
             log.info("the label has moved since; it stays", version=tandem.version, reason=error.message)
         except errors.AeencError as error:

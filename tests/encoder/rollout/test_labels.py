@@ -142,6 +142,16 @@ async def test_a_restart_onto_a_bad_stable_serves_the_last_good_version_and_says
         await until(lambda: server.readiness.state == "SERVING")  # the acknowledgement comes first
 
 
+async def test_a_restart_onto_a_precision_that_it_lacks_serves_the_one_before(serve, tuned, registry) -> None:
+    async with serve():
+        pass
+    await registry.set_label(TINY_SPACE, "stable", tuned[0].version, precision="float16")
+    async with serve() as (server, client):
+        assert (await client.encode(["sun"])).model_version == tuned[0].version
+        assert server.readiness.state == "DEGRADED"
+        assert "float16" in server.readiness.reason
+
+
 async def test_a_new_replica_of_a_bad_stable_serves_what_it_named_before(
     serve, tuned, registry, artifact_store, tmp_path, monkeypatch
 ) -> None:

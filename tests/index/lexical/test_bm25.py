@@ -85,7 +85,7 @@ def test_the_words_of_a_premise_are_those_whose_lists_have_it_in_rising_order_wi
         assert ids.tolist() == terms[tables.ordinals == ordinal].tolist() == sorted(ids.tolist())
         assert weights.tolist() == tables.weights[tables.ordinals == ordinal].tolist()
         length = np.sqrt((weights.astype(np.float64) ** 2).sum()) or 1.0
-        assert tables.lengths[ordinal] == np.float32(length)
+        assert tables.norms[ordinal] == np.float32(length)
 
 
 def test_a_generation_of_a_release_without_all_tables_counts_as_built_without_words(opened):

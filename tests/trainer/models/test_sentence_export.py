@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from aeenc.cli.main import app
+from aeenc.cli import main
 from services.store.artifacts import Artifact, ArtifactStore
 from services.trainer.models.sentence_export import premise_encoder_of, write_sentence_transformer
 from services.trainer.models.space import SpaceSpec
@@ -66,7 +66,7 @@ def test_one_side_is_a_base_model_with_the_same_vectors_limits_and_prompts(tmp_p
 
 def _run(*words: object, code: int = 0, says: str = "") -> str:
     """Runs `aeenc`, which ends with `code`; returns what it printed."""
-    ended = CliRunner().invoke(app, [str(word) for word in words])
+    ended = CliRunner().invoke(main._app(()), [str(word) for word in words])
     assert ended.exit_code == code, ended.output
     assert says in ended.output
     return ended.stdout

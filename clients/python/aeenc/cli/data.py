@@ -121,7 +121,8 @@ def check(
 
     Queries that are also in train, gold leaves that the fact file lacks,
     candidates that stand twice but for case, punctuation and articles. The
-    exit code is 1 if a line cannot be read or a query is in train.
+    exit code is 1 if a line cannot be read, a query is in train, or there is
+    no train to compare with.
     """
     found = faults_of(directory)
     groups: dict[tuple[str, str], list[Fault]] = {}

@@ -396,8 +396,8 @@ def _name_of(path: str) -> str:
     return path.rpartition(".")[2].replace("_", "-")
 
 
-# Commands that need no other distribution, which may add to `corpus`.
-_OWN = {"completion", *map(_name_of, _COMMANDS), *_GROUPS, *_LISTS} - {"corpus"}
+# Commands that need no other distribution; others may add to `corpus` and `export`.
+_OWN = {"completion", *map(_name_of, _COMMANDS), *_GROUPS, *_LISTS} - {"corpus", "export"}
 
 
 def _function(path: str) -> Callable[..., None]:

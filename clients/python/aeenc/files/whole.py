@@ -56,8 +56,10 @@ def whole_file(path: Path | str, *, durable: bool = False) -> Iterator[TextIO]:
         temporary.unlink(missing_ok=True)
     for folder in unknown if durable else ():
         opened = os.open(folder, os.O_RDONLY)
-        os.fsync(opened)
-        os.close(opened)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
 
 
 @contextmanager

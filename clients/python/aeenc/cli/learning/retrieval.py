@@ -34,7 +34,7 @@ def retrieval_of(
     lexical_weight: Annotated[
         float | None, typer.Option(min=0, max=1, show_default="the index's", help="BM25's share in mode hybrid.")
     ] = None,
-    fusion: Annotated[FusionMethod, typer.Option(help="Of mode hybrid.")] = "min_max",
+    fusion: Annotated[FusionMethod | None, typer.Option(show_default="min_max", help="Of mode hybrid.")] = None,
     features: Annotated[
         str,
         typer.Option(
@@ -53,6 +53,8 @@ def retrieval_of(
     """Builds the options of Retrieve from those of a command; None when none is set."""
     if features and mode not in {"hybrid", "dense"}:
         raise InvalidArgument("--features order what modes hybrid and dense find; add --mode hybrid, or leave them out")
+    if fusion is not None and mode != "hybrid":
+        raise InvalidArgument("--fusion joins the rankings of mode hybrid; add --mode hybrid, or leave it out")
     if lexical_weight is not None and mode != "hybrid":
         raise InvalidArgument("--lexical-weight is BM25's share in mode hybrid; add --mode hybrid, or leave it out")
     try:
@@ -65,7 +67,7 @@ def retrieval_of(
         return None
     return Retrieval(
         mode or "dense",
-        Fusion(fusion, lexical_weight, weights) if mode == "hybrid" or weights else None,
+        Fusion(fusion or "min_max", lexical_weight, weights) if mode == "hybrid" or weights else None,
         prior=prior,
         negative_feedback=negative_feedback,
         rerank=rerank,
