@@ -129,6 +129,8 @@ class Certificates:
         try:
             configuration = self._read()
         except errors.InvalidArgument as error:
+            if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, ssl.SSLError):
+                self._files.forget()  # the disk's fault: the next handshake tries again
             log.warning("the new certificates are not used", reason=error.message)
             return None
         log.info("certificates were read again", cert=str(self._cert))

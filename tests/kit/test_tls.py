@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from structlog.testing import capture_logs
 from aeenc import Channel, EncoderClient, errors
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
 from services.kit import healthcheck
-from services.kit.server import GrpcServer
+from services.kit.server import Certificates, GrpcServer
 from services.kit.settings import ServiceSettings
 from services.sampler.oracles.gateway import OracleGateway
 from services.sampler.settings import OracleSettings
@@ -147,3 +148,18 @@ async def test_a_service_sends_a_token_to_another_host_by_tls_alone_unless_its_s
         reach(plain_token=True)
     assert [line["log_level"] for line in lines] == ["warning"]
     assert "without TLS" in lines[0]["event"]
+
+
+@needs_openssl
+def test_a_passing_error_of_the_disk_loses_no_rotation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificates = Certificates(*certify(tmp_path, "server"), None, "AEENC_TEST_")
+    certify(tmp_path, "server")
+
+    def fails(path: Path) -> bytes:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", fails)
+        assert certificates._read_if_changed() is None
+    assert certificates._read_if_changed() is not None, "the next handshake tries again"
+    assert certificates._read_if_changed() is None

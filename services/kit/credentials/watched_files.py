@@ -17,6 +17,10 @@ class WatchedFiles:
         before, self._seen = self._seen, self._stamps()
         return self._seen != before
 
+    def forget(self) -> None:
+        """Lets the next look find a change: what was found could not be read."""
+        self._seen = []
+
     def _stamps(self) -> list[tuple[int, ...]]:
         stamps: list[tuple[int, ...]] = []
         for path in self._paths:
