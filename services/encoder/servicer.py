@@ -47,11 +47,12 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
     async def EncodeStream(
         self, request_iterator: AsyncIterator[encoder_pb2.EncodeStreamRequest], context: Any
     ) -> AsyncIterator[encoder_pb2.EncodeStreamResponse]:
-        key = request_id(context)
+        # The context is asked at once: of a call that has ended `peer` crashes the process, and work may outlast it.
+        key, who = request_id(context), origin(context)
 
         async def answer(request: encoder_pb2.EncodeStreamRequest) -> encoder_pb2.EncodeStreamResponse:
             await asyncio.sleep(caller().wait_s())
-            call = convert.to_call(request.batch, deadline_s(context), key, origin(context), lane="bulk")
+            call = convert.to_call(request.batch, deadline_s(context), key, who, lane="bulk")
             result = await self._encoder.encode(call)
             return encoder_pb2.EncodeStreamResponse(batch=convert.to_response(result), batch_seq=request.batch_seq)
 

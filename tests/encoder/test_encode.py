@@ -14,8 +14,10 @@ import pytest
 
 from aeenc import Channel, EncoderClient, errors
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, types_pb2
+from services.encoder import servicer
 from services.encoder.runtime.runners import PaddedRunner, Tokens
 from services.kit.credentials.credential_file import Credential, HashedToken, hash_of, render
+from services.kit.credentials.gate import origin
 from services.kit.server import GrpcServer
 from services.store.artifacts import ArtifactStore
 from services.store.registry import Registry
@@ -352,3 +354,17 @@ async def test_health_is_answered_at_once_however_much_work_waits(serve, tuned, 
         assert not any(call.done() for call in calls)
         for call in calls:
             call.cancel()
+
+
+async def test_a_stream_asks_its_context_who_calls_before_any_work(serve, tuned, monkeypatch: pytest.MonkeyPatch):
+    """Of a call that has ended `peer` crashes the process, and a batch's work may begin after the caller has gone."""
+    asked: list[str] = []
+
+    def counting(context) -> str:
+        asked.append(origin(context))
+        return asked[-1]
+
+    monkeypatch.setattr(servicer, "origin", counting)
+    async with serve() as (_, client):
+        assert len([answer async for answer in client.encode_stream([["sun"], ["moon"], ["star"]])]) == 3
+    assert len(asked) == 1
