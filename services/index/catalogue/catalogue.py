@@ -86,6 +86,7 @@ class Catalogue:
         self._failed: dict[str, FailedOpening] = {}
         self._corpora: set[str] = set()
         self._opening: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        self._latest: WeakValueDictionary[tuple[str, str], ServedGeneration] = WeakValueDictionary()  # not yet served
         self._following: dict[str, asyncio.Task[None]] = {}  # at most one of each corpus
         self._switching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._on_change = on_change
@@ -410,9 +411,11 @@ class Catalogue:
         """Opens a generation, one at a time of each, unless it is open and stands; `hashed` hashes its files anyway."""
         own = asyncio.Lock()
         async with self._opening.setdefault((corpus, generation_id), own):
-            served = self.open.find(corpus, generation_id) or self.open.pinned.get((corpus, generation_id))
+            key = (corpus, generation_id)
+            served = self.open.find(corpus, generation_id) or self.open.pinned.get(key) or self._latest.get(key)
             if served is None or not served.stands or (hashed and served.index.is_unsure):
-                return await asyncio.to_thread(self._open, corpus, generation_id, hashed=hashed)
+                self._latest[key] = opened = await asyncio.to_thread(self._open, corpus, generation_id, hashed=hashed)
+                return opened
             if hashed:
                 await asyncio.to_thread(self._store.open, folder_of(corpus), generation_id)
             return served
