@@ -32,7 +32,7 @@ LOGGED = ("call failed", "Traceback", "Unexpected [", "never retrieved", "Fatal"
 
 
 class Garbage:
-    """What was sent for some seconds, and what became of it."""
+    """Sends garbage for some seconds and counts the outcomes."""
 
     def __init__(self, fleet: EncoderFleet, seconds: float, seed: int) -> None:
         self.outcomes: Counter[str] = Counter()

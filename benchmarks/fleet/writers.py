@@ -36,7 +36,7 @@ NEEDS = {"generation": ("store",), "active": ("store",), "explanation": ("store"
 
 @dataclass(frozen=True)
 class Answer:
-    """What was acknowledged: when, of what kind, about what; and what it said."""
+    """An acknowledged answer: its time, kind and subject, and what it says."""
 
     at: float
     kind: str
@@ -61,7 +61,7 @@ class Outages:
             times[1] = time.monotonic() + SETTLE_S
 
     def excuse(self, needs: Sequence[str], since: float) -> str:
-        """What of `needs` was away between `since` and now; empty if nothing was."""
+        """Names one of `needs` that was away at some time since `since`; empty: none was."""
         overlaps = (what for what in needs for start, end in self._times[what] if since <= end)
         return next(overlaps, "")
 
@@ -245,7 +245,7 @@ class Look:
     removed: set[str]
 
     async def lost(self, answers: Sequence[Answer]) -> list[str]:
-        """What is wrong with each of them."""
+        """Lists the answers that no longer hold, with the reason."""
         last = {(one.kind, one.about): one for one in answers if one.kind in {"label", "active"}}
         others = [one for one in answers if one.kind not in {"label", "active"} and one.said not in self.removed]
         faults = [(one, await self._fault(one)) for one in (*others, *last.values())]

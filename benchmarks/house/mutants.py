@@ -115,7 +115,7 @@ def mutants_of(path: str, source: str) -> Iterator[Mutant]:
 
 
 def _changes(node: ast.AST) -> Iterator[str]:
-    """What may stand in place of a node."""
+    """Yields the replacements of a node."""
     is_call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call | ast.Await)
     if is_call or isinstance(node, ast.AugAssign | ast.Raise | ast.Continue | ast.Break):
         yield "pass"

@@ -34,7 +34,7 @@ class ScoredPair(NamedTuple):
 
 
 def read_pairs(path: Path) -> list[ScoredPair]:
-    """Reads a file. Raises InvalidArgument naming file and line for what is no pair, and for a file without two."""
+    """Reads a file. Raises InvalidArgument naming file and line for what is not a pair, and for a file without two."""
 
     def cells_of(line: str) -> list[str]:
         return next(csv.reader([line], delimiter="\t", quoting=csv.QUOTE_NONE))
@@ -47,9 +47,9 @@ def read_pairs(path: Path) -> list[ScoredPair]:
             row: Any = json.loads(line) if is_json else dict(zip(names, cells_of(line), strict=True))
             pair = ScoredPair(row["sentence1"].strip(), row["sentence2"].strip(), float(row["score"]))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise InvalidArgument(f"{place}: {line[:80]!r} is no pair ({error!s:.80}); {WANTED}") from error
+            raise InvalidArgument(f"{place}: {line[:80]!r} is not a pair ({error!s:.80}); {WANTED}") from error
         if not (pair.first and pair.second and math.isfinite(pair.score)) or isinstance(row["score"], bool):
-            raise InvalidArgument(f"{place}: {line[:80]!r} is no pair; {WANTED}")
+            raise InvalidArgument(f"{place}: {line[:80]!r} is not a pair; {WANTED}")
         pairs.append(pair)
     if len({pair.score for pair in pairs}) < 2:
         raise InvalidArgument(f"{path}: has no two different scores; give pairs of sentences with people's scores")

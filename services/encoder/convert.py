@@ -11,8 +11,7 @@ from services.encoder.batching.encoder import CallResult, EncodeCall, ScoreCall
 from services.encoder.batching.queues import Lane
 from services.encoder.rollout.history import Swap
 from services.encoder.rollout.versions import Selection, Versions
-from services.kit.convert import PRECISIONS, decode_enum, to_duration, to_precision, to_timestamp
-from services.store.registry_rows import LabelRow
+from services.kit.convert import PRECISIONS, decode_enum, label_of, to_duration, to_precision, to_timestamp
 
 _ROLES = {encoder_pb2.ROLE_QUERY: "query", encoder_pb2.ROLE_PREMISE: "premise"}
 _LANES: dict[encoder_pb2.Lane, Lane] = {encoder_pb2.LANE_INTERACTIVE: "interactive", encoder_pb2.LANE_BULK: "bulk"}
@@ -134,14 +133,14 @@ def to_versions(versions: Versions) -> list[encoder_pb2.LoadedVersion]:
 
 def to_labels(versions: Versions) -> list[types_pb2.Label]:
     """Lists the labels as this process serves them."""
-    return [_to_label(row) for _, row in sorted(versions.labels.items())]
+    return [label_of(row) for _, row in sorted(versions.labels.items())]
 
 
 def to_swaps(swaps: Iterable[Swap]) -> list[encoder_pb2.SwapOutcome]:
     """Lists the last swaps, newest first."""
     return [
         encoder_pb2.SwapOutcome(
-            label=_to_label(swap.row),
+            label=label_of(swap.row),
             ok=not swap.reason,
             reason=swap.reason,
             finished_at=to_timestamp(swap.finished_at),
@@ -149,17 +148,6 @@ def to_swaps(swaps: Iterable[Swap]) -> list[encoder_pb2.SwapOutcome]:
         )
         for swap in swaps
     ]
-
-
-def _to_label(row: LabelRow) -> types_pb2.Label:
-    return types_pb2.Label(
-        space_id=row.space_id,
-        name=row.name,
-        versions=row.versions,
-        revision=row.revision,
-        share=row.share,
-        precision=to_precision(row.precision),
-    )
 
 
 def _selection(model: types_pb2.ModelSelector, space_id: str, routing_key: str) -> Selection:

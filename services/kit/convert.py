@@ -170,3 +170,16 @@ def decode_enum(values: Mapping[E, T], sent: E, field: str, unset: T) -> T:
 def to_precision(name: str) -> types_pb2.Precision:
     """Writes a precision; unspecified for none, or one of a newer release."""
     return _PRECISION_NUMBERS.get(name, types_pb2.PRECISION_UNSPECIFIED)
+
+
+def label_of(row: Any, **history: Any) -> types_pb2.Label:
+    """Writes a label from its row; the registry adds its `history`."""
+    return types_pb2.Label(
+        space_id=row.space_id,
+        name=row.name,
+        versions=row.versions,
+        revision=row.revision,
+        share=row.share,
+        precision=to_precision(row.precision),
+        **history,
+    )

@@ -14,7 +14,7 @@ from aeenc.calls.retrieval import Fusion, Retrieval
 from aeenc.evaluation import UNRANKED, GradedMetrics, Metrics
 from aeenc.evaluation.graded import LENGTHS, check_grade
 from aeenc.v1 import index_pb2, registry_pb2, trainer_pb2, types_pb2
-from services.kit.convert import bounded, opened_by, to_precision, to_timestamp
+from services.kit.convert import bounded, label_of, opened_by, to_timestamp
 from services.store.registry import CheckpointRow, LabelRow, RolloutRow
 from services.store.registry_rows import TOGETHER, versions_of
 from services.trainer.evaluation.evaluator import Evaluation, EvaluationSpec
@@ -134,16 +134,7 @@ def named_versions(request: registry_pb2.PublishRequest | registry_pb2.SetLabelR
 
 def to_label(row: LabelRow) -> types_pb2.Label:
     """Writes a label."""
-    return types_pb2.Label(
-        space_id=row.space_id,
-        name=row.name,
-        versions=row.versions,
-        revision=row.revision,
-        previous_versions=versions_of(row.previous),
-        moved_at=to_timestamp(row.moved_at),
-        share=row.share,
-        precision=to_precision(row.precision),
-    )
+    return label_of(row, previous_versions=versions_of(row.previous), moved_at=to_timestamp(row.moved_at))
 
 
 def precision(message: Any) -> str:

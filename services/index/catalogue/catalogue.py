@@ -86,7 +86,6 @@ class Catalogue:
         self._failed: dict[str, FailedOpening] = {}
         self._corpora: set[str] = set()
         self._opening: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
-        self._latest: WeakValueDictionary[tuple[str, str], ServedGeneration] = WeakValueDictionary()  # not yet served
         self._following: dict[str, asyncio.Task[None]] = {}  # at most one of each corpus
         self._switching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._on_change = on_change
@@ -411,12 +410,11 @@ class Catalogue:
         """Opens a generation, one at a time of each, unless it is open and stands; `hashed` hashes its files anyway."""
         own = asyncio.Lock()
         async with self._opening.setdefault((corpus, generation_id), own):
-            key = (corpus, generation_id)
-            served = self.open.find(corpus, generation_id) or self.open.pinned.get(key) or self._latest.get(key)
+            served = self.open.known.get((corpus, generation_id))
             if served is None or not served.stands or (hashed and served.index.is_unsure):
-                self._latest[key] = opened = await asyncio.to_thread(self._open, corpus, generation_id, hashed=hashed)
-                return opened
-            if hashed:
+                served = await asyncio.to_thread(self._open, corpus, generation_id, hashed=hashed)
+                self.open.known[corpus, generation_id] = served
+            elif hashed:
                 await asyncio.to_thread(self._store.open, folder_of(corpus), generation_id)
             return served
 

@@ -195,11 +195,15 @@ async def check_by_searching(batcher: SearchBatcher, candidate: ServedGeneration
 
 
 class OpenGenerations:
-    """The generations that are open: the active one of each corpus, and those that callers have `pinned` last."""
+    """The generations that are open: the active one of each corpus, and those that callers have `pinned` last.
+
+    `known` are all that somebody uses, also those that are checked before they serve.
+    """
 
     def __init__(self, pinned: int = 4, pinned_bytes: int = PINNED_BYTES) -> None:
         self.active: dict[str, ServedGeneration] = {}
         self.pinned: OrderedDict[tuple[str, str], ServedGeneration] = OrderedDict()
+        self.known: WeakValueDictionary[tuple[str, str], ServedGeneration] = WeakValueDictionary()
         self._most, self._most_bytes = pinned, pinned_bytes
 
     def find(self, corpus: str, generation_id: str = "") -> ServedGeneration | None:

@@ -45,8 +45,8 @@ def test_both_layouts_give_the_same_pairs(tmp_path: Path, name: str, text: str):
         ("sts.jsonl", LINES.replace('"Ice melts."', "7"), ":3: '{"),
         ("sts.jsonl", LINES.replace(': 0}', ": true}"), ":3: '{"),
         ("sts.jsonl", LINES.replace(', "score": 0}', "}"), ":3: '{"),
-        ("sts.jsonl", LINES + "[1]\n", ":4: '[1]' is no pair"),
-        ("sts.jsonl", LINES + "{\n", ":4: '{' is no pair"),
+        ("sts.jsonl", LINES + "[1]\n", ":4: '[1]' is not a pair"),
+        ("sts.jsonl", LINES + "{\n", ":4: '{' is not a pair"),
         ("sts.jsonl", LINES + "[" * 100_000, ":4: '["),
     ],
 )  # fmt: skip

@@ -138,7 +138,8 @@ async def test_forty_callers_of_a_corpus_that_another_replica_has_just_activated
         assert (set(found), opened) == ({second}, ["science"])
 
 
-async def test_a_generation_that_is_read_and_activated_at_once_is_opened_once(serve, monkeypatch):
+@pytest.mark.parametrize("is_first", [True, False], ids=["activated first", "read first"])
+async def test_a_generation_that_is_read_and_activated_at_once_is_opened_once(serve, monkeypatch, is_first: bool):
     async with serve() as index:
         await index.client.build("science", facts()[:6])
         second = (await index.client.build("science", facts(), activate=False)).id
@@ -149,8 +150,12 @@ async def test_a_generation_that_is_read_and_activated_at_once_is_opened_once(se
             time.sleep(0.1)
 
         opening(monkeypatch, catalogue_of(index), slowly)
+        activation = index.client.activate("science", second)
         reading = [index.client.get_premises("science", ["f1"], generation=second) for _ in range(4)]
-        await asyncio.gather(*reading, index.client.activate("science", second))
+        calls = [activation, *reading] if is_first else [*reading, activation]
+        first = asyncio.ensure_future(calls[0])
+        await asyncio.sleep(0.05)  # it opens; the others come before it serves
+        await asyncio.gather(first, *calls[1:])
         assert await served(index, "science") == second
         assert opened in (["science"], []), "over a Milvus the build has opened it"
 

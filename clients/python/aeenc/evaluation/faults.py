@@ -6,7 +6,7 @@ A text *nearly* equals another if both have the same words (`normalised`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,12 +76,14 @@ def faults_of(directory: Path | str) -> list[Fault]:
             else:
                 found.append(Fault("unreadable", split, tree))
     dataset = Dataset(root, facts, trees)
+    known = _by_words(facts.values())
+    trained = {query.text for query in dataset.queries(TRAIN)} if TRAIN in trees else None
     for split in dataset.splits:
         ids = Counter(tree.id for tree in dataset.trees(split))
         found += [Fault("repeated-id", split, one) for one, count in ids.items() if count > 1]
-        found += _leaks(dataset, split)
+        found += _leaks(dataset, split, trained)
         if facts:
-            found += _unknown_gold(dataset, split)
+            found += _unknown_gold(dataset, split, known)
     return [*found, *_near_duplicates(dataset)]
 
 
@@ -103,21 +105,20 @@ def _trees_in(path: Path) -> Iterator[Tree | str]:
             yield f"{path}:1: holds no trees; write one JSON object a line"
 
 
-def _leaks(dataset: Dataset, split: str) -> Iterator[Fault]:
+def _leaks(dataset: Dataset, split: str, trained: Set[str] | None) -> Iterator[Fault]:
     queries = dataset.queries(split)
     for query in queries:
         if query.text in query.gold:
             yield Fault("query-is-its-gold", split, query.text)
     if split == TRAIN:
         return
-    if TRAIN not in dataset.splits:
+    if trained is None:
         yield Fault(
             "train-missing",
             split,
             f"{dataset.directory} has no split {TRAIN!r}: what {split} shares with it is unknown",
         )
         return
-    trained = {query.text for query in dataset.queries(TRAIN)}
     nearly = _by_words(trained)
     for query in queries:
         if query.text in trained:
@@ -126,9 +127,8 @@ def _leaks(dataset: Dataset, split: str) -> Iterator[Fault]:
             yield Fault("query-nearly-in-train", split, query.text, other)
 
 
-def _unknown_gold(dataset: Dataset, split: str) -> Iterator[Fault]:
+def _unknown_gold(dataset: Dataset, split: str, nearly: Mapping[str, str]) -> Iterator[Fault]:
     facts = set(dataset.facts.values())
-    nearly = _by_words(facts)
     leaves = dict.fromkeys(tree.texts[label] for tree in dataset.trees(split) for label in tree.leaves)
     for text in leaves:
         if text not in facts:
@@ -144,4 +144,5 @@ def _near_duplicates(dataset: Dataset) -> Iterator[Fault]:
 
 
 def _by_words(texts: Iterable[str]) -> dict[str, str]:
+    """Maps the words of each text to it, to the least of several."""
     return {normalised(text): text for text in sorted(texts, reverse=True)}
