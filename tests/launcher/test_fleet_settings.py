@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import stat
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -93,7 +94,9 @@ def test_a_first_up_says_where_it_is_and_where_another_fleet_runs(tmp_path: Path
     other.mkdir()
     (other / "fleet.json").write_text("{}")
     environment = {"AEENC_ENCODER_ARTIFACTS_DIR": str(other / "artifacts")}
-    with running(["sleep", "60"], env=environment):
+    with running(["sleep", "60"], env=environment) as process:
+        while b"ARTIFACTS_DIR" not in Path(f"/proc/{process.pid}/environ").read_bytes():
+            time.sleep(0.01)  # the kernel shows it a moment after the program has begun
         told = " ".join(up().stderr.split())
     assert f"a new fleet in {tmp_path}; another one runs in " in told
     assert str(other) in told
