@@ -147,9 +147,9 @@ def tune_out_of_fold(running: Folds, versions: Sequence[str]) -> Tuned:
     folds = [Dataset.load(directory) for directory in running.directories.values()]
     texts, premises = premises_of(running)
     held_out = held_out_queries(running, folds, texts, versions)
-    found = tune(OutOfFold(texts, premises, drawn(held_out, QUERIES, 0)).value, trials=TRIALS, seed=0)
+    weights = tune(OutOfFold(texts, premises, drawn(held_out, QUERIES, 0)).value, trials=TRIALS, seed=0)
     whole = OutOfFold(texts, premises, held_out)
-    learned = whole.learn(found.weights)
+    learned = whole.learn(weights)
     by_vectors = whole.learn(Weights(), VECTOR_FEATURES)
     trees = [tree for fold in folds for tree in fold.trees(HELD_OUT)]
 
@@ -158,8 +158,8 @@ def tune_out_of_fold(running: Folds, versions: Sequence[str]) -> Tuned:
         all_correct = share_of_whole_trees(trees, dict(zip(whole.queries, ranked, strict=True)), texts)
         return HeldOutQuality(float(whole.average_precisions(ranked).mean()), all_correct)
 
-    each = [whole.rankings(Weights()), by_vectors.rankings, whole.rankings(found.weights), learned.rankings]
-    return Tuned(found.weights, learned.features, by_vectors.features, *map(quality, each))
+    each = [whole.rankings(Weights()), by_vectors.rankings, whole.rankings(weights), learned.rankings]
+    return Tuned(weights, learned.features, by_vectors.features, *map(quality, each))
 
 
 def premises_of(running: Folds) -> tuple[list[str], NDArray[np.float32]]:

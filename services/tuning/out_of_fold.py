@@ -1,39 +1,39 @@
 """Ranks held-out queries as Retrieve would with given weights, by models and a prior that have not seen them.
 
-It calls the functions that Retrieve calls (fusion.py) over exact cosines: what is tuned is what is served.
+Their vectors go through the stages of Retrieve itself: what is tuned is what is served.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aeenc.errors import InvalidArgument
-from aeenc.evaluation import UNRANKED, average_precision
-from aeenc.evaluation.metrics import Ranks
-from services.index.lexical.bm25 import LexicalIndex, best
-from services.index.ranking.fusion import (
-    DEPTH,
-    FEEDBACK,
-    POOL,
-    FirstWords,
-    Prior,
-    features_of,
-    fuse_hits,
-    order_by,
-    rocchio_feedback,
-    with_bonus,
-    with_pair_scores,
-)
-from services.index.values import FEATURES, VECTOR_FEATURES, SearchHits
+from aeenc.evaluation import average_precision
+from aeenc.transport import sync
+from services.corpus.generation import Generation, PremiseRecord, Premises
+from services.index.catalogue.served import ServedGeneration
+from services.index.dense.batcher import SearchBatcher
+from services.index.dense.exact import FlatIndex
+from services.index.lexical.bm25 import LexicalExecutor, LexicalIndex
+from services.index.ranking.fusion import POOL, Prior, with_pair_scores
+from services.index.ranking.retrieval import KEPT_SCORES, Call, Retrieval
+from services.index.values import ALL, FEATURES, VECTOR_FEATURES, Mode, Scope, SearchHits, TextQuery
+from services.kit.limits import Limits
+from services.store.artifacts import Artifact
+from services.tuning.words import ranks_in
 
-BLOCK = 256  # queries whose cosines are in memory together
+BLOCK = 256  # queries of a call
 RIDGE, STEPS = 1e-3, 50  # of the fit of features
 RERANKED = 20  # premises that a cross-encoder reads
+Example = tuple[NDArray[np.float64], NDArray[np.bool_]]  # features (n, f) of the first premises, which are gold
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,6 @@ class HeldOut:
     vectors: NDArray[np.float32]
     prior: Prior
 
-    def __iter__(self) -> Iterator[tuple[str, Sequence[int], NDArray[np.float32]]]:
-        """Yields text, gold premises and vector of each query."""
-        yield from zip(self.texts, self.gold, self.vectors, strict=True)
-
 
 def drawn(folds: Sequence[HeldOut], most: int, seed: int) -> list[HeldOut]:
     """Draws at most so many queries of all folds; 0: all."""
@@ -74,15 +70,6 @@ def drawn(folds: Sequence[HeldOut], most: int, seed: int) -> list[HeldOut]:
 
 
 @dataclass(frozen=True, eq=False)
-class Example:
-    """A query's ranking, the features of its first premises, and its gold premises."""
-
-    hits: SearchHits
-    features: NDArray[np.float64]
-    gold: Sequence[int]
-
-
-@dataclass(frozen=True, eq=False)
 class LearnedOrder:
     """Weights by feature, and the ranking of each query by weights that its fold had no part in."""
 
@@ -94,9 +81,12 @@ class OutOfFold:
     """Ranks the premises of a corpus, with vectors (n, dim), for the held-out queries of all folds."""
 
     def __init__(self, texts: Sequence[str], premises: NDArray[np.float32], folds: Sequence[HeldOut]) -> None:
-        self._premises, self._folds = premises, folds
-        self._lexical = LexicalIndex.of(texts)
-        self._ordinal = {text: n for n, text in enumerate(texts)}
+        records = Premises.of(PremiseRecord(str(n), text) for n, text in enumerate(texts))
+        artifact = Artifact(Path(), "generation", "out-of-fold", {}, {}, "", datetime.now(UTC))
+        generation = Generation(artifact, records, premises, "out-of-fold", "", "", premises.shape[1])
+        served = ServedGeneration(generation, FlatIndex(premises), LexicalIndex.of(texts))
+        self._folds = folds
+        self._calls = [[_call_of(served, fold, at) for at in range(0, len(fold.texts), BLOCK)] for fold in folds]
 
     @property
     def queries(self) -> list[str]:
@@ -109,111 +99,62 @@ class OutOfFold:
 
     def average_precisions(self, rankings: Iterable[SearchHits]) -> NDArray[np.float64]:
         """The average precision of each query in its ranking, strict: a query does not find its own text."""
-        gold = [own for fold in self._folds for own in fold.gold]
-        ranks = (_ranks(own, hits) for own, hits in zip(gold, rankings, strict=True))
-        return np.array([average_precision(own) for own in ranks])
+        gold = [ordinals for fold in self._folds for ordinals in fold.gold]
+        return np.array([average_precision(ranks_in(hits, of)) for of, hits in zip(gold, rankings, strict=True)])
 
     def rankings(self, weights: Weights) -> Iterator[SearchHits]:
         """Yields the first POOL premises of each query, as Retrieve ranks them."""
-        at = 0
-        for fold in self._folds:
-            for start in range(0, len(fold.texts), BLOCK):
-                vectors = fold.vectors[start : start + BLOCK]
-                rows = range(at + start, at + start + len(vectors))
-                if weights.negative_feedback:
-                    first = [hits.ordinals[:FEEDBACK] for hits in self._ranked(rows, vectors, weights)]
-                    turned = [self._premises[own] for own in first]
-                    vectors = rocchio_feedback(vectors, turned, weights.negative_feedback)
-                yield from self._ranked(rows, vectors, weights)
-            at += len(fold.texts)
+        for call in (call for calls in self._calls for call in calls):
+            yield from sync.run(_ranked(_with(call, weights)))
 
     def learn(self, weights: Weights, names: Sequence[str] = FEATURES) -> LearnedOrder:
         """Fits the weights of features on all queries, and ranks those of each fold by weights fitted on the others."""
-        examples = list(self.examples(weights, with_words=not set(names) <= set(VECTOR_FEATURES)))
-        least = min((len(one.features) for one in examples), default=0)  # corpora of fewer premises than DEPTH
-        found = [one.features[:least] for one in examples]
-        gold = [np.isin(one.hits.ordinals[:least], one.gold) for one in examples]
-        folds = np.repeat(np.arange(len(self._folds)), [len(fold.texts) for fold in self._folds])
-        rankings = [one.hits for one in examples]
-        for fold in range(len(self._folds)):
-            others = np.flatnonzero(folds != fold).tolist()
-            learned = fit([found[n] for n in others], [gold[n] for n in others], names)
-            for n in np.flatnonzero(folds == fold).tolist():
-                rankings[n] = order_by(examples[n].hits, examples[n].features, learned, POOL)
-        return LearnedOrder(fit(found, gold, names), rankings)
+        examples = [self._examples(n, weights, names) for n in range(len(self._folds))]
+        rankings = list[SearchHits]()
+        for n, calls in enumerate(self._calls):
+            learned = fit([one for of in examples[:n] + examples[n + 1 :] for one in of], names)
+            for call in calls:
+                rankings += sync.run(_ranked(_with(call, weights, names, learned)))
+        return LearnedOrder(fit([one for of in examples for one in of], names), rankings)
 
-    def examples(self, weights: Weights, *, with_words: bool = True) -> Iterator[Example]:
-        """Yields the ranking of each query with the features of its first premises."""
-        asked = [(text, own, vector) for fold in self._folds for text, own, vector in fold]
-        for (text, gold, vector), words, hits in zip(asked, self._by_words, self.rankings(weights), strict=True):
-            first = hits.first(DEPTH)
-            near = self._premises[first.ordinals]
-            own_words = None
-            if with_words:
-                own_words = FirstWords(self._lexical.terms(text), first, self._lexical, self._all_but(words.own))
-            found = features_of(first, own_words, vector, near)
-            yield Example(hits, found, gold)
-
-    def _ranked(self, rows: range, vectors: NDArray[np.float32], weights: Weights) -> Iterator[SearchHits]:
-        cosines = vectors @ self._premises.T
-        for n, row in enumerate(rows):
-            words = self._by_words[row]
-            mine = cosines[n]
-            near = _nearest(mine, words.own)
-            if weights.lexical_weight:
-                scores = np.zeros(len(mine), np.float32)
-                scores[words.hits.ordinals] = words.hits.scores
-                by_words = words.hits.first(POOL)
-                near = fuse_hits(near, by_words, scores, mine.__getitem__, weights.lexical_weight, "min_max", POOL)
-            if weights.prior:
-                bonus = np.zeros(len(mine), np.float32)
-                bonus[words.explained] = words.bonus
-                near = with_bonus(near, bonus[near.ordinals], weights.prior, POOL)
-            yield near
-
-    def _all_but(self, own: int) -> NDArray[np.bool_] | None:
-        """Marks all premises (n,) but a query's own text; None if the query is no premise (-1)."""
-        return np.arange(len(self._premises)) != own if own >= 0 else None
-
-    @cached_property
-    def _by_words(self) -> list[_Words]:
-        """Computes once what stays the same for all weights."""
-        found, everything = [], np.arange(len(self._premises))
-        for fold in self._folds:
-            for text in fold.texts:
-                own = self._ordinal.get(text, -1)
-                scores = self._lexical.scores(self._lexical.terms(text))
-                hits = best(scores, len(self._premises), self._all_but(own))
-                bonus = fold.prior.bonus(fold.prior.nearest(text), everything)
-                explained = np.flatnonzero(bonus)
-                found.append(_Words(own, hits, explained, bonus[explained]))
-        return found
+    def _examples(self, fold: int, weights: Weights, names: Sequence[str]) -> list[Example]:
+        """The features of each query's first premises, and which of them are gold."""
+        examples = list[Example]()
+        for call in self._calls[fold]:
+            ranked = sync.run(_ranked(_with(call, weights, names)))
+            gold = self._folds[fold].gold[len(examples) :]
+            for row, hits in enumerate(ranked):
+                features = call.features(row, hits, call.all_but(row, None))
+                examples.append((features, np.isin(hits.ordinals[: len(features)], gold[row])))
+        return examples
 
 
-@dataclass(frozen=True, eq=False)
-class _Words:
-    """How words and the prior rank the premises for one query.
-
-    `own` is the ordinal of the query's own text, -1 if it is no premise. `bonus` is the prior's for the ordinals
-    `explained`.
-    """
-
-    own: int
-    hits: SearchHits
-    explained: NDArray[np.int64]
-    bonus: NDArray[np.float32]
+def _call_of(served: ServedGeneration, fold: HeldOut, start: int) -> Call:
+    """A call of some queries of a fold, already encoded; it keeps what no weight changes."""
+    texts = tuple(fold.texts[start : start + BLOCK])
+    call = Call.of(TextQuery(texts, Scope("out-of-fold", POOL)), served, ALL, None, fold.prior)
+    call.encoded, call.keeps_words = fold.vectors[start : start + BLOCK], len(texts) * served.rows <= KEPT_SCORES
+    return call
 
 
-def _nearest(cosines: NDArray[np.float32], own: int) -> SearchHits:
-    """The POOL premises of highest cosine, without the query's own text."""
-    k = min(POOL + 1, len(cosines))
-    found = np.argpartition(-cosines, k - 1)[:k]
-    return SearchHits.best(found[found != own], cosines[found[found != own]], POOL)
+def _with(call: Call, weights: Weights, names: Sequence[str] = (), features: Mapping[str, float] | None = None) -> Call:
+    """The call with other weights; in mode HYBRID where one of them, or a feature of these names, is of words."""
+    by_words = weights.lexical_weight or not set(names) <= set(VECTOR_FEATURES)
+    mode: Mode = "HYBRID" if by_words else "DENSE"
+    call.query = replace(call.query, mode=mode, features=features or {}, **asdict(weights))
+    call.vectors = call.encoded
+    return call
 
 
-def _ranks(gold: Sequence[int], hits: SearchHits) -> Ranks:
-    places = {ordinal: rank for rank, ordinal in enumerate(hits.ordinals.tolist(), start=1)}
-    return np.array([places.get(one, UNRANKED) for one in gold], dtype=np.int64)
+async def _ranked(call: Call) -> list[SearchHits]:
+    """Goes through the stages of Retrieve after the first, which encodes."""
+    nobody: Any = None  # no stage asks the catalogue, the encoder or a cross-encoder
+    with closing(SearchBatcher()) as batcher, closing(LexicalExecutor()) as executor:
+        batcher.start()
+        hits = list[SearchHits]()
+        for stage in Retrieval(nobody, batcher, executor, nobody, nobody, Limits()).stages(call.query)[1:]:
+            hits = await stage(call, hits)
+    return hits
 
 
 def reranked(
@@ -227,19 +168,18 @@ def reranked(
         yield SearchHits(np.concatenate(ordinals), np.concatenate(scores_of_all))
 
 
-def fit(
-    features: Sequence[NDArray[np.float64]], gold: Sequence[NDArray[np.bool_]], names: Sequence[str] = FEATURES
-) -> dict[str, float]:
+def fit(examples: Sequence[Example], names: Sequence[str] = FEATURES) -> dict[str, float]:
     """Finds the weights of some features under which the gold premises of many queries are likeliest.
 
     By Newton's method on a softmax over the premises of a query (ListNet with binary relevance), features at unit
-    variance, a small ridge. All queries have as many premises; those without a gold one teach nothing. Raises
-    InvalidArgument where all are such.
+    variance, a small ridge. It looks at as many premises of each query as the shortest has; queries without a gold one
+    teach nothing. Raises InvalidArgument where all are such.
     """
-    if not any(own.any() for own in gold):
-        raise InvalidArgument(f"none of {len(gold)} queries has a gold premise among its first; name other queries")
-    rows = np.stack(features)[..., [FEATURES.index(name) for name in names]]
-    wanted = np.stack(gold).astype(np.float64)
+    if not any(gold.any() for _, gold in examples):
+        raise InvalidArgument(f"none of {len(examples)} queries has a gold premise among its first; name other queries")
+    least = min(len(gold) for _, gold in examples)  # in corpora of fewer premises than DEPTH
+    rows = np.stack([features[:least] for features, _ in examples])[..., [FEATURES.index(name) for name in names]]
+    wanted = np.stack([gold[:least] for _, gold in examples]).astype(np.float64)
     rows, wanted = rows[wanted.any(axis=1)], wanted[wanted.any(axis=1)]
     rows = rows - rows.mean(axis=1, keepdims=True)
     scale = rows.std(axis=(0, 1))

@@ -53,16 +53,6 @@ TunedMode = Literal["hybrid", "dense"]
 PUBLISHED = Weights(0.15, 0.07, 0.15)  # chosen on EntailmentBank's dev (docs/experiments/trainer.md)
 
 
-@dataclass(frozen=True)
-class TunedWeights:
-    """The best weights, their value, and those of the first trials: the encoder alone, and PUBLISHED."""
-
-    weights: Weights
-    value: float
-    alone: float
-    published: float
-
-
 def published(lexical: float) -> Weights:
     """PUBLISHED, as far as `tune` may try it with the same `lexical`."""
     if not lexical:
@@ -70,8 +60,8 @@ def published(lexical: float) -> Weights:
     return replace(PUBLISHED, lexical_weight=min(PUBLISHED.lexical_weight, lexical))
 
 
-def tune(value: Callable[[Weights], float], *, trials: int, seed: int, lexical: float = LEXICAL_MOST) -> TunedWeights:
-    """Searches for the best weights. Equal seeds give equal results.
+def tune(value: Callable[[Weights], float], *, trials: int, seed: int, lexical: float = LEXICAL_MOST) -> Weights:
+    """Searches for the best weights: none worse than the encoder alone, or PUBLISHED. Equal seeds give equal results.
 
     `lexical` is the largest share of BM25 that is tried; 0: mode dense, without the prior, which also works by words.
     """
@@ -87,8 +77,7 @@ def tune(value: Callable[[Weights], float], *, trials: int, seed: int, lexical: 
         )
 
     study = searched(propose, [asdict(known) for known in (Weights(), published(lexical))], trials, seed)
-    first = [float(trial.value or 0.0) for trial in study.trials[:2]]
-    return TunedWeights(Weights(**study.best_params), float(study.best_value), *first)
+    return Weights(**study.best_params)
 
 
 def encoded(client: Client, texts: Sequence[str], **options: Any) -> NDArray[np.float32]:
@@ -251,7 +240,7 @@ def tune_over_folds(
     measured = OutOfFold(texts, premises, held_out)
     lexical, names = (0.0, VECTOR_FEATURES) if asked.mode == "dense" else (LEXICAL_MOST, FEATURES)
     tried = OutOfFold(texts, premises, drawn(held_out, asked.queries, asked.seed)).value
-    weights = tune(tried, trials=asked.trials, seed=asked.seed, lexical=lexical).weights
+    weights = tune(tried, trials=asked.trials, seed=asked.seed, lexical=lexical)
     learned = measured.learn(weights, names)
     ways, scorers = ways_of(measured, asked.mode, weights, learned), dict[str, str]()
     if asked.cross_epochs:

@@ -21,7 +21,7 @@ from aeenc.errors import FailedPrecondition, InvalidArgument
 from aeenc.evaluation import UNRANKED, RatedDataset, average_precision, recall_by_grade
 from aeenc.evaluation.metrics import Ranks
 from aeenc.trees import Dataset
-from services.index.values import LexicalSettings
+from services.index.values import LexicalSettings, SearchHits
 
 if TYPE_CHECKING:
     import optuna
@@ -94,8 +94,13 @@ class Measured:
             allowed[ordinal[text]] = False
         terms, k = index.terms(text), LENGTH if self.graded else DEPTH
         hits = index.iterate(terms, k, allowed) if self.ranker == "iterative" else best(index.scores(terms), k, allowed)
-        rank = {n: at for at, n in enumerate(hits.ordinals.tolist(), start=1)}
-        return np.array([rank.get(ordinal[one], UNRANKED) for one in grades], dtype=np.int64)
+        return ranks_in(hits, [ordinal[one] for one in grades])
+
+
+def ranks_in(hits: SearchHits, ordinals: Iterable[int]) -> Ranks:
+    """The ranks of some premises among the hits, from 1."""
+    ranks = {ordinal: rank for rank, ordinal in enumerate(hits.ordinals.tolist(), start=1)}
+    return np.array([ranks.get(one, UNRANKED) for one in ordinals], dtype=np.int64)
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ class Call:
     For each text, `accepted` has the ordinals accepted for it, `left_out` also that of the text itself. `encoded` are
     the vectors (n, dim) of the texts, `vectors` the same after feedback. `words` and `near` are kept for a second
     ranking, by the text's place, since no vector changes them: the scores of all premises by words (rows,) with the
-    best of them, and the nearest hypotheses.
+    best of them (where the call `keeps_words`), and the nearest hypotheses.
     """
 
     query: TextQuery
@@ -108,6 +108,7 @@ class Call:
     version: str = ""
     precision: str = ""
     reranked_by: tuple[str, ...] = ()
+    keeps_words: bool = False
     words: dict[int, tuple[NDArray[np.float32], SearchHits]] = field(default_factory=dict)
     near: dict[int, Near] = field(default_factory=dict)
 
@@ -129,7 +130,8 @@ class Call:
         left_out = [
             ordinals if itself is None else [itself, *ordinals] for itself, ordinals in zip(same, accepted, strict=True)
         ]
-        return cls(query, served, selection, accepted, left_out, prior, deadline)
+        keeps_words = bool(query.negative_feedback) and len(query.texts) * served.rows <= KEPT_SCORES
+        return cls(query, served, selection, accepted, left_out, prior, deadline, keeps_words=keeps_words)
 
     def accepted_texts(self, row: int) -> list[str]:
         """The texts of the premises accepted for one text."""
@@ -159,15 +161,21 @@ class Call:
         A mask of a large corpus takes milliseconds.
         """
         selected = None if self.selection == ALL else await asyncio.to_thread(self.served.allowed, self.selection)
+        return lambda row: self.all_but(row, selected)
 
-        def of_row(row: int) -> NDArray[np.bool_] | None:
-            if not self.left_out[row]:
-                return selected
-            mask = np.ones(self.served.rows, dtype=bool) if selected is None else selected.copy()
-            mask[self.left_out[row]] = False
-            return mask
+    def all_but(self, row: int, selected: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:
+        """The premises (rows,) `selected`, without those left out for one text."""
+        if not self.left_out[row]:
+            return selected
+        mask = np.ones(self.served.rows, dtype=bool) if selected is None else selected.copy()
+        mask[self.left_out[row]] = False
+        return mask
 
-        return of_row
+    def features(self, row: int, hits: SearchHits, allowed: NDArray[np.bool_] | None) -> NDArray[np.float64]:
+        """The features (DEPTH, len(FEATURES)) of the first hits of one text. It reads from disk."""
+        first = hits.first(DEPTH)
+        words = FirstWords(self.terms(row), first, self.lexical, allowed) if self.query.mode == "HYBRID" else None
+        return features_of(first, words, self.encoded[row], self.served.index.vectors[first.ordinals])
 
     def turned(
         self, vectors: NDArray[np.float32], ordinals: Sequence[Sequence[int]], share: float
@@ -348,19 +356,15 @@ class Retrieval:
     async def _fuse_with_words(self, call: Call, hits: list[SearchHits], *, pool: int, k: int) -> list[SearchHits]:
         """Combines the best by vectors with the pool of the best by words."""
         lexical, allowed, query = call.lexical, await call.allowed(), call.query
-        comes_again = query.negative_feedback and len(query.texts) * call.served.rows <= KEPT_SCORES
-
-        def words_of(row: int) -> tuple[NDArray[np.float32], SearchHits]:
-            if row in call.words:
-                return call.words.pop(row)
-            scores = lexical.scores(call.terms(row))
-            found = scores, best(scores, pool, allowed(row))
-            if comes_again:
-                call.words[row] = found
-            return found
 
         def work(row: int) -> SearchHits:
-            scores, by_words = words_of(row)
+            found = call.words.get(row)
+            if found is None:
+                scores = lexical.scores(call.terms(row))
+                found = scores, best(scores, pool, allowed(row))
+                if call.keeps_words:
+                    call.words[row] = found
+            scores, by_words = found
 
             def cosines_of(added: NDArray[np.int64]) -> NDArray[np.float32]:
                 return exact_scores(call.served.index.vectors[added], call.vectors[row].astype(np.float64))
@@ -390,14 +394,10 @@ class Retrieval:
 
     async def _order_by_features(self, call: Call, hits: list[SearchHits], *, k: int) -> list[SearchHits]:
         """Orders the best premises anew by the weighted sum of their features."""
-        allowed, query = await call.allowed(), call.query
-        lexical = call.lexical if query.mode == "HYBRID" else None
+        allowed, weights = await call.allowed(), call.query.features
 
         def work(row: int) -> SearchHits:
-            first = hits[row].first(DEPTH)
-            words = None if lexical is None else FirstWords(call.terms(row), first, lexical, allowed(row))
-            found = features_of(first, words, call.encoded[row], call.served.index.vectors[first.ordinals])
-            return order_by(hits[row], found, query.features, k)
+            return order_by(hits[row], call.features(row, hits[row], allowed(row)), weights, k)
 
         return await self._in_executor(call, work)
 

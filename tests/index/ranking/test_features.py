@@ -98,7 +98,7 @@ def test_the_weights_found_are_those_of_the_highest_likelihood() -> None:
     hidden = np.linspace(-1, 1, len(FEATURES))
     gold = np.zeros((60, 8), bool)
     gold[np.arange(60), (rows @ hidden + GENERATOR.gumbel(size=(60, 8))).argmax(axis=1)] = True
-    found = fit(list(rows), list(gold))
+    found = fit(list(zip(rows, gold, strict=True)))
     weights = np.array([found[name] for name in FEATURES])
     assert np.corrcoef(weights, hidden)[0, 1] > 0.9
 
@@ -143,6 +143,6 @@ def test_a_follower_as_good_as_the_least_stays_behind_what_is_ordered_anew() -> 
 def test_weights_of_some_features_are_fitted_without_the_others() -> None:
     rows = GENERATOR.normal(size=(40, 8, len(FEATURES)))
     gold = rows[..., FEATURES.index("rank")] == rows[..., FEATURES.index("rank")].max(axis=1, keepdims=True)
-    found = fit(list(rows), list(gold), VECTOR_FEATURES)
+    found = fit(list(zip(rows, gold, strict=True)), VECTOR_FEATURES)
     assert tuple(found) == VECTOR_FEATURES
     assert found["rank"] > 10 * abs(found["first"])

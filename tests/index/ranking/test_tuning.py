@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,9 @@ import pytest
 from aeenc import Fusion
 from aeenc.errors import FailedPrecondition
 from aeenc.v1 import encoder_pb2
-from services.index.ranking.fusion import Prior, order_by
-from services.index.values import VECTOR_FEATURES, Explanation, SearchHits
+from services.index.ranking.fusion import Prior
+from services.index.ranking.retrieval import Call, Retrieval
+from services.index.values import FEATURES, VECTOR_FEATURES, Explanation, SearchHits
 from services.tuning import retrieval as tuning
 from services.tuning.out_of_fold import RERANKED, HeldOut, OutOfFold, Weights, drawn, reranked
 from services.tuning.retrieval import (
@@ -37,6 +39,7 @@ EXPLAINED = [
     ("a nail of iron sticks to a magnet", ["f1", "f2"]),
     ("frogs hunt insects", ["f8"]),
 ]
+PREMISES = np.array([vector_of(text) for text in FACTS], np.float32)
 TEXTS = ["metal conducts electricity and heat", FACTS[0], "frogs"]
 
 
@@ -51,8 +54,7 @@ def _folds(number: int) -> list[HeldOut]:
 
 
 def _measured(folds: int = 1) -> OutOfFold:
-    premises = np.array([vector_of(text) for text in FACTS], np.float32)
-    return OutOfFold(FACTS, premises, _folds(folds))
+    return OutOfFold(FACTS, PREMISES, _folds(folds))
 
 
 @pytest.mark.parametrize(
@@ -74,36 +76,53 @@ async def test_what_is_tuned_is_what_retrieve_answers(index, weights: Weights) -
         assert [hit.id for hit in hits] == [f"f{n}" for n in ranked.ordinals]
 
 
-async def test_what_is_learned_is_what_retrieve_orders_by(index) -> None:
+@pytest.mark.parametrize(
+    ("mode", "weights", "names"),
+    [
+        ("hybrid", Weights(0.3, 0.4, 0.5), FEATURES),
+        ("hybrid", Weights(), FEATURES),
+        ("dense", Weights(), VECTOR_FEATURES),
+        ("dense", Weights(prior=0.4, negative_feedback=0.5), VECTOR_FEATURES),
+    ],
+)
+async def test_what_is_learned_is_what_retrieve_orders_by(index, mode, weights: Weights, names) -> None:
+    """Each fold by weights of the other two: Retrieve is asked for its queries with those."""
     await index.client.build("science", facts())
     await index.client.put_explanations("science", EXPLAINED)
-    weights, measured = Weights(0.3, 0.4, 0.5), _measured(3)
-    features = measured.learn(weights).features
-    answered = await index.client.retrieve(
-        "science",
-        TEXTS,
-        k=4,
-        mode="hybrid",
-        fusion=Fusion(lexical_weight=weights.lexical_weight, features=features),
-        prior=weights.prior,
-        negative_feedback=weights.negative_feedback,
-    )
-    for hits, own in zip(answered.results, measured.examples(weights), strict=True):
-        ordered = order_by(own.hits, own.features, features, 4)
-        assert [hit.id for hit in hits] == [f"f{n}" for n in ordered.ordinals]
-        np.testing.assert_allclose([hit.score for hit in hits], ordered.scores, atol=1e-5)
+    learned = _measured(3).learn(weights, names)
+    assert tuple(learned.features) == names
+    ranked = iter(learned.rankings)
+    for n, fold in enumerate(_folds(3)):
+        others = OutOfFold(FACTS, PREMISES, [one for at, one in enumerate(_folds(3)) if at != n])
+        answered = await index.client.retrieve(
+            "science",
+            fold.texts,
+            k=len(FACTS),
+            mode=mode,
+            fusion=Fusion(lexical_weight=weights.lexical_weight, features=others.learn(weights, names).features),
+            prior=weights.prior,
+            negative_feedback=weights.negative_feedback,
+        )
+        for hits, found in zip(answered.results, ranked, strict=False):
+            assert [hit.id for hit in hits] == [f"f{one}" for one in found.ordinals]
+            np.testing.assert_allclose([hit.score for hit in hits], found.scores, atol=1e-5)
 
 
-async def test_what_is_learned_of_vectors_alone_is_what_mode_dense_orders_by(index) -> None:
-    await index.client.build("science", facts())
-    measured = _measured(3)
-    features = measured.learn(Weights(), VECTOR_FEATURES).features
-    assert tuple(features) == VECTOR_FEATURES
-    answered = await index.client.retrieve("science", TEXTS, k=4, fusion=Fusion(features=features))
-    for hits, own in zip(answered.results, measured.examples(Weights(), with_words=False), strict=True):
-        ordered = order_by(own.hits, own.features, features, 4)
-        assert [hit.id for hit in hits] == [f"f{n}" for n in ordered.ordinals]
-        np.testing.assert_allclose([hit.score for hit in hits], ordered.scores, atol=1e-5)
+def test_a_stage_that_only_long_texts_feel_is_felt_in_tuning_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def turned(_: Retrieval, call: Call, hits: list[SearchHits]) -> list[SearchHits]:
+        return [
+            SearchHits(found.ordinals[::-1], found.scores) if len(text.split()) > 20 else found
+            for text, found in zip(call.query.texts, hits, strict=True)
+        ]
+
+    texts = ["frogs", " ".join(["metal conducts electricity and heat"] * 5)]
+    vectors = np.array([vector_of(text, encoder_pb2.ROLE_QUERY) for text in texts], np.float32)
+    fold = HeldOut(texts, [[8], [1]], vectors, _folds(1)[0].prior)
+    measured = OutOfFold(FACTS, PREMISES, [fold])
+    before = [hits.ordinals.tolist() for hits in measured.rankings(Weights(0.3))]
+    stages = Retrieval.stages
+    monkeypatch.setattr(Retrieval, "stages", lambda self, query: [*stages(self, query), partial(turned, self)])
+    assert [hits.ordinals.tolist() for hits in measured.rankings(Weights(0.3))] == [before[0], before[1][::-1]]
 
 
 async def test_what_is_re_ranked_is_what_retrieve_re_ranks(index, encoder) -> None:
@@ -169,7 +188,7 @@ def test_each_fold_is_scored_by_the_cross_encoder_that_has_not_seen_it(monkeypat
     stubs = {"train_without": train, "held_out_of": held_out, "pair_scores": scored}
     for stub, by in stubs.items():
         monkeypatch.setattr(tuning, stub, by)
-    monkeypatch.setattr(tuning, "encoded", lambda *_, **__: np.array([vector_of(text) for text in FACTS], np.float32))
+    monkeypatch.setattr(tuning, "encoded", lambda *_, **__: PREMISES)
     client: Any = SimpleNamespace(trainer=SimpleNamespace(info=lambda: SimpleNamespace(default_space_id="s")))
     reports: list[tuple[int, int, str]] = []
     asked = Asked("hybrid", {"epochs": 2}, trials=3, queries=0, seed=5, cross_epochs=4)
@@ -223,7 +242,7 @@ def test_drawn_queries_keep_their_gold_and_their_fold() -> None:
     some = drawn(whole, 2, seed=1)
     assert sum(len(fold.texts) for fold in some) == 2
     for fold, part in zip(whole, some, strict=True):
-        for text, gold, vector in part:
+        for text, gold, vector in zip(part.texts, part.gold, part.vectors, strict=True):
             at = list(fold.texts).index(text)
             assert gold == fold.gold[at]
             np.testing.assert_array_equal(vector, fold.vectors[at])
@@ -241,8 +260,8 @@ def test_the_weights_found_are_never_worse_than_those_it_begins_with() -> None:
     pytest.importorskip("optuna")
     value = _peaked_at(Weights(0.15, 0.07))  # where PUBLISHED is
     found = tune(value, trials=3, seed=0)
-    assert found.value == found.published == value(PUBLISHED) == 1
-    assert found.alone == value(Weights())
+    assert value(found) == value(PUBLISHED) == 1
+    assert tune(_peaked_at(Weights()), trials=2, seed=0) == Weights()
     assert tune(value, trials=5, seed=1) == tune(value, trials=5, seed=1)
 
 
@@ -256,8 +275,8 @@ def test_without_words_no_prior_is_tried_either() -> None:
 
     found = tune(value, trials=20, seed=0, lexical=0)
     assert {(one.lexical_weight, one.prior) for one in tried} == {(0.0, 0.0)}
-    assert found.published == value(Weights(negative_feedback=PUBLISHED.negative_feedback))
-    assert found.weights.negative_feedback > PUBLISHED.negative_feedback
+    assert tried[:2] == [Weights(), Weights(negative_feedback=PUBLISHED.negative_feedback)]
+    assert found.negative_feedback > PUBLISHED.negative_feedback
 
 
 def test_the_options_that_are_told_are_those_of_the_best_way() -> None:
