@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from itertools import accumulate
 from typing import Any, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -22,6 +23,8 @@ E = TypeVar("E", bound=int)
 T = TypeVar("T")
 P = TypeVar("P")
 M = TypeVar("M", bound=Message)
+PAGE = 100
+READ = 64  # items of a page that are read at once, of a READth of an answer's bytes
 ENVELOPE_BYTES = 512  # of a page beside its items, and more than its token takes
 
 _NAMING = {"corpus", "generation", "label", "version", "annotator"}
@@ -100,22 +103,37 @@ def to_duration(seconds: float) -> Duration:
 
 
 async def page_within(
-    limit_bytes: int, page_size: int, read: Callable[[int], Awaitable[tuple[Sequence[T], P]]], convert: Callable[[T], M]
+    limit_bytes: int,
+    most: int,
+    page_size: int,
+    behind: P,
+    read: Callable[[int, P], Awaitable[tuple[Sequence[T], P]]],
+    convert: Callable[[T], M],
 ) -> tuple[list[M], P]:
     """Returns a page of messages that one answer holds, and the place behind it. One item is never too large.
 
-    `read` returns at most so many items as it is given (0: its own default), and the place behind them. A page of items
-    that are too large together is read again, as far as they fit.
+    `read` returns at most so many items behind a place, and the place behind them, which is falsy at the end. It is
+    asked for few at once, by their sizes, so that the memory holds little beside the page. Size 0: PAGE.
     """
-    found, behind = await read(page_size)
     page: list[M] = []
-    room = limit_bytes - ENVELOPE_BYTES
-    for item in found:
-        message = convert(item)
-        room -= message.ByteSize() + FIELD_BYTES
-        if room < 0 and page:
-            return await page_within(limit_bytes, len(page), read, convert)
-        page.append(message)
+    left, count, room = min(page_size or PAGE, most), 1, limit_bytes - ENVELOPE_BYTES
+    while left:
+        begin = behind
+        found, behind = await read(count, begin)
+        left -= count
+        messages = [convert(item) for item in found]
+        sizes = [message.ByteSize() + FIELD_BYTES for message in messages]
+        fitting = sum(size <= room for size in accumulate(sizes))
+        if fitting < len(found) and page and not fitting:
+            return page, begin
+        if fitting < len(found):
+            found, behind = await read(fitting or 1, begin)
+            return [*page, *map(convert, found)], behind
+        page += messages
+        room -= sum(sizes)
+        if not behind:
+            break
+        count = min(2 * count, READ, left, max(1, limit_bytes // READ // max(sizes, default=1)))
     return page, behind
 
 

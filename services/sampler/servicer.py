@@ -22,13 +22,15 @@ from services.sampler.people.queue import TaskQueue, Wanted
 from services.sampler.people.review import Review
 from services.sampler.people.tasks import moment_of
 
+MAX_PAGE = 500  # of people's tasks and changes
+
 
 class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
     """Converts, delegates, converts back."""
 
     def __init__(self, sampling: Sampling, server: GrpcServer) -> None:
         self._sampling, self._server = sampling, server
-        self._page = partial(page_within, sampling.limits.message_bytes)
+        self._page = partial(page_within, sampling.limits.message_bytes, sampling.limits.items)
 
     async def StartRun(
         self, request_iterator: AsyncIterator[sampler_pb2.StartRunRequest], context: Any
@@ -40,10 +42,10 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
         return sampler_pb2.GetRunResponse(run=convert.to_run(await self._sampling.get(request.run_id)))
 
     async def ListRuns(self, request: sampler_pb2.ListRunsRequest, context: Any) -> sampler_pb2.ListRunsResponse:
-        runs, token = await self._page(
-            request.page_size, lambda size: self._sampling.runs(size, request.page_token), convert.to_run
+        runs, position = await self._page(
+            request.page_size, position_of(request.page_token), self._sampling.runs, convert.to_run
         )
-        return sampler_pb2.ListRunsResponse(runs=runs, next_page_token=token)
+        return sampler_pb2.ListRunsResponse(runs=runs, next_page_token=str(position or ""))
 
     async def WatchRun(
         self, request: sampler_pb2.WatchRunRequest, context: Any
@@ -61,12 +63,13 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
 
     async def ListPairs(self, request: sampler_pb2.ListPairsRequest, context: Any) -> sampler_pb2.ListPairsResponse:
         sign = convert.from_sign(request.sign)
-        pairs, token = await self._page(
+        pairs, position = await self._page(
             request.page_size,
-            lambda size: self._sampling.pairs(request.run_id, size, request.page_token, sign),
+            position_of(request.page_token),
+            lambda size, after: self._sampling.pairs(request.run_id, size, after, sign),
             convert.to_pair,
         )
-        return sampler_pb2.ListPairsResponse(pairs=pairs, next_page_token=token)
+        return sampler_pb2.ListPairsResponse(pairs=pairs, next_page_token=str(position or ""))
 
     async def ImportPairs(
         self, request: sampler_pb2.ImportPairsRequest, context: Any
@@ -101,7 +104,7 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
     def __init__(self, queue: TaskQueue, review: Review, overview: Overview, limits: Limits) -> None:
         self._queue, self._review, self._overview = queue, review, overview
         self._limit_bytes = limits.message_bytes
-        self._page = partial(page_within, limits.message_bytes)
+        self._page = partial(page_within, limits.message_bytes, MAX_PAGE)
 
     async def LeaseTask(self, request: people_pb2.LeaseTaskRequest, context: Any) -> people_pb2.LeaseTaskResponse:
         wanted = Wanted(request.run_id, request.queue, request.hypothesis_id, request.task_id)
@@ -168,10 +171,10 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
         return people_pb2.RetrieveAgainResponse(model_version=run.version, task_ids=tasks)
 
     async def ListChanges(self, request: people_pb2.ListChangesRequest, context: Any) -> people_pb2.ListChangesResponse:
-        after = position_of(request.page_token)
         changes, position = await self._page(
             request.page_size,
-            lambda size: self._review.changes(request.run_id, request.task_id, after, size),
+            position_of(request.page_token),
+            lambda size, after: self._review.changes(request.run_id, request.task_id, after, size),
             TaskEvent.to_message,
         )
         return people_pb2.ListChangesResponse(changes=changes, next_page_token=str(position or ""))
@@ -202,7 +205,8 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
             mine = caller().person(request.answered_by, "answered_by")
             tasks, position = await self._page(
                 request.page_size,
-                lambda size: self._overview.answers(request.run_id, mine, position, size),
+                position,
+                lambda size, before: self._overview.answers(request.run_id, mine, before, size),
                 lambda record: convert.to_judged_task(record, only=mine),
             )
             return people_pb2.ListTasksResponse(tasks=tasks, next_page_token=str(position or ""))
@@ -210,7 +214,8 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
         viewer = caller().person(request.annotator, "annotator") if blind else person_name(request.annotator)
         tasks, position = await self._page(
             request.page_size,
-            lambda size: self._review.tasks(request.run_id, state, position, size),
+            position,
+            lambda size, after: self._review.tasks(request.run_id, state, after, size),
             lambda record: convert.to_judged_task(record, only=record.hidden_from(viewer)),
         )
         return people_pb2.ListTasksResponse(tasks=tasks, next_page_token=str(position or ""))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from aeenc.v1 import registry_pb2, registry_pb2_grpc, trainer_pb2, trainer_pb2_grpc
-from services.kit.convert import page_within, to_timestamp
+from services.kit.convert import page_within, position_of, to_timestamp
 from services.kit.server import GrpcServer, to_service_info
 from services.trainer import convert
 from services.trainer.convert import from_evaluate_requests, to_report
 from services.trainer.evaluation.evaluator import MAX_BYTES, MAX_QUERIES, Evaluator
 from services.trainer.jobs.garbage import Collection, Deletion
-from services.trainer.jobs.training_jobs import PAGE, TrainingJobs
+from services.trainer.jobs.training_jobs import TrainingJobs
 from services.trainer.registry.checkpoints import Checkpoints
 from services.trainer.registry.child import Device
 from services.trainer.registry.operator_models import PretrainedSpace
@@ -35,6 +36,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
     ) -> None:
         self._server, self._jobs, self._evaluator = server, jobs, evaluator
         self._checkpoints, self._space, self._tandems, self._device = checkpoints, space, tandems, device
+        self._page = partial(page_within, jobs.limits.message_bytes, jobs.limits.items)
 
     async def StartJob(self, request: trainer_pb2.StartJobRequest, context: Any) -> trainer_pb2.StartJobResponse:
         job, existed = await self._jobs.start(*convert.from_config(request.config))
@@ -44,13 +46,10 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         return trainer_pb2.GetJobResponse(job=convert.to_job(await self._jobs.get(request.job_id)))
 
     async def ListJobs(self, request: trainer_pb2.ListJobsRequest, context: Any) -> trainer_pb2.ListJobsResponse:
-        jobs, token = await page_within(
-            self._jobs.limits.message_bytes,
-            request.page_size,
-            lambda size: self._jobs.page(size, request.page_token),
-            convert.to_job,
+        jobs, position = await self._page(
+            request.page_size, position_of(request.page_token), self._jobs.page, convert.to_job
         )
-        return trainer_pb2.ListJobsResponse(jobs=jobs, next_page_token=token)
+        return trainer_pb2.ListJobsResponse(jobs=jobs, next_page_token=str(position or ""))
 
     async def WatchJob(
         self, request: trainer_pb2.WatchJobRequest, context: Any
@@ -75,13 +74,12 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
     async def ListCheckpoints(
         self, request: trainer_pb2.ListCheckpointsRequest, context: Any
     ) -> trainer_pb2.ListCheckpointsResponse:
-        page_size = min(request.page_size or PAGE, self._jobs.limits.items)
         tandems = {tandem.version: tandem for tandem in await self._tandems.all()}
-        page, token = await page_within(
-            self._jobs.limits.message_bytes,
-            page_size,
-            lambda size: self._checkpoints.page(size, request.page_token),
-            lambda found: convert.to_checkpoint(*found, tandems.get(found[0].version)),
+        page, token = await self._page(
+            request.page_size,
+            request.page_token,
+            await self._checkpoints.pages(),
+            lambda found: convert.to_checkpoint(found[0], found[1], tandems.get(found[0].version)),
         )
         return trainer_pb2.ListCheckpointsResponse(checkpoints=page, next_page_token=token)
 

@@ -8,6 +8,7 @@ import pytest
 
 import aeenc
 from aeenc.v1 import sampler_pb2
+from services.store.redis import connect
 from support.worlds.sampler_world import SamplerWorld, finish, pair_set, small_world
 
 
@@ -30,6 +31,18 @@ def by_wave_nodes(world: SamplerWorld) -> Callable[..., Awaitable[list[tuple[sam
         return found
 
     return runs
+
+
+@pytest.fixture
+async def sent_by_redis(redis_url: str) -> AsyncIterator[Callable[[], Awaitable[int]]]:
+    """How many bytes Redis has sent so far: what a service has had in its memory to answer a call."""
+    redis = connect(redis_url)
+
+    async def sent() -> int:
+        return int((await redis.info("stats"))["total_net_output_bytes"])
+
+    yield sent
+    await redis.aclose()
 
 
 @pytest.fixture

@@ -24,10 +24,10 @@ from services.kit.settings import ServiceSettings
 from services.sampler.convert import START_BYTES
 from services.sampler.oracles.statements import MAX_ADDED, MAX_ALTERNATIVES, MAX_WRITTEN
 from services.sampler.people.queue import MAX_TASKS
-from services.sampler.people.review import MAX_PAGE
 from services.sampler.people.steps import MAX_HELD_S
 from services.sampler.people.task_store import EVENTS_KEPT as TASK_EVENTS
 from services.sampler.records.run_store import EVENTS_KEPT
+from services.sampler.servicer import MAX_PAGE
 from services.sampler.settings import SamplerSettings
 from services.store.requests import REQUEST_TTL_S
 from services.trainer.evaluation.evaluator import MAX_BYTES, MAX_QUERIES, MAX_RANKED, MAX_WAITING, RANK_BYTES

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from functools import partial
 
 from aeenc import errors
-from services.kit.convert import position_of
 from services.kit.limits import Limits, check_k, check_texts
 from services.kit.tracing import traceparent
 from services.sampler.execution import tree_export
@@ -26,8 +25,7 @@ from services.sampler.records.runs import Hypothesis, Pair, PairSign, Run, RunCo
 from services.store.life_cycles import LIVE, State
 from services.store.requests import Request
 
-PAGE = 100
-EXPORT_TREES = 100
+EXPORT_TREES = 16
 MAX_NAME = 1024  # characters of an imported pair's ids, names and reason
 _ORIGINS = ("node_id", "model_version", "generation", "oracle", "annotator")
 _NAMES = {"premise_id": "premise_id", "reason": "reason", **{name: f"provenance.{name}" for name in _ORIGINS}}
@@ -107,11 +105,9 @@ class Sampling:
         """A run. Raises NotFound."""
         return await self._store.get(run_id)
 
-    async def runs(self, page_size: int, page_token: str) -> tuple[list[Run], str]:
-        """A page of runs, newest first, and the token of the next."""
-        before = position_of(page_token)
-        runs, after = await self._store.page(min(page_size or PAGE, self.limits.items), before)
-        return runs, str(after or "")
+    async def runs(self, limit: int, before: int) -> tuple[list[Run], int]:
+        """At most `limit` runs older than number `before` (0: the newest), and the next `before` (0: none)."""
+        return await self._store.page(limit, before)
 
     def watch(self, run_id: str, from_seq: int) -> AsyncIterator[RunEvent]:
         """The events of a run from a sequence number on, until it has ended. Raises NotFound."""
@@ -151,15 +147,10 @@ class Sampling:
         self._runner.wake()
         return run
 
-    async def pairs(
-        self, run_id: str, page_size: int, page_token: str, sign: PairSign | None
-    ) -> tuple[list[Pair], str]:
-        """A page of a run's pairs in the order they were recorded, and the token of the next."""
-        after = position_of(page_token)
+    async def pairs(self, run_id: str, limit: int, after: int, sign: PairSign | None) -> tuple[list[Pair], int]:
+        """At most `limit` pairs of a run after a position of its log, and the position to go on from (0: the end)."""
         run = await self._store.get(run_id)
-        size = min(page_size or PAGE, self.limits.items)
-        found, position = await self._log.page(run_id, after, size, sign, partial(self._filtered, run))
-        return found, str(position or "")
+        return await self._log.page(run_id, after, limit, sign, partial(self._filtered, run))
 
     async def _filtered(self, run: Run, pairs: list[Pair]) -> list[Pair]:
         """Pairs as the run's rules have them by what is known of their queries now: left out, skipped, or as they are.

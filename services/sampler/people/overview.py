@@ -25,15 +25,13 @@ from aeenc.values.reading import EPOCH
 from services.sampler.acs.algorithm import ROOT, Known, Node, Statement, Tree
 from services.sampler.people.controls import ControlItems
 from services.sampler.people.task_store import TaskStore
-from services.sampler.people.tasks import TaskRecord, check_annotator, explaining
+from services.sampler.people.tasks import TASKS_READ, TaskRecord, check_annotator, explaining
 from services.sampler.records.node_store import NodeStore
 from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Run
 from services.sampler.settings import QueueSettings
 from services.store.formats import NewerFormat
 
-PAGE = 100
-MAX_PAGE = 500
 WATCH_WAIT_MS = 1000
 _CHANGES_OTHERS = {"QUEUED", "SETTLED", "WITHDRAWN"}  # events after which a tree may have other tasks
 
@@ -58,15 +56,18 @@ class Overview:
         await self._runs.get(run_id)
         tree = await self._nodes.tree_of(run_id, hypothesis_id)
         hanging = [node for node in tree.nodes if node.ordinal in tree.results or node.ordinal not in tree.cut]
-        ids = await self._tasks.asking(run_id, [node.text for node in hanging])
-        found, at = await self._tasks.read_many(run_id, sorted({one for one in ids if one}))
-        by_id = {record.task.task_id: record for record in found}
-        alone = [node.text for node, one in zip(hanging, ids, strict=True) if one not in by_id]
-        known = dict(zip(alone, await self._nodes.answers(run_id, alone), strict=True))
-        nodes = [
-            _node(tree, node, by_id.get(one), known.get(node.text, Known()), at)
-            for node, one in zip(hanging, ids, strict=True)
-        ]
+        nodes: list[TreeNode] = []
+        for start in range(0, len(hanging), TASKS_READ):
+            some = hanging[start : start + TASKS_READ]
+            ids = await self._tasks.asking(run_id, [node.text for node in some])
+            found, at = await self._tasks.read_many(run_id, sorted({one for one in ids if one}))
+            by_id = {record.task.task_id: record for record in found}
+            alone = [node.text for node, one in zip(some, ids, strict=True) if one not in by_id]
+            known = dict(zip(alone, await self._nodes.answers(run_id, alone), strict=True))
+            nodes += [
+                _node(tree, node, by_id.get(one), known.get(node.text, Known()), at)
+                for node, one in zip(some, ids, strict=True)
+            ]
         nodes.sort(key=lambda now: now.depth)  # a tree that has grown has its last nodes higher up
         return TreeState(
             run_id=run_id,
@@ -118,7 +119,7 @@ class Overview:
         await self._runs.get(run_id)
         count = await self._tasks.answered(run_id, annotator)
         end = min(before - 1, count) if before else count
-        start = max(0, end - min(limit or PAGE, MAX_PAGE))
+        start = max(0, end - limit)
         ids = await self._tasks.answered_by(run_id, annotator, start, end - 1) if end else []
         found, _ = await self._tasks.read_many(run_id, ids[::-1])
         return [record for record in found if not record.control], start + 1 if start else 0

@@ -11,8 +11,8 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence, Set
 from dataclasses import replace
-from datetime import timedelta
-from typing import Protocol
+from datetime import datetime, timedelta
+from typing import NamedTuple, Protocol
 
 from aeenc import errors
 from aeenc.values import Agreement, AnnotatorReport, Answer, Judgement, TaskEvent, TaskState
@@ -26,7 +26,7 @@ from services.sampler.people.decisions import SentAnswer, corrections
 from services.sampler.people.queue import TaskQueue, Wanted
 from services.sampler.people.task_store import HOUR_S, TaskStore
 from services.sampler.people.tasks import (
-    TaskAnswer,
+    TASKS_READ,
     TaskRecord,
     accepts,
     check_annotator,
@@ -42,8 +42,6 @@ from services.store.life_cycles import digest
 
 log = get(__name__)
 
-PAGE = 100
-MAX_PAGE = 500
 WATCH_WAIT_MS = 1000
 REPAIR_S = 5.0  # between two looks for changes whose pairs are due
 REPAIR_AFTER_S = 10.0  # the call that made a change adds its pairs within this time, or was cut off
@@ -205,10 +203,9 @@ class Review:
     async def changes(self, run_id: str, task_id: str, after: int, limit: int) -> tuple[list[TaskEvent], int]:
         """A page of the verdict log of a run, and the position to go on from (0: that was all)."""
         await self._runs.get(run_id)
-        size = min(limit or PAGE, MAX_PAGE)
-        found = await self._tasks.verdict_log(run_id, after, size)
+        found = await self._tasks.verdict_log(run_id, after, limit)
         shown = [one for one in found if not task_id or one.task_id == task_id]
-        return shown, found[-1].seq if len(found) == size else 0
+        return shown, found[-1].seq if len(found) == limit else 0
 
     async def _await_commit(self, run: Run, record: TaskRecord) -> None:
         """Raises until the run has recorded the node: a pair that replaces another must follow it in the log."""
@@ -260,27 +257,29 @@ class Review:
     async def tasks(self, run_id: str, state: TaskState | None, after: int, limit: int) -> tuple[list[TaskRecord], int]:
         """A page of a run's tasks without its control items, and the position to go on from (0: that was all)."""
         await self._runs.get(run_id)
-        size = min(limit or PAGE, MAX_PAGE)
-        ids = await self._tasks.task_ids(run_id, after, size)
+        ids = await self._tasks.task_ids(run_id, after, limit)
         found, _ = await self._tasks.read_many(run_id, ids)
         shown = [record for record in found if not record.control and (state is None or record.state is state)]
-        return shown, after + size if len(ids) == size else 0
+        return shown, after + limit if len(ids) == limit else 0
 
     async def agreement(self, run_id: str) -> Agreement:
         """The agreement of a run's annotators, a report on each, and on its control items, those done worst first."""
         await self._runs.get(run_id)
         ratings: list[Mapping[str, bool]] = []
         edges: list[Mapping[str, Set[str]]] = []
-        people: dict[str, list[tuple[TaskRecord, TaskAnswer]]] = defaultdict(list)
+        people: dict[str, list[_Given]] = defaultdict(list)
         items: dict[tuple[str, frozenset[str]], list[TaskRecord]] = defaultdict(list)
         position, at = 0, 0.0
-        while ids := await self._tasks.task_ids(run_id, position, PAGE):
+        while ids := await self._tasks.task_ids(run_id, position, TASKS_READ):
             position += len(ids)
             found, at = await self._tasks.read_many(run_id, ids)
             for record in found:
                 said = {given.annotator: given.own_verdicts for given in record.answers}
                 for given in record.answers:
-                    people[given.annotator].append((record, given))
+                    right, judged = right_and_judged(record, given.own_verdicts) if record.control else (0, 0)
+                    people[given.annotator].append(
+                        _Given(given.answer.at, given.answer.late, given.elapsed_s, right, judged)
+                    )
                 if not record.control:
                     ratings += [
                         {name: accepts(one[asked.id]) for name, one in said.items() if decides(one[asked.id])}
@@ -319,16 +318,25 @@ class Review:
                 return
 
 
-def _report(name: str, given: Sequence[tuple[TaskRecord, TaskAnswer]], at: float) -> AnnotatorReport:
-    controls = [right_and_judged(record, one.own_verdicts) for record, one in given if record.control]
+class _Given(NamedTuple):
+    """What the report on a person needs of an answer: when, whether late, in what time; the right ones of a control."""
+
+    at: datetime
+    late: bool
+    elapsed_s: float
+    right: int
+    judged: int
+
+
+def _report(name: str, given: Sequence[_Given], at: float) -> AnnotatorReport:
     return AnnotatorReport(
         annotator=name,
         answers=len(given),
-        late=sum(one.answer.late for _, one in given),
-        control_verdicts=sum(judged for _, judged in controls),
-        control_correct=sum(right for right, _ in controls),
-        mean_elapsed=timedelta(seconds=sum(one.elapsed_s for _, one in given) / len(given)),
-        answers_hour=sum(one.answer.at > moment_of(at - HOUR_S) for _, one in given),
+        late=sum(one.late for one in given),
+        control_verdicts=sum(one.judged for one in given),
+        control_correct=sum(one.right for one in given),
+        mean_elapsed=timedelta(seconds=sum(one.elapsed_s for one in given) / len(given)),
+        answers_hour=sum(one.at > moment_of(at - HOUR_S) for one in given),
     )
 
 

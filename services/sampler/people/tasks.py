@@ -23,6 +23,7 @@ from services.store.formats import check_format, unknown_fields
 
 FORMAT_VERSION = 1
 
+TASKS_READ = 8  # at once by who reads all of a run or a tree: one may fill an answer
 Policy = Literal["majority", "adjudicate"]
 Ending = Literal["", "ANSWERED", "RELEASED", "EXPIRED", "MOOT"]
 Verdicts = dict[str, Verdict]

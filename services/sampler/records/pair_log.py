@@ -21,8 +21,8 @@ from services.store.redis import Script, unavailable_if_down
 
 Reader = Callable[[list[Pair]], Awaitable[list[Pair]]]
 
-READ = 1024
-READS = 32
+READ = 16
+READS = 128
 CHUNK = 1000  # pairs of an import that are noted as added under one key; keys that are removed in one step
 ADDED = ":added:"
 IMPORT = "import "  # before the request id in the idempotency key of an import

@@ -13,7 +13,6 @@ from aeenc import errors
 from services.corpus.active import read_active
 from services.corpus.generation import open_generation
 from services.corpus.holds import GenerationHolds
-from services.kit.convert import position_of
 from services.kit.limits import Limits, check_texts
 from services.kit.tracing import traceparent
 from services.store.life_cycles import LIVE, State
@@ -26,8 +25,6 @@ from services.trainer.jobs.pair_sources import DataSets, SampledPairs
 from services.trainer.jobs.runner import JobRunner
 from services.trainer.jobs.store import JobStore
 from services.trainer.registry.checkpoints import CROSS_ENCODER, Checkpoints
-
-PAGE = 100
 
 Gold = tuple[str, Sequence[str]]
 
@@ -162,10 +159,9 @@ class TrainingJobs:
         """Returns a job. Raises NotFound."""
         return await self._store.get(job_id)
 
-    async def page(self, page_size: int, page_token: str) -> tuple[list[Job], str]:
-        """Lists a page of jobs, newest first, and the token of the next page."""
-        jobs, after = await self._store.page(min(page_size or PAGE, self.limits.items), position_of(page_token))
-        return jobs, str(after or "")
+    async def page(self, limit: int, before: int) -> tuple[list[Job], int]:
+        """Lists at most `limit` jobs older than number `before` (0: the newest), and the next `before` (0: none)."""
+        return await self._store.page(limit, before)
 
     def watch(self, job_id: str, from_seq: int) -> AsyncIterator[JobEvent]:
         """Yields the events of a job from a sequence number on, until the job has ended. Raises NotFound."""

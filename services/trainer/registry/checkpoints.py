@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal
 
 from aeenc.errors import AeencError, DataLoss, NotFound
@@ -74,15 +74,19 @@ class Checkpoints:
         rows = await self._registry.labels(space_id, readable=True)
         return tuple(dict.fromkeys(one for row in rows if row.name in SERVING for one in row.versions))
 
-    async def page(self, page_size: int, page_token: str) -> tuple[list[tuple[CheckpointRow, list[str]]], str]:
-        """Returns a page of the checkpoints with their labels, newest first, and the next token.
+    async def pages(self) -> Callable[[int, str], Awaitable[tuple[list[tuple[CheckpointRow, list[str]]], str]]]:
+        """Reads the checkpoints and labels; returns what cuts pages, newest first, by size and token.
 
-        Raises InvalidArgument for a malformed token.
+        That raises InvalidArgument for a malformed token.
         """
         rows = await self._registry.checkpoints(readable=True)
         labels = await self._registry.labels(readable=True)
-        page, token = page_newest_first(rows, lambda row: (row.created_at, row.version), page_size, page_token)
-        return [(row, [label.name for label in labels if row.version in label.versions]) for row in page], token
+
+        async def cut(size: int, token: str) -> tuple[list[tuple[CheckpointRow, list[str]]], str]:
+            page, token = page_newest_first(rows, lambda row: (row.created_at, row.version), size, token)
+            return [(row, [label.name for label in labels if row.version in label.versions]) for row in page], token
+
+        return cut
 
     async def files(self, versions: Sequence[str]) -> set[str]:
         """Returns the names of the files that all of these versions have. Cross-encoders compute from ONNX alone."""

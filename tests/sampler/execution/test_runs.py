@@ -130,10 +130,12 @@ async def test_runs_and_pairs_are_listed_page_by_page(world: SamplerWorld):
 
 
 @pytest.mark.parametrize("sign", [0, types_pb2.PAIR_SIGN_NEGATIVE])
-async def test_a_page_of_pairs_ends_before_it_is_too_large_for_a_message(world: SamplerWorld, sign: types_pb2.PairSign):
+async def test_a_page_of_pairs_ends_before_it_is_too_large_for_a_message(
+    world: SamplerWorld, sign: types_pb2.PairSign, sent_by_redis
+):
     most = 40_000
     signs = (types_pb2.PAIR_SIGN_POSITIVE, types_pb2.PAIR_SIGN_NEGATIVE)
-    pairs = [types_pb2.Pair(query=f"{n} " + "q" * 9_000, premise="p" * 100, sign=signs[n % 2]) for n in range(12)]
+    pairs = [types_pb2.Pair(query=f"{n} " + "q" * 9_000, premise="p" * 100, sign=signs[n % 2]) for n in range(30)]
     pairs.append(types_pb2.Pair(query="q" * 16_000, premise="p" * 16_000, sign=types_pb2.PAIR_SIGN_NEGATIVE))
     async with world.sampler(message_bytes=most) as client:
         run_id = ""
@@ -142,8 +144,10 @@ async def test_a_page_of_pairs_ends_before_it_is_too_large_for_a_message(world: 
         seqs, token = [], ""
         while True:
             request = sampler_pb2.ListPairsRequest(run_id=run_id, page_size=100, page_token=token, sign=sign)
+            before = await sent_by_redis()
             page = await client.channel.unary(client._stub.ListPairs, request)
             assert page.ByteSize() <= most
+            assert sign or await sent_by_redis() - before < 4 * most
             seqs += [pair.seq for pair in page.pairs]
             if not (token := page.next_page_token):
                 break

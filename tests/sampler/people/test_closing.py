@@ -112,8 +112,10 @@ async def test_an_unknown_task_is_not_closed(world: SamplerWorld):
             await people.close(run_id, "none", "chief")
 
 
-async def test_a_page_of_tasks_and_of_answers_ends_before_it_is_too_large_for_a_message(world: SamplerWorld):
-    most, count = 40_000, 6
+async def test_a_page_of_tasks_and_of_answers_ends_before_it_is_too_large_for_a_message(
+    world: SamplerWorld, sent_by_redis
+):
+    most, count = 40_000, 12
     world.index.suffix = " x" * 1_500
     async with at_work(world, count, changes={"message_bytes": most}) as (people, _, run_id):
         given = []
@@ -130,8 +132,10 @@ async def test_a_page_of_tasks_and_of_answers_ends_before_it_is_too_large_for_a_
             request = people_pb2.ListTasksRequest(run_id=run_id, page_size=100, **only)
             ids, pages = [], 0
             while not pages or request.page_token:
+                before = await sent_by_redis()
                 page = await people.channel.unary(people._stub.ListTasks, request)
                 assert page.ByteSize() <= most
+                assert await sent_by_redis() - before < 4 * most
                 ids += [task.task.task_id for task in page.tasks]
                 request.page_token, pages = page.next_page_token, pages + 1
             assert len(ids) == len(set(ids)) == count
