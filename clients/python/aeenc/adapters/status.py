@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from aeenc import values
-from aeenc.encoder import EncoderClient
 from aeenc.errors import AeencError
-from aeenc.index import IndexClient
-from aeenc.sampler import SamplerClient
-from aeenc.trainer import TrainerClient
-from aeenc.transport.channel import Channel
+from aeenc.transport.channel import Channel, Retry
 from aeenc.transport.targets import SERVICES, Targets
+from aeenc.v1 import (
+    encoder_pb2,
+    encoder_pb2_grpc,
+    index_pb2,
+    index_pb2_grpc,
+    sampler_pb2,
+    sampler_pb2_grpc,
+    trainer_pb2,
+    trainer_pb2_grpc,
+    types_pb2,
+)
 
 PATIENCE_S = 3.0
+AT_ONCE = Retry(away_s=0)  # who asks for the state is told at once that nothing answers
 ServiceReport = dict[str, Any] | AeencError
 
+# Messages are read as they are: the clients and their values would take most of a command's time to start.
 
-def encoder_dict(info: values.EncoderInfo) -> dict[str, Any]:
+
+def encoder_dict(info: encoder_pb2.EncoderServiceGetInfoResponse) -> dict[str, Any]:
     """Reads the encoder's versions, and its labels: those of its default space, and apart those of every other."""
     labels: dict[str, dict[str, str]] = {info.default_space_id: {}}
     for applied in info.labels:
@@ -35,28 +44,10 @@ def encoder_dict(info: values.EncoderInfo) -> dict[str, Any]:
     }
 
 
-def index_dict(info: values.IndexInfo, corpora: Iterable[values.CorpusInfo]) -> dict[str, Any]:
-    """Reads the index's corpora and their active generations."""
-    found = {one.corpus: {"generation": one.active.id, "premises": one.active.premises} for one in corpora}
-    return {**_service(info.service), "corpora": found}
-
-
-def sampler_dict(info: values.SamplerInfo) -> dict[str, Any]:
-    """Reads the sampler's oracles and runs."""
-    waiting = {run.run_id: run.reason for run in info.waiting_runs}
-    told = {"oracles": list(info.oracles), "active_runs": list(info.active_runs), "waiting_runs": waiting}
-    return {**_service(info.service), **told}
-
-
-def trainer_dict(info: values.TrainerInfo) -> dict[str, Any]:
-    """Reads the trainer's space, device and job."""
-    told = {"space_id": info.default_space_id, "device": info.device, "active_job": info.active_job}
-    return {**_service(info.service), **told}
-
-
-def _service(info: values.ServiceInfo) -> dict[str, Any]:
+def _service(info: types_pb2.ServiceInfo) -> dict[str, Any]:
+    name = types_pb2.ServiceState.DESCRIPTOR.values_by_number.get(info.state)
     return {
-        "state": info.state.name,
+        "state": name.name.removeprefix("SERVICE_STATE_") if name else f"UNKNOWN_{info.state}",
         "reason": info.state_reason,
         "instance": info.instance,
         "software": info.software_version,
@@ -64,20 +55,31 @@ def _service(info: values.ServiceInfo) -> dict[str, Any]:
 
 
 async def _encoder(channel: Channel) -> dict[str, Any]:
-    return encoder_dict(await EncoderClient(channel).info())
+    stub = encoder_pb2_grpc.EncoderServiceStub(channel.grpc)
+    return encoder_dict(await channel.unary(stub.GetInfo, encoder_pb2.EncoderServiceGetInfoRequest()))
 
 
 async def _index(channel: Channel) -> dict[str, Any]:
-    client = IndexClient(channel)
-    return index_dict(await client.info(), [one async for one in client.list_corpora()])
+    stub = index_pb2_grpc.IndexServiceStub(channel.grpc)
+    info = await channel.unary(stub.GetInfo, index_pb2.IndexServiceGetInfoRequest())
+    corpora = channel.pages(stub.ListCorpora, index_pb2.ListCorporaRequest(page_size=1000), "corpora")
+    found = {one.corpus: {"generation": one.active.id, "premises": one.active.premises} async for one in corpora}
+    return {**_service(info.service), "corpora": found}
 
 
 async def _sampler(channel: Channel) -> dict[str, Any]:
-    return sampler_dict(await SamplerClient(channel).info())
+    stub = sampler_pb2_grpc.SamplerServiceStub(channel.grpc)
+    info = await channel.unary(stub.GetInfo, sampler_pb2.SamplerServiceGetInfoRequest())
+    waiting = {run.run_id: run.reason for run in info.waiting_runs}
+    told = {"oracles": list(info.oracles), "active_runs": list(info.active_runs), "waiting_runs": waiting}
+    return {**_service(info.service), **told}
 
 
 async def _trainer(channel: Channel) -> dict[str, Any]:
-    return trainer_dict(await TrainerClient(channel).info())
+    stub = trainer_pb2_grpc.TrainerServiceStub(channel.grpc)
+    info = await channel.unary(stub.GetInfo, trainer_pb2.TrainerServiceGetInfoRequest())
+    told = {"space_id": info.default_space_id, "device": info.device, "active_job": info.active_job}
+    return {**_service(info.service), **told}
 
 
 _REPORTS = {"encoder": _encoder, "index": _index, "sampler": _sampler, "trainer": _trainer}
@@ -92,7 +94,7 @@ async def ask(targets: Targets) -> dict[str, ServiceReport]:
 
 async def _answer(targets: Targets, service: str) -> ServiceReport:
     try:
-        channel = targets.channel(service)
+        channel = targets.channel(service, retry=AT_ONCE)
         try:
             return await _REPORTS[service](channel)
         finally:

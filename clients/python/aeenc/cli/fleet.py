@@ -11,14 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
-from typing import Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
-from rich.console import Console, RenderableType
-from rich.live import Live
-from rich.table import Table
 
-from aeenc import Client, values
+from aeenc import values
 from aeenc.adapters.status import ServiceReport, ask, report_of
 from aeenc.cli.output import (
     EndedBadly,
@@ -34,6 +31,12 @@ from aeenc.cli.output import (
 from aeenc.cli.targets import client, targets_of
 from aeenc.errors import AeencError
 from aeenc.transport.targets import Targets
+
+if TYPE_CHECKING:  # a command waits for what it uses alone
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from aeenc import Client
 
 
 def _row(service: str, target: str, answer: ServiceReport) -> tuple[str, str, str, str]:
@@ -81,6 +84,9 @@ def _shown(targets: Targets, answers: Mapping[str, ServiceReport], title: str = 
 
 def _watch(output: Output, targets: Targets, every_s: float) -> NoReturn:
     """Shows the state again and again: in place on a terminal, otherwise one result after another."""
+    from rich.console import Console
+    from rich.live import Live
+
     console = Console(highlight=False)
     in_place = console.is_terminal and not output.as_json
     with Live(console=console, auto_refresh=False) if in_place else nullcontext() as live:
