@@ -165,6 +165,86 @@ async def test_an_empty_answer_is_asked_about_and_two_clicks_send_one(bench: Any
         assert [one.judgement.name for one in second.answers[0].verdicts] == ["DOES_NOT_EXPLAIN"] * 4
 
 
+@pytest.mark.parametrize(("size", "down"), [((1280, 1000), 0), ((390, 844), 0), ((640, 400), 9000)])
+async def test_a_second_press_on_submit_neither_judges_nor_answers_what_came_under_it(
+    bench: Any, size: tuple[int, int], down: int
+) -> None:
+    async with bench() as at:
+        run_id = await at.run(["hypothesis 0"], max_depth=0)
+        page = await at.window("ann")
+        await page.set_viewport_size({"width": size[0], "height": size[1]})
+        await shown(page, "hypothesis 0")
+        await page.locator(".gutter.seen").first.wait_for()
+        await page.evaluate(f"scrollTo(0, {down})")
+        box = await page.get_by_role("button", name="Submit").bounding_box()
+        spot = (box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        question = page.get_by_role("alertdialog", name="Nothing is accepted")
+        for _ in range(3):
+            await page.mouse.click(*spot)
+            await question.wait_for()
+            await page.wait_for_timeout(300)
+        assert await question.count() == 1
+        assert await page.locator('.candidates [aria-pressed="true"]').count() == 0
+        assert await judgements(at, run_id) == []
+
+
+async def test_the_question_keeps_the_focus_where_its_person_has_moved_it(bench: Any) -> None:
+    async with bench() as at:
+        run_id = await at.run(["hypothesis 0"], max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        await page.locator(".gutter.seen").nth(3).wait_for()
+        await page.keyboard.press("Control+Enter")
+        await page.get_by_role("alertdialog", name="Nothing is accepted").wait_for()
+        await page.wait_for_timeout(1200)  # before, a press was meant for what stood there
+        await page.keyboard.press("Tab")
+        await page.wait_for_timeout(1200)  # the page is drawn anew meanwhile
+        await page.keyboard.press("Enter")
+        await page.get_by_text("Submitted").wait_for()
+        assert await judgements(at, run_id) == ["DOES_NOT_EXPLAIN"] * 4
+
+
+async def test_no_row_moves_when_the_page_tells_what_became_of_the_last_answer(bench: Any) -> None:
+    async with bench(overlap=2) as at:
+        await at.run(["hypothesis 0", "hypothesis 1"], k=9, max_depth=0)
+        page = await at.window("ann")
+        await page.set_viewport_size({"width": 390, "height": 844})
+        await shown(page, "hypothesis 0")
+        free = asyncio.Event()
+
+        async def late(route: Any) -> None:
+            if "hypothesis 1" in await page.locator("h1").inner_text():  # before, the next task waits for the tree
+                await free.wait()
+            await route.continue_()
+
+        await page.route("**/tree?hypothesis=tree-0", late)
+        await page.keyboard.press("1")
+        await page.keyboard.press("Control+Enter")
+        await shown(page, "hypothesis 1")
+        await page.get_by_text("Submitted").wait_for()
+
+        async def tops() -> list[float]:
+            return [(await row.bounding_box())["y"] for row in await page.locator(ROWS).all()]
+
+        before = await tops()
+        free.set()
+        await page.get_by_text("One more person answers it").wait_for()
+        assert await tops() == before
+
+
+async def test_a_run_that_has_ended_holds_nobody(bench: Any) -> None:
+    async with bench() as at:
+        run_id = await at.run(["hypothesis 0"], max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        await at.run(["hypothesis 1"], max_depth=0)
+        await page.keyboard.press("1")
+        await at.sampler.cancel(run_id)
+        await page.keyboard.press("Control+Enter")
+        await shown(page, "hypothesis 1")
+        await page.get_by_role("alert").get_by_text("This run has ended and takes no answer any more").wait_for()
+
+
 @pytest.mark.parametrize(("width", "height"), [(390, 844), (1280, 800), (640, 400)])
 async def test_the_framed_row_is_wholly_in_sight_after_each_of_200_keys(bench: Any, width: int, height: int) -> None:
     async with bench() as at:

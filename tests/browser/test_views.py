@@ -57,6 +57,60 @@ async def test_nothing_of_one_run_stands_under_the_name_of_another(bench: Any) -
         assert await dispute.count() == 1, "a late answer has replaced it"
 
 
+async def test_a_late_answer_to_an_earlier_question_replaces_no_later_one(bench: Any) -> None:
+    async with bench(undo_s=0.0) as at:
+        runs = [await at.run([f"hypothesis {n}"], max_depth=0) for n in (0, 1)]
+        for run in runs:
+            [lease] = await at.people.lease("ann", run_id=run)
+            await at.people.submit(lease, [lease.task.candidates[0].premise.id])
+        await at.run(["hypothesis 2"], max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 2")
+        free = asyncio.Event()
+        hits = {"hits": [{"id": "hit", "text": "a hit", "score": 1}], "version": "v", "generation": "g"}
+
+        async def late(route: Any) -> None:
+            await free.wait()
+            found = {**hits, "hits": [{"id": "late", "text": "a late hit", "score": 1}]}
+            await (route.continue_() if "answers" in route.request.url else route.fulfill(json=found))
+
+        await page.route("**/api/compare", lambda route: route.fulfill(json=hits))  # this index compares nothing
+        for path in ("search", "compare", f"runs/{runs[0]}/answers"):
+            await page.route(f"**/api/{path}", late, times=1)
+
+        await page.keyboard.press("o")
+        answers = page.get_by_role("dialog", name="answers")
+        for run in runs:
+            await answers.locator("select").select_option(run)
+        await answers.get_by_text("hypothesis 1").wait_for()
+        async with page.expect_response("**/answers"):
+            free.set()
+        await page.wait_for_timeout(300)
+        assert await answers.get_by_text("hypothesis 0").count() == 0
+        await page.keyboard.press("Escape")
+
+        free.clear()
+        await page.keyboard.press("/")
+        region = page.get_by_role("region", name="Search the corpus")
+        for text in ("one", "two"):
+            await region.get_by_role("textbox").fill(text)
+            await page.keyboard.press("Enter")
+        await region.get_by_role("button", name="Add", exact=True).first.wait_for()
+        free.set()
+        await page.wait_for_timeout(300)
+        assert await page.get_by_text("a late hit").count() == 0
+
+        free.clear()
+        await page.goto(f"{at.url}/#playground")
+        for text in ("fact 1", "fact 2"):
+            await page.get_by_label("Hypothesis").fill(text)
+            await page.get_by_role("button", name="Retrieve").click()
+        await page.get_by_role("region", name="Left").get_by_role("listitem").first.wait_for()
+        free.set()
+        await page.wait_for_timeout(300)
+        assert await page.get_by_text("a late hit").count() == 0
+
+
 async def test_an_old_link_leads_to_the_session_or_says_whom_to_ask(bench: Any) -> None:
     async with bench() as at:
         link = f"{at.url}/sign-in?link={at.links.make(Person('ann'))}"

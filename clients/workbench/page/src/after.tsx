@@ -8,7 +8,7 @@ export function After({ last, now, busy, undo, goOn }: { last: Last; now: number
   const undoS = last.settled ? 0 : Math.max(0, Math.ceil((last.until - now) / 1000));
   return (
     <p class="last">
-      <span role="status">Submitted: “{last.lease.task.query}”{last.unseen > 0 && `, with ${last.unseen} not seen`}. {became(last)}</span>{" "}
+      <span role="status">Submitted: “<span class="cut" title={last.lease.task.query}>{last.lease.task.query}</span>”{last.unseen > 0 && `, with ${last.unseen} not seen`}. {became(last)}</span>{" "}
       {undoS > 0 && <>
         <button type="button" disabled={busy} onClick={undo}>Undo <kbd>u</kbd> ({undoS} s)</button>
         {last.node?.state === "decided" && <button type="button" onClick={goOn}>Go on now <kbd>g</kbd></button>}

@@ -1,8 +1,8 @@
 // One person at work: lease, judge, submit, take back or go on, next.
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
-import { call, follow, fresh, freshSeq, Problem, type Hit, type Lease, type NodeVerdict, type Person, type Queue, type Remark, type Tree, type Word } from "./api";
+import { call, follow, fresh, freshSeq, Problem, useLatest, type Hit, type Lease, type NodeVerdict, type Person, type Queue, type Remark, type Tree, type Word } from "./api";
 import { After, became, type Last } from "./after";
-import { Bar } from "./bar";
+import { ARMED_MS, Bar } from "./bar";
 import { Candidates } from "./candidates";
 import { accepts, dropDraft, emptyDraft, folded, heldKey, lastKey, loadDraft, metKey, saveDraft, saysNothing, sentGrades, sentVerdicts, sentWays, unseen, type Draft } from "./draft";
 import { Guideline } from "./guideline";
@@ -16,7 +16,7 @@ const ACTIVE_MS = 120_000; // a lease is renewed while its person does something
 const LOOK_MS = 120; // after an event, so that several make one look
 const COUNT_MS = 2000; // between two looks at the counts
 const OPENS = ["queued", "released", "expired", "undone"]; // events after which there may be a task for somebody
-const ARMED_MS = 1000; // a task that came later than this is not submitted unless something was said of it: the press was meant for the last one
+const OVER = ["TASK_ANSWERED", "TASK_WITHDRAWN", "LEASE_ANSWERED", "LEASE_RELEASED", "RUN_ENDED"]; // refusals after which nothing can be sent of a task: the next one follows
 const LETTERS = "aeenc.keys"; // "off": no key of a single letter, digit or sign does anything
 
 export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; reloadQueues: () => void; role: Person["role"] }) {
@@ -45,7 +45,7 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
   const shown = useRef<{ lease: Lease | null; tree: Tree | null; last: Last | null; queue: string }>({ lease: null, tree: null, last: null, queue: "" });
   const opened = useRef(0);
   const touched = useRef(false); // something was said of the task since it was opened
-  const looks = useRef(0); // at trees: an answer to an earlier one is dropped
+  const look = useLatest(); // at trees
   const top = useRef<HTMLHeadingElement>(null);
   // What keys act upon: two keys may come before the page is drawn again.
   const latest = useRef<{ draft: Draft | null; focus: number }>({ draft: null, focus: 0 });
@@ -131,21 +131,9 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
 
   // Draws a tree, unless another was asked for meanwhile. That of another task goes at once.
   async function showTree(run: string, hypothesis: string, of: Lease | null = null): Promise<Tree | null> {
-    const look = ++looks.current;
     const before = shown.current.tree;
     if (before && (before.run_id !== run || before.hypothesis_id !== hypothesis)) setTree(null);
-    if (!hypothesis) {
-      setTree(of && pathTree(of));
-      return null;
-    }
-    try {
-      const found = await call<Tree>(treePath(run, hypothesis));
-      if (look === looks.current) setTree(found);
-      return found;
-    } catch (error) {
-      if (look === looks.current) setTold((error as Error).message);
-      return null;
-    }
+    return look(hypothesis ? call<Tree>(treePath(run, hypothesis)) : Promise.resolve(of && pathTree(of)), setTree, (error) => setTold(error.message));
   }
 
   // What has become of the last answer.
@@ -370,8 +358,8 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
         setLast({ lease, draft: { ...draft, spentMs: draft.spentMs + spent.current }, until, settled: false, unseen: unseen(draft, folds) }); // only now can it be taken back: see `alone`
         void lookAfter();
       } catch (error) {
-        const answered = error instanceof Problem && ["TASK_ANSWERED", "LEASE_ANSWERED", "LEASE_RELEASED"].includes(error.reason);
-        if (!answered) throw error;
+        const over = error instanceof Problem && OVER.includes(error.reason);
+        if (!over) throw error;
         setTold(error.message);
         letGo(lease.lease_id);
         await next();
@@ -413,7 +401,10 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
   }
 
   const skip = (): Promise<void> => alone(async () => {
-    if (lease) { await call("/api/release", { lease: lease.lease_id, reason: "skipped" }); letGo(lease.lease_id); }
+    if (lease) {
+      await call("/api/release", { lease: lease.lease_id, reason: "skipped" }).catch((error: Error) => setTold(error.message)); // it is over in any case
+      letGo(lease.lease_id);
+    }
     await next(true);
   });
 
@@ -451,6 +442,7 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
     ...Object.values(draft.additions),
     ...draft.intermediates.map((text) => ({ text, leaf: false })),
   ] : [];
+  const after = last && <After last={last} now={now} busy={busy} undo={undo} goOn={goOn} />;
   const message = told && <p class="problem" role="alert">{told} <button type="button" class="plain" onClick={() => setTold("")}>Dismiss</button></p>;
   return (
     <div class="annotate">
@@ -468,12 +460,10 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
       <section class="work" aria-label="Task">
         {queue?.qualification.state === "open" && <p class="last" role="status">You qualify for {queue.name}: {queue.qualification.answered} of {queue.qualification.items} tasks answered. What you get first was judged before; afterwards you get the open ones.</p>}
         {!met && lease && <p class="last">New here? <button type="button" onClick={help}>Read the guideline first <kbd>?</kbd></button></p>}
-        {last && <After last={last} now={now} busy={busy} undo={undo} goOn={goOn} />}
         {reopening !== null && <Reopen at={reopening} all={role !== "annotator"} close={() => setReopening(null)} />}
         {guideline && <Guideline text={queue?.guideline ?? ""} letters={letters} setLetters={(on) => { localStorage.setItem(LETTERS, on ? "on" : "off"); setLetters(on); }} close={() => setGuideline(false)} />}
-        {!lease || !draft ? <>{message}<p class="waiting" role="status">{grows ? <>This tree grows as soon as your answer is final. <button type="button" onClick={skip}>Another tree meanwhile <kbd>k</kbd></button></> : "Nothing waits for you at the moment. New tasks appear here by themselves."}</p></> : <>
+        {!lease || !draft ? <>{after}{message}<p class="waiting" role="status">{grows ? <>This tree grows as soon as your answer is final. <button type="button" onClick={skip}>Another tree meanwhile <kbd>k</kbd></button></> : "Nothing waits for you at the moment. New tasks appear here by themselves."}</p></> : <>
           {lease.task.path.length > 0 && <ol class="path" aria-label="Path from the hypothesis">{lease.task.path.map((text, n) => <li key={n}>{text}</li>)}</ol>}
-          {newer && <p class="last" role="status">A newer encoder was published. <button type="button" disabled={busy} onClick={() => alone(rerank)}>Re-rank with the new encoder <kbd>e</kbd></button></p>}
           <h1 ref={top} tabIndex={-1}><span class="ask">Which of these explain</span> {lease.task.query}</h1>
           {lease.task.accepted.length > 0 && <ul class="already" aria-label="Accepted before">{lease.task.accepted.map((one) => <li key={one.premise_id}>{one.text}</li>)}</ul>}
           <div inert={busy}>
@@ -499,7 +489,7 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
               <label class="grow">Note <input id="note" value={draft.note} maxLength={1024} onInput={(event) => change({ note: event.currentTarget.value })} /></label>
             </div>
           </div>
-          <Bar draft={draft} folds={folds} focus={focus} busy={busy} over={ends <= now} asking={empty} cleared={cleared !== null} told={message}
+          <Bar draft={draft} folds={folds} focus={focus} busy={busy} over={ends <= now} asking={empty} cleared={cleared !== null} told={<>{after}{newer && <p class="last" role="status">A newer encoder was published. <button type="button" disabled={busy} onClick={() => alone(rerank)}>Re-rank with the new encoder <kbd>e</kbd></button></p>}{message}</>}
             search={searching && <Search key={lease.lease_id} typed={typed} lease={lease} draft={draft} add={add} write={write} close={() => setSearching(false)} />}
             judge={(word) => judge((id) => say(id, word))} mark={(remark) => judge((id) => mark(id, remark))} submit={submit} send={(why) => void send(why)} back={() => setEmpty(false)}
             find={() => setSearching(true)} skip={skip} clear={clear} help={help} />

@@ -1,5 +1,6 @@
 // The calls of the page. All are safe to repeat: answers and leases carry ids of their own.
 
+import { useRef } from "preact/hooks";
 import { plainly } from "./words";
 
 export type Remark = "irrelevant" | "bad_fact";
@@ -142,6 +143,22 @@ export function listen<T>(path: string, told: (event: T) => void, opened: () => 
 
 export function follow(told: (event: QueueEvent) => void): () => void {
   return listen("/api/events", told, () => told({ event: "connected", run: "", task: "" }));
+}
+
+// Draws the answer to the latest question alone: one to an earlier question that comes late is dropped, and so is its error.
+export function useLatest(): <T>(asked: Promise<T>, draw: (found: T) => void, failed: (error: Error) => void) => Promise<T | null> {
+  const latest = useRef(0);
+  return async (asked, draw, failed) => {
+    const mine = ++latest.current;
+    try {
+      const found = await asked;
+      if (mine === latest.current) draw(found);
+      return found;
+    } catch (error) {
+      if (mine === latest.current) failed(error as Error);
+      return null;
+    }
+  };
 }
 
 export const fresh = (): string => crypto.randomUUID();

@@ -1,8 +1,12 @@
 // The bar below a task: what can be said of the framed candidate, and of the whole.
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import type { NodeVerdict, Remark, Word } from "./api";
 import { unseen, type Draft, type Fold } from "./draft";
 import { SAYS } from "./words";
 
+// A press on what has appeared more recently than this was meant for what stood there before: a task of which nothing was
+// said yet is not submitted, a question not answered.
+export const ARMED_MS = 1000;
 const VERDICTS: { word: Word; key: string; means: string }[] = [
   { word: "explains", key: "a", means: "It is needed to explain the sentence above, and is to be explained itself" },
   { word: "leaf", key: "l", means: "It is needed to explain the sentence above, and needs no explanation itself" },
@@ -28,7 +32,7 @@ export function Bar({ draft, folds, focus, busy, over, asking, cleared, search, 
       {told}
       {search}
       {asking && <Question left={left} all={folds.length} send={send} skip={skip} back={back} />}
-      <div class="said" role="group" aria-label={`Verdict on candidate ${focus + 1}`} inert={busy}>
+      <div class="said" role="group" aria-label={`Verdict on candidate ${focus + 1}`} inert={busy || asking}>
         <span class="quiet" aria-hidden="true">{focus + 1}</span>
         {VERDICTS.map(({ word, key, means }) => (
           <button type="button" key={word} class={word} aria-pressed={draft.verdicts[id] === word} title={means} onClick={() => judge(word)}>{SAYS[word]} <kbd>{key}</kbd></button>
@@ -50,16 +54,22 @@ export function Bar({ draft, folds, focus, busy, over, asking, cleared, search, 
   );
 }
 
-// An answer that accepts nothing is easily sent by mistake.
+// An answer that accepts nothing is easily sent by mistake, and so is this by whoever presses Submit twice.
 function Question({ left, all, send, skip, back }: { left: number; all: number; send: (why: NodeVerdict) => void; skip: () => void; back: () => void }) {
-  const none = left === all;
+  const asked = useRef<HTMLDivElement>(null);
+  const [armed, arm] = useState(false);
+  useLayoutEffect(() => { asked.current!.focus({ preventScroll: true }); }, []);
+  useEffect(() => { const arming = setTimeout(() => arm(true), ARMED_MS); return () => clearTimeout(arming); }, []);
+  const none = all > 0 && left === all;
   return (
-    <div class="question" role="alertdialog" aria-label="Nothing is accepted" tabIndex={-1} ref={(made) => { made?.focus(); }}>
+    <div class="question" role="alertdialog" aria-label="Nothing is accepted" tabIndex={-1} ref={asked}>
       <strong>{none ? "You have accepted nothing, and no candidate was in sight for a second yet." : `You have accepted nothing${left > 0 ? `, and ${left} of ${all} were not seen` : ""}.`}</strong>
-      {!none && <button type="button" onClick={() => send("not_explainable")}>Nothing explains it</button>}
-      {!none && <button type="button" onClick={() => send("premise_missing")}>A premise is missing</button>}
-      <button type="button" onClick={skip}>Skip it <kbd>k</kbd></button>
-      <button type="button" class="plain" onClick={back}>Go on reading <kbd>Esc</kbd></button>
+      <div class="choices" inert={!armed}>
+        {!none && <button type="button" onClick={() => send("not_explainable")}>Nothing explains it</button>}
+        {!none && <button type="button" onClick={() => send("premise_missing")}>A premise is missing</button>}
+        <button type="button" onClick={skip}>Skip it <kbd>k</kbd></button>
+        <button type="button" class="plain" onClick={back}>Go on reading <kbd>Esc</kbd></button>
+      </div>
     </div>
   );
 }

@@ -63,7 +63,7 @@ export function Lead({ queues, reloadQueues }: { queues: Queue[]; reloadQueues: 
       await call("/api/adjudicate", { run, task: task.task.task_id, verdicts, request: fresh() });
       setTold("");
     } catch (error) {
-      failed(error as Error);
+      if (chosen.current === run) failed(error as Error);
     }
     reloadQueues();
     await load();

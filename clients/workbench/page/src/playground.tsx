@@ -1,6 +1,6 @@
 // Two ways to retrieve, side by side.
 import { useEffect, useState } from "preact/hooks";
-import { call, type Hit } from "./api";
+import { call, useLatest, type Hit } from "./api";
 import { Marked } from "./marked";
 
 const MODES = ["dense", "lexical", "hybrid", "iterative_lexical"] as const;
@@ -14,20 +14,22 @@ export function Playground() {
   const [ways, setWays] = useState<[Way, Way]>([{ mode: "dense", label: "stable" }, { mode: "hybrid", label: "stable" }]);
   const [found, setFound] = useState<(Found | null)[]>([null, null]);
   const [told, setTold] = useState("");
+  const look = useLatest();
   useEffect(() => {
     call<{ corpus: string }[]>("/api/corpora").then((all) => { setCorpora(all.map((one) => one.corpus)); setCorpus(all[0]?.corpus ?? ""); }).catch((error: Error) => setTold(error.message));
   }, []);
 
   async function retrieve(event: Event): Promise<void> {
     event.preventDefault();
-    for (const [n, way] of ways.entries()) {
-      const begun = performance.now();
-      const body = { corpus, text, mode: way.mode, label: way.mode.endsWith("lexical") ? "" : way.label };
-      const one: Found = await call<{ hits: Hit[]; version: string }>("/api/compare", body)
-        .then((answer) => ({ ...answer, ms: performance.now() - begun, problem: "" }))
-        .catch((error: Error) => ({ hits: [], version: "", ms: 0, problem: error.message }));
-      setFound((before) => before.map((old, at) => (at === n ? one : old)));
-    }
+    await look(one(ways[0]).then(async (left) => [left, await one(ways[1])]), setFound, (error) => setTold(error.message));
+  }
+
+  async function one(way: Way): Promise<Found> {
+    const begun = performance.now();
+    const body = { corpus, text, mode: way.mode, label: way.mode.endsWith("lexical") ? "" : way.label };
+    return call<{ hits: Hit[]; version: string }>("/api/compare", body)
+      .then((answer) => ({ ...answer, ms: performance.now() - begun, problem: "" }))
+      .catch((error: Error) => ({ hits: [], version: "", ms: 0, problem: error.message }));
   }
 
   const change = (n: number, part: Partial<Way>): void => setWays((before) => before.map((way, at) => (at === n ? { ...way, ...part } : way)) as [Way, Way]);

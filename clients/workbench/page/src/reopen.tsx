@@ -2,7 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { Sheet } from "./guideline";
 import { runName, SAYS } from "./words";
-import { call, fresh, type JudgedTask, type QueuedRun, type Answer, type Word } from "./api";
+import { call, fresh, useLatest, type JudgedTask, type QueuedRun, type Answer, type Word } from "./api";
 
 const WORDS: Word[] = ["explains", "leaf", "refuses", "abstains"];
 
@@ -15,14 +15,12 @@ export function Reopen({ at, all, close }: { at: string; all: boolean; close: ()
   const [given, setGiven] = useState<Given[]>([]);
   const [opened, setOpened] = useState("");
   const [told, setTold] = useState("");
+  const look = useLatest();
 
   async function load(): Promise<void> {
     if (!run) return;
-    try {
-      setGiven((await call<JudgedTask[]>(`/api/runs/${encodeURIComponent(run)}/answers`)).flatMap((task) => task.answers.map((answer) => ({ task, answer }))));
-    } catch (error) {
-      setTold((error as Error).message);
-    }
+    const draw = (tasks: JudgedTask[]): void => setGiven(tasks.flatMap((task) => task.answers.map((answer) => ({ task, answer }))));
+    await look(call<JudgedTask[]>(`/api/runs/${encodeURIComponent(run)}/answers`), draw, (error) => setTold(error.message));
   }
   useEffect(() => { setGiven([]); void load(); }, [run]);
   useEffect(() => {

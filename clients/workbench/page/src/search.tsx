@@ -1,6 +1,6 @@
 // Search of the corpus for what the candidates lack.
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
-import { call, type Hit, type Lease } from "./api";
+import { call, useLatest, type Hit, type Lease } from "./api";
 import { acceptedIn, type Draft } from "./draft";
 import { Marked } from "./marked";
 
@@ -14,6 +14,7 @@ export function Search({ typed, lease, draft, add, write, close }: Props) {
   const [conditioned, setConditioned] = useState(true);
   const [hits, setHits] = useState<Hit[] | null>(null);
   const [problem, setProblem] = useState("");
+  const look = useLatest();
   const input = useRef<HTMLInputElement>(null);
   useLayoutEffect(() => {
     if (typed.current) setText(typed.current);
@@ -25,13 +26,9 @@ export function Search({ typed, lease, draft, add, write, close }: Props) {
   async function search(event?: Event): Promise<void> {
     event?.preventDefault();
     setProblem("");
-    try {
-      const exclude = lease.task.candidates.map((candidate) => candidate.premise_id);
-      const body = { run: lease.run_id, text, mode, accepted: conditioned ? acceptedIn(draft) : [], exclude };
-      setHits((await call<{ hits: Hit[] }>("/api/search", body)).hits);
-    } catch (error) {
-      setProblem((error as Error).message);
-    }
+    const exclude = lease.task.candidates.map((candidate) => candidate.premise_id);
+    const body = { run: lease.run_id, text, mode, accepted: conditioned ? acceptedIn(draft) : [], exclude };
+    await look(call<{ hits: Hit[] }>("/api/search", body), (found) => setHits(found.hits), (error) => setProblem(error.message));
   }
 
   function keep(intermediate: boolean): void {

@@ -16,6 +16,7 @@ const REASONS: Record<string, string> = {
   TASK_ANSWERED: "Others were faster: the task has all its answers, and this one was not needed.",
   LEASE_RELEASED: "You had given this task back, perhaps in another tab.",
   TASK_WITHDRAWN: "The task was retrieved again meanwhile and comes back with other candidates.",
+  RUN_ENDED: "This run has ended and takes no answer any more. What you had ticked is kept in this browser.",
   LEASE_EXPIRED: "Your time for this task has ended.",
 };
 const FIELDS: Record<string, string> = { written: "What you wrote", intermediates: "Your conclusion", note: "The note", inference: "“Because”", epochs: "Epochs", additions: "What you added" };
