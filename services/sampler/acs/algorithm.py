@@ -40,7 +40,10 @@ MAX_REACH = 1000  # the index returns no more; above k = 1,000 - max_depth, a de
 
 
 class PairState(Enum):
-    """What a run knows of a (query, premise) pair. SKIPPED is whatever is no clear yes or no: see `oracles.answers`."""
+    """What a run knows of a (query, premise) pair. SKIPPED is whatever is no clear yes or no: see `oracles.answers`.
+
+    All that tells states or judgements apart is an exhaustive match, so that mypy names each place for a new one.
+    """
 
     EXPLAINS = "E"
     LEAF = "L"
@@ -156,9 +159,10 @@ class Result:
 
 @dataclass(frozen=True)
 class Growth:
-    """A judged node's result after a change of mind, the new nodes below it, and the level in work from then on.
+    """A node's new result, the new nodes below it after a change of mind, and the level in work from then on.
 
-    `cut` are the nodes that hang on nothing from then on, `reopened` how many more unjudged ones hang than before.
+    `cut` are the nodes that hang on nothing from then on, `reopened` how many more unjudged ones hang than before,
+    this node left out.
     """
 
     ordinal: int
@@ -224,11 +228,19 @@ class Tree:
             return None
         # The level below opens once this one is judged, and that below a cut node once the node hangs again.
         opens = node.depth < self.depth and ordinal not in self.cut
-        nodes = self._children([(node, result)], rules) if opens else []
+        return self._growth(ordinal, result, self._children([(node, result)], rules) if opens else [])
+
+    def judged(self, ordinal: int, result: Result) -> Growth:
+        """The effect of a node's first result. It opens again what was cut and is accepted here."""
+        if not self.cut:
+            return Growth(ordinal, result, (), self.depth)
+        return self._growth(ordinal, result, ())
+
+    def _growth(self, ordinal: int, result: Result, nodes: Sequence[Node]) -> Growth:
         cut = cut_nodes(self.nodes, {**self.results, ordinal: result})
         again = [self.nodes[one] for one in self.cut - cut]
         depth = min([self.depth, *(one.depth for one in (*nodes, *again))])
-        unjudged = {one.ordinal for one in self.nodes if one.ordinal not in self.results}
+        unjudged = {one.ordinal for one in self.nodes if one.ordinal not in self.results} - {ordinal}
         return Growth(ordinal, result, tuple(nodes), depth, cut, len(unjudged & self.cut) - len(unjudged & cut))
 
     def grow(self, growth: Growth) -> None:
@@ -272,14 +284,15 @@ def cut_nodes(nodes: Sequence[Node], results: Mapping[int, Result]) -> frozenset
 class Known:
     """What a run knows of a query: its pairs by premise id, and what was written or said of it.
 
-    `premises` are those of `states`, as they were retrieved, or added by somebody (rank ADDED, no score). What people
-    say stays with their tasks.
+    `premises` are those of `states`, as they were retrieved, or added by somebody (rank ADDED, no score); `vectors`
+    names the query vector that gave each its score. What people say stays with their tasks.
     """
 
     states: Mapping[str, PairState] = field(default_factory=dict)
     premises: Mapping[str, Candidate] = field(default_factory=dict)
     written: tuple[Intermediate, ...] = ()
     statements: tuple[Statement, ...] = ()
+    vectors: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def added(self) -> list[Candidate]:
@@ -295,7 +308,7 @@ class Known:
             by_state[state].append(self.premises[name])
         accepted = (*by_state[PairState.EXPLAINS], *by_state[PairState.LEAF])
         refused = by_state[PairState.REFUSED]
-        return rules.negatives.left_out(query, accepted, refused, rules.max_negatives_per_query)
+        return rules.negatives.left_out(query, accepted, refused, rules.max_negatives_per_query, self.vectors)
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,13 @@
 
 An oracle also refuses what it does not recognise: a premise that scores like an accepted one, or says the same in other
 words, may explain the query after all. The margins are those of NV-Retriever (Moreira et al. 2024, arXiv:2407.15831),
-measured from the best-scored accepted premise of the query; a query without one has no margin.
+measured from the best-scored accepted premise of the query; a query without one has no margin. Scores are compared only
+where the same query vector gave them: neither those of a conditioned node's rounds nor those of two encoder versions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -24,7 +25,8 @@ class NegativeFilter:
     """The refused premises to leave out. Ranks count from 1, 0 means no limit; a margin of None is not applied.
 
     A premise is left out if its score exceeds that of the best accepted one minus `absolute_margin`, or minus the share
-    `relative_margin` of it; with `rewordings` also if it says what the query or an accepted premise says.
+    `relative_margin` of it; with `rewordings` also if it says what the query or an accepted premise says. One without
+    a rank was added by somebody: no rank or score leaves it out.
     """
 
     min_rank: int = 0
@@ -42,23 +44,32 @@ class NegativeFilter:
         return min(absolute, relative)
 
     def left_out(
-        self, query: str, accepted: Iterable[Candidate], refused: Iterable[Candidate], most: int = 0
+        self,
+        query: str,
+        accepted: Iterable[Candidate],
+        refused: Iterable[Candidate],
+        most: int = 0,
+        vectors: Mapping[str, str] | None = None,
     ) -> dict[str, Reason]:
         """Why refused premises of a query are no negatives, by id. Of the others the `most` best-scored stay (0: all).
 
-        Accepted premises without a rank were added: they have no score, and set no margin.
+        `vectors` names the query vector that gave a premise (id) its score; without them one gave all.
         """
-        accepted = list(accepted)
-        limit = self.limit(max((one.score for one in accepted if one.rank), default=None))
+        accepted, vectors = list(accepted), vectors or {}
+        best: dict[str, float] = {}
+        for one in accepted:
+            if one.rank:
+                vector = vectors.get(one.id, "")
+                best[vector] = max(one.score, best.get(vector, one.score))
         same = {same_key(text) for text in (query, *(one.text for one in accepted))} if self.rewordings else set()
         found: dict[str, Reason] = {}
         kept = 0
-        for one in sorted(refused, key=lambda one: (-one.score, one.rank, one.id)):
-            if one.rank < self.min_rank or 0 < self.max_rank < one.rank:
+        for one in sorted(refused, key=lambda one: (not one.rank, -one.score, one.rank, one.id)):
+            if one.rank and (one.rank < self.min_rank or 0 < self.max_rank < one.rank):
                 found[one.id] = "rank"
             elif same and same_key(one.text) in same:
                 found[one.id] = "wording"
-            elif one.score > limit:
+            elif one.rank and one.score > self.limit(best.get(vectors.get(one.id, ""))):
                 found[one.id] = "margin"
             elif 0 < most <= kept:
                 found[one.id] = "cap"

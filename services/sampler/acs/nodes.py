@@ -104,6 +104,23 @@ class NodeRound:
         """Names the round by what it asks: a repeated commit finds the same name, other questions get another."""
         return f"{self.round}:{hashlib.sha256(' '.join(c.id for c in self.asked).encode()).hexdigest()[:16]}"
 
+    @property
+    def vector(self) -> str:
+        """Names the query vector of this round's scores: of one version, conditioned on the same premises."""
+        on = hashlib.sha256(" ".join(self.accepted).encode()).hexdigest()[:8] if self.accepted else ""
+        return f"{self.version} {on}".rstrip()
+
+    def after(self, known: Known, answer: NodeAnswer | None) -> tuple[NodeRound, NodeAnswer | None]:
+        """The round with what is known now, and its answer without what people have amended since it was asked."""
+        newer = {one for one, state in known.states.items() if state is not self.known.states.get(one)}
+        if answer is not None and newer:
+            answer = replace(
+                answer,
+                states={one: state for one, state in answer.states.items() if one not in newer},
+                added=tuple(one for one in answer.added if one.id not in newer),
+            )
+        return replace(self, known=known), answer
+
     def explaining(self, known: Known) -> list[Candidate]:
         """The premises of this tree that are known to explain the query: candidates best first, then those added."""
         found = self._with_added(known)
@@ -119,6 +136,7 @@ class NodeRound:
                 {**known.premises, **{one.id: one for one in judged}},
                 tuple({one.text: one for one in (*answer.written, *known.written)}.values()),
                 (*known.statements, *(() if answer.statement is None else (answer.statement,))),
+                {**known.vectors, **{one.id: self.vector for one in judged}},
             )
         accepted = [
             AcceptedPremise(one.id, one.text, one.rank, known.states[one.id] is PairState.LEAF)

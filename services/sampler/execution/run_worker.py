@@ -14,6 +14,7 @@ recorded question. `acs` defines what answers mean, and why without a budget no 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
@@ -128,7 +129,7 @@ class RunWorker:
         self._last_index = -1
         self._all_read = False
         self._in_work: dict[tuple[int, int], str] = {}  # (tree, ordinal) -> query
-        self._recorded_now: set[str] = set()  # those of these queries whose answers are on their way into Redis
+        self._changing = asyncio.Lock()  # what people say, and levels, change trees one after the other
         self._progressed = asyncio.Event()  # something was stored, or a node has ended
         self._unanswered: list[tuple[NodeRound, UnansweredTask]] = []
         self._last: deque[bool] = deque(maxlen=LAST_NODES)  # whether the nodes asked last were answered
@@ -189,20 +190,21 @@ class RunWorker:
             self._progressed.set()
 
     async def _grow(self) -> None:
-        """Lets all trees that ask an amended query grow. What the run records just now, it looks at another time."""
-        amended, self._amended = self._amended, ()
-        due: list[tuple[str, Amendment]] = []
-        for one in amended:
-            index, ordinal = map(int, one.node_id.split("-"))
-            [tree] = await self._patiently(partial(self._nodes.trees, self._run.id, [index]))
-            if ordinal in tree.results and (query := tree.nodes[ordinal].text) not in self._recorded_now:
-                due.append((query, one))
-        for start in range(0, self._run.progress.trees if due else 0, READ_TREES):
-            indexes = range(start, min(start + READ_TREES, self._run.progress.trees))
-            for tree in await self._patiently(partial(self._nodes.trees, self._run.id, indexes)):
-                await self._grow_tree(self._open_trees.get(tree.index, tree), due)
-        for _, one in due:
-            await self._patiently(partial(self._oracle.grown, self._run.id, one))
+        """Lets all trees that ask an amended query grow."""
+        async with self._changing:
+            amended, self._amended = self._amended, ()
+            due: list[tuple[str, Amendment]] = []
+            for one in amended:
+                index, ordinal = map(int, one.node_id.split("-"))
+                [tree] = await self._patiently(partial(self._nodes.trees, self._run.id, [index]))
+                if ordinal in tree.results:
+                    due.append((tree.nodes[ordinal].text, one))
+            for start in range(0, self._run.progress.trees if due else 0, READ_TREES):
+                indexes = range(start, min(start + READ_TREES, self._run.progress.trees))
+                for tree in await self._patiently(partial(self._nodes.trees, self._run.id, indexes)):
+                    await self._grow_tree(self._open_trees.get(tree.index, tree), due)
+            for _, one in due:
+                await self._patiently(partial(self._oracle.grown, self._run.id, one))
         if cut := self._cut_in_work():  # a task that somebody holds is looked at again later
             await self._patiently(partial(self._oracle.withdraw, self._run.id, cut))
 
@@ -378,23 +380,20 @@ class RunWorker:
 
     async def _commit(self, one: NodeRound, answer: NodeAnswer | None) -> NodeRound | None:
         """Stores what was judged. Returns the node's next round, if it has one."""
-        query = one.node.text
-        self._recorded_now.add(query)
-        try:
+        async with self._changing if self._oracle.asks_people else contextlib.nullcontext():
             if self._oracle.asks_people:  # they may have changed their mind in another tree since
-                [known] = await self._patiently(lambda: self._nodes.answers(self._run.id, [query]))
-                one = replace(one, known=known)
+                [known] = await self._patiently(lambda: self._nodes.answers(self._run.id, [one.node.text]))
+                one, answer = one.after(known, answer)
             outcome = one.outcome(answer)
             following = one.next_round(outcome, self._rules)
             await self._record(one, outcome, answer, last=following is None)
-        finally:
-            self._recorded_now.discard(query)
         return following
 
     async def _record(self, one: NodeRound, outcome: Outcome, answer: NodeAnswer | None, *, last: bool) -> None:
-        await self._commits.ask(NodeCommit.of_round(self._run, one, outcome, answer, last=last))
+        growth = one.tree.judged(one.node.ordinal, outcome.result)
+        await self._commits.ask(NodeCommit.of_round(self._run, one, outcome, answer, growth if last else None))
         if last:
-            one.tree.results[one.node.ordinal] = outcome.result
+            one.tree.grow(growth)
             self._in_work.pop((one.tree.index, one.node.ordinal), None)
             self._progressed.set()
         self._look_at([one.tree])
@@ -409,23 +408,22 @@ class RunWorker:
         True: it has closed some, so there is room for others.
         """
         before = len(self._open_trees)
-        while ready := [self._open_trees[index] for index in sorted(self._judged)]:
-            steps = [
-                TreeAdvance(tree.index, tree.depth, tuple(tree.next_level(self._rules)), tree.deeper) for tree in ready
-            ]
-            await self._store_levels(steps)
-            for tree, step in zip(ready, steps, strict=True):
-                tree.nodes.extend(step.nodes)
-                tree.depth += 1
-                if step.finishes:
-                    del self._open_trees[tree.index]
-                    self._judged.remove(tree.index)
-                else:
-                    self._look_at([tree])
+        async with self._changing:
+            while ready := [self._open_trees[index] for index in sorted(self._judged)]:
+                steps = [
+                    TreeAdvance(tree.index, tree.depth, tuple(tree.next_level(self._rules)), tree.deeper)
+                    for tree in ready
+                ]
+                await self._write(partial(self._nodes.advance, self._run.id, self._lease.owner, steps))
+                for tree, step in zip(ready, steps, strict=True):
+                    tree.nodes.extend(step.nodes)
+                    tree.depth += 1
+                    if step.finishes:
+                        del self._open_trees[tree.index]
+                        self._judged.remove(tree.index)
+                    else:
+                        self._look_at([tree])
         return len(self._open_trees) < before
-
-    async def _store_levels(self, steps: Sequence[TreeAdvance]) -> None:
-        await self._write(lambda: self._nodes.advance(self._run.id, self._lease.owner, steps))
 
     async def _write(self, write: Callable[[], Awaitable[list[Written]]]) -> None:
         """Writes until all is stored. An attempt whose answer got lost does not store anything twice."""

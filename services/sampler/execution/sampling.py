@@ -155,7 +155,7 @@ class Sampling:
     async def _filtered(self, run: Run, pairs: list[Pair]) -> list[Pair]:
         """Pairs as the run's rules have them by what is known of their queries now: left out, skipped, or as they are.
 
-        An amended refusal is not left out by the cap: it says that an earlier pair holds no longer.
+        An amended refusal beyond the cap is skipped, not left out: it says that an earlier pair holds no longer.
         """
         rules = run.config.rules
         if not rules.leaves_out:
@@ -166,10 +166,10 @@ class Sampling:
         found = []
         for pair in pairs:
             reason = reasons[pair.query].get(pair.premise_id) if pair.sign == "NEGATIVE" else None
-            if reason and reason != "cap":
-                found.append(replace(pair, sign="SKIPPED", reason=reason))
-            elif not reason or pair.amended:
+            if not reason:
                 found.append(pair)
+            elif reason != "cap" or pair.amended:
+                found.append(replace(pair, sign="SKIPPED", reason=reason))
         return found
 
     async def import_pairs(self, corpus: str, pairs: Sequence[Pair], run_id: str, request_id: str) -> tuple[str, int]:
@@ -207,10 +207,12 @@ class Sampling:
     async def export_trees(self, run_id: str) -> AsyncIterator[tuple[str, str]]:
         """Hypothesis id and EntailmentBank record of each tree of a run in which something was accepted."""
         run = await self._store.get(run_id)
-        amended = tree_export.Amendments(await self._log.amended(run_id))
         for start in range(0, run.progress.trees, EXPORT_TREES):
             indexes = range(start, min(start + EXPORT_TREES, run.progress.trees))
-            for tree in await self._nodes.trees(run_id, indexes):
+            trees = await self._nodes.trees(run_id, indexes)
+            queries = list({node.text for tree in trees for node in tree.nodes})
+            amended = dict(zip(queries, await self._nodes.amended(run_id, queries), strict=True))
+            for tree in trees:
                 record = tree_export.record_json(tree, amended)
                 if record is not None:
                     yield tree.hypothesis_id, record

@@ -10,36 +10,17 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from aeenc.trees import ROOT as ROOT_LABEL
 from aeenc.trees import Step, record_from_tree
 from aeenc.trees import Tree as EntailmentTree
 from services.sampler.acs.algorithm import ROOT, Node, Tree
-from services.sampler.records.runs import Pair
+from services.sampler.records.node_store import Amended, explaining
 
 
-class Amendments:
-    """Changes made after the run went on: the last amended pair of each query and premise."""
-
-    def __init__(self, amended: Iterable[Pair] = ()) -> None:
-        self._by_query: dict[str, dict[str, Pair]] = defaultdict(dict)
-        for pair in amended:
-            self._by_query[pair.query][pair.premise_id] = pair
-
-    def accepted(self, tree: Tree, node: Node) -> list[str]:
-        """The texts that explain a node, best rank first; those that an amendment added come last."""
-        if node.ordinal not in tree.results:
-            return []
-        amended = self._by_query.get(node.text, {})
-        accepted = tree.results[node.ordinal].accepted
-        texts = [one.text for one in accepted if one.id not in amended or amended[one.id].sign == "POSITIVE"]
-        texts += [pair.premise for pair in amended.values() if pair.sign == "POSITIVE"]
-        return list(dict.fromkeys(texts))
-
-
-def record_json(tree: Tree, amended: Amendments) -> str | None:
-    """One line of an EntailmentBank file, or None when nothing explains the hypothesis."""
+def record_json(tree: Tree, amended: Mapping[str, Amended]) -> str | None:
+    """One line of an EntailmentBank file, or None when nothing explains the hypothesis. `amended` is by query."""
     accepted = _reachable(tree, amended)
     children: dict[int, dict[str, Node]] = defaultdict(dict)
     for node in tree.nodes:
@@ -76,12 +57,13 @@ def record_json(tree: Tree, amended: Amendments) -> str | None:
     return json.dumps({**record, "authors": authors} if authors else record)
 
 
-def _reachable(tree: Tree, amended: Amendments) -> dict[int, list[str]]:
-    """The texts that explain each node that still hangs on the root."""
+def _reachable(tree: Tree, amended: Mapping[str, Amended]) -> dict[int, list[str]]:
+    """The texts that explain each judged node that still hangs on the root."""
     accepted: dict[int, list[str]] = {}
     for node in tree.nodes:  # parents come first
-        if node.ordinal == ROOT or node.text in accepted.get(node.parent, ()):
-            accepted[node.ordinal] = amended.accepted(tree, node)
+        hangs = node.ordinal == ROOT or node.text in accepted.get(node.parent, ())
+        if hangs and node.ordinal in tree.results:
+            accepted[node.ordinal] = [one.text for one in explaining(tree, node, amended.get(node.text, {}))]
     return accepted
 
 

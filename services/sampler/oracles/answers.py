@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import assert_never
 
 from aeenc.oracle import Candidate, Task
 from aeenc.values import Answer, Judgement, NodeVerdict, Verdict
@@ -75,7 +76,7 @@ def read_answer(task: Task, answer: Answer, oracle: str = "") -> NodeAnswer | No
             grades.pop(premise_id, None)
             annotators.pop(premise_id, None)
         else:
-            states[premise_id] = _state(verdict)
+            states[premise_id] = state_of(verdict)
             if verdict.grade is not None and math.isfinite(verdict.grade):
                 grades[premise_id] = verdict.grade
             if verdict.annotator:
@@ -145,10 +146,17 @@ _NODE_VERDICTS: dict[int, NodeVerdictName] = {
 }
 
 
-def _state(verdict: Verdict) -> PairState:
-    if verdict.judgement == Judgement.EXPLAINS:
-        return PairState.LEAF if verdict.leaf else PairState.EXPLAINS
-    if verdict.judgement == Judgement.DOES_NOT_EXPLAIN:
-        return PairState.REFUSED
-    # ABSTAIN, UNSEEN, UNSPECIFIED, and values that a later contract may add.
-    return PairState.SKIPPED
+def state_of(verdict: Verdict) -> PairState:
+    """What a run knows by a verdict. A value that a later contract has added is skipped."""
+    judgement = verdict.judgement
+    if judgement not in tuple(Judgement):
+        return PairState.SKIPPED
+    match judgement:
+        case Judgement.EXPLAINS:
+            return PairState.LEAF if verdict.leaf else PairState.EXPLAINS
+        case Judgement.DOES_NOT_EXPLAIN:
+            return PairState.REFUSED
+        case Judgement.ABSTAIN | Judgement.UNSEEN | Judgement.UNSPECIFIED:
+            return PairState.SKIPPED
+        case _:
+            assert_never(judgement)

@@ -28,7 +28,7 @@ from services.sampler.oracles.answers import WithdrawnTask, admitted, read_answe
 from services.sampler.people import steps
 from services.sampler.people.queue import TaskQueue, Wanted
 from services.sampler.people.task_store import READ, TaskStore
-from services.sampler.people.tasks import TaskRecord, accepts, explaining, task_name
+from services.sampler.people.tasks import TaskRecord, accepts, decided, task_name
 from services.sampler.records.runs import Run
 from services.sampler.settings import QueueSettings
 from services.store.formats import NewerFormat
@@ -92,16 +92,17 @@ class PeopleGateway:
         found = await self._tasks.amended(run_id)
         if found or run_id not in self._asking:
             self._unamended.discard(run_id)
+        due = {one.task_id for one in await self._tasks.corrections(0.0) if one.run_id == run_id} if found else ()
         return [
             Amendment(
                 record.node_id,
-                explaining(record),
+                decided(record),
                 record.task.task_id,
                 record.revision,
                 frozenset(premise_id for premise_id, verdict in record.decision.items() if not accepts(verdict)),
             )
             for record in found
-            if not record.conflicts
+            if not record.conflicts and record.task.task_id not in due  # else answers do not know of it yet
         ]
 
     async def withdraw(self, run_id: str, node_ids: Collection[str]) -> None:

@@ -25,8 +25,8 @@ from aeenc.values.reading import EPOCH
 from services.sampler.acs.algorithm import ROOT, Known, Node, Statement, Tree
 from services.sampler.people.controls import ControlItems
 from services.sampler.people.task_store import TaskStore
-from services.sampler.people.tasks import TASKS_READ, TaskRecord, check_annotator, explaining
-from services.sampler.records.node_store import NodeStore
+from services.sampler.people.tasks import TASKS_READ, TaskRecord, check_annotator, decided
+from services.sampler.records.node_store import Amended, NodeStore, explaining
 from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Run
 from services.sampler.settings import QueueSettings
@@ -64,9 +64,10 @@ class Overview:
             by_id = {record.task.task_id: record for record in found}
             alone = [node.text for node, one in zip(some, ids, strict=True) if one not in by_id]
             known = dict(zip(alone, await self._nodes.answers(run_id, alone), strict=True))
+            amended = await self._nodes.amended(run_id, [node.text for node in some])
             nodes += [
-                _node(tree, node, by_id.get(one), known.get(node.text, Known()), at)
-                for node, one in zip(some, ids, strict=True)
+                _node(tree, node, by_id.get(one), known.get(node.text, Known()), changed, at)
+                for node, one, changed in zip(some, ids, amended, strict=True)
             ]
         nodes.sort(key=lambda now: now.depth)  # a tree that has grown has its last nodes higher up
         return TreeState(
@@ -147,11 +148,10 @@ class Overview:
         )
 
 
-def _node(tree: Tree, node: Node, record: TaskRecord | None, known: Known, at: float) -> TreeNode:
+def _node(tree: Tree, node: Node, record: TaskRecord | None, known: Known, amended: Amended, at: float) -> TreeNode:
     result = tree.results.get(node.ordinal)
-    accepted = result.accepted if result else ()
-    if record is not None and record.decision:
-        accepted = explaining(record, accepted)
+    by_task = () if record is None else decided(record)
+    accepted = by_task if result is None else explaining(tree, node, amended)
     holders = () if record is None else tuple(lease.annotator for lease in record.held(at))
     said = [_said(statement) for statement in known.statements if result is not None]
     if record is not None and record.state in (TaskState.DECIDED, TaskState.SETTLED):

@@ -15,9 +15,10 @@ from datetime import datetime, timedelta
 from typing import NamedTuple, Protocol
 
 from aeenc import errors
-from aeenc.values import Agreement, AnnotatorReport, Answer, Judgement, TaskEvent, TaskState
+from aeenc.values import Agreement, AnnotatorReport, Answer, TaskEvent, TaskState
 from services.kit.concurrency import cancel_all, every
 from services.kit.logs import get
+from services.sampler.oracles.answers import state_of
 from services.sampler.people import steps
 from services.sampler.people.additions import Premises
 from services.sampler.people.agreement import agreement_of, edge_f1
@@ -37,7 +38,7 @@ from services.sampler.people.tasks import (
 from services.sampler.records.node_store import NodeStore
 from services.sampler.records.pair_log import PairLog
 from services.sampler.records.run_store import RunStore
-from services.sampler.records.runs import MAX_NOTE, REFUSED, UNDECIDED, Pair, PairSign, Run
+from services.sampler.records.runs import MAX_NOTE, Pair, Run
 from services.store.life_cycles import digest
 
 log = get(__name__)
@@ -91,23 +92,30 @@ class Review:
             if request and (earlier := await self._tasks.made(request, said)):
                 undone.append(earlier)
                 continue
-            last = await self._tasks.answered_by(run_id, annotator, -1)
-            if not last:
-                break
-
-            def step(old: TaskRecord, at: float) -> steps.Change:
-                given = old.answer_of(annotator)
-                return steps.undo(old, given.answer.answer_id, at) if given else steps.Change(old)
-
             try:
-                undone.append((await self._tasks.apply(run_id, last[0], step, request, said))[1])
+                taken_back = await self._undo_last(run_id, annotator, request, said)
             except errors.FailedPrecondition:
                 if not undone:
                     raise
                 break
+            if not taken_back:
+                break
+            undone.append(taken_back)
         if not undone:
             raise errors.NotFound(f"{annotator} has no answers in run {run_id} to take back")
         return undone
+
+    async def _undo_last(self, run_id: str, annotator: str, request: Sequence[str], said: str) -> str:
+        """Takes a person's last answer back; empty: they have none. Where another call was faster, the one before."""
+
+        def step(old: TaskRecord, at: float) -> steps.Change:
+            given = old.answer_of(annotator)
+            return steps.undo(old, given.answer.answer_id, at) if given else steps.Change(old)
+
+        while last := await self._tasks.answered_by(run_id, annotator, -1):
+            if taken_back := (await self._tasks.apply(run_id, last[0], step, request, said))[1]:
+                return taken_back
+        return ""
 
     async def amend(
         self, answer_id: str, sent: SentAnswer, annotator: str, request_id: str, *, others: bool = True
@@ -343,29 +351,18 @@ def _report(name: str, given: Sequence[_Given], at: float) -> AnnotatorReport:
 def corrected_pairs(run: Run, record: TaskRecord, who: str) -> list[Pair]:
     """A pair for each candidate whose verdict or grade has changed since the run went on, best rank first."""
     changed = corrections(record)
-    pairs = []
-    for candidate in record.candidates:
-        verdict = changed.get(candidate.id)
-        if verdict is None:
-            continue
-        sign: PairSign = "POSITIVE" if accepts(verdict) else "SKIPPED"
-        reason = "" if accepts(verdict) else UNDECIDED
-        if verdict.judgement is Judgement.DOES_NOT_EXPLAIN:
-            reason = REFUSED if run.config.rules.positives_only else ""
-            sign = "SKIPPED" if reason else "NEGATIVE"
-        pairs.append(
-            run.pair(
-                record.task.query,
-                candidate,
-                sign,
-                reason=reason,
-                node_id=record.node_id,
-                annotator=who,
-                grade=verdict.grade or 0.0,
-                note=record.note[:MAX_NOTE],
-                amended=True,
-                leaf=verdict.leaf,
-                version=record.task.model_version,
-            )
+    return [
+        run.pair(
+            record.task.query,
+            candidate,
+            state_of(verdict),
+            node_id=record.node_id,
+            annotator=who,
+            grade=verdict.grade or 0.0,
+            note=record.note[:MAX_NOTE],
+            amended=True,
+            version=record.task.model_version,
         )
-    return pairs
+        for candidate in record.candidates
+        if (verdict := changed.get(candidate.id)) is not None
+    ]

@@ -17,8 +17,9 @@ from pydantic import TypeAdapter
 
 from aeenc import errors
 from aeenc.oracle import Candidate, Task
-from aeenc.values import Answer, Judgement, TaskEvent, TaskState, Verdict
-from services.sampler.acs.algorithm import ADDED, AcceptedPremise, Intermediate
+from aeenc.values import Answer, TaskEvent, TaskState, Verdict
+from services.sampler.acs.algorithm import ADDED, AcceptedPremise, Intermediate, PairState
+from services.sampler.oracles.answers import state_of
 from services.store.formats import check_format, unknown_fields
 
 FORMAT_VERSION = 1
@@ -31,12 +32,12 @@ Verdicts = dict[str, Verdict]
 
 def accepts(verdict: Verdict) -> bool:
     """Whether the premise explains the query."""
-    return verdict.judgement is Judgement.EXPLAINS
+    return state_of(verdict).accepted
 
 
 def decides(verdict: Verdict) -> bool:
     """Whether it is a yes or a no."""
-    return verdict.judgement in (Judgement.EXPLAINS, Judgement.DOES_NOT_EXPLAIN)
+    return state_of(verdict) is not PairState.SKIPPED
 
 
 def by_premise(verdicts: Iterable[Verdict]) -> Verdicts:
@@ -244,18 +245,16 @@ def event_from_json(text: str) -> TaskEvent:
     return _EVENT.validate_json(text)
 
 
-def explaining(record: TaskRecord, before: Sequence[AcceptedPremise] = ()) -> tuple[AcceptedPremise, ...]:
-    """What explains a task's query by the decision as it is now, after what explained it before."""
-    holding = {premise.id or premise.text: premise for premise in before}
-    for candidate in record.candidates:
-        verdict = record.decision.get(candidate.id)
-        if verdict is not None and accepts(verdict):
-            holding[candidate.id] = AcceptedPremise(candidate.id, candidate.text, candidate.rank, verdict.leaf)
-        elif verdict is not None:
-            holding.pop(candidate.id, None)
-    said = {premise.text for premise in holding.values()}
+def decided(record: TaskRecord) -> tuple[AcceptedPremise, ...]:
+    """What explains a task's query by the decision as it is now."""
+    holding = [
+        AcceptedPremise(one.id, one.text, one.rank, verdict.leaf)
+        for one in record.candidates
+        if (verdict := record.decision.get(one.id)) is not None and accepts(verdict)
+    ]
+    said = {premise.text for premise in holding}
     new = [one for one in record.intermediates if one.text not in said]
-    return (*holding.values(), *(AcceptedPremise("", one.text, ADDED, leaf=False, author=one.author) for one in new))
+    return (*holding, *(AcceptedPremise("", one.text, ADDED, leaf=False, author=one.author) for one in new))
 
 
 def task_name(query: str, candidates: Sequence[Candidate]) -> str:

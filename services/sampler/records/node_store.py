@@ -32,8 +32,8 @@ from services.sampler.acs.algorithm import (
 )
 from services.sampler.acs.nodes import NodeAnswer, NodeRound
 from services.sampler.records.keys import RunKeys
-from services.sampler.records.run_store import CHUNK, EMIT
-from services.sampler.records.runs import FORMAT_VERSION, REFUSED, UNDECIDED, Hypothesis, Pair, PairSign, Run
+from services.sampler.records.run_store import CHUNK, EMIT, NOTE_AMENDED
+from services.sampler.records.runs import FORMAT_VERSION, Hypothesis, Pair, Run
 from services.store.formats import check_format, known_fields
 from services.store.life_cycles import digest, now
 from services.store.redis import Script, unavailable_if_down
@@ -43,6 +43,7 @@ SHOWN = 5  # hypotheses in the message about an unknown one
 
 # OK: stored. DONE: it was stored before. LOST: another sampler has the run. STOPPED: the run was cancelled.
 Written = Literal["OK", "DONE", "LOST", "STOPPED"]
+Amended = Mapping[str, Pair]  # the last amended pairs of a query, by premise
 
 # A worker may write only while it holds the run's lease and the run is running.
 _FENCE = """
@@ -50,21 +51,26 @@ if redis.call('GET', KEYS[2]) ~= ARGV[1] then return 'LOST' end
 if redis.call('HGET', KEYS[1], 'state') ~= 'RUNNING' then return 'STOPPED' end
 """
 
-# A pair that people have amended is not recorded again: an earlier answer does not follow a later one in the log.
+# A pair that people have amended is not recorded again: an earlier answer does not follow a later one in the log. One
+# that is an amendment itself is noted as the last.
 # KEYS: run, lease, tree, pairs, events, answers, amended
 # ARGV: owner, now, field of the tree, its value, whether that completes the node, query key, answers, positives,
-#       negatives, skipped, judgements, failed, whether the node counted as pending, query, then pairs
+#       negatives, skipped, judgements, failed, how many more nodes are pending, query, the tree's depth if it goes
+#       back, whether pairs amend others, then pairs
 _COMMIT = (
     EMIT
+    + NOTE_AMENDED
     + _FENCE
     + """
 if redis.call('HSETNX', KEYS[3], ARGV[3], ARGV[4]) == 0 then return 'DONE' end
+if ARGV[15] ~= '' then redis.call('HSET', KEYS[3], 'depth', ARGV[15]) end
 if ARGV[7] ~= '' then redis.call('HSET', KEYS[6], ARGV[6], ARGV[7]) end
 local amended, left_out = redis.call('HGET', KEYS[7], ARGV[14]), {0, 0, 0, 0}
 amended = amended and cjson.decode(amended)
-for i = 15, #ARGV do
-  local pair = amended and cjson.decode(ARGV[i])
-  if pair and not pair.amended and amended[pair.premise_id] then
+for i = 17, #ARGV do
+  local pair = (amended or ARGV[16] == '1') and cjson.decode(ARGV[i])
+  if pair and pair.amended then note_amended(KEYS[7], pair, ARGV[i]) end
+  if amended and not pair.amended and amended[pair.premise_id] then
     local place = ({POSITIVE = 1, NEGATIVE = 2, SKIPPED = 3})[pair.sign]
     left_out[place] = left_out[place] + 1
   else
@@ -74,7 +80,7 @@ for i = 15, #ARGV do
 end
 redis.call('HINCRBY', KEYS[1], 'nodes_judged', ARGV[5] - ARGV[12])
 redis.call('HINCRBY', KEYS[1], 'nodes_failed', ARGV[12])
-redis.call('HINCRBY', KEYS[1], 'nodes_pending', 0 - ARGV[13])
+redis.call('HINCRBY', KEYS[1], 'nodes_pending', ARGV[13])
 for i, name in ipairs({'positives', 'negatives', 'skipped', 'judgements'}) do
   redis.call('HINCRBY', KEYS[1], name, ARGV[7 + i] - left_out[i])
 end
@@ -127,7 +133,7 @@ class NodeCommit:
     """Everything that a judged node adds to a run.
 
     A round that does not complete its node has no result; `part` names the round; `unknown` counts verdicts on
-    other premises.
+    other premises, `pending` how many more nodes of the tree are to be judged, `depth` is its level if that goes back.
     """
 
     tree: int
@@ -139,24 +145,27 @@ class NodeCommit:
     part: str = ""
     unknown: int = 0
     judgements: int = 0
-    cut: bool = False
+    pending: int = 0
+    depth: int | None = None
 
     @classmethod
     def of_round(
-        cls, run: Run, node_round: NodeRound, outcome: Outcome, answer: NodeAnswer | None, *, last: bool
+        cls, run: Run, node_round: NodeRound, outcome: Outcome, answer: NodeAnswer | None, growth: Growth | None
     ) -> Self:
-        """The records of a round; `last` completes the node."""
+        """The records of a round; the `growth` of its tree completes the node."""
+        tree, node = node_round.tree, node_round.node
         return cls(
-            tree=node_round.tree.index,
-            ordinal=node_round.node.ordinal,
-            query=node_round.node.text,
-            result=outcome.result if last else None,
+            tree=tree.index,
+            ordinal=node.ordinal,
+            query=node.text,
+            result=growth.result if growth else None,
             part=node_round.part,
             known=outcome.known if answer else Known(),
             pairs=tuple(_pairs(run, node_round, outcome, answer)) if answer else (),
             unknown=answer.unknown if answer else 0,
             judgements=len(node_round.asked) if answer else 0,
-            cut=node_round.node.ordinal in node_round.tree.cut,
+            pending=growth.reopened - (node.ordinal not in tree.cut) if growth else 0,
+            depth=growth.depth if growth and growth.depth < tree.depth else None,
         )
 
 
@@ -249,7 +258,14 @@ class NodeStore:
             pipe.hmget(self._keys.amended(run_id), queries)
             rows, amended = await pipe.execute()
         found = [_known(run_id, row) if row else Known() for row in rows]
-        return [_after(one, json.loads(pairs)) if pairs else one for one, pairs in zip(found, amended, strict=True)]
+        return [_after(one, _amended(pairs)) if pairs else one for one, pairs in zip(found, amended, strict=True)]
+
+    async def amended(self, run_id: str, queries: Sequence[str]) -> list[Amended]:
+        """The last amended pair of each premise of each query."""
+        if not queries:
+            return []
+        async with unavailable_if_down(f"read the amendments of run {run_id}"):
+            return [_amended(row) for row in await self._redis.hmget(self._keys.amended(run_id), queries)]
 
     async def commit(self, run_id: str, owner: str, nodes: Sequence[NodeCommit]) -> list[Written]:
         """Commits nodes, each on its own, in one round trip."""
@@ -302,22 +318,32 @@ class NodeStore:
             return written
 
 
+def explaining(tree: Tree, node: Node, amended: Amended) -> tuple[AcceptedPremise, ...]:
+    """What explains a judged node by the last amendments of its query: best rank first, then what those add."""
+    result, above = tree.results[node.ordinal], {node.text, *tree.path(node)}
+    new = {
+        one.premise: AcceptedPremise(one.premise_id, one.premise, one.rank, one.leaf)
+        for one in amended.values()
+        if one.sign == "POSITIVE" and one.premise not in above
+    }
+    held = {one.text: one for one in result.accepted if one.id not in amended or one.text in new}
+    return tuple({**held, **new}.values())
+
+
 def _pairs(run: Run, node_round: NodeRound, outcome: Outcome, answer: NodeAnswer) -> Iterator[Pair]:
     for premise in outcome.judged:
         state = answer.states[premise.id]
         if state is PairState.REFUSED and run.config.rules.positives_only:
             continue
-        sign: PairSign = "POSITIVE" if state.accepted else "NEGATIVE" if state is PairState.REFUSED else "SKIPPED"
         yield run.pair(
             node_round.node.text,
             premise,
-            sign,
-            reason=UNDECIDED if sign == "SKIPPED" else "",
+            state,
             node_id=node_round.node_id,
             annotator=answer.annotator_of(premise.id) or run.config.oracle,
             grade=answer.grades.get(premise.id, 0.0),
             note=answer.note,
-            amended=sign == "POSITIVE" and premise.id in node_round.known.states,  # added, though refused before
+            amended=state.accepted and premise.id in node_round.known.states,  # added, though refused before
             version=node_round.version,
         )
 
@@ -335,8 +361,10 @@ def _commit_arguments(node: NodeCommit) -> list[Any]:
         signs["SKIPPED"] + node.unknown,
         node.judgements,
         int(node.result is not None and node.result.failed),
-        int(node.result is not None and not node.cut),
+        node.pending,
         node.query,
+        "" if node.depth is None else node.depth,
+        int(any(pair.amended for pair in node.pairs)),
         *(pair.to_json() for pair in node.pairs),
     ]
 
@@ -355,17 +383,19 @@ def _result_json(result: Result) -> str:
 
 
 def _known_json(known: Known) -> str:
-    states = {one: (state.value, *_premise(known.premises[one])) for one, state in known.states.items()}
-    stored: dict[str, Any] = {"format_version": FORMAT_VERSION, "states": states}
+    vectors = list(dict.fromkeys(known.vectors.values()))
+    states = {
+        name: [state.value, (one := known.premises[name]).text, one.rank, one.score]
+        for name, state in known.states.items()
+    }
+    for name, vector in known.vectors.items():
+        states[name].append(vectors.index(vector))
+    stored: dict[str, Any] = {"format_version": FORMAT_VERSION, "states": states, "vectors": vectors}
     if known.written:
         stored["written"] = [astuple(one) for one in known.written]
     if known.statements:
         stored["statements"] = [asdict(one) for one in known.statements]
     return json.dumps(stored)
-
-
-def _premise(one: Candidate) -> tuple[Any, ...]:
-    return one.text, one.rank, one.score
 
 
 def _known(run_id: str, row: str) -> Known:
@@ -375,21 +405,19 @@ def _known(run_id: str, row: str) -> Known:
     said = map(_statement, stored.get("statements", ()))
     states = {name: PairState(row[0]) for name, row in stored["states"].items()}
     premises = {name: Candidate(name, *row[1:4]) for name, row in stored["states"].items()}
-    return Known(states, premises, tuple(written), tuple(said))
+    vectors = {name: stored["vectors"][row[4]] for name, row in stored["states"].items() if len(row) > 4}
+    return Known(states, premises, tuple(written), tuple(said), vectors)
 
 
-def _after(known: Known, amended: Mapping[str, str]) -> Known:
-    """What is known of a query after people have changed their minds; `amended` are their last pairs by premise."""
-    pairs = {premise_id: Pair.from_json(text, 0) for premise_id, text in amended.items()}
-    states = {**known.states, **{name: _state(pair) for name, pair in pairs.items()}}
-    found = {name: Candidate(name, pair.premise, pair.rank, pair.score) for name, pair in pairs.items()}
+def _amended(row: str | None) -> Amended:
+    return {name: Pair.from_json(text, 0) for name, text in json.loads(row or "{}").items()}
+
+
+def _after(known: Known, amended: Amended) -> Known:
+    """What is known of a query after people have changed their minds."""
+    states = {**known.states, **{name: pair.state for name, pair in amended.items()}}
+    found = {name: Candidate(name, pair.premise, pair.rank, pair.score) for name, pair in amended.items()}
     return replace(known, states=states, premises={**found, **known.premises})
-
-
-def _state(pair: Pair) -> PairState:
-    if pair.sign == "POSITIVE":
-        return PairState.LEAF if pair.leaf else PairState.EXPLAINS
-    return PairState.REFUSED if pair.sign == "NEGATIVE" or pair.reason == REFUSED else PairState.SKIPPED
 
 
 def _statement(stored: dict[str, Any]) -> Statement:

@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from aeenc import errors
 from services.sampler.records.keys import RunKeys
-from services.sampler.records.run_store import EMIT, UNFINISHED_TTL_S
+from services.sampler.records.run_store import EMIT, NOTE_AMENDED, UNFINISHED_TTL_S
 from services.sampler.records.runs import FORMAT_VERSION, Pair, PairSign, RunConfig
 from services.store.formats import check_format
 from services.store.life_cycles import Step, now
@@ -31,6 +31,7 @@ IMPORT = "import "  # before the request id in the idempotency key of an import
 # ARGV: now, whether there is a request id, then pairs
 _IMPORT = (
     EMIT
+    + NOTE_AMENDED
     + f"""
 if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end
 redis.call('PERSIST', KEYS[6])
@@ -43,11 +44,7 @@ for first = 3, #ARGV, chunk do
       local seq = redis.call('HINCRBY', KEYS[1], 'pair_seq', 1)
       redis.call('XADD', KEYS[2], seq .. '-0', 'pair', ARGV[i])
       local pair = cjson.decode(ARGV[i])
-      if pair.amended then
-        local of_query = cjson.decode(redis.call('HGET', KEYS[4], pair.query) or '{{}}')
-        of_query[pair.premise_id] = ARGV[i]
-        redis.call('HSET', KEYS[4], pair.query, cjson.encode(of_query))
-      end
+      if pair.amended then note_amended(KEYS[4], pair, ARGV[i]) end
       local counter = ({{POSITIVE = 'positives', NEGATIVE = 'negatives', SKIPPED = 'skipped'}})[pair.sign]
       redis.call('HINCRBY', KEYS[1], counter, 1)
     end
@@ -103,12 +100,6 @@ class PairLog:
                     return pairs, 0
                 after = found[-1].seq
         return pairs, after
-
-    async def amended(self, run_id: str) -> list[Pair]:
-        """The last amended pair of each query and premise of a run."""
-        async with unavailable_if_down(f"read the amendments of run {run_id}"):
-            stored = await self._redis.hvals(self._keys.amended(run_id))
-        return [Pair.from_json(text, 0) for of_query in stored for text in json.loads(of_query).values()]
 
     async def claim(self, request_id: str, run_id: str, corpus: str, pairs: Sequence[Pair]) -> str:
         """The run that an import's request id stands for: `run_id`, or the one of its first attempt.

@@ -34,6 +34,14 @@ UNFINISHED_TTL_S = 3600  # the remains of an interrupted start expire after this
 EVENT_FIELDS = ("state", "error", "ended_at", *COUNTERS)
 EVENTS_KEPT = 10_000  # of one run, or a few more; about a hundred bytes each
 EMIT = emit_script(EVENT_FIELDS, EVENTS_KEPT)  # the head of every script that writes an event of a run
+# Keeps the last amended pair of each query and premise.
+NOTE_AMENDED = """
+local function note_amended(key, pair, text)
+  local of_query = cjson.decode(redis.call('HGET', key, pair.query) or '{}')
+  of_query[pair.premise_id] = text
+  redis.call('HSET', key, pair.query, cjson.encode(of_query))
+end
+"""
 
 # KEYS: from 7 on hypotheses, open
 _KEEP_HYPOTHESES = """

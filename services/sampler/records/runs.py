@@ -7,10 +7,10 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass, field, fields
 from datetime import datetime
-from typing import Literal, cast
+from typing import Literal, assert_never, cast
 
 from aeenc.oracle import Candidate
-from services.sampler.acs.algorithm import ADDED, Rules
+from services.sampler.acs.algorithm import ADDED, PairState, Rules
 from services.sampler.acs.negatives import NegativeFilter
 from services.store.formats import check_format, known_fields
 from services.store.life_cycles import LIVE, State, now
@@ -130,18 +130,19 @@ class Run:
         self,
         query: str,
         premise: Candidate,
-        sign: PairSign,
+        state: PairState,
         *,
         node_id: str,
         annotator: str,
-        reason: str = "",
         grade: float = 0.0,
         note: str = "",
         amended: bool = False,
-        leaf: bool = False,
         version: str = "",
     ) -> Pair:
         """A pair that this run records now; `version` has retrieved it (default: the one the run began with)."""
+        sign, reason = sign_of(state)
+        if sign == "NEGATIVE" and self.config.rules.positives_only:
+            sign, reason = "SKIPPED", REFUSED
         return Pair(
             query=query,
             premise_id=premise.id,
@@ -158,11 +159,24 @@ class Run:
             judged_at=now(),
             grade=grade,
             amended=amended,
-            leaf=leaf,
+            leaf=amended and state is PairState.LEAF,
             reason=reason,
             note=note,
             source="SEARCHED" if premise.rank == ADDED else "RETRIEVED",
         )
+
+
+def sign_of(state: PairState) -> tuple[PairSign, str]:
+    """What the log says of a pair in this state, and the reason of a skipped one."""
+    match state:
+        case PairState.EXPLAINS | PairState.LEAF:
+            return "POSITIVE", ""
+        case PairState.REFUSED:
+            return "NEGATIVE", ""
+        case PairState.SKIPPED:
+            return "SKIPPED", UNDECIDED
+        case _:
+            assert_never(state)
 
 
 @dataclass(frozen=True)
@@ -210,6 +224,19 @@ class Pair:
         stored = dict(vars(self))  # plain values: asdict would take most of the time that a run spends on its pairs
         stored.pop("seq")
         return json.dumps({"format_version": FORMAT_VERSION, **stored})
+
+    @property
+    def state(self) -> PairState:
+        """What a run knows by it."""
+        match self.sign:
+            case "POSITIVE":
+                return PairState.LEAF if self.leaf else PairState.EXPLAINS
+            case "NEGATIVE":
+                return PairState.REFUSED
+            case "SKIPPED":
+                return PairState.REFUSED if self.reason == REFUSED else PairState.SKIPPED
+            case _:
+                assert_never(self.sign)
 
     @classmethod
     def from_json(cls, text: str, seq: int) -> Pair:

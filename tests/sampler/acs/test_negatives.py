@@ -11,6 +11,7 @@ from services.sampler.acs.algorithm import ADDED, Known, PairState, Rules
 from services.sampler.acs.negatives import NegativeFilter
 from support.worlds.sampler_world import FACTS, SamplerWorld, brute_force, explains, finish, nearest, pair_set
 
+POSITIVE = types_pb2.PAIR_SIGN_POSITIVE
 Found = list[tuple[str, int, float]]  # premise, rank from 1, score
 
 
@@ -78,6 +79,52 @@ def test_what_was_added_sets_no_margin_but_makes_a_rewording():
     premises = [Candidate("a", "good", ADDED, 0.0), Candidate("n", "a good", 1, -0.5), Candidate("f", "far", 2, -0.05)]
     states = {"a": PairState.LEAF, "n": PairState.REFUSED, "f": PairState.REFUSED}
     assert Known(states, {one.id: one for one in premises}).left_out("query", rules) == {"n": "wording"}
+
+
+def test_a_refusal_without_rank_has_no_rank_or_score_to_be_left_out_by():
+    rules = Rules(negatives=NegativeFilter(min_rank=3, absolute_margin=0.1), max_negatives_per_query=2)
+    premises = [Candidate("a", "good", 1, -0.2), Candidate("n", "far", 4, -0.5), Candidate("w", "new", ADDED, 0.0)]
+    known = {one.id: one for one in premises}
+    states = {"a": PairState.LEAF, "n": PairState.REFUSED, "w": PairState.REFUSED}
+    assert Known(states, known).left_out("query", rules) == {}
+    rules = Rules(max_negatives_per_query=1)
+    assert Known(states, known).left_out("query", rules) == {"w": "cap"}, "what was ranked comes first"
+
+
+def test_a_margin_compares_scores_of_one_query_vector_only():
+    """The best accepted one of each vector sets the margin there; a vector without one has none."""
+    rules = Rules(negatives=NegativeFilter(absolute_margin=0.1))
+    scores = {"a": 0.5, "near": 0.45, "far": 0.2, "b": 0.1, "near b": 0.05, "far b": -0.2, "alone": 0.9}
+    premises = {name: Candidate(name, name, 1, score) for name, score in scores.items()}
+    states = {name: PairState.LEAF if name in "ab" else PairState.REFUSED for name in scores}
+    vectors = dict(zip(scores, ("v", "v", "v", "w", "w", "w", "x"), strict=True))
+    assert Known(states, premises, vectors=vectors).left_out("q", rules) == {"near": "margin", "near b": "margin"}
+
+
+async def test_the_rounds_of_a_conditioned_node_are_filtered_each_by_its_own_scores(world: SamplerWorld):
+    margin = 0.2
+    async with world.sampler() as client:
+        run = await finish(client, conditioned=True, max_depth=0, k=4, negative_filter={"absolute_margin": margin})
+        found = [one async for one in client.list_pairs(run.id)]
+    rounds = 0
+    for query in {one.query for one in found}:
+        accepted: list[str] = []
+        judged: set[str] = set()
+        of_query = {one.premise_id: one for one in found if one.query == query}
+        while True:  # what each round retrieved, by its definition
+            here = [one for one in nearest(query, 4, accepted=accepted) if one[0] not in judged]
+            here = [one for one in here if one[0] in of_query]
+            judged |= {name for name, *_ in here}
+            best = max((score for name, _, score in here if of_query[name].sign == POSITIVE), default=9.0)
+            for name, text, score in here:
+                is_near = not explains(query, text) and score > best - margin
+                assert (of_query[name].reason == "margin") == is_near
+            new = [name for name, *_ in here if of_query[name].sign == POSITIVE]
+            rounds += 1
+            if not new:
+                break
+            accepted += new
+    assert rounds > 12
 
 
 def expected_pairs(rules: NegativeFilter, most: int = 0) -> tuple[set, set]:

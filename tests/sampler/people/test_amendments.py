@@ -333,3 +333,15 @@ async def test_the_pairs_of_an_amendment_whose_sampler_died_are_added_by_the_nex
 
 async def died(*_: object) -> int:
     raise RuntimeError("the sampler has died")
+
+
+async def test_amended_refusals_beyond_the_cap_say_that_they_are_no_negatives(world: SamplerWorld):
+    async with at_work(world, 1, run={"max_negatives_per_query": 1}) as (people, sampler, run_id):
+        lease = await take(people, "ann")
+        ids = [c.premise.id for c in lease.task.candidates]
+        answer = await people.submit(lease, dict.fromkeys(ids, EXPLAINS))
+        await asyncio.wait_for(sampler.wait(run_id), 40)
+        await people.amend(answer.answer_id, dict.fromkeys(ids[:3], REFUSES), "ann")
+        latest = {one.premise_id: (one.sign.name, one.reason) for one in await pairs(sampler, run_id)}
+        beyond = dict.fromkeys(ids[1:3], ("SKIPPED", "cap"))
+        assert latest == {ids[0]: ("NEGATIVE", ""), ids[3]: ("POSITIVE", ""), **beyond}

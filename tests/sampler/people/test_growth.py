@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 
 import aeenc
-from aeenc import errors, values
+from aeenc import errors, trees, values
 from aeenc.oracle import EXPLAINS, REFUSES, Verdict
 from services.sampler.acs.algorithm import AcceptedPremise, Growth, Node, Result, Rules, Tree
 from support.waiting import eventually
-from support.worlds.sampler_world import QUEUE, SamplerWorld, at_work, pairs, take
+from support.worlds.sampler_world import NEVER, QUEUE, SamplerWorld, at_work, nearest, pairs, take
 
 
 def premise(name: str, *, leaf: bool = False) -> AcceptedPremise:
@@ -314,3 +316,122 @@ async def test_a_cut_node_that_somebody_holds_is_recorded_when_they_answer_and_e
         run = await asyncio.wait_for(sampler.wait(run_id), 40)
         assert (run.state.name, run.progress.nodes_judged, run.progress.nodes_pending) == ("SUCCEEDED", 2, 0)
         assert {pair.query for pair in await pairs(sampler, run_id)} == {"hypothesis 0", one.task.query}
+
+
+async def test_an_answer_that_accepts_a_cut_node_opens_it_again_whoever_works_on_the_run(world: SamplerWorld):
+    async with at_work(world, 1, run={"max_depth": 2}, undo_s=0.0) as (people, sampler, run_id):
+        root = await take(people, "ann")
+        first, second = (one.premise for one in root.task.candidates[:2])
+        await people.submit(root, {first.id: EXPLAINS, second.id: EXPLAINS})
+        await waits(people, run_id, first.text)
+        await waits(people, run_id, second.text)
+        answer = await answer_of(people, run_id, "hypothesis 0")
+        await people.amend(answer.answer_id, {first.id: REFUSES}, "ann")
+        await eventually(lambda: is_gone_from(people, run_id, first.text))
+        await people.submit(await take(people, "ann"), [], additions=[first.id])
+        await waits(people, run_id, first.text)
+        assert (await sampler.get_run(run_id)).progress.nodes_pending == 1
+        await people.submit(await take(people, "ann"), [])
+        run = await asyncio.wait_for(sampler.wait(run_id), 40)
+        assert (run.state.name, run.progress.nodes_judged) == ("SUCCEEDED", 3)
+        events = [seen.progress.nodes_pending async for _, seen in sampler.watch(run_id)]
+        assert min(events) == events[-1] == 0
+
+
+async def is_gone_from(people: aeenc.PeopleClient, run_id: str, text: str) -> bool:
+    """Whether the first tree has a node no more, and one task is left to take."""
+    [queue] = await people.list_queues()
+    return text not in await tree_of(people, run_id) and queue.total.waiting == 1
+
+
+FACT, ABOVE = "fact 7", nearest("fact 7", 9)[0]
+LAST_ID, LAST_TEXT, _ = nearest("fact 7", 9)[4]  # asked only where ABOVE is an ancestor
+
+
+@asynccontextmanager
+async def one_query_in_two_trees(
+    world: SamplerWorld, **queue: object
+) -> AsyncIterator[tuple[aeenc.PeopleClient, aeenc.SamplerClient, str, values.Lease]]:
+    """`fact 7` has nothing in `tree-0`, and is leased in `tree-1`, below its nearest premise."""
+    async with world.sampler(queues={"team": {**QUEUE, **queue}}) as sampler:
+        people = aeenc.PeopleClient(sampler.channel)
+        roots = [("tree-0", FACT), ("tree-1", ABOVE[1])]
+        run = await sampler.start_run(roots, corpus="science", oracle="team", k=4, max_depth=2)
+        taken: list[values.Lease] = []
+
+        async def has_task(tree: str, query: str) -> bool:
+            taken.extend(await people.lease("ann", run_id=run.id, hypothesis_id=tree))
+            return bool(taken) and taken[-1].task.query == query
+
+        async def say(tree: str, query: str, additions: list[str]) -> None:
+            await eventually(lambda: has_task(tree, query))
+            await people.submit(taken[-1], [], additions=additions)
+            await people.settle(run.id, taken[-1].task.task_id, "ann")
+
+            async def is_judged() -> bool:
+                return (await people.get_tree(run.id, tree)).nodes[0].state.name == "JUDGED"
+
+            await eventually(is_judged)
+
+        await say("tree-0", FACT, [])
+        in_reach = "p7" not in {name for name, *_ in nearest(ABOVE[1], 4)}
+        assert in_reach, "else it is judged, not added"
+        await say("tree-1", ABOVE[1], ["p7"])
+        await eventually(lambda: has_task("tree-1", FACT))
+        yield people, sampler, run.id, taken[-1]
+
+
+async def answer_to_root(people: aeenc.PeopleClient, run_id: str) -> values.TaskAnswer:
+    """The answer to `fact 7` at the root of `tree-0`."""
+    found = [task async for task in people.list_tasks(run_id) if task.task.query == FACT and not task.task.path]
+    return found[0].answers[0]
+
+
+async def accepted_by_all(people: aeenc.PeopleClient, sampler: aeenc.SamplerClient, run_id: str) -> list[set[str]]:
+    """The texts that explain `fact 7` by the two trees, and by their exported records."""
+    nodes = [(await people.get_tree(run_id, tree)).nodes for tree in ("tree-0", "tree-1")]
+    found = [{one.text for one in node.accepted} for shown in nodes for node in shown if node.text == FACT]
+    async for _, record in sampler.export_trees(run_id):
+        built = trees.tree_from_record(json.loads(record))
+        [step] = [step for step in built.steps if step.text == FACT]
+        found.append({built.texts[label] for label in step.premises})
+    return found
+
+
+async def test_what_another_tree_adds_holds_although_it_was_amended_away_before(world: SamplerWorld):
+    async with one_query_in_two_trees(world, undo_s=NEVER) as (people, sampler, run_id, below):
+        again = nearest(FACT, 2)[1]
+        assert [one.premise.id for one in below.task.candidates] == [LAST_ID]
+        first = await answer_to_root(people, run_id)
+        changed = await people.amend(first.answer_id, {again[0]: EXPLAINS}, "ann")
+        await people.amend(changed, {again[0]: REFUSES}, "ann")
+        await people.submit(below, {LAST_ID: REFUSES}, additions=[again[0]])
+        await people.settle(run_id, below.task.task_id, "ann")
+
+        async def is_recorded() -> bool:
+            found = [one for one in await pairs(sampler, run_id) if one.premise_id == again[0]]
+            return found[-1].sign.name == "POSITIVE"
+
+        await eventually(is_recorded)
+        assert await accepted_by_all(people, sampler, run_id) == [{again[1]}] * 4
+
+
+async def test_an_amendment_stands_above_an_answer_that_was_given_before_and_recorded_later(world: SamplerWorld):
+    async with one_query_in_two_trees(world, undo_s=NEVER) as (people, sampler, run_id, below):
+        first = await answer_to_root(people, run_id)
+        await people.submit(below, {LAST_ID: REFUSES})
+        await people.amend(first.answer_id, {}, "ann", additions=[LAST_ID])
+
+        async def has_grown() -> bool:
+            return LAST_TEXT in {one.text for one in (await people.get_tree(run_id, "tree-0")).nodes}
+
+        await eventually(has_grown)
+        await people.settle(run_id, below.task.task_id, "ann")
+
+        async def is_judged() -> bool:
+            shown = (await people.get_tree(run_id, "tree-1")).nodes
+            return {one.state.name for one in shown if one.text == FACT} == {"JUDGED"}
+
+        await eventually(is_judged)
+        assert await accepted_by_all(people, sampler, run_id) == [{LAST_TEXT}] * 4
+        assert [one.sign.name for one in await pairs(sampler, run_id) if one.premise_id == LAST_ID][-1] == "POSITIVE"

@@ -400,3 +400,27 @@ async def test_a_remark_that_nobody_knows_is_refused_by_name(world: SamplerWorld
         wrong = Verdict(REFUSES, remark=9)  # type: ignore[arg-type]
         with pytest.raises(errors.InvalidArgument, match=r"verdicts\[0\]\.remark: 9 is unknown"):
             await people.submit(lease, {lease.task.candidates[0].premise.id: wrong})
+
+
+async def test_of_two_undos_at_once_none_reports_an_answer_that_the_other_took_back(
+    world: SamplerWorld, monkeypatch: pytest.MonkeyPatch
+):
+    """The second one is held after it has found the last answer, until the first has taken that back."""
+    answered_by, held, go_on = TaskStore.answered_by, asyncio.Event(), asyncio.Event()
+
+    async def found_first(store: TaskStore, *asked: Any, **how: Any) -> list[str]:
+        found = await answered_by(store, *asked, **how)
+        if not held.is_set():
+            held.set()
+            await go_on.wait()
+        return found
+
+    async with at_work(world, 2, undo_s=NEVER) as (people, _, run_id):
+        earlier = await people.submit(await take(people, "ann"), [])
+        last = await people.submit(await take(people, "ann"), [])
+        monkeypatch.setattr(TaskStore, "answered_by", found_first)
+        slow = asyncio.create_task(people.undo("ann", run_id))
+        await held.wait()
+        assert await people.undo("ann", run_id) == [last.answer_id]
+        go_on.set()
+        assert await slow == [earlier.answer_id]
