@@ -124,7 +124,7 @@ class OutOfFold:
             ranked = sync.run(_ranked(_with(call, weights, names)))
             gold = self._folds[fold].gold[len(examples) :]
             for row, hits in enumerate(ranked):
-                features = call.features(row, hits, call.all_but(row, None))
+                features = call.features(row, hits)
                 examples.append((features, np.isin(hits.ordinals[: len(features)], gold[row])))
         return examples
 

@@ -18,7 +18,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import TypeVar
 
 import numpy as np
@@ -155,26 +155,24 @@ class Call:
             )
         return self.served.lexical
 
-    async def allowed(self) -> Callable[[int], NDArray[np.bool_] | None]:
-        """The premises (rows,) that may be returned for a text, by its place; None: all.
+    @cached_property
+    def selected(self) -> NDArray[np.bool_] | None:
+        """The premises (rows,) that any text may get; None: all. A mask of a large corpus takes milliseconds."""
+        return self.served.allowed(self.selection)
 
-        A mask of a large corpus takes milliseconds.
-        """
-        selected = None if self.selection == ALL else await asyncio.to_thread(self.served.allowed, self.selection)
-        return lambda row: self.all_but(row, selected)
-
-    def all_but(self, row: int, selected: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:
-        """The premises (rows,) `selected`, without those left out for one text."""
+    def allowed(self, row: int) -> NDArray[np.bool_] | None:
+        """The premises (rows,) that may be returned for one text; None: all."""
         if not self.left_out[row]:
-            return selected
-        mask = np.ones(self.served.rows, dtype=bool) if selected is None else selected.copy()
+            return self.selected
+        mask = np.ones(self.served.rows, dtype=bool) if self.selected is None else self.selected.copy()
         mask[self.left_out[row]] = False
         return mask
 
-    def features(self, row: int, hits: SearchHits, allowed: NDArray[np.bool_] | None) -> NDArray[np.float64]:
+    def features(self, row: int, hits: SearchHits) -> NDArray[np.float64]:
         """The features (DEPTH, len(FEATURES)) of the first hits of one text. It reads from disk."""
-        first = hits.first(DEPTH)
-        words = FirstWords(self.terms(row), first, self.lexical, allowed) if self.query.mode == "HYBRID" else None
+        first, words = hits.first(DEPTH), None
+        if self.query.mode == "HYBRID":
+            words = FirstWords(self.terms(row), first, self.lexical, self.allowed(row))
         return features_of(first, words, self.encoded[row], self.served.index.vectors[first.ordinals])
 
     def turned(
@@ -344,24 +342,24 @@ class Retrieval:
 
     async def _by_words(self, call: Call, _hits: list[SearchHits], *, k: int) -> list[SearchHits]:
         """Finds the k best by BM25, or by its rounds."""
-        lexical, allowed = call.lexical, await call.allowed()
+        lexical = call.lexical
 
         def work(row: int) -> SearchHits:
             if call.query.mode == "ITERATIVE_LEXICAL":
-                return lexical.iterate(call.terms(row), k, allowed(row))
-            return best(lexical.scores(call.terms(row)), k, allowed(row))
+                return lexical.iterate(call.terms(row), k, call.allowed(row))
+            return best(lexical.scores(call.terms(row)), k, call.allowed(row))
 
         return await self._in_executor(call, work)
 
     async def _fuse_with_words(self, call: Call, hits: list[SearchHits], *, pool: int, k: int) -> list[SearchHits]:
         """Combines the best by vectors with the pool of the best by words."""
-        lexical, allowed, query = call.lexical, await call.allowed(), call.query
+        lexical, query = call.lexical, call.query
 
         def work(row: int) -> SearchHits:
             found = call.words.get(row)
             if found is None:
                 scores = lexical.scores(call.terms(row))
-                found = scores, best(scores, pool, allowed(row))
+                found = scores, best(scores, pool, call.allowed(row))
                 if call.keeps_words:
                     call.words[row] = found
             scores, by_words = found
@@ -394,10 +392,9 @@ class Retrieval:
 
     async def _order_by_features(self, call: Call, hits: list[SearchHits], *, k: int) -> list[SearchHits]:
         """Orders the best premises anew by the weighted sum of their features."""
-        allowed, weights = await call.allowed(), call.query.features
 
         def work(row: int) -> SearchHits:
-            return order_by(hits[row], call.features(row, hits[row], allowed(row)), weights, k)
+            return order_by(hits[row], call.features(row, hits[row]), call.query.features, k)
 
         return await self._in_executor(call, work)
 

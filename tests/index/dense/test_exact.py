@@ -8,11 +8,12 @@ import pytest
 from numpy.typing import NDArray
 
 from aeenc import errors
-from services.corpus.arrays import exact_products
+from services.corpus.arrays import exact_products, norms_of
 from services.corpus.generation import PremiseRecord, Premises
 from services.index.catalogue.served import ServedGeneration
+from services.index.dense import exact
 from services.index.dense.batcher import EXCLUDED_AFTERWARDS, SearchBatcher
-from services.index.dense.exact import FlatIndex, Proposal
+from services.index.dense.exact import FlatIndex, Int8Proposer, Proposal
 from services.index.values import ALL, Selection
 
 
@@ -247,3 +248,71 @@ def test_the_nearest_among_some_rows_are_exact_and_ties_go_to_the_lower_ordinal(
     assert found.ordinals.tolist() == wanted.ordinals.tolist()
     assert found.scores.tobytes() == wanted.scores.tobytes()
     assert any(a + 600 == b for a, b in zip(found.ordinals, found.ordinals[1:], strict=False)), "no twins were found"
+
+
+SMALL = {"SCAN_ROWS": 9, "SLACK": 2, "COARSE_UP_TO": 6, "WIDEST": 40, "BLOCK_ROWS": 16, "CACHED_ROWS": 8}
+SMALLER = {"SCAN_UP_TO": 2, "CODED_ROWS": 7, "CONSTANT_BYTES": 120, "SCORES_AT_ONCE": 100}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("is_coded", [True, False])
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_is_asked_equals_a_brute_force_to_the_bit(
+    monkeypatch: pytest.MonkeyPatch, seed: int, is_coded: bool, dtype: type
+) -> None:
+    for name, value in {**SMALL, **SMALLER}.items():
+        monkeypatch.setattr(exact, name, value)
+    rng = np.random.default_rng(seed)
+    matrix = rng.choice([-2.0, -1.0, 0.0, 1.0, 1.001], size=(90, 5)).astype(dtype)
+    matrix[rng.integers(0, 90, 20)] = matrix[rng.integers(0, 90, 20)]  # ties
+    matrix[:3] = 0
+    matrix *= np.array([1, 1, 3], dtype)[np.arange(90) % 3][:, None]
+    index = FlatIndex(matrix, coarse=Int8Proposer(matrix) if is_coded else None)
+    assert index.largest_norm == pytest.approx(np.linalg.norm(matrix.astype(float), axis=1).max())
+    queries = np.concatenate([rng.choice([-1.0, 0.0, 1.0], size=(3, 5)), rng.normal(size=(3, 5))]).astype(np.float32)
+    masks = [None, *(rng.random(90) < share for share in (0.0, 0.05, 0.5, 0.95))]
+    for k in (0, 1, 5, 7, 38, 60, 90, 200):
+        for allowed in masks:
+            for rows in (1, 6):
+                found = index.nearest(queries[:rows], k, allowed)
+                (*pauses, scanned) = index.scan(queries[:rows], k, allowed, 25)
+                assert pauses == [None] * 3
+                assert len(found) == len(scanned or ()) == rows
+                for one in (found, scanned or ()):
+                    for query, hits in zip(queries, one, strict=False):
+                        assert_same(hits, brute_force(matrix, query, k, allowed))
+                        assert hits.exact
+
+
+def test_the_error_of_a_proposer_bounds_its_error_and_its_ceiling_all_others() -> None:
+    rng = np.random.default_rng(3)
+    for scale in (1.0, 1e-3, 50.0):
+        matrix = (rng.normal(size=(200, 24)) * scale * rng.random((200, 1))).astype(np.float32)
+        queries = np.concatenate([rng.normal(size=(8, 24)), matrix[:4] / scale]).astype(np.float32)
+        products = queries.astype(np.float64) @ matrix.T.astype(np.float64)
+        proposers = [Int8Proposer(matrix), exact.FaissProposer(matrix, float(norms_of(matrix).max()))]
+        proposers.append(exact.FaissProposer(matrix.astype(np.float16), float(norms_of(matrix).max() * 1.001)))
+        for proposer, largest in zip(proposers, (0.03, 1e-5, None), strict=True):
+            for allowed in (None, rng.random(200) < 0.5):
+                found = proposer.propose(queries, 20, allowed)
+                if largest is not None:
+                    assert (
+                        np.abs(np.take_along_axis(products, found.ordinals, 1) - found.scores) <= found.error[:, None]
+                    ).all()
+                    assert (found.error <= largest * np.linalg.norm(queries, axis=1) * norms_of(matrix).max()).all()
+                assert (np.diff(found.scores, axis=1) <= 0).all()
+                for row, ordinals in enumerate(found.ordinals):
+                    outside = np.setdiff1d(np.arange(200) if allowed is None else np.flatnonzero(allowed), ordinals)
+                    assert len(set(ordinals.tolist())) == 20
+                    if largest is not None:
+                        assert products[row, outside].max() <= found.ceiling[row]
+                    assert allowed is None or allowed[ordinals].all()
+
+
+def test_blocks_of_codes_are_whole_and_none_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact, "CONSTANT_BYTES", 100)
+    for rows, dim, blocks in ((10, 10, 1), (11, 10, 2), (1, 3, 1), (99, 7, 7), (100, 7, 7), (101, 7, 8)):
+        parts = exact.parts_of(rows, dim)
+        assert len(parts) == blocks
+        assert [row for part in parts for row in range(part.start, part.stop)] == list(range(rows))
+        assert all(0 < part.stop - part.start <= 100 // dim + 1 for part in parts)
