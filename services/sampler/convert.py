@@ -24,7 +24,6 @@ from services.sampler.records.runs import (
     Hypothesis,
     Pair,
     PairSign,
-    PremiseSource,
     Run,
     RunConfig,
     parse_time,
@@ -40,11 +39,6 @@ _SIGNS: dict[types_pb2.PairSign, PairSign | None] = {
     types_pb2.PAIR_SIGN_POSITIVE: "POSITIVE",
     types_pb2.PAIR_SIGN_NEGATIVE: "NEGATIVE",
     types_pb2.PAIR_SIGN_SKIPPED: "SKIPPED",
-}
-
-_SOURCES: dict[types_pb2.PremiseSource, PremiseSource] = {
-    types_pb2.PREMISE_SOURCE_RETRIEVED: "RETRIEVED",
-    types_pb2.PREMISE_SOURCE_SEARCHED: "SEARCHED",
 }
 
 
@@ -179,7 +173,6 @@ def to_pair(pair: Pair) -> types_pb2.Pair:
             grade=pair.grade,
             amended=pair.amended,
             note=pair.note,
-            source=f"PREMISE_SOURCE_{pair.source or 'UNSPECIFIED'}",
         ),
     )
 
@@ -211,7 +204,6 @@ def _from_pair(message: types_pb2.Pair, place: str) -> Pair:
         grade=origin.grade,
         reason=message.reason,
         note=origin.note[:MAX_NOTE],
-        source=decode_enum(_SOURCES, origin.source, f"{place}.provenance.source", ""),
     )
 
 
@@ -266,9 +258,8 @@ def to_judged_task(record: TaskRecord, only: str = "") -> people_pb2.JudgedTask:
         task=record.task.to_proto(),
         state=cast("people_pb2.TaskState", record.state),
         answers=[one.answer.to_message() for one in record.answers if not only or one.annotator == only],
-        decision=[verdict.to_message() for verdict in record.decision.values()],
+        decision=Answer(verdicts=tuple(record.decision.values()), annotator=record.adjudicator).to_message(),
         conflicts=record.conflicts,
-        adjudicator=record.adjudicator,
     )
 
 

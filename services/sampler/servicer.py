@@ -235,7 +235,7 @@ class SamplerAdminServicer(sampler_pb2_grpc.SamplerAdminServiceServicer):
 
     async def DeleteRun(self, request: sampler_pb2.DeleteRunRequest, context: Any) -> sampler_pb2.DeleteRunResponse:
         await self._retention.delete(request.run_id, request.request_id)
-        return sampler_pb2.DeleteRunResponse(run_id=request.run_id)
+        return sampler_pb2.DeleteRunResponse()
 
     async def CollectGarbage(
         self, request: sampler_pb2.SamplerAdminServiceCollectGarbageRequest, context: Any

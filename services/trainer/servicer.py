@@ -110,13 +110,13 @@ class TrainerAdminServicer(trainer_pb2_grpc.TrainerAdminServiceServicer):
 
     async def DeleteJob(self, request: trainer_pb2.DeleteJobRequest, context: Any) -> trainer_pb2.DeleteJobResponse:
         await self._deletion.delete_job(request.job_id, request.request_id)
-        return trainer_pb2.DeleteJobResponse(job_id=request.job_id)
+        return trainer_pb2.DeleteJobResponse()
 
     async def DeleteCheckpoint(
         self, request: trainer_pb2.DeleteCheckpointRequest, context: Any
     ) -> trainer_pb2.DeleteCheckpointResponse:
         await self._deletion.delete_checkpoint(request.version, request.request_id)
-        return trainer_pb2.DeleteCheckpointResponse(version=request.version)
+        return trainer_pb2.DeleteCheckpointResponse()
 
     async def CollectGarbage(
         self, request: trainer_pb2.TrainerAdminServiceCollectGarbageRequest, context: Any

@@ -74,7 +74,7 @@ async def test_a_tree_is_built_by_keys_alone(bench: Any) -> None:
         await page.keyboard.press("g")
         await asyncio.wait_for(at.sampler.wait(run_id), 30)
         tree = await judged(at, run_id)
-        assert [node.state for node in tree.nodes] == [values.TreeNodeState.JUDGED] * 2
+        assert [node.state for node in tree.nodes] == [values.TaskState.SETTLED] * 2
         root, below = [task async for task in at.people.list_tasks(run_id)]
         assert root.answers[0].note == "a note"
         assert [one.judgement.name for one in root.answers[0].verdicts] == [
@@ -273,7 +273,7 @@ async def test_two_people_disagree_and_a_third_decides(bench: Any) -> None:
         for window in (late, lead):
             await window.get_by_text("Nobody disagrees.").wait_for()
         [task] = [one async for one in at.people.list_tasks(run_id)]
-        assert (task.adjudicator, len(task.conflicts)) == ("lead", 0)
+        assert (task.decision.annotator, len(task.conflicts)) == ("lead", 0)
         again = {"run": run_id, "task": task.task.task_id, "verdicts": {task.task.candidates[0].premise.id: "refuses"}}
         assert await late.evaluate(POST, ["/api/adjudicate", again]) == 409, "a decision is replaced unseen"
         assert await lead.evaluate(POST, ["/api/adjudicate", again]) == 200, "one's own decision can be changed"

@@ -139,11 +139,11 @@ class Trainer(
 
     async def DeleteCheckpoint(self, request: Any, context: Any) -> Any:
         await self._hear(request, context)
-        return trainer_pb2.DeleteCheckpointResponse(version=request.version)
+        return trainer_pb2.DeleteCheckpointResponse()
 
     async def DeleteJob(self, request: Any, context: Any) -> Any:
         await self._hear(request, context)
-        return trainer_pb2.DeleteJobResponse(job_id=request.job_id)
+        return trainer_pb2.DeleteJobResponse()
 
     async def CollectGarbage(self, request: Any, context: Any) -> Any:
         await self._hear(request, context)

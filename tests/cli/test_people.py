@@ -44,7 +44,7 @@ async def test_a_lead_sees_queue_and_tree(aeenc, world: SamplerWorld):
     async with queued(world, 2, undo_s=3600.0) as (sampler, run_id):
         target = ("--sampler", sampler.channel.target)
         before = (await aeenc(*target, "--json", "tree", run_id, "tree-0")).json
-        assert (before["finished"], [node["state"] for node in before["nodes"]]) == (False, ["open"])
+        assert (before["finished"], [node["state"] for node in before["nodes"]]) == (False, ["waiting"])
         numbers = (await aeenc(*target, "--json", "queues", "--annotator", "ann")).json["queues"]
         assert [(row["queue"], row["run"], row["free"]) for row in numbers] == [("team", "", 2), ("team", run_id, 2)]
         await sdk.PeopleClient(sampler.channel).settle(run_id, await accept(sampler, run_id, 1), "ann")

@@ -234,7 +234,7 @@ class PeopleMachine(RuleBasedStateMachine):
 
     async def _judged(self, place: int) -> bool:
         [root] = (await self.bench.people.get_tree(self.run_id, f"tree-{place}")).nodes
-        return root.state is values.TreeNodeState.JUDGED
+        return root.state is State.SETTLED
 
     @rule(again=st.sampled_from(["restart", "cancel"]))
     def interrupt(self, again: str) -> None:
@@ -258,7 +258,7 @@ class PeopleMachine(RuleBasedStateMachine):
                 one.annotator: {v.premise_id: v.judgement for v in (*one.verdicts, *one.additions)}
                 for one in found.answers
             } == task.answers
-            assert {one.premise_id: one.judgement for one in found.decision} == {
+            assert {one.premise_id: one.judgement for one in found.decision.verdicts} == {
                 key: one for key, one in decision.items() if one is not None
             }
             assert {*found.conflicts} == {key for key, one in decision.items() if one is None}

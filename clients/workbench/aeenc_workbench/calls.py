@@ -353,8 +353,8 @@ async def adjudicate(call: Call) -> Any:
     body = await call.body(TaskBody)
     named = (task async for task in call.client.people.list_tasks(body.run) if task.task.task_id == body.task)
     for task in await first(named, 1):
-        if not task.conflicts and task.adjudicator not in ("", call.person.name):
-            told = f"{task.adjudicator} has decided this task meanwhile; to decide it again: aeenc adjudicate"
+        if not task.conflicts and task.decision.annotator not in ("", call.person.name):
+            told = f"{task.decision.annotator} has decided this task meanwhile; to decide it again: aeenc adjudicate"
             raise Aborted(f"{told} {body.run} {body.task}", reason="DECIDED")
     verdicts = {premise_id: _VERDICTS[word] for premise_id, word in body.verdicts.items()}
     made = await call.client.people.adjudicate(body.run, body.task, verdicts, call.person.name, request_id=body.request)

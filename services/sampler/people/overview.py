@@ -17,7 +17,6 @@ from aeenc.values import (
     TaskCounts,
     TaskState,
     TreeNode,
-    TreeNodeState,
     TreeState,
     Verdict,
 )
@@ -159,13 +158,11 @@ def _node(tree: Tree, node: Node, record: TaskRecord | None, known: Known, amend
             replace(one.answer, verdicts=(), additions=(), answer_id="", late=False, at=EPOCH) for one in record.answers
         ]
     if result is not None:
-        state = TreeNodeState.FAILED if result.failed else TreeNodeState.JUDGED
+        state = TaskState.FAILED if result.failed else TaskState.SETTLED
     elif record is None or record.withdrawn:
-        state = TreeNodeState.PENDING
-    elif record.state is TaskState.WAITING:
-        state = TreeNodeState.LEASED if holders else TreeNodeState.OPEN
-    else:
-        state = TreeNodeState.CONFLICT if record.state is TaskState.CONFLICT else TreeNodeState.DECIDED
+        state = TaskState.PENDING
+    else:  # the run goes on when it has recorded the node
+        state = TaskState.DECIDED if record.state is TaskState.SETTLED else record.state
     return TreeNode(
         node_id=f"{tree.index}-{node.ordinal}",
         parent_id=f"{tree.index}-{node.parent}" if node.ordinal != ROOT else "",

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Literal, assert_never, cast
 
 from aeenc.oracle import Candidate
-from services.sampler.acs.algorithm import ADDED, PairState, Rules
+from services.sampler.acs.algorithm import PairState, Rules
 from services.sampler.acs.negatives import NegativeFilter
 from services.store.formats import check_format, known_fields
 from services.store.life_cycles import LIVE, State, now
@@ -20,7 +20,6 @@ MAX_NOTE = 1024  # characters; it stands in every pair of its node
 
 
 PairSign = Literal["POSITIVE", "NEGATIVE", "SKIPPED"]
-PremiseSource = Literal["", "RETRIEVED", "SEARCHED"]
 UNDECIDED = "undecided"  # the reason of a pair that the oracle left open
 REFUSED = "refused"  # the reason of an amended pair that a run of positives only does not keep
 
@@ -162,7 +161,6 @@ class Run:
             leaf=amended and state is PairState.LEAF,
             reason=reason,
             note=note,
-            source="SEARCHED" if premise.rank == ADDED else "RETRIEVED",
         )
 
 
@@ -194,8 +192,7 @@ class Pair:
 
     An `amended` pair replaces the earlier ones of its query and premise in its run; of a `leaf`, its premise needs no
     explanation. `reason` says why a skipped one was skipped: undecided by the oracle, or the filter's reason. `note` is
-    the remark that came with the answer. `source` says whether the sampler retrieved the premise or a person found it
-    by a search (empty: it was not noted).
+    the remark that came with the answer.
     """
 
     query: str
@@ -216,7 +213,6 @@ class Pair:
     leaf: bool = False
     reason: str = ""
     note: str = ""
-    source: PremiseSource = ""
     seq: int = 0
 
     def to_json(self) -> str:

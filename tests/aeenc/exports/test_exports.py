@@ -116,7 +116,6 @@ def test_a_grade_that_is_no_number_is_left_out():
         ('{"query": "q", "premise": "p", "sign": "positive", "annotator": 7}', "`annotator` is 7"),
         ('{"query": "q", "premise": "p", "sign": "positive", "judged_at": "yesterday"}', "'yesterday'"),
         ('{"query": "q", "premise": "p", "sign": "positive", "amended": "yes"}', "`amended` is 'yes'"),
-        ('{"query": "q", "premise": "p", "sign": "positive", "source": "guessed"}', "`source` is 'guessed'"),
         ('{"query": "q", "premise": "p", "sign": "positive", "format_version": 9}', "format_version is 9"),
         ('{"query": "q", "premise": "fire \\ud83d", "sign": "positive"}', "`premise` has half a character"),
         ('{"query": "q", "premise": "p", "sign": "positive", "note": "\\ude00"}', "`note` has half a character"),

@@ -96,9 +96,8 @@ async def test_an_added_premise_becomes_a_pair_and_a_node_of_the_tree(world: Sam
         [pair] = [one for one in await pairs(sampler, run_id) if one.premise_id == extra]
         assert (pair.query, pair.sign) == ("hypothesis 0", aeenc.values.PairSign.POSITIVE)
         origin = pair.provenance
-        assert (origin.rank, origin.annotator, origin.source) == (0, "ann", aeenc.values.PremiseSource.SEARCHED)
-        retrieved = {one.provenance.source for one in await pairs(sampler, run_id) if one.premise_id != extra}
-        assert retrieved == {aeenc.values.PremiseSource.RETRIEVED}
+        assert (origin.rank, origin.annotator, bool(origin.node_id)) == (0, "ann", True)
+        assert all(one.provenance.rank for one in await pairs(sampler, run_id) if one.premise_id != extra)
         [tree] = [json.loads(record) async for _, record in sampler.export_trees(run_id)]
         assert below.task.query in json.dumps(tree)
         [task] = [one async for one in people.list_tasks(run_id) if one.task.query == "hypothesis 0"]

@@ -276,7 +276,7 @@ async def test_an_adjudicators_grade_stands_above_those_of_the_answers_before_an
         await people.adjudicate(run_id, lease.task.task_id, {disputed: Verdict(EXPLAINS, grade=7.0)}, "judge")
         assert await grades() == [5.0, 7.0]
         [task] = [task async for task in people.list_tasks(run_id)]
-        assert {one.premise_id: one.grade for one in task.decision}[disputed] == 7.0
+        assert {one.premise_id: one.grade for one in task.decision.verdicts}[disputed] == 7.0
         changes = [one async for one in people.list_changes(run_id)]
         decided = [one.answer for one in changes if one.kind is values.TaskEventKind.ADJUDICATED and one.answer]
         logged = [answer.verdicts[0].grade for answer in decided]

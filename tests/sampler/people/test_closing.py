@@ -67,7 +67,7 @@ async def test_what_people_dispute_stays_undecided_when_the_task_is_closed(world
         disputed, *others = (candidate.premise.id for candidate in lease.task.candidates)
         assert (await only_task(people, run_id)).state == CONFLICT
         closed = await people.close(run_id, lease.task.task_id, "chief")
-        assert (list(closed.conflicts), closed.adjudicator) == ([], "chief")
+        assert (list(closed.conflicts), closed.decision.annotator) == ([], "chief")
         assert await signs(sampler, run_id) == {disputed: "?undecided", **dict.fromkeys(others, "-")}
 
 
@@ -84,7 +84,7 @@ async def test_an_answer_that_is_taken_back_opens_a_closed_task_again_for_as_man
         assert (await only_task(people, run_id)).state == people_pb2.TASK_STATE_DECIDED
         await people.undo("ann", run_id)
         task = await only_task(people, run_id)
-        assert (task.state, task.adjudicator, len(task.answers)) == (
+        assert (task.state, task.decision.annotator, len(task.answers)) == (
             people_pb2.TASK_STATE_WAITING,
             "",
             int(disputed),

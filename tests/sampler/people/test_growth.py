@@ -109,7 +109,7 @@ async def waits(people: aeenc.PeopleClient, run_id: str, query: str) -> None:
     """Returns once a query waits for people."""
 
     async def there() -> bool:
-        return (await tree_of(people, run_id)).get(query) == "OPEN"
+        return (await tree_of(people, run_id)).get(query) == "WAITING"
 
     await eventually(there)
 
@@ -118,7 +118,7 @@ async def settled(people: aeenc.PeopleClient, run_id: str, query: str) -> None:
     """Returns once the run has recorded what was said of a query."""
 
     async def there() -> bool:
-        return (await tree_of(people, run_id)).get(query) == "JUDGED"
+        return (await tree_of(people, run_id)).get(query) == "SETTLED"
 
     await eventually(there)
 
@@ -139,7 +139,7 @@ async def test_an_amended_node_gets_the_children_that_it_lacked(world: SamplerWo
         )
         await waits(people, run_id, second.text)
         await waits(people, run_id, "so it is")
-        assert (await tree_of(people, run_id))[first.text] == "JUDGED", "what was judged stays judged"
+        assert (await tree_of(people, run_id))[first.text] == "SETTLED", "what was judged stays judged"
         for _ in range(2):
             [child] = await people.lease("ann", run_id=run_id, hypothesis_id="tree-0")
             await people.submit(child, {child.task.candidates[0].premise.id: Verdict(EXPLAINS, leaf=True)})
@@ -168,7 +168,7 @@ async def test_an_amendment_holds_in_every_tree_that_asks_the_query(world: Sampl
             return {node.text: node.state.name for node in (await people.get_tree(run.id, tree)).nodes}
 
         async def are_judged() -> bool:
-            return all([await states(one) == {"hypothesis 0": "JUDGED"} for one in ("tree-0", "tree-1")])
+            return all([await states(one) == {"hypothesis 0": "SETTLED"} for one in ("tree-0", "tree-1")])
 
         await waits(people, run.id, "hypothesis 0")
         root = await take(people, "ann", run.id, "tree-0")
@@ -369,7 +369,7 @@ async def one_query_in_two_trees(
             await people.settle(run.id, taken[-1].task.task_id, "ann")
 
             async def is_judged() -> bool:
-                return (await people.get_tree(run.id, tree)).nodes[0].state.name == "JUDGED"
+                return (await people.get_tree(run.id, tree)).nodes[0].state.name == "SETTLED"
 
             await eventually(is_judged)
 
@@ -430,7 +430,7 @@ async def test_an_amendment_stands_above_an_answer_that_was_given_before_and_rec
 
         async def is_judged() -> bool:
             shown = (await people.get_tree(run_id, "tree-1")).nodes
-            return {one.state.name for one in shown if one.text == FACT} == {"JUDGED"}
+            return {one.state.name for one in shown if one.text == FACT} == {"SETTLED"}
 
         await eventually(is_judged)
         assert await accepted_by_all(people, sampler, run_id) == [{LAST_TEXT}] * 4

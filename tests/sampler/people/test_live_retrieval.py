@@ -118,7 +118,7 @@ async def test_a_node_says_by_which_version_it_was_retrieved_and_so_do_its_pairs
 
         async def judged() -> bool:
             [node] = (await people.get_tree(run_id, "tree-0")).nodes
-            return node.state is values.TreeNodeState.JUDGED
+            return node.state is State.SETTLED
 
         await eventually(judged)
         world.index.stable = SECOND

@@ -187,7 +187,9 @@ async def test_a_settled_answer_is_amended_and_its_pairs_are_replaced(world: Sam
         with pytest.raises(errors.FailedPrecondition, match="no longer holds"):
             await people.amend(answer.answer_id, verdicts, "bob")
         [task] = [task async for task in people.list_tasks(run_id)]
-        assert {v.premise_id: v.judgement for v in task.decision} == dict.fromkeys(ids, REFUSES) | {ids[1]: EXPLAINS}
+        assert {v.premise_id: v.judgement for v in task.decision.verdicts} == dict.fromkeys(ids, REFUSES) | {
+            ids[1]: EXPLAINS
+        }
 
 
 async def test_a_conflict_holds_its_node_back_until_somebody_decides(world: SamplerWorld):

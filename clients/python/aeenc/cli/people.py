@@ -70,7 +70,8 @@ def tree(
     drawn: dict[str, Tree] = {}
     children = {(node.parent_id, node.text) for node in found.nodes}
     for node in found.nodes:
-        note = "" if node.state is values.TreeNodeState.JUDGED else f"  [{node.state.name.lower()}]"
+        held = f", held by {', '.join(node.holders)}" if node.holders else ""
+        note = "" if node.state is values.TaskState.SETTLED else f"  [{node.state.name.lower()}{held}]"
         note = f"  [written by {node.author}]{note}" if node.author else note
         line = Text(f"{node.text}{note}", style="bold" if node.accepted else "")
         drawn[node.node_id] = drawn[node.parent_id].add(line) if node.parent_id else Tree(line)
@@ -253,7 +254,7 @@ def _task_dict(task: values.JudgedTask) -> dict[str, Any]:
             }
             for premise_id in task.conflicts
         ],
-        "adjudicator": task.adjudicator,
+        "adjudicator": task.decision.annotator,
     }
 
 

@@ -5,7 +5,8 @@
      "annotator": …, "judged_at": "2026-01-31T12:00:00Z", "grade": …, "note": …, "amended": true,
      "source": "retrieved" | "searched", "reason": …, "seq": …}
 
-Only query, premise and sign are required. A file without `format_version` counts as version 1.
+Only query, premise and sign are required. `source` follows from the rank and is not read. A file without
+`format_version` counts as version 1.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from aeenc.values.writing import timestamp
 
 FORMAT_VERSION = 1
 _SIGNS = ("positive", "negative", "skipped")
-_SOURCES = ("retrieved", "searched")
 _TEXTS = ("run_id", "node_id", "model_version", "generation", "oracle", "annotator", "note")
 _NUMBERS = {"rank": int, "score": float, "grade": float}
 
@@ -48,8 +48,8 @@ def record_of(pair: values.Pair) -> dict[str, Any]:
         record["judged_at"] = timestamp(origin.judged_at).ToJsonString()
     if origin.amended:
         record["amended"] = True
-    if (source := origin.source.name.lower()) in _SOURCES:
-        record["source"] = source
+    if origin.rank or origin.node_id:
+        record["source"] = "retrieved" if origin.rank else "searched"
     if pair.reason:
         record["reason"] = pair.reason
     if pair.seq:
@@ -68,8 +68,6 @@ def pair_of(record: object) -> values.Pair:
             raise InvalidArgument(f"`{name}` must be a string that is not empty")
     if record.get("sign") not in _SIGNS:
         raise InvalidArgument(f"`sign` is {record.get('sign')!r}; write {', '.join(_SIGNS)}")
-    if (source := _text(record, "source") or "unspecified") not in (*_SOURCES, "unspecified"):
-        raise InvalidArgument(f"`source` is {source!r}; write {' or '.join(_SOURCES)}, or leave it out")
     told: dict[str, Any] = {name: _text(record, name) for name in _TEXTS}
     told |= {name: _number(record, name, kind) for name, kind in _NUMBERS.items()}
     at = _text(record, "judged_at")
@@ -77,7 +75,6 @@ def pair_of(record: object) -> values.Pair:
         **told,
         judged_at=_time(at) if at else None,
         amended=_flag(record, "amended"),
-        source=values.PremiseSource[source.upper()],
     )
     return values.Pair(
         query=record["query"],

@@ -102,9 +102,7 @@ class EncoderServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetInfo(self, request, context):
-        """Reports versions, labels, limits, state and recent swaps.
-
-        Does not fail while the process runs.
+        """Reports versions, labels, limits, state and recent swaps. Does not fail while the process runs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -35,17 +35,6 @@ class TaskEventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TASK_EVENT_KIND_CLOSED: _ClassVar[TaskEventKind]
     TASK_EVENT_KIND_HASTENED: _ClassVar[TaskEventKind]
 
-class TreeNodeState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    TREE_NODE_STATE_UNSPECIFIED: _ClassVar[TreeNodeState]
-    TREE_NODE_STATE_PENDING: _ClassVar[TreeNodeState]
-    TREE_NODE_STATE_OPEN: _ClassVar[TreeNodeState]
-    TREE_NODE_STATE_LEASED: _ClassVar[TreeNodeState]
-    TREE_NODE_STATE_DECIDED: _ClassVar[TreeNodeState]
-    TREE_NODE_STATE_CONFLICT: _ClassVar[TreeNodeState]
-    TREE_NODE_STATE_JUDGED: _ClassVar[TreeNodeState]
-    TREE_NODE_STATE_FAILED: _ClassVar[TreeNodeState]
-
 class TaskState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TASK_STATE_UNSPECIFIED: _ClassVar[TaskState]
@@ -54,6 +43,8 @@ class TaskState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TASK_STATE_CONFLICT: _ClassVar[TaskState]
     TASK_STATE_SETTLED: _ClassVar[TaskState]
     TASK_STATE_WITHDRAWN: _ClassVar[TaskState]
+    TASK_STATE_PENDING: _ClassVar[TaskState]
+    TASK_STATE_FAILED: _ClassVar[TaskState]
 QUALIFICATION_STATE_UNSPECIFIED: QualificationState
 QUALIFICATION_STATE_OPEN: QualificationState
 QUALIFICATION_STATE_PASSED: QualificationState
@@ -73,20 +64,14 @@ TASK_EVENT_KIND_LOWERED: TaskEventKind
 TASK_EVENT_KIND_WITHDRAWN: TaskEventKind
 TASK_EVENT_KIND_CLOSED: TaskEventKind
 TASK_EVENT_KIND_HASTENED: TaskEventKind
-TREE_NODE_STATE_UNSPECIFIED: TreeNodeState
-TREE_NODE_STATE_PENDING: TreeNodeState
-TREE_NODE_STATE_OPEN: TreeNodeState
-TREE_NODE_STATE_LEASED: TreeNodeState
-TREE_NODE_STATE_DECIDED: TreeNodeState
-TREE_NODE_STATE_CONFLICT: TreeNodeState
-TREE_NODE_STATE_JUDGED: TreeNodeState
-TREE_NODE_STATE_FAILED: TreeNodeState
 TASK_STATE_UNSPECIFIED: TaskState
 TASK_STATE_WAITING: TaskState
 TASK_STATE_DECIDED: TaskState
 TASK_STATE_CONFLICT: TaskState
 TASK_STATE_SETTLED: TaskState
 TASK_STATE_WITHDRAWN: TaskState
+TASK_STATE_PENDING: TaskState
+TASK_STATE_FAILED: TaskState
 
 class LeaseTaskRequest(_message.Message):
     __slots__ = ("run_id", "annotator", "max_tasks", "request_id", "queue", "hypothesis_id", "task_id")
@@ -361,7 +346,7 @@ class TreeNode(_message.Message):
     premise_id: str
     text: str
     depth: int
-    state: TreeNodeState
+    state: TaskState
     task_id: str
     accepted: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
     holders: _containers.RepeatedScalarFieldContainer[str]
@@ -370,7 +355,7 @@ class TreeNode(_message.Message):
     answers: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Answer]
     model_version: str
     author: str
-    def __init__(self, node_id: _Optional[str] = ..., parent_id: _Optional[str] = ..., premise_id: _Optional[str] = ..., text: _Optional[str] = ..., depth: _Optional[int] = ..., state: _Optional[_Union[TreeNodeState, str]] = ..., task_id: _Optional[str] = ..., accepted: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., holders: _Optional[_Iterable[str]] = ..., answered: _Optional[int] = ..., overlap: _Optional[int] = ..., answers: _Optional[_Iterable[_Union[_oracle_pb2.Answer, _Mapping]]] = ..., model_version: _Optional[str] = ..., author: _Optional[str] = ...) -> None: ...
+    def __init__(self, node_id: _Optional[str] = ..., parent_id: _Optional[str] = ..., premise_id: _Optional[str] = ..., text: _Optional[str] = ..., depth: _Optional[int] = ..., state: _Optional[_Union[TaskState, str]] = ..., task_id: _Optional[str] = ..., accepted: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., holders: _Optional[_Iterable[str]] = ..., answered: _Optional[int] = ..., overlap: _Optional[int] = ..., answers: _Optional[_Iterable[_Union[_oracle_pb2.Answer, _Mapping]]] = ..., model_version: _Optional[str] = ..., author: _Optional[str] = ...) -> None: ...
 
 class ListQueuesRequest(_message.Message):
     __slots__ = ("annotator",)
@@ -533,20 +518,18 @@ class ListTasksResponse(_message.Message):
     def __init__(self, tasks: _Optional[_Iterable[_Union[JudgedTask, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class JudgedTask(_message.Message):
-    __slots__ = ("task", "state", "answers", "decision", "conflicts", "adjudicator")
+    __slots__ = ("task", "state", "answers", "decision", "conflicts")
     TASK_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
     DECISION_FIELD_NUMBER: _ClassVar[int]
     CONFLICTS_FIELD_NUMBER: _ClassVar[int]
-    ADJUDICATOR_FIELD_NUMBER: _ClassVar[int]
     task: _oracle_pb2.OracleTask
     state: TaskState
     answers: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Answer]
-    decision: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
+    decision: _oracle_pb2.Answer
     conflicts: _containers.RepeatedScalarFieldContainer[str]
-    adjudicator: str
-    def __init__(self, task: _Optional[_Union[_oracle_pb2.OracleTask, _Mapping]] = ..., state: _Optional[_Union[TaskState, str]] = ..., answers: _Optional[_Iterable[_Union[_oracle_pb2.Answer, _Mapping]]] = ..., decision: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., conflicts: _Optional[_Iterable[str]] = ..., adjudicator: _Optional[str] = ...) -> None: ...
+    def __init__(self, task: _Optional[_Union[_oracle_pb2.OracleTask, _Mapping]] = ..., state: _Optional[_Union[TaskState, str]] = ..., answers: _Optional[_Iterable[_Union[_oracle_pb2.Answer, _Mapping]]] = ..., decision: _Optional[_Union[_oracle_pb2.Answer, _Mapping]] = ..., conflicts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WatchTasksRequest(_message.Message):
     __slots__ = ("run_id", "from_seq", "from_now")

@@ -28,9 +28,9 @@ if _version_not_supported:
 class PeopleServiceStub(object):
     """Hands out the tasks of runs to people and keeps what they answer. The sampler's server serves it.
 
-    Calls that change a task fail with ABORTED, too, when too many people change it at once: try again. A
-    `request_id` makes a retry safe: the same id gets the same answer again for a day and changes nothing. It fails with
-    ALREADY_EXISTS where it was used for something else.
+    A call fails with NOT_FOUND for a run, queue, hypothesis, task, lease or answer that is unknown, and with
+    PERMISSION_DENIED for the lease of somebody else. One that changes a task fails with ABORTED, too, when too many
+    people change it at once: try again. For `request_id` see types.proto.
     """
 
     def __init__(self, channel):
@@ -124,16 +124,15 @@ class PeopleServiceStub(object):
 class PeopleServiceServicer(object):
     """Hands out the tasks of runs to people and keeps what they answer. The sampler's server serves it.
 
-    Calls that change a task fail with ABORTED, too, when too many people change it at once: try again. A
-    `request_id` makes a retry safe: the same id gets the same answer again for a day and changes nothing. It fails with
-    ALREADY_EXISTS where it was used for something else.
+    A call fails with NOT_FOUND for a run, queue, hypothesis, task, lease or answer that is unknown, and with
+    PERMISSION_DENIED for the lease of somebody else. One that changes a task fails with ABORTED, too, when too many
+    people change it at once: try again. For `request_id` see types.proto.
     """
 
     def LeaseTask(self, request, context):
         """Leases the next tasks to a person. An empty queue gives an empty response, not an error.
 
         Fails with:
-        - NOT_FOUND: unknown run, queue, hypothesis or task.
         - INVALID_ARGUMENT: a hypothesis or task without its run, too many tasks, or an empty or too long name.
         - FAILED_PRECONDITION (NOT_QUALIFIED): the person has not passed the queue's qualification round.
         """
@@ -142,12 +141,8 @@ class PeopleServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RenewLease(self, request, context):
-        """Extends a lease by one lease time from now, but not beyond one hour after it was granted.
-
-        Fails with:
-        - FAILED_PRECONDITION (LEASE_EXPIRED): the lease has ended.
-        - NOT_FOUND: unknown lease.
-        - PERMISSION_DENIED: the lease is held by somebody else.
+        """Extends a lease by one lease time from now, but not beyond one hour after it was granted. Fails with
+        FAILED_PRECONDITION (LEASE_EXPIRED) for a lease that has ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -155,10 +150,6 @@ class PeopleServiceServicer(object):
 
     def ReleaseTask(self, request, context):
         """Returns a task unanswered. It goes to the end of the queue. Releasing a lease that has ended is not an error.
-
-        Fails with:
-        - NOT_FOUND: unknown lease.
-        - PERMISSION_DENIED: the lease is held by somebody else.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -171,14 +162,13 @@ class PeopleServiceServicer(object):
         Fails with:
         - INVALID_ARGUMENT: an unknown premise, one judged twice, an empty answer, or an addition that is a candidate, that
         states what is to be explained, or that belongs to another split than the run's.
-        - NOT_FOUND: unknown lease, or an addition that the run's generation lacks.
+        - NOT_FOUND: an addition that the run's generation lacks.
         - FAILED_PRECONDITION (TASK_ANSWERED): the task was answered under another lease.
         - ALREADY_EXISTS: the lease was answered otherwise under this `client_seq`; amend that answer.
         - FAILED_PRECONDITION (LEASE_ANSWERED): the lease was already answered.
         - FAILED_PRECONDITION (LEASE_RELEASED): the task was returned.
         - FAILED_PRECONDITION (TASK_WITHDRAWN): the task was retrieved again after the lease had ended.
         - FAILED_PRECONDITION (RUN_ENDED): the run was cancelled; resume it first.
-        - PERMISSION_DENIED: the lease is held by somebody else.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -188,7 +178,7 @@ class PeopleServiceServicer(object):
         """Takes back a person's last answers. Their tasks go to the front of the queue.
 
         Fails with:
-        - NOT_FOUND: unknown run, or the person has no answers in it.
+        - NOT_FOUND: the person has no answers in the run.
         - FAILED_PRECONDITION (ANSWER_USED): the last answer has become pairs of the run, was adjudicated, or was amended
         by somebody else; amend it instead.
         """
@@ -203,7 +193,7 @@ class PeopleServiceServicer(object):
         is not judged below a premise that no longer explains the query leaves the queue, unless somebody holds it.
 
         Fails with:
-        - NOT_FOUND: unknown answer, or an addition that the run's generation lacks.
+        - NOT_FOUND: an addition that the run's generation lacks.
         - PERMISSION_DENIED: somebody else's answer, without the role to adjudicate.
         - INVALID_ARGUMENT: unknown premise, or an addition as SubmitVerdicts refuses it.
         - FAILED_PRECONDITION: the answer was already amended or taken back, or the run ended before it recorded the node;
@@ -220,7 +210,7 @@ class PeopleServiceServicer(object):
         run, adds pairs that replace them. A grade given here stands above those of the annotators.
 
         Fails with:
-        - NOT_FOUND: unknown run or task, or a task without a conflict.
+        - NOT_FOUND: a task without a conflict.
         - INVALID_ARGUMENT: a candidate in conflict is missing, or there are no verdicts.
         - FAILED_PRECONDITION: the run ended before it recorded the node; resume it first.
         - UNAVAILABLE: the run is about to record the node; try again in a moment.
@@ -236,7 +226,6 @@ class PeopleServiceServicer(object):
         less of it.
 
         Fails with:
-        - NOT_FOUND: unknown run or task.
         - PERMISSION_DENIED: without `settle`, the role to adjudicate is missing.
         - INVALID_ARGUMENT: both `overlap` and `settle`.
         - FAILED_PRECONDITION: the run has gone on with the task's decision; amend or adjudicate it.
@@ -253,11 +242,9 @@ class PeopleServiceServicer(object):
         A run with `live` does this by itself. Safe to repeat.
 
         Fails with:
-        - NOT_FOUND: unknown run, hypothesis, task or lease; or the label names no version in the space of the run's
-        generation.
+        - NOT_FOUND: the label names no version in the space of the run's generation.
         - FAILED_PRECONDITION (RUN_ENDED): the run has ended.
         - FAILED_PRECONDITION (VERSION_FIXED): the run was started with a version instead of a label.
-        - PERMISSION_DENIED: the lease is held by somebody else.
         - UNAVAILABLE: the index or the encoder is not reachable.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -267,37 +254,30 @@ class PeopleServiceServicer(object):
     def ListChanges(self, request, context):
         """Lists what people have done with the tasks of a run, oldest first: the audit trail. Nothing is ever removed from it
         while the run is kept.
-
-        Fails with NOT_FOUND: unknown run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetTree(self, request, context):
-        """Gets the tree of a hypothesis as it is: its nodes, what explains each, and who works on it.
-
-        Fails with:
-        - NOT_FOUND: unknown run or hypothesis.
-        - INVALID_ARGUMENT (OVER_LIMIT): the tree is larger than `Limits.message_bytes`; ExportTrees has it.
+        """Gets the tree of a hypothesis as it is: its nodes, what explains each, and who works on it. Fails with
+        INVALID_ARGUMENT (OVER_LIMIT) where it is larger than `Limits.message_bytes`; ExportTrees has it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchTree(self, request, context):
-        """Sends the tree of a hypothesis, and the whole tree again whenever it has changed, until its run has ended.
-
-        Fails as GetTree does.
+        """Sends the tree of a hypothesis, and the whole tree again whenever it has changed, until its run has ended. Fails as
+        GetTree does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListQueues(self, request, context):
-        """Lists the queues of people with their guidelines and the numbers of their tasks.
-
-        Fails with INVALID_ARGUMENT (OVER_LIMIT) where the guidelines together are larger than `Limits.message_bytes`.
+        """Lists the queues of people with their guidelines and the numbers of their tasks. Fails with INVALID_ARGUMENT
+        (OVER_LIMIT) where the guidelines together are larger than `Limits.message_bytes`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -305,8 +285,6 @@ class PeopleServiceServicer(object):
 
     def GetAgreement(self, request, context):
         """Reports the agreement between annotators.
-
-        Fails with NOT_FOUND for an unknown run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -314,8 +292,6 @@ class PeopleServiceServicer(object):
 
     def ListTasks(self, request, context):
         """Lists the tasks of a run with their valid answers, in queue order, or those that a person has answered.
-
-        Fails with NOT_FOUND: unknown run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -323,12 +299,8 @@ class PeopleServiceServicer(object):
 
     def WatchTasks(self, request, context):
         """Follows the events of a task queue. A run's events are kept as long as the run; across all queues, the last
-        100,000.
-
-        Fails with:
-        - NOT_FOUND: unknown run.
-        - FAILED_PRECONDITION (EVENTS_GONE): the requested event is no longer kept; the message names the first one that
-        is.
+        100,000. Fails with FAILED_PRECONDITION (EVENTS_GONE) where the requested event is no longer kept, and names the
+        first one that is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -428,9 +400,9 @@ def add_PeopleServiceServicer_to_server(servicer, server):
 class PeopleService(object):
     """Hands out the tasks of runs to people and keeps what they answer. The sampler's server serves it.
 
-    Calls that change a task fail with ABORTED, too, when too many people change it at once: try again. A
-    `request_id` makes a retry safe: the same id gets the same answer again for a day and changes nothing. It fails with
-    ALREADY_EXISTS where it was used for something else.
+    A call fails with NOT_FOUND for a run, queue, hypothesis, task, lease or answer that is unknown, and with
+    PERMISSION_DENIED for the lease of somebody else. One that changes a task fails with ABORTED, too, when too many
+    people change it at once: try again. For `request_id` see types.proto.
     """
 
     @staticmethod

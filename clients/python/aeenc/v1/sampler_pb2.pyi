@@ -219,10 +219,8 @@ class DeleteRunRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class DeleteRunResponse(_message.Message):
-    __slots__ = ("run_id",)
-    RUN_ID_FIELD_NUMBER: _ClassVar[int]
-    run_id: str
-    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class SamplerAdminServiceCollectGarbageRequest(_message.Message):
     __slots__ = ("dry_run", "request_id")

@@ -28,8 +28,7 @@ if _version_not_supported:
 class SamplerServiceStub(object):
     """Retrieves candidates for each node, asks the oracle which of them explain it, and records the answers as pairs.
 
-    A `request_id` makes a retry safe: the same id gets the same answer again for a day and changes nothing. It fails with
-    ALREADY_EXISTS where it was used for something else.
+    A call fails with NOT_FOUND for a corpus or run that is unknown. For `request_id` see types.proto.
     """
 
     def __init__(self, channel):
@@ -93,8 +92,7 @@ class SamplerServiceStub(object):
 class SamplerServiceServicer(object):
     """Retrieves candidates for each node, asks the oracle which of them explain it, and records the answers as pairs.
 
-    A `request_id` makes a retry safe: the same id gets the same answer again for a day and changes nothing. It fails with
-    ALREADY_EXISTS where it was used for something else.
+    A call fails with NOT_FOUND for a corpus or run that is unknown. For `request_id` see types.proto.
     """
 
     def StartRun(self, request_iterator, context):
@@ -103,7 +101,6 @@ class SamplerServiceServicer(object):
 
         Fails with:
         - INVALID_ARGUMENT: no hypotheses, an unknown oracle, or an invalid setting.
-        - NOT_FOUND: unknown corpus.
         - ALREADY_EXISTS: the key was used with another configuration.
         - UNAVAILABLE: the run cannot be stored.
         """
@@ -112,7 +109,7 @@ class SamplerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetRun(self, request, context):
-        """Gets a run. Fails with NOT_FOUND for an unknown one.
+        """Gets a run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -127,14 +124,14 @@ class SamplerServiceServicer(object):
 
     def WatchRun(self, request, context):
         """Replays the events of a run from a sequence number, then follows them until the run ends. About the last 10,000
-        events are kept. Fails with NOT_FOUND for an unknown run, also for one that is deleted meanwhile.
+        events are kept. Fails with NOT_FOUND also for a run that is deleted meanwhile.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelRun(self, request, context):
-        """Stops a run; its records stay. Fails with NOT_FOUND for an unknown run, FAILED_PRECONDITION for one that has ended.
+        """Stops a run; its records stay. Fails with FAILED_PRECONDITION for one that has ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -143,11 +140,7 @@ class SamplerServiceServicer(object):
     def ResumeRun(self, request, context):
         """Continues a run that was cancelled, failed or lost its sampler, or that has succeeded and of which people have
         amended answers since: its trees grow below what is accepted now. The oracle is not asked again for what it has
-        answered.
-
-        Fails with:
-        - NOT_FOUND: unknown run.
-        - FAILED_PRECONDITION: the run has succeeded, and nothing was amended since.
+        answered. Fails with FAILED_PRECONDITION for any other that has succeeded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -155,8 +148,7 @@ class SamplerServiceServicer(object):
 
     def ListPairs(self, request, context):
         """Lists the pairs of a run in the order of recording. Refusals are read by the run's filter and cap and by what is
-        known of their query now, so an answer elsewhere may move them between NEGATIVE, SKIPPED and left out. Fails with
-        NOT_FOUND for an unknown run.
+        known of their query now, so an answer elsewhere may move them between NEGATIVE, SKIPPED and left out.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -169,14 +161,13 @@ class SamplerServiceServicer(object):
         - INVALID_ARGUMENT: no corpus, no pairs or too many, a pair without a query, premise or sign, a text, id or name
         over its limit, a score or grade that is not finite, a time outside the years 1 to 9999, or a run that is no
         import into this corpus. The message names the pair and the value.
-        - NOT_FOUND: unknown run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ExportTrees(self, request, context):
-        """Streams the trees that a run has built, in EntailmentBank's format. Fails with NOT_FOUND for an unknown run.
+        """Streams the trees that a run has built, in EntailmentBank's format.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -253,8 +244,7 @@ def add_SamplerServiceServicer_to_server(servicer, server):
 class SamplerService(object):
     """Retrieves candidates for each node, asks the oracle which of them explain it, and records the answers as pairs.
 
-    A `request_id` makes a retry safe: the same id gets the same answer again for a day and changes nothing. It fails with
-    ALREADY_EXISTS where it was used for something else.
+    A call fails with NOT_FOUND for a corpus or run that is unknown. For `request_id` see types.proto.
     """
 
     @staticmethod
@@ -529,7 +519,7 @@ class SamplerService(object):
 
 
 class SamplerAdminServiceStub(object):
-    """Removes runs. Needs the admin credential. A `request_id` is as in SamplerService.
+    """Removes runs. Needs the admin credential. NOT_FOUND and `request_id` are as in SamplerService.
     """
 
     def __init__(self, channel):
@@ -551,7 +541,7 @@ class SamplerAdminServiceStub(object):
 
 
 class SamplerAdminServiceServicer(object):
-    """Removes runs. Needs the admin credential. A `request_id` is as in SamplerService.
+    """Removes runs. Needs the admin credential. NOT_FOUND and `request_id` are as in SamplerService.
     """
 
     def DeleteRun(self, request, context):
@@ -560,7 +550,6 @@ class SamplerAdminServiceServicer(object):
         budget stays spent. Nobody sees the run once the call returns.
 
         Fails with:
-        - NOT_FOUND: unknown run.
         - FAILED_PRECONDITION: the run is live. Cancel it first.
         - UNAVAILABLE: the sampler that worked on the run has not let go of it yet.
         """
@@ -598,7 +587,7 @@ def add_SamplerAdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SamplerAdminService(object):
-    """Removes runs. Needs the admin credential. A `request_id` is as in SamplerService.
+    """Removes runs. Needs the admin credential. NOT_FOUND and `request_id` are as in SamplerService.
     """
 
     @staticmethod

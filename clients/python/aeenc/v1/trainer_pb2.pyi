@@ -298,10 +298,8 @@ class DeleteJobRequest(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class DeleteJobResponse(_message.Message):
-    __slots__ = ("job_id",)
-    JOB_ID_FIELD_NUMBER: _ClassVar[int]
-    job_id: str
-    def __init__(self, job_id: _Optional[str] = ...) -> None: ...
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class DeleteCheckpointRequest(_message.Message):
     __slots__ = ("version", "request_id")
@@ -312,10 +310,8 @@ class DeleteCheckpointRequest(_message.Message):
     def __init__(self, version: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class DeleteCheckpointResponse(_message.Message):
-    __slots__ = ("version",)
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    version: str
-    def __init__(self, version: _Optional[str] = ...) -> None: ...
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class TrainerAdminServiceCollectGarbageRequest(_message.Message):
     __slots__ = ("dry_run", "request_id")

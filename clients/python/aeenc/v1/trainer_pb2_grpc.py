@@ -28,8 +28,8 @@ if _version_not_supported:
 class TrainerServiceStub(object):
     """Runs training jobs and evaluations. A finished job produces a checkpoint; the registry publishes it.
 
-    A `request_id` makes a retry safe: the same id gets the same answer again for a day and changes nothing. It fails with
-    ALREADY_EXISTS where it was used for something else.
+    A call fails with NOT_FOUND for a job, corpus, run, data set or version that is unknown. For `request_id` see
+    types.proto.
     """
 
     def __init__(self, channel):
@@ -93,8 +93,8 @@ class TrainerServiceStub(object):
 class TrainerServiceServicer(object):
     """Runs training jobs and evaluations. A finished job produces a checkpoint; the registry publishes it.
 
-    A `request_id` makes a retry safe: the same id gets the same answer again for a day and changes nothing. It fails with
-    ALREADY_EXISTS where it was used for something else.
+    A call fails with NOT_FOUND for a job, corpus, run, data set or version that is unknown. For `request_id` see
+    types.proto.
     """
 
     def StartJob(self, request, context):
@@ -102,7 +102,6 @@ class TrainerServiceServicer(object):
 
         Fails with:
         - INVALID_ARGUMENT: an invalid setting, a validation premise outside the corpus, or a split that a data set lacks.
-        - NOT_FOUND: unknown corpus, run, data set or version.
         - FAILED_PRECONDITION: `base_version` or `guide_version` is a cross-encoder, a run is of another corpus or split,
         or a data set's files are missing.
         - FAILED_PRECONDITION (SPACE_MISMATCH): `base_version` or `guide_version` is of another space than the corpus.
@@ -116,8 +115,6 @@ class TrainerServiceServicer(object):
 
     def GetJob(self, request, context):
         """Gets a job.
-
-        Fails with NOT_FOUND for an unknown job.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -132,31 +129,23 @@ class TrainerServiceServicer(object):
 
     def WatchJob(self, request, context):
         """Replays the events of a job from a sequence number, then follows them until the job ends. About the last 10,000
-        events are kept: the replay of a longer job begins at the first of these, and `seq` gives its number.
-
-        Fails with NOT_FOUND for an unknown job, also for one that is deleted meanwhile.
+        events are kept: the replay of a longer job begins at the first of these, and `seq` gives its number. Fails with
+        NOT_FOUND also for a job that is deleted meanwhile.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelJob(self, request, context):
-        """Stops a job.
-
-        Fails with:
-        - NOT_FOUND: unknown job.
-        - FAILED_PRECONDITION: the job has ended, and the request id does not mark the call as a retry.
+        """Stops a job. Fails with FAILED_PRECONDITION for one that has ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResumeJob(self, request, context):
-        """Continues a job that was cancelled, failed or lost its trainer, from its last finished epoch.
-
-        Fails with:
-        - NOT_FOUND: unknown job.
-        - FAILED_PRECONDITION: the job has succeeded.
+        """Continues a job that was cancelled, failed or lost its trainer, from its last finished epoch. Fails with
+        FAILED_PRECONDITION for one that has succeeded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -168,7 +157,6 @@ class TrainerServiceServicer(object):
 
         Fails as Retrieve does, and with:
         - INVALID_ARGUMENT: no queries, or a gold premise outside the corpus.
-        - NOT_FOUND: unknown corpus.
         - UNAVAILABLE: the encoder, or the index if one is needed, does not respond.
         - RESOURCE_EXHAUSTED, with RetryInfo: too many evaluations are waiting.
         """
@@ -185,17 +173,13 @@ class TrainerServiceServicer(object):
 
     def GetCheckpoint(self, request, context):
         """Gets a checkpoint.
-
-        Fails with NOT_FOUND for an unknown version.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetInfo(self, request, context):
-        """Reports limits and state.
-
-        Does not fail while the process runs.
+        """Reports limits and state. Does not fail while the process runs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -265,8 +249,8 @@ def add_TrainerServiceServicer_to_server(servicer, server):
 class TrainerService(object):
     """Runs training jobs and evaluations. A finished job produces a checkpoint; the registry publishes it.
 
-    A `request_id` makes a retry safe: the same id gets the same answer again for a day and changes nothing. It fails with
-    ALREADY_EXISTS where it was used for something else.
+    A call fails with NOT_FOUND for a job, corpus, run, data set or version that is unknown. For `request_id` see
+    types.proto.
     """
 
     @staticmethod
@@ -541,7 +525,7 @@ class TrainerService(object):
 
 
 class TrainerAdminServiceStub(object):
-    """Removes jobs and checkpoints. Needs the admin credential. A `request_id` is as in TrainerService.
+    """Removes jobs and checkpoints. Needs the admin credential. NOT_FOUND and `request_id` are as in TrainerService.
     """
 
     def __init__(self, channel):
@@ -568,7 +552,7 @@ class TrainerAdminServiceStub(object):
 
 
 class TrainerAdminServiceServicer(object):
-    """Removes jobs and checkpoints. Needs the admin credential. A `request_id` is as in TrainerService.
+    """Removes jobs and checkpoints. Needs the admin credential. NOT_FOUND and `request_id` are as in TrainerService.
     """
 
     def DeleteJob(self, request, context):
@@ -576,7 +560,6 @@ class TrainerAdminServiceServicer(object):
         starts anew. Its checkpoint stays. Nobody sees the job once the call returns.
 
         Fails with:
-        - NOT_FOUND: unknown job.
         - FAILED_PRECONDITION: the job is live. Cancel it first.
         - UNAVAILABLE: the trainer that worked on the job has not let go of it yet.
         """
@@ -589,7 +572,6 @@ class TrainerAdminServiceServicer(object):
         grace period of the trainer's settings is over, after a restart too.
 
         Fails with:
-        - NOT_FOUND: unknown version.
         - FAILED_PRECONDITION (IN_USE): a label, a label's way back, a space that a corpus serves, a tandem or a live job
         needs it. The message names which.
         - UNAVAILABLE: the index, which knows what corpora serve, does not respond.
@@ -635,7 +617,7 @@ def add_TrainerAdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TrainerAdminService(object):
-    """Removes jobs and checkpoints. Needs the admin credential. A `request_id` is as in TrainerService.
+    """Removes jobs and checkpoints. Needs the admin credential. NOT_FOUND and `request_id` are as in TrainerService.
     """
 
     @staticmethod

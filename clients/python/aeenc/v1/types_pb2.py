@@ -26,31 +26,29 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x61\x65\x65nc/v1/types.proto\x12\x08\x61\x65\x65nc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"U\n\nEmbeddings\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x1e\n\x05\x64type\x18\x02 \x01(\x0e\x32\x0f.aeenc.v1.DType\x12\x0c\n\x04rows\x18\x03 \x01(\r\x12\x0b\n\x03\x64im\x18\x04 \x01(\r\"?\n\rModelSelector\x12\x0f\n\x05label\x18\x01 \x01(\tH\x00\x12\x11\n\x07version\x18\x02 \x01(\tH\x00\x42\n\n\x08selector\"R\n\x07Premise\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0f\n\x07\x61liases\x18\x03 \x03(\t\x12\x0e\n\x06splits\x18\x04 \x03(\t\x12\x0c\n\x04tags\x18\x05 \x03(\t\"P\n\rRankedPremise\x12\"\n\x07premise\x18\x01 \x01(\x0b\x32\x11.aeenc.v1.Premise\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\r\n\x05score\x18\x03 \x01(\x02\"!\n\nPremiseSet\x12\x13\n\x0bpremise_ids\x18\x01 \x03(\t\";\n\tGoldQuery\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x10\n\x08premises\x18\x02 \x03(\t\x12\x0e\n\x06grades\x18\x03 \x03(\x01\"\xa3\x01\n\x04Pair\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\r\n\x05query\x18\x02 \x01(\t\x12\x12\n\npremise_id\x18\x03 \x01(\t\x12\x0f\n\x07premise\x18\x04 \x01(\t\x12 \n\x04sign\x18\x05 \x01(\x0e\x32\x12.aeenc.v1.PairSign\x12(\n\nprovenance\x18\x06 \x01(\x0b\x32\x14.aeenc.v1.Provenance\x12\x0e\n\x06reason\x18\x07 \x01(\t\"B\n\x07Garbage\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\"\x9e\x02\n\nProvenance\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\r\n\x05score\x18\x04 \x01(\x02\x12\x15\n\rmodel_version\x18\x05 \x01(\t\x12\x12\n\ngeneration\x18\x06 \x01(\t\x12\x0e\n\x06oracle\x18\x07 \x01(\t\x12\x11\n\tannotator\x18\x08 \x01(\t\x12-\n\tjudged_at\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05grade\x18\n \x01(\x02\x12\x0f\n\x07\x61mended\x18\x0b \x01(\x08\x12\x0c\n\x04note\x18\x0c \x01(\t\x12\'\n\x06source\x18\r \x01(\x0e\x32\x17.aeenc.v1.PremiseSource\"\xcb\x01\n\x05Label\x12\x10\n\x08space_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08versions\x18\x03 \x03(\t\x12\x10\n\x08revision\x18\x04 \x01(\x04\x12\x19\n\x11previous_versions\x18\x05 \x03(\t\x12,\n\x08moved_at\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05share\x18\x07 \x01(\x01\x12&\n\tprecision\x18\x08 \x01(\x0e\x32\x13.aeenc.v1.Precision\"\xe1\x01\n\x07Timings\x12(\n\x05total\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05queue\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08tokenize\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07\x63ompute\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06\x65ncode\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xc8\x01\n\x0bServiceInfo\x12\x18\n\x10software_version\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12%\n\x05state\x18\x03 \x01(\x0e\x32\x16.aeenc.v1.ServiceState\x12\x14\n\x0cstate_reason\x18\x04 \x01(\t\x12.\n\nstarted_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12 \n\x06limits\x18\x06 \x01(\x0b\x32\x10.aeenc.v1.Limits\"\x8a\x01\n\x06Limits\x12\x15\n\rmessage_bytes\x18\x01 \x01(\x04\x12\r\n\x05items\x18\x02 \x01(\r\x12\x12\n\ntext_bytes\x18\x03 \x01(\r\x12\t\n\x01k\x18\x04 \x01(\r\x12\x0e\n\x06tokens\x18\x05 \x01(\r\x12\x14\n\x0cqueued_items\x18\x06 \x01(\r\x12\x15\n\rqueued_tokens\x18\x07 \x01(\r\"\xb2\x03\n\x10\x45valuationReport\x12*\n\x06strict\x18\x01 \x01(\x0b\x32\x1a.aeenc.v1.RetrievalMetrics\x12)\n\x05paper\x18\x02 \x01(\x0b\x32\x1a.aeenc.v1.RetrievalMetrics\x12\x12\n\ncandidates\x18\x03 \x01(\r\x12\x0f\n\x07queries\x18\x04 \x01(\r\x12\r\n\x05pairs\x18\x05 \x01(\r\x12\x15\n\rmodel_version\x18\x06 \x01(\t\x12\x12\n\ngeneration\x18\x07 \x01(\t\x12\x17\n\x0frerank_versions\x18\x08 \x03(\t\x12\'\n\x05parts\x18\t \x03(\x0b\x32\x18.aeenc.v1.EvaluationPart\x12/\n\x10hypothesis_alone\x18\n \x01(\x0b\x32\x15.aeenc.v1.TreeMetrics\x12(\n\tgold_tree\x18\x0b \x01(\x0b\x32\x15.aeenc.v1.TreeMetrics\x12\"\n\x05ranks\x18\x0c \x03(\x0b\x32\x13.aeenc.v1.GoldRanks\x12\'\n\x06graded\x18\r \x01(\x0b\x32\x17.aeenc.v1.GradedMetrics\"\xa3\x01\n\rGradedMetrics\x12\x13\n\x0bndcg_linear\x18\x01 \x01(\x01\x12\x18\n\x10ndcg_exponential\x18\x02 \x01(\x01\x12\x1a\n\x12oracle_ndcg_linear\x18\x03 \x01(\x01\x12\x1f\n\x17oracle_ndcg_exponential\x18\x04 \x01(\x01\x12&\n\x07recalls\x18\x05 \x03(\x0b\x32\x15.aeenc.v1.GradeRecall\"\x9b\x01\n\x0bGradeRecall\x12\r\n\x05grade\x18\x01 \x01(\x01\x12\r\n\x05pairs\x18\x02 \x01(\r\x12\x14\n\x0crecall_at_10\x18\x03 \x01(\x01\x12\x14\n\x0crecall_at_25\x18\x04 \x01(\x01\x12\x14\n\x0crecall_at_50\x18\x05 \x01(\x01\x12\x15\n\rrecall_at_100\x18\x06 \x01(\x01\x12\x15\n\rrecall_at_200\x18\x07 \x01(\x01\"\xb3\x01\n\x0e\x45valuationPart\x12*\n\x04kind\x18\x01 \x01(\x0e\x32\x1c.aeenc.v1.EvaluationPartKind\x12*\n\x06strict\x18\x02 \x01(\x0b\x32\x1a.aeenc.v1.RetrievalMetrics\x12)\n\x05paper\x18\x03 \x01(\x0b\x32\x1a.aeenc.v1.RetrievalMetrics\x12\x0f\n\x07queries\x18\x04 \x01(\r\x12\r\n\x05pairs\x18\x05 \x01(\r\"y\n\x0bTreeMetrics\x12\x14\n\x0crecall_at_25\x18\x01 \x01(\x01\x12\x1a\n\x12recall_at_25_micro\x18\x02 \x01(\x01\x12\x19\n\x11\x61ll_correct_at_25\x18\x03 \x01(\x01\x12\r\n\x05trees\x18\x04 \x01(\r\x12\x0e\n\x06leaves\x18\x05 \x01(\r\"*\n\tGoldRanks\x12\x0e\n\x06strict\x18\x01 \x03(\x04\x12\r\n\x05paper\x18\x02 \x03(\x04\"\x8e\x01\n\x10RetrievalMetrics\x12\x0b\n\x03map\x18\x01 \x01(\x01\x12\x0c\n\x04ndcg\x18\x02 \x01(\x01\x12\x12\n\nndcg_at_10\x18\x03 \x01(\x01\x12\x12\n\nndcg_at_50\x18\x04 \x01(\x01\x12\x11\n\thit_at_10\x18\x05 \x01(\x01\x12\x11\n\thit_at_20\x18\x06 \x01(\x01\x12\x11\n\thit_at_50\x18\x07 \x01(\x01*\xca\x02\n\x12\x45valuationPartKind\x12$\n EVALUATION_PART_KIND_UNSPECIFIED\x10\x00\x12#\n\x1f\x45VALUATION_PART_KIND_QUERY_SEEN\x10\x01\x12%\n!EVALUATION_PART_KIND_QUERY_UNSEEN\x10\x02\x12%\n!EVALUATION_PART_KIND_PREMISE_SEEN\x10\x03\x12\'\n#EVALUATION_PART_KIND_PREMISE_UNSEEN\x10\x04\x12\"\n\x1e\x45VALUATION_PART_KIND_PAIR_SEEN\x10\x05\x12$\n EVALUATION_PART_KIND_PAIR_UNSEEN\x10\x06\x12(\n$EVALUATION_PART_KIND_NOT_CONDITIONED\x10\x07*G\n\x05\x44Type\x12\x16\n\x12\x44_TYPE_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x44_TYPE_FLOAT32\x10\x01\x12\x12\n\x0e\x44_TYPE_FLOAT16\x10\x02*j\n\rPremiseSource\x12\x1e\n\x1aPREMISE_SOURCE_UNSPECIFIED\x10\x00\x12\x1c\n\x18PREMISE_SOURCE_RETRIEVED\x10\x01\x12\x1b\n\x17PREMISE_SOURCE_SEARCHED\x10\x02*Q\n\x07OwnText\x12\x18\n\x14OWN_TEXT_UNSPECIFIED\x10\x00\x12\x15\n\x11OWN_TEXT_EXCLUDED\x10\x01\x12\x15\n\x11OWN_TEXT_NEGATIVE\x10\x02*l\n\x08PairSign\x12\x19\n\x15PAIR_SIGN_UNSPECIFIED\x10\x00\x12\x16\n\x12PAIR_SIGN_POSITIVE\x10\x01\x12\x16\n\x12PAIR_SIGN_NEGATIVE\x10\x02\x12\x15\n\x11PAIR_SIGN_SKIPPED\x10\x03*h\n\tPrecision\x12\x19\n\x15PRECISION_UNSPECIFIED\x10\x00\x12\x15\n\x11PRECISION_FLOAT32\x10\x01\x12\x15\n\x11PRECISION_FLOAT16\x10\x02\x12\x12\n\x0ePRECISION_INT8\x10\x03*\xa2\x01\n\tWorkState\x12\x1a\n\x16WORK_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12WORK_STATE_PENDING\x10\x01\x12\x16\n\x12WORK_STATE_RUNNING\x10\x02\x12\x18\n\x14WORK_STATE_SUCCEEDED\x10\x03\x12\x15\n\x11WORK_STATE_FAILED\x10\x04\x12\x18\n\x14WORK_STATE_CANCELLED\x10\x05*\x9c\x01\n\x0cServiceState\x12\x1d\n\x19SERVICE_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16SERVICE_STATE_STARTING\x10\x01\x12\x19\n\x15SERVICE_STATE_SERVING\x10\x02\x12\x1a\n\x16SERVICE_STATE_DEGRADED\x10\x03\x12\x1a\n\x16SERVICE_STATE_DRAINING\x10\x04*J\n\x08Truncate\x12\x18\n\x14TRUNCATE_UNSPECIFIED\x10\x00\x12\x12\n\x0eTRUNCATE_ERROR\x10\x01\x12\x10\n\x0cTRUNCATE_END\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x61\x65\x65nc/v1/types.proto\x12\x08\x61\x65\x65nc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"U\n\nEmbeddings\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x1e\n\x05\x64type\x18\x02 \x01(\x0e\x32\x0f.aeenc.v1.DType\x12\x0c\n\x04rows\x18\x03 \x01(\r\x12\x0b\n\x03\x64im\x18\x04 \x01(\r\"?\n\rModelSelector\x12\x0f\n\x05label\x18\x01 \x01(\tH\x00\x12\x11\n\x07version\x18\x02 \x01(\tH\x00\x42\n\n\x08selector\"R\n\x07Premise\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0f\n\x07\x61liases\x18\x03 \x03(\t\x12\x0e\n\x06splits\x18\x04 \x03(\t\x12\x0c\n\x04tags\x18\x05 \x03(\t\"P\n\rRankedPremise\x12\"\n\x07premise\x18\x01 \x01(\x0b\x32\x11.aeenc.v1.Premise\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\r\n\x05score\x18\x03 \x01(\x02\"!\n\nPremiseSet\x12\x13\n\x0bpremise_ids\x18\x01 \x03(\t\";\n\tGoldQuery\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x10\n\x08premises\x18\x02 \x03(\t\x12\x0e\n\x06grades\x18\x03 \x03(\x01\"\xa3\x01\n\x04Pair\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\r\n\x05query\x18\x02 \x01(\t\x12\x12\n\npremise_id\x18\x03 \x01(\t\x12\x0f\n\x07premise\x18\x04 \x01(\t\x12 \n\x04sign\x18\x05 \x01(\x0e\x32\x12.aeenc.v1.PairSign\x12(\n\nprovenance\x18\x06 \x01(\x0b\x32\x14.aeenc.v1.Provenance\x12\x0e\n\x06reason\x18\x07 \x01(\t\"B\n\x07Garbage\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\"\xf5\x01\n\nProvenance\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\r\n\x05score\x18\x04 \x01(\x02\x12\x15\n\rmodel_version\x18\x05 \x01(\t\x12\x12\n\ngeneration\x18\x06 \x01(\t\x12\x0e\n\x06oracle\x18\x07 \x01(\t\x12\x11\n\tannotator\x18\x08 \x01(\t\x12-\n\tjudged_at\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05grade\x18\n \x01(\x02\x12\x0f\n\x07\x61mended\x18\x0b \x01(\x08\x12\x0c\n\x04note\x18\x0c \x01(\t\"\xcb\x01\n\x05Label\x12\x10\n\x08space_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08versions\x18\x03 \x03(\t\x12\x10\n\x08revision\x18\x04 \x01(\x04\x12\x19\n\x11previous_versions\x18\x05 \x03(\t\x12,\n\x08moved_at\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05share\x18\x07 \x01(\x01\x12&\n\tprecision\x18\x08 \x01(\x0e\x32\x13.aeenc.v1.Precision\"\xe1\x01\n\x07Timings\x12(\n\x05total\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05queue\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08tokenize\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07\x63ompute\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06\x65ncode\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xc8\x01\n\x0bServiceInfo\x12\x18\n\x10software_version\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12%\n\x05state\x18\x03 \x01(\x0e\x32\x16.aeenc.v1.ServiceState\x12\x14\n\x0cstate_reason\x18\x04 \x01(\t\x12.\n\nstarted_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12 \n\x06limits\x18\x06 \x01(\x0b\x32\x10.aeenc.v1.Limits\"\x8a\x01\n\x06Limits\x12\x15\n\rmessage_bytes\x18\x01 \x01(\x04\x12\r\n\x05items\x18\x02 \x01(\r\x12\x12\n\ntext_bytes\x18\x03 \x01(\r\x12\t\n\x01k\x18\x04 \x01(\r\x12\x0e\n\x06tokens\x18\x05 \x01(\r\x12\x14\n\x0cqueued_items\x18\x06 \x01(\r\x12\x15\n\rqueued_tokens\x18\x07 \x01(\r\"\xb2\x03\n\x10\x45valuationReport\x12*\n\x06strict\x18\x01 \x01(\x0b\x32\x1a.aeenc.v1.RetrievalMetrics\x12)\n\x05paper\x18\x02 \x01(\x0b\x32\x1a.aeenc.v1.RetrievalMetrics\x12\x12\n\ncandidates\x18\x03 \x01(\r\x12\x0f\n\x07queries\x18\x04 \x01(\r\x12\r\n\x05pairs\x18\x05 \x01(\r\x12\x15\n\rmodel_version\x18\x06 \x01(\t\x12\x12\n\ngeneration\x18\x07 \x01(\t\x12\x17\n\x0frerank_versions\x18\x08 \x03(\t\x12\'\n\x05parts\x18\t \x03(\x0b\x32\x18.aeenc.v1.EvaluationPart\x12/\n\x10hypothesis_alone\x18\n \x01(\x0b\x32\x15.aeenc.v1.TreeMetrics\x12(\n\tgold_tree\x18\x0b \x01(\x0b\x32\x15.aeenc.v1.TreeMetrics\x12\"\n\x05ranks\x18\x0c \x03(\x0b\x32\x13.aeenc.v1.GoldRanks\x12\'\n\x06graded\x18\r \x01(\x0b\x32\x17.aeenc.v1.GradedMetrics\"\xa3\x01\n\rGradedMetrics\x12\x13\n\x0bndcg_linear\x18\x01 \x01(\x01\x12\x18\n\x10ndcg_exponential\x18\x02 \x01(\x01\x12\x1a\n\x12oracle_ndcg_linear\x18\x03 \x01(\x01\x12\x1f\n\x17oracle_ndcg_exponential\x18\x04 \x01(\x01\x12&\n\x07recalls\x18\x05 \x03(\x0b\x32\x15.aeenc.v1.GradeRecall\"\x9b\x01\n\x0bGradeRecall\x12\r\n\x05grade\x18\x01 \x01(\x01\x12\r\n\x05pairs\x18\x02 \x01(\r\x12\x14\n\x0crecall_at_10\x18\x03 \x01(\x01\x12\x14\n\x0crecall_at_25\x18\x04 \x01(\x01\x12\x14\n\x0crecall_at_50\x18\x05 \x01(\x01\x12\x15\n\rrecall_at_100\x18\x06 \x01(\x01\x12\x15\n\rrecall_at_200\x18\x07 \x01(\x01\"\xb3\x01\n\x0e\x45valuationPart\x12*\n\x04kind\x18\x01 \x01(\x0e\x32\x1c.aeenc.v1.EvaluationPartKind\x12*\n\x06strict\x18\x02 \x01(\x0b\x32\x1a.aeenc.v1.RetrievalMetrics\x12)\n\x05paper\x18\x03 \x01(\x0b\x32\x1a.aeenc.v1.RetrievalMetrics\x12\x0f\n\x07queries\x18\x04 \x01(\r\x12\r\n\x05pairs\x18\x05 \x01(\r\"y\n\x0bTreeMetrics\x12\x14\n\x0crecall_at_25\x18\x01 \x01(\x01\x12\x1a\n\x12recall_at_25_micro\x18\x02 \x01(\x01\x12\x19\n\x11\x61ll_correct_at_25\x18\x03 \x01(\x01\x12\r\n\x05trees\x18\x04 \x01(\r\x12\x0e\n\x06leaves\x18\x05 \x01(\r\"*\n\tGoldRanks\x12\x0e\n\x06strict\x18\x01 \x03(\x04\x12\r\n\x05paper\x18\x02 \x03(\x04\"\x8e\x01\n\x10RetrievalMetrics\x12\x0b\n\x03map\x18\x01 \x01(\x01\x12\x0c\n\x04ndcg\x18\x02 \x01(\x01\x12\x12\n\nndcg_at_10\x18\x03 \x01(\x01\x12\x12\n\nndcg_at_50\x18\x04 \x01(\x01\x12\x11\n\thit_at_10\x18\x05 \x01(\x01\x12\x11\n\thit_at_20\x18\x06 \x01(\x01\x12\x11\n\thit_at_50\x18\x07 \x01(\x01*\xca\x02\n\x12\x45valuationPartKind\x12$\n EVALUATION_PART_KIND_UNSPECIFIED\x10\x00\x12#\n\x1f\x45VALUATION_PART_KIND_QUERY_SEEN\x10\x01\x12%\n!EVALUATION_PART_KIND_QUERY_UNSEEN\x10\x02\x12%\n!EVALUATION_PART_KIND_PREMISE_SEEN\x10\x03\x12\'\n#EVALUATION_PART_KIND_PREMISE_UNSEEN\x10\x04\x12\"\n\x1e\x45VALUATION_PART_KIND_PAIR_SEEN\x10\x05\x12$\n EVALUATION_PART_KIND_PAIR_UNSEEN\x10\x06\x12(\n$EVALUATION_PART_KIND_NOT_CONDITIONED\x10\x07*G\n\x05\x44Type\x12\x16\n\x12\x44_TYPE_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x44_TYPE_FLOAT32\x10\x01\x12\x12\n\x0e\x44_TYPE_FLOAT16\x10\x02*Q\n\x07OwnText\x12\x18\n\x14OWN_TEXT_UNSPECIFIED\x10\x00\x12\x15\n\x11OWN_TEXT_EXCLUDED\x10\x01\x12\x15\n\x11OWN_TEXT_NEGATIVE\x10\x02*l\n\x08PairSign\x12\x19\n\x15PAIR_SIGN_UNSPECIFIED\x10\x00\x12\x16\n\x12PAIR_SIGN_POSITIVE\x10\x01\x12\x16\n\x12PAIR_SIGN_NEGATIVE\x10\x02\x12\x15\n\x11PAIR_SIGN_SKIPPED\x10\x03*h\n\tPrecision\x12\x19\n\x15PRECISION_UNSPECIFIED\x10\x00\x12\x15\n\x11PRECISION_FLOAT32\x10\x01\x12\x15\n\x11PRECISION_FLOAT16\x10\x02\x12\x12\n\x0ePRECISION_INT8\x10\x03*\xa2\x01\n\tWorkState\x12\x1a\n\x16WORK_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12WORK_STATE_PENDING\x10\x01\x12\x16\n\x12WORK_STATE_RUNNING\x10\x02\x12\x18\n\x14WORK_STATE_SUCCEEDED\x10\x03\x12\x15\n\x11WORK_STATE_FAILED\x10\x04\x12\x18\n\x14WORK_STATE_CANCELLED\x10\x05*\x9c\x01\n\x0cServiceState\x12\x1d\n\x19SERVICE_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16SERVICE_STATE_STARTING\x10\x01\x12\x19\n\x15SERVICE_STATE_SERVING\x10\x02\x12\x1a\n\x16SERVICE_STATE_DEGRADED\x10\x03\x12\x1a\n\x16SERVICE_STATE_DRAINING\x10\x04*J\n\x08Truncate\x12\x18\n\x14TRUNCATE_UNSPECIFIED\x10\x00\x12\x12\n\x0eTRUNCATE_ERROR\x10\x01\x12\x10\n\x0cTRUNCATE_END\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'aeenc.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_EVALUATIONPARTKIND']._serialized_start=3070
-  _globals['_EVALUATIONPARTKIND']._serialized_end=3400
-  _globals['_DTYPE']._serialized_start=3402
-  _globals['_DTYPE']._serialized_end=3473
-  _globals['_PREMISESOURCE']._serialized_start=3475
-  _globals['_PREMISESOURCE']._serialized_end=3581
-  _globals['_OWNTEXT']._serialized_start=3583
-  _globals['_OWNTEXT']._serialized_end=3664
-  _globals['_PAIRSIGN']._serialized_start=3666
-  _globals['_PAIRSIGN']._serialized_end=3774
-  _globals['_PRECISION']._serialized_start=3776
-  _globals['_PRECISION']._serialized_end=3880
-  _globals['_WORKSTATE']._serialized_start=3883
-  _globals['_WORKSTATE']._serialized_end=4045
-  _globals['_SERVICESTATE']._serialized_start=4048
-  _globals['_SERVICESTATE']._serialized_end=4204
-  _globals['_TRUNCATE']._serialized_start=4206
-  _globals['_TRUNCATE']._serialized_end=4280
+  _globals['_EVALUATIONPARTKIND']._serialized_start=3029
+  _globals['_EVALUATIONPARTKIND']._serialized_end=3359
+  _globals['_DTYPE']._serialized_start=3361
+  _globals['_DTYPE']._serialized_end=3432
+  _globals['_OWNTEXT']._serialized_start=3434
+  _globals['_OWNTEXT']._serialized_end=3515
+  _globals['_PAIRSIGN']._serialized_start=3517
+  _globals['_PAIRSIGN']._serialized_end=3625
+  _globals['_PRECISION']._serialized_start=3627
+  _globals['_PRECISION']._serialized_end=3731
+  _globals['_WORKSTATE']._serialized_start=3734
+  _globals['_WORKSTATE']._serialized_end=3896
+  _globals['_SERVICESTATE']._serialized_start=3899
+  _globals['_SERVICESTATE']._serialized_end=4055
+  _globals['_TRUNCATE']._serialized_start=4057
+  _globals['_TRUNCATE']._serialized_end=4131
   _globals['_EMBEDDINGS']._serialized_start=99
   _globals['_EMBEDDINGS']._serialized_end=184
   _globals['_MODELSELECTOR']._serialized_start=186
@@ -68,27 +66,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GARBAGE']._serialized_start=679
   _globals['_GARBAGE']._serialized_end=745
   _globals['_PROVENANCE']._serialized_start=748
-  _globals['_PROVENANCE']._serialized_end=1034
-  _globals['_LABEL']._serialized_start=1037
-  _globals['_LABEL']._serialized_end=1240
-  _globals['_TIMINGS']._serialized_start=1243
-  _globals['_TIMINGS']._serialized_end=1468
-  _globals['_SERVICEINFO']._serialized_start=1471
-  _globals['_SERVICEINFO']._serialized_end=1671
-  _globals['_LIMITS']._serialized_start=1674
-  _globals['_LIMITS']._serialized_end=1812
-  _globals['_EVALUATIONREPORT']._serialized_start=1815
-  _globals['_EVALUATIONREPORT']._serialized_end=2249
-  _globals['_GRADEDMETRICS']._serialized_start=2252
-  _globals['_GRADEDMETRICS']._serialized_end=2415
-  _globals['_GRADERECALL']._serialized_start=2418
-  _globals['_GRADERECALL']._serialized_end=2573
-  _globals['_EVALUATIONPART']._serialized_start=2576
-  _globals['_EVALUATIONPART']._serialized_end=2755
-  _globals['_TREEMETRICS']._serialized_start=2757
-  _globals['_TREEMETRICS']._serialized_end=2878
-  _globals['_GOLDRANKS']._serialized_start=2880
-  _globals['_GOLDRANKS']._serialized_end=2922
-  _globals['_RETRIEVALMETRICS']._serialized_start=2925
-  _globals['_RETRIEVALMETRICS']._serialized_end=3067
+  _globals['_PROVENANCE']._serialized_end=993
+  _globals['_LABEL']._serialized_start=996
+  _globals['_LABEL']._serialized_end=1199
+  _globals['_TIMINGS']._serialized_start=1202
+  _globals['_TIMINGS']._serialized_end=1427
+  _globals['_SERVICEINFO']._serialized_start=1430
+  _globals['_SERVICEINFO']._serialized_end=1630
+  _globals['_LIMITS']._serialized_start=1633
+  _globals['_LIMITS']._serialized_end=1771
+  _globals['_EVALUATIONREPORT']._serialized_start=1774
+  _globals['_EVALUATIONREPORT']._serialized_end=2208
+  _globals['_GRADEDMETRICS']._serialized_start=2211
+  _globals['_GRADEDMETRICS']._serialized_end=2374
+  _globals['_GRADERECALL']._serialized_start=2377
+  _globals['_GRADERECALL']._serialized_end=2532
+  _globals['_EVALUATIONPART']._serialized_start=2535
+  _globals['_EVALUATIONPART']._serialized_end=2714
+  _globals['_TREEMETRICS']._serialized_start=2716
+  _globals['_TREEMETRICS']._serialized_end=2837
+  _globals['_GOLDRANKS']._serialized_start=2839
+  _globals['_GOLDRANKS']._serialized_end=2881
+  _globals['_RETRIEVALMETRICS']._serialized_start=2884
+  _globals['_RETRIEVALMETRICS']._serialized_end=3026
 # @@protoc_insertion_point(module_scope)

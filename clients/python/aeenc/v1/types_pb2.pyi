@@ -26,12 +26,6 @@ class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     D_TYPE_FLOAT32: _ClassVar[DType]
     D_TYPE_FLOAT16: _ClassVar[DType]
 
-class PremiseSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    PREMISE_SOURCE_UNSPECIFIED: _ClassVar[PremiseSource]
-    PREMISE_SOURCE_RETRIEVED: _ClassVar[PremiseSource]
-    PREMISE_SOURCE_SEARCHED: _ClassVar[PremiseSource]
-
 class OwnText(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     OWN_TEXT_UNSPECIFIED: _ClassVar[OwnText]
@@ -85,9 +79,6 @@ EVALUATION_PART_KIND_NOT_CONDITIONED: EvaluationPartKind
 D_TYPE_UNSPECIFIED: DType
 D_TYPE_FLOAT32: DType
 D_TYPE_FLOAT16: DType
-PREMISE_SOURCE_UNSPECIFIED: PremiseSource
-PREMISE_SOURCE_RETRIEVED: PremiseSource
-PREMISE_SOURCE_SEARCHED: PremiseSource
 OWN_TEXT_UNSPECIFIED: OwnText
 OWN_TEXT_EXCLUDED: OwnText
 OWN_TEXT_NEGATIVE: OwnText
@@ -205,7 +196,7 @@ class Garbage(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., id: _Optional[str] = ..., reason: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class Provenance(_message.Message):
-    __slots__ = ("run_id", "node_id", "rank", "score", "model_version", "generation", "oracle", "annotator", "judged_at", "grade", "amended", "note", "source")
+    __slots__ = ("run_id", "node_id", "rank", "score", "model_version", "generation", "oracle", "annotator", "judged_at", "grade", "amended", "note")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -218,7 +209,6 @@ class Provenance(_message.Message):
     GRADE_FIELD_NUMBER: _ClassVar[int]
     AMENDED_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
-    SOURCE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     node_id: str
     rank: int
@@ -231,8 +221,7 @@ class Provenance(_message.Message):
     grade: float
     amended: bool
     note: str
-    source: PremiseSource
-    def __init__(self, run_id: _Optional[str] = ..., node_id: _Optional[str] = ..., rank: _Optional[int] = ..., score: _Optional[float] = ..., model_version: _Optional[str] = ..., generation: _Optional[str] = ..., oracle: _Optional[str] = ..., annotator: _Optional[str] = ..., judged_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., grade: _Optional[float] = ..., amended: bool = ..., note: _Optional[str] = ..., source: _Optional[_Union[PremiseSource, str]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., node_id: _Optional[str] = ..., rank: _Optional[int] = ..., score: _Optional[float] = ..., model_version: _Optional[str] = ..., generation: _Optional[str] = ..., oracle: _Optional[str] = ..., annotator: _Optional[str] = ..., judged_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., grade: _Optional[float] = ..., amended: bool = ..., note: _Optional[str] = ...) -> None: ...
 
 class Label(_message.Message):
     __slots__ = ("space_id", "name", "versions", "revision", "previous_versions", "moved_at", "share", "precision")

@@ -155,7 +155,7 @@ class Answer:
     """Whether the premises explain the query entirely."""
     additions: tuple[Verdict, ...] = ()
     """Premises of the corpus that explain the query and are missing among the candidates, at most 64, each EXPLAINS.
-    They count like candidates, with rank 0 and source SEARCHED.
+    They count like candidates, with rank 0.
     """
     intermediates: tuple[str, ...] = ()
     """Intermediate conclusions in the author's words that explain the query and need an explanation themselves, at most

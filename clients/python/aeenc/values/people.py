@@ -16,20 +16,24 @@ from aeenc.values.writing import as_message, as_messages, length, message, times
 
 
 class TaskState(Choice):
-    """The state of a task."""
+    """The state of a task, or of a node in a tree."""
 
     UNSPECIFIED = 0
     """Unspecified."""
     WAITING = 1
-    """Answers are missing."""
+    """Answers of people are missing."""
     DECIDED = 2
-    """The task has all its answers. They can still be taken back."""
+    """The task has all its answers. They can still be taken back, or the run is about to go on."""
     CONFLICT = 3
     """Annotators disagree. The task waits for Adjudicate."""
     SETTLED = 4
-    """The run has continued with the decision."""
+    """The run has gone on with the decision. Of a node: it has recorded what explains it, whoever said so."""
     WITHDRAWN = 5
     """Its node is retrieved again, or came back as another task."""
+    PENDING = 6
+    """Of a node alone: its candidates are being retrieved, or a remote oracle judges them."""
+    FAILED = 7
+    """Of a node alone: it was never answered; what explains it was known before."""
 
 
 class TaskEventKind(Choice):
@@ -65,27 +69,6 @@ class TaskEventKind(Choice):
     """The task was closed."""
     HASTENED = 14
     """Somebody let the run go on with the decision at once."""
-
-
-class TreeNodeState(Choice):
-    """The state of a node in a tree."""
-
-    UNSPECIFIED = 0
-    """Unspecified."""
-    PENDING = 1
-    """Its candidates are being retrieved, or a remote oracle judges them."""
-    OPEN = 2
-    """Its task waits for people."""
-    LEASED = 3
-    """Somebody holds its task."""
-    DECIDED = 4
-    """Its task has all its answers. They can still be taken back, or the run is about to go on."""
-    CONFLICT = 5
-    """Annotators disagree."""
-    JUDGED = 6
-    """The run has recorded what explains it."""
-    FAILED = 7
-    """It was never answered; what explains it was known before."""
 
 
 class QualificationState(Choice):
@@ -164,14 +147,12 @@ class JudgedTask:
     """Its state."""
     answers: tuple[Answer, ...] = ()
     """The valid answers. Only the log keeps those that were taken back or replaced."""
-    decision: tuple[Verdict, ...] = ()
-    """The verdict on each candidate, with the adjudicator's grade, else the mean of those who agree with it. Empty
-    while answers are missing. Candidates in conflict are left out.
+    decision: Answer = Answer()
+    """The verdict on each candidate, with the adjudicator's grade, else the mean of those who agree with it, and as its
+    annotator who adjudicated, if anybody. Empty while answers are missing. Candidates in conflict are left out.
     """
     conflicts: tuple[str, ...] = ()
     """The premises on which annotators disagree."""
-    adjudicator: str = ""
-    """The person who adjudicated. Empty: nobody."""
 
     @classmethod
     def from_message(cls, message: people_pb2.JudgedTask) -> JudgedTask:
@@ -180,9 +161,8 @@ class JudgedTask:
             task=OracleTask.from_message(message.task),
             state=TaskState(message.state),
             answers=tuple([Answer.from_message(one) for one in message.answers]),
-            decision=tuple([Verdict.from_message(one) for one in message.decision]),
+            decision=Answer.from_message(message.decision),
             conflicts=tuple(message.conflicts),
-            adjudicator=message.adjudicator,
         )
 
 
@@ -279,7 +259,7 @@ class TreeNode:
     """Its text: the query."""
     depth: int = 0
     """The distance from the root."""
-    state: TreeNodeState = TreeNodeState.UNSPECIFIED
+    state: TaskState = TaskState.UNSPECIFIED
     """Its state."""
     task_id: str = ""
     """The task that asks its query. Empty: it was not put before people."""
@@ -309,7 +289,7 @@ class TreeNode:
             premise_id=message.premise_id,
             text=message.text,
             depth=message.depth,
-            state=TreeNodeState(message.state),
+            state=TaskState(message.state),
             task_id=message.task_id,
             accepted=tuple([Verdict.from_message(one) for one in message.accepted]),
             holders=tuple(message.holders),

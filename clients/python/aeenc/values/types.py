@@ -29,17 +29,6 @@ class PairSign(Choice):
     """
 
 
-class PremiseSource(Choice):
-    """How a judged premise was found."""
-
-    UNSPECIFIED = 0
-    """Not recorded."""
-    RETRIEVED = 1
-    """It was among the candidates that the sampler retrieved."""
-    SEARCHED = 2
-    """The candidates lacked it; a person found it by a search and added it."""
-
-
 class EvaluationPartKind(Choice):
     """Subsets of an evaluation's queries and pairs."""
 
@@ -196,7 +185,7 @@ class Provenance:
     """The node whose candidates were judged."""
     rank: int = 0
     """The rank of the premise among the query's nearest, from 1. Above k where an ancestor of the node took a place. 0:
-    a person found it by a search.
+    a person found it by a search, or, without `node_id`, it was not recorded.
     """
     score: float = 0.0
     """The retrieval score, a cosine. 0 without a rank."""
@@ -216,8 +205,6 @@ class Provenance:
     """Whether this pair replaces the run's earlier pairs of the same query and premise, whatever their sign."""
     note: str = ""
     """The note on the answer, which applies to all candidates of the node. Empty: none."""
-    source: PremiseSource = PremiseSource.UNSPECIFIED
-    """How the premise came before whoever judged it. Unspecified: not recorded."""
 
     @classmethod
     def from_message(cls, message: types_pb2.Provenance) -> Provenance:
@@ -235,7 +222,6 @@ class Provenance:
             grade=message.grade,
             amended=message.amended,
             note=message.note,
-            source=PremiseSource(message.source),
         )
 
     def to_message(self) -> types_pb2.Provenance:
@@ -254,7 +240,6 @@ class Provenance:
             grade=self.grade,
             amended=self.amended,
             note=self.note,
-            source=cast("str", self.source),
         )
 
 

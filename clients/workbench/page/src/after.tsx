@@ -20,7 +20,7 @@ export function After({ last, now, busy, undo, goOn }: { last: Last; now: number
 // Only what the sampler has said of the task.
 export function became({ settled, node }: Last): string {
   if (settled) return "The run goes on.";
-  if (node?.state === "judged") return "The run has gone on with it.";
+  if (node?.state === "settled") return "The run has gone on with it.";
   if (node?.state === "decided") return "The run goes on with it when the time to undo is over.";
   if (node?.state === "conflict") return "People disagree on it: an adjudicator decides.";
   const missing = node ? node.overlap - node.answered : 0;

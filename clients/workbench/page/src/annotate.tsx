@@ -450,7 +450,7 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
         <h2>Tree</h2>
         {tree?.question && <p class="behind"><span class="quiet">Question</span> {tree.question}{tree.answer && <><br /><span class="quiet">Answer</span> {tree.answer}</>}</p>}
         <TreeView tree={tree} current={lease ? lease.node_id || `${lease.task.path.length}` : ""} growing={growing} />
-        {tree?.hypothesis_id && tree.nodes.some((node) => node.state === "judged" && node.accepted.length > 0) && <p class="quiet"><a href={`${treePath(tree.run_id, tree.hypothesis_id).replace("/tree?", "/tree.svg?")}`} target="_blank" rel="noreferrer">The tree as a picture</a></p>}
+        {tree?.hypothesis_id && tree.nodes.some((node) => node.state === "settled" && node.accepted.length > 0) && <p class="quiet"><a href={`${treePath(tree.run_id, tree.hypothesis_id).replace("/tree?", "/tree.svg?")}`} target="_blank" rel="noreferrer">The tree as a picture</a></p>}
         {queues.length > 1 && <label>Tasks of <select value={from} onChange={(event) => { shown.current.queue = event.currentTarget.value; setFrom(event.currentTarget.value); }}><option value="">any queue</option>{queues.map((one) => <option key={one.name} value={one.name}>{one.name}, {one.total.free} free</option>)}</select></label>}
         <label class="check"><input type="checkbox" checked={stay} onChange={(event) => setStay(event.currentTarget.checked)} /> stay in this tree</label>
         <label class="check"><input type="checkbox" checked={showScores} onChange={(event) => setShowScores(event.currentTarget.checked)} /> scores</label>
@@ -511,7 +511,8 @@ function pathTree(lease: Lease): Tree {
   const texts = [...lease.task.path, lease.task.query];
   const nodes = texts.map((text, depth) => ({
     node_id: `${depth}`, parent_id: depth ? `${depth - 1}` : "", premise_id: depth ? `p${depth}` : "", text, depth, task_id: "",
-    state: depth === texts.length - 1 ? "leased" as const : "judged" as const, holders: [], answered: 0, overlap: 1, answers: [], author: "",
+    ...(depth === texts.length - 1 ? { state: "waiting" as const, holders: ["you"] } : { state: "settled" as const, holders: [] }),
+    answered: 0, overlap: 1, answers: [], author: "",
     accepted: depth < texts.length - 1 ? [{ premise_id: `p${depth + 1}`, text: texts[depth + 1]!, judgement: "explains", leaf: false, grade: null, annotator: "", remark: "" }] : [],
   }));
   return { run_id: lease.run_id, hypothesis_id: "", nodes, finished: false, question: "", answer: "" };

@@ -17,7 +17,7 @@ export interface Lease {
   lease_id: string; run_id: string; task: Task; expires_at: string; remaining: number; hypothesis_id: string; node_id: string;
   same_keys: string[];
 }
-export type NodeState = "pending" | "open" | "leased" | "decided" | "conflict" | "judged" | "failed";
+export type NodeState = "waiting" | "decided" | "conflict" | "settled" | "pending" | "failed";
 export interface TreeNode {
   node_id: string; parent_id: string; premise_id: string; text: string; depth: number; state: NodeState; task_id: string;
   accepted: Verdict[]; holders: string[]; answered: number; overlap: number; answers: Answer[]; author: string;
@@ -43,7 +43,7 @@ export interface Answer {
   answer_id: string; annotator: string; verdicts: Verdict[]; note: string; additions: Verdict[]; written: string[];
   intermediates: string[]; inference: string;
 }
-export interface JudgedTask { task: Task; state: string; answers: Answer[]; conflicts: string[]; adjudicator: string }
+export interface JudgedTask { task: Task; state: string; answers: Answer[]; conflicts: string[] }
 export interface Hit { id: string; text: string; score: number }
 export interface Agreement {
   cohen_kappa: number | null; fleiss_kappa: number | null; krippendorff_alpha: number | null; positive_agreement: number | null;

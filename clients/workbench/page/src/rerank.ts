@@ -55,11 +55,11 @@ async function comesBack(lease: Lease): Promise<Lease | null> {
   const path = `/api/runs/${encodeURIComponent(lease.run_id)}/tree?hypothesis=${encodeURIComponent(lease.hypothesis_id)}`;
   for (let pause = 0; pause < PAUSES; pause++) {
     const node = (await call<Tree>(path)).nodes.find((one) => one.node_id === lease.node_id);
-    if (node?.state === "open") {
+    if (node?.state === "waiting") {
+      if (node.holders.length > 0) return null;
       const found = await call<Lease | null>("/api/lease", { run: lease.run_id, task: node.task_id, request: fresh() });
       if (found) return found;
     }
-    if (node?.state === "leased") return null;
     await new Promise((go) => setTimeout(go, PAUSE_MS));
   }
   return null;

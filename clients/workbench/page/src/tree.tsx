@@ -6,7 +6,7 @@ export interface Growing { text: string; leaf: boolean }
 interface Row { id: string; text: string; leaf: boolean; node?: TreeNode; growing?: boolean; children: Row[]; author?: string }
 
 const STATES: Record<string, string> = {
-  pending: "being retrieved", open: "open", leased: "in work", decided: "decided", conflict: "disputed", judged: "", failed: "unanswered",
+  pending: "being retrieved", waiting: "open", decided: "decided", conflict: "disputed", settled: "", failed: "unanswered",
 };
 
 // The tree's rows; below the node in work stands what is accepted so far.
@@ -45,13 +45,14 @@ export function TreeView({ tree, current, growing }: { tree: Tree | null; curren
 
 function Branch({ row, current }: { row: HierarchyNode<Row>; current: string }) {
   const { node, text, leaf, growing, author } = row.data;
-  const state = node ? STATES[node.state] ?? "" : leaf ? "leaf" : "";
+  const held = node?.state === "waiting" && node.holders.length > 0;
+  const state = held ? "in work" : node ? STATES[node.state] ?? "" : leaf ? "leaf" : "";
   const here = node !== undefined && node.node_id === current;
   return (
     <li role="treeitem" aria-level={row.depth + 1} aria-expanded={row.children ? true : undefined} aria-current={here ? "true" : undefined} aria-selected={here}>
       <div class={`row ${here ? "here" : ""} ${node?.state ?? "fact"} ${growing ? "growing" : ""}`}>
         <span class="text">{text}</span>
-        {state && <span class={`state ${node?.state ?? "leaf"}`}>{state}{node && node.overlap > 1 && node.state !== "judged" ? ` ${node.answered}/${node.overlap}` : ""}</span>}
+        {state && <span class={`state ${node?.state ?? "leaf"}`}>{state}{node && node.overlap > 1 && node.state !== "settled" ? ` ${node.answered}/${node.overlap}` : ""}</span>}
         {author && <span class="author">written by {author}</span>}
         {node?.answers.map(({ inference }) => inference && <span class="inference" key={inference}>{inference}</span>)}
       </div>

@@ -677,9 +677,7 @@ export const EncoderService: GenService<{
     output: typeof ScoreResponseSchema;
   },
   /**
-   * Reports versions, labels, limits, state and recent swaps.
-   *
-   * Does not fail while the process runs.
+   * Reports versions, labels, limits, state and recent swaps. Does not fail while the process runs.
    *
    * @generated from rpc aeenc.v1.EncoderService.GetInfo
    */

@@ -168,7 +168,7 @@ export type Answer = Message<"aeenc.v1.Answer"> & {
 
   /**
    * Premises of the corpus that explain the query and are missing among the candidates, at most 64, each EXPLAINS. They
-   * count like candidates, with rank 0 and source SEARCHED.
+   * count like candidates, with rank 0.
    *
    * @generated from field: repeated aeenc.v1.Verdict additions = 6;
    */

@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file aeenc/v1/people.proto.
  */
 export const file_aeenc_v1_people: GenFile = /*@__PURE__*/
-  fileDesc("ChVhZWVuYy92MS9wZW9wbGUucHJvdG8SCGFlZW5jLnYxIpMBChBMZWFzZVRhc2tSZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIRCglhbm5vdGF0b3IYAiABKAkSEQoJbWF4X3Rhc2tzGAMgASgNEhIKCnJlcXVlc3RfaWQYBCABKAkSDQoFcXVldWUYBSABKAkSFQoNaHlwb3RoZXNpc19pZBgGIAEoCRIPCgd0YXNrX2lkGAcgASgJIjQKEUxlYXNlVGFza1Jlc3BvbnNlEh8KBmxlYXNlcxgBIAMoCzIPLmFlZW5jLnYxLkxlYXNlIuYBCgVMZWFzZRIQCghsZWFzZV9pZBgBIAEoCRIOCgZydW5faWQYAiABKAkSIgoEdGFzaxgDIAEoCzIULmFlZW5jLnYxLk9yYWNsZVRhc2sSLgoKZXhwaXJlc19hdBgEIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLAoJcmVtYWluaW5nGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhUKDWh5cG90aGVzaXNfaWQYBiABKAkSDwoHbm9kZV9pZBgHIAEoCRIRCglzYW1lX2tleXMYCCADKAkiJQoRUmVuZXdMZWFzZVJlcXVlc3QSEAoIbGVhc2VfaWQYASABKAkiRAoSUmVuZXdMZWFzZVJlc3BvbnNlEi4KCmV4cGlyZXNfYXQYASABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wIjYKElJlbGVhc2VUYXNrUmVxdWVzdBIQCghsZWFzZV9pZBgBIAEoCRIOCgZyZWFzb24YAiABKAkiFQoTUmVsZWFzZVRhc2tSZXNwb25zZSKeAQoVU3VibWl0VmVyZGljdHNSZXF1ZXN0EhAKCGxlYXNlX2lkGAEgASgJEiAKBmFuc3dlchgCIAEoCzIQLmFlZW5jLnYxLkFuc3dlchIRCglzZWVuX3VwdG8YAyABKA0SKgoHZWxhcHNlZBgEIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhISCgpjbGllbnRfc2VxGAUgASgEIjkKFlN1Ym1pdFZlcmRpY3RzUmVzcG9uc2USEQoJYW5zd2VyX2lkGAEgASgJEgwKBGxhdGUYAiABKAgiWwoTVW5kb1ZlcmRpY3RzUmVxdWVzdBIRCglhbm5vdGF0b3IYASABKAkSDQoFY291bnQYAiABKA0SDgoGcnVuX2lkGAMgASgJEhIKCnJlcXVlc3RfaWQYBCABKAkiKgoUVW5kb1ZlcmRpY3RzUmVzcG9uc2USEgoKYW5zd2VyX2lkcxgBIAMoCSJfChRBbWVuZFZlcmRpY3RzUmVxdWVzdBIRCglhbnN3ZXJfaWQYASABKAkSIAoGYW5zd2VyGAIgASgLMhAuYWVlbmMudjEuQW5zd2VyEhIKCnJlcXVlc3RfaWQYAyABKAkiKgoVQW1lbmRWZXJkaWN0c1Jlc3BvbnNlEhEKCWFuc3dlcl9pZBgBIAEoCSJZChFBZGp1ZGljYXRlUmVxdWVzdBIOCgZydW5faWQYASABKAkSIAoGYW5zd2VyGAIgASgLMhAuYWVlbmMudjEuQW5zd2VyEhIKCnJlcXVlc3RfaWQYAyABKAkiJwoSQWRqdWRpY2F0ZVJlc3BvbnNlEhEKCWFuc3dlcl9pZBgBIAEoCSKLAQoQQ2xvc2VUYXNrUmVxdWVzdBIOCgZydW5faWQYASABKAkSDwoHdGFza19pZBgCIAEoCRIRCglhbm5vdGF0b3IYAyABKAkSDgoGcmVhc29uGAQgASgJEhIKCnJlcXVlc3RfaWQYBSABKAkSDwoHb3ZlcmxhcBgGIAEoDRIOCgZzZXR0bGUYByABKAgiNwoRQ2xvc2VUYXNrUmVzcG9uc2USIgoEdGFzaxgBIAEoCzIULmFlZW5jLnYxLkp1ZGdlZFRhc2sihAEKFFJldHJpZXZlQWdhaW5SZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIVCg1oeXBvdGhlc2lzX2lkGAIgASgJEg8KB3Rhc2tfaWQYAyABKAkSEAoIbGVhc2VfaWQYBCABKAkSEQoJYW5ub3RhdG9yGAUgASgJEg8KB2RyeV9ydW4YBiABKAgiQAoVUmV0cmlldmVBZ2FpblJlc3BvbnNlEhUKDW1vZGVsX3ZlcnNpb24YASABKAkSEAoIdGFza19pZHMYAiADKAkiXAoSTGlzdENoYW5nZXNSZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIPCgd0YXNrX2lkGAIgASgJEhEKCXBhZ2Vfc2l6ZRgDIAEoDRISCgpwYWdlX3Rva2VuGAQgASgJIlQKE0xpc3RDaGFuZ2VzUmVzcG9uc2USJAoHY2hhbmdlcxgBIAMoCzITLmFlZW5jLnYxLlRhc2tFdmVudBIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiNwoOR2V0VHJlZVJlcXVlc3QSDgoGcnVuX2lkGAEgASgJEhUKDWh5cG90aGVzaXNfaWQYAiABKAkiNAoPR2V0VHJlZVJlc3BvbnNlEiEKBHRyZWUYASABKAsyEy5hZWVuYy52MS5UcmVlU3RhdGUiOQoQV2F0Y2hUcmVlUmVxdWVzdBIOCgZydW5faWQYASABKAkSFQoNaHlwb3RoZXNpc19pZBgCIAEoCSI2ChFXYXRjaFRyZWVSZXNwb25zZRIhCgR0cmVlGAEgASgLMhMuYWVlbmMudjEuVHJlZVN0YXRlIokBCglUcmVlU3RhdGUSDgoGcnVuX2lkGAEgASgJEhUKDWh5cG90aGVzaXNfaWQYAiABKAkSIQoFbm9kZXMYAyADKAsyEi5hZWVuYy52MS5UcmVlTm9kZRIQCghmaW5pc2hlZBgEIAEoCBIQCghxdWVzdGlvbhgFIAEoCRIOCgZhbnN3ZXIYBiABKAkiuwIKCFRyZWVOb2RlEg8KB25vZGVfaWQYASABKAkSEQoJcGFyZW50X2lkGAIgASgJEhIKCnByZW1pc2VfaWQYAyABKAkSDAoEdGV4dBgEIAEoCRINCgVkZXB0aBgFIAEoDRImCgVzdGF0ZRgGIAEoDjIXLmFlZW5jLnYxLlRyZWVOb2RlU3RhdGUSDwoHdGFza19pZBgHIAEoCRIjCghhY2NlcHRlZBgIIAMoCzIRLmFlZW5jLnYxLlZlcmRpY3QSDwoHaG9sZGVycxgJIAMoCRIQCghhbnN3ZXJlZBgKIAEoDRIPCgdvdmVybGFwGAsgASgNEiEKB2Fuc3dlcnMYDCADKAsyEC5hZWVuYy52MS5BbnN3ZXISFQoNbW9kZWxfdmVyc2lvbhgNIAEoCRIOCgZhdXRob3IYDiABKAkiJgoRTGlzdFF1ZXVlc1JlcXVlc3QSEQoJYW5ub3RhdG9yGAEgASgJIjUKEkxpc3RRdWV1ZXNSZXNwb25zZRIfCgZxdWV1ZXMYASADKAsyDy5hZWVuYy52MS5RdWV1ZSLuAQoFUXVldWUSDAoEbmFtZRgBIAEoCRIPCgdvdmVybGFwGAIgASgNEicKBHVuZG8YAyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEQoJZ3VpZGVsaW5lGAQgASgJEiMKBXRvdGFsGAUgASgLMhQuYWVlbmMudjEuVGFza0NvdW50cxIiCgRydW5zGAYgAygLMhQuYWVlbmMudjEuVGFza0NvdW50cxIRCgltYXhfZ3JhZGUYByABKAISLgoNcXVhbGlmaWNhdGlvbhgIIAEoCzIXLmFlZW5jLnYxLlF1YWxpZmljYXRpb24iXQoNUXVhbGlmaWNhdGlvbhINCgVpdGVtcxgBIAEoDRIQCghhbnN3ZXJlZBgCIAEoDRIrCgVzdGF0ZRgDIAEoDjIcLmFlZW5jLnYxLlF1YWxpZmljYXRpb25TdGF0ZSLGAQoKVGFza0NvdW50cxINCgV0YXNrcxgBIAEoBBIPCgd3YWl0aW5nGAIgASgEEgwKBGZyZWUYAyABKAQSDgoGbGVhc2VkGAQgASgEEg8KB2RlY2lkZWQYBSABKAQSEQoJY29uZmxpY3RzGAYgASgEEg8KB3NldHRsZWQYByABKAQSDAoEbWluZRgIIAEoBBIRCgltaW5lX2hvdXIYCSABKAQSFAoMYW5zd2Vyc19ob3VyGAogASgEEg4KBnJ1bl9pZBgLIAEoCSIlChNHZXRBZ3JlZW1lbnRSZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCSKJAgoUR2V0QWdyZWVtZW50UmVzcG9uc2USEwoLY29oZW5fa2FwcGEYASABKAESFAoMZmxlaXNzX2thcHBhGAIgASgBEhoKEmtyaXBwZW5kb3JmZl9hbHBoYRgDIAEoARISCgpjYW5kaWRhdGVzGAQgASgEEhIKCmFubm90YXRvcnMYBSABKA0SKgoHcmVwb3J0cxgGIAMoCzIZLmFlZW5jLnYxLkFubm90YXRvclJlcG9ydBIaChJwb3NpdGl2ZV9hZ3JlZW1lbnQYByABKAESDwoHZWRnZV9mMRgIIAEoARIpCghjb250cm9scxgJIAMoCzIXLmFlZW5jLnYxLkNvbnRyb2xSZXBvcnQivQEKD0Fubm90YXRvclJlcG9ydBIRCglhbm5vdGF0b3IYASABKAkSDwoHYW5zd2VycxgCIAEoBBIMCgRsYXRlGAMgASgEEhgKEGNvbnRyb2xfdmVyZGljdHMYBCABKAQSFwoPY29udHJvbF9jb3JyZWN0GAUgASgEEi8KDG1lYW5fZWxhcHNlZBgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIUCgxhbnN3ZXJzX2hvdXIYByABKAQifgoNQ29udHJvbFJlcG9ydBINCgVxdWVyeRgBIAEoCRIPCgdhbnN3ZXJzGAIgASgEEhAKCHZlcmRpY3RzGAMgASgEEg8KB2NvcnJlY3QYBCABKAQSKgoIbWlzdGFrZXMYBSADKAsyGC5hZWVuYy52MS5Db250cm9sTWlzdGFrZSJCCg5Db250cm9sTWlzdGFrZRIgCgVyaWdodBgBIAEoCzIRLmFlZW5jLnYxLlZlcmRpY3QSDgoGcGVvcGxlGAIgASgEIpUBChBMaXN0VGFza3NSZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIiCgVzdGF0ZRgCIAEoDjITLmFlZW5jLnYxLlRhc2tTdGF0ZRIRCglwYWdlX3NpemUYAyABKA0SEgoKcGFnZV90b2tlbhgEIAEoCRIRCglhbm5vdGF0b3IYBSABKAkSEwoLYW5zd2VyZWRfYnkYBiABKAkiUQoRTGlzdFRhc2tzUmVzcG9uc2USIwoFdGFza3MYASADKAsyFC5hZWVuYy52MS5KdWRnZWRUYXNrEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSLEAQoKSnVkZ2VkVGFzaxIiCgR0YXNrGAEgASgLMhQuYWVlbmMudjEuT3JhY2xlVGFzaxIiCgVzdGF0ZRgCIAEoDjITLmFlZW5jLnYxLlRhc2tTdGF0ZRIhCgdhbnN3ZXJzGAMgAygLMhAuYWVlbmMudjEuQW5zd2VyEiMKCGRlY2lzaW9uGAQgAygLMhEuYWVlbmMudjEuVmVyZGljdBIRCgljb25mbGljdHMYBSADKAkSEwoLYWRqdWRpY2F0b3IYBiABKAkiRwoRV2F0Y2hUYXNrc1JlcXVlc3QSDgoGcnVuX2lkGAEgASgJEhAKCGZyb21fc2VxGAIgASgEEhAKCGZyb21fbm93GAMgASgIIjgKEldhdGNoVGFza3NSZXNwb25zZRIiCgVldmVudBgBIAEoCzITLmFlZW5jLnYxLlRhc2tFdmVudCKMAgoJVGFza0V2ZW50EgsKA3NlcRgBIAEoBBIlCgRraW5kGAIgASgOMhcuYWVlbmMudjEuVGFza0V2ZW50S2luZBIPCgd0YXNrX2lkGAMgASgJEg4KBnJ1bl9pZBgEIAEoCRIOCgZwZXJzb24YBSABKAkSJgoCYXQYBiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEiAKBmFuc3dlchgHIAEoCzIQLmFlZW5jLnYxLkFuc3dlchIYChBmb3JtZXJfYW5zd2VyX2lkGAggASgJEg4KBnJlYXNvbhgJIAEoCRIPCgdvdmVybGFwGAogASgNEhUKDW1vZGVsX3ZlcnNpb24YCyABKAkqlwEKElF1YWxpZmljYXRpb25TdGF0ZRIjCh9RVUFMSUZJQ0FUSU9OX1NUQVRFX1VOU1BFQ0lGSUVEEAASHAoYUVVBTElGSUNBVElPTl9TVEFURV9PUEVOEAESHgoaUVVBTElGSUNBVElPTl9TVEFURV9QQVNTRUQQAhIeChpRVUFMSUZJQ0FUSU9OX1NUQVRFX0ZBSUxFRBADKswDCg1UYXNrRXZlbnRLaW5kEh8KG1RBU0tfRVZFTlRfS0lORF9VTlNQRUNJRklFRBAAEhoKFlRBU0tfRVZFTlRfS0lORF9RVUVVRUQQARIaChZUQVNLX0VWRU5UX0tJTkRfTEVBU0VEEAISHAoYVEFTS19FVkVOVF9LSU5EX0FOU1dFUkVEEAMSGwoXVEFTS19FVkVOVF9LSU5EX0VYUElSRUQQBBIcChhUQVNLX0VWRU5UX0tJTkRfQ09ORkxJQ1QQBRIfChtUQVNLX0VWRU5UX0tJTkRfQURKVURJQ0FURUQQBhIcChhUQVNLX0VWRU5UX0tJTkRfUkVMRUFTRUQQBxIaChZUQVNLX0VWRU5UX0tJTkRfVU5ET05FEAgSGwoXVEFTS19FVkVOVF9LSU5EX0FNRU5ERUQQCRIbChdUQVNLX0VWRU5UX0tJTkRfU0VUVExFRBAKEhsKF1RBU0tfRVZFTlRfS0lORF9MT1dFUkVEEAsSHQoZVEFTS19FVkVOVF9LSU5EX1dJVEhEUkFXThAMEhoKFlRBU0tfRVZFTlRfS0lORF9DTE9TRUQQDRIcChhUQVNLX0VWRU5UX0tJTkRfSEFTVEVORUQQDir2AQoNVHJlZU5vZGVTdGF0ZRIfChtUUkVFX05PREVfU1RBVEVfVU5TUEVDSUZJRUQQABIbChdUUkVFX05PREVfU1RBVEVfUEVORElORxABEhgKFFRSRUVfTk9ERV9TVEFURV9PUEVOEAISGgoWVFJFRV9OT0RFX1NUQVRFX0xFQVNFRBADEhsKF1RSRUVfTk9ERV9TVEFURV9ERUNJREVEEAQSHAoYVFJFRV9OT0RFX1NUQVRFX0NPTkZMSUNUEAUSGgoWVFJFRV9OT0RFX1NUQVRFX0pVREdFRBAGEhoKFlRSRUVfTk9ERV9TVEFURV9GQUlMRUQQByqiAQoJVGFza1N0YXRlEhoKFlRBU0tfU1RBVEVfVU5TUEVDSUZJRUQQABIWChJUQVNLX1NUQVRFX1dBSVRJTkcQARIWChJUQVNLX1NUQVRFX0RFQ0lERUQQAhIXChNUQVNLX1NUQVRFX0NPTkZMSUNUEAMSFgoSVEFTS19TVEFURV9TRVRUTEVEEAQSGAoUVEFTS19TVEFURV9XSVRIRFJBV04QBTK+CQoNUGVvcGxlU2VydmljZRJECglMZWFzZVRhc2sSGi5hZWVuYy52MS5MZWFzZVRhc2tSZXF1ZXN0GhsuYWVlbmMudjEuTGVhc2VUYXNrUmVzcG9uc2USRwoKUmVuZXdMZWFzZRIbLmFlZW5jLnYxLlJlbmV3TGVhc2VSZXF1ZXN0GhwuYWVlbmMudjEuUmVuZXdMZWFzZVJlc3BvbnNlEkoKC1JlbGVhc2VUYXNrEhwuYWVlbmMudjEuUmVsZWFzZVRhc2tSZXF1ZXN0Gh0uYWVlbmMudjEuUmVsZWFzZVRhc2tSZXNwb25zZRJTCg5TdWJtaXRWZXJkaWN0cxIfLmFlZW5jLnYxLlN1Ym1pdFZlcmRpY3RzUmVxdWVzdBogLmFlZW5jLnYxLlN1Ym1pdFZlcmRpY3RzUmVzcG9uc2USTQoMVW5kb1ZlcmRpY3RzEh0uYWVlbmMudjEuVW5kb1ZlcmRpY3RzUmVxdWVzdBoeLmFlZW5jLnYxLlVuZG9WZXJkaWN0c1Jlc3BvbnNlElAKDUFtZW5kVmVyZGljdHMSHi5hZWVuYy52MS5BbWVuZFZlcmRpY3RzUmVxdWVzdBofLmFlZW5jLnYxLkFtZW5kVmVyZGljdHNSZXNwb25zZRJHCgpBZGp1ZGljYXRlEhsuYWVlbmMudjEuQWRqdWRpY2F0ZVJlcXVlc3QaHC5hZWVuYy52MS5BZGp1ZGljYXRlUmVzcG9uc2USRAoJQ2xvc2VUYXNrEhouYWVlbmMudjEuQ2xvc2VUYXNrUmVxdWVzdBobLmFlZW5jLnYxLkNsb3NlVGFza1Jlc3BvbnNlElAKDVJldHJpZXZlQWdhaW4SHi5hZWVuYy52MS5SZXRyaWV2ZUFnYWluUmVxdWVzdBofLmFlZW5jLnYxLlJldHJpZXZlQWdhaW5SZXNwb25zZRJKCgtMaXN0Q2hhbmdlcxIcLmFlZW5jLnYxLkxpc3RDaGFuZ2VzUmVxdWVzdBodLmFlZW5jLnYxLkxpc3RDaGFuZ2VzUmVzcG9uc2USPgoHR2V0VHJlZRIYLmFlZW5jLnYxLkdldFRyZWVSZXF1ZXN0GhkuYWVlbmMudjEuR2V0VHJlZVJlc3BvbnNlEkYKCVdhdGNoVHJlZRIaLmFlZW5jLnYxLldhdGNoVHJlZVJlcXVlc3QaGy5hZWVuYy52MS5XYXRjaFRyZWVSZXNwb25zZTABEkcKCkxpc3RRdWV1ZXMSGy5hZWVuYy52MS5MaXN0UXVldWVzUmVxdWVzdBocLmFlZW5jLnYxLkxpc3RRdWV1ZXNSZXNwb25zZRJNCgxHZXRBZ3JlZW1lbnQSHS5hZWVuYy52MS5HZXRBZ3JlZW1lbnRSZXF1ZXN0Gh4uYWVlbmMudjEuR2V0QWdyZWVtZW50UmVzcG9uc2USRAoJTGlzdFRhc2tzEhouYWVlbmMudjEuTGlzdFRhc2tzUmVxdWVzdBobLmFlZW5jLnYxLkxpc3RUYXNrc1Jlc3BvbnNlEkkKCldhdGNoVGFza3MSGy5hZWVuYy52MS5XYXRjaFRhc2tzUmVxdWVzdBocLmFlZW5jLnYxLldhdGNoVGFza3NSZXNwb25zZTABYgZwcm90bzM", [file_aeenc_v1_oracle, file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("ChVhZWVuYy92MS9wZW9wbGUucHJvdG8SCGFlZW5jLnYxIpMBChBMZWFzZVRhc2tSZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIRCglhbm5vdGF0b3IYAiABKAkSEQoJbWF4X3Rhc2tzGAMgASgNEhIKCnJlcXVlc3RfaWQYBCABKAkSDQoFcXVldWUYBSABKAkSFQoNaHlwb3RoZXNpc19pZBgGIAEoCRIPCgd0YXNrX2lkGAcgASgJIjQKEUxlYXNlVGFza1Jlc3BvbnNlEh8KBmxlYXNlcxgBIAMoCzIPLmFlZW5jLnYxLkxlYXNlIuYBCgVMZWFzZRIQCghsZWFzZV9pZBgBIAEoCRIOCgZydW5faWQYAiABKAkSIgoEdGFzaxgDIAEoCzIULmFlZW5jLnYxLk9yYWNsZVRhc2sSLgoKZXhwaXJlc19hdBgEIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLAoJcmVtYWluaW5nGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhUKDWh5cG90aGVzaXNfaWQYBiABKAkSDwoHbm9kZV9pZBgHIAEoCRIRCglzYW1lX2tleXMYCCADKAkiJQoRUmVuZXdMZWFzZVJlcXVlc3QSEAoIbGVhc2VfaWQYASABKAkiRAoSUmVuZXdMZWFzZVJlc3BvbnNlEi4KCmV4cGlyZXNfYXQYASABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wIjYKElJlbGVhc2VUYXNrUmVxdWVzdBIQCghsZWFzZV9pZBgBIAEoCRIOCgZyZWFzb24YAiABKAkiFQoTUmVsZWFzZVRhc2tSZXNwb25zZSKeAQoVU3VibWl0VmVyZGljdHNSZXF1ZXN0EhAKCGxlYXNlX2lkGAEgASgJEiAKBmFuc3dlchgCIAEoCzIQLmFlZW5jLnYxLkFuc3dlchIRCglzZWVuX3VwdG8YAyABKA0SKgoHZWxhcHNlZBgEIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhISCgpjbGllbnRfc2VxGAUgASgEIjkKFlN1Ym1pdFZlcmRpY3RzUmVzcG9uc2USEQoJYW5zd2VyX2lkGAEgASgJEgwKBGxhdGUYAiABKAgiWwoTVW5kb1ZlcmRpY3RzUmVxdWVzdBIRCglhbm5vdGF0b3IYASABKAkSDQoFY291bnQYAiABKA0SDgoGcnVuX2lkGAMgASgJEhIKCnJlcXVlc3RfaWQYBCABKAkiKgoUVW5kb1ZlcmRpY3RzUmVzcG9uc2USEgoKYW5zd2VyX2lkcxgBIAMoCSJfChRBbWVuZFZlcmRpY3RzUmVxdWVzdBIRCglhbnN3ZXJfaWQYASABKAkSIAoGYW5zd2VyGAIgASgLMhAuYWVlbmMudjEuQW5zd2VyEhIKCnJlcXVlc3RfaWQYAyABKAkiKgoVQW1lbmRWZXJkaWN0c1Jlc3BvbnNlEhEKCWFuc3dlcl9pZBgBIAEoCSJZChFBZGp1ZGljYXRlUmVxdWVzdBIOCgZydW5faWQYASABKAkSIAoGYW5zd2VyGAIgASgLMhAuYWVlbmMudjEuQW5zd2VyEhIKCnJlcXVlc3RfaWQYAyABKAkiJwoSQWRqdWRpY2F0ZVJlc3BvbnNlEhEKCWFuc3dlcl9pZBgBIAEoCSKLAQoQQ2xvc2VUYXNrUmVxdWVzdBIOCgZydW5faWQYASABKAkSDwoHdGFza19pZBgCIAEoCRIRCglhbm5vdGF0b3IYAyABKAkSDgoGcmVhc29uGAQgASgJEhIKCnJlcXVlc3RfaWQYBSABKAkSDwoHb3ZlcmxhcBgGIAEoDRIOCgZzZXR0bGUYByABKAgiNwoRQ2xvc2VUYXNrUmVzcG9uc2USIgoEdGFzaxgBIAEoCzIULmFlZW5jLnYxLkp1ZGdlZFRhc2sihAEKFFJldHJpZXZlQWdhaW5SZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIVCg1oeXBvdGhlc2lzX2lkGAIgASgJEg8KB3Rhc2tfaWQYAyABKAkSEAoIbGVhc2VfaWQYBCABKAkSEQoJYW5ub3RhdG9yGAUgASgJEg8KB2RyeV9ydW4YBiABKAgiQAoVUmV0cmlldmVBZ2FpblJlc3BvbnNlEhUKDW1vZGVsX3ZlcnNpb24YASABKAkSEAoIdGFza19pZHMYAiADKAkiXAoSTGlzdENoYW5nZXNSZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIPCgd0YXNrX2lkGAIgASgJEhEKCXBhZ2Vfc2l6ZRgDIAEoDRISCgpwYWdlX3Rva2VuGAQgASgJIlQKE0xpc3RDaGFuZ2VzUmVzcG9uc2USJAoHY2hhbmdlcxgBIAMoCzITLmFlZW5jLnYxLlRhc2tFdmVudBIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiNwoOR2V0VHJlZVJlcXVlc3QSDgoGcnVuX2lkGAEgASgJEhUKDWh5cG90aGVzaXNfaWQYAiABKAkiNAoPR2V0VHJlZVJlc3BvbnNlEiEKBHRyZWUYASABKAsyEy5hZWVuYy52MS5UcmVlU3RhdGUiOQoQV2F0Y2hUcmVlUmVxdWVzdBIOCgZydW5faWQYASABKAkSFQoNaHlwb3RoZXNpc19pZBgCIAEoCSI2ChFXYXRjaFRyZWVSZXNwb25zZRIhCgR0cmVlGAEgASgLMhMuYWVlbmMudjEuVHJlZVN0YXRlIokBCglUcmVlU3RhdGUSDgoGcnVuX2lkGAEgASgJEhUKDWh5cG90aGVzaXNfaWQYAiABKAkSIQoFbm9kZXMYAyADKAsyEi5hZWVuYy52MS5UcmVlTm9kZRIQCghmaW5pc2hlZBgEIAEoCBIQCghxdWVzdGlvbhgFIAEoCRIOCgZhbnN3ZXIYBiABKAkitwIKCFRyZWVOb2RlEg8KB25vZGVfaWQYASABKAkSEQoJcGFyZW50X2lkGAIgASgJEhIKCnByZW1pc2VfaWQYAyABKAkSDAoEdGV4dBgEIAEoCRINCgVkZXB0aBgFIAEoDRIiCgVzdGF0ZRgGIAEoDjITLmFlZW5jLnYxLlRhc2tTdGF0ZRIPCgd0YXNrX2lkGAcgASgJEiMKCGFjY2VwdGVkGAggAygLMhEuYWVlbmMudjEuVmVyZGljdBIPCgdob2xkZXJzGAkgAygJEhAKCGFuc3dlcmVkGAogASgNEg8KB292ZXJsYXAYCyABKA0SIQoHYW5zd2VycxgMIAMoCzIQLmFlZW5jLnYxLkFuc3dlchIVCg1tb2RlbF92ZXJzaW9uGA0gASgJEg4KBmF1dGhvchgOIAEoCSImChFMaXN0UXVldWVzUmVxdWVzdBIRCglhbm5vdGF0b3IYASABKAkiNQoSTGlzdFF1ZXVlc1Jlc3BvbnNlEh8KBnF1ZXVlcxgBIAMoCzIPLmFlZW5jLnYxLlF1ZXVlIu4BCgVRdWV1ZRIMCgRuYW1lGAEgASgJEg8KB292ZXJsYXAYAiABKA0SJwoEdW5kbxgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIRCglndWlkZWxpbmUYBCABKAkSIwoFdG90YWwYBSABKAsyFC5hZWVuYy52MS5UYXNrQ291bnRzEiIKBHJ1bnMYBiADKAsyFC5hZWVuYy52MS5UYXNrQ291bnRzEhEKCW1heF9ncmFkZRgHIAEoAhIuCg1xdWFsaWZpY2F0aW9uGAggASgLMhcuYWVlbmMudjEuUXVhbGlmaWNhdGlvbiJdCg1RdWFsaWZpY2F0aW9uEg0KBWl0ZW1zGAEgASgNEhAKCGFuc3dlcmVkGAIgASgNEisKBXN0YXRlGAMgASgOMhwuYWVlbmMudjEuUXVhbGlmaWNhdGlvblN0YXRlIsYBCgpUYXNrQ291bnRzEg0KBXRhc2tzGAEgASgEEg8KB3dhaXRpbmcYAiABKAQSDAoEZnJlZRgDIAEoBBIOCgZsZWFzZWQYBCABKAQSDwoHZGVjaWRlZBgFIAEoBBIRCgljb25mbGljdHMYBiABKAQSDwoHc2V0dGxlZBgHIAEoBBIMCgRtaW5lGAggASgEEhEKCW1pbmVfaG91chgJIAEoBBIUCgxhbnN3ZXJzX2hvdXIYCiABKAQSDgoGcnVuX2lkGAsgASgJIiUKE0dldEFncmVlbWVudFJlcXVlc3QSDgoGcnVuX2lkGAEgASgJIokCChRHZXRBZ3JlZW1lbnRSZXNwb25zZRITCgtjb2hlbl9rYXBwYRgBIAEoARIUCgxmbGVpc3Nfa2FwcGEYAiABKAESGgoSa3JpcHBlbmRvcmZmX2FscGhhGAMgASgBEhIKCmNhbmRpZGF0ZXMYBCABKAQSEgoKYW5ub3RhdG9ycxgFIAEoDRIqCgdyZXBvcnRzGAYgAygLMhkuYWVlbmMudjEuQW5ub3RhdG9yUmVwb3J0EhoKEnBvc2l0aXZlX2FncmVlbWVudBgHIAEoARIPCgdlZGdlX2YxGAggASgBEikKCGNvbnRyb2xzGAkgAygLMhcuYWVlbmMudjEuQ29udHJvbFJlcG9ydCK9AQoPQW5ub3RhdG9yUmVwb3J0EhEKCWFubm90YXRvchgBIAEoCRIPCgdhbnN3ZXJzGAIgASgEEgwKBGxhdGUYAyABKAQSGAoQY29udHJvbF92ZXJkaWN0cxgEIAEoBBIXCg9jb250cm9sX2NvcnJlY3QYBSABKAQSLwoMbWVhbl9lbGFwc2VkGAYgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhQKDGFuc3dlcnNfaG91chgHIAEoBCJ+Cg1Db250cm9sUmVwb3J0Eg0KBXF1ZXJ5GAEgASgJEg8KB2Fuc3dlcnMYAiABKAQSEAoIdmVyZGljdHMYAyABKAQSDwoHY29ycmVjdBgEIAEoBBIqCghtaXN0YWtlcxgFIAMoCzIYLmFlZW5jLnYxLkNvbnRyb2xNaXN0YWtlIkIKDkNvbnRyb2xNaXN0YWtlEiAKBXJpZ2h0GAEgASgLMhEuYWVlbmMudjEuVmVyZGljdBIOCgZwZW9wbGUYAiABKAQilQEKEExpc3RUYXNrc1JlcXVlc3QSDgoGcnVuX2lkGAEgASgJEiIKBXN0YXRlGAIgASgOMhMuYWVlbmMudjEuVGFza1N0YXRlEhEKCXBhZ2Vfc2l6ZRgDIAEoDRISCgpwYWdlX3Rva2VuGAQgASgJEhEKCWFubm90YXRvchgFIAEoCRITCgthbnN3ZXJlZF9ieRgGIAEoCSJRChFMaXN0VGFza3NSZXNwb25zZRIjCgV0YXNrcxgBIAMoCzIULmFlZW5jLnYxLkp1ZGdlZFRhc2sSFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIq4BCgpKdWRnZWRUYXNrEiIKBHRhc2sYASABKAsyFC5hZWVuYy52MS5PcmFjbGVUYXNrEiIKBXN0YXRlGAIgASgOMhMuYWVlbmMudjEuVGFza1N0YXRlEiEKB2Fuc3dlcnMYAyADKAsyEC5hZWVuYy52MS5BbnN3ZXISIgoIZGVjaXNpb24YBCABKAsyEC5hZWVuYy52MS5BbnN3ZXISEQoJY29uZmxpY3RzGAUgAygJIkcKEVdhdGNoVGFza3NSZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIQCghmcm9tX3NlcRgCIAEoBBIQCghmcm9tX25vdxgDIAEoCCI4ChJXYXRjaFRhc2tzUmVzcG9uc2USIgoFZXZlbnQYASABKAsyEy5hZWVuYy52MS5UYXNrRXZlbnQijAIKCVRhc2tFdmVudBILCgNzZXEYASABKAQSJQoEa2luZBgCIAEoDjIXLmFlZW5jLnYxLlRhc2tFdmVudEtpbmQSDwoHdGFza19pZBgDIAEoCRIOCgZydW5faWQYBCABKAkSDgoGcGVyc29uGAUgASgJEiYKAmF0GAYgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIgCgZhbnN3ZXIYByABKAsyEC5hZWVuYy52MS5BbnN3ZXISGAoQZm9ybWVyX2Fuc3dlcl9pZBgIIAEoCRIOCgZyZWFzb24YCSABKAkSDwoHb3ZlcmxhcBgKIAEoDRIVCg1tb2RlbF92ZXJzaW9uGAsgASgJKpcBChJRdWFsaWZpY2F0aW9uU3RhdGUSIwofUVVBTElGSUNBVElPTl9TVEFURV9VTlNQRUNJRklFRBAAEhwKGFFVQUxJRklDQVRJT05fU1RBVEVfT1BFThABEh4KGlFVQUxJRklDQVRJT05fU1RBVEVfUEFTU0VEEAISHgoaUVVBTElGSUNBVElPTl9TVEFURV9GQUlMRUQQAyrMAwoNVGFza0V2ZW50S2luZBIfChtUQVNLX0VWRU5UX0tJTkRfVU5TUEVDSUZJRUQQABIaChZUQVNLX0VWRU5UX0tJTkRfUVVFVUVEEAESGgoWVEFTS19FVkVOVF9LSU5EX0xFQVNFRBACEhwKGFRBU0tfRVZFTlRfS0lORF9BTlNXRVJFRBADEhsKF1RBU0tfRVZFTlRfS0lORF9FWFBJUkVEEAQSHAoYVEFTS19FVkVOVF9LSU5EX0NPTkZMSUNUEAUSHwobVEFTS19FVkVOVF9LSU5EX0FESlVESUNBVEVEEAYSHAoYVEFTS19FVkVOVF9LSU5EX1JFTEVBU0VEEAcSGgoWVEFTS19FVkVOVF9LSU5EX1VORE9ORRAIEhsKF1RBU0tfRVZFTlRfS0lORF9BTUVOREVEEAkSGwoXVEFTS19FVkVOVF9LSU5EX1NFVFRMRUQQChIbChdUQVNLX0VWRU5UX0tJTkRfTE9XRVJFRBALEh0KGVRBU0tfRVZFTlRfS0lORF9XSVRIRFJBV04QDBIaChZUQVNLX0VWRU5UX0tJTkRfQ0xPU0VEEA0SHAoYVEFTS19FVkVOVF9LSU5EX0hBU1RFTkVEEA4q0QEKCVRhc2tTdGF0ZRIaChZUQVNLX1NUQVRFX1VOU1BFQ0lGSUVEEAASFgoSVEFTS19TVEFURV9XQUlUSU5HEAESFgoSVEFTS19TVEFURV9ERUNJREVEEAISFwoTVEFTS19TVEFURV9DT05GTElDVBADEhYKElRBU0tfU1RBVEVfU0VUVExFRBAEEhgKFFRBU0tfU1RBVEVfV0lUSERSQVdOEAUSFgoSVEFTS19TVEFURV9QRU5ESU5HEAYSFQoRVEFTS19TVEFURV9GQUlMRUQQBzK+CQoNUGVvcGxlU2VydmljZRJECglMZWFzZVRhc2sSGi5hZWVuYy52MS5MZWFzZVRhc2tSZXF1ZXN0GhsuYWVlbmMudjEuTGVhc2VUYXNrUmVzcG9uc2USRwoKUmVuZXdMZWFzZRIbLmFlZW5jLnYxLlJlbmV3TGVhc2VSZXF1ZXN0GhwuYWVlbmMudjEuUmVuZXdMZWFzZVJlc3BvbnNlEkoKC1JlbGVhc2VUYXNrEhwuYWVlbmMudjEuUmVsZWFzZVRhc2tSZXF1ZXN0Gh0uYWVlbmMudjEuUmVsZWFzZVRhc2tSZXNwb25zZRJTCg5TdWJtaXRWZXJkaWN0cxIfLmFlZW5jLnYxLlN1Ym1pdFZlcmRpY3RzUmVxdWVzdBogLmFlZW5jLnYxLlN1Ym1pdFZlcmRpY3RzUmVzcG9uc2USTQoMVW5kb1ZlcmRpY3RzEh0uYWVlbmMudjEuVW5kb1ZlcmRpY3RzUmVxdWVzdBoeLmFlZW5jLnYxLlVuZG9WZXJkaWN0c1Jlc3BvbnNlElAKDUFtZW5kVmVyZGljdHMSHi5hZWVuYy52MS5BbWVuZFZlcmRpY3RzUmVxdWVzdBofLmFlZW5jLnYxLkFtZW5kVmVyZGljdHNSZXNwb25zZRJHCgpBZGp1ZGljYXRlEhsuYWVlbmMudjEuQWRqdWRpY2F0ZVJlcXVlc3QaHC5hZWVuYy52MS5BZGp1ZGljYXRlUmVzcG9uc2USRAoJQ2xvc2VUYXNrEhouYWVlbmMudjEuQ2xvc2VUYXNrUmVxdWVzdBobLmFlZW5jLnYxLkNsb3NlVGFza1Jlc3BvbnNlElAKDVJldHJpZXZlQWdhaW4SHi5hZWVuYy52MS5SZXRyaWV2ZUFnYWluUmVxdWVzdBofLmFlZW5jLnYxLlJldHJpZXZlQWdhaW5SZXNwb25zZRJKCgtMaXN0Q2hhbmdlcxIcLmFlZW5jLnYxLkxpc3RDaGFuZ2VzUmVxdWVzdBodLmFlZW5jLnYxLkxpc3RDaGFuZ2VzUmVzcG9uc2USPgoHR2V0VHJlZRIYLmFlZW5jLnYxLkdldFRyZWVSZXF1ZXN0GhkuYWVlbmMudjEuR2V0VHJlZVJlc3BvbnNlEkYKCVdhdGNoVHJlZRIaLmFlZW5jLnYxLldhdGNoVHJlZVJlcXVlc3QaGy5hZWVuYy52MS5XYXRjaFRyZWVSZXNwb25zZTABEkcKCkxpc3RRdWV1ZXMSGy5hZWVuYy52MS5MaXN0UXVldWVzUmVxdWVzdBocLmFlZW5jLnYxLkxpc3RRdWV1ZXNSZXNwb25zZRJNCgxHZXRBZ3JlZW1lbnQSHS5hZWVuYy52MS5HZXRBZ3JlZW1lbnRSZXF1ZXN0Gh4uYWVlbmMudjEuR2V0QWdyZWVtZW50UmVzcG9uc2USRAoJTGlzdFRhc2tzEhouYWVlbmMudjEuTGlzdFRhc2tzUmVxdWVzdBobLmFlZW5jLnYxLkxpc3RUYXNrc1Jlc3BvbnNlEkkKCldhdGNoVGFza3MSGy5hZWVuYy52MS5XYXRjaFRhc2tzUmVxdWVzdBocLmFlZW5jLnYxLldhdGNoVGFza3NSZXNwb25zZTABYgZwcm90bzM", [file_aeenc_v1_oracle, file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * Requests tasks.
@@ -955,9 +955,9 @@ export type TreeNode = Message<"aeenc.v1.TreeNode"> & {
   /**
    * Its state.
    *
-   * @generated from field: aeenc.v1.TreeNodeState state = 6;
+   * @generated from field: aeenc.v1.TaskState state = 6;
    */
-  state: TreeNodeState;
+  state: TaskState;
 
   /**
    * The task that asks its query. Empty: it was not put before people.
@@ -1619,12 +1619,12 @@ export type JudgedTask = Message<"aeenc.v1.JudgedTask"> & {
   answers: Answer[];
 
   /**
-   * The verdict on each candidate, with the adjudicator's grade, else the mean of those who agree with it. Empty while
-   * answers are missing. Candidates in conflict are left out.
+   * The verdict on each candidate, with the adjudicator's grade, else the mean of those who agree with it, and as its
+   * annotator who adjudicated, if anybody. Empty while answers are missing. Candidates in conflict are left out.
    *
-   * @generated from field: repeated aeenc.v1.Verdict decision = 4;
+   * @generated from field: aeenc.v1.Answer decision = 4;
    */
-  decision: Verdict[];
+  decision?: Answer | undefined;
 
   /**
    * The premises on which annotators disagree.
@@ -1632,13 +1632,6 @@ export type JudgedTask = Message<"aeenc.v1.JudgedTask"> & {
    * @generated from field: repeated string conflicts = 5;
    */
   conflicts: string[];
-
-  /**
-   * The person who adjudicated. Empty: nobody.
-   *
-   * @generated from field: string adjudicator = 6;
-   */
-  adjudicator: string;
 };
 
 /**
@@ -1956,76 +1949,7 @@ export const TaskEventKindSchema: GenEnum<TaskEventKind> = /*@__PURE__*/
   enumDesc(file_aeenc_v1_people, 1);
 
 /**
- * The state of a node in a tree.
- *
- * @generated from enum aeenc.v1.TreeNodeState
- */
-export enum TreeNodeState {
-  /**
-   * Unspecified.
-   *
-   * @generated from enum value: TREE_NODE_STATE_UNSPECIFIED = 0;
-   */
-  UNSPECIFIED = 0,
-
-  /**
-   * Its candidates are being retrieved, or a remote oracle judges them.
-   *
-   * @generated from enum value: TREE_NODE_STATE_PENDING = 1;
-   */
-  PENDING = 1,
-
-  /**
-   * Its task waits for people.
-   *
-   * @generated from enum value: TREE_NODE_STATE_OPEN = 2;
-   */
-  OPEN = 2,
-
-  /**
-   * Somebody holds its task.
-   *
-   * @generated from enum value: TREE_NODE_STATE_LEASED = 3;
-   */
-  LEASED = 3,
-
-  /**
-   * Its task has all its answers. They can still be taken back, or the run is about to go on.
-   *
-   * @generated from enum value: TREE_NODE_STATE_DECIDED = 4;
-   */
-  DECIDED = 4,
-
-  /**
-   * Annotators disagree.
-   *
-   * @generated from enum value: TREE_NODE_STATE_CONFLICT = 5;
-   */
-  CONFLICT = 5,
-
-  /**
-   * The run has recorded what explains it.
-   *
-   * @generated from enum value: TREE_NODE_STATE_JUDGED = 6;
-   */
-  JUDGED = 6,
-
-  /**
-   * It was never answered; what explains it was known before.
-   *
-   * @generated from enum value: TREE_NODE_STATE_FAILED = 7;
-   */
-  FAILED = 7,
-}
-
-/**
- * Describes the enum aeenc.v1.TreeNodeState.
- */
-export const TreeNodeStateSchema: GenEnum<TreeNodeState> = /*@__PURE__*/
-  enumDesc(file_aeenc_v1_people, 2);
-
-/**
- * The state of a task.
+ * The state of a task, or of a node in a tree.
  *
  * @generated from enum aeenc.v1.TaskState
  */
@@ -2038,14 +1962,14 @@ export enum TaskState {
   UNSPECIFIED = 0,
 
   /**
-   * Answers are missing.
+   * Answers of people are missing.
    *
    * @generated from enum value: TASK_STATE_WAITING = 1;
    */
   WAITING = 1,
 
   /**
-   * The task has all its answers. They can still be taken back.
+   * The task has all its answers. They can still be taken back, or the run is about to go on.
    *
    * @generated from enum value: TASK_STATE_DECIDED = 2;
    */
@@ -2059,7 +1983,7 @@ export enum TaskState {
   CONFLICT = 3,
 
   /**
-   * The run has continued with the decision.
+   * The run has gone on with the decision. Of a node: it has recorded what explains it, whoever said so.
    *
    * @generated from enum value: TASK_STATE_SETTLED = 4;
    */
@@ -2071,20 +1995,34 @@ export enum TaskState {
    * @generated from enum value: TASK_STATE_WITHDRAWN = 5;
    */
   WITHDRAWN = 5,
+
+  /**
+   * Of a node alone: its candidates are being retrieved, or a remote oracle judges them.
+   *
+   * @generated from enum value: TASK_STATE_PENDING = 6;
+   */
+  PENDING = 6,
+
+  /**
+   * Of a node alone: it was never answered; what explains it was known before.
+   *
+   * @generated from enum value: TASK_STATE_FAILED = 7;
+   */
+  FAILED = 7,
 }
 
 /**
  * Describes the enum aeenc.v1.TaskState.
  */
 export const TaskStateSchema: GenEnum<TaskState> = /*@__PURE__*/
-  enumDesc(file_aeenc_v1_people, 3);
+  enumDesc(file_aeenc_v1_people, 2);
 
 /**
  * Hands out the tasks of runs to people and keeps what they answer. The sampler's server serves it.
  *
- * Calls that change a task fail with ABORTED, too, when too many people change it at once: try again. A
- * `request_id` makes a retry safe: the same id gets the same answer again for a day and changes nothing. It fails with
- * ALREADY_EXISTS where it was used for something else.
+ * A call fails with NOT_FOUND for a run, queue, hypothesis, task, lease or answer that is unknown, and with
+ * PERMISSION_DENIED for the lease of somebody else. One that changes a task fails with ABORTED, too, when too many
+ * people change it at once: try again. For `request_id` see types.proto.
  *
  * @generated from service aeenc.v1.PeopleService
  */
@@ -2093,7 +2031,6 @@ export const PeopleService: GenService<{
    * Leases the next tasks to a person. An empty queue gives an empty response, not an error.
    *
    * Fails with:
-   * - NOT_FOUND: unknown run, queue, hypothesis or task.
    * - INVALID_ARGUMENT: a hypothesis or task without its run, too many tasks, or an empty or too long name.
    * - FAILED_PRECONDITION (NOT_QUALIFIED): the person has not passed the queue's qualification round.
    *
@@ -2105,12 +2042,8 @@ export const PeopleService: GenService<{
     output: typeof LeaseTaskResponseSchema;
   },
   /**
-   * Extends a lease by one lease time from now, but not beyond one hour after it was granted.
-   *
-   * Fails with:
-   * - FAILED_PRECONDITION (LEASE_EXPIRED): the lease has ended.
-   * - NOT_FOUND: unknown lease.
-   * - PERMISSION_DENIED: the lease is held by somebody else.
+   * Extends a lease by one lease time from now, but not beyond one hour after it was granted. Fails with
+   * FAILED_PRECONDITION (LEASE_EXPIRED) for a lease that has ended.
    *
    * @generated from rpc aeenc.v1.PeopleService.RenewLease
    */
@@ -2121,10 +2054,6 @@ export const PeopleService: GenService<{
   },
   /**
    * Returns a task unanswered. It goes to the end of the queue. Releasing a lease that has ended is not an error.
-   *
-   * Fails with:
-   * - NOT_FOUND: unknown lease.
-   * - PERMISSION_DENIED: the lease is held by somebody else.
    *
    * @generated from rpc aeenc.v1.PeopleService.ReleaseTask
    */
@@ -2140,14 +2069,13 @@ export const PeopleService: GenService<{
    * Fails with:
    * - INVALID_ARGUMENT: an unknown premise, one judged twice, an empty answer, or an addition that is a candidate, that
    *   states what is to be explained, or that belongs to another split than the run's.
-   * - NOT_FOUND: unknown lease, or an addition that the run's generation lacks.
+   * - NOT_FOUND: an addition that the run's generation lacks.
    * - FAILED_PRECONDITION (TASK_ANSWERED): the task was answered under another lease.
    * - ALREADY_EXISTS: the lease was answered otherwise under this `client_seq`; amend that answer.
    * - FAILED_PRECONDITION (LEASE_ANSWERED): the lease was already answered.
    * - FAILED_PRECONDITION (LEASE_RELEASED): the task was returned.
    * - FAILED_PRECONDITION (TASK_WITHDRAWN): the task was retrieved again after the lease had ended.
    * - FAILED_PRECONDITION (RUN_ENDED): the run was cancelled; resume it first.
-   * - PERMISSION_DENIED: the lease is held by somebody else.
    *
    * @generated from rpc aeenc.v1.PeopleService.SubmitVerdicts
    */
@@ -2160,7 +2088,7 @@ export const PeopleService: GenService<{
    * Takes back a person's last answers. Their tasks go to the front of the queue.
    *
    * Fails with:
-   * - NOT_FOUND: unknown run, or the person has no answers in it.
+   * - NOT_FOUND: the person has no answers in the run.
    * - FAILED_PRECONDITION (ANSWER_USED): the last answer has become pairs of the run, was adjudicated, or was amended
    *   by somebody else; amend it instead.
    *
@@ -2178,7 +2106,7 @@ export const PeopleService: GenService<{
    * is not judged below a premise that no longer explains the query leaves the queue, unless somebody holds it.
    *
    * Fails with:
-   * - NOT_FOUND: unknown answer, or an addition that the run's generation lacks.
+   * - NOT_FOUND: an addition that the run's generation lacks.
    * - PERMISSION_DENIED: somebody else's answer, without the role to adjudicate.
    * - INVALID_ARGUMENT: unknown premise, or an addition as SubmitVerdicts refuses it.
    * - FAILED_PRECONDITION: the answer was already amended or taken back, or the run ended before it recorded the node;
@@ -2198,7 +2126,7 @@ export const PeopleService: GenService<{
    * run, adds pairs that replace them. A grade given here stands above those of the annotators.
    *
    * Fails with:
-   * - NOT_FOUND: unknown run or task, or a task without a conflict.
+   * - NOT_FOUND: a task without a conflict.
    * - INVALID_ARGUMENT: a candidate in conflict is missing, or there are no verdicts.
    * - FAILED_PRECONDITION: the run ended before it recorded the node; resume it first.
    * - UNAVAILABLE: the run is about to record the node; try again in a moment.
@@ -2217,7 +2145,6 @@ export const PeopleService: GenService<{
    * less of it.
    *
    * Fails with:
-   * - NOT_FOUND: unknown run or task.
    * - PERMISSION_DENIED: without `settle`, the role to adjudicate is missing.
    * - INVALID_ARGUMENT: both `overlap` and `settle`.
    * - FAILED_PRECONDITION: the run has gone on with the task's decision; amend or adjudicate it.
@@ -2237,11 +2164,9 @@ export const PeopleService: GenService<{
    * A run with `live` does this by itself. Safe to repeat.
    *
    * Fails with:
-   * - NOT_FOUND: unknown run, hypothesis, task or lease; or the label names no version in the space of the run's
-   *   generation.
+   * - NOT_FOUND: the label names no version in the space of the run's generation.
    * - FAILED_PRECONDITION (RUN_ENDED): the run has ended.
    * - FAILED_PRECONDITION (VERSION_FIXED): the run was started with a version instead of a label.
-   * - PERMISSION_DENIED: the lease is held by somebody else.
    * - UNAVAILABLE: the index or the encoder is not reachable.
    *
    * @generated from rpc aeenc.v1.PeopleService.RetrieveAgain
@@ -2255,8 +2180,6 @@ export const PeopleService: GenService<{
    * Lists what people have done with the tasks of a run, oldest first: the audit trail. Nothing is ever removed from it
    * while the run is kept.
    *
-   * Fails with NOT_FOUND: unknown run.
-   *
    * @generated from rpc aeenc.v1.PeopleService.ListChanges
    */
   listChanges: {
@@ -2265,11 +2188,8 @@ export const PeopleService: GenService<{
     output: typeof ListChangesResponseSchema;
   },
   /**
-   * Gets the tree of a hypothesis as it is: its nodes, what explains each, and who works on it.
-   *
-   * Fails with:
-   * - NOT_FOUND: unknown run or hypothesis.
-   * - INVALID_ARGUMENT (OVER_LIMIT): the tree is larger than `Limits.message_bytes`; ExportTrees has it.
+   * Gets the tree of a hypothesis as it is: its nodes, what explains each, and who works on it. Fails with
+   * INVALID_ARGUMENT (OVER_LIMIT) where it is larger than `Limits.message_bytes`; ExportTrees has it.
    *
    * @generated from rpc aeenc.v1.PeopleService.GetTree
    */
@@ -2279,9 +2199,8 @@ export const PeopleService: GenService<{
     output: typeof GetTreeResponseSchema;
   },
   /**
-   * Sends the tree of a hypothesis, and the whole tree again whenever it has changed, until its run has ended.
-   *
-   * Fails as GetTree does.
+   * Sends the tree of a hypothesis, and the whole tree again whenever it has changed, until its run has ended. Fails as
+   * GetTree does.
    *
    * @generated from rpc aeenc.v1.PeopleService.WatchTree
    */
@@ -2291,9 +2210,8 @@ export const PeopleService: GenService<{
     output: typeof WatchTreeResponseSchema;
   },
   /**
-   * Lists the queues of people with their guidelines and the numbers of their tasks.
-   *
-   * Fails with INVALID_ARGUMENT (OVER_LIMIT) where the guidelines together are larger than `Limits.message_bytes`.
+   * Lists the queues of people with their guidelines and the numbers of their tasks. Fails with INVALID_ARGUMENT
+   * (OVER_LIMIT) where the guidelines together are larger than `Limits.message_bytes`.
    *
    * @generated from rpc aeenc.v1.PeopleService.ListQueues
    */
@@ -2305,8 +2223,6 @@ export const PeopleService: GenService<{
   /**
    * Reports the agreement between annotators.
    *
-   * Fails with NOT_FOUND for an unknown run.
-   *
    * @generated from rpc aeenc.v1.PeopleService.GetAgreement
    */
   getAgreement: {
@@ -2317,8 +2233,6 @@ export const PeopleService: GenService<{
   /**
    * Lists the tasks of a run with their valid answers, in queue order, or those that a person has answered.
    *
-   * Fails with NOT_FOUND: unknown run.
-   *
    * @generated from rpc aeenc.v1.PeopleService.ListTasks
    */
   listTasks: {
@@ -2328,12 +2242,8 @@ export const PeopleService: GenService<{
   },
   /**
    * Follows the events of a task queue. A run's events are kept as long as the run; across all queues, the last
-   * 100,000.
-   *
-   * Fails with:
-   * - NOT_FOUND: unknown run.
-   * - FAILED_PRECONDITION (EVENTS_GONE): the requested event is no longer kept; the message names the first one that
-   *   is.
+   * 100,000. Fails with FAILED_PRECONDITION (EVENTS_GONE) where the requested event is no longer kept, and names the
+   * first one that is.
    *
    * @generated from rpc aeenc.v1.PeopleService.WatchTasks
    */

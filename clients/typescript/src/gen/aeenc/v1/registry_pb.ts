@@ -685,8 +685,8 @@ export const OutcomeSchema: GenEnum<Outcome> = /*@__PURE__*/
 /**
  * Moves labels, as their only writer. The trainer serves it. Needs the admin credential if one is configured.
  *
- * A `request_id` makes a retry safe: the same id gets the same answer again for a day and changes nothing. It fails with
- * ALREADY_EXISTS where it was used for something else.
+ * A call fails with NOT_FOUND for a version or label that is unknown, and with INVALID_ARGUMENT for a malformed label.
+ * For `request_id` see types.proto.
  *
  * @generated from service aeenc.v1.RegistryAdminService
  */
@@ -700,7 +700,6 @@ export const RegistryAdminService: GenService<{
    *
    * Fails with:
    * - INVALID_ARGUMENT: a label, a share or an ensemble that SetLabel refuses.
-   * - NOT_FOUND: unknown version.
    * - FAILED_PRECONDITION (QUALITY_GATE): the validation MAP is worse than the serving one's beyond noise, without
    *   `force`; with `only_better`, also if it was not shown to be better.
    * - FAILED_PRECONDITION (OTHER_PREMISES): the corpus now serves other premises than the generation, without `force`.
@@ -720,10 +719,8 @@ export const RegistryAdminService: GenService<{
    * Points a label at a version.
    *
    * Fails with:
-   * - INVALID_ARGUMENT: an ensemble of more than 8 versions, of one twice, of query encoders, or for label `canary`; a
-   *   malformed label, or `previous`; a share outside 0 to 1, for a label other than `canary`, or above 0 for a
-   *   cross-encoder.
-   * - NOT_FOUND: unknown version.
+   * - INVALID_ARGUMENT: an ensemble of more than 8 versions, of one twice, of query encoders, or for label `canary`;
+   *   label `previous`; a share outside 0 to 1, for a label other than `canary`, or above 0 for a cross-encoder.
    * - ABORTED: `expected_revision` is not the label's revision.
    *
    * @generated from rpc aeenc.v1.RegistryAdminService.SetLabel
@@ -735,11 +732,8 @@ export const RegistryAdminService: GenService<{
   },
   /**
    * Removes a label, such as `run-<id>` after its run. A space without labels is no longer served. The labels `stable`
-   * and `previous` cannot be removed from the trainer's own space or from a space that a corpus serves.
-   *
-   * Fails with:
-   * - NOT_FOUND: unknown label.
-   * - FAILED_PRECONDITION: `stable` or `previous` of a space that needs them.
+   * and `previous` cannot be removed from the trainer's own space or from a space that a corpus serves: this fails with
+   * FAILED_PRECONDITION.
    *
    * @generated from rpc aeenc.v1.RegistryAdminService.DeleteLabel
    */
@@ -753,8 +747,7 @@ export const RegistryAdminService: GenService<{
    * generation that the published one replaced, together with its encoders.
    *
    * Fails with:
-   * - INVALID_ARGUMENT: `expected_revision` with `corpus`; a malformed label, or `previous`.
-   * - NOT_FOUND: unknown label.
+   * - INVALID_ARGUMENT: `expected_revision` with `corpus`, or label `previous`.
    * - FAILED_PRECONDITION: there is nothing to go back to.
    * - ABORTED: `expected_revision` is not the label's revision.
    * - With `corpus`, also as Publish does.
@@ -767,9 +760,7 @@ export const RegistryAdminService: GenService<{
     output: typeof RollbackResponseSchema;
   },
   /**
-   * Lists the labels.
-   *
-   * Fails with UNAVAILABLE: the registry's store cannot be reached.
+   * Lists the labels. Fails with UNAVAILABLE where the registry's store cannot be reached.
    *
    * @generated from rpc aeenc.v1.RegistryAdminService.ListLabels
    */
@@ -780,10 +771,6 @@ export const RegistryAdminService: GenService<{
   },
   /**
    * Lists, for each live encoder, the revision of a label that it serves, or why it does not.
-   *
-   * Fails with:
-   * - INVALID_ARGUMENT: a malformed label.
-   * - NOT_FOUND: unknown label.
    *
    * @generated from rpc aeenc.v1.RegistryAdminService.ListRollouts
    */

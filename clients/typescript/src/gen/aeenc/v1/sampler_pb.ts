@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file aeenc/v1/sampler.proto.
  */
 export const file_aeenc_v1_sampler: GenFile = /*@__PURE__*/
-  fileDesc("ChZhZWVuYy92MS9zYW1wbGVyLnByb3RvEghhZWVuYy52MSJgCg9TdGFydFJ1blJlcXVlc3QSIwoGY29uZmlnGAEgASgLMhMuYWVlbmMudjEuUnVuQ29uZmlnEigKCmh5cG90aGVzZXMYAiADKAsyFC5hZWVuYy52MS5IeXBvdGhlc2lzIvsCCglSdW5Db25maWcSDgoGY29ycHVzGAEgASgJEg4KBm9yYWNsZRgCIAEoCRIXCg9pZGVtcG90ZW5jeV9rZXkYAyABKAkSCQoBaxgEIAEoDRIWCgltYXhfZGVwdGgYBSABKA1IAIgBARIWCg5tYXhfanVkZ2VtZW50cxgGIAEoBBIiCgdjb2xsZWN0GAcgASgOMhEuYWVlbmMudjEuQ29sbGVjdBImCgVtb2RlbBgIIAEoCzIXLmFlZW5jLnYxLk1vZGVsU2VsZWN0b3ISDQoFc3BsaXQYCSABKAkSEwoLY29uZGl0aW9uZWQYCiABKAgSHwoXbWF4X25lZ2F0aXZlc19wZXJfcXVlcnkYCyABKA0SGgoSbWF4X25vZGVzX3Blcl90cmVlGAwgASgNEjEKD25lZ2F0aXZlX2ZpbHRlchgNIAEoCzIYLmFlZW5jLnYxLk5lZ2F0aXZlRmlsdGVyEgwKBGxpdmUYDiABKAhCDAoKX21heF9kZXB0aCKsAQoOTmVnYXRpdmVGaWx0ZXISEAoIbWluX3JhbmsYASABKA0SEAoIbWF4X3JhbmsYAiABKA0SHAoPYWJzb2x1dGVfbWFyZ2luGAMgASgBSACIAQESHAoPcmVsYXRpdmVfbWFyZ2luGAQgASgBSAGIAQESEgoKcmV3b3JkaW5ncxgFIAEoCEISChBfYWJzb2x1dGVfbWFyZ2luQhIKEF9yZWxhdGl2ZV9tYXJnaW4iSAoKSHlwb3RoZXNpcxIKCgJpZBgBIAEoCRIMCgR0ZXh0GAIgASgJEhAKCHF1ZXN0aW9uGAMgASgJEg4KBmFuc3dlchgEIAEoCSIuChBTdGFydFJ1blJlc3BvbnNlEhoKA3J1bhgBIAEoCzINLmFlZW5jLnYxLlJ1biK0AgoDUnVuEgoKAmlkGAEgASgJEiMKBmNvbmZpZxgCIAEoCzITLmFlZW5jLnYxLlJ1bkNvbmZpZxIiCgVzdGF0ZRgDIAEoDjITLmFlZW5jLnYxLldvcmtTdGF0ZRINCgVlcnJvchgEIAEoCRIVCg1tb2RlbF92ZXJzaW9uGAUgASgJEhIKCmdlbmVyYXRpb24YBiABKAkSJwoIcHJvZ3Jlc3MYByABKAsyFS5hZWVuYy52MS5SdW5Qcm9ncmVzcxIuCgpjcmVhdGVkX2F0GAggASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIsCghlbmRlZF9hdBgJIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASFwoPY3VycmVudF92ZXJzaW9uGAogASgJIr4BCgtSdW5Qcm9ncmVzcxINCgV0cmVlcxgBIAEoBBISCgp0cmVlc19kb25lGAIgASgEEhQKDG5vZGVzX2p1ZGdlZBgDIAEoBBIVCg1ub2Rlc19wZW5kaW5nGAQgASgEEhEKCXBvc2l0aXZlcxgFIAEoBBIRCgluZWdhdGl2ZXMYBiABKAQSDwoHc2tpcHBlZBgHIAEoBBISCgpqdWRnZW1lbnRzGAggASgEEhQKDG5vZGVzX2ZhaWxlZBgJIAEoBCIfCg1HZXRSdW5SZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCSIsCg5HZXRSdW5SZXNwb25zZRIaCgNydW4YASABKAsyDS5hZWVuYy52MS5SdW4iOAoPTGlzdFJ1bnNSZXF1ZXN0EhEKCXBhZ2Vfc2l6ZRgBIAEoDRISCgpwYWdlX3Rva2VuGAIgASgJIkgKEExpc3RSdW5zUmVzcG9uc2USGwoEcnVucxgBIAMoCzINLmFlZW5jLnYxLlJ1bhIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiMwoPV2F0Y2hSdW5SZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIQCghmcm9tX3NlcRgCIAEoBCJjChBXYXRjaFJ1blJlc3BvbnNlEgsKA3NlcRgBIAEoBBImCgJhdBgCIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASGgoDcnVuGAMgASgLMg0uYWVlbmMudjEuUnVuIjYKEENhbmNlbFJ1blJlcXVlc3QSDgoGcnVuX2lkGAEgASgJEhIKCnJlcXVlc3RfaWQYAiABKAkiLwoRQ2FuY2VsUnVuUmVzcG9uc2USGgoDcnVuGAEgASgLMg0uYWVlbmMudjEuUnVuIjYKEFJlc3VtZVJ1blJlcXVlc3QSDgoGcnVuX2lkGAEgASgJEhIKCnJlcXVlc3RfaWQYAiABKAkiLwoRUmVzdW1lUnVuUmVzcG9uc2USGgoDcnVuGAEgASgLMg0uYWVlbmMudjEuUnVuIjYKEERlbGV0ZVJ1blJlcXVlc3QSDgoGcnVuX2lkGAEgASgJEhIKCnJlcXVlc3RfaWQYAiABKAkiIwoRRGVsZXRlUnVuUmVzcG9uc2USDgoGcnVuX2lkGAEgASgJIk8KKFNhbXBsZXJBZG1pblNlcnZpY2VDb2xsZWN0R2FyYmFnZVJlcXVlc3QSDwoHZHJ5X3J1bhgBIAEoCBISCgpyZXF1ZXN0X2lkGAIgASgJIk8KKVNhbXBsZXJBZG1pblNlcnZpY2VDb2xsZWN0R2FyYmFnZVJlc3BvbnNlEiIKB2dhcmJhZ2UYASADKAsyES5hZWVuYy52MS5HYXJiYWdlImsKEExpc3RQYWlyc1JlcXVlc3QSDgoGcnVuX2lkGAEgASgJEhEKCXBhZ2Vfc2l6ZRgCIAEoDRISCgpwYWdlX3Rva2VuGAMgASgJEiAKBHNpZ24YBCABKA4yEi5hZWVuYy52MS5QYWlyU2lnbiJLChFMaXN0UGFpcnNSZXNwb25zZRIdCgVwYWlycxgBIAMoCzIOLmFlZW5jLnYxLlBhaXISFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJImcKEkltcG9ydFBhaXJzUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSHQoFcGFpcnMYAiADKAsyDi5hZWVuYy52MS5QYWlyEg4KBnJ1bl9pZBgDIAEoCRISCgpyZXF1ZXN0X2lkGAQgASgJIjQKE0ltcG9ydFBhaXJzUmVzcG9uc2USDgoGcnVuX2lkGAEgASgJEg0KBWFkZGVkGAIgASgEIiQKEkV4cG9ydFRyZWVzUmVxdWVzdBIOCgZydW5faWQYASABKAkiQQoTRXhwb3J0VHJlZXNSZXNwb25zZRIVCg1oeXBvdGhlc2lzX2lkGAEgASgJEhMKC3JlY29yZF9qc29uGAIgASgJIh4KHFNhbXBsZXJTZXJ2aWNlR2V0SW5mb1JlcXVlc3QimQEKHVNhbXBsZXJTZXJ2aWNlR2V0SW5mb1Jlc3BvbnNlEiYKB3NlcnZpY2UYASABKAsyFS5hZWVuYy52MS5TZXJ2aWNlSW5mbxIPCgdvcmFjbGVzGAIgAygJEhMKC2FjdGl2ZV9ydW5zGAMgAygJEioKDHdhaXRpbmdfcnVucxgEIAMoCzIULmFlZW5jLnYxLldhaXRpbmdSdW4iLAoKV2FpdGluZ1J1bhIOCgZydW5faWQYASABKAkSDgoGcmVhc29uGAIgASgJKlAKB0NvbGxlY3QSFwoTQ09MTEVDVF9VTlNQRUNJRklFRBAAEhAKDENPTExFQ1RfQk9USBABEhoKFkNPTExFQ1RfUE9TSVRJVkVTX09OTFkQAjLiBQoOU2FtcGxlclNlcnZpY2USQwoIU3RhcnRSdW4SGS5hZWVuYy52MS5TdGFydFJ1blJlcXVlc3QaGi5hZWVuYy52MS5TdGFydFJ1blJlc3BvbnNlKAESOwoGR2V0UnVuEhcuYWVlbmMudjEuR2V0UnVuUmVxdWVzdBoYLmFlZW5jLnYxLkdldFJ1blJlc3BvbnNlEkEKCExpc3RSdW5zEhkuYWVlbmMudjEuTGlzdFJ1bnNSZXF1ZXN0GhouYWVlbmMudjEuTGlzdFJ1bnNSZXNwb25zZRJDCghXYXRjaFJ1bhIZLmFlZW5jLnYxLldhdGNoUnVuUmVxdWVzdBoaLmFlZW5jLnYxLldhdGNoUnVuUmVzcG9uc2UwARJECglDYW5jZWxSdW4SGi5hZWVuYy52MS5DYW5jZWxSdW5SZXF1ZXN0GhsuYWVlbmMudjEuQ2FuY2VsUnVuUmVzcG9uc2USRAoJUmVzdW1lUnVuEhouYWVlbmMudjEuUmVzdW1lUnVuUmVxdWVzdBobLmFlZW5jLnYxLlJlc3VtZVJ1blJlc3BvbnNlEkQKCUxpc3RQYWlycxIaLmFlZW5jLnYxLkxpc3RQYWlyc1JlcXVlc3QaGy5hZWVuYy52MS5MaXN0UGFpcnNSZXNwb25zZRJKCgtJbXBvcnRQYWlycxIcLmFlZW5jLnYxLkltcG9ydFBhaXJzUmVxdWVzdBodLmFlZW5jLnYxLkltcG9ydFBhaXJzUmVzcG9uc2USTAoLRXhwb3J0VHJlZXMSHC5hZWVuYy52MS5FeHBvcnRUcmVlc1JlcXVlc3QaHS5hZWVuYy52MS5FeHBvcnRUcmVlc1Jlc3BvbnNlMAESWgoHR2V0SW5mbxImLmFlZW5jLnYxLlNhbXBsZXJTZXJ2aWNlR2V0SW5mb1JlcXVlc3QaJy5hZWVuYy52MS5TYW1wbGVyU2VydmljZUdldEluZm9SZXNwb25zZTLWAQoTU2FtcGxlckFkbWluU2VydmljZRJECglEZWxldGVSdW4SGi5hZWVuYy52MS5EZWxldGVSdW5SZXF1ZXN0GhsuYWVlbmMudjEuRGVsZXRlUnVuUmVzcG9uc2USeQoOQ29sbGVjdEdhcmJhZ2USMi5hZWVuYy52MS5TYW1wbGVyQWRtaW5TZXJ2aWNlQ29sbGVjdEdhcmJhZ2VSZXF1ZXN0GjMuYWVlbmMudjEuU2FtcGxlckFkbWluU2VydmljZUNvbGxlY3RHYXJiYWdlUmVzcG9uc2ViBnByb3RvMw", [file_aeenc_v1_types, file_google_protobuf_timestamp]);
+  fileDesc("ChZhZWVuYy92MS9zYW1wbGVyLnByb3RvEghhZWVuYy52MSJgCg9TdGFydFJ1blJlcXVlc3QSIwoGY29uZmlnGAEgASgLMhMuYWVlbmMudjEuUnVuQ29uZmlnEigKCmh5cG90aGVzZXMYAiADKAsyFC5hZWVuYy52MS5IeXBvdGhlc2lzIvsCCglSdW5Db25maWcSDgoGY29ycHVzGAEgASgJEg4KBm9yYWNsZRgCIAEoCRIXCg9pZGVtcG90ZW5jeV9rZXkYAyABKAkSCQoBaxgEIAEoDRIWCgltYXhfZGVwdGgYBSABKA1IAIgBARIWCg5tYXhfanVkZ2VtZW50cxgGIAEoBBIiCgdjb2xsZWN0GAcgASgOMhEuYWVlbmMudjEuQ29sbGVjdBImCgVtb2RlbBgIIAEoCzIXLmFlZW5jLnYxLk1vZGVsU2VsZWN0b3ISDQoFc3BsaXQYCSABKAkSEwoLY29uZGl0aW9uZWQYCiABKAgSHwoXbWF4X25lZ2F0aXZlc19wZXJfcXVlcnkYCyABKA0SGgoSbWF4X25vZGVzX3Blcl90cmVlGAwgASgNEjEKD25lZ2F0aXZlX2ZpbHRlchgNIAEoCzIYLmFlZW5jLnYxLk5lZ2F0aXZlRmlsdGVyEgwKBGxpdmUYDiABKAhCDAoKX21heF9kZXB0aCKsAQoOTmVnYXRpdmVGaWx0ZXISEAoIbWluX3JhbmsYASABKA0SEAoIbWF4X3JhbmsYAiABKA0SHAoPYWJzb2x1dGVfbWFyZ2luGAMgASgBSACIAQESHAoPcmVsYXRpdmVfbWFyZ2luGAQgASgBSAGIAQESEgoKcmV3b3JkaW5ncxgFIAEoCEISChBfYWJzb2x1dGVfbWFyZ2luQhIKEF9yZWxhdGl2ZV9tYXJnaW4iSAoKSHlwb3RoZXNpcxIKCgJpZBgBIAEoCRIMCgR0ZXh0GAIgASgJEhAKCHF1ZXN0aW9uGAMgASgJEg4KBmFuc3dlchgEIAEoCSIuChBTdGFydFJ1blJlc3BvbnNlEhoKA3J1bhgBIAEoCzINLmFlZW5jLnYxLlJ1biK0AgoDUnVuEgoKAmlkGAEgASgJEiMKBmNvbmZpZxgCIAEoCzITLmFlZW5jLnYxLlJ1bkNvbmZpZxIiCgVzdGF0ZRgDIAEoDjITLmFlZW5jLnYxLldvcmtTdGF0ZRINCgVlcnJvchgEIAEoCRIVCg1tb2RlbF92ZXJzaW9uGAUgASgJEhIKCmdlbmVyYXRpb24YBiABKAkSJwoIcHJvZ3Jlc3MYByABKAsyFS5hZWVuYy52MS5SdW5Qcm9ncmVzcxIuCgpjcmVhdGVkX2F0GAggASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIsCghlbmRlZF9hdBgJIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASFwoPY3VycmVudF92ZXJzaW9uGAogASgJIr4BCgtSdW5Qcm9ncmVzcxINCgV0cmVlcxgBIAEoBBISCgp0cmVlc19kb25lGAIgASgEEhQKDG5vZGVzX2p1ZGdlZBgDIAEoBBIVCg1ub2Rlc19wZW5kaW5nGAQgASgEEhEKCXBvc2l0aXZlcxgFIAEoBBIRCgluZWdhdGl2ZXMYBiABKAQSDwoHc2tpcHBlZBgHIAEoBBISCgpqdWRnZW1lbnRzGAggASgEEhQKDG5vZGVzX2ZhaWxlZBgJIAEoBCIfCg1HZXRSdW5SZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCSIsCg5HZXRSdW5SZXNwb25zZRIaCgNydW4YASABKAsyDS5hZWVuYy52MS5SdW4iOAoPTGlzdFJ1bnNSZXF1ZXN0EhEKCXBhZ2Vfc2l6ZRgBIAEoDRISCgpwYWdlX3Rva2VuGAIgASgJIkgKEExpc3RSdW5zUmVzcG9uc2USGwoEcnVucxgBIAMoCzINLmFlZW5jLnYxLlJ1bhIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiMwoPV2F0Y2hSdW5SZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIQCghmcm9tX3NlcRgCIAEoBCJjChBXYXRjaFJ1blJlc3BvbnNlEgsKA3NlcRgBIAEoBBImCgJhdBgCIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASGgoDcnVuGAMgASgLMg0uYWVlbmMudjEuUnVuIjYKEENhbmNlbFJ1blJlcXVlc3QSDgoGcnVuX2lkGAEgASgJEhIKCnJlcXVlc3RfaWQYAiABKAkiLwoRQ2FuY2VsUnVuUmVzcG9uc2USGgoDcnVuGAEgASgLMg0uYWVlbmMudjEuUnVuIjYKEFJlc3VtZVJ1blJlcXVlc3QSDgoGcnVuX2lkGAEgASgJEhIKCnJlcXVlc3RfaWQYAiABKAkiLwoRUmVzdW1lUnVuUmVzcG9uc2USGgoDcnVuGAEgASgLMg0uYWVlbmMudjEuUnVuIjYKEERlbGV0ZVJ1blJlcXVlc3QSDgoGcnVuX2lkGAEgASgJEhIKCnJlcXVlc3RfaWQYAiABKAkiEwoRRGVsZXRlUnVuUmVzcG9uc2UiTwooU2FtcGxlckFkbWluU2VydmljZUNvbGxlY3RHYXJiYWdlUmVxdWVzdBIPCgdkcnlfcnVuGAEgASgIEhIKCnJlcXVlc3RfaWQYAiABKAkiTwopU2FtcGxlckFkbWluU2VydmljZUNvbGxlY3RHYXJiYWdlUmVzcG9uc2USIgoHZ2FyYmFnZRgBIAMoCzIRLmFlZW5jLnYxLkdhcmJhZ2UiawoQTGlzdFBhaXJzUmVxdWVzdBIOCgZydW5faWQYASABKAkSEQoJcGFnZV9zaXplGAIgASgNEhIKCnBhZ2VfdG9rZW4YAyABKAkSIAoEc2lnbhgEIAEoDjISLmFlZW5jLnYxLlBhaXJTaWduIksKEUxpc3RQYWlyc1Jlc3BvbnNlEh0KBXBhaXJzGAEgAygLMg4uYWVlbmMudjEuUGFpchIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiZwoSSW1wb3J0UGFpcnNSZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRIdCgVwYWlycxgCIAMoCzIOLmFlZW5jLnYxLlBhaXISDgoGcnVuX2lkGAMgASgJEhIKCnJlcXVlc3RfaWQYBCABKAkiNAoTSW1wb3J0UGFpcnNSZXNwb25zZRIOCgZydW5faWQYASABKAkSDQoFYWRkZWQYAiABKAQiJAoSRXhwb3J0VHJlZXNSZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCSJBChNFeHBvcnRUcmVlc1Jlc3BvbnNlEhUKDWh5cG90aGVzaXNfaWQYASABKAkSEwoLcmVjb3JkX2pzb24YAiABKAkiHgocU2FtcGxlclNlcnZpY2VHZXRJbmZvUmVxdWVzdCKZAQodU2FtcGxlclNlcnZpY2VHZXRJbmZvUmVzcG9uc2USJgoHc2VydmljZRgBIAEoCzIVLmFlZW5jLnYxLlNlcnZpY2VJbmZvEg8KB29yYWNsZXMYAiADKAkSEwoLYWN0aXZlX3J1bnMYAyADKAkSKgoMd2FpdGluZ19ydW5zGAQgAygLMhQuYWVlbmMudjEuV2FpdGluZ1J1biIsCgpXYWl0aW5nUnVuEg4KBnJ1bl9pZBgBIAEoCRIOCgZyZWFzb24YAiABKAkqUAoHQ29sbGVjdBIXChNDT0xMRUNUX1VOU1BFQ0lGSUVEEAASEAoMQ09MTEVDVF9CT1RIEAESGgoWQ09MTEVDVF9QT1NJVElWRVNfT05MWRACMuIFCg5TYW1wbGVyU2VydmljZRJDCghTdGFydFJ1bhIZLmFlZW5jLnYxLlN0YXJ0UnVuUmVxdWVzdBoaLmFlZW5jLnYxLlN0YXJ0UnVuUmVzcG9uc2UoARI7CgZHZXRSdW4SFy5hZWVuYy52MS5HZXRSdW5SZXF1ZXN0GhguYWVlbmMudjEuR2V0UnVuUmVzcG9uc2USQQoITGlzdFJ1bnMSGS5hZWVuYy52MS5MaXN0UnVuc1JlcXVlc3QaGi5hZWVuYy52MS5MaXN0UnVuc1Jlc3BvbnNlEkMKCFdhdGNoUnVuEhkuYWVlbmMudjEuV2F0Y2hSdW5SZXF1ZXN0GhouYWVlbmMudjEuV2F0Y2hSdW5SZXNwb25zZTABEkQKCUNhbmNlbFJ1bhIaLmFlZW5jLnYxLkNhbmNlbFJ1blJlcXVlc3QaGy5hZWVuYy52MS5DYW5jZWxSdW5SZXNwb25zZRJECglSZXN1bWVSdW4SGi5hZWVuYy52MS5SZXN1bWVSdW5SZXF1ZXN0GhsuYWVlbmMudjEuUmVzdW1lUnVuUmVzcG9uc2USRAoJTGlzdFBhaXJzEhouYWVlbmMudjEuTGlzdFBhaXJzUmVxdWVzdBobLmFlZW5jLnYxLkxpc3RQYWlyc1Jlc3BvbnNlEkoKC0ltcG9ydFBhaXJzEhwuYWVlbmMudjEuSW1wb3J0UGFpcnNSZXF1ZXN0Gh0uYWVlbmMudjEuSW1wb3J0UGFpcnNSZXNwb25zZRJMCgtFeHBvcnRUcmVlcxIcLmFlZW5jLnYxLkV4cG9ydFRyZWVzUmVxdWVzdBodLmFlZW5jLnYxLkV4cG9ydFRyZWVzUmVzcG9uc2UwARJaCgdHZXRJbmZvEiYuYWVlbmMudjEuU2FtcGxlclNlcnZpY2VHZXRJbmZvUmVxdWVzdBonLmFlZW5jLnYxLlNhbXBsZXJTZXJ2aWNlR2V0SW5mb1Jlc3BvbnNlMtYBChNTYW1wbGVyQWRtaW5TZXJ2aWNlEkQKCURlbGV0ZVJ1bhIaLmFlZW5jLnYxLkRlbGV0ZVJ1blJlcXVlc3QaGy5hZWVuYy52MS5EZWxldGVSdW5SZXNwb25zZRJ5Cg5Db2xsZWN0R2FyYmFnZRIyLmFlZW5jLnYxLlNhbXBsZXJBZG1pblNlcnZpY2VDb2xsZWN0R2FyYmFnZVJlcXVlc3QaMy5hZWVuYy52MS5TYW1wbGVyQWRtaW5TZXJ2aWNlQ29sbGVjdEdhcmJhZ2VSZXNwb25zZWIGcHJvdG8z", [file_aeenc_v1_types, file_google_protobuf_timestamp]);
 
 /**
  * One message of StartRun.
@@ -733,12 +733,6 @@ export const DeleteRunRequestSchema: GenMessage<DeleteRunRequest> = /*@__PURE__*
  * @generated from message aeenc.v1.DeleteRunResponse
  */
 export type DeleteRunResponse = Message<"aeenc.v1.DeleteRunResponse"> & {
-  /**
-   * The run that was deleted.
-   *
-   * @generated from field: string run_id = 1;
-   */
-  runId: string;
 };
 
 /**
@@ -1112,8 +1106,7 @@ export const CollectSchema: GenEnum<Collect> = /*@__PURE__*/
 /**
  * Retrieves candidates for each node, asks the oracle which of them explain it, and records the answers as pairs.
  *
- * A `request_id` makes a retry safe: the same id gets the same answer again for a day and changes nothing. It fails with
- * ALREADY_EXISTS where it was used for something else.
+ * A call fails with NOT_FOUND for a corpus or run that is unknown. For `request_id` see types.proto.
  *
  * @generated from service aeenc.v1.SamplerService
  */
@@ -1124,7 +1117,6 @@ export const SamplerService: GenService<{
    *
    * Fails with:
    * - INVALID_ARGUMENT: no hypotheses, an unknown oracle, or an invalid setting.
-   * - NOT_FOUND: unknown corpus.
    * - ALREADY_EXISTS: the key was used with another configuration.
    * - UNAVAILABLE: the run cannot be stored.
    *
@@ -1136,7 +1128,7 @@ export const SamplerService: GenService<{
     output: typeof StartRunResponseSchema;
   },
   /**
-   * Gets a run. Fails with NOT_FOUND for an unknown one.
+   * Gets a run.
    *
    * @generated from rpc aeenc.v1.SamplerService.GetRun
    */
@@ -1157,7 +1149,7 @@ export const SamplerService: GenService<{
   },
   /**
    * Replays the events of a run from a sequence number, then follows them until the run ends. About the last 10,000
-   * events are kept. Fails with NOT_FOUND for an unknown run, also for one that is deleted meanwhile.
+   * events are kept. Fails with NOT_FOUND also for a run that is deleted meanwhile.
    *
    * @generated from rpc aeenc.v1.SamplerService.WatchRun
    */
@@ -1167,7 +1159,7 @@ export const SamplerService: GenService<{
     output: typeof WatchRunResponseSchema;
   },
   /**
-   * Stops a run; its records stay. Fails with NOT_FOUND for an unknown run, FAILED_PRECONDITION for one that has ended.
+   * Stops a run; its records stay. Fails with FAILED_PRECONDITION for one that has ended.
    *
    * @generated from rpc aeenc.v1.SamplerService.CancelRun
    */
@@ -1179,11 +1171,7 @@ export const SamplerService: GenService<{
   /**
    * Continues a run that was cancelled, failed or lost its sampler, or that has succeeded and of which people have
    * amended answers since: its trees grow below what is accepted now. The oracle is not asked again for what it has
-   * answered.
-   *
-   * Fails with:
-   * - NOT_FOUND: unknown run.
-   * - FAILED_PRECONDITION: the run has succeeded, and nothing was amended since.
+   * answered. Fails with FAILED_PRECONDITION for any other that has succeeded.
    *
    * @generated from rpc aeenc.v1.SamplerService.ResumeRun
    */
@@ -1194,8 +1182,7 @@ export const SamplerService: GenService<{
   },
   /**
    * Lists the pairs of a run in the order of recording. Refusals are read by the run's filter and cap and by what is
-   * known of their query now, so an answer elsewhere may move them between NEGATIVE, SKIPPED and left out. Fails with
-   * NOT_FOUND for an unknown run.
+   * known of their query now, so an answer elsewhere may move them between NEGATIVE, SKIPPED and left out.
    *
    * @generated from rpc aeenc.v1.SamplerService.ListPairs
    */
@@ -1211,7 +1198,6 @@ export const SamplerService: GenService<{
    * - INVALID_ARGUMENT: no corpus, no pairs or too many, a pair without a query, premise or sign, a text, id or name
    *   over its limit, a score or grade that is not finite, a time outside the years 1 to 9999, or a run that is no
    *   import into this corpus. The message names the pair and the value.
-   * - NOT_FOUND: unknown run.
    *
    * @generated from rpc aeenc.v1.SamplerService.ImportPairs
    */
@@ -1221,7 +1207,7 @@ export const SamplerService: GenService<{
     output: typeof ImportPairsResponseSchema;
   },
   /**
-   * Streams the trees that a run has built, in EntailmentBank's format. Fails with NOT_FOUND for an unknown run.
+   * Streams the trees that a run has built, in EntailmentBank's format.
    *
    * @generated from rpc aeenc.v1.SamplerService.ExportTrees
    */
@@ -1244,7 +1230,7 @@ export const SamplerService: GenService<{
   serviceDesc(file_aeenc_v1_sampler, 0);
 
 /**
- * Removes runs. Needs the admin credential. A `request_id` is as in SamplerService.
+ * Removes runs. Needs the admin credential. NOT_FOUND and `request_id` are as in SamplerService.
  *
  * @generated from service aeenc.v1.SamplerAdminService
  */
@@ -1255,7 +1241,6 @@ export const SamplerAdminService: GenService<{
    * budget stays spent. Nobody sees the run once the call returns.
    *
    * Fails with:
-   * - NOT_FOUND: unknown run.
    * - FAILED_PRECONDITION: the run is live. Cancel it first.
    * - UNAVAILABLE: the sampler that worked on the run has not let go of it yet.
    *
