@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -36,11 +37,12 @@ def pytest_configure() -> None:
 def _log_plain_tracebacks() -> None:
     """Has structlog render what it does by default, but exceptions without their variables.
 
-    With them each logged exception blocks the event loop for some hundred milliseconds.
+    With them each logged exception blocks the event loop for some hundred milliseconds. It writes past `sys.stdout`,
+    which holds what a command prints that a test runs in this process.
     """
     *others, _ = structlog.get_config()["processors"]
     renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
-    structlog.configure(processors=[*others, renderer])
+    structlog.configure(processors=[*others, renderer], logger_factory=structlog.PrintLoggerFactory(sys.__stderr__))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -117,7 +117,8 @@ def breaking() -> int:
         return 0
     with tempfile.TemporaryDirectory() as scratch:
         with tarfile.open(fileobj=BytesIO(archive)) as tar:
-            tar.extractall(scratch, filter="data")
+            tar.extraction_filter = getattr(tarfile, "data_filter", None)  # since 3.11.4
+            tar.extractall(scratch)
         return subprocess.run([buf(), "breaking", "--against", scratch], cwd=ROOT, check=False).returncode
 
 

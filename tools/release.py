@@ -137,7 +137,8 @@ def build(out: Path, tools: PinnedVenv, *, folders: Sequence[str] = ()) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         stage = Path(scratch)
         with tarfile.open(fileobj=BytesIO(git_bytes("archive", "HEAD"))) as tar:
-            tar.extractall(stage, filter="data")  # which also makes the files' modes those of every machine
+            tar.extraction_filter = getattr(tarfile, "data_filter", None)  # since 3.11.4; files' modes, too, are then
+            tar.extractall(stage)  # those of every machine
         for project in projects(stage):
             folder = project.parent
             if folders and str(folder.relative_to(stage)) not in folders:

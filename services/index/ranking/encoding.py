@@ -278,11 +278,14 @@ class Reranker:
             for model in models
             for text, own in zip(query.texts, premises, strict=True)
         ]
+        failed: BaseExceptionGroup[BaseException] | None = None
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [[group.create_task(call) for call in each] for each in calls]
-        except* errors.AeencError as failed:
-            raise _naming_target(failed, self._client.channel.target) from None
+        except* errors.AeencError as caught:
+            failed = caught  # raised below: until Python 3.11.4 a group wraps what is raised here
+        if failed is not None:
+            raise _naming_target(failed, self._client.channel.target)
         return [[task.result() for task in each] for each in tasks]
 
 

@@ -291,6 +291,14 @@ def _add_distributions(made: typer.Typer, except_for: str = " ") -> list[str]:
     return missing
 
 
+def _drop_what_is_unwritten() -> None:
+    """Where stdout takes no more, Python would try again at its end, and exit with a status of its own."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 @contextmanager
 def _failures_told(ctx: Any) -> Iterator[None]:
     try:
@@ -303,6 +311,7 @@ def _failures_told(ctx: Any) -> Iterator[None]:
     except BrokenPipeError:
         raise  # who reads the output has seen enough
     except OSError as error:
+        _drop_what_is_unwritten()
         kind = errors.Unavailable if error.errno in _FULL else errors.InvalidArgument
         failure = kind(": ".join(str(part)[:200] for part in (error.filename, error.strerror or error) if part))
     except _WRONG_WORDS as error:
