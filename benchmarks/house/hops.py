@@ -1,4 +1,5 @@
-"""Which modules of the index one Retrieve enters: mode hybrid with the prior, features and a re-ranker.
+"""Which modules of the index one Retrieve enters, in mode hybrid with the prior, features and a re-ranker, and which of
+the sampler one node of a run enters, from its retrieval to its commit.
 
     make bench NAME=hops
 
@@ -17,13 +18,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest.mock import patch
 
 from aeenc import AsyncClient, Fusion
 from benchmarks.harness.rows import ROOT, Rows
+from services.sampler.execution.run_worker import RunWorker
 
 PREMISES = 1_200  # from a thousand on, integers propose
-MODULES = 12  # at most
-PACKAGES = ("services.index", "services.corpus")
 Call = Callable[[], Awaitable[object]]
 
 
@@ -75,14 +76,44 @@ async def retrieve(artifacts: Path) -> AsyncIterator[Call]:
     await encoder.stop()
 
 
+@asynccontextmanager
+async def node(folder: Path) -> AsyncIterator[Call]:
+    """Opens a sampler whose worker stands still, with the call that judges its next node by a remote oracle."""
+    from support.service_process import RedisProcess
+    from support.worlds.sampler_world import HYPOTHESES, small_world
+
+    workers: asyncio.Queue[RunWorker] = asyncio.Queue()
+
+    async def stand_still(worker: RunWorker) -> None:
+        workers.put_nowait(worker)
+        await asyncio.Event().wait()
+
+    redis = RedisProcess(folder)
+    with patch.object(RunWorker, "work", stand_still):
+        async with small_world(redis.url, "hops") as world, world.sampler(poll_s=60.0, lease_s=60.0) as client:
+            await client.start_run(HYPOTHESES, corpus="science", oracle="fake", k=6)
+            worker = await workers.get()
+            await worker._read_trees()  # noqa: SLF001 -- as `work` does
+            nodes = iter(worker._put_to_work())  # noqa: SLF001
+            yield lambda: worker.judge_node(*next(nodes))
+    redis.stop()
+
+
+TRACED = (  # what is counted, the call, its packages, the most modules
+    ("modules of the index that one Retrieve enters", retrieve, ("services.index", "services.corpus"), 12),
+    ("modules of the sampler that one node enters", node, ("services.sampler",), 8),
+)
+
+
 def main() -> None:
-    """Traces, prints and writes the row."""
+    """Traces, prints and writes the rows."""
     sys.path.append(str(ROOT / "tests"))
     rows = Rows("hops")
-    with tempfile.TemporaryDirectory() as folder:
-        entered = asyncio.run(modules_entered(retrieve(Path(folder)), PACKAGES))
-    print(json.dumps(entered, indent=1))
-    rows.at_most("modules of the index that one Retrieve enters", len(entered), "modules", MODULES)
+    for counted, opened, packages, most in TRACED:
+        with tempfile.TemporaryDirectory() as folder:
+            entered = asyncio.run(modules_entered(opened(Path(folder)), packages))
+        print(json.dumps(entered, indent=1))
+        rows.at_most(counted, len(entered), "modules", most)
     rows.finish()
 
 

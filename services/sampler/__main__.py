@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from aeenc.index import IndexClient
 from aeenc.registry import RegistryClient
 from aeenc.transport.channel import Channel
 from aeenc.v1 import people_pb2_grpc, sampler_pb2_grpc
 from services.corpus.holds import GenerationHolds
+from services.kit.concurrency import cancel_all, every
 from services.kit.limits import Limits
 from services.kit.server import GrpcServer, run
 from services.sampler.execution.following import Following
 from services.sampler.execution.holds import RunHolds
-from services.sampler.execution.retention import Retention
+from services.sampler.execution.retention import LOOK_S, Retention
 from services.sampler.execution.retrieval import Retrieval
 from services.sampler.execution.runner import Runner
 from services.sampler.execution.sampling import Sampling
-from services.sampler.oracles.budgets import OracleBudgets
 from services.sampler.oracles.gateway import Gateway, OracleGateway, OracleMetrics
-from services.sampler.people.additions import Premises
 from services.sampler.people.controls import ControlItems
 from services.sampler.people.gateway import PeopleGateway
 from services.sampler.people.overview import Overview
 from services.sampler.people.queue import TaskQueue
-from services.sampler.people.review import Review
+from services.sampler.people.review import REPAIR_S, Review
 from services.sampler.people.task_store import TaskStore
 from services.sampler.records.keys import RunKeys, TaskKeys
 from services.sampler.records.node_store import NodeStore
@@ -54,8 +55,7 @@ def build(settings: SamplerSettings) -> GrpcServer:
     metrics = OracleMetrics(server.metrics)
     tasks = TaskStore(redis, TaskKeys(settings.namespace))
     controls = ControlItems.of(tasks, settings.queues)
-    premises = Premises(retrieval.premises)
-    queue = TaskQueue(store, nodes, tasks, settings.queues, controls, premises, settings.message_bytes)
+    queue = TaskQueue(store, nodes, tasks, settings.queues, controls, retrieval.premises, settings.message_bytes)
     oracles: dict[str, Gateway] = {
         name: OracleGateway(name, oracle, metrics) for name, oracle in settings.oracles.items()
     }
@@ -66,7 +66,6 @@ def build(settings: SamplerSettings) -> GrpcServer:
         nodes,
         retrieval,
         oracles,
-        OracleBudgets(redis, keys),
         holds,
         following,
         server.readiness,
@@ -79,7 +78,7 @@ def build(settings: SamplerSettings) -> GrpcServer:
     )
     limits = Limits(settings.message_bytes, settings.max_items, settings.text_bytes, k=MAX_K)
     sampling = Sampling(store, nodes, pairs, retrieval, holds, runner, oracles, limits, settings.max_hypotheses)
-    review = Review(store, nodes, tasks, pairs, premises, queue, following.follow)
+    review = Review(store, nodes, tasks, pairs, queue, following.follow)
     overview = Overview(store, nodes, tasks, settings.queues, controls)
     retention = Retention(
         store,
@@ -106,14 +105,16 @@ def build(settings: SamplerSettings) -> GrpcServer:
         admin=True,
     )
 
+    repeated: list[asyncio.Task[None]] = []
+
     async def start() -> None:
         await warn_unless_durable(redis)
-        review.start()
-        retention.start()
+        repeated.append(asyncio.create_task(every(REPAIR_S, review.repair, "pairs of changes are still due")))
+        repeated.append(asyncio.create_task(every(LOOK_S, retention.look, "old runs stay for now")))
         runner.start()  # the runner's first look at Redis makes the service ready
 
     server.on_start(start)
-    stops = (redis.aclose, index.close, holds.close, runner.stop, review.stop, retention.stop)
+    stops = (redis.aclose, index.close, holds.close, runner.stop, lambda: cancel_all(repeated))
     for stop in stops:  # the last one is called first
         server.on_stop(stop)
     return server

@@ -16,7 +16,8 @@ from services.kit.limits import AnswerRoom, Limits, check_count
 from services.sampler.acs.algorithm import Rules
 from services.sampler.acs.negatives import NegativeFilter
 from services.sampler.execution.retention import OldRun
-from services.sampler.people.decisions import SentAnswer, cleaned
+from services.sampler.oracles.answers import cleaned
+from services.sampler.people.decisions import SentAnswer
 from services.sampler.people.queue import LeasedTask
 from services.sampler.people.tasks import TaskRecord, moment_of
 from services.sampler.records.runs import (

@@ -39,18 +39,18 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
         return sampler_pb2.StartRunResponse(run=convert.to_run(await self._sampling.start(config, hypotheses)))
 
     async def GetRun(self, request: sampler_pb2.GetRunRequest, context: Any) -> sampler_pb2.GetRunResponse:
-        return sampler_pb2.GetRunResponse(run=convert.to_run(await self._sampling.get(request.run_id)))
+        return sampler_pb2.GetRunResponse(run=convert.to_run(await self._sampling.runs.get(request.run_id)))
 
     async def ListRuns(self, request: sampler_pb2.ListRunsRequest, context: Any) -> sampler_pb2.ListRunsResponse:
         runs, position = await self._page(
-            request.page_size, position_of(request.page_token), self._sampling.runs, convert.to_run
+            request.page_size, position_of(request.page_token), self._sampling.runs.page, convert.to_run
         )
         return sampler_pb2.ListRunsResponse(runs=runs, next_page_token=str(position or ""))
 
     async def WatchRun(
         self, request: sampler_pb2.WatchRunRequest, context: Any
     ) -> AsyncIterator[sampler_pb2.WatchRunResponse]:
-        async for event in self._sampling.watch(request.run_id, request.from_seq):
+        async for event in self._sampling.runs.watch(request.run_id, request.from_seq):
             yield sampler_pb2.WatchRunResponse(seq=event.seq, at=to_timestamp(event.at), run=convert.to_run(event.run))
 
     async def CancelRun(self, request: sampler_pb2.CancelRunRequest, context: Any) -> sampler_pb2.CancelRunResponse:
@@ -90,10 +90,10 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
         return sampler_pb2.SamplerServiceGetInfoResponse(
             service=to_service_info(self._server, self._sampling.limits),
             oracles=self._sampling.oracles,
-            active_runs=self._sampling.active_runs,
+            active_runs=self._sampling.runner.active_runs,
             waiting_runs=[
                 sampler_pb2.WaitingRun(run_id=run_id, reason=reason)
-                for run_id, reason in self._sampling.waiting_runs.items()
+                for run_id, reason in self._sampling.runner.waiting_runs.items()
             ],
         )
 

@@ -22,7 +22,7 @@ from services.kit.calls.bounds import SHARE
 from services.kit.credentials.roles import role_for
 from services.kit.settings import ServiceSettings
 from services.sampler.convert import START_BYTES
-from services.sampler.oracles.statements import MAX_ADDED, MAX_ALTERNATIVES, MAX_WRITTEN
+from services.sampler.oracles.answers import MAX_ADDED, MAX_ALTERNATIVES, MAX_WRITTEN
 from services.sampler.people.queue import MAX_TASKS
 from services.sampler.people.steps import MAX_HELD_S
 from services.sampler.people.task_store import EVENTS_KEPT as TASK_EVENTS

@@ -23,19 +23,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 from services.sampler.acs.negatives import NegativeFilter, Reason
 
-if TYPE_CHECKING:
-    from aeenc.oracle import Candidate  # a value, and behind it gRPC
+if TYPE_CHECKING:  # values, and behind them gRPC
+    from aeenc.oracle import Candidate
+    from aeenc.values import Answer
 
 ROOT = 0
 ADDED = 0  # the rank of a premise that was not retrieved: an oracle has added it
 ROUNDS = 8  # at most; only a conditioned node has more than one
-NodeVerdict = Literal["", "COMPLETE", "PREMISE_MISSING", "NOT_EXPLAINABLE"]
 MAX_REACH = 1000  # the index returns no more; above k = 1,000 - max_depth, a deep node may see fewer than k
 
 
@@ -100,7 +100,8 @@ class Node:
 class AcceptedPremise:
     """A premise that explains a node's query. A leaf is not expanded.
 
-    An intermediate that somebody wrote has an author instead of an id, and no pair comes of it.
+    An intermediate, a conclusion in somebody's own words that needs an explanation itself, has an author instead of an
+    id, and no pair comes of it.
     """
 
     id: str
@@ -108,41 +109,6 @@ class AcceptedPremise:
     rank: int
     leaf: bool
     author: str = ""
-
-
-@dataclass(frozen=True)
-class Intermediate:
-    """A conclusion in somebody's own words that explains a query and needs an explanation itself."""
-
-    text: str
-    author: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Statement:
-    """What somebody says of a query beside verdicts on its candidates.
-
-    `written` are facts in their own words, which no corpus has, and `intermediates` are such as become nodes.
-    `inference` says how the query follows, `node_verdict` whether anything is missing. Each of `alternatives` (ids)
-    explains the query by itself.
-    """
-
-    annotator: str = ""
-    note: str = ""
-    written: tuple[str, ...] = ()
-    inference: str = ""
-    node_verdict: NodeVerdict = ""
-    intermediates: tuple[str, ...] = ()
-    alternatives: tuple[tuple[str, ...], ...] = ()
-
-    @property
-    def empty(self) -> bool:
-        """Whether it says nothing."""
-        return not any(value for name, value in self.parts().items() if name != "annotator")
-
-    def parts(self) -> dict[str, Any]:
-        """Its fields, of an answer that is more than a statement, too."""
-        return {one.name: getattr(self, one.name) for one in fields(Statement)}
 
 
 @dataclass(frozen=True)
@@ -285,13 +251,14 @@ class Known:
     """What a run knows of a query: its pairs by premise id, and what was written or said of it.
 
     `premises` are those of `states`, as they were retrieved, or added by somebody (rank ADDED, no score); `vectors`
-    names the query vector that gave each its score. What people say stays with their tasks.
+    names the query vector that gave each its score. `statements` are what remote oracles said beside verdicts; what
+    people say stays with their tasks.
     """
 
     states: Mapping[str, PairState] = field(default_factory=dict)
     premises: Mapping[str, Candidate] = field(default_factory=dict)
-    written: tuple[Intermediate, ...] = ()
-    statements: tuple[Statement, ...] = ()
+    written: tuple[AcceptedPremise, ...] = ()
+    statements: tuple[Answer, ...] = ()
     vectors: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -8,54 +8,60 @@ nearest ─▶ candidates (without query and ancestors) ─▶ asked (not known 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from services.sampler.acs import algorithm
 from services.sampler.acs.algorithm import (
-    ADDED,
     AcceptedPremise,
-    Intermediate,
     Known,
     Node,
     Outcome,
     PairState,
     Result,
     Rules,
-    Statement,
     Tree,
 )
 
-if TYPE_CHECKING:
-    from aeenc.oracle import Candidate  # a value, and behind it gRPC
+if TYPE_CHECKING:  # values, and behind them gRPC
+    from aeenc.oracle import Candidate
+    from aeenc.values import Answer, Verdict
+
+MAX_ANNOTATOR = 256  # characters; it stands in every pair
 
 
 @dataclass(frozen=True)
 class NodeAnswer:
-    """An oracle's answer about one task: a state for each candidate asked about, and the grades given.
+    """An oracle's answer about one task: a state for each candidate asked about, and the verdicts that were given.
 
     `added` are premises that explain the query and were not asked about; `states` has theirs, too. `unknown` counts
-    verdicts on other premises. `annotators` names who gave single verdicts, where that is not the answer's `annotator`.
-    `written` are intermediate conclusions. Until it is admitted, a remote oracle's `statement` may hold anything, and
-    the premises that it adds are only `proposed` (ids), with states of their own.
+    verdicts on other premises. `written` are intermediate conclusions. Until it is admitted, a remote oracle's
+    `statement`, whatever it says beside verdicts, may hold anything, and the premises that it adds are only `proposed`
+    (ids), with states of their own.
     """
 
     task_id: str
-    states: dict[str, PairState]
-    grades: dict[str, float]
+    states: Mapping[str, PairState]
     annotator: str
-    unknown: int
-    annotators: dict[str, str] = field(default_factory=dict)
+    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
+    unknown: int = 0
     note: str = ""
     added: tuple[Candidate, ...] = ()
-    written: tuple[Intermediate, ...] = ()
-    statement: Statement | None = None
+    written: tuple[AcceptedPremise, ...] = ()
+    statement: Answer | None = None
     proposed: tuple[str, ...] = ()
 
     def annotator_of(self, premise_id: str) -> str:
-        """Who gave the verdict on a candidate."""
-        return self.annotators.get(premise_id, self.annotator)
+        """Who gave the verdict on a premise."""
+        given = self.verdicts.get(premise_id)
+        return (given.annotator[:MAX_ANNOTATOR] if given else "") or self.annotator
+
+    def grade_of(self, premise_id: str) -> float:
+        """The grade given with it; 0 for none, and for one that is no number."""
+        given = self.verdicts.get(premise_id)
+        return given.grade if given and given.grade is not None and math.isfinite(given.grade) else 0.0
 
 
 @dataclass(frozen=True)
@@ -181,8 +187,7 @@ class NodeRound:
     def _intermediates(self, known: Known, accepted: Sequence[AcceptedPremise]) -> list[AcceptedPremise]:
         """What people wrote, without the query, its ancestors, and what an accepted premise says."""
         said = {self.node.text, *self.tree.path(self.node), *(one.text for one in accepted)}
-        new = [one for one in known.written if one.text not in said]
-        return [AcceptedPremise("", one.text, ADDED, leaf=False, author=one.author) for one in new]
+        return [one for one in known.written if one.text not in said]
 
     def asking(self, most: int) -> NodeRound:
         """The round limited to its `most` best candidates."""

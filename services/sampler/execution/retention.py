@@ -9,7 +9,6 @@ samplers one at a time looks for old runs.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import uuid
@@ -17,7 +16,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from aeenc import errors
-from services.kit.concurrency import cancel_all, every
 from services.kit.logs import get
 from services.sampler.execution.holds import RunHolds
 from services.sampler.records.run_store import RunStore
@@ -55,16 +53,6 @@ class Retention:
         self._runs, self._parts, self._holds = runs, parts, holds
         self._lease = runs.retention_lease(f"{instance}:{uuid.uuid4().hex[:8]}", LEASE_S)
         self._keep_s, self._kept = keep_s, kept
-        self._looking: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Begins to look for old runs, and carries on deletions that broke off."""
-        self._looking = asyncio.create_task(every(LOOK_S, self._look, "old runs stay for now"))
-
-    async def stop(self) -> None:
-        """Stops looking."""
-        if self._looking is not None:
-            await cancel_all([self._looking])
 
     async def delete(self, run_id: str, request_id: str) -> None:
         """Deletes an ended run, once for a request id. Raises NotFound, FailedPrecondition, AlreadyExists."""
@@ -73,19 +61,20 @@ class Retention:
     async def collect(self, request_id: str, *, dry_run: bool) -> list[OldRun]:
         """Deletes the runs that are no longer kept, and says which; with `dry_run` it says so only."""
         request = Request(request_id, "CollectGarbage", {"dry_run": dry_run})
-        if (before := await self._runs.requests.answer(request)) is not None:
+        if (before := await self._runs.cycles.requests.answer(request)) is not None:
             found = [OldRun(**row) for row in json.loads(before["garbage"])]
         else:
-            expired = await self._runs.expired(self._keep_s, self._kept)
+            expired = await self._runs.cycles.expired(self._keep_s, self._kept)
             found = [old for one in expired[:MOST] if (old := await self._measured(one)) is not None]
-            await self._runs.requests.record(request, {"garbage": json.dumps([asdict(old) for old in found])})
+            await self._runs.cycles.requests.record(request, {"garbage": json.dumps([asdict(old) for old in found])})
         if not dry_run:
             for old in found:
                 await self._remove_old(old.id)
         return found
 
-    async def _look(self) -> None:
-        for run_id in await self._runs.deleted():
+    async def look(self) -> None:
+        """Removes old runs, and carries on deletions that broke off."""
+        for run_id in await self._runs.cycles.deleted():
             with contextlib.suppress(NewerFormat):  # a sampler of the newer release carries it on
                 await self._clear_if_possible(run_id)
         await self._look_alone()
@@ -103,7 +92,7 @@ class Retention:
     async def _remove_expired(self) -> None:
         if not (self._keep_s or self._kept):
             return
-        for one in await self._runs.expired(self._keep_s, self._kept):
+        for one in await self._runs.cycles.expired(self._keep_s, self._kept):
             if not await self._lease.renew():
                 return
             log.info("run is removed", run=one.id, reason=one.reason)
@@ -147,11 +136,11 @@ class Retention:
             if record["imported"] != "1" and not await self._holds.drop(run_id):  # imports have none
                 raise errors.Unavailable(f"run {run_id} keeps its label or hold: the registry or the index is away")
 
-        await self._runs.clear(run_id, remove)
+        await self._runs.cycles.clear(run_id, remove)
 
     async def _measured(self, one: Expired) -> OldRun | None:
         try:
-            record = await self._runs.record(one.id)
+            record = await self._runs.cycles.get(one.id)
         except errors.NotFound:
             return None
         size = 0

@@ -29,10 +29,8 @@ from services.kit.logs import get
 from services.sampler.acs.algorithm import MAX_REACH, Known, Node, Outcome, Tree
 from services.sampler.acs.nodes import Amendment, NodeAnswer, NodeRound
 from services.sampler.execution.retrieval import Retrieval
-from services.sampler.oracles.answers import UnansweredTask, WithdrawnTask, admitted
-from services.sampler.oracles.budgets import OracleBudgets
+from services.sampler.oracles.answers import MAX_ADDED, UnansweredTask, WithdrawnTask, admitted
 from services.sampler.oracles.gateway import FEW, Gateway, OracleFailed
-from services.sampler.oracles.statements import MAX_ADDED
 from services.sampler.records.node_store import NodeCommit, NodeStore, TreeAdvance, Written
 from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Run
@@ -114,13 +112,12 @@ class RunWorker:
         nodes: NodeStore,
         retrieval: Retrieval,
         oracle: Gateway,
-        budgets: OracleBudgets,
         max_nodes: int,
     ) -> None:
         self._run, self._lease = run, lease
         self._rules = run.config.rules
         self._store, self._nodes = store, nodes
-        self._retrieval, self._oracle, self._budgets = retrieval, oracle, budgets
+        self._retrieval, self._oracle = retrieval, oracle
         self._max_in_work = oracle.settings.open_tasks or max_nodes
         self._taken = run.progress.judgements  # of the run's budget, by what was asked
         self._open_trees: dict[int, Tree] = {}
@@ -164,7 +161,12 @@ class RunWorker:
                 if nodes:
                     await self._progressed.wait()
                 elif self._refused_by_budget:
-                    raise RunFailed(self._budgets.describe(self._oracle.name, self._oracle.settings.max_judgements))
+                    limit = self._oracle.settings.max_judgements
+                    raise RunFailed(
+                        f"oracle {self._oracle.name!r} may be asked for {limit:,} verdicts in all, and what is left "
+                        "does not cover the next node; raise its max_judgements in AEENC_SAMPLER_ORACLES or _QUEUES, "
+                        "then resume the run"
+                    )
                 elif self._open_trees or self._all_read:
                     return
         finally:
@@ -269,8 +271,9 @@ class RunWorker:
     async def _retrieve(self, rounds: Sequence[NodeRound]) -> list[NodeRound]:
         """The rounds with what the run knows, and what they retrieve by the version that it follows now."""
         queries = [(one.node.text, one.accepted) for one in rounds]
-        run = await self._patiently(lambda: self._store.get(self._run.id))
-        known = await self._patiently(lambda: self._nodes.answers(self._run.id, [text for text, _ in queries]))
+        texts = [text for text, _ in queries]
+        version, known = await self._patiently(lambda: self._nodes.current(self._run.id, texts))
+        run = replace(self._run, current_version=version)
         try:
             found = await self._retrieval.nearest(run, queries)
         except errors.NotFound as error:
@@ -340,13 +343,13 @@ class RunWorker:
             return rounds
         wanted = [(f"{one.node_id}:{one.round}", len(one.asked)) for one in rounds]
         name = self._oracle.name
-        granted = await self._patiently(lambda: self._budgets.reserve(name, limit, self._run.id, wanted))
+        granted = await self._patiently(lambda: self._store.reserve(name, limit, self._run.id, wanted))
         self._refused_by_budget |= not all(granted)
         return [one for one, may in zip(rounds, granted, strict=True) if may]
 
     async def _admitted(self, one: NodeRound, answer: NodeAnswer) -> NodeAnswer:
         """A remote oracle's answer with the premises that it adds, as far as it may; people have heard of theirs."""
-        if answer.statement is None:
+        if answer.statement is None and not answer.proposed:
             return answer
         try:
             found = await self._retrieval.proposed(self._run, answer.proposed[:MAX_ADDED])

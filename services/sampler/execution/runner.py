@@ -24,7 +24,6 @@ from services.sampler.execution.following import Following
 from services.sampler.execution.holds import RunHolds
 from services.sampler.execution.retrieval import Retrieval
 from services.sampler.execution.run_worker import RunFailed, RunStopped, RunWorker
-from services.sampler.oracles.budgets import OracleBudgets
 from services.sampler.oracles.gateway import Gateway
 from services.sampler.records.node_store import NodeStore
 from services.sampler.records.run_store import RunStore
@@ -49,7 +48,6 @@ class Runner:
         nodes: NodeStore,
         retrieval: Retrieval,
         oracles: Mapping[str, Gateway],
-        budgets: OracleBudgets,
         holds: RunHolds,
         following: Following,
         readiness: Readiness,
@@ -62,8 +60,7 @@ class Runner:
         poll_s: float,
     ) -> None:
         self._store, self._nodes, self._retrieval = store, nodes, retrieval
-        self._oracles, self._budgets = oracles, budgets
-        self._holds, self._following, self._readiness = holds, following, readiness
+        self._oracles, self._holds, self._following, self._readiness = oracles, holds, following, readiness
         # A restarted process gets another owner: what its predecessor still has in flight must not count as its own.
         self._owner = f"{instance}:{uuid.uuid4().hex[:8]}"
         self._wave_nodes = wave_nodes
@@ -128,7 +125,7 @@ class Runner:
             self._wake.clear()
 
     async def _take_runs(self) -> None:
-        active = await self._store.active()
+        active = await self._store.cycles.active()
         self._oracle_of = {run_id: name for run_id, name in self._oracle_of.items() if run_id in active}
         self._unreadable &= set(active)
         for run_id in active:
@@ -144,7 +141,7 @@ class Runner:
                     continue
             if self._oracle_of[run_id] not in self._oracles or not self._has_room(run_id):
                 continue  # the first: its oracle is another sampler's
-            lease = self._store.lease(run_id, self._owner, self._lease_s)
+            lease = self._store.cycles.lease(run_id, self._owner, self._lease_s)
             if await lease.renew():
                 task = asyncio.create_task(self._hold(run_id, lease))
                 self._working[run_id] = task
@@ -231,16 +228,7 @@ class Runner:
     async def _worked(self, run: Run, lease: WorkLease) -> None:
         oracle = self._oracles[run.config.oracle]
         oracle.begin()
-        worker = RunWorker(
-            run,
-            lease,
-            self._store,
-            self._nodes,
-            self._retrieval,
-            oracle,
-            self._budgets,
-            self._wave_nodes,
-        )
+        worker = RunWorker(run, lease, self._store, self._nodes, self._retrieval, oracle, self._wave_nodes)
         keeping_up = [asyncio.create_task(self._following.keep_up(run.id, oracle))] if run.config.live else []
         try:
             await worker.work()

@@ -21,7 +21,7 @@ from services.sampler.oracles.gateway import Gateway
 from services.sampler.records.node_store import NodeStore
 from services.sampler.records.pair_log import IMPORT, PairLog
 from services.sampler.records.run_store import RunStore
-from services.sampler.records.runs import Hypothesis, Pair, PairSign, Run, RunConfig, RunEvent, RunProgress
+from services.sampler.records.runs import Hypothesis, Pair, PairSign, Run, RunConfig, RunProgress
 from services.store.life_cycles import LIVE, State
 from services.store.requests import Request
 
@@ -32,11 +32,14 @@ _NAMES = {"premise_id": "premise_id", "reason": "reason", **{name: f"provenance.
 
 
 class Sampling:
-    """All runs of one namespace. Raises the classes of `aeenc.errors`."""
+    """Starts, stops and reads runs of one namespace. `runs` are their records, `runner` works on some of them.
+
+    Raises the classes of `aeenc.errors`.
+    """
 
     def __init__(
         self,
-        store: RunStore,
+        runs: RunStore,
         nodes: NodeStore,
         log: PairLog,
         retrieval: Retrieval,
@@ -46,8 +49,8 @@ class Sampling:
         limits: Limits,
         max_hypotheses: int,
     ) -> None:
-        self._store, self._nodes, self._log = store, nodes, log
-        self._retrieval, self._holds, self._runner = retrieval, holds, runner
+        self.runs, self._nodes, self._log = runs, nodes, log
+        self._retrieval, self._holds, self.runner = retrieval, holds, runner
         self._oracles, self.oracles = oracles, sorted(oracles)
         self.limits = limits
         self.max_hypotheses = max_hypotheses
@@ -57,7 +60,7 @@ class Sampling:
         await asyncio.to_thread(self._check, config, hypotheses)  # both take a moment with 100,000 hypotheses
         fingerprint = await asyncio.to_thread(config.fingerprint, hypotheses)
         if config.idempotency_key:
-            existing = await self._store.by_idempotency_key(config.idempotency_key)
+            existing = await self.runs.by_idempotency_key(config.idempotency_key)
             if existing is not None:
                 return _same(existing, config, fingerprint)
         version, generation = await self._retrieval.resolve(config, hypotheses[0].text)
@@ -74,10 +77,10 @@ class Sampling:
             fingerprint=fingerprint,
             traceparent=traceparent(),
         )
-        stored = await self._store.get(await self._store.create(run, hypotheses))
+        stored = await self.runs.get(await self.runs.create(run, hypotheses))
         if stored.id == run.id:
             await self._holds.hold_generation(stored)
-        self._runner.wake()
+        self.runner.wake()
         return _same(stored, config, fingerprint)
 
     def _check(self, config: RunConfig, hypotheses: Sequence[Hypothesis]) -> None:
@@ -101,27 +104,15 @@ class Sampling:
                 )
             seen.add(hypothesis.id)
 
-    async def get(self, run_id: str) -> Run:
-        """A run. Raises NotFound."""
-        return await self._store.get(run_id)
-
-    async def runs(self, limit: int, before: int) -> tuple[list[Run], int]:
-        """At most `limit` runs older than number `before` (0: the newest), and the next `before` (0: none)."""
-        return await self._store.page(limit, before)
-
-    def watch(self, run_id: str, from_seq: int) -> AsyncIterator[RunEvent]:
-        """The events of a run from a sequence number on, until it has ended. Raises NotFound."""
-        return self._store.watch(run_id, from_seq)
-
     async def cancel(self, run_id: str, request_id: str) -> Run:
         """Stops a run. Raises FailedPrecondition for one that has ended, except to a retry of the same request."""
         request = Request(request_id, "CancelRun", {"run_id": run_id})
-        answer = await self._store.transition(run_id, LIVE, "CANCELLED", request=request)
-        run = await self._store.get(run_id)
+        answer = await self.runs.transition(run_id, LIVE, "CANCELLED", request=request)
+        run = await self.runs.get(run_id)
         if answer != "OK":
             raise errors.FailedPrecondition(f"run {run_id} has ended ({answer}); there is nothing to cancel")
         if run.ended:  # else this is a retry, and the run was resumed meanwhile
-            await self._runner.drop(run_id)
+            await self.runner.drop(run_id)
             await self._holds.drop(run.id)
         return run
 
@@ -133,23 +124,23 @@ class Sampling:
         A retry of a request that has resumed the run before finds it as it is now, even if it has ended again.
         """
         request = Request(request_id, "ResumeRun", {"run_id": run_id})
-        oracle = self._oracles.get((await self._store.get(run_id)).config.oracle)
+        oracle = self._oracles.get((await self.runs.get(run_id)).config.oracle)
         grows = oracle is not None and bool(await oracle.amended(run_id))
         resumable: list[State] = ["FAILED", "CANCELLED"]
         if grows:
             resumable.append("SUCCEEDED")
-        answer = await self._store.transition(run_id, resumable, "PENDING", request=request)
+        answer = await self.runs.transition(run_id, resumable, "PENDING", request=request)
         if answer == "SUCCEEDED":
             raise errors.FailedPrecondition(f"run {run_id} has succeeded; start a new run")
-        run = await self._store.get(run_id)
+        run = await self.runs.get(run_id)
         if not run.ended:  # else this is a retry
             await self._holds.hold_generation(run)
-        self._runner.wake()
+        self.runner.wake()
         return run
 
     async def pairs(self, run_id: str, limit: int, after: int, sign: PairSign | None) -> tuple[list[Pair], int]:
         """At most `limit` pairs of a run after a position of its log, and the position to go on from (0: the end)."""
-        run = await self._store.get(run_id)
+        run = await self.runs.get(run_id)
         return await self._log.page(run_id, after, limit, sign, partial(self._filtered, run))
 
     async def _filtered(self, run: Run, pairs: list[Pair]) -> list[Pair]:
@@ -182,7 +173,7 @@ class Sampling:
         await asyncio.to_thread(_check_pairs, pairs, self.limits)
         if not run_id:
             return await self._import_anew(corpus, pairs, request_id), len(pairs)
-        run = await self._store.get(run_id)
+        run = await self.runs.get(run_id)
         if not run.imported or run.config.corpus != corpus:
             raise errors.InvalidArgument.field(
                 "run_id", f"{run_id} is not an import into corpus {corpus!r}; leave it out to start one"
@@ -202,11 +193,11 @@ class Sampling:
         key = f"{IMPORT}{request_id}" if request_id else ""
         config = RunConfig(corpus=corpus, oracle="", idempotency_key=key)
         run = Run(run_id, config, "SUCCEEDED", "", "", "", RunProgress(), at, at, imported=True)
-        return await self._store.create(run, [], self._log.addition(run_id, _stamped(pairs, run_id), request_id))
+        return await self.runs.create(run, [], self._log.addition(run_id, _stamped(pairs, run_id), request_id))
 
     async def export_trees(self, run_id: str) -> AsyncIterator[tuple[str, str]]:
         """Hypothesis id and EntailmentBank record of each tree of a run in which something was accepted."""
-        run = await self._store.get(run_id)
+        run = await self.runs.get(run_id)
         for start in range(0, run.progress.trees, EXPORT_TREES):
             indexes = range(start, min(start + EXPORT_TREES, run.progress.trees))
             trees = await self._nodes.trees(run_id, indexes)
@@ -216,16 +207,6 @@ class Sampling:
                 record = tree_export.record_json(tree, amended)
                 if record is not None:
                     yield tree.hypothesis_id, record
-
-    @property
-    def active_runs(self) -> Sequence[str]:
-        """The runs that this process works on."""
-        return self._runner.active_runs
-
-    @property
-    def waiting_runs(self) -> Mapping[str, str]:
-        """Those of them that wait for their oracle, each with the reason."""
-        return self._runner.waiting_runs
 
 
 def _check_pairs(pairs: Sequence[Pair], limits: Limits) -> None:

@@ -1,27 +1,30 @@
-"""Reads what an oracle answers, suspiciously: only a clear, single refusal of a candidate becomes a refusal.
+"""Reads what an oracle or a person answers: verdicts suspiciously, and what stands beside them by its rules.
 
-Whatever is missing, unknown, given twice, late or unclear counts as skipped, and so does an abstention.
+Only a clear, single refusal of a candidate becomes a refusal. Whatever is missing, unknown, given twice, late or
+unclear counts as skipped, and so does an abstention. People hear of a broken rule; of an oracle's answer what breaks
+one is left out and logged.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import assert_never
+from typing import Any, assert_never
 
+from aeenc import errors
 from aeenc.oracle import Candidate, Task
-from aeenc.values import Answer, Judgement, NodeVerdict, Verdict
+from aeenc.values import Answer, Judgement, NodeVerdict, PremiseSet, Verdict
 from services.kit.logs import get
-from services.sampler.acs.algorithm import ADDED, Intermediate, PairState, Statement
-from services.sampler.acs.algorithm import NodeVerdict as NodeVerdictName
-from services.sampler.acs.nodes import NodeAnswer
-from services.sampler.oracles.statements import without_faults
+from services.sampler.acs.algorithm import ADDED, AcceptedPremise, PairState
+from services.sampler.acs.nodes import MAX_ANNOTATOR, NodeAnswer
 from services.sampler.records.runs import MAX_NOTE
 
 log = get(__name__)
 
-MAX_ANNOTATOR = 256  # characters; it stands in every pair
+MAX_ALTERNATIVES = 16
+MAX_ADDED = 64  # premises, written facts, and intermediates of one answer
+MAX_WRITTEN = 1024  # characters of a written fact, and of an inference
+_LISTS = {"written": MAX_ADDED, "intermediates": MAX_ADDED, "alternatives": MAX_ALTERNATIVES}
 
 
 @dataclass(frozen=True)
@@ -43,71 +46,68 @@ class WithdrawnTask:
     task_id: str
 
 
+@dataclass(frozen=True)
+class Fault:
+    """What may not be said: where it stands, why, and the item of a list that is wrong."""
+
+    field: str
+    problem: str
+    item: tuple[str, int] | None = None
+
+
 def read_answers(tasks: Sequence[Task], answers: Iterable[Answer], oracle: str = "") -> list[NodeAnswer]:
     """The tasks that were answered: by exactly one answer that says something. `oracle` is its name for want of one."""
     by_task: dict[str, list[Answer]] = {}
     for answer in answers:
         by_task.setdefault(answer.task_id, []).append(answer)
-    read = []
-    for task in tasks:
-        given = by_task.get(task.task_id, [])
-        if len(given) == 1 and (one := read_answer(task, given[0], oracle)) is not None:
-            read.append(one)
-    return read
+    given = ((task, by_task.get(task.task_id, [])) for task in tasks)
+    read = [_read(task, answers[0], oracle) for task, answers in given if len(answers) == 1]
+    return [one for one in read if one is not None]
 
 
-def read_answer(task: Task, answer: Answer, oracle: str = "") -> NodeAnswer | None:
+def _read(task: Task, answer: Answer, oracle: str) -> NodeAnswer | None:
     """A state for every candidate of a task, and what `admitted` has to look at.
 
     None when the answer has a verdict on none of the candidates, and adds and writes nothing that explains the query.
     """
     asked = {candidate.id for candidate in task.candidates}
-    states: dict[str, PairState] = {}
-    grades: dict[str, float] = {}
-    annotators: dict[str, str] = {}
-    unknown = 0
     proposed = {one.premise_id: one for one in answer.additions if one.premise_id not in asked}
+    verdicts: dict[str, Verdict] = {}
+    unknown = 0
     for verdict in (*answer.verdicts, *proposed.values()):
         premise_id = verdict.premise_id
         if premise_id not in asked and premise_id not in proposed:
             unknown += 1
-        elif premise_id in states:
-            states[premise_id] = PairState.SKIPPED  # given twice: nobody knows which one is meant
-            grades.pop(premise_id, None)
-            annotators.pop(premise_id, None)
+        elif premise_id in verdicts:
+            verdicts[premise_id] = Verdict(premise_id=premise_id)  # given twice: nobody knows which one is meant
         else:
-            states[premise_id] = state_of(verdict)
-            if verdict.grade is not None and math.isfinite(verdict.grade):
-                grades[premise_id] = verdict.grade
-            if verdict.annotator:
-                annotators[premise_id] = verdict.annotator[:MAX_ANNOTATOR]
-    said = statement_of(answer, oracle)
-    if not states and not said.intermediates:
+            verdicts[premise_id] = verdict
+    said = replace(cleaned(answer, oracle), task_id="", verdicts=(), additions=())
+    if not verdicts and not said.intermediates:
         return None
-    missing = dict.fromkeys(asked - states.keys(), PairState.SKIPPED)
+    states = {**dict.fromkeys(asked, PairState.SKIPPED), **{name: state_of(one) for name, one in verdicts.items()}}
+    says_more = said != Answer(annotator=said.annotator)
     return NodeAnswer(
         task.task_id,
-        {**states, **missing},
-        grades,
+        states,
         said.annotator,
+        verdicts,
         unknown,
-        annotators,
         said.note,
-        statement=said,
+        statement=said if says_more else None,
         proposed=tuple(proposed),
     )
 
 
-def statement_of(answer: Answer, oracle: str = "") -> Statement:
-    """What an answer says beside its verdicts, each thing once. Long names and notes are cut."""
-    return Statement(
+def cleaned(answer: Answer, oracle: str = "") -> Answer:
+    """The answer with each thing that it says once. Long names and notes are cut."""
+    ways = dict.fromkeys(tuple(dict.fromkeys(one.premise_ids)) for one in answer.alternatives)
+    return replace(
+        answer,
         annotator=answer.annotator[:MAX_ANNOTATOR] or oracle,
         note=answer.note[:MAX_NOTE],
-        written=answer.written,
-        inference=answer.inference,
-        node_verdict=_NODE_VERDICTS.get(answer.node_verdict, ""),
         intermediates=tuple(dict.fromkeys(text.strip() for text in answer.intermediates)),
-        alternatives=tuple(dict.fromkeys(tuple(dict.fromkeys(one.premise_ids)) for one in answer.alternatives)),
+        alternatives=tuple(PremiseSet(premise_ids=one) for one in ways),
     )
 
 
@@ -118,32 +118,20 @@ def admitted(task: Task, answer: NodeAnswer, found: Mapping[str, Candidate]) -> 
     """
     added: dict[str, Candidate] = {}
     states = {name: state for name, state in answer.states.items() if name not in answer.proposed}
-    grades, annotators = dict(answer.grades), dict(answer.annotators)
+    verdicts = dict(answer.verdicts)
     for name in answer.proposed:
         premise, state = found.get(name), answer.states[name]
         if premise is None or premise.text == task.query or premise.id in states or not state.accepted:
             log.warning("an added premise is left out", task=task.task_id, premise=name, state=state.name)
             continue
         added[premise.id] = replace(premise, rank=ADDED, score=0.0)
-        states[premise.id] = state
-        if name in grades:  # by an alias, perhaps
-            grades[premise.id] = grades[name]
-        annotators[premise.id] = annotators.get(name, answer.annotator)
-    answer = replace(
-        answer, states=states, grades=grades, annotators=annotators, proposed=(), added=tuple(added.values())
-    )
+        states[premise.id], verdicts[premise.id] = state, answer.verdicts[name]  # `name` is an alias, perhaps
+    answer = replace(answer, states=states, verdicts=verdicts, proposed=(), added=tuple(added.values()))
     if answer.statement is None:
         return answer
     said = without_faults(task, answer.statement, {name for name, state in states.items() if state.accepted})
-    written = tuple(Intermediate(text, said.annotator) for text in said.intermediates)
-    return replace(answer, written=written, statement=None if said.empty else said)
-
-
-_NODE_VERDICTS: dict[int, NodeVerdictName] = {
-    NodeVerdict.COMPLETE: "COMPLETE",
-    NodeVerdict.PREMISE_MISSING: "PREMISE_MISSING",
-    NodeVerdict.NOT_EXPLAINABLE: "NOT_EXPLAINABLE",
-}
+    written = tuple(AcceptedPremise("", text, ADDED, leaf=False, author=said.annotator) for text in said.intermediates)
+    return replace(answer, written=written, statement=said)
 
 
 def state_of(verdict: Verdict) -> PairState:
@@ -160,3 +148,64 @@ def state_of(verdict: Verdict) -> PairState:
             return PairState.SKIPPED
         case _:
             assert_never(judgement)
+
+
+def check(task: Task, said: Answer, accepted: Collection[str]) -> None:
+    """Refuses the first fault. `accepted` are the premises (ids) accepted with it. Raises InvalidArgument."""
+    for fault in _faults(task, said, accepted):
+        raise errors.InvalidArgument.field(fault.field, fault.problem)
+
+
+def without_faults(task: Task, said: Answer, accepted: Collection[str]) -> Answer:
+    """The answer without what may not be said, which is logged; a long inference is cut."""
+    known = said.node_verdict if said.node_verdict in tuple(NodeVerdict) else NodeVerdict.UNSPECIFIED
+    said = replace(said, inference=said.inference[:MAX_WRITTEN], node_verdict=known)
+    wrong = {fault.item: fault for fault in _faults(task, said, accepted)}
+    for fault in wrong.values():
+        log.warning("an answer's part is left out", task=task.task_id, field=fault.field, reason=fault.problem)
+    left: dict[str, Any] = {
+        name: tuple(one for at, one in enumerate(getattr(said, name)) if (name, at) not in wrong) for name in _LISTS
+    }
+    return replace(said, **left)
+
+
+def _faults(task: Task, said: Answer, accepted: Collection[str]) -> Iterator[Fault]:
+    for name, most in _LISTS.items():
+        given = getattr(said, name)
+        for at in range(most, len(given)):
+            yield Fault(name, f"has {len(given)} items; at most {most} in one answer", (name, at))
+    yield from _words(said)
+    candidates = {candidate.text: candidate.id for candidate in task.candidates}
+    for at, text in enumerate(said.intermediates):
+        field, item = f"intermediates[{at}]", ("intermediates", at)
+        if text in (task.query, *task.path):
+            told = f"{text!r} is to be explained here or above; a tree may not lead back to itself"
+            yield Fault(field, told, item)
+        elif text in candidates:
+            told = f"{text!r} is the candidate {candidates[text]!r} of the task; judge it among `verdicts`"
+            yield Fault(field, told, item)
+    yield from _ways(said, {*accepted, *(premise.id for premise in task.accepted)})
+
+
+def _words(said: Answer) -> Iterator[Fault]:
+    """The faults of texts that are empty or too long."""
+    texts = {(name, at): text for name in ("written", "intermediates") for at, text in enumerate(getattr(said, name))}
+    for item, text in texts.items():
+        field = f"{item[0]}[{item[1]}]"
+        if not text.strip():
+            yield Fault(field, "is empty; leave it out", item)
+        if len(text) > MAX_WRITTEN:
+            yield Fault(field, f"has {len(text)} characters; at most {MAX_WRITTEN}", item)
+    if len(said.inference) > MAX_WRITTEN:
+        yield Fault("inference", f"has {len(said.inference)} characters; at most {MAX_WRITTEN}")
+
+
+def _ways(said: Answer, accepted: Collection[str]) -> Iterator[Fault]:
+    """The faults of alternatives."""
+    for at, way in enumerate(said.alternatives):
+        field, item = f"alternatives[{at}].premise_ids", ("alternatives", at)
+        if not way.premise_ids:
+            yield Fault(field, "is empty; name the premises that explain the query together", item)
+        for premise_id in way.premise_ids:
+            if premise_id not in accepted:
+                yield Fault(field, f"names {premise_id!r}, which this answer does not accept", item)

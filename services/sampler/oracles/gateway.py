@@ -18,7 +18,6 @@ from collections import Counter as Tally
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -63,31 +62,27 @@ class OracleFailed(Exception):
     """The oracle as a whole is down or cannot be used; the message names it, its target and the remedy."""
 
 
-class Gateway(Protocol):
-    """Asks whoever judges for a run: a remote oracle or people."""
+class Gateway:
+    """Asks whoever judges for a run: a remote oracle or people. Only people change their mind."""
 
     name: str
-    last_answer_at: float
-
-    @property
-    def settings(self) -> OracleSettings | QueueSettings:
-        """Its settings; workers read the budget, how many tasks go into one call, and how many are open at once."""
-
-    @property
-    def asks_people(self) -> bool:
-        """Whether people answer: their runs wait for days and take little."""
+    settings: OracleSettings | QueueSettings  # workers read the budget, tasks of a call, and nodes in work
+    asks_people: bool = False  # their runs wait for days and take little
+    last_answer_at: float = 0.0  # never read of people, who leave no task unanswered for good
 
     def begin(self) -> None:
         """A run begins or goes on."""
 
     async def judge(self, run_id: str, tasks: Sequence[Task]) -> Sequence[NodeAnswer | UnansweredTask | WithdrawnTask]:
         """Puts tasks before the oracle and waits for its answers. Raises OracleFailed."""
+        raise NotImplementedError
 
     async def send_back(self, run: Run) -> None:
         """Withdraws the tasks that nobody has begun and that another than the run's version has retrieved."""
 
-    async def amended(self, run_id: str) -> Sequence[Amendment]:
+    async def amended(self, run_id: str) -> Sequence[Amendment]:  # noqa: ARG002 -- people alone amend
         """The judged nodes of a run of which people have changed what explains them, until `grown` says it is done."""
+        return ()
 
     async def grown(self, run_id: str, amendment: Amendment) -> None:
         """Notes that the run's tree has what was amended."""
@@ -97,9 +92,11 @@ class Gateway(Protocol):
 
     def describe(self, reason: str) -> str:
         """The message of a run that failed because of this oracle."""
+        raise NotImplementedError
 
     def waiting(self, run_id: str) -> str:
         """The reason why a run waits; empty when it does not."""
+        raise NotImplementedError
 
     async def close(self) -> None:
         """Ends its connections and tasks."""
@@ -147,15 +144,14 @@ class OracleMetrics:
         self._open.labels(oracle).set(int(is_open))
 
 
-class OracleGateway:
+class OracleGateway(Gateway):
     """One configured oracle, shared by all runs of this process."""
 
-    asks_people = False
+    settings: OracleSettings
 
     def __init__(self, name: str, settings: OracleSettings, metrics: OracleMetrics | None = None) -> None:
         self.name = name
         self.settings = settings
-        self.last_answer_at = 0.0
         channel = Channel(
             settings.target,
             token=settings.token,
@@ -176,19 +172,6 @@ class OracleGateway:
     def begin(self) -> None:
         """A run begins or goes on: tries the oracle at once, however it was before."""
         self._breaker.try_at_once()
-
-    async def send_back(self, run: Run) -> None:
-        """Does nothing: what a remote oracle has been asked it answers."""
-
-    async def amended(self, run_id: str) -> Sequence[Amendment]:  # noqa: ARG002 -- the protocol's
-        """None: a remote oracle does not change its mind."""
-        return ()
-
-    async def grown(self, run_id: str, amendment: Amendment) -> None:
-        """Does nothing: there are no amendments."""
-
-    async def withdraw(self, run_id: str, node_ids: Collection[str]) -> None:
-        """Does nothing, for the same reason."""
 
     async def judge(self, run_id: str, tasks: Sequence[Task]) -> list[NodeAnswer | UnansweredTask]:
         """Puts at most `batch_tasks` tasks before the oracle. Raises OracleFailed when it is down or refuses us.

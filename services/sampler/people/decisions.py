@@ -12,10 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from aeenc import errors
 from aeenc.oracle import Candidate
-from aeenc.values import Answer, Judgement, PremiseSet, Remark, Verdict
+from aeenc.values import Answer, Judgement, Remark, Verdict
 from services.sampler.acs.algorithm import ADDED
 from services.sampler.people.tasks import TaskRecord, Verdicts, accepts, by_premise, decides
-from services.sampler.records.runs import MAX_NOTE
 from services.store.life_cycles import digest
 
 
@@ -31,17 +30,6 @@ class SentAnswer:
     def said(self) -> str:
         """Tells two calls under one request id or number apart. A retry may have taken another time."""
         return f"verdicts {digest(repr((replace(self.answer, annotator=''), self.seen_upto)))[:12]}"
-
-
-def cleaned(answer: Answer) -> Answer:
-    """The answer with each thing that it says once, and a note that is not too long."""
-    ways = dict.fromkeys(tuple(dict.fromkeys(one.premise_ids)) for one in answer.alternatives)
-    return replace(
-        answer,
-        note=answer.note[:MAX_NOTE],
-        intermediates=tuple(dict.fromkeys(text.strip() for text in answer.intermediates)),
-        alternatives=tuple(PremiseSet(premise_ids=one) for one in ways),
-    )
 
 
 def read_verdicts(candidates: Iterable[Candidate], verdicts: Iterable[Verdict], name: str = "verdicts") -> Verdicts:

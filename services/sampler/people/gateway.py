@@ -25,6 +25,7 @@ from services.kit.concurrency import cancel_all
 from services.kit.logs import get
 from services.sampler.acs.nodes import Amendment, NodeAnswer
 from services.sampler.oracles.answers import WithdrawnTask, admitted, read_answers
+from services.sampler.oracles.gateway import Gateway
 from services.sampler.people import steps
 from services.sampler.people.queue import TaskQueue, Wanted
 from services.sampler.people.task_store import READ, TaskStore
@@ -59,23 +60,20 @@ class _Asking:
         return len(self.waiting) + len(self.new.keys() - self.waiting.keys())
 
 
-class PeopleGateway:
+class PeopleGateway(Gateway):
     """One human queue, shared by all runs of this process."""
 
     asks_people = True
+    settings: QueueSettings
 
     def __init__(self, name: str, settings: QueueSettings, tasks: TaskStore, queue: TaskQueue) -> None:
         self.name = name
         self.settings = settings
-        self.last_answer_at = 0.0  # never read: people leave no task unanswered for good
         self._tasks, self._queue = tasks, queue
         self._asking: dict[str, _Asking] = {}  # by run
         self._unamended: set[str] = set()  # runs of which nothing was amended since somebody asked
         self._serving: list[asyncio.Task[None]] = []
         self._awake = asyncio.Event()
-
-    def begin(self) -> None:
-        """Does nothing: people are always there."""
 
     async def send_back(self, run: Run) -> None:
         """Withdraws the tasks that nobody has begun and that another than the run's version has retrieved."""

@@ -8,10 +8,7 @@ from dataclasses import fields, replace
 from datetime import timedelta
 
 from aeenc.values import (
-    Answer,
     Judgement,
-    NodeVerdict,
-    PremiseSet,
     Qualification,
     Queue,
     TaskCounts,
@@ -21,7 +18,7 @@ from aeenc.values import (
     Verdict,
 )
 from aeenc.values.reading import EPOCH
-from services.sampler.acs.algorithm import ROOT, Known, Node, Statement, Tree
+from services.sampler.acs.algorithm import ROOT, Known, Node, Tree
 from services.sampler.people.controls import ControlItems
 from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import TASKS_READ, TaskRecord, check_annotator, decided
@@ -100,7 +97,7 @@ class Overview:
     async def queues(self, annotator: str) -> list[Queue]:
         """All queues with their counts, sorted by name; those of a person, where one is named."""
         runs: dict[str, list[Run]] = {name: [] for name in self._queues}
-        for run_id in await self._runs.active():
+        for run_id in await self._runs.cycles.active():
             with contextlib.suppress(NewerFormat):  # the samplers of the newer release count it
                 run = await self._runs.get(run_id)
                 if run.config.oracle in runs:
@@ -152,7 +149,7 @@ def _node(tree: Tree, node: Node, record: TaskRecord | None, known: Known, amend
     by_task = () if record is None else decided(record)
     accepted = by_task if result is None else explaining(tree, node, amended)
     holders = () if record is None else tuple(lease.annotator for lease in record.held(at))
-    said = [_said(statement) for statement in known.statements if result is not None]
+    said = [] if result is None else [*known.statements]
     if record is not None and record.state in (TaskState.DECIDED, TaskState.SETTLED):
         said += [
             replace(one.answer, verdicts=(), additions=(), answer_id="", late=False, at=EPOCH) for one in record.answers
@@ -181,15 +178,4 @@ def _node(tree: Tree, node: Node, record: TaskRecord | None, known: Known, amend
         answers=tuple(said),
         model_version=(result.version if result else "") or (record.task.model_version if record else ""),
         author=node.author,
-    )
-
-
-def _said(statement: Statement) -> Answer:
-    parts = statement.parts()
-    return Answer(
-        **{
-            **parts,
-            "node_verdict": NodeVerdict[statement.node_verdict or "UNSPECIFIED"],
-            "alternatives": tuple(PremiseSet(premise_ids=one) for one in statement.alternatives),
-        }
     )

@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from aeenc import errors
-from aeenc.values import QualificationState
+from aeenc.oracle import Candidate, Task
+from aeenc.values import Judgement, QualificationState
+from services.sampler.oracles.answers import MAX_ADDED
 from services.sampler.people import steps
-from services.sampler.people.additions import Premises
 from services.sampler.people.controls import ControlItems, NotQualified, draw
 from services.sampler.people.decisions import SentAnswer
 from services.sampler.people.task_store import TaskStore
@@ -27,11 +28,14 @@ from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Run
 from services.sampler.settings import QueueSettings
 from services.store.formats import NewerFormat
+from services.store.requests import Request
 
 LEASE_TIMES = 3.0  # of the mean answer time
 MAX_TASKS = 64
 CANDIDATE_BYTES = 128  # beside its id and its text
 READ = 32
+
+LookUp = Callable[[Run, Sequence[str]], Awaitable[list[Candidate]]]
 
 
 @dataclass(frozen=True)
@@ -42,10 +46,6 @@ class Wanted:
     queue: str = ""
     hypothesis_id: str = ""
     task_id: str = ""
-
-    def said(self) -> str:
-        """Tells two calls under one request id apart."""
-        return " ".join(f"{name}={value!r}" for name, value in vars(self).items() if value)
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,16 @@ def _size_bytes(record: TaskRecord) -> int:
     return sum(len(text.encode()) for text in texts) + CANDIDATE_BYTES * (len(shown) + 8)
 
 
+def numbered(request: Request, number: int) -> Request:
+    """The part of a request that makes the thing of this number: each is noted by itself."""
+    return replace(request, id=f"{request.id} {number}") if request.id and number else request
+
+
 class TaskQueue:
-    """The human queues of one namespace. Raises the classes of `aeenc.errors`."""
+    """The human queues of one namespace. Raises the classes of `aeenc.errors`.
+
+    `look_up` gives premises of a run by id, in the same order.
+    """
 
     def __init__(
         self,
@@ -79,11 +87,11 @@ class TaskQueue:
         tasks: TaskStore,
         queues: Mapping[str, QueueSettings],
         controls: ControlItems,
-        premises: Premises,
+        look_up: LookUp,
         message_bytes: int,
     ) -> None:
         self._message_bytes = message_bytes
-        self._runs, self._nodes, self._tasks, self._premises = runs, nodes, tasks, premises
+        self._runs, self._nodes, self._tasks, self._look_up = runs, nodes, tasks, look_up
         self._queues, self._controls = queues, controls
         self._picking = asyncio.Lock()  # or all callers of this process would reach for the same task
 
@@ -96,9 +104,8 @@ class TaskQueue:
         most = max_tasks or 1
         if most > MAX_TASKS:
             raise errors.InvalidArgument.field("max_tasks", f"is {max_tasks}; give 1 to {MAX_TASKS}")
-        request = ("lease", annotator, request_id) if request_id else ()
-        content = f"{wanted.said()} max_tasks={most}"
-        if request and (earlier := await self._leased_before(request, content)):
+        request = Request(request_id, "LeaseTask", {"annotator": annotator, "max_tasks": most, **vars(wanted)})
+        if request_id and (earlier := await self._leased_before(request)):
             return earlier
         leased: list[LeasedTask] = []
         refused: errors.AeencError | None = None
@@ -107,7 +114,7 @@ class TaskQueue:
                 await self.sweep(run.id)
                 only = await self._only(run, wanted)
                 while len(leased) < most:
-                    one = await self._take(run, annotator, leased, request, content, only)
+                    one = await self._take(run, annotator, leased, request, only)
                     if one is None:
                         break
                     leased.append(one)
@@ -140,8 +147,8 @@ class TaskQueue:
         `who` is the only person for whom the caller may act; empty: anybody.
         """
         run, task_id = await self._of(lease_id)
-        if sent.answer.additions and (before := (await self._tasks.read(run.id, task_id)).record) is not None:
-            sent = await self._premises.looked_up(run, before.task, sent)
+        if sent.answer.additions and (before := (await self._tasks.read(run.id, task_id))[0]) is not None:
+            sent = await self.with_premises(run, before.task, sent)
 
         def step(old: TaskRecord, at: float) -> steps.Change:
             change = steps.submit(old, lease_id, sent, client_seq, at, who)
@@ -152,6 +159,36 @@ class TaskQueue:
 
         record, answer_id = await self._tasks.apply(run.id, task_id, step, queue=run.config.oracle)
         return answer_id, any(one.answer.late for one in record.answers if one.answer.answer_id == answer_id)
+
+    async def with_premises(self, run: Run, task: Task, sent: SentAnswer) -> SentAnswer:
+        """The answer with the premises of its additions, looked up in the run's generation.
+
+        Raises InvalidArgument for candidates of the task, the query, its ancestors, and refusals.
+        """
+        additions = sent.answer.additions
+        if not additions:
+            return sent
+        if len(additions) > MAX_ADDED:
+            problem = f"has {len(additions)} items; at most {MAX_ADDED} in one answer"
+            raise errors.InvalidArgument.field("additions", problem)
+        added = await self._look_up(run, [verdict.premise_id for verdict in additions])
+        asked = {candidate.id for candidate in task.candidates}
+        found = []
+        for position, (verdict, premise) in enumerate(zip(additions, added, strict=True)):
+            field, problem = "premise_id", ""
+            if premise.id in asked:
+                problem = f"{premise.id!r} is a candidate of the task; judge it among `verdicts`"
+            elif premise.text in (task.query, *task.path):
+                problem = (
+                    f"{premise.id!r} says what is to be explained here or above; a tree may not lead back to itself"
+                )
+            elif verdict.judgement is not Judgement.EXPLAINS:
+                field = "judgement"
+                problem = f"is {int(verdict.judgement)}; only premises that explain (EXPLAINS) are added"
+            if problem:
+                raise errors.InvalidArgument.field(f"additions[{position}].{field}", problem)
+            found.append(replace(verdict, premise_id=premise.id, text=premise.text))
+        return replace(sent, answer=replace(sent.answer, additions=tuple(found)))
 
     async def send_back(
         self, run: Run, wanted: Wanted, lease_id: str = "", who: str = "", *, dry_run: bool = False
@@ -192,7 +229,7 @@ class TaskQueue:
     async def _only(self, run: Run, wanted: Wanted) -> frozenset[str] | None:
         """The tasks that somebody wants, where it is not any of the run."""
         if wanted.task_id:
-            if (await self._tasks.read(run.id, wanted.task_id)).record is None:
+            if (await self._tasks.read(run.id, wanted.task_id))[0] is None:
                 raise errors.NotFound(
                     f"run {run.id} has no task {wanted.task_id!r}; ListTasks (`aeenc tasks`) names those there are"
                 )
@@ -216,7 +253,7 @@ class TaskQueue:
                 )
             return [] if run.ended else [run]
         found = []
-        for active in await self._runs.active():
+        for active in await self._runs.cycles.active():
             with contextlib.suppress(NewerFormat):  # the samplers of the newer release know of it
                 found.append(await self._runs.get(active))
         asked = {wanted.queue} if wanted.queue else self._queues.keys()
@@ -229,16 +266,16 @@ class TaskQueue:
         except errors.NotFound:
             raise errors.NotFound(f"no lease {lease_id!r}; LeaseTask gives leases") from None
 
-    async def _leased_before(self, request: tuple[str, ...], content: str) -> list[LeasedTask]:
+    async def _leased_before(self, request: Request) -> list[LeasedTask]:
         found: list[LeasedTask] = []
         for number in range(MAX_TASKS):
-            lease_id = await self._tasks.made((*request, str(number)), content)
+            lease_id = await self._tasks.made(numbered(request, number))
             if not lease_id:
                 break
             run_id, task_id = parts_of(lease_id, "lease")
-            now = await self._tasks.read(run_id, task_id)
-            if (record := now.record) is not None:
-                found += [await self._leased(lease, record, now.at) for lease in record.leases if lease.id == lease_id]
+            record, at = await self._tasks.read(run_id, task_id)
+            if record is not None:
+                found += [await self._leased(lease, record, at) for lease in record.leases if lease.id == lease_id]
         return found
 
     async def _take(
@@ -246,15 +283,13 @@ class TaskQueue:
         run: Run,
         annotator: str,
         taken: Sequence[LeasedTask],
-        request: tuple[str, ...],
-        content: str,
+        request: Request,
         only: frozenset[str] | None,
     ) -> LeasedTask | None:
         """Leases the best task that this person may take."""
         lease_s = await self.lease_s(run.config.oracle) * (len(taken) + 1)  # a person judges one after the other
-        numbered = (*request, str(len(taken))) if request else ()
         async with self._picking:
-            picked = await self._pick(run, annotator, taken, numbered, content, only, lease_s)
+            picked = await self._pick(run, annotator, taken, numbered(request, len(taken)), only, lease_s)
         return await self._leased(*picked) if picked else None
 
     async def _pick(
@@ -262,8 +297,7 @@ class TaskQueue:
         run: Run,
         annotator: str,
         taken: Sequence[LeasedTask],
-        request: tuple[str, ...],
-        content: str,
+        request: Request,
         only: frozenset[str] | None,
         lease_s: float,
     ) -> tuple[Lease, TaskRecord, float] | None:
@@ -287,7 +321,7 @@ class TaskQueue:
                         continue
                     lease_id = f"{run.id}.{record.task.task_id}.{uuid.uuid4().hex[:12]}"
                     change = steps.lease(record, annotator, lease_id, at, lease_s)
-                    if await self._tasks.write(change, at, request, content):
+                    if await self._tasks.write(change, at, request):
                         return change.record.leases[-1], change.record, at
                     overtaken = True
             if not overtaken and too_large:

@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from aeenc import errors
 from aeenc.values import Agreement, AnnotatorReport, Answer, TaskEvent, TaskState
-from services.kit.concurrency import cancel_all, every
 from services.kit.logs import get
 from services.sampler.oracles.answers import state_of
 from services.sampler.people import steps
-from services.sampler.people.additions import Premises
 from services.sampler.people.agreement import agreement_of, edge_f1
 from services.sampler.people.controls import control_report, right_and_judged
 from services.sampler.people.decisions import SentAnswer, corrections
-from services.sampler.people.queue import TaskQueue, Wanted
-from services.sampler.people.task_store import HOUR_S, TaskStore
+from services.sampler.people.queue import TaskQueue, Wanted, numbered
+from services.sampler.people.task_store import HOUR_S, Step, TaskStore
 from services.sampler.people.tasks import (
     TASKS_READ,
     TaskRecord,
@@ -39,7 +37,7 @@ from services.sampler.records.node_store import NodeStore
 from services.sampler.records.pair_log import PairLog
 from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import MAX_NOTE, Pair, Run
-from services.store.life_cycles import digest
+from services.store.requests import Request
 
 log = get(__name__)
 
@@ -47,11 +45,7 @@ WATCH_WAIT_MS = 1000
 REPAIR_S = 5.0  # between two looks for changes whose pairs are due
 REPAIR_AFTER_S = 10.0  # the call that made a change adds its pairs within this time, or was cut off
 
-
-class Follow(Protocol):
-    """Lets a run follow its label: see `execution.following`."""
-
-    async def __call__(self, run_id: str, *, dry_run: bool = False) -> Run: ...
+Follow = Callable[..., Awaitable[Run]]  # lets a run follow its label: `execution.following.Following.follow`
 
 
 class Review:
@@ -63,37 +57,25 @@ class Review:
         nodes: NodeStore,
         tasks: TaskStore,
         pairs: PairLog,
-        premises: Premises,
         queue: TaskQueue,
         follow: Follow,
     ) -> None:
         self._runs, self._nodes, self._tasks, self._pairs = runs, nodes, tasks, pairs
-        self._premises = premises
         self._queue, self._follow = queue, follow
-        self._repairing: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Begins to look for changes whose pairs are due."""
-        self._repairing = asyncio.create_task(every(REPAIR_S, self.repair, "pairs of changes are still due"))
-
-    async def stop(self) -> None:
-        """Stops looking for them."""
-        if self._repairing is not None:
-            await cancel_all([self._repairing])
 
     async def undo(self, run_id: str, annotator: str, count: int, request_id: str) -> list[str]:
         """Takes back as many of a person's last answers as it can. Raises the obstacle to the first."""
         check_annotator(annotator)
         await self._runs.get(run_id)
         undone: list[str] = []
-        said = f"count={count or 1}"
+        asked = Request(request_id, "UndoVerdicts", {"run_id": run_id, "annotator": annotator, "count": count or 1})
         for number in range(count or 1):
-            request = ("undo", run_id, annotator, request_id, str(number)) if request_id else ()
-            if request and (earlier := await self._tasks.made(request, said)):
+            request = numbered(asked, number)
+            if earlier := await self._tasks.made(request):
                 undone.append(earlier)
                 continue
             try:
-                taken_back = await self._undo_last(run_id, annotator, request, said)
+                taken_back = await self._undo_last(run_id, annotator, request)
             except errors.FailedPrecondition:
                 if not undone:
                     raise
@@ -105,7 +87,7 @@ class Review:
             raise errors.NotFound(f"{annotator} has no answers in run {run_id} to take back")
         return undone
 
-    async def _undo_last(self, run_id: str, annotator: str, request: Sequence[str], said: str) -> str:
+    async def _undo_last(self, run_id: str, annotator: str, request: Request) -> str:
         """Takes a person's last answer back; empty: they have none. Where another call was faster, the one before."""
 
         def step(old: TaskRecord, at: float) -> steps.Change:
@@ -113,7 +95,7 @@ class Review:
             return steps.undo(old, given.answer.answer_id, at) if given else steps.Change(old)
 
         while last := await self._tasks.answered_by(run_id, annotator, -1):
-            if taken_back := (await self._tasks.apply(run_id, last[0], step, request, said))[1]:
+            if taken_back := (await self._tasks.apply(run_id, last[0], step, request))[1]:
                 return taken_back
         return ""
 
@@ -127,20 +109,16 @@ class Review:
         check_annotator(annotator)
         run_id, task_id = parts_of(answer_id, "answer")
         run = await self._runs.get(run_id)
-        said = f"{sent.said} of {annotator!r}"
-        request = ("amend", answer_id, request_id) if request_id else ()
-        if (before := (await self._tasks.read(run_id, task_id)).record) is not None:
-            await self._await_commit(run, before)
-            sent = await self._premises.looked_up(run, before.task, sent)
-        record, amended = await self._tasks.apply(
-            run_id,
+        asked = {"answer_id": answer_id, "annotator": annotator, "answer": sent.said}
+        if (before := (await self._tasks.read(run_id, task_id))[0]) is not None:
+            sent = await self._queue.with_premises(run, before.task, sent)
+        return await self._change(
+            run,
             task_id,
             lambda old, at: steps.amend(old, answer_id, sent, annotator, at, others=others),
-            request,
-            said,
+            Request(request_id, "AmendVerdicts", asked),
+            annotator,
         )
-        await self._correct(run, record, amended, annotator)
-        return amended
 
     async def adjudicate(self, run_id: str, decision: Answer, request_id: str) -> str:
         """Decides a conflict, or changes what was decided. Gives the id of the decision."""
@@ -150,15 +128,12 @@ class Review:
             problem = "holds more than verdicts, which alone are adjudicated; amend it"
             raise errors.InvalidArgument.field("answer", problem)
         run = await self._runs.get(run_id)
-        request = ("adjudicate", run_id, task_id, request_id) if request_id else ()
-        said = f"{SentAnswer(decision).said} of {adjudicator!r}"
-        if (before := (await self._tasks.read(run_id, task_id)).record) is not None:
-            await self._await_commit(run, before)
-        record, made = await self._tasks.apply(
-            run_id, task_id, lambda old, at: steps.adjudicate(old, decision, at), request, said
+        said = SentAnswer(decision).said
+        asked = {"run_id": run_id, "task_id": task_id, "annotator": adjudicator, "answer": said}
+        request = Request(request_id, "Adjudicate", asked)
+        return await self._change(
+            run, task_id, lambda old, at: steps.adjudicate(old, decision, at), request, adjudicator
         )
-        await self._correct(run, record, made, adjudicator)
-        return made
 
     async def close(
         self,
@@ -183,15 +158,15 @@ class Review:
         if not settle and not others:
             raise errors.PermissionDenied("this credential may only settle what its person has answered (settle)")
         await self._runs.get(run_id)
-        request = ("close", run_id, task_id, request_id) if request_id else ()
-        said = f"settle {settle}, overlap {overlap}, reason {digest(reason)[:12]} of {who!r}"
+        asked = {"run_id": run_id, "task_id": task_id, "annotator": who, "settle": settle, "overlap": overlap}
+        request = Request(request_id, "CloseTask", {**asked, "reason": reason})
 
         def step(old: TaskRecord, at: float) -> steps.Change:
             if settle:
                 return steps.hasten(old, who)
             return steps.lower(old, overlap, at, who) if overlap else steps.close(old, who, reason[:MAX_NOTE], at)
 
-        return (await self._tasks.apply(run_id, task_id, step, request, said))[0]
+        return (await self._tasks.apply(run_id, task_id, step, request))[0]
 
     async def retrieve_again(
         self, wanted: Wanted, lease_id: str, who: str, *, dry_run: bool
@@ -214,6 +189,14 @@ class Review:
         found = await self._tasks.verdict_log(run_id, after, limit)
         shown = [one for one in found if not task_id or one.task_id == task_id]
         return shown, found[-1].seq if len(found) == limit else 0
+
+    async def _change(self, run: Run, task_id: str, step: Step, request: Request, who: str) -> str:
+        """Applies a step that may change what a run has recorded, and then its pairs. Gives the id that it made."""
+        if (before := (await self._tasks.read(run.id, task_id))[0]) is not None:
+            await self._await_commit(run, before)
+        record, made = await self._tasks.apply(run.id, task_id, step, request)
+        await self._correct(run, record, made, who)
+        return made
 
     async def _await_commit(self, run: Run, record: TaskRecord) -> None:
         """Raises until the run has recorded the node: a pair that replaces another must follow it in the log."""
@@ -241,7 +224,7 @@ class Review:
         while True:
             if pairs := corrected_pairs(run, record, who):
                 await self._pairs.add(run.id, pairs, f"amend {made} {record.revision}")
-            latest = (await self._tasks.read(run.id, record.task.task_id)).record
+            latest, _ = await self._tasks.read(run.id, record.task.task_id)
             if latest is None or latest.revision == record.revision:
                 break
             record = latest
@@ -254,7 +237,7 @@ class Review:
         for one in await self._tasks.corrections(REPAIR_AFTER_S):
             try:
                 run = await self._runs.get(one.run_id)
-                record = (await self._tasks.read(one.run_id, one.task_id)).record
+                record, _ = await self._tasks.read(one.run_id, one.task_id)
                 if record is not None:
                     await self._correct(run, record, f"repair {one.run_id}.{one.task_id} {one.revision}", one.who)
             except (errors.FailedPrecondition, errors.Unavailable) as error:  # the run has not recorded the node yet

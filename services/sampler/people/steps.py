@@ -17,8 +17,7 @@ from typing import Any
 from aeenc import errors
 from aeenc.oracle import Task
 from aeenc.values import Answer, Judgement, TaskEvent, TaskEventKind, TaskState, Verdict
-from services.sampler.oracles.answers import statement_of
-from services.sampler.oracles.statements import check
+from services.sampler.oracles.answers import check
 from services.sampler.people.decisions import SentAnswer, complete, corrections, decide, read_verdicts
 from services.sampler.people.tasks import (
     Lease,
@@ -336,7 +335,7 @@ def put_back(record: TaskRecord, task: Task) -> Change:
 
 
 def _check(task: Task, answer: Answer, holding: Verdicts) -> None:
-    check(task, statement_of(answer), {premise_id for premise_id, verdict in holding.items() if accepts(verdict)})
+    check(task, answer, {premise_id for premise_id, verdict in holding.items() if accepts(verdict)})
 
 
 def _decided(change: Change, at: float) -> Change:

@@ -32,18 +32,18 @@ from services.sampler.people.steps import Change
 from services.sampler.people.tasks import TaskRecord, moment_of
 from services.sampler.records.keys import TaskKeys
 from services.sampler.records.task_scripts import DONE, DUE, FAIL, PUT, WRITE
-from services.store.durability import settled
 from services.store.formats import NewerFormat, check_format
 from services.store.life_cycles import digest
 from services.store.redis import Script, unavailable_if_down
+from services.store.requests import REQUEST_TTL_S, Request, Requests, text_of
 
 Step = Callable[[TaskRecord, float], Change]
 
 ATTEMPTS = 50
 READ = 500
 PAUSE_S = 0.005
-REQUEST_TTL_S = 86_400
 HOUR_S = 3600.0
+UNNAMED = Request("", "", {})
 EVENTS_KEPT = 100_000  # of all queues together, or a few more; about 150 bytes each
 # A task's place orders the queue: what was taken back comes first, then what others have begun, then what is new, then
 # what was given back.
@@ -67,15 +67,6 @@ class Correction:
         return json.dumps({"format_version": 1, "revision": self.revision, "who": self.who, "at": self.at})
 
 
-@dataclass(frozen=True)
-class TaskSnapshot:
-    """A task as it is, the time, and what an earlier attempt of the same request has made."""
-
-    record: TaskRecord | None
-    at: float
-    made: str = ""
-
-
 class TaskStore:
     """Tasks of one namespace."""
 
@@ -87,6 +78,7 @@ class TaskStore:
         self._done = Script(redis, DONE)
         self._fail = Script(redis, FAIL)
         self._due = Script(redis, DUE)
+        self._requests = Requests(redis, keys.namespace)
 
     async def put(self, new: Sequence[TaskRecord]) -> None:
         """Queues tasks; those that exist stay as they are, and those of a run that was deleted are left out."""
@@ -103,9 +95,9 @@ class TaskStore:
                         keys.task(run_id, task_id),
                         keys.index(run_id),
                         keys.waiting(run_id),
-                        keys.events(run_id),
+                        keys.task_events(run_id),
                         keys.all_events,
-                        keys.run(run_id),
+                        keys.record(run_id),
                         keys.asked(run_id),
                         keys.counts(run_id),
                     ],
@@ -123,21 +115,10 @@ class TaskStore:
                 )
             await pipe.execute()
 
-    async def read(self, run_id: str, task_id: str, request: Sequence[str] = ()) -> TaskSnapshot:
-        """One task, the time, and what the request has made before."""
-        async with unavailable_if_down(f"read task {task_id} of run {run_id}"):
-            pipe = self._redis.pipeline(transaction=False)
-            pipe.time()
-            pipe.hgetall(self._keys.task(run_id, task_id))
-            if request:
-                pipe.get(self._keys.request(*request))
-            with settled() if request else contextlib.nullcontext():
-                (seconds, microseconds), row, *made = await pipe.execute()
-        return TaskSnapshot(
-            _record(run_id, task_id, row) if row else None,
-            seconds + microseconds / 1e6,
-            (made[0] or "") if made else "",
-        )
+    async def read(self, run_id: str, task_id: str) -> tuple[TaskRecord | None, float]:
+        """One task, and the time."""
+        found, at = await self.read_many(run_id, [task_id])
+        return next(iter(found), None), at
 
     async def read_many(self, run_id: str, task_ids: Sequence[str]) -> tuple[list[TaskRecord], float]:
         """Tasks by id, and the time."""
@@ -150,13 +131,10 @@ class TaskStore:
         found = [_record(run_id, task_id, row) for task_id, row in zip(task_ids, rows, strict=True) if row]
         return found, seconds + microseconds / 1e6
 
-    async def write(
-        self, change: Change, at: float, request: Sequence[str] = (), content: str = "", queue: str = ""
-    ) -> bool:
+    async def write(self, change: Change, at: float, request: Request = UNNAMED, queue: str = "") -> bool:
         """Writes a change of the record that was read. False: somebody was faster; read it again.
 
-        `content` says what the request asks for, so that another one under the same id is noticed. The time of an
-        answer counts for the pace of the `queue`.
+        The time of an answer counts for the pace of the `queue`.
         """
         after = change.record
         run_id, task_id, keys = after.run_id, after.task.task_id, self._keys
@@ -186,7 +164,8 @@ class TaskStore:
             "person": person,
             "answered": _ms(at) if change.answered else "",
             "corrects": _correction(change, at).to_json() if change.corrects else "",
-            "request": f"{change.id} {content}".rstrip() if request else "",
+            "request": text_of(request),
+            "made": change.id,
             "request_ttl_s": REQUEST_TTL_S,
         }
         async with unavailable_if_down(f"store task {task_id} of run {run_id}"):
@@ -197,13 +176,13 @@ class TaskStore:
                     keys.leases(run_id),
                     keys.decided(run_id),
                     keys.verdicts(run_id),
-                    keys.events(run_id),
+                    keys.task_events(run_id),
                     keys.all_events,
                     keys.pace(queue),
                     keys.answered_by(run_id, person),
                     keys.controls_by(run_id, person),
                     keys.answers_hour(run_id),
-                    keys.request(*request),
+                    self._requests.key(request),
                     keys.corrections,
                     keys.amended(run_id),
                     keys.counts(run_id),
@@ -217,37 +196,34 @@ class TaskStore:
         run_id: str,
         task_id: str,
         step: Step,
-        request: Sequence[str] = (),
-        content: str = "",
+        request: Request = UNNAMED,
         queue: str = "",
     ) -> tuple[TaskRecord, str]:
         """The task after a step, and the id that the step made; a retried request gets that of its first attempt.
 
-        Raises NotFound for an unknown task, AlreadyExists when the request made something else of other `content`,
-        Aborted when others keep changing the task, and whatever the step raises.
+        Raises NotFound for an unknown task, AlreadyExists when the request's id was used for another one, Aborted when
+        others keep changing the task, and whatever the step raises.
         """
         for _ in range(ATTEMPTS):
-            read = await self.read(run_id, task_id, request)
-            if read.record is None:
+            before, at = await self.read(run_id, task_id)
+            if before is None:
                 raise errors.NotFound(
                     f"run {run_id} has no task {task_id!r}; ListTasks (`aeenc tasks`) names those there are"
                 )
-            if read.made:
-                return read.record, _same_request(read.made, content, request)
-            change = step(read.record, read.at)
-            if change.record is read.record or change.record == read.record:
-                return read.record, change.id
-            if await self.write(change, read.at, request, content, queue):
+            if made := await self.made(request):  # after the task was read: else an earlier attempt may lie between
+                return before, made
+            change = step(before, at)
+            if change.record is before or change.record == before:
+                return before, change.id
+            if await self.write(change, at, request, queue):
                 return replace(change.record, revision=change.record.revision + 1), change.id
             await asyncio.sleep(random.uniform(0, PAUSE_S))  # noqa: S311 -- spreads writers out, protects nothing
         raise errors.Aborted(f"task {task_id} of run {run_id} is changed by too many at once; try again")
 
-    async def made(self, request: Sequence[str], content: str = "") -> str:
-        """The id that a request has made before; empty when it has not. Raises AlreadyExists for other `content`."""
-        async with unavailable_if_down("look a request up"):
-            with settled():
-                made = await self._redis.get(self._keys.request(*request)) or ""
-        return _same_request(made, content, request)
+    async def made(self, request: Request) -> str:
+        """The id that a request has made before; empty when it has not. Raises AlreadyExists for another request."""
+        record = await self._requests.answer(request)
+        return record["made"] if record else ""
 
     async def corrections(self, older_s: float) -> list[Correction]:
         """The changes of settled tasks that were made so long ago and whose pairs may still be missing.
@@ -320,7 +296,7 @@ class TaskStore:
 
     async def last_event(self, run_id: str) -> int:
         """The number of the last event of a run's tasks, or (empty) of all; 0 when there is none."""
-        key = self._keys.events(run_id) if run_id else self._keys.all_events
+        key = self._keys.task_events(run_id) if run_id else self._keys.all_events
         async with unavailable_if_down("read the last event of tasks"):
             entries = await self._redis.xrevrange(key, count=1)
         return int(entries[0][0].partition("-")[0]) if entries else 0
@@ -406,11 +382,11 @@ class TaskStore:
     async def fail(self, run_id: str, annotator: str) -> None:
         """Notes that a person has failed the run's qualification round; of a run that was deleted, nothing is noted."""
         async with unavailable_if_down(f"store who has failed the round of run {run_id}"):
-            await self._fail(keys=[self._keys.run(run_id), self._keys.failed(run_id)], args=[annotator])
+            await self._fail(keys=[self._keys.record(run_id), self._keys.failed(run_id)], args=[annotator])
 
     async def events(self, run_id: str, after_seq: int, *, limit: int = 500, wait_ms: int = 0) -> list[TaskEvent]:
         """The events after a sequence number, of one run or (empty) of all; waits for the first if there is none."""
-        key = self._keys.events(run_id) if run_id else self._keys.all_events
+        key = self._keys.task_events(run_id) if run_id else self._keys.all_events
         async with unavailable_if_down("read the events of tasks"):
             answer = await self._redis.xread({key: f"{after_seq}-0"}, count=limit, block=wait_ms or None)
         return [_event(entry_id, values) for entry_id, values in (answer[0][1] if answer else [])]
@@ -439,21 +415,11 @@ class TaskStore:
             if len(ids) < READ:
                 break
         work = (keys.waiting, keys.leases, keys.decided, keys.amended, keys.counts, keys.answers_hour)
-        yield [part(run_id) for part in (keys.index, *work, keys.verdicts, keys.events, keys.asked, keys.failed)]
+        yield [part(run_id) for part in (keys.index, *work, keys.verdicts, keys.task_events, keys.asked, keys.failed)]
 
     async def _now_s(self) -> float:
         seconds, microseconds = await self._redis.time()
         return float(seconds + microseconds / 1e6)
-
-
-def _same_request(made: str, content: str, request: Sequence[str]) -> str:
-    """The id that a request has made. Without content on either side it counts as the same."""
-    made_id, _, before = made.partition(" ")
-    if before and content and before != content:
-        raise errors.AlreadyExists(
-            f"this request id was used before to {request[0]} with {before}, not {content}; choose another request id"
-        )
-    return made_id
 
 
 def _correction(change: Change, at: float) -> Correction:

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from aeenc import errors
 from aeenc.oracle import Candidate, Task
 from aeenc.values import Answer, TaskEvent, TaskState, Verdict
-from services.sampler.acs.algorithm import ADDED, AcceptedPremise, Intermediate, PairState
+from services.sampler.acs.algorithm import ADDED, AcceptedPremise, PairState
 from services.sampler.oracles.answers import state_of
 from services.store.formats import check_format, unknown_fields
 
@@ -145,13 +145,16 @@ class TaskRecord:
         return (*self.task.candidates, *map(addition, added.values()))
 
     @property
-    def intermediates(self) -> tuple[Intermediate, ...]:
+    def intermediates(self) -> tuple[AcceptedPremise, ...]:
         """The conclusions that people wrote, each with its authors."""
         authors: dict[str, list[str]] = {}
         for one in self.answers:
             for text in one.answer.intermediates:
                 authors.setdefault(text, []).append(one.annotator)
-        return tuple(Intermediate(text, ", ".join(sorted(names))) for text, names in authors.items())
+        return tuple(
+            AcceptedPremise("", text, ADDED, leaf=False, author=", ".join(sorted(names)))
+            for text, names in authors.items()
+        )
 
     @property
     def note(self) -> str:
@@ -253,8 +256,7 @@ def decided(record: TaskRecord) -> tuple[AcceptedPremise, ...]:
         if (verdict := record.decision.get(one.id)) is not None and accepts(verdict)
     ]
     said = {premise.text for premise in holding}
-    new = [one for one in record.intermediates if one.text not in said]
-    return (*holding, *(AcceptedPremise("", one.text, ADDED, leaf=False, author=one.author) for one in new))
+    return (*holding, *(one for one in record.intermediates if one.text not in said))
 
 
 def task_name(query: str, candidates: Sequence[Candidate]) -> str:

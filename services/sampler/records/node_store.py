@@ -9,24 +9,24 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Literal, Self
 
 from redis.asyncio import Redis
 
 from aeenc import errors
 from aeenc.oracle import Candidate
+from aeenc.values import Answer, NodeVerdict, PremiseSet
 from services.sampler.acs.algorithm import (
+    ADDED,
     ROOT,
     AcceptedPremise,
     Growth,
-    Intermediate,
     Known,
     Node,
     Outcome,
     PairState,
     Result,
-    Statement,
     Tree,
     cut_nodes,
 )
@@ -34,12 +34,13 @@ from services.sampler.acs.nodes import NodeAnswer, NodeRound
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.run_store import CHUNK, EMIT, NOTE_AMENDED
 from services.sampler.records.runs import FORMAT_VERSION, Hypothesis, Pair, Run
-from services.store.formats import check_format, known_fields
+from services.store.formats import check_format
 from services.store.life_cycles import digest, now
 from services.store.redis import Script, unavailable_if_down
 
 PLACED_RUNS = 8  # whose hypotheses' places are kept
 SHOWN = 5  # hypotheses in the message about an unknown one
+_SAID = ("annotator", "note", "written", "inference", "intermediates")  # of an answer, beside verdicts
 
 # OK: stored. DONE: it was stored before. LOST: another sampler has the run. STOPPED: the run was cancelled.
 Written = Literal["OK", "DONE", "LOST", "STOPPED"]
@@ -250,15 +251,19 @@ class NodeStore:
 
     async def answers(self, run_id: str, queries: Sequence[str]) -> list[Known]:
         """What the run knows of each query."""
-        if not queries:
-            return []
+        return (await self.current(run_id, queries))[1] if queries else []
+
+    async def current(self, run_id: str, queries: Sequence[str]) -> tuple[str, list[Known]]:
+        """The encoder version that the run follows now (empty: that it began with), and what it knows of each query."""
         async with unavailable_if_down(f"read the answers of run {run_id}"):
             pipe = self._redis.pipeline(transaction=False)
+            pipe.hget(self._keys.record(run_id), "current_version")
             pipe.hmget(self._keys.answers(run_id), [digest(query) for query in queries])
             pipe.hmget(self._keys.amended(run_id), queries)
-            rows, amended = await pipe.execute()
+            version, rows, amended = await pipe.execute()
         found = [_known(run_id, row) if row else Known() for row in rows]
-        return [_after(one, _amended(pairs)) if pairs else one for one, pairs in zip(found, amended, strict=True)]
+        known = [_after(one, _amended(pairs)) if pairs else one for one, pairs in zip(found, amended, strict=True)]
+        return version or "", known
 
     async def amended(self, run_id: str, queries: Sequence[str]) -> list[Amended]:
         """The last amended pair of each premise of each query."""
@@ -341,7 +346,7 @@ def _pairs(run: Run, node_round: NodeRound, outcome: Outcome, answer: NodeAnswer
             state,
             node_id=node_round.node_id,
             annotator=answer.annotator_of(premise.id) or run.config.oracle,
-            grade=answer.grades.get(premise.id, 0.0),
+            grade=answer.grade_of(premise.id),
             note=answer.note,
             amended=state.accepted and premise.id in node_round.known.states,  # added, though refused before
             version=node_round.version,
@@ -392,16 +397,23 @@ def _known_json(known: Known) -> str:
         states[name].append(vectors.index(vector))
     stored: dict[str, Any] = {"format_version": FORMAT_VERSION, "states": states, "vectors": vectors}
     if known.written:
-        stored["written"] = [astuple(one) for one in known.written]
+        stored["written"] = [(one.text, one.author) for one in known.written]
     if known.statements:
-        stored["statements"] = [asdict(one) for one in known.statements]
+        stored["statements"] = [
+            {
+                **{name: getattr(one, name) for name in _SAID},
+                "node_verdict": one.node_verdict.name if one.node_verdict else "",
+                "alternatives": [way.premise_ids for way in one.alternatives],
+            }
+            for one in known.statements
+        ]
     return json.dumps(stored)
 
 
 def _known(run_id: str, row: str) -> Known:
     stored = json.loads(row)
     check_format(stored, FORMAT_VERSION, f"an answer of run {run_id}")
-    written = (Intermediate(*row[:2]) for row in stored.get("written", ()))
+    written = (AcceptedPremise("", row[0], ADDED, leaf=False, author=row[1]) for row in stored.get("written", ()))
     said = map(_statement, stored.get("statements", ()))
     states = {name: PairState(row[0]) for name, row in stored["states"].items()}
     premises = {name: Candidate(name, *row[1:4]) for name, row in stored["states"].items()}
@@ -420,10 +432,10 @@ def _after(known: Known, amended: Amended) -> Known:
     return replace(known, states=states, premises={**found, **known.premises})
 
 
-def _statement(stored: dict[str, Any]) -> Statement:
-    lists = {name: tuple(stored[name]) for name in ("written", "intermediates")}
-    ways = tuple(tuple(one) for one in stored["alternatives"])
-    return Statement(**{**known_fields(Statement, stored), **lists, "alternatives": ways})
+def _statement(stored: dict[str, Any]) -> Answer:
+    said: dict[str, Any] = {name: tuple(value) if isinstance(value := stored[name], list) else value for name in _SAID}
+    ways = tuple(PremiseSet(premise_ids=tuple(one)) for one in stored["alternatives"])
+    return Answer(**said, node_verdict=NodeVerdict[stored["node_verdict"] or "UNSPECIFIED"], alternatives=ways)
 
 
 def _row(text: str, values: int) -> list[Any]:

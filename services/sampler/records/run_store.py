@@ -6,7 +6,7 @@ Every method raises Unavailable when Redis is away. What a method has acknowledg
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -25,7 +25,7 @@ from services.sampler.records.runs import (
     progress_of,
     state_of,
 )
-from services.store.life_cycles import Expired, LifeCycles, State, Step, WorkLease, emit_script
+from services.store.life_cycles import LifeCycles, State, Step, WorkLease, emit_script
 from services.store.redis import Leases, Script, unavailable_if_down
 from services.store.requests import Request
 
@@ -66,16 +66,35 @@ return 1
 """
 
 
+# KEYS: what the oracle was asked in all, what of it for which node of the run, the run
+# ARGV: budget, then node and candidates by turns.  Answers 1 for each node that may be asked; each is counted once.
+_RESERVE = """
+local spent = tonumber(redis.call('GET', KEYS[1]) or '0')
+local granted, lives = {}, redis.call('EXISTS', KEYS[3]) == 1
+for i = 2, #ARGV, 2 do
+  local again = redis.call('HEXISTS', KEYS[2], ARGV[i]) == 1
+  if not again and lives and spent + ARGV[i + 1] <= tonumber(ARGV[1]) then
+    spent = spent + ARGV[i + 1]
+    redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1])
+    again = true
+  end
+  granted[#granted + 1] = again and 1 or 0
+end
+redis.call('SET', KEYS[1], spent)
+return granted
+"""
+
+
 class RunStore:
-    """Records of all runs of one namespace."""
+    """Records of all runs of one namespace; `cycles` has what runs share with other work."""
 
     def __init__(self, redis: Redis, keys: RunKeys) -> None:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
         self._keys = keys
-        self._cycles = LifeCycles(redis, keys, EVENT_FIELDS, events_kept=EVENTS_KEPT, on_create=_KEEP_HYPOTHESES)
+        self.cycles = LifeCycles(redis, keys, EVENT_FIELDS, events_kept=EVENTS_KEPT, on_create=_KEEP_HYPOTHESES)
         self._suspect = Script(redis, _SUSPECT)
         self._follow = Script(redis, _FOLLOW)
-        self.requests = self._cycles.requests
+        self._reserve = Script(redis, _RESERVE)
 
     async def create(self, run: Run, hypotheses: Sequence[Hypothesis], also: Step | None = None) -> str:
         """Stores a new run, or finds the one that its idempotency key started. Returns the id of what is stored.
@@ -99,7 +118,7 @@ class RunStore:
         own = [self._keys.hypotheses(run.id), self._keys.open(run.id)]
         async with unavailable_if_down("store the run"):
             await self._store_hypotheses(run.id, hypotheses)
-        stored = await self._cycles.create(
+        stored = await self.cycles.create(
             run.id, run.config.idempotency_key, record, waits=not run.ended, keys=own, also=also
         )
         if stored != run.id:
@@ -119,21 +138,17 @@ class RunStore:
 
     async def by_idempotency_key(self, key: str) -> Run | None:
         """The run that an idempotency key has started."""
-        run_id = await self._cycles.started_by(key)
+        run_id = await self.cycles.started_by(key)
         return await self.get(run_id) if run_id else None
 
     async def get(self, run_id: str) -> Run:
         """A run. Raises NotFound."""
-        return _run(run_id, await self._cycles.get(run_id))
+        return _run(run_id, await self.cycles.get(run_id))
 
     async def page(self, limit: int, before: int) -> tuple[list[Run], int]:
         """At most `limit` runs older than number `before` (0: the newest), and the number to go on with (0: none)."""
-        page, after = await self._cycles.page(limit, before)
+        page, after = await self.cycles.page(limit, before)
         return [_run(run_id, record) for run_id, record in page], after
-
-    async def active(self) -> list[str]:
-        """The ids of the runs that wait for a sampler or have one."""
-        return await self._cycles.active()
 
     async def transition(
         self,
@@ -150,7 +165,7 @@ class RunStore:
         A retry of the `request` that made the move gets OK, too. Raises AlreadyExists for one that asked otherwise.
         """
         fields = {"nodes_pending": 0} if state == "SUCCEEDED" else None
-        return await self._cycles.transition(
+        return await self.cycles.transition(
             run_id, allowed, state, error=error, owner=owner, request=request, fields=fields
         )
 
@@ -159,29 +174,9 @@ class RunStore:
         async with unavailable_if_down(f"store the version of run {run_id}"):
             return bool(await self._follow(keys=[self._keys.record(run_id)], args=[version]))
 
-    def lease(self, run_id: str, owner: str, lease_s: float) -> WorkLease:
-        """The lease of a run, not taken yet."""
-        return self._cycles.lease(run_id, owner, lease_s)
-
     async def delete(self, run_id: str, request: Request) -> None:
         """Takes an ended run out of sight, once for a request. Raises what `LifeCycles.delete` raises."""
-        await self._cycles.delete(run_id, _idempotency_key, request)
-
-    async def deleted(self) -> list[str]:
-        """The ids of deleted runs of which something may be left."""
-        return await self._cycles.deleted()
-
-    async def clear(self, run_id: str, remove: Callable[[dict[str, str]], Awaitable[None]]) -> None:
-        """Removes what a deleted run has left; `remove` gets its last record, and removes what others keep of it."""
-        await self._cycles.clear(run_id, remove)
-
-    async def expired(self, keep_s: float, kept: int) -> list[Expired]:
-        """The ended runs that are to go, the longest ended first; 0 sets no limit."""
-        return await self._cycles.expired(keep_s, kept)
-
-    async def record(self, run_id: str) -> dict[str, str]:
-        """A run as it is stored. Raises NotFound."""
-        return await self._cycles.get(run_id)
+        await self.cycles.delete(run_id, _idempotency_key, request)
 
     def retention_lease(self, owner: str, lease_s: float) -> WorkLease:
         """The lease of who removes old runs, not taken yet."""
@@ -203,7 +198,7 @@ class RunStore:
     async def watch(self, run_id: str, from_seq: int) -> AsyncIterator[RunEvent]:
         """The events of a run from a sequence number on, until it has ended. Raises NotFound."""
         run = await self.get(run_id)
-        async for entry in self._cycles.follow(run_id, from_seq):
+        async for entry in self.cycles.follow(run_id, from_seq):
             then = replace(
                 run,
                 state=state_of(entry.values["state"]),
@@ -218,6 +213,19 @@ class RunStore:
         keys = [self._keys.record(run_id), self._keys.suspects(run_id)]
         async with unavailable_if_down(f"note unanswered nodes of run {run_id}"):
             return not await self._suspect(keys=keys, args=list(node_ids))
+
+    async def reserve(self, oracle: str, limit: int, run_id: str, nodes: Sequence[tuple[str, int]]) -> list[bool]:
+        """Takes (node, candidates) from what is left of an oracle's `limit`, in order; whether each may be asked.
+
+        A node is counted once, however often it is asked again after a failure or by another sampler, and even if
+        nobody answers it in the end. None may be asked when the run was deleted meanwhile.
+        """
+        async with unavailable_if_down(f"count what oracle {oracle!r} is asked"):
+            granted = await self._reserve(
+                keys=[self._keys.oracle_spent(oracle), self._keys.asked(run_id), self._keys.record(run_id)],
+                args=[limit, *(argument for node in nodes for argument in node)],
+            )
+        return [bool(one) for one in granted]
 
 
 def _hypothesis_json(one: Hypothesis) -> str:

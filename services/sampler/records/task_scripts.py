@@ -81,7 +81,10 @@ if plan.corrects ~= '' then
   redis.call('HSET', KEYS[13], plan.run .. '.' .. plan.task, plan.corrects)
   redis.call('HSET', KEYS[14], plan.task, ARGV[1] + 1)
 end
-if plan.request ~= '' then redis.call('SET', KEYS[12], plan.request, 'EX', plan.request_ttl_s) end
+if plan.request ~= '' then
+  redis.call('HSET', KEYS[12], 'content', plan.request, 'made', plan.made)
+  redis.call('EXPIRE', KEYS[12], plan.request_ttl_s)
+end
 return 1
 """
 )

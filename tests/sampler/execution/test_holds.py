@@ -16,7 +16,6 @@ from services.index.__main__ import build as build_index
 from services.index.catalogue.holds import Holds
 from services.index.settings import IndexSettings
 from services.sampler.__main__ import build as build_sampler
-from services.sampler.execution import retention
 from services.sampler.execution.holds import RunHolds
 from services.sampler.settings import SamplerSettings
 from support.waiting import eventually
@@ -152,7 +151,7 @@ async def test_a_run_without_its_generation_says_what_helps(world: HeldWorld):
 
 
 async def test_a_hold_whose_sampler_died_goes_at_a_later_look(world: HeldWorld, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(retention, "LOOK_S", 0.05)
+    monkeypatch.setattr("services.sampler.__main__.LOOK_S", 0.05)
 
     async def dies(*_) -> bool:
         return False
@@ -169,7 +168,7 @@ async def test_a_hold_whose_sampler_died_goes_at_a_later_look(world: HeldWorld, 
 
 
 async def test_a_hold_that_was_lost_comes_back(world: HeldWorld, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(retention, "LOOK_S", 0.05)
+    monkeypatch.setattr("services.sampler.__main__.LOOK_S", 0.05)
     world.oracle.delay_s = 60.0
     async with world.sampler() as sampler:
         run = await world.start(sampler)

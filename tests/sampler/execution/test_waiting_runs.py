@@ -19,7 +19,7 @@ from services.sampler.people import task_store
 from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import TaskRecord
 from services.sampler.records.keys import TaskKeys
-from services.sampler.records.run_store import RunStore
+from services.store.life_cycles import LifeCycles
 from services.store.redis import connect
 from support.waiting import eventually, until
 from support.worlds.sampler_world import (
@@ -96,16 +96,16 @@ async def test_a_run_whose_oracle_is_away_says_so_until_it_is_back(world: Sample
 
 
 async def test_a_look_for_runs_that_fails_is_not_the_last_one(world: SamplerWorld, monkeypatch: pytest.MonkeyPatch):
-    active, failures = RunStore.active, 0
+    active, failures = LifeCycles.active, 0
 
-    async def broken(store: RunStore) -> list[str]:
+    async def broken(cycles: LifeCycles) -> list[str]:
         nonlocal failures
         failures += 1
         if 1 < failures < 4:
             raise ResponseError("Error running script: @user_script:1: a bug")
-        return await active(store)
+        return await active(cycles)
 
-    monkeypatch.setattr(RunStore, "active", broken)
+    monkeypatch.setattr(LifeCycles, "active", broken)
     async with world.sampler() as sampler:
         run = await finish(sampler)
     assert run.state == types_pb2.WORK_STATE_SUCCEEDED
@@ -120,10 +120,10 @@ async def test_of_the_events_of_all_queues_the_last_are_kept_and_who_wants_other
         lease = await take(people, "ann")
         redis = connect(world.settings["redis_url"])
         keys = TaskKeys(world.settings["namespace"])
-        await redis.hset(keys.run("other"), "state", "RUNNING")
+        await redis.hset(keys.record("other"), "state", "RUNNING")
         store = TaskStore(redis, keys)
-        read = await store.read(run_id, lease.task.task_id)
-        assert read.record is not None
+        record, _ = await store.read(run_id, lease.task.task_id)
+        assert record is not None
         more = [TaskRecord("other", aeenc.Task(f"t{n}", "other", "q", (), (), ()), 1, "majority") for n in range(400)]
         await store.put(more)
         kept = await store.events("", 0)
@@ -178,7 +178,7 @@ async def test_a_run_that_a_newer_release_rewrites_is_let_go_once(
         await eventually(stands)
         await asyncio.sleep(0.2)  # the sampler has read a record that finds no place, too
         with structlog.testing.capture_logs() as logs:
-            await redis.hset(keys.run(run.id), "format_version", 99)
+            await redis.hset(keys.record(run.id), "format_version", 99)
             await sampler.cancel(first)  # its place is free
             await until(lambda: any(line["log_level"] in {"warning", "error"} for line in logs))
             await asyncio.sleep(0.5)  # ten polls

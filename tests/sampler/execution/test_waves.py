@@ -10,7 +10,6 @@ from aeenc import errors
 from aeenc.v1 import types_pb2
 from services.sampler.acs import algorithm
 from services.sampler.execution.run_worker import READ_TREES
-from services.sampler.oracles.budgets import OracleBudgets
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.node_store import NodeStore
 from services.sampler.records.run_store import RunStore
@@ -152,18 +151,18 @@ async def test_a_node_that_is_asked_again_takes_nothing_more_from_the_budget(red
     keys = RunKeys(namespace)
     for run_id in ("run", "other run"):
         await redis.hset(keys.record(run_id), "state", "RUNNING")
-    budgets = OracleBudgets(redis, keys)
-    assert await budgets.reserve("o", 10, "run", [("0-0:0", 6), ("1-0:0", 6), ("2-0:0", 4)]) == [True, False, True]
-    assert await budgets.reserve("o", 10, "run", [("0-0:0", 6), ("2-0:0", 4)]) == [True, True]
-    assert await budgets.reserve("o", 10, "other run", [("0-0:0", 1)]) == [False]
-    assert await budgets.reserve("another", 10, "run", [("0-0:1", 10)]) == [True]
+    runs = RunStore(redis, keys)
+    assert await runs.reserve("o", 10, "run", [("0-0:0", 6), ("1-0:0", 6), ("2-0:0", 4)]) == [True, False, True]
+    assert await runs.reserve("o", 10, "run", [("0-0:0", 6), ("2-0:0", 4)]) == [True, True]
+    assert await runs.reserve("o", 10, "other run", [("0-0:0", 1)]) == [False]
+    assert await runs.reserve("another", 10, "run", [("0-0:1", 10)]) == [True]
     await redis.aclose()
 
 
 async def test_a_lease_is_sure_only_as_long_as_nobody_else_can_have_it(redis_url: str, namespace: str):
     redis = connect(redis_url)
     store = RunStore(redis, RunKeys(namespace))
-    mine, other = (store.lease("run", owner, lease_s) for owner, lease_s in (("me", 1.0), ("you", 30.0)))
+    mine, other = (store.cycles.lease("run", owner, lease_s) for owner, lease_s in (("me", 1.0), ("you", 30.0)))
     assert not mine.sure
     assert await mine.renew()
     assert mine.sure
@@ -194,7 +193,7 @@ async def test_a_worker_whose_lease_is_in_doubt_asks_nothing_before_it_is_sure_a
         world.index.delay_s = 2.5
         taken = (await start).id
         async with asyncio.timeout(20):
-            while len(world.index.requests) <= asked + 1 or not await store.lease(taken, "another", 60).renew():  # noqa: ASYNC110 -- a test's wait
+            while len(world.index.requests) <= asked + 1 or not await store.cycles.lease(taken, "another", 60).renew():  # noqa: ASYNC110 -- a test's wait
                 await asyncio.sleep(0.01)
         assert world.oracle.calls == 0, "the lease was taken before the index had answered"
         await asyncio.sleep(2.5)  # the index has answered

@@ -16,7 +16,8 @@ from aeenc.oracle import EXPLAINS, REFUSES, Candidate, Task
 from aeenc.v1 import oracle_pb2, oracle_pb2_grpc, types_pb2
 from aeenc.values import Answer, Judgement, Verdict
 from services.sampler.acs.algorithm import PairState
-from services.sampler.oracles.answers import MAX_ANNOTATOR, read_answers
+from services.sampler.acs.nodes import MAX_ANNOTATOR
+from services.sampler.oracles.answers import read_answers
 from support.worlds.sampler_world import (
     HYPOTHESES,
     FakeOracle,
@@ -67,7 +68,7 @@ def refused(premise_id: str, **said: Any) -> Verdict:
 def test_a_grade_that_is_no_number_is_dropped_and_the_verdict_kept(grade: float):
     odd = Answer(task_id="t1", verdicts=(refused("p1", grade=grade), refused("p2", grade=0.5)), annotator="it")
     [judged] = read_answers(TASKS, [odd])
-    assert judged.grades == {"p2": 0.5}
+    assert [judged.grade_of(one) for one in IDS] == [0.0, 0.5, 0.0]
     assert judged.states["p1"] is PairState.REFUSED
 
 

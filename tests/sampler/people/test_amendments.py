@@ -174,9 +174,9 @@ async def test_an_answer_whose_run_ended_before_it_was_recorded_is_amended_once_
         await sampler.cancel(run_id)
         redis = connect(world.settings["redis_url"])
         store = TaskStore(redis, TaskKeys(world.settings["namespace"]))
-        read = await store.read(run_id, lease.task.task_id)
-        assert read.record is not None
-        assert await store.write(steps.settle(read.record, read.at, 0.0, "0-0"), read.at)  # and then it died
+        record, at = await store.read(run_id, lease.task.task_id)
+        assert record is not None
+        assert await store.write(steps.settle(record, at, 0.0, "0-0"), at)  # and then it died
         await redis.aclose()
         with pytest.raises(errors.FailedPrecondition, match=f"aeenc resume {run_id}"):
             await people.amend(answer.answer_id, {ids[0]: REFUSES}, "ann")

@@ -38,7 +38,7 @@ async def test_a_task_without_an_answer_is_closed_as_undecided(world: SamplerWor
         task = await only_task(people, run_id)
         closed = await people.close(run_id, task.task.task_id, "chief", reason="ann has left", request_id="c1")
         assert await people.close(run_id, task.task.task_id, "chief", reason="ann has left", request_id="c1")
-        with pytest.raises(errors.AlreadyExists, match="used before to close"):
+        with pytest.raises(errors.AlreadyExists, match="annotator 'chief', now with 'another'"):
             await people.close(run_id, task.task.task_id, "another", request_id="c1")
         assert closed.state in {people_pb2.TASK_STATE_DECIDED, people_pb2.TASK_STATE_SETTLED}
         assert await signs(sampler, run_id) == {c.premise.id: "?undecided" for c in task.task.candidates}

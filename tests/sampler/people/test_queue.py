@@ -178,7 +178,7 @@ async def test_a_settled_answer_is_amended_and_its_pairs_are_replaced(world: Sam
         verdicts = {ids[0]: REFUSES, ids[1]: EXPLAINS}
         amended = await people.amend(answer.answer_id, verdicts, "bob", request_id="a1")
         assert await people.amend(answer.answer_id, verdicts, "bob", request_id="a1") == amended
-        with pytest.raises(errors.AlreadyExists, match="choose another request id"):
+        with pytest.raises(errors.AlreadyExists, match="choose another id"):
             await people.amend(answer.answer_id, {ids[0]: REFUSES}, "bob", request_id="a1")
         log = await pairs(sampler, run_id)
         assert [(p.premise_id, " +-?"[p.sign]) for p in log if p.provenance.amended] == [(ids[0], "-"), (ids[1], "+")]
@@ -217,9 +217,9 @@ async def settle_elsewhere(world: SamplerWorld, run_id: str, task_id: str) -> No
     """Settles a decided task as another sampler does."""
     redis = connect(world.settings["redis_url"])
     store = TaskStore(redis, TaskKeys(world.settings["namespace"]))
-    read = await store.read(run_id, task_id)
-    assert read.record is not None
-    assert await store.write(steps.settle(read.record, read.at, 0.0, "0-0"), read.at)
+    record, at = await store.read(run_id, task_id)
+    assert record is not None
+    assert await store.write(steps.settle(record, at, 0.0, "0-0"), at)
     await redis.aclose()
 
 
@@ -309,7 +309,7 @@ async def test_a_retried_lease_is_the_same_lease(world: SamplerWorld):
         first = await people.lease("ann", max_tasks=2, request_id="r1")
         again = await people.lease("ann", max_tasks=2, request_id="r1")
         assert [lease.lease_id for lease in again] == [lease.lease_id for lease in first]
-        with pytest.raises(errors.AlreadyExists, match=r"max_tasks=2, not .* max_tasks=3"):
+        with pytest.raises(errors.AlreadyExists, match="max_tasks 2, now with 3"):
             await people.lease("ann", max_tasks=3, request_id="r1")
         assert len(await people.lease("ann", max_tasks=2, request_id="r2")) == 1
 

@@ -234,7 +234,7 @@ async def test_a_run_of_a_newer_release_keeps_nobody_from_the_numbers_of_the_oth
             return await numbers(people) == (3, 3)
 
         await eventually(all_there)
-        await redis.hset(keys.run(run_id), "format_version", 99)
+        await redis.hset(keys.record(run_id), "format_version", 99)
         async with world.sampler(queues={"team": QUEUE}) as client:  # a process that has counted nothing before
             [queue] = await aeenc.PeopleClient(client.channel).list_queues("ann")
         assert (queue.total.tasks, [run.run_id for run in queue.runs]) == (1, [other.id])

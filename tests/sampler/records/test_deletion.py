@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -11,11 +12,11 @@ import aeenc
 from aeenc import errors
 from aeenc.v1 import registry_pb2_grpc, sampler_pb2, types_pb2
 from services.sampler.execution import retention
-from services.sampler.oracles.budgets import OracleBudgets
 from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import TaskRecord
 from services.sampler.records.keys import RunKeys, TaskKeys
 from services.sampler.records.run_store import RunStore
+from services.store.life_cycles import LifeCycles
 from services.store.redis import connect
 from support.waiting import eventually, until
 from support.worlds.sampler_world import QUEUE, FakeRegistry, SamplerWorld, finish, serving, take
@@ -99,13 +100,13 @@ async def test_a_sampler_that_was_paused_while_its_run_was_deleted_leaves_nothin
     world: SamplerWorld, redis: Any
 ) -> None:
     keys, tasks = RunKeys(world.settings["namespace"]), TaskKeys(world.settings["namespace"])
-    runs, budgets, queue = RunStore(redis, keys), OracleBudgets(redis, keys), TaskStore(redis, tasks)
+    runs, queue = RunStore(redis, keys), TaskStore(redis, tasks)
 
     async def writes(run_id: str) -> tuple[bool, list[bool], list[str]]:
         task = aeenc.Task("task", run_id, "q", (), (), ())
         await queue.put([TaskRecord(run_id, task, 1, "majority")])
         suspected = [await runs.suspect(run_id, ["0-0"]) for _ in range(2)]
-        return suspected[1], await budgets.reserve("o", 10, run_id, [("0-0:0", 6)]), await queue.task_ids(run_id, 0, 2)
+        return suspected[1], await runs.reserve("o", 10, run_id, [("0-0:0", 6)]), await queue.task_ids(run_id, 0, 2)
 
     async with world.sampler() as client:
         run = await finish(client)
@@ -199,9 +200,9 @@ async def test_what_the_settings_no_longer_keep_goes_at_the_next_look_and_a_dry_
     async def kept(client: aeenc.SamplerClient) -> list[str]:
         return sorted([run.id async for run in client.list_runs()])
 
-    monkeypatch.setattr(retention, "LOOK_S", 0.05)
+    monkeypatch.setattr("services.sampler.__main__.LOOK_S", 0.05)
     with monkeypatch.context() as patch:
-        patch.setattr(retention.Retention, "start", lambda _: None)
+        patch.setattr(retention.Retention, "look", AsyncMock())
         async with world.sampler(run_keep_s=1000, runs_kept=2) as client:
             would_go = await client.collect_garbage(dry_run=True, request_id="g1")
             assert [(one.kind, one.id) for one in would_go] == [("run", runs[0].id), ("run", runs[1].id)]
@@ -242,7 +243,7 @@ async def test_a_label_that_its_run_could_not_drop_goes_at_a_later_look_and_thos
     others = {"stable": "v1", "run-of-the-mill": "v1", "run-0123456789abcdef": "v1"}
     registry.moves.extend(others.items())
     registry.out_of_order = True
-    monkeypatch.setattr(retention, "LOOK_S", 0.05)
+    monkeypatch.setattr("services.sampler.__main__.LOOK_S", 0.05)
     async with (
         serving(registry_pb2_grpc.add_RegistryAdminServiceServicer_to_server, registry) as port,
         world.sampler(trainer_target=f"127.0.0.1:{port}", queues={"team": QUEUE}) as client,
@@ -259,23 +260,23 @@ async def test_a_label_that_its_run_could_not_drop_goes_at_a_later_look_and_thos
 async def test_a_run_whose_deletion_is_stuck_keeps_neither_others_nor_old_runs_from_theirs(
     world: SamplerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clear, cleared = RunStore.clear, list[str]()
+    clear, cleared = LifeCycles.clear, list[str]()
 
-    async def stuck(store: RunStore, run_id: str, remove: Any) -> None:
+    async def stuck(cycles: LifeCycles, run_id: str, remove: Any) -> None:
         if run_id == first:
             await _unavailable()
-        await clear(store, run_id, remove)
+        await clear(cycles, run_id, remove)
         cleared.append(run_id)
 
     async with world.sampler() as client:
         first, second, _ = sorted([(await finish(client)).id for _ in range(3)])
         with monkeypatch.context() as patch:
-            patch.setattr(RunStore, "clear", lambda *_: _unavailable())
+            patch.setattr(LifeCycles, "clear", lambda *_: _unavailable())
             for run_id in (first, second):
                 await client.delete(run_id)
         await finish(client)
-    monkeypatch.setattr(RunStore, "clear", stuck)
-    monkeypatch.setattr(retention, "LOOK_S", 0.05)
+    monkeypatch.setattr(LifeCycles, "clear", stuck)
+    monkeypatch.setattr("services.sampler.__main__.LOOK_S", 0.05)
     async with world.sampler(runs_kept=1):
         await until(lambda: len(cleared) >= 2)
     assert second in cleared

@@ -13,7 +13,6 @@ from aeenc.v1 import registry_pb2_grpc, sampler_pb2, sampler_pb2_grpc, types_pb2
 from services.sampler.acs.algorithm import (
     ADDED,
     AcceptedPremise,
-    Intermediate,
     Known,
     Node,
     PairState,
@@ -49,7 +48,7 @@ COMMIT = NodeCommit(
     known=Known(
         {"p1": PairState.EXPLAINS, "p9": PairState.LEAF},
         {"p1": Candidate("p1", "fact 1", 1, 0.1 + 0.2), "p9": Candidate("p9", "fact 9", ADDED, 0.0)},
-        (Intermediate("so", "ann"),),
+        (AcceptedPremise("", "so", ADDED, leaf=False, author="ann"),),
     ),
     pairs=(PAIR,),
     judgements=1,
@@ -74,7 +73,7 @@ async def stores(world: SamplerWorld) -> AsyncIterator[Stores]:
         await world.oracle.called(1)
     redis = connect(world.settings["redis_url"])
     stores = Stores(redis, world.settings["namespace"], run.id)
-    assert await stores.runs.lease(run.id, "me", 30).renew()
+    assert await stores.runs.cycles.lease(run.id, "me", 30).renew()
     yield stores
     await redis.aclose()
 
@@ -107,7 +106,7 @@ async def test_advancing_a_tree_again_changes_nothing(stores: Stores):
 
 async def test_only_the_holder_of_the_lease_writes_and_only_while_the_run_is_live(stores: Stores):
     runs, nodes, run_id = stores.runs, stores.nodes, stores.run_id
-    assert not await runs.lease(run_id, "another", 30).renew()
+    assert not await runs.cycles.lease(run_id, "another", 30).renew()
     assert await nodes.commit(run_id, "another", [COMMIT]) == ["LOST"]
     assert await nodes.advance(run_id, "another", [TreeAdvance(0, 0, ())]) == ["LOST"]
     assert await runs.transition(run_id, LIVE, "SUCCEEDED", owner="another") == "LOST"
