@@ -4,9 +4,9 @@
             ─▶ the room's tests there, `-x` ─▶ killed (a test fails, or time is up) or survived
 
 The tests of a module's own folder run first, then the others. What a mutant came to is kept below .aeenc for as long as
-its module's text stays the same: a run that is broken off goes on. Survivors are listed with file, line and change.
-Those that change nothing that a caller could see are not counted: `mutants-equivalent.txt` beside this file has a line
-`PATH: BEFORE -> AFTER | reason` for each.
+its module's text stays the same: a run that is broken off goes on, and tries those again that survived. Survivors are
+listed with file, line and change. Those that change nothing that a caller could see are not counted:
+`mutants-equivalent.txt` beside this file has a line `PATH: BEFORE -> AFTER in LINE | reason` for each.
 """
 
 from __future__ import annotations
@@ -71,10 +71,11 @@ ROOMS = {
 
 @dataclass(frozen=True)
 class Mutant:
-    """A change of one piece of a module, between two offsets of its bytes."""
+    """A change of one piece of a module, between two offsets of its bytes; it begins in the line with this text."""
 
     path: str
     line: int
+    text: str
     start: int
     end: int
     before: str
@@ -82,8 +83,8 @@ class Mutant:
 
     @property
     def change(self) -> str:
-        """The change without its line, which moves."""
-        return f"{self.path}: {' '.join(self.before.split())[:80]} -> {self.after[:80]}"
+        """The change and the text of its line, whose number moves."""
+        return f"{self.path}: {' '.join(self.before.split())[:80]} -> {self.after[:80]} in {self.text}"
 
     def __str__(self) -> str:
         return self.change.replace(":", f":{self.line}:", 1)
@@ -98,7 +99,8 @@ def mutants_of(path: str, source: str) -> Iterator[Mutant]:
     def mutant(node: Any, after: str) -> Mutant:
         start, end = (starts[row - 1] + column for row, column in (
             (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)))  # fmt: skip
-        return Mutant(path, node.lineno, start, end, source.encode()[start:end].decode(), after)
+        text = source.splitlines()[node.lineno - 1].strip()
+        return Mutant(path, node.lineno, text, start, end, source.encode()[start:end].decode(), after)
 
     def walk(node: ast.AST) -> Iterator[Mutant]:
         for after in _changes(node):
@@ -147,16 +149,19 @@ def _is_none(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
 
 
+def equivalent() -> dict[str, str]:
+    """The changes that no caller could see, each with the reason."""
+    lines = EQUIVALENT.read_text().splitlines()
+    return {change: reason for change, _, reason in (line.rpartition(" | ") for line in lines)}
+
+
 def drawn(modules: Sequence[str], count: int, seed: int) -> list[Mutant]:
-    """So many mutants of all modules that globs name."""
+    """So many mutants of all modules that globs name, but for equivalent ones."""
     paths = sorted({path for pattern in modules for path in ROOT.glob(pattern)})
     if not paths:
         raise SystemExit(f"no module is named by {' '.join(modules)}; give --modules")
     every = [one for path in paths for one in mutants_of(path.relative_to(ROOT).as_posix(), path.read_text())]
-    same = (
-        {line.rpartition(" | ")[0] for line in EQUIVALENT.read_text().splitlines()} if EQUIVALENT.is_file() else set()
-    )
-    draw = random.Random(seed).sample(every, len(every))
+    same, draw = equivalent(), random.Random(seed).sample(every, len(every))
     return [one for one in draw if one.change not in same][:count]
 
 
@@ -216,7 +221,7 @@ def try_all(rows: Rows, name: str, mutants: Sequence[Mutant], tests: Sequence[st
     kept = KEPT / f"{name}.json"
     told: dict[str, bool] = json.loads(kept.read_bytes()) if kept.is_file() else {}
     key_of = {one: digest(f"{one}{one.start}{(ROOT / one.path).read_text()}{' '.join(tests)}") for one in mutants}
-    left = [one for one in mutants if key_of[one] not in told]
+    left = [one for one in mutants if told.get(key_of[one], True)]
     begun = time.monotonic()
     with ExitStack() as stack:
         folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aeenc-mutants-")))

@@ -21,7 +21,6 @@ from services.corpus.generation import (
     Generation,
     PremiseRecord,
     folder_of,
-    generation_meta,
     open_generation,
     write_premises,
 )
@@ -100,9 +99,8 @@ def written(store: ArtifactStore, size: int) -> Generation:
     with store.writer(KIND, folder_of("bench")) as writer:
         write_premises(writer.path, (PremiseRecord(f"p{n}", f"fact {n}", (), ("facts",)) for n in range(size)))
         np.save(writer.path / VECTORS, clustered(size, seed=3), allow_pickle=False)
-        meta = generation_meta(
-            corpus="bench", space_id="s", premise_version="q", dim=DIM, premises=size, engine="milvus-flat"
-        )
+        stamp = {"corpus": "bench", "space_id": "s", "premise_version": "q"}
+        meta = {**stamp, "dim": DIM, "premises": size, "storage": "float32", "engine": "milvus-flat"}
         written = writer.commit(meta, id_prefix="g")
     return open_generation(store, "bench", written.id)
 

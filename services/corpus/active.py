@@ -11,20 +11,16 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import os
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 from aeenc import errors
 from services.corpus.generation import folder_of
 from services.corpus.moves import ACTIVATION, Move, MoveRequest, Records, made_before, make_move, read_move
 from services.store.artifacts import ArtifactStore
-from services.store.files import make_directory, sync_directory, write_and_sync
-from services.store.objects import Bucket, CachedStore
+from services.store.files import DocumentFiles, Documents, make_directory
 
 MOVES = ".moves"
 LOCK = ".moving.lock"  # shared by moves; alone for a deletion, so that nobody activates what is being deleted
@@ -146,71 +142,53 @@ def deleted_before(store: ArtifactStore, corpus: str, generation_id: str, reques
 
 def records_of(store: ArtifactStore, corpus: str) -> Records:
     """Returns the records of a corpus: in its folder, or where the store has a bucket, there."""
-    folder = store.root / folder_of(corpus)
-    if not isinstance(store, CachedStore):
-        return MoveFiles(folder)
+    records = MoveRecords(store.documents, f"{folder_of(corpus)}/{MOVES}")
+    if not store.url:
+        return records
     # of this bucket alone: the directory may have been a store itself, or the cache of another bucket
-    copies = MoveFiles(folder, f"{MOVES}-{hashlib.sha256(store.url.encode()).hexdigest()[:8]}")
-    return MoveObjects(store.bucket, f"{folder_of(corpus)}/{MOVES}", copies)
+    copies = f"{records.prefix}-{hashlib.sha256(store.url.encode()).hexdigest()[:8]}"
+    return CopiedRecords(records, MoveRecords(DocumentFiles(store.root), copies))
 
 
-class MoveFiles:
-    """The records of one corpus as files in its folder."""
+class MoveRecords:
+    """The records of one corpus below a prefix: files in its folder, or objects of a bucket."""
 
-    def __init__(self, folder: Path, moves: str = MOVES) -> None:
-        self._moves = folder / moves
+    def __init__(self, documents: Documents, prefix: str) -> None:
+        self._documents, self.prefix = documents, prefix
 
     def numbers(self) -> list[int]:
         """The numbers that there are."""
-        try:
-            return [int(one.stem) for one in self._moves.iterdir() if one.stem.isdigit()]
-        except FileNotFoundError:
-            return []
+        names = (name.removesuffix(".json") for name in self._documents.names(self.prefix))
+        return [int(name) for name in names if name.isdigit()]
 
     def read(self, number: int) -> bytes | None:
         """The record of a number; None when there is none."""
-        try:
-            return self._path(number).read_bytes()
-        except FileNotFoundError:
-            return None
+        return self._documents.read(self._key(number))
 
     def create(self, number: int, data: bytes) -> bool:
         """Creates a record durably and as a whole. Returns False, and changes nothing, where one stands."""
-        make_directory(self._moves)
-        temporary = self._moves / f".{number}-{uuid.uuid4().hex}"
-        try:
-            write_and_sync(temporary, data)
-            os.link(temporary, self._path(number))
-        except FileExistsError:
-            return False
-        finally:
-            temporary.unlink(missing_ok=True)
-        sync_directory(self._moves)
-        return True
+        return self._documents.create(self._key(number), data)
 
     def remove(self, number: int) -> None:
-        """Removes a record that may be gone already, and what killed processes left of its number."""
-        self._path(number).unlink(missing_ok=True)
-        for left in self._moves.glob(f".{number}-*"):
-            left.unlink(missing_ok=True)
+        """Removes a record that may be gone already."""
+        self._documents.remove(self._key(number))
 
-    def _path(self, number: int) -> Path:
-        return self._moves / f"{number:012}.json"
+    def _key(self, number: int) -> str:
+        return f"{self.prefix}/{number:012}.json"
 
 
-class MoveObjects:
-    """The records of one corpus as objects. A record never changes, so a copy of each that was read stays on disk."""
+class CopiedRecords:
+    """Records in a bucket. A record never changes, so a copy of each that was read stays on disk."""
 
-    def __init__(self, bucket: Bucket, prefix: str, copies: MoveFiles) -> None:
-        self._bucket, self._prefix, self._copies = bucket, prefix, copies
+    def __init__(self, records: MoveRecords, copies: MoveRecords) -> None:
+        self._records, self._copies = records, copies
 
     def numbers(self) -> list[int]:
         """The numbers that there are; while the bucket is away, those of the copies."""
         try:
-            names = self._bucket.names(self._prefix)
+            found = self._records.numbers()
         except errors.Unavailable:
             return self._copies.numbers()
-        found = [int(name.removesuffix(".json")) for name in names if name.removesuffix(".json").isdigit()]
         for old in set(self._copies.numbers()) - set(found):
             self._copies.remove(old)
         return found
@@ -219,20 +197,17 @@ class MoveObjects:
         """The record of a number; None when there is none."""
         if (copy := self._copies.read(number)) is not None:
             return copy
-        if (data := self._bucket.read(self._key(number))) is not None:
+        if (data := self._records.read(number)) is not None:
             self._copies.create(number, data)
         return data
 
     def create(self, number: int, data: bytes) -> bool:
         """Creates a record as a whole. Returns False, and changes nothing, where one stands."""
-        if created := self._bucket.create(self._key(number), data):
+        if created := self._records.create(number, data):
             self._copies.create(number, data)
         return created
 
     def remove(self, number: int) -> None:
         """Removes a record that may be gone already, and its copy."""
-        self._bucket.remove(self._key(number))
+        self._records.remove(number)
         self._copies.remove(number)
-
-    def _key(self, number: int) -> str:
-        return f"{self._prefix}/{number:012}.json"

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -338,30 +338,6 @@ def folder_of(corpus: str) -> str:
 def corpora_of(store: ArtifactStore) -> list[str]:
     """Lists the names of all corpora of a store, sorted."""
     return [name for name in store.folders("generations") if is_corpus_name(name)]
-
-
-def generation_meta(
-    *,
-    corpus: str,
-    space_id: str,
-    premise_version: str,
-    dim: int,
-    premises: int,
-    storage: Storage = "float32",
-    engine: str = "flat",
-    **details: Any,
-) -> dict[str, Any]:
-    """Returns the `meta` of a generation's manifest; `details` belong to its engine."""
-    return {
-        "corpus": corpus,
-        "space_id": space_id,
-        "premise_version": premise_version,
-        "dim": dim,
-        "premises": premises,
-        "storage": storage,
-        "engine": engine,
-        **details,
-    }
 
 
 def open_generation(

@@ -62,8 +62,8 @@ async def every(seconds: float, step: Callable[[], Awaitable[object]], trouble: 
     while True:
         try:
             await step()
-        except errors.AeencError as error:
-            log.warning(trouble, reason=error.message)
+        except (errors.AeencError, OSError) as error:
+            log.warning(trouble, reason=str(error))
         except Exception:  # one failed step must not end the loop
             log.exception(trouble)
         await asyncio.sleep(seconds)

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import os
 import stat
+import time
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from typing import Protocol
 from aeenc import errors
 
 _BLOCK_BYTES = 1024 * 1024
+LEFT_S = 3600.0  # after which what a process has begun to create, and not created, may go
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -30,6 +32,9 @@ class Documents(Protocol):
 
     def write(self, key: str, content: bytes, *, durable: bool = True) -> None:
         """Replaces the content. What is not `durable` may be lost with the power."""
+
+    def create(self, key: str, content: bytes) -> bool:
+        """Writes one as a whole, durably. Returns False, and changes nothing, where one stands."""
 
     def remove(self, key: str) -> None:
         """Removes one that may be gone already."""
@@ -66,6 +71,13 @@ class DocumentFiles:
     def write(self, key: str, content: bytes, *, durable: bool = True) -> None:
         """Replaces the content. What is not `durable` may be lost with the power."""
         atomic_write(self._root / key, content, durable=durable)
+
+    def create(self, key: str, content: bytes) -> bool:
+        """Writes one as a whole, durably. Returns False, and changes nothing, where one stands."""
+        with contextlib.suppress(FileExistsError):
+            link_new(self._root / key, content)
+            return True
+        return False
 
     def remove(self, key: str) -> None:
         """Removes one that may be gone already."""
@@ -120,6 +132,25 @@ def atomic_write(path: Path, data: bytes, *, mode: int | None = None, durable: b
         temporary.unlink(missing_ok=True)
     if durable:
         sync_directory(path.parent)
+
+
+def link_new(path: Path, content: bytes) -> None:
+    """Creates a file as a whole, durably, and removes what killed processes have left beside it.
+
+    Raises FileExistsError where one stands.
+    """
+    make_directory(path.parent)
+    for left in path.parent.glob(".new-*"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - left.stat().st_mtime > LEFT_S:
+                left.unlink()
+    temporary = path.with_name(f".new-{uuid.uuid4().hex}")
+    try:
+        write_and_sync(temporary, content)
+        os.link(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_directory(path.parent)
 
 
 def _stat(path: Path) -> os.stat_result | None:

@@ -17,7 +17,6 @@ import os
 import random
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -40,6 +39,7 @@ from services.store.artifacts import (
 from services.store.files import (
     atomic_write,
     full_disk_is_unavailable,
+    link_new,
     make_directory,
     sync_directory,
     write_and_sync,
@@ -109,7 +109,7 @@ class Bucket:
         path = f"{self._root}/{key}"
         try:
             if self.url.startswith("file:"):  # fsspec would look first and then write
-                self._asked(key, lambda: _link_new(Path(path), content))
+                self._asked(key, lambda: link_new(Path(path), content))
             else:
                 self._asked(key, lambda: self._files.pipe_file(path, content, mode="create"))
         except FileExistsError:
@@ -441,17 +441,6 @@ class CachedStore(ArtifactStore):
 
     def _mark_of(self, path: Path) -> Path:
         return self.root / COPIES / path.relative_to(self.root)
-
-
-def _link_new(path: Path, content: bytes) -> None:
-    """Creates a file as a whole. Raises FileExistsError where one stands."""
-    make_directory(path.parent)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        write_and_sync(temporary, content)
-        os.link(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _unheld(path: Path) -> bool:

@@ -14,7 +14,6 @@ from services.corpus.generation import (
     PremiseRecord,
     Storage,
     folder_of,
-    generation_meta,
     open_generation,
     write_premises,
 )
@@ -27,16 +26,18 @@ RECORDS = [
 ]
 
 
+def meta_of(*, dim: int, premises: int, storage: Storage = "float32") -> dict[str, object]:
+    stamp = {"corpus": "science", "space_id": "s1", "premise_version": "q1", "engine": "flat"}
+    return {**stamp, "dim": dim, "premises": premises, "storage": storage}
+
+
 def write(
     store: ArtifactStore, vectors: NDArray[np.generic], *, premises: int = 3, dim: int = 4, storage: Storage = "float32"
 ) -> Artifact:
     with store.writer(KIND, folder_of("science")) as writer:
         write_premises(writer.path, RECORDS)
         np.save(writer.path / VECTORS, vectors)
-        meta = generation_meta(
-            corpus="science", space_id="s1", premise_version="q1", dim=dim, premises=premises, storage=storage
-        )
-        return writer.commit(meta, id_prefix="g")
+        return writer.commit(meta_of(dim=dim, premises=premises, storage=storage), id_prefix="g")
 
 
 def matrix(rows: int = 3, dim: int = 4) -> NDArray[np.float32]:
@@ -109,8 +110,7 @@ def test_premises_without_their_tables_are_data_loss(artifact_store: ArtifactSto
     with artifact_store.writer(KIND, folder_of("science")) as writer:
         (writer.path / "premises.jsonl").write_text(RECORDS[0].to_line())
         np.save(writer.path / VECTORS, matrix(rows=1))
-        meta = generation_meta(corpus="science", space_id="s1", premise_version="q1", dim=4, premises=1)
-        written = writer.commit(meta)
+        written = writer.commit(meta_of(dim=4, premises=1))
     with pytest.raises(errors.DataLoss):
         open_generation(artifact_store, "science", written.id)
 

@@ -1,6 +1,7 @@
 """The moves of a corpus: one winner for each state."""
 
 import multiprocessing
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -185,3 +186,16 @@ def test_explanations_outlive_activations_also_over_a_damaged_record(artifact_st
     (artifact_store.root / folder_of("science") / MOVES / f"{damaged.number:012}.json").write_text("{")
     assert write_active(artifact_store, "science", "g1").explanations == "e"
     assert latest_move(artifact_store, "science").explanations == "e"
+
+
+def test_what_killed_processes_left_of_their_records_goes_and_what_is_just_being_written_stays(
+    artifact_store: ArtifactStore,
+) -> None:
+    write_active(artifact_store, "science", "g1")
+    records = artifact_store.root / folder_of("science") / MOVES
+    old, new = records / ".new-old", records / ".new-new"
+    for left in (old, new):
+        left.write_bytes(b"{")
+    os.utime(old, (0, 0))
+    assert write_active(artifact_store, "science", "g2").number == 2
+    assert sorted(path.name for path in records.iterdir()) == [".new-new", f"{1:012}.json", f"{2:012}.json"]

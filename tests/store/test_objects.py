@@ -40,7 +40,8 @@ class Away:
 
 def cut_off(store: CachedStore) -> None:
     """Lets nobody reach the bucket; a `file://` would be written past fsspec."""
-    url, store.bucket = store.bucket.url, Bucket("memory://away")
+    url = store.bucket.url
+    store.documents = store.bucket = Bucket("memory://away")
     store.bucket.url, store.bucket._files = url.replace("file:", "memory:"), Away()
 
 

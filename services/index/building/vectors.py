@@ -22,7 +22,7 @@ from aeenc.calls.bulk import BulkEncoder
 from aeenc.calls.encoding import Encoded, EncodeOptions
 from aeenc.transport.channel import Channel
 from services.corpus.arrays import are_unit, norms_of
-from services.corpus.generation import DTYPES, Storage, generation_meta
+from services.corpus.generation import DTYPES, Storage
 from services.index.building.folding import Draft
 
 _BLOCK_BYTES = 1024 * 1024
@@ -86,16 +86,16 @@ class VectorFile:
 
     def meta(self, corpus: str, space_id: str, premise_version: str, **engine: Any) -> dict[str, Any]:
         """Returns the `meta` of the manifest of a generation with these vectors."""
-        return generation_meta(
-            corpus=corpus,
-            space_id=space_id,
-            premise_version=premise_version,
-            dim=self.dim,
-            premises=self.rows,
-            storage=self.storage,
-            largest_norm=self.largest_norm,
+        return {
+            "corpus": corpus,
+            "space_id": space_id,
+            "premise_version": premise_version,
+            "dim": self.dim,
+            "premises": self.rows,
+            "storage": self.storage,
+            "largest_norm": self.largest_norm,
             **engine,
-        )
+        }
 
     def abandon(self) -> None:
         """Closes the file as it is; errors of the disk no longer matter."""

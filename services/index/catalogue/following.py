@@ -23,7 +23,7 @@ from services.corpus.generation import corpora_of, folder_of
 from services.corpus.moves import Move
 from services.index.catalogue.served import ServedGeneration
 from services.kit import logs
-from services.kit.concurrency import cancel_all
+from services.kit.concurrency import cancel_all, every
 from services.store.artifacts import ArtifactStore
 
 log = logs.get(__name__)
@@ -165,7 +165,8 @@ class Follower:
 
     def beat(self) -> None:
         """Starts to tell the others that this replica lives."""
-        self._tasks.append(asyncio.create_task(self._beat()))
+        beating = every(self._look_s, self._beat, "the others are not told that this replica lives")
+        self._tasks.append(asyncio.create_task(beating))
 
     def start(self) -> None:
         """Starts to follow."""
@@ -176,10 +177,8 @@ class Follower:
         await cancel_all(self._tasks)
 
     async def _beat(self) -> None:
-        while True:
-            with suppress(OSError):  # following says so
-                await self._report()
-            await asyncio.sleep(self._look_s)
+        with suppress(OSError):  # following says so
+            await self._report()
 
     async def _keep(self) -> None:
         failure = ""

@@ -74,11 +74,7 @@ class FlatIndex:
         self._coarse, self._fine = coarse, FaissProposer(self.vectors, self.largest_norm)
 
     def nearest(
-        self,
-        queries: NDArray[np.float32],
-        k: int,
-        allowed: NDArray[np.bool_] | None = None,
-        effort: Effort = DEFAULT_EFFORT,  # noqa: ARG002 -- always exact
+        self, queries: NDArray[np.float32], k: int, allowed: NDArray[np.bool_] | None = None
     ) -> list[SearchHits]:
         """Finds the k nearest rows of each query (n, dim) by inner product, fewer when fewer are `allowed` (rows,)."""
         available = self.rows if allowed is None else int(np.count_nonzero(allowed))
@@ -107,10 +103,10 @@ class FlatIndex:
         queries: NDArray[np.float32],
         k: int,
         allowed: NDArray[np.bool_] | None = None,
-        effort: Effort = DEFAULT_EFFORT,
+        effort: Effort = DEFAULT_EFFORT,  # noqa: ARG002 -- always exact
     ) -> Iterator[list[SearchHits] | None]:
         """Yields what `nearest` finds, in one step."""
-        yield self.nearest(queries, k, allowed, effort)
+        yield self.nearest(queries, k, allowed)
 
     def scan(
         self, queries: NDArray[np.float32], k: int, allowed: NDArray[np.bool_] | None, rows_at_once: int

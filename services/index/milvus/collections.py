@@ -22,6 +22,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from services.corpus.generation import VECTORS, Clause, Generation, PremiseRecor
 from services.index.milvus.link import RETRY_AFTER_S, MilvusLink, MilvusNotFound, MilvusNotLoaded
 from services.index.values import Selection
 from services.kit import logs
-from services.kit.concurrency import cancel_all
+from services.kit.concurrency import cancel_all, every
 from services.store.artifacts import ArtifactStore
 
 log = logs.get(__name__)
@@ -338,22 +339,13 @@ class Collections:
 
     def start(self) -> None:
         """Starts to look."""
-        self._task = asyncio.create_task(self._keep())
+        look, trouble = partial(asyncio.to_thread, self.look), "collections in Milvus cannot be looked at"
+        self._task = asyncio.create_task(every(self._refresh_s, look, trouble))
 
     async def close(self) -> None:
         """Stops, and closes the link."""
         await cancel_all([self._task] if self._task else [])
         await self._link.close()
-
-    async def _keep(self) -> None:
-        while True:
-            try:
-                await asyncio.to_thread(self.look)
-            except (errors.AeencError, OSError) as error:  # the next round may succeed
-                log.warning("collections in Milvus cannot be looked at", reason=str(error))
-            except Exception:
-                log.exception("collections in Milvus cannot be looked at")
-            await asyncio.sleep(self._refresh_s)
 
     def look(self) -> None:
         """Asks whether Milvus answers; now and then drops what belongs to no generation any more. It blocks."""

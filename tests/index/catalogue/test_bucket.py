@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aeenc import errors
-from services.corpus.active import MoveObjects
+from services.corpus.active import CopiedRecords
 from services.index.catalogue import catalogue
 from services.index.catalogue.following import Looks
 from services.index.values import Explanation
@@ -110,14 +110,14 @@ async def test_explanations_reach_the_other_host_and_those_of_two_hosts_are_join
 async def test_explanations_put_while_another_host_puts_some_are_joined_with_them(hosts, monkeypatch):
     one, two = hosts
     other = next(each._catalogue for _, each in two.server._servicers if hasattr(each, "_catalogue")).explanations
-    create = MoveObjects.create
+    create = CopiedRecords.create
 
-    def overtaken(self: MoveObjects, *arguments: Any) -> bool:
-        monkeypatch.setattr(MoveObjects, "create", create)
+    def overtaken(self: CopiedRecords, *arguments: Any) -> bool:
+        monkeypatch.setattr(CopiedRecords, "create", create)
         other._put("science", [Explanation("overtaking", ("f1",))], False)
         return create(self, *arguments)
 
-    monkeypatch.setattr(MoveObjects, "create", overtaken)
+    monkeypatch.setattr(CopiedRecords, "create", overtaken)
     assert await one.client.put_explanations("science", [("overtaken", ["f2"])]) == 2
     assert await two.client.put_explanations("science", [("later", ["f3"])]) == 3
 

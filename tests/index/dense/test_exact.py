@@ -3,6 +3,7 @@
 import asyncio
 from types import SimpleNamespace
 
+import faiss
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -282,6 +283,56 @@ def test_whatever_is_asked_equals_a_brute_force_to_the_bit(
                     for query, hits in zip(queries, one, strict=False):
                         assert_same(hits, brute_force(matrix, query, k, allowed))
                         assert hits.exact
+
+
+@pytest.mark.parametrize(
+    ("rows", "scan_rows", "allowed", "k", "asked"),
+    [
+        (90, 9, None, 5, ["coarse"]),
+        (90, 9, 50, 5, ["coarse"]),
+        (90, 9, 9, 5, ["alone"]),
+        (90, 9, 10, 5, ["fine"]),  # the coarse one would give all
+        (90, 90, 50, 5, ["coarse"]),  # as many as there are: nothing to save
+        (90, 9, None, 6, ["coarse"]),
+        (90, 9, None, 7, ["fine"]),
+        (8, 9, None, 8, []),
+    ],
+)
+def test_whoever_costs_least_is_asked(
+    monkeypatch: pytest.MonkeyPatch, rows: int, scan_rows: int, allowed: int | None, k: int, asked: list[str]
+) -> None:
+    for name, value in {**SMALL, "SCAN_ROWS": scan_rows}.items():
+        monkeypatch.setattr(exact, name, value)
+    matrix, seen = crowded(3000)[:rows], list[str]()
+    index = FlatIndex(matrix, coarse=Int8Proposer(matrix))
+
+    def noted(of: object, method: str, name: str) -> None:
+        call = getattr(of, method)
+        setattr(of, method, lambda *given: seen.append(name) or call(*given))
+
+    noted(index._coarse, "propose", "coarse")
+    noted(index._fine, "propose", "fine")
+    noted(index, "nearest_among", "alone")
+    index.nearest(matrix[:1], k, None if allowed is None else np.arange(rows) < allowed)
+    assert seen[:1] == asked
+
+
+@pytest.mark.parametrize(("queries", "threshold"), [(1, 2**31 - 1), (12, 2**31 - 1), (13, 1), (40, 1)])
+def test_faiss_scans_for_few_queries_and_multiplies_matrices_for_many(queries: int, threshold: int) -> None:
+    matrix = crowded(600)
+    exact.FaissProposer(matrix, 1.0).propose(matrix[:queries], 5, None)
+    assert faiss.cvar.distance_compute_blas_threshold == threshold
+
+
+def test_integers_are_multiplied_in_the_thread_that_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    options, session = [], exact.ort.InferenceSession
+    monkeypatch.setattr(
+        exact.ort,
+        "InferenceSession",
+        lambda model, given, **more: options.append(given) or session(model, given, **more),
+    )
+    Int8Proposer(crowded(600))
+    assert [(one.intra_op_num_threads, one.inter_op_num_threads) for one in options] == [(1, 1)]
 
 
 def test_the_error_of_a_proposer_bounds_its_error_and_its_ceiling_all_others() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.index.ranking.fusion import rocchio_feedback
-from services.index.values import SearchHits
+from services.index.ranking.fusion import NEAREST, Prior, rocchio_feedback
+from services.index.values import Explanation, SearchHits
 
 
 def test_scores_that_are_equal_as_they_are_told_stand_by_their_ordinals() -> None:
@@ -19,3 +19,14 @@ def test_a_query_of_which_feedback_leaves_nothing_keeps_its_vector() -> None:
     turned = rocchio_feedback(vectors, [vectors[:1], nearly, np.array([[0.0, 1.0]], np.float32)], 1.0)
     assert turned[:2].tolist() == vectors[:2].tolist()
     np.testing.assert_allclose(turned[2], np.array([1.0, -1.0]) / np.sqrt(2), rtol=1e-6)
+
+
+def test_of_many_hypotheses_the_nearest_count_for_the_prior_and_nearer_ones_come_first() -> None:
+    number = NEAREST + 5
+    told = [Explanation(" ".join(["ice", *["other"] * n]), (f"f{n}",)) for n in range(1, number)]
+    prior = Prior.over([*told[::-1], Explanation("frogs", ("f0",))], {f"f{n}": n for n in range(number)})
+    near = prior.nearest("ice")
+    assert [number - 1 - n for n, _ in near] == list(range(1, NEAREST + 1)), "by their share of the word"
+    assert [similarity for _, similarity in near] == sorted((one for _, one in near), reverse=True)
+    bonus = prior.bonus(near, np.arange(number))
+    assert (bonus[0], bonus[1], bonus[NEAREST] > 0, bonus[NEAREST + 1 :].any()) == (0, 1, True, False)

@@ -6,6 +6,8 @@ import asyncio
 import errno
 import time
 from dataclasses import replace
+from datetime import timedelta
+from types import SimpleNamespace
 
 import grpc
 import numpy as np
@@ -14,7 +16,7 @@ import pytest
 from aeenc import Fusion, errors, values
 from aeenc.calls.encoding import Encoded, EncodeOptions, Scored
 from aeenc.v1 import encoder_pb2, index_pb2
-from services.corpus.active import MoveFiles
+from services.corpus.active import MoveRecords
 from services.corpus.generation import open_generation
 from services.index.catalogue.served import FOLDER
 from services.index.lexical.bm25 import LexicalIndex
@@ -176,7 +178,7 @@ async def test_explanations_whose_change_cannot_be_recorded_are_as_before_on_dis
         if before:
             await index.client.put_explanations("science", before)
         with monkeypatch.context() as patched:
-            patched.setattr(MoveFiles, "create", full)
+            patched.setattr(MoveRecords, "create", full)
             once = iter([("ice melts", ["f6"])])  # an iterator is not sent again
             await raises(errors.Unavailable, index.client.put_explanations("science", once, replace=True), "full")
         async with serve() as again:
@@ -280,15 +282,34 @@ async def test_texts_beyond_the_limit_do_not_wait_for_the_cross_encoder():
     assert (await first)[1] == ("x",)
 
 
+@pytest.mark.parametrize(
+    ("limit_s", "left_s", "told_s"), [(10.0, None, 10.0), (10.0, 2.0, 1.8), (1.0, 2.0, 1.0), (10.0, -1.0, 0.001)]
+)
+async def test_the_cross_encoder_has_the_time_that_is_left_and_never_more_than_the_limit(limit_s, left_s, told_s):
+    told = []
+
+    class Scores:
+        async def score(self, _text, premises, *, timeout_s, **_options):
+            told.append(timeout_s)
+            return Scored(np.ones(len(premises), np.float32), "x", values.Timings(), 0)
+
+    reranker, query = Reranker(Scores(), timeout_s=limit_s), TextQuery(("a",), Scope("science", 2), rerank=2)  # type: ignore[arg-type]
+    hits = [SearchHits(np.array([1, 2]), np.ones(2, np.float32))]
+    await reranker.rerank(query, hits, [["ice", "iron"]], left_s=left_s)
+    assert told == [pytest.approx(told_s, abs=0.1 if left_s == 2.0 else 0)]
+
+
 @pytest.mark.parametrize("mode", ["dense", "lexical", "hybrid"])
 async def test_a_cross_encoder_orders_the_first_premises_anew(built, encoder, mode):
     text = "a star that heats the ice"
     first = (await built.client.retrieve("science", [text], k=5, mode=mode))[0]
+    started = time.perf_counter()
     found = await built.client.retrieve("science", [text], k=3, mode=mode, rerank=5)
     expected = sorted(first, key=lambda hit: (-hit.text.count("e"), int(hit.id[1:])))[:3]
     assert [hit.id for hit in found[0]] == [hit.id for hit in expected]
     assert [hit.score for hit in found[0]] == [hit.text.count("e") for hit in expected]
     assert found.rerank_versions == (encoder.servicer.cross_version,)
+    assert timedelta() < found.timings.encode < found.timings.total < timedelta(seconds=time.perf_counter() - started)
     assert [list(request.premises) for request in encoder.servicer.score_requests] == [[hit.text for hit in first]]
 
 
@@ -380,6 +401,54 @@ async def test_a_text_that_comes_just_as_all_calls_to_the_encoder_have_ended_is_
     await asyncio.sleep(0.01)
     ended.set()
     assert [one.model_version for one in await asyncio.gather(*calls)] == ["q"] * WINDOW
+
+
+class HeldEncoder:
+    """An encoder's client: it notes how many texts each call has, and answers once it may."""
+
+    channel = SimpleNamespace(target="held")
+
+    def __init__(self):
+        self.asked, self.timeouts_s, self.may_answer = [], [], asyncio.Event()
+
+    async def encode(self, texts, *, timeout_s, **_options):
+        self.asked.append(len(texts))
+        self.timeouts_s.append(timeout_s)
+        await self.may_answer.wait()
+        return Encoded(np.zeros((len(texts), 2), np.float32), "q", SPACE, values.Timings(), 0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "calls"),
+    [
+        ([16, 16], [32]),
+        ([16, 17], [16, 17]),
+        ([2, TOGETHER], [2, TOGETHER]),
+        ([TOGETHER, 2], [TOGETHER, 2]),
+        ([TOGETHER + 1, 2, 30], [TOGETHER + 1, 32]),
+        ([10] * 4, [30, 10]),
+    ],
+)
+async def test_texts_that_wait_go_out_together_as_many_as_a_call_takes(sizes, calls):
+    client, key = HeldEncoder(), EncodeOptions(space_id=SPACE)
+    encoder = QueryEncoder(client)  # type: ignore[arg-type]
+    asked = []
+    for size in (*[2] * WINDOW, *sizes):
+        asked.append(asyncio.create_task(encoder.encode(["ice"] * size, key)))
+        await until(lambda: len(client.asked) == min(len(asked), WINDOW), 5)
+    client.may_answer.set()
+    found = await asyncio.gather(*asked)
+    assert [len(one.vectors) for one in found] == [*[2] * WINDOW, *sizes]
+    assert client.asked == [*[2] * WINDOW, *calls]
+
+
+async def test_closing_ends_calls_to_the_encoder_and_tells_their_callers():
+    client, key = HeldEncoder(), EncodeOptions(space_id=SPACE)
+    encoder = QueryEncoder(client)  # type: ignore[arg-type]
+    asked = asyncio.create_task(encoder.encode(["ice"], key))
+    await until(lambda: client.asked)
+    await encoder.close()
+    await raises(errors.Unavailable, asked, "shutting down", "mode LEXICAL")
 
 
 async def test_calls_for_other_versions_or_routes_are_never_encoded_together(built, encoder):

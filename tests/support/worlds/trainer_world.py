@@ -22,7 +22,6 @@ from services.corpus.generation import (
     PremiseRecord,
     Storage,
     folder_of,
-    generation_meta,
     write_premises,
 )
 from services.encoder.__main__ import build as build_encoder
@@ -100,14 +99,15 @@ class Space:
         with self.store.writer(KIND, folder_of(corpus)) as writer:
             write_premises(writer.path, records)
             np.save(writer.path / VECTORS, vectors, allow_pickle=False)
-            meta = generation_meta(
-                corpus=corpus,
-                space_id=self.space_id,
-                premise_version=self.version,
-                dim=32,
-                premises=len(records),
-                storage=storage,
-            )
+            meta = {
+                "corpus": corpus,
+                "space_id": self.space_id,
+                "premise_version": self.version,
+                "dim": 32,
+                "premises": len(records),
+                "storage": storage,
+                "engine": "flat",
+            }
             generation = writer.commit(meta, id_prefix="g").id
         write_active(self.store, corpus, generation)
         return generation
