@@ -297,7 +297,7 @@ class Retrieval:
             stages.append(partial(self._with_prior, k=k))
         return stages
 
-    async def _encode(self, call: Call, hits: list[SearchHits]) -> list[SearchHits]:
+    async def _encode(self, call: Call, _hits: list[SearchHits]) -> list[SearchHits]:
         """Encodes each text with its accepted premises and subtracts what those explain."""
         started, query = time.perf_counter(), call.query
         texts = list(query.texts)
@@ -314,7 +314,7 @@ class Retrieval:
             call.encoded = await asyncio.to_thread(call.turned, encoded.vectors, call.accepted, EXPLAINED)
         call.vectors = call.encoded
         call.timings.encode_s += time.perf_counter() - started
-        return hits
+        return []
 
     async def _nearest(self, call: Call, _hits: list[SearchHits], *, k: int) -> list[SearchHits]:
         """Finds the k nearest of each vector that are not left out.

@@ -89,6 +89,7 @@ class World:
             found = await Retrieval(catalogue, batcher, executor, encoder, nobody, Limits(k=50)).retrieve(query)
         assert (found.version, found.precision) == (("", "") if "LEXICAL" in query.mode else ("q", "float32"))
         timings = found.timings
+        assert (timings.encode_s > 0) == ("LEXICAL" not in query.mode)
         assert 0 < timings.compute_s + timings.encode_s <= timings.total_s < time.perf_counter() - started
         return found.hits
 
