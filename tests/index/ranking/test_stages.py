@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import time
 from dataclasses import replace
 from datetime import timedelta
@@ -15,10 +14,8 @@ import pytest
 
 from aeenc import Fusion, errors, values
 from aeenc.calls.encoding import Encoded, EncodeOptions, Scored
-from aeenc.v1 import encoder_pb2, index_pb2
-from services.corpus.active import MoveRecords
+from aeenc.v1 import encoder_pb2
 from services.corpus.generation import open_generation
-from services.index.catalogue.served import FOLDER
 from services.index.lexical.bm25 import LexicalIndex
 from services.index.ranking import retrieval
 from services.index.ranking.encoding import TOGETHER, WINDOW, QueryEncoder, Reranker
@@ -138,60 +135,6 @@ async def test_the_prior_never_learns_from_the_query_itself(built):
     assert (await built.client.retrieve("science", ["a frog hunts insects"], prior=0.9))[0][0].id == "f3"
 
 
-async def test_explanations_outlive_the_process_and_are_joined_or_replaced(serve):
-    async def first(index) -> str:
-        return (await index.client.retrieve("science", ["the frog hunts"], k=1, prior=1.0))[0][0].id
-
-    async with serve() as index:
-        await index.client.build("science", facts())
-        remedy = ("`aeenc corpus explain science --run RUN`", "PutExplanations")
-        await raises(errors.FailedPrecondition, first(index), "no explanations", *remedy)
-        await index.client.put_explanations("science", [("frogs hunt", ["f3"])])
-        assert await first(index) == "f3"
-        assert await index.client.put_explanations("science", [("frogs hunt", ["f4"]), ("ice melts", ["f6"])]) == 2
-    async with serve() as index:
-        found = (await index.client.retrieve("science", ["the frog hunts"], k=2, prior=1.0))[0]
-        assert {hit.id for hit in found} == {"f3", "f4"}
-        assert await index.client.put_explanations("science", [("frogs hunt", ["f9"])], replace=True) == 1
-        assert await first(index) == "f9"
-        await raises(errors.NotFound, index.client.put_explanations("nonsense", EXPLAINED), "nonsense")
-        await raises(errors.InvalidArgument, index.client.put_explanations("science", [(" ", ["f1"])]), "[0]", "empty")
-        assert await first(index) == "f9", "what is refused changes nothing"
-    [*_, last] = sorted((index.store.root / "generations" / "science" / FOLDER).iterdir())
-    last.write_text("[1]")
-    async with serve() as index:
-        await raises(errors.DataLoss, first(index), last.name, "put the explanations again")
-        assert (await index.client.retrieve("science", ["the frog hunts"]))[0], "only the prior needs them"
-        await index.client.put_explanations("science", [("frogs hunt", ["f9"])], replace=True)
-        assert await first(index) == "f9"
-
-
-@pytest.mark.parametrize("before", [[("frogs hunt", ["f3"])], []])
-async def test_explanations_whose_change_cannot_be_recorded_are_as_before_on_disk_and_in_memory(
-    serve, monkeypatch, before
-):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    async with serve() as index:
-        await index.client.build("science", facts())
-        if before:
-            await index.client.put_explanations("science", before)
-        with monkeypatch.context() as patched:
-            patched.setattr(MoveRecords, "create", full)
-            once = iter([("ice melts", ["f6"])])  # an iterator is not sent again
-            await raises(errors.Unavailable, index.client.put_explanations("science", once, replace=True), "full")
-        async with serve() as again:
-            assert await again.client.put_explanations("science", [("a magnet attracts", ["f2"])]) == len(before) + 1
-        assert await index.client.put_explanations("science", [("ice melts", ["f6"])]) == len(before) + 2
-
-
-async def test_the_files_of_old_explanations_go(built):
-    for number in range(6):
-        await built.client.put_explanations("science", [(f"hypothesis {number}", ["f1"])])
-    assert len(list((built.store.root / "generations" / "science" / FOLDER).iterdir())) == 2
-
-
 async def test_a_prior_is_made_once_for_all_who_wait_and_not_kept_if_explanations_changed_meanwhile(built, monkeypatch):
     await built.client.put_explanations("science", EXPLAINED)
     explanations = next(one._catalogue for _, one in built.server._servicers if hasattr(one, "_catalogue")).explanations
@@ -208,59 +151,6 @@ async def test_a_prior_is_made_once_for_all_who_wait_and_not_kept_if_explanation
     for _ in range(2):
         await asyncio.gather(*(built.client.retrieve("science", ["ice"], prior=0.5) for _ in range(8)))
     assert len(made) == 2
-
-
-async def test_explanations_are_put_again_after_a_passing_refusal_unless_they_come_from_an_iterator(built, monkeypatch):
-    explanations = next(one._catalogue for _, one in built.server._servicers if hasattr(one, "_catalogue")).explanations
-    put, refusals = explanations.put, []
-
-    async def refused_once(*arguments, **options):
-        if not refusals:
-            refusals.append("starting")
-            raise errors.Unavailable("the disk is full")
-        return await put(*arguments, **options)
-
-    monkeypatch.setattr(explanations, "put", refused_once)
-    assert await built.client.put_explanations("science", EXPLAINED) == len(EXPLAINED)
-    refusals.clear()
-    await raises(errors.Unavailable, built.client.put_explanations("science", iter(EXPLAINED)), "full")
-
-
-async def test_a_stream_of_explanations_begins_with_its_header(built):
-    header = index_pb2.PutExplanationsRequest(header=index_pb2.ExplanationsHeader(corpus="science"))
-    chunk = index_pb2.PutExplanationsRequest(explanations=[{"text": "x"}])
-
-    async def put(*requests):
-        async def sent():
-            for request in requests:
-                yield request
-
-        await built.client.channel.send_stream(built.client._admin.PutExplanations, sent)
-
-    await raises(errors.InvalidArgument, put(), "header")
-    await raises(errors.InvalidArgument, put(chunk), "first message")
-    await raises(errors.InvalidArgument, put(header, header), "first message")
-    await put(header, chunk)
-
-
-async def test_explanations_that_fill_the_memory_are_refused_with_the_remedy_and_change_nothing(built, monkeypatch):
-    await built.client.put_explanations("science", EXPLAINED)
-    monkeypatch.setattr("services.index.convert.EXPLANATIONS_BYTES", 1 << 20)
-    many = [(f"hypothesis {n} {'x' * 1000}", ["f0"]) for n in range(2000)]
-    await raises(errors.TooLarge, built.client.put_explanations("science", many), "1 MiB", "several calls")
-    assert await built.client.put_explanations("science", EXPLAINED) == len(EXPLAINED)
-
-
-async def test_explanations_of_a_corpus_that_would_be_over_the_limit_are_refused_and_change_nothing(built, monkeypatch):
-    monkeypatch.setattr("services.index.catalogue.served.EXPLANATIONS_BYTES", 12_000)
-    for n in range(2):
-        many = [(f"hypothesis {n} {m}", ["f0"]) for m in range(300)]
-        put = built.client.put_explanations("science", many)
-        if n == 0:
-            assert await put == 300
-        else:
-            await raises(errors.TooLarge, put, "'science'", "12,000", "replace")
-    assert await built.client.put_explanations("science", EXPLAINED, replace=True) == len(EXPLAINED)
 
 
 async def test_texts_beyond_the_limit_do_not_wait_for_the_cross_encoder():
