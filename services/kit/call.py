@@ -17,12 +17,15 @@ _random = random.Random()  # noqa: S311 -- names, no secrets; asking the system 
 
 
 class CallInWork:
-    """A call that is being answered. `caller` is the `Caller` that the gate let in."""
+    """A call that is being answered. `caller` is the `Caller` that the gate let in.
 
-    __slots__ = ("caller", "metadata", "request_id")
+    `reads_whole` says that its handler keeps the messages of its stream until its end.
+    """
+
+    __slots__ = ("caller", "metadata", "reads_whole", "request_id")
 
     def __init__(self, metadata: Mapping[str, Any], caller: Any) -> None:
-        self.metadata, self.caller = metadata, caller
+        self.metadata, self.caller, self.reads_whole = metadata, caller, False
         self.request_id = choose_request_id(metadata)
 
     def log_fields(self) -> dict[str, str]:

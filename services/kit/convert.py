@@ -78,7 +78,12 @@ async def opened_by(field: str, requests: AsyncIterator[M]) -> AsyncIterator[M]:
 
 
 async def bounded(requests: AsyncIterator[M], max_bytes: int, field: str, remedy: str) -> AsyncIterator[M]:
-    """Yields the messages of a stream. Raises TooLarge, naming `field`, when they have more than `max_bytes` in all."""
+    """Yields the messages of a stream that is read whole: all its bytes are counted until the call has ended.
+
+    Raises TooLarge, naming `field`, when they have more than `max_bytes` in all.
+    """
+    if (call := CALL.get()) is not None:
+        call.reads_whole = True
     size_bytes = 0
     async for request in requests:
         size_bytes += request.ByteSize()

@@ -18,7 +18,7 @@ from services.index.catalogue.served import EXPLANATIONS_BYTES
 from services.index.ranking.retrieval import RETRIEVE_HIT_BYTES, SEARCH_HIT_BYTES
 from services.index.settings import IndexSettings
 from services.index.values import CLAUSES, ENSEMBLE
-from services.kit.calls.bounds import SHARE
+from services.kit.calls.bounds import SHARE, WHOLE
 from services.kit.credentials.roles import role_for
 from services.kit.settings import ServiceSettings
 from services.sampler.convert import START_BYTES
@@ -144,7 +144,13 @@ def _rows() -> Iterator[tuple[str, str, str]]:
         waits,
     )
     yield "connections to a process", f"{common['max_connections'].default} (`MAX_CONNECTIONS`)", "closed at once"
-    yield "requests in work, all callers", f"{_size(common['max_request_bytes'].default)} (`MAX_REQUEST_BYTES`)", waits
+    most_bytes = common["max_request_bytes"].default
+    yield "requests in work, all callers", f"{_size(most_bytes)} (`MAX_REQUEST_BYTES`)", waits
+    yield (
+        "StartRun, PutExplanations, Evaluate in work",
+        f"{_size(most_bytes // WHOLE)}, apart",
+        waits,
+    )
     yield (
         "vectors that wait in the index; tokens in the encoder",
         f"{index['max_queued'].default:,} (`MAX_QUEUED`); `QUEUED_TOKENS`",

@@ -1,6 +1,7 @@
 """The most that callers may have in work at once in a process: streams, and bytes of requests.
 
-It counts before a message is parsed; what computing costs is the services' own admission.
+It counts before a message is parsed; what computing costs is the services' own admission. Streams that are read whole
+before their work begins have a share of their own: they last, and other requests need not wait for them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from services.kit.credentials.gate import Caller
 
 CALL_BYTES = 16 * 1024  # what a call takes beside its message
 SHARE = 4  # this part of the streams is the most of one caller, of all health watches, and of one connection
+WHOLE = 2  # this part of the bytes is the most of all streams that are read whole
 STREAMS_WAIT_AT = 0.75  # of the bytes: what a stream then sends is still taken
 RETRY_S = 0.25
 STREAM_RETRY_S = 10.0  # streams last
@@ -27,11 +29,10 @@ class Bounds:
     """
 
     def __init__(self, streams: int, request_bytes: int) -> None:
-        self._streams, self._request_bytes = streams, request_bytes
+        self._streams = streams
         self._open: Counter[str] = Counter()
-        self._held_bytes = 0
-        self._room = asyncio.Event()
-        self._room.set()
+        self.messages = HeldBytes(request_bytes)
+        self.whole = HeldBytes(request_bytes // WHOLE, "half of MAX_REQUEST_BYTES")
 
     @contextmanager
     def stream(self, caller: Caller) -> Iterator[None]:
@@ -51,12 +52,22 @@ class Bounds:
             if not self._open[name]:
                 del self._open[name]
 
-    def take(self, size_bytes: int) -> None:
-        """Counts the bytes of a request, to be released. A single one is always taken."""
-        if self._held_bytes and self._held_bytes + size_bytes > self._request_bytes:
+
+class HeldBytes:
+    """Bytes of requests in work, of at most `most_bytes`."""
+
+    def __init__(self, most_bytes: int, setting: str = "MAX_REQUEST_BYTES") -> None:
+        self._most_bytes, self._setting = most_bytes, setting
+        self._held_bytes = 0
+        self._room = asyncio.Event()
+        self._room.set()
+
+    def take(self, size_bytes: int, mine_bytes: int = 0) -> None:
+        """Counts bytes of a call that holds `mine_bytes`, to be released. A single call is always taken."""
+        if self._held_bytes > mine_bytes and self._held_bytes + size_bytes > self._most_bytes:
             raise errors.Overloaded(
-                f"requests of {self._held_bytes:,} bytes are in work, of at most {self._request_bytes:,} "
-                f"(MAX_REQUEST_BYTES), and this one has {size_bytes:,}; come back later",
+                f"requests of {self._held_bytes:,} bytes are in work, of at most {self._most_bytes:,} "
+                f"({self._setting}), and this one has {size_bytes:,}; come back later",
                 retry_after_s=RETRY_S,
             )
         self._count(size_bytes)
@@ -67,7 +78,7 @@ class Bounds:
 
     def _count(self, size_bytes: int) -> None:
         self._held_bytes += size_bytes
-        if self._held_bytes < self._request_bytes * STREAMS_WAIT_AT:
+        if self._held_bytes < self._most_bytes * STREAMS_WAIT_AT:
             self._room.set()
         else:
             self._room.clear()

@@ -24,7 +24,7 @@ from google.protobuf.message import Message
 from aeenc import errors
 from aeenc.transport import status
 from services.kit.call import CALL, REQUEST_ID_KEY, CallInWork
-from services.kit.calls.bounds import CALL_BYTES, Bounds
+from services.kit.calls.bounds import CALL_BYTES, Bounds, HeldBytes
 from services.kit.calls.grpcio_workarounds import RequestStream
 from services.kit.calls.metrics import RpcMetrics
 from services.kit.convert import named_fields
@@ -222,13 +222,20 @@ class CallHandlers(grpc.GenericRpcHandler):
             yield
 
     async def _make_room(self, call: Call) -> None:
-        """Lets go of the last message of a stream, and waits until there is room for the next."""
-        self._release(call, 0)
-        await self._bounds.room()
+        """Lets go of the last message of a stream, and waits until there is room for the next.
+
+        A stream that is read whole keeps all, and does not wait: it might wait for itself.
+        """
+        if not call.reads_whole:
+            self._release(call, 0)
+            await self._bounds.messages.room()
 
     def _release(self, call: Call, held_bytes: int | None = None) -> None:
-        self._bounds.release(call.held_bytes or 0)
+        self._held_with(call).release(call.held_bytes or 0)
         call.held_bytes = held_bytes
+
+    def _held_with(self, call: Call) -> HeldBytes:
+        return self._bounds.whole if call.reads_whole else self._bounds.messages
 
     def _end(self, call: Call, code: str) -> None:
         elapsed_s = time.perf_counter() - call.started
@@ -303,7 +310,7 @@ class CallHandlers(grpc.GenericRpcHandler):
         call = CALL.get()
         if isinstance(call, Call) and call.held_bytes is not None:  # a read may outlast its call
             held_bytes = size_bytes + (0 if call.held_bytes else CALL_BYTES)
-            self._bounds.take(held_bytes)
+            self._held_with(call).take(held_bytes, call.held_bytes)
             call.held_bytes += held_bytes
 
 

@@ -20,6 +20,7 @@ from kit.test_server import Servicer, build
 from aeenc import Channel, EncoderClient, errors
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
 from services.kit import server as server_module
+from services.kit.convert import bounded
 from services.kit.server import GrpcServer
 from support.waiting import eventually, until
 
@@ -159,6 +160,40 @@ async def test_a_stream_waits_for_room_and_lets_go_of_each_message() -> None:
         servicer.release.set()
         assert await counting == 20
         await asyncio.gather(*waiting)
+
+
+async def test_streams_that_are_read_whole_hold_all_their_bytes_and_keep_out_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held, let_go = 0, asyncio.Event()
+
+    async def read_whole(_self: Any, requests: Any, _context: Any) -> AsyncIterator[encoder_pb2.EncodeStreamResponse]:
+        nonlocal held
+        async for _ in bounded(requests, 10_000_000, "batch", "send less"):
+            held += 1
+            yield encoder_pb2.EncodeStreamResponse()
+        await let_go.wait()
+
+    async def call(channel: Channel, messages: int) -> int:
+        async def sent() -> AsyncIterator[encoder_pb2.EncodeStreamRequest]:
+            for _ in range(messages):
+                yield encoder_pb2.EncodeStreamRequest(batch=encoder_pb2.EncodeRequest(texts=["a", "x" * 100_000]))
+
+        stub = encoder_pb2_grpc.EncoderServiceStub(channel.grpc)
+        return len([answer async for answer in channel.stream(stub.EncodeStream, sent())])
+
+    monkeypatch.setattr(Servicer, "EncodeStream", read_whole)
+    async with serving(max_request_bytes=1_000_000) as (server, _), connected(server) as channel:
+        first = asyncio.ensure_future(call(channel, 4))
+        await until(lambda: held == 4)
+        with pytest.raises(errors.Overloaded, match=r"of at most 500,000 \(half of MAX_REQUEST_BYTES\), .*come back"):
+            await call(channel, 2)
+        large = EncoderClient(channel).encode(["a", "x" * 900_000])
+        assert (await large).model_version == "v1", "what is no such stream has its own room"
+        second = asyncio.ensure_future(call(channel, 0))
+        let_go.set()
+        assert await asyncio.gather(first, second) == [4, 0]
+        assert await call(channel, 20) == 20, "alone, any is taken, and what has ended holds nothing"
 
 
 async def test_a_health_check_is_short() -> None:
