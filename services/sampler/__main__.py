@@ -12,8 +12,7 @@ from services.corpus.holds import GenerationHolds
 from services.kit.concurrency import cancel_all, every
 from services.kit.limits import Limits
 from services.kit.server import GrpcServer, run
-from services.sampler.execution.following import Following
-from services.sampler.execution.holds import RunHolds
+from services.sampler.execution.holds import Following, RunHolds
 from services.sampler.execution.retention import LOOK_S, Retention
 from services.sampler.execution.retrieval import Retrieval
 from services.sampler.execution.runner import Runner

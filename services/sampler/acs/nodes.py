@@ -88,17 +88,12 @@ class NodeRound:
 
     tree: Tree
     node: Node
-    candidates: list[Candidate]
-    known: Known
-    asked: list[Candidate]
+    known: Known = field(default_factory=Known)
+    candidates: Sequence[Candidate] = ()
+    asked: Sequence[Candidate] = ()
     accepted: tuple[str, ...] = ()
     round: int = 0
     version: str = ""
-
-    @classmethod
-    def first(cls, tree: Tree, node: Node, known: Known) -> NodeRound:
-        """A node's first round, not yet retrieved for."""
-        return cls(tree, node, [], known, [])
 
     @property
     def node_id(self) -> str:
@@ -163,12 +158,12 @@ class NodeRound:
         accepted = tuple(candidate.id for candidate in self.explaining(outcome.known))
         if not rules.conditioned or self.round + 1 >= algorithm.ROUNDS or len(accepted) == len(self.accepted):
             return None
-        return replace(self, known=outcome.known, asked=[], accepted=accepted, round=self.round + 1)
+        return replace(self, known=outcome.known, asked=(), accepted=accepted, round=self.round + 1)
 
     def anew(self) -> NodeRound:
         """The round before it was retrieved for. Candidates that were judged, here or in other trees, stay."""
         judged = self.known.states.keys()
-        return replace(self, candidates=[one for one in self.candidates if one.id in judged], asked=[])
+        return replace(self, candidates=[one for one in self.candidates if one.id in judged], asked=())
 
     def with_nearest(self, found: Sequence[Candidate], k: int, version: str = "") -> NodeRound:
         """The round with what a version has retrieved; it asks about the first k that may be candidates."""

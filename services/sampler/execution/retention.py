@@ -76,7 +76,7 @@ class Retention:
         """Removes old runs, and carries on deletions that broke off."""
         for run_id in await self._runs.cycles.deleted():
             with contextlib.suppress(NewerFormat):  # a sampler of the newer release carries it on
-                await self._clear_if_possible(run_id)
+                await self._clear(run_id)
         await self._look_alone()
 
     async def _look_alone(self) -> None:
@@ -119,15 +119,11 @@ class Retention:
 
     async def _remove(self, run_id: str, request: Request) -> None:
         await self._runs.delete(run_id, request)
-        await self._clear_if_possible(run_id)
-
-    async def _clear_if_possible(self, run_id: str) -> None:
-        try:
-            await self._clear(run_id)
-        except errors.Unavailable as error:
-            log.warning("a deleted run is removed later", run=run_id, reason=error.message)
+        await self._clear(run_id)
 
     async def _clear(self, run_id: str) -> None:
+        """Removes what a deleted run has left, or leaves it to a later look."""
+
         async def remove(record: dict[str, str]) -> None:
             for part in self._parts:
                 async for keys in part(run_id, record):
@@ -136,7 +132,10 @@ class Retention:
             if record["imported"] != "1" and not await self._holds.drop(run_id):  # imports have none
                 raise errors.Unavailable(f"run {run_id} keeps its label or hold: the registry or the index is away")
 
-        await self._runs.cycles.clear(run_id, remove)
+        try:
+            await self._runs.cycles.clear(run_id, remove)
+        except errors.Unavailable as error:
+            log.warning("a deleted run is removed later", run=run_id, reason=error.message)
 
     async def _measured(self, one: Expired) -> OldRun | None:
         try:

@@ -26,7 +26,7 @@ from aeenc import errors
 from aeenc.oracle import Task
 from services.kit.concurrency import cancel_all, every, observe_failure
 from services.kit.logs import get
-from services.sampler.acs.algorithm import MAX_REACH, Known, Node, Outcome, Tree
+from services.sampler.acs.algorithm import MAX_REACH, Node, Outcome, Tree
 from services.sampler.acs.nodes import Amendment, NodeAnswer, NodeRound
 from services.sampler.execution.retrieval import Retrieval
 from services.sampler.oracles.answers import MAX_ADDED, UnansweredTask, WithdrawnTask, admitted
@@ -175,7 +175,7 @@ class RunWorker:
 
     async def judge_node(self, tree: Tree, node: Node) -> None:
         """Candidates, the question, its answer, what is stored: once, or as often as a conditioned node asks again."""
-        due: NodeRound | None = NodeRound.first(tree, node, Known())
+        due: NodeRound | None = NodeRound(tree, node)
         try:
             while due is not None:
                 asked = self._within_budget(await self._retrievals.ask(due))

@@ -20,8 +20,7 @@ from services.kit.concurrency import cancel_all, finish
 from services.kit.logs import get
 from services.kit.readiness import Readiness
 from services.kit.tracing import failed, span
-from services.sampler.execution.following import Following
-from services.sampler.execution.holds import RunHolds
+from services.sampler.execution.holds import Following, RunHolds
 from services.sampler.execution.retrieval import Retrieval
 from services.sampler.execution.run_worker import RunFailed, RunStopped, RunWorker
 from services.sampler.oracles.gateway import Gateway

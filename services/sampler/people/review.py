@@ -45,7 +45,7 @@ WATCH_WAIT_MS = 1000
 REPAIR_S = 5.0  # between two looks for changes whose pairs are due
 REPAIR_AFTER_S = 10.0  # the call that made a change adds its pairs within this time, or was cut off
 
-Follow = Callable[..., Awaitable[Run]]  # lets a run follow its label: `execution.following.Following.follow`
+Follow = Callable[..., Awaitable[Run]]  # lets a run follow its label: `execution.holds.Following.follow`
 
 
 class Review:

@@ -301,11 +301,10 @@ class TaskStore:
             entries = await self._redis.xrevrange(key, count=1)
         return int(entries[0][0].partition("-")[0]) if entries else 0
 
-    async def answered(self, run_id: str, annotator: str, *, controls: bool = False) -> int:
-        """The number of a person's answers in a run that hold, or of those to control items."""
-        key = self._keys.controls_by if controls else self._keys.answered_by
+    async def answered(self, run_id: str, annotator: str) -> int:
+        """The number of a person's answers in a run that hold."""
         async with unavailable_if_down(f"count the answers of {annotator}"):
-            found: int = await self._redis.zcard(key(run_id, annotator))
+            found: int = await self._redis.zcard(self._keys.answered_by(run_id, annotator))
         return found
 
     async def answered_by(

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from services.sampler.execution.following import Following
+from services.sampler.execution.holds import Following
 
 
 @dataclass(frozen=True)

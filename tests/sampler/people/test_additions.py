@@ -12,7 +12,7 @@ import pytest
 import aeenc
 from aeenc import errors, values
 from aeenc.oracle import EXPLAINS, REFUSES, Candidate, Task, Verdict
-from services.sampler.acs.algorithm import ADDED, AcceptedPremise, Known, Node, PairState, Tree
+from services.sampler.acs.algorithm import ADDED, AcceptedPremise, Node, PairState, Tree
 from services.sampler.acs.nodes import NodeAnswer, NodeRound
 from services.sampler.people import steps
 from services.sampler.people.decisions import SentAnswer, corrections
@@ -71,15 +71,15 @@ def test_an_added_premise_is_accepted_in_every_tree_that_may_have_it():
     found = [Candidate("p1", "t1", 1, 0.9), Candidate("p2", "t2", 2, 0.8)]
     extra = Candidate("p9", "t9", ADDED, 0.0)
     states = {"p1": PairState.EXPLAINS, "p2": PairState.REFUSED, "p9": PairState.EXPLAINS}
-    first = NodeRound.first(Tree(0, "h", [Node(0, "q")]), Node(0, "q"), Known()).with_nearest(found, 2)
+    first = NodeRound(Tree(0, "h", [Node(0, "q")]), Node(0, "q")).with_nearest(found, 2)
     outcome = first.outcome(NodeAnswer("0-0", states, "ann", added=(extra,)))
     assert [one.id for one in outcome.result.accepted] == ["p1", "p9"]
     assert [one.id for one in outcome.judged] == ["p1", "p2", "p9"]
-    again = NodeRound.first(Tree(1, "g", [Node(0, "q")]), Node(0, "q"), outcome.known).with_nearest(found, 2)
+    again = NodeRound(Tree(1, "g", [Node(0, "q")]), Node(0, "q"), outcome.known).with_nearest(found, 2)
     assert again.asked == []
     assert [one.id for one in again.outcome(None).result.accepted] == ["p1", "p9"]
     below = Tree(2, "f", [Node(0, "t9"), Node(1, "q", "p5", 0, 1)])
-    looped = NodeRound.first(below, below.nodes[1], outcome.known).with_nearest(found, 2)
+    looped = NodeRound(below, below.nodes[1], outcome.known).with_nearest(found, 2)
     assert [one.id for one in looped.outcome(None).result.accepted] == ["p1"]
 
 
@@ -209,14 +209,14 @@ async def test_a_decided_node_shows_its_intermediates_and_an_undone_answer_takes
 def test_an_intermediate_holds_in_every_tree_that_asks_the_query_except_below_itself():
     found = [Candidate("p1", "t1", 1, 0.9)]
     written = (AcceptedPremise("", "so t", ADDED, leaf=False, author="ann"),)
-    first = NodeRound.first(Tree(0, "h", [Node(0, "q")]), Node(0, "q"), Known()).with_nearest(found, 2)
+    first = NodeRound(Tree(0, "h", [Node(0, "q")]), Node(0, "q")).with_nearest(found, 2)
     outcome = first.outcome(NodeAnswer("0-0", {"p1": PairState.SKIPPED}, "ann", written=written))
     assert [(one.id, one.text, one.author) for one in outcome.result.accepted] == [("", "so t", "ann")]
     assert [one.id for one in outcome.judged] == ["p1"]
-    again = NodeRound.first(Tree(1, "g", [Node(0, "q")]), Node(0, "q"), outcome.known).with_nearest(found, 2)
+    again = NodeRound(Tree(1, "g", [Node(0, "q")]), Node(0, "q"), outcome.known).with_nearest(found, 2)
     assert [one.text for one in again.outcome(None).result.accepted] == ["so t"]
     below = Tree(2, "f", [Node(0, "so t"), Node(1, "q", "p5", 0, 1)])
-    looped = NodeRound.first(below, below.nodes[1], outcome.known).with_nearest(found, 2)
+    looped = NodeRound(below, below.nodes[1], outcome.known).with_nearest(found, 2)
     assert looped.outcome(None).result.accepted == ()
 
 

@@ -10,7 +10,7 @@ import pytest
 import aeenc
 from aeenc import errors, values
 from aeenc.oracle import Candidate, Task
-from services.sampler.execution import following
+from services.sampler.execution import holds
 from services.sampler.people import steps
 from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import TaskRecord
@@ -192,7 +192,7 @@ async def test_a_version_that_finds_the_same_keeps_the_task(world: SamplerWorld)
 
 
 async def test_a_live_run_follows_its_label_by_itself(world: SamplerWorld, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(following, "FOLLOW_S", 0.05)
+    monkeypatch.setattr(holds, "FOLLOW_S", 0.05)
     async with at_work(world, 2, run={"live": True}, undo_s=NEVER) as (people, sampler, run_id):
         world.index.stable = SECOND
         await retrieved_by(people, run_id, {"hypothesis 0": SECOND, "hypothesis 1": SECOND})
