@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 CALL_TEXTS = 256
 CALL_HITS = 20_000  # keeps an answer below 4 MiB with premises of usual length
-CALL_BYTES = 1024 * 1024
+CALL_BYTES = 1024 * 1024  # a server may accept no more than gRPC's default of 4 MiB
 MAX_ACCEPTED = 1024  # premises that one query may be conditioned on
 PAUSE_S = 0.5
 # The version is loaded again once the encoders have seen the run's label.
@@ -63,8 +63,12 @@ class Retrieval:
         raises.
         """
         found: list[list[Candidate]] = []
-        for chunk in _chunks(queries, run.config.rules.reach):
-            found += [_ranked(hits) for hits in await self._retrieve(run, chunk)]
+        most = max(1, min(CALL_TEXTS, CALL_HITS // run.config.rules.reach))
+        for part in in_calls(queries, _size_bytes, most):
+            found += [
+                [Candidate(hit.id, hit.text, rank, hit.score) for rank, hit in enumerate(hits, start=1)]
+                for hits in await self._retrieve(run, part)
+            ]
         return found
 
     async def premises(self, run: Run, ids: Sequence[str]) -> list[Candidate]:
@@ -125,20 +129,20 @@ class Retrieval:
                 await asyncio.sleep(PAUSE_S)
 
 
-def _ranked(hits: Sequence[Hit]) -> list[Candidate]:
-    return [Candidate(hit.id, hit.text, rank, hit.score) for rank, hit in enumerate(hits, start=1)]
+def in_calls(asked: Iterable[T], size_bytes: Callable[[T], int], most: int) -> list[list[T]]:
+    """What is asked in calls of about CALL_BYTES, and of at most so many."""
+    calls: list[list[T]] = []
+    room = 0
+    for one in asked:
+        size = size_bytes(one)
+        if not calls or len(calls[-1]) >= most or size > room:
+            calls.append([])
+            room = CALL_BYTES
+        calls[-1].append(one)
+        room -= size
+    return calls
 
 
-def _chunks(queries: Sequence[Query], k: int) -> list[list[Query]]:
-    most = max(1, min(CALL_TEXTS, CALL_HITS // k))
-    chunks: list[list[Query]] = []
-    size_bytes = 0
-    for query in queries:
-        text, accepted = query
-        query_bytes = len(text.encode()) + sum(len(premise_id.encode()) for premise_id in accepted)
-        if not chunks or len(chunks[-1]) >= most or size_bytes + query_bytes > CALL_BYTES:
-            chunks.append([])
-            size_bytes = 0
-        chunks[-1].append(query)
-        size_bytes += query_bytes
-    return chunks
+def _size_bytes(query: Query) -> int:
+    text, accepted = query
+    return len(text.encode()) + sum(len(premise_id.encode()) for premise_id in accepted)

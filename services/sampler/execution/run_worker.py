@@ -28,7 +28,7 @@ from services.kit.concurrency import cancel_all, every, observe_failure
 from services.kit.logs import get
 from services.sampler.acs.algorithm import MAX_REACH, Node, Outcome, Tree
 from services.sampler.acs.nodes import Amendment, NodeAnswer, NodeRound
-from services.sampler.execution.retrieval import Retrieval
+from services.sampler.execution.retrieval import Retrieval, in_calls
 from services.sampler.oracles.answers import MAX_ADDED, UnansweredTask, WithdrawnTask, admitted
 from services.sampler.oracles.gateway import FEW, Gateway, OracleFailed
 from services.sampler.records.node_store import NodeCommit, NodeStore, TreeAdvance, Written
@@ -43,7 +43,6 @@ Asked = TypeVar("Asked")
 REDIS_PAUSE_S = 0.5
 LOOK_S = 1.0  # between two looks for what people have amended
 READ_TREES = 16  # at once: reading those of a run that is taken over takes 0.1 ms each
-CALL_BYTES = 1024 * 1024  # an oracle's server may accept no more than gRPC's default of 4 MiB
 LAST_NODES = 50  # of those asked: when more than this share gets no answer, it is the oracle that fails
 MOST_FAILED = 0.2
 CALLS = 4  # the nodes in work make at least this many calls of the index, so that some are judged while it has others
@@ -326,7 +325,7 @@ class RunWorker:
             await self._make_sure()
         calls = [
             asyncio.create_task(self._oracle.judge(self._run.id, [_task(self._run, one) for one in part]))
-            for part in _parts(granted)
+            for part in in_calls(granted, _size_bytes, len(granted))
         ]
         try:
             outcomes = {one.task_id: one for outcomes in await asyncio.gather(*calls) for one in outcomes}
@@ -453,18 +452,8 @@ class RunWorker:
                 await asyncio.sleep(REDIS_PAUSE_S)
 
 
-def _parts(rounds: Iterable[NodeRound]) -> list[list[NodeRound]]:
-    """Rounds in calls of about CALL_BYTES."""
-    found: list[list[NodeRound]] = []
-    size_bytes = 0
-    for one in rounds:
-        round_bytes = sum(len(candidate.text.encode()) + 64 for candidate in one.asked)
-        if not found or size_bytes + round_bytes > CALL_BYTES:
-            found.append([])
-            size_bytes = 0
-        found[-1].append(one)
-        size_bytes += round_bytes
-    return found
+def _size_bytes(one: NodeRound) -> int:
+    return sum(len(candidate.text.encode()) + 64 for candidate in one.asked)
 
 
 def _task(run: Run, node_round: NodeRound) -> Task:
