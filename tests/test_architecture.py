@@ -65,6 +65,7 @@ INTEGRATIONS = {
 
 MAX_LINES = 500
 MAX_FILES = 12  # Python files in one folder
+MAX_PROTO_LINES, MAX_CALLS = 3300, 12  # of all protos; of SamplerService
 # What may stand at the top of a service beside its folders.
 TOP = {"__init__.py", "__main__.py", "convert.py", "metrics.py", "servicer.py", "settings.py", "values.py"}
 
@@ -145,6 +146,13 @@ def test_no_file_is_longer_than_a_reader_can_hold():
     lengths = {path_of(file): len(file.read_text(encoding="utf-8").splitlines()) for file in hand_written()}
     too_long = {path: n for path, n in lengths.items() if n > MAX_LINES}
     assert not too_long, f"over {MAX_LINES} lines; split by concept: {too_long}"
+    protos = {file.stem: file.read_text(encoding="utf-8") for file in values.PROTOS.glob("*.proto")}
+    lines = sum(text.count("\n") for text in protos.values())
+    assert lines <= MAX_PROTO_LINES, f"the protos have {lines} lines; say once what is said twice"
+    calls = protos["sampler"].partition("service SamplerService {")[2].partition("\n}")[0].count("  rpc ")
+    assert calls <= MAX_CALLS, (
+        f"SamplerService has {calls} calls, at most {MAX_CALLS}; people have a service of their own"
+    )
 
 
 def test_no_folder_holds_more_files_than_a_reader_can_survey():

@@ -16,10 +16,6 @@ from services.kit.convert import PRECISIONS, decode_enum, label_of, to_duration,
 _ROLES = {encoder_pb2.ROLE_QUERY: "query", encoder_pb2.ROLE_PREMISE: "premise"}
 _LANES: dict[encoder_pb2.Lane, Lane] = {encoder_pb2.LANE_INTERACTIVE: "interactive", encoder_pb2.LANE_BULK: "bulk"}
 _TRUNCATES = {types_pb2.TRUNCATE_ERROR: False, types_pb2.TRUNCATE_END: True}
-_MODEL_TYPES = {
-    "sentence-encoder": encoder_pb2.MODEL_TYPE_SENTENCE_ENCODER,
-    "cross-encoder": encoder_pb2.MODEL_TYPE_CROSS_ENCODER,
-}
 
 
 def to_call(
@@ -121,10 +117,8 @@ def to_versions(versions: Versions) -> list[encoder_pb2.LoadedVersion]:
         encoder_pb2.LoadedVersion(
             version=version,
             space_id=model.space_id,
-            labels=sorted(name for (_, name), row in versions.labels.items() if version in row.versions),
             premise_encoder=version in versions.premise_versions.values(),
             in_flight=versions.in_flight[model],
-            model_type=_MODEL_TYPES[model.model_type],
             precisions=map(to_precision, dict.fromkeys((versions.precision_of(version), *model.runners))),
         )
         for version, model in sorted(versions.models.items())
@@ -136,10 +130,11 @@ def to_labels(versions: Versions) -> list[types_pb2.Label]:
     return [label_of(row) for _, row in sorted(versions.labels.items())]
 
 
-def to_swaps(swaps: Iterable[Swap]) -> list[encoder_pb2.SwapOutcome]:
-    """Lists the last swaps, newest first."""
+def to_swaps(swaps: Iterable[Swap], instance: str) -> list[types_pb2.Rollout]:
+    """Lists the last swaps of this encoder, newest first."""
     return [
-        encoder_pb2.SwapOutcome(
+        types_pb2.Rollout(
+            instance=instance,
             label=label_of(swap.row),
             ok=not swap.reason,
             reason=swap.reason,

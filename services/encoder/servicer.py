@@ -73,7 +73,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             dim=premise.dim if premise else 0,
             versions=convert.to_versions(self._versions),
             labels=convert.to_labels(self._versions),
-            swaps=convert.to_swaps(self._history),
+            swaps=convert.to_swaps(self._history, self._server.settings.instance),
             runtime=self._runtime,
             runtime_reason=self._runtime_reason,
         )

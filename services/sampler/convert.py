@@ -275,7 +275,7 @@ def to_tree(tree: TreeState, limit_bytes: int) -> people_pb2.TreeState:
 def to_queue(queue: Queue) -> people_pb2.Queue:
     """A queue with its counts; without a qualification where the person needs none."""
     message = queue.to_message()
-    if not queue.qualification.state:
+    if not queue.qualification.items:
         message.ClearField("qualification")
     return message
 

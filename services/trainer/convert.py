@@ -142,15 +142,15 @@ def precision(message: Any) -> str:
     return str(_named(types_pb2.Precision, message.precision, "precision", "")).lower()
 
 
-def to_rollouts(rows: Sequence[RolloutRow]) -> list[registry_pb2.Rollout]:
-    """Writes how far each encoder is."""
+def to_rollouts(rows: Sequence[RolloutRow], label: LabelRow) -> list[types_pb2.Rollout]:
+    """Writes how far each encoder is with a label."""
     return [
-        registry_pb2.Rollout(
+        types_pb2.Rollout(
             instance=row.instance,
-            revision=row.revision,
+            label=types_pb2.Label(space_id=label.space_id, name=label.name, revision=row.revision),
             ok=row.ok,
             reason=row.reason,
-            acknowledged_at=to_timestamp(row.at),
+            finished_at=to_timestamp(row.at),
         )
         for row in rows
     ]
@@ -160,18 +160,15 @@ def to_publication(publication: Publication) -> dict[str, Any]:
     """Collects the fields that the responses of Publish and Rollback share."""
     return {
         "label": to_label(publication.label),
-        "rollouts": to_rollouts(publication.rollouts),
+        "rollouts": to_rollouts(publication.rollouts, publication.label),
         "complete": publication.complete,
         "generation": publication.generation,
     }
 
 
-def to_gate(verdict: Verdict) -> registry_pb2.QualityGate:
-    """Writes what a published version was compared with."""
-    return registry_pb2.QualityGate(
-        comparisons=[_comparison(one) for one in verdict.comparisons],
-        not_compared=verdict.not_compared,
-    )
+def to_gate(verdict: Verdict) -> dict[str, Any]:
+    """Collects what the response of Publish says of the quality gate."""
+    return {"comparisons": map(_comparison, verdict.comparisons), "not_compared": verdict.not_compared}
 
 
 def _comparison(made: Comparison) -> registry_pb2.GateComparison:

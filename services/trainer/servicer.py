@@ -39,8 +39,8 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         self._page = partial(page_within, jobs.limits.message_bytes, jobs.limits.items)
 
     async def StartJob(self, request: trainer_pb2.StartJobRequest, context: Any) -> trainer_pb2.StartJobResponse:
-        job, existed = await self._jobs.start(*convert.from_config(request.config))
-        return trainer_pb2.StartJobResponse(job=convert.to_job(job), existed=existed)
+        job = await self._jobs.start(*convert.from_config(request.config))
+        return trainer_pb2.StartJobResponse(job=convert.to_job(job))
 
     async def GetJob(self, request: trainer_pb2.GetJobRequest, context: Any) -> trainer_pb2.GetJobResponse:
         return trainer_pb2.GetJobResponse(job=convert.to_job(await self._jobs.get(request.job_id)))
@@ -144,7 +144,7 @@ class RegistryAdminServicer(registry_pb2_grpc.RegistryAdminServiceServicer):
             request_id=request.request_id,
         )
         gate = convert.to_gate(publication.gate)
-        return registry_pb2.PublishResponse(**convert.to_publication(publication), gate=gate)
+        return registry_pb2.PublishResponse(**convert.to_publication(publication), **gate)
 
     async def SetLabel(self, request: registry_pb2.SetLabelRequest, context: Any) -> registry_pb2.SetLabelResponse:
         row = await self._publishing.set_label(
@@ -192,4 +192,6 @@ class RegistryAdminServicer(registry_pb2_grpc.RegistryAdminServiceServicer):
         self, request: registry_pb2.ListRolloutsRequest, context: Any
     ) -> registry_pb2.ListRolloutsResponse:
         row, rollouts = await self._publishing.rollouts(request.label, request.space_id)
-        return registry_pb2.ListRolloutsResponse(label=convert.to_label(row), rollouts=convert.to_rollouts(rollouts))
+        return registry_pb2.ListRolloutsResponse(
+            label=convert.to_label(row), rollouts=convert.to_rollouts(rollouts, row)
+        )

@@ -101,8 +101,8 @@ class Trainer(
     report: types_pb2.EvaluationReport = field(default_factory=types_pb2.EvaluationReport)
     reports: list[types_pb2.EvaluationReport] = field(default_factory=list)  # the next answers, before `report`
     complete: bool = True
-    lagging: registry_pb2.Rollout | None = None
-    gate: registry_pb2.QualityGate = field(default_factory=registry_pb2.QualityGate)
+    lagging: types_pb2.Rollout | None = None
+    gate: registry_pb2.PublishResponse = field(default_factory=registry_pb2.PublishResponse)
     moved_on_to: str = ""
     failure: errors.AeencError | None = None
     checkpoint: trainer_pb2.Checkpoint = field(default_factory=trainer_pb2.Checkpoint)
@@ -171,10 +171,12 @@ class Trainer(
             name=request.label, versions=versions, revision=2, previous_versions=["q0"], share=request.share
         )
         rollouts = [
-            registry_pb2.Rollout(instance="encoder-a", revision=2, ok=True),
-            self.lagging or registry_pb2.Rollout(instance="encoder-b", revision=2, ok=True),
+            types_pb2.Rollout(instance="encoder-a", label=label, ok=True),
+            self.lagging or types_pb2.Rollout(instance="encoder-b", label=label, ok=True),
         ]
-        return registry_pb2.PublishResponse(label=label, rollouts=rollouts, complete=self.complete, gate=self.gate)
+        response = registry_pb2.PublishResponse(label=label, rollouts=rollouts, complete=self.complete)
+        response.MergeFrom(self.gate)
+        return response
 
     async def Rollback(self, request: Any, context: Any) -> Any:
         await self._hear(request, context)

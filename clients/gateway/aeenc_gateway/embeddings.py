@@ -152,7 +152,7 @@ async def models(request: Request) -> Response:
     fleet: Fleet = request.app.state.fleet
     info = await fleet.encoder.info()
     loaded = [one for one in info.versions if one.space_id == info.default_space_id]
-    labels = {label for one in loaded for label in one.labels}
+    labels = {one.name for one in info.labels if one.space_id == info.default_space_id}
     names = [*sorted(labels), PREMISE, *(one.version for one in loaded)]
     data = [{"id": name, "object": "model", "created": 0, "owned_by": "aeenc"} for name in names]
     return json_response({"object": "list", "data": data})

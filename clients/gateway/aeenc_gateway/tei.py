@@ -103,7 +103,8 @@ async def info(request: Request) -> Response:
     """Describes the encoder."""
     fleet: Fleet = request.app.state.fleet
     told = await fleet.encoder.info()
-    stable = [one for one in told.versions if one.space_id == told.default_space_id and "stable" in one.labels]
+    here = [one for one in told.labels if one.space_id == told.default_space_id and one.name == "stable"]
+    stable = [one for one in told.versions if any(one.version in label.versions for label in here)]
     limits = told.service.limits
     return json_response(
         {

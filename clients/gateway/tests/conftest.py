@@ -95,10 +95,14 @@ class Double(encoder_pb2_grpc.EncoderServiceServicer, index_pb2_grpc.IndexServic
     async def GetInfo(self, request: Any, context: Any) -> encoder_pb2.EncoderServiceGetInfoResponse:
         await self._answer(request, context, self.error)
         versions = [
-            encoder_pb2.LoadedVersion(version=version, space_id=space_id, labels=labels)
-            for version, space_id, labels in (("q1", "s1", ["stable"]), ("q2", "s2", ["other"]), ("x1", "cross", []))
+            encoder_pb2.LoadedVersion(version=version, space_id=space_id)
+            for version, space_id in (("q1", "s1"), ("q2", "s2"), ("x1", "cross"))
         ]
-        return encoder_pb2.EncoderServiceGetInfoResponse(default_space_id="s1", versions=versions)
+        labels = [
+            types_pb2.Label(space_id=space_id, name=name, versions=[version])
+            for space_id, name, version in (("s1", "stable", "q1"), ("s2", "other", "q2"))
+        ]
+        return encoder_pb2.EncoderServiceGetInfoResponse(default_space_id="s1", versions=versions, labels=labels)
 
     async def Retrieve(self, request: Any, context: Any) -> index_pb2.RetrieveResponse:
         await self._answer(request, context, self.error)

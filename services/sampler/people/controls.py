@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from aeenc import errors
 from aeenc.oracle import Candidate, Task
-from aeenc.values import ControlMistake, ControlReport, Judgement, Qualification, QualificationState, Verdict
+from aeenc.values import ControlMistake, ControlReport, Judgement, Qualification, Verdict
 from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import TaskRecord, Verdicts, accepts, decides, task_name
 from services.sampler.records.runs import Run
@@ -95,24 +95,24 @@ class ControlItems:
         queue = run.config.oracle
         settings = self._queues[queue]
 
-        def standing(answered: int, state: str) -> Qualification:
-            return Qualification(items=settings.qualify, answered=answered, state=QualificationState[state])
+        def standing(answered: int, *, passed: bool = False) -> Qualification:
+            return Qualification(items=settings.qualify, answered=answered, passed=passed)
 
         if not settings.qualify or annotator in settings.qualified:
             return None
         if noted := await self._tasks.qualification(run.id, queue, annotator):
-            return standing(settings.qualify, noted)
+            return standing(settings.qualify, passed=noted == "PASSED")
         ids = await self._tasks.answered_by(run.id, annotator, controls=True)
         found, _ = await self._tasks.read_many(run.id, ids)
         counted = [right_and_judged(one, given.own_verdicts) for one in found for given in one.answers]
         if len(found) < settings.qualify:
-            return standing(len(found), "OPEN")
+            return standing(len(found))
         right, judged = (sum(numbers) for numbers in zip(*counted, strict=True))
         if not judged or right < settings.qualify_share * judged:
             await self._tasks.fail(run.id, annotator)
-            return standing(len(found), "FAILED")
+            return standing(len(found))
         await self._tasks.qualify(queue, annotator)
-        return standing(len(found), "PASSED")
+        return standing(len(found), passed=True)
 
 
 def read_controls(path: Path) -> tuple[Control, ...]:

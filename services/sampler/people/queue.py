@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from aeenc import errors
 from aeenc.oracle import Candidate, Task
-from aeenc.values import Judgement, QualificationState
+from aeenc.values import Judgement
 from services.sampler.oracles.answers import MAX_ADDED
 from services.sampler.people import steps
 from services.sampler.people.controls import ControlItems, NotQualified, draw
@@ -360,10 +360,10 @@ class TaskQueue:
     async def _qualifies(self, run: Run, annotator: str, only: frozenset[str] | None) -> bool:
         """Whether this person is in the qualification round. Raises NotQualified where that gives them no task."""
         found = await self._controls.qualification(run, annotator)
-        if found is None or found.state is QualificationState.PASSED:
+        if found is None or found.passed:
             return False
         queue = run.config.oracle
-        if found.state is QualificationState.FAILED:
+        if found.answered >= found.items:
             raise NotQualified(
                 f"{annotator} has not passed the qualification round of queue {queue!r}: fewer than "
                 f"{self._queues[queue].qualify_share:.0%} of the verdicts were right; ask who leads the queue"

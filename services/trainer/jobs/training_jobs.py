@@ -48,14 +48,14 @@ class TrainingJobs:
         self._pairs, self._data_sets, self._runner = pairs, data_sets, runner
         self.limits, self._losses = limits, losses
 
-    async def start(self, config: JobConfig, validation: Sequence[Gold]) -> tuple[Job, bool]:
-        """Starts a job on the generation and base version of now. True if the job existed before."""
+    async def start(self, config: JobConfig, validation: Sequence[Gold]) -> Job:
+        """Starts a job on the generation and base version of now, or finds the one that its key has started."""
         self._check(config, validation)
         fingerprint = config.fingerprint(validation)
         if config.idempotency_key:
             existing = await self._store.by_idempotency_key(config.idempotency_key)
             if existing is not None:
-                return _same(existing, config, fingerprint), True
+                return _same(existing, config, fingerprint)
         generation, base_version = await self._resolve(config, validation)
         await self._check_data(config)
         job = Job(
@@ -75,7 +75,7 @@ class TrainingJobs:
         if stored.id == job.id:
             await self._holds.hold(job.id, config.corpus, generation)
         self._runner.wake()
-        return _same(stored, config, fingerprint), stored.id != job.id
+        return _same(stored, config, fingerprint)
 
     async def _resolve(self, config: JobConfig, validation: Sequence[Gold]) -> tuple[str, str]:
         """Resolves the corpus's active generation, and the version of its space to start from.

@@ -382,7 +382,7 @@ async def test_publish_says_what_the_gate_compared_or_why_nothing(aeenc, fleet):
     }
     shown = " ".join((await aeenc(*fleet.options, "publish", "q1")).stdout.split())
     assert all(figure in shown for figure in ("594", "0.500", "0.625", "no difference shown (-.125, p .250)"))
-    fleet.trainer.gate = registry_pb2.QualityGate(not_compared="it was forced")
+    fleet.trainer.gate = registry_pb2.PublishResponse(not_compared="it was forced")
     assert "not compared: it was forced" in (await aeenc(*fleet.options, "publish", "q1", "--force")).stdout
 
 
@@ -406,7 +406,9 @@ async def test_a_canary_is_published_with_its_share(aeenc, fleet):
     ids=["refuses", "silent", "refused-before", "never-answered"],
 )
 async def test_an_incomplete_rollout_is_exit_code_5_and_names_who_lags_and_why(aeenc, fleet, rollout, why):
-    fleet.trainer.complete, fleet.trainer.lagging = False, registry_pb2.Rollout(instance="encoder-b", **rollout)
+    label = types_pb2.Label(revision=rollout.pop("revision"))
+    fleet.trainer.complete = False
+    fleet.trainer.lagging = types_pb2.Rollout(instance="encoder-b", label=label, **rollout)
     ended = await aeenc(*fleet.options, "--json", "publish", "q1")
     assert (ended.code, ended.json["complete"]) == (5, False)
     assert ended.error["message"].endswith(f": encoder-b ({why})")

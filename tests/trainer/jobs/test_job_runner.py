@@ -146,7 +146,7 @@ async def test_an_idempotency_key_with_another_configuration_is_refused_and_what
     config = JobConfig("c", ("r",), idempotency_key="k")
     stored = replace(config, base_version="q1")
     await bench.store.create(replace(bench.job, id="keyed", config=stored, fingerprint=config.fingerprint([])), [])
-    assert (await jobs.start(config, []))[0].id == "keyed"
+    assert (await jobs.start(config, [])).id == "keyed"
     with pytest.raises(errors.AlreadyExists, match=r"epochs 0, now 4; choose another key"):
         await jobs.start(replace(config, epochs=4), [])
     with pytest.raises(errors.AlreadyExists, match="other `validation`; choose another key"):

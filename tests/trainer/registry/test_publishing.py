@@ -83,7 +83,7 @@ async def test_a_label_names_an_ensemble_of_cross_encoders(world: World):
     ]
     moved = await world.registry.publish([good, bad])
     assert (moved.label.versions, moved.label.space_id) == ((good, bad), CROSS_ENCODER)
-    assert moved.gate.not_compared == "an ensemble has no validation of its own"
+    assert moved.not_compared == "an ensemble has no validation of its own"
     listed = {one.name: one.versions async for one in world.registry.list_labels(space_id=CROSS_ENCODER)}
     assert listed == {"stable": (good, bad)}
     named = {one.version: list(one.labels) async for one in world.trainer.list_checkpoints()}
@@ -278,7 +278,7 @@ async def test_a_publication_names_who_refuses_and_who_is_silent_and_forgets_the
         row = RolloutRow(instance, revision, not reason, reason, datetime.now(UTC))
         await world.rows.acknowledge(space_id, "stable", row)
     published = await world.registry.publish(good, wait_s=0.3)
-    stands = [(rollout.instance, rollout.revision, rollout.ok, rollout.reason) for rollout in published.rollouts]
+    stands = [(rollout.instance, rollout.label.revision, rollout.ok, rollout.reason) for rollout in published.rollouts]
     assert stands == [("refuses", 2, False, "the disk is full"), ("silent", 1, True, "")]
     assert (published.complete, published.label.revision) == (False, 2)
 

@@ -37,7 +37,7 @@ async def test_only_being_worse_is_asked_for(world: World):
     await world.registry.publish(good)
     with pytest.raises(errors.FailedPrecondition, match=r"one-sided .* p = 0\.0[34]"):  # two-sided it is .07
         await world.registry.publish(worse)
-    (compared,) = (await world.registry.publish(better)).gate.comparisons
+    (compared,) = (await world.registry.publish(better)).comparisons
     assert compared.p_value > 0.95
 
 
@@ -47,7 +47,7 @@ async def test_asked_for_only_better_it_publishes_nothing_else(world: World):
     better = await world.checkpoint("better", [min(1.0, value + 0.15) for value in GOOD])
     first = await world.checkpoint("first", GOOD, base_version=world.space.version, before=BAD)
     few = await world.checkpoint("few", [1.0] * 9)
-    (compared,) = (await world.registry.publish(first, only_better=True)).gate.comparisons
+    (compared,) = (await world.registry.publish(first, only_better=True)).comparisons
     assert (compared.outcome, compared.p_better < 0.01) == (values.Outcome.BETTER, True)
     assert (await world.registry.publish(first, only_better=True)).label.versions[0] == first, "it serves already"
     for doubtful, words in ((about, "no difference shown: MAP"), (few, "too few validation queries: 9"), (good, "MAP")):
@@ -81,7 +81,7 @@ async def test_what_serves_is_compared_by_what_the_candidates_job_measured(world
     with pytest.raises(errors.FailedPrecondition, match=f"the serving {serving} 0.7800"):
         await world.registry.publish(worse)
     unaware = await world.checkpoint("unaware", BAD, queries="others", measured={world.space.version: GOOD})
-    gate = (await world.registry.publish(unaware)).gate
+    gate = await world.registry.publish(unaware)
     assert (gate.comparisons, gate.not_compared.split(";")[0]) == (
         (),
         f"{serving} was not measured on the validation queries and premises of {unaware}",
@@ -91,21 +91,21 @@ async def test_what_serves_is_compared_by_what_the_candidates_job_measured(world
 @pytest.mark.parametrize("queries", [1, 5, FEWEST - 1])
 async def test_with_few_queries_the_answer_says_that_they_are_too_few(world: World, queries: int):
     few = await world.checkpoint("few", [0.0] * queries, base_version=world.space.version, before=[1.0] * queries)
-    gate = (await world.registry.publish(few)).gate
+    gate = await world.registry.publish(few)
     assert (gate.comparisons, f"too few validation queries: {queries}" in gate.not_compared) == ((), True)
 
 
 async def test_an_answer_says_what_a_version_was_compared_with_or_why_with_nothing(world: World):
     good, about = await world.checkpoint("good", GOOD), await world.checkpoint("about", [*GOOD[1:], GOOD[0] - 0.01])
     nothing = await world.checkpoint("nothing", None)
-    first = (await world.registry.publish(good)).gate
+    first = await world.registry.publish(good)
     assert (list(first.comparisons), "was not measured" in first.not_compared) == ([], True)
-    (compared,) = (await world.registry.publish(about)).gate.comparisons
+    (compared,) = (await world.registry.publish(about)).comparisons
     assert (compared.version, compared.queries) == (good, 10)
     assert compared.candidate_map < compared.version_map
     assert 0.05 <= compared.p_value <= 1
-    assert "without validation queries" in (await world.registry.publish(nothing)).gate.not_compared
-    assert (await world.registry.publish(good, force=True)).gate.not_compared == "it was forced"
+    assert "without validation queries" in (await world.registry.publish(nothing)).not_compared
+    assert (await world.registry.publish(good, force=True)).not_compared == "it was forced"
 
 
 async def test_a_job_measures_what_stable_and_canary_serve_in_its_space(world: World):

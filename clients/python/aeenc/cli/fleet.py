@@ -113,11 +113,11 @@ def moved_dict(moved: values.Publication | values.Rollback) -> dict[str, Any]:
         **_label_dict(label),
         "complete": moved.complete,
         "generation": moved.generation,
-        **({"gate": _gate_dict(moved.gate)} if isinstance(moved, values.Publication) else {}),
+        **({"gate": _gate_dict(moved)} if isinstance(moved, values.Publication) else {}),
         "rollouts": [
             {
                 "instance": rollout.instance,
-                "revision": rollout.revision,
+                "revision": rollout.label.revision,
                 "ok": rollout.ok,
                 "reason": rollout.reason,
                 "lag": _lag(rollout, label.revision),
@@ -127,10 +127,10 @@ def moved_dict(moved: values.Publication | values.Rollback) -> dict[str, Any]:
     }
 
 
-def _gate_dict(gate: values.QualityGate) -> dict[str, Any]:
+def _gate_dict(moved: values.Publication) -> dict[str, Any]:
     """Converts what the quality gate compared to plain values."""
-    compared = [comparison_dict(one) for one in gate.comparisons]
-    return {"comparisons": compared, "not_compared": gate.not_compared}
+    compared = [comparison_dict(one) for one in moved.comparisons]
+    return {"comparisons": compared, "not_compared": moved.not_compared}
 
 
 def _gate_shown(gate: dict[str, Any]) -> list[RenderableType]:
@@ -152,8 +152,8 @@ def _gate_shown(gate: dict[str, Any]) -> list[RenderableType]:
 
 def _lag(rollout: values.Rollout, revision: int) -> str:
     """Says why an encoder does not serve a revision; empty when it does. Ignores reports on earlier revisions."""
-    if rollout.revision < revision:
-        at = f"is still at revision {rollout.revision}" if rollout.revision else ""
+    if (now := rollout.label.revision) < revision:
+        at = f"is still at revision {now}" if now else ""
         return ": ".join(part for part in (at, rollout.reason) if part) or "has not answered yet"
     return "" if rollout.ok else rollout.reason or "gives no reason"
 

@@ -23,43 +23,37 @@ _sym_db = _symbol_database.Default()
 
 
 from aeenc.v1 import types_pb2 as aeenc_dot_v1_dot_types__pb2
-from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
-from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x61\x65\x65nc/v1/encoder.proto\x12\x08\x61\x65\x65nc.v1\x1a\x14\x61\x65\x65nc/v1/types.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf7\x01\n\rEncodeRequest\x12\r\n\x05texts\x18\x01 \x03(\t\x12\x1c\n\x04role\x18\x02 \x01(\x0e\x32\x0e.aeenc.v1.Role\x12&\n\x05model\x18\x03 \x01(\x0b\x32\x17.aeenc.v1.ModelSelector\x12$\n\x08truncate\x18\x04 \x01(\x0e\x32\x12.aeenc.v1.Truncate\x12\x10\n\x08space_id\x18\x05 \x01(\t\x12\x1c\n\x04lane\x18\x06 \x01(\x0e\x32\x0e.aeenc.v1.Lane\x12&\n\tprecision\x18\x07 \x01(\x0e\x32\x13.aeenc.v1.Precision\x12\x13\n\x0brouting_key\x18\x08 \x01(\t\"\xd2\x01\n\x0e\x45ncodeResponse\x12(\n\nembeddings\x18\x01 \x01(\x0b\x32\x14.aeenc.v1.Embeddings\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x10\n\x08space_id\x18\x03 \x01(\t\x12\"\n\x07timings\x18\x04 \x01(\x0b\x32\x11.aeenc.v1.Timings\x12\x11\n\ttruncated\x18\x05 \x01(\r\x12&\n\tprecision\x18\x06 \x01(\x0e\x32\x13.aeenc.v1.Precision\x12\x0e\n\x06tokens\x18\x07 \x01(\r\"P\n\x13\x45ncodeStreamRequest\x12&\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x17.aeenc.v1.EncodeRequest\x12\x11\n\tbatch_seq\x18\x02 \x01(\x04\"R\n\x14\x45ncodeStreamResponse\x12\'\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x18.aeenc.v1.EncodeResponse\x12\x11\n\tbatch_seq\x18\x02 \x01(\x04\"\xc0\x01\n\x0cScoreRequest\x12\r\n\x05query\x18\x01 \x01(\t\x12\x10\n\x08premises\x18\x02 \x03(\t\x12&\n\x05model\x18\x03 \x01(\x0b\x32\x17.aeenc.v1.ModelSelector\x12$\n\x08truncate\x18\x04 \x01(\x0e\x32\x12.aeenc.v1.Truncate\x12\x19\n\x11\x66irst_of_ensemble\x18\x05 \x01(\x08\x12&\n\tprecision\x18\x06 \x01(\x0e\x32\x13.aeenc.v1.Precision\"\xa7\x01\n\rScoreResponse\x12\x0e\n\x06scores\x18\x01 \x03(\x02\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\"\n\x07timings\x18\x03 \x01(\x0b\x32\x11.aeenc.v1.Timings\x12\x11\n\ttruncated\x18\x04 \x01(\r\x12\x10\n\x08\x65nsemble\x18\x05 \x03(\t\x12&\n\tprecision\x18\x06 \x01(\x0e\x32\x13.aeenc.v1.Precision\"\x1e\n\x1c\x45ncoderServiceGetInfoRequest\"\x89\x02\n\x1d\x45ncoderServiceGetInfoResponse\x12&\n\x07service\x18\x01 \x01(\x0b\x32\x15.aeenc.v1.ServiceInfo\x12\x18\n\x10\x64\x65\x66\x61ult_space_id\x18\x02 \x01(\t\x12\x0b\n\x03\x64im\x18\x03 \x01(\r\x12)\n\x08versions\x18\x04 \x03(\x0b\x32\x17.aeenc.v1.LoadedVersion\x12\x1f\n\x06labels\x18\x05 \x03(\x0b\x32\x0f.aeenc.v1.Label\x12$\n\x05swaps\x18\x06 \x03(\x0b\x32\x15.aeenc.v1.SwapOutcome\x12\x0f\n\x07runtime\x18\x07 \x01(\t\x12\x16\n\x0eruntime_reason\x18\x08 \x01(\t\"\xc0\x01\n\rLoadedVersion\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08space_id\x18\x02 \x01(\t\x12\x0e\n\x06labels\x18\x03 \x03(\t\x12\x17\n\x0fpremise_encoder\x18\x04 \x01(\x08\x12\x11\n\tin_flight\x18\x05 \x01(\r\x12\'\n\nmodel_type\x18\x06 \x01(\x0e\x32\x13.aeenc.v1.ModelType\x12\'\n\nprecisions\x18\x07 \x03(\x0e\x32\x13.aeenc.v1.Precision\"\xa7\x01\n\x0bSwapOutcome\x12\x1e\n\x05label\x18\x01 \x01(\x0b\x32\x0f.aeenc.v1.Label\x12\n\n\x02ok\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12/\n\x0b\x66inished_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x08\x64uration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration*A\n\x04Lane\x12\x14\n\x10LANE_UNSPECIFIED\x10\x00\x12\x14\n\x10LANE_INTERACTIVE\x10\x01\x12\r\n\tLANE_BULK\x10\x02*f\n\tModelType\x12\x1a\n\x16MODEL_TYPE_UNSPECIFIED\x10\x00\x12\x1f\n\x1bMODEL_TYPE_SENTENCE_ENCODER\x10\x01\x12\x1c\n\x18MODEL_TYPE_CROSS_ENCODER\x10\x02*>\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0e\n\nROLE_QUERY\x10\x01\x12\x10\n\x0cROLE_PREMISE\x10\x02\x32\xb6\x02\n\x0e\x45ncoderService\x12;\n\x06\x45ncode\x12\x17.aeenc.v1.EncodeRequest\x1a\x18.aeenc.v1.EncodeResponse\x12Q\n\x0c\x45ncodeStream\x12\x1d.aeenc.v1.EncodeStreamRequest\x1a\x1e.aeenc.v1.EncodeStreamResponse(\x01\x30\x01\x12\x38\n\x05Score\x12\x16.aeenc.v1.ScoreRequest\x1a\x17.aeenc.v1.ScoreResponse\x12Z\n\x07GetInfo\x12&.aeenc.v1.EncoderServiceGetInfoRequest\x1a\'.aeenc.v1.EncoderServiceGetInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x61\x65\x65nc/v1/encoder.proto\x12\x08\x61\x65\x65nc.v1\x1a\x14\x61\x65\x65nc/v1/types.proto\"\xf7\x01\n\rEncodeRequest\x12\r\n\x05texts\x18\x01 \x03(\t\x12\x1c\n\x04role\x18\x02 \x01(\x0e\x32\x0e.aeenc.v1.Role\x12&\n\x05model\x18\x03 \x01(\x0b\x32\x17.aeenc.v1.ModelSelector\x12$\n\x08truncate\x18\x04 \x01(\x0e\x32\x12.aeenc.v1.Truncate\x12\x10\n\x08space_id\x18\x05 \x01(\t\x12\x1c\n\x04lane\x18\x06 \x01(\x0e\x32\x0e.aeenc.v1.Lane\x12&\n\tprecision\x18\x07 \x01(\x0e\x32\x13.aeenc.v1.Precision\x12\x13\n\x0brouting_key\x18\x08 \x01(\t\"\xd2\x01\n\x0e\x45ncodeResponse\x12(\n\nembeddings\x18\x01 \x01(\x0b\x32\x14.aeenc.v1.Embeddings\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x10\n\x08space_id\x18\x03 \x01(\t\x12\"\n\x07timings\x18\x04 \x01(\x0b\x32\x11.aeenc.v1.Timings\x12\x11\n\ttruncated\x18\x05 \x01(\r\x12&\n\tprecision\x18\x06 \x01(\x0e\x32\x13.aeenc.v1.Precision\x12\x0e\n\x06tokens\x18\x07 \x01(\r\"P\n\x13\x45ncodeStreamRequest\x12&\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x17.aeenc.v1.EncodeRequest\x12\x11\n\tbatch_seq\x18\x02 \x01(\x04\"R\n\x14\x45ncodeStreamResponse\x12\'\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x18.aeenc.v1.EncodeResponse\x12\x11\n\tbatch_seq\x18\x02 \x01(\x04\"\xc0\x01\n\x0cScoreRequest\x12\r\n\x05query\x18\x01 \x01(\t\x12\x10\n\x08premises\x18\x02 \x03(\t\x12&\n\x05model\x18\x03 \x01(\x0b\x32\x17.aeenc.v1.ModelSelector\x12$\n\x08truncate\x18\x04 \x01(\x0e\x32\x12.aeenc.v1.Truncate\x12\x19\n\x11\x66irst_of_ensemble\x18\x05 \x01(\x08\x12&\n\tprecision\x18\x06 \x01(\x0e\x32\x13.aeenc.v1.Precision\"\xa7\x01\n\rScoreResponse\x12\x0e\n\x06scores\x18\x01 \x03(\x02\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\"\n\x07timings\x18\x03 \x01(\x0b\x32\x11.aeenc.v1.Timings\x12\x11\n\ttruncated\x18\x04 \x01(\r\x12\x10\n\x08\x65nsemble\x18\x05 \x03(\t\x12&\n\tprecision\x18\x06 \x01(\x0e\x32\x13.aeenc.v1.Precision\"\x1e\n\x1c\x45ncoderServiceGetInfoRequest\"\x85\x02\n\x1d\x45ncoderServiceGetInfoResponse\x12&\n\x07service\x18\x01 \x01(\x0b\x32\x15.aeenc.v1.ServiceInfo\x12\x18\n\x10\x64\x65\x66\x61ult_space_id\x18\x02 \x01(\t\x12\x0b\n\x03\x64im\x18\x03 \x01(\r\x12)\n\x08versions\x18\x04 \x03(\x0b\x32\x17.aeenc.v1.LoadedVersion\x12\x1f\n\x06labels\x18\x05 \x03(\x0b\x32\x0f.aeenc.v1.Label\x12 \n\x05swaps\x18\x06 \x03(\x0b\x32\x11.aeenc.v1.Rollout\x12\x0f\n\x07runtime\x18\x07 \x01(\t\x12\x16\n\x0eruntime_reason\x18\x08 \x01(\t\"\x87\x01\n\rLoadedVersion\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08space_id\x18\x02 \x01(\t\x12\x17\n\x0fpremise_encoder\x18\x03 \x01(\x08\x12\x11\n\tin_flight\x18\x04 \x01(\r\x12\'\n\nprecisions\x18\x05 \x03(\x0e\x32\x13.aeenc.v1.Precision*A\n\x04Lane\x12\x14\n\x10LANE_UNSPECIFIED\x10\x00\x12\x14\n\x10LANE_INTERACTIVE\x10\x01\x12\r\n\tLANE_BULK\x10\x02*>\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0e\n\nROLE_QUERY\x10\x01\x12\x10\n\x0cROLE_PREMISE\x10\x02\x32\xb6\x02\n\x0e\x45ncoderService\x12;\n\x06\x45ncode\x12\x17.aeenc.v1.EncodeRequest\x1a\x18.aeenc.v1.EncodeResponse\x12Q\n\x0c\x45ncodeStream\x12\x1d.aeenc.v1.EncodeStreamRequest\x1a\x1e.aeenc.v1.EncodeStreamResponse(\x01\x30\x01\x12\x38\n\x05Score\x12\x16.aeenc.v1.ScoreRequest\x1a\x17.aeenc.v1.ScoreResponse\x12Z\n\x07GetInfo\x12&.aeenc.v1.EncoderServiceGetInfoRequest\x1a\'.aeenc.v1.EncoderServiceGetInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'aeenc.v1.encoder_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LANE']._serialized_start=1782
-  _globals['_LANE']._serialized_end=1847
-  _globals['_MODELTYPE']._serialized_start=1849
-  _globals['_MODELTYPE']._serialized_end=1951
-  _globals['_ROLE']._serialized_start=1953
-  _globals['_ROLE']._serialized_end=2015
-  _globals['_ENCODEREQUEST']._serialized_start=124
-  _globals['_ENCODEREQUEST']._serialized_end=371
-  _globals['_ENCODERESPONSE']._serialized_start=374
-  _globals['_ENCODERESPONSE']._serialized_end=584
-  _globals['_ENCODESTREAMREQUEST']._serialized_start=586
-  _globals['_ENCODESTREAMREQUEST']._serialized_end=666
-  _globals['_ENCODESTREAMRESPONSE']._serialized_start=668
-  _globals['_ENCODESTREAMRESPONSE']._serialized_end=750
-  _globals['_SCOREREQUEST']._serialized_start=753
-  _globals['_SCOREREQUEST']._serialized_end=945
-  _globals['_SCORERESPONSE']._serialized_start=948
-  _globals['_SCORERESPONSE']._serialized_end=1115
-  _globals['_ENCODERSERVICEGETINFOREQUEST']._serialized_start=1117
-  _globals['_ENCODERSERVICEGETINFOREQUEST']._serialized_end=1147
-  _globals['_ENCODERSERVICEGETINFORESPONSE']._serialized_start=1150
-  _globals['_ENCODERSERVICEGETINFORESPONSE']._serialized_end=1415
-  _globals['_LOADEDVERSION']._serialized_start=1418
-  _globals['_LOADEDVERSION']._serialized_end=1610
-  _globals['_SWAPOUTCOME']._serialized_start=1613
-  _globals['_SWAPOUTCOME']._serialized_end=1780
-  _globals['_ENCODERSERVICE']._serialized_start=2018
-  _globals['_ENCODERSERVICE']._serialized_end=2328
+  _globals['_LANE']._serialized_start=1486
+  _globals['_LANE']._serialized_end=1551
+  _globals['_ROLE']._serialized_start=1553
+  _globals['_ROLE']._serialized_end=1615
+  _globals['_ENCODEREQUEST']._serialized_start=59
+  _globals['_ENCODEREQUEST']._serialized_end=306
+  _globals['_ENCODERESPONSE']._serialized_start=309
+  _globals['_ENCODERESPONSE']._serialized_end=519
+  _globals['_ENCODESTREAMREQUEST']._serialized_start=521
+  _globals['_ENCODESTREAMREQUEST']._serialized_end=601
+  _globals['_ENCODESTREAMRESPONSE']._serialized_start=603
+  _globals['_ENCODESTREAMRESPONSE']._serialized_end=685
+  _globals['_SCOREREQUEST']._serialized_start=688
+  _globals['_SCOREREQUEST']._serialized_end=880
+  _globals['_SCORERESPONSE']._serialized_start=883
+  _globals['_SCORERESPONSE']._serialized_end=1050
+  _globals['_ENCODERSERVICEGETINFOREQUEST']._serialized_start=1052
+  _globals['_ENCODERSERVICEGETINFOREQUEST']._serialized_end=1082
+  _globals['_ENCODERSERVICEGETINFORESPONSE']._serialized_start=1085
+  _globals['_ENCODERSERVICEGETINFORESPONSE']._serialized_end=1346
+  _globals['_LOADEDVERSION']._serialized_start=1349
+  _globals['_LOADEDVERSION']._serialized_end=1484
+  _globals['_ENCODERSERVICE']._serialized_start=1618
+  _globals['_ENCODERSERVICE']._serialized_end=1928
 # @@protoc_insertion_point(module_scope)

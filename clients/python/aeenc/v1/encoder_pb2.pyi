@@ -1,6 +1,4 @@
 from aeenc.v1 import types_pb2 as _types_pb2
-from google.protobuf import duration_pb2 as _duration_pb2
-from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -16,12 +14,6 @@ class Lane(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LANE_INTERACTIVE: _ClassVar[Lane]
     LANE_BULK: _ClassVar[Lane]
 
-class ModelType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    MODEL_TYPE_UNSPECIFIED: _ClassVar[ModelType]
-    MODEL_TYPE_SENTENCE_ENCODER: _ClassVar[ModelType]
-    MODEL_TYPE_CROSS_ENCODER: _ClassVar[ModelType]
-
 class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ROLE_UNSPECIFIED: _ClassVar[Role]
@@ -30,9 +22,6 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 LANE_UNSPECIFIED: Lane
 LANE_INTERACTIVE: Lane
 LANE_BULK: Lane
-MODEL_TYPE_UNSPECIFIED: ModelType
-MODEL_TYPE_SENTENCE_ENCODER: ModelType
-MODEL_TYPE_CROSS_ENCODER: ModelType
 ROLE_UNSPECIFIED: Role
 ROLE_QUERY: Role
 ROLE_PREMISE: Role
@@ -142,39 +131,21 @@ class EncoderServiceGetInfoResponse(_message.Message):
     dim: int
     versions: _containers.RepeatedCompositeFieldContainer[LoadedVersion]
     labels: _containers.RepeatedCompositeFieldContainer[_types_pb2.Label]
-    swaps: _containers.RepeatedCompositeFieldContainer[SwapOutcome]
+    swaps: _containers.RepeatedCompositeFieldContainer[_types_pb2.Rollout]
     runtime: str
     runtime_reason: str
-    def __init__(self, service: _Optional[_Union[_types_pb2.ServiceInfo, _Mapping]] = ..., default_space_id: _Optional[str] = ..., dim: _Optional[int] = ..., versions: _Optional[_Iterable[_Union[LoadedVersion, _Mapping]]] = ..., labels: _Optional[_Iterable[_Union[_types_pb2.Label, _Mapping]]] = ..., swaps: _Optional[_Iterable[_Union[SwapOutcome, _Mapping]]] = ..., runtime: _Optional[str] = ..., runtime_reason: _Optional[str] = ...) -> None: ...
+    def __init__(self, service: _Optional[_Union[_types_pb2.ServiceInfo, _Mapping]] = ..., default_space_id: _Optional[str] = ..., dim: _Optional[int] = ..., versions: _Optional[_Iterable[_Union[LoadedVersion, _Mapping]]] = ..., labels: _Optional[_Iterable[_Union[_types_pb2.Label, _Mapping]]] = ..., swaps: _Optional[_Iterable[_Union[_types_pb2.Rollout, _Mapping]]] = ..., runtime: _Optional[str] = ..., runtime_reason: _Optional[str] = ...) -> None: ...
 
 class LoadedVersion(_message.Message):
-    __slots__ = ("version", "space_id", "labels", "premise_encoder", "in_flight", "model_type", "precisions")
+    __slots__ = ("version", "space_id", "premise_encoder", "in_flight", "precisions")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SPACE_ID_FIELD_NUMBER: _ClassVar[int]
-    LABELS_FIELD_NUMBER: _ClassVar[int]
     PREMISE_ENCODER_FIELD_NUMBER: _ClassVar[int]
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
-    MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
     PRECISIONS_FIELD_NUMBER: _ClassVar[int]
     version: str
     space_id: str
-    labels: _containers.RepeatedScalarFieldContainer[str]
     premise_encoder: bool
     in_flight: int
-    model_type: ModelType
     precisions: _containers.RepeatedScalarFieldContainer[_types_pb2.Precision]
-    def __init__(self, version: _Optional[str] = ..., space_id: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., premise_encoder: bool = ..., in_flight: _Optional[int] = ..., model_type: _Optional[_Union[ModelType, str]] = ..., precisions: _Optional[_Iterable[_Union[_types_pb2.Precision, str]]] = ...) -> None: ...
-
-class SwapOutcome(_message.Message):
-    __slots__ = ("label", "ok", "reason", "finished_at", "duration")
-    LABEL_FIELD_NUMBER: _ClassVar[int]
-    OK_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    FINISHED_AT_FIELD_NUMBER: _ClassVar[int]
-    DURATION_FIELD_NUMBER: _ClassVar[int]
-    label: _types_pb2.Label
-    ok: bool
-    reason: str
-    finished_at: _timestamp_pb2.Timestamp
-    duration: _duration_pb2.Duration
-    def __init__(self, label: _Optional[_Union[_types_pb2.Label, _Mapping]] = ..., ok: bool = ..., reason: _Optional[str] = ..., finished_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., space_id: _Optional[str] = ..., premise_encoder: bool = ..., in_flight: _Optional[int] = ..., precisions: _Optional[_Iterable[_Union[_types_pb2.Precision, str]]] = ...) -> None: ...

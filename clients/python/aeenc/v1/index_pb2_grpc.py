@@ -111,8 +111,6 @@ class IndexServiceServicer(object):
 
     def ListPremises(self, request, context):
         """Lists the premises of a generation in insertion order.
-
-        Fails with INVALID_ARGUMENT: the token belongs to another generation, or is malformed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

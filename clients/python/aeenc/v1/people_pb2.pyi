@@ -10,13 +10,6 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class QualificationState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    QUALIFICATION_STATE_UNSPECIFIED: _ClassVar[QualificationState]
-    QUALIFICATION_STATE_OPEN: _ClassVar[QualificationState]
-    QUALIFICATION_STATE_PASSED: _ClassVar[QualificationState]
-    QUALIFICATION_STATE_FAILED: _ClassVar[QualificationState]
-
 class TaskEventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TASK_EVENT_KIND_UNSPECIFIED: _ClassVar[TaskEventKind]
@@ -45,10 +38,6 @@ class TaskState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TASK_STATE_WITHDRAWN: _ClassVar[TaskState]
     TASK_STATE_PENDING: _ClassVar[TaskState]
     TASK_STATE_FAILED: _ClassVar[TaskState]
-QUALIFICATION_STATE_UNSPECIFIED: QualificationState
-QUALIFICATION_STATE_OPEN: QualificationState
-QUALIFICATION_STATE_PASSED: QualificationState
-QUALIFICATION_STATE_FAILED: QualificationState
 TASK_EVENT_KIND_UNSPECIFIED: TaskEventKind
 TASK_EVENT_KIND_QUEUED: TaskEventKind
 TASK_EVENT_KIND_LEASED: TaskEventKind
@@ -390,14 +379,14 @@ class Queue(_message.Message):
     def __init__(self, name: _Optional[str] = ..., overlap: _Optional[int] = ..., undo: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., guideline: _Optional[str] = ..., total: _Optional[_Union[TaskCounts, _Mapping]] = ..., runs: _Optional[_Iterable[_Union[TaskCounts, _Mapping]]] = ..., max_grade: _Optional[float] = ..., qualification: _Optional[_Union[Qualification, _Mapping]] = ...) -> None: ...
 
 class Qualification(_message.Message):
-    __slots__ = ("items", "answered", "state")
+    __slots__ = ("items", "answered", "passed")
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     ANSWERED_FIELD_NUMBER: _ClassVar[int]
-    STATE_FIELD_NUMBER: _ClassVar[int]
+    PASSED_FIELD_NUMBER: _ClassVar[int]
     items: int
     answered: int
-    state: QualificationState
-    def __init__(self, items: _Optional[int] = ..., answered: _Optional[int] = ..., state: _Optional[_Union[QualificationState, str]] = ...) -> None: ...
+    passed: bool
+    def __init__(self, items: _Optional[int] = ..., answered: _Optional[int] = ..., passed: bool = ...) -> None: ...
 
 class TaskCounts(_message.Message):
     __slots__ = ("tasks", "waiting", "free", "leased", "decided", "conflicts", "settled", "mine", "mine_hour", "answers_hour", "run_id")

@@ -24,48 +24,43 @@ _sym_db = _symbol_database.Default()
 
 from aeenc.v1 import types_pb2 as aeenc_dot_v1_dot_types__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
-from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x61\x65\x65nc/v1/registry.proto\x12\x08\x61\x65\x65nc.v1\x1a\x14\x61\x65\x65nc/v1/types.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8e\x02\n\x0ePublishRequest\x12\x10\n\x08versions\x18\x01 \x03(\t\x12\r\n\x05label\x18\x02 \x01(\t\x12\x1e\n\x11\x65xpected_revision\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05\x66orce\x18\x04 \x01(\x08\x12\'\n\x04wait\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12\x12\n\x05share\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x13\n\x0bonly_better\x18\x08 \x01(\x08\x12&\n\tprecision\x18\t \x01(\x0e\x32\x13.aeenc.v1.PrecisionB\x14\n\x12_expected_revisionB\x08\n\x06_share\"\xa1\x01\n\x0fPublishResponse\x12\x1e\n\x05label\x18\x01 \x01(\x0b\x32\x0f.aeenc.v1.Label\x12#\n\x08rollouts\x18\x02 \x03(\x0b\x32\x11.aeenc.v1.Rollout\x12\x10\n\x08\x63omplete\x18\x03 \x01(\x08\x12\x12\n\ngeneration\x18\x04 \x01(\t\x12#\n\x04gate\x18\x05 \x01(\x0b\x32\x15.aeenc.v1.QualityGate\"R\n\x0bQualityGate\x12-\n\x0b\x63omparisons\x18\x01 \x03(\x0b\x32\x18.aeenc.v1.GateComparison\x12\x14\n\x0cnot_compared\x18\x02 \x01(\t\"\xa5\x01\n\x0eGateComparison\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0f\n\x07queries\x18\x02 \x01(\x04\x12\x15\n\rcandidate_map\x18\x03 \x01(\x01\x12\x13\n\x0bversion_map\x18\x04 \x01(\x01\x12\x0f\n\x07p_value\x18\x05 \x01(\x01\x12\x10\n\x08p_better\x18\x06 \x01(\x01\x12\"\n\x07outcome\x18\x07 \x01(\x0e\x32\x11.aeenc.v1.Outcome\"\xc2\x01\n\x0fSetLabelRequest\x12\r\n\x05label\x18\x01 \x01(\t\x12\x10\n\x08versions\x18\x02 \x03(\t\x12\x1e\n\x11\x65xpected_revision\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x12\n\x05share\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12&\n\tprecision\x18\x06 \x01(\x0e\x32\x13.aeenc.v1.PrecisionB\x14\n\x12_expected_revisionB\x08\n\x06_share\"2\n\x10SetLabelResponse\x12\x1e\n\x05label\x18\x01 \x01(\x0b\x32\x0f.aeenc.v1.Label\"I\n\x12\x44\x65leteLabelRequest\x12\r\n\x05label\x18\x01 \x01(\t\x12\x10\n\x08space_id\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"\x15\n\x13\x44\x65leteLabelResponse\"\xb5\x01\n\x0fRollbackRequest\x12\r\n\x05label\x18\x01 \x01(\t\x12\x1e\n\x11\x65xpected_revision\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x10\n\x08space_id\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\'\n\x04wait\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06\x63orpus\x18\x06 \x01(\tB\x14\n\x12_expected_revision\"}\n\x10RollbackResponse\x12\x1e\n\x05label\x18\x01 \x01(\x0b\x32\x0f.aeenc.v1.Label\x12#\n\x08rollouts\x18\x02 \x03(\x0b\x32\x11.aeenc.v1.Rollout\x12\x10\n\x08\x63omplete\x18\x03 \x01(\x08\x12\x12\n\ngeneration\x18\x04 \x01(\t\"L\n\x11ListLabelsRequest\x12\x10\n\x08space_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"N\n\x12ListLabelsResponse\x12\x1f\n\x06labels\x18\x01 \x03(\x0b\x32\x0f.aeenc.v1.Label\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"6\n\x13ListRolloutsRequest\x12\r\n\x05label\x18\x01 \x01(\t\x12\x10\n\x08space_id\x18\x02 \x01(\t\"[\n\x14ListRolloutsResponse\x12\x1e\n\x05label\x18\x01 \x01(\x0b\x32\x0f.aeenc.v1.Label\x12#\n\x08rollouts\x18\x02 \x03(\x0b\x32\x11.aeenc.v1.Rollout\"~\n\x07Rollout\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x04\x12\n\n\x02ok\x18\x03 \x01(\x08\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x33\n\x0f\x61\x63knowledged_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp*y\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x12\n\x0eOUTCOME_BETTER\x10\x01\x12\x19\n\x15OUTCOME_NO_DIFFERENCE\x10\x02\x12\x11\n\rOUTCOME_WORSE\x10\x03\x12\x13\n\x0fOUTCOME_TOO_FEW\x10\x04\x32\xc0\x03\n\x14RegistryAdminService\x12>\n\x07Publish\x12\x18.aeenc.v1.PublishRequest\x1a\x19.aeenc.v1.PublishResponse\x12\x41\n\x08SetLabel\x12\x19.aeenc.v1.SetLabelRequest\x1a\x1a.aeenc.v1.SetLabelResponse\x12J\n\x0b\x44\x65leteLabel\x12\x1c.aeenc.v1.DeleteLabelRequest\x1a\x1d.aeenc.v1.DeleteLabelResponse\x12\x41\n\x08Rollback\x12\x19.aeenc.v1.RollbackRequest\x1a\x1a.aeenc.v1.RollbackResponse\x12G\n\nListLabels\x12\x1b.aeenc.v1.ListLabelsRequest\x1a\x1c.aeenc.v1.ListLabelsResponse\x12M\n\x0cListRollouts\x12\x1d.aeenc.v1.ListRolloutsRequest\x1a\x1e.aeenc.v1.ListRolloutsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x61\x65\x65nc/v1/registry.proto\x12\x08\x61\x65\x65nc.v1\x1a\x14\x61\x65\x65nc/v1/types.proto\x1a\x1egoogle/protobuf/duration.proto\"\x8e\x02\n\x0ePublishRequest\x12\x10\n\x08versions\x18\x01 \x03(\t\x12\r\n\x05label\x18\x02 \x01(\t\x12\x1e\n\x11\x65xpected_revision\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05\x66orce\x18\x04 \x01(\x08\x12\'\n\x04wait\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12\x12\n\x05share\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x13\n\x0bonly_better\x18\x08 \x01(\x08\x12&\n\tprecision\x18\t \x01(\x0e\x32\x13.aeenc.v1.PrecisionB\x14\n\x12_expected_revisionB\x08\n\x06_share\"\xc1\x01\n\x0fPublishResponse\x12\x1e\n\x05label\x18\x01 \x01(\x0b\x32\x0f.aeenc.v1.Label\x12#\n\x08rollouts\x18\x02 \x03(\x0b\x32\x11.aeenc.v1.Rollout\x12\x10\n\x08\x63omplete\x18\x03 \x01(\x08\x12\x12\n\ngeneration\x18\x04 \x01(\t\x12-\n\x0b\x63omparisons\x18\x05 \x03(\x0b\x32\x18.aeenc.v1.GateComparison\x12\x14\n\x0cnot_compared\x18\x06 \x01(\t\"\xa5\x01\n\x0eGateComparison\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0f\n\x07queries\x18\x02 \x01(\x04\x12\x15\n\rcandidate_map\x18\x03 \x01(\x01\x12\x13\n\x0bversion_map\x18\x04 \x01(\x01\x12\x0f\n\x07p_value\x18\x05 \x01(\x01\x12\x10\n\x08p_better\x18\x06 \x01(\x01\x12\"\n\x07outcome\x18\x07 \x01(\x0e\x32\x11.aeenc.v1.Outcome\"\xc2\x01\n\x0fSetLabelRequest\x12\r\n\x05label\x18\x01 \x01(\t\x12\x10\n\x08versions\x18\x02 \x03(\t\x12\x1e\n\x11\x65xpected_revision\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x12\n\x05share\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12&\n\tprecision\x18\x06 \x01(\x0e\x32\x13.aeenc.v1.PrecisionB\x14\n\x12_expected_revisionB\x08\n\x06_share\"2\n\x10SetLabelResponse\x12\x1e\n\x05label\x18\x01 \x01(\x0b\x32\x0f.aeenc.v1.Label\"I\n\x12\x44\x65leteLabelRequest\x12\r\n\x05label\x18\x01 \x01(\t\x12\x10\n\x08space_id\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"\x15\n\x13\x44\x65leteLabelResponse\"\xb5\x01\n\x0fRollbackRequest\x12\r\n\x05label\x18\x01 \x01(\t\x12\x1e\n\x11\x65xpected_revision\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x10\n\x08space_id\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\'\n\x04wait\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06\x63orpus\x18\x06 \x01(\tB\x14\n\x12_expected_revision\"}\n\x10RollbackResponse\x12\x1e\n\x05label\x18\x01 \x01(\x0b\x32\x0f.aeenc.v1.Label\x12#\n\x08rollouts\x18\x02 \x03(\x0b\x32\x11.aeenc.v1.Rollout\x12\x10\n\x08\x63omplete\x18\x03 \x01(\x08\x12\x12\n\ngeneration\x18\x04 \x01(\t\"L\n\x11ListLabelsRequest\x12\x10\n\x08space_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"N\n\x12ListLabelsResponse\x12\x1f\n\x06labels\x18\x01 \x03(\x0b\x32\x0f.aeenc.v1.Label\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"6\n\x13ListRolloutsRequest\x12\r\n\x05label\x18\x01 \x01(\t\x12\x10\n\x08space_id\x18\x02 \x01(\t\"[\n\x14ListRolloutsResponse\x12\x1e\n\x05label\x18\x01 \x01(\x0b\x32\x0f.aeenc.v1.Label\x12#\n\x08rollouts\x18\x02 \x03(\x0b\x32\x11.aeenc.v1.Rollout*y\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x12\n\x0eOUTCOME_BETTER\x10\x01\x12\x19\n\x15OUTCOME_NO_DIFFERENCE\x10\x02\x12\x11\n\rOUTCOME_WORSE\x10\x03\x12\x13\n\x0fOUTCOME_TOO_FEW\x10\x04\x32\xc0\x03\n\x14RegistryAdminService\x12>\n\x07Publish\x12\x18.aeenc.v1.PublishRequest\x1a\x19.aeenc.v1.PublishResponse\x12\x41\n\x08SetLabel\x12\x19.aeenc.v1.SetLabelRequest\x1a\x1a.aeenc.v1.SetLabelResponse\x12J\n\x0b\x44\x65leteLabel\x12\x1c.aeenc.v1.DeleteLabelRequest\x1a\x1d.aeenc.v1.DeleteLabelResponse\x12\x41\n\x08Rollback\x12\x19.aeenc.v1.RollbackRequest\x1a\x1a.aeenc.v1.RollbackResponse\x12G\n\nListLabels\x12\x1b.aeenc.v1.ListLabelsRequest\x1a\x1c.aeenc.v1.ListLabelsResponse\x12M\n\x0cListRollouts\x12\x1d.aeenc.v1.ListRolloutsRequest\x1a\x1e.aeenc.v1.ListRolloutsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'aeenc.v1.registry_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OUTCOME']._serialized_start=1906
-  _globals['_OUTCOME']._serialized_end=2027
-  _globals['_PUBLISHREQUEST']._serialized_start=125
-  _globals['_PUBLISHREQUEST']._serialized_end=395
-  _globals['_PUBLISHRESPONSE']._serialized_start=398
-  _globals['_PUBLISHRESPONSE']._serialized_end=559
-  _globals['_QUALITYGATE']._serialized_start=561
-  _globals['_QUALITYGATE']._serialized_end=643
-  _globals['_GATECOMPARISON']._serialized_start=646
-  _globals['_GATECOMPARISON']._serialized_end=811
-  _globals['_SETLABELREQUEST']._serialized_start=814
-  _globals['_SETLABELREQUEST']._serialized_end=1008
-  _globals['_SETLABELRESPONSE']._serialized_start=1010
-  _globals['_SETLABELRESPONSE']._serialized_end=1060
-  _globals['_DELETELABELREQUEST']._serialized_start=1062
-  _globals['_DELETELABELREQUEST']._serialized_end=1135
-  _globals['_DELETELABELRESPONSE']._serialized_start=1137
-  _globals['_DELETELABELRESPONSE']._serialized_end=1158
-  _globals['_ROLLBACKREQUEST']._serialized_start=1161
-  _globals['_ROLLBACKREQUEST']._serialized_end=1342
-  _globals['_ROLLBACKRESPONSE']._serialized_start=1344
-  _globals['_ROLLBACKRESPONSE']._serialized_end=1469
-  _globals['_LISTLABELSREQUEST']._serialized_start=1471
-  _globals['_LISTLABELSREQUEST']._serialized_end=1547
-  _globals['_LISTLABELSRESPONSE']._serialized_start=1549
-  _globals['_LISTLABELSRESPONSE']._serialized_end=1627
-  _globals['_LISTROLLOUTSREQUEST']._serialized_start=1629
-  _globals['_LISTROLLOUTSREQUEST']._serialized_end=1683
-  _globals['_LISTROLLOUTSRESPONSE']._serialized_start=1685
-  _globals['_LISTROLLOUTSRESPONSE']._serialized_end=1776
-  _globals['_ROLLOUT']._serialized_start=1778
-  _globals['_ROLLOUT']._serialized_end=1904
-  _globals['_REGISTRYADMINSERVICE']._serialized_start=2030
-  _globals['_REGISTRYADMINSERVICE']._serialized_end=2478
+  _globals['_OUTCOME']._serialized_start=1693
+  _globals['_OUTCOME']._serialized_end=1814
+  _globals['_PUBLISHREQUEST']._serialized_start=92
+  _globals['_PUBLISHREQUEST']._serialized_end=362
+  _globals['_PUBLISHRESPONSE']._serialized_start=365
+  _globals['_PUBLISHRESPONSE']._serialized_end=558
+  _globals['_GATECOMPARISON']._serialized_start=561
+  _globals['_GATECOMPARISON']._serialized_end=726
+  _globals['_SETLABELREQUEST']._serialized_start=729
+  _globals['_SETLABELREQUEST']._serialized_end=923
+  _globals['_SETLABELRESPONSE']._serialized_start=925
+  _globals['_SETLABELRESPONSE']._serialized_end=975
+  _globals['_DELETELABELREQUEST']._serialized_start=977
+  _globals['_DELETELABELREQUEST']._serialized_end=1050
+  _globals['_DELETELABELRESPONSE']._serialized_start=1052
+  _globals['_DELETELABELRESPONSE']._serialized_end=1073
+  _globals['_ROLLBACKREQUEST']._serialized_start=1076
+  _globals['_ROLLBACKREQUEST']._serialized_end=1257
+  _globals['_ROLLBACKRESPONSE']._serialized_start=1259
+  _globals['_ROLLBACKRESPONSE']._serialized_end=1384
+  _globals['_LISTLABELSREQUEST']._serialized_start=1386
+  _globals['_LISTLABELSREQUEST']._serialized_end=1462
+  _globals['_LISTLABELSRESPONSE']._serialized_start=1464
+  _globals['_LISTLABELSRESPONSE']._serialized_end=1542
+  _globals['_LISTROLLOUTSREQUEST']._serialized_start=1544
+  _globals['_LISTROLLOUTSREQUEST']._serialized_end=1598
+  _globals['_LISTROLLOUTSRESPONSE']._serialized_start=1600
+  _globals['_LISTROLLOUTSRESPONSE']._serialized_end=1691
+  _globals['_REGISTRYADMINSERVICE']._serialized_start=1817
+  _globals['_REGISTRYADMINSERVICE']._serialized_end=2265
 # @@protoc_insertion_point(module_scope)

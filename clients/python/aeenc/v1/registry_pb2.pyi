@@ -1,6 +1,5 @@
 from aeenc.v1 import types_pb2 as _types_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
-from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -46,26 +45,20 @@ class PublishRequest(_message.Message):
     def __init__(self, versions: _Optional[_Iterable[str]] = ..., label: _Optional[str] = ..., expected_revision: _Optional[int] = ..., force: bool = ..., wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ..., share: _Optional[float] = ..., only_better: bool = ..., precision: _Optional[_Union[_types_pb2.Precision, str]] = ...) -> None: ...
 
 class PublishResponse(_message.Message):
-    __slots__ = ("label", "rollouts", "complete", "generation", "gate")
+    __slots__ = ("label", "rollouts", "complete", "generation", "comparisons", "not_compared")
     LABEL_FIELD_NUMBER: _ClassVar[int]
     ROLLOUTS_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
-    GATE_FIELD_NUMBER: _ClassVar[int]
-    label: _types_pb2.Label
-    rollouts: _containers.RepeatedCompositeFieldContainer[Rollout]
-    complete: bool
-    generation: str
-    gate: QualityGate
-    def __init__(self, label: _Optional[_Union[_types_pb2.Label, _Mapping]] = ..., rollouts: _Optional[_Iterable[_Union[Rollout, _Mapping]]] = ..., complete: bool = ..., generation: _Optional[str] = ..., gate: _Optional[_Union[QualityGate, _Mapping]] = ...) -> None: ...
-
-class QualityGate(_message.Message):
-    __slots__ = ("comparisons", "not_compared")
     COMPARISONS_FIELD_NUMBER: _ClassVar[int]
     NOT_COMPARED_FIELD_NUMBER: _ClassVar[int]
+    label: _types_pb2.Label
+    rollouts: _containers.RepeatedCompositeFieldContainer[_types_pb2.Rollout]
+    complete: bool
+    generation: str
     comparisons: _containers.RepeatedCompositeFieldContainer[GateComparison]
     not_compared: str
-    def __init__(self, comparisons: _Optional[_Iterable[_Union[GateComparison, _Mapping]]] = ..., not_compared: _Optional[str] = ...) -> None: ...
+    def __init__(self, label: _Optional[_Union[_types_pb2.Label, _Mapping]] = ..., rollouts: _Optional[_Iterable[_Union[_types_pb2.Rollout, _Mapping]]] = ..., complete: bool = ..., generation: _Optional[str] = ..., comparisons: _Optional[_Iterable[_Union[GateComparison, _Mapping]]] = ..., not_compared: _Optional[str] = ...) -> None: ...
 
 class GateComparison(_message.Message):
     __slots__ = ("version", "queries", "candidate_map", "version_map", "p_value", "p_better", "outcome")
@@ -144,10 +137,10 @@ class RollbackResponse(_message.Message):
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     label: _types_pb2.Label
-    rollouts: _containers.RepeatedCompositeFieldContainer[Rollout]
+    rollouts: _containers.RepeatedCompositeFieldContainer[_types_pb2.Rollout]
     complete: bool
     generation: str
-    def __init__(self, label: _Optional[_Union[_types_pb2.Label, _Mapping]] = ..., rollouts: _Optional[_Iterable[_Union[Rollout, _Mapping]]] = ..., complete: bool = ..., generation: _Optional[str] = ...) -> None: ...
+    def __init__(self, label: _Optional[_Union[_types_pb2.Label, _Mapping]] = ..., rollouts: _Optional[_Iterable[_Union[_types_pb2.Rollout, _Mapping]]] = ..., complete: bool = ..., generation: _Optional[str] = ...) -> None: ...
 
 class ListLabelsRequest(_message.Message):
     __slots__ = ("space_id", "page_size", "page_token")
@@ -180,19 +173,5 @@ class ListRolloutsResponse(_message.Message):
     LABEL_FIELD_NUMBER: _ClassVar[int]
     ROLLOUTS_FIELD_NUMBER: _ClassVar[int]
     label: _types_pb2.Label
-    rollouts: _containers.RepeatedCompositeFieldContainer[Rollout]
-    def __init__(self, label: _Optional[_Union[_types_pb2.Label, _Mapping]] = ..., rollouts: _Optional[_Iterable[_Union[Rollout, _Mapping]]] = ...) -> None: ...
-
-class Rollout(_message.Message):
-    __slots__ = ("instance", "revision", "ok", "reason", "acknowledged_at")
-    INSTANCE_FIELD_NUMBER: _ClassVar[int]
-    REVISION_FIELD_NUMBER: _ClassVar[int]
-    OK_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    ACKNOWLEDGED_AT_FIELD_NUMBER: _ClassVar[int]
-    instance: str
-    revision: int
-    ok: bool
-    reason: str
-    acknowledged_at: _timestamp_pb2.Timestamp
-    def __init__(self, instance: _Optional[str] = ..., revision: _Optional[int] = ..., ok: bool = ..., reason: _Optional[str] = ..., acknowledged_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    rollouts: _containers.RepeatedCompositeFieldContainer[_types_pb2.Rollout]
+    def __init__(self, label: _Optional[_Union[_types_pb2.Label, _Mapping]] = ..., rollouts: _Optional[_Iterable[_Union[_types_pb2.Rollout, _Mapping]]] = ...) -> None: ...

@@ -152,12 +152,10 @@ class JobConfig(_message.Message):
     def __init__(self, corpus: _Optional[str] = ..., run_ids: _Optional[_Iterable[str]] = ..., idempotency_key: _Optional[str] = ..., base_version: _Optional[str] = ..., loss: _Optional[_Union[Loss, str]] = ..., epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., learning_rate: _Optional[float] = ..., temperature: _Optional[float] = ..., margin: _Optional[float] = ..., regularization: _Optional[float] = ..., refused_weight: _Optional[float] = ..., seed: _Optional[int] = ..., validation: _Optional[_Iterable[_Union[_types_pb2.GoldQuery, _Mapping]]] = ..., split: _Optional[str] = ..., note: _Optional[str] = ..., data_sets: _Optional[_Iterable[str]] = ..., batching: _Optional[_Union[Batching, str]] = ..., hard_negatives: _Optional[int] = ..., guide_version: _Optional[str] = ..., guide_margin: _Optional[float] = ..., accumulation: _Optional[int] = ..., items_per_epoch: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., initial_share: _Optional[float] = ..., targets: _Optional[_Union[Targets, str]] = ..., candidates: _Optional[_Union[_index_pb2.RetrieveMode, str]] = ..., negatives: _Optional[_Union[Negatives, str]] = ..., own_text: _Optional[_Union[_types_pb2.OwnText, str]] = ..., prototypes: _Optional[int] = ..., custom_loss: _Optional[str] = ...) -> None: ...
 
 class StartJobResponse(_message.Message):
-    __slots__ = ("job", "existed")
+    __slots__ = ("job",)
     JOB_FIELD_NUMBER: _ClassVar[int]
-    EXISTED_FIELD_NUMBER: _ClassVar[int]
     job: Job
-    existed: bool
-    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., existed: bool = ...) -> None: ...
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
 
 class Job(_message.Message):
     __slots__ = ("id", "config", "state", "error", "progress", "version", "created_at", "ended_at")

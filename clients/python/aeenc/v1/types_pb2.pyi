@@ -243,6 +243,22 @@ class Label(_message.Message):
     precision: Precision
     def __init__(self, space_id: _Optional[str] = ..., name: _Optional[str] = ..., versions: _Optional[_Iterable[str]] = ..., revision: _Optional[int] = ..., previous_versions: _Optional[_Iterable[str]] = ..., moved_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., share: _Optional[float] = ..., precision: _Optional[_Union[Precision, str]] = ...) -> None: ...
 
+class Rollout(_message.Message):
+    __slots__ = ("instance", "label", "ok", "reason", "finished_at", "duration")
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    OK_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_AT_FIELD_NUMBER: _ClassVar[int]
+    DURATION_FIELD_NUMBER: _ClassVar[int]
+    instance: str
+    label: Label
+    ok: bool
+    reason: str
+    finished_at: _timestamp_pb2.Timestamp
+    duration: _duration_pb2.Duration
+    def __init__(self, instance: _Optional[str] = ..., label: _Optional[_Union[Label, _Mapping]] = ..., ok: bool = ..., reason: _Optional[str] = ..., finished_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
 class Timings(_message.Message):
     __slots__ = ("total", "queue", "tokenize", "compute", "encode")
     TOTAL_FIELD_NUMBER: _ClassVar[int]

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from aeenc.values.encoder import EncoderInfo, LoadedVersion, ModelType, SwapOutcome
+    from aeenc.values.encoder import EncoderInfo, LoadedVersion
     from aeenc.values.index import Activation, CorpusInfo, Generation, IndexInfo, IndexReplica, RetrieveMode
     from aeenc.values.oracle import Answer, Judgement, NodeVerdict, OracleTask, Remark, Verdict
     from aeenc.values.people import (
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         JudgedTask,
         Lease,
         Qualification,
-        QualificationState,
         Queue,
         RetrievedAgain,
         SubmittedVerdicts,
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
         TreeNode,
         TreeState,
     )
-    from aeenc.values.registry import GateComparison, Outcome, Publication, QualityGate, Rollback, Rollout, Rollouts
+    from aeenc.values.registry import GateComparison, Outcome, Publication, Rollback, Rollouts
     from aeenc.values.sampler import (
         Collect,
         ImportedPairs,
@@ -78,6 +77,7 @@ if TYPE_CHECKING:
         Provenance,
         RankedPremise,
         RetrievalMetrics,
+        Rollout,
         ServiceInfo,
         ServiceState,
         Timings,
@@ -122,7 +122,6 @@ _HOMES = {
     "Loss": "trainer",
     "Mode": "trainer",
     "ModelSelector": "types",
-    "ModelType": "encoder",
     "NegativeFilter": "sampler",
     "Negatives": "trainer",
     "NodeVerdict": "oracle",
@@ -137,8 +136,6 @@ _HOMES = {
     "Provenance": "types",
     "Publication": "registry",
     "Qualification": "people",
-    "QualificationState": "people",
-    "QualityGate": "registry",
     "Queue": "people",
     "RankedPremise": "types",
     "Remark": "oracle",
@@ -146,7 +143,7 @@ _HOMES = {
     "RetrieveMode": "index",
     "RetrievedAgain": "people",
     "Rollback": "registry",
-    "Rollout": "registry",
+    "Rollout": "types",
     "Rollouts": "registry",
     "Run": "sampler",
     "RunConfig": "sampler",
@@ -155,7 +152,6 @@ _HOMES = {
     "ServiceInfo": "types",
     "ServiceState": "types",
     "SubmittedVerdicts": "people",
-    "SwapOutcome": "encoder",
     "Tandem": "trainer",
     "Targets": "trainer",
     "TaskCounts": "people",
@@ -209,7 +205,6 @@ __all__ = [
     "Loss",
     "Mode",
     "ModelSelector",
-    "ModelType",
     "NegativeFilter",
     "Negatives",
     "NodeVerdict",
@@ -224,8 +219,6 @@ __all__ = [
     "Provenance",
     "Publication",
     "Qualification",
-    "QualificationState",
-    "QualityGate",
     "Queue",
     "RankedPremise",
     "Remark",
@@ -242,7 +235,6 @@ __all__ = [
     "ServiceInfo",
     "ServiceState",
     "SubmittedVerdicts",
-    "SwapOutcome",
     "Tandem",
     "Targets",
     "TaskCounts",

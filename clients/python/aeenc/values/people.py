@@ -71,19 +71,6 @@ class TaskEventKind(Choice):
     """Somebody let the run go on with the decision at once."""
 
 
-class QualificationState(Choice):
-    """The state of a qualification round."""
-
-    UNSPECIFIED = 0
-    """Not stated."""
-    OPEN = 1
-    """Items are left to answer."""
-    PASSED = 2
-    """The person gets the tasks of the queue."""
-    FAILED = 3
-    """Too few verdicts were right. The person gets no task of this run."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
     """A task that one person holds for a limited time."""
@@ -435,19 +422,19 @@ class Qualification:
     """The control items of the round."""
     answered: int = 0
     """Those that the person has answered."""
-    state: QualificationState = QualificationState.UNSPECIFIED
-    """Whether they have passed."""
+    passed: bool = False
+    """Whether they get the tasks of the queue. If not, although all are answered: too few verdicts were right, and they
+    get no task of this run.
+    """
 
     @classmethod
     def from_message(cls, message: people_pb2.Qualification) -> Qualification:
         """Reads the message."""
-        return cls(items=message.items, answered=message.answered, state=QualificationState(message.state))
+        return cls(items=message.items, answered=message.answered, passed=message.passed)
 
     def to_message(self) -> people_pb2.Qualification:
         """Converts to the message."""
-        return message(
-            people_pb2.Qualification, items=self.items, answered=self.answered, state=cast("str", self.state)
-        )
+        return message(people_pb2.Qualification, items=self.items, answered=self.answered, passed=self.passed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -649,6 +649,36 @@ class Label:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """What one encoder made of a label."""
+
+    instance: str = ""
+    """The encoder process."""
+    label: Label = Label()
+    """The label in the last state that it has tried to serve; from the registry, its space, name and revision alone."""
+    ok: bool = False
+    """Whether it serves that. When false, the previous version keeps serving."""
+    reason: str = ""
+    """Why it does not. Empty when ok."""
+    finished_at: datetime = EPOCH
+    """When the attempt ended."""
+    duration: timedelta = timedelta()
+    """The duration from the wake-up to the reference swap. Only the encoder's GetInfo fills it."""
+
+    @classmethod
+    def from_message(cls, message: types_pb2.Rollout) -> Rollout:
+        """Reads the message."""
+        return cls(
+            instance=message.instance,
+            label=Label.from_message(message.label),
+            ok=message.ok,
+            reason=message.reason,
+            finished_at=moment(message.finished_at),
+            duration=lasting(message.duration),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSelector:
     """Selects a query encoder. Unset: label `stable`."""
 

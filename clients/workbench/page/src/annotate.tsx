@@ -458,7 +458,7 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
         {queue && <p class="quiet">{queue.name}: {queue.total.free} free for you, {queue.total.mine} answered by you ({queue.total.mine_hour} in the last hour)</p>}
       </aside>
       <section class="work" aria-label="Task">
-        {queue?.qualification.state === "open" && <p class="last" role="status">You qualify for {queue.name}: {queue.qualification.answered} of {queue.qualification.items} tasks answered. What you get first was judged before; afterwards you get the open ones.</p>}
+        {queue && queue.qualification.answered < queue.qualification.items && <p class="last" role="status">You qualify for {queue.name}: {queue.qualification.answered} of {queue.qualification.items} tasks answered. What you get first was judged before; afterwards you get the open ones.</p>}
         {!met && lease && <p class="last">New here? <button type="button" onClick={help}>Read the guideline first <kbd>?</kbd></button></p>}
         {reopening !== null && <Reopen at={reopening} all={role !== "annotator"} close={() => setReopening(null)} />}
         {guideline && <Guideline text={queue?.guideline ?? ""} letters={letters} setLetters={(on) => { localStorage.setItem(LETTERS, on ? "on" : "off"); setLetters(on); }} close={() => setGuideline(false)} />}

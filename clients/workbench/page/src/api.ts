@@ -29,7 +29,7 @@ export interface Counts {
 }
 export interface Queue {
   name: string; overlap: number; undo: number; guideline: string; max_grade: number; total: Counts; runs: Counts[];
-  qualification: { items: number; answered: number; state: "unspecified" | "open" | "passed" | "failed" };
+  qualification: { items: number; answered: number; passed: boolean };
 }
 export interface QueuedRun { run_id: string; queue: string; state: string; created_at: string; trees: number } // ended ones, too
 export interface Verdict {
@@ -66,7 +66,7 @@ export interface Job {
 export interface Label { name: string; versions: string[]; previous_versions: string[]; revision: number }
 export interface Overview { runs: { id: string; corpus: string; state: string; queue: string; created_at: string; trees: number }[]; jobs: Job[]; labels: Label[]; gold: number }
 export interface Measured { version: string; queries: number; strict: { map: number; ndcg: number; hit_at_10: number; hit_at_50: number } }
-export interface Publication { complete: boolean; generation: string; label: Label; gate?: { not_compared: string } }
+export interface Publication { complete: boolean; generation: string; label: Label }
 export interface QueueEvent { event: string; run: string; task: string; detail?: string }
 
 export class Problem extends Error {

@@ -6,17 +6,15 @@
 
 import type { GenEnum, GenFile, GenMessage, GenService } from "@bufbuild/protobuf/codegenv2";
 import { enumDesc, fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
-import type { Embeddings, Label, ModelSelector, Precision, ServiceInfo, Timings, Truncate } from "./types_pb.js";
+import type { Embeddings, Label, ModelSelector, Precision, Rollout, ServiceInfo, Timings, Truncate } from "./types_pb.js";
 import { file_aeenc_v1_types } from "./types_pb.js";
-import type { Duration, Timestamp } from "@bufbuild/protobuf/wkt";
-import { file_google_protobuf_duration, file_google_protobuf_timestamp } from "@bufbuild/protobuf/wkt";
 import type { Message } from "@bufbuild/protobuf";
 
 /**
  * Describes the file aeenc/v1/encoder.proto.
  */
 export const file_aeenc_v1_encoder: GenFile = /*@__PURE__*/
-  fileDesc("ChZhZWVuYy92MS9lbmNvZGVyLnByb3RvEghhZWVuYy52MSL3AQoNRW5jb2RlUmVxdWVzdBINCgV0ZXh0cxgBIAMoCRIcCgRyb2xlGAIgASgOMg4uYWVlbmMudjEuUm9sZRImCgVtb2RlbBgDIAEoCzIXLmFlZW5jLnYxLk1vZGVsU2VsZWN0b3ISJAoIdHJ1bmNhdGUYBCABKA4yEi5hZWVuYy52MS5UcnVuY2F0ZRIQCghzcGFjZV9pZBgFIAEoCRIcCgRsYW5lGAYgASgOMg4uYWVlbmMudjEuTGFuZRImCglwcmVjaXNpb24YByABKA4yEy5hZWVuYy52MS5QcmVjaXNpb24SEwoLcm91dGluZ19rZXkYCCABKAki0gEKDkVuY29kZVJlc3BvbnNlEigKCmVtYmVkZGluZ3MYASABKAsyFC5hZWVuYy52MS5FbWJlZGRpbmdzEhUKDW1vZGVsX3ZlcnNpb24YAiABKAkSEAoIc3BhY2VfaWQYAyABKAkSIgoHdGltaW5ncxgEIAEoCzIRLmFlZW5jLnYxLlRpbWluZ3MSEQoJdHJ1bmNhdGVkGAUgASgNEiYKCXByZWNpc2lvbhgGIAEoDjITLmFlZW5jLnYxLlByZWNpc2lvbhIOCgZ0b2tlbnMYByABKA0iUAoTRW5jb2RlU3RyZWFtUmVxdWVzdBImCgViYXRjaBgBIAEoCzIXLmFlZW5jLnYxLkVuY29kZVJlcXVlc3QSEQoJYmF0Y2hfc2VxGAIgASgEIlIKFEVuY29kZVN0cmVhbVJlc3BvbnNlEicKBWJhdGNoGAEgASgLMhguYWVlbmMudjEuRW5jb2RlUmVzcG9uc2USEQoJYmF0Y2hfc2VxGAIgASgEIsABCgxTY29yZVJlcXVlc3QSDQoFcXVlcnkYASABKAkSEAoIcHJlbWlzZXMYAiADKAkSJgoFbW9kZWwYAyABKAsyFy5hZWVuYy52MS5Nb2RlbFNlbGVjdG9yEiQKCHRydW5jYXRlGAQgASgOMhIuYWVlbmMudjEuVHJ1bmNhdGUSGQoRZmlyc3Rfb2ZfZW5zZW1ibGUYBSABKAgSJgoJcHJlY2lzaW9uGAYgASgOMhMuYWVlbmMudjEuUHJlY2lzaW9uIqcBCg1TY29yZVJlc3BvbnNlEg4KBnNjb3JlcxgBIAMoAhIVCg1tb2RlbF92ZXJzaW9uGAIgASgJEiIKB3RpbWluZ3MYAyABKAsyES5hZWVuYy52MS5UaW1pbmdzEhEKCXRydW5jYXRlZBgEIAEoDRIQCghlbnNlbWJsZRgFIAMoCRImCglwcmVjaXNpb24YBiABKA4yEy5hZWVuYy52MS5QcmVjaXNpb24iHgocRW5jb2RlclNlcnZpY2VHZXRJbmZvUmVxdWVzdCKJAgodRW5jb2RlclNlcnZpY2VHZXRJbmZvUmVzcG9uc2USJgoHc2VydmljZRgBIAEoCzIVLmFlZW5jLnYxLlNlcnZpY2VJbmZvEhgKEGRlZmF1bHRfc3BhY2VfaWQYAiABKAkSCwoDZGltGAMgASgNEikKCHZlcnNpb25zGAQgAygLMhcuYWVlbmMudjEuTG9hZGVkVmVyc2lvbhIfCgZsYWJlbHMYBSADKAsyDy5hZWVuYy52MS5MYWJlbBIkCgVzd2FwcxgGIAMoCzIVLmFlZW5jLnYxLlN3YXBPdXRjb21lEg8KB3J1bnRpbWUYByABKAkSFgoOcnVudGltZV9yZWFzb24YCCABKAkiwAEKDUxvYWRlZFZlcnNpb24SDwoHdmVyc2lvbhgBIAEoCRIQCghzcGFjZV9pZBgCIAEoCRIOCgZsYWJlbHMYAyADKAkSFwoPcHJlbWlzZV9lbmNvZGVyGAQgASgIEhEKCWluX2ZsaWdodBgFIAEoDRInCgptb2RlbF90eXBlGAYgASgOMhMuYWVlbmMudjEuTW9kZWxUeXBlEicKCnByZWNpc2lvbnMYByADKA4yEy5hZWVuYy52MS5QcmVjaXNpb24ipwEKC1N3YXBPdXRjb21lEh4KBWxhYmVsGAEgASgLMg8uYWVlbmMudjEuTGFiZWwSCgoCb2sYAiABKAgSDgoGcmVhc29uGAMgASgJEi8KC2ZpbmlzaGVkX2F0GAQgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIrCghkdXJhdGlvbhgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbipBCgRMYW5lEhQKEExBTkVfVU5TUEVDSUZJRUQQABIUChBMQU5FX0lOVEVSQUNUSVZFEAESDQoJTEFORV9CVUxLEAIqZgoJTW9kZWxUeXBlEhoKFk1PREVMX1RZUEVfVU5TUEVDSUZJRUQQABIfChtNT0RFTF9UWVBFX1NFTlRFTkNFX0VOQ09ERVIQARIcChhNT0RFTF9UWVBFX0NST1NTX0VOQ09ERVIQAio+CgRSb2xlEhQKEFJPTEVfVU5TUEVDSUZJRUQQABIOCgpST0xFX1FVRVJZEAESEAoMUk9MRV9QUkVNSVNFEAIytgIKDkVuY29kZXJTZXJ2aWNlEjsKBkVuY29kZRIXLmFlZW5jLnYxLkVuY29kZVJlcXVlc3QaGC5hZWVuYy52MS5FbmNvZGVSZXNwb25zZRJRCgxFbmNvZGVTdHJlYW0SHS5hZWVuYy52MS5FbmNvZGVTdHJlYW1SZXF1ZXN0Gh4uYWVlbmMudjEuRW5jb2RlU3RyZWFtUmVzcG9uc2UoATABEjgKBVNjb3JlEhYuYWVlbmMudjEuU2NvcmVSZXF1ZXN0GhcuYWVlbmMudjEuU2NvcmVSZXNwb25zZRJaCgdHZXRJbmZvEiYuYWVlbmMudjEuRW5jb2RlclNlcnZpY2VHZXRJbmZvUmVxdWVzdBonLmFlZW5jLnYxLkVuY29kZXJTZXJ2aWNlR2V0SW5mb1Jlc3BvbnNlYgZwcm90bzM", [file_aeenc_v1_types, file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("ChZhZWVuYy92MS9lbmNvZGVyLnByb3RvEghhZWVuYy52MSL3AQoNRW5jb2RlUmVxdWVzdBINCgV0ZXh0cxgBIAMoCRIcCgRyb2xlGAIgASgOMg4uYWVlbmMudjEuUm9sZRImCgVtb2RlbBgDIAEoCzIXLmFlZW5jLnYxLk1vZGVsU2VsZWN0b3ISJAoIdHJ1bmNhdGUYBCABKA4yEi5hZWVuYy52MS5UcnVuY2F0ZRIQCghzcGFjZV9pZBgFIAEoCRIcCgRsYW5lGAYgASgOMg4uYWVlbmMudjEuTGFuZRImCglwcmVjaXNpb24YByABKA4yEy5hZWVuYy52MS5QcmVjaXNpb24SEwoLcm91dGluZ19rZXkYCCABKAki0gEKDkVuY29kZVJlc3BvbnNlEigKCmVtYmVkZGluZ3MYASABKAsyFC5hZWVuYy52MS5FbWJlZGRpbmdzEhUKDW1vZGVsX3ZlcnNpb24YAiABKAkSEAoIc3BhY2VfaWQYAyABKAkSIgoHdGltaW5ncxgEIAEoCzIRLmFlZW5jLnYxLlRpbWluZ3MSEQoJdHJ1bmNhdGVkGAUgASgNEiYKCXByZWNpc2lvbhgGIAEoDjITLmFlZW5jLnYxLlByZWNpc2lvbhIOCgZ0b2tlbnMYByABKA0iUAoTRW5jb2RlU3RyZWFtUmVxdWVzdBImCgViYXRjaBgBIAEoCzIXLmFlZW5jLnYxLkVuY29kZVJlcXVlc3QSEQoJYmF0Y2hfc2VxGAIgASgEIlIKFEVuY29kZVN0cmVhbVJlc3BvbnNlEicKBWJhdGNoGAEgASgLMhguYWVlbmMudjEuRW5jb2RlUmVzcG9uc2USEQoJYmF0Y2hfc2VxGAIgASgEIsABCgxTY29yZVJlcXVlc3QSDQoFcXVlcnkYASABKAkSEAoIcHJlbWlzZXMYAiADKAkSJgoFbW9kZWwYAyABKAsyFy5hZWVuYy52MS5Nb2RlbFNlbGVjdG9yEiQKCHRydW5jYXRlGAQgASgOMhIuYWVlbmMudjEuVHJ1bmNhdGUSGQoRZmlyc3Rfb2ZfZW5zZW1ibGUYBSABKAgSJgoJcHJlY2lzaW9uGAYgASgOMhMuYWVlbmMudjEuUHJlY2lzaW9uIqcBCg1TY29yZVJlc3BvbnNlEg4KBnNjb3JlcxgBIAMoAhIVCg1tb2RlbF92ZXJzaW9uGAIgASgJEiIKB3RpbWluZ3MYAyABKAsyES5hZWVuYy52MS5UaW1pbmdzEhEKCXRydW5jYXRlZBgEIAEoDRIQCghlbnNlbWJsZRgFIAMoCRImCglwcmVjaXNpb24YBiABKA4yEy5hZWVuYy52MS5QcmVjaXNpb24iHgocRW5jb2RlclNlcnZpY2VHZXRJbmZvUmVxdWVzdCKFAgodRW5jb2RlclNlcnZpY2VHZXRJbmZvUmVzcG9uc2USJgoHc2VydmljZRgBIAEoCzIVLmFlZW5jLnYxLlNlcnZpY2VJbmZvEhgKEGRlZmF1bHRfc3BhY2VfaWQYAiABKAkSCwoDZGltGAMgASgNEikKCHZlcnNpb25zGAQgAygLMhcuYWVlbmMudjEuTG9hZGVkVmVyc2lvbhIfCgZsYWJlbHMYBSADKAsyDy5hZWVuYy52MS5MYWJlbBIgCgVzd2FwcxgGIAMoCzIRLmFlZW5jLnYxLlJvbGxvdXQSDwoHcnVudGltZRgHIAEoCRIWCg5ydW50aW1lX3JlYXNvbhgIIAEoCSKHAQoNTG9hZGVkVmVyc2lvbhIPCgd2ZXJzaW9uGAEgASgJEhAKCHNwYWNlX2lkGAIgASgJEhcKD3ByZW1pc2VfZW5jb2RlchgDIAEoCBIRCglpbl9mbGlnaHQYBCABKA0SJwoKcHJlY2lzaW9ucxgFIAMoDjITLmFlZW5jLnYxLlByZWNpc2lvbipBCgRMYW5lEhQKEExBTkVfVU5TUEVDSUZJRUQQABIUChBMQU5FX0lOVEVSQUNUSVZFEAESDQoJTEFORV9CVUxLEAIqPgoEUm9sZRIUChBST0xFX1VOU1BFQ0lGSUVEEAASDgoKUk9MRV9RVUVSWRABEhAKDFJPTEVfUFJFTUlTRRACMrYCCg5FbmNvZGVyU2VydmljZRI7CgZFbmNvZGUSFy5hZWVuYy52MS5FbmNvZGVSZXF1ZXN0GhguYWVlbmMudjEuRW5jb2RlUmVzcG9uc2USUQoMRW5jb2RlU3RyZWFtEh0uYWVlbmMudjEuRW5jb2RlU3RyZWFtUmVxdWVzdBoeLmFlZW5jLnYxLkVuY29kZVN0cmVhbVJlc3BvbnNlKAEwARI4CgVTY29yZRIWLmFlZW5jLnYxLlNjb3JlUmVxdWVzdBoXLmFlZW5jLnYxLlNjb3JlUmVzcG9uc2USWgoHR2V0SW5mbxImLmFlZW5jLnYxLkVuY29kZXJTZXJ2aWNlR2V0SW5mb1JlcXVlc3QaJy5hZWVuYy52MS5FbmNvZGVyU2VydmljZUdldEluZm9SZXNwb25zZWIGcHJvdG8z", [file_aeenc_v1_types]);
 
 /**
  * A batch of texts to embed.
@@ -381,9 +379,9 @@ export type EncoderServiceGetInfoResponse = Message<"aeenc.v1.EncoderServiceGetI
   /**
    * The most recent swaps, newest first, at most 20.
    *
-   * @generated from field: repeated aeenc.v1.SwapOutcome swaps = 6;
+   * @generated from field: repeated aeenc.v1.Rollout swaps = 6;
    */
-  swaps: SwapOutcome[];
+  swaps: Rollout[];
 
   /**
    * The runtime, such as `onnxruntime/CPUExecutionProvider`.
@@ -421,44 +419,30 @@ export type LoadedVersion = Message<"aeenc.v1.LoadedVersion"> & {
   version: string;
 
   /**
-   * The space of its vectors.
+   * The space of its vectors; `cross-encoder` for a cross-encoder, which scores pairs of texts.
    *
    * @generated from field: string space_id = 2;
    */
   spaceId: string;
 
   /**
-   * The labels that point to it in this process.
-   *
-   * @generated from field: repeated string labels = 3;
-   */
-  labels: string[];
-
-  /**
    * Whether it encodes premises.
    *
-   * @generated from field: bool premise_encoder = 4;
+   * @generated from field: bool premise_encoder = 3;
    */
   premiseEncoder: boolean;
 
   /**
    * The number of calls that are using it now.
    *
-   * @generated from field: uint32 in_flight = 5;
+   * @generated from field: uint32 in_flight = 4;
    */
   inFlight: number;
 
   /**
-   * The kind of output it computes.
-   *
-   * @generated from field: aeenc.v1.ModelType model_type = 6;
-   */
-  modelType: ModelType;
-
-  /**
    * The precisions available here. The first is the default for queries, and for pairs, where the version is named.
    *
-   * @generated from field: repeated aeenc.v1.Precision precisions = 7;
+   * @generated from field: repeated aeenc.v1.Precision precisions = 5;
    */
   precisions: Precision[];
 };
@@ -469,55 +453,6 @@ export type LoadedVersion = Message<"aeenc.v1.LoadedVersion"> & {
  */
 export const LoadedVersionSchema: GenMessage<LoadedVersion> = /*@__PURE__*/
   messageDesc(file_aeenc_v1_encoder, 8);
-
-/**
- * The outcome of one attempt to serve what a label names.
- *
- * @generated from message aeenc.v1.SwapOutcome
- */
-export type SwapOutcome = Message<"aeenc.v1.SwapOutcome"> & {
-  /**
-   * The label, as this process was to serve it.
-   *
-   * @generated from field: aeenc.v1.Label label = 1;
-   */
-  label?: Label | undefined;
-
-  /**
-   * Whether it does. When false, the previous version keeps serving.
-   *
-   * @generated from field: bool ok = 2;
-   */
-  ok: boolean;
-
-  /**
-   * Why the attempt failed. Empty when ok.
-   *
-   * @generated from field: string reason = 3;
-   */
-  reason: string;
-
-  /**
-   * When the attempt ended.
-   *
-   * @generated from field: google.protobuf.Timestamp finished_at = 4;
-   */
-  finishedAt?: Timestamp | undefined;
-
-  /**
-   * The duration from the wake-up to the reference swap.
-   *
-   * @generated from field: google.protobuf.Duration duration = 5;
-   */
-  duration?: Duration | undefined;
-};
-
-/**
- * Describes the message aeenc.v1.SwapOutcome.
- * Use `create(SwapOutcomeSchema)` to create a new message.
- */
-export const SwapOutcomeSchema: GenMessage<SwapOutcome> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_encoder, 9);
 
 /**
  * The queue in which texts wait. While both queues have work, bulk gets one batch in eight.
@@ -554,40 +489,6 @@ export const LaneSchema: GenEnum<Lane> = /*@__PURE__*/
   enumDesc(file_aeenc_v1_encoder, 0);
 
 /**
- * The kind of output that a loaded version computes.
- *
- * @generated from enum aeenc.v1.ModelType
- */
-export enum ModelType {
-  /**
-   * Unspecified.
-   *
-   * @generated from enum value: MODEL_TYPE_UNSPECIFIED = 0;
-   */
-  UNSPECIFIED = 0,
-
-  /**
-   * One vector per text.
-   *
-   * @generated from enum value: MODEL_TYPE_SENTENCE_ENCODER = 1;
-   */
-  SENTENCE_ENCODER = 1,
-
-  /**
-   * One score per pair of texts.
-   *
-   * @generated from enum value: MODEL_TYPE_CROSS_ENCODER = 2;
-   */
-  CROSS_ENCODER = 2,
-}
-
-/**
- * Describes the enum aeenc.v1.ModelType.
- */
-export const ModelTypeSchema: GenEnum<ModelType> = /*@__PURE__*/
-  enumDesc(file_aeenc_v1_encoder, 1);
-
-/**
  * The side of the space that a text belongs to.
  *
  * @generated from enum aeenc.v1.Role
@@ -619,7 +520,7 @@ export enum Role {
  * Describes the enum aeenc.v1.Role.
  */
 export const RoleSchema: GenEnum<Role> = /*@__PURE__*/
-  enumDesc(file_aeenc_v1_encoder, 2);
+  enumDesc(file_aeenc_v1_encoder, 1);
 
 /**
  * Turns texts into unit vectors. A batch never mixes versions, and every response names the version it came from.

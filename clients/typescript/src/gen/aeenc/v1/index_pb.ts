@@ -1939,8 +1939,6 @@ export const IndexService: GenService<{
   /**
    * Lists the premises of a generation in insertion order.
    *
-   * Fails with INVALID_ARGUMENT: the token belongs to another generation, or is malformed.
-   *
    * @generated from rpc aeenc.v1.IndexService.ListPremises
    */
   listPremises: {

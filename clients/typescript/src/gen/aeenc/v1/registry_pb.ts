@@ -6,17 +6,17 @@
 
 import type { GenEnum, GenFile, GenMessage, GenService } from "@bufbuild/protobuf/codegenv2";
 import { enumDesc, fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
-import type { Label, Precision } from "./types_pb.js";
+import type { Label, Precision, Rollout } from "./types_pb.js";
 import { file_aeenc_v1_types } from "./types_pb.js";
-import type { Duration, Timestamp } from "@bufbuild/protobuf/wkt";
-import { file_google_protobuf_duration, file_google_protobuf_timestamp } from "@bufbuild/protobuf/wkt";
+import type { Duration } from "@bufbuild/protobuf/wkt";
+import { file_google_protobuf_duration } from "@bufbuild/protobuf/wkt";
 import type { Message } from "@bufbuild/protobuf";
 
 /**
  * Describes the file aeenc/v1/registry.proto.
  */
 export const file_aeenc_v1_registry: GenFile = /*@__PURE__*/
-  fileDesc("ChdhZWVuYy92MS9yZWdpc3RyeS5wcm90bxIIYWVlbmMudjEijgIKDlB1Ymxpc2hSZXF1ZXN0EhAKCHZlcnNpb25zGAEgAygJEg0KBWxhYmVsGAIgASgJEh4KEWV4cGVjdGVkX3JldmlzaW9uGAMgASgESACIAQESDQoFZm9yY2UYBCABKAgSJwoEd2FpdBgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhISCgpyZXF1ZXN0X2lkGAYgASgJEhIKBXNoYXJlGAcgASgBSAGIAQESEwoLb25seV9iZXR0ZXIYCCABKAgSJgoJcHJlY2lzaW9uGAkgASgOMhMuYWVlbmMudjEuUHJlY2lzaW9uQhQKEl9leHBlY3RlZF9yZXZpc2lvbkIICgZfc2hhcmUioQEKD1B1Ymxpc2hSZXNwb25zZRIeCgVsYWJlbBgBIAEoCzIPLmFlZW5jLnYxLkxhYmVsEiMKCHJvbGxvdXRzGAIgAygLMhEuYWVlbmMudjEuUm9sbG91dBIQCghjb21wbGV0ZRgDIAEoCBISCgpnZW5lcmF0aW9uGAQgASgJEiMKBGdhdGUYBSABKAsyFS5hZWVuYy52MS5RdWFsaXR5R2F0ZSJSCgtRdWFsaXR5R2F0ZRItCgtjb21wYXJpc29ucxgBIAMoCzIYLmFlZW5jLnYxLkdhdGVDb21wYXJpc29uEhQKDG5vdF9jb21wYXJlZBgCIAEoCSKlAQoOR2F0ZUNvbXBhcmlzb24SDwoHdmVyc2lvbhgBIAEoCRIPCgdxdWVyaWVzGAIgASgEEhUKDWNhbmRpZGF0ZV9tYXAYAyABKAESEwoLdmVyc2lvbl9tYXAYBCABKAESDwoHcF92YWx1ZRgFIAEoARIQCghwX2JldHRlchgGIAEoARIiCgdvdXRjb21lGAcgASgOMhEuYWVlbmMudjEuT3V0Y29tZSLCAQoPU2V0TGFiZWxSZXF1ZXN0Eg0KBWxhYmVsGAEgASgJEhAKCHZlcnNpb25zGAIgAygJEh4KEWV4cGVjdGVkX3JldmlzaW9uGAMgASgESACIAQESEgoKcmVxdWVzdF9pZBgEIAEoCRISCgVzaGFyZRgFIAEoAUgBiAEBEiYKCXByZWNpc2lvbhgGIAEoDjITLmFlZW5jLnYxLlByZWNpc2lvbkIUChJfZXhwZWN0ZWRfcmV2aXNpb25CCAoGX3NoYXJlIjIKEFNldExhYmVsUmVzcG9uc2USHgoFbGFiZWwYASABKAsyDy5hZWVuYy52MS5MYWJlbCJJChJEZWxldGVMYWJlbFJlcXVlc3QSDQoFbGFiZWwYASABKAkSEAoIc3BhY2VfaWQYAiABKAkSEgoKcmVxdWVzdF9pZBgDIAEoCSIVChNEZWxldGVMYWJlbFJlc3BvbnNlIrUBCg9Sb2xsYmFja1JlcXVlc3QSDQoFbGFiZWwYASABKAkSHgoRZXhwZWN0ZWRfcmV2aXNpb24YAiABKARIAIgBARIQCghzcGFjZV9pZBgDIAEoCRISCgpyZXF1ZXN0X2lkGAQgASgJEicKBHdhaXQYBSABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SDgoGY29ycHVzGAYgASgJQhQKEl9leHBlY3RlZF9yZXZpc2lvbiJ9ChBSb2xsYmFja1Jlc3BvbnNlEh4KBWxhYmVsGAEgASgLMg8uYWVlbmMudjEuTGFiZWwSIwoIcm9sbG91dHMYAiADKAsyES5hZWVuYy52MS5Sb2xsb3V0EhAKCGNvbXBsZXRlGAMgASgIEhIKCmdlbmVyYXRpb24YBCABKAkiTAoRTGlzdExhYmVsc1JlcXVlc3QSEAoIc3BhY2VfaWQYASABKAkSEQoJcGFnZV9zaXplGAIgASgNEhIKCnBhZ2VfdG9rZW4YAyABKAkiTgoSTGlzdExhYmVsc1Jlc3BvbnNlEh8KBmxhYmVscxgBIAMoCzIPLmFlZW5jLnYxLkxhYmVsEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSI2ChNMaXN0Um9sbG91dHNSZXF1ZXN0Eg0KBWxhYmVsGAEgASgJEhAKCHNwYWNlX2lkGAIgASgJIlsKFExpc3RSb2xsb3V0c1Jlc3BvbnNlEh4KBWxhYmVsGAEgASgLMg8uYWVlbmMudjEuTGFiZWwSIwoIcm9sbG91dHMYAiADKAsyES5hZWVuYy52MS5Sb2xsb3V0In4KB1JvbGxvdXQSEAoIaW5zdGFuY2UYASABKAkSEAoIcmV2aXNpb24YAiABKAQSCgoCb2sYAyABKAgSDgoGcmVhc29uGAQgASgJEjMKD2Fja25vd2xlZGdlZF9hdBgFIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAqeQoHT3V0Y29tZRIXChNPVVRDT01FX1VOU1BFQ0lGSUVEEAASEgoOT1VUQ09NRV9CRVRURVIQARIZChVPVVRDT01FX05PX0RJRkZFUkVOQ0UQAhIRCg1PVVRDT01FX1dPUlNFEAMSEwoPT1VUQ09NRV9UT09fRkVXEAQywAMKFFJlZ2lzdHJ5QWRtaW5TZXJ2aWNlEj4KB1B1Ymxpc2gSGC5hZWVuYy52MS5QdWJsaXNoUmVxdWVzdBoZLmFlZW5jLnYxLlB1Ymxpc2hSZXNwb25zZRJBCghTZXRMYWJlbBIZLmFlZW5jLnYxLlNldExhYmVsUmVxdWVzdBoaLmFlZW5jLnYxLlNldExhYmVsUmVzcG9uc2USSgoLRGVsZXRlTGFiZWwSHC5hZWVuYy52MS5EZWxldGVMYWJlbFJlcXVlc3QaHS5hZWVuYy52MS5EZWxldGVMYWJlbFJlc3BvbnNlEkEKCFJvbGxiYWNrEhkuYWVlbmMudjEuUm9sbGJhY2tSZXF1ZXN0GhouYWVlbmMudjEuUm9sbGJhY2tSZXNwb25zZRJHCgpMaXN0TGFiZWxzEhsuYWVlbmMudjEuTGlzdExhYmVsc1JlcXVlc3QaHC5hZWVuYy52MS5MaXN0TGFiZWxzUmVzcG9uc2USTQoMTGlzdFJvbGxvdXRzEh0uYWVlbmMudjEuTGlzdFJvbGxvdXRzUmVxdWVzdBoeLmFlZW5jLnYxLkxpc3RSb2xsb3V0c1Jlc3BvbnNlYgZwcm90bzM", [file_aeenc_v1_types, file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("ChdhZWVuYy92MS9yZWdpc3RyeS5wcm90bxIIYWVlbmMudjEijgIKDlB1Ymxpc2hSZXF1ZXN0EhAKCHZlcnNpb25zGAEgAygJEg0KBWxhYmVsGAIgASgJEh4KEWV4cGVjdGVkX3JldmlzaW9uGAMgASgESACIAQESDQoFZm9yY2UYBCABKAgSJwoEd2FpdBgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhISCgpyZXF1ZXN0X2lkGAYgASgJEhIKBXNoYXJlGAcgASgBSAGIAQESEwoLb25seV9iZXR0ZXIYCCABKAgSJgoJcHJlY2lzaW9uGAkgASgOMhMuYWVlbmMudjEuUHJlY2lzaW9uQhQKEl9leHBlY3RlZF9yZXZpc2lvbkIICgZfc2hhcmUiwQEKD1B1Ymxpc2hSZXNwb25zZRIeCgVsYWJlbBgBIAEoCzIPLmFlZW5jLnYxLkxhYmVsEiMKCHJvbGxvdXRzGAIgAygLMhEuYWVlbmMudjEuUm9sbG91dBIQCghjb21wbGV0ZRgDIAEoCBISCgpnZW5lcmF0aW9uGAQgASgJEi0KC2NvbXBhcmlzb25zGAUgAygLMhguYWVlbmMudjEuR2F0ZUNvbXBhcmlzb24SFAoMbm90X2NvbXBhcmVkGAYgASgJIqUBCg5HYXRlQ29tcGFyaXNvbhIPCgd2ZXJzaW9uGAEgASgJEg8KB3F1ZXJpZXMYAiABKAQSFQoNY2FuZGlkYXRlX21hcBgDIAEoARITCgt2ZXJzaW9uX21hcBgEIAEoARIPCgdwX3ZhbHVlGAUgASgBEhAKCHBfYmV0dGVyGAYgASgBEiIKB291dGNvbWUYByABKA4yES5hZWVuYy52MS5PdXRjb21lIsIBCg9TZXRMYWJlbFJlcXVlc3QSDQoFbGFiZWwYASABKAkSEAoIdmVyc2lvbnMYAiADKAkSHgoRZXhwZWN0ZWRfcmV2aXNpb24YAyABKARIAIgBARISCgpyZXF1ZXN0X2lkGAQgASgJEhIKBXNoYXJlGAUgASgBSAGIAQESJgoJcHJlY2lzaW9uGAYgASgOMhMuYWVlbmMudjEuUHJlY2lzaW9uQhQKEl9leHBlY3RlZF9yZXZpc2lvbkIICgZfc2hhcmUiMgoQU2V0TGFiZWxSZXNwb25zZRIeCgVsYWJlbBgBIAEoCzIPLmFlZW5jLnYxLkxhYmVsIkkKEkRlbGV0ZUxhYmVsUmVxdWVzdBINCgVsYWJlbBgBIAEoCRIQCghzcGFjZV9pZBgCIAEoCRISCgpyZXF1ZXN0X2lkGAMgASgJIhUKE0RlbGV0ZUxhYmVsUmVzcG9uc2UitQEKD1JvbGxiYWNrUmVxdWVzdBINCgVsYWJlbBgBIAEoCRIeChFleHBlY3RlZF9yZXZpc2lvbhgCIAEoBEgAiAEBEhAKCHNwYWNlX2lkGAMgASgJEhIKCnJlcXVlc3RfaWQYBCABKAkSJwoEd2FpdBgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIOCgZjb3JwdXMYBiABKAlCFAoSX2V4cGVjdGVkX3JldmlzaW9uIn0KEFJvbGxiYWNrUmVzcG9uc2USHgoFbGFiZWwYASABKAsyDy5hZWVuYy52MS5MYWJlbBIjCghyb2xsb3V0cxgCIAMoCzIRLmFlZW5jLnYxLlJvbGxvdXQSEAoIY29tcGxldGUYAyABKAgSEgoKZ2VuZXJhdGlvbhgEIAEoCSJMChFMaXN0TGFiZWxzUmVxdWVzdBIQCghzcGFjZV9pZBgBIAEoCRIRCglwYWdlX3NpemUYAiABKA0SEgoKcGFnZV90b2tlbhgDIAEoCSJOChJMaXN0TGFiZWxzUmVzcG9uc2USHwoGbGFiZWxzGAEgAygLMg8uYWVlbmMudjEuTGFiZWwSFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIjYKE0xpc3RSb2xsb3V0c1JlcXVlc3QSDQoFbGFiZWwYASABKAkSEAoIc3BhY2VfaWQYAiABKAkiWwoUTGlzdFJvbGxvdXRzUmVzcG9uc2USHgoFbGFiZWwYASABKAsyDy5hZWVuYy52MS5MYWJlbBIjCghyb2xsb3V0cxgCIAMoCzIRLmFlZW5jLnYxLlJvbGxvdXQqeQoHT3V0Y29tZRIXChNPVVRDT01FX1VOU1BFQ0lGSUVEEAASEgoOT1VUQ09NRV9CRVRURVIQARIZChVPVVRDT01FX05PX0RJRkZFUkVOQ0UQAhIRCg1PVVRDT01FX1dPUlNFEAMSEwoPT1VUQ09NRV9UT09fRkVXEAQywAMKFFJlZ2lzdHJ5QWRtaW5TZXJ2aWNlEj4KB1B1Ymxpc2gSGC5hZWVuYy52MS5QdWJsaXNoUmVxdWVzdBoZLmFlZW5jLnYxLlB1Ymxpc2hSZXNwb25zZRJBCghTZXRMYWJlbBIZLmFlZW5jLnYxLlNldExhYmVsUmVxdWVzdBoaLmFlZW5jLnYxLlNldExhYmVsUmVzcG9uc2USSgoLRGVsZXRlTGFiZWwSHC5hZWVuYy52MS5EZWxldGVMYWJlbFJlcXVlc3QaHS5hZWVuYy52MS5EZWxldGVMYWJlbFJlc3BvbnNlEkEKCFJvbGxiYWNrEhkuYWVlbmMudjEuUm9sbGJhY2tSZXF1ZXN0GhouYWVlbmMudjEuUm9sbGJhY2tSZXNwb25zZRJHCgpMaXN0TGFiZWxzEhsuYWVlbmMudjEuTGlzdExhYmVsc1JlcXVlc3QaHC5hZWVuYy52MS5MaXN0TGFiZWxzUmVzcG9uc2USTQoMTGlzdFJvbGxvdXRzEh0uYWVlbmMudjEuTGlzdFJvbGxvdXRzUmVxdWVzdBoeLmFlZW5jLnYxLkxpc3RSb2xsb3V0c1Jlc3BvbnNlYgZwcm90bzM", [file_aeenc_v1_types, file_google_protobuf_duration]);
 
 /**
  * The checkpoint to publish.
@@ -133,11 +133,19 @@ export type PublishResponse = Message<"aeenc.v1.PublishResponse"> & {
   generation: string;
 
   /**
-   * Whether the quality gate compared the version, and with what.
+   * What the quality gate compared the version with, on the same validation queries, premises and rankings: the
+   * versions that the label named, as far as they were measured.
    *
-   * @generated from field: aeenc.v1.QualityGate gate = 5;
+   * @generated from field: repeated aeenc.v1.GateComparison comparisons = 5;
    */
-  gate?: QualityGate | undefined;
+  comparisons: GateComparison[];
+
+  /**
+   * Why there was no comparison, such as `it was forced` or `too few validation queries: 5`. Empty: there was one.
+   *
+   * @generated from field: string not_compared = 6;
+   */
+  notCompared: string;
 };
 
 /**
@@ -146,35 +154,6 @@ export type PublishResponse = Message<"aeenc.v1.PublishResponse"> & {
  */
 export const PublishResponseSchema: GenMessage<PublishResponse> = /*@__PURE__*/
   messageDesc(file_aeenc_v1_registry, 1);
-
-/**
- * What the quality gate compared a version with. It compares on the same validation queries, premises and rankings.
- *
- * @generated from message aeenc.v1.QualityGate
- */
-export type QualityGate = Message<"aeenc.v1.QualityGate"> & {
-  /**
-   * The versions that the label named, as far as they were measured. Empty: the version was published without a
-   * comparison.
-   *
-   * @generated from field: repeated aeenc.v1.GateComparison comparisons = 1;
-   */
-  comparisons: GateComparison[];
-
-  /**
-   * Why there was no comparison, such as `it was forced` or `too few validation queries: 5`. Empty: there was one.
-   *
-   * @generated from field: string not_compared = 2;
-   */
-  notCompared: string;
-};
-
-/**
- * Describes the message aeenc.v1.QualityGate.
- * Use `create(QualityGateSchema)` to create a new message.
- */
-export const QualityGateSchema: GenMessage<QualityGate> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_registry, 2);
 
 /**
  * A version beside another one: the one that serves, or the one that its job began with.
@@ -237,7 +216,7 @@ export type GateComparison = Message<"aeenc.v1.GateComparison"> & {
  * Use `create(GateComparisonSchema)` to create a new message.
  */
 export const GateComparisonSchema: GenMessage<GateComparison> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_registry, 3);
+  messageDesc(file_aeenc_v1_registry, 2);
 
 /**
  * The label to set, and its new version.
@@ -293,7 +272,7 @@ export type SetLabelRequest = Message<"aeenc.v1.SetLabelRequest"> & {
  * Use `create(SetLabelRequestSchema)` to create a new message.
  */
 export const SetLabelRequestSchema: GenMessage<SetLabelRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_registry, 4);
+  messageDesc(file_aeenc_v1_registry, 3);
 
 /**
  * The label that moved.
@@ -314,7 +293,7 @@ export type SetLabelResponse = Message<"aeenc.v1.SetLabelResponse"> & {
  * Use `create(SetLabelResponseSchema)` to create a new message.
  */
 export const SetLabelResponseSchema: GenMessage<SetLabelResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_registry, 5);
+  messageDesc(file_aeenc_v1_registry, 4);
 
 /**
  * The label to remove.
@@ -349,7 +328,7 @@ export type DeleteLabelRequest = Message<"aeenc.v1.DeleteLabelRequest"> & {
  * Use `create(DeleteLabelRequestSchema)` to create a new message.
  */
 export const DeleteLabelRequestSchema: GenMessage<DeleteLabelRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_registry, 6);
+  messageDesc(file_aeenc_v1_registry, 5);
 
 /**
  * Confirms a removal.
@@ -364,7 +343,7 @@ export type DeleteLabelResponse = Message<"aeenc.v1.DeleteLabelResponse"> & {
  * Use `create(DeleteLabelResponseSchema)` to create a new message.
  */
 export const DeleteLabelResponseSchema: GenMessage<DeleteLabelResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_registry, 7);
+  messageDesc(file_aeenc_v1_registry, 6);
 
 /**
  * The label to roll back.
@@ -422,7 +401,7 @@ export type RollbackRequest = Message<"aeenc.v1.RollbackRequest"> & {
  * Use `create(RollbackRequestSchema)` to create a new message.
  */
 export const RollbackRequestSchema: GenMessage<RollbackRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_registry, 8);
+  messageDesc(file_aeenc_v1_registry, 7);
 
 /**
  * The label that was rolled back.
@@ -464,7 +443,7 @@ export type RollbackResponse = Message<"aeenc.v1.RollbackResponse"> & {
  * Use `create(RollbackResponseSchema)` to create a new message.
  */
 export const RollbackResponseSchema: GenMessage<RollbackResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_registry, 9);
+  messageDesc(file_aeenc_v1_registry, 8);
 
 /**
  * Requests the labels.
@@ -499,7 +478,7 @@ export type ListLabelsRequest = Message<"aeenc.v1.ListLabelsRequest"> & {
  * Use `create(ListLabelsRequestSchema)` to create a new message.
  */
 export const ListLabelsRequestSchema: GenMessage<ListLabelsRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_registry, 10);
+  messageDesc(file_aeenc_v1_registry, 9);
 
 /**
  * The labels.
@@ -527,7 +506,7 @@ export type ListLabelsResponse = Message<"aeenc.v1.ListLabelsResponse"> & {
  * Use `create(ListLabelsResponseSchema)` to create a new message.
  */
 export const ListLabelsResponseSchema: GenMessage<ListLabelsResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_registry, 11);
+  messageDesc(file_aeenc_v1_registry, 10);
 
 /**
  * The label whose rollout to list.
@@ -555,7 +534,7 @@ export type ListRolloutsRequest = Message<"aeenc.v1.ListRolloutsRequest"> & {
  * Use `create(ListRolloutsRequestSchema)` to create a new message.
  */
 export const ListRolloutsRequestSchema: GenMessage<ListRolloutsRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_registry, 12);
+  messageDesc(file_aeenc_v1_registry, 11);
 
 /**
  * The rollout of a label.
@@ -583,56 +562,7 @@ export type ListRolloutsResponse = Message<"aeenc.v1.ListRolloutsResponse"> & {
  * Use `create(ListRolloutsResponseSchema)` to create a new message.
  */
 export const ListRolloutsResponseSchema: GenMessage<ListRolloutsResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_registry, 13);
-
-/**
- * The state of one label on one encoder.
- *
- * @generated from message aeenc.v1.Rollout
- */
-export type Rollout = Message<"aeenc.v1.Rollout"> & {
-  /**
-   * The encoder process.
-   *
-   * @generated from field: string instance = 1;
-   */
-  instance: string;
-
-  /**
-   * The last revision it has processed.
-   *
-   * @generated from field: uint64 revision = 2;
-   */
-  revision: bigint;
-
-  /**
-   * Whether it serves that revision.
-   *
-   * @generated from field: bool ok = 3;
-   */
-  ok: boolean;
-
-  /**
-   * Why it does not. Empty when ok.
-   *
-   * @generated from field: string reason = 4;
-   */
-  reason: string;
-
-  /**
-   * When the encoder reported this.
-   *
-   * @generated from field: google.protobuf.Timestamp acknowledged_at = 5;
-   */
-  acknowledgedAt?: Timestamp | undefined;
-};
-
-/**
- * Describes the message aeenc.v1.Rollout.
- * Use `create(RolloutSchema)` to create a new message.
- */
-export const RolloutSchema: GenMessage<Rollout> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_registry, 14);
+  messageDesc(file_aeenc_v1_registry, 12);
 
 /**
  * The outcome of a comparison by two one-sided tests: better at the level 0.01, worse at 0.05.

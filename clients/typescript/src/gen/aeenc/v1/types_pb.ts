@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file aeenc/v1/types.proto.
  */
 export const file_aeenc_v1_types: GenFile = /*@__PURE__*/
-  fileDesc("ChRhZWVuYy92MS90eXBlcy5wcm90bxIIYWVlbmMudjEiVQoKRW1iZWRkaW5ncxIMCgRkYXRhGAEgASgMEh4KBWR0eXBlGAIgASgOMg8uYWVlbmMudjEuRFR5cGUSDAoEcm93cxgDIAEoDRILCgNkaW0YBCABKA0iPwoNTW9kZWxTZWxlY3RvchIPCgVsYWJlbBgBIAEoCUgAEhEKB3ZlcnNpb24YAiABKAlIAEIKCghzZWxlY3RvciJSCgdQcmVtaXNlEgoKAmlkGAEgASgJEgwKBHRleHQYAiABKAkSDwoHYWxpYXNlcxgDIAMoCRIOCgZzcGxpdHMYBCADKAkSDAoEdGFncxgFIAMoCSJQCg1SYW5rZWRQcmVtaXNlEiIKB3ByZW1pc2UYASABKAsyES5hZWVuYy52MS5QcmVtaXNlEgwKBHJhbmsYAiABKA0SDQoFc2NvcmUYAyABKAIiIQoKUHJlbWlzZVNldBITCgtwcmVtaXNlX2lkcxgBIAMoCSI7CglHb2xkUXVlcnkSDAoEdGV4dBgBIAEoCRIQCghwcmVtaXNlcxgCIAMoCRIOCgZncmFkZXMYAyADKAEiowEKBFBhaXISCwoDc2VxGAEgASgEEg0KBXF1ZXJ5GAIgASgJEhIKCnByZW1pc2VfaWQYAyABKAkSDwoHcHJlbWlzZRgEIAEoCRIgCgRzaWduGAUgASgOMhIuYWVlbmMudjEuUGFpclNpZ24SKAoKcHJvdmVuYW5jZRgGIAEoCzIULmFlZW5jLnYxLlByb3ZlbmFuY2USDgoGcmVhc29uGAcgASgJIkIKB0dhcmJhZ2USDAoEa2luZBgBIAEoCRIKCgJpZBgCIAEoCRIOCgZyZWFzb24YAyABKAkSDQoFYnl0ZXMYBCABKAQi9QEKClByb3ZlbmFuY2USDgoGcnVuX2lkGAEgASgJEg8KB25vZGVfaWQYAiABKAkSDAoEcmFuaxgDIAEoDRINCgVzY29yZRgEIAEoAhIVCg1tb2RlbF92ZXJzaW9uGAUgASgJEhIKCmdlbmVyYXRpb24YBiABKAkSDgoGb3JhY2xlGAcgASgJEhEKCWFubm90YXRvchgIIAEoCRItCglqdWRnZWRfYXQYCSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEg0KBWdyYWRlGAogASgCEg8KB2FtZW5kZWQYCyABKAgSDAoEbm90ZRgMIAEoCSLLAQoFTGFiZWwSEAoIc3BhY2VfaWQYASABKAkSDAoEbmFtZRgCIAEoCRIQCgh2ZXJzaW9ucxgDIAMoCRIQCghyZXZpc2lvbhgEIAEoBBIZChFwcmV2aW91c192ZXJzaW9ucxgFIAMoCRIsCghtb3ZlZF9hdBgGIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASDQoFc2hhcmUYByABKAESJgoJcHJlY2lzaW9uGAggASgOMhMuYWVlbmMudjEuUHJlY2lzaW9uIuEBCgdUaW1pbmdzEigKBXRvdGFsGAEgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEigKBXF1ZXVlGAIgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEisKCHRva2VuaXplGAMgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEioKB2NvbXB1dGUYBCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SKQoGZW5jb2RlGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIsgBCgtTZXJ2aWNlSW5mbxIYChBzb2Z0d2FyZV92ZXJzaW9uGAEgASgJEhAKCGluc3RhbmNlGAIgASgJEiUKBXN0YXRlGAMgASgOMhYuYWVlbmMudjEuU2VydmljZVN0YXRlEhQKDHN0YXRlX3JlYXNvbhgEIAEoCRIuCgpzdGFydGVkX2F0GAUgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIgCgZsaW1pdHMYBiABKAsyEC5hZWVuYy52MS5MaW1pdHMiigEKBkxpbWl0cxIVCg1tZXNzYWdlX2J5dGVzGAEgASgEEg0KBWl0ZW1zGAIgASgNEhIKCnRleHRfYnl0ZXMYAyABKA0SCQoBaxgEIAEoDRIOCgZ0b2tlbnMYBSABKA0SFAoMcXVldWVkX2l0ZW1zGAYgASgNEhUKDXF1ZXVlZF90b2tlbnMYByABKA0isgMKEEV2YWx1YXRpb25SZXBvcnQSKgoGc3RyaWN0GAEgASgLMhouYWVlbmMudjEuUmV0cmlldmFsTWV0cmljcxIpCgVwYXBlchgCIAEoCzIaLmFlZW5jLnYxLlJldHJpZXZhbE1ldHJpY3MSEgoKY2FuZGlkYXRlcxgDIAEoDRIPCgdxdWVyaWVzGAQgASgNEg0KBXBhaXJzGAUgASgNEhUKDW1vZGVsX3ZlcnNpb24YBiABKAkSEgoKZ2VuZXJhdGlvbhgHIAEoCRIXCg9yZXJhbmtfdmVyc2lvbnMYCCADKAkSJwoFcGFydHMYCSADKAsyGC5hZWVuYy52MS5FdmFsdWF0aW9uUGFydBIvChBoeXBvdGhlc2lzX2Fsb25lGAogASgLMhUuYWVlbmMudjEuVHJlZU1ldHJpY3MSKAoJZ29sZF90cmVlGAsgASgLMhUuYWVlbmMudjEuVHJlZU1ldHJpY3MSIgoFcmFua3MYDCADKAsyEy5hZWVuYy52MS5Hb2xkUmFua3MSJwoGZ3JhZGVkGA0gASgLMhcuYWVlbmMudjEuR3JhZGVkTWV0cmljcyKjAQoNR3JhZGVkTWV0cmljcxITCgtuZGNnX2xpbmVhchgBIAEoARIYChBuZGNnX2V4cG9uZW50aWFsGAIgASgBEhoKEm9yYWNsZV9uZGNnX2xpbmVhchgDIAEoARIfChdvcmFjbGVfbmRjZ19leHBvbmVudGlhbBgEIAEoARImCgdyZWNhbGxzGAUgAygLMhUuYWVlbmMudjEuR3JhZGVSZWNhbGwimwEKC0dyYWRlUmVjYWxsEg0KBWdyYWRlGAEgASgBEg0KBXBhaXJzGAIgASgNEhQKDHJlY2FsbF9hdF8xMBgDIAEoARIUCgxyZWNhbGxfYXRfMjUYBCABKAESFAoMcmVjYWxsX2F0XzUwGAUgASgBEhUKDXJlY2FsbF9hdF8xMDAYBiABKAESFQoNcmVjYWxsX2F0XzIwMBgHIAEoASKzAQoORXZhbHVhdGlvblBhcnQSKgoEa2luZBgBIAEoDjIcLmFlZW5jLnYxLkV2YWx1YXRpb25QYXJ0S2luZBIqCgZzdHJpY3QYAiABKAsyGi5hZWVuYy52MS5SZXRyaWV2YWxNZXRyaWNzEikKBXBhcGVyGAMgASgLMhouYWVlbmMudjEuUmV0cmlldmFsTWV0cmljcxIPCgdxdWVyaWVzGAQgASgNEg0KBXBhaXJzGAUgASgNInkKC1RyZWVNZXRyaWNzEhQKDHJlY2FsbF9hdF8yNRgBIAEoARIaChJyZWNhbGxfYXRfMjVfbWljcm8YAiABKAESGQoRYWxsX2NvcnJlY3RfYXRfMjUYAyABKAESDQoFdHJlZXMYBCABKA0SDgoGbGVhdmVzGAUgASgNIioKCUdvbGRSYW5rcxIOCgZzdHJpY3QYASADKAQSDQoFcGFwZXIYAiADKAQijgEKEFJldHJpZXZhbE1ldHJpY3MSCwoDbWFwGAEgASgBEgwKBG5kY2cYAiABKAESEgoKbmRjZ19hdF8xMBgDIAEoARISCgpuZGNnX2F0XzUwGAQgASgBEhEKCWhpdF9hdF8xMBgFIAEoARIRCgloaXRfYXRfMjAYBiABKAESEQoJaGl0X2F0XzUwGAcgASgBKsoCChJFdmFsdWF0aW9uUGFydEtpbmQSJAogRVZBTFVBVElPTl9QQVJUX0tJTkRfVU5TUEVDSUZJRUQQABIjCh9FVkFMVUFUSU9OX1BBUlRfS0lORF9RVUVSWV9TRUVOEAESJQohRVZBTFVBVElPTl9QQVJUX0tJTkRfUVVFUllfVU5TRUVOEAISJQohRVZBTFVBVElPTl9QQVJUX0tJTkRfUFJFTUlTRV9TRUVOEAMSJwojRVZBTFVBVElPTl9QQVJUX0tJTkRfUFJFTUlTRV9VTlNFRU4QBBIiCh5FVkFMVUFUSU9OX1BBUlRfS0lORF9QQUlSX1NFRU4QBRIkCiBFVkFMVUFUSU9OX1BBUlRfS0lORF9QQUlSX1VOU0VFThAGEigKJEVWQUxVQVRJT05fUEFSVF9LSU5EX05PVF9DT05ESVRJT05FRBAHKkcKBURUeXBlEhYKEkRfVFlQRV9VTlNQRUNJRklFRBAAEhIKDkRfVFlQRV9GTE9BVDMyEAESEgoORF9UWVBFX0ZMT0FUMTYQAipRCgdPd25UZXh0EhgKFE9XTl9URVhUX1VOU1BFQ0lGSUVEEAASFQoRT1dOX1RFWFRfRVhDTFVERUQQARIVChFPV05fVEVYVF9ORUdBVElWRRACKmwKCFBhaXJTaWduEhkKFVBBSVJfU0lHTl9VTlNQRUNJRklFRBAAEhYKElBBSVJfU0lHTl9QT1NJVElWRRABEhYKElBBSVJfU0lHTl9ORUdBVElWRRACEhUKEVBBSVJfU0lHTl9TS0lQUEVEEAMqaAoJUHJlY2lzaW9uEhkKFVBSRUNJU0lPTl9VTlNQRUNJRklFRBAAEhUKEVBSRUNJU0lPTl9GTE9BVDMyEAESFQoRUFJFQ0lTSU9OX0ZMT0FUMTYQAhISCg5QUkVDSVNJT05fSU5UOBADKqIBCglXb3JrU3RhdGUSGgoWV09SS19TVEFURV9VTlNQRUNJRklFRBAAEhYKEldPUktfU1RBVEVfUEVORElORxABEhYKEldPUktfU1RBVEVfUlVOTklORxACEhgKFFdPUktfU1RBVEVfU1VDQ0VFREVEEAMSFQoRV09SS19TVEFURV9GQUlMRUQQBBIYChRXT1JLX1NUQVRFX0NBTkNFTExFRBAFKpwBCgxTZXJ2aWNlU3RhdGUSHQoZU0VSVklDRV9TVEFURV9VTlNQRUNJRklFRBAAEhoKFlNFUlZJQ0VfU1RBVEVfU1RBUlRJTkcQARIZChVTRVJWSUNFX1NUQVRFX1NFUlZJTkcQAhIaChZTRVJWSUNFX1NUQVRFX0RFR1JBREVEEAMSGgoWU0VSVklDRV9TVEFURV9EUkFJTklORxAEKkoKCFRydW5jYXRlEhgKFFRSVU5DQVRFX1VOU1BFQ0lGSUVEEAASEgoOVFJVTkNBVEVfRVJST1IQARIQCgxUUlVOQ0FURV9FTkQQAmIGcHJvdG8z", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("ChRhZWVuYy92MS90eXBlcy5wcm90bxIIYWVlbmMudjEiVQoKRW1iZWRkaW5ncxIMCgRkYXRhGAEgASgMEh4KBWR0eXBlGAIgASgOMg8uYWVlbmMudjEuRFR5cGUSDAoEcm93cxgDIAEoDRILCgNkaW0YBCABKA0iPwoNTW9kZWxTZWxlY3RvchIPCgVsYWJlbBgBIAEoCUgAEhEKB3ZlcnNpb24YAiABKAlIAEIKCghzZWxlY3RvciJSCgdQcmVtaXNlEgoKAmlkGAEgASgJEgwKBHRleHQYAiABKAkSDwoHYWxpYXNlcxgDIAMoCRIOCgZzcGxpdHMYBCADKAkSDAoEdGFncxgFIAMoCSJQCg1SYW5rZWRQcmVtaXNlEiIKB3ByZW1pc2UYASABKAsyES5hZWVuYy52MS5QcmVtaXNlEgwKBHJhbmsYAiABKA0SDQoFc2NvcmUYAyABKAIiIQoKUHJlbWlzZVNldBITCgtwcmVtaXNlX2lkcxgBIAMoCSI7CglHb2xkUXVlcnkSDAoEdGV4dBgBIAEoCRIQCghwcmVtaXNlcxgCIAMoCRIOCgZncmFkZXMYAyADKAEiowEKBFBhaXISCwoDc2VxGAEgASgEEg0KBXF1ZXJ5GAIgASgJEhIKCnByZW1pc2VfaWQYAyABKAkSDwoHcHJlbWlzZRgEIAEoCRIgCgRzaWduGAUgASgOMhIuYWVlbmMudjEuUGFpclNpZ24SKAoKcHJvdmVuYW5jZRgGIAEoCzIULmFlZW5jLnYxLlByb3ZlbmFuY2USDgoGcmVhc29uGAcgASgJIkIKB0dhcmJhZ2USDAoEa2luZBgBIAEoCRIKCgJpZBgCIAEoCRIOCgZyZWFzb24YAyABKAkSDQoFYnl0ZXMYBCABKAQi9QEKClByb3ZlbmFuY2USDgoGcnVuX2lkGAEgASgJEg8KB25vZGVfaWQYAiABKAkSDAoEcmFuaxgDIAEoDRINCgVzY29yZRgEIAEoAhIVCg1tb2RlbF92ZXJzaW9uGAUgASgJEhIKCmdlbmVyYXRpb24YBiABKAkSDgoGb3JhY2xlGAcgASgJEhEKCWFubm90YXRvchgIIAEoCRItCglqdWRnZWRfYXQYCSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEg0KBWdyYWRlGAogASgCEg8KB2FtZW5kZWQYCyABKAgSDAoEbm90ZRgMIAEoCSLLAQoFTGFiZWwSEAoIc3BhY2VfaWQYASABKAkSDAoEbmFtZRgCIAEoCRIQCgh2ZXJzaW9ucxgDIAMoCRIQCghyZXZpc2lvbhgEIAEoBBIZChFwcmV2aW91c192ZXJzaW9ucxgFIAMoCRIsCghtb3ZlZF9hdBgGIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASDQoFc2hhcmUYByABKAESJgoJcHJlY2lzaW9uGAggASgOMhMuYWVlbmMudjEuUHJlY2lzaW9uIrUBCgdSb2xsb3V0EhAKCGluc3RhbmNlGAEgASgJEh4KBWxhYmVsGAIgASgLMg8uYWVlbmMudjEuTGFiZWwSCgoCb2sYAyABKAgSDgoGcmVhc29uGAQgASgJEi8KC2ZpbmlzaGVkX2F0GAUgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIrCghkdXJhdGlvbhgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiLhAQoHVGltaW5ncxIoCgV0b3RhbBgBIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIoCgVxdWV1ZRgCIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIrCgh0b2tlbml6ZRgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIqCgdjb21wdXRlGAQgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEikKBmVuY29kZRgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiLIAQoLU2VydmljZUluZm8SGAoQc29mdHdhcmVfdmVyc2lvbhgBIAEoCRIQCghpbnN0YW5jZRgCIAEoCRIlCgVzdGF0ZRgDIAEoDjIWLmFlZW5jLnYxLlNlcnZpY2VTdGF0ZRIUCgxzdGF0ZV9yZWFzb24YBCABKAkSLgoKc3RhcnRlZF9hdBgFIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASIAoGbGltaXRzGAYgASgLMhAuYWVlbmMudjEuTGltaXRzIooBCgZMaW1pdHMSFQoNbWVzc2FnZV9ieXRlcxgBIAEoBBINCgVpdGVtcxgCIAEoDRISCgp0ZXh0X2J5dGVzGAMgASgNEgkKAWsYBCABKA0SDgoGdG9rZW5zGAUgASgNEhQKDHF1ZXVlZF9pdGVtcxgGIAEoDRIVCg1xdWV1ZWRfdG9rZW5zGAcgASgNIrIDChBFdmFsdWF0aW9uUmVwb3J0EioKBnN0cmljdBgBIAEoCzIaLmFlZW5jLnYxLlJldHJpZXZhbE1ldHJpY3MSKQoFcGFwZXIYAiABKAsyGi5hZWVuYy52MS5SZXRyaWV2YWxNZXRyaWNzEhIKCmNhbmRpZGF0ZXMYAyABKA0SDwoHcXVlcmllcxgEIAEoDRINCgVwYWlycxgFIAEoDRIVCg1tb2RlbF92ZXJzaW9uGAYgASgJEhIKCmdlbmVyYXRpb24YByABKAkSFwoPcmVyYW5rX3ZlcnNpb25zGAggAygJEicKBXBhcnRzGAkgAygLMhguYWVlbmMudjEuRXZhbHVhdGlvblBhcnQSLwoQaHlwb3RoZXNpc19hbG9uZRgKIAEoCzIVLmFlZW5jLnYxLlRyZWVNZXRyaWNzEigKCWdvbGRfdHJlZRgLIAEoCzIVLmFlZW5jLnYxLlRyZWVNZXRyaWNzEiIKBXJhbmtzGAwgAygLMhMuYWVlbmMudjEuR29sZFJhbmtzEicKBmdyYWRlZBgNIAEoCzIXLmFlZW5jLnYxLkdyYWRlZE1ldHJpY3MiowEKDUdyYWRlZE1ldHJpY3MSEwoLbmRjZ19saW5lYXIYASABKAESGAoQbmRjZ19leHBvbmVudGlhbBgCIAEoARIaChJvcmFjbGVfbmRjZ19saW5lYXIYAyABKAESHwoXb3JhY2xlX25kY2dfZXhwb25lbnRpYWwYBCABKAESJgoHcmVjYWxscxgFIAMoCzIVLmFlZW5jLnYxLkdyYWRlUmVjYWxsIpsBCgtHcmFkZVJlY2FsbBINCgVncmFkZRgBIAEoARINCgVwYWlycxgCIAEoDRIUCgxyZWNhbGxfYXRfMTAYAyABKAESFAoMcmVjYWxsX2F0XzI1GAQgASgBEhQKDHJlY2FsbF9hdF81MBgFIAEoARIVCg1yZWNhbGxfYXRfMTAwGAYgASgBEhUKDXJlY2FsbF9hdF8yMDAYByABKAEiswEKDkV2YWx1YXRpb25QYXJ0EioKBGtpbmQYASABKA4yHC5hZWVuYy52MS5FdmFsdWF0aW9uUGFydEtpbmQSKgoGc3RyaWN0GAIgASgLMhouYWVlbmMudjEuUmV0cmlldmFsTWV0cmljcxIpCgVwYXBlchgDIAEoCzIaLmFlZW5jLnYxLlJldHJpZXZhbE1ldHJpY3MSDwoHcXVlcmllcxgEIAEoDRINCgVwYWlycxgFIAEoDSJ5CgtUcmVlTWV0cmljcxIUCgxyZWNhbGxfYXRfMjUYASABKAESGgoScmVjYWxsX2F0XzI1X21pY3JvGAIgASgBEhkKEWFsbF9jb3JyZWN0X2F0XzI1GAMgASgBEg0KBXRyZWVzGAQgASgNEg4KBmxlYXZlcxgFIAEoDSIqCglHb2xkUmFua3MSDgoGc3RyaWN0GAEgAygEEg0KBXBhcGVyGAIgAygEIo4BChBSZXRyaWV2YWxNZXRyaWNzEgsKA21hcBgBIAEoARIMCgRuZGNnGAIgASgBEhIKCm5kY2dfYXRfMTAYAyABKAESEgoKbmRjZ19hdF81MBgEIAEoARIRCgloaXRfYXRfMTAYBSABKAESEQoJaGl0X2F0XzIwGAYgASgBEhEKCWhpdF9hdF81MBgHIAEoASrKAgoSRXZhbHVhdGlvblBhcnRLaW5kEiQKIEVWQUxVQVRJT05fUEFSVF9LSU5EX1VOU1BFQ0lGSUVEEAASIwofRVZBTFVBVElPTl9QQVJUX0tJTkRfUVVFUllfU0VFThABEiUKIUVWQUxVQVRJT05fUEFSVF9LSU5EX1FVRVJZX1VOU0VFThACEiUKIUVWQUxVQVRJT05fUEFSVF9LSU5EX1BSRU1JU0VfU0VFThADEicKI0VWQUxVQVRJT05fUEFSVF9LSU5EX1BSRU1JU0VfVU5TRUVOEAQSIgoeRVZBTFVBVElPTl9QQVJUX0tJTkRfUEFJUl9TRUVOEAUSJAogRVZBTFVBVElPTl9QQVJUX0tJTkRfUEFJUl9VTlNFRU4QBhIoCiRFVkFMVUFUSU9OX1BBUlRfS0lORF9OT1RfQ09ORElUSU9ORUQQBypHCgVEVHlwZRIWChJEX1RZUEVfVU5TUEVDSUZJRUQQABISCg5EX1RZUEVfRkxPQVQzMhABEhIKDkRfVFlQRV9GTE9BVDE2EAIqUQoHT3duVGV4dBIYChRPV05fVEVYVF9VTlNQRUNJRklFRBAAEhUKEU9XTl9URVhUX0VYQ0xVREVEEAESFQoRT1dOX1RFWFRfTkVHQVRJVkUQAipsCghQYWlyU2lnbhIZChVQQUlSX1NJR05fVU5TUEVDSUZJRUQQABIWChJQQUlSX1NJR05fUE9TSVRJVkUQARIWChJQQUlSX1NJR05fTkVHQVRJVkUQAhIVChFQQUlSX1NJR05fU0tJUFBFRBADKmgKCVByZWNpc2lvbhIZChVQUkVDSVNJT05fVU5TUEVDSUZJRUQQABIVChFQUkVDSVNJT05fRkxPQVQzMhABEhUKEVBSRUNJU0lPTl9GTE9BVDE2EAISEgoOUFJFQ0lTSU9OX0lOVDgQAyqiAQoJV29ya1N0YXRlEhoKFldPUktfU1RBVEVfVU5TUEVDSUZJRUQQABIWChJXT1JLX1NUQVRFX1BFTkRJTkcQARIWChJXT1JLX1NUQVRFX1JVTk5JTkcQAhIYChRXT1JLX1NUQVRFX1NVQ0NFRURFRBADEhUKEVdPUktfU1RBVEVfRkFJTEVEEAQSGAoUV09SS19TVEFURV9DQU5DRUxMRUQQBSqcAQoMU2VydmljZVN0YXRlEh0KGVNFUlZJQ0VfU1RBVEVfVU5TUEVDSUZJRUQQABIaChZTRVJWSUNFX1NUQVRFX1NUQVJUSU5HEAESGQoVU0VSVklDRV9TVEFURV9TRVJWSU5HEAISGgoWU0VSVklDRV9TVEFURV9ERUdSQURFRBADEhoKFlNFUlZJQ0VfU1RBVEVfRFJBSU5JTkcQBCpKCghUcnVuY2F0ZRIYChRUUlVOQ0FURV9VTlNQRUNJRklFRBAAEhIKDlRSVU5DQVRFX0VSUk9SEAESEAoMVFJVTkNBVEVfRU5EEAJiBnByb3RvMw", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * A matrix of embeddings, one row per text. Uses raw bytes, because `repeated float` costs a Python caller about twenty
@@ -520,6 +520,62 @@ export const LabelSchema: GenMessage<Label> = /*@__PURE__*/
   messageDesc(file_aeenc_v1_types, 9);
 
 /**
+ * What one encoder made of a label.
+ *
+ * @generated from message aeenc.v1.Rollout
+ */
+export type Rollout = Message<"aeenc.v1.Rollout"> & {
+  /**
+   * The encoder process.
+   *
+   * @generated from field: string instance = 1;
+   */
+  instance: string;
+
+  /**
+   * The label in the last state that it has tried to serve; from the registry, its space, name and revision alone.
+   *
+   * @generated from field: aeenc.v1.Label label = 2;
+   */
+  label?: Label | undefined;
+
+  /**
+   * Whether it serves that. When false, the previous version keeps serving.
+   *
+   * @generated from field: bool ok = 3;
+   */
+  ok: boolean;
+
+  /**
+   * Why it does not. Empty when ok.
+   *
+   * @generated from field: string reason = 4;
+   */
+  reason: string;
+
+  /**
+   * When the attempt ended.
+   *
+   * @generated from field: google.protobuf.Timestamp finished_at = 5;
+   */
+  finishedAt?: Timestamp | undefined;
+
+  /**
+   * The duration from the wake-up to the reference swap. Only the encoder's GetInfo fills it.
+   *
+   * @generated from field: google.protobuf.Duration duration = 6;
+   */
+  duration?: Duration | undefined;
+};
+
+/**
+ * Describes the message aeenc.v1.Rollout.
+ * Use `create(RolloutSchema)` to create a new message.
+ */
+export const RolloutSchema: GenMessage<Rollout> = /*@__PURE__*/
+  messageDesc(file_aeenc_v1_types, 10);
+
+/**
  * The duration of each part of a call. Apart from scheduling, the parts add up to the total.
  *
  * @generated from message aeenc.v1.Timings
@@ -566,7 +622,7 @@ export type Timings = Message<"aeenc.v1.Timings"> & {
  * Use `create(TimingsSchema)` to create a new message.
  */
 export const TimingsSchema: GenMessage<Timings> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 10);
+  messageDesc(file_aeenc_v1_types, 11);
 
 /**
  * The part of GetInfo that all services share.
@@ -622,7 +678,7 @@ export type ServiceInfo = Message<"aeenc.v1.ServiceInfo"> & {
  * Use `create(ServiceInfoSchema)` to create a new message.
  */
 export const ServiceInfoSchema: GenMessage<ServiceInfo> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 11);
+  messageDesc(file_aeenc_v1_types, 12);
 
 /**
  * Limits that a service enforces. Unless a field says otherwise, a call beyond one fails with INVALID_ARGUMENT and
@@ -689,7 +745,7 @@ export type Limits = Message<"aeenc.v1.Limits"> & {
  * Use `create(LimitsSchema)` to create a new message.
  */
 export const LimitsSchema: GenMessage<Limits> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 12);
+  messageDesc(file_aeenc_v1_types, 13);
 
 /**
  * Retrieval quality of one system on one set of queries, under both protocols of docs/evaluation.md.
@@ -796,7 +852,7 @@ export type EvaluationReport = Message<"aeenc.v1.EvaluationReport"> & {
  * Use `create(EvaluationReportSchema)` to create a new message.
  */
 export const EvaluationReportSchema: GenMessage<EvaluationReport> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 13);
+  messageDesc(file_aeenc_v1_types, 14);
 
 /**
  * Retrieval quality on graded gold premises. Each NDCG lies in [0, 1], is macro over queries, and compares with the best
@@ -846,7 +902,7 @@ export type GradedMetrics = Message<"aeenc.v1.GradedMetrics"> & {
  * Use `create(GradedMetricsSchema)` to create a new message.
  */
 export const GradedMetricsSchema: GenMessage<GradedMetrics> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 14);
+  messageDesc(file_aeenc_v1_types, 15);
 
 /**
  * The share of the (query, premise) pairs of one grade whose premise is in the first k, micro.
@@ -909,7 +965,7 @@ export type GradeRecall = Message<"aeenc.v1.GradeRecall"> & {
  * Use `create(GradeRecallSchema)` to create a new message.
  */
 export const GradeRecallSchema: GenMessage<GradeRecall> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 15);
+  messageDesc(file_aeenc_v1_types, 16);
 
 /**
  * Retrieval quality on a part of the queries and pairs. Gold premises of a query that are outside the subset are
@@ -959,7 +1015,7 @@ export type EvaluationPart = Message<"aeenc.v1.EvaluationPart"> & {
  * Use `create(EvaluationPartSchema)` to create a new message.
  */
 export const EvaluationPartSchema: GenMessage<EvaluationPart> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 16);
+  messageDesc(file_aeenc_v1_types, 17);
 
 /**
  * The share of a tree's leaves among the first 25 premises found for it. Each value lies in [0, 1].
@@ -1008,7 +1064,7 @@ export type TreeMetrics = Message<"aeenc.v1.TreeMetrics"> & {
  * Use `create(TreeMetricsSchema)` to create a new message.
  */
 export const TreeMetricsSchema: GenMessage<TreeMetrics> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 17);
+  messageDesc(file_aeenc_v1_types, 18);
 
 /**
  * The ranks of one query's gold premises, from 1, in the order in which they were sent; 0 for one that was not found.
@@ -1037,7 +1093,7 @@ export type GoldRanks = Message<"aeenc.v1.GoldRanks"> & {
  * Use `create(GoldRanksSchema)` to create a new message.
  */
 export const GoldRanksSchema: GenMessage<GoldRanks> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 18);
+  messageDesc(file_aeenc_v1_types, 19);
 
 /**
  * Retrieval metrics under one protocol. Each lies in [0, 1]; larger is better.
@@ -1100,7 +1156,7 @@ export type RetrievalMetrics = Message<"aeenc.v1.RetrievalMetrics"> & {
  * Use `create(RetrievalMetricsSchema)` to create a new message.
  */
 export const RetrievalMetricsSchema: GenMessage<RetrievalMetrics> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 19);
+  messageDesc(file_aeenc_v1_types, 20);
 
 /**
  * Subsets of an evaluation's queries and pairs.
