@@ -18,7 +18,7 @@ from aeenc.v1 import encoder_pb2
 from services.corpus.generation import open_generation
 from services.index.lexical.bm25 import LexicalIndex
 from services.index.ranking import retrieval
-from services.index.ranking.encoding import TOGETHER, WINDOW, QueryEncoder, Reranker
+from services.index.ranking.encoding import TEXTS_A_CALL, TOGETHER, WINDOW, QueryEncoder, Reranker
 from services.index.ranking.fusion import Prior, fuse
 from services.index.values import Explanation, Scope, SearchHits, TextQuery
 from support.waiting import until
@@ -172,21 +172,28 @@ async def test_texts_beyond_the_limit_do_not_wait_for_the_cross_encoder():
     assert (await first)[1] == ("x",)
 
 
-@pytest.mark.parametrize(
-    ("limit_s", "left_s", "told_s"), [(10.0, None, 10.0), (10.0, 2.0, 1.8), (1.0, 2.0, 1.0), (10.0, -1.0, 0.001)]
-)
+TIMES = [(10.0, None, 10.0), (10.0, 2.0, 1.8), (1.0, 2.0, 1.0)]  # the limit, what is left, what the encoder is told
+
+
+@pytest.mark.parametrize(("limit_s", "left_s", "told_s"), [*TIMES, (10.0, -1.0, 0.001)])
 async def test_the_cross_encoder_has_the_time_that_is_left_and_never_more_than_the_limit(limit_s, left_s, told_s):
-    told = []
+    asked = []
 
     class Scores:
-        async def score(self, _text, premises, *, timeout_s, **_options):
-            told.append(timeout_s)
-            return Scored(np.ones(len(premises), np.float32), "x", values.Timings(), 0)
+        async def score(self, _text, premises, **options):
+            asked.append(options)
+            return Scored(np.ones(len(premises), np.float32), options["version"] or "x", values.Timings(), 0)
 
     reranker, query = Reranker(Scores(), timeout_s=limit_s), TextQuery(("a",), Scope("science", 2), rerank=2)  # type: ignore[arg-type]
     hits = [SearchHits(np.array([1, 2]), np.ones(2, np.float32))]
-    await reranker.rerank(query, hits, [["ice", "iron"]], left_s=left_s)
-    assert told == [pytest.approx(told_s, abs=0.1 if left_s == 2.0 else 0)]
+    for versions in ((), ("x",)):
+        await reranker.rerank(replace(query, rerank_versions=versions), hits, [["ice", "iron"]], left_s=left_s)
+    assert [one.pop("timeout_s") for one in asked] == [pytest.approx(told_s, abs=0.3 if left_s else 0)] * 2
+    same = {"truncate": True, "precision": None}
+    assert asked == [
+        {"version": None, "first_of_ensemble": True, **same},
+        {"version": "x", "first_of_ensemble": False, **same},
+    ]
 
 
 @pytest.mark.parametrize("mode", ["dense", "lexical", "hybrid"])
@@ -330,6 +337,42 @@ async def test_texts_that_wait_go_out_together_as_many_as_a_call_takes(sizes, ca
     found = await asyncio.gather(*asked)
     assert [len(one.vectors) for one in found] == [*[2] * WINDOW, *sizes]
     assert client.asked == [*[2] * WINDOW, *calls]
+
+
+@pytest.mark.parametrize(("limit_s", "left_s", "told_s"), TIMES)
+async def test_texts_have_the_time_that_is_left_to_the_last_of_their_callers(limit_s, left_s, told_s):
+    client, key = HeldEncoder(), EncodeOptions(space_id=SPACE)
+    encoder = QueryEncoder(client, timeout_s=limit_s)  # type: ignore[arg-type]
+    client.may_answer.set()
+    calls = [encoder.encode(["ice"], key, left_s=least) for least in (left_s, 0.9, left_s)]
+    assert {one.model_version for one in await asyncio.gather(*calls)} == {"q"}
+    assert client.timeouts_s == [pytest.approx(told_s, abs=0.3)]
+
+
+@pytest.mark.parametrize(
+    ("texts", "field", "asked"),
+    [
+        (TEXTS_A_CALL, "texts", [TEXTS_A_CALL]),
+        (TEXTS_A_CALL + 1, "texts", [TEXTS_A_CALL + 1, TEXTS_A_CALL, 1]),
+        (TEXTS_A_CALL + 1, "texts[3]", [TEXTS_A_CALL + 1]),
+    ],
+)
+async def test_only_a_call_of_too_many_texts_is_sent_again_in_parts(texts, field, asked):
+    class Narrow(HeldEncoder):
+        async def encode(self, texts, **options):
+            if not self.asked:
+                self.asked.append(len(texts))
+                raise errors.TooLarge.field(field, "send less")
+            return await super().encode(texts, **options)
+
+    client = Narrow()
+    client.may_answer.set()
+    call = QueryEncoder(client).encode(["ice"] * texts, EncodeOptions(space_id=SPACE))  # type: ignore[arg-type]
+    if len(asked) == 1:
+        await raises(errors.TooLarge, call, field)
+    else:
+        assert len((await call).vectors) == texts
+    assert client.asked == asked
 
 
 async def test_closing_ends_calls_to_the_encoder_and_tells_their_callers():
