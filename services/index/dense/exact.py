@@ -329,8 +329,6 @@ def _best_of(
         session.run(names, {**feeds, "queries": queries[start : start + at_once]})
         for start in range(0, len(queries), at_once)
     ]
-    if len(parts) == 1:
-        return dict(zip(names, parts[0], strict=True))
     return {name: np.concatenate(of) for name, of in zip(names, zip(*parts, strict=True), strict=True)}
 
 

@@ -324,6 +324,22 @@ def test_faiss_scans_for_few_queries_and_multiplies_matrices_for_many(queries: i
     assert faiss.cvar.distance_compute_blas_threshold == threshold
 
 
+@pytest.mark.parametrize(
+    ("at_once", "sizes"), [(100, [1] * 7), (1200, [2, 2, 2, 1]), (1799, [2, 2, 2, 1]), (10**6, [7])]
+)
+def test_no_more_queries_are_multiplied_at_once_than_the_memory_is_meant_to_hold(
+    monkeypatch: pytest.MonkeyPatch, at_once: int, sizes: list[int]
+) -> None:
+    matrix, asked = crowded(3000)[:600], list[int]()
+    monkeypatch.setattr(exact, "SCORES_AT_ONCE", at_once)
+    proposer = Int8Proposer(matrix)
+    (session,) = proposer._sessions
+    noted = lambda names, feeds: asked.append(len(feeds["queries"])) or session.run(names, feeds)  # noqa: E731
+    monkeypatch.setattr(proposer, "_sessions", [SimpleNamespace(run=noted)])
+    assert proposer.propose(matrix[:7], 5, None).ordinals.shape == (7, 5)
+    assert asked == sizes
+
+
 def test_integers_are_multiplied_in_the_thread_that_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     options, session = [], exact.ort.InferenceSession
     monkeypatch.setattr(
@@ -333,6 +349,12 @@ def test_integers_are_multiplied_in_the_thread_that_searches(monkeypatch: pytest
     )
     Int8Proposer(crowded(600))
     assert [(one.intra_op_num_threads, one.inter_op_num_threads) for one in options] == [(1, 1)]
+
+
+def test_the_bound_on_rounding_is_highams_for_any_order_of_a_sum() -> None:
+    queries = np.random.default_rng(4).normal(size=(3, 24)).astype(np.float32)
+    expected = 1.01 * (24 + 4) * 2.0**-24 * 1.5 * np.linalg.norm(queries.astype(np.float64), axis=1)
+    np.testing.assert_allclose(exact.rounding_bound(queries, 1.5), expected, rtol=1e-9)
 
 
 def test_the_error_of_a_proposer_bounds_its_error_and_its_ceiling_all_others() -> None:

@@ -68,7 +68,9 @@ class World:
         return cls(rows, vectors, [Explanation(*one) for one in told], asked, _unit(rng.normal(size=(4, 5))))
 
     async def answer(self, query: TextQuery) -> list[SearchHits]:
-        async def encode(texts: list[str], *_: Any, **__: Any) -> Encoded:
+        async def encode(texts: list[str], *_: Any, left_s: float | None, **__: Any) -> Encoded:
+            assert left_s is not None
+            assert 40 < left_s <= 50
             assert texts == [
                 " ".join([text, *(self.premises[int(one[1:])].text for one in dict.fromkeys(of))])
                 for text, of in itertools.zip_longest(query.texts, query.accepted, fillvalue=())
@@ -86,7 +88,9 @@ class World:
         started = time.perf_counter()
         with closing(SearchBatcher()) as batcher, closing(LexicalExecutor()) as executor:
             batcher.start()
-            found = await Retrieval(catalogue, batcher, executor, encoder, nobody, Limits(k=50)).retrieve(query)
+            found = await Retrieval(catalogue, batcher, executor, encoder, nobody, Limits(k=50)).retrieve(
+                query, deadline_s=50
+            )
         assert (found.version, found.precision) == (("", "") if "LEXICAL" in query.mode else ("q", "float32"))
         timings = found.timings
         assert (timings.encode_s > 0) == ("LEXICAL" not in query.mode)

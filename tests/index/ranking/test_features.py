@@ -75,6 +75,12 @@ def test_shares_of_words_are_by_rarity_and_a_premise_without_a_word_of_the_query
     np.testing.assert_allclose(_column("rank"), -np.log([1, 2, 3, 4]))
 
 
+def test_what_iterative_bm25_does_not_find_ranks_at_three_hundred() -> None:
+    words = FirstWords(LEXICAL.terms(TEXT), FIRST, LEXICAL, np.arange(len(FACTS)) != 4)
+    ranks = np.exp(-features_of(FIRST, words, QUERY, VECTORS[FIRST.ordinals])[:, FEATURES.index("iterative")])
+    np.testing.assert_allclose(ranks, [*(words.iterative.index(n) + 1 for n in (2, 0, 1)), 300])
+
+
 def test_left_by_others_counts_the_querys_words_that_another_premise_does_not_have() -> None:
     wanted = LEXICAL.terms(TEXT).ids
     rows = [set(LEXICAL.row(int(own))[0].tolist()) & set(wanted.tolist()) for own in FIRST.ordinals]

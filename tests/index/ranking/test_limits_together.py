@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from aeenc import errors, vectors
 from aeenc.v1 import index_pb2, types_pb2
-from services.index.ranking.retrieval import RETRIEVE_HIT_BYTES
+from services.index.ranking.retrieval import RETRIEVE_HIT_BYTES, check_answer
 from services.index.values import CLAUSES
 from services.kit.limits import Limits
 from support.worlds.index_world import SPACE, premise, raises, vector_of
@@ -116,3 +117,12 @@ async def test_a_search_of_as_many_vectors_as_one_may_send_is_answered_or_refuse
 
 def test_the_pairs_of_a_reranking_have_the_limit_of_the_hits_of_an_answer():
     assert LIMITS.items * LIMITS.k > LIMITS.message_bytes // RETRIEVE_HIT_BYTES > 300 * LIMITS.k
+
+
+@pytest.mark.parametrize(
+    ("texts", "k", "rows", "fits"),
+    [(4, 25, 1000, True), (4, 26, 1000, False), (101, 1, 1000, False), (4, 1000, 25, True), (4, 1000, 26, False)],
+)
+def test_hits_are_refused_from_the_first_that_no_answer_holds(texts: int, k: int, rows: int, fits: bool):
+    with nullcontext() if fits else pytest.raises(errors.TooLarge, match="at most 100;"):
+        check_answer(texts, k, rows, 7, Limits(message_bytes=706))

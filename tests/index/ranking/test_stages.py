@@ -153,6 +153,18 @@ async def test_a_prior_is_made_once_for_all_who_wait_and_not_kept_if_explanation
     assert len(made) == 2
 
 
+async def test_the_priors_that_were_wanted_last_are_kept(index, monkeypatch):
+    made, make = [], Prior.over
+    monkeypatch.setattr(Prior, "over", staticmethod(lambda told, known: made.append(told[0].text) or make(told, known)))
+    monkeypatch.setattr(retrieval, "OPEN_PRIORS", 2)
+    for corpus in "abc":
+        await index.client.build(corpus, facts())
+        await index.client.put_explanations(corpus, [(corpus, ["f1"])])
+    for corpus in "abacab":
+        await index.client.retrieve(corpus, ["ice"], prior=0.5)
+    assert made == ["a", "b", "c", "b"]
+
+
 async def test_texts_beyond_the_limit_do_not_wait_for_the_cross_encoder():
     class Scores:
         answer = asyncio.Event()
@@ -208,6 +220,12 @@ async def test_a_cross_encoder_orders_the_first_premises_anew(built, encoder, mo
     assert found.rerank_versions == (encoder.servicer.cross_version,)
     assert timedelta() < found.timings.encode < found.timings.total < timedelta(seconds=time.perf_counter() - started)
     assert [list(request.premises) for request in encoder.servicer.score_requests] == [[hit.text for hit in first]]
+
+
+async def test_a_text_that_finds_nothing_is_not_re_ranked_and_the_others_are(built, encoder):
+    found = await built.client.retrieve("science", ["zebra", "heat"], k=2, mode="lexical", rerank=5)
+    assert [[hit.id for hit in hits] for hits in found] == [[], ["f6", "f4"]], "by their letters e"
+    assert len(encoder.servicer.score_requests) == 1
 
 
 async def test_long_lists_are_scored_in_parts(index, encoder):
