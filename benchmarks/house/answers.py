@@ -236,7 +236,7 @@ async def answer_all(client: AsyncClient, run_id: str, annotator: str) -> None:
     while done < TASKS:
         await asyncio.sleep(AGAIN_S)
         for lease in await client.people.lease(annotator, run_id=run_id, max_tasks=16):
-            accepted = {one.premise.id: "explains" for one in lease.task.candidates[:3]}
+            accepted = {one.premise.id: oracle_pb2.JUDGEMENT_EXPLAINS for one in lease.task.candidates[:3]}
             await client.people.submit(lease, accepted, note=long_text(done)[:1000])
             done += 1
 

@@ -115,7 +115,13 @@ class Retrieval:
             precision="float32",
             truncate=True,  # the oracle sees the whole text; only the encoder sees less of it
         )
-        return (await self._patiently(run, call)).results
+        try:
+            return (await self._patiently(run, call)).results
+        except errors.TooLarge:  # premises are long
+            if len(queries) == 1:
+                raise
+            half = len(queries) // 2
+            return [*await self._retrieve(run, queries[:half]), *await self._retrieve(run, queries[half:])]
 
     async def _patiently(self, run: Run, call: Callable[[], Awaitable[T]]) -> T:
         give_up_at = time.monotonic() + self._patience_s

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aeenc.calls.retrieval import Mode
+from aeenc.calls.retrieval import Mode, Retrieval
 from aeenc.errors import FailedPrecondition, InvalidArgument, NotFound
 from aeenc.evaluation import AnswerDataset, RatedDataset
 from aeenc.evaluation.graded import MAX_GRADE, check_grade
@@ -253,10 +253,10 @@ class Retrieved:
         found: dict[str, list[str]] = {}
         for start in range(0, len(texts), TEXTS_PER_CALL):
             part = texts[start : start + TEXTS_PER_CALL]
-            answer = await self._index.retrieve(
-                corpus, part, k=CANDIDATES, mode=mode, generation=generation, truncate=True, precision="float32"
+            ranked = await self._index.rankings(
+                corpus, part, k=CANDIDATES, retrieval=Retrieval(mode), generation=generation
             )
-            found |= {text: [hit.id for hit in hits] for text, hits in zip(part, answer, strict=True)}
+            found |= {text: [hit.id for hit in hits] for text, hits in zip(part, ranked.results, strict=True)}
         return found
 
 

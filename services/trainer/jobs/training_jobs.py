@@ -142,6 +142,8 @@ class TrainingJobs:
         _within("prototypes", config.prototypes, 1, 10_000)
         _within("accumulation", config.accumulation, 1, config.batch_size)
         _within("initial_share", config.initial_share, 0.0, 1.0)
+        if config.note.strip():  # a list has it in each job
+            check_texts([config.note], self.limits, "config.note")
         if validation:
             if len(validation) > self.limits.items:
                 raise errors.TooLarge(

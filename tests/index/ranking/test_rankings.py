@@ -26,6 +26,12 @@ async def test_many_texts_are_ranked_as_each_alone(built, monkeypatch):
             assert [hit.id for hit in hits] == [hit.id for hit in alone[0]]
 
 
+async def test_premises_too_long_for_one_answer_are_ranked_by_more_calls(index):
+    await index.client.build("long", [(f"p{n}", f"fact {n} {'x' * 15_000}") for n in range(30)])
+    found = await index.client.rankings("long", [f"fact {n}" for n in range(20)], k=30, retrieval=Retrieval("lexical"))
+    assert [(len(hits), hits[0].id) for hits in found.results] == [(30, f"p{n}") for n in range(20)]
+
+
 async def test_a_label_that_moves_meanwhile_does_not_mix_versions(built, encoder, monkeypatch):
     monkeypatch.setattr(calls, "TEXTS", 2)
     encoder.servicer.requests.clear()

@@ -74,6 +74,14 @@ async def test_the_next_wave_is_retrieved_for_while_the_oracle_judges(world: Sam
     assert sorted(asked) == [[text for _, text in HYPOTHESES[n : n + 2]] for n in (0, 2, 4, 6)]
 
 
+async def test_premises_too_long_for_one_answer_are_retrieved_by_more_calls(world: SamplerWorld):
+    world.index.most_texts = 1
+    async with world.sampler() as client:
+        run = await client.start_run(HYPOTHESES, **CONFIG)
+        assert (await asyncio.wait_for(client.wait(run.id), 30)).state == types_pb2.WORK_STATE_SUCCEEDED
+        assert await pair_set(client, run.id) == brute_force()
+
+
 async def test_at_most_a_wave_of_nodes_is_in_work_and_trees_are_read_as_they_are_needed(world: SamplerWorld):
     hypotheses = [(str(n), f"hypothesis {n}") for n in range(60)]
     most = 0

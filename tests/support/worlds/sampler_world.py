@@ -16,6 +16,8 @@ from typing import Any
 import grpc
 
 import aeenc
+from aeenc import errors
+from aeenc.transport import status
 from aeenc.v1 import (
     index_pb2,
     index_pb2_grpc,
@@ -94,11 +96,16 @@ class FakeIndex(index_pb2_grpc.IndexServiceServicer):
         self.stable = FIRST
         self.suffix = ""  # of every text
         self.delay_s = 0.0
+        self.most_texts = 0  # of a call whose answer is not too large; 0: any
 
     async def Retrieve(self, request: index_pb2.RetrieveRequest, context: Any) -> index_pb2.RetrieveResponse:
         self.requests.append(request)
         version = request.model.version or self.stable
         await asyncio.sleep(self.delay_s)
+        if 0 < self.most_texts < len(request.texts):
+            error = errors.TooLarge("the answer would be over the limit")
+            details = ((status.DETAILS_KEY, status.details_of(error)),)
+            await context.abort(status.code_of(error), status.message_of(error), trailing_metadata=details)
         if request.corpus != "science":
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no corpus {request.corpus!r}")
         results = [

@@ -177,6 +177,7 @@ async def test_wrong_jobs_are_refused_with_a_remedy(world: TrainerWorld):
         ({"epochs": 101}, errors.InvalidArgument, "0 to 100"),
         ({"batch_size": 5000}, errors.InvalidArgument, "1 to 1024"),
         ({"learning_rate": float("nan")}, errors.InvalidArgument, "learning_rate"),
+        ({"note": "x" * 16_385}, errors.TooLarge, r"config\.note\[0\]: 16,385 bytes are over the limit of 16,384"),
         ({"temperature": -1.0}, errors.InvalidArgument, "temperature"),
         ({"base_version": "qnothing"}, errors.NotFound, "ListCheckpoints"),
         ({"validation": [("a query", [])]}, errors.InvalidArgument, "at least one premise"),

@@ -311,13 +311,19 @@ async def _ask(
 ) -> Rankings:
     results: list[list[Hit]] = []
     reranked_by = tuple[str, ...]()
-    for start in range(0, len(texts), together):
-        part = slice(start, start + together)
+    while len(results) < len(texts):
+        part = slice(len(results), len(results) + together)
         if call.version:
             call = replace(call, label=None)
-        answer = await retrieve(
-            corpus, texts[part], k=k, accepted=accepted[part], timeout_s=TIMEOUT_S, **call.options()
-        )
+        try:
+            answer = await retrieve(
+                corpus, texts[part], k=k, accepted=accepted[part], timeout_s=TIMEOUT_S, **call.options()
+            )
+        except errors.TooLarge:  # premises are long
+            if len(texts[part]) == 1:
+                raise
+            together = len(texts[part]) // 2
+            continue
         # the version and the generation that answered first answer all
         version, generation = answer.model_version or call.version, answer.generation or call.generation
         call = replace(call, version=version, generation=generation)
