@@ -51,7 +51,7 @@ DIM, CALL_S, LOOK_S, AGAIN_S = 32, 120.0, 0.002, 0.1
 ITEMS, K, QUERIES = 1024, 1000, 2000
 SHORT, LONG, LONG_CHARS = 8000, 600, 4000  # premises of the two corpora, and letters of the long ones
 ROWS, LABELS, TASKS, CANDIDATES = 1100, 300, 120, 20
-TREE_K = 27  # of a tree that an answer just holds
+TREES, TREE_K = 4, 27  # of a tree that an answer just holds
 PEOPLE = ("ann", "bob")
 TOO_LARGE = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED}
 OVERLOADED = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED}  # of eight at once
@@ -207,7 +207,9 @@ async def runs(fleet: Fleet, client: AsyncClient) -> dict[str, str]:
     roots = [(f"h{n}", f"hypothesis {n}") for n in range(TASKS)]
     asked = {"trees": ("gold", TREE_K, 1), "team": ("team", CANDIDATES, 0), "open": ("team", CANDIDATES, 0)}
     for name, (oracle, k, depth) in asked.items():
-        run = await client.sampler.start_run(roots, oracle=oracle, corpus="long", k=k, max_depth=depth)
+        run = await client.sampler.start_run(
+            roots[: TASKS if depth == 0 else TREES], oracle=oracle, corpus="long", k=k, max_depth=depth
+        )
         made[name] = run.id
     await client.sampler.wait(made["trees"])
     await asyncio.gather(*(answer_all(client, made["team"], annotator) for annotator in PEOPLE))

@@ -25,7 +25,7 @@ from services.sampler.records.runs import Hypothesis, Pair, PairSign, Run, RunCo
 from services.store.life_cycles import LIVE, State
 from services.store.requests import Request
 
-EXPORT_TREES = 16
+EXPORT_TREES, EXPORT_CHARS = 16, 128 * 1024  # read at once, by the records of those before
 MAX_NAME = 1024  # characters of an imported pair's ids, names and reason
 _ORIGINS = ("node_id", "model_version", "generation", "oracle", "annotator")
 _NAMES = {"premise_id": "premise_id", "reason": "reason", **{name: f"provenance.{name}" for name in _ORIGINS}}
@@ -198,15 +198,19 @@ class Sampling:
     async def export_trees(self, run_id: str) -> AsyncIterator[tuple[str, str]]:
         """Hypothesis id and EntailmentBank record of each tree of a run in which something was accepted."""
         run = await self.runs.get(run_id)
-        for start in range(0, run.progress.trees, EXPORT_TREES):
-            indexes = range(start, min(start + EXPORT_TREES, run.progress.trees))
-            trees = await self._nodes.trees(run_id, indexes)
+        start, count = 0, 1
+        while start < run.progress.trees:
+            trees = await self._nodes.trees(run_id, range(start, min(start + count, run.progress.trees)))
             queries = list({node.text for tree in trees for node in tree.nodes})
             amended = dict(zip(queries, await self._nodes.amended(run_id, queries), strict=True))
+            largest = 1
             for tree in trees:
                 record = tree_export.record_json(tree, amended)
                 if record is not None:
+                    largest = max(largest, len(record))
                     yield tree.hypothesis_id, record
+            start += count
+            count = min(2 * count, EXPORT_TREES, max(1, EXPORT_CHARS // largest))
 
 
 def _check_pairs(pairs: Sequence[Pair], limits: Limits) -> None:

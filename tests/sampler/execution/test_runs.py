@@ -9,6 +9,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from aeenc import errors, trees
 from aeenc.v1 import sampler_pb2, types_pb2
 from services.sampler import convert
+from services.sampler.acs.algorithm import Tree
+from services.sampler.execution import sampling
+from services.sampler.records.node_store import NodeStore
 from support.worlds.sampler_world import HYPOTHESES, SamplerWorld, brute_force, finish, pair_set
 
 CONFIG = {"corpus": "science", "oracle": "fake", "k": 6}
@@ -26,6 +29,27 @@ async def test_the_same_idempotency_key_starts_one_run(world: SamplerWorld):
             await client.start_run(HYPOTHESES, idempotency_key="once", **{**CONFIG, "k": 7})
         with pytest.raises(errors.AlreadyExists):
             await client.start_run(HYPOTHESES[:2], idempotency_key="once", **CONFIG)
+
+
+async def test_trees_are_exported_all_whether_many_or_few_fit_into_memory(
+    world: SamplerWorld, monkeypatch: pytest.MonkeyPatch
+):
+    read, asked = NodeStore.trees, list[int]()
+
+    async def counted(store: NodeStore, run_id: str, indexes: range) -> list[Tree]:
+        asked.append(len(indexes))
+        return await read(store, run_id, indexes)
+
+    async with world.sampler() as client:
+        run = await client.start_run(HYPOTHESES, **CONFIG)
+        await client.wait(run.id)
+        monkeypatch.setattr(NodeStore, "trees", counted)
+        small = [one async for one in client.export_trees(run.id)]
+        assert asked[:3] == [1, 2, 4]
+        asked.clear()
+        monkeypatch.setattr(sampling, "EXPORT_CHARS", 1)
+        assert [one async for one in client.export_trees(run.id)] == small
+        assert asked == [1] * len(HYPOTHESES)
 
 
 @pytest.mark.parametrize(
