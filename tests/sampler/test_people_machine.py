@@ -323,14 +323,7 @@ class PeopleMachine(RuleBasedStateMachine):
             }
             assert {*found.conflicts} == {key for key, one in decision.items() if one is None}
         place = self.looked % TREES
-        root, *below = (await people.get_tree(self.run_id, f"tree-{place}")).nodes
-        if self.tasks[place].state in (State.DECIDED, State.SETTLED):
-            assert {one.premise_id for one in root.accepted} == self.tasks[place].accepted()
-        shown = {node.text: node for node in below}
-        assert shown.keys() >= {*map(text_of, self.tasks[place].grown)}
-        assert all(
-            shown[text].state is State.SETTLED for text in shown.keys() - {*map(text_of, self.tasks[place].grown)}
-        )
+        await eventually(lambda: self._tree_says_the_same(place))  # the tree grows, or is cut, a moment later
         states = Counter(task.state for task in self.tasks)
         self.looked += 1
         for person in [PEOPLE[self.looked % len(PEOPLE)]]:
@@ -344,6 +337,17 @@ class PeopleMachine(RuleBasedStateMachine):
                 assert found.mine == found.mine_hour == len(self.order[person])
                 assert found.answers_hour == sum(map(len, self.order.values()))
                 assert found.leased == sum(bool(task.leases) for task in self.tasks)
+
+    async def _tree_says_the_same(self, place: int) -> bool:
+        task = self.tasks[place]
+        root, *below = (await self.bench.people.get_tree(self.run_id, f"tree-{place}")).nodes
+        shown, grown = {node.text: node for node in below}, {*map(text_of, task.grown)}
+        is_decided = task.state in (State.DECIDED, State.SETTLED)
+        return (
+            (not is_decided or {one.premise_id for one in root.accepted} == task.accepted())
+            and shown.keys() >= grown
+            and all(shown[text].state is State.SETTLED for text in shown.keys() - grown)
+        )
 
     def teardown(self) -> None:
         if hasattr(self, "tasks"):
