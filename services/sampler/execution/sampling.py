@@ -200,17 +200,19 @@ class Sampling:
         run = await self.runs.get(run_id)
         start, count = 0, 1
         while start < run.progress.trees:
-            trees = await self._nodes.trees(run_id, range(start, min(start + count, run.progress.trees)))
-            queries = list({node.text for tree in trees for node in tree.nodes})
-            amended = dict(zip(queries, await self._nodes.amended(run_id, queries), strict=True))
-            largest = 1
-            for tree in trees:
-                record = tree_export.record_json(tree, amended)
-                if record is not None:
-                    largest = max(largest, len(record))
-                    yield tree.hypothesis_id, record
+            records = await self._records(run_id, range(start, min(start + count, run.progress.trees)))
+            for hypothesis_id, record in records:
+                yield hypothesis_id, record
             start += count
+            largest = max((len(record) for _, record in records), default=1)
             count = min(2 * count, EXPORT_TREES, max(1, EXPORT_CHARS // largest))
+
+    async def _records(self, run_id: str, indexes: Sequence[int]) -> list[tuple[str, str]]:
+        trees = await self._nodes.trees(run_id, indexes)
+        queries = list({node.text for tree in trees for node in tree.nodes})
+        amended = dict(zip(queries, await self._nodes.amended(run_id, queries), strict=True))
+        records = ((tree.hypothesis_id, tree_export.record_json(tree, amended)) for tree in trees)
+        return [(name, record) for name, record in records if record is not None]
 
 
 def _check_pairs(pairs: Sequence[Pair], limits: Limits) -> None:
