@@ -85,9 +85,10 @@ def _rescore_close(
 
 
 def _better(scores: NDArray[np.float32], wanted: NDArray[np.float32], places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Counts the scores (n,) that outrank each gold premise; `places` are relative to the first score."""
-    better = (scores[None, :] > wanted[:, None]).sum(axis=1)
-    ties = scores[None, :] == wanted[:, None]
-    earlier = (ties & (np.arange(len(scores)) < places[:, None])).sum(axis=1)
-    counted: NDArray[np.int64] = (better + earlier).astype(np.int64)
-    return counted
+    """Counts the scores (n,) that outrank each gold premise; `places` are relative to the first score.
+
+    One at a time: all at once would take n bytes for each of thousands that a query may have.
+    """
+    own = zip(wanted, np.maximum(places, 0).tolist(), strict=True)
+    better = [np.count_nonzero(scores > one) + np.count_nonzero(scores[:place] == one) for one, place in own]
+    return np.array(better, dtype=np.int64)
