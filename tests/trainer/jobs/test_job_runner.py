@@ -182,15 +182,18 @@ async def test_a_job_whose_inputs_a_newer_release_has_written_waits_and_names_th
     assert await has_state(bench, bench.job.id, "RUNNING")
 
 
-async def test_a_cancelled_job_writes_no_inputs_beside_its_successor(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("step", ["write_plan", "write_inputs"])
+async def test_a_cancelled_job_writes_no_inputs_beside_its_successor(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, step: str
+):
     go_on, entered, left = threading.Event(), threading.Event(), list[str]()
 
-    def slowly(self: JobFiles, plan: object) -> None:
+    def slowly(self: JobFiles, *_: object) -> None:
         entered.set()
         assert go_on.wait(20)
         left.append("written")
 
-    monkeypatch.setattr(JobFiles, "write_plan", slowly)
+    monkeypatch.setattr(JobFiles, step, slowly)
     preparing = asyncio.create_task(bench.runner._prepare(bench.job, JobFiles(bench.directory)))
     await until(entered.is_set)
     preparing.cancel()
