@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import asdict
 from itertools import zip_longest
@@ -276,14 +277,15 @@ def _queries(messages: Iterable[types_pb2.GoldQuery]) -> Iterable[EvaluationQuer
 
 
 def _query(message: types_pb2.GoldQuery) -> EvaluationQuery:
+    premises = tuple(map(sys.intern, message.premises))  # many queries name the same ones
     if not message.grades:
-        return EvaluationQuery(message.text, tuple(message.premises))
+        return EvaluationQuery(message.text, premises)
     if len(message.grades) != len(message.premises):
         raise errors.InvalidArgument.field(
             "queries.grades",
             f"has {len(message.grades)} of {len(message.premises)} premises of {message.text[:80]!r}; give one each",
         )
-    told = zip(message.premises, message.grades, strict=True)
+    told = zip(premises, message.grades, strict=True)
     gold = [(premise, grade) for premise, grade in told if check_grade(grade)]
     return EvaluationQuery(message.text, tuple(one for one, _ in gold), tuple(grade for _, grade in gold))
 
