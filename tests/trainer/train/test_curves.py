@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from services.trainer.jobs.files import ComputeOptions, JobFiles
@@ -128,7 +129,7 @@ def test_a_directory_that_cannot_be_written_fails_no_job(make_job: MakeJob, tmp_
 
 
 def test_a_disk_that_fills_up_ends_the_curves_and_not_the_job(
-    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     flushed: list[int] = []
 
@@ -143,7 +144,8 @@ def test_a_disk_that_fills_up_ends_the_curves_and_not_the_job(
 
     monkeypatch.setattr(curves, "RecordWriter", Filling)
     files = make_job(epochs=2, means=ComputeOptions(tensorboard_dir=str(tmp_path / "events")))
-    assert trained(files).epochs_done == 2
+    with capture_logs() as logged:
+        assert trained(files).epochs_done == 2
     assert len(flushed) <= 4, "nothing more is tried"
-    assert "No space left on device" in capsys.readouterr().out
+    assert "No space left on device" in str(logged)
     assert [step for step, _ in shown(tmp_path / "events" / files.plan().job_id)[LOSS]] == [1, 2]
