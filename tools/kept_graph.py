@@ -15,10 +15,12 @@ from services.store.artifacts import ArtifactStore
 from services.trainer.models.base_model import DEFAULT_NAME, find_base_model
 from services.trainer.models.space import pad_id_of
 from services.trainer.registry.checkpoints import FOLDER
-from services.trainer.train.encoder import TextBatches, encode, load_encoder
+from services.trainer.train.batches import Batches
+from services.trainer.train.encoder import encode, load_encoder
 from services.trainer.train.export.checkpoint import export_pretrained
+from services.trainer.train.export.exported import PROBES
 from services.trainer.train.export.kept_graph import EXPECTED, GRAPH, without_weights
-from services.trainer.train.export.probes import PROBES, spec_of
+from services.trainer.train.export.writer import spec_of
 
 
 def main() -> None:
@@ -32,7 +34,7 @@ def main() -> None:
         artifact = store.open(FOLDER, export_pretrained(store, whole))
         model, weights = artifact.file("model.onnx"), load_file(artifact.file("model.safetensors"))
         GRAPH.write_bytes(without_weights(model.read_bytes(), weights))
-    batches = TextBatches(directory, spec, pad_id_of(directory))
+    batches = Batches.of(directory, spec, pad_id_of(directory))
     np.save(EXPECTED, encode(load_encoder(directory, spec), batches, PROBES, ""), allow_pickle=False)
     print(f"{GRAPH}: {GRAPH.stat().st_size:,} bytes")
 

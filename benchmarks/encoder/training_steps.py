@@ -17,8 +17,9 @@ from services.trainer.jobs.files import Precision
 from services.trainer.jobs.job import JobConfig
 from services.trainer.jobs.training_set import Example, TrainingSet
 from services.trainer.models.space import SpaceSpec, pad_id_of
+from services.trainer.train.batches import Batches
 from services.trainer.train.data import FrozenVectors, Premises, Queries
-from services.trainer.train.encoder import Encoders, TextBatches, load_encoder
+from services.trainer.train.encoder import Encoders, load_encoder
 from services.trainer.train.loop import MAX_GRADIENT_NORM, WEIGHT_DECAY, Learner
 from services.trainer.train.losses import full_corpus_softmax
 from services.trainer.train.objectives import CorpusObjective, LossData
@@ -47,7 +48,7 @@ def seconds_a_step(
         for text in texts
     ]
     data = TrainingSet(examples, outside=[], excluded=np.zeros(premises, dtype=bool), dropped_for={})
-    batches = TextBatches(model, spec, pad_id_of(model))
+    batches = Batches.of(model, spec, pad_id_of(model))
     encoders = Encoders(load_encoder(model, spec).to(device))
     described = LossData(
         full_corpus_softmax,

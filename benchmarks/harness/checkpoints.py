@@ -84,22 +84,24 @@ def variant(store: ArtifactStore, base: Artifact, number: int) -> Artifact:
 
 def int8_checkpoint(store: ArtifactStore, base: Artifact) -> Artifact:
     """A checkpoint of the base's weights with fp32 and, where the trainer's gate on dev passes, int8; made once."""
-    from services.trainer.evaluation.protocol import EvaluationQuery
-    from services.trainer.train.export.quantization import Trial, add_int8
+    from services.trainer.evaluation.protocol import EvaluationQuery, evaluate
+    from services.trainer.models.space import SpaceSpec
+    from services.trainer.train.batches import Batches
+    from services.trainer.train.export.quantization import Int8Trial, add_int8
 
     def write(folder: Path) -> dict[str, Any]:
         dataset = entailmentbank()
         texts = [candidate.text for candidate in dataset.candidates()]
         queries = [EvaluationQuery(query.text, tuple(query.gold)) for query in dataset.queries("dev")]
-        tokenizer = tokenizer_of(base.path)
-        trial = Trial(
-            queries,
-            [encoding.ids for encoding in tokenizer.encode_batch([query.text for query in queries])],
-            embedded(base, texts),
-            {text: ordinal for ordinal, text in enumerate(texts)},
+        batches = Batches.of(base.path, SpaceSpec.of_meta(base.meta), base.meta["pad_id"])
+        premises, ordinals = embedded(base, texts), {text: ordinal for ordinal, text in enumerate(texts)}
+        trial = Int8Trial(
+            [query.text for query in queries],
+            len(queries),
+            lambda vectors: evaluate(queries, vectors, premises, ordinals).strict.map,
         )
         probes = json.loads(base.file("probes.json").read_bytes())["texts"]
-        return {"int8": add_int8(folder, trial, [encoding.ids for encoding in tokenizer.encode_batch(probes)])}
+        return {"int8": add_int8(folder, batches, probes, trial)}
 
     files = ("model.onnx", "tokenizer.json", "config.json", "probes.json", "probes.npy")
     return _made_once(store, base, "int8-rowwise", files, write)

@@ -23,7 +23,6 @@ from services.trainer.jobs.holding_back import hold_back
 from services.trainer.jobs.job import JobConfig
 from services.trainer.jobs.training_set import JudgedPair
 from services.trainer.registry.quality_gate import compared
-from services.trainer.train.encoder import Encoders
 from services.trainer.train.job import load, train
 from services.trainer.train.ranks import Rank
 from support.models.tiny_checkpoints import WORDS
@@ -71,9 +70,9 @@ def outcome_of(space: Space, directory: Path, seed: int, true: bool) -> tuple[st
     files = JobFiles(directory)
     files.write_plan(replace(plan, holds_back=True))
     files.write_inputs(held.pairs, [EvaluationQuery(*query) for query in held.queries])
-    inputs, objective = load(files, Rank())
-    train(files, inputs, inputs.encoders(), objective, Rank())
-    after, before = inputs.evaluate(inputs.encoders(directory)), inputs.evaluate(Encoders(inputs.encoder()))
+    task, objective = load(files, Rank())
+    train(files, task, task.encoders(), objective, Rank())
+    after, before = task.evaluate(task.encoders(directory)), task.before()
     if after is None or before is None:
         raise RuntimeError(f"job {seed} held nothing back")
     gain = compared(after.average_precisions.tolist(), space.version, before.average_precisions.tolist())

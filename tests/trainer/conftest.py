@@ -30,10 +30,10 @@ def _graphs() -> None:
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], list[int]]:
-    """Computes the loss of all units of a job's inputs; gives how many texts each pass through an encoder takes."""
+    """Computes the loss of all units of what a job trains; gives how many texts each pass through an encoder takes."""
 
-    def counted(inputs: Any) -> list[int]:
-        encoders, objective = inputs.encoders(), inputs.objective()
+    def counted(task: Any) -> list[int]:
+        encoders, objective = task.encoders(), task.objective()
         taken: list[int] = []
         hidden = QueryEncoder.hidden
         monkeypatch.setattr(

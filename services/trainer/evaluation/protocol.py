@@ -172,7 +172,7 @@ def evaluate(
     standard = GoldStandard.of(queries, ordinal_by_text)
     if not np.isfinite(query_vectors).all():
         raise DataLoss("a query vector is not finite; evaluate another checkpoint")
-    paper = gold_ranks(query_vectors, premise_vectors, standard.gold, [None] * len(queries))
+    paper = gold_ranks(query_vectors, premise_vectors, standard.gold)
     each = zip(paper, standard.gold, standard.own, query_vectors, strict=True)
     strict = [ranks_without(ranks, gold, own, query, premise_vectors) for ranks, gold, own, query in each]
     return Report.of(standard, strict, paper, candidates=len(premise_vectors))

@@ -1,4 +1,6 @@
-"""Ranks of gold premises in the full ranking, without sorting it: a rank is one plus the number of better candidates.
+"""The exact ranking of all premises, without sorting it: ranks of gold premises, and the nearest premises.
+
+A rank is one plus the number of better candidates.
 
 Scores are computed in blocks of premises and queries, which bounds memory whatever the size of the corpus. Ties go to
 the premise inserted first. Equal rows tie to the bit, as in the index; BLAS alone may score them differently, depending
@@ -7,7 +9,7 @@ on their place in the matrix.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,28 +24,48 @@ Matrix = NDArray[np.float32] | NDArray[np.float16]
 
 
 def gold_ranks(
-    queries: NDArray[np.float32],
-    premises: Matrix,
-    gold: Sequence[NDArray[np.int64]],
-    dropped: Sequence[int | None],
+    queries: NDArray[np.float32], premises: Matrix, gold: Sequence[NDArray[np.int64]]
 ) -> list[NDArray[np.int64]]:
     """Ranks each query's gold premises, from 1, in their order.
 
-    `queries` (q, dim) and `premises` (n, dim) are unit vectors; `gold[i]` holds ordinals of premises; `dropped[i]` is
-    an ordinal left out of query i's ranking, or None. A dropped premise has no rank: leave it out of `gold`.
+    `queries` (q, dim) and `premises` (n, dim) are unit vectors; `gold[i]` holds ordinals of premises.
     """
     wanted = [exact(premises, ordinals, query) for ordinals, query in zip(gold, queries, strict=True)]
     ranks = [np.ones(len(ordinals), dtype=np.int64) for ordinals in gold]
-    for begin in range(0, len(premises), BLOCK_PREMISES):
-        block = np.asarray(premises[begin : begin + BLOCK_PREMISES], dtype=np.float32)
-        for start in range(0, len(queries), BLOCK_QUERIES):
-            scores = queries[start : start + BLOCK_QUERIES] @ block.T  # (block, premises)
-            for row, own in zip(scores, range(start, start + len(scores)), strict=True):
-                _rescore_close(row, wanted[own], queries[own], block)
-                if (left_out := dropped[own]) is not None and begin <= left_out < begin + len(block):
-                    row[left_out - begin] = -np.inf
-                ranks[own] += _better(row, wanted[own], gold[own] - begin)
+    for begin, block, n, scores in _scored_blocks(queries, premises):
+        _rescore_close(scores, wanted[n], queries[n], block)
+        ranks[n] += _better(scores, wanted[n], gold[n] - begin)
     return ranks
+
+
+def nearest(
+    queries: NDArray[np.float32], premises: Matrix, k: int, dropped: Sequence[int | None] = ()
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Finds ordinals and scores (q, k) of the premises nearest to each query, best first, without the `dropped` one.
+
+    k is at most the number of premises that are left.
+    """
+    k = min(k, len(premises) - bool(dropped))
+    ordinals = [np.empty(0, dtype=np.int64) for _ in queries]
+    found = [np.empty(0, dtype=np.float32) for _ in queries]
+    for begin, block, n, scores in _scored_blocks(queries, premises) if k else ():
+        if dropped and (left_out := dropped[n]) is not None and begin <= left_out < begin + len(block):
+            scores[left_out - begin] = -np.inf
+        worst = len(scores) - min(k, len(scores))
+        near = np.flatnonzero(scores >= np.partition(scores, worst)[worst] - CLOSE)  # all that BLAS may have misordered
+        exactly = np.where(np.isneginf(scores[near]), -np.inf, exact(block, near, queries[n])).astype(np.float32)
+        ordinals[n], found[n] = np.append(ordinals[n], near + begin), np.append(found[n], exactly)
+        best = np.lexsort((ordinals[n], -found[n]))[:k]
+        ordinals[n], found[n] = ordinals[n][best], found[n][best]
+    return np.array(ordinals).reshape(len(queries), k), np.array(found).reshape(len(queries), k)
+
+
+def ranks_in(gold: NDArray[np.int64], listed: NDArray[np.int64], beyond: NDArray[np.int64] | int) -> NDArray[np.int64]:
+    """Ranks gold premises (g,) in a list of ordinals, from 1; those that it lacks have the rank `beyond`."""
+    if not len(listed):
+        return np.broadcast_to(beyond, gold.shape)
+    is_at = listed[None, :] == gold[:, None]  # (g, k)
+    return np.where(is_at.any(axis=1), is_at.argmax(axis=1) + 1, beyond)
 
 
 def ranks_without(
@@ -68,6 +90,18 @@ def ranks_without(
 def exact(premises: Matrix, ordinals: NDArray[np.int64], query: NDArray[np.float32]) -> NDArray[np.float32]:
     """Returns the exact scores of some premises, rounded to float32: those by which they are ranked."""
     return exact_scores(np.asarray(premises[ordinals], dtype=np.float32), query.astype(np.float64))
+
+
+def _scored_blocks(
+    queries: NDArray[np.float32], premises: Matrix
+) -> Iterator[tuple[int, NDArray[np.float32], int, NDArray[np.float32]]]:
+    """Yields the ordinal at which a block of premises begins, the block, the number of a query, and its scores."""
+    for begin in range(0, len(premises), BLOCK_PREMISES):
+        block = np.asarray(premises[begin : begin + BLOCK_PREMISES], dtype=np.float32)
+        for start in range(0, len(queries), BLOCK_QUERIES):
+            scores = queries[start : start + BLOCK_QUERIES] @ block.T  # (queries, premises)
+            for n, row in enumerate(scores, start):
+                yield begin, block, n, row
 
 
 def _rescore_close(

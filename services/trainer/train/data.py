@@ -17,7 +17,8 @@ from torch.nn import functional
 from services.trainer.jobs.files import Precision
 from services.trainer.jobs.losses import Batching
 from services.trainer.jobs.training_set import TrainingSet
-from services.trainer.train.encoder import ENCODE_BATCH, Encoders, QueryEncoder, TextBatches, free_bytes
+from services.trainer.train.batches import Batches, by_length
+from services.trainer.train.encoder import ENCODE_BATCH, Encoders, QueryEncoder, tensors_of
 from services.trainer.train.losses import MASKED, drift
 
 SORTED_BATCHES = 8  # a window of this many batches is sorted by length: less padding, still shuffled
@@ -88,7 +89,7 @@ class Queries:
     def __init__(
         self,
         training_set: TrainingSet,
-        batches: TextBatches,
+        batches: Batches,
         prefix: str,
         device: torch.device,
         pretrained: Tensor | None,
@@ -106,8 +107,8 @@ class Queries:
 
     def encode(self, encoder: QueryEncoder, rows: Sequence[int], *, normalize: bool = True) -> Tensor:
         """Encodes queries to vectors (rows, dim), float32, with a gradient; unit vectors unless told otherwise."""
-        tensors = self._batches.pad([self._ids[row] for row in rows], self._device)
-        return encoder.in_precision(*tensors, self._precision, normalize=normalize)
+        tensors = tensors_of(self._batches.padded([self._ids[row] for row in rows]), self._device)
+        return encoder.in_precision(**tensors, precision=self._precision, normalize=normalize)
 
     def drift_penalty(self, vectors: Tensor, rows: Sequence[int]) -> Tensor:
         """Computes the weighted drift of queries' unit vectors from their pre-trained ones, a scalar."""
@@ -132,8 +133,10 @@ class FrozenVectors:
         self.device = device
         self._parts = [_tensor(part) for part in (stored, outside) if part is not None and len(part)]
         self.dim = int(stored.shape[1])
-        free = free_bytes(device)
-        if device.type != "cpu" and (free is None or sum(part.nbytes for part in self._parts) <= free // 2):
+        if (
+            device.type == "cuda"
+            and sum(part.nbytes for part in self._parts) <= torch.cuda.mem_get_info(device)[0] // 2
+        ):
             self._parts = [part.to(device) for part in self._parts]
 
     def __len__(self) -> int:
@@ -196,7 +199,7 @@ class TrainedPremises(Premises):
         vectors: FrozenVectors,
         texts: Sequence[str],
         used: Numbers,
-        batches: TextBatches,
+        batches: Batches,
         prefix: str,
         weight: float,
         precision: Precision,
@@ -209,11 +212,11 @@ class TrainedPremises(Premises):
         """Encodes vectors (ordinals, dim), float32, with a gradient; texts of similar length together."""
         assert encoders.premise is not None
         ids = [self._ids[ordinal] for ordinal in ordinals.tolist()]
-        order = np.argsort([len(one) for one in ids], kind="stable")
-        parts = []
-        for start in range(0, len(order), ENCODE_BATCH):
-            tensors = self._batches.pad([ids[n] for n in order[start : start + ENCODE_BATCH]], self.vectors.device)
-            parts.append(encoders.premise.in_precision(*tensors, self._precision, normalize=normalize))
+        order, parts = [], []
+        for places in by_length([len(tokens) for tokens in ids], ENCODE_BATCH):
+            tensors = tensors_of(self._batches.padded([ids[n] for n in places]), self.vectors.device)
+            parts.append(encoders.premise.in_precision(**tensors, precision=self._precision, normalize=normalize))
+            order += places
         return torch.cat(parts)[torch.from_numpy(np.argsort(order))]
 
     def drift_penalty(self, vectors: Tensor, ordinals: Numbers) -> Tensor:

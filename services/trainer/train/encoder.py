@@ -1,4 +1,4 @@
-"""The encoders of a job in torch, texts as padded batches, and how torch computes in a process of a job."""
+"""The encoders of a job in torch, and how torch computes in a process of a job."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from aeenc.errors import DataLoss, FailedPrecondition
 from services.trainer.jobs.files import Precision
 from services.trainer.models.sentence_layout import dense_file
 from services.trainer.models.space import SpaceSpec
+from services.trainer.train.batches import Batches, Inputs, by_length
 from services.transformer import DENSE, PooledTransformer, load_transformer
 
 ENCODE_BATCH = 64
@@ -66,28 +66,9 @@ class Encoders(Generic[ModelT]):
         return None if self.premise is self.query else self.premise
 
 
-class TextBatches:
-    """A checkpoint's tokenizer: turns texts into token ids, cut at the model's maximum, and ids into padded tensors."""
-
-    def __init__(self, directory: Path, spec: SpaceSpec, pad_id: int) -> None:
-        self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-        self._tokenizer.no_padding()
-        self._tokenizer.enable_truncation(spec.max_tokens)
-        self._pad_id = pad_id
-
-    def ids(self, texts: Sequence[str], prefix: str) -> list[list[int]]:
-        """Returns the token ids of each text with its role's prefix."""
-        return [encoding.ids for encoding in self._tokenizer.encode_batch([prefix + text for text in texts])]
-
-    def pad(self, ids: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-        """Returns `input_ids` and `attention_mask`, (batch, longest) each."""
-        length = max(len(tokens) for tokens in ids)
-        input_ids = torch.full((len(ids), length), self._pad_id, dtype=torch.int64)
-        mask = torch.zeros_like(input_ids)
-        for row, tokens in enumerate(ids):
-            input_ids[row, : len(tokens)] = torch.tensor(tokens)
-            mask[row, : len(tokens)] = 1
-        return input_ids.to(device), mask.to(device)
+def tensors_of(inputs: Inputs, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    """Returns a model's inputs on a device."""
+    return {name: torch.from_numpy(values).to(device) for name, values in inputs.items()}
 
 
 def load_encoder(directory: Path, spec: SpaceSpec, weights: Mapping[str, Tensor] | None = None) -> QueryEncoder:
@@ -105,17 +86,15 @@ def load_encoder(directory: Path, spec: SpaceSpec, weights: Mapping[str, Tensor]
 
 
 @torch.inference_mode()
-def encode(encoder: QueryEncoder, batches: TextBatches, texts: Sequence[str], prefix: str) -> Any:
+def encode(encoder: QueryEncoder, batches: Batches, texts: Sequence[str], prefix: str) -> Any:
     """Encodes texts to unit vectors (n, dim) float32, in length-sorted batches, without dropout."""
     training = encoder.training
     encoder.eval()
     device = next(encoder.parameters()).device
     ids = batches.ids(texts, prefix)
-    order = sorted(range(len(ids)), key=lambda n: len(ids[n]))
     vectors = torch.empty(len(ids), encoder.spec.dim)
-    for start in range(0, len(order), ENCODE_BATCH):
-        rows = order[start : start + ENCODE_BATCH]
-        vectors[rows] = encoder(*batches.pad([ids[n] for n in rows], device)).cpu()
+    for rows in by_length([len(tokens) for tokens in ids], ENCODE_BATCH):
+        vectors[rows] = encoder(**tensors_of(batches.padded([ids[n] for n in rows]), device)).cpu()
     encoder.train(training)
     return vectors.numpy()
 
@@ -152,24 +131,6 @@ def precision_of(wanted: Precision | Literal["auto"], device: torch.device) -> P
         known = torch.cpu.get_capabilities()
         has_bfloat16 = any(known.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
     return "bfloat16" if has_bfloat16 else "float32"
-
-
-def free_bytes(device: torch.device) -> int | None:
-    """Returns how much more memory a process can take on a device; None if this machine does not tell."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        return None
-    group = Path("/sys/fs/cgroup")
-    try:  # a container's limit; its files in the page cache give way
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        used = int((group / "memory.current").read_text()) - int(stat["inactive_file"])
-        return min(free, int((group / "memory.max").read_text()) - used)
-    except (OSError, ValueError, KeyError):  # no limit
-        return free
 
 
 def prepare_torch(threads: int, device: str = "cpu") -> None:

@@ -1,10 +1,11 @@
-"""A job's inputs, loaded: the encoder it starts from, the premise matrix, the training set, gold queries."""
+"""A job's inputs, loaded, and what is trained on them: encoders (here) or a cross-encoder (`reranking.py`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from torch import Tensor
 
 from aeenc.errors import NotFound
 from services.corpus.generation import Generation, open_generation
-from services.kit.logs import get
 from services.store.artifacts import Artifact, ArtifactStore, Hold
 from services.store.objects import open_store
 from services.trainer.evaluation.protocol import EvaluationQuery, Report, evaluate, merge_queries
@@ -25,28 +25,22 @@ from services.trainer.jobs.files import JobFiles, Precision, TrainingPlan
 from services.trainer.jobs.training_set import TrainingSet, build_training_set
 from services.trainer.models.space import SpaceSpec
 from services.trainer.registry.checkpoints import FOLDER
+from services.trainer.train.batches import Batches
 from services.trainer.train.data import FrozenVectors, Objective, Premises, Queries, TrainedPremises
-from services.trainer.train.encoder import (
-    Encoders,
-    QueryEncoder,
-    TextBatches,
-    device_of,
-    encode,
-    load_encoder,
-    precision_of,
-)
+from services.trainer.train.encoder import Encoders, QueryEncoder, device_of, encode, load_encoder, precision_of
+from services.trainer.train.export.checkpoint import exported_encoder
+from services.trainer.train.export.exported import outputs_of
 from services.trainer.train.export.quantization import FILE as INT8_FILE
-from services.trainer.train.export.quantization import Trial, vectors_alone
+from services.trainer.train.export.quantization import Int8Trial
+from services.trainer.train.export.writer import write_checkpoint
 from services.trainer.train.loop import BEST, BEST_PREMISES
 from services.trainer.train.objectives import LossData, build_objective, check_training_set, formula_of, ordinals_of
 from services.trainer.train.ranks import Rank
 
-log = get(__name__)
-
 
 @dataclass(frozen=True)
 class JobInputs:
-    """A job's inputs on its device, and what is computed of them: encoders, objective, evaluations."""
+    """A job's inputs on its device."""
 
     plan: TrainingPlan
     store: ArtifactStore
@@ -55,7 +49,7 @@ class JobInputs:
     training_set: TrainingSet
     validation: list[EvaluationQuery]
     spec: SpaceSpec
-    batches: TextBatches
+    batches: Batches
     device: torch.device
     held_out: frozenset[str] = frozenset()
     candidates: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -89,7 +83,7 @@ class JobInputs:
         spec = SpaceSpec.of_meta(base.meta)
         if plan.config.mode in {"SIAMESE", "DUAL"}:  # what encodes premises in the new space is trained in torch
             spec = replace(spec, premise_precision="float32")
-        batches = TextBatches(base.path, spec, base.meta["pad_id"])
+        batches = Batches.of(base.path, spec, base.meta["pad_id"])
         device = device_of(plan.means.device, rank.number)
         validation = sorted(merge_queries(files.validation()), key=lambda query: query.text)  # comparable by position
         held_out = frozenset(files.held_out())
@@ -103,104 +97,135 @@ class JobInputs:
         """The precision of matrix products."""
         return precision_of(self.plan.means.precision, self.device)
 
-    def encoder(self, weights: Path | None = None) -> QueryEncoder:
-        """Loads the encoder that training starts from, or with a file of weights."""
-        tensors = None if weights is None else load_file(weights)
-        return load_encoder(self.base.path, self.spec, tensors).to(self.device)
+    @property
+    def pretrained(self) -> Artifact:
+        """The checkpoint of the space's pre-trained encoder."""
+        return open_checkpoint(self.store, self.generation.premise_version)
 
-    def encoders(self, kept: Path | None = None) -> Encoders[Any]:
-        """Loads the encoders that training starts from, or those that it has kept in a directory."""
-        query = self.encoder(kept and kept / BEST)
-        if self.plan.config.mode == "SIAMESE":
-            return Encoders(query, query)
-        return Encoders(query, self.encoder(kept and kept / BEST_PREMISES) if self.plan.config.mode == "DUAL" else None)
-
-    def objective(self) -> Objective:
-        """Builds the loss on the data; encodes premises outside the generation once, by the premise encoder."""
-        config, training_set = self.plan.config, self.training_set
-        texts = training_set.outside
-        outside = self._outside(texts) if texts else None
-        premises = self._premises(FrozenVectors(self.generation.vectors, outside, self.device))
-        queries = Queries(
-            training_set,
-            self.batches,
-            self.spec.query_prefix,
-            self.device,
-            self._queries_by("") if config.regularization else None,
-            config.regularization,
-            self.precision,
-        )
-        guide = self._queries_by(config.guide_version) if config.loss == "GIST" else None
-        data = LossData(formula_of(self.plan.loss), training_set, queries, premises, config, guide)
-        return build_objective(data, self.plan.loss, config.loss_name)
-
-    def corpus(self, encoders: Encoders[Any]) -> Matrix:
-        """Returns the vectors (n, dim) of all premises: the generation's, or by the trained premise encoder."""
-        if encoders.premise is None:
-            return self.generation.vectors
-        texts = [premise.text for premise in self.generation.premises]
-        vectors: NDArray[np.float32] = encode(encoders.premise, self.batches, texts, self.spec.premise_prefix)
-        return vectors
-
-    def evaluate(self, encoders: Encoders[Any], corpus: Matrix | None = None) -> Report | None:
-        """Measures the quality on the gold queries, against `corpus` or the encoders' own; None without queries."""
-        if not self.validation:
-            return None
-        texts = [query.text for query in self.validation]
-        vectors = encode(encoders.query, self.batches, texts, self.spec.query_prefix)
-        premises = self.corpus(encoders) if corpus is None else corpus
-        return evaluate(self.validation, vectors, premises, self.generation.ordinal_by_text)
-
-    def serving(self) -> dict[str, Report]:
-        """Measures the versions that served when the job was taken up, on the gold queries; those that can be read."""
-        found = {}
-        others = [version for version in self.plan.serving if version != self.base.id]  # that one is measured before
-        for version in others if self.validation else ():
-            try:
-                found[version] = self._served(version)
-            except Exception as error:
-                log.warning("a serving version was not measured", version=version, reason=str(error), exc_info=error)
-        return found
-
-    def _served(self, version: str) -> Report:
-        """Measures a published version on the gold queries, against the existing vectors."""
-        vectors = self._frozen(version, [query.text for query in self.validation], self.spec.query_prefix)
-        return evaluate(self.validation, vectors, self.generation.vectors, self.generation.ordinal_by_text)
-
-    def trial(self, corpus: Matrix) -> Trial | None:
-        """Returns the data of the int8 gate; None if int8 is off or there are no gold queries."""
-        if not (self.plan.means.int8 and self.validation):
-            return None
-        ids = self.batches.ids([query.text for query in self.validation], self.spec.query_prefix)
-        return Trial(self.validation, ids, corpus, self.generation.ordinal_by_text)
-
-    def _premises(self, vectors: FrozenVectors) -> Premises:
-        """Builds the mode's premises from vectors of the initial space."""
-        config = self.plan.config
-        if config.mode == "SINGLE":
-            return Premises(vectors)
-        texts = [*(premise.text for premise in self.generation.premises), *self.training_set.outside]
-        used = ordinals_of(self.training_set)
-        prefix, precision = self.spec.premise_prefix, self.precision
-        return TrainedPremises(vectors, texts, used, self.batches, prefix, config.regularization, precision)
-
-    def _outside(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Encodes premises (n, dim) that the generation lacks, as the space encodes its own."""
-        if self.spec.premise_precision == "float32":
-            return self._frozen("", texts, self.spec.premise_prefix)
-        encoder = open_checkpoint(self.store, self.generation.premise_version)
-        return vectors_alone(encoder.file(INT8_FILE), self.batches.ids(texts, self.spec.premise_prefix))
-
-    def _queries_by(self, version: str) -> Tensor:
-        texts = [example.query for example in self.training_set.examples]
-        return torch.from_numpy(self._frozen(version, texts, self.spec.query_prefix)).to(self.device)
-
-    def _frozen(self, version: str, texts: Sequence[str], prefix: str) -> NDArray[np.float32]:
+    def frozen(self, version: str, texts: Sequence[str], prefix: str) -> NDArray[np.float32]:
         """Encodes texts (n, dim) by a version; empty for the space's pre-trained encoder."""
         artifact = open_checkpoint(self.store, version or self.generation.premise_version)
         frozen = load_encoder(artifact.path, self.spec).to(self.device)
         vectors: NDArray[np.float32] = encode(frozen, self.batches, texts, prefix)
         return vectors
+
+
+class EncoderTask:
+    """Trains a query encoder and, in modes SIAMESE and DUAL, a premise encoder."""
+
+    rankings = ""  # on which reports depend beside the queries and the generation
+
+    def __init__(self, inputs: JobInputs) -> None:
+        self.inputs, self._mode = inputs, inputs.plan.config.mode
+
+    def encoders(self, kept: Path | None = None) -> Encoders[QueryEncoder]:
+        """Loads the encoders that training starts from, or those that it has kept in a directory."""
+        query = self._encoder(kept and kept / BEST)
+        premise = self._encoder(kept and kept / BEST_PREMISES) if self._mode == "DUAL" else None
+        return Encoders(query, query if self._mode == "SIAMESE" else premise)
+
+    def _encoder(self, weights: Path | None = None) -> QueryEncoder:
+        tensors = None if weights is None else load_file(weights)
+        return load_encoder(self.inputs.base.path, self.inputs.spec, tensors).to(self.inputs.device)
+
+    def objective(self) -> Objective:
+        """Builds the loss on the data; encodes premises outside the generation once, by the premise encoder."""
+        inputs, config = self.inputs, self.inputs.plan.config
+        queries = Queries(
+            inputs.training_set,
+            inputs.batches,
+            inputs.spec.query_prefix,
+            inputs.device,
+            self._queries_by("") if config.regularization else None,
+            config.regularization,
+            inputs.precision,
+        )
+        guide = self._queries_by(config.guide_version) if config.loss == "GIST" else None
+        formula = formula_of(inputs.plan.loss)
+        data = LossData(formula, inputs.training_set, queries, self._premises(), config, guide)
+        return build_objective(data, inputs.plan.loss, config.loss_name)
+
+    def before(self) -> Report | None:
+        """Measures the base version, as served: on the existing vectors."""
+        return self.evaluate(Encoders(self._encoder()))
+
+    def evaluate(self, encoders: Encoders[QueryEncoder]) -> Report | None:
+        """Measures the quality of encoders; None without gold queries."""
+        return self.judged(encoders)[0]
+
+    def judged(self, encoders: Encoders[QueryEncoder]) -> tuple[Report | None, Int8Trial | None]:
+        """Measures as `evaluate` does, and returns the data of the int8 gate; None where int8 is off."""
+        if not self.inputs.validation:
+            return None, None
+        texts, corpus = [query.text for query in self.inputs.validation], self.corpus(encoders)
+        prefix, measured = self.inputs.spec.query_prefix, partial(self._report, premises=corpus)
+        report = measured(encode(encoders.query, self.inputs.batches, texts, prefix))
+        trial = Int8Trial([prefix + text for text in texts], len(texts), lambda vectors: measured(vectors).strict.map)
+        return report, trial if self.inputs.plan.means.int8 else None
+
+    def served(self, version: str) -> Report:
+        """Measures a published version against the existing vectors."""
+        texts = [query.text for query in self.inputs.validation]
+        return self._report(
+            self.inputs.frozen(version, texts, self.inputs.spec.query_prefix), self.inputs.generation.vectors
+        )
+
+    def _report(self, queries: NDArray[np.float32], premises: Matrix) -> Report:
+        return evaluate(self.inputs.validation, queries, premises, self.inputs.generation.ordinal_by_text)
+
+    def corpus(self, encoders: Encoders[QueryEncoder]) -> Matrix:
+        """Returns the vectors (n, dim) of all premises: the generation's, or by the trained premise encoder."""
+        if encoders.premise is None:
+            return self.inputs.generation.vectors
+        texts = [premise.text for premise in self.inputs.generation.premises]
+        prefix = self.inputs.spec.premise_prefix
+        vectors: NDArray[np.float32] = encode(encoders.premise, self.inputs.batches, texts, prefix)
+        return vectors
+
+    def write(self, encoders: Encoders[QueryEncoder], meta: dict[str, Any], *of_query: Any) -> dict[str, str]:
+        """Writes checkpoints: the `version` of the query encoder and, in a new space, the `premise_version`.
+
+        `of_query`: the metrics and the data of the int8 gate, as `write_checkpoint` takes them.
+        """
+        if encoders.premise is None:
+            meta = {**meta, "space_id": self.inputs.base.meta["space_id"]}
+            return {"version": self._write(encoders.query, meta, *of_query).id}
+        if encoders.second is None:  # one checkpoint encodes both and spans the space
+            version = self._write(encoders.query, meta, *of_query).id
+            return {"version": version, "premise_version": version}
+        premise = self._write(encoders.second, {**meta, "lineage": {**meta["lineage"], "encodes": "premises"}})
+        lineage = {**meta["lineage"], "premise_version": premise.id}
+        meta = {**meta, "space_id": premise.meta["space_id"], "lineage": lineage}
+        return {"version": self._write(encoders.query, meta, *of_query).id, "premise_version": premise.id}
+
+    def _write(self, encoder: QueryEncoder, meta: dict[str, Any], *of_query: Any) -> Artifact:
+        model = exported_encoder(encoder, self.inputs.batches, self.inputs.base.path)
+        return write_checkpoint(self.inputs.store, model, meta, *of_query, fp16=self.inputs.plan.means.fp16)
+
+    def _premises(self) -> Premises:
+        """Builds the mode's premises from vectors of the initial space."""
+        inputs, outside = self.inputs, self.inputs.training_set.outside
+        vectors = FrozenVectors(inputs.generation.vectors, self._outside(outside) if outside else None, inputs.device)
+        if self._mode == "SINGLE":
+            return Premises(vectors)
+        texts = [*(premise.text for premise in inputs.generation.premises), *outside]
+        used, weight = ordinals_of(inputs.training_set), inputs.plan.config.regularization
+        prefix = inputs.spec.premise_prefix
+        return TrainedPremises(vectors, texts, used, inputs.batches, prefix, weight, inputs.precision)
+
+    def _outside(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Encodes premises (n, dim) that the generation lacks, as the space encodes its own."""
+        prefix = self.inputs.spec.premise_prefix
+        if self.inputs.spec.premise_precision == "float32":
+            return self.inputs.frozen("", texts, prefix)
+        model = self.inputs.pretrained.file(INT8_FILE)
+        return outputs_of(model, self.inputs.batches, [prefix + text for text in texts])
+
+    def _queries_by(self, version: str) -> Tensor:
+        texts = [example.query for example in self.inputs.training_set.examples]
+        return torch.from_numpy(self.inputs.frozen(version, texts, self.inputs.spec.query_prefix)).to(
+            self.inputs.device
+        )
 
 
 def open_checkpoint(store: ArtifactStore, version: str) -> Artifact:

@@ -13,6 +13,7 @@ import hashlib
 import json
 import socket
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,18 +25,15 @@ from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.summary import scalar, text
 
 from services.kit.logs import get
-from services.store.artifacts import Artifact
 from services.trainer.evaluation.protocol import Report
 from services.trainer.jobs.files import JobFiles, TrainingPlan
 from services.trainer.registry.quality_gate import Comparison, compared
 from services.trainer.train.data import Objective
-from services.trainer.train.encoder import Encoders, QueryEncoder, prepare_torch
-from services.trainer.train.export.checkpoint import write_checkpoint
-from services.trainer.train.export.cross_encoder import write_cross_encoder
-from services.trainer.train.inputs import JobInputs
+from services.trainer.train.encoder import Encoders, prepare_torch
+from services.trainer.train.inputs import EncoderTask, JobInputs
 from services.trainer.train.loop import Diverged, Step, Training, TrainingState, schedule, usual_epochs
 from services.trainer.train.ranks import Rank, together
-from services.trainer.train.reranking import RerankingInputs
+from services.trainer.train.reranking import RerankingTask
 
 # Parts of the configuration left out of a checkpoint's lineage: they are in the manifest already, or irrelevant.
 _ELSEWHERE = ("base_version", "idempotency_key")
@@ -44,6 +42,7 @@ CONFIGURATION = "configuration"
 FILE_VERSION = "brain.Event:2"  # with an older one TensorBoard ignores resumptions
 
 log = get(__name__)
+Task = EncoderTask | RerankingTask  # what a job trains on its inputs
 
 
 def run_job(files: JobFiles) -> None:
@@ -55,39 +54,41 @@ def run_job(files: JobFiles) -> None:
     rank = Rank(0, plan.means.processes)
     prepare_torch(plan.means.threads // rank.processes, plan.means.device)
     files.write_progress({**(files.progress() or {}), "phase": "loading"})  # an earlier attempt's epochs stay done
-    inputs, objective = load(files, rank)
+    task, objective = load(files, rank)
     failure = ""
     try:
-        state = train(files, inputs, inputs.encoders(), objective, rank)
+        state = train(files, task, task.encoders(), objective, rank)
     except Diverged as error:
         if not error.state.best_epoch:
             raise
         failure, state = str(error), error.state
-    if isinstance(inputs, RerankingInputs):
-        made, metrics = _export_cross_encoder(files, inputs, objective, state, failure)
-    else:
-        made, metrics = _export(files, inputs, objective, state, failure)
-    if gain := _gain(inputs, metrics):
+    before = task.before()
+    best: Encoders[Any] = task.encoders(files.directory)
+    after, trial = task.judged(best)
+    metrics = _metrics(task, before, after)
+    made = task.write(best, _meta(task.inputs, objective, state, failure, after), metrics, trial)
+    if gain := _gain(task.inputs, metrics):
         files.write_progress({**(files.progress() or {}), "gain": asdict(gain)})
     kept = f"; version {made['version']} is epoch {state.best_epoch}, the last good one"
     files.write_result({**made, **({"error": failure + kept} if failure else {})})
 
 
-def load(files: JobFiles, rank: Rank) -> tuple[JobInputs, Objective]:
+def load(files: JobFiles, rank: Rank) -> tuple[Task, Objective]:
     """Loads what a job learns from, and how; chooses its epochs where its configuration does not.
 
     Raises as JobInputs.load does.
     """
-    inputs = load_inputs(files, rank)
-    objective, plan = inputs.objective(), inputs.plan
+    task = load_task(files, rank)
+    objective, plan = task.objective(), task.inputs.plan
     config = replace(plan.config, epochs=plan.config.epochs or usual_epochs(plan.config, objective.size))
-    return replace(inputs, plan=replace(plan, config=config)), objective
+    task.inputs = replace(task.inputs, plan=replace(plan, config=config))
+    return task, objective
 
 
-def load_inputs(files: JobFiles, rank: Rank) -> JobInputs:
-    """Loads the inputs for the mode of a job. Raises as JobInputs.load does."""
-    kind = RerankingInputs if files.plan().config.mode == "CROSS_ENCODER" else JobInputs
-    return kind.load(files, rank)
+def load_task(files: JobFiles, rank: Rank) -> Task:
+    """Loads what a job trains. Raises as JobInputs.load does."""
+    inputs = JobInputs.load(files, rank)
+    return RerankingTask(inputs) if inputs.plan.config.mode == "CROSS_ENCODER" else EncoderTask(inputs)
 
 
 def run_rank(files: JobFiles, number: int) -> None:
@@ -95,20 +96,19 @@ def run_rank(files: JobFiles, number: int) -> None:
     means = files.plan().means
     rank = Rank(number, means.processes)
     prepare_torch(means.threads // rank.processes, means.device)
-    inputs, objective = load(files, rank)
-    train(files, inputs, inputs.encoders(), objective, rank)
+    task, objective = load(files, rank)
+    train(files, task, task.encoders(), objective, rank)
 
 
-def train(
-    files: JobFiles, inputs: JobInputs, encoders: Encoders[Any], objective: Objective, rank: Rank
-) -> TrainingState:
+def train(files: JobFiles, task: Task, encoders: Encoders[Any], objective: Objective, rank: Rank) -> TrainingState:
     """Trains; the best weights then lie in the job's directory."""
+    inputs = task.inputs
     curves = Curves(inputs.plan, validated=bool(inputs.validation))
     training = Training(
         inputs.plan,
         encoders,
         objective,
-        (lambda: _map_of(inputs, encoders)) if inputs.validation and not inputs.plan.holds_back else None,
+        (lambda: _map_of(task, encoders)) if inputs.validation and not inputs.plan.holds_back else None,
         files.directory,
         lambda step: _report(files, inputs, objective, curves, step),
         rank,
@@ -117,56 +117,8 @@ def train(
         return training.run()
 
 
-def _export(
-    files: JobFiles, inputs: JobInputs, objective: Objective, state: TrainingState, failure: str
-) -> tuple[dict[str, str], dict[str, Any] | None]:
-    """Writes checkpoints: the `version` of the query encoder and, in a new space, the `premise_version`.
-
-    Returns these, and the metrics of the query encoder.
-    """
-    before = inputs.evaluate(Encoders(inputs.encoder()))  # as served: on the existing vectors
-    best = inputs.encoders(files.directory)
-    corpus = inputs.corpus(best) if inputs.validation else inputs.generation.vectors
-    after = inputs.evaluate(best, corpus)
-    meta = _meta(inputs, objective, state, failure, after)
-    metrics = _metrics(inputs, before, after)
-    of_query = {"metrics": metrics, "trial": inputs.trial(corpus)}
-    if best.premise is None:
-        meta["space_id"] = inputs.base.meta["space_id"]
-        return {"version": _write(inputs, best.query, meta, **of_query).id}, metrics
-    if best.second is None:  # SIAMESE: one checkpoint encodes both and spans the space
-        version = _write(inputs, best.query, meta, **of_query).id
-        return {"version": version, "premise_version": version}, metrics
-    of_premises = {**meta, "lineage": {**meta["lineage"], "encodes": "premises"}}
-    premise = _write(inputs, best.second, of_premises)
-    meta["space_id"] = premise.meta["space_id"]
-    meta["lineage"]["premise_version"] = premise.id
-    return {"version": _write(inputs, best.query, meta, **of_query).id, "premise_version": premise.id}, metrics
-
-
-def _export_cross_encoder(
-    files: JobFiles, inputs: RerankingInputs, objective: Objective, state: TrainingState, failure: str
-) -> tuple[dict[str, str], dict[str, Any] | None]:
-    scorer = inputs.scorer(files.directory)
-    after = inputs.evaluate(Encoders(scorer))
-    meta = _meta(inputs, objective, state, failure, after)
-    metrics = _metrics(inputs, inputs.before, after)
-    if metrics is not None:
-        metrics["reranks"] = inputs.rankings
-    config: Any = scorer.model.config
-    config_json = json.dumps(config.to_dict(), indent=1)
-    trial = inputs.pair_trial(after)
-    written = write_cross_encoder(inputs.store, scorer, inputs.pair_batches, config_json, meta, metrics, trial)
-    return {"version": written.id}, metrics
-
-
-def _write(inputs: JobInputs, encoder: QueryEncoder, meta: dict[str, Any], **of_query: Any) -> Artifact:
-    fp16 = inputs.plan.means.fp16
-    return write_checkpoint(inputs.store, encoder, inputs.batches, inputs.base.path, meta, fp16=fp16, **of_query)
-
-
-def _map_of(inputs: JobInputs, encoders: Encoders[Any]) -> float:
-    report = inputs.evaluate(encoders)
+def _map_of(task: Task, encoders: Encoders[Any]) -> float:
+    report = task.evaluate(encoders)
     return report.strict.map if report else 0.0
 
 
@@ -177,7 +129,6 @@ def _meta(
     recipe = {name: value for name, value in asdict(plan.config).items() if name not in _ELSEWHERE}
     return {
         "pretrained": False,
-        "pad_id": base.meta["pad_id"],
         "base_version": base.id,
         "job_id": plan.job_id,
         "validation_map": after.strict.map if plan.holds_back and after else state.best_map,
@@ -205,10 +156,11 @@ def _counts(inputs: JobInputs, objective: Objective) -> dict[str, int]:
     }
 
 
-def _metrics(inputs: JobInputs, before: Report | None, after: Report | None) -> dict[str, Any] | None:
+def _metrics(task: Task, before: Report | None, after: Report | None) -> dict[str, Any] | None:
     """Writes the quality by validation query, so that a paired test can compare two checkpoints."""
     if before is None or after is None:
         return None
+    inputs = task.inputs
     asked = [[query.text, sorted(query.gold)] for query in inputs.validation]
     return {
         "format_version": 1,
@@ -217,8 +169,19 @@ def _metrics(inputs: JobInputs, before: Report | None, after: Report | None) -> 
         "base_version": inputs.base.id,
         "before": {**before.to_dict(), "average_precisions": before.average_precisions.tolist()},
         "after": {**after.to_dict(), "average_precisions": after.average_precisions.tolist()},
-        "measured": {version: served.average_precisions.tolist() for version, served in inputs.serving().items()},
+        "measured": {version: served.average_precisions.tolist() for version, served in _serving(task)},
+        **({"reranks": task.rankings} if task.rankings else {}),
     }
+
+
+def _serving(task: Task) -> Iterator[tuple[str, Report]]:
+    """Measures the versions that served when the job was taken up, on the gold queries; those that can be read."""
+    for version in task.inputs.plan.serving:
+        if version != task.inputs.base.id:  # that one is measured before
+            try:
+                yield version, task.served(version)
+            except Exception as error:
+                log.warning("a serving version was not measured", version=version, reason=str(error), exc_info=error)
 
 
 def _gain(inputs: JobInputs, metrics: dict[str, Any] | None) -> Comparison | None:

@@ -20,7 +20,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -125,8 +125,9 @@ class Training:
 
     def run(self) -> TrainingState:
         """Trains the epochs that are left; the best weights then lie in the files of `BEST`. Raises Diverged."""
+        names = [BEST, *([BEST_PREMISES] if self._encoders.second is not None else [])]
         if self._rank.leads:
-            discard_if_damaged(self._directory)
+            discard_unless_whole(self._directory, names)
         self._rank.meet()
         state = load_state(self._directory, self._learner, self._optimizer)
         if self._rank.leads:
@@ -173,6 +174,7 @@ class Training:
                 pace_s = (now - started) / (done - state.steps_done)
                 self._loss, losses, told_at = float(np.mean(losses)), [], now
                 self._say("training", state, done, pace_s * (self._steps - done))
+        self._loss = float(np.mean(losses)) if losses else self._loss  # of the steps since the last report
         return done
 
     def _step(self, learner: nn.Module, units: NDArray[np.int64], done: int) -> float:
@@ -283,32 +285,36 @@ def load_state(directory: Path, learner: nn.Module, optimizer: optim.Optimizer) 
     return state
 
 
-def discard_if_damaged(directory: Path) -> None:
-    """Removes everything that is kept of training if a part of it is damaged: without it the job begins again.
+def discard_unless_whole(directory: Path, names: Sequence[str]) -> None:
+    """Removes everything that is kept of training if a part of it is damaged or missing: the job begins again.
 
-    Raises NewerFormat for a state of a newer release, whose hash may be another.
+    `names` are those of the best weights. Raises NewerFormat for a state of a newer release, whose hash may be another.
     """
-    kept = [directory / f"{prefix}{name}" for name in (BEST, BEST_PREMISES) for prefix in ("", NEXT)]
-    kept = [path for path in (directory / FILE, *kept) if path.is_file()]
-    damaged = [path for path in kept if not _is_sound(path)]
-    if not damaged:
+    kept = [directory / FILE, *(directory / f"{prefix}{name}" for name in names for prefix in ("", NEXT))]
+    found = {path: _sound_metadata(path) for path in kept if path.is_file()}
+    lost = [path for path, metadata in found.items() if metadata is None]
+    if not lost and (state := found.get(directory / FILE)):
+        epoch = json.loads(state["standing"])["best_epoch"]
+        epochs = {(path.name.removeprefix(NEXT), (metadata or {}).get("epoch")) for path, metadata in found.items()}
+        lost = [directory / name for name in names if epoch and (name, str(epoch)) not in epochs]
+    if not lost:
         return
-    log.warning("a job's state is damaged; it begins again from its first epoch", path=str(damaged[0]))
-    for path in kept:
+    log.warning("a job's state is damaged; it begins again from its first epoch", path=str(lost[0]))
+    for path in found:
         path.unlink()
     sync_directory(directory)
 
 
-def _is_sound(path: Path) -> bool:
-    """Tells whether a file's content has the hash that was written with it."""
+def _sound_metadata(path: Path) -> dict[str, str] | None:
+    """Returns what a file says beside its tensors; None unless its content has the hash that was written with it."""
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
+            metadata: dict[str, str] = file.metadata() or {}
             check_format(metadata, FORMAT_VERSION, str(path))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     except (SafetensorError, ValueError, KeyError):
-        return False
-    return metadata.get(HASH) == _hash(tensors, metadata)
+        return None
+    return metadata if metadata.get(HASH) == _hash(tensors, metadata) else None
 
 
 def _hash(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:

@@ -27,10 +27,11 @@ def spec_of(directory: Path, **options: Any) -> SpaceSpec:
 
 
 def ours(directory: Path, texts: list[str] = TEXTS, prefix: str = "", **options: Any) -> Any:
-    from services.trainer.train.encoder import TextBatches, encode, load_encoder
+    from services.trainer.train.batches import Batches
+    from services.trainer.train.encoder import encode, load_encoder
 
     spec = spec_of(directory, **options)
-    return encode(load_encoder(directory, spec), TextBatches(directory, spec, pad_id_of(directory)), texts, prefix)
+    return encode(load_encoder(directory, spec), Batches.of(directory, spec, pad_id_of(directory)), texts, prefix)
 
 
 def by_transformers(directory: Path, mode: str) -> Any:
@@ -76,17 +77,18 @@ def try_one_step(artifact: Artifact) -> None:
     """One step of training with a checkpoint's weights makes the loss smaller."""
     import torch
 
-    from services.trainer.train.encoder import TextBatches, load_encoder
+    from services.trainer.train.batches import Batches
+    from services.trainer.train.encoder import load_encoder, tensors_of
 
     spec = SpaceSpec.of_meta(artifact.meta)
     encoder = load_encoder(artifact.path, spec)
-    batches = TextBatches(artifact.path, spec, artifact.meta["pad_id"])
-    inputs = batches.pad(batches.ids([LEARNED, "sun"], ""), torch.device("cpu"))
+    batches = Batches.of(artifact.path, spec, artifact.meta["pad_id"])
+    inputs = tensors_of(batches.inputs([LEARNED, "sun"]))
     target = torch.nn.functional.normalize(torch.ones(32), dim=0)
     optimizer = torch.optim.SGD(encoder.parameters(), lr=0.05)
-    loss = -(encoder.eval()(*inputs) @ target).sum()  # without dropout, so that the step can be judged
+    loss = -(encoder.eval()(**inputs) @ target).sum()  # without dropout, so that the step can be judged
     loss.backward()
     torch.nn.utils.clip_grad_norm_(encoder.parameters(), 1.0)
     optimizer.step()
     with torch.inference_mode():
-        assert -(encoder(*inputs) @ target).sum() < loss
+        assert -(encoder(**inputs) @ target).sum() < loss

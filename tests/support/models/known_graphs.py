@@ -5,13 +5,14 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import torch
 import tqdm
 
 from services.trainer.train import job
-from services.trainer.train.encoder import TextBatches, load_encoder
+from services.trainer.train.batches import Batches
+from services.trainer.train.encoder import load_encoder, tensors_of
 from services.trainer.train.export import checkpoint as export
-from services.trainer.train.export.probes import PROBES, spec_of
+from services.trainer.train.export.exported import PROBES
+from services.trainer.train.export.writer import spec_of
 from support.models.forks import Graphs
 from support.models.tiny_base_models import write_tiny_base
 
@@ -25,11 +26,8 @@ def trace() -> None:
     with tempfile.TemporaryDirectory() as folder:
         base = write_tiny_base(Path(folder))
         spec = spec_of(base, request)
-        batches = TextBatches(base, spec, 0)
-        example = batches.pad(batches.ids(PROBES[:3], ""), torch.device("cpu"))
-        export.onnx_bytes(
-            load_encoder(base, spec).eval(), ("input_ids", "attention_mask"), "sentence_embedding", args=example
-        )
+        example = tensors_of(Batches.of(base, spec, 0).inputs(PROBES[: export.EXAMPLES]))
+        export.onnx_bytes(load_encoder(base, spec).eval(), "sentence_embedding", example)
 
 
 export._traced = Graphs()

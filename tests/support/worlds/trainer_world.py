@@ -85,11 +85,12 @@ class Space:
     def encode(self, texts: Sequence[str]) -> Any:
         """Vectors of texts by the pre-trained encoder."""
         from services.trainer.models.space import SpaceSpec
-        from services.trainer.train.encoder import TextBatches, encode, load_encoder
+        from services.trainer.train.batches import Batches
+        from services.trainer.train.encoder import encode, load_encoder
 
         artifact = self.store.open("checkpoints", self.version)
         spec = SpaceSpec.of_meta(artifact.meta)
-        batches = TextBatches(artifact.path, spec, 0)
+        batches = Batches.of(artifact.path, spec, 0)
         return encode(load_encoder(artifact.path, spec), batches, texts, "")
 
     def build(self, corpus: str, premises: Iterable[PremiseRecord], storage: Storage = "float32") -> str:

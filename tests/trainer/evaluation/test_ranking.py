@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from services.corpus.arrays import exact_scores
 from services.trainer.evaluation import ranking
-from services.trainer.evaluation.ranking import gold_ranks, ranks_without
+from services.trainer.evaluation.ranking import gold_ranks, nearest, ranks_without
 
 RNG = np.random.default_rng(3)
 QUERIES, PREMISES, DIM = 9, 50, 8
@@ -38,9 +38,30 @@ def test_ranks_in_blocks_are_those_of_a_full_sort(monkeypatch: pytest.MonkeyPatc
     gold = [np.array([4, 30, 49, n]) for n in range(5, 5 + QUERIES)]
     owns = [None, 30, *range(7)]  # a gold one, and others
     kept = [ordinals[ordinals != (-1 if own is None else own)] for ordinals, own in zip(gold, owns, strict=True)]
-    paper = gold_ranks(queries, premises, gold, [None] * QUERIES)
-    strict = gold_ranks(queries, premises, kept, owns)
+    paper = gold_ranks(queries, premises, gold)
     for n, own in enumerate(owns):
         assert paper[n].tolist() == sorted_ranks(queries[n], whole, gold[n].tolist(), None)
-        assert strict[n].tolist() == sorted_ranks(queries[n], whole, kept[n].tolist(), own)
-        assert ranks_without(paper[n], gold[n], own, queries[n], premises).tolist() == strict[n].tolist()
+        strict = ranks_without(paper[n], gold[n], own, queries[n], premises)
+        assert strict.tolist() == sorted_ranks(queries[n], whole, kept[n].tolist(), own)
+
+
+@pytest.mark.parametrize("block", [1, 7, 4096])
+@pytest.mark.parametrize("stored", [np.float32, np.float16])
+@pytest.mark.parametrize("dropped", [[n if n % 2 else None for n in range(QUERIES)], [30] * QUERIES, ()])
+def test_the_nearest_premises_are_those_of_a_full_sort_without_the_one_that_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, block: int, stored: type, dropped: list[int | None]
+) -> None:
+    monkeypatch.setattr(ranking, "BLOCK_PREMISES", block)
+    monkeypatch.setattr(ranking, "BLOCK_QUERIES", 4)
+    queries, premises = unit(QUERIES, DIM), unit(PREMISES, DIM).astype(stored)
+    premises[25:] = premises[:25]  # ties go to the premise inserted first, also at the edge and across blocks
+    whole = premises.astype(np.float32)
+    for k in (1, 21, PREMISES - bool(dropped), 99):
+        ordinals, scores = nearest(queries, premises, k, dropped)
+        for n, query in enumerate(queries):
+            exact = exact_scores(whole, query.astype(np.float64))
+            order = np.lexsort((np.arange(PREMISES), -exact)).tolist()
+            expected = [one for one in order if not dropped or one != dropped[n]][: ordinals.shape[1]]
+            assert ordinals[n].tolist() == expected
+            assert scores[n].tolist() == exact[expected].tolist()
+    assert nearest(queries, premises[:1], 20, [0] * QUERIES)[0].shape == (QUERIES, 0)

@@ -14,10 +14,11 @@ from services.store.artifacts import Artifact, ArtifactStore
 from services.trainer.evaluation.protocol import EvaluationQuery, Report, evaluate
 from services.trainer.models.base_model import DEFAULT_NAME, find_base_model
 from services.trainer.models.space import SpaceSpec
-from services.trainer.train.encoder import TextBatches
+from services.trainer.train.batches import Batches
 from services.trainer.train.export.checkpoint import export_pretrained
+from services.trainer.train.export.exported import outputs_of
 from services.trainer.train.export.kept_graph import export_kept
-from services.trainer.train.export.quantization import int8_gate, quantize, vectors_alone
+from services.trainer.train.export.quantization import Int8Trial, int8_gate, quantize
 from support.real_data import ENTAILMENTBANK, without_test
 
 pytestmark = pytest.mark.reference
@@ -77,11 +78,13 @@ def test_untrained_minilm_as_int8_passes_the_gate(
     artifact = export_minilm(ArtifactStore(tmp_path))
     ordinals = {candidate.text: n for n, candidate in enumerate(dataset.candidates())}
     queries = [EvaluationQuery(q.text, q.gold) for q in dataset.queries("dev")]
-    batches = TextBatches(artifact.path, SpaceSpec.of_meta(artifact.meta), artifact.meta["pad_id"])
-    ids = batches.ids([query.text for query in queries], "")
+    batches = Batches.of(artifact.path, SpaceSpec.of_meta(artifact.meta), artifact.meta["pad_id"])
+    texts = [query.text for query in queries]
     quantize(artifact.file("model.onnx"), tmp_path / "model.int8.onnx")
-    fp32, int8 = (vectors_alone(path, ids) for path in (artifact.file("model.onnx"), tmp_path / "model.int8.onnx"))
-    gate = int8_gate(queries, fp32, int8, premises, ordinals)
+    files = artifact.file("model.onnx"), tmp_path / "model.int8.onnx"
+    fp32, int8 = (outputs_of(path, batches, texts) for path in files)
+    trial = Int8Trial(texts, len(texts), lambda found: evaluate(queries, found, premises, ordinals).strict.map)
+    gate = int8_gate(trial, int8, fp32)
     assert gate.passed, gate
     assert (gate.cosine_mean, gate.cosine_min) == (pytest.approx(0.997, abs=0.002), pytest.approx(0.994, abs=0.01))
 

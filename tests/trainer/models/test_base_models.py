@@ -152,12 +152,13 @@ def test_the_longest_text_is_the_least_of_all_limits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("architecture", ["mpnet", "roberta"])
 def test_positions_that_start_after_the_padding_are_not_counted_as_room(tmp_path: Path, architecture: str) -> None:
-    from services.trainer.train.encoder import TextBatches, encode, load_encoder
+    from services.trainer.train.batches import Batches
+    from services.trainer.train.encoder import encode, load_encoder
 
     directory = write_sentence_model(tmp_path, architecture)
     spec = spec_of(directory, max_tokens=500)
     assert spec.max_tokens == POSITIONS - 2
-    batches = TextBatches(directory, spec, CONFIGS[architecture]["pad_token_id"])
+    batches = Batches.of(directory, spec, CONFIGS[architecture]["pad_token_id"])
     assert np.isfinite(encode(load_encoder(directory, spec), batches, ["sun " * 100], "")).all()
 
 
@@ -208,27 +209,29 @@ def test_the_default_models_space_stays_what_it_was() -> None:
 def test_fp16_is_exported_when_asked_for_and_near_fp32(
     space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from services.trainer.models.space import SpaceSpec
+    from services.trainer.train.batches import Batches
     from services.trainer.train.export import quantization
-    from services.trainer.train.export.quantization import vectors_alone
+    from services.trainer.train.export.exported import outputs_of
 
-    artifact, model = exported(tmp_path, space.base, fp16=True, max_tokens=64)
+    artifact, _ = exported(tmp_path, space.base, fp16=True, max_tokens=64)
     path = artifact.file("model.fp16.onnx")
     assert artifact.files["model.fp16.onnx"].size_bytes < 0.7 * artifact.files["model.onnx"].size_bytes
     probes = json.loads(artifact.file("probes.json").read_bytes())["texts"]
-    tokens = model.tokenization.texts(probes, truncate=True).tokens
-    found = vectors_alone(path, [one.ids for one in tokens])
+    batches = Batches.of(artifact.path, SpaceSpec.of_meta(artifact.meta), artifact.meta["pad_id"])
+    found = outputs_of(path, batches, probes)
     assert found.dtype == np.float32
     assert least_cosine(found, np.load(artifact.file("probes.npy"))) >= 0.999
     assert artifact.meta["fp16"]["passed"]
 
     copy = shutil.copytree(artifact.path, tmp_path / "copy")
     monkeypatch.setattr(quantization, "FP16_MIN_COSINE", 1.1)
-    refused = quantization.add_fp16(copy, [one.ids for one in tokens], np.load(copy / "probes.npy"))
+    refused = quantization.add_fp16(copy, batches, probes, np.load(copy / "probes.npy"))
     assert not (copy / "model.fp16.onnx").exists()
     assert not refused["passed"]
     assert "below 1.1" in refused["reason"]
     (copy / "model.onnx").write_bytes(b"no model")
-    assert "the conversion failed" in quantization.add_fp16(copy, [], np.zeros((0, 32)))["reason"]
+    assert "the conversion failed" in quantization.add_fp16(copy, batches, [], np.zeros((0, 32), np.float32))["reason"]
 
 
 def test_fp16_is_not_exported_unless_asked_for(space: Space) -> None:

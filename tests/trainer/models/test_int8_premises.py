@@ -11,13 +11,13 @@ import pytest
 from aeenc.errors import FailedPrecondition
 from services.store.artifacts import Artifact, ArtifactStore
 from services.trainer.models.space import SpaceSpec
+from services.trainer.train.batches import Batches
 from services.trainer.train.encoder import prepare_torch
 from services.trainer.train.export import quantization
 from services.trainer.train.export.checkpoint import export_pretrained
-from services.trainer.train.export.probes import PROBES
-from services.trainer.train.export.quantization import vectors_alone
-from services.trainer.train.inputs import JobInputs
-from services.trainer.train.job import load_inputs, run_job
+from services.trainer.train.export.exported import PROBES, outputs_of
+from services.trainer.train.inputs import EncoderTask, JobInputs
+from services.trainer.train.job import run_job
 from services.trainer.train.ranks import Rank
 from support.worlds.trainer_world import MakeJob, Space
 
@@ -35,17 +35,11 @@ def test_the_space_is_another_one_and_has_the_model_that_encodes_its_premises(sp
     assert "model.int8.onnx" not in usual.files
     assert artifact.meta["int8"]["passed"]
     assert artifact.meta["int8"]["map_loss"] is None
-    ids = load_ids(artifact)
+    batches = Batches.of(artifact.path, SpaceSpec.of_meta(artifact.meta), artifact.meta["pad_id"])
     probes = np.load(artifact.file("probes.int8.npy"), allow_pickle=False)
-    assert np.array_equal(probes, vectors_alone(artifact.file("model.int8.onnx"), ids))
+    assert np.array_equal(probes, outputs_of(artifact.file("model.int8.onnx"), batches, PROBES))
     assert SpaceSpec.of_meta(artifact.meta).premise_precision == "int8"
     assert SpaceSpec.of_meta(usual.meta).premise_precision == "float32"
-
-
-def load_ids(artifact: Artifact) -> list[list[int]]:
-    from services.trainer.train.encoder import TextBatches
-
-    return TextBatches(artifact.path, SpaceSpec.of_meta(artifact.meta), artifact.meta["pad_id"]).ids(PROBES, "")
 
 
 def test_a_model_whose_int8_is_far_from_float32_has_no_such_space(space: Space, tmp_path: Path, monkeypatch):
@@ -55,22 +49,16 @@ def test_a_model_whose_int8_is_far_from_float32_has_no_such_space(space: Space, 
     assert list(ArtifactStore(tmp_path).list("checkpoints")) == []
 
 
-def inputs_of(space: Space, make_job: MakeJob, root: Path, **fields: object) -> tuple[JobInputs, Artifact]:
-    """The inputs of a job in such a space, over the vectors of the usual one."""
-    artifact = exported(space, root)
-    inputs = load_inputs(make_job(**fields), Rank())
-    spec = SpaceSpec.of_meta(artifact.meta)
-    generation = replace(inputs.generation, premise_version=artifact.id)
-    return replace(inputs, store=ArtifactStore(root), spec=spec, generation=generation), artifact
-
-
 def test_a_job_encodes_premises_that_the_corpus_lacks_as_the_space_does(
     space: Space, make_job: MakeJob, tmp_path: Path
 ):
     prepare_torch(1)
-    inputs, artifact = inputs_of(space, make_job, tmp_path)
-    texts = list(PROBES[:4])
-    assert np.array_equal(inputs._outside(texts), np.load(artifact.file("probes.int8.npy"))[:4])
+    artifact = exported(space, tmp_path)
+    inputs = JobInputs.load(make_job(), Rank())  # over the vectors of the usual space
+    generation = replace(inputs.generation, premise_version=artifact.id)
+    spec = SpaceSpec.of_meta(artifact.meta)
+    task = EncoderTask(replace(inputs, store=ArtifactStore(tmp_path), spec=spec, generation=generation))
+    assert np.array_equal(task._outside(PROBES[:4]), np.load(artifact.file("probes.int8.npy"))[:4])
 
 
 @pytest.mark.parametrize(("mode", "precision"), [("SINGLE", "int8"), ("SIAMESE", "float32")])

@@ -13,8 +13,10 @@ from aeenc.cli import main
 from services.store.artifacts import Artifact, ArtifactStore
 from services.trainer.models.sentence_export import premise_encoder_of, write_sentence_transformer
 from services.trainer.models.space import SpaceSpec
-from services.trainer.train.encoder import TextBatches, load_encoder
-from services.trainer.train.export.checkpoint import write_checkpoint
+from services.trainer.train.batches import Batches
+from services.trainer.train.encoder import load_encoder
+from services.trainer.train.export.checkpoint import exported_encoder
+from services.trainer.train.export.writer import write_checkpoint
 from support.models.base_model_vectors import TEXTS, exported, least_cosine, ours, spec_of
 from support.models.tiny_base_models import write_sentence_model
 
@@ -33,8 +35,8 @@ def _space(root: Path, architecture: str = "bert", mode: str = "mean") -> tuple[
         for parameter in encoder.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
     meta = {**premise.meta, "pretrained": False, "base_version": premise.id}
-    batches = TextBatches(premise.path, spec, premise.meta["pad_id"])
-    return store, write_checkpoint(store, encoder, batches, premise.path, meta), premise
+    batches = Batches.of(premise.path, spec, premise.meta["pad_id"])
+    return store, write_checkpoint(store, exported_encoder(encoder, batches, premise.path), meta), premise
 
 
 @pytest.mark.parametrize(("architecture", "mode"), [("bert", "mean"), ("mpnet", "cls"), ("roberta", "max")])

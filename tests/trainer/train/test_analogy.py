@@ -16,7 +16,7 @@ from services.trainer.jobs.files import ComputeOptions, JobFiles
 from services.trainer.jobs.job import JobConfig
 from services.trainer.jobs.training_set import JudgedPair, TrainingSet
 from services.trainer.train.encoder import prepare_torch
-from services.trainer.train.inputs import JobInputs
+from services.trainer.train.inputs import EncoderTask, JobInputs
 from services.trainer.train.job import run_job
 from services.trainer.train.loop import Learner, Training
 from services.trainer.train.losses import analogy
@@ -33,9 +33,9 @@ QUESTIONS = [
 ]
 
 
-def load(files: JobFiles) -> JobInputs:
+def load(files: JobFiles) -> EncoderTask:
     prepare_torch(1)
-    return JobInputs.load(files, Rank())
+    return EncoderTask(JobInputs.load(files, Rank()))
 
 
 def in_a_loop(margin: float, quadruple: list[list[float]], holds: bool) -> float:
@@ -110,7 +110,7 @@ def listed(training_set: TrainingSet, prototypes: int, seed: int) -> list[tuple[
 
 
 def test_quadruples_are_prototypes_times_the_answers_of_other_questions_of_the_class(make_job: MakeJob):
-    training_set = load(make_job(QUESTIONS)).training_set
+    training_set = load(make_job(QUESTIONS)).inputs.training_set
     expected = {
         (one.query, one.premise, other.query, other.premise, one.sign == "POSITIVE")
         for one in QUESTIONS
@@ -123,7 +123,7 @@ def test_quadruples_are_prototypes_times_the_answers_of_other_questions_of_the_c
 
 
 def test_so_many_prototypes_of_each_class_are_drawn_by_the_seed(make_job: MakeJob):
-    training_set = load(make_job(QUESTIONS)).training_set
+    training_set = load(make_job(QUESTIONS)).inputs.training_set
     classes = {pair.query: pair.question_class for pair in QUESTIONS}
     drawn = [{(classes[one[2]], *one[2:4]) for one in listed(training_set, 3, seed)} for seed in (0, 0, 1)]
     assert [sum(one[0] == name for one in drawn[0]) for name in CLASSES] == [3, 3]
@@ -133,10 +133,10 @@ def test_so_many_prototypes_of_each_class_are_drawn_by_the_seed(make_job: MakeJo
 def test_a_question_without_a_class_takes_no_part_and_is_counted(make_job: MakeJob):
     free = [JudgedPair("unclassed", "", FACTS[5], "POSITIVE", "train")]
     alone = [JudgedPair("only one of its class", "", FACTS[6], "POSITIVE", "train", question_class="where")]
-    inputs = load(make_job([*QUESTIONS, *free, *alone], loss="ANALOGY"))
-    asked = {one[0] for one in listed(inputs.training_set, 30, 0)}
+    task = load(make_job([*QUESTIONS, *free, *alone], loss="ANALOGY"))
+    asked = {one[0] for one in listed(task.inputs.training_set, 30, 0)}
     assert asked == set(QUERIES)
-    assert inputs.objective().skipped == 2
+    assert task.objective().skipped == 2
 
 
 def test_data_without_classes_are_refused_with_the_remedy(make_job: MakeJob):
@@ -161,8 +161,8 @@ def test_training_lowers_the_loss(make_job: MakeJob, mode: str, batching: str):
     files = make_job(
         QUESTIONS, loss="ANALOGY", mode=mode, batching=batching, prototypes=2, epochs=4, learning_rate=3e-3, margin=0.5
     )
-    inputs = load(files)
-    encoders, objective = inputs.encoders(), inputs.objective()
+    task = load(files)
+    encoders, objective = task.encoders(), task.objective()
 
     def measured() -> float:
         for encoder in filter(None, {encoders.query, encoders.premise}):
@@ -170,13 +170,13 @@ def test_training_lowers_the_loss(make_job: MakeJob, mode: str, batching: str):
         return float(objective.loss(encoders, np.arange(objective.size)).detach())
 
     before = measured()
-    Training(inputs.plan, encoders, objective, None, files.directory, lambda step: None).run()
+    Training(task.inputs.plan, encoders, objective, None, files.directory, lambda step: None).run()
     assert measured() < 0.8 * before
 
 
 def test_a_batch_encodes_each_of_its_texts_once(make_job: MakeJob, passes):
-    inputs = load(make_job(QUESTIONS, loss="ANALOGY", mode="SIAMESE", batching="ITEMS"))
-    assert passes(inputs) == [len(QUERIES), len({pair.premise for pair in QUESTIONS})]
+    task = load(make_job(QUESTIONS, loss="ANALOGY", mode="SIAMESE", batching="ITEMS"))
+    assert passes(task) == [len(QUERIES), len({pair.premise for pair in QUESTIONS})]
 
 
 @pytest.mark.parametrize("batching", ["QUERIES", "ITEMS"])
@@ -186,8 +186,8 @@ def test_parts_of_a_batch_add_up_to_its_gradient(make_job: MakeJob, batching: st
         for n, query in enumerate(QUERIES[:6])
         for shift in range(n + 1)
     ]
-    inputs = load(make_job([*QUESTIONS, *more], loss="ANALOGY", batching=batching, margin=1.0))
-    encoders, objective = inputs.encoders(), inputs.objective()
+    task = load(make_job([*QUESTIONS, *more], loss="ANALOGY", batching=batching, margin=1.0))
+    encoders, objective = task.encoders(), task.objective()
     encoders.query.eval()
     learner, units = Learner(encoders, objective), np.arange(objective.size)
     gradients = []

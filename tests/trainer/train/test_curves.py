@@ -17,7 +17,7 @@ from services.trainer.jobs.files import ComputeOptions, JobFiles
 from services.trainer.train import job as curves
 from services.trainer.train import loop as training
 from services.trainer.train.encoder import prepare_torch
-from services.trainer.train.inputs import JobInputs
+from services.trainer.train.inputs import EncoderTask, JobInputs
 from services.trainer.train.job import CONFIGURATION, LOSS, RATE, VALIDATION, train
 from services.trainer.train.loop import BEST, TrainingState
 from services.trainer.train.ranks import Rank
@@ -33,8 +33,8 @@ def every_step_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def trained(files: JobFiles) -> TrainingState:
     prepare_torch(1)
-    inputs = JobInputs.load(files, Rank())
-    return train(files, inputs, inputs.encoders(), inputs.objective(), Rank())
+    task = EncoderTask(JobInputs.load(files, Rank()))
+    return train(files, task, task.encoders(), task.objective(), Rank())
 
 
 def records(path: Path) -> Iterator[Event]:

@@ -14,9 +14,8 @@ from services.store.artifacts import Artifact
 from services.trainer.jobs.files import JobFiles
 from services.trainer.train.encoder import prepare_torch
 from services.trainer.train.export import quantization
-from services.trainer.train.export.cross_encoder import PairTrial
 from services.trainer.train.inputs import open_checkpoint
-from services.trainer.train.job import load_inputs, run_job
+from services.trainer.train.job import load_task, run_job
 from services.trainer.train.ranks import Rank
 from support.worlds.trainer_world import VALIDATION, MakeJob, Space
 
@@ -36,9 +35,9 @@ def scores_of(artifact: Artifact, file: str, files: JobFiles, pairs: list[tuple[
     """Each pair alone."""
     import onnxruntime
 
-    batches = load_inputs(files, Rank()).pair_batches  # type: ignore[attr-defined]
+    batches = load_task(files, Rank()).batches  # type: ignore[union-attr]
     session = onnxruntime.InferenceSession(artifact.file(file), providers=["CPUExecutionProvider"])
-    each = [{name: one.numpy() for name, one in batches.tensors([pair]).items()} for pair in pairs]
+    each = [batches.inputs([pair]) for pair in pairs]
     return np.array([session.run(["score"], feeds)[0][0] for feeds in each])
 
 
@@ -59,9 +58,11 @@ def test_a_model_that_passes_is_in_the_checkpoint_with_its_probes_and_figures(sp
 def tried(monkeypatch) -> list[tuple[float, Any]]:
     """What the gate is asked: fp32's MAP, and how it measures scores."""
     seen: list[tuple[float, Any]] = []
-    gate = PairTrial._gate
+    gate = quantization.int8_gate
     monkeypatch.setattr(
-        PairTrial, "_gate", lambda self, scores: seen.append((self.fp32_map, self.map_of)) or gate(self, scores)
+        quantization,
+        "int8_gate",
+        lambda trial, *outputs: seen.append((trial.fp32_map, trial.map_of)) or gate(trial, *outputs),
     )
     return seen
 
@@ -85,8 +86,8 @@ def test_the_gate_measures_the_order_that_scores_give(space: Space, make_job: Ma
 def test_a_model_that_fails_is_left_out_and_the_manifest_says_why(
     space: Space, make_job: MakeJob, monkeypatch, spoiled: Callable[[int], Any], words: str
 ):
-    gate = PairTrial._gate
-    monkeypatch.setattr(PairTrial, "_gate", lambda self, scores: gate(self, spoiled(len(scores))))
+    gate = quantization.int8_gate
+    monkeypatch.setattr(quantization, "int8_gate", lambda trial, found, known: gate(trial, spoiled(len(found)), known))
     artifact = checkpoint(space, make_job(**CROSS))
     assert artifact.meta["int8"]["passed"] is False
     assert words in artifact.meta["int8"]["reason"]

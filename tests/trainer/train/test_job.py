@@ -26,11 +26,13 @@ from services.trainer.models.space import SpaceSpec
 from services.trainer.registry.child import EXIT_DISK_FULL, describe_exit
 from services.trainer.train import job, losses
 from services.trainer.train import loop as training
-from services.trainer.train.encoder import QueryEncoder, TextBatches, free_bytes, load_encoder, prepare_torch
+from services.trainer.train.batches import Batches
+from services.trainer.train.encoder import QueryEncoder, load_encoder, prepare_torch, tensors_of
 from services.trainer.train.export import checkpoint as export
-from services.trainer.train.inputs import JobInputs
+from services.trainer.train.export.exported import PROBES
+from services.trainer.train.inputs import EncoderTask, JobInputs
 from services.trainer.train.job import run_job, train
-from services.trainer.train.loop import BEST, FILE, NEXT, Diverged
+from services.trainer.train.loop import BEST, BEST_PREMISES, FILE, NEXT, Diverged
 from services.trainer.train.ranks import Rank
 from support.models.forks import Fork
 from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, Killed, MakeJob, Space, killed_after
@@ -50,8 +52,8 @@ def run(files: JobFiles) -> str:
 def trained(files: JobFiles) -> dict[str, np.ndarray]:
     """The weights that a job keeps, without the export."""
     prepare_torch(files.plan().means.threads)
-    inputs = JobInputs.load(files, Rank())
-    train(files, inputs, inputs.encoders(), inputs.objective(), Rank())
+    task = EncoderTask(JobInputs.load(files, Rank()))
+    train(files, task, task.encoders(), task.objective(), Rank())
     return load_file(files.directory / BEST)
 
 
@@ -95,11 +97,9 @@ def test_the_exported_graph_computes_what_torch_computes_at_any_shape(space: Spa
     texts = ["sun", "the earth is a planet", "ice can melt " * 12, "a b c d e f g h i j k l m n o p"]
     artifact = space.store.open("checkpoints", space.version)
     spec = SpaceSpec.of_meta(artifact.meta)
-    batches = TextBatches(artifact.path, spec, 0)
-    ids, mask = batches.pad(batches.ids(texts, ""), torch.device("cpu"))
-    feeds = {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
-    vectors = session.run(["sentence_embedding"], feeds)[0]
-    expected = load_encoder(artifact.path, spec)(ids, mask).detach().numpy()
+    inputs = Batches.of(artifact.path, spec, 0).inputs(texts)
+    vectors = session.run(["sentence_embedding"], inputs)[0]
+    expected = load_encoder(artifact.path, spec)(**tensors_of(inputs)).detach().numpy()
     assert np.abs(vectors - expected).max() < 1e-5
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
 
@@ -111,11 +111,10 @@ def test_a_second_model_of_an_architecture_is_exported_as_if_it_were_the_first(
     spec = SpaceSpec.of_meta(artifact.meta)
     first, second = (load_encoder(artifact.path, spec).eval() for _ in range(2))
     torch.nn.init.normal_(second.transformer.embeddings.word_embeddings.weight)
-    batches = TextBatches(artifact.path, spec, 0)
-    example = tuple(batches.pad(batches.ids(export.PROBES[:3], ""), torch.device("cpu")))
+    example = tensors_of(Batches.of(artifact.path, spec, 0).inputs(PROBES[: export.EXAMPLES]))
 
     def exported(encoder: QueryEncoder) -> bytes:
-        return export.onnx_bytes(encoder, ("input_ids", "attention_mask"), "sentence_embedding", args=example)
+        return export.onnx_bytes(encoder, "sentence_embedding", example)
 
     before, after = exported(first), exported(second)
     monkeypatch.setattr(export, "_traced", {})
@@ -148,7 +147,7 @@ def test_finished_epochs_stay_told_while_a_job_is_loaded_again(make_job: MakeJob
     before = files.progress()
     assert before is not None
     assert before["epochs_done"] >= 1
-    monkeypatch.setattr(job, "load_inputs", lambda *_: 1 / 0)
+    monkeypatch.setattr(job, "load_task", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run_job(files)
     assert files.progress() == {**before, "phase": "loading"}
@@ -418,6 +417,36 @@ def test_a_state_of_the_next_minor_release_is_gone_on_from(make_job: MakeJob, mo
     trained(files)
 
 
+@pytest.mark.parametrize("mode", ["SINGLE", "DUAL"])
+def test_a_job_whose_best_weights_are_gone_begins_again(make_job: MakeJob, mode: str):
+    options = {"mode": mode, "loss": "TRIPLET_MARGIN", "epochs": 2, "means": ComputeOptions(int8=False)}
+    options["learning_rate"] = 1e-8  # nothing gets better after the first epoch
+    files, whole = make_job(**options), make_job(**options)
+    with killed_after(1):
+        run_job(files)
+    name = BEST if mode == "SINGLE" else BEST_PREMISES
+    (files.directory / f"{NEXT}{name}").unlink()
+    run_job(files)
+    run_job(whole)
+    found, expected = (load_file(one.directory / name) for one in (files, whole))
+    assert all(np.array_equal(found[tensor], expected[tensor]) for tensor in expected)
+
+
+def test_the_loss_that_is_told_last_is_the_mean_of_all_steps_since_the_report_before(make_job: MakeJob, monkeypatch):
+    losses_of: list[float] = []
+    step = training.Training._step
+
+    def noted(self, learner, units, done) -> float:
+        losses_of.append(step(self, learner, units, done))
+        return losses_of[-1]
+
+    monkeypatch.setattr(training.Training, "_step", noted)
+    monkeypatch.setattr(training, "TELL_S", 1e9)
+    files = make_job(epochs=1)
+    trained(files)
+    assert (files.progress() or {})["loss"] == pytest.approx(np.mean(losses_of))
+
+
 def test_a_state_of_the_next_major_release_is_never_taken_for_damaged_though_its_hash_is_made_another_way(
     make_job: MakeJob,
 ):
@@ -427,10 +456,6 @@ def test_a_state_of_the_next_major_release_is_never_taken_for_damaged_though_its
     with pytest.raises(NewerFormat, match=r"epoch.safetensors has format_version 99.*; update this service"):
         trained(files)
     assert (files.directory / FILE).read_bytes() == newer
-
-
-def test_the_memory_left_on_this_machine_is_told():
-    assert (free_bytes(torch.device("cpu")) or 0) > 10_000_000
 
 
 @pytest.mark.parametrize("what", ["generation", "checkpoint"])

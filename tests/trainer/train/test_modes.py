@@ -19,8 +19,8 @@ from services.trainer.jobs.losses import LOSSES
 from services.trainer.jobs.training_set import JudgedPair
 from services.trainer.models.space import space_id_of
 from services.trainer.train import losses
-from services.trainer.train.encoder import Encoders, QueryEncoder, prepare_torch
-from services.trainer.train.inputs import JobInputs
+from services.trainer.train.encoder import Encoders, QueryEncoder, prepare_torch, tensors_of
+from services.trainer.train.inputs import EncoderTask, JobInputs
 from services.trainer.train.job import run_job, train
 from services.trainer.train.loop import BEST, BEST_PREMISES, Learner, Training
 from services.trainer.train.objectives import classified, ordinals_of
@@ -31,20 +31,20 @@ PAIRED = ["SIAMESE", "DUAL"]
 NAMES = [name for name, loss in LOSSES.items() if loss.over not in {"corpus", "scores", "quadruples"}]
 
 
-def load(files: JobFiles) -> JobInputs:
+def load(files: JobFiles) -> EncoderTask:
     prepare_torch(1)
-    return JobInputs.load(files, Rank())
+    return EncoderTask(JobInputs.load(files, Rank()))
 
 
 def test_a_neutral_premise_is_encoded_by_the_encoder_that_learns(make_job: MakeJob):
     neutral = [JudgedPair(query, "", f"neither here nor there {n}", "NEUTRAL") for n, query in enumerate(QUERIES[8:12])]
-    inputs = load(make_job(pairs=[*PAIRS, *neutral], mode="SIAMESE", loss="NLI_CLASSIFICATION", batching="ITEMS"))
-    objective = inputs.objective()
+    task = load(make_job(pairs=[*PAIRS, *neutral], mode="SIAMESE", loss="NLI_CLASSIFICATION", batching="ITEMS"))
+    objective = task.objective()
     objective.batches(np.random.default_rng(1), 8)
-    named = {int(ordinal) for example in inputs.training_set.examples for ordinal in example.neutral}
+    named = {int(ordinal) for example in task.inputs.training_set.examples for ordinal in example.neutral}
     assert len(named) == len(neutral)
-    assert named <= set(ordinals_of(inputs.training_set).tolist())
-    assert torch.isfinite(objective.loss(inputs.encoders(), np.arange(objective.size)))
+    assert named <= set(ordinals_of(task.inputs.training_set).tolist())
+    assert torch.isfinite(objective.loss(task.encoders(), np.arange(objective.size)))
 
 
 @pytest.mark.parametrize(("mode", "normalized"), [("SIAMESE", False), ("SINGLE", True)])
@@ -52,12 +52,12 @@ def test_inferences_are_classified_by_vectors_as_pooled_unless_premises_are_froz
     make_job: MakeJob, mode: str, normalized: bool
 ):
     """Unit vectors are so short that the layer hardly learns at the rate of an encoder."""
-    inputs = load(make_job(mode=mode, loss="NLI_CLASSIFICATION", batching="ITEMS", regularization=0.0))
-    encoders, objective = inputs.encoders(), inputs.objective()
+    task = load(make_job(mode=mode, loss="NLI_CLASSIFICATION", batching="ITEMS", regularization=0.0))
+    encoders, objective = task.encoders(), task.objective()
     encoders.query.eval()
-    pairs, classes = classified(inputs.training_set, neutral=True)
-    texts = [[inputs.training_set.examples[row].query for row in pairs[:, 0]], [FACTS[row] for row in pairs[:, 1]]]
-    sides = [encoders.query.pooled(*inputs.batches.pad(inputs.batches.ids(t, ""), inputs.device)) for t in texts]
+    pairs, classes = classified(task.inputs.training_set, neutral=True)
+    texts = [[task.inputs.training_set.examples[row].query for row in pairs[:, 0]], [FACTS[row] for row in pairs[:, 1]]]
+    sides = [encoders.query.pooled(**tensors_of(task.inputs.batches.inputs(t))) for t in texts]
     assert max(float(side.detach().norm(dim=1).sub(1).abs().max()) for side in sides) > 0.1
     if normalized:
         sides = [normalize(side, dim=1) for side in sides]
@@ -69,8 +69,8 @@ def test_inferences_are_classified_by_vectors_as_pooled_unless_premises_are_froz
 def test_inferences_are_regularised_by_the_drift_of_unit_vectors(make_job: MakeJob):
     losses = []
     for weight in (0.0, 0.5):
-        inputs = load(make_job(mode="SIAMESE", loss="NLI_CLASSIFICATION", regularization=weight))
-        encoders, objective = inputs.encoders(), inputs.objective()
+        task = load(make_job(mode="SIAMESE", loss="NLI_CLASSIFICATION", regularization=weight))
+        encoders, objective = task.encoders(), task.objective()
         encoders.query.eval()
         losses.append(float(objective.loss(encoders, np.arange(objective.size)).detach()))
     assert losses[0] == pytest.approx(losses[1], rel=1e-5), "an untrained encoder has not moved"
@@ -81,86 +81,83 @@ def test_inferences_are_regularised_by_the_drift_of_unit_vectors(make_job: MakeJ
 def test_both_sides_learn_and_what_explains_ranks_higher(make_job: MakeJob, loss: str, mode: str):
     options = {"loss": loss, "batching": "ITEMS", "temperature": 0.1, "learning_rate": 2e-3, "margin": 0.5}
     files = make_job(epochs=4, mode=mode, **options)
-    inputs = load(files)
-    encoders, objective = inputs.encoders(), inputs.objective()
+    task = load(files)
+    encoders, objective = task.encoders(), task.objective()
 
     def measured() -> tuple[float, float]:
         for encoder in {encoders.query, encoders.premise}:
             encoder.eval()
         objective.batches(np.random.default_rng(1), objective.size)
-        report = inputs.evaluate(encoders)
+        report = task.evaluate(encoders)
         assert report is not None
         return float(objective.loss(encoders, np.arange(objective.size)).detach()), report.strict.map
 
-    corpus_before = inputs.corpus(encoders)
-    assert np.abs(corpus_before - inputs.generation.float32()).max() < 1e-5, "training starts from the space's own"
+    corpus_before = task.corpus(encoders)
+    assert np.abs(corpus_before - task.inputs.generation.float32()).max() < 1e-5, "training starts from the space's own"
     loss_before, map_before = measured()
-    Training(inputs.plan, encoders, objective, None, files.directory, lambda step: None).run()
+    Training(task.inputs.plan, encoders, objective, None, files.directory, lambda step: None).run()
     loss_after, map_after = measured()
     assert loss_after < 0.95 * loss_before
     if loss not in {"PAIRWISE_CONTRASTIVE", "NLI_CLASSIFICATION"}:
         assert map_after > map_before + 0.05
-    assert np.abs(inputs.corpus(encoders) - corpus_before).max() > 1e-2, "the premises have moved"
+    assert np.abs(task.corpus(encoders) - corpus_before).max() > 1e-2, "the premises have moved"
 
 
 @pytest.mark.parametrize("mode", PAIRED)
 def test_gradients_come_from_both_sides(make_job: MakeJob, mode: str):
-    inputs = load(make_job(loss="TRIPLET_MARGIN", mode=mode))
-    encoders = inputs.encoders()
-    learner = Learner(encoders, inputs.objective())
+    task = load(make_job(loss="TRIPLET_MARGIN", mode=mode))
+    encoders = task.encoders()
+    learner = Learner(encoders, task.objective())
     learner(np.arange(8), np.arange(8)).backward()
     assert encoders.premise is not None
     assert (encoders.premise is encoders.query) == (mode == "SIAMESE")
     single = len(list(encoders.query.parameters()))
     assert len(list(learner.parameters())) == (single if mode == "SIAMESE" else 2 * single)
     words = encoders.premise.transformer.embeddings.word_embeddings.weight.grad
-    own = {token for text in inputs.batches.ids(FACTS, "") for token in text}
-    own -= {token for text in inputs.batches.ids(QUERIES, "") for token in text}
+    own = {token for text in task.inputs.batches.ids(FACTS, "") for token in text}
+    own -= {token for text in task.inputs.batches.ids(QUERIES, "") for token in text}
     assert float(words[sorted(own)].abs().max()) > 0, "words that stand in premises alone have a gradient"
 
 
 @pytest.mark.parametrize("mode", PAIRED)
 def test_a_batch_encodes_each_of_its_texts_once(make_job: MakeJob, passes, mode: str):
-    inputs = load(make_job(loss="TRIPLET_MARGIN", mode=mode, batching="ITEMS"))
-    assert passes(inputs) == [len(QUERIES), len({pair.premise for pair in PAIRS})]
+    task = load(make_job(loss="TRIPLET_MARGIN", mode=mode, batching="ITEMS"))
+    assert passes(task) == [len(QUERIES), len({pair.premise for pair in PAIRS})]
 
 
 @pytest.mark.parametrize("mode", PAIRED)
 def test_premises_are_encoded_as_their_texts_are_whatever_their_order(make_job: MakeJob, mode: str):
     outside = "a much longer fact that no generation has and that stands behind all the others"
-    inputs = load(make_job([*PAIRS, JudgedPair(QUERIES[0], "", outside, "POSITIVE", "train")], mode=mode))
-    encoders = inputs.encoders()
+    task = load(make_job([*PAIRS, JudgedPair(QUERIES[0], "", outside, "POSITIVE", "train")], mode=mode))
+    encoders = task.encoders()
     encoders.premise.eval()
-    premises = inputs._premises(torch.zeros(len(FACTS) + 1, 32))
+    premises = task._premises()
     chosen = np.array([len(FACTS), 3, 0, 7])
     vectors = premises.encode(encoders, chosen).detach().numpy()
-    ids = inputs.batches.ids([outside, FACTS[3], FACTS[0], FACTS[7]], "")
-    alone = [encoders.premise(*inputs.batches.pad([one], inputs.device)).detach().numpy()[0] for one in ids]
+    each = [tensors_of(task.inputs.batches.inputs([text])) for text in (outside, FACTS[3], FACTS[0], FACTS[7])]
+    alone = [encoders.premise(**one).detach().numpy()[0] for one in each]
     assert np.abs(vectors - np.stack(alone)).max() < 1e-5
 
 
 def test_each_side_is_regularised_as_equation_2_says(make_job: MakeJob):
-    inputs = load(make_job(loss="TRIPLET_MARGIN", mode="DUAL", regularization=0.5, margin=0.0))
-    encoders, objective = inputs.encoders(), inputs.objective()
+    task = load(make_job(loss="TRIPLET_MARGIN", mode="DUAL", regularization=0.5, margin=0.0))
+    encoders, objective = task.encoders(), task.objective()
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in [*encoders.query.parameters(), *encoders.premise.parameters()]:
             parameter.add_(0.02 * torch.randn_like(parameter))
     for encoder in (encoders.query, encoders.premise):
         encoder.eval()
-    triplets = inputs.training_set.triplets()
+    triplets = task.inputs.training_set.triplets()
     units = np.arange(objective.size)
 
     def moved(encoder: QueryEncoder, texts: list[str]) -> float:
-        base = inputs.encoder().eval()
-        ids = inputs.batches.ids(texts, "")
-        now, then = (
-            np.stack([e(*inputs.batches.pad([one], inputs.device)).detach().double().numpy()[0] for one in ids])
-            for e in (encoder, base)
-        )
+        base = task._encoder().eval()
+        each = [tensors_of(task.inputs.batches.inputs([text])) for text in texts]
+        now, then = (np.stack([e(**one).detach().double().numpy()[0] for one in each]) for e in (encoder, base))
         return float(((now - then) ** 2).sum(axis=1).mean())
 
-    texts = [[example.query for example in inputs.training_set.examples]]
+    texts = [[example.query for example in task.inputs.training_set.examples]]
     texts += [[FACTS[n] for n in np.unique(triplets[:, column])] for column in (1, 2)]
     terms = [moved(encoders.query, texts[0]), moved(encoders.premise, texts[1]), moved(encoders.premise, texts[2])]
     free = load(make_job(loss="TRIPLET_MARGIN", mode="DUAL", regularization=0.0, margin=0.0)).objective()
@@ -174,17 +171,17 @@ def test_a_guide_compares_in_its_own_space_while_premises_are_trained(
 ):
     calls: list[Any] = []
     monkeypatch.setattr(losses, "gist", lambda *given, gist=losses.gist: (calls.append(given), gist(*given))[1])
-    inputs = load(make_job(loss="GIST", mode="DUAL", hard_negatives=0))
-    encoders, objective = inputs.encoders(), inputs.objective()
+    task = load(make_job(loss="GIST", mode="DUAL", hard_negatives=0))
+    encoders, objective = task.encoders(), task.objective()
     with torch.no_grad():
         for parameter in encoders.premise.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     objective.batches(np.random.default_rng(1), 4)
     objective.loss(encoders, np.arange(4))
     ((scores, _, _, guide, _),) = calls
-    numbers = inputs.training_set.pairs(lambda example: example.positives)[objective._units.items(np.arange(4)), 1]
-    known = torch.from_numpy(inputs.generation.float32()[np.unique(numbers)])
-    vectors = inputs._queries_by("")[:4]
+    numbers = task.inputs.training_set.pairs(lambda example: example.positives)[objective._units.items(np.arange(4)), 1]
+    known = torch.from_numpy(task.inputs.generation.float32()[np.unique(numbers)])
+    vectors = task._queries_by("")[:4]
     assert torch.allclose(guide, vectors @ known.T, atol=1e-5)
     assert not torch.allclose(scores, guide, atol=1e-2)
 
@@ -209,9 +206,9 @@ def test_a_job_that_was_killed_ends_with_the_same_weights_of_both_encoders(make_
     names = [BEST, BEST_PREMISES] if mode == "DUAL" else [BEST]
 
     def trained(files: JobFiles) -> dict[str, torch.Tensor]:
-        inputs = load(files)
-        encoders = inputs.encoders()
-        train(files, inputs, encoders, inputs.objective(), Rank())
+        task = load(files)
+        encoders = task.encoders()
+        train(files, task, encoders, task.objective(), Rank())
         kept = {f"{name}/{key}": value for name in names for key, value in load_file(files.directory / name).items()}
         for name, encoder in zip(names, (encoders.query, encoders.premise), strict=False):
             last = encoder.transformer.state_dict()
@@ -239,19 +236,19 @@ def test_a_job_leaves_a_pair_that_the_encoder_accepts_in_a_space_of_its_own(spac
     query, premise = artifacts
     assert (query.id == premise.id) == (mode == "SIAMESE")
     assert query.meta["space_id"] == premise.meta["space_id"] != space.space_id
-    inputs = load(files)
-    assert premise.meta["space_id"] == space_id_of(premise.path, inputs.spec)
+    task = load(files)
+    assert premise.meta["space_id"] == space_id_of(premise.path, task.inputs.spec)
     for artifact in artifacts:
         options = LoadOptions(2**30, Placement([CPU]))
         assert load_model(artifact, options, space_id=query.meta["space_id"], dim=32).version == artifact.id
     metrics = json.loads(query.file("metrics.json").read_bytes())
     assert metrics["after"]["strict"]["MAP"] > metrics["before"]["strict"]["MAP"] + 0.05
     # what the manifest says of the pair is what its two files give
-    made = [inputs.encoder(artifact.file("model.safetensors")) for artifact in artifacts]
-    report = inputs.evaluate(Encoders(*made))
+    made = [task._encoder(artifact.file("model.safetensors")) for artifact in artifacts]
+    report = task.evaluate(Encoders(*made))
     assert report is not None
     assert report.strict.map == pytest.approx(metrics["after"]["strict"]["MAP"], abs=1e-6)
-    frozen = inputs.evaluate(Encoders(made[0]))
+    frozen = task.evaluate(Encoders(made[0]))
     assert frozen is not None
     assert frozen.strict.map != report.strict.map, "against premises of the old space it is another encoder"
     assert query.meta["lineage"]["mode"] == mode

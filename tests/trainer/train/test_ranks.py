@@ -14,7 +14,7 @@ from aeenc.errors import FailedPrecondition
 from services.trainer.jobs.files import ComputeOptions, JobFiles
 from services.trainer.jobs.training_set import JudgedPair
 from services.trainer.train import ranks
-from services.trainer.train.inputs import JobInputs
+from services.trainer.train.inputs import EncoderTask, JobInputs
 from services.trainer.train.job import run_job, train
 from services.trainer.train.loop import BEST, BEST_PREMISES
 from services.trainer.train.ranks import Rank
@@ -47,8 +47,8 @@ def test_nccl_serves_processes_that_have_a_gpu_each(monkeypatch, device: str, ca
 def weights_after(files: JobFiles) -> dict[str, torch.Tensor]:
     """What is learned, without the export."""
     rank = Rank(0, files.plan().means.processes)
-    inputs = JobInputs.load(files, rank)
-    train(files, inputs, inputs.encoders(), inputs.objective(), rank)
+    task = EncoderTask(JobInputs.load(files, rank))
+    train(files, task, task.encoders(), task.objective(), rank)
     premises = files.directory / BEST_PREMISES
     of_premises = (
         {f"premises/{name}": value for name, value in load_file(premises).items()} if premises.exists() else {}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from aeenc.errors import FailedPrecondition, InvalidArgument
 from aeenc.evaluation import UNRANKED
@@ -18,21 +19,20 @@ from services.trainer.jobs.files import ComputeOptions, JobFiles
 from services.trainer.jobs.training_set import JudgedPair
 from services.trainer.train import loop as training
 from services.trainer.train import reranking
-from services.trainer.train.encoder import prepare_torch
-from services.trainer.train.job import load_inputs, run_job
+from services.trainer.train.encoder import prepare_torch, tensors_of
+from services.trainer.train.inputs import JobInputs
+from services.trainer.train.job import run_job
 from services.trainer.train.ranks import Rank
-from services.trainer.train.reranking import RerankingInputs, first_of
+from services.trainer.train.reranking import RerankingTask
 from services.transformer import load_transformer
 from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, VALIDATION, MakeJob, Space, killed_after
 
 CROSS = {"mode": "CROSS_ENCODER", "loss": "REGRESSION", "hard_negatives": 4}
 
 
-def load(files: JobFiles) -> RerankingInputs:
+def load(files: JobFiles) -> RerankingTask:
     prepare_torch(1)
-    inputs = load_inputs(files, Rank())
-    assert isinstance(inputs, RerankingInputs)
-    return inputs
+    return RerankingTask(JobInputs.load(files, Rank()))
 
 
 def test_a_job_leaves_a_cross_encoder_that_orders_better_than_the_first_ranking(make_job: MakeJob, space: Space):
@@ -50,6 +50,7 @@ def test_a_job_leaves_a_cross_encoder_that_orders_better_than_the_first_ranking(
     metrics = json.loads(artifact.file("metrics.json").read_bytes())
     before, after = (metrics[name]["strict"]["MAP"] for name in ("before", "after"))
     assert after > before + 0.05
+    assert str(space.store.root) not in artifact.file("config.json").read_text(), "a path of this machine"
     assert artifact.meta["validation_map"] == pytest.approx(after, abs=1e-6)
 
 
@@ -62,11 +63,11 @@ def test_what_is_published_scores_as_what_was_trained(make_job: MakeJob, space: 
     result = files.result()
     assert result is not None
     artifact = space.store.open("checkpoints", str(result["version"]))
-    inputs = load(files)
+    task = load(files)
     pairs = [(QUERIES[n], FACTS[n]) for n in range(4)]
-    tensors = inputs.pair_batches.tensors(pairs)
+    tensors = tensors_of(task.batches.inputs(pairs))
     with torch.inference_mode():
-        trained = inputs.scorer(files.directory).eval()(**tensors).numpy()
+        trained = task.encoders(files.directory).query.eval()(**tensors).numpy()
     session = onnxruntime.InferenceSession(artifact.file("model.onnx"), providers=["CPUExecutionProvider"])
     served = session.run(["score"], {name: tensor.numpy() for name, tensor in tensors.items()})[0]
     assert np.abs(served - trained).max() < 1e-4
@@ -85,8 +86,8 @@ def test_a_killed_job_ends_with_the_weights_of_one_that_was_left_alone(make_job:
 
 
 def test_the_loss_of_a_batch_is_the_mean_squared_error_and_its_parts_add_up_to_it(make_job: MakeJob):
-    inputs = load(make_job(**CROSS))
-    encoders, objective = inputs.encoders(), inputs.objective()
+    task = load(make_job(**CROSS))
+    encoders, objective = task.encoders(), task.objective()
     encoders.query.eval()
     objective.batches(np.random.default_rng(1), 8)
     units = np.arange(6)
@@ -95,30 +96,30 @@ def test_the_loss_of_a_batch_is_the_mean_squared_error_and_its_parts_add_up_to_i
     assert float(whole.detach()) == pytest.approx(float(sum(parts).detach()), rel=1e-5)  # type: ignore[union-attr]
     squares = []
     for unit in units:
-        example = inputs.training_set.examples[objective._owners[unit]]
+        example = task.inputs.training_set.examples[objective._owners[unit]]
         for ordinal, wanted in objective._drawn[unit]:
             assert wanted == (ordinal in example.positives)
             pair = (example.query, FACTS[ordinal])
             with torch.inference_mode():
-                score = inputs.scorer().eval()(**inputs.pair_batches.tensors([pair]))
+                score = task.encoders().query.eval()(**tensors_of(task.batches.inputs([pair])))
             squares.append((float(score[0]) - wanted) ** 2)
     assert float(whole.detach()) == pytest.approx(np.mean(squares), rel=1e-4)
 
 
 def test_negatives_are_refused_or_ranked_first_by_either_encoder(make_job: MakeJob, monkeypatch):
     monkeypatch.setattr(reranking, "FIRST", 3)
-    frozen = RerankingInputs._frozen
+    frozen = JobInputs.frozen
 
-    def opposite(self: RerankingInputs, version: str, texts: list[str], prefix: str) -> Any:
+    def opposite(self: JobInputs, version: str, texts: list[str], prefix: str) -> Any:
         """The base ranks last what the pre-trained encoder ranks first."""
         return (-1 if version == "another" else 1) * frozen(self, "", texts, prefix)
 
-    monkeypatch.setattr(RerankingInputs, "_frozen", opposite)
-    inputs = load(make_job(**CROSS))
-    inputs = replace(inputs, base=replace(inputs.base, id="another"))
-    examples, corpus = inputs.training_set.examples, inputs.generation.float32()
-    queries = inputs._frozen("", [example.query for example in examples], "")
-    for example, query, negatives in zip(examples, queries, inputs._negatives(), strict=True):
+    monkeypatch.setattr(JobInputs, "frozen", opposite)
+    task = load(make_job(**CROSS))
+    task.inputs = replace(task.inputs, base=replace(task.inputs.base, id="another"))
+    examples, corpus = task.inputs.training_set.examples, task.inputs.generation.float32()
+    queries = task.inputs.frozen("", [example.query for example in examples], "")
+    for example, query, negatives in zip(examples, queries, task._negatives(), strict=True):
         order = np.argsort(-(corpus @ query), kind="stable")
         wanted = {*order[:3], *order[-3:], *example.refused} - {*example.positives, *example.excluded}
         assert set(negatives) == wanted
@@ -128,12 +129,12 @@ def test_grades_are_what_the_score_comes_close_to(make_job: MakeJob):
     graded = [
         replace(pair, grade=float(1 + n % 6)) if pair.sign == "POSITIVE" else pair for n, pair in enumerate(PAIRS)
     ]
-    inputs = load(make_job(pairs=graded, targets="GRADES", **CROSS))
-    objective = inputs.objective()
+    task = load(make_job(pairs=graded, targets="GRADES", **CROSS))
+    objective = task.objective()
     objective.batches(np.random.default_rng(1), 8)
     told = {(pair.query, pair.premise): pair.grade for pair in graded if pair.grade}
     drawn = {
-        (inputs.training_set.examples[owner].query, FACTS[ordinal]): target
+        (task.inputs.training_set.examples[owner].query, FACTS[ordinal]): target
         for owner, pairs in zip(objective._owners, objective._drawn, strict=True)
         for ordinal, target in pairs
     }
@@ -148,8 +149,8 @@ DISTRIBUTION = {**CROSS, "targets": "GRADE_DISTRIBUTION", "pairs": GRADED}
 
 
 def test_a_distribution_over_grades_is_learned_by_cross_entropy_and_scores_its_expected_value(make_job: MakeJob):
-    inputs = load(make_job(**DISTRIBUTION))
-    encoders, objective = inputs.encoders(), inputs.objective()
+    task = load(make_job(**DISTRIBUTION))
+    encoders, objective = task.encoders(), task.objective()
     encoders.query.eval()
     objective.batches(np.random.default_rng(1), 8)
     units = np.arange(6)
@@ -160,8 +161,8 @@ def test_a_distribution_over_grades_is_learned_by_cross_entropy_and_scores_its_e
     grades, errors, targets = [0.0, 0.5, 2.0, 6.0], [], set()
     for unit in units:
         for ordinal, wanted in objective._drawn[unit]:
-            pair = (inputs.training_set.examples[objective._owners[unit]].query, FACTS[ordinal])
-            tensors = inputs.pair_batches.tensors([pair])
+            pair = (task.inputs.training_set.examples[objective._owners[unit]].query, FACTS[ordinal])
+            tensors = tensors_of(task.batches.inputs([pair]))
             with torch.inference_mode():
                 logits = encoders.query.logits(**tensors)[0].double().tolist()
                 score = float(encoders.query(**tensors)[0])
@@ -184,10 +185,10 @@ def test_a_distribution_over_grades_is_published_with_its_grades_and_scores_as_t
     artifact = space.store.open("checkpoints", str(result["version"]))
     config = json.loads(artifact.file("config.json").read_bytes())
     assert config["id2label"] == {"0": "0.0", "1": "0.5", "2": "2.0", "3": "6.0"}
-    inputs = load(files)
-    tensors = inputs.pair_batches.tensors([(QUERIES[n], FACTS[n]) for n in range(4)])
+    task = load(files)
+    tensors = tensors_of(task.batches.inputs([(QUERIES[n], FACTS[n]) for n in range(4)]))
     with torch.inference_mode():
-        trained = inputs.scorer(files.directory).eval()(**tensors).numpy()
+        trained = task.encoders(files.directory).query.eval()(**tensors).numpy()
     session = onnxruntime.InferenceSession(artifact.file("model.onnx"), providers=["CPUExecutionProvider"])
     served = session.run(["score"], {name: tensor.numpy() for name, tensor in tensors.items()})[0]
     assert served == pytest.approx(trained, abs=1e-4)
@@ -207,20 +208,21 @@ def candidates_of(length: int) -> dict[str, list[str]]:
 def test_candidates_are_the_negatives_and_what_the_validation_orders_by_score_alone(make_job: MakeJob, monkeypatch):
     candidates = candidates_of(9)
     candidates[VALIDATION[0].text] = candidates[VALIDATION[0].text][:4]  # a shorter list
-    inputs = load(make_job(retrieved=candidates, candidates="ITERATIVE_LEXICAL", **CROSS))
-    ordinals = {premise.id: n for n, premise in enumerate(inputs.generation.premises)}
-    for example, negatives in zip(inputs.training_set.examples, inputs._negatives(), strict=True):
+    task = load(make_job(retrieved=candidates, candidates="ITERATIVE_LEXICAL", **CROSS))
+    ordinals = {premise.id: n for n, premise in enumerate(task.inputs.generation.premises)}
+    for example, negatives in zip(task.inputs.training_set.examples, task._negatives(), strict=True):
         listed = {ordinals[one] for one in candidates.get(example.query, ())}
         assert set(negatives) == (listed | {*example.refused}) - {*example.positives, *example.excluded}
-    monkeypatch.setattr(
-        RerankingInputs, "_scored", lambda self, scorer, pairs: -np.arange(len(pairs), dtype=np.float32)
-    )
-    report, before = inputs.evaluate(inputs.encoders()), inputs.before
+    monkeypatch.setattr(RerankingTask, "_scored", lambda self, scorer, pairs: -np.arange(len(pairs), dtype=np.float32))
+    report, before = task.evaluate(task.encoders()), task.before()
     assert report is not None
     assert before is not None
-    for query, ranks, unchanged in zip(inputs.validation, report.strict_ranks, before.strict_ranks, strict=True):
+    for query, ranks, unchanged in zip(task.inputs.validation, report.strict_ranks, before.strict_ranks, strict=True):
         listed = [ordinals[one] for one in candidates[query.text]]
-        gold = [ordinals[inputs.generation.premises[inputs.generation.ordinal_by_text[one]].id] for one in query.gold]
+        gold = [
+            ordinals[task.inputs.generation.premises[task.inputs.generation.ordinal_by_text[one]].id]
+            for one in query.gold
+        ]
         wanted = [listed.index(one) + 1 if one in listed else UNRANKED for one in gold]
         assert ranks.tolist() == unchanged.tolist() == wanted
     assert any(rank < UNRANKED for ranks in report.strict_ranks for rank in ranks)
@@ -229,7 +231,9 @@ def test_candidates_are_the_negatives_and_what_the_validation_orders_by_score_al
 @pytest.mark.parametrize("kind", ["NONE", "RANDOM"])
 def test_negatives_may_be_refused_ones_alone_or_any_premise(make_job: MakeJob, kind: str):
     one, other = (load(make_job(negatives=kind, seed=seed, **CROSS)) for seed in (1, 1))
-    for example, first, second in zip(one.training_set.examples, one._negatives(), other._negatives(), strict=True):
+    for example, first, second in zip(
+        one.inputs.training_set.examples, one._negatives(), other._negatives(), strict=True
+    ):
         assert first.tolist() == second.tolist()
         if kind == "NONE":
             assert first.tolist() == sorted(example.refused)
@@ -239,39 +243,28 @@ def test_negatives_may_be_refused_ones_alone_or_any_premise(make_job: MakeJob, k
 
 def test_what_may_not_be_learned_from_is_no_negative(space: Space, make_job: MakeJob):
     undecided = JudgedPair(QUERIES[0], "f3", FACTS[3], "SKIPPED", "train")
-    inputs = load(make_job(pairs=[*PAIRS, undecided], held_out=[FACTS[7]], **CROSS))
-    inputs.training_set.excluded[5] = True  # as a premise that stands in dev's trees alone
-    found = inputs._negatives()
+    task = load(make_job(pairs=[*PAIRS, undecided], held_out=[FACTS[7]], **CROSS))
+    task.inputs.training_set.excluded[5] = True  # as a premise that stands in dev's trees alone
+    found = task._negatives()
     assert not {5, 7} & {n for ordinals in found for n in ordinals} - {
-        n for example in inputs.training_set.examples for n in example.refused
+        n for example in task.inputs.training_set.examples for n in example.refused
     }
-    unjudged = [n for n, one in enumerate(inputs.training_set.examples) if not {5, 7} & {*one.refused}]
+    unjudged = [n for n, one in enumerate(task.inputs.training_set.examples) if not {5, 7} & {*one.refused}]
     assert unjudged
     assert all(not {5, 7} & set(found[n]) for n in unjudged)
     assert 3 not in found[0]
 
 
-def test_the_first_premises_are_those_of_a_full_sort_without_the_one_that_is_dropped():
-    draw = np.random.default_rng(0)
-    queries, premises = (draw.normal(size=(n, 8)).astype(np.float32) for n in (300, 60))
-    dropped = [n % 60 if n % 2 else None for n in range(300)]
-    ordinals, cosines = first_of(queries, premises, 10, dropped)
-    for n, query in enumerate(queries):
-        order = [one for one in np.argsort(-(premises @ query), kind="stable") if one != dropped[n]]
-        assert ordinals[n].tolist() == order[:10]
-        assert cosines[n] == pytest.approx((premises @ query)[order[:10]], abs=1e-5)
-
-
 def test_a_score_of_nothing_leaves_the_quality_of_the_first_ranking(make_job: MakeJob, monkeypatch):
-    inputs = load(make_job(**CROSS))
-    monkeypatch.setattr(RerankingInputs, "_scored", lambda *_: np.zeros(len(VALIDATION) * 20, dtype=np.float32))
-    report, before = inputs.evaluate(inputs.encoders()), inputs.before
+    task = load(make_job(**CROSS))
+    monkeypatch.setattr(RerankingTask, "_scored", lambda *_: np.zeros(len(VALIDATION) * 20, dtype=np.float32))
+    report, before = task.evaluate(task.encoders()), task.before()
     assert report is not None
     assert before is not None
     assert report.strict.map == before.strict.map
     ordered = sorted(VALIDATION, key=lambda query: query.text)  # as a job measures them: sums are equal to the bit
-    vectors = inputs._frozen("", [query.text for query in ordered], "")
-    whole = evaluate(ordered, vectors, inputs.generation.float32(), inputs.generation.ordinal_by_text)
+    vectors = task.inputs.frozen("", [query.text for query in ordered], "")
+    whole = evaluate(ordered, vectors, task.inputs.generation.float32(), task.inputs.generation.ordinal_by_text)
     assert before.strict == whole.strict
 
 
@@ -294,17 +287,6 @@ def _broken(done: int) -> None:
         raise training.Diverged(f"the loss became nan at step {done}")
 
 
-def test_equal_premises_rank_by_insertion_at_the_edge_of_the_first_ones():
-    draw = np.random.default_rng(3)
-    queries, premises = (draw.normal(size=(n, 8)).astype(np.float32) for n in (20, 60))
-    premises[30:] = premises[:30]
-    ordinals, _ = first_of(queries, premises, 21)
-    for n, query in enumerate(queries):
-        exact = (premises.astype(np.float64) * query).sum(axis=1).astype(np.float32)
-        assert ordinals[n].tolist() == sorted(range(60), key=lambda one: (-exact[one], one))[:21]
-    assert first_of(queries, premises[:1], 20, [0] * 20)[0].shape == (20, 0)
-
-
 def test_a_base_model_in_half_precision_is_trained_in_float32(make_job: MakeJob, monkeypatch):
     from transformers import AutoConfig
 
@@ -316,15 +298,15 @@ def test_a_base_model_in_half_precision_is_trained_in_float32(make_job: MakeJob,
         return config
 
     monkeypatch.setattr(AutoConfig, "from_pretrained", half)
-    inputs = load(make_job(**CROSS))
-    assert {one.dtype for one in inputs.scorer().parameters()} == {torch.float32}
-    kept = dict(inputs.encoder().transformer.state_dict())
-    again = load_transformer(inputs.base.path, kept)
+    task = load(make_job(**CROSS))
+    assert {one.dtype for one in task.encoders().query.parameters()} == {torch.float32}
+    kept = load_file(task.inputs.base.file("model.safetensors"))
+    again = load_transformer(task.inputs.base.path, kept)
     assert {one.dtype for one in again.parameters()} == {torch.float32}
 
 
 def test_a_corpus_of_what_explains_alone_has_nothing_to_refuse(make_job: MakeJob, monkeypatch):
-    monkeypatch.setattr(RerankingInputs, "_negatives", lambda self: [np.array([], dtype=np.int64)] * len(QUERIES))
+    monkeypatch.setattr(RerankingTask, "_negatives", lambda self: [np.array([], dtype=np.int64)] * len(QUERIES))
     with pytest.raises(FailedPrecondition, match="build a larger corpus"):
         run_job(make_job(**CROSS))
 

@@ -1,14 +1,10 @@
-"""Writes encoders as checkpoints that the encoder service can load: ONNX with pooling inside, probes, lineage.
-
-With queries to measure on, an int8 model is added; with the setting, an fp16 one. Cross-encoders are written elsewhere.
-"""
+"""Exports models of torch to ONNX, and text encoders with their files. `writer.py` makes checkpoints of them."""
 
 from __future__ import annotations
 
 import copy
-import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,63 +13,37 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from aeenc.errors import FailedPrecondition
-from services.store.artifacts import Artifact, ArtifactStore
-from services.trainer.models.space import space_id_of
-from services.trainer.registry.checkpoints import FOLDER
-from services.trainer.train.encoder import QueryEncoder, TextBatches, encode, load_encoder
-from services.trainer.train.export.probes import PROBES, pretrained_meta, spec_of, write_probes
-from services.trainer.train.export.quantization import (
-    Trial,
-    add_fp16,
-    add_int8,
-    add_int8_of_premises,
-    vectors_alone,
-)
+from services.store.artifacts import ArtifactStore
+from services.trainer.models.space import pad_id_of
+from services.trainer.train.batches import Batches
+from services.trainer.train.encoder import QueryEncoder, encode, load_encoder, tensors_of
+from services.trainer.train.export.exported import PROBES, ExportedModel
+from services.trainer.train.export.writer import encoder_files, encoder_meta, spec_of, write_pretrained
 
 OPSET = 18
 MAX_WEIGHTS_BYTES = 1_900_000_000  # an ONNX file, tensors included, must stay below 2 GiB
+EXAMPLES = 3  # items that a graph is traced with
 _traced: dict[tuple[Any, ...], torch.onnx.ONNXProgram] = {}  # the last graph of this process, by architecture
 
 
-def write_checkpoint(
-    store: ArtifactStore,
-    encoder: QueryEncoder,
-    batches: TextBatches,
-    directory: Path,
-    meta: Mapping[str, Any],
-    metrics: Mapping[str, Any] | None = None,
-    trial: Trial | None = None,
-    *,
-    fp16: bool = False,
-) -> Artifact:
-    """Commits a checkpoint; config.json and tokenizer.json come from `directory`.
-
-    Without a `space_id` in `meta`, the encoder spans a space of its own, as a premise encoder does. With a `trial`, the
-    meta key `int8` holds the gate's figures, and an int8 model that passed is among the files; with `fp16`, the same
-    under that key. Raises ValueError if onnxruntime computes something other than torch.
-    """
+def exported_encoder(encoder: QueryEncoder, batches: Batches, directory: Path) -> ExportedModel:
+    """Exports an encoder of texts; config.json and tokenizer.json come from `directory`."""
     encoder = encoder.to("cpu").eval()
-    with store.writer("checkpoint", FOLDER) as writer:
-        example = batches.pad(batches.ids(PROBES[:3], ""), torch.device("cpu"))
-        model = onnx_bytes(encoder, ("input_ids", "attention_mask"), "sentence_embedding", args=example)
-        (writer.path / "model.onnx").write_bytes(model)
-        weights = {name: tensor.contiguous() for name, tensor in encoder.transformer.state_dict().items()}
-        (writer.path / "model.safetensors").write_bytes(save(weights))
-        vectors = vectors_alone(writer.path / "model.onnx", batches.ids(PROBES, ""))
-        write_probes(writer.path, directory, vectors, encode(encoder, batches, PROBES, ""))
-        if metrics is not None:
-            (writer.path / "metrics.json").write_text(json.dumps(metrics))
-        int8 = {} if trial is None else {"int8": add_int8(writer.path, trial, batches.ids(PROBES, ""))}
-        if meta["pretrained"] and encoder.spec.premise_precision == "int8":
-            int8 = add_int8_of_premises(writer.path, batches.ids(PROBES, ""), vectors)
-        half = {"fp16": add_fp16(writer.path, batches.ids(PROBES, ""), vectors)} if fp16 else {}
-        space = {} if "space_id" in meta else {"space_id": space_id_of(writer.path, encoder.spec)}
-        return writer.commit({**encoder.spec.to_meta(), **meta, **space, **int8, **half}, id_prefix="q")
+    model = onnx_bytes(encoder, "sentence_embedding", tensors_of(batches.inputs(PROBES[:EXAMPLES])))
+    weights = {name: tensor.contiguous() for name, tensor in encoder.transformer.state_dict().items()}
+    files, meta = encoder_files(directory, save(weights)), encoder_meta(directory, encoder.spec)
+    return ExportedModel(model, batches, PROBES, encode(encoder, batches, PROBES, ""), files, meta, "q")
 
 
-def onnx_bytes(
-    module: nn.Module, inputs: Sequence[str], output: str, args: tuple[Tensor, ...] = (), kwargs: Any = None
-) -> bytes:
+def export_pretrained(store: ArtifactStore, request: dict[str, Any]) -> str:
+    """Writes a base model's directory as a checkpoint and returns its version."""
+    directory = Path(request["directory"])
+    spec = spec_of(directory, request)
+    batches = Batches.of(directory, spec, pad_id_of(directory))
+    return write_pretrained(store, exported_encoder(load_encoder(directory, spec), batches, directory), request)
+
+
+def onnx_bytes(module: nn.Module, output: str, inputs: Mapping[str, Tensor]) -> bytes:
     """Exports a module over (batch, length) inputs, without the exporter's stack traces, which hold local paths.
 
     Tracing takes seconds, and depends on the architecture alone: a second module of one that this process has traced
@@ -86,12 +56,12 @@ def onnx_bytes(
             f"the model has {weights_bytes:,} bytes of weights, an ONNX file holds {MAX_WEIGHTS_BYTES:,}; choose a "
             "smaller one"
         )
-    key = (_architecture(module), *inputs, output, *(tuple(one.shape) for one in (*args, *(kwargs or {}).values())))
+    key = (_architecture(module), output, *((name, tuple(one.shape)) for name, one in inputs.items()))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter warns about its own internals
         if key not in _traced:
             _traced.clear()  # one graph: it holds the weights that it was traced with
-            _traced[key] = _trace(module, inputs, output, args, kwargs)
+            _traced[key] = _trace(module, output, inputs)
         program = copy.copy(_traced[key])
         program.model = program.model.clone()  # also the first time: the copy numbers its values anew
         program.apply_weights({**module.state_dict(), **dict(module.named_buffers())})
@@ -116,14 +86,11 @@ def _architecture(module: nn.Module) -> str:
     return f"{module!r} {own} {told} {weights}"
 
 
-def _trace(
-    module: nn.Module, inputs: Sequence[str], output: str, args: tuple[Tensor, ...], kwargs: Any
-) -> torch.onnx.ONNXProgram:
+def _trace(module: nn.Module, output: str, inputs: Mapping[str, Tensor]) -> torch.onnx.ONNXProgram:
     shape = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
     program = torch.onnx.export(
         module,
-        args,
-        kwargs=kwargs,
+        kwargs=dict(inputs),
         input_names=list(inputs),
         output_names=[output],
         dynamic_shapes=dict.fromkeys(inputs, shape),
@@ -134,16 +101,3 @@ def _trace(
     )
     assert program is not None
     return program
-
-
-def export_pretrained(store: ArtifactStore, request: dict[str, Any]) -> str:
-    """Writes a base model's directory as a checkpoint and returns its version.
-
-    It is the premise encoder of its space and the first query encoder.
-    """
-    directory = Path(request["directory"])
-    spec = spec_of(directory, request)
-    meta = pretrained_meta(directory, spec, request["base_model"])
-    batches = TextBatches(directory, spec, meta["pad_id"])
-    encoder, fp16 = load_encoder(directory, spec), request.get("fp16", False)
-    return write_checkpoint(store, encoder, batches, directory, meta, fp16=fp16).id

@@ -1,4 +1,4 @@
-"""Loads a published cross-encoder, and writes one as a checkpoint: an ONNX model from a query and a premise to a score.
+"""Loads a published cross-encoder, and exports one: an ONNX model from a query and a premise to a score.
 
 The score of a model with one label is the raw logit, without the sigmoid that some libraries apply: it would keep the
 ranking, but near 0 and 1 round different scores to the same number.
@@ -8,40 +8,28 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from aeenc.errors import FailedPrecondition
-from services.store.artifacts import Artifact, ArtifactStore
+from services.store.artifacts import ArtifactStore
 from services.store.files import sha256_of
 from services.trainer.models.base_model import check_labels
 from services.trainer.models.space import pad_id_of
-from services.trainer.registry.checkpoints import CROSS_ENCODER, FOLDER
-from services.trainer.train.export.checkpoint import onnx_bytes
-from services.trainer.train.export.probes import PROBES
-from services.trainer.train.export.quantization import (
-    MAX_MAP_LOSS,
-    PROBES_FILE,
-    Int8Gate,
-    add_gated,
-    session_of,
-)
+from services.trainer.registry.checkpoints import CROSS_ENCODER
+from services.trainer.train.batches import Batches, Pair
+from services.trainer.train.encoder import tensors_of
+from services.trainer.train.export.checkpoint import EXAMPLES, onnx_bytes
+from services.trainer.train.export.exported import PROBES, ExportedModel
+from services.trainer.train.export.writer import write_checkpoint
 
 MAX_TOKENS = 512
 MIN_TOKENS = 8
-TOGETHER = 32  # pairs of the int8 gate, scored at once
-MAX_DIFFERENCE = 1e-4  # between onnxruntime and torch, of scores up to 1; relative beyond
-EXAMPLES = 3
-
-Pair = tuple[str, str]
 
 
 class PairScorer(nn.Module):
@@ -62,88 +50,6 @@ class PairScorer(nn.Module):
         return self.logits(input_ids, attention_mask, token_type_ids)[:, 0]
 
 
-class PairBatches:
-    """A cross-encoder's tokenizer: turns pairs into padded tensors, cut at the model's maximum, longer text first."""
-
-    def __init__(self, tokenizer: Tokenizer, max_tokens: int, pad_id: int, *, typed: bool) -> None:
-        self._tokenizer, self.max_tokens, self.pad_id, self.typed = tokenizer, max_tokens, pad_id, typed
-        self._tokenizer.no_padding()
-        self._tokenizer.enable_truncation(max_tokens)
-
-    def to_json(self) -> str:
-        """Serialises the tokenizer without its limits."""
-        kept = Tokenizer.from_str(self._tokenizer.to_str())
-        kept.no_truncation()
-        return str(kept.to_str())
-
-    def fits(self, pair: Pair) -> bool:
-        """Tells whether a pair fits uncut."""
-        return not self._tokenizer.encode(*pair).overflowing
-
-    def tensors(self, pairs: Sequence[Pair]) -> dict[str, Tensor]:
-        """Builds the model's inputs, (batch, longest) each."""
-        encodings: list[Encoding] = self._tokenizer.encode_batch(list(pairs))
-        length = max(len(encoding.ids) for encoding in encodings)
-
-        def padded(name: str, filler: int) -> Tensor:
-            rows = [getattr(encoding, name) for encoding in encodings]
-            return torch.tensor([row + [filler] * (length - len(row)) for row in rows], dtype=torch.int64)
-
-        tensors = {"input_ids": padded("ids", self.pad_id), "attention_mask": padded("attention_mask", 0)}
-        return {**tensors, "token_type_ids": padded("type_ids", 0)} if self.typed else tensors
-
-
-@dataclass(frozen=True)
-class PairTrial:
-    """The data of the int8 gate: `pairs` of so many `queries`, fp32's strict MAP, and that of scores (pairs,).
-
-    The recipes and the bound on MAP are those of encoders; scores have no cosine to compare.
-    """
-
-    pairs: Sequence[Pair]
-    queries: int
-    fp32_map: float
-    map_of: Callable[[NDArray[np.float32]], float]
-
-    def add_int8(self, directory: Path, batches: PairBatches, probes: Sequence[Pair]) -> dict[str, Any]:
-        """Adds an int8 model and its probes' scores if they pass, as `add_gated` does."""
-
-        def gate(path: Path) -> Int8Gate:
-            measured = self._gate(_scored(path, batches, self.pairs, TOGETHER))
-            if measured.passed:
-                np.save(directory / PROBES_FILE, _scored(path, batches, probes, 1), allow_pickle=False)
-            return measured
-
-        return add_gated(directory, gate, self.queries)
-
-    def _gate(self, scores: NDArray[np.float32]) -> Int8Gate:
-        if not np.isfinite(scores).all():
-            return Int8Gate(False, None, None, None, self.queries, "a score of the int8 model is not finite")
-        loss = self.fp32_map - self.map_of(scores)
-        reason = f"MAP falls by {loss:.4f}, more than {MAX_MAP_LOSS:g}" if loss > MAX_MAP_LOSS else ""
-        return Int8Gate(not reason, loss, None, None, self.queries, reason)
-
-
-def _scored(path: Path, batches: PairBatches, pairs: Sequence[Pair], together: int) -> NDArray[np.float32]:
-    """Scores pairs (pairs,) by an exported model, those of similar length together, on this process's threads."""
-    session = session_of(path, torch.get_num_threads())
-    order = sorted(range(len(pairs)), key=lambda n: sum(map(len, pairs[n])))
-    scores = np.empty(len(pairs), dtype=np.float32)
-    for start in range(0, len(order), together):
-        part = order[start : start + together]
-        tensors = batches.tensors([pairs[n] for n in part])
-        feeds = {put.name: tensors[put.name].numpy() for put in session.get_inputs()}
-        scores[part] = session.run(["score"], feeds)[0]
-    return scores
-
-
-def scores_of(artifact: Artifact, pairs: Sequence[Pair]) -> NDArray[np.float32]:
-    """Scores pairs (pairs,) by a published cross-encoder in float32, each cut as it is when served."""
-    tokenizer = Tokenizer.from_file(str(artifact.file("tokenizer.json")))
-    batches = PairBatches(tokenizer, artifact.meta["max_tokens"], artifact.meta["pad_id"], typed=True)
-    return _scored(artifact.file("model.onnx"), batches, pairs, TOGETHER)
-
-
 def export_cross_encoder(store: ArtifactStore, request: dict[str, Any]) -> str:
     """Writes a cross-encoder's directory as a checkpoint and returns its version.
 
@@ -158,32 +64,24 @@ def export_cross_encoder(store: ArtifactStore, request: dict[str, Any]) -> str:
         "validation_map": 0.0,
         "lineage": {
             "base_model": request["base_model"],
-            "weights_sha256": sha256_of(
-                directory / "model.safetensors"
-            ),  # the checkpoint has its weights only in the ONNX file
+            # The checkpoint has its weights only in the ONNX file.
+            "weights_sha256": sha256_of(directory / "model.safetensors"),
         },
     }
     config = (directory / "config.json").read_text(encoding="utf-8")
-    return write_cross_encoder(store, PairScorer(model), pair_batches(directory, model), config, meta).id
+    return write_checkpoint(
+        store, exported_cross_encoder(PairScorer(model), pair_batches(directory, model), config), meta
+    ).id
 
 
-def write_cross_encoder(
-    store: ArtifactStore,
-    scorer: PairScorer,
-    batches: PairBatches,
-    config: str,
-    meta: Mapping[str, Any],
-    metrics: Mapping[str, Any] | None = None,
-    trial: PairTrial | None = None,
-) -> Artifact:
-    """Commits the checkpoint of a cross-encoder; `config` is the text of its config.json.
-
-    With a `trial`, the meta key `int8` holds the gate's figures, and an int8 model that passed is among the files.
-    Raises ValueError if onnxruntime computes something other than torch.
-    """
+def exported_cross_encoder(scorer: PairScorer, batches: Batches, config: str) -> ExportedModel:
+    """Exports a cross-encoder; `config` is the text of its config.json."""
     scorer = scorer.to("cpu").eval()
-    probes = _probe_pairs(batches)
-    of_pairs = {
+    probes, longest = _probe_pairs(batches), (" ".join(PROBES), " ".join(PROBES * 8))
+    model = onnx_bytes(scorer, "score", tensors_of(batches.inputs(probes[:EXAMPLES])))
+    with torch.inference_mode():
+        scores = [scorer(**tensors_of(batches.inputs([pair]))).numpy() for pair in (*probes, longest)]
+    meta = {
         "model_type": CROSS_ENCODER,
         "space_id": CROSS_ENCODER,
         "dim": 1,
@@ -192,26 +90,16 @@ def write_cross_encoder(
         "query_prefix": "",
         "premise_prefix": "",
     }
-    with store.writer("checkpoint", FOLDER) as writer:
-        example = batches.tensors(probes[:EXAMPLES])
-        (writer.path / "model.onnx").write_bytes(onnx_bytes(scorer, list(example), "score", kwargs=example))
-        (writer.path / "config.json").write_text(config, encoding="utf-8")
-        (writer.path / "tokenizer.json").write_text(batches.to_json(), encoding="utf-8")
-        scores = _probe(writer.path / "model.onnx", scorer, batches, probes)
-        (writer.path / "probes.json").write_text(json.dumps({"pairs": probes}))
-        np.save(writer.path / "probes.npy", scores, allow_pickle=False)
-        if metrics is not None:
-            (writer.path / "metrics.json").write_text(json.dumps(metrics))
-        int8 = {} if trial is None else {"int8": trial.add_int8(writer.path, batches, probes)}
-        return writer.commit({**meta, **of_pairs, **int8}, id_prefix="x")
+    files = {"config.json": config.encode(), "tokenizer.json": batches.to_json().encode()}
+    return ExportedModel(model, batches, probes, np.concatenate(scores), files, meta, "x", further=(longest,))
 
 
-def pair_batches(directory: Path, model: nn.Module) -> PairBatches:
+def pair_batches(directory: Path, model: nn.Module) -> Batches:
     """Loads a directory's tokenizer for the pairs of a model."""
     tokenizer = load_tokenizer(directory)
     max_tokens = _max_tokens(directory, model, tokenizer)
     typed = _has_types(model, tokenizer)
-    return PairBatches(tokenizer.backend_tokenizer, max_tokens, pad_id_of(directory), typed=typed)
+    return Batches(tokenizer.backend_tokenizer, max_tokens, pad_id_of(directory), typed=typed)
 
 
 def load_cross_encoder(directory: Path, name: str) -> nn.Module:
@@ -275,7 +163,7 @@ def _max_tokens(directory: Path, model: Any, tokenizer: Any) -> int:
     return min(limits)
 
 
-def _probe_pairs(batches: PairBatches) -> list[Pair]:
+def _probe_pairs(batches: Batches) -> list[Pair]:
     """Builds sixteen pairs of short and long texts, shortened until they fit uncut."""
     pairs = []
     for n, query in enumerate(PROBES):
@@ -285,30 +173,3 @@ def _probe_pairs(batches: PairBatches) -> list[Pair]:
             texts[texts.index(longer)] = " ".join(longer.split()[: len(longer.split()) // 2])
         pairs.append((texts[0], texts[1]))
     return pairs
-
-
-def _probe(path: Path, scorer: PairScorer, batches: PairBatches, pairs: Sequence[Pair]) -> Any:
-    """Scores each pair alone with onnxruntime, (n,) float32: the reference for the encoder service.
-
-    Raises ValueError if torch computes something else, alone, in a padded batch, or at the maximum length.
-    """
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-
-    def run(some: Sequence[Pair]) -> Any:
-        feeds = {name: tensor.numpy() for name, tensor in batches.tensors(some).items()}
-        return session.run(["score"], feeds)[0]
-
-    longest = (" ".join(PROBES), " ".join(PROBES * 8))
-    tried = [longest, *pairs]
-    alone = np.concatenate([run([pair]) for pair in tried]).astype(np.float32)
-    together = run(tried[:EXAMPLES])
-    with torch.inference_mode():
-        expected = np.concatenate([scorer(**batches.tensors([pair])).numpy() for pair in tried])
-    for name, scores in (("alone", alone), ("in a batch", together)):
-        wanted = expected[: len(scores)]
-        difference = np.abs(scores - wanted) / np.maximum(1.0, np.abs(wanted))
-        if not (difference <= MAX_DIFFERENCE).all():  # NaN fails this too
-            raise ValueError(f"the exported model differs from the original {name} by {difference.max():.2g}")
-    return alone[1:]

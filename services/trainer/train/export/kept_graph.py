@@ -12,24 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from services.corpus.arrays import map_array
 from services.store.artifacts import ArtifactStore
 from services.trainer.models.base_model import DEFAULT_NAME
-from services.trainer.registry.checkpoints import FOLDER
-from services.trainer.train.export.probes import PROBES, pretrained_meta, spec_of, write_probes
-from services.trainer.train.export.quantization import add_int8_of_premises, vectors_alone
+from services.trainer.train.batches import Batches
+from services.trainer.train.export.exported import PROBES, ExportedModel
+from services.trainer.train.export.writer import encoder_files, encoder_meta, spec_of, write_pretrained
 
 GRAPH = Path(__file__).with_name(f"{DEFAULT_NAME}.onnx")  # without weights; initializers name their tensors
 EXPECTED = GRAPH.with_suffix(".npy")  # the probes' vectors by torch, (16, dim)
 TRANSPOSED = ":transposed"
+LEAST_TOKENS = 128  # of a text: no probe is cut, as none was for `EXPECTED`
 
 
 def is_kept(request: Mapping[str, Any]) -> bool:
     """Whether the kept graph is that of a request to export a base model."""
     usual = request.get("pooling", "") in {"", "mean"} and not request.get("fp16", False)
-    return usual and request["base_model"] == DEFAULT_NAME
+    return usual and request["base_model"] == DEFAULT_NAME and request["max_tokens"] >= LEAST_TOKENS
 
 
 def export_kept(store: ArtifactStore, request: Mapping[str, Any]) -> str:
@@ -43,18 +43,11 @@ def export_kept(store: ArtifactStore, request: Mapping[str, Any]) -> str:
     spec = spec_of(directory, request)
     tensors = load_file(directory / "model.safetensors")
     weights = {name: tensor for name, tensor in tensors.items() if tensor.dtype.kind == "f"}  # not `position_ids`
-    with store.writer("checkpoint", FOLDER) as writer:
-        (writer.path / "model.onnx").write_bytes(with_weights(GRAPH.read_bytes(), weights))
-        (writer.path / "model.safetensors").write_bytes(save(weights))
-        tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-        tokenizer.no_padding()
-        ids = [encoding.ids for encoding in tokenizer.encode_batch(PROBES)]  # none is cut
-        vectors = vectors_alone(writer.path / "model.onnx", ids)
-        write_probes(writer.path, directory, vectors, map_array(EXPECTED))
-        meta = pretrained_meta(directory, spec, request["base_model"])
-        if spec.premise_precision == "int8":
-            meta |= add_int8_of_premises(writer.path, ids, vectors)
-        return writer.commit({**spec.to_meta(), **meta}, id_prefix="q").id
+    meta, files = encoder_meta(directory, spec), encoder_files(directory, save(weights))
+    batches, model = Batches.of(directory, spec, meta["pad_id"]), with_weights(GRAPH.read_bytes(), weights)
+    return write_pretrained(
+        store, ExportedModel(model, batches, PROBES, map_array(EXPECTED), files, meta, "q"), request
+    )
 
 
 def with_weights(graph: bytes, weights: Mapping[str, np.ndarray[Any, Any]]) -> bytes:

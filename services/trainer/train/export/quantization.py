@@ -1,7 +1,8 @@
 """int8 and fp16 beside fp32: reduces an exported model, and keeps the result only if it passes a gate.
 
-int8 is gated by strict MAP and cosines on judged queries, fp16 by cosines of the probes. Callers may choose either;
-premises, sampling, training and evaluation use fp32. Neither recipe of int8 lets a text's neighbours change its vector.
+int8 is gated by strict MAP on judged queries and, of vectors, by cosines; fp16 by cosines of the probes. Callers may
+choose either; premises, sampling, training and evaluation use fp32. Neither recipe of int8 lets a text's neighbours
+change its vector.
 """
 
 from __future__ import annotations
@@ -9,22 +10,17 @@ from __future__ import annotations
 import logging
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aeenc.errors import FailedPrecondition
-from services.trainer.evaluation.protocol import EvaluationQuery, evaluate
-from services.trainer.evaluation.ranking import Matrix
-
-if TYPE_CHECKING:
-    from onnxruntime import InferenceSession
+from services.trainer.train.batches import Batches, Item
+from services.trainer.train.export.exported import Outputs, outputs_of
 
 FILE = "model.int8.onnx"
 PROBES_FILE = "probes.int8.npy"
@@ -37,8 +33,6 @@ Recipe = Literal["rowwise", "blockwise"]
 # closer to fp32 and takes about half more time (docs/experiments/encoder.md).
 RECIPES: tuple[Recipe, ...] = ("rowwise", "blockwise")
 BLOCK = 128
-# onnxruntime's fused kernel is slower on a CPU than the two operators that it replaces.
-DISABLED_OPTIMIZERS = ["SkipLayerNormFusion"]
 FP16_FILE = "model.fp16.onnx"
 FP16_MIN_COSINE = 0.999  # the encoder demands it when it loads the file
 DECIMALS = 6
@@ -62,71 +56,54 @@ class Int8Gate:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """Data of the int8 gate: distinct queries with their token ids, and the frozen premises (n, dim)."""
+class Int8Trial:
+    """What the int8 model of a checkpoint is judged by: `items`, of so many `queries`, and the strict MAP they give.
 
-    queries: Sequence[EvaluationQuery]
-    ids: Sequence[Sequence[int]]
-    premises: Matrix
-    ordinal_by_text: Mapping[str, int]
-
-
-def add_int8(directory: Path, trial: Trial, probe_ids: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Adds an encoder's int8 model and its probe vectors if they pass, as `add_gated` does."""
-    expected = vectors_alone(directory / "model.onnx", trial.ids)
-
-    def gate(path: Path) -> Int8Gate:
-        found = vectors_alone(path, trial.ids)
-        measured = int8_gate(trial.queries, expected, found, trial.premises, trial.ordinal_by_text)
-        if measured.passed:
-            np.save(directory / PROBES_FILE, vectors_alone(path, probe_ids), allow_pickle=False)
-        return measured
-
-    return add_gated(directory, gate, len(trial.queries))
-
-
-def add_int8_of_premises(
-    directory: Path, probe_ids: Sequence[Sequence[int]], expected: NDArray[np.float32]
-) -> dict[str, Any]:
-    """Adds the int8 model that is to encode a space's premises, and its probe vectors; returns the gate's figures.
-
-    Nobody has judged anything in a new space, so the gate has cosines alone: of the probes to fp32's `expected`. Raises
-    FailedPrecondition where no recipe passes.
+    `fp32_map` is that of fp32, where it is known; otherwise it is measured, and so are cosines. `together` and
+    `threads` are those of `outputs_of`. `of_premises`: it is to encode the premises of a new space, of which nobody has
+    judged anything, and there is no checkpoint without it.
     """
 
-    def gate(path: Path) -> Int8Gate:
-        vectors = vectors_alone(path, probe_ids)
-        np.save(directory / PROBES_FILE, vectors, allow_pickle=False)
-        return int8_gate((), expected, vectors)
-
-    meta = add_gated(directory, gate, 0)
-    if not meta["passed"]:
-        raise FailedPrecondition(
-            f"premises cannot be int8 with this base model: {meta['reason']}; unset AEENC_TRAINER_PREMISE_PRECISION"
-        )
-    return {"int8": meta}
+    items: Sequence[Item]
+    queries: int = 0
+    map_of: Callable[[Outputs], float] | None = None
+    fp32_map: float | None = None
+    together: int = 1
+    threads: int = 1
+    of_premises: bool = False
 
 
-def add_gated(directory: Path, gate_of: Callable[[Path], Int8Gate], queries: int) -> dict[str, Any]:
-    """Adds an int8 model beside `model.onnx` if a recipe passes its gate, which writes the probes' outputs then.
+def add_int8(directory: Path, batches: Batches, probes: Sequence[Item], trial: Int8Trial) -> dict[str, Any]:
+    """Adds an int8 model beside `model.onnx`, and its outputs of the probes, if a recipe passes the gate.
 
-    Returns the gate's figures. Tries slower recipes as long as none passes. Never raises for int8's sake: the fp32
-    model alone is a whole checkpoint.
+    Returns the gate's figures. Tries slower recipes as long as none passes. Never raises for int8's sake, as the fp32
+    model alone is a whole checkpoint, but FailedPrecondition where premises need it.
     """
+
+    def outputs(file: str) -> Outputs:
+        return outputs_of(directory / file, batches, trial.items, together=trial.together, threads=trial.threads)
+
+    expected = outputs("model.onnx") if trial.fp32_map is None else None
     meta: dict[str, Any] = {}
     for recipe in RECIPES:
         try:
             quantize(directory / "model.onnx", directory / FILE, recipe)
-            gate = gate_of(directory / FILE)
+            gate = int8_gate(trial, outputs(FILE), expected)
+            if gate.passed:
+                np.save(directory / PROBES_FILE, outputs_of(directory / FILE, batches, probes), allow_pickle=False)
         except Exception as error:  # noqa: BLE001 - the fp32 checkpoint is published whatever fails here
             traceback.print_exc(file=sys.stderr)
             reason = f"the quantisation failed ({type(error).__name__}); the trainer's log has it"
-            gate = Int8Gate(False, None, None, None, queries, reason)
+            gate = Int8Gate(False, None, None, None, trial.queries, reason)
         meta = gate.to_meta(recipe)
         if gate.passed:
             return meta
         for name in (FILE, PROBES_FILE):
             (directory / name).unlink(missing_ok=True)
+    if trial.of_premises:
+        raise FailedPrecondition(
+            f"premises cannot be int8 with this base model: {meta['reason']}; unset AEENC_TRAINER_PREMISE_PRECISION"
+        )
     return meta
 
 
@@ -153,56 +130,26 @@ def quantize(fp32_path: Path, int8_path: Path, recipe: Recipe = "rowwise") -> No
     partial.rename(int8_path)
 
 
-def int8_gate(
-    queries: Sequence[EvaluationQuery],
-    fp32_vectors: NDArray[np.float32],
-    int8_vectors: NDArray[np.float32],
-    premises: Matrix | None = None,
-    ordinal_by_text: Mapping[str, int] = MappingProxyType({}),
-) -> Int8Gate:
-    """Compares unit vectors (q, dim) of the same distinct texts: cosines, and the strict MAP of queries over premises.
+def int8_gate(trial: Int8Trial, found: Outputs, expected: Outputs | None) -> Int8Gate:
+    """Compares the outputs of the int8 model with those `expected` by fp32: cosines of vectors, and their strict MAP.
 
-    Without premises (n, dim) it compares the cosines alone.
+    Without `expected` it compares the MAP alone, with the known one.
     """
-    if not np.isfinite(int8_vectors).all():
-        return Int8Gate(False, None, None, None, len(queries), "a vector of the int8 model is not finite")
-    loss = None
-    if premises is not None:
-        before, after = (
-            evaluate(queries, vectors, premises, ordinal_by_text).strict.map for vectors in (fp32_vectors, int8_vectors)
-        )
-        loss = before - after
-    norms = np.linalg.norm(fp32_vectors, axis=1) * np.linalg.norm(int8_vectors, axis=1)
-    cosines = np.einsum("qd,qd->q", fp32_vectors, int8_vectors) / np.maximum(norms, 1e-12)
-    mean, least = float(cosines.mean()), float(cosines.min())
-    reasons = [
-        *([f"MAP falls by {loss:.4f}, more than {MAX_MAP_LOSS:g}"] if loss is not None and loss > MAX_MAP_LOSS else []),
-        *([f"the mean cosine to fp32 is {mean:.4f}, below {MIN_COSINE_MEAN:g}"] if mean < MIN_COSINE_MEAN else []),
-        *([f"the least cosine to fp32 is {least:.4f}, below {MIN_COSINE:g}"] if least < MIN_COSINE else []),
-    ]
-    return Int8Gate(not reasons, loss, mean, least, len(queries), "; ".join(reasons))
-
-
-def vectors_alone(path: Path, ids: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-    """Encodes each text alone and unpadded with onnxruntime on the CPU, (n, dim)."""
-    session = session_of(path, threads=1)  # the same sums in the same order on every machine with this CPU
-    rows = []
-    for tokens in ids:
-        feeds = {"input_ids": np.array([tokens]), "attention_mask": np.ones((1, len(tokens)), dtype=np.int64)}
-        rows.append(session.run(["sentence_embedding"], feeds)[0][0])
-    return np.stack(rows)
-
-
-def session_of(path: Path, threads: int) -> InferenceSession:
-    """Opens an exported model on the CPU, as the encoder service does."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(
-        path, options, providers=["CPUExecutionProvider"], disabled_optimizers=DISABLED_OPTIMIZERS
-    )
+    if not np.isfinite(found).all():
+        return Int8Gate(False, None, None, None, trial.queries, "an output of the int8 model is not finite")
+    loss, mean, least = None, None, None
+    reasons = []
+    if trial.map_of is not None:
+        before = trial.map_of(expected) if expected is not None else trial.fp32_map or 0.0
+        loss = before - trial.map_of(found)
+        reasons += [f"MAP falls by {loss:.4f}, more than {MAX_MAP_LOSS:g}"] if loss > MAX_MAP_LOSS else []
+    if expected is not None:
+        norms = np.linalg.norm(expected, axis=1) * np.linalg.norm(found, axis=1)
+        cosines = np.einsum("qd,qd->q", expected, found) / np.maximum(norms, 1e-12)
+        mean, least = float(cosines.mean()), float(cosines.min())
+        for name, cosine, bound in (("mean", mean, MIN_COSINE_MEAN), ("least", least, MIN_COSINE)):
+            reasons += [f"the {name} cosine to fp32 is {cosine:.4f}, below {bound:g}"] if cosine < bound else []
+    return Int8Gate(not reasons, loss, mean, least, trial.queries, "; ".join(reasons))
 
 
 @contextmanager
@@ -215,8 +162,8 @@ def _quiet() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-def add_fp16(directory: Path, probe_ids: Sequence[Sequence[int]], expected: NDArray[np.float32]) -> dict[str, Any]:
-    """Adds an fp16 model beside `model.onnx` if its probe vectors are close to the `expected`, (n, dim) both.
+def add_fp16(directory: Path, batches: Batches, probes: Sequence[Item], expected: Outputs) -> dict[str, Any]:
+    """Adds an fp16 model beside `model.onnx` if its vectors of the probes are close to the `expected` ones.
 
     Returns the figures. Never raises for fp16's sake: the fp32 model alone is a whole checkpoint.
     """
@@ -224,7 +171,7 @@ def add_fp16(directory: Path, probe_ids: Sequence[Sequence[int]], expected: NDAr
     least, reason = None, ""
     try:
         _halve(directory / "model.onnx", path)
-        found = vectors_alone(path, probe_ids)
+        found = outputs_of(path, batches, probes)
         least = round(float(np.einsum("nd,nd->n", found, expected).min()), DECIMALS)
         if not least >= FP16_MIN_COSINE:  # NaN fails this too
             reason = f"the least cosine to fp32 is {least:.4f}, below {FP16_MIN_COSINE:g}"

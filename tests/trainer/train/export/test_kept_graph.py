@@ -8,13 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from services.encoder.rollout.loading import LoadOptions, load_model
+from services.encoder.runtime.onnx_session import CPU, Placement
+from services.store.artifacts import ArtifactStore
 from services.trainer.models.base_model import DEFAULT_NAME, DEFAULT_PACKAGE, find_base_model
 from services.trainer.train.export.kept_graph import is_kept, with_weights, without_weights
-from services.trainer.train.export.probes import PROBES, write_probes
 from support.worlds.trainer_world import Space
 
 # Exports the default as the trainer's child does, and tells what became of it.
@@ -40,29 +41,25 @@ def test_a_graph_gets_back_the_weights_that_were_taken_out_of_it(space: Space) -
 
 
 @pytest.mark.skipif(importlib.util.find_spec(DEFAULT_PACKAGE) is None, reason=f"{DEFAULT_PACKAGE} is not installed")
-def test_the_first_start_exports_the_default_model_without_torch(tmp_path: Path) -> None:
-    options = {"max_tokens": 256, "query_prefix": "", "premise_prefix": "", "pooling": ""}
+@pytest.mark.parametrize(("max_tokens", "by_torch"), [(128, False), pytest.param(64, True, marks=pytest.mark.slow)])
+def test_the_first_start_exports_the_default_model_without_torch_unless_probes_are_cut(
+    tmp_path: Path, max_tokens: int, by_torch: bool
+) -> None:
+    options = {"max_tokens": max_tokens, "query_prefix": "", "premise_prefix": "", "pooling": ""}
     directory = str(find_base_model(DEFAULT_NAME))
     request = {"artifacts_dir": str(tmp_path), "directory": directory, "base_model": DEFAULT_NAME, **options}
     command = [sys.executable, "-c", _EXPORT, json.dumps(request)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    version, *imported = json.loads(done.stdout)
-    assert imported == [False, False]
-    files = tmp_path / "checkpoints" / version
-    assert np.load(files / "probes.npy").shape == (len(PROBES), 384)
-    assert json.loads((files / "manifest.json").read_bytes())["meta"]["pretrained"] is True
+    version, *imported = json.loads(done.stdout.splitlines()[-1])
+    assert imported == [by_torch, by_torch]
+    artifact = ArtifactStore(tmp_path).open("checkpoints", version)
+    assert artifact.meta["pretrained"] is True
+    load_model(artifact, LoadOptions(2**30, Placement([CPU])), space_id=artifact.meta["space_id"], dim=384)
 
 
 def test_only_the_default_as_published_has_a_kept_graph() -> None:
-    usual = {"base_model": DEFAULT_NAME}
+    usual = {"base_model": DEFAULT_NAME, "max_tokens": 256}
     assert is_kept(usual)
     assert is_kept({**usual, "pooling": "mean"})
-    for other in ({"pooling": "cls"}, {"fp16": True}, {"base_model": "/models/mine"}):
+    for other in ({"pooling": "cls"}, {"fp16": True}, {"base_model": "/models/mine"}, {"max_tokens": 64}):
         assert not is_kept({**usual, **other})
-
-
-def test_a_model_that_computes_other_vectors_than_torch_is_not_published(tmp_path: Path) -> None:
-    vectors = np.ones((len(PROBES), 4), dtype=np.float32)
-    with pytest.raises(ValueError, match=r"differs from the trained one by 0\.01; it is not published"):
-        write_probes(tmp_path, tmp_path, vectors, vectors + np.float32(0.01))
-    assert not list(tmp_path.iterdir())

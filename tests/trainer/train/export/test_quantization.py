@@ -19,18 +19,10 @@ from services.trainer.evaluation.protocol import EvaluationQuery, evaluate
 from services.trainer.jobs.files import JobFiles
 from services.trainer.models.space import SpaceSpec
 from services.trainer.train import loop as training
-from services.trainer.train.encoder import TextBatches
+from services.trainer.train.batches import Batches
 from services.trainer.train.export import quantization
-from services.trainer.train.export.probes import PROBES
-from services.trainer.train.export.quantization import (
-    Int8Gate,
-    Recipe,
-    Trial,
-    add_int8,
-    int8_gate,
-    quantize,
-    vectors_alone,
-)
+from services.trainer.train.export.exported import PROBES, outputs_of
+from services.trainer.train.export.quantization import Int8Gate, Int8Trial, Recipe, add_int8, int8_gate, quantize
 from services.trainer.train.job import run_job
 from support.worlds.trainer_world import FACTS, VALIDATION, MakeJob, Space
 
@@ -50,7 +42,12 @@ def turned(angle_cosine: float, towards: int = 5) -> np.ndarray:
 
 def gate(fp32: list[np.ndarray], int8: list[np.ndarray]) -> Int8Gate:
     queries = [EvaluationQuery(f"q{n}", ("p0",)) for n in range(len(fp32))]
-    return int8_gate(queries, np.stack(fp32), np.stack(int8), PREMISES, ORDINALS)
+    return int8_gate(trial_of(queries, PREMISES, ORDINALS), np.stack(int8), np.stack(fp32))
+
+
+def trial_of(queries: list[EvaluationQuery], premises: np.ndarray, ordinals: dict[str, int]) -> Int8Trial:
+    texts = [query.text for query in queries]
+    return Int8Trial(texts, len(texts), lambda found: evaluate(queries, found, premises, ordinals).strict.map)
 
 
 def test_figures_within_their_bounds_pass_and_are_what_their_names_say():
@@ -109,10 +106,10 @@ def test_quantising_twice_gives_the_same_bytes_and_leaves_nothing_else(space: Sp
 def test_neighbours_and_padding_do_not_change_a_vector(space: Space, tmp_path: Path, recipe: Recipe):
     artifact = space.store.open("checkpoints", space.version)
     quantize(artifact.file("model.onnx"), tmp_path / "int8", recipe)
-    ids = TextBatches(artifact.path, SpaceSpec.of_meta(artifact.meta), 0).ids(PROBES, "")
+    batches = Batches.of(artifact.path, SpaceSpec.of_meta(artifact.meta), 0)
     runner = PaddedRunner(open_session(tmp_path / "int8", Placement([CPU]), "sentence_embedding"), pad_id=0, dim=32)
-    together = runner.run([Tokens(one) for one in ids])
-    assert np.abs(together - vectors_alone(tmp_path / "int8", ids)).max() <= 1e-5
+    together = runner.run([Tokens(one) for one in batches.ids(PROBES)])
+    assert np.abs(together - outputs_of(tmp_path / "int8", batches, PROBES)).max() <= 1e-5
 
 
 def test_no_pair_of_products_leaves_16_bits_so_processors_without_vnni_do_not_saturate(space: Space, tmp_path: Path):
@@ -156,15 +153,15 @@ def test_a_model_that_passes_is_in_the_checkpoint_with_its_probes_and_figures(sp
     assert (meta["passed"], meta["queries"], meta["reason"], meta["recipe"]) == (True, 8, "", "rowwise")
     assert set(artifact.files) >= INT8_FILES
     spec = SpaceSpec.of_meta(artifact.meta)
-    batches = TextBatches(artifact.path, spec, 0)
+    batches = Batches.of(artifact.path, spec, 0)
     probes = np.load(artifact.file("probes.int8.npy"), allow_pickle=False)
     assert probes.shape == (16, 32)
-    assert np.array_equal(probes, vectors_alone(artifact.file("model.int8.onnx"), batches.ids(PROBES, "")))
+    assert np.array_equal(probes, outputs_of(artifact.file("model.int8.onnx"), batches, PROBES))
     assert not np.array_equal(probes, np.load(artifact.file("probes.npy"), allow_pickle=False))
 
     generation = open_generation(space.store, files.plan().config.corpus, files.plan().generation)
-    ids = batches.ids([query.text for query in VALIDATION], "")
-    fp32, int8 = (vectors_alone(artifact.file(name), ids) for name in ("model.onnx", "model.int8.onnx"))
+    texts = [query.text for query in VALIDATION]
+    fp32, int8 = (outputs_of(artifact.file(name), batches, texts) for name in ("model.onnx", "model.int8.onnx"))
     maps = [
         evaluate(VALIDATION, vectors, generation.vectors, generation.ordinal_by_text).strict.map
         for vectors in (fp32, int8)
@@ -190,9 +187,9 @@ def tried(space: Space, tmp_path: Path) -> Callable[[], dict[str, Any]]:
     """Tries the pre-trained model in `tmp_path` and returns what goes into the manifest."""
     artifact = space.store.open("checkpoints", space.version)
     (tmp_path / "model.onnx").write_bytes(artifact.file("model.onnx").read_bytes())
-    ids = TextBatches(artifact.path, SpaceSpec.of_meta(artifact.meta), 0).ids([q.text for q in VALIDATION], "")
-    ordinals = {text: n for n, text in enumerate(FACTS)}
-    return lambda: add_int8(tmp_path, Trial(VALIDATION, ids, space.encode(FACTS), ordinals), ids[:3])
+    batches = Batches.of(artifact.path, SpaceSpec.of_meta(artifact.meta), 0)
+    trial = trial_of(VALIDATION, space.encode(FACTS), {text: n for n, text in enumerate(FACTS)})
+    return lambda: add_int8(tmp_path, batches, trial.items[:3], trial)
 
 
 def test_where_the_fast_recipe_fails_the_finer_one_is_tried(tried, tmp_path: Path, monkeypatch):

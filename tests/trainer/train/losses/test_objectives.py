@@ -14,7 +14,7 @@ from services.trainer.jobs.losses import LOSSES
 from services.trainer.jobs.training_set import JudgedPair
 from services.trainer.train import losses
 from services.trainer.train.encoder import QueryEncoder, precision_of
-from services.trainer.train.inputs import JobInputs
+from services.trainer.train.inputs import EncoderTask, JobInputs
 from services.trainer.train.loop import Learner, Training
 from services.trainer.train.losses import CONTRADICTION, ENTAILMENT, NEUTRAL
 from services.trainer.train.objectives import classified
@@ -24,9 +24,9 @@ from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, MakeJob
 NAMES = [name for name in LOSSES if name not in {"REGRESSION", "ANALOGY"}]  # which needs classes
 
 
-def load(files: JobFiles) -> JobInputs:
+def load(files: JobFiles) -> EncoderTask:
     torch.set_num_threads(1)
-    return JobInputs.load(files, Rank())
+    return EncoderTask(JobInputs.load(files, Rank()))
 
 
 @pytest.mark.parametrize("batching", ["QUERIES", "ITEMS"])
@@ -34,18 +34,18 @@ def load(files: JobFiles) -> JobInputs:
 def test_training_lowers_the_loss_and_ranks_what_explains_higher(make_job: MakeJob, loss: str, batching: str):
     options = {"loss": loss, "batching": batching, "temperature": 0.1, "learning_rate": 3e-3, "margin": 0.5}
     files = make_job(epochs=12, **options)
-    inputs = load(files)
-    encoders, objective = inputs.encoders(), inputs.objective()
+    task = load(files)
+    encoders, objective = task.encoders(), task.objective()
     units = np.arange(objective.size)
 
     def measured() -> tuple[float, float]:
         objective.batches(np.random.default_rng(1), objective.size)
-        report = inputs.evaluate(encoders)
+        report = task.evaluate(encoders)
         assert report is not None
         return float(objective.loss(encoders, units).detach()), report.strict.map
 
     loss_before, map_before = measured()
-    Training(inputs.plan, encoders, objective, None, files.directory, lambda step: None).run()
+    Training(task.inputs.plan, encoders, objective, None, files.directory, lambda step: None).run()
     loss_after, map_after = measured()
     assert loss_after < 0.95 * loss_before
     if loss not in {"PAIRWISE_CONTRASTIVE", "NLI_CLASSIFICATION"}:  # on so little they classify without ranking
@@ -54,8 +54,8 @@ def test_training_lowers_the_loss_and_ranks_what_explains_higher(make_job: MakeJ
 
 @pytest.mark.parametrize("loss", NAMES)
 def test_a_batch_encodes_each_of_its_queries_once(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, loss: str):
-    inputs = load(make_job(loss=loss, batching="ITEMS"))
-    encoders, objective = inputs.encoders(), inputs.objective()
+    task = load(make_job(loss=loss, batching="ITEMS"))
+    encoders, objective = task.encoders(), task.objective()
     encoded: list[int] = []
     hidden = QueryEncoder.hidden
 
@@ -87,11 +87,11 @@ def test_ranking_takes_no_sibling_and_nothing_undecided_for_a_negative(
         JudgedPair("q", "", FACTS[3], "NEGATIVE"),
         JudgedPair("r", "", FACTS[2], "POSITIVE"),
     ]
-    inputs = load(make_job(pairs, loss="MULTIPLE_NEGATIVES_RANKING", hard_negatives=2))
+    task = load(make_job(pairs, loss="MULTIPLE_NEGATIVES_RANKING", hard_negatives=2))
     calls = calls_of(monkeypatch, "multiple_negatives_ranking")
-    objective = inputs.objective()
+    objective = task.objective()
     objective.batches(np.random.default_rng(1), 2)
-    objective.loss(inputs.encoders(), np.arange(objective.size))
+    objective.loss(task.encoders(), np.arange(objective.size))
     ((scores, own, masked, *_),) = calls
     assert scores.shape == (3, 4)  # q has two pairs, r one; facts 0 to 3 stand once each
     assert own.tolist() == [0, 1, 2]
@@ -101,35 +101,35 @@ def test_ranking_takes_no_sibling_and_nothing_undecided_for_a_negative(
 
 def test_refused_premises_are_drawn_anew_each_epoch_from_those_of_the_query(make_job: MakeJob):
     pairs = [*PAIRS, *(JudgedPair(QUERIES[0], "", fact, "NEGATIVE", "train") for fact in FACTS[10:40])]
-    inputs = load(make_job(pairs, loss="MULTIPLE_NEGATIVES_RANKING", hard_negatives=3))
-    objective: Any = inputs.objective()
+    task = load(make_job(pairs, loss="MULTIPLE_NEGATIVES_RANKING", hard_negatives=3))
+    objective: Any = task.objective()
     drawn = []
     for epoch in (1, 2):
         objective.batches(np.random.default_rng(epoch), 8)
         drawn.append(objective._drawn)
     for row, (number, _) in enumerate(objective._items):
-        assert set(drawn[0][row]) <= set(inputs.training_set.examples[number].refused.tolist())
+        assert set(drawn[0][row]) <= set(task.inputs.training_set.examples[number].refused.tolist())
     assert drawn[0].tolist() != drawn[1].tolist()
 
 
 def test_a_query_without_refused_premises_ranks_among_those_of_the_batch(make_job: MakeJob):
     pairs = [pair for pair in PAIRS if pair.sign == "POSITIVE"]
-    inputs = load(make_job(pairs, loss="MULTIPLE_NEGATIVES_RANKING", hard_negatives=2))
-    objective = inputs.objective()
+    task = load(make_job(pairs, loss="MULTIPLE_NEGATIVES_RANKING", hard_negatives=2))
+    objective = task.objective()
     objective.batches(np.random.default_rng(1), 8)
-    assert float(objective.loss(inputs.encoders(), np.arange(4)).detach()) > 0
+    assert float(objective.loss(task.encoders(), np.arange(4)).detach()) > 0
 
 
 def test_the_guide_of_gist_is_the_version_that_is_named(
     make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    inputs = load(make_job(loss="GIST"))
+    task = load(make_job(loss="GIST"))
     asked: list[str] = []
-    by = JobInputs._queries_by
-    monkeypatch.setattr(JobInputs, "_queries_by", lambda self, version: (asked.append(version), by(self, version))[1])
-    inputs.objective()
-    load(make_job(loss="GIST", guide_version=inputs.base.id)).objective()
-    assert asked == ["", inputs.base.id]
+    by = EncoderTask._queries_by
+    monkeypatch.setattr(EncoderTask, "_queries_by", lambda self, version: (asked.append(version), by(self, version))[1])
+    task.objective()
+    load(make_job(loss="GIST", guide_version=task.inputs.base.id)).objective()
+    assert asked == ["", task.inputs.base.id]
 
 
 def test_each_pair_is_classified_as_it_was_judged(make_job: MakeJob):
@@ -138,7 +138,7 @@ def test_each_pair_is_classified_as_it_was_judged(make_job: MakeJob):
         JudgedPair("q", "", FACTS[1], "CONTRADICTED"),
         JudgedPair("r", "", FACTS[2], "NEGATIVE"),
     ]
-    items, classes = classified(load(make_job(pairs)).training_set)
+    items, classes = classified(load(make_job(pairs)).inputs.training_set)
     assert items.tolist() == [[0, 0], [0, 1], [1, 2]]
     assert classes.tolist() == [ENTAILMENT, CONTRADICTION, NEUTRAL]
 
@@ -164,8 +164,8 @@ def test_parts_of_a_batch_add_up_to_its_gradient(make_job: MakeJob, loss: str, b
         for shift in range(n + 1)
     ]
     files = make_job([*PAIRS, *more], loss=loss, batching=batching, regularization=0.0 if batching == "ITEMS" else 0.5)
-    inputs = load(files)
-    encoders, objective = inputs.encoders(), inputs.objective()
+    task = load(files)
+    encoders, objective = task.encoders(), task.objective()
     encoders.query.eval()  # without dropout
     learner, units = Learner(encoders, objective), np.arange(objective.size)
     gradients = []

@@ -1,0 +1,111 @@
+"""Writes checkpoints that the encoder service can load: an ONNX model, its tokenizer, probes, lineage. Without torch.
+
+Encoders and cross-encoders, base models and trained ones are written alike.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from services.store.artifacts import Artifact, ArtifactStore
+from services.trainer.models.space import SpaceSpec, pad_id_of, space_id_of
+from services.trainer.registry.checkpoints import FOLDER
+from services.trainer.train.export.exported import PROBES, ExportedModel, Outputs, outputs_of
+from services.trainer.train.export.quantization import Int8Trial, add_fp16, add_int8
+
+MAX_DIFFERENCE = 1e-4  # between onnxruntime and torch, of outputs up to 1; relative beyond
+PADDED = 3  # items of the batch that is compared, too
+
+
+def write_checkpoint(
+    store: ArtifactStore,
+    model: ExportedModel,
+    meta: Mapping[str, Any],
+    metrics: Mapping[str, Any] | None = None,
+    trial: Int8Trial | None = None,
+    *,
+    fp16: bool = False,
+) -> Artifact:
+    """Commits a checkpoint.
+
+    Without a `space_id` in `meta`, the encoder spans a space of its own, as a premise encoder does. With a `trial`, the
+    meta key `int8` holds the gate's figures, and an int8 model that passed is among the files; with `fp16`, the same
+    under that key. Raises ValueError if onnxruntime computes something other than torch.
+    """
+    with store.writer("checkpoint", FOLDER) as writer:
+        for name, content in {**model.files, "model.onnx": model.onnx}.items():
+            (writer.path / name).write_bytes(content)
+        outputs = _checked_outputs(writer.path / "model.onnx", model)
+        kind = "texts" if isinstance(model.probes[0], str) else "pairs"
+        (writer.path / "probes.json").write_text(json.dumps({kind: list(model.probes)}))
+        np.save(writer.path / "probes.npy", outputs, allow_pickle=False)
+        if metrics is not None:
+            (writer.path / "metrics.json").write_text(json.dumps(metrics))
+        whole = {**model.meta, **meta}
+        if "space_id" not in whole:
+            whole["space_id"] = space_id_of(writer.path, SpaceSpec.of_meta(model.meta))
+        if trial is not None:
+            whole["int8"] = add_int8(writer.path, model.batches, model.probes, trial)
+        if fp16:
+            whole["fp16"] = add_fp16(writer.path, model.batches, model.probes, outputs)
+        return writer.commit(whole, id_prefix=model.id_prefix)
+
+
+def _checked_outputs(path: Path, model: ExportedModel) -> Outputs:
+    """Computes the outputs of the probes, each alone: the reference for the encoder service.
+
+    Raises ValueError if torch computes something else, alone or in a padded batch.
+    """
+    items = [*model.probes, *model.further]
+    alone = outputs_of(path, model.batches, items)
+    padded = outputs_of(path, model.batches, items[-PADDED:], together=PADDED)
+    for found, expected in ((alone, model.expected), (padded, model.expected[-PADDED:])):
+        difference = np.abs(found - expected) / np.maximum(1.0, np.abs(expected))
+        if not (difference <= MAX_DIFFERENCE).all():  # NaN fails this too
+            raise ValueError(
+                f"the exported model differs from the trained one by {difference.max():.2g}; it is not published"
+            )
+    return alone[: len(model.probes)]
+
+
+def spec_of(directory: Path, request: Mapping[str, Any]) -> SpaceSpec:
+    """Reads the spec of a base model, as a request to export it asks for."""
+    return SpaceSpec.of(
+        directory,
+        max_tokens=request["max_tokens"],
+        query_prefix=request["query_prefix"],
+        premise_prefix=request["premise_prefix"],
+        pooling=request.get("pooling", ""),
+        premise_precision=request.get("premise_precision", "float32"),
+    )
+
+
+def write_pretrained(store: ArtifactStore, model: ExportedModel, request: Mapping[str, Any]) -> str:
+    """Commits a base model, the premise encoder of its space and the first query encoder; returns its version."""
+    directory, spec = Path(request["directory"]), SpaceSpec.of_meta(model.meta)
+    meta = {
+        "space_id": space_id_of(directory, spec),
+        "pretrained": True,
+        "base_version": "",
+        "job_id": "",
+        "validation_map": 0.0,
+        "lineage": {"base_model": request["base_model"]},
+    }
+    trial = Int8Trial(PROBES, of_premises=True) if spec.premise_precision == "int8" else None
+    return write_checkpoint(store, model, meta, trial=trial, fp16=request.get("fp16", False)).id
+
+
+def encoder_files(directory: Path, weights: bytes) -> dict[str, bytes]:
+    """Collects the files of an encoder: its `weights`, the rest from a directory."""
+    copied = {name: (directory / name).read_bytes() for name in ("config.json", "tokenizer.json")}
+    return {**copied, "model.safetensors": weights}
+
+
+def encoder_meta(directory: Path, spec: SpaceSpec) -> dict[str, Any]:
+    """Returns what the users of an encoder need to know."""
+    return {**spec.to_meta(), "pad_id": pad_id_of(directory)}
