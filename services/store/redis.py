@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -25,9 +28,15 @@ from redis.commands.core import AsyncScript
 from redis.credentials import CredentialProvider
 
 from aeenc import errors
+from services.kit.concurrency import cancel_all, finish
+from services.kit.logs import get
 from services.store.durability import NotReplicated, acknowledging
 
+log = get(__name__)
+
 SENTINEL_PORT = 26379
+TURN_POLL_S = 0.2
+TURN_RETRY_S = 1.0
 SOCKET_TIMEOUT_S = 5.0
 MAX_BLOCK_S = 3.0  # a blocking command must end before the socket gives up
 _PATIENCE: dict[str, Any] = {
@@ -235,3 +244,35 @@ class Leases:
         """Gives a lease back; nothing happens when another owner holds it."""
         async with unavailable_if_down(f"release the lease {key}"):
             await self._release(keys=[key], args=[owner])
+
+    @contextlib.asynccontextmanager
+    async def turn(self, key: str, lease_s: float, busy: str = "") -> AsyncIterator[Callable[[], Awaitable[bool]]]:
+        """Keeps out of the block whoever asks for the same key; gives what tells whether the turn is still held.
+
+        Waits for the turn or, with a reason `busy`, raises Unavailable at once. One that was silent for `lease_s` has
+        lost it.
+        """
+        renew = partial(self.take, key, owner := uuid.uuid4().hex, lease_s)
+        while not await renew():
+            if busy:
+                raise errors.Unavailable(f"{busy}; try again in a moment", retry_after_s=TURN_RETRY_S)
+            await asyncio.sleep(TURN_POLL_S)
+        renewing = asyncio.create_task(_keep(renew, key, lease_s))
+        try:
+            yield renew
+        finally:
+            await finish(asyncio.create_task(self._pass_on(key, owner, renewing)))
+
+    async def _pass_on(self, key: str, owner: str, renewing: asyncio.Task[None]) -> None:
+        await cancel_all([renewing])
+        with contextlib.suppress(errors.Unavailable):  # it lapses
+            await self.release(key, owner)
+
+
+async def _keep(renew: Callable[[], Awaitable[bool]], key: str, lease_s: float) -> None:
+    while True:
+        await asyncio.sleep(lease_s / 3)
+        with contextlib.suppress(errors.Unavailable):  # without Redis nobody else takes it either
+            if not await renew():
+                log.warning("a turn was lost; this process was silent for too long", key=key)
+                return

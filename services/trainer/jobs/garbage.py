@@ -14,15 +14,14 @@ import asyncio
 import contextlib
 import json
 import shutil
-import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from aeenc import errors
 from aeenc.index import IndexClient
 from services.corpus.holds import GenerationHolds
-from services.kit.concurrency import cancel_all, finish
+from services.kit.concurrency import cancel_all, every
 from services.kit.logs import get
 from services.store.artifacts import remove_directory
 from services.store.formats import known_fields
@@ -42,7 +41,6 @@ log = get(__name__)
 
 ROUND_S = 60.0
 LEASE_S = 10.0  # renewed while a trainer collects; a killed one is followed within this time
-RETRY_S = 1.0
 KEPT_BACK = (errors.FailedPrecondition, errors.NotFound, errors.Unavailable)  # of one thing; the next round may do it
 
 
@@ -170,13 +168,13 @@ class Collection:
         self._store, self._checkpoints, self._registry = store, checkpoints, registry
         self._deletion, self._building, self._holds = deletion, building, holds
         self._retention, self._jobs_dir = retention, jobs_dir
-        self._leases, self._lease, self._owner = leases, lease, uuid.uuid4().hex
+        self._leases, self._lease = leases, lease
         self._rounds: asyncio.Task[None] | None = None
         self._one = asyncio.Lock()
 
     def start(self) -> None:
         """Begins with the rounds."""
-        self._rounds = asyncio.create_task(self._go_round())
+        self._rounds = asyncio.create_task(every(ROUND_S, self._round, "garbage stays for now"))
 
     async def stop(self) -> None:
         """Ends the rounds."""
@@ -193,28 +191,21 @@ class Collection:
         if dry_run:
             garbage = [one async for one in self._garbage()]
         else:
-            async with self._turn():
-                garbage = [one async for one in self._garbage() if await self._remove(one)]
+            async with self._turn() as may_go_on:
+                garbage = [one async for one in self._garbage() if await may_go_on() and await self._remove(one)]
                 await self._deletion.finish()
         answer = json.dumps([asdict(one) for one in garbage])
         await self._registry.requests.record(request, {"answer": answer})
         return garbage
 
-    async def _go_round(self) -> None:
-        while True:
-            try:
-                await self._keep_holds()  # neither needs a turn: trainers may remove the same hold or label
-                await self._building.sweep()
-                if self._retention == Retention():
-                    async with self._turn():
-                        await self._deletion.finish()
-                else:
-                    await self.collect(dry_run=False)
-            except errors.AeencError as error:
-                log.warning("garbage stays for now", reason=error.message)
-            except Exception:  # the next round may go well
-                log.exception("collecting garbage failed")
-            await asyncio.sleep(ROUND_S)
+    async def _round(self) -> None:
+        await self._keep_holds()  # neither needs a turn: trainers may remove the same hold or label
+        await self._building.sweep()
+        if self._retention == Retention():
+            async with self._turn():
+                await self._deletion.finish()
+        else:
+            await self.collect(dry_run=False)
 
     async def _keep_holds(self) -> None:
         """Ends the holds of jobs that are over: their trainer died before it could, or the index was away.
@@ -228,31 +219,11 @@ class Collection:
                 await self._holds.hold(job_id, *held)
 
     @contextlib.asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
+    async def _turn(self) -> AsyncIterator[Callable[[], Awaitable[bool]]]:
         """Keeps other trainers from collecting during the block. Raises Unavailable while one does."""
-        async with self._one:
-            if not await self._may_go_on():
-                raise errors.Unavailable(
-                    "another trainer is collecting garbage; try again in a moment", retry_after_s=RETRY_S
-                )
-            renewing = asyncio.create_task(self._renew())
-            try:
-                yield
-            finally:
-                await finish(asyncio.create_task(self._pass_on(renewing)))
-
-    async def _pass_on(self, renewing: asyncio.Task[None]) -> None:
-        await cancel_all([renewing])
-        await self._leases.release(self._lease, self._owner)
-
-    async def _renew(self) -> None:
-        while True:
-            await asyncio.sleep(LEASE_S / 3)
-            with contextlib.suppress(errors.Unavailable):  # without Redis nobody else collects, either
-                await self._may_go_on()
-
-    async def _may_go_on(self) -> bool:
-        return await self._leases.take(self._lease, self._owner, LEASE_S)
+        busy = "another trainer is collecting garbage"
+        async with self._one, self._leases.turn(self._lease, LEASE_S, busy) as may_go_on:
+            yield may_go_on
 
     async def _garbage(self) -> AsyncIterator[Garbage]:
         keep = self._retention
@@ -285,8 +256,6 @@ class Collection:
                 yield Garbage("checkpoint", version, reason, (await self._checkpoints.get(version)).size_bytes)
 
     async def _remove(self, one: Garbage) -> bool:
-        if not await self._may_go_on():  # it was silent for so long that another trainer has begun
-            return False
         try:
             if one.kind == "job":
                 await self._deletion.delete_job(one.id)

@@ -6,27 +6,19 @@ disagree.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
-import uuid
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from redis.asyncio import Redis
 
-from aeenc import errors
-from services.kit.concurrency import cancel_all, finish
-from services.kit.logs import get
 from services.store.formats import check_format, known_fields, unknown_fields
 from services.store.redis import Leases, key_prefix, unavailable_if_down
 
-log = get(__name__)
-
 FORMAT_VERSION = 1
 TURN_S = 15.0  # how long a trainer that died keeps the others from moving tandems
-POLL_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -54,35 +46,12 @@ class Tandems:
         self._prefix = key_prefix(namespace)
         self._leases = Leases(redis)
 
-    @contextlib.asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
+    def turn(self) -> AbstractAsyncContextManager[object]:
         """Waits until no trainer of the namespace moves tandems or closes spaces, and keeps others out of the block.
 
         What is loaded but not yet active is known to its own publication alone; nobody else may take it for unused.
         """
-        key, owner = f"{self._prefix}tandem-turn", uuid.uuid4().hex
-        while True:
-            if await self._leases.take(key, owner, TURN_S):
-                break
-            await asyncio.sleep(POLL_S)
-        renewing = asyncio.create_task(self._renew(key, owner))
-        try:
-            yield
-        finally:
-            await finish(asyncio.create_task(self._pass_on(key, owner, renewing)))
-
-    async def _renew(self, key: str, owner: str) -> None:
-        while True:
-            await asyncio.sleep(TURN_S / 3)
-            with contextlib.suppress(errors.Unavailable):  # without Redis nobody else moves anything either
-                if not await self._leases.take(key, owner, TURN_S):
-                    log.warning("another trainer moves tandems at the same time; this one was silent for too long")
-                    return
-
-    async def _pass_on(self, key: str, owner: str, renewing: asyncio.Task[None]) -> None:
-        await cancel_all([renewing])
-        with contextlib.suppress(errors.Unavailable):  # it lapses
-            await self._leases.release(key, owner)
+        return self._leases.turn(f"{self._prefix}tandem-turn", TURN_S)
 
     async def put(self, tandem: Tandem) -> None:
         """Stores a tandem under its version. What a later minor release has added to its record stays."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from aeenc.errors import InvalidArgument
-from aeenc.evaluation.metrics import UNRANKED
+from aeenc.evaluation.metrics import dcg, ideal_dcg, ndcg
 
 MAX_GRADE = 100.0  # the exponential gain of larger ones leaves no digits for the others
 LENGTHS = (10, 25, 50, 100, 200)  # of lists whose recall is reported
@@ -51,14 +51,7 @@ def graded_ndcg(ranks: Sequence[int], grades: Sequence[float], gain: Gain = Gain
 
     Raises InvalidArgument if no grade is above 0.
     """
-    gains = [gain.of(grade) for grade in grades]
-    limit = len(gains) if k is None else k
-    found = (
-        (own, rank)
-        for own, rank in zip(gains, ranks, strict=True)
-        if own and rank < UNRANKED and (k is None or rank <= k)
-    )
-    return _dcg(found) / _ideal(gains, limit)
+    return ndcg(ranks, k, [gain.of(grade) for grade in grades])
 
 
 def oracle_ndcg(ranks: Sequence[int], grades: Sequence[float], gain: Gain = Gain.LINEAR, length: int = 200) -> float:
@@ -68,7 +61,7 @@ def oracle_ndcg(ranks: Sequence[int], grades: Sequence[float], gain: Gain = Gain
     """
     gains = [gain.of(grade) for grade in grades]
     held = sorted((own for own, rank in zip(gains, ranks, strict=True) if rank <= length), reverse=True)
-    return _dcg(zip(held, range(1, len(held) + 1), strict=True)) / _ideal(gains, len(gains))
+    return dcg(zip(held, range(1, len(held) + 1), strict=True)) / ideal_dcg(gains)
 
 
 def recall_by_grade(
@@ -122,15 +115,3 @@ def graded_metrics_of(ranks: Sequence[Sequence[int]], grades: Sequence[Sequence[
 def is_graded(by_query: Mapping[str, Mapping[str, float]]) -> bool:
     """Says whether any relevant premise has another grade than 1."""
     return any(grade not in (0, 1) for grades in by_query.values() for grade in grades.values())
-
-
-def _dcg(found: Iterable[tuple[float, int]]) -> float:
-    """Sums gains by rank, from 1. math.fsum rounds once, so that the order of the terms changes no digit."""
-    return math.fsum(gain / math.log2(rank + 1) for gain, rank in found)
-
-
-def _ideal(gains: Sequence[float], k: int) -> float:
-    best = _dcg(zip(sorted(gains, reverse=True)[:k], range(1, k + 1), strict=False))
-    if not best:
-        raise InvalidArgument("no premise of the query has a grade above 0; leave the query out")
-    return best

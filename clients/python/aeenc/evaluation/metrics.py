@@ -6,7 +6,8 @@ a ranking lacks has rank UNRANKED: it adds nothing, and it stays in every denomi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -58,12 +59,28 @@ def average_precision(ranks: Ranks) -> float:
     return float(np.mean(precisions))
 
 
-def ndcg(ranks: Ranks, k: int | None = None) -> float:
-    """Discounted cumulative gain of the first k (None: all), over that of the best ranking. `ranks` (g,), from 1."""
-    _gold(ranks)
-    counted = ranks[ranks < UNRANKED] if k is None else ranks[ranks <= k]
-    best = np.arange(1, (len(ranks) if k is None else min(len(ranks), k)) + 1)
-    return float(np.sum(1 / np.log2(counted + 1)) / np.sum(1 / np.log2(best + 1)))
+def ndcg(ranks: Sequence[int] | Ranks, k: int | None = None, gains: Sequence[float] | None = None) -> float:
+    """Discounted cumulative gain of the first k (None: all), over that of the best order.
+
+    `ranks` (g,), from 1; each has a gain of 1, unless `gains` (g,) are given. Raises InvalidArgument without a gain.
+    """
+    own = [1.0] * len(_gold(np.asarray(ranks))) if gains is None else gains
+    last = UNRANKED - 1 if k is None else k
+    found = ((gain, int(rank)) for gain, rank in zip(own, ranks, strict=True) if rank <= last)
+    return dcg(found) / ideal_dcg(own, k)
+
+
+def ideal_dcg(gains: Sequence[float], k: int | None = None) -> float:
+    """Discounted gain of the first k in the best order. Raises InvalidArgument if no gain is above 0."""
+    best = dcg(zip(sorted(gains, reverse=True)[:k], range(1, len(gains) + 1), strict=False))
+    if not best:
+        raise InvalidArgument("no premise of the query has a grade above 0; leave the query out")
+    return best
+
+
+def dcg(found: Iterable[tuple[float, int]]) -> float:
+    """Sums gains by rank, from 1. math.fsum rounds once, so that the order of the terms changes no digit."""
+    return math.fsum(gain / math.log2(rank + 1) for gain, rank in found)
 
 
 def hit(ranks: Sequence[Ranks], k: int) -> float:
