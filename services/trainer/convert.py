@@ -25,8 +25,8 @@ from services.trainer.evaluation.tree_level import GoldTree, TreeLevel
 from services.trainer.jobs.garbage import Garbage
 from services.trainer.jobs.job import PROTOTYPES, Job, JobConfig, JobProgress
 from services.trainer.jobs.losses import LOSSES, LossSpec
-from services.trainer.registry.publishing import Publication
 from services.trainer.registry.quality_gate import Comparison, Verdict
+from services.trainer.registry.rollout import Publication
 from services.trainer.registry.tandems import Tandem
 
 

@@ -18,7 +18,7 @@ from services.store.life_cycles import LIVE
 from services.store.registry import Registry
 from services.trainer.jobs.job import Job
 from services.trainer.jobs.store import JobStore
-from services.trainer.registry.tandem_publishing import await_all
+from services.trainer.registry.rollout import await_all
 from services.trainer.registry.tandems import Tandem, Tandems
 
 log = get(__name__)

@@ -14,7 +14,7 @@ import contextlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 
 from aeenc import errors
 from services.kit.logs import get
@@ -26,7 +26,8 @@ from services.store.requests import Request
 from services.trainer.registry.checkpoints import CROSS_ENCODER, Checkpoints
 from services.trainer.registry.operator_models import STABLE, PretrainedSpace
 from services.trainer.registry.quality_gate import Comparison, QualityGate, Verdict
-from services.trainer.registry.tandem_publishing import TandemActivation, TandemPublisher
+from services.trainer.registry.rollout import Publication, followed
+from services.trainer.registry.tandem_publishing import TandemPublisher
 from services.trainer.registry.tandems import Tandem
 
 log = get(__name__)
@@ -36,21 +37,6 @@ CANARY = "canary"
 MAX_WAIT_S = 60.0
 ENSEMBLE = 8  # cross-encoders that rank together; the index takes no more in one call
 _LABEL = re.compile(r"[A-Za-z0-9._-]{1,64}")
-
-
-@dataclass(frozen=True)
-class Publication:
-    """A label after a move, and how far the live encoders are. Never complete if another move overtook it.
-
-    `generation` is the one that was activated with it; empty for none. `gate` tells what a published version was
-    compared with.
-    """
-
-    label: LabelRow
-    rollouts: Sequence[RolloutRow]
-    complete: bool
-    generation: str = ""
-    gate: Verdict = field(default_factory=Verdict)
 
 
 @dataclass(frozen=True)
@@ -118,7 +104,7 @@ class Publisher:
             return await self._again(record, wait_s)
         if tandem is not None:
             if done := await self._tandems.begun(tandem, record.get("to", "")):
-                return await self._activated(request, done, record["answer"])
+                return await self._noted(request, done, _read_answer(record["answer"])[1])
             if name == STABLE and not await self._tandems.serves(tandem):
                 return await self._publish_tandem(move, tandem, wait_s)
             moved, gate = await self._move(move)
@@ -162,7 +148,7 @@ class Publisher:
             answer=_answer(gate, tandem.generation),
             precision=move.precision or await self._best_precision(tandem.version),
         )
-        return await self._activated(move.request, done, _answer(gate, done.generation))
+        return await self._noted(move.request, done, gate)
 
     async def _best_precision(self, version: str) -> str:
         """Returns the best precision in which every live encoder computes a version, or all versions of an ensemble."""
@@ -266,7 +252,7 @@ class Publisher:
         if record and "version" in record:
             return await self._again(record, wait_s)
         done = await self._tandems.rollback(corpus, wait_s=min(wait_s, MAX_WAIT_S), request=request)
-        return await self._activated(request, done, _answer(Verdict(), done.generation))
+        return await self._noted(request, done, Verdict())
 
     async def labels(self, space_id: str, page_size: int, page_token: str) -> tuple[list[LabelRow], str]:
         """Returns a page of the labels, or of those of one space, and the next token; `page_size` 0: all.
@@ -327,11 +313,11 @@ class Publisher:
             )
         return spaces[0] if spaces else self._space.space_id
 
-    async def _activated(self, request: Request, done: TandemActivation, answer: str) -> Publication:
+    async def _noted(self, request: Request, done: Publication, gate: Verdict) -> Publication:
         """Notes the request of a generation's activation with its answer."""
-        await self._registry.requests.record(request, {**done.label.to_hash(), "answer": answer})
-        generation, gate = _read_answer(answer)
-        return Publication(done.label, done.rollouts, complete=True, generation=generation, gate=gate)
+        noted = {**done.label.to_hash(), "answer": _answer(gate, done.generation)}
+        await self._registry.requests.record(request, noted)
+        return replace(done, gate=gate)
 
     async def _again(self, record: dict[str, str], wait_s: float) -> Publication:
         """The answer that a request got before, with how far the encoders are by now."""
@@ -341,13 +327,7 @@ class Publisher:
         return replace(followed, label=row, complete=complete, generation=generation, gate=gate)
 
     async def _followed(self, row: LabelRow, wait_s: float) -> Publication:
-        if not wait_s:
-            return Publication(row, (), complete=False)
-        rollouts = await self._registry.await_rollout(row, min(wait_s, MAX_WAIT_S))
-        now = await self._registry.label(row.space_id, row.name)
-        overtaken = now is None or now.revision != row.revision
-        followed = bool(rollouts) and all(rollout.ok and rollout.revision >= row.revision for rollout in rollouts)
-        return Publication(now or row, rollouts, complete=followed and not overtaken)
+        return await followed(self._registry, row, min(wait_s, MAX_WAIT_S))
 
 
 def _answer(gate: Verdict, generation: str = "") -> str:

@@ -14,19 +14,20 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from aeenc import errors
 from aeenc.index import IndexClient
-from aeenc.values import CorpusInfo
+from aeenc.values import CorpusInfo, Generation
 from services.corpus.active import read_active
 from services.corpus.generation import PREMISES, folder_of
 from services.kit.concurrency import finish
 from services.kit.logs import get
 from services.store.artifacts import ArtifactStore
-from services.store.registry import LabelRow, Registry, RolloutRow
+from services.store.registry import LabelRow, Registry
 from services.store.requests import Request
 from services.trainer.registry.operator_models import STABLE, PretrainedSpace
+from services.trainer.registry.rollout import Publication, await_all
 from services.trainer.registry.tandems import Tandem, Tandems, of_generation
 
 log = get(__name__)
@@ -34,23 +35,6 @@ log = get(__name__)
 POLL_S = 0.2
 LEAST_WAIT_S = 5.0  # even if the caller does not wait: a tandem is activated only once the encoders serve it
 OURS = {STABLE, "previous"}
-
-
-@dataclass(frozen=True)
-class ActiveGeneration:
-    """The generation that the index serves for a corpus, and its space; empty for none."""
-
-    generation: str = ""
-    space_id: str = ""
-
-
-@dataclass(frozen=True)
-class TandemActivation:
-    """The active generation, the label `stable` of its space, and how far the encoders are."""
-
-    label: LabelRow
-    rollouts: list[RolloutRow]
-    generation: str
 
 
 class TandemPublisher:
@@ -70,17 +54,17 @@ class TandemPublisher:
         """Tells whether the corpus serves the tandem's space already, so that moving a label is enough."""
         return (await self.active(tandem.corpus)).space_id == tandem.space_id
 
-    async def active(self, corpus: str) -> ActiveGeneration:
-        """Asks the index for the active generation of a corpus."""
+    async def active(self, corpus: str) -> Generation:
+        """Asks the index for the active generation of a corpus; empty for none."""
         async for found in self._index.list_corpora():
-            if found.corpus == corpus and found.active.id:
-                return ActiveGeneration(found.active.id, found.active.space_id)
-        return ActiveGeneration()
+            if found.corpus == corpus:
+                return found.active
+        return Generation()
 
     async def publish(
         self,
         tandem: Tandem,
-        before: ActiveGeneration,
+        before: Generation,
         *,
         compared: int | None,
         expected_revision: int | None,
@@ -89,7 +73,7 @@ class TandemPublisher:
         request: Request,
         answer: str,
         precision: str,
-    ) -> TandemActivation:
+    ) -> Publication:
         """Has the encoders load the tandem, then activates its generation if `before` is still active.
 
         `compared` is the revision of `stable` in `before`'s space that the tandem was compared with; None for none.
@@ -100,7 +84,7 @@ class TandemPublisher:
         """
         async with self._tandems.turn():
             if not force:
-                await asyncio.to_thread(self._check_same_premises, tandem, before.generation)
+                await asyncio.to_thread(self._check_same_premises, tandem, before.id)
             named = await self._registry.label(tandem.space_id, STABLE)
             if expected_revision is None:
                 expected_revision = named.revision if named else 0
@@ -116,12 +100,12 @@ class TandemPublisher:
             try:
                 await finish(moving)
                 row = moving.result()
-                rollouts = await await_all(self._registry, row, max(wait_s, LEAST_WAIT_S))
-                await self._tandems.put(replace(tandem, replaces=before.generation, replaces_space=before.space_id))
+                done = await await_all(self._registry, row, max(wait_s, LEAST_WAIT_S))
+                await self._tandems.put(replace(tandem, replaces=before.id, replaces_space=before.space_id))
                 if compared is not None:
                     await self._check_unmoved(before.space_id, compared)
                 await self._registry.requests.record(request, {"to": tandem.generation, "answer": answer})
-                await finish(asyncio.create_task(self._activate(tandem.corpus, tandem.generation, before.generation)))
+                await finish(asyncio.create_task(self._activate(tandem.corpus, tandem.generation, before.id)))
                 if compared is not None:
                     await self._check_still_unmoved(tandem, before, compared)
             except BaseException:
@@ -131,47 +115,48 @@ class TandemPublisher:
             log.info("tandem published", version=tandem.version, corpus=tandem.corpus, generation=tandem.generation)
             await self._await_indexes(tandem.corpus, wait_s)
             await self._retire()
-            return TandemActivation(row, rollouts, tandem.generation)
+            return replace(done, generation=tandem.generation)
 
-    async def rollback(self, corpus: str, *, wait_s: float, request: Request) -> TandemActivation:
+    async def rollback(self, corpus: str, *, wait_s: float, request: Request) -> Publication:
         """Activates the generation that the active tandem has replaced. A repeated request goes back once.
 
         Raises FailedPrecondition if no publication has activated the active generation; then nothing changes.
         """
         async with self._tandems.turn():
             active = await self.active(corpus)
-            tandem = of_generation(await self._tandems.all(), corpus, active.generation)
+            tandem = of_generation(await self._tandems.all(), corpus, active.id)
             begun = await self._registry.requests.answer(request) or {}
-            if begun.get("to") == active.generation:
+            if begun.get("to") == active.id:
                 return await self._as_it_is(active)
-            if begun and begun["from"] != active.generation:
+            if begun and begun["from"] != active.id:
                 raise errors.Aborted(
-                    f"corpus {corpus!r} serves generation {active.generation} by now, no longer {begun['from']}, from "
+                    f"corpus {corpus!r} serves generation {active.id} by now, no longer {begun['from']}, from "
                     "which the request was to go back; ask again with another request id"
                 )
             if tandem is None or not tandem.replaces:
                 raise errors.FailedPrecondition(
-                    f"corpus {corpus!r} serves generation {active.generation or '(none)'}, which no publication has "
+                    f"corpus {corpus!r} serves generation {active.id or '(none)'}, which no publication has "
                     "activated; activate another one yourself"
                 )
-            await self._registry.requests.record(request, {"from": active.generation, "to": tandem.replaces})
+            await self._registry.requests.record(request, {"from": active.id, "to": tandem.replaces})
             row = await self._stable_of(tandem.replaces_space)
-            rollouts = await await_all(self._registry, row, max(wait_s, LEAST_WAIT_S))
-            await finish(asyncio.create_task(self._activate(corpus, tandem.replaces, active.generation)))
+            done = await await_all(self._registry, row, max(wait_s, LEAST_WAIT_S))
+            await finish(asyncio.create_task(self._activate(corpus, tandem.replaces, active.id)))
             await self._await_indexes(corpus, wait_s)
             log.info("tandem taken back", version=tandem.version, corpus=corpus, generation=tandem.replaces)
-            return TandemActivation(row, rollouts, tandem.replaces)
+            return replace(done, generation=tandem.replaces)
 
-    async def begun(self, tandem: Tandem, generation: str) -> TandemActivation | None:
+    async def begun(self, tandem: Tandem, generation: str) -> Publication | None:
         """Finds what a publication has activated whose trainer died before it could say so; None for nothing."""
         if not generation:
             return None
         active = await self.active(tandem.corpus)
-        return await self._as_it_is(active) if active.generation == generation else None
+        return await self._as_it_is(active) if active.id == generation else None
 
-    async def _as_it_is(self, active: ActiveGeneration) -> TandemActivation:
+    async def _as_it_is(self, active: Generation) -> Publication:
         row = await self._stable_of(active.space_id)
-        return TandemActivation(row, await self._registry.rollouts(row.space_id, STABLE), active.generation)
+        rollouts = await self._registry.rollouts(row.space_id, STABLE)
+        return Publication(row, rollouts, complete=True, generation=active.id)
 
     async def close(self, space_id: str, label: str, request: Request) -> None:
         """Removes `stable` or `previous` of a space. Raises FailedPrecondition if a corpus serves the space."""
@@ -194,13 +179,13 @@ class TandemPublisher:
                 "which the tandem was compared; publish it again"
             )
 
-    async def _check_still_unmoved(self, tandem: Tandem, before: ActiveGeneration, revision: int) -> None:
+    async def _check_still_unmoved(self, tandem: Tandem, before: Generation, revision: int) -> None:
         """As `_check_unmoved` after the activation, which it takes back: a label may have moved at the same time."""
         try:
             await self._check_unmoved(before.space_id, revision)
         except errors.Aborted:
-            if before.generation:
-                going_back = self._activate(tandem.corpus, before.generation, tandem.generation)
+            if before.id:
+                going_back = self._activate(tandem.corpus, before.id, tandem.generation)
                 await finish(asyncio.create_task(going_back))
             raise
 
@@ -299,35 +284,3 @@ def served_spaces(corpora: Sequence[CorpusInfo]) -> set[str]:
     """The spaces that index processes serve, those included that have not followed the last activation yet."""
     replicas = (each.space_id for found in corpora for each in found.replicas)
     return {*(found.active.space_id for found in corpora), *replicas}
-
-
-async def await_all(registry: Registry, row: LabelRow, timeout_s: float) -> list[RolloutRow]:
-    """Waits until every live encoder serves a label.
-
-    Raises FailedPrecondition (ENCODERS_BEHIND) naming those that do not, Aborted if the label has moved meanwhile.
-    """
-    rollouts = await registry.await_rollout(row, timeout_s)
-    now = await registry.label(row.space_id, row.name)
-    if now is None or now.revision != row.revision:
-        raise errors.Aborted(
-            f"label {row.name!r} of space {row.space_id} has moved meanwhile; list the labels and try again"
-        )
-    if not rollouts:
-        raise errors.FailedPrecondition(
-            f"no live encoder could serve {row.version}; start one", reason="ENCODERS_BEHIND"
-        )
-    if behind := _behind(rollouts, row.revision):
-        raise errors.FailedPrecondition(
-            f"not every encoder serves {row.version} of space {row.space_id} within {timeout_s:g} s: {behind}; "
-            "repair them or wait longer, then try again",
-            reason="ENCODERS_BEHIND",
-        )
-    return rollouts
-
-
-def _behind(rollouts: Sequence[RolloutRow], revision: int) -> str:
-    return "; ".join(
-        f"{one.instance} ({one.reason or f'is at revision {one.revision}'})"
-        for one in rollouts
-        if not one.ok or one.revision < revision
-    )
