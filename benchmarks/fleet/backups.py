@@ -116,7 +116,7 @@ async def _look(
     told.acknowledged = len(before)
     connection = connect(redis.url)
     try:
-        for row in await Registry(connection, NAMESPACE).checkpoints():
+        for row in await Registry(connection, NAMESPACE).checkpoints.all():
             try:
                 store.open("checkpoints", row.version, expected_manifest_sha256=row.manifest_sha256)
             except errors.AeencError as error:

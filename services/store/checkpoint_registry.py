@@ -1,7 +1,7 @@
 """Checkpoints and spaces, as rows in Redis: registered, listed, deleted once no label needs them.
 
-    add_checkpoint ──► row ──► bury_checkpoint ──► tombstone ── grace period ──► claim_buried ──► forget_buried
-                                                       └── revive_checkpoint, until it is claimed
+    add ──► row ──► bury ──► tombstone ── grace period ──► claim_buried ──► forget_buried
+                                 └── revive, until it is claimed
 
 A tombstone keeps labels from being pointed at a version whose files are going. Labels are in `registry.py`.
 """
@@ -69,20 +69,32 @@ return 1
 """
 
 
+class RegistryKeys:
+    """The keys of the registry of one namespace."""
+
+    def __init__(self, namespace: str) -> None:
+        self.prefix = key_prefix(namespace)
+        self.labels = self.of("labels")  # set: space and name of each label
+        self.buried = self.of("deleted-checkpoints")  # sorted set by Redis' time; -1: its files are being removed
+        self.precisions = self.of("precisions")  # hash: the precision in which each version was published last
+
+    def of(self, *parts: str) -> str:
+        """Returns a key of these parts."""
+        return self.prefix + ":".join(parts)
+
+
 class CheckpointRegistry:
     """The checkpoints and spaces of one namespace. Raises Unavailable when Redis is down."""
 
-    def __init__(self, redis: Redis, namespace: str) -> None:
+    def __init__(self, redis: Redis, keys: RegistryKeys, requests: Requests) -> None:
         self._redis: Any = redis  # its types cover answers of bytes and str; ours are str
-        self._prefix = key_prefix(namespace)
-        self.requests = Requests(redis, namespace)
+        self._keys, self._key, self._requests = keys, keys.of, requests
         self._bury = Script(redis, _BURY)
         self._claim = Script(redis, _CLAIM)
         self._revive = Script(redis, _REVIVE)
-        self._buried = self._key("deleted-checkpoints")  # sorted set by Redis' time; -1: its files are being removed
-        self._times = self._key("checkpoint-times")  # hash: Redis' time of each registration
+        self._times = keys.of("checkpoint-times")  # hash: Redis' time of each registration
 
-    async def add_checkpoint(self, row: CheckpointRow) -> None:
+    async def add(self, row: CheckpointRow) -> None:
         """Registers a checkpoint. Adding it again keeps its place and replaces its row.
 
         What a later minor release has added to the row stays. Raises NewerFormat when the row is not to be replaced.
@@ -100,13 +112,13 @@ class CheckpointRegistry:
         async with unavailable_if_down(f"register checkpoint {row.version}"):
             await self._redis.transaction(put, key)
 
-    async def checkpoint(self, version: str) -> CheckpointRow | None:
+    async def get(self, version: str) -> CheckpointRow | None:
         """Returns a checkpoint's row; None for an unknown one."""
         async with unavailable_if_down(f"read checkpoint {version}"):
             data = await self._redis.get(self._key("checkpoint", version))
         return CheckpointRow.of_json(data) if data else None
 
-    async def checkpoints(self, *, readable: bool = False) -> list[CheckpointRow]:
+    async def all(self, *, readable: bool = False) -> list[CheckpointRow]:
         """Lists all checkpoints, newest first; `readable`: without those of a newer release, which the log names."""
         async with unavailable_if_down("list checkpoints"):
             versions = await self._redis.zrevrange(self._key("checkpoints"), 0, -1)
@@ -115,7 +127,7 @@ class CheckpointRegistry:
             rows = await self._redis.mget([self._key("checkpoint", version) for version in versions])
         return read_all(CheckpointRow.of_json, rows, readable=readable)
 
-    async def checkpoint_ages(self) -> dict[str, float]:
+    async def ages(self) -> dict[str, float]:
         """Tells how long each checkpoint has been registered, in seconds by the clock of Redis, the oldest first."""
         async with unavailable_if_down("list checkpoints"):
             seconds, _ = await self._redis.time()
@@ -123,18 +135,18 @@ class CheckpointRegistry:
         ages = {version: seconds - float(at) for version, at in times.items()}
         return dict(sorted(ages.items(), key=lambda item: -item[1]))
 
-    async def bury_checkpoint(self, version: str, request: Request | None = None) -> None:
+    async def bury(self, version: str, request: Request | None = None) -> None:
         """Deletes a checkpoint's row unless a label needs it, and notes the `request` in the same step.
 
         From then on no label can be pointed at it. Raises NotFound, and FailedPrecondition naming the label.
         """
         keys = [
-            *(self._key("checkpoint", version), self._key("checkpoints"), self._key("labels"), self._buried),
-            *(self._key("deleted-checkpoint", version), self._request_key(request), self._times),
-            self._key("precisions"),
+            *(self._key("checkpoint", version), self._key("checkpoints"), self._keys.labels, self._keys.buried),
+            *(self._key("deleted-checkpoint", version), self._requests.key(request), self._times),
+            self._keys.precisions,
         ]
         async with unavailable_if_down(f"delete checkpoint {version}"):
-            needed = await self._bury(keys=keys, args=[version, self._prefix, text_of(request), REQUEST_TTL_S])
+            needed = await self._bury(keys=keys, args=[version, self._keys.prefix, text_of(request), REQUEST_TTL_S])
         if needed == "?":
             raise errors.NotFound(
                 f"checkpoint {version!r} does not exist; ListCheckpoints (`aeenc checkpoints`) names all"
@@ -145,18 +157,18 @@ class CheckpointRegistry:
     async def claim_buried(self, grace_s: float) -> list[str]:
         """Lists the deleted checkpoints whose grace period is over; from now on their files may go."""
         async with unavailable_if_down("look for deleted checkpoints"):
-            return list(await self._claim(keys=[self._buried], args=[grace_s]))
+            return list(await self._claim(keys=[self._keys.buried], args=[grace_s]))
 
     async def forget_buried(self, version: str) -> None:
         """Forgets a deleted checkpoint whose files are gone."""
         async with unavailable_if_down(f"forget checkpoint {version}"):
             await self._redis.delete(self._key("deleted-checkpoint", version))
-            await self._redis.zrem(self._buried, version)
+            await self._redis.zrem(self._keys.buried, version)
 
-    async def revive_checkpoint(self, version: str) -> None:
+    async def revive(self, version: str) -> None:
         """Makes a deleted version free to be registered again. Raises Unavailable while its files are being removed."""
         async with unavailable_if_down(f"register checkpoint {version}"):
-            keys = [self._buried, self._key("deleted-checkpoint", version)]
+            keys = [self._keys.buried, self._key("deleted-checkpoint", version)]
             free = await self._revive(keys=keys, args=[version])
         if not free:
             raise errors.Unavailable(f"the files of checkpoint {version} are being removed; try again in a moment")
@@ -181,9 +193,3 @@ class CheckpointRegistry:
         async with unavailable_if_down("read the default space"):
             default: str | None = await self._redis.get(self._key("default_space"))
         return default
-
-    def _key(self, *parts: str) -> str:
-        return self._prefix + ":".join(parts)
-
-    def _request_key(self, request: Request | None) -> str:
-        return self.requests.key(request) if request else self._key("request-done", "")

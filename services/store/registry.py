@@ -24,11 +24,11 @@ from redis.asyncio import Redis
 from aeenc import errors
 from services.kit.concurrency import finish
 from services.kit.tracing import traceparent
-from services.store.checkpoint_registry import CheckpointRegistry
+from services.store.checkpoint_registry import CheckpointRegistry, RegistryKeys
 from services.store.formats import NewerFormat, check_format
 from services.store.redis import MAX_BLOCK_S, Script, unavailable_if_down
 from services.store.registry_rows import FORMAT_VERSION, CheckpointRow, LabelRow, RolloutRow, read_all, rollout_of
-from services.store.requests import REQUEST_TTL_S, Request, text_of
+from services.store.requests import REQUEST_TTL_S, Request, Requests, text_of
 
 __all__ = ["CheckpointRow", "LabelRow", "Registry", "RolloutRow"]
 
@@ -156,11 +156,14 @@ return answer
 """
 
 
-class Registry(CheckpointRegistry):
-    """Checkpoints, and the labels that name them. Raises Unavailable when Redis is down."""
+class Registry:
+    """Labels and their rollout, and the `checkpoints` that they name. Raises Unavailable when Redis is down."""
 
     def __init__(self, redis: Redis, namespace: str) -> None:
-        super().__init__(redis, namespace)
+        self._redis: Any = redis  # its types cover answers of bytes and str; ours are str
+        self._keys, self.requests = RegistryKeys(namespace), Requests(redis, namespace)
+        self._key = self._keys.of
+        self.checkpoints = CheckpointRegistry(redis, self._keys, self.requests)
         self._move = Script(redis, _MOVE)
         self._delete = Script(redis, _DELETE)
         self._beat = Script(redis, _BEAT)
@@ -169,7 +172,6 @@ class Registry(CheckpointRegistry):
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by space
         self._instances = self._key("instances")  # sorted set: until when each encoder counts as alive
         self._files = self._key("instance-files")  # hash: what each of them computes, as `heartbeat` has it
-        self._precisions = self._key("precisions")  # hash: the precision in which each version was published last
         self._answers = self._key("rollout-events")  # stream: who has acknowledged, to wake those who wait
 
     async def set_label(
@@ -193,13 +195,13 @@ class Registry(CheckpointRegistry):
         """
         keys = [
             self._label_key(space_id, name),
-            self._key("labels"),
+            self._keys.labels,
             self.events_key,
             self._label_key(space_id, "previous"),
             self._deleted_key(space_id, name),
-            self._request_key(request),
-            self._buried,
-            self._precisions,
+            self.requests.key(request),
+            self._keys.buried,
+            self._keys.precisions,
         ]
         expected = -1 if expected_revision is None else expected_revision
         wanted = "" if share is None else repr(share)
@@ -229,7 +231,7 @@ class Registry(CheckpointRegistry):
     async def labels(
         self, space_id: str | None = None, *, readable: bool = False, newer: dict[tuple[str, str], str] | None = None
     ) -> list[LabelRow]:
-        """Lists all labels, or those of one space, by space and name; `readable` as in `checkpoints`.
+        """Lists all labels, or those of one space, by space and name; `readable` as in `CheckpointRegistry.all`.
 
         `newer` gets the labels of a newer release, which are then left out: why they are refused, by space and name.
         """
@@ -245,7 +247,7 @@ class Registry(CheckpointRegistry):
                 raise
 
         async with unavailable_if_down("list labels"):
-            members = sorted(await self._redis.smembers(self._key("labels")))
+            members = sorted(await self._redis.smembers(self._keys.labels))
             pipe = self._redis.pipeline(transaction=True)
             for member in members:
                 pipe.hgetall(self._label_key(*member.split(" ", 1)))
@@ -262,11 +264,11 @@ class Registry(CheckpointRegistry):
         """
         keys = [
             self._label_key(space_id, name),
-            self._key("labels"),
+            self._keys.labels,
             self.events_key,
             self._ack_key(space_id, name),
             self._deleted_key(space_id, name),
-            self._request_key(request),
+            self.requests.key(request),
         ]
         async with unavailable_if_down(f"delete label {name}"):
             expected = -1 if expected_revision is None else expected_revision

@@ -47,9 +47,9 @@ class Requests:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
         self._prefix = key_prefix(namespace)
 
-    def key(self, request: Request) -> str:
-        """Returns the key of a request's record: a hash with its `content` and the fields of its answer."""
-        return f"{self._prefix}request-done:{hashlib.sha256(request.id.encode()).hexdigest()}"
+    def key(self, request: Request | None) -> str:
+        """Returns the key of a record, also of none: a hash with the `content` and the fields of its answer."""
+        return f"{self._prefix}request-done:{hashlib.sha256(request.id.encode()).hexdigest() if request else ''}"
 
     async def answer(self, request: Request) -> dict[str, str] | None:
         """Reads the record of a request that was made before; None for a new one and for one without an id.

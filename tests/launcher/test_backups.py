@@ -52,7 +52,7 @@ async def test_what_is_backed_up_comes_back_elsewhere(here: Deployment, there: D
     assert await there.redis.zrange(f"{prefix}sorted", 0, -1, withscores=True) == [("a", 0.1), ("b", 1e300)]
     assert await there.redis.xrange(f"{prefix}stream") == [("7-0", {"n": "1"})]
     assert 0 < await there.redis.pttl(f"{prefix}lease") <= 60_000
-    row = await there.registry.checkpoint(checkpoint.id)
+    row = await there.registry.checkpoints.get(checkpoint.id)
     assert there.store.open("checkpoints", checkpoint.id, expected_manifest_sha256=row.manifest_sha256)
     assert read_active(there.store, CORPUS) == generation
     assert there.store.open(folder_of(CORPUS), generation)
@@ -104,7 +104,7 @@ async def test_what_is_made_and_removed_between_two_looks_makes_it_look_again(
         made = await here.register("short-lived") if not seen else None
         found = await capture(redis, keys)
         if made:
-            await here.registry.bury_checkpoint(made.id)
+            await here.registry.checkpoints.bury(made.id)
             here.store.delete("checkpoints", made.id)
         seen.append(len(found.checkpoints))
         return found
@@ -264,7 +264,7 @@ async def test_a_place_that_is_not_empty_is_named_and_kept(here: Deployment, the
     assert there.store.list("checkpoints") == [old.id]
     restored = await restore(there.redis, there.store, backup, force=True)
     assert there.store.list("checkpoints") == [new.id]
-    assert [row.version for row in await there.registry.checkpoints()] == [new.id]
+    assert [row.version for row in await there.registry.checkpoints.all()] == [new.id]
     assert ArtifactStore(Path(restored.set_aside)).open("checkpoints", old.id)
 
 

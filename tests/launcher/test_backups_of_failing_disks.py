@@ -126,7 +126,7 @@ async def test_a_file_that_breaks_in_the_middle_is_named_and_all_else_comes_back
     await restore(there.redis, there.store, backup)
     assert read_active(there.store, CORPUS) == generation
     assert there.store.open(folder_of(CORPUS), generation)
-    assert [row.version for row in await there.registry.checkpoints()] == [checkpoint.id]
+    assert [row.version for row in await there.registry.checkpoints.all()] == [checkpoint.id]
 
 
 async def test_a_journal_that_breaks_in_the_middle_is_named(here: Deployment, tmp_path: Path):

@@ -111,9 +111,9 @@ async def job(place: Place, field: str = "") -> Record:
 
 async def checkpoint(place: Place) -> Record:
     registry = Registry(place.redis, place.namespace)
-    await registry.add_checkpoint(ROW)
+    await registry.checkpoints.add(ROW)
     return Record(
-        f"{place.prefix}checkpoint:q1", lambda: registry.checkpoint("q1"), lambda: registry.add_checkpoint(ROW)
+        f"{place.prefix}checkpoint:q1", lambda: registry.checkpoints.get("q1"), lambda: registry.checkpoints.add(ROW)
     )
 
 

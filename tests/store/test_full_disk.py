@@ -39,7 +39,7 @@ async def test_redis_on_a_full_disk_answers_unavailable_and_keeps_what_it_acknow
     reason = ""
     for number in range(2000):
         try:
-            await registry.add_checkpoint(row(number))
+            await registry.checkpoints.add(row(number))
         except errors.Unavailable as error:
             reason = error.message
             break
@@ -52,7 +52,7 @@ async def test_redis_on_a_full_disk_answers_unavailable_and_keeps_what_it_acknow
 
     free = start_private_redis(tmp_path)
     redis = connect(free.url)
-    found = {checkpoint.version for checkpoint in await Registry(redis, "n").checkpoints()}
+    found = {checkpoint.version for checkpoint in await Registry(redis, "n").checkpoints.all()}
     await redis.aclose()
     free.stop()
     assert set(acknowledged) <= found

@@ -34,29 +34,29 @@ def stand(instance: str, revision: int) -> RolloutRow:
 
 async def test_checkpoints_are_read_as_written_and_listed_newest_first(registry: Registry) -> None:
     old, new = row("q1", age_s=60, pretrained=True), row("q2")
-    await registry.add_checkpoint(new)
-    await registry.add_checkpoint(old)
-    assert await registry.checkpoint("q1") == old
-    assert await registry.checkpoint("q3") is None
-    assert await registry.checkpoints() == [new, old]
+    await registry.checkpoints.add(new)
+    await registry.checkpoints.add(old)
+    assert await registry.checkpoints.get("q1") == old
+    assert await registry.checkpoints.get("q3") is None
+    assert await registry.checkpoints.all() == [new, old]
 
 
 async def test_a_checkpoint_added_again_keeps_its_place_and_names_its_files_as_they_are_now(registry: Registry) -> None:
-    await registry.add_checkpoint(row("q1", age_s=10))
-    await registry.add_checkpoint(row("q2"))
+    await registry.checkpoints.add(row("q1", age_s=10))
+    await registry.checkpoints.add(row("q2"))
     exported_again = replace(row("q1", age_s=-60), manifest_sha256="f" * 64)
-    await registry.add_checkpoint(exported_again)
-    assert await registry.checkpoints() == [row("q2"), exported_again]
+    await registry.checkpoints.add(exported_again)
+    assert await registry.checkpoints.all() == [row("q2"), exported_again]
 
 
 async def test_the_default_space_is_unknown_until_it_is_set(registry: Registry) -> None:
-    assert await registry.default_space() is None
-    await registry.set_space(SPACE, "q1")
-    assert await registry.default_space() is None
-    await registry.set_space(SPACE, "q1", default=True)
-    assert await registry.default_space() == SPACE
-    assert await registry.space(SPACE) == "q1"
-    assert await registry.space("s1") is None
+    assert await registry.checkpoints.default_space() is None
+    await registry.checkpoints.set_space(SPACE, "q1")
+    assert await registry.checkpoints.default_space() is None
+    await registry.checkpoints.set_space(SPACE, "q1", default=True)
+    assert await registry.checkpoints.default_space() == SPACE
+    assert await registry.checkpoints.space(SPACE) == "q1"
+    assert await registry.checkpoints.space("s1") is None
 
 
 async def test_previous_follows_stable_and_no_other_label(registry: Registry) -> None:
@@ -265,20 +265,20 @@ async def test_a_label_of_a_newer_release_is_not_deleted(registry: Registry, sto
 
 async def test_a_label_keeps_every_version_of_an_ensemble_that_it_names_or_goes_back_to(registry: Registry) -> None:
     for version in ("q1", "q2", "q3"):
-        await registry.add_checkpoint(row(version))
+        await registry.checkpoints.add(row(version))
 
     await registry.set_label(SPACE, "stable", "q1")
     both = await registry.set_label(SPACE, "stable", "q2+q3")
     assert (both.version, both.versions, both.previous) == ("q2+q3", ["q2", "q3"], "q1")
     for version in both.versions:
         with pytest.raises(errors.FailedPrecondition, match=r"label 'stable' .* names it"):
-            await registry.bury_checkpoint(version)
+            await registry.checkpoints.bury(version)
     await registry.set_label(SPACE, "stable", "q1")
     with pytest.raises(errors.FailedPrecondition, match=r"goes back to it|names it"):
-        await registry.bury_checkpoint("q3")
+        await registry.checkpoints.bury("q3")
     await registry.set_label(SPACE, "stable", "q2")
     await registry.set_label(SPACE, "stable", "q1")
-    await registry.bury_checkpoint("q3")
+    await registry.checkpoints.bury("q3")
     with pytest.raises(errors.NotFound, match="q3 is deleted"):
         await registry.set_label(SPACE, "stable", "q1+q3")
 
@@ -289,9 +289,9 @@ async def test_a_row_that_cannot_be_read_is_data_loss_and_can_be_written_again(
 ) -> None:
     await stored.redis.set(f"{key_prefix(namespace)}checkpoint:q1", damage)
     with pytest.raises(errors.DataLoss, match="a checkpoint's row in Redis cannot be read"):
-        await registry.checkpoint("q1")
-    await registry.add_checkpoint(row("q1"))
-    assert await registry.checkpoint("q1") == row("q1")
+        await registry.checkpoints.get("q1")
+    await registry.checkpoints.add(row("q1"))
+    assert await registry.checkpoints.get("q1") == row("q1")
 
 
 async def test_a_label_set_anew_after_its_deletion_is_newer_than_all_before(registry: Registry) -> None:
@@ -322,7 +322,7 @@ async def test_killing_redis_between_writes_loses_nothing_acknowledged(
         try:
             while True:
                 version = f"q{len(acknowledged)}"
-                await registry.add_checkpoint(row(version))
+                await registry.checkpoints.add(row(version))
                 await registry.set_label(SPACE, "stable", version)
                 acknowledged.append(version)
         except errors.Unavailable:
@@ -339,7 +339,7 @@ async def test_killing_redis_between_writes_loses_nothing_acknowledged(
         own_redis.append(start_private_redis(tmp_path / "redis"))
         redis = connect(own_redis[-1].url)
         registry = Registry(redis, "n")
-        found = {checkpoint.version for checkpoint in await registry.checkpoints()}
+        found = {checkpoint.version for checkpoint in await registry.checkpoints.all()}
         label = await registry.label(SPACE, "stable")
         await redis.aclose()
         assert set(acknowledged) <= found

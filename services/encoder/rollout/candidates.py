@@ -63,7 +63,7 @@ class CandidateLoader:
 
     async def load(self, space_id: str, version: str, dim: int | None) -> Model:
         """Loads a version. Raises NotFound, DeadlineExceeded, and errors that name the wrong file or value."""
-        row = await self._registry.checkpoint(version)
+        row = await self._registry.checkpoints.get(version)
         if row is None:
             raise errors.NotFound(f"the registry does not know checkpoint {version}; publish it again")
         return await self.load_known(space_id, version, row.manifest_sha256, dim)
@@ -264,7 +264,7 @@ class Spaces:
 
     async def open(self, space_id: str, *, retry_failed: bool) -> None:
         """Serves the premises of another space. A failure is recorded, and the space's labels are then refused."""
-        version = await self._registry.space(space_id)
+        version = await self._registry.checkpoints.space(space_id)
         if version is None or self._versions.premise_versions.get(space_id) == version:
             return
         if not retry_failed and self._has_failed(space_id, version):

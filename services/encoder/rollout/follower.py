@@ -170,8 +170,8 @@ class Follower:
 
     async def _apply(self, *, retry_failed: bool) -> None:
         """Runs one round: serves what the rows name, as far as the candidates pass."""
-        space_id = self._options.space_id or await self._registry.default_space()
-        premise_version = await self._registry.space(space_id) if space_id else None
+        space_id = self._options.space_id or await self._registry.checkpoints.default_space()
+        premise_version = await self._registry.checkpoints.space(space_id) if space_id else None
         if space_id is None or premise_version is None:
             self._nothing_to_follow("the registry names no space; start the trainer, it publishes the base model")
             return

@@ -76,7 +76,7 @@ class Deletion:
         async with self._tandems.turn():  # no tandem becomes active meanwhile
             if why := (await self.needed()).get(version):
                 raise errors.FailedPrecondition(f"checkpoint {version} is in use: {why}", reason="IN_USE")
-            await self._registry.bury_checkpoint(version, request)
+            await self._registry.checkpoints.bury(version, request)
             await self._tandems.remove(version)
         log.info("checkpoint deleted", version=version)
 
@@ -90,14 +90,14 @@ class Deletion:
         for job in live.values():
             for version in (job.config.base_version, job.config.guide_version):
                 needed[version] = f"job {job.id} is {job.state} and learns with it"
-        for row in await self._registry.checkpoints():
+        for row in await self._registry.checkpoints.all():
             if row.job_id in live:
                 needed[row.version] = f"job {row.job_id}, which made it, is not done"
         async for found in self._index.list_corpora():
             needed[found.active.premise_version] = f"corpus {found.corpus!r} serves premises that it has encoded"
         for label in await self._registry.labels():
             place = f"label {label.name!r} of space {label.space_id}"
-            if premise_version := await self._registry.space(label.space_id):
+            if premise_version := await self._registry.checkpoints.space(label.space_id):
                 needed[premise_version] = f"it encodes the premises of space {label.space_id}, which {place} opens"
             needed |= dict.fromkeys(versions_of(label.previous), f"{place} goes back to it")
             needed |= dict.fromkeys(label.versions, f"{place} names it")
@@ -115,11 +115,11 @@ class Deletion:
         """Removes what earlier deletions have left, and the files of checkpoints whose grace period is over."""
         for job_id in await self._store.deleted():
             await self._finish_job(job_id)
-        for version in await self._registry.claim_buried(self._grace_s):
+        for version in await self._registry.checkpoints.claim_buried(self._grace_s):
             with contextlib.suppress(errors.NotFound):  # an earlier attempt has removed them
                 await asyncio.to_thread(self._checkpoints.store.delete, FOLDER, version)
             await self._tandems.remove(version)  # its deletion may have broken off before
-            await self._registry.forget_buried(version)
+            await self._registry.checkpoints.forget_buried(version)
             log.info("files of a deleted checkpoint removed", version=version)
 
     async def _finish_job(self, job_id: str) -> None:
@@ -240,7 +240,7 @@ class Collection:
             yield Garbage("unfinished checkpoint", directory.name, "its writer has died", size)
 
     async def _old_checkpoints(self, keep: Retention) -> AsyncIterator[Garbage]:
-        ages = await self._registry.checkpoint_ages()
+        ages = await self._registry.checkpoints.ages()
         surplus = len(ages) - keep.checkpoints if keep.checkpoints else 0
         needed = await self._deletion.needed()
         for place, (version, age_s) in enumerate(ages.items()):

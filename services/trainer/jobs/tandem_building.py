@@ -50,7 +50,7 @@ class TandemBuilder:
         """
         if (known := await self._tandems.get(version)) is not None:
             return known
-        await self._registry.set_space(space_id, premise_version)
+        await self._registry.checkpoints.set_space(space_id, premise_version)
         name = f"{LABEL}{job.id}-{uuid.uuid4().hex[:8]}"  # of this attempt: one that is overtaken removes its own
         try:  # a label that was asked for may be set even if its answer does not arrive
             label = await self._registry.set_label(space_id, name, version)

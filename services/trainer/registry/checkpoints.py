@@ -32,7 +32,7 @@ class Checkpoints:
 
         A deleted version comes back, unless its files are just being removed: Unavailable.
         """
-        await self._registry.revive_checkpoint(version)  # first: what is opened next stays
+        await self._registry.checkpoints.revive(version)  # first: what is opened next stays
         await asyncio.to_thread(self.store.open, FOLDER, version, verify=verify)
         artifact = await asyncio.to_thread(self.store.push, FOLDER, version)
         meta = artifact.meta
@@ -49,7 +49,7 @@ class Checkpoints:
             dim=meta["dim"],
             traceparent=traceparent(),
         )
-        await self._registry.add_checkpoint(row)
+        await self._registry.checkpoints.add(row)
         return row
 
     async def is_intact(self, version: str) -> bool:
@@ -58,7 +58,7 @@ class Checkpoints:
 
     async def get(self, version: str) -> CheckpointRow:
         """Returns a checkpoint's row. Raises NotFound."""
-        row = await self._registry.checkpoint(version)
+        row = await self._registry.checkpoints.get(version)
         if row is None:
             raise NotFound(f"checkpoint {version!r} does not exist; ListCheckpoints (`aeenc checkpoints`) names all")
         return row
@@ -69,7 +69,7 @@ class Checkpoints:
 
     async def serving(self, base_version: str, *, cross_encoders: bool) -> tuple[str, ...]:
         """Returns what labels for callers serve: versions of a base's space, or cross-encoders."""
-        base = await self._registry.checkpoint(base_version)
+        base = await self._registry.checkpoints.get(base_version)
         space_id = CROSS_ENCODER if cross_encoders or base is None else base.space_id
         rows = await self._registry.labels(space_id, readable=True)
         return tuple(dict.fromkeys(one for row in rows if row.name in SERVING for one in row.versions))
@@ -79,7 +79,7 @@ class Checkpoints:
 
         That raises InvalidArgument for a malformed token.
         """
-        rows = await self._registry.checkpoints(readable=True)
+        rows = await self._registry.checkpoints.all(readable=True)
         labels = await self._registry.labels(readable=True)
 
         async def cut(size: int, token: str) -> tuple[list[tuple[CheckpointRow, list[str]]], str]:

@@ -128,11 +128,11 @@ class PretrainedSpace:
         return ""
 
     async def _default_space(self) -> str:
-        return await self._registry.default_space() or ""
+        return await self._registry.checkpoints.default_space() or ""
 
     async def _publish(self, version: str) -> CheckpointRow:
         row = await self._checkpoints.register(version, verify="size")  # its hashes were checked just now
-        await self._registry.set_space(row.space_id, version, default=True)
+        await self._registry.checkpoints.set_space(row.space_id, version, default=True)
         # The space serves this version or another one already, perhaps under a newer release's label.
         with contextlib.suppress(errors.Aborted, NewerFormat):
             precision = self._precision

@@ -283,7 +283,7 @@ async def test_an_emptied_registry_takes_nothing_away_and_a_refilled_one_is_foll
     serve, tuned, registry, tiny_checkpoint
 ) -> None:
     async with serve() as (server, client):
-        for key in [key async for key in registry._redis.scan_iter(f"{registry._prefix}*")]:
+        for key in [key async for key in registry._redis.scan_iter(f"{registry._keys.prefix}*")]:
             await registry._redis.delete(key)
         await until(lambda: server.readiness.state == "DEGRADED")
         assert (await client.encode(["sun"])).model_version == tuned[0].version

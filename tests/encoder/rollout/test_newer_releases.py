@@ -125,14 +125,14 @@ async def test_an_encoder_whose_base_model_the_next_major_release_has_written_wa
     async with serve():
         pass
     manifest = tiny_checkpoint.artifact.path / "manifest.json"
-    ours, (row,) = manifest.read_text(), await registry.checkpoints()
+    ours, (row,) = manifest.read_text(), await registry.checkpoints.all()
     manifest.write_text(ours.replace('"format_version": 1', '"format_version": 2'))
     try:
-        await registry.add_checkpoint(replace(row, manifest_sha256=sha256_of(manifest)))
+        await registry.checkpoints.add(replace(row, manifest_sha256=sha256_of(manifest)))
         async with serve(wait=False) as (server, client):
             await until(lambda: "format_version 2" in server.readiness.reason)
             manifest.write_text(ours)
-            await registry.add_checkpoint(row)
+            await registry.checkpoints.add(row)
             assert (await client.encode(["sun"], timeout_s=5)).model_version == tiny_checkpoint.version
     finally:
         manifest.write_text(ours)

@@ -251,7 +251,7 @@ async def register(registry: Registry, checkpoint: TinyCheckpoint | Artifact, *,
     """Adds a checkpoint's row to the registry; a pretrained one also names the space; `label` is pointed at it."""
     artifact = checkpoint.artifact if isinstance(checkpoint, TinyCheckpoint) else checkpoint
     meta, space_id = artifact.meta, str(artifact.meta["space_id"])
-    await registry.add_checkpoint(
+    await registry.checkpoints.add(
         CheckpointRow(
             version=artifact.id,
             space_id=space_id,
@@ -266,6 +266,6 @@ async def register(registry: Registry, checkpoint: TinyCheckpoint | Artifact, *,
         )
     )
     if meta["pretrained"]:
-        await registry.set_space(space_id, artifact.id, default=True)
+        await registry.checkpoints.set_space(space_id, artifact.id, default=True)
     if label:
         await registry.set_label(space_id, label, artifact.id)

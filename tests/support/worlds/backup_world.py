@@ -18,8 +18,8 @@ from services.launcher.backups.making import make_backup
 from services.launcher.backups.restoring import check
 from services.launcher.private_redis import start_private_redis
 from services.store.artifacts import Artifact, ArtifactStore
-from services.store.checkpoint_registry import CheckpointRegistry
 from services.store.redis import connect
+from services.store.registry import Registry
 from services.store.registry_rows import CheckpointRow
 
 CORPUS = "science"
@@ -34,8 +34,8 @@ class Deployment:
     namespace: str
 
     @property
-    def registry(self) -> CheckpointRegistry:
-        return CheckpointRegistry(self.redis, self.namespace)
+    def registry(self) -> Registry:
+        return Registry(self.redis, self.namespace)
 
     def artifact(self, folder: str, content: str) -> Artifact:
         with self.store.writer(KIND, folder) as writer:
@@ -45,7 +45,7 @@ class Deployment:
     async def register(self, content: str) -> Artifact:
         made = self.artifact("checkpoints", content)
         digest, created = made.manifest_sha256, made.created_at
-        await self.registry.add_checkpoint(CheckpointRow(made.id, "s", False, "", "", 0.0, digest, created, 1, 32))
+        await self.registry.checkpoints.add(CheckpointRow(made.id, "s", False, "", "", 0.0, digest, created, 1, 32))
         return made
 
     def activate(self, content: str) -> str:

@@ -184,7 +184,7 @@ async def test_of_a_label_and_a_deletion_at_the_same_time_one_is_refused(world: 
     version = await other(world, 11)
     await world.rows.set_label(world.space.space_id, "trial", version)
     with pytest.raises(errors.FailedPrecondition, match=r"label 'trial' of space .* names it"):
-        await world.rows.bury_checkpoint(version)  # its check of who needs it came before the label
+        await world.rows.checkpoints.bury(version)  # its check of who needs it came before the label
     assert (await world.checkpoints.get(version)).version == version
 
 
@@ -203,14 +203,14 @@ async def test_files_of_a_deleted_checkpoint_go_after_the_grace_period_also_afte
 
 
 async def free(rows: Registry, version: str) -> bool:
-    return not await rows._redis.zscore(rows._buried, version)
+    return not await rows._redis.zscore(rows._keys.buried, version)
 
 
 async def test_a_version_whose_files_are_just_being_removed_is_not_registered(world: TandemWorld):
     version = await other(world, 11)
-    await world.rows.bury_checkpoint(version)
-    assert await world.rows.claim_buried(0) == [version]
-    assert await world.rows.claim_buried(0) == [version], "a trainer that died left it so"
+    await world.rows.checkpoints.bury(version)
+    assert await world.rows.checkpoints.claim_buried(0) == [version]
+    assert await world.rows.checkpoints.claim_buried(0) == [version], "a trainer that died left it so"
     with pytest.raises(errors.Unavailable, match=f"the files of checkpoint {version} are being removed"):
         await world.checkpoints.register(version)
 
@@ -266,7 +266,7 @@ async def test_a_label_that_a_killed_build_has_left_goes_in_the_round_after_its_
     space_id, job = pairs[0].space_id, pending(world)
     for version in (pairs[0].premise_version, pairs[0].version):
         await world.checkpoints.register(version)
-    await world.rows.set_space(space_id, pairs[0].premise_version)
+    await world.rows.checkpoints.set_space(space_id, pairs[0].premise_version)
 
     async def swept() -> bool:
         return await world.rows.labels(space_id) == []

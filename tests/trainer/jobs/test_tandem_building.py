@@ -84,7 +84,7 @@ async def test_labels_of_jobs_that_have_ended_or_were_deleted_are_swept(
 ) -> None:
     job = world.job(state="CANCELLED")
     await world.checkpoints.register(pairs[0].version)
-    await world.rows.set_space(pairs[0].space_id, pairs[0].premise_version)
+    await world.rows.checkpoints.set_space(pairs[0].space_id, pairs[0].premise_version)
     store: Any = world.building._jobs
     await store.create(job, [])
     others = ["job-0123456789abcdef", "job-of-somebody"]

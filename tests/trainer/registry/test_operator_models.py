@@ -198,8 +198,8 @@ async def test_a_record_of_a_newer_release_costs_the_trainer_only_what_it_concer
     space: Space, settings: dict[str, Any], redis_url: str, namespace: str, registry: Registry, newer: str
 ):
     await Checkpoints(ArtifactStore(settings["artifacts_dir"]), registry).register(space.version)
-    (row,) = await registry.checkpoints()
-    await registry.set_space(row.space_id, space.version, default=True)
+    (row,) = await registry.checkpoints.all()
+    await registry.checkpoints.set_space(row.space_id, space.version, default=True)
     for label in ("stable", "canary"):
         await registry.set_label(row.space_id, label, space.version)
     redis: Any = connect(redis_url)
