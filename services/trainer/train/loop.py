@@ -1,6 +1,6 @@
 """The training loop: epochs in random order, the best one kept by strict MAP, resumable after each.
 
-    discard_if_damaged
+    discard_unless_whole
         ▼
     load_state ──► epoch: batches ──► each rank's share: loss, backward ──► clip ──► AdamW step
         ▲                                                                              │ next batch
