@@ -250,7 +250,7 @@ async def jobs(fleet: Fleet) -> str:
     async with fleet.store() as redis:
         registry, store = Registry(redis, NAMESPACE), JobStore(redis, NAMESPACE)
         for n in range(ROWS):
-            await registry.add_checkpoint(replace(row, version=f"q{n:064}"))
+            await registry.checkpoints.add(replace(row, version=f"q{n:064}"))
             config = JobConfig("short", ("run",), note=2 * long_text(n), base_version=base)
             job_id = await store.create(Job(f"{n:016}", config, "g", "PENDING", "", JobProgress(), "", now, None), [])
             await store.transition(job_id, ("PENDING",), "CANCELLED")
