@@ -13,9 +13,9 @@ from safetensors.numpy import load_file
 
 from services.store.artifacts import ArtifactStore
 from services.trainer.models.base_model import DEFAULT_NAME, find_base_model
+from services.trainer.models.batches import Batches
 from services.trainer.models.space import pad_id_of
 from services.trainer.registry.checkpoints import FOLDER
-from services.trainer.train.batches import Batches
 from services.trainer.train.encoder import encode, load_encoder
 from services.trainer.train.export.checkpoint import export_pretrained
 from services.trainer.train.export.exported import PROBES

@@ -16,8 +16,8 @@ from benchmarks.encoder.gpu_encoders import MAX_TOKENS
 from services.trainer.jobs.files import Precision
 from services.trainer.jobs.job import JobConfig
 from services.trainer.jobs.training_set import Example, TrainingSet
+from services.trainer.models.batches import Batches
 from services.trainer.models.space import SpaceSpec, pad_id_of
-from services.trainer.train.batches import Batches
 from services.trainer.train.data import FrozenVectors, Premises, Queries
 from services.trainer.train.encoder import Encoders, load_encoder
 from services.trainer.train.loop import MAX_GRADIENT_NORM, WEIGHT_DECAY, Learner

@@ -85,8 +85,8 @@ def variant(store: ArtifactStore, base: Artifact, number: int) -> Artifact:
 def int8_checkpoint(store: ArtifactStore, base: Artifact) -> Artifact:
     """A checkpoint of the base's weights with fp32 and, where the trainer's gate on dev passes, int8; made once."""
     from services.trainer.evaluation.protocol import EvaluationQuery, evaluate
+    from services.trainer.models.batches import Batches
     from services.trainer.models.space import SpaceSpec
-    from services.trainer.train.batches import Batches
     from services.trainer.train.export.quantization import Int8Trial, add_int8
 
     def write(folder: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from torch.nn import functional
 from services.trainer.jobs.files import Precision
 from services.trainer.jobs.losses import Batching
 from services.trainer.jobs.training_set import TrainingSet
-from services.trainer.train.batches import Batches, by_length
+from services.trainer.models.batches import Batches, by_length
 from services.trainer.train.encoder import ENCODE_BATCH, Encoders, QueryEncoder, tensors_of
 from services.trainer.train.losses import MASKED, drift
 

@@ -27,7 +27,7 @@ from services.trainer.evaluation.protocol import GoldStandard, Ranks, Report, ev
 from services.trainer.evaluation.ranking import nearest, ranks_in
 from services.trainer.jobs.job import JobConfig
 from services.trainer.jobs.training_set import CANDIDATES, TrainingSet
-from services.trainer.train.batches import Batches, Pair, by_length, characters
+from services.trainer.models.batches import Batches, Pair, by_length, characters
 from services.trainer.train.data import Units
 from services.trainer.train.encoder import Encoders, autocast, tensors_of
 from services.trainer.train.export.cross_encoder import PairScorer, exported_cross_encoder, pair_batches

@@ -27,7 +27,7 @@ def spec_of(directory: Path, **options: Any) -> SpaceSpec:
 
 
 def ours(directory: Path, texts: list[str] = TEXTS, prefix: str = "", **options: Any) -> Any:
-    from services.trainer.train.batches import Batches
+    from services.trainer.models.batches import Batches
     from services.trainer.train.encoder import encode, load_encoder
 
     spec = spec_of(directory, **options)
@@ -77,7 +77,7 @@ def try_one_step(artifact: Artifact) -> None:
     """One step of training with a checkpoint's weights makes the loss smaller."""
     import torch
 
-    from services.trainer.train.batches import Batches
+    from services.trainer.models.batches import Batches
     from services.trainer.train.encoder import load_encoder, tensors_of
 
     spec = SpaceSpec.of_meta(artifact.meta)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import tqdm
 
+from services.trainer.models.batches import Batches
 from services.trainer.train import job
-from services.trainer.train.batches import Batches
 from services.trainer.train.encoder import load_encoder, tensors_of
 from services.trainer.train.export import checkpoint as export
 from services.trainer.train.export.exported import PROBES

@@ -84,8 +84,8 @@ class Space:
 
     def encode(self, texts: Sequence[str]) -> Any:
         """Vectors of texts by the pre-trained encoder."""
+        from services.trainer.models.batches import Batches
         from services.trainer.models.space import SpaceSpec
-        from services.trainer.train.batches import Batches
         from services.trainer.train.encoder import encode, load_encoder
 
         artifact = self.store.open("checkpoints", self.version)

@@ -13,8 +13,8 @@ from aeenc.trees import Dataset
 from services.store.artifacts import Artifact, ArtifactStore
 from services.trainer.evaluation.protocol import EvaluationQuery, Report, evaluate
 from services.trainer.models.base_model import DEFAULT_NAME, find_base_model
+from services.trainer.models.batches import Batches
 from services.trainer.models.space import SpaceSpec
-from services.trainer.train.batches import Batches
 from services.trainer.train.export.checkpoint import export_pretrained
 from services.trainer.train.export.exported import outputs_of
 from services.trainer.train.export.kept_graph import export_kept

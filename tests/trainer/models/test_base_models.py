@@ -152,7 +152,7 @@ def test_the_longest_text_is_the_least_of_all_limits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("architecture", ["mpnet", "roberta"])
 def test_positions_that_start_after_the_padding_are_not_counted_as_room(tmp_path: Path, architecture: str) -> None:
-    from services.trainer.train.batches import Batches
+    from services.trainer.models.batches import Batches
     from services.trainer.train.encoder import encode, load_encoder
 
     directory = write_sentence_model(tmp_path, architecture)
@@ -209,8 +209,8 @@ def test_the_default_models_space_stays_what_it_was() -> None:
 def test_fp16_is_exported_when_asked_for_and_near_fp32(
     space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from services.trainer.models.batches import Batches
     from services.trainer.models.space import SpaceSpec
-    from services.trainer.train.batches import Batches
     from services.trainer.train.export import quantization
     from services.trainer.train.export.exported import outputs_of
 

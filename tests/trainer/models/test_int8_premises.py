@@ -10,8 +10,8 @@ import pytest
 
 from aeenc.errors import FailedPrecondition
 from services.store.artifacts import Artifact, ArtifactStore
+from services.trainer.models.batches import Batches
 from services.trainer.models.space import SpaceSpec
-from services.trainer.train.batches import Batches
 from services.trainer.train.encoder import prepare_torch
 from services.trainer.train.export import quantization
 from services.trainer.train.export.checkpoint import export_pretrained

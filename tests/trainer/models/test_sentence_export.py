@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from aeenc.cli import main
 from services.store.artifacts import Artifact, ArtifactStore
+from services.trainer.models.batches import Batches
 from services.trainer.models.sentence_export import premise_encoder_of, write_sentence_transformer
 from services.trainer.models.space import SpaceSpec
-from services.trainer.train.batches import Batches
 from services.trainer.train.encoder import load_encoder
 from services.trainer.train.export.checkpoint import exported_encoder
 from services.trainer.train.export.writer import write_checkpoint

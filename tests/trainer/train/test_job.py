@@ -22,11 +22,11 @@ from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.files import ComputeOptions, JobFiles
 from services.trainer.jobs.job import JobConfig
 from services.trainer.jobs.training_set import JudgedPair
+from services.trainer.models.batches import Batches
 from services.trainer.models.space import SpaceSpec
 from services.trainer.registry.child import EXIT_DISK_FULL, describe_exit
 from services.trainer.train import job, losses
 from services.trainer.train import loop as training
-from services.trainer.train.batches import Batches
 from services.trainer.train.encoder import QueryEncoder, load_encoder, prepare_torch, tensors_of
 from services.trainer.train.export import checkpoint as export
 from services.trainer.train.export.exported import PROBES

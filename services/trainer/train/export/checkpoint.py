@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from aeenc.errors import FailedPrecondition
 from services.store.artifacts import ArtifactStore
+from services.trainer.models.batches import Batches
 from services.trainer.models.space import pad_id_of
-from services.trainer.train.batches import Batches
 from services.trainer.train.encoder import QueryEncoder, encode, load_encoder, tensors_of
 from services.trainer.train.export.exported import PROBES, ExportedModel
 from services.trainer.train.export.writer import encoder_files, encoder_meta, spec_of, write_pretrained

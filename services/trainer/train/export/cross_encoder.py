@@ -20,9 +20,9 @@ from aeenc.errors import FailedPrecondition
 from services.store.artifacts import ArtifactStore
 from services.store.files import sha256_of
 from services.trainer.models.base_model import check_labels
+from services.trainer.models.batches import Batches, Pair
 from services.trainer.models.space import pad_id_of
 from services.trainer.registry.checkpoints import CROSS_ENCODER
-from services.trainer.train.batches import Batches, Pair
 from services.trainer.train.encoder import tensors_of
 from services.trainer.train.export.checkpoint import EXAMPLES, onnx_bytes
 from services.trainer.train.export.exported import PROBES, ExportedModel

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.trainer.train.batches import Batches, Item, by_length, characters
+from services.trainer.models.batches import Batches, Item, by_length, characters
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession

@@ -16,7 +16,7 @@ import numpy as np
 from services.corpus.arrays import map_array
 from services.store.artifacts import ArtifactStore
 from services.trainer.models.base_model import DEFAULT_NAME
-from services.trainer.train.batches import Batches
+from services.trainer.models.batches import Batches
 from services.trainer.train.export.exported import PROBES, ExportedModel
 from services.trainer.train.export.writer import encoder_files, encoder_meta, spec_of, write_pretrained
 

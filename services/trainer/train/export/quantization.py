@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from aeenc.errors import FailedPrecondition
-from services.trainer.train.batches import Batches, Item
+from services.trainer.models.batches import Batches, Item
 from services.trainer.train.export.exported import Outputs, outputs_of
 
 FILE = "model.int8.onnx"

@@ -17,9 +17,9 @@ from services.encoder.runtime.runners import PaddedRunner, Tokens
 from services.store.artifacts import Artifact
 from services.trainer.evaluation.protocol import EvaluationQuery, evaluate
 from services.trainer.jobs.files import JobFiles
+from services.trainer.models.batches import Batches
 from services.trainer.models.space import SpaceSpec
 from services.trainer.train import loop as training
-from services.trainer.train.batches import Batches
 from services.trainer.train.export import quantization
 from services.trainer.train.export.exported import PROBES, outputs_of
 from services.trainer.train.export.quantization import Int8Gate, Int8Trial, Recipe, add_int8, int8_gate, quantize

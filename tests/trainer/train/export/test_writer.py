@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from services.store.artifacts import ArtifactStore
+from services.trainer.models.batches import Batches
 from services.trainer.models.space import SpaceSpec
-from services.trainer.train.batches import Batches
 from services.trainer.train.encoder import load_encoder
 from services.trainer.train.export.checkpoint import exported_encoder
 from services.trainer.train.export.writer import write_checkpoint
