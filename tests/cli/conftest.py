@@ -84,7 +84,7 @@ class Encoder(HashedEncoder):
             service=types_pb2.ServiceInfo(state=types_pb2.SERVICE_STATE_DEGRADED, state_reason="no registry"),
             default_space_id=SPACE,
             dim=DIM,
-            versions=[encoder_pb2.LoadedVersion(version=VERSION, space_id=SPACE, labels=["stable"])],
+            versions=[encoder_pb2.LoadedVersion(version=VERSION, space_id=SPACE)],
             labels=[types_pb2.Label(space_id=SPACE, name="stable", versions=[VERSION], revision=1)],
         )
 
