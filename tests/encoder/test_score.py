@@ -11,6 +11,7 @@ import pytest
 from aeenc import errors
 from aeenc.v1.types_pb2 import Precision
 from services.store.artifacts import ArtifactStore
+from services.store.checkpoint_registry import CheckpointRegistry
 from services.store.registry import Registry
 from support.models.tiny_checkpoints import (
     PAIRS,
@@ -181,8 +182,10 @@ async def test_a_restart_without_the_registry_serves_the_ensemble_of_the_last_ru
     async def away(*_: object, **__: object) -> None:
         raise errors.Unavailable("Redis is away")
 
-    for name in ("last_event", "labels", "label", "default_space"):
-        monkeypatch.setattr(Registry, name, away)
+    for owner, name in (
+        (Registry, "last_event"), (Registry, "labels"), (Registry, "label"), (CheckpointRegistry, "default_space"),
+    ):  # fmt: skip
+        monkeypatch.setattr(owner, name, away)
     async with serve() as (server, client):
         after = await client.score("sun", ["moon"], first_of_ensemble=True)
         assert (after.ensemble, after.scores) == (before.ensemble, before.scores)
