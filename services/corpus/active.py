@@ -20,7 +20,7 @@ from aeenc import errors
 from services.corpus.generation import folder_of
 from services.corpus.moves import ACTIVATION, Move, MoveRequest, Records, made_before, make_move, read_move
 from services.store.artifacts import ArtifactStore
-from services.store.files import DocumentFiles, Documents, make_directory
+from services.store.files import Documents, make_directory
 
 MOVES = ".moves"
 LOCK = ".moving.lock"  # shared by moves; alone for a deletion, so that nobody activates what is being deleted
@@ -147,7 +147,7 @@ def records_of(store: ArtifactStore, corpus: str) -> Records:
         return records
     # of this bucket alone: the directory may have been a store itself, or the cache of another bucket
     copies = f"{records.prefix}-{hashlib.sha256(store.url.encode()).hexdigest()[:8]}"
-    return CopiedRecords(records, MoveRecords(DocumentFiles(store.root), copies))
+    return CopiedRecords(records, MoveRecords(Documents(store.root), copies))
 
 
 class MoveRecords:

@@ -26,7 +26,6 @@ from typing import Any, Literal
 from aeenc import errors
 from services.kit.logs import get
 from services.store.files import (
-    DocumentFiles,
     Documents,
     make_directory,
     sha256_of,
@@ -167,7 +166,7 @@ class ArtifactStore:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.documents: Documents = DocumentFiles(root)
+        self.documents = Documents(root)
         self._was_there = root.is_dir()
 
     def check_there(self) -> None:

@@ -1,23 +1,25 @@
 """What "acknowledged" rests on: replicas that have a write before its answer, and the settings of the server.
 
-    batch of commands ─ one of them may write ─▶ commands, WAIT ─▶ answers, number of replicas ─▶ NotReplicated if few
+    command or pipeline ─ one of its commands may write ─▶ commands, FENCE, WAIT ─▶ answers, or NotReplicated
     (no replicas are asked for, or all commands only read: sent as they are)
 
-One connection sends both, so that a batch costs one round trip. A command whose answer is lost is not sent again here:
-the caller, who has a request id, knows whether it may be repeated.
+A command whose answer is lost is not sent again here unless it only reads: the caller, who has a request id, knows
+whether it may be repeated.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from redis import exceptions
 from redis.asyncio import Redis
-from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.client import Pipeline
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
 
 from services.kit.logs import get
 
@@ -30,9 +32,10 @@ LRANGE MEMORY MGET MULTI PING PTTL ROLE SCAN SCARD SCRIPT SELECT SISMEMBER SMEMB
 XRANGE XREAD XREVRANGE ZCARD ZMSCORE ZRANGE ZRANGEBYSCORE ZREVRANGE ZREVRANGEBYSCORE ZSCORE
 """
 _READS = frozenset(_READ_NAMES.split())
+_PATIENCE = Retry(ExponentialBackoff(cap=0.5, base=0.05), retries=3)  # with reads
+# WAIT waits for what its own connection has written: this, where a script wrote nothing or another connection did.
+_FENCE = ("SET", "aeenc:fence", "", "PX", 1)
 _DURABLE = {"appendonly": "yes", "appendfsync": "always"}
-_UNKNOWN = "nobody can say whether it was done"
-_SETTLED: ContextVar[bool] = ContextVar("settled", default=False)
 
 
 class NotReplicated(exceptions.RedisError):
@@ -43,109 +46,88 @@ class Unanswered(exceptions.RedisError):
     """The connection ended between a write and its answer. It may have been carried out or not."""
 
 
-@contextlib.contextmanager
-def settled() -> Iterator[None]:
-    """Lets reads wait for the replicas, too: for those that an acknowledgement rests on, such as of a retry."""
-    token = _SETTLED.set(True)
-    try:
-        yield
-    finally:
-        _SETTLED.reset(token)
+class AcknowledgedRedis(Redis):
+    """A client whose writes are answered once `replicas` have them, or fail after `wait_ms`: NotReplicated.
 
-
-class AcknowledgedConnection(AbstractConnection):
-    """What `acknowledging` mixes into a connection of any kind."""
+    Its connections send nothing again. Raises Unanswered for a write whose answer is lost, and ConnectionError where
+    the master has become a replica.
+    """
 
     replicas = 0
     wait_ms = 0
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        self._names: list[Any] = []  # the commands that are sent next
-        self._due = 0  # answers to come of a batch that writes or waits
-        self._writes = self._waits = False
-        super().__init__(*args, **options)
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        """Carries a command out, and again when it only reads and the connection breaks."""
+        is_read = _reads(args)
 
-    def pack_commands(self, commands: Iterable[Iterable[Any]]) -> list[bytes]:
-        """Packs a batch."""
-        batch = [tuple(command) for command in commands]
-        self._names = [command[0] for command in batch]
-        return super().pack_commands(batch)
+        async def ask() -> Any:
+            if is_read or not self.replicas:
+                return await super(AcknowledgedRedis, self).execute_command(*args, **options)  # type: ignore[no-untyped-call]
+            return (await self.pipeline(transaction=False).execute_command(*args, **options).execute())[0]
 
-    async def send_command(self, *args: Any, **options: Any) -> None:
-        """Sends a batch of one command."""
-        packed = self.pack_command(*args)
-        self._names = [args[0]]
-        await self.send_packed_command(packed, check_health=options.get("check_health", True))
+        await self.reach()
+        return await _PATIENCE.call_with_retry(lambda: self.asked(ask, is_read=is_read), _let_go)
 
-    async def on_connect_check_health(self, *args: Any, **options: Any) -> None:
-        """Greets the server: several commands before the answers are read, so WAIT after none of them."""
-        token = _SETTLED.set(False)
+    async def reach(self) -> None:
+        """Makes sure of a connection: what cannot even be sent is no write that may have been done."""
+        pool = self.connection_pool
+        await pool.release(await _PATIENCE.call_with_retry(pool.get_connection, _let_go))
+
+    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Any:
+        """Returns a pipeline whose writes are answered in the same way."""
+        return _AcknowledgedPipeline(self, transaction, shard_hint)
+
+    async def settle(self) -> None:
+        """Waits for the replicas after a read that an acknowledgement rests on, such as of a retry."""
+        if self.replicas:
+            await self.execute_command(*_FENCE)
+
+    async def asked(self, ask: Callable[[], Awaitable[Any]], *, is_read: bool) -> Any:
+        """Asks once, and tells an answer that was lost from a write that was refused."""
         try:
-            await super().on_connect_check_health(*args, **options)
-        finally:
-            _SETTLED.reset(token)
-
-    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-        """Sends a batch, and WAIT after one that may write. Raises Unanswered when it breaks off."""
-        names, self._names = self._names, []
-        if not self.is_connected:  # asks Sentinel for the master, as the original does not
-            await self.connect()  # type: ignore[no-untyped-call]
-        if check_health:
-            await self.check_health()  # type: ignore[no-untyped-call]
-        writes = any(str(name).split(maxsplit=1)[0].upper() not in _READS for name in names)
-        waits = bool(self.replicas and names and (writes or _SETTLED.get()))
-        if waits:
-            packed = [command] if isinstance(command, bytes) else list(command)
-            command = [*packed, *self.pack_command("WAIT", self.replicas, self.wait_ms)]
-        try:
-            await super().send_packed_command(command, check_health=False)
+            return await ask()
         except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
-            if writes:
-                raise Unanswered(f"{error}; {_UNKNOWN}") from error
-            raise
-        self._due = len(names) if writes or waits else 0
-        self._writes, self._waits = writes, waits
-
-    async def read_response(self, *args: Any, **options: Any) -> Any:
-        """Reads an answer; with the last one of a batch, the number of replicas that have it.
-
-        Raises NotReplicated, Unanswered, and ConnectionError where a master has become a replica.
-        """
-        is_last, writes, waits = self._due == 1, self._writes and self._due > 0, self._waits
-        self._due = max(self._due - 1, 0)
-        try:
-            answer = await super().read_response(*args, **options)
-        except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
-            if writes and not _says_read_only(error.__context__):
-                raise Unanswered(f"{error}; {_UNKNOWN}") from error
-            raise
+            if is_read or _says_read_only(error) or _says_read_only(error.__context__):
+                raise
+            raise Unanswered(f"{error}; nobody can say whether it was done") from error
         except exceptions.ResponseError as error:
-            if _says_read_only(error):
-                await self.disconnect()  # so that the next connection is one to the new master
-                raise exceptions.ConnectionError("the server is a replica now") from error
-            if is_last and waits:
-                await self._replicas_reached()
-            raise
-        if is_last and waits and (reached := await self._replicas_reached()) < self.replicas:
-            raise NotReplicated(f"{reached} of {self.replicas} replicas had it after {self.wait_ms / 1000:g} s")
-        return answer
-
-    async def _replicas_reached(self) -> int:
-        try:
-            return int(await super().read_response())
-        except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
-            raise Unanswered(f"{error}; {_UNKNOWN}") from error
-
-    async def disconnect(self, *args: Any, **options: Any) -> None:
-        """Disconnects; no answer is due any more."""
-        self._due, self._writes, self._waits = 0, False, False
-        await super().disconnect(*args, **options)
+            if not _says_read_only(error):
+                raise
+            await self.connection_pool.disconnect(inuse_connections=False)  # the next is one to the new master
+            raise exceptions.ConnectionError("the server is a replica now") from error
 
 
-def acknowledging(connection: type[AbstractConnection], replicas: int, wait_s: float) -> type[AbstractConnection]:
-    """Makes a class of connections whose writes are answered once `replicas` have them, or fail after `wait_s`."""
-    own = {"replicas": replicas, "wait_ms": round(wait_s * 1000)}
-    return type(connection.__name__, (AcknowledgedConnection, connection), own)
+class _AcknowledgedPipeline(Pipeline):
+    def __init__(self, client: AcknowledgedRedis, transaction: bool, shard_hint: str | None) -> None:
+        super().__init__(client.connection_pool, client.response_callbacks, transaction, shard_hint)
+        self._client = client
+
+    async def execute(self, raise_on_error: bool = True) -> list[Any]:
+        """Carries the commands out and waits for the replicas: after a transaction, since within one nobody waits."""
+        client, is_read = self._client, all(_reads(args) for args, _ in self.command_stack)
+        fenced = bool(client.replicas) and not is_read
+        is_atomic = self.is_transaction or self.explicit_transaction
+        if fenced and not is_atomic:
+            self.execute_command(*_FENCE)
+            self.execute_command("WAIT", client.replicas, client.wait_ms)
+        await client.reach()
+        ask = partial(super().execute, raise_on_error)
+        answers: list[Any] = await client.asked(ask, is_read=is_read)
+        if fenced and is_atomic:
+            await client.settle()
+        elif fenced:
+            *answers, _, reached = answers
+            if reached < client.replicas:
+                raise NotReplicated(f"{reached} of {client.replicas} replicas had it after {client.wait_ms / 1000:g} s")
+        return answers
+
+
+async def _let_go(_error: Exception) -> None:
+    """Does nothing before a second attempt: it gets another connection."""
+
+
+def _reads(command: tuple[Any, ...]) -> bool:
+    return str(command[0]).split(maxsplit=1)[0].upper() in _READS
 
 
 def _says_read_only(error: BaseException | None) -> bool:
@@ -175,7 +157,7 @@ async def assess(redis: Redis) -> Assurance:
     policy = told.get("maxmemory-policy", "noeviction")
     if told.get("maxmemory", "0") != "0" and policy != "noeviction":
         found.append((f"redis may drop records when its memory is full: {policy}", "maxmemory-policy noeviction"))
-    wanted = getattr(redis.connection_pool.connection_class, "replicas", 0)
+    wanted = getattr(redis, "replicas", 0)
     with contextlib.suppress(exceptions.ResponseError):  # no right to ROLE
         found += _doubts_of_role(await redis.role(), wanted, int(told.get("min-replicas-to-write", wanted)))
     return Assurance(tuple(found), untold)

@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
 
 from aeenc import errors
 
@@ -21,72 +20,43 @@ LEFT_S = 3600.0  # after which what a process has begun to create, and not creat
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
-class Documents(Protocol):
-    """Small files that all who share a store read, each replaced as a whole; a key is a path below the store."""
+class Documents:
+    """Small files that all who share a store read, each replaced as a whole; a key is a path below the store.
 
-    def read(self, key: str) -> bytes | None:
-        """Returns the content; None when there is none."""
-
-    def read_part(self, key: str, start: int, end: int) -> bytes | None:
-        """Returns some bytes of the content, fewer where it ends; None when there is none."""
-
-    def write(self, key: str, content: bytes, *, durable: bool = True) -> None:
-        """Replaces the content. What is not `durable` may be lost with the power."""
-
-    def create(self, key: str, content: bytes) -> bool:
-        """Writes one as a whole, durably. Returns False, and changes nothing, where one stands."""
-
-    def remove(self, key: str) -> None:
-        """Removes one that may be gone already."""
-
-    def names(self, prefix: str) -> list[str]:
-        """Lists the names directly below a prefix, sorted."""
-
-    def sizes(self, prefix: str) -> dict[str, tuple[int, datetime]]:
-        """Lists those below a prefix by key: size, and when they were written."""
-
-
-class DocumentFiles:
-    """Documents below a directory."""
+    They are files below a directory.
+    """
 
     def __init__(self, root: Path) -> None:
-        self._root = root
+        self._directory = root
 
-    def read(self, key: str) -> bytes | None:
-        """Returns the content; None when there is none."""
+    def read(self, key: str, start: int = 0, end: int | None = None) -> bytes | None:
+        """Returns the content, or some bytes of it, fewer where it ends; None when there is none."""
         try:
-            return (self._root / key).read_bytes()
-        except FileNotFoundError:
-            return None
-
-    def read_part(self, key: str, start: int, end: int) -> bytes | None:
-        """Returns some bytes of the content, fewer where it ends; None when there is none."""
-        try:
-            with (self._root / key).open("rb") as file:
+            with (self._directory / key).open("rb") as file:
                 file.seek(start)
-                return file.read(end - start)
+                return file.read(-1 if end is None else end - start)
         except FileNotFoundError:
             return None
 
     def write(self, key: str, content: bytes, *, durable: bool = True) -> None:
         """Replaces the content. What is not `durable` may be lost with the power."""
-        atomic_write(self._root / key, content, durable=durable)
+        atomic_write(self._directory / key, content, durable=durable)
 
     def create(self, key: str, content: bytes) -> bool:
         """Writes one as a whole, durably. Returns False, and changes nothing, where one stands."""
         with contextlib.suppress(FileExistsError):
-            link_new(self._root / key, content)
+            link_new(self._directory / key, content)
             return True
         return False
 
     def remove(self, key: str) -> None:
         """Removes one that may be gone already."""
-        (self._root / key).unlink(missing_ok=True)
+        (self._directory / key).unlink(missing_ok=True)
 
     def names(self, prefix: str) -> list[str]:
         """Lists the names directly below a prefix, sorted, but for hidden ones."""
         try:
-            return sorted(path.name for path in (self._root / prefix).iterdir() if not path.name.startswith("."))
+            return sorted(path.name for path in (self._directory / prefix).iterdir() if not path.name.startswith("."))
         except FileNotFoundError:
             return []
 
@@ -95,7 +65,7 @@ class DocumentFiles:
         found = {}
         for name in self.names(prefix):
             with contextlib.suppress(FileNotFoundError):
-                info = (self._root / prefix / name).stat()
+                info = (self._directory / prefix / name).stat()
                 found[f"{prefix}/{name}"] = (info.st_size, datetime.fromtimestamp(info.st_mtime, UTC))
         return found
 

@@ -24,7 +24,6 @@ from redis.asyncio import Redis
 
 from aeenc import errors
 from services.kit.logs import get
-from services.store.durability import settled
 from services.store.formats import NewerFormat, check_format
 from services.store.redis import Leases, Script, key_prefix, unavailable_if_down
 from services.store.requests import REQUEST_TTL_S, Request, Requests
@@ -250,8 +249,8 @@ class LifeCycles:
     async def started_by(self, idempotency_key: str) -> str | None:
         """The id of the work that an idempotency key has started."""
         async with unavailable_if_down(f"look the {self._noun} up"):
-            with settled():
-                work_id: str | None = await self._redis.get(self._keys.idempotency(idempotency_key))
+            work_id: str | None = await self._redis.get(self._keys.idempotency(idempotency_key))
+            await self._redis.settle()
         return work_id
 
     async def get(self, work_id: str) -> dict[str, str]:

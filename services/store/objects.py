@@ -37,6 +37,7 @@ from services.store.artifacts import (
     same_content,
 )
 from services.store.files import (
+    Documents,
     atomic_write,
     full_disk_is_unavailable,
     link_new,
@@ -64,7 +65,7 @@ def open_store(directory: Path, url: str, cache_bytes: int = 0) -> ArtifactStore
     return CachedStore(directory, Bucket(url), cache_bytes) if url else ArtifactStore(directory)
 
 
-class Bucket:
+class Bucket(Documents):
     """The objects below one URL. Raises Unavailable, naming the object, when the object store does not do as asked."""
 
     def __init__(self, url: str) -> None:
@@ -80,20 +81,13 @@ class Bucket:
                 "your store (s3fs, gcsfs, adlfs)"
             ) from error
 
-    def read(self, key: str) -> bytes | None:
-        """Returns a small object; None when there is none."""
+    def read(self, key: str, start: int = 0, end: int | None = None) -> bytes | None:
+        """Returns a small object, or some bytes of it, fewer where it ends; None when there is none."""
         try:
-            content: bytes = self._asked(key, lambda: self._files.cat_file(f"{self._root}/{key}"))
+            found = self._asked(key, lambda: self._files.cat_file(f"{self._root}/{key}", start or None, end))
         except FileNotFoundError:
             return None
-        return content
-
-    def read_part(self, key: str, start: int, end: int) -> bytes | None:
-        """Returns some bytes of an object, fewer where it ends; None when there is none."""
-        try:
-            content: bytes = self._asked(key, lambda: self._files.cat_file(f"{self._root}/{key}", start, end))
-        except FileNotFoundError:
-            return None
+        content: bytes = found
         return content
 
     def write(self, key: str, content: bytes, *, durable: bool = True) -> None:

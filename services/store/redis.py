@@ -23,14 +23,14 @@ from redis.asyncio.sentinel import (
     SentinelManagedConnection,
     SentinelManagedSSLConnection,
 )
-from redis.backoff import ExponentialBackoff, NoBackoff
+from redis.backoff import NoBackoff
 from redis.commands.core import AsyncScript
 from redis.credentials import CredentialProvider
 
 from aeenc import errors
 from services.kit.concurrency import cancel_all, finish
 from services.kit.logs import get
-from services.store.durability import NotReplicated, acknowledging
+from services.store.durability import AcknowledgedRedis, NotReplicated
 
 log = get(__name__)
 
@@ -39,9 +39,8 @@ TURN_POLL_S = 0.2
 TURN_RETRY_S = 1.0
 SOCKET_TIMEOUT_S = 5.0
 MAX_BLOCK_S = 3.0  # a blocking command must end before the socket gives up
-_PATIENCE: dict[str, Any] = {
-    "retry": Retry(ExponentialBackoff(cap=0.5, base=0.05), retries=3),
-    "retry_on_error": [exceptions.ConnectionError, exceptions.TimeoutError],
+_TIMES: dict[str, Any] = {
+    "retry": Retry(NoBackoff(), 0),  # `AcknowledgedRedis` knows what may be sent again
     "socket_connect_timeout": 2.0,
     "socket_timeout": SOCKET_TIMEOUT_S,
     "health_check_interval": 15,
@@ -107,7 +106,7 @@ def connect(
     key: Path | None = None,
     replicas: int = 0,
     replicas_s: float = 2.0,
-) -> Redis:
+) -> AcknowledgedRedis:
     """Returns a client, not yet connected; its answers are `str`. Raises InvalidArgument for a wrong URL.
 
     `redis[s]://[user@]host:port/0`, `unix://[user@]/path`, or `redis[s]+sentinel://[user@]host:port,…/master/0`; with
@@ -116,7 +115,7 @@ def connect(
     scheme, _, rest = url.partition("://")
     sentinels, where = ([], url) if not scheme.endswith("+sentinel") else _sentinels(url, scheme, rest)
     try:
-        options: dict[str, Any] = {**parse_url(where), **_PATIENCE, "decode_responses": True}
+        options: dict[str, Any] = {**parse_url(where), **_TIMES, "decode_responses": True}
     except ValueError as error:
         raise errors.InvalidArgument(f"the Redis URL {address(url)!r} is none: {error}") from None
     if password_file is not None:
@@ -128,24 +127,22 @@ def connect(
     is_tls = issubclass(kind, SSLConnection)
     tls = {"ssl_ca_certs": ca, "ssl_certfile": cert, "ssl_keyfile": key} if is_tls else {}
     options |= {name: str(path) for name, path in tls.items() if path is not None}
+    client: Any  # redis-py calls it a Redis
     if not sentinels:
-        pool = ConnectionPool(connection_class=acknowledging(kind, replicas, replicas_s), **options)
-        return Redis.from_pool(pool)
-    own = {name: value for name, value in options.items() if name.startswith("ssl_")}
-    at_once = {"socket_timeout": 1.0, "socket_connect_timeout": 0.5, "retry": Retry(NoBackoff(), 0)}
-    guard = {**own, **at_once, "ssl": is_tls, "password": sentinel_password}
-    sentinel = Sentinel(sentinels, sentinel_kwargs=guard)  # type: ignore[no-untyped-call]
-    kind = SentinelManagedSSLConnection if is_tls else SentinelManagedConnection
-    for name in ("host", "port"):
-        options.pop(name, None)
-    master = urlsplit(url).path.split("/")[1]
-    found: Redis = sentinel.master_for(
-        master,
-        connection_pool_class=_SentinelPool,
-        connection_class=acknowledging(kind, replicas, replicas_s),
-        **options,
-    )
-    return found
+        client = AcknowledgedRedis.from_pool(ConnectionPool(connection_class=kind, **options))
+    else:
+        own = {name: value for name, value in options.items() if name.startswith("ssl_")}
+        at_once = {"socket_timeout": 1.0, "socket_connect_timeout": 0.5, "retry": Retry(NoBackoff(), 0)}
+        guard = {**own, **at_once, "ssl": is_tls, "password": sentinel_password}
+        kind = SentinelManagedSSLConnection if is_tls else SentinelManagedConnection
+        for name in ("host", "port"):
+            options.pop(name, None)
+        client = Sentinel(sentinels, sentinel_kwargs=guard).master_for(  # type: ignore[no-untyped-call]
+            urlsplit(url).path.split("/")[1], AcknowledgedRedis, _SentinelPool, connection_class=kind, **options
+        )
+    acknowledged: AcknowledgedRedis = client
+    acknowledged.replicas, acknowledged.wait_ms = replicas, round(replicas_s * 1000)
+    return acknowledged
 
 
 def _sentinels(url: str, scheme: str, rest: str) -> tuple[list[tuple[str, int]], str]:

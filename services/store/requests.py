@@ -15,7 +15,6 @@ from typing import Any
 from redis.asyncio import Redis
 
 from aeenc import errors
-from services.store.durability import settled
 from services.store.redis import key_prefix, unavailable_if_down
 
 REQUEST_TTL_S = 86_400
@@ -59,8 +58,8 @@ class Requests:
         if not request.id:
             return None
         async with unavailable_if_down("look the request up"):
-            with settled():
-                record: dict[str, str] = await self._redis.hgetall(self.key(request))
+            record: dict[str, str] = await self._redis.hgetall(self.key(request))
+            await self._redis.settle()
         if not record:
             return None
         before, now = json.loads(record["content"]), json.loads(request.text)

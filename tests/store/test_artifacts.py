@@ -291,7 +291,7 @@ FULL_DISK = """
 import errno, resource, signal, sys
 from pathlib import Path
 from services.store.artifacts import LOCK, ArtifactStore
-from services.store.files import DocumentFiles, atomic_write
+from services.store.files import Documents, atomic_write
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then the write fails with EFBIG, as with ENOSPC
 store, pointer = ArtifactStore(Path(sys.argv[1])), Path(sys.argv[1]) / "pointer"
@@ -304,7 +304,7 @@ def commit(size):
             (writer.path / name).write_bytes(b"x" * size)
         writer.commit({})
 def put(durable):
-    DocumentFiles(pointer.parent).write(pointer.name, b"x" * 5000, durable=durable)
+    Documents(pointer.parent).write(pointer.name, b"x" * 5000, durable=durable)
 for fail in (lambda: commit(5000), lambda: commit(1), lambda: put(True), lambda: put(False)):
     try:
         fail()

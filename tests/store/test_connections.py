@@ -8,22 +8,14 @@ from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from aeenc import errors
 from services.launcher.private_redis import PrivateRedis, start_private_redis
 from services.sampler.settings import SamplerSettings
-from services.store.redis import _PATIENCE, address, connect, unavailable_if_down
+from services.store.redis import address, connect, unavailable_if_down
 from support.certificates import certify, needs_openssl
 from support.relay import Relay
 from support.servers.replicated_redis import ReplicatedRedis
-
-
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets a connection that is refused fail without a second attempt."""
-    monkeypatch.setitem(_PATIENCE, "retry", Retry(NoBackoff(), 0))
 
 
 @pytest.fixture

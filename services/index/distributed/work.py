@@ -19,7 +19,7 @@ from typing import Any
 from aeenc.errors import DataLoss, Unavailable
 from services.index.building.journal import locked
 from services.kit import logs
-from services.store.files import DocumentFiles, Documents, full_disk_is_unavailable
+from services.store.files import Documents, full_disk_is_unavailable
 from services.store.objects import Bucket
 
 log = logs.get(__name__)
@@ -77,7 +77,7 @@ class Work:
         """
         found = []
         for number, (start, end, crc32) in enumerate(ranges):
-            content = self._files.read_part(_key(stage, number, suffix), start, end) if end > start else b""
+            content = self._files.read(_key(stage, number, suffix), start, end) if end > start else b""
             if content is None or len(content) != end - start or zlib.crc32(content) != crc32:
                 raise self._damaged(stage, number, suffix)
             found.append(content)
@@ -134,7 +134,7 @@ def sweep(folder: str, corpus: str, own: str, older_than_s: float) -> None:
 
 
 def _documents(url: str) -> Documents:
-    return Bucket(url) if "://" in url else DocumentFiles(Path(url))
+    return Bucket(url) if "://" in url else Documents(Path(url))
 
 
 def _key(stage: str, number: int, suffix: str) -> str:

@@ -26,7 +26,7 @@ from services.index.distributed.stages import Encoders
 from services.index.distributed.work import Work
 from services.index.values import EngineOptions, LexicalSettings
 from services.store.artifacts import ArtifactStore
-from services.store.files import DocumentFiles
+from services.store.files import Documents
 
 SHARD = 40
 FACTS = [
@@ -256,13 +256,13 @@ async def test_a_full_disk_is_unavailable_and_what_is_finished_is_kept(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    for owner, name in ((journal, "make_directory"), (DocumentFiles, "write"), (engine, "write_premises")):
+    for owner, name in ((journal, "make_directory"), (Documents, "write"), (engine, "write_premises")):
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, full)
             with pytest.raises(Unavailable, match=r"is full .*free space and build again"):
                 await built(source())
     with monkeypatch.context() as patched:  # the disk of a worker's machine
-        patched.setattr(DocumentFiles, "write", full)
+        patched.setattr(Documents, "write", full)
         with pytest.raises(Unavailable, match=r"is full .*free space and build again"):
             stages.read(Plan.of("c", source(), text_bytes=1000), Work(str(tmp_path / "work")), 0)
     again = Here()
