@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from aeenc import errors
 from services.kit.logs import get
@@ -84,23 +84,28 @@ class Hold:
     """
 
     def __init__(self, path: Path) -> None:
-        self._manifest = path / MANIFEST
-        self._descriptor = os.open(self._manifest, os.O_RDONLY)
+        self._manifest, self._descriptors = path / MANIFEST, list[int]()
+        self._descriptors.append(os.open(path, os.O_RDONLY | os.O_DIRECTORY))
+        self._descriptors.append(os.open(MANIFEST, os.O_RDONLY, dir_fd=self._descriptors[0]))
         self.is_locked = True
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(self._descriptors[1], fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:  # it is being removed: what is opened next is not there
             self.is_locked = False
 
     def stands(self) -> bool:
         """Whether the artifact still stands at its place: not deleted, nor replaced because it was damaged."""
         try:
-            return os.path.samestat(os.fstat(self._descriptor), self._manifest.stat())
+            return os.path.samestat(os.fstat(self._descriptors[1]), self._manifest.stat())
         except FileNotFoundError:
             return False
 
+    def open(self, name: str) -> IO[bytes]:
+        """Opens a file of the artifact for reading, whatever stands at its place now."""
+        return os.fdopen(os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self._descriptors[0]), "rb")
+
     def __del__(self) -> None:
-        if (descriptor := getattr(self, "_descriptor", None)) is not None:  # else the manifest was not there
+        for descriptor in self._descriptors:
             os.close(descriptor)
 
 

@@ -22,7 +22,7 @@ from services.corpus.generation import folder_of
 from services.launcher.backups import archive, making
 from services.launcher.backups.archive import MANIFEST
 from services.launcher.backups.restoring import restore
-from services.launcher.backups.store_files import HeldArtifact
+from services.store.artifacts import Hold
 from support.waiting import until
 from support.worlds.backup_world import CORPUS, Deployment, here, names, opened, other_redis_url, there
 
@@ -84,7 +84,7 @@ class Source(io.FileIO):
 
 def replace_source(patch: pytest.MonkeyPatch, name: str, at_read: Callable[[int], None]) -> None:
     """Makes a file of the store such a source."""
-    open_held, open_path = HeldArtifact._open, Path.open
+    open_held, open_path = Hold.open, Path.open
 
     def source(file: IO[bytes]) -> Source:
         with file:
@@ -92,15 +92,15 @@ def replace_source(patch: pytest.MonkeyPatch, name: str, at_read: Callable[[int]
         made.at_read = at_read
         return made
 
-    def held(artifact: HeldArtifact, of: str) -> IO[bytes]:
-        file = open_held(artifact, of)
-        return cast("IO[bytes]", source(file)) if f"{artifact.name}/{of}" == name else file
+    def held(hold: Hold, of: str) -> IO[bytes]:
+        file = open_held(hold, of)
+        return cast("IO[bytes]", source(file)) if str(hold._manifest.with_name(of)).endswith(f"/{name}") else file
 
     def any_path(path: Path, *arguments: Any, **options: Any) -> Any:
         file = open_path(path, *arguments, **options)
         return source(file) if str(path).endswith(f"here/{name}") else file
 
-    patch.setattr(HeldArtifact, "_open", held)
+    patch.setattr(Hold, "open", held)
     patch.setattr(Path, "open", any_path)
 
 

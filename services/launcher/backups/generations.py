@@ -11,7 +11,7 @@ from aeenc import errors
 from services.corpus.active import read_active, write_active
 from services.corpus.generation import check_corpus_name, folder_of
 from services.launcher.backups.archive import Backup, new_backup
-from services.launcher.backups.store_files import ARTIFACTS, HeldArtifact
+from services.launcher.backups.store_files import ARTIFACTS, copy_artifact
 from services.store.artifacts import MANIFEST, ArtifactStore
 
 KIND = "generation"  # what the archive says it is; a backup says nothing
@@ -38,10 +38,10 @@ def export_generation(store: ArtifactStore, corpus: str, generation: str, target
     if not generation:
         raise errors.NotFound(f"corpus {corpus!r} has no active generation in {store.root}; name one by --generation")
     artifact = store.open(folder_of(corpus), generation, verify="size")
-    held = HeldArtifact(store, folder_of(corpus), generation)
+    hold = store.hold(folder_of(corpus), generation)
     moved = Moved(corpus, generation, artifact.meta["space_id"], artifact.meta["premises"], artifact.size_bytes)
     with new_backup(target) as archive:
-        if damaged := held.copy(archive):
+        if damaged := copy_artifact(f"{folder_of(corpus)}/{generation}", hold, archive):
             raise errors.DataLoss(f"{'; '.join(damaged)}; build the generation again before you export it")
         archive.finish({"kind": KIND, "corpora": {corpus: generation}, "checkpoints": {}, "damaged": []})
     return moved

@@ -28,13 +28,13 @@ from services.launcher.backups.archive import BackupWriter, new_backup
 from services.launcher.backups.keys import Captured, capture, pattern
 from services.launcher.backups.store_files import (
     CHECKPOINTS,
-    HeldArtifact,
     Records,
+    copy_artifact,
     copy_builds,
     hold_all,
     read_records,
 )
-from services.store.artifacts import ArtifactStore
+from services.store.artifacts import ArtifactStore, Hold
 
 KEYS = "redis.jsonl"
 ATTEMPTS = 10
@@ -58,7 +58,7 @@ async def make_backup(redis: Redis, store: ArtifactStore, target: Path, namespac
     """Makes a backup at `target`. Raises AlreadyExists when something stands there."""
     _allow_many_files()
     with new_backup(target) as backup:
-        held: dict[str, HeldArtifact] = {}
+        held: dict[str, Hold] = {}
         say("reading the keys of Redis")
         records, captured, capture_s = await _one_moment(redis, store, held, pattern(namespace))
         unread = await _in_thread(backup, copy_builds, store, backup)
@@ -67,7 +67,7 @@ async def make_backup(redis: Redis, store: ArtifactStore, target: Path, namespac
         damaged = [*records.damaged, *_missing(records, captured, held), *unread]
         registered = {f"{CHECKPOINTS}/{version}": sha256 for version, sha256 in captured.checkpoints.items()}
         for name in sorted(held):
-            damaged += await _in_thread(backup, held[name].copy, backup, registered.get(name, ""))
+            damaged += await _in_thread(backup, copy_artifact, name, held[name], backup, registered.get(name, ""))
         for name, data in records.files.items():
             backup.add_bytes(name, data)
         backup.add_bytes(KEYS, "".join(key.to_line() for key in captured.keys).encode())
@@ -98,7 +98,7 @@ async def _in_thread(backup: BackupWriter, work: Callable[..., list[str]], *argu
 
 
 async def _one_moment(
-    redis: Redis, store: ArtifactStore, held: dict[str, HeldArtifact], keys: str
+    redis: Redis, store: ArtifactStore, held: dict[str, Hold], keys: str
 ) -> tuple[Records, Captured, float]:
     """Reads keys and records until no corpus has moved in between and all that they name is held.
 
@@ -120,7 +120,7 @@ async def _one_moment(
     return before, captured, took_s
 
 
-def _missing(records: Records, captured: Captured, held: dict[str, HeldArtifact]) -> list[str]:
+def _missing(records: Records, captured: Captured, held: dict[str, Hold]) -> list[str]:
     """Names what keys and records name and what is not there."""
     named = {f"{CHECKPOINTS}/{version}": f"checkpoint {version} is registered" for version in captured.checkpoints}
     active = [f"{folder_of(corpus)}/{generation}" for corpus, generation in records.active.items() if generation]

@@ -12,11 +12,10 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from aeenc import errors
 from services.corpus.active import MOVES, read_active
-from services.corpus.generation import folder_of, is_corpus_name
+from services.corpus.generation import corpora_of, folder_of
 from services.launcher.backups.archive import BackupWriter
 from services.store.artifacts import DAMAGED, DELETED, MANIFEST, TEMPORARY, ArtifactStore, Hold
 
@@ -26,67 +25,44 @@ BUILDS = ".builds"  # journals of builds, as the index names them
 _LEFT_OUT = (TEMPORARY, DELETED, DAMAGED, BUILDS, "..")  # "..": a record that is being written
 
 
-def corpora(store: ArtifactStore) -> list[str]:
-    """Lists the folders of corpora."""
-    root = store.root / GENERATIONS
-    return sorted(one.name for one in root.iterdir() if is_corpus_name(one.name)) if root.is_dir() else []
+def copy_artifact(name: str, hold: Hold, backup: BackupWriter, registered_sha256: str = "") -> list[str]:
+    """Copies the manifest of `<folder>/<id>` and the files that it names, also when it is deleted meanwhile.
 
-
-class HeldArtifact:
-    """An artifact whose files stay as long as this object lives, also when it is deleted or replaced meanwhile."""
-
-    def __init__(self, store: ArtifactStore, folder: str, artifact_id: str) -> None:
-        """Raises NotFound when it is not there, or no longer."""
-        self.name = f"{folder}/{artifact_id}"
-        self._hold: Hold = store.hold(folder, artifact_id)
+    Returns what cannot be read or does not have its hash.
+    """
+    files, damaged = _files_of(hold), []
+    for part, sha256 in [*files.items(), (MANIFEST, registered_sha256)]:
         try:
-            self._directory = os.open(store.path(folder, artifact_id), os.O_RDONLY | os.O_DIRECTORY)
-        except FileNotFoundError:
-            raise errors.NotFound(f"{self.name} has just been removed") from None
-        if not self._hold.stands():
-            raise errors.NotFound(f"{self.name} has just been removed")
-
-    def copy(self, backup: BackupWriter, registered_sha256: str = "") -> list[str]:
-        """Copies the manifest and the files that it names. Returns what cannot be read or does not have its hash."""
-        files, damaged = self._files(), []
-        for name, sha256 in [*files.items(), (MANIFEST, registered_sha256)]:
-            try:
-                with self._open(name) as file:
-                    size = os.fstat(file.fileno()).st_size
-                    copied = backup.add(f"{ARTIFACTS}/{self.name}/{name}", file, size)
-            except OSError as error:
-                damaged.append(f"{self.name}/{name} cannot be read ({error.strerror})")
-            else:
-                if sha256 and copied.sha256 != sha256:
-                    why = "does not have the sha256 of its manifest"
-                    if name == MANIFEST:  # a restore passes over a manifest that "cannot be read"
-                        why = "cannot be read (not the registered sha256)"
-                    damaged.append(f"{self.name}/{name} {why}")
-        return damaged if files or damaged else [f"{self.name}/{MANIFEST} cannot be read"]
-
-    def _files(self) -> dict[str, str]:
-        """The hash of each file, as the manifest says; of nothing when it cannot be read."""
-        try:
-            with self._open(MANIFEST) as file:
-                return {name: entry["sha256"] for name, entry in json.load(file)["files"].items() if "/" not in name}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return {}
-
-    def _open(self, name: str) -> IO[bytes]:
-        return os.fdopen(os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self._directory), "rb")
-
-    def __del__(self) -> None:
-        if (directory := getattr(self, "_directory", None)) is not None:
-            os.close(directory)
+            with hold.open(part) as file:
+                copied = backup.add(f"{ARTIFACTS}/{name}/{part}", file, os.fstat(file.fileno()).st_size)
+        except OSError as error:
+            damaged.append(f"{name}/{part} cannot be read ({error.strerror})")
+        else:
+            if sha256 and copied.sha256 != sha256:
+                why = "does not have the sha256 of its manifest"
+                if part == MANIFEST:  # a restore passes over a manifest that "cannot be read"
+                    why = "cannot be read (not the registered sha256)"
+                damaged.append(f"{name}/{part} {why}")
+    return damaged if files or damaged else [f"{name}/{MANIFEST} cannot be read"]
 
 
-def hold_all(store: ArtifactStore, held: dict[str, HeldArtifact]) -> None:
+def _files_of(hold: Hold) -> dict[str, str]:
+    """The hash of each file, as the manifest says; of nothing when it cannot be read."""
+    try:
+        with hold.open(MANIFEST) as file:
+            return {name: entry["sha256"] for name, entry in json.load(file)["files"].items() if "/" not in name}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def hold_all(store: ArtifactStore, held: dict[str, Hold]) -> None:
     """Holds all artifacts that there are and that are not held yet, by `<folder>/<id>`."""
-    for folder in (CHECKPOINTS, *map(folder_of, corpora(store))):
+    for folder in (CHECKPOINTS, *map(folder_of, corpora_of(store))):
         for artifact_id in store.list(folder):
             if f"{folder}/{artifact_id}" not in held:
                 with contextlib.suppress(errors.NotFound):
-                    held[f"{folder}/{artifact_id}"] = HeldArtifact(store, folder, artifact_id)
+                    if (hold := store.hold(folder, artifact_id)).stands():
+                        held[f"{folder}/{artifact_id}"] = hold
 
 
 @dataclass(frozen=True)
@@ -110,7 +86,7 @@ def read_records(store: ArtifactStore) -> Records:
     """
     files: dict[str, bytes] = {}
     active, damaged = {}, []
-    for corpus in corpora(store):
+    for corpus in corpora_of(store):
         folder = store.root / folder_of(corpus)
         for path in sorted(_small_files(folder), key=lambda path: path.parent.name != MOVES):
             name = f"{folder_of(corpus)}/{path.relative_to(folder)}"
@@ -145,7 +121,7 @@ def copy_builds(store: ArtifactStore, backup: BackupWriter) -> list[str]:
     Returns those that cannot be read.
     """
     damaged = []
-    for corpus in corpora(store):
+    for corpus in corpora_of(store):
         folder = store.root / folder_of(corpus)
         for journal in sorted(folder.glob(f"{BUILDS}/*")):
             files = [path for path in journal.rglob("*") if path.is_file() and not path.name.startswith(".")]
