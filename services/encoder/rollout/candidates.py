@@ -15,14 +15,14 @@ import ctypes
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
 
 from aeenc import errors
-from services.encoder.rollout.history import PREMISES, SavedSpace, SwapHistory
+from services.encoder.rollout.history import PREMISES, SwapHistory
 from services.encoder.rollout.loading import LoadOptions, add_precision, check_place, load_model, model_bytes
 from services.encoder.rollout.versions import STABLE, Versions
 from services.encoder.runtime.model import Model, TokenizerCache
@@ -60,16 +60,11 @@ class CandidateLoader:
         self._load_s, self._memory = load_s, Memory(loaded_bytes or usable_memory_bytes() // 2)
         self._tokenizers = TokenizerCache()
         self._threads: set[threading.Thread] = set()
+        self.known: Mapping[str, str] = {}  # digests of manifests, by which to load without the registry
 
     async def load(self, space_id: str, version: str, dim: int | None) -> Model:
         """Loads a version. Raises NotFound, DeadlineExceeded, and errors that name the wrong file or value."""
-        row = await self._registry.checkpoints.get(version)
-        if row is None:
-            raise errors.NotFound(f"the registry does not know checkpoint {version}; publish it again")
-        return await self.load_known(space_id, version, row.manifest_sha256, dim)
-
-    async def load_known(self, space_id: str, version: str, manifest_sha256: str, dim: int | None) -> Model:
-        """Loads a version whose manifest digest is known, without the registry."""
+        manifest_sha256 = self.known.get(version) or await self._registered(version)
 
         def load(pause: Callable[[], None]) -> Model:
             hold = self._store.hold(FOLDER, version)  # neither a deletion nor a cache takes what is served
@@ -82,6 +77,12 @@ class CandidateLoader:
             return model
 
         return await self._in_thread(version, load)
+
+    async def _registered(self, version: str) -> str:
+        row = await self._registry.checkpoints.get(version)
+        if row is None:
+            raise errors.NotFound(f"the registry does not know checkpoint {version}; publish it again")
+        return row.manifest_sha256
 
     async def add_precision(self, model: Model, precision: str) -> None:
         """Loads a precision of a loaded version beside those that it has. Raises the reason why it cannot be."""
@@ -293,23 +294,10 @@ class Spaces:
             return models if all(row.precision in model.runners for model in models) else []
         return []
 
-    async def restore(self, saved: SavedSpace, *, default: bool) -> None:
-        """Opens a space as it was served last, without the registry. One that is open keeps its premise encoder."""
-        version = self._versions.premise_versions.get(saved.space_id, saved.premise_version)
-        premises = self._versions.models.get(version)
-        if premises is None:
-            premises = await self._loader.load_known(saved.space_id, version, saved.premise_manifest_sha256, None)
-        self._versions.open_space(saved.space_id, premises, default=default)
-
-    async def restore_models(self, row: LabelRow, digests: list[str]) -> list[Model]:
-        """Returns the version or the ensemble of a label as it was served last, without the registry."""
-        dim, models = self._dim(row.space_id), []
-        for version, digest in zip(row.versions, digests, strict=True):
-            model = self._versions.models.get(version)
-            model = model or await self._loader.load_known(row.space_id, version, digest, dim)
-            await self._loader.add_precision(model, row.precision)
-            models.append(model)
-        return models
+    async def restore(self, space_id: str, version: str, *, default: bool) -> None:
+        """Opens a space as it was served last. One that is open keeps its premise encoder."""
+        premises = await self._load(space_id, self._versions.premise_versions.get(space_id, version))
+        self._versions.open_space(space_id, premises, default=default)
 
     def _dim(self, space_id: str) -> int | None:
         """Returns the dimension of a space; None for cross-encoders."""

@@ -25,7 +25,7 @@ from typing import Any
 from aeenc import errors
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.rollout.candidates import CandidateLoader, Spaces
-from services.encoder.rollout.history import SavedLabel, SavedState, StateFile, SwapHistory
+from services.encoder.rollout.history import SavedState, StateFile, SwapHistory
 from services.encoder.rollout.versions import STABLE, LabelKey, Versions
 from services.encoder.runtime.model import FLOAT32, Model
 from services.kit import tracing
@@ -285,7 +285,7 @@ class Follower:
     async def _fall_back(self, stable: LabelRow) -> None:
         """Serves the version that `stable` named here last, or before, when its own cannot be served at the start."""
         state, key = await self._state_file.load(), (stable.space_id, stable.name)
-        rows = [one.row for one in (state.labels if state else ()) if (one.row.space_id, one.row.name) == key]
+        rows = [row for row in (state.labels if state else ()) if (row.space_id, row.name) == key]
         for row in (*rows, replace(stable, version=stable.previous, precision=FLOAT32)):
             if not row.version or _is_same(row, stable):
                 continue
@@ -414,34 +414,36 @@ class Follower:
 
     async def _restore(self, why: str) -> None:
         """Serves what was served last, and takes nothing back that the first round has served already."""
-        spaces, labels = await self._state_file.load() or SavedState((), ())
-        if not spaces and not self._versions.complete:
+        state = await self._state_file.load() or SavedState({}, [], {})
+        if not state.spaces and not self._versions.complete:
             self._readiness.starting(f"nothing was served here before, and the registry is away: {why}")
             return
-        for space in spaces:
-            becomes_default = space is spaces[0] and not self._versions.complete
+        self._loader.known = state.manifests
+        try:
+            await self._restore_state(state, why)
+        finally:
+            self._loader.known = {}
+
+    async def _restore_state(self, state: SavedState, why: str) -> None:
+        for space_id, version in state.spaces.items():
+            becomes_default = space_id == next(iter(state.spaces)) and not self._versions.complete
             try:
-                await self._spaces.restore(space, default=becomes_default)
+                await self._spaces.restore(space_id, version, default=becomes_default)
             except errors.AeencError as error:
-                log.warning("a saved space cannot be served", space=space.space_id, reason=error.message)
+                log.warning("a saved space cannot be served", space=space_id, reason=error.message)
                 if becomes_default:  # the next rounds try again
                     self._readiness.starting(f"{why}; nor can what was served here last: {error.message}")
                     return
-        await self._restore_labels(labels)
-        self._fall_behind(f"serving the labels of the last run: {why}")
-
-    async def _restore_labels(self, labels: Iterable[SavedLabel]) -> None:
-        for row, manifests in labels:
+        for row in state.labels:
             key = (row.space_id, row.name)
-            if key in self._versions.labels:
-                continue
             try:
-                models = await self._spaces.restore_models(row, manifests)
+                models = [] if key in self._versions.labels else await self._spaces.models(row)
             except errors.AeencError as error:
                 log.exception("a saved label cannot be served", label=row.name, reason=error.message)
                 continue
-            if key not in self._versions.labels:  # nor has an event had it served meanwhile
+            if models and key not in self._versions.labels:  # nor has an event had it served meanwhile
                 self._serve(row, models)
+        self._fall_behind(f"serving the labels of the last run: {why}")
 
 
 def _is_same(row: LabelRow, other: LabelRow) -> bool:

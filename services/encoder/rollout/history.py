@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
 
 from aeenc.errors import DataLoss
 from services.encoder.metrics import EncoderMetrics
@@ -19,14 +18,13 @@ from services.kit.logs import get
 from services.store.files import atomic_write
 from services.store.formats import NewerFormat, check_format
 from services.store.registry import LabelRow
-from services.store.registry_rows import TOGETHER, versions_of
 
 log = get(__name__)
 
 KEPT_SWAPS = 20
 PREMISES = "(premises)"  # stands for a label: the space's premise encoder
 FORMAT_VERSION = 1
-FILE, MANIFESTS = "labels.json", "manifest_sha256"
+FILE = "labels.json"
 _RUN = re.compile("run-[0-9a-f]{16}")  # the label of a run, of which there are ever more
 
 
@@ -92,46 +90,33 @@ class SwapHistory:
             self.forget(key)
 
 
-class SavedLabel(NamedTuple):
-    """A label's row as it was served, and the digests that the manifests of its versions must have."""
+@dataclass(frozen=True)
+class SavedState:
+    """Everything needed to serve again without the registry.
 
-    row: LabelRow
-    manifests: list[str]
+    The premise encoder of each space, the default one first, the labels, and the digest that the manifest of each
+    version must have.
+    """
 
-
-class SavedSpace(NamedTuple):
-    """A space as it was served: its premise encoder, with the digest that the checkpoint's manifest must have."""
-
-    space_id: str
-    premise_version: str
-    premise_manifest_sha256: str
-
-
-class SavedState(NamedTuple):
-    """Everything needed to serve again: the spaces, the default one first, and the labels."""
-
-    spaces: tuple[SavedSpace, ...]
-    labels: tuple[SavedLabel, ...]
+    spaces: dict[str, str]
+    labels: list[LabelRow]
+    manifests: dict[str, str]
 
     @classmethod
     def of(cls, versions: Versions) -> SavedState:
         """Describes what is served."""
-        digests = {version: model.description.manifest_sha256 for version, model in versions.models.items()}
-        labels = tuple(
-            SavedLabel(row, [digests[version] for version in row.versions])
-            for _, row in sorted(versions.labels.items())
-        )
-        default_first = sorted(versions.premise_versions.items(), key=lambda one: (one[0] != versions.space_id, one[0]))
-        spaces = tuple(SavedSpace(space_id, version, digests[version]) for space_id, version in default_first)
-        return cls(spaces, labels)
+        spaces = dict(sorted(versions.premise_versions.items(), key=lambda one: (one[0] != versions.space_id, one[0])))
+        labels = [row for _, row in sorted(versions.labels.items())]
+        models = sorted(versions.models.items())
+        return cls(spaces, labels, {version: model.description.manifest_sha256 for version, model in models})
 
     def over(self, older: SavedState) -> SavedState:
         """Returns this state with the spaces and labels that only the older one has."""
-        spaces = {one.space_id for one in self.spaces}
-        labels = {(one.row.space_id, one.row.name) for one in self.labels}
+        labels = {(row.space_id, row.name) for row in self.labels}
         return SavedState(
-            (*self.spaces, *(one for one in older.spaces if one.space_id not in spaces)),
-            (*self.labels, *(one for one in older.labels if (one.row.space_id, one.row.name) not in labels)),
+            {**self.spaces, **older.spaces, **self.spaces},
+            [*self.labels, *(row for row in older.labels if (row.space_id, row.name) not in labels)],
+            {**older.manifests, **self.manifests},
         )
 
 
@@ -169,11 +154,7 @@ class StateFile:
 
 
 def _write(path: Path, state: SavedState) -> None:
-    record = {
-        "format_version": FORMAT_VERSION,
-        "spaces": [space._asdict() for space in state.spaces],
-        "labels": [{**row.to_hash(), MANIFESTS: TOGETHER.join(manifests)} for row, manifests in state.labels],
-    }
+    record = {"format_version": FORMAT_VERSION, **vars(state), "labels": [row.to_hash() for row in state.labels]}
     atomic_write(path, json.dumps(record, indent=1).encode())
 
 
@@ -181,10 +162,8 @@ def _read(path: Path) -> SavedState | None:
     try:
         record = json.loads(path.read_bytes())
         check_format(record, FORMAT_VERSION, str(path))
-        return SavedState(
-            tuple(SavedSpace(*(one[name] for name in SavedSpace._fields)) for one in record["spaces"]),
-            tuple(SavedLabel(LabelRow.of_hash(one), versions_of(one[MANIFESTS])) for one in record["labels"]),
-        )
+        labels = [LabelRow.of_hash(row) for row in record["labels"]]
+        return SavedState(dict(record["spaces"]), labels, dict(record["manifests"]))
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:

@@ -28,7 +28,8 @@ def made(registry, artifact_store):
 
 
 def load(made, checkpoint):
-    return made.load_known(checkpoint.space_id, checkpoint.version, checkpoint.artifact.manifest_sha256, None)
+    made.known = {checkpoint.version: checkpoint.artifact.manifest_sha256}
+    return made.load(checkpoint.space_id, checkpoint.version, None)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux schedules threads by themselves")

@@ -269,16 +269,16 @@ async def test_a_registry_that_fails_during_the_first_round_takes_nothing_back_t
         pass
     await register(registry, newest, label="stable")
     loaded: list[str] = []
-    original = CandidateLoader.load_known
+    original = CandidateLoader.load
 
-    async def load_known(self, space_id, version, *arguments, **options):
+    async def load(self, space_id, version, *arguments, **options):
         loaded.append(version)
         return await original(self, space_id, version, *arguments, **options)
 
     async def away(*_arguments: object, **_options: object) -> None:
         raise errors.Unavailable("Redis is away")
 
-    monkeypatch.setattr(CandidateLoader, "load_known", load_known)
+    monkeypatch.setattr(CandidateLoader, "load", load)
     monkeypatch.setattr(Registry, "labels", away)  # the round reads them once it serves `stable`
     async with serve() as (server, client):
         assert (await client.encode(["sun"])).model_version == newest.version
