@@ -96,7 +96,7 @@ async def health_of(port: int, service: str) -> str:
 
 async def test_a_service_waits_for_another_that_is_away():
     channel = Channel("127.0.0.1:1", **Settings().peer())
-    assert channel._retry.away_s == math.inf
+    assert channel.retry.away_s == math.inf
     await channel.close()
 
 

@@ -137,8 +137,9 @@ class BlockingEncoderClient:
         """Embeds any number of texts over all encoders of the target; yields their batches of `batch` texts in order.
 
         Each encoder has at most `window` batches at once. Broken streams are resumed: answered batches are kept, the
-        others sent again. Raises Unavailable once no encoder has answered for `patience_s`, FailedPrecondition when the
-        version changes meanwhile. The lane is bulk by default.
+        others sent again. Raises Unavailable once no encoder has answered for `patience_s`, or as any call does
+        (`Retry.away_s`) when none is there from the start, FailedPrecondition when the version changes meanwhile. The
+        lane is bulk by default.
         """
         with Caller() as caller:
             yield from caller.iterate(
@@ -388,7 +389,8 @@ class BlockingIndexClient:
         The index keeps the premises that it has acknowledged as durable. While it is away, full, or without progress,
         this call resumes after them for up to `resume_s`, unless `premises` is an iterator, which cannot begin again.
         With a `request_id` of yours, another call with the same id and premises resumes, too. Raises Unavailable with
-        the encoder's reason when the encoder does not serve, within half of the time that is left.
+        the encoder's reason when the encoder does not serve, within half of the time that is left, and as any call does
+        (`Retry.away_s`) when no index answers from the start.
         """
         with Caller() as caller:
             return caller.run(

@@ -114,8 +114,9 @@ class EncoderClient:
         """Embeds any number of texts over all encoders of the target; yields their batches of `batch` texts in order.
 
         Each encoder has at most `window` batches at once. Broken streams are resumed: answered batches are kept, the
-        others sent again. Raises Unavailable once no encoder has answered for `patience_s`, FailedPrecondition when the
-        version changes meanwhile. The lane is bulk by default.
+        others sent again. Raises Unavailable once no encoder has answered for `patience_s`, or as any call does
+        (`Retry.away_s`) when none is there from the start, FailedPrecondition when the version changes meanwhile. The
+        lane is bulk by default.
         """
         refuse_single_text(texts)
         options = EncodeOptions(role, label, version, space_id, truncate, precision, lane, routing_key)

@@ -29,7 +29,7 @@ from aeenc.calls.retrieval import (
     premise_filter,
     rank,
 )
-from aeenc.transport.channel import Channel
+from aeenc.transport.channel import AWAY, Channel
 from aeenc.transport.checks import check_seconds
 from aeenc.v1 import index_pb2, index_pb2_grpc, types_pb2
 from aeenc.values.writing import message, shown
@@ -234,7 +234,8 @@ class IndexClient:
         The index keeps the premises that it has acknowledged as durable. While it is away, full, or without progress,
         this call resumes after them for up to `resume_s`, unless `premises` is an iterator, which cannot begin again.
         With a `request_id` of yours, another call with the same id and premises resumes, too. Raises Unavailable with
-        the encoder's reason when the encoder does not serve, within half of the time that is left.
+        the encoder's reason when the encoder does not serve, within half of the time that is left, and as any call does
+        (`Retry.away_s`) when no index answers from the start.
         """
         refuse_single_text(delete_ids, "delete_ids")
         can_resume = begins_again(premises)
@@ -252,6 +253,7 @@ class IndexClient:
         deadline, stuck_since, reached = time.monotonic() + check_seconds(timeout_s), 0.0, 0
         resume_s = check_seconds(resume_s, "resume_s") if resume_s != 0 else 0.0
         stage: BuildStage = "receiving"
+        has_answered = False
         while True:
             before = reached
             requests = build_requests(header, premises, header.resume_from)
@@ -261,7 +263,7 @@ class IndexClient:
                 async for progress in self._admin_channel.stream(
                     self._admin.BuildGeneration, requests, timeout_s=left_s
                 ):
-                    heard_at = time.monotonic()
+                    heard_at, has_answered = time.monotonic(), True
                     reached = max(reached, progress.durable + progress.encoded)
                     header.resume_from = max(header.resume_from, progress.durable)
                     if on_progress is not None:
@@ -275,7 +277,9 @@ class IndexClient:
                 now, asked_s = time.monotonic(), error.retry_after_s or 0.0
                 if reached > before or not stuck_since:
                     stuck_since = heard_at
-                if not can_resume or max(now - stuck_since, asked_s) >= min(resume_s, deadline - now):
+                has_answered |= error.reason != AWAY
+                patience_s = resume_s if has_answered else min(resume_s, self._admin_channel.retry.away_s)
+                if not can_resume or max(now - stuck_since, asked_s) >= min(patience_s, deadline - now):
                     raise  # the reason, rather than let the time run out
             await asyncio.sleep(max(RESUME_EVERY_S, asked_s))
 

@@ -1,19 +1,19 @@
-"""Runs: waited for across restarts of the sampler, and listed page by page."""
+"""Who is waited for and how long: a run across restarts of the sampler, and nobody where no service is."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
 import pytest
 
-import aeenc
-from aeenc import Channel, Retry, SamplerClient, errors
+from aeenc import PATIENT, AsyncClient, Channel, Retry, SamplerClient, errors
 from aeenc.transport import status
 from aeenc.v1 import sampler_pb2, sampler_pb2_grpc, types_pb2
+from aeenc.values import Pair
 from support.relay import Relay
 
 
@@ -72,6 +72,43 @@ async def test_a_sampler_that_is_away_from_the_beginning_is_not_waited_for() -> 
         await SamplerClient(channel).wait("r")
     assert time.monotonic() - started < 15
     await channel.close()
+
+
+async def all_of(items: AsyncIterator[Any]) -> list[Any]:
+    return [one async for one in items]
+
+
+# Calls that take a list of any length, each with an item that it takes.
+STREAMED: dict[str, tuple[Callable[[AsyncClient, Any], Awaitable[Any]], Any]] = {
+    "build": (lambda client, item: client.index.build("c", ["ice is cold", item]), "heat melts ice"),
+    "put_explanations": (lambda client, item: client.index.put_explanations("c", [("q", ["p"]), item]), ("q", ["p"])),
+    "start_run": (lambda client, item: client.sampler.start_run([("h", "t"), item]), ("i", "u")),
+    "import_pairs": (lambda client, item: client.sampler.import_pairs("c", [item]), Pair(query="q", premise="p")),
+    "evaluate": (lambda client, item: client.trainer.evaluate("c", [("q", ["p"]), item]), ("r", ["p"])),
+    "evaluate, training": (
+        lambda client, item: client.trainer.evaluate("c", [("q", ["p"])], training=[item]),
+        ("r", ["p"]),
+    ),
+    "encode_all": (lambda client, item: all_of(client.encoder.encode_all(["ice", item])), "heat"),
+    "encode_stream": (lambda client, item: all_of(client.encoder.encode_stream([["ice", item]])), "heat"),
+}
+NOWHERE = dict.fromkeys(("encoder", "index", "sampler", "trainer"), "127.0.0.1:1")
+
+
+@pytest.mark.parametrize("name", STREAMED)
+async def test_a_wrong_item_is_named_without_a_service(name: str) -> None:
+    call, _ = STREAMED[name]
+    async with AsyncClient(**NOWHERE, retry=PATIENT) as client:
+        with pytest.raises(errors.InvalidArgument, match="3"):
+            await asyncio.wait_for(call(client, 3), 5)
+
+
+@pytest.mark.parametrize("name", STREAMED)
+async def test_a_list_for_a_service_that_is_not_there_is_given_up_as_soon_as_any_call(name: str) -> None:
+    call, item = STREAMED[name]
+    async with AsyncClient(**NOWHERE, timeout_s=60, retry=Retry(away_s=0.5)) as client:
+        with pytest.raises(errors.Unavailable, match=r"no service answers at 127\.0\.0\.1:1 "):
+            await asyncio.wait_for(call(client, item), 15)
 
 
 class Refusing(Runs):
@@ -154,7 +191,7 @@ async def test_a_watch_ends_when_its_host_vanishes(monkeypatch: pytest.MonkeyPat
 async def test_a_list_asks_for_a_page_when_it_comes_to_it() -> None:
     runs = Runs(types_pb2.WORK_STATE_SUCCEEDED)
     server, port = await served(runs, "127.0.0.1:0")
-    async with aeenc.AsyncClient(sampler=f"127.0.0.1:{port}") as client:
+    async with AsyncClient(sampler=f"127.0.0.1:{port}") as client:
         listing = client.sampler.list_runs(page_size=2)
         assert runs.pages == [], "nothing is asked for before the first step"
         assert [(await anext(listing)).id, (await anext(listing)).id] == ["r0", "r1"]

@@ -24,7 +24,7 @@ from aeenc import errors
 from aeenc.calls.encoding import Encoded, EncodeOptions
 from aeenc.calls.inputs import at_least_one, each
 from aeenc.transport.addresses import Address
-from aeenc.transport.channel import Channel, pause_s
+from aeenc.transport.channel import AWAY, Channel, pause_s
 from aeenc.transport.checks import check_seconds
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
 
@@ -42,7 +42,8 @@ _PASSING = (errors.Unavailable, errors.Overloaded, errors.Cancelled, errors.Dead
 class BulkEncoder:
     """Encodes batches over one stream to each encoder behind `channel`, at most `window` batches at a time to each.
 
-    The work fails once no encoder has answered for `patience_s`. Use it with `async with`, or `close` it.
+    The work fails once no encoder has answered for `patience_s` or, where none is there from the start, for the time
+    of any call (`Retry.away_s`). Use it with `async with`, or `close` it.
     The lane is bulk unless the options say otherwise.
     """
 
@@ -132,7 +133,7 @@ class BulkEncoder:
             due = loop.time() + nap_s
             await asyncio.sleep(nap_s)
             self._excuse(loop.time() - due)
-            if self._queue.is_open and loop.time() - self._queue.heard_at > self._patience_s:
+            if self._queue.is_open and loop.time() - self._queue.heard_at > self._limit_s():
                 self._queue.fail(self._silence())
             for stream in self._streams.values():
                 self._check(stream, loop.time())
@@ -166,6 +167,11 @@ class BulkEncoder:
         if is_slow and max(others, default=0.0) > stream.heard_at:
             stream.hang_up()
 
+    def _limit_s(self) -> float:
+        """Says how long the work may wait for an answer; where no encoder was ever met, as long as any call may."""
+        was_met = self._queue.has_answers or not all(stream.is_away for stream in self._streams.values())
+        return self._patience_s if was_met else min(self._patience_s, self._channel.retry.away_s)
+
     def _silence(self) -> errors.AeencError:
         trouble = self._queue.trouble
         if isinstance(trouble, errors.Overloaded):
@@ -194,6 +200,7 @@ class BatchQueue:
     def __init__(self) -> None:
         self.trouble: errors.AeencError | None = None  # what last broke a stream, until the next answer
         self.heard_at = 0.0  # the loop's time of the last answer, or when the waiting for one began
+        self.has_answers = False
         self._waiting: asyncio.PriorityQueue[Batch] = asyncio.PriorityQueue()
         self._open: dict[float, Batch] = {}
         self._submitted = 0
@@ -236,7 +243,7 @@ class BatchQueue:
     def answered(self, batch: Batch, outcome: Encoded | errors.AeencError) -> None:
         """Gives a batch its answer, or the encoder's error about it."""
         self._open.pop(batch.seq, None)
-        self.trouble = None
+        self.trouble, self.has_answers = None, True
         self.heard_at = asyncio.get_running_loop().time()
         _resolve(batch, outcome)
 
@@ -267,6 +274,7 @@ class BulkStream:
     def __init__(self, channel: Channel, queue: BatchQueue, window: int) -> None:
         self.channel = channel
         self.heard_at = 0.0  # as in BatchQueue
+        self.is_away = False  # nothing answers at the address
         self._stub = encoder_pb2_grpc.EncoderServiceStub(channel.grpc)
         self._queue, self._window = queue, window
         self._sent: deque[Batch] = deque()
@@ -301,7 +309,7 @@ class BulkStream:
                 trouble = errors.Unavailable(f"{self.channel.target} hangs")
             if not isinstance(trouble, _PASSING):
                 await self._blame(trouble)
-            self._queue.trouble = trouble
+            self._queue.trouble, self.is_away = trouble, trouble.reason == AWAY
             self._queue.give_back(self._sent)
             self._sent.clear()
             self._failures += 1
@@ -327,6 +335,7 @@ class BulkStream:
         """Sends batches as long as there is room, until the work or the call has ended."""
         try:
             await call.wait_for_connection()  # nothing is dealt to an encoder that cannot be reached
+            self.is_away = False
             while True:
                 while len(self._sent) >= (1 if self._failures else self._window):
                     self._room.clear()

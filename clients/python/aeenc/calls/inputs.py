@@ -96,6 +96,15 @@ async def chunks(items: AsyncIterator[MessageT], most: int, size_bytes: int) -> 
         yield chunk
 
 
+async def opened(opening: MessageT, parts: AsyncIterator[MessageT]) -> AsyncIterator[MessageT]:
+    """Yields an opening, then the parts. The first part is made before: what is wrong in it needs no service."""
+    part = await anext(parts, None)
+    yield opening
+    while part is not None:
+        yield part
+        part = await anext(parts, None)
+
+
 def enum_value(enum: EnumTypeWrapper, given: str | int | None, field: str) -> Any:
     """Returns an enum's value for a message, given by a name such as "cross_encoder" or by number.
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from aeenc import values
-from aeenc.calls.inputs import Items, chunks, each, pair_of, refuse_single_text
+from aeenc.calls.inputs import Items, chunks, each, opened, pair_of, refuse_single_text
 from aeenc.errors import InvalidArgument
 from aeenc.v1 import index_pb2, types_pb2
 from aeenc.values.writing import message, shown
@@ -20,13 +20,13 @@ CHUNK_ITEMS = 512
 CHUNK_BYTES = 512 * 1024  # about
 
 
-async def build_requests(
+def build_requests(
     header: index_pb2.BuildHeader, premises: Items[PremiseForm], done: int
 ) -> AsyncIterator[index_pb2.BuildGenerationRequest]:
-    """Yields the header, then the premises but for the first `done`. Reports change the header meanwhile."""
-    yield index_pb2.BuildGenerationRequest(header=header)
-    async for chunk in chunks(_after(done, premises), CHUNK_ITEMS, CHUNK_BYTES):
-        yield index_pb2.BuildGenerationRequest(premises=chunk)
+    """Yields the header as it is now, then the premises but for the first `done`."""
+    parts = chunks(_after(done, premises), CHUNK_ITEMS, CHUNK_BYTES)
+    requests = (index_pb2.BuildGenerationRequest(premises=chunk) async for chunk in parts)
+    return opened(index_pb2.BuildGenerationRequest(header=header), requests)
 
 
 async def _after(count: int, premises: Items[PremiseForm]) -> AsyncIterator[types_pb2.Premise]:
@@ -69,14 +69,14 @@ def _message_of(given: Any, field: str) -> types_pb2.Premise:
     return message(types_pb2.Premise, id=premise_id, text=text)
 
 
-async def explanation_requests(
+def explanation_requests(
     header: index_pb2.ExplanationsHeader, explanations: Items[tuple[str, Sequence[str]]]
 ) -> AsyncIterator[index_pb2.PutExplanationsRequest]:
     """Yields the header, then the explanations: hypotheses, each with the ids of its premises."""
-    yield index_pb2.PutExplanationsRequest(header=header)
     messages = (_explanation(item) async for item in each(explanations, "explanations"))
-    async for chunk in chunks(messages, CHUNK_ITEMS, CHUNK_BYTES):
-        yield index_pb2.PutExplanationsRequest(explanations=chunk)
+    parts = chunks(messages, CHUNK_ITEMS, CHUNK_BYTES)
+    requests = (index_pb2.PutExplanationsRequest(explanations=chunk) async for chunk in parts)
+    return opened(index_pb2.PutExplanationsRequest(header=header), requests)
 
 
 def _explanation(item: tuple[str, Sequence[str]]) -> index_pb2.Explanation:

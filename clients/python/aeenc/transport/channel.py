@@ -114,7 +114,7 @@ class Channel:
         is_tls = check_tls(target, tls=tls, ca=ca, cert=cert, key=key)
         self.target = target
         self.timeout_s = check_seconds(timeout_s)
-        self._retry = _policy(retry)
+        self.retry = _policy(retry)
         self._closed = asyncio.Event()  # one for all views of the connection
         self._metadata = credential(token)
         self._tls_name = tls_name
@@ -152,14 +152,14 @@ class Channel:
         vars(view).update(
             _options=options,
             timeout_s=check_seconds(options["timeout_s"]),
-            _retry=_policy(options["retry"]),
+            retry=_policy(options["retry"]),
             _metadata=credential(options["token"]),
         )
         return view
 
     def patient(self) -> Channel:
         """Makes a view of this connection that waits for a service that is away, as long as a call may last."""
-        return self.with_options(retry=replace(self._retry, away_s=math.inf))
+        return self.with_options(retry=replace(self.retry, away_s=math.inf))
 
     def metadata(self, request_id: str = "") -> _Metadata:
         """Makes the metadata of one call: the credential, and the request id, by default a new one.
@@ -189,7 +189,7 @@ class Channel:
         raised.
         """
         metadata = self.metadata(request_id)
-        hedge_s = self._retry.hedge_s if hedge and retry and self._retry.attempts != 1 else None
+        hedge_s = self.retry.hedge_s if hedge and retry and self.retry.attempts != 1 else None
 
         async def attempt(left_s: float) -> T:
             if hedge_s is not None and isinstance(method, SpreadMethod):
@@ -244,7 +244,7 @@ class Channel:
         deadline = time.monotonic() + budget_s
         refusal: errors.AeencError | None = None
         away_since: float | None = None
-        for number in range(self._retry.attempts or 1_000_000):
+        for number in range(self.retry.attempts or 1_000_000):
             begun = time.monotonic()
             left_s = deadline - begun
             try:
@@ -258,8 +258,8 @@ class Channel:
                     raise refusal from None  # the last attempt had no time to say why
                 refusal, wait_s = error, pause_s(number, error)
                 away_since = (away_since or begun) if error.reason == AWAY else None
-                give_up = min(deadline, (away_since or math.inf) + self._retry.away_s)
-                is_last = not retry or number + 1 == self._retry.attempts
+                give_up = min(deadline, (away_since or math.inf) + self.retry.away_s)
+                is_last = not retry or number + 1 == self.retry.attempts
                 if is_last or not isinstance(error, _RETRYABLE) or time.monotonic() + wait_s > give_up:
                     raise error from None
             await asyncio.sleep(wait_s)
@@ -485,7 +485,7 @@ def _failed_write() -> AioRpcError:
 def _policy(retry: Retry | bool) -> Retry:
     if isinstance(retry, Retry):
         return retry
-    return Retry() if retry else Retry(attempts=1)
+    return Retry() if retry else Retry(attempts=1, away_s=0.0)
 
 
 def _is_ours(rpc_error: AioRpcError) -> bool:

@@ -210,7 +210,7 @@ class JobConfig:
     no restriction.
     """
     note: str = ""
-    """A note for the checkpoint's lineage."""
+    """A note for the checkpoint's lineage, of at most `Limits.text_bytes`."""
     data_sets: tuple[str, ...] = ()
     """Data sets to learn from besides the runs, by their names in the operator's settings: gold trees, pairs judged
     elsewhere, triplets, or pairs of natural language inference.
