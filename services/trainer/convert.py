@@ -184,14 +184,20 @@ async def from_evaluate_requests(
     queries: list[EvaluationQuery] = []
     training: list[EvaluationQuery] = []
     trees: list[GoldTree] = []
+    nodes = 0  # of the trees, without their leaves
     whole = bounded(requests, max_bytes, "queries", "evaluate in parts")
     async for request in opened_by("config", whole):
         config = config or request.config
         queries.extend(_queries(request.queries))
         training.extend(_queries(request.training))
         trees.extend(GoldTree(one.hypothesis, tuple(one.intermediates), tuple(one.leaves)) for one in request.trees)
-        if max(len(queries), len(training), len(trees)) > max_queries:
-            raise errors.TooLarge(f"queries: more than {max_queries:,} in one evaluation; evaluate in parts")
+        nodes += sum(1 + len(one.intermediates) for one in request.trees)
+        for field, count in (("queries", len(queries)), ("training", len(training)), ("trees", nodes)):
+            if count > max_queries:
+                raise errors.TooLarge.field(
+                    field,
+                    f"have {count:,} texts to rank, and more may follow; evaluate in parts of at most {max_queries:,}",
+                )
     if config is None or not queries:
         raise errors.InvalidArgument.field("queries", "is empty; give at least one gold query")
     return EvaluationSpec(

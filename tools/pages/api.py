@@ -98,7 +98,7 @@ def _rows() -> Iterator[tuple[str, str, str]]:
     yield "texts, vectors, premises to score, ids to look up, pairs to import", items, refused
     yield "`exclude_ids`, `only_ids`, `any_split`; accepted ids of one text", items, refused
     yield "`any_clause`; tags of one clause", f"{CLAUSES}; {CLAUSES}", "INVALID_ARGUMENT"
-    yield "a text", text, refused
+    yield "a text; the `note` of a job", text, refused
     yield (
         "a text for the model",
         "`Limits.tokens` of the encoder's GetInfo",
@@ -114,7 +114,8 @@ def _rows() -> Iterator[tuple[str, str, str]]:
     yield "one call of PutExplanations; all explanations of a corpus", _size(EXPLANATIONS_BYTES), refused
     most = f"{sampler['max_hypotheses'].default:,} (`MAX_HYPOTHESES`), {_size(START_BYTES)}"
     yield "hypotheses of StartRun, in all its messages", most, refused
-    yield "queries of Evaluate, in all its messages", f"{MAX_QUERIES:,}, {_size(MAX_BYTES)}", refused
+    most = f"{MAX_QUERIES:,} each; {_size(MAX_BYTES)}"
+    yield "queries of Evaluate, training queries, inner nodes of trees; all its messages", most, refused
     ranks = f"{MAX_RANKED:,}; {message_bytes // RANK_BYTES // 2 // 10_000 * 10_000:,}, twice that with `strict_only`"
     yield "queries of Evaluate with `ranks`; their premises, about", ranks, refused
     yield "evaluations that wait", f"{MAX_WAITING}", waits

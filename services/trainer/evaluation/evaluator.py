@@ -1,6 +1,6 @@
 """Evaluates as callers are served: a query encoder by its vectors, or a way to retrieve by the index's rankings.
 
-EvaluationSpec ──► GoldStandard over a generation ──┬─ vectors ──► encoder ──► protocol.evaluate ─┐
+EvaluationSpec ──► GoldStandard over a generation ──┬─ vectors ──► encoder ──► protocol.ranks_of ─┐
                                                     └─ retrieval ► index ───► IndexRanks ─────────┤
 Evaluation ◄── parts seen in training, tree level ◄── Report ◄────────────────────────────────────┘
 """
@@ -11,9 +11,6 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-
-import numpy as np
-from numpy.typing import NDArray
 
 from aeenc import errors
 from aeenc.calls.retrieval import Retrieval
@@ -26,7 +23,14 @@ from services.kit.limits import Limits, check_texts
 from services.store.artifacts import ArtifactStore
 from services.trainer.evaluation.index_ranks import IndexRanks
 from services.trainer.evaluation.parts import ConditionedQueries, Part, parts_seen, with_several_gold
-from services.trainer.evaluation.protocol import EvaluationQuery, GoldStandard, Report, evaluate, merge_queries
+from services.trainer.evaluation.protocol import (
+    EvaluationQuery,
+    GoldStandard,
+    Ranks,
+    Report,
+    merge_queries,
+    ranks_of,
+)
 from services.trainer.evaluation.tree_level import FIRST, GoldTree, TreeLevel, tree_level
 from services.trainer.registry.checkpoints import is_cross_encoder
 
@@ -114,7 +118,7 @@ class Evaluator:
             await run_in_thread(_check_trees, spec.trees, opened)
             ranked = IndexRanks(self._index, opened, spec.retrieval, spec.label, spec.version)
             if spec.retrieval is None:
-                done = await self._by_vectors(spec, opened)
+                done = await self._by_vectors(spec, opened, standard)
                 ranked.pin(done.model_version)
             elif spec.conditioned:
                 done = await self._conditioned(ranked, opened, standard)
@@ -127,13 +131,15 @@ class Evaluator:
                 done = await self._trees(spec.trees, done, ranked, opened)
         return replace(done, with_ranks=spec.ranks)
 
-    async def _by_vectors(self, spec: EvaluationSpec, opened: Generation) -> Evaluation:
-        texts = [query.text for query in spec.queries]
+    async def _by_vectors(self, spec: EvaluationSpec, opened: Generation, standard: GoldStandard) -> Evaluation:
+        """Ranks what one call of the encoder gives before the next, as all vectors may be gigabytes."""
         label, version = spec.label, spec.version
-        rows = []
-        for start in range(0, len(texts), CHUNK):
+        strict: list[Ranks] = []
+        paper: list[Ranks] = []
+        for begin in range(0, len(standard.queries), CHUNK):
+            part = standard.part(begin, begin + CHUNK)
             encoded = await self._encoder.encode(
-                texts[start : start + CHUNK],
+                [query.text for query in part.queries],
                 label=label,
                 version=version,
                 space_id=opened.space_id,
@@ -141,10 +147,11 @@ class Evaluator:
                 precision="float32",
             )
             label, version = None, encoded.model_version  # the version of the first chunk encodes all
-            rows.append(encoded.vectors)
-        report = await run_in_thread(_of_vectors, spec.queries, rows, opened)
-        if spec.strict_only:
-            report = replace(report, paper=None, paper_ranks=())
+            ranked = await run_in_thread(ranks_of, part, encoded.vectors, opened.vectors)
+            strict += ranked[0]
+            paper += ranked[1]
+        kept = None if spec.strict_only else paper
+        report = await run_in_thread(Report.of, standard, strict, kept, candidates=len(opened.vectors))
         return Evaluation(report, version or "", opened.id)
 
     async def _by_index(
@@ -223,10 +230,6 @@ class Evaluator:
     async def close(self) -> None:
         """Closes the connections."""
         await asyncio.gather(self._encoder.channel.close(), self._index.channel.close())
-
-
-def _of_vectors(queries: Sequence[EvaluationQuery], rows: Sequence[NDArray[np.float32]], opened: Generation) -> Report:
-    return evaluate(queries, np.concatenate(rows), opened.vectors, opened.ordinal_by_text)
 
 
 def _check_trees(trees: Sequence[GoldTree], opened: Generation) -> None:

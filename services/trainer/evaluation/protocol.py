@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,10 @@ class GoldStandard:
         if not any(len(ordinals) for ordinals in found.kept):
             raise InvalidArgument("every query's only gold premise is its own text; give queries with other premises")
         return found
+
+    def part(self, begin: int, end: int) -> GoldStandard:
+        """Selects some of the queries in a row."""
+        return replace(self, **{name: each[begin:end] for name, each in vars(self).items()})
 
     @property
     def kept(self) -> list[Ordinals]:
@@ -170,9 +174,15 @@ def evaluate(
     A query whose only gold premise is its own text is left out of `strict`.
     """
     standard = GoldStandard.of(queries, ordinal_by_text)
+    return Report.of(standard, *ranks_of(standard, query_vectors, premise_vectors), candidates=len(premise_vectors))
+
+
+def ranks_of(
+    standard: GoldStandard, query_vectors: NDArray[np.float32], premise_vectors: Matrix
+) -> tuple[list[Ranks], list[Ranks]]:
+    """Ranks the gold premises of each query under both protocols, `strict` first, by its vector."""
     if not np.isfinite(query_vectors).all():
         raise DataLoss("a query vector is not finite; evaluate another checkpoint")
     paper = gold_ranks(query_vectors, premise_vectors, standard.gold)
     each = zip(paper, standard.gold, standard.own, query_vectors, strict=True)
-    strict = [ranks_without(ranks, gold, own, query, premise_vectors) for ranks, gold, own, query in each]
-    return Report.of(standard, strict, paper, candidates=len(premise_vectors))
+    return [ranks_without(ranks, gold, own, query, premise_vectors) for ranks, gold, own, query in each], paper

@@ -29,6 +29,13 @@ from support.worlds.trainer_world import FACTS, QUERIES, Space, serve_trainer
 PREMISES = [*FACTS, QUERIES[0]]
 GOLD = [(query, (FACTS[n], FACTS[(n + 5) % 24], FACTS[24 + n])) for n, query in enumerate(QUERIES[:12])]
 GOLD.append((QUERIES[0], (QUERIES[0],)))
+GRADED = [*GOLD, (QUERIES[12], {FACTS[12]: 3.0, FACTS[17]: 1.0})]
+TREE = Tree(
+    "t",
+    QUERIES[1],
+    {"sent1": FACTS[1], "sent2": FACTS[30], "sent3": FACTS[2]},
+    (Step(("sent1", "sent2"), "int1", QUERIES[2]), Step(("int1", "sent3"), "hypothesis", QUERIES[1])),
+)
 
 
 @dataclass
@@ -163,6 +170,23 @@ async def test_ranks_that_may_not_fit_an_answer_are_refused_before_anything_is_r
     assert (await world.evaluate()).strict.map > 0
 
 
+@pytest.mark.parametrize(
+    ("field", "count", "options"),
+    [
+        ("queries", 4, {"queries": GOLD[:4]}),
+        ("training", 4, {"queries": GOLD[:3], "training": GOLD[:4]}),
+        ("trees", 4, {"queries": GOLD[:3], "trees": [TREE, TREE]}),
+    ],
+    ids=["queries", "training", "trees"],
+)
+async def test_more_texts_than_one_evaluation_ranks_are_refused_while_they_come(
+    world: World, monkeypatch: pytest.MonkeyPatch, field: str, count: int, options: dict[str, Any]
+):
+    monkeypatch.setattr("services.trainer.servicer.MAX_QUERIES", 3)
+    with pytest.raises(errors.TooLarge, match=rf"^{field}: have {count} texts .* in parts of at most 3"):
+        await world.evaluate(**options)
+
+
 @pytest.mark.usefixtures("forks")
 @pytest.mark.slow
 @pytest.mark.timeout(180)
@@ -198,13 +222,18 @@ async def test_dense_retrieval_and_the_encoders_cosines_agree(world: World):
     assert by_index.model_version == by_vectors.model_version
 
 
-@pytest.mark.parametrize("conditioned", [False, True], ids=["hybrid", "conditioned"])
-async def test_the_figures_are_the_same_in_whatever_parts_the_index_is_asked(
-    world: World, monkeypatch: pytest.MonkeyPatch, conditioned: bool
+@pytest.mark.parametrize(
+    "options",
+    [{"retrieval": Retrieval("hybrid")}, {"retrieval": Retrieval("hybrid"), "conditioned": True}, {}],
+    ids=["hybrid", "conditioned", "vectors"],
+)
+async def test_the_figures_are_the_same_in_whatever_parts_index_and_encoder_are_asked(
+    world: World, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ):
-    asked = {"retrieval": Retrieval("hybrid"), "conditioned": conditioned, "training": GOLD[:4], "ranks": True}
+    asked = {**options, "queries": GRADED, "training": GOLD[:4], "ranks": True}
     whole = await world.evaluate(**asked)
     monkeypatch.setattr("services.trainer.evaluation.index_ranks.PART", 5)
+    monkeypatch.setattr("services.trainer.evaluation.evaluator.CHUNK", 5)
     assert await world.evaluate(**asked) == whole
 
 
@@ -237,13 +266,7 @@ async def test_a_conditioned_evaluation_tells_the_premise_found_first_and_looks_
 
 
 async def test_training_queries_and_trees_add_their_parts_of_the_report(world: World):
-    tree = Tree(
-        "t",
-        QUERIES[1],
-        {"sent1": FACTS[1], "sent2": FACTS[30], "sent3": FACTS[2]},
-        (Step(("sent1", "sent2"), "int1", QUERIES[2]), Step(("int1", "sent3"), "hypothesis", QUERIES[1])),
-    )
-    report = await world.evaluate(training=GOLD[:4], trees=[tree], retrieval=Retrieval("lexical"))
+    report = await world.evaluate(training=GOLD[:4], trees=[TREE], retrieval=Retrieval("lexical"))
     kinds = [
         types_pb2.EvaluationPartKind.Name(part.kind).removeprefix("EVALUATION_PART_KIND_") for part in report.parts
     ]

@@ -15,7 +15,7 @@ from services.kit.limits import Limits
 from services.trainer.evaluation import evaluator
 from services.trainer.evaluation.evaluator import EvaluationSpec, Evaluator
 from services.trainer.evaluation.protocol import EvaluationQuery
-from services.trainer.evaluation.protocol import evaluate as really_evaluate
+from services.trainer.evaluation.protocol import ranks_of as really_ranks_of
 from support.waiting import until
 
 SPEC = EvaluationSpec("c", [EvaluationQuery("q", ("p",))])
@@ -41,7 +41,7 @@ class Slow:
         self.most = max(self.most, self.going_on)
         self.let_go.wait(60)
         self.going_on -= 1
-        return really_evaluate(*arguments)
+        return really_ranks_of(*arguments)
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
         return opened
 
     monkeypatch.setattr(Evaluator, "_generation", generation)
-    monkeypatch.setattr(evaluator, "evaluate", slow)
+    monkeypatch.setattr(evaluator, "ranks_of", slow)
     return slow
 
 

@@ -156,7 +156,8 @@ class TrainerServiceServicer(object):
         configuration; any message may carry queries, training queries and trees.
 
         Fails as Retrieve does, and with:
-        - INVALID_ARGUMENT: no queries, or a gold premise outside the corpus.
+        - INVALID_ARGUMENT: no queries, or a gold premise outside the corpus. With OVER_LIMIT: more than 100,000 queries,
+        training queries, or texts of inner nodes of trees, 64 MiB in all.
         - UNAVAILABLE: the encoder, or the index if one is needed, does not respond.
         - RESOURCE_EXHAUSTED, with RetryInfo: too many evaluations are waiting.
         """
