@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any
 
+from aeenc.transport.checks import REQUEST_ID
 from services.kit.tracing import TRACEPARENT
 
 REQUEST_ID_KEY = "x-request-id"
-REQUEST_ID_CHARS_MAX = 64
 TRACEPARENT_CHARS_MAX = 64
 
 _random = random.Random()  # noqa: S311 -- names, no secrets; asking the system for each costs as much as a whole call
@@ -45,7 +45,7 @@ CALL: ContextVar[CallInWork | None] = ContextVar("call", default=None)
 def choose_request_id(metadata: Mapping[str, Any]) -> str:
     """Chooses a call's one id, for log, servicer and answer: the caller's `x-request-id`, or a fresh one."""
     if REQUEST_ID_KEY in metadata:
-        sent = str(metadata[REQUEST_ID_KEY])[:REQUEST_ID_CHARS_MAX]
-        if sent.isascii() and sent.isprintable() and sent.strip():
+        sent = str(metadata[REQUEST_ID_KEY])
+        if REQUEST_ID.fullmatch(sent):
             return sent
     return f"{_random.getrandbits(128):032x}"

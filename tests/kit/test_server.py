@@ -173,10 +173,12 @@ async def test_a_call_has_one_id_in_servicer_log_and_answer(monkeypatch: pytest.
         generated, told = await id_and_trailer(stub.Encode(ask, metadata=[sesame]))
         assert (generated, len(generated)) == (told, 32)
         assert (await id_and_trailer(stub.Encode(ask, metadata=[sesame])))[1] != told
-        for sent in (["mine"], ["one", "two"], ["x" * 100]):
+        for sent, kept in ((["mine"], True), (["one", "two"], True), (["x" * 64], True), (["x" * 65], False),
+                           (["a b"], False), ([""], False)):  # fmt: skip
             ids = [("x-request-id", one) for one in sent]
             seen, told = await id_and_trailer(stub.Encode(ask, metadata=[sesame, *ids]))
-            assert seen == told == sent[-1][:64]
+            assert seen == told
+            assert told == sent[-1] if kept else len(told) == 32
         bug = encoder_pb2.EncodeRequest(texts=["bug"])
         with structlog.testing.capture_logs([name_call]) as logs:
             message, told = await id_and_trailer(stub.Encode(bug, metadata=[sesame]))

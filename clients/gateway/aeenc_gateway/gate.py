@@ -19,13 +19,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aeenc.errors import InvalidArgument, PermissionDenied, Unauthenticated
 from aeenc.transport.addresses import is_loopback
-from aeenc.transport.checks import credential
+from aeenc.transport.checks import REQUEST_ID, credential
 from aeenc_gateway.fleet import CALLER, Caller
 from aeenc_gateway.problems import respond
 
 HEALTH = "/health"
 WATCH_AFTER_S = 0.2  # a task that waits for a caller to leave costs a sixth of a short request
-_SHORT = re.compile(r"[!-~]{1,64}")  # as the services accept the ids of requests and traces
 
 
 class Gate:
@@ -46,7 +45,7 @@ class Gate:
             return
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         sent_id = headers.get(b"x-request-id", "")
-        request_id = sent_id if _SHORT.fullmatch(sent_id) else f"{random.getrandbits(128):032x}"
+        request_id = sent_id if REQUEST_ID.fullmatch(sent_id) else f"{random.getrandbits(128):032x}"
         CALLER.set(Caller(request_id=request_id))
         exchange = _Exchange(receive, send, self._body_bytes, request_id)
         try:
@@ -77,7 +76,7 @@ class Gate:
             metadata = credential(token.strip() if scheme.lower() == "bearer" else None) or credential(self._token)
         except InvalidArgument as error:
             raise Unauthenticated(error.message) from None
-        if _SHORT.fullmatch(trace := headers.get(b"traceparent", "")):
+        if REQUEST_ID.fullmatch(trace := headers.get(b"traceparent", "")):
             metadata.append(("traceparent", trace))
         return tuple(metadata)
 

@@ -11,6 +11,7 @@ from aeenc import errors
 from aeenc.transport.addresses import is_local, is_socket, split
 
 _VISIBLE = re.compile(r"[!-~]{1,8192}")
+REQUEST_ID = re.compile(r"[!-~]{1,64}")  # what services take; they give a call with another one an id of their own
 
 
 class FirstConnected:
@@ -99,10 +100,10 @@ def file_bytes(path: Any, field: str) -> bytes | None:
 
 
 def check_request_id(request_id: Any) -> str:
-    """Returns an id for a header. Raises InvalidArgument for one that no header holds."""
-    if isinstance(request_id, str) and _VISIBLE.fullmatch(request_id):
+    """Returns an id for `x-request-id`. Raises InvalidArgument for one that the services would replace."""
+    if isinstance(request_id, str) and REQUEST_ID.fullmatch(request_id):
         return request_id
-    raise errors.InvalidArgument.field("request_id", f"is {request_id!r:.60}; give up to 8,192 visible ASCII letters")
+    raise errors.InvalidArgument.field("request_id", f"is {request_id!r:.60}; give 1 to 64 visible ASCII characters")
 
 
 def refuse_plain_token(
