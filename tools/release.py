@@ -4,7 +4,7 @@
     stamp    carries `aeenc.__version__`, or the VERSION given, to every other place that states the version
 
 The tools live in `.venv-release`, pinned by `requirements/release.lock` and made on first use. They need a package
-index; the npm package is built where npm is.
+index; the npm package is built where npm is, the Helm chart everywhere.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from email.parser import Parser
 from io import BytesIO
 from pathlib import Path
@@ -125,7 +125,7 @@ def release(out: Path, *, audits: bool) -> int:
         if audits:
             run(tools, "pip_audit", "--path", str(site), "--progress-spinner", "off")
     say(f"{len(archives)} archives and {sbom.name} are in {relative(out)}; nothing is uploaded")
-    say("aeenc-services stays private (docs/decisions/0022); the others: twine upload, npm publish")
+    say("aeenc-services stays private (docs/decisions/0022); the others: twine upload, npm publish, helm push")
     return 0
 
 
@@ -154,6 +154,9 @@ def build(out: Path, tools: PinnedVenv, *, folders: Sequence[str] = ()) -> None:
             command(["npm", "pack", "--silent", "--pack-destination", str(out)], cwd=stage / NPM)
             packed = out / f"aeenc-{version()}.tgz"
             packed.replace(packed.with_name(f"npm-{packed.name}"))  # beside the sdist of the same name
+        if not folders:
+            say(f"packing {CHART.parent.relative_to(ROOT)}")
+            package_chart(stage / CHART.parent.relative_to(ROOT), out, epoch)
     for sdist in out.glob("*.tar.gz"):
         normalise(sdist, epoch)
 
@@ -161,18 +164,32 @@ def build(out: Path, tools: PinnedVenv, *, folders: Sequence[str] = ()) -> None:
 def normalise(sdist: Path, epoch: int) -> None:
     """Write an sdist again without the moment and the person that made it; setuptools leaves both in."""
     with tarfile.open(sdist) as tar:
-        members = sorted(tar.getmembers(), key=lambda member: member.name)
-        contents = [tar.extractfile(member) if member.isfile() else None for member in members]
-        with (
-            sdist.with_suffix(".new").open("wb") as raw,
-            gzip.GzipFile("", "wb", 9, raw, mtime=epoch) as packed,
-            tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as fresh,
-        ):
-            for member, content in zip(members, contents, strict=True):
-                member.mtime, member.uid, member.gid, member.uname, member.gname = epoch, 0, 0, "", ""
-                member.mode, member.pax_headers = 0o755 if member.isdir() else 0o644, {}
-                fresh.addfile(member, content)
-    sdist.with_suffix(".new").replace(sdist)
+        held = [(member.name, tar.extractfile(member) if member.isfile() else None) for member in tar]
+        pack(sdist, {name: file.read() if file else None for name, file in held}, epoch)
+
+
+def package_chart(chart: Path, out: Path, epoch: int) -> None:
+    """Pack a Helm chart as `helm package` lays it out: NAME-VERSION.tgz, links as the files that they lead to."""
+    name, number = re.findall(r"(?m)^(?:name|version): (\S+)$", (chart / "Chart.yaml").read_text())
+    left_out = tuple((chart / ".helmignore").read_text().split())
+    files = {path.relative_to(chart).as_posix(): path for path in chart.rglob("*") if path.is_file()}
+    held = {f"{name}/{place}": path.read_bytes() for place, path in files.items() if not place.startswith(left_out)}
+    pack(out / f"{name}-{number}.tgz", held, epoch)
+
+
+def pack(path: Path, held: Mapping[str, bytes | None], epoch: int) -> None:
+    """Write a gzipped tar whose bytes depend on its files alone; None is a folder."""
+    with (
+        path.with_suffix(".new").open("wb") as raw,
+        gzip.GzipFile("", "wb", 9, raw, mtime=epoch) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for name, content in sorted(held.items()):
+            member = tarfile.TarInfo(name)
+            member.mtime, member.type = epoch, tarfile.DIRTYPE if content is None else tarfile.REGTYPE
+            member.size, member.mode = len(content or b""), 0o755 if content is None else 0o644
+            tar.addfile(member, BytesIO(content or b""))
+    path.with_suffix(".new").replace(path)
 
 
 def compare(first: Path, second: Path) -> None:

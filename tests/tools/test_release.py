@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import shutil
 import tarfile
 import zipfile
 from pathlib import Path
@@ -37,6 +39,21 @@ def test_an_sdist_forgets_who_made_it_and_when(tmp_path: Path):
             ("pkg/a.py", 1_700_000_000),
             ("pkg/b.py", 1_700_000_000),
         ]
+
+
+def test_a_chart_is_packed_to_the_same_bytes_with_all_that_helm_reads(tmp_path: Path):
+    for number, folder in enumerate((tmp_path / "first", tmp_path / "second")):
+        chart = shutil.copytree(release.CHART.parent, folder / "chart", symlinks=False)
+        for path in chart.rglob("*"):
+            os.utime(path, (number, number))
+            path.chmod(0o700 if number else 0o755)
+        (folder / "out").mkdir()
+        release.package_chart(chart, folder / "out", 1_700_000_000)
+    release.compare(tmp_path / "first" / "out", tmp_path / "second" / "out")
+    with tarfile.open(tmp_path / "first" / "out" / f"aeenc-{release.version()}.tgz") as tar:
+        names = {member.name for member in tar if member.isfile()}
+    assert {"aeenc/Chart.yaml", "aeenc/values.yaml", "aeenc/templates/_pod.tpl", "aeenc/files/alerts.yml"} < names
+    assert not [name for name in names if "examples" in name], "as .helmignore says"
 
 
 def test_a_file_that_only_one_build_has_is_a_difference(tmp_path: Path):
