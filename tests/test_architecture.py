@@ -30,7 +30,10 @@ TRANSPORT_PACKAGES = ("grpc", "grpc_health", "grpc_reflection", "grpc_status", "
 
 # What clients/python/pyproject.toml lists, by import name.
 SDK_DEPENDENCIES = {"aeenc", "google", "grpc", "numpy"}
-EXTRA_DEPENDENCIES = {"adapters": {"fsspec", "pyarrow", "upath"}, "cli": {"click", "rich", "typer"}}  # by folder
+EXTRA_DEPENDENCIES = {  # by folder
+    "adapters": {"fsspec", "pyarrow", "pydantic", "pydantic_settings", "starlette", "upath", "uvicorn"},
+    "cli": {"click", "rich", "typer"},
+}
 
 # The integrations: folder of clients/, what it may import beside the SDK and the standard library.
 INTEGRATIONS = {

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from typer.main import get_command
 
+from aeenc.adapters.http import HttpSettings
 from aeenc.cli.main import app
 from services.encoder.settings import EncoderSettings
 from services.index.settings import IndexSettings
@@ -92,7 +93,7 @@ def client_settings(client: str) -> set[str]:
     """The fields of the settings class of gateway or workbench, whose imports need not be installed."""
     path = ROOT / "clients" / client / f"aeenc_{client}" / "settings.py"
     [settings] = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
-    return {
+    return set(HttpSettings.model_fields) | {
         field.target.id
         for field in settings.body
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)

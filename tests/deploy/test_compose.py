@@ -34,6 +34,7 @@ from services.launcher.processes import free_port
 from services.sampler.settings import SamplerSettings
 from services.trainer.settings import TrainerSettings
 from support.models.tiny_base_models import write_tiny_base
+from tools.settings_doc import client_settings
 
 pytestmark = pytest.mark.timeout(300)  # seven processes start one after the other
 ROOT = Path(__file__).parents[2]
@@ -243,15 +244,14 @@ def test_the_gateway_starts_with_its_variables_and_keeps_no_token(monkeypatch: p
         monkeypatch.setenv(name, value)
     settings = runpy.run_path(str(ROOT / "clients" / "gateway" / "aeenc_gateway" / "settings.py"))
     found = settings["GatewaySettings"]()
-    own = {f"{settings['PREFIX']}{name.upper()}" for name in found.model_fields_set}
+    own = {f"{found.model_config['env_prefix']}{name.upper()}" for name in found.model_fields_set}
     assert own == set(service["environment"])
     assert (found.token, found.encoder, found.index) == (None, "dns:///encoder:50051", "dns:///index:50052")
 
 
 def test_the_workbench_has_variables_that_it_knows_and_starts_without_printing_links():
     service = OURS["workbench"]
-    source = (ROOT / "clients" / "workbench" / "aeenc_workbench" / "settings.py").read_text()
-    known = set(re.findall(r"^    (\w+): .* = Field\(", source, re.MULTILINE))
+    known = client_settings("workbench")
     asked = {name.removeprefix("AEENC_WORKBENCH_").lower() for name in service["environment"]}
     assert asked < known
     assert service["environment"]["AEENC_WORKBENCH_TOKEN"].startswith("${AEENC_ADMIN_TOKEN:?"), "its admins publish"

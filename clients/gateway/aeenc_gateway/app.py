@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
-from pydantic import ValidationError
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
+from aeenc.adapters.http import error_handlers
 from aeenc.errors import AeencError
 from aeenc.transport.targets import Targets
 from aeenc_gateway import embeddings, problems, retrieval, tei
@@ -55,11 +54,10 @@ def make_app(
     return Starlette(
         routes=[*(one.route() for one in OPERATIONS), Route("/openapi.json", openapi), Route("/docs", page)],
         middleware=[Middleware(Gate, token=token, allowed_hosts=frozenset(allowed_hosts), body_bytes=body_bytes)],
-        exception_handlers={
-            AeencError: problems.on_error,
-            HTTPException: problems.on_http_error,
-            ValidationError: problems.on_invalid_body,
-            Exception: problems.on_bug,
-        },
+        exception_handlers={**error_handlers(_respond), Exception: problems.on_bug},
         lifespan=connected,
     )
+
+
+def _respond(request: Request, error: AeencError, status: int) -> Response:
+    return problems.respond(error, request.url.path, status)

@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from aeenc.adapters.http import HTTP_STATUS
 from aeenc.errors import InvalidArgument, PermissionDenied, Unauthenticated
 from aeenc.transport.addresses import is_loopback
 from aeenc.transport.checks import REQUEST_ID, credential
@@ -53,7 +54,7 @@ class Gate:
             CALLER.set(Caller(self._metadata(headers), request_id))
             await self._app(scope, exchange.receive, exchange.send)
         except (PermissionDenied, Unauthenticated) as error:
-            await respond(error, scope["path"])(scope, exchange.receive, exchange.send)
+            await respond(error, scope["path"], HTTP_STATUS[error.code])(scope, exchange.receive, exchange.send)
         except ClientDisconnect:
             pass  # in the middle of the body: nobody waits for an answer
         except asyncio.CancelledError:

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import aeenc
+from aeenc.adapters.http import PROBLEM
 from aeenc_gateway import problems
 
 JSON = "application/json"
@@ -94,7 +95,7 @@ def _described(operation: Operation) -> dict[str, Any]:
     answered = _content(operation.answer)
     if operation.lines:
         answered[operation.lines] = {"schema": {"type": "string"}}
-    problem = {"description": "What is wrong", "content": _content(problems.Problem, problems.MEDIA_TYPE)}
+    problem = {"description": "What is wrong", "content": _content(problems.Problem, PROBLEM)}
     described: dict[str, Any] = {
         "summary": operation.summary,
         "description": getdoc(operation.handler),

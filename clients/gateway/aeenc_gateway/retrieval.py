@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from aeenc import Fusion
+from aeenc.adapters.http import HTTP_STATUS
 from aeenc.calls.encoding import Precision
 from aeenc.calls.retrieval import FusionMethod, Mode, Retrieved
 from aeenc.errors import AeencError, InvalidArgument
@@ -155,7 +156,9 @@ async def _after(first: bytes, lines: AsyncIterator[bytes]) -> AsyncIterator[byt
         async for line in lines:
             yield line
     except AeencError as error:
-        yield orjson.dumps(problem_of(error, "/v1/retrieve"), option=orjson.OPT_APPEND_NEWLINE)
+        yield orjson.dumps(
+            problem_of(error, "/v1/retrieve", HTTP_STATUS.get(error.code, 500)), option=orjson.OPT_APPEND_NEWLINE
+        )
 
 
 async def _lines(fleet: Fleet, body: RetrieveRequest) -> AsyncIterator[bytes]:

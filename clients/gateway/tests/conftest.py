@@ -14,9 +14,9 @@ import httpx
 import pytest
 import uvicorn
 from aeenc_gateway import make_app
-from aeenc_gateway.__main__ import listen
 
 from aeenc import errors
+from aeenc.adapters.http import listen
 from aeenc.transport import status
 from aeenc.transport.targets import Targets
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, index_pb2, index_pb2_grpc, types_pb2

@@ -5,12 +5,10 @@ from __future__ import annotations
 import socket
 import sys
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 
 from aeenc.errors import AeencError
-from aeenc.transport.targets import Targets
 from aeenc.trees import Dataset
 from aeenc_workbench.app import make_app
 from aeenc_workbench.calls import Gold
@@ -29,50 +27,22 @@ def main(arguments: list[str] | None = None) -> None:
     if settings.sign_out_everybody:
         Sessions(settings.folder).end_all()
         return
-    scheme = "https" if settings.tls_cert else "http"
     if settings.link:
-        _print_links(settings, links, f"{scheme}://{settings.host}:{settings.port}")
+        _print_links(settings, links, settings.address(settings.port))
         return
-    named = {"sampler", "index", "trainer", "token", "ca", "cert", "key"}
-    targets: dict[str, Any] = settings.model_dump(include=named)
-    targets["plain_token"] = settings.plain_token or None
-    try:
-        found = Targets.find(**targets)
-        for service in ("sampler", "index", "trainer"):
-            found.channel(service)  # refuses addresses, files and plain tokens here, not once the application starts
-    except (AeencError, OSError) as error:
-        sys.exit(f"aeenc-workbench: {error}")
-    try:
-        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-        listening = socket.create_server((settings.host, settings.port), family=family)
-    except OSError as error:
-        sys.exit(f"aeenc-workbench: cannot listen on {settings.host}:{settings.port} ({error}); choose another --port")
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    targets = settings.targets("sampler", "index", "trainer", token=settings.token)
     secure = settings.tls_cert is not None or settings.url.startswith("https://")
     provider = settings.provider
     oidc = Oidc(provider, links.key, secure=secure, session_s=settings.oidc_session_s) if provider else None
-    app = make_app(
-        links,
-        secure=secure,
-        oidc=oidc,
-        gold=_gold(settings.gold),
-        **targets,
-    )
-    if found.plain_token and not found.are_tls:
+    app = make_app(links, secure=secure, oidc=oidc, gold=_gold(settings.gold), **targets.options())
+    if targets.plain_token and not targets.are_tls:
         sys.stderr.write("aeenc-workbench: its token may travel to other hosts without TLS (plain_token)\n")
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,  # an address may hold a link
-        server_header=False,
-        ssl_certfile=settings.tls_cert,
-        ssl_keyfile=settings.tls_key,
-        timeout_graceful_shutdown=DRAIN_S,
-    )
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    if settings.print_links:
-        _print_links(settings, links, f"{scheme}://{host}:{listening.getsockname()[1]}")
-    Server(config).run(sockets=[listening])
+
+    def listening(url: str) -> None:
+        if settings.print_links:
+            _print_links(settings, links, url)
+
+    settings.serve(app, listening, server=Server, log_level="warning", timeout_graceful_shutdown=DRAIN_S)
 
 
 def _gold(folder: Path | None) -> list[Gold]:

@@ -7,9 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.sessions import SessionMiddleware
 from starlette.requests import Request
@@ -19,7 +17,8 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aeenc import AsyncClient
-from aeenc.errors import AeencError, PermissionDenied, Unauthenticated
+from aeenc.adapters.http import error_handlers
+from aeenc.errors import PermissionDenied, TooLarge, Unauthenticated
 from aeenc_workbench import calls, plain, training
 from aeenc_workbench.events import Events
 from aeenc_workbench.oidc import Oidc
@@ -112,12 +111,7 @@ def make_app(
                 https_only=secure,
             ),
         ],
-        exception_handlers={
-            AeencError: plain.on_error,
-            HTTPException: plain.on_http_error,
-            ValidationError: plain.on_invalid_body,
-            Exception: plain.on_bug,
-        },
+        exception_handlers={**error_handlers(plain.respond), Exception: plain.on_bug},
         lifespan=connected,
     )
 
@@ -144,6 +138,6 @@ class Shield:
 
         if too_large:
             told = f"a body needs a content-length of at most {BODY_BYTES:,} bytes"
-            await plain.problem(413, told, "INVALID_ARGUMENT")(scope, receive, shielded)
+            await plain.respond(None, TooLarge(told), 413)(scope, receive, shielded)
         else:
             await self._app(scope, receive, shielded)

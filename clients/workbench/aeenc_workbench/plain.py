@@ -7,30 +7,14 @@ import math
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from enum import Enum
-from http import HTTPStatus
 from typing import Any
 
-from pydantic import ValidationError
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from aeenc.adapters.http import PROBLEM, problem_of
 from aeenc.errors import AeencError
 from aeenc.values import RankedPremise
-
-HTTP_STATUS = {
-    "INVALID_ARGUMENT": 400,
-    "UNAUTHENTICATED": 401,
-    "PERMISSION_DENIED": 403,
-    "NOT_FOUND": 404,
-    "ALREADY_EXISTS": 409,
-    "ABORTED": 409,
-    "FAILED_PRECONDITION": 412,
-    "RESOURCE_EXHAUSTED": 429,
-    "UNIMPLEMENTED": 501,
-    "UNAVAILABLE": 503,
-    "DEADLINE_EXCEEDED": 504,
-}
 
 
 def plain(value: Any) -> Any:
@@ -54,31 +38,12 @@ def plain(value: Any) -> Any:
     return value
 
 
-async def on_error(_: Request, error: Exception) -> Response:
-    """Answers an error of `aeenc.errors`."""
-    assert isinstance(error, AeencError)
-    return problem(HTTP_STATUS.get(error.code, 500), error.message, error.code, error.reason)
-
-
-async def on_http_error(request: Request, error: Exception) -> Response:
-    """Answers what the framework refuses."""
-    assert isinstance(error, HTTPException)
-    return problem(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
-
-
-async def on_invalid_body(_: Request, error: Exception) -> Response:
-    """Answers a body that does not fit its schema, naming each wrong field."""
-    assert isinstance(error, ValidationError)
-    wrong = [(".".join(map(str, one["loc"])), one["msg"]) for one in error.errors(include_url=False)]
-    return problem(400, "; ".join(f"{field or 'body'}: {told}" for field, told in wrong[:4]), "INVALID_ARGUMENT")
-
-
-async def on_bug(_: Request, error: Exception) -> Response:
-    """Answers anything unexpected without its text, which the log has."""
-    return problem(500, f"the workbench failed unexpectedly; its log says why ({type(error).__name__})", "INTERNAL")
-
-
-def problem(status: int, detail: str, code: str = "", reason: str = "") -> Response:
+def respond(_: Request | None, error: AeencError, status: int) -> Response:
     """Makes an answer of problem details."""
-    members = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
-    return JSONResponse({**members, "code": code, "reason": reason}, status, media_type="application/problem+json")
+    return JSONResponse(problem_of(error, status), status, media_type=PROBLEM)
+
+
+async def on_bug(request: Request, error: Exception) -> Response:
+    """Answers anything unexpected without its text, which the log has."""
+    told = f"the workbench failed unexpectedly; its log says why ({type(error).__name__})"
+    return respond(request, AeencError(told), 500)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import getpass
 import json
 import socket
-import sys
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
-from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_settings import SettingsConfigDict
 
+from aeenc.adapters.http import HttpSettings
 from aeenc.errors import FailedPrecondition
 from aeenc.transport.addresses import is_loopback
 from aeenc.transport.checks import bare_token
@@ -19,15 +19,13 @@ from aeenc.transport.targets import home
 from aeenc_workbench.oidc import Provider, roles_of
 from aeenc_workbench.sign_in import Person
 
-PREFIX = "AEENC_WORKBENCH_"
 
-
-class WorkbenchSettings(BaseSettings):
+class WorkbenchSettings(HttpSettings):
     """Where the workbench listens, who may sign in, and where the services are."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="AEENC_WORKBENCH_")
+    program = "aeenc-workbench"
 
-    host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8700, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     annotator: list[str] = Field([], description="people to print a link for; none: your login, as admin")
     adjudicator: list[str] = Field([], description="people to print a link for who also decide conflicts")
@@ -40,22 +38,11 @@ class WorkbenchSettings(BaseSettings):
     state_dir: Path | None = Field(None, description="folder of the key that signs sessions; default: .aeenc/workbench")
     url: str = Field("", description="address that people use, for the links; default: where it listens")
     sampler: str | None = Field(None, description="address of the sampler; default: AEENC_SAMPLER or the local fleet")
-    index: str | None = Field(None, description="address of the index; default: AEENC_INDEX, else the local fleet")
     trainer: str | None = Field(None, description="address of the trainer; default: AEENC_TRAINER or the local fleet")
     gold: Path | None = Field(None, description="folder of gold trees whose dev queries measure what is trained")
     token: Annotated[str, AfterValidator(bare_token)] | None = Field(
         None, description="its credential; default: AEENC_TOKEN, else the local fleet's"
     )
-    ca: Path | None = Field(None, description="CA (PEM) of the services; default: AEENC_CA; none: plain, or AEENC_TLS")
-    cert: Path | None = Field(
-        None, description="client certificate (PEM) that the services ask for; default: AEENC_CERT"
-    )
-    key: Path | None = Field(None, description="private key (PEM) of `cert`; default: AEENC_KEY")
-    plain_token: bool = Field(
-        False, description="send `token` to services on another host without `ca`, too: in a network that you trust"
-    )
-    tls_cert: Path | None = Field(None, description="certificate chain (PEM) of the workbench")
-    tls_key: Path | None = Field(None, description="private key (PEM) of the workbench")
     oidc_issuer: str = Field("", description="OpenID provider by which people sign in, too; none: links alone")
     oidc_client_id: str = Field("", description="the workbench's id at the provider")
     oidc_client_secret_file: Path | None = Field(None, description="file with its secret at the provider")
@@ -69,8 +56,6 @@ class WorkbenchSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _is_safe(self) -> Self:
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("tls_cert and tls_key belong together; give both or neither")
         if self.tls_cert is None and not self.allow_insecure and not is_loopback(self.host):
             raise ValueError(
                 f"{self.host} is not loopback: sessions would travel in the clear; give tls_cert and tls_key, or set "
@@ -132,22 +117,3 @@ class WorkbenchSettings(BaseSettings):
         named += [Person(name, "adjudicator") for name in self.adjudicator]
         named += [Person(name, "admin") for name in self.admin]
         return named or [Person(getpass.getuser(), "admin")]
-
-    @classmethod
-    def from_command_line(cls, arguments: list[str] | None = None) -> Self:
-        """Reads flags (`--port 8700`) and the environment. A wrong value ends the process: its name, status 2."""
-        flags: CliSettingsSource[Any] = CliSettingsSource(
-            cls,
-            cli_prog_name="aeenc-workbench",
-            cli_parse_args=sys.argv[1:] if arguments is None else arguments,
-            cli_kebab_case=True,
-            cli_implicit_flags=True,
-        )
-        try:
-            return cls(_cli_settings_source=flags)  # type: ignore[call-arg]
-        except ValidationError as error:
-            for problem in error.errors():
-                name = str(problem["loc"][0]) if problem["loc"] else ""
-                setting = f"{PREFIX}{name.upper()} (--{name.replace('_', '-')})" if name else "aeenc-workbench"
-                sys.stderr.write(f"{setting}: {problem['msg']}\n")
-            raise SystemExit(2) from None
