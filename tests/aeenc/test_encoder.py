@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
 from aeenc import Channel, EncoderClient, errors, vectors
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, types_pb2
+from support.worlds.sampler_world import serving
 
 
 class Recording(encoder_pb2_grpc.EncoderServiceServicer):
@@ -39,14 +39,11 @@ class Recording(encoder_pb2_grpc.EncoderServiceServicer):
 
 @pytest.fixture
 async def served() -> AsyncIterator[tuple[Recording, EncoderClient]]:
-    server, servicer = grpc.aio.server(), Recording()
-    encoder_pb2_grpc.add_EncoderServiceServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    client = EncoderClient(Channel(f"127.0.0.1:{port}", timeout_s=5))
-    yield servicer, client
-    await client.channel.close()
-    await server.stop(0)
+    servicer = Recording()
+    async with serving(encoder_pb2_grpc.add_EncoderServiceServicer_to_server, servicer) as port:
+        client = EncoderClient(Channel(f"127.0.0.1:{port}", timeout_s=5))
+        yield servicer, client
+        await client.channel.close()
 
 
 async def test_lane_precision_and_routing_key_reach_the_encoder(served: tuple[Recording, EncoderClient]) -> None:

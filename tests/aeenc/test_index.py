@@ -4,7 +4,6 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
 import pytest
 
 from aeenc import IndexClient, errors
@@ -13,6 +12,7 @@ from aeenc.transport import status
 from aeenc.transport.channel import Channel
 from aeenc.v1 import index_pb2, index_pb2_grpc
 from aeenc.values import Premise
+from support.worlds.sampler_world import serving
 
 PREMISES = [Premise(id=f"p{n}", text=f"fact {n}") for n in range(10)]
 
@@ -38,14 +38,11 @@ class BreaksOff(index_pb2_grpc.IndexAdminServiceServicer):
 @pytest.fixture
 async def served(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[BreaksOff, IndexClient]]:
     monkeypatch.setattr(index_module, "RESUME_EVERY_S", 0.01)
-    server, servicer = grpc.aio.server(), BreaksOff()
-    index_pb2_grpc.add_IndexAdminServiceServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    client = IndexClient(Channel(f"127.0.0.1:{port}", timeout_s=5))
-    yield servicer, client
-    await client.channel.close()
-    await server.stop(0)
+    servicer = BreaksOff()
+    async with serving(index_pb2_grpc.add_IndexAdminServiceServicer_to_server, servicer) as port:
+        client = IndexClient(Channel(f"127.0.0.1:{port}", timeout_s=5))
+        yield servicer, client
+        await client.channel.close()
 
 
 async def test_a_build_goes_on_by_itself_under_a_request_id_of_its_own(served: tuple[BreaksOff, IndexClient]) -> None:
@@ -94,12 +91,10 @@ class Listens(index_pb2_grpc.IndexServiceServicer):
 
 
 async def test_premises_that_come_from_a_generator_count_as_accepted() -> None:
-    server, servicer = grpc.aio.server(), Listens()
-    index_pb2_grpc.add_IndexServiceServicer_to_server(servicer, server)
-    client = IndexClient(Channel(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", timeout_s=5))
-    await server.start()
-    accepted: Any = (ids for ids in (["p1"], ["p2", "p3"]))
-    await client.retrieve("science", ["a", "b"], accepted=accepted)
+    servicer = Listens()
+    async with serving(index_pb2_grpc.add_IndexServiceServicer_to_server, servicer) as port:
+        client = IndexClient(Channel(f"127.0.0.1:{port}", timeout_s=5))
+        accepted: Any = (ids for ids in (["p1"], ["p2", "p3"]))
+        await client.retrieve("science", ["a", "b"], accepted=accepted)
+        await client.channel.close()
     assert [list(one.premise_ids) for one in servicer.requests[0].accepted] == [["p1"], ["p2", "p3"]]
-    await client.channel.close()
-    await server.stop(0)

@@ -1,118 +1,16 @@
-"""The command line: results for people and programs, exit codes for scripts, targets, downloads, the oracle."""
+"""The command line as a whole: what it imports, its help, and its completion."""
 
 from __future__ import annotations
 
-import json
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from aeenc.cli.learning.runs import hypotheses_of
 from aeenc.cli.main import _app, app, summaries
-from aeenc.transport.sync import LOOP
-from aeenc.trees import Dataset
-from services.index.__main__ import build
-from services.index.settings import IndexSettings
-from support.worlds.index_world import RunningEncoder
-
-SAMPLE = Path(__file__).parents[2] / "data" / "sample"
-FACTS = ["a magnet attracts iron", "a nail is made of iron", "the sun is a star"]
-
-
-@pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a running index whose encoder is a hashed one."""
-    store = tmp_path_factory.mktemp("cli") / "artifacts"
-
-    async def start() -> tuple[RunningEncoder, Any]:
-        encoder = RunningEncoder()
-        await encoder.server.start()
-        server = build(IndexSettings(port=0, artifacts_dir=store, encoder_target=encoder.target))
-        await server.start()
-        return encoder, server
-
-    encoder, server = LOOP.run(start())
-    yield f"127.0.0.1:{server.port}"
-    LOOP.run(server.stop(0.2))
-    LOOP.run(encoder.stop())
-
-
-def run(*words: str, index: str = "127.0.0.1:1") -> Any:
-    """Runs `aeenc` in this process."""
-    return CliRunner().invoke(app, ["--index", index, "--timeout", "3", *words])
-
-
-def of_json(result: Any) -> dict[str, Any]:
-    """The one JSON object on stdout."""
-    assert result.exit_code == 0, result.stderr
-    values: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])  # the index of this process logs there, too
-    return values
-
-
-def test_a_corpus_of_facts_is_built_and_retrieved_from(index: str, tmp_path: Path):
-    facts = tmp_path / "facts.txt"
-    facts.write_text("\n".join([*FACTS, "", FACTS[0]]))
-    built = of_json(run("--json", "corpus", "build", "facts", "--facts", str(facts), index=index))
-    assert (built["corpus"], built["premises"], built["active"]) == ("facts", 3, True)
-    found = of_json(run("retrieve", "facts", FACTS[0], "-k", "2", "--json", index=index))
-    (result,) = found["results"]
-    assert len(result["premises"]) == 2
-    assert FACTS[0] not in [premise["text"] for premise in result["premises"]], "a premise does not explain itself"
-
-
-def test_a_corpus_of_trees_is_built_with_a_table_for_people(index: str):
-    result = run("corpus", "build", "sample", "--data", str(SAMPLE), index=index)
-    assert result.exit_code == 0, result.stderr
-    assert "1176" in result.stdout
-    shown = run("retrieve", "sample", "a magnet attracts an iron nail", "-k", "3", index=index)
-    assert "premise" in shown.stdout
-    assert "magnet" in shown.stdout
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (["retrieve", "nothing", "x"], 2, "unknown"),
-        (["retrieve", "facts", ""], 2, "give a sentence"),
-        (["retrieve", "facts", "x", "-k", "5000"], 2, "1 to 1,000"),
-        (["corpus", "build", "x", "--facts", "no-such-file"], 2, "no-such-file"),
-        (["corpus", "build", "x"], 2, "--data DIR or --facts FILE"),
-        (["corpus", "build", "../x", "--data", str(SAMPLE)], 2, "not a corpus name"),
-        (["sample", "facts", "--data", "no-such-folder"], 2, "no-such-folder"),
-        (["oracle", "gold", "--trees", str(SAMPLE), "--split", "nothing"], 2, "it has train, dev, test"),
-    ],
-)
-def test_wrong_input_ends_with_status_2_and_names_the_value(index: str, words: list[str], code: int, said: str):
-    result = run(*words, index=index)
-    assert result.exit_code == code, result.stderr
-    assert said in result.stderr.replace("\n", " ")
-    assert "Traceback" not in result.stderr
-    problem = json.loads(run("--json", *words, index=index).stderr.splitlines()[-1])
-    assert problem["error"]["status"] in {"INVALID_ARGUMENT", "NOT_FOUND"}
-
-
-def test_a_malformed_tree_file_is_named_with_its_line(index: str, tmp_path: Path):
-    broken = tmp_path / "broken"
-    shutil.copytree(SAMPLE, broken)
-    trees = broken / "dataset" / "task_1" / "dev.jsonl"
-    lines = trees.read_text().splitlines()
-    trees.write_text("\n".join([lines[0], lines[1][:-20], *lines[2:]]))
-    result = run("corpus", "build", "broken", "--data", str(broken), index=index)
-    assert result.exit_code == 2
-    assert "dev.jsonl:2" in result.stderr.replace("\n", "")
-
-
-def test_hypotheses_have_ids_that_are_unique_in_a_run():
-    for split in ("train", "dev", "test"):
-        named = hypotheses_of(Dataset.load(SAMPLE), split)
-        assert len({name for name, _ in named}) == len({text for _, text in named}) == len(named)
 
 
 def test_without_the_services_their_commands_say_what_to_install(monkeypatch: pytest.MonkeyPatch):

@@ -269,28 +269,6 @@ async def test_repair_takes_facts_as_build_does(aeenc, fleet, tmp_path, artifact
         assert (mended.code, mended.json["generation"]) == (0, built.json["generation"]), mended.stderr
 
 
-async def test_half_a_character_in_a_fact_is_named_by_file_and_line(aeenc, fleet, tmp_path):
-    path = tmp_path / "facts.jsonl"
-    path.write_text('{"text": "ice is cold"}\n{"text": "fire \\ud83d"}\n')
-    refused = await aeenc(*fleet.options, "--json", "corpus", "build", "science", "--facts", path)
-    assert (refused.code, refused.error["message"].startswith(f"{path}:2: `text`")) == (2, True)
-
-
-async def test_exactly_one_source_is_wanted(aeenc, fleet, facts, trees):
-    for words in ((), ("--facts", facts, "--data", trees)):
-        ended = await aeenc("corpus", "build", "science", *words)
-        assert ended.code == 2
-        assert ended.stderr == "error: give either --data DIR or --facts FILE\n"
-
-
-async def test_options_of_facts_are_refused_without_facts(aeenc, trees):
-    for words in (("repair",), ("repair", "--data", trees), ("build", "--data", trees)):
-        for option in (("--format", "csv"), ("--id-column", "number"), ("--text-column", "body")):
-            ended = await aeenc("corpus", words[0], "science", *words[1:], *option)
-            told = "error: --format, --id-column and --text-column go with --facts\n"
-            assert (ended.code, ended.stderr) == (2, told)
-
-
 async def test_a_corpus_is_built_from_a_csv_file_and_from_standard_input(aeenc, fleet, tmp_path):
     path = tmp_path / "f.csv"
     path.write_text("number,body\n1,ice is cold\n2,fire is hot\n")

@@ -86,41 +86,50 @@ def test_every_class_of_error_has_an_exit_code():
     assert {exit_code_of(cls("x")) for cls in _CLASSES} <= {1, 2, 3, 4, 5}
 
 
-async def test_wrong_use_is_exit_code_2(aeenc, fleet, tmp_path):
-    for words in (
-        ("nonsense",),
-        ("retrieve",),
-        ("retrieve", "science", "ice", "-k", "many"),
-        ("retrieve", "science", "ice", "--label", "stable", "--version", "q1"),
-        ("--ca", tmp_path / "none.pem", "retrieve", "science", "ice"),
-        ("corpus", "build", "science", "--facts", tmp_path / "none.txt"),
-        ("corpus", "build", "science", "--data", tmp_path),
-        ("corpus", "build", "a/b", "--facts", __file__),
-        ("train", "science", "--run", "r", "--loss", "hinge"),
-    ):
-        ended = await aeenc(*fleet.options, *words)
-        assert (ended.code, ended.stdout) == (2, ""), words
-        assert ended.stderr
-        assert "Traceback" not in ended.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--json", "retrieve"), "Missing argument"),
-        (("retrieve", "science", "ice", "-k", "many", "--json"), "'-k'"),
-        (("--json", "--timeout", "soon", "status"), "'--timeout'"),
-        (("--json", "nonsense"), "No such command 'nonsense'"),
-        (("--json", "corpus", "mend"), "No such command 'mend'"),
-        (("--json",), "Missing command"),
-        (("--json", "tasks", "r", "--state", "nosuch"), "'--state': 'nosuch' is not one of 'waiting'"),
-    ],
+COLUMNS = (("--format", "csv"), ("--id-column", "number"), ("--text-column", "body"))
+BUILD, ONE_SOURCE = ("corpus", "build", "science"), "give either --data DIR or --facts FILE"
+WRONG_USE = (
+    ((), "Missing command"),
+    (("nonsense",), "No such command 'nonsense'"),
+    (("corpus", "mend"), "No such command 'mend'"),
+    (("--timeout", "soon", "status"), "'--timeout'"),
+    (("--ca", "{tmp}/none.pem", "retrieve", "science", "ice"), "none.pem"),
+    (("retrieve",), "Missing argument"),
+    (("retrieve", "nothing", "ice"), "unknown"),
+    (("retrieve", "science", ""), "give a sentence"),
+    (("retrieve", "science", "ice", "-k", "many"), "'-k'"),
+    (("retrieve", "science", "ice", "-k", "5000"), "1 to 1,000"),
+    (("retrieve", "science", "ice", "--label", "stable", "--version", "q1"), "give one"),
+    ((*BUILD,), ONE_SOURCE),
+    ((*BUILD, "--facts", "{trees}", "--data", "{trees}"), ONE_SOURCE),
+    ((*BUILD, "--facts", "{tmp}/none.txt"), "none.txt"),
+    ((*BUILD, "--data", "{tmp}"), "dataset/task_1"),
+    (("corpus", "build", "a/b", "--data", "{trees}"), "not a corpus name"),
+    *(
+        ((*words, *option), "--format, --id-column and --text-column go with --facts")
+        for words in ((*BUILD, "--data", "{trees}"), ("corpus", "repair", "science"))
+        for option in COLUMNS
+    ),
+    (("sample", "science", "--data", "no-such-folder"), "no-such-folder"),
+    (("train", "science", "--run", "r", "--loss", "hinge"), "'hinge'"),
+    (("loop", "science", "--data", "{trees}", "--collect", "nothing"), "'nothing'"),
+    (("loop", "science", "--data", "{trees}", "--batching", "nothing"), "'nothing'"),
+    (("oracle", "gold", "--trees", "{trees}", "--split", "nothing"), "it has train, dev"),
+    (("tasks", "r", "--state", "nosuch"), "'--state': 'nosuch' is not one of 'waiting'"),
 )
-async def test_wrong_use_is_one_object_for_a_program(aeenc, words, said):
-    ended = await aeenc(*words)
-    assert (ended.code, ended.stdout) == (2, "")
-    error = json.loads(ended.stderr)["error"]
-    assert (error["status"], said in error["message"]) == ("INVALID_ARGUMENT", True), error
+
+
+async def test_wrong_use_is_exit_code_2_and_one_object_for_a_program(aeenc, fleet, trees, tmp_path):
+    for given, said in WRONG_USE:
+        words = (*fleet.options, *(word.format(tmp=tmp_path, trees=trees) for word in given))
+        ended = await aeenc(*words)
+        assert (ended.code, ended.stdout, "Traceback" in ended.stderr) == (2, "", False), given
+        assert ended.stderr, given
+        ended = await aeenc(*words, "--json")
+        assert (ended.code, ended.stdout) == (2, ""), given
+        error = json.loads(ended.stderr)["error"]
+        assert error["status"] in {"INVALID_ARGUMENT", "NOT_FOUND"}, given
+        assert said in error["message"], (given, error)
 
 
 @pytest.mark.parametrize(

@@ -88,10 +88,6 @@ async def judge(address, task, token):
         await client.channel.close()
 
 
-async def test_an_open_address_or_an_unknown_split_is_wrong_use(aeenc, trees):
-    assert (await aeenc("oracle", "gold", "--trees", trees, "--split", "test")).code == 2
-
-
 async def test_a_composite_passes_on_what_gold_does_not_know(trees):
     with (
         served("gold", "--trees", trees, "--split", "dev") as other,

@@ -18,6 +18,7 @@ from aeenc.transport.status import _all_subclasses
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, index_pb2, index_pb2_grpc
 from support.relay import Relay
 from support.waiting import reached
+from support.worlds.sampler_world import serving
 
 Outcome = Callable[[int], errors.AeencError | None]
 
@@ -50,15 +51,15 @@ class Failing(encoder_pb2_grpc.EncoderServiceServicer, index_pb2_grpc.IndexAdmin
 async def served(
     outcome: Outcome, kind: type[Failing] = Failing, **options: Any
 ) -> AsyncIterator[tuple[Failing, Channel]]:
-    server, servicer = grpc.aio.server(), kind(outcome)
-    encoder_pb2_grpc.add_EncoderServiceServicer_to_server(servicer, server)
-    index_pb2_grpc.add_IndexAdminServiceServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    channel = Channel(f"127.0.0.1:{port}", **{"timeout_s": 5, **options})
-    yield servicer, channel
-    await channel.close()
-    await server.stop(0)
+    def register(servicer: Failing, server: Any) -> None:
+        encoder_pb2_grpc.add_EncoderServiceServicer_to_server(servicer, server)
+        index_pb2_grpc.add_IndexAdminServiceServicer_to_server(servicer, server)
+
+    servicer = kind(outcome)
+    async with serving(register, servicer) as port:
+        channel = Channel(f"127.0.0.1:{port}", **{"timeout_s": 5, **options})
+        yield servicer, channel
+        await channel.close()
 
 
 def first(count: int, error: errors.AeencError) -> Outcome:
@@ -230,13 +231,10 @@ async def test_a_server_that_starts_late_is_waited_for_within_the_timeout() -> N
     calling = asyncio.ensure_future(EncoderClient(late).encode(["a"]))
     await asyncio.sleep(0.3)
     assert not calling.done()
-    server, servicer = grpc.aio.server(), Failing(lambda _: None)
-    encoder_pb2_grpc.add_EncoderServiceServicer_to_server(servicer, server)
-    server.add_insecure_port(target)
-    await server.start()
-    assert (await calling).vectors.shape == (1, 2)
+    register, port = encoder_pb2_grpc.add_EncoderServiceServicer_to_server, int(target.rpartition(":")[2])
+    async with serving(register, Failing(lambda _: None), port):
+        assert (await calling).vectors.shape == (1, 2)
     await late.close()
-    await server.stop(0)
 
 
 async def test_a_handshake_that_takes_a_moment_fails_no_call() -> None:
@@ -322,16 +320,10 @@ async def test_a_deadline_that_passes_says_how_long_it_was() -> None:
         async def _answer(self, context: Any) -> None:
             await asyncio.sleep(5)
 
-    server = grpc.aio.server()
-    encoder_pb2_grpc.add_EncoderServiceServicer_to_server(Slow(lambda _: None), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    channel = Channel(f"127.0.0.1:{port}")
     said = r"did not answer within 0.2 s; allow more time \(request of-the-caller\)"
-    with pytest.raises(errors.DeadlineExceeded, match=said):
-        await EncoderClient(channel).encode(["a"], timeout_s=0.2, request_id="of-the-caller")
-    await channel.close()
-    await server.stop(0)
+    async with served(lambda _: None, Slow) as (_, channel):
+        with pytest.raises(errors.DeadlineExceeded, match=said):
+            await EncoderClient(channel).encode(["a"], timeout_s=0.2, request_id="of-the-caller")
 
 
 async def test_half_a_key_pair_is_refused_before_anything_is_sent() -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import quote
 
-import grpc
 import pytest
 
 from aeenc import Channel, EncoderClient, errors
 from aeenc.transport import status
 from aeenc.v1 import encoder_pb2_grpc
+from support.worlds.sampler_world import serving
 
 UNESCAPED = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")  # in a status message, by gRPC's specification
 LONG = 20 * [errors.FieldViolation("texts[3]" * 30, "is too long " * 30)]
@@ -31,18 +30,14 @@ class Refusing(encoder_pb2_grpc.EncoderServiceServicer):
 
 
 @pytest.fixture
-async def refused(error: errors.AeencError) -> AsyncIterator[errors.AeencError]:
+async def refused(error: errors.AeencError) -> errors.AeencError:
     """The error as it arrives."""
-    server = grpc.aio.server()
-    encoder_pb2_grpc.add_EncoderServiceServicer_to_server(Refusing(error), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    channel = Channel(f"127.0.0.1:{port}", timeout_s=2)
-    with pytest.raises(errors.AeencError) as caught:
-        await EncoderClient(channel).encode(["a"])
-    yield caught.value
-    await channel.close()
-    await server.stop(0)
+    async with serving(encoder_pb2_grpc.add_EncoderServiceServicer_to_server, Refusing(error)) as port:
+        channel = Channel(f"127.0.0.1:{port}", timeout_s=2)
+        with pytest.raises(errors.AeencError) as caught:
+            await EncoderClient(channel).encode(["a"])
+        await channel.close()
+    return caught.value
 
 
 @pytest.mark.parametrize(

@@ -41,12 +41,6 @@ async def test_positives_alone_may_be_collected_after_the_first_round(aeenc, tre
     assert [run.collect for run in services.runs.values()] == [both, positives, positives]
 
 
-async def test_wrong_words_of_a_loop_are_named(aeenc, trees):
-    for words in (("--collect", "nothing"), ("--batching", "nothing")):
-        ended = await aeenc("loop", "science", "--data", trees, *words)
-        assert (ended.code, "'nothing'" in ended.stderr) == (2, True)
-
-
 @pytest.mark.parametrize(
     ("state", "said"),
     [

@@ -96,7 +96,7 @@ def file_bytes(path: Any, field: str) -> bytes | None:
         return Path(path).read_bytes()
     except (OSError, TypeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "no such name"
-        raise errors.InvalidArgument.field(field, f"{path!r:.60} cannot be read ({reason})") from None
+        raise errors.InvalidArgument.field(field, f"{str(path)[:200]!r} cannot be read ({reason})") from None
 
 
 def check_request_id(request_id: Any) -> str:
