@@ -162,7 +162,8 @@ def _part(node: ast.FunctionDef) -> str:
 
 def _handed_on(node: ast.FunctionDef) -> str:
     """Writes the keyword arguments of a call as they came."""
-    return ", ".join(f"{one.arg}={one.arg}" for one in node.args.kwonlyargs)
+    named = [f"{one.arg}={one.arg}" for one in node.args.kwonlyargs]
+    return ", ".join([*named, *([f"**{node.args.kwarg.arg}"] if node.args.kwarg else [])])
 
 
 def _method(module: _Module, node: ast.AsyncFunctionDef) -> str:

@@ -1,14 +1,19 @@
 """Where commands look for the services: options before environment before the local fleet's file before defaults."""
 
+import asyncio
 import errno
 import json
 import os
 from pathlib import Path
 
+import grpc
 import pytest
 
 from aeenc.errors import FailedPrecondition, InvalidArgument
 from aeenc.transport.targets import Targets, read_fleet
+from aeenc.v1 import index_pb2_grpc
+from support.certificates import certify, needs_openssl
+from support.worlds.sampler_world import FakeIndex
 
 
 @pytest.fixture
@@ -107,6 +112,21 @@ async def test_a_token_travels_to_another_host_where_a_flag_or_a_variable_says_s
         monkeypatch.setenv(switch, "true")
     tried = await aeenc(*([switch] if switch.startswith("--") else []), *words)
     assert tried.code == 3, tried.stderr
+
+
+@needs_openssl
+async def test_a_ca_that_was_found_leads_every_command_to_its_services_by_tls(aeenc, tmp_path, monkeypatch):
+    cert, key = await asyncio.to_thread(certify, tmp_path, "server")
+    server = grpc.aio.server()
+    index_pb2_grpc.add_IndexServiceServicer_to_server(FakeIndex(), server)
+    identity = grpc.ssl_server_credentials([(key.read_bytes(), cert.read_bytes())])
+    at = f"localhost:{server.add_secure_port('localhost:0', identity)}"
+    await server.start()
+    assert (await aeenc("--ca", cert, "--index", at, "retrieve", "science", "ice")).code == 0
+    monkeypatch.setenv("AEENC_CA", str(cert))
+    assert (await aeenc("--index", at, "retrieve", "science", "ice")).code == 0
+    assert Targets.find(**Targets.find(ca="").options()).options() == Targets.find(ca="").options()
+    await server.stop(0)
 
 
 async def test_flags_that_contradict_each_other_are_refused_by_name(aeenc, tmp_path):

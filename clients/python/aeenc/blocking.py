@@ -14,7 +14,6 @@ from aeenc.transport.sync import LOOP, Caller, given, given_options, run
 if TYPE_CHECKING:  # to load all clients takes long enough to be worth waiting for the first use
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
-    from pathlib import Path
     from typing import Any, Self, Unpack
 
     import numpy as np
@@ -32,6 +31,7 @@ if TYPE_CHECKING:  # to load all clients takes long enough to be worth waiting f
     from aeenc.sampler import CollectName, Root, SamplerClient, SignName
     from aeenc.trainer import Gold, TrainerClient
     from aeenc.transport.channel import Retry
+    from aeenc.transport.targets import ConnectOptions
     from aeenc.trees import Tree
     from aeenc.v1 import sampler_pb2, types_pb2
     from aeenc.values.trainer import BatchingName, LossName, ModeName, NegativesName, TargetsName
@@ -1183,8 +1183,9 @@ class Client:
     An awaiting client belongs to the event loop in which it is made or, made outside of any, to that in which
     one of its services (`client.index`) is first used. In another loop its calls raise FailedPrecondition.
 
-    What is None comes from the environment (AEENC_INDEX, AEENC_TOKEN, AEENC_TIMEOUT_S, …), else from
-    `.aeenc/fleet.json` of a local fleet, else it is the default: the ports 50051 to 50054 of this machine, 60 s.
+    `encoder`, `index`, `sampler` and `trainer` are addresses. What is not given, or None, comes from the environment
+    (AEENC_INDEX, AEENC_TOKEN, AEENC_TIMEOUT_S, …), else from `.aeenc/fleet.json` of a local fleet, else it is the
+    default: the ports 50051 to 50054 of this machine, 60 s.
     `token` is the credential of all calls, `admin_token` of those that change what is served (default: `token`).
     Connections are TLS with `ca`, the authority's certificate, or with `tls`: for servers that a public authority has
     certified, one of gRPC's own list (Mozilla's; GRPC_DEFAULT_SSL_ROOTS_FILE_PATH names another), not the system's.
@@ -1195,39 +1196,9 @@ class Client:
     for a credential that would travel plain to another host.
     """
 
-    def __init__(
-        self,
-        *,
-        encoder: str | None = None,
-        index: str | None = None,
-        sampler: str | None = None,
-        trainer: str | None = None,
-        token: str | None = None,
-        admin_token: str | None = None,
-        ca: Path | str | None = None,
-        cert: Path | str | None = None,
-        key: Path | str | None = None,
-        tls: bool | None = None,
-        plain_token: bool | None = None,
-        timeout_s: float | None = None,
-        retry: Retry | bool = True,
-    ) -> None:
+    def __init__(self, *, retry: Retry | bool = True, **options: Unpack[ConnectOptions]) -> None:
         async def connected() -> AsyncClient:  # a channel belongs to the event loop that makes it
-            return AsyncClient(
-                encoder=encoder,
-                index=index,
-                sampler=sampler,
-                trainer=trainer,
-                token=token,
-                admin_token=admin_token,
-                ca=ca,
-                cert=cert,
-                key=key,
-                tls=tls,
-                plain_token=plain_token,
-                timeout_s=timeout_s,
-                retry=retry,
-            )
+            return AsyncClient(retry=retry, **options)
 
         self._open(LOOP.run(connected()))
 

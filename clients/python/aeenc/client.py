@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
-from aeenc.transport.targets import SERVICES, Targets
+from aeenc.transport.targets import SERVICES, ConnectOptions, Targets
 
 if TYPE_CHECKING:  # a service's client is loaded when it is first used
     from collections.abc import Mapping
-    from pathlib import Path
 
     from aeenc.encoder import EncoderClient
     from aeenc.index import IndexClient
@@ -27,8 +26,9 @@ class AsyncClient:
     An awaiting client belongs to the event loop in which it is made or, made outside of any, to that in which
     one of its services (`client.index`) is first used. In another loop its calls raise FailedPrecondition.
 
-    What is None comes from the environment (AEENC_INDEX, AEENC_TOKEN, AEENC_TIMEOUT_S, …), else from
-    `.aeenc/fleet.json` of a local fleet, else it is the default: the ports 50051 to 50054 of this machine, 60 s.
+    `encoder`, `index`, `sampler` and `trainer` are addresses. What is not given, or None, comes from the environment
+    (AEENC_INDEX, AEENC_TOKEN, AEENC_TIMEOUT_S, …), else from `.aeenc/fleet.json` of a local fleet, else it is the
+    default: the ports 50051 to 50054 of this machine, 60 s.
     `token` is the credential of all calls, `admin_token` of those that change what is served (default: `token`).
     Connections are TLS with `ca`, the authority's certificate, or with `tls`: for servers that a public authority has
     certified, one of gRPC's own list (Mozilla's; GRPC_DEFAULT_SSL_ROOTS_FILE_PATH names another), not the system's.
@@ -42,34 +42,10 @@ class AsyncClient:
     def __init__(
         self,
         *,
-        encoder: str | None = None,
-        index: str | None = None,
-        sampler: str | None = None,
-        trainer: str | None = None,
-        token: str | None = None,
-        admin_token: str | None = None,
-        ca: Path | str | None = None,
-        cert: Path | str | None = None,
-        key: Path | str | None = None,
-        tls: bool | None = None,
-        plain_token: bool | None = None,
-        timeout_s: float | None = None,
         retry: Retry | bool = True,
+        **options: Unpack[ConnectOptions],
     ) -> None:
-        targets = Targets.find(
-            encoder=encoder,
-            index=index,
-            sampler=sampler,
-            trainer=trainer,
-            token=token,
-            admin_token=admin_token,
-            ca=ca,
-            cert=cert,
-            key=key,
-            tls=tls,
-            plain_token=plain_token,
-            timeout_s=timeout_s,
-        )
+        targets = Targets.find(**options)
         plain = {name: targets.channel(name, retry=retry) for name in SERVICES}
         admin = {name: targets.channel(name, retry=retry, admin=True) for name in SERVICES if name != "encoder"}
         self._open(plain, admin)

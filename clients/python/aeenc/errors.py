@@ -45,8 +45,7 @@ class FieldViolation:
 class AeencError(Exception):
     """The root of all errors that a service raises on purpose and a client receives."""
 
-    code = "INTERNAL"
-    default_reason = "INTERNAL"
+    code = default_reason = "INTERNAL"
 
     def __init__(
         self,
@@ -74,8 +73,7 @@ class AeencError(Exception):
 class InvalidArgument(AeencError):
     """The request itself is wrong; sending it again cannot help."""
 
-    code = "INVALID_ARGUMENT"
-    default_reason = "INVALID_ARGUMENT"
+    code = default_reason = "INVALID_ARGUMENT"
 
     @classmethod
     def field(cls, field: str, description: str) -> InvalidArgument:
@@ -98,22 +96,19 @@ class TooLarge(InvalidArgument):
 class NotFound(AeencError):
     """The named resource does not exist."""
 
-    code = "NOT_FOUND"
-    default_reason = "NOT_FOUND"
+    code = default_reason = "NOT_FOUND"
 
 
 class AlreadyExists(AeencError):
     """The id is taken by something different."""
 
-    code = "ALREADY_EXISTS"
-    default_reason = "ALREADY_EXISTS"
+    code = default_reason = "ALREADY_EXISTS"
 
 
 class FailedPrecondition(AeencError):
     """The system is not in the state that the call needs."""
 
-    code = "FAILED_PRECONDITION"
-    default_reason = "FAILED_PRECONDITION"
+    code = default_reason = "FAILED_PRECONDITION"
 
 
 class SpaceMismatch(FailedPrecondition):
@@ -145,47 +140,40 @@ class Overloaded(AeencError):
 class Unavailable(AeencError):
     """A dependency is away, the service is starting, or the disk is full; retry later."""
 
-    code = "UNAVAILABLE"
-    default_reason = "UNAVAILABLE"
+    code = default_reason = "UNAVAILABLE"
 
 
 class DeadlineExceeded(AeencError):
     """The caller's time is over."""
 
-    code = "DEADLINE_EXCEEDED"
-    default_reason = "DEADLINE_EXCEEDED"
+    code = default_reason = "DEADLINE_EXCEEDED"
 
 
 class Cancelled(AeencError):
     """The caller has gone, or the work was cancelled."""
 
-    code = "CANCELLED"
-    default_reason = "CANCELLED"
+    code = default_reason = "CANCELLED"
 
 
 class Unauthenticated(AeencError):
     """No credential was sent, or a wrong one."""
 
-    code = "UNAUTHENTICATED"
-    default_reason = "UNAUTHENTICATED"
+    code = default_reason = "UNAUTHENTICATED"
 
 
 class PermissionDenied(AeencError):
     """The credential is known but does not cover this service."""
 
-    code = "PERMISSION_DENIED"
-    default_reason = "PERMISSION_DENIED"
+    code = default_reason = "PERMISSION_DENIED"
 
 
 class Unimplemented(AeencError):
     """This build does not answer the call."""
 
-    code = "UNIMPLEMENTED"
-    default_reason = "UNIMPLEMENTED"
+    code = default_reason = "UNIMPLEMENTED"
 
 
 class DataLoss(AeencError):
     """A stored file is not what its manifest says."""
 
-    code = "DATA_LOSS"
-    default_reason = "DATA_LOSS"
+    code = default_reason = "DATA_LOSS"

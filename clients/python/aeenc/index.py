@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Literal, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack, cast
 
 from aeenc import errors, values, vectors
 from aeenc.calls.encoding import precision_name
@@ -22,12 +22,12 @@ from aeenc.calls.retrieval import (
     Hit,
     Rankings,
     Retrieval,
-    RetrieveCall,
     Retrieved,
     RetrieveOptions,
     SearchResult,
     premise_filter,
     rank,
+    retrieve_request,
 )
 from aeenc.transport.channel import AWAY, Channel
 from aeenc.transport.checks import check_seconds
@@ -92,7 +92,7 @@ class IndexClient:
             space_id=space_id,
             k=k,
             exclude_ids=exclude,
-            filter=premise_filter(splits, only_ids, before_id, tags),
+            filter=premise_filter(splits, only_ids, tags, before_id),
             generation=generation,
             params=message(index_pb2.SearchParams, exact=exact, nprobe=nprobe, ef_search=ef_search),
             timings=timings,
@@ -138,7 +138,7 @@ class IndexClient:
         that no encoder serves, InvalidArgument for an option out of range, FailedPrecondition where the corpus lacks
         what the mode needs, such as words or explanations.
         """
-        request = RetrieveCall.of(options).request(corpus, texts, k, accepted)
+        request = retrieve_request(corpus, texts, k, accepted, options)
         response = await self.channel.unary(self._stub.Retrieve, request, timeout_s=timeout_s, hedge=True)
         return Retrieved(
             results=[
@@ -176,16 +176,9 @@ class IndexClient:
         """
         if not isinstance(retrieval := retrieval or Retrieval(), Retrieval):
             raise errors.InvalidArgument.field("retrieval", f"is {shown(retrieval)}; give a Retrieval")
-        call = RetrieveCall(
-            **retrieval.options(),
-            label=label,
-            version=version,
-            generation=generation,
-            drop_self=drop_self,
-            splits=splits,
-            truncate=True,
-            precision="float32",
-        )
+        pinned = {"label": label, "version": version, "generation": generation, "precision": "float32"}
+        other = {"drop_self": drop_self, "splits": splits, "truncate": True}
+        call = cast("RetrieveOptions", {**retrieval.options(), **pinned, **other})
         return await rank(self.retrieve, corpus, call, texts, k, accepted)
 
     async def get_premises(self, corpus: str, ids: Sequence[str], *, generation: str = "") -> list[values.Premise]:

@@ -7,7 +7,6 @@ import copy
 import inspect
 import json
 from collections.abc import AsyncIterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 
 from aeenc import IndexClient, errors
 from aeenc.adapters.premises import OPTIONS, PremiseRetriever
-from aeenc.calls.retrieval import RetrieveCall
+from aeenc.calls.retrieval import CALL_OPTIONS
 from aeenc.v1 import index_pb2_grpc
 from support.waiting import until
 from support.worlds.sampler_world import FakeIndex, serving
@@ -57,7 +56,7 @@ async def target(index: Index) -> AsyncIterator[str]:
 def test_the_options_are_those_of_the_client():
     parameters = inspect.signature(IndexClient.retrieve).parameters.values()
     named = {one.name for one in parameters if one.kind is one.KEYWORD_ONLY}
-    assert named | {one.name for one in fields(RetrieveCall)} == OPTIONS
+    assert named | CALL_OPTIONS == OPTIONS
 
 
 async def test_a_premise_has_score_rank_versions_and_generation(target: str):

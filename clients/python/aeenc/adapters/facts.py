@@ -30,7 +30,7 @@ from typing import Any, BinaryIO, Literal, cast, get_args
 
 from aeenc import values
 from aeenc.errors import FailedPrecondition, InvalidArgument, install
-from aeenc.files.lines import STDIN, decoded, opened, parsed, refuse_half
+from aeenc.files.lines import STDIN, decoded, json_file, opened, parsed, refuse_half
 from aeenc.trees import content_id
 
 Format = Literal["txt", "jsonl", "csv", "tsv", "json", "parquet", "arrow"]
@@ -274,8 +274,7 @@ def _names(place: str, found: object) -> tuple[str, ...]:
 
 
 def _listed(path: Path) -> Iterator[Record]:
-    content = "".join(line for _, line in _lines(path))
-    listed = parsed(str(path), content, lambda error: f":{error.lineno}")
+    listed = json_file(path)
     if isinstance(listed, dict):
         listed = [{"id": fact_id, "text": text} for fact_id, text in listed.items()]
     if not isinstance(listed, list):

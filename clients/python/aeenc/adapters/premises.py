@@ -8,16 +8,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from aeenc.calls import retrieval
 from aeenc.calls.inputs import refuse_single_texts
-from aeenc.calls.retrieval import CALL_OPTIONS, Retrieved
+from aeenc.calls.retrieval import CALL_OPTIONS, Retrieved, refuse_unknown
 from aeenc.errors import InvalidArgument
 from aeenc.index import IndexClient
 from aeenc.transport.sync import awaited, run
-from aeenc.transport.targets import Targets
+from aeenc.transport.targets import ConnectOptions, Targets
 
 
 class RetrieveOptions(retrieval.RetrieveOptions, total=False):
@@ -64,7 +63,7 @@ class FoundPremise:
 class PremiseRetriever:
     """Finds the premises of one text at a time in one corpus. Connects at the first call, reads settings at once.
 
-    `index`, `token`, `ca`, `cert`, `key` and `tls` are those of `aeenc.connect`, found as there where they are None.
+    `index`, `token`, `ca` and the others of `place` are those of `aeenc.connect`, found as there where they are None.
     Warns of splits that no premise has, and raises InvalidArgument for an option that `IndexClient.retrieve` lacks.
     """
 
@@ -72,17 +71,12 @@ class PremiseRetriever:
         self,
         corpus: str,
         *,
-        index: str | None = None,
-        token: str | None = None,
-        ca: Path | str | None = None,
-        cert: Path | str | None = None,
-        key: Path | str | None = None,
-        tls: bool | None = None,
         options: Mapping[str, Any] | None = None,
+        **place: Unpack[ConnectOptions],
     ) -> None:
         self._corpus = corpus
         self._options = known(options or {})
-        self._targets = Targets.find(index=index, token=token, ca=ca, cert=cert, key=key, tls=tls)
+        self._targets = Targets.find(**place)
         self._client: IndexClient | None = None
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -140,8 +134,7 @@ def refuse_change(name: str) -> None:
 
 def known(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options. Raises InvalidArgument for one that there is not, and for a string in place of ids."""
-    if unknown := sorted(options.keys() - OPTIONS):
-        raise InvalidArgument.field(unknown[0], f"is no option of retrieve; there are {', '.join(sorted(OPTIONS))}")
+    refuse_unknown(options, OPTIONS)
     lists = ("accepted", "exclude", "splits", "only_ids", "tags", "rerank_versions")
     refuse_single_texts(**{name: options.get(name) for name in lists})
     return dict(options)

@@ -6,8 +6,7 @@ Only what makes sense for a model that runs elsewhere; everything else is refuse
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Literal, cast, overload
+from typing import Any, Literal, Unpack, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,7 @@ from aeenc.calls.encoding import Role
 from aeenc.encoder import EncoderClient
 from aeenc.errors import InvalidArgument
 from aeenc.transport.sync import run
-from aeenc.transport.targets import Targets
+from aeenc.transport.targets import ConnectOptions, Targets
 
 BATCH = 32
 ROLES: dict[str, Role] = {"query": "query", "premise": "premise", "document": "premise", "passage": "premise"}
@@ -50,22 +49,14 @@ class AeencEncoder:
     def __init__(
         self,
         *,
-        encoder: str | None = None,
-        token: str | None = None,
-        ca: Path | str | None = None,
-        cert: Path | str | None = None,
-        key: Path | str | None = None,
-        tls: bool | None = None,
         role: Role = "query",
         label: str | None = None,
         version: str | None = None,
         space_id: str = "",
         truncate: bool = True,
-        timeout_s: float | None = None,
+        **place: Unpack[ConnectOptions],
     ) -> None:
-        self._targets = Targets.find(
-            encoder=encoder, token=token, ca=ca, cert=cert, key=key, tls=tls, timeout_s=timeout_s
-        )
+        self._targets = Targets.find(**place)
         self._role = role_of(role)
         self._model = {"label": label, "version": version}
         self._space_id, self._truncate = space_id, truncate

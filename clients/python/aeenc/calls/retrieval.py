@@ -5,8 +5,8 @@ Opens no connection; `aeenc.index` calls.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from aeenc import errors, values
@@ -38,7 +38,7 @@ _METHODS: dict[str | None, index_pb2.FusionMethod] = {
 
 
 def premise_filter(
-    splits: Sequence[str], only_ids: Sequence[str], before_id: str, tags: Sequence[str]
+    splits: Sequence[str], only_ids: Sequence[str], tags: Sequence[str], before_id: str | None
 ) -> index_pb2.PremiseFilter | None:
     """Builds the filter of a call; None without one. Raises InvalidArgument for a clause of tags without a tag."""
     for name, found in (("splits", splits), ("only_ids", only_ids), ("tags", tags)):
@@ -175,66 +175,8 @@ class Retrieval:
         )
 
 
-@dataclass(frozen=True)
-class RetrieveCall(Retrieval):
-    """All options of a call of Retrieve, as `IndexClient.retrieve` documents them."""
-
-    label: str | None = None
-    version: str | None = None
-    drop_self: bool = True
-    exclude: Sequence[str] = ()
-    splits: Sequence[str] = ()
-    only_ids: Sequence[str] = ()
-    before_id: str = ""
-    tags: Sequence[str] = ()
-    generation: str = ""
-    truncate: bool = False
-    precision: Precision | None = None
-    routing_key: str = ""
-    exact: bool = False
-    nprobe: int = 0
-    ef_search: int = 0
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> RetrieveCall:
-        """Makes the options of a call. Raises InvalidArgument for a name that is none of them."""
-        if unknown := sorted(options.keys() - CALL_OPTIONS):
-            there = ", ".join(sorted(CALL_OPTIONS))
-            raise errors.InvalidArgument.field(unknown[0], f"is no option of retrieve; there are {there}")
-        return cls(**options)
-
-    def request(
-        self, corpus: str, texts: Sequence[str], k: int, accepted: Sequence[Sequence[str]]
-    ) -> index_pb2.RetrieveRequest:
-        """Builds the request. Raises InvalidArgument, naming the option and the item, for what it cannot hold."""
-        refuse_single_texts(texts=texts, accepted=accepted, exclude=self.exclude)
-        accepted = listed(accepted, "accepted")  # one that can be gone through only once is gone through twice here
-        for number, ids in enumerate(accepted):
-            refuse_single_text(ids, f"accepted[{number}]")
-        return message(
-            index_pb2.RetrieveRequest,
-            corpus=corpus,
-            texts=texts,
-            k=k,
-            options=self.to_proto(),
-            accepted=[
-                message_of(f"accepted[{number}]", types_pb2.PremiseSet, premise_ids=ids)
-                for number, ids in enumerate(accepted)
-            ],
-            model=selector(self.label, self.version),
-            exclude_ids=self.exclude,
-            filter=premise_filter(self.splits, self.only_ids, self.before_id, self.tags),
-            generation=self.generation,
-            drop_self=self.drop_self,
-            truncate=truncation(self.truncate),
-            precision=precision_number(self.precision),
-            routing_key=self.routing_key,
-            params=message(index_pb2.SearchParams, exact=self.exact, nprobe=self.nprobe, ef_search=self.ef_search),
-        )
-
-
 class RetrieveOptions(TypedDict, total=False):
-    """The options of RetrieveCall as keyword arguments."""
+    """The options of a call of Retrieve, as `IndexClient.retrieve` documents them: those of a Retrieval, and others."""
 
     mode: Mode
     fusion: Fusion | None
@@ -263,6 +205,48 @@ class RetrieveOptions(TypedDict, total=False):
 CALL_OPTIONS = frozenset(RetrieveOptions.__annotations__)
 
 
+def refuse_unknown(options: Mapping[str, object], known: Set[str]) -> None:
+    """Raises InvalidArgument for a name that is no option."""
+    if unknown := sorted(options.keys() - known):
+        there = ", ".join(sorted(known))
+        raise errors.InvalidArgument.field(unknown[0], f"is no option of retrieve; there are {there}")
+
+
+def retrieve_request(
+    corpus: str, texts: Sequence[str], k: int, accepted: Sequence[Sequence[str]], options: RetrieveOptions
+) -> index_pb2.RetrieveRequest:
+    """Builds the request. Raises InvalidArgument, naming the option and the item, for what it cannot hold."""
+    refuse_unknown(options, CALL_OPTIONS)
+    given: dict[str, Any] = {**options}
+    refuse_single_texts(texts=texts, accepted=accepted, exclude=given.get("exclude"))
+    accepted = listed(accepted, "accepted")  # one that can be gone through only once is gone through twice here
+    for number, ids in enumerate(accepted):
+        refuse_single_text(ids, f"accepted[{number}]")
+    restrictions = given.get("splits", ()), given.get("only_ids", ()), given.get("tags", ())
+    search: dict[str, Any] = {name: given.get(name) for name in ("exact", "nprobe", "ef_search")}
+    ranking = Retrieval(**{one.name: given[one.name] for one in fields(Retrieval) if one.name in given})
+    return message(
+        index_pb2.RetrieveRequest,
+        corpus=corpus,
+        texts=texts,
+        k=k,
+        options=ranking.to_proto(),
+        accepted=[
+            message_of(f"accepted[{number}]", types_pb2.PremiseSet, premise_ids=ids)
+            for number, ids in enumerate(accepted)
+        ],
+        model=selector(given.get("label"), given.get("version")),
+        exclude_ids=given.get("exclude", ()),
+        filter=premise_filter(*restrictions, given.get("before_id")),
+        generation=given.get("generation"),
+        drop_self=given.get("drop_self", True),
+        truncate=truncation(given.get("truncate")),
+        precision=precision_number(given.get("precision")),
+        routing_key=given.get("routing_key"),
+        params=message(index_pb2.SearchParams, **search),
+    )
+
+
 @dataclass(frozen=True)
 class Rankings:
     """The premises ranked for each text, best first, by one query encoder and one cross-encoder ("": none).
@@ -279,7 +263,7 @@ class Rankings:
 async def rank(
     retrieve: Retrieve,
     corpus: str,
-    call: RetrieveCall,
+    call: RetrieveOptions,
     texts: Sequence[str],
     k: int,
     accepted: Sequence[Sequence[str]] = (),
@@ -288,12 +272,13 @@ async def rank(
 
     Cuts texts that are too long. Raises as Retrieve does, and FailedPrecondition when the cross-encoder changes.
     """
-    texts, accepted, n = listed(texts, "texts"), listed(accepted, "accepted"), call.rerank
+    texts, accepted, n = listed(texts, "texts"), listed(accepted, "accepted"), call.get("rerank", 0)
     if not n:
         return await _ask(retrieve, corpus, call, texts, k, TEXTS, accepted)
-    plain = replace(call, rerank=0, rerank_weight=0.0, rerank_versions=())
+    plain: RetrieveOptions = {**call, "rerank": 0, "rerank_weight": 0.0, "rerank_versions": ()}
     first = await _ask(retrieve, corpus, plain, texts, k, TEXTS, accepted)
-    pinned = replace(call, version=first.model_version or call.version, generation=first.generation)
+    version = first.model_version or call.get("version")
+    pinned: RetrieveOptions = {**call, "version": version, "generation": first.generation}
     together = max(1, PAIRS // at_least_one(n, "rerank"))
     anew = await _ask(retrieve, corpus, pinned, texts, n, together, accepted)
     results = [_continued(head, whole)[:k] for head, whole in zip(anew.results, first.results, strict=True)]
@@ -303,7 +288,7 @@ async def rank(
 async def _ask(
     retrieve: Retrieve,
     corpus: str,
-    call: RetrieveCall,
+    call: RetrieveOptions,
     texts: Sequence[str],
     k: int,
     together: int,
@@ -313,20 +298,18 @@ async def _ask(
     reranked_by = tuple[str, ...]()
     while len(results) < len(texts):
         part = slice(len(results), len(results) + together)
-        if call.version:
-            call = replace(call, label=None)
+        if call.get("version"):
+            call = {**call, "label": None}
         try:
-            answer = await retrieve(
-                corpus, texts[part], k=k, accepted=accepted[part], timeout_s=TIMEOUT_S, **call.options()
-            )
+            answer = await retrieve(corpus, texts[part], k=k, accepted=accepted[part], timeout_s=TIMEOUT_S, **call)
         except errors.TooLarge:  # premises are long
             if len(texts[part]) == 1:
                 raise
             together = len(texts[part]) // 2
             continue
         # the version and the generation that answered first answer all
-        version, generation = answer.model_version or call.version, answer.generation or call.generation
-        call = replace(call, version=version, generation=generation)
+        version = answer.model_version or call.get("version")
+        call = {**call, "version": version, "generation": answer.generation or call.get("generation", "")}
         if reranked_by and answer.rerank_versions != reranked_by:
             raise errors.FailedPrecondition(
                 f"the cross-encoder changed from {' and '.join(reranked_by)} to {' and '.join(answer.rerank_versions)} "
@@ -334,7 +317,7 @@ async def _ask(
             )
         reranked_by = answer.rerank_versions
         results += answer.results
-    return Rankings(results, call.version or "", reranked_by, call.generation)
+    return Rankings(results, call.get("version") or "", reranked_by, call.get("generation", ""))
 
 
 def _continued(head: list[Hit], whole: list[Hit]) -> list[Hit]:

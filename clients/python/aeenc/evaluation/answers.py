@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from aeenc.errors import InvalidArgument, NotFound
-from aeenc.files.lines import HALF, parsed, text_lines
+from aeenc.files.lines import HALF, json_file, json_lines, text_lines
 
 CLASSES = ("who", "when", "where")
 Classify = Callable[[str], str]
@@ -204,14 +204,12 @@ class _TrecQa:
 
 
 def _jsonl(path: Path) -> Iterator[_Row]:
-    for place, line in text_lines(path):
-        if line.strip():
-            yield _record(place, parsed(place, line))
+    for place, record in json_lines(path):
+        yield _record(place, record)
 
 
 def _json(path: Path) -> Iterator[_Row]:
-    content = "".join(line for _, line in text_lines(path))
-    records = parsed(str(path), content, lambda error: f":{error.lineno}")
+    records = json_file(path)
     if not isinstance(records, list):
         raise InvalidArgument(f"{path}:1: not a list; write a list of objects, or end the file's name in .jsonl")
     for number, record in enumerate(records):

@@ -18,7 +18,7 @@ from typing import Any
 
 from aeenc.errors import InvalidArgument, NotFound
 from aeenc.evaluation.graded import check_grade
-from aeenc.files.lines import parsed, text_lines
+from aeenc.files.lines import json_file, text_lines
 from aeenc.trees.dataset import FACTS, Candidate
 
 _SKIP = "[SKIP]"
@@ -131,9 +131,8 @@ def _rows(path: Path) -> Iterator[tuple[str, str, str]]:
 
 def _queries(path: Path, facts: dict[str, str]) -> Iterator[RatedQuery]:
     """Yields the rated queries of a file; adds facts that no table has to `facts`."""
-    told = parsed(str(path), "".join(line for _, line in text_lines(path)), lambda error: f":{error.lineno}")
     seen: set[str] = set()
-    for where, problem in _objects(path, "", told, "rankingProblems"):
+    for where, problem in _objects(path, "", json_file(path), "rankingProblems"):
         query = _string(where, problem, "qid")
         if query in seen:
             raise InvalidArgument(f"{where}.qid is {query!r}, as in an earlier problem; keep one")

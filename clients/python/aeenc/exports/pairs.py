@@ -22,7 +22,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from aeenc import values
 from aeenc.errors import InvalidArgument
-from aeenc.files.lines import parsed, refuse_half, text_lines
+from aeenc.files.lines import json_lines, refuse_half
 from aeenc.files.whole import whole_file
 from aeenc.values.writing import timestamp
 
@@ -98,10 +98,7 @@ def write_pairs(path: Path | str, pairs: Iterable[values.Pair]) -> int:
 
 def read_pairs(path: Path | str) -> Iterator[values.Pair]:
     """Reads a file of pairs line by line. Raises InvalidArgument whose message starts with `file:line:`."""
-    for place, line in text_lines(path):
-        if not line.strip():
-            continue
-        record = parsed(place, line)
+    for place, record in json_lines(path):
         try:
             yield pair_of(record)
         except InvalidArgument as error:

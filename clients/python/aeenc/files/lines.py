@@ -32,6 +32,19 @@ def text_lines(path: Path | str) -> Iterator[tuple[str, str]]:
             yield place, decoded(place, line, first=number == 1)
 
 
+def json_lines(path: Path | str) -> Iterator[tuple[str, object]]:
+    """Yields place and content of each line of JSON; blank ones are left out. Raises as `text_lines` and `parsed`."""
+    for place, line in text_lines(path):
+        if line.strip():
+            yield place, parsed(place, line)
+
+
+def json_file(path: Path | str) -> object:
+    """Reads a file that is one JSON value, with the line at which it ends to be JSON. Raises as `json_lines` does."""
+    content = "".join(line for _, line in text_lines(path))
+    return parsed(str(path), content, lambda error: f":{error.lineno}")
+
+
 def decoded(place: str, line: bytes, *, first: bool) -> str:
     """Decodes a line, the `first` of a file without its byte order mark.
 

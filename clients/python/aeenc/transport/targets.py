@@ -14,7 +14,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from aeenc.errors import FailedPrecondition, InvalidArgument
 from aeenc.transport.addresses import is_local, split
@@ -24,8 +24,26 @@ from aeenc.transport.checks import check_seconds
 FLEET_FORMAT = 1
 SERVICES = ("encoder", "index", "sampler", "trainer")
 NAMES = (*SERVICES, "oracle")
-# Each is a variable, too: AEENC_ and the name in capitals.
-_OPTIONS = (*SERVICES, "token", "admin_token", "ca", "cert", "key", "tls", "plain_token", "timeout_s")
+
+
+class ConnectOptions(TypedDict, total=False):
+    """The options of `aeenc.connect`. Each is a variable, too: AEENC_ and the name in capitals."""
+
+    encoder: str | None
+    index: str | None
+    sampler: str | None
+    trainer: str | None
+    token: str | None
+    admin_token: str | None
+    ca: Path | str | None
+    cert: Path | str | None
+    key: Path | str | None
+    tls: bool | None
+    plain_token: bool | None
+    timeout_s: float | None
+
+
+_OPTIONS = tuple(ConnectOptions.__annotations__)
 
 
 @dataclass(frozen=True)
@@ -80,7 +98,8 @@ class Targets:
 
     def options(self, *, timeout_s: float | None = None) -> dict[str, Any]:
         """Returns the arguments of `aeenc.connect` and `aeenc.connect_async`."""
-        return {**{name: getattr(self, name) for name in _OPTIONS}, "timeout_s": timeout_s or self.timeout_s}
+        options = {name: getattr(self, name) for name in _OPTIONS}
+        return {**options, "tls": self.are_tls, "timeout_s": timeout_s or self.timeout_s}
 
     def channel(self, service: str, *, retry: Retry | bool = True, admin: bool = False) -> Channel:
         """Opens a connection to a service of SERVICES, with the admin credential if there is one and `admin` is set.

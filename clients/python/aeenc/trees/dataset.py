@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 
 from aeenc.errors import InvalidArgument, NotFound
-from aeenc.files.lines import parsed, refuse_half, text_lines
+from aeenc.files.lines import json_file, refuse_half
 from aeenc.trees.files import read_trees
 from aeenc.trees.tree import Tree
 
@@ -172,8 +172,7 @@ def read_facts(path: Path) -> dict[str, str]:
     """Reads a fact file: fact id to text; a missing one holds none. Raises InvalidArgument for a malformed one."""
     if not path.is_file():
         return {}
-    content = "".join(line for _, line in text_lines(path))
-    facts = parsed(str(path), content, lambda error: f":{error.lineno}")
+    facts = json_file(path)
     if not isinstance(facts, dict) or not all(isinstance(text, str) for text in facts.values()):
         raise InvalidArgument(f"{path} must hold one JSON object, fact id to text")
     for fact_id, text in facts.items():
