@@ -85,17 +85,9 @@ class LabelRow:
         what = f"label {row.get('name', '')!r} of space {row.get('space_id', '')}"
         with _data_loss_unless_readable(what):
             check_format(row, FORMAT_VERSION, what)
-            return cls(
-                space_id=row["space_id"],
-                name=row["name"],
-                version=row["version"],
-                revision=int(row["revision"]),
-                previous=row["previous"],
-                moved_at=datetime.fromisoformat(row["moved_at"]),
-                share=float(row["share"]),
-                traceparent=row["traceparent"],
-                precision=row["precision"],
-            )
+            moved_at = datetime.fromisoformat(row["moved_at"])
+            numbers = {"revision": int(row["revision"]), "share": float(row["share"]), "moved_at": moved_at}
+            return cls(**{**known_fields(cls, row), **numbers})
 
     def to_hash(self) -> dict[str, str]:
         """Writes what `of_hash` reads."""

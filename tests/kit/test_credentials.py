@@ -24,8 +24,7 @@ from services.index.settings import IndexSettings
 from services.kit.convert import named_fields
 from services.kit.credentials import credential_file
 from services.kit.credentials.credential_file import Credential, HashedToken, hash_of, new_token, parse, render
-from services.kit.credentials.gate import ANYBODY, Caller, Gate
-from services.kit.credentials.quota import TokenBucket
+from services.kit.credentials.gate import ANYBODY, Caller, Gate, TokenBucket
 from services.kit.credentials.roles import NEEDED, Role, role_for
 from services.kit.logs import name_call
 from services.kit.settings import ServiceSettings

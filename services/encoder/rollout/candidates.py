@@ -253,15 +253,11 @@ class Spaces:
     async def _stable(self, row: LabelRow, premises: Model) -> tuple[LabelRow, list[Model], str] | None:
         """Loads what `stable` names, or says why it cannot be served; None if that could not be found out."""
         try:
-            model = premises
-            if row.version != premises.version:
-                model = await self._loader.load(row.space_id, row.version, premises.dim)
-            await self._loader.add_precision(model, row.precision)
+            return row, await self.models(row, premises), ""
         except errors.Unavailable:  # the same round follows the label and tries again
             return None
         except errors.AeencError as error:
             return row, [], error.message
-        return row, [model], ""
 
     async def open(self, space_id: str, *, retry_failed: bool) -> None:
         """Serves the premises of another space. A failure is recorded, and the space's labels are then refused."""
@@ -273,11 +269,15 @@ class Spaces:
         with contextlib.suppress(errors.AeencError):
             self._versions.open_space(space_id, await self._load(space_id, version))
 
-    async def models(self, row: LabelRow) -> list[Model]:
-        """Returns the model of a label, or those of its ensemble, loaded already or now. Raises why one is refused."""
-        space_id, dim, models = row.space_id, self._dim(row.space_id), []
+    async def models(self, row: LabelRow, premises: Model | None = None) -> list[Model]:
+        """Returns the model of a label, or those of its ensemble, loaded already or now. Raises why one is refused.
+
+        `premises` is the premise encoder of a space that is not open yet.
+        """
+        space_id, dim, models = row.space_id, premises.dim if premises else self._dim(row.space_id), []
+        loaded = {**self._versions.models, **({premises.version: premises} if premises else {})}
         for version in row.versions:
-            model = self._versions.models.get(version) or await self._loader.load(space_id, version, dim)
+            model = loaded.get(version) or await self._loader.load(space_id, version, dim)
             check_place(model.description, space_id, dim)
             await self._loader.add_precision(model, row.precision)
             models.append(model)

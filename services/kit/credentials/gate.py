@@ -21,7 +21,6 @@ from typing import Any
 from aeenc import errors
 from services.kit.call import CALL
 from services.kit.credentials.credential_file import Credential, HashedToken, load
-from services.kit.credentials.quota import TokenBucket
 from services.kit.credentials.roles import Role, role_for
 from services.kit.credentials.watched_files import WatchedFiles
 from services.kit.logs import get
@@ -36,6 +35,36 @@ _KEY_BYTES = 4  # of a hash: finds the candidates, which are then compared in co
 def person_name(named: str) -> str:
     """Returns a person's name as it is kept: two ways to type it are one person. Case counts."""
     return unicodedata.normalize("NFC", named.strip())
+
+
+class TokenBucket:
+    """Holds up to `burst` units and gains `rate` units a second. It may be overdrawn, and then recovers first."""
+
+    def __init__(self, rate: float, burst: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate, self._burst, self._clock = rate, burst, clock
+        self._level, self._seen = burst, clock()
+
+    def take(self) -> float:
+        """Takes one unit and returns 0, or takes none and returns the seconds until there is one."""
+        if self._fill() >= 1.0:
+            self._level -= 1.0
+            return 0.0
+        return (1.0 - self._level) / self._rate
+
+    def spend(self, units: float) -> None:
+        """Takes units whose number is known only now, also those that are not there."""
+        self._fill()
+        self._level -= units
+
+    def wait_s(self) -> float:
+        """Returns the seconds until what was overdrawn is back; 0 when nothing is."""
+        return max(0.0, -self._fill() / self._rate)
+
+    def _fill(self) -> float:
+        now = self._clock()
+        self._level = min(self._burst, self._level + (now - self._seen) * self._rate)
+        self._seen = now
+        return self._level
 
 
 @dataclass(frozen=True, eq=False)

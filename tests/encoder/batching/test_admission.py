@@ -198,28 +198,19 @@ async def enter(gate: Admission, tokens: int, entered: list[int]) -> None:
         await asyncio.sleep(0.05)
 
 
-async def test_a_waiter_that_is_cancelled_lets_the_next_in():
+@pytest.mark.parametrize("let_in", [False, True])  # then it holds its tokens, and has not run
+async def test_a_waiter_that_is_cancelled_gives_its_tokens_back_and_lets_the_next_in(let_in: bool):
     gate, entered = admission(4000), []
     async with held(gate, *[125] * 7, 75):
-        first = asyncio.create_task(enter(gate, 101, entered))
-        second = asyncio.create_task(enter(gate, 102, entered))
+        first, second = (asyncio.create_task(enter(gate, tokens, entered)) for tokens in (101, 102))
         await asyncio.sleep(0)
-        first.cancel()
+        if not let_in:
+            first.cancel()
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
     await asyncio.wait_for(second, 20)
     assert entered == [102]
-    async with held(gate, *[125] * 8):
-        pass
-
-
-async def test_a_waiter_that_is_cancelled_as_it_is_let_in_gives_its_tokens_back():
-    gate, entered = admission(4000), []
-    async with held(gate, *[125] * 7, 75):
-        waiting = asyncio.create_task(enter(gate, 100, entered))
-        await asyncio.sleep(0)
-    waiting.cancel()  # it holds its tokens and has not run
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    assert entered == []
     async with held(gate, *[125] * 8):
         pass
 

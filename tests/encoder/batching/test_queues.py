@@ -6,6 +6,8 @@ import math
 from collections import Counter
 from types import SimpleNamespace
 
+import pytest
+
 from services.encoder.batching.queues import BULK_TURN, WINDOW_BATCHES, Item, Queues
 from services.encoder.runtime.runners import PairRunner, Tokens
 
@@ -48,18 +50,26 @@ def test_a_batch_holds_texts_of_like_length_and_never_more_than_its_budget_with_
         assert batch == sorted(batch)
 
 
-def test_a_text_over_the_budget_is_a_batch_of_its_own():
-    waiting = queues(batch_tokens=10)
-    waiting.put("interactive", Runner(), items([50, 3]))
-    assert [[item.length for item in batch] for _, batch in drain(waiting)] == [[3], [50]]
+GPU = {"batch_items": 0, "batch_tokens": 16_384}
 
 
-def test_a_runner_that_does_not_pad_is_charged_what_it_computes():
-    waiting = queues(batch_items=8, batch_tokens=40)
-    waiting.put("interactive", Runner(pads=False), items([1, 1, 1, 30]))
-    assert [len(batch) for _, batch in drain(waiting)] == [4]
-    waiting.put("interactive", Runner(pads=True), items([1, 1, 1, 30]))
-    assert [len(batch) for _, batch in drain(waiting)] == [3, 1]
+@pytest.mark.parametrize(
+    ("fields", "runner", "lengths", "sizes"),
+    [
+        ({"batch_tokens": 10}, Runner(), [50, 3], [1, 1]),  # a text over the budget is a batch of its own
+        ({"batch_items": 8, "batch_tokens": 40}, Runner(pads=True), [1, 1, 1, 30], [3, 1]),
+        ({"batch_items": 8, "batch_tokens": 40}, Runner(pads=False), [1, 1, 1, 30], [4]),  # charged what it computes
+        ({"batch_items": 32, "workers": 2}, Runner(), [3] * 20, [10, 10]),  # workers share a small load
+        ({**GPU, "workers": 16}, Runner(), [12] * 1024, [1024]),  # tokens alone bound a batch of a GPU
+        ({**GPU, "workers": 16}, Runner(), [12] * 3000, [1365, 1365, 270]),
+        ({**GPU, "of_pairs": (32, 256)}, Runner(), [16] * 40, [40]),
+        ({**GPU, "of_pairs": (32, 256)}, PairRunner(None, pad_id=0, segmented=False), [16] * 40, [16, 16, 8]),
+    ],
+)
+def test_a_window_is_cut_by_texts_tokens_and_workers(fields, runner, lengths, sizes):
+    waiting = queues(**fields)
+    waiting.put("interactive", runner, items(lengths))
+    assert [len(batch) for _, batch in drain(waiting)] == sizes
 
 
 def test_what_came_first_is_done_within_its_window_however_odd_its_length():
@@ -105,28 +115,6 @@ def test_what_is_cancelled_or_out_of_time_is_dropped_even_after_its_window_was_c
     dropped = {item.length: expired for item, expired in waiting.dropped()}
     assert dropped == {5: False, 6: True}
     assert waiting.dropped() == []
-
-
-def test_a_small_load_is_shared_between_the_workers():
-    waiting = queues(batch_items=32, workers=2)
-    waiting.put("interactive", Runner(), items([3] * 20))
-    assert [len(batch) for _, batch in drain(waiting)] == [10, 10]
-
-
-def test_on_a_gpu_tokens_alone_bound_a_batch_however_many_workers_there_are():
-    waiting = queues(batch_items=0, batch_tokens=16_384, workers=16)
-    waiting.put("bulk", Runner(), items([12] * 1024))
-    assert [len(batch) for _, batch in drain(waiting)] == [1024]
-    waiting.put("bulk", Runner(), items([12] * 3000))
-    assert [len(batch) for _, batch in drain(waiting)] == [1365, 1365, 270]
-
-
-def test_pairs_have_batches_of_their_own_size_where_they_compute_on_another_device():
-    waiting = queues(batch_items=0, batch_tokens=16_384, workers=2, of_pairs=(32, 256))
-    waiting.put("interactive", PairRunner(None, pad_id=0, segmented=False), items([16] * 40))
-    assert {len(batch) for _, batch in drain(waiting)} <= {16, 8}
-    waiting.put("interactive", Runner(), items([16] * 40))
-    assert [len(batch) for _, batch in drain(waiting)] == [40]
 
 
 def test_a_window_without_a_limit_of_texts_is_bounded_by_tokens():
