@@ -42,7 +42,7 @@ class EncoderMetrics:
         self.dropped = Counter(
             "aeenc_encoder_dropped_texts", "Texts dropped before they were computed", ["reason"], registry=registry
         )
-        self._restarts = Counter(
+        self.restarts = Counter(
             "aeenc_encoder_worker_restarts", "Workers that died or got stuck", ["reason"], registry=registry
         )
         self.swaps = Counter(
@@ -77,10 +77,6 @@ class EncoderMetrics:
         self._batch_tokens.observe(tokens)
         self._padding.observe(1 - tokens / computed)
         self._compute.observe(seconds)
-
-    def restarted(self, reason: str) -> None:
-        """Records that a worker was replaced."""
-        self._restarts.labels(reason).inc()
 
     def runs_on(self, runtime: str, handicap: str) -> None:
         """Shows what computes here; `handicap` says why it is not what it could be."""

@@ -1,7 +1,7 @@
 """Batching: texts of many calls go through a few worker threads and come back as the rows of their calls.
 
-    encode() ──► Queues (lane, runner) ──► worker thread: runner.run ──► ComputedBatch   ─┐
-       ▲                                       │ error: halve the batch ──► FailedBatch   │
+    encode() ──► Queues (lane, runner) ──► worker thread: runner.run ──► computed ────────┐
+       ▲                                       │ error: halve the batch ──► failed        │
        └── Call.done ◄── event loop: rows, cost model, metrics ◄── call_soon_threadsafe ◄─┘
 
 A call's state changes on the event loop only; a worker thread only computes. The texts of a cancelled call are dropped
@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,20 +48,13 @@ class ComputedBatch(NamedTuple):
     runner: Runner
 
 
-class FailedBatch(NamedTuple):
-    """Texts that cannot be computed, and why."""
+class Outcomes(NamedTuple):
+    """Who is told of what workers do, in the thread that did it."""
 
-    batch: Batch
-    error: Exception
-
-
-class DroppedItems(NamedTuple):
-    """Texts dropped before they were computed, and whether each had run out of time."""
-
-    items: Sequence[tuple[Item, bool]]
-
-
-Outcome = ComputedBatch | FailedBatch | DroppedItems
+    computed: Callable[[ComputedBatch], object]
+    failed: Callable[[Batch, Exception], object]
+    dropped: Callable[[Sequence[tuple[Item, bool]]], object]  # before they were computed; and whether time was over
+    restarted: Callable[[str], object]
 
 
 class _Worker:
@@ -81,15 +74,10 @@ class _Worker:
 
 
 class Workers:
-    """A fixed number of threads that take batches from `queues`. Call `put` and `close` from any thread.
+    """A fixed number of threads that take batches from `queues`. Call `put` and `close` from any thread."""
 
-    `report` gets each outcome in the worker's thread.
-    """
-
-    def __init__(
-        self, queues: Queues, count: int, report: Callable[[Outcome], None], on_restart: Callable[[str], None]
-    ) -> None:
-        self._queues, self._report, self._on_restart = queues, report, on_restart
+    def __init__(self, queues: Queues, count: int, outcomes: Outcomes) -> None:
+        self._queues, self._tell = queues, outcomes
         self._changed = threading.Condition(threading.Lock())
         self._closed = False
         self._lost: list[_Worker] = []  # given up, and their threads may still hang
@@ -104,7 +92,7 @@ class Workers:
                 self._queues.put(lane, runner, items)
                 self._changed.notify(len(items))
                 return
-        self._report(FailedBatch(items, _hanging()))
+        self._tell.failed(items, _hanging())
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Stops the threads after the batches they hold, and waits `timeout_s` at most for all of them."""
@@ -135,8 +123,8 @@ class Workers:
                 held = worker.let_go()
                 waiting = self._queues.drain() if self._all_hang() and not replaces else []
             message = f"the model did not come back within {after_s:g} s; retry"
-            self._report(FailedBatch(held, Unavailable(message, reason=WORKER_STUCK)))
-            self._report(FailedBatch(waiting, _hanging()))
+            self._tell.failed(held, Unavailable(message, reason=WORKER_STUCK))
+            self._tell.failed(waiting, _hanging())
             if replaces:
                 self._restart(worker, "stuck")
 
@@ -151,7 +139,7 @@ class Workers:
             log.exception("a worker died", worker=worker.thread.name)
             if not worker.given_up:
                 message = f"the worker that computed this call died ({type(error).__name__}); retry"
-                self._report(FailedBatch(worker.let_go(), Unavailable(message, reason=WORKER_DIED)))
+                self._tell.failed(worker.let_go(), Unavailable(message, reason=WORKER_DIED))
                 self._restart(worker, "died")
 
     def _work(self, worker: _Worker) -> None:
@@ -175,7 +163,7 @@ class Workers:
                         break
                     self._changed.wait()
             if dropped:
-                self._report(DroppedItems(dropped))
+                self._tell.dropped(dropped)
             if taken is not None:
                 return taken
 
@@ -189,17 +177,17 @@ class Workers:
             if worker.given_up:
                 return
             if len(batch) == 1:
-                self._report(FailedBatch(batch, _public(error)))
+                self._tell.failed(batch, _public(error))
                 return
             middle = len(batch) // 2
             for half in (batch[:middle], batch[middle:]):
                 self._run(worker, runner, half)
             return
         if not worker.given_up:
-            self._report(ComputedBatch(batch, vectors, started, time.monotonic(), runner))
+            self._tell.computed(ComputedBatch(batch, vectors, started, time.monotonic(), runner))
 
     def _restart(self, worker: _Worker, why: str) -> None:
-        self._on_restart(why)
+        self._tell.restarted(why)
         with self._changed:
             if self._closed:
                 return
@@ -252,7 +240,11 @@ class Batcher:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watch: asyncio.Task[None] | None = None
         queues = Queues(batch_items=batch_items, batch_tokens=batch_tokens, workers=workers, of_pairs=of_pairs)
-        self._workers = Workers(queues, workers, self._report, metrics.restarted)
+        on_loop, restarted = self._on_loop, metrics.restarts
+        told = Outcomes(
+            on_loop(self._fill_rows), on_loop(self._fail), on_loop(self._drop), lambda why: restarted.labels(why).inc()
+        )
+        self._workers = Workers(queues, workers, told)
 
     async def encode(
         self, runner: Runner, texts: Sequence[Tokens], lane: Lane, deadline: float | None = None, caller: str = ""
@@ -284,19 +276,18 @@ class Batcher:
             await cancel_all([self._watch])
         await asyncio.to_thread(self._workers.close)
 
-    def _report(self, outcome: Outcome) -> None:
-        """Passes an outcome from a worker's thread to the event loop."""
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._apply, outcome)
+    def _on_loop(self, apply: Callable[..., None]) -> Callable[..., None]:
+        """Makes what passes an outcome from a worker's thread to the event loop."""
 
-    def _apply(self, outcome: Outcome) -> None:
-        if isinstance(outcome, ComputedBatch):
-            self._fill_rows(outcome)
-        elif isinstance(outcome, FailedBatch):
-            for item in outcome.batch:
-                item.call.fail(outcome.error)
-        else:
-            self._drop(outcome)
+        def pass_on(*outcome: Any) -> None:
+            if self._loop is not None and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(apply, *outcome)
+
+        return pass_on
+
+    def _fail(self, batch: Batch, error: Exception) -> None:
+        for item in batch:
+            item.call.fail(error)
 
     def _fill_rows(self, done: ComputedBatch) -> None:
         """Puts the rows of a batch into the answers of its calls."""
@@ -324,8 +315,8 @@ class Batcher:
         self._cost.of(type(done.runner)).observe(computed, seconds)
         self._metrics.batch(items=len(done.batch), tokens=tokens, computed=computed, seconds=seconds)
 
-    def _drop(self, dropped: DroppedItems) -> None:
-        for item, expired in dropped.items:
+    def _drop(self, dropped: Sequence[tuple[Item, bool]]) -> None:
+        for item, expired in dropped:
             self._metrics.dropped.labels("expired" if expired else "cancelled").inc()
             if expired:
                 item.call.fail(DeadlineExceeded("the call's time was over before its texts were computed"))
