@@ -20,6 +20,7 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -367,15 +368,7 @@ def to_service_info(server: GrpcServer, limits: Limits) -> types_pb2.ServiceInfo
         state=f"SERVICE_STATE_{server.readiness.state}",
         state_reason="; ".join(filter(None, (server.readiness.reason, server.gate.problem))),
         started_at=to_timestamp(server.started_at),
-        limits=types_pb2.Limits(
-            message_bytes=limits.message_bytes,
-            items=limits.items,
-            text_bytes=limits.text_bytes,
-            k=limits.k,
-            tokens=limits.tokens,
-            queued_items=limits.queued_items,
-            queued_tokens=limits.queued_tokens,
-        ),
+        limits=types_pb2.Limits(**asdict(limits)),
     )
 
 

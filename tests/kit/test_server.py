@@ -116,16 +116,6 @@ async def test_health_says_not_serving_until_the_service_is_ready_and_calls_are_
         assert (await client.encode(["a"])).model_version == "v1"
 
 
-async def test_an_error_reaches_the_caller_as_the_class_the_service_raised() -> None:
-    server, _ = build()
-    async with server:
-        client = EncoderClient((await ready(server)).channel.with_options(retry=False))
-        with pytest.raises(errors.Overloaded, match="queue is full") as caught:
-            await client.encode(["overloaded"])
-        assert caught.value.retry_after_s == 30.0
-        assert caught.value.reason == "OVERLOADED"
-
-
 async def test_an_error_in_a_stream_keeps_its_class_and_what_was_answered_before() -> None:
     server, _ = build()
     async with server:
@@ -141,17 +131,6 @@ async def test_an_error_in_a_stream_keeps_its_class_and_what_was_answered_before
             async for response in client.channel.stream(stub.EncodeStream, requests()):
                 answered.append(response.batch_seq)  # noqa: PERF401 -- what came before the error must be kept
         assert answered == [1]
-
-
-async def test_a_bug_leaves_as_internal_without_internals_and_the_process_goes_on() -> None:
-    server, _ = build()
-    async with server:
-        client = await ready(server)
-        with pytest.raises(errors.AeencError) as caught:
-            await client.encode(["bug"])
-        assert caught.value.code == "INTERNAL"
-        assert "shadow" not in caught.value.message
-        assert (await client.encode(["a"])).model_version == "v1"
 
 
 async def id_and_trailer(call: Any) -> tuple[str, str]:
@@ -255,32 +234,34 @@ async def test_a_refused_call_leaves_nothing_for_the_garbage_collector() -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("texts", "kind", "said", "with_it"),
     [
-        ("ENOSPC", "the disk is full"),
-        ("EDQUOT", "the disk is full"),
-        ("EFBIG", "a file-size limit is reached"),
-        ("EROFS", "the disk is read-only; mount it"),
-        ("EACCES", "denies the service a file; correct its owner"),
-        ("EIO", "fails to read or write; replace it"),
+        (["overloaded"], errors.Overloaded, "queue is full", {"retry_after_s": 30.0, "reason": "OVERLOADED"}),
+        (["many"], errors.InvalidArgument, "bad", {"code": "INVALID_ARGUMENT"}),
+        (["bug"], errors.AeencError, "internal error", {"code": "INTERNAL"}),
+        (["x" * 10_000], errors.TooLarge, "split the call", {}),
+        (["disk", "ENOSPC"], errors.Unavailable, "the disk is full", {}),
+        (["disk", "EDQUOT"], errors.Unavailable, "the disk is full", {}),
+        (["disk", "EFBIG"], errors.Unavailable, "a file-size limit is reached", {}),
+        (["disk", "EROFS"], errors.Unavailable, "the disk is read-only; mount it", {}),
+        (["disk", "EACCES"], errors.Unavailable, "denies the service a file; correct its owner", {}),
+        (["disk", "EIO"], errors.Unavailable, "fails to read or write; replace it", {}),
     ],
 )
-async def test_what_a_disk_refuses_is_unavailable_and_named(name: str, said: str) -> None:
-    server, _ = build()
+async def test_an_error_reaches_the_caller_as_its_class_without_internals_and_the_process_goes_on(
+    texts: list[str], kind: type[errors.AeencError], said: str, with_it: dict[str, object]
+) -> None:
+    server, _ = build(message_bytes=4096)
     async with server:
         client = EncoderClient((await ready(server)).channel.with_options(retry=False))
-        with pytest.raises(errors.Unavailable, match=said):
-            await client.encode(["disk", name])
-
-
-async def test_a_thousand_violations_still_fit_into_a_trailer() -> None:
-    server, _ = build()
-    async with server:
-        client = await ready(server)
-        with pytest.raises(errors.InvalidArgument) as caught:
-            await client.encode(["many"])
-        assert len(caught.value.violations) == 16
-        assert caught.value.metadata["violations"] == "999"
+        with pytest.raises(kind, match=said) as caught:
+            await client.encode(texts)
+        assert {name: getattr(caught.value, name) for name in with_it} == with_it
+        assert "shadow" not in caught.value.message
+        if texts == ["many"]:
+            assert len(caught.value.violations) == 16, "a thousand do not fit into a trailer"
+            assert caught.value.metadata["violations"] == "999"
+        assert (await client.encode(["a"])).model_version == "v1"
 
 
 async def test_a_stranger_lists_services_by_reflection() -> None:
@@ -400,15 +381,6 @@ async def test_beside_a_socket_of_this_machine_metrics_are_on_loopback(tmp_path:
     async with server:
         with socket.create_connection(("127.0.0.1", server.metrics_port)):
             pass
-
-
-async def test_a_message_over_the_limit_is_refused_and_the_process_goes_on() -> None:
-    server, _ = build(message_bytes=4096)
-    async with server:
-        client = await ready(server)
-        with pytest.raises(errors.TooLarge, match="split the call"):
-            await client.encode(["x" * 10_000])
-        assert (await client.encode(["a"])).model_version == "v1"
 
 
 async def test_calls_are_counted_by_method_and_code() -> None:

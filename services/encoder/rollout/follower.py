@@ -29,7 +29,7 @@ from services.encoder.rollout.history import SavedState, StateFile, SwapHistory
 from services.encoder.rollout.versions import STABLE, LabelKey, Versions
 from services.encoder.runtime.model import FLOAT32, Model
 from services.kit import tracing
-from services.kit.concurrency import cancel_all
+from services.kit.concurrency import cancel_all, every
 from services.kit.logs import get
 from services.kit.readiness import Readiness
 from services.store.formats import NewerFormat
@@ -96,7 +96,7 @@ class Follower:
         except errors.Unavailable as error:
             away = error.message
         self._spawn(self._watch(last_event))
-        self._spawn(self._beat())
+        self._spawn(every(HEARTBEAT_S, self._beat, "the heartbeat failed"))
         try:
             await (self._restore(away) if away else self._apply(retry_failed=True))
         except (errors.Unavailable, NewerFormat) as error:
@@ -155,14 +155,8 @@ class Follower:
                 self._wake.set()
 
     async def _beat(self) -> None:
-        while True:
-            try:
-                await self._send_heartbeat()
-            except errors.Unavailable:
-                pass
-            except Exception:  # without heartbeats a serving encoder would seem dead
-                log.exception("the heartbeat failed")
-            await asyncio.sleep(HEARTBEAT_S)
+        with contextlib.suppress(errors.Unavailable):  # the outage is told where labels are followed
+            await self._send_heartbeat()
 
     async def _send_heartbeat(self) -> None:
         if await self._registry.heartbeat(self._options.instance, self._options.faster):
