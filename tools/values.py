@@ -79,6 +79,7 @@ MAY_MISS = (
 GIVEN = (
     "Premise",
     "Pair",
+    "Garbage",
     "RunConfig",
     "Answer",
     "TaskEvent",

@@ -39,7 +39,7 @@ from benchmarks.harness.rows import Rows
 from benchmarks.harness.services import CORPUS, running_retrieval, running_sampler
 from services.launcher.processes import free_port
 from services.sampler.people.task_store import TaskStore
-from services.sampler.records.keys import TaskKeys
+from services.sampler.records.keys import RunKeys
 from services.store.redis import connect
 from support.service_process import RedisProcess, ServiceProcess
 from support.worlds.browser_sight import Walked, Walker, windows
@@ -202,7 +202,7 @@ async def kills(rows: Rows, *, hypotheses: int, think_s: float) -> None:
         crowd.done.set()
         await asyncio.gather(*persons)
         took_s = time.monotonic() - begun
-        store = TaskStore(connect(redis.url), TaskKeys(NAMESPACE))
+        store = TaskStore(connect(redis.url), RunKeys(NAMESPACE))
         found = await check(crowd, sampler, store, 1, roots)
         counts = crowd.ledger.counts
         told = f"{len(crowd.ledger.said)} answers, {counts['late']} late, {len(crowd.ledger.undone)} undone"

@@ -22,9 +22,9 @@ from services.sampler.people.controls import ControlItems
 from services.sampler.people.gateway import PeopleGateway
 from services.sampler.people.overview import Overview
 from services.sampler.people.queue import TaskQueue
-from services.sampler.people.review import REPAIR_S, Review
+from services.sampler.people.review import Review
 from services.sampler.people.task_store import TaskStore
-from services.sampler.records.keys import RunKeys, TaskKeys
+from services.sampler.records.keys import RunKeys
 from services.sampler.records.node_store import NodeStore
 from services.sampler.records.pair_log import PairLog
 from services.sampler.records.run_store import RunStore
@@ -52,8 +52,8 @@ def build(settings: SamplerSettings) -> GrpcServer:
     holds = RunHolds(GenerationHolds(redis, keys, IndexClient(admin)), registry)
     following = Following(store, retrieval, holds)
     metrics = OracleMetrics(server.metrics)
-    tasks = TaskStore(redis, TaskKeys(settings.namespace))
-    controls = ControlItems.of(tasks, settings.queues)
+    tasks = TaskStore(redis, keys)
+    controls = ControlItems(tasks, settings.queues)
     queue = TaskQueue(store, nodes, tasks, settings.queues, controls, retrieval.premises, settings.message_bytes)
     oracles: dict[str, Gateway] = {
         name: OracleGateway(name, oracle, metrics) for name, oracle in settings.oracles.items()
@@ -77,7 +77,7 @@ def build(settings: SamplerSettings) -> GrpcServer:
     )
     limits = Limits(settings.message_bytes, settings.max_items, settings.text_bytes, k=MAX_K)
     sampling = Sampling(store, nodes, pairs, retrieval, holds, runner, oracles, limits, settings.max_hypotheses)
-    review = Review(store, nodes, tasks, pairs, queue, following.follow)
+    review = Review(store, nodes, tasks, queue, following.follow)
     overview = Overview(store, nodes, tasks, settings.queues, controls)
     retention = Retention(
         store,
@@ -108,7 +108,6 @@ def build(settings: SamplerSettings) -> GrpcServer:
 
     async def start() -> None:
         await warn_unless_durable(redis)
-        repeated.append(asyncio.create_task(every(REPAIR_S, review.repair, "pairs of changes are still due")))
         repeated.append(asyncio.create_task(every(LOOK_S, retention.look, "old runs stay for now")))
         runner.start()  # the runner's first look at Redis makes the service ready
 

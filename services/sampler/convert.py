@@ -5,28 +5,33 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC
-from typing import cast
+from typing import Any, cast
 
 from aeenc import errors
 from aeenc.v1 import oracle_pb2, people_pb2, sampler_pb2, types_pb2
-from aeenc.values import Agreement, Answer, Queue, TaskState, TreeState
+from aeenc.values import (
+    Agreement,
+    Answer,
+    Collect,
+    ModelSelector,
+    NegativeFilter,
+    Queue,
+    RunConfig,
+    TaskState,
+    TreeState,
+)
 from services.corpus.sameness import same_key
 from services.kit.convert import ENVELOPE_BYTES, bounded, decode_enum, opened_by, to_duration, to_timestamp
 from services.kit.limits import AnswerRoom, Limits, check_count
-from services.sampler.acs.algorithm import Rules
-from services.sampler.acs.negatives import NegativeFilter
-from services.sampler.execution.retention import OldRun
+from services.sampler.acs.algorithm import PairSign
 from services.sampler.oracles.answers import cleaned
-from services.sampler.people.decisions import SentAnswer
 from services.sampler.people.queue import LeasedTask
-from services.sampler.people.tasks import TaskRecord, moment_of
+from services.sampler.people.tasks import SentAnswer, TaskRecord, moment_of
 from services.sampler.records.runs import (
     MAX_NOTE,
     Hypothesis,
     Pair,
-    PairSign,
     Run,
-    RunConfig,
     parse_time,
 )
 from services.store.life_cycles import now
@@ -41,6 +46,8 @@ _SIGNS: dict[types_pb2.PairSign, PairSign | None] = {
     types_pb2.PAIR_SIGN_NEGATIVE: "NEGATIVE",
     types_pb2.PAIR_SIGN_SKIPPED: "SKIPPED",
 }
+_OF_PAIR = ("query", "premise_id", "premise", "reason")
+_ORIGIN = ("node_id", "rank", "score", "model_version", "generation", "oracle", "annotator", "grade", "note")
 
 
 async def from_start_requests(
@@ -64,73 +71,36 @@ def from_config(message: sampler_pb2.RunConfig) -> RunConfig:
         raise errors.InvalidArgument.field("config.collect", f"is {message.collect}; give BOTH or POSITIVES_ONLY")
     if message.live and message.model.version:
         raise errors.InvalidArgument.field("config.live", "needs a label to follow; leave config.model.version out")
-    return RunConfig(
-        corpus=message.corpus,
-        oracle=message.oracle,
-        idempotency_key=message.idempotency_key,
-        rules=Rules(
-            k=message.k or DEFAULT_K,
-            max_depth=message.max_depth if message.HasField("max_depth") else DEFAULT_MAX_DEPTH,
-            max_judgements=message.max_judgements,
-            max_negatives_per_query=message.max_negatives_per_query,
-            max_nodes_per_tree=message.max_nodes_per_tree,
-            positives_only=message.collect == sampler_pb2.COLLECT_POSITIVES_ONLY,
-            conditioned=message.conditioned,
-            negatives=_from_filter(message.negative_filter),
-        ),
-        label=message.model.label,
-        version=message.model.version,
-        split=message.split,
-        live=message.live,
+    config = RunConfig.from_message(message)
+    model = message.model
+    return replace(
+        config,
+        k=config.k or DEFAULT_K,
+        max_depth=DEFAULT_MAX_DEPTH if config.max_depth is None else config.max_depth,
+        collect=config.collect or Collect.BOTH,
+        model=ModelSelector(version=model.version) if model.version else ModelSelector(label=model.label or "stable"),
+        negative_filter=_checked(config.negative_filter or NegativeFilter()),
     )
 
 
-def _from_filter(message: sampler_pb2.NegativeFilter) -> NegativeFilter:
-    margins = {
-        name: getattr(message, name) if message.HasField(name) else None
-        for name in ("absolute_margin", "relative_margin")
-    }
-    for name, margin in margins.items():
+def _checked(by: NegativeFilter) -> NegativeFilter | None:
+    """The filter; None for one that leaves nothing out."""
+    for name in ("absolute_margin", "relative_margin"):
+        margin = getattr(by, name)
         if margin is not None and not 0 <= margin <= MAX_MARGIN:
             problem = f"is {margin:g}; give 0 to {MAX_MARGIN:g}, or leave it out"
             raise errors.InvalidArgument.field(f"config.negative_filter.{name}", problem)
-    if 0 < message.max_rank < message.min_rank:
-        problem = f"is {message.max_rank}, below min_rank {message.min_rank}; give a window with room in it"
+    if 0 < by.max_rank < by.min_rank:
+        problem = f"is {by.max_rank}, below min_rank {by.min_rank}; give a window with room in it"
         raise errors.InvalidArgument.field("config.negative_filter.max_rank", problem)
-    return NegativeFilter(message.min_rank, message.max_rank, rewordings=message.rewordings, **margins)
-
-
-def to_config(config: RunConfig) -> sampler_pb2.RunConfig:
-    """The configuration as the run works by it, defaults filled in."""
-    rules = config.rules
-    no_filter = rules.negatives == NegativeFilter()
-    message = sampler_pb2.RunConfig(
-        corpus=config.corpus,
-        oracle=config.oracle,
-        idempotency_key=config.idempotency_key,
-        k=rules.k,
-        max_depth=rules.max_depth,
-        max_judgements=rules.max_judgements,
-        collect=sampler_pb2.COLLECT_POSITIVES_ONLY if rules.positives_only else sampler_pb2.COLLECT_BOTH,
-        split=config.split,
-        live=config.live,
-        max_negatives_per_query=rules.max_negatives_per_query,
-        max_nodes_per_tree=rules.max_nodes_per_tree,
-        conditioned=rules.conditioned,
-        negative_filter=None if no_filter else sampler_pb2.NegativeFilter(**asdict(rules.negatives)),
-    )
-    if config.version:
-        message.model.version = config.version
-    else:
-        message.model.label = config.label or "stable"
-    return message
+    return None if by == NegativeFilter() else by
 
 
 def to_run(run: Run) -> sampler_pb2.Run:
     """A run."""
     return sampler_pb2.Run(
         id=run.id,
-        config=to_config(run.config),
+        config=run.config.to_message(),
         state=f"WORK_STATE_{run.state}",
         error=run.error,
         model_version=run.model_version,
@@ -142,11 +112,6 @@ def to_run(run: Run) -> sampler_pb2.Run:
     )
 
 
-def to_garbage(old: OldRun) -> types_pb2.Garbage:
-    """A run that a collection removes."""
-    return types_pb2.Garbage(kind="run", id=old.id, reason=old.reason, bytes=old.bytes)
-
-
 def from_sign(sign: types_pb2.PairSign) -> PairSign | None:
     """The sign to list; None for all."""
     return decode_enum(_SIGNS, sign, "sign", None)
@@ -154,26 +119,13 @@ def from_sign(sign: types_pb2.PairSign) -> PairSign | None:
 
 def to_pair(pair: Pair) -> types_pb2.Pair:
     """A pair."""
+    origin = {name: getattr(pair, name) for name in _ORIGIN}
     return types_pb2.Pair(
+        **{name: getattr(pair, name) for name in _OF_PAIR},
         seq=pair.seq,
-        query=pair.query,
-        premise_id=pair.premise_id,
-        premise=pair.premise,
         sign=f"PAIR_SIGN_{pair.sign}",
-        reason=pair.reason,
         provenance=types_pb2.Provenance(
-            run_id=pair.run_id,
-            node_id=pair.node_id,
-            rank=pair.rank,
-            score=pair.score,
-            model_version=pair.model_version,
-            generation=pair.generation,
-            oracle=pair.oracle,
-            annotator=pair.annotator,
-            judged_at=to_timestamp(parse_time(pair.judged_at)),
-            grade=pair.grade,
-            amended=pair.amended,
-            note=pair.note,
+            **origin, run_id=pair.run_id, amended=pair.amended, judged_at=to_timestamp(parse_time(pair.judged_at))
         ),
     )
 
@@ -189,22 +141,12 @@ def _from_pair(message: types_pb2.Pair, place: str) -> Pair:
     if sign is None:
         raise errors.InvalidArgument.field(f"{place}.sign", f"is {message.sign}; give POSITIVE, NEGATIVE or SKIPPED")
     origin = message.provenance
+    told: dict[str, Any] = {name: getattr(message, name) for name in _OF_PAIR}
+    told |= {name: getattr(origin, name) for name in _ORIGIN}
     return Pair(
-        query=message.query,
-        premise_id=message.premise_id,
-        premise=message.premise,
+        **{**told, "note": origin.note[:MAX_NOTE]},
         sign=sign,
-        node_id=origin.node_id,
-        rank=origin.rank,
-        score=origin.score,
-        model_version=origin.model_version,
-        generation=origin.generation,
-        oracle=origin.oracle,
-        annotator=origin.annotator,
         judged_at=_judged_at(origin, f"{place}.provenance.judged_at"),
-        grade=origin.grade,
-        reason=message.reason,
-        note=origin.note[:MAX_NOTE],
     )
 
 

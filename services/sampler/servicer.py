@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
 
 from aeenc.v1 import people_pb2, people_pb2_grpc, sampler_pb2, sampler_pb2_grpc
 from aeenc.values import Answer, TaskEvent
@@ -20,9 +22,27 @@ from services.sampler.execution.sampling import Sampling
 from services.sampler.people.overview import Overview
 from services.sampler.people.queue import TaskQueue, Wanted
 from services.sampler.people.review import Review
-from services.sampler.people.tasks import moment_of
+from services.sampler.people.tasks import TaskRecord, moment_of
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 MAX_PAGE = 500  # of people's tasks and changes
+
+
+async def _page(
+    limit_bytes: int,
+    most: int,
+    request: Any,
+    read: Callable[[int, int], Awaitable[tuple[Sequence[T], int]]],
+    to_message: Callable[[T], Message],
+    response: Callable[..., R],
+    field: str,
+) -> R:
+    """The answer to a request for a page: what is read behind the place in its token."""
+    place = position_of(request.page_token)
+    items, behind = await page_within(limit_bytes, most, request.page_size, place, read, to_message)
+    return response(**{field: items}, next_page_token=str(behind or ""))
 
 
 class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
@@ -30,7 +50,7 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
 
     def __init__(self, sampling: Sampling, server: GrpcServer) -> None:
         self._sampling, self._server = sampling, server
-        self._page = partial(page_within, sampling.limits.message_bytes, sampling.limits.items)
+        self._page = partial(_page, sampling.limits.message_bytes, sampling.limits.items)
 
     async def StartRun(
         self, request_iterator: AsyncIterator[sampler_pb2.StartRunRequest], context: Any
@@ -42,16 +62,13 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
         return sampler_pb2.GetRunResponse(run=convert.to_run(await self._sampling.runs.get(request.run_id)))
 
     async def ListRuns(self, request: sampler_pb2.ListRunsRequest, context: Any) -> sampler_pb2.ListRunsResponse:
-        runs, position = await self._page(
-            request.page_size, position_of(request.page_token), self._sampling.runs.page, convert.to_run
-        )
-        return sampler_pb2.ListRunsResponse(runs=runs, next_page_token=str(position or ""))
+        return await self._page(request, self._sampling.runs.page, convert.to_run, sampler_pb2.ListRunsResponse, "runs")
 
     async def WatchRun(
         self, request: sampler_pb2.WatchRunRequest, context: Any
     ) -> AsyncIterator[sampler_pb2.WatchRunResponse]:
-        async for event in self._sampling.runs.watch(request.run_id, request.from_seq):
-            yield sampler_pb2.WatchRunResponse(seq=event.seq, at=to_timestamp(event.at), run=convert.to_run(event.run))
+        async for event, run in self._sampling.runs.watch(request.run_id, request.from_seq):
+            yield sampler_pb2.WatchRunResponse(seq=event.seq, at=to_timestamp(event.at), run=convert.to_run(run))
 
     async def CancelRun(self, request: sampler_pb2.CancelRunRequest, context: Any) -> sampler_pb2.CancelRunResponse:
         run = await self._sampling.cancel(request.run_id, request.request_id)
@@ -62,14 +79,8 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
         return sampler_pb2.ResumeRunResponse(run=convert.to_run(run))
 
     async def ListPairs(self, request: sampler_pb2.ListPairsRequest, context: Any) -> sampler_pb2.ListPairsResponse:
-        sign = convert.from_sign(request.sign)
-        pairs, position = await self._page(
-            request.page_size,
-            position_of(request.page_token),
-            lambda size, after: self._sampling.pairs(request.run_id, size, after, sign),
-            convert.to_pair,
-        )
-        return sampler_pb2.ListPairsResponse(pairs=pairs, next_page_token=str(position or ""))
+        read = partial(self._sampling.pairs, request.run_id, sign=convert.from_sign(request.sign))
+        return await self._page(request, read, convert.to_pair, sampler_pb2.ListPairsResponse, "pairs")
 
     async def ImportPairs(
         self, request: sampler_pb2.ImportPairsRequest, context: Any
@@ -104,7 +115,7 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
     def __init__(self, queue: TaskQueue, review: Review, overview: Overview, limits: Limits) -> None:
         self._queue, self._review, self._overview = queue, review, overview
         self._limit_bytes = limits.message_bytes
-        self._page = partial(page_within, limits.message_bytes, MAX_PAGE)
+        self._page = partial(_page, limits.message_bytes, MAX_PAGE)
 
     async def LeaseTask(self, request: people_pb2.LeaseTaskRequest, context: Any) -> people_pb2.LeaseTaskResponse:
         wanted = Wanted(request.run_id, request.queue, request.hypothesis_id, request.task_id)
@@ -171,13 +182,8 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
         return people_pb2.RetrieveAgainResponse(model_version=run.version, task_ids=tasks)
 
     async def ListChanges(self, request: people_pb2.ListChangesRequest, context: Any) -> people_pb2.ListChangesResponse:
-        changes, position = await self._page(
-            request.page_size,
-            position_of(request.page_token),
-            lambda size, after: self._review.changes(request.run_id, request.task_id, after, size),
-            TaskEvent.to_message,
-        )
-        return people_pb2.ListChangesResponse(changes=changes, next_page_token=str(position or ""))
+        read = partial(self._review.changes, request.run_id, request.task_id)
+        return await self._page(request, read, TaskEvent.to_message, people_pb2.ListChangesResponse, "changes")
 
     async def GetTree(self, request: people_pb2.GetTreeRequest, context: Any) -> people_pb2.GetTreeResponse:
         tree = await self._overview.tree(request.run_id, request.hypothesis_id)
@@ -200,25 +206,19 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
         return convert.to_agreement(await self._review.agreement(request.run_id), self._limit_bytes)
 
     async def ListTasks(self, request: people_pb2.ListTasksRequest, context: Any) -> people_pb2.ListTasksResponse:
-        position = position_of(request.page_token)
+        read: Any
         if request.answered_by:
             mine = caller().person(request.answered_by, "answered_by")
-            tasks, position = await self._page(
-                request.page_size,
-                position,
-                lambda size, before: self._overview.answers(request.run_id, mine, before, size),
-                lambda record: convert.to_judged_task(record, only=mine),
-            )
-            return people_pb2.ListTasksResponse(tasks=tasks, next_page_token=str(position or ""))
-        state, blind = convert.from_state(request.state), caller().role < Role.ADJUDICATE
-        viewer = caller().person(request.annotator, "annotator") if blind else person_name(request.annotator)
-        tasks, position = await self._page(
-            request.page_size,
-            position,
-            lambda size, after: self._review.tasks(request.run_id, state, after, size),
-            lambda record: convert.to_judged_task(record, only=record.hidden_from(viewer)),
-        )
-        return people_pb2.ListTasksResponse(tasks=tasks, next_page_token=str(position or ""))
+            read = partial(self._overview.answers, request.run_id, mine)
+        else:
+            blind = caller().role < Role.ADJUDICATE
+            viewer = caller().person(request.annotator, "annotator") if blind else person_name(request.annotator)
+            read = partial(self._review.tasks, request.run_id, convert.from_state(request.state))
+
+        def to_message(record: TaskRecord) -> people_pb2.JudgedTask:
+            return convert.to_judged_task(record, mine if request.answered_by else record.hidden_from(viewer))
+
+        return await self._page(request, read, to_message, people_pb2.ListTasksResponse, "tasks")
 
     async def WatchTasks(
         self, request: people_pb2.WatchTasksRequest, context: Any
@@ -241,4 +241,4 @@ class SamplerAdminServicer(sampler_pb2_grpc.SamplerAdminServiceServicer):
         self, request: sampler_pb2.SamplerAdminServiceCollectGarbageRequest, context: Any
     ) -> sampler_pb2.SamplerAdminServiceCollectGarbageResponse:
         found = await self._retention.collect(request.request_id, dry_run=request.dry_run)
-        return sampler_pb2.SamplerAdminServiceCollectGarbageResponse(garbage=[convert.to_garbage(old) for old in found])
+        return sampler_pb2.SamplerAdminServiceCollectGarbageResponse(garbage=[one.to_message() for one in found])

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import re
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from functools import partial, wraps
+from inspect import iscoroutinefunction
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 from redis import exceptions
@@ -33,6 +34,7 @@ from services.kit.logs import get
 from services.store.durability import AcknowledgedRedis, NotReplicated
 
 log = get(__name__)
+T = TypeVar("T")
 
 SENTINEL_PORT = 26379
 TURN_POLL_S = 0.2
@@ -186,6 +188,26 @@ async def unavailable_if_down(doing: str) -> AsyncIterator[None]:
         if isinstance(error, exceptions.ResponseError) and not _is_outage(error):
             raise
         raise errors.Unavailable(f"cannot {doing}: Redis says {error}; {_remedy(error)}") from error
+
+
+def raising_unavailable(noun: str) -> Callable[[type[T]], type[T]]:
+    """Lets every coroutine of a class turn outages of Redis into Unavailable: "cannot reach the runs: …"."""
+
+    def named(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
+        @wraps(method)
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            async with unavailable_if_down(f"reach the {noun}"):
+                return await method(*args, **kwargs)
+
+        return call
+
+    def each(store: type[T]) -> type[T]:
+        for name, method in list(vars(store).items()):
+            if iscoroutinefunction(method):
+                setattr(store, name, named(method))
+        return store
+
+    return each
 
 
 def _remedy(error: exceptions.RedisError) -> str:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
+from typing import Any
 
 import pytest
+from redis.asyncio import Redis
+from redis.asyncio.client import Pipeline
 
 import aeenc
+from aeenc import errors
 from aeenc.v1 import sampler_pb2
 from services.store.redis import connect
 from support.worlds.sampler_world import SamplerWorld, finish, pair_set, small_world
@@ -31,6 +37,37 @@ def by_wave_nodes(world: SamplerWorld) -> Callable[..., Awaitable[list[tuple[sam
         return found
 
     return runs
+
+
+@pytest.fixture
+def dies_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[type, str, int], None]:
+    """Lets a call die in place of its next command to Redis, once it has sent so many."""
+    left: ContextVar[Any] = ContextVar("left")  # whether the call sends its next command
+
+    def mortal(cls: Any, name: str) -> None:
+        sends = getattr(cls, name)
+
+        async def send(self: Any, *arguments: Any, **options: Any) -> Any:
+            if not next(left.get(itertools.repeat(True))):
+                raise errors.DataLoss("killed")
+            return await sends(self, *arguments, **options)
+
+        monkeypatch.setattr(cls, name, send)
+
+    mortal(Redis, "execute_command")
+    mortal(Pipeline, "execute")
+    calls: dict[str, Any] = {}
+
+    def dies(cls: type, name: str, moment: int) -> None:
+        call = calls.setdefault(name, getattr(cls, name))
+
+        async def dying(self: Any, *arguments: Any, **options: Any) -> Any:
+            left.set(itertools.chain([True] * moment, itertools.repeat(False)))
+            return await call(self, *arguments, **options)
+
+        monkeypatch.setattr(cls, name, dying)
+
+    return dies
 
 
 @pytest.fixture

@@ -15,11 +15,12 @@ import pytest
 
 from aeenc import errors
 from aeenc.oracle import Candidate, Task
+from aeenc.values import RunConfig
 from services.corpus.active import read_active, write_active
 from services.corpus.generation import folder_of
 from services.encoder.rollout.history import StateFile
 from services.sampler.people.tasks import TaskRecord, from_json, task_from_json, task_json
-from services.sampler.records.runs import Pair, RunConfig
+from services.sampler.records.runs import Pair, config_from_json, config_json
 from services.store.artifacts import MANIFEST, ArtifactStore
 from services.store.formats import NewerFormat
 from services.store.redis import connect, key_prefix
@@ -149,7 +150,7 @@ KINDS: dict[str, Callable[[Place], Record | Awaitable[Record]]] = {
     "label": label,
     "tandem": tandem,
     "configuration of a run": lambda place: of_text(
-        place, RunConfig(CORPUS, "oracle").to_json(), RunConfig.from_json, RunConfig.to_json
+        place, config_json(RunConfig(corpus=CORPUS)), config_from_json, config_json
     ),
     "pair": lambda place: of_text(
         place, Pair("q", "p", "a premise", "POSITIVE").to_json(), lambda text: Pair.from_json(text, 0), Pair.to_json

@@ -14,26 +14,31 @@ The result is defined breadth-first per tree, so neither batching nor concurrenc
 - what people accept of a judged node later explains it from then on, and is expanded like all else. The level in work
   goes back to the one below that node; what was judged stays judged, and no text is expanded twice. What they take back
   explains it no longer: what hangs on nothing else is cut, and not asked unless they accept it again;
-- a pair says what was answered; which refusals are negatives is decided where pairs are read (`negatives`).
+- a pair says what was answered; which refusals are negatives is decided where pairs are read (`left_out`).
 
 An oracle is assumed to judge a premise by the query. If it decides by the path, the first path asked decides for all.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+import hashlib
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from services.sampler.acs.negatives import NegativeFilter, Reason
+from services.corpus.sameness import same_key
 
 if TYPE_CHECKING:  # values, and behind them gRPC
     from aeenc.oracle import Candidate
-    from aeenc.values import Answer
+    from aeenc.values import Answer, NegativeFilter, RunConfig, Verdict
+
+PairSign = Literal["POSITIVE", "NEGATIVE", "SKIPPED"]
+Reason = Literal["rank", "margin", "wording", "cap"]
 
 ROOT = 0
+MAX_ANNOTATOR = 256  # characters; it stands in every pair
 ADDED = 0  # the rank of a premise that was not retrieved: an oracle has added it
 ROUNDS = 8  # at most; only a conditioned node has more than one
 MAX_REACH = 1000  # the index returns no more; above k = 1,000 - max_depth, a deep node may see fewer than k
@@ -42,43 +47,25 @@ MAX_REACH = 1000  # the index returns no more; above k = 1,000 - max_depth, a de
 class PairState(Enum):
     """What a run knows of a (query, premise) pair. SKIPPED is whatever is no clear yes or no: see `oracles.answers`.
 
-    All that tells states or judgements apart is an exhaustive match, so that mypy names each place for a new one.
+    Each says what is stored of it, its sign in the pair log, and whether the premise explains the query (None: it is
+    open), so that no place can pass over a new one.
     """
 
-    EXPLAINS = "E"
-    LEAF = "L"
-    REFUSED = "R"
-    SKIPPED = "S"
+    EXPLAINS = ("E", "POSITIVE", True)
+    LEAF = ("L", "POSITIVE", True)
+    REFUSED = ("R", "NEGATIVE", False)
+    SKIPPED = ("S", "SKIPPED", None)
 
-    @property
-    def accepted(self) -> bool:
-        """Whether the premise explains the query."""
-        return self is PairState.EXPLAINS or self is PairState.LEAF
+    def __init__(self, letter: str, sign: PairSign, explains: bool | None) -> None:
+        self.letter, self.sign, self.explains = letter, sign, explains
 
 
-@dataclass(frozen=True)
-class Rules:
-    """The limits of a run; 0 means no limit, except for `max_depth`, where 0 expands the root only."""
+PAIR_STATES = {state.letter: state for state in PairState}
 
-    k: int = 20
-    max_depth: int = 8
-    max_judgements: int = 0
-    max_negatives_per_query: int = 0
-    max_nodes_per_tree: int = 0
-    positives_only: bool = False
-    conditioned: bool = False
-    negatives: NegativeFilter = field(default_factory=NegativeFilter)
 
-    @property
-    def reach(self) -> int:
-        """How many premises are looked up for a query: k are left when all its ancestors are among them."""
-        return max(self.k, min(self.k + self.max_depth, MAX_REACH))
-
-    @property
-    def leaves_out(self) -> bool:
-        """Whether some refusals may be no negatives."""
-        has_filter = bool(self.max_negatives_per_query) or self.negatives != NegativeFilter()
-        return has_filter and not self.positives_only
+def reach(config: RunConfig) -> int:
+    """How many premises are looked up for a query: k are left when all its ancestors are among them."""
+    return max(config.k, min(config.k + (config.max_depth or 0), MAX_REACH))
 
 
 @dataclass(frozen=True)
@@ -169,13 +156,13 @@ class Tree:
             texts.append(node.text)
         return tuple(reversed(texts))
 
-    def next_level(self, rules: Rules) -> list[Node]:
+    def next_level(self, config: RunConfig) -> list[Node]:
         """The nodes of the next level, given that the current one is judged. Empty when the tree is finished."""
         level = [node for node in self.nodes if node.depth == self.depth and node.ordinal not in self.cut]
-        return self._children([(node, self.results[node.ordinal]) for node in level], rules)
+        return self._children([(node, self.results[node.ordinal]) for node in level], config)
 
     def growth(
-        self, ordinal: int, accepted: Sequence[AcceptedPremise], rules: Rules, refused: Collection[str] = ()
+        self, ordinal: int, accepted: Sequence[AcceptedPremise], config: RunConfig, refused: Collection[str] = ()
     ) -> Growth | None:
         """The effect of what was accepted, or refused (ids), after a node was judged.
 
@@ -194,7 +181,7 @@ class Tree:
             return None
         # The level below opens once this one is judged, and that below a cut node once the node hangs again.
         opens = node.depth < self.depth and ordinal not in self.cut
-        return self._growth(ordinal, result, self._children([(node, result)], rules) if opens else [])
+        return self._growth(ordinal, result, self._children([(node, result)], config) if opens else [])
 
     def judged(self, ordinal: int, result: Result) -> Growth:
         """The effect of a node's first result. It opens again what was cut and is accepted here."""
@@ -220,12 +207,12 @@ class Tree:
         """Whether nodes stand below the level in work: those of a tree that has grown."""
         return any(node.depth > self.depth for node in self.nodes)
 
-    def _children(self, parents: Iterable[tuple[Node, Result]], rules: Rules) -> list[Node]:
+    def _children(self, parents: Iterable[tuple[Node, Result]], config: RunConfig) -> list[Node]:
         visited = {node.text for node in self.nodes}
-        room = rules.max_nodes_per_tree - len(self.nodes) if rules.max_nodes_per_tree else None
+        room = config.max_nodes_per_tree - len(self.nodes) if config.max_nodes_per_tree else None
         found: list[Node] = []
         for parent, result in parents:
-            for premise in result.accepted if parent.depth < rules.max_depth else ():
+            for premise in result.accepted if parent.depth < (config.max_depth or 0) else ():
                 if premise.leaf or premise.text in visited or (room is not None and len(found) >= room):
                     continue
                 visited.add(premise.text)
@@ -247,35 +234,82 @@ def cut_nodes(nodes: Sequence[Node], results: Mapping[int, Result]) -> frozenset
 
 
 @dataclass(frozen=True)
+class KnownPair:
+    """What a run knows of a query and a premise, as it was retrieved or added (rank ADDED, no score).
+
+    `vector` names the query vector that gave its score; empty: none was noted.
+    """
+
+    state: PairState
+    premise: Candidate
+    vector: str = ""
+
+
+def accepted(premise: Candidate, state: PairState) -> AcceptedPremise:
+    """A premise that explains a query."""
+    return AcceptedPremise(premise.id, premise.text, premise.rank, state is PairState.LEAF)
+
+
+@dataclass(frozen=True)
 class Known:
     """What a run knows of a query: its pairs by premise id, and what was written or said of it.
 
-    `premises` are those of `states`, as they were retrieved, or added by somebody (rank ADDED, no score); `vectors`
-    names the query vector that gave each its score. `statements` are what remote oracles said beside verdicts; what
-    people say stays with their tasks.
+    `statements` are what remote oracles said beside verdicts; what people say stays with their tasks.
     """
 
-    states: Mapping[str, PairState] = field(default_factory=dict)
-    premises: Mapping[str, Candidate] = field(default_factory=dict)
+    pairs: Mapping[str, KnownPair] = field(default_factory=dict)
     written: tuple[AcceptedPremise, ...] = ()
     statements: tuple[Answer, ...] = ()
-    vectors: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def added(self) -> list[Candidate]:
-        """The premises that were added."""
-        return [one for one in self.premises.values() if one.rank == ADDED]
+    def explains(self, premise: Candidate) -> bool:
+        """Whether a premise is known to explain the query."""
+        return premise.id in self.pairs and self.pairs[premise.id].state.explains is True
 
-    def left_out(self, query: str, rules: Rules) -> dict[str, Reason]:
-        """Why refused premises of the query are no negatives by the rules of a run, by premise id."""
-        if not rules.leaves_out:
-            return {}
-        by_state: dict[PairState, list[Candidate]] = defaultdict(list)
-        for name, state in self.states.items():
-            by_state[state].append(self.premises[name])
-        accepted = (*by_state[PairState.EXPLAINS], *by_state[PairState.LEAF])
-        refused = by_state[PairState.REFUSED]
-        return rules.negatives.left_out(query, accepted, refused, rules.max_negatives_per_query, self.vectors)
+
+def highest_kept(by: NegativeFilter, best: float | None) -> float:
+    """The highest score that is kept when the best accepted premise scores `best`; None: none is accepted."""
+    if best is None:
+        return float("inf")
+    absolute = float("inf") if by.absolute_margin is None else best - by.absolute_margin
+    relative = float("inf") if by.relative_margin is None else best - by.relative_margin * abs(best)
+    return min(absolute, relative)
+
+
+def left_out(query: str, known: Known, config: RunConfig) -> dict[str, Reason]:
+    """Why refused premises of a query are no negatives by the configuration of a run, by id.
+
+    An oracle also refuses what it does not recognise: a premise that scores like an accepted one, or says the same in
+    other words, may explain the query after all. The margins are those of NV-Retriever (Moreira et al. 2024,
+    arXiv:2407.15831), measured from the best-scored accepted premise of the query; a query without one has no margin.
+    Scores are compared only where the same query vector gave them: neither those of a conditioned node's rounds nor
+    those of two encoder versions. So the cap goes by ranks: of those that the filter leaves, the
+    `max_negatives_per_query` best-ranked stay (0: all). A premise without a rank was added by somebody: no rank or
+    score leaves it out.
+    """
+    by, most = config.negative_filter, config.max_negatives_per_query
+    accepted = [pair for pair in known.pairs.values() if pair.state.explains]
+    best: dict[str, float] = {}
+    for pair in accepted:
+        if pair.premise.rank:
+            best[pair.vector] = max(pair.premise.score, best.get(pair.vector, pair.premise.score))
+    texts = (query, *(pair.premise.text for pair in accepted)) if by and by.rewordings else ()
+    same = set(map(same_key, texts))
+    refused = [pair for pair in known.pairs.values() if pair.state.explains is False]
+    found: dict[str, Reason] = {}
+    kept = 0
+    for pair in sorted(refused, key=lambda pair: (not pair.premise.rank, pair.premise.rank, pair.premise.id)):
+        one = pair.premise
+        if by and one.rank and (one.rank < by.min_rank or 0 < by.max_rank < one.rank):
+            found[one.id] = "rank"
+        elif same and same_key(one.text) in same:
+            found[one.id] = "wording"
+        elif by and one.rank and one.score > highest_kept(by, best.get(pair.vector)):
+            found[one.id] = "margin"
+        elif 0 < most <= kept:
+            found[one.id] = "cap"
+        else:
+            kept += 1
+    return found
 
 
 @dataclass(frozen=True)
@@ -291,3 +325,153 @@ def choose(path: Sequence[str], query: str, nearest: Iterable[Candidate], k: int
     """The candidates of a node: the first k of the query's nearest premises without itself and its ancestors."""
     excluded = {query, *path}
     return [candidate for candidate in nearest if candidate.text not in excluded][:k]
+
+
+@dataclass(frozen=True)
+class NodeAnswer:
+    """An oracle's answer about one task: a state for each candidate asked about, and the verdicts that were given.
+
+    `added` are premises that explain the query and were not asked about; `states` has theirs, too. `unknown` counts
+    verdicts on other premises. `written` are intermediate conclusions. Until it is admitted, a remote oracle's
+    `statement`, whatever it says beside verdicts, may hold anything, and the premises that it adds are only `proposed`
+    (ids), with states of their own.
+    """
+
+    task_id: str
+    states: Mapping[str, PairState]
+    annotator: str
+    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
+    unknown: int = 0
+    note: str = ""
+    added: tuple[Candidate, ...] = ()
+    written: tuple[AcceptedPremise, ...] = ()
+    statement: Answer | None = None
+    proposed: tuple[str, ...] = ()
+
+    def annotator_of(self, premise_id: str) -> str:
+        """Who gave the verdict on a premise."""
+        given = self.verdicts.get(premise_id)
+        return (given.annotator[:MAX_ANNOTATOR] if given else "") or self.annotator
+
+    def grade_of(self, premise_id: str) -> float:
+        """The grade given with it; 0 for none, and for one that is no number."""
+        given = self.verdicts.get(premise_id)
+        return given.grade if given and given.grade is not None and math.isfinite(given.grade) else 0.0
+
+
+@dataclass(frozen=True)
+class Amendment:
+    """What explains a judged node after people have changed their minds, by the revision of its task.
+
+    `refused` are candidates (ids) that do not explain it now.
+    """
+
+    node_id: str
+    accepted: tuple[AcceptedPremise, ...]
+    task_id: str
+    revision: int
+    refused: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class NodeRound:
+    """A node in one round of retrieval; a run that is not conditioned has one round a node.
+
+    `candidates` are those of all rounds so far. `accepted` (ids) is what this round was conditioned on, `version` the
+    encoder version that retrieved last. A budget has `reserved` so many verdicts for it before it was withdrawn.
+    """
+
+    tree: Tree
+    node: Node
+    known: Known = field(default_factory=Known)
+    candidates: Sequence[Candidate] = ()
+    asked: Sequence[Candidate] = ()
+    accepted: tuple[str, ...] = ()
+    round: int = 0
+    version: str = ""
+    reserved: int = 0
+
+    @property
+    def node_id(self) -> str:
+        """Names the node in tasks and pairs."""
+        return f"{self.tree.index}-{self.node.ordinal}"
+
+    @property
+    def part(self) -> str:
+        """Names the round by what it asks: a repeated commit finds the same name, other questions get another."""
+        return f"{self.round}:{hashlib.sha256(' '.join(c.id for c in self.asked).encode()).hexdigest()[:16]}"
+
+    @property
+    def vector(self) -> str:
+        """Names the query vector of this round's scores: of one version, conditioned on the same premises."""
+        on = hashlib.sha256(" ".join(self.accepted).encode()).hexdigest()[:8] if self.accepted else ""
+        return f"{self.version} {on}".rstrip()
+
+    def after(self, known: Known, answer: NodeAnswer | None) -> tuple[NodeRound, NodeAnswer | None]:
+        """The round with what is known now, and its answer without what people have amended since it was asked."""
+        before = self.known.pairs
+        newer = {one for one, now in known.pairs.items() if one not in before or now.state is not before[one].state}
+        if answer is not None and newer:
+            answer = replace(
+                answer,
+                states={one: state for one, state in answer.states.items() if one not in newer},
+                added=tuple(one for one in answer.added if one.id not in newer),
+            )
+        return replace(self, known=known), answer
+
+    def explaining(self, known: Known) -> list[Candidate]:
+        """The premises of this tree that are known to explain the query: candidates best first, then those added."""
+        return list(filter(known.explains, self._with_added(known)))
+
+    def outcome(self, answer: NodeAnswer | None) -> Outcome:
+        """The outcome of the round; without an answer nothing had to be asked."""
+        known, answered = self.known, answer.states if answer else {}
+        if answer:
+            judged = (*(one for one in self.candidates if one.id in answered), *answer.added)
+            known = Known(
+                {**known.pairs, **{one.id: KnownPair(answered[one.id], one, self.vector) for one in judged}},
+                tuple({one.text: one for one in (*answer.written, *known.written)}.values()),
+                (*known.statements, *(() if answer.statement is None else (answer.statement,))),
+            )
+        explaining = [accepted(one, known.pairs[one.id].state) for one in self.explaining(known)]
+        said = {self.node.text, *self.tree.path(self.node), *(one.text for one in explaining)}
+        intermediates = (one for one in known.written if one.text not in said)
+        return Outcome(
+            Result((*explaining, *intermediates), version=self.version),
+            tuple(one for one in self._with_added(known) if one.id in answered),
+            known,
+        )
+
+    def failure(self) -> Outcome:
+        """The outcome of a node that the oracle leaves unanswered: what was known before. It records nothing."""
+        return Outcome(replace(self.outcome(None).result, failed=True))
+
+    def next_round(self, outcome: Outcome, config: RunConfig) -> NodeRound | None:
+        """The node's next round, not yet retrieved for. None after the last one, or if nothing new was accepted."""
+        explaining = tuple(candidate.id for candidate in self.explaining(outcome.known))
+        if not config.conditioned or self.round + 1 >= ROUNDS or len(explaining) == len(self.accepted):
+            return None
+        return replace(self, known=outcome.known, asked=(), accepted=explaining, round=self.round + 1)
+
+    def anew(self) -> NodeRound:
+        """The round before it was retrieved for. Candidates that were judged, here or in other trees, stay."""
+        judged = [one for one in self.candidates if one.id in self.known.pairs]
+        return replace(self, candidates=judged, asked=(), reserved=len(self.asked))
+
+    def with_nearest(self, found: Sequence[Candidate], k: int, version: str = "") -> NodeRound:
+        """The round with what a version has retrieved; it asks about the first k that may be candidates."""
+        chosen = choose(self.tree.path(self.node), self.node.text, found, k)
+        before = {candidate.id for candidate in self.candidates}
+        candidates = [*self.candidates, *(candidate for candidate in chosen if candidate.id not in before)]
+        asked = [candidate for candidate in candidates if candidate.id not in self.known.pairs]
+        return replace(self, candidates=candidates, asked=asked, version=version)
+
+    def _with_added(self, known: Known) -> list[Candidate]:
+        """The candidates, and the added premises that are neither among them nor the query or an ancestor here."""
+        found = {candidate.id for candidate in self.candidates}
+        new = [one.premise for one in known.pairs.values() if one.premise.rank == ADDED and one.premise.id not in found]
+        return [*self.candidates, *choose(self.tree.path(self.node), self.node.text, new, len(new))]
+
+    def asking(self, most: int) -> NodeRound:
+        """The round limited to its `most` best candidates."""
+        return replace(self, asked=self.asked[:most], reserved=0)

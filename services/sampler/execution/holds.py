@@ -101,8 +101,8 @@ class Following:
         if run.ended:
             message = f"run {run_id} has ended ({run.state}); there is nothing left to retrieve for"
             raise errors.FailedPrecondition(message, reason="RUN_ENDED")
-        if run.config.version:
-            message = f"run {run_id} names version {run.config.version}; start runs with a label to follow it"
+        if run.config.model and run.config.model.version:
+            message = f"run {run_id} names version {run.config.model.version}; start runs with a label to follow it"
             raise errors.FailedPrecondition(message, reason="VERSION_FIXED")
         version, _ = await self._retrieval.resolve(run.config, run.config.corpus, run.generation)
         newer = replace(run, current_version=version)

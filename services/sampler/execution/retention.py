@@ -13,9 +13,10 @@ import contextlib
 import json
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from aeenc import errors
+from aeenc.values import Garbage
 from services.kit.logs import get
 from services.sampler.execution.holds import RunHolds
 from services.sampler.records.run_store import RunStore
@@ -30,15 +31,6 @@ LEASE_S = 30.0
 MOST = 1000  # runs that one call removes
 
 KeysOf = Callable[[str, Mapping[str, str]], AsyncIterator[list[str]]]
-
-
-@dataclass(frozen=True)
-class OldRun:
-    """A run that need not be kept, and about how much memory it takes."""
-
-    id: str
-    reason: str
-    bytes: int
 
 
 class Retention:
@@ -58,11 +50,11 @@ class Retention:
         """Deletes an ended run, once for a request id. Raises NotFound, FailedPrecondition, AlreadyExists."""
         await self._remove(run_id, Request(request_id, "DeleteRun", {"run_id": run_id}))
 
-    async def collect(self, request_id: str, *, dry_run: bool) -> list[OldRun]:
+    async def collect(self, request_id: str, *, dry_run: bool) -> list[Garbage]:
         """Deletes the runs that are no longer kept, and says which; with `dry_run` it says so only."""
         request = Request(request_id, "CollectGarbage", {"dry_run": dry_run})
         if (before := await self._runs.cycles.requests.answer(request)) is not None:
-            found = [OldRun(**row) for row in json.loads(before["garbage"])]
+            found = [Garbage(**row) for row in json.loads(before["garbage"])]
         else:
             expired = await self._runs.cycles.expired(self._keep_s, self._kept)
             found = [old for one in expired[:MOST] if (old := await self._measured(one)) is not None]
@@ -77,26 +69,19 @@ class Retention:
         for run_id in await self._runs.cycles.deleted():
             with contextlib.suppress(NewerFormat):  # a sampler of the newer release carries it on
                 await self._clear(run_id)
-        await self._look_alone()
-
-    async def _look_alone(self) -> None:
         if not await self._lease.renew():
             return
         try:
-            await self._remove_expired()
+            keeps_all = not (self._keep_s or self._kept)
+            for one in [] if keeps_all else await self._runs.cycles.expired(self._keep_s, self._kept):
+                if not await self._lease.renew():
+                    return
+                log.info("run is removed", run=one.id, reason=one.reason)
+                await self._remove_old(one.id)
             await self._keep_holds()
         finally:
             with contextlib.suppress(errors.Unavailable):
                 await self._lease.release()
-
-    async def _remove_expired(self) -> None:
-        if not (self._keep_s or self._kept):
-            return
-        for one in await self._runs.cycles.expired(self._keep_s, self._kept):
-            if not await self._lease.renew():
-                return
-            log.info("run is removed", run=one.id, reason=one.reason)
-            await self._remove_old(one.id)
 
     async def _keep_holds(self) -> None:
         """Ends the labels and holds of ended runs: the sampler died before it could, or the registry was away.
@@ -137,7 +122,7 @@ class Retention:
         except errors.Unavailable as error:
             log.warning("a deleted run is removed later", run=run_id, reason=error.message)
 
-    async def _measured(self, one: Expired) -> OldRun | None:
+    async def _measured(self, one: Expired) -> Garbage | None:
         try:
             record = await self._runs.cycles.get(one.id)
         except errors.NotFound:
@@ -146,4 +131,4 @@ class Retention:
         for part in self._parts:
             async for keys in part(one.id, record):
                 size += await self._runs.size_bytes(keys)
-        return OldRun(one.id, one.reason, size)
+        return Garbage(kind="run", id=one.id, reason=one.reason, bytes=size)

@@ -6,15 +6,16 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from aeenc import errors
 from aeenc.calls.retrieval import Hit
 from aeenc.index import IndexClient
 from aeenc.oracle import Candidate
+from aeenc.values import ModelSelector, RunConfig
 from services.kit.logs import get
-from services.sampler.acs.algorithm import ADDED
-from services.sampler.records.runs import Run, RunConfig
+from services.sampler.acs.algorithm import ADDED, reach
+from services.sampler.records.runs import Run
 
 log = get(__name__)
 T = TypeVar("T")
@@ -24,6 +25,8 @@ CALL_HITS = 20_000  # keeps an answer below 4 MiB with premises of usual length
 CALL_BYTES = 1024 * 1024  # a server may accept no more than gRPC's default of 4 MiB
 MAX_ACCEPTED = 1024  # premises that one query may be conditioned on
 PAUSE_S = 0.5
+# The oracle sees the whole text; only the encoder sees less of it.
+EXACTLY: dict[str, Any] = {"precision": "float32", "truncate": True}
 # The version is loaded again once the encoders have seen the run's label.
 _PASSING = (errors.Unavailable, errors.Overloaded, errors.DeadlineExceeded, errors.VersionNotLoaded)
 
@@ -43,16 +46,10 @@ class Retrieval:
         With a `generation`, the version is the one that the label names in its space.
         """
         # The label is named, so that a run is not part of a canary's share.
-        label = None if config.version else config.label or "stable"
+        model = config.model or ModelSelector()
+        label = None if model.version else model.label or "stable"
         found = await self._index.retrieve(
-            config.corpus,
-            [text],
-            k=1,
-            label=label,
-            version=config.version or None,
-            generation=generation,
-            precision="float32",
-            truncate=True,
+            config.corpus, [text], k=1, label=label, version=model.version or None, generation=generation, **EXACTLY
         )
         return found.model_version, found.generation
 
@@ -63,7 +60,7 @@ class Retrieval:
         raises.
         """
         found: list[list[Candidate]] = []
-        most = max(1, min(CALL_TEXTS, CALL_HITS // run.config.rules.reach))
+        most = max(1, min(CALL_TEXTS, CALL_HITS // reach(run.config)))
         for part in in_calls(queries, _size_bytes, most):
             found += [
                 [Candidate(hit.id, hit.text, rank, hit.score) for rank, hit in enumerate(hits, start=1)]
@@ -78,13 +75,13 @@ class Retrieval:
         GetPremises raises.
         """
         found = await self._index.get_premises(run.config.corpus, ids, generation=run.generation)
-        allowed = set(run.config.splits())
+        allowed = splits_of(run.config)
         for position, premise in enumerate(found):
-            if allowed and premise.splits and not allowed.intersection(premise.splits):
+            if allowed and premise.splits and not {*allowed} & {*premise.splits}:
                 raise errors.InvalidArgument.field(
                     f"additions[{position}].premise_id",
                     f"{premise.id!r} belongs to {', '.join(premise.splits)}, and run {run.id} samples "
-                    f"{', '.join(run.config.splits())}; training on it would leak",
+                    f"{', '.join(allowed)}; training on it would leak",
                 )
         return [Candidate(premise.id, premise.text, ADDED, 0.0) for premise in found]
 
@@ -107,13 +104,12 @@ class Retrieval:
             self._index.retrieve,
             run.config.corpus,
             [text for text, _ in queries],
-            k=run.config.rules.reach,
+            k=reach(run.config),
             accepted=[accepted[:MAX_ACCEPTED] for _, accepted in queries] if conditioned else (),
             version=run.version,
-            splits=run.config.splits(),
+            splits=splits_of(run.config),
             generation=run.generation,
-            precision="float32",
-            truncate=True,  # the oracle sees the whole text; only the encoder sees less of it
+            **EXACTLY,
         )
         try:
             return (await self._patiently(run, call)).results
@@ -133,6 +129,11 @@ class Retrieval:
                     raise
                 log.warning("run waits for the index", run=run.id, reason=error.message)
                 await asyncio.sleep(PAUSE_S)
+
+
+def splits_of(config: RunConfig) -> tuple[str, ...]:
+    """The splits whose premises may be put before the oracle; empty: all."""
+    return ("facts", config.split) if config.split else ()
 
 
 def in_calls(asked: Iterable[T], size_bytes: Callable[[T], int], most: int) -> list[list[T]]:

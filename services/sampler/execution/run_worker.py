@@ -23,15 +23,14 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from aeenc import errors
-from aeenc.oracle import Task
+from aeenc.oracle import Task, all_of
 from services.kit.concurrency import cancel_all, every, observe_failure
 from services.kit.logs import get
-from services.sampler.acs.algorithm import MAX_REACH, Node, Outcome, Tree
-from services.sampler.acs.nodes import Amendment, NodeAnswer, NodeRound
+from services.sampler.acs.algorithm import MAX_REACH, Amendment, Node, NodeAnswer, NodeRound, Outcome, Tree
 from services.sampler.execution.retrieval import Retrieval, in_calls
 from services.sampler.oracles.answers import MAX_ADDED, UnansweredTask, WithdrawnTask, admitted
 from services.sampler.oracles.gateway import FEW, Gateway, OracleFailed
-from services.sampler.records.node_store import NodeCommit, NodeStore, TreeAdvance, Written
+from services.sampler.records.node_store import NodeCommit, NodeStore, Written
 from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Run
 from services.store.life_cycles import WorkLease
@@ -70,6 +69,8 @@ class Calls(Generic[Asked, T]):
 
     async def ask(self, asked: Asked) -> T:
         """The answer to one of them. Raises what its call raises."""
+        if self._most == 1:
+            return (await self._call([asked]))[0]
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
         self._waiting.append((asked, answer))
@@ -114,7 +115,7 @@ class RunWorker:
         max_nodes: int,
     ) -> None:
         self._run, self._lease = run, lease
-        self._rules = run.config.rules
+        self._config = run.config
         self._store, self._nodes = store, nodes
         self._retrieval, self._oracle = retrieval, oracle
         self._max_in_work = oracle.settings.open_tasks or max_nodes
@@ -126,6 +127,7 @@ class RunWorker:
         self._all_read = False
         self._in_work: dict[tuple[int, int], str] = {}  # (tree, ordinal) -> query
         self._changing = asyncio.Lock()  # what people say, and levels, change trees one after the other
+        self._renewing = asyncio.Lock()  # what asks at once renews the lease once
         self._progressed = asyncio.Event()  # something was stored, or a node has ended
         self._unanswered: list[tuple[NodeRound, UnansweredTask]] = []
         self._last: deque[bool] = deque(maxlen=LAST_NODES)  # whether the nodes asked last were answered
@@ -177,9 +179,8 @@ class RunWorker:
         due: NodeRound | None = NodeRound(tree, node)
         try:
             while due is not None:
-                asked = self._within_budget(await self._retrievals.ask(due))
-                answered = await self._answered(asked) if asked else None
-                due = await self._commit(*answered) if answered else None
+                due = self._within_budget(await self._retrievals.ask(due))
+                due = await self._judge(due) if due else None
         finally:
             if self._in_work.pop((tree.index, node.ordinal), None) is not None:
                 self._look_at([tree])  # else it may be closed by now
@@ -212,8 +213,8 @@ class RunWorker:
     async def _grow_tree(self, tree: Tree, due: Sequence[tuple[str, Amendment]]) -> None:
         for query, one in due:
             for ordinal in [node.ordinal for node in tree.nodes if node.text == query]:
-                if growth := tree.growth(ordinal, one.accepted, self._rules, one.refused):
-                    await self._write(partial(self._nodes.grow, self._run.id, self._lease.owner, tree.index, growth))
+                if growth := tree.growth(ordinal, one.accepted, self._config, one.refused):
+                    await self._write(partial(self._nodes.grow, self._run.id, self._lease.owner, tree, growth))
                     tree.grow(growth)
                     if self._all_read or tree.index <= self._last_index:  # else it is read in its turn
                         self._open_trees[tree.index] = tree
@@ -280,59 +281,54 @@ class RunWorker:
         except errors.AeencError as error:
             raise RunFailed(f"{error.message} (then resume the run)") from None
         return [
-            replace(one, known=states).with_nearest(nearest, self._rules.k, run.version)
+            replace(one, known=states).with_nearest(nearest, self._config.k, run.version)
             for one, nearest, states in zip(rounds, found, known, strict=True)
         ]
 
     @property
     def _left(self) -> int:
         """The verdicts that the run's budget still covers; without one, more than any node asks for."""
-        return self._rules.max_judgements - self._taken if self._rules.max_judgements else MAX_REACH
+        return self._config.max_judgements - self._taken if self._config.max_judgements else MAX_REACH
 
     def _within_budget(self, one: NodeRound) -> NodeRound | None:
-        """The round as far as the run's budget covers it, taken from the budget. None: nothing is left for it."""
-        covered = one.asking(max(self._left, 0))
+        """The round as far as the run's budget covers it, taken from the budget. None: nothing is left for it.
+
+        One that was withdrawn asks no more than before: a budget has covered that.
+        """
+        self._taken -= one.reserved
+        covered = one.asking(min(max(self._left, 0), one.reserved or MAX_REACH))
         if one.asked and not covered.asked:
             return None
         self._taken += len(covered.asked)
         return covered
 
-    async def _answered(self, one: NodeRound) -> tuple[NodeRound, NodeAnswer | None] | None:
-        """The round as it was asked, and its answer; without one nothing had to be asked. None: it is not judged now.
-
-        A task that was withdrawn is retrieved again, and asks no more than before: a budget has covered that.
-        """
-        while one.asked:
+    async def _judge(self, one: NodeRound) -> NodeRound | None:
+        """Asks what has to be asked, and stores it. Returns what is to be retrieved for next, if the node goes on."""
+        answer: NodeAnswer | None = None
+        if one.asked:
             outcome = await self._questions.ask(one)
-            if isinstance(outcome, NodeAnswer):
-                self._last.append(True)
-                return one, await self._admitted(one, outcome)
-            again = None
             if isinstance(outcome, WithdrawnTask) and one.node.ordinal not in one.tree.cut:
-                again = (await self._retrievals.ask(one.anew())).asking(len(one.asked))
-            self._taken -= len(one.asked)
-            if isinstance(outcome, UnansweredTask):
-                self._unanswered.append((one, outcome))
-            if again is None or (covered := self._within_budget(again)) is None:
+                return one.anew()
+            if not isinstance(outcome, NodeAnswer):
+                self._taken -= len(one.asked)
+                if isinstance(outcome, UnansweredTask):
+                    self._unanswered.append((one, outcome))
                 return None
-            one = covered
-        return one, None
+            self._last.append(True)
+            answer = await self._admitted(one, outcome)
+        return await self._commit(one, answer)
 
     async def _ask(self, rounds: Sequence[NodeRound]) -> list[NodeAnswer | UnansweredTask | WithdrawnTask | None]:
         """Asks the oracle in a call, or several where texts are long. None: its own budget does not cover the node."""
         granted = await self._within_oracle_budget(rounds)
-        if not self._lease.sure:  # else we might repeat what a successor has asked and stored
-            await self._make_sure()
-        calls = [
-            asyncio.create_task(self._oracle.judge(self._run.id, [_task(self._run, one) for one in part]))
-            for part in in_calls(granted, _size_bytes, len(granted))
-        ]
+        await self._make_sure()  # else we might repeat what a successor has asked and stored
+        parts = in_calls(granted, _size_bytes, len(granted))
+        calls = [self._oracle.judge(self._run.id, [_task(self._run, one) for one in part]) for part in parts]
         try:
-            outcomes = {one.task_id: one for outcomes in await asyncio.gather(*calls) for one in outcomes}
+            found = [await calls[0]] if len(calls) == 1 else await all_of(calls)
         except OracleFailed as error:
             raise RunFailed(str(error)) from None
-        finally:
-            await cancel_all(calls)
+        outcomes = {one.task_id: one for part in found for one in part}
         return [outcomes.get(one.node_id) for one in rounds]
 
     async def _within_oracle_budget(self, rounds: Sequence[NodeRound]) -> Sequence[NodeRound]:
@@ -387,13 +383,13 @@ class RunWorker:
                 [known] = await self._patiently(lambda: self._nodes.answers(self._run.id, [one.node.text]))
                 one, answer = one.after(known, answer)
             outcome = one.outcome(answer)
-            following = one.next_round(outcome, self._rules)
+            following = one.next_round(outcome, self._config)
             await self._record(one, outcome, answer, last=following is None)
         return following
 
     async def _record(self, one: NodeRound, outcome: Outcome, answer: NodeAnswer | None, *, last: bool) -> None:
         growth = one.tree.judged(one.node.ordinal, outcome.result)
-        await self._commits.ask(NodeCommit.of_round(self._run, one, outcome, answer, growth if last else None))
+        await self._commits.ask(NodeCommit(one, outcome, answer, growth if last else None))
         if last:
             one.tree.grow(growth)
             self._in_work.pop((one.tree.index, one.node.ordinal), None)
@@ -401,7 +397,7 @@ class RunWorker:
         self._look_at([one.tree])
 
     async def _store_nodes(self, commits: Sequence[NodeCommit]) -> Sequence[Any]:
-        await self._write(lambda: self._nodes.commit(self._run.id, self._lease.owner, commits))
+        await self._write(lambda: self._nodes.commit(self._run, self._lease.owner, commits))
         return commits
 
     async def _advance(self) -> bool:
@@ -412,15 +408,13 @@ class RunWorker:
         before = len(self._open_trees)
         async with self._changing:
             while ready := [self._open_trees[index] for index in sorted(self._judged)]:
-                steps = [
-                    TreeAdvance(tree.index, tree.depth, tuple(tree.next_level(self._rules)), tree.deeper)
-                    for tree in ready
-                ]
-                await self._write(partial(self._nodes.advance, self._run.id, self._lease.owner, steps))
-                for tree, step in zip(ready, steps, strict=True):
-                    tree.nodes.extend(step.nodes)
+                levels = [(tree, tree.next_level(self._config)) for tree in ready]
+                await self._write(partial(self._nodes.advance, self._run.id, self._lease.owner, levels))
+                for tree, nodes in levels:
+                    finishes = not nodes and not tree.deeper
+                    tree.nodes.extend(nodes)
                     tree.depth += 1
-                    if step.finishes:
+                    if finishes:
                         del self._open_trees[tree.index]
                         self._judged.remove(tree.index)
                     else:
@@ -435,12 +429,13 @@ class RunWorker:
                 raise RunStopped
             if "LOST" not in written:
                 return
-            await self._make_sure()
+            await self._make_sure(lost=True)
 
-    async def _make_sure(self) -> None:
+    async def _make_sure(self, *, lost: bool = False) -> None:
         """Returns once the run is ours for sure. Raises RunStopped when another sampler has it."""
-        if not await self._patiently(self._lease.renew):
-            raise RunStopped
+        async with self._renewing:
+            if (lost or not self._lease.sure) and not await self._patiently(self._lease.renew):
+                raise RunStopped
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         """Waits for Redis as long as it takes: the oracle's answers must not be lost."""

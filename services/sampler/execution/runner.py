@@ -194,7 +194,7 @@ class Runner:
     async def _work(self, run_id: str, lease: WorkLease) -> None:
         try:
             run = await self._store.get(run_id)
-            if await self._store.transition(run_id, LIVE, "RUNNING", owner=self._owner) != "OK":
+            if await self._store.cycles.transition(run_id, LIVE, "RUNNING", owner=self._owner) != "OK":
                 return
         except NewerFormat as error:  # else the run would be taken again at once, and again
             self._leave(run_id, error)
@@ -203,12 +203,18 @@ class Runner:
             await self._work_on(run, lease)
 
     async def _work_on(self, run: Run, lease: WorkLease) -> None:
-        run_id = run.id
+        run_id, oracle = run.id, self._oracles[run.config.oracle]
         log.info("run is worked on", run=run_id, judged=run.progress.nodes_judged)
         # A call that is broken off may hold the generation after CancelRun has released it.
         await finish(asyncio.create_task(self._holds.hold(run)))
+        oracle.begin()
+        worker = RunWorker(run, lease, self._store, self._nodes, self._retrieval, oracle, self._wave_nodes)
+        keeping_up = [asyncio.create_task(self._following.keep_up(run_id, oracle))] if run.config.live else []
         try:
-            await self._worked(run, lease)
+            try:
+                await worker.work()
+            finally:
+                await cancel_all(keeping_up)
         except RunStopped:
             log.info("run was stopped", run=run_id)
         except RunFailed as error:
@@ -224,22 +230,15 @@ class Runner:
             log.info("run succeeded", run=run_id)
             await self._end(run, "SUCCEEDED", "")
 
-    async def _worked(self, run: Run, lease: WorkLease) -> None:
-        oracle = self._oracles[run.config.oracle]
-        oracle.begin()
-        worker = RunWorker(run, lease, self._store, self._nodes, self._retrieval, oracle, self._wave_nodes)
-        keeping_up = [asyncio.create_task(self._following.keep_up(run.id, oracle))] if run.config.live else []
-        try:
-            await worker.work()
-        finally:
-            await cancel_all(keeping_up)
-
     async def _end(self, run: Run, state: State, error: str) -> None:
         if state == "FAILED":
             failed()
+        fields = {"nodes_pending": 0} if state == "SUCCEEDED" else None
         while True:
             try:
-                ended = await self._store.transition(run.id, ("RUNNING",), state, error=error, owner=self._owner)
+                ended = await self._store.cycles.transition(
+                    run.id, ("RUNNING",), state, error=error, owner=self._owner, fields=fields
+                )
                 break
             except errors.Unavailable:
                 await asyncio.sleep(self._poll_s)

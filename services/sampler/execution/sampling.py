@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import math
 import uuid
+from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, astuple, replace
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 from aeenc import errors
+from aeenc.trees import ROOT as ROOT_LABEL
+from aeenc.trees import Step, record_from_tree
+from aeenc.trees import Tree as EntailmentTree
+from aeenc.values import RunConfig, RunProgress
 from services.kit.limits import Limits, check_k, check_texts
 from services.kit.tracing import traceparent
-from services.sampler.execution import tree_export
+from services.sampler.acs.algorithm import ROOT, Node, PairSign, Result, Tree, left_out
 from services.sampler.execution.holds import RunHolds
 from services.sampler.execution.retrieval import Retrieval
 from services.sampler.execution.runner import Runner
 from services.sampler.oracles.gateway import Gateway
-from services.sampler.records.node_store import NodeStore
-from services.sampler.records.pair_log import IMPORT, PairLog
+from services.sampler.records.node_store import Amended, NodeStore, explaining
+from services.sampler.records.pair_log import PairLog, addition
 from services.sampler.records.run_store import RunStore
-from services.sampler.records.runs import Hypothesis, Pair, PairSign, Run, RunConfig, RunProgress
+from services.sampler.records.runs import Hypothesis, Pair, Run, config_json
 from services.store.life_cycles import LIVE, State
 from services.store.requests import Request
 
@@ -58,11 +66,9 @@ class Sampling:
     async def start(self, config: RunConfig, hypotheses: Sequence[Hypothesis]) -> Run:
         """Starts a run, resolving encoder version and generation now, or finds the one that its key started."""
         await asyncio.to_thread(self._check, config, hypotheses)  # both take a moment with 100,000 hypotheses
-        fingerprint = await asyncio.to_thread(config.fingerprint, hypotheses)
-        if config.idempotency_key:
-            existing = await self.runs.by_idempotency_key(config.idempotency_key)
-            if existing is not None:
-                return _same(existing, config, fingerprint)
+        fingerprint = await asyncio.to_thread(_fingerprint, config, hypotheses)
+        if config.idempotency_key and (started := await self.runs.cycles.started_by(config.idempotency_key)):
+            return _same(await self.runs.get(started), config, fingerprint)
         version, generation = await self._retrieval.resolve(config, hypotheses[0].text)
         run = Run(
             id=uuid.uuid4().hex[:16],
@@ -91,7 +97,7 @@ class Sampling:
             raise errors.InvalidArgument.field(
                 "config.oracle", f"{config.oracle!r} is unknown; configured are: {names}"
             )
-        check_k(config.rules.k, self.limits)
+        check_k(config.k, self.limits)
         check_texts([h.text for h in hypotheses], replace(self.limits, items=self.max_hypotheses), "hypotheses")
         if behind := [text for h in hypotheses for text in (h.question, h.answer) if text]:
             check_texts(behind, replace(self.limits, items=2 * self.max_hypotheses), "questions and answers")
@@ -107,7 +113,7 @@ class Sampling:
     async def cancel(self, run_id: str, request_id: str) -> Run:
         """Stops a run. Raises FailedPrecondition for one that has ended, except to a retry of the same request."""
         request = Request(request_id, "CancelRun", {"run_id": run_id})
-        answer = await self.runs.transition(run_id, LIVE, "CANCELLED", request=request)
+        answer = await self.runs.cycles.transition(run_id, LIVE, "CANCELLED", request=request)
         run = await self.runs.get(run_id)
         if answer != "OK":
             raise errors.FailedPrecondition(f"run {run_id} has ended ({answer}); there is nothing to cancel")
@@ -129,7 +135,7 @@ class Sampling:
         resumable: list[State] = ["FAILED", "CANCELLED"]
         if grows:
             resumable.append("SUCCEEDED")
-        answer = await self.runs.transition(run_id, resumable, "PENDING", request=request)
+        answer = await self.runs.cycles.transition(run_id, resumable, "PENDING", request=request)
         if answer == "SUCCEEDED":
             raise errors.FailedPrecondition(f"run {run_id} has succeeded; start a new run")
         run = await self.runs.get(run_id)
@@ -148,12 +154,11 @@ class Sampling:
 
         An amended refusal beyond the cap is skipped, not left out: it says that an earlier pair holds no longer.
         """
-        rules = run.config.rules
-        if not rules.leaves_out:
+        if not run.config.negative_filter and not run.config.max_negatives_per_query:
             return pairs
         queries = list({pair.query for pair in pairs if pair.sign == "NEGATIVE"})
         known = await self._nodes.answers(run.id, queries)
-        reasons = {query: one.left_out(query, rules) for query, one in zip(queries, known, strict=True)}
+        reasons = {query: left_out(query, one, run.config) for query, one in zip(queries, known, strict=True)}
         found = []
         for pair in pairs:
             reason = reasons[pair.query].get(pair.premise_id) if pair.sign == "NEGATIVE" else None
@@ -171,29 +176,32 @@ class Sampling:
         if not corpus:
             raise errors.InvalidArgument.field("corpus", "is empty; name the corpus of the pairs' premise ids")
         await asyncio.to_thread(_check_pairs, pairs, self.limits)
-        if not run_id:
-            return await self._import_anew(corpus, pairs, request_id), len(pairs)
-        run = await self.runs.get(run_id)
-        if not run.imported or run.config.corpus != corpus:
+        if run_id and (not (run := await self.runs.get(run_id)).imported or run.config.corpus != corpus):
             raise errors.InvalidArgument.field(
                 "run_id", f"{run_id} is not an import into corpus {corpus!r}; leave it out to start one"
             )
-        claimed = await self._log.claim(request_id, run_id, corpus, pairs) if request_id else run_id
-        if claimed != run_id:
+        adds = await asyncio.to_thread(addition, corpus, pairs)
+        if not (into := await self._log.imported(request_id, adds)):
+            into = await self._import(corpus, pairs, run_id, request_id, adds)
+        if run_id and into != run_id:
             raise errors.AlreadyExists(
-                f"request id {request_id!r} imported into run {claimed}, not {run_id}; choose another request id"
+                f"request id {request_id!r} imported into run {into}, not {run_id}; choose another request id"
             )
-        return run_id, await self._log.add(run_id, _stamped(pairs, run_id), request_id)
+        return into, len(pairs)
 
-    async def _import_anew(self, corpus: str, pairs: Sequence[Pair], request_id: str) -> str:
-        """Stores a run with its pairs in one step: nobody ever sees one without the other. A retry finds both."""
-        run_id = uuid.uuid4().hex[:16]
-        run_id = await self._log.claim(request_id, run_id, corpus, pairs) if request_id else run_id
-        at = datetime.now(UTC)
-        key = f"{IMPORT}{request_id}" if request_id else ""
-        config = RunConfig(corpus=corpus, oracle="", idempotency_key=key)
-        run = Run(run_id, config, "SUCCEEDED", "", "", "", RunProgress(), at, at, imported=True)
-        return await self.runs.create(run, [], self._log.addition(run_id, _stamped(pairs, run_id), request_id))
+    async def _import(
+        self, corpus: str, pairs: Sequence[Pair], run_id: str, request_id: str, adds: Mapping[str, Any]
+    ) -> str:
+        """Adds pairs to a run, or stores a new one with them in one step: nobody ever sees one without the other."""
+        new_id, at = run_id or uuid.uuid4().hex[:16], datetime.now(UTC)
+        add = partial(self._log.add, new_id, [replace(pair, run_id=new_id) for pair in pairs], request_id, adds)
+        if run_id:
+            is_new = await add()
+        else:
+            config = RunConfig(corpus=corpus, idempotency_key=f"import {request_id}" if request_id else "")
+            run = Run(new_id, config, "SUCCEEDED", "", "", "", RunProgress(), at, at, imported=True)
+            is_new = await self.runs.create(run, [], add) == new_id
+        return new_id if is_new else await self._log.imported(request_id, adds)  # another call was faster
 
     async def export_trees(self, run_id: str) -> AsyncIterator[tuple[str, str]]:
         """Hypothesis id and EntailmentBank record of each tree of a run in which something was accepted."""
@@ -211,7 +219,7 @@ class Sampling:
         trees = await self._nodes.trees(run_id, indexes)
         queries = list({node.text for tree in trees for node in tree.nodes})
         amended = dict(zip(queries, await self._nodes.amended(run_id, queries), strict=True))
-        records = ((tree.hypothesis_id, tree_export.record_json(tree, amended)) for tree in trees)
+        records = ((tree.hypothesis_id, _record_json(tree, amended)) for tree in trees)
         return [(name, record) for name, record in records if record is not None]
 
 
@@ -236,16 +244,78 @@ def _check_pairs(pairs: Sequence[Pair], limits: Limits) -> None:
                 raise errors.InvalidArgument.field(f"{place}.provenance.{name}", f"is {number}; give a finite number")
 
 
-def _stamped(pairs: Sequence[Pair], run_id: str) -> list[Pair]:
-    return [replace(pair, run_id=run_id) for pair in pairs]
+def _fingerprint(config: RunConfig, hypotheses: Sequence[Hypothesis]) -> str:
+    """Tells two StartRun calls under one idempotency key apart."""
+    found = hashlib.sha256(config_json(config).encode())
+    for hypothesis in hypotheses:
+        found.update(json.dumps(astuple(hypothesis)).encode())
+    return found.hexdigest()
 
 
 def _same(run: Run, config: RunConfig, fingerprint: str) -> Run:
     if run.fingerprint != fingerprint:
-        now, then = ({**vars(one), **vars(one.rules)} for one in (config, run.config))
-        differing = ", ".join(sorted(name for name in now.keys() - {"rules"} if now[name] != then[name]))
+        now, then = asdict(config), asdict(run.config)
+        differing = ", ".join(sorted(name for name in now if now[name] != then[name]))
         raise errors.AlreadyExists(
             f"idempotency key {run.config.idempotency_key!r} started run {run.id} with other "
             f"{differing or 'hypotheses'}; choose another key"
         )
     return run
+
+
+def _record_json(tree: Tree, amended: Mapping[str, Amended]) -> str | None:
+    """One line of an EntailmentBank file, or None when nothing explains the hypothesis. `amended` is by query.
+
+    What a run accepted may form a graph. The tree keeps each expanded premise under the node that first reached it;
+    elsewhere the premise is a plain sentence. What an amendment took back is left out with everything below it; what
+    one accepted later is a plain sentence. An intermediate that people wrote stands where it is explained, with its
+    authors; without an explanation it is left out, for it is no premise.
+    """
+    accepted = _reachable(tree, amended)
+    children: dict[int, dict[str, Node]] = defaultdict(dict)
+    for node in tree.nodes:
+        children[node.parent][node.text] = node
+    sentences: dict[str, str] = {}
+    steps: list[Step] = []
+    explained: set[int] = set()
+    authors: dict[str, str] = {}
+    for node in reversed(tree.nodes):  # children come after their parents: deepest steps first, the root's last
+        labels = []
+        written = {one.text for one in tree.results.get(node.ordinal, Result()).accepted if one.author}
+        for text in accepted.get(node.ordinal, ()):
+            child = children[node.ordinal].get(text)
+            if child is not None and child.ordinal in explained:
+                labels.append(_label(child))
+            elif text not in written:
+                labels.append(sentences.setdefault(text, f"sent{len(sentences) + 1}"))
+        if labels:
+            explained.add(node.ordinal)
+            if node.author:
+                authors[_label(node)] = node.author
+            steps.append(Step(tuple(labels), _label(node), node.text))
+    if ROOT not in explained:
+        return None
+    built = EntailmentTree(
+        tree.hypothesis_id,
+        tree.nodes[ROOT].text,
+        {label: text for text, label in sentences.items()},
+        tuple(steps),
+        tree.question,
+        tree.answer,
+    )
+    record = record_from_tree(built)
+    return json.dumps({**record, "authors": authors} if authors else record)
+
+
+def _reachable(tree: Tree, amended: Mapping[str, Amended]) -> dict[int, list[str]]:
+    """The texts that explain each judged node that still hangs on the root."""
+    accepted: dict[int, list[str]] = {}
+    for node in tree.nodes:  # parents come first
+        hangs = node.ordinal == ROOT or node.text in accepted.get(node.parent, ())
+        if hangs and node.ordinal in tree.results:
+            accepted[node.ordinal] = [one.text for one in explaining(tree, node, amended.get(node.text, {}))]
+    return accepted
+
+
+def _label(node: Node) -> str:
+    return ROOT_LABEL if node.ordinal == ROOT else f"int{node.ordinal}"

@@ -15,8 +15,7 @@ from aeenc import errors
 from aeenc.oracle import Candidate, Task
 from aeenc.values import Answer, Judgement, NodeVerdict, PremiseSet, Verdict
 from services.kit.logs import get
-from services.sampler.acs.algorithm import ADDED, AcceptedPremise, PairState
-from services.sampler.acs.nodes import MAX_ANNOTATOR, NodeAnswer
+from services.sampler.acs.algorithm import ADDED, MAX_ANNOTATOR, AcceptedPremise, NodeAnswer, PairState
 from services.sampler.records.runs import MAX_NOTE
 
 log = get(__name__)
@@ -121,7 +120,7 @@ def admitted(task: Task, answer: NodeAnswer, found: Mapping[str, Candidate]) -> 
     verdicts = dict(answer.verdicts)
     for name in answer.proposed:
         premise, state = found.get(name), answer.states[name]
-        if premise is None or premise.text == task.query or premise.id in states or not state.accepted:
+        if premise is None or premise.text == task.query or premise.id in states or not state.explains:
             log.warning("an added premise is left out", task=task.task_id, premise=name, state=state.name)
             continue
         added[premise.id] = replace(premise, rank=ADDED, score=0.0)
@@ -129,7 +128,7 @@ def admitted(task: Task, answer: NodeAnswer, found: Mapping[str, Candidate]) -> 
     answer = replace(answer, states=states, verdicts=verdicts, proposed=(), added=tuple(added.values()))
     if answer.statement is None:
         return answer
-    said = without_faults(task, answer.statement, {name for name, state in states.items() if state.accepted})
+    said = without_faults(task, answer.statement, {name for name, state in states.items() if state.explains})
     written = tuple(AcceptedPremise("", text, ADDED, leaf=False, author=said.annotator) for text in said.intermediates)
     return replace(answer, written=written, statement=said)
 

@@ -12,12 +12,12 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from aeenc import errors
 from aeenc.oracle import Candidate, Task
+from aeenc.oracles.controls import ControlItem
 from aeenc.values import ControlMistake, ControlReport, Judgement, Qualification, Verdict
 from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import TaskRecord, Verdicts, accepts, decides, task_name
@@ -36,34 +36,20 @@ class NotQualified(errors.FailedPrecondition):
     default_reason = "NOT_QUALIFIED"
 
 
-@dataclass(frozen=True)
-class Control:
-    """A query with premises that explain it and others that do not."""
-
-    query: str
-    explains: tuple[str, ...]
-    refuses: tuple[str, ...]
-    path: tuple[str, ...] = ()
-
-
 class ControlItems:
-    """The control items of the queues of one namespace, as tasks of their runs."""
+    """The control items of the queues of one namespace, as tasks of their runs.
 
-    def __init__(
-        self, tasks: TaskStore, queues: Mapping[str, QueueSettings], controls: Mapping[str, Sequence[Control]]
-    ) -> None:
-        self._tasks, self._queues, self._controls = tasks, queues, controls
+    Reads the files of all queues. Raises InvalidArgument for one that is malformed or too short.
+    """
 
-    @classmethod
-    def of(cls, tasks: TaskStore, queues: Mapping[str, QueueSettings]) -> Self:
-        """Reads the files of all queues. Raises InvalidArgument for one that is malformed or too short."""
-        controls = {name: read_controls(one.controls) for name, one in queues.items() if one.controls}
+    def __init__(self, tasks: TaskStore, queues: Mapping[str, QueueSettings]) -> None:
+        self._tasks, self._queues = tasks, queues
+        self._controls = {name: read_controls(one.controls) for name, one in queues.items() if one.controls}
         for name, one in queues.items():
-            if one.qualify > (there := len(controls.get(name, ()))):
+            if one.qualify > (there := len(self._controls.get(name, ()))):
                 raise errors.InvalidArgument(
                     f"queue {name!r}: qualify is {one.qualify}, and its `controls` hold {there} items; add more"
                 )
-        return cls(tasks, queues, controls)
 
     async def next_item(self, run: Run, annotator: str, *, qualifying: bool = False) -> list[str]:
         """The next control item for a person, a task of their own that is put there if it is missing; none: empty."""
@@ -115,14 +101,16 @@ class ControlItems:
         return standing(len(found), passed=True)
 
 
-def read_controls(path: Path) -> tuple[Control, ...]:
+def read_controls(path: Path) -> tuple[ControlItem, ...]:
     """The control items of a file. Raises InvalidArgument with file and line for a malformed one."""
     found = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if line.strip():
             try:
                 stored = json.loads(line)
-                control = Control(stored["query"], *(_texts(stored, name) for name in ("explains", "refuses", "path")))
+                control = ControlItem(
+                    stored["query"], *(_texts(stored, name) for name in ("explains", "refuses", "path"))
+                )
             except (KeyError, TypeError, ValueError) as error:
                 raise errors.InvalidArgument(
                     f"{path}:{number}: not a control item ({error!r}); give query, explains and refuses"
@@ -135,12 +123,12 @@ def read_controls(path: Path) -> tuple[Control, ...]:
     return tuple(found)
 
 
-def task_of(control: Control, annotator: str) -> str:
+def task_of(control: ControlItem, annotator: str) -> str:
     """The id of one person's task of a control item: people who answer the same item change no common record."""
     return task_name(json.dumps([annotator, *vars(control).values()]), ())
 
 
-def control_record(run: Run, control: Control, task_id: str, model: TaskRecord, beside: TaskRecord) -> TaskRecord:
+def control_record(run: Run, control: ControlItem, task_id: str, model: TaskRecord, beside: TaskRecord) -> TaskRecord:
     """A control item as a task of a run, with its candidates in an order of its own.
 
     Its premises have ids and scores like those of `model`, a task of the run, and it names the node and the version of

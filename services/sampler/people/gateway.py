@@ -20,17 +20,16 @@ from functools import partial
 
 from aeenc import errors
 from aeenc.oracle import Task
-from aeenc.values import Answer, Judgement, Verdict
 from services.kit.concurrency import cancel_all
 from services.kit.logs import get
-from services.sampler.acs.nodes import Amendment, NodeAnswer
-from services.sampler.oracles.answers import WithdrawnTask, admitted, read_answers
+from services.sampler.acs.algorithm import MAX_ANNOTATOR, Amendment, NodeAnswer
+from services.sampler.oracles.answers import WithdrawnTask, state_of
 from services.sampler.oracles.gateway import Gateway
 from services.sampler.people import steps
 from services.sampler.people.queue import TaskQueue, Wanted
 from services.sampler.people.task_store import READ, TaskStore
-from services.sampler.people.tasks import TaskRecord, accepts, decided, task_name
-from services.sampler.records.runs import Run
+from services.sampler.people.tasks import UNSEEN, TaskRecord, accepts, decided, task_name
+from services.sampler.records.runs import MAX_NOTE, Run
 from services.sampler.settings import QueueSettings
 from services.store.formats import NewerFormat
 
@@ -90,7 +89,6 @@ class PeopleGateway(Gateway):
         found = await self._tasks.amended(run_id)
         if found or run_id not in self._asking:
             self._unamended.discard(run_id)
-        due = {one.task_id for one in await self._tasks.corrections(0.0) if one.run_id == run_id} if found else ()
         return [
             Amendment(
                 record.node_id,
@@ -100,7 +98,7 @@ class PeopleGateway(Gateway):
                 frozenset(premise_id for premise_id, verdict in record.decision.items() if not accepts(verdict)),
             )
             for record in found
-            if not record.conflicts and record.task.task_id not in due  # else answers do not know of it yet
+            if not record.conflicts
         ]
 
     async def withdraw(self, run_id: str, node_ids: Collection[str]) -> None:
@@ -123,7 +121,7 @@ class PeopleGateway(Gateway):
         if not self._serving:
             self._serving = [asyncio.create_task(self._serve()), asyncio.create_task(self._listen())]
         try:
-            records = await asyncio.gather(*futures)
+            records = [await told for told in futures]
         finally:
             for name in names:
                 asking.new.pop(name, None)
@@ -131,18 +129,8 @@ class PeopleGateway(Gateway):
             if not asking:
                 self._asking.pop(run_id, None)
                 self._unamended.discard(run_id)
-        ended = list(zip(records, tasks, strict=True))
-        settled = [(record, task) for record, task in ended if not record.withdrawn]
-        asked = {task.task_id: (record, task) for record, task in settled}
-        answers = [
-            _admitted(*asked[given.task_id], given)
-            for given in read_answers([task for _, task in settled], [_answer(*one) for one in asked.values()])
-        ]
-        return [*answers, *(WithdrawnTask(task.task_id) for record, task in ended if record.withdrawn)]
-
-    def describe(self, reason: str) -> str:
-        """The message of a run that failed because of this queue."""
-        return f"queue {self.name!r} failed: {reason}; resume the run: nothing that was answered is asked again"
+        ended = zip(records, tasks, strict=True)
+        return [WithdrawnTask(task.task_id) if one.withdrawn else _answer(one, task) for one, task in ended]
 
     def waiting(self, run_id: str) -> str:
         """The reason why a run waits; empty when it does not."""
@@ -285,26 +273,23 @@ class PeopleGateway(Gateway):
             told.set_result(record)
 
 
-def _answer(record: TaskRecord, task: Task) -> Answer:
-    """The decision as the oracle protocol has it: given by all who answered, except where an adjudicator decided."""
-    unseen = Verdict(judgement=Judgement.UNSEEN)
-    additions = []
-    for premise in record.candidates[len(record.task.candidates) :]:
-        verdict = record.settled.get(premise.id, unseen)
-        if accepts(verdict):  # an adjudicator may have refused it
-            finders = sorted(one.annotator for one in record.answers if premise.id in one.verdicts)
-            additions.append(replace(verdict, annotator=", ".join(finders)))
-    return Answer(
-        task_id=task.task_id,
-        # a resumed run may ask for fewer than at first
-        verdicts=tuple(record.settled.get(one.id, replace(unseen, premise_id=one.id)) for one in task.candidates),
-        annotator=", ".join(sorted(one.annotator for one in record.answers)),
-        note=record.note,
-        additions=tuple(additions),
+def _answer(record: TaskRecord, task: Task) -> NodeAnswer:
+    """The decision, given by all who answered, except where an adjudicator decided; with what they added and wrote.
+
+    What else they say stays with their task. A resumed run may ask for fewer candidates than at first.
+    """
+    found = record.candidates[len(record.task.candidates) :]
+    added = tuple(one for one in found if one.id in record.settled and accepts(record.settled[one.id]))
+    verdicts = {one.id: record.settled.get(one.id, UNSEEN) for one in (*task.candidates, *added)}
+    for one in added:
+        finders = sorted(given.annotator for given in record.answers if one.id in given.verdicts)
+        verdicts[one.id] = replace(verdicts[one.id], annotator=", ".join(finders))
+    return NodeAnswer(
+        task.task_id,
+        {name: state_of(verdict) for name, verdict in verdicts.items()},
+        ", ".join(sorted(one.annotator for one in record.answers))[:MAX_ANNOTATOR],
+        verdicts,
+        note=record.note[:MAX_NOTE],
+        added=added,
+        written=record.intermediates,
     )
-
-
-def _admitted(record: TaskRecord, task: Task, answer: NodeAnswer) -> NodeAnswer:
-    """The answer with what people added and wrote. What else they say stays with their task."""
-    found = {premise.id: premise for premise in record.candidates}
-    return replace(admitted(task, replace(answer, statement=None), found), written=record.intermediates)

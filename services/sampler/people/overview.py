@@ -96,18 +96,13 @@ class Overview:
 
     async def queues(self, annotator: str) -> list[Queue]:
         """All queues with their counts, sorted by name; those of a person, where one is named."""
-        runs: dict[str, list[Run]] = {name: [] for name in self._queues}
-        for run_id in await self._runs.cycles.active():
-            with contextlib.suppress(NewerFormat):  # the samplers of the newer release count it
-                run = await self._runs.get(run_id)
-                if run.config.oracle in runs:
-                    runs[run.config.oracle].append(run)
+        live = await self._runs.live()
         return [
-            await self._queue(name, sorted(runs[name], key=lambda run: run.created_at), annotator)
+            await self._queue(name, [run for run in live if run.config.oracle == name], annotator)
             for name in sorted(self._queues)
         ]
 
-    async def answers(self, run_id: str, annotator: str, before: int, limit: int) -> tuple[list[TaskRecord], int]:
+    async def answers(self, run_id: str, annotator: str, limit: int, before: int) -> tuple[list[TaskRecord], int]:
         """A page of the tasks that a person has answered, the latest first, and the position to go on from (0: all).
 
         Position n is the n-th answer in order of time.

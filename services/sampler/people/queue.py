@@ -20,9 +20,8 @@ from aeenc.values import Judgement
 from services.sampler.oracles.answers import MAX_ADDED
 from services.sampler.people import steps
 from services.sampler.people.controls import ControlItems, NotQualified, draw
-from services.sampler.people.decisions import SentAnswer
 from services.sampler.people.task_store import TaskStore
-from services.sampler.people.tasks import Lease, TaskRecord, check_annotator, parts_of
+from services.sampler.people.tasks import Lease, SentAnswer, TaskRecord, check_annotator, parts_of
 from services.sampler.records.node_store import NodeStore
 from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Run
@@ -147,8 +146,8 @@ class TaskQueue:
         `who` is the only person for whom the caller may act; empty: anybody.
         """
         run, task_id = await self._of(lease_id)
-        if sent.answer.additions and (before := (await self._tasks.read(run.id, task_id))[0]) is not None:
-            sent = await self.with_premises(run, before.task, sent)
+        if sent.answer.additions:
+            sent = await self.with_premises(run, (await self._tasks.read(run.id, task_id))[0].task, sent)
 
         def step(old: TaskRecord, at: float) -> steps.Change:
             change = steps.submit(old, lease_id, sent, client_seq, at, who)
@@ -229,10 +228,7 @@ class TaskQueue:
     async def _only(self, run: Run, wanted: Wanted) -> frozenset[str] | None:
         """The tasks that somebody wants, where it is not any of the run."""
         if wanted.task_id:
-            if (await self._tasks.read(run.id, wanted.task_id))[0] is None:
-                raise errors.NotFound(
-                    f"run {run.id} has no task {wanted.task_id!r}; ListTasks (`aeenc tasks`) names those there are"
-                )
+            await self._tasks.read(run.id, wanted.task_id)
             return frozenset([wanted.task_id])
         if wanted.hypothesis_id:
             tree = await self._nodes.tree_of(run.id, wanted.hypothesis_id)
@@ -252,12 +248,8 @@ class TaskQueue:
                     f"run {run_id} has no queue: its oracle {run.config.oracle!r} is not among {sorted(self._queues)}"
                 )
             return [] if run.ended else [run]
-        found = []
-        for active in await self._runs.cycles.active():
-            with contextlib.suppress(NewerFormat):  # the samplers of the newer release know of it
-                found.append(await self._runs.get(active))
         asked = {wanted.queue} if wanted.queue else self._queues.keys()
-        return sorted((run for run in found if run.config.oracle in asked), key=lambda run: run.created_at)
+        return [run for run in await self._runs.live() if run.config.oracle in asked]
 
     async def _of(self, lease_id: str) -> tuple[Run, str]:
         run_id, task_id = parts_of(lease_id, "lease")
@@ -273,8 +265,8 @@ class TaskQueue:
             if not lease_id:
                 break
             run_id, task_id = parts_of(lease_id, "lease")
-            record, at = await self._tasks.read(run_id, task_id)
-            if record is not None:
+            with contextlib.suppress(errors.NotFound):  # its run was deleted
+                record, at = await self._tasks.read(run_id, task_id)
                 found += [await self._leased(lease, record, at) for lease in record.leases if lease.id == lease_id]
         return found
 
@@ -286,49 +278,37 @@ class TaskQueue:
         request: Request,
         only: frozenset[str] | None,
     ) -> LeasedTask | None:
-        """Leases the best task that this person may take."""
-        lease_s = await self.lease_s(run.config.oracle) * (len(taken) + 1)  # a person judges one after the other
-        async with self._picking:
-            picked = await self._pick(run, annotator, taken, numbered(request, len(taken)), only, lease_s)
-        return await self._leased(*picked) if picked else None
-
-    async def _pick(
-        self,
-        run: Run,
-        annotator: str,
-        taken: Sequence[LeasedTask],
-        request: Request,
-        only: frozenset[str] | None,
-        lease_s: float,
-    ) -> tuple[Lease, TaskRecord, float] | None:
-        """The lease of the best task, the task, and the time; of no task taken, whose lease a slow call may outlive.
+        """Leases the best task that this person may take; none of those taken, whose lease a slow call may outlive.
 
         Raises TooLarge where an answer has room for none.
         """
+        lease_s = await self.lease_s(run.config.oracle) * (len(taken) + 1)  # a person judges one after the other
         mine = {one.record.task.task_id for one in taken}
         room = self._message_bytes - sum(_size_bytes(one.record) for one in taken)
-        while True:
-            overtaken, too_large = False, ""
-            async for chunk in self._candidates(run, annotator, len(taken), only):
-                found, at = await self._tasks.read_many(run.id, chunk)
-                for record in found:
-                    if record.task.task_id in mine or not record.open_to(annotator, at):
-                        continue
-                    if (size := _size_bytes(record)) > room:
-                        if taken:
-                            return None
-                        too_large = f"task {record.task.task_id} of run {run.id} takes {size:,} bytes"
-                        continue
-                    lease_id = f"{run.id}.{record.task.task_id}.{uuid.uuid4().hex[:12]}"
-                    change = steps.lease(record, annotator, lease_id, at, lease_s)
-                    if await self._tasks.write(change, at, request):
-                        return change.record.leases[-1], change.record, at
-                    overtaken = True
-            if not overtaken and too_large:
-                remedy = "raise the sampler's MESSAGE_BYTES, or start a run with a smaller k"
-                raise errors.TooLarge(f"{too_large}, over the limit of {self._message_bytes:,} of an answer; {remedy}")
-            if not overtaken:
-                return None
+        async with self._picking:
+            while True:
+                overtaken, too_large = False, ""
+                async for chunk in self._candidates(run, annotator, len(taken), only):
+                    found, at = await self._tasks.read_many(run.id, chunk)
+                    for record in found:
+                        if record.task.task_id in mine or not record.open_to(annotator, at):
+                            continue
+                        if (size := _size_bytes(record)) > room:
+                            if taken:
+                                return None
+                            too_large = f"task {record.task.task_id} of run {run.id} takes {size:,} bytes"
+                            continue
+                        lease_id = f"{run.id}.{record.task.task_id}.{uuid.uuid4().hex[:12]}"
+                        change = steps.lease(record, annotator, lease_id, at, lease_s)
+                        if await self._tasks.write(change, at, numbered(request, len(taken))):
+                            return await self._leased(change.record.leases[-1], change.record, at)
+                        overtaken = True
+                if too_large and not overtaken:
+                    remedy = "raise the sampler's MESSAGE_BYTES, or start a run with a smaller k"
+                    limit = f"over the limit of {self._message_bytes:,} of an answer"
+                    raise errors.TooLarge(f"{too_large}, {limit}; {remedy}")
+                if not overtaken:
+                    return None
 
     async def _leased(self, lease: Lease, record: TaskRecord, at: float) -> LeasedTask:
         tree = record.node_id.partition("-")[0]

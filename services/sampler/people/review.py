@@ -1,49 +1,42 @@
 """Handles tasks once they are there: undo, amend, adjudicate, close, retrieve again, list, measure agreement, watch.
 
-amend or adjudicate ─▶ the run has recorded the node? ─▶ step ─▶ corrected pairs, appended to the run's pair log
-
-A step notes that its pairs are due. Where its sampler dies before they are in the log, `repair` of another adds them.
+amend or adjudicate ─▶ the run has recorded the node? ─▶ step, stored with the pairs that replace those of the run
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import replace
-from datetime import datetime, timedelta
-from typing import NamedTuple
+from datetime import timedelta
+from functools import partial
 
 from aeenc import errors
 from aeenc.values import Agreement, AnnotatorReport, Answer, TaskEvent, TaskState
-from services.kit.logs import get
 from services.sampler.oracles.answers import state_of
 from services.sampler.people import steps
 from services.sampler.people.agreement import agreement_of, edge_f1
 from services.sampler.people.controls import control_report, right_and_judged
-from services.sampler.people.decisions import SentAnswer, corrections
 from services.sampler.people.queue import TaskQueue, Wanted, numbered
 from services.sampler.people.task_store import HOUR_S, Step, TaskStore
 from services.sampler.people.tasks import (
     TASKS_READ,
+    SentAnswer,
     TaskRecord,
     accepts,
     check_annotator,
+    corrections,
     decides,
     moment_of,
     parts_of,
 )
 from services.sampler.records.node_store import NodeStore
-from services.sampler.records.pair_log import PairLog
 from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import MAX_NOTE, Pair, Run
 from services.store.requests import Request
 
-log = get(__name__)
-
 WATCH_WAIT_MS = 1000
-REPAIR_S = 5.0  # between two looks for changes whose pairs are due
-REPAIR_AFTER_S = 10.0  # the call that made a change adds its pairs within this time, or was cut off
 
 Follow = Callable[..., Awaitable[Run]]  # lets a run follow its label: `execution.holds.Following.follow`
 
@@ -56,11 +49,10 @@ class Review:
         runs: RunStore,
         nodes: NodeStore,
         tasks: TaskStore,
-        pairs: PairLog,
         queue: TaskQueue,
         follow: Follow,
     ) -> None:
-        self._runs, self._nodes, self._tasks, self._pairs = runs, nodes, tasks, pairs
+        self._runs, self._nodes, self._tasks = runs, nodes, tasks
         self._queue, self._follow = queue, follow
 
     async def undo(self, run_id: str, annotator: str, count: int, request_id: str) -> list[str]:
@@ -110,14 +102,12 @@ class Review:
         run_id, task_id = parts_of(answer_id, "answer")
         run = await self._runs.get(run_id)
         asked = {"answer_id": answer_id, "annotator": annotator, "answer": sent.said}
-        if (before := (await self._tasks.read(run_id, task_id))[0]) is not None:
-            sent = await self._queue.with_premises(run, before.task, sent)
+        sent = await self._queue.with_premises(run, (await self._tasks.read(run_id, task_id))[0].task, sent)
         return await self._change(
             run,
             task_id,
             lambda old, at: steps.amend(old, answer_id, sent, annotator, at, others=others),
             Request(request_id, "AmendVerdicts", asked),
-            annotator,
         )
 
     async def adjudicate(self, run_id: str, decision: Answer, request_id: str) -> str:
@@ -131,9 +121,7 @@ class Review:
         said = SentAnswer(decision).said
         asked = {"run_id": run_id, "task_id": task_id, "annotator": adjudicator, "answer": said}
         request = Request(request_id, "Adjudicate", asked)
-        return await self._change(
-            run, task_id, lambda old, at: steps.adjudicate(old, decision, at), request, adjudicator
-        )
+        return await self._change(run, task_id, lambda old, at: steps.adjudicate(old, decision, at), request)
 
     async def close(
         self,
@@ -183,20 +171,24 @@ class Review:
         tasks = await self._queue.send_back(run, wanted, lease_id, who, dry_run=dry_run)
         return run, tasks
 
-    async def changes(self, run_id: str, task_id: str, after: int, limit: int) -> tuple[list[TaskEvent], int]:
+    async def changes(self, run_id: str, task_id: str, limit: int, after: int) -> tuple[list[TaskEvent], int]:
         """A page of the verdict log of a run, and the position to go on from (0: that was all)."""
         await self._runs.get(run_id)
         found = await self._tasks.verdict_log(run_id, after, limit)
         shown = [one for one in found if not task_id or one.task_id == task_id]
         return shown, found[-1].seq if len(found) == limit else 0
 
-    async def _change(self, run: Run, task_id: str, step: Step, request: Request, who: str) -> str:
-        """Applies a step that may change what a run has recorded, and then its pairs. Gives the id that it made."""
-        if (before := (await self._tasks.read(run.id, task_id))[0]) is not None:
-            await self._await_commit(run, before)
-        record, made = await self._tasks.apply(run.id, task_id, step, request)
-        await self._correct(run, record, made, who)
-        return made
+    async def _change(self, run: Run, task_id: str, step: Step, request: Request) -> str:
+        """Applies a step that may change what a run has recorded, with the pairs that replace those. Gives its id."""
+        before, _ = await self._tasks.read(run.id, task_id)
+        await self._await_commit(run, before)
+
+        def recorded(old: TaskRecord, at: float) -> steps.Change:
+            if old.settled and not before.settled:
+                raise _about_to_record(run, old)
+            return step(old, at)
+
+        return (await self._tasks.apply(run.id, task_id, recorded, request, pairs=partial(corrected_pairs, run)))[1]
 
     async def _await_commit(self, run: Run, record: TaskRecord) -> None:
         """Raises until the run has recorded the node: a pair that replaces another must follow it in the log."""
@@ -210,42 +202,9 @@ class Review:
             raise errors.FailedPrecondition(
                 f"run {run.id} ended before it recorded node {record.node_id}; resume it first (aeenc resume {run.id})"
             )
-        raise errors.Unavailable(f"run {run.id} is about to record node {record.node_id}; try again in a moment")
+        raise _about_to_record(run, record)
 
-    async def _correct(self, run: Run, record: TaskRecord, made: str, who: str) -> None:
-        """Adds the pairs that replace those of the run, once for each amendment or decision.
-
-        If somebody has changed the task meanwhile, their pairs may precede ours: the latest verdicts are added again.
-        """
-        if not record.settled:
-            return
-        await self._await_commit(run, record)
-        due = [one for one in await self._tasks.corrections(0.0) if one.task_id == record.task.task_id]
-        while True:
-            if pairs := corrected_pairs(run, record, who):
-                await self._pairs.add(run.id, pairs, f"amend {made} {record.revision}")
-            latest, _ = await self._tasks.read(run.id, record.task.task_id)
-            if latest is None or latest.revision == record.revision:
-                break
-            record = latest
-        for one in due:
-            if one.run_id == run.id and one.revision <= record.revision:
-                await self._tasks.corrected(one)
-
-    async def repair(self) -> None:
-        """Adds the pairs of changes whose sampler died, or whose caller left, before they were in the log."""
-        for one in await self._tasks.corrections(REPAIR_AFTER_S):
-            try:
-                run = await self._runs.get(one.run_id)
-                record, _ = await self._tasks.read(one.run_id, one.task_id)
-                if record is not None:
-                    await self._correct(run, record, f"repair {one.run_id}.{one.task_id} {one.revision}", one.who)
-            except (errors.FailedPrecondition, errors.Unavailable) as error:  # the run has not recorded the node yet
-                log.debug("pairs of a change are still due", run=one.run_id, task=one.task_id, reason=error.message)
-            except errors.NotFound:
-                await self._tasks.corrected(one)
-
-    async def tasks(self, run_id: str, state: TaskState | None, after: int, limit: int) -> tuple[list[TaskRecord], int]:
+    async def tasks(self, run_id: str, state: TaskState | None, limit: int, after: int) -> tuple[list[TaskRecord], int]:
         """A page of a run's tasks without its control items, and the position to go on from (0: that was all)."""
         await self._runs.get(run_id)
         ids = await self._tasks.task_ids(run_id, after, limit)
@@ -258,9 +217,9 @@ class Review:
         await self._runs.get(run_id)
         ratings: list[Mapping[str, bool]] = []
         edges: list[Mapping[str, Set[str]]] = []
-        people: dict[str, list[_Given]] = defaultdict(list)
+        people: dict[str, Counter[str]] = defaultdict(Counter)
         items: dict[tuple[str, frozenset[str]], list[TaskRecord]] = defaultdict(list)
-        position, at = 0, 0.0
+        position = 0
         while ids := await self._tasks.task_ids(run_id, position, TASKS_READ):
             position += len(ids)
             found, at = await self._tasks.read_many(run_id, ids)
@@ -268,8 +227,13 @@ class Review:
                 said = {given.annotator: given.own_verdicts for given in record.answers}
                 for given in record.answers:
                     right, judged = right_and_judged(record, given.own_verdicts) if record.control else (0, 0)
-                    people[given.annotator].append(
-                        _Given(given.answer.at, given.answer.late, given.elapsed_s, right, judged)
+                    people[given.annotator].update(
+                        answers=1,
+                        late=int(given.answer.late),
+                        elapsed_us=round(given.elapsed_s * 1e6),
+                        control_verdicts=judged,
+                        control_correct=right,
+                        answers_hour=int(given.answer.at > moment_of(at - HOUR_S)),
                     )
                 if not record.control:
                     ratings += [
@@ -283,8 +247,13 @@ class Review:
                     items[record.task.query, frozenset(record.gold)].append(record)
         agreed = await asyncio.to_thread(agreement_of, ratings)
         controls = sorted(map(control_report, items.values()), key=lambda one: one.correct - one.verdicts)
-        reports = (_report(name, given, at) for name, given in sorted(people.items()))
-        return replace(agreed, edge_f1=edge_f1(edges), reports=tuple(reports), controls=tuple(controls))
+        reports = tuple(
+            AnnotatorReport(
+                annotator=name, mean_elapsed=timedelta(microseconds=sums.pop("elapsed_us") / sums["answers"]), **sums
+            )
+            for name, sums in sorted(people.items())
+        )
+        return replace(agreed, edge_f1=edge_f1(edges), reports=reports, controls=tuple(controls))
 
     async def watch(self, run_id: str, from_seq: int, *, from_now: bool = False) -> AsyncIterator[TaskEvent]:
         """The events of a run's tasks until it has ended, or (empty) of all, without end; or those from now on.
@@ -309,26 +278,8 @@ class Review:
                 return
 
 
-class _Given(NamedTuple):
-    """What the report on a person needs of an answer: when, whether late, in what time; the right ones of a control."""
-
-    at: datetime
-    late: bool
-    elapsed_s: float
-    right: int
-    judged: int
-
-
-def _report(name: str, given: Sequence[_Given], at: float) -> AnnotatorReport:
-    return AnnotatorReport(
-        annotator=name,
-        answers=len(given),
-        late=sum(one.late for one in given),
-        control_verdicts=sum(one.judged for one in given),
-        control_correct=sum(one.right for one in given),
-        mean_elapsed=timedelta(seconds=sum(one.elapsed_s for one in given) / len(given)),
-        answers_hour=sum(one.at > moment_of(at - HOUR_S) for one in given),
-    )
+def _about_to_record(run: Run, record: TaskRecord) -> errors.Unavailable:
+    return errors.Unavailable(f"run {run.id} is about to record node {record.node_id}; try again in a moment")
 
 
 def corrected_pairs(run: Run, record: TaskRecord, who: str) -> list[Pair]:

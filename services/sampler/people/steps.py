@@ -18,16 +18,20 @@ from aeenc import errors
 from aeenc.oracle import Task
 from aeenc.values import Answer, Judgement, TaskEvent, TaskEventKind, TaskState, Verdict
 from services.sampler.oracles.answers import check
-from services.sampler.people.decisions import SentAnswer, complete, corrections, decide, read_verdicts
 from services.sampler.people.tasks import (
     Lease,
+    SentAnswer,
     TaskAnswer,
     TaskRecord,
     Verdicts,
     accepts,
     addition,
     by_premise,
+    complete,
+    corrections,
+    decide,
     moment_of,
+    read_verdicts,
 )
 
 MAX_HELD_S = 3600.0  # after an hour without an answer a task goes to another person, renewed or not

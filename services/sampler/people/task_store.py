@@ -13,13 +13,12 @@ is stored.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 import math
 import random
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal
 
@@ -30,14 +29,16 @@ from aeenc.values import TaskCounts, TaskEvent, TaskEventKind, TaskState
 from services.sampler.people import tasks as records
 from services.sampler.people.steps import Change
 from services.sampler.people.tasks import TaskRecord, moment_of
-from services.sampler.records.keys import TaskKeys
+from services.sampler.records.keys import RunKeys
+from services.sampler.records.runs import Pair
 from services.sampler.records.task_scripts import DONE, DUE, FAIL, PUT, WRITE
-from services.store.formats import NewerFormat, check_format
+from services.store.formats import check_format
 from services.store.life_cycles import digest
-from services.store.redis import Script, unavailable_if_down
+from services.store.redis import Script, raising_unavailable
 from services.store.requests import REQUEST_TTL_S, Request, Requests, text_of
 
 Step = Callable[[TaskRecord, float], Change]
+Corrected = Callable[[TaskRecord, str], Sequence[Pair]]  # by whom
 
 ATTEMPTS = 50
 READ = 500
@@ -52,25 +53,11 @@ _BACK, _BEGUN, _FIRST = 10**7, 10**9, 10**12
 _UNLOGGED = {getattr(TaskEventKind, name) for name in ("QUEUED", "LEASED", "EXPIRED", "CONFLICT", "SETTLED")}
 
 
-@dataclass(frozen=True)
-class Correction:
-    """A change of a settled task whose pairs may not be in the run's log yet. `revision` is the task's after it."""
-
-    run_id: str
-    task_id: str
-    revision: int
-    who: str
-    at: float
-
-    def to_json(self) -> str:
-        """The part that its name does not say, as stored."""
-        return json.dumps({"format_version": 1, "revision": self.revision, "who": self.who, "at": self.at})
-
-
+@raising_unavailable("tasks")
 class TaskStore:
     """Tasks of one namespace."""
 
-    def __init__(self, redis: Redis, keys: TaskKeys) -> None:
+    def __init__(self, redis: Redis, keys: RunKeys) -> None:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
         self._keys = keys
         self._put = Script(redis, PUT)
@@ -85,56 +72,60 @@ class TaskStore:
         if not new:
             return
         keys = self._keys
-        async with unavailable_if_down("queue tasks"):
-            at = moment_of(await self._now_s()).isoformat()
-            pipe = self._redis.pipeline(transaction=False)
-            for one in new:
-                run_id, task_id = one.run_id, one.task.task_id
-                await self._put(
-                    keys=[
-                        keys.task(run_id, task_id),
-                        keys.index(run_id),
-                        keys.waiting(run_id),
-                        keys.task_events(run_id),
-                        keys.all_events,
-                        keys.record(run_id),
-                        keys.asked(run_id),
-                        keys.counts(run_id),
-                    ],
-                    args=[
-                        task_id,
-                        run_id,
-                        records.task_json(one.task),
-                        one.to_json(),
-                        at,
-                        _counted(one),
-                        EVENTS_KEPT,
-                        digest(one.task.query),
-                    ],
-                    client=pipe,
-                )
-            await pipe.execute()
+        at = moment_of((await self.read_many(new[0].run_id, []))[1]).isoformat()
+        pipe = self._redis.pipeline(transaction=False)
+        for one in new:
+            run_id, task_id = one.run_id, one.task.task_id
+            await self._put(
+                keys=[
+                    keys.task(run_id, task_id),
+                    keys.tasks(run_id),
+                    keys.waiting(run_id),
+                    keys.task_events(run_id),
+                    keys.all_events,
+                    keys.record(run_id),
+                    keys.asking(run_id),
+                    keys.counts(run_id),
+                ],
+                args=[
+                    task_id,
+                    run_id,
+                    records.task_json(one.task),
+                    one.to_json(),
+                    at,
+                    _counted(one),
+                    EVENTS_KEPT,
+                    digest(one.task.query),
+                ],
+                client=pipe,
+            )
+        await pipe.execute()
 
-    async def read(self, run_id: str, task_id: str) -> tuple[TaskRecord | None, float]:
-        """One task, and the time."""
+    async def read(self, run_id: str, task_id: str) -> tuple[TaskRecord, float]:
+        """One task, and the time. Raises NotFound."""
         found, at = await self.read_many(run_id, [task_id])
-        return next(iter(found), None), at
+        if not found:
+            raise errors.NotFound(
+                f"run {run_id} has no task {task_id!r}; ListTasks (`aeenc tasks`) names those there are"
+            )
+        return found[0], at
 
     async def read_many(self, run_id: str, task_ids: Sequence[str]) -> tuple[list[TaskRecord], float]:
         """Tasks by id, and the time."""
-        async with unavailable_if_down(f"read tasks of run {run_id}"):
-            pipe = self._redis.pipeline(transaction=False)
-            pipe.time()
-            for task_id in task_ids:
-                pipe.hgetall(self._keys.task(run_id, task_id))
-            (seconds, microseconds), *rows = await pipe.execute()
+        pipe = self._redis.pipeline(transaction=False)
+        pipe.time()
+        for task_id in task_ids:
+            pipe.hgetall(self._keys.task(run_id, task_id))
+        (seconds, microseconds), *rows = await pipe.execute()
         found = [_record(run_id, task_id, row) for task_id, row in zip(task_ids, rows, strict=True) if row]
         return found, seconds + microseconds / 1e6
 
-    async def write(self, change: Change, at: float, request: Request = UNNAMED, queue: str = "") -> bool:
+    async def write(
+        self, change: Change, at: float, request: Request = UNNAMED, queue: str = "", pairs: Sequence[Pair] = ()
+    ) -> bool:
         """Writes a change of the record that was read. False: somebody was faster; read it again.
 
-        The time of an answer counts for the pace of the `queue`.
+        The time of an answer counts for the pace of the `queue`. The `pairs` replace some of the run's.
         """
         after = change.record
         run_id, task_id, keys = after.run_id, after.task.task_id, self._keys
@@ -154,7 +145,7 @@ class TaskStore:
             "decided": "" if after.state is not TaskState.DECIDED else "0" if after.final else _ms(after.decided_at),
             "asks": records.task_json(after.task) if change.asks else "",
             "log": [
-                records.event_json(replace(event, at=moment_of(at)))
+                records.EVENT.dump_json(replace(event, at=moment_of(at)), exclude_defaults=True).decode()
                 for event in change.events
                 if event.kind not in _UNLOGGED
             ],
@@ -163,32 +154,35 @@ class TaskStore:
             "elapsed_ms": "" if change.elapsed_s is None else str(int(change.elapsed_s * 1000)),
             "person": person,
             "answered": _ms(at) if change.answered else "",
-            "corrects": _correction(change, at).to_json() if change.corrects else "",
+            "corrects": bool(change.corrects),
+            "pairs": [pair.to_json() for pair in pairs],
             "request": text_of(request),
             "made": change.id,
             "request_ttl_s": REQUEST_TTL_S,
         }
-        async with unavailable_if_down(f"store task {task_id} of run {run_id}"):
-            written = await self._write(
-                keys=[
-                    keys.task(run_id, task_id),
-                    keys.waiting(run_id),
-                    keys.leases(run_id),
-                    keys.decided(run_id),
-                    keys.verdicts(run_id),
-                    keys.task_events(run_id),
-                    keys.all_events,
-                    keys.pace(queue),
-                    keys.answered_by(run_id, person),
-                    keys.controls_by(run_id, person),
-                    keys.answers_hour(run_id),
-                    self._requests.key(request),
-                    keys.corrections,
-                    keys.amended(run_id),
-                    keys.counts(run_id),
-                ],
-                args=[after.revision, after.to_json(), json.dumps(plan)],
-            )
+        written = await self._write(
+            keys=[
+                keys.task(run_id, task_id),
+                keys.waiting(run_id),
+                keys.leases(run_id),
+                keys.decided(run_id),
+                keys.verdicts(run_id),
+                keys.task_events(run_id),
+                keys.all_events,
+                keys.pace(queue),
+                keys.answered_by(run_id, person),
+                keys.controls_by(run_id, person),
+                keys.answers_hour(run_id),
+                self._requests.key(request),
+                keys.record(run_id),
+                keys.growing(run_id),
+                keys.counts(run_id),
+                keys.pairs(run_id),
+                keys.events(run_id),
+                keys.amended(run_id),
+            ],
+            args=[after.revision, after.to_json(), json.dumps(plan)],
+        )
         return bool(written)
 
     async def apply(
@@ -198,24 +192,24 @@ class TaskStore:
         step: Step,
         request: Request = UNNAMED,
         queue: str = "",
+        pairs: Corrected | None = None,
     ) -> tuple[TaskRecord, str]:
         """The task after a step, and the id that the step made; a retried request gets that of its first attempt.
+
+        `pairs` makes those that replace the run's, where the step corrects what it has recorded.
 
         Raises NotFound for an unknown task, AlreadyExists when the request's id was used for another one, Aborted when
         others keep changing the task, and whatever the step raises.
         """
         for _ in range(ATTEMPTS):
             before, at = await self.read(run_id, task_id)
-            if before is None:
-                raise errors.NotFound(
-                    f"run {run_id} has no task {task_id!r}; ListTasks (`aeenc tasks`) names those there are"
-                )
             if made := await self.made(request):  # after the task was read: else an earlier attempt may lie between
                 return before, made
             change = step(before, at)
             if change.record is before or change.record == before:
                 return before, change.id
-            if await self.write(change, at, request, queue):
+            corrected = pairs(change.record, change.corrects) if pairs and change.corrects else ()
+            if await self.write(change, at, request, queue, corrected):
                 return replace(change.record, revision=change.record.revision + 1), change.id
             await asyncio.sleep(random.uniform(0, PAUSE_S))  # noqa: S311 -- spreads writers out, protects nothing
         raise errors.Aborted(f"task {task_id} of run {run_id} is changed by too many at once; try again")
@@ -225,86 +219,55 @@ class TaskStore:
         record = await self._requests.answer(request)
         return record["made"] if record else ""
 
-    async def corrections(self, older_s: float) -> list[Correction]:
-        """The changes of settled tasks that were made so long ago and whose pairs may still be missing.
-
-        Those of a newer release are left to its samplers.
-        """
-        async with unavailable_if_down("read the corrections"):
-            at = await self._now_s()
-            stored = await self._redis.hgetall(self._keys.corrections)
-        found = []
-        for name, text in stored.items():
-            run_id, _, task_id = name.partition(".")
-            value = json.loads(text)
-            with contextlib.suppress(NewerFormat):
-                check_format(value, records.FORMAT_VERSION, "a correction")
-                found.append(Correction(run_id, task_id, value["revision"], value["who"], value["at"]))
-        return [one for one in found if one.at <= at - older_s]
-
-    async def corrected(self, one: Correction) -> None:
-        """Notes that the pairs of a change, and of those before it, are in the log; a later change stays noted."""
-        async with unavailable_if_down(f"note the correction of task {one.task_id} of run {one.run_id}"):
-            await self._done(keys=[self._keys.corrections], args=[f"{one.run_id}.{one.task_id}", one.to_json()])
-
     async def amended(self, run_id: str) -> list[TaskRecord]:
         """The settled tasks of a run that people have changed, until `grown` says that their trees have it."""
-        async with unavailable_if_down(f"read the amended tasks of run {run_id}"):
-            ids = await self._redis.hkeys(self._keys.amended(run_id))
+        ids = await self._redis.hkeys(self._keys.growing(run_id))
         return (await self.read_many(run_id, ids))[0] if ids else []
 
     async def grown(self, run_id: str, task_id: str, revision: int) -> None:
         """Notes that the run's tree has what was changed up to a revision of a task; a later change stays noted."""
-        async with unavailable_if_down(f"note the growth by task {task_id} of run {run_id}"):
-            await self._done(keys=[self._keys.amended(run_id)], args=[task_id, revision])
+        await self._done(keys=[self._keys.growing(run_id)], args=[task_id, revision])
 
     async def waiting(self, run_id: str, start: int = 0, count: int = 0) -> list[str]:
         """So many tasks that somebody may take, best first, from a position on; 0: all."""
-        async with unavailable_if_down(f"read the queue of run {run_id}"):
-            found: list[str] = await self._redis.zrange(self._keys.waiting(run_id), start, start + count - 1)
+        found: list[str] = await self._redis.zrange(self._keys.waiting(run_id), start, start + count - 1)
         return found
 
     async def waiting_of(self, run_id: str, task_ids: Collection[str]) -> list[str]:
         """Those of these tasks that somebody may take, best first."""
         if not task_ids:
             return []
-        async with unavailable_if_down(f"read the queue of run {run_id}"):
-            scores = await self._redis.zmscore(self._keys.waiting(run_id), named := sorted(task_ids))
+        scores = await self._redis.zmscore(self._keys.waiting(run_id), named := sorted(task_ids))
         placed = sorted((score, task_id) for score, task_id in zip(scores, named, strict=True) if score is not None)
         return [task_id for _, task_id in placed]
 
     async def due(self, run_id: str, undo_s: float = 0.0) -> tuple[list[str], list[str], float]:
         """The tasks of leases whose time is over, those whose decision stands, and the seconds until the next such."""
-        async with unavailable_if_down(f"read the leases and decisions of run {run_id}"):
-            keys = [self._keys.leases(run_id), self._keys.decided(run_id)]
-            leases, decided, next_ms = await self._due(keys=keys, args=[_ms(undo_s)])
+        keys = [self._keys.leases(run_id), self._keys.decided(run_id)]
+        leases, decided, next_ms = await self._due(keys=keys, args=[_ms(undo_s)])
         return sorted({one.split(".")[1] for one in leases}), decided, next_ms / 1000 if next_ms >= 0 else math.inf
 
     async def task_ids(self, run_id: str, after: int, limit: int) -> list[str]:
         """Tasks of a run in the order in which they were queued, from a position on."""
-        async with unavailable_if_down(f"list the tasks of run {run_id}"):
-            found: list[str] = await self._redis.lrange(self._keys.index(run_id), after, after + limit - 1)
-            return found
+        found: list[str] = await self._redis.lrange(self._keys.tasks(run_id), after, after + limit - 1)
+        return found
 
     async def asking(self, run_id: str, queries: Sequence[str]) -> list[str]:
         """The tasks of a run that ask these queries; empty for a query that was not put before people."""
         if not queries:
             return []
-        async with unavailable_if_down(f"look tasks of run {run_id} up"):
-            found = await self._redis.hmget(self._keys.asked(run_id), [digest(query) for query in queries])
+        found = await self._redis.hmget(self._keys.asking(run_id), [digest(query) for query in queries])
         return [task_id or "" for task_id in found]
 
     async def last_event(self, run_id: str) -> int:
         """The number of the last event of a run's tasks, or (empty) of all; 0 when there is none."""
         key = self._keys.task_events(run_id) if run_id else self._keys.all_events
-        async with unavailable_if_down("read the last event of tasks"):
-            entries = await self._redis.xrevrange(key, count=1)
+        entries = await self._redis.xrevrange(key, count=1)
         return int(entries[0][0].partition("-")[0]) if entries else 0
 
     async def answered(self, run_id: str, annotator: str) -> int:
         """The number of a person's answers in a run that hold."""
-        async with unavailable_if_down(f"count the answers of {annotator}"):
-            found: int = await self._redis.zcard(self._keys.answered_by(run_id, annotator))
+        found: int = await self._redis.zcard(self._keys.answered_by(run_id, annotator))
         return found
 
     async def answered_by(
@@ -312,14 +275,12 @@ class TaskStore:
     ) -> list[str]:
         """The tasks that a person has answered, oldest first, between two positions; or their control items."""
         key = self._keys.controls_by if controls else self._keys.answered_by
-        async with unavailable_if_down(f"read the answers of {annotator}"):
-            found: list[str] = await self._redis.zrange(key(run_id, annotator), start, end)
+        found: list[str] = await self._redis.zrange(key(run_id, annotator), start, end)
         return found
 
     async def unanswered(self, run_id: str, annotator: str, task_ids: Sequence[str]) -> list[str]:
         """Those of these tasks that a person has not answered."""
-        async with unavailable_if_down(f"read the answers of {annotator}"):
-            scores = await self._redis.zmscore(self._keys.answered_by(run_id, annotator), task_ids)
+        scores = await self._redis.zmscore(self._keys.answered_by(run_id, annotator), task_ids)
         return [task_id for task_id, score in zip(task_ids, scores, strict=True) if score is None]
 
     async def counts(self, run_id: str, annotator: str) -> TaskCounts:
@@ -327,18 +288,17 @@ class TaskStore:
         keys = self._keys
         waiting, mine = keys.waiting(run_id), keys.answered_by(run_id, annotator)
         controls = keys.controls_by(run_id, annotator)
-        async with unavailable_if_down(f"count the tasks of run {run_id}"):
-            hour = _ms(await self._now_s() - HOUR_S)
-            pipe = self._redis.pipeline(transaction=False)
-            pipe.hgetall(keys.counts(run_id))
-            pipe.zcard(waiting)
-            pipe.zinter([waiting, mine])
-            pipe.zrange(keys.leases(run_id), 0, -1)
-            pipe.zcount(keys.answers_hour(run_id), hour, "+inf")
-            for key in (mine, controls):
-                pipe.zcard(key)
-                pipe.zcount(key, hour, "+inf")
-            found, room, answered, leases, hourly, given, given_hour, items, items_hour = await pipe.execute()
+        hour = _ms((await self.read_many(run_id, []))[1] - HOUR_S)
+        pipe = self._redis.pipeline(transaction=False)
+        pipe.hgetall(keys.counts(run_id))
+        pipe.zcard(waiting)
+        pipe.zinter([waiting, mine])
+        pipe.zrange(keys.leases(run_id), 0, -1)
+        pipe.zcount(keys.answers_hour(run_id), hour, "+inf")
+        for key in (mine, controls):
+            pipe.zcard(key)
+            pipe.zcount(key, hour, "+inf")
+        found, room, answered, leases, hourly, given, given_hour, items, items_hour = await pipe.execute()
         by_state = {name: int(number) for name, number in found.items()}
         held = [
             (lease.split(".")[1], who) for lease, kind, who in (one.split(" ", 2) for one in leases) if kind == "task"
@@ -360,44 +320,40 @@ class TaskStore:
 
     async def mean_answer_s(self, queue: str) -> float:
         """The seconds that an answer takes on average; 0 before the first one."""
-        async with unavailable_if_down(f"read the pace of queue {queue}"):
-            answers, elapsed_ms = await self._redis.hmget(self._keys.pace(queue), "answers", "elapsed_ms")
+        answers, elapsed_ms = await self._redis.hmget(self._keys.pace(queue), "answers", "elapsed_ms")
         return int(elapsed_ms) / int(answers) / 1000 if answers else 0.0
 
     async def qualification(self, run_id: str, queue: str, annotator: str) -> Literal["", "PASSED", "FAILED"]:
         """Whether a person has passed the queue's qualification round, or failed that of the run; empty: neither."""
-        async with unavailable_if_down(f"read who has qualified for queue {queue}"):
-            pipe = self._redis.pipeline(transaction=False)
-            pipe.sismember(self._keys.qualified(queue), annotator)
-            pipe.sismember(self._keys.failed(run_id), annotator)
-            passed, failed = await pipe.execute()
+        pipe = self._redis.pipeline(transaction=False)
+        pipe.sismember(self._keys.qualified(queue), annotator)
+        pipe.sismember(self._keys.failed(run_id), annotator)
+        passed, failed = await pipe.execute()
         return "PASSED" if passed else "FAILED" if failed else ""
 
     async def qualify(self, queue: str, annotator: str) -> None:
         """Notes that a person has passed the queue's qualification round."""
-        async with unavailable_if_down(f"store who has qualified for queue {queue}"):
-            await self._redis.sadd(self._keys.qualified(queue), annotator)
+        await self._redis.sadd(self._keys.qualified(queue), annotator)
 
     async def fail(self, run_id: str, annotator: str) -> None:
         """Notes that a person has failed the run's qualification round; of a run that was deleted, nothing is noted."""
-        async with unavailable_if_down(f"store who has failed the round of run {run_id}"):
-            await self._fail(keys=[self._keys.record(run_id), self._keys.failed(run_id)], args=[annotator])
+        await self._fail(keys=[self._keys.record(run_id), self._keys.failed(run_id)], args=[annotator])
 
     async def events(self, run_id: str, after_seq: int, *, limit: int = 500, wait_ms: int = 0) -> list[TaskEvent]:
         """The events after a sequence number, of one run or (empty) of all; waits for the first if there is none."""
         key = self._keys.task_events(run_id) if run_id else self._keys.all_events
-        async with unavailable_if_down("read the events of tasks"):
-            answer = await self._redis.xread({key: f"{after_seq}-0"}, count=limit, block=wait_ms or None)
+        answer = await self._redis.xread({key: f"{after_seq}-0"}, count=limit, block=wait_ms or None)
         return [_event(entry_id, values) for entry_id, values in (answer[0][1] if answer else [])]
 
     async def verdict_log(self, run_id: str, after_seq: int = 0, limit: int | None = None) -> list[TaskEvent]:
         """The verdict log of a run after a position, oldest first: its events with what was said."""
-        async with unavailable_if_down(f"read the verdict log of run {run_id}"):
-            entries = await self._redis.xrange(self._keys.verdicts(run_id), min=f"({after_seq}-0", count=limit)
+        entries = await self._redis.xrange(self._keys.verdicts(run_id), min=f"({after_seq}-0", count=limit)
         for _, values in entries:
             check_format(values, records.FORMAT_VERSION, f"a verdict of run {run_id}")
         return [
-            replace(records.event_from_json(values["entry"]), seq=_seq(entry_id), run_id=run_id, task_id=values["task"])
+            replace(
+                records.EVENT.validate_json(values["entry"]), seq=_seq(entry_id), run_id=run_id, task_id=values["task"]
+            )
             for entry_id, values in entries
         ]
 
@@ -413,17 +369,8 @@ class TaskStore:
             yield [*(keys.task(run_id, one) for one in ids), *by_person]
             if len(ids) < READ:
                 break
-        work = (keys.waiting, keys.leases, keys.decided, keys.amended, keys.counts, keys.answers_hour)
-        yield [part(run_id) for part in (keys.index, *work, keys.verdicts, keys.task_events, keys.asked, keys.failed)]
-
-    async def _now_s(self) -> float:
-        seconds, microseconds = await self._redis.time()
-        return float(seconds + microseconds / 1e6)
-
-
-def _correction(change: Change, at: float) -> Correction:
-    record = change.record
-    return Correction(record.run_id, record.task.task_id, record.revision + 1, change.corrects, at)
+        work = (keys.waiting, keys.leases, keys.decided, keys.growing, keys.counts, keys.answers_hour)
+        yield [part(run_id) for part in (keys.tasks, *work, keys.verdicts, keys.task_events, keys.asking, keys.failed)]
 
 
 def _record(run_id: str, task_id: str, row: dict[str, str]) -> TaskRecord:

@@ -1,4 +1,7 @@
-"""A task with its leases, answers and decision. Values and JSON; `steps` has the rules.
+"""A task with its leases, answers and decision: values, their JSON, and what answers decide. `steps` has the rules.
+
+Only seen-and-refused is a refusal: a candidate up to `seen_upto` that was left unticked. Everything beyond is unseen.
+Among several people an abstention decides only where nobody says yes or no; the run then records it as skipped.
 
 Times are seconds of Redis's clock. A task is named after its query and candidates, so nodes of several trees that ask
 the same question share it. A lease id is `<run>.<task>.<random>`, an answer id `<run>.<task>.<number>`.
@@ -8,8 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -17,10 +21,11 @@ from pydantic import TypeAdapter
 
 from aeenc import errors
 from aeenc.oracle import Candidate, Task
-from aeenc.values import Answer, TaskEvent, TaskState, Verdict
-from services.sampler.acs.algorithm import ADDED, AcceptedPremise, PairState
+from aeenc.values import Answer, Judgement, Remark, TaskEvent, TaskState, Verdict
+from services.sampler.acs.algorithm import ADDED, AcceptedPremise, accepted
 from services.sampler.oracles.answers import state_of
 from services.store.formats import check_format, unknown_fields
+from services.store.life_cycles import digest
 
 FORMAT_VERSION = 1
 
@@ -28,16 +33,19 @@ TASKS_READ = 8  # at once by who reads all of a run or a tree: one may fill an a
 Policy = Literal["majority", "adjudicate"]
 Ending = Literal["", "ANSWERED", "RELEASED", "EXPIRED", "MOOT"]
 Verdicts = dict[str, Verdict]
+UNSEEN = Verdict(judgement=Judgement.UNSEEN)
+# Of verdicts that all accept, all refuse or all leave open, the first of these that anybody gave holds.
+PRECEDENCE = (Judgement.EXPLAINS, Judgement.DOES_NOT_EXPLAIN, Judgement.ABSTAIN, Judgement.UNSEEN)
 
 
 def accepts(verdict: Verdict) -> bool:
     """Whether the premise explains the query."""
-    return state_of(verdict).accepted
+    return state_of(verdict).explains is True
 
 
 def decides(verdict: Verdict) -> bool:
     """Whether it is a yes or a no."""
-    return state_of(verdict) is not PairState.SKIPPED
+    return state_of(verdict).explains is not None
 
 
 def by_premise(verdicts: Iterable[Verdict]) -> Verdicts:
@@ -48,6 +56,20 @@ def by_premise(verdicts: Iterable[Verdict]) -> Verdicts:
 def addition(verdict: Verdict) -> Candidate:
     """The premise that somebody has added with a verdict."""
     return Candidate(verdict.premise_id, verdict.text, ADDED, 0.0)
+
+
+@dataclass(frozen=True)
+class SentAnswer:
+    """What a person sends for a task: the answer, the lowest rank they looked at, and how long they took, if said."""
+
+    answer: Answer = field(default_factory=Answer)
+    seen_upto: int = 0
+    elapsed_s: float | None = None
+
+    @property
+    def said(self) -> str:
+        """Tells two calls under one request id or number apart. A retry may have taken another time."""
+        return f"verdicts {digest(repr((replace(self.answer, annotator=''), self.seen_upto)))[:12]}"
 
 
 @dataclass(frozen=True)
@@ -205,16 +227,12 @@ class TaskRecord:
 
     def to_json(self) -> str:
         """The part that changes, as stored; `task_json` has the rest, which is stored once."""
-        return json.dumps({**self.further, "format_version": FORMAT_VERSION, **_changing(self)})
+        stored = _RECORD.dump_python(self, mode="json", exclude=_ELSEWHERE, exclude_defaults=True)
+        return json.dumps({**self.further, "format_version": FORMAT_VERSION, **stored})
 
 
 _ELSEWHERE = {"run_id", "task", "place", "revision", "further"}
-_RECORD, _TASK, _EVENT = TypeAdapter(TaskRecord), TypeAdapter(Task), TypeAdapter(TaskEvent)
-
-
-def _changing(record: TaskRecord) -> dict[str, Any]:
-    stored: dict[str, Any] = _RECORD.dump_python(record, mode="json", exclude=_ELSEWHERE, exclude_defaults=True)
-    return stored
+_RECORD, _TASK, EVENT = TypeAdapter(TaskRecord), TypeAdapter(Task), TypeAdapter(TaskEvent)
 
 
 def from_json(task: Task, text: str, place: int, revision: int) -> TaskRecord:
@@ -238,25 +256,113 @@ def task_from_json(text: str) -> Task:
     return _TASK.validate_python(stored)
 
 
-def event_json(event: TaskEvent) -> str:
-    """An entry of the verdict log, as stored."""
-    return _EVENT.dump_json(event, exclude_defaults=True).decode()
-
-
-def event_from_json(text: str) -> TaskEvent:
-    """Reads what `event_json` wrote here or in a later minor release."""
-    return _EVENT.validate_json(text)
-
-
 def decided(record: TaskRecord) -> tuple[AcceptedPremise, ...]:
     """What explains a task's query by the decision as it is now."""
     holding = [
-        AcceptedPremise(one.id, one.text, one.rank, verdict.leaf)
+        accepted(one, state_of(verdict))
         for one in record.candidates
         if (verdict := record.decision.get(one.id)) is not None and accepts(verdict)
     ]
     said = {premise.text for premise in holding}
     return (*holding, *(one for one in record.intermediates if one.text not in said))
+
+
+def read_verdicts(candidates: Iterable[Candidate], verdicts: Iterable[Verdict], name: str = "verdicts") -> Verdicts:
+    """The verdicts by premise. Raises InvalidArgument for unknown premises, judgements and remarks, and for doubles."""
+    asked = {candidate.id: candidate for candidate in candidates}
+    read: Verdicts = {}
+    for position, verdict in enumerate(verdicts):
+        if verdict.premise_id not in asked:
+            where, problem = "premise_id", f"{verdict.premise_id!r} is not among the candidates of the task"
+        elif verdict.premise_id in read:
+            where, problem = "premise_id", f"{verdict.premise_id!r} is judged twice; judge it once"
+        elif verdict.judgement not in tuple(Judgement):
+            where, problem = "judgement", f"{int(verdict.judgement)} is unknown; update the sampler"
+        elif verdict.grade is not None and not math.isfinite(verdict.grade):
+            where, problem = "grade", f"is {verdict.grade}; give a finite number"
+        elif verdict.remark not in tuple(Remark):
+            where, problem = "remark", f"{int(verdict.remark)} is unknown; update the sampler"
+        else:
+            judgement = verdict.judgement or Judgement.UNSEEN
+            leaf = verdict.leaf and accepts(verdict)
+            premise = asked[verdict.premise_id]
+            text = premise.text if premise.rank == ADDED else ""
+            read[premise.id] = replace(verdict, judgement=judgement, leaf=leaf, annotator="", text=text)
+            continue
+        raise errors.InvalidArgument.field(f"{name}[{position}].{where}", problem)
+    return read
+
+
+def complete(candidates: Sequence[Candidate], chosen: Verdicts, added: Verdicts, sent: SentAnswer) -> Answer:
+    """The answer with a verdict on every candidate. Raises InvalidArgument when nothing was said and nothing seen."""
+    kinds = {True: Judgement.DOES_NOT_EXPLAIN, False: Judgement.UNSEEN}
+    verdicts = [
+        chosen.get(one.id) or Verdict(premise_id=one.id, judgement=kinds[one.rank <= sent.seen_upto])
+        for one in candidates
+    ]
+    said = chosen or added or sent.answer.intermediates
+    if not said and all(verdict.judgement is Judgement.UNSEEN for verdict in verdicts):
+        raise errors.InvalidArgument.field(
+            "seen_upto", f"is {sent.seen_upto} and no verdict is given: that says nothing; release the lease instead"
+        )
+    return replace(sent.answer, verdicts=tuple(verdicts), additions=tuple(added.values()))
+
+
+def decide(record: TaskRecord) -> tuple[Verdicts, tuple[str, ...]]:
+    """The verdict on each candidate, and the candidates on which people disagree; these have none.
+
+    An adjudicated verdict wins. `majority`: the greater number wins, a tie is a conflict. `adjudicate`: any difference
+    is one. A grade is the adjudicator's, else the mean of those given with the verdict that was decided.
+    """
+    decided: Verdicts = {}
+    conflicts = []
+    answers = [one.verdicts for one in record.answers]
+    for candidate in record.candidates:
+        # One person's addition is unseen by the others: they were not asked.
+        given = [one.get(candidate.id, UNSEEN) for one in answers]
+        found = record.adjudicated.get(candidate.id)
+        verdict = found or _together(candidate.id, given, all_alike=record.policy == "adjudicate")
+        if verdict is None:
+            conflicts.append(candidate.id)
+            continue
+        if verdict.grade is None:
+            grades = [one.grade for one in given if one.grade is not None and one.judgement is verdict.judgement]
+            verdict = replace(verdict, grade=math.fsum(grades) / len(grades) if grades else None)
+        decided[candidate.id] = verdict
+    return decided, tuple(conflicts)
+
+
+def _together(premise_id: str, given: Sequence[Verdict], *, all_alike: bool) -> Verdict | None:
+    yes = [one for one in given if accepts(one)]
+    no = [one for one in given if decides(one) and not accepts(one)]
+    if yes and no and (all_alike or len(yes) == len(no)):
+        return None
+    holding = yes if len(yes) > len(no) else no or given or [UNSEEN]
+    kinds = {one.judgement for one in holding}
+    if unknown := kinds - {*PRECEDENCE}:
+        message = f"premise {premise_id!r} has verdicts of {unknown}, which nothing here decides by; update the sampler"
+        raise errors.FailedPrecondition(message)
+    leaf = 2 * sum(one.leaf for one in holding) > len(holding)
+    return Verdict(premise_id=premise_id, judgement=min(kinds, key=PRECEDENCE.index), leaf=leaf)
+
+
+def corrections(record: TaskRecord) -> Verdicts:
+    """The current verdicts that differ from those the run went on with, in kind or grade, now or at any time.
+
+    In conflict: abstained.
+    """
+    if not record.settled:
+        return {}
+    disputed = (Verdict(premise_id=one, judgement=Judgement.ABSTAIN) for one in record.conflicts)
+    return {
+        premise_id: verdict
+        for premise_id, verdict in {**by_premise(disputed), **record.decision}.items()
+        if premise_id in record.corrected or _said(verdict) != _said(record.settled.get(premise_id))
+    }
+
+
+def _said(verdict: Verdict | None) -> tuple[Judgement, bool, float | None]:
+    return (verdict.judgement, verdict.leaf, verdict.grade) if verdict else (Judgement.UNSEEN, False, None)
 
 
 def task_name(query: str, candidates: Sequence[Candidate]) -> str:

@@ -16,6 +16,7 @@ class RunKeys(WorkKeys):
     pairs = partialmethod(WorkKeys.part, name="pairs")  # its pair log (stream, ids `<seq>-0`)
     amended = partialmethod(WorkKeys.part, name="amended")  # by query, each premise's last amended pair (hash), if any
     hypotheses = partialmethod(WorkKeys.part, name="hypotheses")  # in order (list)
+    places = partialmethod(WorkKeys.part, name="places")  # in that order, by their ids (hash)
     open = partialmethod(WorkKeys.part, name="open")  # the trees with nodes left to judge (sorted set by index)
     answers = partialmethod(WorkKeys.part, name="answers")  # what is known of each query before amendments (hash)
     asked = partialmethod(WorkKeys.part, name="asked")  # what its nodes took of the oracle's budget (hash)
@@ -23,40 +24,20 @@ class RunKeys(WorkKeys):
     # the keys that remember which requests have added pairs to it (set)
     import_requests = partialmethod(WorkKeys.part, name="import-requests")
 
-    def __init__(self, namespace: str) -> None:
-        super().__init__(namespace, "run")
-        self.retention = f"{self.prefix}runs:retention"  # the lease of who removes old runs
-
-    def tree(self, run_id: str, index: int) -> str:
-        """A tree's nodes `n:<ordinal>`, results `r:<ordinal>` and depth (hash). Absent until a node is judged."""
-        return self.part(run_id, f"tree:{index}")
-
-    def import_request(self, request_id: str) -> str:
-        """Maps an import's request id to the run that it made; with `:added`, to the pairs that it added (string)."""
-        return f"{self.prefix}import:{digest(request_id)}"
-
-    def oracle_spent(self, oracle: str) -> str:
-        """The number of verdicts that an oracle with a budget was asked for in all (string)."""
-        return f"{self.prefix}oracle:{digest(oracle)}:spent"
-
-
-class TaskKeys(WorkKeys):
-    """Keys of the tasks of one namespace's runs."""
-
-    index = partialmethod(WorkKeys.part, name="tasks")  # their ids in the order in which they were queued (list)
+    tasks = partialmethod(WorkKeys.part, name="tasks")  # their ids in the order in which they were queued (list)
     waiting = partialmethod(WorkKeys.part, name="tasks:waiting")  # those that may be taken, best first (sorted set)
     # the leases that nothing has ended yet, with their holders, by the millisecond of their end (sorted set)
     leases = partialmethod(WorkKeys.part, name="tasks:leases")
     # those whose decision can still be taken back, by the millisecond of the decision (sorted set)
     decided = partialmethod(WorkKeys.part, name="tasks:decided")
     # the settled ones that people have changed, whose trees may not have it yet, by revision (hash)
-    amended = partialmethod(WorkKeys.part, name="tasks:amended")
+    growing = partialmethod(WorkKeys.part, name="tasks:amended")
     # the answers of the last hour, control items left out: task and person, by the millisecond (sorted set)
     answers_hour = partialmethod(WorkKeys.part, name="tasks:answers-hour")
     # the number of them in each state, without control items and what is withdrawn (hash)
     counts = partialmethod(WorkKeys.part, name="tasks:counts")
     # the task that asks a query, by the query's digest; the latest where there are several (hash)
-    asked = partialmethod(WorkKeys.part, name="tasks:asked")
+    asking = partialmethod(WorkKeys.part, name="tasks:asked")
     failed = partialmethod(WorkKeys.part, name="tasks:failed")  # who has failed the qualification round (set), if any
     # the verdict log: every answer, undo, amendment and adjudication (stream, ids `<seq>-0`)
     verdicts = partialmethod(WorkKeys.part, name="verdicts")
@@ -64,8 +45,20 @@ class TaskKeys(WorkKeys):
 
     def __init__(self, namespace: str) -> None:
         super().__init__(namespace, "run")
+        self.retention = f"{self.prefix}runs:retention"  # the lease of who removes old runs
         self.all_events = f"{self.prefix}task-events"
-        self.corrections = f"{self.prefix}task-corrections"  # changes that may not be in the pair log yet (hash)
+
+    def tree(self, run_id: str, index: int) -> str:
+        """A tree's nodes `n:<ordinal>`, results `r:<ordinal>` and depth (hash). Absent until a node is judged."""
+        return self.part(run_id, f"tree:{index}")
+
+    def import_request(self, request_id: str) -> str:
+        """What an import's request id has added, and to which run (string)."""
+        return f"{self.prefix}import:{digest(request_id)}"
+
+    def oracle_spent(self, oracle: str) -> str:
+        """The number of verdicts that an oracle with a budget was asked for in all (string)."""
+        return f"{self.prefix}oracle:{digest(oracle)}:spent"
 
     def task(self, run_id: str, task_id: str) -> str:
         """A task: what it asks, its record, its revision, its place in the queue (hash)."""

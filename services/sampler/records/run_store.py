@@ -5,28 +5,29 @@ Every method raises Unavailable when Redis is away. What a method has acknowledg
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 from redis.asyncio import Redis
 
+from aeenc.values import RunProgress
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.runs import (
     COUNTERS,
     FORMAT_VERSION,
     Hypothesis,
     Run,
-    RunConfig,
-    RunEvent,
+    config_from_json,
+    config_json,
     parse_time,
-    progress_of,
-    state_of,
 )
-from services.store.life_cycles import LifeCycles, State, Step, WorkLease, emit_script
-from services.store.redis import Leases, Script, unavailable_if_down
+from services.store.formats import NewerFormat
+from services.store.life_cycles import Entry, LifeCycles, State, Step, WorkLease, emit_script
+from services.store.redis import Leases, Script, raising_unavailable
 from services.store.requests import Request
 
 CHUNK = 1000
@@ -42,12 +43,19 @@ local function note_amended(key, pair, text)
   redis.call('HSET', key, pair.query, cjson.encode(of_query))
 end
 """
-
-# KEYS: from 7 on hypotheses, open
-_KEEP_HYPOTHESES = """
-redis.call('PERSIST', KEYS[7])
-redis.call('PERSIST', KEYS[8])
+# Adds a pair that no node is committed with.
+ADD_PAIR = f"""{EMIT}{NOTE_AMENDED}
+local function add_pair(run, pairs, amended, text)
+  local pair, seq = cjson.decode(text), redis.call('HINCRBY', run, 'pair_seq', 1)
+  redis.call('XADD', pairs, seq .. '-0', 'pair', text)
+  if pair.amended then note_amended(amended, pair, text) end
+  local counter = ({{POSITIVE = 'positives', NEGATIVE = 'negatives', SKIPPED = 'skipped'}})[pair.sign]
+  redis.call('HINCRBY', run, counter, 1)
+end
 """
+
+# KEYS: from 7 on hypotheses, places, open
+_KEEP_HYPOTHESES = "for i = 7, 9 do redis.call('PERSIST', KEYS[i]) end\n"
 
 
 # KEYS: run, suspects.  ARGV: nodes.  Answers how many of them are new; of a run that was deleted, all
@@ -85,6 +93,7 @@ return granted
 """
 
 
+@raising_unavailable("runs")
 class RunStore:
     """Records of all runs of one namespace; `cycles` has what runs share with other work."""
 
@@ -103,7 +112,7 @@ class RunStore:
         """
         record = {
             "format_version": FORMAT_VERSION,
-            "config": run.config.to_json(),
+            "config": config_json(run.config),
             "fingerprint": run.fingerprint,
             "state": run.state,
             "model_version": run.model_version,
@@ -115,31 +124,22 @@ class RunStore:
             "nodes_pending": len(hypotheses),
             "traceparent": run.traceparent,
         }
-        own = [self._keys.hypotheses(run.id), self._keys.open(run.id)]
-        async with unavailable_if_down("store the run"):
-            await self._store_hypotheses(run.id, hypotheses)
+        own = [self._keys.hypotheses(run.id), self._keys.places(run.id), self._keys.open(run.id)]
+        for start in range(0, len(hypotheses), CHUNK):
+            chunk = list(enumerate(hypotheses[start : start + CHUNK], start))
+            pipe = self._redis.pipeline(transaction=True)
+            pipe.rpush(own[0], *(json.dumps([FORMAT_VERSION, *astuple(one)]) for _, one in chunk))
+            pipe.hset(own[1], mapping={one.id: place for place, one in chunk})
+            pipe.zadd(own[2], {str(place): place for place, _ in chunk})
+            for key in own:
+                pipe.expire(key, UNFINISHED_TTL_S)
+            await pipe.execute()
         stored = await self.cycles.create(
             run.id, run.config.idempotency_key, record, waits=not run.ended, keys=own, also=also
         )
         if stored != run.id:
-            async with unavailable_if_down("store the run"):
-                await self._redis.delete(*own)
+            await self._redis.delete(*own)
         return stored
-
-    async def _store_hypotheses(self, run_id: str, hypotheses: Sequence[Hypothesis]) -> None:
-        for start in range(0, len(hypotheses), CHUNK):
-            chunk = hypotheses[start : start + CHUNK]
-            pipe = self._redis.pipeline(transaction=True)
-            pipe.rpush(self._keys.hypotheses(run_id), *map(_hypothesis_json, chunk))
-            pipe.zadd(self._keys.open(run_id), {str(start + n): start + n for n in range(len(chunk))})
-            pipe.expire(self._keys.hypotheses(run_id), UNFINISHED_TTL_S)
-            pipe.expire(self._keys.open(run_id), UNFINISHED_TTL_S)
-            await pipe.execute()
-
-    async def by_idempotency_key(self, key: str) -> Run | None:
-        """The run that an idempotency key has started."""
-        run_id = await self.cycles.started_by(key)
-        return await self.get(run_id) if run_id else None
 
     async def get(self, run_id: str) -> Run:
         """A run. Raises NotFound."""
@@ -150,29 +150,17 @@ class RunStore:
         page, after = await self.cycles.page(limit, before)
         return [_run(run_id, record) for run_id, record in page], after
 
-    async def transition(
-        self,
-        run_id: str,
-        allowed: Sequence[State],
-        state: State,
-        *,
-        error: str = "",
-        owner: str = "",
-        request: Request | None = None,
-    ) -> str:
-        """Moves a run to a state. Returns OK, MISSING, LOST (`owner` has no lease), or the state that forbids it.
-
-        A retry of the `request` that made the move gets OK, too. Raises AlreadyExists for one that asked otherwise.
-        """
-        fields = {"nodes_pending": 0} if state == "SUCCEEDED" else None
-        return await self.cycles.transition(
-            run_id, allowed, state, error=error, owner=owner, request=request, fields=fields
-        )
+    async def live(self) -> list[Run]:
+        """The runs that wait or work, the oldest first, without those of a newer release: its samplers know of them."""
+        found = []
+        for run_id in await self.cycles.active():
+            with contextlib.suppress(NewerFormat):
+                found.append(await self.get(run_id))
+        return sorted(found, key=lambda run: run.created_at)
 
     async def follow(self, run_id: str, version: str) -> bool:
         """Lets a run retrieve with another encoder version from now on. False: it has ended."""
-        async with unavailable_if_down(f"store the version of run {run_id}"):
-            return bool(await self._follow(keys=[self._keys.record(run_id)], args=[version]))
+        return bool(await self._follow(keys=[self._keys.record(run_id)], args=[version]))
 
     async def delete(self, run_id: str, request: Request) -> None:
         """Takes an ended run out of sight, once for a request. Raises what `LifeCycles.delete` raises."""
@@ -184,35 +172,25 @@ class RunStore:
 
     async def remove(self, keys: Sequence[str]) -> None:
         """Removes keys; Redis frees their memory beside its work."""
-        async with unavailable_if_down("remove what a run has left"):
-            await self._redis.unlink(*keys)
+        await self._redis.unlink(*keys)
 
     async def size_bytes(self, keys: Sequence[str]) -> int:
         """About how much memory keys take."""
-        async with unavailable_if_down("measure a run"):
-            pipe = self._redis.pipeline(transaction=False)
-            for key in keys:
-                pipe.memory_usage(key)
-            return sum(size or 0 for size in await pipe.execute())
+        pipe = self._redis.pipeline(transaction=False)
+        for key in keys:
+            pipe.memory_usage(key)
+        return sum(size or 0 for size in await pipe.execute())
 
-    async def watch(self, run_id: str, from_seq: int) -> AsyncIterator[RunEvent]:
-        """The events of a run from a sequence number on, until it has ended. Raises NotFound."""
-        run = await self.get(run_id)
+    async def watch(self, run_id: str, from_seq: int) -> AsyncIterator[tuple[Entry, Run]]:
+        """The events of a run from a sequence number on, each with the run after it, until it has ended."""
+        record = await self.cycles.get(run_id)
         async for entry in self.cycles.follow(run_id, from_seq):
-            then = replace(
-                run,
-                state=state_of(entry.values["state"]),
-                error=entry.values["error"],
-                progress=progress_of(entry.values.get(name) for name in COUNTERS),
-                ended_at=parse_time(entry.values["ended_at"]),
-            )
-            yield RunEvent(entry.seq, entry.at, then)
+            yield entry, _run(run_id, {**record, **entry.values})
 
     async def suspect(self, run_id: str, node_ids: Sequence[str]) -> bool:
         """Notes that nodes stayed unanswered when asked alone. True when all were noted before."""
         keys = [self._keys.record(run_id), self._keys.suspects(run_id)]
-        async with unavailable_if_down(f"note unanswered nodes of run {run_id}"):
-            return not await self._suspect(keys=keys, args=list(node_ids))
+        return not await self._suspect(keys=keys, args=list(node_ids))
 
     async def reserve(self, oracle: str, limit: int, run_id: str, nodes: Sequence[tuple[str, int]]) -> list[bool]:
         """Takes (node, candidates) from what is left of an oracle's `limit`, in order; whether each may be asked.
@@ -220,36 +198,30 @@ class RunStore:
         A node is counted once, however often it is asked again after a failure or by another sampler, and even if
         nobody answers it in the end. None may be asked when the run was deleted meanwhile.
         """
-        async with unavailable_if_down(f"count what oracle {oracle!r} is asked"):
-            granted = await self._reserve(
-                keys=[self._keys.oracle_spent(oracle), self._keys.asked(run_id), self._keys.record(run_id)],
-                args=[limit, *(argument for node in nodes for argument in node)],
-            )
+        granted = await self._reserve(
+            keys=[self._keys.oracle_spent(oracle), self._keys.asked(run_id), self._keys.record(run_id)],
+            args=[limit, *(argument for node in nodes for argument in node)],
+        )
         return [bool(one) for one in granted]
 
 
-def _hypothesis_json(one: Hypothesis) -> str:
-    return json.dumps([FORMAT_VERSION, one.id, one.text, one.question, one.answer])
-
-
 def _idempotency_key(record: Mapping[str, str]) -> str:
-    return RunConfig.from_json(record["config"]).idempotency_key
+    return config_from_json(record["config"]).idempotency_key
 
 
-def _run(run_id: str, record: dict[str, str]) -> Run:
+def _run(run_id: str, record: Mapping[str, str]) -> Run:
     return Run(
         id=run_id,
-        config=RunConfig.from_json(record["config"]),
-        state=state_of(record["state"]),
+        config=config_from_json(record["config"]),
+        state=cast("State", record["state"]),
         error=record.get("error", ""),
         model_version=record["model_version"],
         generation=record["generation"],
-        progress=progress_of(record.get(name) for name in COUNTERS),
+        progress=RunProgress(**{name: int(record.get(name) or 0) for name in COUNTERS}),
         created_at=datetime.fromisoformat(record["created_at"]),
         ended_at=parse_time(record.get("ended_at")),
         fingerprint=record["fingerprint"],
         imported=record["imported"] == "1",
-        event_seq=int(record.get("event_seq", 0)),
         traceparent=record.get("traceparent", ""),
         current_version=record.get("current_version", ""),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from services.sampler.records.run_store import ADD_PAIR
+
 _SHARED = """
 local function append(key, ...)
   local last = redis.call('XREVRANGE', key, '+', '-', 'COUNT', 1)[1]
@@ -47,13 +49,19 @@ return 1
 )
 
 # KEYS: task, waiting, leases, decided, verdicts, events, all events, pace, the person's answers, those to control
-#       items, the run's answers of the last hour, request, corrections, amended, counts
+#       items, the run's answers of the last hour, request, run, growing, counts, pairs, the run's events, amended
 # ARGV: revision, record, plan (JSON, see `TaskStore.write`)
 WRITE = (
-    _SHARED
+    ADD_PAIR
+    + _SHARED
     + """
 if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[1] then return 0 end
 local plan = cjson.decode(ARGV[3])
+if #plan.pairs > 0 then
+  if redis.call('EXISTS', KEYS[13]) == 0 then return 0 end
+  for _, pair in ipairs(plan.pairs) do add_pair(KEYS[13], KEYS[16], KEYS[18], pair) end
+  emit(KEYS[13], KEYS[17], plan.at)
+end
 redis.call('HSET', KEYS[1], 'revision', ARGV[1] + 1, 'record', ARGV[2])
 if plan.asks ~= '' then redis.call('HSET', KEYS[1], 'task', plan.asks) end
 count(KEYS[15], KEYS[1], plan.state)
@@ -77,10 +85,7 @@ if plan.person ~= '' then
     redis.call('ZREMRANGEBYSCORE', KEYS[11], '-inf', plan.hour_ago)
   end
 end
-if plan.corrects ~= '' then
-  redis.call('HSET', KEYS[13], plan.run .. '.' .. plan.task, plan.corrects)
-  redis.call('HSET', KEYS[14], plan.task, ARGV[1] + 1)
-end
+if plan.corrects then redis.call('HSET', KEYS[14], plan.task, ARGV[1] + 1) end
 if plan.request ~= '' then
   redis.call('HSET', KEYS[12], 'content', plan.request, 'made', plan.made)
   redis.call('EXPIRE', KEYS[12], plan.request_ttl_s)
@@ -107,5 +112,5 @@ return {found[1], found[2], soonest}
 # KEYS: run, failed.  ARGV: annotator
 FAIL = "if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('SADD', KEYS[2], ARGV[1]) end"
 
-# KEYS: corrections or amended.  ARGV: task, what it says
+# KEYS: growing.  ARGV: task, revision
 DONE = "if redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then redis.call('HDEL', KEYS[1], ARGV[1]) end"

@@ -7,8 +7,8 @@ import pytest
 
 from aeenc.oracle import Candidate
 from aeenc.v1 import sampler_pb2, types_pb2
-from services.sampler.acs.algorithm import ADDED, Known, PairState, Rules
-from services.sampler.acs.negatives import NegativeFilter
+from aeenc.values import NegativeFilter, RunConfig
+from services.sampler.acs.algorithm import ADDED, Known, KnownPair, PairState, highest_kept, left_out
 from support.worlds.sampler_world import FACTS, SamplerWorld, brute_force, explains, finish, nearest, pair_set
 
 POSITIVE = types_pb2.PAIR_SIGN_POSITIVE
@@ -27,7 +27,7 @@ Found = list[tuple[str, int, float]]  # premise, rank from 1, score
     ],
 )
 def test_the_highest_score_kept_lies_a_margin_below_the_best_accepted(rules: NegativeFilter, best, limit: float):
-    assert rules.limit(best) == limit
+    assert highest_kept(rules, best) == limit
 
 
 def naive(rules: NegativeFilter, most: int, accepted: Found, refused: Found) -> tuple[set[str], dict[str, str]]:
@@ -58,47 +58,78 @@ def test_what_is_left_out_is_what_the_definition_leaves_out():
         found = [Candidate(f"p{n}", f"fact {n}", n, score) for n, score in enumerate(scores, start=1)]
         states = {one.id: draw.choice([*[PairState.REFUSED] * 4, *PairState]) for one in found}
         margins = [draw.choice([None, 0.0, 0.1, 0.5]) for _ in range(2)]
-        rules = NegativeFilter(draw.choice([0, 3]), draw.choice([0, 20]), *margins)
+        rules = NegativeFilter(
+            min_rank=draw.choice([0, 3]),
+            max_rank=draw.choice([0, 20]),
+            absolute_margin=margins[0],
+            relative_margin=margins[1],
+        )
         most = draw.choice([0, 0, 1, 4])
         order = draw.sample(found, len(found))
-        known = Known({one.id: states[one.id] for one in order}, {one.id: one for one in order})
-        left_out = known.left_out("q", Rules(max_negatives_per_query=most, negatives=rules))
+        known = Known({one.id: KnownPair(states[one.id], one) for one in order})
+        reasons_given = left_out("q", known, RunConfig(max_negatives_per_query=most, negative_filter=rules))
         by_sign: dict[bool, Found] = {
-            sign: [(one.id, one.rank, one.score) for one in found if states[one.id].accepted is sign]
+            sign: [(one.id, one.rank, one.score) for one in found if bool(states[one.id].explains) is sign]
             for sign in (True, False)
         }
         refused = [row for row in by_sign[False] if states[row[0]] is PairState.REFUSED]
         negatives, reasons = naive(rules, most, by_sign[True], refused)
-        assert {one for one, *_ in refused} - left_out.keys() == negatives
-        assert {one: reason for one, reason in left_out.items() if reason != "cap"} == reasons
+        assert {one for one, *_ in refused} - reasons_given.keys() == negatives
+        assert {one: reason for one, reason in reasons_given.items() if reason != "cap"} == reasons
         pairs += len(found)
 
 
-def test_what_was_added_sets_no_margin_but_makes_a_rewording():
-    rules = Rules(negatives=NegativeFilter(absolute_margin=0.1, rewordings=True))
-    premises = [Candidate("a", "good", ADDED, 0.0), Candidate("n", "a good", 1, -0.5), Candidate("f", "far", 2, -0.05)]
-    states = {"a": PairState.LEAF, "n": PairState.REFUSED, "f": PairState.REFUSED}
-    assert Known(states, {one.id: one for one in premises}).left_out("query", rules) == {"n": "wording"}
+A, R = PairState.LEAF, PairState.REFUSED
 
 
-def test_a_refusal_without_rank_has_no_rank_or_score_to_be_left_out_by():
-    rules = Rules(negatives=NegativeFilter(min_rank=3, absolute_margin=0.1), max_negatives_per_query=2)
-    premises = [Candidate("a", "good", 1, -0.2), Candidate("n", "far", 4, -0.5), Candidate("w", "new", ADDED, 0.0)]
-    known = {one.id: one for one in premises}
-    states = {"a": PairState.LEAF, "n": PairState.REFUSED, "w": PairState.REFUSED}
-    assert Known(states, known).left_out("query", rules) == {}
-    rules = Rules(max_negatives_per_query=1)
-    assert Known(states, known).left_out("query", rules) == {"w": "cap"}, "what was ranked comes first"
-
-
-def test_a_margin_compares_scores_of_one_query_vector_only():
-    """The best accepted one of each vector sets the margin there; a vector without one has none."""
-    rules = Rules(negatives=NegativeFilter(absolute_margin=0.1))
-    scores = {"a": 0.5, "near": 0.45, "far": 0.2, "b": 0.1, "near b": 0.05, "far b": -0.2, "alone": 0.9}
-    premises = {name: Candidate(name, name, 1, score) for name, score in scores.items()}
-    states = {name: PairState.LEAF if name in "ab" else PairState.REFUSED for name in scores}
-    vectors = dict(zip(scores, ("v", "v", "v", "w", "w", "w", "x"), strict=True))
-    assert Known(states, premises, vectors=vectors).left_out("q", rules) == {"near": "margin", "near b": "margin"}
+@pytest.mark.parametrize(
+    ("fields", "most", "premises", "expected"),
+    [
+        pytest.param(
+            {"absolute_margin": 0.1, "rewordings": True},
+            0,
+            [(A, "good", ADDED, 0.0, ""), (R, "a good", 1, -0.5, ""), (R, "far", 2, -0.05, "")],
+            {"a good": "wording"},
+            id="what was added sets no margin but makes a rewording",
+        ),
+        pytest.param(
+            {"min_rank": 3, "absolute_margin": 0.1},
+            2,
+            [(A, "good", 1, -0.2, ""), (R, "far", 4, -0.5, ""), (R, "new", ADDED, 0.0, "")],
+            {},
+            id="a refusal without rank has no rank or score to be left out by",
+        ),
+        pytest.param(
+            {},
+            1,
+            [(A, "good", 1, -0.2, ""), (R, "new", ADDED, 0.0, ""), (R, "far", 4, -0.5, "")],
+            {"new": "cap"},
+            id="the cap takes what was ranked first",
+        ),
+        pytest.param(
+            {"absolute_margin": 0.1},
+            0,
+            [
+                *((A, "a", 1, 0.5, "v"), (R, "near", 2, 0.45, "v"), (R, "far", 3, 0.2, "v")),
+                *((A, "b", 1, 0.1, "w"), (R, "near b", 2, 0.05, "w"), (R, "far b", 3, -0.2, "w")),
+                (R, "alone", 1, 0.9, "x"),
+            ],
+            {"near": "margin", "near b": "margin"},
+            id="a margin compares scores of one query vector only",
+        ),
+        pytest.param(
+            {},
+            2,
+            [(R, "first", 1, 0.2, "v"), (R, "second", 2, 0.9, "w"), (R, "third", 3, 0.95, "w")],
+            {"third": "cap"},
+            id="so does the cap, which goes by ranks",
+        ),
+    ],
+)
+def test_which_refusals_are_left_out(fields: dict[str, Any], most: int, premises: list[tuple], expected: dict) -> None:
+    known = Known({name: KnownPair(state, Candidate(name, name, *at), on) for state, name, *at, on in premises})
+    config = RunConfig(max_negatives_per_query=most, negative_filter=NegativeFilter(**fields))
+    assert left_out("query", known, config) == expected
 
 
 async def test_the_rounds_of_a_conditioned_node_are_filtered_each_by_its_own_scores(world: SamplerWorld):

@@ -15,7 +15,7 @@ class StandInRun:
     version: str = "v1"
     current_version: str = "v1"
     generation: str = "g"
-    config: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(version="", corpus="science"))
+    config: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(model=None, corpus="science"))
 
 
 class StandIns:

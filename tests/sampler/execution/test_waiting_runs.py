@@ -18,7 +18,7 @@ from aeenc.v1 import types_pb2
 from services.sampler.people import task_store
 from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import TaskRecord
-from services.sampler.records.keys import TaskKeys
+from services.sampler.records.keys import RunKeys
 from services.store.life_cycles import LifeCycles
 from services.store.redis import connect
 from support.waiting import eventually, until
@@ -119,7 +119,7 @@ async def test_of_the_events_of_all_queues_the_last_are_kept_and_who_wants_other
     async with at_work(world, 1, undo_s=NEVER) as (people, _, run_id):
         lease = await take(people, "ann")
         redis = connect(world.settings["redis_url"])
-        keys = TaskKeys(world.settings["namespace"])
+        keys = RunKeys(world.settings["namespace"])
         await redis.hset(keys.record("other"), "state", "RUNNING")
         store = TaskStore(redis, keys)
         record, _ = await store.read(run_id, lease.task.task_id)
@@ -165,7 +165,7 @@ async def test_no_more_tasks_of_a_run_than_its_queue_allows_are_open_at_once(wor
 async def test_a_run_that_a_newer_release_rewrites_is_let_go_once(
     world: SamplerWorld, caplog: pytest.LogCaptureFixture, when: str
 ):
-    keys = TaskKeys(world.settings["namespace"])
+    keys = RunKeys(world.settings["namespace"])
     changes = {"max_people_runs": 1 if when == "waits for a place" else 2, "lease_s": 0.3}
     redis_of = aclosing(connect(world.settings["redis_url"]))
     async with at_work(world, 1, changes=changes, undo_s=NEVER) as (_, sampler, first), redis_of as redis:

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from aeenc.oracle import EXPLAINS, REFUSES, Candidate, Task
 from aeenc.v1 import oracle_pb2, oracle_pb2_grpc, types_pb2
 from aeenc.values import Answer, Judgement, Verdict
-from services.sampler.acs.algorithm import PairState
-from services.sampler.acs.nodes import MAX_ANNOTATOR
+from services.sampler.acs.algorithm import MAX_ANNOTATOR, PairState
 from services.sampler.oracles.answers import read_answers
 from support.worlds.sampler_world import (
     HYPOTHESES,
@@ -57,7 +56,7 @@ def test_a_refusal_is_read_only_from_a_single_clear_refusal(given_answers: list[
         for premise_id, state in judged.states.items():
             said = [one.judgement for one in mine[0].verdicts if one.premise_id == premise_id]
             assert (state is PairState.REFUSED) is (said == [REFUSES])
-            assert state.accepted is (said == [EXPLAINS])
+            assert (state.explains is True) is (said == [EXPLAINS])
 
 
 def refused(premise_id: str, **said: Any) -> Verdict:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from services.sampler.oracles.breaker import Breaker, BreakerDown
+from services.sampler.oracles.gateway import Breaker, BreakerDown
 from support.waiting import until
 
 PATIENT_S = 60.0

@@ -54,7 +54,7 @@ async def test_a_model_that_fails_for_good_fails_the_run_and_a_resume_asks_every
     world: SamplerWorld, fault: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("services.sampler.oracles.gateway.FIRST_PATIENCE_S", 0.2)
-    monkeypatch.setattr("services.sampler.oracles.breaker.FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr("services.sampler.oracles.gateway.FIRST_PAUSE_S", 0.05)
     mended = False
     endpoint = ModelEndpoint(fault=lambda number: "" if mended else fault, verdict=moderate)
     with endpoint.served():
@@ -74,7 +74,7 @@ async def test_a_model_that_fails_for_good_fails_the_run_and_a_resume_asks_every
 async def test_a_model_that_fails_for_a_while_loses_no_node(
     world: SamplerWorld, fault: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("services.sampler.oracles.breaker.FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr("services.sampler.oracles.gateway.FIRST_PAUSE_S", 0.05)
     begun = time.monotonic()
     endpoint = ModelEndpoint(fault=lambda number: "" if time.monotonic() - begun > 1.0 else fault, verdict=moderate)
     with endpoint.served():

@@ -55,7 +55,7 @@ async def test_a_run_waits_for_an_oracle_that_restarts(world: SamplerWorld, unti
 
 
 async def test_a_run_waits_while_an_oracle_fails_everybody(world: SamplerWorld, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("services.sampler.oracles.breaker.MAX_PAUSE_S", 0.05)
+    monkeypatch.setattr("services.sampler.oracles.gateway.MAX_PAUSE_S", 0.05)
     async with world.sampler(oracle={"patience_s": 60.0, "breaker_failures": 3, "max_attempts": 1}) as client:
         assert (await finish(client, hypotheses=HYPOTHESES[:1])).state == SUCCEEDED  # it has answered before
         world.oracle.calls, world.oracle.status = 0, grpc.StatusCode.UNAVAILABLE

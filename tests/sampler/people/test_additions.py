@@ -12,11 +12,9 @@ import pytest
 import aeenc
 from aeenc import errors, values
 from aeenc.oracle import EXPLAINS, REFUSES, Candidate, Task, Verdict
-from services.sampler.acs.algorithm import ADDED, AcceptedPremise, Node, PairState, Tree
-from services.sampler.acs.nodes import NodeAnswer, NodeRound
+from services.sampler.acs.algorithm import ADDED, AcceptedPremise, Node, NodeAnswer, NodeRound, PairState, Tree
 from services.sampler.people import steps
-from services.sampler.people.decisions import SentAnswer, corrections
-from services.sampler.people.tasks import TaskRecord, accepts, from_json
+from services.sampler.people.tasks import SentAnswer, TaskRecord, accepts, corrections, from_json
 from support.waiting import eventually
 from support.worlds.people_world import sent, verdict
 from support.worlds.sampler_world import FACTS, NEVER, SamplerWorld, at_work, pairs, splits_of, take

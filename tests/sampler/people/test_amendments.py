@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -14,14 +16,13 @@ import aeenc
 from aeenc import errors, trees, values
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Task, Verdict
 from aeenc.v1 import oracle_pb2
-from services.sampler.acs.algorithm import Rules
-from services.sampler.people import review, steps
-from services.sampler.people.review import corrected_pairs
+from aeenc.values import Collect, RunConfig, RunProgress
+from services.sampler.people import steps
+from services.sampler.people.review import Review, corrected_pairs
 from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import TaskRecord
-from services.sampler.records.keys import TaskKeys
-from services.sampler.records.pair_log import PairLog
-from services.sampler.records.runs import Pair, Run, RunConfig, RunProgress
+from services.sampler.records.keys import RunKeys
+from services.sampler.records.runs import Run
 from services.store.redis import connect
 from support.waiting import eventually
 from support.worlds.people_world import sent
@@ -29,7 +30,7 @@ from support.worlds.sampler_world import NEVER, QUEUE, SamplerWorld, at_work, pa
 
 RUN = Run(
     "run",
-    RunConfig("science", "team"),
+    RunConfig(corpus="science", oracle="team"),
     "SUCCEEDED",
     "",
     "v1",
@@ -44,29 +45,34 @@ TASK = Task(
 )
 
 
-def amended(rules: Rules, first: dict[str, int], then: dict[str, int]) -> dict[str, tuple[str, str]]:
+def amended(collect: Collect, first: dict[str, int], then: dict[str, int]) -> dict[str, tuple[str, str]]:
     """Sign and reason by premise of the pairs that replace what a person said at first."""
     record = steps.lease(TaskRecord("run", TASK, 1, "majority"), "ann", "run.0-0.l", 0.0, 60.0).record
     record = steps.submit(record, "run.0-0.l", sent(first.items(), 4, 1.0), 1, 1.0).record
     record = steps.settle(record, 2.0, 0.0, "0-0").record
     record = steps.amend(record, "run.0-0.1", sent(then.items()), "bob", 3.0).record
-    run = replace(RUN, config=replace(RUN.config, rules=rules))
+    run = replace(RUN, config=replace(RUN.config, collect=collect))
     found = corrected_pairs(run, record, "bob")
     assert all(pair.amended and pair.annotator == "bob" for pair in found)
     return {pair.premise_id: (pair.sign, pair.reason) for pair in found}
 
 
 @pytest.mark.parametrize(
-    ("rules", "first", "then", "expected"),
+    ("collect", "first", "then", "expected"),
     [
-        (Rules(), {"p1": EXPLAINS}, {"p1": ABSTAINS}, {"p1": ("SKIPPED", "undecided")}),
-        (Rules(), {"p1": EXPLAINS}, {"p1": REFUSES, "p3": EXPLAINS}, {"p1": ("NEGATIVE", ""), "p3": ("POSITIVE", "")}),
-        (Rules(positives_only=True), {"p1": EXPLAINS}, {"p1": REFUSES}, {"p1": ("SKIPPED", "refused")}),
-        (Rules(), {"p1": EXPLAINS}, {"p1": EXPLAINS}, {}),
+        (Collect.BOTH, {"p1": EXPLAINS}, {"p1": ABSTAINS}, {"p1": ("SKIPPED", "undecided")}),
+        (
+            Collect.BOTH,
+            {"p1": EXPLAINS},
+            {"p1": REFUSES, "p3": EXPLAINS},
+            {"p1": ("NEGATIVE", ""), "p3": ("POSITIVE", "")},
+        ),
+        (Collect.POSITIVES_ONLY, {"p1": EXPLAINS}, {"p1": REFUSES}, {"p1": ("SKIPPED", "refused")}),
+        (Collect.BOTH, {"p1": EXPLAINS}, {"p1": EXPLAINS}, {}),
     ],
 )
-def test_an_amended_pair_says_what_holds_now_and_why_it_is_skipped(rules, first, then, expected):
-    assert amended(rules, first, then) == expected
+def test_an_amended_pair_says_what_holds_now_and_why_it_is_skipped(collect, first, then, expected):
+    assert amended(collect, first, then) == expected
 
 
 async def settled(people: aeenc.PeopleClient, sampler: aeenc.SamplerClient, run_id: str) -> tuple[str, list[str]]:
@@ -78,29 +84,28 @@ async def settled(people: aeenc.PeopleClient, sampler: aeenc.SamplerClient, run_
     return answer.answer_id, ids
 
 
-async def test_the_last_of_two_amendments_at_once_stands_last_in_the_log(
+async def test_of_two_amendments_at_once_the_slower_is_refused_and_leaves_no_pair(
     world: SamplerWorld, monkeypatch: pytest.MonkeyPatch
 ):
-    add, held, go_on = PairLog.add, asyncio.Event(), asyncio.Event()
+    write, held, go_on = TaskStore.write, asyncio.Event(), asyncio.Event()
 
-    async def add_later(log: PairLog, run_id: str, added: Sequence[Pair], request_id: str) -> int:
-        if not held.is_set() and added[0].amended:
+    async def write_later(store: TaskStore, change: steps.Change, *rest: Any) -> bool:
+        if change.corrects == "bob" and not held.is_set():
             held.set()
             await go_on.wait()
-        return await add(log, run_id, added, request_id)
+        return await write(store, change, *rest)
 
-    monkeypatch.setattr(PairLog, "add", add_later)
+    monkeypatch.setattr(TaskStore, "write", write_later)
     async with at_work(world, 1) as (people, sampler, run_id):
         answer_id, ids = await settled(people, sampler, run_id)
         first = asyncio.create_task(people.amend(answer_id, {ids[1]: EXPLAINS}, "bob"))
         await held.wait()
-        [task] = [task async for task in people.list_tasks(run_id)]
-        await people.amend(task.answers[0].answer_id, {ids[1]: ABSTAINS}, "cem")
+        await people.amend(answer_id, {ids[1]: ABSTAINS}, "cem")
         go_on.set()
-        await first
+        with pytest.raises(errors.FailedPrecondition, match="no longer holds"):
+            await first
         told = [" +-?"[pair.sign] for pair in await pairs(sampler, run_id) if pair.premise_id == ids[1]]
-        assert told[0] == "-"
-        assert told[-1] == "?"
+        assert told == ["-", "?"]
 
 
 async def test_what_an_amendment_takes_back_is_in_no_exported_tree_and_what_it_adds_is(world: SamplerWorld):
@@ -173,7 +178,7 @@ async def test_an_answer_whose_run_ended_before_it_was_recorded_is_amended_once_
         answer = await people.submit(lease, [ids[0]])
         await sampler.cancel(run_id)
         redis = connect(world.settings["redis_url"])
-        store = TaskStore(redis, TaskKeys(world.settings["namespace"]))
+        store = TaskStore(redis, RunKeys(world.settings["namespace"]))
         record, at = await store.read(run_id, lease.task.task_id)
         assert record is not None
         assert await store.write(steps.settle(record, at, 0.0, "0-0"), at)  # and then it died
@@ -311,28 +316,21 @@ async def test_what_somebody_else_has_amended_is_not_undone_by_its_author(world:
         assert used.value.reason == "ANSWER_USED"
 
 
-async def test_the_pairs_of_an_amendment_whose_sampler_died_are_added_by_the_next(
-    world: SamplerWorld, monkeypatch: pytest.MonkeyPatch
+async def test_an_amendment_is_stored_with_its_pairs_or_not_at_all_wherever_its_sampler_dies(
+    world: SamplerWorld, dies_after
 ):
     async with at_work(world, 1) as (people, sampler, run_id):
         answer_id, ids = await settled(people, sampler, run_id)
-        with monkeypatch.context() as patched:
-            patched.setattr(PairLog, "add", died)
-            with pytest.raises(errors.AeencError):
+        for moment in itertools.count():
+            dies_after(Review, "amend", moment)
+            with contextlib.suppress(errors.DataLoss):
                 await people.amend(answer_id, {ids[0]: REFUSES}, "lead")
-    monkeypatch.setattr(review, "REPAIR_AFTER_S", 0.0)
-    async with world.sampler(queues={"team": QUEUE}) as sampler:
-
-        async def repaired() -> bool:
-            found = [pair for pair in await pairs(sampler, run_id) if pair.premise_id == ids[0]]
-            last = found[-1]
-            return (" +-?"[last.sign], last.provenance.annotator, last.provenance.amended) == ("-", "lead", True)
-
-        await eventually(repaired)
-
-
-async def died(*_: object) -> int:
-    raise RuntimeError("the sampler has died")
+                break
+            [task] = [one async for one in people.list_tasks(run_id)]
+            assert task.answers[0].answer_id == answer_id, f"it died after {moment} commands"
+            assert not [one for one in await pairs(sampler, run_id) if one.provenance.amended]
+        [last] = [one for one in await pairs(sampler, run_id) if one.provenance.amended]
+        assert (last.premise_id, " +-?"[last.sign], last.provenance.annotator) == (ids[0], "-", "lead")
 
 
 async def test_amended_refusals_beyond_the_cap_say_that_they_are_no_negatives(world: SamplerWorld):

@@ -12,9 +12,12 @@ import pytest
 import aeenc
 from aeenc import errors, trees, values
 from aeenc.oracle import EXPLAINS, REFUSES, Verdict
-from services.sampler.acs.algorithm import AcceptedPremise, Growth, Node, Result, Rules, Tree
+from aeenc.values import RunConfig
+from services.sampler.acs.algorithm import AcceptedPremise, Growth, Node, Result, Tree
 from support.waiting import eventually
 from support.worlds.sampler_world import NEVER, QUEUE, SamplerWorld, at_work, nearest, pairs, take
+
+DEEP = RunConfig(max_depth=8)
 
 
 def premise(name: str, *, leaf: bool = False) -> AcceptedPremise:
@@ -30,7 +33,7 @@ def judged(depth: int) -> Tree:
 
 
 def test_a_node_grows_below_the_root_and_the_level_in_work_goes_back():
-    tree, rules = judged(2), Rules(max_depth=3)
+    tree, rules = judged(2), RunConfig(max_depth=3)
     growth = tree.growth(0, [premise("a"), premise("c"), premise("d", leaf=True)], rules)
     assert growth == Growth(
         0,
@@ -47,26 +50,26 @@ def test_a_node_grows_below_the_root_and_the_level_in_work_goes_back():
 
 def test_a_leaf_that_is_none_any_more_is_expanded_and_limits_hold():
     tree = judged(2)
-    growth = tree.growth(0, [premise("l")], Rules())
+    growth = tree.growth(0, [premise("l")], DEEP)
     assert growth is not None
     assert [node.text for node in growth.nodes] == ["text l"]
     assert growth.result.accepted == (premise("a"), premise("l"))
-    deepest = tree.growth(2, [premise("c")], Rules(max_depth=2))
+    deepest = tree.growth(2, [premise("c")], RunConfig(max_depth=2))
     assert deepest is not None
     assert (deepest.nodes, deepest.depth) == ((), 2)
-    full = tree.growth(0, [premise("c")], Rules(max_nodes_per_tree=3))
+    full = tree.growth(0, [premise("c")], RunConfig(max_depth=8, max_nodes_per_tree=3))
     assert full is not None
     assert (full.nodes, full.depth) == ((), 2)
 
 
 def test_the_level_in_work_opens_what_was_accepted_meanwhile_by_itself():
     tree = judged(0)
-    growth = tree.growth(0, [premise("c"), AcceptedPremise("r", "root", 1, leaf=False)], Rules())
+    growth = tree.growth(0, [premise("c"), AcceptedPremise("r", "root", 1, leaf=False)], DEEP)
     assert growth is not None
     assert (growth.nodes, growth.depth) == ((), 0)
     tree.grow(growth)
-    assert [node.text for node in tree.next_level(Rules())] == ["text a", "text c"]
-    assert Tree(0, "h", [Node(0, "root")]).growth(0, [premise("c")], Rules()) is None, "not judged yet"
+    assert [node.text for node in tree.next_level(DEEP)] == ["text a", "text c"]
+    assert Tree(0, "h", [Node(0, "root")]).growth(0, [premise("c")], DEEP) is None, "not judged yet"
 
 
 def test_what_is_taken_back_cuts_what_hangs_on_nothing_else_until_it_is_accepted_again():
@@ -75,7 +78,7 @@ def test_what_is_taken_back_cuts_what_hangs_on_nothing_else_until_it_is_accepted
     nodes += [Node(4, "text e", "e", 1, 2), Node(5, "text c", "c", 3, 3)]
     results = {0: Result((premise("a"), premise("d"))), 1: Result((premise("b"), premise("e")))}
     results |= {2: Result((premise("b"),)), 3: Result((premise("c"),)), 4: Result()}
-    tree, rules = Tree(0, "h", nodes, results, 3), Rules()
+    tree, rules = Tree(0, "h", nodes, results, 3), DEEP
     assert [node.text for node in tree.pending()] == ["text c"]
     without_a = tree.growth(0, (), rules, {"a"})
     assert without_a == Growth(0, Result((premise("d"),)), (), 3, frozenset({1, 4}))

@@ -12,7 +12,7 @@ import aeenc
 from aeenc.v1 import types_pb2
 from services.kit.concurrency import cancel_all
 from services.sampler.people.task_store import TaskStore
-from services.sampler.records.keys import TaskKeys
+from services.sampler.records.keys import RunKeys
 from services.store.redis import connect
 from support.service_process import RedisProcess, ServiceProcess
 from support.waiting import until
@@ -52,7 +52,7 @@ async def finished(sampler: aeenc.SamplerClient, run_id: str, crowd: list[asynci
 @pytest.mark.parametrize("overlap", [2, 3])
 async def test_thirty_two_people_lose_nothing_and_hold_nothing_twice(world: SamplerWorld, overlap: int):
     redis = connect(world.settings["redis_url"])
-    store = TaskStore(redis, TaskKeys(world.settings["namespace"]))
+    store = TaskStore(redis, RunKeys(world.settings["namespace"]))
     async with world.sampler(queues={"team": {**TEAM, "overlap": overlap}}) as sampler:
         run = await sampler.start_run(HYPOTHESES, **CONFIG)
         people = People(aeenc.PeopleClient(sampler.channel), run.id, flip=0.1)
@@ -96,5 +96,5 @@ async def test_no_acknowledged_verdict_is_lost_when_sampler_and_redis_are_killed
             await finished(sampler, run.id, tasks)
         client = connect(redis.url)
         stack.push_async_callback(client.aclose)
-        store = TaskStore(client, TaskKeys(world.settings["namespace"]))
+        store = TaskStore(client, RunKeys(world.settings["namespace"]))
         assert (await check(people, sampler, store, 1, HYPOTHESES)).all() == []

@@ -15,7 +15,7 @@ from aeenc.v1 import people_pb2, types_pb2
 from services.sampler.people import gateway, steps, tasks
 from services.sampler.people.controls import read_controls
 from services.sampler.people.task_store import TaskStore
-from services.sampler.records.keys import TaskKeys
+from services.sampler.records.keys import RunKeys
 from services.store.redis import connect
 from support.waiting import eventually, until
 from support.worlds.sampler_world import NEVER, QUEUE, SamplerWorld, at_work, pairs, take
@@ -216,7 +216,7 @@ async def test_a_conflict_holds_its_node_back_until_somebody_decides(world: Samp
 async def settle_elsewhere(world: SamplerWorld, run_id: str, task_id: str) -> None:
     """Settles a decided task as another sampler does."""
     redis = connect(world.settings["redis_url"])
-    store = TaskStore(redis, TaskKeys(world.settings["namespace"]))
+    store = TaskStore(redis, RunKeys(world.settings["namespace"]))
     record, at = await store.read(run_id, task_id)
     assert record is not None
     assert await store.write(steps.settle(record, at, 0.0, "0-0"), at)

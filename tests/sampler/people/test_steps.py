@@ -7,8 +7,7 @@ import pytest
 from aeenc import errors, values
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN, Candidate, Task, Verdict
 from services.sampler.people import steps
-from services.sampler.people.decisions import corrections
-from services.sampler.people.tasks import TaskRecord, from_json, task_from_json, task_json
+from services.sampler.people.tasks import TaskRecord, corrections, decide, from_json, task_from_json, task_json
 from support.worlds.people_world import sent
 
 E, L, R, A, U = (EXPLAINS, False), (EXPLAINS, True), (REFUSES, False), (ABSTAINS, False), (UNSEEN, False)
@@ -61,6 +60,15 @@ def test_only_what_was_seen_and_left_unticked_is_refused():
 def test_a_wrong_answer_is_refused_by_name_and_changes_nothing(verdicts, upto: int, message: str):
     with pytest.raises(errors.InvalidArgument, match=message):
         answered(new(), "ann", verdicts, upto=upto)
+
+
+def test_a_kind_of_verdict_that_nothing_decides_by_is_refused_not_passed_over():
+    record = answered(new(), "ann", [("p1", Verdict(ABSTAINS))], upto=4)
+    first, *others = record.answers[0].answer.verdicts
+    later = replace(first, judgement=values.Judgement(17))
+    answer = replace(record.answers[0].answer, verdicts=(later, *others))
+    with pytest.raises(errors.FailedPrecondition, match=r"'p1' has verdicts of .*UNKNOWN_17.*; update the sampler"):
+        decide(replace(record, answers=(replace(record.answers[0], answer=answer),)))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from aeenc import errors, values
 from aeenc.oracle import Candidate, Task
 from services.sampler.people import steps
 from services.sampler.people.tasks import TaskRecord
-from services.sampler.records.keys import TaskKeys
+from services.sampler.records.keys import RunKeys
 from services.store.redis import connect
 from support.waiting import eventually, until
 from support.worlds.people_world import sent
@@ -225,7 +225,7 @@ async def numbers(people: aeenc.PeopleClient) -> tuple[int, int]:
 
 
 async def test_a_run_of_a_newer_release_keeps_nobody_from_the_numbers_of_the_others(world: SamplerWorld):
-    keys = TaskKeys(world.settings["namespace"])
+    keys = RunKeys(world.settings["namespace"])
     redis_of = aclosing(connect(world.settings["redis_url"]))
     async with at_work(world, 2, undo_s=NEVER) as (people, sampler, run_id), redis_of as redis:
         other = await sampler.start_run([("t", "hypothesis 5")], corpus="science", oracle="team", k=2)

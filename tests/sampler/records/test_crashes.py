@@ -5,12 +5,9 @@ import contextlib
 import itertools
 import tempfile
 from collections.abc import AsyncIterator
-from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
 
 import pytest
-from redis.asyncio.client import Pipeline, Redis
 
 import aeenc
 from aeenc import errors
@@ -90,33 +87,13 @@ async def test_two_samplers_never_work_on_one_run(world: SamplerWorld):
 
 @pytest.mark.parametrize("request_id", ["", "i1"])
 async def test_an_import_is_seen_with_all_its_pairs_or_not_at_all_wherever_its_sampler_dies(
-    world: SamplerWorld, monkeypatch: pytest.MonkeyPatch, request_id: str
+    world: SamplerWorld, dies_after, request_id: str
 ) -> None:
     pair = types_pb2.Pair(query="q", premise="fact 1", premise_id="p1", sign=types_pb2.PAIR_SIGN_POSITIVE)
-    left: ContextVar[Any] = ContextVar("left")  # of a call that dies: whether it sends its next command
-    own = Sampling.import_pairs
-
-    def mortal(cls: Any, name: str) -> None:
-        sends = getattr(cls, name)
-
-        async def send(self: Any, *arguments: Any, **options: Any) -> Any:
-            if not next(left.get(itertools.repeat(True))):
-                raise errors.DataLoss("killed")
-            return await sends(self, *arguments, **options)
-
-        monkeypatch.setattr(cls, name, send)
-
-    mortal(Redis, "execute_command")
-    mortal(Pipeline, "execute")
+    message = sampler_pb2.ImportPairsRequest(corpus="science", pairs=[pair] * 1010, request_id=request_id)
     async with world.sampler() as client:
         for moment in itertools.count():
-
-            async def dying(self: Any, *arguments: Any, _moment: int = moment) -> Any:
-                left.set(iter([True] * _moment + [False] * 100))
-                return await own(self, *arguments)
-
-            monkeypatch.setattr(Sampling, "import_pairs", dying)
-            message = sampler_pb2.ImportPairsRequest(corpus="science", pairs=[pair] * 1010, request_id=request_id)
+            dies_after(Sampling, "import_pairs", moment)
             with contextlib.suppress(errors.DataLoss):
                 await client.channel.unary(client._stub.ImportPairs, message)
                 break

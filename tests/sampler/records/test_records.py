@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,15 +16,16 @@ from services.sampler.acs.algorithm import (
     AcceptedPremise,
     Known,
     Node,
+    NodeAnswer,
+    NodeRound,
     PairState,
-    Result,
+    Tree,
 )
-from services.sampler.people.task_store import TaskStore
-from services.sampler.records.keys import RunKeys, TaskKeys
-from services.sampler.records.node_store import NodeCommit, NodeStore, TreeAdvance
+from services.sampler.records.keys import RunKeys
+from services.sampler.records.node_store import NodeCommit, NodeStore
 from services.sampler.records.pair_log import PairLog
 from services.sampler.records.run_store import RunStore
-from services.sampler.records.runs import Pair
+from services.sampler.records.runs import Run
 from services.store.life_cycles import LIVE
 from services.store.redis import connect
 from support.waiting import eventually
@@ -39,20 +41,18 @@ from support.worlds.sampler_world import (
     serving,
 )
 
-PAIR = Pair("hypothesis 0", "p1", "fact 1", "POSITIVE")
-COMMIT = NodeCommit(
-    tree=0,
-    ordinal=0,
-    query="hypothesis 0",
-    result=Result((AcceptedPremise("p1", "fact 1", 1, False), AcceptedPremise("", "so", 0, False, "ann"))),
-    known=Known(
-        {"p1": PairState.EXPLAINS, "p9": PairState.LEAF},
-        {"p1": Candidate("p1", "fact 1", 1, 0.1 + 0.2), "p9": Candidate("p9", "fact 9", ADDED, 0.0)},
-        (AcceptedPremise("", "so", ADDED, leaf=False, author="ann"),),
-    ),
-    pairs=(PAIR,),
-    judgements=1,
+TREE = Tree(0, "tree-0", [Node(0, "hypothesis 0")])
+FOUND, EXTRA = Candidate("p1", "fact 1", 1, 0.1 + 0.2), Candidate("p9", "fact 9", ADDED, 0.0)
+ROUND = NodeRound(TREE, TREE.nodes[0]).with_nearest([FOUND], 1, "version-1")
+ANSWER = NodeAnswer(
+    "0-0",
+    {"p1": PairState.EXPLAINS, "p9": PairState.LEAF},
+    "ann",
+    added=(EXTRA,),
+    written=(AcceptedPremise("", "so", ADDED, leaf=False, author="ann"),),
 )
+OUTCOME = ROUND.outcome(ANSWER)
+COMMIT = NodeCommit(ROUND, OUTCOME, ANSWER, TREE.judged(0, OUTCOME.result))
 
 
 class Stores:
@@ -61,6 +61,7 @@ class Stores:
     def __init__(self, redis: Any, namespace: str, run_id: str) -> None:
         keys = RunKeys(namespace)
         self.redis, self.keys, self.run_id = redis, keys, run_id
+        self.run: Run
         self.runs, self.nodes, self.pairs = RunStore(redis, keys), NodeStore(redis, keys), PairLog(redis, keys)
 
 
@@ -73,6 +74,7 @@ async def stores(world: SamplerWorld) -> AsyncIterator[Stores]:
         await world.oracle.called(1)
     redis = connect(world.settings["redis_url"])
     stores = Stores(redis, world.settings["namespace"], run.id)
+    stores.run = await stores.runs.get(run.id)
     assert await stores.runs.cycles.lease(run.id, "me", 30).renew()
     yield stores
     await redis.aclose()
@@ -80,26 +82,26 @@ async def stores(world: SamplerWorld) -> AsyncIterator[Stores]:
 
 async def test_committing_a_node_again_changes_nothing(stores: Stores):
     nodes, run_id = stores.nodes, stores.run_id
-    assert await nodes.commit(run_id, "me", [COMMIT]) == ["OK"]
+    assert await nodes.commit(stores.run, "me", [COMMIT]) == ["OK"]
     before = await stores.runs.get(run_id)
-    assert await nodes.commit(run_id, "me", [COMMIT]) == ["DONE"]
+    assert await nodes.commit(stores.run, "me", [COMMIT]) == ["DONE"]
     assert await stores.runs.get(run_id) == before
-    assert (before.progress.positives, before.progress.judgements, before.progress.nodes_judged) == (1, 1, 1)
-    assert [pair.seq for pair in (await stores.pairs.page(run_id, 0, 10, None))[0]] == [1]
+    assert (before.progress.positives, before.progress.judgements, before.progress.nodes_judged) == (2, 1, 1)
+    assert [pair.seq for pair in (await stores.pairs.page(run_id, 0, 10, None))[0]] == [1, 2]
     [tree] = await nodes.trees(run_id, [0])
-    assert tree.results == {0: COMMIT.result}
-    assert await nodes.answers(run_id, ["hypothesis 0", "fact 1"]) == [COMMIT.known, Known()]
+    assert tree.results == {0: OUTCOME.result}
+    assert await nodes.answers(run_id, ["hypothesis 0", "fact 1"]) == [OUTCOME.known, Known()]
 
 
 async def test_advancing_a_tree_again_changes_nothing(stores: Stores):
     child, written = Node(1, "fact 1", "p1", 0, 1), Node(2, "so", "", 0, 1, "ann")
-    step = TreeAdvance(0, 0, (child, written))
-    await stores.nodes.commit(stores.run_id, "me", [COMMIT])
+    step = (TREE, [child, written])
+    await stores.nodes.commit(stores.run, "me", [COMMIT])
     assert await stores.nodes.advance(stores.run_id, "me", [step]) == ["OK"]
     assert await stores.nodes.advance(stores.run_id, "me", [step]) == ["DONE"]
     [tree] = await stores.nodes.trees(stores.run_id, [0])
     assert (tree.depth, tree.nodes[1:], tree.pending()) == (1, [child, written], [child, written])
-    last = TreeAdvance(0, 1, ())
+    last = (replace(TREE, depth=1), [])
     assert await stores.nodes.advance(stores.run_id, "me", [last, last]) == ["OK", "DONE"]
     assert (await stores.runs.get(stores.run_id)).progress.trees_done == 1
 
@@ -107,16 +109,16 @@ async def test_advancing_a_tree_again_changes_nothing(stores: Stores):
 async def test_only_the_holder_of_the_lease_writes_and_only_while_the_run_is_live(stores: Stores):
     runs, nodes, run_id = stores.runs, stores.nodes, stores.run_id
     assert not await runs.cycles.lease(run_id, "another", 30).renew()
-    assert await nodes.commit(run_id, "another", [COMMIT]) == ["LOST"]
-    assert await nodes.advance(run_id, "another", [TreeAdvance(0, 0, ())]) == ["LOST"]
-    assert await runs.transition(run_id, LIVE, "SUCCEEDED", owner="another") == "LOST"
-    assert await runs.transition(run_id, LIVE, "CANCELLED") == "OK"
-    assert await nodes.commit(run_id, "me", [COMMIT]) == ["STOPPED"]
+    assert await nodes.commit(stores.run, "another", [COMMIT]) == ["LOST"]
+    assert await nodes.advance(run_id, "another", [(TREE, [])]) == ["LOST"]
+    assert await runs.cycles.transition(run_id, LIVE, "SUCCEEDED", owner="another") == "LOST"
+    assert await runs.cycles.transition(run_id, LIVE, "CANCELLED") == "OK"
+    assert await nodes.commit(stores.run, "me", [COMMIT]) == ["STOPPED"]
     assert (await stores.pairs.page(run_id, 0, 10, None))[0] == []
 
 
 async def test_every_record_of_a_run_names_its_format_and_stays(stores: Stores):
-    await stores.nodes.commit(stores.run_id, "me", [COMMIT])
+    await stores.nodes.commit(stores.run, "me", [COMMIT])
     prefix = stores.keys.record(stores.run_id).removesuffix("record")
     keys = [key async for key in stores.redis.scan_iter(f"{prefix}*")]
     assert {key.removeprefix(prefix) for key in keys} >= {"record", "events", "pairs", "hypotheses", "open", "answers"}
@@ -208,7 +210,7 @@ async def widen(redis: Any, keys: RunKeys, run_id: str) -> None:
         return json.dumps([*stored, "new"] if isinstance(stored, list) else {**stored, "new": 1})
 
     config = json.loads(await redis.hget(keys.record(run_id), "config"))
-    config["rules"]["new"] = config["rules"]["negatives"]["new"] = config["new"] = 1
+    config["model"]["new"] = config["new"] = 1
     await redis.hset(keys.record(run_id), mapping={"new": 1, "config": json.dumps(config)})
     for place, text in enumerate(await redis.lrange(keys.hypotheses(run_id), 0, -1)):
         await redis.lset(keys.hypotheses(run_id), place, more(text))
@@ -276,7 +278,7 @@ async def test_a_task_of_a_newer_release_is_refused_by_name_and_disturbs_no_othe
         await people.submit(leases[0], [])
         assert (await client.wait(run.id)).state == types_pb2.WORK_STATE_SUCCEEDED
 
-    redis, tasks = connect(world.settings["redis_url"]), TaskKeys(world.settings["namespace"])
+    redis, tasks = connect(world.settings["redis_url"]), RunKeys(world.settings["namespace"])
     async with at_work(world, hypotheses=1) as (people, client, newer):
         task_id = (await anext(people.list_tasks(newer))).task.task_id
         key = tasks.task(newer, task_id)
@@ -296,7 +298,7 @@ async def test_a_task_of_a_newer_release_is_refused_by_name_and_disturbs_no_othe
 
 async def test_events_and_imports_of_a_newer_release_are_refused_by_name(world: SamplerWorld):
     redis, keys = connect(world.settings["redis_url"]), RunKeys(world.settings["namespace"])
-    tasks = TaskKeys(world.settings["namespace"])
+    tasks = RunKeys(world.settings["namespace"])
     pair = types_pb2.Pair(query="q", premise="fact 1", premise_id="p1", sign=types_pb2.PAIR_SIGN_POSITIVE)
     async with world.sampler(queues={"team": QUEUE}) as client:
         await client.import_pairs("science", [pair], request_id="i1")
@@ -305,7 +307,6 @@ async def test_events_and_imports_of_a_newer_release_are_refused_by_name(world: 
             await redis.delete(stream)
             await redis.xadd(stream, {"format_version": 99, "at": "later"}, id="1-0")
         await redis.set(keys.import_request("i1"), '{"format_version": 99}')
-        await redis.hset(tasks.corrections, "r.t", '{"format_version": 99}')
         for call in (
             anext(client.watch(run.id)),
             anext(aeenc.PeopleClient(client.channel).watch(from_seq=1)),
@@ -313,5 +314,4 @@ async def test_events_and_imports_of_a_newer_release_are_refused_by_name(world: 
         ):
             with pytest.raises(errors.FailedPrecondition, match="format_version 99, this release reads up to 1"):
                 await call
-        assert await TaskStore(redis, tasks).corrections(0.0) == []
     await redis.aclose()

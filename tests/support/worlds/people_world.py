@@ -20,8 +20,8 @@ import aeenc
 from aeenc import errors, values
 from aeenc.oracle import EXPLAINS, REFUSES, Verdict
 from aeenc.v1 import people_pb2
-from services.sampler.people.decisions import SentAnswer
 from services.sampler.people.task_store import TaskStore
+from services.sampler.people.tasks import SentAnswer
 from support import agreement_reference
 from support.worlds.sampler_world import FIRST, FakeIndex, brute_force, chance, explains, is_leaf, pair_set
 

@@ -312,6 +312,10 @@ class Garbage:
         """Reads the message."""
         return cls(kind=message.kind, id=message.id, reason=message.reason, bytes=message.bytes)
 
+    def to_message(self) -> types_pb2.Garbage:
+        """Converts to the message."""
+        return message(types_pb2.Garbage, kind=self.kind, id=self.id, reason=self.reason, bytes=self.bytes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrievalMetrics:
