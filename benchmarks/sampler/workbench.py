@@ -33,7 +33,7 @@ from aeenc_workbench.sign_in import Links, Person
 import aeenc
 from aeenc import errors, values
 from aeenc.oracle import EXPLAINS, Verdict
-from aeenc.v1 import index_pb2_grpc
+from aeenc.v1 import index_pb2, index_pb2_grpc
 from benchmarks.harness.entailmentbank import entailmentbank
 from benchmarks.harness.rows import Rows
 from benchmarks.harness.services import CORPUS, running_retrieval, running_sampler
@@ -307,6 +307,18 @@ async def _follow(browsers: Browsers, name: str, events: asyncio.Event) -> None:
                 events.set()
 
 
+class LongFacts(FakeIndex):
+    """Finds facts of several lines, and some that are taller than a small window."""
+
+    async def Retrieve(self, request: Any, context: Any) -> index_pb2.RetrieveResponse:
+        """Answers as its parent does, with longer texts."""
+        answer = await super().Retrieve(request, context)
+        for found in answer.results:
+            for one in found.premises:
+                one.premise.text += " and so on" * (80 if int(one.premise.id.removeprefix("p")) % 15 == 0 else 4)
+        return answer
+
+
 async def walks(rows: Rows, *, answers: int, longest_s: float) -> None:
     """People at random in browsers, beside boxes and calls that the driver records."""
     async with AsyncExitStack() as stack:
@@ -314,11 +326,11 @@ async def walks(rows: Rows, *, answers: int, longest_s: float) -> None:
         redis = RedisProcess(home / "redis")
         stack.callback(redis.stop)
         register = index_pb2_grpc.add_IndexServiceServicer_to_server
-        index = FakeIndex()
-        index.suffix = " and so on" * 4
+        index = LongFacts()
         index_port = await stack.enter_async_context(serving(register, index))
         settings = {"redis_url": redis.url, "namespace": NAMESPACE, "index_target": f"127.0.0.1:{index_port}"}
-        queues = {"queues": {"team": {**TEAM, "min_lease_s": 30.0, "first_lease_s": 30.0}}, "poll_s": 0.1}
+        patient = {**TEAM, "min_lease_s": 30.0, "first_lease_s": 30.0}
+        queues = {"queues": {f"of {k}": patient for k in (9, 50)}, "poll_s": 0.1}
         sampling = await stack.enter_async_context(ServiceProcess.of("sampler", home, **settings, **queues).running())
         started = running_workbench(home, sampling.target, settings["index_target"])
         _, url, links = await stack.enter_async_context(started)
@@ -326,23 +338,25 @@ async def walks(rows: Rows, *, answers: int, longest_s: float) -> None:
         people, walked = aeenc.PeopleClient(sampler.channel), Walked()
         asked = {k: [(f"k{k}-{n}", f"k{k} hypothesis {n}") for n in range(answers)] for k in (9, 50)}
         runs = [
-            await sampler.start_run(roots, corpus="science", oracle="team", k=k, max_depth=0)
+            await sampler.start_run(roots, corpus="science", oracle=f"of {k}", k=k, max_depth=1)
             for k, roots in asked.items()
         ]
-        names = [f"{width} px, person {n}" for width in WIDTHS for n in range(2)]
+        names = [f"{width} px, of {k}" for width in WIDTHS for k in asked]
         signed_in = [f"{url}/sign-in?link={links.make(Person(name, 'annotator'))}" for name in names]
         pages = await stack.enter_async_context(windows(signed_in))
         wide = [int(name.partition(" ")[0]) for name in names]
         walkers = [Walker(*one, walked) for one in zip(pages, names, wide, strict=True)]
         for walker in walkers:
-            await walker.start()
+            await walker.start(walker.name.partition(", ")[2])
         begun = time.monotonic()
         await asyncio.gather(*(walker.walk(answers, begun + longest_s) for walker in walkers))
         took_s = time.monotonic() - begun
         await asyncio.sleep(SETTLE_S)
         await compare(walkers, people, [run.id for run in runs], walked)
         await sampler.channel.close()
-    rows.note(f"{len(walkers)} walkers, {walked.answers} answers", took_s / 60, "min", f"{walked.unread} sent unseen")
+    lists = " and ".join(f"{count} to lists of {k}" for k, count in sorted(walked.lists.items()))
+    acts = f"{lists}; {sum(walker.acts for walker in walkers)} acts; {walked.unread} sent unseen"
+    rows.note(f"{len(walkers)} walkers, {walked.answers} answers", took_s / 60, "min", acts)
     told = f"of {walked.refusals}"
     rows.at_most("refusals of candidates not in sight for a second", len(walked.refused_unseen), "refusals", 0, told)
     rows.at_most("answers to another task than the one shown", len(walked.of_another_task), "answers", 0)

@@ -1,4 +1,4 @@
-"""The built page is that of its sources, small and quick; the distribution is typed, and its command starts."""
+"""The built page is that of its sources, small and quick, and sends no refusal of what nobody has seen; its command."""
 
 from __future__ import annotations
 
@@ -28,6 +28,14 @@ WORKBENCH = Path(__file__).parents[2] / "clients" / "workbench"
 BUILT = WORKBENCH / "aeenc_workbench" / "page"
 FIRST_LOAD_BYTES = 60_000
 INTERACTIVE_S = 1.0
+RUN = """
+import { folded, sentVerdicts } from %s;
+const { candidates, keys, draft } = JSON.parse(process.argv[1]);
+const folds = folded(candidates, keys);
+console.log(JSON.stringify({ folds: folds.map(({ head, others }) => [head, ...others].map((one) => one.premise_id)),
+  sent: sentVerdicts(draft, folds) }));
+"""
+KEYS = {"a": "heat", "b": "above 5", "c": "above 5", "d": "below 5", "e": "heat", "f": ""}
 
 
 def test_the_built_page_is_fresh(tmp_path: Path) -> None:
@@ -133,3 +141,43 @@ async def test_the_page_is_soon_ready(bench: Any) -> None:
             took.append(time.monotonic() - begun)
             await asyncio.sleep(0)
         assert sorted(took)[2] <= INTERACTIVE_S
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> str:
+    built = tmp_path_factory.mktemp("draft") / "draft.mjs"
+    command = [
+        WORKBENCH / "page/node_modules/.bin/esbuild",
+        "src/draft.ts",
+        "--bundle",
+        "--format=esm",
+        f"--outfile={built}",
+    ]
+    subprocess.run(command, cwd=WORKBENCH / "page", check=True, capture_output=True)
+    return RUN % json.dumps(built.as_uri())
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "read", "seen_upto", "sent"),
+    [
+        ({}, "", 6, "a:unseen b:unseen c:unseen d:unseen e:unseen f:unseen"),
+        ({}, "ab", 6, "a:refuses b:refuses c:abstains d:unseen e:abstains f:unseen"),
+        ({}, "abdf", 2, "a:refuses b:refuses c:abstains d:unseen e:abstains f:unseen"),
+        ({"a": "explains"}, "", 6, "a:explains b:unseen c:unseen d:unseen e:abstains f:unseen"),
+        ({"b": "refuses", "d": "refuses"}, "d", 2, "a:unseen b:unseen c:unseen d:refuses e:unseen f:unseen"),
+        ({"b": "refuses", "c": "refuses"}, "b", 4, "a:unseen b:refuses c:abstains d:unseen e:unseen f:unseen"),
+        ({"f": "abstains"}, "f", 6, "a:unseen b:unseen c:unseen d:unseen e:unseen f:abstains"),
+    ],
+)
+def test_only_what_was_read_is_refused_and_nothing_that_is_folded(
+    script: str, verdicts: dict[str, str], read: str, seen_upto: int, sent: str
+) -> None:
+    candidates = [
+        {"premise_id": name, "text": name, "rank": rank, "score": 0} for rank, name in enumerate(KEYS, start=1)
+    ]
+    draft = {"verdicts": verdicts, "read": list(read), "seenUpto": seen_upto}
+    asked = json.dumps({"candidates": candidates, "keys": [*KEYS.values()], "draft": draft})
+    command = ["node", "--input-type=module", "--eval", script, asked]
+    told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert told["folds"] == [["a", "e"], ["b", "c"], ["d"], ["f"]]
+    assert told["sent"] == dict(one.split(":") for one in sent.split())

@@ -16,6 +16,7 @@ from support.worlds.browser_sight import AREA, SIGHT_MS, Walked, Walker, check, 
 
 pytestmark = pytest.mark.browser
 ANSWERS, LONGEST_S = 12, 75.0  # of a walk; `make bench NAME=workbench ARGS='--only walks'` is the long form
+KEYS = 6
 ROWS = '[aria-label^="Candidates"] > li'
 
 
@@ -79,9 +80,13 @@ async def test_what_was_not_in_sight_for_a_second_is_unseen(bench: Any) -> None:
         said = await judgements(at, run_id)
         [task] = [one async for one in at.people.list_tasks(run_id)]
         times = await seen(page)
+        verdicts = {one.premise_id: one for one in task.answers[0].verdicts}
         for candidate, judgement in zip(task.task.candidates, said, strict=True):
+            in_sight_ms = times.get(f"hypothesis 0\n{candidate.premise.text}", 0.0)
+            assert verdicts[candidate.premise.id].in_sight_ms <= in_sight_ms + 200, candidate
             if judgement == "DOES_NOT_EXPLAIN":
-                assert times.get(f"hypothesis 0\n{candidate.premise.text}", 0.0) >= SIGHT_MS, candidate
+                assert in_sight_ms >= SIGHT_MS, candidate
+                assert verdicts[candidate.premise.id].in_sight_ms >= SIGHT_MS, candidate
         assert said[0] == "EXPLAINS"
         assert said[1:6] == ["UNSEEN"] * 5
         assert said[-1] == "DOES_NOT_EXPLAIN"
@@ -275,6 +280,29 @@ async def test_a_digit_moves_the_frame_and_a_letter_goes_to_the_next_row(bench: 
             (n, one.leaf) for n, one in enumerate(task.answers[0].verdicts, 1) if one.judgement.name == "EXPLAINS"
         ]
         assert accepted == [(6, True), (7, False)]
+
+
+@pytest.mark.parametrize(("gold", "leaf"), [((1, 2), False), ((3, 7), False), ((8, 9), True)])
+async def test_nine_candidates_with_two_gold_take_at_most_six_keys(
+    bench: Any, gold: tuple[int, int], leaf: bool
+) -> None:
+    async with bench() as at:
+        run_id = await at.run(["hypothesis 0"], k=9, max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        await page.evaluate("""() => {
+            window.keys = 0;
+            addEventListener("keydown", ({ key }) => { window.keys += key === "Control" ? 0 : 1; }, true);
+        }""")
+        await page.locator(".gutter.seen").nth(8).wait_for()
+        for number in gold:
+            for key in (str(number), *["l"] * leaf):
+                await page.keyboard.press(key)
+        await submitted(page)
+        assert await page.evaluate("window.keys") <= KEYS
+        [task] = [one async for one in at.people.list_tasks(run_id)]
+        said = [(one.judgement.name, one.leaf) for one in task.answers[0].verdicts]
+        assert said == [("EXPLAINS", leaf) if n in gold else ("DOES_NOT_EXPLAIN", False) for n in range(1, 10)]
 
 
 async def test_a_row_does_not_grow_under_the_mouse_or_in_the_frame(bench: Any) -> None:

@@ -157,7 +157,12 @@ async def test_no_view_scrolls_sideways_or_has_a_fault_of_accessibility(bench: A
         await page.get_by_role("dialog", name="Guideline").wait_for()
         await look("guideline")
         await page.keyboard.press("Escape")
-        for view, there in (("Lead", "Agreement"), ("Training", "Labels"), ("Playground", "Playground")):
+        for view, there in (
+            ("Lead", "Agreement"),
+            ("People", "People"),
+            ("Training", "Labels"),
+            ("Playground", "Playground"),
+        ):
             await page.goto(f"{at.url}/#{view.lower()}")
             if view != "Training":  # it needs a trainer
                 await page.get_by_role("heading", name=there).wait_for()
@@ -214,6 +219,32 @@ async def test_a_guideline_is_drawn_and_there_is_one_with_a_tree_without_any(ben
             assert await guideline.get_by_text("<b>raw</b> [no](javascript:1)").count() == 1
             await page.keyboard.press("Escape")
             assert await page.get_by_text("re-rank").count() == 0, "a key that does nothing"
+
+
+async def test_a_key_that_cannot_rank_again_says_why_and_is_listed_only_while_it_can(bench: Any) -> None:
+    async with bench(overlap=2) as at:
+        run_id = await at.run(["hypothesis 0", "hypothesis 1"], max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        for key, told in (("e", "No newer encoder was published"), ("?", "this page")):
+            await page.keyboard.press(key)
+            await page.get_by_text(told).wait_for()
+        assert await page.get_by_text("re-rank with the newer").count() == 0, "a key that does nothing"
+        await page.keyboard.press("Escape")
+        await at.people.lease("bob", run_id=run_id)
+        at.world.index.stable = "version-2"
+
+        async def told() -> bool:
+            await page.keyboard.press("e")
+            return bool(await page.get_by_text("others have begun this task, too").count())
+
+        await eventually(told, 15)
+        await page.keyboard.press("1")
+        await page.keyboard.press("Control+Enter")
+        await shown(page, "hypothesis 1")
+        await page.get_by_text("A newer encoder was published").wait_for()
+        await page.keyboard.press("?")
+        await page.get_by_text("re-rank with the newer").wait_for()
 
 
 async def test_undo_outlives_a_reload_and_clear_can_be_taken_back(bench: Any) -> None:

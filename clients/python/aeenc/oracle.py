@@ -101,7 +101,8 @@ class Task:
 class Verdict:
     """The oracle's judgement of one candidate. A `leaf` explains the query and needs no explanation itself.
 
-    `annotator` names who judged, unless it was the oracle itself. `remark` is what a person says of the candidate.
+    `annotator` names who judged, unless it was the oracle itself. `remark` is what a person says of the candidate,
+    `in_sight_ms` for how long its text was in sight.
     """
 
     judgement: oracle_pb2.Judgement
@@ -109,6 +110,7 @@ class Verdict:
     grade: float | None = None
     annotator: str = ""
     remark: oracle_pb2.Remark = NO_REMARK
+    in_sight_ms: int = 0
 
     def to_proto(self, premise_id: str) -> oracle_pb2.Verdict:
         """Converts to the message about a candidate."""
@@ -120,6 +122,7 @@ class Verdict:
             grade=self.grade,
             annotator=self.annotator,
             remark=self.remark,
+            in_sight_ms=self.in_sight_ms,
         )
 
 

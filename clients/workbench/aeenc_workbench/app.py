@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import StringConstraints
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.sessions import SessionMiddleware
@@ -18,11 +19,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aeenc import AsyncClient
 from aeenc.adapters.http import error_handlers
-from aeenc.errors import PermissionDenied, TooLarge, Unauthenticated
+from aeenc.errors import InvalidArgument, NotFound, PermissionDenied, TooLarge, Unauthenticated
 from aeenc_workbench import calls, plain, training
 from aeenc_workbench.events import Events
 from aeenc_workbench.oidc import Oidc
-from aeenc_workbench.sign_in import SESSION_S, Links, Sessions, person_of, sign_in
+from aeenc_workbench.sign_in import SESSION_S, Links, Members, Person, Role, Sessions, person_of, sign_in
 
 PAGE = Path(__file__).parent / "page"
 BODY_BYTES = 1024 * 1024
@@ -57,7 +58,7 @@ def make_app(
     async def connected(app: Starlette) -> AsyncIterator[None]:
         async with AsyncClient(**targets) as client:
             app.state.client = client
-            app.state.leases = links.leases
+            app.state.links, app.state.leases = links, links.leases
             app.state.sessions = sessions
             app.state.oidc = oidc is not None
             app.state.gold = list(gold)
@@ -98,6 +99,7 @@ def make_app(
             *(oidc.routes() if oidc else ()),
             *calls.routes(),
             *training.routes(),
+            *calls.make_routes({"/api/people": people}, {"/api/invite": invite, "/api/revoke": revoke}),
             Mount("/assets", StaticFiles(directory=PAGE / "assets", check_dir=False)),
         ],
         middleware=[
@@ -114,6 +116,47 @@ def make_app(
         exception_handlers={**error_handlers(plain.respond), Exception: plain.on_bug},
         lifespan=connected,
     )
+
+
+class InviteBody(calls.Body):
+    """Whom to invite."""
+
+    name: Annotated[str, StringConstraints(strip_whitespace=True, pattern=r"^[^\x00-\x1f\x7f]{1,256}$")]
+    role: Role = "annotator"
+
+
+async def people(call: calls.Call) -> Any:
+    """Everybody who was let in."""
+    call.person.must_be("adjudicator")
+    return call.request.app.state.sessions.members.all()
+
+
+async def invite(call: calls.Call) -> Any:
+    """Makes a link for somebody with a role up to one's own; a lower role than they had ends what they have."""
+    call.person.must_be("adjudicator")
+    body = await call.body(InviteBody)
+    members: Members = call.request.app.state.sessions.members
+    invited, known = Person(body.name, body.role), members.get(body.name)
+    call.person.must_be(body.role)
+    if known:
+        call.person.must_be(known.role)  # nobody signs in under the name of somebody above them
+        if not invited.may(known.role):
+            members.revoke(known.name)
+    return {"link": call.request.app.state.links.make(invited)}
+
+
+async def revoke(call: calls.Call) -> Any:
+    """Ends somebody's sessions and links."""
+    call.person.must_be("adjudicator")
+    body = await call.body(InviteBody)
+    members: Members = call.request.app.state.sessions.members
+    known = members.get(body.name)
+    if known is None:
+        raise NotFound(f"{body.name} was never invited; the page People names who was")
+    call.person.must_be(known.role)
+    if known.name == call.person.name:
+        raise InvalidArgument.field("name", "is yours; sign out instead")
+    members.revoke(known.name)
 
 
 class Shield:

@@ -6,7 +6,7 @@ import heapq
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
@@ -68,6 +68,7 @@ class AnswerBody(Body):
     verdicts: dict[str, Said] = {}
     grades: dict[str, float] = {}
     remarks: dict[str, Literal["irrelevant", "bad_fact"]] = {}
+    in_sight_ms: dict[str, Annotated[int, Field(ge=0, lt=2**32)]] = {}
     seen_upto: int = Field(0, ge=0, lt=2**31)
     additions: dict[str, Literal["explains", "leaf"]] = {}
     written: list[str] = []
@@ -243,7 +244,8 @@ async def answer(call: Call) -> Any:
 
 def _verdict(body: AnswerBody, premise_id: str, word: Said) -> Verdict:
     remark = _REMARKS.get(body.remarks.get(premise_id, ""), oracle.NO_REMARK)
-    return replace(_VERDICTS[word], grade=body.grades.get(premise_id), remark=remark)
+    in_sight_ms = body.in_sight_ms.get(premise_id, 0)
+    return replace(_VERDICTS[word], grade=body.grades.get(premise_id), remark=remark, in_sight_ms=in_sight_ms)
 
 
 async def undo(call: Call) -> Any:

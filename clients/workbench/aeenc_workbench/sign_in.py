@@ -3,13 +3,14 @@
     `aeenc-workbench` prints a link ─▶ the browser opens it ─▶ a session cookie (HttpOnly, SameSite=Strict)
 
 The key that signs both is made at the first start and kept in a file that only its owner reads, so sessions survive a
-restart. The cookie holds a name and roles, never a token of the services.
+restart. The cookie holds a name and roles, never a token of the services. A lead lets people in and revokes them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import secrets
 import time
@@ -71,6 +72,62 @@ class Marks:
         return (self._folder / name).exists()
 
 
+@dataclass(frozen=True)
+class Member:
+    """Somebody who was let in with a role, when, and since when what they had before is worth nothing (0: never)."""
+
+    name: str
+    role: Role
+    invited_at: float
+    revoked_at: float = 0.0
+
+
+class Members:
+    """Who was let in, by links or by the organisation's sign-in: a file each, which several processes share.
+
+    When somebody was revoked stands in a file of its own, so that nobody who signs in at that moment overwrites it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "members"
+
+    def get(self, name: str) -> Member | None:
+        """A member, or None for nobody known."""
+        return self._read(self._path(name)) if self._path(name).exists() else None
+
+    def all(self) -> list[Member]:
+        """All members, by name."""
+        return sorted(map(self._read, self._folder.glob("*.json")), key=lambda one: one.name)
+
+    def let_in(self, person: Person) -> None:
+        """Notes that a person was invited or has signed in."""
+        self._write(self._path(person.name), json.dumps([person.name, person.role, time.time()]))
+
+    def revoke(self, name: str) -> None:
+        """Ends what somebody has: links and sessions that were made until now."""
+        self._write(self._path(name).with_suffix(".revoked"), repr(time.time()))
+
+    def revoked_at(self, name: str) -> float:
+        """When what somebody had has ended; 0: never."""
+        try:
+            return float(self._path(name).with_suffix(".revoked").read_text(encoding="ascii"))
+        except FileNotFoundError:
+            return 0.0
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{hashlib.sha256(name.encode()).hexdigest()}.json"
+
+    def _read(self, path: Path) -> Member:
+        name, role, at = json.loads(path.read_text(encoding="utf-8"))
+        return Member(name, role, at, self.revoked_at(name))
+
+    def _write(self, path: Path, text: str) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        made = self._folder / f".{secrets.token_hex(8)}"
+        made.write_text(text, encoding="utf-8")
+        made.replace(path)
+
+
 class Links:
     """Links that sign a person in, each once and within an hour. `folder` keeps the key and which links were used."""
 
@@ -80,20 +137,24 @@ class Links:
         self.key = _key(folder)
         self._signer = URLSafeTimedSerializer(self.key, salt="sign-in")
         self.leases = Leases(self.key)
+        self._members = Members(folder)
 
     def make(self, person: Person) -> str:
         """Returns what follows `?link=` in the address."""
-        return self._signer.dumps([person.name, person.role, secrets.token_urlsafe(12)])
+        self._members.let_in(person)
+        return self._signer.dumps([person.name, person.role, secrets.token_urlsafe(12), time.time()])
 
     def use(self, link: str) -> Person:
         """Returns whom a link signs in. Raises Unauthenticated for one that is wrong, old or used."""
         remedy = "make another one: `aeenc-workbench --link --annotator NAME`"
         try:
-            name, role, _ = self._signer.loads(link, max_age=LINK_S)
+            name, role, _, *made_at = self._signer.loads(link, max_age=LINK_S)
         except SignatureExpired:
             raise Unauthenticated(f"this link is older than an hour; {remedy}") from None
         except BadSignature:
             raise Unauthenticated(f"this link was not made by this workbench; {remedy}") from None
+        if self._members.revoked_at(name) > sum(made_at):
+            raise Unauthenticated(f"this link was revoked; {remedy}")
         if not self._used.set(hashlib.sha256(link.encode()).hexdigest()):
             raise Unauthenticated(f"this link has been used; {remedy}")
         return Person(name, role)
@@ -129,6 +190,7 @@ class Sessions:
     def __init__(self, folder: Path) -> None:
         self._ended = Marks(folder / "ended-sessions", SESSION_S)
         self._all_ended = folder / "all-sessions-ended"
+        self.members = Members(folder)
 
     def end_all(self) -> None:
         """Ends the sessions of everybody that have begun until now."""
@@ -144,11 +206,13 @@ class Sessions:
             since = float(self._all_ended.read_text(encoding="ascii"))
         except FileNotFoundError:
             since = 0.0
+        since = max(since, self.members.revoked_at(session.get("name", "")))
         return since < session.get("since", 0.0) and time.time() < session["until"] and session["id"] not in self._ended
 
 
 def sign_in(request: Request, person: Person, *, lasts_s: int = SESSION_S) -> None:
     """Begins a session."""
+    request.app.state.sessions.members.let_in(person)
     request.session.clear()
     made: dict[str, Any] = {
         "id": secrets.token_hex(16),

@@ -192,6 +192,8 @@ def amend(
     chosen |= read_verdicts(map(addition, new.additions), new.additions, "additions")
     if not chosen and replace(new, annotator="", task_id="") == Answer():
         raise errors.InvalidArgument.field("verdicts", "is empty; give those that change")
+    seen = {one.premise_id: one.in_sight_ms for one in before.verdicts}  # by its author, whoever amends it
+    chosen = {one: replace(verdict, in_sight_ms=seen.get(one, 0)) for one, verdict in chosen.items()}
     holding = {**given.verdicts, **chosen}
     _check(record.task, new, holding)
     if decided := [premise_id for premise_id in chosen if premise_id in record.adjudicated]:

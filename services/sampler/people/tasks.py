@@ -69,7 +69,8 @@ class SentAnswer:
     @property
     def said(self) -> str:
         """Tells two calls under one request id or number apart. A retry may have taken another time."""
-        return f"verdicts {digest(repr((replace(self.answer, annotator=''), self.seen_upto)))[:12]}"
+        verdicts = tuple(replace(verdict, in_sight_ms=0) for verdict in self.answer.verdicts)
+        return f"verdicts {digest(repr((replace(self.answer, annotator='', verdicts=verdicts), self.seen_upto)))[:12]}"
 
 
 @dataclass(frozen=True)

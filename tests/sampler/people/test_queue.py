@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -380,20 +381,24 @@ async def test_tasks_of_a_judge_who_left_are_decided_once_the_overlap_is_lowered
         assert (run.state, run.progress.negatives) == (types_pb2.WORK_STATE_SUCCEEDED, 4)
 
 
-async def test_remarks_stay_with_the_answer_until_its_verdict_is_amended(world: SamplerWorld):
+async def test_remarks_stay_until_their_verdict_is_amended_and_times_in_sight_stay_with_the_answer(world: SamplerWorld):
     async with at_work(world, 1, undo_s=NEVER) as (people, _, run_id):
         lease = await take(people, "ann")
         first, second = (candidate.premise.id for candidate in lease.task.candidates[:2])
         said = {first: Verdict(REFUSES, remark=IRRELEVANT), second: Verdict(ABSTAINS, remark=BAD_FACT)}
-        given = await people.submit(lease, said)
+        timed = {one: replace(verdict, in_sight_ms=1500) for one, verdict in said.items()}
+        given = await people.submit(lease, timed, client_seq=7)
+        assert await people.submit(lease, said, client_seq=7) == given, "a retry may have measured another time"
 
-        async def remarks() -> dict[str, str]:
+        async def verdicts() -> tuple[dict[str, str], list[int]]:
             [task] = [one async for one in people.list_tasks(run_id)]
-            return {one.premise_id: one.remark.name for one in task.answers[0].verdicts if one.remark}
+            remarks = {one.premise_id: one.remark.name for one in task.answers[0].verdicts if one.remark}
+            return remarks, [one.in_sight_ms for one in task.answers[0].verdicts]
 
-        assert await remarks() == {first: "IRRELEVANT", second: "BAD_FACT"}
-        await people.amend(given.answer_id, [first], "ann")
-        assert await remarks() == {second: "BAD_FACT"}
+        times = [1500, 1500, *(0 for _ in lease.task.candidates[2:])]
+        assert await verdicts() == ({first: "IRRELEVANT", second: "BAD_FACT"}, times)
+        await people.amend(given.answer_id, {first: Verdict(EXPLAINS, in_sight_ms=9)}, "lead")
+        assert await verdicts() == ({second: "BAD_FACT"}, times)
 
 
 async def test_a_remark_that_nobody_knows_is_refused_by_name(world: SamplerWorld):

@@ -15,6 +15,7 @@ import json
 import random
 import shutil
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -107,6 +108,7 @@ class Walked:
     """What walkers have done, and what was wrong with it."""
 
     answers: int = 0
+    lists: Counter[int] = field(default_factory=Counter)  # answers by the number of candidates
     refusals: int = 0
     unread: int = 0  # candidates sent as unseen
     refused_unseen: list[str] = field(default_factory=list)
@@ -127,8 +129,8 @@ class Walker:
         self.undone: set[str] = set()
         self.acts = 0
 
-    async def start(self) -> None:
-        """Records from now on, and opens a second tab."""
+    async def start(self, queue: str = "") -> None:
+        """Records from now on, in tasks of this queue (empty: any), and opens a second tab."""
         context = self._at.context
         await context.add_init_script(RECORD)
         await context.route(lambda url: "/api/" in url and "/events" not in url, self._pass_on)
@@ -136,6 +138,8 @@ class Walker:
         await self._at.goto(f"{at.partition('#')[0]}assets/workbench.css")
         await self._at.evaluate("localStorage.clear()")  # what was in sight before is not recorded
         await self._at.goto(at)
+        if queue:
+            await self._at.get_by_label("Tasks of").select_option(queue)
         self._tabs.append(await context.new_page())
         await self._tabs[1].goto(at)
         for tab in self._tabs:
@@ -153,7 +157,7 @@ class Walker:
     async def _act(self) -> None:
         acts = {
             self._key: 30, self._submit: 26, self._press: 10, self._wheel: 14, self._row: 8,
-            self._size: 4, self._tab: 2, self._hide: 2, self._reload: 1,
+            self._size: 4, self._tab: 2, self._hide: 2, self._reload: 1, self._node: 3, self._add: 2,
         }  # fmt: skip
         await self._rng.choices(list(acts), weights=list(acts.values()))[0](self._at)
 
@@ -181,6 +185,16 @@ class Walker:
         rows = page.locator('ol[aria-label^="Candidates"] > li')
         row = rows.nth(self._rng.randrange(max(1, await rows.count())))
         await row.locator(self._rng.choice((".text", ".tick"))).click()
+
+    async def _node(self, page: Any) -> None:
+        nodes = page.locator(".tree button.text")
+        await nodes.nth(self._rng.randrange(max(1, await nodes.count()))).click()
+
+    async def _add(self, page: Any) -> None:
+        await page.keyboard.press("/")
+        await page.keyboard.type(f"fact {self._rng.randrange(60)}")
+        await page.keyboard.press("Enter")
+        await page.get_by_role("button", name="Add", exact=True).first.click()
 
     async def _size(self, page: Any) -> None:
         zoom = self._rng.choice((1, 1, 1.5, 2)) if self._width > PHONE else 1
@@ -212,10 +226,11 @@ class Walker:
             if call == "lease" and told:
                 self._leases[told["lease_id"]] = told["task"]
             elif call == "answer" and told:
-                task = self._leases[json.loads(request.post_data)["lease"]]["task_id"]
+                task = self._leases[json.loads(request.post_data)["lease"]]
                 if told["answer_id"] not in self.given:
                     self._walked.answers += 1
-                self.given[told["answer_id"]] = task
+                    self._walked.lists[len(task["candidates"])] += 1
+                self.given[told["answer_id"]] = task["task_id"]
             elif call == "undo" and told:
                 self.undone.update(told["answers"])
             await asyncio.sleep(self._rng.uniform(0, LATE_S / 2))

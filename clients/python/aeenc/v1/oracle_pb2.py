@@ -26,19 +26,19 @@ from aeenc.v1 import types_pb2 as aeenc_dot_v1_dot_types__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x61\x65\x65nc/v1/oracle.proto\x12\x08\x61\x65\x65nc.v1\x1a\x14\x61\x65\x65nc/v1/types.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"C\n\x0cJudgeRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12#\n\x05tasks\x18\x02 \x03(\x0b\x32\x14.aeenc.v1.OracleTask\"\xa9\x01\n\nOracleTask\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\r\n\x05query\x18\x02 \x01(\t\x12\x0c\n\x04path\x18\x03 \x03(\t\x12)\n\x08\x61\x63\x63\x65pted\x18\x04 \x03(\x0b\x32\x17.aeenc.v1.RankedPremise\x12+\n\ncandidates\x18\x05 \x03(\x0b\x32\x17.aeenc.v1.RankedPremise\x12\x15\n\rmodel_version\x18\x06 \x01(\t\"2\n\rJudgeResponse\x12!\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x10.aeenc.v1.Answer\"\xe2\x02\n\x06\x41nswer\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12#\n\x08verdicts\x18\x02 \x03(\x0b\x32\x11.aeenc.v1.Verdict\x12\x11\n\tannotator\x18\x03 \x01(\t\x12\x0c\n\x04note\x18\x04 \x01(\t\x12+\n\x0cnode_verdict\x18\x05 \x01(\x0e\x32\x15.aeenc.v1.NodeVerdict\x12$\n\tadditions\x18\x06 \x03(\x0b\x32\x11.aeenc.v1.Verdict\x12\x15\n\rintermediates\x18\x07 \x03(\t\x12*\n\x0c\x61lternatives\x18\x08 \x03(\x0b\x32\x14.aeenc.v1.PremiseSet\x12\x11\n\tinference\x18\t \x01(\t\x12\x0f\n\x07written\x18\n \x03(\t\x12\x11\n\tanswer_id\x18\x0b \x01(\t\x12\x0c\n\x04late\x18\x0c \x01(\x08\x12&\n\x02\x61t\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xb4\x01\n\x07Verdict\x12\x12\n\npremise_id\x18\x01 \x01(\t\x12&\n\tjudgement\x18\x02 \x01(\x0e\x32\x13.aeenc.v1.Judgement\x12\x0c\n\x04leaf\x18\x03 \x01(\x08\x12\x12\n\x05grade\x18\x04 \x01(\x02H\x00\x88\x01\x01\x12\x11\n\tannotator\x18\x05 \x01(\t\x12 \n\x06remark\x18\x06 \x01(\x0e\x32\x10.aeenc.v1.Remark\x12\x0c\n\x04text\x18\x07 \x01(\tB\x08\n\x06_grade*L\n\x06Remark\x12\x16\n\x12REMARK_UNSPECIFIED\x10\x00\x12\x15\n\x11REMARK_IRRELEVANT\x10\x01\x12\x13\n\x0fREMARK_BAD_FACT\x10\x02*\x8a\x01\n\x0bNodeVerdict\x12\x1c\n\x18NODE_VERDICT_UNSPECIFIED\x10\x00\x12\x19\n\x15NODE_VERDICT_COMPLETE\x10\x01\x12 \n\x1cNODE_VERDICT_PREMISE_MISSING\x10\x02\x12 \n\x1cNODE_VERDICT_NOT_EXPLAINABLE\x10\x03*\x8b\x01\n\tJudgement\x12\x19\n\x15JUDGEMENT_UNSPECIFIED\x10\x00\x12\x16\n\x12JUDGEMENT_EXPLAINS\x10\x01\x12\x1e\n\x1aJUDGEMENT_DOES_NOT_EXPLAIN\x10\x02\x12\x15\n\x11JUDGEMENT_ABSTAIN\x10\x03\x12\x14\n\x10JUDGEMENT_UNSEEN\x10\x04\x32I\n\rOracleService\x12\x38\n\x05Judge\x12\x16.aeenc.v1.JudgeRequest\x1a\x17.aeenc.v1.JudgeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x61\x65\x65nc/v1/oracle.proto\x12\x08\x61\x65\x65nc.v1\x1a\x14\x61\x65\x65nc/v1/types.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"C\n\x0cJudgeRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12#\n\x05tasks\x18\x02 \x03(\x0b\x32\x14.aeenc.v1.OracleTask\"\xa9\x01\n\nOracleTask\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\r\n\x05query\x18\x02 \x01(\t\x12\x0c\n\x04path\x18\x03 \x03(\t\x12)\n\x08\x61\x63\x63\x65pted\x18\x04 \x03(\x0b\x32\x17.aeenc.v1.RankedPremise\x12+\n\ncandidates\x18\x05 \x03(\x0b\x32\x17.aeenc.v1.RankedPremise\x12\x15\n\rmodel_version\x18\x06 \x01(\t\"2\n\rJudgeResponse\x12!\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x10.aeenc.v1.Answer\"\xe2\x02\n\x06\x41nswer\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12#\n\x08verdicts\x18\x02 \x03(\x0b\x32\x11.aeenc.v1.Verdict\x12\x11\n\tannotator\x18\x03 \x01(\t\x12\x0c\n\x04note\x18\x04 \x01(\t\x12+\n\x0cnode_verdict\x18\x05 \x01(\x0e\x32\x15.aeenc.v1.NodeVerdict\x12$\n\tadditions\x18\x06 \x03(\x0b\x32\x11.aeenc.v1.Verdict\x12\x15\n\rintermediates\x18\x07 \x03(\t\x12*\n\x0c\x61lternatives\x18\x08 \x03(\x0b\x32\x14.aeenc.v1.PremiseSet\x12\x11\n\tinference\x18\t \x01(\t\x12\x0f\n\x07written\x18\n \x03(\t\x12\x11\n\tanswer_id\x18\x0b \x01(\t\x12\x0c\n\x04late\x18\x0c \x01(\x08\x12&\n\x02\x61t\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xc9\x01\n\x07Verdict\x12\x12\n\npremise_id\x18\x01 \x01(\t\x12&\n\tjudgement\x18\x02 \x01(\x0e\x32\x13.aeenc.v1.Judgement\x12\x0c\n\x04leaf\x18\x03 \x01(\x08\x12\x12\n\x05grade\x18\x04 \x01(\x02H\x00\x88\x01\x01\x12\x11\n\tannotator\x18\x05 \x01(\t\x12 \n\x06remark\x18\x06 \x01(\x0e\x32\x10.aeenc.v1.Remark\x12\x0c\n\x04text\x18\x07 \x01(\t\x12\x13\n\x0bin_sight_ms\x18\x08 \x01(\rB\x08\n\x06_grade*L\n\x06Remark\x12\x16\n\x12REMARK_UNSPECIFIED\x10\x00\x12\x15\n\x11REMARK_IRRELEVANT\x10\x01\x12\x13\n\x0fREMARK_BAD_FACT\x10\x02*\x8a\x01\n\x0bNodeVerdict\x12\x1c\n\x18NODE_VERDICT_UNSPECIFIED\x10\x00\x12\x19\n\x15NODE_VERDICT_COMPLETE\x10\x01\x12 \n\x1cNODE_VERDICT_PREMISE_MISSING\x10\x02\x12 \n\x1cNODE_VERDICT_NOT_EXPLAINABLE\x10\x03*\x8b\x01\n\tJudgement\x12\x19\n\x15JUDGEMENT_UNSPECIFIED\x10\x00\x12\x16\n\x12JUDGEMENT_EXPLAINS\x10\x01\x12\x1e\n\x1aJUDGEMENT_DOES_NOT_EXPLAIN\x10\x02\x12\x15\n\x11JUDGEMENT_ABSTAIN\x10\x03\x12\x14\n\x10JUDGEMENT_UNSEEN\x10\x04\x32I\n\rOracleService\x12\x38\n\x05Judge\x12\x16.aeenc.v1.JudgeRequest\x1a\x17.aeenc.v1.JudgeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'aeenc.v1.oracle_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REMARK']._serialized_start=923
-  _globals['_REMARK']._serialized_end=999
-  _globals['_NODEVERDICT']._serialized_start=1002
-  _globals['_NODEVERDICT']._serialized_end=1140
-  _globals['_JUDGEMENT']._serialized_start=1143
-  _globals['_JUDGEMENT']._serialized_end=1282
+  _globals['_REMARK']._serialized_start=944
+  _globals['_REMARK']._serialized_end=1020
+  _globals['_NODEVERDICT']._serialized_start=1023
+  _globals['_NODEVERDICT']._serialized_end=1161
+  _globals['_JUDGEMENT']._serialized_start=1164
+  _globals['_JUDGEMENT']._serialized_end=1303
   _globals['_JUDGEREQUEST']._serialized_start=90
   _globals['_JUDGEREQUEST']._serialized_end=157
   _globals['_ORACLETASK']._serialized_start=160
@@ -48,7 +48,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ANSWER']._serialized_start=384
   _globals['_ANSWER']._serialized_end=738
   _globals['_VERDICT']._serialized_start=741
-  _globals['_VERDICT']._serialized_end=921
-  _globals['_ORACLESERVICE']._serialized_start=1284
-  _globals['_ORACLESERVICE']._serialized_end=1357
+  _globals['_VERDICT']._serialized_end=942
+  _globals['_ORACLESERVICE']._serialized_start=1305
+  _globals['_ORACLESERVICE']._serialized_end=1378
 # @@protoc_insertion_point(module_scope)

@@ -103,7 +103,7 @@ class Answer(_message.Message):
     def __init__(self, task_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., annotator: _Optional[str] = ..., note: _Optional[str] = ..., node_verdict: _Optional[_Union[NodeVerdict, str]] = ..., additions: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., intermediates: _Optional[_Iterable[str]] = ..., alternatives: _Optional[_Iterable[_Union[_types_pb2.PremiseSet, _Mapping]]] = ..., inference: _Optional[str] = ..., written: _Optional[_Iterable[str]] = ..., answer_id: _Optional[str] = ..., late: bool = ..., at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("premise_id", "judgement", "leaf", "grade", "annotator", "remark", "text")
+    __slots__ = ("premise_id", "judgement", "leaf", "grade", "annotator", "remark", "text", "in_sight_ms")
     PREMISE_ID_FIELD_NUMBER: _ClassVar[int]
     JUDGEMENT_FIELD_NUMBER: _ClassVar[int]
     LEAF_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +111,7 @@ class Verdict(_message.Message):
     ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
     REMARK_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    IN_SIGHT_MS_FIELD_NUMBER: _ClassVar[int]
     premise_id: str
     judgement: Judgement
     leaf: bool
@@ -118,4 +119,5 @@ class Verdict(_message.Message):
     annotator: str
     remark: Remark
     text: str
-    def __init__(self, premise_id: _Optional[str] = ..., judgement: _Optional[_Union[Judgement, str]] = ..., leaf: bool = ..., grade: _Optional[float] = ..., annotator: _Optional[str] = ..., remark: _Optional[_Union[Remark, str]] = ..., text: _Optional[str] = ...) -> None: ...
+    in_sight_ms: int
+    def __init__(self, premise_id: _Optional[str] = ..., judgement: _Optional[_Union[Judgement, str]] = ..., leaf: bool = ..., grade: _Optional[float] = ..., annotator: _Optional[str] = ..., remark: _Optional[_Union[Remark, str]] = ..., text: _Optional[str] = ..., in_sight_ms: _Optional[int] = ...) -> None: ...

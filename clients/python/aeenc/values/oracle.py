@@ -105,6 +105,8 @@ class Verdict:
     """A person's remark on the candidate itself. Kept with the answer; it decides nothing."""
     text: str = ""
     """The premise's text. Set by the sampler where the task has no candidate of this id."""
+    in_sight_ms: int = 0
+    """How long the person had its text in sight, as their page measured it. Kept with the answer. 0: not measured."""
 
     @classmethod
     def from_message(cls, message: oracle_pb2.Verdict) -> Verdict:
@@ -117,6 +119,7 @@ class Verdict:
             annotator=message.annotator,
             remark=Remark(message.remark),
             text=message.text,
+            in_sight_ms=message.in_sight_ms,
         )
 
     def to_message(self) -> oracle_pb2.Verdict:
@@ -130,6 +133,7 @@ class Verdict:
             annotator=self.annotator,
             remark=cast("str", self.remark),
             text=self.text,
+            in_sight_ms=self.in_sight_ms,
         )
 
 

@@ -1,16 +1,16 @@
 // One person at work: lease, judge, submit, take back or go on, next.
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
-import { call, follow, fresh, freshSeq, Problem, useLatest, type Hit, type Lease, type NodeVerdict, type Person, type Queue, type Remark, type Tree, type Word } from "./api";
+import { call, follow, fresh, freshSeq, Problem, useLatest, type Hit, type Lease, type NodeVerdict, type Person, type Queue, type Remark, type Tree, type TreeNode, type Word } from "./api";
 import { After, became, type Last } from "./after";
 import { ARMED_MS, Bar } from "./bar";
 import { Candidates } from "./candidates";
-import { accepts, dropDraft, emptyDraft, folded, heldKey, lastKey, loadDraft, metKey, saveDraft, saysNothing, sentGrades, sentVerdicts, sentWays, unseen, type Draft } from "./draft";
+import { accepts, dropDraft, emptyDraft, folded, heldKey, lastKey, loadDraft, metKey, queueKey, saveDraft, saysNothing, sentGrades, sentVerdicts, sentWays, timed, unseen, type Draft } from "./draft";
 import { Guideline } from "./guideline";
 import { useRerank } from "./rerank";
 import { Reopen } from "./reopen";
 import { Search } from "./search";
-import { turn, useSight } from "./sight";
-import { TreeView } from "./tree";
+import { NONE_SPENT, turn, useSight } from "./sight";
+import { isWhole, TreeView, Whole } from "./tree";
 
 const ACTIVE_MS = 120_000; // a lease is renewed while its person does something
 const LOOK_MS = 120; // after an event, so that several make one look
@@ -27,13 +27,14 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
   const [focus, showFocus] = useState(0);
   const [keyed, setKeyed] = useState(0); // keys that have moved the frame
   const [stay, setStay] = useState(true);
-  const [from, setFrom] = useState(""); // a queue; empty: any
+  const [from, setFrom] = useState(localStorage.getItem(queueKey()) ?? ""); // a queue; empty: any
   const [searching, setSearching] = useState(false);
   const [guideline, setGuideline] = useState(false);
-  const [reopening, setReopening] = useState<string | null>(null); // the run whose answers are in sight; empty: any
+  const [reopening, setReopening] = useState<{ run: string; task: string } | null>(null); // the run and task whose answers are in sight; empty: any
   const [showScores, setShowScores] = useState(false);
   const [told, setTold] = useState("");
   const [grows, setGrows] = useState(false);
+  const [whole, showWhole] = useState(false); // the finished tree is in sight
   const [busy, setBusy] = useState(false);
   const [empty, setEmpty] = useState(false); // an answer that accepts nothing waits for a word
   const [cleared, setCleared] = useState<Draft | null>(null);
@@ -42,7 +43,7 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
   const [now, setNow] = useState(Date.now());
   const [ends, setEnds] = useState(0);
   const active = useRef(Date.now());
-  const shown = useRef<{ lease: Lease | null; tree: Tree | null; last: Last | null; queue: string }>({ lease: null, tree: null, last: null, queue: "" });
+  const shown = useRef<{ lease: Lease | null; tree: Tree | null; last: Last | null; queue: string; whole: boolean }>({ lease: null, tree: null, last: null, queue: from, whole: false });
   const opened = useRef(0);
   const touched = useRef(false); // something was said of the task since it was opened
   const look = useLatest(); // at trees
@@ -63,8 +64,9 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
   function setDraft(changed: (before: Draft) => Draft): boolean {
     const before = latest.current.draft;
     if (!before || working.current) return false;
-    replaceDraft({ ...changed(before), spentMs: before.spentMs + spent.current });
-    spent.current = 0;
+    const { spentMs, sightMs } = timed(before, spent.current);
+    replaceDraft({ ...changed(before), spentMs, sightMs });
+    spent.current = NONE_SPENT;
     return true;
   }
 
@@ -97,11 +99,17 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
     drawTree(tree);
   }
 
+  function setWhole(on: boolean): void {
+    shown.current.whole = on;
+    showWhole(on);
+  }
+
   function open(found: Lease | null, kept?: Draft): void {
     shown.current.lease = found;
     touched.current = false;
-    spent.current = 0;
+    spent.current = NONE_SPENT;
     setLease(found);
+    setWhole(false);
     setFocus(0);
     setSearching(false);
     setEmpty(false);
@@ -116,6 +124,18 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
     setEnds(Date.parse(found.expires_at));
     void showTree(found.run_id, found.hypothesis_id, found);
   }
+
+  function chooseQueue(name: string): void {
+    localStorage.setItem(queueKey(), name);
+    shown.current.queue = name;
+    setFrom(name);
+  }
+
+  useEffect(() => { // one that is no longer there
+    if (!from || queues.length === 0 || queues.some((one) => one.name === from)) return;
+    chooseQueue("");
+    if (!shown.current.lease) void next();
+  }, [queues]);
 
   // A task begins at its hypothesis.
   useLayoutEffect(() => {
@@ -162,7 +182,11 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
           const now = await showTree(tree.run_id, tree.hypothesis_id);
           const grows = now?.nodes.some((node) => node.state === "pending" || (node.state === "decided" && node.accepted.some((one) => !one.leaf))) ?? false;
           setGrows(grows);
-          if (grows) { open(null); return; }
+          if (grows || (now && isWhole(now))) {
+            open(null);
+            setWhole(!grows);
+            return;
+          }
         }
       }
       setGrows(false);
@@ -202,7 +226,7 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
         const { lease: held, tree: drawn } = shown.current;
         const asks = held ?? drawn;
         if (asks) void showTree(asks.run_id, asks.hypothesis_id, held);
-        if (!held && !working.current) void next();
+        if (!held && !working.current && !shown.current.whole) void next();
       }, LOOK_MS);
     });
     return () => { clearInterval(ticking); stop(); removeEventListener("pointerdown", busyNow); removeEventListener("keydown", busyNow); };
@@ -335,16 +359,16 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
   const send = (why?: NodeVerdict): Promise<void> => {
     if (why) change({ nodeVerdict: why });
     return alone(async () => {
-      const draft = latest.current.draft;
-      if (!lease || !draft) return;
+      if (!lease || !latest.current.draft) return;
+      const draft = timed(latest.current.draft, spent.current);
       const verdicts = sentVerdicts(draft, folds);
       const read = lease.task.candidates.filter((one) => verdicts[one.premise_id] !== "unseen");
       const body = {
         lease: lease.lease_id, verdicts, grades: sentGrades(draft), remarks: Object.fromEntries(Object.entries(draft.remarks).filter(([id]) => verdicts[id] !== "unseen")),
-        seen_upto: Math.max(0, ...read.map((one) => one.rank)), note: draft.note,
+        in_sight_ms: Object.fromEntries(lease.task.candidates.map(({ premise_id: id }) => [id, Math.round(draft.sightMs[id] ?? 0)])), seen_upto: Math.max(0, ...read.map((one) => one.rank)), note: draft.note,
         additions: Object.fromEntries(Object.entries(draft.additions).map(([id, one]) => [id, one.leaf ? "leaf" : "explains"])),
         written: draft.written, alternatives: sentWays(draft), intermediates: draft.intermediates, inference: draft.inference, node_verdict: draft.nodeVerdict,
-        elapsed_s: (draft.spentMs + spent.current) / 1000, seq: freshSeq(),
+        elapsed_s: draft.spentMs / 1000, seq: freshSeq(),
       };
       try {
         await call("/api/answer", body);
@@ -355,7 +379,7 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
         setMet(true);
         letGo(lease.lease_id);
         await next();
-        setLast({ lease, draft: { ...draft, spentMs: draft.spentMs + spent.current }, until, settled: false, unseen: unseen(draft, folds) }); // only now can it be taken back: see `alone`
+        setLast({ lease, draft, until, settled: false, unseen: unseen(draft, folds) }); // only now can it be taken back: see `alone`
         void lookAfter();
       } catch (error) {
         const over = error instanceof Problem && OVER.includes(error.reason);
@@ -385,8 +409,18 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
 
   function reopen(): void {
     const run = lease?.run_id ?? last?.lease.run_id ?? tree?.run_id ?? "";
-    setReopening((before) => (before === null ? run : null));
+    setReopening((before) => (before === null ? { run, task: "" } : null));
   }
+
+  // A node of the tree that was clicked: the next to work on where it is free, else its answer.
+  const openNode = ({ task_id: task, state }: TreeNode): Promise<void> => alone(async () => {
+    if (!tree) return;
+    const found = state === "waiting" ? await call<Lease | null>("/api/lease", { run: tree.run_id, task, request: fresh() }) : null;
+    if (!found) { setReopening({ run: tree.run_id, task }); return; }
+    if (lease) await call("/api/release", { lease: lease.lease_id, reason: "another node" }).catch(() => undefined); // it is over in any case
+    opened.current = Date.now();
+    open(found);
+  });
 
   async function goOn(): Promise<void> {
     if (!last || last.settled) return;
@@ -449,9 +483,9 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
       <aside class="side">
         <h2>Tree</h2>
         {tree?.question && <p class="behind"><span class="quiet">Question</span> {tree.question}{tree.answer && <><br /><span class="quiet">Answer</span> {tree.answer}</>}</p>}
-        <TreeView tree={tree} current={lease ? lease.node_id || `${lease.task.path.length}` : ""} growing={growing} />
+        {!whole && <TreeView tree={tree} current={lease ? lease.node_id || `${lease.task.path.length}` : ""} growing={growing} open={openNode} />}
         {tree?.hypothesis_id && tree.nodes.some((node) => node.state === "settled" && node.accepted.length > 0) && <p class="quiet"><a href={`${treePath(tree.run_id, tree.hypothesis_id).replace("/tree?", "/tree.svg?")}`} target="_blank" rel="noreferrer">The tree as a picture</a></p>}
-        {queues.length > 1 && <label>Tasks of <select value={from} onChange={(event) => { shown.current.queue = event.currentTarget.value; setFrom(event.currentTarget.value); }}><option value="">any queue</option>{queues.map((one) => <option key={one.name} value={one.name}>{one.name}, {one.total.free} free</option>)}</select></label>}
+        {queues.length > 1 && <label>Tasks of <select value={from} onChange={(event) => chooseQueue(event.currentTarget.value)}><option value="">any queue</option>{queues.map((one) => <option key={one.name} value={one.name}>{one.name}, {one.total.free} free</option>)}</select></label>}
         <label class="check"><input type="checkbox" checked={stay} onChange={(event) => setStay(event.currentTarget.checked)} /> stay in this tree</label>
         <label class="check"><input type="checkbox" checked={showScores} onChange={(event) => setShowScores(event.currentTarget.checked)} /> scores</label>
         <p><button type="button" onClick={reopen}>Reopen an answer <kbd>o</kbd></button></p>
@@ -460,9 +494,9 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
       <section class="work" aria-label="Task">
         {queue && queue.qualification.answered < queue.qualification.items && <p class="last" role="status">You qualify for {queue.name}: {queue.qualification.answered} of {queue.qualification.items} tasks answered. What you get first was judged before; afterwards you get the open ones.</p>}
         {!met && lease && <p class="last">New here? <button type="button" onClick={help}>Read the guideline first <kbd>?</kbd></button></p>}
-        {reopening !== null && <Reopen at={reopening} all={role !== "annotator"} close={() => setReopening(null)} />}
-        {guideline && <Guideline text={queue?.guideline ?? ""} letters={letters} setLetters={(on) => { localStorage.setItem(LETTERS, on ? "on" : "off"); setLetters(on); }} close={() => setGuideline(false)} />}
-        {!lease || !draft ? <>{after}{message}<p class="waiting" role="status">{grows ? <>This tree grows as soon as your answer is final. <button type="button" onClick={skip}>Another tree meanwhile <kbd>k</kbd></button></> : "Nothing waits for you at the moment. New tasks appear here by themselves."}</p></> : <>
+        {reopening !== null && <Reopen at={reopening.run} task={reopening.task} all={role !== "annotator"} close={() => setReopening(null)} />}
+        {guideline && <Guideline text={queue?.guideline ?? ""} newer={newer !== ""} letters={letters} setLetters={(on) => { localStorage.setItem(LETTERS, on ? "on" : "off"); setLetters(on); }} close={() => setGuideline(false)} />}
+        {!lease || !draft ? whole && tree ? <>{after}{message}<Whole tree={tree} busy={busy} open={openNode} next={skip} /></> : <>{after}{message}<p class="idle" role="status">{grows ? <>This tree grows as soon as your answer is final. <button type="button" onClick={skip}>Another tree meanwhile <kbd>k</kbd></button></> : "Nothing waits for you at the moment. New tasks appear here by themselves."}</p></> : <>
           {lease.task.path.length > 0 && <ol class="path" aria-label="Path from the hypothesis">{lease.task.path.map((text, n) => <li key={n}>{text}</li>)}</ol>}
           <h1 ref={top} tabIndex={-1}><span class="ask">Which of these explain</span> {lease.task.query}</h1>
           {lease.task.accepted.length > 0 && <ul class="already" aria-label="Accepted before">{lease.task.accepted.map((one) => <li key={one.premise_id}>{one.text}</li>)}</ul>}

@@ -8,6 +8,7 @@ export type Word = "explains" | "leaf" | "refuses" | "abstains";
 export type NodeVerdict = "" | "complete" | "premise_missing" | "not_explainable";
 
 export interface Person { name: string; role: "annotator" | "adjudicator" | "admin"; csrf: string }
+export const ROLES: Person["role"][] = ["annotator", "adjudicator", "admin"]; // each may do what those before it may
 export interface Candidate { premise_id: string; text: string; rank: number; score: number }
 export interface Task {
   task_id: string; query: string; path: string[]; accepted: Candidate[]; candidates: Candidate[]; model_version: string;
@@ -41,9 +42,9 @@ export interface Change {
 }
 export interface Answer {
   answer_id: string; annotator: string; verdicts: Verdict[]; note: string; additions: Verdict[]; written: string[];
-  intermediates: string[]; inference: string;
+  intermediates: string[]; inference: string; node_verdict: string;
 }
-export interface JudgedTask { task: Task; state: string; answers: Answer[]; conflicts: string[] }
+export interface JudgedTask { task: Task; state: string; answers: Answer[]; conflicts: string[]; decision: Answer }
 export interface Hit { id: string; text: string; score: number }
 export interface Agreement {
   cohen_kappa: number | null; fleiss_kappa: number | null; krippendorff_alpha: number | null; positive_agreement: number | null;

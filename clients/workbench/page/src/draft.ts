@@ -1,4 +1,5 @@
 // What a person has said of a task so far. It survives a reload, a lost connection and an undo.
+import type { Spent } from "./sight";
 import type { Candidate, Lease, NodeVerdict, Remark, Word } from "./api";
 
 export interface Draft {
@@ -15,6 +16,7 @@ export interface Draft {
   inference: string;
   nodeVerdict: NodeVerdict;
   spentMs: number;
+  sightMs: Record<string, number>; // for which each candidate was in sight
 }
 
 const KEPT = 50; // drafts
@@ -23,6 +25,7 @@ let owner = "";
 const name = (taskId: string): string => `${DRAFTS}${owner}.${taskId}`;
 export const heldKey = (): string => `aeenc.lease.${owner}`;
 export const metKey = (): string => `aeenc.met.${owner}`;
+export const queueKey = (): string => `aeenc.queue.${owner}`;
 export const lastKey = (): string => `aeenc.last.${owner}`;
 
 // Whose lease and drafts these are. The next person at this browser has others: answers are blind.
@@ -32,7 +35,14 @@ export function belongsTo(person: string): void {
 
 export function emptyDraft(lease: Lease): Draft {
   const seenUpto = Math.max(0, ...lease.task.candidates.map((one) => one.rank));
-  return { verdicts: {}, grades: {}, remarks: {}, ways: {}, read: [], seenUpto, additions: {}, written: [], intermediates: [], note: "", inference: "", nodeVerdict: "", spentMs: 0 };
+  return { verdicts: {}, grades: {}, remarks: {}, ways: {}, read: [], seenUpto, additions: {}, written: [], intermediates: [], note: "", inference: "", nodeVerdict: "", spentMs: 0, sightMs: {} };
+}
+
+// The draft with what was spent on it since.
+export function timed(draft: Draft, { ms, rows }: Spent): Draft {
+  const sightMs = { ...draft.sightMs };
+  for (const [id, more] of Object.entries(rows)) sightMs[id] = (sightMs[id] ?? 0) + more;
+  return { ...draft, spentMs: draft.spentMs + ms, sightMs };
 }
 
 // The draft for the same node with other candidates: what was said of those that are still there, and all else.

@@ -32,15 +32,15 @@ fluffing its feathers keeps a bird warm
 const KEYS: [string, string][] = [
   ["1–9", "accept, by the number beside it"], ["↑ ↓", "move the frame"], ["a l r x", "accept, leaf, refuse, abstain; then the next one"], ["i b", "irrelevant, bad fact; then the next one"],
   ["s", "nothing below the frame counts as read"], ["/", "search the corpus"], ["n", "note"], ["Ctrl ↵", "submit"], ["u", "undo the last answer"], ["g", "go on now, once it is decided"],
-  ["k", "skip"], ["o", "your answers"], ["e", "re-rank, when a newer encoder is offered"], ["?", "this page"],
+  ["k", "skip"], ["o", "your answers"], ["e", "re-rank with the newer encoder"], ["?", "this page"],
 ];
 
-export function Guideline({ text, letters, setLetters, close }: { text: string; letters: boolean; setLetters: (on: boolean) => void; close: () => void }) {
+export function Guideline({ text, newer, letters, setLetters, close }: { text: string; newer: boolean; letters: boolean; setLetters: (on: boolean) => void; close: () => void }) {
   return (
     <Sheet name="Guideline" close={close}>
       <Markdown text={text || DEFAULT} />
       <h3>Keys</h3>
-      <dl class="keys">{KEYS.map(([key, does]) => <div key={key}><dt><kbd>{key}</kbd></dt><dd>{does}</dd></div>)}</dl>
+      <dl class="keys">{KEYS.filter(([key]) => key !== "e" || newer).map(([key, does]) => <div key={key}><dt><kbd>{key}</kbd></dt><dd>{does}</dd></div>)}</dl>
       <label class="check"><input type="checkbox" checked={letters} onChange={(event) => setLetters(event.currentTarget.checked)} /> keys of a single letter, digit or sign</label>
     </Sheet>
   );

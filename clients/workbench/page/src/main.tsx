@@ -2,16 +2,16 @@
 import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { Annotate } from "./annotate";
-import { call, signedIn, watchConnection, type Person, type Queue } from "./api";
+import { call, ROLES, signedIn, watchConnection, type Person, type Queue } from "./api";
 import { belongsTo } from "./draft";
 import { Lead } from "./lead";
+import { People } from "./people";
 import { Playground } from "./playground";
 import { Training } from "./training";
 import "./style.css";
 
-const ROLES: Person["role"][] = ["annotator", "adjudicator", "admin"];
 const VIEWS: [name: string, title: string, role: Person["role"]][] = [
-  ["annotate", "Annotate", "annotator"], ["lead", "Lead", "adjudicator"], ["training", "Training", "admin"], ["playground", "Playground", "annotator"],
+  ["annotate", "Annotate", "annotator"], ["lead", "Lead", "adjudicator"], ["people", "People", "adjudicator"], ["training", "Training", "admin"], ["playground", "Playground", "annotator"],
 ];
 
 function App() {
@@ -49,6 +49,7 @@ function App() {
     </header>
     <main>
       {shown === "lead" && <Lead queues={queues} reloadQueues={reloadQueues} />}
+      {shown === "people" && <People me={person} />}
       {shown === "training" && <Training />}
       {shown === "playground" && <Playground />}
       {shown === "annotate" && <Annotate role={person.role} queues={queues} reloadQueues={reloadQueues} />}

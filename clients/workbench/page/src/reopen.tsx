@@ -1,15 +1,16 @@
 // A person's answers in a run, to open one again: what is changed amends the answer, the rest stays as it was judged.
 import { useEffect, useState } from "preact/hooks";
 import { Sheet } from "./guideline";
-import { runName, SAYS } from "./words";
-import { call, fresh, useLatest, type JudgedTask, type QueuedRun, type Answer, type Word } from "./api";
+import { runName, SAID, SAYS } from "./words";
+import { call, fresh, useLatest, type JudgedTask, type QueuedRun, type Answer, type Verdict, type Word } from "./api";
 
 const WORDS: Word[] = ["explains", "leaf", "refuses", "abstains"];
 
 interface Given { task: JudgedTask; answer: Answer }
 
 // An adjudicator sees the answers of all (`all`), everybody else their own: at first those in the run `at`, or the latest.
-export function Reopen({ at, all, close }: { at: string; all: boolean; close: () => void }) {
+// That to `task` is open, where it is among them.
+export function Reopen({ at, task: asked, all, close }: { at: string; task: string; all: boolean; close: () => void }) {
   const [run, setRun] = useState(at);
   const [runs, setRuns] = useState<QueuedRun[]>([]);
   const [given, setGiven] = useState<Given[]>([]);
@@ -19,7 +20,14 @@ export function Reopen({ at, all, close }: { at: string; all: boolean; close: ()
 
   async function load(): Promise<void> {
     if (!run) return;
-    const draw = (tasks: JudgedTask[]): void => setGiven(tasks.flatMap((task) => task.answers.map((answer) => ({ task, answer }))));
+    const draw = (tasks: JudgedTask[]): void => {
+      const given = tasks.flatMap((task) => task.answers.map((answer) => ({ task, answer })));
+      setGiven(given);
+      if (!asked || run !== at) return;
+      const mine = given.find(({ task }) => task.task.task_id === asked);
+      if (mine) setOpened((before) => before || mine.answer.answer_id);
+      else setTold(all ? "Nobody's answer to that node is among the latest 200." : "You have not answered that node: others judge it.");
+    };
     await look(call<JudgedTask[]>(`/api/runs/${encodeURIComponent(run)}/answers`), draw, (error) => setTold(error.message));
   }
   useEffect(() => { setGiven([]); void load(); }, [run]);
@@ -58,6 +66,15 @@ export function Reopen({ at, all, close }: { at: string; all: boolean; close: ()
   );
 }
 
+// What was decided otherwise, and by whom: an answer's author hears of it here.
+function Decided({ task, verdict }: { task: JudgedTask; verdict: Verdict }) {
+  const { verdicts, annotator } = task.decision;
+  const found = verdicts.find((one) => one.premise_id === verdict.premise_id);
+  if (task.conflicts.includes(verdict.premise_id)) return <span class="chip">disputed</span>;
+  if (!found || found.judgement === verdict.judgement) return null;
+  return <span class="chip">decided: {SAID[found.judgement] ?? found.judgement}, by {annotator || "the others"}</span>;
+}
+
 function Verdicts({ task, answer, save }: Given & { save: (verdicts: Record<string, Word>, intermediates: string[]) => void }) {
   const [changed, setChanged] = useState<Record<string, Word>>({});
   const [conclusion, setConclusion] = useState("");
@@ -73,7 +90,7 @@ function Verdicts({ task, answer, save }: Given & { save: (verdicts: Record<stri
           <li key={verdict.premise_id}>
             <span class="said" role="group" aria-label={`Verdict on ${texts.get(verdict.premise_id) ?? verdict.premise_id}`}>
               {WORDS.map((word) => <button type="button" key={word} class={word} aria-pressed={said === word} onClick={() => setChanged({ ...changed, [verdict.premise_id]: word })}>{SAYS[word]}</button>)}
-            </span> {texts.get(verdict.premise_id)}
+            </span> {texts.get(verdict.premise_id)} <Decided task={task} verdict={verdict} />
           </li>
         );
       })}

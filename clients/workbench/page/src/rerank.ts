@@ -14,9 +14,11 @@ export function useRerank(lease: Lease | null, draftOf: () => Draft | null, open
   const [version, setVersion] = useState("");
   const [before, setBefore] = useState<{ task: string; ranks: Map<string, number> } | null>(null);
   const asking = useRef(false);
+  const newest = useRef(""); // the version that the run would retrieve by, whether or not this task can be sent back
 
   useEffect(() => {
     setVersion("");
+    newest.current = "";
     if (!lease) return undefined;
     let left = false;
     async function look(): Promise<void> {
@@ -24,7 +26,9 @@ export function useRerank(lease: Lease | null, draftOf: () => Draft | null, open
       asking.current = true;
       const found = await call<Again>("/api/again", { ...named(lease!), dry_run: true }).catch(() => null);
       asking.current = false;
-      if (!left) setVersion(found?.task_ids.length ? found.model_version : "");
+      if (left) return;
+      newest.current = found?.model_version ?? "";
+      setVersion(found?.task_ids.length ? found.model_version : "");
     }
     void look();
     const looking = setInterval(look, LOOK_MS);
@@ -33,7 +37,11 @@ export function useRerank(lease: Lease | null, draftOf: () => Draft | null, open
 
   async function rerank(): Promise<void> {
     const draft = draftOf();
-    if (!lease || !draft || !version) return;
+    if (!lease || !draft) return;
+    if (!version) {
+      tell(["", lease.task.model_version].includes(newest.current) ? "No newer encoder was published for this run: there is nothing to re-rank with." : "A newer encoder was published, but others have begun this task, too: its candidates stay as they are. The next tasks have new ones.");
+      return;
+    }
     setVersion("");
     try {
       await call<Again>("/api/again", { ...named(lease), dry_run: false });

@@ -34,15 +34,19 @@ function linesInSight(): Map<string, boolean[]> {
   return found;
 }
 
+// The ms for which a task was in a visible tab and its person there, and for which the text of each row was in sight: of
+// a text taller than the free area the mean of its lines.
+export interface Spent { ms: number; rows: Record<string, number> }
+export const NONE_SPENT: Spent = { ms: 0, rows: {} };
+
 // Tells which rows of a task have become read, again until it is taken (true); of no other task, though it may have the
-// same premises. Counts the ms for which the task was in a
-// visible tab and its person there.
-export function useSight(task: string, there: () => boolean, told: (task: string, premiseIds: string[]) => boolean): { current: number } {
-  const spent = useRef(0);
+// same premises. Counts the time spent on the task.
+export function useSight(task: string, there: () => boolean, told: (task: string, premiseIds: string[]) => boolean): { current: Spent } {
+  const spent = useRef(NONE_SPENT);
   const drawn = useRef({ task, told });
   drawn.current = { task, told };
   useEffect(() => {
-    spent.current = 0;
+    spent.current = NONE_SPENT;
     if (!task) return undefined;
     const times = new Map<string, number[]>();
     const done = new Set<string>();
@@ -54,13 +58,16 @@ export function useSight(task: string, there: () => boolean, told: (task: string
       const passed = Math.min(performance.now() - at, LONGEST_MS);
       at = performance.now();
       const now = linesInSight();
-      if (now.size > 0 && before.size > 0 && there()) spent.current += passed;
+      const rows = { ...spent.current.rows };
       for (const [id, lines] of now) {
         const stood = before.get(id);
         const known = times.get(id);
         const time = known?.length === lines.length ? known : lines.map(() => 0); // other lines: read anew
-        times.set(id, time.map((ms, n) => (lines[n] && stood?.length === lines.length && stood[n] ? ms + passed : ms)));
+        const lit = lines.map((line, n) => line && stood?.length === lines.length && stood[n]!);
+        times.set(id, time.map((ms, n) => (lit[n] ? ms + passed : ms)));
+        rows[id] = (rows[id] ?? 0) + (passed * lit.filter(Boolean).length) / lit.length;
       }
+      spent.current = { ms: spent.current.ms + (now.size > 0 && before.size > 0 && there() ? passed : 0), rows };
       before = now;
       const read = [...times].filter(([id, time]) => !done.has(id) && Math.min(...time) >= SIGHT_MS).map(([id]) => id);
       if (read.length > 0 && drawn.current.told(task, read)) read.forEach((id) => done.add(id));
