@@ -187,7 +187,7 @@ def share_of_whole_trees(trees: Sequence[Tree], found: Mapping[str, SearchHits],
     first = {text: hits.first(FIRST) for text, hits in found.items()}
     scored = {text: list(zip(own.ordinals.tolist(), own.scores.tolist(), strict=True)) for text, own in first.items()}
     ordinal = {text: n for n, text in enumerate(texts)}
-    return tree_level(gold, scored, ordinal, along=False).all_correct
+    return tree_level(gold, scored, ordinal, along=False).all_correct_at_25
 
 
 def retrieval_of(weights: Weights, features: Mapping[str, float] = MappingProxyType({})) -> Retrieval:

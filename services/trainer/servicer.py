@@ -133,28 +133,13 @@ class RegistryAdminServicer(registry_pb2_grpc.RegistryAdminServiceServicer):
 
     async def Publish(self, request: registry_pb2.PublishRequest, context: Any) -> registry_pb2.PublishResponse:
         publication = await self._publishing.publish(
-            convert.named_versions(request),
-            request.label,
-            expected_revision=convert.revision(request),
-            force=request.force,
-            only_better=request.only_better,
-            wait_s=convert.seconds(request.wait),
-            share=convert.share(request),
-            precision=convert.precision(request),
-            request_id=request.request_id,
+            convert.from_publish(request), wait_s=convert.seconds(request.wait)
         )
         gate = convert.to_gate(publication.gate)
         return registry_pb2.PublishResponse(**convert.to_publication(publication), **gate)
 
     async def SetLabel(self, request: registry_pb2.SetLabelRequest, context: Any) -> registry_pb2.SetLabelResponse:
-        row = await self._publishing.set_label(
-            request.label,
-            convert.named_versions(request),
-            convert.revision(request),
-            convert.share(request),
-            request.request_id,
-            convert.precision(request),
-        )
+        row = await self._publishing.set_label(convert.from_set_label(request))
         return registry_pb2.SetLabelResponse(label=convert.to_label(row))
 
     async def DeleteLabel(

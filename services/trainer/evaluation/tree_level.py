@@ -34,9 +34,9 @@ class GoldTree:
 class TreeLevel:
     """Mean recall of a tree's leaves, recall over all leaves, and the share of trees with full recall."""
 
-    recall: float
-    recall_micro: float
-    all_correct: float
+    recall_at_25: float
+    recall_at_25_micro: float
+    all_correct_at_25: float
     trees: int
     leaves: int
 

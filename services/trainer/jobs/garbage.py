@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import json
 import shutil
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from pathlib import Path
 from aeenc import errors
 from aeenc.index import IndexClient
 from services.corpus.holds import GenerationHolds
-from services.kit.concurrency import cancel_all, every
+from services.kit.concurrency import cancel_all, every, run_in_thread
 from services.kit.logs import get
 from services.store.artifacts import remove_directory
 from services.store.formats import known_fields
@@ -31,7 +32,6 @@ from services.store.registry import Registry
 from services.store.registry_rows import versions_of
 from services.store.requests import Request
 from services.trainer.jobs.job import Job
-from services.trainer.jobs.runner import finished_directories
 from services.trainer.jobs.store import JobStore
 from services.trainer.jobs.tandem_building import TandemBuilder
 from services.trainer.registry.checkpoints import FOLDER, Checkpoints
@@ -41,6 +41,7 @@ log = get(__name__)
 
 ROUND_S = 60.0
 LEASE_S = 10.0  # renewed while a trainer collects; a killed one is followed within this time
+UNKNOWN_KEPT_S = 86_400.0  # age of a directory without a record: another deployment may write here by mistake
 KEPT_BACK = (errors.FailedPrecondition, errors.NotFound, errors.Unavailable)  # of one thing; the next round may do it
 
 
@@ -86,13 +87,14 @@ class Deletion:
         for tandem in await self._tandems.all():
             if tandem.premise_version != tandem.version:
                 needed[tandem.premise_version] = f"it encodes the premises of {tandem.version}'s tandem"
-        live = await self._live()
+        live, rows = await self._live(), await self._registry.checkpoints.all()
+        spaces = {row.version: row.space_id for row in rows}
         for job in live.values():
-            for version in (job.config.base_version, job.config.guide_version):
+            base = job.config.base_version
+            of_premises = await self._registry.checkpoints.space(spaces.get(base, "")) or ""
+            for version in (base, job.config.guide_version, of_premises):
                 needed[version] = f"job {job.id} is {job.state} and learns with it"
-        for row in await self._registry.checkpoints.all():
-            if row.job_id in live:
-                needed[row.version] = f"job {row.job_id}, which made it, is not done"
+        needed |= {row.version: f"job {row.job_id}, which made it, is not done" for row in rows if row.job_id in live}
         async for found in self._index.list_corpora():
             needed[found.active.premise_version] = f"corpus {found.corpus!r} serves premises that it has encoded"
         for label in await self._registry.labels():
@@ -117,14 +119,14 @@ class Deletion:
             await self._finish_job(job_id)
         for version in await self._registry.checkpoints.claim_buried(self._grace_s):
             with contextlib.suppress(errors.NotFound):  # an earlier attempt has removed them
-                await asyncio.to_thread(self._checkpoints.store.delete, FOLDER, version)
+                await run_in_thread(self._checkpoints.store.delete, FOLDER, version)
             await self._tandems.remove(version)  # its deletion may have broken off before
             await self._registry.checkpoints.forget_buried(version)
             log.info("files of a deleted checkpoint removed", version=version)
 
     async def _finish_job(self, job_id: str) -> None:
         with contextlib.suppress(FileNotFoundError):  # it has none, or lies on another trainer's disk
-            await asyncio.to_thread(remove_directory, self._jobs_dir / job_id)
+            await run_in_thread(remove_directory, self._jobs_dir / job_id)
         await self._store.clear(job_id)
 
 
@@ -201,11 +203,7 @@ class Collection:
     async def _round(self) -> None:
         await self._keep_holds()  # neither needs a turn: trainers may remove the same hold or label
         await self._building.sweep()
-        if self._retention == Retention():
-            async with self._turn():
-                await self._deletion.finish()
-        else:
-            await self.collect(dry_run=False)
+        await self.collect(dry_run=False)
 
     async def _keep_holds(self) -> None:
         """Ends the holds of jobs that are over: their trainer died before it could, or the index was away.
@@ -228,15 +226,15 @@ class Collection:
     async def _garbage(self) -> AsyncIterator[Garbage]:
         keep = self._retention
         for job in await self._store.expired(keep.job_s, keep.jobs):
-            size = await self._store.size_bytes(job.id) + await asyncio.to_thread(_bytes, self._jobs_dir / job.id)
+            size = await self._store.size_bytes(job.id) + await run_in_thread(_bytes, self._jobs_dir / job.id)
             yield Garbage("job", job.id, job.reason, size)
         if keep.checkpoint_s or keep.checkpoints:
             async for one in self._old_checkpoints(keep):
                 yield one
         for directory, reason in await finished_directories(self._jobs_dir, self._store):
-            yield Garbage("job directory", directory.name, reason, await asyncio.to_thread(_bytes, directory))
-        for directory in await asyncio.to_thread(self._checkpoints.store.left, FOLDER):
-            size = await asyncio.to_thread(_bytes, directory)
+            yield Garbage("job directory", directory.name, reason, await run_in_thread(_bytes, directory))
+        for directory in await run_in_thread(self._checkpoints.store.left, FOLDER):
+            size = await run_in_thread(_bytes, directory)
             yield Garbage("unfinished checkpoint", directory.name, "its writer has died", size)
 
     async def _old_checkpoints(self, keep: Retention) -> AsyncIterator[Garbage]:
@@ -262,8 +260,8 @@ class Collection:
             elif one.kind == "checkpoint":
                 await self._deletion.delete_checkpoint(one.id)
             elif one.kind == "job directory":
-                await asyncio.to_thread(shutil.rmtree, self._jobs_dir / one.id, ignore_errors=True)
-            elif not await asyncio.to_thread(self._checkpoints.store.sweep, FOLDER):
+                await run_in_thread(shutil.rmtree, self._jobs_dir / one.id, ignore_errors=True)
+            elif not await run_in_thread(self._checkpoints.store.sweep, FOLDER):
                 return False
         except KEPT_BACK as error:
             log.info("garbage stays for now", kind=one.kind, id=one.id, reason=error.message)
@@ -279,3 +277,30 @@ def _bytes(directory: Path) -> int:
         with contextlib.suppress(OSError):  # it is being removed
             total += path.stat().st_size if path.is_file() else 0
     return total
+
+
+async def finished_directories(jobs_dir: Path, store: JobStore) -> list[tuple[Path, str]]:
+    """Lists directories of jobs that succeeded, and of unknown jobs unchanged for a day, each with the reason.
+
+    A failed or cancelled job can be resumed, so its directory stays. Raises Unavailable if Redis is away.
+    """
+    finished = []
+    for directory in await run_in_thread(_directories, jobs_dir):
+        state = await store.state(directory.name)
+        if state == "SUCCEEDED":
+            finished.append((directory, "its job has succeeded"))
+        elif state is None and await run_in_thread(_is_old, directory):
+            finished.append((directory, "no record names its job"))
+    return finished
+
+
+def _directories(jobs_dir: Path) -> list[Path]:
+    return sorted(path for path in jobs_dir.iterdir() if path.is_dir()) if jobs_dir.is_dir() else []
+
+
+def _is_old(directory: Path) -> bool:
+    try:
+        changed = max(path.stat().st_mtime for path in (directory, *directory.iterdir()))
+    except OSError:  # it vanished, is in use, or is not ours to read
+        return False
+    return time.time() - changed > UNKNOWN_KEPT_S

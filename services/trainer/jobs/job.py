@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 from services.store.formats import check_format, known_fields
 from services.store.life_cycles import LIVE, State
-from services.trainer.jobs.losses import Batching, Mode
+from services.trainer.jobs.losses import LOSSES, Batching, LossSpec, Mode
 from services.trainer.jobs.training_set import OwnText
 from services.trainer.registry.quality_gate import Comparison
 
@@ -56,6 +56,21 @@ class JobConfig:
     own_text: OwnText = "EXCLUDED"
     prototypes: int = PROTOTYPES
     custom_loss: str = ""  # in place of `loss`: a name of the operator's settings
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], loss_of_own: LossSpec = LossSpec("", "pairs")) -> Self:  # noqa: B008 - frozen
+        """Fills in what is not given, by mode, loss and batching. `loss_of_own` is that of a `custom_loss`."""
+        mode = given.get("mode", "SINGLE")
+        usual: dict[str, Any] = {"corpus": "", "run_ids": ()}
+        if mode == "CROSS_ENCODER":
+            usual |= {"loss": "REGRESSION", "batch_size": 8, "hard_negatives": 6}
+        elif mode != "SINGLE":  # every premise of a batch is encoded
+            usual |= {"batching": "ITEMS"}
+        usual |= given
+        spec = loss_of_own if usual.get("custom_loss") else LOSSES[usual.get("loss", cls.loss)]
+        spec = spec.by(usual.get("batching", cls.batching))
+        numbers = ("learning_rate", "temperature", "margin", "regularization")
+        return cls(**{name: getattr(spec, name) for name in numbers} | usual)
 
     @property
     def loss_name(self) -> str:

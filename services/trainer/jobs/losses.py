@@ -5,7 +5,7 @@ A further loss over pairs: its value of `Loss` in trainer.proto, its row here, i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -16,6 +16,20 @@ Mode = Literal["SINGLE", "SIAMESE", "DUAL", "CROSS_ENCODER"]
 # What a formula is computed over, `OBJECTIVES` in `train/objectives.py` and, for `scores`, `train/reranking.py`.
 Over = Literal["corpus", "triplets", "pairs", "classes", "candidates", "positives", "quadruples", "scores"]
 
+# What the losses over a kind have of the options that not all losses have.
+_OPTIONS: Mapping[Over, Set[str]] = {
+    "corpus": {"temperature", "refused_weight"},
+    "triplets": {"margin"},
+    "pairs": {"margin"},
+    "classes": set(),
+    "candidates": {"temperature"},
+    "positives": {"temperature", "hard_negatives"},
+    "quadruples": {"margin", "prototypes"},
+    "scores": {"hard_negatives", "targets", "candidates", "negatives"},
+}
+_OF_ENCODERS = frozenset({"batching", "regularization"})
+_OF_GUIDES = frozenset({"guide_version", "guide_margin"})
+OPTIONS = frozenset().union(_OF_ENCODERS, _OF_GUIDES, *_OPTIONS.values())
 FORMULAS = "services.trainer.train.losses"
 ITEMS_LEARNING_RATE = 2e-5  # lower: an epoch has many times as many steps
 
@@ -30,6 +44,12 @@ class LossSpec:
     temperature: float = 0.05
     margin: float = 0.1
     regularization: float = 0.0
+    further: frozenset[str] = frozenset()  # options beside those of its kind
+
+    @property
+    def options(self) -> frozenset[str]:
+        """The names of all OPTIONS that it has."""
+        return self.further.union(_OPTIONS[self.over], () if self.over == "scores" else _OF_ENCODERS)
 
     @property
     def needs_refused(self) -> bool:
@@ -63,7 +83,7 @@ LOSSES: Mapping[str, LossSpec] = {
     "PAIRWISE_CONTRASTIVE": LossSpec(f"{FORMULAS}.pairwise_contrastive", "pairs", margin=0.5, regularization=0.1),
     "SUPERVISED_CONTRASTIVE": LossSpec(f"{FORMULAS}.supervised_contrastive", "candidates"),
     "MULTIPLE_NEGATIVES_RANKING": LossSpec(f"{FORMULAS}.multiple_negatives_ranking", "positives"),
-    "GIST": LossSpec(f"{FORMULAS}.gist", "positives"),
+    "GIST": LossSpec(f"{FORMULAS}.gist", "positives", further=_OF_GUIDES),
     "NLI_CLASSIFICATION": LossSpec(f"{FORMULAS}.NliClassification", "classes", learning_rate=2e-5),
     "REGRESSION": LossSpec(f"{FORMULAS}.regression", "scores"),
     "ANALOGY": LossSpec(f"{FORMULAS}.analogy", "quadruples"),
@@ -78,7 +98,7 @@ def loss_of_ones_own(dotted: str) -> LossSpec:
     kind, _, formula = dotted.rpartition(":")
     for over in get_args(Over)[:-1]:
         if over == (kind or "pairs") and "." in formula:
-            return LossSpec(formula, over)
+            return LossSpec(formula, over, further=frozenset({"temperature", "margin", "guide_margin"}))
     raise InvalidArgument(
         f"a loss must be MODULE.FUNCTION or KIND:MODULE.FUNCTION, with a kind of {', '.join(get_args(Over)[:-1])}, "
         f"got {dotted!r}"

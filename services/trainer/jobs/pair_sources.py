@@ -249,13 +249,18 @@ class Retrieved:
         self._index = index
 
     async def read(self, corpus: str, generation: str, mode: Mode, texts: Sequence[str]) -> dict[str, list[str]]:
-        """Returns the ids of the first CANDIDATES premises of each text, best first, without the text itself."""
+        """Returns the ids of the first CANDIDATES premises of each text, best first, without the text itself.
+
+        The encoder that answers first answers for all texts, whatever is published meanwhile.
+        """
         found: dict[str, list[str]] = {}
+        version: str | None = None
         for start in range(0, len(texts), TEXTS_PER_CALL):
             part = texts[start : start + TEXTS_PER_CALL]
             ranked = await self._index.rankings(
-                corpus, part, k=CANDIDATES, retrieval=Retrieval(mode), generation=generation
+                corpus, part, k=CANDIDATES, retrieval=Retrieval(mode), generation=generation, version=version
             )
+            version = version or ranked.model_version or None
             found |= {text: [hit.id for hit in hits] for text, hits in zip(part, ranked.results, strict=True)}
         return found
 

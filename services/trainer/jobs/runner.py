@@ -53,7 +53,6 @@ TRANSIENT = (errors.Unavailable, errors.Overloaded, errors.DeadlineExceeded)  # 
 FIRST_S = 1.0
 LONGEST_S = 30.0
 MOST_ENDS = 5
-UNKNOWN_KEPT_S = 86_400.0  # age of a directory without a record: another deployment may write here by mistake
 
 
 class JobFailed(Exception):
@@ -129,13 +128,9 @@ class JobRunner:
         return self._readiness.state == "DRAINING"
 
     async def _look(self) -> None:
-        worked = True  # an earlier process may have: clean up first
         while True:
             try:
                 waiting = await self._store.active()
-                if worked:
-                    await remove_finished(self._jobs_dir, self._store)
-                    worked = False
                 self._backoff.keep_only(waiting)  # makes the service ready before any work: a job may take hours
                 for job_id in waiting:
                     if self._draining:
@@ -145,7 +140,7 @@ class JobRunner:
                         self.active_job = job_id
                         self._work = asyncio.create_task(self._hold(job_id, lease))
                         await asyncio.wait([self._work])
-                        self.active_job, worked = "", True
+                        self.active_job = ""
                     elif self._backoff.is_due(job_id):
                         self._backoff.clear(job_id)  # another trainer works on it
             except errors.Unavailable as error:
@@ -342,6 +337,8 @@ class JobRunner:
         )
         if answer in {"OK", state}:  # the second by an attempt whose answer was lost; else a successor needs the hold
             await self._holds.release(job_id)
+            if state == "SUCCEEDED":  # it is never resumed
+                await run_in_thread(shutil.rmtree, self._jobs_dir / job_id, ignore_errors=True)
         return answer
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
@@ -409,37 +406,3 @@ class Backoff:
             self._readiness.degraded(self.handicap)
         else:
             self._readiness.serving()
-
-
-async def remove_finished(jobs_dir: Path, store: JobStore) -> None:
-    """Removes directories that no job needs. Raises Unavailable if Redis is away."""
-    for directory, reason in await finished_directories(jobs_dir, store):
-        log.info("job directory removed", job=directory.name, reason=reason)
-        await run_in_thread(shutil.rmtree, directory, ignore_errors=True)
-
-
-async def finished_directories(jobs_dir: Path, store: JobStore) -> list[tuple[Path, str]]:
-    """Lists directories of jobs that succeeded, and of unknown jobs unchanged for a day, each with the reason.
-
-    A failed or cancelled job can be resumed, so its directory stays. Raises Unavailable if Redis is away.
-    """
-    finished = []
-    for directory in await run_in_thread(_directories, jobs_dir):
-        state = await store.state(directory.name)
-        if state == "SUCCEEDED":
-            finished.append((directory, "its job has succeeded"))
-        elif state is None and await run_in_thread(_is_old, directory):
-            finished.append((directory, "no record names its job"))
-    return finished
-
-
-def _directories(jobs_dir: Path) -> list[Path]:
-    return sorted(path for path in jobs_dir.iterdir() if path.is_dir()) if jobs_dir.is_dir() else []
-
-
-def _is_old(directory: Path) -> bool:
-    try:
-        changed = max(path.stat().st_mtime for path in (directory, *directory.iterdir()))
-    except OSError:  # it vanished, is in use, or is not ours to read
-        return False
-    return time.time() - changed > UNKNOWN_KEPT_S

@@ -9,9 +9,12 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 from aeenc import errors
 from aeenc.index import IndexClient
+from aeenc.values import Premise
 from services.kit.concurrency import finish
 from services.kit.logs import get
 from services.store.life_cycles import LIVE
@@ -26,6 +29,18 @@ log = get(__name__)
 PATIENCE_S = 300.0  # for encoders that are away or load slowly
 LABEL = "job-"
 _OF_BUILD = re.compile(rf"{LABEL}[0-9a-f]{{16}}-[0-9a-f]{{8}}")
+
+
+@dataclass(frozen=True)
+class _PremisesOf:
+    """The premises of a generation, page by page; a build that is resumed begins them again."""
+
+    index: IndexClient
+    corpus: str
+    generation: str
+
+    def __aiter__(self) -> AsyncIterator[Premise]:
+        return aiter(self.index.list_premises(self.corpus, generation=self.generation))
 
 
 class TandemBuilder:
@@ -56,10 +71,9 @@ class TandemBuilder:
             label = await self._registry.set_label(space_id, name, version)
             await await_all(self._registry, label, self._patience_s)
             corpus = job.config.corpus
-            premises = [one async for one in self._index.list_premises(corpus, generation=job.generation)]
             generation = await self._index.build(
                 corpus,
-                premises,
+                _PremisesOf(self._index, corpus, job.generation),
                 activate=False,
                 request_id=f"tandem {job.id}",
                 space_id=space_id,

@@ -20,13 +20,25 @@ from services.store.registry import CheckpointRow
 from services.store.requests import Request
 from services.trainer.evaluation.protocol import EvaluationQuery, GoldStandard, merge_queries
 from services.trainer.jobs.job import Job, JobConfig, JobEvent, JobProgress, job_then
-from services.trainer.jobs.losses import LOSSES, dotted_name, loss_of_ones_own
+from services.trainer.jobs.losses import LOSSES, OPTIONS, LossSpec, dotted_name, loss_of_ones_own
 from services.trainer.jobs.pair_sources import DataSets, SampledPairs
 from services.trainer.jobs.runner import JobRunner
 from services.trainer.jobs.store import JobStore
 from services.trainer.registry.checkpoints import CROSS_ENCODER, Checkpoints
 
 Gold = tuple[str, Sequence[str]]
+_RANGES: Mapping[str, tuple[float, float]] = {
+    "epochs": (0, 100),
+    "batch_size": (1, 1024),
+    "learning_rate": (1e-8, 1.0),
+    "temperature": (1e-3, 10.0),
+    "margin": (0.0, 2.0),
+    "regularization": (0.0, 1000.0),
+    "refused_weight": (1e-3, 1000.0),
+    "guide_margin": (-1.0, 1.0),
+    "prototypes": (1, 10_000),
+    "initial_share": (0.0, 1.0),
+}
 
 
 class TrainingJobs:
@@ -126,22 +138,11 @@ class TrainingJobs:
                 "is NEGATIVE, but mode SIAMESE gives a text one vector as query and as premise, so that the two cannot "
                 "be parted; give EXCLUDED, or mode SINGLE or DUAL",
             )
-        if config.mode == "CROSS_ENCODER":
-            _check_cross_encoder(config)
-        else:
-            _check_no_reranking(config)
-        _within("epochs", config.epochs, 0, 100)
-        _within("batch_size", config.batch_size, 1, 1024)
-        _within("learning_rate", config.learning_rate, 1e-8, 1.0)
-        _within("temperature", config.temperature, 1e-3, 10.0)
-        _within("margin", config.margin, 0.0, 2.0)
-        _within("regularization", config.regularization, 0.0, 1000.0)
-        _within("refused_weight", config.refused_weight, 1e-3, 1000.0)
-        _within("hard_negatives", config.hard_negatives, 0, 64)
-        _within("guide_margin", config.guide_margin, -1.0, 1.0)
-        _within("prototypes", config.prototypes, 1, 10_000)
+        _check_options(config, loss)
+        for name, (low, high) in _RANGES.items():
+            _within(name, getattr(config, name), low, high)
+        _within("hard_negatives", config.hard_negatives, int(config.mode == "CROSS_ENCODER"), 64)
         _within("accumulation", config.accumulation, 1, config.batch_size)
-        _within("initial_share", config.initial_share, 0.0, 1.0)
         if config.note.strip():  # a list has it in each job
             check_texts([config.note], self.limits, "config.note")
         if validation:
@@ -205,26 +206,14 @@ class TrainingJobs:
         return self._runner.active_job
 
 
-def _check_cross_encoder(config: JobConfig) -> None:
-    """Refuses options that the training of a cross-encoder would ignore."""
-    if config.batching != "QUERIES":
-        raise errors.InvalidArgument.field(
-            "config.batching", "is ITEMS; mode CROSS_ENCODER batches queries, leave it out"
-        )
-    if config.regularization:
-        raise errors.InvalidArgument.field(
-            "config.regularization",
-            f"is {config.regularization:g}; mode CROSS_ENCODER has no regularization, leave it out",
-        )
-    _within("hard_negatives", config.hard_negatives, 1, 64)
-
-
-def _check_no_reranking(config: JobConfig) -> None:
-    """Refuses options that only the training of a cross-encoder has."""
-    for name in ("targets", "candidates", "negatives"):
-        if (value := getattr(config, name)) != getattr(JobConfig, name):  # the default
+def _check_options(config: JobConfig, loss: LossSpec) -> None:
+    """Refuses options that the training with a loss would ignore."""
+    usual = JobConfig.of({"mode": config.mode, "loss": config.loss, "custom_loss": config.custom_loss})
+    for name in sorted(OPTIONS - loss.options):
+        if (value := getattr(config, name)) != getattr(usual, name):
+            given = f"{value:g}" if isinstance(value, float) else value
             raise errors.InvalidArgument.field(
-                f"config.{name}", f"is {value}; only mode CROSS_ENCODER has it, leave it out"
+                f"config.{name}", f"is {given}, which {config.loss_name} has no use for; leave it out"
             )
 
 

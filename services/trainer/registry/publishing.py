@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from aeenc import errors
 from services.kit.logs import get
@@ -40,17 +41,38 @@ _LABEL = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 @dataclass(frozen=True)
-class _Move:
-    """What a publication is asked for."""
+class Move:
+    """What a caller asks a label to do. Without a `label`, a publication is one of `stable`.
+
+    `share` is of calls to `canary`; None: as it is. Without a `precision` a publication takes the best that every live
+    encoder reports and the checkpoint has, other moves the label's last one.
+    """
 
     version: str
     label: str
-    expected_revision: int | None
-    force: bool
-    only_better: bool
-    share: float | None
-    precision: str
-    request: Request
+    expected_revision: int | None = None
+    share: float | None = None
+    precision: str = ""
+    request_id: str = ""
+    force: bool = False
+    only_better: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises InvalidArgument for a label that callers may not move, or a share that it cannot have."""
+        _movable(self.label)
+        if self.share is None:
+            return
+        if self.label != CANARY:
+            raise errors.InvalidArgument.field("share", f"is set for label {self.label!r}; only {CANARY!r} has a share")
+        if not 0.0 <= self.share <= 1.0:  # NaN fails this too
+            raise errors.InvalidArgument.field("share", f"is {self.share:g}; give 0 to 1")
+
+    def request(self, call: str, **further: Any) -> Request:
+        """The request of a call, by which its retry is known."""
+        asked = {"version": self.version, "label": self.label, "expected_revision": self.expected_revision}
+        if self.precision:
+            further["precision"] = self.precision
+        return Request(self.request_id, call, {**asked, "share": self.share, **further})
 
 
 class Publisher:
@@ -68,72 +90,56 @@ class Publisher:
         self._tandems, self._gate = tandems, QualityGate(registry, checkpoints)
         self._turn = asyncio.Lock()
 
-    async def publish(
-        self,
-        version: str,
-        label: str,
-        *,
-        expected_revision: int | None,
-        force: bool,
-        wait_s: float,
-        only_better: bool = False,
-        share: float | None = None,
-        precision: str = "",
-        request_id: str = "",
-    ) -> Publication:
+    async def publish(self, move: Move, *, wait_s: float) -> Publication:
         """Points a label at a checkpoint unless it is measurably worse than the version that the label serves.
 
-        Without a `precision` it takes the best that every live encoder reports and the checkpoint has.
         For `stable` in a space that the corpus does not serve yet, the generation is activated, too (TandemPublisher).
         Raises FailedPrecondition for a worse checkpoint, with `only_better` for one that was not shown to be better;
         Aborted if the version compared with no longer serves.
         """
-        name = _movable(label or STABLE)
-        _check_share(name, share)
-        asked = {"version": version, "label": name, "expected_revision": expected_revision, "force": force}
-        asked |= {"only_better": only_better} if only_better else {}
-        asked |= {"precision": precision} if precision else {}
-        request = Request(request_id, "Publish", {**asked, "share": share})
-        move = _Move(version, name, expected_revision, force, only_better, share, precision, request)
-        async with self._turn if force else contextlib.nullcontext():
+        better = {"only_better": True} if move.only_better else {}
+        request = move.request("Publish", force=move.force, **better)
+        async with self._turn if move.force else contextlib.nullcontext():
             record = await self._registry.requests.answer(request) or {}
-            tandem = await self._tandems.tandem(version)
+            tandem = await self._tandems.tandem(move.version)
             if "version" not in record and tandem is None:
-                moved, gate = await self._move(move)
+                moved, gate = await self._move(move, request)
         if "version" in record:
             return await self._again(record, wait_s)
         if tandem is not None:
             if done := await self._tandems.begun(tandem, record.get("to", "")):
                 return await self._noted(request, done, _read_answer(record["answer"])[1])
-            if name == STABLE and not await self._tandems.serves(tandem):
-                return await self._publish_tandem(move, tandem, wait_s)
-            moved, gate = await self._move(move)
+            if move.label == STABLE and not await self._tandems.serves(tandem):
+                return await self._publish_tandem(move, request, tandem, wait_s)
+            moved, gate = await self._move(move, request)
         return replace(await self._followed(moved, wait_s), gate=gate)
 
-    async def _move(self, move: _Move) -> tuple[LabelRow, Verdict]:
+    async def _move(self, move: Move, request: Request) -> tuple[LabelRow, Verdict]:
         """Compares a version unless the move is forced, then points the label at it."""
-        row = await self._named(move.version, move.label, move.share)
+        row = await self._named(move)
         with span("publish", links=[row.traceparent], label=move.label, version=move.version):
-            return await self._move_to(row, move)
+            compared, gate = await self._compare(move, row.space_id)
+            precision = move.precision or await self._best_precision(move.version)
+            expected = compared if move.expected_revision is None else move.expected_revision
+            asked = replace(move, precision=precision, expected_revision=expected)
+            moved = await self._set(row.space_id, asked, request, _answer(gate))
+            at = {"revision": moved.revision, "precision": moved.precision}
+            log.info("published", label=move.label, version=move.version, **at, gate=gate)
+            return moved, gate
 
-    async def _move_to(self, row: CheckpointRow, move: _Move) -> tuple[LabelRow, Verdict]:
-        compared, gate = await self._compare(move, row.space_id)
-        expected = compared if move.expected_revision is None else move.expected_revision
-        moved = await self._registry.set_label(
-            row.space_id,
+    async def _set(self, space_id: str, move: Move, request: Request, answer: str = "") -> LabelRow:
+        return await self._registry.set_label(
+            space_id,
             move.label,
             move.version,
-            expected_revision=expected,
+            expected_revision=move.expected_revision,
             share=move.share,
-            request=move.request,
-            answer=_answer(gate),
-            precision=move.precision or await self._best_precision(move.version),
+            request=request,
+            answer=answer,
+            precision=move.precision,
         )
-        at = {"revision": moved.revision, "precision": moved.precision}
-        log.info("published", label=move.label, version=move.version, **at, gate=gate)
-        return moved, gate
 
-    async def _publish_tandem(self, move: _Move, tandem: Tandem, wait_s: float) -> Publication:
+    async def _publish_tandem(self, move: Move, request: Request, tandem: Tandem, wait_s: float) -> Publication:
         """Compares a tandem with what its corpus serves unless the move is forced, then activates it."""
         before = await self._tandems.active(tandem.corpus)
         compared, gate = await self._compare(move, before.space_id)
@@ -144,17 +150,17 @@ class Publisher:
             expected_revision=move.expected_revision,
             force=move.force,
             wait_s=min(wait_s, MAX_WAIT_S),
-            request=move.request,
+            request=request,
             answer=_answer(gate, tandem.generation),
             precision=move.precision or await self._best_precision(tandem.version),
         )
-        return await self._noted(move.request, done, gate)
+        return await self._noted(request, done, gate)
 
     async def _best_precision(self, version: str) -> str:
         """Returns the best precision in which every live encoder computes a version, or all versions of an ensemble."""
         return await self._registry.best_precision(await self._checkpoints.files(versions_of(version)))
 
-    async def _compare(self, move: _Move, space_id: str) -> tuple[int | None, Verdict]:
+    async def _compare(self, move: Move, space_id: str) -> tuple[int | None, Verdict]:
         """Returns the revision of the space's label that the version was compared with, None where it was not."""
         if move.force:
             return None, Verdict(not_compared="it was forced")
@@ -166,34 +172,13 @@ class Publisher:
             verdict.check_better(move.version)
         return revision, verdict
 
-    async def set_label(
-        self,
-        label: str,
-        version: str,
-        expected_revision: int | None,
-        share: float | None = None,
-        request_id: str = "",
-        precision: str = "",
-    ) -> LabelRow:
-        """Points a label at a version or an ensemble, without the gate; without a `precision` in its last one."""
-        name = _movable(label)
-        _check_share(name, share)
-        asked = {"label": name, "version": version, "expected_revision": expected_revision, "share": share}
-        asked |= {"precision": precision} if precision else {}
-        request = Request(request_id, "SetLabel", asked)
+    async def set_label(self, move: Move) -> LabelRow:
+        """Points a label at a version or an ensemble, without the gate."""
+        request = move.request("SetLabel")
         async with self._turn:
             if record := await self._registry.requests.answer(request):
                 return LabelRow.of_hash(record)
-            row = await self._named(version, name, share)
-            return await self._registry.set_label(
-                row.space_id,
-                name,
-                version,
-                expected_revision=expected_revision,
-                share=share,
-                request=request,
-                precision=precision,
-            )
+            return await self._set((await self._named(move)).space_id, move, request)
 
     async def delete_label(self, label: str, space_id: str, request_id: str = "") -> None:
         """Removes a label; `stable` and `previous` stay in the trainer's own space and in those of corpora."""
@@ -272,17 +257,17 @@ class Publisher:
         row = await self._label(_checked(label or STABLE), space_id)
         return row, await self._registry.rollouts(row.space_id, row.name)
 
-    async def _named(self, version: str, label: str, share: float | None) -> CheckpointRow:
+    async def _named(self, move: Move) -> CheckpointRow:
         """Returns the checkpoint that a label shall name, or the first of an ensemble, after checking all of it."""
-        versions = versions_of(version)
-        rows = [await self._checkpoints.get(one) for one in versions]
+        rows = [await self._checkpoints.get(one) for one in versions_of(move.version)]
         if len(rows) > 1:
-            _check_ensemble(rows, label)
-        if share and rows[0].space_id == CROSS_ENCODER:
+            _check_ensemble(rows, move.label)
+        if move.share and rows[0].space_id == CROSS_ENCODER:
             raise errors.InvalidArgument.field(
                 "share",
-                f"is {share:g}, but {version} is a cross-encoder, and all pairs of a ranking must go to one; leave it "
-                f"out, and name {version} in `rerank_versions` of the calls of Retrieve that shall try it",
+                f"is {move.share:g}, but {move.version} is a cross-encoder, and all pairs of a ranking must go to one; "
+                f"leave it out, and name {move.version} in `rerank_versions` of the calls of Retrieve that shall try "
+                "it",
             )
         return rows[0]
 
@@ -364,16 +349,6 @@ def _check_ensemble(rows: Sequence[CheckpointRow], label: str) -> None:
             raise errors.InvalidArgument.field(
                 "version", f"names {row.version} among several; only cross-encoders rank together, name it alone"
             )
-
-
-def _check_share(label: str, share: float | None) -> None:
-    """Raises InvalidArgument for a share outside 0 to 1, or on a label other than `canary`."""
-    if share is None:
-        return
-    if label != CANARY:
-        raise errors.InvalidArgument.field("share", f"is set for label {label!r}; only {CANARY!r} has a share")
-    if not 0.0 <= share <= 1.0:  # NaN fails this too
-        raise errors.InvalidArgument.field("share", f"is {share:g}; give 0 to 1")
 
 
 def _checked(label: str) -> str:

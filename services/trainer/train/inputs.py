@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
 from torch import Tensor
 
 from aeenc.errors import NotFound
@@ -33,7 +32,7 @@ from services.trainer.train.export.exported import outputs_of
 from services.trainer.train.export.quantization import FILE as INT8_FILE
 from services.trainer.train.export.quantization import Int8Trial
 from services.trainer.train.export.writer import write_checkpoint
-from services.trainer.train.loop import BEST, BEST_PREMISES
+from services.trainer.train.loop import BEST_PREMISES, best_weights
 from services.trainer.train.objectives import LossData, build_objective, check_training_set, formula_of, ordinals_of
 from services.trainer.train.ranks import Rank
 
@@ -120,13 +119,13 @@ class EncoderTask:
 
     def encoders(self, kept: Path | None = None) -> Encoders[QueryEncoder]:
         """Loads the encoders that training starts from, or those that it has kept in a directory."""
-        query = self._encoder(kept and kept / BEST)
-        premise = self._encoder(kept and kept / BEST_PREMISES) if self._mode == "DUAL" else None
+        query = self._encoder(None if kept is None else best_weights(kept))
+        of_premises = None if kept is None else best_weights(kept, BEST_PREMISES)
+        premise = self._encoder(of_premises) if self._mode == "DUAL" else None
         return Encoders(query, query if self._mode == "SIAMESE" else premise)
 
-    def _encoder(self, weights: Path | None = None) -> QueryEncoder:
-        tensors = None if weights is None else load_file(weights)
-        return load_encoder(self.inputs.base.path, self.inputs.spec, tensors).to(self.inputs.device)
+    def _encoder(self, weights: dict[str, Tensor] | None = None) -> QueryEncoder:
+        return load_encoder(self.inputs.base.path, self.inputs.spec, weights).to(self.inputs.device)
 
     def objective(self) -> Objective:
         """Builds the loss on the data; encodes premises outside the generation once, by the premise encoder."""

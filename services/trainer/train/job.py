@@ -113,7 +113,8 @@ def train(files: JobFiles, task: Task, encoders: Encoders[Any], objective: Objec
         lambda step: _report(files, inputs, objective, curves, step),
         rank,
     )
-    with together(files.directory, rank, inputs.device), closing(curves):
+    premises = 0 if encoders.premise is None else len(inputs.generation.premises)
+    with together(files.directory, rank, inputs.device, premises), closing(curves):
         return training.run()
 
 

@@ -1,16 +1,14 @@
 """The training loop: epochs in random order, the best one kept by strict MAP, resumable after each.
 
-    discard_unless_whole
-        ▼
     load_state ──► epoch: batches ──► each rank's share: loss, backward ──► clip ──► AdamW step
         ▲                                                                              │ next batch
         │                                                                              ▼
-    save_state ◄── BEST weights, if better ◄── validate ◄── KeptWeights in place ◄── end of epoch
+    save_state ◄── best weights, if better ◄── validate ◄── KeptWeights in place ◄── end of epoch
 
 The same plan and inputs give the same weights on the same machine, even if the process was killed in between. A killed
-job resumes from one file with weights, optimiser moments and the best epoch: safetensors and JSON, never pickle.
-Randomness is seeded by epoch, so no generator state is kept. Every file has the hash of its content, so that a damaged
-one is told from a sound one.
+job resumes from one file with weights, optimiser moments and the best epoch's weights: safetensors and JSON, never
+pickle. Randomness is seeded by epoch, so no generator state is kept. The file has the hash of its content, so that a
+damaged one is told from a sound one.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +31,7 @@ from safetensors.torch import save
 from torch import Tensor, nn, optim
 
 from services.kit.logs import get
-from services.store.files import atomic_write, sync_directory
+from services.store.files import atomic_write
 from services.store.formats import check_format, known_fields
 from services.trainer.jobs.files import EPOCH_STATE, TrainingPlan
 from services.trainer.jobs.job import JobConfig
@@ -45,9 +43,8 @@ log = get(__name__)
 
 FORMAT_VERSION = 1
 FILE = EPOCH_STATE
-BEST, BEST_PREMISES = "best.safetensors", "best_premises.safetensors"  # the second only in mode DUAL
+BEST, BEST_PREMISES = "best", "best_premises"  # before the names of the best epoch's weights; the second in mode DUAL
 HASH = "sha256"  # of the tensors and of the other metadata, beside them
-NEXT = "next-"  # before the name of weights that replace these once the state names their epoch
 WEIGHT_DECAY = 0.01
 WARM_UP = 0.1  # share of all steps
 MAX_GRADIENT_NORM = 1.0
@@ -120,18 +117,13 @@ class Training:
             self._learner.parameters(), lr=self._config.learning_rate, weight_decay=WEIGHT_DECAY
         )
         self._kept = KeptWeights(encoders, self._config.initial_share)
+        self._best: dict[str, Tensor] = {}
         self._loss = 0.0
         self._steps = _steps_per_epoch(self._config, objective.size) * self._config.epochs
 
     def run(self) -> TrainingState:
-        """Trains the epochs that are left; the best weights then lie in the files of `BEST`. Raises Diverged."""
-        names = [BEST, *([BEST_PREMISES] if self._encoders.second is not None else [])]
-        if self._rank.leads:
-            discard_unless_whole(self._directory, names)
-        self._rank.meet()
-        state = load_state(self._directory, self._learner, self._optimizer)
-        if self._rank.leads:
-            settle_weights(self._directory, state)
+        """Trains the epochs that are left; `best_weights` then reads the best ones. Raises Diverged."""
+        state, self._best = load_state(self._directory, self._learner, self._optimizer)
         wrapped = self._rank.wrap(self._learner)
         for epoch in range(state.epochs_done + 1, self._config.epochs + 1):
             try:
@@ -151,12 +143,14 @@ class Training:
             is_best = self._validate is None or state.best_epoch == 0 or state.validation_map > state.best_map
             if is_best:
                 state.best_epoch, state.best_map = epoch, state.validation_map
-                if self._encoders.second is not None:
-                    save_weights(self._directory / BEST_PREMISES, self._encoders.second.transformer.state_dict(), epoch)
-                save_weights(self._directory / BEST, self._encoders.query.transformer.state_dict(), epoch)
+                self._best = {
+                    f"{part}/{name}": weight.detach().cpu().clone()
+                    for part, model in ((BEST, self._encoders.query), (BEST_PREMISES, self._encoders.second))
+                    if model is not None
+                    for name, weight in model.transformer.state_dict().items()
+                }
         state.epochs_done = epoch
-        save_state(self._directory, state, self._learner, self._optimizer)
-        settle_weights(self._directory, state)
+        save_state(self._directory, state, self._learner, self._optimizer, self._best)
 
     def _epoch(self, learner: nn.Module, epoch: int, state: TrainingState) -> int:
         """Takes the steps of an epoch and returns the number of steps so far."""
@@ -254,99 +248,77 @@ class KeptWeights:
                     weight.copy_(before)
 
 
-def save_state(directory: Path, state: TrainingState, learner: nn.Module, optimizer: optim.Optimizer) -> None:
+def save_state(
+    directory: Path,
+    state: TrainingState,
+    learner: nn.Module,
+    optimizer: optim.Optimizer,
+    best: Mapping[str, Tensor],
+) -> None:
     """Replaces the state atomically; tensors and values share a file, so they cannot disagree."""
     tensors = {f"weights/{name}": tensor for name, tensor in learner.state_dict().items()}
     for name, parameter in learner.named_parameters():
         for moment, value in optimizer.state.get(parameter, {}).items():
             tensors[f"{moment}/{name}"] = value
-    _save(directory / FILE, tensors, {"standing": json.dumps(asdict(state))})
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in {**tensors, **best}.items()}
+    metadata = {"format_version": str(FORMAT_VERSION), "standing": json.dumps(asdict(state))}
+    # Through bytes: the library's writer hides a full disk behind its own error class.
+    atomic_write(directory / FILE, save(plain, {**metadata, HASH: _hash(plain, metadata)}))
 
 
-def load_state(directory: Path, learner: nn.Module, optimizer: optim.Optimizer) -> TrainingState:
-    """Restores weights and moments and returns the state; a fresh one if none is stored. Raises NewerFormat."""
-    path = directory / FILE
-    if not path.is_file():
-        return TrainingState()
-    parameters = dict(learner.named_parameters())
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata() or {}
-        check_format(metadata, FORMAT_VERSION, str(path))
-        state = TrainingState(**known_fields(TrainingState, json.loads(metadata["standing"])))
-        weights = {}
-        for key in file.keys():  # noqa: SIM118 - not a mapping
-            kind, name = key.split("/", 1)
-            if kind == "weights":
-                weights[name] = file.get_tensor(key)
-            else:
-                device = "cpu" if kind == "step" else parameters[name].device  # AdamW counts steps on the CPU
-                optimizer.state[parameters[name]][kind] = file.get_tensor(key).to(device)
-    learner.load_state_dict(weights)
-    return state
+def load_state(
+    directory: Path, learner: nn.Module, optimizer: optim.Optimizer
+) -> tuple[TrainingState, dict[str, Tensor]]:
+    """Restores weights and moments; returns the state and the best weights.
 
-
-def discard_unless_whole(directory: Path, names: Sequence[str]) -> None:
-    """Removes everything that is kept of training if a part of it is damaged or missing: the job begins again.
-
-    `names` are those of the best weights. Raises NewerFormat for a state of a newer release, whose hash may be another.
+    Fresh ones if nothing is stored, or something damaged: the job begins again. Raises NewerFormat for a state of a
+    newer release, whose hash may be another.
     """
-    kept = [directory / FILE, *(directory / f"{prefix}{name}" for name in names for prefix in ("", NEXT))]
-    found = {path: _sound_metadata(path) for path in kept if path.is_file()}
-    lost = [path for path, metadata in found.items() if metadata is None]
-    if not lost and (state := found.get(directory / FILE)):
-        epoch = json.loads(state["standing"])["best_epoch"]
-        epochs = {(path.name.removeprefix(NEXT), (metadata or {}).get("epoch")) for path, metadata in found.items()}
-        lost = [directory / name for name in names if epoch and (name, str(epoch)) not in epochs]
-    if not lost:
-        return
-    log.warning("a job's state is damaged; it begins again from its first epoch", path=str(lost[0]))
-    for path in found:
-        path.unlink()
-    sync_directory(directory)
+    tensors, metadata = _sound(directory / FILE)
+    if not tensors:
+        return TrainingState(), {}
+    parameters = dict(learner.named_parameters())
+    weights, best = {}, {}
+    for key, tensor in tensors.items():
+        kind, name = key.split("/", 1)
+        if kind == "weights":
+            weights[name] = tensor
+        elif kind in {BEST, BEST_PREMISES}:
+            best[key] = tensor
+        else:
+            device = "cpu" if kind == "step" else parameters[name].device  # AdamW counts steps on the CPU
+            optimizer.state[parameters[name]][kind] = tensor.to(device)
+    learner.load_state_dict(weights)
+    return TrainingState(**known_fields(TrainingState, json.loads(metadata["standing"]))), best
 
 
-def _sound_metadata(path: Path) -> dict[str, str] | None:
-    """Returns what a file says beside its tensors; None unless its content has the hash that was written with it."""
+def best_weights(directory: Path, part: str = BEST) -> dict[str, Tensor]:
+    """Reads the weights of the best epoch from a job's directory."""
+    with safe_open(directory / FILE, framework="pt") as file:
+        names = [name for name in file.keys() if name.startswith(f"{part}/")]  # noqa: SIM118 - not a mapping
+        return {name.removeprefix(f"{part}/"): file.get_tensor(name) for name in names}
+
+
+def _sound(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Reads a file's tensors and what it says beside them; nothing unless they have the hash written with them."""
+    if not path.is_file():
+        return {}, {}
     try:
         with safe_open(path, framework="pt") as file:
             metadata: dict[str, str] = file.metadata() or {}
             check_format(metadata, FORMAT_VERSION, str(path))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        if metadata.pop(HASH, "") == _hash(tensors, metadata):
+            return tensors, metadata
     except (SafetensorError, ValueError, KeyError):
-        return None
-    return metadata if metadata.get(HASH) == _hash(tensors, metadata) else None
+        pass
+    log.warning("a job's state is damaged; it begins again from its first epoch", path=str(path))
+    return {}, {}
 
 
 def _hash(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
-    digest = hashlib.sha256(json.dumps({**metadata, HASH: ""}, sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
     for name in sorted(tensors):
         digest.update(name.encode())
         digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def save_weights(path: Path, weights: dict[str, Tensor], epoch: int) -> None:
-    """Stores the weights of an epoch beside the file that holds the best so far; `settle_weights` replaces it."""
-    _save(path.with_name(f"{NEXT}{path.name}"), weights, {"epoch": str(epoch)})
-
-
-def settle_weights(directory: Path, state: TrainingState) -> None:
-    """Gives the best weights their names if the state knows their epoch, and drops those of an epoch that was lost."""
-    for name in (BEST, BEST_PREMISES):
-        path = directory / f"{NEXT}{name}"
-        if not path.is_file():
-            continue
-        with safe_open(path, framework="pt") as file:
-            is_best = file.metadata()["epoch"] == str(state.best_epoch)
-        if is_best:
-            path.replace(directory / name)
-        else:
-            path.unlink()
-        sync_directory(directory)
-
-
-def _save(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    # Through bytes: the library's writer hides a full disk behind its own error class.
-    stored = {"format_version": str(FORMAT_VERSION), **metadata}
-    atomic_write(path, save(plain, {**stored, HASH: _hash(plain, stored)}))

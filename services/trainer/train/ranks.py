@@ -28,7 +28,8 @@ from services.trainer.registry.child import MODULE
 log = get(__name__)
 
 MEETING = "ranks"  # the file through which the processes of a job find each other
-PATIENCE = timedelta(minutes=30)  # rank 0 evaluates while the others wait
+PATIENCE_S = 1800.0  # rank 0 evaluates while the others wait
+ENCODED_A_SECOND = 20  # premises, at least, by a large model on a CPU
 POLL_S = 0.05
 ENDING_POLLS = 40
 
@@ -66,8 +67,11 @@ class Rank:
 
 
 @contextmanager
-def together(directory: Path, rank: Rank, device: torch.device) -> Iterator[None]:
-    """Runs the other processes during the block. Raises FailedPrecondition if one of them ends too early."""
+def together(directory: Path, rank: Rank, device: torch.device, premises: int = 0) -> Iterator[None]:
+    """Runs the other processes during the block; rank 0 may encode so many premises while they wait.
+
+    Raises FailedPrecondition if one of them ends too early.
+    """
     if rank.processes == 1:
         yield
         return
@@ -85,7 +89,7 @@ def together(directory: Path, rank: Rank, device: torch.device) -> Iterator[None
             init_method=(directory / MEETING).absolute().as_uri(),
             rank=rank.number,
             world_size=rank.processes,
-            timeout=PATIENCE,
+            timeout=timedelta(seconds=PATIENCE_S + premises / ENCODED_A_SECOND),
         )
         yield
         distributed.destroy_process_group()

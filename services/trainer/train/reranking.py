@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
@@ -35,7 +34,7 @@ from services.trainer.train.export.exported import outputs_of
 from services.trainer.train.export.quantization import Int8Trial
 from services.trainer.train.export.writer import write_checkpoint
 from services.trainer.train.inputs import JobInputs, open_checkpoint
-from services.trainer.train.loop import BEST
+from services.trainer.train.loop import best_weights
 from services.trainer.train.losses import regression
 from services.transformer import load_transformer
 
@@ -141,7 +140,7 @@ class RerankingTask:
         """Loads the cross-encoder that training starts from, or the one that it has kept in a directory."""
         model = self._new_model()
         if kept is not None:
-            model.load_state_dict(load_file(kept / BEST))
+            model.load_state_dict(best_weights(kept))
         scorer = GradeScorer(model, self._grades) if self._grades else TrainedScorer(model)
         return Encoders(scorer.to(self.inputs.device))
 
@@ -258,7 +257,7 @@ class RerankingTask:
             return [np.full((len(texts), 1), NONE, dtype=np.int64)]
         if kind == "RANDOM":
             generator, rows = np.random.default_rng([inputs.plan.config.seed, 1]), len(inputs.generation.premises)
-            return [np.array([generator.permutation(rows)[:CANDIDATES] for _ in texts], dtype=np.int64)]
+            return [np.array([generator.choice(rows, min(rows, CANDIDATES), replace=False) for _ in texts])]
         if inputs.candidates:
             return [self._retrieved(texts)]
         versions = dict.fromkeys((inputs.base.id, inputs.generation.premise_version))  # mostly two

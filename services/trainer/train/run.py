@@ -53,9 +53,8 @@ def run(
     """
     own = settings or TrainerSettings()
     dotted = f"{over}:{formula.__module__}.{formula.__qualname__}"
-    spec = loss_of_ones_own(dotted).by(options.get("batching", "QUERIES"))
-    usual = {name: getattr(spec, name) for name in ("learning_rate", "temperature", "margin", "regularization")}
-    config = JobConfig(corpus, (), custom_loss=formula.__name__, data_sets=tuple(data_sets or ()), **usual | options)
+    named = {"corpus": corpus, "custom_loss": formula.__name__, "data_sets": tuple(data_sets or ())}
+    config = JobConfig.of(named | options, loss_of_ones_own(dotted))
     if config.mode != "SINGLE":
         raise InvalidArgument(f"mode is {config.mode}, whose generation only a trainer builds; give SINGLE")
     store = open_store(own.artifacts_dir, own.artifacts_url, own.artifacts_cache_bytes)

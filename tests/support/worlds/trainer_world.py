@@ -52,8 +52,8 @@ def killed_after(epochs: int) -> Iterator[None]:
     """Within the block the job that is run dies as soon as so many epochs are saved."""
     saved = training.save_state
 
-    def die(directory: Any, standing: Any, learner: Any, optimizer: Any) -> None:
-        saved(directory, standing, learner, optimizer)
+    def die(directory: Any, standing: Any, *rest: Any) -> None:
+        saved(directory, standing, *rest)
         if standing.epochs_done == epochs:
             raise Killed
 

@@ -83,16 +83,16 @@ def test_trees_are_found_by_the_hypothesis_or_along_the_gold_tree():
     }
     trees = [GoldTree("h", ("i",), ("t0", "t60", "t61", "t24")), GoldTree("g", (), ("t70",))]
     alone = tree_level(trees, found, ORDINALS, along=False)
-    assert (alone.recall, alone.all_correct) == (pytest.approx((2 / 4 + 1) / 2), 0.5)
-    assert (alone.recall_micro, alone.trees, alone.leaves) == (pytest.approx(3 / 5), 2, 5)
+    assert (alone.recall_at_25, alone.all_correct_at_25) == (pytest.approx((2 / 4 + 1) / 2), 0.5)
+    assert (alone.recall_at_25_micro, alone.trees, alone.leaves) == (pytest.approx(3 / 5), 2, 5)
     along = tree_level(trees, found, ORDINALS, along=True)
     # t60 takes a place among the first 25, so that the last of the hypothesis's own, t24, falls out; t61 stays below.
-    assert along.recall == pytest.approx((2 / 4 + 1) / 2)
+    assert along.recall_at_25 == pytest.approx((2 / 4 + 1) / 2)
     better = {**found, "i": [(60, 0.99), (24, 0.98), (61, 0.97)]}
-    assert tree_level(trees, better, ORDINALS, along=True).all_correct == 1.0
+    assert tree_level(trees, better, ORDINALS, along=True).all_correct_at_25 == 1.0
 
 
 def test_a_premise_of_two_lists_counts_by_its_better_score():
     lists = {"h": [(n, 0.9) for n in range(FIRST)], "i": [(79, 0.95), (0, 0.1)]}
     level = tree_level([GoldTree("h", ("i",), ("t0", "t79"))], lists, ORDINALS, along=True)
-    assert level.all_correct == 1.0
+    assert level.all_correct_at_25 == 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -32,22 +33,35 @@ async def test_a_cross_encoder_is_trained_published_and_asked_for_scores(world: 
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("targets", "grade_distribution"), ("candidates", "lexical"), ("negatives", "none")]
+    ("loss", "options"),
+    [
+        ("full_corpus_softmax", {"targets": "grade_distribution", "candidates": "lexical", "negatives": "none"}),
+        ("full_corpus_softmax", {"margin": 0.2, "hard_negatives": 2, "prototypes": 5}),
+        ("triplet_margin", {"temperature": 0.2, "refused_weight": 2.0, "hard_negatives": 2, "guide_margin": 0.1}),
+        ("multiple_negatives_ranking", {"guide_margin": 0.1, "margin": 0.2, "refused_weight": 2.0}),
+        ("nli_classification", {"temperature": 0.2, "margin": 0.2}),
+        ("regression", {"batching": "items", "regularization": 0.1, "temperature": 0.2, "margin": 0.2}),
+    ],
 )
-async def test_what_only_a_cross_encoder_has_is_refused_elsewhere(world: TrainerWorld, name: str, value: str):
-    with pytest.raises(errors.InvalidArgument, match=f"config.{name}: is {value.upper()}; only mode CROSS_ENCODER"):
-        await world.trainer.start_job(corpus=world.corpus, run_ids=["r"], **{name: value})
+async def test_options_that_a_loss_has_no_use_for_are_refused_by_name(
+    world: TrainerWorld, loss: str, options: dict[str, Any]
+):
+    mode = "cross_encoder" if loss == "regression" else "single"
+    for name, value in options.items():
+        told = f"config.{name}: is {value}, which {loss} has no use for; leave it out"
+        with pytest.raises(errors.InvalidArgument, match=f"(?i){re.escape(told)}"):
+            await world.start(mode=mode, loss=loss, **{name: value})
 
 
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
         ({"loss": trainer_pb2.LOSS_GIST}, "config.loss: is GIST, but mode CROSS_ENCODER"),
-        ({"batching": trainer_pb2.BATCHING_ITEMS}, "config.batching: is ITEMS"),
-        ({"regularization": 0.1}, "config.regularization: is 0.1"),
         ({"hard_negatives": 0}, "config.hard_negatives: is 0; give 1 to 64"),
     ],
 )
-async def test_what_a_cross_encoder_has_no_use_for_is_refused(world: TrainerWorld, fields: dict[str, Any], told: str):
+async def test_what_a_cross_encoder_cannot_train_with_is_refused(
+    world: TrainerWorld, fields: dict[str, Any], told: str
+):
     with pytest.raises(errors.InvalidArgument, match=told):
         await world.start(mode=trainer_pb2.MODE_CROSS_ENCODER, **fields)

@@ -147,6 +147,13 @@ async def test_a_checkpoint_that_anybody_needs_is_not_deleted_and_the_refusal_na
         job = replace(job, config=replace(job.config, base_version=two))
         await trainer.jobs.create(job, [])
         await refused(two, f"job {job.id} is (PENDING|RUNNING) and learns with it")
+        for version in (pairs[1].premise_version, pairs[1].version):
+            await world.checkpoints.register(version)
+        await world.rows.checkpoints.set_space(pairs[1].space_id, pairs[1].premise_version)
+        elsewhere = replace(pending(world), config=replace(job.config, base_version=pairs[1].version))
+        await trainer.jobs.create(elsewhere, [])
+        await refused(pairs[1].premise_version, f"job {elsewhere.id} is (PENDING|RUNNING) and learns with it")
+        await trainer.client.cancel(elsewhere.id)
         await trainer.client.cancel(job.id)
     await world.trainer.delete_checkpoint(two)
 

@@ -12,6 +12,7 @@ import pytest
 from aeenc import errors
 from services.kit.limits import Limits
 from services.trainer.jobs.files import JobFiles
+from services.trainer.jobs.garbage import finished_directories
 from services.trainer.jobs.job import LIVE, JobConfig
 from services.trainer.jobs.training_jobs import TrainingJobs
 from support.waiting import eventually, until
@@ -118,10 +119,15 @@ async def test_only_directories_that_nobody_can_resume_are_removed(bench: Bench)
         (bench.jobs_dir / name / "epoch.safetensors").write_text("state")
     for path in (bench.jobs_dir / "unknown-old" / "epoch.safetensors", bench.jobs_dir / "unknown-old"):
         os.utime(path, (0, 0))
+    found = [directory.name for directory, _ in await finished_directories(bench.jobs_dir, bench.store)]
+    assert found == ["elsewhere", "unknown-old"]
+
+
+async def test_the_directory_of_a_job_that_has_succeeded_goes_at_once(bench: Bench):
     computing(bench, lambda: asyncio.sleep(0))
     bench.runner.start()
     await bench.until("SUCCEEDED")
-    await until(lambda: sorted(path.name for path in bench.jobs_dir.iterdir()) == ["cancelled", "failed", "unknown"])
+    await until(lambda: not bench.directory.exists())
 
 
 async def test_a_repeated_request_cancels_or_resumes_a_job_once_and_gets_the_first_answer(bench: Bench):

@@ -171,7 +171,7 @@ async def test_wrong_jobs_are_refused_with_a_remedy(world: TrainerWorld):
         ({"own_text": 99}, errors.InvalidArgument, "config.own_text: 99 is unknown"),
         ({"own_text": 2, "mode": 2, "loss": 2}, errors.InvalidArgument, "one vector as query and as premise"),
         ({"guide_margin": 2.0}, errors.InvalidArgument, "-1 to 1"),
-        ({"guide_version": "qnothing"}, errors.NotFound, "ListCheckpoints"),
+        ({"guide_version": "qnothing", "loss": "gist"}, errors.NotFound, "ListCheckpoints"),
         ({"run_ids": ["nothing"]}, errors.NotFound, "ListRuns"),
         ({"run_ids": [empty]}, errors.FailedPrecondition, "no positive pair"),
         ({"epochs": 101}, errors.InvalidArgument, "0 to 100"),

@@ -48,8 +48,11 @@ async def test_a_build_that_fails_leaves_no_label_and_goes_on_when_it_is_asked_a
     job, build = world.job(), IndexClient.build
     asked: list[str] = []
 
-    async def away(self: IndexClient, *arguments: Any, request_id: str, **options: Any) -> Any:
+    async def away(self: IndexClient, corpus: str, premises: Any, *, request_id: str, **options: Any) -> Any:
         asked.append(request_id)
+        assert not isinstance(premises, list | tuple), "a large corpus is not held here"
+        twice = [[one.id async for one in premises] for _ in range(2)]
+        assert twice[0] == twice[1] != [], "a build that goes on begins them again"
         raise errors.Unavailable("the index restarts")
 
     monkeypatch.setattr(IndexClient, "build", away)

@@ -19,7 +19,7 @@ from services.trainer.train import loop as training
 from services.trainer.train.encoder import prepare_torch
 from services.trainer.train.inputs import EncoderTask, JobInputs
 from services.trainer.train.job import CONFIGURATION, LOSS, RATE, VALIDATION, train
-from services.trainer.train.loop import BEST, TrainingState
+from services.trainer.train.loop import TrainingState, best_weights
 from services.trainer.train.ranks import Rank
 from support.worlds.trainer_world import Killed, MakeJob
 
@@ -125,7 +125,7 @@ def test_a_directory_that_cannot_be_written_fails_no_job(make_job: MakeJob, tmp_
     (tmp_path / "file").write_text("no directory")
     files = make_job(epochs=1, means=ComputeOptions(tensorboard_dir=str(tmp_path / "file")))
     assert trained(files).epochs_done == 1
-    assert (files.directory / BEST).exists()
+    assert best_weights(files.directory)
 
 
 def test_a_disk_that_fills_up_ends_the_curves_and_not_the_job(

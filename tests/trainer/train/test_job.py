@@ -32,10 +32,10 @@ from services.trainer.train.export import checkpoint as export
 from services.trainer.train.export.exported import PROBES
 from services.trainer.train.inputs import EncoderTask, JobInputs
 from services.trainer.train.job import run_job, train
-from services.trainer.train.loop import BEST, BEST_PREMISES, FILE, NEXT, Diverged
+from services.trainer.train.loop import FILE, Diverged, best_weights
 from services.trainer.train.ranks import Rank
 from support.models.forks import Fork
-from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, Killed, MakeJob, Space, killed_after
+from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, MakeJob, Space, killed_after
 
 
 def weights_of(space: Space, version: str) -> dict[str, np.ndarray]:
@@ -54,7 +54,11 @@ def trained(files: JobFiles) -> dict[str, np.ndarray]:
     prepare_torch(files.plan().means.threads)
     task = EncoderTask(JobInputs.load(files, Rank()))
     train(files, task, task.encoders(), task.objective(), Rank())
-    return load_file(files.directory / BEST)
+    return best_of(files)
+
+
+def best_of(files: JobFiles) -> dict[str, np.ndarray]:
+    return {name: weight.numpy() for name, weight in best_weights(files.directory).items()}
 
 
 @pytest.mark.parametrize(("size", "items", "chosen"), [(50, 0, 12), (3_942, 0, 9), (10**6, 0, 3), (10**6, 4_000, 8)])
@@ -180,25 +184,22 @@ def test_what_is_measured_is_what_is_kept(space: Space, make_job: MakeJob):
     assert told[0] != pytest.approx(told[1])
 
 
+def script_maps(monkeypatch: pytest.MonkeyPatch, maps: list[float]) -> None:
+    """Has epochs measure these, one after the other."""
+    original, left = training.Training.__init__, iter(maps)
+
+    def scripted(self, plan, encoder, objective, validate, *rest) -> None:
+        original(self, plan, encoder, objective, lambda: next(left), *rest)
+
+    monkeypatch.setattr(training.Training, "__init__", scripted)
+
+
 def test_the_epoch_with_the_best_validation_map_is_kept(
     space: Space, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ):
-    kept: list[int] = []
-    maps = iter([0.3, 0.9, 0.5])
-    original = training.Training.__init__
-
-    def scripted(self, plan, encoder, objective, validate, *rest) -> None:
-        original(self, plan, encoder, objective, lambda: next(maps), *rest)
-
-    monkeypatch.setattr(training.Training, "__init__", scripted)
-    monkeypatch.setattr(
-        training,
-        "save_weights",
-        lambda *given, save=training.save_weights: (kept.append(1), save(*given)),
-    )
+    script_maps(monkeypatch, [0.3, 0.9, 0.5])
     version = run(make_job(epochs=3))
     assert space.store.open("checkpoints", version).meta["lineage"]["best_epoch"] == 2
-    assert len(kept) == 2
 
 
 def diverge_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
@@ -229,7 +230,7 @@ def test_the_best_epoch_before_the_loss_went_wrong_becomes_a_checkpoint(
     artifact = space.store.open("checkpoints", result["version"])
     assert artifact.meta["lineage"]["best_epoch"] in {1, 2}
     assert "step 8" in artifact.meta["lineage"]["failure"]
-    kept, best = weights_of(space, result["version"]), load_file(files.directory / BEST)
+    kept, best = weights_of(space, result["version"]), best_of(files)
     assert all(np.isfinite(tensor).all() for tensor in kept.values())
     assert all(np.array_equal(kept[name], best[name]) for name in kept)
 
@@ -357,55 +358,34 @@ def test_a_full_disk_ends_the_job_without_a_visible_checkpoint(space: Space, mak
     assert (files.result(), space.store.list("checkpoints")) == (None, before)
 
 
-def test_a_job_killed_after_writing_the_weights_of_an_epoch_that_is_not_the_best_in_the_end_keeps_the_best(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-):
-    """As on a GPU, where the epoch computed again may be another one."""
-    original, save = training.Training.__init__, training.save_state
-
-    def scripted(self, plan, encoder, objective, validate, *rest) -> None:
-        original(self, plan, encoder, objective, lambda: next(maps), *rest)
-
-    def die(directory, state, *rest) -> None:
-        if state.epochs_done == 2:
-            raise Killed
-        save(directory, state, *rest)
-
-    monkeypatch.setattr(training.Training, "__init__", scripted)
-    files, maps = make_job(epochs=2, learning_rate=1e-3), iter([0.5])
+def test_a_job_that_was_killed_keeps_the_best_epoch_before_it_was(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch):
+    script_maps(monkeypatch, maps := [0.9, 0.5])
+    files = make_job(epochs=3, learning_rate=1e-3)
     with killed_after(1):
         trained(files)
-    (path,) = files.directory.glob("*best.safetensors")
-    first = load_file(path)
-    files, maps = make_job(epochs=2, learning_rate=1e-3), iter([0.5, 0.9])
-    with monkeypatch.context() as patch:
-        patch.setattr(training, "save_state", die)
-        with pytest.raises(Killed):
-            trained(files)
-    maps = iter([0.3])
+    first = best_of(files)
+    with killed_after(2):
+        trained(files)
+    maps.append(0.3)
     kept = trained(files)
     assert all(np.array_equal(kept[name], weights) for name, weights in first.items())
-    assert sorted(path.name for path in files.directory.glob("*best*")) == [BEST]
 
 
-@pytest.mark.parametrize("name", [FILE, BEST])
 def test_a_job_whose_kept_state_is_damaged_begins_again_and_says_so(
-    make_job: MakeJob, capfd: pytest.CaptureFixture[str], name: str
+    make_job: MakeJob, capfd: pytest.CaptureFixture[str]
 ):
     plain = trained(make_job(epochs=2))
     files = make_job(epochs=2)
     with killed_after(1):
         trained(files)
-    if name == BEST:
-        (files.directory / f"{NEXT}{BEST}").replace(files.directory / BEST)
-    damaged = bytearray((files.directory / name).read_bytes())
+    damaged = bytearray((files.directory / FILE).read_bytes())
     damaged[-5] ^= 1
-    (files.directory / name).write_bytes(damaged)
+    (files.directory / FILE).write_bytes(damaged)
     kept = trained(files)
     assert all(np.array_equal(kept[key], weights) for key, weights in plain.items())
     said = "".join(capfd.readouterr())
     assert "a job's state is damaged; it begins again from its first epoch" in said
-    assert str(files.directory / name) in said
+    assert str(files.directory / FILE) in said
 
 
 def test_a_state_of_the_next_minor_release_is_gone_on_from(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch):
@@ -415,21 +395,6 @@ def test_a_state_of_the_next_minor_release_is_gone_on_from(make_job: MakeJob, mo
         with killed_after(1):
             trained(files)
     trained(files)
-
-
-@pytest.mark.parametrize("mode", ["SINGLE", "DUAL"])
-def test_a_job_whose_best_weights_are_gone_begins_again(make_job: MakeJob, mode: str):
-    options = {"mode": mode, "loss": "TRIPLET_MARGIN", "epochs": 2, "means": ComputeOptions(int8=False)}
-    options["learning_rate"] = 1e-8  # nothing gets better after the first epoch
-    files, whole = make_job(**options), make_job(**options)
-    with killed_after(1):
-        run_job(files)
-    name = BEST if mode == "SINGLE" else BEST_PREMISES
-    (files.directory / f"{NEXT}{name}").unlink()
-    run_job(files)
-    run_job(whole)
-    found, expected = (load_file(one.directory / name) for one in (files, whole))
-    assert all(np.array_equal(found[tensor], expected[tensor]) for tensor in expected)
 
 
 def test_the_loss_that_is_told_last_is_the_mean_of_all_steps_since_the_report_before(make_job: MakeJob, monkeypatch):

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch.nn.functional import normalize
 
 from aeenc.errors import InvalidArgument
@@ -22,7 +21,7 @@ from services.trainer.train import losses
 from services.trainer.train.encoder import Encoders, QueryEncoder, prepare_torch, tensors_of
 from services.trainer.train.inputs import EncoderTask, JobInputs
 from services.trainer.train.job import run_job, train
-from services.trainer.train.loop import BEST, BEST_PREMISES, Learner, Training
+from services.trainer.train.loop import BEST, BEST_PREMISES, Learner, Training, best_weights
 from services.trainer.train.objectives import classified, ordinals_of
 from services.trainer.train.ranks import Rank
 from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, VALIDATION, MakeJob, Space, killed_after
@@ -209,7 +208,7 @@ def test_a_job_that_was_killed_ends_with_the_same_weights_of_both_encoders(make_
         task = load(files)
         encoders = task.encoders()
         train(files, task, encoders, task.objective(), Rank())
-        kept = {f"{name}/{key}": value for name in names for key, value in load_file(files.directory / name).items()}
+        kept = {f"{name}/{key}": value for name in names for key, value in best_weights(files.directory, name).items()}
         for name, encoder in zip(names, (encoders.query, encoders.premise), strict=False):
             last = encoder.transformer.state_dict()
             assert all(torch.equal(kept[f"{name}/{key}"], value) for key, value in last.items()), "the last epoch's"
@@ -262,4 +261,4 @@ def test_the_mode_single_trains_no_premise_and_stays_in_its_space(space: Space, 
     assert result is not None
     assert "premise_version" not in result
     assert space.store.open("checkpoints", result["version"]).meta["space_id"] == space.space_id
-    assert not (files.directory / BEST_PREMISES).exists()
+    assert not best_weights(files.directory, BEST_PREMISES)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from aeenc.errors import FailedPrecondition
 from services.trainer.jobs.files import ComputeOptions, JobFiles
@@ -16,7 +16,7 @@ from services.trainer.jobs.training_set import JudgedPair
 from services.trainer.train import ranks
 from services.trainer.train.inputs import EncoderTask, JobInputs
 from services.trainer.train.job import run_job, train
-from services.trainer.train.loop import BEST, BEST_PREMISES
+from services.trainer.train.loop import BEST_PREMISES, best_weights
 from services.trainer.train.ranks import Rank
 from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, MakeJob, Space, make_space
 
@@ -38,6 +38,17 @@ def test_a_process_without_a_unit_takes_part_without_weight():
     assert [weight for _, weight in (Rank(n, 3).share(np.arange(1)) for n in range(3))] == [3.0, 0.0, 0.0]
 
 
+@pytest.mark.parametrize(("premises", "at_least_s"), [(0, 1800), (1_000_000, 50_000)])
+def test_others_wait_as_long_as_a_corpus_may_take_to_be_encoded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, premises: int, at_least_s: float
+):
+    told: dict[str, Any] = {}
+    monkeypatch.setattr(ranks.distributed, "init_process_group", lambda *_, **options: told.update(options))
+    monkeypatch.setattr(ranks.distributed, "destroy_process_group", lambda: None)
+    with ranks.together(tmp_path, Rank(1, 2), torch.device("cpu"), premises):
+        assert told["timeout"].total_seconds() >= at_least_s
+
+
 @pytest.mark.parametrize(("device", "cards", "backend"), [("cuda", 2, "nccl"), ("cuda", 1, "gloo"), ("cpu", 0, "gloo")])
 def test_nccl_serves_processes_that_have_a_gpu_each(monkeypatch, device: str, cards: int, backend: str):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: cards)
@@ -49,11 +60,8 @@ def weights_after(files: JobFiles) -> dict[str, torch.Tensor]:
     rank = Rank(0, files.plan().means.processes)
     task = EncoderTask(JobInputs.load(files, rank))
     train(files, task, task.encoders(), task.objective(), rank)
-    premises = files.directory / BEST_PREMISES
-    of_premises = (
-        {f"premises/{name}": value for name, value in load_file(premises).items()} if premises.exists() else {}
-    )
-    return {**load_file(files.directory / BEST), **of_premises}
+    of_premises = best_weights(files.directory, BEST_PREMISES)
+    return {**best_weights(files.directory), **{f"premises/{name}": value for name, value in of_premises.items()}}
 
 
 @pytest.mark.usefixtures("forks")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from aeenc.calls.retrieval import Rankings
 from aeenc.errors import FailedPrecondition, InvalidArgument, NotFound
 from aeenc.evaluation import RatedDataset
+from aeenc.index import IndexClient
 from aeenc.trees import Dataset
 from services.corpus.generation import PremiseRecord
-from services.trainer.jobs.pair_sources import DataSets
+from services.trainer.jobs.pair_sources import DataSets, Retrieved
 from services.trainer.jobs.training_set import build_training_set
 from services.trainer.train.losses import CONTRADICTION, ENTAILMENT, NEUTRAL
 from services.trainer.train.objectives import classified
@@ -281,3 +284,15 @@ def test_an_answer_that_is_too_long_is_named(tmp_path: Path):
     path.write_text(json.dumps({"question": "who", "answer": "x" * 65, "label": 1}) + "\n")
     with pytest.raises(InvalidArgument, match="question 'who' has a text over 64 bytes"):
         DataSets({"set": Path(f"analogy:{path}")}, 64).read(["set"], "")
+
+
+async def test_the_encoder_that_retrieves_first_retrieves_for_all_texts_of_a_job():
+    asked: list[str | None] = []
+
+    class Index:
+        async def rankings(self, _corpus: str, texts: list[str], *, version: str | None, **_: Any) -> Rankings:
+            asked.append(version)
+            return Rankings([[] for _ in texts], f"q{len(asked)}", (), "g")
+
+    await Retrieved(cast("IndexClient", Index())).read("c", "g", "dense", [f"q {n}" for n in range(40)])
+    assert asked == [None, "q1", "q1"]

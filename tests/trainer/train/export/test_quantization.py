@@ -236,7 +236,7 @@ def test_a_job_that_was_killed_ends_with_the_same_version_int8_included(
     assert whole.meta["int8"]["passed"]
     # The content decides the version: the first checkpoint must be gone, or it would be found instead of written.
     whole.path.rename(files.directory / "whole")
-    for name in ("result.json", "epoch.safetensors", "best.safetensors"):
+    for name in ("result.json", "epoch.safetensors"):
         (files.directory / name).unlink()
     saved = training.save_state
 
