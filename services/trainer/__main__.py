@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 from aeenc.encoder import EncoderClient
 from aeenc.index import IndexClient
 from aeenc.sampler import SamplerClient
@@ -82,7 +80,7 @@ def build(settings: TrainerSettings) -> GrpcServer:
         holds=holds,
         instance=settings.instance,
         jobs_dir=jobs_dir,
-        means=ComputeOptions(**{field.name: getattr(settings, field.name) for field in fields(ComputeOptions)}),
+        means=ComputeOptions.of(settings),
         losses=settings.losses,
         lease_s=settings.lease_s,
         poll_s=settings.poll_s,

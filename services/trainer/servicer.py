@@ -43,18 +43,18 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         return trainer_pb2.StartJobResponse(job=convert.to_job(job))
 
     async def GetJob(self, request: trainer_pb2.GetJobRequest, context: Any) -> trainer_pb2.GetJobResponse:
-        return trainer_pb2.GetJobResponse(job=convert.to_job(await self._jobs.get(request.job_id)))
+        return trainer_pb2.GetJobResponse(job=convert.to_job(await self._jobs.store.get(request.job_id)))
 
     async def ListJobs(self, request: trainer_pb2.ListJobsRequest, context: Any) -> trainer_pb2.ListJobsResponse:
         jobs, position = await self._page(
-            request.page_size, position_of(request.page_token), self._jobs.page, convert.to_job
+            request.page_size, position_of(request.page_token), self._jobs.store.page, convert.to_job
         )
         return trainer_pb2.ListJobsResponse(jobs=jobs, next_page_token=str(position or ""))
 
     async def WatchJob(
         self, request: trainer_pb2.WatchJobRequest, context: Any
     ) -> AsyncIterator[trainer_pb2.WatchJobResponse]:
-        async for event in self._jobs.watch(request.job_id, request.from_seq):
+        async for event in self._jobs.store.watch(request.job_id, request.from_seq):
             yield trainer_pb2.WatchJobResponse(seq=event.seq, at=to_timestamp(event.at), job=convert.to_job(event.job))
 
     async def CancelJob(self, request: trainer_pb2.CancelJobRequest, context: Any) -> trainer_pb2.CancelJobResponse:

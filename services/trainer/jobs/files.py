@@ -48,6 +48,11 @@ class ComputeOptions:
     processes: int = 1
     tensorboard_dir: str = ""
 
+    @classmethod
+    def of(cls, settings: Any) -> Self:
+        """Reads the trainer's settings."""
+        return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
+
 
 @dataclass(frozen=True)
 class TrainingPlan:

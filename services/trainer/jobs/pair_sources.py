@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -105,15 +106,18 @@ class DataSets:
             elif name in self._analogy:
                 questions = AnswerDataset.load(path)
                 pairs.extend(self._answered(path, questions, split if path.is_dir() else ""))
-                held_out |= _foreign_questions(questions, split)
+                asked = {one: {asked.text for asked in questions.questions(one)} for one in questions.splits}
+                held_out |= _only_elsewhere(asked, split)
             elif RatedDataset.splits_in(path):
                 rated = RatedDataset.load(path)
                 pairs.extend(_rated(rated, split))
-                held_out |= _foreign_queries(rated, split)
+                held_out |= _only_elsewhere({one: dict(rated.queries(one)).keys() for one in rated.splits}, split)
             elif path.is_dir():
                 dataset = Dataset.load(path)
                 pairs.extend(_gold(dataset, split))
-                held_out |= _foreign(dataset, split)
+                trees = {one: [tree.texts.values() for tree in dataset.trees(one)] for one in dataset.splits}
+                texts = {one: set(chain.from_iterable(of_trees)) for one, of_trees in trees.items()}
+                held_out |= _only_elsewhere(texts, split) - set(dataset.facts.values())
             else:
                 pairs.extend(self._lines(path, _pairs_of, _FORMS))
         return pairs, held_out
@@ -224,22 +228,10 @@ def _rated(dataset: RatedDataset, split: str) -> Iterator[JudgedPair]:
             yield JudgedPair(query, "", fact, "POSITIVE" if grade else "NEGATIVE", split, split, grade)
 
 
-def _foreign_queries(dataset: RatedDataset, split: str) -> set[str]:
-    own = {query for query, _ in dataset.queries(split)}
-    return {query for other in dataset.splits for query, _ in dataset.queries(other)} - own
-
-
-def _foreign_questions(dataset: AnswerDataset, split: str) -> set[str]:
-    if split not in dataset.splits:  # a file alone
-        return set()
-    own = {question.text for question in dataset.questions(split)}
-    return {question.text for other in dataset.splits for question in dataset.questions(other)} - own
-
-
-def _foreign(dataset: Dataset, split: str) -> set[str]:
-    own = {text for tree in dataset.trees(split) for text in tree.texts.values()} | set(dataset.facts.values())
-    others = [tree for name in dataset.splits if name != split for tree in dataset.trees(name)]
-    return {text for tree in others for text in tree.texts.values()} - own
+def _only_elsewhere(texts: Mapping[str, Set[str]], split: str) -> set[str]:
+    """Returns the texts of other splits alone; none where the split is not among them, as in a single file."""
+    others = (found for name, found in texts.items() if name != split and split in texts)
+    return set().union(*others) - texts.get(split, set())
 
 
 class Retrieved:

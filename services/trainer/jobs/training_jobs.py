@@ -1,10 +1,10 @@
-"""The operations on training jobs: start, read, watch, cancel and resume. `runner` computes them."""
+"""The operations on training jobs: start, cancel and resume. `store` reads them, `runner` computes them."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -19,7 +19,7 @@ from services.store.life_cycles import LIVE, State
 from services.store.registry import CheckpointRow
 from services.store.requests import Request
 from services.trainer.evaluation.protocol import EvaluationQuery, GoldStandard, merge_queries
-from services.trainer.jobs.job import Job, JobConfig, JobEvent, JobProgress, job_then
+from services.trainer.jobs.job import Job, JobConfig, JobProgress, job_then
 from services.trainer.jobs.losses import LOSSES, OPTIONS, LossSpec, dotted_name, loss_of_ones_own
 from services.trainer.jobs.pair_sources import DataSets, SampledPairs
 from services.trainer.jobs.runner import JobRunner
@@ -56,7 +56,7 @@ class TrainingJobs:
         losses: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """`losses` are those of the operator's settings: dotted names of formulas by the name that jobs use."""
-        self._store, self._checkpoints, self._holds = store, checkpoints, holds
+        self.store, self._checkpoints, self._holds = store, checkpoints, holds
         self._pairs, self._data_sets, self._runner = pairs, data_sets, runner
         self.limits, self._losses = limits, losses
 
@@ -65,7 +65,7 @@ class TrainingJobs:
         self._check(config, validation)
         fingerprint = config.fingerprint(validation)
         if config.idempotency_key:
-            existing = await self._store.by_idempotency_key(config.idempotency_key)
+            existing = await self.store.by_idempotency_key(config.idempotency_key)
             if existing is not None:
                 return _same(existing, config, fingerprint)
         generation, base_version = await self._resolve(config, validation)
@@ -83,7 +83,7 @@ class TrainingJobs:
             fingerprint=fingerprint,
             traceparent=traceparent(),
         )
-        stored = await self._store.get(await self._store.create(job, validation))
+        stored = await self.store.get(await self.store.create(job, validation))
         if stored.id == job.id:
             await self._holds.hold(job.id, config.corpus, generation)
         self._runner.wake()
@@ -158,25 +158,13 @@ class TrainingJobs:
                     f"config.validation[{empty[0]}].premises", "is empty; a gold query needs at least one premise"
                 )
 
-    async def get(self, job_id: str) -> Job:
-        """Returns a job. Raises NotFound."""
-        return await self._store.get(job_id)
-
-    async def page(self, limit: int, before: int) -> tuple[list[Job], int]:
-        """Lists at most `limit` jobs older than number `before` (0: the newest), and the next `before` (0: none)."""
-        return await self._store.page(limit, before)
-
-    def watch(self, job_id: str, from_seq: int) -> AsyncIterator[JobEvent]:
-        """Yields the events of a job from a sequence number on, until the job has ended. Raises NotFound."""
-        return self._store.watch(job_id, from_seq)
-
     async def cancel(self, job_id: str, request_id: str) -> Job:
         """Cancels a job. Raises FailedPrecondition for an ended one. A retry of a request gets its first answer."""
         request = Request(request_id, "CancelJob", {"job_id": job_id})
-        if record := await self._store.requests.answer(request):
-            return job_then(await self._store.get(job_id), record)
-        answer = await self._store.transition(job_id, LIVE, "CANCELLED", request=request)
-        job = await self._store.get(job_id)
+        if record := await self.store.requests.answer(request):
+            return job_then(await self.store.get(job_id), record)
+        answer = await self.store.transition(job_id, LIVE, "CANCELLED", request=request)
+        job = await self.store.get(job_id)
         if answer != "OK":
             raise errors.FailedPrecondition(f"job {job_id} has ended ({answer}); there is nothing to cancel")
         await self._runner.drop(job_id)
@@ -189,13 +177,13 @@ class TrainingJobs:
         Raises FailedPrecondition for one that has succeeded. A retry of a request gets its first answer.
         """
         request = Request(request_id, "ResumeJob", {"job_id": job_id})
-        if record := await self._store.requests.answer(request):
-            return job_then(await self._store.get(job_id), record)
+        if record := await self.store.requests.answer(request):
+            return job_then(await self.store.get(job_id), record)
         resumable: tuple[State, ...] = ("FAILED", "CANCELLED")
-        answer = await self._store.transition(job_id, resumable, "PENDING", request=request, already=LIVE)
+        answer = await self.store.transition(job_id, resumable, "PENDING", request=request, already=LIVE)
         if answer == "SUCCEEDED":
             raise errors.FailedPrecondition(f"job {job_id} has succeeded; start a new job")
-        job = await self._store.get(job_id)
+        job = await self.store.get(job_id)
         await self._holds.hold(job_id, job.config.corpus, job.generation)
         self._runner.wake()
         return job

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -226,18 +225,6 @@ class TrainedPremises(Premises):
         return self._weight * drift(functional.normalize(vectors, dim=1), self.vectors.rows(ordinals))
 
 
-@dataclass(frozen=True)
-class Roles:
-    """What sets premises of a batch apart from plain negatives, by cell.
-
-    `absent` are no negatives of a query. `refused` are negatives with a weight of their own, also those that
-    `CorpusNegatives` never takes otherwise.
-    """
-
-    absent: Cells
-    refused: Cells
-
-
 class CorpusNegatives:
     """All premises as negatives: the log-sum-exp of a batch's queries over them, in one pass of bounded memory.
 
@@ -256,24 +243,25 @@ class CorpusNegatives:
         self._never = torch.from_numpy(np.flatnonzero(never))
         self._log_weight = math.log(weight)
 
-    def log_sum(self, vectors: Tensor, roles: Roles) -> Tensor:
+    def log_sum(self, vectors: Tensor, absent: Cells, refused: Cells) -> Tensor:
         """Returns the log of the sum of e^(cosine / temperature) over each query's negatives, (batch,).
 
-        `vectors` (batch, dim) are unit vectors and get a gradient; -inf for a query without a negative.
+        `vectors` (batch, dim) are unit vectors and get a gradient; -inf for a query without a negative. `absent`
+        premises are no negatives of a query; `refused` ones are, with their own weight, also if `never` has them.
         """
-        result: Tensor = _LogSumExp.apply(vectors, self, roles)  # type: ignore[no-untyped-call]
+        result: Tensor = _LogSumExp.apply(vectors, self, absent, refused)  # type: ignore[no-untyped-call]
         return result
 
-    def sums(self, vectors: Tensor, roles: Roles) -> tuple[Tensor, Tensor]:
+    def sums(self, vectors: Tensor, absent: Cells, refused: Cells) -> tuple[Tensor, Tensor]:
         """Computes the log-sum-exp (batch,) and its gradient (batch, dim)."""
         queries = vectors / self.temperature
         top = torch.full((len(queries), 1), MASKED, dtype=queries.dtype, device=queries.device)
         total = torch.zeros_like(top)
         mean = torch.zeros_like(queries)
-        absent, refused = _by_ordinal(roles.absent), _by_ordinal(roles.refused)
+        left_out, weighed = _by_ordinal(absent), _by_ordinal(refused)
         for start, block in self.premises.blocks(queries.dtype):
             scores = queries @ block.T  # (batch, rows)
-            self._mask(scores, start, absent, refused)
+            self._mask(scores, start, left_out, weighed)
             higher = torch.maximum(top, scores.amax(dim=1, keepdim=True))
             shift = higher.clamp(min=torch.finfo(queries.dtype).min)  # as long as there is none, -inf less -inf is NaN
             shares, scale = scores.sub_(shift).exp_(), (top - shift).exp_()
@@ -300,15 +288,15 @@ class _LogSumExp(torch.autograd.Function):
     """The log-sum-exp of `CorpusNegatives`; its gradient is computed along with it."""
 
     @staticmethod
-    def forward(ctx: Any, vectors: Tensor, negatives: CorpusNegatives, roles: Roles) -> Tensor:
-        log_sum, gradient = negatives.sums(vectors, roles)
+    def forward(ctx: Any, vectors: Tensor, negatives: CorpusNegatives, absent: Cells, refused: Cells) -> Tensor:
+        log_sum, gradient = negatives.sums(vectors, absent, refused)
         ctx.save_for_backward(gradient)
         return log_sum
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         (computed,) = ctx.saved_tensors
-        return gradients[0][:, None] * computed, None, None
+        return gradients[0][:, None] * computed, None, None, None
 
 
 def cells_of(ordinals: Sequence[Numbers]) -> Cells:

@@ -28,7 +28,6 @@ from services.trainer.train.data import (
     Objective,
     Premises,
     Queries,
-    Roles,
     TrainedPremises,
     Units,
     cells_of,
@@ -107,7 +106,7 @@ class CorpusObjective(ItemObjective):
         positives, excluded, refused = (
             cells_of([getattr(example, kind) for example in examples]) for kind in ("positives", "excluded", "refused")
         )
-        against = self._negatives.log_sum(vectors, Roles(np.concatenate([positives, excluded]), refused))
+        against = self._negatives.log_sum(vectors, np.concatenate([positives, excluded]), refused)
         rows = torch.from_numpy(positives[:, 0].copy()).to(vectors.device)
         cosines = (vectors[rows] * self._premises.vectors.rows(positives[:, 1])).sum(dim=1)
         loss = self._formula(cosines, rows, against, self._config) + self._queries.drift_penalty(vectors, asked)

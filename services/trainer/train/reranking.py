@@ -49,16 +49,7 @@ GRADES = 100  # at most, of a distribution
 POSITIVES = 2  # at most, drawn for a query in an epoch, where all are worth the same: a few have dozens
 
 
-class TrainedScorer(PairScorer):
-    """A cross-encoder in training. Its `transformer`, whose weights the loop keeps, includes the head."""
-
-    @property
-    def transformer(self) -> nn.Module:
-        """The whole model."""
-        return self.model
-
-
-class GradeScorer(TrainedScorer):
+class GradeScorer(PairScorer):
     """A cross-encoder whose labels are grades, ascending. Its score is their expected value."""
 
     def __init__(self, model: nn.Module, grades: Sequence[float]) -> None:
@@ -85,7 +76,7 @@ class RegressionObjective:
         negatives: Sequence[NDArray[np.int64]],
         text_of: Callable[[int], str],
         config: JobConfig,
-        logits: Callable[[TrainedScorer, Sequence[Pair]], Tensor],
+        logits: Callable[[PairScorer, Sequence[Pair]], Tensor],
     ) -> None:
         """`negatives[n]` are ordinals that example n may draw; `logits` computes (pairs, labels) with a gradient."""
         self._examples, self._negatives = training_set.examples, negatives
@@ -113,7 +104,7 @@ class RegressionObjective:
         return drawn + [(int(ordinal), 0.0) for ordinal in generator.permutation(self._negatives[n])[:most]]
 
     def loss(
-        self, encoders: Encoders[TrainedScorer], units: NDArray[np.int64], whole: NDArray[np.int64] | None = None
+        self, encoders: Encoders[PairScorer], units: NDArray[np.int64], whole: NDArray[np.int64] | None = None
     ) -> Tensor:
         """Computes the mean over the pairs of a batch."""
         pairs: list[Pair] = []
@@ -136,12 +127,12 @@ class RerankingTask:
         # The tokenizer of pairs. Now, as a new model seeds torch, which must not happen between steps.
         self.batches = pair_batches(inputs.pretrained.path, self._new_model())
 
-    def encoders(self, kept: Path | None = None) -> Encoders[TrainedScorer]:
+    def encoders(self, kept: Path | None = None) -> Encoders[PairScorer]:
         """Loads the cross-encoder that training starts from, or the one that it has kept in a directory."""
         model = self._new_model()
         if kept is not None:
             model.load_state_dict(best_weights(kept))
-        scorer = GradeScorer(model, self._grades) if self._grades else TrainedScorer(model)
+        scorer = GradeScorer(model, self._grades) if self._grades else PairScorer(model)
         return Encoders(scorer.to(self.inputs.device))
 
     def objective(self) -> RegressionObjective:
@@ -166,11 +157,11 @@ class RerankingTask:
         """Measures the strict quality of the first ranking."""
         return self._first.report(self._first.ordinals) if self.inputs.validation else None
 
-    def evaluate(self, encoders: Encoders[TrainedScorer]) -> Report | None:
+    def evaluate(self, encoders: Encoders[PairScorer]) -> Report | None:
         """Measures the strict quality of the first ranking, its first premises re-ranked by cosine and score."""
         return self._reranked(self._scored(encoders.query, self._pairs)) if self.inputs.validation else None
 
-    def judged(self, encoders: Encoders[TrainedScorer]) -> tuple[Report | None, Int8Trial | None]:
+    def judged(self, encoders: Encoders[PairScorer]) -> tuple[Report | None, Int8Trial | None]:
         """Measures as `evaluate` does, and returns the data of the int8 gate; None where int8 is off."""
         report = self.evaluate(encoders)
         if report is None or not self.inputs.plan.means.int8:
@@ -186,7 +177,7 @@ class RerankingTask:
         model, threads = artifact.file("model.onnx"), torch.get_num_threads()
         return self._reranked(outputs_of(model, batches, self._pairs, together=PADDED, threads=threads))
 
-    def write(self, encoders: Encoders[TrainedScorer], meta: dict[str, Any], *of_query: Any) -> dict[str, str]:
+    def write(self, encoders: Encoders[PairScorer], meta: dict[str, Any], *of_query: Any) -> dict[str, str]:
         """Writes the checkpoint, the `version`."""
         config: Any = encoders.query.model.config
         text = json.dumps({**config.to_dict(), "_name_or_path": ""}, indent=1)  # it would be a path of this machine
@@ -314,7 +305,7 @@ class RerankingTask:
             )
         return model
 
-    def _logits(self, scorer: TrainedScorer, pairs: Sequence[Pair]) -> Tensor:
+    def _logits(self, scorer: PairScorer, pairs: Sequence[Pair]) -> Tensor:
         """Computes logits (pairs, labels) with a gradient, in the job's precision.
 
         A CPU takes pairs of similar length together: it would spend a third of its time on padding. A GPU takes all.
@@ -329,7 +320,7 @@ class RerankingTask:
         return tensors_of(self.batches.inputs(pairs), self.inputs.device)
 
     @torch.inference_mode()
-    def _scored(self, scorer: TrainedScorer, pairs: Sequence[Pair]) -> NDArray[np.float32]:
+    def _scored(self, scorer: PairScorer, pairs: Sequence[Pair]) -> NDArray[np.float32]:
         """Scores pairs (pairs,) as served, in float32 and without dropout; pairs of similar length together."""
         training = scorer.training
         scorer.eval()

@@ -9,7 +9,7 @@ import asyncio
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +62,12 @@ def run(
     if active is None:
         raise NotFound(f"there is no corpus {corpus!r}; build it and activate a generation")
     base = config.base_version or open_generation(store, corpus, active).premise_version
-    means = ComputeOptions(**{field.name: getattr(own, field.name) for field in fields(ComputeOptions)})
     plan = TrainingPlan(
         "",
         replace(config, base_version=base),
         active,
         str(store.root.resolve()),
-        replace(means, processes=1),
+        replace(ComputeOptions.of(own), processes=1),
         artifacts_url=store.url,
         custom_loss=dotted,
     )

@@ -232,7 +232,7 @@ async def test_the_figures_are_the_same_in_whatever_parts_index_and_encoder_are_
 ):
     asked = {**options, "queries": GRADED, "training": GOLD[:4], "ranks": True}
     whole = await world.evaluate(**asked)
-    monkeypatch.setattr("services.trainer.evaluation.index_ranks.PART", 5)
+    monkeypatch.setattr("services.trainer.evaluation.evaluator.PART", 5)
     monkeypatch.setattr("services.trainer.evaluation.evaluator.CHUNK", 5)
     assert await world.evaluate(**asked) == whole
 

@@ -14,8 +14,8 @@ from aeenc import errors
 from aeenc.calls.retrieval import Hit, Rankings, Retrieval
 from aeenc.evaluation import UNRANKED
 from services.corpus.generation import PremiseRecord, Premises
-from services.trainer.evaluation import index_ranks
-from services.trainer.evaluation.index_ranks import IndexRanks
+from services.trainer.evaluation import evaluator
+from services.trainer.evaluation.evaluator import IndexRanks
 
 RECORDS = [PremiseRecord(f"p{n}", f"premise {n}", aliases=(f"also {n}",)) for n in range(10)]
 TEXTS = [f"t{n}" for n in range(5)]
@@ -61,7 +61,7 @@ def ranking(index: Index, mode: Any = "dense") -> tuple[IndexRanks, Records]:
 
 
 async def test_a_part_is_ranked_at_a_time_and_off_the_event_loop(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(index_ranks, "PART", 2)
+    monkeypatch.setattr(evaluator, "PART", 2)
     index = Index()
     ranked, records = ranking(index)
     gold = [np.array([(n + 1) % 10, n, (n + 7) % 10]) for n in range(5)]
@@ -75,7 +75,7 @@ async def test_a_part_is_ranked_at_a_time_and_off_the_event_loop(monkeypatch: py
 
 
 async def test_all_parts_are_by_the_version_that_answered_first(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(index_ranks, "PART", 2)
+    monkeypatch.setattr(evaluator, "PART", 2)
     index = Index()
     ranked, _ = ranking(index)
     await ranked.of_gold(TEXTS, [np.array([0])] * 5, 4)
@@ -91,7 +91,7 @@ async def test_all_parts_are_by_the_version_that_answered_first(monkeypatch: pyt
 async def test_models_that_change_between_two_parts_are_told_apart(
     monkeypatch: pytest.MonkeyPatch, changes_at: int, changed: tuple[str, str], said: str
 ):
-    monkeypatch.setattr(index_ranks, "PART", 2)
+    monkeypatch.setattr(evaluator, "PART", 2)
     ranked, _ = ranking(Index(changes_at, changed))
     gold = [np.array([0])] * 5
     if changes_at > 3:

@@ -167,7 +167,7 @@ async def test_a_job_of_a_newer_release_is_refused_by_name_and_the_others_go_on(
     bench.runner.start()
     await eventually(lambda: has_state(bench, other.id, "SUCCEEDED"))
     jobs = TrainingJobs(bench.store, *[None] * 3, bench.runner, NoHolds(), None)  # type: ignore[arg-type]
-    for call in (jobs.get(bench.job.id), jobs.cancel(bench.job.id, "c"), jobs.resume(bench.job.id)):
+    for call in (jobs.store.get(bench.job.id), jobs.cancel(bench.job.id, "c"), jobs.resume(bench.job.id)):
         with pytest.raises(errors.FailedPrecondition, match=f"job {bench.job.id} has format_version 2"):
             await call
     assert await has_state(bench, bench.job.id, "PENDING"), "nobody has touched it"

@@ -39,6 +39,11 @@ class PairScorer(nn.Module):
         super().__init__()
         self.model = model
 
+    @property
+    def transformer(self) -> nn.Module:
+        """The whole model, head included, whose weights training keeps."""
+        return self.model
+
     def logits(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
         """Computes (batch, labels) of int64 (batch, length) tensors; `token_type_ids` only if the model has types."""
         types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}

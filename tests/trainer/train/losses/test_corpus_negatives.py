@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from services.corpus.arrays import map_array
 from services.trainer.jobs.job import JobConfig
 from services.trainer.train import data
-from services.trainer.train.data import Cells, CorpusNegatives, FrozenVectors, Roles, cells_of
+from services.trainer.train.data import Cells, CorpusNegatives, FrozenVectors, cells_of
 from services.trainer.train.losses import full_corpus_softmax
 
 QUERIES, PREMISES, OUTSIDE, DIM = 6, 40, 5, 16
@@ -58,7 +58,7 @@ class Case:
 
     def blocked(self, queries: Tensor, premises: FrozenVectors) -> Tensor:
         negatives = CorpusNegatives(premises, self.never, TEMPERATURE, WEIGHT)
-        against = negatives.log_sum(queries, Roles(np.concatenate([self.positives, self.excluded]), self.refused))
+        against = negatives.log_sum(queries, np.concatenate([self.positives, self.excluded]), self.refused)
         rows = torch.from_numpy(self.positives[:, 0].copy())
         known = torch.from_numpy(self.premises).to(queries.dtype)[self.positives[:, 1]]
         return full_corpus_softmax((queries[rows] * known).sum(dim=1), rows, against, OPTIONS)
@@ -103,7 +103,7 @@ def test_a_query_without_a_negative_costs_nothing_and_has_no_gradient() -> None:
     premises = unit(np.random.default_rng(1), 2, DIM).astype(np.float32)
     queries = torch.from_numpy(premises[:1].copy()).requires_grad_()
     negatives = CorpusNegatives(FrozenVectors(premises), np.zeros(2, dtype=bool), TEMPERATURE, 1.0)
-    against = negatives.log_sum(queries, Roles(cells_of([np.arange(2)]), cells_of([np.arange(0)])))
+    against = negatives.log_sum(queries, cells_of([np.arange(2)]), cells_of([np.arange(0)]))
     assert float(against.detach()) == float("-inf")
     loss = full_corpus_softmax((queries @ torch.from_numpy(premises).T)[0, :1], torch.tensor([0]), against, OPTIONS)
     loss.backward()
