@@ -87,15 +87,11 @@ def build(settings: TrainerSettings) -> GrpcServer:
     )
     deletion = Deletion(store, checkpoints, registry, tandems, index, jobs_dir=jobs_dir, grace_s=settings.grace_s)
     collection = Collection(
-        store,
-        checkpoints,
-        registry,
         deletion,
         building,
         holds,
         Leases(redis),
         Retention(settings.job_keep_s, settings.jobs_kept, settings.checkpoint_keep_s, settings.checkpoints_kept),
-        jobs_dir=jobs_dir,
         lease=f"{key_prefix(settings.namespace)}trainer-garbage",
     )
     device = Device(settings.device)

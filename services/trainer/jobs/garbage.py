@@ -59,25 +59,25 @@ class Deletion:
         jobs_dir: Path,
         grace_s: float,
     ) -> None:
-        self._store, self._checkpoints, self._registry = store, checkpoints, registry
+        self.store, self.checkpoints, self.registry = store, checkpoints, registry
         self._tandems, self._index = tandems, index
-        self._jobs_dir, self._grace_s = jobs_dir, grace_s
+        self.jobs_dir, self._grace_s = jobs_dir, grace_s
 
     async def delete_job(self, job_id: str, request_id: str = "") -> None:
         """Deletes a job that has ended. Raises NotFound, FailedPrecondition for a live one, and as the store does."""
-        await self._store.delete(job_id, Request(request_id, "DeleteJob", {"job_id": job_id}))
+        await self.store.delete(job_id, Request(request_id, "DeleteJob", {"job_id": job_id}))
         await self._finish_job(job_id)
 
     async def delete_checkpoint(self, version: str, request_id: str = "") -> None:
         """Deletes a checkpoint. Raises NotFound, and FailedPrecondition (IN_USE) naming who needs it."""
         request = Request(request_id, "DeleteCheckpoint", {"version": version})
-        if await self._registry.requests.answer(request):
+        if await self.registry.requests.answer(request):
             return
-        await self._checkpoints.get(version)
+        await self.checkpoints.get(version)
         async with self._tandems.turn():  # no tandem becomes active meanwhile
             if why := (await self.needed()).get(version):
                 raise errors.FailedPrecondition(f"checkpoint {version} is in use: {why}", reason="IN_USE")
-            await self._registry.checkpoints.bury(version, request)
+            await self.registry.checkpoints.bury(version, request)
             await self._tandems.remove(version)
         log.info("checkpoint deleted", version=version)
 
@@ -87,19 +87,19 @@ class Deletion:
         for tandem in await self._tandems.all():
             if tandem.premise_version != tandem.version:
                 needed[tandem.premise_version] = f"it encodes the premises of {tandem.version}'s tandem"
-        live, rows = await self._live(), await self._registry.checkpoints.all()
+        live, rows = await self._live(), await self.registry.checkpoints.all()
         spaces = {row.version: row.space_id for row in rows}
         for job in live.values():
             base = job.config.base_version
-            of_premises = await self._registry.checkpoints.space(spaces.get(base, "")) or ""
+            of_premises = await self.registry.checkpoints.space(spaces.get(base, "")) or ""
             for version in (base, job.config.guide_version, of_premises):
                 needed[version] = f"job {job.id} is {job.state} and learns with it"
         needed |= {row.version: f"job {row.job_id}, which made it, is not done" for row in rows if row.job_id in live}
         async for found in self._index.list_corpora():
             needed[found.active.premise_version] = f"corpus {found.corpus!r} serves premises that it has encoded"
-        for label in await self._registry.labels():
+        for label in await self.registry.labels():
             place = f"label {label.name!r} of space {label.space_id}"
-            if premise_version := await self._registry.checkpoints.space(label.space_id):
+            if premise_version := await self.registry.checkpoints.space(label.space_id):
                 needed[premise_version] = f"it encodes the premises of space {label.space_id}, which {place} opens"
             needed |= dict.fromkeys(versions_of(label.previous), f"{place} goes back to it")
             needed |= dict.fromkeys(label.versions, f"{place} names it")
@@ -108,26 +108,26 @@ class Deletion:
 
     async def _live(self) -> dict[str, Job]:
         jobs = {}
-        for job_id in await self._store.active():
+        for job_id in await self.store.cycles.active():
             with contextlib.suppress(errors.NotFound):  # it has just been deleted
-                jobs[job_id] = await self._store.get(job_id)
+                jobs[job_id] = await self.store.get(job_id)
         return jobs
 
     async def finish(self) -> None:
         """Removes what earlier deletions have left, and the files of checkpoints whose grace period is over."""
-        for job_id in await self._store.deleted():
+        for job_id in await self.store.cycles.deleted():
             await self._finish_job(job_id)
-        for version in await self._registry.checkpoints.claim_buried(self._grace_s):
+        for version in await self.registry.checkpoints.claim_buried(self._grace_s):
             with contextlib.suppress(errors.NotFound):  # an earlier attempt has removed them
-                await run_in_thread(self._checkpoints.store.delete, FOLDER, version)
+                await run_in_thread(self.checkpoints.store.delete, FOLDER, version)
             await self._tandems.remove(version)  # its deletion may have broken off before
-            await self._registry.checkpoints.forget_buried(version)
+            await self.registry.checkpoints.forget_buried(version)
             log.info("files of a deleted checkpoint removed", version=version)
 
     async def _finish_job(self, job_id: str) -> None:
         with contextlib.suppress(FileNotFoundError):  # it has none, or lies on another trainer's disk
-            await run_in_thread(remove_directory, self._jobs_dir / job_id)
-        await self._store.clear(job_id)
+            await run_in_thread(remove_directory, self.jobs_dir / job_id)
+        await self.store.clear(job_id)
 
 
 @dataclass(frozen=True)
@@ -155,21 +155,17 @@ class Collection:
 
     def __init__(
         self,
-        store: JobStore,
-        checkpoints: Checkpoints,
-        registry: Registry,
         deletion: Deletion,
         building: TandemBuilder,
         holds: GenerationHolds,
         leases: Leases,
         retention: Retention,
         *,
-        jobs_dir: Path,
         lease: str,
     ) -> None:
-        self._store, self._checkpoints, self._registry = store, checkpoints, registry
         self._deletion, self._building, self._holds = deletion, building, holds
-        self._retention, self._jobs_dir = retention, jobs_dir
+        self._store, self._checkpoints, self._registry = deletion.store, deletion.checkpoints, deletion.registry
+        self._jobs_dir, self._retention = deletion.jobs_dir, retention
         self._leases, self._lease = leases, lease
         self._rounds: asyncio.Task[None] | None = None
         self._one = asyncio.Lock()
@@ -225,7 +221,7 @@ class Collection:
 
     async def _garbage(self) -> AsyncIterator[Garbage]:
         keep = self._retention
-        for job in await self._store.expired(keep.job_s, keep.jobs):
+        for job in await self._store.cycles.expired(keep.job_s, keep.jobs):
             size = await self._store.size_bytes(job.id) + await run_in_thread(_bytes, self._jobs_dir / job.id)
             yield Garbage("job", job.id, job.reason, size)
         if keep.checkpoint_s or keep.checkpoints:

@@ -130,12 +130,12 @@ class JobRunner:
     async def _look(self) -> None:
         while True:
             try:
-                waiting = await self._store.active()
+                waiting = await self._store.cycles.active()
                 self._backoff.keep_only(waiting)  # makes the service ready before any work: a job may take hours
                 for job_id in waiting:
                     if self._draining:
                         return
-                    lease = self._store.lease(job_id, self._owner, self._lease_s)
+                    lease = self._store.cycles.lease(job_id, self._owner, self._lease_s)
                     if self._backoff.is_due(job_id) and await lease.renew():
                         self.active_job = job_id
                         self._work = asyncio.create_task(self._hold(job_id, lease))

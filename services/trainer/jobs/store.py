@@ -1,4 +1,4 @@
-"""Jobs in Redis: records with the life cycle of `services/store`, and their validation queries.
+"""Jobs in Redis: records with the life cycle of `services/store` (`cycles`), and their validation queries.
 
 Every method raises Unavailable if Redis is away, and NewerFormat, naming the job, for a newer release's record.
 """
@@ -13,7 +13,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from services.store.formats import check_format
-from services.store.life_cycles import Expired, LifeCycles, State, WorkKeys, WorkLease
+from services.store.life_cycles import LifeCycles, State, WorkKeys
 from services.store.redis import unavailable_if_down
 from services.store.requests import Request
 from services.trainer.jobs.job import (
@@ -39,7 +39,7 @@ class JobStore:
     def __init__(self, redis: Redis, namespace: str) -> None:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
         self._keys = self.keys = WorkKeys(namespace, "job")
-        self._cycles = LifeCycles(
+        self.cycles = LifeCycles(
             redis,
             self._keys,
             EVENT_FIELDS,
@@ -47,7 +47,6 @@ class JobStore:
             on_create=_KEEP_VALIDATION,
             needs_lease=False,
         )
-        self.requests = self._cycles.requests
 
     async def create(self, job: Job, validation: Sequence[tuple[str, Sequence[str]]]) -> str:
         """Stores a new job, or finds the one that its idempotency key started. Returns the id of the stored job."""
@@ -63,16 +62,11 @@ class JobStore:
         queries = self._validation(job.id)
         async with unavailable_if_down("store the job"):
             await self._redis.set(queries, json.dumps([FORMAT_VERSION, list(validation)]), ex=UNFINISHED_TTL_S)
-        return await self._cycles.create(job.id, job.config.idempotency_key, record, waits=True, keys=[queries])
-
-    async def by_idempotency_key(self, key: str) -> Job | None:
-        """Finds the job that an idempotency key started."""
-        job_id = await self._cycles.started_by(key)
-        return await self.get(job_id) if job_id else None
+        return await self.cycles.create(job.id, job.config.idempotency_key, record, waits=True, keys=[queries])
 
     async def get(self, job_id: str) -> Job:
         """Reads a job. Raises NotFound."""
-        return job_of(job_id, await self._cycles.get(job_id))
+        return job_of(job_id, await self.cycles.get(job_id))
 
     async def state(self, job_id: str) -> State | None:
         """Reads the state of a job; None for an unknown job."""
@@ -89,12 +83,8 @@ class JobStore:
 
     async def page(self, limit: int, before: int) -> tuple[list[Job], int]:
         """Lists at most `limit` jobs older than number `before` (0 for all), and the next number (0 at the end)."""
-        page, after = await self._cycles.page(limit, before)
+        page, after = await self.cycles.page(limit, before)
         return [job_of(job_id, record) for job_id, record in page], after
-
-    async def active(self) -> list[str]:
-        """Lists the ids of live jobs, the oldest first."""
-        return await self._cycles.active()
 
     async def transition(
         self,
@@ -110,14 +100,14 @@ class JobStore:
     ) -> str:
         """Moves a job to a state, as `LifeCycles.transition` does."""
         fields = {"version": version}
-        return await self._cycles.transition(
+        return await self.cycles.transition(
             job_id, allowed, state, error=error, owner=owner, request=request, already=already, fields=fields
         )
 
     async def progress(self, job_id: str, owner: str, progress: JobProgress) -> str:
         """Records a job's progress. Returns OK, LOST, or the state in which the job has ended."""
         fields = {"progress": json.dumps(asdict(progress))}
-        return await self._cycles.transition(job_id, ("RUNNING",), "RUNNING", owner=owner, fields=fields)
+        return await self.cycles.transition(job_id, ("RUNNING",), "RUNNING", owner=owner, fields=fields)
 
     async def delete(self, job_id: str, request: Request) -> None:
         """Takes an ended job out of sight; `clear` removes the rest. A retry of the `request` does nothing.
@@ -128,11 +118,7 @@ class JobStore:
         def key_of(record: Mapping[str, str]) -> str:
             return job_of(job_id, record).config.idempotency_key
 
-        await self._cycles.delete(job_id, key_of, request)
-
-    async def deleted(self) -> list[str]:
-        """Lists the ids of deleted jobs of which something may be left."""
-        return await self._cycles.deleted()
+        await self.cycles.delete(job_id, key_of, request)
 
     async def clear(self, job_id: str) -> None:
         """Removes what a deleted job has left here."""
@@ -141,11 +127,7 @@ class JobStore:
             async with unavailable_if_down(f"remove job {job_id}"):
                 await self._redis.unlink(self._validation(job_id))
 
-        await self._cycles.clear(job_id, remove)
-
-    async def expired(self, keep_s: float, kept: int) -> list[Expired]:
-        """Lists the ended jobs that need not be kept, as `LifeCycles.expired` does."""
-        return await self._cycles.expired(keep_s, kept)
+        await self.cycles.clear(job_id, remove)
 
     async def size_bytes(self, job_id: str) -> int:
         """Tells about how much memory a job takes in Redis."""
@@ -155,14 +137,10 @@ class JobStore:
                 pipe.memory_usage(key)
             return sum(size or 0 for size in await pipe.execute())
 
-    def lease(self, job_id: str, owner: str, lease_s: float) -> WorkLease:
-        """The lease of a job, not taken yet."""
-        return self._cycles.lease(job_id, owner, lease_s)
-
     async def watch(self, job_id: str, from_seq: int) -> AsyncIterator[JobEvent]:
         """Yields the events of a job from a sequence number on, until it has ended. Raises NotFound."""
         job = await self.get(job_id)
-        async for entry in self._cycles.follow(job_id, from_seq):
+        async for entry in self.cycles.follow(job_id, from_seq):
             yield JobEvent(entry.seq, entry.at, job_then(job, entry.values))
 
     def _validation(self, job_id: str) -> str:

@@ -65,9 +65,9 @@ class TrainingJobs:
         self._check(config, validation)
         fingerprint = config.fingerprint(validation)
         if config.idempotency_key:
-            existing = await self.store.by_idempotency_key(config.idempotency_key)
-            if existing is not None:
-                return _same(existing, config, fingerprint)
+            started = await self.store.cycles.started_by(config.idempotency_key)
+            if started:
+                return _same(await self.store.get(started), config, fingerprint)
         generation, base_version = await self._resolve(config, validation)
         await self._check_data(config)
         job = Job(
@@ -161,7 +161,7 @@ class TrainingJobs:
     async def cancel(self, job_id: str, request_id: str) -> Job:
         """Cancels a job. Raises FailedPrecondition for an ended one. A retry of a request gets its first answer."""
         request = Request(request_id, "CancelJob", {"job_id": job_id})
-        if record := await self.store.requests.answer(request):
+        if record := await self.store.cycles.requests.answer(request):
             return job_then(await self.store.get(job_id), record)
         answer = await self.store.transition(job_id, LIVE, "CANCELLED", request=request)
         job = await self.store.get(job_id)
@@ -177,7 +177,7 @@ class TrainingJobs:
         Raises FailedPrecondition for one that has succeeded. A retry of a request gets its first answer.
         """
         request = Request(request_id, "ResumeJob", {"job_id": job_id})
-        if record := await self.store.requests.answer(request):
+        if record := await self.store.cycles.requests.answer(request):
             return job_then(await self.store.get(job_id), record)
         resumable: tuple[State, ...] = ("FAILED", "CANCELLED")
         answer = await self.store.transition(job_id, resumable, "PENDING", request=request, already=LIVE)

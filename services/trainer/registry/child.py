@@ -42,6 +42,15 @@ class Child:
         """Starts one that does what the arguments say."""
         return cls(sys.executable, "-m", MODULE, *arguments)
 
+    @classmethod
+    async def run(cls, *arguments: str) -> int:
+        """Has one do what the arguments say, and returns its exit status."""
+        child = await cls.start(*arguments)
+        try:
+            return await child.wait()
+        finally:
+            await child.end()
+
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         status = self._process.wait()
         with contextlib.suppress(RuntimeError):  # the loop was closed before
@@ -109,11 +118,7 @@ class Device:
     async def _ask(self) -> None:
         with tempfile.TemporaryDirectory() as directory:
             answer = Path(directory) / "device.json"
-            child = await Child.start("device", str(answer), self._wanted)
-            try:
-                status = await child.wait()
-            finally:
-                await child.end()
+            status = await Child.run("device", str(answer), self._wanted)
             found = json.loads(answer.read_bytes()) if answer.is_file() else {"error": describe_exit(status)}
         self.name = found.get("device", "")
         if "error" in found:

@@ -60,11 +60,7 @@ class ModelExports:
         log.info("exporting", model=model)
         done.unlink(missing_ok=True)
         await asyncio.to_thread(atomic_write, path, json.dumps(request).encode())
-        child = await Child.start(command, str(path.resolve()))
-        try:
-            status = await child.wait()
-        finally:
-            await child.end()
+        status = await Child.run(command, str(path.resolve()))
         result = json.loads(done.read_bytes()) if done.is_file() else {"error": describe_exit(status)}
         if "version" not in result:
             raise errors.FailedPrecondition(f"cannot export the {model}: {result['error']}")

@@ -88,7 +88,7 @@ async def test_a_deleted_job_is_gone_with_its_files_and_its_idempotency_key(worl
         with pytest.raises(errors.AlreadyExists, match=f"job_id '{job_id}', now with 'another'"):
             await trainer.client.delete("another", request_id="d")
         assert list((trainer.state / "jobs").iterdir()) == []
-        assert await trainer.jobs.by_idempotency_key("once") is None
+        assert await trainer.jobs.cycles.started_by("once") is None
         left = [key async for key in trainer.jobs._redis.scan_iter(f"*:job:{job_id}:*")]
         assert left == []
 
@@ -112,7 +112,7 @@ async def deleted(trainer: Trainer, job_id: str) -> bool:
 
 
 async def nothing_deleted(trainer: Trainer) -> bool:
-    return await trainer.jobs.deleted() == []
+    return await trainer.jobs.cycles.deleted() == []
 
 
 async def test_a_live_job_is_not_deleted(world: TandemWorld, second: Any):
@@ -298,7 +298,7 @@ async def test_one_trainer_collects_at_a_time(world: TandemWorld, second: Any):
         await channel.close()
         await trainer.jobs._redis.delete(lease)
         of_the_sampler = Request("g", "CollectGarbage", {"dry_run": False})
-        await trainer.jobs.requests.record(of_the_sampler, {"garbage": "[]"})
+        await trainer.jobs.cycles.requests.record(of_the_sampler, {"garbage": "[]"})
         with pytest.raises(errors.AlreadyExists, match="was used with rpc 'CollectGarbage'"):
             await trainer.client.collect_garbage(request_id="g")
         assert await trainer.client.collect_garbage() == []

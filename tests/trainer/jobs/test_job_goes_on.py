@@ -84,11 +84,11 @@ async def test_a_trainer_that_drains_lets_go_of_its_job_and_begins_none(bench: B
     await until(lambda: len(children) == 1)
     bench.readiness.draining()
     children[0]._process.kill()
-    await eventually(lambda: bench.store.lease(bench.job.id, "another", 60.0).renew())
-    await bench.store.lease(bench.job.id, "another", 60.0).release()
+    await eventually(lambda: bench.store.cycles.lease(bench.job.id, "another", 60.0).renew())
+    await bench.store.cycles.lease(bench.job.id, "another", 60.0).release()
     await asyncio.sleep(0.3)
     assert (await bench.store.get(bench.job.id)).state == "RUNNING"
-    assert await bench.store.active() == [bench.job.id]
+    assert await bench.store.cycles.active() == [bench.job.id]
     assert len(children) == 1
 
 
@@ -117,7 +117,7 @@ async def test_a_job_that_waits_has_no_lease_and_keeps_nobody_else_waiting(bench
     bench.runner._compute = compute  # type: ignore[method-assign]
     bench.runner.start()
     await until(lambda: bench.readiness.state == "DEGRADED")
-    await eventually(lambda: bench.store.lease(bench.job.id, "another", 60.0).renew())
+    await eventually(lambda: bench.store.cycles.lease(bench.job.id, "another", 60.0).renew())
     other = replace(bench.job, id="other")
     await bench.store.create(other, [])
     await eventually(lambda: has_succeeded(bench, other.id))
@@ -132,7 +132,7 @@ async def test_a_job_that_waits_is_no_longer_told_of_once_it_is_cancelled(bench:
 
 async def test_a_job_that_another_trainer_has_taken_over_is_no_longer_told_of(bench: Bench, monkeypatch):
     monkeypatch.setattr(runner, "FIRST_S", 0.1)
-    assert await bench.store.lease(bench.job.id, "another", 60.0).renew()
+    assert await bench.store.cycles.lease(bench.job.id, "another", 60.0).renew()
     bench.runner._backoff.postpone(bench.job.id, "nobody answers there")
     bench.runner.start()
     await until(lambda: bench.readiness.state == "SERVING")

@@ -75,7 +75,7 @@ async def test_work_ends_at_the_next_renewal_when_somebody_else_has_ended_the_jo
     computing(bench, long_phase)
     bench.runner.start()
     await asyncio.wait_for(stopped.wait(), 30)
-    await eventually(lambda: bench.store.lease(bench.job.id, "another", 60.0).renew())
+    await eventually(lambda: bench.store.cycles.lease(bench.job.id, "another", 60.0).renew())
 
 
 async def test_a_cancelled_job_is_let_go_only_after_its_process_has_ended(bench: Bench, monkeypatch):
@@ -85,12 +85,12 @@ async def test_a_cancelled_job_is_let_go_only_after_its_process_has_ended(bench:
     await bench.store.transition(bench.job.id, LIVE, "CANCELLED")
     await bench.runner.drop(bench.job.id)
     assert children[0]._process.poll() is not None, "nobody may start another one in its directory before"
-    assert await bench.store.lease(bench.job.id, "another", 1.0).renew(), "the lease is given back"
+    assert await bench.store.cycles.lease(bench.job.id, "another", 1.0).renew(), "the lease is given back"
 
 
 async def test_a_look_that_fails_is_not_the_last_one(bench: Bench, monkeypatch):
     computing(bench, lambda: asyncio.sleep(0))
-    active, looks = bench.store.active, []
+    active, looks = bench.store.cycles.active, []
 
     async def fail_once() -> list[str]:
         looks.append(1)
@@ -98,7 +98,7 @@ async def test_a_look_that_fails_is_not_the_last_one(bench: Bench, monkeypatch):
             raise ZeroDivisionError
         return await active()
 
-    monkeypatch.setattr(bench.store, "active", fail_once)
+    monkeypatch.setattr(bench.store.cycles, "active", fail_once)
     bench.runner.start()
     await bench.until("SUCCEEDED")
 
