@@ -281,29 +281,26 @@ def test_a_ranking_loss_that_has_nothing_to_rank_below_a_premise_is_refused(
     run_job(make_job(refused, loss=loss, **options))
 
 
-def test_the_triplet_loss_needs_refused_premises(make_job: MakeJob):
-    with pytest.raises(FailedPrecondition, match="collect BOTH") as caught:
-        run_job(make_job([pair for pair in PAIRS if pair.sign == "POSITIVE"], loss="TRIPLET_MARGIN"))
-    assert caught.value.reason == "NO_NEGATIVES"
+APART = [replace(pair, query=f"{pair.sign} {pair.query}") for pair in PAIRS]
+NOWHERE = [*PAIRS, JudgedPair(QUERIES[0], "f999", "", "POSITIVE")]
+POSITIVES, NEGATIVES = ([pair for pair in PAIRS if pair.sign == sign] for sign in ("POSITIVE", "NEGATIVE"))
 
 
-def test_the_triplet_loss_needs_a_query_with_both_sides(make_job: MakeJob):
-    pairs = [replace(pair, query=f"{pair.sign} {pair.query}") for pair in PAIRS]
-    with pytest.raises(FailedPrecondition, match="no query has both") as caught:
-        run_job(make_job(pairs, loss="TRIPLET_MARGIN"))
-    assert caught.value.reason == "NO_NEGATIVES"
-
-
-def test_refused_pairs_alone_teach_nothing(make_job: MakeJob):
-    with pytest.raises(FailedPrecondition, match="no positive pair of run r ") as caught:
-        run_job(make_job([pair for pair in PAIRS if pair.sign == "NEGATIVE"]))
-    assert caught.value.reason == "NO_POSITIVES"
-
-
-def test_a_pair_without_text_whose_premise_nobody_knows_ends_the_job_by_name(make_job: MakeJob):
-    with pytest.raises(FailedPrecondition, match=r"premise 'f999' of query") as caught:
-        run_job(make_job([*PAIRS, JudgedPair(QUERIES[0], "f999", "", "POSITIVE")]))
-    assert caught.value.reason == "UNKNOWN_PREMISE"
+@pytest.mark.parametrize(
+    ("loss", "pairs", "reason", "told"),
+    [
+        ("TRIPLET_MARGIN", POSITIVES, "NO_NEGATIVES", "collect BOTH"),
+        ("TRIPLET_MARGIN", APART, "NO_NEGATIVES", "no query has both"),
+        ("FULL_CORPUS_SOFTMAX", NEGATIVES, "NO_POSITIVES", "no positive pair of run r "),
+        ("FULL_CORPUS_SOFTMAX", NOWHERE, "UNKNOWN_PREMISE", "premise 'f999' of query"),
+    ],
+)
+def test_data_that_a_loss_cannot_use_end_the_job_by_name(
+    make_job: MakeJob, loss: str, pairs: list[JudgedPair], reason: str, told: str
+):
+    with pytest.raises(FailedPrecondition, match=told) as caught:
+        run_job(make_job(pairs, loss=loss))
+    assert caught.value.reason == reason
 
 
 def test_a_premise_outside_the_generation_is_learned_from_with_its_pretrained_vector(space: Space, make_job: MakeJob):
