@@ -209,3 +209,17 @@ def test_two_linear_layers_are_refused(tmp_path: Path) -> None:
     write_modules(directory, ["Pooling", "Dense", "Dense"])
     with pytest.raises(FailedPrecondition, match="asks for Transformer, Pooling, Dense, Dense"):
         spec_of(directory)
+
+
+def test_a_layer_after_the_pooling_computes_in_float32_though_the_transformer_does_not(tmp_path: Path) -> None:
+    import torch
+
+    from services.trainer.models.batches import Batches
+    from services.trainer.train.encoder import load_encoder, tensors_of
+
+    directory = write_sentence_t5(tmp_path)
+    spec = spec_of(directory)
+    inputs = tensors_of(Batches.of(directory, spec, 0).inputs(TEXTS))
+    vectors = load_encoder(directory, spec).in_precision(**inputs, precision="bfloat16")
+    assert vectors.dtype == torch.float32
+    torch.testing.assert_close(vectors.norm(dim=1), torch.ones(len(TEXTS)), atol=1e-6, rtol=0)
