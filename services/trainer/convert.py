@@ -35,7 +35,7 @@ from services.trainer.registry.tandems import Tandem
 M = TypeVar("M", bound=Message)
 
 
-def from_config(message: trainer_pb2.JobConfig) -> tuple[JobConfig, list[tuple[str, list[str]]]]:
+def from_config(message: trainer_pb2.JobConfig) -> tuple[JobConfig, list[EvaluationQuery]]:
     """Reads a job's configuration, with the contract's defaults filled in, and its validation queries."""
     given: dict[str, Any] = {}
     for field, value in message.ListFields():
@@ -45,7 +45,7 @@ def from_config(message: trainer_pb2.JobConfig) -> tuple[JobConfig, list[tuple[s
             given[field.name] = float(f"{value:.7g}")
         elif field.message_type is None:
             given[field.name] = tuple(value) if field.is_repeated else value
-    return JobConfig.of(given), [(query.text, list(query.gold)) for query in _queries(message.validation)]
+    return JobConfig.of(given), list(_queries(message.validation))
 
 
 def to_job(job: Job) -> trainer_pb2.Job:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,16 @@ class EvaluationQuery:
     text: str
     gold: tuple[str, ...]
     grades: tuple[float, ...] = ()
+
+    @classmethod
+    def of_record(cls, record: Sequence[Any]) -> Self:
+        """Reads what `to_record` wrote."""
+        text, gold, *grades = record
+        return cls(text, tuple(gold), *map(tuple, grades))
+
+    def to_record(self) -> list[Any]:
+        """Returns the text, the gold premises and, where there are some, their grades, as JSON has them."""
+        return [self.text, list(self.gold), *([list(self.grades)] if self.grades else ())]
 
     @property
     def graded(self) -> dict[str, float]:

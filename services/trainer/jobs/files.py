@@ -103,7 +103,7 @@ class JobFiles:
         """Writes the inputs; their hashes come last and mark them complete."""
         self._write_lines("pairs.jsonl", map(astuple, pairs))
         self._write_lines("held_out.jsonl", sorted(held_out))
-        self._write_lines("validation.jsonl", ([query.text, list(query.gold)] for query in validation))
+        self._write_lines("validation.jsonl", (query.to_record() for query in validation))
         if candidates is not None:
             self._write_lines(CANDIDATES, ([text, list(ids)] for text, ids in candidates.items()))
         names = INPUTS if candidates is None else (*INPUTS, CANDIDATES)
@@ -155,7 +155,7 @@ class JobFiles:
 
     def validation(self) -> list[EvaluationQuery]:
         """Reads the queries that choose the epoch."""
-        return [EvaluationQuery(text, tuple(gold)) for text, gold in self._lines("validation.jsonl")]
+        return list(map(EvaluationQuery.of_record, self._lines("validation.jsonl")))
 
     def candidates(self) -> dict[str, list[str]]:
         """Reads the ids of the premises that were retrieved for each query."""

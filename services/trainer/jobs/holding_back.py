@@ -15,6 +15,7 @@ from aeenc.evaluation.metrics import FEWEST
 from aeenc.trees.folds import connected
 from aeenc.trees.tree import ROOT, Step, Tree
 from services.corpus.generation import Premises
+from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.training_set import REFUSED, JudgedPair
 
 SHARE = 0.2  # of the hypotheses
@@ -24,9 +25,9 @@ MOST = 0.5  # of the hypotheses
 
 @dataclass(frozen=True)
 class HeldBack:
-    """Gold queries of the trees that were held back, (text, gold premises), and the pairs that remain to learn from."""
+    """Gold queries of the trees that were held back, and the pairs that remain to learn from."""
 
-    queries: list[tuple[str, tuple[str, ...]]]
+    queries: list[EvaluationQuery]
     pairs: list[JudgedPair]
 
 
@@ -45,7 +46,7 @@ def hold_back(judged: Sequence[JudgedPair], further: Sequence[JudgedPair], premi
     drawn = _drawn(accepted, seed)
     gold = {query: [text for text in accepted[query] if text in premises.ordinal_by_text] for query in sorted(drawn)}
     gold = {query: [text for text in texts if (query, text) not in refused] for query, texts in gold.items()}
-    queries = [(query, tuple(texts)) for query, texts in gold.items() if {*texts} - {query}]
+    queries = [EvaluationQuery(query, tuple(texts)) for query, texts in gold.items() if {*texts} - {query}]
     if len(queries) < FEWEST:
         return HeldBack([], [*judged, *further])
     # A fact of other trees, too, stays a premise to learn; asked as a query, it is left out with the tree.

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 
 from services.store.formats import check_format, known_fields
 from services.store.life_cycles import LIVE, State
+from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.losses import LOSSES, Batching, LossSpec, Mode
 from services.trainer.jobs.training_set import OwnText
 from services.trainer.registry.quality_gate import Comparison
@@ -83,9 +84,9 @@ class JobConfig:
         names = {name: tuple(record[name]) for name in ("run_ids", "data_sets")}
         return cls(**{**known_fields(cls, record), **names})
 
-    def fingerprint(self, validation: Sequence[tuple[str, Sequence[str]]]) -> str:
+    def fingerprint(self, validation: Sequence[EvaluationQuery]) -> str:
         """Hashes the request, so that two StartJob calls under one idempotency key can be compared."""
-        content = [asdict(self), [[text, list(gold)] for text, gold in validation]]
+        content = [asdict(self), [query.to_record() for query in validation]]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -241,7 +241,7 @@ class JobRunner:
 
     async def _prepare(self, job: Job, files: JobFiles) -> None:
         """Writes the child's inputs once: a resumed job learns from the same pairs. Raises as `has_inputs` does."""
-        given = await self._store.validation(job.id)
+        validation = await self._store.validation(job.id)
         plan = TrainingPlan(
             job_id=job.id,
             config=job.config,
@@ -249,7 +249,7 @@ class JobRunner:
             artifacts_dir=str(self._checkpoints.store.root.resolve()),
             means=self._means,
             artifacts_url=self._checkpoints.store.url,
-            holds_back=bool(job.config.run_ids) and not given,
+            holds_back=bool(job.config.run_ids) and not validation,
             custom_loss=dotted_name(self._losses, job.config.custom_loss),
             serving=await self._checkpoints.serving(
                 job.config.base_version, cross_encoders=job.config.mode == "CROSS_ENCODER"
@@ -258,11 +258,10 @@ class JobRunner:
         await run_in_thread(files.write_plan, plan)  # settings may have changed since an earlier attempt
         if not await run_in_thread(files.has_inputs):
             pairs = await self._pairs.read(job.config.run_ids)
-            validation = [EvaluationQuery(text, tuple(gold)) for text, gold in given]
             further, held_out = await asyncio.to_thread(self._data_sets.read, job.config.data_sets, job.config.split)
             if plan.holds_back:
                 held = await asyncio.to_thread(self._held_back, job, pairs, further)
-                pairs, validation = held.pairs, [EvaluationQuery(*query) for query in held.queries]
+                pairs, validation = held.pairs, held.queries
             else:
                 pairs += further
             candidates = await self._candidates(job, pairs, validation) if job.config.candidates else None

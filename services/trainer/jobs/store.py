@@ -16,6 +16,7 @@ from services.store.formats import check_format
 from services.store.life_cycles import LifeCycles, State, WorkKeys
 from services.store.redis import unavailable_if_down
 from services.store.requests import Request
+from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.job import (
     FORMAT_VERSION,
     Job,
@@ -48,7 +49,7 @@ class JobStore:
             needs_lease=False,
         )
 
-    async def create(self, job: Job, validation: Sequence[tuple[str, Sequence[str]]]) -> str:
+    async def create(self, job: Job, validation: Sequence[EvaluationQuery]) -> str:
         """Stores a new job, or finds the one that its idempotency key started. Returns the id of the stored job."""
         record = {
             "format_version": FORMAT_VERSION,
@@ -61,7 +62,8 @@ class JobStore:
         }
         queries = self._validation(job.id)
         async with unavailable_if_down("store the job"):
-            await self._redis.set(queries, json.dumps([FORMAT_VERSION, list(validation)]), ex=UNFINISHED_TTL_S)
+            asked = json.dumps([FORMAT_VERSION, [query.to_record() for query in validation]])
+            await self._redis.set(queries, asked, ex=UNFINISHED_TTL_S)
         return await self.cycles.create(job.id, job.config.idempotency_key, record, waits=True, keys=[queries])
 
     async def get(self, job_id: str) -> Job:
@@ -74,12 +76,12 @@ class JobStore:
             state: State | None = await self._redis.hget(self._keys.record(job_id), "state")
         return state
 
-    async def validation(self, job_id: str) -> list[tuple[str, list[str]]]:
-        """Reads the validation queries of a job: texts and their gold premises."""
+    async def validation(self, job_id: str) -> list[EvaluationQuery]:
+        """Reads the validation queries of a job."""
         async with unavailable_if_down(f"read job {job_id}"):
             version, queries = json.loads(await self._redis.get(self._validation(job_id)))[:2]
         check_format({"format_version": version}, FORMAT_VERSION, f"the validation of job {job_id}")
-        return [(text, gold) for text, gold in queries]
+        return list(map(EvaluationQuery.of_record, queries))
 
     async def page(self, limit: int, before: int) -> tuple[list[Job], int]:
         """Lists at most `limit` jobs older than number `before` (0 for all), and the next number (0 at the end)."""

@@ -26,7 +26,6 @@ from services.trainer.jobs.runner import JobRunner
 from services.trainer.jobs.store import JobStore
 from services.trainer.registry.checkpoints import CROSS_ENCODER, Checkpoints
 
-Gold = tuple[str, Sequence[str]]
 _RANGES: Mapping[str, tuple[float, float]] = {
     "epochs": (0, 100),
     "batch_size": (1, 1024),
@@ -60,7 +59,7 @@ class TrainingJobs:
         self._pairs, self._data_sets, self._runner = pairs, data_sets, runner
         self.limits, self._losses = limits, losses
 
-    async def start(self, config: JobConfig, validation: Sequence[Gold]) -> Job:
+    async def start(self, config: JobConfig, validation: Sequence[EvaluationQuery]) -> Job:
         """Starts a job on the generation and base version of now, or finds the one that its key has started."""
         self._check(config, validation)
         fingerprint = config.fingerprint(validation)
@@ -89,7 +88,7 @@ class TrainingJobs:
         self._runner.wake()
         return _same(stored, config, fingerprint)
 
-    async def _resolve(self, config: JobConfig, validation: Sequence[Gold]) -> tuple[str, str]:
+    async def _resolve(self, config: JobConfig, validation: Sequence[EvaluationQuery]) -> tuple[str, str]:
         """Resolves the corpus's active generation, and the version of its space to start from.
 
         Raises InvalidArgument for a gold premise that the generation lacks.
@@ -103,8 +102,7 @@ class TrainingJobs:
         for version in filter(None, (base_version, config.guide_version)):
             self._check_space(await self._checkpoints.get(version), config.corpus, opened.space_id)
         if validation:
-            queries = merge_queries([EvaluationQuery(text, tuple(gold)) for text, gold in validation])
-            await asyncio.to_thread(GoldStandard.of, queries, opened.ordinal_by_text)
+            await asyncio.to_thread(GoldStandard.of, merge_queries(validation), opened.ordinal_by_text)
         return generation, base_version
 
     def _check_space(self, row: CheckpointRow, corpus: str, space_id: str) -> None:
@@ -123,7 +121,7 @@ class TrainingJobs:
         await asyncio.to_thread(self._data_sets.check, config.data_sets, config.split)
         await self._pairs.check(config.corpus, config.run_ids, config.split, need_positives=not config.data_sets)
 
-    def _check(self, config: JobConfig, validation: Sequence[Gold]) -> None:
+    def _check(self, config: JobConfig, validation: Sequence[EvaluationQuery]) -> None:
         if not config.corpus:
             raise errors.InvalidArgument.field("config.corpus", "is empty; name a corpus of the index")
         if not (config.run_ids or config.data_sets):
@@ -151,8 +149,8 @@ class TrainingJobs:
                     f"config.validation: {len(validation):,} queries are over the limit of {self.limits.items:,}; give "
                     "a sample of them, or raise AEENC_TRAINER_MAX_ITEMS"
                 )
-            check_texts([text for text, _ in validation], self.limits, "config.validation")
-            empty = [n for n, (_, gold) in enumerate(validation) if not gold]
+            check_texts([query.text for query in validation], self.limits, "config.validation")
+            empty = [n for n, query in enumerate(validation) if not query.gold]
             if empty:
                 raise errors.InvalidArgument.field(
                     f"config.validation[{empty[0]}].premises", "is empty; a gold query needs at least one premise"

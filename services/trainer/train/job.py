@@ -108,7 +108,7 @@ def train(files: JobFiles, task: Task, encoders: Encoders[Any], objective: Objec
         inputs.plan,
         encoders,
         objective,
-        (lambda: _map_of(task, encoders)) if inputs.validation and not inputs.plan.holds_back else None,
+        (lambda: _quality_of(task, encoders)) if inputs.validation and not inputs.plan.holds_back else None,
         files.directory,
         lambda step: _report(files, inputs, objective, curves, step),
         rank,
@@ -118,9 +118,13 @@ def train(files: JobFiles, task: Task, encoders: Encoders[Any], objective: Objec
         return training.run()
 
 
-def _map_of(task: Task, encoders: Encoders[Any]) -> float:
+def _quality_of(task: Task, encoders: Encoders[Any]) -> tuple[float, float]:
+    """Measures strict MAP, and what the best epoch has most of: where grades are learned and known, graded NDCG."""
     report = task.evaluate(encoders)
-    return report.strict.map if report else 0.0
+    found = report.strict.map if report else 0.0
+    if report is None or report.graded is None or task.inputs.plan.config.targets == "BINARY":
+        return found, found
+    return found, report.graded.ndcg_linear
 
 
 def _meta(

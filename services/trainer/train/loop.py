@@ -1,4 +1,4 @@
-"""The training loop: epochs in random order, the best one kept by strict MAP, resumable after each.
+"""The training loop: epochs in random order, the best one on the validation kept, resumable after each.
 
     load_state ──► epoch: batches ──► each rank's share: loss, backward ──► clip ──► AdamW step
         ▲                                                                              │ next batch
@@ -55,13 +55,17 @@ FEWEST_EPOCHS, MOST_EPOCHS = 3, 12
 
 @dataclass
 class TrainingState:
-    """How far training has come, apart from tensors. `best_epoch` is 0 until the first epoch has ended, never later."""
+    """How far training has come, apart from tensors. `best_epoch` is 0 until the first epoch has ended, never later.
+
+    `best_quality` is what the best epoch has most of.
+    """
 
     epochs_done: int = 0
     steps_done: int = 0
     validation_map: float = 0.0
     best_map: float = 0.0
     best_epoch: int = 0
+    best_quality: float = 0.0
 
 
 class Diverged(Exception):
@@ -98,14 +102,17 @@ class Learner(nn.Module):
 
 
 class Training:
-    """One run of the loop. `validate` measures the strict MAP of the encoders; None keeps the last epoch."""
+    """One run of the loop. `validate` measures the encoders; None keeps the last epoch.
+
+    It returns their strict MAP, and the quality by which the best epoch is kept.
+    """
 
     def __init__(
         self,
         plan: TrainingPlan,
         encoders: Encoders[Any],
         objective: Objective,
-        validate: Callable[[], float] | None,
+        validate: Callable[[], tuple[float, float]] | None,
         directory: Path,
         tell: Callable[[Step], None],
         rank: Rank = Rank(),  # noqa: B008 - frozen
@@ -139,10 +146,9 @@ class Training:
     def _keep(self, epoch: int, state: TrainingState) -> None:
         self._say("evaluating", state, state.steps_done, 0.0)
         with self._kept.in_place():
-            state.validation_map = self._validate() if self._validate else 0.0
-            is_best = self._validate is None or state.best_epoch == 0 or state.validation_map > state.best_map
-            if is_best:
-                state.best_epoch, state.best_map = epoch, state.validation_map
+            state.validation_map, quality = self._validate() if self._validate else (0.0, 0.0)
+            if self._validate is None or state.best_epoch == 0 or quality > state.best_quality:
+                state.best_epoch, state.best_map, state.best_quality = epoch, state.validation_map, quality
                 self._best = {
                     f"{part}/{name}": weight.detach().cpu().clone()
                     for part, model in ((BEST, self._encoders.query), (BEST_PREMISES, self._encoders.second))

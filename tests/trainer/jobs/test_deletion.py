@@ -17,6 +17,7 @@ from aeenc import Channel, TrainerClient, errors
 from services.store.redis import connect
 from services.store.registry import Registry
 from services.store.requests import Request
+from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs import garbage as collection
 from services.trainer.jobs.garbage import Deletion
 from services.trainer.jobs.job import LIVE
@@ -39,7 +40,7 @@ class Trainer:
 
     async def ended(self, job: Any, state: Any = "SUCCEEDED") -> str:
         """Stores a job that has ended, with a directory."""
-        assert await self.jobs.create(job, [("q", ["p"])]) == job.id
+        assert await self.jobs.create(job, [EvaluationQuery("q", ("p",))]) == job.id
         assert await self.jobs.transition(job.id, LIVE, state) == "OK"
         directory = self.state / "jobs" / job.id
         directory.mkdir(parents=True)

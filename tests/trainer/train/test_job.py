@@ -189,7 +189,7 @@ def script_maps(monkeypatch: pytest.MonkeyPatch, maps: list[float]) -> None:
     original, left = training.Training.__init__, iter(maps)
 
     def scripted(self, plan, encoder, objective, validate, *rest) -> None:
-        original(self, plan, encoder, objective, lambda: next(left), *rest)
+        original(self, plan, encoder, objective, lambda: (found := next(left), found), *rest)
 
     monkeypatch.setattr(training.Training, "__init__", scripted)
 

@@ -14,20 +14,21 @@ from safetensors.torch import load_file
 
 from aeenc.errors import FailedPrecondition, InvalidArgument
 from aeenc.evaluation import UNRANKED
-from services.trainer.evaluation.protocol import evaluate
+from services.trainer.evaluation.protocol import EvaluationQuery, GoldStandard, Report, evaluate
 from services.trainer.jobs.files import ComputeOptions, JobFiles
 from services.trainer.jobs.training_set import JudgedPair
 from services.trainer.train import loop as training
 from services.trainer.train import reranking
 from services.trainer.train.encoder import prepare_torch, tensors_of
 from services.trainer.train.inputs import JobInputs
-from services.trainer.train.job import run_job
+from services.trainer.train.job import run_job, train
 from services.trainer.train.ranks import Rank
 from services.trainer.train.reranking import RerankingTask
 from services.transformer import load_transformer
 from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, VALIDATION, MakeJob, Space, killed_after
 
 CROSS = {"mode": "CROSS_ENCODER", "loss": "REGRESSION", "hard_negatives": 4}
+GRADED = [replace(pair, grade=(0.5, 2.0, 6.0)[n % 3] if pair.sign == "POSITIVE" else 0) for n, pair in enumerate(PAIRS)]
 
 
 def load(files: JobFiles) -> RerankingTask:
@@ -144,7 +145,21 @@ def test_grades_are_what_the_score_comes_close_to(make_job: MakeJob):
     assert len({*drawn.values()}) > 3
 
 
-GRADED = [replace(pair, grade=(0.5, 2.0, 6.0)[n % 3] if pair.sign == "POSITIVE" else 0) for n, pair in enumerate(PAIRS)]
+@pytest.mark.parametrize(("targets", "best"), [("BINARY", 1), ("GRADES", 2), ("GRADE_DISTRIBUTION", 2)])
+def test_where_grades_are_learned_the_epoch_with_the_best_graded_ndcg_is_kept(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, targets: str, best: int
+):
+    """The first epoch has the better MAP, the second the premise of the highest grade further up."""
+    validation = [EvaluationQuery(QUERIES[0], (FACTS[0], FACTS[1]), (1.0, 6.0))]
+    files = make_job(pairs=GRADED, validation=validation, targets=targets, epochs=2, **CROSS)
+    task = load(files)
+    standard = GoldStandard.of(task.inputs.validation, task.inputs.generation.ordinal_by_text)
+    found = iter([np.array([1, 9]), np.array([9, 2])])
+    monkeypatch.setattr(task, "evaluate", lambda _: Report.of(standard, [next(found)], None, candidates=9))
+    state = train(files, task, task.encoders(), task.objective(), Rank())
+    assert state.best_epoch == best
+
+
 DISTRIBUTION = {**CROSS, "targets": "GRADE_DISTRIBUTION", "pairs": GRADED}
 
 

@@ -28,7 +28,7 @@ def trees(number: int, facts: int = 2) -> list[JudgedPair]:
 def test_a_fifth_at_least_15_and_at_most_half_are_held_back(number: int, held: int):
     found = hold_back(trees(number), [], PREMISES, seed=0)
     assert len(found.queries) == held
-    asked = {text for text, _ in found.queries}
+    asked = {query.text for query in found.queries}
     assert not asked & {pair.query for pair in found.pairs}
     assert len({pair.query for pair in found.pairs}) == number - held
     assert hold_back(trees(number), [], PREMISES, seed=0) == found
@@ -44,12 +44,12 @@ def test_no_node_of_a_tree_that_is_held_back_is_learnt_from():
         chains.append(JudgedPair(FACTS[n + 200], "", FACTS[n], "NEGATIVE"))
     stranger = [JudgedPair("stranger", "", f"inner {n}", "NEGATIVE") for n in range(40)]
     found = hold_back([*pairs, *chains, *stranger], [], PREMISES, seed=0)
-    held = {int(text.split()[1]) for text, _ in found.queries if text.startswith("hypothesis")}
+    held = {int(text.split()[1]) for text in (query.text for query in found.queries) if text.startswith("hypothesis")}
     assert len(held) == 15
     gone = {text for n in held for text in (f"hypothesis {n}", f"inner {n}", FACTS[n + 200])}
     assert not gone & {pair.query for pair in found.pairs}
     assert not {f"inner {n}" for n in held} & {pair.premise for pair in found.pairs}
-    assert {f"inner {n}" for n in held} < {text for text, _ in found.queries}, "inner nodes are asked, too"
+    assert {f"inner {n}" for n in held} < {query.text for query in found.queries}, "inner nodes are asked, too"
     assert {pair.query for pair in found.pairs} >= {f"hypothesis {n}" for n in range(40) if n not in held}
 
 
@@ -57,7 +57,7 @@ def test_data_sets_do_not_teach_what_is_held_back():
     pairs = trees(20)
     further = [JudgedPair(f"hypothesis {n}", "", FACTS[n + 300], "NEGATIVE") for n in range(20)]
     found = hold_back(pairs, [*further, JudgedPair("other", "", FACTS[0], "POSITIVE")], PREMISES, seed=0)
-    assert not {text for text, _ in found.queries} & {pair.query for pair in found.pairs}
+    assert not {query.text for query in found.queries} & {pair.query for pair in found.pairs}
     assert "other" in {pair.query for pair in found.pairs}
 
 
@@ -68,7 +68,7 @@ def test_what_was_refused_or_is_not_in_the_corpus_is_not_gold():
     pairs += [JudgedPair(f"hypothesis {n}", f"f{n + 300}", "", "POSITIVE") for n in range(20)]
     found = hold_back(pairs, [], PREMISES, seed=0)
     assert len(found.queries) == 10
-    for text, gold in found.queries:
+    for text, gold in ((query.text, query.gold) for query in found.queries):
         n = int(text.split()[1])
         assert set(gold) == {FACTS[n + 1], FACTS[n + 300]}
     everything_tied = [*trees(40), *(JudgedPair("hypothesis 0", "", f"hypothesis {n}", "POSITIVE") for n in range(40))]
