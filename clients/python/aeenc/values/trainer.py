@@ -201,9 +201,10 @@ class JobConfig:
     seed: int = 0
     """Seed of all randomness."""
     validation: tuple[GoldQuery, ...] = ()
-    """Gold queries to evaluate after each epoch, at most `Limits.items`. The best epoch by strict MAP is kept. Empty:
-    the last epoch is kept, and a job over runs holds back whole trees to judge it by: a fifth of the hypotheses that
-    were explained, at least 15, at most half; none where that leaves fewer than 10 queries.
+    """Gold queries to evaluate after each epoch, at most `Limits.items`. The best epoch by strict MAP is kept or, where
+    `targets` are grades and these queries have some, by graded NDCG. Empty: the last epoch is kept, and a job over
+    runs holds back whole trees to judge it by: a fifth of the hypotheses that were explained, at least 15, at most
+    half; none where that leaves fewer than 10 queries.
     """
     split: str = ""
     """The split whose texts may be learned from. Premises that occur only in trees of other splits are masked. Empty:

@@ -145,9 +145,10 @@ export type JobConfig = Message<"aeenc.v1.JobConfig"> & {
   seed: bigint;
 
   /**
-   * Gold queries to evaluate after each epoch, at most `Limits.items`. The best epoch by strict MAP is kept. Empty: the
-   * last epoch is kept, and a job over runs holds back whole trees to judge it by: a fifth of the hypotheses that were
-   * explained, at least 15, at most half; none where that leaves fewer than 10 queries.
+   * Gold queries to evaluate after each epoch, at most `Limits.items`. The best epoch by strict MAP is kept or, where
+   * `targets` are grades and these queries have some, by graded NDCG. Empty: the last epoch is kept, and a job over runs
+   * holds back whole trees to judge it by: a fifth of the hypotheses that were explained, at least 15, at most half; none
+   * where that leaves fewer than 10 queries.
    *
    * @generated from field: repeated aeenc.v1.GoldQuery validation = 14;
    */
