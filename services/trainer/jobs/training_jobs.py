@@ -136,11 +136,11 @@ class TrainingJobs:
                 "is NEGATIVE, but mode SIAMESE gives a text one vector as query and as premise, so that the two cannot "
                 "be parted; give EXCLUDED, or mode SINGLE or DUAL",
             )
-        _check_options(config, loss)
         for name, (low, high) in _RANGES.items():
             _within(name, getattr(config, name), low, high)
         _within("hard_negatives", config.hard_negatives, int(config.mode == "CROSS_ENCODER"), 64)
         _within("accumulation", config.accumulation, 1, config.batch_size)
+        _check_options(config, loss)
         if config.note.strip():  # a list has it in each job
             check_texts([config.note], self.limits, "config.note")
         if validation:

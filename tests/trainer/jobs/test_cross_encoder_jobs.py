@@ -37,8 +37,8 @@ async def test_a_cross_encoder_is_trained_published_and_asked_for_scores(world: 
     [
         ("full_corpus_softmax", {"targets": "grade_distribution", "candidates": "lexical", "negatives": "none"}),
         ("full_corpus_softmax", {"margin": 0.2, "hard_negatives": 2, "prototypes": 5}),
-        ("triplet_margin", {"temperature": 0.2, "refused_weight": 2.0, "hard_negatives": 2, "guide_margin": 0.1}),
-        ("multiple_negatives_ranking", {"guide_margin": 0.1, "margin": 0.2, "refused_weight": 2.0}),
+        ("triplet_margin", {"temperature": 0.2, "refused_weight": 2.5, "hard_negatives": 2, "guide_margin": 0.1}),
+        ("multiple_negatives_ranking", {"guide_margin": 0.1, "margin": 0.2, "refused_weight": 2.5}),
         ("nli_classification", {"temperature": 0.2, "margin": 0.2}),
         ("regression", {"batching": "items", "regularization": 0.1, "temperature": 0.2, "margin": 0.2}),
     ],

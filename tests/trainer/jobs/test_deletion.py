@@ -143,19 +143,17 @@ async def test_a_checkpoint_that_anybody_needs_is_not_deleted_and_the_refusal_na
     await world.registry.delete_label("trial")
     tandem = await world.tandem(pairs[0])
     await refused(tandem.premise_version, f"it encodes the premises of {tandem.version}'s tandem")
+    for version in (pairs[1].premise_version, pairs[1].version):
+        await world.checkpoints.register(version)
+    await world.rows.checkpoints.set_space(pairs[1].space_id, pairs[1].premise_version)
     async with second() as trainer:
-        job = pending(world)
-        job = replace(job, config=replace(job.config, base_version=two))
-        await trainer.jobs.create(job, [])
-        await refused(two, f"job {job.id} is (PENDING|RUNNING) and learns with it")
-        for version in (pairs[1].premise_version, pairs[1].version):
-            await world.checkpoints.register(version)
-        await world.rows.checkpoints.set_space(pairs[1].space_id, pairs[1].premise_version)
-        elsewhere = replace(pending(world), config=replace(job.config, base_version=pairs[1].version))
-        await trainer.jobs.create(elsewhere, [])
-        await refused(pairs[1].premise_version, f"job {elsewhere.id} is (PENDING|RUNNING) and learns with it")
-        await trainer.client.cancel(elsewhere.id)
-        await trainer.client.cancel(job.id)
+        for base_version, needed in ((two, two), (pairs[1].version, pairs[1].premise_version)):
+            job = pending(world)
+            job = replace(job, config=replace(job.config, base_version=base_version))
+            await trainer.jobs.cycles.lease(job.id, "another", 60.0).renew()
+            await trainer.jobs.create(job, [])
+            await refused(needed, f"job {job.id} is (PENDING|RUNNING) and learns with it")
+            await trainer.client.cancel(job.id)
     await world.trainer.delete_checkpoint(two)
 
 
