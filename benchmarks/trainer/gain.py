@@ -17,7 +17,6 @@ import numpy as np
 
 from benchmarks.harness.rows import Rows
 from services.corpus.generation import PremiseRecord, open_generation
-from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.files import JobFiles, TrainingPlan
 from services.trainer.jobs.holding_back import hold_back
 from services.trainer.jobs.job import JobConfig
@@ -69,7 +68,7 @@ def outcome_of(space: Space, directory: Path, seed: int, true: bool) -> tuple[st
     plan = TrainingPlan("job", config, generation, str(space.store.root))
     files = JobFiles(directory)
     files.write_plan(replace(plan, holds_back=True))
-    files.write_inputs(held.pairs, [EvaluationQuery(*query) for query in held.queries])
+    files.write_inputs(held.pairs, held.queries)
     task, objective = load(files, Rank())
     train(files, task, task.encoders(), objective, Rank())
     after, before = task.evaluate(task.encoders(directory)), task.before()
