@@ -13,6 +13,7 @@ from aeenc import errors, values, vectors
 from aeenc.calls.encoding import precision_name
 from aeenc.calls.inputs import (
     begins_again,
+    change,
     listed,
     refuse_single_text,
     refuse_single_texts,
@@ -333,12 +334,12 @@ class IndexClient:
         self, corpus: str, generation: str, *, expected: str | None = None, request_id: str = ""
     ) -> values.Activation:
         """Makes searches use a generation, or none (""). With `expected`, only if that one is active now."""
-        request = message(
+        request = change(
             index_pb2.ActivateGenerationRequest,
             corpus=corpus,
             generation=generation,
             expected_generation=expected,
-            request_id=request_id or uuid.uuid4().hex,
+            request_id=request_id,
         )
         response = await self._admin_channel.unary(self._admin.ActivateGeneration, request, timeout_s=600.0)
         return values.Activation.from_message(response)
@@ -378,12 +379,12 @@ class IndexClient:
         Raises FailedPrecondition while somebody holds it whom `despite` does not name; a run named there cannot go on.
         """
         refuse_single_text(despite, "despite")
-        request = message(
+        request = change(
             index_pb2.DeleteGenerationRequest,
             corpus=corpus,
             generation=generation,
             despite=despite,
-            request_id=request_id or uuid.uuid4().hex,
+            request_id=request_id,
         )
         await self._admin_channel.unary(self._admin.DeleteGeneration, request)
 

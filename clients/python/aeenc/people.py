@@ -7,13 +7,12 @@ await client.people.submit(lease, ticked, seen_upto=9)   # candidates seen and n
 from __future__ import annotations
 
 import random
-import uuid
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal
 
 from aeenc import values
-from aeenc.calls.inputs import enum_value
+from aeenc.calls.inputs import change, enum_value
 from aeenc.errors import InvalidArgument
 from aeenc.oracle import Answer, NodeVerdictName, Verdicts
 from aeenc.transport.channel import Channel
@@ -50,12 +49,12 @@ class PeopleClient:
 
         With `run_id`, `hypothesis_id` stays in one tree, and `task_id` names a single task.
         """
-        request = message(
+        request = change(
             people_pb2.LeaseTaskRequest,
             run_id=run_id,
             annotator=annotator,
             max_tasks=max_tasks,
-            request_id=request_id or _request_id(),
+            request_id=request_id,
             queue=queue,
             hypothesis_id=hypothesis_id,
             task_id=task_id,
@@ -120,12 +119,12 @@ class PeopleClient:
 
     async def undo(self, annotator: str, run_id: str, *, count: int = 1, request_id: str = "") -> list[str]:
         """Takes the last answers of a person back and returns their ids, the last first."""
-        request = message(
+        request = change(
             people_pb2.UndoVerdictsRequest,
             annotator=annotator,
             run_id=run_id,
             count=count,
-            request_id=request_id or _request_id(),
+            request_id=request_id,
         )
         return list((await self.channel.unary(self._stub.UndoVerdicts, request)).answer_ids)
 
@@ -143,11 +142,11 @@ class PeopleClient:
 
         The run's tree grows below what is accepted now. Returns the id of the answer that is valid from now on.
         """
-        request = message(
+        request = change(
             people_pb2.AmendVerdictsRequest,
             answer_id=answer_id,
             answer=Answer(verdicts, additions=additions, intermediates=intermediates, annotator=annotator).to_proto(),
-            request_id=request_id or _request_id(),
+            request_id=request_id,
         )
         return str((await self.channel.unary(self._stub.AmendVerdicts, request)).answer_id)
 
@@ -155,11 +154,11 @@ class PeopleClient:
         self, run_id: str, task_id: str, verdicts: Verdicts, adjudicator: str, *, request_id: str = ""
     ) -> str:
         """Decides a conflict: verdicts on all candidates in conflict, and on others if they are to change."""
-        request = message(
+        request = change(
             people_pb2.AdjudicateRequest,
             run_id=run_id,
             answer=Answer(verdicts, annotator=adjudicator).to_proto(task_id),
-            request_id=request_id or _request_id(),
+            request_id=request_id,
         )
         return str((await self.channel.unary(self._stub.Adjudicate, request)).answer_id)
 
@@ -171,31 +170,19 @@ class PeopleClient:
         With `overlap`, so many answers decide it, where more were wanted. What answers leave open becomes skipped
         pairs. Raises FailedPrecondition once the run has gone on with the task.
         """
-        request = message(
-            people_pb2.CloseTaskRequest,
-            run_id=run_id,
-            task_id=task_id,
-            annotator=adjudicator,
-            reason=reason,
-            overlap=overlap,
-            request_id=request_id or _request_id(),
-        )
-        response: people_pb2.CloseTaskResponse = await self.channel.unary(self._stub.CloseTask, request)
-        return values.JudgedTask.from_message(response.task)
+        given = {"annotator": adjudicator, "reason": reason, "overlap": overlap, "request_id": request_id}
+        return await self._close_task(run_id=run_id, task_id=task_id, **given)
 
     async def settle(self, run_id: str, task_id: str, annotator: str, *, request_id: str = "") -> values.JudgedTask:
         """Lets the run go on with a decided task at once, instead of after the queue's `undo_s`. Returns the task.
 
         Raises FailedPrecondition: TASK_UNDECIDED while answers are missing, NOT_ANSWERED for somebody else's task.
         """
-        request = message(
-            people_pb2.CloseTaskRequest,
-            run_id=run_id,
-            task_id=task_id,
-            annotator=annotator,
-            settle=True,
-            request_id=request_id or _request_id(),
-        )
+        given = {"annotator": annotator, "settle": True, "request_id": request_id}
+        return await self._close_task(run_id=run_id, task_id=task_id, **given)
+
+    async def _close_task(self, **given: Any) -> values.JudgedTask:
+        request = change(people_pb2.CloseTaskRequest, **given)
         response: people_pb2.CloseTaskResponse = await self.channel.unary(self._stub.CloseTask, request)
         return values.JudgedTask.from_message(response.task)
 
@@ -230,8 +217,8 @@ class PeopleClient:
     ) -> AsyncIterator[values.TaskEvent]:
         """Yields what people have done with the tasks of a run, or with one, oldest first: the audit trail."""
         request = message(people_pb2.ListChangesRequest, run_id=run_id, task_id=task_id, page_size=page_size)
-        async for change in self.channel.pages(self._stub.ListChanges, request, "changes"):
-            yield values.TaskEvent.from_message(change)
+        async for event in self.channel.pages(self._stub.ListChanges, request, "changes"):
+            yield values.TaskEvent.from_message(event)
 
     async def get_tree(self, run_id: str, hypothesis_id: str) -> values.TreeState:
         """Gets the tree of a hypothesis: its nodes, what explains each, and who works on it."""
@@ -292,7 +279,3 @@ class PeopleClient:
         request = message(people_pb2.WatchTasksRequest, run_id=run_id, from_seq=from_seq, from_now=from_now)
         async for response in self.channel.stream(self._stub.WatchTasks, request):
             yield values.TaskEvent.from_message(response.event)
-
-
-def _request_id() -> str:
-    return uuid.uuid4().hex

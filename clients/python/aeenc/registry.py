@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncIterator, Sequence
 
 from aeenc import values
 from aeenc.calls.encoding import Precision, precision_number
+from aeenc.calls.inputs import change
 from aeenc.transport.channel import Channel
 from aeenc.v1 import registry_pb2, registry_pb2_grpc
 from aeenc.values.writing import duration, message
@@ -51,7 +51,7 @@ class RegistryClient:
         says why. None: the best that the checkpoint has a file for and every live encoder reports.
         When the label moves again meanwhile, the answer comes at once, incomplete and with the label as it is now.
         """
-        request = message(
+        request = change(
             registry_pb2.PublishRequest,
             versions=_versions(version),
             label=label,
@@ -61,7 +61,7 @@ class RegistryClient:
             wait=duration(wait_s, "wait_s"),
             share=share,
             precision=precision_number(precision),
-            request_id=request_id or uuid.uuid4().hex,
+            request_id=request_id,
         )
         response = await self.channel.unary(self._stub.Publish, request, timeout_s=max(wait_s, 0.0) + WAIT_MARGIN_S)
         return values.Publication.from_message(response)
@@ -80,22 +80,20 @@ class RegistryClient:
 
         Several versions are an ensemble of cross-encoders that re-ranks by sum of ranks.
         """
-        request = message(
+        request = change(
             registry_pb2.SetLabelRequest,
             label=label,
             versions=_versions(version),
             expected_revision=expected_revision,
             share=share,
             precision=precision_number(precision),
-            request_id=request_id or uuid.uuid4().hex,
+            request_id=request_id,
         )
         return values.Label.from_message((await self.channel.unary(self._stub.SetLabel, request)).label)
 
     async def delete_label(self, label: str, *, space_id: str = "", request_id: str = "") -> None:
         """Removes a label."""
-        request = message(
-            registry_pb2.DeleteLabelRequest, label=label, space_id=space_id, request_id=request_id or uuid.uuid4().hex
-        )
+        request = change(registry_pb2.DeleteLabelRequest, label=label, space_id=space_id, request_id=request_id)
         await self.channel.unary(self._stub.DeleteLabel, request)
 
     async def rollback(
@@ -113,13 +111,13 @@ class RegistryClient:
         With `corpus`, takes back a publication that activated a generation of it, encoders and generation together;
         then `expected_revision`, which is a label's, is refused.
         """
-        request = message(
+        request = change(
             registry_pb2.RollbackRequest,
             label=label,
             space_id=space_id,
             expected_revision=expected_revision,
             wait=duration(wait_s, "wait_s"),
-            request_id=request_id or uuid.uuid4().hex,
+            request_id=request_id,
             corpus=corpus,
         )
         response = await self.channel.unary(self._stub.Rollback, request, timeout_s=max(wait_s, 0.0) + WAIT_MARGIN_S)

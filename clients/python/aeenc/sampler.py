@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from aeenc import values
 from aeenc.calls.encoding import selector
-from aeenc.calls.inputs import CHUNK_BYTES, begins_again, chunks, each, enum_value
+from aeenc.calls.inputs import CHUNK_BYTES, begins_again, change, chunks, each, enum_value
 from aeenc.calls.waiting import wait_for_end
 from aeenc.errors import InvalidArgument
 from aeenc.transport.channel import Channel
@@ -136,25 +136,25 @@ class SamplerClient:
 
     async def cancel(self, run_id: str, *, request_id: str = "") -> values.Run:
         """Stops a run and keeps its pairs. Raises FailedPrecondition for one that has ended."""
-        request = message(sampler_pb2.CancelRunRequest, run_id=run_id, request_id=request_id or uuid.uuid4().hex)
+        request = change(sampler_pb2.CancelRunRequest, run_id=run_id, request_id=request_id)
         return await self._run(self._stub.CancelRun, request)
 
     async def resume(self, run_id: str, *, request_id: str = "") -> values.Run:
         """Continues a run that was cancelled or failed."""
-        request = message(sampler_pb2.ResumeRunRequest, run_id=run_id, request_id=request_id or uuid.uuid4().hex)
+        request = change(sampler_pb2.ResumeRunRequest, run_id=run_id, request_id=request_id)
         return await self._run(self._stub.ResumeRun, request)
 
     async def delete(self, run_id: str, *, request_id: str = "") -> None:
         """Deletes a run that has ended, with its pairs and trees. Raises FailedPrecondition for a live one."""
-        request = message(sampler_pb2.DeleteRunRequest, run_id=run_id, request_id=request_id or uuid.uuid4().hex)
+        request = change(sampler_pb2.DeleteRunRequest, run_id=run_id, request_id=request_id)
         await self._admin_channel.unary(self._admin.DeleteRun, request)
 
     async def collect_garbage(self, *, dry_run: bool = False, request_id: str = "") -> list[values.Garbage]:
         """Deletes the runs that the sampler's settings no longer keep, and returns them; with `dry_run` only that."""
-        request = message(
+        request = change(
             sampler_pb2.SamplerAdminServiceCollectGarbageRequest,
             dry_run=dry_run,
-            request_id=request_id or uuid.uuid4().hex,
+            request_id=request_id,
         )
         response = await self._admin_channel.unary(self._admin.CollectGarbage, request)
         return [values.Garbage.from_message(one) for one in response.garbage]

@@ -12,6 +12,7 @@ from aeenc.calls.inputs import (
     CHUNK_BYTES,
     Items,
     begins_again,
+    change,
     chunks,
     each,
     enum_value,
@@ -198,32 +199,30 @@ class TrainerClient:
 
     async def cancel(self, job_id: str, *, request_id: str = "") -> values.Job:
         """Stops a job. Raises FailedPrecondition for one that has ended."""
-        request = message(trainer_pb2.CancelJobRequest, job_id=job_id, request_id=request_id or uuid.uuid4().hex)
+        request = change(trainer_pb2.CancelJobRequest, job_id=job_id, request_id=request_id)
         return await self._job(self._stub.CancelJob, request)
 
     async def resume(self, job_id: str, *, request_id: str = "") -> values.Job:
         """Continues a job from its last finished epoch."""
-        request = message(trainer_pb2.ResumeJobRequest, job_id=job_id, request_id=request_id or uuid.uuid4().hex)
+        request = change(trainer_pb2.ResumeJobRequest, job_id=job_id, request_id=request_id)
         return await self._job(self._stub.ResumeJob, request)
 
     async def delete(self, job_id: str, *, request_id: str = "") -> None:
         """Deletes a job that has ended, with its files. Raises FailedPrecondition for a live one."""
-        request = message(trainer_pb2.DeleteJobRequest, job_id=job_id, request_id=request_id or uuid.uuid4().hex)
+        request = change(trainer_pb2.DeleteJobRequest, job_id=job_id, request_id=request_id)
         await self._admin_channel.unary(self._admin.DeleteJob, request)
 
     async def delete_checkpoint(self, version: str, *, request_id: str = "") -> None:
         """Deletes a checkpoint. Raises FailedPrecondition, naming who needs it, for one in use."""
-        request = message(
-            trainer_pb2.DeleteCheckpointRequest, version=version, request_id=request_id or uuid.uuid4().hex
-        )
+        request = change(trainer_pb2.DeleteCheckpointRequest, version=version, request_id=request_id)
         await self._admin_channel.unary(self._admin.DeleteCheckpoint, request)
 
     async def collect_garbage(self, *, dry_run: bool = False, request_id: str = "") -> list[values.Garbage]:
         """Removes what the trainer's settings no longer keep, and lists it; with `dry_run` it only lists it."""
-        request = message(
+        request = change(
             trainer_pb2.TrainerAdminServiceCollectGarbageRequest,
             dry_run=dry_run,
-            request_id=request_id or uuid.uuid4().hex,
+            request_id=request_id,
         )
         response = await self._admin_channel.unary(self._admin.CollectGarbage, request)
         return [values.Garbage.from_message(one) for one in response.garbage]

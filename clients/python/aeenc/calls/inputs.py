@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
+import uuid
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import Message
 
 from aeenc.errors import InvalidArgument
-from aeenc.values.writing import shown
+from aeenc.values.writing import message, shown
 
 CHUNK_BYTES = 2 * 1024 * 1024  # of one message; services accept 4 MiB
 
@@ -28,6 +29,11 @@ async def each(items: Items[T], field: str = "items") -> AsyncIterator[T]:
     else:
         for item in _iterable(items, field):
             yield item
+
+
+def change(kind: Callable[..., MessageT], /, *, request_id: str, **fields: Any) -> MessageT:
+    """Makes the request of a change, under an id of its own where the caller gives none, so that it may be repeated."""
+    return message(kind, request_id=request_id or uuid.uuid4().hex, **fields)
 
 
 def listed(items: Any, field: str) -> list[Any]:

@@ -422,22 +422,16 @@ def _built(names: Collection[str] | None) -> Any:
 
 
 def _group(name: str) -> typer.Typer:
-    about, commands = _GROUPS[name]
-    group = typer.Typer(cls=Group, help=about, no_args_is_help=True)
-    if name == "import":
-        group.callback()(lambda: None)  # otherwise its only command would become the group itself
+    about, commands = (_LISTS if name in _LISTS else _GROUPS)[name]
+    if name in _LISTS:
+        listing = _function(about)
+        group = typer.Typer(cls=Group, help=listing.__doc__)
+        group.callback(invoke_without_command=True)(_alone(listing))
+    else:
+        group = typer.Typer(cls=Group, help=about, no_args_is_help=True)
+        group.callback()(lambda: None)  # otherwise a single command would become the group itself
     for command, path in commands.items():
         group.command(command, cls=Command)(_function(path))
-    return group
-
-
-def _list(name: str) -> typer.Typer:
-    path, commands = _LISTS[name]
-    listing = _function(path)
-    group = typer.Typer(cls=Group, help=listing.__doc__)
-    group.callback(invoke_without_command=True)(_alone(listing))
-    for command, deleting in commands.items():
-        group.command(command, cls=Command)(_function(deleting))
     return group
 
 
@@ -452,7 +446,7 @@ def _app(names: Collection[str] | None = None) -> typer.Typer:
     if names is None or "completion" in names:
         made.command()(completion)
     for name in [*_GROUPS, *_LISTS] if names is None else [name for name in names if name in {*_GROUPS, *_LISTS}]:
-        made.add_typer(_list(name) if name in _LISTS else _group(name), name=name)
+        made.add_typer(_group(name), name=name)
     missing = _add_distributions(made) if names is None else []
     made.callback(epilog="\n\n".join([EXIT_CODES, *missing]))(options)
     return made

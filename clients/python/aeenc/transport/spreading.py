@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from functools import partialmethod
 from typing import Any
 
 import grpc
@@ -56,22 +57,6 @@ class SpreadChannel:
         self._servers = [_Server(channel) for channel in channels]
         self._turn = 0
 
-    def unary_unary(self, *arguments: Any, **options: Any) -> SpreadMethod:
-        """Makes a callable as grpc.aio.Channel does; so do the other three."""
-        return self._spread("unary_unary", arguments, options)
-
-    def unary_stream(self, *arguments: Any, **options: Any) -> SpreadMethod:
-        """One request, many responses."""
-        return self._spread("unary_stream", arguments, options)
-
-    def stream_unary(self, *arguments: Any, **options: Any) -> SpreadMethod:
-        """Many requests, one response."""
-        return self._spread("stream_unary", arguments, options)
-
-    def stream_stream(self, *arguments: Any, **options: Any) -> SpreadMethod:
-        """Many requests, many responses; the stream stays with one server."""
-        return self._spread("stream_stream", arguments, options)
-
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
         """Returns the best state of any channel: READY when one server is connected."""
         states = {server.channel.get_state(try_to_connect) for server in self._servers}
@@ -81,9 +66,15 @@ class SpreadChannel:
         """Closes all channels."""
         await asyncio.gather(*(server.channel.close(grace) for server in self._servers))
 
-    def _spread(self, kind: str, arguments: Sequence[Any], options: dict[str, Any]) -> SpreadMethod:
+    def _spread(self, kind: str, *arguments: Any, **options: Any) -> SpreadMethod:
+        """Makes a callable as grpc.aio.Channel does; a stream stays with one server."""
         methods = {server: getattr(server.channel, kind)(*arguments, **options) for server in self._servers}
         return SpreadMethod(methods, self._next, name=str(arguments[0]))
+
+    unary_unary = partialmethod(_spread, "unary_unary")
+    unary_stream = partialmethod(_spread, "unary_stream")
+    stream_unary = partialmethod(_spread, "stream_unary")
+    stream_stream = partialmethod(_spread, "stream_stream")
 
     def _next(self, *, other_than: _Server | None = None) -> _Server | None:
         """Chooses the next connected server; one passed over, or not to be reached, only without any other."""
