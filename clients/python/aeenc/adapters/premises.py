@@ -28,7 +28,7 @@ class RetrieveOptions(retrieval.RetrieveOptions, total=False):
 
 
 OPTIONS = CALL_OPTIONS | {"k", "accepted", "timeout_s"}
-_PLACE = ("corpus", "index", "token", "ca", "cert", "key", "tls")
+_PLACE = {"corpus", *ConnectOptions.__annotations__}
 
 
 @dataclass(frozen=True)
