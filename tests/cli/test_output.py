@@ -43,3 +43,21 @@ def test_a_letter_that_the_terminals_encoding_lacks_ends_no_command(tmp_path: Pa
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.rstrip().endswith(rb"caf\xe9 \u6c34")
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
+def test_however_narrow_the_terminal_ids_are_whole_and_nothing_else_vanishes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    names, row = (
+        ("id", "premise", "score"),
+        ("00000000-0000-0000-0000-000000000001", "ice is frozen water " * 3, "0.471"),
+    )
+    Output().result({}, table(names, [row], right=1, whole=("id",)))
+    told = capsys.readouterr().out
+    assert row[0] in told
+    assert "0.471" in told
+    cells = [line.split("\u2502")[2].strip() for line in told.splitlines() if "\u2502" in line]
+    assert " ".join(cells).split() == row[1].split()
+    assert all(len(line) <= max(width, 66) for line in told.splitlines())

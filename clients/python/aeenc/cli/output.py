@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # rich is for results: a command that fails, or has one for a
 
 _KEY = "aeenc.output"
 PROTOCOLS = ("strict", "paper")
+WORD = 12  # letters
 
 Report = Callable[[int, int, str], None]
 
@@ -156,17 +157,23 @@ def table(
 ) -> Table:
     """Makes a table of texts without markup; aligns the last `right` columns right.
 
-    The columns `whole`, of ids and times, are never broken over lines, so that what stands there can be copied.
+    The columns `whole`, of ids and times, are never broken over lines, so that what stands there can be copied. A
+    terminal too narrow for these and a word of the others gets longer lines.
     """
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     rows = list(rows)
+    cells = [[str(row[place]).split("\n") for row in (columns, *rows)] for place in range(len(columns))]
+    widths = [max(len(line) for lines in column for line in lines) for column in cells]
+    least = sum(3 + (width if name in whole else min(width, WORD)) for name, width in zip(columns, widths, strict=True))
     made = Table(title=Text(title) if title else None, title_justify="left")
+    if whole and least + 1 > Console().width:
+        made.width = least + 1
     for place, name in enumerate(columns):
         justify: Literal["left", "right"] = "right" if place >= len(columns) - right else "left"
-        lines = [line for row in rows for line in str(row[place]).split("\n")] if name in whole else []
-        width = max(map(len, lines), default=0) if name in whole else None
+        width = widths[place] if name in whole else None
         made.add_column(name, justify=justify, overflow="fold", min_width=width, no_wrap=name in whole)
     for row in rows:
         made.add_row(*(Text(str(cell)) for cell in row))
