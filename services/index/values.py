@@ -166,15 +166,15 @@ class VectorQuery:
 
     def check_unit(self) -> None:
         """Refuses vectors that are not finite or not of unit length: their inner products would not be cosines."""
-        for number, row in enumerate(self.vectors):
-            square = float(row.dot(row))  # float32 is exact enough for a tolerance of 1e-2
+        with np.errstate(over="ignore"):
+            squares = [float(row.dot(row)) for row in self.vectors]  # float32 is exact enough for a tolerance of 1e-2
+        for number, square in enumerate(squares):
             if LEAST_SQUARE <= square <= LARGEST_SQUARE:
                 continue
-            if not math.isfinite(square):
+            length = float(np.linalg.norm(self.vectors[number].astype(np.float64)))
+            if not math.isfinite(length):
                 raise _refuse(f"vectors[{number}]", "holds NaN or infinity; send finite numbers")
-            raise _refuse(
-                f"vectors[{number}]", f"has length {math.sqrt(square):.4g}; scale it to 1, as Encode returns it"
-            )
+            raise _refuse(f"vectors[{number}]", f"has length {length:.4g}; scale it to 1, as Encode returns it")
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ class TextQuery:
         }
         for name, share in shares.items():
             if not 0.0 <= share <= 1.0:
-                raise _refuse(name, f"{share:g} is not within 0 and 1; give its share")
+                raise _refuse(name, f"{share:.8g} is not within 0 and 1; give its share")
         if self.prior and self.mode == "ITERATIVE_LEXICAL":
             raise _refuse("prior", "cannot be added to scores of different rounds; use mode LEXICAL, or set it to 0")
         if self.negative_feedback and self.mode in WITHOUT_ENCODER:

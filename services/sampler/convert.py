@@ -88,7 +88,7 @@ def _checked(by: NegativeFilter) -> NegativeFilter | None:
     for name in ("absolute_margin", "relative_margin"):
         margin = getattr(by, name)
         if margin is not None and not 0 <= margin <= MAX_MARGIN:
-            problem = f"is {margin:g}; give 0 to {MAX_MARGIN:g}, or leave it out"
+            problem = f"is {margin:.8g}; give 0 to {MAX_MARGIN:g}, or leave it out"
             raise errors.InvalidArgument.field(f"config.negative_filter.{name}", problem)
     if 0 < by.max_rank < by.min_rank:
         problem = f"is {by.max_rank}, below min_rank {by.min_rank}; give a window with room in it"

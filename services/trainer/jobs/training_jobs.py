@@ -205,7 +205,7 @@ def _check_options(config: JobConfig, loss: LossSpec) -> None:
 
 def _within(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:  # NaN fails this too
-        raise errors.InvalidArgument.field(f"config.{name}", f"is {value:g}; give {low:g} to {high:g}")
+        raise errors.InvalidArgument.field(f"config.{name}", f"is {value:.8g}; give {low:g} to {high:g}")
 
 
 def _same(job: Job, config: JobConfig, fingerprint: str) -> Job:

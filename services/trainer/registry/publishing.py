@@ -65,7 +65,7 @@ class Move:
         if self.label != CANARY:
             raise errors.InvalidArgument.field("share", f"is set for label {self.label!r}; only {CANARY!r} has a share")
         if not 0.0 <= self.share <= 1.0:  # NaN fails this too
-            raise errors.InvalidArgument.field("share", f"is {self.share:g}; give 0 to 1")
+            raise errors.InvalidArgument.field("share", f"is {self.share:.8g}; give 0 to 1")
 
     def request(self, call: str, **further: Any) -> Request:
         """The request of a call, by which its retry is known."""

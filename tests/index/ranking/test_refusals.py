@@ -20,7 +20,7 @@ OTHERS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"accepted": [["f1"]]}, ("accepted", "1 lists for 2 texts")),
     ({"accepted": [["f1"], ["f99"]]}, ("accepted[1].premise_ids", "f99")),
     ({"accepted": [["f1"] * 1025, []]}, ("accepted", "1,024")),
-    *(({"prior": share}, ("prior", "0 and 1")) for share in (-0.1, 1.5, NAN)),
+    *(({"prior": share}, ("prior", f"{share} is not", "0 and 1")) for share in (-0.1, 1.5, 1.0000001, NAN)),
     ({"prior": 0.5, "mode": "iterative_lexical"}, ("prior", "rounds")),
     *(({"negative_feedback": share}, ("negative_feedback", "0 and 1")) for share in (-0.1, 1.1, NAN)),
     ({"negative_feedback": 0.1, "mode": "lexical"}, ("negative_feedback", "mode LEXICAL")),

@@ -123,7 +123,8 @@ async def test_wrong_questions_get_a_status_and_a_message_that_helps_and_the_ser
     wrong[0, 3] = np.nan
     await raises(errors.InvalidArgument, search(wrong), "vectors[0]", "NaN")
     await raises(errors.InvalidArgument, search(np.concatenate([good, good * np.inf])), "vectors[1]")
-    await raises(errors.InvalidArgument, search(good * 3), "vectors[0]", "length 3")
+    for length in ("3", "1e-30", "1e+30"):
+        await raises(errors.InvalidArgument, search(good * np.float32(length)), "vectors[0]", f"length {length};")
     await raises(errors.InvalidArgument, search(good[:, :16]), "16 dimensions", f"has {DIM}")
     await raises(errors.InvalidArgument, search(good[:0]), "vectors", "empty")
     await raises(errors.TooLarge, search(np.repeat(good, 1025, axis=0)), "1,024")

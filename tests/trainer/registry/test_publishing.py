@@ -213,7 +213,8 @@ async def test_a_canary_gets_its_share_and_keeps_it(world: World):
 @pytest.mark.parametrize(
     ("label", "share", "remedy"),
     [
-        ("canary", 1.1, "give 0 to 1"),
+        ("canary", 1.1, "is 1.1; give 0 to 1"),
+        ("canary", 1.0000001, "is 1.0000001; give 0 to 1"),
         ("canary", -0.1, "give 0 to 1"),
         ("canary", float("nan"), "give 0 to 1"),
         ("stable", 0.5, "only 'canary' has a share"),
