@@ -1,17 +1,19 @@
 """The requests that the SDK sends to an index, and what it does when the index breaks off."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from aeenc import IndexClient, errors
+from aeenc import IndexClient, Retry, errors
 from aeenc import index as index_module
 from aeenc.transport import status
 from aeenc.transport.channel import Channel
 from aeenc.v1 import index_pb2, index_pb2_grpc
 from aeenc.values import Premise
+from support.waiting import until
 from support.worlds.sampler_world import serving
 
 PREMISES = [Premise(id=f"p{n}", text=f"fact {n}") for n in range(10)]
@@ -21,14 +23,17 @@ class BreaksOff(index_pb2_grpc.IndexAdminServiceServicer):
     """Has made four premises durable when its first call breaks off."""
 
     def __init__(self) -> None:
-        self.trouble: errors.AeencError = errors.Unavailable("restarting")
+        self.trouble: errors.AeencError | None = errors.Unavailable("restarting")
         self.headers: list[index_pb2.BuildHeader] = []
         self.premises: list[list[str]] = []
 
     async def BuildGeneration(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         self.headers.append((await anext(requests)).header)
         self.premises.append([one.id async for request in requests for one in request.premises])
-        if len(self.headers) == 1:
+        if len(self.headers) == 1 and self.trouble is None:
+            yield index_pb2.BuildGenerationResponse(received=10)
+            await asyncio.sleep(60)
+        elif len(self.headers) == 1:
             yield index_pb2.BuildGenerationResponse(received=10, durable=4)
             trailer = ((status.DETAILS_KEY, status.details_of(self.trouble)),)
             await context.abort(status.code_of(self.trouble), status.message_of(self.trouble), trailer)
@@ -68,6 +73,36 @@ async def test_a_build_over_a_quota_goes_on_when_the_index_says_unless_that_is_t
     with pytest.raises(errors.Overloaded, match="over the quota"):
         await client.build("science", PREMISES, resume_s=0.2)
     assert len(index.headers) == 1
+
+
+class Starts(BreaksOff):
+    """Refuses all builds."""
+
+    async def BuildGeneration(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        self.headers.append((await anext(requests)).header)
+        refusal = errors.Unavailable("starting")
+        trailer = ((status.DETAILS_KEY, status.details_of(refusal)),)
+        await context.abort(status.code_of(refusal), status.message_of(refusal), trailer)
+        yield
+
+
+@pytest.mark.parametrize("first", [BreaksOff(), Starts()], ids=["has begun", "has refused"])
+async def test_an_index_that_was_there_may_be_away_for_longer_than_one_that_never_was(
+    monkeypatch: pytest.MonkeyPatch, first: BreaksOff
+) -> None:
+    monkeypatch.setattr(index_module, "RESUME_EVERY_S", 0.05)
+    first.trouble = None
+    received: list[int] = []
+    async with serving(index_pb2_grpc.add_IndexAdminServiceServicer_to_server, first) as port:
+        client = IndexClient(Channel(f"127.0.0.1:{port}", timeout_s=5, retry=Retry(away_s=0.1)))
+        building = asyncio.ensure_future(client.build("science", PREMISES, on_progress=lambda *n: received.extend(n)))
+        await until(lambda: bool(received) or len(first.headers) > 1)
+    await asyncio.sleep(0.5)
+    again = BreaksOff()
+    again.headers.append(index_pb2.BuildHeader())
+    async with serving(index_pb2_grpc.add_IndexAdminServiceServicer_to_server, again, port):
+        assert (await building).id == "g1"
+        await client.channel.close()
 
 
 async def test_a_build_from_an_iterator_is_not_repeated_since_the_iterator_cannot_begin_again(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from grpc.aio._call import StreamStreamCall
 
-from aeenc import Channel, EncoderClient, errors
+from aeenc import Channel, EncoderClient, Retry, errors
 from aeenc.calls import bulk
 from aeenc.calls.bulk import WINDOW, BatchQueue, BulkEncoder
 from aeenc.calls.encoding import Encoded, EncodeOptions
@@ -41,8 +41,9 @@ async def connect(encoders: list[RunningEncoder]) -> AsyncIterator[Callable[...,
     """A client of the given encoders, of both unless told otherwise."""
     async with AsyncExitStack() as stack:
 
-        def client(*targets: str) -> EncoderClient:
-            channel = Channel(",".join(targets or [encoder.target for encoder in encoders]), timeout_s=5)
+        def client(*targets: str, away_s: float = 0.1) -> EncoderClient:
+            named = ",".join(targets or [encoder.target for encoder in encoders])
+            channel = Channel(named, timeout_s=5, retry=Retry(away_s=away_s))
             stack.push_async_callback(channel.close)
             return EncoderClient(channel)
 
@@ -125,13 +126,27 @@ async def test_the_only_encoder_may_be_restarted(encoders, connect, answered):
     work = asyncio.ensure_future(encode(connect(encoders[0].target)))
     await until(lambda: len(answered) > 10)
     await encoders[0].stop()
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(1.3)  # for longer than an encoder that never was there
     again = RunningEncoder(encoders[0].target)
     await again.server.start()
     assert np.array_equal(await work, EXPECTED)
     assert sorted(answered) == list(range(1, 51))
     assert len(again.servicer.batches) <= 50 - 10
     await again.stop()
+
+
+async def test_an_encoder_that_comes_late_may_take_its_time(encoders, connect):
+    await encoders[0].stop()
+    began, work = time.monotonic(), asyncio.ensure_future(encode(connect(encoders[0].target, away_s=2.5)))
+    await asyncio.sleep(0.2)
+    late = RunningEncoder(encoders[0].target)
+    late.servicer.may_answer.clear()
+    await late.server.start()
+    await until(lambda: late.servicer.in_flight > 0)
+    await asyncio.sleep(began + 3.8 - time.monotonic())
+    late.servicer.may_answer.set()
+    assert np.array_equal(await work, EXPECTED)
+    await late.stop()
 
 
 async def test_a_slow_encoder_does_not_stop_a_fast_one(encoders, connect):
