@@ -116,14 +116,14 @@ def to_gate(verdict: Verdict) -> dict[str, Any]:
 
 
 async def from_evaluate_requests(
-    requests: AsyncIterator[trainer_pb2.EvaluateRequest], max_queries: int, max_bytes: int
+    requests: AsyncIterator[trainer_pb2.EvaluateRequest], max_queries: int, max_gold: int, max_bytes: int
 ) -> EvaluationSpec:
     """Reads the configuration of the first message, and the queries, training queries and trees of all."""
     config: trainer_pb2.EvaluateConfig | None = None
     queries: list[EvaluationQuery] = []
     training: list[EvaluationQuery] = []
     trees: list[GoldTree] = []
-    nodes = 0  # of the trees, without their leaves
+    nodes = gold = 0
     whole = bounded(requests, max_bytes, "queries", "evaluate in parts")
     async for request in opened_by("config", whole):
         config = config or request.config
@@ -131,12 +131,15 @@ async def from_evaluate_requests(
         training.extend(_queries(request.training))
         trees.extend(GoldTree(one.hypothesis, tuple(one.intermediates), tuple(one.leaves)) for one in request.trees)
         nodes += sum(1 + len(one.intermediates) for one in request.trees)
-        for field, count in (("queries", len(queries)), ("training", len(training)), ("trees", nodes)):
-            if count > max_queries:
-                raise errors.TooLarge.field(
-                    field,
-                    f"have {count:,} texts to rank, and more may follow; evaluate in parts of at most {max_queries:,}",
-                )
+        gold += sum(len(one.premises) for sent in (request.queries, request.training) for one in sent)
+        for what, count, most in (
+            ("queries", len(queries), max_queries),
+            ("training queries", len(training), max_queries),
+            ("inner nodes of trees", nodes, max_queries),
+            ("gold premises of queries", gold, max_gold),
+        ):
+            if count > most:
+                raise errors.TooLarge(f"{count:,} {what}, and more may follow; evaluate in parts of at most {most:,}")
     if config is None or not queries:
         raise errors.InvalidArgument.field("queries", "is empty; give at least one gold query")
     return EvaluationSpec(

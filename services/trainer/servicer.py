@@ -11,7 +11,7 @@ from services.kit.convert import page_within, position_of, to_timestamp
 from services.kit.server import GrpcServer, to_service_info
 from services.trainer import convert
 from services.trainer.convert import from_evaluate_requests, to_report
-from services.trainer.evaluation.evaluator import MAX_BYTES, MAX_QUERIES, Evaluator
+from services.trainer.evaluation.evaluator import MAX_BYTES, MAX_GOLD, MAX_QUERIES, Evaluator
 from services.trainer.jobs.garbage import Collection, Deletion
 from services.trainer.jobs.training_jobs import TrainingJobs
 from services.trainer.registry.checkpoints import Checkpoints
@@ -68,7 +68,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
     async def Evaluate(
         self, request_iterator: AsyncIterator[trainer_pb2.EvaluateRequest], context: Any
     ) -> trainer_pb2.EvaluateResponse:
-        spec = await from_evaluate_requests(request_iterator, MAX_QUERIES, MAX_BYTES)
+        spec = await from_evaluate_requests(request_iterator, MAX_QUERIES, MAX_GOLD, MAX_BYTES)
         return trainer_pb2.EvaluateResponse(report=to_report(await self._evaluator.evaluate(spec)))
 
     async def ListCheckpoints(

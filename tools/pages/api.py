@@ -30,7 +30,7 @@ from services.sampler.records.run_store import EVENTS_KEPT
 from services.sampler.servicer import MAX_PAGE
 from services.sampler.settings import SamplerSettings
 from services.store.requests import REQUEST_TTL_S
-from services.trainer.evaluation.evaluator import MAX_BYTES, MAX_QUERIES, MAX_RANKED, MAX_WAITING, RANK_BYTES
+from services.trainer.evaluation.evaluator import MAX_BYTES, MAX_GOLD, MAX_QUERIES, MAX_RANKED, MAX_WAITING, RANK_BYTES
 from services.trainer.registry.publishing import MAX_WAIT_S
 from tools.docs import proto_files, sentences
 from tools.pinned_venv import ROOT
@@ -114,8 +114,8 @@ def _rows() -> Iterator[tuple[str, str, str]]:
     yield "one call of PutExplanations; all explanations of a corpus", _size(EXPLANATIONS_BYTES), refused
     most = f"{sampler['max_hypotheses'].default:,} (`MAX_HYPOTHESES`), {_size(START_BYTES)}"
     yield "hypotheses of StartRun, in all its messages", most, refused
-    most = f"{MAX_QUERIES:,} each; {_size(MAX_BYTES)}"
-    yield "queries of Evaluate, training queries, inner nodes of trees; all its messages", most, refused
+    most = f"{MAX_QUERIES:,} each; {MAX_GOLD:,}; {_size(MAX_BYTES)}"
+    yield "queries of Evaluate, training queries, inner nodes of trees; gold premises; all messages", most, refused
     ranks = f"{MAX_RANKED:,}; {message_bytes // RANK_BYTES // 2 // 10_000 * 10_000:,}, twice that with `strict_only`"
     yield "queries of Evaluate with `ranks`; their premises, about", ranks, refused
     yield "evaluations that wait", f"{MAX_WAITING}", waits

@@ -40,6 +40,7 @@ from services.trainer.registry.checkpoints import is_cross_encoder
 CHUNK = 240  # as many vectors of 4,096 values fit an answer
 DEPTH = 1000  # premises of an index ranking; those beyond count as not retrieved
 MAX_QUERIES = 100_000
+MAX_GOLD = 1_000_000  # gold premises of all queries: 40 us each beside a ranking of 16,000, and 110 bytes
 MAX_RANKED = 20_000  # queries whose ranks fit into an answer
 ANSWER_BYTES = 16  # of a query's ranks beside them, and more than they take
 REPORT = 512  # as many queries as the rest of the report takes

@@ -171,19 +171,21 @@ async def test_ranks_that_may_not_fit_an_answer_are_refused_before_anything_is_r
 
 
 @pytest.mark.parametrize(
-    ("field", "count", "options"),
+    ("options", "said"),
     [
-        ("queries", 4, {"queries": GOLD[:4]}),
-        ("training", 4, {"queries": GOLD[:3], "training": GOLD[:4]}),
-        ("trees", 4, {"queries": GOLD[:3], "trees": [TREE, TREE]}),
+        ({"queries": GOLD[:4]}, "4 queries, .* at most 3"),
+        ({"queries": GOLD[:3], "training": GOLD[:4]}, "4 training queries, .* at most 3"),
+        ({"queries": GOLD[:3], "trees": [TREE, TREE]}, "4 inner nodes of trees, .* at most 3"),
+        ({"queries": GOLD[:3], "training": GOLD[1:3]}, "15 gold premises of queries, .* at most 14"),
     ],
-    ids=["queries", "training", "trees"],
+    ids=["queries", "training", "trees", "premises"],
 )
-async def test_more_texts_than_one_evaluation_ranks_are_refused_while_they_come(
-    world: World, monkeypatch: pytest.MonkeyPatch, field: str, count: int, options: dict[str, Any]
+async def test_more_than_one_evaluation_ranks_is_refused_while_it_comes(
+    world: World, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], said: str
 ):
     monkeypatch.setattr("services.trainer.servicer.MAX_QUERIES", 3)
-    with pytest.raises(errors.TooLarge, match=rf"^{field}: have {count} texts .* in parts of at most 3"):
+    monkeypatch.setattr("services.trainer.servicer.MAX_GOLD", 14)
+    with pytest.raises(errors.TooLarge, match=f"^{said}"):
         await world.evaluate(**options)
 
 

@@ -157,7 +157,7 @@ class TrainerServiceServicer(object):
 
         Fails as Retrieve does, and with:
         - INVALID_ARGUMENT: no queries, or a gold premise outside the corpus. With OVER_LIMIT: more than 100,000 queries,
-        training queries, or texts of inner nodes of trees, 64 MiB in all.
+        training queries, or inner nodes of trees; more than 1,000,000 gold premises; more than 64 MiB.
         - UNAVAILABLE: the encoder, or the index if one is needed, does not respond.
         - RESOURCE_EXHAUSTED, with RetryInfo: too many evaluations are waiting.
         """
