@@ -14,9 +14,19 @@ import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from aeenc.evaluation import leaf_recall, mean_scores, normalised, read_predictions, score_trees
-from aeenc.exports import conclusions_of
+from aeenc.evaluation import (
+    gold_of,
+    grades_of,
+    leaf_recall,
+    load_data,
+    mean_scores,
+    normalised,
+    read_predictions,
+    score_trees,
+)
+from aeenc.exports import conclusions_of, gold_judgements, write_beir
 from aeenc.files.lines import text_lines
 from aeenc.trees import Dataset, read_trees
 from aeenc.trees.files import parse_context
@@ -77,6 +87,20 @@ def lists_for_provers(rows: Rows, dataset: Dataset, files: list[Path]) -> None:
         rows.at_most(f"{file.name}: lists with a conclusion", concluded, "", 0)
 
 
+def round_trips(rows: Rows, dataset: Dataset) -> None:
+    """Judgements out in BEIR's layout, in as any data set, and out again; its own loader is in tests/integrations."""
+    with TemporaryDirectory() as folder:
+        first, second = Path(folder) / "first", Path(folder) / "second"
+        for source, to in ((dataset, first), (first, second)):
+            held = source if isinstance(source, Dataset) else load_data(source)
+            corpus = [(one.id, one.text) for one in held.candidates()]
+            write_beir(to, corpus, gold_judgements(held, SPLIT), split=SPLIT)
+        told, gold = dict(gold_of(load_data(second), SPLIT)), dict(gold_of(dataset, SPLIT))
+        unlike = sum(told.get(query) != grades_of(premises) for query, premises in gold.items())
+        rows.note("BEIR out, in and out again: queries", len(told), "")
+        rows.at_most("BEIR out, in and out again: queries with other texts or grades", unlike, "", 0)
+
+
 def lists_of(file: Path) -> Iterator[list[str]]:
     """The sentences of each line, in the order of the split's trees."""
     for _, line in text_lines(file):
@@ -90,7 +114,9 @@ def main() -> None:
     asked = parser.parse_args()
     rows = Rows("field")
     built_trees(rows)
-    lists_for_provers(rows, entailmentbank(), asked.lists)
+    dataset = entailmentbank()
+    lists_for_provers(rows, dataset, asked.lists)
+    round_trips(rows, dataset)
     rows.finish()
 
 

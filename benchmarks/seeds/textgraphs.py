@@ -24,19 +24,21 @@ import numpy as np
 
 import aeenc
 from aeenc import values
-from aeenc.cli.corpus import ensure_corpus, load_data
-from aeenc.cli.learning.evaluation import grades_of, strict_gold
-from aeenc.cli.learning.jobs import TRAINING_SPLIT, gold_of
+from aeenc.cli.corpus import ensure_corpus
+from aeenc.cli.learning.jobs import TRAINING_SPLIT
 from aeenc.evaluation import (
     UNRANKED,
     GradedMetrics,
     RatedDataset,
+    Source,
     average_precision,
     fuse,
+    gold_of,
     graded_metrics_of,
+    load_data,
     recall_by_grade,
+    strict_gold,
 )
-from aeenc.trees import Dataset
 from benchmarks.harness.kept_fleet import kept_fleet
 from benchmarks.harness.rows import ROOT
 
@@ -62,7 +64,7 @@ class Ladder:
     """A running fleet over rated facts or gold trees, and the queries of one split that are asked."""
 
     client: aeenc.Client
-    dataset: Dataset | RatedDataset
+    dataset: Source
     corpus: str
     gold: dict[str, Mapping[str, float]]
 
@@ -204,7 +206,7 @@ def average_precisions(orders: Orders, gold: Gold) -> list[float]:
 def ladder(directory: Path, split: str, *, most: int = 0, seed: int = 0, home: Path = HOME) -> Iterator[Ladder]:
     """A fleet over the data of a directory; asks at most `most` queries of the split, drawn (0: all)."""
     dataset = load_data(directory)
-    gold = {text: grades_of(premises) for text, premises in strict_gold(gold_of(dataset, split))}
+    gold = dict(strict_gold(gold_of(dataset, split)))
     if most and most < len(gold):
         drawn = np.sort(np.random.default_rng(seed).permutation(len(gold))[:most])
         gold = dict([*gold.items()][n] for n in drawn)

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc.cli.learning.evaluation import training_of
-from aeenc.cli.learning.jobs import validation_of
-from aeenc.evaluation import UNRANKED, average_precision, paired_randomisation_test
+from aeenc.evaluation import UNRANKED, average_precision, gold_of, paired_randomisation_test
 from aeenc.trees import Dataset, Tree
 from aeenc.trees.folds import connected
 
@@ -41,7 +40,7 @@ class Difference:
 
 def asked_of(dataset: Dataset, split: str) -> list[str]:
     """Returns the queries that have strict gold, in the order of reports."""
-    return [text for text, gold in validation_of(dataset, split) if any(one != text for one in gold)]
+    return [text for text, gold in gold_of(dataset, split) if any(one != text for one in gold)]
 
 
 def group_of(trees: Sequence[Tree]) -> dict[str, int]:
@@ -75,7 +74,7 @@ def fact_precisions_of(dataset: Dataset, split: str, ranks: Sequence[Sequence[in
     """
     facts = set(dataset.facts.values())
     found = []
-    for (text, gold), own in zip(validation_of(dataset, split), ranks, strict=True):
+    for (text, gold), own in zip(gold_of(dataset, split), ranks, strict=True):
         if len(own):
             is_fact = np.array([one in facts for one in gold if one != text])
             found.append(_condensed(np.array([rank or UNRANKED for rank in own]), is_fact))

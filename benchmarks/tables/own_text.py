@@ -20,8 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from aeenc.cli.learning.jobs import validation_of
-from aeenc.evaluation import metrics_of
+from aeenc.evaluation import gold_of, metrics_of
 from aeenc.trees import Dataset
 from aeenc.trees.tree import ROOT
 from benchmarks.harness.entailmentbank import entailmentbank, need_split
@@ -159,7 +158,7 @@ def measure(running: Research, split: str, name: str) -> list[tuple[list[int], l
     version = SYSTEMS[name](running)
     running.serve(version)
     report = running.client.trainer.evaluate(
-        running.corpus, validation_of(running.dataset, split), version=version, ranks=True, timeout_s=EVALUATE_S
+        running.corpus, gold_of(running.dataset, split), version=version, ranks=True, timeout_s=EVALUATE_S
     )
     return [(list(one.strict), list(one.paper)) for one in report.ranks]
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from aeenc import Fusion, Retrieval
 from aeenc.cli.learning.evaluation import explain_training
-from aeenc.cli.learning.jobs import validation_of
+from aeenc.evaluation import gold_of
 from aeenc.trainer import gold_tree
 from aeenc.trees import HELD_OUT, Dataset, Tree
 from benchmarks.harness.rows import Rows
@@ -95,7 +95,7 @@ def measure(research: Research, split: str, retrieval: Retrieval | None) -> Meas
     """Evaluates the version that `stable` names, by the protocol's own RPC."""
     if retrieval is not None and retrieval.prior:
         explain_training(research.client, research.corpus, research.dataset)
-    queries = validation_of(research.dataset, split)
+    queries = gold_of(research.dataset, split)
     report = research.client.trainer.evaluate(
         research.corpus,
         queries,
@@ -311,7 +311,7 @@ def latency(rows: Rows, running: Folds) -> None:
     as long as a better one. The MAP beside it is that of the better one in Table 1, if it is there.
     """
     research = running.whole
-    judged = validation_of(research.dataset, SPLIT)
+    judged = gold_of(research.dataset, SPLIT)
     brief = {**RERANKER, "epochs": 1, "items_per_epoch": BRIEF, "validation": judged[:BRIEF]}
     scorer = research.train("latency", brief).version
     research.serve(running.version(0))

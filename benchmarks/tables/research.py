@@ -22,9 +22,10 @@ import aeenc
 from aeenc import Retrieval, values
 from aeenc.cli.corpus import ensure_corpus
 from aeenc.cli.learning.evaluation import explain_training, training_of
-from aeenc.cli.learning.jobs import TRAINING_SPLIT, validation_of
+from aeenc.cli.learning.jobs import TRAINING_SPLIT
 from aeenc.cli.learning.reports import report_dict
 from aeenc.cli.learning.runs import hypotheses_of
+from aeenc.evaluation import gold_of
 from aeenc.loop import Journal, Loop, LoopPlan
 from aeenc.trees import Dataset
 from aeenc.v1 import trainer_pb2
@@ -67,7 +68,7 @@ class Research:
             explain_training(self.client, self.corpus, self.dataset)
         report = self.client.trainer.evaluate(
             self.corpus,
-            validation_of(self.dataset, split),
+            gold_of(self.dataset, split),
             version=version,
             retrieval=retrieval,
             training=() if strict_only else training_of(self.dataset, split),
@@ -117,7 +118,7 @@ class Research:
         base = fields.get("base_version")
         trainer = self.client.trainer
         self._search_in(trainer.get_checkpoint(base).space_id if base else trainer.info().default_space_id)
-        of_gold = {"split": TRAINING_SPLIT, "validation": validation_of(self.dataset, VALIDATION)}
+        of_gold = {"split": TRAINING_SPLIT, "validation": gold_of(self.dataset, VALIDATION)}
         job = trainer.start_job(corpus=self.corpus, idempotency_key=self._key(key, fields), **{**of_gold, **fields})
         if job.state == values.WorkState.CANCELLED:
             self.client.trainer.resume(job.id)
@@ -145,7 +146,7 @@ class Research:
         plan = LoopPlan(
             corpus=self.corpus,
             hypotheses=hypotheses_of(self.dataset, TRAINING_SPLIT),
-            validation=validation_of(self.dataset, VALIDATION),
+            validation=gold_of(self.dataset, VALIDATION),
             oracle=GOLD,
             rounds=rounds,
             patience=0,

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from aeenc import errors
-from services.corpus.generation import folder_of
+from services.corpus.generation import check_corpus_name, folder_of
 from services.corpus.moves import ACTIVATION, Move, MoveRequest, Records, made_before, make_move, read_move
 from services.store.artifacts import ArtifactStore
 from services.store.files import Documents, make_directory
@@ -34,6 +34,14 @@ def read_active(store: ArtifactStore, corpus: str) -> str | None:
     Raises DataLoss for a damaged record, NewerFormat for one of a newer release.
     """
     return latest_move(store, corpus).generation or None
+
+
+def named_or_active(store: ArtifactStore, corpus: str, generation: str) -> str:
+    """Returns the id of the generation that is named, or of the active one. Raises NotFound without one."""
+    check_corpus_name(corpus)
+    if found := generation or read_active(store, corpus):
+        return found
+    raise errors.NotFound(f"corpus {corpus!r} has no active generation in {store.root}; name one by --generation")
 
 
 def latest_move(store: ArtifactStore, corpus: str) -> Move:

@@ -14,8 +14,9 @@ import typer
 from aeenc.cli.output import output_of, table
 from aeenc.cli.targets import targets_of
 from aeenc.errors import InvalidArgument
+from aeenc.evaluation import gold_of, load_data
 from aeenc.transport.targets import home as default_home
-from aeenc.trees import Dataset
+from services.corpus import commands as vectors
 from services.kit.credentials.credential_file import load
 from services.launcher import tokens as named_credentials
 from services.launcher.backups import commands as backups
@@ -66,7 +67,7 @@ def up(
         named = f"; another one runs in {others}, which --home or AEENC_HOME names" if others else ""
         out.note(f"a new fleet in {fleet.home}{named}")
     if gold is not None:
-        Dataset.load(gold).trees(split)  # before anything is touched
+        gold_of(load_data(gold), split)  # before anything is touched
     with_workbench = known.workbench if workbench is None else workbench
     if with_workbench and find_spec("aeenc_workbench") is None:
         raise InvalidArgument(
@@ -151,6 +152,7 @@ def register(app: typer.Typer) -> None:
     app.command("demo")(demo)
     app.command("doctor")(doctor)
     backups.register(app)
+    vectors.register(app)
     named_credentials.register(app)
 
 

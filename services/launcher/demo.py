@@ -26,10 +26,11 @@ from typing import Any
 import aeenc
 from aeenc import errors, values
 from aeenc.cli.corpus import build_corpus
-from aeenc.cli.learning.jobs import describe, validation_of
+from aeenc.cli.learning.jobs import describe
 from aeenc.cli.learning.reports import report_dict
 from aeenc.cli.learning.runs import hypotheses_of
 from aeenc.cli.output import EndedBadly, Output, metrics_table, table
+from aeenc.evaluation import gold_of
 from aeenc.trees import Dataset, Tree, draw
 from services.launcher.fleet import Fleet, Options
 from services.store.files import atomic_write, sha256_of
@@ -142,7 +143,7 @@ def run_demo(directory: Path, home: Path, out: Output, epochs: int) -> dict[str,
     """Runs the loop over a data set, from an empty home, and returns the report. Stops everything at the end."""
     started = time.monotonic()
     dataset = Dataset.load(directory)
-    validation = validation_of(dataset, "dev")
+    validation = gold_of(dataset, "dev")
     narrator = Narrator(out)
     fleet = Fleet(home / "fleet")
     fleet.down()

@@ -27,8 +27,8 @@ from typing import Any
 
 import aeenc
 from aeenc import errors
+from aeenc.evaluation import splits_in
 from aeenc.transport.checks import bare_token
-from aeenc.trees import Dataset
 from services.launcher import processes
 from services.launcher.private_redis import start_private_redis
 from services.launcher.processes import LOCALHOST, ProcessId, becomes_free, free_port, is_taken, reap_later
@@ -233,7 +233,7 @@ class Fleet:
             command = [sys.executable, "-m", "aeenc_workbench", "--no-print-links", *self._workbench(targets)]
             for service in ("sampler", "index", "trainer"):
                 command += [f"--{service}", targets[service]]
-            if options.gold_trees and "dev" in Dataset.splits_in(options.gold_trees):  # these measure what it trains
+            if options.gold_trees and "dev" in splits_in(options.gold_trees):  # these measure what it trains
                 command += ["--gold", str(Path(options.gold_trees).resolve())]
             tokens = {"AEENC_WORKBENCH_TOKEN": self._token or None, "AEENC_ADMIN_TOKEN": self._admin_token or None}
             plain = dict.fromkeys(("AEENC_CA", "AEENC_CERT", "AEENC_KEY", "AEENC_TLS"), "")  # no TLS here, ever

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 import typer
 
+from aeenc.cli.corpus import LAYOUTS
 from aeenc.errors import FailedPrecondition, InvalidArgument
-from aeenc.evaluation import UNRANKED, RatedDataset, average_precision, recall_by_grade
+from aeenc.evaluation import UNRANKED, average_precision, gold_of, load_data, recall_by_grade, strict_gold
 from aeenc.evaluation.metrics import Ranks
-from aeenc.trees import Dataset
 from services.index.values import LexicalSettings, SearchHits
 
 if TYPE_CHECKING:
@@ -162,15 +162,8 @@ def _proposed(trial: optuna.Trial, ranker: Ranker, words: list[str]) -> LexicalS
 
 def measured_on(directory: Path, split: str, ranker: Ranker, most: int, seed: int) -> Measured:
     """Reads rated facts, or gold trees, of a split; at most `most` queries, drawn from the seed (0: all)."""
-    dataset: Dataset | RatedDataset
-    if RatedDataset.splits_in(directory):
-        dataset = RatedDataset.load(directory)
-        queries = dataset.queries(split)
-    else:
-        dataset = Dataset.load(directory)
-        queries = [(query.text, dict.fromkeys(query.gold, 1.0)) for query in dataset.queries(split)]
-    strict = [(text, {one: grade for one, grade in told.items() if one != text}) for text, told in queries]
-    kept = [(text, told) for text, told in strict if any(told.values())]
+    dataset = load_data(directory)
+    kept = list(strict_gold(gold_of(dataset, split)))
     if most and len(kept) > most:
         drawn = np.sort(np.random.default_rng(seed).permutation(len(kept))[:most])
         kept = [kept[n] for n in drawn]
@@ -181,7 +174,7 @@ def measured_on(directory: Path, split: str, ranker: Ranker, most: int, seed: in
 
 def command(
     context: typer.Context,
-    data: Annotated[Path, typer.Option(help="Directory in EntailmentBank's layout, or of TextGraphs-2021.")],
+    data: Annotated[Path, typer.Option(help=LAYOUTS)],
     split: Annotated[str, typer.Option(help="The split to tune on.")] = "train",
     check: Annotated[str, typer.Option(help="Another split to measure the result on.")] = "",
     ranker: Annotated[Ranker, typer.Option(help="What to tune.")] = "iterative",

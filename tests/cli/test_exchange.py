@@ -9,13 +9,20 @@ import shlex
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
 
 from aeenc import AsyncClient
 from aeenc.oracle import EXPLAINS, REFUSES
 from aeenc.trees import HELD_OUT, Dataset, read_trees
-from aeenc.v1 import oracle_pb2, types_pb2
-from support.worlds.index_world import facts
+from aeenc.v1 import oracle_pb2, trainer_pb2, types_pb2
+from support.worlds.index_world import DIM, SPACE, facts
 from support.worlds.sampler_world import SamplerWorld, at_work, take
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 async def sampled(aeenc, sampler, trees):
@@ -264,3 +271,54 @@ async def test_an_overruled_verdict_is_in_no_export_unless_asked_for(aeenc, worl
         assert ended.json["pairs"] == 4
         imported = await sampler.get_run(ended.json["run"])
         assert (imported.progress.positives, imported.progress.negatives) == (1, 3)
+
+
+@pytest.mark.parametrize("form", ["npy", "parquet"])
+async def test_the_vectors_of_a_corpus_are_written_with_their_ids(aeenc, fleet, artifact_store, tmp_path, form):
+    async with AsyncClient(index=fleet.index) as client:
+        built = await client.index.build("science", facts())
+        store = ("--artifacts", artifact_store.root)
+        ended = await aeenc("--json", "export", "vectors", "science", "--to", tmp_path / "out", "--as", form, *store)
+        assert ended.code == 0, ended.stderr
+        if form == "npy":
+            vectors = np.load(tmp_path / "out" / "vectors.npy")
+            rows = [json.loads(line) for line in (tmp_path / "out" / "premises.jsonl").read_text().splitlines()]
+            example = [sys.executable, EXAMPLES / "exported_vectors.py", tmp_path / "out", rows[3]["id"]]
+            shown = await asyncio.to_thread(subprocess.check_output, example, text=True, timeout=60)
+            assert shown.splitlines()[0] == f"1.000  {rows[3]['text']}"
+        else:
+            rows = pq.read_table(tmp_path / "out" / "premises.parquet").to_pylist()
+            vectors = np.array([row.pop("vector") for row in rows], dtype=np.float32)
+        assert rows == [{"id": one.id, "text": one.text} for one in facts()]
+        assert (vectors.dtype, vectors.shape) == (np.float32, (len(rows), DIM))
+        found = await client.index.search("science", vectors, space_id=SPACE, k=1)
+        assert [ids[0] for ids in found.ids] == [row["id"] for row in rows]
+    about = json.loads((tmp_path / "out" / "about.json").read_text())
+    assert about | {"to": str(tmp_path / "out")} == ended.json
+    assert (about["generation"], about["space_id"], about["dim"]) == (built.id, SPACE, DIM)
+    again = await aeenc("export", "vectors", "science", "--to", tmp_path / "out", *store)
+    unknown = await aeenc("export", "vectors", "none", "--to", tmp_path / "new", *store)
+    assert (again.code, unknown.code, (tmp_path / "new").exists()) == (4, 2, False)
+
+
+async def test_a_folder_of_beir_is_built_sampled_and_trained_on(aeenc, fleet, world, trees, tmp_path):
+    ended = await aeenc("export", "beir", "--data", trees, "--split", "train", "--to", tmp_path / "beir")
+    assert ended.code == 0, ended.stderr
+    data = ("--data", tmp_path / "beir")
+    built = await aeenc(*fleet.options, "--json", "corpus", "build", "science", *data)
+    assert built.json["premises"] == len(Dataset.load(trees).candidates())
+    async with world.sampler() as sampler:
+        options = ("--sampler", sampler.channel.target, "--json", "sample", "science", *data)
+        run = await aeenc(*options, "--oracle", "fake", "--flat")
+        assert run.code == 0, run.stderr
+        pairs = [pair async for pair in sampler.list_pairs(run.json["run"])]
+    queries = {query.text: set(query.gold) for query in Dataset.load(trees).queries("train")}
+    assert {pair.query for pair in pairs} == queries.keys()
+    fleet.trainer.jobs = [trainer_pb2.Job(id="j")]
+    started = await aeenc(*fleet.options, "train", "science", "--run", "r", *data, "--split", "train", "--no-wait")
+    assert started.code == 0, started.stderr
+    evaluated = await aeenc(*fleet.options, "evaluate", *data, "--split", "train", "--corpus", "science")
+    assert evaluated.code == 0, evaluated.stderr
+    job, measured = fleet.trainer.asked[-2:]
+    for asked in (job.validation, measured.queries):
+        assert {one.text: set(one.premises) for one in asked} == queries

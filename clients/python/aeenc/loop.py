@@ -31,7 +31,7 @@ FORMAT_VERSION = 1
 STABLE = "stable"
 PUBLISH_S = 60.0
 
-Gold = tuple[str, Sequence[str]]
+Gold = tuple[str, Sequence[str] | Mapping[str, float]]
 Say = Callable[[str], None]
 
 

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from aeenc.cli.options import taking
 from aeenc.cli.output import EndedBadly, Output, fields_table, output_of
 from aeenc.errors import FailedPrecondition, InvalidArgument
 from aeenc.transport.targets import home as default_home
+from services.corpus.commands import store_of
 from services.launcher.backups.archive import Backup
 from services.launcher.fleet import Fleet
 from services.store.artifacts import ArtifactStore
-from services.store.objects import open_store
 
 if TYPE_CHECKING:  # other commands need no redis
     from redis.asyncio import Redis
@@ -109,34 +110,29 @@ async def _bring_back(backup: Backup, home: Path | None, url: str, artifacts: Pa
         return await restore(redis, store, backup, force=force)
 
 
-Url = Annotated[str, typer.Option(help="The object store behind --artifacts, which is then a cache.")]
-
-
+@taking(store=store_of)
 def export_corpus(
     context: typer.Context,
     corpus: Annotated[str, typer.Argument(help="The corpus.")],
     target: Annotated[Path, typer.Argument(help="A new file, such as science.tar.")],
+    store: ArtifactStore,
     generation: Annotated[str, typer.Option(help="[default: the active one]")] = "",
-    home: Home = None,
-    artifacts: Annotated[Path | None, typer.Option(help="The ARTIFACTS_DIR of other services.")] = None,
-    artifacts_url: Url = "",
 ) -> None:
     """Writes one generation of a corpus into one archive, for another deployment with an encoder of the same space."""
     from services.launcher.backups.generations import export_generation
 
-    moved = export_generation(_store(home, artifacts, artifacts_url), corpus, generation, target)
+    moved = export_generation(store, corpus, generation, target)
     out = output_of(context)
     out.result({"archive": str(target), **asdict(moved)}, _table(asdict(moved)))
 
 
+@taking(store=store_of)
 def import_corpus(
     context: typer.Context,
     source: Annotated[Path, typer.Argument(help="What `aeenc corpus export` has written.")],
+    store: ArtifactStore,
     corpus: Annotated[str, typer.Option(help="The corpus to add it to.  [default: its own]")] = "",
     activate: Annotated[bool, typer.Option(help="Make it the active generation.")] = True,
-    home: Home = None,
-    artifacts: Annotated[Path | None, typer.Option(help="The ARTIFACTS_DIR of other services.")] = None,
-    artifacts_url: Url = "",
 ) -> None:
     """Adds an exported generation to this deployment, whose indexes serve it within seconds.
 
@@ -144,14 +140,8 @@ def import_corpus(
     """
     from services.launcher.backups.generations import import_generation
 
-    moved = import_generation(_store(home, artifacts, artifacts_url), source, corpus, activate=activate)
+    moved = import_generation(store, source, corpus, activate=activate)
     output_of(context).result({**asdict(moved), "active": activate}, _table(asdict(moved)))
-
-
-def _store(home: Path | None, artifacts: Path | None, url: str) -> ArtifactStore:
-    if url and artifacts is None:
-        raise InvalidArgument("--artifacts-url needs --artifacts, the directory that is its cache")
-    return open_store(artifacts or Fleet(home or default_home()).artifacts, url)
 
 
 @asynccontextmanager

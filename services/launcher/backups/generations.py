@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aeenc import errors
-from services.corpus.active import read_active, write_active
+from services.corpus.active import named_or_active, write_active
 from services.corpus.generation import check_corpus_name, folder_of
 from services.launcher.backups.archive import Backup, new_backup
 from services.launcher.backups.store_files import ARTIFACTS, copy_artifact
@@ -33,10 +33,7 @@ def export_generation(store: ArtifactStore, corpus: str, generation: str, target
 
     Raises NotFound without one, DataLoss for a damaged one, AlreadyExists when `target` does.
     """
-    check_corpus_name(corpus)
-    generation = generation or read_active(store, corpus) or ""
-    if not generation:
-        raise errors.NotFound(f"corpus {corpus!r} has no active generation in {store.root}; name one by --generation")
+    generation = named_or_active(store, corpus, generation)
     artifact = store.open(folder_of(corpus), generation, verify="size")
     hold = store.hold(folder_of(corpus), generation)
     moved = Moved(corpus, generation, artifact.meta["space_id"], artifact.meta["premises"], artifact.size_bytes)

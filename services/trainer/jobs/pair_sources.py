@@ -1,9 +1,9 @@
 """Sources of judged pairs: runs, read from the sampler, and data sets that the operator has named.
 
-A data set is a directory in EntailmentBank's layout or TextGraphs-2021's, or a file of JSON lines. The former gives the
-gold trees of the job's split: a query's children as positives, the distractors of its trees as refused; the latter its
-rated facts: those of grade 0 as refused. The keys of a line tell a judged or rated pair, a triplet and a pair of
-natural language inference apart; the hypothesis of the last is our query.
+A data set is a directory in the layout of EntailmentBank, TextGraphs-2021 or BEIR, or a file of JSON lines. The former
+gives the gold trees of the job's split: a query's children as positives, the distractors of its trees as refused; the
+others their rated facts: those of grade 0 as refused. The keys of a line tell a judged or rated pair, a triplet and a
+pair of natural language inference apart; the hypothesis of the last is our query.
 
 A data set of kind `nli` (`nli:PATH`) is natural language inference the other way round, as sentence encoders are
 trained on it: the premise is the anchor, entailed hypotheses explain it, those that contradict it are refused, neutral
@@ -24,7 +24,7 @@ from typing import Any
 
 from aeenc.calls.retrieval import Mode, Retrieval
 from aeenc.errors import FailedPrecondition, InvalidArgument, NotFound
-from aeenc.evaluation import AnswerDataset, RatedDataset
+from aeenc.evaluation import AnswerDataset, RatedDataset, load_data, splits_in
 from aeenc.evaluation.graded import MAX_GRADE, check_grade
 from aeenc.index import IndexClient
 from aeenc.sampler import SamplerClient
@@ -90,7 +90,7 @@ class DataSets:
         path = self._paths[name]
         if name in self._analogy:
             return AnswerDataset.splits_in(path)
-        return RatedDataset.splits_in(path) or Dataset.splits_in(path)
+        return splits_in(path)
 
     def read(self, names: Sequence[str], split: str) -> tuple[list[JudgedPair], set[str]]:
         """Reads all pairs of data sets, in their order, and the texts that stand only in trees of other splits.
@@ -108,12 +108,10 @@ class DataSets:
                 pairs.extend(self._answered(path, questions, split if path.is_dir() else ""))
                 asked = {one: {asked.text for asked in questions.questions(one)} for one in questions.splits}
                 held_out |= _only_elsewhere(asked, split)
-            elif RatedDataset.splits_in(path):
-                rated = RatedDataset.load(path)
-                pairs.extend(_rated(rated, split))
-                held_out |= _only_elsewhere({one: dict(rated.queries(one)).keys() for one in rated.splits}, split)
-            elif path.is_dir():
-                dataset = Dataset.load(path)
+            elif path.is_dir() and isinstance(dataset := load_data(path), RatedDataset):
+                pairs.extend(_rated(dataset, split))
+                held_out |= _only_elsewhere({one: dict(dataset.queries(one)).keys() for one in dataset.splits}, split)
+            elif path.is_dir() and isinstance(dataset, Dataset):
                 pairs.extend(_gold(dataset, split))
                 trees = {one: [tree.texts.values() for tree in dataset.trees(one)] for one in dataset.splits}
                 texts = {one: set(chain.from_iterable(of_trees)) for one, of_trees in trees.items()}

@@ -18,12 +18,12 @@ from typing import Annotated, Any
 
 import typer
 
+from aeenc.cli.options import taking
 from aeenc.cli.output import output_of
 from aeenc.errors import FailedPrecondition, InvalidArgument
 from aeenc.files.whole import whole_folder
-from aeenc.transport.targets import home as default_home
+from services.corpus.commands import store_of
 from services.store.artifacts import Artifact, ArtifactStore
-from services.store.objects import open_store
 from services.trainer.models.space import SpaceSpec, pad_id_of, space_id_of
 
 FOLDER = "checkpoints"
@@ -141,17 +141,13 @@ def _card(sides: list[Artifact], prompts: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
+@taking(store=store_of)
 def command(
     context: typer.Context,
     version: Annotated[str, typer.Argument(help="The checkpoint; `aeenc checkpoints` and `aeenc labels` name them.")],
     to: Annotated[Path, typer.Option(help="The folder; it must not exist.")],
+    store: ArtifactStore,
     side: Annotated[Side, typer.Option(help="The encoder of queries, of premises, or both in one model.")] = Side.BOTH,
-    artifacts: Annotated[
-        Path | None, typer.Option(help="The ARTIFACTS_DIR of other services.  [default: that of `aeenc up`]")
-    ] = None,
-    artifacts_url: Annotated[
-        str, typer.Option(help="The object store behind --artifacts, which is then a cache.")
-    ] = "",
 ) -> None:
     """Writes an encoder as a directory that sentence-transformers opens, with a model card.
 
@@ -159,9 +155,6 @@ def command(
     those of the premises in the index. A single side can be the base model of
     another deployment (AEENC_TRAINER_BASE_MODEL).
     """
-    if artifacts_url and artifacts is None:
-        raise InvalidArgument("--artifacts-url needs --artifacts, the directory that is its cache")
-    store = open_store(artifacts or default_home() / "artifacts", artifacts_url)
     query = store.open(FOLDER, version, verify="full")
     if "pooling" not in query.meta:
         raise InvalidArgument(f"checkpoint {version} is a cross-encoder; name an encoder of texts")

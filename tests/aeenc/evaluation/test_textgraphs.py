@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from aeenc.cli.main import app
 from aeenc.errors import AeencError, InvalidArgument, NotFound
-from aeenc.evaluation import RatedDataset, RatedQuery, RatedSet, read_textgraphs
-from aeenc.exports import rated_judgements
+from aeenc.evaluation import RatedDataset, RatedQuery, RatedSet, load_data, read_textgraphs
+from aeenc.exports import gold_judgements
 
 SAMPLE = Path(__file__).parents[3] / "data" / "sample" / "textgraphs"
 TABLE = "tables/KINDOF.tsv"
@@ -132,12 +132,12 @@ def test_of_equal_queries_and_facts_the_highest_grade_counts():
     assert dataset.queries("dev") == [("q", {"same": 4.0, "other": 0.0})]
     ids = {one.text: one.id for one in dataset.candidates()}
     assert ids == {"same": "1", "other": "3"}
-    judged = rated_judgements(ids, dataset.queries("dev"))["q"]
+    judged = gold_judgements(dataset, "dev")["q"]
     assert (judged.positives, judged.negatives) == ({"same": "1"}, {"other": "3"})
 
 
 def test_facts_are_told_apart_by_text_over_all_splits():
-    dataset = RatedDataset.load(SAMPLE)
+    dataset = load_data(SAMPLE)
     assert dataset.splits == ("dev", "train")
     assert {one.text for one in dataset.candidates()} == set(read_textgraphs(SAMPLE, "dev").facts.values())
     with pytest.raises(NotFound, match="there are dev, train"):
@@ -146,7 +146,7 @@ def test_facts_are_told_apart_by_text_over_all_splits():
 
 def test_rated_facts_are_exported_with_their_grades(copy: Path, tmp_path: Path):
     out = tmp_path / "beir"
-    ended = CliRunner().invoke(app, ["export", "beir", "--textgraphs", str(copy), "--split", "dev", "--to", str(out)])
+    ended = CliRunner().invoke(app, ["export", "beir", "--data", str(copy), "--split", "dev", "--to", str(out)])
     assert ended.exit_code == 0, ended.stderr
     rows = [line.split("\t") for line in (out / "qrels" / "dev.tsv").read_text().splitlines()[1:]]
     assert {(name, score) for _, name, score in rows[:4]} == {
@@ -156,14 +156,14 @@ def test_rated_facts_are_exported_with_their_grades(copy: Path, tmp_path: Path):
         ("rated-07", "0"),
     }
     assert len((out / "corpus.jsonl").read_text().splitlines()) == 12
-    both = CliRunner().invoke(app, ["export", "beir", "--textgraphs", str(copy), "--data", "x", "--to", str(out)])
+    both = CliRunner().invoke(app, ["export", "beir", "run", "--data", "x", "--to", str(out)])
     assert both.exit_code == 2
-    assert "give one of" in both.stderr
+    assert "give either" in both.stderr
 
 
 def test_a_grade_that_is_not_whole_is_refused_by_name_since_beir_cannot_read_it(copy: Path, tmp_path: Path):
     out = tmp_path / "beir"
     edit(copy / RATINGS, '"relevance": 6', '"relevance": 5.5')
-    ended = CliRunner().invoke(app, ["export", "beir", "--textgraphs", str(copy), "--split", "dev", "--to", str(out)])
+    ended = CliRunner().invoke(app, ["export", "beir", "--data", str(copy), "--split", "dev", "--to", str(out)])
     assert (ended.exit_code, out.exists()) == (2, False)
     assert "grade 5.5" in ended.stderr

@@ -14,7 +14,7 @@ from aeenc.blocking import BlockingTrainerClient
 from aeenc.cli.corpus import corpus_name
 from aeenc.cli.learning.loop import rounds_table
 from aeenc.cli.learning.reports import report_dict, report_tables
-from aeenc.evaluation import RatedDataset, query_id, read_grades, read_qrels, read_run
+from aeenc.evaluation import load_data, query_id, read_grades, read_qrels, read_run
 from aeenc.loop import Round
 from aeenc.trees import Dataset
 from aeenc.v1 import index_pb2, types_pb2
@@ -85,13 +85,13 @@ async def test_rated_facts_are_evaluated_with_their_grades(aeenc, fleet, tmp_pat
     ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", RATED, "--qrels", qrels)
     assert ended.code == 0, ended.stderr
     asked = fleet.trainer.asked[-1]
-    dataset = RatedDataset.load(RATED)
+    dataset = load_data(RATED)
     told = {one.text: dict(zip(one.premises, one.grades, strict=True)) for one in asked.queries}
     assert told == dict(dataset.queries("dev"))
     assert {one.text for one in asked.training} == {text for text, _ in dataset.queries("train")}
     ids = {one.text: one.id for one in dataset.candidates()}
     assert read_grades(qrels) == {
-        query_id(text): {ids[fact]: grade for fact, grade in grades.items()} for text, grades in told.items()
+        name: {ids[fact]: grade for fact, grade in told[text].items()} for name, text in dataset.hypotheses("dev")
     }
     assert ended.json["graded"]["NDCG linear"] == 0.375
     assert ended.json["graded"]["recall_by_grade"]["6"]["10"] == 0.125

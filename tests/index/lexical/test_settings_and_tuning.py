@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from aeenc.cli.main import app
 from aeenc.errors import DataLoss, FailedPrecondition
-from aeenc.evaluation import RatedDataset
+from aeenc.evaluation import load_data
 from aeenc.trees import Dataset
 from services.index.lexical.bm25 import SETTINGS, LexicalIndex, lemmatizer, words_of, write_lexical
 from services.index.values import LexicalSettings
@@ -118,7 +118,7 @@ def test_lemmas_without_their_library_name_the_extra(monkeypatch: pytest.MonkeyP
 
 
 def test_recall_is_the_mean_over_grades_and_binary_gold_is_measured_by_map():
-    rated = dict(RatedDataset.load(SAMPLE / "textgraphs").queries("dev"))
+    rated = dict(load_data(SAMPLE / "textgraphs").queries("dev"))
     measured = measured_on(SAMPLE / "textgraphs", "dev", "bm25", 0, 0)
     assert (measured.graded, len(measured.queries)) == (True, len(rated))
     index = LexicalIndex.of(measured.texts)

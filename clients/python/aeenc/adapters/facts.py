@@ -327,7 +327,7 @@ def _tables(
     path: Path, kind: Format, part: Part | None, header: Callable[[str, Sequence[str]], UsedColumns]
 ) -> Iterator[Record]:
     """Reads Parquet files or the Arrow files of a saved dataset, BATCH_ROWS rows of a Parquet file at a time."""
-    pa = _pyarrow(path)
+    pa = pyarrow(path)
     for file in _files_of(path, kind):
         number = 0
         try:
@@ -355,7 +355,7 @@ def _batches(pa: Any, source: BinaryIO, kind: Format, part: Part | None) -> Iter
 
 def _row_groups(file: Path, size_bytes: int) -> list[int]:
     """Cuts the row groups of a Parquet file into parts of about so many bytes: where each begins, and the end."""
-    pa = _pyarrow(file)
+    pa = pyarrow(file)
     try:
         with file.open("rb") as source:
             found = pa.parquet.ParquetFile(source).metadata
@@ -371,7 +371,8 @@ def _row_groups(file: Path, size_bytes: int) -> list[int]:
     return [*cuts, len(sizes)]
 
 
-def _pyarrow(path: Path) -> Any:
+def pyarrow(path: Path) -> Any:
+    """Imports pyarrow for a file. Raises FailedPrecondition where it is not installed."""
     try:
         import pyarrow as pa
         import pyarrow.ipc

@@ -20,13 +20,13 @@ from aeenc.cli.options import taking
 from aeenc.cli.output import Output, fields_table, output_of
 from aeenc.cli.targets import client, targets_of
 from aeenc.errors import DataLoss, InvalidArgument
-from aeenc.evaluation import RatedDataset
+from aeenc.evaluation import RatedDataset, Source, load_data
 from aeenc.exports import judgements_of
 from aeenc.index import BuildStage
 from aeenc.trees import Dataset
 
-Source = Dataset | RatedDataset
 _ENGINES = "aeenc.build_engines"
+LAYOUTS = "Directory in the layout of EntailmentBank, TextGraphs-2021 or BEIR."
 PREMISE_FILES = "premises."  # how their names begin in a generation
 FileFormat = Annotated[
     Format | None, typer.Option("--format", show_default="by the suffix; of -, txt", help="The file's format.")
@@ -46,11 +46,6 @@ class CorpusBuild:
     seconds: float
     facts_per_s: float
     notes: tuple[str, ...] = ()
-
-
-def load_data(directory: Path) -> Source:
-    """Reads a directory of rated facts (TextGraphs-2021), or one in EntailmentBank's layout."""
-    return RatedDataset.load(directory) if RatedDataset.splits_in(directory) else Dataset.load(directory)
 
 
 def premises_of(dataset: Source) -> list[values.Premise]:
@@ -138,7 +133,7 @@ def _has_splits(client: Client, corpus: str, splits: Mapping[str, Sequence[str]]
 
 
 def source_of(
-    data: Annotated[Path | None, typer.Option(help="Directory in EntailmentBank's layout.")] = None,
+    data: Annotated[Path | None, typer.Option(help=LAYOUTS)] = None,
     facts: Annotated[
         str | None,
         typer.Option(

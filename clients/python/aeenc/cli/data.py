@@ -20,10 +20,11 @@ from typing import Annotated, Literal
 import typer
 
 from aeenc import Client, exports, values
+from aeenc.cli.corpus import LAYOUTS
 from aeenc.cli.output import output_of, table
 from aeenc.cli.targets import client
 from aeenc.errors import AeencError, AlreadyExists, DataLoss, InvalidArgument, Unavailable
-from aeenc.evaluation import RatedDataset, read_textgraphs
+from aeenc.evaluation import load_data
 from aeenc.evaluation.faults import FAULTS, Fault, faults_of
 from aeenc.files.whole import is_stdout, whole_file, whole_folder
 from aeenc.trees import Dataset, Tree, draw, to_dot, to_svg, tree_from_record, write_folds, write_trees
@@ -185,33 +186,25 @@ def export_beir(
     context: typer.Context,
     to: Annotated[Path, typer.Option(help="The folder; it must not exist.")],
     run: Run = None,
-    data: Data = None,
-    textgraphs: Annotated[
-        Path | None, typer.Option(help="Rated facts instead of a run: a directory of the TextGraphs-2021 release.")
-    ] = None,
+    data: Annotated[Path | None, typer.Option(help=f"Gold or rated queries instead of a run. {LAYOUTS}")] = None,
     split: Split = "train",
     grades: Annotated[
         bool, typer.Option(help="Of a run: the oracle's grade as the score of what it accepted, in place of 1.")
     ] = False,
 ) -> None:
     """Writes corpus, queries and qrels in BEIR's layout: what a run has judged, gold trees say, or experts rated."""
-    if sum(source is not None for source in (run, data, textgraphs)) != 1:
-        raise InvalidArgument("give one of a run, --data DIR and --textgraphs DIR")
-    if textgraphs is not None:
-        rated = RatedDataset({split: read_textgraphs(textgraphs, split)})
-        ids = {candidate.text: candidate.id for candidate in rated.candidates()}
-        judged = exports.rated_judgements(ids, rated.queries(split))
-        written = exports.write_beir(to, ((uid, text) for text, uid in ids.items()), judged, split=split)
-    elif data is not None:
-        dataset = Dataset.load(data)
+    if data is not None and run is None:
+        dataset = load_data(data)
         corpus = ((candidate.id, candidate.text) for candidate in dataset.candidates())
         written = exports.write_beir(to, corpus, exports.gold_judgements(dataset, split), split=split)
-    elif run is not None:
+    elif run is not None and data is None:
         with client(context) as connected:
             of = connected.sampler.get_run(run)
             premises = connected.index.list_premises(of.config.corpus, generation=of.generation)
             texts = ((premise.id, premise.text) for premise in premises)
             written = exports.write_pairs_as_beir(to, texts, _pairs(connected, [run]), split=split, grades=grades)
+    else:
+        raise InvalidArgument("give either a run or --data DIR")
     _report(context, to, asdict(written))
 
 

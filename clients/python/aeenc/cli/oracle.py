@@ -9,10 +9,12 @@ from typing import Annotated
 
 import typer
 
+from aeenc.cli.corpus import LAYOUTS
 from aeenc.cli.options import taking
 from aeenc.cli.output import Output, output_of
 from aeenc.cli.targets import targets_of
 from aeenc.errors import InvalidArgument, Unavailable
+from aeenc.evaluation import load_data
 from aeenc.oracle import Oracle, serve_until_signal
 from aeenc.oracles.composite import CompositeOracle
 from aeenc.oracles.controls import control_items, write_control_items
@@ -62,13 +64,13 @@ def place_of(
 @taking(place=place_of)
 def gold(
     context: typer.Context,
-    trees: Annotated[Path, typer.Option(help="Directory in EntailmentBank's layout.")],
+    trees: Annotated[Path, typer.Option("--trees", "--data", help=f"Gold trees, or rated facts. {LAYOUTS}")],
     place: Place,
-    split: Annotated[str, typer.Option(help="The split whose trees answer.")] = "train",
+    split: Annotated[str, typer.Option(help="The split that answers.")] = "train",
     mode: Annotated[Mode, typer.Option(help="Accept a query's own premises, or all below it.")] = "direct",
 ) -> None:
     """Serves an oracle that answers from gold trees, until SIGTERM or Ctrl-C."""
-    place.serve(GoldOracle(Dataset.load(trees), split, mode=mode), output_of(context))
+    place.serve(GoldOracle(load_data(trees), split, mode=mode), output_of(context))
 
 
 Trees = Annotated[Path | None, typer.Option(help="Gold trees: a directory in EntailmentBank's layout.")]
@@ -143,7 +145,7 @@ def composite(
     """Serves gold trees, then a model, then another oracle (a person's), each asked what those before left open."""
     stages: list[Oracle] = []
     if trees is not None:
-        stages.append(GoldOracle(Dataset.load(trees), split))
+        stages.append(GoldOracle(load_data(trees), split))
     if model is not None:
         stages.append(ModelOracle(model, accept=accept, refuse=refuse, label=label))
     if remote is not None:

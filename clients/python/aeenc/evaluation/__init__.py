@@ -9,6 +9,7 @@ from aeenc.evaluation.analogies import (
     shifts,
 )
 from aeenc.evaluation.answers import AnswerDataset, Question, question_class
+from aeenc.evaluation.datasets import Gold, Source, gold_of, grades_of, load_data, splits_in, strict_gold
 from aeenc.evaluation.graded import (
     Gain,
     GradedMetrics,
@@ -51,6 +52,7 @@ __all__ = [
     "AnswerDataset",
     "Difference",
     "Gain",
+    "Gold",
     "GradedMetrics",
     "LeafRecall",
     "Metrics",
@@ -63,6 +65,7 @@ __all__ = [
     "RatedSet",
     "Run",
     "SelectionMetrics",
+    "Source",
     "TreeScore",
     "analogy_scores",
     "answer_ranks",
@@ -70,11 +73,14 @@ __all__ = [
     "difference_of",
     "draw_prototypes",
     "fuse",
+    "gold_of",
     "graded_metrics_of",
     "graded_ndcg",
+    "grades_of",
     "hit",
     "is_graded",
     "leaf_recall",
+    "load_data",
     "mean_scores",
     "metrics_of",
     "ndcg",
@@ -93,6 +99,8 @@ __all__ = [
     "score_trees",
     "selection_metrics",
     "shifts",
+    "splits_in",
+    "strict_gold",
     "write_fused",
     "write_qrels",
     "write_run",

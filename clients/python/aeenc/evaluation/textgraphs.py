@@ -42,20 +42,10 @@ class RatedSet:
 
 
 class RatedDataset:
-    """Facts and rated queries of all splits of a release, compared by text. Read with `RatedDataset.load`."""
+    """Facts and rated queries of all splits of a directory, compared by text. `load_data` reads it."""
 
     def __init__(self, rated: Mapping[str, RatedSet]) -> None:
         self._rated = rated
-
-    @classmethod
-    def load(cls, folder: Path | str) -> RatedDataset:
-        """Reads all splits. Raises as `read_textgraphs` does."""
-        return cls({split: read_textgraphs(folder, split) for split in cls.splits_in(folder)})
-
-    @staticmethod
-    def splits_in(folder: Path | str) -> tuple[str, ...]:
-        """Lists the splits of a directory without reading them; none for another layout."""
-        return tuple(sorted(path.name.split(".")[1] for path in Path(folder).glob("wt-expert-ratings.*.json")))
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -63,12 +53,19 @@ class RatedDataset:
         return tuple(self._rated)
 
     def candidates(self) -> list[Candidate]:
-        """Lists the distinct facts in the order of the tables."""
+        """Lists the distinct facts in the order of the files."""
         ids: dict[str, dict[str, None]] = {}
         for rated in self._rated.values():
             for uid, text in rated.facts.items():
                 ids.setdefault(text, {})[uid] = None
         return [Candidate(uid, text, tuple(others), (FACTS,)) for text, (uid, *others) in ids.items()]
+
+    def hypotheses(self, split: str) -> list[tuple[str, str]]:
+        """Lists (query id, text) of each distinct query of a split, in file order. Raises NotFound."""
+        first: dict[str, str] = {}
+        for query in self._set(split).queries:
+            first.setdefault(query.text, query.id)
+        return [(query_id, text) for text, query_id in first.items()]
 
     def queries(self, split: str) -> list[tuple[str, dict[str, float]]]:
         """Lists the distinct queries of a split, each with the grades of its facts by text, in file order.
@@ -76,15 +73,23 @@ class RatedDataset:
         Of equal queries or facts, the highest grade counts. Queries without a grade above 0 are left out. Raises
         NotFound for an unknown split.
         """
-        if split not in self._rated:
-            raise NotFound(f"there is no split {split!r}; there are {', '.join(self.splits)}")
-        rated = self._rated[split]
+        rated = self._set(split)
         found: dict[str, dict[str, float]] = {}
         for query in rated.queries:
             grades = found.setdefault(query.text, {})
             for uid, grade in query.grades.items():
                 grades[rated.facts[uid]] = max(grade, grades.get(rated.facts[uid], 0.0))
         return [(text, grades) for text, grades in found.items() if any(grades.values())]
+
+    def _set(self, split: str) -> RatedSet:
+        if split not in self._rated:
+            raise NotFound(f"there is no split {split!r}; there are {', '.join(self.splits)}")
+        return self._rated[split]
+
+
+def textgraphs_splits(folder: Path) -> tuple[str, ...]:
+    """Lists the splits of a directory of the release without reading them; none for another layout."""
+    return tuple(sorted(path.name.split(".")[1] for path in folder.glob("wt-expert-ratings.*.json")))
 
 
 def read_textgraphs(folder: Path | str, split: str) -> RatedSet:

@@ -1,5 +1,7 @@
 """TREC's run and qrels files, which every retrieval toolkit reads: `qid Q0 docid rank score tag`, `qid 0 docid grade`.
 
+BEIR's qrels are read, too: `qid docid grade` under a line with the names of the columns.
+
 Toolkits order a run by its scores and break ties in their own ways. Scores are therefore written strictly falling: one
 that does not fall is lowered to the next smaller float32.
 """
@@ -33,13 +35,15 @@ def document_id(name: str) -> str:
     return quote(name, safe="-._~:/")
 
 
-def write_run(path: Path, rankings: Iterable[tuple[str, Sequence[tuple[str, float]]]], tag: str) -> None:
-    """Writes the ranking of each query text, (premise id, score) best first."""
-    _write_ranked(
-        path,
-        ((query_id(text), [(document_id(premise), score) for premise, score in hits]) for text, hits in rankings),
-        tag,
-    )
+def write_run(
+    path: Path,
+    rankings: Iterable[tuple[str, Sequence[tuple[str, float]]]],
+    tag: str,
+    ids: Mapping[str, str] | None = None,
+) -> None:
+    """Writes the ranking of each query text, (premise id, score) best first. `ids` are queries' own ones, by text."""
+    named = ((_query_name(text, ids), hits) for text, hits in rankings)
+    _write_ranked(path, ((name, [(document_id(one), score) for one, score in hits]) for name, hits in named), tag)
 
 
 def write_fused(path: Path, runs: Sequence[Run], tag: str) -> int:
@@ -70,17 +74,18 @@ def fuse(runs: Sequence[Run]) -> dict[str, list[tuple[str, int]]]:
     return fused
 
 
-def write_qrels(path: Path, gold: Iterable[tuple[str, Sequence[str] | Mapping[str, float]]]) -> None:
+def write_qrels(
+    path: Path, gold: Iterable[tuple[str, Sequence[str] | Mapping[str, float]]], ids: Mapping[str, str] | None = None
+) -> None:
     """Writes the gold premise ids of each query text, or the grades of its rated ones; gold without grades gets 1.
 
-    Grades are written as they are; trec_eval itself reads whole ones only.
+    Grades are written as they are; trec_eval itself reads whole ones only. `ids` are as in `write_run`.
     """
     with whole_file(path) as file:
         for text, premises in gold:
             grades = premises if isinstance(premises, Mapping) else dict.fromkeys(premises, 1)
-            file.writelines(
-                f"{query_id(text)} 0 {document_id(premise)} {grade_text(grade)}\n" for premise, grade in grades.items()
-            )
+            name = _query_name(text, ids)
+            file.writelines(f"{name} 0 {document_id(one)} {grade_text(grade)}\n" for one, grade in grades.items())
 
 
 def read_run(path: Path) -> Run:
@@ -109,11 +114,13 @@ def read_grades(path: Path) -> dict[str, dict[str, float]]:
     Raises InvalidArgument with file and line.
     """
     rated: dict[str, dict[str, float]] = {}
-    for place, (query, _, name, written) in _lines(path, 4):
+    for place, (query, *zero, name, written) in _lines(path, 3, 4):
         try:
             grade = check_grade(max(float(written), 0.0))
         except ValueError:
-            raise InvalidArgument(f"{place}: the relevance must be a number; pass a TREC qrels file") from None
+            if place == f"{path}:1" and not zero:  # BEIR's names of the columns
+                continue
+            raise InvalidArgument(f"{place}: the relevance must be a number; pass qrels of TREC or BEIR") from None
         except InvalidArgument as error:
             raise InvalidArgument(f"{place}: {error.message}") from None
         grades = rated.setdefault(query, {})
@@ -123,7 +130,7 @@ def read_grades(path: Path) -> dict[str, dict[str, float]]:
             )
     judged = {query: grades for query, grades in rated.items() if any(grades.values())}
     if not judged:
-        raise InvalidArgument(f"{path} holds no relevant document; pass a TREC qrels file")
+        raise InvalidArgument(f"{path} holds no relevant document; pass qrels of TREC or BEIR")
     return judged
 
 
@@ -149,10 +156,15 @@ def _write_ranked(path: Path, rankings: Iterable[tuple[str, Sequence[tuple[str, 
                 file.write(f"{query} Q0 {name} {rank} {last:.9g} {tag}\n")
 
 
-def _lines(path: Path, columns: int) -> Iterator[tuple[str, list[str]]]:
+def _query_name(text: str, ids: Mapping[str, str] | None) -> str:
+    return document_id(ids[text]) if ids else query_id(text)
+
+
+def _lines(path: Path, *columns: int) -> Iterator[tuple[str, list[str]]]:
     for place, line in text_lines(path):
         fields = line.split()
-        if fields and len(fields) != columns:
-            raise InvalidArgument(f"{place}: {len(fields)} columns; a TREC file has {columns}")
+        if fields and len(fields) not in columns:
+            needed = " or ".join(map(str, columns))
+            raise InvalidArgument(f"{place}: {len(fields)} columns; such a file has {needed}")
         if fields:
             yield place, fields

@@ -1,6 +1,6 @@
 """Records of runs as files for other programs: pairs, triplets, BEIR; lists for provers. Trees: `aeenc.trees`."""
 
-from aeenc.exports.beir import Beir, gold_judgements, rated_judgements, write_beir, write_pairs_as_beir
+from aeenc.exports.beir import Beir, gold_judgements, write_beir, write_pairs_as_beir
 from aeenc.exports.judgements import (
     Judgements,
     Triplet,
@@ -22,7 +22,6 @@ __all__ = [
     "gold_judgements",
     "judgements_of",
     "last_words",
-    "rated_judgements",
     "read_pairs",
     "task3_record",
     "task3_sentences",

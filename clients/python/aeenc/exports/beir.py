@@ -19,9 +19,10 @@ from pathlib import Path
 
 from aeenc import values
 from aeenc.errors import FailedPrecondition, InvalidArgument
+from aeenc.evaluation import Source, gold_of, grades_of
 from aeenc.exports.judgements import Judgements, judgements_of
 from aeenc.files.whole import whole_folder
-from aeenc.trees import Dataset, content_id
+from aeenc.trees import content_id
 
 _READABLE = re.compile(r'[^\s"\x00-\x1f\x7f]+')  # ids of BEIR's files, which are separated by tabs and may be quoted
 
@@ -41,20 +42,12 @@ class Beir:
     renamed: int = 0
 
 
-def gold_judgements(dataset: Dataset, split: str) -> dict[str, Judgements]:
-    """Reads judgements from the gold trees of a split: each query's children explain it; nothing is refused."""
+def gold_judgements(dataset: Source, split: str) -> dict[str, Judgements]:
+    """Reads judgements from a split: a query's children in gold trees explain it, and what is rated above 0."""
     ids = {candidate.text: candidate.id for candidate in dataset.candidates()}
-    return {
-        query.text: Judgements(positives={text: ids[text] for text in query.gold}) for query in dataset.queries(split)
-    }
-
-
-def rated_judgements(
-    ids: Mapping[str, str], queries: Iterable[tuple[str, Mapping[str, float]]]
-) -> dict[str, Judgements]:
-    """Sorts the graded premises of queries by their texts: above 0 explains. `ids` are by text."""
     by_query: dict[str, Judgements] = {}
-    for query, grades in queries:
+    for query, gold in gold_of(dataset, split):
+        grades = grades_of(gold)
         judged = by_query[query] = Judgements(grades=dict(grades))
         for text, grade in grades.items():
             (judged.positives if grade else judged.negatives)[text] = ids[text]

@@ -1,7 +1,7 @@
-"""An oracle that answers from gold trees: it stands in for a person where the answers are known.
+"""An oracle that answers from gold trees or rated facts: it stands in for a person where the answers are known.
 
-A query's gold is the union of its children over all trees of a split. The oracle compares exact texts. It leaves the
-candidates of a query that is not a parent in these trees UNSEEN instead of refusing them.
+A query's gold is the union of its children over all trees of a split, or what is rated above 0. The oracle compares
+exact texts. It leaves the candidates of a query that is not among these UNSEEN instead of refusing them.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import Literal
 
 from aeenc.errors import InvalidArgument
+from aeenc.evaluation import Source, gold_of, grades_of
 from aeenc.oracle import EXPLAINS, REFUSES, UNSEEN, Oracle, Task, Verdict
-from aeenc.trees import Dataset
 
 Mode = Literal["direct", "subtree"]
 
 
 class GoldOracle(Oracle):
-    """Answers from the trees of one split.
+    """Answers from one split.
 
     `direct` accepts a query's gold children; `subtree` also their descendants. An accepted premise without gold
     children of its own is a leaf. Raises NotFound for an unknown split.
@@ -24,10 +24,11 @@ class GoldOracle(Oracle):
 
     name = "gold"
 
-    def __init__(self, dataset: Dataset, split: str, *, mode: Mode = "direct") -> None:
+    def __init__(self, dataset: Source, split: str, *, mode: Mode = "direct") -> None:
         if mode not in {"direct", "subtree"}:
             raise InvalidArgument.field("mode", f"is {mode!r}; give direct or subtree")
-        self._children = {query.text: frozenset(query.gold) for query in dataset.queries(split)}
+        gold = ((query, grades_of(premises)) for query, premises in gold_of(dataset, split))
+        self._children = {query: frozenset(text for text, grade in told.items() if grade) for query, told in gold}
         self._below = self._children
         if mode == "subtree":
             self._below = {text: self._descendants(text) for text in self._children}

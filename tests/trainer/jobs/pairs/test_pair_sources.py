@@ -10,7 +10,7 @@ import pytest
 
 from aeenc.calls.retrieval import Rankings
 from aeenc.errors import FailedPrecondition, InvalidArgument, NotFound
-from aeenc.evaluation import RatedDataset
+from aeenc.evaluation import load_data
 from aeenc.index import IndexClient
 from aeenc.trees import Dataset
 from services.corpus.generation import PremiseRecord
@@ -187,7 +187,7 @@ def test_rated_facts_are_a_data_set_of_the_jobs_split():
         sets.check(["rated"], "test")
     sets.check(["rated"], "train")
     pairs, held_out = sets.read(["rated"], "train")
-    own, other = (dict(RatedDataset.load(SAMPLE / "textgraphs").queries(split)) for split in ("train", "dev"))
+    own, other = (dict(load_data(SAMPLE / "textgraphs").queries(split)) for split in ("train", "dev"))
     assert {(p.query, p.premise): p.grade for p in pairs} == {
         (q, f): g for q, told in own.items() for f, g in told.items()
     }

@@ -18,8 +18,8 @@ import numpy as np
 import typer
 
 from aeenc import Client, Retrieval, values
-from aeenc.cli.corpus import Source, build_corpus, corpus_name, ensure_corpus, load_data
-from aeenc.cli.learning.jobs import TRAINING_SPLIT, Gold, gold_of
+from aeenc.cli.corpus import LAYOUTS, build_corpus, corpus_name, ensure_corpus
+from aeenc.cli.learning.jobs import TRAINING_SPLIT
 from aeenc.cli.learning.reports import recall_table, report_dict, report_tables
 from aeenc.cli.learning.retrieval import Label, check_model, retrieval_of
 from aeenc.cli.options import taking
@@ -29,11 +29,17 @@ from aeenc.errors import AeencError, FailedPrecondition, InvalidArgument, Permis
 from aeenc.evaluation import (
     UNRANKED,
     Gain,
+    Gold,
+    RatedDataset,
     Run,
+    Source,
     average_precision,
     difference_of,
+    gold_of,
     graded_ndcg,
+    grades_of,
     is_graded,
+    load_data,
     metrics_of,
     ndcg,
     oracle_ndcg,
@@ -42,6 +48,7 @@ from aeenc.evaluation import (
     read_grades,
     read_run,
     recall_by_grade,
+    strict_gold,
     write_fused,
     write_qrels,
     write_run,
@@ -133,7 +140,7 @@ def training_of(dataset: Source, split: str) -> list[Gold]:
 @taking(retrieval=retrieval_of)
 def evaluate(
     context: typer.Context,
-    data: Annotated[Path, typer.Option(help="Directory in EntailmentBank's layout, or of TextGraphs-2021.")],
+    data: Annotated[Path, typer.Option(help=LAYOUTS)],
     split: Annotated[str, typer.Option(help="The split whose queries are asked.")] = "dev",
     corpus: Annotated[
         str, typer.Option(show_default="one built from --data, or found built", help="The corpus of candidates.")
@@ -216,6 +223,7 @@ def evaluate(
                 timeout_s=TIMEOUT_S,
             )
             measured["against"] = comparison_dict(_compared(answer, other))
+        names = {text: name for name, text in dataset.hypotheses(split)} if isinstance(dataset, RatedDataset) else None
         if run is not None:
             ranker = Ranker(connected, corpus, retrieval, measured["model_version"] or None, measured["generation"])
             with out.progress("run", "queries") as report:
@@ -224,9 +232,10 @@ def evaluate(
                     run,
                     ranker.rankings(texts, lambda n: report(n, len(texts), "")),
                     f"aeenc-{(retrieval or Retrieval()).mode}",
+                    names,
                 )
         if qrels is not None:
-            write_qrels(qrels, judged(connected, corpus, measured["generation"], queries))
+            write_qrels(qrels, judged(connected, corpus, measured["generation"], queries), names)
     counts = ", ".join(f"{measured[name]:,} {name}" for name in ("queries", "pairs", "candidates"))
     encoder = f"encoder {measured['model_version']}, " if measured["model_version"] else ""
     source = f"{split}: {counts}; {encoder}generation {measured['generation']}"
@@ -262,19 +271,6 @@ def _against(measured: Mapping[str, Any]) -> list[str]:
     return [f"against {compared['version']}, MAP {compared['version_map']:.3f}: {outcome_words(compared)}"]
 
 
-def strict_gold(queries: Sequence[Gold]) -> Iterator[Gold]:
-    """Yields each query's gold premises with their grades, except its own text; leaves out queries without any."""
-    for query, premises in queries:
-        gold = {text: grade for text, grade in grades_of(premises).items() if text != query}
-        if any(gold.values()):
-            yield query, gold
-
-
-def grades_of(premises: Sequence[str] | Mapping[str, float]) -> Mapping[str, float]:
-    """Returns the grades of gold premises; each has 1 where none are told."""
-    return premises if isinstance(premises, Mapping) else dict.fromkeys(premises, 1.0)
-
-
 def judged(client: Client, corpus: str, generation: str, queries: Sequence[Gold]) -> list[Gold]:
     """Lists each query's gold premises by their ids in a generation, as its rankings name them.
 
@@ -287,7 +283,7 @@ def judged(client: Client, corpus: str, generation: str, queries: Sequence[Gold]
             f"gold premise {absent[:80]!r} is not in generation {generation} of corpus {corpus!r}; build the corpus "
             "from facts that have it, or leave --corpus out"
         )
-    return [(query, {ids[text]: grade for text, grade in grades_of(premises).items()}) for query, premises in gold]
+    return [(query, {ids[text]: grade for text, grade in premises.items()}) for query, premises in gold]
 
 
 @dataclass(frozen=True)
@@ -339,7 +335,9 @@ def compare(
     context: typer.Context,
     first: Annotated[Path, typer.Argument(help="A TREC run, such as `aeenc evaluate --run` writes.")],
     second: Annotated[Path, typer.Argument(help="Another system's run on the same queries.")],
-    qrels: Annotated[Path, typer.Option(help="TREC qrels of both; grades other than 0 and 1 add graded metrics.")],
+    qrels: Annotated[
+        Path, typer.Option(help="Qrels of both, TREC's or BEIR's; grades other than 0 and 1 add graded metrics.")
+    ],
     rounds: Annotated[int, typer.Option(min=100, max=1_000_000, help="Of the randomisation.")] = 10_000,
     seed: Annotated[int, typer.Option(min=0, help="Of the randomisation.")] = 0,
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -11,14 +11,13 @@ import typer
 
 from aeenc import Client, values
 from aeenc.calls.retrieval import Mode as RetrieveMode
-from aeenc.cli.corpus import Source, load_data
+from aeenc.cli.corpus import LAYOUTS
 from aeenc.cli.learning.runs import check_end, follow_run, run_dict, show_run, work_dict
 from aeenc.cli.options import taking
 from aeenc.cli.output import Output, comparison_dict, fields_table, outcome_words, output_of, shown_time, table
 from aeenc.cli.targets import client
 from aeenc.errors import FailedPrecondition, InvalidArgument, NotFound
-from aeenc.evaluation import RatedDataset
-from aeenc.trees import Dataset
+from aeenc.evaluation import gold_of, load_data
 from aeenc.values.trainer import BatchingName, LossName, NegativesName, TargetsName
 from aeenc.values.types import OwnTextName
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     Loss = LossName
 else:
     Loss = Literal[*(name.replace("_", "-") for name in get_args(LossName))]  # as people type them
-Gold = tuple[str, Sequence[str] | Mapping[str, float]]  # a query and its gold premises, as texts, maybe with grades
 
 
 def recipe_of(
@@ -84,16 +82,6 @@ def recipe_of(
     zeros_count = {"margin": margin, "regularization": regularization}
     given = {name: value for name, value in zeros_count.items() if value is not None}
     return {**{name: value for name, value in chosen.items() if value}, **given, "split": TRAINING_SPLIT}
-
-
-def validation_of(dataset: Dataset, split: str) -> list[tuple[str, tuple[str, ...]]]:
-    """Lists (text, gold premise texts) of each query of a split."""
-    return [(query.text, query.gold) for query in dataset.queries(split)]
-
-
-def gold_of(dataset: Source, split: str) -> list[Gold]:
-    """Lists the gold queries of a split, with the grades of their premises where it has some."""
-    return [*(dataset.queries(split) if isinstance(dataset, RatedDataset) else validation_of(dataset, split))]
 
 
 def job_dict(job: values.Job) -> dict[str, Any]:
@@ -199,7 +187,7 @@ def train(
     runs: Annotated[
         list[str] | None, typer.Option("--run", help="Learn from this run's pairs; may be repeated.")
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="Validate on gold queries of this directory.")] = None,
+    data: Annotated[Path | None, typer.Option(help=f"Validate on gold queries. {LAYOUTS}")] = None,
     split: Annotated[str, typer.Option(help="The split of --data to validate on.")] = "dev",
     mode: Annotated[
         Literal["single", "siamese", "dual", "cross-encoder"],

@@ -8,15 +8,16 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from aeenc.cli.learning.jobs import TRAINING_SPLIT, recipe_of, validation_of
+from aeenc.cli.corpus import LAYOUTS
+from aeenc.cli.learning.jobs import TRAINING_SPLIT, recipe_of
 from aeenc.cli.learning.reports import report_dict
 from aeenc.cli.learning.runs import hypotheses_of
 from aeenc.cli.options import taking
 from aeenc.cli.output import output_of, table
 from aeenc.cli.targets import client
+from aeenc.evaluation import gold_of, load_data
 from aeenc.loop import STABLE, Journal, Loop, LoopPlan, Round
 from aeenc.transport.targets import home
-from aeenc.trees import Dataset
 
 SHOWN = ("MAP", "NDCG", "Hit@10", "Hit@50")
 
@@ -38,7 +39,7 @@ def loop(
     context: typer.Context,
     recipe: dict[str, Any],
     corpus: Annotated[str, typer.Argument(help="The corpus to retrieve from and to train against.")],
-    data: Annotated[Path, typer.Option(help="Directory in EntailmentBank's layout: hypotheses and gold queries.")],
+    data: Annotated[Path, typer.Option(help=f"Hypotheses and gold queries. {LAYOUTS}")],
     rounds: Annotated[int, typer.Option(min=1, help="How many; a loop that has ended may go on with more.")] = 4,
     journal: Annotated[
         Path | None, typer.Option(show_default=".aeenc/loops/CORPUS.json", help="Where it keeps what it has done.")
@@ -66,11 +67,11 @@ def loop(
     or job that was cancelled meanwhile ends the command; given again, it resumes it.
     """
     first = "positives_only" if collect == "positives-only" else "both"
-    dataset = Dataset.load(data)
+    dataset = load_data(data)
     plan = LoopPlan(
         corpus=corpus,
         hypotheses=hypotheses_of(dataset, TRAINING_SPLIT),
-        validation=validation_of(dataset, split),
+        validation=gold_of(dataset, split),
         oracle=oracle,
         rounds=rounds,
         restart=restart,

@@ -9,18 +9,19 @@ import typer
 
 from aeenc import Client, values
 from aeenc.adapters.facts import path_of, read_facts
-from aeenc.cli.corpus import FileFormat, IdColumn, TextColumn, ensure_corpus
+from aeenc.cli.corpus import LAYOUTS, FileFormat, IdColumn, TextColumn, ensure_corpus
 from aeenc.cli.output import EndedBadly, Output, fields_table, lasted_s, output_of
 from aeenc.cli.targets import client
 from aeenc.errors import InvalidArgument
+from aeenc.evaluation import Source, load_data
 from aeenc.sampler import Root
 from aeenc.trees import Dataset
 
 
-def hypotheses_of(dataset: Dataset, split: str) -> list[tuple[str, str]]:
+def hypotheses_of(dataset: Source, split: str) -> list[tuple[str, str]]:
     """Lists (id, text) of each distinct hypothesis, with ids made unique for a run.
 
-    Trees that share an id but not the hypothesis all stay: the second id gets `-2`, and so on.
+    Trees or queries that share an id but not the text all stay: the second id gets `-2`, and so on.
     """
     named: dict[str, str] = {}
     for tree_id, text in dataset.hypotheses(split):
@@ -96,12 +97,11 @@ def show_run(run: values.Run, out: Output) -> None:
     check_end("run", result)
 
 
-def _roots(dataset: Dataset, data: Path, split: str) -> list[Root]:
-    """Lists the hypotheses of a split with their questions and answers. Raises InvalidArgument for one without any."""
-    behind = {tree.hypothesis: (tree.question, tree.answer) for tree in dataset.trees(split)}
-    if not behind:
-        raise InvalidArgument(f"split {split!r} of {data} holds no trees; choose another split")
-    return [(name, text, *behind[text]) for name, text in hypotheses_of(dataset, split)]
+def _roots(dataset: Source, split: str) -> list[Root]:
+    """Lists the hypotheses of a split, those of trees with their questions and answers."""
+    trees = dataset.trees(split) if isinstance(dataset, Dataset) else ()
+    behind = {tree.hypothesis: (tree.question, tree.answer) for tree in trees}
+    return [(name, text, *behind.get(text, ())) for name, text in hypotheses_of(dataset, split)]
 
 
 def sample(
@@ -110,9 +110,7 @@ def sample(
         str,
         typer.Argument(help="The corpus to retrieve from.", show_default="one of --data, built if it is not there"),
     ] = "",
-    data: Annotated[
-        Path | None, typer.Option(help="Explain the hypotheses of trees in EntailmentBank's layout.")
-    ] = None,
+    data: Annotated[Path | None, typer.Option(help=f"Explain the hypotheses or queries of a split. {LAYOUTS}")] = None,
     hypotheses: Annotated[
         str | None,
         typer.Option(metavar="PATH", help="Explain hypotheses of your own: one a line, or as corpus build --facts."),
@@ -152,7 +150,7 @@ def sample(
     wait: Annotated[bool, typer.Option(help="Follow the run to its end.")] = True,
 ) -> None:
     """Starts a sampling run: retrieves for each node, asks the oracle, keeps the answers as pairs."""
-    dataset: Dataset | None = None
+    dataset: Source | None = None
     roots: list[Root] = []
     if (data is None) == (hypotheses is None):
         raise InvalidArgument("give either --data DIR or --hypotheses FILE")
@@ -162,8 +160,8 @@ def sample(
         if file_format or id_column or text_column:
             raise InvalidArgument("--format, --id-column and --text-column go with --hypotheses")
         split = "train" if split is None else split
-        dataset = Dataset.load(data)
-        roots = _roots(dataset, data, split)
+        dataset = load_data(data)
+        roots = _roots(dataset, split)
     elif not corpus:
         raise InvalidArgument("name the corpus to retrieve from: `aeenc sample CORPUS --hypotheses FILE`")
     elif hypotheses is not None:

@@ -1,0 +1,102 @@
+"""Data sets in their layouts: EntailmentBank's trees, and rated facts as TextGraphs-2021 or BEIR have them.
+
+BEIR's layout, which BRIGHT and exports of LeanDojo have, too:
+
+    DIR/corpus.jsonl        {"_id": …, "title": …, "text": …}: a premise; a title stands before its text
+    DIR/queries.jsonl       {"_id": …, "text": …}
+    DIR/qrels/<split>.tsv   query-id, corpus-id, score: as `read_grades` reads it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from aeenc.errors import InvalidArgument
+from aeenc.evaluation.textgraphs import RatedDataset, RatedQuery, RatedSet, read_textgraphs, textgraphs_splits
+from aeenc.evaluation.trec import read_grades
+from aeenc.files.lines import parsed, refuse_half, text_lines
+from aeenc.trees.dataset import Dataset
+
+Source = Dataset | RatedDataset
+Gold = tuple[str, Sequence[str] | Mapping[str, float]]  # a query and its gold premises, as texts, maybe with grades
+CORPUS, QUERIES = "corpus.jsonl", "queries.jsonl"
+
+
+def load_data(directory: Path | str) -> Source:
+    """Reads all splits of a directory. Raises NotFound for an unknown layout, InvalidArgument for a malformed file."""
+    root = Path(directory)
+    if splits := textgraphs_splits(root):
+        return RatedDataset({split: read_textgraphs(root, split) for split in splits})
+    return RatedDataset(read_beir(root)) if _qrels(root) else Dataset.load(root)
+
+
+def splits_in(directory: Path | str) -> tuple[str, ...]:
+    """Lists the splits of a directory without reading them. Raises NotFound for an unknown layout."""
+    root = Path(directory)
+    return textgraphs_splits(root) or tuple(_qrels(root)) or Dataset.splits_in(root)
+
+
+def gold_of(dataset: Source, split: str) -> list[Gold]:
+    """Lists the gold queries of a split, with the grades of their premises where it has some."""
+    if isinstance(dataset, RatedDataset):
+        return [*dataset.queries(split)]
+    return [(query.text, query.gold) for query in dataset.queries(split)]
+
+
+def grades_of(premises: Sequence[str] | Mapping[str, float]) -> Mapping[str, float]:
+    """Returns the grades of gold premises; each has 1 where none are told."""
+    return premises if isinstance(premises, Mapping) else dict.fromkeys(premises, 1.0)
+
+
+def strict_gold(queries: Iterable[Gold]) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yields each query's gold premises with their grades, except its own text; leaves out queries without any."""
+    for query, premises in queries:
+        gold = {text: grade for text, grade in grades_of(premises).items() if text != query}
+        if any(gold.values()):
+            yield query, gold
+
+
+def read_beir(root: Path) -> dict[str, RatedSet]:
+    """Reads the splits of a directory in BEIR's layout. Documents without a word are left out.
+
+    Raises InvalidArgument naming file and line, and for a judgement of what is not there.
+    """
+    facts, texts = _texts(root / CORPUS), _texts(root / QUERIES)
+    return {split: RatedSet(facts, tuple(_judged(path, facts, texts))) for split, path in _qrels(root).items()}
+
+
+def _qrels(root: Path) -> dict[str, Path]:
+    return {path.stem: path for path in sorted((root / "qrels").glob("[!.]*.tsv"))} if (root / CORPUS).is_file() else {}
+
+
+def _judged(qrels: Path, facts: Mapping[str, str], texts: Mapping[str, str]) -> Iterator[RatedQuery]:
+    for query, told in read_grades(qrels).items():
+        if query not in texts:
+            raise InvalidArgument(f"{qrels}: {QUERIES} has no text of query {query!r}; add it, or leave the query out")
+        if absent := [name for name, grade in told.items() if grade and name not in facts]:
+            raise InvalidArgument(
+                f"{qrels}: {CORPUS} has no text of {absent[0]!r}, which query {query!r} is judged by; add it, or leave "
+                "the line out"
+            )
+        yield RatedQuery(query, texts[query], {name: grade for name, grade in told.items() if name in facts})
+
+
+def _texts(path: Path) -> dict[str, str]:
+    """Reads the texts of a file by their ids."""
+    found: dict[str, str] = {}
+    for place, line in text_lines(path):
+        if not line.strip():
+            continue
+        record = parsed(place, line)
+        fields = [record.get(name, "") for name in ("_id", "title", "text")] if isinstance(record, dict) else [None]
+        if not all(isinstance(field, str) for field in fields) or not fields[0]:
+            raise InvalidArgument(f"{place}: must be an object with `_id` and `text`, strings, as BEIR's files have it")
+        name, *words = fields
+        text = " ".join(part for part in words if part.strip())
+        for written in (name, text):
+            refuse_half(place, written)
+        if name in found:
+            raise InvalidArgument(f"{place}: the _id {name!r} stands in an earlier line, too; give each text its own")
+        found[name] = text
+    return {name: text for name, text in found.items() if text}
