@@ -1,6 +1,7 @@
 """`make bench NAME=field`: what the field takes from and gives to this project, against its own figures.
 
     make bench NAME=field                          all of it that needs no fleet; seconds
+    make bench NAME=field ARGS='--home .aeenc'     also aeenc.local over the largest corpus of a fleet
     make bench NAME=field ARGS='--lists FILE'      also a file of `aeenc export task3` for split dev
 
 Built trees: the published predictions of EntailmentBank's dev (folder `predictions` beside `dataset`), by `score_trees`
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,9 +35,13 @@ from aeenc.trees import Dataset, read_trees
 from aeenc.trees.files import parse_context
 from benchmarks.harness.entailmentbank import DATA, entailmentbank
 from benchmarks.harness.rows import Rows
+from services.corpus.active import named_or_active, read_active
+from services.corpus.generation import open_generation
+from services.store.artifacts import ArtifactStore
 
 SPLIT = "dev"
 TOLERANCE = 1e-6
+RUNS, FIRST_ANSWER_S = 5, 2.0
 RECALL, ALL_CORRECT = 0.78, 0.48  # by normalised text, of lists for provers
 
 
@@ -101,6 +108,26 @@ def round_trips(rows: Rows, dataset: Dataset) -> None:
         rows.at_most("BEIR out, in and out again: queries with other texts or grades", unlike, "", 0)
 
 
+def in_one_process(rows: Rows, home: Path) -> None:
+    """From `import aeenc.local` to the first answer, in new processes, over the largest corpus of a home."""
+    folders = (home / "artifacts" / "generations").iterdir()
+    store = ArtifactStore(home / "artifacts")
+    sizes = {
+        one.name: len(open_generation(store, one.name, named_or_active(store, one.name, "")).premises)
+        for one in folders
+        if read_active(store, one.name)
+    }
+    corpus = max(sizes, key=sizes.__getitem__)
+    code = (
+        "import time; started = time.perf_counter(); import aeenc.local; "
+        f"aeenc.local.open({str(home)!r}).retrieve({corpus!r}, ['a magnet attracts an iron nail']); "
+        "print(time.perf_counter() - started)"
+    )
+    took = [float(subprocess.check_output([sys.executable, "-c", code], text=True)) for _ in range(RUNS)]
+    rows.note("aeenc.local: premises", sizes[corpus], "")
+    rows.at_most(f"aeenc.local: import to first answer, best of {RUNS}", min(took), "s", FIRST_ANSWER_S)
+
+
 def lists_of(file: Path) -> Iterator[list[str]]:
     """The sentences of each line, in the order of the split's trees."""
     for _, line in text_lines(file):
@@ -111,12 +138,15 @@ def main() -> None:
     """Measures what is there."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lists", type=Path, nargs="*", default=[], help="files of `aeenc export task3` for dev")
+    parser.add_argument("--home", type=Path, help="the home of an `aeenc up` with a corpus, for aeenc.local")
     asked = parser.parse_args()
     rows = Rows("field")
     built_trees(rows)
     dataset = entailmentbank()
     lists_for_provers(rows, dataset, asked.lists)
     round_trips(rows, dataset)
+    if asked.home is not None:
+        in_one_process(rows, asked.home)
     rows.finish()
 
 

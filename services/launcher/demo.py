@@ -30,7 +30,7 @@ from aeenc.cli.learning.jobs import describe
 from aeenc.cli.learning.reports import report_dict
 from aeenc.cli.learning.runs import hypotheses_of
 from aeenc.cli.output import EndedBadly, Output, metrics_table, table
-from aeenc.evaluation import gold_of
+from aeenc.evaluation import Gold, gold_of
 from aeenc.trees import Dataset, Tree, draw
 from services.launcher.fleet import Fleet, Options
 from services.store.files import atomic_write, sha256_of
@@ -169,7 +169,7 @@ def _loop(
     addresses: dict[str, str],
     fleet: Fleet,
     dataset: Dataset,
-    validation: list[tuple[str, tuple[str, ...]]],
+    validation: list[Gold],
     narrator: Narrator,
     epochs: int,
 ) -> dict[str, Any]:
@@ -222,9 +222,7 @@ def _sample(client: aeenc.Client, dataset: Dataset, out: Output) -> values.Run:
     return run
 
 
-def _train(
-    client: aeenc.Client, run: values.Run, validation: list[tuple[str, tuple[str, ...]]], epochs: int, out: Output
-) -> values.Job:
+def _train(client: aeenc.Client, run: values.Run, validation: list[Gold], epochs: int, out: Output) -> values.Job:
     job = client.trainer.start_job(validation=validation, corpus=CORPUS, run_ids=[run.id], epochs=epochs, split="train")
     with out.progress("training", "steps") as tell:
         job = client.trainer.wait(
@@ -276,7 +274,7 @@ def _index_hashes(fleet: Fleet, generation: str) -> str:
 def _show_example(
     client: aeenc.Client,
     dataset: Dataset,
-    validation: list[tuple[str, tuple[str, ...]]],
+    validation: list[Gold],
     before: dict[str, list[str]],
     after: dict[str, list[str]],
     out: Output,

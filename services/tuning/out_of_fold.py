@@ -6,7 +6,6 @@ Their vectors go through the stages of Retrieve itself: what is tuned is what is
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,16 +16,14 @@ from numpy.typing import NDArray
 
 from aeenc.errors import InvalidArgument
 from aeenc.evaluation import average_precision
-from aeenc.transport import sync
 from services.corpus.generation import Generation, PremiseRecord, Premises
 from services.index.catalogue.served import ServedGeneration
-from services.index.dense.batcher import SearchBatcher
 from services.index.dense.exact import FlatIndex
-from services.index.lexical.bm25 import LexicalExecutor, LexicalIndex
+from services.index.lexical.bm25 import LexicalIndex
+from services.index.ranking.alone import Alone, at_once, finished
 from services.index.ranking.fusion import POOL, Prior, with_pair_scores
-from services.index.ranking.retrieval import KEPT_SCORES, Call, Retrieval
+from services.index.ranking.stages import KEPT_SCORES, Call, Stages
 from services.index.values import ALL, FEATURES, VECTOR_FEATURES, Mode, Scope, SearchHits, TextQuery
-from services.kit.limits import Limits
 from services.store.artifacts import Artifact
 from services.tuning.words import ranks_in
 
@@ -105,7 +102,7 @@ class OutOfFold:
     def rankings(self, weights: Weights) -> Iterator[SearchHits]:
         """Yields the first POOL premises of each query, as Retrieve ranks them."""
         for call in (call for calls in self._calls for call in calls):
-            yield from sync.run(_ranked(_with(call, weights)))
+            yield from finished(_ranked(_with(call, weights)))
 
     def learn(self, weights: Weights, names: Sequence[str] = FEATURES) -> LearnedOrder:
         """Fits the weights of features on all queries, and ranks those of each fold by weights fitted on the others."""
@@ -114,14 +111,14 @@ class OutOfFold:
         for n, calls in enumerate(self._calls):
             learned = fit([one for of in examples[:n] + examples[n + 1 :] for one in of], names)
             for call in calls:
-                rankings += sync.run(_ranked(_with(call, weights, names, learned)))
+                rankings += finished(_ranked(_with(call, weights, names, learned)))
         return LearnedOrder(fit([one for of in examples for one in of], names), rankings)
 
     def _examples(self, fold: int, weights: Weights, names: Sequence[str]) -> list[Example]:
         """The features of each query's first premises, and which of them are gold."""
         examples = list[Example]()
         for call in self._calls[fold]:
-            ranked = sync.run(_ranked(_with(call, weights, names)))
+            ranked = finished(_ranked(_with(call, weights, names)))
             gold = self._folds[fold].gold[len(examples) :]
             for row, hits in enumerate(ranked):
                 features = call.features(row, hits)
@@ -148,12 +145,10 @@ def _with(call: Call, weights: Weights, names: Sequence[str] = (), features: Map
 
 async def _ranked(call: Call) -> list[SearchHits]:
     """Goes through the stages of Retrieve after the first, which encodes."""
-    nobody: Any = None  # no stage asks the catalogue, the encoder or a cross-encoder
-    with closing(SearchBatcher()) as batcher, closing(LexicalExecutor()) as executor:
-        batcher.start()
-        hits = list[SearchHits]()
-        for stage in Retrieval(nobody, batcher, executor, nobody, nobody, Limits()).stages(call.query)[1:]:
-            hits = await stage(call, hits)
+    nobody: Any = None  # no stage asks the encoder or a cross-encoder
+    hits = list[SearchHits]()
+    for stage in Stages(Alone(), Alone(), nobody, nobody, at_once).of(call.query)[1:]:
+        hits = await stage(call, hits)
     return hits
 
 

@@ -320,5 +320,5 @@ async def test_a_folder_of_beir_is_built_sampled_and_trained_on(aeenc, fleet, wo
     evaluated = await aeenc(*fleet.options, "evaluate", *data, "--split", "train", "--corpus", "science")
     assert evaluated.code == 0, evaluated.stderr
     job, measured = fleet.trainer.asked[-2:]
-    for asked in (job.validation, measured.queries):
+    for asked in (job.config.validation, measured.queries):
         assert {one.text: set(one.premises) for one in asked} == queries

@@ -10,7 +10,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, Unpack, cast
 
 from aeenc import errors, values, vectors
-from aeenc.calls.encoding import precision_name
 from aeenc.calls.inputs import (
     begins_again,
     change,
@@ -20,7 +19,6 @@ from aeenc.calls.inputs import (
 )
 from aeenc.calls.premises import build_requests, explanation_requests, premise_messages
 from aeenc.calls.retrieval import (
-    Hit,
     Rankings,
     Retrieval,
     Retrieved,
@@ -141,20 +139,7 @@ class IndexClient:
         """
         request = retrieve_request(corpus, texts, k, accepted, options)
         response = await self.channel.unary(self._stub.Retrieve, request, timeout_s=timeout_s, hedge=True)
-        return Retrieved(
-            results=[
-                [Hit(p.premise.id, p.premise.text, p.score) for p in found.premises] for found in response.results
-            ],
-            model_version=response.model_version,
-            space_id=response.space_id,
-            generation=response.generation,
-            timings=values.Timings.from_message(response.timings),
-            rerank_versions=tuple(response.rerank_versions),
-            precision=precision_name(response.precision),
-            exact=response.exact,
-            unknown_splits=tuple(response.unknown_splits),
-            unknown_tags=tuple(response.unknown_tags),
-        )
+        return Retrieved.of(response)
 
     async def rankings(
         self,

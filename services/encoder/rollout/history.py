@@ -17,7 +17,7 @@ from services.encoder.rollout.versions import LabelKey, Versions
 from services.kit.logs import get
 from services.store.files import atomic_write
 from services.store.formats import NewerFormat, check_format
-from services.store.registry import LabelRow
+from services.store.registry_rows import LabelRow
 
 log = get(__name__)
 
@@ -147,7 +147,7 @@ class StateFile:
     async def load(self) -> SavedState | None:
         """Reads the saved state; None when there is none that can be used."""
         try:
-            return await asyncio.to_thread(_read, self._path)
+            return await asyncio.to_thread(read_state, self._path)
         except (DataLoss, NewerFormat) as error:
             log.warning("the saved labels cannot be used", reason=error.message)
             return None
@@ -158,7 +158,8 @@ def _write(path: Path, state: SavedState) -> None:
     atomic_write(path, json.dumps(record, indent=1).encode())
 
 
-def _read(path: Path) -> SavedState | None:
+def read_state(path: Path) -> SavedState | None:
+    """Reads a saved state; None when there is none. Raises DataLoss for a damaged one, NewerFormat."""
     try:
         record = json.loads(path.read_bytes())
         check_format(record, FORMAT_VERSION, str(path))

@@ -264,7 +264,7 @@ class Explanations:
             found = self._known.get(corpus)  # read while this call waited
             if found is None:
                 times = self._forgotten[corpus]
-                found = await asyncio.to_thread(self._latest, corpus)
+                found = await asyncio.to_thread(self.latest, corpus)
                 if found and times == self._forgotten[corpus]:  # else others have changed them meanwhile
                     self._known[corpus] = found
         if not found:
@@ -284,7 +284,7 @@ class Explanations:
 
         def decide(last: Move) -> Move:
             nonlocal total, before
-            before, now = last.explanations, joined([] if is_all else self._latest(corpus), added)
+            before, now = last.explanations, joined([] if is_all else self.latest(corpus), added)
             total = len(now)
             name = f"{last.number + 1:012}-{uuid.uuid4().hex[:8]}.json"  # two may try the same number
             record = {"format_version": FORMAT_VERSION, "explanations": [[one.text, one.premise_ids] for one in now]}
@@ -303,7 +303,7 @@ class Explanations:
                 self._store.documents.remove(_key(corpus, old))
         return total, move
 
-    def _latest(self, corpus: str) -> list[Explanation]:
+    def latest(self, corpus: str) -> list[Explanation]:
         """Reads the explanations that the last move names. Raises DataLoss for damaged ones, NewerFormat."""
         name = latest_move(self._store, corpus).explanations
         if not name:
@@ -315,7 +315,7 @@ class Explanations:
             return [Explanation(str(text), tuple(map(str, ids))) for text, ids in record["explanations"]]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             if latest_move(self._store, corpus).explanations != name:  # replaced meanwhile, and removed
-                return self._latest(corpus)
+                return self.latest(corpus)
             raise errors.DataLoss(
                 f"{key} cannot be read ({error}); put the explanations again, with replace"
             ) from error

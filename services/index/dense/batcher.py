@@ -94,7 +94,7 @@ def _steps_of(parts: Sequence[tuple[_PendingSearch, int]]) -> Iterator[list[Sear
     yield from first.served.index.steps(queries, max(one.k for one, _ in parts), allowed, first.effort)
 
 
-def _apart(selection: Selection, k: int) -> tuple[Selection, frozenset[int]]:
+def apart(selection: Selection, k: int) -> tuple[Selection, frozenset[int]]:
     """Takes a few excluded premises off a selection, which then has no mask: they are found as well, and left out."""
     few, wider = selection.excluded, k + len(selection.excluded)
     if not few or len(few) > EXCLUDED_AFTERWARDS or k <= COARSE_UP_TO < wider:
@@ -180,7 +180,7 @@ class SearchBatcher:
         Raises Overloaded when the queue is full, DeadlineExceeded when the time ran out before the search began or
         between two slices. A cancelled caller's work is dropped; the batch of the others goes on.
         """
-        selection, excluded = _apart(selection, k)
+        selection, excluded = apart(selection, k)
         deadline = None if deadline_s is None else time.monotonic() + deadline_s
         answer: asyncio.Future[list[SearchHits]] = asyncio.get_running_loop().create_future()
         search = _PendingSearch(served, queries, k + len(excluded), selection, effort, excluded, deadline, answer)

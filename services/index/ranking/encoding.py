@@ -16,12 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aeenc import errors
 from aeenc.calls.encoding import Encoded, EncodeOptions, Precision, Scored
 from aeenc.encoder import EncoderClient
-from services.index.ranking.fusion import with_pair_scores
+from services.index.ranking.fusion import reranked
 from services.index.values import QueueLimit, SearchHits, TextQuery
 from services.kit import tracing
 
@@ -231,8 +230,11 @@ class Reranker:
             raise errors.FailedPrecondition(
                 f"the cross-encoder changed from {' to '.join(sorted(versions))} meanwhile; ask again"
             )
-        reranked = [_reranked(one, scored[row :: len(hits)], query) for row, one in enumerate(hits)]
-        return reranked, tuple(versions)
+        ranked = []
+        for row, one in enumerate(hits):
+            each = [np.concatenate([part.scores for part in parts]) for parts in scored[row :: len(hits)] if parts]
+            ranked.append(reranked(one, each, query.scope.k, query.rerank_weight))
+        return ranked, tuple(versions)
 
     async def _in_one_precision(
         self, query: TextQuery, premises: Sequence[Sequence[str]], deadline: float, models: Sequence[str | None]
@@ -287,25 +289,6 @@ class Reranker:
         if failed is not None:
             raise _naming_target(failed, self._client.channel.target)
         return [[task.result() for task in each] for each in tasks]
-
-
-def _reranked(hits: SearchHits, models: Sequence[Sequence[Scored]], query: TextQuery) -> SearchHits:
-    """Re-ranks the hits of one text by the scores of each cross-encoder, in parts."""
-    if not len(hits.ordinals):
-        return hits
-    each = [np.concatenate([part.scores for part in parts]) for parts in models]
-    scores = each[0] if len(each) == 1 else -sum_of_ranks(hits.ordinals, each)
-    if query.rerank_weight:
-        return with_pair_scores(hits, scores, query.rerank_weight, query.scope.k)
-    return SearchHits.best(hits.ordinals, scores, query.scope.k, exact=hits.exact)
-
-
-def sum_of_ranks(ordinals: NDArray[np.int64], scores: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-    """Adds up the ranks, from 1, that several scores (n,) give; equal scores rank by ordinal."""
-    total = np.zeros(len(ordinals), np.float32)
-    for own in scores:
-        total[np.lexsort((ordinals, -own))] += np.arange(1, len(ordinals) + 1, dtype=np.float32)
-    return total
 
 
 def _naming_target(failed: BaseExceptionGroup[BaseException], target: str) -> errors.AeencError:

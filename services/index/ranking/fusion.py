@@ -43,6 +43,27 @@ def fuse(
     return both.astype(np.float32)
 
 
+def reranked(hits: SearchHits, scores: Sequence[NDArray[np.float32]], k: int, weight: float) -> SearchHits:
+    """Keeps the best k of hits (n,) by the scores (n,) of a cross-encoder, or by the sum of ranks of several.
+
+    With a weight, the score is the hit's own plus so much of the cross-encoder's.
+    """
+    if not len(hits.ordinals):
+        return hits
+    total = scores[0] if len(scores) == 1 else -sum_of_ranks(hits.ordinals, scores)
+    if weight:
+        return with_pair_scores(hits, total, weight, k)
+    return SearchHits.best(hits.ordinals, total, k, exact=hits.exact)
+
+
+def sum_of_ranks(ordinals: NDArray[np.int64], scores: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    """Adds up the ranks, from 1, that several scores (n,) give; equal scores rank by ordinal."""
+    total = np.zeros(len(ordinals), np.float32)
+    for own in scores:
+        total[np.lexsort((ordinals, -own))] += np.arange(1, len(ordinals) + 1, dtype=np.float32)
+    return total
+
+
 def with_pair_scores(hits: SearchHits, scores: NDArray[np.float32], weight: float, k: int) -> SearchHits:
     """Ranks hits by their own score plus `weight` times a cross-encoder's (n,); keeps the best k."""
     both = (hits.scores + weight * scores.astype(np.float64)).astype(np.float32)

@@ -43,7 +43,7 @@ PREMISES = [premise("f0", FACTS[0], aliases=["also-f0"]), *facts()[1:]]
 async def test_answers_are_those_of_files_to_the_bit(
     serve: Any, more: dict[str, Any], storage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.index.ranking.retrieval.POOL", 8)  # leaves premises out
+    monkeypatch.setattr("services.index.ranking.stages.POOL", 8)  # leaves premises out
     answers = []
     for settings in ({"backend": "faiss"}, {}):
         async with serve(storage=storage, **settings) as index:

@@ -22,7 +22,7 @@ from services.index.catalogue.served import ServedGeneration
 from services.index.dense.batcher import SearchBatcher
 from services.index.dense.exact import FlatIndex
 from services.index.lexical.bm25 import COVERED, LexicalExecutor, LexicalIndex
-from services.index.ranking import fusion, retrieval
+from services.index.ranking import fusion, stages
 from services.index.ranking.fusion import Prior
 from services.index.ranking.retrieval import Retrieval
 from services.index.values import FEATURES, VECTOR_FEATURES, Explanation, Scope, SearchHits, TextQuery
@@ -293,7 +293,7 @@ CASES = [{**mode, **way} for mode in MODES for way in WAYS if _fits(mode, way)]
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"POOL": POOL, "DEPTH": DEPTH, "FEEDBACK": FEEDBACK}.items():
-        monkeypatch.setattr(retrieval, name, value)
+        monkeypatch.setattr(stages, name, value)
     for name, value in {"POOL": POOL, "DEPTH": DEPTH, "PARTNERS": PARTNERS}.items():
         monkeypatch.setattr(fusion, name, value)
 

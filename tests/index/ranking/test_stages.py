@@ -17,7 +17,7 @@ from aeenc.calls.encoding import Encoded, EncodeOptions, Scored
 from aeenc.v1 import encoder_pb2
 from services.corpus.generation import open_generation
 from services.index.lexical.bm25 import LexicalIndex
-from services.index.ranking import retrieval
+from services.index.ranking import retrieval, stages
 from services.index.ranking.encoding import TEXTS_A_CALL, TOGETHER, WINDOW, QueryEncoder, Reranker
 from services.index.ranking.fusion import Prior, fuse
 from services.index.values import Explanation, Scope, SearchHits, TextQuery
@@ -472,7 +472,7 @@ async def test_two_rankings_of_a_text_share_what_no_vector_changes(
     for kind, name in ((LexicalIndex, "scores"), (Prior, "nearest")):
         call = getattr(kind, name)
         monkeypatch.setattr(kind, name, lambda *given, call=call, name=name: counted.append(name) or call(*given))
-    monkeypatch.setattr(retrieval, "KEPT_SCORES", kept)
+    monkeypatch.setattr(stages, "KEPT_SCORES", kept)
     await index.client.retrieve("science", ["iron", "ice"], mode="hybrid", prior=0.2, negative_feedback=0.3)
     # the hypotheses nearest to a text are found by words, too
     assert (counted.count("nearest"), counted.count("scores") - 2) == (2, 2 if kept else 4)

@@ -15,7 +15,7 @@ from aeenc import Fusion
 from aeenc.errors import FailedPrecondition
 from aeenc.v1 import encoder_pb2
 from services.index.ranking.fusion import Prior
-from services.index.ranking.retrieval import Call, Retrieval
+from services.index.ranking.stages import Call, Stages
 from services.index.values import FEATURES, VECTOR_FEATURES, Explanation, SearchHits
 from services.tuning import retrieval as tuning
 from services.tuning.out_of_fold import RERANKED, HeldOut, OutOfFold, Weights, drawn, reranked
@@ -109,7 +109,7 @@ async def test_what_is_learned_is_what_retrieve_orders_by(index, mode, weights: 
 
 
 def test_a_stage_that_only_long_texts_feel_is_felt_in_tuning_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def turned(_: Retrieval, call: Call, hits: list[SearchHits]) -> list[SearchHits]:
+    async def turned(_: Stages, call: Call, hits: list[SearchHits]) -> list[SearchHits]:
         return [
             SearchHits(found.ordinals[::-1], found.scores) if len(text.split()) > 20 else found
             for text, found in zip(call.query.texts, hits, strict=True)
@@ -120,8 +120,8 @@ def test_a_stage_that_only_long_texts_feel_is_felt_in_tuning_too(monkeypatch: py
     fold = HeldOut(texts, [[8], [1]], vectors, _folds(1)[0].prior)
     measured = OutOfFold(FACTS, PREMISES, [fold])
     before = [hits.ordinals.tolist() for hits in measured.rankings(Weights(0.3))]
-    stages = Retrieval.stages
-    monkeypatch.setattr(Retrieval, "stages", lambda self, query: [*stages(self, query), partial(turned, self)])
+    stages = Stages.of
+    monkeypatch.setattr(Stages, "of", lambda self, query: [*stages(self, query), partial(turned, self)])
     assert [hits.ordinals.tolist() for hits in measured.rankings(Weights(0.3))] == [before[0], before[1][::-1]]
 
 

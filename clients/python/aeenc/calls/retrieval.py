@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from aeenc import errors, values
-from aeenc.calls.encoding import Precision, precision_number, selector, truncation
+from aeenc.calls.encoding import Precision, precision_name, precision_number, selector, truncation
 from aeenc.calls.inputs import at_least_one, chosen, listed, refuse_single_text, refuse_single_texts
 from aeenc.v1 import index_pb2, types_pb2
 from aeenc.values.writing import as_message, message, message_of
@@ -130,6 +130,24 @@ class Retrieved:
     unknown_tags: tuple[str, ...] = ()
     precision: str = ""
     exact: bool = True
+
+    @classmethod
+    def of(cls, response: index_pb2.RetrieveResponse) -> Retrieved:
+        """Reads the index's answer."""
+        return cls(
+            results=[
+                [Hit(p.premise.id, p.premise.text, p.score) for p in found.premises] for found in response.results
+            ],
+            model_version=response.model_version,
+            space_id=response.space_id,
+            generation=response.generation,
+            timings=values.Timings.from_message(response.timings),
+            rerank_versions=tuple(response.rerank_versions),
+            precision=precision_name(response.precision),
+            exact=response.exact,
+            unknown_splits=tuple(response.unknown_splits),
+            unknown_tags=tuple(response.unknown_tags),
+        )
 
     def __iter__(self) -> Iterator[list[Hit]]:
         return iter(self.results)

@@ -203,7 +203,7 @@ class Commands(Group):
         if "--json" in args[:end]:
             args = ["--json", *(word for word in args[:end] if word != "--json"), *args[end:]]
             output.remember(ctx, output.Output(as_json=True))  # another option may be wrong
-        with _failures_told(ctx):
+        with failures_told(ctx):
             return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 -- click's
@@ -237,7 +237,7 @@ class Commands(Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        with _failures_told(ctx):
+        with failures_told(ctx):
             return super().invoke(ctx)
 
 
@@ -300,7 +300,8 @@ def _drop_what_is_unwritten() -> None:
 
 
 @contextmanager
-def _failures_told(ctx: Any) -> Iterator[None]:
+def failures_told(ctx: Any) -> Iterator[None]:
+    """Writes in one line why a command fails, and ends it with the exit code of the failure."""
     try:
         yield
         return

@@ -89,10 +89,10 @@ def _texts(path: Path) -> dict[str, str]:
         if not line.strip():
             continue
         record = parsed(place, line)
-        fields = [record.get(name, "") for name in ("_id", "title", "text")] if isinstance(record, dict) else [None]
-        if not all(isinstance(field, str) for field in fields) or not fields[0]:
+        fields = [record.get(name, "") for name in ("_id", "title", "text")] if isinstance(record, dict) else []
+        name, *words = [field for field in fields if isinstance(field, str)] or [""]
+        if not name or len(words) < 2:
             raise InvalidArgument(f"{place}: must be an object with `_id` and `text`, strings, as BEIR's files have it")
-        name, *words = fields
         text = " ".join(part for part in words if part.strip())
         for written in (name, text):
             refuse_half(place, written)

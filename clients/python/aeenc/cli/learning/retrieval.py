@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,7 +13,7 @@ from aeenc import Client, Retrieved
 from aeenc.calls.encoding import Precision
 from aeenc.calls.retrieval import Fusion, FusionMethod, Mode, Retrieval
 from aeenc.cli.options import taking
-from aeenc.cli.output import output_of, table
+from aeenc.cli.output import Output, output_of, table
 from aeenc.cli.targets import client
 from aeenc.errors import InvalidArgument
 
@@ -83,11 +83,7 @@ def check_splits(client: Client, corpus: str, generation: str, splits: Sequence[
         raise InvalidArgument(f"--split {', '.join(unknown)}: no premise of corpus {corpus!r} has it; known: {names}")
 
 
-@taking(retrieval=retrieval_of)
-def retrieve(
-    context: typer.Context,
-    corpus: Annotated[str, typer.Argument(help="The corpus.")],
-    texts: Annotated[list[str], typer.Argument(metavar="TEXT...", help="Hypotheses to explain.")],
+def call_of(
     k: Annotated[int, typer.Option("-k", min=1, help="Premises a text.")] = 10,
     label: Label = None,
     version: Version = None,
@@ -117,37 +113,46 @@ def retrieve(
             metavar="ID", help="A premise that explains part of each text: find what the rest needs; may be repeated."
         ),
     ] = None,
-    retrieval: Retrieval | None = None,
     precision: Annotated[
         Precision | None,
         typer.Option(show_default="the label's", help="How exactly to encode the texts."),
     ] = None,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts too long for the model.")] = False,
     routing_key: Annotated[str, typer.Option(help="Calls with one key get the same side of a canary rollout.")] = "",
+) -> dict[str, Any]:
+    """Collects the options of a call but for those of `retrieval_of`; `accepted` are those of each text."""
+    check_model(label, version)
+    filters = {"splits": splits, "exclude": exclude, "only_ids": only_ids, "tags": tags, "accepted": accepted}
+    told = {"k": k, "label": label, "version": version, "before_id": before_id, "truncate": truncate}
+    told |= {"precision": precision, "routing_key": routing_key}
+    return {**told, **{name: chosen or () for name, chosen in filters.items()}}
+
+
+def ask(retrieve: Callable[..., Retrieved], corpus: str, texts: list[str], call: dict[str, Any]) -> Retrieved:
+    """Retrieves for texts with the options of `call_of`."""
+    accepted = [call["accepted"]] * len(texts) if call["accepted"] else ()
+    return retrieve(corpus, texts, **{**call, "accepted": accepted})
+
+
+@taking(retrieval=retrieval_of, call=call_of)
+def retrieve(
+    context: typer.Context,
+    corpus: Annotated[str, typer.Argument(help="The corpus.")],
+    texts: Annotated[list[str], typer.Argument(metavar="TEXT...", help="Hypotheses to explain.")],
+    call: dict[str, Any],
+    retrieval: Retrieval | None = None,
 ) -> None:
     """Finds the premises that best explain each text."""
-    check_model(label, version)
     asked = retrieval or Retrieval()
     with client(context) as connected:
-        found: Retrieved = connected.index.retrieve(
-            corpus,
-            texts,
-            k=k,
-            label=label,
-            version=version,
-            **asked.options(),
-            splits=splits or (),
-            exclude=exclude or (),
-            only_ids=only_ids or (),
-            before_id=before_id,
-            tags=tags or (),
-            accepted=[accepted] * len(texts) if accepted else (),
-            truncate=truncate,
-            precision=precision,
-            routing_key=routing_key,
-        )
-        if splits and (found.unknown_splits or not all(found)):
-            check_splits(connected, corpus, found.generation, splits)
+        found = ask(connected.index.retrieve, corpus, texts, {**call, **asked.options()})
+        if call["splits"] and (found.unknown_splits or not all(found)):
+            check_splits(connected, corpus, found.generation, call["splits"])
+    show(output_of(context), corpus, texts, found, asked)
+
+
+def show(out: Output, corpus: str, texts: list[str], found: Retrieved, asked: Retrieval) -> None:
+    """Writes what was found for texts. Raises InvalidArgument for tags that no premise has."""
     if found.unknown_tags:
         raise InvalidArgument(f"--tags: no premise of corpus {corpus!r} has {', '.join(found.unknown_tags)}")
     results = [
@@ -168,4 +173,4 @@ def retrieve(
     source = f"{encoder}generation {found.generation}"
     if asked.mode == "iterative_lexical":  # each round has scores of its own
         source += "; the order is the ranking, the scores are not comparable"
-    output_of(context).result({"corpus": corpus, "results": results, **origin}, *tables, source)
+    out.result({"corpus": corpus, "results": results, **origin}, *tables, source)

@@ -1,0 +1,126 @@
+"""Encoders and cross-encoders of a store of artifacts, loaded by the encoder's code when first asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aeenc.calls.encoding import Encoded, EncodeOptions
+from aeenc.errors import FailedPrecondition, Unimplemented, VersionNotLoaded
+from aeenc.values import Timings
+from services.encoder.rollout.loading import LoadOptions, add_precision, load_model
+from services.encoder.rollout.versions import STABLE, LabelKey
+from services.encoder.runtime.model import FLOAT32, Model, TokenizerCache
+from services.encoder.runtime.onnx_session import CPU, Placement
+from services.encoder.runtime.runners import Tokens
+from services.index.ranking.fusion import reranked
+from services.index.values import SearchHits, TextQuery
+from services.store.artifacts import ArtifactStore
+from services.store.registry_rows import CROSS_ENCODERS, LabelRow
+
+FOLDER = "checkpoints"
+OPTIONS = LoadOptions(sys.maxsize, Placement([CPU]))
+
+
+class LocalModels:
+    """Encodes queries and re-ranks. `labels` say what each label names; `version` is the query encoder by default.
+
+    Where neither does, queries are encoded as premises were: `premise_versions` has the premise encoder of each space.
+    """
+
+    def __init__(self, store: ArtifactStore, labels: Mapping[LabelKey, LabelRow], version: str = "") -> None:
+        self._store, self._labels, self._version = store, labels, version
+        self.premise_versions: dict[str, str] = {}
+        self._models: dict[str, Model] = {}
+        self._tokenizers = TokenizerCache()
+
+    async def encode(
+        self,
+        texts: Sequence[str],
+        key: EncodeOptions,
+        *,
+        request_id: str = "",  # noqa: ARG002 -- there is no log
+        left_s: float | None = None,  # noqa: ARG002 -- nor a deadline
+    ) -> Encoded:
+        """Encodes texts one by one: their vectors do not depend on each other.
+
+        Raises VersionNotLoaded for a label that names nothing, NotFound for an unknown version.
+        """
+        [version, *_], precision = self._named(key)
+        model = self._loaded(version, key.space_id, key.precision or precision)
+        precision = model.choose(key.precision or "", precision, "query")
+        prefix = model.description.prefixes["query"]
+        tokens = model.tokenization.texts([prefix + text for text in texts], truncate=key.truncate)
+        return Encoded(
+            vectors=_rows(model, precision, tokens.tokens),
+            model_version=version,
+            space_id=model.space_id,
+            timings=Timings(),
+            truncated=tokens.truncated,
+            precision=precision,
+            tokens=sum(len(one.ids) for one in tokens.tokens),
+        )
+
+    async def rerank(
+        self,
+        query: TextQuery,
+        hits: Sequence[SearchHits],
+        premises: Sequence[Sequence[str]],
+        *,
+        left_s: float | None,  # noqa: ARG002 -- there is no deadline
+    ) -> tuple[list[SearchHits], tuple[str, ...]]:
+        """Re-ranks each text's hits by the cross-encoders that it names, or those of label `stable`; gives these, too.
+
+        Raises Unimplemented without any, FailedPrecondition for a rerank_weight where the label names an ensemble.
+        """
+        row = self._labels.get((CROSS_ENCODERS, STABLE))
+        versions = list(query.rerank_versions) or (row.versions if row else [])
+        if not versions:
+            raise Unimplemented(
+                "no cross-encoder is `stable` here; publish one, name rerank_versions, or leave rerank out"
+            )
+        if len(versions) > 1 and query.rerank_weight:
+            raise FailedPrecondition("an ensemble ranks by its sum of ranks alone; set rerank_weight to 0")
+        precision = query.precision if query.precision == FLOAT32 or row is None else row.precision
+        models = [self._loaded(version, CROSS_ENCODERS, precision or FLOAT32) for version in versions]
+        ranked = []
+        for text, own, found in zip(query.texts, premises, hits, strict=True):
+            pairs = [model.tokenization.pairs(text, own, truncate=True).tokens if own else [] for model in models]
+            scores = [
+                _rows(model, precision or FLOAT32, one)[:, 0] for model, one in zip(models, pairs, strict=True) if one
+            ]
+            ranked.append(reranked(found, scores, query.scope.k, query.rerank_weight))
+        return ranked, tuple(versions)
+
+    def _named(self, key: EncodeOptions) -> tuple[list[str], str]:
+        """Returns the versions that a call asks for, and their precision."""
+        version = key.version or ("" if key.label else self._version)
+        if version:
+            return [version], FLOAT32
+        row = self._labels.get((key.space_id, key.label or STABLE))
+        if row is not None:
+            return row.versions, row.precision
+        if key.label in {None, STABLE}:
+            return [self.premise_versions[key.space_id]], FLOAT32
+        named = ", ".join(sorted(name for space, name in self._labels if space == key.space_id)) or "none"
+        raise VersionNotLoaded(f"label {key.label!r} names nothing here (there are {named}); name a version")
+
+    def _loaded(self, version: str, space_id: str, precision: str) -> Model:
+        """Returns a model with a precision, of a space. Raises NotFound, FailedPrecondition, DataLoss."""
+        artifact = self._store.open(FOLDER, version, verify="size")
+        model = self._models.get(version)
+        if model is None:
+            hold = self._store.hold(FOLDER, version)
+            model = load_model(artifact, OPTIONS, space_id=space_id, dim=None, tokenizers=self._tokenizers)
+            model.reserved.append(hold)
+            self._models[version] = model
+        if precision not in model.runners:
+            add_precision(model, artifact, OPTIONS, precision)
+        return model
+
+
+def _rows(model: Model, precision: str, tokens: Sequence[Tokens]) -> NDArray[np.float32]:
+    return np.concatenate([model.runners[precision].run([one]) for one in tokens])

@@ -1,0 +1,101 @@
+"""Retrieval in one process, over the directory of a fleet or of artifacts: the index's stages, the encoder's models.
+
+    open_directory(DIR) ──► LocalRetriever.retrieve ──► message ──► TextQuery ──► Stages ──► message ──► Retrieved
+                                                                                    ▲
+                             generations, read-only ──► ServedGeneration ───────────┘ models, loaded when asked for
+
+A call is checked and answered through the messages of Retrieve, so that it means what it means to the services.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Unpack
+
+from aeenc.calls.retrieval import RetrieveCall, Retrieved, RetrieveOptions
+from aeenc.errors import FailedPrecondition, NotFound
+from services.corpus.active import named_or_active
+from services.corpus.generation import open_generation
+from services.encoder.rollout.history import FILE, read_state
+from services.index.catalogue.served import Explanations, ServedGeneration
+from services.index.queries import to_retrieve_response, to_text_query
+from services.index.ranking.alone import Alone, at_once, finished
+from services.index.ranking.fusion import Prior
+from services.index.ranking.stages import Call, RetrievalResult, Stages
+from services.index.values import TextQuery
+from services.kit.limits import AnswerRoom, Limits
+from services.local.models import LocalModels
+from services.store.artifacts import ArtifactStore
+
+LIMITS = Limits(k=10_000)
+
+
+def open_directory(directory: Path | str, *, version: str = "") -> LocalRetriever:
+    """Opens the home of `aeenc up`, or a directory of artifacts, to be read alone; the services may run or not.
+
+    `version` is the query encoder of calls that name none; by default what label `stable` named when the encoder of
+    this home served last, and in a directory of artifacts the premise encoder. Raises NotFound for another directory.
+    """
+    root = Path(directory)
+    artifacts = root / "artifacts" if (root / "artifacts").is_dir() else root
+    if not (artifacts / "generations").is_dir():
+        raise NotFound(f"{root} holds no corpora; give the home of `aeenc up`, or the ARTIFACTS_DIR of the services")
+    state = read_state(root / "state" / "encoder" / FILE)
+    labels = {(row.space_id, row.name): row for row in state.labels} if state else {}
+    store = ArtifactStore(artifacts)
+    return LocalRetriever(store, LocalModels(store, labels, version))
+
+
+class LocalRetriever:
+    """Retrieves premises in the caller's thread; not for several threads at once. It writes nothing."""
+
+    def __init__(self, store: ArtifactStore, models: LocalModels) -> None:
+        self._store, self._models = store, models
+        self._served: dict[tuple[str, str], ServedGeneration] = {}
+        self._priors: dict[tuple[str, str], Prior] = {}
+        self._stages = Stages(Alone(), Alone(), models, models, at_once)
+
+    def retrieve(
+        self,
+        corpus: str,
+        texts: Sequence[str],
+        *,
+        k: int = 10,
+        accepted: Sequence[Sequence[str]] = (),
+        **options: Unpack[RetrieveOptions],
+    ) -> Retrieved:
+        """Finds the k premises that best explain each text, with the options and errors of `IndexClient.retrieve`.
+
+        A generation that was activated since is taken at once. A label means what it named when the directory was
+        opened, and no call goes to a canary. Explanations that the prior learns from are read once.
+        """
+        request = RetrieveCall.of(options).request(corpus, texts, k, accepted)
+        answer = finished(self._answer(to_text_query(request)))
+        return Retrieved.of(to_retrieve_response(answer, AnswerRoom(sys.maxsize)))
+
+    async def _answer(self, query: TextQuery) -> RetrievalResult:
+        started = time.perf_counter()
+        query.check(LIMITS)
+        served = self._open(query.scope.corpus, query.scope.generation)
+        prior = self._prior(query.scope.corpus, served) if query.prior else None
+        call = Call.of(query, served, served.select(query.scope), None, prior)
+        return await self._stages.answer(call, started)
+
+    def _open(self, corpus: str, generation: str) -> ServedGeneration:
+        key = corpus, named_or_active(self._store, corpus, generation)
+        if key not in self._served:
+            found = open_generation(self._store, *key, verify="full")
+            self._served[key] = ServedGeneration.of(found)
+            self._models.premise_versions[found.space_id] = found.premise_version
+        return self._served[key]
+
+    def _prior(self, corpus: str, served: ServedGeneration) -> Prior:
+        if (corpus, served.id) not in self._priors:
+            explanations = Explanations(self._store).latest(corpus)
+            if not explanations:
+                raise FailedPrecondition(f"corpus {corpus!r} has no explanations for the prior to learn from")
+            self._priors[corpus, served.id] = Prior.over(explanations, served.generation.ordinal_by_id)
+        return self._priors[corpus, served.id]

@@ -1,0 +1,152 @@
+"""Retrieval in one process: the answers of the services, from the same directory, without them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aeenc.local
+from aeenc import errors
+from aeenc.calls.retrieval import Fusion, Retrieved
+from aeenc.values import Premise
+from services.store.registry import Registry
+from support.models.tiny_checkpoints import register, write_tiny_checkpoint, write_tiny_cross_encoder_checkpoint
+from support.waiting import eventually
+from support.worlds.light_fleet import LightFleet, light_fleet
+from support.worlds.trainer_world import FACTS, QUERIES
+
+__all__ = ["light_fleet"]
+
+PREMISES = [
+    Premise(id=f"p{n}", text=text, splits=(("train",), ("dev",), ())[n % 3], tags=("odd",) if n % 2 else ())
+    for n, text in enumerate(FACTS)
+]
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TEXTS = [*QUERIES[:3], FACTS[2]]
+CALLS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "filters": {"splits": ["train"], "exclude": ["p3"], "tags": ["odd"]},
+    "before": {"before_id": "p9", "drop_self": False},
+    "only": {"only_ids": ["p1", "p2", "p7"]},
+    "accepted": {"accepted": [["p4"], [], ["p1", "p2"], []], "negative_feedback": 0.3},
+    "hybrid": {"mode": "hybrid", "fusion": Fusion(features={"first": 1.0, "words_given_others": 0.5})},
+    "words": {"mode": "lexical", "prior": 0.4},
+    "rounds": {"mode": "iterative_lexical"},
+    "prior": {"mode": "hybrid", "prior": 0.3},
+    "re-ranked": {"rerank": 8},
+    "re-ranked beside": {"rerank": 8, "rerank_weight": 0.2, "precision": "float32"},
+    "label": {"label": "trial"},
+}
+
+
+@pytest.fixture
+async def home(light_fleet: LightFleet, registry: Registry, tmp_path: Path) -> Path:
+    """The home of a fleet with a corpus, explanations, a trained encoder `stable`, and a cross-encoder."""
+    trained = write_tiny_checkpoint(light_fleet.store, seed=1, base_version=light_fleet.base.version)
+    await register(registry, trained, label="stable")
+    await register(registry, light_fleet.base, label="trial")
+    pairs = write_tiny_cross_encoder_checkpoint(light_fleet.store)
+    await register(registry, pairs, label="stable")
+    state = tmp_path / "encoder" / "labels.json"
+
+    async def saved() -> bool:
+        return state.is_file() and all(one.version in state.read_text() for one in (trained, pairs))
+
+    await eventually(saved)
+    await light_fleet.client.index.build("science", PREMISES)
+    await light_fleet.client.index.put_explanations("science", [(QUERIES[0], ["p1"]), (QUERIES[1], ["p5", "p2"])])
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "encoder").symlink_to(tmp_path / "encoder")
+    return tmp_path
+
+
+def told(found: Retrieved) -> dict[str, Any]:
+    names = ("model_version", "space_id", "generation", "rerank_versions", "unknown_splits", "precision", "exact")
+    hits = [[(hit.id, hit.text, pytest.approx(hit.score, abs=1e-6)) for hit in hits] for hits in found]
+    return {"hits": hits, **{name: getattr(found, name) for name in names}}
+
+
+@pytest.mark.slow
+async def test_answers_are_those_of_the_services(light_fleet: LightFleet, home: Path):
+    opened = aeenc.local.open(home)
+    for name, options in {**CALLS, "version": {"version": light_fleet.base.version}}.items():
+        served = await light_fleet.client.index.retrieve("science", TEXTS, k=5, **options)
+        here = opened.retrieve("science", TEXTS, k=5, **options)  # beside a loop that runs
+        assert told(here) == told(served), name
+        assert any(here), name
+
+
+async def test_refusals_are_those_of_the_services(light_fleet: LightFleet, home: Path):
+    opened = aeenc.local.open(home)
+    for corpus, texts, options in (
+        ("none", ["x"], {}),
+        ("science", [], {}),
+        ("science", [" "], {}),
+        ("science", "one text", {}),
+        ("science", ["x"], {"k": 0}),
+        ("science", ["x"], {"speed": 1}),
+        ("science", ["x"], {"generation": "g0"}),
+        ("science", ["x"], {"only_ids": ["nobody"]}),
+        ("science", ["x"], {"label": "nobody"}),
+        ("science", ["word " * 500], {}),
+        ("science", ["x"], {"mode": "iterative_lexical", "prior": 0.1}),
+    ):
+        with pytest.raises(errors.AeencError) as served:
+            await light_fleet.client.index.retrieve(corpus, texts, **options)
+        with pytest.raises(type(served.value)) as here:
+            opened.retrieve(corpus, texts, **options)
+        assert here.value.reason == served.value.reason
+    with pytest.raises(errors.NotFound, match="holds no corpora"):
+        aeenc.local.open(home / "encoder")
+
+
+async def test_artifacts_alone_are_searched_by_the_premise_encoder_or_a_version(light_fleet: LightFleet, home: Path):
+    artifacts, base = home / "artifacts", light_fleet.base.version
+    stable = aeenc.local.open(home).retrieve("science", ["x"]).model_version
+    assert stable != base
+    assert aeenc.local.open(artifacts).retrieve("science", ["x"]).model_version == base
+    assert aeenc.local.open(artifacts, version=stable).retrieve("science", ["x"]).model_version == stable
+
+
+async def test_a_generation_that_is_activated_later_answers_at_once(light_fleet: LightFleet, home: Path):
+    opened = aeenc.local.open(home)
+    before = opened.retrieve("science", ["x"])
+    await light_fleet.client.index.add("science", ["a new fact"])
+    after = opened.retrieve("science", ["x"])
+    assert before.generation != after.generation
+    assert opened.retrieve("science", ["x"], generation=before.generation).results == before.results
+
+
+async def test_the_script_prints_what_aeenc_retrieve_prints_and_loads_no_server(home: Path):
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "services.local", *words], check=False, capture_output=True, text=True, timeout=60
+        )
+
+    words = ("science", *TEXTS[:2], "--dir", str(home), "-k", "3")
+    shown, as_json = await asyncio.gather(*(asyncio.to_thread(run, *words, *more) for more in ((), ("--json",))))
+    assert shown.returncode == 0, shown.stderr
+    expected = aeenc.local.open(home).retrieve("science", TEXTS[:2], k=3)
+    assert all(hit.id in shown.stdout for hits in expected for hit in hits)
+    answered = json.loads(as_json.stdout)
+    assert [[one["id"] for one in of["premises"]] for of in answered["results"]] == [
+        [hit.id for hit in hits] for hits in expected
+    ]
+    example = [sys.executable, EXAMPLES / "retrieve_here.py", home, "science", *TEXTS[:2]]
+    printed = await asyncio.to_thread(subprocess.check_output, example, text=True, timeout=60)
+    assert printed.splitlines()[0] == f"{expected[0][0].score:.3f}  {expected[0][0].text}"
+    unknown = await asyncio.to_thread(run, "none", "x", "--dir", str(home), "--json")
+    assert (unknown.returncode, json.loads(unknown.stderr)["error"]["status"]) == (2, "NOT_FOUND")
+    code = (
+        "import sys, aeenc.local; "
+        f"aeenc.local.open({str(home)!r}).retrieve('science', ['x']); "
+        "print(sorted({'grpc', 'redis', 'uvloop', 'torch'} & set(sys.modules)))"
+    )
+    loaded = await asyncio.to_thread(subprocess.check_output, [sys.executable, "-c", code], text=True, timeout=60)
+    assert loaded.strip() == "[]"
