@@ -35,8 +35,8 @@ from aeenc.trees import Dataset, read_trees
 from aeenc.trees.files import parse_context
 from benchmarks.harness.entailmentbank import DATA, entailmentbank
 from benchmarks.harness.rows import Rows
-from services.corpus.active import named_or_active, read_active
-from services.corpus.generation import open_generation
+from services.corpus.active import read_active
+from services.corpus.generation import corpora_of, open_generation
 from services.store.artifacts import ArtifactStore
 
 SPLIT = "dev"
@@ -110,13 +110,9 @@ def round_trips(rows: Rows, dataset: Dataset) -> None:
 
 def in_one_process(rows: Rows, home: Path) -> None:
     """From `import aeenc.local` to the first answer, in new processes, over the largest corpus of a home."""
-    folders = (home / "artifacts" / "generations").iterdir()
     store = ArtifactStore(home / "artifacts")
-    sizes = {
-        one.name: len(open_generation(store, one.name, named_or_active(store, one.name, "")).premises)
-        for one in folders
-        if read_active(store, one.name)
-    }
+    active = {name: found for name in corpora_of(store) if (found := read_active(store, name))}
+    sizes = {name: len(open_generation(store, name, found).premises) for name, found in active.items()}
     corpus = max(sizes, key=sizes.__getitem__)
     code = (
         "import time; started = time.perf_counter(); import aeenc.local; "

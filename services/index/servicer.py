@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from aeenc.v1 import index_pb2, index_pb2_grpc
-from services.index import convert, queries
+from services.index import convert
 from services.index.building.builder import Builder
 from services.index.catalogue.catalogue import Catalogue
 from services.index.catalogue.listing import Listing
+from services.index.ranking import convert as queries
 from services.index.ranking.retrieval import Retrieval
 from services.kit.convert import deadline_s, opened_by, request_id
 from services.kit.limits import Limits

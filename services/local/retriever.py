@@ -21,8 +21,8 @@ from services.corpus.active import named_or_active
 from services.corpus.generation import open_generation
 from services.encoder.rollout.history import FILE, read_state
 from services.index.catalogue.served import Explanations, ServedGeneration
-from services.index.queries import to_retrieve_response, to_text_query
 from services.index.ranking.alone import Alone, at_once, finished
+from services.index.ranking.convert import to_retrieve_response, to_text_query
 from services.index.ranking.fusion import Prior
 from services.index.ranking.stages import Call, RetrievalResult, Stages
 from services.index.values import TextQuery
