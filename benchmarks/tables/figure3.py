@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 
 from aeenc.cli.learning.evaluation import training_of
 from aeenc.errors import AeencError
+from aeenc.evaluation import word_overlap
 from aeenc.trees import Tree
 from benchmarks.harness.entailmentbank import entailmentbank, need_split
 from benchmarks.tables.by_tree import group_of, resampled_means
@@ -34,7 +34,6 @@ MEASURES = ("token overlap", "cosine")
 KINDS = ("TP", "FN", "FP")
 UNTRAINED = "untrained"
 TEXTS = 256  # a call
-_WORD = re.compile(r"\w+")
 
 Kinds = dict[str, NDArray[np.float64]]
 Pair = tuple[str, str]
@@ -103,12 +102,6 @@ def related_of(trees: Sequence[Tree]) -> dict[str, set[str]]:
         for label in tree.children:
             related[tree.texts[label]] |= texts
     return related
-
-
-def overlap(pair: Pair) -> float:
-    """The Jaccard index of two texts' words."""
-    first, second = (set(_WORD.findall(text.lower())) for text in pair)
-    return len(first & second) / len(first | second) if first | second else 0.0
 
 
 def pairs_of(running: Research, split: str) -> dict[str, list[Pair]]:
@@ -252,7 +245,7 @@ def main() -> None:
     if not systems:
         sys.exit(f"nothing was measured; docs/results/{path.stem}.* stay as they were")
     RESULTS.mkdir(parents=True, exist_ok=True)
-    overlaps = {kind: np.array([overlap(pair) for pair in own]) for kind, own in pairs.items()}
+    overlaps = {kind: np.array([word_overlap(*pair) for pair in own]) for kind, own in pairs.items()}
     learned = {text for text, _ in training_of(dataset, options.split)}
     record: dict[str, Any] = {"format_version": 1, "split": options.split, "k": K, "token overlap": summary(overlaps)}
     record["unseen"] = summary(without_seen(overlaps, pairs, learned))

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc.errors import InvalidArgument
-from aeenc.evaluation import UNRANKED, Metrics, metrics_of
+from aeenc.evaluation import Metrics, condensed, metrics_of
 from services.trainer.evaluation.protocol import EvaluationQuery, GoldStandard, Ranks, Report
 
 Kind = Literal[
@@ -66,13 +66,6 @@ def _both(name: str, standard: GoldStandard, report: Report, seen: Sequence[Mark
 def _metrics(ranks: Sequence[Ranks], wanted: Sequence[Marks]) -> Metrics | None:
     found = [condensed(own, marks) for own, marks in zip(ranks, wanted, strict=True) if marks.any()]
     return metrics_of(found) if found else None
-
-
-def condensed(ranks: Ranks, wanted: Marks) -> Ranks:
-    """Ranks (g,) of the gold premises `wanted`, had the other gold premises been left out of the ranking."""
-    kept, out = ranks[wanted], ranks[~wanted]
-    better = (out[None, :] < kept[:, None]).sum(axis=1)
-    return np.where(kept < UNRANKED, kept - better, UNRANKED)
 
 
 def with_several_gold(standard: GoldStandard) -> GoldStandard:

@@ -280,3 +280,22 @@ async def test_an_evaluation_leaves_what_another_one_is_using(aeenc, fleet, tree
     assert (await aeenc(*fleet.options, "--json", "evaluate", "--data", trees)).code == 0
     left = await held()
     assert (left.active, left.held_by) == (True, ("evaluate-other",))
+
+
+async def test_quality_is_told_by_overlap_and_where_asked_by_depth_and_split(aeenc, fleet, trees):
+    queries = [one for one in Dataset.load(trees).queries("train") if one.text not in one.gold]
+    fleet.trainer.report = report(ranks=[types_pb2.GoldRanks(strict=range(1, len(one.gold) + 1)) for one in queries])
+    words = ("evaluate", "--data", trees, "--split", "train")
+    told = (await aeenc(*fleet.options, "--json", *words)).json["by"]
+    assert fleet.trainer.asked[-1].config.ranks
+    pairs = sum(len(one.gold) for one in queries)
+    assert list(told) == ["overlap"]
+    assert sum(band["pairs"] for band in told["overlap"].values()) == pairs
+    assert {band["MAP"] for band in told["overlap"].values()} == {1.0}
+    told = (await aeenc(*fleet.options, "--json", *words, "--by", "depth", "--by", "split")).json["by"]
+    assert [sum(band["pairs"] for band in told[name].values()) for name in ("depth", "split")] == [pairs, pairs]
+    assert "2 steps" in told["depth"]
+    shown = (await aeenc(*fleet.options, *words, "--by", "split")).stdout
+    assert all(part in shown for part in ("by overlap (strict)", "no shared word", "by split (strict)"))
+    refused = await aeenc(*fleet.options, "--json", "evaluate", "--data", RATED, "--by", "depth")
+    assert (refused.code, "needs trees" in refused.error["message"]) == (2, True)

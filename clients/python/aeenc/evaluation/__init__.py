@@ -26,6 +26,7 @@ from aeenc.evaluation.metrics import (
     Metrics,
     Outcome,
     average_precision,
+    condensed,
     difference_of,
     hit,
     metrics_of,
@@ -33,6 +34,7 @@ from aeenc.evaluation.metrics import (
     paired_randomisation_test,
 )
 from aeenc.evaluation.proofs import Overlap, Prediction, TreeScore, mean_scores, read_predictions, score_trees
+from aeenc.evaluation.strata import Strata, Stratum, by_depth, by_overlap, by_split, metrics_by, word_overlap
 from aeenc.evaluation.textgraphs import RatedDataset, RatedQuery, RatedSet, read_textgraphs
 from aeenc.evaluation.trec import (
     Run,
@@ -66,10 +68,16 @@ __all__ = [
     "Run",
     "SelectionMetrics",
     "Source",
+    "Strata",
+    "Stratum",
     "TreeScore",
     "analogy_scores",
     "answer_ranks",
     "average_precision",
+    "by_depth",
+    "by_overlap",
+    "by_split",
+    "condensed",
     "difference_of",
     "draw_prototypes",
     "fuse",
@@ -82,6 +90,7 @@ __all__ = [
     "leaf_recall",
     "load_data",
     "mean_scores",
+    "metrics_by",
     "metrics_of",
     "ndcg",
     "normalised",
@@ -101,6 +110,7 @@ __all__ = [
     "shifts",
     "splits_in",
     "strict_gold",
+    "word_overlap",
     "write_fused",
     "write_qrels",
     "write_run",

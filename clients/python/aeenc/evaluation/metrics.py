@@ -83,6 +83,13 @@ def dcg(found: Iterable[tuple[float, int]]) -> float:
     return math.fsum(gain / math.log2(rank + 1) for gain, rank in found)
 
 
+def condensed(ranks: Ranks, wanted: NDArray[np.bool_]) -> Ranks:
+    """Ranks (g,) of the gold premises `wanted`, had the other gold premises been left out of the ranking."""
+    kept, out = ranks[wanted], ranks[~wanted]
+    better = (out[None, :] < kept[:, None]).sum(axis=1)
+    return np.where(kept < UNRANKED, kept - better, UNRANKED)
+
+
 def hit(ranks: Sequence[Ranks], k: int) -> float:
     """Returns the share of (query, premise) pairs whose premise is in the first k. Raises InvalidArgument for none."""
     if not len(ranks):

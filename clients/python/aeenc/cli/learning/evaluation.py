@@ -20,7 +20,7 @@ import typer
 from aeenc import Client, Retrieval, values
 from aeenc.cli.corpus import LAYOUTS, build_corpus, corpus_name, ensure_corpus
 from aeenc.cli.learning.jobs import TRAINING_SPLIT
-from aeenc.cli.learning.reports import recall_table, report_dict, report_tables
+from aeenc.cli.learning.reports import recall_table, report_dict, report_tables, strata_dict
 from aeenc.cli.learning.retrieval import Label, check_model, retrieval_of
 from aeenc.cli.options import taking
 from aeenc.cli.output import Output, comparison_dict, outcome_words, output_of, table
@@ -33,13 +33,18 @@ from aeenc.evaluation import (
     RatedDataset,
     Run,
     Source,
+    Strata,
     average_precision,
+    by_depth,
+    by_overlap,
+    by_split,
     difference_of,
     gold_of,
     graded_ndcg,
     grades_of,
     is_graded,
     load_data,
+    metrics_by,
     metrics_of,
     ndcg,
     oracle_ndcg,
@@ -55,9 +60,11 @@ from aeenc.evaluation import (
 )
 from aeenc.evaluation.graded import LENGTHS, grade_text
 from aeenc.evaluation.metrics import Ranks
+from aeenc.evaluation.strata import StrataName
 from aeenc.trees import Dataset
 
 TIMEOUT_S = 6 * 3600.0  # a large cross-encoder on a CPU is slow
+RANKED_PAIRS = 100_000  # whose ranks one answer holds, for strata
 PART = 64  # texts whose rankings are held before they are written
 
 
@@ -167,18 +174,24 @@ def evaluate(
     against: Annotated[
         str, typer.Option(metavar="LABEL", help="Compare with this label's encoder, such as `previous`.")
     ] = "",
+    by: Annotated[
+        list[StrataName] | None,
+        typer.Option(help="Also by the depth of queries, or the split of premises, in fixed bands; may be repeated."),
+    ] = None,
     whole: Annotated[bool, typer.Option("--all", help="Show all metrics, parts and whole trees.")] = False,
 ) -> None:
     """Measures how well gold premises of a split are found, by an encoder or in a mode of Retrieve.
 
     Without --mode and the other options of Retrieve, by the encoder's cosines with all premises. With --json, all
-    metrics are there in any case.
+    metrics are there in any case. Quality by the words that premise and query share is always told.
     """
     check_model(label, version)
     if conditioned and run is not None:
         raise InvalidArgument("--run has no conditioned form; leave --conditioned or --run out")
     dataset = load_data(data)
     queries = gold_of(dataset, split)
+    strata = strata_of(by or (), dataset, split)
+    pairs = [(query, [one for one, grade in gold.items() if grade]) for query, gold in strict_gold(queries)]
     prior = retrieval.prior if retrieval else 0.0
     if prior and not corpus and TRAINING_SPLIT not in dataset.splits:
         raise InvalidArgument(
@@ -205,12 +218,15 @@ def evaluate(
             retrieval=retrieval,
             training=training_of(dataset, split),
             trees=dataset.trees(split) if trees and not conditioned and isinstance(dataset, Dataset) else (),
-            ranks=bool(against),
+            ranks=bool(against) or sum(len(gold) for _, gold in pairs) <= RANKED_PAIRS,
             strict_only=protocol == "strict",
             conditioned=conditioned,
             timeout_s=TIMEOUT_S,
         )
         measured = report_dict(answer)
+        if answer.ranks and not conditioned:
+            ranks = [np.array(one.strict, np.int64) for one in answer.ranks if one.strict]
+            measured["by"] = {name: strata_dict(metrics_by(one, pairs, ranks)) for name, one in strata.items()}
         if against:
             other = connected.trainer.evaluate(
                 corpus,
@@ -241,6 +257,16 @@ def evaluate(
     source = f"{split}: {counts}; {encoder}generation {measured['generation']}"
     result = {"corpus": corpus, "split": split, **measured}
     out.result(result, *report_tables(measured, whole=whole or "graded" in measured), *_against(measured), source)
+
+
+def strata_of(names: Sequence[StrataName], dataset: Source, split: str) -> dict[str, Strata]:
+    """Makes the strata of these names, and by overlap. Raises InvalidArgument for depths without trees."""
+    made: dict[str, Strata] = {"overlap": by_overlap()}
+    if StrataName.DEPTH in names and not isinstance(dataset, Dataset):
+        raise InvalidArgument("--by depth needs trees, and these data have none; leave it out")
+    if StrataName.DEPTH in names and isinstance(dataset, Dataset):
+        made["depth"] = by_depth(dataset.trees(split))
+    return made | ({"split": by_split(dataset.candidates())} if StrataName.SPLIT in names else {})
 
 
 def _compared(report: values.EvaluationReport, other: values.EvaluationReport) -> values.GateComparison:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.table import Table
@@ -11,6 +11,7 @@ from aeenc import values
 from aeenc.cli.output import table
 from aeenc.evaluation.graded import LENGTHS, grade_text
 from aeenc.evaluation.metrics import METRIC_FIELDS
+from aeenc.evaluation.strata import Stratum
 
 _GRADED = {
     "NDCG linear": "ndcg_linear",
@@ -53,6 +54,11 @@ def metrics_dict(metrics: values.RetrievalMetrics) -> dict[str, float]:
     return {name: getattr(metrics, field) for name, field in METRIC_FIELDS.items()}
 
 
+def strata_dict(strata: Iterable[Stratum]) -> dict[str, Any]:
+    """Converts strata to plain values by the names of their bands."""
+    return {one.name: {**one.metrics.to_dict(), "queries": one.queries, "pairs": one.pairs} for one in strata}
+
+
 def report_tables(told: Mapping[str, Any], *, whole: bool = True) -> list[Table]:
     """Makes the tables of `report_dict`: both protocols, the parts under the strict one, whole trees.
 
@@ -64,6 +70,12 @@ def report_tables(told: Mapping[str, Any], *, whole: bool = True) -> list[Table]
         for name in (METRIC_FIELDS if whole else _FEW)
     ]
     made = [table(["metric", *protocols], rows, right=len(protocols))]
+    for name, bands in told.get("by", {}).items():
+        measured = [
+            (band, *(f"{one[metric]:.3f}" for metric in _SHOWN), one["queries"], one["pairs"])
+            for band, one in bands.items()
+        ]
+        made.append(table([f"by {name} (strict)", *_SHOWN, "queries", "pairs"], measured, right=len(_SHOWN) + 2))
     if not whole:
         return made
     if "parts" in told:
