@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Unpack
 
-from aeenc.calls.retrieval import RetrieveCall, Retrieved, RetrieveOptions
+from aeenc.calls.retrieval import Retrieved, RetrieveOptions, retrieve_request
 from aeenc.errors import FailedPrecondition, NotFound
 from services.corpus.active import named_or_active
 from services.corpus.generation import open_generation
@@ -72,7 +72,7 @@ class LocalRetriever:
         A generation that was activated since is taken at once. A label means what it named when the directory was
         opened, and no call goes to a canary. Explanations that the prior learns from are read once.
         """
-        request = RetrieveCall.of(options).request(corpus, texts, k, accepted)
+        request = retrieve_request(corpus, texts, k, accepted, options)
         answer = finished(self._answer(to_text_query(request)))
         return Retrieved.of(to_retrieve_response(answer, AnswerRoom(sys.maxsize)))
 
