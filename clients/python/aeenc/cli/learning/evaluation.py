@@ -224,8 +224,8 @@ def evaluate(
             timeout_s=TIMEOUT_S,
         )
         measured = report_dict(answer)
-        if answer.ranks and not conditioned:
-            ranks = [np.array(one.strict, np.int64) for one in answer.ranks if one.strict]
+        ranks = [np.array(one.strict, np.int64) for one in answer.ranks if one.strict]
+        if len(ranks) == len(pairs) and not conditioned:
             measured["by"] = {name: strata_dict(metrics_by(one, pairs, ranks)) for name, one in strata.items()}
         if against:
             other = connected.trainer.evaluate(
