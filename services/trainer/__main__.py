@@ -24,7 +24,7 @@ from services.trainer.jobs.tandem_building import TandemBuilder
 from services.trainer.jobs.training_jobs import TrainingJobs
 from services.trainer.registry.checkpoints import Checkpoints
 from services.trainer.registry.child import Device
-from services.trainer.registry.operator_models import CrossEncoder, ModelExports, PretrainedSpace
+from services.trainer.registry.operator_models import ModelExports, OperatorModels
 from services.trainer.registry.publishing import Publisher
 from services.trainer.registry.tandem_publishing import TandemPublisher
 from services.trainer.registry.tandems import Tandems
@@ -48,17 +48,7 @@ def build(settings: TrainerSettings) -> GrpcServer:
         options["fp16"] = True
     if settings.premise_precision != "float32":
         options["premise_precision"] = settings.premise_precision
-    exports = ModelExports(checkpoints.store, settings.state_dir)
-    space = PretrainedSpace(
-        checkpoints,
-        registry,
-        exports,
-        settings.base_model,
-        options,
-        settings.base_model_sha256,
-        settings.base_precision,
-    )
-    cross_encoder = CrossEncoder(checkpoints, registry, exports, settings.cross_encoder)
+    models = OperatorModels(checkpoints, registry, ModelExports(checkpoints.store, settings.state_dir))
     store = JobStore(redis, settings.namespace)
     pairs = SampledPairs(SamplerClient(Channel(settings.sampler_target, **settings.peer())))
     data_sets = DataSets(settings.data_sets, settings.text_bytes)
@@ -105,7 +95,7 @@ def build(settings: TrainerSettings) -> GrpcServer:
     )
     server.add(
         trainer_pb2_grpc.add_TrainerServiceServicer_to_server,
-        TrainerServicer(server, jobs, evaluator, checkpoints, space, tandems, device),
+        TrainerServicer(server, jobs, evaluator, checkpoints, models, tandems, device),
         "aeenc.v1.TrainerService",
     )
     server.add(
@@ -114,8 +104,8 @@ def build(settings: TrainerSettings) -> GrpcServer:
             Publisher(
                 registry,
                 checkpoints,
-                space,
-                TandemPublisher(registry, index, tandems, checkpoints.store, space),
+                models,
+                TandemPublisher(registry, index, tandems, checkpoints.store, models),
             )
         ),
         "aeenc.v1.RegistryAdminService",
@@ -132,7 +122,11 @@ def build(settings: TrainerSettings) -> GrpcServer:
     async def start() -> None:
         await warn_unless_durable(redis)
         collection.start()  # first: what is being removed cannot be registered
-        problems = [await space.ensure(), await cross_encoder.ensure()]
+        pinned = settings.base_model_sha256, settings.base_precision
+        problems = [
+            await models.ensure_base_model(settings.base_model, options, *pinned),
+            await models.ensure_cross_encoder(settings.cross_encoder),
+        ]
         runner.start("; ".join(filter(None, problems)))  # the runner's first look at Redis makes the service ready
         device.ask()
 

@@ -16,7 +16,7 @@ from services.trainer.jobs.garbage import Collection, Deletion
 from services.trainer.jobs.training_jobs import TrainingJobs
 from services.trainer.registry.checkpoints import Checkpoints
 from services.trainer.registry.child import Device
-from services.trainer.registry.operator_models import PretrainedSpace
+from services.trainer.registry.operator_models import OperatorModels
 from services.trainer.registry.publishing import Publisher
 from services.trainer.registry.tandems import Tandems
 
@@ -30,12 +30,12 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         jobs: TrainingJobs,
         evaluator: Evaluator,
         checkpoints: Checkpoints,
-        space: PretrainedSpace,
+        models: OperatorModels,
         tandems: Tandems,
         device: Device,
     ) -> None:
         self._server, self._jobs, self._evaluator = server, jobs, evaluator
-        self._checkpoints, self._space, self._tandems, self._device = checkpoints, space, tandems, device
+        self._checkpoints, self._models, self._tandems, self._device = checkpoints, models, tandems, device
         self._page = partial(page_within, jobs.limits.message_bytes, jobs.limits.items)
 
     async def StartJob(self, request: trainer_pb2.StartJobRequest, context: Any) -> trainer_pb2.StartJobResponse:
@@ -96,7 +96,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
     ) -> trainer_pb2.TrainerServiceGetInfoResponse:
         return trainer_pb2.TrainerServiceGetInfoResponse(
             service=to_service_info(self._server, self._jobs.limits),
-            default_space_id=self._space.space_id,
+            default_space_id=self._models.space_id,
             device=self._device.name,
             active_job=self._jobs.active_job,
         )

@@ -10,7 +10,6 @@ A child process exports; its notes in the state directory tell the next start wh
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
@@ -86,95 +85,70 @@ async def once_redis_answers(call: Callable[[], Awaitable[T]]) -> T:
             await asyncio.sleep(RETRY_S)
 
 
-class PretrainedSpace:
-    """Exports the base model once, makes its space the default, and serves it unless the space serves something."""
+class OperatorModels:
+    """The models that the settings name: each is exported once, and served unless its space serves something.
 
-    def __init__(
-        self,
-        checkpoints: Checkpoints,
-        registry: Registry,
-        exports: ModelExports,
-        base_model: str,
-        options: dict[str, Any],
-        sha256: str = "",
-        precision: str = "",
-    ) -> None:
-        """`sha256` is what that of the base model's weights must be, as find_base_model takes it.
-
-        `precision` is that of queries by the base model.
-        """
-        self._checkpoints, self._registry, self._exports = checkpoints, registry, exports
-        self._base_model, self._options, self._sha256, self._precision = base_model, options, sha256, precision
-        self.space_id = ""
-
-    async def ensure(self) -> str:
-        """Does what is missing; waits for Redis. Returns why it leaves one of a newer release alone; empty if none.
-
-        Raises FailedPrecondition or DataLoss for an unusable base model.
-        """
-        await asyncio.to_thread(self._checkpoints.store.sweep, FOLDER)  # remains of killed jobs
-        directory = await asyncio.to_thread(find_base_model, self._base_model, self._sha256)
-        source = {"directory": str(directory), "base_model": self._base_model, **self._options}
-        try:
-            version = await self._exports.version("pretrained", f"base model {self._base_model!r}", source)
-            self.space_id = (await once_redis_answers(lambda: self._publish(version))).space_id
-        except NewerFormat as error:
-            self.space_id = await once_redis_answers(self._default_space)
-            return _left_alone("base model", error)
-        return ""
-
-    async def _default_space(self) -> str:
-        return await self._registry.checkpoints.default_space() or ""
-
-    async def _publish(self, version: str) -> CheckpointRow:
-        row = await self._checkpoints.register(version, verify="size")  # its hashes were checked just now
-        await self._registry.checkpoints.set_space(row.space_id, version, default=True)
-        # The space serves this version or another one already, perhaps under a newer release's label.
-        with contextlib.suppress(errors.Aborted, NewerFormat):
-            precision = self._precision
-            await self._registry.set_label(row.space_id, STABLE, version, expected_revision=0, precision=precision)
-        return row
-
-
-class CrossEncoder:
-    """The cross-encoder that the setting names, which scores a query with one premise. Does nothing without a name.
-
-    Its labels live in a space of their own. Jobs in mode CROSS_ENCODER train others.
+    `space_id` is that of the base model, the default. A cross-encoder scores a query with one premise; jobs in mode
+    CROSS_ENCODER train others.
     """
 
-    def __init__(self, checkpoints: Checkpoints, registry: Registry, exports: ModelExports, name: str) -> None:
-        self._checkpoints, self._registry, self._exports, self._name = checkpoints, registry, exports, name
+    def __init__(self, checkpoints: Checkpoints, registry: Registry, exports: ModelExports) -> None:
+        self._checkpoints, self._registry, self._exports = checkpoints, registry, exports
+        self.space_id = ""
 
-    async def ensure(self) -> str:
+    async def ensure_base_model(self, name: str, options: dict[str, Any], sha256: str = "", precision: str = "") -> str:
         """Does what is missing; waits for Redis. Returns why it leaves one of a newer release alone; empty if none.
 
-        Raises FailedPrecondition unless the model is a cross-encoder.
+        `sha256` is what that of the weights must be, as find_base_model takes it; `precision` that of queries. Raises
+        FailedPrecondition or DataLoss for an unusable base model.
         """
-        if not self._name:
-            return ""
-        directory = await asyncio.to_thread(find_cross_encoder, self._name)
-        check_labels(self._name, json.loads((directory / "config.json").read_bytes()))
-        source = {"exporter": EXPORTER, "sha256": await asyncio.to_thread(_hashes, directory)}
-        inputs = {"directory": str(directory), "base_model": self._name}
+        await asyncio.to_thread(self._checkpoints.store.sweep, FOLDER)  # remains of killed jobs
+        directory = await asyncio.to_thread(find_base_model, name, sha256)
+        source = {"directory": str(directory), "base_model": name, **options}
         try:
-            version = await self._exports.version("cross-encoder", f"cross-encoder {self._name!r}", source, **inputs)
-            await once_redis_answers(lambda: self._publish(version))
+            version = await self._exports.version("pretrained", f"base model {name!r}", source)
+            row = await once_redis_answers(lambda: self._serve(version, precision))
+        except NewerFormat as error:
+            default = await once_redis_answers(self._registry.checkpoints.default_space)
+            self.space_id = default or ""
+            return _left_alone("base model", error)
+        self.space_id = row.space_id
+        return ""
+
+    async def ensure_cross_encoder(self, name: str) -> str:
+        """Does the same for a cross-encoder; nothing without a name. Raises FailedPrecondition unless it is one."""
+        if not name:
+            return ""
+        directory = await asyncio.to_thread(find_cross_encoder, name)
+        check_labels(name, json.loads((directory / "config.json").read_bytes()))
+        source = {"exporter": EXPORTER, "sha256": await asyncio.to_thread(_hashes, directory)}
+        inputs = {"directory": str(directory), "base_model": name}
+        try:
+            version = await self._exports.version("cross-encoder", f"cross-encoder {name!r}", source, **inputs)
+            await once_redis_answers(lambda: self._serve(version))
         except NewerFormat as error:
             return _left_alone("cross-encoder", error)
         return ""
 
-    async def _publish(self, version: str) -> None:
-        row = await self._checkpoints.register(version, verify="size")
+    async def _serve(self, version: str, precision: str = "") -> CheckpointRow:
+        """Registers a version, and points `stable` at it unless the label stands: from then on it is the operator's."""
+        row = await self._checkpoints.register(version, verify="size")  # its hashes were checked just now
+        if row.pretrained:
+            await self._registry.checkpoints.set_space(row.space_id, version, default=True)
         try:
-            await self._registry.set_label(row.space_id, STABLE, version, expected_revision=0)
-        except errors.Aborted:  # a label stands already; from then on it is the operator's
+            await self._registry.set_label(row.space_id, STABLE, version, expected_revision=0, precision=precision)
+        except errors.Aborted:
             serving = await self._registry.label(row.space_id, STABLE)
-            if serving is not None and serving.version != version:
+            if not row.pretrained and serving is not None and serving.version != version:
                 log.warning(
                     "another cross-encoder is served; publish this one to change that",
                     version=version,
                     serving=serving.version,
                 )
+        except NewerFormat:
+            if not row.pretrained:
+                raise
+        return row
 
 
 def _left_alone(model: str, error: NewerFormat) -> str:

@@ -25,7 +25,7 @@ from services.store.registry import CheckpointRow, LabelRow, Registry, RolloutRo
 from services.store.registry_rows import TOGETHER, versions_of
 from services.store.requests import Request
 from services.trainer.registry.checkpoints import CROSS_ENCODER, Checkpoints
-from services.trainer.registry.operator_models import STABLE, PretrainedSpace
+from services.trainer.registry.operator_models import STABLE, OperatorModels
 from services.trainer.registry.quality_gate import Comparison, QualityGate, Verdict
 from services.trainer.registry.rollout import Publication, followed
 from services.trainer.registry.tandem_publishing import TandemPublisher
@@ -84,9 +84,9 @@ class Publisher:
     """
 
     def __init__(
-        self, registry: Registry, checkpoints: Checkpoints, space: PretrainedSpace, tandems: TandemPublisher
+        self, registry: Registry, checkpoints: Checkpoints, models: OperatorModels, tandems: TandemPublisher
     ) -> None:
-        self._registry, self._checkpoints, self._space = registry, checkpoints, space
+        self._registry, self._checkpoints, self._models = registry, checkpoints, models
         self._tandems, self._gate = tandems, QualityGate(registry, checkpoints)
         self._turn = asyncio.Lock()
 
@@ -191,7 +191,7 @@ class Publisher:
             if name not in {STABLE, PREVIOUS}:
                 await self._registry.delete_label(place, name, request=request)
                 return
-        if place == self._space.space_id:  # refused also while the index is away
+        if place == self._models.space_id:  # refused also while the index is away
             raise errors.FailedPrecondition(f"label {name!r} cannot be deleted; point 'stable' elsewhere instead")
         await self._tandems.close(place, name, request)
 
@@ -296,7 +296,7 @@ class Publisher:
                 "(--space), or roll back a corpus",
                 reason="SPACE_AMBIGUOUS",
             )
-        return spaces[0] if spaces else self._space.space_id
+        return spaces[0] if spaces else self._models.space_id
 
     async def _noted(self, request: Request, done: Publication, gate: Verdict) -> Publication:
         """Notes the request of a generation's activation with its answer."""

@@ -26,7 +26,7 @@ from services.kit.logs import get
 from services.store.artifacts import ArtifactStore
 from services.store.registry import LabelRow, Registry
 from services.store.requests import Request
-from services.trainer.registry.operator_models import STABLE, PretrainedSpace
+from services.trainer.registry.operator_models import STABLE, OperatorModels
 from services.trainer.registry.rollout import Publication, await_all
 from services.trainer.registry.tandems import Tandem, Tandems, of_generation
 
@@ -41,10 +41,10 @@ class TandemPublisher:
     """Activates tandems and rolls them back, one at a time among all trainers of a namespace."""
 
     def __init__(
-        self, registry: Registry, index: IndexClient, tandems: Tandems, store: ArtifactStore, space: PretrainedSpace
+        self, registry: Registry, index: IndexClient, tandems: Tandems, store: ArtifactStore, models: OperatorModels
     ) -> None:
         self._registry, self._index, self._tandems = registry, index, tandems
-        self._store, self._space = store, space
+        self._store, self._models = store, models
 
     async def tandem(self, version: str) -> Tandem | None:
         """Finds the tandem of a version that was trained together with its premises; asks Redis alone."""
@@ -249,7 +249,7 @@ class TandemPublisher:
             rows = [row for row in await self._registry.labels() if row.space_id in spaces]
             served = await self.served_spaces()
             ways_back = {tandem.replaces_space for tandem in tandems if tandem.space_id in served}
-            kept = {self._space.space_id, *served, *ways_back}
+            kept = {self._models.space_id, *served, *ways_back}
             used = {row.space_id for row in rows if row.name not in OURS}
             for row in rows:
                 if row.space_id not in kept | used:
