@@ -94,11 +94,19 @@ def test_queries_of_the_same_text_are_merged():
     assert merged == [EvaluationQuery("q", ("a", "b", "d")), EvaluationQuery("r", ("c",))]
 
 
-@pytest.mark.parametrize(("gold", "remedy"), [(("elsewhere",), "build the corpus"), ((), "leave it out")])
-def test_a_gold_premise_that_cannot_be_ranked_is_named(gold: tuple[str, ...], remedy: str):
-    vectors = unit(RNG.normal(size=(1, 8)))
-    with pytest.raises(InvalidArgument, match=remedy):
-        evaluate([EvaluationQuery("q", gold)], vectors, vectors, {"t0": 0})
+@pytest.mark.parametrize(
+    ("query", "scale", "kind", "told"),
+    [
+        (EvaluationQuery("q", ("elsewhere",)), 1, InvalidArgument, "build the corpus"),
+        (EvaluationQuery("q", ()), 1, InvalidArgument, "leave it out"),
+        (EvaluationQuery("t0", ("t0",)), 1, InvalidArgument, "its own text"),
+        (EvaluationQuery("q", ("t0",)), np.nan, DataLoss, "not finite"),  # instead of scoring best
+    ],
+)
+def test_what_cannot_be_ranked_is_named(query: EvaluationQuery, scale: float, kind: type[Exception], told: str):
+    vectors = unit(RNG.normal(size=(2, 8)))
+    with pytest.raises(kind, match=told):
+        evaluate([query], vectors[:1] * scale, vectors, {"t0": 0, "t1": 1})
 
 
 def test_the_paired_test_tells_a_difference_from_noise():
@@ -143,27 +151,17 @@ def test_a_paired_test_of_nothing_or_of_different_queries_is_refused(
         paired_randomisation_test(np.array(first), np.array(second))
 
 
-@pytest.mark.parametrize("metric", [average_precision, ndcg, lambda ranks: metrics_of([np.array([1]), ranks])])
-def test_a_query_without_a_gold_premise_has_no_metric_and_is_named(metric: Callable[[Any], Any]):
-    with pytest.raises(InvalidArgument, match="no gold premise; leave it out"):
-        metric(np.array([], dtype=np.int64))
-
-
 @pytest.mark.parametrize(
-    "metrics", [metrics_of, lambda ranks: hit(ranks, 10), lambda ranks: graded_metrics_of(ranks, [])]
+    ("metric", "ranks", "told"),
+    [
+        (average_precision, np.array([], dtype=np.int64), "no gold premise; leave it out"),
+        (ndcg, np.array([], dtype=np.int64), "no gold premise; leave it out"),
+        (metrics_of, [np.array([1]), np.array([], dtype=np.int64)], "no gold premise; leave it out"),
+        (metrics_of, [], "no queries"),
+        (lambda ranks: hit(ranks, 10), [], "no queries"),
+        (lambda ranks: graded_metrics_of(ranks, []), [], "no queries"),
+    ],
 )
-def test_no_queries_have_no_metrics(metrics: Callable[[Any], Any]):
-    with pytest.raises(InvalidArgument, match="no queries"):
-        metrics([])
-
-
-def test_vectors_that_are_not_finite_are_refused_instead_of_scoring_best():
-    vectors = unit(RNG.normal(size=(2, 8)))
-    with pytest.raises(DataLoss, match="not finite"):
-        evaluate([EvaluationQuery("q", ("t0",))], vectors[:1] * np.nan, vectors, {"t0": 0, "t1": 1})
-
-
-def test_queries_that_only_explain_themselves_are_refused():
-    vectors = unit(RNG.normal(size=(1, 8)))
-    with pytest.raises(InvalidArgument, match="its own text"):
-        evaluate([EvaluationQuery("t0", ("t0",))], vectors, vectors, {"t0": 0})
+def test_nothing_has_no_metric_and_is_named(metric: Callable[[Any], Any], ranks: Any, told: str):
+    with pytest.raises(InvalidArgument, match=told):
+        metric(ranks)

@@ -51,18 +51,19 @@ result = json.dumps({"version": "v1", "premise_version": "v2"})
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_a_job_whose_process_was_asked_to_end_goes_on_instead_of_failing(bench: Bench, monkeypatch, number: int):
-    children = starting(monkeypatch, ENDS_WHEN_ASKED_ONCE, str(int(number)))
-    bench.runner.start()
-    assert (await bench.until("SUCCEEDED")).version == "v1"
-    states = [event.job.state async for event in bench.store.watch(bench.job.id, 0)]
-    assert "FAILED" not in states
-    assert len(children) == 2
-
-
-async def test_a_job_whose_process_could_not_reach_the_store_is_tried_again(bench: Bench, monkeypatch):
-    children = starting(monkeypatch, CANNOT_REACH_THE_STORE_ONCE)
+@pytest.mark.parametrize(
+    "script",
+    [
+        (ENDS_WHEN_ASKED_ONCE, str(int(signal.SIGINT))),
+        (ENDS_WHEN_ASKED_ONCE, str(int(signal.SIGTERM))),
+        (CANNOT_REACH_THE_STORE_ONCE,),
+    ],
+    ids=["SIGINT", "SIGTERM", "no store"],
+)
+async def test_a_job_whose_process_was_asked_to_end_or_lacked_the_store_goes_on_instead_of_failing(
+    bench: Bench, monkeypatch, script: tuple[str, ...]
+):
+    children = starting(monkeypatch, *script)
     bench.runner.start()
     assert (await bench.until("SUCCEEDED")).version == "v1"
     assert "FAILED" not in [event.job.state async for event in bench.store.watch(bench.job.id, 0)]

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from services.trainer.jobs.losses import Batching
 from services.trainer.train.data import Units
 
 OWNERS = np.array([0, 0, 2, 3, 3, 3], dtype=np.int64)  # query 1 has no item
 LENGTHS = np.array([9, 1, 2, 5], dtype=np.int64)
 
 
-def test_a_unit_is_a_query_with_all_its_items():
-    units = Units(OWNERS, LENGTHS, "QUERIES")
-    assert len(units) == 3
-    assert units.items(np.array([2, 0])).tolist() == [3, 4, 5, 0, 1]
-    assert units.items(np.array([1])).tolist() == [2]
-
-
-def test_a_unit_is_an_item_where_the_papers_batch_is_wanted():
-    units = Units(OWNERS, LENGTHS, "ITEMS")
-    assert len(units) == 6
-    assert units.items(np.array([4, 0])).tolist() == [4, 0]
+@pytest.mark.parametrize(
+    ("batching", "count", "units", "items"),
+    [("QUERIES", 3, [2, 0], [3, 4, 5, 0, 1]), ("QUERIES", 3, [1], [2]), ("ITEMS", 6, [4, 0], [4, 0])],
+)
+def test_a_unit_is_a_query_with_all_its_items_or_as_in_the_paper_an_item(
+    batching: Batching, count: int, units: list[int], items: list[int]
+):
+    found = Units(OWNERS, LENGTHS, batching)
+    assert (len(found), found.items(np.array(units)).tolist()) == (count, items)
 
 
 def test_an_epoch_takes_every_unit_once_and_each_epoch_in_another_order():

@@ -221,18 +221,24 @@ def test_a_line_that_is_no_pair_is_named(tmp_path: Path, line: str):
         DataSets({"set": path}, 64).read(["set"], "")
 
 
-def test_a_line_that_is_not_utf8_is_named_with_a_remedy(tmp_path: Path):
+GOOD = '{"query": "q", "positive": "Ångström", "negative": "n"}\n'
+LONG = json.dumps({"query": "q", "positive": "p" * 65, "negative": "n"}).encode()
+ANSWER = json.dumps({"question": "who", "answer": "x" * 65, "label": 1}).encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "told"),
+    [
+        ("", GOOD.encode() + GOOD.encode("latin-1"), r":2 is not UTF-8 \(byte 29 is 0xc5\); save the file as UTF-8"),
+        ("", LONG, r":1 has a text over 64 bytes"),
+        ("analogy:", ANSWER, r": question 'who' has a text over 64 bytes"),
+    ],
+)
+def test_a_text_that_is_not_utf8_or_too_long_is_named(tmp_path: Path, kind: str, content: bytes, told: str):
     path = tmp_path / "set.jsonl"
-    good = '{"query": "q", "positive": "Ångström", "negative": "n"}\n'
-    path.write_bytes(good.encode() + good.encode("latin-1"))
-    with pytest.raises(InvalidArgument, match=r"set\.jsonl:2 is not UTF-8 \(byte 29 is 0xc5\); save the file as UTF-8"):
-        DataSets({"set": path}, 64).read(["set"], "")
-
-
-def test_a_text_that_is_too_long_is_named(tmp_path: Path):
-    sets = lines(tmp_path / "set.jsonl", {"query": "q", "positive": "p" * 65, "negative": "n"})
-    with pytest.raises(InvalidArgument, match=r":1 has a text over 64 bytes"):
-        sets.read(["set"], "")
+    path.write_bytes(content)
+    with pytest.raises(InvalidArgument, match=rf"set\.jsonl{told}"):
+        DataSets({"set": Path(f"{kind}{path}")}, 64).read(["set"], "")
 
 
 def test_names_are_checked_before_a_job_starts(tmp_path: Path):
@@ -277,13 +283,6 @@ def test_answer_selection_is_a_data_set_with_the_classes_of_its_questions(tmp_pa
     assert held_out == {"who flies"}
     built = build_training_set(pairs, [], "train", held_out)
     assert [example.question_class for example in built.examples] == ["who", "reason"]
-
-
-def test_an_answer_that_is_too_long_is_named(tmp_path: Path):
-    path = tmp_path / "train.jsonl"
-    path.write_text(json.dumps({"question": "who", "answer": "x" * 65, "label": 1}) + "\n")
-    with pytest.raises(InvalidArgument, match="question 'who' has a text over 64 bytes"):
-        DataSets({"set": Path(f"analogy:{path}")}, 64).read(["set"], "")
 
 
 async def test_the_encoder_that_retrieves_first_retrieves_for_all_texts_of_a_job():

@@ -58,16 +58,16 @@ def test_figures_within_their_bounds_pass_and_are_what_their_names_say():
     assert found.cosine_min == pytest.approx(0.951, abs=1e-6)
 
 
-def test_a_mean_cosine_below_its_bound_fails():
-    found = gate([PREMISES[0]] * 10, [turned(0.985)] * 10)
-    assert not found.passed
-    assert found.reason == "the mean cosine to fp32 is 0.9850, below 0.99"
-
-
-def test_one_cosine_below_its_bound_fails():
-    found = gate([PREMISES[0]] * 10, [turned(0.949), *[turned(0.9999)] * 9])
-    assert not found.passed
-    assert found.reason == "the least cosine to fp32 is 0.9490, below 0.95"
+@pytest.mark.parametrize(
+    ("cosines", "told"),
+    [
+        ([0.985] * 10, "the mean cosine to fp32 is 0.9850, below 0.99"),
+        ([0.949, *[0.9999] * 9], "the least cosine to fp32 is 0.9490, below 0.95"),
+    ],
+)
+def test_cosines_below_their_bounds_fail(cosines: list[float], told: str):
+    found = gate([PREMISES[0]] * 10, [turned(one) for one in cosines])
+    assert (found.passed, found.reason) == (False, told)
 
 
 @pytest.mark.parametrize(("queries", "passed"), [(251, True), (249, False)])
