@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal
 
 from aeenc.errors import AeencError, DataLoss, NotFound
+from services.kit.concurrency import run_in_thread
 from services.kit.convert import page_newest_first
 from services.kit.logs import get
 from services.kit.tracing import traceparent
@@ -123,7 +124,7 @@ async def is_intact(store: ArtifactStore, version: str) -> bool:
         return False
     except DataLoss as error:
         log.warning("a checkpoint is damaged", version=version, reason=error.message)
-        await asyncio.to_thread(store.delete, FOLDER, version)
+        await run_in_thread(store.delete, FOLDER, version)  # not beside a successor that makes it again
         return False
     return True
 
