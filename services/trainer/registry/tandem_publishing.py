@@ -56,10 +56,13 @@ class TandemPublisher:
 
     async def active(self, corpus: str) -> Generation:
         """Asks the index for the active generation of a corpus; empty for none."""
+        return (await self._corpus(corpus)).active
+
+    async def _corpus(self, corpus: str) -> CorpusInfo:
         async for found in self._index.list_corpora():
             if found.corpus == corpus:
-                return found.active
-        return Generation()
+                return found
+        return CorpusInfo()
 
     async def publish(
         self,
@@ -202,16 +205,16 @@ class TandemPublisher:
         with suppress(errors.AeencError, OSError):  # the store knows before they do
             if await asyncio.to_thread(read_active, self._store, corpus) == generation:
                 return True
-        found = [one async for one in self._index.list_corpora() if one.corpus == corpus]
-        return any(generation in {one.active.id, *(each.generation for each in one.replicas)} for one in found)
+        found = await self._corpus(corpus)
+        return generation in {found.active.id, *(each.generation for each in found.replicas)}
 
     async def _await_indexes(self, corpus: str, wait_s: float) -> None:
         """Waits until no live index process is behind. One that stays behind keeps its space open."""
         end = time.monotonic() + wait_s
         with suppress(errors.AeencError):  # the publication has happened; what follows is for the next one
             while True:
-                found = [one async for one in self._index.list_corpora() if one.corpus == corpus]
-                behind = [f"{each.instance} ({each.reason})" for one in found for each in one.replicas if each.behind]
+                replicas = (await self._corpus(corpus)).replicas
+                behind = [f"{each.instance} ({each.reason})" for each in replicas if each.behind]
                 if not behind or time.monotonic() >= end:
                     break
                 await asyncio.sleep(POLL_S)
