@@ -16,6 +16,7 @@ from aeenc import AsyncClient, Channel, errors, values
 from aeenc.calls.retrieval import Fusion, Retrieval
 from aeenc.oracle import EXPLAINS, Candidate, Task, Verdict
 from aeenc.oracles.client import OracleClient
+from aeenc.transport.targets import ConnectOptions
 from benchmarks.house.scan_values import HUGE, PYTHON, Scanned
 
 TOGETHER = 16  # calls at once
@@ -115,7 +116,7 @@ def _values(names: Collection[str]) -> Iterator[tuple[Callable[..., Any], str, d
             for label in names:
                 change = {field.name: PYTHON[label]}
                 yield partial(_written, value), type(value).__name__, change, f"{field.name}={label}"
-    for option in inspect.signature(AsyncClient).parameters:
+    for option in ("retry", *ConnectOptions.__annotations__):
         for label in names:
             yield _connected, "AsyncClient", {option: PYTHON[label]}, f"{option}={label}"
 
