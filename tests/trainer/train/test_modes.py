@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.nn.functional import normalize
 
 from aeenc.errors import InvalidArgument
@@ -243,7 +244,7 @@ def test_a_job_leaves_a_pair_that_the_encoder_accepts_in_a_space_of_its_own(spac
     metrics = json.loads(query.file("metrics.json").read_bytes())
     assert metrics["after"]["strict"]["MAP"] > metrics["before"]["strict"]["MAP"] + 0.05
     # what the manifest says of the pair is what its two files give
-    made = [task._encoder(artifact.file("model.safetensors")) for artifact in artifacts]
+    made = [task._encoder(load_file(artifact.file("model.safetensors"))) for artifact in artifacts]
     report = task.evaluate(Encoders(*made))
     assert report is not None
     assert report.strict.map == pytest.approx(metrics["after"]["strict"]["MAP"], abs=1e-6)
