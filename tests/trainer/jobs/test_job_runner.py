@@ -11,6 +11,7 @@ import pytest
 
 from aeenc import errors
 from services.kit.limits import Limits
+from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.files import JobFiles
 from services.trainer.jobs.garbage import finished_directories
 from services.trainer.jobs.job import LIVE, JobConfig
@@ -156,7 +157,7 @@ async def test_an_idempotency_key_with_another_configuration_is_refused_and_what
     with pytest.raises(errors.AlreadyExists, match=r"epochs 0, now 4; choose another key"):
         await jobs.start(replace(config, epochs=4), [])
     with pytest.raises(errors.AlreadyExists, match="other `validation`; choose another key"):
-        await jobs.start(config, [("a query", ["a fact"])])
+        await jobs.start(config, [EvaluationQuery("a query", ("a fact",))])
 
 
 async def test_a_job_of_a_newer_release_is_refused_by_name_and_the_others_go_on(bench: Bench):
