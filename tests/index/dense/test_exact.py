@@ -382,6 +382,15 @@ def test_the_error_of_a_proposer_bounds_its_error_and_its_ceiling_all_others() -
                     assert allowed is None or allowed[ordinals].all()
 
 
+def test_a_row_is_out_of_reach_only_where_it_cannot_tie() -> None:
+    last = np.float32([0.5, -0.5, 1e-30, 0])
+    under = np.nextafter(last, np.float32(-np.inf))
+    below = np.nextafter(under.astype(np.float64), -np.inf)
+    assert not exact.is_out_of_reach(last.astype(np.float64), last).any()
+    assert not exact.is_out_of_reach(under.astype(np.float64), last).any()
+    assert exact.is_out_of_reach(below, last).all()
+
+
 def test_blocks_of_codes_are_whole_and_none_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exact, "CONSTANT_BYTES", 100)
     for rows, dim, blocks in ((10, 10, 1), (11, 10, 2), (1, 3, 1), (99, 7, 7), (100, 7, 7), (101, 7, 8)):

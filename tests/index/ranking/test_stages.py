@@ -399,6 +399,7 @@ async def test_closing_ends_calls_to_the_encoder_and_tells_their_callers():
     asked = asyncio.create_task(encoder.encode(["ice"], key))
     await until(lambda: client.asked)
     await encoder.close()
+    assert asyncio.all_tasks() <= {asyncio.current_task(), asked}, "its own have ended"
     await raises(errors.Unavailable, asked, "shutting down", "mode LEXICAL")
 
 
