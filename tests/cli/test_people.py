@@ -36,7 +36,8 @@ async def accept(sampler: sdk.SamplerClient, run_id: str, rank: int, name: str =
     """A person accepts the candidate of a rank of their next task, and refuses the others of the page."""
     people = sdk.PeopleClient(sampler.channel)
     [lease] = await people.lease(name, run_id=run_id)
-    await people.submit(lease, [lease.task.candidates[rank - 1].premise.id], seen_upto=PAGE)
+    accepted = {lease.task.candidates[rank - 1].premise.id: sdk.Verdict("JUDGEMENT_EXPLAINS", in_sight_ms=1500)}
+    await people.submit(lease, accepted, seen_upto=PAGE)
     return lease.task.task_id
 
 
@@ -89,6 +90,7 @@ async def test_conflicts_are_listed_decided_and_agreement_is_told(aeenc, world: 
             await accept(sampler, run_id, rank, name)
         listed = await aeenc(*target, "--json", "tasks", run_id, "--state", "conflict")
         [task] = listed.json["tasks"]
+        assert [list(answer["in_sight_ms"].values()) for answer in task["answers"]] == [[1500], [1500]]
         assert [c["said"] for c in task["conflicts"]] == [
             "ann: explains, bob: does not explain",
             "ann: does not explain, bob: explains",

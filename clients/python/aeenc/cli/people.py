@@ -263,6 +263,7 @@ def _answer_dict(answer: values.Answer) -> dict[str, Any]:
         "answer": answer.answer_id,
         "annotator": answer.annotator,
         "late": answer.late,
+        "in_sight_ms": {one.premise_id: one.in_sight_ms for one in answer.verdicts if one.in_sight_ms},
         "additions": [{"id": one.premise_id, "text": one.text} for one in answer.additions],
         "written": list(answer.written),
         "intermediates": list(answer.intermediates),
