@@ -43,6 +43,7 @@ from benchmarks.harness.fleet import NAMESPACE, SERVICES, Fleet, running_fleet
 from benchmarks.harness.rows import Rows
 from benchmarks.scale.distributed import anonymous_bytes
 from services.store.registry import CheckpointRow, Registry
+from services.trainer.evaluation.evaluator import MAX_GOLD, MAX_QUERIES
 from services.trainer.jobs.job import Job, JobConfig, JobProgress
 from services.trainer.jobs.store import JobStore
 
@@ -99,14 +100,17 @@ def _message(request: Request, items: int) -> Message:
     return request if isinstance(request, Message) else request(items)
 
 
-def evaluated(method: Any, golds: int, **config: Any) -> Call:
-    """An evaluation of so many queries with `golds` premises each."""
+def evaluated(method: Any, golds: int, field: str = "queries", **config: Any) -> Call:
+    """An evaluation of so many queries, training queries or trees with `golds` premises each."""
 
     async def requests(items: int) -> AsyncIterator[trainer_pb2.EvaluateRequest]:
         message = trainer_pb2.EvaluateRequest(config={"corpus": "short", **config})
+        if field != "queries":
+            message.queries.add(text="q", premises=[short_text(0)])
         for n in range(items):
             premises = [short_text((n + i) % SHORT) for i in range(golds)]
-            message.queries.append(types_pb2.GoldQuery(text=f"q{n}", premises=premises))
+            named = {"hypothesis": f"q{n}", "leaves": premises} if field == "trees" else {"text": f"q{n}"}
+            getattr(message, field).add(**named, **({} if field == "trees" else {"premises": premises}))
             if (n + 1) * golds % SHORT == 0:
                 yield message
                 message = trainer_pb2.EvaluateRequest()
@@ -180,9 +184,11 @@ def trainer_reads(channel: Any, job_id: str) -> Reads:
     yield "WatchJob", 1, streamed(stub.WatchJob, trainer_pb2.WatchJobRequest(job_id=job_id))
     yield "ListCheckpoints", ITEMS, paged(stub.ListCheckpoints, trainer_pb2.ListCheckpointsRequest)
     yield "ListLabels", 1, unary(registry.ListLabels, registry_pb2.ListLabelsRequest())
-    for queries, golds in ((QUERIES, 1), (QUERIES // 40, SHORT // 4)):
+    for queries, golds in ((MAX_QUERIES, 1), (MAX_GOLD // SHORT, SHORT)):
         title = f"Evaluate of {queries:,} queries with {golds:,} premises each"
         yield title, queries, evaluated(stub.Evaluate, golds)
+    yield f"Evaluate with {MAX_QUERIES:,} training queries", MAX_QUERIES, evaluated(stub.Evaluate, 1, "training")
+    yield f"Evaluate with {MAX_QUERIES:,} trees", MAX_QUERIES, evaluated(stub.Evaluate, 1, "trees")
     lexical = {"mode": index_pb2.RETRIEVE_MODE_LEXICAL}
     yield "Evaluate of 500 queries by words", QUERIES // 4, evaluated(stub.Evaluate, 1, retrieval=lexical)
 
@@ -311,11 +317,11 @@ async def measure(rows: Rows, only: Sequence[str]) -> None:
             if "trainer" in only:
                 reads["trainer"] = trainer_reads(channels["trainer"], await jobs(fleet))
         for service, (name, most, call) in ((one, read) for one in only for read in reads[one]):
-            items, answer = await largest(call, most)
-            grown, sizes = await grown_by(
-                fleet.processes[service][0].pid, asyncio.gather(*(answered(call, items) for _ in range(AT_ONCE)))
-            )
-            told = {"items": items, "answer_mib": round(answer / MIB, 2), "grown_mib": round(grown / MIB, 1)}
+            pid = fleet.processes[service][0].pid
+            first, (items, answer) = await grown_by(pid, largest(call, most))
+            grown, sizes = await grown_by(pid, asyncio.gather(*(answered(call, items) for _ in range(AT_ONCE))))
+            told = {"items": items, "answer_mib": round(answer / MIB, 2)}
+            told |= {"grown_mib": round(grown / MIB, 1), "first_call_mib": round(first / MIB, 1)}
             over = (grown - sum(sizes)) / MIB
             rows.at_most(f"{service}: {name}, over the answers of eight", over, "MiB", MOST_MIB, told)
 

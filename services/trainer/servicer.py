@@ -68,8 +68,8 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
     async def Evaluate(
         self, request_iterator: AsyncIterator[trainer_pb2.EvaluateRequest], context: Any
     ) -> trainer_pb2.EvaluateResponse:
-        spec = await from_evaluate_requests(request_iterator, MAX_QUERIES, MAX_GOLD, MAX_BYTES)
-        return trainer_pb2.EvaluateResponse(report=to_report(await self._evaluator.evaluate(spec)))
+        read = partial(from_evaluate_requests, request_iterator, MAX_QUERIES, MAX_GOLD, MAX_BYTES)
+        return trainer_pb2.EvaluateResponse(report=to_report(await self._evaluator.evaluate(read)))
 
     async def ListCheckpoints(
         self, request: trainer_pb2.ListCheckpointsRequest, context: Any

@@ -30,7 +30,7 @@ from services.sampler.records.run_store import EVENTS_KEPT
 from services.sampler.servicer import MAX_PAGE
 from services.sampler.settings import SamplerSettings
 from services.store.requests import REQUEST_TTL_S
-from services.trainer.evaluation.evaluator import MAX_BYTES, MAX_GOLD, MAX_QUERIES, MAX_RANKED, MAX_WAITING, RANK_BYTES
+from services.trainer.evaluation.evaluator import MAX_BYTES, MAX_GOLD, MAX_QUERIES, MAX_WAITING
 from services.trainer.registry.publishing import MAX_WAIT_S
 from tools.docs import proto_files, sentences
 from tools.pinned_venv import ROOT
@@ -116,8 +116,6 @@ def _rows() -> Iterator[tuple[str, str, str]]:
     yield "hypotheses of StartRun, in all its messages", most, refused
     most = f"{MAX_QUERIES:,} each; {MAX_GOLD:,}; {_size(MAX_BYTES)}"
     yield "queries of Evaluate, training queries, inner nodes of trees; gold premises; all messages", most, refused
-    ranks = f"{MAX_RANKED:,}; {message_bytes // RANK_BYTES // 2 // 10_000 * 10_000:,}, twice that with `strict_only`"
-    yield "queries of Evaluate with `ranks`; their premises, about", ranks, refused
     yield "evaluations that wait", f"{MAX_WAITING}", waits
     yield "a page: `page_size`", f"{items}; of tasks, answers and changes {MAX_PAGE}", "the page has that many"
     yield "tasks of LeaseTask", f"{MAX_TASKS}, and what an answer holds", "INVALID_ARGUMENT; fewer come"

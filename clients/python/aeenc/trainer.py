@@ -293,11 +293,25 @@ class TrainerClient:
 async def _evaluate_items(
     queries: Items[Gold], training: Items[Gold], trees: Items[Tree]
 ) -> AsyncIterator[trainer_pb2.EvaluateRequest]:
-    """Yields a message for each item."""
+    """Yields a message for each item.
+
+    Of training, only what the report's parts look up: texts and premises of the queries. The first query always goes,
+    as without any there are no parts.
+    """
+    texts: set[str] = set()
+    premises: set[str] = set()
+    sent = False
     async for query in each(queries, "queries"):
-        yield trainer_pb2.EvaluateRequest(queries=[gold_query(query)])
+        gold = gold_query(query)
+        texts.add(gold.text)
+        premises.update(gold.premises)
+        yield trainer_pb2.EvaluateRequest(queries=[gold])
     async for query in each(training, "training"):
-        yield trainer_pb2.EvaluateRequest(training=[gold_query(query)])
+        learnt = gold_query(query)
+        seen = premises.intersection(learnt.premises)
+        if seen or learnt.text in texts or not sent:
+            sent = True
+            yield trainer_pb2.EvaluateRequest(training=[types_pb2.GoldQuery(text=learnt.text, premises=sorted(seen))])
     async for tree in each(trees, "trees"):
         yield trainer_pb2.EvaluateRequest(trees=[gold_tree(tree)])
 

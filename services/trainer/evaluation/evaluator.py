@@ -8,7 +8,7 @@ Evaluation ◄── parts seen in training, tree level ◄── Report ◄─�
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -39,15 +39,15 @@ from services.trainer.registry.checkpoints import is_cross_encoder
 
 CHUNK = 240  # as many vectors of 4,096 values fit an answer
 DEPTH = 1000  # premises of an index ranking; those beyond count as not retrieved
-MAX_QUERIES = 100_000
-MAX_GOLD = 1_000_000  # gold premises of all queries: 40 us each beside a ranking of 16,000, and 110 bytes
-MAX_RANKED = 20_000  # queries whose ranks fit into an answer
+MAX_QUERIES = 20_000  # more than any test set of BEIR; an evaluation of as many takes some 50 MiB
+MAX_GOLD = 250_000  # gold premises of all queries: 40 us each beside a ranking of 16,000, and 110 bytes
 ANSWER_BYTES = 16  # of a query's ranks beside them, and more than they take
 REPORT = 512  # as many queries as the rest of the report takes
 RANK_BYTES = 4  # at most, of one rank in a message
-MAX_BYTES = 64 * 1024 * 1024
+MAX_BYTES = 16 * 1024 * 1024
 PART = 64  # texts whose rankings are held at a time
-MAX_WAITING = 8  # evaluations, each of which holds up to MAX_BYTES
+MAX_WAITING = 8  # evaluations
+READ_S = 60.0  # of one whose turn it is, until all its queries are there
 RETRY_AFTER_S = 10.0
 
 
@@ -85,7 +85,8 @@ class Evaluation:
 class Evaluator:
     """Runs evaluations one at a time, as each ranks the whole corpus for every query; at most MAX_WAITING wait.
 
-    The next one starts once the last thread of the previous one has ended, even if its caller has gone.
+    The next one starts once the last thread of the previous one has ended, even if its caller has gone. Only then are
+    its queries read: those that wait hold none.
     """
 
     def __init__(self, store: ArtifactStore, encoder: EncoderClient, index: IndexClient, limits: Limits) -> None:
@@ -94,11 +95,11 @@ class Evaluator:
         self._admitted = 0  # the running one, and those that wait
         self._open = lru_cache(maxsize=2)(lambda corpus, generation: open_generation(store, corpus, generation))
 
-    async def evaluate(self, spec: EvaluationSpec) -> Evaluation:
-        """Evaluates on distinct queries. A text too long for the model is cut, as training cuts it.
+    async def evaluate(self, read: Callable[[], Awaitable[EvaluationSpec]]) -> Evaluation:
+        """Evaluates what is read, on distinct queries. A text too long for the model is cut, as training cuts it.
 
         Raises InvalidArgument for bad queries or trees, NotFound for an unknown corpus, Overloaded if too many wait,
-        and what encoder and index raise.
+        DeadlineExceeded for queries that take longer than READ_S to come, and what encoder and index raise.
         """
         if self._admitted > MAX_WAITING:
             raise errors.Overloaded(
@@ -107,33 +108,33 @@ class Evaluator:
             )
         self._admitted += 1
         try:
-            return await self._evaluate(spec)
+            async with self._one:
+                return await self._evaluate(await _read_in_time(read))
         finally:
             self._admitted -= 1
 
     async def _evaluate(self, spec: EvaluationSpec) -> Evaluation:
-        spec = replace(spec, queries=await asyncio.to_thread(self._checked, spec))
+        spec = replace(spec, queries=await run_in_thread(self._checked, spec))
         if spec.version:
-            await asyncio.to_thread(self._check_version, spec.version)
+            await run_in_thread(self._check_version, spec.version)
         # Naming the label keeps evaluations out of a canary's share.
         spec = replace(spec, label=None if spec.version else spec.label or "stable")
-        async with self._one:
-            opened = await self._generation(spec.corpus, spec.generation)
-            standard = await run_in_thread(GoldStandard.of, spec.queries, opened.ordinal_by_text)
-            await run_in_thread(_check_trees, spec.trees, opened)
-            ranked = IndexRanks(self._index, opened, spec.retrieval, spec.label, spec.version)
-            if spec.retrieval is None:
-                done = await self._by_vectors(spec, opened, standard)
-                ranked.pin(done.model_version)
-            elif spec.conditioned:
-                done = await self._conditioned(ranked, opened, standard)
-            else:
-                done = await self._by_index(spec, ranked, opened, standard)
-            if spec.training and not spec.conditioned:
-                parts = await run_in_thread(parts_seen, standard, done.report, spec.training)
-                done = replace(done, parts=parts)
-            if spec.trees:
-                done = await self._trees(spec.trees, done, ranked, opened)
+        opened = await self._generation(spec.corpus, spec.generation)
+        standard = await run_in_thread(GoldStandard.of, spec.queries, opened.ordinal_by_text)
+        await run_in_thread(_check_trees, spec.trees, opened)
+        ranked = IndexRanks(self._index, opened, spec.retrieval, spec.label, spec.version)
+        if spec.retrieval is None:
+            done = await self._by_vectors(spec, opened, standard)
+            ranked.pin(done.model_version)
+        elif spec.conditioned:
+            done = await self._conditioned(ranked, opened, standard)
+        else:
+            done = await self._by_index(spec, ranked, opened, standard)
+        if spec.training and not spec.conditioned:
+            parts = await run_in_thread(parts_seen, standard, done.report, spec.training)
+            done = replace(done, parts=parts)
+        if spec.trees:
+            done = await self._trees(spec.trees, done, ranked, opened)
         return replace(done, with_ranks=spec.ranks)
 
     async def _by_vectors(self, spec: EvaluationSpec, opened: Generation, standard: GoldStandard) -> Evaluation:
@@ -204,10 +205,6 @@ class Evaluator:
             for start in range(0, len(texts), self.limits.items) or ([0] if name == "queries" else []):
                 check_texts(texts[start : start + self.limits.items], self.limits, name)
         merged = merge_queries(spec.queries)
-        if spec.ranks and len(merged) > MAX_RANKED:
-            raise errors.TooLarge(
-                f"ranks of {len(merged):,} queries do not fit into one answer; ask for {MAX_RANKED:,}"
-            )
         premises = sum(len(query.gold) for query in merged)
         room = self.limits.message_bytes - ANSWER_BYTES * (REPORT + len(merged))
         most = room // (RANK_BYTES if spec.strict_only else 2 * RANK_BYTES)
@@ -235,6 +232,17 @@ class Evaluator:
     async def close(self) -> None:
         """Closes the connections."""
         await asyncio.gather(self._encoder.channel.close(), self._index.channel.close())
+
+
+async def _read_in_time(read: Callable[[], Awaitable[EvaluationSpec]]) -> EvaluationSpec:
+    try:
+        async with asyncio.timeout(READ_S):
+            return await read()
+    except TimeoutError:
+        raise errors.DeadlineExceeded(
+            f"the queries were not all there {READ_S:g} s after the evaluation's turn had come, and others wait; "
+            "make them before the call"
+        ) from None
 
 
 def _check_trees(trees: Sequence[GoldTree], opened: Generation) -> None:
@@ -345,5 +353,9 @@ def _ranks(found: Sequence[Sequence[Hit]], opened: Generation, gold: Sequence[ND
 def _scored(found: Sequence[Sequence[Hit]], opened: Generation, *, by_rank: bool) -> list[RankedPremises]:
     ordinals = opened.ordinal_by_id
     return [
-        [(ordinals[hit.id], -float(rank) if by_rank else hit.score) for rank, hit in enumerate(hits)] for hits in found
+        RankedPremises(
+            np.array([ordinals[hit.id] for hit in hits], dtype=np.int32),
+            -np.arange(len(hits), dtype=np.float64) if by_rank else np.array([hit.score for hit in hits]),
+        )
+        for hits in found
     ]

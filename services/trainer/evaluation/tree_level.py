@@ -8,12 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 FIRST = 25
 
-RankedPremises = Sequence[tuple[int, float]]  # (ordinal, score), best first
+
+class RankedPremises(NamedTuple):
+    """Premises by ordinal and their scores, each (n,), best first: arrays, as an evaluation holds thousands."""
+
+    ordinals: NDArray[np.int32]
+    scores: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,6 @@ def merged(lists: Sequence[RankedPremises]) -> list[int]:
     """Merges lists to the FIRST ordinals by best score in any list; ties go to the lower ordinal."""
     best: dict[int, float] = {}
     for one in lists:
-        for ordinal, score in one:
+        for ordinal, score in zip(one.ordinals.tolist(), one.scores.tolist(), strict=True):
             best[ordinal] = max(score, best.get(ordinal, -np.inf))
     return sorted(best, key=lambda ordinal: (-best[ordinal], ordinal))[:FIRST]

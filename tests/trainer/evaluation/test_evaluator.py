@@ -174,7 +174,7 @@ async def test_ranks_that_may_not_fit_an_answer_are_refused_before_anything_is_r
     ("options", "said"),
     [
         ({"queries": GOLD[:4]}, "4 queries, .* at most 3"),
-        ({"queries": GOLD[:3], "training": GOLD[:4]}, "4 training queries, .* at most 3"),
+        ({"queries": GOLD[:3], "training": GOLD[:1] * 4}, "4 training queries, .* at most 3"),
         ({"queries": GOLD[:3], "trees": [TREE, TREE]}, "4 inner nodes of trees, .* at most 3"),
         ({"queries": GOLD[:3], "training": GOLD[1:3]}, "15 gold premises of queries, .* at most 14"),
     ],
@@ -303,3 +303,17 @@ async def test_wrong_evaluations_of_retrieval_are_refused_with_a_remedy(world: W
     for queries, options, kind, remedy in wrong:
         with pytest.raises(kind, match=remedy):
             await world.evaluate(queries, timeout_s=15, **options)
+
+
+async def test_training_goes_without_what_no_part_looks_up_so_that_it_may_be_larger_than_one_evaluation(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("services.trainer.servicer.MAX_QUERIES", len(GOLD))
+    others = [(f"another query {number}", ["another premise"]) for number in range(len(GOLD))]
+    unlike = [part.kind.name for part in (await world.evaluate(training=others)).parts]
+    assert unlike == ["QUERY_UNSEEN", "PREMISE_UNSEEN", "PAIR_UNSEEN"]
+    within = [(text, [*premises, "another premise"]) for text, premises in GOLD[:4]]
+    same = [("another query", GOLD[5][1])]
+    report = await world.evaluate(training=[*others, *within, *same])
+    assert report.parts == (await world.evaluate(training=[*GOLD[:4], *same])).parts
+    assert {part.kind.name.rpartition("_")[2] for part in report.parts} == {"SEEN", "UNSEEN"}

@@ -18,7 +18,10 @@ from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.evaluation.protocol import ranks_of as really_ranks_of
 from support.waiting import until
 
-SPEC = EvaluationSpec("c", [EvaluationQuery("q", ("p",))])
+
+async def read() -> EvaluationSpec:
+    """Reads one query."""
+    return EvaluationSpec("c", [EvaluationQuery("q", ("p",))])
 
 
 class Encoder:
@@ -61,10 +64,10 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
 
 async def test_the_next_evaluation_waits_for_the_thread_of_one_whose_caller_has_gone(slow: Slow):
     one = Evaluator(None, Encoder(), None, Limits(1 << 20, 100, 100))  # type: ignore[arg-type]
-    first = asyncio.create_task(one.evaluate(SPEC))
+    first = asyncio.create_task(one.evaluate(read))
     await until(lambda: slow.begun == 1)
     first.cancel()
-    second = asyncio.create_task(one.evaluate(SPEC))
+    second = asyncio.create_task(one.evaluate(read))
     await asyncio.sleep(0.5)  # enough to begin, were it allowed to
     assert (slow.begun, first.done()) == (1, False)
     first.cancel()  # a second time, as at the end of a server
@@ -78,14 +81,47 @@ async def test_evaluations_beyond_those_that_may_wait_are_refused_until_one_has_
 ):
     monkeypatch.setattr(evaluator, "MAX_WAITING", 2)
     one = Evaluator(None, Encoder(), None, Limits(1 << 20, 100, 100))  # type: ignore[arg-type]
-    first, *waiting = [asyncio.create_task(one.evaluate(SPEC)) for _ in range(3)]
+    first, *waiting = [asyncio.create_task(one.evaluate(read)) for _ in range(3)]
     await until(lambda: slow.begun == 1)
     with pytest.raises(errors.Overloaded, match="2 evaluations wait already") as refused:
-        await asyncio.wait_for(one.evaluate(SPEC), 5)
+        await asyncio.wait_for(one.evaluate(read), 5)
     assert refused.value.retry_after_s
     waiting[0].cancel()  # its caller has gone
     await asyncio.wait(waiting[:1])
-    waiting.append(asyncio.create_task(one.evaluate(SPEC)))
+    waiting.append(asyncio.create_task(one.evaluate(read)))
     slow.let_go.set()
     await asyncio.gather(first, *waiting[1:])
     assert slow.begun == 3
+
+
+async def test_the_queries_of_an_evaluation_that_waits_are_not_read_before_its_turn(slow: Slow):
+    one = Evaluator(None, Encoder(), None, Limits(1 << 20, 100, 100))  # type: ignore[arg-type]
+    first = asyncio.create_task(one.evaluate(read))
+    await until(lambda: slow.begun == 1)
+    begun = []
+
+    async def read_later() -> EvaluationSpec:
+        begun.append(first.done())
+        return await read()
+
+    second = asyncio.create_task(one.evaluate(read_later))
+    await asyncio.sleep(0.5)  # enough to read, were it allowed to
+    assert begun == []
+    slow.let_go.set()
+    await asyncio.gather(first, second)
+    assert begun == [True]
+
+
+async def test_queries_that_do_not_come_end_their_turn(slow: Slow, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(evaluator, "READ_S", 0.2)
+    one = Evaluator(None, Encoder(), None, Limits(1 << 20, 100, 100))  # type: ignore[arg-type]
+    slow.let_go.set()
+
+    async def never() -> EvaluationSpec:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    stuck, next_one = asyncio.create_task(one.evaluate(never)), asyncio.create_task(one.evaluate(read))
+    with pytest.raises(errors.DeadlineExceeded, match=r"not all there 0\.2 s after"):
+        await stuck
+    assert (await next_one).report.strict.map == 1.0

@@ -8,7 +8,7 @@ import pytest
 from aeenc.evaluation import UNRANKED, metrics_of
 from services.trainer.evaluation.parts import condensed, parts_seen
 from services.trainer.evaluation.protocol import EvaluationQuery, GoldStandard, evaluate
-from services.trainer.evaluation.tree_level import FIRST, GoldTree, tree_level
+from services.trainer.evaluation.tree_level import FIRST, GoldTree, RankedPremises, tree_level
 
 RNG = np.random.default_rng(5)
 TEXTS = [f"t{n}" for n in range(80)]
@@ -75,11 +75,16 @@ def test_what_was_not_found_stays_so_in_a_part():
     assert ranks.tolist() == [4, UNRANKED]
 
 
+def ranking(*premises: tuple[int, float]) -> RankedPremises:
+    ordinals, scores = zip(*premises, strict=True)
+    return RankedPremises(np.array(ordinals, np.int32), np.array(scores))
+
+
 def test_trees_are_found_by_the_hypothesis_or_along_the_gold_tree():
     found = {
-        "h": [(n, 1.0 - n / 100) for n in range(FIRST)],
-        "i": [(60, 0.99), (5, 0.5), (61, 0.1)],
-        "g": [(70, 0.3)],
+        "h": ranking(*((n, 1.0 - n / 100) for n in range(FIRST))),
+        "i": ranking((60, 0.99), (5, 0.5), (61, 0.1)),
+        "g": ranking((70, 0.3)),
     }
     trees = [GoldTree("h", ("i",), ("t0", "t60", "t61", "t24")), GoldTree("g", (), ("t70",))]
     alone = tree_level(trees, found, ORDINALS, along=False)
@@ -88,11 +93,11 @@ def test_trees_are_found_by_the_hypothesis_or_along_the_gold_tree():
     along = tree_level(trees, found, ORDINALS, along=True)
     # t60 takes a place among the first 25, so that the last of the hypothesis's own, t24, falls out; t61 stays below.
     assert along.recall_at_25 == pytest.approx((2 / 4 + 1) / 2)
-    better = {**found, "i": [(60, 0.99), (24, 0.98), (61, 0.97)]}
+    better = {**found, "i": ranking((60, 0.99), (24, 0.98), (61, 0.97))}
     assert tree_level(trees, better, ORDINALS, along=True).all_correct_at_25 == 1.0
 
 
 def test_a_premise_of_two_lists_counts_by_its_better_score():
-    lists = {"h": [(n, 0.9) for n in range(FIRST)], "i": [(79, 0.95), (0, 0.1)]}
+    lists = {"h": ranking(*((n, 0.9) for n in range(FIRST))), "i": ranking((79, 0.95), (0, 0.1))}
     level = tree_level([GoldTree("h", ("i",), ("t0", "t79"))], lists, ORDINALS, along=True)
     assert level.all_correct_at_25 == 1.0

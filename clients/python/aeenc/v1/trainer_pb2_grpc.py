@@ -156,10 +156,11 @@ class TrainerServiceServicer(object):
         configuration; any message may carry queries, training queries and trees.
 
         Fails as Retrieve does, and with:
-        - INVALID_ARGUMENT: no queries, or a gold premise outside the corpus. With OVER_LIMIT: more than 100,000 queries,
-        training queries, or inner nodes of trees; more than 1,000,000 gold premises; more than 64 MiB.
+        - INVALID_ARGUMENT: no queries, or a gold premise outside the corpus. With OVER_LIMIT: more than 20,000 queries,
+        training queries, or inner nodes of trees; more than 250,000 gold premises; more than 16 MiB.
         - UNAVAILABLE: the encoder, or the index if one is needed, does not respond.
         - RESOURCE_EXHAUSTED, with RetryInfo: too many evaluations are waiting.
+        - DEADLINE_EXCEEDED: its turn has come, and a minute later its messages are not all there.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
