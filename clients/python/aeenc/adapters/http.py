@@ -110,9 +110,9 @@ class HttpSettings(BaseSettings):
             opened = listen(self.host, self.port)
         except OSError as error:
             sys.exit(f"{self.program}: cannot listen on {self.host}:{self.port} ({error}); choose another --port")
-        identity = {"ssl_certfile": self.tls_cert, "ssl_keyfile": self.tls_key}
+        options |= {"ssl_certfile": self.tls_cert, "ssl_keyfile": self.tls_key}
         # no log of addresses: one may hold a link that signs in
-        config = uvicorn.Config(app, access_log=False, server_header=False, **identity, **options)
+        config = uvicorn.Config(app, access_log=False, server_header=False, **options)
         try:
             config.load()
         except OSError as error:
