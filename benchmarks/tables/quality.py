@@ -39,7 +39,7 @@ from benchmarks.tables.research import EVALUATE_S, Research, at_hand
 from benchmarks.tables.table_records import RESULTS, record_of
 from benchmarks.tables.table_rows import FULL, ORDERED, ORDERED_RERANKED, OURS, RERANKER, VECTORS
 from services.index.values import VECTOR_FEATURES, SearchHits
-from services.trainer.evaluation.tree_level import FIRST, GoldTree, tree_level
+from services.trainer.evaluation.tree_level import FIRST, GoldTree, RankedPremises, tree_level
 from services.tuning.out_of_fold import HeldOut, OutOfFold, Weights, drawn
 from services.tuning.retrieval import encoded, held_out_of, tune
 
@@ -185,7 +185,7 @@ def share_of_whole_trees(trees: Sequence[Tree], found: Mapping[str, SearchHits],
     asked = [gold_tree(tree) for tree in trees if tree.hypothesis in found]
     gold = [GoldTree(tree.hypothesis, (), tuple(tree.leaves)) for tree in asked]
     first = {text: hits.first(FIRST) for text, hits in found.items()}
-    scored = {text: list(zip(own.ordinals.tolist(), own.scores.tolist(), strict=True)) for text, own in first.items()}
+    scored = {text: RankedPremises(hits.ordinals, hits.scores) for text, hits in first.items()}
     ordinal = {text: n for n, text in enumerate(texts)}
     return tree_level(gold, scored, ordinal, along=False).all_correct_at_25
 
