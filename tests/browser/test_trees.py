@@ -1,8 +1,11 @@
-"""The tree in the page: its nodes open on a click, and a finished one is shown whole."""
+"""The tree in the page: its nodes open on a click, a finished one is shown whole, and one is there to practise on."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +15,8 @@ from browser.test_safety import needs_axe, serious
 from support.waiting import eventually
 
 pytestmark = pytest.mark.browser
+ROOT = Path(__file__).parents[2]
+PRACTICE = ROOT / "clients" / "workbench" / "page" / "src" / "practice.json"
 
 
 async def answered(page: Any, query: str, *keys: str) -> None:
@@ -97,3 +102,86 @@ async def test_an_author_learns_what_was_decided_otherwise(bench: Any) -> None:
             if count > 1:
                 said = {first: "DOES_NOT_EXPLAIN", second: "DOES_NOT_EXPLAIN"}
                 await at.people.adjudicate(run_id, lease.task.task_id, dict.fromkeys(said, 2), "lea")
+
+
+def test_the_practice_tree_is_a_gold_tree_of_the_sample() -> None:
+    nodes = {one["text"]: one for one in json.loads(PRACTICE.read_text(encoding="utf-8"))}
+    [root, *_] = nodes
+    lines = (ROOT / "data/sample/dataset/task_2/train.jsonl").read_text(encoding="utf-8").splitlines()
+    [gold] = [one for one in map(json.loads, lines) if one["hypothesis"] == root]
+    texts = dict(re.findall(r"(sent\d+): (.*?)(?= sent\d+: |$)", gold["context"]))
+    texts |= dict(re.findall(r"(int\d+): ([^;]+);", gold["proof"])) | {"hypothesis": root}
+    steps = re.findall(r"([^;]+?) -> (\w+)", gold["proof"])
+    assert {name: set(one["accepted"]) for name, one in nodes.items()} == {
+        texts[concluded]: {texts[one.strip()] for one in premises.split("&")} for premises, concluded in steps
+    }
+    for name, one in nodes.items():
+        assert set(one["accepted"]) <= set(one["why"]) <= set(one["candidates"]) <= set(texts.values())
+        assert name not in one["candidates"]
+        assert len(set(one["candidates"])) == len(one["candidates"])
+
+
+@needs_axe
+async def test_a_newcomer_practises_on_a_gold_tree_and_nothing_is_recorded(bench: Any) -> None:
+    root, eats, dark = json.loads(PRACTICE.read_text(encoding="utf-8"))
+    async with bench() as at:
+        run_id = await at.run(["hypothesis 0"])
+        page = await at.window("ann")
+        sent: list[str] = []
+        page.on("request", lambda asked: sent.append(asked.url) if asked.method == "POST" else None)
+        await shown(page, "hypothesis 0")
+        await page.get_by_role("link", name="Practise").click()
+        await page.get_by_text("Nothing that you do here is recorded").wait_for()
+        sent.clear()
+        gold = page.get_by_role("dialog", name="What the gold tree says")
+        for node, accepted, told in (
+            (root, root["accepted"], "You and the gold tree agree."),
+            (
+                eats,
+                [eats["accepted"][0], eats["candidates"][2]],
+                "You found 1 of the 2 that explain it, and accepted 1",
+            ),
+            (dark, dark["accepted"], "You and the gold tree agree."),
+        ):
+            await shown(page, node["text"])
+            await read(page, len(node["candidates"]))
+            for text in accepted:
+                await page.keyboard.press(str(node["candidates"].index(text) + 1))
+            await page.keyboard.press("Control+Enter")
+            await gold.get_by_text(told).wait_for()
+            for text in (*node["accepted"], *accepted):
+                await gold.get_by_role("listitem").filter(has_text=text).filter(has_text=node["why"][text]).wait_for()
+            wrong = gold.get_by_role("listitem").filter(has_text="not needed; you: accepted")
+            assert await wrong.count() == len(set(accepted) - set(node["accepted"]))
+            assert not await serious(page)
+            await page.keyboard.press("1")
+            await page.keyboard.press("Escape")
+            await gold.wait_for(state="detached")
+        whole = page.get_by_role("region", name="Finished tree")
+        drawn = await whole.get_by_role("treeitem").locator(".text").all_inner_texts()
+        assert sorted(drawn) == sorted({root["text"], *root["accepted"], *eats["accepted"], *dark["accepted"]})
+        await whole.get_by_role("button", name=eats["accepted"][1]).click()
+        await gold.get_by_role("listitem").filter(has_text=eats["accepted"][1]).get_by_text("you: refused").wait_for()
+        await page.keyboard.press("Escape")
+        assert sent == []
+        await page.keyboard.press("k")
+        await shown(page, "hypothesis 0")
+        assert [one.answers async for one in at.people.list_tasks(run_id)] == [()]
+
+
+async def test_an_answer_in_practice_is_taken_back_and_the_tree_begins_anew_with_the_page(bench: Any) -> None:
+    root, eats, _ = json.loads(PRACTICE.read_text(encoding="utf-8"))
+    async with bench() as at:
+        page = await at.window("ann")
+        await page.get_by_role("link", name="Practice").click()
+        ticked = page.locator('.tick[aria-pressed="true"]')
+        for ticks, again in ((0, "u"), (1, "reload")):
+            await shown(page, root["text"])
+            assert await ticked.count() == ticks, "an answer that was taken back is there to be changed"
+            await page.keyboard.press("25"[ticks])
+            await page.keyboard.press("Control+Enter")
+            await page.get_by_role("button", name="Go on").click()
+            await shown(page, eats["text"])
+            await (page.reload() if again == "reload" else page.keyboard.press(again))
+        await shown(page, root["text"])
+        assert await ticked.count() == 0

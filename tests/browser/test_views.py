@@ -167,6 +167,13 @@ async def test_no_view_scrolls_sideways_or_has_a_fault_of_accessibility(bench: A
             if view != "Training":  # it needs a trainer
                 await page.get_by_role("heading", name=there).wait_for()
             await look(view)
+        await page.goto(f"{at.url}/?practice")
+        await shown(page, "a fern")
+        await look("practice")
+        await page.keyboard.press("3")
+        await page.keyboard.press("Control+Enter")
+        await page.get_by_role("dialog", name="What the gold tree says").wait_for()
+        await look("gold tree")
         assert not any(faults.values()), faults
         assert max(wide.values()) <= 0, wide
 

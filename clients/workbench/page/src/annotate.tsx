@@ -19,7 +19,10 @@ const OPENS = ["queued", "released", "expired", "undone"]; // events after which
 const OVER = ["TASK_ANSWERED", "TASK_WITHDRAWN", "LEASE_ANSWERED", "LEASE_RELEASED", "RUN_ENDED"]; // refusals after which nothing can be sent of a task: the next one follows
 const LETTERS = "aeenc.keys"; // "off": no key of a single letter, digit or sign does anything
 
-export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; reloadQueues: () => void; role: Person["role"] }) {
+// In practice, `show` what is known of a node (empty: of the last one), and `leave` for real tasks.
+interface Props { queues: Queue[]; reloadQueues: () => void; role: Person["role"]; practice?: { show: (task: string) => void; leave: () => void } }
+
+export function Annotate({ queues, reloadQueues, role, practice }: Props) {
   const [lease, setLease] = useState<Lease | null>(null);
   const [draft, showDraft] = useState<Draft | null>(null);
   const [tree, drawTree] = useState<Tree | null>(null);
@@ -408,6 +411,7 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
   }
 
   function reopen(): void {
+    if (practice) { practice.show(""); return; }
     const run = lease?.run_id ?? last?.lease.run_id ?? tree?.run_id ?? "";
     setReopening((before) => (before === null ? { run, task: "" } : null));
   }
@@ -416,6 +420,7 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
   const openNode = ({ task_id: task, state }: TreeNode): Promise<void> => alone(async () => {
     if (!tree) return;
     const found = state === "waiting" ? await call<Lease | null>("/api/lease", { run: tree.run_id, task, request: fresh() }) : null;
+    if (!found && practice) { practice.show(task); return; }
     if (!found) { setReopening({ run: tree.run_id, task }); return; }
     if (lease) await call("/api/release", { lease: lease.lease_id, reason: "another node" }).catch(() => undefined); // it is over in any case
     opened.current = Date.now();
@@ -435,6 +440,7 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
   }
 
   const skip = (): Promise<void> => alone(async () => {
+    if (practice && !lease) { practice.leave(); return; }
     if (lease) {
       await call("/api/release", { lease: lease.lease_id, reason: "skipped" }).catch((error: Error) => setTold(error.message)); // it is over in any case
       letGo(lease.lease_id);
@@ -445,7 +451,7 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
   // Before the next key can come: what is drawn is what keys act upon.
   useLayoutEffect(() => {
     function pressed(event: KeyboardEvent): void {
-      const open = reopening !== null ? "o" : guideline ? "?" : "";
+      const open = reopening !== null ? "o" : guideline ? "?" : document.querySelector("dialog[open]") ? "Escape" : "";
       if (open && !["Escape", open].includes(event.key)) return; // keys are for what is in sight, not for the task behind it
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); if (!event.repeat) submit(); return; }
       if (typed.current !== null && event.key.length === 1) { event.preventDefault(); typed.current += event.key; return; }
@@ -476,7 +482,7 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
     ...Object.values(draft.additions),
     ...draft.intermediates.map((text) => ({ text, leaf: false })),
   ] : [];
-  const after = last && <After last={last} now={now} busy={busy} undo={undo} goOn={goOn} />;
+  const after = last && !practice && <After last={last} now={now} busy={busy} undo={undo} goOn={goOn} />;
   const message = told && <p class="problem" role="alert">{told} <button type="button" class="plain" onClick={() => setTold("")}>Dismiss</button></p>;
   return (
     <div class="annotate">
@@ -484,16 +490,16 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
         <h2>Tree</h2>
         {tree?.question && <p class="behind"><span class="quiet">Question</span> {tree.question}{tree.answer && <><br /><span class="quiet">Answer</span> {tree.answer}</>}</p>}
         {!whole && <TreeView tree={tree} current={lease ? lease.node_id || `${lease.task.path.length}` : ""} growing={growing} open={openNode} />}
-        {tree?.hypothesis_id && tree.nodes.some((node) => node.state === "settled" && node.accepted.length > 0) && <p class="quiet"><a href={`${treePath(tree.run_id, tree.hypothesis_id).replace("/tree?", "/tree.svg?")}`} target="_blank" rel="noreferrer">The tree as a picture</a></p>}
+        {!practice && tree?.hypothesis_id && tree.nodes.some((node) => node.state === "settled" && node.accepted.length > 0) && <p class="quiet"><a href={`${treePath(tree.run_id, tree.hypothesis_id).replace("/tree?", "/tree.svg?")}`} target="_blank" rel="noreferrer">The tree as a picture</a></p>}
         {queues.length > 1 && <label>Tasks of <select value={from} onChange={(event) => chooseQueue(event.currentTarget.value)}><option value="">any queue</option>{queues.map((one) => <option key={one.name} value={one.name}>{one.name}, {one.total.free} free</option>)}</select></label>}
         <label class="check"><input type="checkbox" checked={stay} onChange={(event) => setStay(event.currentTarget.checked)} /> stay in this tree</label>
         <label class="check"><input type="checkbox" checked={showScores} onChange={(event) => setShowScores(event.currentTarget.checked)} /> scores</label>
-        <p><button type="button" onClick={reopen}>Reopen an answer <kbd>o</kbd></button></p>
-        {queue && <p class="quiet">{queue.name}: {queue.total.free} free for you, {queue.total.mine} answered by you ({queue.total.mine_hour} in the last hour)</p>}
+        <p><button type="button" onClick={reopen}>{practice ? "What the gold tree says" : "Reopen an answer"} <kbd>o</kbd></button></p>
+        {queue && !practice && <p class="quiet">{queue.name}: {queue.total.free} free for you, {queue.total.mine} answered by you ({queue.total.mine_hour} in the last hour)</p>}
       </aside>
       <section class="work" aria-label="Task">
-        {queue && queue.qualification.answered < queue.qualification.items && <p class="last" role="status">You qualify for {queue.name}: {queue.qualification.answered} of {queue.qualification.items} tasks answered. What you get first was judged before; afterwards you get the open ones.</p>}
-        {!met && lease && <p class="last">New here? <button type="button" onClick={help}>Read the guideline first <kbd>?</kbd></button></p>}
+        {queue && !practice && queue.qualification.answered < queue.qualification.items && <p class="last" role="status">You qualify for {queue.name}: {queue.qualification.answered} of {queue.qualification.items} tasks answered. What you get first was judged before; afterwards you get the open ones.</p>}
+        {!met && lease && <p class="last">New here? <button type="button" onClick={help}>Read the guideline first <kbd>?</kbd></button> {!practice && <a href="/?practice">Practise on a tree whose answer is known</a>}</p>}
         {reopening !== null && <Reopen at={reopening.run} task={reopening.task} all={role !== "annotator"} close={() => setReopening(null)} />}
         {guideline && <Guideline text={queue?.guideline ?? ""} newer={newer !== ""} letters={letters} setLetters={(on) => { localStorage.setItem(LETTERS, on ? "on" : "off"); setLetters(on); }} close={() => setGuideline(false)} />}
         {!lease || !draft ? whole && tree ? <>{after}{message}<Whole tree={tree} busy={busy} open={openNode} next={skip} /></> : <>{after}{message}<p class="idle" role="status">{grows ? <>This tree grows as soon as your answer is final. <button type="button" onClick={skip}>Another tree meanwhile <kbd>k</kbd></button></> : "Nothing waits for you at the moment. New tasks appear here by themselves."}</p></> : <>

@@ -88,8 +88,16 @@ export function watchConnection(told: (connected: boolean) => void, signedOut: (
   onSignedOut = signedOut;
 }
 
+// What answers a call in place of the workbench; undefined: the workbench does.
+let here: (path: string, body?: object) => unknown = () => undefined;
+export function answerHere(by: typeof here): void {
+  here = by;
+}
+
 // Calls again while the workbench or a service is away, so that a lost connection loses no answer.
 export async function call<T>(path: string, body?: object): Promise<T> {
+  const answered = here(path, body);
+  if (answered !== undefined) return answered as T;
   for (let attempt = 0; ; attempt++) {
     let response: Response | undefined;
     try {

@@ -7,6 +7,7 @@ import { belongsTo } from "./draft";
 import { Lead } from "./lead";
 import { People } from "./people";
 import { Playground } from "./playground";
+import { Practice, practise, practises } from "./practice";
 import { Training } from "./training";
 import "./style.css";
 
@@ -29,7 +30,12 @@ function App() {
 
   useEffect(() => {
     watchConnection(setConnected, (problem) => { setProvider(problem.reason === "OIDC"); setRefused(problem.message); });
-    signedIn().then((who) => { belongsTo(who.name); setPerson(who); reloadQueues(); }).catch((error: Error) => setRefused(error.message));
+    signedIn().then((who) => {
+      belongsTo(practises() ? `${who.name} practises` : who.name);
+      if (practises()) practise();
+      setPerson(who);
+      reloadQueues();
+    }).catch((error: Error) => setRefused(error.message));
     const moved = (): void => setView(location.hash.slice(1) || "annotate");
     addEventListener("hashchange", moved);
     return () => removeEventListener("hashchange", moved);
@@ -38,12 +44,12 @@ function App() {
   if (refused) return <main class="wide"><h1>AE-Enc workbench</h1>{left ? <p role="status">You are signed out. What you have ticked is kept in this browser. To come back, {provider ? "sign in." : "ask your lead for a new link."}</p> : <p role="alert">{refused}</p>}{provider && <p><a href="/oidc/sign-in">Sign in</a></p>}</main>;
   if (!person) return <main class="wide"><p role="status">…</p></main>;
   const views = VIEWS.filter(([, , role]) => ROLES.indexOf(person.role) >= ROLES.indexOf(role));
-  const shown = views.some(([name]) => name === view) ? view : "annotate";
+  const shown = practises() ? "practice" : views.some(([name]) => name === view) ? view : "annotate";
   const disputes = queues.reduce((sum, queue) => sum + queue.total.conflicts, 0);
   return <>
     <header>
       <strong>AE-Enc</strong>
-      <nav aria-label="Views">{views.map(([name, title]) => <a key={name} href={`#${name}`} aria-current={shown === name ? "page" : undefined}>{title}{name === "lead" && disputes > 0 && ` (${disputes})`}</a>)}</nav>
+      <nav aria-label="Views">{views.map(([name, title]) => <a key={name} href={`/#${name}`} aria-current={shown === name ? "page" : undefined}>{title}{name === "lead" && disputes > 0 && ` (${disputes})`}</a>)}<a href="/?practice" aria-current={shown === "practice" ? "page" : undefined}>Practice</a></nav>
       {!connected && <span class="away" role="status">No connection. What you have ticked is kept; it goes on by itself.</span>}
       <span class="person">{person.name} <button type="button" class="plain" onClick={signOut}>Sign out</button></span>
     </header>
@@ -52,6 +58,7 @@ function App() {
       {shown === "people" && <People me={person} />}
       {shown === "training" && <Training />}
       {shown === "playground" && <Playground />}
+      {shown === "practice" && <Practice queues={queues} />}
       {shown === "annotate" && <Annotate role={person.role} queues={queues} reloadQueues={reloadQueues} />}
     </main>
   </>;
