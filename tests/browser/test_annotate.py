@@ -266,6 +266,16 @@ async def test_two_people_disagree_and_a_third_decides(bench: Any) -> None:
             await window.get_by_role("link", name="Lead").click()
             conflict = window.get_by_role("region", name="Disputed: hypothesis 0")
             await conflict.get_by_role("button", name="Decide").wait_for()
+        people = lead.get_by_role("region", name="People")
+        await people.get_by_text("bob 0 %").wait_for()
+        titles = await people.get_by_role("columnheader").all_inner_texts()
+        rows = [await row.locator("td").all_inner_texts() for row in await people.get_by_role("row").all()][1:]
+        said = [dict(zip(titles, row, strict=True)) for row in rows]
+        assert [(one["Person"], one["Refused"], one["Agrees with"]) for one in said] == [
+            ("ann", "75 %", "bob 0 %"),
+            ("bob", "75 %", "ann 0 %"),
+        ]
+        assert all(float(one["Seconds, median"]) >= 1 for one in said)
         groups = conflict.get_by_role("group")
         await groups.nth(0).get_by_role("button", name="Accept").click()
         await groups.nth(1).get_by_role("button", name="Refuse").click()
@@ -442,6 +452,9 @@ async def test_a_lead_reads_the_trail_and_takes_files_away(bench: Any) -> None:
         trail = page.get_by_role("region", name="Changes, the latest first")
         await trail.get_by_text("lunch").wait_for()
         assert await trail.get_by_text("bob").is_visible()
+        assert await trail.get_by_role("cell", name=again.task.query).is_visible()
+        assert again.task.task_id not in await trail.inner_text(), "people know a task by its sentence"
+        assert await trail.get_by_text("gave it back").is_visible()
         ended = page.get_by_role("row").filter(has=page.get_by_title(run_id))
         assert await ended.get_by_role("link", name="trees").is_visible()
         assert await ended.get_by_text("succeeded").is_visible()

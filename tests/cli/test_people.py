@@ -78,6 +78,7 @@ async def test_tasks_are_retrieved_again_and_the_trail_says_who_asked(aeenc, wor
         [change] = (await aeenc(*target, "--json", "changes", run_id)).json["changes"]
         assert (change["change"], change["person"], change["detail"]) == ("withdrawn", "ann", "version-2")
         assert change["task"] in done["tasks"]
+        assert change["query"] == "hypothesis 1"
         shown = (await aeenc(*target, "changes", run_id)).stdout
         assert change["task"] in shown
         assert f"{datetime.fromisoformat(change['at']).astimezone():%Y-%m-%d %H:%M:%S}" in shown
@@ -99,7 +100,11 @@ async def test_conflicts_are_listed_decided_and_agreement_is_told(aeenc, world: 
         assert (told.json["candidates"], told.json["annotators"]) == (9, 2)
         assert told.json["krippendorff_alpha"] < 0.5
         assert {report["annotator"]: report["answers"] for report in told.json["reports"]} == {"ann": 1, "bob": 1}
-        assert "annotators compared" in (await aeenc(*target, "agreement", run_id)).stdout
+        assert [report["agrees_with"] for report in told.json["reports"]] == [{"bob": 0.0}, {"ann": 0.0}]
+        assert [report["refused"] for report in told.json["reports"]] == ["89%", "89%"]
+        shown = (await aeenc(*target, "agreement", run_id)).stdout
+        assert "annotators compared" in shown
+        assert "least agreement" in shown
         first, second = (c["id"] for c in task["conflicts"])
         decide = (*target, "--json", "adjudicate", run_id, task["task"], "--explains", first)
         assert (await aeenc(*decide)).code == 2

@@ -7,6 +7,7 @@ defined: no candidate has two ratings, or everybody always said the same, so tha
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import combinations
@@ -72,6 +73,21 @@ def positive_agreement(ratings: Iterable[Mapping[str, bool]]) -> float:
         both += yes * (yes - 1) // 2
         one += yes * (rated - yes)
     return 2 * both / (2 * both + one) if both or one else math.nan
+
+
+def agreement_of_pairs(ratings: Iterable[Mapping[str, bool]]) -> dict[tuple[str, str], float]:
+    """The positive agreement of every two people, by their names in order.
+
+    Two of whom neither says yes to a candidate that both have judged are missing.
+    """
+    both: Counter[tuple[str, str]] = Counter()
+    apart: Counter[tuple[str, str]] = Counter()
+    for candidate in ratings:
+        for pair in combinations(sorted(candidate), 2):
+            yes = [candidate[name] for name in pair].count(True)
+            both[pair] += yes == 2
+            apart[pair] += yes == 1
+    return {pair: 2 * both[pair] / total for pair in both if (total := 2 * both[pair] + apart[pair])}
 
 
 def edge_f1(trees: Iterable[Mapping[str, Set[str]]]) -> float:

@@ -6,17 +6,19 @@ amend or adjudicate ─▶ the run has recorded the node? ─▶ step, stored wi
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from statistics import median
 
 from aeenc import errors
 from aeenc.values import Agreement, AnnotatorReport, Answer, TaskEvent, TaskState
 from services.sampler.oracles.answers import state_of
 from services.sampler.people import steps
-from services.sampler.people.agreement import agreement_of, edge_f1
+from services.sampler.people.agreement import agreement_of, agreement_of_pairs, edge_f1
 from services.sampler.people.controls import control_report, right_and_judged
 from services.sampler.people.queue import TaskQueue, Wanted, numbered
 from services.sampler.people.task_store import HOUR_S, Step, TaskStore
@@ -37,6 +39,7 @@ from services.sampler.records.runs import MAX_NOTE, Pair, Run
 from services.store.requests import Request
 
 WATCH_WAIT_MS = 1000
+MAX_COMPARED = 200  # annotators: each is compared with each
 
 Follow = Callable[..., Awaitable[Run]]  # lets a run follow its label: `execution.holds.Following.follow`
 
@@ -176,7 +179,10 @@ class Review:
         await self._runs.get(run_id)
         found = await self._tasks.verdict_log(run_id, after, limit)
         shown = [one for one in found if not task_id or one.task_id == task_id]
-        return shown, found[-1].seq if len(found) == limit else 0
+        tasks, _ = await self._tasks.read_many(run_id, list({one.task_id for one in shown}))
+        queries = {record.task.task_id: record.task.query for record in tasks}
+        named = [replace(one, query=queries.get(one.task_id, "")) for one in shown]
+        return named, found[-1].seq if len(found) == limit else 0
 
     async def _change(self, run: Run, task_id: str, step: Step, request: Request) -> str:
         """Applies a step that may change what a run has recorded, with the pairs that replace those. Gives its id."""
@@ -218,6 +224,7 @@ class Review:
         ratings: list[Mapping[str, bool]] = []
         edges: list[Mapping[str, Set[str]]] = []
         people: dict[str, Counter[str]] = defaultdict(Counter)
+        elapsed_s: dict[str, list[float]] = defaultdict(list)
         items: dict[tuple[str, frozenset[str]], list[TaskRecord]] = defaultdict(list)
         position = 0
         while ids := await self._tasks.task_ids(run_id, position, TASKS_READ):
@@ -227,10 +234,10 @@ class Review:
                 said = {given.annotator: given.own_verdicts for given in record.answers}
                 for given in record.answers:
                     right, judged = right_and_judged(record, given.own_verdicts) if record.control else (0, 0)
+                    elapsed_s[given.annotator].append(given.elapsed_s)
                     people[given.annotator].update(
                         answers=1,
                         late=int(given.answer.late),
-                        elapsed_us=round(given.elapsed_s * 1e6),
                         control_verdicts=judged,
                         control_correct=right,
                         answers_hour=int(given.answer.at > moment_of(at - HOUR_S)),
@@ -246,13 +253,8 @@ class Review:
                 elif record.answers:
                     items[record.task.query, frozenset(record.gold)].append(record)
         agreed = await asyncio.to_thread(agreement_of, ratings)
+        reports = await asyncio.to_thread(_reports, people, elapsed_s, ratings)
         controls = sorted(map(control_report, items.values()), key=lambda one: one.correct - one.verdicts)
-        reports = tuple(
-            AnnotatorReport(
-                annotator=name, mean_elapsed=timedelta(microseconds=sums.pop("elapsed_us") / sums["answers"]), **sums
-            )
-            for name, sums in sorted(people.items())
-        )
         return replace(agreed, edge_f1=edge_f1(edges), reports=reports, controls=tuple(controls))
 
     async def watch(self, run_id: str, from_seq: int, *, from_now: bool = False) -> AsyncIterator[TaskEvent]:
@@ -276,6 +278,31 @@ class Review:
                 seq = event.seq
             if ended and not events:
                 return
+
+
+def _reports(
+    sums: Mapping[str, Mapping[str, int]],
+    elapsed_s: Mapping[str, Sequence[float]],
+    ratings: Sequence[Mapping[str, bool]],
+) -> tuple[AnnotatorReport, ...]:
+    """The reports on the people of the sums, by name."""
+    names = sorted(sums)
+    compared = names if len(names) <= MAX_COMPARED else []
+    pairs = agreement_of_pairs(ratings)
+    said: dict[str, Counter[bool]] = defaultdict(Counter)
+    for rated in ratings:
+        for name, yes in rated.items():
+            said[name][yes] += 1
+    return tuple(
+        AnnotatorReport(
+            annotator=name,
+            median_elapsed=timedelta(seconds=median(elapsed_s[name])),
+            refused_share=said[name][False] / said[name].total() if said[name] else math.nan,
+            positive_agreement=tuple(pairs.get((min(name, one), max(name, one)), math.nan) for one in compared),
+            **sums[name],
+        )
+        for name in names
+    )
 
 
 def _about_to_record(run: Run, record: TaskRecord) -> errors.Unavailable:

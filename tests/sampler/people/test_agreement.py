@@ -2,6 +2,7 @@
 
 import math
 import random
+from itertools import combinations
 
 import krippendorff
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from sklearn.metrics import cohen_kappa_score
 from statsmodels.stats import inter_rater
 
-from services.sampler.people.agreement import agreement_of, edge_f1, positive_agreement
+from services.sampler.people.agreement import agreement_of, agreement_of_pairs, edge_f1, positive_agreement
 from support import agreement_reference
 
 
@@ -94,6 +95,18 @@ def test_positive_agreement_is_that_of_a_table_of_two_by_two():
 def test_positive_agreement_of_three_is_over_their_pairs():
     # yes, yes, no: one pair meets, two do not
     assert positive_agreement(rated("1", "1", "0")) == pytest.approx(2 / 4)
+
+
+def test_every_two_people_have_the_agreement_that_they_have_alone():
+    for seed in range(50):
+        rng = random.Random(seed)
+        names = [f"annotator-{n}" for n in range(4)]
+        ratings = [{name: rng.random() < 0.3 for name in names if rng.random() < 0.7} for _ in range(12)]
+        alone = {
+            pair: positive_agreement([{name: one[name] for name in pair} for one in ratings if one.keys() >= {*pair}])
+            for pair in combinations(names, 2)
+        }
+        assert agreement_of_pairs(ratings) == pytest.approx({p: one for p, one in alone.items() if not math.isnan(one)})
 
 
 def test_edges_are_compared_by_pairs_of_people_in_one_task():

@@ -1,11 +1,13 @@
 """Closing a task that nobody will answer any more: answers that there are decide it; nothing unseen is refused.
 
-And what people are sent fits into an answer, or is refused with the limit and the remedy.
+What a lead is told of each person. And what people are sent fits into an answer, or is refused with limit and remedy.
 """
 
 from __future__ import annotations
 
+import math
 from contextlib import aclosing
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -174,3 +176,25 @@ async def test_the_report_on_a_run_has_as_many_control_items_as_an_answer_holds(
     assert told.ByteSize() <= 10_000
     with pytest.raises(errors.TooLarge, match="raise the sampler's MESSAGE_BYTES"):
         to_agreement(Agreement(reports=(AnnotatorReport(annotator="n" * 150),) * 100), 10_000)
+
+
+async def test_a_lead_learns_of_each_person_how_long_how_strict_and_whom_they_agree_with(world: SamplerWorld):
+    async with at_work(world, 3, overlap=2, undo_s=NEVER) as (people, _, run_id):
+        for elapsed_s, ticks in (
+            (1.0, {"ann": 2, "bob": 2}),
+            (2.0, {"ann": 2, "bob": 1}),
+            (30.0, {"ann": 2, "bob": 0}),
+        ):
+            for name, count in ticks.items():
+                lease = await take(people, name)
+                accepted = [one.premise.id for one in lease.task.candidates[:count]]
+                await people.submit(lease, accepted, elapsed_s=elapsed_s)
+        told = await people.get_agreement(run_id)
+        ann, bob = told.reports
+        assert (ann.annotator, ann.median_elapsed, ann.refused_share) == ("ann", timedelta(seconds=2), 0.5)
+        assert (bob.annotator, bob.refused_share) == ("bob", 0.75)
+        # both yes 3, ann alone 3
+        for one, row in ((ann, [math.nan, 2 / 3]), (bob, [2 / 3, math.nan])):
+            assert one.positive_agreement == pytest.approx(row, nan_ok=True)
+        log = [change async for change in people.list_changes(run_id)]
+        assert [change.query for change in log] == [f"hypothesis {n}" for n in (0, 0, 1, 1, 2, 2)]

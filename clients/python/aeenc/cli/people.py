@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import math
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -17,6 +18,8 @@ from aeenc.cli.targets import client
 from aeenc.errors import InvalidArgument
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Verdict
 from aeenc.people import StateName
+
+PAIRS_SHOWN = 5  # of people who agree least
 
 RunId = Annotated[str, typer.Argument(help="A run whose oracle is a queue.", metavar="RUN")]
 Annotator = Annotated[str, typer.Option(envvar="AEENC_ANNOTATOR", help="Who does it.", show_default="your login")]
@@ -134,7 +137,7 @@ def changes(
     """Lists what people have done with the tasks of a run, oldest first: the audit trail."""
     with client(context) as connected:
         found = [_change_dict(change) for change in connected.people.list_changes(run, task_id=task)]
-    columns = ["seq", "at", "change", "person", "task", "detail"]
+    columns = ["seq", "at", "change", "person", "query", "task", "detail"]
     rows = [
         [one["seq"], shown_time(datetime.fromisoformat(one["at"])), *(one[column] for column in columns[2:])]
         for one in found
@@ -159,9 +162,14 @@ def agreement(context: typer.Context, run: RunId) -> None:
     # Without two answers to one task there are neither, while the table below has those who answered.
     renamed = {"candidates": "candidates_in_common", "annotators": "annotators_compared"}
     common = {renamed.get(name, name): figure for name, figure in figures.items()}
-    reports = [_report_dict(report) for report in found.reports]
-    columns = ["annotator", "answers", "last_hour", "late", "controls_right", "mean_s"]
-    shown = [table([c.replace("_", " ") for c in columns], [[one[c] for c in columns] for one in reports], right=5)]
+    names = [report.annotator for report in found.reports]
+    reports = [_report_dict(report, names) for report in found.reports]
+    columns = ["annotator", "answers", "last_hour", "late", "controls_right", "median_s", "refused"]
+    shown = [table([c.replace("_", " ") for c in columns], [[one[c] for c in columns] for one in reports], right=6)]
+    pairs = [(figure, one["annotator"], other) for one in reports for other, figure in one["agrees_with"].items()]
+    if apart := sorted(pair for pair in pairs if pair[1] < pair[2])[:PAIRS_SHOWN]:
+        rows = [[one, other, f"{figure:.3f}"] for figure, one, other in apart]
+        shown.append(table(["least agreement", "with", "positive agreement"], rows, right=1))
     controls = [_control_dict(one) for one in found.controls]
     if controls:
         titles = ["control item", "answers", "right", "mistakes"]
@@ -215,6 +223,7 @@ def _change_dict(change: values.TaskEvent) -> dict[str, Any]:
         "change": change.kind.name.lower(),
         "person": change.person,
         "task": change.task_id,
+        "query": change.query,
         "detail": change.reason or overlap or change.model_version or (answer.note if answer else ""),
         "answer": answer.answer_id if answer else "",
         "former_answer": change.former_answer_id,
@@ -273,14 +282,17 @@ def _answer_dict(answer: values.Answer) -> dict[str, Any]:
     }
 
 
-def _report_dict(report: values.AnnotatorReport) -> dict[str, Any]:
+def _report_dict(report: values.AnnotatorReport, names: Sequence[str]) -> dict[str, Any]:
+    agrees = {name: _number(figure) for name, figure in zip(names, report.positive_agreement, strict=False)}
     return {
         "annotator": report.annotator,
         "answers": report.answers,
         "last_hour": report.answers_hour,
         "late": report.late,
         "controls_right": f"{report.control_correct} of {report.control_verdicts}",
-        "mean_s": round(report.mean_elapsed.total_seconds(), 1),
+        "median_s": round(report.median_elapsed.total_seconds(), 1),
+        "refused": "" if math.isnan(report.refused_share) else f"{report.refused_share:.0%}",
+        "agrees_with": {name: figure for name, figure in agrees.items() if figure is not None},
     }
 
 

@@ -443,22 +443,26 @@ class GetAgreementResponse(_message.Message):
     def __init__(self, cohen_kappa: _Optional[float] = ..., fleiss_kappa: _Optional[float] = ..., krippendorff_alpha: _Optional[float] = ..., candidates: _Optional[int] = ..., annotators: _Optional[int] = ..., reports: _Optional[_Iterable[_Union[AnnotatorReport, _Mapping]]] = ..., positive_agreement: _Optional[float] = ..., edge_f1: _Optional[float] = ..., controls: _Optional[_Iterable[_Union[ControlReport, _Mapping]]] = ...) -> None: ...
 
 class AnnotatorReport(_message.Message):
-    __slots__ = ("annotator", "answers", "late", "control_verdicts", "control_correct", "mean_elapsed", "answers_hour")
+    __slots__ = ("annotator", "answers", "late", "control_verdicts", "control_correct", "median_elapsed", "answers_hour", "refused_share", "positive_agreement")
     ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
     LATE_FIELD_NUMBER: _ClassVar[int]
     CONTROL_VERDICTS_FIELD_NUMBER: _ClassVar[int]
     CONTROL_CORRECT_FIELD_NUMBER: _ClassVar[int]
-    MEAN_ELAPSED_FIELD_NUMBER: _ClassVar[int]
+    MEDIAN_ELAPSED_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_HOUR_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_SHARE_FIELD_NUMBER: _ClassVar[int]
+    POSITIVE_AGREEMENT_FIELD_NUMBER: _ClassVar[int]
     annotator: str
     answers: int
     late: int
     control_verdicts: int
     control_correct: int
-    mean_elapsed: _duration_pb2.Duration
+    median_elapsed: _duration_pb2.Duration
     answers_hour: int
-    def __init__(self, annotator: _Optional[str] = ..., answers: _Optional[int] = ..., late: _Optional[int] = ..., control_verdicts: _Optional[int] = ..., control_correct: _Optional[int] = ..., mean_elapsed: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., answers_hour: _Optional[int] = ...) -> None: ...
+    refused_share: float
+    positive_agreement: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, annotator: _Optional[str] = ..., answers: _Optional[int] = ..., late: _Optional[int] = ..., control_verdicts: _Optional[int] = ..., control_correct: _Optional[int] = ..., median_elapsed: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., answers_hour: _Optional[int] = ..., refused_share: _Optional[float] = ..., positive_agreement: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class ControlReport(_message.Message):
     __slots__ = ("query", "answers", "verdicts", "correct", "mistakes")
@@ -537,7 +541,7 @@ class WatchTasksResponse(_message.Message):
     def __init__(self, event: _Optional[_Union[TaskEvent, _Mapping]] = ...) -> None: ...
 
 class TaskEvent(_message.Message):
-    __slots__ = ("seq", "kind", "task_id", "run_id", "person", "at", "answer", "former_answer_id", "reason", "overlap", "model_version")
+    __slots__ = ("seq", "kind", "task_id", "run_id", "person", "at", "answer", "former_answer_id", "reason", "overlap", "model_version", "query")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
@@ -549,6 +553,7 @@ class TaskEvent(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     OVERLAP_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    QUERY_FIELD_NUMBER: _ClassVar[int]
     seq: int
     kind: TaskEventKind
     task_id: str
@@ -560,4 +565,5 @@ class TaskEvent(_message.Message):
     reason: str
     overlap: int
     model_version: str
-    def __init__(self, seq: _Optional[int] = ..., kind: _Optional[_Union[TaskEventKind, str]] = ..., task_id: _Optional[str] = ..., run_id: _Optional[str] = ..., person: _Optional[str] = ..., at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., answer: _Optional[_Union[_oracle_pb2.Answer, _Mapping]] = ..., former_answer_id: _Optional[str] = ..., reason: _Optional[str] = ..., overlap: _Optional[int] = ..., model_version: _Optional[str] = ...) -> None: ...
+    query: str
+    def __init__(self, seq: _Optional[int] = ..., kind: _Optional[_Union[TaskEventKind, str]] = ..., task_id: _Optional[str] = ..., run_id: _Optional[str] = ..., person: _Optional[str] = ..., at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., answer: _Optional[_Union[_oracle_pb2.Answer, _Mapping]] = ..., former_answer_id: _Optional[str] = ..., reason: _Optional[str] = ..., overlap: _Optional[int] = ..., model_version: _Optional[str] = ..., query: _Optional[str] = ...) -> None: ...

@@ -196,6 +196,8 @@ class TaskEvent:
     """The new overlap, where it was lowered. 0 for other changes."""
     model_version: str = ""
     """The version that the task's node was to be retrieved with, where it was withdrawn. Empty for other changes."""
+    query: str = ""
+    """The query of the task, in ListChanges. Empty in WatchTasks."""
 
     @classmethod
     def from_message(cls, message: people_pb2.TaskEvent) -> TaskEvent:
@@ -212,6 +214,7 @@ class TaskEvent:
             reason=message.reason,
             overlap=message.overlap,
             model_version=message.model_version,
+            query=message.query,
         )
 
     def to_message(self) -> people_pb2.TaskEvent:
@@ -229,6 +232,7 @@ class TaskEvent:
             reason=self.reason,
             overlap=self.overlap,
             model_version=self.model_version,
+            query=self.query,
         )
 
 
@@ -501,10 +505,16 @@ class AnnotatorReport:
     """Verdicts on the candidates of control items."""
     control_correct: int = 0
     """Correct verdicts on the candidates of control items."""
-    mean_elapsed: timedelta = timedelta()
-    """The mean time per answer."""
+    median_elapsed: timedelta = timedelta()
+    """The median time per answer."""
     answers_hour: int = 0
     """Valid answers of the last hour, control items included."""
+    refused_share: float = 0.0
+    """The share of their yes and no on candidates that is no, without control items. NaN if there is neither."""
+    positive_agreement: tuple[float, ...] = ()
+    """Positive agreement with each annotator, in the order of the reports: NaN for themselves, and where neither says
+    yes to a candidate that both have judged. Empty where there are more than 200 annotators.
+    """
 
     @classmethod
     def from_message(cls, message: people_pb2.AnnotatorReport) -> AnnotatorReport:
@@ -515,8 +525,10 @@ class AnnotatorReport:
             late=message.late,
             control_verdicts=message.control_verdicts,
             control_correct=message.control_correct,
-            mean_elapsed=lasting(message.mean_elapsed),
+            median_elapsed=lasting(message.median_elapsed),
             answers_hour=message.answers_hour,
+            refused_share=message.refused_share,
+            positive_agreement=tuple(message.positive_agreement),
         )
 
     def to_message(self) -> people_pb2.AnnotatorReport:
@@ -528,8 +540,10 @@ class AnnotatorReport:
             late=self.late,
             control_verdicts=self.control_verdicts,
             control_correct=self.control_correct,
-            mean_elapsed=length(self.mean_elapsed),
+            median_elapsed=length(self.median_elapsed),
             answers_hour=self.answers_hour,
+            refused_share=self.refused_share,
+            positive_agreement=self.positive_agreement,
         )
 
 

@@ -37,7 +37,7 @@ export interface Verdict {
   premise_id: string; judgement: string; leaf: boolean; grade: number | null; annotator: string; remark: string; text: string;
 }
 export interface Change {
-  seq: number; kind: string; task_id: string; person: string; at: string; answer: Answer | null; reason: string; overlap: number;
+  seq: number; kind: string; task_id: string; query: string; person: string; at: string; answer: Answer | null; reason: string; overlap: number;
   model_version: string;
 }
 export interface Answer {
@@ -49,7 +49,7 @@ export interface Hit { id: string; text: string; score: number }
 export interface Agreement {
   cohen_kappa: number | null; fleiss_kappa: number | null; krippendorff_alpha: number | null; positive_agreement: number | null;
   edge_f1: number | null; candidates: number;
-  reports: { annotator: string; answers: number; late: number; control_verdicts: number; control_correct: number; mean_elapsed: number; answers_hour: number }[];
+  reports: { annotator: string; answers: number; late: number; control_verdicts: number; control_correct: number; median_elapsed: number; answers_hour: number; refused_share: number | null; positive_agreement: (number | null)[] }[];
   controls: Control[];
 }
 export interface Control {

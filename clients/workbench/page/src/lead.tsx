@@ -10,6 +10,7 @@ const LOOK_MS = 300; // after an event, so that several make one look
 const COUNT_MS = 2000;
 const FIGURES_MS = 10_000; // agreement takes the sampler seconds
 const DISPUTES = ["conflict", "adjudicated", "closed", "amended", "undone", "lowered"]; // events after which other tasks are disputed
+const DONE: Record<string, string> = { amended: "changed an answer", undone: "took an answer back", adjudicated: "decided", released: "gave it back", lowered: "asked fewer people", hastened: "let it go on", withdrawn: "retrieved again" }; // other kinds say it themselves
 const FILES: [string, string][] = [["trees", "trees"], ["pairs", "pairs"], ["triplets", "triplets"], ["beir", "BEIR, TREC"]];
 
 export function Lead({ queues, reloadQueues }: { queues: Queue[]; reloadQueues: () => void }) {
@@ -159,11 +160,34 @@ function Figures({ agreed }: { agreed: Agreement }) {
   return <>
     <p>Positive agreement {figure(agreed.positive_agreement)}, F1 of edges {figure(agreed.edge_f1)}.</p>
     <p>Cohen's kappa {figure(agreed.cohen_kappa)}, Fleiss' kappa {figure(agreed.fleiss_kappa)}, Krippendorff's alpha {figure(agreed.krippendorff_alpha)}, over {agreed.candidates} candidates. Where nearly all is refused, these mislead: read the disputes, too.</p>
-    <div class="tables" tabIndex={0} role="region" aria-label="People"><table>
-      <thead><tr><th scope="col">Person</th><th scope="col" class="figure">Answers</th><th scope="col" class="figure">Last hour</th><th scope="col" class="figure">Late</th><th scope="col" class="figure">Controls right</th><th scope="col" class="figure">Seconds each</th></tr></thead>
-      <tbody>{agreed.reports.map((one) => <tr key={one.annotator}><td>{one.annotator}</td><td class="figure">{one.answers}</td><td class="figure">{one.answers_hour}</td><td class="figure">{one.late}</td><td class="figure">{one.control_correct} of {one.control_verdicts}</td><td class="figure">{one.mean_elapsed.toFixed(1)}</td></tr>)}</tbody>
-    </table></div>
+    <Reports reports={agreed.reports} />
   </>;
+}
+
+// Who works how: those first who agree least with somebody.
+function Reports({ reports }: { reports: Agreement["reports"] }) {
+  const rows = reports.map((one) => ({
+    ...one,
+    others: one.positive_agreement.flatMap((share, n) => (share === null ? [] : [{ name: reports[n]!.annotator, share }])).sort((first, second) => first.share - second.share),
+  })).sort((first, second) => (first.others[0]?.share ?? 2) - (second.others[0]?.share ?? 2));
+  const percent = (share: number | null): string => (share === null ? "" : `${Math.round(share * 100)} %`);
+  return (
+    <div class="tables" tabIndex={0} role="region" aria-label="People"><table>
+      <thead><tr>
+        <th scope="col">Person</th>{["Answers", "Last hour", "Late", "Controls right", "Seconds, median"].map((name) => <th scope="col" key={name} class="figure">{name}</th>)}
+        <th scope="col" class="figure" title="Of the candidates that they have accepted or refused">Refused</th>
+        <th scope="col" title="Positive agreement: of all that one of the two has accepted, how much both have">Agrees with</th>
+      </tr></thead>
+      <tbody>{rows.map((one) => (
+        <tr key={one.annotator}>
+          <td>{one.annotator}</td><td class="figure">{one.answers}</td><td class="figure">{one.answers_hour}</td><td class="figure">{one.late}</td>
+          <td class="figure">{one.control_verdicts > 0 && `${one.control_correct} of ${one.control_verdicts}`}</td>
+          <td class="figure">{one.median_elapsed.toFixed(1)}</td><td class="figure">{percent(one.refused_share)}</td>
+          <td>{one.others.map(({ name, share }) => `${name} ${percent(share)}`).join(", ")}</td>
+        </tr>
+      ))}</tbody>
+    </table></div>
+  );
 }
 
 // What is known, and what people said instead, the item with the most mistakes first.
@@ -188,10 +212,10 @@ function Trail({ changes }: { changes: Change[] }) {
   return (
     <div class="scrolled" tabIndex={0} role="region" aria-label="Changes, the latest first">
       <table>
-        <thead><tr><th scope="col">When</th><th scope="col">Who</th><th scope="col">What</th><th scope="col">Task</th><th scope="col">Said</th></tr></thead>
+        <thead><tr><th scope="col">When</th><th scope="col">Who</th><th scope="col">What</th><th scope="col">Sentence</th><th scope="col">Said</th></tr></thead>
         <tbody>{changes.map((one) => (
           <tr key={one.seq}>
-            <td><time dateTime={one.at}>{new Date(one.at).toLocaleString()}</time></td><td>{one.person}</td><td>{one.kind}</td><td><code>{one.task_id}</code></td>
+            <td><time dateTime={one.at}>{new Date(one.at).toLocaleString()}</time></td><td>{one.person}</td><td>{DONE[one.kind] ?? one.kind}</td><td title={one.task_id}>{one.query}</td>
             <td>{one.reason || one.answer?.note || one.model_version || (one.overlap ? `overlap ${one.overlap}` : "")}</td>
           </tr>
         ))}</tbody>

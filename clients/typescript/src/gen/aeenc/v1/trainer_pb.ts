@@ -163,7 +163,7 @@ export type JobConfig = Message<"aeenc.v1.JobConfig"> & {
   split: string;
 
   /**
-   * A note for the checkpoint's lineage.
+   * A note for the checkpoint's lineage, of at most `Limits.text_bytes`.
    *
    * @generated from field: string note = 16;
    */
@@ -1019,8 +1019,7 @@ export type EvaluateConfig = Message<"aeenc.v1.EvaluateConfig"> & {
   retrieval?: RetrievalOptions | undefined;
 
   /**
-   * Whether to report the rank of every gold premise, for at most 20,000 queries and as many premises as an answer of
-   * `Limits.message_bytes` surely holds, some 500,000.
+   * Whether to report the rank of every gold premise.
    *
    * @generated from field: bool ranks = 5;
    */
@@ -1709,9 +1708,11 @@ export const TrainerService: GenService<{
    * configuration; any message may carry queries, training queries and trees.
    *
    * Fails as Retrieve does, and with:
-   * - INVALID_ARGUMENT: no queries, or a gold premise outside the corpus.
+   * - INVALID_ARGUMENT: no queries, or a gold premise outside the corpus. With OVER_LIMIT: more than 20,000 queries,
+   *   training queries, or inner nodes of trees; more than 250,000 gold premises; more than 16 MiB.
    * - UNAVAILABLE: the encoder, or the index if one is needed, does not respond.
    * - RESOURCE_EXHAUSTED, with RetryInfo: too many evaluations are waiting.
+   * - DEADLINE_EXCEEDED: its turn has come, and a minute later its messages are not all there.
    *
    * @generated from rpc aeenc.v1.TrainerService.Evaluate
    */
